@@ -1,0 +1,5 @@
+//! What is known before anything is measured: data, no I/O. Imports only `units`.
+
+pub mod cost;
+pub mod prices;
+pub mod walls;

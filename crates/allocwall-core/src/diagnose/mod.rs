@@ -1,0 +1,81 @@
+//! Bill -> Findings -> Verdict, by the rungs of the ladder. Pure.
+
+use crate::catalogue::walls::Wall;
+use crate::units::{Absence, Interval};
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    Wall,
+    Contributor,
+    RuledOut,
+    NotMeasured,
+}
+
+/// What one rung says about one wall.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Finding {
+    pub wall: Wall,
+    pub rung: u8,
+    pub status: Status,
+    /// Fraction of the whole named by `of`; None where not measured.
+    pub share: Option<Interval>,
+    pub of: Whole,
+    /// One sentence: why this status.
+    pub because: String,
+    /// The numbers behind it, one a line.
+    pub evidence: Vec<String>,
+    /// A command that shows the same evidence with public tools.
+    pub show: String,
+    /// For `NotMeasured`: why, and what would measure it.
+    pub missing: Option<Absence>,
+    /// The figure is an estimate, not a measurement; says of what kind.
+    pub estimate: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Whole {
+    /// The target's CPU time.
+    Cpu,
+    /// The target's thread time (CPU and waits).
+    ThreadTime,
+    /// Wall-clock time of the window.
+    WallTime,
+    /// Resident memory.
+    Resident,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// The one sentence that a tired person needs.
+    pub sentence: String,
+    /// Walls found, worst first; empty when memory is not the wall.
+    pub walls: Vec<Wall>,
+    /// One a wall, in the order of the ladder.
+    pub findings: Vec<Finding>,
+    /// In the order to try.
+    pub remedies: Vec<Prescription>,
+    /// What to type next.
+    pub next: Vec<String>,
+}
+
+/// A remedy fitted to this target.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Prescription {
+    /// Key in the catalogue of remedies.
+    pub remedy: String,
+    pub title: String,
+    /// Predicted fraction of the target's CPU time saved; None where nothing on this machine's price list tells.
+    pub gain: Option<Interval>,
+    /// How the prediction was made, or why there is none.
+    pub basis: String,
+    pub restart: bool,
+    /// What to type or to change.
+    pub how: String,
+    pub backfires: String,
+    pub undo: String,
+    /// Every remedy relocates a cost: to where.
+    pub moves: String,
+}

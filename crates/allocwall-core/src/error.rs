@@ -1,0 +1,22 @@
+//! Errors that end a command. Each message says what was wrong and what to do.
+
+use std::path::PathBuf;
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    #[error("no process {0}: it does not exist or has already exited")]
+    NoSuchProcess(i32),
+    #[error("not permitted to look at process {pid}: {detail}; {mend}")]
+    NotPermitted { pid: i32, detail: String, mend: String },
+    #[error("cannot start {command}: {source}")]
+    Launch { command: String, source: std::io::Error },
+    #[error("{path}: {source}")]
+    File { path: PathBuf, source: std::io::Error },
+    #[error("{path} is no usable recording: {detail}")]
+    Recording { path: PathBuf, detail: String },
+    #[error("{0}")]
+    Refused(String),
+}

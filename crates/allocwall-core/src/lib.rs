@@ -1,0 +1,13 @@
+//! allocwall as a library: Target -> Recording -> Bill -> Findings -> Verdict -> Report.
+//!
+//! Imports run one way: units -> catalogue, stats -> host -> measure -> bill -> diagnose -> report.
+
+pub mod bill;
+pub mod catalogue;
+pub mod diagnose;
+pub mod error;
+pub mod host;
+pub mod measure;
+pub mod report;
+pub mod stats;
+pub mod units;

@@ -1,0 +1,3 @@
+//! Target -> Recording.
+
+pub mod recording;

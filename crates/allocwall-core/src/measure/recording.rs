@@ -1,0 +1,389 @@
+//! Everything that was seen in one window. A plain value: the bill, the ladder and the reports read nothing else.
+//!
+//! Times are nanoseconds since the start of the window unless the name says otherwise; sizes are bytes.
+
+use crate::units::{Absence, Measured};
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Recording {
+    pub meta: Meta,
+    pub host: HostFacts,
+    pub cgroup: Option<String>,
+    /// Every process of the target that was seen, in order of appearance; the first is the one asked for.
+    pub processes: Vec<Process>,
+    pub probes: Vec<Probe>,
+    pub prices: Measured<PriceList>,
+    pub ticks: Vec<Tick>,
+    pub threads: Vec<ThreadTimes>,
+    pub modules: Vec<Module>,
+    pub frames: Vec<Frame>,
+    pub stacks: Vec<Stack>,
+    pub samples: Vec<CpuSample>,
+    pub waits: Vec<WaitSample>,
+    pub python: Vec<PythonSample>,
+    pub counts: Vec<EventCount>,
+    /// CPU time of processes outside the target while the window was open, largest first.
+    pub neighbours: Vec<Neighbour>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Meta {
+    pub tool_version: String,
+    pub started_unix_ms: u64,
+    /// Length of the window as it was, not as it was asked for.
+    pub window_ns: u64,
+    pub requested_ns: u64,
+    pub ended: Ended,
+    /// The target's CPU time that one CPU sample stands for.
+    pub sample_period_ns: u64,
+    /// Kernel stacks are in the samples.
+    pub kernel_samples: bool,
+    /// Samples came from every CPU of the machine (root), so that neighbours are visible.
+    pub system_wide: bool,
+    /// Mean distance between two looks at the target's waiting threads.
+    pub wait_period_ns: u64,
+    /// Launched by us: the command line. None when attached.
+    pub command: Option<Vec<String>>,
+    /// CPU time used by this tool's own process within the window.
+    pub own_cpu_ns: u64,
+    /// Records that the kernel dropped because a ring was full.
+    pub lost_records: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ended {
+    Complete,
+    Interrupted,
+    TargetExited {
+        /// Exit status or signal as text, where it was our child.
+        status: Option<String>,
+    },
+    /// The recording breaks off: its writer was killed.
+    CutOff,
+}
+
+/// Facts about the machine that judgements depend on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HostFacts {
+    pub kernel_release: String,
+    pub architecture: String,
+    pub cpu_model: String,
+    pub online_cpus: u32,
+    pub numa_nodes: u32,
+    pub memory_bytes: u64,
+    pub page_bytes: u64,
+    /// Hypervisor's name or None on bare metal (as far as CPUID tells).
+    pub hypervisor: Option<String>,
+    /// The guest reports free pages to the host, which may take them back.
+    pub free_page_reporting: Measured<bool>,
+    pub thp_enabled: Measured<String>,
+    pub thp_defrag: Measured<String>,
+    pub hugepages_total: u64,
+    pub hugepages_free: u64,
+    pub cgroup_version: Measured<u8>,
+    /// Name of the container technology this tool runs in, if any.
+    pub container: Option<String>,
+    pub euid: u32,
+    pub perf_event_paranoid: Measured<i32>,
+    pub kptr_restrict: Measured<i32>,
+    pub pmu: Measured<()>,
+}
+
+/// One process of the target.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Process {
+    pub pid: i32,
+    pub ppid: i32,
+    pub comm: String,
+    pub exe: Measured<String>,
+    pub cmdline: Vec<String>,
+    pub libc: Measured<Libc>,
+    pub runtime: Measured<Runtime>,
+    pub allocator: Measured<Allocator>,
+    /// Allocator and runtime settings found in its environment (GLIBC_TUNABLES, MALLOC_*, LD_PRELOAD, PYTHON*, JAVA_TOOL_OPTIONS, GO*…).
+    pub environment: Vec<(String, String)>,
+    pub thp_disabled: Measured<bool>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Libc {
+    Glibc { version: String },
+    Musl { version: Option<String> },
+    Static,
+    Other { name: String },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Runtime {
+    Native,
+    Cpython { version: String, free_threaded: bool },
+    Jvm { version: Option<String> },
+    Go { version: Option<String> },
+    Node { version: Option<String> },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Allocator {
+    pub kind: AllocatorKind,
+    pub how: Linkage,
+    /// Path of the module that holds it.
+    pub module: String,
+    pub version: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AllocatorKind {
+    Glibc,
+    Musl,
+    Jemalloc,
+    Tcmalloc,
+    Mimalloc,
+    Snmalloc,
+    Other,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Linkage {
+    /// The C library's own.
+    Libc,
+    Linked,
+    Preloaded,
+    Static,
+}
+
+/// One source of measurements and what became of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Probe {
+    /// Stable key, for example `cpu_samples`, `kernel_stacks`, `waits`, `smaps`, `map_calls`, `python_stacks`.
+    pub name: String,
+    /// What it measures, for people.
+    pub what: String,
+    pub state: ProbeState,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProbeState {
+    Measured,
+    /// Measured in part: what is missing.
+    Partial(Absence),
+    Absent(Absence),
+}
+
+/// What one event costs on this machine. See `catalogue::prices` for the names.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PriceList {
+    pub measured_unix_s: u64,
+    /// Identifies machine and kernel: a list is only used where this matches.
+    pub machine: String,
+    pub prices: Vec<Price>,
+    pub absent: Vec<(String, Absence)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Price {
+    pub name: String,
+    /// Median and its 95 % interval, nanoseconds per event.
+    pub ns: crate::units::Interval,
+    /// Independent repetitions behind the interval.
+    pub repetitions: u32,
+}
+
+impl PriceList {
+    pub fn get(&self, name: &str) -> Option<crate::units::Interval> {
+        self.prices.iter().find(|p| p.name == name).map(|p| p.ns)
+    }
+}
+
+/// One reading of the slow counters. Cumulative values unless said otherwise; None where the source is not there
+/// (the probe of the same name says why).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Tick {
+    pub t_ns: u64,
+    // Sum over the target's processes, dead children included.
+    pub user_ns: u64,
+    pub system_ns: u64,
+    pub minor_faults: u64,
+    pub major_faults: u64,
+    pub voluntary_switches: Option<u64>,
+    pub involuntary_switches: Option<u64>,
+    /// Present values.
+    pub threads: u32,
+    pub resident: u64,
+    pub anonymous: Option<u64>,
+    pub vm_data: Option<u64>,
+    pub vm_size: u64,
+    /// From smaps_rollup, read only at the start and the end.
+    pub smaps: Option<Smaps>,
+    /// Resident pages per NUMA node, in bytes.
+    pub numa_resident: Option<Vec<u64>>,
+    pub cgroup: Option<CgroupTick>,
+    pub host: HostTick,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Smaps {
+    pub rss: u64,
+    pub pss: u64,
+    pub anonymous: u64,
+    pub lazy_free: u64,
+    pub anon_huge: u64,
+    pub hugetlb: u64,
+    pub swap: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CgroupTick {
+    pub periods: u64,
+    pub throttled_periods: u64,
+    /// Summed over the CPUs' run queues, as the kernel counts it.
+    pub throttled_ns: u64,
+    /// CPUs' worth of quota; None without a limit.
+    pub quota_cpus: Option<f64>,
+    pub memory: Option<u64>,
+    pub memory_limit: Option<u64>,
+}
+
+/// Machine-wide, cumulative.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostTick {
+    pub busy_ns: u64,
+    pub idle_ns: u64,
+    pub iowait_ns: u64,
+    pub steal_ns: u64,
+    /// PSI `some` totals; None where PSI is off.
+    pub psi_cpu_us: Option<u64>,
+    pub psi_memory_us: Option<u64>,
+    pub psi_io_us: Option<u64>,
+    pub direct_reclaim_pages: Option<u64>,
+    pub compact_stalls: Option<u64>,
+    pub thp_fault_alloc: Option<u64>,
+    pub thp_fault_fallback: Option<u64>,
+    pub numa_remote: Option<u64>,
+    pub numa_local: Option<u64>,
+}
+
+/// What the kernel charged to one thread within the window.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ThreadTimes {
+    pub pid: i32,
+    pub tid: i32,
+    pub comm: String,
+    /// Part of the window in which it was seen alive.
+    pub seen_ns: u64,
+    pub cpu_ns: u64,
+    /// Runnable but not running; includes throttled time.
+    pub run_delay_ns: Option<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Module {
+    /// As in /proc/PID/maps; `[kernel]` and `[vdso]` for those.
+    pub path: String,
+    pub build_id: Option<String>,
+    pub role: ModuleRole,
+    /// Where the C library's allocator lies in this module, in the module's own addresses (like `Frame::offset`):
+    /// the range bracketed by malloc's exported symbols, so that it holds in a stripped library.
+    pub malloc_ranges: Vec<(u64, u64)>,
+    /// Function symbols were found beyond the exported ones.
+    pub has_symbols: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ModuleRole {
+    Kernel,
+    Libc,
+    Loader,
+    Allocator(AllocatorKind),
+    Cpython,
+    Jvm,
+    Node,
+    Go,
+    Vdso,
+    /// Generated code: no file behind it.
+    Jit,
+    Other,
+}
+
+/// One code address. Kernel frames have a module of role `Kernel`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Frame {
+    pub module: Option<u32>,
+    /// Demangled function name; None where no symbol covers the address.
+    pub symbol: Option<String>,
+    /// Address in the module's own terms (ELF virtual address), absolute where there is no module.
+    pub offset: u64,
+}
+
+/// Leaf first.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Stack {
+    pub frames: Vec<u32>,
+    /// The unwinder reached the thread's first frame. When false, only the callers nearest to the leaf are there.
+    pub complete: bool,
+}
+
+/// One tick of the CPU clock that hit the target. All stand for `Meta::sample_period_ns`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuSample {
+    pub t_ns: u64,
+    pub pid: i32,
+    pub tid: i32,
+    pub cpu: u16,
+    /// Index into `stacks`; None when the CPU was in user mode.
+    pub kernel: Option<u32>,
+    /// Index into `stacks`; None for kernel threads or where user registers were unreadable.
+    pub user: Option<u32>,
+    /// This sample carried a large stack dump: the ones to draw call sites and flamegraphs from.
+    pub deep: bool,
+}
+
+/// One look at one thread of the target that was not running. Stands for `weight_ns` of thread time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitSample {
+    pub t_ns: u64,
+    pub pid: i32,
+    pub tid: i32,
+    pub weight_ns: u64,
+    /// Scheduler state letter of /proc/PID/stat.
+    pub state: char,
+    /// System call it waits in; None where unreadable; -1 when blocked outside a system call (a page fault).
+    pub syscall: Option<i64>,
+    /// Kernel stack, leaf first, where readable; else wchan alone as a single frame.
+    pub kernel: Option<u32>,
+    pub user: Option<u32>,
+}
+
+/// One look at one thread's Python stack.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PythonSample {
+    pub t_ns: u64,
+    pub pid: i32,
+    pub tid: i32,
+    /// `function (file:line)`, leaf first, at most 16.
+    pub frames: Vec<String>,
+}
+
+/// A count of events, over all of the window or over slices of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EventCount {
+    /// `mmap`, `munmap`, `brk`, `madvise`, `mremap`, `mprotect`, `page_faults`, `context_switches`, `cpu_migrations`.
+    pub name: String,
+    pub count: u64,
+    /// Time over which it was counted.
+    pub over_ns: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Neighbour {
+    pub pid: i32,
+    pub comm: String,
+    pub cpu_ns: u64,
+}

@@ -1,0 +1,3 @@
+//! Recording, Bill and Verdict as text, JSON, flamegraph, collapsed stacks. Pure.
+
+pub mod escape;

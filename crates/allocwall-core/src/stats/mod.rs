@@ -1,0 +1,1 @@
+//! Pure statistics; imports only `units`.

@@ -1,0 +1,53 @@
+//! allocwall: is the memory allocator the wall, or the work it pushes to the kernel and the hardware?
+
+mod commands;
+mod printer;
+mod workloads;
+
+use clap::{Parser, Subcommand};
+use printer::Printer;
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(
+    name = "allocwall",
+    version,
+    about,
+    max_term_width = 100,
+    after_help = "Exit status: 0 measured, 1 could not (or --fail-on met), 2 usage."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// What can be measured here, and what to change to measure the rest
+    Check(commands::check::Args),
+    /// This machine's price list: what a page fault, an unmap, a malloc costs here
+    Calibrate(commands::calibrate::Args),
+    /// Bill, ladder, verdict and remedies of a running process, a command, or a recording
+    Diagnose(commands::diagnose::Args),
+    /// A recording as text, JSON, flamegraph or collapsed stacks
+    Report(commands::report::Args),
+    /// Run a built-in subject: a program with a known wall and its own account of the truth
+    #[command(hide = true)]
+    Subject(commands::subject::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let printer = Printer::new();
+    let outcome = match cli.command {
+        Command::Check(args) => commands::check::run(args, &printer),
+        Command::Calibrate(args) => commands::calibrate::run(args, &printer),
+        Command::Diagnose(args) => commands::diagnose::run(args, &printer),
+        Command::Report(args) => commands::report::run(args, &printer),
+        Command::Subject(args) => commands::subject::run(args, &printer),
+    };
+    outcome.unwrap_or_else(|error| {
+        printer.error(&error);
+        ExitCode::FAILURE
+    })
+}

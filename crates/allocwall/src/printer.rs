@@ -1,0 +1,51 @@
+//! The only place that writes to stdout and stderr: stdout is data, stderr is talk.
+
+use std::io::{IsTerminal, Write};
+
+pub struct Printer {
+    stdout_terminal: bool,
+    stderr_terminal: bool,
+}
+
+impl Printer {
+    pub fn new() -> Self {
+        Printer {
+            stdout_terminal: std::io::stdout().is_terminal(),
+            stderr_terminal: std::io::stderr().is_terminal(),
+        }
+    }
+
+    /// Colour is for terminals, unless NO_COLOR (https://no-color.org) is set.
+    pub fn color(&self) -> bool {
+        self.stdout_terminal && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
+    }
+
+    /// Progress bars are drawn only where somebody watches.
+    pub fn progress(&self) -> bool {
+        self.stderr_terminal
+    }
+
+    /// Data, verbatim. A reader that went away (`| head`) is no error.
+    pub fn data(&self, text: &str) {
+        let mut out = std::io::stdout().lock();
+        let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    }
+
+    /// One line to the person.
+    pub fn note(&self, text: &str) {
+        let _ = writeln!(std::io::stderr(), "{}", one_line(text));
+    }
+
+    pub fn warn(&self, text: &str) {
+        let _ = writeln!(std::io::stderr(), "warning: {}", one_line(text));
+    }
+
+    pub fn error(&self, error: &anyhow::Error) {
+        let _ = writeln!(std::io::stderr(), "error: {}", one_line(&format!("{error:#}")));
+    }
+}
+
+/// Names from other processes may hold escapes; nothing but printable text reaches the terminal.
+fn one_line(text: &str) -> String {
+    allocwall_core::report::escape::terminal(text)
+}
