@@ -1,3 +1,6 @@
 //! Target -> Recording.
 
+pub mod file;
+pub mod python;
 pub mod recording;
+pub mod unwind;

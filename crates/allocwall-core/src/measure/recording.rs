@@ -25,6 +25,8 @@ pub struct Recording {
     pub counts: Vec<EventCount>,
     /// CPU time of processes outside the target while the window was open, largest first.
     pub neighbours: Vec<Neighbour>,
+    /// The allocator's heap seen from outside, at the window's end.
+    pub heap: Measured<HeapView>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -386,4 +388,17 @@ pub struct Neighbour {
     pub pid: i32,
     pub comm: String,
     pub cpu_ns: u64,
+}
+
+/// What a walk over the allocator's own structures found, without running a line in the target. Bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HeapView {
+    /// In chunks that the application holds, as far as chunk headers tell; thread-cached free chunks count as held.
+    pub live_bytes: u64,
+    /// In chunks that the allocator holds free.
+    pub free_bytes: u64,
+    /// Of the heap's pages, those resident.
+    pub resident_bytes: u64,
+    /// Part of the heap that was walked, 0 to 1; the rest was scaled from it.
+    pub covered: f64,
 }

@@ -1,0 +1,379 @@
+//! CPU-clock sampling through perf_event_open(2).
+//!
+//! Two clocks tick on every CPU. The frequent one dumps 1 KiB of user stack, enough for the callers nearest to the
+//! leaf; the rarer one dumps enough for the whole stack. Both count the same way, so a sample of either stands for
+//! 1 / (sum of their rates) of CPU time. One large dump at every tick would cost the target several times as much.
+
+use crate::units::{Absence, Measured, Reason};
+use perf_event::data::Record;
+use perf_event::events::{Software, Tracepoint};
+use perf_event::{Builder, Clock, Counter, SampleFlag, Sampler};
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// Periods in ns: not multiples of one another nor of a timer tick, so that periodic programs don't alias.
+const SHALLOW_PERIOD_NS: u64 = 1_249_987;
+const DEEP_PERIOD_NS: u64 = 5_025_127;
+const SHALLOW_STACK: u32 = 1024;
+const DEEP_STACK: u32 = 16 * 1024;
+
+/// CPU time that one sample stands for: 1 / (1/shallow + 1/deep), about 1 / 999 Hz.
+pub const SAMPLE_PERIOD_NS: u64 =
+    SHALLOW_PERIOD_NS * DEEP_PERIOD_NS / (SHALLOW_PERIOD_NS + DEEP_PERIOD_NS);
+
+/// Ring sizes to try, largest first: unprivileged users may lock only perf_event_mlock_kb (516 KiB) per CPU.
+const RING_BYTES: [(usize, usize); 3] = [(2 << 20, 2 << 20), (512 << 10, 512 << 10), (128 << 10, 128 << 10)];
+
+/// What to watch.
+pub enum Scope {
+    /// Every process on every CPU; the caller picks its own out. Constant cost however many threads.
+    Machine,
+    /// These threads and what they start from now on.
+    Threads(Vec<i32>),
+    /// A child of ours that has not called exec yet: counting starts at exec.
+    UntilExec(i32),
+}
+
+pub struct CpuSampler {
+    shallow: Vec<Sampler>,
+    deep: Vec<Sampler>,
+    /// Further events that write into the rings above.
+    redirected: Vec<Counter>,
+    started_by_exec: bool,
+    /// Threads that got no event because file descriptors ran out.
+    pub left_out: usize,
+}
+
+/// General registers in the order of perf's `asm/perf_regs.h`.
+pub type Registers = [u64; REGISTERS];
+
+#[cfg(target_arch = "x86_64")]
+mod arch {
+    /// AX BX CX DX SI DI BP SP IP (0..8), R8..R15 (16..23).
+    pub const MASK: u64 = 0x1ff | (0xff << 16);
+    pub const REGISTERS: usize = 17;
+}
+#[cfg(target_arch = "aarch64")]
+mod arch {
+    /// X0..X29, LR, SP, PC (0..32).
+    pub const MASK: u64 = (1 << 33) - 1;
+    pub const REGISTERS: usize = 33;
+}
+pub const REGISTERS: usize = arch::REGISTERS;
+
+pub struct RawSample<'a> {
+    /// CLOCK_MONOTONIC.
+    pub time_ns: u64,
+    pub pid: i32,
+    pub tid: i32,
+    pub cpu: u32,
+    /// Kernel return addresses, leaf first; empty in user mode or without permission.
+    pub kernel: &'a [u64],
+    pub registers: Option<Registers>,
+    /// Bytes from the stack pointer upwards.
+    pub stack: &'a [u8],
+    pub deep: bool,
+}
+
+pub enum Event<'a> {
+    Sample(RawSample<'a>),
+    /// An executable file mapping appeared.
+    Mapped { pid: i32, start: u64, length: u64, file_offset: u64, path: &'a [u8] },
+    Exec { pid: i32, comm: &'a [u8] },
+    Renamed { pid: i32, tid: i32, comm: &'a [u8] },
+    /// A thread (`pid == parent`) or a process started.
+    Forked { pid: i32, tid: i32, parent: i32 },
+    Exited { pid: i32, tid: i32 },
+    Lost(u64),
+}
+
+impl CpuSampler {
+    /// Opens the events, stopped. `kernel` asks for kernel time and stacks too.
+    pub fn open(scope: &Scope, cpus: &[u32], kernel: bool) -> Measured<CpuSampler> {
+        let mut last = None;
+        for (shallow_bytes, deep_bytes) in RING_BYTES {
+            match Self::open_with(scope, cpus, kernel, shallow_bytes, deep_bytes) {
+                Ok(sampler) => return Ok(sampler),
+                // Over the locked-memory limit (perf_mmap in kernel/events/core.c): a smaller ring may fit.
+                Err(Opening::Ring(e)) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::ENOMEM)) => last = Some(e),
+                Err(Opening::Ring(e) | Opening::Event(e)) => return Err(absence(&e)),
+            }
+        }
+        Err(absence(&last.unwrap_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))))
+    }
+
+    fn open_with(
+        scope: &Scope,
+        cpus: &[u32],
+        kernel: bool,
+        shallow_bytes: usize,
+        deep_bytes: usize,
+    ) -> Result<CpuSampler, Opening> {
+        let mut sampler = CpuSampler {
+            shallow: Vec::new(),
+            deep: Vec::new(),
+            redirected: Vec::new(),
+            started_by_exec: matches!(scope, Scope::UntilExec(_)),
+            left_out: 0,
+        };
+        let one;
+        let tids: &[i32] = match scope {
+            Scope::Machine => &[-1],
+            Scope::Threads(tids) => tids,
+            Scope::UntilExec(pid) => {
+                one = [*pid];
+                &one
+            }
+        };
+        for (index, &tid) in tids.iter().enumerate() {
+            for (slot, &cpu) in cpus.iter().enumerate() {
+                for deep in [false, true] {
+                    let counter = match open_clock(scope, tid, cpu, kernel, deep) {
+                        Ok(counter) => counter,
+                        // The thread ended between listing and opening.
+                        Err(e) if e.raw_os_error() == Some(libc::ESRCH) && index > 0 => continue,
+                        Err(e) if e.raw_os_error() == Some(libc::EMFILE) && index > 0 => {
+                            sampler.left_out = tids.len() - index;
+                            return Ok(sampler);
+                        }
+                        // A CPU went offline since it was listed.
+                        Err(e) if e.raw_os_error() == Some(libc::ENODEV) => continue,
+                        Err(e) => return Err(Opening::Event(e)),
+                    };
+                    let rings = if deep { &mut sampler.deep } else { &mut sampler.shallow };
+                    if index == 0 {
+                        let bytes = if deep { deep_bytes } else { shallow_bytes };
+                        rings.push(counter.sampled(bytes).map_err(Opening::Ring)?);
+                    } else if let Some(ring) = rings.get(slot) {
+                        redirect(&counter, ring).map_err(Opening::Event)?;
+                        sampler.redirected.push(counter);
+                    }
+                }
+            }
+        }
+        if sampler.shallow.is_empty() {
+            return Err(Opening::Event(io::Error::from_raw_os_error(libc::ESRCH)));
+        }
+        Ok(sampler)
+    }
+
+    pub fn start(&mut self) -> io::Result<()> {
+        if self.started_by_exec {
+            return Ok(());
+        }
+        self.each(|counter| counter.enable())
+    }
+
+    pub fn stop(&mut self) -> io::Result<()> {
+        self.each(|counter| counter.disable())
+    }
+
+    fn each(&mut self, mut act: impl FnMut(&mut Counter) -> io::Result<()>) -> io::Result<()> {
+        for ring in self.shallow.iter_mut().chain(&mut self.deep) {
+            act(ring.as_counter_mut())?;
+        }
+        self.redirected.iter_mut().try_for_each(act)
+    }
+
+    /// Hands every record written so far to `sink`; order holds only within one CPU.
+    pub fn drain(&mut self, sink: &mut dyn FnMut(Event<'_>)) {
+        // The shallow rings carry the news of forks and mappings: first.
+        for ring in &mut self.shallow {
+            drain_ring(ring, false, sink);
+        }
+        for ring in &mut self.deep {
+            drain_ring(ring, true, sink);
+        }
+    }
+}
+
+enum Opening {
+    Event(io::Error),
+    Ring(io::Error),
+}
+
+fn open_clock(scope: &Scope, tid: i32, cpu: u32, kernel: bool, deep: bool) -> io::Result<Counter> {
+    let mut builder = Builder::new(Software::CPU_CLOCK);
+    builder
+        .one_cpu(cpu as usize)
+        .sample_period(if deep { DEEP_PERIOD_NS } else { SHALLOW_PERIOD_NS })
+        .sample(
+            SampleFlag::IP
+                | SampleFlag::TID
+                | SampleFlag::TIME
+                | SampleFlag::CPU
+                | SampleFlag::CALLCHAIN
+                | SampleFlag::REGS_USER
+                | SampleFlag::STACK_USER,
+        )
+        .sample_regs_user(arch::MASK)
+        .sample_stack_user(if deep { DEEP_STACK } else { SHALLOW_STACK })
+        .exclude_callchain_user(true)
+        .exclude_kernel(!kernel)
+        .exclude_hv(true)
+        .exclude_idle(true)
+        .clockid(Clock::MONOTONIC)
+        // Drained on our own clock: no wakeups.
+        .wakeup_watermark(usize::MAX >> 33)
+        .enabled(false);
+    if !deep {
+        builder.mmap(true).mmap2(true).comm(true).comm_exec(true).task(true);
+    }
+    match scope {
+        Scope::Machine => builder.any_pid(),
+        Scope::Threads(_) => builder.observe_pid(tid).inherit(true),
+        Scope::UntilExec(_) => builder.observe_pid(tid).inherit(true).enable_on_exec(true),
+    };
+    builder.build()
+}
+
+/// Makes `counter` write into `ring`. Both must be bound to the same CPU.
+fn redirect(counter: &Counter, ring: &Sampler) -> io::Result<()> {
+    /// _IO('$', 5), include/uapi/linux/perf_event.h.
+    const PERF_EVENT_IOC_SET_OUTPUT: libc::c_ulong = 0x2405;
+    // SAFETY: both descriptors are open perf events; the ioctl takes a descriptor by value and touches no memory of ours.
+    let rc = unsafe { libc::ioctl(counter.as_raw_fd(), PERF_EVENT_IOC_SET_OUTPUT as _, ring.as_raw_fd()) };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn drain_ring(ring: &mut Sampler, deep: bool, sink: &mut dyn FnMut(Event<'_>)) {
+    const EXEC: u16 = 1 << 13; // PERF_RECORD_MISC_COMM_EXEC
+    while let Some(record) = ring.next_record() {
+        let misc = record.misc();
+        // A record that doesn't parse is one lost record, not a reason to stop.
+        let Ok(parsed) = record.parse_record() else {
+            sink(Event::Lost(1));
+            continue;
+        };
+        match parsed {
+            Record::Sample(sample) => {
+                let (Some(pid), Some(tid), Some(time_ns)) = (sample.pid(), sample.tid(), sample.time()) else {
+                    sink(Event::Lost(1));
+                    continue;
+                };
+                sink(Event::Sample(RawSample {
+                    time_ns,
+                    pid: pid as i32,
+                    tid: tid as i32,
+                    cpu: sample.cpu().unwrap_or(0),
+                    kernel: kernel_part(sample.callchain().unwrap_or(&[])),
+                    registers: sample.regs_user().and_then(|r| r.regs.as_ref().try_into().ok()),
+                    stack: sample.stack_user().unwrap_or(&[]),
+                    deep,
+                }))
+            }
+            Record::Mmap2(map) => sink(Event::Mapped {
+                pid: map.pid as i32,
+                start: map.addr,
+                length: map.len,
+                file_offset: map.pgoff,
+                path: trim_nul(&map.filename),
+            }),
+            Record::Comm(comm) if misc & EXEC != 0 => {
+                sink(Event::Exec { pid: comm.pid as i32, comm: trim_nul(&comm.comm) })
+            }
+            Record::Comm(comm) => sink(Event::Renamed {
+                pid: comm.pid as i32,
+                tid: comm.tid as i32,
+                comm: trim_nul(&comm.comm),
+            }),
+            Record::Fork(fork) => {
+                sink(Event::Forked { pid: fork.pid as i32, tid: fork.tid as i32, parent: fork.ppid as i32 })
+            }
+            Record::Exit(exit) => sink(Event::Exited { pid: exit.pid as i32, tid: exit.tid as i32 }),
+            Record::Lost(lost) => sink(Event::Lost(lost.lost)),
+            Record::LostSamples(lost) => sink(Event::Lost(lost.lost)),
+            _ => {}
+        }
+    }
+}
+
+fn trim_nul(bytes: &[u8]) -> &[u8] {
+    &bytes[..bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len())]
+}
+
+/// Drops the PERF_CONTEXT_* markers (values from -4095 up) that separate kernel from user entries.
+fn kernel_part(chain: &[u64]) -> &[u64] {
+    const MAX: u64 = -4095i64 as u64;
+    const KERNEL: u64 = -128i64 as u64;
+    match chain.split_first() {
+        Some((&KERNEL, rest)) => &rest[..rest.iter().position(|a| *a >= MAX).unwrap_or(rest.len())],
+        _ => &[],
+    }
+}
+
+/// Why perf_event_open or the mapping of its ring failed, and what mends it. perf_event_open(2), ERRORS.
+pub fn absence(error: &io::Error) -> Absence {
+    let detail = |what: &str| format!("perf_event_open: {what} ({error})");
+    match error.raw_os_error() {
+        Some(libc::EACCES) => Absence::new(Reason::NotPermitted, detail("not allowed to this user"))
+            .mend("run as root, or: setcap cap_perfmon,cap_sys_ptrace+ep on the binary, or: sysctl kernel.perf_event_paranoid=1"),
+        Some(libc::EPERM) => Absence::new(Reason::NotPermitted, detail("forbidden by missing capabilities, seccomp or the locked-memory limit"))
+            .mend("in a container: --cap-add PERFMON --cap-add SYS_PTRACE and a seccomp profile that allows perf_event_open"),
+        Some(libc::ENOSYS) => Absence::new(Reason::NotSupported, detail("the kernel has no perf events or seccomp hides them"))
+            .mend("allow perf_event_open in the container's seccomp profile"),
+        Some(libc::ENOENT | libc::EOPNOTSUPP) => Absence::new(Reason::NotSupported, detail("this machine has no such event")),
+        Some(libc::ESRCH) => Absence::new(Reason::Vanished, detail("the target is gone")),
+        Some(libc::EMFILE | libc::ENFILE) => Absence::new(Reason::TooCostly, detail("too many open files"))
+            .mend("raise it: ulimit -n 65536"),
+        _ => Absence::new(Reason::NotSupported, detail("failed")),
+    }
+}
+
+/// Counts of one tracepoint over some threads.
+pub struct EventCounter {
+    counters: Vec<Counter>,
+}
+
+impl EventCounter {
+    /// Opens and starts; threads that are gone are left out.
+    pub fn open(tracepoint_id: u64, tids: &[i32]) -> Measured<EventCounter> {
+        let mut counters = Vec::with_capacity(tids.len());
+        let mut failure = None;
+        for &tid in tids {
+            let opened = Builder::new(Tracepoint::with_id(tracepoint_id))
+                .observe_pid(tid)
+                .any_cpu()
+                .inherit(true)
+                .include_kernel()
+                .enabled(true)
+                .build();
+            match opened {
+                Ok(counter) => counters.push(counter),
+                Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
+                Err(e) => failure = Some(e),
+            }
+        }
+        match failure {
+            Some(e) if counters.is_empty() => Err(absence(&e)),
+            _ => Ok(EventCounter { counters }),
+        }
+    }
+
+    pub fn total(&mut self) -> u64 {
+        self.counters.iter_mut().filter_map(|c| c.read().ok()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_kernel_part_of_a_chain_is_kept() {
+        let kernel = -128i64 as u64;
+        let user = -512i64 as u64;
+        assert_eq!(kernel_part(&[kernel, 1, 2, user, 3]), [1, 2]);
+        assert_eq!(kernel_part(&[kernel, 1, 2]), [1, 2]);
+        assert!(kernel_part(&[user, 3]).is_empty());
+        assert!(kernel_part(&[]).is_empty());
+    }
+
+    #[test]
+    fn errors_name_their_blocker() {
+        let reason = |errno| absence(&io::Error::from_raw_os_error(errno)).reason;
+        assert_eq!(reason(libc::EACCES), Reason::NotPermitted);
+        assert_eq!(reason(libc::ENOENT), Reason::NotSupported);
+        assert_eq!(reason(libc::ESRCH), Reason::Vanished);
+    }
+}

@@ -1,0 +1,354 @@
+//! A recording on disk: written as it is made, read back as it was.
+//!
+//! Layout: `MAGIC`, format version (u16, little endian), then chunks. A chunk is the length and the CRC-32 of its body
+//! (u32 each, little endian) and the body: a `Part` in postcard, deflated. A file without a `Tail` broke off; what came
+//! before is still a recording. The reader trusts nothing: lengths, checksums, indices and numbers are checked, and
+//! nothing is allocated on a length's word alone.
+
+use super::recording::*;
+use crate::error::{Error, Result};
+use crate::units::{Absence, Interval, Measured, Reason};
+use flate2::Compression;
+use flate2::read::DeflateDecoder;
+use flate2::write::DeflateEncoder;
+use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+const MAGIC: &[u8; 10] = b"allocwall\0";
+/// Raised whenever `Part` or anything in it changes shape.
+pub const FORMAT_VERSION: u16 = 1;
+
+const FILE_LIMIT: u64 = 256 << 20;
+const PART_LIMIT: u64 = 64 << 20;
+const TOTAL_LIMIT: u64 = 512 << 20;
+const PARTS_LIMIT: usize = 100_000;
+
+#[derive(Serialize, Deserialize)]
+pub enum Part {
+    Head(Box<Head>),
+    Batch(Box<Batch>),
+    Tail(Box<Tail>),
+}
+
+/// Known when the window opens.
+#[derive(Serialize, Deserialize)]
+pub struct Head {
+    pub meta: Meta,
+    pub host: HostFacts,
+    pub cgroup: Option<String>,
+    pub processes: Vec<Process>,
+    pub modules: Vec<Module>,
+    pub prices: Measured<PriceList>,
+}
+
+/// What one second brought. Indices count from the start of the recording.
+#[derive(Default, Serialize, Deserialize)]
+pub struct Batch {
+    pub frames: Vec<Frame>,
+    pub stacks: Vec<Stack>,
+    /// User stacks hold the leaf alone until the `Tail` replaces them: unwinding waits for the window's end.
+    pub samples: Vec<CpuSample>,
+    pub waits: Vec<WaitSample>,
+    pub ticks: Vec<Tick>,
+    pub python: Vec<PythonSample>,
+}
+
+/// Known when the window has closed.
+#[derive(Serialize, Deserialize)]
+pub struct Tail {
+    pub meta: Meta,
+    pub processes: Vec<Process>,
+    pub probes: Vec<Probe>,
+    pub threads: Vec<ThreadTimes>,
+    pub modules: Vec<Module>,
+    pub counts: Vec<EventCount>,
+    pub neighbours: Vec<Neighbour>,
+    pub heap: Measured<HeapView>,
+    /// Replace all frames and stacks; the samples of the batches follow in order.
+    pub frames: Vec<Frame>,
+    pub stacks: Vec<Stack>,
+    pub sample_stacks: Vec<StackPair>,
+    pub wait_stacks: Vec<StackPair>,
+}
+
+/// Kernel and user stack of one sample.
+pub type StackPair = (Option<u32>, Option<u32>);
+
+/// Writes parts to a file and keeps them in memory, so that a full disk loses the file and not the diagnosis.
+pub struct Writer {
+    path: Option<PathBuf>,
+    file: Option<File>,
+    bytes: Vec<u8>,
+    failure: Option<Error>,
+}
+
+impl Writer {
+    /// `path`: where to write, readable by the owner alone; None keeps the recording in memory only.
+    /// An existing file is replaced only when it is a recording itself.
+    pub fn create(path: Option<&Path>) -> Result<Writer> {
+        let mut writer = Writer { path: path.map(Path::to_path_buf), file: None, bytes: Vec::new(), failure: None };
+        if let Some(path) = path {
+            let fail = |source| Error::File { path: path.to_path_buf(), source };
+            if let Ok(mut existing) = File::open(path) {
+                let mut start = [0; MAGIC.len()];
+                let is_recording = existing.read_exact(&mut start).is_ok() && start == *MAGIC;
+                if !is_recording && existing.metadata().map_err(fail)?.len() > 0 {
+                    return Err(Error::Refused(format!(
+                        "{} exists and is no recording; name another file with -o, or remove it first",
+                        path.display()
+                    )));
+                }
+                // A new inode: the mode below takes effect, and nobody reads a half-replaced file.
+                std::fs::remove_file(path).map_err(fail)?;
+            }
+            let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(fail)?;
+            writer.file = Some(file);
+        }
+        writer.put(MAGIC);
+        writer.put(&FORMAT_VERSION.to_le_bytes());
+        Ok(writer)
+    }
+
+    pub fn write(&mut self, part: &Part) {
+        let body = encode(part);
+        let mut header = [0; 8];
+        header[..4].copy_from_slice(&(body.len() as u32).to_le_bytes());
+        header[4..].copy_from_slice(&crc32fast::hash(&body).to_le_bytes());
+        self.put(&header);
+        self.put(&body);
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        if let (Some(file), Some(path)) = (&mut self.file, &self.path)
+            && let Err(source) = file.write_all(bytes)
+        {
+            self.failure = Some(Error::File { path: path.clone(), source });
+            self.file = None;
+        }
+    }
+
+    /// The recording as a reader of the file would see it, and what went wrong with the file, if anything did.
+    pub fn finish(self) -> (Result<Recording>, Option<Error>) {
+        let path = self.path.unwrap_or_else(|| PathBuf::from("(memory)"));
+        (decode(&path, &self.bytes), self.failure)
+    }
+
+    pub fn bytes_written(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+fn encode(part: &Part) -> Vec<u8> {
+    // Neither step can fail: postcard into a growing Vec, deflate into a Vec.
+    let plain = postcard::to_stdvec(part).unwrap_or_default();
+    let mut deflate = DeflateEncoder::new(Vec::with_capacity(plain.len() / 3), Compression::fast());
+    let _ = deflate.write_all(&plain);
+    deflate.finish().unwrap_or_default()
+}
+
+/// Reads a recording. Errors say which of "no recording", "newer", "damaged" it is.
+pub fn read(path: &Path) -> Result<Recording> {
+    let fail = |source| Error::File { path: path.to_path_buf(), source };
+    let file = File::open(path).map_err(fail)?;
+    let meta = file.metadata().map_err(fail)?;
+    if meta.is_dir() {
+        return Err(fail(io::Error::from(io::ErrorKind::IsADirectory)));
+    }
+    let mut bytes = Vec::new();
+    file.take(FILE_LIMIT + 1).read_to_end(&mut bytes).map_err(fail)?;
+    decode(path, &bytes)
+}
+
+/// `path` is only for the messages.
+pub fn decode(path: &Path, bytes: &[u8]) -> Result<Recording> {
+    decode_parts(bytes).map_err(|detail| Error::Recording { path: path.to_path_buf(), detail })
+}
+
+fn decode_parts(bytes: &[u8]) -> std::result::Result<Recording, String> {
+    if bytes.len() as u64 > FILE_LIMIT {
+        return Err(format!("larger than {} MiB, which no recording is", FILE_LIMIT >> 20));
+    }
+    let rest = bytes.strip_prefix(MAGIC).ok_or("it does not start like one")?;
+    let (version, mut rest) = rest.split_first_chunk::<2>().ok_or("it ends within its header")?;
+    let version = u16::from_le_bytes(*version);
+    if version > FORMAT_VERSION {
+        return Err(format!(
+            "it is of format {version}, newer than this program's {FORMAT_VERSION}; use the allocwall that wrote it, or a newer one"
+        ));
+    }
+    if version != FORMAT_VERSION {
+        return Err(format!("it is of format {version}; this program reads format {FORMAT_VERSION}"));
+    }
+
+    let mut budget = TOTAL_LIMIT;
+    let mut head = None;
+    let mut batches: Vec<Batch> = Vec::new();
+    let mut tail = None;
+    let mut parts = 0;
+    while !rest.is_empty() {
+        parts += 1;
+        if parts > PARTS_LIMIT {
+            return Err("it has too many parts".into());
+        }
+        let broken_off = rest.len() < 8
+            || (u32::from_le_bytes([rest[0], rest[1], rest[2], rest[3]]) as usize) > rest.len() - 8;
+        if broken_off {
+            // The writer was killed, or the copy was cut: keep the whole parts.
+            if head.is_none() {
+                return Err("it is cut off before its first part ends".into());
+            }
+            break;
+        }
+        let length = u32::from_le_bytes([rest[0], rest[1], rest[2], rest[3]]) as usize;
+        let checksum = u32::from_le_bytes([rest[4], rest[5], rest[6], rest[7]]);
+        let body = &rest[8..8 + length];
+        rest = &rest[8 + length..];
+        if crc32fast::hash(body) != checksum {
+            return Err(format!("part {parts} is damaged (its checksum does not match)"));
+        }
+        match decode_part(body, &mut budget).map_err(|e| format!("part {parts} {e}"))? {
+            Part::Head(part) if head.is_none() && parts == 1 => head = Some(*part),
+            Part::Batch(part) if head.is_some() && tail.is_none() => batches.push(*part),
+            Part::Tail(part) if head.is_some() && tail.is_none() => tail = Some(*part),
+            _ => return Err(format!("part {parts} is out of order")),
+        }
+    }
+    let head = head.ok_or("it is empty")?;
+    let recording = assemble(head, batches, tail)?;
+    validate(&recording)?;
+    Ok(recording)
+}
+
+fn decode_part(body: &[u8], budget: &mut u64) -> std::result::Result<Part, String> {
+    let limit = PART_LIMIT.min(*budget);
+    let mut plain = Vec::new();
+    DeflateDecoder::new(body)
+        .take(limit + 1)
+        .read_to_end(&mut plain)
+        .map_err(|_| "does not unpack".to_string())?;
+    if plain.len() as u64 > limit {
+        return Err("unpacks to more than a recording holds".into());
+    }
+    *budget -= plain.len() as u64;
+    let (part, left) = postcard::take_from_bytes(&plain).map_err(|_| "does not parse".to_string())?;
+    if !left.is_empty() {
+        return Err("has bytes to spare".into());
+    }
+    Ok(part)
+}
+
+fn assemble(head: Head, batches: Vec<Batch>, tail: Option<Tail>) -> std::result::Result<Recording, String> {
+    let cut_off = || Absence::new(Reason::Vanished, "the recording breaks off: its writer was killed");
+    let mut recording = Recording {
+        meta: head.meta,
+        host: head.host,
+        cgroup: head.cgroup,
+        processes: head.processes,
+        probes: Vec::new(),
+        prices: head.prices,
+        ticks: Vec::new(),
+        threads: Vec::new(),
+        modules: head.modules,
+        frames: Vec::new(),
+        stacks: Vec::new(),
+        samples: Vec::new(),
+        waits: Vec::new(),
+        python: Vec::new(),
+        counts: Vec::new(),
+        neighbours: Vec::new(),
+        heap: Err(cut_off()),
+    };
+    for batch in batches {
+        recording.frames.extend(batch.frames);
+        recording.stacks.extend(batch.stacks);
+        recording.samples.extend(batch.samples);
+        recording.waits.extend(batch.waits);
+        recording.ticks.extend(batch.ticks);
+        recording.python.extend(batch.python);
+    }
+    let Some(tail) = tail else {
+        recording.meta.ended = Ended::CutOff;
+        let last = recording.ticks.last().map_or(0, |t| t.t_ns);
+        recording.meta.window_ns = recording.samples.iter().map(|s| s.t_ns).max().unwrap_or(0).max(last);
+        recording.probes.push(Probe {
+            name: "tail".into(),
+            what: "symbols, whole stacks and thread times".into(),
+            state: ProbeState::Absent(cut_off()),
+        });
+        return Ok(recording);
+    };
+    if tail.sample_stacks.len() != recording.samples.len() || tail.wait_stacks.len() != recording.waits.len() {
+        return Err("its tail does not fit its samples".into());
+    }
+    for (sample, (kernel, user)) in recording.samples.iter_mut().zip(tail.sample_stacks) {
+        (sample.kernel, sample.user) = (kernel, user);
+    }
+    for (wait, (kernel, user)) in recording.waits.iter_mut().zip(tail.wait_stacks) {
+        (wait.kernel, wait.user) = (kernel, user);
+    }
+    recording.meta = tail.meta;
+    recording.processes = tail.processes;
+    recording.probes = tail.probes;
+    recording.threads = tail.threads;
+    recording.modules = tail.modules;
+    recording.counts = tail.counts;
+    recording.neighbours = tail.neighbours;
+    recording.heap = tail.heap;
+    recording.frames = tail.frames;
+    recording.stacks = tail.stacks;
+    Ok(recording)
+}
+
+/// After this, every index is within bounds and every number is finite, so that nothing downstream can fail on them.
+fn validate(r: &Recording) -> std::result::Result<(), String> {
+    let fits = |index: Option<u32>, length: usize| index.is_none_or(|i| (i as usize) < length);
+    let ok = |holds: bool, what: &str| if holds { Ok(()) } else { Err(format!("its {what} contradict one another")) };
+    ok(!r.processes.is_empty(), "processes")?;
+    ok(r.frames.iter().all(|f| fits(f.module, r.modules.len())), "frames")?;
+    ok(r.stacks.iter().all(|s| s.frames.iter().all(|f| fits(Some(*f), r.frames.len()))), "stacks")?;
+    let window = r.meta.window_ns;
+    // A day: far above any window, far below where sums of nanoseconds overflow.
+    const DAY_NS: u64 = 86_400_000_000_000;
+    ok(window <= DAY_NS && r.meta.requested_ns <= DAY_NS, "times")?;
+    ok((1..=1_000_000_000).contains(&r.meta.sample_period_ns), "sampling period")?;
+    ok(
+        r.samples.iter().all(|s| {
+            fits(s.kernel, r.stacks.len()) && fits(s.user, r.stacks.len()) && s.t_ns <= DAY_NS
+        }),
+        "samples",
+    )?;
+    ok(
+        r.waits.iter().all(|w| {
+            fits(w.kernel, r.stacks.len()) && fits(w.user, r.stacks.len()) && w.t_ns <= DAY_NS && w.weight_ns <= DAY_NS
+        }),
+        "waits",
+    )?;
+    ok(r.ticks.windows(2).all(|w| w[0].t_ns <= w[1].t_ns), "series")?;
+    // u64 counters beyond this are not seen on machines that exist; sums of a window's worth then fit in u64.
+    const COUNTER_LIMIT: u64 = 1 << 56;
+    let tick_sane = |t: &Tick| {
+        t.t_ns <= DAY_NS
+            && [t.user_ns, t.system_ns, t.minor_faults, t.major_faults, t.resident, t.vm_size]
+                .iter()
+                .all(|v| *v < COUNTER_LIMIT)
+            && [t.host.busy_ns, t.host.idle_ns, t.host.iowait_ns, t.host.steal_ns].iter().all(|v| *v < COUNTER_LIMIT)
+            && t.cgroup.is_none_or(|c| c.throttled_ns < COUNTER_LIMIT && c.quota_cpus.is_none_or(f64::is_finite))
+    };
+    ok(r.ticks.iter().all(tick_sane), "series")?;
+    ok(
+        r.threads.iter().all(|t| {
+            t.cpu_ns < COUNTER_LIMIT && t.seen_ns <= DAY_NS && t.run_delay_ns.is_none_or(|d| d < COUNTER_LIMIT)
+        }),
+        "thread times",
+    )?;
+    let sane = |i: &Interval| i.low.is_finite() && i.point.is_finite() && i.high.is_finite() && i.low >= 0.0;
+    if let Ok(prices) = &r.prices {
+        ok(prices.prices.iter().all(|p| sane(&p.ns) && p.ns.low <= p.ns.high), "prices")?;
+    }
+    ok(r.counts.iter().all(|c| c.over_ns <= DAY_NS), "counts")?;
+    ok(r.neighbours.iter().all(|n| n.cpu_ns < COUNTER_LIMIT), "neighbours")
+}

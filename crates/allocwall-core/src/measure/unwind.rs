@@ -1,0 +1,212 @@
+//! User stacks from registers and a dump of stack memory, by each module's own unwind tables: no frame pointers needed.
+
+use crate::host::perf::Registers;
+use framehop::{ExplicitModuleSectionInfo, FrameAddress, MayAllocateDuringUnwind, Module, Unwinder as _};
+use memmap2::Mmap;
+use object::{Object, ObjectSection};
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+/// Deeper stacks are cut; recursion that deep says nothing more.
+const FRAME_LIMIT: usize = 192;
+
+/// A slice of a mapped file that keeps the mapping alive.
+#[derive(Clone)]
+pub struct Bytes {
+    map: Arc<Mmap>,
+    range: Range<usize>,
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.map[self.range.clone()]
+    }
+}
+
+/// Unwind tables of one file, in its own addresses.
+#[derive(Clone)]
+pub struct Tables(ExplicitModuleSectionInfo<Bytes>);
+
+impl Tables {
+    /// Whatever the file has; a file without tables yields empty ones, and its frames are unwound by frame pointer.
+    pub fn of(map: &Arc<Mmap>) -> Tables {
+        let mut info = ExplicitModuleSectionInfo {
+            base_svma: 0,
+            text_svma: None,
+            text: None,
+            stubs_svma: None,
+            stub_helper_svma: None,
+            got_svma: None,
+            unwind_info: None,
+            eh_frame_svma: None,
+            eh_frame: None,
+            eh_frame_hdr_svma: None,
+            eh_frame_hdr: None,
+            debug_frame: None,
+            text_segment_svma: None,
+            text_segment: None,
+        };
+        if let Ok(elf) = object::File::parse(&map[..]) {
+            let range = |name: &str| elf.section_by_name(name).map(|s| s.address()..s.address().saturating_add(s.size()));
+            let data = |name: &str| {
+                let section = elf.section_by_name(name)?;
+                let (offset, size) = section.file_range()?;
+                let range = usize::try_from(offset).ok()?..usize::try_from(offset.checked_add(size)?).ok()?;
+                (range.end <= map.len()).then(|| Bytes { map: map.clone(), range })
+            };
+            info.text_svma = range(".text");
+            info.text = data(".text");
+            info.eh_frame_svma = range(".eh_frame");
+            info.eh_frame = data(".eh_frame");
+            info.eh_frame_hdr_svma = range(".eh_frame_hdr");
+            info.eh_frame_hdr = data(".eh_frame_hdr");
+            info.got_svma = range(".got");
+        }
+        Tables(info)
+    }
+}
+
+/// Unwinds within one address space.
+pub struct Unwinder(framehop::UnwinderNative<Bytes, MayAllocateDuringUnwind>);
+
+pub type Cache = framehop::CacheNative<MayAllocateDuringUnwind>;
+
+/// Return addresses, leaf first, each moved into the call that it returns from.
+#[derive(Default)]
+pub struct Unwound {
+    pub addresses: Vec<u64>,
+    /// The walk ended because it left the dump: outer frames are missing.
+    pub truncated: bool,
+}
+
+impl Unwinder {
+    pub fn new() -> Unwinder {
+        Unwinder(framehop::UnwinderNative::new())
+    }
+
+    /// `bias`: address in memory minus address in the file's own terms.
+    pub fn add(&mut self, name: &str, range: Range<u64>, bias: u64, tables: &Tables) {
+        // framehop takes the base as the address at which the file's address 0 would lie.
+        self.0.add_module(Module::new(name.to_string(), range, bias, tables.0.clone()));
+    }
+
+    pub fn unwind(&self, cache: &mut Cache, registers: &Registers, stack: &[u8], out: &mut Unwound) {
+        out.addresses.clear();
+        out.truncated = false;
+        let (pc, sp, regs) = native(registers);
+        let mut left_dump = false;
+        let mut read = |address: u64| {
+            let offset = address.checked_sub(sp).ok_or(())?;
+            let start = usize::try_from(offset).map_err(|_| ())?;
+            match stack.get(start..start.saturating_add(8)).and_then(|b| b.try_into().ok()) {
+                Some(word) => Ok(u64::from_le_bytes(word)),
+                None => {
+                    left_dump = true;
+                    Err(())
+                }
+            }
+        };
+        let mut frames = self.0.iter_frames(pc, regs, cache, &mut read);
+        while out.addresses.len() < FRAME_LIMIT {
+            match frames.next() {
+                Ok(Some(FrameAddress::InstructionPointer(address))) => out.addresses.push(address),
+                Ok(Some(frame)) => out.addresses.push(frame.address_for_lookup()),
+                Ok(None) | Err(_) => break,
+            }
+        }
+        out.truncated = left_dump || out.addresses.len() == FRAME_LIMIT;
+    }
+}
+
+/// Program counter, stack pointer and the unwinder's registers from perf's order (see `host::perf`).
+#[cfg(target_arch = "x86_64")]
+fn native(r: &Registers) -> (u64, u64, framehop::UnwindRegsNative) {
+    use framehop::x86_64::Reg;
+    let mut regs = framehop::UnwindRegsNative::new(r[8], r[7], r[6]);
+    for (register, index) in [
+        (Reg::RAX, 0),
+        (Reg::RBX, 1),
+        (Reg::RCX, 2),
+        (Reg::RDX, 3),
+        (Reg::RSI, 4),
+        (Reg::RDI, 5),
+        (Reg::R8, 9),
+        (Reg::R9, 10),
+        (Reg::R10, 11),
+        (Reg::R11, 12),
+        (Reg::R12, 13),
+        (Reg::R13, 14),
+        (Reg::R14, 15),
+        (Reg::R15, 16),
+    ] {
+        regs.set(register, r[index]);
+    }
+    (r[8], r[7], regs)
+}
+
+#[cfg(target_arch = "aarch64")]
+fn native(r: &Registers) -> (u64, u64, framehop::UnwindRegsNative) {
+    (r[32], r[31], framehop::UnwindRegsNative::new(r[30], r[31], r[29]))
+}
+
+/// Instruction and stack pointer of a register set.
+#[cfg(target_arch = "x86_64")]
+pub fn ip_sp(r: &Registers) -> (u64, u64) {
+    (r[8], r[7])
+}
+
+#[cfg(target_arch = "aarch64")]
+pub fn ip_sp(r: &Registers) -> (u64, u64) {
+    (r[32], r[31])
+}
+
+/// Registers of a thread that waits in the kernel: only these two are known from outside.
+pub fn waiting_registers(ip: u64, sp: u64) -> Registers {
+    let mut r = [0; crate::host::perf::REGISTERS];
+    #[cfg(target_arch = "x86_64")]
+    {
+        r[8] = ip;
+        r[7] = sp;
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        r[32] = ip;
+        r[31] = sp;
+    }
+    r
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hostile_dump_ends_the_walk() {
+        let unwinder = Unwinder::new();
+        let mut cache = Cache::default();
+        let mut out = Unwound::default();
+        // A frame pointer that points at itself, beyond, or nowhere: no endless walk, no panic.
+        for bp in [0u64, 0x1000, 0x1008, u64::MAX, u64::MAX - 7] {
+            let mut registers = waiting_registers(0x400000, 0x1000);
+            registers[6] = bp;
+            let stack: Vec<u8> = (0..64).flat_map(|_| 0x1000u64.to_le_bytes()).collect();
+            unwinder.unwind(&mut cache, &registers, &stack, &mut out);
+            assert_eq!(out.addresses.first(), Some(&0x400000));
+            assert!(out.addresses.len() <= FRAME_LIMIT);
+        }
+    }
+
+    #[test]
+    fn files_that_are_no_elf_have_no_tables() {
+        let map = |bytes: &[u8]| {
+            let mut map = memmap2::MmapMut::map_anon(bytes.len().max(1)).unwrap();
+            map[..bytes.len()].copy_from_slice(bytes);
+            Arc::new(map.make_read_only().unwrap())
+        };
+        let own = std::fs::read("/proc/self/exe").unwrap();
+        assert!(Tables::of(&map(&own)).0.eh_frame.is_some());
+        assert!(Tables::of(&map(&own[..own.len() / 2])).0.eh_frame.is_none());
+        assert!(Tables::of(&map(b"#!/bin/sh")).0.eh_frame.is_none());
+    }
+}
