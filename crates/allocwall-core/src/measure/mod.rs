@@ -1,6 +1,12 @@
 //! Target -> Recording.
 
+mod collect;
+mod counts;
 pub mod file;
-pub mod python;
+mod heap;
+mod python;
+pub mod record;
 pub mod recording;
+mod symbols;
+mod ticks;
 pub mod unwind;

@@ -1,0 +1,112 @@
+//! How often the target maps, unmaps and advises: counted in short slices of the window.
+//!
+//! While any system-call tracepoint is open, every system call of the machine takes the slow way in
+//! (SYSCALL_WORK_SYSCALL_TRACEPOINT, include/linux/thread_info.h). So it is open for a small part of the window only.
+
+use super::record::probe;
+use super::recording::{EventCount, Probe, ProbeState};
+use crate::host::perf::EventCounter;
+use crate::host::proc::ProcFs;
+use crate::host::tracefs;
+use crate::units::{Absence, Reason};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const CALLS: [&str; 6] = ["mmap", "munmap", "brk", "madvise", "mremap", "mprotect"];
+/// Where the slices begin, as parts of the window.
+const SLICES: [f64; 3] = [0.15, 0.5, 0.8];
+/// All slices together take a tenth of the window at most, and no slice more than this.
+const SLICE: Duration = Duration::from_millis(200);
+/// An event per thread and call: more threads are not counted, and their calls not guessed.
+const THREADS_LIMIT: usize = 128;
+
+type Outcome = (Vec<EventCount>, ProbeState);
+
+pub struct Counting {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Outcome>,
+}
+
+/// Counts in a thread of its own: closing a tracepoint waits for the kernel's grace period.
+pub fn start(proc: &ProcFs, pids: &[i32], window: Duration) -> Counting {
+    let stop = Arc::new(AtomicBool::new(false));
+    let (proc, pids, stopped) = (proc.clone(), pids.to_vec(), stop.clone());
+    let thread = std::thread::spawn(move || count(&proc, &pids, window, &stopped));
+    Counting { stop, thread }
+}
+
+impl Counting {
+    pub fn finish(self) -> (Vec<EventCount>, Probe) {
+        self.stop.store(true, Ordering::Relaxed);
+        let died = || {
+            let absence = Absence::new(Reason::Vanished, "the counting thread died");
+            (Vec::new(), ProbeState::Absent(absence))
+        };
+        let (counts, state) = self.thread.join().unwrap_or_else(|_| died());
+        (counts, probe("map_calls", "how often it maps and unmaps", state))
+    }
+}
+
+fn count(proc: &ProcFs, pids: &[i32], window: Duration, stop: &AtomicBool) -> Outcome {
+    let mut ids = Vec::new();
+    for call in CALLS {
+        match tracefs::event_id("syscalls", &format!("sys_enter_{call}")) {
+            Ok(id) => ids.push((call, id)),
+            Err(absence) => return (Vec::new(), ProbeState::Absent(absence)),
+        }
+    }
+    let begun = Instant::now();
+    let slice = SLICE.min(window.mul_f64(0.1 / SLICES.len() as f64));
+    let mut totals = vec![(0u64, Duration::ZERO); ids.len()];
+    let mut partial = None;
+    for part in SLICES {
+        if !sleep(begun + window.mul_f64(part), stop) {
+            break;
+        }
+        let mut tids: Vec<i32> = pids.iter().flat_map(|pid| proc.threads(*pid).unwrap_or_default()).collect();
+        if tids.len() > THREADS_LIMIT {
+            partial = Some(Absence::new(
+                Reason::TooCostly,
+                format!("counted on {THREADS_LIMIT} of {} threads: the figures are lower bounds", tids.len()),
+            ));
+            tids.truncate(THREADS_LIMIT);
+        }
+        let mut open = Vec::new();
+        for (slot, (_, id)) in ids.iter().enumerate() {
+            match EventCounter::open(*id, &tids) {
+                Ok(counter) => open.push((slot, Instant::now(), counter)),
+                Err(absence) => return (Vec::new(), ProbeState::Absent(absence)),
+            }
+        }
+        sleep(Instant::now() + slice, stop);
+        for (slot, since, mut counter) in open {
+            let (count, over) = &mut totals[slot];
+            *count += counter.total();
+            *over += since.elapsed();
+        }
+    }
+    if totals.iter().all(|(_, over)| over.is_zero()) {
+        let absence = Absence::new(Reason::TooLittle, "the window closed before map calls were counted");
+        return (Vec::new(), ProbeState::Absent(absence));
+    }
+    let counts = ids
+        .iter()
+        .zip(totals)
+        .map(|((call, _), (count, over))| EventCount { name: call.to_string(), count, over_ns: over.as_nanos() as u64 })
+        .collect();
+    (counts, partial.map_or(ProbeState::Measured, ProbeState::Partial))
+}
+
+/// False when told to stop.
+fn sleep(until: Instant, stop: &AtomicBool) -> bool {
+    while !stop.load(Ordering::Relaxed) {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return true;
+        }
+        std::thread::sleep(left.min(Duration::from_millis(20)));
+    }
+    false
+}

@@ -1,0 +1,204 @@
+//! How much of glibc's main heap is held by the application and how much lies free in it, seen from outside.
+//!
+//! The heap is a chain of chunks: each starts with a word that holds its size and, in its lowest bit, whether the chunk
+//! before it is in use (malloc/malloc.c, "Malloc_chunk details"). Walking the chain needs no symbol and runs nothing in
+//! the target. Chunks in thread caches and fast bins look used. The target runs on meanwhile: a chain that stops making
+//! sense ends the walk, and what was walked is scaled to the whole.
+
+use super::recording::{AllocatorKind, HeapView, Process};
+use crate::host::maps;
+use crate::host::threads::read_memory;
+use crate::units::{Absence, Measured, Reason};
+use std::io::{Read, Seek, SeekFrom};
+
+const PAGE: u64 = 4096;
+/// Enough for most heaps, and some 20 ms of copying.
+const BYTES_WALKED: u64 = 96 << 20;
+const BLOCK: usize = 64 << 10;
+/// Below this much walked, the rest is not judged by it.
+const LEAST_COVERED: f64 = 0.02;
+const SMALLEST_CHUNK: u64 = 32;
+
+/// The largest heap among the target's processes that glibc serves.
+pub fn walk(processes: &[Process], alive: &[i32]) -> Measured<HeapView> {
+    let served: Vec<i32> = processes
+        .iter()
+        .filter(|p| matches!(&p.allocator, Ok(a) if a.kind == AllocatorKind::Glibc))
+        .map(|p| p.pid)
+        .filter(|pid| alive.contains(pid))
+        .collect();
+    if served.is_empty() {
+        return Err(Absence::new(
+            Reason::NotApplicable,
+            "only glibc's heap can be walked from outside, and no living process of the target uses it",
+        ));
+    }
+    let mut largest: Measured<HeapView> =
+        Err(Absence::new(Reason::NotFound, "the target has no [heap]: it never grew one with brk"));
+    for pid in served {
+        match walk_one(pid) {
+            Ok(view) if largest.as_ref().is_ok_and(|l| l.resident_bytes >= view.resident_bytes) => {}
+            Ok(view) => largest = Ok(view),
+            Err(absence) if largest.is_err() => largest = Err(absence),
+            Err(_) => {}
+        }
+    }
+    largest
+}
+
+fn walk_one(pid: i32) -> Measured<HeapView> {
+    let mappings = maps::read(std::path::Path::new("/proc"), pid)?;
+    let heap = mappings
+        .iter()
+        .find(|m| m.path == b"[heap]")
+        .ok_or_else(|| Absence::new(Reason::NotFound, "the target has no [heap]: it never grew one with brk"))?;
+    let present = present_pages(pid, heap.start, heap.end)?;
+    let resident_bytes = present.iter().filter(|p| **p).count() as u64 * PAGE;
+    let mut reader = Reader { pid, start: heap.start, end: heap.end, present: &present, block: Vec::new(), at: 0, read: 0 };
+    let chain = walk_chain(heap.start, heap.end, &mut |address| reader.word(address));
+    let covered = (chain.walked as f64 / (heap.end - heap.start) as f64).min(1.0);
+    if covered < LEAST_COVERED {
+        return Err(Absence::new(Reason::TooLittle, "glibc's heap changed too fast to be walked from outside"));
+    }
+    let scale = |bytes: u64| (bytes as f64 / covered) as u64;
+    Ok(HeapView { live_bytes: scale(chain.live), free_bytes: scale(chain.free), resident_bytes, covered })
+}
+
+struct Chain {
+    live: u64,
+    free: u64,
+    /// Bytes from the heap's start to where the walk ended.
+    walked: u64,
+}
+
+fn walk_chain(start: u64, end: u64, word: &mut dyn FnMut(u64) -> Option<u64>) -> Chain {
+    let mut chain = Chain { live: 0, free: 0, walked: 0 };
+    let mut chunk = start;
+    let mut size = match word(chunk + 8) {
+        Some(header) => header & !7,
+        None => return chain,
+    };
+    loop {
+        let sound = size >= SMALLEST_CHUNK && size % 16 == 0 && size <= end - chunk;
+        if !sound {
+            return chain;
+        }
+        let next = chunk + size;
+        if next + 16 > end {
+            // The top chunk: free, and the heap's end.
+            chain.free += size;
+            chain.walked = end - start;
+            return chain;
+        }
+        let Some(header) = word(next + 8) else { return chain };
+        if header & 1 == 1 {
+            chain.live += size;
+        } else {
+            chain.free += size;
+        }
+        chain.walked = next - start;
+        chunk = next;
+        size = header & !7;
+    }
+}
+
+/// Words of the heap, read in blocks, and only from pages that are there: touching others would fault them in.
+struct Reader<'a> {
+    pid: i32,
+    start: u64,
+    end: u64,
+    present: &'a [bool],
+    block: Vec<u8>,
+    at: u64,
+    read: u64,
+}
+
+impl Reader<'_> {
+    fn word(&mut self, address: u64) -> Option<u64> {
+        if address < self.at || address + 8 > self.at + self.block.len() as u64 {
+            self.load(address)?;
+        }
+        let offset = (address - self.at) as usize;
+        let bytes = self.block.get(offset..offset + 8)?;
+        Some(u64::from_le_bytes(bytes.try_into().ok()?))
+    }
+
+    fn load(&mut self, address: u64) -> Option<()> {
+        let first = (address - self.start) / PAGE;
+        let run = self.present.get(first as usize..)?.iter().take(BLOCK / PAGE as usize).take_while(|p| **p).count();
+        if run == 0 || self.read > BYTES_WALKED {
+            return None;
+        }
+        self.at = self.start + first * PAGE;
+        let length = ((run as u64 * PAGE).min(self.end - self.at)) as usize;
+        self.block.resize(length, 0);
+        let read = read_memory(self.pid, self.at, &mut self.block);
+        self.block.truncate(read);
+        self.read += read as u64;
+        (read >= 8).then_some(())
+    }
+}
+
+/// Documentation/admin-guide/mm/pagemap.rst: one word a page, bit 63 says present, bit 62 swapped.
+fn present_pages(pid: i32, start: u64, end: u64) -> Measured<Vec<bool>> {
+    let absent = |e: std::io::Error| {
+        Absence::new(Reason::NotPermitted, format!("/proc/{pid}/pagemap: {e}")).mend("run as root or as the target's user")
+    };
+    let mut file = std::fs::File::open(format!("/proc/{pid}/pagemap")).map_err(absent)?;
+    file.seek(SeekFrom::Start(start / PAGE * 8)).map_err(absent)?;
+    let pages = (end - start) / PAGE;
+    // 64 GiB of heap: beyond it the walk would see too little anyway.
+    if pages > 16 << 20 {
+        return Err(Absence::new(Reason::TooCostly, "glibc's heap is too large to be walked from outside"));
+    }
+    let mut words = Vec::new();
+    file.take(pages * 8).read_to_end(&mut words).map_err(absent)?;
+    Ok(words.chunks_exact(8).map(|w| w[7] & 0x80 != 0).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Chunks of the given sizes and use, the last one being the top.
+    fn heap(chunks: &[(u64, bool)]) -> (u64, u64, Vec<u64>) {
+        let total: u64 = chunks.iter().map(|c| c.0).sum();
+        let mut words = vec![0u64; (total / 8) as usize];
+        let (mut at, mut previous_used) = (0u64, true);
+        for &(size, used) in chunks {
+            words[(at / 8 + 1) as usize] = size | u64::from(previous_used);
+            at += size;
+            previous_used = used;
+        }
+        (0x1000, 0x1000 + total, words)
+    }
+
+    fn walked(chunks: &[(u64, bool)]) -> Chain {
+        let (start, end, words) = heap(chunks);
+        walk_chain(start, end, &mut |address| words.get(((address - start) / 8) as usize).copied())
+    }
+
+    #[test]
+    fn used_and_free_chunks_are_told_apart() {
+        let chain = walked(&[(64, true), (128, false), (32, true), (4096, false)]);
+        assert_eq!((chain.live, chain.free), (96, 128 + 4096));
+        assert_eq!(chain.walked, 64 + 128 + 32 + 4096);
+    }
+
+    #[test]
+    fn a_chain_that_makes_no_sense_ends() {
+        for bad in [0u64, 8, 24, 40, 1 << 40, u64::MAX] {
+            let (start, end, mut words) = heap(&[(64, true), (128, true), (4096, false)]);
+            words[64 / 8 + 1] = bad;
+            let chain = walk_chain(start, end, &mut |a| words.get(((a - start) / 8) as usize).copied());
+            assert!(chain.walked <= 64, "{bad}");
+        }
+    }
+
+    #[test]
+    fn pages_that_are_absent_end_it() {
+        let (start, end, words) = heap(&[(64, true), (128, true), (4096, false)]);
+        let chain = walk_chain(start, end, &mut |a| (a < start + 70).then(|| words[((a - start) / 8) as usize]));
+        assert_eq!(chain.walked, 0);
+    }
+}

@@ -1,0 +1,636 @@
+//! Target -> Recording: opens the probes, keeps the window, closes it, writes what was seen.
+
+use super::collect::Collector;
+use super::file::{Batch, Head, Part, Tail, Writer};
+use super::python::PythonProbe;
+use super::recording::*;
+use super::ticks::{SMAPS_LIMIT, ThreadClock, TickReader};
+use super::unwind;
+use super::{counts, heap};
+use crate::error::{Error, Result};
+use crate::host::cgroup::{Cgroup, CgroupFs};
+use crate::host::launch::{self, Launched};
+use crate::host::perf::{self, CpuSampler, Scope};
+use crate::host::proc::ProcFs;
+use crate::host::threads::{Look, Looker, read_memory};
+use crate::host::{clock, facts};
+use crate::units::{Absence, Measured, Reason};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+pub const DEFAULT_WINDOW: Duration = Duration::from_secs(15);
+/// Shorter windows hold too few samples to judge by; longer ones outgrow the recording.
+pub const SHORTEST_WINDOW: Duration = Duration::from_millis(500);
+pub const LONGEST_WINDOW: Duration = Duration::from_secs(3600);
+
+const DRAIN_EVERY: Duration = Duration::from_millis(50);
+const TICK_EVERY: Duration = Duration::from_millis(250);
+const BATCH_EVERY: Duration = Duration::from_secs(1);
+const PYTHON_EVERY: Duration = Duration::from_millis(100);
+
+/// Looks at waiting threads a second, all threads together: some 15 µs each, so a fifth of a percent of two CPUs.
+const LOOKS_PER_SECOND: u32 = 250;
+const LOOKS_AT_ONCE: usize = 64;
+const WAIT_STACK: usize = 1024;
+/// Threads whose exact times are re-read every second; beyond it only at both ends of the window.
+const THREADS_FOLLOWED: usize = 512;
+const PYTHON_PROCESSES: usize = 8;
+
+/// Whom to look at.
+pub enum Ask {
+    /// These processes and their descendants.
+    Pids(Vec<i32>),
+    /// Every process of a control group.
+    Cgroup(String),
+    /// A command to start; `keep` leaves it running afterwards.
+    Launch { command: Vec<OsString>, keep: bool },
+}
+
+pub struct Request<'a> {
+    pub ask: Ask,
+    pub window: Duration,
+    /// Where to write the recording; None keeps it in memory.
+    pub output: Option<PathBuf>,
+    pub prices: Measured<PriceList>,
+    /// Set by Ctrl-C: the window closes early and what was seen is reported.
+    pub interrupted: &'a AtomicBool,
+    /// Called now and then with the elapsed part of the window, 0 to 1.
+    pub progress: &'a mut dyn FnMut(f64),
+}
+
+pub struct Recorded {
+    pub recording: Recording,
+    pub path: Option<PathBuf>,
+    /// The file could not be written to the end; the recording in memory is whole.
+    pub file_failure: Option<Error>,
+    /// From the closing of the window to this value.
+    pub after_window: Duration,
+    /// The launched command, ended when this is dropped unless it was to be kept.
+    pub launched: Option<Launched>,
+}
+
+pub fn record(request: Request<'_>) -> Result<Recorded> {
+    if request.window < SHORTEST_WINDOW || request.window > LONGEST_WINDOW {
+        return Err(Error::Refused(format!(
+            "a window of {:?} is not usable: choose between {:?} and {:?} with -d",
+            request.window, SHORTEST_WINDOW, LONGEST_WINDOW
+        )));
+    }
+    // Before anything is started: an output that cannot be written must not cost a window.
+    let writer = Writer::create(request.output.as_deref())?;
+    match Session::open(&request, writer) {
+        Ok(session) => session.run(request),
+        Err(error) => {
+            // Nothing was seen: leave no empty file behind.
+            if let Some(path) = &request.output {
+                let _ = std::fs::remove_file(path);
+            }
+            Err(error)
+        }
+    }
+}
+
+struct Session {
+    proc: ProcFs,
+    collector: Collector,
+    sampler: Measured<CpuSampler>,
+    kernel_samples: bool,
+    system_wide: bool,
+    cgroup: Measured<Cgroup>,
+    launched: Option<Launched>,
+    command: Option<Vec<String>>,
+    pythons: Vec<PythonProbe>,
+    python_probe: Option<Probe>,
+    writer: Writer,
+    host: HostFacts,
+    keep: bool,
+}
+
+impl Session {
+    fn open(request: &Request<'_>, writer: Writer) -> Result<Session> {
+        let proc = ProcFs::live();
+        let host = facts::gather();
+        let mut collector = Collector::new(proc.clone(), clock::monotonic_ns());
+        let mut held = None;
+        let mut command = None;
+        let mut keep = false;
+        let roots: Vec<i32> = match &request.ask {
+            Ask::Pids(pids) => {
+                for &pid in pids {
+                    may_look_at(&proc, pid)?;
+                }
+                pids.clone()
+            }
+            Ask::Cgroup(path) => {
+                let pids = CgroupFs::live().map_err(|a| Error::Refused(a.detail))?.pids(path)?;
+                if pids.is_empty() {
+                    return Err(Error::Refused(format!("cgroup {path} has no process in it")));
+                }
+                pids
+            }
+            Ask::Launch { command: line, keep: leave } => {
+                refuse_setuid(line)?;
+                let shown: Vec<String> = line.iter().map(|w| w.to_string_lossy().into_owned()).collect();
+                let child = launch::hold(line)
+                    .map_err(|source| Error::Launch { command: shown.join(" "), source })?;
+                let pid = child.pid;
+                held = Some(child);
+                command = Some(shown);
+                keep = *leave;
+                vec![pid]
+            }
+        };
+        // A held child is still this program: it is adopted when it has become its own.
+        if held.is_none() {
+            for &pid in &roots {
+                collector.adopt(pid);
+                for child in proc.descendants(pid).unwrap_or_default() {
+                    collector.adopt(child);
+                }
+            }
+        }
+
+        let (sampler, kernel_samples, system_wide) = open_sampler(&proc, &collector, held.as_ref().map(|h| h.pid));
+        let mut sampler = sampler;
+        let launched = match held {
+            None => None,
+            Some(held) => {
+                let pid = held.pid;
+                if let Ok(sampler) = &mut sampler {
+                    let _ = sampler.start();
+                }
+                let shown = command.clone().unwrap_or_default().join(" ");
+                let child = held.release().map_err(|source| Error::Launch { command: shown, source })?;
+                collector.adopt(pid);
+                Some(child)
+            }
+        };
+        let cgroup = roots
+            .first()
+            .ok_or_else(|| Absence::new(Reason::NotFound, "no process"))
+            .and_then(|pid| CgroupFs::live()?.group_of(*pid));
+
+        let mut pythons = Vec::new();
+        let mut python_probe = None;
+        let interpreters: Vec<i32> = collector
+            .processes
+            .iter()
+            .filter(|p| matches!(p.runtime, Ok(Runtime::Cpython { .. })))
+            .map(|p| p.pid)
+            .take(PYTHON_PROCESSES)
+            .collect();
+        for pid in interpreters {
+            let state = match PythonProbe::attach(pid) {
+                Ok(probe) => {
+                    pythons.push(probe);
+                    ProbeState::Measured
+                }
+                Err(absence) => ProbeState::Absent(absence),
+            };
+            python_probe = Some(probe("python_stacks", "Python function names", state));
+        }
+        Ok(Session {
+            proc,
+            collector,
+            sampler,
+            kernel_samples,
+            system_wide,
+            cgroup,
+            launched,
+            command,
+            pythons,
+            python_probe,
+            writer,
+            host,
+            keep,
+        })
+    }
+
+    fn run(mut self, request: Request<'_>) -> Result<Recorded> {
+        let own_cpu_before = clock::own_cpu_ns();
+        let start = clock::monotonic_ns();
+        let started_unix_ms = clock::unix_ms();
+        self.collector.set_start(start);
+        let window_ns = request.window.as_nanos() as u64;
+        let mut meta = Meta {
+            tool_version: env!("CARGO_PKG_VERSION").into(),
+            started_unix_ms,
+            window_ns,
+            requested_ns: window_ns,
+            ended: Ended::Complete,
+            sample_period_ns: perf::SAMPLE_PERIOD_NS,
+            kernel_samples: self.kernel_samples && self.sampler.is_ok(),
+            system_wide: self.system_wide,
+            wait_period_ns: 0,
+            command: self.command.clone(),
+            own_cpu_ns: 0,
+            lost_records: 0,
+        };
+        self.writer.write(&Part::Head(Box::new(Head {
+            meta: meta.clone(),
+            host: self.host.clone(),
+            cgroup: self.cgroup.as_ref().ok().map(|c| c.path.clone()),
+            processes: self.collector.processes.clone(),
+            modules: self.collector.modules.list().to_vec(),
+            prices: request.prices,
+        })));
+
+        let mut ticks = TickReader::default();
+        let mut threads = ThreadClock::default();
+        let mut waits = WaitSampler::new(start);
+        let mut batch_ticks = Vec::new();
+        let mut batch_python = Vec::new();
+        let mut pids = self.collector.alive();
+        batch_ticks.push(ticks.read(&self.proc, &pids, 0, self.cgroup_tick(), true));
+        threads.read(&self.proc, &pids, 0);
+        if self.launched.is_none()
+            && let Ok(sampler) = &mut self.sampler
+            && let Err(e) = sampler.start()
+        {
+            self.sampler = Err(perf::absence(&e));
+        }
+        let counting = counts::start(&self.proc, &pids, request.window);
+
+        let every = |d: Duration| d.as_nanos() as u64;
+        let mut due = Due::new(start);
+        loop {
+            let now = clock::monotonic_ns();
+            let t_ns = now - start;
+            if request.interrupted.load(Ordering::Relaxed) {
+                meta.ended = Ended::Interrupted;
+                break;
+            }
+            if t_ns >= window_ns {
+                break;
+            }
+            if due.drain.passed(now, every(DRAIN_EVERY)) {
+                self.drain();
+            }
+            if due.wait.passed(now, waits.next_in()) {
+                waits.look(&self.proc, &pids, &mut self.collector, start);
+            }
+            if due.tick.passed(now, every(TICK_EVERY)) {
+                pids = self.collector.alive();
+                if pids.is_empty() {
+                    let status = self.launched.as_mut().and_then(Launched::exited).map(|s| s.to_string());
+                    meta.ended = Ended::TargetExited { status };
+                    break;
+                }
+                let cgroup = self.cgroup_tick();
+                batch_ticks.push(ticks.read(&self.proc, &pids, t_ns, cgroup, false));
+                (request.progress)(t_ns as f64 / window_ns as f64);
+            }
+            if !self.pythons.is_empty() && due.python.passed(now, every(PYTHON_EVERY)) {
+                self.pythons.iter_mut().for_each(|p| p.look(t_ns, &mut batch_python));
+            }
+            if due.batch.passed(now, every(BATCH_EVERY)) {
+                if threads.len() <= THREADS_FOLLOWED {
+                    threads.read(&self.proc, &pids, t_ns);
+                }
+                self.ship(&mut batch_ticks, &mut batch_python);
+            }
+            let wake = due.next().min(start + window_ns);
+            clock::sleep_until(wake);
+        }
+
+        // The window closes: stop the clocks first, so that what follows is not in the samples.
+        if let Ok(sampler) = &mut self.sampler {
+            let _ = sampler.stop();
+        }
+        let end = clock::monotonic_ns();
+        meta.window_ns = end - start;
+        let pids = self.collector.alive();
+        if !pids.is_empty() {
+            let cgroup = self.cgroup_tick();
+            batch_ticks.push(ticks.read(&self.proc, &pids, meta.window_ns, cgroup, true));
+            threads.read(&self.proc, &pids, meta.window_ns);
+        }
+        meta.own_cpu_ns = clock::own_cpu_ns() - own_cpu_before;
+        meta.wait_period_ns = waits.mean_period_ns();
+        self.drain();
+        self.ship(&mut batch_ticks, &mut batch_python);
+
+        let resident = pids.iter().filter_map(|p| self.proc.process_stat(*p).ok()).map(|s| s.resident_pages).sum::<u64>()
+            * self.proc.page_bytes();
+        let heap = heap::walk(&self.collector.processes, &pids);
+        let (counts, counts_probe) = counting.finish();
+        let probes = self.probes(&waits, counts_probe, resident);
+        let collected = self.collector.finish();
+        meta.lost_records = collected.lost;
+        self.writer.write(&Part::Tail(Box::new(Tail {
+            meta,
+            processes: collected.processes,
+            probes,
+            threads: threads.finish(),
+            modules: collected.modules,
+            counts,
+            neighbours: collected.neighbours,
+            heap,
+            frames: collected.frames,
+            stacks: collected.stacks,
+            sample_stacks: collected.sample_stacks,
+            wait_stacks: collected.wait_stacks,
+        })));
+        let (recording, file_failure) = self.writer.finish();
+        let mut launched = self.launched;
+        if self.keep
+            && let Some(child) = &mut launched
+        {
+            child.keep();
+        }
+        Ok(Recorded {
+            recording: recording?,
+            path: request.output.filter(|_| file_failure.is_none()),
+            file_failure,
+            after_window: Duration::from_nanos(clock::monotonic_ns() - end),
+            launched,
+        })
+    }
+
+    fn cgroup_tick(&self) -> Option<CgroupTick> {
+        self.cgroup.as_ref().ok()?.tick().ok()
+    }
+
+    fn drain(&mut self) {
+        if let Ok(sampler) = &mut self.sampler {
+            let collector = &mut self.collector;
+            sampler.drain(&mut |event| collector.take(event));
+        }
+    }
+
+    fn ship(&mut self, ticks: &mut Vec<Tick>, python: &mut Vec<PythonSample>) {
+        let batch = Batch {
+            ticks: std::mem::take(ticks),
+            python: std::mem::take(python),
+            ..self.collector.batch()
+        };
+        self.writer.write(&Part::Batch(Box::new(batch)));
+    }
+
+    fn probes(&self, waits: &WaitSampler, counts: Probe, resident: u64) -> Vec<Probe> {
+        let mut probes = Vec::new();
+        let sampled = match &self.sampler {
+            Err(absence) => ProbeState::Absent(absence.clone()),
+            Ok(sampler) if sampler.left_out > 0 => ProbeState::Partial(
+                Absence::new(
+                    Reason::TooCostly,
+                    format!("{} threads were not sampled: too many open files", sampler.left_out),
+                )
+                .mend("ulimit -n 65536, or run as root"),
+            ),
+            Ok(_) => ProbeState::Measured,
+        };
+        probes.push(probe("cpu_samples", "where the CPU time goes", sampled));
+        let kernel = match (&self.sampler, self.kernel_samples) {
+            (Err(absence), _) => ProbeState::Absent(absence.clone()),
+            (Ok(_), false) => ProbeState::Absent(
+                Absence::new(Reason::NotPermitted, "kernel time is not sampled for this user (perf_event_paranoid 2 or more)")
+                    .mend("run as root, or: sysctl kernel.perf_event_paranoid=1"),
+            ),
+            (Ok(_), true) if !self.collector.kernel_named() => ProbeState::Partial(
+                Absence::new(Reason::NotPermitted, "kernel symbols are hidden (kptr_restrict)")
+                    .mend("sysctl kernel.kptr_restrict=0, or run as root"),
+            ),
+            (Ok(_), true) => ProbeState::Measured,
+        };
+        probes.push(probe("kernel_stacks", "what the kernel does for the target", kernel));
+        probes.push(probe("waits", "what waiting threads wait for", waits.state()));
+        let cgroup = match &self.cgroup {
+            Ok(_) => ProbeState::Measured,
+            Err(absence) => ProbeState::Absent(absence.clone()),
+        };
+        probes.push(probe("cgroup", "quota and throttling", cgroup));
+        let smaps = if resident > SMAPS_LIMIT {
+            ProbeState::Absent(Absence::new(
+                Reason::TooCostly,
+                format!("resident memory is above {} GiB: walking its page tables would stall the target", SMAPS_LIMIT >> 30),
+            ))
+        } else {
+            ProbeState::Measured
+        };
+        probes.push(probe("smaps", "huge pages, lazily freed pages, shares", smaps));
+        probes.push(counts);
+        if self.collector.processes_left_out > 0 {
+            probes.push(probe(
+                "processes",
+                "every process of the target",
+                ProbeState::Partial(Absence::new(
+                    Reason::TooCostly,
+                    format!("{} processes beyond the first were not followed", self.collector.processes_left_out),
+                )),
+            ));
+        }
+        probes.extend(self.python_probe.clone());
+        if let Err(absence) = &self.host.pmu {
+            probes.push(probe("pmu", "hardware counters", ProbeState::Absent(absence.clone())));
+        }
+        probes
+    }
+}
+
+pub(super) fn probe(name: &str, what: &str, state: ProbeState) -> Probe {
+    Probe { name: name.into(), what: what.into(), state }
+}
+
+/// Root samples every CPU and picks the target out, at a cost that doesn't grow with the number of threads; others
+/// sample the target's threads, with the kernel's part if they may.
+fn open_sampler(proc: &ProcFs, collector: &Collector, held: Option<i32>) -> (Measured<CpuSampler>, bool, bool) {
+    let cpus = facts::online_cpus();
+    match CpuSampler::open(&Scope::Machine, &cpus, true) {
+        Ok(sampler) => return (Ok(sampler), true, true),
+        Err(absence) if absence.reason != Reason::NotPermitted => return (Err(absence), false, false),
+        Err(_) => {}
+    }
+    let scope = match held {
+        Some(pid) => Scope::UntilExec(pid),
+        None => {
+            let tids = collector.pids.iter().flat_map(|pid| proc.threads(*pid).unwrap_or_default());
+            Scope::Threads(tids.collect())
+        }
+    };
+    match CpuSampler::open(&scope, &cpus, true) {
+        Ok(sampler) => (Ok(sampler), true, false),
+        Err(_) => (CpuSampler::open(&scope, &cpus, false), false, false),
+    }
+}
+
+fn may_look_at(proc: &ProcFs, pid: i32) -> Result<()> {
+    if pid <= 0 || !proc.exists(pid) {
+        return Err(Error::NoSuchProcess(pid));
+    }
+    let stat = proc.process_stat(pid).map_err(|_| Error::NoSuchProcess(pid))?;
+    // A kernel thread has no address space: nothing here applies to it.
+    if stat.virtual_bytes == 0 {
+        return Err(Error::Refused(format!("process {pid} ({}) is a kernel thread or has already exited", stat.comm)));
+    }
+    proc.maps_readable(pid).map_err(|absence| Error::NotPermitted {
+        pid,
+        detail: absence.detail,
+        mend: "run as root, or as the user that owns the process".into(),
+    })
+}
+
+/// A set-user-ID program would run with rights that its caller doesn't have, and ignores most of what is asked of it.
+fn refuse_setuid(command: &[OsString]) -> Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    let Some(program) = command.first() else {
+        return Err(Error::Refused("no command given after --".into()));
+    };
+    let found = if program.to_string_lossy().contains('/') {
+        Some(PathBuf::from(program))
+    } else {
+        std::env::var_os("PATH")
+            .and_then(|path| std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| file.is_file()))
+    };
+    match found.as_deref().map(Path::metadata) {
+        Some(Ok(meta)) if meta.mode() & 0o6000 != 0 => Err(Error::Refused(format!(
+            "{} is set-user-ID or set-group-ID: it is not started; start it yourself and attach with -p as root",
+            program.to_string_lossy()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+struct Timer(u64);
+
+impl Timer {
+    /// True when due; then due again `period` later. Missed turns are not made up for.
+    fn passed(&mut self, now: u64, period: u64) -> bool {
+        if now < self.0 {
+            return false;
+        }
+        self.0 = (self.0 + period).max(now + 1);
+        true
+    }
+}
+
+struct Due {
+    drain: Timer,
+    wait: Timer,
+    tick: Timer,
+    python: Timer,
+    batch: Timer,
+}
+
+impl Due {
+    fn new(start: u64) -> Due {
+        let first = |period: Duration| Timer(start + period.as_nanos() as u64);
+        Due {
+            drain: first(DRAIN_EVERY),
+            wait: Timer(start),
+            tick: first(TICK_EVERY),
+            python: first(PYTHON_EVERY),
+            batch: first(BATCH_EVERY),
+        }
+    }
+
+    fn next(&self) -> u64 {
+        [&self.drain, &self.wait, &self.tick, &self.python, &self.batch].iter().map(|t| t.0).min().unwrap_or(0)
+    }
+}
+
+/// Looks at the target's threads at random moments: what share of the looks finds a thread waiting for something is
+/// the share of time that it waits for it. The cost is bounded however often the threads switch.
+struct WaitSampler {
+    looker: Looker,
+    started: u64,
+    last: u64,
+    looks: u64,
+    rounds: u64,
+    threads: Vec<(i32, i32)>,
+    listed_at: u64,
+    cursor: usize,
+    random: u64,
+    stack: Vec<u8>,
+    unreadable: Option<Absence>,
+}
+
+impl WaitSampler {
+    fn new(now: u64) -> WaitSampler {
+        WaitSampler {
+            looker: Looker::default(),
+            started: now,
+            last: now,
+            looks: 0,
+            rounds: 0,
+            threads: Vec::new(),
+            listed_at: 0,
+            cursor: 0,
+            // Any odd seed does: it only has to be out of step with the target.
+            random: now | 1,
+            stack: vec![0; WAIT_STACK],
+            unreadable: None,
+        }
+    }
+
+    /// Time to the next round: the budget of looks divided by what one round takes, jittered by a third.
+    fn next_in(&mut self) -> u64 {
+        let per_round = self.threads.len().clamp(1, LOOKS_AT_ONCE) as u64;
+        let period = (1_000_000_000 * per_round / u64::from(LOOKS_PER_SECOND)).max(5_000_000);
+        // xorshift64 (Marsaglia 2003).
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        period * 2 / 3 + self.random % (period * 2 / 3)
+    }
+
+    fn look(&mut self, proc: &ProcFs, pids: &[i32], collector: &mut Collector, start: u64) {
+        let now = clock::monotonic_ns();
+        if now - self.listed_at > 250_000_000 {
+            self.listed_at = now;
+            self.threads.clear();
+            for &pid in pids {
+                self.threads.extend(proc.threads(pid).unwrap_or_default().into_iter().map(|tid| (pid, tid)));
+            }
+        }
+        if self.threads.is_empty() {
+            self.last = now;
+            return;
+        }
+        let count = self.threads.len().min(LOOKS_AT_ONCE);
+        // Each look stands for the time since the last round, and for the threads that it was not the turn of.
+        let weight_ns = ((now - self.last) as u128 * self.threads.len() as u128 / count as u128) as u64;
+        self.last = now;
+        self.rounds += 1;
+        for _ in 0..count {
+            self.cursor = (self.cursor + 1) % self.threads.len();
+            let (pid, tid) = self.threads[self.cursor];
+            self.looks += 1;
+            let Look::Blocked(blocked) = self.looker.look(proc, pid, tid) else { continue };
+            let wait = WaitSample {
+                t_ns: now - start,
+                pid,
+                tid,
+                weight_ns,
+                state: blocked.state,
+                syscall: blocked.syscall,
+                kernel: None,
+                user: None,
+            };
+            let user = blocked.ip_sp.map(|(ip, sp)| {
+                let read = read_memory(pid, sp, &mut self.stack);
+                (unwind::waiting_registers(ip, sp), &self.stack[..read])
+            });
+            if blocked.syscall.is_none() && self.unreadable.is_none() {
+                self.unreadable = Some(
+                    Absence::new(Reason::NotPermitted, "what threads wait in is not readable (/proc/PID/task/TID/syscall)")
+                        .mend("run as root or grant CAP_SYS_PTRACE"),
+                );
+            }
+            collector.take_wait(wait, &blocked.kernel, user);
+        }
+    }
+
+    fn mean_period_ns(&self) -> u64 {
+        (self.last - self.started) / self.rounds.max(1)
+    }
+
+    fn state(&self) -> ProbeState {
+        match &self.unreadable {
+            Some(absence) => ProbeState::Partial(absence.clone()),
+            None => ProbeState::Measured,
+        }
+    }
+}
