@@ -49,3 +49,39 @@ impl Printer {
 fn one_line(text: &str) -> String {
     allocwall_core::report::escape::terminal(text)
 }
+
+/// A progress bar that is drawn only on a terminal. Gone when dropped.
+pub struct Bar(Option<indicatif::ProgressBar>);
+
+impl Printer {
+    pub fn bar(&self, what: &str, length: std::time::Duration) -> Bar {
+        if !self.progress() || length < std::time::Duration::from_secs(2) {
+            return Bar(None);
+        }
+        let bar = indicatif::ProgressBar::new(1000);
+        let seconds = length.as_secs_f64();
+        if let Ok(style) = indicatif::ProgressStyle::with_template("{prefix} {wide_bar} {msg}") {
+            bar.set_style(style);
+        }
+        bar.set_prefix(what.to_string());
+        bar.set_message(format!("{seconds:.0} s"));
+        Bar(Some(bar))
+    }
+}
+
+impl Bar {
+    /// `part` from 0 to 1.
+    pub fn set(&self, part: f64) {
+        if let Some(bar) = &self.0 {
+            bar.set_position((part * 1000.0) as u64);
+        }
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,5 +1,14 @@
 //! The only place with system calls and unsafe code. Readers of /proc, /sys and cgroup files take a root and parse bytes.
 
+pub mod cgroup;
+pub mod clock;
+pub mod facts;
+pub mod file;
+pub mod installed;
 pub mod launch;
 pub mod perf;
+pub mod perf_trial;
+pub mod proc;
+pub mod rights;
 pub mod threads;
+pub mod tracefs;

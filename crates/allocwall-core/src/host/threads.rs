@@ -1,7 +1,7 @@
 //! Looking at a thread that does not run: what it waits for, from /proc/PID/task/TID.
 
-use std::fs::File;
-use std::io::Read;
+use crate::host::proc::{ProcFs, SyscallState};
+use crate::units::Reason;
 
 /// One thread that was found off its CPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,11 +16,9 @@ pub struct Blocked {
     pub kernel: Vec<String>,
 }
 
-/// Re-used between looks so that a look allocates little.
+/// Remembers what was refused, so that it is not asked for again at every look.
 #[derive(Default)]
 pub struct Looker {
-    buffer: Vec<u8>,
-    /// Reading kernel stacks was refused once: not asked again.
     stacks_refused: bool,
     syscalls_refused: bool,
 }
@@ -33,84 +31,36 @@ pub enum Look {
 }
 
 impl Looker {
-    pub fn look(&mut self, pid: i32, tid: i32) -> Look {
-        let Some(stat) = self.read(pid, tid, "stat") else { return Look::Gone };
-        // The name may hold spaces and parentheses: the state follows the last one.
-        let state = stat.iter().rposition(|b| *b == b')').and_then(|i| stat.get(i + 2)).map(|b| *b as char);
-        let state = match state {
-            None | Some('X' | 'x' | 'Z') => return Look::Gone,
-            Some('R') => return Look::Runnable,
-            Some(state) => state,
-        };
-        let mut blocked = Blocked { state, ..Blocked::default() };
+    pub fn look(&mut self, proc: &ProcFs, pid: i32, tid: i32) -> Look {
+        let Ok(stat) = proc.thread_stat(pid, tid) else { return Look::Gone };
+        match stat.state {
+            'X' | 'x' | 'Z' => return Look::Gone,
+            'R' => return Look::Runnable,
+            _ => {}
+        }
+        let mut blocked = Blocked { state: stat.state, ..Blocked::default() };
         if !self.syscalls_refused {
-            match self.read(pid, tid, "syscall").map(parse_syscall) {
+            match proc.thread_syscall(pid, tid) {
                 // It woke up in the meantime: what the two reads say together is "runnable".
-                Some(Syscall::Running) => return Look::Runnable,
-                Some(Syscall::Blocked { number, sp, ip }) => {
+                Ok(SyscallState::Running) => return Look::Runnable,
+                Ok(SyscallState::Blocked { number, ip_sp }) => {
                     blocked.syscall = Some(number);
-                    blocked.ip_sp = Some((ip, sp));
+                    blocked.ip_sp = ip_sp;
                 }
-                Some(Syscall::Unparsable) => {}
-                None => self.syscalls_refused = true,
+                Err(absence) => self.syscalls_refused = absence.reason == Reason::NotPermitted,
             }
         }
         if !self.stacks_refused {
-            match self.read(pid, tid, "stack").map(parse_stack) {
-                Some(kernel) => blocked.kernel = kernel,
-                None => self.stacks_refused = true,
+            match proc.thread_kernel_stack(pid, tid) {
+                Ok(kernel) => blocked.kernel = kernel,
+                Err(absence) => self.stacks_refused = absence.reason == Reason::NotPermitted,
             }
         }
-        if blocked.kernel.is_empty()
-            && let Some(wchan) = self.read(pid, tid, "wchan")
-            && wchan != b"0"
-            && !wchan.is_empty()
-        {
-            blocked.kernel.push(String::from_utf8_lossy(wchan).into_owned());
+        if blocked.kernel.is_empty() {
+            blocked.kernel.extend(proc.thread_wchan(pid, tid).ok().flatten());
         }
         Look::Blocked(blocked)
     }
-
-    fn read(&mut self, pid: i32, tid: i32, file: &str) -> Option<&[u8]> {
-        self.buffer.clear();
-        let mut open = File::open(format!("/proc/{pid}/task/{tid}/{file}")).ok()?;
-        open.read_to_end(&mut self.buffer).ok()?;
-        Some(&self.buffer)
-    }
-}
-
-enum Syscall {
-    Running,
-    Blocked { number: i64, sp: u64, ip: u64 },
-    Unparsable,
-}
-
-/// proc_pid_syscall(5): `running`, or `-1 SP PC`, or `NR A1 … A6 SP PC`.
-fn parse_syscall(bytes: &[u8]) -> Syscall {
-    let text = String::from_utf8_lossy(bytes);
-    let words: Vec<&str> = text.split_ascii_whitespace().collect();
-    let hex = |word: &str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
-    match words[..] {
-        ["running"] => Syscall::Running,
-        [number, .., sp, ip] => match (number.parse(), hex(sp), hex(ip)) {
-            (Ok(number), Some(sp), Some(ip)) => Syscall::Blocked { number, sp, ip },
-            _ => Syscall::Unparsable,
-        },
-        _ => Syscall::Unparsable,
-    }
-}
-
-/// proc_pid_stack(5): `[<0>] function+0x110/0x310` a line.
-fn parse_stack(bytes: &[u8]) -> Vec<String> {
-    String::from_utf8_lossy(bytes)
-        .lines()
-        .filter_map(|line| {
-            let symbol = line.split_once("] ")?.1;
-            let name = symbol.split_once('+').map_or(symbol, |(name, _)| name);
-            (!name.is_empty()).then(|| name.to_string())
-        })
-        .take(64)
-        .collect()
 }
 
 /// Copies target memory from `address` upwards into `buffer` without stopping the target; the number of bytes that
@@ -136,25 +86,6 @@ pub fn read_memory(pid: i32, address: u64, buffer: &mut [u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn syscall_lines() {
-        assert!(matches!(parse_syscall(b"running\n"), Syscall::Running));
-        assert!(matches!(
-            parse_syscall(b"202 0x1 0x80 0x0 0x0 0x0 0x0 0x7ffc1 0x7f001\n"),
-            Syscall::Blocked { number: 202, sp: 0x7ffc1, ip: 0x7f001 }
-        ));
-        assert!(matches!(parse_syscall(b"-1 0x7ffc1 0x7f001\n"), Syscall::Blocked { number: -1, .. }));
-        for bad in [&b""[..], b"x", b"1 2 3", b"\xff\xfe 0x1 0x2", b"5 0x1"] {
-            assert!(matches!(parse_syscall(bad), Syscall::Unparsable), "{bad:?}");
-        }
-    }
-
-    #[test]
-    fn stack_lines() {
-        let text = b"[<0>] futex_wait+0x1/0x2\n[<0>] do_syscall_64+0x71/0x280\nnonsense\n[<0>] \n";
-        assert_eq!(parse_stack(text), ["futex_wait", "do_syscall_64"]);
-    }
 
     #[test]
     fn own_memory_reads_like_anybodys() {
@@ -190,13 +121,14 @@ mod tests {
         std::thread::sleep(std::time::Duration::from_millis(50));
         let pid = std::process::id() as i32;
         let mut looker = Looker::default();
-        let parked = looker.look(pid, TID[0].load(Ordering::SeqCst));
-        let spinning = looker.look(pid, TID[1].load(Ordering::SeqCst));
+        let proc = ProcFs::live();
+        let parked = looker.look(&proc, pid, TID[0].load(Ordering::SeqCst));
+        let spinning = looker.look(&proc, pid, TID[1].load(Ordering::SeqCst));
         STOP.store(true, Ordering::SeqCst);
         threads.into_iter().for_each(|t| t.join().unwrap());
         let Look::Blocked(blocked) = parked else { panic!("the parked thread was not seen waiting") };
         assert_eq!(blocked.state, 'S');
         assert!(matches!(spinning, Look::Runnable));
-        assert!(matches!(looker.look(pid, i32::MAX), Look::Gone));
+        assert!(matches!(looker.look(&proc, pid, i32::MAX), Look::Gone));
     }
 }

@@ -2,6 +2,9 @@
 //!
 //! Times are nanoseconds since the start of the window unless the name says otherwise; sizes are bytes.
 
+pub use crate::host::facts::{
+    Allocator, AllocatorKind, CgroupTick, HostFacts, HostTick, Libc, Linkage, Runtime, Smaps,
+};
 use crate::units::{Absence, Measured};
 use serde::{Deserialize, Serialize};
 
@@ -66,33 +69,6 @@ pub enum Ended {
     CutOff,
 }
 
-/// Facts about the machine that judgements depend on.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct HostFacts {
-    pub kernel_release: String,
-    pub architecture: String,
-    pub cpu_model: String,
-    pub online_cpus: u32,
-    pub numa_nodes: u32,
-    pub memory_bytes: u64,
-    pub page_bytes: u64,
-    /// Hypervisor's name or None on bare metal (as far as CPUID tells).
-    pub hypervisor: Option<String>,
-    /// The guest reports free pages to the host, which may take them back.
-    pub free_page_reporting: Measured<bool>,
-    pub thp_enabled: Measured<String>,
-    pub thp_defrag: Measured<String>,
-    pub hugepages_total: u64,
-    pub hugepages_free: u64,
-    pub cgroup_version: Measured<u8>,
-    /// Name of the container technology this tool runs in, if any.
-    pub container: Option<String>,
-    pub euid: u32,
-    pub perf_event_paranoid: Measured<i32>,
-    pub kptr_restrict: Measured<i32>,
-    pub pmu: Measured<()>,
-}
-
 /// One process of the target.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Process {
@@ -107,56 +83,6 @@ pub struct Process {
     /// Allocator and runtime settings found in its environment (GLIBC_TUNABLES, MALLOC_*, LD_PRELOAD, PYTHON*, JAVA_TOOL_OPTIONS, GO*…).
     pub environment: Vec<(String, String)>,
     pub thp_disabled: Measured<bool>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Libc {
-    Glibc { version: String },
-    Musl { version: Option<String> },
-    Static,
-    Other { name: String },
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Runtime {
-    Native,
-    Cpython { version: String, free_threaded: bool },
-    Jvm { version: Option<String> },
-    Go { version: Option<String> },
-    Node { version: Option<String> },
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Allocator {
-    pub kind: AllocatorKind,
-    pub how: Linkage,
-    /// Path of the module that holds it.
-    pub module: String,
-    pub version: Option<String>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AllocatorKind {
-    Glibc,
-    Musl,
-    Jemalloc,
-    Tcmalloc,
-    Mimalloc,
-    Snmalloc,
-    Other,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Linkage {
-    /// The C library's own.
-    Libc,
-    Linked,
-    Preloaded,
-    Static,
 }
 
 /// One source of measurements and what became of it.
@@ -227,48 +153,6 @@ pub struct Tick {
     pub numa_resident: Option<Vec<u64>>,
     pub cgroup: Option<CgroupTick>,
     pub host: HostTick,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Smaps {
-    pub rss: u64,
-    pub pss: u64,
-    pub anonymous: u64,
-    pub lazy_free: u64,
-    pub anon_huge: u64,
-    pub hugetlb: u64,
-    pub swap: u64,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct CgroupTick {
-    pub periods: u64,
-    pub throttled_periods: u64,
-    /// Summed over the CPUs' run queues, as the kernel counts it.
-    pub throttled_ns: u64,
-    /// CPUs' worth of quota; None without a limit.
-    pub quota_cpus: Option<f64>,
-    pub memory: Option<u64>,
-    pub memory_limit: Option<u64>,
-}
-
-/// Machine-wide, cumulative.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct HostTick {
-    pub busy_ns: u64,
-    pub idle_ns: u64,
-    pub iowait_ns: u64,
-    pub steal_ns: u64,
-    /// PSI `some` totals; None where PSI is off.
-    pub psi_cpu_us: Option<u64>,
-    pub psi_memory_us: Option<u64>,
-    pub psi_io_us: Option<u64>,
-    pub direct_reclaim_pages: Option<u64>,
-    pub compact_stalls: Option<u64>,
-    pub thp_fault_alloc: Option<u64>,
-    pub thp_fault_fallback: Option<u64>,
-    pub numa_remote: Option<u64>,
-    pub numa_local: Option<u64>,
 }
 
 /// What the kernel charged to one thread within the window.

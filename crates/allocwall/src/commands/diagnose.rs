@@ -1,11 +1,210 @@
-//! `allocwall diagnose`.
+//! `allocwall diagnose`: bill, ladder, verdict and remedies of a process, a command or a recording.
 
+use crate::commands::report;
 use crate::printer::Printer;
+use allocwall_core::measure::calibrate;
+use allocwall_core::measure::file;
+use allocwall_core::measure::record::{self, Ask, DEFAULT_WINDOW, Recorded, Request};
+use allocwall_core::measure::recording::{Ended, Recording};
+use anyhow::{Context, bail};
+use std::ffi::OsString;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Recordings kept in the state directory; older ones that this program named itself are removed.
+const KEPT: usize = 32;
+const SUFFIX: &str = ".allocwall";
 
 #[derive(clap::Args)]
-pub struct Args {}
+#[command(override_usage = "allocwall diagnose [OPTIONS] <-p PID[,PID…] | --cgroup PATH | FILE | -- CMD…>")]
+pub struct Args {
+    /// Processes to look at, with their descendants
+    #[arg(short, long, value_name = "PID", value_delimiter = ',', num_args = 1.., conflicts_with_all = ["cgroup", "file", "command"])]
+    pid: Vec<i32>,
 
-pub fn run(_args: Args, _printer: &Printer) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("not there yet")
+    /// Every process of a control group (a container): a path as in /proc/PID/cgroup or below /sys/fs/cgroup
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["file", "command"])]
+    cgroup: Option<String>,
+
+    /// Length of the window: 15, 15s, 500ms, 2m [default: 15s]
+    #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
+    duration: Option<Duration>,
+
+    /// Where to write the recording [default: a file in the state directory]
+    #[arg(short, long, value_name = "FILE", conflicts_with = "file")]
+    output: Option<PathBuf>,
+
+    /// Print the versioned JSON document (docs/json.md) instead of text
+    #[arg(long)]
+    json: bool,
+
+    /// Exit with status 1 when a wall was found
+    #[arg(long, value_name = "WHAT", value_parser = ["wall"])]
+    fail_on: Option<String>,
+
+    /// Leave the launched command running after the window; otherwise it is ended (SIGTERM, then SIGKILL)
+    #[arg(long, requires = "command")]
+    keep_running: bool,
+
+    /// A recording to diagnose again
+    #[arg(conflicts_with = "command")]
+    file: Option<PathBuf>,
+
+    /// A command to start and look at; its standard output goes to standard error
+    #[arg(last = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+    let (recording, note) = match &args.file {
+        Some(path) => {
+            if args.duration.is_some() {
+                bail!("-d has no meaning for a recording: its window is over");
+            }
+            (file::read(path)?, None)
+        }
+        None => {
+            let recorded = record_now(&args, printer)?;
+            let note = recorded.path.as_deref().map(|path| {
+                format!(
+                    "recording: {} (replay: allocwall diagnose FILE; graph: allocwall report FILE --format flamegraph)",
+                    path.display()
+                )
+            });
+            if let Some(child) = &recorded.launched
+                && !args.keep_running
+                && recorded.recording.meta.ended == Ended::Complete
+            {
+                printer.note("the window is over: ending the command (--keep-running leaves it)");
+                drop(child);
+            }
+            let recording = finish(recorded, printer);
+            (recording, note)
+        }
+    };
+    let judged = report::Judged::of(recording);
+    printer.data(&if args.json { judged.json() } else { judged.text(printer) });
+    if let Some(note) = note {
+        printer.note(&note);
+    }
+    let found = !judged.verdict.walls.is_empty();
+    Ok(if found && args.fail_on.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Ends the launched command by dropping it, and tells of a file that could not be written.
+fn finish(recorded: Recorded, printer: &Printer) -> Recording {
+    if let Some(failure) = &recorded.file_failure {
+        printer.warn(&format!("{failure}; the diagnosis below is whole, but the recording was not kept"));
+    }
+    recorded.recording
+}
+
+fn record_now(args: &Args, printer: &Printer) -> anyhow::Result<Recorded> {
+    let ask = match (&args.pid[..], &args.cgroup, &args.command[..]) {
+        ([], None, []) => bail!("say whom to look at: -p PID, --cgroup PATH, a recording's FILE, or -- CMD…"),
+        ([], Some(path), _) => Ask::Cgroup(path.clone()),
+        ([], None, command) => Ask::Launch { command: command.to_vec(), keep: args.keep_running },
+        (pids, ..) => Ask::Pids(pids.to_vec()),
+    };
+    let window = args.duration.unwrap_or(DEFAULT_WINDOW);
+    let output = match &args.output {
+        Some(path) => Some(path.clone()),
+        None => default_output(printer),
+    };
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
+        signal_hook::flag::register_conditional_default(signal, interrupted.clone())
+            .and_then(|_| signal_hook::flag::register(signal, interrupted.clone()))
+            .context("cannot catch signals")?;
+    }
+    let bar = printer.bar("recording", window);
+    let request = Request {
+        ask,
+        window,
+        output,
+        prices: calibrate::cached(),
+        interrupted: &interrupted,
+        progress: &mut |part| bar.set(part),
+    };
+    let recorded = record::record(request);
+    drop(bar);
+    let recorded = recorded?;
+    if interrupted.load(Ordering::Relaxed) {
+        printer.note("interrupted: reporting what was seen so far");
+    }
+    Ok(recorded)
+}
+
+/// A new name in the state directory, or None with a warning where that cannot be written.
+fn default_output(printer: &Printer) -> Option<PathBuf> {
+    let state = std::env::var_os("XDG_STATE_HOME")
+        .map(PathBuf::from)
+        .filter(|p| p.is_absolute())
+        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".local/state")))?
+        .join("allocwall");
+    if let Err(e) = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&state) {
+        printer.warn(&format!("{}: {e}; the recording is not kept (name a file with -o)", state.display()));
+        return None;
+    }
+    prune(&state);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_millis());
+    Some(state.join(format!("{now}-{}{SUFFIX}", std::process::id())))
+}
+
+/// Names start with the time in milliseconds, so the order of names is the order of age.
+fn prune(state: &Path) {
+    let Ok(entries) = std::fs::read_dir(state) else { return };
+    let mut named: Vec<PathBuf> = entries
+        .flatten()
+        .map(|e| e.path())
+        .filter(|p| {
+            let name = p.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+            name.strip_suffix(SUFFIX).is_some_and(|n| {
+                n.split_once('-').is_some_and(|(time, pid)| {
+                    !time.is_empty() && [time, pid].iter().all(|part| part.bytes().all(|b| b.is_ascii_digit()))
+                })
+            })
+        })
+        .collect();
+    named.sort();
+    let old = named.len().saturating_sub(KEPT - 1);
+    for path in &named[..old] {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len()));
+    let scale = match unit {
+        "" | "s" => 1.0,
+        "ms" => 1e-3,
+        "m" => 60.0,
+        _ => return Err("a time is a number with ms, s or m behind it: 500ms, 15s, 2m".into()),
+    };
+    let number: f64 = number.parse().map_err(|_| "a time is a number with ms, s or m behind it: 500ms, 15s, 2m")?;
+    let window = Duration::try_from_secs_f64(number * scale).map_err(|_| "that is no usable time")?;
+    if window < record::SHORTEST_WINDOW || window > record::LONGEST_WINDOW {
+        return Err(format!("choose between {:?} and {:?}", record::SHORTEST_WINDOW, record::LONGEST_WINDOW));
+    }
+    Ok(window)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        assert_eq!(parse_duration("15"), Ok(Duration::from_secs(15)));
+        assert_eq!(parse_duration("1.5s"), Ok(Duration::from_millis(1500)));
+        assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
+        for bad in ["", "0", "-1", "10x", "NaN", "1e300", "99999999999", "2h", "1ms", "..", "٣"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+    }
 }

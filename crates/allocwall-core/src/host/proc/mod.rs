@@ -1,0 +1,481 @@
+//! /proc, live or a copy of it. Every reader is one open, read and close; process totals never walk threads.
+
+mod parse;
+
+pub use parse::{
+    CgroupLine, MemInfo, ProcessStat, SchedStat, Status, SyscallState, chosen, cpu_model, list_len, pair,
+};
+
+use crate::host::facts::{HostTick, Smaps};
+use crate::host::file::{self, unparsable};
+use crate::units::{Absence, Measured, Reason};
+use std::path::{Path, PathBuf};
+
+/// Enough of a command line or an environment to judge by; both may be megabytes.
+const WORDS_LIMIT: usize = 256 << 10;
+/// Up to here the children are read thread by thread; beyond, one pass over all processes is cheaper.
+const CHILDREN_BY_THREAD: u32 = 64;
+
+#[derive(Clone, Debug)]
+pub struct ProcFs {
+    root: PathBuf,
+    ns_per_tick: u64,
+    page_bytes: u64,
+}
+
+impl ProcFs {
+    pub fn live() -> Self {
+        Self::at("/proc")
+    }
+
+    /// A copy of /proc, or the /proc of a container.
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        ProcFs {
+            root: root.into(),
+            ns_per_tick: 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1),
+            page_bytes: rustix::param::page_size() as u64,
+        }
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Nanoseconds of a clock tick, the unit of `ProcessStat`'s times.
+    pub fn ns_per_tick(&self) -> u64 {
+        self.ns_per_tick
+    }
+
+    pub fn page_bytes(&self) -> u64 {
+        self.page_bytes
+    }
+
+    pub fn exists(&self, pid: i32) -> bool {
+        self.root.join(pid.to_string()).is_dir()
+    }
+
+    pub fn process_stat(&self, pid: i32) -> Measured<ProcessStat> {
+        self.process(pid, "stat", parse::process_stat)
+    }
+
+    /// State, processor and times of one thread.
+    pub fn thread_stat(&self, pid: i32, tid: i32) -> Measured<ProcessStat> {
+        self.thread(pid, tid, "stat", parse::process_stat)
+    }
+
+    pub fn status(&self, pid: i32) -> Measured<Status> {
+        self.process(pid, "status", parse::status)
+    }
+
+    /// The same of one thread; the counts of switches are its own.
+    pub fn thread_status(&self, pid: i32, tid: i32) -> Measured<Status> {
+        self.thread(pid, tid, "status", parse::status)
+    }
+
+    /// Whether this user may look into the process at all: maps needs the right that every closer look needs.
+    pub fn maps_readable(&self, pid: i32) -> Measured<()> {
+        self.process(pid, "maps", |_| Some(()))
+    }
+
+    /// Of this very process.
+    pub fn own_status(&self) -> Measured<Status> {
+        let path = self.root.join("self/status");
+        file::read(&path, |bytes| {
+            parse::status(bytes).ok_or_else(|| unparsable(&path.display(), bytes))
+        })
+    }
+
+    pub fn comm(&self, pid: i32) -> Measured<String> {
+        self.process(pid, "comm", |bytes| Some(comm(bytes)))
+    }
+
+    pub fn thread_comm(&self, pid: i32, tid: i32) -> Measured<String> {
+        self.thread(pid, tid, "comm", |bytes| Some(comm(bytes)))
+    }
+
+    /// On-CPU time, run delay and timeslices of one thread, in nanoseconds.
+    pub fn thread_schedstat(&self, pid: i32, tid: i32) -> Measured<SchedStat> {
+        self.thread(pid, tid, "schedstat", parse::schedstat)
+    }
+
+    /// Needs the same right as tracing the process.
+    pub fn thread_syscall(&self, pid: i32, tid: i32) -> Measured<SyscallState> {
+        self.thread(pid, tid, "syscall", parse::syscall)
+    }
+
+    /// Kernel function that the thread sleeps in; None while it runs.
+    pub fn thread_wchan(&self, pid: i32, tid: i32) -> Measured<Option<String>> {
+        self.thread(pid, tid, "wchan", |bytes| {
+            let name = String::from_utf8_lossy(bytes.trim_ascii()).into_owned();
+            Some((name != "0" && !name.is_empty()).then_some(name))
+        })
+    }
+
+    /// Kernel stack of one thread, leaf first; root's alone.
+    pub fn thread_kernel_stack(&self, pid: i32, tid: i32) -> Measured<Vec<String>> {
+        self.thread(pid, tid, "stack", |bytes| Some(parse::kernel_stack(bytes)))
+    }
+
+    /// Threads alive now, in the order of their creation.
+    pub fn threads(&self, pid: i32) -> Measured<Vec<i32>> {
+        let path = self.root.join(format!("{pid}/task"));
+        self.numbers_in(&path)
+            .map_err(|absence| self.settled(pid, absence))
+    }
+
+    /// Every process visible here.
+    pub fn pids(&self) -> Measured<Vec<i32>> {
+        self.numbers_in(&self.root)
+    }
+
+    /// Walks the page tables under the map lock: some milliseconds a gigabyte, during which the target cannot map.
+    pub fn smaps_rollup(&self, pid: i32) -> Measured<Smaps> {
+        self.process(pid, "smaps_rollup", parse::smaps_rollup)
+    }
+
+    /// Resident bytes per NUMA node. As dear as `smaps_rollup`.
+    pub fn numa_resident(&self, pid: i32) -> Measured<Vec<u64>> {
+        self.process(pid, "numa_maps", parse::numa_resident)
+    }
+
+    pub fn cmdline(&self, pid: i32) -> Measured<Vec<String>> {
+        let path = self.root.join(format!("{pid}/cmdline"));
+        file::read_prefix(&path, WORDS_LIMIT, parse::nul_words).map_err(|absence| self.settled(pid, absence))
+    }
+
+    pub fn environ(&self, pid: i32) -> Measured<Vec<(String, String)>> {
+        let path = self.root.join(format!("{pid}/environ"));
+        file::read_prefix(&path, WORDS_LIMIT, parse::environ).map_err(|absence| self.settled(pid, absence))
+    }
+
+    /// Path of the executable, ` (deleted)` removed.
+    pub fn exe(&self, pid: i32) -> Measured<String> {
+        let target = self.link(pid, "exe")?;
+        Ok(target
+            .strip_suffix(" (deleted)")
+            .map_or(target.clone(), str::to_owned))
+    }
+
+    /// `pid`, `mnt`, `user`, …: two processes in one namespace have the same text.
+    pub fn namespace(&self, pid: i32, kind: &str) -> Measured<String> {
+        self.link(pid, &format!("ns/{kind}"))
+    }
+
+    /// Namespace of this very process.
+    pub fn own_namespace(&self, kind: &str) -> Measured<String> {
+        let path = self.root.join(format!("self/ns/{kind}"));
+        let target = std::fs::read_link(&path).map_err(|error| file::absence_of(&path, &error))?;
+        Ok(target.to_string_lossy().into_owned())
+    }
+
+    fn link(&self, pid: i32, name: &str) -> Measured<String> {
+        let path = self.root.join(format!("{pid}/{name}"));
+        match std::fs::read_link(&path) {
+            Ok(target) => Ok(target.to_string_lossy().into_owned()),
+            Err(error) => Err(self.settled(pid, file::absence_of(&path, &error))),
+        }
+    }
+
+    pub fn cgroups(&self, pid: i32) -> Measured<Vec<CgroupLine>> {
+        self.process(pid, "cgroup", |bytes| Some(parse::cgroup(bytes)))
+    }
+
+    /// Soft limit by its name in /proc/PID/limits; None is unlimited.
+    pub fn limit(&self, pid: i32, name: &str) -> Measured<Option<u64>> {
+        self.process(pid, "limits", |bytes| parse::limit(bytes, name))
+    }
+
+    /// Processes that this one started and that are alive.
+    pub fn children(&self, pid: i32) -> Measured<Vec<i32>> {
+        let few = self.process_stat(pid)?.threads <= CHILDREN_BY_THREAD;
+        match few.then(|| self.children_by_thread(pid)) {
+            Some(Some(children)) => Ok(children),
+            _ => Ok(self.children_by_scan(&[pid])),
+        }
+    }
+
+    /// Children, their children and so on, without the process itself. A process whose parent died is re-parented
+    /// and no longer found: whoever follows a tree must remember what it saw.
+    pub fn descendants(&self, pid: i32) -> Measured<Vec<i32>> {
+        let mut found = self.children(pid)?;
+        let mut next = 0;
+        while let Some(&child) = found.get(next) {
+            next += 1;
+            // Gone between the two reads: it has no children any more.
+            for grandchild in self.children(child).unwrap_or_default() {
+                if grandchild != pid && !found.contains(&grandchild) {
+                    found.push(grandchild);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// None where the kernel was built without CONFIG_PROC_CHILDREN.
+    fn children_by_thread(&self, pid: i32) -> Option<Vec<i32>> {
+        let mut children = Vec::new();
+        for tid in self.threads(pid).ok()? {
+            let read = self.thread(pid, tid, "children", |bytes| {
+                file::words(bytes)
+                    .map(file::number::<i32>)
+                    .collect::<Option<Vec<_>>>()
+            });
+            match read {
+                Ok(found) => children.extend(found),
+                Err(absence) if absence.reason == Reason::Vanished => {}
+                Err(_) => return None,
+            }
+        }
+        Some(children)
+    }
+
+    fn children_by_scan(&self, parents: &[i32]) -> Vec<i32> {
+        let pids = self.pids().unwrap_or_default();
+        let is_child = |&pid: &i32| {
+            self.process_stat(pid)
+                .is_ok_and(|stat| parents.contains(&stat.ppid))
+        };
+        pids.into_iter().filter(is_child).collect()
+    }
+
+    /// Machine-wide counters. PSI and vmstat fields are None where the kernel lacks them.
+    pub fn host_tick(&self) -> Measured<HostTick> {
+        let stat = self.root.join("stat");
+        let mut tick = file::read(&stat, |bytes| {
+            parse::cpu_times(bytes, self.ns_per_tick).ok_or_else(|| unparsable(&stat.display(), bytes))
+        })?;
+        tick.psi_cpu_us = self.pressure("cpu").ok();
+        tick.psi_memory_us = self.pressure("memory").ok();
+        tick.psi_io_us = self.pressure("io").ok();
+        // Without it the counters stay None, which is what their absence is called.
+        let _ = file::read(&self.root.join("vmstat"), |bytes| {
+            parse::vmstat(bytes, &mut tick);
+            Ok(())
+        });
+        Ok(tick)
+    }
+
+    /// PSI: time in which some task waited for `cpu`, `memory` or `io`, microseconds since boot.
+    pub fn pressure(&self, resource: &str) -> Measured<u64> {
+        let path = self.root.join("pressure").join(resource);
+        file::read(&path, |bytes| {
+            parse::pressure_some(bytes).ok_or_else(|| unparsable(&path.display(), bytes))
+        })
+        .map_err(|absence| match absence.reason {
+            // psi=0 or CONFIG_PSI_DEFAULT_DISABLED answers EOPNOTSUPP, a kernel without PSI has no file.
+            Reason::NotFound | Reason::NotSupported => Absence::new(
+                Reason::Disabled,
+                "pressure stall information (PSI) is off in this kernel",
+            )
+            .mend("boot with psi=1"),
+            _ => absence,
+        })
+    }
+
+    pub fn meminfo(&self) -> Measured<MemInfo> {
+        let path = self.root.join("meminfo");
+        file::read(&path, |bytes| {
+            parse::meminfo(bytes).ok_or_else(|| unparsable(&path.display(), bytes))
+        })
+    }
+
+    pub fn cpu_model(&self) -> Measured<String> {
+        let path = self.root.join("cpuinfo");
+        file::read(&path, |bytes| {
+            parse::cpu_model(bytes).ok_or_else(|| unparsable(&path.display(), bytes))
+        })
+    }
+
+    /// One-line file below /proc/sys, for example `kernel/perf_event_paranoid`.
+    pub fn sysctl<T: std::str::FromStr>(&self, name: &str) -> Measured<T> {
+        file::read_number(&self.root.join("sys").join(name))
+    }
+
+    pub fn sysctl_text(&self, name: &str) -> Measured<String> {
+        file::read_line(&self.root.join("sys").join(name))
+    }
+
+    fn process<T>(&self, pid: i32, name: &str, parse: impl FnOnce(&[u8]) -> Option<T>) -> Measured<T> {
+        self.read(pid, self.root.join(format!("{pid}/{name}")), parse)
+    }
+
+    fn thread<T>(
+        &self,
+        pid: i32,
+        tid: i32,
+        name: &str,
+        parse: impl FnOnce(&[u8]) -> Option<T>,
+    ) -> Measured<T> {
+        let path = self.root.join(format!("{pid}/task/{tid}/{name}"));
+        self.read(pid, path, parse).map_err(|absence| {
+            let gone =
+                absence.reason == Reason::NotFound && !self.root.join(format!("{pid}/task/{tid}")).is_dir();
+            if gone {
+                vanished(&format_args!("thread {tid} of process {pid}"))
+            } else {
+                absence
+            }
+        })
+    }
+
+    fn read<T>(&self, pid: i32, path: PathBuf, parse: impl FnOnce(&[u8]) -> Option<T>) -> Measured<T> {
+        file::read(&path, |bytes| {
+            parse(bytes).ok_or_else(|| unparsable(&path.display(), bytes))
+        })
+        .map_err(|absence| self.settled(pid, absence))
+    }
+
+    /// A file that is not there means one of two things: no such process, or no such file in this kernel.
+    fn settled(&self, pid: i32, absence: Absence) -> Absence {
+        match absence.reason {
+            Reason::NotFound | Reason::Vanished if !self.exists(pid) => {
+                vanished(&format_args!("process {pid}"))
+            }
+            // An exiting process leaves some files empty.
+            Reason::Unparsable if !self.exists(pid) => vanished(&format_args!("process {pid}")),
+            _ => absence,
+        }
+    }
+
+    fn numbers_in(&self, path: &Path) -> Measured<Vec<i32>> {
+        let entries = std::fs::read_dir(path).map_err(|error| file::absence_of(path, &error))?;
+        let mut numbers: Vec<i32> = entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .collect();
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+}
+
+fn vanished(what: &dyn std::fmt::Display) -> Absence {
+    Absence::new(Reason::Vanished, format!("{what} does not exist or has exited"))
+}
+
+fn comm(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes.strip_suffix(b"\n").unwrap_or(bytes)).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(root: &Path, name: &str, body: impl AsRef<[u8]>) {
+        let path = root.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, body).unwrap();
+    }
+
+    fn stat_line(pid: i32, ppid: i32, threads: u32) -> String {
+        format!(
+            "{pid} (x) S {ppid} 1 1 0 -1 0 1 2 3 4 5 6 7 8 20 0 {threads} 0 9 4096 2 3 1 1 0 0 0 0 0 0 0 0 0 0 17 1 0\n"
+        )
+    }
+
+    /// 10 starts 11 (from its second thread) and 12; 12 starts 13; 99 is a stranger.
+    fn family(children_files: bool) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (pid, ppid) in [(10, 1), (11, 10), (12, 10), (13, 12), (99, 1)] {
+            write(dir.path(), &format!("{pid}/stat"), stat_line(pid, ppid, 1));
+            write(
+                dir.path(),
+                &format!("{pid}/task/{pid}/stat"),
+                stat_line(pid, ppid, 1),
+            );
+            if children_files {
+                let children = if pid == 10 {
+                    "12 "
+                } else if pid == 12 {
+                    "13 "
+                } else {
+                    ""
+                };
+                write(dir.path(), &format!("{pid}/task/{pid}/children"), children);
+            }
+        }
+        if children_files {
+            write(dir.path(), "10/task/20/children", "11 ");
+        }
+        dir
+    }
+
+    #[test]
+    fn trees_are_found_with_and_without_the_children_file() {
+        for children_files in [true, false] {
+            let dir = family(children_files);
+            let proc = ProcFs::at(dir.path());
+            let mut found = proc.descendants(10).unwrap();
+            found.sort_unstable();
+            assert_eq!(found, [11, 12, 13]);
+            assert_eq!(proc.children(99), Ok(vec![]));
+        }
+    }
+
+    #[test]
+    fn gone_is_told_from_not_offered() {
+        let dir = family(false);
+        let proc = ProcFs::at(dir.path());
+        assert_eq!(proc.process_stat(1234).unwrap_err().reason, Reason::Vanished);
+        assert_eq!(proc.threads(1234).unwrap_err().reason, Reason::Vanished);
+        assert_eq!(
+            proc.thread_schedstat(10, 77).unwrap_err().reason,
+            Reason::Vanished
+        );
+        assert_eq!(
+            proc.thread_schedstat(10, 10).unwrap_err().reason,
+            Reason::NotFound
+        );
+        assert_eq!(proc.smaps_rollup(10).unwrap_err().reason, Reason::NotFound);
+        write(dir.path(), "10/schedstat", "junk");
+        write(dir.path(), "10/task/10/schedstat", "junk");
+        assert_eq!(
+            proc.thread_schedstat(10, 10).unwrap_err().reason,
+            Reason::Unparsable
+        );
+    }
+
+    #[test]
+    fn machine_counters_survive_missing_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let proc = ProcFs::at(dir.path());
+        assert_eq!(proc.host_tick().unwrap_err().reason, Reason::NotFound);
+        write(dir.path(), "stat", "cpu  1 0 1 10 0 0 0 0 0 0\n");
+        let tick = proc.host_tick().unwrap();
+        assert_eq!(tick.busy_ns, 2 * proc.ns_per_tick());
+        assert_eq!((tick.psi_cpu_us, tick.thp_fault_alloc), (None, None));
+        assert_eq!(proc.pressure("cpu").unwrap_err().reason, Reason::Disabled);
+        write(
+            dir.path(),
+            "pressure/cpu",
+            "some avg10=0.00 avg60=0.00 avg300=0.00 total=7\n",
+        );
+        write(dir.path(), "vmstat", "thp_fault_alloc 3\n");
+        let tick = proc.host_tick().unwrap();
+        assert_eq!((tick.psi_cpu_us, tick.thp_fault_alloc), (Some(7), Some(3)));
+    }
+
+    /// The live kernel is the fixture that matters most.
+    #[test]
+    fn own_process_reads_whole() {
+        let proc = ProcFs::live();
+        let pid = std::process::id() as i32;
+        let stat = proc.process_stat(pid).unwrap();
+        let status = proc.status(pid).unwrap();
+        assert_eq!((stat.pid, status.tgid), (pid, pid));
+        assert_eq!(stat.ppid, status.ppid);
+        assert!(stat.virtual_bytes > 0 && status.vm_rss.unwrap() > 0);
+        assert!(proc.threads(pid).unwrap().contains(&pid));
+        assert!(!proc.cmdline(pid).unwrap().is_empty());
+        assert!(proc.exe(pid).unwrap().starts_with('/'));
+        match proc.smaps_rollup(pid) {
+            Ok(smaps) => assert!(smaps.rss >= smaps.anonymous),
+            Err(absence) => println!("skipped: {absence}"),
+        }
+    }
+
+    #[test]
+    fn names_with_newlines_come_back_whole() {
+        assert_eq!(comm(b"a\nb\n"), "a\nb");
+        assert_eq!(comm(b""), "");
+    }
+}

@@ -1,0 +1,131 @@
+//! What this process is allowed to do.
+
+use crate::host::proc::ProcFs;
+use crate::units::Measured;
+use serde::{Deserialize, Serialize};
+
+/// Capabilities that matter for looking at other processes: include/uapi/linux/capability.h.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capabilities(pub u64);
+
+impl Capabilities {
+    pub const DAC_READ_SEARCH: u32 = 2;
+    pub const SYS_PTRACE: u32 = 19;
+    pub const SYS_ADMIN: u32 = 21;
+    pub const SYSLOG: u32 = 34;
+    pub const PERFMON: u32 = 38;
+
+    pub fn has(self, capability: u32) -> bool {
+        capability < 64 && self.0 & (1 << capability) != 0
+    }
+
+    /// CAP_SYS_ADMIN stands in for CAP_PERFMON: perfmon_capable() in include/linux/capability.h.
+    pub fn perfmon(self) -> bool {
+        self.has(Self::PERFMON) || self.has(Self::SYS_ADMIN)
+    }
+
+    pub fn ptrace(self) -> bool {
+        self.has(Self::SYS_PTRACE)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Seccomp {
+    None,
+    Strict,
+    /// A filter program: container runtimes and systemd units set one.
+    Filter,
+    /// The kernel was built without it, or does not say.
+    Unknown,
+}
+
+/// Rights of this process as the kernel states them; whether they suffice is found by trying.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rights {
+    pub euid: u32,
+    pub capabilities: Capabilities,
+    pub seccomp: Seccomp,
+    pub no_new_privs: Option<bool>,
+    /// kernel.yama.ptrace_scope; None where Yama is not in the kernel.
+    pub yama_ptrace_scope: Option<u8>,
+}
+
+impl Rights {
+    pub fn of_self(proc: &ProcFs) -> Measured<Self> {
+        let status = proc.own_status()?;
+        Ok(Rights {
+            euid: status.uid[1],
+            capabilities: Capabilities(status.cap_eff),
+            seccomp: match status.seccomp {
+                Some(0) => Seccomp::None,
+                Some(1) => Seccomp::Strict,
+                Some(2) => Seccomp::Filter,
+                _ => Seccomp::Unknown,
+            },
+            no_new_privs: status.no_new_privs,
+            yama_ptrace_scope: proc.sysctl("kernel/yama/ptrace_scope").ok(),
+        })
+    }
+}
+
+/// Tries to read one byte of another process's memory, as reading Python stacks from outside does.
+pub fn can_read_memory(pid: i32, address: u64) -> std::io::Result<()> {
+    let mut byte = 0u8;
+    let local = libc::iovec {
+        iov_base: (&raw mut byte).cast(),
+        iov_len: 1,
+    };
+    let remote = libc::iovec {
+        iov_base: address as *mut libc::c_void,
+        iov_len: 1,
+    };
+    // SAFETY: `local` covers one live byte of ours; `remote` is only an address in the other process, which the kernel checks.
+    let read = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
+    if read == 1 {
+        Ok(())
+    } else {
+        Err(std::io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn admin_stands_in_for_perfmon_but_not_the_other_way() {
+        let admin = Capabilities(1 << Capabilities::SYS_ADMIN);
+        let perfmon = Capabilities(1 << Capabilities::PERFMON);
+        assert!(admin.perfmon() && perfmon.perfmon());
+        assert!(!perfmon.has(Capabilities::SYS_ADMIN) && !perfmon.ptrace());
+        assert!(!Capabilities(0).perfmon() && !Capabilities(u64::MAX).has(64));
+    }
+
+    #[test]
+    fn rights_of_a_confined_process() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("self")).unwrap();
+        std::fs::create_dir_all(dir.path().join("sys/kernel/yama")).unwrap();
+        let status = "Tgid:\t1\nPPid:\t0\nUid:\t5\t6\t5\t5\nThreads:\t1\nCapEff:\t0000000000080000\nNoNewPrivs:\t1\nSeccomp:\t2\n";
+        std::fs::write(dir.path().join("self/status"), status).unwrap();
+        std::fs::write(dir.path().join("sys/kernel/yama/ptrace_scope"), "1\n").unwrap();
+        let rights = Rights::of_self(&ProcFs::at(dir.path())).unwrap();
+        assert_eq!(
+            (rights.euid, rights.seccomp, rights.no_new_privs),
+            (6, Seccomp::Filter, Some(true))
+        );
+        assert_eq!(rights.yama_ptrace_scope, Some(1));
+        assert!(rights.capabilities.ptrace() && !rights.capabilities.perfmon());
+    }
+
+    #[test]
+    fn own_memory_is_readable_and_page_zero_is_not() {
+        let byte = 7u8;
+        let pid = std::process::id() as i32;
+        match can_read_memory(pid, &raw const byte as u64) {
+            Ok(()) => assert!(can_read_memory(pid, 0).is_err()),
+            Err(error) => println!("skipped: process_vm_readv: {error}"),
+        }
+    }
+}
