@@ -2,6 +2,7 @@
 //!
 //! Times are nanoseconds since the start of the window unless the name says otherwise; sizes are bytes.
 
+pub use crate::catalogue::modules::{AllocatorKind, ModuleRole};
 use crate::units::{Absence, Measured};
 use serde::{Deserialize, Serialize};
 
@@ -133,18 +134,6 @@ pub struct Allocator {
     /// Path of the module that holds it.
     pub module: String,
     pub version: Option<String>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AllocatorKind {
-    Glibc,
-    Musl,
-    Jemalloc,
-    Tcmalloc,
-    Mimalloc,
-    Snmalloc,
-    Other,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -293,23 +282,6 @@ pub struct Module {
     pub malloc_ranges: Vec<(u64, u64)>,
     /// Function symbols were found beyond the exported ones.
     pub has_symbols: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ModuleRole {
-    Kernel,
-    Libc,
-    Loader,
-    Allocator(AllocatorKind),
-    Cpython,
-    Jvm,
-    Node,
-    Go,
-    Vdso,
-    /// Generated code: no file behind it.
-    Jit,
-    Other,
 }
 
 /// One code address. Kernel frames have a module of role `Kernel`.
