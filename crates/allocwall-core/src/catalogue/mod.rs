@@ -1,5 +1,6 @@
 //! What is known before anything is measured: data, no I/O. Imports only `units`.
 
 pub mod cost;
+pub mod modules;
 pub mod prices;
 pub mod walls;

@@ -7,7 +7,7 @@ use crate::host::perf_trial;
 use crate::host::proc::{ProcFs, chosen, list_len};
 use crate::units::{Absence, Measured, Reason};
 use serde::{Deserialize, Serialize};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Facts about the machine that judgements depend on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,56 +34,6 @@ pub struct HostFacts {
     pub perf_event_paranoid: Measured<i32>,
     pub kptr_restrict: Measured<i32>,
     pub pmu: Measured<()>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Libc {
-    Glibc { version: String },
-    Musl { version: Option<String> },
-    Static,
-    Other { name: String },
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Runtime {
-    Native,
-    Cpython { version: String, free_threaded: bool },
-    Jvm { version: Option<String> },
-    Go { version: Option<String> },
-    Node { version: Option<String> },
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Allocator {
-    pub kind: AllocatorKind,
-    pub how: Linkage,
-    /// Path of the module that holds it.
-    pub module: String,
-    pub version: Option<String>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AllocatorKind {
-    Glibc,
-    Musl,
-    Jemalloc,
-    Tcmalloc,
-    Mimalloc,
-    Snmalloc,
-    Other,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Linkage {
-    /// The C library's own.
-    Libc,
-    Linked,
-    Preloaded,
-    Static,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]

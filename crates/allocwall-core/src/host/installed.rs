@@ -1,6 +1,7 @@
 //! Allocators and language runtimes found on this machine. Nothing found is executed: it may be anybody's.
 
-use crate::host::facts::{AllocatorKind, Machine};
+use crate::catalogue::modules::AllocatorKind;
+use crate::host::facts::Machine;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;

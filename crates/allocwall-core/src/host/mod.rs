@@ -2,10 +2,12 @@
 
 pub mod cgroup;
 pub mod clock;
+pub mod elf;
 pub mod facts;
 pub mod file;
 pub mod installed;
 pub mod launch;
+pub mod maps;
 pub mod perf;
 pub mod perf_trial;
 pub mod proc;

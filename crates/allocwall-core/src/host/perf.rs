@@ -4,6 +4,7 @@
 //! leaf; the rarer one dumps enough for the whole stack. Both count the same way, so a sample of either stands for
 //! 1 / (sum of their rates) of CPU time. One large dump at every tick would cost the target several times as much.
 
+use crate::host::maps::{Mapping, Perms};
 use crate::units::{Absence, Measured, Reason};
 use perf_event::data::Record;
 use perf_event::events::{Software, Tracepoint};
@@ -78,7 +79,7 @@ pub struct RawSample<'a> {
 pub enum Event<'a> {
     Sample(RawSample<'a>),
     /// An executable file mapping appeared.
-    Mapped { pid: i32, start: u64, length: u64, file_offset: u64, path: &'a [u8] },
+    Mapped { pid: i32, mapping: Mapping },
     Exec { pid: i32, comm: &'a [u8] },
     Renamed { pid: i32, tid: i32, comm: &'a [u8] },
     /// A thread (`pid == parent`) or a process started.
@@ -264,10 +265,16 @@ fn drain_ring(ring: &mut Sampler, deep: bool, sink: &mut dyn FnMut(Event<'_>)) {
             }
             Record::Mmap2(map) => sink(Event::Mapped {
                 pid: map.pid as i32,
-                start: map.addr,
-                length: map.len,
-                file_offset: map.pgoff,
-                path: trim_nul(&map.filename),
+                mapping: Mapping {
+                    start: map.addr,
+                    end: map.addr.saturating_add(map.len),
+                    // Only executable mappings are reported (attr.mmap_data is off).
+                    perms: Perms { read: true, execute: true, ..Perms::default() },
+                    offset: map.pgoff,
+                    dev: (map.maj().unwrap_or(0), map.min().unwrap_or(0)),
+                    inode: map.ino().unwrap_or(0),
+                    path: trim_nul(&map.filename).to_vec(),
+                },
             }),
             Record::Comm(comm) if misc & EXEC != 0 => {
                 sink(Event::Exec { pid: comm.pid as i32, comm: trim_nul(&comm.comm) })

@@ -6,10 +6,11 @@
 
 use super::recording::*;
 use super::symbols::{PerfMap, Symbols};
-use super::target::{AddressSpace, Modules};
+use super::target::{AddressSpace, Code, Modules};
 use super::unwind::{self, Cache, Tables, Unwinder, Unwound};
 use crate::host::perf::{Event, REGISTERS, RawSample, Registers};
 use crate::host::proc::ProcFs;
+use crate::units::{Absence, Reason};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 
@@ -46,7 +47,7 @@ pub struct Collector {
     tables: HashMap<u32, Tables>,
     symbols: Symbols,
     kernel_module: u32,
-    generated_module: u32,
+    unknown_module: u32,
 
     members: HashMap<i32, u32>,
     strangers: HashSet<i32>,
@@ -86,16 +87,9 @@ struct Shipped {
 
 impl Collector {
     pub fn new(proc: ProcFs, start_ns: u64) -> Collector {
-        let mut modules = Modules::new();
-        let special = |path: &str, role| Module {
-            path: path.into(),
-            build_id: None,
-            role,
-            malloc_ranges: Vec::new(),
-            has_symbols: true,
-        };
-        let kernel_module = modules.add_special(special("[kernel]", ModuleRole::Kernel));
-        let generated_module = modules.add_special(special("[generated code]", ModuleRole::Jit));
+        let mut modules = Modules::new("/proc");
+        let kernel_module = modules.add_special("[kernel]", ModuleRole::Kernel) as u32;
+        let unknown_module = modules.add_special("[unknown]", ModuleRole::Jit) as u32;
         Collector {
             proc,
             start_ns,
@@ -103,7 +97,7 @@ impl Collector {
             tables: HashMap::new(),
             symbols: Symbols::new(),
             kernel_module,
-            generated_module,
+            unknown_module,
             members: HashMap::new(),
             strangers: HashSet::new(),
             images: Vec::new(),
@@ -148,10 +142,14 @@ impl Collector {
     }
 
     fn new_image(&mut self, pid: i32) -> u32 {
-        let (process, space) = super::target::inspect(pid, &mut self.modules);
+        let (process, space) = match self.modules.inspect(pid) {
+            Ok(view) => (view.process, view.space),
+            // It ended before it could be looked at: what perf tells of its mappings is all there is.
+            Err(error) => (unseen(pid, &error.to_string()), AddressSpace::new(pid)),
+        };
         let mut image = Image { space, unwinder: Unwinder::new(), perf_map: None };
-        for mapping in image.space.executable() {
-            add_tables(&mut self.tables, &self.modules, &mut image.unwinder, &mapping);
+        for code in image.space.code() {
+            add_tables(&mut self.tables, &self.modules, &mut image.unwinder, &code);
         }
         match self.processes.iter_mut().find(|p| p.pid == pid) {
             Some(known) => *known = process,
@@ -165,20 +163,20 @@ impl Collector {
         self.members.keys().copied().filter(|pid| self.proc.exists(*pid)).collect()
     }
 
-    pub fn is_member(&self, pid: i32) -> bool {
-        self.members.contains_key(&pid)
+    /// At least one kernel function had a name; true as well before any was seen.
+    pub fn kernel_named(&self) -> bool {
+        let mut kernel = self.kernel_frames.values().map(|id| &self.frames.list[*id as usize]);
+        self.kernel_frames.is_empty() || kernel.any(|frame| frame.symbol.is_some())
     }
 
     pub fn take(&mut self, event: Event<'_>) {
         match event {
             Event::Sample(sample) => self.take_sample(&sample),
-            Event::Mapped { pid, start, length, file_offset, path } => {
+            Event::Mapped { pid, mapping } => {
                 if let Some(&image) = self.members.get(&pid) {
                     let image = &mut self.images[image as usize];
-                    if let Some(mapping) =
-                        image.space.add_mapping(&mut self.modules, pid, start, length, file_offset, path)
-                    {
-                        add_tables(&mut self.tables, &self.modules, &mut image.unwinder, &mapping);
+                    if let Some(code) = image.space.add_mapping(&mut self.modules, &mapping) {
+                        add_tables(&mut self.tables, &self.modules, &mut image.unwinder, &code);
                     }
                 }
             }
@@ -337,8 +335,8 @@ impl Collector {
 
     fn leaf_stack(&mut self, image: u32, ip: u64) -> u32 {
         let frame = match self.images[image as usize].space.lookup(ip) {
-            Some((module, offset)) => Frame { module: Some(module), symbol: None, offset },
-            None => Frame { module: Some(self.generated_module), symbol: None, offset: 0 },
+            Some((module, offset)) => Frame { module: Some(module as u32), symbol: None, offset },
+            None => Frame { module: Some(self.unknown_module), symbol: None, offset: 0 },
         };
         let frame = self.frames.id(frame);
         self.stacks.id(Stack { frames: vec![frame], complete: false })
@@ -368,16 +366,19 @@ impl Collector {
     }
 
     fn user_frame(&mut self, image: u32, address: u64) -> u32 {
-        let image = &mut self.images[image as usize];
-        let Some((module, offset)) = image.space.lookup(address) else {
-            let name = image.perf_map.as_ref().and_then(|map| map.lookup(address));
-            let frame = Frame { module: Some(self.generated_module), symbol: name.map(str::to_string), offset: 0 };
-            return self.frames.id(frame);
+        let image = &self.images[image as usize];
+        let found = image.space.lookup(address).map(|(module, offset)| (module as u32, offset));
+        let Some((module, offset)) = found.filter(|(m, _)| self.modules.list()[*m as usize].role != ModuleRole::Jit)
+        else {
+            // Generated code: its writer may have left names; without one, one frame stands for all of it.
+            let symbol = image.perf_map.as_ref().and_then(|map| map.lookup(address)).map(str::to_string);
+            let module = found.map_or(self.unknown_module, |(module, _)| module);
+            return self.frames.id(Frame { module: Some(module), symbol, offset: 0 });
         };
         if let Some(&known) = self.named_frames.get(&(module, offset)) {
             return known;
         }
-        let symbol = self.modules.path_to_open(module).and_then(|path| self.symbols.user(&path, offset));
+        let symbol = self.modules.path_to_open(module as usize).and_then(|path| self.symbols.user(&path, offset));
         // One frame a function: the instruction within it tells nothing more, but where there is no name the
         // address decides whether it lies in malloc's range.
         let inside = self.modules.list()[module as usize].malloc_ranges.iter().position(|(s, e)| (*s..*e).contains(&offset));
@@ -461,12 +462,29 @@ fn add_tables(
     tables: &mut HashMap<u32, Tables>,
     modules: &Modules,
     unwinder: &mut Unwinder,
-    mapping: &super::target::Mapped,
+    code: &Code,
 ) {
-    let tables = tables
-        .entry(mapping.module)
-        .or_insert_with(|| modules.file(mapping.module).map(Tables::of).unwrap_or_default());
-    unwinder.add(&modules.list()[mapping.module as usize].path, mapping.start..mapping.end, mapping.bias, tables);
+    let tables = tables.entry(code.module as u32).or_insert_with(|| {
+        let copy = modules.file(code.module).and_then(|file| file.try_clone().ok());
+        copy.map_or_else(Tables::none, Tables::of)
+    });
+    unwinder.add(&modules.list()[code.module].path, code.start..code.end, code.bias, tables);
+}
+
+fn unseen(pid: i32, why: &str) -> Process {
+    let absence = Absence::new(Reason::Vanished, why);
+    Process {
+        pid,
+        ppid: 0,
+        comm: String::new(),
+        exe: Err(absence.clone()),
+        cmdline: Vec::new(),
+        libc: Err(absence.clone()),
+        runtime: Err(absence.clone()),
+        allocator: Err(absence.clone()),
+        environment: Vec::new(),
+        thp_disabled: Err(absence),
+    }
 }
 
 fn split(bytes: &[u8], stack_bytes: usize) -> (Registers, &[u8]) {

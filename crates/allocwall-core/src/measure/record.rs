@@ -111,7 +111,7 @@ struct Session {
 impl Session {
     fn open(request: &Request<'_>, writer: Writer) -> Result<Session> {
         let proc = ProcFs::live();
-        let host = facts::gather();
+        let host = facts::Machine::live().facts();
         let mut collector = Collector::new(proc.clone(), clock::monotonic_ns());
         let mut held = None;
         let mut command = None;
@@ -437,7 +437,7 @@ pub(super) fn probe(name: &str, what: &str, state: ProbeState) -> Probe {
 /// Root samples every CPU and picks the target out, at a cost that doesn't grow with the number of threads; others
 /// sample the target's threads, with the kernel's part if they may.
 fn open_sampler(proc: &ProcFs, collector: &Collector, held: Option<i32>) -> (Measured<CpuSampler>, bool, bool) {
-    let cpus = facts::online_cpus();
+    let cpus = (0..proc_online()).collect::<Vec<u32>>();
     match CpuSampler::open(&Scope::Machine, &cpus, true) {
         Ok(sampler) => return (Ok(sampler), true, true),
         Err(absence) if absence.reason != Reason::NotPermitted => return (Err(absence), false, false),
@@ -633,4 +633,8 @@ impl WaitSampler {
             None => ProbeState::Measured,
         }
     }
+}
+
+fn proc_online() -> u32 {
+    facts::Machine::live().facts().online_cpus
 }

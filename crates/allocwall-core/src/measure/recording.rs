@@ -2,9 +2,8 @@
 //!
 //! Times are nanoseconds since the start of the window unless the name says otherwise; sizes are bytes.
 
-pub use crate::host::facts::{
-    Allocator, AllocatorKind, CgroupTick, HostFacts, HostTick, Libc, Linkage, Runtime, Smaps,
-};
+pub use crate::catalogue::modules::{AllocatorKind, ModuleRole};
+pub use crate::host::facts::{CgroupTick, HostFacts, HostTick, Smaps};
 use crate::units::{Absence, Measured};
 use serde::{Deserialize, Serialize};
 
@@ -83,6 +82,44 @@ pub struct Process {
     /// Allocator and runtime settings found in its environment (GLIBC_TUNABLES, MALLOC_*, LD_PRELOAD, PYTHON*, JAVA_TOOL_OPTIONS, GO*…).
     pub environment: Vec<(String, String)>,
     pub thp_disabled: Measured<bool>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Libc {
+    Glibc { version: String },
+    Musl { version: Option<String> },
+    Static,
+    Other { name: String },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Runtime {
+    Native,
+    Cpython { version: String, free_threaded: bool },
+    Jvm { version: Option<String> },
+    Go { version: Option<String> },
+    Node { version: Option<String> },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Allocator {
+    pub kind: AllocatorKind,
+    pub how: Linkage,
+    /// Path of the module that holds it.
+    pub module: String,
+    pub version: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Linkage {
+    /// The C library's own.
+    Libc,
+    Linked,
+    Preloaded,
+    Static,
 }
 
 /// One source of measurements and what became of it.
@@ -181,25 +218,8 @@ pub struct Module {
     pub has_symbols: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ModuleRole {
-    Kernel,
-    Libc,
-    Loader,
-    Allocator(AllocatorKind),
-    Cpython,
-    Jvm,
-    Node,
-    Go,
-    Vdso,
-    /// Generated code: no file behind it.
-    Jit,
-    Other,
-}
-
 /// One code address. Kernel frames have a module of role `Kernel`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Frame {
     pub module: Option<u32>,
     /// Demangled function name; None where no symbol covers the address.

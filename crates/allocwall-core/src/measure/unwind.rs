@@ -1,26 +1,26 @@
 //! User stacks from registers and a dump of stack memory, by each module's own unwind tables: no frame pointers needed.
 
+use crate::host::elf::ElfFile;
 use crate::host::perf::Registers;
 use framehop::{ExplicitModuleSectionInfo, FrameAddress, MayAllocateDuringUnwind, Module, Unwinder as _};
-use memmap2::Mmap;
-use object::{Object, ObjectSection};
+use std::fs::File;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 /// Deeper stacks are cut; recursion that deep says nothing more.
 const FRAME_LIMIT: usize = 192;
 
-/// A slice of a mapped file that keeps the mapping alive.
+/// The largest unwind section that is read; a browser's is a tenth of it.
+const SECTION_LIMIT: u64 = 128 << 20;
+
+/// A section, read and not mapped: a file that shrinks under a mapping would kill the reader.
 #[derive(Clone)]
-pub struct Bytes {
-    map: Arc<Mmap>,
-    range: Range<usize>,
-}
+pub struct Bytes(Arc<[u8]>);
 
 impl Deref for Bytes {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &self.map[self.range.clone()]
+        &self.0
     }
 }
 
@@ -29,9 +29,9 @@ impl Deref for Bytes {
 pub struct Tables(ExplicitModuleSectionInfo<Bytes>);
 
 impl Tables {
-    /// Whatever the file has; a file without tables yields empty ones, and its frames are unwound by frame pointer.
-    pub fn of(map: &Arc<Mmap>) -> Tables {
-        let mut info = ExplicitModuleSectionInfo {
+    /// A file without tables, or that is no ELF file: its frames are unwound by frame pointer.
+    pub fn none() -> Tables {
+        Tables(ExplicitModuleSectionInfo {
             base_svma: 0,
             text_svma: None,
             text: None,
@@ -46,17 +46,16 @@ impl Tables {
             debug_frame: None,
             text_segment_svma: None,
             text_segment: None,
-        };
-        if let Ok(elf) = object::File::parse(&map[..]) {
-            let range = |name: &str| elf.section_by_name(name).map(|s| s.address()..s.address().saturating_add(s.size()));
-            let data = |name: &str| {
-                let section = elf.section_by_name(name)?;
-                let (offset, size) = section.file_range()?;
-                let range = usize::try_from(offset).ok()?..usize::try_from(offset.checked_add(size)?).ok()?;
-                (range.end <= map.len()).then(|| Bytes { map: map.clone(), range })
-            };
+        })
+    }
+
+    pub fn of(file: File) -> Tables {
+        let Tables(mut info) = Tables::none();
+        let file = ElfFile::new(file);
+        if let Ok(elf) = file.parse() {
+            let range = |name: &str| elf.facts.section(name).map(|s| s.address..s.address.saturating_add(s.size));
+            let data = |name: &str| Some(Bytes(elf.section_bytes(name, SECTION_LIMIT)?.into()));
             info.text_svma = range(".text");
-            info.text = data(".text");
             info.eh_frame_svma = range(".eh_frame");
             info.eh_frame = data(".eh_frame");
             info.eh_frame_hdr_svma = range(".eh_frame_hdr");
@@ -199,14 +198,9 @@ mod tests {
 
     #[test]
     fn files_that_are_no_elf_have_no_tables() {
-        let map = |bytes: &[u8]| {
-            let mut map = memmap2::MmapMut::map_anon(bytes.len().max(1)).unwrap();
-            map[..bytes.len()].copy_from_slice(bytes);
-            Arc::new(map.make_read_only().unwrap())
-        };
-        let own = std::fs::read("/proc/self/exe").unwrap();
-        assert!(Tables::of(&map(&own)).0.eh_frame.is_some());
-        assert!(Tables::of(&map(&own[..own.len() / 2])).0.eh_frame.is_none());
-        assert!(Tables::of(&map(b"#!/bin/sh")).0.eh_frame.is_none());
+        let own = File::open("/proc/self/exe").unwrap();
+        assert!(Tables::of(own).0.eh_frame.is_some());
+        let text = File::open("/proc/self/status").unwrap();
+        assert!(Tables::of(text).0.eh_frame.is_none());
     }
 }

@@ -1,0 +1,455 @@
+//! Which file is what: libraries by name, statically linked allocators by symbol prefix, and the names that bracket
+//! malloc inside a C library.
+
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AllocatorKind {
+    Glibc,
+    Musl,
+    Jemalloc,
+    Tcmalloc,
+    Mimalloc,
+    Snmalloc,
+    Other,
+}
+
+impl AllocatorKind {
+    pub fn title(self) -> &'static str {
+        match self {
+            AllocatorKind::Glibc => "glibc malloc",
+            AllocatorKind::Musl => "musl malloc",
+            AllocatorKind::Jemalloc => "jemalloc",
+            AllocatorKind::Tcmalloc => "tcmalloc",
+            AllocatorKind::Mimalloc => "mimalloc",
+            AllocatorKind::Snmalloc => "snmalloc",
+            AllocatorKind::Other => "an allocator without a known name",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ModuleRole {
+    Kernel,
+    Libc,
+    Loader,
+    Allocator(AllocatorKind),
+    Cpython,
+    Jvm,
+    Node,
+    Go,
+    Vdso,
+    /// Generated code: no file behind it.
+    Jit,
+    Other,
+}
+
+/// Libraries by the start of their file name, first match wins. What follows the start must not be a letter, so that
+/// `libcurl` is no libc and `libpython-helper` no interpreter.
+const LIBRARIES: &[(&str, ModuleRole)] = &[
+    // musl's one file is loader and C library; what counts here is that its malloc is in it.
+    ("ld-musl-", ModuleRole::Libc),
+    ("libc.musl-", ModuleRole::Libc),
+    ("libc.so", ModuleRole::Libc),
+    ("libc-2", ModuleRole::Libc),
+    ("ld-linux", ModuleRole::Loader),
+    ("ld.so", ModuleRole::Loader),
+    ("ld64.so", ModuleRole::Loader),
+    ("ld-2", ModuleRole::Loader),
+    ("libjemalloc", ModuleRole::Allocator(AllocatorKind::Jemalloc)),
+    ("libtcmalloc", ModuleRole::Allocator(AllocatorKind::Tcmalloc)),
+    ("libmimalloc", ModuleRole::Allocator(AllocatorKind::Mimalloc)),
+    ("libsnmalloc", ModuleRole::Allocator(AllocatorKind::Snmalloc)),
+    ("libhoard", ModuleRole::Allocator(AllocatorKind::Other)),
+    ("libscalloc", ModuleRole::Allocator(AllocatorKind::Other)),
+    ("librpmalloc", ModuleRole::Allocator(AllocatorKind::Other)),
+    ("libhardened_malloc", ModuleRole::Allocator(AllocatorKind::Other)),
+    ("libtbbmalloc", ModuleRole::Allocator(AllocatorKind::Other)),
+    ("libjvm.so", ModuleRole::Jvm),
+    ("libnode.so", ModuleRole::Node),
+    ("libpython", ModuleRole::Cpython),
+];
+
+/// Names of variants that keep a letter after the start: `libjemalloc_pic`, `libmimalloc-secure`, `libsnmallocshim`,
+/// `libtbbmalloc_proxy`, `libc.so`, `libtcmalloc_minimal`, `ld-linux-x86-64`.
+fn ends_word(rest: &str, start: &str) -> bool {
+    match rest.chars().next() {
+        None => true,
+        Some(c) if c.is_ascii_alphabetic() => start.ends_with('-') || rest.starts_with("shim"),
+        Some('-') => start != "libpython",
+        Some(_) => true,
+    }
+}
+
+/// Role of a library by its file name or soname, directories left out.
+pub fn role_of_library(file_name: &str) -> Option<ModuleRole> {
+    LIBRARIES
+        .iter()
+        .find(|(start, _)| {
+            file_name
+                .strip_prefix(start)
+                .is_some_and(|rest| ends_word(rest, start))
+        })
+        .map(|&(_, role)| role)
+}
+
+/// A statically linked allocator by the start of its functions' names; mangled names beside the demangled ones, since
+/// symbol tables hold the first and people read the second. First match wins.
+const SYMBOL_PREFIXES: &[(&str, AllocatorKind)] = &[
+    ("_rjem_", AllocatorKind::Jemalloc),
+    ("rjem_", AllocatorKind::Jemalloc),
+    ("_rjem_je_", AllocatorKind::Jemalloc),
+    ("jemalloc_", AllocatorKind::Jemalloc),
+    ("je_", AllocatorKind::Jemalloc),
+    ("tc_", AllocatorKind::Tcmalloc),
+    ("tcmalloc::", AllocatorKind::Tcmalloc),
+    ("_ZN8tcmalloc", AllocatorKind::Tcmalloc),
+    ("_ZNK8tcmalloc", AllocatorKind::Tcmalloc),
+    ("TCMallocInternal", AllocatorKind::Tcmalloc),
+    ("mi_", AllocatorKind::Mimalloc),
+    ("_mi_", AllocatorKind::Mimalloc),
+    ("snmalloc::", AllocatorKind::Snmalloc),
+    ("_ZN8snmalloc", AllocatorKind::Snmalloc),
+    ("_ZNK8snmalloc", AllocatorKind::Snmalloc),
+    ("sn_malloc", AllocatorKind::Snmalloc),
+    ("sn_rust_", AllocatorKind::Snmalloc),
+    ("__sn_", AllocatorKind::Snmalloc),
+];
+
+/// `tc_` is also traffic control, `mi_` also machine interface: a bare C prefix counts only before these stems.
+const SHORT_PREFIXES: &[(&str, &[&str])] = &[
+    (
+        "tc_",
+        &[
+            "malloc",
+            "free",
+            "calloc",
+            "realloc",
+            "memalign",
+            "new",
+            "delete",
+            "cfree",
+            "valloc",
+            "pvalloc",
+            "posix",
+            "version",
+            "mall",
+            "set_new_mode",
+            "aligned",
+        ],
+    ),
+    (
+        "mi_",
+        &[
+            "malloc",
+            "free",
+            "calloc",
+            "realloc",
+            "zalloc",
+            "new",
+            "heap",
+            "page",
+            "segment",
+            "arena",
+            "block",
+            "bin",
+            "find_page",
+            "thread",
+            "process",
+            "option",
+            "os_",
+            "stat",
+            "theap",
+            "tld",
+            "collect",
+            "usable",
+            "expand",
+            "memkind",
+            "bitmap",
+            "bchunk",
+            "try_new",
+            "recalloc",
+            "rezalloc",
+            "reallocf",
+            "reallocn",
+            "strdup",
+            "manage",
+            "unsafe",
+            "abandoned",
+            "prim",
+            "malloc_",
+            "version",
+            "is_",
+            "dupenv",
+            "posix",
+            "aligned",
+            "pages",
+        ],
+    ),
+];
+
+/// Which statically linked allocator a function belongs to. For a symbol without an owner of its own: a match says
+/// whose code it is, not who serves `malloc`.
+pub fn allocator_of_symbol(name: &str) -> Option<AllocatorKind> {
+    let &(prefix, kind) = SYMBOL_PREFIXES
+        .iter()
+        .find(|(prefix, _)| name.starts_with(prefix))?;
+    let rest = &name[prefix.len()..];
+    match SHORT_PREFIXES.iter().find(|(short, _)| *short == prefix) {
+        Some((_, stems)) => stems.iter().any(|stem| rest.starts_with(stem)).then_some(kind),
+        None => Some(kind),
+    }
+}
+
+/// Entry points that tell that an allocator is really in a file (not only a name that looks like one), by exact name.
+pub const ALLOCATOR_ENTRY_POINTS: &[(&str, AllocatorKind)] = &[
+    ("mallocx", AllocatorKind::Jemalloc),
+    ("je_malloc", AllocatorKind::Jemalloc),
+    ("je_mallocx", AllocatorKind::Jemalloc),
+    ("_rjem_malloc", AllocatorKind::Jemalloc),
+    ("_rjem_mallocx", AllocatorKind::Jemalloc),
+    ("jemalloc_mallocx", AllocatorKind::Jemalloc),
+    ("tc_malloc", AllocatorKind::Tcmalloc),
+    ("TCMallocInternalMalloc", AllocatorKind::Tcmalloc),
+    (
+        "MallocExtension_Internal_GetNumericProperty",
+        AllocatorKind::Tcmalloc,
+    ),
+    ("mi_malloc", AllocatorKind::Mimalloc),
+    ("_mi_malloc_generic", AllocatorKind::Mimalloc),
+    ("_PyMem_MiMalloc", AllocatorKind::Mimalloc),
+    ("sn_malloc", AllocatorKind::Snmalloc),
+    ("sn_rust_alloc", AllocatorKind::Snmalloc),
+    ("snmalloc_malloc", AllocatorKind::Snmalloc),
+    ("_int_malloc", AllocatorKind::Glibc),
+    ("__libc_malloc_impl", AllocatorKind::Musl),
+];
+
+/// Messages that only one allocator's code has, for a stripped program that was linked with it.
+pub const ALLOCATOR_MESSAGES: &[(&str, AllocatorKind)] = &[
+    ("<jemalloc>: ", AllocatorKind::Jemalloc),
+    ("malloc(): corrupted top size", AllocatorKind::Glibc),
+    ("tcmalloc: large alloc", AllocatorKind::Tcmalloc),
+    ("MIMALLOC_ALLOW_LARGE_OS_PAGES", AllocatorKind::Mimalloc),
+    ("mimalloc_allow_large_os_pages", AllocatorKind::Mimalloc),
+];
+
+/// Exported functions of malloc's object file in glibc 2.17 to 2.42 (malloc/malloc.c, hooks.c, arena.c, morecore.c) and
+/// of src/malloc in musl.
+const MALLOC_FUNCTIONS: &[&str] = &[
+    "__default_morecore",
+    "__libc_calloc",
+    "__libc_free",
+    "__libc_mallinfo",
+    "__libc_mallinfo2",
+    "__libc_malloc",
+    "__libc_mallopt",
+    "__libc_memalign",
+    "__libc_pvalloc",
+    "__libc_realloc",
+    "__libc_reallocarray",
+    "__libc_valloc",
+    "__malloc_check_init",
+    "__posix_memalign",
+    "aligned_alloc",
+    "calloc",
+    "cfree",
+    "free",
+    "free_aligned_sized",
+    "free_sized",
+    "independent_calloc",
+    "independent_comalloc",
+    "mallinfo",
+    "mallinfo2",
+    "malloc",
+    "malloc_get_state",
+    "malloc_info",
+    "malloc_set_state",
+    "malloc_stats",
+    "malloc_trim",
+    "malloc_usable_size",
+    "mallopt",
+    "memalign",
+    "posix_memalign",
+    "pvalloc",
+    "realloc",
+    "reallocarray",
+    "valloc",
+];
+
+/// Functions inside the allocator of glibc and musl that a symbol table names and the dynamic one does not. They prove
+/// that a source file called malloc.c is the C library's; the rest of that file's functions follow from it.
+const MALLOC_INTERNALS: &[&str] = &[
+    "_int_free",
+    "_int_malloc",
+    "_int_memalign",
+    "_int_realloc",
+    "_mid_memalign",
+    "alloc_group",
+    "alloc_slot",
+    "malloc_consolidate",
+    "sysmalloc",
+    "systrim",
+    "__libc_malloc_impl",
+    "__malloc_alloc_meta",
+    "__malloc_allzerop",
+    "__malloc_donate",
+    "__malloc_atfork",
+    "__bin_chunk",
+    "__expand_heap",
+    "__simple_malloc",
+];
+
+/// Is it an exported entry point of a C library's allocator?
+pub fn is_malloc_export(name: &str) -> bool {
+    MALLOC_FUNCTIONS.binary_search(&name).is_ok()
+}
+
+/// Is it a function that only the C library's allocator has? Compiler suffixes (`.constprop.0`, `.part.0`) do not count.
+pub fn is_malloc_internal(name: &str) -> bool {
+    let stem = name.split('.').next().unwrap_or(name);
+    MALLOC_INTERNALS.contains(&stem)
+}
+
+/// A bracketed run grows downwards only around these: internals are laid out before the entry points that call them.
+pub fn is_core_entry_point(name: &str) -> bool {
+    matches!(name, "malloc" | "free" | "calloc" | "realloc")
+}
+
+/// Settings of allocators and runtimes that change a diagnosis, by exact name or, with a star, by prefix. Exact wherever
+/// the prefix is shared with other software: the environment also holds secrets.
+const SETTINGS: &[&str] = &[
+    "GLIBC_TUNABLES",
+    "GODEBUG",
+    "GOGC",
+    "GOMAXPROCS",
+    "GOMEMLIMIT",
+    "JAVA_OPTS",
+    "JAVA_TOOL_OPTIONS",
+    "JDK_JAVA_OPTIONS",
+    "JE_MALLOC_CONF",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "MALLOC_*",
+    "MIMALLOC_*",
+    "NODE_OPTIONS",
+    "OMP_NUM_THREADS",
+    "PYTHONDEVMODE",
+    "PYTHONHASHSEED",
+    "PYTHONMALLOC*",
+    "PYTHONPERFSUPPORT",
+    "PYTHONTRACEMALLOC",
+    "PYTHON_CPU_COUNT",
+    "PYTHON_GIL",
+    "PYTHON_JIT",
+    "PYTHON_PERF_JIT_SUPPORT",
+    "TCMALLOC_*",
+    "UV_THREADPOOL_SIZE",
+    "_JAVA_OPTIONS",
+    "_RJEM_MALLOC_CONF",
+];
+
+pub fn is_setting(variable: &str) -> bool {
+    SETTINGS.iter().any(|setting| match setting.strip_suffix('*') {
+        Some(prefix) => variable.starts_with(prefix),
+        None => variable == *setting,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_known_by_name_and_their_near_twins_are_not() {
+        for (name, role) in [
+            ("libc.so.6", Some(ModuleRole::Libc)),
+            ("libc-2.31.so", Some(ModuleRole::Libc)),
+            ("ld-musl-x86_64.so.1", Some(ModuleRole::Libc)),
+            ("ld-linux-x86-64.so.2", Some(ModuleRole::Loader)),
+            (
+                "libjemalloc.so.2",
+                Some(ModuleRole::Allocator(AllocatorKind::Jemalloc)),
+            ),
+            (
+                "libtcmalloc_minimal.so.4.5.10",
+                Some(ModuleRole::Allocator(AllocatorKind::Tcmalloc)),
+            ),
+            (
+                "libmimalloc-secure.so.2.0",
+                Some(ModuleRole::Allocator(AllocatorKind::Mimalloc)),
+            ),
+            (
+                "libsnmallocshim.so",
+                Some(ModuleRole::Allocator(AllocatorKind::Snmalloc)),
+            ),
+            ("libpython3.13t.so.1.0", Some(ModuleRole::Cpython)),
+            ("libjvm.so", Some(ModuleRole::Jvm)),
+            ("libcurl.so.4", None),
+            ("libcrypt.so.1", None),
+            ("libpython-helper.so", None),
+            ("libjvmti.so", None),
+            ("libmimallocator.so", None),
+            ("xlibjemalloc.so", None),
+            ("", None),
+        ] {
+            assert_eq!(role_of_library(name), role, "{name}");
+        }
+    }
+
+    #[test]
+    fn symbols_of_static_allocators_and_their_near_twins() {
+        for (name, kind) in [
+            ("je_arena_malloc_hard", Some(AllocatorKind::Jemalloc)),
+            ("_rjem_je_tcache_bin_flush_small", Some(AllocatorKind::Jemalloc)),
+            (
+                "tcmalloc::ThreadCache::FetchFromCentralCache",
+                Some(AllocatorKind::Tcmalloc),
+            ),
+            ("tc_malloc", Some(AllocatorKind::Tcmalloc)),
+            ("tc_qdisc_add", None),
+            ("_mi_page_malloc", Some(AllocatorKind::Mimalloc)),
+            ("mi_heap_malloc", Some(AllocatorKind::Mimalloc)),
+            ("mi_cmd_stack_list", None),
+            ("_ZN8snmalloc5alloc", Some(AllocatorKind::Snmalloc)),
+            ("jemallocish", None),
+            ("malloc", None),
+            ("", None),
+        ] {
+            assert_eq!(allocator_of_symbol(name), kind, "{name}");
+        }
+    }
+
+    #[test]
+    fn malloc_names_are_sorted_for_the_binary_search() {
+        assert!(MALLOC_FUNCTIONS.is_sorted());
+        assert!(is_malloc_export("free") && is_malloc_export("malloc_info"));
+        assert!(!is_malloc_export("mtrace") && !is_malloc_export("obstack_free"));
+        assert!(is_malloc_internal("systrim.constprop.0"));
+        assert!(!is_malloc_internal("systrimmer"));
+    }
+
+    #[test]
+    fn settings_are_taken_and_secrets_are_left() {
+        for kept in [
+            "MALLOC_ARENA_MAX",
+            "PYTHONMALLOC",
+            "GOGC",
+            "LD_PRELOAD",
+            "MALLOC_CONF",
+        ] {
+            assert!(is_setting(kept), "{kept}");
+        }
+        for left in [
+            "GOOGLE_API_KEY",
+            "PYTHON_API_TOKEN",
+            "JAVA_HOME_SECRET",
+            "AWS_SECRET",
+            "",
+        ] {
+            assert!(!is_setting(left), "{left}");
+        }
+    }
+}

@@ -1,0 +1,468 @@
+//! What one ELF file says about itself. Files belong to the target and are read as hostile: sizes are bounded, nothing
+//! is mapped (a file cut short under a mapping kills the reader with SIGBUS), and only the parts asked for are read.
+
+use crate::units::{Absence, Measured, Reason};
+use object::elf;
+use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader, Sym, VersionTable};
+use object::read::{ReadCache, ReadRef, StringTable};
+use object::{Endianness, SymbolIndex};
+use std::fs::File;
+
+/// Most that one read may take. The largest real symbol tables (a browser's) are about this.
+const MAX_READ: u64 = 256 << 20;
+/// A section table is at most this long; ELF's own limit without extensions is 0xff00.
+const MAX_SECTIONS: usize = 0x1_0000;
+const MAX_SEGMENTS: usize = 4096;
+const MAX_NEEDED: usize = 4096;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ElfKind {
+    /// Fixed address, with a loader.
+    Executable,
+    /// Position-independent executable, with a loader.
+    PieExecutable,
+    /// No loader asked for: everything is inside.
+    StaticExecutable,
+    StaticPieExecutable,
+    SharedLibrary,
+    /// Relocatable, core, or unknown.
+    Other,
+}
+
+impl ElfKind {
+    pub fn is_static(self) -> bool {
+        matches!(self, ElfKind::StaticExecutable | ElfKind::StaticPieExecutable)
+    }
+}
+
+/// A PT_LOAD segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    pub offset: u64,
+    pub address: u64,
+    pub file_size: u64,
+    pub memory_size: u64,
+    pub executable: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Section {
+    pub name: String,
+    pub address: u64,
+    pub offset: u64,
+    pub size: u64,
+    pub executable: bool,
+    kind: elf::SectionType,
+    link: usize,
+}
+
+/// The small part of a file, owned: costs a few reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ElfFacts {
+    pub kind: ElfKind,
+    /// ELF machine number, for example 62 for x86-64.
+    pub machine: u16,
+    pub is_64: bool,
+    pub interpreter: Option<String>,
+    /// Lower-case hexadecimal.
+    pub build_id: Option<String>,
+    pub soname: Option<String>,
+    pub needed: Vec<String>,
+    pub segments: Vec<Segment>,
+    pub sections: Vec<Section>,
+}
+
+impl ElfFacts {
+    /// `.symtab` is there with at least one symbol beside the null one.
+    pub fn has_symtab(&self) -> bool {
+        let entry = if self.is_64 { 24 } else { 16 };
+        self.sections
+            .iter()
+            .any(|s| s.kind == elf::SHT_SYMTAB && s.size > entry)
+    }
+
+    pub fn section(&self, name: &str) -> Option<&Section> {
+        self.sections.iter().find(|section| section.name == name)
+    }
+
+    /// The file's own address of a byte of the file, as mapped: segments are mapped in whole pages, so an executable
+    /// segment that shares its first or last page wins.
+    pub fn address_of_offset(&self, offset: u64) -> Option<u64> {
+        address_of_offset(&self.segments, offset)
+    }
+}
+
+const PAGE: u64 = 4096;
+
+/// See [`ElfFacts::address_of_offset`].
+pub fn address_of_offset(segments: &[Segment], offset: u64) -> Option<u64> {
+    let holds = |segment: &&Segment| {
+        let start = segment.offset & !(PAGE - 1);
+        let end = segment
+            .offset
+            .saturating_add(segment.file_size)
+            .saturating_add(PAGE - 1)
+            & !(PAGE - 1);
+        start <= offset && offset < end
+    };
+    let segment = segments
+        .iter()
+        .find(|s| s.executable && holds(s))
+        .or_else(|| segments.iter().find(holds))?;
+    Some(offset.wrapping_sub(segment.offset).wrapping_add(segment.address))
+}
+
+/// A symbol with a definition in this file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Symbol<'d> {
+    pub name: &'d [u8],
+    /// `GLIBC_2.17`; only exported symbols have one.
+    pub version: Option<&'d [u8]>,
+    pub address: u64,
+    pub size: u64,
+    pub kind: SymbolKind,
+    pub local: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SymbolKind {
+    Function,
+    Data,
+    /// Name of the source file that the local symbols after it come from.
+    File,
+}
+
+impl<'d> Symbol<'d> {
+    pub fn text(&self) -> &'d str {
+        std::str::from_utf8(self.name).unwrap_or("")
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Table {
+    /// `.dynsym`: survives stripping.
+    Exported,
+    /// `.symtab`
+    All,
+}
+
+/// An open file whose reads are bounded and kept.
+pub struct ElfFile {
+    cache: ReadCache<File>,
+}
+
+impl ElfFile {
+    pub fn new(file: File) -> Self {
+        ElfFile {
+            cache: ReadCache::new(file),
+        }
+    }
+
+    pub fn parse(&self) -> Measured<Elf<'_, Bounded<'_>>> {
+        Elf::parse(Bounded(&self.cache))
+    }
+}
+
+#[derive(Clone, Copy)]
+pub struct Bounded<'d>(&'d ReadCache<File>);
+
+impl<'d> ReadRef<'d> for Bounded<'d> {
+    fn len(self) -> Result<u64, ()> {
+        ReadRef::len(self.0)
+    }
+
+    fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'d [u8], ()> {
+        if size > MAX_READ {
+            return Err(());
+        }
+        self.0.read_bytes_at(offset, size)
+    }
+
+    fn read_bytes_at_until(self, range: std::ops::Range<u64>, delimiter: u8) -> Result<&'d [u8], ()> {
+        self.0.read_bytes_at_until(range, delimiter)
+    }
+}
+
+/// An ELF file in bytes or behind an [`ElfFile`].
+pub struct Elf<'d, R: ReadRef<'d>> {
+    data: R,
+    endian: Endianness,
+    pub facts: ElfFacts,
+    lifetime: std::marker::PhantomData<&'d ()>,
+}
+
+fn malformed(what: &str) -> Absence {
+    Absence::new(Reason::Unparsable, format!("malformed ELF file: {what}"))
+}
+
+impl<'d, R: ReadRef<'d>> Elf<'d, R> {
+    pub fn parse(data: R) -> Measured<Self> {
+        let ident = data
+            .read_bytes_at(0, 16)
+            .map_err(|()| malformed("shorter than its identification"))?;
+        if ident[..4] != elf::ELFMAG {
+            return Err(Absence::new(Reason::NotApplicable, "not an ELF file"));
+        }
+        let (endian, facts) = match ident[4] {
+            4.. | 0 | 3 => return Err(malformed("unknown class")),
+            1 => read_facts::<elf::FileHeader32<Endianness>, R>(data)?,
+            2 => read_facts::<elf::FileHeader64<Endianness>, R>(data)?,
+        };
+        Ok(Elf {
+            data,
+            endian,
+            facts,
+            lifetime: std::marker::PhantomData,
+        })
+    }
+
+    /// Contents of a section, at most `limit` bytes of it; None where there is no such section or it has no bytes.
+    pub fn section_bytes(&self, name: &str, limit: u64) -> Option<&'d [u8]> {
+        let section = self.facts.section(name)?;
+        if section.kind == elf::SHT_NOBITS {
+            return None;
+        }
+        self.data
+            .read_bytes_at(section.offset, section.size.min(limit))
+            .ok()
+    }
+
+    /// File contents at one of the file's own addresses.
+    pub fn bytes_at(&self, address: u64, size: u64) -> Option<&'d [u8]> {
+        let segment = self.facts.segments.iter().find(|s| {
+            address
+                .checked_sub(s.address)
+                .and_then(|into| into.checked_add(size))
+                .is_some_and(|end| end <= s.file_size)
+        })?;
+        let offset = segment.offset.checked_add(address - segment.address)?;
+        self.data.read_bytes_at(offset, size).ok()
+    }
+
+    /// Calls `visit` for every symbol of the table that this file defines, in the order of the table.
+    pub fn symbols(&self, table: Table, visit: &mut dyn FnMut(Symbol<'d>)) -> Measured<()> {
+        if self.facts.is_64 {
+            self.walk::<elf::FileHeader64<Endianness>>(table, visit)
+        } else {
+            self.walk::<elf::FileHeader32<Endianness>>(table, visit)
+        }
+    }
+
+    fn walk<E: FileHeader<Endian = Endianness>>(
+        &self,
+        table: Table,
+        visit: &mut dyn FnMut(Symbol<'d>),
+    ) -> Measured<()> {
+        let (kind, name) = match table {
+            Table::Exported => (elf::SHT_DYNSYM, "no dynamic symbol table"),
+            Table::All => (elf::SHT_SYMTAB, "no symbol table: the file is stripped"),
+        };
+        let sections = &self.facts.sections;
+        let section = sections.iter().find(|s| s.kind == kind);
+        let section = section.ok_or_else(|| Absence::new(Reason::NotFound, name))?;
+        let entries = section.size / size_of::<E::Sym>() as u64;
+        let entries = usize::try_from(entries).map_err(|_| malformed("symbol table"))?;
+        let symbols: &'d [E::Sym] = self
+            .data
+            .read_slice_at(section.offset, entries)
+            .map_err(|()| malformed("symbol table"))?;
+        // Names are read as one block: one small read a name would cost a seek each.
+        let names = self
+            .bytes_of(sections.get(section.link))
+            .ok_or_else(|| malformed("symbol names"))?;
+        let strings = StringTable::new(names, 0, names.len() as u64);
+        let versions = match table {
+            Table::Exported => self.versions::<E>(),
+            Table::All => VersionTable::default(),
+        };
+        for (index, symbol) in symbols.iter().enumerate() {
+            let kind = match symbol.st_type() {
+                elf::STT_FUNC | elf::STT_GNU_IFUNC => SymbolKind::Function,
+                elf::STT_FILE => SymbolKind::File,
+                elf::STT_OBJECT => SymbolKind::Data,
+                _ => continue,
+            };
+            if kind != SymbolKind::File && symbol.st_shndx(self.endian) == elf::SHN_UNDEF {
+                continue;
+            }
+            let Ok(name) = symbol.name(self.endian, strings) else {
+                continue;
+            };
+            let version = versions.version_index(self.endian, SymbolIndex(index));
+            visit(Symbol {
+                name,
+                version: versions.version(version.index()).ok().flatten().map(|v| v.name()),
+                address: symbol.st_value(self.endian).into(),
+                size: symbol.st_size(self.endian).into(),
+                kind,
+                local: symbol.st_bind() == elf::STB_LOCAL,
+            });
+        }
+        Ok(())
+    }
+
+    fn bytes_of(&self, section: Option<&Section>) -> Option<&'d [u8]> {
+        let section = section.filter(|s| s.kind != elf::SHT_NOBITS)?;
+        self.data.read_bytes_at(section.offset, section.size).ok()
+    }
+
+    /// Empty where the file has no symbol versions or they do not parse: a version is never essential.
+    fn versions<E: FileHeader<Endian = Endianness>>(&self) -> VersionTable<'d, E> {
+        let read = || -> Option<VersionTable<'d, E>> {
+            let header = E::parse(self.data).ok()?;
+            header
+                .sections(self.endian, self.data)
+                .ok()?
+                .versions(self.endian, self.data)
+                .ok()?
+        };
+        read().unwrap_or_default()
+    }
+}
+
+fn read_facts<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
+    data: R,
+) -> Measured<(Endianness, ElfFacts)> {
+    let header = E::parse(data).map_err(|error| malformed(&error.to_string()))?;
+    let endian = header.endian().map_err(|error| malformed(&error.to_string()))?;
+    let segments = header
+        .program_headers(endian, data)
+        .map_err(|error| malformed(&error.to_string()))?;
+    if segments.len() > MAX_SEGMENTS {
+        return Err(malformed("absurd number of segments"));
+    }
+
+    let mut facts = ElfFacts {
+        kind: ElfKind::Other,
+        machine: header.e_machine(endian).0,
+        is_64: header.is_type_64(),
+        interpreter: None,
+        build_id: None,
+        soname: None,
+        needed: Vec::new(),
+        segments: Vec::new(),
+        sections: Vec::new(),
+    };
+    let mut dynamic: &[E::Dyn] = &[];
+    for segment in segments {
+        match segment.p_type(endian) {
+            elf::PT_LOAD => facts.segments.push(Segment {
+                offset: segment.p_offset(endian).into(),
+                address: segment.p_vaddr(endian).into(),
+                file_size: segment.p_filesz(endian).into(),
+                memory_size: segment.p_memsz(endian).into(),
+                executable: segment.p_flags(endian).0 & elf::PF_X.0 != 0,
+            }),
+            elf::PT_INTERP => {
+                // A path: longer than PATH_MAX is none.
+                let size: u64 = segment.p_filesz(endian).into();
+                let bytes = data
+                    .read_bytes_at(segment.p_offset(endian).into(), size.min(4096))
+                    .unwrap_or(&[]);
+                facts.interpreter = Some(until_nul(bytes));
+            }
+            elf::PT_DYNAMIC => dynamic = segment.dynamic(endian, data).ok().flatten().unwrap_or(&[]),
+            elf::PT_NOTE if facts.build_id.is_none() => {
+                let size: u64 = segment.p_filesz(endian).into();
+                // Build identifiers come first among notes that are small.
+                if size <= 1 << 20 {
+                    facts.build_id = build_id(segment.notes(endian, data).ok().flatten(), endian);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    // A file without sections (cut off by a packer) still has its segments; one with a broken table has neither names
+    // nor symbols to offer, which the readers of those say for themselves.
+    if let Ok(table) = header.sections(endian, data)
+        && table.len() <= MAX_SECTIONS
+    {
+        for section in table.iter() {
+            let name = table.section_name(endian, section).unwrap_or(b"");
+            facts.sections.push(Section {
+                name: String::from_utf8_lossy(name).into_owned(),
+                address: section.sh_addr(endian).into(),
+                offset: section.sh_offset(endian).into(),
+                size: section.sh_size(endian).into(),
+                executable: section.sh_flags(endian).0 & u64::from(elf::SHF_EXECINSTR.0) != 0,
+                kind: section.sh_type(endian),
+                link: section.sh_link(endian) as usize,
+            });
+        }
+    }
+
+    let names = dynamic_strings::<E, R>(endian, data, dynamic, &facts.segments);
+    let mut pie_flag = false;
+    for entry in dynamic {
+        let value: u64 = entry.d_val(endian).into();
+        let text = || -> Option<String> {
+            let rest = names.get(usize::try_from(value).ok()?..)?;
+            Some(until_nul(&rest[..rest.len().min(4096)]))
+        };
+        match entry.d_tag(endian) {
+            elf::DT_NEEDED if facts.needed.len() < MAX_NEEDED => facts.needed.extend(text()),
+            elf::DT_SONAME => facts.soname = text(),
+            elf::DT_FLAGS_1 => pie_flag = value & elf::DF_1_PIE.0 != 0,
+            elf::DT_NULL => break,
+            _ => {}
+        }
+    }
+    facts.kind = match (header.e_type(endian), facts.interpreter.is_some()) {
+        (elf::ET_EXEC, true) => ElfKind::Executable,
+        (elf::ET_EXEC, false) => ElfKind::StaticExecutable,
+        // A shared library that can also be run (libc itself) asks for a loader too; it has a soname.
+        (elf::ET_DYN, true) if facts.soname.is_none() || pie_flag => ElfKind::PieExecutable,
+        (elf::ET_DYN, false) if pie_flag => ElfKind::StaticPieExecutable,
+        (elf::ET_DYN, _) => ElfKind::SharedLibrary,
+        _ => ElfKind::Other,
+    };
+    Ok((endian, facts))
+}
+
+/// The string table that the dynamic section points to, through the segments: it needs no section table.
+fn dynamic_strings<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
+    endian: Endianness,
+    data: R,
+    dynamic: &[E::Dyn],
+    segments: &[Segment],
+) -> &'d [u8] {
+    let value = |tag| {
+        dynamic
+            .iter()
+            .find(|entry| entry.d_tag(endian) == tag)
+            .map(|entry| entry.d_val(endian).into())
+    };
+    let read = || -> Option<&'d [u8]> {
+        let address: u64 = value(elf::DT_STRTAB)?;
+        let size: u64 = value(elf::DT_STRSZ)?;
+        let segment = segments.iter().find(|s| {
+            address
+                .checked_sub(s.address)
+                .is_some_and(|into| into < s.file_size)
+        })?;
+        let offset = segment.offset.checked_add(address - segment.address)?;
+        data.read_bytes_at(offset, size).ok()
+    };
+    read().unwrap_or(&[])
+}
+
+fn build_id<E: FileHeader<Endian = Endianness>>(
+    notes: Option<object::read::elf::NoteIterator<'_, E>>,
+    endian: Endianness,
+) -> Option<String> {
+    let mut notes = notes?;
+    while let Ok(Some(note)) = notes.next() {
+        if note.name() == elf::ELF_NOTE_GNU && note.n_type(endian) == elf::NT_GNU_BUILD_ID {
+            // 20 bytes are usual; the format sets no limit.
+            return (note.desc().len() <= 64)
+                .then(|| note.desc().iter().map(|b| format!("{b:02x}")).collect());
+        }
+    }
+    None
+}
+
+fn until_nul(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}

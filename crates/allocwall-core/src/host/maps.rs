@@ -1,0 +1,396 @@
+//! /proc/PID/maps, and opening the files that are mapped there.
+
+use crate::units::{Absence, Measured, Reason};
+use std::ffi::OsStr;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// One line of /proc/PID/maps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    pub start: u64,
+    /// First address behind it.
+    pub end: u64,
+    pub perms: Perms,
+    /// Offset into the file, bytes.
+    pub offset: u64,
+    /// Major and minor.
+    pub dev: (u32, u32),
+    pub inode: u64,
+    /// As the kernel wrote it: `\012` for a newline, ` (deleted)` for an unlinked file, brackets for what is no file.
+    /// Empty for anonymous memory.
+    pub path: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Perms {
+    pub read: bool,
+    pub write: bool,
+    pub execute: bool,
+    pub shared: bool,
+}
+
+const DELETED: &[u8] = b" (deleted)";
+
+impl Mapping {
+    /// For people and for the recording; bytes that are no UTF-8 are replaced.
+    pub fn display_path(&self) -> String {
+        String::from_utf8_lossy(&self.path).into_owned()
+    }
+
+    /// Backed by a file or memfd, not anonymous and none of the kernel's bracketed names.
+    pub fn is_file(&self) -> bool {
+        self.inode != 0 && self.path.starts_with(b"/")
+    }
+
+    /// The kernel appends ` (deleted)` to an unlinked file's name; a file may also be called that.
+    pub fn looks_deleted(&self) -> bool {
+        self.path.ends_with(DELETED)
+    }
+
+    /// Memory with a file's form that never had a name in a file system: memfd, System V and shared anonymous memory.
+    pub fn is_nameless_memory(&self) -> bool {
+        [
+            &b"/memfd:"[..],
+            b"/SYSV",
+            b"/dev/zero",
+            b"anon_inode:",
+            b"/anon_hugepage",
+        ]
+        .iter()
+        .any(|start| self.path.starts_with(start))
+    }
+
+    /// The name to open: `\012` turned back into the newline that the kernel escaped. A literal `\012` in a name is
+    /// written in the same way, so the file that opens must be checked by inode.
+    fn file_name(&self) -> PathBuf {
+        let mut name = Vec::with_capacity(self.path.len());
+        let mut rest = &self.path[..];
+        while let Some((&byte, tail)) = rest.split_first() {
+            if let Some(behind) = rest.strip_prefix(b"\\012") {
+                name.push(b'\n');
+                rest = behind;
+            } else {
+                name.push(byte);
+                rest = tail;
+            }
+        }
+        PathBuf::from(OsStr::from_bytes(&name))
+    }
+}
+
+/// The lines that parse, and how many did not.
+pub fn parse(bytes: &[u8]) -> (Vec<Mapping>, usize) {
+    let mut mappings = Vec::new();
+    let mut malformed = 0;
+    for line in bytes.split(|&b| b == b'\n').filter(|line| !line.is_empty()) {
+        match parse_line(line) {
+            Some(mapping) => mappings.push(mapping),
+            None => malformed += 1,
+        }
+    }
+    (mappings, malformed)
+}
+
+/// `55d0c8a4e000-55d0c8a50000 r--p 00000000 fd:01 1835027   /usr/bin/cat`; see proc_pid_maps(5).
+fn parse_line(line: &[u8]) -> Option<Mapping> {
+    let (range, rest) = field(line)?;
+    let (perms, rest) = field(rest)?;
+    let (offset, rest) = field(rest)?;
+    let (dev, rest) = field(rest)?;
+    let (inode, rest) = field(rest)?;
+    let (start, end) = split_once(range, b'-')?;
+    let (start, end) = (hex(start)?, hex(end)?);
+    let (major, minor) = split_once(dev, b':')?;
+    let &[r, w, x, s] = perms else { return None };
+    if start >= end {
+        return None;
+    }
+    let padding = rest.iter().take_while(|&&b| b == b' ').count();
+    Some(Mapping {
+        start,
+        end,
+        perms: Perms {
+            read: r == b'r',
+            write: w == b'w',
+            execute: x == b'x',
+            shared: s == b's',
+        },
+        offset: hex(offset)?,
+        dev: (hex(major)?.try_into().ok()?, hex(minor)?.try_into().ok()?),
+        inode: std::str::from_utf8(inode).ok()?.parse().ok()?,
+        path: rest[padding..].to_vec(),
+    })
+}
+
+fn field(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    match bytes.iter().position(|&b| b == b' ') {
+        Some(0) => None,
+        Some(end) => Some((&bytes[..end], &bytes[end + 1..])),
+        None if bytes.is_empty() => None,
+        None => Some((bytes, &[])),
+    }
+}
+
+fn split_once(bytes: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
+    let position = bytes.iter().position(|&b| b == at)?;
+    Some((&bytes[..position], &bytes[position + 1..]))
+}
+
+fn hex(bytes: &[u8]) -> Option<u64> {
+    // from_str_radix alone would take a sign.
+    if bytes.is_empty() || !bytes.iter().all(u8::is_ascii_hexdigit) {
+        return None;
+    }
+    u64::from_str_radix(std::str::from_utf8(bytes).ok()?, 16).ok()
+}
+
+/// The mappings of a process. `proc_root` is `/proc`, or a copy of it in a test.
+pub fn read(proc_root: &Path, pid: i32) -> Measured<Vec<Mapping>> {
+    let bytes = read_process_file(proc_root, pid, "maps")?;
+    let (mappings, malformed) = parse(&bytes);
+    if mappings.is_empty() && malformed > 0 {
+        return Err(Absence::new(
+            Reason::Unparsable,
+            format!("/proc/{pid}/maps: none of {malformed} lines reads as a mapping"),
+        ));
+    }
+    Ok(mappings)
+}
+
+/// One of the small files of a process, `comm` or `environ` for example.
+pub fn read_process_file(proc_root: &Path, pid: i32, name: &str) -> Measured<Vec<u8>> {
+    let path = proc_root.join(pid.to_string()).join(name);
+    std::fs::read(&path).map_err(|error| absence(&path, &error))
+}
+
+/// Where /proc/PID/exe leads, as the kernel writes it.
+pub fn executable(proc_root: &Path, pid: i32) -> Measured<PathBuf> {
+    let path = proc_root.join(pid.to_string()).join("exe");
+    std::fs::read_link(&path).map_err(|error| absence(&path, &error))
+}
+
+/// A file by its name in the process's own mount namespace, at most `limit` bytes of it.
+pub fn read_inside(proc_root: &Path, pid: i32, name: &Path, limit: u64) -> Measured<Vec<u8>> {
+    let path = inside(proc_root, pid, name);
+    let read = || -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        open_regular(&path)?.0.take(limit).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    read().map_err(|error| absence(&path, &error))
+}
+
+/// Device and inode of a name in the process's own mount namespace, links followed.
+pub fn identity_inside(proc_root: &Path, pid: i32, name: &Path) -> Option<((u32, u32), u64)> {
+    identity(&inside(proc_root, pid, name))
+}
+
+pub fn identity(path: &Path) -> Option<((u32, u32), u64)> {
+    let facts = std::fs::metadata(path).ok()?;
+    Some((device(&facts), facts.ino()))
+}
+
+fn inside(proc_root: &Path, pid: i32, name: &Path) -> PathBuf {
+    proc_root
+        .join(pid.to_string())
+        .join("root")
+        .join(name.strip_prefix("/").unwrap_or(name))
+}
+
+/// Opens the file behind a mapping, as the process sees it:
+/// the mapping itself (finds deleted and replaced files; root only), then the name in the process's own mount
+/// namespace, then the name in ours. A file found by name must be the mapped inode, or it is another file.
+pub fn open(proc_root: &Path, pid: i32, mapping: &Mapping) -> Measured<File> {
+    if !mapping.is_file() {
+        return Err(Absence::new(
+            Reason::NotApplicable,
+            format!("{} is no file", mapping.display_path()),
+        ));
+    }
+    let process = proc_root.join(pid.to_string());
+    let by_range = process.join(format!("map_files/{:x}-{:x}", mapping.start, mapping.end));
+    let refused = match open_regular(&by_range) {
+        Ok((file, _)) => return Ok(file),
+        Err(error) => error,
+    };
+    let name = mapping.file_name();
+    match open_regular(&inside(proc_root, pid, &name)) {
+        // Only the inode: file systems that number devices per subvolume show another device here than in maps.
+        Ok((file, facts)) if facts.ino() == mapping.inode => return Ok(file),
+        _ => {}
+    }
+    match open_regular(&name) {
+        Ok((file, facts)) if facts.ino() == mapping.inode && device(&facts) == mapping.dev => Ok(file),
+        _ => Err(absence(Path::new(&mapping.display_path()), &refused)),
+    }
+}
+
+/// A target chooses the names that are opened here: only regular files, and never waiting for one (a FIFO would).
+pub(crate) fn open_regular(path: &Path) -> io::Result<(File, Metadata)> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)?;
+    let facts = file.metadata()?;
+    if !facts.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    Ok((file, facts))
+}
+
+fn device(facts: &Metadata) -> (u32, u32) {
+    (libc::major(facts.dev()), libc::minor(facts.dev()))
+}
+
+pub(crate) fn absence(path: &Path, error: &io::Error) -> Absence {
+    let reason = match error.kind() {
+        io::ErrorKind::NotFound => Reason::Vanished,
+        io::ErrorKind::PermissionDenied => Reason::NotPermitted,
+        // A process that is gone answers ESRCH on its own files.
+        _ if error.raw_os_error() == Some(libc::ESRCH) => Reason::Vanished,
+        _ => Reason::NotSupported,
+    };
+    let absence = Absence::new(reason, format!("{}: {error}", path.display()));
+    match reason {
+        Reason::NotPermitted => absence.mend("run as root, or as the owner of the process"),
+        _ => absence,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const FIXTURE: &[u8] = b"\
+55d0c8a4e000-55d0c8a50000 r--p 00001000 fd:01 1835027                    /usr/bin/cat
+55d0ca000000-55d0ca021000 rw-p 00000000 00:00 0                          [heap]
+7f0000000000-7f0000001000 r-xp 00000000 00:2d 77 /tmp/a file\\012with newline (deleted)
+7f0000002000-7f0000003000 rwxs 00000000 00:01 5                          /memfd:\xff\xfejit (deleted)
+7f0000004000-7f0000005000 ---p 00000000 00:00 0 
+ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]
+";
+
+    #[test]
+    fn a_real_form_of_every_kind_parses() {
+        let (mappings, malformed) = parse(FIXTURE);
+        assert_eq!((mappings.len(), malformed), (6, 0));
+        let cat = &mappings[0];
+        assert_eq!(
+            (cat.start, cat.end, cat.offset),
+            (0x55d0c8a4e000, 0x55d0c8a50000, 0x1000)
+        );
+        assert_eq!((cat.dev, cat.inode), ((0xfd, 1), 1835027));
+        assert_eq!(cat.path, b"/usr/bin/cat");
+        assert!(cat.is_file() && !cat.looks_deleted() && !cat.perms.execute);
+        assert!(!mappings[1].is_file());
+        let hostile = &mappings[2];
+        assert!(hostile.looks_deleted() && hostile.perms.execute);
+        assert_eq!(
+            hostile.file_name(),
+            Path::new("/tmp/a file\nwith newline (deleted)")
+        );
+        assert!(mappings[3].is_nameless_memory() && mappings[3].perms.shared);
+        assert!(mappings[4].path.is_empty());
+        assert_eq!(mappings[5].display_path(), "[vsyscall]");
+    }
+
+    #[test]
+    fn malformed_lines_are_counted_not_guessed() {
+        for line in [
+            "",
+            "nonsense",
+            "7f00-7f01",
+            "7f01-7f00 r--p 0 0:0 0",
+            "7f00-7f00 r--p 0 0:0 0",
+            "+7f00-7f01 r--p 0 0:0 0",
+            "7f00-7f01 r--pp 0 0:0 0",
+            "7f00-7f01 r--p zz 0:0 0",
+            "7f00-7f01 r--p 0 0 0",
+            "7f00-7f01 r--p 0 0:0 -1",
+            "7f00-7f01 r--p 0 fffffffff:0 0",
+            "7f00-11112222333344445 r--p 0 0:0 0",
+        ] {
+            assert_eq!(parse_line(line.as_bytes()), None, "{line}");
+        }
+        let (mappings, malformed) = parse(b"junk\n7f00-7f01 r--p 0 0:0 0\n");
+        assert_eq!((mappings.len(), malformed), (1, 1));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            parse(&bytes);
+        }
+
+        #[test]
+        fn any_cut_of_real_lines_is_survived(cut in 0..FIXTURE.len()) {
+            parse(&FIXTURE[..cut]);
+            parse(&FIXTURE[cut..]);
+        }
+    }
+
+    #[test]
+    fn own_executable_opens_and_a_wrong_inode_does_not() {
+        let root = Path::new("/proc");
+        let pid = std::process::id() as i32;
+        let mappings = read(root, pid).expect("own maps");
+        let own = mappings
+            .iter()
+            .find(|m| m.is_file() && m.perms.execute)
+            .expect("own code");
+        let facts = open(root, pid, own)
+            .expect("own code opens")
+            .metadata()
+            .expect("fstat");
+        assert_eq!(facts.ino(), own.inode);
+        let mut other = own.clone();
+        // No such range, so that only the name is left; and the name leads to another inode.
+        other.start = 0x1000;
+        other.end = 0x2000;
+        assert!(open(root, pid, &other).is_ok());
+        other.inode += 1;
+        assert!(open(root, pid, &other).is_err());
+    }
+
+    #[test]
+    fn a_deleted_file_opens_through_its_mapping() {
+        let folder = std::env::temp_dir().join(format!("allocwall-maps-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("folder");
+        let path = folder.join("gone");
+        std::fs::copy("/bin/sleep", &path).expect("copy");
+        let mut child = std::process::Command::new(&path)
+            .arg("60")
+            .spawn()
+            .expect("spawn");
+        std::fs::remove_file(&path).expect("unlink");
+        let pid = child.id() as i32;
+        let mappings = read(Path::new("/proc"), pid).expect("maps");
+        let gone = mappings.iter().find(|m| m.looks_deleted()).cloned();
+        let opened = gone.as_ref().map(|gone| open(Path::new("/proc"), pid, gone));
+        child.kill().and_then(|()| child.wait()).expect("reap");
+        std::fs::remove_dir_all(&folder).expect("clean up");
+        match opened.expect("a deleted mapping") {
+            Ok(file) => assert!(file.metadata().expect("fstat").nlink() == 0),
+            Err(absence) if absence.reason == Reason::NotPermitted => {
+                println!("skipped: map_files needs root: {absence}")
+            }
+            Err(absence) => panic!("{absence}"),
+        }
+    }
+
+    #[test]
+    fn no_such_process_is_vanished() {
+        assert_eq!(
+            read(Path::new("/proc"), i32::MAX).unwrap_err().reason,
+            Reason::Vanished
+        );
+    }
+}
