@@ -7,7 +7,7 @@ use crate::host::perf_trial;
 use crate::host::proc::{ProcFs, chosen, list_len};
 use crate::units::{Absence, Measured, Reason};
 use serde::{Deserialize, Serialize};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Facts about the machine that judgements depend on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -372,7 +372,7 @@ fn hypervisor() -> Option<String> {
 /// Arm has no CPUID; firmware names the common ones.
 #[cfg(not(target_arch = "x86_64"))]
 fn hypervisor() -> Option<String> {
-    let vendor = file::read_line(Path::new("/sys/class/dmi/id/sys_vendor")).ok()?;
+    let vendor = file::read_line(std::path::Path::new("/sys/class/dmi/id/sys_vendor")).ok()?;
     ["QEMU", "Amazon EC2", "Google", "Microsoft Corporation", "VMware"]
         .iter()
         .find(|name| vendor.starts_with(**name))
@@ -383,6 +383,7 @@ fn hypervisor() -> Option<String> {
 mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
+    use std::path::Path;
 
     fn write(root: &Path, name: &str, body: &str) {
         let path = root.join(name);

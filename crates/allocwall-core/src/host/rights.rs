@@ -73,8 +73,14 @@ impl Rights {
 /// kernel checks the right before the address, so an address that holds nothing answers EFAULT where it is granted.
 pub fn can_read_memory(pid: i32) -> std::io::Result<()> {
     let mut byte = 0u8;
-    let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-    let remote = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 1 };
+    let local = libc::iovec {
+        iov_base: (&raw mut byte).cast(),
+        iov_len: 1,
+    };
+    let remote = libc::iovec {
+        iov_base: std::ptr::null_mut(),
+        iov_len: 1,
+    };
     // SAFETY: `local` covers one live byte of ours; `remote` is only an address in the other process, which the kernel checks.
     let read = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
     let error = std::io::Error::last_os_error();
@@ -120,7 +126,10 @@ mod tests {
         let dead = child.id() as i32;
         child.wait().unwrap();
         match can_read_memory(std::process::id() as i32) {
-            Ok(()) => assert_eq!(can_read_memory(dead).unwrap_err().raw_os_error(), Some(libc::ESRCH)),
+            Ok(()) => assert_eq!(
+                can_read_memory(dead).unwrap_err().raw_os_error(),
+                Some(libc::ESRCH)
+            ),
             Err(error) => println!("skipped: process_vm_readv: {error}"),
         }
     }

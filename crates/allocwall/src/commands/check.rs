@@ -48,7 +48,8 @@ fn as_json(report: &Report, pid: Option<i32>) -> String {
             })
         })
         .collect();
-    let mut text = json!({ "version": 1, "target": pid, "summary": report.summary, "checks": checks }).to_string();
+    let mut text =
+        json!({ "version": 1, "target": pid, "summary": report.summary, "checks": checks }).to_string();
     text.push('\n');
     text
 }
@@ -59,7 +60,7 @@ const STATE: usize = 8;
 const INDENT: usize = 2 + WHAT + STATE;
 
 fn as_text(report: &Report, color: bool) -> String {
-    let mut out = textwrap::fill(&terminal(&report.summary), WIDTH);
+    let mut out = textwrap::fill(&terminal(&report.summary), plain(WIDTH));
     out.push('\n');
     let mut group = None;
     // A mend that helps several lines is spelled out once.
@@ -86,9 +87,13 @@ fn as_text(report: &Report, color: bool) -> String {
 fn row(out: &mut String, check: &Check, color: bool) {
     let state = format!("{:STATE$}", check.state.word());
     let style = check.state.style();
-    let state = if color { format!("{style}{state}{style:#}") } else { state };
+    let state = if color {
+        format!("{style}{state}{style:#}")
+    } else {
+        state
+    };
     let detail = terminal(&check.detail);
-    let mut lines = textwrap::wrap(&detail, WIDTH - INDENT).into_iter();
+    let mut lines = textwrap::wrap(&detail, plain(WIDTH - INDENT)).into_iter();
     let first = lines.next().unwrap_or_default();
     let _ = writeln!(out, "  {:WHAT$}{state}{first}", check.what);
     for line in lines {
@@ -96,16 +101,25 @@ fn row(out: &mut String, check: &Check, color: bool) {
     }
 }
 
-/// Starts left of the details, so that a command fits its line and can be copied whole.
+/// Starts left of the details and gives each alternative a line, so that a command can be copied whole.
 fn mended(out: &mut String, mend: &str) {
     const LEFT: usize = 6;
-    let options = textwrap::Options::new(WIDTH - LEFT).subsequent_indent("    ").word_splitter(
-        // A command broken at a hyphen is another command.
-        textwrap::WordSplitter::NoHyphenation,
-    );
-    for line in textwrap::wrap(&format!("--> {}", terminal(mend)), options.word_separator(textwrap::WordSeparator::AsciiSpace)) {
-        let _ = writeln!(out, "{:LEFT$}{line}", "");
+    for (n, alternative) in mend.split(judge::OR).enumerate() {
+        let mark = if n == 0 { "-->" } else { " or" };
+        for line in textwrap::wrap(
+            &format!("{mark} {}", terminal(alternative)),
+            plain(WIDTH - LEFT).subsequent_indent("    "),
+        ) {
+            let _ = writeln!(out, "{:LEFT$}{line}", "");
+        }
     }
+}
+
+/// Broken at blanks alone: a command or a path broken at a hyphen is another one.
+fn plain(width: usize) -> textwrap::Options<'static> {
+    textwrap::Options::new(width)
+        .word_splitter(textwrap::WordSplitter::NoHyphenation)
+        .word_separator(textwrap::WordSeparator::AsciiSpace)
 }
 
 impl State {
@@ -143,8 +157,18 @@ mod tests {
         Report {
             summary: "All \u{1b}[31mgood.".to_owned(),
             checks: vec![
-                check("kernel stacks", State::Absent, &long, Some("sudo sysctl kernel.perf_event_paranoid=1")),
-                check("other", State::Partial, "x\u{1b}]0;y", Some("sudo sysctl kernel.perf_event_paranoid=1")),
+                check(
+                    "kernel stacks",
+                    State::Absent,
+                    &long,
+                    Some("sudo sysctl kernel.perf_event_paranoid=1"),
+                ),
+                check(
+                    "other",
+                    State::Partial,
+                    "x\u{1b}]0;y",
+                    Some("sudo sysctl kernel.perf_event_paranoid=1"),
+                ),
             ],
         }
     }
@@ -163,7 +187,10 @@ mod tests {
         let value: serde_json::Value = serde_json::from_str(&as_json(&report(), Some(7))).unwrap();
         assert_eq!((&value["version"], &value["target"]), (&json!(1), &json!(7)));
         let first = &value["checks"][0];
-        assert_eq!((&first["state"], &first["name"], &first["group"]), (&json!("absent"), &json!("x"), &json!("sampling")));
+        assert_eq!(
+            (&first["state"], &first["name"], &first["group"]),
+            (&json!("absent"), &json!("x"), &json!("sampling"))
+        );
         assert!(first["mend"].is_string() && first["detail"].is_string());
     }
 }

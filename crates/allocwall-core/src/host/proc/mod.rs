@@ -183,7 +183,8 @@ impl ProcFs {
     pub fn owner(&self, pid: i32) -> Measured<u32> {
         use std::os::unix::fs::MetadataExt;
         let path = self.root.join(pid.to_string());
-        let meta = std::fs::metadata(&path).map_err(|error| self.settled(pid, file::absence_of(&path, &error)))?;
+        let meta =
+            std::fs::metadata(&path).map_err(|error| self.settled(pid, file::absence_of(&path, &error)))?;
         Ok(meta.uid())
     }
 

@@ -83,22 +83,27 @@ pub fn gather(target: Option<i32>) -> Result<Surroundings> {
     let euid = rights.as_ref().map_or(0, |rights| rights.euid);
     Ok(Surroundings {
         facts: machine.facts(),
-        first_user_namespace: proc.own_namespace("user").map_or(true, |name| name == FIRST_USER_NAMESPACE),
+        first_user_namespace: proc
+            .own_namespace("user")
+            .map_or(true, |name| name == FIRST_USER_NAMESPACE),
         own_samples: perf_trial::cpu_clock(Whom::Myself, false),
         kernel_samples: perf_trial::cpu_clock(Whom::Myself, true),
         every_cpu: perf_trial::cpu_clock(Whom::EveryProcess, true),
-        stranger: process_where(proc, own, |uid| uid != euid)
-            .map(|pid| (pid, perf_trial::cpu_clock(Whom::Process(pid), false))),
+        stranger: processes_where(proc, own, |uid| uid != euid)
+            .first()
+            .map(|&pid| (pid, perf_trial::cpu_clock(Whom::Process(pid), false))),
         kernel_symbols: proc.kernel_symbols_visible(),
         tracepoint: event.as_ref().ok().map(|&id| perf_trial::tracepoint(id, whom)),
         event,
         memory: match &target {
             Some(target) => Some(rights::can_read_memory(target.pid)),
-            None => process_where(proc, own, |uid| uid == euid).map(rights::can_read_memory),
+            None => read_any_memory(&processes_where(proc, own, |uid| uid == euid)),
         },
         kernel_stack: proc.thread_kernel_stack(watched, watched).map(drop),
         smaps: proc.smaps_rollup(watched).map(drop),
-        schedstat: proc.thread_schedstat(watched, watched).map(|stat| stat.timeslices > 0),
+        schedstat: proc
+            .thread_schedstat(watched, watched)
+            .map(|stat| stat.timeslices > 0),
         psi: proc.pressure("cpu"),
         hidden: proc.hidden_processes(),
         cgroup: cgroup_view(&machine, watched),
@@ -113,18 +118,42 @@ pub fn gather(target: Option<i32>) -> Result<Surroundings> {
 fn cgroup_view(machine: &Machine, pid: i32) -> Measured<CgroupView> {
     let cgroups = CgroupFs::of(machine)?;
     let group = cgroups.group_of(pid)?;
-    Ok(CgroupView { version: group.version, hybrid: cgroups.hybrid(), now: group.tick()?, path: group.path })
+    Ok(CgroupView {
+        version: group.version,
+        hybrid: cgroups.hybrid(),
+        now: group.tick()?,
+        path: group.path,
+    })
 }
 
-/// A user process, not ours, whose effective user fits.
-fn process_where(proc: &ProcFs, own: i32, fits: impl Fn(u32) -> bool) -> Option<i32> {
-    let mut pids = proc.pids().ok()?;
-    // Long-lived processes have low numbers; one that ends during the try would look like a refusal.
-    pids.retain(|&pid| pid != own);
-    pids.into_iter().find(|&pid| {
-        // Kernel threads have no memory and follow other rules.
-        proc.status(pid).is_ok_and(|status| fits(status.uid[1]) && status.vm_size.is_some())
-    })
+/// Enough to try on; more would only take longer.
+const MOST_TRIED: usize = 8;
+
+/// Processes other than ours whose effective user fits. Low numbers first: those live long, and one that ends during
+/// the try would look like a refusal.
+fn processes_where(proc: &ProcFs, own: i32, fits: impl Fn(u32) -> bool) -> Vec<i32> {
+    // Kernel threads have no memory and follow other rules.
+    let fitting = |&pid: &i32| {
+        proc.status(pid)
+            .is_ok_and(|status| fits(status.uid[1]) && status.vm_size.is_some())
+    };
+    let pids = proc.pids().unwrap_or_default().into_iter();
+    pids.filter(|&pid| pid != own)
+        .filter(fitting)
+        .take(MOST_TRIED)
+        .collect()
+}
+
+/// One success shows the right; single processes, such as init, may be protected for reasons of their own.
+fn read_any_memory(pids: &[i32]) -> Option<Tried> {
+    let mut last = None;
+    for &pid in pids {
+        match rights::can_read_memory(pid) {
+            Ok(()) => return Some(Ok(())),
+            Err(error) => last = Some(Err(error)),
+        }
+    }
+    last
 }
 
 fn target_view(proc: &ProcFs, pid: i32) -> Result<TargetView> {
@@ -139,20 +168,29 @@ fn target_view(proc: &ProcFs, pid: i32) -> Result<TargetView> {
         }
     };
     if status.tgid != pid {
-        return Err(Error::Refused(format!("{pid} is a thread of process {}; give -p {0}", status.tgid)));
+        return Err(Error::Refused(format!(
+            "{pid} is a thread of process {}; give -p {0}",
+            status.tgid
+        )));
     }
     let namespaces = NAMESPACES
         .iter()
-        .filter_map(|kind| match (proc.namespace(pid, kind), proc.own_namespace(kind)) {
-            (Ok(theirs), Ok(ours)) => (theirs != ours).then_some(Ok(*kind)),
-            (Err(absence), _) if absence.reason == Reason::NotPermitted => Some(Err(absence)),
-            _ => None,
-        })
+        .filter_map(
+            |kind| match (proc.namespace(pid, kind), proc.own_namespace(kind)) {
+                (Ok(theirs), Ok(ours)) => (theirs != ours).then_some(Ok(*kind)),
+                (Err(absence), _) if absence.reason == Reason::NotPermitted => Some(Err(absence)),
+                _ => None,
+            },
+        )
         .collect();
     Ok(TargetView {
         pid,
         // The owner shows it only where it differs from root anyway.
-        dumpable: proc.owner(pid).ok().filter(|_| status.uid[1] != 0).map(|owner| owner == status.uid[1]),
+        dumpable: proc
+            .owner(pid)
+            .ok()
+            .filter(|_| status.uid[1] != 0)
+            .map(|owner| owner == status.uid[1]),
         comm: stat.comm,
         state: stat.state,
         threads: stat.threads,
