@@ -322,7 +322,7 @@ fn hypervisor() -> Option<String> {
 /// Arm has no CPUID; firmware names the common ones.
 #[cfg(not(target_arch = "x86_64"))]
 fn hypervisor() -> Option<String> {
-    let vendor = file::read_line(Path::new("/sys/class/dmi/id/sys_vendor")).ok()?;
+    let vendor = file::read_line(std::path::Path::new("/sys/class/dmi/id/sys_vendor")).ok()?;
     ["QEMU", "Amazon EC2", "Google", "Microsoft Corporation", "VMware"]
         .iter()
         .find(|name| vendor.starts_with(**name))
@@ -333,6 +333,7 @@ fn hypervisor() -> Option<String> {
 mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
+    use std::path::Path;
 
     fn write(root: &Path, name: &str, body: &str) {
         let path = root.join(name);

@@ -69,23 +69,24 @@ impl Rights {
     }
 }
 
-/// Tries to read one byte of another process's memory, as reading Python stacks from outside does.
-pub fn can_read_memory(pid: i32, address: u64) -> std::io::Result<()> {
+/// Whether another process's memory may be read, as reading Python stacks from outside does. Nothing is read: the
+/// kernel checks the right before the address, so an address that holds nothing answers EFAULT where it is granted.
+pub fn can_read_memory(pid: i32) -> std::io::Result<()> {
     let mut byte = 0u8;
     let local = libc::iovec {
         iov_base: (&raw mut byte).cast(),
         iov_len: 1,
     };
     let remote = libc::iovec {
-        iov_base: address as *mut libc::c_void,
+        iov_base: std::ptr::null_mut(),
         iov_len: 1,
     };
     // SAFETY: `local` covers one live byte of ours; `remote` is only an address in the other process, which the kernel checks.
     let read = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
-    if read == 1 {
-        Ok(())
-    } else {
-        Err(std::io::Error::last_os_error())
+    let error = std::io::Error::last_os_error();
+    match read {
+        -1 if error.raw_os_error() != Some(libc::EFAULT) => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -120,11 +121,15 @@ mod tests {
     }
 
     #[test]
-    fn own_memory_is_readable_and_page_zero_is_not() {
-        let byte = 7u8;
-        let pid = std::process::id() as i32;
-        match can_read_memory(pid, &raw const byte as u64) {
-            Ok(()) => assert!(can_read_memory(pid, 0).is_err()),
+    fn own_memory_is_readable_and_a_dead_process_is_not() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let dead = child.id() as i32;
+        child.wait().unwrap();
+        match can_read_memory(std::process::id() as i32) {
+            Ok(()) => assert_eq!(
+                can_read_memory(dead).unwrap_err().raw_os_error(),
+                Some(libc::ESRCH)
+            ),
             Err(error) => println!("skipped: process_vm_readv: {error}"),
         }
     }

@@ -18,7 +18,13 @@ pub enum TraceFs {
 
 impl TraceFs {
     pub fn live() -> Measured<Self> {
-        Self::mounted_below(Path::new("/")).or_else(|absence| Self::detached().map_err(|_| absence))
+        Self::mounted_below(Path::new("/")).or_else(|unmounted| {
+            Self::detached().map_err(|refused| Absence {
+                reason: refused.reason,
+                detail: format!("{unmounted}, and {refused}"),
+                mend: unmounted.mend,
+            })
+        })
     }
 
     /// A tracefs that somebody mounted and that we may read.
@@ -33,9 +39,9 @@ impl TraceFs {
             }
         }
         Err(match refused {
-            Some(absence) => absence.mend("run as root"),
+            Some(absence) => absence.mend("run allocwall as root"),
             None => Absence::new(Reason::NotFound, "tracefs is not mounted at /sys/kernel/tracing")
-                .mend("sudo mount -t tracefs nodev /sys/kernel/tracing, or run as root"),
+                .mend("run allocwall as root: it then mounts tracefs for itself alone"),
         })
     }
 
@@ -134,7 +140,7 @@ mod tests {
         let empty = tempfile::tempdir().unwrap();
         let absence = TraceFs::mounted_below(empty.path()).unwrap_err();
         assert_eq!(absence.reason, Reason::NotFound);
-        assert!(absence.mend.unwrap().contains("mount -t tracefs"));
+        assert!(absence.mend.unwrap().contains("as root"));
         let broken = fake("sys/kernel/tracing", "three\n");
         let traces = TraceFs::mounted_below(broken.path()).unwrap();
         assert_eq!(

@@ -176,6 +176,28 @@ impl ProcFs {
         }
     }
 
+    /// Whether `/proc/kallsyms` shows addresses: hidden ones are all zero. Some symbols of x86 lie at zero in fact.
+    pub fn kernel_symbols_visible(&self) -> Measured<bool> {
+        const HEAD: usize = 64 << 10;
+        let path = self.root.join("kallsyms");
+        file::read_prefix(&path, HEAD, parse::shows_addresses)
+    }
+
+    /// `hidepid` and `subset` options of our /proc mount; None where every process is visible.
+    pub fn hidden_processes(&self) -> Measured<Option<String>> {
+        let path = self.root.join("self/mountinfo");
+        file::read(&path, |bytes| Ok(parse::proc_restrictions(bytes)))
+    }
+
+    /// Owner of /proc/PID: root's for a process that made itself undumpable, whoever runs it (proc(5)).
+    pub fn owner(&self, pid: i32) -> Measured<u32> {
+        use std::os::unix::fs::MetadataExt;
+        let path = self.root.join(pid.to_string());
+        let meta =
+            std::fs::metadata(&path).map_err(|error| self.settled(pid, file::absence_of(&path, &error)))?;
+        Ok(meta.uid())
+    }
+
     pub fn cgroups(&self, pid: i32) -> Measured<Vec<CgroupLine>> {
         self.process(pid, "cgroup", |bytes| Some(parse::cgroup(bytes)))
     }

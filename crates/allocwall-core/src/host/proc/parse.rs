@@ -330,6 +330,28 @@ pub fn kernel_stack(bytes: &[u8]) -> Vec<String> {
         .collect()
 }
 
+/// `ffffffff81000000 T _text`: any address that is not all zeros.
+pub fn shows_addresses(bytes: &[u8]) -> bool {
+    lines(bytes)
+        .filter_map(|line| words(line).next())
+        .any(|address| address.iter().any(|&b| b != b'0'))
+}
+
+/// Options of the mount at /proc (mountinfo) that hide processes; the last mount there is the one in force.
+pub fn proc_restrictions(bytes: &[u8]) -> Option<String> {
+    let at_proc = |line: &&[u8]| words(line).nth(4) == Some(b"/proc");
+    let line = lines(bytes).filter(at_proc).last()?;
+    let options = String::from_utf8_lossy(words(line).last()?).into_owned();
+    let hides = |option: &&str| {
+        option
+            .strip_prefix("hidepid=")
+            .is_some_and(|mode| mode != "0" && mode != "off")
+            || option.starts_with("subset=")
+    };
+    let hiding: Vec<&str> = options.split(',').filter(hides).collect();
+    (!hiding.is_empty()).then(|| hiding.join(","))
+}
+
 /// Aggregate `cpu` line of /proc/stat.
 pub fn cpu_times(bytes: &[u8], ns_per_tick: u64) -> Option<HostTick> {
     let line = lines(bytes).find_map(|line| line.strip_prefix(b"cpu "))?;
@@ -587,6 +609,30 @@ mod tests {
     }
 
     #[test]
+    fn hidden_symbols_and_hidden_processes() {
+        assert!(!shows_addresses(
+            b"0000000000000000 A x\n0000000000000000 T _text\n"
+        ));
+        assert!(shows_addresses(
+            b"0000000000000000 A x\nffffffff81000000 T _text\n"
+        ));
+        assert!(!shows_addresses(b""));
+        let mount =
+            |options: &str| format!("22 27 0:21 / /proc rw,relatime - proc proc {options}\n").into_bytes();
+        assert_eq!(
+            proc_restrictions(&mount("rw,hidepid=invisible")).as_deref(),
+            Some("hidepid=invisible")
+        );
+        assert_eq!(
+            proc_restrictions(&mount("rw,gid=4,hidepid=2,subset=pid")).as_deref(),
+            Some("hidepid=2,subset=pid")
+        );
+        assert_eq!(proc_restrictions(&mount("rw,hidepid=off")), None);
+        let twice = [mount("rw,hidepid=2"), mount("rw")].concat();
+        assert_eq!(proc_restrictions(&twice), None);
+    }
+
+    #[test]
     fn limits() {
         let body = b"Limit                     Soft Limit           Hard Limit           Units     \n\
             Max stack size            8388608              unlimited            bytes     \nMax locked memory         unlimited            unlimited            bytes\n";
@@ -717,7 +763,12 @@ mod tests {
             pressure_some(bytes),
         );
         vmstat(bytes, &mut HostTick::default());
-        let _ = (meminfo(bytes), cpu_model(bytes));
+        let _ = (
+            meminfo(bytes),
+            cpu_model(bytes),
+            shows_addresses(bytes),
+            proc_restrictions(bytes),
+        );
         let text = String::from_utf8_lossy(bytes);
         let _ = (list_len(&text), chosen(&text));
     }

@@ -1,0 +1,202 @@
+//! What `check` looked at and tried. Gathering is all the I/O there is; judging it is pure.
+
+use allocwall_core::error::{Error, Result};
+use allocwall_core::host::cgroup::CgroupFs;
+use allocwall_core::host::facts::{CgroupTick, HostFacts, Machine};
+use allocwall_core::host::installed::{self, InstalledAllocator, InstalledRuntime};
+use allocwall_core::host::perf_trial::{self, Whom};
+use allocwall_core::host::proc::{ProcFs, Status};
+use allocwall_core::host::rights::{self, Rights};
+use allocwall_core::host::tracefs::TraceFs;
+use allocwall_core::units::{Measured, Reason};
+use std::io;
+
+/// Granted, or what the kernel answered.
+pub type Tried = io::Result<()>;
+
+pub struct Surroundings {
+    pub facts: HostFacts,
+    pub rights: Measured<Rights>,
+    /// Capabilities of a user namespace count for nothing in perf_event_open(2).
+    pub first_user_namespace: bool,
+    pub own_samples: Tried,
+    pub kernel_samples: Tried,
+    pub every_cpu: Tried,
+    /// Another user's process and how a try on it went; None where there is none to try.
+    pub stranger: Option<(i32, Tried)>,
+    pub kernel_symbols: Measured<bool>,
+    pub event: Measured<u64>,
+    pub tracepoint: Option<Tried>,
+    /// Reading the memory of another process of the same user; None where there is none to try.
+    pub memory: Option<Tried>,
+    pub kernel_stack: Measured<()>,
+    pub smaps: Measured<()>,
+    /// The kernel accounts run time per thread.
+    pub schedstat: Measured<bool>,
+    pub psi: Measured<u64>,
+    pub hidden: Measured<Option<String>>,
+    pub cgroup: Measured<CgroupView>,
+    pub balloon: bool,
+    pub allocators: Vec<InstalledAllocator>,
+    pub runtimes: Vec<InstalledRuntime>,
+    pub target: Option<TargetView>,
+}
+
+pub struct CgroupView {
+    pub version: u8,
+    pub hybrid: bool,
+    pub path: String,
+    pub now: CgroupTick,
+}
+
+pub struct TargetView {
+    pub pid: i32,
+    pub comm: String,
+    pub status: Status,
+    pub state: char,
+    pub threads: u32,
+    /// None where /proc/PID has no owner to read.
+    pub dumpable: Option<bool>,
+    /// Kinds of namespaces in which it differs from us; Err where they cannot be read.
+    pub namespaces: Measured<Vec<&'static str>>,
+    pub samples: Tried,
+    pub kernel_samples: Tried,
+}
+
+/// Namespaces that change what a name or a path means.
+const NAMESPACES: [&str; 4] = ["pid", "mnt", "user", "cgroup"];
+/// The kernel's first user namespace: PROC_USER_INIT_INO in include/linux/proc_ns.h.
+const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
+
+pub fn gather(target: Option<i32>) -> Result<Surroundings> {
+    let machine = Machine::live();
+    let proc = &machine.proc;
+    let own = std::process::id() as i32;
+    let rights = Rights::of_self(proc);
+    let target = target.map(|pid| target_view(proc, pid)).transpose()?;
+    let watched = target.as_ref().map_or(own, |target| target.pid);
+    let whom = match &target {
+        Some(target) => Whom::Process(target.pid),
+        None => Whom::Myself,
+    };
+    let event = TraceFs::live().and_then(|traces| traces.event_id("sched", "sched_switch"));
+    let euid = rights.as_ref().map_or(0, |rights| rights.euid);
+    Ok(Surroundings {
+        facts: machine.facts(),
+        first_user_namespace: proc
+            .own_namespace("user")
+            .map_or(true, |name| name == FIRST_USER_NAMESPACE),
+        own_samples: perf_trial::cpu_clock(Whom::Myself, false),
+        kernel_samples: perf_trial::cpu_clock(Whom::Myself, true),
+        every_cpu: perf_trial::cpu_clock(Whom::EveryProcess, true),
+        stranger: processes_where(proc, own, |uid| uid != euid)
+            .first()
+            .map(|&pid| (pid, perf_trial::cpu_clock(Whom::Process(pid), false))),
+        kernel_symbols: proc.kernel_symbols_visible(),
+        tracepoint: event.as_ref().ok().map(|&id| perf_trial::tracepoint(id, whom)),
+        event,
+        memory: match &target {
+            Some(target) => Some(rights::can_read_memory(target.pid)),
+            None => read_any_memory(&processes_where(proc, own, |uid| uid == euid)),
+        },
+        kernel_stack: proc.thread_kernel_stack(watched, watched).map(drop),
+        smaps: proc.smaps_rollup(watched).map(drop),
+        schedstat: proc
+            .thread_schedstat(watched, watched)
+            .map(|stat| stat.timeslices > 0),
+        psi: proc.pressure("cpu"),
+        hidden: proc.hidden_processes(),
+        cgroup: cgroup_view(&machine, watched),
+        balloon: machine.balloon(),
+        allocators: installed::allocators(&machine),
+        runtimes: installed::runtimes(&std::env::var_os("PATH").unwrap_or_default()),
+        rights,
+        target,
+    })
+}
+
+fn cgroup_view(machine: &Machine, pid: i32) -> Measured<CgroupView> {
+    let cgroups = CgroupFs::of(machine)?;
+    let group = cgroups.group_of(pid)?;
+    Ok(CgroupView {
+        version: group.version,
+        hybrid: cgroups.hybrid(),
+        now: group.tick()?,
+        path: group.path,
+    })
+}
+
+/// Enough to try on; more would only take longer.
+const MOST_TRIED: usize = 8;
+
+/// Processes other than ours whose effective user fits. Low numbers first: those live long, and one that ends during
+/// the try would look like a refusal.
+fn processes_where(proc: &ProcFs, own: i32, fits: impl Fn(u32) -> bool) -> Vec<i32> {
+    // Kernel threads have no memory and follow other rules.
+    let fitting = |&pid: &i32| {
+        proc.status(pid)
+            .is_ok_and(|status| fits(status.uid[1]) && status.vm_size.is_some())
+    };
+    let pids = proc.pids().unwrap_or_default().into_iter();
+    pids.filter(|&pid| pid != own)
+        .filter(fitting)
+        .take(MOST_TRIED)
+        .collect()
+}
+
+/// One success shows the right; single processes, such as init, may be protected for reasons of their own.
+fn read_any_memory(pids: &[i32]) -> Option<Tried> {
+    let mut last = None;
+    for &pid in pids {
+        match rights::can_read_memory(pid) {
+            Ok(()) => return Some(Ok(())),
+            Err(error) => last = Some(Err(error)),
+        }
+    }
+    last
+}
+
+fn target_view(proc: &ProcFs, pid: i32) -> Result<TargetView> {
+    let stat = proc.process_stat(pid);
+    let (stat, status) = match (stat, proc.status(pid)) {
+        (Ok(stat), Ok(status)) => (stat, status),
+        (Err(absence), _) | (_, Err(absence)) => {
+            return Err(match absence.reason {
+                Reason::Vanished | Reason::NotFound => Error::NoSuchProcess(pid),
+                _ => Error::Refused(format!("process {pid}: {absence}")),
+            });
+        }
+    };
+    if status.tgid != pid {
+        return Err(Error::Refused(format!(
+            "{pid} is a thread of process {}; give -p {0}",
+            status.tgid
+        )));
+    }
+    let namespaces = NAMESPACES
+        .iter()
+        .filter_map(
+            |kind| match (proc.namespace(pid, kind), proc.own_namespace(kind)) {
+                (Ok(theirs), Ok(ours)) => (theirs != ours).then_some(Ok(*kind)),
+                (Err(absence), _) if absence.reason == Reason::NotPermitted => Some(Err(absence)),
+                _ => None,
+            },
+        )
+        .collect();
+    Ok(TargetView {
+        pid,
+        // The owner shows it only where it differs from root anyway.
+        dumpable: proc
+            .owner(pid)
+            .ok()
+            .filter(|_| status.uid[1] != 0)
+            .map(|owner| owner == status.uid[1]),
+        comm: stat.comm,
+        state: stat.state,
+        threads: stat.threads,
+        namespaces,
+        samples: perf_trial::cpu_clock(Whom::Process(pid), false),
+        kernel_samples: perf_trial::cpu_clock(Whom::Process(pid), true),
+        status,
+    })
+}
