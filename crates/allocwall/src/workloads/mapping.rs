@@ -1,0 +1,188 @@
+//! Map churn and the address-space lock, and what they share with first touch: a private anonymous mapping.
+
+use super::clock::{Watch, thread_cpu_ns};
+use super::process;
+use super::stage::{Base, Stage};
+use anyhow::{Context, Result};
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+
+pub const PAGE: usize = 4096;
+
+/// Memory of 4 KiB pages only, whatever the machine's huge-page mode.
+pub struct Mapping {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+impl Mapping {
+    pub fn new(length: usize) -> Mapping {
+        let mapping = Mapping::plain(length);
+        // SAFETY: our own mapping.
+        unsafe { libc::madvise(mapping.start.as_ptr().cast(), length, libc::MADV_NOHUGEPAGE) };
+        mapping
+    }
+
+    /// Without the advice: one system call and no more.
+    fn plain(length: usize) -> Mapping {
+        // SAFETY: a fresh anonymous mapping touches nobody's memory.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(
+            start,
+            libc::MAP_FAILED,
+            "mmap: {}",
+            std::io::Error::last_os_error()
+        );
+        Mapping {
+            start: NonNull::new(start.cast()).expect("mmap gave null"),
+            length,
+        }
+    }
+
+    pub fn write_each_page(&mut self) {
+        self.write_pages(self.length / PAGE);
+    }
+
+    fn write_pages(&mut self, pages: usize) {
+        for page in 0..pages.min(self.length / PAGE) {
+            // SAFETY: within the mapping.
+            unsafe { self.start.as_ptr().add(page * PAGE).write_volatile(1) };
+        }
+    }
+
+    /// Gives the pages back and keeps the mapping.
+    pub fn discard(&mut self) {
+        // SAFETY: our own mapping, which holds plain bytes only.
+        unsafe { libc::madvise(self.start.as_ptr().cast(), self.length, libc::MADV_DONTNEED) };
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, unmapped once.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
+    }
+}
+
+const CHURN_BLOCK: usize = 256 * 1024;
+const CHURN_BLOCKS: usize = 64;
+
+/// Blocks above malloc's mapping threshold, which a tunable pins as an operator would who read that it saves memory:
+/// each call is a map or an unmap. The header that malloc writes touches one page, whose fault is a line of its own
+/// in the bill.
+pub fn map_churn(stage: &Stage) -> Result<()> {
+    let twin = stage.options.twin;
+    process::with_tunables(&[("glibc.malloc.mmap_threshold", "131072")])?;
+    let worker = |_| {
+        let allocate = || {
+            // SAFETY: malloc has no precondition; null is looked for where the block is used.
+            unsafe { libc::malloc(CHURN_BLOCK) }.cast::<u8>()
+        };
+        let write = |blocks: &[*mut u8]| {
+            for &block in blocks {
+                assert!(!block.is_null(), "out of memory");
+                // SAFETY: the first byte of a live block.
+                unsafe { block.write_volatile(1) };
+            }
+        };
+        let mut blocks = [std::ptr::null_mut(); CHURN_BLOCKS];
+        let kept: [*mut u8; CHURN_BLOCKS] = std::array::from_fn(|_| allocate());
+        stage.mix(Base::Cpu, || {
+            stage.operations.add(CHURN_BLOCKS as i64);
+            if twin {
+                let before = thread_cpu_ns();
+                for _ in 0..1_000 {
+                    write(&kept);
+                }
+                return (thread_cpu_ns() - before) as i64;
+            }
+            let start = thread_cpu_ns();
+            blocks.fill_with(allocate);
+            let mapped = thread_cpu_ns();
+            write(&blocks);
+            let written = thread_cpu_ns();
+            for &block in &blocks {
+                // SAFETY: allocated above and freed once.
+                unsafe { libc::free(block.cast()) };
+            }
+            let churn = (thread_cpu_ns() - written + mapped - start) as i64;
+            stage.line(0).add(churn);
+            churn
+        });
+    };
+    stage.perform(worker, |_| Ok(()))
+}
+
+const LOCK_BLOCK: usize = 512 * 1024;
+const LOCK_PAGES: usize = 32;
+const LOCK_BATCH: usize = 64;
+
+/// Threads that map, fault and unmap in one address space. Each call holds the lock for writing; a release of
+/// pages goes on holding it for reading, so the others' calls spin and then sleep. In the twin one thread does all of
+/// it and nobody is there to wait for.
+pub fn address_space_lock(stage: &Stage) -> Result<()> {
+    let twin = stage.options.twin;
+    Watch::new().context("skipped: no /proc/thread-self/schedstat")?;
+    let unopposed_ns = OnceLock::new();
+    let round = || {
+        for _ in 0..LOCK_BATCH {
+            Mapping::plain(LOCK_BLOCK).write_pages(LOCK_PAGES);
+        }
+    };
+    let worker = |index| {
+        let watch = Watch::new().expect("it was there a moment ago");
+        if index == 0 {
+            let _ = unopposed_ns.set(price_alone(round));
+        }
+        // The others keep their CPU busy meanwhile, so that the price includes flushing their TLB.
+        let mut computing = super::computing::Computing::new();
+        let alone = loop {
+            match unopposed_ns.get() {
+                Some(price) => break *price,
+                None => computing.batch(),
+            }
+        };
+        stage.mix(Base::Wall, || {
+            let before = watch.read();
+            if twin && index != 0 {
+                computing.batch();
+                stage.stolen.add(before.until(watch.read()).blocked_ns);
+                return 0;
+            }
+            round();
+            stage.operations.add(LOCK_BATCH as i64);
+            let lap = before.until(watch.read());
+            let spun = lap.cpu_ns - alone;
+            stage.line(0).add(spun);
+            stage.wait(0).add(lap.blocked_ns);
+            if twin {
+                lap.wall_ns
+            } else {
+                spun.max(0) + lap.blocked_ns.max(0)
+            }
+        });
+    };
+    stage.perform(worker, |_| Ok(()))
+}
+
+/// CPU time of one round while nobody else maps: the lower quartile of many, as noise only adds.
+fn price_alone(round: impl Fn()) -> i64 {
+    let mut prices: Vec<i64> = (0..400)
+        .map(|_| {
+            let before = thread_cpu_ns();
+            round();
+            (thread_cpu_ns() - before) as i64
+        })
+        .collect();
+    prices.sort_unstable();
+    prices[prices.len() / 4]
+}
