@@ -23,43 +23,27 @@ fn real() -> Calls {
     })
 }
 
-/// Calls that do nothing, to price the loop around them.
-fn hollow() -> Calls {
-    #[inline(never)]
-    extern "C" fn allocate(_: size_t) -> *mut c_void {
-        std::ptr::dangling_mut::<u64>().cast()
-    }
-    #[inline(never)]
-    extern "C" fn free(_: *mut c_void) {}
-    black_box(Calls { allocate, free })
-}
-
 const SMALL: [usize; 8] = [24, 40, 64, 96, 32, 160, 56, 256];
+const PAIRS: usize = 16_384;
 
-/// `pairs` of free and malloc over eight live blocks: every one from the thread's cache.
+/// Each block comes from the thread's cache and goes back there. So little surrounds the calls that all of its time
+/// counts as theirs: what a no-op in their place costs the processor hides in their shadow, and taking it off would take
+/// off too much.
 #[inline(never)]
-fn small_pairs(calls: Calls, pairs: usize) {
-    // SAFETY: each block is freed once, by the same set of calls that gave it.
-    unsafe {
-        let mut live = SMALL.map(|size| (calls.allocate)(size));
-        for i in 0..pairs {
-            let slot = i % SMALL.len();
-            (calls.free)(live[slot]);
-            live[slot] = (calls.allocate)(SMALL[slot]);
-        }
-        for block in live {
-            (calls.free)(block);
+fn small_pairs(calls: Calls) {
+    for _ in 0..PAIRS / SMALL.len() {
+        for size in SMALL {
+            // SAFETY: free takes what malloc gave, once.
+            unsafe { (calls.free)((calls.allocate)(size)) };
         }
     }
 }
-
-const PAIRS: usize = 16_384;
 
 /// Many small blocks, each call on the fast path. The twin takes them from a pool of its own.
 pub fn call_rate(stage: &Stage) -> Result<()> {
     let twin = stage.options.twin;
     let worker = |_| {
-        let (real, hollow) = (real(), hollow());
+        let calls = real();
         let mut pool: [Vec<Box<[u8]>>; SMALL.len()] =
             SMALL.map(|size| (0..4).map(|_| vec![0; size].into()).collect());
         stage.mix(Base::Cpu, || {
@@ -73,15 +57,32 @@ pub fn call_rate(stage: &Stage) -> Result<()> {
                 }
                 return (thread_cpu_ns() - start) as i64;
             }
-            small_pairs(real, PAIRS);
-            let done = thread_cpu_ns();
-            small_pairs(hollow, PAIRS);
-            let in_allocator = (done - start) as i64 - (thread_cpu_ns() - done) as i64;
+            small_pairs(calls);
+            let in_allocator = (thread_cpu_ns() - start) as i64;
             stage.line(0).add(in_allocator);
             in_allocator
         });
     };
     stage.perform(worker, |_| Ok(()))
+}
+
+/// Makes room in the calling thread's arena that is never trimmed: a block that stays lies above it. Without it the
+/// subject would show page traffic as well.
+fn make_room(calls: Calls) {
+    const ROOM: usize = 8 << 20;
+    const PIECE: usize = 2_000;
+    // SAFETY: each piece is freed once; the last block is kept on purpose.
+    unsafe {
+        let pieces: Vec<*mut c_void> = (0..ROOM / PIECE).map(|_| (calls.allocate)(PIECE)).collect();
+        for &piece in &pieces {
+            assert!(!piece.is_null(), "out of memory");
+            piece.cast::<u8>().write_bytes(1, PIECE);
+        }
+        black_box((calls.allocate)(PIECE));
+        for piece in pieces {
+            (calls.free)(piece);
+        }
+    }
 }
 
 /// Beyond the thread cache (1,032 bytes by default): each call takes the arena's lock.
@@ -96,9 +97,10 @@ pub fn contention(stage: &Stage) -> Result<()> {
     Watch::new().context("skipped: no /proc/thread-self/schedstat")?;
     let worker = |_| {
         let watch = Watch::new().expect("it was there a moment ago");
-        let (real, hollow) = (real(), hollow());
+        let calls = real();
+        make_room(calls);
         let mut live = [std::ptr::null_mut(); BLOCKS];
-        let mut turn = |calls: Calls| {
+        let mut turn = || {
             for (i, block) in live.iter_mut().enumerate() {
                 // SAFETY: malloc has no precondition.
                 *block = unsafe { (calls.allocate)(LARGE[i % LARGE.len()]) };
@@ -112,18 +114,13 @@ pub fn contention(stage: &Stage) -> Result<()> {
         stage.mix(Base::Cpu, || {
             let start = watch.read();
             for _ in 0..4 {
-                turn(real);
+                turn();
             }
             let lap = start.until(watch.read());
-            let before = thread_cpu_ns();
-            for _ in 0..4 {
-                turn(hollow);
-            }
-            let in_allocator = lap.cpu_ns - (thread_cpu_ns() - before) as i64;
             stage.operations.add(4 * BLOCKS as i64);
-            stage.line(0).add(in_allocator);
+            stage.line(0).add(lap.cpu_ns);
             stage.wait(0).add(lap.blocked_ns);
-            in_allocator
+            lap.cpu_ns
         });
     };
     stage.perform(worker, |_| Ok(()))
@@ -144,7 +141,9 @@ pub fn remote_free(stage: &Stage) -> Result<()> {
     let (full_in, full_out) = sync_channel::<Parcel>(16);
     let (empty_in, empty_out) = sync_channel::<Parcel>(16);
     for _ in 0..8 {
-        empty_in.try_send(Parcel(Vec::with_capacity(HANDED))).expect("a parcel has its place");
+        empty_in
+            .try_send(Parcel(Vec::with_capacity(HANDED)))
+            .expect("a parcel has its place");
     }
     // Each end goes to one worker.
     let ends: [Mutex<Option<(SyncSender<Parcel>, Receiver<Parcel>)>>; 2] = [
@@ -153,18 +152,19 @@ pub fn remote_free(stage: &Stage) -> Result<()> {
     ];
     let worker = |index: usize| {
         let watch = Watch::new().expect("it was there a moment ago");
-        let real = real();
+        let calls = real();
+        make_room(calls);
         let mut computing = super::computing::Computing::new();
         let produce = |parcel: &mut Parcel| {
             for _ in 0..HANDED {
                 // SAFETY: malloc has no precondition.
-                parcel.0.push(unsafe { (real.allocate)(REMOTE_SIZE) });
+                parcel.0.push(unsafe { (calls.allocate)(REMOTE_SIZE) });
             }
         };
         let consume = |parcel: &mut Parcel| {
             for block in parcel.0.drain(..) {
                 // SAFETY: allocated by `produce`, and a drained parcel forgets it.
-                unsafe { (real.free)(block) };
+                unsafe { (calls.free)(block) };
             }
         };
         let mut own = Parcel(Vec::with_capacity(HANDED));

@@ -74,7 +74,10 @@ impl Watch {
 
     /// The three clocks at one moment: read again if the thread lost its CPU in between.
     pub fn read(&self) -> Reading {
-        let delay = || self.run_delay().expect("schedstat was readable when the watch was made");
+        let delay = || {
+            self.run_delay()
+                .expect("schedstat was readable when the watch was made")
+        };
         let mut run_delay = delay();
         loop {
             let (wall, cpu, after) = (monotonic_ns(), thread_cpu_ns(), delay());

@@ -5,9 +5,9 @@ use super::mapping::{Mapping, PAGE};
 use super::stage::{Base, Stage};
 use anyhow::Result;
 
-/// Enough that the two system calls around it are few, little enough to be recycled within milliseconds:
-/// a hypervisor takes idle memory back and makes the next touch far dearer.
-const PAGES: usize = 1024;
+/// Beyond the second-level TLB, so that the second write of a page misses it as the first does; little enough to be
+/// recycled within milliseconds, as a hypervisor takes idle memory back and makes the next touch far dearer.
+const PAGES: usize = 4096;
 
 pub fn cold_touch(stage: &Stage) -> Result<()> {
     let twin = stage.options.twin;
@@ -18,7 +18,7 @@ pub fn cold_touch(stage: &Stage) -> Result<()> {
             stage.operations.add(PAGES as i64);
             if twin {
                 let before = thread_cpu_ns();
-                for _ in 0..16 {
+                for _ in 0..4 {
                     region.write_each_page();
                 }
                 return (thread_cpu_ns() - before) as i64;

@@ -77,8 +77,7 @@ const CHURN_BLOCK: usize = 256 * 1024;
 const CHURN_BLOCKS: usize = 64;
 
 /// Blocks above malloc's mapping threshold, which a tunable pins as an operator would who read that it saves memory:
-/// each call is a map or an unmap. The header that malloc writes touches one page, whose fault is a line of its own
-/// in the bill.
+/// each call is a map or an unmap. The header that malloc writes touches a page, so the fault belongs to the churn.
 pub fn map_churn(stage: &Stage) -> Result<()> {
     let twin = stage.options.twin;
     process::with_tunables(&[("glibc.malloc.mmap_threshold", "131072")])?;
@@ -107,15 +106,43 @@ pub fn map_churn(stage: &Stage) -> Result<()> {
             }
             let start = thread_cpu_ns();
             blocks.fill_with(allocate);
-            let mapped = thread_cpu_ns();
             write(&blocks);
-            let written = thread_cpu_ns();
             for &block in &blocks {
                 // SAFETY: allocated above and freed once.
                 unsafe { libc::free(block.cast()) };
             }
+            let churn = (thread_cpu_ns() - start) as i64;
+            stage.line(0).add(churn);
+            churn
+        });
+    };
+    stage.perform(worker, |_| Ok(()))
+}
+
+/// The same by the program's own hand, where no allocator's setting helps. Mapping, writing and unmapping go by turns,
+/// so that each has its own truth.
+pub fn map_direct(stage: &Stage) -> Result<()> {
+    let twin = stage.options.twin;
+    let worker = |_| {
+        let mut mappings = Vec::with_capacity(CHURN_BLOCKS);
+        let mut kept = Mapping::new(CHURN_BLOCK);
+        stage.mix(Base::Cpu, || {
+            stage.operations.add(CHURN_BLOCKS as i64);
+            let start = thread_cpu_ns();
+            if twin {
+                for _ in 0..1_000 {
+                    kept.write_each_page();
+                }
+                return (thread_cpu_ns() - start) as i64;
+            }
+            mappings.extend((0..CHURN_BLOCKS).map(|_| Mapping::plain(CHURN_BLOCK)));
+            let mapped = thread_cpu_ns();
+            mappings.iter_mut().for_each(|mapping| mapping.write_pages(1));
+            let written = thread_cpu_ns();
+            mappings.clear();
             let churn = (thread_cpu_ns() - written + mapped - start) as i64;
             stage.line(0).add(churn);
+            stage.line(1).add((written - mapped) as i64);
             churn
         });
     };
@@ -124,7 +151,7 @@ pub fn map_churn(stage: &Stage) -> Result<()> {
 
 const LOCK_BLOCK: usize = 512 * 1024;
 const LOCK_PAGES: usize = 32;
-const LOCK_BATCH: usize = 64;
+const LOCK_BATCH: usize = 16;
 
 /// Threads that map, fault and unmap in one address space. Each call holds the lock for writing; a release of
 /// pages goes on holding it for reading, so the others' calls spin and then sleep. In the twin one thread does all of
@@ -176,7 +203,7 @@ pub fn address_space_lock(stage: &Stage) -> Result<()> {
 
 /// CPU time of one round while nobody else maps: the lower quartile of many, as noise only adds.
 fn price_alone(round: impl Fn()) -> i64 {
-    let mut prices: Vec<i64> = (0..400)
+    let mut prices: Vec<i64> = (0..100)
         .map(|_| {
             let before = thread_cpu_ns();
             round();
