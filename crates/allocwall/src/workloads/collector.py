@@ -127,7 +127,7 @@ while not ended and time.monotonic() - start < SECONDS:
     governed = in_requests if TWIN else collecting
     if next_line is None:
         settled = abs(governed / max(1, now() - begun) - DIAL) < 0.02
-        if (passed > 0.7 and settled) or passed > 3:
+        if (passed > 0.7 and settled) or passed > min(3, SECONDS / 2):
             say("ready")
             next_line = passed + 1
     elif passed >= next_line:

@@ -33,9 +33,12 @@ impl Quota {
         let make = || -> Result<()> {
             fs::create_dir(&directory)?;
             let quota_us = (cpus * PERIOD_US as f64).max(1_000.0) as u64;
+            // The highest weight, so that it is the quota that holds it back and not its neighbours.
             if version == 2 {
+                fs::write(directory.join("cpu.weight"), "10000")?;
                 fs::write(directory.join("cpu.max"), format!("{quota_us} {PERIOD_US}"))?;
             } else {
+                fs::write(directory.join("cpu.shares"), "262144")?;
                 fs::write(directory.join("cpu.cfs_period_us"), PERIOD_US.to_string())?;
                 fs::write(directory.join("cpu.cfs_quota_us"), quota_us.to_string())?;
             }

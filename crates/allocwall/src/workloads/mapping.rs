@@ -1,11 +1,11 @@
 //! Map churn and the address-space lock, and what they share with first touch: a private anonymous mapping.
 
 use super::clock::{Watch, thread_cpu_ns};
+use super::computing::Computing;
 use super::process;
 use super::stage::{Base, Stage};
 use anyhow::{Context, Result};
 use std::ptr::NonNull;
-use std::sync::OnceLock;
 
 pub const PAGE: usize = 4096;
 
@@ -25,13 +25,22 @@ impl Mapping {
 
     /// Without the advice: one system call and no more.
     fn plain(length: usize) -> Mapping {
+        Mapping::with_flags(length, 0)
+    }
+
+    /// All pages touched by the call that maps them, which holds the address-space lock meanwhile.
+    fn populated(length: usize) -> Mapping {
+        Mapping::with_flags(length, libc::MAP_POPULATE)
+    }
+
+    fn with_flags(length: usize, flags: libc::c_int) -> Mapping {
         // SAFETY: a fresh anonymous mapping touches nobody's memory.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
                 length,
                 libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags,
                 -1,
                 0,
             )
@@ -150,66 +159,32 @@ pub fn map_direct(stage: &Stage) -> Result<()> {
 }
 
 const LOCK_BLOCK: usize = 512 * 1024;
-const LOCK_PAGES: usize = 32;
-const LOCK_BATCH: usize = 16;
+const LOCK_BATCH: usize = 4;
 
-/// Threads that map, fault and unmap in one address space. Each call holds the lock for writing; a release of
-/// pages goes on holding it for reading, so the others' calls spin and then sleep. In the twin one thread does all of
-/// it and nobody is there to wait for.
+/// Threads that map, populate and unmap in one address space. Mapping and unmapping take its lock for writing,
+/// populating holds it for reading, so that each waits for the other's pages. In the twin one thread does all of it
+/// and nobody is there to wait for. The truth is the time asleep; what is spun away on a CPU before that cannot be
+/// told from outside the kernel.
 pub fn address_space_lock(stage: &Stage) -> Result<()> {
     let twin = stage.options.twin;
     Watch::new().context("skipped: no /proc/thread-self/schedstat")?;
-    let unopposed_ns = OnceLock::new();
-    let round = || {
-        for _ in 0..LOCK_BATCH {
-            Mapping::plain(LOCK_BLOCK).write_pages(LOCK_PAGES);
-        }
-    };
     let worker = |index| {
         let watch = Watch::new().expect("it was there a moment ago");
-        if index == 0 {
-            let _ = unopposed_ns.set(price_alone(round));
-        }
-        // The others keep their CPU busy meanwhile, so that the price includes flushing their TLB.
-        let mut computing = super::computing::Computing::new();
-        let alone = loop {
-            match unopposed_ns.get() {
-                Some(price) => break *price,
-                None => computing.batch(),
-            }
-        };
+        let mut computing = Computing::new();
         stage.mix(Base::Wall, || {
             let before = watch.read();
             if twin && index != 0 {
                 computing.batch();
-                stage.stolen.add(before.until(watch.read()).blocked_ns);
                 return 0;
             }
-            round();
-            stage.operations.add(LOCK_BATCH as i64);
-            let lap = before.until(watch.read());
-            let spun = lap.cpu_ns - alone;
-            stage.line(0).add(spun);
-            stage.wait(0).add(lap.blocked_ns);
-            if twin {
-                lap.wall_ns
-            } else {
-                spun.max(0) + lap.blocked_ns.max(0)
+            for _ in 0..LOCK_BATCH {
+                Mapping::populated(LOCK_BLOCK);
             }
+            let lap = before.until(watch.read());
+            stage.operations.add(LOCK_BATCH as i64);
+            stage.wait(0).add(lap.blocked_ns);
+            if twin { lap.wall_ns } else { lap.blocked_ns.max(0) }
         });
     };
     stage.perform(worker, |_| Ok(()))
-}
-
-/// CPU time of one round while nobody else maps: the lower quartile of many, as noise only adds.
-fn price_alone(round: impl Fn()) -> i64 {
-    let mut prices: Vec<i64> = (0..100)
-        .map(|_| {
-            let before = thread_cpu_ns();
-            round();
-            (thread_cpu_ns() - before) as i64
-        })
-        .collect();
-    prices.sort_unstable();
-    prices[prices.len() / 4]
 }

@@ -126,7 +126,9 @@ impl Bystander {
                 drop(near);
                 // SAFETY: as above. Both parents leave by `_exit`, which runs no destructor twice.
                 unsafe {
-                    libc::setsid();
+                    // A group of its own, so that what is sent to the subject's doesn't end it; the same session, as that
+                    // is what the scheduler weighs (sched(7), autogroup) and a competitor must weigh as much.
+                    libc::setpgid(0, 0);
                     if libc::fork() == 0 {
                         libc::alarm(limit_s);
                         // A signal to the subject's terminal is the subject's to answer.

@@ -60,8 +60,6 @@ pub struct Stage<'a> {
     lines: Vec<Tally>,
     /// In the order of the subject's `waits`.
     waits: Vec<Tally>,
-    /// Wall time without CPU where nothing blocks: what the hypervisor took.
-    pub stolen: Tally,
     pub operations: Tally,
     /// Bytes that the program still needs, for subjects whose wall is memory kept.
     pub live_bytes: Tally,
@@ -86,7 +84,6 @@ impl<'a> Stage<'a> {
             printer,
             lines: tallies(subject.lines.len()),
             waits: tallies(subject.waits.len()),
-            stolen: Tally::default(),
             operations: Tally::default(),
             live_bytes: Tally::default(),
             governed: Tally::default(),
@@ -174,7 +171,8 @@ impl<'a> Stage<'a> {
         before_report: impl Fn(&Self) -> Result<()>,
     ) -> Result<()> {
         let started = Instant::now();
-        let end = started + Duration::from_secs(self.options.seconds.into());
+        let run = Duration::from_secs(self.options.seconds.into());
+        let end = started + run;
         let stdin = Stdin::new();
         let mut next = None;
         let over = || Instant::now() >= end || process::asked_to_end() || worker_lost();
@@ -184,7 +182,7 @@ impl<'a> Stage<'a> {
                     let settled =
                         (self.share() - self.options.dial).abs() < SETTLED || self.governed.get() == 0;
                     let warm = started.elapsed();
-                    (warm > WARM_UP && settled) || warm > WARM_UP_LIMIT
+                    (warm > WARM_UP && settled) || warm > WARM_UP_LIMIT.min(run / 2)
                 }
                 Some(time) => Instant::now() >= time,
             };
@@ -209,16 +207,13 @@ impl<'a> Stage<'a> {
             .zip(&self.lines)
             .map(|(l, t)| (line_key(l), seconds(t)))
             .collect();
-        let mut waits: Map<String, Value> = self
+        let waits: Map<String, Value> = self
             .subject
             .waits
             .iter()
             .zip(&self.waits)
             .map(|(w, t)| (w.key().to_owned(), seconds(t)))
             .collect();
-        if self.stolen.get() != 0 {
-            waits.insert("stolen".into(), seconds(&self.stolen));
-        }
         let mut line = json!({
             "subject": self.subject.name,
             "twin": self.options.twin,
