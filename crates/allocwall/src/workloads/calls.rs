@@ -1,0 +1,227 @@
+//! The allocator's own code: call rate, contention, remote free.
+
+use super::clock::{Watch, thread_cpu_ns};
+use super::process;
+use super::stage::{Base, Stage};
+use anyhow::{Context, Result};
+use libc::{c_void, size_t};
+use std::hint::black_box;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Mutex, PoisonError};
+
+/// Called through pointers that the compiler cannot see through: it may otherwise drop a malloc whose block is unused.
+#[derive(Clone, Copy)]
+struct Calls {
+    allocate: unsafe extern "C" fn(size_t) -> *mut c_void,
+    free: unsafe extern "C" fn(*mut c_void),
+}
+
+fn real() -> Calls {
+    black_box(Calls {
+        allocate: libc::malloc,
+        free: libc::free,
+    })
+}
+
+const SMALL: [usize; 8] = [24, 40, 64, 96, 32, 160, 56, 256];
+const PAIRS: usize = 16_384;
+
+/// Each block comes from the thread's cache and goes back there. So little surrounds the calls that all of its time
+/// counts as theirs: what a no-op in their place costs the processor hides in their shadow, and taking it off would take
+/// off too much.
+#[inline(never)]
+fn small_pairs(calls: Calls) {
+    let pair = |size| {
+        // SAFETY: free takes what malloc gave, once.
+        unsafe { (calls.free)((calls.allocate)(size)) };
+    };
+    // Unrolled by hand, as debug builds would spend as much on an iterator as on a call.
+    for _ in 0..PAIRS / 8 {
+        pair(24);
+        pair(40);
+        pair(64);
+        pair(96);
+        pair(32);
+        pair(160);
+        pair(56);
+        pair(256);
+    }
+}
+
+/// Many small blocks, each call on the fast path. The twin takes them from a pool of its own.
+pub fn call_rate(stage: &Stage) -> Result<()> {
+    let twin = stage.options.twin;
+    let worker = |_| {
+        let calls = real();
+        let mut pool: [Vec<Box<[u8]>>; SMALL.len()] =
+            SMALL.map(|size| (0..4).map(|_| vec![0; size].into()).collect());
+        stage.mix(Base::Cpu, || {
+            stage.operations.add(PAIRS as i64);
+            let start = thread_cpu_ns();
+            if twin {
+                for i in 0..PAIRS {
+                    let shelf = &mut pool[i % SMALL.len()];
+                    let block = black_box(shelf.pop());
+                    shelf.extend(block);
+                }
+                return (thread_cpu_ns() - start) as i64;
+            }
+            small_pairs(calls);
+            let in_allocator = (thread_cpu_ns() - start) as i64;
+            stage.line(0).add(in_allocator);
+            in_allocator
+        });
+    };
+    stage.perform(worker, |_| Ok(()))
+}
+
+/// Makes room in the calling thread's arena that is never trimmed: a block that stays lies above it. Without it the
+/// subject would show page traffic as well.
+fn make_room(calls: Calls) {
+    const ROOM: usize = 8 << 20;
+    const PIECE: usize = 2_000;
+    // SAFETY: each piece is freed once; the last block is kept on purpose.
+    unsafe {
+        let pieces: Vec<*mut c_void> = (0..ROOM / PIECE).map(|_| (calls.allocate)(PIECE)).collect();
+        for &piece in &pieces {
+            assert!(!piece.is_null(), "out of memory");
+            piece.cast::<u8>().write_bytes(1, PIECE);
+        }
+        black_box((calls.allocate)(PIECE));
+        for piece in pieces {
+            (calls.free)(piece);
+        }
+    }
+}
+
+/// Beyond the thread cache (1,032 bytes by default): each call takes the arena's lock.
+const LARGE: [usize; 8] = [1_100, 3_000, 1_500, 2_048, 4_096, 1_200, 2_500, 3_600];
+const BLOCKS: usize = 128;
+
+/// Threads that share one arena. In the twin the same calls meet nobody, as each thread has an arena of its own.
+pub fn contention(stage: &Stage) -> Result<()> {
+    if !stage.options.twin {
+        process::with_tunables(&[("glibc.malloc.arena_max", "1")])?;
+    }
+    Watch::new().context("skipped: no /proc/thread-self/schedstat")?;
+    let worker = |_| {
+        let watch = Watch::new().expect("it was there a moment ago");
+        let calls = real();
+        make_room(calls);
+        let mut live = [std::ptr::null_mut(); BLOCKS];
+        let mut turn = || {
+            for (i, block) in live.iter_mut().enumerate() {
+                // SAFETY: malloc has no precondition.
+                *block = unsafe { (calls.allocate)(LARGE[i % LARGE.len()]) };
+            }
+            // 37 is prime to the number of blocks: each is freed once, never beside the one freed before.
+            for i in 0..BLOCKS {
+                // SAFETY: allocated above by the same calls.
+                unsafe { (calls.free)(live[i * 37 % BLOCKS]) };
+            }
+        };
+        stage.mix(Base::Cpu, || {
+            let start = watch.read();
+            for _ in 0..4 {
+                turn();
+            }
+            let lap = start.until(watch.read());
+            stage.operations.add(4 * BLOCKS as i64);
+            stage.line(0).add(lap.cpu_ns);
+            stage.wait(0).add(lap.blocked_ns);
+            lap.cpu_ns
+        });
+    };
+    stage.perform(worker, |_| Ok(()))
+}
+
+const HANDED: usize = 256;
+const REMOTE_SIZE: usize = 256;
+
+struct Parcel(Vec<*mut c_void>);
+// SAFETY: the blocks are plain memory that whoever holds the parcel owns.
+unsafe impl Send for Parcel {}
+
+/// Where a worker sends parcels, and where it gets them.
+type Ends = (SyncSender<Parcel>, Receiver<Parcel>);
+
+/// One thread allocates and the other frees, so blocks travel home through the producer's arena and its lock.
+/// In the twin each thread frees its own. Parcels go round through channels without ever waiting.
+pub fn remote_free(stage: &Stage) -> Result<()> {
+    let twin = stage.options.twin;
+    Watch::new().context("skipped: no /proc/thread-self/schedstat")?;
+    let (full_in, full_out) = sync_channel::<Parcel>(16);
+    let (empty_in, empty_out) = sync_channel::<Parcel>(16);
+    for _ in 0..8 {
+        empty_in
+            .try_send(Parcel(Vec::with_capacity(HANDED)))
+            .expect("a parcel has its place");
+    }
+    // Each end goes to one worker.
+    let ends: [Mutex<Option<Ends>>; 2] = [
+        Mutex::new(Some((full_in, empty_out))),
+        Mutex::new(Some((empty_in, full_out))),
+    ];
+    let worker = |index: usize| {
+        let watch = Watch::new().expect("it was there a moment ago");
+        let calls = real();
+        make_room(calls);
+        let mut computing = super::computing::Computing::new();
+        let produce = |parcel: &mut Parcel| {
+            for _ in 0..HANDED {
+                // SAFETY: malloc has no precondition.
+                parcel.0.push(unsafe { (calls.allocate)(REMOTE_SIZE) });
+            }
+        };
+        let consume = |parcel: &mut Parcel| {
+            for block in parcel.0.drain(..) {
+                // SAFETY: allocated by `produce`, and a drained parcel forgets it.
+                unsafe { (calls.free)(block) };
+            }
+        };
+        let mut own = Parcel(Vec::with_capacity(HANDED));
+        let ends = ends[index % 2]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        stage.mix(Base::Cpu, || {
+            let mut parcel = match (&ends, twin) {
+                (_, true) => std::mem::replace(&mut own, Parcel(Vec::new())),
+                (Some((_, incoming)), _) => match incoming.try_recv() {
+                    Ok(parcel) => parcel,
+                    // The other side is behind: nothing to do but compute.
+                    Err(_) => {
+                        computing.spin(5);
+                        return 0;
+                    }
+                },
+                (None, _) => {
+                    computing.batch();
+                    return 0;
+                }
+            };
+            let start = watch.read();
+            if twin || index == 0 {
+                produce(&mut parcel);
+            }
+            if twin || index == 1 {
+                consume(&mut parcel);
+            }
+            let lap = start.until(watch.read());
+            stage.line(0).add(lap.cpu_ns);
+            stage.wait(0).add(lap.blocked_ns);
+            if index == 0 || twin {
+                stage.operations.add(HANDED as i64);
+            }
+            match &ends {
+                _ if twin => own = parcel,
+                // It always fits, as there are fewer parcels than places; at the end the other side may be gone.
+                Some((outgoing, _)) => drop(outgoing.try_send(parcel)),
+                None => {}
+            }
+            lap.cpu_ns
+        });
+        // What is on its way at the end goes with the process.
+    };
+    stage.perform(worker, |_| Ok(()))
+}

@@ -1,0 +1,142 @@
+//! Waits that are not the allocator's: storage, a pipe, the application's own mutex.
+
+use super::clock::{Watch, monotonic_ns, thread_cpu_ns};
+use super::computing::Computing;
+use super::process::Bystander;
+use super::stage::{Base, Stage};
+use anyhow::{Context, Result};
+use std::cell::UnsafeCell;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+/// Small writes, each made durable. The file has no name, so nothing is left behind.
+pub fn io_wait(stage: &Stage) -> Result<()> {
+    let twin = stage.options.twin;
+    let path = std::env::temp_dir().join(format!("allocwall-subject-{}", std::process::id()));
+    let open = || -> std::io::Result<File> {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&path)?;
+        fs::remove_file(&path)?;
+        Ok(file)
+    };
+    let file = open().with_context(|| format!("skipped: {}", path.display()))?;
+    let worker = |_| {
+        let mut computing = Computing::new();
+        let mut offset = 0;
+        stage.mix(Base::Wall, || {
+            let (wall, cpu) = (monotonic_ns(), thread_cpu_ns());
+            stage.operations.add(1);
+            if twin {
+                computing.batch();
+                return (monotonic_ns() - wall) as i64;
+            }
+            // 4 KiB round and round in the first MiB.
+            offset = (offset + 4096) % (1 << 20);
+            file.write_all_at(&[1; 4096], offset)
+                .and_then(|()| file.sync_data())
+                .expect("the disk takes 1 MiB");
+            let waited = (monotonic_ns() - wall) as i64 - (thread_cpu_ns() - cpu) as i64;
+            stage.wait(0).add(waited);
+            waited
+        });
+    };
+    stage.perform(worker, |_| Ok(()))
+}
+
+/// Reads from a pipe whose writer takes a millisecond over each byte.
+pub fn pipe_wait(stage: &Stage) -> Result<()> {
+    let twin = stage.options.twin;
+    let (mut reader, mut writer) = std::io::pipe()?;
+    let (mut asked, mut ask) = std::io::pipe()?;
+    // A writer whose reader is gone must not be killed by it (SIGPIPE is ignored in Rust programs).
+    let _peer = Bystander::start(stage.options.seconds + 5, {
+        let (ask, reader) = (ask.as_raw_fd(), reader.as_raw_fd());
+        let writer = &mut writer;
+        move |_lifeline| {
+            // SAFETY: this copy of the process has no use for the near ends, and must see them close.
+            unsafe {
+                libc::close(ask);
+                libc::close(reader);
+            }
+            while let Ok(1) = asked.read(&mut [0]) {
+                std::thread::sleep(Duration::from_millis(1));
+                if writer.write_all(&[1]).is_err() {
+                    break;
+                }
+            }
+        }
+    })?;
+    drop(writer);
+    let reader = std::sync::Mutex::new((&mut reader, &mut ask));
+    let worker = |_| {
+        let mut computing = Computing::new();
+        stage.mix(Base::Wall, || {
+            let (wall, cpu) = (monotonic_ns(), thread_cpu_ns());
+            stage.operations.add(1);
+            if twin {
+                computing.batch();
+                return (monotonic_ns() - wall) as i64;
+            }
+            let mut pipes = reader.lock().expect("one worker");
+            pipes
+                .1
+                .write_all(&[1])
+                .and_then(|()| pipes.0.read_exact(&mut [0]))
+                .expect("the peer lives");
+            let waited = (monotonic_ns() - wall) as i64 - (thread_cpu_ns() - cpu) as i64;
+            stage.wait(0).add(waited);
+            waited
+        });
+    };
+    stage.perform(worker, |_| Ok(()))
+}
+
+/// A pthread mutex: its waits end in a futex inside libc, as the allocator's do, but not in the allocator.
+struct PthreadMutex(UnsafeCell<libc::pthread_mutex_t>);
+
+// SAFETY: a pthread mutex is made to be used from several threads; it stays where it is, behind a reference.
+unsafe impl Sync for PthreadMutex {}
+
+impl PthreadMutex {
+    fn new() -> Self {
+        PthreadMutex(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER))
+    }
+
+    fn hold(&self, work: impl FnOnce()) {
+        // SAFETY: initialised, and not moved while it is borrowed.
+        unsafe { libc::pthread_mutex_lock(self.0.get()) };
+        work();
+        // SAFETY: locked above, by this thread.
+        unsafe { libc::pthread_mutex_unlock(self.0.get()) };
+    }
+}
+
+/// Threads that do most of their work under one mutex. In the twin each has its own.
+pub fn application_mutex(stage: &Stage) -> Result<()> {
+    let twin = stage.options.twin;
+    Watch::new().context("skipped: no /proc/thread-self/schedstat")?;
+    let mutexes: Vec<PthreadMutex> = (0..stage.options.threads).map(|_| PthreadMutex::new()).collect();
+    let worker = |index| {
+        let watch = Watch::new().expect("it was there a moment ago");
+        let mutex = &mutexes[if twin { index } else { 0 }];
+        let mut computing = Computing::new();
+        stage.mix(Base::Wall, || {
+            let before = watch.read();
+            for _ in 0..10 {
+                mutex.hold(|| computing.spin(50));
+                computing.spin(10);
+            }
+            let lap = before.until(watch.read());
+            stage.operations.add(10);
+            stage.wait(0).add(if twin { 0 } else { lap.blocked_ns });
+            if twin { lap.wall_ns } else { lap.blocked_ns.max(0) }
+        });
+    };
+    stage.perform(worker, |_| Ok(()))
+}

@@ -1,0 +1,355 @@
+//! Each built-in subject, run for seconds: it becomes ready, its own account agrees with its dial, its twin lacks the
+//! wall, and nothing is left behind.
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_allocwall");
+
+/// One at a time: two subjects of two threads each on two CPUs would measure each other.
+fn alone() -> MutexGuard<'static, ()> {
+    static MACHINE: Mutex<()> = Mutex::new(());
+    MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends with the test, however that ends.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Running {
+    fn start(arguments: &[&str]) -> Running {
+        let mut command = Command::new(BINARY);
+        command.arg("subject").args(arguments);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        // SAFETY: system calls only between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                // A session of its own is a scheduling group of its own (sched(7), autogroup), which can be favoured.
+                libc::setsid();
+                Ok(())
+            })
+        };
+        let child = command.spawn().expect("the binary starts");
+        // Subjects of two threads need two CPUs at once, also while other work runs. Without the right it stays as it is.
+        let _ = std::fs::write(format!("/proc/{}/autogroup", child.id()), "-15");
+        Running(child)
+    }
+
+    /// Its output and its first line, which says that it is ready. Err: why it could not run here.
+    fn ready(&mut self) -> Result<(BufReader<ChildStdout>, Value), String> {
+        let mut out = BufReader::new(self.0.stdout.take().unwrap());
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        if line.is_empty() {
+            let mut talk = String::new();
+            self.0.stderr.take().unwrap().read_to_string(&mut talk).unwrap();
+            let at = talk
+                .find("skipped: ")
+                .unwrap_or_else(|| panic!("no line, and: {talk}"));
+            return Err(talk[at..].trim().to_owned());
+        }
+        let ready: Value = serde_json::from_str(&line).expect(&line);
+        assert_eq!(ready["ready"], true, "{line}");
+        Ok((out, ready))
+    }
+}
+
+/// What grew between ready and the end.
+struct Truth {
+    first: Value,
+    last: Value,
+}
+
+fn truth(arguments: &[&str]) -> Result<Truth, String> {
+    let mut running = Running::start(arguments);
+    let (mut out, first) = running.ready()?;
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).unwrap();
+    assert!(running.0.wait().unwrap().success(), "{arguments:?}");
+    let last: Value = serde_json::from_str(rest.lines().last().expect("a last line")).expect(&rest);
+    assert_eq!(last["final"], true, "{arguments:?}: {rest}");
+    let truth = Truth { first, last };
+    assert!(truth.grown("/cpu_s") > 0.1, "{arguments:?} hardly ran");
+    Ok(truth)
+}
+
+impl Truth {
+    fn grown(&self, pointer: &str) -> f64 {
+        let at = |line: &Value| {
+            line.pointer(pointer)
+                .and_then(Value::as_f64)
+                .unwrap_or_else(|| panic!("no {pointer}"))
+        };
+        at(&self.last) - at(&self.first)
+    }
+
+    fn share_of_cpu(&self, line: &str) -> f64 {
+        self.grown(&format!("/lines/{line}")) / self.grown("/cpu_s")
+    }
+
+    /// Thread-seconds of the whole window.
+    fn thread_seconds(&self) -> f64 {
+        self.grown("/t_mono_ns") / 1e9 * self.last["threads"].as_f64().unwrap()
+    }
+
+    fn share_of_threads(&self, wait: &str) -> f64 {
+        self.grown(&format!("/waits/{wait}")) / self.thread_seconds()
+    }
+}
+
+/// Runs subject and twin and holds the `share` of each to what is expected.
+fn pair(name: &str, dial: f64, tolerance: f64, twin: f64, share: impl Fn(&Truth) -> f64) {
+    let _alone = alone();
+    let dial_text = dial.to_string();
+    for (flag, expected) in [(None, dial), (Some("--twin"), twin)] {
+        let seconds = if flag.is_some() { "2" } else { "3" };
+        let mut arguments = vec![name, "--seconds", seconds, "--dial", &dial_text];
+        arguments.extend(flag);
+        match truth(&arguments) {
+            Ok(truth) => {
+                let share = share(&truth);
+                println!("{arguments:?}: {share:.3}, expected {expected:.3}");
+                let near = (share - expected).abs() < tolerance;
+                assert!(near, "{arguments:?}: {share:.3}, expected {expected:.3}");
+            }
+            Err(reason) => println!("{name}: {reason}"),
+        }
+    }
+}
+
+#[test]
+fn cold_touch_faults_and_a_warm_pool_does_not() {
+    pair("cold-touch", 0.3, 0.05, 0.0, |t| {
+        t.share_of_cpu("fault_path+zeroing")
+    });
+}
+
+#[test]
+fn map_churn_maps_and_kept_blocks_do_not() {
+    pair("map-churn", 0.3, 0.05, 0.0, |t| {
+        t.share_of_cpu("fault_path+zeroing+map_calls+page_release")
+    });
+}
+
+#[test]
+fn map_direct_maps_and_one_mapping_does_not() {
+    pair("map-direct", 0.3, 0.05, 0.0, |t| {
+        t.share_of_cpu("map_calls+page_release")
+    });
+}
+
+#[test]
+fn call_rate_calls_and_a_pool_does_not() {
+    pair("call-rate", 0.3, 0.05, 0.0, |t| t.share_of_cpu("allocator_code"));
+}
+
+#[test]
+fn the_collector_collects_and_without_cycles_it_does_not() {
+    pair("collector", 0.3, 0.05, 0.0, |t| {
+        t.share_of_cpu("garbage_collector")
+    });
+}
+
+#[test]
+fn a_competitor_makes_the_run_queue_wait() {
+    // The competitor keeps to its share; other work on this machine does not know of it.
+    pair("run-queue", 0.4, 0.15, 0.0, |t| t.share_of_threads("run_queue"));
+}
+
+#[test]
+fn a_slow_peer_is_waited_for() {
+    pair("pipe-wait", 0.6, 0.05, 0.0, |t| t.share_of_threads("idle"));
+}
+
+#[test]
+fn a_slow_disk_is_waited_for() {
+    pair("io-wait", 0.5, 0.05, 0.0, |t| t.share_of_threads("storage"));
+}
+
+#[test]
+fn one_mutex_is_waited_for_and_two_are_not() {
+    pair("application-mutex", 0.2, 0.05, 0.0, |t| {
+        t.share_of_threads("application_lock")
+    });
+}
+
+#[test]
+fn mappers_wait_for_one_another_and_one_alone_does_not() {
+    pair("address-space-lock", 0.15, 0.05, 0.0, |t| {
+        t.share_of_threads("address_space_lock")
+    });
+}
+
+/// The twin spends as much in the allocator; only that nobody waits there differs.
+fn lock_pair(name: &str, dial: f64) {
+    let waits = Mutex::new(Vec::new());
+    pair(name, dial, 0.05, dial, |t| {
+        waits.lock().unwrap().push(t.share_of_threads("allocator"));
+        t.share_of_cpu("allocator_code+allocator_locks")
+    });
+    let [subject, twin] = waits.into_inner().unwrap()[..] else {
+        return;
+    };
+    println!("{name} waits {subject:.4}, its twin {twin:.4}");
+    assert!(
+        subject > 0.005 && twin.abs() < subject / 4.0,
+        "{name} waits {subject:.4}, its twin {twin:.4}"
+    );
+}
+
+#[test]
+fn one_arena_is_waited_for_and_two_are_not() {
+    lock_pair("contention", 0.5);
+}
+
+#[test]
+fn remote_frees_meet_at_the_arena_and_own_frees_do_not() {
+    lock_pair("remote-free", 0.3);
+}
+
+#[test]
+fn a_fragmented_heap_stays_and_a_sound_one_shrinks() {
+    let _alone = alone();
+    let resident_and_live = |flag: Option<&str>| {
+        let mut arguments = vec!["retention"];
+        arguments.extend(flag);
+        let mut running = Running::start(&arguments);
+        let (_out, ready) = running.ready().expect("it needs nothing special");
+        let statm = std::fs::read_to_string(format!("/proc/{}/statm", running.0.id())).unwrap();
+        let pages: f64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
+        (pages * 4096.0, ready["live_bytes"].as_f64().unwrap())
+    };
+    let (resident, live) = resident_and_live(None);
+    assert!(resident > 5.0 * live, "resident {resident}, live {live}");
+    let (resident, live) = resident_and_live(Some("--twin"));
+    // 16 MB for the program itself.
+    assert!(resident < 1.2 * live + 16e6, "resident {resident}, live {live}");
+}
+
+/// The cgroups that subjects have made and not yet removed.
+fn quotas() -> Vec<PathBuf> {
+    fn below(directory: &Path, found: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                match entry
+                    .file_name()
+                    .to_string_lossy()
+                    .starts_with("allocwall-subject-")
+                {
+                    true => found.push(entry.path()),
+                    false => below(&entry.path(), found),
+                }
+            }
+        }
+    }
+    let mut found = Vec::new();
+    below(Path::new("/sys/fs/cgroup"), &mut found);
+    found
+}
+
+#[test]
+fn a_quota_throttles_and_goes_with_its_subject() {
+    // Other work on this machine stretches the quota over the period and leaves less of it to be throttled.
+    pair("throttling", 0.5, 0.15, 0.0, |t| t.share_of_threads("throttled"));
+    let _alone = alone();
+    assert!(
+        quotas().is_empty(),
+        "left behind by a subject that ended: {:?}",
+        quotas()
+    );
+    let mut running = Running::start(&["throttling", "--quota", "0.5"]);
+    let _out = match running.ready() {
+        Ok((out, _)) => out,
+        Err(reason) => return println!("throttling: {reason}"),
+    };
+    assert_eq!(quotas().len(), 1);
+    running.0.kill().unwrap();
+    running.0.wait().unwrap();
+    let end = Instant::now() + Duration::from_secs(10);
+    while !quotas().is_empty() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(
+        quotas().is_empty(),
+        "left behind by a subject that was killed: {:?}",
+        quotas()
+    );
+}
+
+#[test]
+fn a_signal_ends_a_subject_with_a_last_line() {
+    let _alone = alone();
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        let mut running = Running::start(&["computing", "--seconds", "600"]);
+        let (mut out, _) = running.ready().expect("it needs nothing special");
+        // SAFETY: our own child, not yet waited for.
+        unsafe { libc::kill(running.0.id() as i32, signal) };
+        let mut rest = String::new();
+        out.read_to_string(&mut rest).unwrap();
+        assert!(rest.lines().last().unwrap().contains("\"final\":true"), "{rest}");
+        assert!(running.0.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn a_subject_ends_when_its_stdin_closes() {
+    let _alone = alone();
+    let mut command = Command::new(BINARY);
+    command.args(["subject", "computing", "--seconds", "60"]);
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut running = Running(command.spawn().unwrap());
+    let stdin = running.0.stdin.take();
+    let (mut out, _) = running.ready().expect("it needs nothing special");
+    let closed = Instant::now();
+    drop(stdin);
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).unwrap();
+    assert!(
+        closed.elapsed().as_secs() < 5 && rest.contains("\"final\":true"),
+        "{rest}"
+    );
+}
+
+#[test]
+fn senseless_requests_are_refused() {
+    for arguments in [
+        &["no-such-subject"][..],
+        &["cold-touch", "--dial", "1.5"],
+        &["cold-touch", "--dial", "NaN"],
+        &["cold-touch", "--seconds", "0"],
+        &["cold-touch", "--seconds", "601"],
+        &["remote-free", "--threads", "3"],
+        &["computing", "--twin"],
+        &[],
+    ] {
+        let output = Command::new(BINARY)
+            .arg("subject")
+            .args(arguments)
+            .output()
+            .unwrap();
+        let talk = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            !output.status.success() && output.stdout.is_empty(),
+            "{arguments:?}"
+        );
+        assert!(talk.starts_with("error: "), "{arguments:?}: {talk}");
+    }
+}
