@@ -2,4 +2,6 @@
 
 pub mod cost;
 pub mod prices;
+pub mod symbols;
+pub mod syscalls;
 pub mod walls;
