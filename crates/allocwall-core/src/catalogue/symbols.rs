@@ -69,6 +69,7 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
     ("unlink_anon_vmas", OtherLock),
     ("unlink_file_vma*", OtherLock),
     ("vma_prepare", OtherLock),
+    ("vma_complete", OtherLock),
     ("vma_link_file", OtherLock),
     ("anon_vma_clone", OtherLock),
     ("anon_vma_fork", OtherLock),
@@ -347,7 +348,10 @@ pub fn kernel_line(roles: impl IntoIterator<Item = Option<KernelRole>>) -> Kerne
 
 pub fn kernel_role(symbol: &str) -> Option<KernelRole> {
     let name = bare_name(symbol);
-    let name = SYSCALL_PREFIXES.iter().find_map(|p| name.strip_prefix(p)).unwrap_or(name);
+    let name = SYSCALL_PREFIXES
+        .iter()
+        .find_map(|p| name.strip_prefix(p))
+        .unwrap_or(name);
     first_fit(KERNEL, name)
 }
 
@@ -727,15 +731,33 @@ pub const USER: &[(Scope, &str, UserRole)] = &[
 
 pub fn user_role(symbol: &str, scope: Scope) -> Option<UserRole> {
     let name = bare_name(symbol);
-    USER.iter().find(|(s, pattern, _)| (*s == Scope::Any || *s == scope) && fits(pattern, name)).map(|r| r.2)
+    USER.iter()
+        .find(|(s, pattern, _)| (*s == Scope::Any || *s == scope) && fits(pattern, name))
+        .map(|r| r.2)
 }
 
 /// Names of HotSpot's collector threads (os::set_native_thread_name), as far as the kernel keeps them: 15 bytes. Serial collections
 /// run in `VM Thread`.
 pub const JVM_COLLECTOR_THREADS: &[&str] = &[
-    "GC Thread#*", "G1 *", "VM Thread", "ParGC Thread*", "Gang worker#*", "Concurrent Mark*", "ConcurrentMark*", "CMS *",
-    "ZDriver*", "ZDirector*", "ZWorker*", "ZUncommitter*", "ZUnmapper*", "XDriver*", "XDirector*", "XWorker*", "RuntimeWorker*",
-    "Shenandoah*", "GC task thread*",
+    "GC Thread#*",
+    "G1 *",
+    "VM Thread",
+    "ParGC Thread*",
+    "Gang worker#*",
+    "Concurrent Mark*",
+    "ConcurrentMark*",
+    "CMS *",
+    "ZDriver*",
+    "ZDirector*",
+    "ZWorker*",
+    "ZUncommitter*",
+    "ZUnmapper*",
+    "XDriver*",
+    "XDirector*",
+    "XWorker*",
+    "RuntimeWorker*",
+    "Shenandoah*",
+    "GC task thread*",
 ];
 
 pub fn is_jvm_collector_thread(comm: &str) -> bool {
@@ -758,7 +780,14 @@ pub fn bare_name(symbol: &str) -> &str {
 }
 
 const CLONE_MARKS: &[&str] = &[
-    ".isra", ".constprop", ".part", ".cold", ".llvm.", ".lto_priv", ".localalias", ".warm",
+    ".isra",
+    ".constprop",
+    ".part",
+    ".cold",
+    ".llvm.",
+    ".lto_priv",
+    ".localalias",
+    ".warm",
 ];
 
 fn first_fit<T: Copy>(table: &[(&str, T)], name: &str) -> Option<T> {
@@ -774,5 +803,93 @@ pub fn fits(pattern: &str, name: &str) -> bool {
             None => false,
             Some(rest) => rest.char_indices().any(|(at, _)| fits(tail, &rest[at..])),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clones_and_versions_are_the_function() {
+        for (symbol, name) in [
+            ("clear_page_erms", "clear_page_erms"),
+            ("unmap_single_vma.isra.0", "unmap_single_vma"),
+            ("vms_clear_ptes.part.0.constprop.0", "vms_clear_ptes"),
+            ("zap_pte_range.cold", "zap_pte_range"),
+            ("do_fault.llvm.8192", "do_fault"),
+            ("rwsem_wake.isra.0 [clone .cold]", "rwsem_wake"),
+            ("malloc@@GLIBC_2.2.5", "malloc"),
+            // What only begins like a mark stays.
+            ("module.particular", "module.particular"),
+            ("app.coldstart", "app.coldstart"),
+            ("runtime.mallocgc", "runtime.mallocgc"),
+            (".isra", ".isra"),
+            ("", ""),
+        ] {
+            assert_eq!(bare_name(symbol), name, "{symbol}");
+        }
+    }
+
+    #[test]
+    fn patterns_fit_whole_names_and_any_ending() {
+        for (pattern, name, expected) in [
+            ("zap_*", "zap_pte_range", true),
+            ("zap_*", "rezap_pte", false),
+            ("clear_page", "clear_page_erms", false),
+            ("*_wait_data", "tcp_wait_data", true),
+            ("*_wait_data", "tcp_wait_data_late", false),
+            (
+                "std::sys::*::mutex::*",
+                "std::sys::sync::mutex::futex::Mutex::lock",
+                true,
+            ),
+            ("std::sys::*::mutex::*", "std::sys::thread::sleep", false),
+            ("*a*", "é", false),
+        ] {
+            assert_eq!(fits(pattern, name), expected, "{pattern} {name}");
+        }
+    }
+
+    /// A row below a pattern that already takes its names would never be reached.
+    #[test]
+    fn no_row_hides_behind_an_earlier_one() {
+        for (i, (pattern, _)) in KERNEL.iter().enumerate() {
+            let name = pattern.trim_matches('*');
+            if let Some((earlier, _)) = KERNEL[..i].iter().find(|(p, _)| fits(p, name)) {
+                panic!("{pattern} is taken by {earlier}");
+            }
+        }
+        for (i, (scope, pattern, _)) in USER.iter().enumerate() {
+            let name = pattern.replace('*', "");
+            let taken = USER[..i]
+                .iter()
+                .find(|(s, p, _)| (*s == Scope::Any || s == scope) && fits(p, &name));
+            if let Some((_, earlier, _)) = taken {
+                panic!("{pattern} is taken by {earlier}");
+            }
+        }
+    }
+
+    #[test]
+    fn system_calls_are_known_on_every_architecture() {
+        for symbol in [
+            "__x64_sys_munmap",
+            "__arm64_sys_munmap",
+            "__se_sys_munmap",
+            "__do_sys_munmap",
+        ] {
+            assert_eq!(kernel_role(symbol), Some(KernelRole::Map), "{symbol}");
+        }
+        assert_eq!(kernel_role("__x64_sys_mount"), None);
+    }
+
+    #[test]
+    fn collector_threads_are_not_any_thread_of_a_jvm() {
+        assert!(is_jvm_collector_thread("GC Thread#3"));
+        assert!(is_jvm_collector_thread("G1 Conc#0"));
+        assert!(is_jvm_collector_thread("VM Thread"));
+        assert!(!is_jvm_collector_thread("C2 CompilerThre"));
+        assert!(!is_jvm_collector_thread("Finalizer"));
     }
 }
