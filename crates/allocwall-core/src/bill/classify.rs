@@ -15,6 +15,45 @@ const CALLERS_OF_A_LOCK: usize = 5;
 /// threads that a lock holds up run between their waits.
 const IDLE_CPU_SHARE: f64 = 0.05;
 
+/// So many samples must tell a function's kinds of fault before its others are divided by them.
+const TELLING_FAULTS: u64 = 10;
+
+/// Process, module and name of the function that was running when the fault came.
+type FaultingFunction<'a> = (i32, Option<u32>, Option<&'a str>);
+
+/// Samples in faults whose kind is known, and how the unknown ones have been divided so far.
+#[derive(Default)]
+struct Faults {
+    first_touch: u64,
+    other: u64,
+    /// What is owed to the other kinds, in units of 1 / `telling()`.
+    owed: u64,
+}
+
+impl Faults {
+    fn count(&mut self, line: KernelLine) {
+        match line {
+            KernelLine::Class(CostClass::FaultPath | CostClass::Zeroing) => self.first_touch += 1,
+            KernelLine::OtherFault => self.other += 1,
+            _ => {}
+        }
+    }
+
+    fn telling(&self) -> u64 {
+        self.first_touch + self.other
+    }
+
+    /// Class of the next unknown one: each kind gets its part, evenly over time. Nothing known: first touch, the commonest kind.
+    fn next(&mut self) -> CostClass {
+        self.owed += self.other;
+        if self.other > 0 && self.owed >= self.telling() {
+            self.owed -= self.telling();
+            return CostClass::OtherKernel;
+        }
+        CostClass::FaultPath
+    }
+}
+
 /// Knows each frame's role, so that a stack is walked without looking at names again.
 pub struct Classifier<'a> {
     recording: &'a Recording,
@@ -65,17 +104,50 @@ impl<'a> Classifier<'a> {
         }
     }
 
-    pub fn cpu(&self, sample: &CpuSample) -> CostClass {
+    /// One class a sample, in the samples' order.
+    ///
+    /// A fault's way in and out (a third of its cost on a virtual machine) looks the same for every kind of fault. Those samples are divided as
+    /// the telling ones of the same user function are, or of the same process where that function has too few.
+    pub fn cpu(&self, samples: &[CpuSample]) -> Vec<CostClass> {
+        let lines: Vec<KernelLine> = samples.iter().map(|s| self.line(s)).collect();
+        let mut by_function: BTreeMap<FaultingFunction, Faults> = BTreeMap::new();
+        let mut by_process: BTreeMap<i32, Faults> = BTreeMap::new();
+        for (sample, line) in samples.iter().zip(&lines) {
+            let function = by_function.entry(self.faulting_function(sample)).or_default();
+            function.count(*line);
+            by_process.entry(sample.pid).or_default().count(*line);
+        }
+        let class = |(sample, line): (&CpuSample, &KernelLine)| match line {
+            KernelLine::Class(class) => *class,
+            KernelLine::OtherFault | KernelLine::ByCaller => CostClass::OtherKernel,
+            KernelLine::SomeFault => {
+                let function = by_function.entry(self.faulting_function(sample)).or_default();
+                let faults = match function.telling() >= TELLING_FAULTS {
+                    true => Some(function),
+                    false => by_process.get_mut(&sample.pid),
+                };
+                faults.map_or(CostClass::FaultPath, Faults::next)
+            }
+        };
+        samples.iter().zip(&lines).map(class).collect()
+    }
+
+    fn line(&self, sample: &CpuSample) -> KernelLine {
         let Some(kernel) = sample.kernel else {
-            return self.user_line(sample);
+            return KernelLine::Class(self.user_line(sample));
         };
         if !self.is_named(kernel) {
-            return CostClass::UnnamedKernel;
+            return KernelLine::Class(CostClass::UnnamedKernel);
         }
         match symbols::kernel_line(self.frames(Some(kernel)).iter().map(|f| self.kernel_role(*f))) {
-            KernelLine::Class(class) => class,
-            KernelLine::ByCaller => self.kernel_line_by_caller(sample.user),
+            KernelLine::ByCaller => KernelLine::Class(self.kernel_line_by_caller(sample.user)),
+            line => line,
         }
+    }
+
+    fn faulting_function(&self, sample: &CpuSample) -> FaultingFunction<'a> {
+        let leaf = self.frames(sample.user).first().and_then(|f| self.recording.frames.get(*f as usize));
+        (sample.pid, leaf.and_then(|f| f.module), leaf.and_then(|f| f.symbol.as_deref()))
     }
 
     /// The nearest function that owns the work decides. The allocator's leaf goes before the collector further out: it is the part that
@@ -273,7 +345,7 @@ mod tests {
         let mut s = Sketch::new();
         modules(&mut s);
         s.samples(1, PID, kernel, user);
-        Classifier::new(&s.recording).cpu(&s.recording.samples[0])
+        Classifier::new(&s.recording).cpu(&s.recording.samples)[0]
     }
 
     fn modules(s: &mut Sketch) {
@@ -452,7 +524,7 @@ mod tests {
             s.thread(7, comm, 100);
             s.samples(1, 7, "", "libjvm+1234");
             assert_eq!(
-                Classifier::new(&s.recording).cpu(&s.recording.samples[0]),
+                Classifier::new(&s.recording).cpu(&s.recording.samples)[0],
                 class,
                 "{jvm} {comm}"
             );
@@ -484,6 +556,29 @@ mod tests {
     }
 
     #[test]
+    fn the_way_into_a_fault_is_divided_as_the_telling_faults_are() {
+        let entry = "exc_page_fault;asm_exc_page_fault";
+        let touch = "do_anonymous_page;__handle_mm_fault;handle_mm_fault;exc_page_fault";
+        let copy = "copy_mc_enhanced_fast_string;do_wp_page;__handle_mm_fault;handle_mm_fault;exc_page_fault";
+        let faults_of = |touches, copies, user: &str| {
+            let mut s = Sketch::new();
+            s.samples(400, PID, entry, user);
+            s.samples(90, PID, touch, "app!load");
+            s.samples(touches, PID, touch, "app!update");
+            s.samples(copies, PID, copy, "app!update");
+            let classes = Classifier::new(&s.recording).cpu(&s.recording.samples);
+            classes[..400].iter().filter(|c| **c == CostClass::FaultPath).count()
+        };
+        // A function's own faults decide; `load` never copies.
+        assert_eq!(faults_of(10, 30, "app!update"), 100);
+        assert_eq!(faults_of(10, 30, "app!load"), 400);
+        // Too few of its own: the process's.
+        assert_eq!(faults_of(10, 100, "app!rare"), 200);
+        assert_eq!(faults_of(1, 1, "app!rare"), 396);
+        assert_eq!(faults_of(10, 0, "app!rare"), 400);
+    }
+
+    #[test]
     fn a_kernel_stack_without_names_is_not_guessed_at() {
         assert_eq!(
             class_of("[kernel]+ffff;[kernel]+fffe", "app!work"),
@@ -497,12 +592,11 @@ mod tests {
         s.samples(1, PID, "", "app!work");
         s.recording.stacks[0].frames = vec![99];
         s.recording.samples[0].kernel = Some(77);
-        let classifier = Classifier::new(&s.recording);
-        assert_eq!(classifier.cpu(&s.recording.samples[0]), CostClass::UnnamedKernel);
+        assert_eq!(Classifier::new(&s.recording).cpu(&s.recording.samples)[0], CostClass::UnnamedKernel);
         s.recording.samples[0].kernel = None;
         s.recording.frames[0].module = Some(1234);
         assert_eq!(
-            Classifier::new(&s.recording).cpu(&s.recording.samples[0]),
+            Classifier::new(&s.recording).cpu(&s.recording.samples)[0],
             CostClass::Application
         );
     }

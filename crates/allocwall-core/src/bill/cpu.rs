@@ -35,7 +35,7 @@ pub fn lines(recording: &Recording, classifier: &Classifier, cpu_s: f64) -> Meas
         true => None,
         false => Some(kernel_share(recording)?),
     };
-    let classes: Vec<CostClass> = recording.samples.iter().map(|s| classifier.cpu(s)).collect();
+    let classes = classifier.cpu(&recording.samples);
     let block_count = blocks(recording);
     let mut lines: Vec<CpuLine> = CostClass::ALL
         .into_iter()
@@ -143,7 +143,7 @@ fn method(class: CostClass, recording: &Recording) -> String {
         CostClass::AllocatorLocks => "CPU samples: lock functions and futex calls made by the allocator",
         CostClass::RuntimeAllocator => "CPU samples: the runtime's allocation functions",
         CostClass::GarbageCollector => "CPU samples: collector functions on the stack, collector threads",
-        CostClass::FaultPath => "CPU samples: kernel stack in a page fault, less zeroing, copies and files",
+        CostClass::FaultPath => "CPU samples: kernel stack in a page fault, less zeroing, copies and files; the common way in and out in proportion",
         CostClass::Zeroing => "CPU samples: kernel clearing pages within a page fault",
         CostClass::MapCalls => "CPU samples: kernel stack in map calls, less pages released and locks",
         CostClass::PageRelease => "CPU samples: kernel unmapping pages, TLB shoot-downs received",

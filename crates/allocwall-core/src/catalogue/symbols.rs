@@ -20,8 +20,12 @@ pub enum KernelRole {
     OtherLock,
     /// TLB flush: page release, unless it serves a fault.
     Shootdown,
-    /// First touch of anonymous memory, and fault handling that doesn't show yet what kind of fault it is.
+    /// First touch of anonymous memory.
     Fault,
+    /// Fault handling that doesn't show yet what kind of fault it is.
+    FaultEntry,
+    /// A fault on a file, on a swapped page, for a NUMA hint.
+    OtherFault,
     /// A write to a shared page. It zeroes only when the page was the zero page, and that is a first touch.
     CopyOnWrite,
     /// mmap, munmap, brk, mremap, madvise, mprotect.
@@ -86,7 +90,7 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
     ("downgrade_write", Lock),
     ("osq_lock", Lock),
     ("osq_unlock", Lock),
-    ("mmap_read_lock_maybe_expand", Fault),
+    ("mmap_read_lock_maybe_expand", FaultEntry),
     ("mmap_read_lock*", Lock),
     ("mmap_write_lock*", Lock),
     ("__mmap_lock_*", Lock),
@@ -165,20 +169,23 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
     ("exit_mmap", Release),
 
     // Faults on files, swapped pages and NUMA hints, and what runs between a fault and the return to user mode.
+    ("filemap_map_pages", OtherFault),
+    ("filemap_fault", OtherFault),
     ("filemap_*", Elsewhere),
+    ("shmem_fault", OtherFault),
     ("shmem_*", Elsewhere),
-    ("__do_fault", Elsewhere),
-    ("do_fault", Elsewhere),
-    ("do_fault_around", Elsewhere),
-    ("do_read_fault", Elsewhere),
-    ("do_cow_fault", Elsewhere),
-    ("do_shared_fault", Elsewhere),
-    ("finish_fault", Elsewhere),
-    ("alloc_set_pte", Elsewhere),
-    ("do_swap_page", Elsewhere),
-    ("do_numa_page", Elsewhere),
-    ("do_huge_pmd_numa_page", Elsewhere),
-    ("handle_userfault", Elsewhere),
+    ("__do_fault", OtherFault),
+    ("do_fault", OtherFault),
+    ("do_fault_around", OtherFault),
+    ("do_read_fault", OtherFault),
+    ("do_cow_fault", OtherFault),
+    ("do_shared_fault", OtherFault),
+    ("finish_fault", OtherFault),
+    ("alloc_set_pte", OtherFault),
+    ("do_swap_page", OtherFault),
+    ("do_numa_page", OtherFault),
+    ("do_huge_pmd_numa_page", OtherFault),
+    ("handle_userfault", OtherFault),
     ("exit_to_user_mode_loop", Elsewhere),
     ("task_work_run", Elsewhere),
     ("do_notify_resume", Elsewhere),
@@ -201,26 +208,26 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
     ("do_huge_pmd_anonymous_page", Fault),
     ("__do_huge_pmd_anonymous_page", Fault),
     ("hugetlb_no_page", Fault),
-    ("hugetlb_fault", Fault),
-    ("handle_mm_fault", Fault),
-    ("__handle_mm_fault", Fault),
-    ("handle_pte_fault", Fault),
-    ("do_pte_missing", Fault),
-    ("lock_vma_under_rcu", Fault),
-    ("lock_mm_and_find_vma", Fault),
+    ("hugetlb_fault", FaultEntry),
+    ("handle_mm_fault", FaultEntry),
+    ("__handle_mm_fault", FaultEntry),
+    ("handle_pte_fault", FaultEntry),
+    ("do_pte_missing", FaultEntry),
+    ("lock_vma_under_rcu", FaultEntry),
+    ("lock_mm_and_find_vma", FaultEntry),
     ("expand_stack*", Fault),
-    ("do_user_addr_fault", Fault),
-    ("exc_page_fault", Fault),
-    ("asm_exc_page_fault", Fault),
-    ("__do_page_fault", Fault),
-    ("do_page_fault", Fault),
-    ("do_translation_fault", Fault),
-    ("do_mem_abort", Fault),
-    ("el0_da", Fault),
-    ("el1_abort", Fault),
+    ("do_user_addr_fault", FaultEntry),
+    ("exc_page_fault", FaultEntry),
+    ("asm_exc_page_fault", FaultEntry),
+    ("__do_page_fault", FaultEntry),
+    ("do_page_fault", FaultEntry),
+    ("do_translation_fault", FaultEntry),
+    ("do_mem_abort", FaultEntry),
+    ("el0_da", FaultEntry),
+    ("el1_abort", FaultEntry),
     ("populate_vma_page_range", Fault),
     ("__mm_populate", Fault),
-    ("faultin_page*", Fault),
+    ("faultin_page*", FaultEntry),
     ("madvise_populate", Fault),
 
     // The calls: mm/mmap.c, mm/vma.c (6.12+), mm/mremap.c, mm/madvise.c, mm/mprotect.c. do_mas_munmap only in 6.1 and 6.2.
@@ -301,6 +308,10 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelLine {
     Class(CostClass),
+    /// In a fault, before or after the part that tells first touch from other kinds.
+    SomeFault,
+    /// In a fault that is no first touch.
+    OtherFault,
     /// The user's side of the stack decides.
     ByCaller,
 }
@@ -328,7 +339,13 @@ pub fn kernel_line(roles: impl IntoIterator<Item = Option<KernelRole>>) -> Kerne
                 Some(Lock) => CostClass::AddressSpaceLock,
                 _ => CostClass::FaultPath,
             },
+            FaultEntry => match pending {
+                Some(Zero) => CostClass::Zeroing,
+                Some(Lock) => CostClass::AddressSpaceLock,
+                _ => return KernelLine::SomeFault,
+            },
             CopyOnWrite if pending == Some(Zero) => CostClass::Zeroing,
+            CopyOnWrite | OtherFault => return KernelLine::OtherFault,
             Map => match pending {
                 Some(Lock) => CostClass::AddressSpaceLock,
                 Some(Shootdown) => CostClass::PageRelease,
@@ -339,7 +356,7 @@ pub fn kernel_line(roles: impl IntoIterator<Item = Option<KernelRole>>) -> Kerne
             // the flush goes only to CPUs that have the same address space loaded.
             Interrupt if pending == Some(Shootdown) => CostClass::PageRelease,
             Reclaim => CostClass::Reclaim,
-            CopyOnWrite | Interrupt | Elsewhere => CostClass::OtherKernel,
+            Interrupt | Elsewhere => CostClass::OtherKernel,
         };
         return KernelLine::Class(class);
     }
