@@ -146,8 +146,15 @@ impl<'a> Classifier<'a> {
     }
 
     fn faulting_function(&self, sample: &CpuSample) -> FaultingFunction<'a> {
-        let leaf = self.frames(sample.user).first().and_then(|f| self.recording.frames.get(*f as usize));
-        (sample.pid, leaf.and_then(|f| f.module), leaf.and_then(|f| f.symbol.as_deref()))
+        let leaf = self
+            .frames(sample.user)
+            .first()
+            .and_then(|f| self.recording.frames.get(*f as usize));
+        (
+            sample.pid,
+            leaf.and_then(|f| f.module),
+            leaf.and_then(|f| f.symbol.as_deref()),
+        )
     }
 
     /// The nearest function that owns the work decides. The allocator's leaf goes before the collector further out: it is the part that
@@ -479,6 +486,18 @@ mod tests {
                 RuntimeAllocator,
             ),
             ("go!runtime.memclrNoHeapPointers;go!main.handle", Application),
+            (
+                "go!runtime.gcmarknewobject;go!runtime.mallocgcSmallScanNoHeader;go!main.handle",
+                GarbageCollector,
+            ),
+            (
+                "go!internal/runtime/gc/scan.scanSpanPackedAVX512.abi0;go!runtime.spanQueue",
+                GarbageCollector,
+            ),
+            (
+                "go!runtime.casgstatus;go!runtime.gopark;go!main.handle",
+                Application,
+            ),
             ("go!runtime.mapaccess1;go!main.handle", Application),
             (
                 "node!v8::internal::Scavenger::ScavengeObject;node!v8::internal::ScavengerCollector::JobTask::Run",
@@ -567,7 +586,10 @@ mod tests {
             s.samples(touches, PID, touch, "app!update");
             s.samples(copies, PID, copy, "app!update");
             let classes = Classifier::new(&s.recording).cpu(&s.recording.samples);
-            classes[..400].iter().filter(|c| **c == CostClass::FaultPath).count()
+            classes[..400]
+                .iter()
+                .filter(|c| **c == CostClass::FaultPath)
+                .count()
         };
         // A function's own faults decide; `load` never copies.
         assert_eq!(faults_of(10, 30, "app!update"), 100);
@@ -592,7 +614,10 @@ mod tests {
         s.samples(1, PID, "", "app!work");
         s.recording.stacks[0].frames = vec![99];
         s.recording.samples[0].kernel = Some(77);
-        assert_eq!(Classifier::new(&s.recording).cpu(&s.recording.samples)[0], CostClass::UnnamedKernel);
+        assert_eq!(
+            Classifier::new(&s.recording).cpu(&s.recording.samples)[0],
+            CostClass::UnnamedKernel
+        );
         s.recording.samples[0].kernel = None;
         s.recording.frames[0].module = Some(1234);
         assert_eq!(

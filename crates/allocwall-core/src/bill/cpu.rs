@@ -143,7 +143,9 @@ fn method(class: CostClass, recording: &Recording) -> String {
         CostClass::AllocatorLocks => "CPU samples: lock functions and futex calls made by the allocator",
         CostClass::RuntimeAllocator => "CPU samples: the runtime's allocation functions",
         CostClass::GarbageCollector => "CPU samples: collector functions on the stack, collector threads",
-        CostClass::FaultPath => "CPU samples: kernel stack in a page fault, less zeroing, copies and files; the common way in and out in proportion",
+        CostClass::FaultPath => {
+            "CPU samples: kernel stack in a page fault, less zeroing, copies and files; the common way in and out in proportion"
+        }
         CostClass::Zeroing => "CPU samples: kernel clearing pages within a page fault",
         CostClass::MapCalls => "CPU samples: kernel stack in map calls, less pages released and locks",
         CostClass::PageRelease => "CPU samples: kernel unmapping pages, TLB shoot-downs received",

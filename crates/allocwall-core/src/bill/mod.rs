@@ -4,7 +4,7 @@ mod classify;
 mod cpu;
 mod sites;
 #[cfg(test)]
-pub mod testing;
+pub(crate) mod testing;
 mod waits;
 
 use crate::catalogue::cost::{CostClass, WaitClass};

@@ -22,12 +22,15 @@ pub struct Place {
 }
 
 #[derive(Default)]
-struct Seen {
+struct Seen<'a> {
     weight: u64,
-    /// Python places with their lines, and paths: the commonest of each is shown.
-    python: BTreeMap<String, u64>,
-    paths: BTreeMap<Vec<String>, u64>,
+    /// Python places with their lines, and paths as frames: the commonest of each is shown.
+    python: BTreeMap<&'a str, u64>,
+    paths: BTreeMap<Vec<u32>, u64>,
 }
+
+/// Stands in a path for frames left out.
+const GAP: u32 = u32::MAX;
 
 pub fn sites(
     recording: &Recording,
@@ -35,22 +38,22 @@ pub fn sites(
     places: impl Iterator<Item = Place>,
 ) -> Vec<Site> {
     let python = PythonStacks::new(recording);
-    let mut seen: BTreeMap<(String, String, Option<String>), Seen> = BTreeMap::new();
+    let mut seen: BTreeMap<(&str, &str, Option<&str>), Seen> = BTreeMap::new();
     let mut total = 0_u64;
     for place in places {
         let frames = classifier.frames(place.user);
         let site = site_frame(recording, classifier, frames);
         let (function, module) = match site {
             Some(depth) => name_of(recording, frames[depth]),
-            None if place.user.is_none() => ("(no user stack)".to_string(), String::new()),
-            None => ("(no symbol)".to_string(), String::new()),
+            None if place.user.is_none() => ("(no user stack)", ""),
+            None => ("(no symbol)", ""),
         };
         let python = python.near(&place);
         let key = (function, module, python.map(without_line));
         let entry = seen.entry(key).or_default();
         entry.weight = entry.weight.saturating_add(place.weight);
         if let Some(python) = python {
-            add(&mut entry.python, python.to_string(), place.weight);
+            add(&mut entry.python, python, place.weight);
         }
         add(
             &mut entry.paths,
@@ -62,11 +65,15 @@ pub fn sites(
     let mut sites: Vec<Site> = seen
         .into_iter()
         .map(|((function, module, _), seen)| Site {
-            function,
-            module,
-            python: commonest(seen.python),
+            function: function.to_string(),
+            module: module.to_string(),
+            python: commonest(seen.python).map(str::to_string),
             share: seen.weight as f64 / total.max(1) as f64,
-            path: commonest(seen.paths).unwrap_or_default(),
+            path: commonest(seen.paths)
+                .unwrap_or_default()
+                .into_iter()
+                .map(|f| label(recording, f))
+                .collect(),
         })
         .collect();
     // Stable: equal shares stay in the order of their names.
@@ -108,21 +115,28 @@ fn site_frame(recording: &Recording, classifier: &Classifier, frames: &[u32]) ->
     .or_else(|| frames.iter().position(|f| named(*f)))
 }
 
-fn name_of(recording: &Recording, frame: u32) -> (String, String) {
+fn name_of(recording: &Recording, frame: u32) -> (&str, &str) {
     let Some(frame) = recording.frames.get(frame as usize) else {
-        return ("(no symbol)".to_string(), String::new());
+        return ("(no symbol)", "");
     };
-    let module = module(recording, frame).map_or(String::new(), |m| m.path.clone());
-    let function = frame.symbol.clone().unwrap_or_else(|| match module.is_empty() {
-        true => "(generated code)".to_string(),
-        false => "(no symbol)".to_string(),
-    });
-    (function, module)
+    let module = module(recording, frame).map_or("", |m| m.path.as_str());
+    let unnamed = if module.is_empty() {
+        "(generated code)"
+    } else {
+        "(no symbol)"
+    };
+    (frame.symbol.as_deref().unwrap_or(unnamed), module)
+}
+
+fn label(recording: &Recording, frame: u32) -> String {
+    match frame {
+        GAP => "…".to_string(),
+        _ => name_of(recording, frame).0.to_string(),
+    }
 }
 
 /// The kernel's leaf, then the user's frames as far as the site and a little beyond; the middle of long ones is left out.
-fn path(recording: &Recording, classifier: &Classifier, place: &Place, site: Option<usize>) -> Vec<String> {
-    let label = |f: &u32| name_of(recording, *f).0;
+fn path(recording: &Recording, classifier: &Classifier, place: &Place, site: Option<usize>) -> Vec<u32> {
     let kernel = classifier.frames(place.kernel).iter().find(|f| {
         recording
             .frames
@@ -132,15 +146,15 @@ fn path(recording: &Recording, classifier: &Classifier, place: &Place, site: Opt
     let frames = classifier.frames(place.user);
     let end = site.map_or(frames.len(), |s| (s + 3).min(frames.len()));
     let user = &frames[..end];
-    let mut path: Vec<String> = kernel.into_iter().map(label).collect();
+    let mut path: Vec<u32> = kernel.into_iter().copied().collect();
     let room = PATH - path.len();
     match user.len() > room {
-        false => path.extend(user.iter().map(label)),
+        false => path.extend(user),
         true => {
             let tail = room / 2;
-            path.extend(user[..room - tail - 1].iter().map(label));
-            path.push("…".to_string());
-            path.extend(user[user.len() - tail..].iter().map(label));
+            path.extend(&user[..room - tail - 1]);
+            path.push(GAP);
+            path.extend(&user[user.len() - tail..]);
         }
     }
     path
@@ -161,11 +175,8 @@ fn commonest<K: Ord>(weights: BTreeMap<K, u64>) -> Option<K> {
 }
 
 /// Lines within one function are one place.
-fn without_line(python: &str) -> String {
-    match python.rsplit_once(':') {
-        Some((head, _)) => head.to_string(),
-        None => python.to_string(),
-    }
+fn without_line(python: &str) -> &str {
+    python.rsplit_once(':').map_or(python, |(head, _)| head)
 }
 
 /// Python stacks by thread, in time.

@@ -470,14 +470,8 @@ pub const USER: &[(Scope, &str, UserRole)] = &[
     (Scope::Cpython, "expand_region_transitively_reachable", UserRole::Collector),
 
     // Go: runtime/malloc.go, mheap.go, mgc*.go. An assist runs inside mallocgc but is the collector's.
-    (Scope::Any, "runtime.gcAssist*", UserRole::Collector),
-    (Scope::Any, "runtime.gcBgMarkWorker*", UserRole::Collector),
-    (Scope::Any, "runtime.gcDrain*", UserRole::Collector),
-    (Scope::Any, "runtime.gcMark*", UserRole::Collector),
-    (Scope::Any, "runtime.gcStart*", UserRole::Collector),
-    (Scope::Any, "runtime.gcSweep*", UserRole::Collector),
-    (Scope::Any, "runtime.gcFlush*", UserRole::Collector),
-    (Scope::Any, "runtime.gcWriteBarrier*", UserRole::Collector),
+    (Scope::Any, "runtime.gc*", UserRole::Collector),
+    (Scope::Any, "internal/runtime/gc*", UserRole::Collector),
     (Scope::Any, "runtime.wbBufFlush*", UserRole::Collector),
     (Scope::Any, "runtime.bulkBarrier*", UserRole::Collector),
     (Scope::Any, "runtime.(*gcWork)*", UserRole::Collector),
@@ -491,6 +485,9 @@ pub const USER: &[(Scope, &str, UserRole)] = &[
     (Scope::Any, "runtime.sweepone*", UserRole::Collector),
     (Scope::Any, "runtime.(*sweepLock*", UserRole::Collector),
     (Scope::Any, "runtime.(*mspan).sweep*", UserRole::Collector),
+    (Scope::Any, "runtime.(*mspan).moveInlineMarks*", UserRole::Collector),
+    (Scope::Any, "runtime.(*spanInlineMarkBits)*", UserRole::Collector),
+    (Scope::Any, "runtime.(*spanQueue)*", UserRole::Collector),
     (Scope::Any, "runtime.bgscavenge*", UserRole::Collector),
     (Scope::Any, "runtime.mallocgc*", UserRole::RuntimeAllocator),
     (Scope::Any, "runtime.newobject", UserRole::RuntimeAllocator),
@@ -526,6 +523,10 @@ pub const USER: &[(Scope, &str, UserRole)] = &[
     (Scope::Any, "v8::internal::Evacuat*", UserRole::Collector),
     (Scope::Any, "v8::internal::PointersUpdating*", UserRole::Collector),
     (Scope::Any, "v8::internal::WeakListVisitor*", UserRole::Collector),
+    (Scope::Any, "v8::internal::BodyDescriptor*", UserRole::Collector),
+    (Scope::Any, "v8::internal::PretenuringHandler*", UserRole::Collector),
+    (Scope::Any, "v8::internal::MemoryAllocator::Unmapper*", UserRole::Collector),
+    (Scope::Any, "v8::internal::MemoryAllocator::*", UserRole::RuntimeAllocator),
     (Scope::Any, "v8::internal::Heap::CollectGarbage*", UserRole::Collector),
     (Scope::Any, "v8::internal::Heap::CollectAll*", UserRole::Collector),
     (Scope::Any, "v8::internal::Heap::PerformGarbageCollection*", UserRole::Collector),
@@ -736,7 +737,6 @@ pub const USER: &[(Scope, &str, UserRole)] = &[
 
     // Containers and glue of the standard libraries.
     (Scope::Any, "std::*", UserRole::Plumbing),
-    (Scope::Any, "void std::*", UserRole::Plumbing),
     (Scope::Any, "__gnu_cxx::*", UserRole::Plumbing),
     (Scope::Any, "alloc::*", UserRole::Plumbing),
     (Scope::Any, "core::*", UserRole::Plumbing),
@@ -747,10 +747,32 @@ pub const USER: &[(Scope, &str, UserRole)] = &[
 ];
 
 pub fn user_role(symbol: &str, scope: Scope) -> Option<UserRole> {
-    let name = bare_name(symbol);
+    let name = without_return_type(bare_name(symbol));
     USER.iter()
         .find(|(s, pattern, _)| (*s == Scope::Any || *s == scope) && fits(pattern, name))
         .map(|r| r.2)
+}
+
+/// Demangled C++ templates carry their return type in front: `void v8::internal::Visit<int>(long)`.
+fn without_return_type(name: &str) -> &str {
+    if name.contains("operator") {
+        return name;
+    }
+    let mut depth = 0_u32;
+    let mut start = 0;
+    for (at, c) in name.char_indices() {
+        match c {
+            '(' if depth == 0 && !name[at..].starts_with("(anonymous namespace)") => break,
+            '(' | '<' => depth += 1,
+            ')' | '>' => depth = depth.saturating_sub(1),
+            ' ' if depth == 0 => start = at + 1,
+            _ => {}
+        }
+    }
+    match &name[start..] {
+        "" => name,
+        function => function,
+    }
 }
 
 /// Names of HotSpot's collector threads (os::set_native_thread_name), as far as the kernel keeps them: 15 bytes. Serial collections
@@ -813,6 +835,14 @@ fn first_fit<T: Copy>(table: &[(&str, T)], name: &str) -> Option<T> {
 
 /// A `*` fits any run of characters; without one, the whole name.
 pub fn fits(pattern: &str, name: &str) -> bool {
+    // Most rows part at the first byte, and tens of thousands of names pass through the tables.
+    if pattern
+        .as_bytes()
+        .first()
+        .is_some_and(|p| *p != b'*' && name.as_bytes().first() != Some(p))
+    {
+        return false;
+    }
     match pattern.split_once('*') {
         None => pattern == name,
         Some((head, "")) => name.starts_with(head),
@@ -845,6 +875,29 @@ mod tests {
             ("", ""),
         ] {
             assert_eq!(bare_name(symbol), name, "{symbol}");
+        }
+    }
+
+    #[test]
+    fn return_types_are_no_part_of_the_name() {
+        for (symbol, name) in [
+            (
+                "void v8::internal::Visit<int, long>(long, int)",
+                "v8::internal::Visit<int, long>(long, int)",
+            ),
+            (
+                "std::pair<int, long> app::(anonymous namespace)::f<int>(int)",
+                "app::(anonymous namespace)::f<int>(int)",
+            ),
+            (
+                "<alloc::vec::Vec<T> as core::clone::Clone>::clone",
+                "<alloc::vec::Vec<T> as core::clone::Clone>::clone",
+            ),
+            ("operator new(unsigned long)", "operator new(unsigned long)"),
+            ("work(int, long)", "work(int, long)"),
+            ("odd ", "odd "),
+        ] {
+            assert_eq!(without_return_type(symbol), name);
         }
     }
 
