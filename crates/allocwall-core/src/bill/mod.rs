@@ -1,8 +1,126 @@
 //! Recording -> Bill. Pure: the same recording always gives the same bill.
 
+mod classify;
+mod cpu;
+mod sites;
+#[cfg(test)]
+pub(crate) mod testing;
+mod waits;
+
 use crate::catalogue::cost::{CostClass, WaitClass};
-use crate::units::{Interval, Measured};
+use crate::measure::recording::{ProbeState, Recording, Tick};
+use crate::units::{Absence, Interval, Measured, Reason};
 use serde::{Deserialize, Serialize};
+
+pub use classify::Classifier;
+
+pub fn of(recording: &Recording) -> Bill {
+    let classifier = Classifier::new(recording);
+    let cpu_s = cpu::charged_s(recording);
+    Bill {
+        window_s: recording.meta.window_ns as f64 / 1e9,
+        cpu_s,
+        sampled_cpu_s: recording.samples.len() as f64 * recording.meta.sample_period_ns as f64 / 1e9,
+        on_cpu: cpu::lines(recording, &classifier, cpu_s),
+        off_cpu: waits::lines(recording, &classifier, cpu_s),
+        rates: rates(recording),
+    }
+}
+
+fn rates(recording: &Recording) -> Rates {
+    let window_s = recording.meta.window_ns as f64 / 1e9;
+    // Ticks need not begin and end with the window: rates are over the time between them.
+    let over_ticks = |read: fn(&Tick) -> Option<u64>| -> Measured<f64> {
+        let (first, last) = first_and_last(recording)?;
+        let seconds = (last.t_ns - first.t_ns) as f64 / 1e9;
+        match (read(first), read(last)) {
+            (Some(from), Some(to)) => Ok(to.saturating_sub(from) as f64 / seconds),
+            _ => Err(Absence::new(
+                Reason::NotFound,
+                "the kernel did not give this counter for every process",
+            )),
+        }
+    };
+    let charged = |read: fn(&Tick) -> u64| -> Measured<f64> {
+        let (first, last) = first_and_last(recording)?;
+        Ok(read(last).saturating_sub(read(first)) as f64 / 1e9)
+    };
+    let resident = |tick: Option<&Tick>| tick.map_or(0, |t| t.resident);
+    let (start, end) = (recording.ticks.first(), recording.ticks.last());
+    Rates {
+        minor_faults: over_ticks(|t| Some(t.minor_faults)),
+        major_faults: over_ticks(|t| Some(t.major_faults)),
+        map_calls: map_calls(recording),
+        voluntary_switches: over_ticks(|t| t.voluntary_switches),
+        involuntary_switches: over_ticks(|t| t.involuntary_switches),
+        user_cpu_s: charged(|t| t.user_ns),
+        system_cpu_s: charged(|t| t.system_ns),
+        threads_peak: recording.ticks.iter().map(|t| t.threads).max().unwrap_or(0),
+        thread_s: match recording.threads.is_empty() {
+            true => {
+                recording.ticks.iter().map(|t| f64::from(t.threads)).sum::<f64>()
+                    / recording.ticks.len().max(1) as f64
+                    * window_s
+            }
+            false => recording.threads.iter().map(|t| t.seen_ns as f64).sum::<f64>() / 1e9,
+        },
+        resident_end: resident(end),
+        resident_growth: resident(end) as i64 - resident(start) as i64,
+    }
+}
+
+const MAP_CALLS: [&str; 5] = ["mmap", "munmap", "brk", "mremap", "madvise"];
+
+fn map_calls(recording: &Recording) -> Measured<f64> {
+    let mut rate = 0.0;
+    let mut counted = false;
+    for count in &recording.counts {
+        if MAP_CALLS.contains(&count.name.as_str()) && count.over_ns > 0 {
+            rate += count.count as f64 / (count.over_ns as f64 / 1e9);
+            counted = true;
+        }
+    }
+    match counted {
+        true => Ok(rate),
+        false => Err(absence(recording, "map_calls", "map calls were not counted")),
+    }
+}
+
+/// The first and the last tick, with time between them.
+fn first_and_last(recording: &Recording) -> Measured<(&Tick, &Tick)> {
+    match (recording.ticks.first(), recording.ticks.last()) {
+        (Some(first), Some(last)) if last.t_ns > first.t_ns => Ok((first, last)),
+        _ => Err(Absence::new(
+            Reason::TooLittle,
+            "fewer than two readings of the process counters",
+        )),
+    }
+}
+
+/// Why a probe gave nothing: its own reason, or `otherwise`.
+fn absence(recording: &Recording, probe: &str, otherwise: &str) -> Absence {
+    recording
+        .probes
+        .iter()
+        .find(|p| p.name == probe)
+        .and_then(|p| match &p.state {
+            ProbeState::Measured => None,
+            ProbeState::Partial(why) | ProbeState::Absent(why) => Some(why.clone()),
+        })
+        .unwrap_or_else(|| Absence::new(Reason::TooLittle, otherwise))
+}
+
+/// Into how many slices of time a window is cut for its intervals: half a second each, at least 15 for the quantile to be tight.
+fn blocks(recording: &Recording) -> usize {
+    (recording.meta.window_ns as f64 / 0.5e9)
+        .round()
+        .clamp(15.0, 60.0) as usize
+}
+
+fn block_of(t_ns: u64, recording: &Recording, blocks: usize) -> usize {
+    let at = t_ns as f64 / recording.meta.window_ns.max(1) as f64;
+    ((at * blocks as f64) as usize).min(blocks - 1)
+}
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Bill {
@@ -62,9 +180,338 @@ pub struct Rates {
     pub map_calls: Measured<f64>,
     pub voluntary_switches: Measured<f64>,
     pub involuntary_switches: Measured<f64>,
+    /// CPU-seconds in user mode and in the kernel over the window, as the kernel splits them; known without any sample.
+    pub user_cpu_s: Measured<f64>,
+    pub system_cpu_s: Measured<f64>,
     pub threads_peak: u32,
     /// Sum over threads of the time they were seen, seconds.
     pub thread_s: f64,
     pub resident_end: u64,
     pub resident_growth: i64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::{MS, PID, Sketch};
+    use super::*;
+    use crate::measure::recording::{CgroupTick, EventCount, ModuleRole, Probe, PythonSample, Runtime};
+
+    const FAULT: &str =
+        "do_anonymous_page;__handle_mm_fault;handle_mm_fault;exc_page_fault;asm_exc_page_fault";
+
+    fn line(bill: &Bill, class: CostClass) -> &CpuLine {
+        bill.on_cpu
+            .as_ref()
+            .unwrap()
+            .iter()
+            .find(|l| l.class == class)
+            .unwrap()
+    }
+
+    fn wait(bill: &Bill, class: WaitClass) -> &WaitLine {
+        bill.off_cpu.iter().find(|l| l.class == class).unwrap()
+    }
+
+    fn busy() -> Sketch {
+        let mut s = Sketch::new();
+        s.thread(PID, "service", 10_000);
+        s.samples(6_000, PID, "", "app!work;app!main");
+        s.samples(3_000, PID, FAULT, "app!load;app!main");
+        s.samples(1_000, PID, "", "libc+9800;app!load;app!main");
+        s
+    }
+
+    #[test]
+    fn shares_sum_to_one_and_every_class_has_its_line() {
+        let bill = of(&busy().recording);
+        let lines = bill.on_cpu.as_ref().unwrap();
+        assert_eq!(lines.iter().map(|l| l.class).collect::<Vec<_>>(), CostClass::ALL);
+        assert!((lines.iter().map(|l| l.share.point).sum::<f64>() - 1.0).abs() < 1e-9);
+        assert!((lines.iter().map(|l| l.cpu_s.point).sum::<f64>() - bill.cpu_s).abs() < 1e-9);
+        assert_eq!(lines.iter().map(|l| l.samples).sum::<u64>(), 10_000);
+        assert_eq!((bill.cpu_s, bill.sampled_cpu_s), (10.0, 10.0));
+        let faults = line(&bill, CostClass::FaultPath);
+        assert_eq!(faults.share.point, 0.3);
+        assert!(faults.share.low < 0.3 && 0.3 < faults.share.high && faults.share.half_width() < 0.02);
+        for l in lines {
+            assert!(
+                0.0 <= l.share.low && l.share.low <= l.share.point && l.share.point <= l.share.high,
+                "{l:?}"
+            );
+        }
+        assert_eq!(line(&bill, CostClass::Zeroing).share.point, 0.0);
+        assert!(line(&bill, CostClass::Zeroing).share.high > 0.0);
+    }
+
+    #[test]
+    fn the_same_recording_gives_the_same_bytes() {
+        let text = || serde_json::to_string(&of(&busy().recording)).unwrap();
+        assert_eq!(text(), text());
+    }
+
+    #[test]
+    fn the_kernels_charge_is_the_whole_not_the_samples() {
+        let mut s = busy();
+        s.recording.threads.clear();
+        s.ticks(8_000, 4_000);
+        let bill = of(&s.recording);
+        assert_eq!((bill.cpu_s, bill.sampled_cpu_s), (12.0, 10.0));
+        assert!((line(&bill, CostClass::FaultPath).cpu_s.point - 3.6).abs() < 1e-9);
+        assert_eq!(
+            (bill.rates.user_cpu_s, bill.rates.system_cpu_s),
+            (Ok(8.0), Ok(4.0))
+        );
+    }
+
+    #[test]
+    fn without_kernel_samples_system_time_is_one_line() {
+        let mut s = Sketch::new();
+        s.recording.meta.kernel_samples = false;
+        s.samples(750, PID, "", "app!work");
+        s.samples(250, PID, "", "libc+9800;app!work");
+        s.ticks(6_000, 4_000);
+        let bill = of(&s.recording);
+        let share = |class| line(&bill, class).share.point;
+        assert!((share(CostClass::UnnamedKernel) - 0.4).abs() < 1e-9);
+        assert!((share(CostClass::Application) - 0.45).abs() < 1e-9);
+        assert!((share(CostClass::AllocatorCode) - 0.15).abs() < 1e-9);
+        // The faults that weren't sampled are not ruled out: they may be all of the kernel's part.
+        let faults = line(&bill, CostClass::FaultPath);
+        assert!(
+            faults.share.point == 0.0 && faults.share.high >= 0.4,
+            "{faults:?}"
+        );
+        // Without ticks the split is unknown, and nothing is made up.
+        s.recording.ticks.clear();
+        assert_eq!(of(&s.recording).on_cpu.unwrap_err().reason, Reason::TooLittle);
+    }
+
+    #[test]
+    fn named_kernel_time_leaves_no_doubt_about_other_kernel_lines() {
+        let bill = of(&busy().recording);
+        assert!(line(&bill, CostClass::MapCalls).share.high < 0.01);
+    }
+
+    #[test]
+    fn without_samples_the_probes_own_reason_is_given() {
+        let mut s = Sketch::new();
+        s.ticks(1_000, 500).minor_faults = 30_000;
+        let why = Absence::new(Reason::NotPermitted, "perf_event_open: EACCES")
+            .mend("sysctl kernel.perf_event_paranoid=2");
+        s.recording.probes.push(Probe {
+            name: "cpu_samples".into(),
+            what: String::new(),
+            state: ProbeState::Absent(why.clone()),
+        });
+        let bill = of(&s.recording);
+        assert_eq!(bill.on_cpu, Err(why));
+        assert_eq!(bill.cpu_s, 1.5);
+        assert_eq!(bill.rates.minor_faults, Ok(2_000.0));
+        assert_eq!(bill.rates.map_calls.unwrap_err().reason, Reason::TooLittle);
+        assert!(wait(&of(&s.recording), WaitClass::Idle).thread_s.is_err());
+    }
+
+    #[test]
+    fn an_empty_recording_has_a_bill() {
+        let mut s = Sketch::new();
+        s.recording.meta.window_ns = 0;
+        let bill = of(&s.recording);
+        assert!(bill.on_cpu.is_err() && bill.rates.minor_faults.is_err());
+        assert_eq!((bill.cpu_s, bill.off_cpu.len()), (0.0, WaitClass::ALL.len()));
+    }
+
+    #[test]
+    fn map_calls_are_summed_over_their_own_times() {
+        let mut s = Sketch::new();
+        for (name, count, over_ns) in [
+            ("mmap", 100, 1_000 * MS),
+            ("munmap", 50, 500 * MS),
+            ("page_faults", 9, MS),
+            ("brk", 1, 0),
+        ] {
+            s.recording.counts.push(EventCount {
+                name: name.into(),
+                count,
+                over_ns,
+            });
+        }
+        assert_eq!(of(&s.recording).rates.map_calls, Ok(200.0));
+    }
+
+    #[test]
+    fn sites_are_the_applications_functions() {
+        let mut s = Sketch::new();
+        s.samples(
+            600,
+            PID,
+            FAULT,
+            "libc+9800;libc!calloc;app!std::vec::Vec::reserve;app!load_index;app!main",
+        );
+        s.samples(400, PID, FAULT, "libc!memset;app!render;app!main");
+        let faults = of(&s.recording);
+        let faults = line(&faults, CostClass::FaultPath);
+        let names: Vec<_> = faults
+            .sites
+            .iter()
+            .map(|s| (s.function.as_str(), s.share))
+            .collect();
+        assert_eq!(names, [("load_index", 0.6), ("render", 0.4)]);
+        assert_eq!(
+            faults.sites[1].path,
+            ["do_anonymous_page", "memset", "render", "main"]
+        );
+        assert_eq!(faults.sites[1].module, "app");
+    }
+
+    #[test]
+    fn equal_sites_stand_in_order_of_name_and_five_are_enough() {
+        let mut s = Sketch::new();
+        for name in ["g", "c", "a", "f", "b", "e", "d"] {
+            s.samples(10, PID, "", &format!("app!{name};app!main"));
+        }
+        let bill = of(&s.recording);
+        let names: Vec<_> = line(&bill, CostClass::Application)
+            .sites
+            .iter()
+            .map(|s| s.function.as_str())
+            .collect();
+        assert_eq!(names, ["a", "b", "c", "d", "e"]);
+    }
+
+    #[test]
+    fn python_functions_join_samples_of_their_thread_and_time() {
+        let mut s = Sketch::new();
+        s.module("python", ModuleRole::Cpython);
+        s.runtime(Runtime::Cpython {
+            version: "3.11".into(),
+            free_threaded: false,
+        });
+        s.samples(1_500, PID, "", "python!dict_new;python!_PyEval_EvalFrameDefault");
+        for t in (0..15_000).step_by(30) {
+            // The line within the function moves, the function stays one site. The last third has no Python stack near.
+            if t < 10_000 {
+                let frames = vec![
+                    format!("handle (service.py:{})", 10 + t % 3),
+                    "main (service.py:90)".into(),
+                ];
+                s.recording.python.push(PythonSample {
+                    t_ns: t * MS,
+                    pid: PID,
+                    tid: PID,
+                    frames,
+                });
+            }
+        }
+        // Another thread's stacks are not this one's.
+        s.recording.python.push(PythonSample {
+            t_ns: 14_000 * MS,
+            pid: PID,
+            tid: 7,
+            frames: vec!["other (o.py:1)".into()],
+        });
+        let bill = of(&s.recording);
+        let sites = &line(&bill, CostClass::Application).sites;
+        assert_eq!(sites.len(), 2, "{sites:?}");
+        assert!(
+            sites[0]
+                .python
+                .as_deref()
+                .unwrap()
+                .starts_with("handle (service.py:")
+        );
+        assert!((sites[0].share - 2.0 / 3.0).abs() < 0.01);
+        assert_eq!(sites[1].python, None);
+    }
+
+    #[test]
+    fn a_stripped_interpreter_is_named_as_such() {
+        for (has_symbols, said) in [(false, true), (true, false)] {
+            let mut s = busy();
+            let python = s.module("python", ModuleRole::Cpython);
+            s.recording.modules[python as usize].has_symbols = has_symbols;
+            s.runtime(Runtime::Cpython {
+                version: "3.11".into(),
+                free_threaded: false,
+            });
+            let bill = of(&s.recording);
+            assert_eq!(
+                line(&bill, CostClass::GarbageCollector)
+                    .method
+                    .contains("stripped"),
+                said
+            );
+            assert!(!line(&bill, CostClass::FaultPath).method.contains("stripped"));
+        }
+    }
+
+    #[test]
+    fn waits_are_thread_seconds_by_class() {
+        let mut s = Sketch::new();
+        s.thread(7, "worker", 9_000);
+        s.waits(
+            300,
+            7,
+            'S',
+            Some(202),
+            "",
+            "libc!__lll_lock_wait_private;libc+9800;app!work",
+        );
+        s.waits(
+            700,
+            7,
+            'S',
+            Some(232),
+            "ep_poll;do_epoll_wait",
+            "libc!epoll_wait;app!serve",
+        );
+        let bill = of(&s.recording);
+        let allocator = wait(&bill, WaitClass::Allocator);
+        let seconds = allocator.thread_s.as_ref().unwrap();
+        assert!(
+            (seconds.point - 3.0).abs() < 1e-9 && seconds.low < 3.0 && seconds.high > 3.0,
+            "{seconds:?}"
+        );
+        assert_eq!(allocator.sites[0].function, "work");
+        assert!((wait(&bill, WaitClass::Idle).thread_s.as_ref().unwrap().point - 7.0).abs() < 1e-9);
+        assert_eq!(
+            wait(&bill, WaitClass::Storage).thread_s.as_ref().unwrap().point,
+            0.0
+        );
+    }
+
+    #[test]
+    fn throttled_time_leaves_the_run_queues() {
+        let mut s = Sketch::new();
+        s.thread(7, "worker", 5_000);
+        s.recording.threads[0].run_delay_ns = Some(4_000 * MS);
+        let end = s.ticks(5_000, 0);
+        end.host.busy_ns = 10_000 * MS;
+        end.host.steal_ns = 1_000 * MS;
+        for (throttled_ms, throttled, queued) in [(3_000, 3.0, 1.0), (9_000, 4.0, 0.0), (0, 0.0, 4.0)] {
+            s.recording.ticks[0].cgroup = Some(CgroupTick::default());
+            s.recording.ticks[1].cgroup = Some(CgroupTick {
+                throttled_ns: throttled_ms * MS,
+                ..CgroupTick::default()
+            });
+            let bill = of(&s.recording);
+            let point = |class| wait(&bill, class).thread_s.as_ref().unwrap().point;
+            assert_eq!(
+                (point(WaitClass::Throttled), point(WaitClass::RunQueue)),
+                (throttled, queued)
+            );
+        }
+        // Half of the machine's busy time was the target's: half of the steal is taken to be.
+        let bill = of(&s.recording);
+        assert_eq!(
+            wait(&bill, WaitClass::Stolen).thread_s,
+            Ok(Interval::new(0.0, 0.5, 1.0))
+        );
+        s.recording.ticks[1].cgroup = None;
+        s.recording.threads[0].run_delay_ns = None;
+        let bill = of(&s.recording);
+        assert!(
+            wait(&bill, WaitClass::Throttled).thread_s.is_err()
+                && wait(&bill, WaitClass::RunQueue).thread_s.is_err()
+        );
+    }
 }

@@ -46,6 +46,21 @@ impl CostClass {
         CostClass::UnnamedKernel,
     ];
 
+    /// Time spent in the kernel. Allocator locks lie on both sides and count as user.
+    pub fn is_kernel(self) -> bool {
+        matches!(
+            self,
+            CostClass::FaultPath
+                | CostClass::Zeroing
+                | CostClass::MapCalls
+                | CostClass::PageRelease
+                | CostClass::AddressSpaceLock
+                | CostClass::Reclaim
+                | CostClass::OtherKernel
+                | CostClass::UnnamedKernel
+        )
+    }
+
     /// Stable key of the JSON formats.
     pub fn key(self) -> &'static str {
         match self {

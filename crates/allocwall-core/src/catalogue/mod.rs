@@ -3,4 +3,6 @@
 pub mod cost;
 pub mod modules;
 pub mod prices;
+pub mod symbols;
+pub mod syscalls;
 pub mod walls;

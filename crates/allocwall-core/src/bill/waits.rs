@@ -1,0 +1,170 @@
+//! The off-CPU lines, in thread-seconds.
+
+use super::classify::Classifier;
+use super::sites::{Place, sites};
+use super::{Site, WaitLine, absence, block_of, blocks, first_and_last};
+use crate::catalogue::cost::WaitClass;
+use crate::measure::recording::{ProbeState, Recording, WaitSample};
+use crate::stats;
+use crate::units::{Absence, Interval, Measured, Reason};
+
+pub fn lines(recording: &Recording, classifier: &Classifier, cpu_s: f64) -> Vec<WaitLine> {
+    let classes: Vec<WaitClass> = recording.waits.iter().map(|w| classifier.wait(w)).collect();
+    let throttled = throttled(recording);
+    WaitClass::ALL
+        .into_iter()
+        .map(|class| {
+            let (thread_s, sites) = match class {
+                WaitClass::RunQueue => (run_queue(recording, throttled.as_ref().ok().copied()), vec![]),
+                WaitClass::Throttled => (throttled.clone(), vec![]),
+                WaitClass::Stolen => (stolen(recording, cpu_s), vec![]),
+                _ => (
+                    sampled(recording, &classes, class),
+                    wait_sites(recording, classifier, &classes, class),
+                ),
+            };
+            WaitLine {
+                class,
+                thread_s,
+                method: method(class, recording),
+                sites,
+            }
+        })
+        .collect()
+}
+
+fn sampled(recording: &Recording, classes: &[WaitClass], class: WaitClass) -> Measured<Interval> {
+    if recording.waits.is_empty() {
+        return match recording
+            .probes
+            .iter()
+            .any(|p| p.name == "waits" && p.state == ProbeState::Measured)
+        {
+            // Looked, and saw no thread sleep: at 95 %, fewer than three looks' worth was missed (the rule of three).
+            true => Ok(Interval::new(
+                0.0,
+                0.0,
+                3.0 * recording.meta.wait_period_ns as f64 / 1e9,
+            )),
+            false => Err(absence(recording, "waits", "waiting threads were not looked at")),
+        };
+    }
+    let block_count = blocks(recording);
+    let mut hits = vec![(0, 0); block_count];
+    let (mut of_class, mut total) = (0.0, 0.0);
+    for (wait, of) in recording.waits.iter().zip(classes) {
+        let block = &mut hits[block_of(wait.t_ns, recording, block_count)];
+        block.1 += 1;
+        total += wait.weight_ns as f64 / 1e9;
+        if *of == class {
+            block.0 += 1;
+            of_class += wait.weight_ns as f64 / 1e9;
+        }
+    }
+    let share = stats::proportion_over_time(&hits);
+    // Looks weigh nearly the same: the interval of their count, laid around the weight.
+    let low = of_class - (share.point - share.low) * total;
+    let high = of_class + (share.high - share.point) * total;
+    Ok(Interval::new(
+        low.max(0.0),
+        of_class,
+        high.min(total).max(of_class),
+    ))
+}
+
+fn wait_sites(
+    recording: &Recording,
+    classifier: &Classifier,
+    classes: &[WaitClass],
+    class: WaitClass,
+) -> Vec<Site> {
+    let place = |w: &WaitSample| Place {
+        t_ns: w.t_ns,
+        pid: w.pid,
+        tid: w.tid,
+        kernel: w.kernel,
+        user: w.user,
+        weight: w.weight_ns,
+    };
+    let of_class = recording.waits.iter().zip(classes).filter(|(_, c)| **c == class);
+    sites(recording, classifier, of_class.map(|(w, _)| place(w)))
+}
+
+/// Time on a run queue, less what the cgroup's quota kept there.
+fn run_queue(recording: &Recording, throttled: Option<Interval>) -> Measured<Interval> {
+    let delay = run_delay_s(recording)?;
+    let throttled = throttled.map_or(0.0, |t| t.point);
+    Ok(Interval::exact((delay - throttled).max(0.0)))
+}
+
+fn run_delay_s(recording: &Recording) -> Measured<f64> {
+    let delays: Vec<u64> = recording.threads.iter().filter_map(|t| t.run_delay_ns).collect();
+    match delays.is_empty() {
+        true => Err(absence(
+            recording,
+            "run_delay",
+            "the kernel gave no run-queue times (schedstat)",
+        )),
+        false => Ok(delays.iter().map(|d| *d as f64).sum::<f64>() / 1e9),
+    }
+}
+
+/// The cgroup counts per run queue and for all its members; the target can't have lost more than it stood on run queues.
+fn throttled(recording: &Recording) -> Measured<Interval> {
+    let (first, last) = first_and_last(recording)?;
+    let (Some(first), Some(last)) = (first.cgroup, last.cgroup) else {
+        return Err(absence(
+            recording,
+            "cgroup",
+            "no CPU controller was readable for the target's cgroup",
+        ));
+    };
+    let counted = last.throttled_ns.saturating_sub(first.throttled_ns) as f64 / 1e9;
+    let at_most = run_delay_s(recording).unwrap_or(f64::INFINITY);
+    Ok(Interval::exact(counted.min(at_most)))
+}
+
+/// Steal is known for the machine only. The target's part is taken to be its part of the machine's busy time; it may be none or all.
+fn stolen(recording: &Recording, cpu_s: f64) -> Measured<Interval> {
+    let (first, last) = first_and_last(recording)?;
+    let steal = last.host.steal_ns.saturating_sub(first.host.steal_ns) as f64 / 1e9;
+    let busy = last.host.busy_ns.saturating_sub(first.host.busy_ns) as f64 / 1e9;
+    if steal == 0.0 {
+        return Ok(Interval::exact(0.0));
+    }
+    if busy <= 0.0 {
+        return Err(Absence::new(
+            Reason::TooLittle,
+            "the machine's busy time did not move, so steal can't be apportioned",
+        ));
+    }
+    Ok(Interval::new(0.0, steal * (cpu_s / busy).min(1.0), steal))
+}
+
+fn method(class: WaitClass, recording: &Recording) -> String {
+    let basis = match class {
+        WaitClass::AddressSpaceLock => {
+            "looks at sleeping threads: in a semaphore below a map call or a fault"
+        }
+        WaitClass::Allocator => "looks at sleeping threads: in a futex that an allocator function called",
+        WaitClass::RunQueue => "the scheduler's run-queue times, less throttled time",
+        WaitClass::Throttled => "the cgroup's throttled time, at most the target's run-queue time",
+        WaitClass::Stolen => "estimate: the machine's steal by the target's share of busy time",
+        WaitClass::Storage => "looks at sleeping threads: uninterruptible or in storage calls",
+        WaitClass::ApplicationLock => {
+            "looks at sleeping threads: in a futex below a lock function, or of unknown purpose in a thread that uses 5 % CPU or more"
+        }
+        WaitClass::Idle => {
+            "looks at sleeping threads: in poll, accept, read, sleep or on a condition variable, or on an unknown futex in a thread that uses under 5 % CPU"
+        }
+        WaitClass::Other => "looks at sleeping threads: none of the above",
+    };
+    let kernel_stacks = recording.waits.iter().any(|w| w.kernel.is_some());
+    let unread = !recording.waits.is_empty() && !kernel_stacks;
+    match class {
+        WaitClass::AddressSpaceLock if unread => {
+            "looks at sleeping threads by their system call: kernel stacks were not readable".to_string()
+        }
+        _ => basis.to_string(),
+    }
+}

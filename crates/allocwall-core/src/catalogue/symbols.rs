@@ -1,0 +1,965 @@
+//! Which function belongs to which line of the bill: two ordered tables, one for the kernel, one for user space.
+//! The first pattern that fits decides; a trailing `*` fits any ending.
+//!
+//! A kernel symbol alone seldom tells its line (`clear_page` serves faults, pipes and page tables alike), so a row gives a
+//! *role*, and `kernel_line` walks the stack from the leaf outwards until the roles decide.
+//! Names hold for Linux 5.10 to 6.18, x86-64 and arm64.
+
+use super::cost::CostClass;
+
+/// What a kernel function says about the stack that it stands in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelRole {
+    /// Says nothing; shields a name from a wider pattern below it.
+    Transparent,
+    /// Zeroes pages: first-touch zeroing where a fault is further out.
+    Zero,
+    /// Takes or waits for a read-write semaphore: the address-space lock where the nearest user of it is mm code.
+    Lock,
+    /// Takes a semaphore that isn't the address-space lock.
+    OtherLock,
+    /// TLB flush: page release, unless it serves a fault.
+    Shootdown,
+    /// First touch of anonymous memory.
+    Fault,
+    /// Fault handling that doesn't show yet what kind of fault it is.
+    FaultEntry,
+    /// A fault on a file, on a swapped page, for a NUMA hint.
+    OtherFault,
+    /// A write to a shared page. It zeroes only when the page was the zero page, and that is a first touch.
+    CopyOnWrite,
+    /// mmap, munmap, brk, mremap, madvise, mprotect.
+    Map,
+    Release,
+    Reclaim,
+    Interrupt,
+    /// A lock's or sleep's system call: the user's side tells whose.
+    ByCaller,
+    /// The way into a system call: as a leaf, the user's side tells which call.
+    Entry,
+    /// Ends the walk: kernel work that is none of the above.
+    Elsewhere,
+}
+
+use KernelRole::*;
+
+#[rustfmt::skip]
+pub const KERNEL: &[(&str, KernelRole)] = &[
+    // mm/memory.c, arch/*/lib/clear_page*, include/linux/highmem.h. clear_huge_page became folio_zero_user in 6.11;
+    // clear_subpage since 4.18; kernel_init_free_pages became kernel_init_pages in 6.1 (mm/page_alloc.c).
+    ("clear_page_dirty_for_io", Transparent),
+    ("clear_page_mlock", Transparent),
+    ("clear_page", Zero),
+    ("clear_page_erms", Zero),
+    ("clear_page_rep", Zero),
+    ("clear_page_orig", Zero),
+    ("clear_pages*", Zero),
+    ("__pi_clear_page", Zero),
+    ("__clear_page*", Zero),
+    ("clear_huge_page", Zero),
+    ("clear_gigantic_page", Zero),
+    ("clear_subpage", Zero),
+    ("clear_contig_highpages", Zero),
+    ("folio_zero_user", Zero),
+    ("clear_user_highpage*", Zero),
+    ("clear_user_page*", Zero),
+    ("clear_highpage*", Zero),
+    ("kernel_init_pages", Zero),
+    ("kernel_init_free_pages", Zero),
+    ("tag_clear_highpage*", Zero),
+    ("mte_zero_clear_page_tags", Zero),
+
+    // Semaphores inside mm code that are not mmap_lock: mm/rmap.c, mm/vma.c, mm/mmap.c.
+    ("unlink_anon_vmas", OtherLock),
+    ("unlink_file_vma*", OtherLock),
+    ("vma_prepare", OtherLock),
+    ("vma_complete", OtherLock),
+    ("vma_link_file", OtherLock),
+    ("anon_vma_clone", OtherLock),
+    ("anon_vma_fork", OtherLock),
+    // kernel/locking/rwsem.c, osq_lock.c; include/linux/mmap_lock.h. __vma_start_write: writers that wait for per-VMA readers (6.7+).
+    ("rwsem_*", Lock),
+    ("down_read*", Lock),
+    ("down_write*", Lock),
+    ("__down_read*", Lock),
+    ("__down_write*", Lock),
+    ("up_read", Lock),
+    ("up_write", Lock),
+    ("__up_read", Lock),
+    ("__up_write", Lock),
+    ("downgrade_write", Lock),
+    ("osq_lock", Lock),
+    ("osq_unlock", Lock),
+    ("mmap_read_lock_maybe_expand", FaultEntry),
+    ("mmap_read_lock*", Lock),
+    ("mmap_write_lock*", Lock),
+    ("__mmap_lock_*", Lock),
+    ("vma_start_write*", Lock),
+    ("__vma_start_write", Lock),
+    ("__vma_enter_locked", Lock),
+
+    // mm/vmscan.c, mm/compaction.c, mm/khugepaged.c, mm/page_alloc.c, mm/memcontrol.c.
+    ("khugepaged_enter*", Transparent),
+    ("__khugepaged_enter", Transparent),
+    ("khugepaged*", Reclaim),
+    ("collapse_*", Reclaim),
+    ("hpage_collapse_*", Reclaim),
+    ("madvise_collapse", Reclaim),
+    ("kswapd*", Reclaim),
+    ("balance_pgdat", Reclaim),
+    ("shrink_dcache_*", Elsewhere),
+    ("shrink_vma", Transparent),
+    ("shrink_*", Reclaim),
+    ("do_shrink_slab", Reclaim),
+    ("try_to_free_pages", Reclaim),
+    ("do_try_to_free_pages", Reclaim),
+    ("try_to_free_mem_cgroup_pages", Reclaim),
+    ("__alloc_pages_direct_reclaim", Reclaim),
+    ("__alloc_pages_direct_compact", Reclaim),
+    ("__perform_reclaim", Reclaim),
+    ("try_to_compact_pages", Reclaim),
+    ("compact_zone*", Reclaim),
+    ("compact_node*", Reclaim),
+    ("kcompactd*", Reclaim),
+    ("isolate_migratepages*", Reclaim),
+    ("isolate_freepages*", Reclaim),
+    ("reclaim_pages", Reclaim),
+    ("reclaim_folio_list", Reclaim),
+    ("reclaim_high", Reclaim),
+    ("reclaim_throttle", Reclaim),
+    ("mem_cgroup_handle_over_high", Reclaim),
+    ("__mem_cgroup_handle_over_high", Reclaim),
+    ("mem_cgroup_reclaim*", Reclaim),
+    ("node_reclaim", Reclaim),
+    ("drain_all_pages", Reclaim),
+    ("__drain_all_pages", Reclaim),
+
+    // arch/x86/mm/tlb.c, arch/arm64 tlbflush.h, kernel/smp.c.
+    ("flush_tlb_*", Shootdown),
+    ("native_flush_tlb_*", Shootdown),
+    ("__flush_tlb_*", Shootdown),
+    ("do_flush_tlb_*", Shootdown),
+    ("kvm_flush_tlb_*", Shootdown),
+    ("hyperv_flush_tlb_*", Shootdown),
+    ("xen_flush_tlb_*", Shootdown),
+
+    // Pages given back: mm/memory.c, mm/mmu_gather.c, mm/vma.c, mm/madvise.c. folios_put_refs, release_pages, free_unref_* serve
+    // the fault path's batches too, so they follow their caller.
+    ("zap_other_threads", Elsewhere),
+    ("zap_pid_ns_processes", Elsewhere),
+    ("zap_*", Release),
+    ("unmap_vmas", Release),
+    ("unmap_region", Release),
+    ("unmap_page_range", Release),
+    ("unmap_single_vma", Release),
+    ("vms_clear_ptes", Release),
+    ("tlb_finish_mmu", Release),
+    ("arch_tlb_finish_mmu", Release),
+    ("tlb_flush_mmu*", Release),
+    ("tlb_batch_pages_flush", Release),
+    ("__tlb_batch_free_encoded_pages", Release),
+    ("tlb_remove_table*", Release),
+    ("__tlb_remove_table*", Release),
+    ("tlb_table_flush", Release),
+    ("free_pages_and_swap_cache", Release),
+    ("free_page_and_swap_cache", Release),
+    ("free_pgtables", Release),
+    ("free_pgd_range", Release),
+    ("madvise_free_*", Release),
+    ("exit_mmap", Release),
+
+    // Faults on files, swapped pages and NUMA hints, and what runs between a fault and the return to user mode.
+    ("filemap_map_pages", OtherFault),
+    ("filemap_fault", OtherFault),
+    ("filemap_*", Elsewhere),
+    ("shmem_fault", OtherFault),
+    ("shmem_*", Elsewhere),
+    ("__do_fault", OtherFault),
+    ("do_fault", OtherFault),
+    ("do_fault_around", OtherFault),
+    ("do_read_fault", OtherFault),
+    ("do_cow_fault", OtherFault),
+    ("do_shared_fault", OtherFault),
+    ("finish_fault", OtherFault),
+    ("alloc_set_pte", OtherFault),
+    ("do_swap_page", OtherFault),
+    ("do_numa_page", OtherFault),
+    ("do_huge_pmd_numa_page", OtherFault),
+    ("handle_userfault", OtherFault),
+    ("exit_to_user_mode_loop", Elsewhere),
+    ("task_work_run", Elsewhere),
+    ("do_notify_resume", Elsewhere),
+    ("copy_page_range", Elsewhere),
+    ("dup_mmap", Elsewhere),
+    ("dup_mm", Elsewhere),
+    ("copy_process", Elsewhere),
+    ("do_wp_page", CopyOnWrite),
+    ("wp_page_*", CopyOnWrite),
+    ("wp_huge_pmd", CopyOnWrite),
+    ("do_huge_pmd_wp_page", CopyOnWrite),
+    ("hugetlb_wp", CopyOnWrite),
+    ("hugetlb_cow", CopyOnWrite),
+
+    // First touch: mm/memory.c, mm/huge_memory.c, mm/hugetlb.c, mm/gup.c; arch/x86/mm/fault.c, arch/arm64/mm/fault.c. do_anonymous_page and
+    // alloc_anon_folio (6.8+) are only reached for anonymous memory; the entries below serve every kind of fault.
+    ("do_anonymous_page", Fault),
+    ("alloc_anon_folio", Fault),
+    ("vma_alloc_anon_folio_pmd", Fault),
+    ("do_huge_pmd_anonymous_page", Fault),
+    ("__do_huge_pmd_anonymous_page", Fault),
+    ("hugetlb_no_page", Fault),
+    ("hugetlb_fault", FaultEntry),
+    ("handle_mm_fault", FaultEntry),
+    ("__handle_mm_fault", FaultEntry),
+    ("handle_pte_fault", FaultEntry),
+    ("do_pte_missing", FaultEntry),
+    ("lock_vma_under_rcu", FaultEntry),
+    ("lock_mm_and_find_vma", FaultEntry),
+    ("expand_stack*", Fault),
+    ("do_user_addr_fault", FaultEntry),
+    ("exc_page_fault", FaultEntry),
+    ("asm_exc_page_fault", FaultEntry),
+    ("__do_page_fault", FaultEntry),
+    ("do_page_fault", FaultEntry),
+    ("do_translation_fault", FaultEntry),
+    ("do_mem_abort", FaultEntry),
+    ("el0_da", FaultEntry),
+    ("el1_abort", FaultEntry),
+    ("populate_vma_page_range", Fault),
+    ("__mm_populate", Fault),
+    ("faultin_page*", FaultEntry),
+    ("madvise_populate", Fault),
+
+    // The calls: mm/mmap.c, mm/vma.c (6.12+), mm/mremap.c, mm/madvise.c, mm/mprotect.c. do_mas_munmap only in 6.1 and 6.2.
+    ("do_mmap", Map),
+    ("mmap_region", Map),
+    ("__mmap_region", Map),
+    ("vm_mmap*", Map),
+    ("ksys_mmap_pgoff", Map),
+    ("__do_munmap", Map),
+    ("do_munmap", Map),
+    ("do_mas_munmap", Map),
+    ("do_mas_align_munmap", Map),
+    ("do_vmi_munmap", Map),
+    ("do_vmi_align_munmap", Map),
+    ("vm_munmap", Map),
+    ("__vm_munmap", Map),
+    ("do_brk_flags", Map),
+    ("vm_brk_flags", Map),
+    ("do_madvise", Map),
+    ("madvise_*", Map),
+    ("do_mprotect_pkey", Map),
+    ("mprotect_fixup", Map),
+    ("do_mremap", Map),
+    ("move_page_tables", Map),
+    ("move_vma", Map),
+    ("sys_mmap*", Map),
+    ("sys_munmap", Map),
+    ("sys_brk", Map),
+    ("sys_madvise", Map),
+    ("sys_process_madvise", Map),
+    ("sys_mremap", Map),
+    ("sys_mprotect", Map),
+    ("sys_pkey_mprotect", Map),
+
+    // kernel/softirq.c, arch/x86/include/asm/idtentry.h, arch/arm64/kernel/entry-common.c.
+    ("asm_sysvec_*", Interrupt),
+    ("sysvec_*", Interrupt),
+    ("asm_common_interrupt", Interrupt),
+    ("common_interrupt", Interrupt),
+    ("asm_exc_nmi*", Interrupt),
+    ("__do_softirq", Interrupt),
+    ("handle_softirqs", Interrupt),
+    ("do_softirq*", Interrupt),
+    ("irq_exit*", Interrupt),
+    ("__irq_exit_rcu", Interrupt),
+    ("el0_irq*", Interrupt),
+    ("el1_irq*", Interrupt),
+    ("el0_interrupt", Interrupt),
+    ("el1_interrupt", Interrupt),
+    ("el0t_64_irq*", Interrupt),
+    ("el1h_64_irq*", Interrupt),
+    ("gic_handle_irq", Interrupt),
+
+    // kernel/futex/; one file until 5.15.
+    ("futex_*", ByCaller),
+    ("__futex_*", ByCaller),
+    ("do_futex", ByCaller),
+    ("sys_futex*", ByCaller),
+    ("do_sched_yield", ByCaller),
+    ("sys_sched_yield", ByCaller),
+    ("hrtimer_nanosleep", ByCaller),
+    ("sys_nanosleep", ByCaller),
+    ("sys_clock_nanosleep", ByCaller),
+
+    ("entry_SYSCALL_64*", Entry),
+    ("do_syscall_64", Entry),
+    ("x64_sys_call", Entry),
+    ("syscall_enter_from_user_mode*", Entry),
+    ("syscall_exit_to_user_mode*", Entry),
+    ("syscall_return_via_sysret", Entry),
+    ("el0_svc", Entry),
+    ("el0_svc_common", Entry),
+    ("do_el0_svc", Entry),
+    ("invoke_syscall", Entry),
+];
+
+/// What the kernel's side of a sample says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelLine {
+    Class(CostClass),
+    /// In a fault, before or after the part that tells first touch from other kinds.
+    SomeFault,
+    /// In a fault that is no first touch.
+    OtherFault,
+    /// The user's side of the stack decides.
+    ByCaller,
+}
+
+/// Leaf first. None stands for a function that isn't in the table.
+pub fn kernel_line(roles: impl IntoIterator<Item = Option<KernelRole>>) -> KernelLine {
+    let mut pending = None;
+    for (depth, role) in roles.into_iter().enumerate() {
+        let Some(role) = role else { continue };
+        let class = match role {
+            Transparent => continue,
+            Zero | Lock | Shootdown => {
+                pending.get_or_insert(role);
+                continue;
+            }
+            OtherLock => {
+                pending = pending.filter(|p| *p != Lock);
+                continue;
+            }
+            Entry if depth == 0 => return KernelLine::ByCaller,
+            Entry => continue,
+            ByCaller => return KernelLine::ByCaller,
+            Fault => match pending {
+                Some(Zero) => CostClass::Zeroing,
+                Some(Lock) => CostClass::AddressSpaceLock,
+                _ => CostClass::FaultPath,
+            },
+            FaultEntry => match pending {
+                Some(Zero) => CostClass::Zeroing,
+                Some(Lock) => CostClass::AddressSpaceLock,
+                _ => return KernelLine::SomeFault,
+            },
+            CopyOnWrite if pending == Some(Zero) => CostClass::Zeroing,
+            CopyOnWrite | OtherFault => return KernelLine::OtherFault,
+            Map => match pending {
+                Some(Lock) => CostClass::AddressSpaceLock,
+                Some(Shootdown) => CostClass::PageRelease,
+                _ => CostClass::MapCalls,
+            },
+            Release => CostClass::PageRelease,
+            // A thread that is interrupted for a TLB flush pays for pages that its own address space gave back:
+            // the flush goes only to CPUs that have the same address space loaded.
+            Interrupt if pending == Some(Shootdown) => CostClass::PageRelease,
+            Reclaim => CostClass::Reclaim,
+            Interrupt | Elsewhere => CostClass::OtherKernel,
+        };
+        return KernelLine::Class(class);
+    }
+    KernelLine::Class(CostClass::OtherKernel)
+}
+
+pub fn kernel_role(symbol: &str) -> Option<KernelRole> {
+    let name = bare_name(symbol);
+    let name = SYSCALL_PREFIXES
+        .iter()
+        .find_map(|p| name.strip_prefix(p))
+        .unwrap_or(name);
+    first_fit(KERNEL, name)
+}
+
+/// What SYSCALL_DEFINE puts before `sys_` (include/linux/syscalls.h and each architecture's syscall_wrapper.h).
+const SYSCALL_PREFIXES: &[&str] = &["__x64_", "__arm64_", "__ia32_", "__se_", "__do_"];
+
+/// What a user function says about the stack that it stands in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UserRole {
+    /// Code of malloc and friends.
+    Allocator,
+    /// The allocator's own lock or spin loop.
+    AllocatorLock,
+    /// A lock primitive of the C library: the allocator's where an allocator function called it.
+    Lock,
+    /// Copies or fills memory: the allocator's where an allocator function called it (realloc's copy, calloc's zeroing).
+    Memory,
+    /// The C library's wrapper of a map call.
+    MapCall,
+    RuntimeAllocator,
+    Collector,
+    /// An interpreter's loop: what it runs is the application's, even below a collector (finalizers).
+    Interpreter,
+    /// Library code that stands between the application and the above; never a call site.
+    Plumbing,
+}
+
+/// Which modules a row holds for. Names that are too common to be trusted anywhere are tied to their module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    Any,
+    Libc,
+    Cpython,
+    Jvm,
+}
+
+#[rustfmt::skip]
+pub const USER: &[(Scope, &str, UserRole)] = &[
+    // CPython: Objects/obmalloc.c, Python/gc.c (Modules/gcmodule.c before 3.13), Python/gc_free_threading.c, Include/internal/mimalloc.
+    (Scope::Any, "_PyEval_EvalFrame*", UserRole::Interpreter),
+    (Scope::Any, "PyEval_EvalFrame*", UserRole::Interpreter),
+    (Scope::Cpython, "_TAIL_CALL_*", UserRole::Interpreter),
+    (Scope::Any, "_PyObject_Malloc", UserRole::RuntimeAllocator),
+    (Scope::Any, "_PyObject_Calloc", UserRole::RuntimeAllocator),
+    (Scope::Any, "_PyObject_Realloc", UserRole::RuntimeAllocator),
+    (Scope::Any, "_PyObject_Free", UserRole::RuntimeAllocator),
+    (Scope::Any, "_PyObject_Mi*", UserRole::RuntimeAllocator),
+    (Scope::Any, "_PyObject_Arena*", UserRole::RuntimeAllocator),
+    (Scope::Any, "_PyMem_*", UserRole::RuntimeAllocator),
+    (Scope::Any, "PyMem_*", UserRole::RuntimeAllocator),
+    (Scope::Any, "PyObject_Malloc", UserRole::RuntimeAllocator),
+    (Scope::Any, "PyObject_Calloc", UserRole::RuntimeAllocator),
+    (Scope::Any, "PyObject_Realloc", UserRole::RuntimeAllocator),
+    (Scope::Any, "PyObject_Free", UserRole::RuntimeAllocator),
+    (Scope::Any, "pymalloc_*", UserRole::RuntimeAllocator),
+    (Scope::Cpython, "new_arena", UserRole::RuntimeAllocator),
+    (Scope::Cpython, "allocate_from_new_pool", UserRole::RuntimeAllocator),
+    (Scope::Cpython, "insert_to_usedpool", UserRole::RuntimeAllocator),
+    (Scope::Cpython, "insert_to_freepool", UserRole::RuntimeAllocator),
+    (Scope::Cpython, "arena_map_*", UserRole::RuntimeAllocator),
+    (Scope::Cpython, "address_in_range", UserRole::RuntimeAllocator),
+    (Scope::Cpython, "gc_alloc", UserRole::RuntimeAllocator),
+    (Scope::Cpython, "mi_*", UserRole::RuntimeAllocator),
+    (Scope::Cpython, "_mi_*", UserRole::RuntimeAllocator),
+    (Scope::Any, "_PyObject_GC_*", UserRole::RuntimeAllocator),
+    (Scope::Any, "PyObject_GC_Del", UserRole::RuntimeAllocator),
+    (Scope::Any, "PyType_GenericAlloc", UserRole::RuntimeAllocator),
+    (Scope::Any, "_PyType_AllocNoTrack", UserRole::RuntimeAllocator),
+    (Scope::Any, "gc_collect_*", UserRole::Collector),
+    (Scope::Any, "PyGC_Collect", UserRole::Collector),
+    (Scope::Any, "_PyGC_Collect*", UserRole::Collector),
+    (Scope::Any, "_Py_RunGC", UserRole::Collector),
+    (Scope::Cpython, "gc_collect", UserRole::Collector),
+    (Scope::Cpython, "collect", UserRole::Collector),
+    (Scope::Cpython, "collect_with_callback", UserRole::Collector),
+    (Scope::Cpython, "collect_generations", UserRole::Collector),
+    (Scope::Cpython, "update_refs", UserRole::Collector),
+    (Scope::Cpython, "subtract_refs", UserRole::Collector),
+    (Scope::Cpython, "deduce_unreachable*", UserRole::Collector),
+    (Scope::Cpython, "move_unreachable", UserRole::Collector),
+    (Scope::Cpython, "move_legacy_finalizer*", UserRole::Collector),
+    (Scope::Cpython, "untrack_tuples", UserRole::Collector),
+    (Scope::Cpython, "untrack_dicts", UserRole::Collector),
+    (Scope::Cpython, "clear_unreachable_mask", UserRole::Collector),
+    (Scope::Cpython, "handle_weakrefs", UserRole::Collector),
+    (Scope::Cpython, "handle_resurrected_objects", UserRole::Collector),
+    (Scope::Cpython, "finalize_garbage", UserRole::Collector),
+    (Scope::Cpython, "delete_garbage", UserRole::Collector),
+    (Scope::Cpython, "visit_*", UserRole::Collector),
+    (Scope::Cpython, "gc_visit_*", UserRole::Collector),
+    (Scope::Cpython, "gc_mark_*", UserRole::Collector),
+    (Scope::Cpython, "mark_heap_visitor", UserRole::Collector),
+    (Scope::Cpython, "scan_heap_visitor", UserRole::Collector),
+    (Scope::Cpython, "mark_all_reachable", UserRole::Collector),
+    (Scope::Cpython, "mark_at_start", UserRole::Collector),
+    (Scope::Cpython, "mark_stacks", UserRole::Collector),
+    (Scope::Cpython, "mark_global_roots", UserRole::Collector),
+    (Scope::Cpython, "move_all_transitively_reachable", UserRole::Collector),
+    (Scope::Cpython, "expand_region_transitively_reachable", UserRole::Collector),
+
+    // Go: runtime/malloc.go, mheap.go, mgc*.go. An assist runs inside mallocgc but is the collector's.
+    (Scope::Any, "runtime.gc*", UserRole::Collector),
+    (Scope::Any, "internal/runtime/gc*", UserRole::Collector),
+    (Scope::Any, "runtime.wbBufFlush*", UserRole::Collector),
+    (Scope::Any, "runtime.bulkBarrier*", UserRole::Collector),
+    (Scope::Any, "runtime.(*gcWork)*", UserRole::Collector),
+    (Scope::Any, "runtime.(*gcControllerState)*", UserRole::Collector),
+    (Scope::Any, "runtime.scan*", UserRole::Collector),
+    (Scope::Any, "runtime.greyobject*", UserRole::Collector),
+    (Scope::Any, "runtime.markroot*", UserRole::Collector),
+    (Scope::Any, "runtime.findObject", UserRole::Collector),
+    (Scope::Any, "runtime.tryDeferToSpanScan", UserRole::Collector),
+    (Scope::Any, "runtime.bgsweep*", UserRole::Collector),
+    (Scope::Any, "runtime.sweepone*", UserRole::Collector),
+    (Scope::Any, "runtime.(*sweepLock*", UserRole::Collector),
+    (Scope::Any, "runtime.(*mspan).sweep*", UserRole::Collector),
+    (Scope::Any, "runtime.(*mspan).moveInlineMarks*", UserRole::Collector),
+    (Scope::Any, "runtime.(*spanInlineMarkBits)*", UserRole::Collector),
+    (Scope::Any, "runtime.(*spanQueue)*", UserRole::Collector),
+    (Scope::Any, "runtime.bgscavenge*", UserRole::Collector),
+    (Scope::Any, "runtime.mallocgc*", UserRole::RuntimeAllocator),
+    (Scope::Any, "runtime.newobject", UserRole::RuntimeAllocator),
+    (Scope::Any, "runtime.makeslice*", UserRole::RuntimeAllocator),
+    (Scope::Any, "runtime.growslice*", UserRole::RuntimeAllocator),
+    (Scope::Any, "runtime.nextFreeFast", UserRole::RuntimeAllocator),
+    (Scope::Any, "runtime.rawstring*", UserRole::RuntimeAllocator),
+    (Scope::Any, "runtime.rawbyteslice", UserRole::RuntimeAllocator),
+    (Scope::Any, "runtime.persistentalloc*", UserRole::RuntimeAllocator),
+    (Scope::Any, "runtime.(*mcache)*", UserRole::RuntimeAllocator),
+    (Scope::Any, "runtime.(*mcentral)*", UserRole::RuntimeAllocator),
+    (Scope::Any, "runtime.(*mheap)*", UserRole::RuntimeAllocator),
+    (Scope::Any, "runtime.(*pageAlloc)*", UserRole::RuntimeAllocator),
+    (Scope::Any, "runtime.(*pageCache)*", UserRole::RuntimeAllocator),
+    (Scope::Any, "runtime.sysMap*", UserRole::MapCall),
+    (Scope::Any, "runtime.mmap*", UserRole::MapCall),
+    (Scope::Any, "runtime.sysMmap*", UserRole::MapCall),
+    (Scope::Any, "runtime.madvise*", UserRole::MapCall),
+    (Scope::Any, "runtime.munmap*", UserRole::MapCall),
+    (Scope::Any, "runtime.*", UserRole::Plumbing),
+
+    // V8: src/heap.
+    (Scope::Any, "v8::internal::Scavenge*", UserRole::Collector),
+    (Scope::Any, "v8::internal::MarkCompact*", UserRole::Collector),
+    (Scope::Any, "v8::internal::MinorMark*", UserRole::Collector),
+    (Scope::Any, "v8::internal::MinorGC*", UserRole::Collector),
+    (Scope::Any, "v8::internal::Marking*", UserRole::Collector),
+    (Scope::Any, "v8::internal::MainMarking*", UserRole::Collector),
+    (Scope::Any, "v8::internal::ConcurrentMarking*", UserRole::Collector),
+    (Scope::Any, "v8::internal::IncrementalMarking*", UserRole::Collector),
+    (Scope::Any, "v8::internal::Sweeper*", UserRole::Collector),
+    (Scope::Any, "v8::internal::ArrayBufferSweeper*", UserRole::Collector),
+    (Scope::Any, "v8::internal::Evacuat*", UserRole::Collector),
+    (Scope::Any, "v8::internal::PointersUpdating*", UserRole::Collector),
+    (Scope::Any, "v8::internal::WeakListVisitor*", UserRole::Collector),
+    (Scope::Any, "v8::internal::BodyDescriptor*", UserRole::Collector),
+    (Scope::Any, "v8::internal::PretenuringHandler*", UserRole::Collector),
+    (Scope::Any, "v8::internal::MemoryAllocator::Unmapper*", UserRole::Collector),
+    (Scope::Any, "v8::internal::MemoryAllocator::*", UserRole::RuntimeAllocator),
+    (Scope::Any, "v8::internal::Heap::CollectGarbage*", UserRole::Collector),
+    (Scope::Any, "v8::internal::Heap::CollectAll*", UserRole::Collector),
+    (Scope::Any, "v8::internal::Heap::PerformGarbageCollection*", UserRole::Collector),
+    (Scope::Any, "v8::internal::Heap::Scavenge*", UserRole::Collector),
+    (Scope::Any, "v8::internal::Heap::MarkCompact*", UserRole::Collector),
+    (Scope::Any, "v8::internal::Heap::ProcessAllWeak*", UserRole::Collector),
+    (Scope::Any, "cppgc::internal::*Mark*", UserRole::Collector),
+    (Scope::Any, "v8::internal::Heap::AllocateRaw*", UserRole::RuntimeAllocator),
+    (Scope::Any, "v8::internal::HeapAllocator::*", UserRole::RuntimeAllocator),
+    (Scope::Any, "v8::internal::LocalHeap::AllocateRaw*", UserRole::RuntimeAllocator),
+    (Scope::Any, "v8::internal::MainAllocator::*", UserRole::RuntimeAllocator),
+    (Scope::Any, "v8::internal::Factory::New*", UserRole::RuntimeAllocator),
+    (Scope::Any, "v8::internal::Factory::Allocate*", UserRole::RuntimeAllocator),
+    (Scope::Any, "v8::internal::FactoryBase<*", UserRole::RuntimeAllocator),
+    (Scope::Any, "v8::internal::Runtime_AllocateIn*", UserRole::RuntimeAllocator),
+    (Scope::Any, "Builtins_AllocateIn*", UserRole::RuntimeAllocator),
+    (Scope::Any, "v8::*", UserRole::Plumbing),
+    (Scope::Any, "Builtins_*", UserRole::Plumbing),
+
+    // HotSpot: share/gc/shared/memAllocator.cpp, share/gc/{g1,parallel,serial,z,shenandoah}.
+    (Scope::Jvm, "G1CollectedHeap::attempt_allocation*", UserRole::RuntimeAllocator),
+    (Scope::Jvm, "G1CollectedHeap::mem_allocate*", UserRole::RuntimeAllocator),
+    (Scope::Jvm, "G1CollectedHeap::allocate_new_tlab*", UserRole::RuntimeAllocator),
+    (Scope::Jvm, "G1Allocator::*", UserRole::RuntimeAllocator),
+    (Scope::Jvm, "ParallelScavengeHeap::mem_allocate*", UserRole::RuntimeAllocator),
+    (Scope::Jvm, "ParallelScavengeHeap::allocate_new_tlab*", UserRole::RuntimeAllocator),
+    (Scope::Jvm, "MemAllocator::*", UserRole::RuntimeAllocator),
+    (Scope::Jvm, "ObjAllocator::*", UserRole::RuntimeAllocator),
+    (Scope::Jvm, "ObjArrayAllocator::*", UserRole::RuntimeAllocator),
+    (Scope::Jvm, "ClassAllocator::*", UserRole::RuntimeAllocator),
+    (Scope::Jvm, "InstanceKlass::allocate_*", UserRole::RuntimeAllocator),
+    (Scope::Jvm, "TypeArrayKlass::allocate*", UserRole::RuntimeAllocator),
+    (Scope::Jvm, "ObjArrayKlass::allocate*", UserRole::RuntimeAllocator),
+    (Scope::Jvm, "ThreadLocalAllocBuffer::*", UserRole::RuntimeAllocator),
+    (Scope::Jvm, "OptoRuntime::new_*", UserRole::RuntimeAllocator),
+    (Scope::Jvm, "Runtime1::new_*", UserRole::RuntimeAllocator),
+    (Scope::Jvm, "CollectedHeap::obj_allocate*", UserRole::RuntimeAllocator),
+    (Scope::Jvm, "CollectedHeap::array_allocate*", UserRole::RuntimeAllocator),
+    (Scope::Jvm, "G1*", UserRole::Collector),
+    (Scope::Jvm, "VM_G1*", UserRole::Collector),
+    (Scope::Jvm, "VM_GenCollect*", UserRole::Collector),
+    (Scope::Jvm, "VM_ParallelGC*", UserRole::Collector),
+    (Scope::Jvm, "Parallel*", UserRole::Collector),
+    (Scope::Jvm, "PSPromotion*", UserRole::Collector),
+    (Scope::Jvm, "PSParallel*", UserRole::Collector),
+    (Scope::Jvm, "PSScavenge*", UserRole::Collector),
+    (Scope::Jvm, "Shenandoah*", UserRole::Collector),
+    (Scope::Jvm, "ZMark*", UserRole::Collector),
+    (Scope::Jvm, "ZRelocat*", UserRole::Collector),
+    (Scope::Jvm, "ZBarrier*", UserRole::Collector),
+    (Scope::Jvm, "ZGeneration*", UserRole::Collector),
+    (Scope::Jvm, "DefNewGeneration::*", UserRole::Collector),
+    (Scope::Jvm, "GenMarkSweep::*", UserRole::Collector),
+    (Scope::Jvm, "SerialFullGC::*", UserRole::Collector),
+    (Scope::Jvm, "GenCollectedHeap::do_*", UserRole::Collector),
+    (Scope::Jvm, "CollectedHeap::collect*", UserRole::Collector),
+
+    // Locks. An allocator's by name, others by who calls them.
+    (Scope::Any, "je_malloc_mutex_*", UserRole::AllocatorLock),
+    (Scope::Any, "malloc_mutex_lock_slow", UserRole::AllocatorLock),
+    (Scope::Any, "_rjem_je_malloc_mutex_*", UserRole::AllocatorLock),
+    (Scope::Any, "tcmalloc::tcmalloc_internal::*SpinLock*", UserRole::AllocatorLock),
+    (Scope::Any, "tcmalloc::SpinLock*", UserRole::AllocatorLock),
+    (Scope::Any, "mi_lock_acquire*", UserRole::AllocatorLock),
+    (Scope::Any, "_mi_prim_lock*", UserRole::AllocatorLock),
+    (Scope::Any, "mi_atomic_yield", UserRole::AllocatorLock),
+    (Scope::Any, "snmalloc::FlagLock*", UserRole::AllocatorLock),
+    (Scope::Any, "SpinLock::SlowLock*", UserRole::Lock),
+    (Scope::Any, "SpinLock::SpinLoop*", UserRole::Lock),
+    (Scope::Any, "absl::*base_internal::SpinLock*", UserRole::Lock),
+    (Scope::Any, "AbslInternalSpinLock*", UserRole::Lock),
+    (Scope::Any, "base::internal::SpinLock*", UserRole::Lock),
+    (Scope::Any, "__lll_*", UserRole::Lock),
+    (Scope::Any, "__GI___lll_*", UserRole::Lock),
+    (Scope::Any, "lll_lock*", UserRole::Lock),
+    (Scope::Any, "pthread_mutex_*", UserRole::Lock),
+    (Scope::Any, "__pthread_mutex_*", UserRole::Lock),
+    (Scope::Any, "___pthread_mutex_*", UserRole::Lock),
+    (Scope::Any, "__GI___pthread_mutex_*", UserRole::Lock),
+    (Scope::Any, "pthread_spin_*", UserRole::Lock),
+    (Scope::Any, "pthread_rwlock_*", UserRole::Lock),
+    (Scope::Any, "__pthread_rwlock_*", UserRole::Lock),
+    (Scope::Any, "std::sys::*::mutex::*", UserRole::Lock),
+    (Scope::Any, "std::sys::*::futex*", UserRole::Lock),
+    (Scope::Libc, "__lock", UserRole::Lock),
+    (Scope::Libc, "__unlock", UserRole::Lock),
+    (Scope::Libc, "__wait", UserRole::Lock),
+    (Scope::Libc, "__wake", UserRole::Lock),
+    (Scope::Libc, "syscall", UserRole::Lock),
+    (Scope::Libc, "sched_yield", UserRole::Lock),
+    (Scope::Libc, "__sched_yield", UserRole::Lock),
+    (Scope::Libc, "futex_*", UserRole::Lock),
+
+    (Scope::Libc, "mmap", UserRole::MapCall),
+    (Scope::Libc, "mmap64", UserRole::MapCall),
+    (Scope::Libc, "__mmap*", UserRole::MapCall),
+    (Scope::Libc, "munmap", UserRole::MapCall),
+    (Scope::Libc, "__munmap", UserRole::MapCall),
+    (Scope::Libc, "mremap", UserRole::MapCall),
+    (Scope::Libc, "__mremap", UserRole::MapCall),
+    (Scope::Libc, "madvise", UserRole::MapCall),
+    (Scope::Libc, "__madvise", UserRole::MapCall),
+    (Scope::Libc, "mprotect", UserRole::MapCall),
+    (Scope::Libc, "__mprotect", UserRole::MapCall),
+    (Scope::Libc, "brk", UserRole::MapCall),
+    (Scope::Libc, "__brk", UserRole::MapCall),
+    (Scope::Libc, "sbrk", UserRole::MapCall),
+    (Scope::Libc, "__sbrk", UserRole::MapCall),
+
+    (Scope::Libc, "memcpy*", UserRole::Memory),
+    (Scope::Libc, "__memcpy*", UserRole::Memory),
+    (Scope::Libc, "memmove*", UserRole::Memory),
+    (Scope::Libc, "__memmove*", UserRole::Memory),
+    (Scope::Libc, "memset*", UserRole::Memory),
+    (Scope::Libc, "__memset*", UserRole::Memory),
+    (Scope::Libc, "__mempcpy*", UserRole::Memory),
+    (Scope::Libc, "bzero", UserRole::Memory),
+
+    // glibc malloc/malloc.c and musl src/malloc, where their symbols are there.
+    (Scope::Any, "malloc", UserRole::Allocator),
+    (Scope::Any, "free", UserRole::Allocator),
+    (Scope::Any, "cfree", UserRole::Allocator),
+    (Scope::Any, "calloc", UserRole::Allocator),
+    (Scope::Any, "realloc", UserRole::Allocator),
+    (Scope::Any, "reallocarray", UserRole::Allocator),
+    (Scope::Any, "memalign", UserRole::Allocator),
+    (Scope::Any, "aligned_alloc", UserRole::Allocator),
+    (Scope::Any, "posix_memalign", UserRole::Allocator),
+    (Scope::Any, "malloc_usable_size", UserRole::Allocator),
+    (Scope::Any, "malloc_trim", UserRole::Allocator),
+    (Scope::Any, "_int_malloc", UserRole::Allocator),
+    (Scope::Any, "_int_free*", UserRole::Allocator),
+    (Scope::Any, "_int_realloc", UserRole::Allocator),
+    (Scope::Any, "_int_memalign", UserRole::Allocator),
+    (Scope::Any, "_mid_memalign", UserRole::Allocator),
+    (Scope::Any, "__libc_malloc*", UserRole::Allocator),
+    (Scope::Any, "__libc_free", UserRole::Allocator),
+    (Scope::Any, "__libc_calloc*", UserRole::Allocator),
+    (Scope::Any, "__libc_realloc", UserRole::Allocator),
+    (Scope::Any, "__libc_memalign", UserRole::Allocator),
+    (Scope::Any, "__GI___libc_malloc", UserRole::Allocator),
+    (Scope::Any, "__GI___libc_free", UserRole::Allocator),
+    (Scope::Any, "malloc_consolidate", UserRole::Allocator),
+    (Scope::Any, "unlink_chunk", UserRole::Allocator),
+    (Scope::Any, "sysmalloc*", UserRole::Allocator),
+    (Scope::Any, "systrim", UserRole::Allocator),
+    (Scope::Any, "munmap_chunk", UserRole::Allocator),
+    (Scope::Any, "mremap_chunk", UserRole::Allocator),
+    (Scope::Any, "arena_get2", UserRole::Allocator),
+    (Scope::Any, "arena_get_retry", UserRole::Allocator),
+    (Scope::Libc, "tcache_*", UserRole::Allocator),
+    (Scope::Libc, "__malloc_*", UserRole::Allocator),
+    (Scope::Libc, "new_heap", UserRole::Allocator),
+    (Scope::Libc, "grow_heap", UserRole::Allocator),
+    (Scope::Libc, "heap_trim", UserRole::Allocator),
+    (Scope::Libc, "alloc_slot", UserRole::Allocator),
+    (Scope::Libc, "alloc_group", UserRole::Allocator),
+    (Scope::Libc, "nontrivial_free", UserRole::Allocator),
+
+    // Allocators linked statically. `mi_` alone is MyISAM's prefix too, `tc_` TokyoCabinet's: whole families are spelled out.
+    (Scope::Any, "je_*", UserRole::Allocator),
+    (Scope::Any, "_rjem_*", UserRole::Allocator),
+    (Scope::Any, "jemalloc_*", UserRole::Allocator),
+    (Scope::Any, "mi_malloc*", UserRole::Allocator),
+    (Scope::Any, "mi_zalloc*", UserRole::Allocator),
+    (Scope::Any, "mi_calloc*", UserRole::Allocator),
+    (Scope::Any, "mi_realloc*", UserRole::Allocator),
+    (Scope::Any, "mi_free*", UserRole::Allocator),
+    (Scope::Any, "mi_new*", UserRole::Allocator),
+    (Scope::Any, "mi_heap_*", UserRole::Allocator),
+    (Scope::Any, "mi_theap_*", UserRole::Allocator),
+    (Scope::Any, "mi_page_*", UserRole::Allocator),
+    (Scope::Any, "mi_segment*", UserRole::Allocator),
+    (Scope::Any, "mi_arena*", UserRole::Allocator),
+    (Scope::Any, "mi_bitmap_*", UserRole::Allocator),
+    (Scope::Any, "mi_bchunk_*", UserRole::Allocator),
+    (Scope::Any, "mi_find_page", UserRole::Allocator),
+    (Scope::Any, "mi_usable_size", UserRole::Allocator),
+    (Scope::Any, "_mi_*", UserRole::Allocator),
+    (Scope::Any, "tc_malloc*", UserRole::Allocator),
+    (Scope::Any, "tc_free*", UserRole::Allocator),
+    (Scope::Any, "tc_new*", UserRole::Allocator),
+    (Scope::Any, "tc_delete*", UserRole::Allocator),
+    (Scope::Any, "tc_calloc", UserRole::Allocator),
+    (Scope::Any, "tc_realloc", UserRole::Allocator),
+    (Scope::Any, "tc_memalign", UserRole::Allocator),
+    (Scope::Any, "tc_posix_memalign", UserRole::Allocator),
+    (Scope::Any, "TCMalloc*", UserRole::Allocator),
+    (Scope::Any, "tcmalloc::*", UserRole::Allocator),
+    (Scope::Any, "snmalloc::*", UserRole::Allocator),
+    (Scope::Any, "sn_malloc*", UserRole::Allocator),
+    (Scope::Any, "sn_rust_*", UserRole::Allocator),
+
+    // The languages' doors to malloc: they go where the call goes.
+    (Scope::Any, "operator new*", UserRole::Allocator),
+    (Scope::Any, "operator delete*", UserRole::Allocator),
+    (Scope::Any, "_Znwm*", UserRole::Allocator),
+    (Scope::Any, "_Znam*", UserRole::Allocator),
+    (Scope::Any, "_ZdlPv*", UserRole::Allocator),
+    (Scope::Any, "_ZdaPv*", UserRole::Allocator),
+    (Scope::Any, "__rust_alloc*", UserRole::Allocator),
+    (Scope::Any, "__rust_dealloc", UserRole::Allocator),
+    (Scope::Any, "__rust_realloc", UserRole::Allocator),
+    (Scope::Any, "__rdl_*", UserRole::Allocator),
+    (Scope::Any, "__rg_*", UserRole::Allocator),
+    (Scope::Any, "__rustc::__rust_*", UserRole::Allocator),
+    (Scope::Any, "__rustc::__rdl_*", UserRole::Allocator),
+
+    // Containers and glue of the standard libraries.
+    (Scope::Any, "std::*", UserRole::Plumbing),
+    (Scope::Any, "__gnu_cxx::*", UserRole::Plumbing),
+    (Scope::Any, "alloc::*", UserRole::Plumbing),
+    (Scope::Any, "core::*", UserRole::Plumbing),
+    (Scope::Any, "hashbrown::*", UserRole::Plumbing),
+    (Scope::Any, "<alloc::*", UserRole::Plumbing),
+    (Scope::Any, "<core::*", UserRole::Plumbing),
+    (Scope::Any, "<std::*", UserRole::Plumbing),
+];
+
+pub fn user_role(symbol: &str, scope: Scope) -> Option<UserRole> {
+    let name = without_return_type(bare_name(symbol));
+    USER.iter()
+        .find(|(s, pattern, _)| (*s == Scope::Any || *s == scope) && fits(pattern, name))
+        .map(|r| r.2)
+}
+
+/// Demangled C++ templates carry their return type in front: `void v8::internal::Visit<int>(long)`.
+fn without_return_type(name: &str) -> &str {
+    if name.contains("operator") {
+        return name;
+    }
+    let mut depth = 0_u32;
+    let mut start = 0;
+    for (at, c) in name.char_indices() {
+        match c {
+            '(' if depth == 0 && !name[at..].starts_with("(anonymous namespace)") => break,
+            '(' | '<' => depth += 1,
+            ')' | '>' => depth = depth.saturating_sub(1),
+            ' ' if depth == 0 => start = at + 1,
+            _ => {}
+        }
+    }
+    match &name[start..] {
+        "" => name,
+        function => function,
+    }
+}
+
+/// Names of HotSpot's collector threads (os::set_native_thread_name), as far as the kernel keeps them: 15 bytes. Serial collections
+/// run in `VM Thread`.
+pub const JVM_COLLECTOR_THREADS: &[&str] = &[
+    "GC Thread#*",
+    "G1 *",
+    "VM Thread",
+    "ParGC Thread*",
+    "Gang worker#*",
+    "Concurrent Mark*",
+    "ConcurrentMark*",
+    "CMS *",
+    "ZDriver*",
+    "ZDirector*",
+    "ZWorker*",
+    "ZUncommitter*",
+    "ZUnmapper*",
+    "XDriver*",
+    "XDirector*",
+    "XWorker*",
+    "RuntimeWorker*",
+    "Shenandoah*",
+    "GC task thread*",
+];
+
+pub fn is_jvm_collector_thread(comm: &str) -> bool {
+    JVM_COLLECTOR_THREADS.iter().any(|p| fits(p, comm))
+}
+
+/// A function's name without what the compiler appended to a clone of it, and without a symbol version.
+pub fn bare_name(symbol: &str) -> &str {
+    let mut name = symbol.split(" [clone").next().unwrap_or(symbol);
+    name = name.split('@').next().filter(|n| !n.is_empty()).unwrap_or(name);
+    for mark in CLONE_MARKS {
+        if let Some(at) = name.find(mark).filter(|at| *at > 0) {
+            let rest = &name[at + mark.len()..];
+            if rest.is_empty() || rest.starts_with(|c: char| c == '.' || c.is_ascii_digit()) {
+                name = &name[..at];
+            }
+        }
+    }
+    name
+}
+
+const CLONE_MARKS: &[&str] = &[
+    ".isra",
+    ".constprop",
+    ".part",
+    ".cold",
+    ".llvm.",
+    ".lto_priv",
+    ".localalias",
+    ".warm",
+];
+
+fn first_fit<T: Copy>(table: &[(&str, T)], name: &str) -> Option<T> {
+    table.iter().find(|(pattern, _)| fits(pattern, name)).map(|r| r.1)
+}
+
+/// A `*` fits any run of characters; without one, the whole name.
+pub fn fits(pattern: &str, name: &str) -> bool {
+    // Most rows part at the first byte, and tens of thousands of names pass through the tables.
+    if pattern
+        .as_bytes()
+        .first()
+        .is_some_and(|p| *p != b'*' && name.as_bytes().first() != Some(p))
+    {
+        return false;
+    }
+    match pattern.split_once('*') {
+        None => pattern == name,
+        Some((head, "")) => name.starts_with(head),
+        Some((head, tail)) => match name.strip_prefix(head) {
+            None => false,
+            Some(rest) => rest.char_indices().any(|(at, _)| fits(tail, &rest[at..])),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clones_and_versions_are_the_function() {
+        for (symbol, name) in [
+            ("clear_page_erms", "clear_page_erms"),
+            ("unmap_single_vma.isra.0", "unmap_single_vma"),
+            ("vms_clear_ptes.part.0.constprop.0", "vms_clear_ptes"),
+            ("zap_pte_range.cold", "zap_pte_range"),
+            ("do_fault.llvm.8192", "do_fault"),
+            ("rwsem_wake.isra.0 [clone .cold]", "rwsem_wake"),
+            ("malloc@@GLIBC_2.2.5", "malloc"),
+            // What only begins like a mark stays.
+            ("module.particular", "module.particular"),
+            ("app.coldstart", "app.coldstart"),
+            ("runtime.mallocgc", "runtime.mallocgc"),
+            (".isra", ".isra"),
+            ("", ""),
+        ] {
+            assert_eq!(bare_name(symbol), name, "{symbol}");
+        }
+    }
+
+    #[test]
+    fn return_types_are_no_part_of_the_name() {
+        for (symbol, name) in [
+            (
+                "void v8::internal::Visit<int, long>(long, int)",
+                "v8::internal::Visit<int, long>(long, int)",
+            ),
+            (
+                "std::pair<int, long> app::(anonymous namespace)::f<int>(int)",
+                "app::(anonymous namespace)::f<int>(int)",
+            ),
+            (
+                "<alloc::vec::Vec<T> as core::clone::Clone>::clone",
+                "<alloc::vec::Vec<T> as core::clone::Clone>::clone",
+            ),
+            ("operator new(unsigned long)", "operator new(unsigned long)"),
+            ("work(int, long)", "work(int, long)"),
+            ("odd ", "odd "),
+        ] {
+            assert_eq!(without_return_type(symbol), name);
+        }
+    }
+
+    #[test]
+    fn patterns_fit_whole_names_and_any_ending() {
+        for (pattern, name, expected) in [
+            ("zap_*", "zap_pte_range", true),
+            ("zap_*", "rezap_pte", false),
+            ("clear_page", "clear_page_erms", false),
+            ("*_wait_data", "tcp_wait_data", true),
+            ("*_wait_data", "tcp_wait_data_late", false),
+            (
+                "std::sys::*::mutex::*",
+                "std::sys::sync::mutex::futex::Mutex::lock",
+                true,
+            ),
+            ("std::sys::*::mutex::*", "std::sys::thread::sleep", false),
+            ("*a*", "é", false),
+        ] {
+            assert_eq!(fits(pattern, name), expected, "{pattern} {name}");
+        }
+    }
+
+    /// A row below a pattern that already takes its names would never be reached.
+    #[test]
+    fn no_row_hides_behind_an_earlier_one() {
+        for (i, (pattern, _)) in KERNEL.iter().enumerate() {
+            let name = pattern.trim_matches('*');
+            if let Some((earlier, _)) = KERNEL[..i].iter().find(|(p, _)| fits(p, name)) {
+                panic!("{pattern} is taken by {earlier}");
+            }
+        }
+        for (i, (scope, pattern, _)) in USER.iter().enumerate() {
+            let name = pattern.replace('*', "");
+            let taken = USER[..i]
+                .iter()
+                .find(|(s, p, _)| (*s == Scope::Any || s == scope) && fits(p, &name));
+            if let Some((_, earlier, _)) = taken {
+                panic!("{pattern} is taken by {earlier}");
+            }
+        }
+    }
+
+    #[test]
+    fn system_calls_are_known_on_every_architecture() {
+        for symbol in [
+            "__x64_sys_munmap",
+            "__arm64_sys_munmap",
+            "__se_sys_munmap",
+            "__do_sys_munmap",
+        ] {
+            assert_eq!(kernel_role(symbol), Some(KernelRole::Map), "{symbol}");
+        }
+        assert_eq!(kernel_role("__x64_sys_mount"), None);
+    }
+
+    #[test]
+    fn collector_threads_are_not_any_thread_of_a_jvm() {
+        assert!(is_jvm_collector_thread("GC Thread#3"));
+        assert!(is_jvm_collector_thread("G1 Conc#0"));
+        assert!(is_jvm_collector_thread("VM Thread"));
+        assert!(!is_jvm_collector_thread("C2 CompilerThre"));
+        assert!(!is_jvm_collector_thread("Finalizer"));
+    }
+}

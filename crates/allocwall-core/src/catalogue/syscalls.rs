@@ -1,0 +1,284 @@
+//! System calls that threads wait in: what such a wait means, with the call's number on each architecture
+//! (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h).
+
+/// What a thread that sleeps in a call waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallWait {
+    /// A lock or a condition: the user's stack tells which.
+    Futex,
+    /// Blocks on nothing but the address-space lock.
+    Map,
+    Storage,
+    Lock,
+    /// Readiness, data, a child, a time: work that hasn't come yet.
+    Idle,
+}
+
+use CallWait::*;
+
+/// Name, x86-64 number, aarch64 number, meaning. -1 where the architecture hasn't the call.
+#[rustfmt::skip]
+pub const CALLS: &[(&str, i64, i64, CallWait)] = &[
+    ("read", 0, 63, Idle),
+    ("readv", 19, 65, Idle),
+    ("poll", 7, -1, Idle),
+    ("ppoll", 271, 73, Idle),
+    ("select", 23, -1, Idle),
+    ("pselect6", 270, 72, Idle),
+    ("epoll_wait", 232, -1, Idle),
+    ("epoll_pwait", 281, 22, Idle),
+    ("epoll_pwait2", 441, 441, Idle),
+    ("accept", 43, 202, Idle),
+    ("accept4", 288, 242, Idle),
+    ("connect", 42, 203, Idle),
+    ("recvfrom", 45, 207, Idle),
+    ("recvmsg", 47, 212, Idle),
+    ("recvmmsg", 299, 243, Idle),
+    ("nanosleep", 35, 101, Idle),
+    ("clock_nanosleep", 230, 115, Idle),
+    ("pause", 34, -1, Idle),
+    ("wait4", 61, 260, Idle),
+    ("waitid", 247, 95, Idle),
+    ("rt_sigsuspend", 130, 133, Idle),
+    ("rt_sigtimedwait", 128, 137, Idle),
+    ("restart_syscall", 219, 128, Idle),
+    ("io_uring_enter", 426, 426, Idle),
+    ("msgrcv", 70, 188, Idle),
+    ("mq_timedreceive", 243, 183, Idle),
+    ("futex", 202, 98, Futex),
+    ("futex_waitv", 449, 449, Futex),
+    ("futex_wait", 455, 455, Futex),
+    ("flock", 73, 32, Lock),
+    ("semop", 65, 193, Lock),
+    ("semtimedop", 220, 192, Lock),
+    ("fsync", 74, 82, Storage),
+    ("fdatasync", 75, 83, Storage),
+    ("sync_file_range", 277, 84, Storage),
+    ("msync", 26, 227, Storage),
+    ("io_getevents", 208, 4, Storage),
+    ("io_pgetevents", 333, 292, Storage),
+    ("mmap", 9, 222, Map),
+    ("munmap", 11, 215, Map),
+    ("mprotect", 10, 226, Map),
+    ("mremap", 25, 216, Map),
+    ("madvise", 28, 233, Map),
+    ("brk", 12, 214, Map),
+];
+
+/// None for other calls and other architectures.
+pub fn call_wait(architecture: &str, number: i64) -> Option<CallWait> {
+    if number < 0 {
+        return None;
+    }
+    CALLS
+        .iter()
+        .find(|(_, x86_64, aarch64, _)| match architecture {
+            "x86_64" => *x86_64 == number,
+            "aarch64" => *aarch64 == number,
+            _ => false,
+        })
+        .map(|call| call.3)
+}
+
+/// Kernel functions that a sleeping thread stands in and that tell what for, wherever it was called from. First fit decides,
+/// from the leaf outwards; a trailing `*` fits any ending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelWait {
+    /// A read-write semaphore: the address-space lock in a map call or a fault.
+    Semaphore,
+    Futex,
+    Storage,
+    Memory,
+    Idle,
+}
+
+#[rustfmt::skip]
+pub const SLEEPS: &[(&str, KernelWait)] = &[
+    ("rwsem_down_*", KernelWait::Semaphore),
+    ("__down_read*", KernelWait::Semaphore),
+    ("__down_write*", KernelWait::Semaphore),
+    ("down_read*", KernelWait::Semaphore),
+    ("down_write*", KernelWait::Semaphore),
+    ("__vma_start_write", KernelWait::Semaphore),
+    ("__vma_enter_locked", KernelWait::Semaphore),
+    // futex_wait_queue_me until 5.15, futex_wait_queue until 6.13, then futex_do_wait.
+    ("futex_*", KernelWait::Futex),
+    ("__futex_*", KernelWait::Futex),
+    ("do_futex", KernelWait::Futex),
+    ("io_schedule*", KernelWait::Storage),
+    ("folio_wait_*", KernelWait::Storage),
+    ("wait_on_page_*", KernelWait::Storage),
+    ("__lock_page*", KernelWait::Storage),
+    ("__folio_lock*", KernelWait::Storage),
+    ("bit_wait_io", KernelWait::Storage),
+    ("__wait_on_buffer", KernelWait::Storage),
+    ("blk_*", KernelWait::Storage),
+    ("submit_bio_wait", KernelWait::Storage),
+    ("jbd2_*", KernelWait::Storage),
+    ("balance_dirty_pages*", KernelWait::Storage),
+    ("read_events", KernelWait::Storage),
+    ("reclaim_throttle", KernelWait::Memory),
+    ("shrink_*", KernelWait::Memory),
+    ("*mem_cgroup_handle_over_high", KernelWait::Memory),
+    ("do_epoll_wait", KernelWait::Idle),
+    ("ep_poll", KernelWait::Idle),
+    ("do_sys_poll", KernelWait::Idle),
+    ("do_select", KernelWait::Idle),
+    ("hrtimer_nanosleep", KernelWait::Idle),
+    ("inet_csk_accept", KernelWait::Idle),
+    ("unix_accept", KernelWait::Idle),
+    ("*_wait_data", KernelWait::Idle),
+    ("sk_wait_*", KernelWait::Idle),
+    ("unix_stream_*", KernelWait::Idle),
+    ("__skb_wait_for_more_packets", KernelWait::Idle),
+    ("pipe_read", KernelWait::Idle),
+    ("anon_pipe_read", KernelWait::Idle),
+    ("pipe_wait_readable", KernelWait::Idle),
+    ("eventfd_read", KernelWait::Idle),
+    ("do_wait", KernelWait::Idle),
+    ("__do_wait", KernelWait::Idle),
+    ("do_sigtimedwait", KernelWait::Idle),
+    ("sigsuspend", KernelWait::Idle),
+    ("n_tty_read", KernelWait::Idle),
+    ("io_cqring_wait", KernelWait::Idle),
+];
+
+pub fn kernel_wait(symbol: &str) -> Option<KernelWait> {
+    let name = super::symbols::bare_name(symbol);
+    SLEEPS
+        .iter()
+        .find(|(p, _)| super::symbols::fits(p, name))
+        .map(|s| s.1)
+}
+
+/// User functions that tell a thread that wants a lock from one that waits to be given work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UserWait {
+    Lock,
+    /// A condition variable, a semaphore, a parked thread.
+    Condition,
+}
+
+/// CPython's interpreter lock and HotSpot's monitors are built on condition variables but are locks; they stand further out than the
+/// primitive, so a lock anywhere on the stack beats a condition.
+#[rustfmt::skip]
+pub const USER_WAITS: &[(&str, UserWait)] = &[
+    ("take_gil", UserWait::Lock),
+    ("PyEval_RestoreThread", UserWait::Lock),
+    ("PyEval_AcquireThread", UserWait::Lock),
+    ("_PyMutex_Lock*", UserWait::Lock),
+    ("PyMutex_Lock*", UserWait::Lock),
+    ("ObjectMonitor::enter*", UserWait::Lock),
+    ("ObjectMonitor::EnterI", UserWait::Lock),
+    ("ObjectMonitor::ReenterI", UserWait::Lock),
+    ("Monitor::lock*", UserWait::Lock),
+    ("Mutex::lock*", UserWait::Lock),
+    ("runtime.lock*", UserWait::Lock),
+    ("absl::Mutex::Lock*", UserWait::Lock),
+    ("parking_lot::raw_mutex::*", UserWait::Lock),
+    ("parking_lot::raw_rwlock::*", UserWait::Lock),
+    ("std::sys::*::condvar::*", UserWait::Condition),
+    ("std::sys::*::mutex::*", UserWait::Lock),
+    ("std::sys::*::rwlock::*", UserWait::Lock),
+    ("std::mutex::lock", UserWait::Lock),
+    ("__lll_lock_wait*", UserWait::Lock),
+    ("lll_lock*", UserWait::Lock),
+    ("__GI___lll_lock_wait*", UserWait::Lock),
+    ("*pthread_mutex_*lock*", UserWait::Lock),
+    ("*pthread_rwlock_*lock*", UserWait::Lock),
+    ("*pthread_cond_*wait*", UserWait::Condition),
+    ("sem_wait*", UserWait::Condition),
+    ("sem_timedwait*", UserWait::Condition),
+    ("sem_clockwait*", UserWait::Condition),
+    ("__new_sem_wait*", UserWait::Condition),
+    ("*pthread_*join*", UserWait::Condition),
+    ("*pthread_barrier_wait*", UserWait::Condition),
+    ("std::thread::park*", UserWait::Condition),
+    ("std::condition_variable::wait*", UserWait::Condition),
+    ("absl::CondVar::*", UserWait::Condition),
+    ("runtime.futexsleep*", UserWait::Condition),
+    ("runtime.notesleep*", UserWait::Condition),
+    ("uv_cond_*", UserWait::Condition),
+    ("uv_sem_wait", UserWait::Condition),
+];
+
+pub fn user_wait(symbol: &str) -> Option<UserWait> {
+    let name = super::symbols::bare_name(symbol);
+    USER_WAITS
+        .iter()
+        .find(|(p, _)| super::symbols::fits(p, name))
+        .map(|s| s.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_means_what_its_architecture_says() {
+        assert_eq!(call_wait("x86_64", 202), Some(Futex));
+        assert_eq!(call_wait("aarch64", 98), Some(Futex));
+        // 202 is accept on aarch64.
+        assert_eq!(call_wait("aarch64", 202), Some(Idle));
+        assert_eq!(call_wait("riscv64", 98), None);
+        // Blocked outside a call must not meet the -1 of a call that an architecture hasn't.
+        assert_eq!(call_wait("aarch64", -1), None);
+    }
+
+    #[test]
+    fn this_machines_numbers_are_the_tables() {
+        let of = |name: &str| {
+            CALLS
+                .iter()
+                .find(|c| c.0 == name)
+                .map(|c| if cfg!(target_arch = "x86_64") { c.1 } else { c.2 })
+        };
+        if !cfg!(any(target_arch = "x86_64", target_arch = "aarch64")) {
+            println!("skipped: no column for this architecture");
+            return;
+        }
+        for (name, number) in [
+            ("read", libc::SYS_read),
+            ("ppoll", libc::SYS_ppoll),
+            ("epoll_pwait", libc::SYS_epoll_pwait),
+            ("accept4", libc::SYS_accept4),
+            ("recvmsg", libc::SYS_recvmsg),
+            ("clock_nanosleep", libc::SYS_clock_nanosleep),
+            ("rt_sigtimedwait", libc::SYS_rt_sigtimedwait),
+            ("wait4", libc::SYS_wait4),
+            ("waitid", libc::SYS_waitid),
+            ("futex", libc::SYS_futex),
+            ("flock", libc::SYS_flock),
+            ("semop", libc::SYS_semop),
+            ("fsync", libc::SYS_fsync),
+            ("msync", libc::SYS_msync),
+            ("io_getevents", libc::SYS_io_getevents),
+            ("mmap", libc::SYS_mmap),
+            ("munmap", libc::SYS_munmap),
+            ("mprotect", libc::SYS_mprotect),
+            ("mremap", libc::SYS_mremap),
+            ("madvise", libc::SYS_madvise),
+            ("brk", libc::SYS_brk),
+        ] {
+            assert_eq!(of(name), Some(number), "{name}");
+        }
+    }
+
+    #[test]
+    fn locks_and_conditions_are_told_apart() {
+        assert_eq!(user_wait("___pthread_mutex_lock"), Some(UserWait::Lock));
+        assert_eq!(
+            user_wait("pthread_cond_timedwait@@GLIBC_2.3.2"),
+            Some(UserWait::Condition)
+        );
+        assert_eq!(
+            user_wait("std::sys::pal::unix::condvar::futex::Condvar::wait"),
+            Some(UserWait::Condition)
+        );
+        assert_eq!(
+            user_wait("std::sys::sync::mutex::futex::Mutex::lock_contended"),
+            Some(UserWait::Lock)
+        );
+        assert_eq!(user_wait("serve_request"), None);
+    }
+}
