@@ -1,5 +1,8 @@
 //! What is known before anything is measured: data, no I/O. Imports only `units`.
 
 pub mod cost;
+pub mod fast_paths;
 pub mod prices;
+pub mod remedies;
+pub mod thresholds;
 pub mod walls;

@@ -25,6 +25,8 @@ pub struct Recording {
     pub counts: Vec<EventCount>,
     /// CPU time of processes outside the target while the window was open, largest first.
     pub neighbours: Vec<Neighbour>,
+    /// The target's heap at the end of the window, as its own headers tell.
+    pub heap: Measured<HeapView>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -105,6 +107,8 @@ pub struct Process {
     /// Allocator and runtime settings found in its environment (GLIBC_TUNABLES, MALLOC_*, LD_PRELOAD, PYTHON*, JAVA_TOOL_OPTIONS, GO*…).
     pub environment: Vec<(String, String)>,
     pub thp_disabled: Measured<bool>,
+    /// AT_SECURE of the auxiliary vector (setuid, file capabilities): the loader ignores preloads and tunables.
+    pub secure_exec: Measured<bool>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -386,4 +390,19 @@ pub struct Neighbour {
     pub pid: i32,
     pub comm: String,
     pub cpu_ns: u64,
+}
+
+/// Live and free memory of a heap that was read from outside, without the allocator's help.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HeapView {
+    /// What was walked and how, for example `[heap]: chunk headers, 64 of 2,048 stretches`.
+    pub method: String,
+    /// Ranges that the allocator holds, whether walked or not.
+    pub mapped_bytes: u64,
+    /// Of those, resident.
+    pub resident_bytes: u64,
+    /// In chunks that are in use; the interval is that of the sampling.
+    pub live_bytes: crate::units::Interval,
+    /// In chunks that are free, resident or not.
+    pub free_bytes: crate::units::Interval,
 }
