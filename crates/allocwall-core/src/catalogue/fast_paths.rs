@@ -107,10 +107,21 @@ mod tests {
 
     #[test]
     fn entry_points_are_told_from_misses() {
-        for entry in ["malloc", "malloc@@GLIBC_2.2.5", "operator new(unsigned long)", "operator delete[](void*)", "mi_free"] {
+        for entry in [
+            "malloc",
+            "malloc@@GLIBC_2.2.5",
+            "operator new(unsigned long)",
+            "operator delete[](void*)",
+            "mi_free",
+        ] {
             assert_eq!(path_of(Some(entry)), Path::Entry, "{entry}");
         }
-        for miss in ["_int_malloc", "malloc_consolidate", "je_arena_malloc_hard", "tcmalloc::CentralFreeList::RemoveRange(void**, int)"] {
+        for miss in [
+            "_int_malloc",
+            "malloc_consolidate",
+            "je_arena_malloc_hard",
+            "tcmalloc::CentralFreeList::RemoveRange(void**, int)",
+        ] {
             assert_eq!(path_of(Some(miss)), Path::Miss, "{miss}");
         }
     }

@@ -91,16 +91,17 @@ pub enum Need {
     Quota,
 }
 
-const PRELOAD_BACKFIRES: &str =
-    "5 to 10 % more resident memory is usual; freed pages may stay resident as LazyFree; free() of memory from another allocator crashes";
+const PRELOAD_BACKFIRES: &str = "5 to 10 % more resident memory is usual; freed pages may stay resident as LazyFree; free() of memory from another allocator crashes";
 const PRELOAD_UNDO: &str = "restart without LD_PRELOAD";
 const ALLOCATOR_WALLS: &[Wall] = &[Wall::AllocatorCode, Wall::AllocatorContention];
 const ALLOCATOR_LINES: &[CostClass] = &[AllocatorCode, AllocatorLocks];
 const TOUCH_LINES: &[CostClass] = &[FaultPath, Zeroing];
 const MAP_LINES: &[CostClass] = &[MapCalls, PageRelease];
-const SWAP: Effect = Effect::AtMost(1.0, "no price for that allocator on this machine; only a trial tells");
-const HUGE_BACKFIRES: &str =
-    "resident memory grows by up to 2 MiB a touched region; forked children copy 2 MiB at a write; compaction stalls when memory is fragmented";
+const SWAP: Effect = Effect::AtMost(
+    1.0,
+    "no price for that allocator on this machine; only a trial tells",
+);
+const HUGE_BACKFIRES: &str = "resident memory grows by up to 2 MiB a touched region; forked children copy 2 MiB at a write; compaction stalls when memory is fragmented";
 
 pub const TABLE: &[Remedy] = &[
     Remedy {
@@ -245,7 +246,12 @@ pub const TABLE: &[Remedy] = &[
         walls: &[Wall::MapChurn],
         acts_on: MAP_LINES,
         effect: Effect::AtMost(1.0, "depends on which calls are brk of the heap's top"),
-        needs: &[Need::Glibc(2, 26), Need::GlibcMalloc, Need::Unset("top_pad"), Need::Unset("MALLOC_TOP_PAD_")],
+        needs: &[
+            Need::Glibc(2, 26),
+            Need::GlibcMalloc,
+            Need::Unset("top_pad"),
+            Need::Unset("MALLOC_TOP_PAD_"),
+        ],
         restart: true,
         how: "GLIBC_TUNABLES={tunables:glibc.malloc.top_pad=16777216:glibc.malloc.trim_threshold=268435456} {cmd}",
         backfires: "up to 16 MiB more per arena",
@@ -259,7 +265,12 @@ pub const TABLE: &[Remedy] = &[
         walls: &[Wall::FirstTouch, Wall::Tlb],
         acts_on: TOUCH_LINES,
         effect: Effect::HugeTouch,
-        needs: &[Need::Glibc(2, 35), Need::GlibcMalloc, Need::ThpModeMadvise, Need::Unset("hugetlb")],
+        needs: &[
+            Need::Glibc(2, 35),
+            Need::GlibcMalloc,
+            Need::ThpModeMadvise,
+            Need::Unset("hugetlb"),
+        ],
         restart: true,
         how: "GLIBC_TUNABLES={tunables:glibc.malloc.hugetlb=1} {cmd}",
         backfires: HUGE_BACKFIRES,
@@ -273,7 +284,12 @@ pub const TABLE: &[Remedy] = &[
         walls: &[Wall::FirstTouch, Wall::Tlb],
         acts_on: TOUCH_LINES,
         effect: Effect::HugeTouch,
-        needs: &[Need::Jemalloc, Need::NotJvm, Need::ThpByAdvice, Need::Unset("thp:")],
+        needs: &[
+            Need::Jemalloc,
+            Need::NotJvm,
+            Need::ThpByAdvice,
+            Need::Unset("thp:"),
+        ],
         restart: true,
         how: "MALLOC_CONF=thp:always,metadata_thp:auto {cmd}",
         backfires: HUGE_BACKFIRES,
@@ -287,7 +303,12 @@ pub const TABLE: &[Remedy] = &[
         walls: &[Wall::FirstTouch, Wall::Tlb],
         acts_on: TOUCH_LINES,
         effect: Effect::HugeTouch,
-        needs: &[Need::Mimalloc, Need::NotJvm, Need::ThpByAdvice, Need::Unset("LARGE_OS_PAGES")],
+        needs: &[
+            Need::Mimalloc,
+            Need::NotJvm,
+            Need::ThpByAdvice,
+            Need::Unset("LARGE_OS_PAGES"),
+        ],
         restart: true,
         how: "MIMALLOC_ALLOW_LARGE_OS_PAGES=1 {cmd}",
         backfires: HUGE_BACKFIRES,
@@ -301,7 +322,12 @@ pub const TABLE: &[Remedy] = &[
         walls: &[Wall::FirstTouch, Wall::Tlb],
         acts_on: TOUCH_LINES,
         effect: Effect::HugeTouch,
-        needs: &[Need::CpythonAtLeast(13), Need::ThpByAdvice, Need::Unset("PYTHONMALLOC"), Need::Unset("LARGE_OS_PAGES")],
+        needs: &[
+            Need::CpythonAtLeast(13),
+            Need::ThpByAdvice,
+            Need::Unset("PYTHONMALLOC"),
+            Need::Unset("LARGE_OS_PAGES"),
+        ],
         restart: true,
         how: "PYTHONMALLOC=mimalloc MIMALLOC_ALLOW_LARGE_OS_PAGES=1 {cmd}",
         backfires: HUGE_BACKFIRES,
@@ -315,7 +341,11 @@ pub const TABLE: &[Remedy] = &[
         walls: &[Wall::FirstTouch, Wall::Tlb],
         acts_on: TOUCH_LINES,
         effect: Effect::HugeTouch,
-        needs: &[Need::CpythonFreeThreaded, Need::ThpByAdvice, Need::Unset("LARGE_OS_PAGES")],
+        needs: &[
+            Need::CpythonFreeThreaded,
+            Need::ThpByAdvice,
+            Need::Unset("LARGE_OS_PAGES"),
+        ],
         restart: true,
         how: "MIMALLOC_ALLOW_LARGE_OS_PAGES=1 {cmd}",
         backfires: HUGE_BACKFIRES,
@@ -329,7 +359,11 @@ pub const TABLE: &[Remedy] = &[
         walls: &[Wall::FirstTouch, Wall::Tlb],
         acts_on: TOUCH_LINES,
         effect: Effect::HugeTouch,
-        needs: &[Need::Jvm, Need::ThpByAdvice, Need::Unset("UseTransparentHugePages")],
+        needs: &[
+            Need::Jvm,
+            Need::ThpByAdvice,
+            Need::Unset("UseTransparentHugePages"),
+        ],
         restart: true,
         how: "JAVA_TOOL_OPTIONS=-XX:+UseTransparentHugePages {cmd}",
         backfires: HUGE_BACKFIRES,
@@ -377,7 +411,12 @@ pub const TABLE: &[Remedy] = &[
         ],
         acts_on: &[AllocatorCode, AllocatorLocks, MapCalls, PageRelease],
         effect: SWAP,
-        needs: &[Need::Glibc(2, 17), Need::Preload, Need::NotJemalloc, Need::MallocMatters],
+        needs: &[
+            Need::Glibc(2, 17),
+            Need::Preload,
+            Need::NotJemalloc,
+            Need::MallocMatters,
+        ],
         restart: true,
         how: "LD_PRELOAD=/usr/lib/{triple}/libjemalloc.so.2 {cmd}   # with jemalloc installed (Debian: libjemalloc2)",
         backfires: PRELOAD_BACKFIRES,
@@ -391,7 +430,12 @@ pub const TABLE: &[Remedy] = &[
         walls: ALLOCATOR_WALLS,
         acts_on: ALLOCATOR_LINES,
         effect: SWAP,
-        needs: &[Need::Glibc(2, 17), Need::Preload, Need::NotTcmalloc, Need::MallocMatters],
+        needs: &[
+            Need::Glibc(2, 17),
+            Need::Preload,
+            Need::NotTcmalloc,
+            Need::MallocMatters,
+        ],
         restart: true,
         how: "LD_PRELOAD=/usr/lib/{triple}/libtcmalloc_minimal.so.4 {cmd}   # with tcmalloc installed (Debian: libtcmalloc-minimal4)",
         backfires: PRELOAD_BACKFIRES,
@@ -405,7 +449,12 @@ pub const TABLE: &[Remedy] = &[
         walls: ALLOCATOR_WALLS,
         acts_on: ALLOCATOR_LINES,
         effect: SWAP,
-        needs: &[Need::Glibc(2, 17), Need::Preload, Need::NotMimalloc, Need::MallocMatters],
+        needs: &[
+            Need::Glibc(2, 17),
+            Need::Preload,
+            Need::NotMimalloc,
+            Need::MallocMatters,
+        ],
         restart: true,
         how: "LD_PRELOAD=/usr/lib/{triple}/libmimalloc.so.2 {cmd}   # with mimalloc installed (Debian: libmimalloc2.0)",
         backfires: PRELOAD_BACKFIRES,
@@ -432,7 +481,10 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: &[Wall::AllocatorContention],
         acts_on: &[AllocatorLocks],
-        effect: Effect::AtMost(1.0, "threads that share an arena stop waiting for it; blocks freed by another thread still lock"),
+        effect: Effect::AtMost(
+            1.0,
+            "threads that share an arena stop waiting for it; blocks freed by another thread still lock",
+        ),
         needs: &[Need::GlibcMalloc, Need::ArenasLimited, Need::MoreThanOneThread],
         restart: true,
         how: "env -u MALLOC_ARENA_MAX GLIBC_TUNABLES={tunables:glibc.malloc.arena_max={arenas}} {cmd}   # eight a core, the default",
@@ -446,7 +498,10 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: ALLOCATOR_WALLS,
         acts_on: ALLOCATOR_LINES,
-        effect: Effect::AtMost(1.0, "only blocks up to 1,032 bytes that their own thread frees pass through the thread cache"),
+        effect: Effect::AtMost(
+            1.0,
+            "only blocks up to 1,032 bytes that their own thread frees pass through the thread cache",
+        ),
         needs: &[Need::Glibc(2, 26), Need::GlibcMalloc, Need::Unset("tcache_count")],
         restart: true,
         // 127 is the largest count that every version with a thread cache takes.

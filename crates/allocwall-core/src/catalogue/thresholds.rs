@@ -184,7 +184,10 @@ mod tests {
     #[test]
     fn a_contributor_comes_before_a_wall_and_every_row_has_a_source() {
         for row in &TABLE {
-            assert!(0.0 < row.contributor && row.contributor < row.wall_from, "{row:?}");
+            assert!(
+                0.0 < row.contributor && row.contributor < row.wall_from,
+                "{row:?}"
+            );
             assert!(!row.source.is_empty());
         }
     }

@@ -169,7 +169,11 @@ impl<'a> Context<'a> {
     pub fn futex_waits(&self) -> (f64, f64, f64) {
         let (mut work, mut lock) = (0.0, 0.0);
         for site in self.wait_sites(WaitClass::ApplicationLock) {
-            let mut names = site.path.iter().map(String::as_str).chain([site.function.as_str()]);
+            let mut names = site
+                .path
+                .iter()
+                .map(String::as_str)
+                .chain([site.function.as_str()]);
             if names.any(|name| WAITS_FOR_WORK.iter().any(|w| name.contains(w))) {
                 work += site.share;
             } else if !site.path.is_empty() {
@@ -245,7 +249,12 @@ impl<'a> Context<'a> {
     }
 
     pub fn price(&self, name: &str) -> Option<Interval> {
-        self.recording.prices.as_ref().ok()?.get(name).filter(|p| p.low > 0.0)
+        self.recording
+            .prices
+            .as_ref()
+            .ok()?
+            .get(name)
+            .filter(|p| p.low > 0.0)
     }
 
     pub fn count(&self, name: &str) -> Option<f64> {
@@ -320,7 +329,8 @@ impl<'a> Context<'a> {
         if entry == 0 {
             return (
                 Served::Unknown,
-                "no function of this allocator has a name: its fast path cannot be told from its slow one".into(),
+                "no function of this allocator has a name: its fast path cannot be told from its slow one"
+                    .into(),
             );
         }
         let served = if entry_share >= ENTRY_SHARE.cached {

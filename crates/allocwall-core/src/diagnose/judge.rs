@@ -77,14 +77,20 @@ fn because(t: &Threshold, status: Status, case: &Case) -> String {
             format!("{said}; that straddles the {contributor} from which it counts")
         }
         Status::Contributor if case.amount.low < floor_of(t) => {
-            format!("{said}, but {} may be too little to notice", floor_text(t, case.amount.low))
+            format!(
+                "{said}, but {} may be too little to notice",
+                floor_text(t, case.amount.low)
+            )
         }
         Status::Contributor if t.wall_from.is_finite() && case.share.high >= t.wall_from => {
             format!("{said}; that straddles the {wall} from which it is the wall")
         }
         Status::Contributor => format!("{said}; it counts from {contributor} on"),
         _ if case.share.high < t.contributor => format!("{said}; it would count from {contributor} on"),
-        _ => format!("{said}, but {} is too little to notice", floor_text(t, case.amount.high)),
+        _ => format!(
+            "{said}, but {} is too little to notice",
+            floor_text(t, case.amount.high)
+        ),
     }
 }
 
@@ -159,7 +165,13 @@ impl Judged {
     pub fn at_most_contributor(mut self, why: &str) -> Self {
         if self.finding.status == Status::Wall {
             self.finding.status = Status::Contributor;
-            let said = self.finding.because.split(';').next().unwrap_or_default().to_owned();
+            let said = self
+                .finding
+                .because
+                .split(';')
+                .next()
+                .unwrap_or_default()
+                .to_owned();
             self.finding.because = format!("{said}; {why}");
         }
         self
@@ -192,7 +204,11 @@ mod tests {
         assert_eq!(judged(0.16, 0.20, 1.0).finding.status, Status::Wall);
         let straddling = judged(0.14, 0.22, 1.0).finding;
         assert_eq!(straddling.status, Status::Contributor);
-        assert!(straddling.because.contains("straddles the 15 %"), "{}", straddling.because);
+        assert!(
+            straddling.because.contains("straddles the 15 %"),
+            "{}",
+            straddling.because
+        );
         let low = judged(0.03, 0.07, 1.0).finding;
         assert_eq!(low.status, Status::Contributor);
         assert!(low.because.contains("straddles the 5 %"), "{}", low.because);
@@ -204,7 +220,11 @@ mod tests {
         assert_eq!(judged(0.60, 0.70, 0.05).finding.status, Status::RuledOut);
         let around = judged(0.60, 0.70, 0.075).finding;
         assert_eq!(around.status, Status::Contributor);
-        assert!(around.because.contains("too little to notice"), "{}", around.because);
+        assert!(
+            around.because.contains("too little to notice"),
+            "{}",
+            around.because
+        );
         assert_eq!(judged(0.60, 0.70, 0.1).finding.status, Status::Wall);
     }
 }

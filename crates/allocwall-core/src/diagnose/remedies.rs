@@ -8,9 +8,7 @@ use crate::catalogue::prices::*;
 use crate::catalogue::remedies::{Effect, Kind, Need, Remedy, TABLE};
 use crate::catalogue::thresholds;
 use crate::catalogue::walls::Wall;
-use crate::measure::recording::{
-    Allocator, AllocatorKind, Libc, ModuleRole, Process, Recording, Runtime,
-};
+use crate::measure::recording::{Allocator, AllocatorKind, Libc, ModuleRole, Process, Recording, Runtime};
 use crate::units::{Interval, Measured};
 
 /// The remedies for the walls that were found, in the order to try. Contributors are treated only where there is no wall.
@@ -37,7 +35,11 @@ pub fn prescribe(recording: &Recording, bill: &Bill, findings: &[Finding]) -> Ve
 }
 
 fn with(findings: &[Finding], status: Status) -> Vec<Wall> {
-    findings.iter().filter(|f| f.status == status).map(|f| f.wall).collect()
+    findings
+        .iter()
+        .filter(|f| f.status == status)
+        .map(|f| f.wall)
+        .collect()
 }
 
 struct Rank {
@@ -104,31 +106,68 @@ fn met(ctx: &Context, need: Need, walls: &[Wall]) -> Result<(), String> {
     match need {
         Need::Preload => preload(process),
         Need::Glibc(major, minor) => glibc(process, (major, minor)),
-        Need::Musl => require(matches!(process.libc, Ok(Libc::Musl { .. })), "the target's C library is not musl"),
+        Need::Musl => require(
+            matches!(process.libc, Ok(Libc::Musl { .. })),
+            "the target's C library is not musl",
+        ),
         Need::GlibcMalloc => {
             glibc(process, (2, 0))?;
-            require(kind(process) == Some(AllocatorKind::Glibc), "glibc's malloc does not serve this process")
+            require(
+                kind(process) == Some(AllocatorKind::Glibc),
+                "glibc's malloc does not serve this process",
+            )
         }
-        Need::Jemalloc => require(kind(process) == Some(AllocatorKind::Jemalloc), "the target does not use jemalloc"),
-        Need::Mimalloc => require(kind(process) == Some(AllocatorKind::Mimalloc), "the target does not use mimalloc"),
-        Need::Tcmalloc => require(kind(process) == Some(AllocatorKind::Tcmalloc), "the target does not use tcmalloc"),
+        Need::Jemalloc => require(
+            kind(process) == Some(AllocatorKind::Jemalloc),
+            "the target does not use jemalloc",
+        ),
+        Need::Mimalloc => require(
+            kind(process) == Some(AllocatorKind::Mimalloc),
+            "the target does not use mimalloc",
+        ),
+        Need::Tcmalloc => require(
+            kind(process) == Some(AllocatorKind::Tcmalloc),
+            "the target does not use tcmalloc",
+        ),
         Need::NotJemalloc => not_already(process, AllocatorKind::Jemalloc),
         Need::NotMimalloc => not_already(process, AllocatorKind::Mimalloc),
         Need::NotTcmalloc => not_already(process, AllocatorKind::Tcmalloc),
-        Need::Cpython => require(matches!(runtime, Some(Runtime::Cpython { .. })), "the target is not CPython"),
+        Need::Cpython => require(
+            matches!(runtime, Some(Runtime::Cpython { .. })),
+            "the target is not CPython",
+        ),
         Need::CpythonAtLeast(minor) => match runtime {
-            Some(Runtime::Cpython { version, free_threaded: false }) => {
-                require(version_of(version) >= Some((3, minor)), &format!("needs CPython 3.{minor} or later"))
-            }
+            Some(Runtime::Cpython {
+                version,
+                free_threaded: false,
+            }) => require(
+                version_of(version) >= Some((3, minor)),
+                &format!("needs CPython 3.{minor} or later"),
+            ),
             _ => Err("the target is not a default build of CPython".into()),
         },
         Need::CpythonFreeThreaded => require(
-            matches!(runtime, Some(Runtime::Cpython { free_threaded: true, .. })),
+            matches!(
+                runtime,
+                Some(Runtime::Cpython {
+                    free_threaded: true,
+                    ..
+                })
+            ),
             "the target is not a free-threaded CPython",
         ),
-        Need::Jvm => require(matches!(runtime, Some(Runtime::Jvm { .. })), "the target is not a JVM"),
-        Need::Go => require(matches!(runtime, Some(Runtime::Go { .. })), "the target is not a Go program"),
-        Need::Node => require(matches!(runtime, Some(Runtime::Node { .. })), "the target is not Node"),
+        Need::Jvm => require(
+            matches!(runtime, Some(Runtime::Jvm { .. })),
+            "the target is not a JVM",
+        ),
+        Need::Go => require(
+            matches!(runtime, Some(Runtime::Go { .. })),
+            "the target is not a Go program",
+        ),
+        Need::Node => require(
+            matches!(runtime, Some(Runtime::Node { .. })),
+            "the target is not Node",
+        ),
         Need::NotJvm => match runtime {
             Some(Runtime::Jvm { .. }) => Err("the Java heap does not lie in malloc".into()),
             Some(_) => Ok(()),
@@ -148,7 +187,9 @@ fn met(ctx: &Context, need: Need, walls: &[Wall]) -> Result<(), String> {
         ),
         Need::MoreThanOneNode => require(ctx.recording.host.numa_nodes > 1, "the machine has one NUMA node"),
         Need::Quota => require(
-            ctx.last_tick().and_then(|t| t.cgroup).is_some_and(|c| c.quota_cpus.is_some()),
+            ctx.last_tick()
+                .and_then(|t| t.cgroup)
+                .is_some_and(|c| c.quota_cpus.is_some()),
             "no quota is known",
         ),
     }
@@ -174,7 +215,13 @@ fn preload(process: &Process) -> Result<(), String> {
         return Err("setuid or file capabilities: the loader ignores LD_PRELOAD".into());
     }
     // A malloc of its own, linked into the program, is found before a preloaded one is asked.
-    if matches!(&process.allocator, Ok(Allocator { how: crate::measure::recording::Linkage::Static, .. })) {
+    if matches!(
+        &process.allocator,
+        Ok(Allocator {
+            how: crate::measure::recording::Linkage::Static,
+            ..
+        })
+    ) {
         return Err("its allocator is linked into the program: a preload does not replace it".into());
     }
     Ok(())
@@ -184,8 +231,13 @@ fn glibc(process: &Process, at_least: (u32, u32)) -> Result<(), String> {
     match &process.libc {
         Ok(Libc::Glibc { version }) => match version_of(version) {
             Some(v) if v >= at_least && process.secure_exec != Ok(true) => Ok(()),
-            Some(v) if v >= at_least => Err("setuid or file capabilities: the loader ignores tunables".into()),
-            Some(_) => Err(format!("needs glibc {}.{}, the target has {version}", at_least.0, at_least.1)),
+            Some(v) if v >= at_least => {
+                Err("setuid or file capabilities: the loader ignores tunables".into())
+            }
+            Some(_) => Err(format!(
+                "needs glibc {}.{}, the target has {version}",
+                at_least.0, at_least.1
+            )),
             None => Err(format!("glibc version {version:?} is not understood")),
         },
         Ok(_) => Err("the target's C library is not the dynamic glibc".into()),
@@ -225,7 +277,11 @@ fn thp(ctx: &Context, process: &Process, modes: &[&str]) -> Result<(), String> {
             .split_once('[')
             .and_then(|(_, rest)| rest.split_once(']'))
             .map_or(text.trim(), |(mode, _)| mode),
-        Err(absence) => return Err(format!("the mode of transparent huge pages is not known: {absence}")),
+        Err(absence) => {
+            return Err(format!(
+                "the mode of transparent huge pages is not known: {absence}"
+            ));
+        }
     };
     if process.thp_disabled == Ok(true) {
         return Err("huge pages are disabled for this process (prctl)".into());
@@ -238,7 +294,10 @@ fn thp(ctx: &Context, process: &Process, modes: &[&str]) -> Result<(), String> {
 }
 
 fn setting_mentions(process: &Process, name: &str) -> bool {
-    let environment = process.environment.iter().any(|(k, v)| k.contains(name) || v.contains(name));
+    let environment = process
+        .environment
+        .iter()
+        .any(|(k, v)| k.contains(name) || v.contains(name));
     environment || process.cmdline.iter().any(|word| word.contains(name))
 }
 
@@ -287,9 +346,15 @@ fn merged_tunables(process: Option<&Process>, new: &str) -> String {
     let present = process
         .and_then(|p| p.environment.iter().find(|(k, _)| k == "GLIBC_TUNABLES"))
         .map_or("", |(_, v)| v.as_str());
-    let kept = present.split(':').filter(|e| !e.is_empty() && !replaced.contains(&name(e)));
+    let kept = present
+        .split(':')
+        .filter(|e| !e.is_empty() && !replaced.contains(&name(e)));
     let merged = kept.chain(new.split(':')).collect::<Vec<_>>().join(":");
-    if merged.chars().all(plain) { merged } else { quoted(&merged) }
+    if merged.chars().all(plain) {
+        merged
+    } else {
+        quoted(&merged)
+    }
 }
 
 /// The command line as it was given or seen, if it is short enough to be read in a line.
@@ -335,7 +400,11 @@ struct Prediction {
 
 fn predict(ctx: &Context, remedy: &Remedy) -> Prediction {
     let most = ctx.cpu(remedy.acts_on).map_or(0.0, |s| s.share.high);
-    let none = |basis: String| Prediction { gain: None, basis, most };
+    let none = |basis: String| Prediction {
+        gain: None,
+        basis,
+        most,
+    };
     let lines = lines_of(remedy);
     let Ok(sum) = ctx.cpu(remedy.acts_on) else {
         return none(match remedy.effect {
@@ -369,7 +438,11 @@ fn predict(ctx: &Context, remedy: &Remedy) -> Prediction {
                     sum.share,
                     removed,
                     most,
-                    format!("{lines} × (1 − populate_page / touch_4k) = {} × {}", percent(sum.share.point), percent(removed.point)),
+                    format!(
+                        "{lines} × (1 − populate_page / touch_4k) = {} × {}",
+                        percent(sum.share.point),
+                        percent(removed.point)
+                    ),
                 )
             }
             _ => none(unpriced(ctx, most, "populate_page or touch_4k")),
@@ -384,7 +457,11 @@ fn priced(line: Interval, removed: Interval, most: f64, basis: String) -> Predic
         line.point * removed.point,
         (line.high * removed.high).min(most),
     );
-    Prediction { gain: Some(gain), basis, most }
+    Prediction {
+        gain: Some(gain),
+        basis,
+        most,
+    }
 }
 
 fn unpriced(ctx: &Context, most: f64, name: &str) -> String {
@@ -397,7 +474,13 @@ fn unpriced(ctx: &Context, most: f64, name: &str) -> String {
 
 /// 1 − after/before, both with their intervals, clamped to what can be removed at all.
 fn removed(after: Interval, before: Interval) -> Interval {
-    let fraction = |a: f64, b: f64| if b > 0.0 { (1.0 - a / b).clamp(0.0, 1.0) } else { 0.0 };
+    let fraction = |a: f64, b: f64| {
+        if b > 0.0 {
+            (1.0 - a / b).clamp(0.0, 1.0)
+        } else {
+            0.0
+        }
+    };
     Interval::new(
         fraction(after.high, before.low),
         fraction(after.point, before.point),
@@ -421,7 +504,11 @@ fn huge_touch(ctx: &Context) -> Option<Interval> {
 /// Map calls whose caller is malloc go, less what the arena's own work costs; whether the first touches behind them go
 /// too cannot be seen from outside, so those only raise the upper end.
 fn arena_instead(ctx: &Context, most: f64) -> Prediction {
-    let none = |basis| Prediction { gain: None, basis, most };
+    let none = |basis| Prediction {
+        gain: None,
+        basis,
+        most,
+    };
     let Ok(maps) = ctx.cpu(&[CostClass::MapCalls, CostClass::PageRelease]) else {
         return none("the lines that it acts on were not measured".to_owned());
     };
@@ -429,7 +516,10 @@ fn arena_instead(ctx: &Context, most: f64) -> Prediction {
         return none(unpriced(ctx, most, "malloc_arena or malloc_mapped"));
     };
     let Ok(by_malloc) = map_calls_by_malloc(ctx.recording) else {
-        return none(format!("at most {most}: whose map calls they are was not seen", most = percent(most)));
+        return none(format!(
+            "at most {most}: whose map calls they are was not seen",
+            most = percent(most)
+        ));
     };
     let removed = removed(arena, mapped);
     let mut all = Wide::default();
@@ -437,7 +527,11 @@ fn arena_instead(ctx: &Context, most: f64) -> Prediction {
     if let Ok(touch) = ctx.cpu(&[CostClass::FaultPath, CostClass::Zeroing]) {
         all.add(touch.share);
     }
-    let upper = if by_malloc.high > 0.0 { all.interval().high * removed.high } else { 0.0 };
+    let upper = if by_malloc.high > 0.0 {
+        all.interval().high * removed.high
+    } else {
+        0.0
+    };
     let point = maps.share.point * by_malloc.point * removed.point;
     let gain = Interval::new(
         maps.share.low * by_malloc.low * removed.low,
@@ -470,17 +564,24 @@ fn map_calls_by_malloc(recording: &Recording) -> Measured<Interval> {
     };
     let (mut calls, mut by_malloc) = (0u64, 0u64);
     for sample in recording.samples.iter().filter(|s| s.user.is_some()) {
-        let in_call = frames_of(sample.kernel)
-            .any(|f| f.symbol.as_deref().is_some_and(|s| CALLS.iter().any(|c| s.ends_with(c))));
+        let in_call = frames_of(sample.kernel).any(|f| {
+            f.symbol
+                .as_deref()
+                .is_some_and(|s| CALLS.iter().any(|c| s.ends_with(c)))
+        });
         if !in_call {
             continue;
         }
         calls += 1;
         let from_malloc = frames_of(sample.user).take(NEAREST).any(|f| {
-            f.module.and_then(|m| recording.modules.get(m as usize)).is_some_and(|m| {
-                matches!(m.role, ModuleRole::Allocator(_))
-                    || m.malloc_ranges.iter().any(|(from, to)| (*from..*to).contains(&f.offset))
-            })
+            f.module
+                .and_then(|m| recording.modules.get(m as usize))
+                .is_some_and(|m| {
+                    matches!(m.role, ModuleRole::Allocator(_))
+                        || m.malloc_ranges
+                            .iter()
+                            .any(|(from, to)| (*from..*to).contains(&f.offset))
+                })
         });
         by_malloc += u64::from(from_malloc);
     }
@@ -503,6 +604,10 @@ fn wilson(hits: u64, trials: u64) -> Interval {
 }
 
 fn lines_of(remedy: &Remedy) -> String {
-    remedy.acts_on.iter().map(|c| c.title()).collect::<Vec<_>>().join(" + ")
+    remedy
+        .acts_on
+        .iter()
+        .map(|c| c.title())
+        .collect::<Vec<_>>()
+        .join(" + ")
 }
-

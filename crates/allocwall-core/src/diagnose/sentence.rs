@@ -15,14 +15,22 @@ pub fn write(ctx: &Context, judged: &[Judged], walls: &[Wall]) -> String {
     };
     let first = wall_sentence(ctx, judged, worst);
     // The next one that is not merely the same time under another name.
-    match walls[1..].iter().find(|w| !same_time(worst, **w) && **w != Wall::Waiting) {
+    match walls[1..]
+        .iter()
+        .find(|w| !same_time(worst, **w) && **w != Wall::Waiting)
+    {
         Some(next) => format!("{first} Next: {} ({}).", next.title(), share(judged, *next)),
         None => first,
     }
 }
 
 fn same_time(a: Wall, b: Wall) -> bool {
-    let allocator = |w| matches!(w, Wall::CallRate | Wall::AllocatorCode | Wall::AllocatorContention);
+    let allocator = |w| {
+        matches!(
+            w,
+            Wall::CallRate | Wall::AllocatorCode | Wall::AllocatorContention
+        )
+    };
     allocator(a) && allocator(b)
 }
 
@@ -56,7 +64,9 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall) -> String {
         Wall::CgroupThrottling => format!(
             "The cgroup's CPU quota is the wall: it stopped the target for {s} of the time in which it could have run."
         ),
-        Wall::Steal => format!("The hypervisor is the wall: it ran others for {s} of the time in which the target could have run."),
+        Wall::Steal => format!(
+            "The hypervisor is the wall: it ran others for {s} of the time in which the target could have run."
+        ),
         Wall::RunQueue => format!(
             "The target waits for a CPU {s} of the time in which it could run{}.",
             competitor(ctx)
@@ -110,21 +120,28 @@ fn competitor(ctx: &Context) -> String {
         .iter()
         .max_by_key(|n| n.cpu_ns)
         .filter(|n| n.cpu_ns as f64 / 1e9 / ctx.window_s > 0.01)
-        .map_or_else(String::new, |n| format!(", mostly behind {} (pid {})", n.comm, n.pid))
+        .map_or_else(String::new, |n| {
+            format!(", mostly behind {} (pid {})", n.comm, n.pid)
+        })
 }
 
 fn waits_for(ctx: &Context) -> String {
     use crate::catalogue::cost::WaitClass;
-    [WaitClass::Storage, WaitClass::Idle, WaitClass::ApplicationLock, WaitClass::Other]
-        .into_iter()
-        .max_by(|a, b| ctx.wait_point(*a).total_cmp(&ctx.wait_point(*b)))
-        .filter(|c| ctx.wait_point(*c) > 0.0)
-        .map_or_else(String::new, |c| match c {
-            WaitClass::Storage => ", mostly for storage".to_owned(),
-            WaitClass::Idle => ", mostly for work, the network or a timer".to_owned(),
-            WaitClass::ApplicationLock => ", mostly for other threads".to_owned(),
-            _ => String::new(),
-        })
+    [
+        WaitClass::Storage,
+        WaitClass::Idle,
+        WaitClass::ApplicationLock,
+        WaitClass::Other,
+    ]
+    .into_iter()
+    .max_by(|a, b| ctx.wait_point(*a).total_cmp(&ctx.wait_point(*b)))
+    .filter(|c| ctx.wait_point(*c) > 0.0)
+    .map_or_else(String::new, |c| match c {
+        WaitClass::Storage => ", mostly for storage".to_owned(),
+        WaitClass::Idle => ", mostly for work, the network or a timer".to_owned(),
+        WaitClass::ApplicationLock => ", mostly for other threads".to_owned(),
+        _ => String::new(),
+    })
 }
 
 fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
@@ -175,7 +192,11 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
             (1.0 - ctx.cpu_rate).max(0.0)
         );
     }
-    format!("Memory is not your wall: {}; {}.{not_told}", figures.join(", "), own_computing(ctx))
+    format!(
+        "Memory is not your wall: {}; {}.{not_told}",
+        figures.join(", "),
+        own_computing(ctx)
+    )
 }
 
 fn own_computing(ctx: &Context) -> String {
@@ -184,7 +205,10 @@ fn own_computing(ctx: &Context) -> String {
             let site = ctx
                 .top_site(&[CostClass::Application])
                 .map_or_else(String::new, |s| format!(", most in `{}`", name(&s)));
-            format!("{} is the application's own computing{site}", percent(sum.share.point))
+            format!(
+                "{} is the application's own computing{site}",
+                percent(sum.share.point)
+            )
         }
         Err(_) => format!("{:.2} CPUs in use", ctx.cpu_rate),
     }

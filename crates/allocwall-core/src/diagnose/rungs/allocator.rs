@@ -70,14 +70,19 @@ pub fn code_and_contention(ctx: &Context) -> Vec<Judged> {
         Wall::AllocatorCode,
         CODE,
         "of its CPU time goes to the allocator's own code",
-        perf_show(ctx, "_int_malloc|_int_free|malloc_consolidate|unlink_chunk|arena|tcache"),
+        perf_show(
+            ctx,
+            "_int_malloc|_int_free|malloc_consolidate|unlink_chunk|arena|tcache",
+        ),
     );
     let (served, how) = ctx.served();
     let code = if contention.is(Status::Wall) {
         judged.at_most_contributor("threads wait for one another in it, and contended lines slow its code")
     } else {
         match served {
-            Served::Cached => judged.at_most_contributor("the thread cache serves the calls: they are many, not slow"),
+            Served::Cached => {
+                judged.at_most_contributor("the thread cache serves the calls: they are many, not slow")
+            }
             Served::Unknown => judged.at_most_contributor("nothing shows that single calls are slow"),
             Served::Mixed | Served::Missing => judged,
         }
@@ -92,7 +97,12 @@ fn contention(ctx: &Context) -> Judged {
         pid = ctx.pid()
     );
     if ctx.bill.rates.threads_peak == 1 {
-        return Judged::ruled_out(WALL, Whole::ThreadTime, "not applicable: one thread has nobody to wait for", show);
+        return Judged::ruled_out(
+            WALL,
+            Whole::ThreadTime,
+            "not applicable: one thread has nobody to wait for",
+            show,
+        );
     }
     let (spin, blocked) = match (ctx.cpu(LOCKS), ctx.wait(WaitClass::Allocator)) {
         (Ok(spin), Ok(blocked)) => (spin.share.scaled(ctx.bill.cpu_s), blocked),

@@ -13,7 +13,10 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
     let runtime = ctx.process().map(|p| &p.runtime);
     let show = match runtime {
         Some(Ok(Runtime::Cpython { .. })) => {
-            format!("perf record -g -p {} -- sleep 10 && perf report --stdio | grep -E 'gc_|deduce_unreachable|visit_'", ctx.pid())
+            format!(
+                "perf record -g -p {} -- sleep 10 && perf report --stdio | grep -E 'gc_|deduce_unreachable|visit_'",
+                ctx.pid()
+            )
         }
         Some(Ok(Runtime::Jvm { .. })) => format!("jstat -gcutil {} 1s 10", ctx.pid()),
         Some(Ok(Runtime::Go { .. })) => "GODEBUG=gctrace=1 CMD".to_owned(),
@@ -27,7 +30,10 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
         "of its CPU time goes to the garbage collector",
         show.clone(),
     );
-    if matches!(runtime, Some(Ok(Runtime::Native))) && !judged.is(Status::Wall) && !judged.is(Status::Contributor) {
+    if matches!(runtime, Some(Ok(Runtime::Native)))
+        && !judged.is(Status::Wall)
+        && !judged.is(Status::Contributor)
+    {
         return vec![Judged::ruled_out(
             Wall::GarbageCollector,
             Whole::Cpu,

@@ -29,9 +29,9 @@ pub fn first_touch(ctx: &Context) -> Vec<Judged> {
     }
     let each = faults.filter(|f| *f > 1.0).and_then(|f| {
         let ns = ctx.cpu(TOUCH).ok()?.rate.point * 1e9 / f;
-        let listed = ctx
-            .price(TOUCH_4K)
-            .map_or_else(String::new, |p| format!("; this machine's price for 4 KiB: {:.0} ns", p.point));
+        let listed = ctx.price(TOUCH_4K).map_or_else(String::new, |p| {
+            format!("; this machine's price for 4 KiB: {:.0} ns", p.point)
+        });
         Some(format!("{ns:.0} ns a fault{listed}"))
     });
     let reclaim = ctx
@@ -57,8 +57,14 @@ fn by_price(ctx: &Context, faults: Option<f64>, show: String) -> Option<Judged> 
     }
     let system = ctx.change(|t| t.system_ns)? as f64 / 1e9 / ctx.bill.cpu_s;
     let zero = ctx.price(ZERO_4K).map_or(touch.low, |z| z.high);
-    let dearest = ctx.price(TOUCH_4K_IDLE).map_or(touch.high, |p| p.high.max(touch.high));
-    let share = |ns: f64| (faults * ns.max(0.0) / 1e9 / ctx.cpu_rate).min(system).clamp(0.0, 1.0);
+    let dearest = ctx
+        .price(TOUCH_4K_IDLE)
+        .map_or(touch.high, |p| p.high.max(touch.high));
+    let share = |ns: f64| {
+        (faults * ns.max(0.0) / 1e9 / ctx.cpu_rate)
+            .min(system)
+            .clamp(0.0, 1.0)
+    };
     let share = Interval::new(share(touch.low - zero), share(touch.point), share(dearest));
     Some(
         Case {
@@ -75,7 +81,10 @@ fn by_price(ctx: &Context, faults: Option<f64>, show: String) -> Option<Judged> 
 }
 
 pub fn map_churn(ctx: &Context) -> Vec<Judged> {
-    let show = format!("strace -f -c -e trace=mmap,munmap,brk,madvise,mremap -p {}   # slows the target", ctx.pid());
+    let show = format!(
+        "strace -f -c -e trace=mmap,munmap,brk,madvise,mremap -p {}   # slows the target",
+        ctx.pid()
+    );
     let judged = cpu_case(
         ctx,
         Wall::MapChurn,
@@ -145,18 +154,32 @@ pub fn address_space_lock(ctx: &Context) -> Vec<Judged> {
         (Ok(_), Err(absence)) => return vec![Judged::not_measured(WALL, Whole::ThreadTime, absence, show)],
     };
     vec![
-        lock_case(ctx, WALL, spin, blocked, "of the thread time with work to do, threads waited for the address-space lock", show)
-            .evidence(format!(
-                "{:.3} CPUs spinning, {:.3} threads blocked on average",
-                spin.point / ctx.window_s,
-                blocked.point / ctx.window_s
-            ))
-            .evidence_if(called_from(ctx, LINES)),
+        lock_case(
+            ctx,
+            WALL,
+            spin,
+            blocked,
+            "of the thread time with work to do, threads waited for the address-space lock",
+            show,
+        )
+        .evidence(format!(
+            "{:.3} CPUs spinning, {:.3} threads blocked on average",
+            spin.point / ctx.window_s,
+            blocked.point / ctx.window_s
+        ))
+        .evidence_if(called_from(ctx, LINES)),
     ]
 }
 
 /// On-CPU and blocked time at one lock, as a fraction of the thread time with work to do.
-pub fn lock_case(ctx: &Context, wall: Wall, spin: Interval, blocked: Interval, phrase: &str, show: String) -> Judged {
+pub fn lock_case(
+    ctx: &Context,
+    wall: Wall,
+    spin: Interval,
+    blocked: Interval,
+    phrase: &str,
+    show: String,
+) -> Judged {
     let thread_s = Interval::new(
         (spin.point + blocked.point - (spin.point - spin.low).hypot(blocked.point - blocked.low)).max(0.0),
         spin.point + blocked.point,

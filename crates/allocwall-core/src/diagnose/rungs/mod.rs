@@ -77,7 +77,10 @@ fn cpu_case(ctx: &Context, wall: Wall, classes: &[CostClass], phrase: &str, show
     if judged.is(Status::RuledOut) && hidden && is_kernel(classes) && unnamed > 0.01 {
         let absence = Absence::new(
             Reason::NotPermitted,
-            format!("up to {} of the CPU time is kernel code without names, which may be this", percent(unnamed)),
+            format!(
+                "up to {} of the CPU time is kernel code without names, which may be this",
+                percent(unnamed)
+            ),
         )
         .mend("sysctl kernel.kptr_restrict=0");
         return Judged::not_measured(wall, Whole::Cpu, absence, show);
@@ -91,7 +94,10 @@ fn without_samples(ctx: &Context, wall: Wall, absence: Absence, show: String) ->
         let mut judged = Judged::ruled_out(
             wall,
             Whole::Cpu,
-            format!("all of the target's CPU time is {:.0} ms a second: too little to notice", ctx.cpu_rate * 1e3),
+            format!(
+                "all of the target's CPU time is {:.0} ms a second: too little to notice",
+                ctx.cpu_rate * 1e3
+            ),
             show,
         );
         judged.finding.share = None;
@@ -123,7 +129,8 @@ fn is_kernel(classes: &[CostClass]) -> bool {
 
 /// `called from X`, where a site has a name.
 fn called_from(ctx: &Context, classes: &[CostClass]) -> Option<String> {
-    ctx.top_site(classes).map(|site| format!("most of it from {site}"))
+    ctx.top_site(classes)
+        .map(|site| format!("most of it from {site}"))
 }
 
 fn perf_show(ctx: &Context, symbols: &str) -> String {

@@ -9,16 +9,30 @@ use crate::units::{Absence, Interval, Reason};
 
 pub fn rung(ctx: &Context) -> Vec<Judged> {
     const WALL: Wall = Wall::Retention;
-    let show = format!("grep -E 'Rss|Anonymous|LazyFree' /proc/{}/smaps_rollup; grep -E 'VmData|VmRSS' /proc/{}/status", ctx.pid(), ctx.pid());
+    let show = format!(
+        "grep -E 'Rss|Anonymous|LazyFree' /proc/{}/smaps_rollup; grep -E 'VmData|VmRSS' /proc/{}/status",
+        ctx.pid(),
+        ctx.pid()
+    );
     let smaps = ctx.last_smaps();
     let resident = smaps.map_or(ctx.bill.rates.resident_end, |s| s.rss) as f64;
     if resident <= 0.0 {
-        let absence = Absence::new(Reason::Vanished, "resident memory was never read").mend("a longer window: -d 30");
+        let absence =
+            Absence::new(Reason::Vanished, "resident memory was never read").mend("a longer window: -d 30");
         return vec![Judged::not_measured(WALL, Whole::Resident, absence, show)];
     }
     let outside = [
-        Some(format!("{} resident, {} since the window began", bytes(resident), signed(ctx.bill.rates.resident_growth))),
-        smaps.filter(|s| s.lazy_free > 0).map(|s| format!("{} of it already freed lazily (LazyFree)", bytes(s.lazy_free as f64))),
+        Some(format!(
+            "{} resident, {} since the window began",
+            bytes(resident),
+            signed(ctx.bill.rates.resident_growth)
+        )),
+        smaps.filter(|s| s.lazy_free > 0).map(|s| {
+            format!(
+                "{} of it already freed lazily (LazyFree)",
+                bytes(s.lazy_free as f64)
+            )
+        }),
         ctx.last_tick()
             .and_then(|t| t.vm_data)
             .map(|data| format!("{} of data mapped (VmData)", bytes(data as f64))),
@@ -33,7 +47,13 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
                 (held - heap.live_bytes.point).max(lazy).max(0.0),
                 (held - heap.live_bytes.low).max(lazy).max(0.0),
             );
-            case(kept, resident, "of its resident memory is kept by the allocator for nobody", show).evidence(format!(
+            case(
+                kept,
+                resident,
+                "of its resident memory is kept by the allocator for nobody",
+                show,
+            )
+            .evidence(format!(
                 "{}: {} live, {} free, {} resident of {} mapped",
                 heap.method,
                 bytes(heap.live_bytes.point),
@@ -46,7 +66,10 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
         (Err(_), floor) if resident < floor => Judged::ruled_out(
             WALL,
             Whole::Resident,
-            format!("all of its resident memory is {}: too little to notice", bytes(resident)),
+            format!(
+                "all of its resident memory is {}: too little to notice",
+                bytes(resident)
+            ),
             show,
         )
         .share(Interval::new(lazy / resident, lazy / resident, 1.0)),

@@ -12,15 +12,26 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
 }
 
 fn waiting(ctx: &Context) -> Judged {
-    let show = format!("pidstat -u -d -p {} 1 5; cat /proc/{}/wchan", ctx.pid(), ctx.pid());
+    let show = format!(
+        "pidstat -u -d -p {} 1 5; cat /proc/{}/wchan",
+        ctx.pid(),
+        ctx.pid()
+    );
     if ctx.recording.ticks.is_empty() && ctx.recording.threads.is_empty() {
-        let absence = Absence::new(Reason::Vanished, "the target's CPU time was never read").mend("a longer window: -d 30");
+        let absence = Absence::new(Reason::Vanished, "the target's CPU time was never read")
+            .mend("a longer window: -d 30");
         return Judged::not_measured(Wall::Waiting, Whole::WallTime, absence, show);
     }
     // Idle threads of a pool must not count: the question is whether anything of the target ran or wanted to.
     let active = (ctx.active_thread_s() / ctx.window_s).min(1.0);
     let share = Interval::exact(1.0 - active);
-    let seconds = |class| format!("{} {:.2} thread-s/s", WaitClass::title(class), ctx.wait_point(class) / ctx.window_s);
+    let seconds = |class| {
+        format!(
+            "{} {:.2} thread-s/s",
+            WaitClass::title(class),
+            ctx.wait_point(class) / ctx.window_s
+        )
+    };
     Case {
         wall: Wall::Waiting,
         share,
@@ -31,7 +42,11 @@ fn waiting(ctx: &Context) -> Judged {
     }
     .judge()
     .evidence(format!("{:.2} CPUs in use on average", ctx.cpu_rate))
-    .evidence(format!("{}; {}", seconds(WaitClass::Storage), seconds(WaitClass::Idle)))
+    .evidence(format!(
+        "{}; {}",
+        seconds(WaitClass::Storage),
+        seconds(WaitClass::Idle)
+    ))
 }
 
 fn application_lock(ctx: &Context) -> Judged {
