@@ -394,7 +394,7 @@ pub const TABLE: &[Remedy] = &[
         needs: &[Need::ThpModeMadvise],
         restart: false,
         how: "echo always > /sys/kernel/mm/transparent_hugepage/enabled   # as root; acts on memory touched from then on",
-        backfires: "every process is affected: memory grows, databases such as Redis and MongoDB advise against it",
+        backfires: "every process is affected: memory grows; Redis, for one, advises against it",
         undo: "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         moves: "512 small faults to one large one: fewer, longer pauses",
     },

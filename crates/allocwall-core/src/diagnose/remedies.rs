@@ -62,12 +62,11 @@ fn rank(remedy: &Remedy, fired: &[Wall], p: &Prescription, bound: f64) -> Rank {
     }
 }
 
-/// Every remedy for these walls: fitted to the target, with the most it could gain, or the reason why it does not apply.
-pub fn offers(
-    recording: &Recording,
-    bill: &Bill,
-    walls: &[Wall],
-) -> Vec<(&'static Remedy, Result<(Prescription, f64), String>)> {
+/// Fitted to the target, with the most it could gain; or the reason why it does not apply.
+pub type Offer = Result<(Prescription, f64), String>;
+
+/// Every remedy for these walls.
+pub fn offers(recording: &Recording, bill: &Bill, walls: &[Wall]) -> Vec<(&'static Remedy, Offer)> {
     let ctx = Context::new(recording, bill);
     TABLE
         .iter()
@@ -76,7 +75,7 @@ pub fn offers(
         .collect()
 }
 
-fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Result<(Prescription, f64), String> {
+fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
     for need in remedy.needs {
         met(ctx, *need, walls)?;
     }
@@ -336,8 +335,19 @@ fn fill(ctx: &Context, template: &str) -> String {
         }
         (None, _) => text,
     };
-    text.replace("{cmd}", &command(ctx))
+    let text = text.replace("{cmd}", &command(ctx));
+    // These are lists: setting one drops what it holds.
+    let held = process
+        .into_iter()
+        .flat_map(|p| &p.environment)
+        .find(|(k, _)| LISTS.contains(&k.as_str()) && text.starts_with(&format!("{k}=")));
+    match held {
+        Some((name, value)) => format!("{text}   # {name} holds {} already: keep it", quoted(value)),
+        None => text,
+    }
 }
+
+const LISTS: &[&str] = &["LD_PRELOAD", "MALLOC_CONF", "JAVA_TOOL_OPTIONS", "NODE_OPTIONS"];
 
 /// GLIBC_TUNABLES is one list: what is set already stays, unless the remedy sets the same.
 fn merged_tunables(process: Option<&Process>, new: &str) -> String {

@@ -699,6 +699,29 @@ fn a_preload_is_offered_only_where_the_loader_takes_it() {
     assert!(reason(&subject, SLOW, "glibc-tcache-count").is_some());
     subject.process().libc = Ok(Libc::Musl { version: None });
     assert_eq!(reason(&subject, SLOW, "mimalloc-musl"), None);
+    subject.process().secure_exec = Ok(true);
+    assert!(reason(&subject, SLOW, "mimalloc-musl").is_some_and(|r| r.contains("setuid")));
+}
+
+#[test]
+fn a_list_that_is_set_already_is_not_silently_replaced() {
+    let mut subject = with_shares(&[(AllocatorCode, 0.5)]);
+    subject.malloc_leaves(Some("malloc"), 24).malloc_leaves(None, 76);
+    let how = |s: &Subject| {
+        let remedies = s.verdict().remedies;
+        remedies
+            .into_iter()
+            .find(|p| p.remedy == "jemalloc")
+            .expect("offered")
+            .how
+    };
+    assert!(!how(&subject).contains("already"));
+    subject.process().environment = vec![("LD_PRELOAD".into(), "/lib/other.so".into())];
+    assert!(
+        how(&subject).ends_with("# LD_PRELOAD holds /lib/other.so already: keep it"),
+        "{}",
+        how(&subject)
+    );
 }
 
 #[test]
