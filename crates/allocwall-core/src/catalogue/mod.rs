@@ -5,4 +5,7 @@ pub mod modules;
 pub mod prices;
 pub mod symbols;
 pub mod syscalls;
+pub mod fast_paths;
+pub mod remedies;
+pub mod thresholds;
 pub mod walls;

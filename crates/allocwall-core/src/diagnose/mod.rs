@@ -1,8 +1,39 @@
 //! Bill -> Findings -> Verdict, by the rungs of the ladder. Pure.
 
+mod context;
+mod judge;
+pub mod remedies;
+mod rungs;
+mod sentence;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+
+use crate::bill::Bill;
 use crate::catalogue::walls::Wall;
+use crate::measure::recording::Recording;
 use crate::units::{Absence, Interval};
+use context::Context;
 use serde::{Deserialize, Serialize};
+
+/// Walks the ladder: fifteen findings in its order, the sentence, and the remedies that fit this target.
+pub fn verdict(recording: &Recording, bill: &Bill) -> Verdict {
+    let ctx = Context::new(recording, bill);
+    let judged = rungs::walk(&ctx);
+    let walls = rungs::walls_worst_first(&judged);
+    let sentence = sentence::write(&ctx, &judged, &walls);
+    let findings: Vec<Finding> = judged.into_iter().map(|j| j.finding).collect();
+    let remedies = remedies::prescribe(recording, bill, &findings);
+    let next = sentence::next_steps(&ctx, &findings, &remedies);
+    Verdict {
+        sentence,
+        walls,
+        findings,
+        remedies,
+        next,
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -349,6 +349,9 @@ fn validate(r: &Recording) -> std::result::Result<(), String> {
     if let Ok(prices) = &r.prices {
         ok(prices.prices.iter().all(|p| sane(&p.ns) && p.ns.low <= p.ns.high), "prices")?;
     }
+    if let Ok(heap) = &r.heap {
+        ok(sane(&heap.live_bytes) && sane(&heap.free_bytes), "heap")?;
+    }
     ok(r.counts.iter().all(|c| c.over_ns <= DAY_NS), "counts")?;
     ok(r.neighbours.iter().all(|n| n.cpu_ns < COUNTER_LIMIT), "neighbours")
 }

@@ -8,7 +8,7 @@
 use super::recording::{AllocatorKind, HeapView, Process};
 use crate::host::maps;
 use crate::host::threads::read_memory;
-use crate::units::{Absence, Measured, Reason};
+use crate::units::{Absence, Interval, Measured, Reason};
 use std::io::{Read, Seek, SeekFrom};
 
 const PAGE: u64 = 4096;
@@ -60,8 +60,17 @@ fn walk_one(pid: i32) -> Measured<HeapView> {
     if covered < LEAST_COVERED {
         return Err(Absence::new(Reason::TooLittle, "glibc's heap changed too fast to be walked from outside"));
     }
-    let scale = |bytes: u64| (bytes as f64 / covered) as u64;
-    Ok(HeapView { live_bytes: scale(chain.live), free_bytes: scale(chain.free), resident_bytes, covered })
+    let mapped_bytes = heap.end - heap.start;
+    // What was not reached may be anything: the interval says so, the point takes it to be like the rest.
+    let unseen = mapped_bytes.saturating_sub(chain.walked) as f64;
+    let interval = |seen: u64| Interval::new(seen as f64, seen as f64 / covered, seen as f64 + unseen);
+    Ok(HeapView {
+        method: format!("[heap] of {pid}: chain of chunk headers, {:.0} % walked", covered * 100.0),
+        mapped_bytes,
+        resident_bytes,
+        live_bytes: interval(chain.live),
+        free_bytes: interval(chain.free),
+    })
 }
 
 struct Chain {

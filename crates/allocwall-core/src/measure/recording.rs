@@ -27,7 +27,7 @@ pub struct Recording {
     pub counts: Vec<EventCount>,
     /// CPU time of processes outside the target while the window was open, largest first.
     pub neighbours: Vec<Neighbour>,
-    /// The allocator's heap seen from outside, at the window's end.
+    /// The target's heap at the end of the window, as its own headers tell.
     pub heap: Measured<HeapView>,
 }
 
@@ -82,6 +82,8 @@ pub struct Process {
     /// Allocator and runtime settings found in its environment (GLIBC_TUNABLES, MALLOC_*, LD_PRELOAD, PYTHON*, JAVA_TOOL_OPTIONS, GO*…).
     pub environment: Vec<(String, String)>,
     pub thp_disabled: Measured<bool>,
+    /// AT_SECURE of the auxiliary vector (setuid, file capabilities): the loader ignores preloads and tunables.
+    pub secure_exec: Measured<bool>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -294,15 +296,17 @@ pub struct Neighbour {
     pub cpu_ns: u64,
 }
 
-/// What a walk over the allocator's own structures found, without running a line in the target. Bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// Live and free memory of a heap that was read from outside, without the allocator's help.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeapView {
-    /// In chunks that the application holds, as far as chunk headers tell; thread-cached free chunks count as held.
-    pub live_bytes: u64,
-    /// In chunks that the allocator holds free.
-    pub free_bytes: u64,
-    /// Of the heap's pages, those resident.
+    /// What was walked and how, for example `[heap]: chunk headers, 64 of 2,048 stretches`.
+    pub method: String,
+    /// Ranges that the allocator holds, whether walked or not.
+    pub mapped_bytes: u64,
+    /// Of those, resident.
     pub resident_bytes: u64,
-    /// Part of the heap that was walked, 0 to 1; the rest was scaled from it.
-    pub covered: f64,
+    /// In chunks that are in use; the interval is that of the sampling.
+    pub live_bytes: crate::units::Interval,
+    /// In chunks that are free, resident or not.
+    pub free_bytes: crate::units::Interval,
 }

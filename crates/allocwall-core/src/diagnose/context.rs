@@ -1,0 +1,448 @@
+//! What the rungs read: the bill's lines, the counters' change over the window, the process that used most CPU.
+
+use crate::bill::{Bill, Site};
+use crate::catalogue::cost::{CostClass, WaitClass};
+use crate::catalogue::fast_paths::{Path, path_of};
+use crate::catalogue::thresholds::MIN_SAMPLES;
+use crate::measure::recording::{
+    CgroupTick, HostTick, ModuleRole, ProbeState, Process, Recording, Smaps, Stack, Tick,
+};
+use crate::units::{Absence, Interval, Measured, Reason};
+use std::collections::BTreeMap;
+
+pub struct Context<'a> {
+    pub recording: &'a Recording,
+    pub bill: &'a Bill,
+    pub window_s: f64,
+    /// CPU-seconds per second that the kernel charged to the target.
+    pub cpu_rate: f64,
+}
+
+/// Several lines of the bill as one.
+#[derive(Clone, Copy, Debug)]
+pub struct Sum {
+    /// Fraction of the target's CPU time.
+    pub share: Interval,
+    /// CPU-seconds per second of the window.
+    pub rate: Interval,
+}
+
+/// How the allocator's calls are served, as far as sampled addresses tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Served {
+    Cached,
+    Mixed,
+    Missing,
+    Unknown,
+}
+
+const KERNEL_LINES: &[CostClass] = &[
+    CostClass::FaultPath,
+    CostClass::Zeroing,
+    CostClass::MapCalls,
+    CostClass::PageRelease,
+    CostClass::AddressSpaceLock,
+    CostClass::Reclaim,
+    CostClass::OtherKernel,
+];
+
+/// Parts of function names under which a thread waits for work or for another thread's end, not for a lock.
+/// A futex serves both; the exported callers keep their names in a stripped libc.
+const WAITS_FOR_WORK: &[&str] = &[
+    "cond_wait",
+    "cond_timedwait",
+    "cond_clockwait",
+    "condition_variable",
+    "Condvar",
+    "pthread_join",
+    "clockjoin",
+    "timedjoin_ex",
+    "JoinInner",
+    "sem_wait",
+    "sem_timedwait",
+    "sem_clockwait",
+    "thread::park",
+    "Parker",
+    "park_timeout",
+    "mpsc",
+    "barrier_wait",
+    "Monitor::wait",
+    "ObjectMonitor::wait",
+    "notesleep",
+    "stopm",
+    "mPark",
+    "uv_cond_wait",
+];
+
+impl<'a> Context<'a> {
+    pub fn new(recording: &'a Recording, bill: &'a Bill) -> Self {
+        let window_s = bill.window_s.max(1e-9);
+        Context {
+            recording,
+            bill,
+            window_s,
+            cpu_rate: bill.cpu_s / window_s,
+        }
+    }
+
+    /// The process that used most CPU; a launched command is often a shell's child.
+    pub fn process(&self) -> Option<&'a Process> {
+        main_process(self.recording)
+    }
+
+    pub fn pid(&self) -> String {
+        self.process()
+            .map_or_else(|| "PID".to_owned(), |p| p.pid.to_string())
+    }
+
+    pub fn samples(&self) -> u64 {
+        self.bill
+            .on_cpu
+            .as_ref()
+            .map_or(0, |lines| lines.iter().map(|l| l.samples).sum())
+    }
+
+    /// The lines as one, or why they cannot be judged. Disjoint classes of one multinomial sample are negatively
+    /// correlated, so adding their half-widths in quadrature is on the safe side.
+    pub fn cpu(&self, classes: &[CostClass]) -> Measured<Sum> {
+        let lines = self.bill.on_cpu.as_ref().map_err(Clone::clone)?;
+        let mut sum = Wide::default();
+        for line in lines.iter().filter(|l| classes.contains(&l.class)) {
+            sum.add(line.share);
+        }
+        let touches_kernel = classes.iter().any(|c| KERNEL_LINES.contains(c));
+        if touches_kernel && !self.recording.meta.kernel_samples {
+            return Err(self
+                .probe_absence("kernel_stacks")
+                .unwrap_or_else(|| Absence::new(Reason::NotPermitted, "kernel stacks were not sampled"))
+                .mend_if_none("sysctl kernel.perf_event_paranoid=1, or run as root"));
+        }
+        let samples = self.samples();
+        if samples < MIN_SAMPLES {
+            return Err(Absence::new(
+                Reason::TooLittle,
+                format!("{samples} CPU samples; shares are judged from {MIN_SAMPLES} on"),
+            )
+            .mend("a longer window: -d 60"));
+        }
+        let share = sum.interval();
+        Ok(Sum {
+            share,
+            rate: share.scaled(self.cpu_rate),
+        })
+    }
+
+    /// Kernel time without names, which could belong to any kernel line.
+    pub fn unnamed_kernel(&self) -> f64 {
+        self.bill.on_cpu.as_ref().map_or(0.0, |lines| {
+            lines
+                .iter()
+                .filter(|l| l.class == CostClass::UnnamedKernel)
+                .map(|l| l.share.high)
+                .sum()
+        })
+    }
+
+    pub fn wait(&self, class: WaitClass) -> Measured<Interval> {
+        match self.bill.off_cpu.iter().find(|l| l.class == class) {
+            Some(line) => line.thread_s.clone(),
+            None => Err(Absence::new(
+                Reason::NotFound,
+                format!("no line for {}", class.title()),
+            )),
+        }
+    }
+
+    pub fn wait_point(&self, class: WaitClass) -> f64 {
+        self.wait(class).map_or(0.0, |i| i.point)
+    }
+
+    fn wait_sites(&self, class: WaitClass) -> &'a [Site] {
+        self.bill
+            .off_cpu
+            .iter()
+            .find(|l| l.class == class)
+            .map_or(&[], |l| &l.sites)
+    }
+
+    /// Futex waits by what the caller waits for: (work or another thread, a lock, not told by any name), fractions.
+    pub fn futex_waits(&self) -> (f64, f64, f64) {
+        let (mut work, mut lock) = (0.0, 0.0);
+        for site in self.wait_sites(WaitClass::ApplicationLock) {
+            let mut names = site
+                .path
+                .iter()
+                .map(String::as_str)
+                .chain([site.function.as_str()]);
+            if names.any(|name| WAITS_FOR_WORK.iter().any(|w| name.contains(w))) {
+                work += site.share;
+            } else if !site.path.is_empty() {
+                lock += site.share;
+            }
+        }
+        let told = (work + lock).min(1.0);
+        (work.min(1.0), lock.min(1.0), 1.0 - told)
+    }
+
+    /// Seconds of thread time in which the target ran or would have liked to.
+    pub fn active_thread_s(&self) -> f64 {
+        let (_, lock, _) = self.futex_waits();
+        self.bill.cpu_s
+            + [
+                WaitClass::AddressSpaceLock,
+                WaitClass::Allocator,
+                WaitClass::RunQueue,
+                WaitClass::Throttled,
+                WaitClass::Stolen,
+            ]
+            .iter()
+            .map(|c| self.wait_point(*c))
+            .sum::<f64>()
+            + lock * self.wait_point(WaitClass::ApplicationLock)
+    }
+
+    /// The largest named site of these lines, weighted by the lines.
+    pub fn top_site(&self, classes: &[CostClass]) -> Option<String> {
+        let lines = self.bill.on_cpu.as_ref().ok()?;
+        let mut weight: BTreeMap<&str, f64> = BTreeMap::new();
+        for line in lines.iter().filter(|l| classes.contains(&l.class)) {
+            for site in &line.sites {
+                let name = site.python.as_deref().unwrap_or(&site.function);
+                *weight.entry(name).or_default() += site.share * line.share.point;
+            }
+        }
+        weight
+            .into_iter()
+            .filter(|(name, _)| !name.is_empty() && *name != "[unknown]")
+            .max_by(|a, b| a.1.total_cmp(&b.1))
+            .map(|(name, _)| name.to_owned())
+    }
+
+    /// Change of a cumulative counter over the window; None where either end lacks it or it ran backwards.
+    pub fn change<T: Into<Option<u64>>>(&self, read: impl Fn(&Tick) -> T) -> Option<u64> {
+        let (first, last) = (self.recording.ticks.first()?, self.recording.ticks.last()?);
+        read(last).into()?.checked_sub(read(first).into()?)
+    }
+
+    pub fn cgroup_change(&self, read: impl Fn(&CgroupTick) -> u64) -> Option<u64> {
+        self.change(|t| t.cgroup.as_ref().map(&read))
+    }
+
+    pub fn host_change<T: Into<Option<u64>>>(&self, read: impl Fn(&HostTick) -> T) -> Option<u64> {
+        self.change(|t| read(&t.host).into())
+    }
+
+    pub fn last_tick(&self) -> Option<&'a Tick> {
+        self.recording.ticks.last()
+    }
+
+    pub fn last_smaps(&self) -> Option<Smaps> {
+        self.recording.ticks.iter().rev().find_map(|t| t.smaps)
+    }
+
+    pub fn probe_absence(&self, name: &str) -> Option<Absence> {
+        let probe = self.recording.probes.iter().find(|p| p.name == name)?;
+        match &probe.state {
+            ProbeState::Measured => None,
+            ProbeState::Partial(absence) | ProbeState::Absent(absence) => Some(absence.clone()),
+        }
+    }
+
+    pub fn price(&self, name: &str) -> Option<Interval> {
+        self.recording
+            .prices
+            .as_ref()
+            .ok()?
+            .get(name)
+            .filter(|p| p.low > 0.0)
+    }
+
+    pub fn count(&self, name: &str) -> Option<f64> {
+        let c = self.recording.counts.iter().find(|c| c.name == name)?;
+        (c.over_ns > 0).then(|| c.count as f64 * 1e9 / c.over_ns as f64)
+    }
+
+    /// Samples whose innermost user frame lies in the allocator: (entry points, named misses, all).
+    fn allocator_leaves(&self) -> (u64, u64, u64) {
+        let (mut entry, mut miss, mut all) = (0, 0, 0);
+        for sample in self.recording.samples.iter().filter(|s| s.kernel.is_none()) {
+            let Some(frame) = self
+                .user_stack(sample.user)
+                .and_then(|s| s.frames.first())
+                .and_then(|i| self.recording.frames.get(*i as usize))
+            else {
+                continue;
+            };
+            if !self.in_allocator(frame.module, frame.offset) {
+                continue;
+            }
+            all += 1;
+            match path_of(frame.symbol.as_deref()) {
+                Path::Entry => entry += 1,
+                Path::Miss => miss += 1,
+                Path::Unknown => {}
+            }
+        }
+        (entry, miss, all)
+    }
+
+    fn user_stack(&self, index: Option<u32>) -> Option<&'a Stack> {
+        self.recording.stacks.get(index? as usize)
+    }
+
+    fn in_allocator(&self, module: Option<u32>, offset: u64) -> bool {
+        let Some(module) = module.and_then(|m| self.recording.modules.get(m as usize)) else {
+            return false;
+        };
+        matches!(module.role, ModuleRole::Allocator(_))
+            || module
+                .malloc_ranges
+                .iter()
+                .any(|(from, to)| (*from..*to).contains(&offset))
+    }
+
+    /// How malloc's calls are served, with the figures behind it.
+    pub fn served(&self) -> (Served, String) {
+        use crate::catalogue::thresholds::{ENTRY_SHARE, MISS_SHARE};
+        let (entry, miss, all) = self.allocator_leaves();
+        if all < MIN_SAMPLES / 2 {
+            return (
+                Served::Unknown,
+                format!("{all} samples in malloc: too few to tell its fast path from its slow one"),
+            );
+        }
+        let (entry_share, miss_share) = (entry as f64 / all as f64, miss as f64 / all as f64);
+        if miss > 0 {
+            let served = if miss_share >= MISS_SHARE.missing {
+                Served::Missing
+            } else if miss_share <= MISS_SHARE.cached {
+                Served::Cached
+            } else {
+                Served::Mixed
+            };
+            let text = format!(
+                "{} of malloc's samples lie in functions that run only when the thread cache misses",
+                percent(miss_share)
+            );
+            return (served, text);
+        }
+        if entry == 0 {
+            return (
+                Served::Unknown,
+                "no function of this allocator has a name: its fast path cannot be told from its slow one"
+                    .into(),
+            );
+        }
+        let served = if entry_share >= ENTRY_SHARE.cached {
+            Served::Cached
+        } else if entry_share <= ENTRY_SHARE.missing {
+            Served::Missing
+        } else {
+            Served::Mixed
+        };
+        let text = format!(
+            "{} of malloc's samples lie in its entry points (cached calls: about 55 %; misses: about 24 %)",
+            percent(entry_share)
+        );
+        (served, text)
+    }
+}
+
+/// The process that used most CPU in the window, else the first.
+pub fn main_process(recording: &Recording) -> Option<&Process> {
+    let cpu = |pid: i32| -> u64 {
+        recording
+            .threads
+            .iter()
+            .filter(|t| t.pid == pid)
+            .map(|t| t.cpu_ns)
+            .sum()
+    };
+    // `rev`: of equals the first one wins.
+    recording.processes.iter().rev().max_by_key(|p| cpu(p.pid))
+}
+
+/// Sum of intervals of disjoint classes.
+#[derive(Default)]
+pub struct Wide {
+    point: f64,
+    below: f64,
+    above: f64,
+}
+
+impl Wide {
+    pub fn add(&mut self, i: Interval) {
+        self.point += i.point;
+        self.below += (i.point - i.low).powi(2);
+        self.above += (i.high - i.point).powi(2);
+    }
+
+    pub fn interval(&self) -> Interval {
+        Interval::new(
+            (self.point - self.below.sqrt()).max(0.0),
+            self.point.clamp(0.0, 1.0),
+            (self.point + self.above.sqrt()).min(1.0),
+        )
+    }
+}
+
+pub trait MendIfNone {
+    fn mend_if_none(self, mend: &str) -> Self;
+}
+
+impl MendIfNone for Absence {
+    fn mend_if_none(mut self, mend: &str) -> Self {
+        self.mend.get_or_insert_with(|| mend.to_owned());
+        self
+    }
+}
+
+/// `0.414` as `41 %`; small shares keep a digit so that they are not read as nothing.
+pub fn percent(share: f64) -> String {
+    let p = share * 100.0;
+    if p < 9.95 && (p - p.round()).abs() > 0.05 {
+        format!("{p:.1} %")
+    } else {
+        format!("{p:.0} %")
+    }
+}
+
+/// `41 % (38–44 %)`; a value without sampling error has no brackets.
+pub fn percent_interval(i: Interval) -> String {
+    if i.high - i.low < 1e-9 {
+        return percent(i.point);
+    }
+    let low = percent(i.low);
+    format!(
+        "{} ({}–{})",
+        percent(i.point),
+        low.trim_end_matches(" %"),
+        percent(i.high)
+    )
+}
+
+pub fn bytes(b: f64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut b = b.max(0.0);
+    let mut unit = 0;
+    while b >= 1024.0 && unit + 1 < UNITS.len() {
+        b /= 1024.0;
+        unit += 1;
+    }
+    if b >= 10.0 || unit == 0 {
+        format!("{b:.0} {}", UNITS[unit])
+    } else {
+        format!("{b:.1} {}", UNITS[unit])
+    }
+}
+
+/// `1234567` as `1.2 M`.
+pub fn count(n: f64) -> String {
+    match n {
+        n if n >= 1e9 => format!("{:.1} G", n / 1e9),
+        n if n >= 1e6 => format!("{:.1} M", n / 1e6),
+        n if n >= 1e4 => format!("{:.0} k", n / 1e3),
+        n if n >= 10.0 => format!("{n:.0}"),
+        n => format!("{n:.1}"),
+    }
+}

@@ -1,0 +1,230 @@
+//! From a figure with its interval to one of the four words, by the table of thresholds.
+
+use super::context::{percent, percent_interval};
+use super::{Finding, Status, Whole};
+use crate::catalogue::thresholds::{self, Floor, Threshold};
+use crate::catalogue::walls::Wall;
+use crate::units::{Absence, Interval};
+
+/// A finding and what it costs, for ordering walls.
+#[derive(Clone, Debug)]
+pub struct Judged {
+    pub finding: Finding,
+    /// Seconds lost per second of the window (bytes for retention).
+    pub cost: f64,
+}
+
+/// What a rung measured.
+pub struct Case<'a> {
+    pub wall: Wall,
+    pub share: Interval,
+    pub of: Whole,
+    /// In the unit of the wall's floor.
+    pub amount: Interval,
+    /// "of its CPU time goes to faulting in pages": what follows the share in a sentence.
+    pub phrase: &'a str,
+    pub show: String,
+}
+
+impl Case<'_> {
+    pub fn judge(self) -> Judged {
+        let t = thresholds::of(self.wall);
+        let status = status(t, self.share, self.amount);
+        let because = because(t, status, &self);
+        Judged {
+            cost: self.amount.point,
+            finding: Finding {
+                wall: self.wall,
+                rung: self.wall.rung(),
+                status,
+                share: Some(self.share),
+                of: self.of,
+                because,
+                evidence: Vec::new(),
+                show: self.show,
+                missing: None,
+                estimate: None,
+            },
+        }
+    }
+}
+
+/// The wall needs the whole interval above its threshold, ruling out needs all of it below the contributor's.
+fn status(t: &Threshold, share: Interval, amount: Interval) -> Status {
+    let floor = floor_of(t);
+    if share.high < t.contributor || amount.high < floor {
+        Status::RuledOut
+    } else if share.low >= t.wall_from && amount.low >= floor {
+        Status::Wall
+    } else {
+        Status::Contributor
+    }
+}
+
+fn floor_of(t: &Threshold) -> f64 {
+    match t.floor {
+        Floor::PerSecond(f) | Floor::Bytes(f) => f,
+        Floor::None => 0.0,
+    }
+}
+
+fn because(t: &Threshold, status: Status, case: &Case) -> String {
+    let said = format!("{} {}", percent_interval(case.share), case.phrase);
+    let (contributor, wall) = (percent(t.contributor), percent(t.wall_from));
+    match status {
+        Status::Wall => format!("{said}; from {wall} on it is the wall"),
+        Status::Contributor if case.share.low < t.contributor => {
+            format!("{said}; that straddles the {contributor} from which it counts")
+        }
+        Status::Contributor if case.amount.low < floor_of(t) => {
+            format!(
+                "{said}, but {} may be too little to notice",
+                floor_text(t, case.amount.low)
+            )
+        }
+        Status::Contributor if t.wall_from.is_finite() && case.share.high >= t.wall_from => {
+            format!("{said}; that straddles the {wall} from which it is the wall")
+        }
+        Status::Contributor => format!("{said}; it counts from {contributor} on"),
+        _ if case.share.high < t.contributor => format!("{said}; it would count from {contributor} on"),
+        _ => format!(
+            "{said}, but {} is too little to notice",
+            floor_text(t, case.amount.high)
+        ),
+    }
+}
+
+fn floor_text(t: &Threshold, amount: f64) -> String {
+    match t.floor {
+        Floor::Bytes(_) => super::context::bytes(amount),
+        _ => format!("{:.0} ms a second", amount * 1e3),
+    }
+}
+
+impl Judged {
+    pub fn not_measured(wall: Wall, of: Whole, missing: Absence, show: String) -> Self {
+        Judged {
+            cost: 0.0,
+            finding: Finding {
+                wall,
+                rung: wall.rung(),
+                status: Status::NotMeasured,
+                share: None,
+                of,
+                because: missing.detail.clone(),
+                evidence: Vec::new(),
+                show,
+                missing: Some(missing),
+                estimate: None,
+            },
+        }
+    }
+
+    /// Ruled out by a fact rather than by a share.
+    pub fn ruled_out(wall: Wall, of: Whole, because: impl Into<String>, show: String) -> Self {
+        Judged {
+            cost: 0.0,
+            finding: Finding {
+                wall,
+                rung: wall.rung(),
+                status: Status::RuledOut,
+                share: Some(Interval::exact(0.0)),
+                of,
+                because: because.into(),
+                evidence: Vec::new(),
+                show,
+                missing: None,
+                estimate: None,
+            },
+        }
+    }
+
+    pub fn evidence(mut self, line: impl Into<String>) -> Self {
+        self.finding.evidence.push(line.into());
+        self
+    }
+
+    pub fn evidence_if(self, line: Option<String>) -> Self {
+        match line {
+            Some(line) => self.evidence(line),
+            None => self,
+        }
+    }
+
+    pub fn estimate(mut self, kind: impl Into<String>) -> Self {
+        self.finding.estimate = Some(kind.into());
+        self
+    }
+
+    pub fn share(mut self, share: Interval) -> Self {
+        self.finding.share = Some(share);
+        self
+    }
+
+    /// A wall by its figures that another one explains better.
+    pub fn at_most_contributor(mut self, why: &str) -> Self {
+        if self.finding.status == Status::Wall {
+            self.finding.status = Status::Contributor;
+            let said = self
+                .finding
+                .because
+                .split(';')
+                .next()
+                .unwrap_or_default()
+                .to_owned();
+            self.finding.because = format!("{said}; {why}");
+        }
+        self
+    }
+
+    pub fn is(&self, status: Status) -> bool {
+        self.finding.status == status
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(low: f64, high: f64, rate: f64) -> Judged {
+        let share = Interval::new(low, (low + high) / 2.0, high);
+        Case {
+            wall: Wall::FirstTouch,
+            share,
+            of: Whole::Cpu,
+            amount: share.scaled(rate),
+            phrase: "of CPU",
+            show: String::new(),
+        }
+        .judge()
+    }
+
+    #[test]
+    fn the_interval_decides_not_the_point() {
+        assert_eq!(judged(0.16, 0.20, 1.0).finding.status, Status::Wall);
+        let straddling = judged(0.14, 0.22, 1.0).finding;
+        assert_eq!(straddling.status, Status::Contributor);
+        assert!(
+            straddling.because.contains("straddles the 15 %"),
+            "{}",
+            straddling.because
+        );
+        let low = judged(0.03, 0.07, 1.0).finding;
+        assert_eq!(low.status, Status::Contributor);
+        assert!(low.because.contains("straddles the 5 %"), "{}", low.because);
+        assert_eq!(judged(0.03, 0.049, 1.0).finding.status, Status::RuledOut);
+    }
+
+    #[test]
+    fn a_share_without_the_floor_is_no_wall() {
+        assert_eq!(judged(0.60, 0.70, 0.05).finding.status, Status::RuledOut);
+        let around = judged(0.60, 0.70, 0.075).finding;
+        assert_eq!(around.status, Status::Contributor);
+        assert!(
+            around.because.contains("too little to notice"),
+            "{}",
+            around.because
+        );
+        assert_eq!(judged(0.60, 0.70, 0.1).finding.status, Status::Wall);
+    }
+}

@@ -1,0 +1,623 @@
+//! Which remedies fit a target, and what each would gain there: the bill's lines × what the price list says.
+
+use super::context::{Context, Wide, percent};
+use super::{Finding, Prescription, Status};
+use crate::bill::Bill;
+use crate::catalogue::cost::CostClass;
+use crate::catalogue::prices::*;
+use crate::catalogue::remedies::{Effect, Kind, Need, Remedy, TABLE};
+use crate::catalogue::thresholds;
+use crate::catalogue::walls::Wall;
+use crate::measure::recording::{Allocator, AllocatorKind, Libc, ModuleRole, Process, Recording, Runtime};
+use crate::units::{Interval, Measured};
+
+/// The remedies for the walls that were found, in the order to try. Contributors are treated only where there is no wall.
+pub fn prescribe(recording: &Recording, bill: &Bill, findings: &[Finding]) -> Vec<Prescription> {
+    let mut fired: Vec<Wall> = with(findings, Status::Wall);
+    if fired.is_empty() {
+        // Interference and waiting below a wall's size are the ordinary life of a shared machine.
+        fired = with(findings, Status::Contributor);
+        fired.retain(|w| w.rung() >= 3);
+    }
+    let mut ranked: Vec<(Rank, Prescription)> = offers(recording, bill, &fired)
+        .into_iter()
+        .filter_map(|(remedy, offer)| offer.ok().map(|(p, bound)| (rank(remedy, &fired, &p, bound), p)))
+        .collect();
+    ranked.sort_by(|a, b| {
+        let (a, b) = (&a.0, &b.0);
+        (a.advice, !a.interference)
+            .cmp(&(b.advice, !b.interference))
+            .then(b.low.total_cmp(&a.low))
+            .then((a.kind, a.restart).cmp(&(b.kind, b.restart)))
+            .then(b.bound.total_cmp(&a.bound))
+    });
+    ranked.into_iter().map(|(_, p)| p).collect()
+}
+
+fn with(findings: &[Finding], status: Status) -> Vec<Wall> {
+    findings
+        .iter()
+        .filter(|f| f.status == status)
+        .map(|f| f.wall)
+        .collect()
+}
+
+struct Rank {
+    advice: bool,
+    interference: bool,
+    low: f64,
+    kind: Kind,
+    restart: bool,
+    bound: f64,
+}
+
+fn rank(remedy: &Remedy, fired: &[Wall], p: &Prescription, bound: f64) -> Rank {
+    Rank {
+        advice: remedy.kind == Kind::Advice,
+        interference: remedy.walls.iter().any(|w| fired.contains(w) && w.rung() <= 3),
+        low: p.gain.map_or(0.0, |g| g.low),
+        kind: remedy.kind,
+        restart: remedy.restart,
+        bound,
+    }
+}
+
+/// Fitted to the target, with the most it could gain; or the reason why it does not apply.
+pub type Offer = Result<(Prescription, f64), String>;
+
+/// Every remedy for these walls.
+pub fn offers(recording: &Recording, bill: &Bill, walls: &[Wall]) -> Vec<(&'static Remedy, Offer)> {
+    let ctx = Context::new(recording, bill);
+    TABLE
+        .iter()
+        .filter(|r| r.walls.iter().any(|w| walls.contains(w)))
+        .map(|r| (r, fit(&ctx, r, walls)))
+        .collect()
+}
+
+fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
+    for need in remedy.needs {
+        met(ctx, *need, walls)?;
+    }
+    let prediction = predict(ctx, remedy);
+    let how = fill(ctx, remedy.how);
+    let prescription = Prescription {
+        remedy: remedy.key.to_owned(),
+        title: remedy.title.to_owned(),
+        gain: prediction.gain,
+        basis: prediction.basis,
+        restart: remedy.restart,
+        how,
+        backfires: remedy.backfires.to_owned(),
+        undo: fill(ctx, remedy.undo),
+        moves: remedy.moves.to_owned(),
+    };
+    Ok((prescription, prediction.most))
+}
+
+// ---- applicability ----
+
+/// Ok where the need is met; else the reason, for people. What is not known is not met.
+fn met(ctx: &Context, need: Need, walls: &[Wall]) -> Result<(), String> {
+    let process = ctx.process().ok_or("nothing is known about the target")?;
+    let require = |holds: bool, reason: &str| if holds { Ok(()) } else { Err(reason.to_owned()) };
+    let runtime = process.runtime.as_ref().ok();
+    match need {
+        Need::Preload => preload(process),
+        Need::Glibc(major, minor) => glibc(process, (major, minor)),
+        Need::Musl => require(
+            matches!(process.libc, Ok(Libc::Musl { .. })),
+            "the target's C library is not musl",
+        ),
+        Need::GlibcMalloc => {
+            glibc(process, (2, 0))?;
+            require(
+                kind(process) == Some(AllocatorKind::Glibc),
+                "glibc's malloc does not serve this process",
+            )
+        }
+        Need::Jemalloc => require(
+            kind(process) == Some(AllocatorKind::Jemalloc),
+            "the target does not use jemalloc",
+        ),
+        Need::Mimalloc => require(
+            kind(process) == Some(AllocatorKind::Mimalloc),
+            "the target does not use mimalloc",
+        ),
+        Need::Tcmalloc => require(
+            kind(process) == Some(AllocatorKind::Tcmalloc),
+            "the target does not use tcmalloc",
+        ),
+        Need::NotJemalloc => not_already(process, AllocatorKind::Jemalloc),
+        Need::NotMimalloc => not_already(process, AllocatorKind::Mimalloc),
+        Need::NotTcmalloc => not_already(process, AllocatorKind::Tcmalloc),
+        Need::Cpython => require(
+            matches!(runtime, Some(Runtime::Cpython { .. })),
+            "the target is not CPython",
+        ),
+        Need::CpythonAtLeast(minor) => match runtime {
+            Some(Runtime::Cpython {
+                version,
+                free_threaded: false,
+            }) => require(
+                version_of(version) >= Some((3, minor)),
+                &format!("needs CPython 3.{minor} or later"),
+            ),
+            _ => Err("the target is not a default build of CPython".into()),
+        },
+        Need::CpythonFreeThreaded => require(
+            matches!(
+                runtime,
+                Some(Runtime::Cpython {
+                    free_threaded: true,
+                    ..
+                })
+            ),
+            "the target is not a free-threaded CPython",
+        ),
+        Need::Jvm => require(
+            matches!(runtime, Some(Runtime::Jvm { .. })),
+            "the target is not a JVM",
+        ),
+        Need::Go => require(
+            matches!(runtime, Some(Runtime::Go { .. })),
+            "the target is not a Go program",
+        ),
+        Need::Node => require(
+            matches!(runtime, Some(Runtime::Node { .. })),
+            "the target is not Node",
+        ),
+        Need::NotJvm => match runtime {
+            Some(Runtime::Jvm { .. }) => Err("the Java heap does not lie in malloc".into()),
+            Some(_) => Ok(()),
+            None => Err("the target's runtime is not known".into()),
+        },
+        Need::MallocMatters => malloc_matters(ctx, runtime, walls),
+        Need::ThpByAdvice => thp(ctx, process, &["madvise", "always"]),
+        Need::ThpModeMadvise => thp(ctx, process, &["madvise"]),
+        Need::MoreThanOneThread => require(ctx.bill.rates.threads_peak != 1, "the target has one thread"),
+        Need::Unset(name) => require(
+            !setting_mentions(process, name),
+            &format!("{name} is set already"),
+        ),
+        Need::ArenasLimited => require(
+            setting_mentions(process, "MALLOC_ARENA_MAX") || setting_mentions(process, "arena_max"),
+            "nothing limits the arenas",
+        ),
+        Need::MoreThanOneNode => require(ctx.recording.host.numa_nodes > 1, "the machine has one NUMA node"),
+        Need::Quota => require(
+            ctx.last_tick()
+                .and_then(|t| t.cgroup)
+                .is_some_and(|c| c.quota_cpus.is_some()),
+            "no quota is known",
+        ),
+    }
+}
+
+fn kind(process: &Process) -> Option<AllocatorKind> {
+    process.allocator.as_ref().ok().map(|a| a.kind)
+}
+
+fn preload(process: &Process) -> Result<(), String> {
+    match &process.libc {
+        Ok(Libc::Static) => return Err("statically linked: no loader reads LD_PRELOAD".into()),
+        Ok(Libc::Glibc { .. } | Libc::Musl { .. }) => {}
+        Ok(Libc::Other { name }) => return Err(format!("unknown C library {name}")),
+        Err(absence) => return Err(format!("the target's C library is not known: {absence}")),
+    }
+    match &process.runtime {
+        Ok(Runtime::Go { .. }) => return Err("Go's runtime allocates without malloc".into()),
+        Ok(_) => {}
+        Err(absence) => return Err(format!("the target's runtime is not known: {absence}")),
+    }
+    if process.secure_exec == Ok(true) {
+        return Err("setuid or file capabilities: the loader ignores LD_PRELOAD".into());
+    }
+    // A malloc of its own, linked into the program, is found before a preloaded one is asked.
+    if matches!(
+        &process.allocator,
+        Ok(Allocator {
+            how: crate::measure::recording::Linkage::Static,
+            ..
+        })
+    ) {
+        return Err("its allocator is linked into the program: a preload does not replace it".into());
+    }
+    Ok(())
+}
+
+fn glibc(process: &Process, at_least: (u32, u32)) -> Result<(), String> {
+    match &process.libc {
+        Ok(Libc::Glibc { version }) => match version_of(version) {
+            Some(v) if v >= at_least && process.secure_exec != Ok(true) => Ok(()),
+            Some(v) if v >= at_least => {
+                Err("setuid or file capabilities: the loader ignores tunables".into())
+            }
+            Some(_) => Err(format!(
+                "needs glibc {}.{}, the target has {version}",
+                at_least.0, at_least.1
+            )),
+            None => Err(format!("glibc version {version:?} is not understood")),
+        },
+        Ok(_) => Err("the target's C library is not the dynamic glibc".into()),
+        Err(absence) => Err(format!("the target's C library is not known: {absence}")),
+    }
+}
+
+fn not_already(process: &Process, unwanted: AllocatorKind) -> Result<(), String> {
+    match kind(process) {
+        Some(k) if k == unwanted => Err("the target uses it already".into()),
+        Some(_) => Ok(()),
+        None => Err("the target's allocator is not known".into()),
+    }
+}
+
+/// A swap of malloc does nothing for objects that a runtime serves itself (CPython: up to 512 bytes; the Java, Go and
+/// V8 heaps). It is offered there only where malloc's own line is what fired.
+fn malloc_matters(ctx: &Context, runtime: Option<&Runtime>, walls: &[Wall]) -> Result<(), String> {
+    if matches!(runtime, Some(Runtime::Native)) {
+        return Ok(());
+    }
+    if walls.contains(&Wall::AllocatorCode) || walls.contains(&Wall::AllocatorContention) {
+        return Ok(());
+    }
+    let lines = ctx.cpu(&[CostClass::AllocatorCode, CostClass::AllocatorLocks]);
+    match lines {
+        Ok(sum) if sum.share.low >= thresholds::of(Wall::AllocatorCode).contributor => Ok(()),
+        Ok(_) => Err("the runtime serves its own objects: little of the time is malloc's".into()),
+        Err(_) => Err("the runtime serves its own objects, and malloc's part was not measured".into()),
+    }
+}
+
+/// `always [madvise] never` as in sysfs, or the bare word.
+fn thp(ctx: &Context, process: &Process, modes: &[&str]) -> Result<(), String> {
+    let mode = match &ctx.recording.host.thp_enabled {
+        Ok(text) => text
+            .split_once('[')
+            .and_then(|(_, rest)| rest.split_once(']'))
+            .map_or(text.trim(), |(mode, _)| mode),
+        Err(absence) => {
+            return Err(format!(
+                "the mode of transparent huge pages is not known: {absence}"
+            ));
+        }
+    };
+    if process.thp_disabled == Ok(true) {
+        return Err("huge pages are disabled for this process (prctl)".into());
+    }
+    if modes.contains(&mode) {
+        Ok(())
+    } else {
+        Err(format!("transparent huge pages are in mode {mode}"))
+    }
+}
+
+fn setting_mentions(process: &Process, name: &str) -> bool {
+    let environment = process
+        .environment
+        .iter()
+        .any(|(k, v)| k.contains(name) || v.contains(name));
+    environment || process.cmdline.iter().any(|word| word.contains(name))
+}
+
+/// Major and minor of `2.36`, `3.13.1+`, `2.36-9+deb12u4`.
+fn version_of(text: &str) -> Option<(u32, u32)> {
+    let mut parts = text.trim().split(['.', '-', '+']);
+    let major = parts.next()?.parse().ok()?;
+    let minor = parts.next()?;
+    let digits = minor.find(|c: char| !c.is_ascii_digit()).unwrap_or(minor.len());
+    Some((major, minor[..digits].parse().ok()?))
+}
+
+// ---- what to type ----
+
+fn fill(ctx: &Context, template: &str) -> String {
+    let process = ctx.process();
+    let triple = match ctx.recording.host.architecture.as_str() {
+        "aarch64" => "aarch64-linux-gnu",
+        _ => "x86_64-linux-gnu",
+    };
+    let quota = ctx
+        .last_tick()
+        .and_then(|t| t.cgroup)
+        .and_then(|c| c.quota_cpus)
+        .map_or_else(|| "CPUs".to_owned(), |q| format!("{q:.2} CPUs"));
+    let arenas = 8 * ctx.recording.host.online_cpus.max(1);
+    let text = template
+        .replace("{triple}", triple)
+        .replace("{pid}", &ctx.pid())
+        .replace("{quota}", &quota)
+        .replace("{arenas}", &arenas.to_string());
+    let text = match (text.split_once("{tunables:"), process) {
+        (Some((before, rest)), process) => {
+            let (new, after) = rest.split_once('}').unwrap_or((rest, ""));
+            format!("{before}{}{after}", merged_tunables(process, new))
+        }
+        (None, _) => text,
+    };
+    let text = text.replace("{cmd}", &command(ctx));
+    // These are lists: setting one drops what it holds.
+    let held = process
+        .into_iter()
+        .flat_map(|p| &p.environment)
+        .find(|(k, _)| LISTS.contains(&k.as_str()) && text.starts_with(&format!("{k}=")));
+    match held {
+        Some((name, value)) => format!("{text}   # {name} holds {} already: keep it", quoted(value)),
+        None => text,
+    }
+}
+
+const LISTS: &[&str] = &["LD_PRELOAD", "MALLOC_CONF", "JAVA_TOOL_OPTIONS", "NODE_OPTIONS"];
+
+/// GLIBC_TUNABLES is one list: what is set already stays, unless the remedy sets the same.
+fn merged_tunables(process: Option<&Process>, new: &str) -> String {
+    let name = |entry: &str| entry.split('=').next().unwrap_or_default().to_owned();
+    let replaced: Vec<String> = new.split(':').map(name).collect();
+    let present = process
+        .and_then(|p| p.environment.iter().find(|(k, _)| k == "GLIBC_TUNABLES"))
+        .map_or("", |(_, v)| v.as_str());
+    let kept = present
+        .split(':')
+        .filter(|e| !e.is_empty() && !replaced.contains(&name(e)));
+    let merged = kept.chain(new.split(':')).collect::<Vec<_>>().join(":");
+    if merged.chars().all(plain) {
+        merged
+    } else {
+        quoted(&merged)
+    }
+}
+
+/// The command line as it was given or seen, if it is short enough to be read in a line.
+fn command(ctx: &Context) -> String {
+    const LONGEST: usize = 80;
+    let words = ctx
+        .recording
+        .meta
+        .command
+        .as_ref()
+        .or(ctx.process().map(|p| &p.cmdline));
+    let line = words
+        .map(|w| w.iter().map(|w| quoted(w)).collect::<Vec<_>>().join(" "))
+        .unwrap_or_default();
+    if line.is_empty() || line.chars().count() > LONGEST || line.chars().any(char::is_control) {
+        "CMD".to_owned()
+    } else {
+        line
+    }
+}
+
+fn plain(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "_-./=:,+@%".contains(c)
+}
+
+/// As one word of a POSIX shell.
+fn quoted(word: &str) -> String {
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+// ---- prediction ----
+
+struct Prediction {
+    gain: Option<Interval>,
+    basis: String,
+    /// The most that it could gain: the sum of its lines.
+    most: f64,
+}
+
+fn predict(ctx: &Context, remedy: &Remedy) -> Prediction {
+    let most = ctx.cpu(remedy.acts_on).map_or(0.0, |s| s.share.high);
+    let none = |basis: String| Prediction {
+        gain: None,
+        basis,
+        most,
+    };
+    let lines = lines_of(remedy);
+    let Ok(sum) = ctx.cpu(remedy.acts_on) else {
+        return none(match remedy.effect {
+            Effect::NotCpu(what) => format!("acts on {what}; no CPU time is predicted"),
+            _ => "the lines that it acts on were not measured".into(),
+        });
+    };
+    match remedy.effect {
+        Effect::NotCpu(what) => none(format!("acts on {what}; no CPU time is predicted")),
+        Effect::AtMost(fraction, why) => Prediction {
+            most: most * fraction,
+            ..none(format!("at most {} ({lines}): {why}", percent(most * fraction)))
+        },
+        Effect::HugeTouch => match huge_touch(ctx) {
+            Some(removed) => priced(
+                sum.share,
+                removed,
+                most,
+                format!(
+                    "{lines} × (1 − touch_2m / (512 · touch_4k)) = {} × {}, if all fresh memory comes on huge pages and is used",
+                    percent(sum.share.point),
+                    percent(removed.point)
+                ),
+            ),
+            None => none(unpriced(ctx, most, "touch_2m or touch_4k")),
+        },
+        Effect::Populate => match (ctx.price(POPULATE_PAGE), ctx.price(TOUCH_4K)) {
+            (Some(populate), Some(touch)) => {
+                let removed = removed(populate, touch);
+                priced(
+                    sum.share,
+                    removed,
+                    most,
+                    format!(
+                        "{lines} × (1 − populate_page / touch_4k) = {} × {}",
+                        percent(sum.share.point),
+                        percent(removed.point)
+                    ),
+                )
+            }
+            _ => none(unpriced(ctx, most, "populate_page or touch_4k")),
+        },
+        Effect::ArenaInsteadOfMap => arena_instead(ctx, most),
+    }
+}
+
+fn priced(line: Interval, removed: Interval, most: f64, basis: String) -> Prediction {
+    let gain = Interval::new(
+        line.low * removed.low,
+        line.point * removed.point,
+        (line.high * removed.high).min(most),
+    );
+    Prediction {
+        gain: Some(gain),
+        basis,
+        most,
+    }
+}
+
+fn unpriced(ctx: &Context, most: f64, name: &str) -> String {
+    let why = match &ctx.recording.prices {
+        Err(absence) => absence.detail.clone(),
+        Ok(_) => format!("this machine's price list lacks {name}"),
+    };
+    format!("at most {}; {why} (allocwall calibrate)", percent(most))
+}
+
+/// 1 − after/before, both with their intervals, clamped to what can be removed at all.
+fn removed(after: Interval, before: Interval) -> Interval {
+    let fraction = |a: f64, b: f64| {
+        if b > 0.0 {
+            (1.0 - a / b).clamp(0.0, 1.0)
+        } else {
+            0.0
+        }
+    };
+    Interval::new(
+        fraction(after.high, before.low),
+        fraction(after.point, before.point),
+        fraction(after.low, before.high),
+    )
+}
+
+/// The low end also holds for memory that lay idle, where a hypervisor may have to find 2 MiB first.
+fn huge_touch(ctx: &Context) -> Option<Interval> {
+    let warm = removed(ctx.price(TOUCH_2M)?, ctx.price(TOUCH_4K)?.scaled(512.0));
+    let idle = ctx
+        .price(TOUCH_2M_IDLE)
+        .zip(ctx.price(TOUCH_4K_IDLE))
+        .map(|(huge, small)| removed(huge, small.scaled(512.0)));
+    Some(match idle {
+        Some(idle) => Interval::new(warm.low.min(idle.low), warm.point, warm.high.max(idle.high)),
+        None => warm,
+    })
+}
+
+/// Map calls whose caller is malloc go, less what the arena's own work costs; whether the first touches behind them go
+/// too cannot be seen from outside, so those only raise the upper end.
+fn arena_instead(ctx: &Context, most: f64) -> Prediction {
+    let none = |basis| Prediction {
+        gain: None,
+        basis,
+        most,
+    };
+    let Ok(maps) = ctx.cpu(&[CostClass::MapCalls, CostClass::PageRelease]) else {
+        return none("the lines that it acts on were not measured".to_owned());
+    };
+    let (Some(arena), Some(mapped)) = (ctx.price(MALLOC_ARENA), ctx.price(MALLOC_MAPPED)) else {
+        return none(unpriced(ctx, most, "malloc_arena or malloc_mapped"));
+    };
+    let Ok(by_malloc) = map_calls_by_malloc(ctx.recording) else {
+        return none(format!(
+            "at most {most}: whose map calls they are was not seen",
+            most = percent(most)
+        ));
+    };
+    let removed = removed(arena, mapped);
+    let mut all = Wide::default();
+    all.add(maps.share);
+    if let Ok(touch) = ctx.cpu(&[CostClass::FaultPath, CostClass::Zeroing]) {
+        all.add(touch.share);
+    }
+    let upper = if by_malloc.high > 0.0 {
+        all.interval().high * removed.high
+    } else {
+        0.0
+    };
+    let point = maps.share.point * by_malloc.point * removed.point;
+    let gain = Interval::new(
+        maps.share.low * by_malloc.low * removed.low,
+        point,
+        upper.min(most).max(point),
+    );
+    Prediction {
+        gain: Some(gain),
+        basis: format!(
+            "map calls and page release {} × {} of them malloc's × (1 − malloc_arena / malloc_mapped) {}; upper end with the first touches",
+            percent(maps.share.point),
+            percent(by_malloc.point),
+            percent(removed.point)
+        ),
+        most,
+    }
+}
+
+/// Fraction of the samples in map calls that came through the process-wide allocator, by the frames nearest to the call.
+fn map_calls_by_malloc(recording: &Recording) -> Measured<Interval> {
+    const CALLS: &[&str] = &["sys_mmap", "sys_munmap", "sys_brk", "sys_madvise", "sys_mremap"];
+    /// The system call's wrapper, then malloc's internals.
+    const NEAREST: usize = 4;
+    let frames_of = |stack: Option<u32>| {
+        stack
+            .and_then(|s| recording.stacks.get(s as usize))
+            .into_iter()
+            .flat_map(|s| &s.frames)
+            .filter_map(|f| recording.frames.get(*f as usize))
+    };
+    let (mut calls, mut by_malloc) = (0u64, 0u64);
+    for sample in recording.samples.iter().filter(|s| s.user.is_some()) {
+        let in_call = frames_of(sample.kernel).any(|f| {
+            f.symbol
+                .as_deref()
+                .is_some_and(|s| CALLS.iter().any(|c| s.ends_with(c)))
+        });
+        if !in_call {
+            continue;
+        }
+        calls += 1;
+        let from_malloc = frames_of(sample.user).take(NEAREST).any(|f| {
+            f.module
+                .and_then(|m| recording.modules.get(m as usize))
+                .is_some_and(|m| {
+                    matches!(m.role, ModuleRole::Allocator(_))
+                        || m.malloc_ranges
+                            .iter()
+                            .any(|(from, to)| (*from..*to).contains(&f.offset))
+                })
+        });
+        by_malloc += u64::from(from_malloc);
+    }
+    if calls < 20 {
+        return Err(crate::units::Absence::new(
+            crate::units::Reason::TooLittle,
+            format!("{calls} samples in map calls"),
+        ));
+    }
+    Ok(wilson(by_malloc, calls))
+}
+
+/// Wilson's score interval at 95 % (Wilson 1927, JASA 22).
+fn wilson(hits: u64, trials: u64) -> Interval {
+    const Z: f64 = 1.959_964;
+    let (n, p) = (trials as f64, hits as f64 / trials as f64);
+    let centre = (p + Z * Z / (2.0 * n)) / (1.0 + Z * Z / n);
+    let half = Z / (1.0 + Z * Z / n) * (p * (1.0 - p) / n + Z * Z / (4.0 * n * n)).sqrt();
+    Interval::new((centre - half).max(0.0), p, (centre + half).min(1.0))
+}
+
+fn lines_of(remedy: &Remedy) -> String {
+    remedy
+        .acts_on
+        .iter()
+        .map(|c| c.title())
+        .collect::<Vec<_>>()
+        .join(" + ")
+}

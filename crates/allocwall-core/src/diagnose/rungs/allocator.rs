@@ -1,0 +1,127 @@
+//! Rungs 9 and 10: called too often, slow when called, or waited for. One line of CPU time, three walls: which one it
+//! is depends on how the calls are served and on whether threads wait for one another.
+
+use super::kernel::lock_case;
+use super::{called_from, cpu_case, perf_show, without_samples};
+use crate::catalogue::cost::{CostClass, WaitClass};
+use crate::catalogue::prices::{MALLOC_ARENA, MALLOC_CACHED};
+use crate::catalogue::walls::Wall;
+use crate::diagnose::context::{Context, Served, count};
+use crate::diagnose::judge::Judged;
+use crate::diagnose::{Status, Whole};
+use crate::units::Interval;
+
+const CALLS: &[CostClass] = &[CostClass::AllocatorCode, CostClass::RuntimeAllocator];
+const CODE: &[CostClass] = &[CostClass::AllocatorCode];
+const LOCKS: &[CostClass] = &[CostClass::AllocatorLocks];
+
+pub fn call_rate(ctx: &Context) -> Vec<Judged> {
+    let judged = cpu_case(
+        ctx,
+        Wall::CallRate,
+        CALLS,
+        "of its CPU time goes to allocating and freeing",
+        perf_show(ctx, "malloc|free|calloc|realloc|operator new|_PyObject_Malloc"),
+    );
+    let (served, how) = ctx.served();
+    // The runtime's own allocator is all fast path: its part of the line is a matter of calls alone.
+    let runtime_led = matches!((ctx.cpu(&[CostClass::RuntimeAllocator]), ctx.cpu(CODE)),
+        (Ok(runtime), Ok(code)) if runtime.share.point >= code.share.point);
+    let judged = if contention(ctx).is(Status::Wall) {
+        judged.at_most_contributor("threads wait for one another in it, which is the wall below")
+    } else if served == Served::Missing && !runtime_led {
+        judged.at_most_contributor("the calls miss the thread cache, which is the wall below")
+    } else {
+        judged
+    };
+    let judged = match served {
+        Served::Unknown if !runtime_led && judged.is(Status::Wall) => {
+            judged.estimate("calls were not counted, and the fast path could not be told from the slow one")
+        }
+        _ => judged,
+    };
+    vec![
+        judged
+            .evidence_if(implied_calls(ctx))
+            .evidence_if((!runtime_led).then_some(how))
+            .evidence_if(called_from(ctx, CALLS)),
+    ]
+}
+
+/// What the line would buy at this machine's prices: calls are not counted from outside.
+fn implied_calls(ctx: &Context) -> Option<String> {
+    let rate = ctx.cpu(CODE).ok()?.rate;
+    let (cached, arena) = (ctx.price(MALLOC_CACHED)?, ctx.price(MALLOC_ARENA)?);
+    (rate.point > 0.0).then(|| {
+        format!(
+            "malloc's time would pay for {} pairs a second at the thread cache's price ({:.0} ns), {} at the arena's ({:.0} ns)",
+            count(rate.point * 1e9 / cached.point),
+            cached.point,
+            count(rate.point * 1e9 / arena.point),
+            arena.point
+        )
+    })
+}
+
+pub fn code_and_contention(ctx: &Context) -> Vec<Judged> {
+    let contention = contention(ctx);
+    let judged = cpu_case(
+        ctx,
+        Wall::AllocatorCode,
+        CODE,
+        "of its CPU time goes to the allocator's own code",
+        perf_show(
+            ctx,
+            "_int_malloc|_int_free|malloc_consolidate|unlink_chunk|arena|tcache",
+        ),
+    );
+    let (served, how) = ctx.served();
+    let code = if contention.is(Status::Wall) {
+        judged.at_most_contributor("threads wait for one another in it, and contended lines slow its code")
+    } else {
+        match served {
+            Served::Cached => {
+                judged.at_most_contributor("the thread cache serves the calls: they are many, not slow")
+            }
+            Served::Unknown => judged.at_most_contributor("nothing shows that single calls are slow"),
+            Served::Mixed | Served::Missing => judged,
+        }
+    };
+    vec![code.evidence(how).evidence_if(called_from(ctx, CODE)), contention]
+}
+
+fn contention(ctx: &Context) -> Judged {
+    const WALL: Wall = Wall::AllocatorContention;
+    let show = format!(
+        "perf trace -s -e futex -p {pid} -- sleep 5; perf record -g -e syscalls:sys_enter_futex -p {pid} -- sleep 5",
+        pid = ctx.pid()
+    );
+    if ctx.bill.rates.threads_peak == 1 {
+        return Judged::ruled_out(
+            WALL,
+            Whole::ThreadTime,
+            "not applicable: one thread has nobody to wait for",
+            show,
+        );
+    }
+    let (spin, blocked) = match (ctx.cpu(LOCKS), ctx.wait(WaitClass::Allocator)) {
+        (Ok(spin), Ok(blocked)) => (spin.share.scaled(ctx.bill.cpu_s), blocked),
+        (Err(_), Ok(blocked)) if blocked.low > 0.0 => (Interval::exact(0.0), blocked),
+        (Err(absence), _) => return without_samples(ctx, WALL, absence, show),
+        (Ok(_), Err(absence)) => return Judged::not_measured(WALL, Whole::ThreadTime, absence, show),
+    };
+    lock_case(
+        ctx,
+        WALL,
+        spin,
+        blocked,
+        "of the thread time with work to do, threads waited for one another in the allocator",
+        show,
+    )
+    .evidence(format!(
+        "{:.3} CPUs at the allocator's locks, {:.3} threads blocked on average",
+        spin.point / ctx.window_s,
+        blocked.point / ctx.window_s
+    ))
+    .evidence_if(called_from(ctx, LOCKS))
+}

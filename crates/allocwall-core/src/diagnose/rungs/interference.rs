@@ -1,0 +1,186 @@
+//! Rung 1: somebody else has the CPU. Counters of the kernel, so no sampling error.
+
+use crate::catalogue::cost::WaitClass;
+use crate::catalogue::walls::Wall;
+use crate::diagnose::Whole;
+use crate::diagnose::context::{Context, MendIfNone, percent};
+use crate::diagnose::judge::{Case, Judged};
+use crate::units::{Absence, Interval, Reason};
+
+pub fn rung(ctx: &Context) -> Vec<Judged> {
+    vec![throttling(ctx), steal(ctx), run_queue(ctx)]
+}
+
+/// Lost time as a fraction of lost and used time: what the target would have used had it been let.
+fn of_runnable(ctx: &Context, lost_s: f64) -> f64 {
+    let whole = lost_s + ctx.bill.cpu_s;
+    if whole > 0.0 { lost_s / whole } else { 0.0 }
+}
+
+fn lost(ctx: &Context, wall: Wall, lost_s: f64, phrase: &str, show: String) -> Judged {
+    Case {
+        wall,
+        share: Interval::exact(of_runnable(ctx, lost_s)),
+        of: Whole::ThreadTime,
+        amount: Interval::exact(lost_s / ctx.window_s),
+        phrase,
+        show,
+    }
+    .judge()
+}
+
+fn throttling(ctx: &Context) -> Judged {
+    const WALL: Wall = Wall::CgroupThrottling;
+    let show = match &ctx.recording.cgroup {
+        Some(path) => format!("cat {}/cpu.stat", path.trim_end_matches('/')),
+        None => format!(
+            "cat /sys/fs/cgroup/$(sed -n 's/^0:://p' /proc/{}/cgroup)/cpu.stat",
+            ctx.pid()
+        ),
+    };
+    let last = ctx.last_tick().and_then(|t| t.cgroup);
+    let Some(last) = last else {
+        let absence = ctx
+            .probe_absence("cgroup")
+            .unwrap_or_else(|| Absence::new(Reason::NotFound, "the cgroup's CPU counters were not readable"))
+            .mend_if_none("mount the cpu controller where this tool runs (a container: -v /sys/fs/cgroup:/sys/fs/cgroup:ro)");
+        return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
+    };
+    let (Some(ns), Some(periods), Some(hit)) = (
+        ctx.cgroup_change(|c| c.throttled_ns),
+        ctx.cgroup_change(|c| c.periods),
+        ctx.cgroup_change(|c| c.throttled_periods),
+    ) else {
+        let absence = Absence::new(Reason::TooLittle, "the cgroup's counters were read once only")
+            .mend("a longer window: -d 30");
+        return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
+    };
+    let Some(quota) = last.quota_cpus.or((hit > 0).then_some(f64::NAN)) else {
+        return Judged::ruled_out(WALL, Whole::ThreadTime, "the cgroup has no CPU quota", show);
+    };
+    let quota = if quota.is_nan() {
+        "quota of a parent cgroup".to_owned()
+    } else {
+        format!("quota {quota:.2} CPUs")
+    };
+    lost(
+        ctx,
+        WALL,
+        ns as f64 / 1e9,
+        "of the time in which it could have run, the cgroup's quota stopped it",
+        show,
+    )
+    .evidence(format!("{hit} of {periods} periods throttled, {quota}"))
+    .evidence(format!(
+        "{:.0} ms throttled per second, summed over CPUs",
+        ns as f64 / 1e6 / ctx.window_s
+    ))
+}
+
+fn steal(ctx: &Context) -> Judged {
+    const WALL: Wall = Wall::Steal;
+    let show = "vmstat 1 5   # column st".to_owned();
+    if ctx.recording.host.hypervisor.is_none() && ctx.host_change(|h| h.steal_ns) == Some(0) {
+        return Judged::ruled_out(
+            WALL,
+            Whole::ThreadTime,
+            "no hypervisor, and no steal counted",
+            show,
+        );
+    }
+    let (Some(stolen), Some(busy)) = (ctx.host_change(|h| h.steal_ns), ctx.host_change(|h| h.busy_ns)) else {
+        let absence =
+            Absence::new(Reason::TooLittle, "/proc/stat was read once only").mend("a longer window: -d 30");
+        return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
+    };
+    // The kernel counts steal a CPU, not a thread: the target's part is in proportion to its part of the busy time.
+    let machine = stolen as f64 / (stolen + busy).max(1) as f64;
+    let target_s = match ctx.wait(WaitClass::Stolen) {
+        Ok(line) => line.point,
+        Err(_) => ctx.bill.cpu_s * machine / (1.0 - machine).max(1e-3),
+    };
+    lost(
+        ctx,
+        WALL,
+        target_s,
+        "of the time in which it could have run, the hypervisor ran others",
+        show,
+    )
+    .evidence(format!(
+        "the machine lost {} of the CPU time it asked for",
+        percent(machine)
+    ))
+    .estimate("steal is counted for each CPU; the target's part is taken in proportion to its CPU time")
+}
+
+fn run_queue(ctx: &Context) -> Judged {
+    const WALL: Wall = Wall::RunQueue;
+    let show = format!(
+        "pidstat -t -p {} 1 5   # column %wait; perf sched timehist -p PID names who ran",
+        ctx.pid()
+    );
+    let known: Vec<(u64, u64)> = ctx
+        .recording
+        .threads
+        .iter()
+        .filter_map(|t| Some((t.run_delay_ns?, t.cpu_ns)))
+        .collect();
+    let delay_s = match ctx.wait(WaitClass::RunQueue) {
+        Ok(line) => line.point,
+        // A thread's run delay includes the time its cgroup was throttled.
+        Err(_) if !known.is_empty() => {
+            let delay = known.iter().map(|k| k.0).sum::<u64>();
+            delay.saturating_sub(ctx.cgroup_change(|c| c.throttled_ns).unwrap_or(0)) as f64 / 1e9
+        }
+        Err(absence) => {
+            let absence =
+                absence.mend_if_none("a kernel with CONFIG_SCHED_INFO, which has /proc/PID/schedstat");
+            return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
+        }
+    };
+    lost(
+        ctx,
+        WALL,
+        delay_s,
+        "of the time in which it could have run, it waited for a CPU",
+        show,
+    )
+    .evidence(competitors(ctx))
+}
+
+/// Who had the CPU: other processes by name, or the target's own threads.
+fn competitors(ctx: &Context) -> String {
+    let cpus = f64::from(ctx.recording.host.online_cpus.max(1));
+    let mut others: Vec<_> = ctx.recording.neighbours.iter().collect();
+    others.sort_by_key(|n| std::cmp::Reverse(n.cpu_ns));
+    let total: f64 = others.iter().map(|n| n.cpu_ns as f64 / 1e9).sum();
+    let named: Vec<String> = others
+        .iter()
+        .take(3)
+        .filter(|n| n.cpu_ns as f64 / 1e9 / ctx.window_s > 0.01)
+        .map(|n| {
+            format!(
+                "{} ({}) {:.2} CPUs",
+                n.comm,
+                n.pid,
+                n.cpu_ns as f64 / 1e9 / ctx.window_s
+            )
+        })
+        .collect();
+    if named.is_empty() {
+        let own = ctx.cpu_rate;
+        return if own > 0.8 * cpus {
+            format!(
+                "it competes with itself: {} threads on {cpus:.0} CPUs, {own:.2} in use",
+                ctx.bill.rates.threads_peak
+            )
+        } else {
+            "no other process used a noticeable part of a CPU".to_owned()
+        };
+    }
+    format!(
+        "competitors: {}; all others {:.2} of {cpus:.0} CPUs",
+        named.join(", "),
+        total / ctx.window_s
+    )
+}

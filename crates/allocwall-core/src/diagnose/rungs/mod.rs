@@ -1,0 +1,141 @@
+//! The ladder: one function a rung, walked in order. Interference first, invisible costs next, the allocator's own
+//! code last, because an allocator swap looks useless while the kernel is still the bottleneck.
+
+mod allocator;
+mod collector;
+mod interference;
+mod kernel;
+mod locality;
+mod retention;
+mod waiting;
+
+use super::context::{Context, MendIfNone, percent};
+use super::judge::{Case, Judged};
+use super::{Status, Whole};
+use crate::catalogue::cost::CostClass;
+use crate::catalogue::thresholds::{self, Floor};
+use crate::catalogue::walls::Wall;
+use crate::units::{Absence, Reason};
+
+/// A rung yields a finding for each wall that it can name.
+type Rung = fn(&Context) -> Vec<Judged>;
+
+const LADDER: [Rung; 11] = [
+    interference::rung,
+    waiting::rung,
+    collector::rung,
+    kernel::first_touch,
+    kernel::map_churn,
+    kernel::address_space_lock,
+    locality::tlb,
+    locality::numa,
+    allocator::call_rate,
+    allocator::code_and_contention,
+    retention::rung,
+];
+
+pub fn walk(ctx: &Context) -> Vec<Judged> {
+    LADDER.iter().flat_map(|rung| rung(ctx)).collect()
+}
+
+/// Worst first. A cap on the CPU comes before everything, since it scales all other figures; then what costs most
+/// time; then memory, which costs none; and that the target waits comes last, since it only says where not to look.
+pub fn walls_worst_first(judged: &[Judged]) -> Vec<Wall> {
+    let mut walls: Vec<&Judged> = judged.iter().filter(|j| j.is(Status::Wall)).collect();
+    let group = |wall: Wall| match wall {
+        Wall::CgroupThrottling => 0,
+        Wall::Retention => 2,
+        Wall::Waiting => 3,
+        _ => 1,
+    };
+    walls.sort_by(|a, b| {
+        group(a.finding.wall)
+            .cmp(&group(b.finding.wall))
+            .then(b.cost.total_cmp(&a.cost))
+    });
+    walls.into_iter().map(|j| j.finding.wall).collect()
+}
+
+/// A wall that is a sum of on-CPU lines, judged on the target's CPU time.
+fn cpu_case(ctx: &Context, wall: Wall, classes: &[CostClass], phrase: &str, show: String) -> Judged {
+    let sum = match ctx.cpu(classes) {
+        Ok(sum) => sum,
+        Err(absence) => return without_samples(ctx, wall, absence, show),
+    };
+    let judged = Case {
+        wall,
+        share: sum.share,
+        of: Whole::Cpu,
+        amount: sum.rate,
+        phrase,
+        show: show.clone(),
+    }
+    .judge();
+    let unnamed = ctx.unnamed_kernel();
+    let hidden = (sum.share.high + unnamed) * ctx.cpu_rate >= per_second_floor(wall)
+        && sum.share.high + unnamed >= thresholds::of(wall).contributor;
+    if judged.is(Status::RuledOut) && hidden && is_kernel(classes) && unnamed > 0.01 {
+        let absence = Absence::new(
+            Reason::NotPermitted,
+            format!(
+                "up to {} of the CPU time is kernel code without names, which may be this",
+                percent(unnamed)
+            ),
+        )
+        .mend("sysctl kernel.kptr_restrict=0");
+        return Judged::not_measured(wall, Whole::Cpu, absence, show);
+    }
+    judged
+}
+
+/// Without shares a wall can still be ruled out where the whole of the CPU time is below its floor.
+fn without_samples(ctx: &Context, wall: Wall, absence: Absence, show: String) -> Judged {
+    if !ctx.recording.ticks.is_empty() && ctx.cpu_rate < per_second_floor(wall) {
+        let mut judged = Judged::ruled_out(
+            wall,
+            Whole::Cpu,
+            format!(
+                "all of the target's CPU time is {:.0} ms a second: too little to notice",
+                ctx.cpu_rate * 1e3
+            ),
+            show,
+        );
+        judged.finding.share = None;
+        return judged;
+    }
+    let absence = absence.mend_if_none("allocwall check");
+    Judged::not_measured(wall, Whole::Cpu, absence, show)
+}
+
+fn per_second_floor(wall: Wall) -> f64 {
+    match thresholds::of(wall).floor {
+        Floor::PerSecond(floor) => floor,
+        Floor::Bytes(_) | Floor::None => 0.0,
+    }
+}
+
+fn is_kernel(classes: &[CostClass]) -> bool {
+    classes.iter().any(|c| {
+        matches!(
+            c,
+            CostClass::FaultPath
+                | CostClass::Zeroing
+                | CostClass::MapCalls
+                | CostClass::PageRelease
+                | CostClass::AddressSpaceLock
+        )
+    })
+}
+
+/// `called from X`, where a site has a name.
+fn called_from(ctx: &Context, classes: &[CostClass]) -> Option<String> {
+    ctx.top_site(classes)
+        .map(|site| format!("most of it from {site}"))
+}
+
+fn perf_show(ctx: &Context, symbols: &str) -> String {
+    format!(
+        "perf record -g -F 999 -p {pid} -- sleep 10 && perf report --no-children --stdio | grep -E '{symbols}'",
+        pid = ctx.pid()
+    )
+}

@@ -1,0 +1,237 @@
+//! The one sentence that a tired person needs, and what to type next.
+
+use super::context::{Context, percent, percent_interval};
+use super::judge::Judged;
+use super::{Finding, Prescription, Status};
+use crate::catalogue::cost::CostClass;
+use crate::catalogue::walls::Wall;
+
+/// Site names longer than this are cut: C++ and Rust names run to hundreds of characters.
+const LONGEST_NAME: usize = 48;
+
+pub fn write(ctx: &Context, judged: &[Judged], walls: &[Wall]) -> String {
+    let Some(&worst) = walls.first() else {
+        return no_wall(ctx, judged);
+    };
+    let first = wall_sentence(ctx, judged, worst);
+    // The next one that is not merely the same time under another name.
+    match walls[1..]
+        .iter()
+        .find(|w| !same_time(worst, **w) && **w != Wall::Waiting)
+    {
+        Some(next) => format!("{first} Next: {} ({}).", next.title(), share(judged, *next)),
+        None => first,
+    }
+}
+
+fn same_time(a: Wall, b: Wall) -> bool {
+    let allocator = |w| {
+        matches!(
+            w,
+            Wall::CallRate | Wall::AllocatorCode | Wall::AllocatorContention
+        )
+    };
+    allocator(a) && allocator(b)
+}
+
+fn find(judged: &[Judged], wall: Wall) -> Option<&Finding> {
+    judged.iter().map(|j| &j.finding).find(|f| f.wall == wall)
+}
+
+fn share(judged: &[Judged], wall: Wall) -> String {
+    find(judged, wall)
+        .and_then(|f| f.share)
+        .map_or_else(|| "?".to_owned(), percent_interval)
+}
+
+fn from(ctx: &Context, classes: &[CostClass]) -> String {
+    ctx.top_site(classes)
+        .map_or_else(String::new, |site| format!(", most of it from `{}`", name(&site)))
+}
+
+fn name(site: &str) -> String {
+    if site.chars().count() <= LONGEST_NAME {
+        return site.to_owned();
+    }
+    let cut: String = site.chars().take(LONGEST_NAME - 1).collect();
+    format!("{cut}…")
+}
+
+fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall) -> String {
+    use CostClass::*;
+    let s = share(judged, wall);
+    match wall {
+        Wall::CgroupThrottling => format!(
+            "The cgroup's CPU quota is the wall: it stopped the target for {s} of the time in which it could have run."
+        ),
+        Wall::Steal => format!(
+            "The hypervisor is the wall: it ran others for {s} of the time in which the target could have run."
+        ),
+        Wall::RunQueue => format!(
+            "The target waits for a CPU {s} of the time in which it could run{}.",
+            competitor(ctx)
+        ),
+        Wall::Waiting => format!(
+            "This is not a CPU problem: the target used {:.2} CPUs and waited {s} of the time{}.",
+            ctx.cpu_rate,
+            waits_for(ctx)
+        ),
+        Wall::ApplicationLock => format!(
+            "The application's own locks are the wall, not the allocator: {s} of its threads' working time waits for them."
+        ),
+        Wall::GarbageCollector => format!(
+            "The garbage collector is the wall: {s} of CPU{}.",
+            from(ctx, &[GarbageCollector])
+        ),
+        Wall::FirstTouch => format!(
+            "First touch is the wall: {s} of CPU goes to faulting in and zeroing fresh pages{}.",
+            from(ctx, &[FaultPath, Zeroing])
+        ),
+        Wall::MapChurn => format!(
+            "Map churn is the wall: {s} of CPU goes to mapping memory and giving it back{}.",
+            from(ctx, &[MapCalls, PageRelease])
+        ),
+        Wall::AddressSpaceLock => format!(
+            "The address-space lock is the wall: threads wait {s} of their working time for one another's maps and faults."
+        ),
+        Wall::Tlb => format!("TLB misses are the wall: {s} of CPU."),
+        Wall::Numa => format!("Remote memory is the wall: {s} of new pages."),
+        Wall::CallRate => format!(
+            "Call rate is the wall: {s} of CPU goes to allocating and freeing, too often rather than too slowly{}.",
+            from(ctx, &[AllocatorCode, RuntimeAllocator])
+        ),
+        Wall::AllocatorCode => format!(
+            "The allocator's code is the wall: {s} of CPU, with calls that miss its thread cache{}.",
+            from(ctx, &[AllocatorCode])
+        ),
+        Wall::AllocatorContention => format!(
+            "Allocator contention is the wall: threads wait {s} of their working time for one another in it{}.",
+            from(ctx, &[AllocatorLocks, AllocatorCode])
+        ),
+        Wall::Retention => format!(
+            "Retention is the wall, in memory rather than time: {s} of resident memory is kept for nobody."
+        ),
+    }
+}
+
+fn competitor(ctx: &Context) -> String {
+    ctx.recording
+        .neighbours
+        .iter()
+        .max_by_key(|n| n.cpu_ns)
+        .filter(|n| n.cpu_ns as f64 / 1e9 / ctx.window_s > 0.01)
+        .map_or_else(String::new, |n| {
+            format!(", mostly behind {} (pid {})", n.comm, n.pid)
+        })
+}
+
+fn waits_for(ctx: &Context) -> String {
+    use crate::catalogue::cost::WaitClass;
+    [
+        WaitClass::Storage,
+        WaitClass::Idle,
+        WaitClass::ApplicationLock,
+        WaitClass::Other,
+    ]
+    .into_iter()
+    .max_by(|a, b| ctx.wait_point(*a).total_cmp(&ctx.wait_point(*b)))
+    .filter(|c| ctx.wait_point(*c) > 0.0)
+    .map_or_else(String::new, |c| match c {
+        WaitClass::Storage => ", mostly for storage".to_owned(),
+        WaitClass::Idle => ", mostly for work, the network or a timer".to_owned(),
+        WaitClass::ApplicationLock => ", mostly for other threads".to_owned(),
+        _ => String::new(),
+    })
+}
+
+fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
+    let memory = [Wall::FirstTouch, Wall::MapChurn, Wall::CallRate];
+    let unknown: Vec<&str> = memory
+        .iter()
+        .filter(|w| find(judged, **w).is_some_and(|f| f.status == Status::NotMeasured))
+        .map(|w| w.title())
+        .collect();
+    if unknown.len() == memory.len() {
+        let why = find(judged, Wall::CallRate).map_or("", |f| f.because.as_str());
+        return format!("No verdict: the target's CPU time could not be sampled ({why}).");
+    }
+    let not_told = if unknown.is_empty() {
+        String::new()
+    } else {
+        format!(" Not measured: {}.", unknown.join(", "))
+    };
+    let contributor = judged
+        .iter()
+        .filter(|j| j.is(Status::Contributor) && j.finding.rung >= 3 && j.finding.wall != Wall::Retention)
+        .max_by(|a, b| a.cost.total_cmp(&b.cost));
+    if let Some(c) = contributor {
+        return format!(
+            "No wall, but {} contributes {}; {}.{not_told}",
+            c.finding.wall.title(),
+            share(judged, c.finding.wall),
+            own_computing(ctx)
+        );
+    }
+    let brief = |wall: Wall, label: &str| {
+        find(judged, wall)
+            .and_then(|f| f.share)
+            .map(|s| format!("{label} {}", percent(s.point)))
+    };
+    let figures: Vec<String> = [
+        brief(Wall::CallRate, "allocator"),
+        brief(Wall::FirstTouch, "first touch"),
+        brief(Wall::MapChurn, "map calls"),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    if figures.is_empty() {
+        return format!(
+            "Memory is not your wall: the target used only {:.2} CPUs; {:.2} of it could be waits.{not_told}",
+            ctx.cpu_rate,
+            (1.0 - ctx.cpu_rate).max(0.0)
+        );
+    }
+    format!(
+        "Memory is not your wall: {}; {}.{not_told}",
+        figures.join(", "),
+        own_computing(ctx)
+    )
+}
+
+fn own_computing(ctx: &Context) -> String {
+    match ctx.cpu(&[CostClass::Application]) {
+        Ok(sum) => {
+            let site = ctx
+                .top_site(&[CostClass::Application])
+                .map_or_else(String::new, |s| format!(", most in `{}`", name(&s)));
+            format!(
+                "{} is the application's own computing{site}",
+                percent(sum.share.point)
+            )
+        }
+        Err(_) => format!("{:.2} CPUs in use", ctx.cpu_rate),
+    }
+}
+
+/// Commands to run now: the best remedy, then the tool that would settle what could not be measured.
+pub fn next_steps(ctx: &Context, findings: &[Finding], remedies: &[Prescription]) -> Vec<String> {
+    let mut next: Vec<String> = remedies.first().map(|r| r.how.clone()).into_iter().collect();
+    let fired = findings
+        .iter()
+        .filter(|f| f.status == Status::Wall)
+        .min_by_key(|f| f.rung)
+        .map(|f| f.show.clone());
+    next.extend(fired);
+    for finding in findings.iter().filter(|f| f.status == Status::NotMeasured) {
+        let mend = finding.missing.as_ref().and_then(|m| m.mend.clone());
+        if let Some(mend) = mend.filter(|m| !next.contains(m)) {
+            next.push(mend);
+        }
+    }
+    if ctx.recording.prices.is_err() {
+        next.push("allocwall calibrate".to_owned());
+    }
+    next.truncate(4);
+    next
+}

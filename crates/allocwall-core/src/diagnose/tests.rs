@@ -1,0 +1,927 @@
+//! Each wall in pairs: it fires, its near twin is ruled out, a straddling interval stays a contributor, and what was
+//! not measured says so.
+
+use super::testing::{Subject, WINDOW_S, absent, computing};
+use super::{Status, remedies};
+use crate::catalogue::cost::CostClass::*;
+use crate::catalogue::cost::{CostClass, WaitClass};
+use crate::catalogue::walls::Wall;
+use crate::measure::recording::*;
+use crate::units::{Absence, Interval, Reason};
+
+fn status(subject: &Subject, wall: Wall) -> Status {
+    subject.finding(wall).status
+}
+
+fn with_shares(shares: &[(CostClass, f64)]) -> Subject {
+    let mut subject = computing();
+    subject.shares(shares);
+    subject
+}
+
+fn offered(subject: &Subject) -> Vec<String> {
+    subject.verdict().remedies.into_iter().map(|p| p.remedy).collect()
+}
+
+// ---- every wall that is a share of CPU time ----
+
+const CPU_WALLS: &[(Wall, CostClass)] = &[
+    (Wall::GarbageCollector, GarbageCollector),
+    (Wall::FirstTouch, FaultPath),
+    (Wall::FirstTouch, Zeroing),
+    (Wall::MapChurn, MapCalls),
+    (Wall::MapChurn, PageRelease),
+    (Wall::CallRate, AllocatorCode),
+    (Wall::CallRate, RuntimeAllocator),
+];
+
+#[test]
+fn cpu_walls_fire_on_their_line_and_on_no_other() {
+    for (wall, class) in CPU_WALLS {
+        let subject = with_shares(&[(*class, 0.40)]);
+        assert_eq!(subject.verdict().walls.first(), Some(wall), "{class:?}");
+        for other in CPU_WALLS.iter().filter(|o| o.0 != *wall) {
+            assert_eq!(
+                status(&subject, other.0),
+                Status::RuledOut,
+                "{class:?} must not fire {:?}",
+                other.0
+            );
+        }
+    }
+}
+
+#[test]
+fn cpu_walls_are_ruled_out_when_small_and_contribute_in_between() {
+    for (wall, class) in CPU_WALLS {
+        assert_eq!(
+            status(&with_shares(&[(*class, 0.02)]), *wall),
+            Status::RuledOut,
+            "{class:?}"
+        );
+        assert_eq!(
+            status(&with_shares(&[(*class, 0.11)]), *wall),
+            Status::Contributor,
+            "{class:?}"
+        );
+        let mut straddling = computing();
+        straddling.shares_with_samples(&[(*class, 0.17)], 200);
+        let finding = straddling.finding(*wall);
+        assert_eq!(finding.status, Status::Contributor, "{class:?}");
+        assert!(
+            finding.because.contains("straddles the 15 %"),
+            "{}",
+            finding.because
+        );
+    }
+}
+
+#[test]
+fn cpu_walls_need_the_floor() {
+    for (wall, class) in CPU_WALLS {
+        let mut idle = with_shares(&[(*class, 0.40)]);
+        idle.cpus(0.04);
+        assert_eq!(status(&idle, *wall), Status::RuledOut, "{class:?}");
+    }
+}
+
+#[test]
+fn too_few_samples_are_not_judged() {
+    for (wall, class) in CPU_WALLS {
+        let mut subject = computing();
+        subject.process().runtime = Ok(Runtime::Go { version: None });
+        subject.shares_with_samples(&[(*class, 0.40)], 50);
+        let finding = subject.finding(*wall);
+        if *wall == Wall::FirstTouch {
+            // Here the faults × prices still tell that there are next to none.
+            assert_eq!(finding.status, Status::RuledOut);
+            continue;
+        }
+        assert_eq!(finding.status, Status::NotMeasured, "{class:?}");
+        assert_eq!(finding.missing.map(|m| m.reason), Some(Reason::TooLittle));
+    }
+}
+
+// ---- interference ----
+
+fn throttled(ms_per_s: u64, periods_hit: u64) -> Subject {
+    let mut subject = computing();
+    subject.cpus(1.0 - ms_per_s as f64 / 1e3);
+    subject.last().cgroup = Some(CgroupTick {
+        periods: 100,
+        throttled_periods: periods_hit,
+        throttled_ns: ms_per_s * 1_000_000 * WINDOW_S as u64,
+        quota_cpus: Some(0.5),
+        ..CgroupTick::default()
+    });
+    subject
+}
+
+#[test]
+fn throttling_comes_first() {
+    let mut subject = throttled(500, 95);
+    subject.shares(&[(FaultPath, 0.6)]);
+    let verdict = subject.verdict();
+    assert_eq!(verdict.walls[..2], [Wall::CgroupThrottling, Wall::FirstTouch]);
+    assert!(
+        verdict
+            .sentence
+            .starts_with("The cgroup's CPU quota is the wall: it stopped the target for 50 %"),
+        "{}",
+        verdict.sentence
+    );
+    assert_eq!(verdict.remedies[0].remedy, "quota");
+    assert!(verdict.findings[0].evidence[0].contains("95 of 100 periods throttled, quota 0.50 CPUs"));
+}
+
+#[test]
+fn a_quota_that_is_not_reached_throttles_nothing() {
+    assert_eq!(status(&throttled(0, 0), Wall::CgroupThrottling), Status::RuledOut);
+    assert_eq!(
+        status(&throttled(40, 8), Wall::CgroupThrottling),
+        Status::Contributor
+    );
+    let mut no_quota = throttled(0, 0);
+    no_quota.last().cgroup = Some(CgroupTick::default());
+    assert_eq!(
+        no_quota.finding(Wall::CgroupThrottling).because,
+        "the cgroup has no CPU quota"
+    );
+    let mut unreadable = computing();
+    unreadable.last().cgroup = None;
+    assert_eq!(status(&unreadable, Wall::CgroupThrottling), Status::NotMeasured);
+}
+
+#[test]
+fn steal_is_judged_on_the_target_s_part() {
+    let stolen = |steal: u64| {
+        let mut subject = computing();
+        subject.wait_line(WaitClass::Stolen).thread_s = Err(absent());
+        subject.last().host.steal_ns = steal;
+        subject
+    };
+    assert_eq!(status(&stolen(5_000_000_000), Wall::Steal), Status::Wall);
+    assert_eq!(status(&stolen(1_000_000_000), Wall::Steal), Status::Contributor);
+    assert_eq!(status(&stolen(100_000_000), Wall::Steal), Status::RuledOut);
+    let mut once = stolen(5_000_000_000);
+    once.recording.ticks.clear();
+    assert_eq!(status(&once, Wall::Steal), Status::NotMeasured);
+}
+
+#[test]
+fn run_queue_names_the_competitor() {
+    let mut subject = computing();
+    subject.cpus(0.5).waits(WaitClass::RunQueue, 0.5);
+    subject.recording.neighbours = vec![Neighbour {
+        pid: 7,
+        comm: "hog".into(),
+        cpu_ns: 15_000_000_000,
+    }];
+    let verdict = subject.verdict();
+    assert_eq!(verdict.walls, [Wall::RunQueue]);
+    assert!(
+        verdict.sentence.contains("mostly behind hog (pid 7)"),
+        "{}",
+        verdict.sentence
+    );
+    assert!(verdict.findings[2].evidence[0].contains("hog (7) 1.50 CPUs"));
+    subject.waits(WaitClass::RunQueue, 0.01);
+    assert_eq!(status(&subject, Wall::RunQueue), Status::RuledOut);
+    subject.wait_line(WaitClass::RunQueue).thread_s = Err(absent());
+    assert_eq!(status(&subject, Wall::RunQueue), Status::NotMeasured);
+}
+
+#[test]
+fn without_a_line_the_threads_own_counters_tell() {
+    let mut subject = throttled(500, 95);
+    subject.wait_line(WaitClass::RunQueue).thread_s = Err(absent());
+    let mut thread = ThreadTimes {
+        pid: 100,
+        tid: 100,
+        comm: "service".into(),
+        seen_ns: 10_000_000_000,
+        cpu_ns: 5_000_000_000,
+        // All of it is throttled time, which the run delay includes.
+        run_delay_ns: Some(5_000_000_000),
+    };
+    subject.recording.threads = vec![thread.clone()];
+    assert_eq!(status(&subject, Wall::RunQueue), Status::RuledOut);
+    thread.run_delay_ns = Some(9_000_000_000);
+    subject.recording.threads = vec![thread];
+    assert_eq!(status(&subject, Wall::RunQueue), Status::Wall);
+}
+
+// ---- is it CPU at all? ----
+
+#[test]
+fn a_waiting_target_is_no_cpu_problem() {
+    let mut subject = with_shares(&[(FaultPath, 0.6)]);
+    subject.cpus(0.04).waits(WaitClass::Storage, 0.9);
+    let verdict = subject.verdict();
+    assert_eq!(verdict.walls, [Wall::Waiting]);
+    assert!(
+        verdict
+            .sentence
+            .starts_with("This is not a CPU problem: the target used 0.04 CPUs and waited 96 %"),
+        "{}",
+        verdict.sentence
+    );
+    assert!(verdict.sentence.contains("storage"));
+    assert!(verdict.remedies.is_empty());
+    subject.cpus(0.3);
+    assert_eq!(status(&subject, Wall::Waiting), Status::Contributor);
+    subject.cpus(0.9);
+    assert_eq!(status(&subject, Wall::Waiting), Status::RuledOut);
+    subject.recording.ticks.clear();
+    assert_eq!(status(&subject, Wall::Waiting), Status::NotMeasured);
+}
+
+#[test]
+fn application_locks_are_told_from_idle_pools() {
+    let mut subject = computing();
+    subject
+        .threads(2)
+        .waits(WaitClass::ApplicationLock, 1.0)
+        .waits_in(WaitClass::ApplicationLock, "pthread_mutex_lock");
+    let verdict = subject.verdict();
+    assert_eq!(verdict.walls, [Wall::ApplicationLock]);
+    assert!(
+        verdict.sentence.contains("not the allocator"),
+        "{}",
+        verdict.sentence
+    );
+
+    for pool in ["pthread_cond_wait", "__pthread_clockjoin_ex", "std::thread::park"] {
+        subject.waits_in(WaitClass::ApplicationLock, pool);
+        assert_eq!(
+            status(&subject, Wall::ApplicationLock),
+            Status::RuledOut,
+            "{pool}"
+        );
+    }
+    subject.wait_line(WaitClass::ApplicationLock).sites.clear();
+    let untold = subject.finding(Wall::ApplicationLock);
+    assert_eq!(untold.status, Status::NotMeasured);
+    assert!(untold.because.contains("no names"), "{}", untold.because);
+    subject.waits(WaitClass::ApplicationLock, 0.0);
+    assert_eq!(status(&subject, Wall::ApplicationLock), Status::RuledOut);
+}
+
+#[test]
+fn an_idle_pool_does_not_hide_that_the_target_waits() {
+    let mut subject = computing();
+    subject
+        .cpus(0.02)
+        .threads(9)
+        .waits(WaitClass::ApplicationLock, 8.0)
+        .waits_in(WaitClass::ApplicationLock, "pthread_cond_wait");
+    assert_eq!(status(&subject, Wall::Waiting), Status::Wall);
+}
+
+// ---- the kernel's part ----
+
+#[test]
+fn unnamed_kernel_time_is_not_ruled_out() {
+    let subject = with_shares(&[(UnnamedKernel, 0.4)]);
+    for wall in [Wall::FirstTouch, Wall::MapChurn] {
+        let finding = subject.finding(wall);
+        if finding.estimate.is_some() {
+            continue;
+        }
+        assert_eq!(finding.status, Status::NotMeasured, "{wall:?}");
+        assert!(
+            finding
+                .missing
+                .and_then(|m| m.mend)
+                .is_some_and(|m| m.contains("kptr_restrict"))
+        );
+    }
+    assert_eq!(
+        status(&with_shares(&[(UnnamedKernel, 0.01)]), Wall::MapChurn),
+        Status::RuledOut
+    );
+}
+
+#[test]
+fn without_kernel_stacks_first_touch_is_estimated_from_the_price_list() {
+    let mut subject = computing();
+    subject.recording.meta.kernel_samples = false;
+    // 200,000 faults a second × 1.5 µs are 30 % of a CPU.
+    subject.bill.rates.minor_faults = Ok(200_000.0);
+    let finding = subject.finding(Wall::FirstTouch);
+    assert_eq!(finding.status, Status::Wall);
+    assert!(finding.estimate.is_some());
+    subject.bill.rates.minor_faults = Ok(100.0);
+    assert_eq!(status(&subject, Wall::FirstTouch), Status::RuledOut);
+    assert_eq!(status(&subject, Wall::MapChurn), Status::NotMeasured);
+    subject.recording.prices = Err(absent());
+    assert_eq!(status(&subject, Wall::FirstTouch), Status::NotMeasured);
+}
+
+#[test]
+fn map_churn_says_which_habit() {
+    let mut subject = with_shares(&[(MapCalls, 0.3)]);
+    let event = |name: &str, count| EventCount {
+        name: name.into(),
+        count,
+        over_ns: 10_000_000_000,
+    };
+    subject.recording.counts = vec![event("brk", 500_000), event("mmap", 100)];
+    assert!(
+        subject
+            .finding(Wall::MapChurn)
+            .evidence
+            .iter()
+            .any(|e| e.contains("trim_threshold"))
+    );
+    subject.recording.counts = vec![event("mmap", 500_000), event("munmap", 500_000)];
+    assert!(
+        subject
+            .finding(Wall::MapChurn)
+            .evidence
+            .iter()
+            .any(|e| e.contains("mmap threshold"))
+    );
+}
+
+#[test]
+fn the_address_space_lock_counts_blocked_time_too() {
+    let mut subject = computing();
+    subject
+        .cpus(1.4)
+        .threads(2)
+        .waits(WaitClass::AddressSpaceLock, 0.6);
+    subject.shares(&[(AddressSpaceLock, 0.05)]);
+    assert_eq!(subject.verdict().walls, [Wall::AddressSpaceLock]);
+    subject.waits(WaitClass::AddressSpaceLock, 0.1);
+    assert_eq!(status(&subject, Wall::AddressSpaceLock), Status::Contributor);
+    subject.waits(WaitClass::AddressSpaceLock, 0.0).shares(&[]);
+    assert_eq!(status(&subject, Wall::AddressSpaceLock), Status::RuledOut);
+    subject.wait_line(WaitClass::AddressSpaceLock).thread_s = Err(absent());
+    assert_eq!(status(&subject, Wall::AddressSpaceLock), Status::NotMeasured);
+    subject.threads(1);
+    assert_eq!(status(&subject, Wall::AddressSpaceLock), Status::RuledOut);
+}
+
+// ---- the hardware's part ----
+
+#[test]
+fn the_tlb_is_ruled_out_by_bounds_or_not_measured_never_the_wall() {
+    let mut subject = computing();
+    assert_eq!(status(&subject, Wall::Tlb), Status::RuledOut);
+    let smaps = |anonymous, anon_huge| {
+        Some(Smaps {
+            rss: anonymous,
+            anonymous,
+            anon_huge,
+            ..Smaps::default()
+        })
+    };
+    subject.last().smaps = smaps(4 << 30, 0);
+    let finding = subject.finding(Wall::Tlb);
+    assert_eq!(finding.status, Status::NotMeasured);
+    assert!(finding.estimate.is_some() && finding.missing.is_some());
+    subject.last().smaps = smaps(4 << 30, 4 << 30);
+    assert_eq!(status(&subject, Wall::Tlb), Status::RuledOut);
+    subject.last().smaps = smaps(4 << 30, 0);
+    subject.shares(&[(OtherKernel, 0.95)]);
+    assert_eq!(status(&subject, Wall::Tlb), Status::RuledOut);
+}
+
+#[test]
+fn numa_needs_two_nodes_and_is_never_more_than_a_contributor() {
+    let mut subject = computing();
+    assert!(subject.finding(Wall::Numa).because.contains("not applicable"));
+    subject.recording.host.numa_nodes = 2;
+    assert_eq!(status(&subject, Wall::Numa), Status::NotMeasured);
+    let mut placed = |remote, local| {
+        let first = &mut subject.recording.ticks[0].host;
+        (first.numa_remote, first.numa_local) = (Some(0), Some(0));
+        let last = &mut subject.last().host;
+        (last.numa_remote, last.numa_local) = (Some(remote), Some(local));
+        status(&subject, Wall::Numa)
+    };
+    assert_eq!(placed(47_000, 53_000), Status::Contributor);
+    assert_eq!(placed(1_000, 99_000), Status::RuledOut);
+    assert_eq!(placed(1, 1), Status::NotMeasured);
+}
+
+// ---- one line, three walls ----
+
+#[test]
+fn cached_calls_are_too_many_missing_ones_too_slow() {
+    let mut cached = with_shares(&[(AllocatorCode, 0.5)]);
+    cached.malloc_leaves(Some("malloc"), 55).malloc_leaves(None, 45);
+    assert_eq!(cached.verdict().walls, [Wall::CallRate]);
+    assert_eq!(status(&cached, Wall::AllocatorCode), Status::Contributor);
+    assert!(
+        !offered(&cached).contains(&"jemalloc".to_owned()),
+        "no allocator will save it"
+    );
+    assert!(offered(&cached).contains(&"pool".to_owned()));
+
+    let mut missing = with_shares(&[(AllocatorCode, 0.5)]);
+    missing.malloc_leaves(Some("malloc"), 24).malloc_leaves(None, 76);
+    assert_eq!(missing.verdict().walls, [Wall::AllocatorCode]);
+    assert_eq!(status(&missing, Wall::CallRate), Status::Contributor);
+    assert!(offered(&missing).contains(&"jemalloc".to_owned()));
+
+    let mut named = with_shares(&[(AllocatorCode, 0.5)]);
+    named
+        .malloc_leaves(Some("malloc"), 24)
+        .malloc_leaves(Some("_int_malloc"), 45)
+        .malloc_leaves(Some("_int_free"), 31);
+    assert_eq!(named.verdict().walls, [Wall::AllocatorCode]);
+
+    let mut mixed = with_shares(&[(AllocatorCode, 0.5)]);
+    mixed.malloc_leaves(Some("malloc"), 38).malloc_leaves(None, 62);
+    assert_eq!(status(&mixed, Wall::CallRate), Status::Wall);
+    assert_eq!(status(&mixed, Wall::AllocatorCode), Status::Wall);
+}
+
+#[test]
+fn contention_takes_precedence_over_the_code_it_slows() {
+    let mut subject = with_shares(&[(AllocatorCode, 0.4), (AllocatorLocks, 0.2)]);
+    subject.threads(2).cpus(1.3).waits(WaitClass::Allocator, 0.5);
+    subject.malloc_leaves(Some("malloc"), 24).malloc_leaves(None, 76);
+    assert_eq!(subject.verdict().walls, [Wall::AllocatorContention]);
+    assert_eq!(status(&subject, Wall::AllocatorCode), Status::Contributor);
+    assert_eq!(status(&subject, Wall::CallRate), Status::Contributor);
+
+    subject
+        .waits(WaitClass::Allocator, 0.0)
+        .shares(&[(AllocatorCode, 0.4)]);
+    assert_eq!(status(&subject, Wall::AllocatorContention), Status::RuledOut);
+    subject.wait_line(WaitClass::Allocator).thread_s = Err(absent());
+    assert_eq!(status(&subject, Wall::AllocatorContention), Status::NotMeasured);
+}
+
+#[test]
+fn a_runtime_s_own_allocator_is_a_matter_of_calls() {
+    let mut subject = with_shares(&[(RuntimeAllocator, 0.3)]);
+    subject.process().runtime = Ok(Runtime::Cpython {
+        version: "3.11.2".into(),
+        free_threaded: false,
+    });
+    assert_eq!(subject.verdict().walls, [Wall::CallRate]);
+    assert_eq!(status(&subject, Wall::AllocatorCode), Status::RuledOut);
+    assert!(
+        offered(&subject)
+            .iter()
+            .all(|r| r != "jemalloc" && r != "mimalloc" && r != "tcmalloc")
+    );
+}
+
+// ---- retention ----
+
+fn heap(live: f64, resident: u64) -> Subject {
+    let mut subject = computing();
+    subject.last().smaps = Some(Smaps {
+        rss: resident,
+        anonymous: 0,
+        ..Smaps::default()
+    });
+    subject.recording.heap = Ok(HeapView {
+        method: "[heap]: chunk headers".into(),
+        mapped_bytes: resident,
+        resident_bytes: resident,
+        live_bytes: Interval::new(live * 0.95, live, live * 1.05),
+        free_bytes: Interval::exact(resident as f64 - live),
+    });
+    subject
+}
+
+#[test]
+fn retention_is_resident_memory_beyond_live_memory() {
+    const GIB: u64 = 1 << 30;
+    assert_eq!(heap(0.1 * GIB as f64, GIB).verdict().walls, [Wall::Retention]);
+    assert_eq!(
+        status(&heap(0.9 * GIB as f64, GIB), Wall::Retention),
+        Status::RuledOut
+    );
+    assert_eq!(
+        status(&heap(0.5 * GIB as f64, GIB), Wall::Retention),
+        Status::Contributor
+    );
+    // 90 % of 32 MiB is nothing to lose sleep over.
+    assert_eq!(status(&heap(3e6, 32 << 20), Wall::Retention), Status::RuledOut);
+}
+
+#[test]
+fn without_a_heap_view_only_lazily_freed_memory_decides() {
+    let lazy = |share: f64| {
+        let mut subject = computing();
+        subject.last().smaps = Some(Smaps {
+            rss: 1 << 30,
+            lazy_free: (share * (1u64 << 30) as f64) as u64,
+            ..Smaps::default()
+        });
+        subject
+    };
+    assert_eq!(status(&lazy(0.7), Wall::Retention), Status::Wall);
+    assert_eq!(status(&lazy(0.1), Wall::Retention), Status::NotMeasured);
+    assert_eq!(
+        status(&computing(), Wall::Retention),
+        Status::RuledOut,
+        "20 MiB in all"
+    );
+}
+
+#[test]
+fn memory_kept_by_an_idle_target_is_named_before_its_idleness() {
+    let mut subject = heap(1e8, 1 << 30);
+    subject.cpus(0.01);
+    assert_eq!(subject.verdict().walls, [Wall::Retention, Wall::Waiting]);
+}
+
+// ---- the whole ----
+
+#[test]
+fn computing_is_not_your_wall() {
+    let verdict = computing().verdict();
+    assert!(verdict.walls.is_empty());
+    assert!(verdict.remedies.is_empty());
+    assert_eq!(
+        verdict.sentence,
+        "Memory is not your wall: allocator 0 %, first touch 0 %, map calls 0 %; 100 % is the application's own computing, most in `site_of_application`."
+    );
+    assert!(
+        verdict.findings.iter().all(|f| f.status == Status::RuledOut),
+        "{:#?}",
+        verdict.findings
+    );
+}
+
+#[test]
+fn the_wall_s_sentence_has_the_number_and_the_place() {
+    let sentence = with_shares(&[(FaultPath, 0.26), (Zeroing, 0.15)])
+        .verdict()
+        .sentence;
+    assert_eq!(
+        sentence,
+        "First touch is the wall: 41 % (40–42 %) of CPU goes to faulting in and zeroing fresh pages, most of it from `site_of_fault_path`."
+    );
+}
+
+#[test]
+fn an_unsampled_target_gets_no_verdict() {
+    let mut subject = computing();
+    subject.bill.on_cpu = Err(Absence::new(
+        Reason::NotPermitted,
+        "perf_event_open: permission denied",
+    ));
+    subject.recording.prices = Err(absent());
+    let verdict = subject.verdict();
+    assert!(verdict.sentence.starts_with("No verdict"), "{}", verdict.sentence);
+    assert!(verdict.remedies.is_empty());
+}
+
+/// Many targets: each class at several shares, sampled and not, busy and idle.
+fn many() -> Vec<Subject> {
+    let mut all = vec![computing(), throttled(500, 95), heap(1e8, 1 << 30)];
+    for class in CostClass::ALL {
+        for share in [0.0, 0.03, 0.12, 0.5, 1.0] {
+            for (cpus, samples, threads) in [(1.0, 10_000, 1), (0.02, 10_000, 1), (1.7, 60, 4), (0.5, 300, 2)]
+            {
+                let mut subject = computing();
+                subject
+                    .cpus(cpus)
+                    .threads(threads)
+                    .shares_with_samples(&[(class, share)], samples);
+                subject.map_call("__x64_sys_munmap", true, 30);
+                all.push(subject);
+            }
+        }
+    }
+    let mut blind = computing();
+    blind.bill.on_cpu = Err(absent());
+    for line in &mut blind.bill.off_cpu {
+        line.thread_s = Err(absent());
+    }
+    blind.recording.ticks.clear();
+    blind.recording.processes.clear();
+    blind.recording.prices = Err(absent());
+    all.push(blind);
+    let mut empty = computing();
+    empty.bill.window_s = 0.0;
+    empty.bill.cpu_s = 0.0;
+    all.push(empty);
+    all
+}
+
+#[test]
+fn every_verdict_has_all_findings_in_order_and_no_loose_ends() {
+    for subject in many() {
+        let verdict = subject.verdict();
+        assert!(verdict.findings.iter().map(|f| f.wall).eq(Wall::ALL));
+        assert!(verdict.sentence.chars().count() <= 260, "{}", verdict.sentence);
+        for f in &verdict.findings {
+            assert_eq!(f.rung, f.wall.rung());
+            assert_eq!(f.status == Status::NotMeasured, f.missing.is_some(), "{f:?}");
+            assert!(
+                f.missing.as_ref().is_none_or(|m| m.mend.is_some()),
+                "what would measure it: {f:?}"
+            );
+            assert!(!f.because.is_empty() && !f.show.is_empty(), "{f:?}");
+            assert!(!f.because.contains("NaN") && !f.because.contains("inf"), "{f:?}");
+            if let Some(s) = f.share {
+                assert!(
+                    0.0 <= s.low && s.low <= s.point && s.point <= s.high && s.high <= 1.0,
+                    "{f:?}"
+                );
+            }
+            assert_eq!(verdict.walls.contains(&f.wall), f.status == Status::Wall);
+        }
+    }
+}
+
+#[test]
+fn no_gain_beyond_the_lines_that_it_acts_on() {
+    use crate::catalogue::remedies::find;
+    let mut priced = 0;
+    for subject in many() {
+        let lines = subject.bill.on_cpu.clone().unwrap_or_default();
+        for p in subject.verdict().remedies {
+            let acts_on = find(&p.remedy).expect("in the catalogue").acts_on;
+            let most: f64 = lines
+                .iter()
+                .filter(|l| acts_on.contains(&l.class))
+                .map(|l| l.share.high)
+                .sum();
+            if let Some(gain) = p.gain {
+                priced += 1;
+                assert!(
+                    0.0 <= gain.low
+                        && gain.low <= gain.point
+                        && gain.point <= gain.high
+                        && gain.high <= most + 1e-9,
+                    "{p:?}"
+                );
+            }
+            assert!(!p.basis.is_empty() && !p.how.contains('{'), "{p:?}");
+        }
+    }
+    assert!(priced > 10);
+}
+
+// ---- remedies ----
+
+fn reason(subject: &Subject, walls: &[Wall], key: &str) -> Option<String> {
+    let offers = remedies::offers(&subject.recording, &subject.bill, walls);
+    let (_, offer) = offers
+        .into_iter()
+        .find(|(r, _)| r.key == key)
+        .expect("for these walls");
+    offer.err()
+}
+
+const SWAPS: [&str; 3] = ["jemalloc", "tcmalloc", "mimalloc"];
+const SLOW: &[Wall] = &[Wall::AllocatorCode];
+
+#[test]
+fn a_preload_is_offered_only_where_the_loader_takes_it() {
+    let mut subject = with_shares(&[(AllocatorCode, 0.5)]);
+    for key in SWAPS {
+        assert_eq!(reason(&subject, SLOW, key), None);
+    }
+    subject.process().secure_exec = Ok(true);
+    assert!(reason(&subject, SLOW, "jemalloc").is_some_and(|r| r.contains("setuid")));
+    subject.process().secure_exec = Ok(false);
+    subject.process().runtime = Ok(Runtime::Go { version: None });
+    assert!(reason(&subject, SLOW, "jemalloc").is_some_and(|r| r.contains("Go")));
+    subject.process().runtime = Ok(Runtime::Native);
+    for libc in [Ok(Libc::Static), Ok(Libc::Musl { version: None }), Err(absent())] {
+        subject.process().libc = libc;
+        for key in SWAPS {
+            assert!(reason(&subject, SLOW, key).is_some(), "{key}");
+        }
+    }
+    assert!(reason(&subject, SLOW, "glibc-tcache-count").is_some());
+    subject.process().libc = Ok(Libc::Musl { version: None });
+    assert_eq!(reason(&subject, SLOW, "mimalloc-musl"), None);
+    subject.process().secure_exec = Ok(true);
+    assert!(reason(&subject, SLOW, "mimalloc-musl").is_some_and(|r| r.contains("setuid")));
+}
+
+#[test]
+fn a_list_that_is_set_already_is_not_silently_replaced() {
+    let mut subject = with_shares(&[(AllocatorCode, 0.5)]);
+    subject.malloc_leaves(Some("malloc"), 24).malloc_leaves(None, 76);
+    let how = |s: &Subject| {
+        let remedies = s.verdict().remedies;
+        remedies
+            .into_iter()
+            .find(|p| p.remedy == "jemalloc")
+            .expect("offered")
+            .how
+    };
+    assert!(!how(&subject).contains("already"));
+    subject.process().environment = vec![("LD_PRELOAD".into(), "/lib/other.so".into())];
+    assert!(
+        how(&subject).ends_with("# LD_PRELOAD holds /lib/other.so already: keep it"),
+        "{}",
+        how(&subject)
+    );
+}
+
+#[test]
+fn an_allocator_is_not_offered_to_one_already_on_it() {
+    let mut subject = with_shares(&[(AllocatorCode, 0.5)]);
+    subject.process().allocator = Ok(Allocator {
+        kind: AllocatorKind::Jemalloc,
+        how: Linkage::Preloaded,
+        module: "libjemalloc.so.2".into(),
+        version: None,
+    });
+    assert!(reason(&subject, SLOW, "jemalloc").is_some());
+    assert_eq!(reason(&subject, SLOW, "mimalloc"), None);
+    assert!(
+        reason(&subject, SLOW, "glibc-tcache-count").is_some(),
+        "glibc's malloc is not the one"
+    );
+    assert_eq!(reason(&subject, &[Wall::FirstTouch], "jemalloc-thp"), None);
+    subject.process().runtime = Ok(Runtime::Jvm { version: None });
+    assert!(
+        reason(&subject, &[Wall::FirstTouch], "jemalloc-thp").is_some(),
+        "the Java heap is not in malloc"
+    );
+    assert_eq!(reason(&subject, &[Wall::FirstTouch], "jvm-thp"), None);
+}
+
+#[test]
+fn tunables_need_the_version_that_has_them_and_keep_what_is_set() {
+    let touch = &[Wall::FirstTouch];
+    let mut subject = with_shares(&[(FaultPath, 0.5)]);
+    assert_eq!(reason(&subject, touch, "glibc-hugetlb"), None);
+    subject.process().libc = Ok(Libc::Glibc {
+        version: "2.31".into(),
+    });
+    assert!(reason(&subject, touch, "glibc-hugetlb").is_some_and(|r| r.contains("2.35")));
+    subject.process().libc = Ok(Libc::Glibc {
+        version: "nonsense".into(),
+    });
+    assert!(reason(&subject, touch, "glibc-hugetlb").is_some());
+    subject.process().libc = Ok(Libc::Glibc {
+        version: "2.36-9+deb12u4".into(),
+    });
+    subject.process().environment = vec![("GLIBC_TUNABLES".into(), "glibc.malloc.perturb=1".into())];
+    let how = subject
+        .verdict()
+        .remedies
+        .into_iter()
+        .find(|p| p.remedy == "glibc-hugetlb")
+        .expect("offered")
+        .how;
+    assert_eq!(
+        how,
+        "GLIBC_TUNABLES=glibc.malloc.perturb=1:glibc.malloc.hugetlb=1 service --port 80"
+    );
+    subject.process().environment = vec![("GLIBC_TUNABLES".into(), "glibc.malloc.hugetlb=2".into())];
+    assert!(reason(&subject, touch, "glibc-hugetlb").is_some(), "set already");
+}
+
+#[test]
+fn huge_pages_need_a_mode_that_gives_them() {
+    let touch = &[Wall::FirstTouch];
+    let mut subject = with_shares(&[(FaultPath, 0.5)]);
+    for mode in ["always madvise [never]", "never", "[always] madvise never"] {
+        subject.recording.host.thp_enabled = Ok(mode.into());
+        assert!(reason(&subject, touch, "glibc-hugetlb").is_some(), "{mode}");
+    }
+    subject.recording.host.thp_enabled = Ok("madvise".into());
+    assert_eq!(reason(&subject, touch, "glibc-hugetlb"), None);
+    subject.process().thp_disabled = Ok(true);
+    assert!(reason(&subject, touch, "glibc-hugetlb").is_some());
+}
+
+#[test]
+fn cpython_gets_its_own_allocator_only_from_the_version_that_has_it() {
+    let touch = &[Wall::FirstTouch];
+    let mut subject = with_shares(&[(FaultPath, 0.5)]);
+    let mut python = |version: &str, free_threaded| {
+        subject.process().runtime = Ok(Runtime::Cpython {
+            version: version.into(),
+            free_threaded,
+        });
+        (
+            reason(&subject, touch, "cpython-mimalloc-huge").is_none(),
+            reason(&subject, touch, "cpython-nogil-huge").is_none(),
+        )
+    };
+    assert_eq!(python("3.11.2", false), (false, false));
+    assert_eq!(python("3.13.0", false), (true, false));
+    assert_eq!(python("3.13.0", true), (false, true));
+}
+
+#[test]
+fn a_limited_arena_count_is_lifted_not_lowered() {
+    let contention = &[Wall::AllocatorContention];
+    let mut subject = with_shares(&[(AllocatorLocks, 0.3)]);
+    subject.threads(2);
+    assert!(reason(&subject, contention, "glibc-arenas-free").is_some());
+    subject.process().environment = vec![("GLIBC_TUNABLES".into(), "glibc.malloc.arena_max=1".into())];
+    let how = subject
+        .verdict()
+        .remedies
+        .into_iter()
+        .find(|p| p.remedy == "glibc-arenas-free")
+        .expect("offered")
+        .how;
+    assert!(
+        how.contains("GLIBC_TUNABLES=glibc.malloc.arena_max=16 service"),
+        "{how}"
+    );
+    assert!(reason(&subject, &[Wall::Retention], "glibc-arenas-few").is_some());
+}
+
+#[test]
+fn huge_pages_on_first_touch_are_priced_by_this_machine() {
+    let subject = with_shares(&[(FaultPath, 0.3), (Zeroing, 0.1)]);
+    let p = subject
+        .verdict()
+        .remedies
+        .into_iter()
+        .find(|p| p.remedy == "glibc-hugetlb")
+        .expect("offered");
+    let gain = p.gain.expect("priced");
+    // 1 − 100 µs / (512 × 1.5 µs) = 87 % of 40 %; at the low end idle memory: 1 − 4 ms / (512 × 9 µs) = 13 %.
+    assert!((gain.point - 0.4 * 0.87).abs() < 0.003, "{gain:?}");
+    assert!(0.0 < gain.low && gain.low < 0.06, "{gain:?}");
+    let mut unpriced = subject;
+    unpriced.recording.prices = Err(absent());
+    let p = unpriced
+        .verdict()
+        .remedies
+        .into_iter()
+        .find(|p| p.remedy == "glibc-hugetlb")
+        .expect("offered");
+    assert_eq!(p.gain, None);
+    assert!(p.basis.contains("calibrate"), "{}", p.basis);
+}
+
+#[test]
+fn keeping_memory_gains_only_where_malloc_makes_the_map_calls() {
+    let keep = |by_malloc| {
+        let mut subject = with_shares(&[(MapCalls, 0.3), (PageRelease, 0.1), (FaultPath, 0.2)]);
+        subject.map_call("__x64_sys_munmap", by_malloc, 300);
+        let p = subject
+            .verdict()
+            .remedies
+            .into_iter()
+            .find(|p| p.remedy == "glibc-keep-memory")
+            .expect("offered");
+        p.gain.expect("priced")
+    };
+    assert!(keep(true).low > 0.35, "{:?}", keep(true));
+    assert!(
+        keep(true).high > 0.5 && keep(true).high <= 0.65,
+        "{:?}",
+        keep(true)
+    );
+    assert!(
+        keep(false).low < 0.001 && keep(false).point == 0.0,
+        "{:?}",
+        keep(false)
+    );
+}
+
+#[test]
+fn advice_comes_last_and_the_surest_gain_first() {
+    let mut subject = with_shares(&[(MapCalls, 0.3), (PageRelease, 0.1), (FaultPath, 0.2)]);
+    subject.map_call("__x64_sys_munmap", true, 300);
+    let remedies = subject.verdict().remedies;
+    assert_eq!(remedies[0].remedy, "glibc-keep-memory");
+    let advice = ["reuse-buffers", "populate"];
+    let first = remedies
+        .iter()
+        .position(|p| advice.contains(&p.remedy.as_str()))
+        .expect("offered");
+    assert!(
+        remedies[first..]
+            .iter()
+            .all(|p| advice.contains(&p.remedy.as_str()))
+    );
+}
+
+#[test]
+fn what_to_type_is_one_safe_shell_line() {
+    let mut subject = with_shares(&[(FaultPath, 0.5)]);
+    subject.recording.meta.command = Some(vec!["sh".into(), "-c".into(), "it's; rm -rf /".into()]);
+    let how = |s: &Subject| {
+        s.verdict()
+            .remedies
+            .into_iter()
+            .find(|p| p.remedy == "glibc-hugetlb")
+            .expect("offered")
+            .how
+    };
+    assert!(
+        how(&subject).ends_with(r"sh -c 'it'\''s; rm -rf /'"),
+        "{}",
+        how(&subject)
+    );
+    subject.recording.meta.command = Some(vec!["x".repeat(500)]);
+    assert!(how(&subject).ends_with(" CMD"));
+    subject.recording.meta.command = Some(vec!["a\u{1b}[2J".into()]);
+    assert!(how(&subject).ends_with(" CMD"));
+}
