@@ -256,6 +256,8 @@ struct Columns {
 }
 
 impl Columns {
+    /// The longest title of the bill that bears no bracket: both tables share their columns.
+    const TITLE: usize = 33;
     const SHARE: usize = 9;
     const SECONDS: usize = 10;
     const INTERVAL: usize = 20;
@@ -272,6 +274,10 @@ impl Columns {
     }
 
     fn row(&self, title: &str, bar: &str, share: &str, seconds: &str, interval: &str) -> String {
+        let title = match title.split_once(" (") {
+            Some((short, _)) if columns(title) > self.title => short,
+            _ => title,
+        };
         let mut line = format!("  {}", left(&elide_end(title, self.title), self.title));
         if self.bar > 0 {
             line.push_str(&format!("  {}", left(bar, self.bar)));
@@ -301,7 +307,7 @@ fn on_cpu(page: &mut Page, rec: &Recording, bill: &Bill) {
     let shares: Vec<f64> = lines.iter().map(|l| l.share.point).collect();
     let tenths = apportion(&shares, 1000);
     let hundredths = apportion(&shares, (bill.cpu_s.max(0.0) * 100.0).round() as u64);
-    let table = Columns::fit(page.width, 26);
+    let table = Columns::fit(page.width, Columns::TITLE);
     let head = table.row("", "", "share", "CPU-s", "95 % interval");
     let head = page.paint(Ink::Faint, &head);
     page.line(&head);
@@ -351,12 +357,12 @@ fn zero_lines(page: &mut Page, rec: &Recording, lines: &[CpuLine], tenths: &[u64
     };
     let nothing = titles(false);
     if !nothing.is_empty() {
-        page.wrapped(2, &format!("0.0 % each: {}", nothing.join(" · ")), Ink::Faint);
+        page.wrapped(2, &format!("0.0 % each: {}", nothing.join("; ")), Ink::Faint);
     }
     let hidden = titles(true);
     if !hidden.is_empty() {
         let within = CostClass::UnnamedKernel.title();
-        let text = format!("Not told apart, within “{within}”: {}", hidden.join(" · "));
+        let text = format!("Not told apart, within “{within}”: {}", hidden.join("; "));
         page.wrapped(2, &text, Ink::Warn);
     }
 }
@@ -380,15 +386,15 @@ fn methods(lines: &[CpuLine]) -> String {
     let (main, _) = by_method.remove(main);
     let others: Vec<String> = by_method.iter().map(|(m, t)| format!("{}: {m}", t.join(", "))).collect();
     match others.is_empty() {
-        true => format!("By {main}."),
-        false => format!("By {main}; {}.", others.join("; ")),
+        true => format!("Measured by {main}."),
+        false => format!("Measured by {main}; {}.", others.join("; ")),
     }
 }
 
 fn off_cpu(page: &mut Page, bill: &Bill) {
     let whole = bill.rates.thread_s;
     page.section("WAITS", &format!("of {whole:.1} thread-seconds that its threads were alive"));
-    let table = Columns::fit(page.width, 38);
+    let table = Columns::fit(page.width, Columns::TITLE);
     let mut zero = vec![];
     let mut absent: Vec<(&Absence, Vec<&str>)> = vec![];
     for line in &bill.off_cpu {
@@ -411,10 +417,10 @@ fn off_cpu(page: &mut Page, bill: &Bill) {
         }
     }
     if !zero.is_empty() {
-        page.wrapped(2, &format!("0.00 each: {}", zero.join(" · ")), Ink::Faint);
+        page.wrapped(2, &format!("0.00 each: {}", zero.join("; ")), Ink::Faint);
     }
     for (absence, titles) in absent {
-        let text = format!("Not measured: {} ({})", titles.join(" · "), absence.detail);
+        let text = format!("Not measured: {} ({})", titles.join("; "), absence.detail);
         page.wrapped(2, &text, Ink::Warn);
     }
 }
@@ -457,13 +463,16 @@ fn ladder(page: &mut Page, verdict: &Verdict) {
 fn reading(finding: &Finding, cures: &mut Vec<(String, u8)>) -> String {
     let mut text = String::new();
     if let (Some(share), Status::Wall | Status::Contributor) = (finding.share, finding.status) {
-        text = format!("{} of {}. ", percent_with_interval(share), whole(finding.of));
+        text = format!("{} of {}: ", percent_with_interval(share), whole(finding.of));
     }
-    text.push_str(sentence(&finding.because).as_str());
+    match finding.status {
+        Status::RuledOut => text.push_str(finding.because.trim_end_matches('.')),
+        _ => text.push_str(&sentence(&finding.because)),
+    }
     if let Some(estimate) = &finding.estimate
         && finding.status != Status::NotMeasured
     {
-        text.push_str(&format!(" Estimate: {}", sentence(estimate)));
+        text.push_str(&format!(" (estimate: {})", estimate.trim_end_matches('.')));
     }
     let Some(missing) = finding.missing.as_ref().filter(|_| finding.status == Status::NotMeasured) else {
         return text;
@@ -566,7 +575,7 @@ fn site_lines(page: &mut Page, title: &str, share: &str, sites: &[Site], limit: 
                 format!("{python}  {}", elide_middle(&format!("[{function}]"), rest))
             }
             None => {
-                let module = elide_middle(&module, room / 3);
+                let module = elide_end(&module, 22.min(room / 3));
                 let rest = room.saturating_sub(columns(&module) + 2);
                 format!("{}  {module}", elide_middle(&function, rest))
             }
@@ -606,17 +615,22 @@ fn remedies(page: &mut Page, verdict: &Verdict) {
             page.hang(&lead, Ink::Plain, 5, &remedy.title, Ink::Heading);
             page.wrapped(5, &facts, Ink::Plain);
         }
-        page.hang("     $ ", Ink::Faint, 7, &remedy.how, Ink::Plain);
+        page.hang("     > ", Ink::Faint, 7, &remedy.how, Ink::Plain);
         if nth < REMEDIES_IN_FULL {
-            details(page, remedy);
+            details(page, remedy, nth == 0);
         }
     }
 }
 
-fn details(page: &mut Page, remedy: &Prescription) {
-    let rows =
-        [("why", &remedy.basis), ("moves", &remedy.moves), ("backfires", &remedy.backfires), ("undo", &remedy.undo)];
-    for (label, text) in rows.into_iter().filter(|(_, t)| !t.is_empty()) {
+/// The first remedy is spelt out; of the next ones, what one must know before trying.
+fn details(page: &mut Page, remedy: &Prescription, first: bool) {
+    let rows = [
+        ("why", &remedy.basis, first || remedy.gain.is_none()),
+        ("moves", &remedy.moves, first),
+        ("backfires", &remedy.backfires, true),
+        ("undo", &remedy.undo, true),
+    ];
+    for (label, text, _) in rows.into_iter().filter(|(_, text, shown)| *shown && !text.is_empty()) {
         page.hang(&format!("     {label}"), Ink::Faint, 16, text, Ink::Plain);
     }
 }
