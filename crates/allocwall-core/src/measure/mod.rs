@@ -1,3 +1,4 @@
 //! Target -> Recording.
 
+pub mod file;
 pub mod recording;

@@ -16,7 +16,10 @@ pub fn stacks(rec: &Recording) -> String {
     for sample in drawn(rec) {
         *counts.entry(frames(rec, sample).join(";")).or_default() += 1;
     }
-    counts.iter().map(|(stack, count)| format!("{stack} {count}\n")).collect()
+    counts
+        .iter()
+        .map(|(stack, count)| format!("{stack} {count}\n"))
+        .collect()
 }
 
 /// The samples that pictures are drawn from.
@@ -30,7 +33,10 @@ pub(super) fn frames(rec: &Recording, sample: &CpuSample) -> Vec<String> {
     let process = rec.processes.iter().find(|p| p.pid == sample.pid);
     let comm = process.map_or("[unknown]", |p| &p.comm);
     let mut names = vec![safe(&format!("{comm} (pid {})", sample.pid))];
-    let thread = rec.threads.iter().find(|t| t.pid == sample.pid && t.tid == sample.tid);
+    let thread = rec
+        .threads
+        .iter()
+        .find(|t| t.pid == sample.pid && t.tid == sample.tid);
     names.extend(thread.filter(|t| t.comm != comm).map(|t| safe(&t.comm)));
     let user = sample.user.and_then(|i| rec.stacks.get(i as usize));
     let kernel = sample.kernel.and_then(|i| rec.stacks.get(i as usize));
@@ -53,11 +59,16 @@ pub(super) fn frames(rec: &Recording, sample: &CpuSample) -> Vec<String> {
 }
 
 fn name(rec: &Recording, frame: u32) -> String {
-    let Some(frame) = rec.frames.get(frame as usize) else { return "[unknown]".to_string() };
+    let Some(frame) = rec.frames.get(frame as usize) else {
+        return "[unknown]".to_string();
+    };
     match frame.symbol.as_deref().filter(|s| !s.trim().is_empty()) {
         Some(symbol) => safe(symbol),
         // One box for a module's nameless code: an address each would scatter it.
-        None => safe(&format!("[{}]", module(rec, frame).map_or("unknown", |m| basename(&m.path)))),
+        None => safe(&format!(
+            "[{}]",
+            module(rec, frame).map_or("unknown", |m| basename(&m.path))
+        )),
     }
 }
 
@@ -82,7 +93,11 @@ fn safe(name: &str) -> String {
     if safe.starts_with('#') {
         safe.insert(0, '_');
     }
-    if safe.is_empty() { "[unknown]".to_string() } else { safe }
+    if safe.is_empty() {
+        "[unknown]".to_string()
+    } else {
+        safe
+    }
 }
 
 #[cfg(test)]
@@ -101,7 +116,10 @@ mod tests {
     fn only_whole_stacks_are_drawn_unless_there_are_none() {
         let mut rec = sketches::first_touch().rec;
         let total = |rec: &Recording| -> u64 {
-            stacks(rec).lines().map(|l| l.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+            stacks(rec)
+                .lines()
+                .map(|l| l.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
+                .sum()
         };
         assert_eq!(total(&rec), 5);
         rec.samples.iter_mut().for_each(|s| s.deep = false);
@@ -119,7 +137,10 @@ mod tests {
         rec.samples[3].user = Some(9999);
         rec.samples[3].pid = -1;
         let text = stacks(&rec);
-        assert!(text.contains("[unknown]_[k]") && text.contains("[no stack]"), "{text}");
+        assert!(
+            text.contains("[unknown]_[k]") && text.contains("[no stack]"),
+            "{text}"
+        );
     }
 
     proptest! {

@@ -3,8 +3,8 @@
 //!
 //! The colour of a box, by the first rule that applies:
 //! 1. samples end in it: the class of most of them;
-//! 2. it is a kernel frame: the class of most samples above it;
-//! 3. samples end in the same function elsewhere: the class of most of those;
+//! 2. samples end in the same function elsewhere: the class of most of those;
+//! 3. it is a kernel frame: the class of most samples above it;
 //! 4. application.
 
 use super::collapsed::{drawn, frames};
@@ -39,37 +39,47 @@ fn fill(class: CostClass) -> (u8, u8, u8) {
 
 const WIDTH: usize = 1200;
 const LEGEND_ROW: usize = 20;
-const LEGEND_COLUMNS: usize = 5;
+const LEGEND_COLUMNS: usize = 4;
 
 /// One SVG document. `class_of` is the bill's own classing of a sample.
-pub fn svg(rec: &Recording, bill: &Bill, class_of: &dyn Fn(&Recording, &CpuSample) -> CostClass) -> Measured<String> {
+pub fn svg(
+    rec: &Recording,
+    bill: &Bill,
+    class_of: &dyn Fn(&Recording, &CpuSample) -> CostClass,
+) -> Measured<String> {
     let mut tree = Tree::default();
     for sample in drawn(rec) {
         tree.add(&frames(rec, sample), class_of(rec, sample));
     }
     if tree.samples == 0 {
         let why = "the recording holds no CPU samples to draw";
-        return Err(Absence::new(Reason::TooLittle, why).mend("record for longer (-d), or while the target is busy"));
+        return Err(
+            Absence::new(Reason::TooLittle, why).mend("record for longer (-d), or while the target is busy")
+        );
     }
     let mut palette = PaletteMap::default();
-    for class in CostClass::ALL {
-        let (r, g, b) = fill(class);
-        // The root box, which inferno names "", is nobody's cost.
-        if class == CostClass::Application {
-            palette.insert("", Color { r, g, b });
-        }
-    }
+    // The root box, which inferno names "", is nobody's cost.
+    let (r, g, b) = fill(CostClass::Application);
+    palette.insert("", Color { r, g, b });
     let lines = tree.lines(&mut palette);
     let mut options = Options::default();
     options.title = " ".to_string();
     options.palette_map = Some(&mut palette);
-    options.bgcolors = Some(BackgroundColor::Flat(Color { r: 255, g: 255, b: 255 }));
+    options.bgcolors = Some(BackgroundColor::Flat(Color {
+        r: 255,
+        g: 255,
+        b: 255,
+    }));
     options.text_truncate_direction = TextTruncateDirection::Right;
     options.min_width = 0.05;
     options.image_width = None;
     let mut out = vec![];
-    inferno_graph::from_lines(&mut options, lines.iter().map(String::as_str), &mut out)
-        .map_err(|e| Absence::new(Reason::Unparsable, format!("the flamegraph could not be drawn: {e}")))?;
+    inferno_graph::from_lines(&mut options, lines.iter().map(String::as_str), &mut out).map_err(|e| {
+        Absence::new(
+            Reason::Unparsable,
+            format!("the flamegraph could not be drawn: {e}"),
+        )
+    })?;
     let drawing = String::from_utf8_lossy(&out);
     let drawing: String = drawing.chars().filter(|&c| marked_class(c).is_none()).collect();
     Ok(with_head(&drawing, &head(rec, bill, &tree)))
@@ -88,14 +98,19 @@ fn marked_class(c: char) -> Option<CostClass> {
 
 /// C0 controls without tab, line feed and the other blanks, which inferno would trim.
 const MARKS: [char; CostClass::ALL.len()] = [
-    '\u{1}', '\u{2}', '\u{3}', '\u{4}', '\u{5}', '\u{6}', '\u{7}', '\u{8}', '\u{e}', '\u{f}', '\u{10}', '\u{11}', '\u{12}',
+    '\u{1}', '\u{2}', '\u{3}', '\u{4}', '\u{5}', '\u{6}', '\u{7}', '\u{8}', '\u{e}', '\u{f}', '\u{10}',
+    '\u{11}', '\u{12}',
 ];
 
 type Votes = BTreeMap<CostClass, u64>;
 
 fn winner(votes: &Votes) -> Option<CostClass> {
     // The earlier line of the bill wins a tie.
-    votes.iter().rev().max_by_key(|(_, n)| **n).map(|(class, _)| *class)
+    votes
+        .iter()
+        .rev()
+        .max_by_key(|(_, n)| **n)
+        .map(|(class, _)| *class)
 }
 
 #[derive(Default)]
@@ -122,15 +137,23 @@ impl Tree {
         }
         *node.ending.entry(class).or_default() += 1;
         if let Some(leaf) = frames.last() {
-            *self.by_name.entry(leaf.clone()).or_default().entry(class).or_default() += 1;
+            *self
+                .by_name
+                .entry(leaf.clone())
+                .or_default()
+                .entry(class)
+                .or_default() += 1;
         }
         self.samples += 1;
     }
 
     fn color(&self, name: &str, node: &Node) -> CostClass {
-        let kernel = name.ends_with("_[k]").then(|| winner(&node.passing)).flatten();
         let elsewhere = || self.by_name.get(name).and_then(winner);
-        winner(&node.ending).or(kernel).or_else(elsewhere).unwrap_or(CostClass::Application)
+        let above = || name.ends_with("_[k]").then(|| winner(&node.passing)).flatten();
+        winner(&node.ending)
+            .or_else(elsewhere)
+            .or_else(above)
+            .unwrap_or(CostClass::Application)
     }
 
     /// Lines for inferno; every marked name is entered in the palette.
@@ -148,7 +171,11 @@ impl Tree {
                 let marked = format!("{}{name}", mark(class));
                 let (r, g, b) = fill(class);
                 palette.insert(&marked, Color { r, g, b });
-                let path = if path.is_empty() { marked } else { format!("{path};{marked}") };
+                let path = if path.is_empty() {
+                    marked
+                } else {
+                    format!("{path};{marked}")
+                };
                 open.push((child, path));
             }
         }
@@ -164,7 +191,9 @@ struct Head {
 
 /// Title, scale and legend, above inferno's own drawing.
 fn head(rec: &Recording, bill: &Bill, tree: &Tree) -> Head {
-    let target = rec.processes.first().map_or("no process".to_string(), |p| format!("{} (pid {})", p.comm, p.pid));
+    let target = rec.processes.first().map_or("no process".to_string(), |p| {
+        format!("{} (pid {})", p.comm, p.pid)
+    });
     let title = format!("{target}: {:.1} CPU-s in {:.1} s", bill.cpu_s, bill.window_s);
     let scale = format!(
         "{} samples with whole stacks of {} taken; one stands for {:.1} ms of CPU. Colour: the bill's line; share of all CPU time beside it.",
@@ -197,16 +226,24 @@ fn head(rec: &Recording, bill: &Bill, tree: &Tree) -> Head {
         ));
     }
     out.push_str("</g>");
-    Head { markup: out, height: 56 + rows * LEGEND_ROW - 16 }
+    Head {
+        markup: out,
+        height: 44 + rows * LEGEND_ROW,
+    }
 }
 
 impl Tree {
     fn shares(&self) -> Vec<(CostClass, f64)> {
         let mut votes = Votes::new();
         for node in self.root.children.values() {
-            node.passing.iter().for_each(|(class, n)| *votes.entry(*class).or_default() += n);
+            node.passing
+                .iter()
+                .for_each(|(class, n)| *votes.entry(*class).or_default() += n);
         }
-        votes.into_iter().map(|(class, n)| (class, n as f64 / self.samples as f64)).collect()
+        votes
+            .into_iter()
+            .map(|(class, n)| (class, n as f64 / self.samples as f64))
+            .collect()
     }
 }
 
@@ -220,13 +257,21 @@ fn with_head(drawing: &str, head: &Head) -> String {
         let end = drawing.rfind("</svg>")?;
         let taller = height + head.height;
         let preamble = drawing[..start]
-            .replacen(&format!(" height=\"{height}\""), &format!(" height=\"{taller}\""), 1)
-            .replacen(&format!("viewBox=\"0 0 {WIDTH} {height}\""), &format!("viewBox=\"0 0 {WIDTH} {taller}\""), 1);
+            .replacen(
+                &format!(" height=\"{height}\""),
+                &format!(" height=\"{taller}\""),
+                1,
+            )
+            .replacen(
+                &format!("viewBox=\"0 0 {WIDTH} {height}\""),
+                &format!("viewBox=\"0 0 {WIDTH} {taller}\""),
+                1,
+            );
         Some(format!(
-            "{preamble}<rect width=\"100%\" height=\"100%\" fill=\"white\"/>{}<g transform=\"translate(0,{})\">{}</g></svg>",
-            head.markup,
+            "{preamble}<rect width=\"100%\" height=\"100%\" fill=\"white\"/><g transform=\"translate(0,{})\">{}</g>{}</svg>",
             head.height,
-            &drawing[start..end]
+            &drawing[start..end],
+            head.markup
         ))
     };
     moved().unwrap_or_else(|| drawing.to_string())
@@ -248,13 +293,18 @@ mod tests {
     }
 
     fn parse(svg: &str) -> roxmltree::Document<'_> {
-        let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
+        let options = roxmltree::ParsingOptions {
+            allow_dtd: true,
+            ..Default::default()
+        };
         roxmltree::Document::parse_with_options(svg, options).expect("well-formed")
     }
 
     /// Fill of the box whose title begins with `name`.
     fn color_of(document: &roxmltree::Document, name: &str) -> Option<String> {
-        let title = document.descendants().find(|n| n.has_tag_name("title") && n.text().is_some_and(|t| t.starts_with(name)))?;
+        let title = document
+            .descendants()
+            .find(|n| n.has_tag_name("title") && n.text().is_some_and(|t| t.starts_with(name)))?;
         let rect = title.parent()?.children().find(|n| n.has_tag_name("rect"))?;
         rect.attribute("fill").map(String::from)
     }
@@ -278,8 +328,15 @@ mod tests {
     fn the_legend_bears_the_shares_of_the_bill() {
         let svg = draw();
         let document = parse(&svg);
-        let legend = document.descendants().find(|n| n.attribute("id") == Some("legend")).expect("legend");
-        let texts: Vec<&str> = legend.descendants().filter(|n| n.has_tag_name("text")).filter_map(|n| n.text()).collect();
+        let legend = document
+            .descendants()
+            .find(|n| n.attribute("id") == Some("legend"))
+            .expect("legend");
+        let texts: Vec<&str> = legend
+            .descendants()
+            .filter(|n| n.has_tag_name("text"))
+            .filter_map(|n| n.text())
+            .collect();
         assert!(texts.contains(&"first touch: fault path 33.1 %"), "{texts:?}");
         assert!(!texts.iter().any(|t| t.contains("garbage")), "{texts:?}");
     }
@@ -290,7 +347,13 @@ mod tests {
         let document = parse(&svg);
         assert!(!svg.contains('\u{1b}') && !svg.contains("<script>alert"));
         assert!(svg.chars().all(|c| marked_class(c).is_none()));
-        assert_eq!(document.descendants().filter(|n| n.has_tag_name("script")).count(), 1);
+        assert_eq!(
+            document
+                .descendants()
+                .filter(|n| n.has_tag_name("script"))
+                .count(),
+            1
+        );
         assert!(color_of(&document, "<script>alert(1)</script>\\u{1b}[2J, drop").is_some());
     }
 
@@ -300,7 +363,10 @@ mod tests {
         let document = parse(&svg);
         let root = document.root_element();
         let height = root.attribute("height").unwrap();
-        assert_eq!(root.attribute("viewBox"), Some(format!("0 0 {WIDTH} {height}").as_str()));
+        assert_eq!(
+            root.attribute("viewBox"),
+            Some(format!("0 0 {WIDTH} {height}").as_str())
+        );
         assert!(svg.contains("<g transform=\"translate(0,"));
     }
 

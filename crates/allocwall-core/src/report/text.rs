@@ -5,7 +5,7 @@ use super::layout::{apportion, columns, elide_end, elide_middle, left, right, wr
 use crate::bill::{Bill, CpuLine, Site, WaitLine};
 use crate::catalogue::cost::{CostClass, WaitClass};
 use crate::catalogue::walls::Wall;
-use crate::diagnose::{Finding, Prescription, Status, Verdict, Whole};
+use crate::diagnose::{Finding, Prescription, Status, Verdict};
 use crate::measure::recording::{
     Allocator, AllocatorKind, Ended, Libc, Linkage, ProbeState, Process, Recording, Runtime,
 };
@@ -16,6 +16,14 @@ pub struct Style {
     pub color: bool,
     /// Columns of the terminal; at least 40 are used.
     pub width: usize,
+}
+
+impl Style {
+    /// For files and pipes.
+    pub const FILE: Style = Style {
+        color: false,
+        width: 100,
+    };
 }
 
 /// Call sites are shown for lines of at least this share of the target's CPU (or, for waits, of its thread time).
@@ -97,8 +105,16 @@ impl Page {
         self.blank();
         let room = self.width.saturating_sub(columns(title) + 2);
         let aside = elide_end(aside, room);
-        let line = format!("{}  {}", self.paint(Ink::Heading, title), self.paint(Ink::Faint, &aside));
-        self.line(if aside.is_empty() { line.trim_end_matches(' ') } else { &line });
+        let line = format!(
+            "{}  {}",
+            self.paint(Ink::Heading, title),
+            self.paint(Ink::Faint, &aside)
+        );
+        self.line(if aside.is_empty() {
+            line.trim_end_matches(' ')
+        } else {
+            &line
+        });
     }
 
     /// `lead`, then `text` wrapped in a column that starts at `indent`.
@@ -107,7 +123,11 @@ impl Page {
         let beside = self.width >= indent + 24;
         let column = if beside { indent } else { 4 };
         let lines = wrap(&terminal(text), self.width - column);
-        let lead_lines = if beside { vec![lead.to_string()] } else { vec![elide_end(lead, self.width)] };
+        let lead_lines = if beside {
+            vec![lead.to_string()]
+        } else {
+            vec![elide_end(lead, self.width)]
+        };
         if beside {
             let first = format!(
                 "{}{}",
@@ -133,7 +153,11 @@ impl Page {
 
 fn header(page: &mut Page, rec: &Recording, bill: &Bill) {
     let window = format!("{:.1} s", bill.window_s);
-    let cpus = if bill.window_s > 0.0 { bill.cpu_s / bill.window_s } else { 0.0 };
+    let cpus = if bill.window_s > 0.0 {
+        bill.cpu_s / bill.window_s
+    } else {
+        0.0
+    };
     let mut facts = vec![];
     if let Some(process) = rec.processes.first() {
         facts.push(format!("pid {}", process.pid));
@@ -144,7 +168,10 @@ fn header(page: &mut Page, rec: &Recording, bill: &Bill) {
             facts.push(format!("{} processes", rec.processes.len()));
         }
     }
-    let command = rec.processes.first().map_or_else(|| "no process seen".to_string(), command);
+    let command = rec
+        .processes
+        .first()
+        .map_or_else(|| "no process seen".to_string(), command);
     let room = page.width - columns("allocwall  ");
     let line = format!(
         "{}  {}",
@@ -156,7 +183,11 @@ fn header(page: &mut Page, rec: &Recording, bill: &Bill) {
     let mut seen = vec![
         format!("{window} window"),
         format!("{cpus:.2} of {} CPUs used", rec.host.online_cpus),
-        format!("{} {}", bill.rates.threads_peak, plural(bill.rates.threads_peak as u64, "thread")),
+        format!(
+            "{} {}",
+            bill.rates.threads_peak,
+            plural(bill.rates.threads_peak as u64, "thread")
+        ),
         format!("{} resident", bytes(bill.rates.resident_end)),
         format!("Linux {}", rec.host.kernel_release),
     ];
@@ -171,7 +202,9 @@ fn ended(rec: &Recording) -> Option<String> {
     let asked = rec.meta.requested_ns as f64 / 1e9;
     Some(match &rec.meta.ended {
         Ended::Complete => return None,
-        Ended::Interrupted => format!("Interrupted: {asked:.0} s were asked for; everything below is what was seen."),
+        Ended::Interrupted => {
+            format!("Interrupted: {asked:.0} s were asked for; everything below is what was seen.")
+        }
         Ended::TargetExited { status } => format!(
             "The target ended within the window{} ({asked:.0} s were asked for); everything below is what was seen.",
             status.as_ref().map_or(String::new(), |s| format!(": {s}"))
@@ -181,7 +214,11 @@ fn ended(rec: &Recording) -> Option<String> {
 }
 
 fn command(process: &Process) -> String {
-    let words = if process.cmdline.is_empty() { vec![process.comm.clone()] } else { process.cmdline.clone() };
+    let words = if process.cmdline.is_empty() {
+        vec![process.comm.clone()]
+    } else {
+        process.cmdline.clone()
+    };
     terminal(&words.join(" "))
 }
 
@@ -192,8 +229,14 @@ fn runtime(process: &Process) -> Option<String> {
     };
     Some(match process.runtime.as_ref() {
         Ok(Runtime::Native) => return None,
-        Ok(Runtime::Cpython { version, free_threaded }) => {
-            format!("CPython {version}{}", if *free_threaded { " (free-threaded)" } else { "" })
+        Ok(Runtime::Cpython {
+            version,
+            free_threaded,
+        }) => {
+            format!(
+                "CPython {version}{}",
+                if *free_threaded { " (free-threaded)" } else { "" }
+            )
         }
         Ok(Runtime::Jvm { version }) => versioned("JVM", version),
         Ok(Runtime::Go { version }) => versioned("Go", version),
@@ -205,7 +248,9 @@ fn runtime(process: &Process) -> Option<String> {
 fn libc(process: &Process) -> Option<String> {
     Some(match process.libc.as_ref() {
         Ok(Libc::Glibc { version }) => format!("glibc {version}"),
-        Ok(Libc::Musl { version }) => format!("musl {}", version.as_deref().unwrap_or("")).trim_end().to_string(),
+        Ok(Libc::Musl { version }) => format!("musl {}", version.as_deref().unwrap_or(""))
+            .trim_end()
+            .to_string(),
         Ok(Libc::Static) => "static binary".to_string(),
         Ok(Libc::Other { name }) => name.clone(),
         Err(_) => "libc unknown".to_string(),
@@ -244,7 +289,11 @@ fn allocator_name(allocator: &Allocator) -> String {
 
 fn verdict_sentence(page: &mut Page, verdict: &Verdict) {
     page.blank();
-    let ink = if verdict.walls.is_empty() { Ink::Good } else { Ink::Bad };
+    let ink = if verdict.walls.is_empty() {
+        Ink::Good
+    } else {
+        Ink::Bad
+    };
     page.hang("VERDICT", Ink::Heading, 9, &verdict.sentence, ink);
 }
 
@@ -302,7 +351,13 @@ fn on_cpu(page: &mut Page, rec: &Recording, bill: &Bill) {
     page.section("BILL", "where the target's CPU time went");
     let lines = match &bill.on_cpu {
         Ok(lines) => lines,
-        Err(absence) => return page.wrapped(2, &format!("Not measured: {}", reason_and_mend(absence)), Ink::Warn),
+        Err(absence) => {
+            return page.wrapped(
+                2,
+                &format!("Not measured: {}", reason_and_mend(absence)),
+                Ink::Warn,
+            );
+        }
     };
     let shares: Vec<f64> = lines.iter().map(|l| l.share.point).collect();
     let tenths = apportion(&shares, 1000);
@@ -332,7 +387,11 @@ fn on_cpu(page: &mut Page, rec: &Recording, bill: &Bill) {
     let total = page.paint(Ink::Heading, &total);
     page.line(&total);
     zero_lines(page, rec, lines, &tenths);
-    let ratio = if bill.cpu_s > 0.0 { bill.sampled_cpu_s / bill.cpu_s * 100.0 } else { 0.0 };
+    let ratio = if bill.cpu_s > 0.0 {
+        bill.sampled_cpu_s / bill.cpu_s * 100.0
+    } else {
+        0.0
+    };
     let samples: u64 = lines.iter().map(|l| l.samples).sum();
     page.wrapped(
         2,
@@ -349,10 +408,15 @@ fn on_cpu(page: &mut Page, rec: &Recording, bill: &Bill) {
 
 /// The lines that print as 0.0 %, folded. Where the kernel side was not told apart, a zero would be a lie.
 fn zero_lines(page: &mut Page, rec: &Recording, lines: &[CpuLine], tenths: &[u64]) {
-    let unnamed = lines.iter().any(|l| l.class == CostClass::UnnamedKernel && l.share.point > 0.0);
+    let unnamed = lines
+        .iter()
+        .any(|l| l.class == CostClass::UnnamedKernel && l.share.point > 0.0);
     let blind = |class: CostClass| is_named_kernel(class) && (unnamed || !rec.meta.kernel_samples);
     let titles = |wanted: bool| {
-        let folded = lines.iter().zip(tenths).filter(|(l, t)| **t == 0 && blind(l.class) == wanted);
+        let folded = lines
+            .iter()
+            .zip(tenths)
+            .filter(|(l, t)| **t == 0 && blind(l.class) == wanted);
         folded.map(|(l, _)| l.class.title()).collect::<Vec<_>>()
     };
     let nothing = titles(false);
@@ -369,22 +433,33 @@ fn zero_lines(page: &mut Page, rec: &Recording, lines: &[CpuLine], tenths: &[u64
 
 fn is_named_kernel(class: CostClass) -> bool {
     use CostClass::*;
-    matches!(class, FaultPath | Zeroing | MapCalls | PageRelease | AddressSpaceLock | Reclaim | OtherKernel)
+    matches!(
+        class,
+        FaultPath | Zeroing | MapCalls | PageRelease | AddressSpaceLock | Reclaim | OtherKernel
+    )
 }
 
 /// The common method once; lines that differ are named with theirs.
 fn methods(lines: &[CpuLine]) -> String {
     let mut by_method: Vec<(&str, Vec<&str>)> = vec![];
-    for line in lines.iter().filter(|l| l.share.point > 0.0 && !l.method.is_empty()) {
+    for line in lines
+        .iter()
+        .filter(|l| l.share.point > 0.0 && !l.method.is_empty())
+    {
         match by_method.iter_mut().find(|(method, _)| *method == line.method) {
             Some((_, titles)) => titles.push(line.class.title()),
             None => by_method.push((&line.method, vec![line.class.title()])),
         }
     }
     let common = by_method.iter().map(|(_, t)| t.len()).max().unwrap_or(0);
-    let Some(main) = by_method.iter().position(|(_, t)| t.len() == common) else { return String::new() };
+    let Some(main) = by_method.iter().position(|(_, t)| t.len() == common) else {
+        return String::new();
+    };
     let (main, _) = by_method.remove(main);
-    let others: Vec<String> = by_method.iter().map(|(m, t)| format!("{}: {m}", t.join(", "))).collect();
+    let others: Vec<String> = by_method
+        .iter()
+        .map(|(m, t)| format!("{}: {m}", t.join(", ")))
+        .collect();
     match others.is_empty() {
         true => format!("Measured by {main}."),
         false => format!("Measured by {main}; {}.", others.join("; ")),
@@ -393,7 +468,10 @@ fn methods(lines: &[CpuLine]) -> String {
 
 fn off_cpu(page: &mut Page, bill: &Bill) {
     let whole = bill.rates.thread_s;
-    page.section("WAITS", &format!("of {whole:.1} thread-seconds that its threads were alive"));
+    page.section(
+        "WAITS",
+        &format!("of {whole:.1} thread-seconds that its threads were alive"),
+    );
     let table = Columns::fit(page.width, Columns::TITLE);
     let mut zero = vec![];
     let mut absent: Vec<(&Absence, Vec<&str>)> = vec![];
@@ -426,11 +504,18 @@ fn off_cpu(page: &mut Page, bill: &Bill) {
 }
 
 fn ladder(page: &mut Page, verdict: &Verdict) {
-    page.section("LADDER", "walked from what hides the others to the allocator's own code");
+    page.section(
+        "LADDER",
+        "walked from what hides the others to the allocator's own code",
+    );
     let mut cures: Vec<(String, u8)> = vec![];
     let mut last_rung = 0;
     for finding in &verdict.findings {
-        let number = if finding.rung == last_rung { String::new() } else { finding.rung.to_string() };
+        let number = if finding.rung == last_rung {
+            String::new()
+        } else {
+            finding.rung.to_string()
+        };
         last_rung = finding.rung;
         let (word, ink) = match finding.status {
             Status::Wall => ("WALL", Ink::Bad),
@@ -438,11 +523,20 @@ fn ladder(page: &mut Page, verdict: &Verdict) {
             Status::RuledOut => ("ruled out", Ink::Good),
             Status::NotMeasured => ("not measured", Ink::Warn),
         };
-        let lead = format!(" {} {} {}", right(&number, 2), left(finding.wall.title(), 20), left(word, 13));
+        let lead = format!(
+            " {} {} {}",
+            right(&number, 2),
+            left(finding.wall.title(), 20),
+            left(word, 13)
+        );
         let indent = columns(&lead);
         let text = reading(finding, &mut cures);
         if finding.status == Status::RuledOut && page.width >= indent + 24 {
-            let line = format!("{}{}", page.paint(ink, &lead), elide_end(&terminal(&text), page.width - indent));
+            let line = format!(
+                "{}{}",
+                page.paint(ink, &lead),
+                one_line(&terminal(&text), page.width - indent)
+            );
             page.line(&line);
             continue;
         }
@@ -450,56 +544,65 @@ fn ladder(page: &mut Page, verdict: &Verdict) {
         if finding.status == Status::Wall {
             let column = if page.width >= indent + 24 { indent } else { 4 };
             for evidence in finding.evidence.iter().take(3) {
-                page.hang(&format!("{}- ", " ".repeat(column)), Ink::Faint, column + 2, evidence, Ink::Faint);
+                page.hang(
+                    &format!("{}- ", " ".repeat(column)),
+                    Ink::Faint,
+                    column + 2,
+                    evidence,
+                    Ink::Faint,
+                );
             }
             if !finding.show.is_empty() {
-                page.hang(&format!("{}$ ", " ".repeat(column)), Ink::Faint, column + 2, &finding.show, Ink::Plain);
+                page.hang(
+                    &format!("{}$ ", " ".repeat(column)),
+                    Ink::Faint,
+                    column + 2,
+                    &finding.show,
+                    Ink::Plain,
+                );
             }
         }
     }
 }
 
+/// Where there is no room for all, the first clause: it holds the figure, the second the threshold.
+fn one_line(text: &str, room: usize) -> String {
+    match text.split_once(';') {
+        Some((first, _)) if columns(text) > room => elide_end(first, room),
+        _ => elide_end(text, room),
+    }
+}
+
 /// What stands beside the status word. A mend that several rungs wait for is spelt out once.
 fn reading(finding: &Finding, cures: &mut Vec<(String, u8)>) -> String {
-    let mut text = String::new();
-    if let (Some(share), Status::Wall | Status::Contributor) = (finding.share, finding.status) {
-        text = format!("{} of {}: ", percent_with_interval(share), whole(finding.of));
-    }
-    match finding.status {
-        Status::RuledOut => text.push_str(finding.because.trim_end_matches('.')),
-        _ => text.push_str(&sentence(&finding.because)),
-    }
+    // The sentence itself names share and interval; a table has no full stops.
+    let mut text = finding.because.trim().trim_end_matches('.').to_string();
     if let Some(estimate) = &finding.estimate
         && finding.status != Status::NotMeasured
     {
         text.push_str(&format!(" (estimate: {})", estimate.trim_end_matches('.')));
     }
-    let Some(missing) = finding.missing.as_ref().filter(|_| finding.status == Status::NotMeasured) else {
+    let Some(missing) = finding
+        .missing
+        .as_ref()
+        .filter(|_| finding.status == Status::NotMeasured)
+    else {
         return text;
     };
     if !finding.because.contains(missing.detail.trim_end_matches('.')) {
-        text.push_str(&format!(" {}", sentence(&missing.detail)));
+        text.push_str(&format!(": {}", missing.detail.trim_end_matches('.')));
     }
     match &missing.mend {
-        None => text.push_str(" Nothing on this machine would measure it."),
+        None => text.push_str("; nothing on this machine would measure it"),
         Some(mend) => match cures.iter().find(|(known, _)| known == mend) {
-            Some((_, rung)) => text.push_str(&format!(" To measure it: as for rung {rung}.")),
+            Some((_, rung)) => text.push_str(&format!("; to measure it: as for rung {rung}")),
             None => {
-                text.push_str(&format!(" To measure it: {mend}"));
+                text.push_str(&format!("; to measure it: {mend}"));
                 cures.push((mend.clone(), finding.rung));
             }
         },
     }
     text
-}
-
-fn whole(of: Whole) -> &'static str {
-    match of {
-        Whole::Cpu => "CPU time",
-        Whole::ThreadTime => "thread time",
-        Whole::WallTime => "the window",
-        Whole::Resident => "resident memory",
-    }
 }
 
 /// The lines of the bill that a wall is made of.
@@ -535,24 +638,43 @@ fn sites(page: &mut Page, bill: &Bill, verdict: &Verdict) {
         let by_wall = of_wall(b.class).cmp(&of_wall(a.class));
         by_wall.then(b.share.point.total_cmp(&a.share.point))
     });
-    let waits: Vec<&WaitLine> = bill.off_cpu.iter().filter(|l| costly_wait(l, bill, verdict)).collect();
+    let waits: Vec<&WaitLine> = bill
+        .off_cpu
+        .iter()
+        .filter(|l| costly_wait(l, bill, verdict))
+        .collect();
     if lines.is_empty() && waits.is_empty() {
         return;
     }
     page.section("CALL SITES", "behind each costly line, as a share of that line");
     for line in lines {
         let limit = if of_wall(line.class) { 3 } else { 2 };
-        site_lines(page, line.class.title(), &format!("{:.1} % of CPU", line.share.point * 100.0), &line.sites, limit);
+        site_lines(
+            page,
+            line.class.title(),
+            &format!("{:.1} % of CPU", line.share.point * 100.0),
+            &line.sites,
+            limit,
+        );
     }
     for line in waits {
         let time = line.thread_s.as_ref().map_or(0.0, |t| t.point);
-        site_lines(page, line.class.title(), &format!("{time:.2} thread-s"), &line.sites, 3);
+        site_lines(
+            page,
+            line.class.title(),
+            &format!("{time:.2} thread-s"),
+            &line.sites,
+            3,
+        );
     }
 }
 
 fn costly_wait(line: &WaitLine, bill: &Bill, verdict: &Verdict) -> bool {
     let Ok(time) = &line.thread_s else { return false };
-    let of_wall = verdict.walls.iter().any(|&w| wait_classes(w).contains(&line.class));
+    let of_wall = verdict
+        .walls
+        .iter()
+        .any(|&w| wait_classes(w).contains(&line.class));
     let waits_for_work = matches!(line.class, WaitClass::Idle | WaitClass::Other);
     let costly = !waits_for_work && time.point >= COSTLY * bill.rates.thread_s;
     !line.sites.is_empty() && (of_wall || costly)
@@ -609,7 +731,11 @@ fn remedies(page: &mut Page, verdict: &Verdict) {
         let title = terminal(&remedy.title);
         if columns(&lead) + columns(&title) + 2 + columns(&facts) <= page.width {
             let gap = page.width - columns(&lead) - columns(&title) - columns(&facts);
-            let line = format!("{lead}{}{}{facts}", page.paint(Ink::Heading, &title), " ".repeat(gap.max(2)));
+            let line = format!(
+                "{lead}{}{}{facts}",
+                page.paint(Ink::Heading, &title),
+                " ".repeat(gap.max(2))
+            );
             page.line(&line);
         } else {
             page.hang(&lead, Ink::Plain, 5, &remedy.title, Ink::Heading);
@@ -630,7 +756,10 @@ fn details(page: &mut Page, remedy: &Prescription, first: bool) {
         ("backfires", &remedy.backfires, true),
         ("undo", &remedy.undo, true),
     ];
-    for (label, text, _) in rows.into_iter().filter(|(_, text, shown)| *shown && !text.is_empty()) {
+    for (label, text, _) in rows
+        .into_iter()
+        .filter(|(_, text, shown)| *shown && !text.is_empty())
+    {
         page.hang(&format!("     {label}"), Ink::Faint, 16, text, Ink::Plain);
     }
 }
@@ -652,7 +781,11 @@ fn limits(page: &mut Page, rec: &Recording, bill: &Bill) {
         page.hang("  - ", Ink::Warn, 4, &text, Ink::Plain);
     }
     let own = rec.meta.own_cpu_ns as f64 / 1e9;
-    let of_target = if bill.cpu_s > 0.0 { format!(", {:.1} % of the target's", own / bill.cpu_s * 100.0) } else { String::new() };
+    let of_target = if bill.cpu_s > 0.0 {
+        format!(", {:.1} % of the target's", own / bill.cpu_s * 100.0)
+    } else {
+        String::new()
+    };
     let lost = match rec.meta.lost_records {
         0 => "no records lost".to_string(),
         n => format!("{} {} lost: shares may lean", thousands(n), plural(n, "record")),
@@ -678,11 +811,6 @@ fn reason_and_mend(absence: &Absence) -> String {
     }
 }
 
-/// `60.8 % (58.1 to 63.4)`.
-fn percent_with_interval(share: Interval) -> String {
-    format!("{:.1} % ({:.1} to {:.1})", share.point * 100.0, share.low * 100.0, share.high * 100.0)
-}
-
 fn percents(share: Interval) -> String {
     format!("{:.1} to {:.1} %", share.low * 100.0, share.high * 100.0)
 }
@@ -697,7 +825,12 @@ fn range(value: Interval, decimals: usize) -> String {
 /// A fixed-point number of `decimals` places.
 fn decimal(units: u64, decimals: u32) -> String {
     let base = 10u64.pow(decimals);
-    format!("{}.{:0width$}", units / base, units % base, width = decimals as usize)
+    format!(
+        "{}.{:0width$}",
+        units / base,
+        units % base,
+        width = decimals as usize
+    )
 }
 
 fn thousands(n: u64) -> String {
@@ -721,20 +854,15 @@ fn bytes(n: u64) -> String {
 }
 
 fn plural(n: u64, word: &str) -> String {
-    if n == 1 { word.to_string() } else { format!("{word}s") }
+    if n == 1 {
+        word.to_string()
+    } else {
+        format!("{word}s")
+    }
 }
 
 fn basename(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
-}
-
-/// With a full stop, whether or not the author wrote one.
-fn sentence(text: &str) -> String {
-    let text = text.trim();
-    match text.chars().last() {
-        Some('.' | '!' | '?') | None => text.to_string(),
-        Some(_) => format!("{text}."),
-    }
 }
 
 #[cfg(test)]
@@ -744,7 +872,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn plain(case: &Case, width: usize) -> String {
-        diagnosis(&case.rec, &case.bill, &case.verdict, Style { color: false, width })
+        diagnosis(
+            &case.rec,
+            &case.bill,
+            &case.verdict,
+            Style { color: false, width },
+        )
     }
 
     #[test]
@@ -758,7 +891,15 @@ mod tests {
     #[test]
     fn colour_adds_nothing_but_colour() {
         for case in sketches::all() {
-            let color = diagnosis(&case.rec, &case.bill, &case.verdict, Style { color: true, width: 100 });
+            let color = diagnosis(
+                &case.rec,
+                &case.bill,
+                &case.verdict,
+                Style {
+                    color: true,
+                    width: 100,
+                },
+            );
             assert!(color.contains("\x1b["));
             let mut stripped = String::new();
             let mut rest = color.as_str();
@@ -779,8 +920,15 @@ mod tests {
             let before = line.split(" %").next()?;
             before.split_whitespace().last()?.parse().ok()
         };
-        let rows: Vec<&str> = bill.lines().skip(2).take_while(|l| !l.trim_start().starts_with("total")).collect();
-        let total = bill.lines().find(|l| l.trim_start().starts_with("total")).unwrap();
+        let rows: Vec<&str> = bill
+            .lines()
+            .skip(2)
+            .take_while(|l| !l.trim_start().starts_with("total"))
+            .collect();
+        let total = bill
+            .lines()
+            .find(|l| l.trim_start().starts_with("total"))
+            .unwrap();
         (rows.iter().filter_map(|l| share(l)).sum(), share(total).unwrap())
     }
 
@@ -806,9 +954,14 @@ mod tests {
     #[test]
     fn a_bill_that_is_absent_says_why() {
         let mut case = sketches::not_root();
-        case.bill.on_cpu = Err(Absence::new(crate::units::Reason::TooLittle, "12 samples").mend("diagnose for longer: -d 60"));
+        case.bill.on_cpu =
+            Err(Absence::new(crate::units::Reason::TooLittle, "12 samples")
+                .mend("diagnose for longer: -d 60"));
         let page = plain(&case, 100);
-        assert!(page.contains("Not measured: 12 samples. To measure it: diagnose for longer"), "{page}");
+        assert!(
+            page.contains("Not measured: 12 samples. To measure it: diagnose for longer"),
+            "{page}"
+        );
     }
 
     #[test]
@@ -828,12 +981,17 @@ mod tests {
         process.libc = Ok(Libc::Other { name: name.into() });
         process.allocator.as_mut().unwrap().kind = AllocatorKind::Other;
         process.allocator.as_mut().unwrap().module = name.into();
-        process.runtime = Ok(Runtime::Jvm { version: Some(name.into()) });
+        process.runtime = Ok(Runtime::Jvm {
+            version: Some(name.into()),
+        });
         case.rec.host.kernel_release = name.into();
         case.rec.host.hypervisor = Some(name.into());
         case.rec.probes[0].what = name.into();
-        case.rec.probes[0].state = ProbeState::Partial(Absence::new(crate::units::Reason::NotFound, name).mend(name));
-        case.rec.meta.ended = Ended::TargetExited { status: Some(name.into()) };
+        case.rec.probes[0].state =
+            ProbeState::Partial(Absence::new(crate::units::Reason::NotFound, name).mend(name));
+        case.rec.meta.ended = Ended::TargetExited {
+            status: Some(name.into()),
+        };
         for line in case.bill.on_cpu.as_mut().unwrap() {
             line.method = name.into();
             for site in &mut line.sites {
