@@ -1,6 +1,7 @@
 //! allocwall: is the memory allocator the wall, or the work it pushes to the kernel and the hardware?
 
 mod commands;
+mod output;
 mod printer;
 mod workloads;
 

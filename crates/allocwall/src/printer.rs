@@ -1,5 +1,6 @@
 //! The only place that writes to stdout and stderr: stdout is data, stderr is talk.
 
+use allocwall_core::report::text::Style;
 use std::io::{IsTerminal, Write};
 
 pub struct Printer {
@@ -18,6 +19,24 @@ impl Printer {
     /// Colour is for terminals, unless NO_COLOR (https://no-color.org) is set.
     pub fn color(&self) -> bool {
         self.stdout_terminal && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
+    }
+
+    /// How reports are laid out on stdout. Wider than 100 columns reads worse, not better.
+    pub fn style(&self) -> Style {
+        let columns = std::env::var("COLUMNS")
+            .ok()
+            .and_then(|c| c.parse().ok())
+            .filter(|c| *c > 0);
+        let terminal =
+            || terminal_size::terminal_size_of(std::io::stdout()).map(|(width, _)| usize::from(width.0));
+        let width = columns
+            .or_else(terminal)
+            .unwrap_or(Style::FILE.width)
+            .min(Style::FILE.width);
+        Style {
+            color: self.color(),
+            width,
+        }
     }
 
     /// Progress bars are drawn only where somebody watches.

@@ -1,0 +1,165 @@
+//! Fitting words into columns. Widths are terminal columns, not bytes and not characters.
+
+use unicode_width::UnicodeWidthChar;
+
+/// The sum over characters, as terminals count; joined sequences are not resolved.
+pub fn columns(text: &str) -> usize {
+    text.chars().map(char_columns).sum()
+}
+
+fn char_columns(c: char) -> usize {
+    c.width().unwrap_or(0)
+}
+
+/// Lines of at most `width` columns, broken at spaces; a word that is longer than a line is cut.
+pub fn wrap(text: &str, width: usize) -> Vec<String> {
+    let width = width.max(2);
+    let mut lines = vec![String::new()];
+    let mut used = 0;
+    for word in text.split_whitespace() {
+        let space = usize::from(used > 0);
+        let wide = columns(word);
+        if used + space + wide <= width {
+            let line = lines.last_mut().expect("starts with one line");
+            if space == 1 {
+                line.push(' ');
+            }
+            line.push_str(word);
+            used += space + wide;
+            continue;
+        }
+        if used > 0 {
+            lines.push(String::new());
+            used = 0;
+        }
+        for c in word.chars() {
+            if used + char_columns(c) > width {
+                lines.push(String::new());
+                used = 0;
+            }
+            lines.last_mut().expect("starts with one line").push(c);
+            used += char_columns(c);
+        }
+    }
+    lines
+}
+
+/// Keeps both ends: the namespace tells whose it is, the end tells which function.
+pub fn elide_middle(text: &str, width: usize) -> String {
+    if columns(text) <= width {
+        return text.to_string();
+    }
+    if width < 5 {
+        return elide_end(text, width);
+    }
+    let head = (width - 1) / 3;
+    let tail = width - 1 - head;
+    let front = take_columns(text.chars(), head);
+    let mut back: Vec<char> = take_columns(text.chars().rev(), tail).chars().collect();
+    back.reverse();
+    format!("{front}…{}", back.into_iter().collect::<String>())
+}
+
+pub fn elide_end(text: &str, width: usize) -> String {
+    if columns(text) <= width {
+        return text.to_string();
+    }
+    let kept = take_columns(text.chars(), width.saturating_sub(1));
+    if width == 0 {
+        kept
+    } else {
+        format!("{}…", kept.trim_end())
+    }
+}
+
+fn take_columns(chars: impl Iterator<Item = char>, width: usize) -> String {
+    let mut used = 0;
+    chars
+        .take_while(|&c| {
+            used += char_columns(c);
+            used <= width
+        })
+        .collect()
+}
+
+pub fn left(text: &str, width: usize) -> String {
+    format!("{text}{}", " ".repeat(width.saturating_sub(columns(text))))
+}
+
+pub fn right(text: &str, width: usize) -> String {
+    format!("{}{text}", " ".repeat(width.saturating_sub(columns(text))))
+}
+
+/// Parts of a whole as integers that sum to `units` exactly: each is rounded down, and what is missing goes to the
+/// largest remainders (Hamilton's method).
+pub fn apportion(parts: &[f64], units: u64) -> Vec<u64> {
+    let parts: Vec<f64> = parts
+        .iter()
+        .map(|p| if p.is_finite() { p.max(0.0) } else { 0.0 })
+        .collect();
+    let sum: f64 = parts.iter().sum();
+    if sum <= 0.0 || !sum.is_finite() {
+        return vec![0; parts.len()];
+    }
+    let exact: Vec<f64> = parts.iter().map(|p| p / sum * units as f64).collect();
+    let mut whole: Vec<u64> = exact.iter().map(|e| e.floor() as u64).collect();
+    let mut order: Vec<usize> = (0..parts.len()).collect();
+    order.sort_by(|&a, &b| exact[b].fract().total_cmp(&exact[a].fract()).then(a.cmp(&b)));
+    let missing = units.saturating_sub(whole.iter().sum());
+    // A line without a sample stays at zero: `fract` of it is 0, and at most parts - 1 units are missing.
+    for &i in order.iter().take(missing as usize) {
+        whole[i] += 1;
+    }
+    whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn wraps_at_spaces_and_cuts_long_words() {
+        assert_eq!(wrap("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrap("abcdefgh ij", 3), ["abc", "def", "gh", "ij"]);
+        assert_eq!(wrap("", 10), [""]);
+    }
+
+    #[test]
+    fn long_names_keep_both_ends() {
+        assert_eq!(elide_middle("std::vector<int>::push_back", 15), "std:…:push_back");
+        assert_eq!(elide_middle("short", 15), "short");
+        assert_eq!(elide_end("a sentence that goes on", 10), "a sentenc…");
+    }
+
+    #[test]
+    fn thirds_sum_to_the_whole() {
+        assert_eq!(apportion(&[1.0, 1.0, 1.0], 1000), [334, 333, 333]);
+        assert_eq!(apportion(&[0.0, 0.0], 1000), [0, 0]);
+        assert_eq!(apportion(&[f64::NAN, 1.0], 1000), [0, 1000]);
+    }
+
+    proptest! {
+        #[test]
+        fn apportioned_parts_sum_and_zero_stays_zero(parts in prop::collection::vec(prop_oneof![Just(0.0), 0.0..1.0f64], 1..20)) {
+            let got = apportion(&parts, 1000);
+            if parts.iter().any(|&p| p > 0.0) {
+                prop_assert_eq!(got.iter().sum::<u64>(), 1000);
+            }
+            for (part, units) in parts.iter().zip(&got) {
+                if *part == 0.0 {
+                    prop_assert_eq!(*units, 0);
+                }
+            }
+        }
+
+        #[test]
+        fn nothing_is_wider_than_asked(text in "\\PC{0,80}", width in 5usize..40) {
+            for line in wrap(&text, width) {
+                prop_assert!(columns(&line) <= width, "{:?}", line);
+            }
+            prop_assert!(columns(&elide_middle(&text, width)) <= width);
+            prop_assert!(columns(&elide_end(&text, width)) <= width);
+        }
+    }
+}

@@ -1,0 +1,1046 @@
+//! What the person on call reads: verdict first, then the bill that supports it, then what to do.
+
+use super::escape::terminal;
+use super::layout::{apportion, columns, elide_end, elide_middle, left, right, wrap};
+use crate::bill::{Bill, CpuLine, Site, WaitLine};
+use crate::catalogue::cost::{CostClass, WaitClass};
+use crate::catalogue::walls::Wall;
+use crate::diagnose::{Finding, Prescription, Status, Verdict};
+use crate::measure::recording::{
+    Allocator, AllocatorKind, Ended, Libc, Linkage, ProbeState, Process, Recording, Runtime,
+};
+use crate::units::{Absence, Interval};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Style {
+    pub color: bool,
+    /// Columns of the terminal; at least 40 are used.
+    pub width: usize,
+}
+
+impl Style {
+    /// For files and pipes.
+    pub const FILE: Style = Style {
+        color: false,
+        width: 100,
+    };
+}
+
+/// Call sites are shown for lines of at least this share of the target's CPU (or, for waits, of its thread time).
+const COSTLY: f64 = 0.03;
+/// A site below this share of its line is noise.
+const SITE_FLOOR: f64 = 0.05;
+/// Remedies beyond these are named, not spelt out: nobody tries a fourth before the first.
+const REMEDIES_IN_FULL: usize = 3;
+const NARROWEST: usize = 40;
+
+/// The whole report, newline-terminated; no line is wider than `style.width` (or 40, if that is less).
+pub fn diagnosis(rec: &Recording, bill: &Bill, verdict: &Verdict, style: Style) -> String {
+    let mut page = Page {
+        out: String::new(),
+        color: style.color,
+        width: style.width.max(NARROWEST),
+    };
+    header(&mut page, rec, bill);
+    verdict_sentence(&mut page, verdict);
+    on_cpu(&mut page, rec, bill);
+    off_cpu(&mut page, bill);
+    ladder(&mut page, verdict);
+    sites(&mut page, bill, verdict);
+    remedies(&mut page, verdict);
+    limits(&mut page, rec, bill);
+    next(&mut page, verdict);
+    page.out
+}
+
+#[derive(Clone, Copy)]
+enum Ink {
+    Plain,
+    Heading,
+    Bad,
+    Warn,
+    Good,
+    Faint,
+}
+
+impl Ink {
+    /// ANSI SGR parameters (ECMA-48).
+    fn sgr(self) -> Option<&'static str> {
+        match self {
+            Ink::Plain => None,
+            Ink::Heading => Some("1"),
+            Ink::Bad => Some("1;31"),
+            Ink::Warn => Some("33"),
+            Ink::Good => Some("32"),
+            Ink::Faint => Some("2"),
+        }
+    }
+}
+
+struct Page {
+    out: String,
+    color: bool,
+    width: usize,
+}
+
+impl Page {
+    fn line(&mut self, text: &str) {
+        self.out.push_str(text.trim_end());
+        self.out.push('\n');
+    }
+
+    fn blank(&mut self) {
+        self.out.push('\n');
+    }
+
+    fn paint(&self, ink: Ink, text: &str) -> String {
+        match ink.sgr() {
+            Some(sgr) if self.color && !text.is_empty() => format!("\x1b[{sgr}m{text}\x1b[0m"),
+            _ => text.to_string(),
+        }
+    }
+
+    /// A heading in capitals, so that sections stand out without colour, and what qualifies it.
+    fn section(&mut self, title: &str, aside: &str) {
+        self.blank();
+        let room = self.width.saturating_sub(columns(title) + 2);
+        let aside = elide_end(aside, room);
+        let line = format!(
+            "{}  {}",
+            self.paint(Ink::Heading, title),
+            self.paint(Ink::Faint, &aside)
+        );
+        self.line(if aside.is_empty() {
+            line.trim_end_matches(' ')
+        } else {
+            &line
+        });
+    }
+
+    /// `lead`, then `text` wrapped in a column that starts at `indent`.
+    fn hang(&mut self, lead: &str, lead_ink: Ink, indent: usize, text: &str, ink: Ink) {
+        // On a narrow page the column would be a ribbon: the text then starts on its own line.
+        let beside = self.width >= indent + 24;
+        let column = if beside { indent } else { 4 };
+        let lines = wrap(&terminal(text), self.width - column);
+        let lead_lines = if beside {
+            vec![lead.to_string()]
+        } else {
+            vec![elide_end(lead, self.width)]
+        };
+        if beside {
+            let first = format!(
+                "{}{}",
+                self.paint(lead_ink, &left(&lead_lines[0], indent)),
+                self.paint(ink, &lines[0])
+            );
+            self.line(&first);
+        } else {
+            let first = self.paint(lead_ink, &lead_lines[0]);
+            self.line(&first);
+            self.line(&format!("    {}", self.paint(ink, &lines[0])));
+        }
+        for line in &lines[1..] {
+            let line = format!("{}{}", " ".repeat(column), self.paint(ink, line));
+            self.line(&line);
+        }
+    }
+
+    fn wrapped(&mut self, indent: usize, text: &str, ink: Ink) {
+        self.hang("", Ink::Plain, indent, text, ink);
+    }
+}
+
+fn header(page: &mut Page, rec: &Recording, bill: &Bill) {
+    let window = format!("{:.1} s", bill.window_s);
+    let cpus = if bill.window_s > 0.0 {
+        bill.cpu_s / bill.window_s
+    } else {
+        0.0
+    };
+    let mut facts = vec![];
+    if let Some(process) = rec.processes.first() {
+        facts.push(format!("pid {}", process.pid));
+        facts.extend(runtime(process));
+        facts.extend(libc(process));
+        facts.push(allocator(process));
+        if rec.processes.len() > 1 {
+            facts.push(format!("{} processes", rec.processes.len()));
+        }
+    }
+    let command = rec
+        .processes
+        .first()
+        .map_or_else(|| "no process seen".to_string(), command);
+    let room = page.width - columns("allocwall  ");
+    let line = format!(
+        "{}  {}",
+        page.paint(Ink::Heading, "allocwall"),
+        page.paint(Ink::Heading, &elide_middle(&command, room))
+    );
+    page.line(&line);
+    page.wrapped(2, &facts.join(" · "), Ink::Plain);
+    let mut seen = vec![
+        format!("{window} window"),
+        format!("{cpus:.2} of {} CPUs used", rec.host.online_cpus),
+        format!(
+            "{} {}",
+            bill.rates.threads_peak,
+            plural(bill.rates.threads_peak as u64, "thread")
+        ),
+        format!("{} resident", bytes(bill.rates.resident_end)),
+        format!("Linux {}", rec.host.kernel_release),
+    ];
+    seen.extend(rec.host.hypervisor.as_ref().map(|h| format!("on {h}")));
+    page.wrapped(2, &seen.join(" · "), Ink::Plain);
+    if let Some(warning) = ended(rec) {
+        page.wrapped(2, &warning, Ink::Warn);
+    }
+}
+
+fn ended(rec: &Recording) -> Option<String> {
+    let asked = rec.meta.requested_ns as f64 / 1e9;
+    Some(match &rec.meta.ended {
+        Ended::Complete => return None,
+        Ended::Interrupted => {
+            format!("Interrupted: {asked:.0} s were asked for; everything below is what was seen.")
+        }
+        Ended::TargetExited { status } => format!(
+            "The target ended within the window{} ({asked:.0} s were asked for); everything below is what was seen.",
+            status.as_ref().map_or(String::new(), |s| format!(": {s}"))
+        ),
+        Ended::CutOff => "The recording breaks off; everything below is what it still holds.".to_string(),
+    })
+}
+
+fn command(process: &Process) -> String {
+    let words = if process.cmdline.is_empty() {
+        vec![process.comm.clone()]
+    } else {
+        process.cmdline.clone()
+    };
+    terminal(&words.join(" "))
+}
+
+fn runtime(process: &Process) -> Option<String> {
+    let versioned = |name: &str, version: &Option<String>| match version {
+        Some(v) => format!("{name} {v}"),
+        None => name.to_string(),
+    };
+    Some(match process.runtime.as_ref() {
+        Ok(Runtime::Native) => return None,
+        Ok(Runtime::Cpython {
+            version,
+            free_threaded,
+        }) => {
+            format!(
+                "CPython {version}{}",
+                if *free_threaded { " (free-threaded)" } else { "" }
+            )
+        }
+        Ok(Runtime::Jvm { version }) => versioned("JVM", version),
+        Ok(Runtime::Go { version }) => versioned("Go", version),
+        Ok(Runtime::Node { version }) => versioned("Node", version),
+        Err(_) => "runtime unknown".to_string(),
+    })
+}
+
+fn libc(process: &Process) -> Option<String> {
+    Some(match process.libc.as_ref() {
+        Ok(Libc::Glibc { version }) => format!("glibc {version}"),
+        Ok(Libc::Musl { version }) => format!("musl {}", version.as_deref().unwrap_or(""))
+            .trim_end()
+            .to_string(),
+        Ok(Libc::Static) => "static binary".to_string(),
+        Ok(Libc::Other { name }) => name.clone(),
+        Err(_) => "libc unknown".to_string(),
+    })
+}
+
+fn allocator(process: &Process) -> String {
+    match process.allocator.as_ref() {
+        Ok(a) => format!("malloc is {}", allocator_name(a)),
+        Err(_) => "allocator unknown".to_string(),
+    }
+}
+
+fn allocator_name(allocator: &Allocator) -> String {
+    let name = match allocator.kind {
+        AllocatorKind::Glibc => "glibc's",
+        AllocatorKind::Musl => "musl's",
+        AllocatorKind::Jemalloc => "jemalloc",
+        AllocatorKind::Tcmalloc => "tcmalloc",
+        AllocatorKind::Mimalloc => "mimalloc",
+        AllocatorKind::Snmalloc => "snmalloc",
+        AllocatorKind::Other => basename(&allocator.module),
+    };
+    let version = match (&allocator.version, allocator.how) {
+        (Some(v), how) if how != Linkage::Libc => format!(" {v}"),
+        _ => String::new(),
+    };
+    let how = match allocator.how {
+        Linkage::Libc => "",
+        Linkage::Linked => " (linked)",
+        Linkage::Preloaded => " (preloaded)",
+        Linkage::Static => " (static)",
+    };
+    format!("{name}{version}{how}")
+}
+
+fn verdict_sentence(page: &mut Page, verdict: &Verdict) {
+    page.blank();
+    let ink = if verdict.walls.is_empty() {
+        Ink::Good
+    } else {
+        Ink::Bad
+    };
+    page.hang("VERDICT", Ink::Heading, 9, &verdict.sentence, ink);
+}
+
+/// Columns of the bill. What doesn't fit is left out in the order of its worth: bar, interval.
+struct Columns {
+    title: usize,
+    bar: usize,
+    interval: bool,
+}
+
+impl Columns {
+    /// The longest title of the bill that bears no bracket: both tables share their columns.
+    const TITLE: usize = 33;
+    const SHARE: usize = 9;
+    const SECONDS: usize = 10;
+    const INTERVAL: usize = 20;
+
+    fn fit(width: usize, title: usize) -> Self {
+        let fixed = 2 + title + Self::SHARE + Self::SECONDS;
+        let interval = width >= fixed + Self::INTERVAL;
+        let left = width.saturating_sub(fixed + if interval { Self::INTERVAL } else { 0 });
+        Columns {
+            title: title.min(width.saturating_sub(2 + Self::SHARE + Self::SECONDS)),
+            bar: if left >= 12 { (left - 2).min(24) } else { 0 },
+            interval,
+        }
+    }
+
+    fn row(&self, title: &str, bar: &str, share: &str, seconds: &str, interval: &str) -> String {
+        let title = match title.split_once(" (") {
+            Some((short, _)) if columns(title) > self.title => short,
+            _ => title,
+        };
+        let mut line = format!("  {}", left(&elide_end(title, self.title), self.title));
+        if self.bar > 0 {
+            line.push_str(&format!("  {}", left(bar, self.bar)));
+        }
+        line.push_str(&right(share, Self::SHARE));
+        line.push_str(&right(seconds, Self::SECONDS));
+        if self.interval {
+            line.push_str(&right(interval, Self::INTERVAL));
+        }
+        line
+    }
+
+    fn bar(&self, share: f64) -> String {
+        let eighths = (share.clamp(0.0, 1.0) * self.bar as f64 * 8.0).round() as usize;
+        let mut bar = "█".repeat(eighths / 8);
+        bar.extend(['▏', '▎', '▍', '▌', '▋', '▊', '▉'].get((eighths % 8).wrapping_sub(1)));
+        bar
+    }
+}
+
+fn on_cpu(page: &mut Page, rec: &Recording, bill: &Bill) {
+    page.section("BILL", "where the target's CPU time went");
+    let lines = match &bill.on_cpu {
+        Ok(lines) => lines,
+        Err(absence) => {
+            return page.wrapped(
+                2,
+                &format!("Not measured: {}", reason_and_mend(absence)),
+                Ink::Warn,
+            );
+        }
+    };
+    let shares: Vec<f64> = lines.iter().map(|l| l.share.point).collect();
+    let tenths = apportion(&shares, 1000);
+    let hundredths = apportion(&shares, (bill.cpu_s.max(0.0) * 100.0).round() as u64);
+    let table = Columns::fit(page.width, Columns::TITLE);
+    let head = table.row("", "", "share", "CPU-s", "95 % interval");
+    let head = page.paint(Ink::Faint, &head);
+    page.line(&head);
+    for ((line, tenths), hundredths) in lines.iter().zip(&tenths).zip(&hundredths) {
+        if *tenths > 0 {
+            page.line(&table.row(
+                line.class.title(),
+                &table.bar(line.share.point),
+                &format!("{} %", decimal(*tenths, 1)),
+                &decimal(*hundredths, 2),
+                &percents(line.share),
+            ));
+        }
+    }
+    let total = table.row(
+        "total",
+        "",
+        &format!("{} %", decimal(tenths.iter().sum(), 1)),
+        &decimal(hundredths.iter().sum(), 2),
+        "",
+    );
+    let total = page.paint(Ink::Heading, &total);
+    page.line(&total);
+    zero_lines(page, rec, lines, &tenths);
+    let ratio = if bill.cpu_s > 0.0 {
+        bill.sampled_cpu_s / bill.cpu_s * 100.0
+    } else {
+        0.0
+    };
+    let samples: u64 = lines.iter().map(|l| l.samples).sum();
+    page.wrapped(
+        2,
+        &format!(
+            "The kernel charged {:.2} CPU-s; {} samples account for {:.2} ({ratio:.1} %). {}",
+            bill.cpu_s,
+            thousands(samples),
+            bill.sampled_cpu_s,
+            methods(lines)
+        ),
+        Ink::Faint,
+    );
+}
+
+/// The lines that print as 0.0 %, folded. Where the kernel side was not told apart, a zero would be a lie.
+fn zero_lines(page: &mut Page, rec: &Recording, lines: &[CpuLine], tenths: &[u64]) {
+    let unnamed = lines
+        .iter()
+        .any(|l| l.class == CostClass::UnnamedKernel && l.share.point > 0.0);
+    let blind = |class: CostClass| is_named_kernel(class) && (unnamed || !rec.meta.kernel_samples);
+    let titles = |wanted: bool| {
+        let folded = lines
+            .iter()
+            .zip(tenths)
+            .filter(|(l, t)| **t == 0 && blind(l.class) == wanted);
+        folded.map(|(l, _)| l.class.title()).collect::<Vec<_>>()
+    };
+    let nothing = titles(false);
+    if !nothing.is_empty() {
+        page.wrapped(2, &format!("0.0 % each: {}", nothing.join("; ")), Ink::Faint);
+    }
+    let hidden = titles(true);
+    if !hidden.is_empty() {
+        let within = CostClass::UnnamedKernel.title();
+        let text = format!("Not told apart, within “{within}”: {}", hidden.join("; "));
+        page.wrapped(2, &text, Ink::Warn);
+    }
+}
+
+fn is_named_kernel(class: CostClass) -> bool {
+    use CostClass::*;
+    matches!(
+        class,
+        FaultPath | Zeroing | MapCalls | PageRelease | AddressSpaceLock | Reclaim | OtherKernel
+    )
+}
+
+/// The common method once; lines that differ are named with theirs.
+fn methods(lines: &[CpuLine]) -> String {
+    let mut by_method: Vec<(&str, Vec<&str>)> = vec![];
+    for line in lines
+        .iter()
+        .filter(|l| l.share.point > 0.0 && !l.method.is_empty())
+    {
+        match by_method.iter_mut().find(|(method, _)| *method == line.method) {
+            Some((_, titles)) => titles.push(line.class.title()),
+            None => by_method.push((&line.method, vec![line.class.title()])),
+        }
+    }
+    let common = by_method.iter().map(|(_, t)| t.len()).max().unwrap_or(0);
+    let Some(main) = by_method.iter().position(|(_, t)| t.len() == common) else {
+        return String::new();
+    };
+    let (main, _) = by_method.remove(main);
+    let others: Vec<String> = by_method
+        .iter()
+        .map(|(m, t)| format!("{}: {m}", t.join(", ")))
+        .collect();
+    match others.is_empty() {
+        true => format!("Measured by {main}."),
+        false => format!("Measured by {main}; {}.", others.join("; ")),
+    }
+}
+
+fn off_cpu(page: &mut Page, bill: &Bill) {
+    let whole = bill.rates.thread_s;
+    page.section(
+        "WAITS",
+        &format!("of {whole:.1} thread-seconds that its threads were alive"),
+    );
+    let table = Columns::fit(page.width, Columns::TITLE);
+    let mut zero = vec![];
+    let mut absent: Vec<(&Absence, Vec<&str>)> = vec![];
+    for line in &bill.off_cpu {
+        match &line.thread_s {
+            Ok(time) if time.point < 0.005 => zero.push(line.class.title()),
+            Ok(time) => {
+                let share = if whole > 0.0 { time.point / whole } else { 0.0 };
+                page.line(&table.row(
+                    line.class.title(),
+                    &table.bar(share),
+                    &format!("{:.1} %", share * 100.0),
+                    &format!("{:.2}", time.point),
+                    &range(*time, 2),
+                ));
+            }
+            Err(absence) => match absent.iter_mut().find(|(a, _)| *a == absence) {
+                Some((_, titles)) => titles.push(line.class.title()),
+                None => absent.push((absence, vec![line.class.title()])),
+            },
+        }
+    }
+    if !zero.is_empty() {
+        page.wrapped(2, &format!("0.00 each: {}", zero.join("; ")), Ink::Faint);
+    }
+    for (absence, titles) in absent {
+        let text = format!("Not measured: {} ({})", titles.join("; "), absence.detail);
+        page.wrapped(2, &text, Ink::Warn);
+    }
+}
+
+fn ladder(page: &mut Page, verdict: &Verdict) {
+    page.section(
+        "LADDER",
+        "walked from what hides the others to the allocator's own code",
+    );
+    let mut cures: Vec<(String, u8)> = vec![];
+    let mut last_rung = 0;
+    for finding in &verdict.findings {
+        let number = if finding.rung == last_rung {
+            String::new()
+        } else {
+            finding.rung.to_string()
+        };
+        last_rung = finding.rung;
+        let (word, ink) = match finding.status {
+            Status::Wall => ("WALL", Ink::Bad),
+            Status::Contributor => ("contributor", Ink::Warn),
+            Status::RuledOut => ("ruled out", Ink::Good),
+            Status::NotMeasured => ("not measured", Ink::Warn),
+        };
+        let lead = format!(
+            " {} {} {}",
+            right(&number, 2),
+            left(finding.wall.title(), 20),
+            left(word, 13)
+        );
+        let indent = columns(&lead);
+        let text = reading(finding, &mut cures);
+        if finding.status == Status::RuledOut && page.width >= indent + 24 {
+            let line = format!(
+                "{}{}",
+                page.paint(ink, &lead),
+                one_line(&terminal(&text), page.width - indent)
+            );
+            page.line(&line);
+            continue;
+        }
+        page.hang(&lead, ink, indent, &text, Ink::Plain);
+        if finding.status == Status::Wall {
+            let column = if page.width >= indent + 24 { indent } else { 4 };
+            for evidence in finding.evidence.iter().take(3) {
+                page.hang(
+                    &format!("{}- ", " ".repeat(column)),
+                    Ink::Faint,
+                    column + 2,
+                    evidence,
+                    Ink::Faint,
+                );
+            }
+            if !finding.show.is_empty() {
+                page.hang(
+                    &format!("{}$ ", " ".repeat(column)),
+                    Ink::Faint,
+                    column + 2,
+                    &finding.show,
+                    Ink::Plain,
+                );
+            }
+        }
+    }
+}
+
+/// Where there is no room for all, the first clause: it holds the figure, the second the threshold.
+fn one_line(text: &str, room: usize) -> String {
+    match text.split_once(';') {
+        Some((first, _)) if columns(text) > room => elide_end(first, room),
+        _ => elide_end(text, room),
+    }
+}
+
+/// What stands beside the status word. A mend that several rungs wait for is spelt out once.
+fn reading(finding: &Finding, cures: &mut Vec<(String, u8)>) -> String {
+    // The sentence itself names share and interval; a table has no full stops.
+    let mut text = finding.because.trim().trim_end_matches('.').to_string();
+    if let Some(estimate) = &finding.estimate
+        && finding.status != Status::NotMeasured
+    {
+        text.push_str(&format!(" (estimate: {})", estimate.trim_end_matches('.')));
+    }
+    let Some(missing) = finding
+        .missing
+        .as_ref()
+        .filter(|_| finding.status == Status::NotMeasured)
+    else {
+        return text;
+    };
+    if !finding.because.contains(missing.detail.trim_end_matches('.')) {
+        text.push_str(&format!(": {}", missing.detail.trim_end_matches('.')));
+    }
+    match &missing.mend {
+        None => text.push_str("; nothing on this machine would measure it"),
+        Some(mend) => match cures.iter().find(|(known, _)| known == mend) {
+            Some((_, rung)) => text.push_str(&format!("; to measure it: as for rung {rung}")),
+            None => {
+                text.push_str(&format!("; to measure it: {mend}"));
+                cures.push((mend.clone(), finding.rung));
+            }
+        },
+    }
+    text
+}
+
+/// The lines of the bill that a wall is made of.
+fn cpu_classes(wall: Wall) -> &'static [CostClass] {
+    use CostClass::*;
+    match wall {
+        Wall::GarbageCollector => &[GarbageCollector],
+        Wall::FirstTouch => &[FaultPath, Zeroing],
+        Wall::MapChurn => &[MapCalls, PageRelease],
+        Wall::AddressSpaceLock => &[AddressSpaceLock],
+        Wall::CallRate => &[AllocatorCode, RuntimeAllocator],
+        Wall::AllocatorCode => &[AllocatorCode],
+        Wall::AllocatorContention => &[AllocatorLocks],
+        _ => &[],
+    }
+}
+
+fn wait_classes(wall: Wall) -> &'static [WaitClass] {
+    match wall {
+        Wall::Waiting => &[WaitClass::Storage],
+        Wall::ApplicationLock => &[WaitClass::ApplicationLock],
+        Wall::AddressSpaceLock => &[WaitClass::AddressSpaceLock],
+        Wall::AllocatorContention => &[WaitClass::Allocator],
+        _ => &[],
+    }
+}
+
+fn sites(page: &mut Page, bill: &Bill, verdict: &Verdict) {
+    let of_wall = |class: CostClass| verdict.walls.iter().any(|&w| cpu_classes(w).contains(&class));
+    let mut lines: Vec<&CpuLine> = bill.on_cpu.iter().flatten().collect();
+    lines.retain(|l| !l.sites.is_empty() && (l.share.point >= COSTLY || of_wall(l.class)));
+    lines.sort_by(|a, b| {
+        let by_wall = of_wall(b.class).cmp(&of_wall(a.class));
+        by_wall.then(b.share.point.total_cmp(&a.share.point))
+    });
+    let waits: Vec<&WaitLine> = bill
+        .off_cpu
+        .iter()
+        .filter(|l| costly_wait(l, bill, verdict))
+        .collect();
+    if lines.is_empty() && waits.is_empty() {
+        return;
+    }
+    page.section("CALL SITES", "behind each costly line, as a share of that line");
+    for line in lines {
+        let limit = if of_wall(line.class) { 3 } else { 2 };
+        site_lines(
+            page,
+            line.class.title(),
+            &format!("{:.1} % of CPU", line.share.point * 100.0),
+            &line.sites,
+            limit,
+        );
+    }
+    for line in waits {
+        let time = line.thread_s.as_ref().map_or(0.0, |t| t.point);
+        site_lines(
+            page,
+            line.class.title(),
+            &format!("{time:.2} thread-s"),
+            &line.sites,
+            3,
+        );
+    }
+}
+
+fn costly_wait(line: &WaitLine, bill: &Bill, verdict: &Verdict) -> bool {
+    let Ok(time) = &line.thread_s else { return false };
+    let of_wall = verdict
+        .walls
+        .iter()
+        .any(|&w| wait_classes(w).contains(&line.class));
+    let waits_for_work = matches!(line.class, WaitClass::Idle | WaitClass::Other);
+    let costly = !waits_for_work && time.point >= COSTLY * bill.rates.thread_s;
+    !line.sites.is_empty() && (of_wall || costly)
+}
+
+fn site_lines(page: &mut Page, title: &str, share: &str, sites: &[Site], limit: usize) {
+    let line = elide_end(&format!("  {title}, {share}"), page.width);
+    page.line(&line);
+    let shown = sites.iter().take(limit).filter(|s| s.share >= SITE_FLOOR);
+    for (nth, site) in shown.enumerate() {
+        let lead = format!("    {} ", right(&format!("{:.0} %", site.share * 100.0), 5));
+        let room = page.width - columns(&lead);
+        let module = terminal(basename(&site.module));
+        let function = terminal(&site.function);
+        let mut text = match &site.python {
+            // The person knows the Python function, not the C function below it.
+            Some(python) => {
+                let python = elide_middle(&terminal(python), room * 3 / 5);
+                let rest = room.saturating_sub(columns(&python) + 2);
+                format!("{python}  {}", elide_middle(&format!("[{function}]"), rest))
+            }
+            None => {
+                let module = elide_end(&module, 22.min(room / 3));
+                let rest = room.saturating_sub(columns(&module) + 2);
+                format!("{}  {module}", elide_middle(&function, rest))
+            }
+        };
+        if nth == 0 && site.path.len() > 1 {
+            let path: Vec<String> = site.path.iter().map(|p| elide_middle(&terminal(p), 24)).collect();
+            let path = format!("  via {}", path.join(" ← "));
+            let rest = room.saturating_sub(columns(&text));
+            if rest >= 24 {
+                text.push_str(&elide_end(&path, rest));
+            }
+        }
+        let line = format!("{}{}", lead, elide_end(&text, room));
+        page.line(&line);
+    }
+}
+
+fn remedies(page: &mut Page, verdict: &Verdict) {
+    if verdict.remedies.is_empty() {
+        return;
+    }
+    page.section("REMEDIES", "in the order to try; gains are predictions");
+    for (nth, remedy) in verdict.remedies.iter().enumerate() {
+        let gain = match remedy.gain {
+            Some(gain) => format!("saves {} of CPU", percents(gain)),
+            None => "gain not predicted".to_string(),
+        };
+        let restart = if remedy.restart { "restart" } else { "no restart" };
+        let lead = format!("  {}. ", nth + 1);
+        let facts = format!("{gain} · {restart}");
+        let title = terminal(&remedy.title);
+        if columns(&lead) + columns(&title) + 2 + columns(&facts) <= page.width {
+            let gap = page.width - columns(&lead) - columns(&title) - columns(&facts);
+            let line = format!(
+                "{lead}{}{}{facts}",
+                page.paint(Ink::Heading, &title),
+                " ".repeat(gap.max(2))
+            );
+            page.line(&line);
+        } else {
+            page.hang(&lead, Ink::Plain, 5, &remedy.title, Ink::Heading);
+            page.wrapped(5, &facts, Ink::Plain);
+        }
+        page.hang("     > ", Ink::Faint, 7, &remedy.how, Ink::Plain);
+        if nth < REMEDIES_IN_FULL {
+            details(page, remedy, nth == 0);
+        }
+    }
+}
+
+/// The first remedy is spelt out; of the next ones, what one must know before trying.
+fn details(page: &mut Page, remedy: &Prescription, first: bool) {
+    let rows = [
+        ("why", &remedy.basis, first || remedy.gain.is_none()),
+        ("moves", &remedy.moves, first),
+        ("backfires", &remedy.backfires, true),
+        ("undo", &remedy.undo, true),
+    ];
+    for (label, text, _) in rows
+        .into_iter()
+        .filter(|(_, text, shown)| *shown && !text.is_empty())
+    {
+        page.hang(&format!("     {label}"), Ink::Faint, 16, text, Ink::Plain);
+    }
+}
+
+fn limits(page: &mut Page, rec: &Recording, bill: &Bill) {
+    page.section("LIMITS", "what this run could not see, and what it cost");
+    let mut mends: Vec<&str> = vec![];
+    for probe in &rec.probes {
+        let (word, absence) = match &probe.state {
+            ProbeState::Measured => continue,
+            ProbeState::Partial(absence) => ("in part", absence),
+            ProbeState::Absent(absence) => ("not measured", absence),
+        };
+        let mut text = format!("{}, {word}: {}", probe.what, absence.detail);
+        if let Some(mend) = absence.mend.as_deref().filter(|m| !mends.contains(m)) {
+            text.push_str(&format!("; mend: {mend}"));
+            mends.push(mend);
+        }
+        page.hang("  - ", Ink::Warn, 4, &text, Ink::Plain);
+    }
+    let own = rec.meta.own_cpu_ns as f64 / 1e9;
+    let of_target = if bill.cpu_s > 0.0 {
+        format!(", {:.1} % of the target's", own / bill.cpu_s * 100.0)
+    } else {
+        String::new()
+    };
+    let lost = match rec.meta.lost_records {
+        0 => "no records lost".to_string(),
+        n => format!("{} {} lost: shares may lean", thousands(n), plural(n, "record")),
+    };
+    let cost = format!("This tool used {own:.2} CPU-s{of_target}; {lost}.");
+    page.hang("  - ", Ink::Plain, 4, &cost, Ink::Plain);
+}
+
+fn next(page: &mut Page, verdict: &Verdict) {
+    if verdict.next.is_empty() {
+        return;
+    }
+    page.section("NEXT", "");
+    for command in &verdict.next {
+        page.hang("  $ ", Ink::Faint, 4, command, Ink::Plain);
+    }
+}
+
+fn reason_and_mend(absence: &Absence) -> String {
+    match &absence.mend {
+        Some(mend) => format!("{}. To measure it: {mend}", absence.detail.trim_end_matches('.')),
+        None => absence.detail.clone(),
+    }
+}
+
+fn percents(share: Interval) -> String {
+    format!("{:.1} to {:.1} %", share.low * 100.0, share.high * 100.0)
+}
+
+fn range(value: Interval, decimals: usize) -> String {
+    if value.low == value.high {
+        return "exact".to_string();
+    }
+    format!("{:.decimals$} to {:.decimals$}", value.low, value.high)
+}
+
+/// A fixed-point number of `decimals` places.
+fn decimal(units: u64, decimals: u32) -> String {
+    let base = 10u64.pow(decimals);
+    format!(
+        "{}.{:0width$}",
+        units / base,
+        units % base,
+        width = decimals as usize
+    )
+}
+
+fn thousands(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, c) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(c);
+    }
+    out
+}
+
+fn bytes(n: u64) -> String {
+    const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    match UNITS.iter().find(|(_, size)| n >= *size) {
+        Some((unit, size)) => format!("{:.1} {unit}", n as f64 / *size as f64),
+        None => format!("{n} B"),
+    }
+}
+
+fn plural(n: u64, word: &str) -> String {
+    if n == 1 {
+        word.to_string()
+    } else {
+        format!("{word}s")
+    }
+}
+
+fn basename(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sketches::{self, Case};
+    use super::*;
+    use proptest::prelude::*;
+
+    fn plain(case: &Case, width: usize) -> String {
+        diagnosis(
+            &case.rec,
+            &case.bill,
+            &case.verdict,
+            Style { color: false, width },
+        )
+    }
+
+    #[test]
+    fn reports_read_as_they_were_approved() {
+        for case in sketches::all() {
+            insta::assert_snapshot!(case.name, plain(&case, 100));
+        }
+        insta::assert_snapshot!("first_touch_narrow", plain(&sketches::first_touch(), 52));
+    }
+
+    #[test]
+    fn colour_adds_nothing_but_colour() {
+        for case in sketches::all() {
+            let color = diagnosis(
+                &case.rec,
+                &case.bill,
+                &case.verdict,
+                Style {
+                    color: true,
+                    width: 100,
+                },
+            );
+            assert!(color.contains("\x1b["));
+            let mut stripped = String::new();
+            let mut rest = color.as_str();
+            while let Some(at) = rest.find("\x1b[") {
+                stripped.push_str(&rest[..at]);
+                rest = &rest[at + rest[at..].find('m').expect("SGR ends in m") + 1..];
+            }
+            stripped.push_str(rest);
+            let lines = |s: &str| s.lines().map(|l| l.trim_end().to_string()).collect::<Vec<_>>();
+            assert_eq!(lines(&stripped), lines(&plain(&case, 100)));
+        }
+    }
+
+    /// Sum of the figures in the column, read back from the print.
+    fn printed_sum(page: &str) -> (f64, f64) {
+        let bill = page.split("BILL").nth(1).unwrap().split("WAITS").next().unwrap();
+        let share = |line: &str| -> Option<f64> {
+            let before = line.split(" %").next()?;
+            before.split_whitespace().last()?.parse().ok()
+        };
+        let rows: Vec<&str> = bill
+            .lines()
+            .skip(2)
+            .take_while(|l| !l.trim_start().starts_with("total"))
+            .collect();
+        let total = bill
+            .lines()
+            .find(|l| l.trim_start().starts_with("total"))
+            .unwrap();
+        (rows.iter().filter_map(|l| share(l)).sum(), share(total).unwrap())
+    }
+
+    #[test]
+    fn thirds_still_print_to_a_hundred() {
+        let mut case = sketches::nothing_found();
+        for line in case.bill.on_cpu.as_mut().unwrap() {
+            line.share = Interval::new(0.0, 1.0 / 13.0, 0.2);
+        }
+        let (sum, total) = printed_sum(&plain(&case, 100));
+        assert!((sum - 100.0).abs() < 1e-9 && total == 100.0, "{sum} {total}");
+    }
+
+    #[test]
+    fn hidden_kernel_lines_are_not_printed_as_zero() {
+        let page = plain(&sketches::not_root(), 100);
+        let zero = page.split("0.0 % each:").nth(1).unwrap().lines().next().unwrap();
+        assert!(!zero.contains("first touch"), "{zero}");
+        assert!(page.contains("Not told apart"));
+        assert!(!plain(&sketches::nothing_found(), 100).contains("Not told apart"));
+    }
+
+    #[test]
+    fn a_bill_that_is_absent_says_why() {
+        let mut case = sketches::not_root();
+        case.bill.on_cpu =
+            Err(Absence::new(crate::units::Reason::TooLittle, "12 samples")
+                .mend("diagnose for longer: -d 60"));
+        let page = plain(&case, 100);
+        assert!(
+            page.contains("Not measured: 12 samples. To measure it: diagnose for longer"),
+            "{page}"
+        );
+    }
+
+    #[test]
+    fn hostile_names_reach_no_terminal() {
+        let mut case = sketches::first_touch();
+        hostile(&mut case, "x\u{1b}[2J\u{202e}\n\u{9b}31m");
+        let page = plain(&case, 100);
+        assert!(page.chars().all(|c| c == '\n' || !c.is_control()), "{page:?}");
+        assert!(!page.contains('\u{202e}'));
+        assert!(page.contains("\\u{1b}[2J"));
+    }
+
+    /// Puts `name` wherever a name from outside can stand.
+    fn hostile(case: &mut Case, name: &str) {
+        let process = &mut case.rec.processes[0];
+        process.cmdline = vec![name.into(), name.into()];
+        process.libc = Ok(Libc::Other { name: name.into() });
+        process.allocator.as_mut().unwrap().kind = AllocatorKind::Other;
+        process.allocator.as_mut().unwrap().module = name.into();
+        process.runtime = Ok(Runtime::Jvm {
+            version: Some(name.into()),
+        });
+        case.rec.host.kernel_release = name.into();
+        case.rec.host.hypervisor = Some(name.into());
+        case.rec.probes[0].what = name.into();
+        case.rec.probes[0].state =
+            ProbeState::Partial(Absence::new(crate::units::Reason::NotFound, name).mend(name));
+        case.rec.meta.ended = Ended::TargetExited {
+            status: Some(name.into()),
+        };
+        for line in case.bill.on_cpu.as_mut().unwrap() {
+            line.method = name.into();
+            for site in &mut line.sites {
+                site.function = name.into();
+                site.module = name.into();
+                site.python = site.python.as_ref().map(|_| name.into());
+                site.path = vec![name.into(), name.into()];
+            }
+        }
+        case.verdict.sentence = name.into();
+        for finding in &mut case.verdict.findings {
+            finding.because = name.into();
+            finding.evidence = vec![name.into()];
+            finding.show = name.into();
+        }
+        for remedy in &mut case.verdict.remedies {
+            remedy.title = name.into();
+            remedy.how = name.into();
+            remedy.backfires = name.into();
+        }
+        case.verdict.next = vec![name.into()];
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn no_line_is_wider_than_the_page(name in "\\PC{0,60}|[a-z]{1,300}|[\\x00-\\x1f a]{0,30}", width in 40usize..140, color: bool) {
+            for mut case in sketches::all() {
+                hostile(&mut case, &name);
+                let page = diagnosis(&case.rec, &case.bill, &case.verdict, Style { color: false, width });
+                for line in page.lines() {
+                    prop_assert!(columns(line) <= width, "{} columns of {width}: {line:?}", columns(line));
+                }
+                if color {
+                    diagnosis(&case.rec, &case.bill, &case.verdict, Style { color: true, width });
+                }
+            }
+        }
+
+        #[test]
+        fn printed_shares_sum_to_a_hundred(parts in prop::collection::vec(0.0..1.0f64, 13)) {
+            let whole: f64 = parts.iter().sum();
+            prop_assume!(whole > 0.1);
+            let mut case = sketches::first_touch();
+            for (line, part) in case.bill.on_cpu.as_mut().unwrap().iter_mut().zip(&parts) {
+                line.share = Interval::exact(part / whole);
+            }
+            let (sum, total) = printed_sum(&plain(&case, 100));
+            prop_assert!((sum - 100.0).abs() < 1e-6 && total == 100.0, "{sum} {total}");
+        }
+    }
+}

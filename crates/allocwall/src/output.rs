@@ -1,0 +1,118 @@
+//! `-o`: files that hold what was seen of other people's processes.
+
+use anyhow::{Context, bail};
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// Writes a file that only its owner can read (0600), all of it or nothing: beside it first, then renamed over it.
+/// Overwrites regular files that the user may write to, and never `source`, which the contents were made from.
+pub fn write(path: &Path, contents: &[u8], source: Option<&Path>) -> anyhow::Result<()> {
+    may_replace(path, source)?;
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let shown = path.display();
+    // tempfile creates with mode 0600 on Unix.
+    let mut file = tempfile::NamedTempFile::new_in(folder).with_context(|| {
+        format!(
+            "cannot write {shown}: no file can be made in {}",
+            folder.display()
+        )
+    })?;
+    file.write_all(contents)
+        .and_then(|()| file.as_file().sync_all())
+        .with_context(|| format!("cannot write {shown}"))?;
+    file.persist(path)
+        .map_err(|e| e.error)
+        .with_context(|| format!("cannot write {shown}"))?;
+    Ok(())
+}
+
+fn may_replace(path: &Path, source: Option<&Path>) -> anyhow::Result<()> {
+    let shown = path.display();
+    let found = match fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(e).with_context(|| format!("cannot write {shown}")),
+    };
+    if !found.is_file() {
+        bail!(
+            "{shown} is no regular file and is not overwritten: name another file, or leave -o out for stdout"
+        );
+    }
+    if let Some(source) = source.and_then(|s| fs::metadata(s).ok())
+        && (source.dev(), source.ino()) == (found.dev(), found.ino())
+    {
+        bail!("{shown} is the recording itself and is not overwritten: name another file");
+    }
+    // The rename would need the folder's permission alone; a file made read-only is meant to stay.
+    OpenOptions::new()
+        .write(true)
+        .open(path)
+        .with_context(|| format!("{shown} is not overwritten"))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn folder() -> tempfile::TempDir {
+        tempfile::tempdir().expect("a temporary folder")
+    }
+
+    #[test]
+    fn writes_for_the_owner_alone_and_overwrites_its_like() {
+        let folder = folder();
+        let path = folder.path().join("out.svg");
+        fs::write(&path, "old").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        write(&path, b"new", None).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::read_dir(folder.path()).unwrap().count(),
+            1,
+            "no temporary file is left"
+        );
+    }
+
+    #[test]
+    fn neither_links_nor_folders_nor_devices_are_replaced() {
+        let folder = folder();
+        let (target, link) = (folder.path().join("target"), folder.path().join("link"));
+        fs::write(&target, "kept").unwrap();
+        symlink(&target, &link).unwrap();
+        for path in [link.as_path(), folder.path(), Path::new("/dev/null")] {
+            let error = write(path, b"new", None).unwrap_err().to_string();
+            assert!(error.contains("no regular file"), "{error}");
+        }
+        assert_eq!(fs::read(&target).unwrap(), b"kept");
+    }
+
+    #[test]
+    fn the_recording_is_not_overwritten_by_its_report() {
+        let folder = folder();
+        let path = folder.path().join("a.allocwall");
+        fs::write(&path, "recording").unwrap();
+        let error = write(&path, b"new", Some(&path)).unwrap_err().to_string();
+        assert!(error.contains("recording itself"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"recording");
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_named() {
+        let error = format!(
+            "{:#}",
+            write(Path::new("/nonexistent/x.svg"), b"", None).unwrap_err()
+        );
+        assert!(
+            error.contains("/nonexistent") && error.contains("No such file"),
+            "{error}"
+        );
+    }
+}
