@@ -1,3 +1,4 @@
 //! Target -> Recording.
 
+pub mod calibrate;
 pub mod recording;

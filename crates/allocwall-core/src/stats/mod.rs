@@ -1,1 +1,3 @@
 //! Pure statistics; imports only `units`.
+
+pub mod order;
