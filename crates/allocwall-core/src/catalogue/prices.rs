@@ -33,3 +33,173 @@ pub const LOAD_4K: &str = "load_4k_pages";
 pub const LOAD_2M: &str = "load_2m_pages";
 pub const SYSCALL: &str = "syscall";
 pub const CONTEXT_SWITCH: &str = "context_switch";
+
+/// A section of the printed price list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    FirstTouch,
+    Mapping,
+    Malloc,
+    Sharing,
+    Loads,
+    Kernel,
+}
+
+impl Group {
+    pub const ALL: [Group; 6] = [
+        Group::FirstTouch,
+        Group::Mapping,
+        Group::Malloc,
+        Group::Sharing,
+        Group::Loads,
+        Group::Kernel,
+    ];
+
+    pub fn title(self) -> &'static str {
+        match self {
+            Group::FirstTouch => "First touch",
+            Group::Mapping => "Mapping and giving back",
+            Group::Malloc => "malloc + free",
+            Group::Sharing => "Between threads",
+            Group::Loads => "Scattered dependent loads",
+            Group::Kernel => "Kernel",
+        }
+    }
+}
+
+/// What a price is called in front of people. In the order of the printed list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Description {
+    /// Name, or the fixed part of it where `prefix` is set.
+    pub name: &'static str,
+    pub group: Group,
+    /// Plain words; for a prefix, `{}` stands for the rest of the name in plain words.
+    pub title: &'static str,
+    pub prefix: bool,
+}
+
+pub const DESCRIPTIONS: &[Description] = &[
+    one(TOUCH_4K, Group::FirstTouch, "4 KiB page, recycled memory"),
+    one(
+        TOUCH_4K_IDLE,
+        Group::FirstTouch,
+        "4 KiB page, memory idle for seconds",
+    ),
+    one(TOUCH_2M, Group::FirstTouch, "2 MiB page, recycled memory"),
+    one(
+        TOUCH_2M_IDLE,
+        Group::FirstTouch,
+        "2 MiB page, memory idle for seconds",
+    ),
+    one(
+        ZERO_4K,
+        Group::FirstTouch,
+        "zeroing 4 KiB that is mapped (memset)",
+    ),
+    many(
+        FAULT_THREADS_PREFIX,
+        Group::FirstTouch,
+        "4 KiB page, {} at once in one address space",
+    ),
+    one(POPULATE_PAGE, Group::Mapping, "populate, per 4 KiB page"),
+    one(MUNMAP_PAGE, Group::Mapping, "munmap, per touched 4 KiB page"),
+    one(
+        DONTNEED_PAGE,
+        Group::Mapping,
+        "MADV_DONTNEED, per touched 4 KiB page",
+    ),
+    one(
+        MAP_UNMAP_128K,
+        Group::Mapping,
+        "mmap + munmap of 128 KiB, untouched",
+    ),
+    one(
+        MALLOC_CACHED,
+        Group::Malloc,
+        "served by the thread cache (64 bytes)",
+    ),
+    one(
+        MALLOC_ARENA,
+        Group::Malloc,
+        "served by the arena (256 bytes, batches)",
+    ),
+    one(
+        MALLOC_MAPPED,
+        Group::Malloc,
+        "served by mmap (256 KiB, header touched)",
+    ),
+    many(HANDOFF_PREFIX, Group::Sharing, "cache line one way, {}"),
+    one(LOAD_4K, Group::Loads, "on 4 KiB pages, beyond TLB reach"),
+    one(LOAD_2M, Group::Loads, "on 2 MiB pages, the same loads"),
+    one(SYSCALL, Group::Kernel, "system call (getppid)"),
+    one(
+        CONTEXT_SWITCH,
+        Group::Kernel,
+        "context switch (pipe write, read, switch)",
+    ),
+];
+
+const fn one(name: &'static str, group: Group, title: &'static str) -> Description {
+    Description {
+        name,
+        group,
+        title,
+        prefix: false,
+    }
+}
+
+const fn many(name: &'static str, group: Group, title: &'static str) -> Description {
+    Description {
+        name,
+        group,
+        title,
+        prefix: true,
+    }
+}
+
+/// The entry of a price's name and its title in full. None for a name that this version does not know.
+pub fn describe(name: &str) -> Option<(&'static Description, String)> {
+    DESCRIPTIONS.iter().find_map(|description| {
+        if !description.prefix {
+            return (description.name == name).then(|| (description, description.title.to_owned()));
+        }
+        let rest = match name.strip_prefix(description.name)? {
+            "smt" => "two hardware threads of a core".to_owned(),
+            "same_l3" => "two cores under one L3".to_owned(),
+            "other_l3" => "two L3 domains of a node".to_owned(),
+            "other_node" => "two NUMA nodes".to_owned(),
+            "1" => "1 thread".to_owned(),
+            number => format!("{} threads", number.parse::<u32>().ok()?),
+        };
+        Some((description, description.title.replace("{}", &rest)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_has_words_for_people() {
+        assert_eq!(describe(TOUCH_2M).unwrap().1, "2 MiB page, recycled memory");
+        assert_eq!(
+            describe("fault_threads_2").unwrap().1,
+            "4 KiB page, 2 threads at once in one address space"
+        );
+        assert_eq!(
+            describe("handoff_same_l3").unwrap().1,
+            "cache line one way, two cores under one L3"
+        );
+        for unknown in [
+            "touch",
+            "touch_4k_",
+            "fault_threads_",
+            "fault_threads_x",
+            "handoff_moon",
+            "",
+        ] {
+            assert_eq!(describe(unknown), None, "{unknown:?}");
+        }
+        assert!(DESCRIPTIONS.iter().all(|d| d.prefix == d.title.contains("{}")));
+    }
+}

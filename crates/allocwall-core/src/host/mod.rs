@@ -14,3 +14,6 @@ pub mod proc;
 pub mod rights;
 pub mod threads;
 pub mod tracefs;
+pub mod libc_malloc;
+pub mod memory;
+pub mod topology;

@@ -7,6 +7,7 @@ mod heap;
 pub mod malloc_range;
 mod python;
 pub mod record;
+pub mod calibrate;
 pub mod recording;
 mod symbols;
 pub mod target;

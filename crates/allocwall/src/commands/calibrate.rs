@@ -1,11 +1,331 @@
 //! `allocwall calibrate`.
 
 use crate::printer::Printer;
+use allocwall_core::catalogue::prices::{Group, describe};
+use allocwall_core::measure::calibrate::{Calibration, Origin, facts, price_list};
+use allocwall_core::measure::recording::{Price, PriceList};
+use allocwall_core::report::escape;
+use allocwall_core::units::Absence;
+use anstyle::Style;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::fmt::Write;
 use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 #[derive(clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// Measure again, even if this machine's prices are known
+    #[arg(long)]
+    fresh: bool,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    json: bool,
+}
 
-pub fn run(_args: Args, _printer: &Printer) -> anyhow::Result<ExitCode> {
-    anyhow::bail!("not there yet")
+pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+    let bar = progress_bar(printer);
+    let calibration = price_list(args.fresh, &mut |share| {
+        bar.set_position((share * BAR_STEPS as f32) as u64)
+    })?;
+    bar.finish_and_clear();
+    for warning in &calibration.warnings {
+        printer.warn(warning);
+    }
+    let text = match args.json {
+        true => json(&calibration)?,
+        false => table(&calibration, now_unix_s(), printer.color()),
+    };
+    printer.data(&text);
+    // Nothing measured is a failure; some prices absent, each with its reason, is a result.
+    Ok(match calibration.list.prices.is_empty() {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    })
+}
+
+const BAR_STEPS: u64 = 1000;
+
+/// Drawn only when its position is set, between repetitions: never from a thread that would run beside a timed one.
+fn progress_bar(printer: &Printer) -> ProgressBar {
+    let target = match printer.progress() {
+        true => ProgressDrawTarget::stderr_with_hz(5),
+        false => ProgressDrawTarget::hidden(),
+    };
+    let style = ProgressStyle::with_template("measuring this machine's prices {bar:40} {percent} %")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::with_draw_target(Some(BAR_STEPS), target).with_style(style)
+}
+
+fn now_unix_s() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}
+
+/// The documented JSON format; `version` rises when a reader of an older one would misread it.
+fn json(calibration: &Calibration) -> serde_json::Result<String> {
+    let list = &calibration.list;
+    let title = |name: &str| describe(name).map(|(_, title)| title);
+    let value = serde_json::json!({
+        "format": "allocwall-prices",
+        "version": 1,
+        "machine": list.machine,
+        "measured_unix_s": list.measured_unix_s,
+        "from_cache": calibration.origin == Origin::Cache,
+        "file": calibration.file.as_ref().ok(),
+        "unit": "nanoseconds per event, median and 95 % interval",
+        "prices": list.prices.iter().map(|price| serde_json::json!({
+            "name": price.name, "title": title(&price.name), "ns": price.ns, "repetitions": price.repetitions,
+        })).collect::<Vec<_>>(),
+        "absent": list.absent.iter().map(|(name, absence)| serde_json::json!({
+            "name": name, "title": title(name),
+            "reason": absence.reason, "detail": absence.detail, "mend": absence.mend,
+        })).collect::<Vec<_>>(),
+        "facts": facts(list),
+        "warnings": calibration.warnings,
+    });
+    Ok(serde_json::to_string_pretty(&value)? + "\n")
+}
+
+const WIDTH: usize = 100;
+const TITLE: usize = 50;
+
+fn table(calibration: &Calibration, now_unix_s: u64, color: bool) -> String {
+    let list = &calibration.list;
+    let mut out = String::new();
+    let head = format!("Prices on {}.", list.machine);
+    paragraph(&mut out, "", &head);
+    paragraph(&mut out, "", &provenance(calibration, now_unix_s));
+
+    let bold = if color { Style::new().bold() } else { Style::new() };
+    for group in Group::ALL {
+        let prices: Vec<&Price> = list
+            .prices
+            .iter()
+            .filter(|price| group_of(&price.name) == Some(group))
+            .collect();
+        if prices.is_empty() {
+            continue;
+        }
+        let _ = writeln!(
+            out,
+            "\n{bold}{:<52}{bold:#}{:>10}   {:<22}{:>11}",
+            group.title(),
+            "median",
+            "95 % interval",
+            "repetitions"
+        );
+        for price in prices {
+            let _ = writeln!(out, "{}", row(price));
+        }
+    }
+    absences(&mut out, list, bold);
+
+    let facts = facts(list);
+    if !facts.is_empty() {
+        let _ = writeln!(out, "\n{bold}What follows from it{bold:#}");
+        for fact in facts {
+            paragraph(&mut out, "  ", &fact);
+        }
+    }
+    out
+}
+
+fn group_of(name: &str) -> Option<Group> {
+    describe(name).map(|(entry, _)| entry.group)
+}
+
+fn provenance(calibration: &Calibration, now_unix_s: u64) -> String {
+    let kept = |verb: &str| match &calibration.file {
+        Ok(file) => format!("{verb} {}", escape::terminal(&file.display().to_string())),
+        Err(_) => "kept nowhere".to_owned(),
+    };
+    match calibration.origin {
+        Origin::Measured => format!("Measured just now, {}.", kept("kept in")),
+        Origin::Cache => format!(
+            "Measured {} ago, {}; --fresh measures again.",
+            age(Duration::from_secs(
+                now_unix_s.saturating_sub(calibration.list.measured_unix_s)
+            )),
+            kept("from")
+        ),
+    }
+}
+
+fn age(since: Duration) -> String {
+    let seconds = since.as_secs();
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
+fn row(price: &Price) -> String {
+    let title = describe(&price.name).map_or_else(|| escape::terminal(&price.name), |(_, title)| title);
+    let unit = Unit::of(price.ns.point);
+    let interval = format!(
+        "{} to {} {}",
+        unit.show(price.ns.low),
+        unit.show(price.ns.high),
+        unit.name
+    );
+    format!(
+        "  {title:<TITLE$}{:>7} {:<2}   {interval:<22}{:>11}",
+        unit.show(price.ns.point),
+        unit.name,
+        price.repetitions
+    )
+}
+
+/// One unit for a price and its interval, so that they compare at a glance.
+struct Unit {
+    name: &'static str,
+    ns: f64,
+}
+
+impl Unit {
+    fn of(ns: f64) -> Unit {
+        match ns {
+            _ if ns < 1e3 => Unit { name: "ns", ns: 1.0 },
+            _ if ns < 1e6 => Unit { name: "µs", ns: 1e3 },
+            _ => Unit { name: "ms", ns: 1e6 },
+        }
+    }
+
+    /// Three significant digits, and no digits behind a whole number of three.
+    fn show(&self, ns: f64) -> String {
+        let value = ns / self.ns;
+        match value {
+            _ if value < 10.0 => format!("{value:.2}"),
+            _ if value < 100.0 => format!("{value:.1}"),
+            _ => format!("{value:.0}"),
+        }
+    }
+}
+
+fn absences(out: &mut String, list: &PriceList, bold: Style) {
+    if list.absent.is_empty() {
+        return;
+    }
+    let _ = writeln!(out, "\n{bold}Not measured{bold:#}");
+    for (name, absence) in &list.absent {
+        let title = describe(name).map_or_else(|| escape::terminal(name), |(_, title)| title);
+        let Absence { detail, mend, .. } = absence;
+        paragraph(out, "  ", &format!("{title}: {detail}."));
+        if let Some(mend) = mend {
+            paragraph(out, "    ", &format!("to mend it: {mend}"));
+        }
+    }
+}
+
+/// Text from outside (a CPU's name, a path) may hold anything: made harmless, broken at blanks, indented.
+fn paragraph(out: &mut String, indent: &str, text: &str) {
+    let text = escape::terminal(text);
+    let mut column = 0;
+    for word in text.split(' ').filter(|word| !word.is_empty()) {
+        let length = word.chars().count();
+        if column > 0 && column + 1 + length <= WIDTH {
+            out.push(' ');
+            column += 1;
+        } else {
+            if column > 0 {
+                out.push('\n');
+            }
+            let hang = if column > 0 && !indent.is_empty() {
+                "  "
+            } else {
+                ""
+            };
+            out.push_str(indent);
+            out.push_str(hang);
+            column = indent.len() + hang.len();
+        }
+        out.push_str(word);
+        column += length;
+    }
+    out.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use allocwall_core::catalogue::prices::*;
+    use allocwall_core::units::{Interval, Reason};
+
+    fn calibration() -> Calibration {
+        let price = |name: &str, low, point, high| Price {
+            name: name.into(),
+            ns: Interval::new(low, point, high),
+            repetitions: 200,
+        };
+        Calibration {
+            list: PriceList {
+                measured_unix_s: 1000,
+                machine: "Fast\u{1b}[31m CPU, 2 CPUs, 24.00 GiB, KVM, Linux 6.18.44, glibc 2.36".into(),
+                prices: vec![
+                    price(TOUCH_4K, 1530.0, 1550.0, 1580.0),
+                    price(TOUCH_2M_IDLE, 4_000_000.0, 4_100_000.0, 112_345_678.0),
+                    price("fault_threads_2", 1800.0, 1900.0, 2100.0),
+                    price(MALLOC_CACHED, 7.1, 7.25, 7.4),
+                    price("handoff_same_l3", 54.0, 55.1, 57.7),
+                ],
+                absent: vec![(
+                    TOUCH_2M.into(),
+                    Absence::new(Reason::Disabled, "transparent huge pages are switched off (mode `never`)")
+                        .mend("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, as root; then allocwall calibrate --fresh"),
+                )],
+            },
+            origin: Origin::Cache,
+            file: Ok("/home/\u{1b}u/.cache/allocwall/prices-00000000.json".into()),
+            warnings: vec![],
+        }
+    }
+
+    #[test]
+    fn the_table_fits_and_carries_no_escapes() {
+        let text = table(&calibration(), 1000 + 3 * 3600, false);
+        for line in text.lines() {
+            assert!(
+                line.chars().count() <= WIDTH,
+                "{} columns: {line}",
+                line.chars().count()
+            );
+        }
+        assert!(!text.contains('\u{1b}'), "{text}");
+        assert!(text.contains("Measured 3 h ago"), "{text}");
+        assert!(text.contains("1.53 to 1.58 µs"), "{text}");
+        assert!(text.contains("mode `never`"), "{text}");
+        assert!(text.contains("to mend it: echo madvise"), "{text}");
+        assert!(table(&calibration(), 0, true).contains("\u{1b}[1m"));
+    }
+
+    #[test]
+    fn json_holds_prices_and_reasons() {
+        let value: serde_json::Value = serde_json::from_str(&json(&calibration()).unwrap()).unwrap();
+        assert_eq!(value["version"], 1);
+        assert_eq!(value["from_cache"], true);
+        assert_eq!(value["prices"][0]["ns"]["point"], 1550.0);
+        assert_eq!(value["absent"][0]["reason"], "disabled");
+    }
+
+    #[test]
+    fn units() {
+        let show = |ns: f64| format!("{} {}", Unit::of(ns).show(ns), Unit::of(ns).name);
+        assert_eq!(show(7.25), "7.25 ns");
+        assert_eq!(show(999.0), "999 ns");
+        assert_eq!(show(1550.0), "1.55 µs");
+        assert_eq!(show(102_400.0), "102 µs");
+        assert_eq!(show(4_100_000.0), "4.10 ms");
+    }
+
+    #[test]
+    fn ages() {
+        let show = |seconds| age(Duration::from_secs(seconds));
+        assert_eq!(
+            [show(5), show(600), show(10_000), show(900_000)],
+            ["5 s", "10 min", "2 h", "10 days"]
+        );
+    }
 }
