@@ -13,6 +13,7 @@ only. Ends with `N passed, N failed, N skipped`.
 import argparse
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -124,9 +125,18 @@ def group_lives(process):
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Below the ephemeral range (32768 and up on Linux), so that no client's own port takes it meanwhile."""
+    for port in random.sample(range(20_000, 32_000), 50):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                continue
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise Failure("no free port between 20000 and 32000")
 
 
 def process_tree(root):
@@ -199,7 +209,11 @@ def exercise(service, arguments, keep):
                 stage.spawn(command, stdout=open(output, "wb"))
                 for command, output in zip(service.load(stage, seconds), outputs, strict=False)
             ]
-            cpus = wait_until_steady(pid)
+            try:
+                cpus = wait_until_steady(pid)
+            except Failure as failure:
+                said = " / ".join(output.read_text(errors="replace")[-300:].strip() for output in outputs if output.exists())
+                raise Failure(f"{failure}; the load says: {said or 'nothing'}; the log: {stage.log_tail()}") from None
             served, faults, began = counters(service, stage, pid)
             line = "" if arguments.no_diagnose else diagnose(service, stage, pid, arguments, keep)
             if arguments.no_diagnose:
