@@ -22,6 +22,7 @@ import json
 import math
 import os
 import random
+import signal
 import statistics
 import struct
 import subprocess
@@ -130,6 +131,7 @@ def diagnose(binary, pid, window_s, recording):
     run = {
         "beyond_window_s": elapsed - window_s,
         "tool_cpu_s": resources.ru_utime + resources.ru_stime,
+        # The kernel counts from fork on, so never below this script's own size (about 16 MB).
         "peak_rss_mb": resources.ru_maxrss * 1024 / 1e6,
         "recording_mb": recording.stat().st_size / 1e6,
     }
@@ -260,6 +262,7 @@ def main():
         parser.error("at least 2 pairs, and windows of 1 to 60 seconds")
     if not arguments.binary.is_file():
         parser.error(f"{arguments.binary} is not there: make build")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results = [measure(name, arguments) for name in arguments.targets or TARGETS]
     print(table(results))
     if arguments.json:
