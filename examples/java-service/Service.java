@@ -21,7 +21,7 @@ import java.util.concurrent.Executors;
 public final class Service {
     private static final int MAX_BODY = 8 << 20;
     /** Kept between requests, so that the collector has something to trace. */
-    private static final int KEPT_ANSWERS = 200;
+    private static final int KEPT_ANSWERS = 700;
 
     public static void main(String[] arguments) throws IOException {
         int port = arguments.length > 0 ? Integer.parseInt(arguments[0]) : 0;
