@@ -13,10 +13,10 @@ import java.util.concurrent.Executors;
 /**
  * An allocation-heavy HTTP service: every request splits its body into words, counts them in fresh maps and builds an
  * answer from many short strings. All of it lives on the collector's heap, so malloc has nothing to do with its speed:
- * with a small heap (-Xmx48m) the collector is what `allocwall diagnose` should point at, never the C allocator.
+ * `allocwall diagnose` should charge the collector's threads apart from the service's own code, and rule malloc out.
  *
  *     javac -d /tmp/service Service.java
- *     java -Xmx48m -cp /tmp/service Service 8080
+ *     java -XX:+UseG1GC -Xmx48m -cp /tmp/service Service 8080
  */
 public final class Service {
     private static final int MAX_BODY = 8 << 20;
