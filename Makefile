@@ -1,0 +1,30 @@
+# Each target installs what it needs (Debian packages, only the missing ones) and says so in one line.
+# Builds go to target/ alone.
+
+CARGO ?= cargo
+BINARY := target/release/allocwall
+
+.PHONY: demo test bench build
+
+## A Python service with a wall in it, under load, diagnosed: under a minute after the build.
+demo: build
+	@tools/need.sh python3=python3
+	@tools/demo.sh $(BINARY)
+
+## Unit tests, then real programs under real load.
+test: build
+	@tools/need.sh python3=python3
+	$(CARGO) test --workspace --locked
+	cd tests/real && python3 -m unittest -q test_expectations
+	cd benches && python3 -m unittest -q test_overhead
+	python3 tests/real/run.py --install --binary $(BINARY)
+
+## What a diagnosis costs its target. About ten minutes; wants a quiet machine.
+bench: build
+	@tools/need.sh python3=python3
+	benches/overhead.py --binary $(BINARY) --json target/overhead.json
+
+build:
+	@tools/need.sh cc=build-essential
+	@command -v $(CARGO) >/dev/null || { echo "need: Rust 1.88 or newer: https://rustup.rs" >&2; exit 1; }
+	$(CARGO) build --release --locked

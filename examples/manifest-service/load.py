@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Closed-loop load for the example services: a few connections, each with one request under way at any time.
+
+Closed loop means that a slow server slows the load down too: the throughput is right, the latencies flatter the
+server. Loopback only, bounded in time and in connections. Standard library only.
+"""
+
+import argparse
+import json
+import selectors
+import signal
+import socket
+import sys
+import time
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def record(sequence):
+    """A segment of about 2 KB: the shape that a packager writes for each segment of a stream."""
+    return {
+        "stream_id": f"stream-{sequence % 17:06d}",
+        "sequence": sequence,
+        "duration": 6.006,
+        "bitrate": 4_500_000 + sequence,
+        "codec": "avc1.640028,mp4a.40.2",
+        "uri": f"https://origin.invalid/live/{sequence:012d}.m4s?token=" + "f" * 640,
+        "drm": {"scheme": "cenc", "key_id": "a" * 32, "licence": {"url": "https://licence.invalid/acquire", "ttl": 3600}},
+        "edges": [{"pop": f"pop-{n:02d}", "latency": 11 + n} for n in range(6)],
+        "tags": [f"tag-{n:02d}-" + "t" * 48 for n in range(12)],
+    }
+
+
+def manifest(segments):
+    return json.dumps({"version": 7, "segments": [record(n) for n in range(segments)]}).encode()
+
+
+class Connection:
+    """One keep-alive connection with one request under way."""
+
+    def __init__(self, address, request):
+        self.request = request
+        self.socket = socket.create_connection(address, timeout=10)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.received = bytearray()
+        self.expected = None
+
+    def send(self):
+        self.started = time.perf_counter()
+        self.socket.sendall(self.request)
+
+    def receive(self):
+        """True when a whole answer is there."""
+        data = self.socket.recv(1 << 18)
+        if not data:
+            raise ConnectionError("the server closed the connection")
+        self.received += data
+        if self.expected is None:
+            end = self.received.find(b"\r\n\r\n")
+            if end < 0:
+                return False
+            head = bytes(self.received[:end]).split(b"\r\n")
+            if head[0].split(b" ")[1] != b"200":
+                raise ConnectionError(f"the server answered {head[0].decode('latin-1')}")
+            lengths = [line.split(b":")[1] for line in head[1:] if line.lower().startswith(b"content-length:")]
+            if not lengths:
+                raise ConnectionError("the server's answer has no Content-Length")
+            self.expected = end + 4 + int(lengths[0])
+        if len(self.received) < self.expected:
+            return False
+        self.received.clear()
+        self.expected = None
+        return True
+
+
+def run(args):
+    body = manifest(args.segments)
+    head = f"POST {args.path} HTTP/1.1\r\nHost: {args.host}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    request = head.encode() + body
+    latencies = []
+    stopping = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.append(True))
+    with selectors.DefaultSelector() as selector:
+        for _ in range(args.connections):
+            connection = Connection((args.host, args.port), request)
+            selector.register(connection.socket, selectors.EVENT_READ, connection)
+            connection.send()
+        began = time.perf_counter()
+        end = began + args.duration
+        while not stopping and time.perf_counter() < end:
+            for key, _ in selector.select(timeout=0.5):
+                if key.data.receive():
+                    latencies.append(time.perf_counter() - key.data.started)
+                    key.data.send()
+        elapsed = time.perf_counter() - began
+    latencies.sort()
+    return {
+        "requests": len(latencies),
+        "seconds": round(elapsed, 3),
+        "requests_per_s": round(len(latencies) / elapsed, 1),
+        "latency_ms_p50": quantile_ms(latencies, 0.5),
+        "latency_ms_p99": quantile_ms(latencies, 0.99),
+        "loop": "closed",
+    }
+
+
+def quantile_ms(ordered, q):
+    return round(ordered[min(len(ordered) - 1, int(q * len(ordered)))] * 1e3, 3) if ordered else None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--path", default="/manifest")
+    parser.add_argument("--connections", type=int, default=4, help="1 to 64")
+    parser.add_argument("--duration", type=float, default=20, help="seconds, at most 600")
+    parser.add_argument("--segments", type=int, default=8, help="2 KB records in each request, 1 to 500")
+    args = parser.parse_args()
+    if args.host not in LOOPBACK:
+        parser.error("the load generator talks to this machine only")
+    if not (1 <= args.connections <= 64 and 0 < args.duration <= 600 and 1 <= args.segments <= 500):
+        parser.error("out of bounds: see --help")
+    try:
+        print(json.dumps(run(args)))
+    except OSError as error:
+        print(f"error: {args.host}:{args.port}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""The checks themselves: each must pass a good report and find the fault planted in its near twin."""
+
+import copy
+import unittest
+
+from expectations import STATUSES, WALLS, problems, text_problems
+from services import SERVICES, Expectation
+
+RUNGS = {
+    1: ("cgroup_throttling", "steal", "run_queue"),
+    2: ("waiting", "application_lock"),
+    3: ("garbage_collector",),
+    4: ("first_touch",),
+    5: ("map_churn",),
+    6: ("address_space_lock",),
+    7: ("tlb",),
+    8: ("numa",),
+    9: ("call_rate",),
+    10: ("allocator_code", "allocator_contention"),
+    11: ("retention",),
+}
+
+
+def interval(point):
+    return {"low": max(0.0, point - 0.01), "point": point, "high": point + 0.01}
+
+
+def sample():
+    findings = [
+        {"wall": wall, "rung": rung, "status": "ruled_out", "share": interval(0.01), "because": "too little", "missing": None}
+        for rung, walls in RUNGS.items()
+        for wall in walls
+    ]
+    report = {
+        "verdict": {"sentence": "First touch is the wall.", "walls": ["first_touch"]},
+        "findings": findings,
+        "bill": {
+            "on_cpu": [
+                {"class": "application", "share": interval(0.4), "cpu_s": interval(4), "samples": 4000},
+                {"class": "zeroing", "share": interval(0.6), "cpu_s": interval(6), "samples": 6000},
+            ],
+            "off_cpu": [{"class": "idle", "thread_s": interval(1)}],
+        },
+        "target": {
+            "processes": [
+                {
+                    "runtime": {"kind": "cpython", "version": "3.11", "free_threaded": False},
+                    "allocator": {"kind": "glibc", "how": "libc", "module": "/lib/libc.so.6", "version": None},
+                }
+            ]
+        },
+    }
+    finding(report, "first_touch").update(status="wall", share=interval(0.6))
+    finding(report, "numa").update(status="not_measured", share=None, missing={"reason": "not_supported"})
+    return report
+
+
+def finding(report, wall):
+    return next(entry for entry in report["findings"] if entry["wall"] == wall)
+
+
+EXPECT = Expectation(
+    runtime="cpython", allocator="glibc", must_find={"first_touch"}, must_not_be_wall={"allocator_contention"}
+)
+
+# Fault planted, and a word of the sentence that must name it.
+FAULTS = {
+    "a wall is missing": (lambda r: r["findings"].pop(), "one a wall"),
+    "ladder out of order": (lambda r: r["findings"].reverse(), "order of the ladder"),
+    "a fifth status": (lambda r: finding(r, "tlb").update(status="maybe"), "none of the four"),
+    "absence without reason": (lambda r: finding(r, "numa").update(missing=None), "no reason"),
+    "interval upside down": (lambda r: finding(r, "tlb")["share"].update(low=0.5), "not in order"),
+    "bill short": (lambda r: r["bill"]["on_cpu"][0]["share"].update(point=0.399), "not to 1"),
+    "bill empty": (lambda r: r["bill"].update(on_cpu=[]), "no on-CPU line"),
+    "bill not measured": (lambda r: r["bill"].update(on_cpu={"absent": {"reason": "not_permitted"}}), "not_permitted"),
+    "class twice": (lambda r: r["bill"]["on_cpu"][1].update({"class": "application"}), "two lines"),
+    "verdict says nothing": (lambda r: r["verdict"].update(sentence=" "), "says nothing"),
+    "verdict against findings": (lambda r: r["verdict"].update(walls=[]), "the verdict names"),
+    "expected wall not found": (lambda r: unfind(r), "should be found"),
+    "absurd wall": (lambda r: absurd(r), "is called a wall"),
+    "wrong runtime": (lambda r: r["target"]["processes"][0].update(runtime={"kind": "native"}), "runtime should be"),
+    "wrong allocator": (lambda r: r["target"]["processes"][0]["allocator"].update(kind="musl"), "allocator should be"),
+    "runtime not told": (lambda r: r["target"]["processes"][0].update(runtime={"absent": {}}), "runtime should be"),
+    "no bill at all": (lambda r: r.pop("bill"), "promises"),
+    "findings of another shape": (lambda r: r.update(findings=None), "promises"),
+}
+
+
+def unfind(report):
+    finding(report, "first_touch").update(status="ruled_out")
+    report["verdict"]["walls"] = []
+
+
+def absurd(report):
+    finding(report, "allocator_contention").update(status="wall")
+    report["verdict"]["walls"].append("allocator_contention")
+
+
+class Expectations(unittest.TestCase):
+    def test_a_good_report_has_no_fault(self):
+        self.assertEqual(problems(sample(), EXPECT), [])
+
+    def test_each_planted_fault_is_found(self):
+        for name, (plant, word) in FAULTS.items():
+            with self.subTest(name):
+                report = copy.deepcopy(sample())
+                plant(report)
+                self.assertIn(word, "; ".join(problems(report, EXPECT)))
+
+    def test_contributor_is_enough_to_be_found(self):
+        report = sample()
+        finding(report, "first_touch").update(status="contributor")
+        report["verdict"]["walls"] = []
+        self.assertEqual(problems(report, EXPECT), [])
+
+    def test_text(self):
+        self.assertEqual(list(text_problems("é" * 100 + "\nplain\n")), [])
+        self.assertIn("101 columns", "".join(text_problems("é" * 101)))
+        self.assertIn("control character", "".join(text_problems("a\x1b[31mred")))
+        self.assertIn("empty", "".join(text_problems(" \n")))
+
+    def test_the_table_of_services_speaks_of_known_walls(self):
+        self.assertEqual({wall for walls in RUNGS.values() for wall in walls}, WALLS)
+        self.assertEqual(len(STATUSES), 4)
+        for service in SERVICES:
+            with self.subTest(service.name):
+                expect = service.expect
+                self.assertLessEqual(expect.must_find | expect.must_not_be_wall, WALLS)
+                self.assertFalse(expect.must_find & expect.must_not_be_wall)
+                self.assertTrue(service.served or service.rate_pattern)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""Checks the licences of everything that the binary is built from.
+
+Each dependency's licence must be satisfied by the allow list below; those that ask to be named must stand in NOTICE.
+Exits 1 with one line for each that is not. `--list` prints name, version and licence of all.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# Permissive: may be linked into a program under Apache-2.0 OR MIT.
+ALLOWED = {
+    "0BSD",
+    "Apache-2.0",
+    "Apache-2.0 WITH LLVM-exception",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "CC0-1.0",
+    "ISC",
+    "MIT",
+    "Unicode-3.0",
+    "Unlicense",
+    "Zlib",
+}
+# Weak copyleft, file by file: allowed for these packages, unchanged, and named in NOTICE.
+ALLOWED_FOR = {"inferno": {"CDDL-1.0"}}
+# Licences whose text asks for attribution also in binaries, beyond the MIT notice that all share.
+NAMED = {"CDDL-1.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "Unicode-3.0", "Zlib"}
+
+
+def packages():
+    """Third-party packages of the workspace on Linux, from cargo."""
+    command = ["cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", "x86_64-unknown-linux-gnu"]
+    metadata = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+    used = {node["id"] for node in metadata["resolve"]["nodes"]}
+    own = set(metadata["workspace_members"])
+    return [package for package in metadata["packages"] if package["id"] in used - own]
+
+
+def tokens(expression):
+    """An SPDX expression's tokens; the old `A/B` means OR."""
+    found = re.findall(r"\(|\)|[^\s()]+", expression.replace("/", " OR "))
+    joined = []
+    for token in found:
+        if joined and (token == "WITH" or joined[-1].endswith(" WITH")):
+            joined[-1] += " " + token
+        else:
+            joined.append(token)
+    return joined
+
+
+def choices(expression):
+    """The sets of licences that satisfy an expression: [[A, B], [C]] for (A AND B) OR C."""
+    rest = tokens(expression)
+
+    def either():
+        found = both()
+        while rest and rest[0] == "OR":
+            rest.pop(0)
+            found = found + both()
+        return found
+
+    def both():
+        found = one()
+        while rest and rest[0] == "AND":
+            rest.pop(0)
+            right = one()
+            found = [mine + theirs for mine in found for theirs in right]
+        return found
+
+    def one():
+        token = rest.pop(0) if rest else ""
+        if token == "(":
+            inner = either()
+            if not rest or rest.pop(0) != ")":
+                raise ValueError(expression)
+            return inner
+        if token in ("", ")", "AND", "OR"):
+            raise ValueError(expression)
+        return [[token]]
+
+    found = either()
+    if rest:
+        raise ValueError(expression)
+    return found
+
+
+def problem(name, expression, notice):
+    """What is wrong with one dependency, or None."""
+    allowed = ALLOWED | ALLOWED_FOR.get(name, set())
+    try:
+        acceptable = [choice for choice in choices(expression or "") if set(choice) <= allowed]
+    except ValueError:
+        return f"{name}: licence {expression!r} can't be read"
+    if not acceptable:
+        return f"{name}: licence {expression} is not on the allow list"
+    # Whoever offers a choice without attribution leaves it to us: take that one.
+    if all(set(choice) & NAMED for choice in acceptable) and not re.search(rf"^- {re.escape(name)}\b", notice, re.M):
+        return f"{name}: {expression} asks to be named in NOTICE"
+    return None
+
+
+def self_test():
+    """The checker must be able to fail."""
+    notice = "- inferno (CDDL-1.0)\n"
+    cases = {
+        ("a", "MIT OR Apache-2.0"): None,
+        ("a", "MIT/Apache-2.0"): None,
+        ("a", "(MIT OR Apache-2.0) AND Unicode-3.0"): "named",
+        ("a", "Apache-2.0 WITH LLVM-exception OR MIT"): None,
+        ("a", "GPL-3.0-only"): "allow list",
+        ("a", "MIT AND GPL-3.0-only"): "allow list",
+        ("a", "MIT OR GPL-3.0-only"): None,
+        ("a", "CDDL-1.0"): "allow list",
+        ("inferno", "CDDL-1.0"): None,
+        ("a", "Zlib"): "named",
+        ("a", "Zlib OR MIT"): None,
+        ("a", None): "can't be read",
+        ("a", "MIT OR"): "can't be read",
+        ("a", "(MIT"): "can't be read",
+    }
+    for (name, expression), word in cases.items():
+        found = problem(name, expression, notice)
+        assert (found is None) if word is None else (word in (found or "")), (name, expression, found)
+
+
+def main():
+    self_test()
+    found = sorted(packages(), key=lambda package: (package["name"], package["version"]))
+    if "--list" in sys.argv[1:]:
+        for package in found:
+            print(f"{package['name']} {package['version']}: {package['license']}")
+    notice = (ROOT / "NOTICE").read_text()
+    wrong = [line for package in found if (line := problem(package["name"], package["license"], notice))]
+    for line in wrong:
+        print(f"error: {line}", file=sys.stderr)
+    print(f"{len(found)} dependencies, {len(wrong)} licence problems")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
