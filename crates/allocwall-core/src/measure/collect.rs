@@ -483,7 +483,8 @@ fn unseen(pid: i32, why: &str) -> Process {
         runtime: Err(absence.clone()),
         allocator: Err(absence.clone()),
         environment: Vec::new(),
-        thp_disabled: Err(absence),
+        thp_disabled: Err(absence.clone()),
+        secure_exec: Err(absence),
     }
 }
 

@@ -13,6 +13,7 @@ use crate::host::launch::{self, Launched};
 use crate::host::perf::{self, CpuSampler, Scope};
 use crate::host::proc::ProcFs;
 use crate::host::threads::{Look, Looker, read_memory};
+use crate::host::topology::Topology;
 use crate::host::{clock, facts};
 use crate::units::{Absence, Measured, Reason};
 use std::ffi::OsString;
@@ -437,7 +438,10 @@ pub(super) fn probe(name: &str, what: &str, state: ProbeState) -> Probe {
 /// Root samples every CPU and picks the target out, at a cost that doesn't grow with the number of threads; others
 /// sample the target's threads, with the kernel's part if they may.
 fn open_sampler(proc: &ProcFs, collector: &Collector, held: Option<i32>) -> (Measured<CpuSampler>, bool, bool) {
-    let cpus = (0..proc_online()).collect::<Vec<u32>>();
+    let cpus = match Topology::read(Path::new("/sys")) {
+        Ok(topology) => topology.online(),
+        Err(absence) => return (Err(absence), false, false),
+    };
     match CpuSampler::open(&Scope::Machine, &cpus, true) {
         Ok(sampler) => return (Ok(sampler), true, true),
         Err(absence) if absence.reason != Reason::NotPermitted => return (Err(absence), false, false),
@@ -633,8 +637,4 @@ impl WaitSampler {
             None => ProbeState::Measured,
         }
     }
-}
-
-fn proc_online() -> u32 {
-    facts::Machine::live().facts().online_cpus
 }

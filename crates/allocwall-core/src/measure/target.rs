@@ -355,6 +355,7 @@ impl Modules {
             allocator,
             environment: settings(environ.unwrap_or_default()),
             thp_disabled: read("status").and_then(|bytes| thp_disabled(&bytes)),
+            secure_exec: read("auxv").and_then(|bytes| secure_exec(&bytes)),
         };
         Ok(TargetView { process, also, space })
     }
@@ -1094,6 +1095,16 @@ fn parent(stat: &[u8]) -> Option<i32> {
 }
 
 /// `THP_enabled:` of /proc/PID/status, since Linux 5.0: 0 after prctl(PR_SET_THP_DISABLE).
+/// AT_SECURE of the auxiliary vector (getauxval(3)): the loader ignores LD_PRELOAD and tunables.
+fn secure_exec(auxv: &[u8]) -> Measured<bool> {
+    const AT_SECURE: u64 = 23;
+    let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
+    auxv.chunks_exact(16)
+        .find(|pair| word(&pair[..8]) == AT_SECURE)
+        .map(|pair| word(&pair[8..]) != 0)
+        .ok_or_else(|| Absence::new(Reason::NotFound, "no AT_SECURE in the auxiliary vector"))
+}
+
 fn thp_disabled(status: &[u8]) -> Measured<bool> {
     let text = String::from_utf8_lossy(status);
     match text
