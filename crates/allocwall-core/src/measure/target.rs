@@ -408,7 +408,7 @@ fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: Module
         let _ = elf.symbols(Table::All, &mut |symbol| {
             marks.see(&symbol);
             match symbol.kind {
-                SymbolKind::File => marks.table.file(),
+                SymbolKind::File => marks.table.file(symbol.text()),
                 SymbolKind::Function => {
                     marks
                         .table
@@ -653,11 +653,10 @@ fn python_version<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, at: Option<u64>, named: 
     // Before: the string that Py_GetVersion prints, known by the name's two numbers.
     let prefix = format!("{named}.");
     let constants = elf.section_bytes(".rodata", SEARCH_LIMIT).unwrap_or(&[]);
+    // The linker may have stored it as the end of a longer string: `/opt/python/3.7.16`.
+    let last_words = c_strings(constants).map(|text| text.rsplit([' ', '/', '-']).next().unwrap_or(text));
     let full = (named.contains('.'))
-        .then(|| {
-            c_strings(constants)
-                .find(|text| text.starts_with(&prefix) && text.len() < 16 && is_version(text, &prefix))
-        })
+        .then(|| last_words.into_iter().find(|word| is_version(word, &prefix)))
         .flatten();
     match (full, named) {
         (Some(full), _) => full.to_owned(),
@@ -1067,3 +1066,6 @@ fn thp_disabled(status: &[u8]) -> Measured<bool> {
         )),
     }
 }
+
+#[cfg(test)]
+mod tests;
