@@ -240,6 +240,7 @@ pub const ALLOCATOR_MESSAGES: &[(&str, AllocatorKind)] = &[
 /// of src/malloc in musl.
 const MALLOC_FUNCTIONS: &[&str] = &[
     "__default_morecore",
+    "__glibc_morecore",
     "__libc_calloc",
     "__libc_free",
     "__libc_mallinfo",

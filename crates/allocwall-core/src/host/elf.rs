@@ -385,7 +385,7 @@ fn read_facts<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
                 address: section.sh_addr(endian).into(),
                 offset: section.sh_offset(endian).into(),
                 size: section.sh_size(endian).into(),
-                executable: section.sh_flags(endian).0 & u64::from(elf::SHF_EXECINSTR.0) != 0,
+                executable: section.sh_flags(endian).0 & elf::SHF_EXECINSTR.0 != 0,
                 kind: section.sh_type(endian),
                 link: section.sh_link(endian) as usize,
             });

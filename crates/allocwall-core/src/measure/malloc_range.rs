@@ -111,12 +111,18 @@ pub struct SymbolTable {
     file_start: usize,
     named_malloc: bool,
     file_is_malloc: bool,
+    /// A source file was claimed whole.
+    file_found: bool,
+    /// The same without local functions of unknown owner: what brackets where source files are not named, as in
+    /// programs linked with an archive that was stripped of them (Debian's libc.a).
+    outline: Vec<Function>,
 }
 
 impl SymbolTable {
     /// The next local symbols come from this source file.
     pub fn file(&mut self, name: &str) {
         if self.named_malloc && self.file_is_malloc {
+            self.file_found = true;
             for function in &mut self.functions[self.file_start..] {
                 function.part = Part::Malloc;
             }
@@ -137,6 +143,17 @@ impl SymbolTable {
         self.file_is_malloc |= local && internal;
         // A program may have a static function called `malloc_stats`; only a global one is the entry point.
         let ours = internal || (!local && is_malloc_export(name));
+        if ours || !local {
+            self.outline.push(Function {
+                address,
+                size,
+                part: if internal {
+                    Part::MallocCore
+                } else {
+                    Part::of_export(name)
+                },
+            });
+        }
         self.functions.push(Function {
             address,
             size,
@@ -147,9 +164,12 @@ impl SymbolTable {
         }
     }
 
-    /// The allocator's functions, neighbours joined. Exact where every function is named.
+    /// The allocator's functions, neighbours joined. Exact where every function and its source file is named.
     pub fn ranges(mut self) -> Vec<(u64, u64)> {
         self.file("");
+        if !self.file_found {
+            return bracketed(self.outline);
+        }
         merge_aliases(&mut self.functions);
         let mut ranges: Vec<(u64, u64)> = Vec::new();
         let mut joined = false;
@@ -246,5 +266,23 @@ mod tests {
             table.ranges(),
             [(0x2000, 0x2040), (0x2a00, 0x2a10), (0x9000, 0x9010)]
         );
+    }
+
+    #[test]
+    fn without_source_files_local_functions_between_the_known_ones_are_claimed() {
+        let mut table = SymbolTable::default();
+        table.function("int_mallinfo", 0x2000, 0x100, true);
+        table.function("_int_malloc", 0x2100, 0x100, true);
+        table.function("arena_get2", 0x2200, 0x100, true);
+        table.function("helper", 0x1800, 0x100, true);
+        table.function("main", 0x1900, 0x100, false);
+        table.function("malloc", 0x2300, 0x100, false);
+        table.function("memcpy", 0x2400, 0x100, false);
+        assert_eq!(table.ranges(), [(0x1a00, 0x2400)]);
+
+        let mut twin = SymbolTable::default();
+        twin.function("helper", 0x1800, 0x100, true);
+        twin.function("main", 0x1900, 0x100, false);
+        assert_eq!(twin.ranges(), []);
     }
 }

@@ -363,17 +363,20 @@ struct Marks {
 
 impl Marks {
     fn see(&mut self, symbol: &Symbol<'_>) {
-        let name = symbol.text();
+        // Bytes: a table has a hundred thousand names, few of which matter.
+        let name = symbol.name;
         match (symbol.kind, name) {
-            (SymbolKind::Function, "malloc") if !symbol.local => self.malloc = Some(symbol.address),
-            (SymbolKind::Function, "Py_BytesMain" | "Py_GetVersion") => self.python = true,
-            (SymbolKind::Function, "_Py_MergeZeroLocalRefcount") => self.python_free_threaded = true,
-            (SymbolKind::Data, "Py_Version") => self.python_version = Some(symbol.address),
-            (SymbolKind::Function, "napi_create_function") => self.node = true,
+            (SymbolKind::Function, b"malloc") if !symbol.local => self.malloc = Some(symbol.address),
+            (SymbolKind::Function, b"Py_BytesMain" | b"Py_GetVersion") => self.python = true,
+            (SymbolKind::Function, b"_Py_MergeZeroLocalRefcount") => self.python_free_threaded = true,
+            (SymbolKind::Data, b"Py_Version") => self.python_version = Some(symbol.address),
+            (SymbolKind::Function, b"napi_create_function") => self.node = true,
             _ => {}
         }
         if symbol.kind == SymbolKind::Function
-            && let Some(&(_, kind)) = ALLOCATOR_ENTRY_POINTS.iter().find(|(entry, _)| *entry == name)
+            && let Some(&(_, kind)) = ALLOCATOR_ENTRY_POINTS
+                .iter()
+                .find(|(entry, _)| entry.as_bytes() == name)
         {
             self.entries.push((symbol.address, kind));
         }
@@ -404,10 +407,13 @@ fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: Module
         }
     });
     let exports_malloc = marks.malloc.is_some();
+    let is_static = facts.kind.is_static();
     if has_symbols && (is_libc || runs_alone) {
         let _ = elf.symbols(Table::All, &mut |symbol| {
             marks.see(&symbol);
             match symbol.kind {
+                // Only a C library's own file, or one with a C library inside, has its allocator.
+                _ if !(is_libc || is_static) => {}
                 SymbolKind::File => marks.table.file(symbol.text()),
                 SymbolKind::Function => {
                     marks
@@ -419,7 +425,6 @@ fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: Module
         });
     }
 
-    let is_static = facts.kind.is_static();
     let mut allocators = allocators_inside(elf, &marks, runs_alone && !has_symbols);
     if let ModuleRole::Allocator(kind) = role {
         allocators.retain(|&other| other != kind);
@@ -446,9 +451,9 @@ fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: Module
     // A name table is exact; without one, the exports of a C library bracket its allocator.
     let named = std::mem::take(&mut marks.table).ranges();
     let malloc_ranges = match named.is_empty() {
-        false if is_libc || is_static => named,
-        _ if is_libc => bracketed(std::mem::take(&mut marks.exports)),
-        _ => Vec::new(),
+        false => named,
+        true if is_libc => bracketed(std::mem::take(&mut marks.exports)),
+        true => Vec::new(),
     };
 
     let runtime = runtime_of(elf, path, role, &marks);

@@ -588,6 +588,32 @@ fn a_new_mapping_replaces_what_it_covers() {
     );
 }
 
+/// Attaching must not hold up a diagnosis: a second look at the same files reads nothing but maps.
+#[test]
+fn looking_is_cheap() {
+    for program in ["/usr/bin/node", "/usr/bin/python3"]
+        .into_iter()
+        .filter(|program| exists(program))
+    {
+        let mut command = Command::new(program);
+        if program.ends_with("node") {
+            command.args(["-e", "setTimeout(()=>{},60000)"]);
+        }
+        let child = Subject(command.stdin(Stdio::piped()).spawn().expect("start"));
+        std::thread::sleep(Duration::from_millis(500));
+        let mut modules = Modules::new("/proc");
+        let mut timed = || {
+            let start = Instant::now();
+            modules.inspect(child.0.id() as i32).expect("a live subject");
+            start.elapsed()
+        };
+        let (first, second) = (timed(), timed());
+        println!("{program}: {first:?}, then {second:?}");
+        // Only relative: how long the first takes depends on the disk and the neighbours.
+        assert!(second * 4 < first, "{first:?} then {second:?}");
+    }
+}
+
 #[test]
 fn a_file_is_examined_once_for_all_processes() {
     let first = Subject(sleep().spawn().expect("sleep"));
