@@ -240,6 +240,7 @@ pub const ALLOCATOR_MESSAGES: &[(&str, AllocatorKind)] = &[
 /// of src/malloc in musl.
 const MALLOC_FUNCTIONS: &[&str] = &[
     "__default_morecore",
+    "__glibc_morecore",
     "__libc_calloc",
     "__libc_free",
     "__libc_mallinfo",
@@ -297,10 +298,30 @@ const MALLOC_INTERNALS: &[&str] = &[
     "__malloc_allzerop",
     "__malloc_donate",
     "__malloc_atfork",
+    "__malloc_arena_thread_freeres",
+    "__malloc_fork_lock_parent",
+    "__malloc_fork_unlock_child",
+    "__malloc_fork_unlock_parent",
     "__bin_chunk",
     "__expand_heap",
     "__simple_malloc",
 ];
+
+/// Source files of the allocators of glibc (the first) and musl.
+const MALLOC_SOURCES: &[&str] = &[
+    "malloc.c",
+    "aligned_alloc.c",
+    "calloc.c",
+    "donate.c",
+    "free.c",
+    "lite_malloc.c",
+    "malloc_usable_size.c",
+    "realloc.c",
+];
+
+pub fn is_malloc_source(file_name: &str) -> bool {
+    MALLOC_SOURCES.contains(&file_name)
+}
 
 /// Is it an exported entry point of a C library's allocator?
 pub fn is_malloc_export(name: &str) -> bool {

@@ -385,7 +385,7 @@ fn read_facts<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
                 address: section.sh_addr(endian).into(),
                 offset: section.sh_offset(endian).into(),
                 size: section.sh_size(endian).into(),
-                executable: section.sh_flags(endian).0 & u64::from(elf::SHF_EXECINSTR.0) != 0,
+                executable: section.sh_flags(endian).0 & elf::SHF_EXECINSTR.0 != 0,
                 kind: section.sh_type(endian),
                 link: section.sh_link(endian) as usize,
             });
@@ -465,4 +465,156 @@ fn build_id<E: FileHeader<Endian = Endianness>>(
 fn until_nul(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::sync::LazyLock;
+
+    /// A real file that every machine with these tests has and that is small: the shell's `sleep`, dynamically linked.
+    static REAL: LazyLock<Vec<u8>> = LazyLock::new(|| std::fs::read("/bin/sleep").unwrap_or_default());
+
+    /// Everything that can be asked of a file, with the answers thrown away.
+    fn ask_everything(bytes: &[u8]) {
+        let Ok(elf) = Elf::parse(bytes) else { return };
+        let _ = elf.symbols(Table::Exported, &mut |symbol| {
+            let _ = (symbol.text(), symbol.version);
+        });
+        let _ = elf.symbols(Table::All, &mut |_| {});
+        for section in &elf.facts.sections {
+            let _ = elf.section_bytes(&section.name, 1 << 20);
+            let _ = elf.bytes_at(section.address, section.size);
+            let _ = elf.facts.address_of_offset(section.offset);
+        }
+    }
+
+    #[test]
+    fn a_real_file_reads_whole_and_by_parts_alike() {
+        let whole = Elf::parse(&REAL[..]).expect("sleep is an ELF file");
+        let file = ElfFile::new(File::open("/bin/sleep").expect("open"));
+        let parts = file.parse().expect("the same file");
+        assert_eq!(whole.facts, parts.facts);
+        let facts = &parts.facts;
+        assert!(matches!(facts.kind, ElfKind::PieExecutable | ElfKind::Executable));
+        assert!(
+            facts
+                .interpreter
+                .as_deref()
+                .is_some_and(|path| path.starts_with('/'))
+        );
+        assert!(
+            facts
+                .build_id
+                .as_deref()
+                .is_none_or(|id| id.len() >= 16 && id.bytes().all(|b| b.is_ascii_hexdigit()))
+        );
+        assert!(facts.needed.iter().any(|name| name.starts_with("libc.")));
+        assert_eq!(facts.soname, None);
+        let text = facts.section(".text").expect("code");
+        assert!(text.executable);
+        assert_eq!(facts.address_of_offset(text.offset), Some(text.address));
+        assert_eq!(parts.bytes_at(text.address, 16), parts.section_bytes(".text", 16));
+    }
+
+    #[test]
+    fn the_c_library_exports_malloc_with_a_version() {
+        let path = "/usr/lib/x86_64-linux-gnu/libc.so.6";
+        let Ok(file) = File::open(path) else {
+            println!("skipped: no {path} on this machine");
+            return;
+        };
+        let file = ElfFile::new(file);
+        let elf = file.parse().expect("libc");
+        assert_eq!(
+            elf.facts.kind,
+            ElfKind::SharedLibrary,
+            "though it asks for a loader"
+        );
+        assert_eq!(elf.facts.soname.as_deref(), Some("libc.so.6"));
+        let mut malloc = None;
+        elf.symbols(Table::Exported, &mut |symbol| {
+            if symbol.name == b"malloc" {
+                malloc = Some(symbol);
+            }
+        })
+        .expect("exports");
+        let malloc = malloc.expect("malloc");
+        assert_eq!(
+            (malloc.version, malloc.kind, malloc.local),
+            (Some(&b"GLIBC_2.2.5"[..]), SymbolKind::Function, false)
+        );
+        assert!(malloc.address > 0 && malloc.size > 0);
+    }
+
+    #[test]
+    fn what_is_no_elf_file_says_so() {
+        assert_eq!(
+            Elf::parse(&b""[..]).err().map(|a| a.reason),
+            Some(Reason::Unparsable)
+        );
+        assert_eq!(
+            Elf::parse(&b"#!/bin/sh\necho\necho\n"[..])
+                .err()
+                .map(|a| a.reason),
+            Some(Reason::NotApplicable)
+        );
+        assert_eq!(
+            Elf::parse(&b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0"[..])
+                .err()
+                .map(|a| a.reason),
+            Some(Reason::Unparsable)
+        );
+        assert_eq!(
+            Elf::parse(&[b'\x7f', b'E', b'L', b'F', 9, 9, 9, 9, 0, 0, 0, 0, 0, 0, 0, 0][..])
+                .err()
+                .map(|a| a.reason),
+            Some(Reason::Unparsable)
+        );
+    }
+
+    #[test]
+    fn an_executable_segment_wins_the_page_that_it_shares() {
+        let segment = |offset, address, file_size, executable| Segment {
+            offset,
+            address,
+            file_size,
+            memory_size: file_size,
+            executable,
+        };
+        let segments = [
+            segment(0, 0x400000, 0x1800, false),
+            segment(0x1800, 0x402800, 0x1000, true),
+        ];
+        assert_eq!(address_of_offset(&segments, 0x1000), Some(0x402000));
+        assert_eq!(address_of_offset(&segments, 0x500), Some(0x400500));
+        assert_eq!(address_of_offset(&segments, 0x9000), None);
+        let absurd = [segment(u64::MAX, u64::MAX, u64::MAX, true)];
+        assert_eq!(address_of_offset(&absurd, 5), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_cut_of_a_real_file_is_survived(cut in 0..REAL.len().max(1)) {
+            ask_everything(&REAL[..cut.min(REAL.len())]);
+        }
+
+        #[test]
+        fn any_damage_to_a_real_file_is_survived(
+            damage in proptest::collection::vec((0..4096usize, any::<u8>()), 1..40),
+            tail in proptest::collection::vec((0..4096usize, any::<u8>()), 0..40),
+        ) {
+            // Headers stand at the start, the section table at the end.
+            let mut bytes = REAL.clone();
+            let length = bytes.len();
+            for (at, value) in damage {
+                if at < length { bytes[at] = value; }
+            }
+            for (back, value) in tail {
+                if back < length { bytes[length - 1 - back] = value; }
+            }
+            ask_everything(&bytes);
+        }
+    }
 }

@@ -372,8 +372,14 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
             .expect("spawn");
         std::fs::remove_file(&path).expect("unlink");
         let pid = child.id() as i32;
-        let mappings = read(Path::new("/proc"), pid).expect("maps");
-        let gone = mappings.iter().find(|m| m.looks_deleted()).cloned();
+        // Spawning returns at exec, a moment before the new program is mapped.
+        let gone = (0..100).find_map(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            read(Path::new("/proc"), pid)
+                .ok()?
+                .into_iter()
+                .find(Mapping::looks_deleted)
+        });
         let opened = gone.as_ref().map(|gone| open(Path::new("/proc"), pid, gone));
         child.kill().and_then(|()| child.wait()).expect("reap");
         std::fs::remove_dir_all(&folder).expect("clean up");

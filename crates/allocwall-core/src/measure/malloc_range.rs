@@ -5,10 +5,12 @@
 //! The compiler lays the internals (`_int_malloc`, `_int_free`, `sysmalloc`) out *before* the entry points that call
 //! them; the lowest lie below the lowest exported one. Downwards the bracket therefore goes on to the end of the
 //! nearest exported function of another object file; upwards it ends with the last entry point's own code.
-//! In glibc 2.36 for x86-64 that claims 464 bytes of the neighbour before it (the helper thread of POSIX timers) and
+//! In glibc 2.36 for x86-64 that claims 512 bytes of the neighbour before it (the helper thread of POSIX timers) and
 //! misses none of the allocator's.
 
-use crate::catalogue::modules::{is_core_entry_point, is_malloc_export, is_malloc_internal};
+use crate::catalogue::modules::{
+    is_core_entry_point, is_malloc_export, is_malloc_internal, is_malloc_source,
+};
 
 /// Code alignment of functions: the gap between a function's last byte and the next one is padding.
 const ALIGNMENT: u64 = 16;
@@ -99,35 +101,59 @@ fn merge_aliases(functions: &mut Vec<Function>) {
 }
 
 /// Groups a full symbol table's functions by the source file that its local symbols come from. A file is the
-/// allocator's when one of its functions is known to be; then all are.
+/// allocator's when its name is one of malloc's and one of its functions is known to be; then all are. The name alone
+/// would take an application's malloc.c, the function alone the last group of a C library, where the linker puts the
+/// hidden symbols of all files.
 #[derive(Debug, Default)]
 pub struct SymbolTable {
     functions: Vec<Function>,
     /// Where the present source file's functions start in `functions`.
     file_start: usize,
+    named_malloc: bool,
     file_is_malloc: bool,
+    /// A source file was claimed whole.
+    file_found: bool,
+    /// The same without local functions of unknown owner: what brackets where source files are not named, as in
+    /// programs linked with an archive that was stripped of them (Debian's libc.a).
+    outline: Vec<Function>,
 }
 
 impl SymbolTable {
-    pub fn file(&mut self) {
-        if self.file_is_malloc {
+    /// The next local symbols come from this source file.
+    pub fn file(&mut self, name: &str) {
+        if self.named_malloc && self.file_is_malloc {
+            self.file_found = true;
             for function in &mut self.functions[self.file_start..] {
                 function.part = Part::Malloc;
             }
         }
         self.file_start = self.functions.len();
+        self.named_malloc = is_malloc_source(name);
         self.file_is_malloc = false;
     }
 
     pub fn function(&mut self, name: &str, address: u64, size: u64, local: bool) {
         if !local && self.file_start < self.functions.len() {
             // Local symbols come first in a table; the first global one ends the last file.
-            self.file();
+            self.file("");
         }
+        // A full table writes the version behind the name: `cfree@GLIBC_2.2.5`.
+        let name = name.split('@').next().unwrap_or(name);
         let internal = is_malloc_internal(name);
         self.file_is_malloc |= local && internal;
         // A program may have a static function called `malloc_stats`; only a global one is the entry point.
         let ours = internal || (!local && is_malloc_export(name));
+        if ours || !local {
+            self.outline.push(Function {
+                address,
+                size,
+                part: if internal {
+                    Part::MallocCore
+                } else {
+                    Part::of_export(name)
+                },
+            });
+        }
         self.functions.push(Function {
             address,
             size,
@@ -138,9 +164,12 @@ impl SymbolTable {
         }
     }
 
-    /// The allocator's functions, neighbours joined. Exact where every function is named.
+    /// The allocator's functions, neighbours joined. Exact where every function and its source file is named.
     pub fn ranges(mut self) -> Vec<(u64, u64)> {
-        self.file();
+        self.file("");
+        if !self.file_found {
+            return bracketed(self.outline);
+        }
         merge_aliases(&mut self.functions);
         let mut ranges: Vec<(u64, u64)> = Vec::new();
         let mut joined = false;
@@ -219,16 +248,41 @@ mod tests {
     #[test]
     fn with_names_a_source_file_is_claimed_whole_and_its_twin_is_left() {
         let mut table = SymbolTable::default();
-        table.file();
+        table.file("malloc.c");
         // An application's own malloc.c: no function that only a C library's allocator has.
         table.function("malloc_stats", 0x1000, 0x10, true);
         table.function("helper", 0x1010, 0x10, true);
-        table.file();
+        table.file("malloc.c");
         table.function("int_mallinfo", 0x2000, 0x18, true);
         table.function("_int_malloc", 0x2020, 0x10, true);
         table.function("systrim.constprop.0", 0x9000, 0x10, true);
+        // Where the linker puts what was hidden in other files.
+        table.file("");
+        table.function("__malloc_fork_lock_parent", 0x2a00, 0x10, true);
+        table.function("__nss_lookup", 0x2a10, 0x10, true);
         table.function("main", 0x3000, 0x10, false);
         table.function("malloc", 0x2030, 0x10, false);
-        assert_eq!(table.ranges(), [(0x2000, 0x2040), (0x9000, 0x9010)]);
+        assert_eq!(
+            table.ranges(),
+            [(0x2000, 0x2040), (0x2a00, 0x2a10), (0x9000, 0x9010)]
+        );
+    }
+
+    #[test]
+    fn without_source_files_local_functions_between_the_known_ones_are_claimed() {
+        let mut table = SymbolTable::default();
+        table.function("int_mallinfo", 0x2000, 0x100, true);
+        table.function("_int_malloc", 0x2100, 0x100, true);
+        table.function("arena_get2", 0x2200, 0x100, true);
+        table.function("helper", 0x1800, 0x100, true);
+        table.function("main", 0x1900, 0x100, false);
+        table.function("malloc", 0x2300, 0x100, false);
+        table.function("memcpy", 0x2400, 0x100, false);
+        assert_eq!(table.ranges(), [(0x1a00, 0x2400)]);
+
+        let mut twin = SymbolTable::default();
+        twin.function("helper", 0x1800, 0x100, true);
+        twin.function("main", 0x1900, 0x100, false);
+        assert_eq!(twin.ranges(), []);
     }
 }

@@ -409,17 +409,20 @@ struct Marks {
 
 impl Marks {
     fn see(&mut self, symbol: &Symbol<'_>) {
-        let name = symbol.text();
+        // Bytes: a table has a hundred thousand names, few of which matter.
+        let name = symbol.name;
         match (symbol.kind, name) {
-            (SymbolKind::Function, "malloc") if !symbol.local => self.malloc = Some(symbol.address),
-            (SymbolKind::Function, "Py_BytesMain" | "Py_GetVersion") => self.python = true,
-            (SymbolKind::Function, "_Py_MergeZeroLocalRefcount") => self.python_free_threaded = true,
-            (SymbolKind::Data, "Py_Version") => self.python_version = Some(symbol.address),
-            (SymbolKind::Function, "napi_create_function") => self.node = true,
+            (SymbolKind::Function, b"malloc") if !symbol.local => self.malloc = Some(symbol.address),
+            (SymbolKind::Function, b"Py_BytesMain" | b"Py_GetVersion") => self.python = true,
+            (SymbolKind::Function, b"_Py_MergeZeroLocalRefcount") => self.python_free_threaded = true,
+            (SymbolKind::Data, b"Py_Version") => self.python_version = Some(symbol.address),
+            (SymbolKind::Function, b"napi_create_function") => self.node = true,
             _ => {}
         }
         if symbol.kind == SymbolKind::Function
-            && let Some(&(_, kind)) = ALLOCATOR_ENTRY_POINTS.iter().find(|(entry, _)| *entry == name)
+            && let Some(&(_, kind)) = ALLOCATOR_ENTRY_POINTS
+                .iter()
+                .find(|(entry, _)| entry.as_bytes() == name)
         {
             self.entries.push((symbol.address, kind));
         }
@@ -450,11 +453,14 @@ fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: Module
         }
     });
     let exports_malloc = marks.malloc.is_some();
+    let is_static = facts.kind.is_static();
     if has_symbols && (is_libc || runs_alone) {
         let _ = elf.symbols(Table::All, &mut |symbol| {
             marks.see(&symbol);
             match symbol.kind {
-                SymbolKind::File => marks.table.file(),
+                // Only a C library's own file, or one with a C library inside, has its allocator.
+                _ if !(is_libc || is_static) => {}
+                SymbolKind::File => marks.table.file(symbol.text()),
                 SymbolKind::Function => {
                     marks
                         .table
@@ -465,7 +471,6 @@ fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: Module
         });
     }
 
-    let is_static = facts.kind.is_static();
     let mut allocators = allocators_inside(elf, &marks, runs_alone && !has_symbols);
     if let ModuleRole::Allocator(kind) = role {
         allocators.retain(|&other| other != kind);
@@ -492,9 +497,9 @@ fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: Module
     // A name table is exact; without one, the exports of a C library bracket its allocator.
     let named = std::mem::take(&mut marks.table).ranges();
     let malloc_ranges = match named.is_empty() {
-        false if is_libc || is_static => named,
-        _ if is_libc => bracketed(std::mem::take(&mut marks.exports)),
-        _ => Vec::new(),
+        false => named,
+        true if is_libc => bracketed(std::mem::take(&mut marks.exports)),
+        true => Vec::new(),
     };
 
     let runtime = runtime_of(elf, path, role, &marks);
@@ -700,11 +705,10 @@ fn python_version<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, at: Option<u64>, named: 
     // Before: the string that Py_GetVersion prints, known by the name's two numbers.
     let prefix = format!("{named}.");
     let constants = elf.section_bytes(".rodata", SEARCH_LIMIT).unwrap_or(&[]);
+    // The linker may have stored it as the end of a longer string: `/opt/python/3.7.16`.
+    let last_words = c_strings(constants).map(|text| text.rsplit([' ', '/', '-']).next().unwrap_or(text));
     let full = (named.contains('.'))
-        .then(|| {
-            c_strings(constants)
-                .find(|text| text.starts_with(&prefix) && text.len() < 16 && is_version(text, &prefix))
-        })
+        .then(|| last_words.into_iter().find(|word| is_version(word, &prefix)))
         .flatten();
     match (full, named) {
         (Some(full), _) => full.to_owned(),
@@ -1124,3 +1128,6 @@ fn thp_disabled(status: &[u8]) -> Measured<bool> {
         )),
     }
 }
+
+#[cfg(test)]
+mod tests;

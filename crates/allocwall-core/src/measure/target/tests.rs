@@ -1,0 +1,703 @@
+use super::*;
+use std::fs::File;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A process that is stopped and reaped whatever the test does.
+struct Subject(Child);
+
+impl Drop for Subject {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts a subject and looks at it until `ready`, since loading takes a moment.
+fn look(command: &mut Command, ready: impl Fn(&TargetView) -> bool) -> Option<(Modules, TargetView)> {
+    let child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .ok()?;
+    let child = Subject(child);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let mut modules = Modules::new("/proc");
+        let view = modules.inspect(child.0.id() as i32).expect("a live subject");
+        if ready(&view) || Instant::now() > deadline {
+            return Some((modules, view));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn exists(path: &str) -> bool {
+    let there = Path::new(path).exists();
+    if !there {
+        println!("skipped: no {path} on this machine");
+    }
+    there
+}
+
+fn has_libc(view: &TargetView) -> bool {
+    view.process.libc.is_ok()
+}
+
+fn kind_and_linkage(view: &TargetView) -> (AllocatorKind, Linkage) {
+    let allocator = view
+        .process
+        .allocator
+        .as_ref()
+        .unwrap_or_else(|absence| panic!("no allocator: {absence}"));
+    (allocator.kind, allocator.how)
+}
+
+fn sleep() -> Command {
+    let mut command = Command::new("sleep");
+    command.arg("60");
+    command
+}
+
+const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
+
+#[test]
+fn a_plain_program_has_glibc_and_its_malloc() {
+    let (modules, view) = look(&mut sleep(), has_libc).expect("sleep");
+    let Ok(Libc::Glibc { version }) = &view.process.libc else {
+        println!(
+            "skipped: sleep is not linked with glibc here: {:?}",
+            view.process.libc
+        );
+        return;
+    };
+    assert!(
+        version.starts_with("2.") && is_version(version, "2."),
+        "{version}"
+    );
+    assert_eq!(kind_and_linkage(&view), (AllocatorKind::Glibc, Linkage::Libc));
+    assert_eq!(view.process.runtime, Ok(Runtime::Native));
+    assert!(view.also.is_empty(), "{:?}", view.also);
+    assert_eq!(view.process.thp_disabled, Ok(false));
+    assert_eq!(view.process.cmdline, ["sleep", "60"]);
+    assert_eq!(view.process.ppid, std::process::id() as i32);
+    let libc = modules
+        .list()
+        .iter()
+        .find(|m| m.role == ModuleRole::Libc)
+        .expect("libc");
+    assert_eq!(
+        libc.malloc_ranges.len(),
+        2,
+        "malloc's and reallocarray's: {:x?}",
+        libc.malloc_ranges
+    );
+    assert!(libc.build_id.is_some());
+}
+
+#[test]
+fn preloaded_allocators_are_told_from_linked_ones() {
+    for (file, kind, version) in [
+        ("libjemalloc.so.2", AllocatorKind::Jemalloc, "5."),
+        ("libtcmalloc_minimal.so.4", AllocatorKind::Tcmalloc, "2."),
+        ("libmimalloc.so.2", AllocatorKind::Mimalloc, "2."),
+    ] {
+        let path = format!("{LIBRARIES}/{file}");
+        if !exists(&path) {
+            continue;
+        }
+        for value in [path.as_str(), file, "no-such-library.so libc.so.6"] {
+            let (_, view) = look(sleep().env("LD_PRELOAD", value), has_libc).expect("sleep");
+            let found = kind_and_linkage(&view);
+            if value.contains("no-such") {
+                assert_eq!(found, (AllocatorKind::Glibc, Linkage::Libc));
+                continue;
+            }
+            assert_eq!(found, (kind, Linkage::Preloaded), "{value}");
+            let found = view
+                .process
+                .allocator
+                .expect("allocator")
+                .version
+                .unwrap_or_default();
+            assert!(found.starts_with(version), "{file}: {found}");
+            assert!(
+                view.process
+                    .environment
+                    .contains(&("LD_PRELOAD".into(), value.into()))
+            );
+        }
+    }
+}
+
+#[test]
+fn a_preload_is_seen_where_the_environment_was_overwritten() {
+    let path = format!("{LIBRARIES}/libjemalloc.so.2");
+    if !exists(&path) {
+        return;
+    }
+    let (modules, view) = look(sleep().env("LD_PRELOAD", &path), has_libc).expect("sleep");
+    let exe = view
+        .process
+        .exe
+        .as_ref()
+        .ok()
+        .and_then(|exe| modules.list().iter().position(|m| &m.path == exe));
+    let loaded = Loaded::new(&modules, &view.space, exe);
+    let (serving, _) = loaded.allocators(&modules, view.process.pid, &[]);
+    let serving = serving.expect("allocator");
+    assert_eq!(
+        (serving.kind, serving.how),
+        (AllocatorKind::Jemalloc, Linkage::Preloaded)
+    );
+}
+
+#[test]
+fn a_linked_allocator_is_no_preload_and_an_opened_one_serves_nothing() {
+    if exists("/usr/bin/redis-server") {
+        let mut command = Command::new("/usr/bin/redis-server");
+        let folder = scratch("redis");
+        command
+            .args(["--port", "0", "--save", "", "--unixsocket"])
+            .arg(folder.join("socket"));
+        let (_, view) = look(&mut command, has_libc).expect("redis");
+        let _ = std::fs::remove_dir_all(&folder);
+        assert_eq!(
+            kind_and_linkage(&view),
+            (AllocatorKind::Jemalloc, Linkage::Linked)
+        );
+    }
+    let path = format!("{LIBRARIES}/libmimalloc.so.2");
+    if exists(&path) && exists("/usr/bin/python3") {
+        let mut command = Command::new("/usr/bin/python3");
+        command.args([
+            "-c",
+            &format!("import ctypes,sys; ctypes.CDLL('{path}'); sys.stdin.read()"),
+        ]);
+        let (_, view) = look(&mut command, |view| !view.also.is_empty()).expect("python");
+        assert_eq!(kind_and_linkage(&view), (AllocatorKind::Glibc, Linkage::Libc));
+        assert_eq!(view.also.len(), 1, "{:?}", view.also);
+        assert_eq!(view.also[0].kind, AllocatorKind::Mimalloc);
+    }
+}
+
+#[test]
+fn pythons_are_known_with_their_version() {
+    let mut pythons: Vec<PathBuf> = vec!["/usr/bin/python3".into()];
+    let home = std::env::var("HOME").unwrap_or_default();
+    let versions = std::fs::read_dir(Path::new(&home).join(".pyenv/versions"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    pythons.extend(versions.map(|entry| entry.path().join("bin/python")));
+    for python in pythons.iter().filter(|python| exists(&python.to_string_lossy())) {
+        let truth = "import sys; sys.stdout.write('.'.join(map(str, sys.version_info[:3])))";
+        let Ok(output) = Command::new(python).args(["-c", truth]).output() else {
+            continue;
+        };
+        let truth = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        let mut command = Command::new(python);
+        command.args(["-c", "import sys; sys.stdin.read()"]);
+        let known = |view: &TargetView| matches!(view.process.runtime, Ok(Runtime::Cpython { .. }));
+        let (_, view) = look(&mut command, known).expect("python");
+        let Ok(Runtime::Cpython {
+            version,
+            free_threaded,
+        }) = &view.process.runtime
+        else {
+            panic!("{}: {:?}", python.display(), view.process.runtime);
+        };
+        assert_eq!(
+            (version.as_str(), *free_threaded),
+            (truth.as_str(), false),
+            "{}",
+            python.display()
+        );
+    }
+}
+
+#[test]
+fn names_of_free_threaded_pythons() {
+    assert_eq!(python_name("libpython3.13t.so.1.0"), ("3.13".into(), true));
+    assert_eq!(python_name("libpython3.13.so.1.0"), ("3.13".into(), false));
+    assert_eq!(python_name("libpython3.7m.so.1.0"), ("3.7".into(), false));
+    assert_eq!(python_name("python3.14t"), ("3.14".into(), true));
+    assert_eq!(python_name("python"), (String::new(), false));
+    assert_eq!(python_name("uwsgi"), (String::new(), false));
+}
+
+#[test]
+fn jvm_and_node_are_known_with_their_version() {
+    if exists("/usr/bin/java") {
+        let folder = scratch("java");
+        std::fs::write(
+            folder.join("S.java"),
+            "class S { public static void main(String[] a) throws Exception { Thread.sleep(60000); } }",
+        )
+        .expect("write");
+        let known = |view: &TargetView| matches!(view.process.runtime, Ok(Runtime::Jvm { .. }));
+        let (_, view) = look(Command::new("/usr/bin/java").arg(folder.join("S.java")), known).expect("java");
+        let _ = std::fs::remove_dir_all(&folder);
+        let Ok(Runtime::Jvm {
+            version: Some(version),
+        }) = &view.process.runtime
+        else {
+            panic!("{:?}", view.process.runtime);
+        };
+        assert!(version.as_bytes()[0].is_ascii_digit(), "{version}");
+    }
+    if exists("/usr/bin/node") {
+        let truth = Command::new("/usr/bin/node")
+            .arg("--version")
+            .output()
+            .expect("node");
+        let (modules, view) = look(
+            Command::new("/usr/bin/node").args(["-e", "setTimeout(()=>{},60000)"]),
+            has_libc,
+        )
+        .expect("node");
+        let Ok(Runtime::Node {
+            version: Some(version),
+        }) = &view.process.runtime
+        else {
+            panic!("{:?}", view.process.runtime);
+        };
+        assert_eq!(
+            format!("v{version}"),
+            String::from_utf8_lossy(&truth.stdout).trim()
+        );
+        assert_eq!(kind_and_linkage(&view), (AllocatorKind::Glibc, Linkage::Libc));
+        assert!(
+            modules
+                .list()
+                .iter()
+                .any(|m| m.role == ModuleRole::Node && m.has_symbols)
+        );
+    }
+}
+
+fn scratch(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("allocwall-target-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("scratch folder");
+    folder
+}
+
+const WAITING_PROGRAM: &str = "#include <stdlib.h>\n#include <unistd.h>\nint main(void){void*volatile p=malloc(99);free(p);sleep(60);return 0;}\n";
+
+/// Compiles the waiting program; None, said aloud, where the compiler is missing or cannot.
+fn compile(compiler: &str, name: &str, arguments: &[&str]) -> Option<(PathBuf, PathBuf)> {
+    let folder = scratch(name);
+    let (source, program) = (folder.join("wait.c"), folder.join("wait"));
+    std::fs::write(&source, WAITING_PROGRAM).expect("write");
+    let built = Command::new(compiler)
+        .args(arguments)
+        .arg("-o")
+        .arg(&program)
+        .arg(&source)
+        .output();
+    match built {
+        Ok(output) if output.status.success() => Some((folder, program)),
+        _ => {
+            println!("skipped: {compiler} {arguments:?} does not build here");
+            let _ = std::fs::remove_dir_all(&folder);
+            None
+        }
+    }
+}
+
+#[test]
+fn static_and_musl_programs() {
+    type Expected = (Measured<Libc>, Option<(AllocatorKind, Linkage)>);
+    let static_as = |kind| (Ok(Libc::Static), Some((kind, Linkage::Static)));
+    let cases: [(&str, &str, &[&str], Expected); 5] = [
+        (
+            "gcc",
+            "glibc-static",
+            &["-static"],
+            static_as(AllocatorKind::Glibc),
+        ),
+        (
+            "gcc",
+            "glibc-static-stripped",
+            &["-static", "-s"],
+            static_as(AllocatorKind::Glibc),
+        ),
+        (
+            "musl-gcc",
+            "musl-static",
+            &["-static"],
+            static_as(AllocatorKind::Musl),
+        ),
+        (
+            "musl-gcc",
+            "musl-static-stripped",
+            &["-static", "-s"],
+            (Ok(Libc::Static), None),
+        ),
+        (
+            "musl-gcc",
+            "musl",
+            &[],
+            (
+                Ok(Libc::Musl { version: None }),
+                Some((AllocatorKind::Musl, Linkage::Libc)),
+            ),
+        ),
+    ];
+    for (compiler, name, arguments, (libc, allocator)) in cases {
+        let Some((folder, program)) = compile(compiler, name, arguments) else {
+            continue;
+        };
+        let (modules, view) = look(&mut Command::new(&program), |view| {
+            has_libc(view) && view.process.exe.as_ref().is_ok_and(|exe| exe.ends_with("wait"))
+        })
+        .expect("start");
+        let _ = std::fs::remove_dir_all(&folder);
+        match (&view.process.libc, &libc) {
+            (
+                Ok(Libc::Musl {
+                    version: Some(version),
+                }),
+                Ok(Libc::Musl { .. }),
+            ) => {
+                assert!(version.starts_with("1."), "{version}");
+            }
+            (found, expected) => assert_eq!(found, expected, "{name}"),
+        }
+        match allocator {
+            Some(expected) => assert_eq!(kind_and_linkage(&view), expected, "{name}"),
+            None => assert_eq!(
+                view.process.allocator.clone().unwrap_err().reason,
+                Reason::NotFound,
+                "{name}"
+            ),
+        }
+        assert_eq!(view.process.runtime, Ok(Runtime::Native));
+        let ranged: Vec<&Module> = modules
+            .list()
+            .iter()
+            .filter(|m| !m.malloc_ranges.is_empty())
+            .collect();
+        assert_eq!(
+            ranged.is_empty(),
+            name.ends_with("stripped"),
+            "{name}: {ranged:x?}"
+        );
+        for module in ranged {
+            println!("{name}: {} {:x?}", module.path, module.malloc_ranges);
+        }
+    }
+}
+
+#[test]
+fn go_programs_are_known_with_their_version() {
+    let go = ["/usr/local/go/bin/go", "/usr/bin/go"]
+        .into_iter()
+        .find(|go| Path::new(go).exists());
+    let Some(go) = go else {
+        println!("skipped: no Go compiler on this machine");
+        return;
+    };
+    // The toolchain's own programs are Go programs: no need to build one.
+    let output = Command::new(go)
+        .arg("env")
+        .arg("GOVERSION")
+        .output()
+        .expect("go env");
+    let truth = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    let file = ElfFile::new(File::open(go).expect("go"));
+    let elf = file.parse().expect("an ELF file");
+    let (module, known) = examine_elf(&elf, go, ModuleRole::Other);
+    assert_eq!(module.role, ModuleRole::Go);
+    assert_eq!(
+        known.runtime,
+        Some(Runtime::Go {
+            version: truth.strip_prefix("go").map(str::to_owned)
+        })
+    );
+    assert!(known.allocators.is_empty());
+}
+
+/// Functions of malloc's object file by the symbol table of the debug file: the truth that the bracket is held to.
+fn debug_file(build_id: &str) -> PathBuf {
+    PathBuf::from(format!(
+        "/usr/lib/debug/.build-id/{}/{}.debug",
+        &build_id[..2],
+        &build_id[2..]
+    ))
+}
+
+#[test]
+fn the_bracket_covers_all_of_a_stripped_glibc_s_allocator() {
+    let path = format!("{LIBRARIES}/libc.so.6");
+    if !exists(&path) {
+        return;
+    }
+    let file = ElfFile::new(File::open(&path).expect("libc"));
+    let elf = file.parse().expect("an ELF file");
+    let (module, _) = examine_elf(&elf, &path, ModuleRole::Libc);
+    let debug = debug_file(module.build_id.as_deref().expect("build id"));
+    if module.has_symbols || !exists(&debug.to_string_lossy()) {
+        println!("skipped: libc has its names, or its debug file is missing (Debian: libc6-dbg)");
+        return;
+    }
+    let file = ElfFile::new(File::open(&debug).expect("debug file"));
+    let truth = file.parse().expect("an ELF file");
+    let mut table = SymbolTable::default();
+    let mut names = Vec::new();
+    truth
+        .symbols(Table::All, &mut |symbol| match symbol.kind {
+            SymbolKind::File => table.file(symbol.text()),
+            SymbolKind::Function => {
+                table.function(symbol.text(), symbol.address, symbol.size, symbol.local);
+                names.push((symbol.address, symbol.size, symbol.text()));
+            }
+            SymbolKind::Data => {}
+        })
+        .expect("symbols");
+    let truth = table.ranges();
+    let inside = |address: u64| {
+        module
+            .malloc_ranges
+            .iter()
+            .any(|&(start, end)| start <= address && address < end)
+    };
+    for (address, size, name) in &names {
+        let stem = name.split('.').next().unwrap_or(name);
+        if [
+            "_int_malloc",
+            "_int_free",
+            "malloc_consolidate",
+            "sysmalloc",
+            "systrim",
+            "tcache_init",
+            "arena_get2",
+            "new_heap",
+        ]
+        .contains(&stem)
+        {
+            assert!(
+                inside(*address) && inside(address + size - 1),
+                "{name} is left out"
+            );
+        }
+    }
+    let bytes = |ranges: &[(u64, u64)]| ranges.iter().map(|(start, end)| end - start).sum::<u64>();
+    let shared: u64 = truth
+        .iter()
+        .flat_map(|&(a, b)| {
+            module
+                .malloc_ranges
+                .iter()
+                .map(move |&(c, d)| b.min(d).saturating_sub(a.max(c)))
+        })
+        .sum();
+    let (over, under) = (bytes(&module.malloc_ranges) - shared, bytes(&truth) - shared);
+    println!(
+        "truth {truth:x?}, bracket {:x?}: {over} bytes too many, {under} missing",
+        module.malloc_ranges
+    );
+    assert_eq!(under, 0);
+    assert!(over <= 1024, "{over} bytes of other functions are claimed");
+}
+
+#[test]
+fn addresses_lead_to_the_module_and_its_own_address() {
+    let mut modules = Modules::new("/proc");
+    let view = modules.inspect(std::process::id() as i32).expect("self");
+    let here = addresses_lead_to_the_module_and_its_own_address as *const () as u64;
+    let (module, address) = view.space.lookup(here).expect("own code");
+    assert!(
+        view.process
+            .exe
+            .as_ref()
+            .is_ok_and(|exe| *exe == modules.list()[module].path)
+    );
+    let file = ElfFile::new(File::open("/proc/self/exe").expect("self"));
+    let elf = file.parse().expect("ELF");
+    let mut named = None;
+    elf.symbols(Table::All, &mut |symbol| {
+        if symbol.address == address && symbol.kind == SymbolKind::Function {
+            named = Some(symbol.text().to_owned());
+        }
+    })
+    .expect("symbols");
+    assert!(named.is_some_and(|name| name.contains("addresses_lead_to")));
+    // The C library's malloc, where this test is linked with it.
+    let malloc = libc::malloc as *const () as u64;
+    let (module, address) = view.space.lookup(malloc).expect("malloc");
+    let module = &modules.list()[module];
+    assert!(
+        module
+            .malloc_ranges
+            .iter()
+            .any(|&(start, end)| start < address && address < end),
+        "{module:x?}"
+    );
+    assert_eq!(view.space.lookup(1), None);
+    assert_eq!(view.space.lookup(u64::MAX), None);
+}
+
+fn mapping(start: u64, end: u64, path: &str) -> Mapping {
+    Mapping {
+        start,
+        end,
+        perms: maps::Perms {
+            read: true,
+            execute: true,
+            ..maps::Perms::default()
+        },
+        offset: 0,
+        dev: (0, 0),
+        inode: u64::from(path.starts_with('/')),
+        path: path.as_bytes().to_vec(),
+    }
+}
+
+#[test]
+fn a_new_mapping_replaces_what_it_covers() {
+    let mut modules = Modules::new("/nonexistent");
+    let mut space = AddressSpace::new(1);
+    space.add_mapping(&mut modules, &mapping(0x1000, 0x9000, "/lib/a"));
+    space.add_mapping(&mut modules, &mapping(0x3000, 0x4000, ""));
+    assert_eq!(space.lookup(0x2fff), Some((0, 0x1fff)));
+    assert_eq!(
+        space.lookup(0x3000),
+        Some((1, 0x3000)),
+        "generated code keeps its address"
+    );
+    assert_eq!(space.lookup(0x4000), Some((0, 0x3000)));
+    let mut data = mapping(0x0, 0x3800, "");
+    data.perms.execute = false;
+    space.add_mapping(&mut modules, &data);
+    assert_eq!(space.lookup(0x1000), None);
+    assert_eq!(space.lookup(0x3800), Some((1, 0x3800)));
+    assert_eq!(modules.list()[1].role, ModuleRole::Jit);
+    assert!(
+        modules
+            .absence(0)
+            .is_some_and(|absence| absence.reason == Reason::Vanished)
+    );
+    assert!(modules.absence(1).is_none());
+    let child = space.forked(2);
+    space.clear();
+    assert_eq!(
+        (space.lookup(0x4000), child.lookup(0x4000)),
+        (None, Some((0, 0x3000)))
+    );
+}
+
+/// Attaching must not hold up a diagnosis: a second look at the same files reads nothing but maps.
+#[test]
+fn looking_is_cheap() {
+    for program in ["/usr/bin/node", "/usr/bin/python3"]
+        .into_iter()
+        .filter(|program| exists(program))
+    {
+        let mut command = Command::new(program);
+        if program.ends_with("node") {
+            command.args(["-e", "setTimeout(()=>{},60000)"]);
+        }
+        let child = Subject(command.stdin(Stdio::piped()).spawn().expect("start"));
+        std::thread::sleep(Duration::from_millis(500));
+        let mut modules = Modules::new("/proc");
+        let mut timed = || {
+            let start = Instant::now();
+            modules.inspect(child.0.id() as i32).expect("a live subject");
+            start.elapsed()
+        };
+        let (first, second) = (timed(), timed());
+        println!("{program}: {first:?}, then {second:?}");
+        // Only relative: how long the first takes depends on the disk and the neighbours.
+        assert!(second * 4 < first, "{first:?} then {second:?}");
+    }
+}
+
+#[test]
+fn a_file_is_examined_once_for_all_processes() {
+    let first = Subject(sleep().spawn().expect("sleep"));
+    let second = Subject(sleep().spawn().expect("sleep"));
+    std::thread::sleep(Duration::from_millis(100));
+    let mut modules = Modules::new("/proc");
+    modules.inspect(first.0.id() as i32).expect("first");
+    let examined = modules.list().len();
+    modules.inspect(second.0.id() as i32).expect("second");
+    assert_eq!(modules.list().len(), examined);
+}
+
+#[test]
+fn processes_that_cannot_be_looked_at() {
+    let mut modules = Modules::new("/proc");
+    assert!(matches!(
+        modules.inspect(i32::MAX),
+        Err(Error::NoSuchProcess(i32::MAX))
+    ));
+    // A zombie maps nothing: everything about its files is absent, and said to be.
+    let mut zombie = Command::new("true").spawn().expect("true");
+    std::thread::sleep(Duration::from_millis(200));
+    let looked = modules.inspect(zombie.id() as i32);
+    zombie.wait().expect("reap");
+    if let Ok(view) = looked {
+        assert!(
+            view.process.allocator.is_err() && view.process.libc.is_err() && view.process.runtime.is_err()
+        );
+    }
+}
+
+#[test]
+fn versions_and_their_near_twins() {
+    for good in ["1.2.3", "3.10.0rc1", "2.36", "3.13.0+"] {
+        assert!(is_version(good, ""), "{good}");
+    }
+    for bad in [
+        "",
+        "1",
+        "1.",
+        ".1",
+        "1..2",
+        "1.2.3.4.5",
+        "a.b",
+        "1.x",
+        "1234567.1",
+    ] {
+        assert!(!is_version(bad, ""), "{bad}");
+    }
+    assert_eq!(
+        release_version("A=1\nJAVA_VERSION=\"17.0.15\"\n"),
+        Some("17.0.15".into())
+    );
+    assert_eq!(release_version("JAVA_VERSION_DATE=\"2025\"\n"), None);
+    assert_eq!(
+        node_header_version(
+            "#define NODE_MAJOR_VERSION 22\n#define NODE_MINOR_VERSION 1\n#define NODE_PATCH_VERSION 0\n"
+        ),
+        Some("22.1.0".into())
+    );
+    assert_eq!(node_header_version("#define NODE_MAJOR_VERSION x\n"), None);
+}
+
+#[test]
+fn environment_and_small_files() {
+    let environ = parse_environment(
+        b"MALLOC_ARENA_MAX=1\0JAVA_TOOL_OPTIONS=-Xmx1g -Dpassword=x -XX:+UseZGC\0SECRET=1\0junk\0A=b=c\0",
+    );
+    assert_eq!(
+        settings(environ),
+        [
+            ("MALLOC_ARENA_MAX".into(), "1".into()),
+            ("JAVA_TOOL_OPTIONS".into(), "-Xmx1g -XX:+UseZGC".into())
+        ]
+    );
+    assert_eq!(nul_separated(b""), [] as [&str; 0]);
+    assert_eq!(nul_separated(b"a\0\0b\0"), ["a", "", "b"]);
+    assert_eq!(parent(b"7 (x) y) S 42 7 7"), Some(42));
+    assert_eq!(parent(b"7 (x"), None);
+    assert_eq!(thp_disabled(b"Name:\tx\nTHP_enabled:\t0\n"), Ok(true));
+    assert_eq!(thp_disabled(b"THP_enabled:\t1\n"), Ok(false));
+    assert_eq!(
+        thp_disabled(b"THP_enabled:\tx\n").unwrap_err().reason,
+        Reason::Unparsable
+    );
+    assert_eq!(thp_disabled(b"").unwrap_err().reason, Reason::NotSupported);
+}
