@@ -439,7 +439,7 @@ pub(super) fn probe(name: &str, what: &str, state: ProbeState) -> Probe {
 /// sample the target's threads, with the kernel's part if they may.
 fn open_sampler(proc: &ProcFs, collector: &Collector, held: Option<i32>) -> (Measured<CpuSampler>, bool, bool) {
     let cpus = match Topology::read(Path::new("/sys")) {
-        Ok(topology) => topology.online(),
+        Ok(topology) => topology.cpus.iter().map(|cpu| cpu.id).collect::<Vec<_>>(),
         Err(absence) => return (Err(absence), false, false),
     };
     match CpuSampler::open(&Scope::Machine, &cpus, true) {

@@ -13,7 +13,7 @@ const DEEPEST: usize = 512;
 
 pub fn stacks(rec: &Recording) -> String {
     let mut counts: BTreeMap<String, u64> = BTreeMap::new();
-    for sample in drawn(rec) {
+    for (_, sample) in drawn(rec) {
         *counts.entry(frames(rec, sample).join(";")).or_default() += 1;
     }
     counts
@@ -22,10 +22,13 @@ pub fn stacks(rec: &Recording) -> String {
         .collect()
 }
 
-/// The samples that pictures are drawn from.
-pub(super) fn drawn(rec: &Recording) -> impl Iterator<Item = &CpuSample> {
+/// The samples that pictures are drawn from, with their places in the recording.
+pub(super) fn drawn(rec: &Recording) -> impl Iterator<Item = (usize, &CpuSample)> {
     let any_deep = rec.samples.iter().any(|s| s.deep);
-    rec.samples.iter().filter(move |s| s.deep || !any_deep)
+    rec.samples
+        .iter()
+        .enumerate()
+        .filter(move |(_, s)| s.deep || !any_deep)
 }
 
 /// Names of one sample's frames, root first, made safe for the format.

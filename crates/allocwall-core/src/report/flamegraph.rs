@@ -9,9 +9,9 @@
 
 use super::collapsed::{drawn, frames};
 use super::escape::markup;
-use crate::bill::Bill;
+use crate::bill::{Bill, Classifier};
 use crate::catalogue::cost::CostClass;
-use crate::measure::recording::{CpuSample, Recording};
+use crate::measure::recording::Recording;
 use crate::units::{Absence, Measured, Reason};
 use inferno::flamegraph::color::{BackgroundColor, Color, PaletteMap};
 use inferno::flamegraph::{self as inferno_graph, Options, TextTruncateDirection};
@@ -41,15 +41,13 @@ const WIDTH: usize = 1200;
 const LEGEND_ROW: usize = 20;
 const LEGEND_COLUMNS: usize = 4;
 
-/// One SVG document. `class_of` is the bill's own classing of a sample.
-pub fn svg(
-    rec: &Recording,
-    bill: &Bill,
-    class_of: &dyn Fn(&Recording, &CpuSample) -> CostClass,
-) -> Measured<String> {
+/// One SVG document, coloured by the bill's own classing of each sample.
+pub fn svg(rec: &Recording, bill: &Bill) -> Measured<String> {
     let mut tree = Tree::default();
-    for sample in drawn(rec) {
-        tree.add(&frames(rec, sample), class_of(rec, sample));
+    // The classer looks at all samples: what a fault's entry path belongs to shows in its neighbours.
+    let classes = Classifier::new(rec).cpu(&rec.samples);
+    for (index, sample) in drawn(rec) {
+        tree.add(&frames(rec, sample), classes[index]);
     }
     if tree.samples == 0 {
         let why = "the recording holds no CPU samples to draw";
@@ -289,7 +287,7 @@ mod tests {
 
     fn draw() -> String {
         let case = sketches::first_touch();
-        svg(&case.rec, &case.bill, &sketches::class_of).expect("has samples")
+        svg(&case.rec, &case.bill).expect("has samples")
     }
 
     fn parse(svg: &str) -> roxmltree::Document<'_> {
@@ -374,7 +372,7 @@ mod tests {
     fn nothing_to_draw_is_said_not_drawn() {
         let mut case = sketches::first_touch();
         case.rec.samples.clear();
-        let absence = svg(&case.rec, &case.bill, &sketches::class_of).unwrap_err();
+        let absence = svg(&case.rec, &case.bill).unwrap_err();
         assert_eq!(absence.reason, Reason::TooLittle);
     }
 

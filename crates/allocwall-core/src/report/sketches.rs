@@ -232,20 +232,6 @@ fn sample(ms: u64, kernel: Option<u32>, user: Option<u32>) -> CpuSample {
     }
 }
 
-/// A stand-in for the bill's classing, enough for `recording`.
-pub fn class_of(rec: &Recording, sample: &CpuSample) -> CostClass {
-    let leaf = |stack: Option<u32>| {
-        let frame = *rec.stacks.get(stack? as usize)?.frames.first()?;
-        rec.frames.get(frame as usize)
-    };
-    match (leaf(sample.kernel), leaf(sample.user)) {
-        (Some(f), _) if f.symbol.as_deref() == Some("clear_page_erms") => CostClass::Zeroing,
-        (Some(_), _) => CostClass::FaultPath,
-        (None, Some(f)) if f.module == Some(2) && f.symbol.is_none() => CostClass::AllocatorCode,
-        _ => CostClass::Application,
-    }
-}
-
 fn bill(shares: &[(CostClass, f64)], cpu_s: f64) -> Bill {
     let method = |class| match class {
         CostClass::UnnamedKernel => "system time of /proc, not sampled",

@@ -1,11 +1,10 @@
 //! `allocwall diagnose`: bill, ladder, verdict and remedies of a process, a command or a recording.
 
-use crate::commands::report;
+use crate::commands::report::{Format, Judged};
 use crate::printer::Printer;
 use allocwall_core::measure::calibrate;
 use allocwall_core::measure::file;
 use allocwall_core::measure::record::{self, Ask, DEFAULT_WINDOW, Recorded, Request};
-use allocwall_core::measure::recording::{Ended, Recording};
 use anyhow::{Context, bail};
 use std::ffi::OsString;
 use std::os::unix::fs::DirBuilderExt;
@@ -60,47 +59,40 @@ pub struct Args {
 }
 
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
-    let (recording, note) = match &args.file {
+    let format = if args.json { Format::Json } else { Format::Text };
+    let (judged, mut launched) = match &args.file {
         Some(path) => {
             if args.duration.is_some() {
                 bail!("-d has no meaning for a recording: its window is over");
             }
-            (file::read(path)?, None)
+            (Judged::of(file::read(path)?), None)
         }
         None => {
             let recorded = record_now(&args, printer)?;
-            let note = recorded.path.as_deref().map(|path| {
-                format!(
-                    "recording: {} (replay: allocwall diagnose FILE; graph: allocwall report FILE --format flamegraph)",
-                    path.display()
-                )
-            });
-            if let Some(child) = &recorded.launched
-                && !args.keep_running
-                && recorded.recording.meta.ended == Ended::Complete
-            {
-                printer.note("the window is over: ending the command (--keep-running leaves it)");
-                drop(child);
+            if let Some(failure) = &recorded.file_failure {
+                printer.warn(&format!("{failure}; the diagnosis is whole, but the recording was not kept"));
             }
-            let recording = finish(recorded, printer);
-            (recording, note)
+            if let Some(path) = &recorded.path {
+                let path = path.display();
+                printer.note(&format!("recording: {path} (allocwall report {path} --format flamegraph -o OUT.svg)"));
+            }
+            (Judged::of(recorded.recording), recorded.launched)
         }
     };
-    let judged = report::Judged::of(recording);
-    printer.data(&if args.json { judged.json() } else { judged.text(printer) });
-    if let Some(note) = note {
-        printer.note(&note);
+    printer.data(&judged.render(format, printer.style())?);
+    if let Some(child) = &mut launched
+        && !args.keep_running
+        && child.exited().is_none()
+    {
+        printer.note("the window is over: ending the command (--keep-running leaves it)");
+        child.end();
     }
     let found = !judged.verdict.walls.is_empty();
-    Ok(if found && args.fail_on.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
-}
-
-/// Ends the launched command by dropping it, and tells of a file that could not be written.
-fn finish(recorded: Recorded, printer: &Printer) -> Recording {
-    if let Some(failure) = &recorded.file_failure {
-        printer.warn(&format!("{failure}; the diagnosis below is whole, but the recording was not kept"));
-    }
-    recorded.recording
+    Ok(if found && args.fail_on.is_some() {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 fn record_now(args: &Args, printer: &Printer) -> anyhow::Result<Recorded> {

@@ -2,8 +2,8 @@
 
 use crate::output;
 use crate::printer::Printer;
-use allocwall_core::bill::Bill;
-use allocwall_core::diagnose::Verdict;
+use allocwall_core::bill::{self, Bill};
+use allocwall_core::diagnose::{self, Verdict};
 use allocwall_core::measure;
 use allocwall_core::measure::recording::Recording;
 use allocwall_core::report::text::Style;
@@ -34,15 +34,47 @@ pub enum Format {
     Collapsed,
 }
 
+/// A recording with what follows from it.
+pub struct Judged {
+    pub recording: Recording,
+    pub bill: Bill,
+    pub verdict: Verdict,
+}
+
+impl Judged {
+    pub fn of(recording: Recording) -> Judged {
+        let bill = bill::of(&recording);
+        let verdict = diagnose::verdict(&recording, &bill);
+        Judged {
+            recording,
+            bill,
+            verdict,
+        }
+    }
+
+    pub fn render(&self, format: Format, style: Style) -> anyhow::Result<String> {
+        let Judged {
+            recording,
+            bill,
+            verdict,
+        } = self;
+        Ok(match format {
+            Format::Text => text::diagnosis(recording, bill, verdict, style),
+            Format::Json => json::document(recording, bill, verdict),
+            Format::Collapsed => collapsed::stacks(recording),
+            Format::Flamegraph => flamegraph::svg(recording, bill).map_err(absent)?,
+        })
+    }
+}
+
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
-    let recording = measure::file::read(&args.file)?;
-    let (bill, verdict) = judge(&recording)?;
+    let judged = Judged::of(measure::file::read(&args.file)?);
     let style = if args.output.is_some() {
         Style::FILE
     } else {
         printer.style()
     };
-    let report = render(args.format, &recording, &bill, &verdict, style)?;
+    let report = judged.render(args.format, style)?;
     match &args.output {
         Some(path) => output::write(path, report.as_bytes(), Some(&args.file))?,
         None => printer.data(&report),
@@ -50,37 +82,9 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn render(
-    format: Format,
-    recording: &Recording,
-    bill: &Bill,
-    verdict: &Verdict,
-    style: Style,
-) -> anyhow::Result<String> {
-    Ok(match format {
-        Format::Text => text::diagnosis(recording, bill, verdict, style),
-        Format::Json => json::document(recording, bill, verdict),
-        Format::Collapsed => collapsed::stacks(recording),
-        Format::Flamegraph => flamegraph::svg(recording, bill, &class_of).map_err(absent)?,
-    })
-}
-
 fn absent(absence: allocwall_core::units::Absence) -> anyhow::Error {
     match absence.mend {
         Some(mend) => anyhow::anyhow!("{}; {mend}", absence.detail),
         None => anyhow::anyhow!(absence.detail),
     }
-}
-
-// The seam to the stages before: the two functions below are all that this verb needs of them.
-
-fn judge(_recording: &Recording) -> anyhow::Result<(Bill, Verdict)> {
-    anyhow::bail!("this build has no bill")
-}
-
-fn class_of(
-    _recording: &Recording,
-    _sample: &measure::recording::CpuSample,
-) -> allocwall_core::catalogue::cost::CostClass {
-    allocwall_core::catalogue::cost::CostClass::Application
 }
