@@ -1,11 +1,11 @@
 //! What is known before anything is measured: data, no I/O. Imports only `units`.
 
 pub mod cost;
+pub mod fast_paths;
 pub mod modules;
 pub mod prices;
+pub mod remedies;
 pub mod symbols;
 pub mod syscalls;
-pub mod fast_paths;
-pub mod remedies;
 pub mod thresholds;
 pub mod walls;

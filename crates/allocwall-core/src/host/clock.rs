@@ -10,7 +10,9 @@ pub fn monotonic_ns() -> u64 {
 }
 
 pub fn unix_ms() -> u64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |d| d.as_millis() as u64)
 }
 
 /// CPU time of this process so far.
@@ -23,7 +25,10 @@ pub fn own_cpu_ns() -> u64 {
 pub fn sleep_until(ns: u64) {
     let left = ns.saturating_sub(monotonic_ns());
     if left > 0 {
-        let request = rustix::time::Timespec { tv_sec: (left / 1_000_000_000) as i64, tv_nsec: (left % 1_000_000_000) as _ };
+        let request = rustix::time::Timespec {
+            tv_sec: (left / 1_000_000_000) as i64,
+            tv_nsec: (left % 1_000_000_000) as _,
+        };
         // Interrupted early is early, not wrong: the caller looks at the clock.
         let _ = rustix::thread::nanosleep(&request);
     }

@@ -34,8 +34,9 @@ fn pipe() -> io::Result<(std::fs::File, std::fs::File)> {
 
 /// Forks; the child stops before exec until `release`. Its standard output goes to our standard error: ours is data.
 pub fn hold(command: &[OsString]) -> io::Result<Held> {
-    let (program, args) =
-        command.split_first().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no command given"))?;
+    let (program, args) = command
+        .split_first()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no command given"))?;
     let (gate_in, gate_out) = pipe()?;
     let (mut pid_in, pid_out) = pipe()?;
     let mut command = Command::new(program);
@@ -76,9 +77,17 @@ pub fn hold(command: &[OsString]) -> io::Result<Held> {
     let mut pid = [0; 4];
     if pid_in.read_exact(&mut pid).is_err() {
         // fork itself failed.
-        return Err(spawner.join().ok().and_then(Result::err).unwrap_or_else(|| io::Error::other("fork failed")));
+        return Err(spawner
+            .join()
+            .ok()
+            .and_then(Result::err)
+            .unwrap_or_else(|| io::Error::other("fork failed")));
     }
-    Ok(Held { pid: i32::from_ne_bytes(pid), gate: gate_out, spawner })
+    Ok(Held {
+        pid: i32::from_ne_bytes(pid),
+        gate: gate_out,
+        spawner,
+    })
 }
 
 impl Held {
@@ -86,7 +95,10 @@ impl Held {
     pub fn release(mut self) -> io::Result<Launched> {
         self.gate.write_all(&[1])?;
         drop(self.gate);
-        let child = self.spawner.join().map_err(|_| io::Error::other("the spawning thread died"))??;
+        let child = self
+            .spawner
+            .join()
+            .map_err(|_| io::Error::other("the spawning thread died"))??;
         Ok(Launched { child, keep: false })
     }
 }

@@ -19,8 +19,7 @@ const SHALLOW_STACK: u32 = 1024;
 const DEEP_STACK: u32 = 16 * 1024;
 
 /// CPU time that one sample stands for: 1 / (1/shallow + 1/deep), about 1 / 999 Hz.
-pub const SAMPLE_PERIOD_NS: u64 =
-    SHALLOW_PERIOD_NS * DEEP_PERIOD_NS / (SHALLOW_PERIOD_NS + DEEP_PERIOD_NS);
+pub const SAMPLE_PERIOD_NS: u64 = SHALLOW_PERIOD_NS * DEEP_PERIOD_NS / (SHALLOW_PERIOD_NS + DEEP_PERIOD_NS);
 
 /// Ring sizes to try, largest first: unprivileged users may lock only perf_event_mlock_kb (516 KiB) per CPU.
 const RING_BYTES: [(usize, usize); 3] = [(2 << 20, 2 << 20), (512 << 10, 512 << 10), (128 << 10, 128 << 10)];
@@ -79,12 +78,29 @@ pub struct RawSample<'a> {
 pub enum Event<'a> {
     Sample(RawSample<'a>),
     /// An executable file mapping appeared.
-    Mapped { pid: i32, mapping: Mapping },
-    Exec { pid: i32, comm: &'a [u8] },
-    Renamed { pid: i32, tid: i32, comm: &'a [u8] },
+    Mapped {
+        pid: i32,
+        mapping: Mapping,
+    },
+    Exec {
+        pid: i32,
+        comm: &'a [u8],
+    },
+    Renamed {
+        pid: i32,
+        tid: i32,
+        comm: &'a [u8],
+    },
     /// A thread (`pid == parent`) or a process started.
-    Forked { pid: i32, tid: i32, parent: i32 },
-    Exited { pid: i32, tid: i32 },
+    Forked {
+        pid: i32,
+        tid: i32,
+        parent: i32,
+    },
+    Exited {
+        pid: i32,
+        tid: i32,
+    },
     Lost(u64),
 }
 
@@ -96,11 +112,15 @@ impl CpuSampler {
             match Self::open_with(scope, cpus, kernel, shallow_bytes, deep_bytes) {
                 Ok(sampler) => return Ok(sampler),
                 // Over the locked-memory limit (perf_mmap in kernel/events/core.c): a smaller ring may fit.
-                Err(Opening::Ring(e)) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::ENOMEM)) => last = Some(e),
+                Err(Opening::Ring(e)) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::ENOMEM)) => {
+                    last = Some(e)
+                }
                 Err(Opening::Ring(e) | Opening::Event(e)) => return Err(absence(&e)),
             }
         }
-        Err(absence(&last.unwrap_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))))
+        Err(absence(
+            &last.unwrap_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM)),
+        ))
     }
 
     fn open_with(
@@ -141,7 +161,11 @@ impl CpuSampler {
                         Err(e) if e.raw_os_error() == Some(libc::ENODEV) => continue,
                         Err(e) => return Err(Opening::Event(e)),
                     };
-                    let rings = if deep { &mut sampler.deep } else { &mut sampler.shallow };
+                    let rings = if deep {
+                        &mut sampler.deep
+                    } else {
+                        &mut sampler.shallow
+                    };
                     if index == 0 {
                         let bytes = if deep { deep_bytes } else { shallow_bytes };
                         rings.push(counter.sampled(bytes).map_err(Opening::Ring)?);
@@ -218,7 +242,12 @@ fn open_clock(scope: &Scope, tid: i32, cpu: u32, kernel: bool, deep: bool) -> io
         .wakeup_watermark(usize::MAX >> 33)
         .enabled(false);
     if !deep {
-        builder.mmap(true).mmap2(true).comm(true).comm_exec(true).task(true);
+        builder
+            .mmap(true)
+            .mmap2(true)
+            .comm(true)
+            .comm_exec(true)
+            .task(true);
     }
     match scope {
         Scope::Machine => builder.any_pid(),
@@ -233,8 +262,18 @@ fn redirect(counter: &Counter, ring: &Sampler) -> io::Result<()> {
     /// _IO('$', 5), include/uapi/linux/perf_event.h.
     const PERF_EVENT_IOC_SET_OUTPUT: libc::c_ulong = 0x2405;
     // SAFETY: both descriptors are open perf events; the ioctl takes a descriptor by value and touches no memory of ours.
-    let rc = unsafe { libc::ioctl(counter.as_raw_fd(), PERF_EVENT_IOC_SET_OUTPUT as _, ring.as_raw_fd()) };
-    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    let rc = unsafe {
+        libc::ioctl(
+            counter.as_raw_fd(),
+            PERF_EVENT_IOC_SET_OUTPUT as _,
+            ring.as_raw_fd(),
+        )
+    };
+    if rc == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 fn drain_ring(ring: &mut Sampler, deep: bool, sink: &mut dyn FnMut(Event<'_>)) {
@@ -248,7 +287,8 @@ fn drain_ring(ring: &mut Sampler, deep: bool, sink: &mut dyn FnMut(Event<'_>)) {
         };
         match parsed {
             Record::Sample(sample) => {
-                let (Some(pid), Some(tid), Some(time_ns)) = (sample.pid(), sample.tid(), sample.time()) else {
+                let (Some(pid), Some(tid), Some(time_ns)) = (sample.pid(), sample.tid(), sample.time())
+                else {
                     sink(Event::Lost(1));
                     continue;
                 };
@@ -269,25 +309,35 @@ fn drain_ring(ring: &mut Sampler, deep: bool, sink: &mut dyn FnMut(Event<'_>)) {
                     start: map.addr,
                     end: map.addr.saturating_add(map.len),
                     // Only executable mappings are reported (attr.mmap_data is off).
-                    perms: Perms { read: true, execute: true, ..Perms::default() },
+                    perms: Perms {
+                        read: true,
+                        execute: true,
+                        ..Perms::default()
+                    },
                     offset: map.pgoff,
                     dev: (map.maj().unwrap_or(0), map.min().unwrap_or(0)),
                     inode: map.ino().unwrap_or(0),
                     path: trim_nul(&map.filename).to_vec(),
                 },
             }),
-            Record::Comm(comm) if misc & EXEC != 0 => {
-                sink(Event::Exec { pid: comm.pid as i32, comm: trim_nul(&comm.comm) })
-            }
+            Record::Comm(comm) if misc & EXEC != 0 => sink(Event::Exec {
+                pid: comm.pid as i32,
+                comm: trim_nul(&comm.comm),
+            }),
             Record::Comm(comm) => sink(Event::Renamed {
                 pid: comm.pid as i32,
                 tid: comm.tid as i32,
                 comm: trim_nul(&comm.comm),
             }),
-            Record::Fork(fork) => {
-                sink(Event::Forked { pid: fork.pid as i32, tid: fork.tid as i32, parent: fork.ppid as i32 })
-            }
-            Record::Exit(exit) => sink(Event::Exited { pid: exit.pid as i32, tid: exit.tid as i32 }),
+            Record::Fork(fork) => sink(Event::Forked {
+                pid: fork.pid as i32,
+                tid: fork.tid as i32,
+                parent: fork.ppid as i32,
+            }),
+            Record::Exit(exit) => sink(Event::Exited {
+                pid: exit.pid as i32,
+                tid: exit.tid as i32,
+            }),
             Record::Lost(lost) => sink(Event::Lost(lost.lost)),
             Record::LostSamples(lost) => sink(Event::Lost(lost.lost)),
             _ => {}

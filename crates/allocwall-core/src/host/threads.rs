@@ -32,13 +32,18 @@ pub enum Look {
 
 impl Looker {
     pub fn look(&mut self, proc: &ProcFs, pid: i32, tid: i32) -> Look {
-        let Ok(stat) = proc.thread_stat(pid, tid) else { return Look::Gone };
+        let Ok(stat) = proc.thread_stat(pid, tid) else {
+            return Look::Gone;
+        };
         match stat.state {
             'X' | 'x' | 'Z' => return Look::Gone,
             'R' => return Look::Runnable,
             _ => {}
         }
-        let mut blocked = Blocked { state: stat.state, ..Blocked::default() };
+        let mut blocked = Blocked {
+            state: stat.state,
+            ..Blocked::default()
+        };
         if !self.syscalls_refused {
             match proc.thread_syscall(pid, tid) {
                 // It woke up in the meantime: what the two reads say together is "runnable".
@@ -66,12 +71,18 @@ impl Looker {
 /// Copies target memory from `address` upwards into `buffer` without stopping the target; the number of bytes that
 /// were readable.
 pub fn read_memory(pid: i32, address: u64, buffer: &mut [u8]) -> usize {
-    let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    let local = libc::iovec {
+        iov_base: buffer.as_mut_ptr().cast(),
+        iov_len: buffer.len(),
+    };
     // Two pieces, cut at a page: a read that runs off the end of a stack still returns the first.
     let page = 4096;
     let first = (page - (address % page) as usize as u64).min(buffer.len() as u64);
     let remote = [
-        libc::iovec { iov_base: address as *mut libc::c_void, iov_len: first as usize },
+        libc::iovec {
+            iov_base: address as *mut libc::c_void,
+            iov_len: first as usize,
+        },
         libc::iovec {
             iov_base: address.wrapping_add(first) as *mut libc::c_void,
             iov_len: buffer.len() - first as usize,
@@ -126,7 +137,9 @@ mod tests {
         let spinning = looker.look(&proc, pid, TID[1].load(Ordering::SeqCst));
         STOP.store(true, Ordering::SeqCst);
         threads.into_iter().for_each(|t| t.join().unwrap());
-        let Look::Blocked(blocked) = parked else { panic!("the parked thread was not seen waiting") };
+        let Look::Blocked(blocked) = parked else {
+            panic!("the parked thread was not seen waiting")
+        };
         assert_eq!(blocked.state, 'S');
         assert!(matches!(spinning, Look::Runnable));
         assert!(matches!(looker.look(&proc, pid, i32::MAX), Look::Gone));

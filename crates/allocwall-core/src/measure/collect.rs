@@ -147,7 +147,11 @@ impl Collector {
             // It ended before it could be looked at: what perf tells of its mappings is all there is.
             Err(error) => (unseen(pid, &error.to_string()), AddressSpace::new(pid)),
         };
-        let mut image = Image { space, unwinder: Unwinder::new(), perf_map: None };
+        let mut image = Image {
+            space,
+            unwinder: Unwinder::new(),
+            perf_map: None,
+        };
         for code in image.space.code() {
             add_tables(&mut self.tables, &self.modules, &mut image.unwinder, &code);
         }
@@ -160,12 +164,19 @@ impl Collector {
     }
 
     pub fn alive(&self) -> Vec<i32> {
-        self.members.keys().copied().filter(|pid| self.proc.exists(*pid)).collect()
+        self.members
+            .keys()
+            .copied()
+            .filter(|pid| self.proc.exists(*pid))
+            .collect()
     }
 
     /// At least one kernel function had a name; true as well before any was seen.
     pub fn kernel_named(&self) -> bool {
-        let mut kernel = self.kernel_frames.values().map(|id| &self.frames.list[*id as usize]);
+        let mut kernel = self
+            .kernel_frames
+            .values()
+            .map(|id| &self.frames.list[*id as usize]);
         self.kernel_frames.is_empty() || kernel.any(|frame| frame.symbol.is_some())
     }
 
@@ -229,7 +240,9 @@ impl Collector {
         }
         let mut ancestor = pid;
         for _ in 0..64 {
-            let Ok(stat) = self.proc.process_stat(ancestor) else { break };
+            let Ok(stat) = self.proc.process_stat(ancestor) else {
+                break;
+            };
             ancestor = stat.ppid;
             if self.members.contains_key(&ancestor) {
                 self.adopt(pid);
@@ -248,8 +261,12 @@ impl Collector {
             *self.neighbours.entry(raw.pid).or_default() += 1;
             return;
         }
-        let Some(&image) = self.members.get(&raw.pid) else { return };
-        let Some(t_ns) = raw.time_ns.checked_sub(self.start_ns) else { return };
+        let Some(&image) = self.members.get(&raw.pid) else {
+            return;
+        };
+        let Some(t_ns) = raw.time_ns.checked_sub(self.start_ns) else {
+            return;
+        };
         let kernel = (!raw.kernel.is_empty()).then(|| self.kernel_stack(raw.kernel));
         let user = raw.registers.map(|registers| {
             let (ip, _) = unwind::ip_sp(&registers);
@@ -272,22 +289,35 @@ impl Collector {
 
     /// A look at a waiting thread. `registers` and `stack` where they could be read.
     pub fn take_wait(&mut self, wait: WaitSample, kernel: &[String], user: Option<(Registers, &[u8])>) {
-        let Some(&image) = self.members.get(&wait.pid) else { return };
+        let Some(&image) = self.members.get(&wait.pid) else {
+            return;
+        };
         let kernel = (!kernel.is_empty()).then(|| {
             let frames = kernel
                 .iter()
                 .map(|name| {
-                    self.frames.id(Frame { module: Some(self.kernel_module), symbol: Some(name.clone()), offset: 0 })
+                    self.frames.id(Frame {
+                        module: Some(self.kernel_module),
+                        symbol: Some(name.clone()),
+                        offset: 0,
+                    })
                 })
                 .collect();
-            self.stacks.id(Stack { frames, complete: true })
+            self.stacks.id(Stack {
+                frames,
+                complete: true,
+            })
         });
         let index = self.waits.len() as u32;
         let leaf = user.as_ref().map(|(registers, _)| {
             let (ip, _) = unwind::ip_sp(registers);
             self.leaf_stack(image, ip)
         });
-        self.waits.push(WaitSample { kernel, user: leaf, ..wait });
+        self.waits.push(WaitSample {
+            kernel,
+            user: leaf,
+            ..wait
+        });
         if let Some((registers, stack)) = user {
             self.defer(Owner::Wait(index), image, &registers, stack);
         }
@@ -298,9 +328,16 @@ impl Collector {
             self.unwind_pending();
         }
         let arena = self.arena.len();
-        registers.iter().for_each(|r| self.arena.extend_from_slice(&r.to_ne_bytes()));
+        registers
+            .iter()
+            .for_each(|r| self.arena.extend_from_slice(&r.to_ne_bytes()));
         self.arena.extend_from_slice(stack);
-        self.pending.push(Pending { owner, image, arena, stack_bytes: stack.len() as u32 });
+        self.pending.push(Pending {
+            owner,
+            image,
+            arena,
+            stack_bytes: stack.len() as u32,
+        });
     }
 
     fn kernel_stack(&mut self, chain: &[u64]) -> u32 {
@@ -312,11 +349,18 @@ impl Collector {
             .enumerate()
             .map(|(depth, &address)| {
                 // All but the leaf are return addresses: step back into the call.
-                let address = if depth == 0 { address } else { address.saturating_sub(1) };
+                let address = if depth == 0 {
+                    address
+                } else {
+                    address.saturating_sub(1)
+                };
                 self.kernel_frame(address)
             })
             .collect();
-        let stack = self.stacks.id(Stack { frames, complete: true });
+        let stack = self.stacks.id(Stack {
+            frames,
+            complete: true,
+        });
         self.kernel_chains.insert(chain.to_vec(), stack);
         stack
     }
@@ -327,7 +371,11 @@ impl Collector {
         }
         let symbol = self.symbols.kernel(address);
         // Addresses of the kernel give away its layout: where a name is known they aren't kept.
-        let frame = Frame { module: Some(self.kernel_module), symbol, offset: 0 };
+        let frame = Frame {
+            module: Some(self.kernel_module),
+            symbol,
+            offset: 0,
+        };
         let id = self.frames.id(frame);
         self.kernel_frames.insert(address, id);
         id
@@ -335,11 +383,22 @@ impl Collector {
 
     fn leaf_stack(&mut self, image: u32, ip: u64) -> u32 {
         let frame = match self.images[image as usize].space.lookup(ip) {
-            Some((module, offset)) => Frame { module: Some(module as u32), symbol: None, offset },
-            None => Frame { module: Some(self.unknown_module), symbol: None, offset: 0 },
+            Some((module, offset)) => Frame {
+                module: Some(module as u32),
+                symbol: None,
+                offset,
+            },
+            None => Frame {
+                module: Some(self.unknown_module),
+                symbol: None,
+                offset: 0,
+            },
         };
         let frame = self.frames.id(frame);
-        self.stacks.id(Stack { frames: vec![frame], complete: false })
+        self.stacks.id(Stack {
+            frames: vec![frame],
+            complete: false,
+        })
     }
 
     fn unwind_pending(&mut self) {
@@ -349,12 +408,17 @@ impl Collector {
         for item in &pending {
             let (registers, stack) = split(&arena[item.arena..], item.stack_bytes as usize);
             let image = &self.images[item.image as usize];
-            image.unwinder.unwind(&mut self.cache, &registers, stack, &mut unwound);
+            image
+                .unwinder
+                .unwind(&mut self.cache, &registers, stack, &mut unwound);
             let mut frames = Vec::with_capacity(unwound.addresses.len());
             for &address in &unwound.addresses {
                 frames.push(self.user_frame(item.image, address));
             }
-            let stack = Some(self.stacks.id(Stack { frames, complete: !unwound.truncated }));
+            let stack = Some(self.stacks.id(Stack {
+                frames,
+                complete: !unwound.truncated,
+            }));
             match item.owner {
                 Owner::Sample(index) => self.samples[index as usize].user = stack,
                 Owner::Wait(index) => self.waits[index as usize].user = stack,
@@ -367,27 +431,49 @@ impl Collector {
 
     fn user_frame(&mut self, image: u32, address: u64) -> u32 {
         let image = &self.images[image as usize];
-        let found = image.space.lookup(address).map(|(module, offset)| (module as u32, offset));
-        let Some((module, offset)) = found.filter(|(m, _)| self.modules.list()[*m as usize].role != ModuleRole::Jit)
+        let found = image
+            .space
+            .lookup(address)
+            .map(|(module, offset)| (module as u32, offset));
+        let Some((module, offset)) =
+            found.filter(|(m, _)| self.modules.list()[*m as usize].role != ModuleRole::Jit)
         else {
             // Generated code: its writer may have left names; without one, one frame stands for all of it.
-            let symbol = image.perf_map.as_ref().and_then(|map| map.lookup(address)).map(str::to_string);
+            let symbol = image
+                .perf_map
+                .as_ref()
+                .and_then(|map| map.lookup(address))
+                .map(str::to_string);
             let module = found.map_or(self.unknown_module, |(module, _)| module);
-            return self.frames.id(Frame { module: Some(module), symbol, offset: 0 });
+            return self.frames.id(Frame {
+                module: Some(module),
+                symbol,
+                offset: 0,
+            });
         };
         if let Some(&known) = self.named_frames.get(&(module, offset)) {
             return known;
         }
-        let symbol = self.modules.path_to_open(module as usize).and_then(|path| self.symbols.user(&path, offset));
+        let symbol = self
+            .modules
+            .path_to_open(module as usize)
+            .and_then(|path| self.symbols.user(&path, offset));
         // One frame a function: the instruction within it tells nothing more, but where there is no name the
         // address decides whether it lies in malloc's range.
-        let inside = self.modules.list()[module as usize].malloc_ranges.iter().position(|(s, e)| (*s..*e).contains(&offset));
+        let inside = self.modules.list()[module as usize]
+            .malloc_ranges
+            .iter()
+            .position(|(s, e)| (*s..*e).contains(&offset));
         let kept = match (&symbol, inside) {
             (Some(_), Some(range)) => self.modules.list()[module as usize].malloc_ranges[range].0,
             (Some(_), None) => 0,
             (None, _) => offset,
         };
-        let id = self.frames.id(Frame { module: Some(module), symbol, offset: kept });
+        let id = self.frames.id(Frame {
+            module: Some(module),
+            symbol,
+            offset: kept,
+        });
         self.named_frames.insert((module, offset), id);
         id
     }
@@ -415,14 +501,24 @@ impl Collector {
         for (pid, &image) in &self.members {
             let image = &mut self.images[image as usize];
             if image.perf_map.is_none() {
-                let inner = self.proc.status(*pid).ok().and_then(|s| s.ns_pids.last().copied()).unwrap_or(*pid);
+                let inner = self
+                    .proc
+                    .status(*pid)
+                    .ok()
+                    .and_then(|s| s.ns_pids.last().copied())
+                    .unwrap_or(*pid);
                 image.perf_map = PerfMap::read(&PathBuf::from(format!("/proc/{pid}/root")), inner);
             }
         }
         self.unwind_pending();
         let neighbours = self.neighbours.iter().map(|(&pid, &samples)| Neighbour {
             pid,
-            comm: self.comms.get(&pid).cloned().or_else(|| self.proc.comm(pid).ok()).unwrap_or_default(),
+            comm: self
+                .comms
+                .get(&pid)
+                .cloned()
+                .or_else(|| self.proc.comm(pid).ok())
+                .unwrap_or_default(),
             cpu_ns: samples * crate::host::perf::SAMPLE_PERIOD_NS,
         });
         let mut neighbours: Vec<Neighbour> = neighbours.collect();
@@ -431,8 +527,16 @@ impl Collector {
 
         // Only what the samples refer to: the leaf-only stacks of the batches are of no more use.
         let mut keep = Compactor::new(&self.stacks.list, &self.frames.list);
-        let sample_stacks = self.samples.iter().map(|s| (keep.stack(s.kernel), keep.stack(s.user))).collect();
-        let wait_stacks = self.waits.iter().map(|w| (keep.stack(w.kernel), keep.stack(w.user))).collect();
+        let sample_stacks = self
+            .samples
+            .iter()
+            .map(|s| (keep.stack(s.kernel), keep.stack(s.user)))
+            .collect();
+        let wait_stacks = self
+            .waits
+            .iter()
+            .map(|w| (keep.stack(w.kernel), keep.stack(w.user)))
+            .collect();
         let (frames, stacks) = (keep.new_frames, keep.new_stacks);
         Collected {
             frames,
@@ -458,17 +562,17 @@ pub struct Collected {
     pub lost: u64,
 }
 
-fn add_tables(
-    tables: &mut HashMap<u32, Tables>,
-    modules: &Modules,
-    unwinder: &mut Unwinder,
-    code: &Code,
-) {
+fn add_tables(tables: &mut HashMap<u32, Tables>, modules: &Modules, unwinder: &mut Unwinder, code: &Code) {
     let tables = tables.entry(code.module as u32).or_insert_with(|| {
         let copy = modules.file(code.module).and_then(|file| file.try_clone().ok());
         copy.map_or_else(Tables::none, Tables::of)
     });
-    unwinder.add(&modules.list()[code.module].path, code.start..code.end, code.bias, tables);
+    unwinder.add(
+        &modules.list()[code.module].path,
+        code.start..code.end,
+        code.bias,
+        tables,
+    );
 }
 
 fn unseen(pid: i32, why: &str) -> Process {
@@ -503,7 +607,10 @@ struct Interner<T> {
 
 impl<T> Default for Interner<T> {
     fn default() -> Self {
-        Interner { list: Vec::new(), ids: HashMap::new() }
+        Interner {
+            list: Vec::new(),
+            ids: HashMap::new(),
+        }
     }
 }
 
@@ -548,7 +655,10 @@ impl<'a> Compactor<'a> {
         let stack = &self.stacks[id as usize];
         let frames = stack.frames.iter().map(|&frame| self.frame(frame)).collect();
         let new = self.new_stacks.len() as u32;
-        self.new_stacks.push(Stack { frames, complete: stack.complete });
+        self.new_stacks.push(Stack {
+            frames,
+            complete: stack.complete,
+        });
         self.stack_ids.insert(id, new);
         Some(new)
     }

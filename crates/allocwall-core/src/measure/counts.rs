@@ -65,11 +65,17 @@ fn count(proc: &ProcFs, pids: &[i32], window: Duration, stop: &AtomicBool) -> Ou
         if !sleep(begun + window.mul_f64(part), stop) {
             break;
         }
-        let mut tids: Vec<i32> = pids.iter().flat_map(|pid| proc.threads(*pid).unwrap_or_default()).collect();
+        let mut tids: Vec<i32> = pids
+            .iter()
+            .flat_map(|pid| proc.threads(*pid).unwrap_or_default())
+            .collect();
         if tids.len() > THREADS_LIMIT {
             partial = Some(Absence::new(
                 Reason::TooCostly,
-                format!("counted on {THREADS_LIMIT} of {} threads: the figures are lower bounds", tids.len()),
+                format!(
+                    "counted on {THREADS_LIMIT} of {} threads: the figures are lower bounds",
+                    tids.len()
+                ),
             ));
             tids.truncate(THREADS_LIMIT);
         }
@@ -88,13 +94,20 @@ fn count(proc: &ProcFs, pids: &[i32], window: Duration, stop: &AtomicBool) -> Ou
         }
     }
     if totals.iter().all(|(_, over)| over.is_zero()) {
-        let absence = Absence::new(Reason::TooLittle, "the window closed before map calls were counted");
+        let absence = Absence::new(
+            Reason::TooLittle,
+            "the window closed before map calls were counted",
+        );
         return (Vec::new(), ProbeState::Absent(absence));
     }
     let counts = ids
         .iter()
         .zip(totals)
-        .map(|((call, _), (count, over))| EventCount { name: call.to_string(), count, over_ns: over.as_nanos() as u64 })
+        .map(|((call, _), (count, over))| EventCount {
+            name: call.to_string(),
+            count,
+            over_ns: over.as_nanos() as u64,
+        })
         .collect();
     (counts, partial.map_or(ProbeState::Measured, ProbeState::Partial))
 }

@@ -89,9 +89,17 @@ impl Writer {
     /// `path`: where to write, readable by the owner alone; None keeps the recording in memory only.
     /// An existing file is replaced only when it is a recording itself.
     pub fn create(path: Option<&Path>) -> Result<Writer> {
-        let mut writer = Writer { path: path.map(Path::to_path_buf), file: None, bytes: Vec::new(), failure: None };
+        let mut writer = Writer {
+            path: path.map(Path::to_path_buf),
+            file: None,
+            bytes: Vec::new(),
+            failure: None,
+        };
         if let Some(path) = path {
-            let fail = |source| Error::File { path: path.to_path_buf(), source };
+            let fail = |source| Error::File {
+                path: path.to_path_buf(),
+                source,
+            };
             if let Ok(mut existing) = File::open(path) {
                 let mut start = [0; MAGIC.len()];
                 let is_recording = existing.read_exact(&mut start).is_ok() && start == *MAGIC;
@@ -104,7 +112,12 @@ impl Writer {
                 // A new inode: the mode below takes effect, and nobody reads a half-replaced file.
                 std::fs::remove_file(path).map_err(fail)?;
             }
-            let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(fail)?;
+            let file = OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(path)
+                .map_err(fail)?;
             writer.file = Some(file);
         }
         writer.put(MAGIC);
@@ -126,7 +139,10 @@ impl Writer {
         if let (Some(file), Some(path)) = (&mut self.file, &self.path)
             && let Err(source) = file.write_all(bytes)
         {
-            self.failure = Some(Error::File { path: path.clone(), source });
+            self.failure = Some(Error::File {
+                path: path.clone(),
+                source,
+            });
             self.file = None;
         }
     }
@@ -152,7 +168,10 @@ fn encode(part: &Part) -> Vec<u8> {
 
 /// Reads a recording. Errors say which of "no recording", "newer", "damaged" it is.
 pub fn read(path: &Path) -> Result<Recording> {
-    let fail = |source| Error::File { path: path.to_path_buf(), source };
+    let fail = |source| Error::File {
+        path: path.to_path_buf(),
+        source,
+    };
     let file = File::open(path).map_err(fail)?;
     let meta = file.metadata().map_err(fail)?;
     if meta.is_dir() {
@@ -165,12 +184,18 @@ pub fn read(path: &Path) -> Result<Recording> {
 
 /// `path` is only for the messages.
 pub fn decode(path: &Path, bytes: &[u8]) -> Result<Recording> {
-    decode_parts(bytes).map_err(|detail| Error::Recording { path: path.to_path_buf(), detail })
+    decode_parts(bytes).map_err(|detail| Error::Recording {
+        path: path.to_path_buf(),
+        detail,
+    })
 }
 
 fn decode_parts(bytes: &[u8]) -> std::result::Result<Recording, String> {
     if bytes.len() as u64 > FILE_LIMIT {
-        return Err(format!("larger than {} MiB, which no recording is", FILE_LIMIT >> 20));
+        return Err(format!(
+            "larger than {} MiB, which no recording is",
+            FILE_LIMIT >> 20
+        ));
     }
     let rest = bytes.strip_prefix(MAGIC).ok_or("it does not start like one")?;
     let (version, mut rest) = rest.split_first_chunk::<2>().ok_or("it ends within its header")?;
@@ -181,7 +206,9 @@ fn decode_parts(bytes: &[u8]) -> std::result::Result<Recording, String> {
         ));
     }
     if version != FORMAT_VERSION {
-        return Err(format!("it is of format {version}; this program reads format {FORMAT_VERSION}"));
+        return Err(format!(
+            "it is of format {version}; this program reads format {FORMAT_VERSION}"
+        ));
     }
 
     let mut budget = TOTAL_LIMIT;
@@ -242,7 +269,12 @@ fn decode_part(body: &[u8], budget: &mut u64) -> std::result::Result<Part, Strin
 }
 
 fn assemble(head: Head, batches: Vec<Batch>, tail: Option<Tail>) -> std::result::Result<Recording, String> {
-    let cut_off = || Absence::new(Reason::Vanished, "the recording breaks off: its writer was killed");
+    let cut_off = || {
+        Absence::new(
+            Reason::Vanished,
+            "the recording breaks off: its writer was killed",
+        )
+    };
     let mut recording = Recording {
         meta: head.meta,
         host: head.host,
@@ -273,7 +305,13 @@ fn assemble(head: Head, batches: Vec<Batch>, tail: Option<Tail>) -> std::result:
     let Some(tail) = tail else {
         recording.meta.ended = Ended::CutOff;
         let last = recording.ticks.last().map_or(0, |t| t.t_ns);
-        recording.meta.window_ns = recording.samples.iter().map(|s| s.t_ns).max().unwrap_or(0).max(last);
+        recording.meta.window_ns = recording
+            .samples
+            .iter()
+            .map(|s| s.t_ns)
+            .max()
+            .unwrap_or(0)
+            .max(last);
         recording.probes.push(Probe {
             name: "tail".into(),
             what: "symbols, whole stacks and thread times".into(),
@@ -281,7 +319,8 @@ fn assemble(head: Head, batches: Vec<Batch>, tail: Option<Tail>) -> std::result:
         });
         return Ok(recording);
     };
-    if tail.sample_stacks.len() != recording.samples.len() || tail.wait_stacks.len() != recording.waits.len() {
+    if tail.sample_stacks.len() != recording.samples.len() || tail.wait_stacks.len() != recording.waits.len()
+    {
         return Err("its tail does not fit its samples".into());
     }
     for (sample, (kernel, user)) in recording.samples.iter_mut().zip(tail.sample_stacks) {
@@ -306,24 +345,41 @@ fn assemble(head: Head, batches: Vec<Batch>, tail: Option<Tail>) -> std::result:
 /// After this, every index is within bounds and every number is finite, so that nothing downstream can fail on them.
 fn validate(r: &Recording) -> std::result::Result<(), String> {
     let fits = |index: Option<u32>, length: usize| index.is_none_or(|i| (i as usize) < length);
-    let ok = |holds: bool, what: &str| if holds { Ok(()) } else { Err(format!("its {what} contradict one another")) };
+    let ok = |holds: bool, what: &str| {
+        if holds {
+            Ok(())
+        } else {
+            Err(format!("its {what} contradict one another"))
+        }
+    };
     ok(!r.processes.is_empty(), "processes")?;
     ok(r.frames.iter().all(|f| fits(f.module, r.modules.len())), "frames")?;
-    ok(r.stacks.iter().all(|s| s.frames.iter().all(|f| fits(Some(*f), r.frames.len()))), "stacks")?;
+    ok(
+        r.stacks
+            .iter()
+            .all(|s| s.frames.iter().all(|f| fits(Some(*f), r.frames.len()))),
+        "stacks",
+    )?;
     let window = r.meta.window_ns;
     // A day: far above any window, far below where sums of nanoseconds overflow.
     const DAY_NS: u64 = 86_400_000_000_000;
     ok(window <= DAY_NS && r.meta.requested_ns <= DAY_NS, "times")?;
-    ok((1..=1_000_000_000).contains(&r.meta.sample_period_ns), "sampling period")?;
     ok(
-        r.samples.iter().all(|s| {
-            fits(s.kernel, r.stacks.len()) && fits(s.user, r.stacks.len()) && s.t_ns <= DAY_NS
-        }),
+        (1..=1_000_000_000).contains(&r.meta.sample_period_ns),
+        "sampling period",
+    )?;
+    ok(
+        r.samples
+            .iter()
+            .all(|s| fits(s.kernel, r.stacks.len()) && fits(s.user, r.stacks.len()) && s.t_ns <= DAY_NS),
         "samples",
     )?;
     ok(
         r.waits.iter().all(|w| {
-            fits(w.kernel, r.stacks.len()) && fits(w.user, r.stacks.len()) && w.t_ns <= DAY_NS && w.weight_ns <= DAY_NS
+            fits(w.kernel, r.stacks.len())
+                && fits(w.user, r.stacks.len())
+                && w.t_ns <= DAY_NS
+                && w.weight_ns <= DAY_NS
         }),
         "waits",
     )?;
@@ -332,26 +388,44 @@ fn validate(r: &Recording) -> std::result::Result<(), String> {
     const COUNTER_LIMIT: u64 = 1 << 56;
     let tick_sane = |t: &Tick| {
         t.t_ns <= DAY_NS
-            && [t.user_ns, t.system_ns, t.minor_faults, t.major_faults, t.resident, t.vm_size]
+            && [
+                t.user_ns,
+                t.system_ns,
+                t.minor_faults,
+                t.major_faults,
+                t.resident,
+                t.vm_size,
+            ]
+            .iter()
+            .all(|v| *v < COUNTER_LIMIT)
+            && [t.host.busy_ns, t.host.idle_ns, t.host.iowait_ns, t.host.steal_ns]
                 .iter()
                 .all(|v| *v < COUNTER_LIMIT)
-            && [t.host.busy_ns, t.host.idle_ns, t.host.iowait_ns, t.host.steal_ns].iter().all(|v| *v < COUNTER_LIMIT)
-            && t.cgroup.is_none_or(|c| c.throttled_ns < COUNTER_LIMIT && c.quota_cpus.is_none_or(f64::is_finite))
+            && t.cgroup
+                .is_none_or(|c| c.throttled_ns < COUNTER_LIMIT && c.quota_cpus.is_none_or(f64::is_finite))
     };
     ok(r.ticks.iter().all(tick_sane), "series")?;
     ok(
         r.threads.iter().all(|t| {
-            t.cpu_ns < COUNTER_LIMIT && t.seen_ns <= DAY_NS && t.run_delay_ns.is_none_or(|d| d < COUNTER_LIMIT)
+            t.cpu_ns < COUNTER_LIMIT
+                && t.seen_ns <= DAY_NS
+                && t.run_delay_ns.is_none_or(|d| d < COUNTER_LIMIT)
         }),
         "thread times",
     )?;
     let sane = |i: &Interval| i.low.is_finite() && i.point.is_finite() && i.high.is_finite() && i.low >= 0.0;
     if let Ok(prices) = &r.prices {
-        ok(prices.prices.iter().all(|p| sane(&p.ns) && p.ns.low <= p.ns.high), "prices")?;
+        ok(
+            prices.prices.iter().all(|p| sane(&p.ns) && p.ns.low <= p.ns.high),
+            "prices",
+        )?;
     }
     if let Ok(heap) = &r.heap {
         ok(sane(&heap.live_bytes) && sane(&heap.free_bytes), "heap")?;
     }
     ok(r.counts.iter().all(|c| c.over_ns <= DAY_NS), "counts")?;
-    ok(r.neighbours.iter().all(|n| n.cpu_ns < COUNTER_LIMIT), "neighbours")
+    ok(
+        r.neighbours.iter().all(|n| n.cpu_ns < COUNTER_LIMIT),
+        "neighbours",
+    )
 }

@@ -33,11 +33,16 @@ pub fn walk(processes: &[Process], alive: &[i32]) -> Measured<HeapView> {
             "only glibc's heap can be walked from outside, and no living process of the target uses it",
         ));
     }
-    let mut largest: Measured<HeapView> =
-        Err(Absence::new(Reason::NotFound, "the target has no [heap]: it never grew one with brk"));
+    let mut largest: Measured<HeapView> = Err(Absence::new(
+        Reason::NotFound,
+        "the target has no [heap]: it never grew one with brk",
+    ));
     for pid in served {
         match walk_one(pid) {
-            Ok(view) if largest.as_ref().is_ok_and(|l| l.resident_bytes >= view.resident_bytes) => {}
+            Ok(view)
+                if largest
+                    .as_ref()
+                    .is_ok_and(|l| l.resident_bytes >= view.resident_bytes) => {}
             Ok(view) => largest = Ok(view),
             Err(absence) if largest.is_err() => largest = Err(absence),
             Err(_) => {}
@@ -48,24 +53,40 @@ pub fn walk(processes: &[Process], alive: &[i32]) -> Measured<HeapView> {
 
 fn walk_one(pid: i32) -> Measured<HeapView> {
     let mappings = maps::read(std::path::Path::new("/proc"), pid)?;
-    let heap = mappings
-        .iter()
-        .find(|m| m.path == b"[heap]")
-        .ok_or_else(|| Absence::new(Reason::NotFound, "the target has no [heap]: it never grew one with brk"))?;
+    let heap = mappings.iter().find(|m| m.path == b"[heap]").ok_or_else(|| {
+        Absence::new(
+            Reason::NotFound,
+            "the target has no [heap]: it never grew one with brk",
+        )
+    })?;
     let present = present_pages(pid, heap.start, heap.end)?;
     let resident_bytes = present.iter().filter(|p| **p).count() as u64 * PAGE;
-    let mut reader = Reader { pid, start: heap.start, end: heap.end, present: &present, block: Vec::new(), at: 0, read: 0 };
+    let mut reader = Reader {
+        pid,
+        start: heap.start,
+        end: heap.end,
+        present: &present,
+        block: Vec::new(),
+        at: 0,
+        read: 0,
+    };
     let chain = walk_chain(heap.start, heap.end, &mut |address| reader.word(address));
     let covered = (chain.walked as f64 / (heap.end - heap.start) as f64).min(1.0);
     if covered < LEAST_COVERED {
-        return Err(Absence::new(Reason::TooLittle, "glibc's heap changed too fast to be walked from outside"));
+        return Err(Absence::new(
+            Reason::TooLittle,
+            "glibc's heap changed too fast to be walked from outside",
+        ));
     }
     let mapped_bytes = heap.end - heap.start;
     // What was not reached may be anything: the interval says so, the point takes it to be like the rest.
     let unseen = mapped_bytes.saturating_sub(chain.walked) as f64;
     let interval = |seen: u64| Interval::new(seen as f64, seen as f64 / covered, seen as f64 + unseen);
     Ok(HeapView {
-        method: format!("[heap] of {pid}: chain of chunk headers, {:.0} % walked", covered * 100.0),
+        method: format!(
+            "[heap] of {pid}: chain of chunk headers, {:.0} % walked",
+            covered * 100.0
+        ),
         mapped_bytes,
         resident_bytes,
         live_bytes: interval(chain.live),
@@ -81,7 +102,11 @@ struct Chain {
 }
 
 fn walk_chain(start: u64, end: u64, word: &mut dyn FnMut(u64) -> Option<u64>) -> Chain {
-    let mut chain = Chain { live: 0, free: 0, walked: 0 };
+    let mut chain = Chain {
+        live: 0,
+        free: 0,
+        walked: 0,
+    };
     let mut chunk = start;
     let mut size = match word(chunk + 8) {
         Some(header) => header & !7,
@@ -99,7 +124,9 @@ fn walk_chain(start: u64, end: u64, word: &mut dyn FnMut(u64) -> Option<u64>) ->
             chain.walked = end - start;
             return chain;
         }
-        let Some(header) = word(next + 8) else { return chain };
+        let Some(header) = word(next + 8) else {
+            return chain;
+        };
         if header & 1 == 1 {
             chain.live += size;
         } else {
@@ -134,7 +161,13 @@ impl Reader<'_> {
 
     fn load(&mut self, address: u64) -> Option<()> {
         let first = (address - self.start) / PAGE;
-        let run = self.present.get(first as usize..)?.iter().take(BLOCK / PAGE as usize).take_while(|p| **p).count();
+        let run = self
+            .present
+            .get(first as usize..)?
+            .iter()
+            .take(BLOCK / PAGE as usize)
+            .take_while(|p| **p)
+            .count();
         if run == 0 || self.read > BYTES_WALKED {
             return None;
         }
@@ -151,14 +184,18 @@ impl Reader<'_> {
 /// Documentation/admin-guide/mm/pagemap.rst: one word a page, bit 63 says present, bit 62 swapped.
 fn present_pages(pid: i32, start: u64, end: u64) -> Measured<Vec<bool>> {
     let absent = |e: std::io::Error| {
-        Absence::new(Reason::NotPermitted, format!("/proc/{pid}/pagemap: {e}")).mend("run as root or as the target's user")
+        Absence::new(Reason::NotPermitted, format!("/proc/{pid}/pagemap: {e}"))
+            .mend("run as root or as the target's user")
     };
     let mut file = std::fs::File::open(format!("/proc/{pid}/pagemap")).map_err(absent)?;
     file.seek(SeekFrom::Start(start / PAGE * 8)).map_err(absent)?;
     let pages = (end - start) / PAGE;
     // 64 GiB of heap: beyond it the walk would see too little anyway.
     if pages > 16 << 20 {
-        return Err(Absence::new(Reason::TooCostly, "glibc's heap is too large to be walked from outside"));
+        return Err(Absence::new(
+            Reason::TooCostly,
+            "glibc's heap is too large to be walked from outside",
+        ));
     }
     let mut words = Vec::new();
     file.take(pages * 8).read_to_end(&mut words).map_err(absent)?;
@@ -184,7 +221,9 @@ mod tests {
 
     fn walked(chunks: &[(u64, bool)]) -> Chain {
         let (start, end, words) = heap(chunks);
-        walk_chain(start, end, &mut |address| words.get(((address - start) / 8) as usize).copied())
+        walk_chain(start, end, &mut |address| {
+            words.get(((address - start) / 8) as usize).copied()
+        })
     }
 
     #[test]
@@ -199,7 +238,9 @@ mod tests {
         for bad in [0u64, 8, 24, 40, 1 << 40, u64::MAX] {
             let (start, end, mut words) = heap(&[(64, true), (128, true), (4096, false)]);
             words[64 / 8 + 1] = bad;
-            let chain = walk_chain(start, end, &mut |a| words.get(((a - start) / 8) as usize).copied());
+            let chain = walk_chain(start, end, &mut |a| {
+                words.get(((a - start) / 8) as usize).copied()
+            });
             assert!(chain.walked <= 64, "{bad}");
         }
     }
@@ -207,7 +248,9 @@ mod tests {
     #[test]
     fn pages_that_are_absent_end_it() {
         let (start, end, words) = heap(&[(64, true), (128, true), (4096, false)]);
-        let chain = walk_chain(start, end, &mut |a| (a < start + 70).then(|| words[((a - start) / 8) as usize]));
+        let chain = walk_chain(start, end, &mut |a| {
+            (a < start + 70).then(|| words[((a - start) / 8) as usize])
+        });
         assert_eq!(chain.walked, 0);
     }
 }

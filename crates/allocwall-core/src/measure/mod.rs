@@ -1,5 +1,6 @@
 //! Target -> Recording.
 
+pub mod calibrate;
 mod collect;
 mod counts;
 pub mod file;
@@ -7,7 +8,6 @@ mod heap;
 pub mod malloc_range;
 mod python;
 pub mod record;
-pub mod calibrate;
 pub mod recording;
 mod symbols;
 pub mod target;

@@ -16,11 +16,18 @@ pub struct PythonProbe {
 
 impl PythonProbe {
     pub fn attach(pid: i32) -> Measured<PythonProbe> {
-        let config = Config { blocking: LockingStrategy::NonBlocking, native: false, ..Config::default() };
+        let config = Config {
+            blocking: LockingStrategy::NonBlocking,
+            native: false,
+            ..Config::default()
+        };
         match PythonSpy::new(pid, &config) {
             Ok(spy) => Ok(PythonProbe { pid, spy, misses: 0 }),
-            Err(e) => Err(Absence::new(Reason::NotPermitted, format!("Python's stacks of {pid} are not readable: {e:#}"))
-                .mend("run as root or grant CAP_SYS_PTRACE; or start it with python -X perf (3.12+)")),
+            Err(e) => Err(Absence::new(
+                Reason::NotPermitted,
+                format!("Python's stacks of {pid} are not readable: {e:#}"),
+            )
+            .mend("run as root or grant CAP_SYS_PTRACE; or start it with python -X perf (3.12+)")),
         }
     }
 
@@ -39,9 +46,21 @@ impl PythonProbe {
                 .frames
                 .iter()
                 .take(FRAME_LIMIT)
-                .map(|f| format!("{} ({}:{})", f.name, f.short_filename.as_deref().unwrap_or(&f.filename), f.line))
+                .map(|f| {
+                    format!(
+                        "{} ({}:{})",
+                        f.name,
+                        f.short_filename.as_deref().unwrap_or(&f.filename),
+                        f.line
+                    )
+                })
                 .collect();
-            out.push(PythonSample { t_ns, pid: self.pid, tid: tid as i32, frames });
+            out.push(PythonSample {
+                t_ns,
+                pid: self.pid,
+                tid: tid as i32,
+                frames,
+            });
         }
     }
 }

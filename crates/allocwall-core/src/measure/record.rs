@@ -125,17 +125,24 @@ impl Session {
                 pids.clone()
             }
             Ask::Cgroup(path) => {
-                let pids = CgroupFs::live().map_err(|a| Error::Refused(a.detail))?.pids(path)?;
+                let pids = CgroupFs::live()
+                    .map_err(|a| Error::Refused(a.detail))?
+                    .pids(path)?;
                 if pids.is_empty() {
                     return Err(Error::Refused(format!("cgroup {path} has no process in it")));
                 }
                 pids
             }
-            Ask::Launch { command: line, keep: leave } => {
+            Ask::Launch {
+                command: line,
+                keep: leave,
+            } => {
                 refuse_setuid(line)?;
                 let shown: Vec<String> = line.iter().map(|w| w.to_string_lossy().into_owned()).collect();
-                let child = launch::hold(line)
-                    .map_err(|source| Error::Launch { command: shown.join(" "), source })?;
+                let child = launch::hold(line).map_err(|source| Error::Launch {
+                    command: shown.join(" "),
+                    source,
+                })?;
                 let pid = child.pid;
                 held = Some(child);
                 command = Some(shown);
@@ -153,7 +160,8 @@ impl Session {
             }
         }
 
-        let (sampler, kernel_samples, system_wide) = open_sampler(&proc, &collector, held.as_ref().map(|h| h.pid));
+        let (sampler, kernel_samples, system_wide) =
+            open_sampler(&proc, &collector, held.as_ref().map(|h| h.pid));
         let mut sampler = sampler;
         let launched = match held {
             None => None,
@@ -163,7 +171,10 @@ impl Session {
                     let _ = sampler.start();
                 }
                 let shown = command.clone().unwrap_or_default().join(" ");
-                let child = held.release().map_err(|source| Error::Launch { command: shown, source })?;
+                let child = held.release().map_err(|source| Error::Launch {
+                    command: shown,
+                    source,
+                })?;
                 collector.adopt(pid);
                 Some(child)
             }
@@ -275,7 +286,11 @@ impl Session {
             if due.tick.passed(now, every(TICK_EVERY)) {
                 pids = self.collector.alive();
                 if pids.is_empty() {
-                    let status = self.launched.as_mut().and_then(Launched::exited).map(|s| s.to_string());
+                    let status = self
+                        .launched
+                        .as_mut()
+                        .and_then(Launched::exited)
+                        .map(|s| s.to_string());
                     meta.ended = Ended::TargetExited { status };
                     break;
                 }
@@ -283,8 +298,11 @@ impl Session {
                 batch_ticks.push(ticks.read(&self.proc, &pids, t_ns, cgroup, false));
                 (request.progress)(t_ns as f64 / window_ns as f64);
             }
-            if !self.pythons.is_empty() && due.python.passed(now, every(PYTHON_EVERY)) {
-                self.pythons.iter_mut().for_each(|p| p.look(t_ns, &mut batch_python));
+            // Due in any case: a timer that nobody winds again would keep the loop from sleeping.
+            if due.python.passed(now, every(PYTHON_EVERY)) {
+                self.pythons
+                    .iter_mut()
+                    .for_each(|p| p.look(t_ns, &mut batch_python));
             }
             if due.batch.passed(now, every(BATCH_EVERY)) {
                 if threads.len() <= THREADS_FOLLOWED {
@@ -313,7 +331,11 @@ impl Session {
         self.drain();
         self.ship(&mut batch_ticks, &mut batch_python);
 
-        let resident = pids.iter().filter_map(|p| self.proc.process_stat(*p).ok()).map(|s| s.resident_pages).sum::<u64>()
+        let resident = pids
+            .iter()
+            .filter_map(|p| self.proc.process_stat(*p).ok())
+            .map(|s| s.resident_pages)
+            .sum::<u64>()
             * self.proc.page_bytes();
         let heap = heap::walk(&self.collector.processes, &pids);
         let (counts, counts_probe) = counting.finish();
@@ -377,7 +399,10 @@ impl Session {
             Ok(sampler) if sampler.left_out > 0 => ProbeState::Partial(
                 Absence::new(
                     Reason::TooCostly,
-                    format!("{} threads were not sampled: too many open files", sampler.left_out),
+                    format!(
+                        "{} threads were not sampled: too many open files",
+                        sampler.left_out
+                    ),
                 )
                 .mend("ulimit -n 65536, or run as root"),
             ),
@@ -387,8 +412,11 @@ impl Session {
         let kernel = match (&self.sampler, self.kernel_samples) {
             (Err(absence), _) => ProbeState::Absent(absence.clone()),
             (Ok(_), false) => ProbeState::Absent(
-                Absence::new(Reason::NotPermitted, "kernel time is not sampled for this user (perf_event_paranoid 2 or more)")
-                    .mend("run as root, or: sysctl kernel.perf_event_paranoid=1"),
+                Absence::new(
+                    Reason::NotPermitted,
+                    "kernel time is not sampled for this user (perf_event_paranoid 2 or more)",
+                )
+                .mend("run as root, or: sysctl kernel.perf_event_paranoid=1"),
             ),
             (Ok(_), true) if !self.collector.kernel_named() => ProbeState::Partial(
                 Absence::new(Reason::NotPermitted, "kernel symbols are hidden (kptr_restrict)")
@@ -396,7 +424,11 @@ impl Session {
             ),
             (Ok(_), true) => ProbeState::Measured,
         };
-        probes.push(probe("kernel_stacks", "what the kernel does for the target", kernel));
+        probes.push(probe(
+            "kernel_stacks",
+            "what the kernel does for the target",
+            kernel,
+        ));
         probes.push(probe("waits", "what waiting threads wait for", waits.state()));
         let cgroup = match &self.cgroup {
             Ok(_) => ProbeState::Measured,
@@ -406,7 +438,10 @@ impl Session {
         let smaps = if resident > SMAPS_LIMIT {
             ProbeState::Absent(Absence::new(
                 Reason::TooCostly,
-                format!("resident memory is above {} GiB: walking its page tables would stall the target", SMAPS_LIMIT >> 30),
+                format!(
+                    "resident memory is above {} GiB: walking its page tables would stall the target",
+                    SMAPS_LIMIT >> 30
+                ),
             ))
         } else {
             ProbeState::Measured
@@ -419,25 +454,40 @@ impl Session {
                 "every process of the target",
                 ProbeState::Partial(Absence::new(
                     Reason::TooCostly,
-                    format!("{} processes beyond the first were not followed", self.collector.processes_left_out),
+                    format!(
+                        "{} processes beyond the first were not followed",
+                        self.collector.processes_left_out
+                    ),
                 )),
             ));
         }
         probes.extend(self.python_probe.clone());
         if let Err(absence) = &self.host.pmu {
-            probes.push(probe("pmu", "hardware counters", ProbeState::Absent(absence.clone())));
+            probes.push(probe(
+                "pmu",
+                "hardware counters",
+                ProbeState::Absent(absence.clone()),
+            ));
         }
         probes
     }
 }
 
 pub(super) fn probe(name: &str, what: &str, state: ProbeState) -> Probe {
-    Probe { name: name.into(), what: what.into(), state }
+    Probe {
+        name: name.into(),
+        what: what.into(),
+        state,
+    }
 }
 
 /// Root samples every CPU and picks the target out, at a cost that doesn't grow with the number of threads; others
 /// sample the target's threads, with the kernel's part if they may.
-fn open_sampler(proc: &ProcFs, collector: &Collector, held: Option<i32>) -> (Measured<CpuSampler>, bool, bool) {
+fn open_sampler(
+    proc: &ProcFs,
+    collector: &Collector,
+    held: Option<i32>,
+) -> (Measured<CpuSampler>, bool, bool) {
     let cpus = match Topology::read(Path::new("/sys")) {
         Ok(topology) => topology.cpus.iter().map(|cpu| cpu.id).collect::<Vec<_>>(),
         Err(absence) => return (Err(absence), false, false),
@@ -450,7 +500,10 @@ fn open_sampler(proc: &ProcFs, collector: &Collector, held: Option<i32>) -> (Mea
     let scope = match held {
         Some(pid) => Scope::UntilExec(pid),
         None => {
-            let tids = collector.pids.iter().flat_map(|pid| proc.threads(*pid).unwrap_or_default());
+            let tids = collector
+                .pids
+                .iter()
+                .flat_map(|pid| proc.threads(*pid).unwrap_or_default());
             Scope::Threads(tids.collect())
         }
     };
@@ -467,7 +520,10 @@ fn may_look_at(proc: &ProcFs, pid: i32) -> Result<()> {
     let stat = proc.process_stat(pid).map_err(|_| Error::NoSuchProcess(pid))?;
     // A kernel thread has no address space: nothing here applies to it.
     if stat.virtual_bytes == 0 {
-        return Err(Error::Refused(format!("process {pid} ({}) is a kernel thread or has already exited", stat.comm)));
+        return Err(Error::Refused(format!(
+            "process {pid} ({}) is a kernel thread or has already exited",
+            stat.comm
+        )));
     }
     proc.maps_readable(pid).map_err(|absence| Error::NotPermitted {
         pid,
@@ -485,8 +541,11 @@ fn refuse_setuid(command: &[OsString]) -> Result<()> {
     let found = if program.to_string_lossy().contains('/') {
         Some(PathBuf::from(program))
     } else {
-        std::env::var_os("PATH")
-            .and_then(|path| std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| file.is_file()))
+        std::env::var_os("PATH").and_then(|path| {
+            std::env::split_paths(&path)
+                .map(|dir| dir.join(program))
+                .find(|file| file.is_file())
+        })
     };
     match found.as_deref().map(Path::metadata) {
         Some(Ok(meta)) if meta.mode() & 0o6000 != 0 => Err(Error::Refused(format!(
@@ -531,7 +590,11 @@ impl Due {
     }
 
     fn next(&self) -> u64 {
-        [&self.drain, &self.wait, &self.tick, &self.python, &self.batch].iter().map(|t| t.0).min().unwrap_or(0)
+        [&self.drain, &self.wait, &self.tick, &self.python, &self.batch]
+            .iter()
+            .map(|t| t.0)
+            .min()
+            .unwrap_or(0)
     }
 }
 
@@ -586,7 +649,12 @@ impl WaitSampler {
             self.listed_at = now;
             self.threads.clear();
             for &pid in pids {
-                self.threads.extend(proc.threads(pid).unwrap_or_default().into_iter().map(|tid| (pid, tid)));
+                self.threads.extend(
+                    proc.threads(pid)
+                        .unwrap_or_default()
+                        .into_iter()
+                        .map(|tid| (pid, tid)),
+                );
             }
         }
         if self.threads.is_empty() {
@@ -602,7 +670,9 @@ impl WaitSampler {
             self.cursor = (self.cursor + 1) % self.threads.len();
             let (pid, tid) = self.threads[self.cursor];
             self.looks += 1;
-            let Look::Blocked(blocked) = self.looker.look(proc, pid, tid) else { continue };
+            let Look::Blocked(blocked) = self.looker.look(proc, pid, tid) else {
+                continue;
+            };
             let wait = WaitSample {
                 t_ns: now - start,
                 pid,
@@ -619,8 +689,11 @@ impl WaitSampler {
             });
             if blocked.syscall.is_none() && self.unreadable.is_none() {
                 self.unreadable = Some(
-                    Absence::new(Reason::NotPermitted, "what threads wait in is not readable (/proc/PID/task/TID/syscall)")
-                        .mend("run as root or grant CAP_SYS_PTRACE"),
+                    Absence::new(
+                        Reason::NotPermitted,
+                        "what threads wait in is not readable (/proc/PID/task/TID/syscall)",
+                    )
+                    .mend("run as root or grant CAP_SYS_PTRACE"),
                 );
             }
             collector.take_wait(wait, &blocked.kernel, user);

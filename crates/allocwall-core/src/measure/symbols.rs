@@ -20,8 +20,12 @@ impl Symbols {
             .enable_auto_reload(false)
             .enable_code_info(false)
             .enable_inlined_fns(false)
+            .enable_demangling(false)
             .build();
-        Symbols { symbolizer, kernel: HashMap::new() }
+        Symbols {
+            symbolizer,
+            kernel: HashMap::new(),
+        }
     }
 
     /// From /proc/kallsyms; None where kptr_restrict hides it.
@@ -46,10 +50,25 @@ impl Symbols {
 
     fn one(&mut self, source: &Source, input: Input<u64>) -> Option<String> {
         match self.symbolizer.symbolize_single(source, input) {
-            Ok(Symbolized::Sym(symbol)) => Some(cut(&symbol.name)),
+            Ok(Symbolized::Sym(symbol)) => Some(cut(&demangled(&symbol.name))),
             Ok(Symbolized::Unknown(_)) | Err(_) => None,
         }
     }
+}
+
+/// Only what is marked as mangled: a C function called `w` is no `wchar_t`, as a demangler of types would have it.
+fn demangled(name: &str) -> String {
+    if let Ok(rust) = rustc_demangle::try_demangle(name) {
+        // Without the hash that ends legacy names.
+        return format!("{rust:#}");
+    }
+    if name.starts_with("_Z")
+        && let Ok(symbol) = cpp_demangle::Symbol::new(name)
+        && let Ok(readable) = symbol.demangle()
+    {
+        return readable;
+    }
+    name.to_string()
 }
 
 fn cut(name: &str) -> String {
@@ -115,6 +134,21 @@ mod tests {
     }
 
     #[test]
+    fn only_mangled_names_are_demangled() {
+        assert_eq!(demangled("w"), "w");
+        assert_eq!(demangled("_init"), "_init");
+        assert_eq!(
+            demangled("_ZN4core3fmt5Write9write_fmt17h0123456789abcdefE"),
+            "core::fmt::Write::write_fmt"
+        );
+        assert_eq!(
+            demangled("_ZNSt6vectorIiSaIiEE9push_backERKi"),
+            "std::vector<int, std::allocator<int> >::push_back(int const&)"
+        );
+        assert_eq!(demangled("_Znot_mangled"), "_Znot_mangled");
+    }
+
+    #[test]
     fn long_names_are_cut_at_a_character() {
         assert_eq!(cut(&"ß".repeat(1000)).chars().count(), NAME_LIMIT + 1);
         assert_eq!(cut("short"), "short");
@@ -130,7 +164,10 @@ mod tests {
         let elf = std::fs::read("/proc/self/exe").unwrap();
         let file = object::File::parse(&*elf).unwrap();
         use object::{Object, ObjectSymbol};
-        let symbol = file.symbols().find(|s| s.name().is_ok_and(|n| n.contains("landmark"))).unwrap();
+        let symbol = file
+            .symbols()
+            .find(|s| s.name().is_ok_and(|n| n.contains("landmark")))
+            .unwrap();
         let name = Symbols::new().user(Path::new("/proc/self/exe"), symbol.address());
         assert!(name.unwrap().contains("landmark"));
         assert_eq!(Symbols::new().user(Path::new("/etc/hostname"), 16), None);

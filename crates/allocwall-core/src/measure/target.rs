@@ -157,7 +157,9 @@ impl AddressSpace {
 
     /// Every executable range, lowest first.
     pub fn code(&self) -> impl Iterator<Item = Code> + '_ {
-        self.regions.iter().map(|(&start, region)| Code::of(start, region))
+        self.regions
+            .iter()
+            .map(|(&start, region)| Code::of(start, region))
     }
 
     fn remove(&mut self, start: u64, end: u64) {
@@ -808,7 +810,12 @@ struct Loaded {
 impl Loaded {
     fn new(modules: &Modules, space: &AddressSpace, exe: Option<usize>) -> Self {
         let mut start = HashMap::new();
-        for Code { start: address, module, .. } in space.code() {
+        for Code {
+            start: address,
+            module,
+            ..
+        } in space.code()
+        {
             start.entry(module).or_insert(address);
         }
         let mut order: Vec<usize> = start

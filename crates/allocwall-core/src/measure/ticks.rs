@@ -30,10 +30,16 @@ impl TickReader {
         cgroup: Option<CgroupTick>,
         deep: bool,
     ) -> Tick {
-        let mut tick = Tick { t_ns, cgroup, ..Tick::default() };
+        let mut tick = Tick {
+            t_ns,
+            cgroup,
+            ..Tick::default()
+        };
         let (mut user, mut system) = (0, 0);
         for &pid in pids {
-            let Ok(stat) = proc.process_stat(pid) else { continue };
+            let Ok(stat) = proc.process_stat(pid) else {
+                continue;
+            };
             user += (stat.user_ticks + stat.child_user_ticks) * proc.ns_per_tick();
             system += (stat.system_ticks + stat.child_system_ticks) * proc.ns_per_tick();
             tick.minor_faults += stat.minor_faults + stat.child_minor_faults;
@@ -56,8 +62,10 @@ impl TickReader {
         tick.major_faults = self.major;
         if (tick.threads as usize) <= THREADS_ASKED {
             self.read_switches(proc, pids);
-            let (voluntary, involuntary) =
-                self.switches.values().fold((0, 0), |(v, i), (dv, di)| (v + dv, i + di));
+            let (voluntary, involuntary) = self
+                .switches
+                .values()
+                .fold((0, 0), |(v, i), (dv, di)| (v + dv, i + di));
             tick.voluntary_switches = Some(voluntary);
             tick.involuntary_switches = Some(involuntary);
         }
@@ -101,7 +109,9 @@ fn sum_smaps(proc: &ProcFs, pids: &[i32]) -> Option<Smaps> {
 fn sum_nodes(proc: &ProcFs, pids: &[i32]) -> Option<Vec<u64>> {
     let mut sum: Option<Vec<u64>> = None;
     for &pid in pids {
-        let Ok(nodes) = proc.numa_resident(pid) else { continue };
+        let Ok(nodes) = proc.numa_resident(pid) else {
+            continue;
+        };
         let sum = sum.get_or_insert_default();
         sum.resize(sum.len().max(nodes.len()), 0);
         nodes.iter().zip(sum).for_each(|(n, s)| *s += n);
@@ -130,7 +140,9 @@ impl ThreadClock {
     pub fn read(&mut self, proc: &ProcFs, pids: &[i32], t_ns: u64) {
         for &pid in pids {
             for tid in proc.threads(pid).unwrap_or_default() {
-                let Ok(stat) = proc.thread_schedstat(pid, tid) else { continue };
+                let Ok(stat) = proc.thread_schedstat(pid, tid) else {
+                    continue;
+                };
                 let now = (stat.cpu_ns, stat.run_delay_ns);
                 let opened = self.opened;
                 let watched = self.threads.entry((pid, tid)).or_insert_with(|| Watched {

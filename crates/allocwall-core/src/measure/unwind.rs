@@ -53,7 +53,11 @@ impl Tables {
         let Tables(mut info) = Tables::none();
         let file = ElfFile::new(file);
         if let Ok(elf) = file.parse() {
-            let range = |name: &str| elf.facts.section(name).map(|s| s.address..s.address.saturating_add(s.size));
+            let range = |name: &str| {
+                elf.facts
+                    .section(name)
+                    .map(|s| s.address..s.address.saturating_add(s.size))
+            };
             let data = |name: &str| Some(Bytes(elf.section_bytes(name, SECTION_LIMIT)?.into()));
             info.text_svma = range(".text");
             info.eh_frame_svma = range(".eh_frame");
@@ -87,7 +91,8 @@ impl Unwinder {
     /// `bias`: address in memory minus address in the file's own terms.
     pub fn add(&mut self, name: &str, range: Range<u64>, bias: u64, tables: &Tables) {
         // framehop takes the base as the address at which the file's address 0 would lie.
-        self.0.add_module(Module::new(name.to_string(), range, bias, tables.0.clone()));
+        self.0
+            .add_module(Module::new(name.to_string(), range, bias, tables.0.clone()));
     }
 
     pub fn unwind(&self, cache: &mut Cache, registers: &Registers, stack: &[u8], out: &mut Unwound) {
@@ -98,7 +103,10 @@ impl Unwinder {
         let mut read = |address: u64| {
             let offset = address.checked_sub(sp).ok_or(())?;
             let start = usize::try_from(offset).map_err(|_| ())?;
-            match stack.get(start..start.saturating_add(8)).and_then(|b| b.try_into().ok()) {
+            match stack
+                .get(start..start.saturating_add(8))
+                .and_then(|b| b.try_into().ok())
+            {
                 Some(word) => Ok(u64::from_le_bytes(word)),
                 None => {
                     left_dump = true;

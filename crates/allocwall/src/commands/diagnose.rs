@@ -70,11 +70,15 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         None => {
             let recorded = record_now(&args, printer)?;
             if let Some(failure) = &recorded.file_failure {
-                printer.warn(&format!("{failure}; the diagnosis is whole, but the recording was not kept"));
+                printer.warn(&format!(
+                    "{failure}; the diagnosis is whole, but the recording was not kept"
+                ));
             }
             if let Some(path) = &recorded.path {
                 let path = path.display();
-                printer.note(&format!("recording: {path} (allocwall report {path} --format flamegraph -o OUT.svg)"));
+                printer.note(&format!(
+                    "recording: {path} (allocwall report {path} --format flamegraph -o OUT.svg)"
+                ));
             }
             (Judged::of(recorded.recording), recorded.launched)
         }
@@ -99,7 +103,10 @@ fn record_now(args: &Args, printer: &Printer) -> anyhow::Result<Recorded> {
     let ask = match (&args.pid[..], &args.cgroup, &args.command[..]) {
         ([], None, []) => bail!("say whom to look at: -p PID, --cgroup PATH, a recording's FILE, or -- CMD…"),
         ([], Some(path), _) => Ask::Cgroup(path.clone()),
-        ([], None, command) => Ask::Launch { command: command.to_vec(), keep: args.keep_running },
+        ([], None, command) => Ask::Launch {
+            command: command.to_vec(),
+            keep: args.keep_running,
+        },
         (pids, ..) => Ask::Pids(pids.to_vec()),
     };
     let window = args.duration.unwrap_or(DEFAULT_WINDOW);
@@ -108,7 +115,11 @@ fn record_now(args: &Args, printer: &Printer) -> anyhow::Result<Recorded> {
         None => default_output(printer),
     };
     let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
+    for signal in [
+        signal_hook::consts::SIGINT,
+        signal_hook::consts::SIGTERM,
+        signal_hook::consts::SIGHUP,
+    ] {
         signal_hook::flag::register_conditional_default(signal, interrupted.clone())
             .and_then(|_| signal_hook::flag::register(signal, interrupted.clone()))
             .context("cannot catch signals")?;
@@ -138,26 +149,43 @@ fn default_output(printer: &Printer) -> Option<PathBuf> {
         .filter(|p| p.is_absolute())
         .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".local/state")))?
         .join("allocwall");
-    if let Err(e) = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&state) {
-        printer.warn(&format!("{}: {e}; the recording is not kept (name a file with -o)", state.display()));
+    if let Err(e) = std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&state)
+    {
+        printer.warn(&format!(
+            "{}: {e}; the recording is not kept (name a file with -o)",
+            state.display()
+        ));
         return None;
     }
     prune(&state);
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_millis());
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |d| d.as_millis());
     Some(state.join(format!("{now}-{}{SUFFIX}", std::process::id())))
 }
 
 /// Names start with the time in milliseconds, so the order of names is the order of age.
 fn prune(state: &Path) {
-    let Ok(entries) = std::fs::read_dir(state) else { return };
+    let Ok(entries) = std::fs::read_dir(state) else {
+        return;
+    };
     let mut named: Vec<PathBuf> = entries
         .flatten()
         .map(|e| e.path())
         .filter(|p| {
-            let name = p.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+            let name = p
+                .file_name()
+                .map(|n| n.to_string_lossy().into_owned())
+                .unwrap_or_default();
             name.strip_suffix(SUFFIX).is_some_and(|n| {
                 n.split_once('-').is_some_and(|(time, pid)| {
-                    !time.is_empty() && [time, pid].iter().all(|part| part.bytes().all(|b| b.is_ascii_digit()))
+                    !time.is_empty()
+                        && [time, pid]
+                            .iter()
+                            .all(|part| part.bytes().all(|b| b.is_ascii_digit()))
                 })
             })
         })
@@ -170,17 +198,26 @@ fn prune(state: &Path) {
 }
 
 fn parse_duration(text: &str) -> Result<Duration, String> {
-    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len()));
+    let (number, unit) = text.split_at(
+        text.find(|c: char| !c.is_ascii_digit() && c != '.')
+            .unwrap_or(text.len()),
+    );
     let scale = match unit {
         "" | "s" => 1.0,
         "ms" => 1e-3,
         "m" => 60.0,
         _ => return Err("a time is a number with ms, s or m behind it: 500ms, 15s, 2m".into()),
     };
-    let number: f64 = number.parse().map_err(|_| "a time is a number with ms, s or m behind it: 500ms, 15s, 2m")?;
+    let number: f64 = number
+        .parse()
+        .map_err(|_| "a time is a number with ms, s or m behind it: 500ms, 15s, 2m")?;
     let window = Duration::try_from_secs_f64(number * scale).map_err(|_| "that is no usable time")?;
     if window < record::SHORTEST_WINDOW || window > record::LONGEST_WINDOW {
-        return Err(format!("choose between {:?} and {:?}", record::SHORTEST_WINDOW, record::LONGEST_WINDOW));
+        return Err(format!(
+            "choose between {:?} and {:?}",
+            record::SHORTEST_WINDOW,
+            record::LONGEST_WINDOW
+        ));
     }
     Ok(window)
 }
@@ -195,7 +232,19 @@ mod tests {
         assert_eq!(parse_duration("1.5s"), Ok(Duration::from_millis(1500)));
         assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
-        for bad in ["", "0", "-1", "10x", "NaN", "1e300", "99999999999", "2h", "1ms", "..", "٣"] {
+        for bad in [
+            "",
+            "0",
+            "-1",
+            "10x",
+            "NaN",
+            "1e300",
+            "99999999999",
+            "2h",
+            "1ms",
+            "..",
+            "٣",
+        ] {
             assert!(parse_duration(bad).is_err(), "{bad}");
         }
     }

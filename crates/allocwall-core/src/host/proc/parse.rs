@@ -314,7 +314,10 @@ pub fn syscall(bytes: &[u8]) -> Option<SyscallState> {
         [.., sp, ip] => hex(ip).zip(hex(sp)),
         _ => None,
     };
-    Some(SyscallState::Blocked { number: number(first)?, ip_sp })
+    Some(SyscallState::Blocked {
+        number: number(first)?,
+        ip_sp,
+    })
 }
 
 /// Symbol names of /proc/PID/task/TID/stack, leaf first: `[<0>] futex_wait+0x12/0x34`, or bare with an address.
@@ -646,13 +649,25 @@ mod tests {
         assert_eq!(syscall(b"running\n"), Some(SyscallState::Running));
         assert_eq!(
             syscall(b"202 0x7f 0x80 0x0 0x0 0x0 0x0 0x7ffd 0x7f\n"),
-            Some(SyscallState::Blocked { number: 202, ip_sp: Some((0x7f, 0x7ffd)) })
+            Some(SyscallState::Blocked {
+                number: 202,
+                ip_sp: Some((0x7f, 0x7ffd))
+            })
         );
         assert_eq!(
             syscall(b"-1 0x7ffd 0x7f\n"),
-            Some(SyscallState::Blocked { number: -1, ip_sp: Some((0x7f, 0x7ffd)) })
+            Some(SyscallState::Blocked {
+                number: -1,
+                ip_sp: Some((0x7f, 0x7ffd))
+            })
         );
-        assert_eq!(syscall(b"5 junk 0x"), Some(SyscallState::Blocked { number: 5, ip_sp: None }));
+        assert_eq!(
+            syscall(b"5 junk 0x"),
+            Some(SyscallState::Blocked {
+                number: 5,
+                ip_sp: None
+            })
+        );
         assert_eq!(syscall(b""), None);
         let stack = kernel_stack(b"[<0>] futex_wait_queue+0x63/0x90\n[<0>] ext4_x+0x1/0x2 [ext4]\n[<ffffffff81>] do_futex+0x1/0x2\njunk\n");
         assert_eq!(stack, ["futex_wait_queue", "ext4_x", "do_futex"]);
