@@ -66,6 +66,7 @@ impl Sketch {
                 allocator: Err(unknown()),
                 environment: vec![],
                 thp_disabled: Ok(false),
+                secure_exec: Ok(false),
             }],
             probes: vec![],
             prices: Err(unknown()),
@@ -79,6 +80,7 @@ impl Sketch {
             python: vec![],
             counts: vec![],
             neighbours: vec![],
+            heap: Err(unknown()),
         };
         let mut sketch = Sketch { recording };
         sketch.module("[kernel]", ModuleRole::Kernel);

@@ -47,6 +47,8 @@ pub fn computing() -> Subject {
                 thread_s: WINDOW_S,
                 resident_end: 20 << 20,
                 resident_growth: 0,
+                user_cpu_s: Ok(1.0),
+                system_cpu_s: Ok(0.1),
             },
         },
     };

@@ -40,6 +40,8 @@ pub struct CpuSampler {
     /// Further events that write into the rings above.
     redirected: Vec<Counter>,
     started_by_exec: bool,
+    /// Kernel part of the sample at hand.
+    chain: Vec<u64>,
     /// Threads that got no event because file descriptors ran out.
     pub left_out: usize,
 }
@@ -135,6 +137,7 @@ impl CpuSampler {
             deep: Vec::new(),
             redirected: Vec::new(),
             started_by_exec: matches!(scope, Scope::UntilExec(_)),
+            chain: Vec::new(),
             left_out: 0,
         };
         let one;
@@ -204,10 +207,10 @@ impl CpuSampler {
     pub fn drain(&mut self, sink: &mut dyn FnMut(Event<'_>)) {
         // The shallow rings carry the news of forks and mappings: first.
         for ring in &mut self.shallow {
-            drain_ring(ring, false, sink);
+            drain_ring(ring, false, &mut self.chain, sink);
         }
         for ring in &mut self.deep {
-            drain_ring(ring, true, sink);
+            drain_ring(ring, true, &mut self.chain, sink);
         }
     }
 }
@@ -276,33 +279,26 @@ fn redirect(counter: &Counter, ring: &Sampler) -> io::Result<()> {
     }
 }
 
-fn drain_ring(ring: &mut Sampler, deep: bool, sink: &mut dyn FnMut(Event<'_>)) {
+fn drain_ring(ring: &mut Sampler, deep: bool, chain: &mut Vec<u64>, sink: &mut dyn FnMut(Event<'_>)) {
+    // include/uapi/linux/perf_event.h
+    const SAMPLE: u32 = 9; // PERF_RECORD_SAMPLE
     const EXEC: u16 = 1 << 13; // PERF_RECORD_MISC_COMM_EXEC
     while let Some(record) = ring.next_record() {
         let misc = record.misc();
+        if record.ty() == SAMPLE {
+            let bytes = record.to_contiguous();
+            match parse_sample(&bytes, deep, chain) {
+                Some(sample) => sink(Event::Sample(sample)),
+                None => sink(Event::Lost(1)),
+            }
+            continue;
+        }
         // A record that doesn't parse is one lost record, not a reason to stop.
         let Ok(parsed) = record.parse_record() else {
             sink(Event::Lost(1));
             continue;
         };
         match parsed {
-            Record::Sample(sample) => {
-                let (Some(pid), Some(tid), Some(time_ns)) = (sample.pid(), sample.tid(), sample.time())
-                else {
-                    sink(Event::Lost(1));
-                    continue;
-                };
-                sink(Event::Sample(RawSample {
-                    time_ns,
-                    pid: pid as i32,
-                    tid: tid as i32,
-                    cpu: sample.cpu().unwrap_or(0),
-                    kernel: kernel_part(sample.callchain().unwrap_or(&[])),
-                    registers: sample.regs_user().and_then(|r| r.regs.as_ref().try_into().ok()),
-                    stack: sample.stack_user().unwrap_or(&[]),
-                    deep,
-                }))
-            }
             Record::Mmap2(map) => sink(Event::Mapped {
                 pid: map.pid as i32,
                 mapping: Mapping {
@@ -347,6 +343,58 @@ fn drain_ring(ring: &mut Sampler, deep: bool, sink: &mut dyn FnMut(Event<'_>)) {
 
 fn trim_nul(bytes: &[u8]) -> &[u8] {
     &bytes[..bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len())]
+}
+
+/// The body of a sample as `open_clock` asks for it: IP, TID, TIME, CPU, CALLCHAIN, REGS_USER, STACK_USER, in the
+/// kernel's order (perf_event_open(2)). A thread without user memory has neither registers nor stack.
+fn parse_sample<'a>(bytes: &'a [u8], deep: bool, chain: &'a mut Vec<u64>) -> Option<RawSample<'a>> {
+    let mut rest = bytes;
+    let mut word = || {
+        let (word, tail) = rest.split_first_chunk::<8>()?;
+        rest = tail;
+        Some(u64::from_ne_bytes(*word))
+    };
+    let pair = |word: u64| {
+        let [a, b, c, d, e, f, g, h] = word.to_ne_bytes();
+        (u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h]))
+    };
+    let _ip = word()?;
+    let (pid, tid) = pair(word()?);
+    let time_ns = word()?;
+    let (cpu, _) = pair(word()?);
+    let entries = word()?;
+    chain.clear();
+    for _ in 0..entries {
+        chain.push(word()?);
+    }
+    let registers = match word()? {
+        0 => None,
+        _ => {
+            let mut registers = [0; REGISTERS];
+            for register in &mut registers {
+                *register = word()?;
+            }
+            Some(registers)
+        }
+    };
+    let asked = usize::try_from(word()?).ok()?;
+    let stack = if asked == 0 {
+        &[][..]
+    } else {
+        let dumped = rest.get(..asked)?;
+        let used = rest.get(asked..asked + 8)?.try_into().ok()?;
+        dumped.get(..usize::try_from(u64::from_ne_bytes(used)).ok()?)?
+    };
+    Some(RawSample {
+        time_ns,
+        pid: pid as i32,
+        tid: tid as i32,
+        cpu,
+        kernel: kernel_part(chain),
+        registers,
+        stack,
+        deep,
+    })
 }
 
 /// Drops the PERF_CONTEXT_* markers (values from -4095 up) that separate kernel from user entries.
@@ -424,6 +472,52 @@ mod tests {
         assert_eq!(kernel_part(&[kernel, 1, 2]), [1, 2]);
         assert!(kernel_part(&[user, 3]).is_empty());
         assert!(kernel_part(&[]).is_empty());
+    }
+
+    #[test]
+    fn samples_of_threads_with_and_without_memory() {
+        let body = |registers: bool, stack: &[u8], used: u64| {
+            let kernel = -128i64 as u64;
+            let mut words = vec![
+                0x1000,
+                u64::from(7u32) | u64::from(8u32) << 32,
+                99,
+                1,
+                2,
+                kernel,
+                0xffff,
+            ];
+            words.push(u64::from(registers));
+            words.extend((0..REGISTERS as u64).filter(|_| registers));
+            words.push(stack.len() as u64);
+            let mut bytes: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
+            bytes.extend(stack);
+            if !stack.is_empty() {
+                bytes.extend(used.to_ne_bytes());
+            }
+            bytes
+        };
+        let mut chain = Vec::new();
+        let whole = body(true, &[5; 16], 8);
+        let sample = parse_sample(&whole, false, &mut chain).unwrap();
+        assert_eq!(
+            (sample.pid, sample.tid, sample.time_ns, sample.cpu),
+            (7, 8, 99, 1)
+        );
+        assert_eq!((sample.kernel, sample.stack), (&[0xffff][..], &[5; 8][..]));
+        assert_eq!(sample.registers.unwrap()[1], 1);
+        let kernel_thread = body(false, &[], 0);
+        let mut chain = Vec::new();
+        let sample = parse_sample(&kernel_thread, false, &mut chain).unwrap();
+        assert!(sample.registers.is_none() && sample.stack.is_empty());
+        // More used than dumped, or cut anywhere: not a sample.
+        assert!(parse_sample(&body(true, &[5; 16], 17), false, &mut Vec::new()).is_none());
+        for length in 0..whole.len() {
+            assert!(
+                parse_sample(&whole[..length], false, &mut Vec::new()).is_none(),
+                "{length}"
+            );
+        }
     }
 
     #[test]

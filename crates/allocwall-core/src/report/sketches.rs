@@ -94,6 +94,7 @@ fn recording() -> Recording {
             }),
             environment: vec![("MALLOC_ARENA_MAX".into(), "2".into())],
             thp_disabled: Ok(false),
+            secure_exec: Ok(false),
         }],
         probes: vec![
             Probe {
@@ -188,6 +189,7 @@ fn recording() -> Recording {
             comm: "load".into(),
             cpu_ns: 1_200_000_000,
         }],
+        heap: Err(Absence::new(Reason::NotApplicable, "sketch")),
     }
 }
 
@@ -278,6 +280,8 @@ fn bill(shares: &[(CostClass, f64)], cpu_s: f64) -> Bill {
             thread_s: 60.0,
             resident_end: 1_342 << 20,
             resident_growth: 12 << 20,
+            user_cpu_s: Ok(12.0),
+            system_cpu_s: Ok(6.0),
         },
     }
 }

@@ -572,7 +572,7 @@ mod tests {
         let body = b"7f0000000000 default anon=3 dirty=3 N0=1 N1=2 kernelpagesize_kB=4\n\
             7f0000200000 interleave:0-1 file=/dev/hugepages/N9=5 huge anon=1 N1=1 kernelpagesize_kB=2048\n7f00 default\n";
         assert_eq!(numa_resident(body).unwrap(), [4096, 8192 + (2 << 20)]);
-        assert_eq!(numa_resident(b"").unwrap(), []);
+        assert_eq!(numa_resident(b"").unwrap(), Vec::<u64>::new());
         assert_eq!(numa_resident(b"7f default N0=1\n"), None);
         assert_eq!(
             numa_resident(b"7f default N999999999=1 kernelpagesize_kB=4\n"),
