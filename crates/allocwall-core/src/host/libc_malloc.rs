@@ -105,6 +105,8 @@ fn undisturbed_libc() -> Measured<()> {
             let name = name.ok()?;
             let touches_malloc = match name.as_str() {
                 "GLIBC_TUNABLES" => value.to_string_lossy().contains("glibc.malloc."),
+                // MALLOC_PERTURB_ and its like; without the underscore at the end, MALLOC_ARENA_MAX changes no price
+                // of a thread alone, and jemalloc has variables of its own.
                 _ => name.starts_with("MALLOC_") && name.ends_with('_'),
             };
             touches_malloc.then_some(name)

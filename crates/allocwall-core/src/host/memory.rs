@@ -169,20 +169,30 @@ fn refused(call: &str, length: usize, error: Errno) -> Absence {
             Reason::NotPermitted,
             format!("{detail} (address space limited to {} MiB)", limit >> 20),
         )
-        .mend("ulimit -v unlimited"),
+        .mend("ulimit -v unlimited; allocwall calibrate --fresh"),
         (Errno::NOMEM, None) => Absence::new(Reason::TooLittle, detail),
         (Errno::INVAL, _) => Absence::new(Reason::NotSupported, detail),
         _ => Absence::new(Reason::NotPermitted, detail),
     }
 }
 
-/// Minor faults that the calling thread has taken so far (getrusage(2), RUSAGE_THREAD).
-pub fn thread_faults() -> u64 {
+/// What the kernel has counted for the calling thread so far (getrusage(2), RUSAGE_THREAD).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadCounts {
+    pub minor_faults: u64,
+    /// Times that it lost its CPU to other work while it wanted to run.
+    pub involuntary_switches: u64,
+}
+
+pub fn thread_counts() -> ThreadCounts {
     // SAFETY: an all-zero rusage is a valid value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: `usage` is a live rusage that the call fills; with these arguments it cannot fail.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
-    usage.ru_minflt as u64
+    ThreadCounts {
+        minor_faults: usage.ru_minflt as u64,
+        involuntary_switches: usage.ru_nivcsw as u64,
+    }
 }
 
 /// The selected word of a file like `always [madvise] never`.
@@ -289,13 +299,13 @@ mod tests {
     fn a_mapping_is_aligned_zeroed_and_faults_once_a_page() {
         let mut mapping = Mapping::new(HUGE, Pages::Small).unwrap();
         assert!((mapping.bytes().as_ptr() as usize).is_multiple_of(HUGE));
-        let before = thread_faults();
+        let before = thread_counts().minor_faults;
         for byte in mapping.bytes().iter_mut().step_by(PAGE) {
             assert_eq!(*std::hint::black_box(&mut *byte), 0);
             *byte = 7;
         }
         // A read maps the shared zero page, the write behind it the page itself: one or two faults each.
-        assert!(thread_faults() - before >= (HUGE / PAGE) as u64);
+        assert!(thread_counts().minor_faults - before >= (HUGE / PAGE) as u64);
         assert_eq!(mapping.huge_bytes().unwrap(), 0);
         mapping.release_pages().unwrap();
         assert!(mapping.bytes().iter().all(|&byte| byte == 0));

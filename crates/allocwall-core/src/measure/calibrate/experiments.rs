@@ -19,6 +19,8 @@ pub(super) struct Experiment {
     pub missed: Option<Absence>,
     /// Time that its repetitions have taken so far.
     pub spent: Duration,
+    /// Runs on this thread alone and never waits: a repetition in which other work took the CPU is discarded.
+    alone: bool,
     run: Option<Repetition>,
 }
 
@@ -35,8 +37,13 @@ impl Experiment {
             series: names.iter().map(|&name| (name.to_owned(), Vec::new())).collect(),
             missed,
             spent: Duration::ZERO,
+            alone: false,
             run,
         }
+    }
+
+    fn alone(self) -> Experiment {
+        Experiment { alone: true, ..self }
     }
 
     pub fn absent(names: &[&str], absence: Absence) -> Experiment {
@@ -46,7 +53,10 @@ impl Experiment {
     pub fn repeat(&mut self, round: u32) {
         let Some(run) = &mut self.run else { return };
         let begun = Instant::now();
-        let outcome = run(round);
+        let outcome = match self.alone {
+            true => undisturbed(|| run(round)),
+            false => run(round),
+        };
         self.spent += begun.elapsed();
         match outcome {
             Ok(values) => {
@@ -63,24 +73,41 @@ impl Experiment {
     }
 }
 
+/// A time slice of another program is milliseconds long, many times what is timed here, and a busy machine gives one in
+/// every few repetitions. The kernel counts them, so they are known by their cause and not by their size.
+fn undisturbed<T>(run: impl FnOnce() -> Measured<T>) -> Measured<T> {
+    let before = memory::thread_counts().involuntary_switches;
+    let outcome = run()?;
+    match memory::thread_counts().involuntary_switches - before {
+        0 => Ok(outcome),
+        _ => Err(
+            Absence::new(Reason::TooLittle, "other work took the CPU in the middle")
+                .mend("allocwall calibrate --fresh, on a less busy machine"),
+        ),
+    }
+}
+
 /// Everything that is measured in rounds. Set up here, so that no repetition pays for it.
 pub(super) fn interleaved(bench: &Bench) -> Vec<Experiment> {
     use prices::*;
-    let single: [(&[&str], Measured<Repetition>); 9] = [
+    let alone: [(&[&str], Measured<Repetition>); 7] = [
         (&[TOUCH_4K, MUNMAP_PAGE], touch_small()),
         (&[TOUCH_2M], touch_huge(bench)),
         (&[ZERO_4K], zeroing()),
         (&[DONTNEED_PAGE], dont_need()),
         (&[POPULATE_PAGE], populate()),
         (&[MAP_UNMAP_128K], map_unmap()),
-        (&[MALLOC_CACHED, MALLOC_ARENA, MALLOC_MAPPED], malloc_pairs()),
         (&[SYSCALL], system_call()),
-        (&[CONTEXT_SWITCH], context_switch(bench)),
     ];
-    let mut table: Vec<Experiment> = single
+    let mut table: Vec<Experiment> = alone
         .into_iter()
-        .map(|(names, run)| Experiment::new(names, run))
+        .map(|(names, run)| Experiment::new(names, run).alone())
         .collect();
+    table.push(Experiment::new(
+        &[MALLOC_CACHED, MALLOC_ARENA, MALLOC_MAPPED],
+        malloc_pairs(),
+    ));
+    table.push(Experiment::new(&[CONTEXT_SWITCH], context_switch(bench)));
     if !cfg!(target_env = "gnu") {
         // Only glibc has the two tiers: elsewhere the batch is no other path than the single block.
         table.retain_mut(|experiment| {
@@ -117,9 +144,9 @@ const SMALL_PAGES: usize = HUGE / PAGE;
 
 /// First touch of 2 MiB in small pages: ns a page. Refused unless every page took its own fault.
 fn time_small(mapping: &mut Mapping) -> Measured<f64> {
-    let faults = memory::thread_faults();
+    let faults = memory::thread_counts().minor_faults;
     let ns = timed(SMALL_PAGES, || touch(mapping.bytes(), PAGE));
-    match (memory::thread_faults() - faults) as usize {
+    match (memory::thread_counts().minor_faults - faults) as usize {
         SMALL_PAGES.. => Ok(ns),
         faults => Err(Absence::new(
             Reason::NotSupported,
@@ -130,10 +157,10 @@ fn time_small(mapping: &mut Mapping) -> Measured<f64> {
 
 /// First touch of 2 MiB as one huge page: ns for all of it. Refused unless one fault brought all of it.
 fn time_huge(mapping: &mut Mapping) -> Measured<f64> {
-    let faults = memory::thread_faults();
+    let faults = memory::thread_counts().minor_faults;
     let ns = timed(1, || touch(mapping.bytes(), HUGE));
     touch(mapping.bytes(), PAGE);
-    match memory::thread_faults() - faults {
+    match memory::thread_counts().minor_faults - faults {
         1 => Ok(ns),
         faults => Err(Absence::new(
             Reason::TooLittle,
@@ -337,12 +364,14 @@ fn loads(bench: &Bench) -> Vec<Experiment> {
         Experiment::new(
             &[prices::LOAD_4K],
             room.clone().and_then(|()| chase(Pages::Small)),
-        ),
+        )
+        .alone(),
         Experiment::new(
             &[prices::LOAD_2M],
             room.and_then(|()| bench.huge.clone())
                 .and_then(|()| chase(Pages::Huge)),
-        ),
+        )
+        .alone(),
     ]
 }
 
@@ -447,8 +476,8 @@ fn fault_together(cpus: &[u32]) -> Measured<f64> {
                 scope.spawn(move || {
                     let pinned = Pinned::to(cpu);
                     start_line.wait();
-                    let ns = timed(SMALL_PAGES, || touch(part, PAGE));
-                    pinned.map(|_| ns)
+                    let ns = undisturbed(|| Ok(timed(SMALL_PAGES, || touch(part, PAGE))));
+                    pinned.and(ns)
                 })
             })
             .collect();
@@ -515,7 +544,7 @@ fn no_such_pair(relation: Relation, allowed: usize) -> Absence {
     };
     match allowed {
         1 => Absence::new(Reason::NotApplicable, "this process may use one CPU only")
-            .mend("run it with more CPUs (taskset, cpuset), if there are more"),
+            .mend("allow it more CPUs (taskset, cpuset), then allocwall calibrate --fresh"),
         n => Absence::new(
             Reason::NotApplicable,
             format!("no {lacking} among the {n} CPUs that this process may use"),
@@ -569,7 +598,7 @@ pub(super) struct IdleMemory {
 }
 
 /// For each kind of page.
-pub(super) const IDLE_BATCHES: u32 = 40;
+const IDLE_BATCHES: u32 = 40;
 
 impl IdleMemory {
     pub fn set_aside(bench: &Bench) -> IdleMemory {
@@ -601,8 +630,8 @@ impl IdleMemory {
             touch(mapping.bytes(), PAGE);
         }
         IdleMemory {
-            small: Experiment::new(&[prices::TOUCH_4K_IDLE], small),
-            huge: Experiment::new(&[prices::TOUCH_2M_IDLE], huge),
+            small: Experiment::new(&[prices::TOUCH_4K_IDLE], small).alone(),
+            huge: Experiment::new(&[prices::TOUCH_2M_IDLE], huge).alone(),
         }
     }
 
@@ -624,6 +653,7 @@ impl IdleMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::topology;
 
     #[test]
     fn the_chain_visits_every_line_once() {
@@ -663,6 +693,27 @@ mod tests {
         experiment.repeat(1);
         assert_eq!(experiment.series[0].1, [1.0]);
         assert_eq!(experiment.missed.unwrap().detail, "not this time");
+    }
+
+    #[test]
+    fn work_that_lost_its_cpu_is_discarded() {
+        assert_eq!(undisturbed(|| Ok(1)), Ok(1));
+        let lost = undisturbed(|| {
+            // Until another thread or program takes this CPU, or nothing ever does.
+            let before = memory::thread_counts().involuntary_switches;
+            let cpu = topology::allowed_cpus()?[0];
+            let _here = Pinned::to(cpu)?;
+            let begun = Instant::now();
+            std::thread::scope(|scope| {
+                scope.spawn(|| while begun.elapsed() < Duration::from_millis(300) {});
+                while begun.elapsed() < Duration::from_millis(300) {}
+            });
+            Ok(memory::thread_counts().involuntary_switches - before)
+        });
+        match lost {
+            Err(absence) => assert_eq!(absence.reason, Reason::TooLittle),
+            Ok(switches) => assert_eq!(switches, 0),
+        }
     }
 
     #[test]

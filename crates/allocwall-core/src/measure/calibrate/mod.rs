@@ -15,7 +15,7 @@ use crate::host::{libc_malloc, memory};
 use crate::measure::recording::{Price, PriceList};
 use crate::stats::median_interval;
 use crate::units::{Absence, Measured, Reason};
-use experiments::{Experiment, IDLE_BATCHES, IdleMemory};
+use experiments::{Experiment, IdleMemory};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -30,6 +30,8 @@ const DEADLINE: Duration = Duration::from_millis(9_000);
 const ROUNDS: u32 = 200;
 /// Below this the interval would be that of a handful of values: no price.
 const FEWEST: usize = 9;
+/// Below this the interval is wide enough to tell the user.
+const FEW: u32 = 20;
 
 /// A price list and where it came from.
 #[derive(Clone, Debug)]
@@ -69,7 +71,7 @@ pub fn price_list(fresh: bool, progress: &mut dyn FnMut(f32)) -> Result<Calibrat
         }
     }
     let list = measure(machine, progress)?;
-    if list.prices.iter().any(|price| price.repetitions < IDLE_BATCHES) {
+    if list.prices.iter().any(|price| price.repetitions < FEW) {
         warnings.push(
             "other work kept the CPUs busy, so intervals are wide: `allocwall calibrate --fresh` at a quieter time"
                 .to_owned(),
