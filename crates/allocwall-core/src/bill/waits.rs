@@ -7,9 +7,11 @@ use crate::catalogue::cost::WaitClass;
 use crate::measure::recording::{ProbeState, Recording, WaitSample};
 use crate::stats;
 use crate::units::{Absence, Interval, Measured, Reason};
+use std::collections::BTreeMap;
 
 pub fn lines(recording: &Recording, classifier: &Classifier, cpu_s: f64) -> Vec<WaitLine> {
     let classes: Vec<WaitClass> = recording.waits.iter().map(|w| classifier.wait(w)).collect();
+    let blocked = Blocked::of(recording);
     let throttled = throttled(recording);
     WaitClass::ALL
         .into_iter()
@@ -19,8 +21,8 @@ pub fn lines(recording: &Recording, classifier: &Classifier, cpu_s: f64) -> Vec<
                 WaitClass::Throttled => (throttled.clone(), vec![]),
                 WaitClass::Stolen => (stolen(recording, cpu_s), vec![]),
                 _ => (
-                    sampled(recording, &classes, class),
-                    wait_sites(recording, classifier, &classes, class),
+                    sampled(recording, &blocked, &classes, class),
+                    wait_sites(recording, classifier, &blocked, &classes, class),
                 ),
             };
             WaitLine {
@@ -33,7 +35,54 @@ pub fn lines(recording: &Recording, classifier: &Classifier, cpu_s: f64) -> Vec<
         .collect()
 }
 
-fn sampled(recording: &Recording, classes: &[WaitClass], class: WaitClass) -> Measured<Interval> {
+/// How long each thread waited is known to the nanosecond: what is left of its time when the scheduler's CPU and
+/// run-queue times are taken off. The looks only say for what. They alone would see too little of short waits: a thread
+/// that is being woken counts as runnable at once, though on a virtual machine its CPU may take longer to wake up than
+/// the wait itself took.
+struct Blocked {
+    /// Exact waiting time over the weight of the looks that saw the thread wait; 1 where the exact time isn't known.
+    scale: BTreeMap<(i32, i32), f64>,
+    /// Waiting time of threads that no look saw waiting, seconds.
+    unseen_s: f64,
+}
+
+impl Blocked {
+    fn of(recording: &Recording) -> Blocked {
+        let mut looked: BTreeMap<(i32, i32), u64> = BTreeMap::new();
+        for wait in &recording.waits {
+            *looked.entry((wait.pid, wait.tid)).or_default() += wait.weight_ns;
+        }
+        let mut blocked = Blocked {
+            scale: BTreeMap::new(),
+            unseen_s: 0.0,
+        };
+        for thread in &recording.threads {
+            let Some(delay) = thread.run_delay_ns else { continue };
+            let exact = thread.seen_ns.saturating_sub(thread.cpu_ns).saturating_sub(delay) as f64;
+            match looked.get(&(thread.pid, thread.tid)) {
+                Some(&weight) if weight > 0 => {
+                    blocked.scale.insert((thread.pid, thread.tid), exact / weight as f64);
+                }
+                _ => blocked.unseen_s += exact / 1e9,
+            }
+        }
+        blocked
+    }
+
+    /// Seconds that one look stands for.
+    fn seconds(&self, wait: &WaitSample) -> f64 {
+        self.scale.get(&(wait.pid, wait.tid)).unwrap_or(&1.0) * wait.weight_ns as f64 / 1e9
+    }
+}
+
+fn sampled(
+    recording: &Recording,
+    blocked: &Blocked,
+    classes: &[WaitClass],
+    class: WaitClass,
+) -> Measured<Interval> {
+    // Nobody saw what these waited for: they belong to the line for that.
+    let unseen = if class == WaitClass::Other { blocked.unseen_s } else { 0.0 };
     if recording.waits.is_empty() {
         return match recording
             .probes
@@ -42,9 +91,9 @@ fn sampled(recording: &Recording, classes: &[WaitClass], class: WaitClass) -> Me
         {
             // Looked, and saw no thread sleep: at 95 %, fewer than three looks' worth was missed (the rule of three).
             true => Ok(Interval::new(
-                0.0,
-                0.0,
-                3.0 * recording.meta.wait_period_ns as f64 / 1e9,
+                unseen,
+                unseen,
+                unseen + 3.0 * recording.meta.wait_period_ns as f64 / 1e9,
             )),
             false => Err(absence(recording, "waits", "waiting threads were not looked at")),
         };
@@ -55,26 +104,28 @@ fn sampled(recording: &Recording, classes: &[WaitClass], class: WaitClass) -> Me
     for (wait, of) in recording.waits.iter().zip(classes) {
         let block = &mut hits[block_of(wait.t_ns, recording, block_count)];
         block.1 += 1;
-        total += wait.weight_ns as f64 / 1e9;
+        let seconds = blocked.seconds(wait);
+        total += seconds;
         if *of == class {
             block.0 += 1;
-            of_class += wait.weight_ns as f64 / 1e9;
+            of_class += seconds;
         }
     }
     let share = stats::proportion_over_time(&hits);
-    // Looks weigh nearly the same: the interval of their count, laid around the weight.
+    // Looks of one thread weigh the same: the interval of their count, laid around the weight.
     let low = of_class - (share.point - share.low) * total;
     let high = of_class + (share.high - share.point) * total;
     Ok(Interval::new(
-        low.max(0.0),
-        of_class,
-        high.min(total).max(of_class),
+        low.max(0.0) + unseen,
+        of_class + unseen,
+        high.min(total).max(of_class) + unseen,
     ))
 }
 
 fn wait_sites(
     recording: &Recording,
     classifier: &Classifier,
+    blocked: &Blocked,
     classes: &[WaitClass],
     class: WaitClass,
 ) -> Vec<Site> {
@@ -84,7 +135,7 @@ fn wait_sites(
         tid: w.tid,
         kernel: w.kernel,
         user: w.user,
-        weight: w.weight_ns,
+        weight: (blocked.seconds(w) * 1e9) as u64,
     };
     let of_class = recording.waits.iter().zip(classes).filter(|(_, c)| **c == class);
     sites(recording, classifier, of_class.map(|(w, _)| place(w)))
@@ -157,7 +208,7 @@ fn method(class: WaitClass, recording: &Recording) -> String {
         WaitClass::Idle => {
             "looks at sleeping threads: in poll, accept, read, sleep or on a condition variable, or on an unknown futex in a thread that uses under 5 % CPU"
         }
-        WaitClass::Other => "looks at sleeping threads: none of the above",
+        WaitClass::Other => "looks at sleeping threads: none of the above, and waits that no look fell into",
     };
     let kernel_stacks = recording.waits.iter().any(|w| w.kernel.is_some());
     let unread = !recording.waits.is_empty() && !kernel_stacks;

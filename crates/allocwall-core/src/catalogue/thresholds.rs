@@ -81,10 +81,10 @@ pub const TABLE: [Threshold; 15] = [
     },
     Threshold {
         wall: Wall::Waiting,
-        contributor: 0.50,
-        wall_from: 0.90,
+        contributor: 0.30,
+        wall_from: 0.60,
         floor: Floor::None,
-        source: "our judgement: with less than a tenth of one CPU in use no CPU saving shortens a request by much",
+        source: "our judgement: with less than 0.4 of one CPU in use, most of the time no saving of CPU would shorten anything",
     },
     Threshold {
         wall: Wall::ApplicationLock,
