@@ -81,16 +81,7 @@ pub fn record(request: Request<'_>) -> Result<Recorded> {
     }
     // Before anything is started: an output that cannot be written must not cost a window.
     let writer = Writer::create(request.output.as_deref())?;
-    match Session::open(&request, writer) {
-        Ok(session) => session.run(request),
-        Err(error) => {
-            // Nothing was seen: leave no empty file behind.
-            if let Some(path) = &request.output {
-                let _ = std::fs::remove_file(path);
-            }
-            Err(error)
-        }
-    }
+    Session::open(&request, writer)?.run(request)
 }
 
 struct Session {
@@ -139,9 +130,9 @@ impl Session {
             } => {
                 refuse_setuid(line)?;
                 let shown: Vec<String> = line.iter().map(|w| w.to_string_lossy().into_owned()).collect();
-                let child = launch::hold(line).map_err(|source| Error::Launch {
+                let child = launch::hold(line).map_err(|cause| Error::Launch {
                     command: shown.join(" "),
-                    source,
+                    cause,
                 })?;
                 let pid = child.pid;
                 held = Some(child);
@@ -171,9 +162,9 @@ impl Session {
                     let _ = sampler.start();
                 }
                 let shown = command.clone().unwrap_or_default().join(" ");
-                let child = held.release().map_err(|source| Error::Launch {
+                let child = held.release().map_err(|cause| Error::Launch {
                     command: shown,
-                    source,
+                    cause,
                 })?;
                 collector.adopt(pid);
                 Some(child)
