@@ -111,11 +111,12 @@ impl Writer {
                 Some(parent) if !parent.as_os_str().is_empty() => parent,
                 _ => Path::new("."),
             };
-            // tempfile creates with mode 0600 on Unix.
+            std::fs::metadata(folder).map_err(|cause| failed(path, cause))?;
+            // tempfile creates with mode 0600 on Unix. Its errors name a file that nobody asked for: the kind is enough.
             let waiting = tempfile::Builder::new()
                 .prefix(".allocwall-")
                 .tempfile_in(folder)
-                .map_err(|cause| failed(path, strip_path(cause)))?;
+                .map_err(|e| failed(path, io::Error::from(e.kind())))?;
             writer.waiting = Some(waiting);
         }
         writer.bytes.extend_from_slice(MAGIC);
@@ -168,18 +169,6 @@ fn failed(path: &Path, cause: io::Error) -> Error {
         path: path.to_path_buf(),
         cause,
     }
-}
-
-/// tempfile's errors name a file that nobody asked for.
-fn strip_path(error: io::Error) -> io::Error {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = error.get_ref().map(|e| e as _);
-    while let Some(inner) = cause {
-        if let Some(code) = inner.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
-            return io::Error::from_raw_os_error(code);
-        }
-        cause = inner.source();
-    }
-    error
 }
 
 /// Looked at without opening it first: a pipe would block, and a device is never to be replaced by a file.
@@ -255,12 +244,12 @@ fn check_header(bytes: &[u8]) -> std::result::Result<&[u8], String> {
     if bytes.is_empty() {
         return Err("it is empty".into());
     }
-    let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| {
-        match MAGIC.starts_with(bytes) {
+    let rest = bytes
+        .strip_prefix(MAGIC)
+        .ok_or_else(|| match MAGIC.starts_with(bytes) {
             true => "it ends within its header",
             false => "it does not start like one",
-        }
-    })?;
+        })?;
     let (version, rest) = rest.split_first_chunk::<2>().ok_or("it ends within its header")?;
     let version = u16::from_le_bytes(*version);
     if version > FORMAT_VERSION {
@@ -502,3 +491,6 @@ fn validate(r: &Recording) -> std::result::Result<(), String> {
         "neighbours",
     )
 }
+
+#[cfg(test)]
+mod tests;

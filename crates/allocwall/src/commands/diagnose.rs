@@ -69,9 +69,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     }
     let format = if args.json { Format::Json } else { Format::Text };
     let (judged, mut launched) = match &args.file {
-        Some(path) => {
-            (Judged::of(file::read(path)?), None)
-        }
+        Some(path) => (Judged::of(file::read(path)?), None),
         None => {
             let recorded = record_now(&args, printer)?;
             if let Some(failure) = &recorded.file_failure {
