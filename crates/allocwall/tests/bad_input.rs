@@ -178,10 +178,13 @@ fn as_nobody(place: &Path, arguments: &[&str]) -> Option<Output> {
     let copy = place.join("allocwall");
     fs::copy(BINARY, &copy).unwrap();
     fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
+    let state = place.join("state");
+    fs::create_dir_all(&state).unwrap();
+    fs::set_permissions(&state, fs::Permissions::from_mode(0o777)).unwrap();
     let mut run = Command::new("setpriv");
     run.args(["--reuid=65534", "--regid=65534", "--clear-groups", path(&copy)])
         .args(arguments)
-        .env("XDG_STATE_HOME", "/nonexistent")
+        .env("XDG_STATE_HOME", &state)
         .env_remove("COLUMNS")
         .current_dir("/")
         .stdin(Stdio::null())

@@ -32,7 +32,7 @@ pub struct Args {
     cgroup: Option<String>,
 
     /// Length of the window: 15, 15s, 500ms, 2m [default: 15s]
-    #[arg(short, long, value_name = "TIME", allow_negative_numbers = true, value_parser = parse_duration, conflicts_with = "file")]
+    #[arg(short, long, value_name = "TIME", allow_hyphen_values = true, value_parser = parse_duration, conflicts_with = "file")]
     duration: Option<Duration>,
 
     /// Where to write the recording [default: a file in the state directory]
@@ -48,7 +48,7 @@ pub struct Args {
     fail_on: Option<String>,
 
     /// Leave the launched command running after the window; otherwise it is ended (SIGTERM, then SIGKILL)
-    #[arg(long, requires = "command")]
+    #[arg(long, requires = "command", conflicts_with_all = ["pid", "cgroup", "file"])]
     keep_running: bool,
 
     /// A recording to diagnose again
