@@ -409,6 +409,7 @@ fn exists(pid: i32) -> bool {
 }
 
 /// Starts a long diagnosis of a launched command; its pid, once it runs.
+#[allow(clippy::zombie_processes, reason = "the caller waits for it")]
 fn launching(state: &Path, to: &Path) -> (Child, i32) {
     let note = to.with_extension("pid");
     let script = format!(
