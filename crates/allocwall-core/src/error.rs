@@ -1,4 +1,5 @@
-//! Errors that end a command. Each message says what was wrong and what to do.
+//! Errors that end a command. Each message says what was wrong and what to do, whole in one line: causes are part of
+//! the text and not chained, or a printer that follows the chain would say them twice.
 
 use std::path::PathBuf;
 
@@ -11,10 +12,10 @@ pub enum Error {
     NoSuchProcess(i32),
     #[error("not permitted to look at process {pid}: {detail}; {mend}")]
     NotPermitted { pid: i32, detail: String, mend: String },
-    #[error("cannot start {command}: {source}")]
-    Launch { command: String, source: std::io::Error },
-    #[error("{path}: {source}")]
-    File { path: PathBuf, source: std::io::Error },
+    #[error("cannot start {command}: {cause}")]
+    Launch { command: String, cause: std::io::Error },
+    #[error("{path}: {cause}")]
+    File { path: PathBuf, cause: std::io::Error },
     #[error("{path} is no usable recording: {detail}")]
     Recording { path: PathBuf, detail: String },
     #[error("{0}")]

@@ -50,6 +50,8 @@ pub struct Collector {
     unknown_module: u32,
 
     members: HashMap<i32, u32>,
+    /// Members that were seen to have ended: not asked again at every tick. Their late samples still count.
+    ended: HashSet<i32>,
     strangers: HashSet<i32>,
     images: Vec<Image>,
     /// Members in order of appearance, those that ended included.
@@ -99,6 +101,7 @@ impl Collector {
             kernel_module,
             unknown_module,
             members: HashMap::new(),
+            ended: HashSet::new(),
             strangers: HashSet::new(),
             images: Vec::new(),
             pids: Vec::new(),
@@ -163,12 +166,22 @@ impl Collector {
         (self.images.len() - 1) as u32
     }
 
-    pub fn alive(&self) -> Vec<i32> {
-        self.members
-            .keys()
-            .copied()
-            .filter(|pid| self.proc.exists(*pid))
-            .collect()
+    /// Members that can still run. One that nobody has reaped yet has ended.
+    pub fn alive(&mut self) -> Vec<i32> {
+        let mut alive = Vec::new();
+        for &pid in self.members.keys() {
+            if self.ended.contains(&pid) {
+                continue;
+            }
+            match self.proc.process_stat(pid) {
+                // A leader may end before its threads: then it is a zombie with threads beside it.
+                Ok(stat) if !matches!(stat.state, 'Z' | 'X') || stat.threads > 1 => alive.push(pid),
+                _ => {
+                    self.ended.insert(pid);
+                }
+            }
+        }
+        alive
     }
 
     /// At least one kernel function had a name; true as well before any was seen.
@@ -218,6 +231,7 @@ impl Collector {
             Some(_) if self.members.len() >= PROCESS_LIMIT => self.processes_left_out += 1,
             Some(image) => {
                 self.strangers.remove(&pid);
+                self.ended.remove(&pid);
                 // The same image until it execs.
                 if self.members.insert(pid, image).is_none() {
                     self.pids.push(pid);
@@ -563,6 +577,10 @@ pub struct Collected {
 }
 
 fn add_tables(tables: &mut HashMap<u32, Tables>, modules: &Modules, unwinder: &mut Unwinder, code: &Code) {
+    // Generated code has no tables, and a program that maps and unmaps it all the time would fill the unwinder.
+    if modules.list()[code.module].role == ModuleRole::Jit {
+        return;
+    }
     let tables = tables.entry(code.module as u32).or_insert_with(|| {
         let copy = modules.file(code.module).and_then(|file| file.try_clone().ok());
         copy.map_or_else(Tables::none, Tables::of)

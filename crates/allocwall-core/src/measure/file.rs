@@ -14,16 +14,21 @@ use flate2::write::DeflateEncoder;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
 
 const MAGIC: &[u8; 10] = b"allocwall\0";
+const HEADER: usize = MAGIC.len() + 2;
 /// Raised whenever `Part` or anything in it changes shape.
 pub const FORMAT_VERSION: u16 = 1;
 
 const FILE_LIMIT: u64 = 256 << 20;
 const PART_LIMIT: u64 = 64 << 20;
-const TOTAL_LIMIT: u64 = 512 << 20;
+/// Values take up to 24 times the memory of their bytes here (empty strings), so a small file must not unpack to much.
+/// Times and numbers in a real one keep it above a tenth of what it holds.
+const UNPACKED_LIMIT: u64 = 256 << 20;
+const UNPACKED_SMALL: u64 = 8 << 20;
+const UNPACKED_RATIO: u64 = 32;
 const PARTS_LIMIT: usize = 100_000;
 
 #[derive(Serialize, Deserialize)]
@@ -78,8 +83,12 @@ pub struct Tail {
 pub type StackPair = (Option<u32>, Option<u32>);
 
 /// Writes parts to a file and keeps them in memory, so that a full disk loses the file and not the diagnosis.
+///
+/// Until the first part comes the file has a temporary name: a session that never opens takes nothing away and leaves
+/// nothing behind.
 pub struct Writer {
     path: Option<PathBuf>,
+    waiting: Option<NamedTempFile>,
     file: Option<File>,
     bytes: Vec<u8>,
     failure: Option<Error>,
@@ -87,45 +96,49 @@ pub struct Writer {
 
 impl Writer {
     /// `path`: where to write, readable by the owner alone; None keeps the recording in memory only.
-    /// An existing file is replaced only when it is a recording itself.
+    /// What stands there already is replaced only when it is a recording itself, or an empty file.
     pub fn create(path: Option<&Path>) -> Result<Writer> {
         let mut writer = Writer {
             path: path.map(Path::to_path_buf),
+            waiting: None,
             file: None,
             bytes: Vec::new(),
             failure: None,
         };
         if let Some(path) = path {
-            let fail = |source| Error::File {
-                path: path.to_path_buf(),
-                source,
+            may_replace(path)?;
+            let folder = match path.parent() {
+                Some(parent) if !parent.as_os_str().is_empty() => parent,
+                _ => Path::new("."),
             };
-            if let Ok(mut existing) = File::open(path) {
-                let mut start = [0; MAGIC.len()];
-                let is_recording = existing.read_exact(&mut start).is_ok() && start == *MAGIC;
-                if !is_recording && existing.metadata().map_err(fail)?.len() > 0 {
-                    return Err(Error::Refused(format!(
-                        "{} exists and is no recording; name another file with -o, or remove it first",
-                        path.display()
-                    )));
-                }
-                // A new inode: the mode below takes effect, and nobody reads a half-replaced file.
-                std::fs::remove_file(path).map_err(fail)?;
-            }
-            let file = OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(path)
-                .map_err(fail)?;
-            writer.file = Some(file);
+            std::fs::metadata(folder).map_err(|cause| failed(path, cause))?;
+            // tempfile creates with mode 0600 on Unix. Its errors name a file that nobody asked for: the kind is enough.
+            let waiting = tempfile::Builder::new()
+                .prefix(".allocwall-")
+                .tempfile_in(folder)
+                .map_err(|e| failed(path, io::Error::from(e.kind())))?;
+            writer.waiting = Some(waiting);
         }
-        writer.put(MAGIC);
-        writer.put(&FORMAT_VERSION.to_le_bytes());
+        writer.bytes.extend_from_slice(MAGIC);
+        writer.bytes.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
         Ok(writer)
     }
 
+    /// Gives the file its name and its header.
+    fn begin(&mut self) {
+        let (Some(waiting), Some(path)) = (self.waiting.take(), &self.path) else {
+            return;
+        };
+        match waiting.persist(path) {
+            Ok(file) => self.file = Some(file),
+            Err(e) => self.failure = Some(failed(path, e.error)),
+        }
+        let header = std::mem::take(&mut self.bytes);
+        self.put(&header);
+    }
+
     pub fn write(&mut self, part: &Part) {
+        self.begin();
         let body = encode(part);
         let mut header = [0; 8];
         header[..4].copy_from_slice(&(body.len() as u32).to_le_bytes());
@@ -137,12 +150,9 @@ impl Writer {
     fn put(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
         if let (Some(file), Some(path)) = (&mut self.file, &self.path)
-            && let Err(source) = file.write_all(bytes)
+            && let Err(cause) = file.write_all(bytes)
         {
-            self.failure = Some(Error::File {
-                path: path.clone(),
-                source,
-            });
+            self.failure = Some(failed(path, cause));
             self.file = None;
         }
     }
@@ -152,10 +162,43 @@ impl Writer {
         let path = self.path.unwrap_or_else(|| PathBuf::from("(memory)"));
         (decode(&path, &self.bytes), self.failure)
     }
+}
 
-    pub fn bytes_written(&self) -> usize {
-        self.bytes.len()
+fn failed(path: &Path, cause: io::Error) -> Error {
+    Error::File {
+        path: path.to_path_buf(),
+        cause,
     }
+}
+
+/// Looked at without opening it first: a pipe would block, and a device is never to be replaced by a file.
+fn may_replace(path: &Path) -> Result<()> {
+    let found = match std::fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(cause) => return Err(failed(path, cause)),
+    };
+    if !found.is_file() {
+        return Err(Error::Refused(format!(
+            "{} is no regular file and is not overwritten; name another file with -o",
+            path.display()
+        )));
+    }
+    // Writing is asked for as well: the rename needs the folder's permission alone, but a file made read-only is meant
+    // to stay.
+    let mut existing = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(|cause| failed(path, cause))?;
+    let mut start = [0; MAGIC.len()];
+    if found.len() > 0 && !(existing.read_exact(&mut start).is_ok() && start == *MAGIC) {
+        return Err(Error::Refused(format!(
+            "{} exists and is no recording; name another file with -o, or remove it first",
+            path.display()
+        )));
+    }
+    Ok(())
 }
 
 fn encode(part: &Part) -> Vec<u8> {
@@ -168,17 +211,23 @@ fn encode(part: &Part) -> Vec<u8> {
 
 /// Reads a recording. Errors say which of "no recording", "newer", "damaged" it is.
 pub fn read(path: &Path) -> Result<Recording> {
-    let fail = |source| Error::File {
-        path: path.to_path_buf(),
-        source,
-    };
+    let fail = |cause| failed(path, cause);
     let file = File::open(path).map_err(fail)?;
     let meta = file.metadata().map_err(fail)?;
     if meta.is_dir() {
         return Err(fail(io::Error::from(io::ErrorKind::IsADirectory)));
     }
+    // The header first: what is no recording is not read in, however long it is.
     let mut bytes = Vec::new();
-    file.take(FILE_LIMIT + 1).read_to_end(&mut bytes).map_err(fail)?;
+    (&file)
+        .take(HEADER as u64)
+        .read_to_end(&mut bytes)
+        .map_err(fail)?;
+    if check_header(&bytes).is_ok() {
+        file.take(FILE_LIMIT + 1 - HEADER as u64)
+            .read_to_end(&mut bytes)
+            .map_err(fail)?;
+    }
     decode(path, &bytes)
 }
 
@@ -190,15 +239,18 @@ pub fn decode(path: &Path, bytes: &[u8]) -> Result<Recording> {
     })
 }
 
-fn decode_parts(bytes: &[u8]) -> std::result::Result<Recording, String> {
-    if bytes.len() as u64 > FILE_LIMIT {
-        return Err(format!(
-            "larger than {} MiB, which no recording is",
-            FILE_LIMIT >> 20
-        ));
+/// What follows the header of a recording that this program reads.
+fn check_header(bytes: &[u8]) -> std::result::Result<&[u8], String> {
+    if bytes.is_empty() {
+        return Err("it is empty".into());
     }
-    let rest = bytes.strip_prefix(MAGIC).ok_or("it does not start like one")?;
-    let (version, mut rest) = rest.split_first_chunk::<2>().ok_or("it ends within its header")?;
+    let rest = bytes
+        .strip_prefix(MAGIC)
+        .ok_or_else(|| match MAGIC.starts_with(bytes) {
+            true => "it ends within its header",
+            false => "it does not start like one",
+        })?;
+    let (version, rest) = rest.split_first_chunk::<2>().ok_or("it ends within its header")?;
     let version = u16::from_le_bytes(*version);
     if version > FORMAT_VERSION {
         return Err(format!(
@@ -210,8 +262,18 @@ fn decode_parts(bytes: &[u8]) -> std::result::Result<Recording, String> {
             "it is of format {version}; this program reads format {FORMAT_VERSION}"
         ));
     }
+    Ok(rest)
+}
 
-    let mut budget = TOTAL_LIMIT;
+fn decode_parts(bytes: &[u8]) -> std::result::Result<Recording, String> {
+    if bytes.len() as u64 > FILE_LIMIT {
+        return Err(format!(
+            "larger than {} MiB, which no recording is",
+            FILE_LIMIT >> 20
+        ));
+    }
+    let mut rest = check_header(bytes)?;
+    let mut budget = (bytes.len() as u64 * UNPACKED_RATIO).clamp(UNPACKED_SMALL, UNPACKED_LIMIT);
     let mut head = None;
     let mut batches: Vec<Batch> = Vec::new();
     let mut tail = None;
@@ -244,7 +306,7 @@ fn decode_parts(bytes: &[u8]) -> std::result::Result<Recording, String> {
             _ => return Err(format!("part {parts} is out of order")),
         }
     }
-    let head = head.ok_or("it is empty")?;
+    let head = head.ok_or("it has a header and nothing else")?;
     let recording = assemble(head, batches, tail)?;
     validate(&recording)?;
     Ok(recording)
@@ -429,3 +491,6 @@ fn validate(r: &Recording) -> std::result::Result<(), String> {
         "neighbours",
     )
 }
+
+#[cfg(test)]
+mod tests;

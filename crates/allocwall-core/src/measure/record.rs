@@ -81,16 +81,7 @@ pub fn record(request: Request<'_>) -> Result<Recorded> {
     }
     // Before anything is started: an output that cannot be written must not cost a window.
     let writer = Writer::create(request.output.as_deref())?;
-    match Session::open(&request, writer) {
-        Ok(session) => session.run(request),
-        Err(error) => {
-            // Nothing was seen: leave no empty file behind.
-            if let Some(path) = &request.output {
-                let _ = std::fs::remove_file(path);
-            }
-            Err(error)
-        }
-    }
+    Session::open(&request, writer)?.run(request)
 }
 
 struct Session {
@@ -139,9 +130,9 @@ impl Session {
             } => {
                 refuse_setuid(line)?;
                 let shown: Vec<String> = line.iter().map(|w| w.to_string_lossy().into_owned()).collect();
-                let child = launch::hold(line).map_err(|source| Error::Launch {
+                let child = launch::hold(line).map_err(|cause| Error::Launch {
                     command: shown.join(" "),
-                    source,
+                    cause,
                 })?;
                 let pid = child.pid;
                 held = Some(child);
@@ -171,9 +162,9 @@ impl Session {
                     let _ = sampler.start();
                 }
                 let shown = command.clone().unwrap_or_default().join(" ");
-                let child = held.release().map_err(|source| Error::Launch {
+                let child = held.release().map_err(|cause| Error::Launch {
                     command: shown,
-                    source,
+                    cause,
                 })?;
                 collector.adopt(pid);
                 Some(child)
@@ -284,13 +275,11 @@ impl Session {
                 waits.look(&self.proc, &pids, &mut self.collector, start);
             }
             if due.tick.passed(now, every(TICK_EVERY)) {
+                // Reaped before the others are looked for: the status is kept, the zombie is not.
+                let exited = self.launched.as_mut().and_then(Launched::exited);
                 pids = self.collector.alive();
                 if pids.is_empty() {
-                    let status = self
-                        .launched
-                        .as_mut()
-                        .and_then(Launched::exited)
-                        .map(|s| s.to_string());
+                    let status = exited.map(|s| s.to_string());
                     meta.ended = Ended::TargetExited { status };
                     break;
                 }

@@ -5,7 +5,7 @@ use crate::printer::Printer;
 use allocwall_core::measure::calibrate;
 use allocwall_core::measure::file;
 use allocwall_core::measure::record::{self, Ask, DEFAULT_WINDOW, Recorded, Request};
-use anyhow::{Context, bail};
+use anyhow::Context;
 use std::ffi::OsString;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -16,13 +16,15 @@ use std::time::Duration;
 
 /// Recordings kept in the state directory; older ones that this program named itself are removed.
 const KEPT: usize = 32;
+/// As clap exits on arguments that it refuses.
+const USAGE: u8 = 2;
 const SUFFIX: &str = ".allocwall";
 
 #[derive(clap::Args)]
 #[command(override_usage = "allocwall diagnose [OPTIONS] <-p PID[,PID…] | --cgroup PATH | FILE | -- CMD…>")]
 pub struct Args {
     /// Processes to look at, with their descendants
-    #[arg(short, long, value_name = "PID", value_delimiter = ',', num_args = 1.., conflicts_with_all = ["cgroup", "file", "command"])]
+    #[arg(short, long, value_name = "PID", value_delimiter = ',', num_args = 1.., allow_negative_numbers = true, value_parser = parse_pid, conflicts_with_all = ["cgroup", "file", "command"])]
     pid: Vec<i32>,
 
     /// Every process of a control group (a container): a path as in /proc/PID/cgroup or below /sys/fs/cgroup
@@ -30,7 +32,7 @@ pub struct Args {
     cgroup: Option<String>,
 
     /// Length of the window: 15, 15s, 500ms, 2m [default: 15s]
-    #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
+    #[arg(short, long, value_name = "TIME", allow_hyphen_values = true, value_parser = parse_duration, conflicts_with = "file")]
     duration: Option<Duration>,
 
     /// Where to write the recording [default: a file in the state directory]
@@ -46,7 +48,7 @@ pub struct Args {
     fail_on: Option<String>,
 
     /// Leave the launched command running after the window; otherwise it is ended (SIGTERM, then SIGKILL)
-    #[arg(long, requires = "command")]
+    #[arg(long, requires = "command", conflicts_with_all = ["pid", "cgroup", "file"])]
     keep_running: bool,
 
     /// A recording to diagnose again
@@ -59,14 +61,15 @@ pub struct Args {
 }
 
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+    if args.pid.is_empty() && args.cgroup.is_none() && args.file.is_none() && args.command.is_empty() {
+        printer.error(&anyhow::anyhow!(
+            "say whom to look at: -p PID, --cgroup PATH, a recording's FILE, or -- CMD…"
+        ));
+        return Ok(ExitCode::from(USAGE));
+    }
     let format = if args.json { Format::Json } else { Format::Text };
     let (judged, mut launched) = match &args.file {
-        Some(path) => {
-            if args.duration.is_some() {
-                bail!("-d has no meaning for a recording: its window is over");
-            }
-            (Judged::of(file::read(path)?), None)
-        }
+        Some(path) => (Judged::of(file::read(path)?), None),
         None => {
             let recorded = record_now(&args, printer)?;
             if let Some(failure) = &recorded.file_failure {
@@ -101,7 +104,6 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
 
 fn record_now(args: &Args, printer: &Printer) -> anyhow::Result<Recorded> {
     let ask = match (&args.pid[..], &args.cgroup, &args.command[..]) {
-        ([], None, []) => bail!("say whom to look at: -p PID, --cgroup PATH, a recording's FILE, or -- CMD…"),
         ([], Some(path), _) => Ask::Cgroup(path.clone()),
         ([], None, command) => Ask::Launch {
             command: command.to_vec(),
@@ -195,6 +197,13 @@ fn prune(state: &Path) {
     for path in &named[..old] {
         let _ = std::fs::remove_file(path);
     }
+}
+
+fn parse_pid(text: &str) -> Result<i32, String> {
+    text.parse()
+        .ok()
+        .filter(|pid| *pid > 0)
+        .ok_or_else(|| "a process id is a whole number above 0".into())
 }
 
 fn parse_duration(text: &str) -> Result<Duration, String> {

@@ -1,0 +1,745 @@
+//! What a user meets when something is wrong: one clear line and an exit status, and nothing lost or left behind.
+//!
+//! Files that must not be replaced are made for the purpose: a fault here, as root, would take the machine's own.
+
+use serde_json::Value;
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_allocwall");
+/// Far longer than any of these takes, far shorter than a test run's patience.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Ends with the test, however that ends.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Running {
+    fn start(program: impl AsRef<OsStr>, arguments: &[&str]) -> Running {
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
+        let running = Running(command.spawn().expect("a program starts"));
+        std::thread::sleep(Duration::from_millis(200));
+        running
+    }
+
+    /// A shell that uses CPU, starts nothing, and ends by itself after a minute of it.
+    fn busy() -> Running {
+        Running::start("sh", &["-c", "ulimit -t 60; while :; do :; done"])
+    }
+
+    fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+}
+
+fn folder() -> TempDir {
+    tempfile::tempdir().expect("a temporary folder")
+}
+
+fn command(state: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(BINARY);
+    command
+        .args(arguments)
+        .env("XDG_STATE_HOME", state)
+        .env_remove("COLUMNS")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn finish(mut command: Command) -> Output {
+    let child = command.spawn().expect("the tool starts");
+    end_of(child)
+}
+
+fn end_of(child: Child) -> Output {
+    let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+    let (done, waiting) = std::sync::mpsc::channel();
+    let watch = std::thread::spawn(move || {
+        if waiting.recv_timeout(PATIENCE).is_err() {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    });
+    let output = child.wait_with_output().expect("its output");
+    let _ = done.send(());
+    let _ = watch.join();
+    output
+}
+
+fn tool(arguments: &[&str]) -> Output {
+    let state = folder();
+    finish(command(state.path(), arguments))
+}
+
+fn talk(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("talk is UTF-8")
+}
+
+fn data(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("data is UTF-8")
+}
+
+/// Exit status `code`, no data, and a first line of talk with `words` in it: the only one where it isn't about usage.
+fn assert_refused(output: &Output, code: i32, words: &str) {
+    let talk = talk(output);
+    let first = talk.lines().next().unwrap_or_default();
+    assert_eq!(output.status.code(), Some(code), "{talk}");
+    assert!(
+        first.starts_with("error: ") && first.contains(words),
+        "{words:?} in {talk:?}"
+    );
+    assert!(output.stdout.is_empty(), "data: {}", data(output));
+    if code == 1 {
+        assert_eq!(talk.lines().count(), 1, "{talk}");
+    }
+    // Said once: no cause after the cause.
+    let (head, tail) = first.rsplit_once(": ").unwrap_or_default();
+    assert!(!head.ends_with(tail), "{first}");
+}
+
+fn refused(arguments: &[&str], code: i32, words: &str) {
+    assert_refused(&tool(arguments), code, words);
+}
+
+/// A diagnosis with exit status 0.
+fn assert_diagnosed(output: &Output) {
+    assert_eq!(output.status.code(), Some(0), "{}", talk(output));
+    assert!(!output.stdout.is_empty(), "no data; {}", talk(output));
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().expect("a path of this test")
+}
+
+fn record(pid: &str, to: &Path) {
+    let output = tool(&["diagnose", "-p", pid, "-d", "500ms", "-o", path(to)]);
+    assert_diagnosed(&output);
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+#[test]
+fn processes_that_cannot_be_looked_at() {
+    // Above the kernel's largest pid_max (2^22).
+    refused(&["diagnose", "-p", "4194305", "-d", "1"], 1, "no process 4194305");
+    for text in ["0", "-1", "abc", "99999999999", "", "1.5", "1,x"] {
+        refused(
+            &["diagnose", "-p", text, "-d", "1"],
+            2,
+            "a process id is a whole number above 0",
+        );
+    }
+    match fs::read_to_string("/proc/2/comm") {
+        Ok(comm) if comm.trim() == "kthreadd" => {
+            refused(&["diagnose", "-p", "2", "-d", "1"], 1, "kernel thread")
+        }
+        _ => println!("skipped: no kernel thread is visible here"),
+    }
+    refused(
+        &["diagnose", "--cgroup", "/no/such/group", "-d", "1"],
+        1,
+        "/no/such/group",
+    );
+    refused(&["diagnose", "--cgroup", "../../etc", "-d", "1"], 1, "..");
+}
+
+#[test]
+fn somebody_elses_process_is_not_permitted() {
+    if !is_root() {
+        println!("skipped: needs root to become somebody else");
+        return;
+    }
+    let (place, target) = (folder(), Running::busy());
+    let output = as_nobody(place.path(), &["diagnose", "-p", &target.pid(), "-d", "1"]);
+    let Some(output) = output else { return };
+    assert_refused(&output, 1, "not permitted");
+    assert!(talk(&output).contains("run as root"), "{}", talk(&output));
+}
+
+/// Runs a copy of the tool that anybody may execute as the user nobody. None, with the reason printed, where that fails.
+fn as_nobody(place: &Path, arguments: &[&str]) -> Option<Output> {
+    fs::set_permissions(place, fs::Permissions::from_mode(0o755)).unwrap();
+    let copy = place.join("allocwall");
+    fs::copy(BINARY, &copy).unwrap();
+    fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
+    let state = place.join("state");
+    fs::create_dir_all(&state).unwrap();
+    fs::set_permissions(&state, fs::Permissions::from_mode(0o777)).unwrap();
+    let mut run = Command::new("setpriv");
+    run.args(["--reuid=65534", "--regid=65534", "--clear-groups", path(&copy)])
+        .args(arguments)
+        .env("XDG_STATE_HOME", &state)
+        .env_remove("COLUMNS")
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    match run.spawn() {
+        Ok(child) => Some(end_of(child)),
+        Err(e) => {
+            println!("skipped: setpriv: {e}");
+            None
+        }
+    }
+}
+
+#[test]
+fn commands_that_do_not_start() {
+    let place = folder();
+    let plain = place.path().join("plain");
+    fs::write(&plain, "no program").unwrap();
+    for (command, words) in [
+        ("/nonexistent/program", "(os error 2)"),
+        ("no-such-command-anywhere", "(os error 2)"),
+        (path(&plain), "(os error 13)"),
+        (path(place.path()), "(os error 13)"),
+    ] {
+        let output = tool(&["diagnose", "-d", "1", "--", command]);
+        assert_refused(&output, 1, words);
+        assert!(talk(&output).contains(command), "{}", talk(&output));
+    }
+    for nothing in [&["diagnose"][..], &["diagnose", "-d", "1", "--"]] {
+        refused(nothing, 2, "say whom to look at");
+    }
+    let setuid = place.path().join("setuid");
+    fs::copy("/bin/true", &setuid).unwrap();
+    fs::set_permissions(&setuid, fs::Permissions::from_mode(0o4755)).unwrap();
+    refused(&["diagnose", "-d", "1", "--", path(&setuid)], 1, "set-user-ID");
+}
+
+#[test]
+fn durations_and_contradictions_are_usage() {
+    for time in [
+        "0",
+        "-1",
+        "-1s",
+        "1ms",
+        "3601",
+        "99999999999",
+        "1e9",
+        "NaN",
+        "inf",
+        "2h",
+        "",
+        "1s2",
+    ] {
+        refused(&["diagnose", "-p", "1", "-d", time], 2, "--duration");
+    }
+    for both in [
+        &["diagnose", "file", "-p", "1"][..],
+        &["diagnose", "file", "--cgroup", "/x"],
+        &["diagnose", "-p", "1", "--cgroup", "/x"],
+        &["diagnose", "-p", "1", "--", "true"],
+        &["diagnose", "file", "--", "true"],
+        &["diagnose", "file", "-d", "2"],
+        &["diagnose", "file", "-o", "other"],
+        &["diagnose", "-p", "1", "--keep-running"],
+    ] {
+        let output = tool(both);
+        assert_eq!(output.status.code(), Some(2), "{both:?}: {}", talk(&output));
+        assert!(talk(&output).starts_with("error: "), "{}", talk(&output));
+    }
+}
+
+#[test]
+fn outputs_that_cannot_be_written_cost_nothing() {
+    let (place, target) = (folder(), Running::busy());
+    let at = |name: &str| place.path().join(name);
+    fs::write(at("notes.txt"), "mine").unwrap();
+    std::os::unix::fs::symlink(at("notes.txt"), at("link")).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        at("pipe"),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::from_raw_mode(0o600),
+        0,
+    )
+    .unwrap();
+    // A device like /dev/full, but our own.
+    let device = rustix::fs::mknodat(
+        rustix::fs::CWD,
+        at("full"),
+        rustix::fs::FileType::CharacterDevice,
+        rustix::fs::Mode::from_raw_mode(0o600),
+        rustix::fs::makedev(1, 7),
+    );
+    if device.is_err() {
+        println!("skipped in part: no device can be made here");
+    }
+    let before = listing(place.path());
+    let pid = target.pid();
+    let ask = |to: &Path| tool(&["diagnose", "-p", &pid, "-d", "500ms", "-o", path(to)]);
+    assert_refused(&ask(&at("missing/x")), 1, "(os error 2)");
+    assert_refused(&ask(&at("notes.txt")), 1, "no recording");
+    for name in ["link", "pipe", "full"] {
+        if at(name).symlink_metadata().is_ok() {
+            assert_refused(&ask(&at(name)), 1, "no regular file");
+        }
+    }
+    assert_refused(&ask(place.path()), 1, "no regular file");
+    assert_eq!(fs::read(at("notes.txt")).unwrap(), b"mine");
+    assert_eq!(listing(place.path()), before);
+
+    // A recording is kept until there is another.
+    let recording = at("a.allocwall");
+    record(&pid, &recording);
+    let kept = fs::read(&recording).unwrap();
+    refused(
+        &["diagnose", "-p", "4194305", "-o", path(&recording)],
+        1,
+        "no process",
+    );
+    assert_eq!(fs::read(&recording).unwrap(), kept);
+    assert_eq!(
+        fs::metadata(&recording).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
+    record(&pid, &recording);
+    assert_ne!(fs::read(&recording).unwrap(), kept);
+}
+
+/// Names with kinds: what could be lost.
+fn listing(place: &Path) -> Vec<(PathBuf, u32)> {
+    let mut found: Vec<_> = fs::read_dir(place)
+        .unwrap()
+        .flatten()
+        .map(|e| {
+            (
+                e.path(),
+                e.path().symlink_metadata().unwrap().permissions().mode(),
+            )
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+#[test]
+fn a_disk_that_fills_loses_the_file_alone() {
+    let (place, target) = (folder(), Running::busy());
+    // A mount namespace of its own: nothing stays mounted, and nobody else sees it.
+    let script = "mount -t tmpfs -o size=8k none \"$1\" 2>/dev/null || exit 77; \
+                  exec \"$0\" diagnose -p \"$2\" -d 2 -o \"$1/r\"";
+    let mut run = Command::new("unshare");
+    run.args([
+        "-m",
+        "sh",
+        "-c",
+        script,
+        BINARY,
+        path(place.path()),
+        &target.pid(),
+    ])
+    .stdout(Stdio::piped())
+    .stderr(Stdio::piped());
+    let output = match run.spawn() {
+        Ok(child) => end_of(child),
+        Err(e) => return println!("skipped: unshare: {e}"),
+    };
+    if output.status.code() == Some(77) || talk(&output).starts_with("unshare:") {
+        return println!("skipped: mounting is not permitted here");
+    }
+    assert_diagnosed(&output);
+    let talk = talk(&output);
+    assert!(
+        talk.contains("warning: ") && talk.contains("(os error 28)") && talk.contains("diagnosis is whole"),
+        "{talk}"
+    );
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", talk(output)))
+}
+
+#[test]
+fn targets_that_end_within_the_window() {
+    for (script, told) in [
+        ("exit 3", "3"),
+        ("sleep 0.3; exit 5", "5"),
+        (
+            "i=0; while [ $i -lt 30000 ]; do i=$((i+1)); done; kill -9 $$",
+            "9",
+        ),
+    ] {
+        let began = Instant::now();
+        let output = tool(&["diagnose", "-d", "20", "--", "sh", "-c", script]);
+        assert_diagnosed(&output);
+        assert!(began.elapsed() < Duration::from_secs(15), "it waited for nobody");
+        let text = data(&output);
+        let line = text.lines().find(|l| l.contains("exit") || l.contains("ended"));
+        assert!(
+            line.is_some_and(|l| l.contains(told)),
+            "{script}: its end and {told:?} in {text}"
+        );
+    }
+    // Attached: killed from outside.
+    let mut target = Running::busy();
+    let mut looking = command(
+        folder().path(),
+        &["diagnose", "-p", &target.pid(), "-d", "20", "--json"],
+    );
+    let child = looking.spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    target.0.kill().unwrap();
+    target.0.wait().unwrap();
+    let output = end_of(child);
+    assert_diagnosed(&output);
+    let text = json(&output).to_string();
+    assert!(text.contains("target_exited"), "{text}");
+}
+
+fn exists(pid: i32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
+/// Starts a long diagnosis of a launched command; its pid, once it runs.
+#[allow(clippy::zombie_processes, reason = "the caller waits for it")]
+fn launching(state: &Path, to: &Path) -> (Child, i32) {
+    let note = to.with_extension("pid");
+    let script = format!(
+        "ulimit -t 60; echo $$ > '{}'; while :; do :; done",
+        note.display()
+    );
+    let arguments = ["diagnose", "-d", "50", "-o", path(to), "--", "sh", "-c", &script];
+    let tool = command(state, &arguments).spawn().unwrap();
+    let began = Instant::now();
+    loop {
+        let pid = fs::read_to_string(&note).ok().and_then(|t| t.trim().parse().ok());
+        if let Some(pid) = pid {
+            return (tool, pid);
+        }
+        assert!(began.elapsed() < PATIENCE, "the command never ran");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn an_interrupted_diagnosis_reports_what_it_saw_and_leaves_nothing_behind() {
+    use rustix::process::{Pid, Signal, kill_process};
+    for signal in [Signal::INT, Signal::TERM] {
+        let place = folder();
+        let file = place.path().join("r");
+        let (tool, pid) = launching(place.path(), &file);
+        std::thread::sleep(Duration::from_millis(2500));
+        kill_process(Pid::from_raw(tool.id() as i32).unwrap(), signal).unwrap();
+        let output = end_of(tool);
+        assert_diagnosed(&output);
+        assert!(talk(&output).contains("interrupted"), "{}", talk(&output));
+        assert!(!exists(pid), "the launched command is still there");
+        let replayed = tool_json(&["report", path(&file), "--format", "json"]);
+        assert!(replayed.to_string().contains("\"interrupted\""), "{replayed}");
+    }
+}
+
+fn tool_json(arguments: &[&str]) -> Value {
+    let output = tool(arguments);
+    assert_diagnosed(&output);
+    json(&output)
+}
+
+#[test]
+fn what_a_killed_tool_wrote_replays() {
+    let place = folder();
+    let (file, target) = (place.path().join("r"), Running::busy());
+    let arguments = ["diagnose", "-p", &target.pid(), "-d", "50", "-o", path(&file)];
+    let mut tool = Running(command(place.path(), &arguments).spawn().unwrap());
+    std::thread::sleep(Duration::from_millis(3500));
+    tool.0.kill().unwrap();
+    tool.0.wait().unwrap();
+    let replayed = tool_json(&["report", path(&file), "--format", "json"]);
+    assert!(replayed.to_string().contains("\"cut_off\""), "{replayed}");
+    let text = self::tool(&["diagnose", path(&file)]);
+    assert_diagnosed(&text);
+    assert!(data(&text).contains("breaks off"), "{}", data(&text));
+}
+
+#[test]
+fn files_that_are_no_recordings() {
+    let (place, target) = (folder(), Running::busy());
+    let good = place.path().join("good");
+    record(&target.pid(), &good);
+    let good = fs::read(good).unwrap();
+    let header = b"allocwall\0".len();
+    let newer = [&good[..header], &999_u16.to_le_bytes(), &good[header + 2..]].concat();
+    let older = [&good[..header], &0_u16.to_le_bytes(), &good[header + 2..]].concat();
+    let mut damaged = good.clone();
+    damaged[header + 2 + 8 + 5] ^= 4;
+    for (name, bytes, words) in [
+        ("empty", &b""[..], "empty"),
+        ("text", b"hello, world\n", "does not start like one"),
+        ("short", &good[..4], "ends within its header"),
+        ("header", &good[..header + 2], "nothing else"),
+        ("cut", &good[..100], "cut off"),
+        ("newer", &newer, "format 999, newer"),
+        ("older", &older, "format 0"),
+        ("damaged", &damaged, "damaged"),
+    ] {
+        let file = place.path().join(name);
+        fs::write(&file, bytes).unwrap();
+        for verb in ["diagnose", "report"] {
+            refused(&[verb, path(&file)], 1, words);
+        }
+    }
+    refused(&["report", path(place.path())], 1, "directory");
+    refused(&["report", "/nonexistent"], 1, "(os error 2)");
+    // Endless, and told from a recording by its first bytes: under 64 MiB of address space it still says so.
+    let mut endless = Command::new("sh");
+    endless
+        .args(["-c", "ulimit -v 65536; exec \"$0\" report /dev/zero", BINARY])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    assert_refused(&finish(endless), 1, "does not start like one");
+}
+
+#[test]
+fn a_replay_is_the_live_report_byte_for_byte() {
+    let (place, target) = (folder(), Running::busy());
+    let file = place.path().join("r");
+    let live = tool(&[
+        "diagnose",
+        "-p",
+        &target.pid(),
+        "-d",
+        "1",
+        "--json",
+        "-o",
+        path(&file),
+    ]);
+    assert_diagnosed(&live);
+    let replayed = tool(&["diagnose", path(&file), "--json"]);
+    let reported = tool(&["report", path(&file), "--format", "json"]);
+    assert_eq!(data(&live), data(&replayed));
+    assert_eq!(data(&live), data(&reported));
+    if !is_root() {
+        return println!("skipped in part: needs root to become somebody else");
+    }
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    if let Some(theirs) = as_nobody(place.path(), &["report", path(&file), "--format", "json"]) {
+        assert_eq!(data(&live), data(&theirs), "{}", talk(&theirs));
+    }
+}
+
+/// Compiles a program of this test; None, with the reason printed, without a compiler.
+fn compiled(place: &Path, name: &str, source: &str, flags: &[&str]) -> Option<PathBuf> {
+    let (code, program) = (place.join("source.c"), place.join(name));
+    fs::write(&code, source).unwrap();
+    let built = Command::new("cc")
+        .arg(&code)
+        .arg("-o")
+        .arg(&program)
+        .args(["-O1", "-g0", "-pthread"])
+        .args(flags)
+        .output();
+    match built {
+        Ok(output) if output.status.success() => Some(program),
+        Ok(output) => panic!("{}", talk(&output)),
+        Err(e) => {
+            println!("skipped: cc: {e}");
+            None
+        }
+    }
+}
+
+#[test]
+fn hostile_names_reach_neither_terminal_nor_browser() {
+    let place = folder();
+    let source = r#"
+        #include <sys/prctl.h>
+        #include <unistd.h>
+        void hostile(void) __asm__("\"<script>alert(1)</script>\033[31m\"");
+        __attribute__((noinline)) void hostile(void) { for (volatile long i = 0; i < 100000000; i++); }
+        int main(void) { prctl(PR_SET_NAME, "\033[2J<script>"); alarm(60); for (;;) hostile(); }
+    "#;
+    let Some(program) = compiled(place.path(), "<script>\u{1b}[1m", source, &[]) else {
+        return;
+    };
+    let target = {
+        let mut command = Command::new(&program);
+        command.arg0("\u{1b}[5m<script>alert(2)</script>");
+        command.arg("\u{1b}]0;title\u{7}<script>");
+        Running(command.spawn().unwrap())
+    };
+    std::thread::sleep(Duration::from_millis(200));
+    let file = place.path().join("r");
+    let live = tool(&["diagnose", "-p", &target.pid(), "-d", "1", "-o", path(&file)]);
+    assert_diagnosed(&live);
+    let clean = |what: &str, bytes: &[u8]| {
+        let text = String::from_utf8_lossy(bytes);
+        let raw = text.chars().find(|c| c.is_control() && *c != '\n');
+        assert_eq!(raw, None, "{what}: {text}");
+    };
+    clean("text", &live.stdout);
+    clean("talk", &live.stderr);
+    let mut named = false;
+    for format in ["text", "json", "flamegraph", "collapsed"] {
+        let output = tool(&["report", path(&file), "--format", format]);
+        assert_diagnosed(&output);
+        let text = data(&output);
+        assert!(
+            !text.contains('\u{1b}') && !text.contains('\u{7}'),
+            "{format}: {text}"
+        );
+        if format == "flamegraph" {
+            assert!(!text.contains("<script>"), "{text}");
+        }
+        named |= text.contains("alert(1)");
+    }
+    assert!(named, "the hostile function was not seen at all");
+}
+
+/// The tool's own figures while it looks: CPU-seconds, peak resident MiB, and the time from the start to its end.
+fn watched(arguments: &[&str]) -> (Output, f64, u64, Duration) {
+    let (state, began) = (folder(), Instant::now());
+    let child = command(state.path(), arguments).spawn().unwrap();
+    let pid = child.id();
+    let watch = std::thread::spawn(move || {
+        let (mut peak, mut ticks) = (0, 0);
+        while let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) {
+            let field = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+            // A zombie has no memory and keeps its times.
+            let Some(kib) = field.and_then(|f| f.trim().strip_suffix(" kB")?.parse::<u64>().ok()) else {
+                break;
+            };
+            peak = peak.max(kib >> 10);
+            if let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat"))
+                && let Some((_, rest)) = stat.rsplit_once(')')
+            {
+                let fields: Vec<&str> = rest.split_whitespace().collect();
+                let at = |i: usize| fields.get(i).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
+                ticks = at(11) + at(12);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        (peak, ticks)
+    });
+    let output = end_of(child);
+    let took = began.elapsed();
+    let (peak, ticks) = watch.join().unwrap();
+    let per_second = rustix::param::clock_ticks_per_second();
+    (output, ticks as f64 / per_second as f64, peak, took)
+}
+
+/// Looks at `program` for three seconds and holds that doing so stays small.
+fn stays_small(program: &Path, argument: &str, launch: bool) -> String {
+    let target = (!launch).then(|| Running::start(program, &[argument]));
+    if target.is_some() {
+        // Threads by the thousand take a moment to start.
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    let pid = target.as_ref().map(Running::pid).unwrap_or_default();
+    let (output, cpu_s, peak_mib, took) = match launch {
+        true => watched(&["diagnose", "-d", "3", "--", path(program), argument]),
+        false => watched(&["diagnose", "-p", &pid, "-d", "3"]),
+    };
+    println!(
+        "{}: {cpu_s:.2} CPU-seconds, {peak_mib} MiB, {took:.1?}",
+        program.file_name().unwrap().to_string_lossy()
+    );
+    assert_diagnosed(&output);
+    assert!(peak_mib <= 150, "{peak_mib} MiB resident");
+    assert!(cpu_s < 2.0, "{cpu_s} CPU-seconds for a window of three");
+    assert!(
+        took < Duration::from_secs(9),
+        "{took:?} for a window of three seconds"
+    );
+    data(&output)
+}
+
+#[test]
+fn ten_thousand_threads() {
+    let place = folder();
+    let source = r#"
+        #include <pthread.h>
+        #include <stdlib.h>
+        #include <unistd.h>
+        static void *sleeper(void *a) { for (;;) pause(); return a; }
+        static void *spinner(void *a) { for (volatile long i = 0;; i++); return a; }
+        int main(int c, char **v) {
+            pthread_attr_t small; pthread_t t;
+            alarm(60);
+            pthread_attr_init(&small);
+            pthread_attr_setstacksize(&small, 32768);
+            for (int i = 0; i < atoi(v[c - 1]); i++)
+                if (pthread_create(&t, &small, i < 2 ? spinner : sleeper, 0)) return 1;
+            pause();
+        }
+    "#;
+    let Some(program) = compiled(place.path(), "storm", source, &[]) else {
+        return;
+    };
+    stays_small(&program, "10000", false);
+}
+
+#[test]
+fn targets_that_keep_changing() {
+    let place = folder();
+    let forks = r#"
+        #include <stdlib.h>
+        #include <sys/wait.h>
+        #include <unistd.h>
+        int main(int c, char **v) {
+            alarm(60);
+            for (int i = 0; i < atoi(v[c - 1]); i++) {
+                pid_t child = fork();
+                if (!child) { for (volatile long j = 0; j < 200000; j++); _exit(0); }
+                waitpid(child, 0, 0);
+                usleep(1500);
+            }
+            for (;;) pause();
+        }
+    "#;
+    let execs = r#"
+        #include <stdio.h>
+        #include <stdlib.h>
+        #include <unistd.h>
+        int main(int c, char **v) {
+            char left[16];
+            int n = atoi(v[c - 1]);
+            if (n <= 0) { alarm(30); for (;;) pause(); }
+            for (volatile long j = 0; j < 1000000; j++);
+            snprintf(left, sizeof left, "%d", n - 1);
+            execl("/proc/self/exe", v[0], left, (char *)0);
+            return 1;
+        }
+    "#;
+    let maps = r#"
+        #include <string.h>
+        #include <sys/mman.h>
+        #include <unistd.h>
+        int main(void) {
+            alarm(60);
+            for (;;) {
+                char *page = mmap(0, 65536, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                if (page == MAP_FAILED) return 1;
+                memset(page, 0xc3, 4096);
+                munmap(page, 65536);
+            }
+        }
+    "#;
+    for (name, source, argument, launch) in [
+        ("forks", forks, "2000", false),
+        ("execs", execs, "3000", true),
+        ("maps", maps, "", false),
+    ] {
+        let Some(program) = compiled(place.path(), name, source, &[]) else {
+            return;
+        };
+        stays_small(&program, argument, launch);
+    }
+}
