@@ -12,8 +12,8 @@ use crate::units::{Absence, Interval, Measured, Reason};
 use std::io::{Read, Seek, SeekFrom};
 
 const PAGE: u64 = 4096;
-/// Enough for most heaps, and some 20 ms of copying.
-const BYTES_WALKED: u64 = 96 << 20;
+/// Enough for most heaps, and a tenth of a second of copying at most.
+const BYTES_WALKED: u64 = 512 << 20;
 const BLOCK: usize = 64 << 10;
 /// Below this much walked, the rest is not judged by it.
 const LEAST_COVERED: f64 = 0.02;
