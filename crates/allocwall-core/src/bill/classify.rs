@@ -256,17 +256,25 @@ impl<'a> Classifier<'a> {
 
     fn futex(&self, sample: &WaitSample) -> WaitClass {
         let frames = self.frames(sample.user);
-        if self.allocator_calls(frames) {
-            return WaitClass::Allocator;
-        }
         let waits: Vec<UserWait> = frames
             .iter()
             .take(12)
             .filter_map(|f| self.recording.frames.get(*f as usize)?.symbol.as_deref())
             .filter_map(syscalls::user_wait)
             .collect();
+        // On a condition variable an allocator waits for nobody: so sleep its background threads (jemalloc's) between their rounds.
+        if self.allocator_calls(frames) && waits.first() != Some(&UserWait::Condition) {
+            return WaitClass::Allocator;
+        }
+        // A runtime's own waits are built on the primitives below, so they go first.
+        if waits.contains(&UserWait::Pause) {
+            return WaitClass::Other;
+        }
         if waits.contains(&UserWait::Lock) {
             return WaitClass::ApplicationLock;
+        }
+        if waits.contains(&UserWait::Work) {
+            return WaitClass::Idle;
         }
         // HotSpot builds its locks on the same condition variables as its parking, and its symbols are mostly stripped.
         if waits.contains(&UserWait::Condition) && !self.jvm.contains(&sample.pid) {
@@ -466,6 +474,13 @@ mod tests {
                 "app!close;python!_PyEval_EvalFrameDefault;python!finalize_garbage;python!gc_collect_main",
                 Application,
             ),
+            // Programs with pools of their own, even where the pool's inner functions have no names.
+            ("app+10;app!palloc;app!ExecInitExpr", RuntimeAllocator),
+            ("app!AllocSetAlloc;app!MemoryContextAllocZero", RuntimeAllocator),
+            ("app!palloc_stats;app!main", Application),
+            ("app!ngx_palloc;app!ngx_http_gzip_header_filter", RuntimeAllocator),
+            ("libc+9800;app!ngx_alloc;app!ngx_create_pool", AllocatorCode),
+            ("app!zmalloc;app!sdsnewlen", Application),
             // Another program's `collect` is no collector.
             ("app!collect;app!main", Application),
             // The collector's frees are still malloc's work.
@@ -663,6 +678,64 @@ mod tests {
                 "libc!__lll_lock_wait_private;libc+9800;app!work",
                 0,
                 Allocator,
+            ),
+            // An allocator's background thread sleeps; taking its mutex back after the sleep is a wait in the allocator.
+            (
+                'S',
+                Some(202),
+                futex,
+                "libc+1;libc!pthread_cond_timedwait;libjemalloc+100;libjemalloc+200",
+                5000,
+                Idle,
+            ),
+            (
+                'S',
+                Some(202),
+                futex,
+                "libc!__lll_lock_wait;libc!pthread_cond_timedwait;libjemalloc+100",
+                5000,
+                Allocator,
+            ),
+            // HotSpot's workers wait for work however busy they are; at a safepoint they wait for the others.
+            (
+                'S',
+                Some(202),
+                futex,
+                "libc!pthread_cond_wait;libjvm!os::PlatformMonitor::wait(long);libjvm!Monitor::wait(long)",
+                5000,
+                Idle,
+            ),
+            (
+                'S',
+                Some(202),
+                futex,
+                "libjvm!LinuxWaitBarrier::wait(int);libjvm!SafepointSynchronize::block(JavaThread*)",
+                5000,
+                Other,
+            ),
+            (
+                'S',
+                Some(202),
+                futex,
+                "libc!sem_wait;libjvm!PosixSemaphore::wait();libjvm!GangWorker::wait_for_task()",
+                5000,
+                Idle,
+            ),
+            (
+                'S',
+                Some(202),
+                futex,
+                "libc!__lll_lock_wait;libc!pthread_mutex_lock;libjvm!Mutex::lock_contended(Thread*);libjvm!G1CollectedHeap::attempt_allocation_slow",
+                5000,
+                Other,
+            ),
+            (
+                'S',
+                Some(202),
+                futex,
+                "libc!pthread_cond_wait;libjvm!os::PlatformEvent::park();libjvm!ObjectMonitor::EnterI(JavaThread*)",
+                0,
+                ApplicationLock,
             ),
             (
                 'S',
