@@ -61,6 +61,7 @@ pub struct Classifier<'a> {
     user: Vec<Option<UserRole>>,
     collector_threads: BTreeSet<(i32, i32)>,
     jvm: BTreeSet<i32>,
+    go: BTreeSet<i32>,
     threads: BTreeMap<(i32, i32), &'a ThreadTimes>,
     major_faults: bool,
 }
@@ -77,12 +78,16 @@ impl<'a> Classifier<'a> {
             })
             .collect();
         let user = recording.frames.iter().map(|f| user_role(recording, f)).collect();
-        let jvm: BTreeSet<i32> = recording
-            .processes
-            .iter()
-            .filter(|p| matches!(p.runtime, Ok(Runtime::Jvm { .. })))
-            .map(|p| p.pid)
-            .collect();
+        let running = |is: fn(&Runtime) -> bool| -> BTreeSet<i32> {
+            recording
+                .processes
+                .iter()
+                .filter(|p| p.runtime.as_ref().is_ok_and(is))
+                .map(|p| p.pid)
+                .collect()
+        };
+        let jvm = running(|r| matches!(r, Runtime::Jvm { .. }));
+        let go = running(|r| matches!(r, Runtime::Go { .. }));
         let collector_threads = recording
             .threads
             .iter()
@@ -99,6 +104,7 @@ impl<'a> Classifier<'a> {
             user,
             collector_threads,
             jvm,
+            go,
             threads: recording.threads.iter().map(|t| ((t.pid, t.tid), t)).collect(),
             major_faults,
         }
@@ -274,6 +280,10 @@ impl<'a> Classifier<'a> {
             return WaitClass::ApplicationLock;
         }
         if waits.contains(&UserWait::Work) {
+            return WaitClass::Idle;
+        }
+        // Go's locks park goroutines, not threads: a thread in a futex has none to run.
+        if self.go.contains(&sample.pid) {
             return WaitClass::Idle;
         }
         // HotSpot builds its locks on the same condition variables as its parking, and its symbols are mostly stripped.
@@ -792,6 +802,21 @@ mod tests {
                 class,
                 "{state} {syscall:?} {kernel} {user}"
             );
+        }
+    }
+
+    #[test]
+    fn a_busy_thread_of_go_on_a_futex_has_no_goroutine_to_run() {
+        for (runtime, class) in [
+            (Runtime::Go { version: None }, WaitClass::Idle),
+            (Runtime::Jvm { version: None }, WaitClass::ApplicationLock),
+        ] {
+            let mut s = Sketch::new();
+            modules(&mut s);
+            s.runtime(runtime);
+            s.thread(7, "svc", 5000);
+            s.waits(1, 7, 'S', Some(202), "futex_do_wait", "go+10");
+            assert_eq!(Classifier::new(&s.recording).wait(&s.recording.waits[0]), class);
         }
     }
 

@@ -143,7 +143,13 @@ fn site_frame(recording: &Recording, classifier: &Classifier, frames: &[u32]) ->
                 )
                 && !matches!(
                     classifier.role(*f),
-                    Some(UserRole::Allocator | UserRole::AllocatorLock | UserRole::Lock | UserRole::Memory)
+                    Some(
+                        UserRole::Allocator
+                            | UserRole::AllocatorLock
+                            | UserRole::RuntimeAllocator
+                            | UserRole::Lock
+                            | UserRole::Memory
+                    )
                 )
         })
     })

@@ -206,7 +206,7 @@ pub const USER_WAITS: &[(&str, UserWait)] = &[
     ("std::thread::park*", UserWait::Condition),
     ("std::condition_variable::wait*", UserWait::Condition),
     ("absl::CondVar::*", UserWait::Condition),
-    ("runtime.futexsleep*", UserWait::Condition),
+    ("runtime.futex*", UserWait::Condition),
     ("runtime.notesleep*", UserWait::Condition),
     ("uv_cond_*", UserWait::Condition),
     ("uv_sem_wait", UserWait::Condition),
