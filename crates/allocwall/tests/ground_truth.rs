@@ -47,11 +47,18 @@ fn run(case: &Case) {
         let named = strings(&seen["verdict"]["walls"]);
         let status = statuses(&seen, case.walls);
         if !named.iter().any(|wall| case.walls.contains(&wall.as_str())) {
-            complaints.push(format!("dial {dial}: named {named:?}, not {:?}; {status:?}", case.walls));
+            complaints.push(format!(
+                "dial {dial}: named {named:?}, not {:?}; {status:?}",
+                case.walls
+            ));
         }
         let compared = match case.line {
             Line::Cpu(key) => Some((key, truth.cpu_share(key), bill_share(&seen, key))),
-            Line::Wait(key) => Some((key, truth.wait_share(key), wait_share(&seen, key) / truth.threads())),
+            Line::Wait(key) => Some((
+                key,
+                truth.wait_share(key),
+                wait_share(&seen, key) / truth.threads(),
+            )),
             Line::None => None,
         };
         if let Some((key, truth, measured)) = compared {
@@ -77,18 +84,32 @@ fn run(case: &Case) {
     if !case.twin.is_empty() {
         let (_, seen) = observe(case, case.dials[1], true);
         let status = statuses(&seen, case.walls);
-        println!("{} twin: {status:?}, named {:?}", case.subject, strings(&seen["verdict"]["walls"]));
-        if status.iter().any(|(_, status)| !case.twin.contains(&status.as_str())) {
+        println!(
+            "{} twin: {status:?}, named {:?}",
+            case.subject,
+            strings(&seen["verdict"]["walls"])
+        );
+        if status
+            .iter()
+            .any(|(_, status)| !case.twin.contains(&status.as_str()))
+        {
             complaints.push(format!("twin: {status:?}, expected {:?}", case.twin));
         }
         sound(&seen, &mut complaints);
     }
-    assert!(complaints.is_empty(), "{}:\n  {}", case.subject, complaints.join("\n  "));
+    assert!(
+        complaints.is_empty(),
+        "{}:\n  {}",
+        case.subject,
+        complaints.join("\n  ")
+    );
 }
 
 /// What holds of every diagnosis.
 fn sound(seen: &Value, complaints: &mut Vec<String>) {
-    let sum: f64 = lines(seen, "on_cpu").map(|line| line["share"]["point"].as_f64().unwrap_or(f64::NAN)).sum();
+    let sum: f64 = lines(seen, "on_cpu")
+        .map(|line| line["share"]["point"].as_f64().unwrap_or(f64::NAN))
+        .sum();
     if (sum - 1.0).abs() > 1e-6 {
         complaints.push(format!("the bill sums to {sum}"));
     }
@@ -101,14 +122,20 @@ fn sound(seen: &Value, complaints: &mut Vec<String>) {
 /// Runs the subject, diagnoses it, and returns its truth over exactly the tool's window.
 fn observe(case: &Case, dial: &str, twin: bool) -> (Truth, Value) {
     let mut command = Command::new(ALLOCWALL);
-    command.args(["subject", case.subject, "--seconds", "30"]).args(case.extra);
+    command
+        .args(["subject", case.subject, "--seconds", "30"])
+        .args(case.extra);
     if dial != "-" {
         command.args(["--dial", dial]);
     }
     if twin {
         command.arg("--twin");
     }
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().expect("the subject starts");
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .expect("the subject starts");
     let mut stdout = BufReader::new(child.stdout.take().expect("its output is piped"));
     let mut line = String::new();
     while stdout.read_line(&mut line).is_ok_and(|n| n > 0) {
@@ -137,7 +164,10 @@ fn observe(case: &Case, dial: &str, twin: bool) -> (Truth, Value) {
     let seen: Value = serde_json::from_slice(&diagnosed.stdout).expect("the report is JSON");
     let begin = seen["recording"]["started_unix_ms"].as_f64().expect("a start");
     let end = begin + seen["recording"]["window_ns"].as_f64().expect("a window") / 1e6;
-    let readings: Vec<Value> = line.lines().filter_map(|l| serde_json::from_str(l).ok()).collect();
+    let readings: Vec<Value> = line
+        .lines()
+        .filter_map(|l| serde_json::from_str(l).ok())
+        .collect();
     (Truth { readings, begin, end }, seen)
 }
 
@@ -156,9 +186,16 @@ impl Truth {
     /// Growth of a cumulative value over the window, between readings by straight lines.
     fn over(&self, value: &dyn Fn(&Value) -> f64) -> f64 {
         let at = |t: f64| {
-            let points: Vec<(f64, f64)> =
-                self.readings.iter().map(|r| (r["t_real_ms"].as_f64().unwrap_or(f64::NAN), value(r))).collect();
-            let after = points.iter().position(|p| p.0 >= t).expect("truth covers the window").max(1);
+            let points: Vec<(f64, f64)> = self
+                .readings
+                .iter()
+                .map(|r| (r["t_real_ms"].as_f64().unwrap_or(f64::NAN), value(r)))
+                .collect();
+            let after = points
+                .iter()
+                .position(|p| p.0 >= t)
+                .expect("truth covers the window")
+                .max(1);
             let ((t0, v0), (t1, v1)) = (points[after - 1], points[after]);
             v0 + (v1 - v0) * ((t - t0) / (t1 - t0))
         };
@@ -166,7 +203,8 @@ impl Truth {
     }
 
     fn cpu_share(&self, key: &str) -> f64 {
-        self.over(&|r| r["lines"][key].as_f64().unwrap_or(0.0)) / self.over(&|r| r["cpu_s"].as_f64().unwrap_or(0.0))
+        self.over(&|r| r["lines"][key].as_f64().unwrap_or(0.0))
+            / self.over(&|r| r["cpu_s"].as_f64().unwrap_or(0.0))
     }
 
     fn wait_share(&self, key: &str) -> f64 {
@@ -176,7 +214,9 @@ impl Truth {
 
     /// Threads that do the work; the subject's others sleep all the time.
     fn threads(&self) -> f64 {
-        self.readings[0]["threads"].as_f64().expect("the subject tells its threads")
+        self.readings[0]["threads"]
+            .as_f64()
+            .expect("the subject tells its threads")
     }
 }
 
@@ -198,12 +238,19 @@ fn bill_share(seen: &Value, key: &str) -> f64 {
 /// Thread-seconds of a line for each second of the window.
 fn wait_share(seen: &Value, key: &str) -> f64 {
     let line = lines(seen, "off_cpu").find(|line| line["class"] == key);
-    let seconds = line.and_then(|line| line["thread_s"]["point"].as_f64()).unwrap_or(f64::NAN);
+    let seconds = line
+        .and_then(|line| line["thread_s"]["point"].as_f64())
+        .unwrap_or(f64::NAN);
     seconds / (seen["recording"]["window_ns"].as_f64().unwrap_or(f64::NAN) / 1e9)
 }
 
 fn strings(value: &Value) -> Vec<String> {
-    value.as_array().into_iter().flatten().filter_map(|v| v.as_str().map(str::to_string)).collect()
+    value
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|v| v.as_str().map(str::to_string))
+        .collect()
 }
 
 fn statuses(seen: &Value, walls: &[&str]) -> Vec<(String, String)> {
@@ -212,7 +259,12 @@ fn statuses(seen: &Value, walls: &[&str]) -> Vec<(String, String)> {
         .into_iter()
         .flatten()
         .filter(|f| f["wall"].as_str().is_some_and(|wall| walls.contains(&wall)))
-        .map(|f| (f["wall"].as_str().unwrap_or("").to_string(), f["status"].as_str().unwrap_or("").to_string()))
+        .map(|f| {
+            (
+                f["wall"].as_str().unwrap_or("").to_string(),
+                f["status"].as_str().unwrap_or("").to_string(),
+            )
+        })
         .collect()
 }
 

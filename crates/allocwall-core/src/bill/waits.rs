@@ -57,11 +57,15 @@ impl Blocked {
             unseen_s: 0.0,
         };
         for thread in &recording.threads {
-            let Some(delay) = thread.run_delay_ns else { continue };
+            let Some(delay) = thread.run_delay_ns else {
+                continue;
+            };
             let exact = thread.seen_ns.saturating_sub(thread.cpu_ns).saturating_sub(delay) as f64;
             match looked.get(&(thread.pid, thread.tid)) {
                 Some(&weight) if weight > 0 => {
-                    blocked.scale.insert((thread.pid, thread.tid), exact / weight as f64);
+                    blocked
+                        .scale
+                        .insert((thread.pid, thread.tid), exact / weight as f64);
                 }
                 _ => blocked.unseen_s += exact / 1e9,
             }
@@ -82,7 +86,11 @@ fn sampled(
     class: WaitClass,
 ) -> Measured<Interval> {
     // Nobody saw what these waited for: they belong to the line for that.
-    let unseen = if class == WaitClass::Other { blocked.unseen_s } else { 0.0 };
+    let unseen = if class == WaitClass::Other {
+        blocked.unseen_s
+    } else {
+        0.0
+    };
     if recording.waits.is_empty() {
         return match recording
             .probes

@@ -929,6 +929,27 @@ fn keeping_memory_gains_only_where_malloc_makes_the_map_calls() {
 }
 
 #[test]
+fn the_mmap_threshold_is_one_that_this_glibc_takes() {
+    for (version, expected) in [("2.36", "268435456"), ("2.31", "33554432")] {
+        let mut subject = with_shares(&[(MapCalls, 0.3), (PageRelease, 0.1), (FaultPath, 0.2)]);
+        subject.recording.processes[0].libc = Ok(Libc::Glibc {
+            version: version.into(),
+        });
+        let remedies = subject.verdict().remedies;
+        let keep: Vec<_> = remedies
+            .iter()
+            .filter(|p| p.remedy.starts_with("glibc-keep-memory"))
+            .collect();
+        assert_eq!(keep.len(), 1, "{version}");
+        assert!(
+            keep[0].how.contains(&format!("mmap_threshold={expected}:")),
+            "{}",
+            keep[0].how
+        );
+    }
+}
+
+#[test]
 fn advice_comes_last_and_the_surest_gain_first() {
     let mut subject = with_shares(&[(MapCalls, 0.3), (PageRelease, 0.1), (FaultPath, 0.2)]);
     subject.map_call("__x64_sys_munmap", true, 300);
