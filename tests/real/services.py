@@ -285,7 +285,7 @@ SERVICES = [
         start=start_nginx,
         load=load_nginx,
         rate_pattern=r"Requests/sec:\s+([\d.]+)",
-        # Each request's pool takes the heap's top and gives it back: 20,000 brk calls and faults a second.
+        # Each request takes memory from the heap's top and gives it back: brk calls, and about one fault a request.
         expect=Expectation(
             runtime="native",
             allocator="glibc",
