@@ -36,5 +36,8 @@ sleep 2
 
 echo "demo: examples/manifest-service/service.py --wall runs as $server under load; now:" >&2
 echo "\$ allocwall diagnose -p $server -d $window_s" >&2
-"$binary" diagnose -p "$server" -d "$window_s" -o "$work/demo.allocwall"
+# Beside the binary: the recording outlives the demo, so that what is suggested for it can be typed.
+recording=$(dirname "$binary")/demo.allocwall
+rm -f "$recording"
+"$binary" diagnose -p "$server" -d "$window_s" -o "$recording"
 kill -0 "${started[1]}" 2>/dev/null || { echo "demo: the load ended before the window did" >&2; exit 1; }

@@ -91,6 +91,13 @@ def check_expected(report, expect):
     for wall in sorted(expect.must_find):
         if status.get(wall) not in ("wall", "contributor"):
             yield f"{wall} should be found, and is {status.get(wall)}"
+    for wall in sorted(expect.must_be_wall):
+        if status.get(wall) != "wall":
+            yield f"{wall} should be a wall, and is {status.get(wall)}"
+    if expect.must_name:
+        evidence = [line for finding in report["findings"] if finding["status"] == "wall" for line in finding["evidence"]]
+        if not any(expect.must_name in line for line in [report["verdict"]["sentence"], *evidence]):
+            yield f"no wall names {expect.must_name}: {evidence}"
     for wall in sorted(expect.must_not_be_wall):
         if status.get(wall) == "wall":
             yield f"{wall} is called a wall: {sentence_of(report, wall)}"

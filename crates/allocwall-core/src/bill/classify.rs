@@ -61,6 +61,7 @@ pub struct Classifier<'a> {
     user: Vec<Option<UserRole>>,
     collector_threads: BTreeSet<(i32, i32)>,
     jvm: BTreeSet<i32>,
+    go: BTreeSet<i32>,
     threads: BTreeMap<(i32, i32), &'a ThreadTimes>,
     major_faults: bool,
 }
@@ -77,12 +78,16 @@ impl<'a> Classifier<'a> {
             })
             .collect();
         let user = recording.frames.iter().map(|f| user_role(recording, f)).collect();
-        let jvm: BTreeSet<i32> = recording
-            .processes
-            .iter()
-            .filter(|p| matches!(p.runtime, Ok(Runtime::Jvm { .. })))
-            .map(|p| p.pid)
-            .collect();
+        let running = |is: fn(&Runtime) -> bool| -> BTreeSet<i32> {
+            recording
+                .processes
+                .iter()
+                .filter(|p| p.runtime.as_ref().is_ok_and(is))
+                .map(|p| p.pid)
+                .collect()
+        };
+        let jvm = running(|r| matches!(r, Runtime::Jvm { .. }));
+        let go = running(|r| matches!(r, Runtime::Go { .. }));
         let collector_threads = recording
             .threads
             .iter()
@@ -99,6 +104,7 @@ impl<'a> Classifier<'a> {
             user,
             collector_threads,
             jvm,
+            go,
             threads: recording.threads.iter().map(|t| ((t.pid, t.tid), t)).collect(),
             major_faults,
         }
@@ -256,17 +262,29 @@ impl<'a> Classifier<'a> {
 
     fn futex(&self, sample: &WaitSample) -> WaitClass {
         let frames = self.frames(sample.user);
-        if self.allocator_calls(frames) {
-            return WaitClass::Allocator;
-        }
         let waits: Vec<UserWait> = frames
             .iter()
             .take(12)
             .filter_map(|f| self.recording.frames.get(*f as usize)?.symbol.as_deref())
             .filter_map(syscalls::user_wait)
             .collect();
+        // On a condition variable an allocator waits for nobody: so sleep its background threads (jemalloc's) between their rounds.
+        if self.allocator_calls(frames) && waits.first() != Some(&UserWait::Condition) {
+            return WaitClass::Allocator;
+        }
+        // A runtime's own waits are built on the primitives below, so they go first.
+        if waits.contains(&UserWait::Pause) {
+            return WaitClass::Other;
+        }
         if waits.contains(&UserWait::Lock) {
             return WaitClass::ApplicationLock;
+        }
+        if waits.contains(&UserWait::Work) {
+            return WaitClass::Idle;
+        }
+        // Go's locks park goroutines, not threads: a thread in a futex has none to run.
+        if self.go.contains(&sample.pid) {
+            return WaitClass::Idle;
         }
         // HotSpot builds its locks on the same condition variables as its parking, and its symbols are mostly stripped.
         if waits.contains(&UserWait::Condition) && !self.jvm.contains(&sample.pid) {
@@ -466,6 +484,13 @@ mod tests {
                 "app!close;python!_PyEval_EvalFrameDefault;python!finalize_garbage;python!gc_collect_main",
                 Application,
             ),
+            // Programs with pools of their own, even where the pool's inner functions have no names.
+            ("app+10;app!palloc;app!ExecInitExpr", RuntimeAllocator),
+            ("app!AllocSetAlloc;app!MemoryContextAllocZero", RuntimeAllocator),
+            ("app!palloc_stats;app!main", Application),
+            ("app!ngx_palloc;app!ngx_http_gzip_header_filter", RuntimeAllocator),
+            ("libc+9800;app!ngx_alloc;app!ngx_create_pool", AllocatorCode),
+            ("app!zmalloc;app!sdsnewlen", Application),
             // Another program's `collect` is no collector.
             ("app!collect;app!main", Application),
             // The collector's frees are still malloc's work.
@@ -664,6 +689,64 @@ mod tests {
                 0,
                 Allocator,
             ),
+            // An allocator's background thread sleeps; taking its mutex back after the sleep is a wait in the allocator.
+            (
+                'S',
+                Some(202),
+                futex,
+                "libc+1;libc!pthread_cond_timedwait;libjemalloc+100;libjemalloc+200",
+                5000,
+                Idle,
+            ),
+            (
+                'S',
+                Some(202),
+                futex,
+                "libc!__lll_lock_wait;libc!pthread_cond_timedwait;libjemalloc+100",
+                5000,
+                Allocator,
+            ),
+            // HotSpot's workers wait for work however busy they are; at a safepoint they wait for the others.
+            (
+                'S',
+                Some(202),
+                futex,
+                "libc!pthread_cond_wait;libjvm!os::PlatformMonitor::wait(long);libjvm!Monitor::wait(long)",
+                5000,
+                Idle,
+            ),
+            (
+                'S',
+                Some(202),
+                futex,
+                "libjvm!LinuxWaitBarrier::wait(int);libjvm!SafepointSynchronize::block(JavaThread*)",
+                5000,
+                Other,
+            ),
+            (
+                'S',
+                Some(202),
+                futex,
+                "libc!sem_wait;libjvm!PosixSemaphore::wait();libjvm!GangWorker::wait_for_task()",
+                5000,
+                Idle,
+            ),
+            (
+                'S',
+                Some(202),
+                futex,
+                "libc!__lll_lock_wait;libc!pthread_mutex_lock;libjvm!Mutex::lock_contended(Thread*);libjvm!G1CollectedHeap::attempt_allocation_slow",
+                5000,
+                Other,
+            ),
+            (
+                'S',
+                Some(202),
+                futex,
+                "libc!pthread_cond_wait;libjvm!os::PlatformEvent::park();libjvm!ObjectMonitor::EnterI(JavaThread*)",
+                0,
+                ApplicationLock,
+            ),
             (
                 'S',
                 Some(202),
@@ -719,6 +802,21 @@ mod tests {
                 class,
                 "{state} {syscall:?} {kernel} {user}"
             );
+        }
+    }
+
+    #[test]
+    fn a_busy_thread_of_go_on_a_futex_has_no_goroutine_to_run() {
+        for (runtime, class) in [
+            (Runtime::Go { version: None }, WaitClass::Idle),
+            (Runtime::Jvm { version: None }, WaitClass::ApplicationLock),
+        ] {
+            let mut s = Sketch::new();
+            modules(&mut s);
+            s.runtime(runtime);
+            s.thread(7, "svc", 5000);
+            s.waits(1, 7, 'S', Some(202), "futex_do_wait", "go+10");
+            assert_eq!(Classifier::new(&s.recording).wait(&s.recording.waits[0]), class);
         }
     }
 

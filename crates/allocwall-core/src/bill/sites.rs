@@ -2,14 +2,18 @@
 
 use super::Site;
 use super::classify::{Classifier, module};
-use crate::catalogue::symbols::UserRole;
+use crate::catalogue::symbols::{self, UserRole};
 use crate::measure::recording::{ModuleRole, PythonSample, Recording};
 use std::collections::BTreeMap;
 
 const SITES: usize = 5;
 const PATH: usize = 8;
 /// A Python stack this far in time from a sample of the same thread still tells what the thread was doing.
-const PYTHON_NEAR_NS: u64 = 20_000_000;
+const PYTHON_NEAR_NS: u64 = 2_000_000;
+
+/// From so many samples of a line beside a Python stack on, these speak for the rest: Python's stacks are read more seldom, and at
+/// times that don't depend on what runs.
+const SPEAK_FOR_THE_REST: usize = 20;
 
 /// One sample, of CPU time or of waiting.
 pub struct Place {
@@ -40,6 +44,8 @@ pub fn sites(
     let python = PythonStacks::new(recording);
     let mut seen: BTreeMap<(&str, &str, Option<&str>), Seen> = BTreeMap::new();
     let mut total = 0_u64;
+    let places: Vec<Place> = places.collect();
+    let beside = places.iter().filter(|p| python.near(p).is_some()).count();
     for place in places {
         let frames = classifier.frames(place.user);
         let site = site_frame(recording, classifier, frames);
@@ -48,12 +54,15 @@ pub fn sites(
             None if place.user.is_none() => ("(no user stack)", ""),
             None => ("(no symbol)", ""),
         };
-        let python = python.near(&place);
-        let key = (function, module, python.map(without_line));
+        let line = python.near(&place);
+        if line.is_none() && python.knows(&place) && beside >= SPEAK_FOR_THE_REST {
+            continue;
+        }
+        let key = (function, module, line.map(without_line));
         let entry = seen.entry(key).or_default();
         entry.weight = entry.weight.saturating_add(place.weight);
-        if let Some(python) = python {
-            add(&mut entry.python, python, place.weight);
+        if let Some(line) = line {
+            add(&mut entry.python, line, place.weight);
         }
         add(
             &mut entry.paths,
@@ -84,13 +93,12 @@ pub fn sites(
 
 /// The first function outside libc, allocator and runtime; where the stack has none, the first that has a name at all
 /// outside libc and allocator.
+///
+/// A stripped program's inner functions have no names, its exported ones have: the nearest caller with a name in the same file
+/// speaks for them. Generated code has neither: what it called in its runtime says more than nothing.
 fn site_frame(recording: &Recording, classifier: &Classifier, frames: &[u32]) -> Option<usize> {
-    let named = |f: u32| {
-        recording
-            .frames
-            .get(f as usize)
-            .is_some_and(|f| f.symbol.is_some())
-    };
+    let name = |f: u32| recording.frames.get(f as usize)?.symbol.as_deref();
+    let named = |f: u32| name(f).is_some();
     let role_of_module = |f: u32| {
         recording
             .frames
@@ -98,7 +106,34 @@ fn site_frame(recording: &Recording, classifier: &Classifier, frames: &[u32]) ->
             .and_then(|f| module(recording, f))
             .map(|m| m.role)
     };
-    let own = frames.iter().position(|f| classifier.role(*f).is_none());
+    let file = |f: u32| recording.frames.get(f as usize).and_then(|f| f.module);
+    let of_runtime = |f: u32| {
+        matches!(
+            role_of_module(f),
+            Some(ModuleRole::Node | ModuleRole::Jvm | ModuleRole::Cpython)
+        )
+    };
+    let spoken_for = |at: usize| {
+        let own = frames[at];
+        if named(own) {
+            return at;
+        }
+        match role_of_module(own) {
+            None | Some(ModuleRole::Jit) => frames[..at]
+                .iter()
+                .rposition(|f| of_runtime(*f) && name(*f).is_some_and(|n| !symbols::is_trampoline(n))),
+            Some(_) => frames[at..]
+                .iter()
+                .take_while(|f| file(**f) == file(own) && classifier.role(**f).is_none())
+                .position(|f| named(*f))
+                .map(|callers| at + callers),
+        }
+        .unwrap_or(at)
+    };
+    let own = frames
+        .iter()
+        .position(|f| classifier.role(*f).is_none())
+        .map(spoken_for);
     own.or_else(|| {
         frames.iter().position(|f| {
             named(*f)
@@ -108,7 +143,13 @@ fn site_frame(recording: &Recording, classifier: &Classifier, frames: &[u32]) ->
                 )
                 && !matches!(
                     classifier.role(*f),
-                    Some(UserRole::Allocator | UserRole::AllocatorLock | UserRole::Lock | UserRole::Memory)
+                    Some(
+                        UserRole::Allocator
+                            | UserRole::AllocatorLock
+                            | UserRole::RuntimeAllocator
+                            | UserRole::Lock
+                            | UserRole::Memory
+                    )
                 )
         })
     })
@@ -192,6 +233,10 @@ impl<'a> PythonStacks<'a> {
             .values_mut()
             .for_each(|samples| samples.sort_by_key(|s| s.t_ns));
         PythonStacks(threads)
+    }
+
+    fn knows(&self, place: &Place) -> bool {
+        self.0.contains_key(&(place.pid, place.tid))
     }
 
     fn near(&self, place: &Place) -> Option<&'a str> {

@@ -58,6 +58,8 @@ pub enum Need {
     Preload,
     /// The dynamic GNU C library, at least this version.
     Glibc(u32, u32),
+    /// The dynamic GNU C library, older than this.
+    GlibcBefore(u32, u32),
     Musl,
     /// glibc's own malloc serves the process.
     GlibcMalloc,
@@ -227,13 +229,34 @@ pub const TABLE: &[Remedy] = &[
         acts_on: &[MapCalls, PageRelease, FaultPath, Zeroing],
         effect: Effect::ArenaInsteadOfMap,
         needs: &[
-            Need::Glibc(2, 26),
+            Need::Glibc(2, 36),
             Need::GlibcMalloc,
             Need::Unset("mmap_threshold"),
             Need::Unset("MALLOC_MMAP_THRESHOLD_"),
         ],
         restart: true,
-        // 32 MiB is the largest mmap threshold that glibc takes on 64 bits (DEFAULT_MMAP_THRESHOLD_MAX).
+        // Measured on 2.36: blocks of 40 MiB then come from the heap. Threads other than the first keep their arenas' limit of 64 MiB.
+        how: "GLIBC_TUNABLES={tunables:glibc.malloc.mmap_threshold=268435456:glibc.malloc.trim_threshold=268435456} {cmd}",
+        backfires: "one long-lived block above many freed ones pins them all: resident memory stays at its high-water mark",
+        undo: "restart without the tunables",
+        moves: "CPU time in the kernel to resident memory",
+    },
+    Remedy {
+        key: "glibc-keep-memory-32m",
+        title: "glibc keeps freed memory: mmap threshold at its 32 MiB limit",
+        kind: Kind::Process,
+        walls: &[Wall::MapChurn, Wall::FirstTouch, Wall::AddressSpaceLock],
+        acts_on: &[MapCalls, PageRelease, FaultPath, Zeroing],
+        effect: Effect::ArenaInsteadOfMap,
+        needs: &[
+            Need::Glibc(2, 26),
+            Need::GlibcBefore(2, 36),
+            Need::GlibcMalloc,
+            Need::Unset("mmap_threshold"),
+            Need::Unset("MALLOC_MMAP_THRESHOLD_"),
+        ],
+        restart: true,
+        // The largest that older versions take (HEAP_MAX_SIZE / 2 on 64 bits); blocks above it are mapped all the same.
         how: "GLIBC_TUNABLES={tunables:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456} {cmd}",
         backfires: "one long-lived block above many freed ones pins them all: resident memory stays at its high-water mark",
         undo: "restart without the tunables",

@@ -584,6 +584,50 @@ pub const USER: &[(Scope, &str, UserRole)] = &[
     (Scope::Jvm, "GenCollectedHeap::do_*", UserRole::Collector),
     (Scope::Jvm, "CollectedHeap::collect*", UserRole::Collector),
 
+    // Programs with an allocator of their own above malloc: PostgreSQL's src/backend/utils/mmgr, nginx's src/core/ngx_palloc.c.
+    (Scope::Any, "palloc", UserRole::RuntimeAllocator),
+    (Scope::Any, "palloc0", UserRole::RuntimeAllocator),
+    (Scope::Any, "palloc0fast", UserRole::RuntimeAllocator),
+    (Scope::Any, "palloc_extended", UserRole::RuntimeAllocator),
+    (Scope::Any, "palloc_aligned", UserRole::RuntimeAllocator),
+    (Scope::Any, "pfree", UserRole::RuntimeAllocator),
+    (Scope::Any, "repalloc*", UserRole::RuntimeAllocator),
+    (Scope::Any, "MemoryContextAlloc*", UserRole::RuntimeAllocator),
+    (Scope::Any, "MemoryContextReset*", UserRole::RuntimeAllocator),
+    (Scope::Any, "MemoryContextDelete*", UserRole::RuntimeAllocator),
+    (Scope::Any, "MemoryContextCreate", UserRole::RuntimeAllocator),
+    (Scope::Any, "AllocSet*", UserRole::RuntimeAllocator),
+    (Scope::Any, "GenerationAlloc*", UserRole::RuntimeAllocator),
+    (Scope::Any, "GenerationFree", UserRole::RuntimeAllocator),
+    (Scope::Any, "GenerationReset", UserRole::RuntimeAllocator),
+    (Scope::Any, "SlabAlloc*", UserRole::RuntimeAllocator),
+    (Scope::Any, "SlabFree", UserRole::RuntimeAllocator),
+    (Scope::Any, "ngx_palloc*", UserRole::RuntimeAllocator),
+    (Scope::Any, "ngx_pnalloc", UserRole::RuntimeAllocator),
+    (Scope::Any, "ngx_pcalloc", UserRole::RuntimeAllocator),
+    (Scope::Any, "ngx_pmemalign", UserRole::RuntimeAllocator),
+    (Scope::Any, "ngx_pfree", UserRole::RuntimeAllocator),
+    (Scope::Any, "ngx_create_pool", UserRole::RuntimeAllocator),
+    (Scope::Any, "ngx_reset_pool", UserRole::RuntimeAllocator),
+    (Scope::Any, "ngx_destroy_pool", UserRole::RuntimeAllocator),
+    // Thin doors to malloc: who called them is the question.
+    (Scope::Any, "zmalloc*", UserRole::Plumbing),
+    (Scope::Any, "zcalloc*", UserRole::Plumbing),
+    (Scope::Any, "zrealloc*", UserRole::Plumbing),
+    (Scope::Any, "zfree*", UserRole::Plumbing),
+    (Scope::Any, "ztrymalloc*", UserRole::Plumbing),
+    (Scope::Any, "ztrycalloc*", UserRole::Plumbing),
+    (Scope::Any, "ztryrealloc*", UserRole::Plumbing),
+    (Scope::Any, "ngx_alloc", UserRole::Plumbing),
+    (Scope::Any, "ngx_calloc", UserRole::Plumbing),
+    (Scope::Any, "ngx_memalign", UserRole::Plumbing),
+    (Scope::Any, "xmalloc", UserRole::Plumbing),
+    (Scope::Any, "xcalloc", UserRole::Plumbing),
+    (Scope::Any, "xrealloc", UserRole::Plumbing),
+    (Scope::Any, "g_malloc*", UserRole::Plumbing),
+    (Scope::Any, "g_realloc*", UserRole::Plumbing),
+    (Scope::Any, "g_free", UserRole::Plumbing),
+
     // Locks. An allocator's by name, others by who calls them.
     (Scope::Any, "je_malloc_mutex_*", UserRole::AllocatorLock),
     (Scope::Any, "malloc_mutex_lock_slow", UserRole::AllocatorLock),
@@ -736,6 +780,7 @@ pub const USER: &[(Scope, &str, UserRole)] = &[
     (Scope::Any, "__rustc::__rdl_*", UserRole::Allocator),
 
     // Containers and glue of the standard libraries.
+    (Scope::Any, "_start", UserRole::Plumbing),
     (Scope::Any, "std::*", UserRole::Plumbing),
     (Scope::Any, "__gnu_cxx::*", UserRole::Plumbing),
     (Scope::Any, "alloc::*", UserRole::Plumbing),
@@ -751,6 +796,26 @@ pub fn user_role(symbol: &str, scope: Scope) -> Option<UserRole> {
     USER.iter()
         .find(|(s, pattern, _)| (*s == Scope::Any || *s == scope) && fits(pattern, name))
         .map(|r| r.2)
+}
+
+/// V8's ways out of generated code, the same for every call: src/builtins, src/codegen.
+const TRAMPOLINES: &[&str] = &[
+    "Builtins_CEntry*",
+    "Builtins_CallApi*",
+    "Builtins_HandleApiCall*",
+    "Builtins_Call_*",
+    "Builtins_CallFunction*",
+    "Builtins_InterpreterEntry*",
+    "Builtins_InterpreterPush*",
+    "Builtins_JSEntry*",
+    "Builtins_JSConstruct*",
+    "Builtins_JSBuiltinsConstruct*",
+    "v8::internal::Builtin_HandleApiCall*",
+];
+
+/// Stands between generated code and what it called; says nothing about either.
+pub fn is_trampoline(symbol: &str) -> bool {
+    TRAMPOLINES.iter().any(|p| fits(p, bare_name(symbol)))
 }
 
 /// Demangled C++ templates carry their return type in front: `void v8::internal::Visit<int>(long)`.

@@ -157,6 +157,10 @@ pub enum UserWait {
     Lock,
     /// A condition variable, a semaphore, a parked thread.
     Condition,
+    /// A runtime's own wait for work: idle for certain, whatever it is built on.
+    Work,
+    /// Held by the runtime: at a safepoint, or at a lock of its own.
+    Pause,
 }
 
 /// CPython's interpreter lock and HotSpot's monitors are built on condition variables but are locks; they stand further out than the
@@ -169,8 +173,14 @@ pub const USER_WAITS: &[(&str, UserWait)] = &[
     ("_PyMutex_Lock*", UserWait::Lock),
     ("PyMutex_Lock*", UserWait::Lock),
     ("ObjectMonitor::enter*", UserWait::Lock),
-    ("ObjectMonitor::EnterI", UserWait::Lock),
-    ("ObjectMonitor::ReenterI", UserWait::Lock),
+    ("ObjectMonitor::EnterI*", UserWait::Lock),
+    ("ObjectMonitor::ReenterI*", UserWait::Lock),
+    ("os::PlatformMonitor::wait*", UserWait::Work),
+    ("ObjectMonitor::wait*", UserWait::Work),
+    ("PosixSemaphore::wait*", UserWait::Work),
+    ("LinuxWaitBarrier::wait*", UserWait::Pause),
+    // The virtual machine's own mutexes (Heap_lock, Threads_lock): held by a collection, not by the application.
+    ("Mutex::lock_contended*", UserWait::Pause),
     ("Monitor::lock*", UserWait::Lock),
     ("Mutex::lock*", UserWait::Lock),
     ("runtime.lock*", UserWait::Lock),
@@ -196,7 +206,7 @@ pub const USER_WAITS: &[(&str, UserWait)] = &[
     ("std::thread::park*", UserWait::Condition),
     ("std::condition_variable::wait*", UserWait::Condition),
     ("absl::CondVar::*", UserWait::Condition),
-    ("runtime.futexsleep*", UserWait::Condition),
+    ("runtime.futex*", UserWait::Condition),
     ("runtime.notesleep*", UserWait::Condition),
     ("uv_cond_*", UserWait::Condition),
     ("uv_sem_wait", UserWait::Condition),

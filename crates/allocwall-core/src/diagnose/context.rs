@@ -201,13 +201,48 @@ impl<'a> Context<'a> {
             + lock * self.wait_point(WaitClass::ApplicationLock)
     }
 
+    /// Of the time on run queues, the part spent behind others than the target itself: 0 to 1.
+    ///
+    /// A waiting thread is taken to stand behind whoever runs, in proportion to the CPU time of each; a lone thread waits for others
+    /// alone.
+    pub fn behind_others(&self) -> f64 {
+        let threads = &self.recording.threads;
+        let own: u64 = threads.iter().map(|t| t.cpu_ns).sum();
+        let others = match self.recording.meta.system_wide {
+            true => Some(self.recording.neighbours.iter().map(|n| n.cpu_ns).sum()),
+            false => self.host_change(|h| h.busy_ns).map(|b| b.saturating_sub(own)),
+        };
+        let Some(others) = others.map(|o| o as f64) else {
+            return 1.0;
+        };
+        let (mut behind, mut all) = (0.0, 0.0);
+        for thread in threads {
+            let delay = thread.run_delay_ns.unwrap_or(0) as f64;
+            let rivals = others + own.saturating_sub(thread.cpu_ns) as f64;
+            all += delay;
+            behind += delay * if rivals > 0.0 { others / rivals } else { 1.0 };
+        }
+        if all > 0.0 { behind / all } else { 1.0 }
+    }
+
+    /// The part of the time in which the target's threads could have run that they waited for one another's CPU.
+    pub fn behind_itself(&self) -> f64 {
+        let delay = self.wait_point(WaitClass::RunQueue);
+        let whole = delay + self.bill.cpu_s;
+        if whole > 0.0 {
+            delay * (1.0 - self.behind_others()) / whole
+        } else {
+            0.0
+        }
+    }
+
     /// The largest named site of these lines, weighted by the lines.
     pub fn top_site(&self, classes: &[CostClass]) -> Option<String> {
         let lines = self.bill.on_cpu.as_ref().ok()?;
         let mut weight: BTreeMap<&str, f64> = BTreeMap::new();
         for line in lines.iter().filter(|l| classes.contains(&l.class)) {
             for site in &line.sites {
-                let name = site.python.as_deref().unwrap_or(&site.function);
+                let name = site.python.as_deref().unwrap_or_else(|| spoken_of(site));
                 *weight.entry(name).or_default() += site.share * line.share.point;
             }
         }
@@ -345,6 +380,19 @@ impl<'a> Context<'a> {
             percent(entry_share)
         );
         (served, text)
+    }
+}
+
+/// A function without a name is spoken of by its file: `libz.so.1`, `generated code`.
+fn spoken_of(site: &Site) -> &str {
+    match site.function.as_str() {
+        "(no symbol)" | "(generated code)" if !site.module.is_empty() => {
+            let file = site.module.rsplit('/').next().unwrap_or(&site.module);
+            file.trim_matches(['[', ']'])
+        }
+        "(no symbol)" | "(no user stack)" => "",
+        "(generated code)" => "generated code",
+        function => function,
     }
 }
 

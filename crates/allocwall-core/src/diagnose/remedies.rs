@@ -105,6 +105,13 @@ fn met(ctx: &Context, need: Need, walls: &[Wall]) -> Result<(), String> {
     match need {
         Need::Preload => preload(process),
         Need::Glibc(major, minor) => glibc(process, (major, minor)),
+        Need::GlibcBefore(major, minor) => match &process.libc {
+            Ok(Libc::Glibc { version }) => require(
+                version_of(version).is_some_and(|v| v < (major, minor)),
+                "glibc is newer",
+            ),
+            _ => Err("the target's C library is not the dynamic glibc".into()),
+        },
         Need::Musl => require(
             matches!(process.libc, Ok(Libc::Musl { .. })),
             "the target's C library is not musl",

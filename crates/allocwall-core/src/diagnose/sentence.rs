@@ -4,6 +4,7 @@ use super::context::{Context, percent, percent_interval};
 use super::judge::Judged;
 use super::{Finding, Prescription, Status};
 use crate::catalogue::cost::CostClass;
+use crate::catalogue::thresholds;
 use crate::catalogue::walls::Wall;
 
 /// Site names longer than this are cut: C++ and Rust names run to hundreds of characters.
@@ -193,9 +194,22 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
         );
     }
     format!(
-        "Memory is not your wall: {}; {}.{not_told}",
+        "Memory is not your wall: {}; {}.{}{not_told}",
         figures.join(", "),
-        own_computing(ctx)
+        own_computing(ctx),
+        crowded(ctx)
+    )
+}
+
+/// More threads with work than CPUs: said, because no rung calls it a wall.
+fn crowded(ctx: &Context) -> String {
+    let own = ctx.behind_itself();
+    if own < thresholds::of(Wall::RunQueue).wall_from {
+        return String::new();
+    }
+    format!(
+        " The CPUs are full: {} of the time in which they could run, its threads wait for one another.",
+        percent(own)
     )
 }
 

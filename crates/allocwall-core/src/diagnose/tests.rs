@@ -192,6 +192,49 @@ fn run_queue_names_the_competitor() {
 }
 
 #[test]
+fn threads_that_wait_for_one_another_are_no_interference() {
+    let mut subject = computing();
+    subject.cpus(1.8).waits(WaitClass::RunQueue, 2.5);
+    subject.recording.meta.system_wide = true;
+    subject.recording.threads = (0..4)
+        .map(|i| ThreadTimes {
+            pid: 100,
+            tid: 100 + i,
+            comm: "pool".into(),
+            seen_ns: 10_000_000_000,
+            cpu_ns: 4_500_000_000,
+            run_delay_ns: Some(6_250_000_000),
+        })
+        .collect();
+    let load = |cpu_ns| Neighbour {
+        pid: 7,
+        comm: "load".into(),
+        cpu_ns,
+    };
+    // The load takes a tenth of a CPU, the target's other threads 1.35: their waits are their own.
+    subject.recording.neighbours = vec![load(1_000_000_000)];
+    assert_eq!(status(&subject, Wall::RunQueue), Status::RuledOut);
+    let sentence = subject.verdict().sentence;
+    assert!(
+        sentence.contains("its threads wait for one another"),
+        "{sentence}"
+    );
+    // A lone thread has only others to wait for.
+    subject.recording.threads.truncate(1);
+    assert_eq!(status(&subject, Wall::RunQueue), Status::Wall);
+}
+
+#[test]
+fn a_place_without_a_name_is_spoken_of_by_its_file() {
+    let mut subject = computing();
+    let lines = subject.bill.on_cpu.as_mut().expect("sampled");
+    lines[0].sites[0].function = "(no symbol)".into();
+    lines[0].sites[0].module = "/usr/lib/libz.so.1".into();
+    let sentence = subject.verdict().sentence;
+    assert!(sentence.contains("most in `libz.so.1`"), "{sentence}");
+}
+
+#[test]
 fn without_a_line_the_threads_own_counters_tell() {
     let mut subject = throttled(500, 95);
     subject.wait_line(WaitClass::RunQueue).thread_s = Err(absent());
@@ -883,6 +926,27 @@ fn keeping_memory_gains_only_where_malloc_makes_the_map_calls() {
         "{:?}",
         keep(false)
     );
+}
+
+#[test]
+fn the_mmap_threshold_is_one_that_this_glibc_takes() {
+    for (version, expected) in [("2.36", "268435456"), ("2.31", "33554432")] {
+        let mut subject = with_shares(&[(MapCalls, 0.3), (PageRelease, 0.1), (FaultPath, 0.2)]);
+        subject.recording.processes[0].libc = Ok(Libc::Glibc {
+            version: version.into(),
+        });
+        let remedies = subject.verdict().remedies;
+        let keep: Vec<_> = remedies
+            .iter()
+            .filter(|p| p.remedy.starts_with("glibc-keep-memory"))
+            .collect();
+        assert_eq!(keep.len(), 1, "{version}");
+        assert!(
+            keep[0].how.contains(&format!("mmap_threshold={expected}:")),
+            "{}",
+            keep[0].how
+        );
+    }
 }
 
 #[test]

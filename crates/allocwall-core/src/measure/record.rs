@@ -29,7 +29,7 @@ pub const LONGEST_WINDOW: Duration = Duration::from_secs(3600);
 const DRAIN_EVERY: Duration = Duration::from_millis(50);
 const TICK_EVERY: Duration = Duration::from_millis(250);
 const BATCH_EVERY: Duration = Duration::from_secs(1);
-const PYTHON_EVERY: Duration = Duration::from_millis(100);
+const PYTHON_EVERY: Duration = Duration::from_millis(50);
 
 /// Looks at waiting threads a second, all threads together: some 15 µs each, so a fifth of a percent of two CPUs.
 const LOOKS_PER_SECOND: u32 = 250;

@@ -138,14 +138,33 @@ fn run_queue(ctx: &Context) -> Judged {
             return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
         }
     };
-    lost(
-        ctx,
-        WALL,
-        delay_s,
-        "of the time in which it could have run, it waited for a CPU",
+    // What its threads wait for one another is no interference: then the bill below tells what keeps them busy.
+    let whole = delay_s + ctx.bill.cpu_s;
+    let behind = ctx.behind_others();
+    let judged = Case {
+        wall: WALL,
+        share: Interval::exact(if whole > 0.0 {
+            delay_s * behind / whole
+        } else {
+            0.0
+        }),
+        of: Whole::ThreadTime,
+        amount: Interval::exact(delay_s * behind / ctx.window_s),
+        phrase: "of the time in which it could have run, it waited for a CPU that others had",
         show,
-    )
-    .evidence(competitors(ctx))
+    }
+    .judge()
+    .evidence(competitors(ctx));
+    if behind > 0.99 {
+        return judged;
+    }
+    judged
+        .evidence(format!(
+            "{} of that time its own {} threads waited for one another",
+            percent(ctx.behind_itself()),
+            ctx.bill.rates.threads_peak
+        ))
+        .estimate("a waiting thread is taken to stand behind whoever runs, in proportion to their CPU time")
 }
 
 /// Who had the CPU: other processes by name, or the target's own threads.
