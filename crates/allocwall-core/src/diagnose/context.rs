@@ -308,7 +308,7 @@ impl<'a> Context<'a> {
         if all < MIN_SAMPLES / 2 {
             return (
                 Served::Unknown,
-                format!("{all} samples in malloc: too few to tell its fast path from its slow one"),
+                format!("{all} samples in malloc: too few to tell its fast path"),
             );
         }
         let (entry_share, miss_share) = (entry as f64 / all as f64, miss as f64 / all as f64);
@@ -321,7 +321,7 @@ impl<'a> Context<'a> {
                 Served::Mixed
             };
             let text = format!(
-                "{} of malloc's samples lie in functions that run only when the thread cache misses",
+                "{} of malloc's samples in functions that run only when its thread cache misses",
                 percent(miss_share)
             );
             return (served, text);
@@ -329,8 +329,7 @@ impl<'a> Context<'a> {
         if entry == 0 {
             return (
                 Served::Unknown,
-                "no function of this allocator has a name: its fast path cannot be told from its slow one"
-                    .into(),
+                "no function of this allocator has a name: its fast path cannot be told".into(),
             );
         }
         let served = if entry_share >= ENTRY_SHARE.cached {
@@ -341,7 +340,7 @@ impl<'a> Context<'a> {
             Served::Mixed
         };
         let text = format!(
-            "{} of malloc's samples lie in its entry points (cached calls: about 55 %; misses: about 24 %)",
+            "{} of malloc's samples in its entry points (cached calls: about 55 %, misses: 24 %)",
             percent(entry_share)
         );
         (served, text)

@@ -44,6 +44,38 @@ pub fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
+/// A shell command as lines of at most `width` columns, all but the last ended by a backslash; the first starts at
+/// `column`, the others are indented to it. A word that is longer than a line goes on in the first column, since blanks
+/// would cut it in two.
+pub fn shell_lines(command: &str, width: usize, column: usize) -> Vec<String> {
+    let indent = " ".repeat(column);
+    let room = width.saturating_sub(2);
+    let mut lines = vec![String::new()];
+    let mut used = column;
+    for (nth, word) in command.split_whitespace().enumerate() {
+        let wide = columns(word);
+        let line = lines.last_mut().expect("starts with one line");
+        if nth > 0 && used + 1 + wide <= room {
+            line.push(' ');
+            used += 1;
+        } else if nth > 0 {
+            line.push_str(" \\");
+            lines.push(indent.clone());
+            used = column;
+        }
+        for c in word.chars() {
+            if used + char_columns(c) > room + 1 {
+                lines.last_mut().expect("starts with one line").push('\\');
+                lines.push(String::new());
+                used = 0;
+            }
+            lines.last_mut().expect("starts with one line").push(c);
+            used += char_columns(c);
+        }
+    }
+    lines
+}
+
 /// Keeps both ends: the namespace tells whose it is, the end tells which function.
 pub fn elide_middle(text: &str, width: usize) -> String {
     if columns(text) <= width {
@@ -126,6 +158,15 @@ mod tests {
     }
 
     #[test]
+    fn a_command_can_be_copied_from_its_lines() {
+        let lines = shell_lines("VAR=a:b program --flag value", 20, 4);
+        assert_eq!(lines, ["VAR=a:b \\", "    program --flag \\", "    value"]);
+        let rejoined = lines.concat().replace("\\    ", "");
+        assert_eq!(rejoined, "VAR=a:b program --flag value");
+        assert_eq!(shell_lines("abcdefghijkl", 8, 2), ["abcde\\", "fghijkl"]);
+    }
+
+    #[test]
     fn long_names_keep_both_ends() {
         assert_eq!(elide_middle("std::vector<int>::push_back", 15), "std:…:push_back");
         assert_eq!(elide_middle("short", 15), "short");
@@ -157,6 +198,9 @@ mod tests {
         fn nothing_is_wider_than_asked(text in "\\PC{0,80}", width in 5usize..40) {
             for line in wrap(&text, width) {
                 prop_assert!(columns(&line) <= width, "{:?}", line);
+            }
+            for (nth, line) in shell_lines(&text, width, 2).iter().enumerate() {
+                prop_assert!(columns(line) + if nth == 0 { 2 } else { 0 } <= width, "{:?}", line);
             }
             prop_assert!(columns(&elide_middle(&text, width)) <= width);
             prop_assert!(columns(&elide_end(&text, width)) <= width);
