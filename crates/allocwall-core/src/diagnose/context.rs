@@ -74,6 +74,16 @@ const WAITS_FOR_WORK: &[&str] = &[
     "uv_cond_wait",
 ];
 
+/// Where every stack starts: named as a call site it tells nothing.
+const NOWHERE: &[&str] = &[
+    "[unknown]",
+    "_start",
+    "__libc_start_main",
+    "start_thread",
+    "clone",
+    "clone3",
+];
+
 impl<'a> Context<'a> {
     pub fn new(recording: &'a Recording, bill: &'a Bill) -> Self {
         let window_s = bill.window_s.max(1e-9);
@@ -201,8 +211,8 @@ impl<'a> Context<'a> {
             + lock * self.wait_point(WaitClass::ApplicationLock)
     }
 
-    /// The largest named site of these lines, weighted by the lines.
-    pub fn top_site(&self, classes: &[CostClass]) -> Option<String> {
+    /// The largest named site of these lines, weighted by the lines, and its fraction of them.
+    pub fn top_site(&self, classes: &[CostClass]) -> Option<(String, f64)> {
         let lines = self.bill.on_cpu.as_ref().ok()?;
         let mut weight: BTreeMap<&str, f64> = BTreeMap::new();
         for line in lines.iter().filter(|l| classes.contains(&l.class)) {
@@ -211,11 +221,16 @@ impl<'a> Context<'a> {
                 *weight.entry(name).or_default() += site.share * line.share.point;
             }
         }
+        let all: f64 = lines
+            .iter()
+            .filter(|l| classes.contains(&l.class))
+            .map(|l| l.share.point)
+            .sum();
         weight
             .into_iter()
-            .filter(|(name, _)| !name.is_empty() && *name != "[unknown]")
+            .filter(|(name, _)| !name.is_empty() && !NOWHERE.contains(name))
             .max_by(|a, b| a.1.total_cmp(&b.1))
-            .map(|(name, _)| name.to_owned())
+            .map(|(name, part)| (name.to_owned(), part / all.max(f64::MIN_POSITIVE)))
     }
 
     /// Change of a cumulative counter over the window; None where either end lacks it or it ran backwards.

@@ -450,7 +450,7 @@ fn predict(ctx: &Context, remedy: &Remedy) -> Prediction {
                 removed,
                 most,
                 format!(
-                    "{} of CPU ({lines}) × {} that a 2 MiB touch saves here against 512 of 4 KiB, if all fresh memory comes so",
+                    "{} of CPU ({lines}) × {} that huge pages save here, if all fresh memory is on them",
                     percent(sum.share.point),
                     percent(removed.point)
                 ),
@@ -566,7 +566,7 @@ fn arena_instead(ctx: &Context, most: f64) -> Prediction {
     Prediction {
         gain: Some(gain),
         basis: format!(
-            "{} of CPU (map calls, page release) × {} of them by malloc × {} that the arena saves; at best the first touches too",
+            "{} of CPU (map calls, release) × {} by malloc × {} that its arena saves; at best first touch too",
             percent(maps.share.point),
             percent(by_malloc.point),
             percent(removed.point)

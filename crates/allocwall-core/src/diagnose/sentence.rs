@@ -74,8 +74,11 @@ fn share(judged: &[Judged], wall: Wall) -> String {
 }
 
 fn from(ctx: &Context, classes: &[CostClass]) -> String {
-    ctx.top_site(classes)
-        .map_or_else(String::new, |site| format!(", most of it from `{}`", name(&site)))
+    match ctx.top_site(classes) {
+        Some((site, part)) if part >= 0.5 => format!(", most of it from `{}`", name(&site)),
+        Some((site, part)) if part >= 0.2 => format!(", {} of it from `{}`", percent(part), name(&site)),
+        _ => String::new(),
+    }
 }
 
 fn name(site: &str) -> String {
@@ -256,9 +259,18 @@ pub fn leading_contributor(judged: &[Judged]) -> Option<Wall> {
 fn own_computing(ctx: &Context) -> String {
     match ctx.cpu(&[CostClass::Application]) {
         Ok(sum) => {
-            let site = ctx
-                .top_site(&[CostClass::Application])
-                .map_or_else(String::new, |s| format!(", most in `{}`", name(&s)));
+            let kernel = ctx.cpu(&[CostClass::OtherKernel]).map_or(0.0, |s| s.share.point);
+            if kernel > sum.share.point {
+                return format!(
+                    "{} is other work of the kernel, {} the application's own computing",
+                    percent(kernel),
+                    percent(sum.share.point)
+                );
+            }
+            let site = match ctx.top_site(&[CostClass::Application]) {
+                Some((site, part)) if part >= 0.5 => format!(", most in `{}`", name(&site)),
+                _ => String::new(),
+            };
             format!(
                 "{} is the application's own computing{site}",
                 percent(sum.share.point)
@@ -302,6 +314,5 @@ const CALIBRATE: &str = "allocwall calibrate";
 
 /// Not advice in prose.
 fn is_command(remedy: &Prescription) -> bool {
-    use crate::catalogue::remedies::{Kind, find};
-    find(&remedy.remedy).is_some_and(|r| r.kind != Kind::Advice && r.key != "quota")
+    crate::catalogue::remedies::find(&remedy.remedy).is_some_and(|r| r.is_command())
 }

@@ -11,12 +11,17 @@ fn char_columns(c: char) -> usize {
     c.width().unwrap_or(0)
 }
 
-/// Lines of at most `width` columns, broken at spaces; a word that is longer than a line is cut.
+/// Lines of at most `width` columns, broken at spaces, but not between a number and its `%`; a word that is longer than
+/// a line is cut.
 pub fn wrap(text: &str, width: usize) -> Vec<String> {
     let width = width.max(2);
     let mut lines = vec![String::new()];
     let mut used = 0;
-    for word in text.split_whitespace() {
+    const GLUE: char = '\u{a0}';
+    let text = text.replace(GLUE, " ").replace(" %", "\u{a0}%");
+    let words = text.split(|c: char| c.is_whitespace() && c != GLUE);
+    for word in words.filter(|w| !w.is_empty()) {
+        let word = &word.replace(GLUE, " ");
         let space = usize::from(used > 0);
         let wide = columns(word);
         if used + space + wide <= width {
@@ -52,7 +57,7 @@ pub fn shell_lines(command: &str, width: usize, column: usize) -> Vec<String> {
     let room = width.saturating_sub(2);
     let mut lines = vec![String::new()];
     let mut used = column;
-    for (nth, word) in command.split_whitespace().enumerate() {
+    for (nth, word) in shell_words(command).into_iter().enumerate() {
         let wide = columns(word);
         let line = lines.last_mut().expect("starts with one line");
         if nth > 0 && used + 1 + wide <= room {
@@ -64,7 +69,7 @@ pub fn shell_lines(command: &str, width: usize, column: usize) -> Vec<String> {
             used = column;
         }
         for c in word.chars() {
-            if used + char_columns(c) > room + 1 {
+            if used + char_columns(c) > room {
                 lines.last_mut().expect("starts with one line").push('\\');
                 lines.push(String::new());
                 used = 0;
@@ -74,6 +79,16 @@ pub fn shell_lines(command: &str, width: usize, column: usize) -> Vec<String> {
         }
     }
     lines
+}
+
+/// Split at blanks, but not within single quotes: a backslash at the line's end would be taken literally there.
+fn shell_words(command: &str) -> Vec<&str> {
+    let mut quoted = false;
+    let blank = move |c: char| {
+        quoted ^= c == '\'';
+        !quoted && c.is_whitespace()
+    };
+    command.split(blank).filter(|word| !word.is_empty()).collect()
 }
 
 /// Keeps both ends: the namespace tells whose it is, the end tells which function.
@@ -155,6 +170,7 @@ mod tests {
         assert_eq!(wrap("one two three", 7), ["one two", "three"]);
         assert_eq!(wrap("abcdefgh ij", 3), ["abc", "def", "gh", "ij"]);
         assert_eq!(wrap("", 10), [""]);
+        assert_eq!(wrap("all of 12 % on", 9), ["all of", "12 % on"]);
     }
 
     #[test]
@@ -163,7 +179,8 @@ mod tests {
         assert_eq!(lines, ["VAR=a:b \\", "    program --flag \\", "    value"]);
         let rejoined = lines.concat().replace("\\    ", "");
         assert_eq!(rejoined, "VAR=a:b program --flag value");
-        assert_eq!(shell_lines("abcdefghijkl", 8, 2), ["abcde\\", "fghijkl"]);
+        assert_eq!(shell_lines("sh -c 'a b; c d'", 14, 0), ["sh -c \\", "'a b; c d'"]);
+        assert_eq!(shell_lines("abcdefghijkl", 8, 2), ["abcd\\", "efghij\\", "kl"]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::escape::terminal;
 use super::layout::{apportion, columns, elide_end, elide_middle, left, right, shell_lines, wrap};
 use crate::bill::{Bill, CpuLine, Site, WaitLine};
 use crate::catalogue::cost::{CostClass, WaitClass};
-use crate::catalogue::remedies::{self, Effect, Kind, Remedy};
+use crate::catalogue::remedies::{self, Effect, Remedy};
 use crate::catalogue::walls::Wall;
 use crate::diagnose::remedies::quoted;
 use crate::diagnose::{Finding, Prescription, Status, Verdict};
@@ -29,11 +29,12 @@ impl Style {
 }
 
 /// Call sites are shown for lines of at least this share of the target's CPU (or, for waits, of its thread time).
-const COSTLY: f64 = 0.03;
+/// Twice that for on-CPU lines that are no part of a wall.
+const COSTLY: f64 = 0.05;
 /// A site below this share of its line is noise.
 const SITE_FLOOR: f64 = 0.05;
-/// Remedies beyond these are named, not spelt out: nobody tries a fourth before the first.
-const REMEDIES_SHOWN: usize = 3;
+/// Remedies beyond these are named, not spelt out: nobody tries a third before the first.
+const REMEDIES_SHOWN: usize = 2;
 /// Between the samples' and the kernel's account of CPU time; above it the reader should know.
 const TOLERATED_DISAGREEMENT: f64 = 0.03;
 const NEXT_SHOWN: usize = 3;
@@ -61,6 +62,7 @@ pub fn diagnosis(
     ladder(&mut page, verdict, &limits);
     sites(&mut page, bill, verdict);
     remedies(&mut page, verdict);
+    page.section("LIMITS", "what this run could not see, and what it cost");
     limits.print(&mut page);
     own_cost(&mut page, rec, bill);
     next(&mut page, verdict, file);
@@ -177,11 +179,19 @@ impl Page {
     /// What to type, so that it can be copied as it stands: broken between words with a backslash. A remark behind `#`
     /// goes to its own line.
     fn command(&mut self, indent: usize, text: &str) {
+        self.command_after("", indent, text);
+    }
+
+    fn command_after(&mut self, heading: &str, indent: usize, text: &str) {
         let (command, remark) = match text.split_once("  #") {
             Some((command, remark)) => (command.trim_end(), Some(remark.trim())),
             None => (text, None),
         };
-        let lead = format!("{}$ ", " ".repeat(indent));
+        let lead = format!(
+            "{}{}",
+            self.paint(Ink::Heading, heading),
+            self.paint(Ink::Faint, &right("$ ", indent + 2 - columns(heading)))
+        );
         let column = indent + 2;
         let command = terminal(command);
         let whole = match remark {
@@ -189,18 +199,20 @@ impl Page {
             None => command.clone(),
         };
         if column + columns(&whole) <= self.width {
-            let line = format!("{}{whole}", self.paint(Ink::Faint, &lead));
-            return self.line(&line);
+            return self.line(&format!("{lead}{whole}"));
         }
         let lines = shell_lines(&command, self.width, column);
         for (nth, line) in lines.iter().enumerate() {
-            let lead = match nth {
-                0 => self.paint(Ink::Faint, &lead),
-                _ => String::new(),
-            };
+            let lead = if nth == 0 { &lead } else { "" };
             self.line(&format!("{lead}{line}"));
         }
         if let Some(remark) = remark {
+            let tail = format!("  # {}", terminal(remark));
+            let last = lines.last().map_or(0, |l| columns(l)) + if lines.len() == 1 { column } else { 0 };
+            if last + columns(&tail) <= self.width {
+                self.out.pop();
+                return self.line(&self.paint(Ink::Faint, &tail));
+            }
             self.hang(
                 &format!("{}# ", " ".repeat(column)),
                 Ink::Faint,
@@ -571,7 +583,7 @@ fn off_cpu(page: &mut Page, bill: &Bill) {
         page.wrapped(2, &format!("0.00: {}", zero.join(", ")), Ink::Faint);
     }
     for (_, titles) in absent {
-        let text = format!("not measured (why: see LIMITS): {}", titles.join(", "));
+        let text = format!("not measured (see LIMITS): {}", titles.join(", "));
         page.wrapped(2, &text, Ink::Warn);
     }
 }
@@ -604,25 +616,27 @@ fn ladder(page: &mut Page, verdict: &Verdict, limits: &Limits) {
         let indent = columns(&lead);
         page.hang(&lead, ink, indent, &reading(finding, limits), Ink::Plain);
         if finding.status == Status::Wall || finding.status == Status::Contributor {
-            behind(page, finding, indent);
+            behind(page, finding);
         }
     }
 }
 
 /// The numbers behind what fired, and for a wall how to see the same with other tools.
-fn behind(page: &mut Page, finding: &Finding, indent: usize) {
-    let column = if page.width >= indent + 24 { indent } else { 4 };
+fn behind(page: &mut Page, finding: &Finding) {
+    let column = if page.width >= 80 { 25 } else { 4 };
+    let wall = finding.status == Status::Wall;
     let estimate = finding.estimate.as_ref().map(|kind| format!("estimate: {kind}"));
     let numbers: Vec<&str> = finding
         .evidence
         .iter()
-        .chain(&estimate)
+        .take(if wall { usize::MAX } else { 1 })
+        .chain(estimate.iter().filter(|_| wall))
         .map(String::as_str)
         .collect();
     if !numbers.is_empty() {
         page.wrapped(column, &numbers.join(" · "), Ink::Faint);
     }
-    if finding.status == Status::Wall && !finding.show.is_empty() {
+    if wall && !finding.show.is_empty() {
         page.command(column, &finding.show);
     }
 }
@@ -636,10 +650,10 @@ fn reading(finding: &Finding, limits: &Limits) -> String {
             true => String::new(),
             false => format!("{because}; "),
         };
-        return format!("{known}why: limit {}", limits.number(missing));
+        return format!("{known}see limit {}", limits.number(missing));
     }
     match &finding.estimate {
-        Some(_) if finding.status == Status::RuledOut => format!("{because} (estimate)"),
+        Some(_) if finding.status != Status::Wall => format!("{because} (estimate)"),
         _ => because.to_string(),
     }
 }
@@ -664,7 +678,7 @@ impl Limits {
         }
         for line in &bill.off_cpu {
             if let Err(absence) = &line.thread_s {
-                limits.add(absence, format!("waits: {}", plain(line.class.key())));
+                limits.add(absence, format!("{} waits", plain(line.class.key())));
             }
         }
         if let Err(absence) = &bill.on_cpu {
@@ -673,8 +687,10 @@ impl Limits {
         for probe in &rec.probes {
             match &probe.state {
                 ProbeState::Measured => {}
-                ProbeState::Partial(absence) => limits.add(absence, format!("{} (in part)", probe.what)),
-                ProbeState::Absent(absence) => limits.add(absence, probe.what.clone()),
+                ProbeState::Partial(absence) => {
+                    limits.add_probe(absence, format!("{} (in part)", probe.what))
+                }
+                ProbeState::Absent(absence) => limits.add_probe(absence, probe.what.clone()),
             }
         }
         if let Err(absence) = &rec.prices
@@ -685,8 +701,27 @@ impl Limits {
         limits
     }
 
+    /// Probes are named where nothing that a reader looks for hides behind their absence.
+    fn add_probe(&mut self, absence: &Absence, what: String) {
+        let before = self.obstacles.len();
+        let hides: Vec<usize> = self.obstacles.iter().map(|o| o.hides.len()).collect();
+        self.add(absence, what);
+        let same_detail = |o: &Obstacle| o.absences[0].detail == absence.detail;
+        if self.obstacles.len() == before && self.obstacles.iter().any(same_detail) {
+            for (obstacle, count) in self.obstacles.iter_mut().zip(hides) {
+                obstacle.hides.truncate(count);
+            }
+        }
+    }
+
     fn add(&mut self, absence: &Absence, hidden: String) {
-        let same = |a: &Absence| a.detail == absence.detail || (a.mend.is_some() && a.mend == absence.mend);
+        // Whatever root would lift is one obstacle, in however many places it stands.
+        let root = |a: &Absence| a.mend.as_ref().is_some_and(|m| m.contains("root"));
+        let same = |a: &Absence| {
+            a.detail == absence.detail
+                || (a.mend.is_some() && a.mend == absence.mend)
+                || (root(a) && root(absence))
+        };
         match self.obstacles.iter_mut().find(|o| o.absences.iter().any(same)) {
             Some(obstacle) => {
                 if !obstacle.absences.contains(absence) {
@@ -710,23 +745,18 @@ impl Limits {
     }
 
     fn print(&self, page: &mut Page) {
-        if self.obstacles.is_empty() {
-            return;
-        }
-        page.section("LIMITS", "what this run could not see");
         for (nth, obstacle) in self.obstacles.iter().enumerate() {
-            let mut details: Vec<&str> = vec![];
-            for absence in &obstacle.absences {
-                let detail = absence.detail.trim_end_matches('.');
-                if !details.contains(&detail) {
-                    details.push(detail);
-                }
-            }
             let mend = obstacle.absences.iter().find_map(|a| a.mend.as_deref());
+            // One mend lifts them all: the first reason, that of the lowest rung, is enough.
+            let detail = obstacle.absences[0].detail.trim_end_matches('.');
+            let hides = obstacle.hides.join(", ");
+            // "hardware counters: no hardware counters: …"
+            let hides = match detail.contains(&hides) {
+                true => String::new(),
+                false => format!("{hides}: "),
+            };
             let text = format!(
-                "{}: {}{}",
-                obstacle.hides.join(", "),
-                details.join("; "),
+                "{hides}{detail}{}",
                 mend.map_or(String::new(), |mend| format!(" → {mend}"))
             );
             page.hang(&format!("  {}. ", nth + 1), Ink::Warn, 5, &text, Ink::Plain);
@@ -762,7 +792,9 @@ fn wait_classes(wall: Wall) -> &'static [WaitClass] {
 fn sites(page: &mut Page, bill: &Bill, verdict: &Verdict) {
     let of_wall = |class: CostClass| verdict.walls.iter().any(|&w| cpu_classes(w).contains(&class));
     let mut lines: Vec<&CpuLine> = bill.on_cpu.iter().flatten().collect();
-    lines.retain(|l| !l.sites.is_empty() && (l.share.point >= COSTLY || of_wall(l.class)));
+    lines.retain(|l| {
+        !l.sites.is_empty() && l.share.point >= if of_wall(l.class) { COSTLY } else { 2.0 * COSTLY }
+    });
     lines.sort_by(|a, b| {
         let by_wall = of_wall(b.class).cmp(&of_wall(a.class));
         by_wall.then(b.share.point.total_cmp(&a.share.point))
@@ -772,7 +804,16 @@ fn sites(page: &mut Page, bill: &Bill, verdict: &Verdict) {
         .iter()
         .filter(|l| costly_wait(l, bill, verdict))
         .collect();
-    if lines.is_empty() && waits.is_empty() {
+    let named = |s: &Site| {
+        verdict.sentence.contains(&s.function)
+            || s.python
+                .as_ref()
+                .is_some_and(|p| verdict.sentence.contains(p.as_str()))
+    };
+    // The sentence says it where nothing was found and one place has most of the time.
+    let told = verdict.walls.is_empty()
+        && matches!(&lines[..], [line] if line.sites[0].share > 0.8 && named(&line.sites[0]));
+    if waits.is_empty() && (lines.is_empty() || told) {
         return;
     }
     page.section("CALL SITES", "behind each costly line, as a share of that line");
@@ -821,9 +862,11 @@ fn site_text(site: &Site, room: usize) -> String {
     let mut text = match &site.python {
         // The person knows the Python function, not the C function below it.
         Some(python) => {
-            let python = elide_middle(&terminal(python), room * 3 / 5);
-            let rest = room.saturating_sub(columns(&python) + 2);
-            format!("{python}  {}", elide_middle(&format!("[{function}]"), rest))
+            let python = elide_middle(&terminal(python), room);
+            match format!("{python}  [{function}]") {
+                both if columns(&both) <= room && function != "_start" => both,
+                _ => python,
+            }
         }
         None => {
             let module = elide_end(&terminal(basename(&site.module)), 22.min(room / 3));
@@ -865,13 +908,12 @@ fn remedies(page: &mut Page, verdict: &Verdict) {
             page.hang(&lead, Ink::Plain, 5, &remedy.title, Ink::Heading);
             page.wrapped(5, &facts, Ink::Plain);
         }
-        match entry.is_some_and(|r| r.kind == Kind::Advice) {
+        match entry.is_some_and(|r| !r.is_command()) {
             true => page.wrapped(5, &remedy.how, Ink::Plain),
             false => page.command(5, &remedy.how),
         }
         let rows = [
             ("why", &remedy.basis, nth == 0),
-            ("moves", &remedy.moves, nth == 0),
             ("risk", &remedy.backfires, true),
             ("undo", &remedy.undo, nth == 0),
         ];
@@ -881,11 +923,11 @@ fn remedies(page: &mut Page, verdict: &Verdict) {
             }
         }
     }
-    let rest: Vec<&str> = verdict
+    let rest: Vec<String> = verdict
         .remedies
         .iter()
         .skip(REMEDIES_SHOWN)
-        .map(|r| r.title.as_str())
+        .map(|r| format!("{} ({})", r.title, gain(r, remedies::find(&r.remedy))))
         .collect();
     if !rest.is_empty() {
         page.wrapped(2, &format!("Then: {}", rest.join("; ")), Ink::Faint);
@@ -899,6 +941,7 @@ fn gain(remedy: &Prescription, entry: Option<&Remedy>) -> String {
             gain.low * 100.0,
             gain.high * 100.0
         ),
+        (None, Some(most), _) if most < 0.005 => "saves memory, next to no CPU".to_string(),
         (None, Some(most), _) => format!("saves at most {:.0} % of CPU", most * 100.0),
         (None, None, Some(Effect::NotCpu(_))) => "saves time or memory, not CPU".to_string(),
         (None, None, _) => "gain unknown: its lines were not measured".to_string(),
@@ -916,7 +959,6 @@ fn own_cost(page: &mut Page, rec: &Recording, bill: &Bill) {
         0 => String::new(),
         n => format!("; {} {} lost", thousands(n), plural(n, "record")),
     };
-    page.blank();
     page.wrapped(
         2,
         &format!("allocwall itself used {own:.2} CPU-s{of_target}{lost}."),
@@ -948,9 +990,9 @@ fn next(page: &mut Page, verdict: &Verdict, file: Option<&str>) {
     if steps.is_empty() {
         return;
     }
-    page.section("NEXT", "");
-    for step in steps.iter().take(NEXT_SHOWN) {
-        page.command(2, step);
+    page.blank();
+    for (nth, step) in steps.iter().take(NEXT_SHOWN).enumerate() {
+        page.command_after(if nth == 0 { "NEXT" } else { "" }, 6, step);
     }
 }
 
@@ -1021,11 +1063,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn plain(case: &Case, width: usize) -> String {
+    fn printed(case: &Case, width: usize) -> String {
         diagnosis(
             &case.rec,
             &case.bill,
             &case.verdict,
+            Some("/state/42.allocwall"),
             Style { color: false, width },
         )
     }
@@ -1033,9 +1076,9 @@ mod tests {
     #[test]
     fn reports_read_as_they_were_approved() {
         for case in sketches::all() {
-            insta::assert_snapshot!(case.name, plain(&case, 100));
+            insta::assert_snapshot!(case.name, printed(&case, 100));
         }
-        insta::assert_snapshot!("first_touch_narrow", plain(&sketches::first_touch(), 52));
+        insta::assert_snapshot!("first_touch_narrow", printed(&sketches::first_touch(), 52));
     }
 
     #[test]
@@ -1045,6 +1088,7 @@ mod tests {
                 &case.rec,
                 &case.bill,
                 &case.verdict,
+                Some("/state/42.allocwall"),
                 Style {
                     color: true,
                     width: 100,
@@ -1059,7 +1103,7 @@ mod tests {
             }
             stripped.push_str(rest);
             let lines = |s: &str| s.lines().map(|l| l.trim_end().to_string()).collect::<Vec<_>>();
-            assert_eq!(lines(&stripped), lines(&plain(&case, 100)));
+            assert_eq!(lines(&stripped), lines(&printed(&case, 100)));
         }
     }
 
@@ -1072,13 +1116,15 @@ mod tests {
         };
         let rows: Vec<&str> = bill
             .lines()
-            .skip(2)
+            .skip(1)
             .take_while(|l| !l.trim_start().starts_with("total"))
             .collect();
         let total = bill
             .lines()
             .find(|l| l.trim_start().starts_with("total"))
             .unwrap();
+        // Behind the agreement with the kernel, which is a percentage too.
+        let total = total.split(')').next_back().unwrap();
         (rows.iter().filter_map(|l| share(l)).sum(), share(total).unwrap())
     }
 
@@ -1088,17 +1134,20 @@ mod tests {
         for line in case.bill.on_cpu.as_mut().unwrap() {
             line.share = Interval::new(0.0, 1.0 / 13.0, 0.2);
         }
-        let (sum, total) = printed_sum(&plain(&case, 100));
+        let (sum, total) = printed_sum(&printed(&case, 100));
         assert!((sum - 100.0).abs() < 1e-9 && total == 100.0, "{sum} {total}");
     }
 
     #[test]
     fn hidden_kernel_lines_are_not_printed_as_zero() {
-        let page = plain(&sketches::not_root(), 100);
-        let zero = page.split("0.0 % each:").nth(1).unwrap().lines().next().unwrap();
-        assert!(!zero.contains("first touch"), "{zero}");
-        assert!(page.contains("Not told apart"));
-        assert!(!plain(&sketches::nothing_found(), 100).contains("Not told apart"));
+        let page = printed(&sketches::not_root(), 100);
+        let zero = page.split("0.0 %: ").nth(1).unwrap().lines().next().unwrap();
+        assert!(
+            !zero.contains("fault path") && !zero.contains("zeroing"),
+            "{zero}"
+        );
+        assert!(page.contains("not told apart"));
+        assert!(!printed(&sketches::nothing_found(), 100).contains("not told apart"));
     }
 
     #[test]
@@ -1107,7 +1156,7 @@ mod tests {
         case.bill.on_cpu =
             Err(Absence::new(crate::units::Reason::TooLittle, "12 samples")
                 .mend("diagnose for longer: -d 60"));
-        let page = plain(&case, 100);
+        let page = printed(&case, 100);
         assert!(
             page.contains("Not measured: 12 samples. To measure it: diagnose for longer"),
             "{page}"
@@ -1118,7 +1167,7 @@ mod tests {
     fn hostile_names_reach_no_terminal() {
         let mut case = sketches::first_touch();
         hostile(&mut case, "x\u{1b}[2J\u{202e}\n\u{9b}31m");
-        let page = plain(&case, 100);
+        let page = printed(&case, 100);
         assert!(page.chars().all(|c| c == '\n' || !c.is_control()), "{page:?}");
         assert!(!page.contains('\u{202e}'));
         assert!(page.contains("\\u{1b}[2J"));
@@ -1171,12 +1220,12 @@ mod tests {
         fn no_line_is_wider_than_the_page(name in "\\PC{0,60}|[a-z]{1,300}|[\\x00-\\x1f a]{0,30}", width in 40usize..140, color: bool) {
             for mut case in sketches::all() {
                 hostile(&mut case, &name);
-                let page = diagnosis(&case.rec, &case.bill, &case.verdict, Style { color: false, width });
+                let page = diagnosis(&case.rec, &case.bill, &case.verdict, Some("/state/42.allocwall"), Style { color: false, width });
                 for line in page.lines() {
                     prop_assert!(columns(line) <= width, "{} columns of {width}: {line:?}", columns(line));
                 }
                 if color {
-                    diagnosis(&case.rec, &case.bill, &case.verdict, Style { color: true, width });
+                    diagnosis(&case.rec, &case.bill, &case.verdict, Some("/state/42.allocwall"), Style { color: true, width });
                 }
             }
         }
@@ -1189,7 +1238,7 @@ mod tests {
             for (line, part) in case.bill.on_cpu.as_mut().unwrap().iter_mut().zip(&parts) {
                 line.share = Interval::exact(part / whole);
             }
-            let (sum, total) = printed_sum(&plain(&case, 100));
+            let (sum, total) = printed_sum(&printed(&case, 100));
             prop_assert!((sum - 100.0).abs() < 1e-6 && total == 100.0, "{sum} {total}");
         }
     }

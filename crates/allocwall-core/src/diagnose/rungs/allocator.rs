@@ -21,7 +21,7 @@ pub fn call_rate(ctx: &Context) -> Vec<Judged> {
         Wall::CallRate,
         CALLS,
         "goes to allocating and freeing",
-        perf_show(ctx, "malloc|free|calloc"),
+        perf_show(ctx, "malloc|free"),
     );
     let (served, how) = ctx.served();
     // The runtime's own allocator is all fast path: its part of the line is a matter of calls alone.
@@ -69,7 +69,7 @@ pub fn code_and_contention(ctx: &Context) -> Vec<Judged> {
         Wall::AllocatorCode,
         CODE,
         "goes to the allocator's own code",
-        perf_show(ctx, "malloc|_int_free|arena|tcache"),
+        perf_show(ctx, "_int_|arena"),
     );
     let (served, how) = ctx.served();
     let code = if contention.is(Status::Wall) {

@@ -14,7 +14,7 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
     let show = match runtime {
         Some(Ok(Runtime::Cpython { .. })) => {
             format!(
-                "perf record -p {} -- sleep 10; perf report | grep -E 'gc_|visit_'",
+                "perf record -p {} sleep 9; perf report | grep -E 'gc_|visit_'",
                 ctx.pid()
             )
         }

@@ -36,12 +36,13 @@ fn lost(ctx: &Context, wall: Wall, lost_s: f64, phrase: &str, show: String) -> J
 
 fn throttling(ctx: &Context) -> Judged {
     const WALL: Wall = Wall::CgroupThrottling;
+    let root = match ctx.recording.host.cgroup_version {
+        Ok(1) => "/sys/fs/cgroup/cpu",
+        _ => "/sys/fs/cgroup",
+    };
     let show = match &ctx.recording.cgroup {
-        Some(path) => format!("cat {}/cpu.stat", path.trim_end_matches('/')),
-        None => format!(
-            "cat /sys/fs/cgroup$(sed -n 's/^0:://p' /proc/{}/cgroup)/cpu.stat",
-            ctx.pid()
-        ),
+        Some(path) => format!("cat {root}{}/cpu.stat", path.trim_end_matches('/')),
+        None => format!("cat /proc/{}/cgroup  # its cpu.stat", ctx.pid()),
     };
     let last = ctx.last_tick().and_then(|t| t.cgroup);
     let Some(last) = last else {
@@ -158,11 +159,11 @@ fn competitors(ctx: &Context) -> String {
     let total: f64 = others.iter().map(|n| n.cpu_ns as f64 / 1e9).sum();
     let named: Vec<String> = others
         .iter()
-        .take(3)
+        .take(2)
         .filter(|n| n.cpu_ns as f64 / 1e9 / ctx.window_s > 0.01)
         .map(|n| {
             let cpus = n.cpu_ns as f64 / 1e9 / ctx.window_s;
-            format!("{} {cpus:.2} CPUs", named(n))
+            format!("{} {cpus:.2}", named(n))
         })
         .collect();
     if named.is_empty() {
@@ -177,7 +178,7 @@ fn competitors(ctx: &Context) -> String {
         };
     }
     format!(
-        "others used {:.2} of {cpus:.0} CPUs: {}",
+        "others used {:.2} of {cpus:.0} CPUs, most by {}",
         total / ctx.window_s,
         named.join(", ")
     )

@@ -13,7 +13,7 @@ const TOUCH: &[CostClass] = &[CostClass::FaultPath, CostClass::Zeroing];
 const MAPS: &[CostClass] = &[CostClass::MapCalls, CostClass::PageRelease];
 
 pub fn first_touch(ctx: &Context) -> Vec<Judged> {
-    let show = perf_show(ctx, "clear_page|page_fault");
+    let show = perf_show(ctx, "clear_page|fault");
     let faults = ctx.bill.rates.minor_faults.clone().ok();
     let mut judged = cpu_case(
         ctx,
@@ -82,7 +82,7 @@ fn by_price(ctx: &Context, faults: Option<f64>, show: String) -> Option<Judged> 
 
 pub fn map_churn(ctx: &Context) -> Vec<Judged> {
     let show = format!(
-        "strace -f -c -e trace=mmap,munmap,brk,madvise -p {}  # slows the target",
+        "strace -f -c -e trace=%memory -p {}  # slows the target",
         ctx.pid()
     );
     let judged = cpu_case(

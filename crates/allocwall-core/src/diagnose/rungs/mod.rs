@@ -132,7 +132,7 @@ fn is_kernel(classes: &[CostClass]) -> bool {
 
 fn perf_show(ctx: &Context, symbols: &str) -> String {
     format!(
-        "perf record -p {pid} -- sleep 10; perf report | grep -E '{symbols}'",
+        "perf record -p {pid} sleep 9; perf report | grep -E '{symbols}'",
         pid = ctx.pid()
     )
 }

@@ -33,8 +33,8 @@ fn waiting(ctx: &Context) -> Judged {
         share,
         of: Whole::WallTime,
         amount: share,
-        unit: "of the window",
-        phrase: "nothing of it ran or wanted to",
+        unit: "of the window idle",
+        phrase: "(nothing of it ran or wanted to)",
         show,
     }
     .judge()
