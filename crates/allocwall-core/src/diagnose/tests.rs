@@ -257,7 +257,7 @@ fn a_waiting_target_is_no_cpu_problem() {
     );
     assert!(verdict.sentence.contains("storage"));
     assert!(verdict.remedies.is_empty());
-    subject.cpus(0.3);
+    subject.cpus(0.5);
     assert_eq!(status(&subject, Wall::Waiting), Status::Contributor);
     subject.cpus(0.9);
     assert_eq!(status(&subject, Wall::Waiting), Status::RuledOut);
