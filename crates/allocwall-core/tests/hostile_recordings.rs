@@ -167,7 +167,7 @@ fn real_file() -> &'static (Vec<u8>, Vec<Vec<u8>>) {
 fn all_the_way(recording: &Recording) -> bool {
     let bill = bill::of(recording);
     let verdict = diagnose::verdict(recording, &bill);
-    let text = text::diagnosis(recording, &bill, &verdict, Style::FILE);
+    let text = text::diagnosis(recording, &bill, &verdict, None, Style::FILE);
     let json = json::document(recording, &bill, &verdict);
     let svg = flamegraph::svg(recording, &bill);
     let collapsed = collapsed::stacks(recording);

@@ -25,6 +25,21 @@ pub struct Remedy {
     pub moves: &'static str,
 }
 
+impl Remedy {
+    /// `how` can be typed as it stands; else it is prose.
+    pub fn is_command(&self) -> bool {
+        let setting = !self.how.starts_with(char::is_lowercase);
+        self.kind != Kind::Advice && (setting || COMMANDS.contains(&self.first_word()))
+    }
+
+    fn first_word(&self) -> &'static str {
+        self.how.split(' ').next().unwrap_or_default()
+    }
+}
+
+/// Programs that a remedy's command starts with, where it doesn't start with a setting.
+const COMMANDS: &[&str] = &["renice", "echo", "env", "numactl"];
+
 /// Remedies of one gain are tried in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
@@ -93,17 +108,16 @@ pub enum Need {
     Quota,
 }
 
-const PRELOAD_BACKFIRES: &str = "5 to 10 % more resident memory is usual; freed pages may stay resident as LazyFree; free() of memory from another allocator crashes";
+const PRELOAD_BACKFIRES: &str =
+    "5 to 10 % more resident memory is usual; freeing another allocator's memory crashes";
 const PRELOAD_UNDO: &str = "restart without LD_PRELOAD";
 const ALLOCATOR_WALLS: &[Wall] = &[Wall::AllocatorCode, Wall::AllocatorContention];
 const ALLOCATOR_LINES: &[CostClass] = &[AllocatorCode, AllocatorLocks];
 const TOUCH_LINES: &[CostClass] = &[FaultPath, Zeroing];
 const MAP_LINES: &[CostClass] = &[MapCalls, PageRelease];
-const SWAP: Effect = Effect::AtMost(
-    1.0,
-    "no price for that allocator on this machine; only a trial tells",
-);
-const HUGE_BACKFIRES: &str = "resident memory grows by up to 2 MiB a touched region; forked children copy 2 MiB at a write; compaction stalls when memory is fragmented";
+const SWAP: Effect = Effect::AtMost(1.0, "that allocator has no price here, only a trial tells");
+const HUGE_BACKFIRES: &str =
+    "memory grows by up to 2 MiB a region; forks copy 2 MiB a write; compaction may stall";
 
 pub const TABLE: &[Remedy] = &[
     Remedy {
@@ -258,7 +272,7 @@ pub const TABLE: &[Remedy] = &[
         restart: true,
         // The largest that older versions take (HEAP_MAX_SIZE / 2 on 64 bits); blocks above it are mapped all the same.
         how: "GLIBC_TUNABLES={tunables:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456} {cmd}",
-        backfires: "one long-lived block above many freed ones pins them all: resident memory stays at its high-water mark",
+        backfires: "one long-lived block above freed ones pins them all: memory stays at its high-water mark",
         undo: "restart without the tunables",
         moves: "CPU time in the kernel to resident memory",
     },
@@ -409,14 +423,14 @@ pub const TABLE: &[Remedy] = &[
     },
     Remedy {
         key: "thp-always",
-        title: "transparent huge pages for every process of the machine",
+        title: "transparent huge pages for the whole machine",
         kind: Kind::Machine,
         walls: &[Wall::FirstTouch, Wall::Tlb],
         acts_on: TOUCH_LINES,
         effect: Effect::HugeTouch,
         needs: &[Need::ThpModeMadvise],
         restart: false,
-        how: "echo always > /sys/kernel/mm/transparent_hugepage/enabled   # as root; acts on memory touched from then on",
+        how: "echo always > /sys/kernel/mm/transparent_hugepage/enabled   # as root; for new memory",
         backfires: "every process is affected: memory grows; Redis, for one, advises against it",
         undo: "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         moves: "512 small faults to one large one: fewer, longer pauses",
@@ -441,7 +455,7 @@ pub const TABLE: &[Remedy] = &[
             Need::MallocMatters,
         ],
         restart: true,
-        how: "LD_PRELOAD=/usr/lib/{triple}/libjemalloc.so.2 {cmd}   # with jemalloc installed (Debian: libjemalloc2)",
+        how: "LD_PRELOAD=/usr/lib/{triple}/libjemalloc.so.2 {cmd}   # Debian: libjemalloc2",
         backfires: PRELOAD_BACKFIRES,
         undo: PRELOAD_UNDO,
         moves: "lock waits and slow paths to per-thread caches: resident memory",
@@ -460,7 +474,7 @@ pub const TABLE: &[Remedy] = &[
             Need::MallocMatters,
         ],
         restart: true,
-        how: "LD_PRELOAD=/usr/lib/{triple}/libtcmalloc_minimal.so.4 {cmd}   # with tcmalloc installed (Debian: libtcmalloc-minimal4)",
+        how: "LD_PRELOAD=/usr/lib/{triple}/libtcmalloc_minimal.so.4 {cmd}   # Debian: libtcmalloc-minimal4",
         backfires: PRELOAD_BACKFIRES,
         undo: PRELOAD_UNDO,
         moves: "lock waits and slow paths to per-thread caches: resident memory",
@@ -479,7 +493,7 @@ pub const TABLE: &[Remedy] = &[
             Need::MallocMatters,
         ],
         restart: true,
-        how: "LD_PRELOAD=/usr/lib/{triple}/libmimalloc.so.2 {cmd}   # with mimalloc installed (Debian: libmimalloc2.0)",
+        how: "LD_PRELOAD=/usr/lib/{triple}/libmimalloc.so.2 {cmd}   # Debian: libmimalloc2.0",
         backfires: PRELOAD_BACKFIRES,
         undo: PRELOAD_UNDO,
         moves: "lock waits and slow paths to per-thread heaps: resident memory",
@@ -493,7 +507,7 @@ pub const TABLE: &[Remedy] = &[
         effect: SWAP,
         needs: &[Need::Musl, Need::Preload, Need::NotMimalloc, Need::MallocMatters],
         restart: true,
-        how: "LD_PRELOAD=/usr/lib/libmimalloc.so.2 {cmd}   # with mimalloc built for musl (Alpine: mimalloc2)",
+        how: "LD_PRELOAD=/usr/lib/libmimalloc.so.2 {cmd}   # Alpine: mimalloc2",
         backfires: PRELOAD_BACKFIRES,
         undo: PRELOAD_UNDO,
         moves: "the one lock of musl's allocator to per-thread heaps: resident memory",
@@ -511,7 +525,7 @@ pub const TABLE: &[Remedy] = &[
         needs: &[Need::GlibcMalloc, Need::ArenasLimited, Need::MoreThanOneThread],
         restart: true,
         how: "env -u MALLOC_ARENA_MAX GLIBC_TUNABLES={tunables:glibc.malloc.arena_max={arenas}} {cmd}   # eight a core, the default",
-        backfires: "each arena keeps its own free memory: resident memory grows, which is why somebody set the limit",
+        backfires: "each arena keeps its own free memory: resident memory grows, which the limit prevents",
         undo: "set the limit again",
         moves: "lock waits to resident memory",
     },
@@ -563,7 +577,7 @@ pub const TABLE: &[Remedy] = &[
         needs: &[Need::GlibcMalloc],
         restart: true,
         how: "call malloc_trim(0) after the large request (CPython: ctypes.CDLL(None).malloc_trim(0))",
-        backfires: "it holds each arena's lock for milliseconds, and the next growth pays first touch again",
+        backfires: "holds each arena's lock for milliseconds; the next growth pays first touch again",
         undo: "take the call out",
         moves: "resident memory to first touches later",
     },
@@ -591,13 +605,13 @@ pub const TABLE: &[Remedy] = &[
         needs: &[Need::MoreThanOneNode],
         restart: true,
         how: "numactl --cpunodebind=0 --membind=0 {cmd}",
-        backfires: "half of the machine's memory bandwidth and CPUs; out-of-memory on one node while the other is empty",
+        backfires: "half of the bandwidth and CPUs; one node may run out of memory while the other is empty",
         undo: "restart without numactl",
         moves: "remote latency to competition for one node",
     },
     Remedy {
         key: "reuse-buffers",
-        title: "reuse large buffers instead of fresh memory for each request",
+        title: "reuse large buffers from request to request",
         kind: Kind::Advice,
         walls: &[Wall::FirstTouch, Wall::MapChurn],
         acts_on: &[MapCalls, PageRelease, FaultPath, Zeroing],
@@ -605,34 +619,34 @@ pub const TABLE: &[Remedy] = &[
         needs: &[],
         restart: true,
         how: "keep the buffers of the named call sites in a pool, cleared rather than freed",
-        backfires: "pools hold their high-water mark; data of one request may leak into the next if not cleared",
+        backfires: "pools hold their high-water mark; without clearing, data leaks into the next request",
         undo: "revert the change",
         moves: "kernel CPU time to resident memory",
     },
     Remedy {
         key: "populate",
-        title: "fault the memory in with one call, before the request needs it",
+        title: "fault memory in with one call, ahead of the request",
         kind: Kind::Advice,
         walls: &[Wall::FirstTouch],
         acts_on: TOUCH_LINES,
         effect: Effect::Populate,
         needs: &[],
         restart: true,
-        how: "MAP_POPULATE, or madvise(MADV_POPULATE_WRITE) (Linux 5.14 and later), on memory that is mapped once and used whole",
-        backfires: "it moves the cost, it does not remove it: start-up or the call itself takes that long, untouched pages included",
+        how: "MAP_POPULATE or madvise(MADV_POPULATE_WRITE) on memory that is mapped once and used whole",
+        backfires: "it moves the cost: start-up or the call itself takes that long, unused pages included",
         undo: "revert the change",
         moves: "first touches from the request path to one call before it",
     },
     Remedy {
         key: "pool",
-        title: "allocate less: pool objects or give each request an arena",
+        title: "allocate less: pools, or an arena a request",
         kind: Kind::Advice,
         walls: &[Wall::CallRate, Wall::AllocatorCode, Wall::AllocatorContention],
         acts_on: &[AllocatorCode, AllocatorLocks, RuntimeAllocator],
         effect: Effect::AtMost(1.0, "as much of it as the named call sites cause"),
         needs: &[],
         restart: true,
-        how: "at the named call sites: reuse objects, allocate per request and free all at once, reserve containers up front",
+        how: "at the named call sites: reuse objects, free a request's at once, reserve containers up front",
         backfires: "pools hold their high-water mark; stale objects are a new kind of bug",
         undo: "revert the change",
         moves: "CPU time to resident memory and to code that must know lifetimes",
@@ -646,7 +660,7 @@ pub const TABLE: &[Remedy] = &[
         effect: Effect::AtMost(1.0, "as much of it as the unread part of the data causes"),
         needs: &[],
         restart: true,
-        how: "parse lazily or in place (views, streaming parsers, columns) instead of materialising whole documents",
+        how: "parse lazily or in place (views, streams, columns) instead of materialising whole documents",
         backfires: "views keep the whole input alive",
         undo: "revert the change",
         moves: "allocation to a parser that is called more than once",
@@ -697,6 +711,24 @@ mod tests {
                 assert!(!r.acts_on.is_empty(), "{}", r.key);
             }
             assert!(!r.acts_on.contains(&Application), "{}", r.key);
+        }
+    }
+
+    #[test]
+    fn prose_is_told_from_commands() {
+        let command = |key: &str| find(key).is_some_and(Remedy::is_command);
+        for key in [
+            "nice",
+            "glibc-hugetlb",
+            "thp-always",
+            "glibc-arenas-free",
+            "numa-bind",
+            "jemalloc",
+        ] {
+            assert!(command(key), "{key}");
+        }
+        for key in ["quota", "move-vm", "pool", "populate", "malloc-trim"] {
+            assert!(!command(key), "{key}");
         }
     }
 

@@ -74,6 +74,16 @@ const WAITS_FOR_WORK: &[&str] = &[
     "uv_cond_wait",
 ];
 
+/// Where every stack starts: named as a call site it tells nothing.
+const NOWHERE: &[&str] = &[
+    "[unknown]",
+    "_start",
+    "__libc_start_main",
+    "start_thread",
+    "clone",
+    "clone3",
+];
+
 impl<'a> Context<'a> {
     pub fn new(recording: &'a Recording, bill: &'a Bill) -> Self {
         let window_s = bill.window_s.max(1e-9);
@@ -236,8 +246,8 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// The largest named site of these lines, weighted by the lines.
-    pub fn top_site(&self, classes: &[CostClass]) -> Option<String> {
+    /// The largest named site of these lines, weighted by the lines, and its fraction of them.
+    pub fn top_site(&self, classes: &[CostClass]) -> Option<(String, f64)> {
         let lines = self.bill.on_cpu.as_ref().ok()?;
         let mut weight: BTreeMap<&str, f64> = BTreeMap::new();
         for line in lines.iter().filter(|l| classes.contains(&l.class)) {
@@ -246,11 +256,16 @@ impl<'a> Context<'a> {
                 *weight.entry(name).or_default() += site.share * line.share.point;
             }
         }
+        let all: f64 = lines
+            .iter()
+            .filter(|l| classes.contains(&l.class))
+            .map(|l| l.share.point)
+            .sum();
         weight
             .into_iter()
-            .filter(|(name, _)| !name.is_empty() && *name != "[unknown]")
+            .filter(|(name, _)| !name.is_empty() && !NOWHERE.contains(name))
             .max_by(|a, b| a.1.total_cmp(&b.1))
-            .map(|(name, _)| name.to_owned())
+            .map(|(name, part)| (name.to_owned(), part / all.max(f64::MIN_POSITIVE)))
     }
 
     /// Change of a cumulative counter over the window; None where either end lacks it or it ran backwards.
@@ -343,7 +358,7 @@ impl<'a> Context<'a> {
         if all < MIN_SAMPLES / 2 {
             return (
                 Served::Unknown,
-                format!("{all} samples in malloc: too few to tell its fast path from its slow one"),
+                format!("{all} samples in malloc: too few to tell its fast path"),
             );
         }
         let (entry_share, miss_share) = (entry as f64 / all as f64, miss as f64 / all as f64);
@@ -356,7 +371,7 @@ impl<'a> Context<'a> {
                 Served::Mixed
             };
             let text = format!(
-                "{} of malloc's samples lie in functions that run only when the thread cache misses",
+                "{} of malloc's samples in functions that run only when its thread cache misses",
                 percent(miss_share)
             );
             return (served, text);
@@ -364,8 +379,7 @@ impl<'a> Context<'a> {
         if entry == 0 {
             return (
                 Served::Unknown,
-                "no function of this allocator has a name: its fast path cannot be told from its slow one"
-                    .into(),
+                "no function of this allocator has a name: its fast path cannot be told".into(),
             );
         }
         let served = if entry_share >= ENTRY_SHARE.cached {
@@ -376,7 +390,7 @@ impl<'a> Context<'a> {
             Served::Mixed
         };
         let text = format!(
-            "{} of malloc's samples lie in its entry points (cached calls: about 55 %; misses: about 24 %)",
+            "{} of malloc's samples in its entry points (cached calls: about 55 %, misses: 24 %)",
             percent(entry_share)
         );
         (served, text)

@@ -21,7 +21,9 @@ pub struct Case<'a> {
     pub of: Whole,
     /// In the unit of the wall's floor.
     pub amount: Interval,
-    /// "of its CPU time goes to faulting in pages": what follows the share in a sentence.
+    /// "of CPU": what the share is of, for people.
+    pub unit: &'a str,
+    /// "goes to faulting in pages": what follows share and unit in a sentence.
     pub phrase: &'a str,
     pub show: String,
 }
@@ -69,12 +71,12 @@ fn floor_of(t: &Threshold) -> f64 {
 }
 
 fn because(t: &Threshold, status: Status, case: &Case) -> String {
-    let said = format!("{} {}", percent_interval(case.share), case.phrase);
+    let said = format!("{} {} {}", percent_interval(case.share), case.unit, case.phrase);
     let (contributor, wall) = (percent(t.contributor), percent(t.wall_from));
     match status {
-        Status::Wall => format!("{said}; from {wall} on it is the wall"),
+        Status::Wall => format!("{said}; a wall from {wall} on"),
         Status::Contributor if case.share.low < t.contributor => {
-            format!("{said}; that straddles the {contributor} from which it counts")
+            format!("{said}; straddles the {contributor} from which it counts")
         }
         Status::Contributor if case.amount.low < floor_of(t) => {
             format!(
@@ -83,15 +85,31 @@ fn because(t: &Threshold, status: Status, case: &Case) -> String {
             )
         }
         Status::Contributor if t.wall_from.is_finite() && case.share.high >= t.wall_from => {
-            format!("{said}; that straddles the {wall} from which it is the wall")
+            format!("{said}; straddles the {wall} that make it a wall")
         }
-        Status::Contributor => format!("{said}; it counts from {contributor} on"),
-        _ if case.share.high < t.contributor => format!("{said}; it would count from {contributor} on"),
+        Status::Contributor => format!("{said}; counts from {contributor} on"),
+        _ if case.share.high < t.contributor => small(t, case),
         _ => format!(
-            "{said}, but {} is too little to notice",
+            "{} {}, but only {}",
+            percent(case.share.point),
+            case.unit,
             floor_text(t, case.amount.high)
         ),
     }
+}
+
+/// Ruled out by its share: the figure, its bound, and the threshold where that is near.
+fn small(t: &Threshold, case: &Case) -> String {
+    let Interval { point, high, .. } = case.share;
+    let bound = match percent(high) {
+        bound if bound != percent(point) => format!(" (≤ {bound})"),
+        _ => String::new(),
+    };
+    let near = match high >= t.contributor / 2.0 {
+        true => format!("; counts from {}", percent(t.contributor)),
+        false => String::new(),
+    };
+    format!("{} {}{bound}{near}", percent(point), case.unit)
 }
 
 fn floor_text(t: &Threshold, amount: f64) -> String {
@@ -193,7 +211,8 @@ mod tests {
             share,
             of: Whole::Cpu,
             amount: share.scaled(rate),
-            phrase: "of CPU",
+            unit: "of CPU",
+            phrase: "is spent",
             show: String::new(),
         }
         .judge()

@@ -21,11 +21,15 @@ use serde::{Deserialize, Serialize};
 pub fn verdict(recording: &Recording, bill: &Bill) -> Verdict {
     let ctx = Context::new(recording, bill);
     let judged = rungs::walk(&ctx);
-    let walls = rungs::walls_worst_first(&judged);
+    let walls = rungs::walls_worst_first(&ctx, &judged);
     let sentence = sentence::write(&ctx, &judged, &walls);
+    let leading = walls
+        .first()
+        .copied()
+        .or_else(|| sentence::leading_contributor(&judged));
     let findings: Vec<Finding> = judged.into_iter().map(|j| j.finding).collect();
-    let remedies = remedies::prescribe(recording, bill, &findings);
-    let next = sentence::next_steps(&ctx, &findings, &remedies);
+    let remedies = remedies::prescribe(recording, bill, &findings, leading);
+    let next = sentence::next_steps(&ctx, &findings, &remedies, walls.first().copied());
     Verdict {
         sentence,
         walls,
@@ -53,7 +57,7 @@ pub struct Finding {
     /// Fraction of the whole named by `of`; None where not measured.
     pub share: Option<Interval>,
     pub of: Whole,
-    /// One sentence: why this status.
+    /// Why this status, in one sentence; for `RuledOut` the figure alone, in at most 60 characters.
     pub because: String,
     /// The numbers behind it, one a line.
     pub evidence: Vec<String>,
@@ -100,6 +104,8 @@ pub struct Prescription {
     pub title: String,
     /// Predicted fraction of the target's CPU time saved; None where nothing on this machine's price list tells.
     pub gain: Option<Interval>,
+    /// It cannot save more than this fraction; None where it saves no CPU time, or its lines were not measured.
+    pub at_most: Option<f64>,
     /// How the prediction was made, or why there is none.
     pub basis: String,
     pub restart: bool,

@@ -11,8 +11,14 @@ use crate::catalogue::walls::Wall;
 use crate::measure::recording::{Allocator, AllocatorKind, Libc, ModuleRole, Process, Recording, Runtime};
 use crate::units::{Interval, Measured};
 
-/// The remedies for the walls that were found, in the order to try. Contributors are treated only where there is no wall.
-pub fn prescribe(recording: &Recording, bill: &Bill, findings: &[Finding]) -> Vec<Prescription> {
+/// The remedies for the walls that were found, in the order to try; the first one is for the wall that the sentence
+/// names. Contributors are treated only where there is no wall.
+pub fn prescribe(
+    recording: &Recording,
+    bill: &Bill,
+    findings: &[Finding],
+    leading: Option<Wall>,
+) -> Vec<Prescription> {
     let mut fired: Vec<Wall> = with(findings, Status::Wall);
     if fired.is_empty() {
         // Interference and waiting below a wall's size are the ordinary life of a shared machine.
@@ -21,16 +27,20 @@ pub fn prescribe(recording: &Recording, bill: &Bill, findings: &[Finding]) -> Ve
     }
     let mut ranked: Vec<(Rank, Prescription)> = offers(recording, bill, &fired)
         .into_iter()
-        .filter_map(|(remedy, offer)| offer.ok().map(|(p, bound)| (rank(remedy, &fired, &p, bound), p)))
+        .filter_map(|(remedy, offer)| offer.ok().map(|(p, bound)| (rank(remedy, leading, &p, bound), p)))
         .collect();
     ranked.sort_by(|a, b| {
         let (a, b) = (&a.0, &b.0);
-        (a.advice, !a.interference)
-            .cmp(&(b.advice, !b.interference))
+        a.advice
+            .cmp(&b.advice)
             .then(b.low.total_cmp(&a.low))
+            .then(b.leading.cmp(&a.leading))
             .then((a.kind, a.restart).cmp(&(b.kind, b.restart)))
             .then(b.bound.total_cmp(&a.bound))
     });
+    if let Some(first) = ranked.iter().position(|(rank, _)| rank.leading) {
+        ranked[..=first].rotate_right(1);
+    }
     ranked.into_iter().map(|(_, p)| p).collect()
 }
 
@@ -44,17 +54,18 @@ fn with(findings: &[Finding], status: Status) -> Vec<Wall> {
 
 struct Rank {
     advice: bool,
-    interference: bool,
+    /// It acts on the wall that the sentence names.
+    leading: bool,
     low: f64,
     kind: Kind,
     restart: bool,
     bound: f64,
 }
 
-fn rank(remedy: &Remedy, fired: &[Wall], p: &Prescription, bound: f64) -> Rank {
+fn rank(remedy: &Remedy, leading: Option<Wall>, p: &Prescription, bound: f64) -> Rank {
     Rank {
         advice: remedy.kind == Kind::Advice,
-        interference: remedy.walls.iter().any(|w| fired.contains(w) && w.rung() <= 3),
+        leading: leading.is_some_and(|w| remedy.walls.contains(&w)),
         low: p.gain.map_or(0.0, |g| g.low),
         kind: remedy.kind,
         restart: remedy.restart,
@@ -79,12 +90,15 @@ fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
     for need in remedy.needs {
         met(ctx, *need, walls)?;
     }
-    let prediction = predict(ctx, remedy);
+    let mut prediction = predict(ctx, remedy);
+    let saves_cpu = !matches!(remedy.effect, Effect::NotCpu(_));
+    prediction.at_most = (saves_cpu && ctx.cpu(remedy.acts_on).is_ok()).then_some(prediction.most);
     let how = fill(ctx, remedy.how);
     let prescription = Prescription {
         remedy: remedy.key.to_owned(),
         title: remedy.title.to_owned(),
         gain: prediction.gain,
+        at_most: prediction.at_most,
         basis: prediction.basis,
         restart: remedy.restart,
         how,
@@ -398,7 +412,7 @@ fn plain(c: char) -> bool {
 }
 
 /// As one word of a POSIX shell.
-fn quoted(word: &str) -> String {
+pub fn quoted(word: &str) -> String {
     if !word.is_empty() && word.chars().all(plain) {
         word.to_owned()
     } else {
@@ -411,8 +425,9 @@ fn quoted(word: &str) -> String {
 struct Prediction {
     gain: Option<Interval>,
     basis: String,
-    /// The most that it could gain: the sum of its lines.
+    /// The most that it could gain: the sum of its lines; 0 where they were not measured.
     most: f64,
+    at_most: Option<f64>,
 }
 
 fn predict(ctx: &Context, remedy: &Remedy) -> Prediction {
@@ -421,19 +436,20 @@ fn predict(ctx: &Context, remedy: &Remedy) -> Prediction {
         gain: None,
         basis,
         most,
+        at_most: None,
     };
     let lines = lines_of(remedy);
     let Ok(sum) = ctx.cpu(remedy.acts_on) else {
         return none(match remedy.effect {
-            Effect::NotCpu(what) => format!("acts on {what}; no CPU time is predicted"),
+            Effect::NotCpu(what) => format!("acts on {what}, not on CPU time"),
             _ => "the lines that it acts on were not measured".into(),
         });
     };
     match remedy.effect {
-        Effect::NotCpu(what) => none(format!("acts on {what}; no CPU time is predicted")),
+        Effect::NotCpu(what) => none(format!("acts on {what}, not on CPU time")),
         Effect::AtMost(fraction, why) => Prediction {
             most: most * fraction,
-            ..none(format!("at most {} ({lines}): {why}", percent(most * fraction)))
+            ..none(format!("{lines}: {why}"))
         },
         Effect::HugeTouch => match huge_touch(ctx) {
             Some(removed) => priced(
@@ -441,12 +457,12 @@ fn predict(ctx: &Context, remedy: &Remedy) -> Prediction {
                 removed,
                 most,
                 format!(
-                    "{lines} × (1 − touch_2m / (512 · touch_4k)) = {} × {}, if all fresh memory comes on huge pages and is used",
+                    "{} of CPU ({lines}) × {} that huge pages save here, if all fresh memory is on them",
                     percent(sum.share.point),
                     percent(removed.point)
                 ),
             ),
-            None => none(unpriced(ctx, most, "touch_2m or touch_4k")),
+            None => none(unpriced(ctx, "touch_2m or touch_4k")),
         },
         Effect::Populate => match (ctx.price(POPULATE_PAGE), ctx.price(TOUCH_4K)) {
             (Some(populate), Some(touch)) => {
@@ -456,13 +472,13 @@ fn predict(ctx: &Context, remedy: &Remedy) -> Prediction {
                     removed,
                     most,
                     format!(
-                        "{lines} × (1 − populate_page / touch_4k) = {} × {}",
+                        "{} of CPU ({lines}) × {} that populating saves a page here",
                         percent(sum.share.point),
                         percent(removed.point)
                     ),
                 )
             }
-            _ => none(unpriced(ctx, most, "populate_page or touch_4k")),
+            _ => none(unpriced(ctx, "populate_page or touch_4k")),
         },
         Effect::ArenaInsteadOfMap => arena_instead(ctx, most),
     }
@@ -478,15 +494,16 @@ fn priced(line: Interval, removed: Interval, most: f64, basis: String) -> Predic
         gain: Some(gain),
         basis,
         most,
+        at_most: None,
     }
 }
 
-fn unpriced(ctx: &Context, most: f64, name: &str) -> String {
+fn unpriced(ctx: &Context, name: &str) -> String {
     let why = match &ctx.recording.prices {
         Err(absence) => absence.detail.clone(),
         Ok(_) => format!("this machine's price list lacks {name}"),
     };
-    format!("at most {}; {why} (allocwall calibrate)", percent(most))
+    format!("{why} (allocwall calibrate)")
 }
 
 /// 1 − after/before, both with their intervals, clamped to what can be removed at all.
@@ -525,18 +542,16 @@ fn arena_instead(ctx: &Context, most: f64) -> Prediction {
         gain: None,
         basis,
         most,
+        at_most: None,
     };
     let Ok(maps) = ctx.cpu(&[CostClass::MapCalls, CostClass::PageRelease]) else {
         return none("the lines that it acts on were not measured".to_owned());
     };
     let (Some(arena), Some(mapped)) = (ctx.price(MALLOC_ARENA), ctx.price(MALLOC_MAPPED)) else {
-        return none(unpriced(ctx, most, "malloc_arena or malloc_mapped"));
+        return none(unpriced(ctx, "malloc_arena or malloc_mapped"));
     };
     let Ok(by_malloc) = map_calls_by_malloc(ctx.recording) else {
-        return none(format!(
-            "at most {most}: whose map calls they are was not seen",
-            most = percent(most)
-        ));
+        return none("whose map calls they are was not seen".to_owned());
     };
     let removed = removed(arena, mapped);
     let mut all = Wide::default();
@@ -558,12 +573,13 @@ fn arena_instead(ctx: &Context, most: f64) -> Prediction {
     Prediction {
         gain: Some(gain),
         basis: format!(
-            "map calls and page release {} × {} of them malloc's × (1 − malloc_arena / malloc_mapped) {}; upper end with the first touches",
+            "{} of CPU (map calls, release) × {} by malloc × {} that its arena saves; at best first touch too",
             percent(maps.share.point),
             percent(by_malloc.point),
             percent(removed.point)
         ),
         most,
+        at_most: None,
     }
 }
 
@@ -624,7 +640,7 @@ fn lines_of(remedy: &Remedy) -> String {
     remedy
         .acts_on
         .iter()
-        .map(|c| c.title())
+        .map(|c| c.key().replace('_', " "))
         .collect::<Vec<_>>()
-        .join(" + ")
+        .join(", ")
 }

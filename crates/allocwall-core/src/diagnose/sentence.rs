@@ -2,27 +2,55 @@
 
 use super::context::{Context, percent, percent_interval};
 use super::judge::Judged;
+use super::rungs::named;
 use super::{Finding, Prescription, Status};
 use crate::catalogue::cost::CostClass;
 use crate::catalogue::thresholds;
 use crate::catalogue::walls::Wall;
 
 /// Site names longer than this are cut: C++ and Rust names run to hundreds of characters.
-const LONGEST_NAME: usize = 48;
+const LONGEST_NAME: usize = 40;
+
+/// Longer ones are not read at three in the morning.
+pub const LONGEST_SENTENCE: usize = 200;
 
 pub fn write(ctx: &Context, judged: &[Judged], walls: &[Wall]) -> String {
     let Some(&worst) = walls.first() else {
         return no_wall(ctx, judged);
     };
-    let first = wall_sentence(ctx, judged, worst);
     // The next one that is not merely the same time under another name.
-    match walls[1..]
+    let next = walls[1..]
         .iter()
-        .find(|w| !same_time(worst, **w) && **w != Wall::Waiting)
-    {
-        Some(next) => format!("{first} Next: {} ({}).", next.title(), share(judged, *next)),
-        None => first,
+        .find(|w| !same_time(worst, **w) && **w != Wall::Waiting);
+    let also = next.map_or_else(String::new, |wall| also(judged, *wall));
+    let whole = |place: bool| wall_sentence(ctx, judged, worst, place) + &also;
+    let text = whole(true);
+    match text.chars().count() <= LONGEST_SENTENCE {
+        true => text,
+        false => whole(false),
     }
+}
+
+fn also(judged: &[Judged], wall: Wall) -> String {
+    let s = find(judged, wall)
+        .and_then(|f| f.share)
+        .map_or_else(|| "part".to_owned(), |s| percent(s.point));
+    let text = match wall {
+        Wall::CgroupThrottling => format!("the cgroup's quota stops it {s} of the time"),
+        Wall::Steal => format!("the hypervisor runs others {s} of the time"),
+        Wall::RunQueue => format!("its threads wait {s} of the time for a CPU"),
+        Wall::ApplicationLock => format!("its own locks take {s} of working time"),
+        Wall::AddressSpaceLock => format!("the address-space lock takes {s} of working time"),
+        Wall::AllocatorContention => format!("waits in the allocator take {s} of working time"),
+        Wall::Retention => format!("{s} of resident memory is kept for nobody"),
+        Wall::CallRate => format!("allocating and freeing takes {s} of CPU"),
+        Wall::AllocatorCode => format!("the allocator's slow paths take {s} of CPU"),
+        Wall::GarbageCollector => format!("the garbage collector takes {s} of CPU"),
+        Wall::Waiting | Wall::FirstTouch | Wall::MapChurn | Wall::Tlb | Wall::Numa => {
+            format!("{} takes {s} of CPU", wall.title())
+        }
+    };
+    format!(" Also: {text}.")
 }
 
 fn same_time(a: Wall, b: Wall) -> bool {
@@ -46,8 +74,11 @@ fn share(judged: &[Judged], wall: Wall) -> String {
 }
 
 fn from(ctx: &Context, classes: &[CostClass]) -> String {
-    ctx.top_site(classes)
-        .map_or_else(String::new, |site| format!(", most of it from `{}`", name(&site)))
+    match ctx.top_site(classes) {
+        Some((site, part)) if part >= 0.5 => format!(", most of it from `{}`", name(&site)),
+        Some((site, part)) if part >= 0.2 => format!(", {} of it from `{}`", percent(part), name(&site)),
+        _ => String::new(),
+    }
 }
 
 fn name(site: &str) -> String {
@@ -58,9 +89,14 @@ fn name(site: &str) -> String {
     format!("{cut}…")
 }
 
-fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall) -> String {
+/// `place`: with the call site behind it.
+fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> String {
     use CostClass::*;
     let s = share(judged, wall);
+    let from = |ctx: &Context, classes: &[CostClass]| match place {
+        true => from(ctx, classes),
+        false => String::new(),
+    };
     match wall {
         Wall::CgroupThrottling => format!(
             "The cgroup's CPU quota is the wall: it stopped the target for {s} of the time in which it could have run."
@@ -121,9 +157,7 @@ fn competitor(ctx: &Context) -> String {
         .iter()
         .max_by_key(|n| n.cpu_ns)
         .filter(|n| n.cpu_ns as f64 / 1e9 / ctx.window_s > 0.01)
-        .map_or_else(String::new, |n| {
-            format!(", mostly behind {} (pid {})", n.comm, n.pid)
-        })
+        .map_or_else(String::new, |n| format!(", mostly behind {}", named(n)))
 }
 
 fn waits_for(ctx: &Context) -> String {
@@ -154,22 +188,35 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
         .collect();
     if unknown.len() == memory.len() {
         let why = find(judged, Wall::CallRate).map_or("", |f| f.because.as_str());
-        return format!("No verdict: the target's CPU time could not be sampled ({why}).");
+        let why = match why.chars().count() {
+            1..=120 => format!(": {why}"),
+            _ => String::new(),
+        };
+        return format!("No verdict, since the target's CPU time could not be sampled{why}.");
+    }
+    let unseen = ctx.unnamed_kernel();
+    if !unknown.is_empty() && unseen >= thresholds::of(Wall::FirstTouch).wall_from {
+        let allocator = find(judged, Wall::CallRate)
+            .and_then(|f| f.share)
+            .map_or_else(String::new, |s| {
+                format!("; the allocator itself takes {}", percent(s.point))
+            });
+        return format!(
+            "Undecided: {} of CPU is kernel time that could not be told apart ({}){allocator}.",
+            percent(unseen),
+            unknown.join(" or ")
+        );
     }
     let not_told = if unknown.is_empty() {
         String::new()
     } else {
         format!(" Not measured: {}.", unknown.join(", "))
     };
-    let contributor = judged
-        .iter()
-        .filter(|j| j.is(Status::Contributor) && j.finding.rung >= 3 && j.finding.wall != Wall::Retention)
-        .max_by(|a, b| a.cost.total_cmp(&b.cost));
-    if let Some(c) = contributor {
+    if let Some(wall) = leading_contributor(judged) {
         return format!(
-            "No wall, but {} contributes {}; {}.{not_told}",
-            c.finding.wall.title(),
-            share(judged, c.finding.wall),
+            "No wall, but {} takes {}; {}.{not_told}",
+            wall.title(),
+            share(judged, wall),
             own_computing(ctx)
         );
     }
@@ -213,12 +260,30 @@ fn crowded(ctx: &Context) -> String {
     )
 }
 
+/// Of what the allocator causes: the dearest.
+pub fn leading_contributor(judged: &[Judged]) -> Option<Wall> {
+    judged
+        .iter()
+        .filter(|j| j.is(Status::Contributor) && j.finding.rung >= 3 && j.finding.wall != Wall::Retention)
+        .max_by(|a, b| a.cost.total_cmp(&b.cost))
+        .map(|j| j.finding.wall)
+}
+
 fn own_computing(ctx: &Context) -> String {
     match ctx.cpu(&[CostClass::Application]) {
         Ok(sum) => {
-            let site = ctx
-                .top_site(&[CostClass::Application])
-                .map_or_else(String::new, |s| format!(", most in `{}`", name(&s)));
+            let kernel = ctx.cpu(&[CostClass::OtherKernel]).map_or(0.0, |s| s.share.point);
+            if kernel > sum.share.point {
+                return format!(
+                    "{} is other work of the kernel, {} the application's own computing",
+                    percent(kernel),
+                    percent(sum.share.point)
+                );
+            }
+            let site = match ctx.top_site(&[CostClass::Application]) {
+                Some((site, part)) if part >= 0.5 => format!(", most in `{}`", name(&site)),
+                _ => String::new(),
+            };
             format!(
                 "{} is the application's own computing{site}",
                 percent(sum.share.point)
@@ -228,24 +293,39 @@ fn own_computing(ctx: &Context) -> String {
     }
 }
 
-/// Commands to run now: the best remedy, then the tool that would settle what could not be measured.
-pub fn next_steps(ctx: &Context, findings: &[Finding], remedies: &[Prescription]) -> Vec<String> {
-    let mut next: Vec<String> = remedies.first().map(|r| r.how.clone()).into_iter().collect();
-    let fired = findings
-        .iter()
-        .filter(|f| f.status == Status::Wall)
-        .min_by_key(|f| f.rung)
-        .map(|f| f.show.clone());
-    next.extend(fired);
-    for finding in findings.iter().filter(|f| f.status == Status::NotMeasured) {
-        let mend = finding.missing.as_ref().and_then(|m| m.mend.clone());
-        if let Some(mend) = mend.filter(|m| !next.contains(m)) {
-            next.push(mend);
-        }
+/// Commands to run now, at most three: prices where a prediction waits for them, rights where a wall could not be
+/// seen, the best remedy that is a command, and the tool that shows the wall by other means.
+pub fn next_steps(
+    ctx: &Context,
+    findings: &[Finding],
+    remedies: &[Prescription],
+    wall: Option<Wall>,
+) -> Vec<String> {
+    let mut next = Vec::new();
+    let unpriced = ctx.recording.prices.is_err();
+    if unpriced && remedies.iter().any(|r| r.gain.is_none()) {
+        next.push(CALIBRATE.to_owned());
     }
-    if ctx.recording.prices.is_err() {
-        next.push("allocwall calibrate".to_owned());
+    if ctx.recording.host.euid != 0 && findings.iter().any(|f| f.status == Status::NotMeasured) {
+        next.push(format!("sudo allocwall diagnose -p {}", ctx.pid()));
     }
-    next.truncate(4);
+    next.extend(remedies.iter().find(|r| is_command(r)).map(|r| r.how.clone()));
+    next.extend(
+        findings
+            .iter()
+            .find(|f| Some(f.wall) == wall)
+            .map(|f| f.show.clone()),
+    );
+    if unpriced && !next.iter().any(|n| n == CALIBRATE) {
+        next.push(CALIBRATE.to_owned());
+    }
+    next.truncate(3);
     next
+}
+
+const CALIBRATE: &str = "allocwall calibrate";
+
+/// Not advice in prose.
+fn is_command(remedy: &Prescription) -> bool {
+    crate::catalogue::remedies::find(&remedy.remedy).is_some_and(|r| r.is_command())
 }

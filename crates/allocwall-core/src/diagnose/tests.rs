@@ -143,10 +143,7 @@ fn a_quota_that_is_not_reached_throttles_nothing() {
     );
     let mut no_quota = throttled(0, 0);
     no_quota.last().cgroup = Some(CgroupTick::default());
-    assert_eq!(
-        no_quota.finding(Wall::CgroupThrottling).because,
-        "the cgroup has no CPU quota"
-    );
+    assert_eq!(no_quota.finding(Wall::CgroupThrottling).because, "no quota");
     let mut unreadable = computing();
     unreadable.last().cgroup = None;
     assert_eq!(status(&unreadable, Wall::CgroupThrottling), Status::NotMeasured);
@@ -184,7 +181,7 @@ fn run_queue_names_the_competitor() {
         "{}",
         verdict.sentence
     );
-    assert!(verdict.findings[2].evidence[0].contains("hog (7) 1.50 CPUs"));
+    assert!(verdict.findings[2].evidence[0].contains("hog (pid 7) 1.50"));
     subject.waits(WaitClass::RunQueue, 0.01);
     assert_eq!(status(&subject, Wall::RunQueue), Status::RuledOut);
     subject.wait_line(WaitClass::RunQueue).thread_s = Err(absent());
@@ -254,6 +251,38 @@ fn without_a_line_the_threads_own_counters_tell() {
     assert_eq!(status(&subject, Wall::RunQueue), Status::Wall);
 }
 
+#[test]
+fn others_on_the_cpu_come_first_and_threads_of_its_own_do_not() {
+    let mut subject = with_shares(&[(FaultPath, 0.6)]);
+    subject.threads(4).cpus(1.0).waits(WaitClass::RunQueue, 0.5);
+    let verdict = subject.verdict();
+    assert_eq!(verdict.walls, [Wall::FirstTouch, Wall::RunQueue]);
+    assert!(
+        verdict
+            .sentence
+            .ends_with("Also: its threads wait 33 % of the time for a CPU."),
+        "{}",
+        verdict.sentence
+    );
+    assert_ne!(
+        verdict.remedies[0].remedy, "nice",
+        "the first remedy is for the wall of the sentence"
+    );
+    subject.recording.neighbours = vec![Neighbour {
+        pid: 7,
+        comm: String::new(),
+        cpu_ns: 9_000_000_000,
+    }];
+    let verdict = subject.verdict();
+    assert_eq!(verdict.walls, [Wall::RunQueue, Wall::FirstTouch]);
+    assert!(
+        verdict.sentence.contains("mostly behind pid 7"),
+        "{}",
+        verdict.sentence
+    );
+    assert_eq!(verdict.remedies[0].remedy, "nice");
+}
+
 // ---- is it CPU at all? ----
 
 #[test]
@@ -271,7 +300,7 @@ fn a_waiting_target_is_no_cpu_problem() {
     );
     assert!(verdict.sentence.contains("storage"));
     assert!(verdict.remedies.is_empty());
-    subject.cpus(0.3);
+    subject.cpus(0.5);
     assert_eq!(status(&subject, Wall::Waiting), Status::Contributor);
     subject.cpus(0.9);
     assert_eq!(status(&subject, Wall::Waiting), Status::RuledOut);
@@ -342,6 +371,21 @@ fn unnamed_kernel_time_is_not_ruled_out() {
     assert_eq!(
         status(&with_shares(&[(UnnamedKernel, 0.01)]), Wall::MapChurn),
         Status::RuledOut
+    );
+}
+
+#[test]
+fn much_kernel_time_without_names_leaves_the_verdict_open() {
+    let sentence = |share| {
+        let mut subject = with_shares(&[(UnnamedKernel, share)]);
+        subject.recording.prices = Err(absent());
+        subject.verdict().sentence
+    };
+    assert!(sentence(0.4).starts_with("Undecided: 4"), "{}", sentence(0.4));
+    assert!(
+        sentence(0.005).starts_with("Memory is not your wall"),
+        "{}",
+        sentence(0.005)
     );
 }
 
@@ -434,7 +478,7 @@ fn the_tlb_is_ruled_out_by_bounds_or_not_measured_never_the_wall() {
 #[test]
 fn numa_needs_two_nodes_and_is_never_more_than_a_contributor() {
     let mut subject = computing();
-    assert!(subject.finding(Wall::Numa).because.contains("not applicable"));
+    assert!(subject.finding(Wall::Numa).because.contains("one node"));
     subject.recording.host.numa_nodes = 2;
     assert_eq!(status(&subject, Wall::Numa), Status::NotMeasured);
     let mut placed = |remote, local| {
@@ -657,7 +701,8 @@ fn every_verdict_has_all_findings_in_order_and_no_loose_ends() {
     for subject in many() {
         let verdict = subject.verdict();
         assert!(verdict.findings.iter().map(|f| f.wall).eq(Wall::ALL));
-        assert!(verdict.sentence.chars().count() <= 260, "{}", verdict.sentence);
+        assert!(verdict.sentence.chars().count() <= 200, "{}", verdict.sentence);
+        assert!(verdict.next.len() <= 3);
         for f in &verdict.findings {
             assert_eq!(f.rung, f.wall.rung());
             assert_eq!(f.status == Status::NotMeasured, f.missing.is_some(), "{f:?}");
@@ -666,6 +711,11 @@ fn every_verdict_has_all_findings_in_order_and_no_loose_ends() {
                 "what would measure it: {f:?}"
             );
             assert!(!f.because.is_empty() && !f.show.is_empty(), "{f:?}");
+            assert!(
+                f.status != Status::RuledOut || f.because.chars().count() <= 60,
+                "{f:?}"
+            );
+            assert!(f.show.chars().count() <= 68, "one short line: {}", f.show);
             assert!(!f.because.contains("NaN") && !f.because.contains("inf"), "{f:?}");
             if let Some(s) = f.share {
                 assert!(
@@ -691,6 +741,10 @@ fn no_gain_beyond_the_lines_that_it_acts_on() {
                 .filter(|l| acts_on.contains(&l.class))
                 .map(|l| l.share.high)
                 .sum();
+            if let Some(bound) = p.at_most {
+                assert!(bound <= most + 1e-9, "{p:?}");
+                assert!(p.gain.is_none_or(|g| g.high <= bound + 1e-9), "{p:?}");
+            }
             if let Some(gain) = p.gain {
                 priced += 1;
                 assert!(

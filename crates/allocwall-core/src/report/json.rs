@@ -108,6 +108,7 @@ fn remedy(r: &Prescription) -> Value {
         "remedy": r.remedy,
         "title": r.title,
         "gain": r.gain.as_ref().map(interval),
+        "at_most": r.at_most.map(number),
         "basis": r.basis,
         "restart": r.restart,
         "how": r.how,

@@ -11,12 +11,17 @@ fn char_columns(c: char) -> usize {
     c.width().unwrap_or(0)
 }
 
-/// Lines of at most `width` columns, broken at spaces; a word that is longer than a line is cut.
+/// Lines of at most `width` columns, broken at spaces, but not between a number and its `%`; a word that is longer than
+/// a line is cut.
 pub fn wrap(text: &str, width: usize) -> Vec<String> {
     let width = width.max(2);
     let mut lines = vec![String::new()];
     let mut used = 0;
-    for word in text.split_whitespace() {
+    const GLUE: char = '\u{a0}';
+    let text = text.replace(GLUE, " ").replace(" %", "\u{a0}%");
+    let words = text.split(|c: char| c.is_whitespace() && c != GLUE);
+    for word in words.filter(|w| !w.is_empty()) {
+        let word = &word.replace(GLUE, " ");
         let space = usize::from(used > 0);
         let wide = columns(word);
         if used + space + wide <= width {
@@ -42,6 +47,48 @@ pub fn wrap(text: &str, width: usize) -> Vec<String> {
         }
     }
     lines
+}
+
+/// A shell command as lines of at most `width` columns, all but the last ended by a backslash; the first starts at
+/// `column`, the others are indented to it. A word that is longer than a line goes on in the first column, since blanks
+/// would cut it in two.
+pub fn shell_lines(command: &str, width: usize, column: usize) -> Vec<String> {
+    let indent = " ".repeat(column);
+    let room = width.saturating_sub(2);
+    let mut lines = vec![String::new()];
+    let mut used = column;
+    for (nth, word) in shell_words(command).into_iter().enumerate() {
+        let wide = columns(word);
+        let line = lines.last_mut().expect("starts with one line");
+        if nth > 0 && used + 1 + wide <= room {
+            line.push(' ');
+            used += 1;
+        } else if nth > 0 {
+            line.push_str(" \\");
+            lines.push(indent.clone());
+            used = column;
+        }
+        for c in word.chars() {
+            if used + char_columns(c) > room {
+                lines.last_mut().expect("starts with one line").push('\\');
+                lines.push(String::new());
+                used = 0;
+            }
+            lines.last_mut().expect("starts with one line").push(c);
+            used += char_columns(c);
+        }
+    }
+    lines
+}
+
+/// Split at blanks, but not within single quotes: a backslash at the line's end would be taken literally there.
+fn shell_words(command: &str) -> Vec<&str> {
+    let mut quoted = false;
+    let blank = move |c: char| {
+        quoted ^= c == '\'';
+        !quoted && c.is_whitespace()
+    };
+    command.split(blank).filter(|word| !word.is_empty()).collect()
 }
 
 /// Keeps both ends: the namespace tells whose it is, the end tells which function.
@@ -123,6 +170,17 @@ mod tests {
         assert_eq!(wrap("one two three", 7), ["one two", "three"]);
         assert_eq!(wrap("abcdefgh ij", 3), ["abc", "def", "gh", "ij"]);
         assert_eq!(wrap("", 10), [""]);
+        assert_eq!(wrap("all of 12 % on", 9), ["all of", "12 % on"]);
+    }
+
+    #[test]
+    fn a_command_can_be_copied_from_its_lines() {
+        let lines = shell_lines("VAR=a:b program --flag value", 20, 4);
+        assert_eq!(lines, ["VAR=a:b \\", "    program --flag \\", "    value"]);
+        let rejoined = lines.concat().replace("\\    ", "");
+        assert_eq!(rejoined, "VAR=a:b program --flag value");
+        assert_eq!(shell_lines("sh -c 'a b; c d'", 14, 0), ["sh -c \\", "'a b; c d'"]);
+        assert_eq!(shell_lines("abcdefghijkl", 8, 2), ["abcd\\", "efghij\\", "kl"]);
     }
 
     #[test]
@@ -157,6 +215,9 @@ mod tests {
         fn nothing_is_wider_than_asked(text in "\\PC{0,80}", width in 5usize..40) {
             for line in wrap(&text, width) {
                 prop_assert!(columns(&line) <= width, "{:?}", line);
+            }
+            for (nth, line) in shell_lines(&text, width, 2).iter().enumerate() {
+                prop_assert!(columns(line) + if nth == 0 { 2 } else { 0 } <= width, "{:?}", line);
             }
             prop_assert!(columns(&elide_middle(&text, width)) <= width);
             prop_assert!(columns(&elide_end(&text, width)) <= width);

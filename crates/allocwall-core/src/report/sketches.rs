@@ -236,8 +236,8 @@ fn sample(ms: u64, kernel: Option<u32>, user: Option<u32>) -> CpuSample {
 
 fn bill(shares: &[(CostClass, f64)], cpu_s: f64) -> Bill {
     let method = |class| match class {
-        CostClass::UnnamedKernel => "system time of /proc, not sampled",
-        _ => "CPU-clock samples",
+        CostClass::UnnamedKernel => "system time of the processes: kernel samples were not permitted",
+        _ => "CPU samples: leaf or stack in its functions",
     };
     let line = |class: CostClass| {
         let p = shares.iter().find(|(c, _)| *c == class).map_or(0.0, |(_, p)| *p);
@@ -322,67 +322,35 @@ fn missing(wall: Wall, absence: Absence) -> Finding {
 fn ladder() -> Vec<Finding> {
     use Status::RuledOut;
     vec![
-        finding(Wall::CgroupThrottling, RuledOut, "no period was throttled in 150"),
+        finding(Wall::CgroupThrottling, RuledOut, "0 % of runnable time"),
+        finding(Wall::Steal, RuledOut, "0.3 % of runnable time"),
+        finding(Wall::RunQueue, RuledOut, "1.1 % of runnable time"),
+        finding(Wall::Waiting, RuledOut, "0 % of the window idle"),
+        finding(Wall::ApplicationLock, RuledOut, "0 % of working time (≤ 0.1 %)"),
+        finding(Wall::GarbageCollector, RuledOut, "0.4 % of CPU (≤ 0.6 %)"),
+        finding(Wall::FirstTouch, RuledOut, "0.6 % of CPU (≤ 0.8 %)"),
         finding(
-            Wall::Steal,
+            Wall::MapChurn,
             RuledOut,
-            "the hypervisor took 0.3 % of the window, under 2 %",
+            "4.3 % of CPU (≤ 4.9 %); counts from 5 %",
         ),
-        finding(
-            Wall::RunQueue,
-            RuledOut,
-            "threads waited 0.31 s for a CPU, 1.1 % of their CPU time",
-        ),
-        finding(
-            Wall::Waiting,
-            RuledOut,
-            "1.83 of 2 CPUs are busy: CPU is what it lacks",
-        ),
-        finding(
-            Wall::ApplicationLock,
-            RuledOut,
-            "no thread waited on a lock of the application's own",
-        ),
-        finding(
-            Wall::GarbageCollector,
-            RuledOut,
-            "the collector takes 0.4 % of CPU, under 5 %",
-        ),
-        finding(
-            Wall::FirstTouch,
-            RuledOut,
-            "0.6 % (0.4–0.8 %) of its CPU time goes to faulting in and zeroing fresh pages; it would count from 5 % on",
-        ),
-        finding(Wall::MapChurn, RuledOut, "8 map calls/s, 0.1 % of CPU, under 3 %"),
-        finding(
-            Wall::AddressSpaceLock,
-            RuledOut,
-            "no wait on the address-space lock was seen in 3,000 looks at 4 threads",
-        ),
+        finding(Wall::AddressSpaceLock, RuledOut, "one thread: nobody to wait for"),
         Finding {
             estimate: Some("reach of the second-level TLB against resident memory, no counter".into()),
             ..missing(Wall::Tlb, no_pmu())
         },
-        finding(Wall::Numa, RuledOut, "one NUMA node"),
-        finding(
-            Wall::CallRate,
-            RuledOut,
-            "1.2 % of CPU in allocator and object allocator together, under 15 %",
-        ),
-        finding(
-            Wall::AllocatorCode,
-            RuledOut,
-            "1.2 % of CPU in malloc and free, under 10 %",
-        ),
+        finding(Wall::Numa, RuledOut, "one node"),
+        finding(Wall::CallRate, RuledOut, "1.2 % of CPU (≤ 1.4 %)"),
+        finding(Wall::AllocatorCode, RuledOut, "1.2 % of CPU (≤ 1.4 %)"),
         finding(
             Wall::AllocatorContention,
             RuledOut,
-            "no CPU and no waiting in the allocator's locks",
+            "0 % of working time (≤ 0.1 %)",
         ),
         finding(
             Wall::Retention,
             RuledOut,
-            "resident memory is 1.1 times what was in use at its least",
+            "68 % of resident memory, but only 16 MiB",
         ),
     ]
 }
@@ -401,6 +369,7 @@ fn remedy(key: &str, title: &str, gain: Option<Interval>, restart: bool, how: &s
         remedy: key.into(),
         title: title.into(),
         gain,
+        at_most: Some(gain.map_or(0.61, |g| g.high)),
         basis: "fault path and zeroing (60.8 % of CPU) × this machine's price of a 2 MiB touch against 512 of 4 KiB".into(),
         restart,
         how: how.into(),
@@ -468,14 +437,14 @@ pub fn first_touch() -> Case {
         Finding {
             share: Some(Interval::new(0.592, 0.608, 0.624)),
             evidence: vec![
-                "338,000 minor faults/s, 18.5 for each request-sized block".into(),
-                "0 of 1.3 GiB resident memory is on huge pages".into(),
+                "338 k minor faults a second".into(),
+                "1596 ns each (1510 ns on the price list)".into(),
             ],
             show: "perf stat -e minor-faults -p 4242 -- sleep 5".into(),
             ..finding(
                 Wall::FirstTouch,
                 Status::Wall,
-                "61 % (59–62 %) of its CPU time goes to faulting in and zeroing fresh pages; from 15 % on it is the wall",
+                "61 % (59–62 %) of CPU goes to faulting in and zeroing fresh pages; a wall from 15 % on",
             )
         },
     );
@@ -486,7 +455,7 @@ pub fn first_touch() -> Case {
             ..finding(
                 Wall::MapChurn,
                 Status::Contributor,
-                "6.1 % (5.3–6.9 %) of its CPU time goes to mapping memory and giving it back; it counts from 5 % on",
+                "6.1 % (5.3–6.9 %) of CPU goes to mapping memory and giving it back; counts from 5 % on",
             )
         },
     );
@@ -502,25 +471,25 @@ pub fn first_touch() -> Case {
             findings,
             remedies: vec![
                 remedy(
-                    "glibc_mmap_threshold",
+                    "glibc-keep-memory",
                     "Keep large blocks: raise glibc's mmap and trim thresholds",
                     Some(Interval::new(0.41, 0.5, 0.58)),
                     true,
                     "GLIBC_TUNABLES=glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=4294967296 python3 -m service --port 8080",
                 ),
                 remedy(
-                    "glibc_hugetlb",
+                    "glibc-hugetlb",
                     "Huge pages for malloc",
                     Some(Interval::new(0.28, 0.36, 0.44)),
                     true,
                     "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 python3 -m service --port 8080",
                 ),
-                remedy("pool", "Reuse the encoding buffer", None, false, "keep one Buffer a worker in encode_manifest"),
+                remedy("reuse-buffers", "Reuse the encoding buffer", None, false, "keep one Buffer a worker in encode_manifest"),
                 remedy("jemalloc", "jemalloc by preload", None, true, "LD_PRELOAD=libjemalloc.so.2 python3 -m service --port 8080"),
             ],
             next: vec![
-                "allocwall trial --with glibc_mmap_threshold -- python3 -m service --port 8080".into(),
-                "allocwall report --format flamegraph -o wall.svg ~/.local/state/allocwall/last.allocwall".into(),
+                "allocwall trial --with glibc-keep-memory -- python3 -m service --port 8080".into(),
+                "perf stat -e minor-faults -p 4242 -- sleep 5".into(),
             ],
         },
     }
@@ -655,12 +624,12 @@ pub fn throttled() -> Case {
         Finding {
             share: Some(Interval::exact(0.62)),
             of: Whole::WallTime,
-            evidence: vec!["nr_throttled rose by 93 in 150 periods; quota 0.50 CPUs".into()],
+            evidence: vec!["93 of 150 periods throttled, quota 0.50 CPUs".into()],
             show: "cat /sys/fs/cgroup/cpu/system.slice/api.service/cpu.stat".into(),
             ..finding(
                 Wall::CgroupThrottling,
                 Status::Wall,
-                "62 % of its thread time was spent throttled: 93 of 150 periods ended with the quota spent",
+                "62 % of runnable time the cgroup's quota stopped it; a wall from 10 % on",
             )
         },
     );
@@ -673,9 +642,10 @@ pub fn throttled() -> Case {
             walls: vec![Wall::CgroupThrottling],
             findings,
             remedies: vec![Prescription {
-                basis: "the quota, not the allocator, sets the pace".into(),
+                basis: "acts on the throttled time, not on CPU time".into(),
+                at_most: None,
                 ..remedy(
-                    "raise_quota",
+                    "quota",
                     "Raise the CPU quota or use fewer threads",
                     None,
                     false,

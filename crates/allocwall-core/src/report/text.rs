@@ -1,10 +1,12 @@
 //! What the person on call reads: verdict first, then the bill that supports it, then what to do.
 
 use super::escape::terminal;
-use super::layout::{apportion, columns, elide_end, elide_middle, left, right, wrap};
+use super::layout::{apportion, columns, elide_end, elide_middle, left, right, shell_lines, wrap};
 use crate::bill::{Bill, CpuLine, Site, WaitLine};
 use crate::catalogue::cost::{CostClass, WaitClass};
+use crate::catalogue::remedies::{self, Effect, Remedy};
 use crate::catalogue::walls::Wall;
+use crate::diagnose::remedies::quoted;
 use crate::diagnose::{Finding, Prescription, Status, Verdict};
 use crate::measure::recording::{
     Allocator, AllocatorKind, Ended, Libc, Linkage, ProbeState, Process, Recording, Runtime,
@@ -27,15 +29,26 @@ impl Style {
 }
 
 /// Call sites are shown for lines of at least this share of the target's CPU (or, for waits, of its thread time).
-const COSTLY: f64 = 0.03;
+/// Twice that for on-CPU lines that are no part of a wall.
+const COSTLY: f64 = 0.05;
 /// A site below this share of its line is noise.
 const SITE_FLOOR: f64 = 0.05;
-/// Remedies beyond these are named, not spelt out: nobody tries a fourth before the first.
-const REMEDIES_IN_FULL: usize = 3;
+/// Remedies beyond these are named, not spelt out: nobody tries a third before the first.
+const REMEDIES_SHOWN: usize = 2;
+/// Between the samples' and the kernel's account of CPU time; above it the reader should know.
+const TOLERATED_DISAGREEMENT: f64 = 0.03;
+const NEXT_SHOWN: usize = 3;
 const NARROWEST: usize = 40;
 
-/// The whole report, newline-terminated; no line is wider than `style.width` (or 40, if that is less).
-pub fn diagnosis(rec: &Recording, bill: &Bill, verdict: &Verdict, style: Style) -> String {
+/// The whole report, newline-terminated; no line is wider than `style.width` (or 40, if that is less). `file` is where
+/// the recording lies, if anywhere: the next steps name it.
+pub fn diagnosis(
+    rec: &Recording,
+    bill: &Bill,
+    verdict: &Verdict,
+    file: Option<&str>,
+    style: Style,
+) -> String {
     let mut page = Page {
         out: String::new(),
         color: style.color,
@@ -45,11 +58,14 @@ pub fn diagnosis(rec: &Recording, bill: &Bill, verdict: &Verdict, style: Style) 
     verdict_sentence(&mut page, verdict);
     on_cpu(&mut page, rec, bill);
     off_cpu(&mut page, bill);
-    ladder(&mut page, verdict);
+    let limits = Limits::of(rec, bill, verdict);
+    ladder(&mut page, verdict, &limits);
     sites(&mut page, bill, verdict);
     remedies(&mut page, verdict);
-    limits(&mut page, rec, bill);
-    next(&mut page, verdict);
+    page.section("LIMITS", "what this run could not see, and what it cost");
+    limits.print(&mut page);
+    own_cost(&mut page, rec, bill);
+    next(&mut page, verdict, file);
     page.out
 }
 
@@ -146,13 +162,73 @@ impl Page {
         }
     }
 
+    /// The heading of a table, with its columns' heads beside it.
+    fn table(&mut self, title: &str, aside: &str, table: &Columns, heads: [&str; 3]) {
+        self.blank();
+        let [share, seconds, interval] = heads;
+        let whole = table.wide_row(title, &format!("{title}  {aside}"), share, seconds, interval);
+        let rest = whole.strip_prefix(title).unwrap_or_default();
+        let line = format!(
+            "{}{}",
+            self.paint(Ink::Heading, title),
+            self.paint(Ink::Faint, rest)
+        );
+        self.line(&line);
+    }
+
+    /// What to type, so that it can be copied as it stands: broken between words with a backslash. A remark behind `#`
+    /// goes to its own line.
+    fn command(&mut self, indent: usize, text: &str) {
+        self.command_after("", indent, text);
+    }
+
+    fn command_after(&mut self, heading: &str, indent: usize, text: &str) {
+        let (command, remark) = match text.split_once("  #") {
+            Some((command, remark)) => (command.trim_end(), Some(remark.trim())),
+            None => (text, None),
+        };
+        let lead = format!(
+            "{}{}",
+            self.paint(Ink::Heading, heading),
+            self.paint(Ink::Faint, &right("$ ", indent + 2 - columns(heading)))
+        );
+        let column = indent + 2;
+        let command = terminal(command);
+        let whole = match remark {
+            Some(remark) => format!("{command}  # {}", terminal(remark)),
+            None => command.clone(),
+        };
+        if column + columns(&whole) <= self.width {
+            return self.line(&format!("{lead}{whole}"));
+        }
+        let lines = shell_lines(&command, self.width, column);
+        for (nth, line) in lines.iter().enumerate() {
+            let lead = if nth == 0 { &lead } else { "" };
+            self.line(&format!("{lead}{line}"));
+        }
+        if let Some(remark) = remark {
+            let tail = format!("  # {}", terminal(remark));
+            let last = lines.last().map_or(0, |l| columns(l)) + if lines.len() == 1 { column } else { 0 };
+            if last + columns(&tail) <= self.width {
+                self.out.pop();
+                return self.line(&self.paint(Ink::Faint, &tail));
+            }
+            self.hang(
+                &format!("{}# ", " ".repeat(column)),
+                Ink::Faint,
+                column + 2,
+                remark,
+                Ink::Faint,
+            );
+        }
+    }
+
     fn wrapped(&mut self, indent: usize, text: &str, ink: Ink) {
         self.hang("", Ink::Plain, indent, text, ink);
     }
 }
 
 fn header(page: &mut Page, rec: &Recording, bill: &Bill) {
-    let window = format!("{:.1} s", bill.window_s);
     let cpus = if bill.window_s > 0.0 {
         bill.cpu_s / bill.window_s
     } else {
@@ -168,6 +244,10 @@ fn header(page: &mut Page, rec: &Recording, bill: &Bill) {
             facts.push(format!("{} processes", rec.processes.len()));
         }
     }
+    facts.push(match &rec.host.hypervisor {
+        Some(name) => format!("Linux {} on {name}", rec.host.kernel_release),
+        None => format!("Linux {}", rec.host.kernel_release),
+    });
     let command = rec
         .processes
         .first()
@@ -180,8 +260,8 @@ fn header(page: &mut Page, rec: &Recording, bill: &Bill) {
     );
     page.line(&line);
     page.wrapped(2, &facts.join(" · "), Ink::Plain);
-    let mut seen = vec![
-        format!("{window} window"),
+    let seen = [
+        format!("{:.1} s window", bill.window_s),
         format!("{cpus:.2} of {} CPUs used", rec.host.online_cpus),
         format!(
             "{} {}",
@@ -189,9 +269,7 @@ fn header(page: &mut Page, rec: &Recording, bill: &Bill) {
             plural(bill.rates.threads_peak as u64, "thread")
         ),
         format!("{} resident", bytes(bill.rates.resident_end)),
-        format!("Linux {}", rec.host.kernel_release),
     ];
-    seen.extend(rec.host.hypervisor.as_ref().map(|h| format!("on {h}")));
     page.wrapped(2, &seen.join(" · "), Ink::Plain);
     if let Some(warning) = ended(rec) {
         page.wrapped(2, &warning, Ink::Warn);
@@ -339,6 +417,20 @@ impl Columns {
         line
     }
 
+    /// A row whose title may reach over the bar: the longer of two that fits.
+    fn wide_row(&self, short: &str, long: &str, share: &str, seconds: &str, interval: &str) -> String {
+        let bar = if self.bar > 0 { self.bar + 2 } else { 0 };
+        let room = 2 + self.title + bar;
+        let title = if columns(long) <= room { long } else { short };
+        let mut line = left(&elide_end(title, room), room);
+        line.push_str(&right(share, Self::SHARE));
+        line.push_str(&right(seconds, Self::SECONDS));
+        if self.interval {
+            line.push_str(&right(interval, Self::INTERVAL));
+        }
+        line
+    }
+
     fn bar(&self, share: f64) -> String {
         let eighths = (share.clamp(0.0, 1.0) * self.bar as f64 * 8.0).round() as usize;
         let mut bar = "█".repeat(eighths / 8);
@@ -348,10 +440,10 @@ impl Columns {
 }
 
 fn on_cpu(page: &mut Page, rec: &Recording, bill: &Bill) {
-    page.section("BILL", "where the target's CPU time went");
     let lines = match &bill.on_cpu {
         Ok(lines) => lines,
         Err(absence) => {
+            page.section("BILL", "where the target's CPU time went");
             return page.wrapped(
                 2,
                 &format!("Not measured: {}", reason_and_mend(absence)),
@@ -363,9 +455,12 @@ fn on_cpu(page: &mut Page, rec: &Recording, bill: &Bill) {
     let tenths = apportion(&shares, 1000);
     let hundredths = apportion(&shares, (bill.cpu_s.max(0.0) * 100.0).round() as u64);
     let table = Columns::fit(page.width, Columns::TITLE);
-    let head = table.row("", "", "share", "CPU-s", "95 % interval");
-    let head = page.paint(Ink::Faint, &head);
-    page.line(&head);
+    page.table(
+        "BILL",
+        "where its CPU time went",
+        &table,
+        ["share", "CPU-s", "95 % interval"],
+    );
     for ((line, tenths), hundredths) in lines.iter().zip(&tenths).zip(&hundredths) {
         if *tenths > 0 {
             page.line(&table.row(
@@ -377,9 +472,15 @@ fn on_cpu(page: &mut Page, rec: &Recording, bill: &Bill) {
             ));
         }
     }
-    let total = table.row(
-        "total",
-        "",
+    let ratio = bill.sampled_cpu_s / bill.cpu_s.max(1e-9);
+    let agrees = (ratio - 1.0).abs() <= TOLERATED_DISAGREEMENT;
+    let agreement = format!(
+        "  total; samples agree with the kernel's accounting ({:.1} %)",
+        ratio * 100.0
+    );
+    let total = table.wide_row(
+        "  total",
+        if agrees { &agreement } else { "  total" },
         &format!("{} %", decimal(tenths.iter().sum(), 1)),
         &decimal(hundredths.iter().sum(), 2),
         "",
@@ -387,23 +488,15 @@ fn on_cpu(page: &mut Page, rec: &Recording, bill: &Bill) {
     let total = page.paint(Ink::Heading, &total);
     page.line(&total);
     zero_lines(page, rec, lines, &tenths);
-    let ratio = if bill.cpu_s > 0.0 {
-        bill.sampled_cpu_s / bill.cpu_s * 100.0
-    } else {
-        0.0
-    };
-    let samples: u64 = lines.iter().map(|l| l.samples).sum();
-    page.wrapped(
-        2,
-        &format!(
-            "The kernel charged {:.2} CPU-s; {} samples account for {:.2} ({ratio:.1} %). {}",
-            bill.cpu_s,
-            thousands(samples),
-            bill.sampled_cpu_s,
-            methods(lines)
-        ),
-        Ink::Faint,
-    );
+    caveats(page, lines);
+    // Without kernel samples they cannot agree; how the kernel's part came about is said as a caveat.
+    if !agrees && rec.meta.kernel_samples {
+        let text = format!(
+            "The samples account for {:.1} % of what the kernel charged: shares may lean.",
+            ratio * 100.0
+        );
+        page.wrapped(2, &text, Ink::Warn);
+    }
 }
 
 /// The lines that print as 0.0 %, folded. Where the kernel side was not told apart, a zero would be a lie.
@@ -417,18 +510,23 @@ fn zero_lines(page: &mut Page, rec: &Recording, lines: &[CpuLine], tenths: &[u64
             .iter()
             .zip(tenths)
             .filter(|(l, t)| **t == 0 && blind(l.class) == wanted);
-        folded.map(|(l, _)| l.class.title()).collect::<Vec<_>>()
+        folded.map(|(l, _)| plain(l.class.key())).collect::<Vec<_>>()
     };
     let nothing = titles(false);
     if !nothing.is_empty() {
-        page.wrapped(2, &format!("0.0 % each: {}", nothing.join("; ")), Ink::Faint);
+        page.wrapped(2, &format!("0.0 %: {}", nothing.join(", ")), Ink::Faint);
     }
     let hidden = titles(true);
     if !hidden.is_empty() {
         let within = CostClass::UnnamedKernel.title();
-        let text = format!("Not told apart, within “{within}”: {}", hidden.join("; "));
+        let text = format!("not told apart within “{within}”: {}", hidden.join(", "));
         page.wrapped(2, &text, Ink::Warn);
     }
+}
+
+/// A stable key as words.
+fn plain(key: &str) -> String {
+    key.replace('_', " ")
 }
 
 fn is_named_kernel(class: CostClass) -> bool {
@@ -439,45 +537,32 @@ fn is_named_kernel(class: CostClass) -> bool {
     )
 }
 
-/// The common method once; lines that differ are named with theirs.
-fn methods(lines: &[CpuLine]) -> String {
-    let mut by_method: Vec<(&str, Vec<&str>)> = vec![];
-    for line in lines
-        .iter()
-        .filter(|l| l.share.point > 0.0 && !l.method.is_empty())
-    {
-        match by_method.iter_mut().find(|(method, _)| *method == line.method) {
-            Some((_, titles)) => titles.push(line.class.title()),
-            None => by_method.push((&line.method, vec![line.class.title()])),
+/// How a line was measured is worth a line only where it is unusual; JSON has it for all.
+fn caveats(page: &mut Page, lines: &[CpuLine]) {
+    let mut said: Vec<String> = vec![];
+    for line in lines {
+        let caveat = match line.method.split_once("; ") {
+            _ if !line.method.starts_with("CPU samples") && line.share.point > 0.0 => line.method.clone(),
+            Some((_, note)) if !line.class.is_kernel() => note.to_string(),
+            _ => continue,
+        };
+        if !caveat.is_empty() && !said.contains(&caveat) {
+            page.wrapped(2, &format!("{}: {caveat}", line.class.title()), Ink::Warn);
+            said.push(caveat);
         }
-    }
-    let common = by_method.iter().map(|(_, t)| t.len()).max().unwrap_or(0);
-    let Some(main) = by_method.iter().position(|(_, t)| t.len() == common) else {
-        return String::new();
-    };
-    let (main, _) = by_method.remove(main);
-    let others: Vec<String> = by_method
-        .iter()
-        .map(|(m, t)| format!("{}: {m}", t.join(", ")))
-        .collect();
-    match others.is_empty() {
-        true => format!("Measured by {main}."),
-        false => format!("Measured by {main}; {}.", others.join("; ")),
     }
 }
 
 fn off_cpu(page: &mut Page, bill: &Bill) {
     let whole = bill.rates.thread_s;
-    page.section(
-        "WAITS",
-        &format!("of {whole:.1} thread-seconds that its threads were alive"),
-    );
     let table = Columns::fit(page.width, Columns::TITLE);
+    let aside = format!("of {whole:.1} thread-seconds of life");
+    page.table("WAITS", &aside, &table, ["share", "thread-s", "95 % interval"]);
     let mut zero = vec![];
-    let mut absent: Vec<(&Absence, Vec<&str>)> = vec![];
+    let mut absent: Vec<(&Absence, Vec<String>)> = vec![];
     for line in &bill.off_cpu {
         match &line.thread_s {
-            Ok(time) if time.point < 0.005 => zero.push(line.class.title()),
+            Ok(time) if time.point < 0.005 => zero.push(plain(line.class.key())),
             Ok(time) => {
                 let share = if whole > 0.0 { time.point / whole } else { 0.0 };
                 page.line(&table.row(
@@ -489,26 +574,25 @@ fn off_cpu(page: &mut Page, bill: &Bill) {
                 ));
             }
             Err(absence) => match absent.iter_mut().find(|(a, _)| *a == absence) {
-                Some((_, titles)) => titles.push(line.class.title()),
-                None => absent.push((absence, vec![line.class.title()])),
+                Some((_, titles)) => titles.push(plain(line.class.key())),
+                None => absent.push((absence, vec![plain(line.class.key())])),
             },
         }
     }
     if !zero.is_empty() {
-        page.wrapped(2, &format!("0.00 each: {}", zero.join("; ")), Ink::Faint);
+        page.wrapped(2, &format!("0.00: {}", zero.join(", ")), Ink::Faint);
     }
-    for (absence, titles) in absent {
-        let text = format!("Not measured: {} ({})", titles.join("; "), absence.detail);
+    for (_, titles) in absent {
+        let text = format!("not measured (see LIMITS): {}", titles.join(", "));
         page.wrapped(2, &text, Ink::Warn);
     }
 }
 
-fn ladder(page: &mut Page, verdict: &Verdict) {
+fn ladder(page: &mut Page, verdict: &Verdict, limits: &Limits) {
     page.section(
         "LADDER",
         "walked from what hides the others to the allocator's own code",
     );
-    let mut cures: Vec<(String, u8)> = vec![];
     let mut last_rung = 0;
     for finding in &verdict.findings {
         let number = if finding.rung == last_rung {
@@ -530,79 +614,154 @@ fn ladder(page: &mut Page, verdict: &Verdict) {
             left(word, 13)
         );
         let indent = columns(&lead);
-        let text = reading(finding, &mut cures);
-        if finding.status == Status::RuledOut && page.width >= indent + 24 {
-            let line = format!(
-                "{}{}",
-                page.paint(ink, &lead),
-                one_line(&terminal(&text), page.width - indent)
+        page.hang(&lead, ink, indent, &reading(finding, limits), Ink::Plain);
+        if finding.status == Status::Wall || finding.status == Status::Contributor {
+            behind(page, finding);
+        }
+    }
+}
+
+/// The numbers behind what fired, and for a wall how to see the same with other tools.
+fn behind(page: &mut Page, finding: &Finding) {
+    let column = if page.width >= 80 { 25 } else { 4 };
+    let wall = finding.status == Status::Wall;
+    let estimate = finding.estimate.as_ref().map(|kind| format!("estimate: {kind}"));
+    let numbers: Vec<&str> = finding
+        .evidence
+        .iter()
+        .take(if wall { usize::MAX } else { 1 })
+        .chain(estimate.iter().filter(|_| wall))
+        .map(String::as_str)
+        .collect();
+    if !numbers.is_empty() {
+        page.wrapped(column, &numbers.join(" · "), Ink::Faint);
+    }
+    if wall && !finding.show.is_empty() {
+        page.command(column, &finding.show);
+    }
+}
+
+/// What stands beside the status word. Why something could not be measured stands in the limits, once.
+fn reading(finding: &Finding, limits: &Limits) -> String {
+    // A table has no full stops.
+    let because = finding.because.trim().trim_end_matches('.');
+    if let Some(missing) = &finding.missing {
+        let known = match because == missing.detail.trim_end_matches('.') || because.is_empty() {
+            true => String::new(),
+            false => format!("{because}; "),
+        };
+        return format!("{known}see limit {}", limits.number(missing));
+    }
+    match &finding.estimate {
+        Some(_) if finding.status != Status::Wall => format!("{because} (estimate)"),
+        _ => because.to_string(),
+    }
+}
+
+/// What could not be seen, by what stands in the way: each obstacle once, with all that it hides.
+struct Limits {
+    obstacles: Vec<Obstacle>,
+}
+
+struct Obstacle {
+    absences: Vec<Absence>,
+    hides: Vec<String>,
+}
+
+impl Limits {
+    fn of(rec: &Recording, bill: &Bill, verdict: &Verdict) -> Limits {
+        let mut limits = Limits { obstacles: vec![] };
+        for finding in &verdict.findings {
+            if let Some(missing) = &finding.missing {
+                limits.add(missing, finding.wall.title().to_string());
+            }
+        }
+        for line in &bill.off_cpu {
+            if let Err(absence) = &line.thread_s {
+                limits.add(absence, format!("{} waits", plain(line.class.key())));
+            }
+        }
+        if let Err(absence) = &bill.on_cpu {
+            limits.add(absence, "the bill".to_string());
+        }
+        for probe in &rec.probes {
+            match &probe.state {
+                ProbeState::Measured => {}
+                ProbeState::Partial(absence) => {
+                    limits.add_probe(absence, format!("{} (in part)", probe.what))
+                }
+                ProbeState::Absent(absence) => limits.add_probe(absence, probe.what.clone()),
+            }
+        }
+        if let Err(absence) = &rec.prices
+            && !verdict.remedies.is_empty()
+        {
+            limits.add(absence, "what remedies gain here".to_string());
+        }
+        limits
+    }
+
+    /// Probes are named where nothing that a reader looks for hides behind their absence.
+    fn add_probe(&mut self, absence: &Absence, what: String) {
+        let before = self.obstacles.len();
+        let hides: Vec<usize> = self.obstacles.iter().map(|o| o.hides.len()).collect();
+        self.add(absence, what);
+        let same_detail = |o: &Obstacle| o.absences[0].detail == absence.detail;
+        if self.obstacles.len() == before && self.obstacles.iter().any(same_detail) {
+            for (obstacle, count) in self.obstacles.iter_mut().zip(hides) {
+                obstacle.hides.truncate(count);
+            }
+        }
+    }
+
+    fn add(&mut self, absence: &Absence, hidden: String) {
+        // Whatever root would lift is one obstacle, in however many places it stands.
+        let root = |a: &Absence| a.mend.as_ref().is_some_and(|m| m.contains("root"));
+        let same = |a: &Absence| {
+            a.detail == absence.detail
+                || (a.mend.is_some() && a.mend == absence.mend)
+                || (root(a) && root(absence))
+        };
+        match self.obstacles.iter_mut().find(|o| o.absences.iter().any(same)) {
+            Some(obstacle) => {
+                if !obstacle.absences.contains(absence) {
+                    obstacle.absences.push(absence.clone());
+                }
+                if !obstacle.hides.contains(&hidden) {
+                    obstacle.hides.push(hidden);
+                }
+            }
+            None => self.obstacles.push(Obstacle {
+                absences: vec![absence.clone()],
+                hides: vec![hidden],
+            }),
+        }
+    }
+
+    /// As printed, from 1 on.
+    fn number(&self, absence: &Absence) -> usize {
+        let at = self.obstacles.iter().position(|o| o.absences.contains(absence));
+        at.map_or(0, |i| i + 1)
+    }
+
+    fn print(&self, page: &mut Page) {
+        for (nth, obstacle) in self.obstacles.iter().enumerate() {
+            let mend = obstacle.absences.iter().find_map(|a| a.mend.as_deref());
+            // One mend lifts them all: the first reason, that of the lowest rung, is enough.
+            let detail = obstacle.absences[0].detail.trim_end_matches('.');
+            let hides = obstacle.hides.join(", ");
+            // "hardware counters: no hardware counters: …"
+            let hides = match detail.contains(&hides) {
+                true => String::new(),
+                false => format!("{hides}: "),
+            };
+            let text = format!(
+                "{hides}{detail}{}",
+                mend.map_or(String::new(), |mend| format!(" → {mend}"))
             );
-            page.line(&line);
-            continue;
-        }
-        page.hang(&lead, ink, indent, &text, Ink::Plain);
-        if finding.status == Status::Wall {
-            let column = if page.width >= indent + 24 { indent } else { 4 };
-            for evidence in finding.evidence.iter().take(3) {
-                page.hang(
-                    &format!("{}- ", " ".repeat(column)),
-                    Ink::Faint,
-                    column + 2,
-                    evidence,
-                    Ink::Faint,
-                );
-            }
-            if !finding.show.is_empty() {
-                page.hang(
-                    &format!("{}$ ", " ".repeat(column)),
-                    Ink::Faint,
-                    column + 2,
-                    &finding.show,
-                    Ink::Plain,
-                );
-            }
+            page.hang(&format!("  {}. ", nth + 1), Ink::Warn, 5, &text, Ink::Plain);
         }
     }
-}
-
-/// Where there is no room for all, the first clause: it holds the figure, the second the threshold.
-fn one_line(text: &str, room: usize) -> String {
-    match text.split_once(';') {
-        Some((first, _)) if columns(text) > room => elide_end(first, room),
-        _ => elide_end(text, room),
-    }
-}
-
-/// What stands beside the status word. A mend that several rungs wait for is spelt out once.
-fn reading(finding: &Finding, cures: &mut Vec<(String, u8)>) -> String {
-    // The sentence itself names share and interval; a table has no full stops.
-    let mut text = finding.because.trim().trim_end_matches('.').to_string();
-    if let Some(estimate) = &finding.estimate
-        && finding.status != Status::NotMeasured
-    {
-        text.push_str(&format!(" (estimate: {})", estimate.trim_end_matches('.')));
-    }
-    let Some(missing) = finding
-        .missing
-        .as_ref()
-        .filter(|_| finding.status == Status::NotMeasured)
-    else {
-        return text;
-    };
-    if !finding.because.contains(missing.detail.trim_end_matches('.')) {
-        text.push_str(&format!(": {}", missing.detail.trim_end_matches('.')));
-    }
-    match &missing.mend {
-        None => text.push_str("; nothing on this machine would measure it"),
-        Some(mend) => match cures.iter().find(|(known, _)| known == mend) {
-            Some((_, rung)) => text.push_str(&format!("; to measure it: as for rung {rung}")),
-            None => {
-                text.push_str(&format!("; to measure it: {mend}"));
-                cures.push((mend.clone(), finding.rung));
-            }
-        },
-    }
-    text
 }
 
 /// The lines of the bill that a wall is made of.
@@ -633,7 +792,9 @@ fn wait_classes(wall: Wall) -> &'static [WaitClass] {
 fn sites(page: &mut Page, bill: &Bill, verdict: &Verdict) {
     let of_wall = |class: CostClass| verdict.walls.iter().any(|&w| cpu_classes(w).contains(&class));
     let mut lines: Vec<&CpuLine> = bill.on_cpu.iter().flatten().collect();
-    lines.retain(|l| !l.sites.is_empty() && (l.share.point >= COSTLY || of_wall(l.class)));
+    lines.retain(|l| {
+        !l.sites.is_empty() && l.share.point >= if of_wall(l.class) { COSTLY } else { 2.0 * COSTLY }
+    });
     lines.sort_by(|a, b| {
         let by_wall = of_wall(b.class).cmp(&of_wall(a.class));
         by_wall.then(b.share.point.total_cmp(&a.share.point))
@@ -643,29 +804,25 @@ fn sites(page: &mut Page, bill: &Bill, verdict: &Verdict) {
         .iter()
         .filter(|l| costly_wait(l, bill, verdict))
         .collect();
-    if lines.is_empty() && waits.is_empty() {
+    let named = |s: &Site| {
+        verdict.sentence.contains(&s.function)
+            || s.python
+                .as_ref()
+                .is_some_and(|p| verdict.sentence.contains(p.as_str()))
+    };
+    // The sentence says it where nothing was found and one place has most of the time.
+    let told = verdict.walls.is_empty()
+        && matches!(&lines[..], [line] if line.sites[0].share > 0.8 && named(&line.sites[0]));
+    if waits.is_empty() && (lines.is_empty() || told) {
         return;
     }
     page.section("CALL SITES", "behind each costly line, as a share of that line");
     for line in lines {
-        let limit = if of_wall(line.class) { 3 } else { 2 };
-        site_lines(
-            page,
-            line.class.title(),
-            &format!("{:.1} % of CPU", line.share.point * 100.0),
-            &line.sites,
-            limit,
-        );
+        let limit = if of_wall(line.class) { 3 } else { 1 };
+        site_lines(page, line.class.title(), &line.sites, limit);
     }
     for line in waits {
-        let time = line.thread_s.as_ref().map_or(0.0, |t| t.point);
-        site_lines(
-            page,
-            line.class.title(),
-            &format!("{time:.2} thread-s"),
-            &line.sites,
-            3,
-        );
+        site_lines(page, line.class.title(), &line.sites, 2);
     }
 }
 
@@ -680,39 +837,56 @@ fn costly_wait(line: &WaitLine, bill: &Bill, verdict: &Verdict) -> bool {
     !line.sites.is_empty() && (of_wall || costly)
 }
 
-fn site_lines(page: &mut Page, title: &str, share: &str, sites: &[Site], limit: usize) {
-    let line = elide_end(&format!("  {title}, {share}"), page.width);
-    page.line(&line);
-    let shown = sites.iter().take(limit).filter(|s| s.share >= SITE_FLOOR);
-    for (nth, site) in shown.enumerate() {
-        let lead = format!("    {} ", right(&format!("{:.0} %", site.share * 100.0), 5));
-        let room = page.width - columns(&lead);
-        let module = terminal(basename(&site.module));
-        let function = terminal(&site.function);
-        let mut text = match &site.python {
-            // The person knows the Python function, not the C function below it.
-            Some(python) => {
-                let python = elide_middle(&terminal(python), room * 3 / 5);
-                let rest = room.saturating_sub(columns(&python) + 2);
-                format!("{python}  {}", elide_middle(&format!("[{function}]"), rest))
-            }
-            None => {
-                let module = elide_end(&module, 22.min(room / 3));
-                let rest = room.saturating_sub(columns(&module) + 2);
-                format!("{}  {module}", elide_middle(&function, rest))
-            }
-        };
-        if nth == 0 && site.path.len() > 1 {
-            let path: Vec<String> = site.path.iter().map(|p| elide_middle(&terminal(p), 24)).collect();
-            let path = format!("  via {}", path.join(" ← "));
-            let rest = room.saturating_sub(columns(&text));
-            if rest >= 24 {
-                text.push_str(&elide_end(&path, rest));
+fn site_lines(page: &mut Page, title: &str, sites: &[Site], limit: usize) {
+    // On a narrow page the title takes a line of its own.
+    let column = if page.width >= 76 { 36 } else { 4 };
+    let mut lead = left(
+        &format!("  {}", elide_end(title, column.max(page.width / 2) - 3)),
+        column,
+    );
+    if column == 4 {
+        page.line(&lead);
+        lead = " ".repeat(column);
+    }
+    for site in sites.iter().take(limit).filter(|s| s.share >= SITE_FLOOR) {
+        let share = format!("{} ", right(&format!("{:.0} %", site.share * 100.0), 5));
+        let room = page.width - column - columns(&share);
+        let line = format!("{lead}{share}{}", elide_end(&site_text(site, room), room));
+        page.line(&line);
+        lead = " ".repeat(column);
+    }
+}
+
+fn site_text(site: &Site, room: usize) -> String {
+    let function = terminal(&site.function);
+    let mut text = match &site.python {
+        // The person knows the Python function, not the C function below it.
+        Some(python) => {
+            let python = elide_middle(&terminal(python), room);
+            match format!("{python}  [{function}]") {
+                both if columns(&both) <= room && function != "_start" => both,
+                _ => python,
             }
         }
-        let line = format!("{}{}", lead, elide_end(&text, room));
-        page.line(&line);
+        None => {
+            let module = elide_end(&terminal(basename(&site.module)), 22.min(room / 3));
+            let rest = room.saturating_sub(columns(&module) + 2);
+            format!("{}  {module}", elide_middle(&function, rest))
+        }
+    };
+    // What it called there, where there is room for it: `memset`, `free`.
+    let called: Vec<String> = site
+        .path
+        .iter()
+        .take_while(|p| **p != site.function)
+        .filter(|p| columns(p) <= 24 && !p.starts_with('('))
+        .map(|p| terminal(p))
+        .collect();
+    let via = format!("  via {}", called.join(" ← "));
+    if !called.is_empty() && columns(&text) + columns(&via) <= room {
+        text.push_str(&via);
     }
+    text
 }
 
 fn remedies(page: &mut Page, verdict: &Verdict) {
@@ -720,87 +894,105 @@ fn remedies(page: &mut Page, verdict: &Verdict) {
         return;
     }
     page.section("REMEDIES", "in the order to try; gains are predictions");
-    for (nth, remedy) in verdict.remedies.iter().enumerate() {
-        let gain = match remedy.gain {
-            Some(gain) => format!("saves {} of CPU", percents(gain)),
-            None => "gain not predicted".to_string(),
-        };
-        let restart = if remedy.restart { "restart" } else { "no restart" };
+    for (nth, remedy) in verdict.remedies.iter().take(REMEDIES_SHOWN).enumerate() {
+        let entry = remedies::find(&remedy.remedy);
         let lead = format!("  {}. ", nth + 1);
-        let facts = format!("{gain} · {restart}");
+        let restart = if remedy.restart { "restart" } else { "no restart" };
+        let facts = format!("{} · {restart}", gain(remedy, entry));
         let title = terminal(&remedy.title);
         if columns(&lead) + columns(&title) + 2 + columns(&facts) <= page.width {
             let gap = page.width - columns(&lead) - columns(&title) - columns(&facts);
-            let line = format!(
-                "{lead}{}{}{facts}",
-                page.paint(Ink::Heading, &title),
-                " ".repeat(gap.max(2))
-            );
-            page.line(&line);
+            let title = page.paint(Ink::Heading, &title);
+            page.line(&format!("{lead}{title}{}{facts}", " ".repeat(gap)));
         } else {
             page.hang(&lead, Ink::Plain, 5, &remedy.title, Ink::Heading);
             page.wrapped(5, &facts, Ink::Plain);
         }
-        page.hang("     > ", Ink::Faint, 7, &remedy.how, Ink::Plain);
-        if nth < REMEDIES_IN_FULL {
-            details(page, remedy, nth == 0);
+        match entry.is_some_and(|r| !r.is_command()) {
+            true => page.wrapped(5, &remedy.how, Ink::Plain),
+            false => page.command(5, &remedy.how),
         }
+        let rows = [
+            ("why", &remedy.basis, nth == 0),
+            ("risk", &remedy.backfires, true),
+            ("undo", &remedy.undo, nth == 0),
+        ];
+        for (label, text, shown) in rows {
+            if shown && !text.is_empty() {
+                page.hang(&format!("     {label}"), Ink::Faint, 12, text, Ink::Plain);
+            }
+        }
+    }
+    let rest: Vec<String> = verdict
+        .remedies
+        .iter()
+        .skip(REMEDIES_SHOWN)
+        .map(|r| format!("{} ({})", r.title, gain(r, remedies::find(&r.remedy))))
+        .collect();
+    if !rest.is_empty() {
+        page.wrapped(2, &format!("Then: {}", rest.join("; ")), Ink::Faint);
     }
 }
 
-/// The first remedy is spelt out; of the next ones, what one must know before trying.
-fn details(page: &mut Page, remedy: &Prescription, first: bool) {
-    let rows = [
-        ("why", &remedy.basis, first || remedy.gain.is_none()),
-        ("moves", &remedy.moves, first),
-        ("backfires", &remedy.backfires, true),
-        ("undo", &remedy.undo, true),
-    ];
-    for (label, text, _) in rows
-        .into_iter()
-        .filter(|(_, text, shown)| *shown && !text.is_empty())
-    {
-        page.hang(&format!("     {label}"), Ink::Faint, 16, text, Ink::Plain);
+fn gain(remedy: &Prescription, entry: Option<&Remedy>) -> String {
+    match (remedy.gain, remedy.at_most, entry.map(|r| r.effect)) {
+        (Some(gain), ..) => format!(
+            "saves {:.0} to {:.0} % of CPU",
+            gain.low * 100.0,
+            gain.high * 100.0
+        ),
+        (None, Some(most), _) if most < 0.005 => "saves memory, next to no CPU".to_string(),
+        (None, Some(most), _) => format!("saves at most {:.0} % of CPU", most * 100.0),
+        (None, None, Some(Effect::NotCpu(_))) => "saves time or memory, not CPU".to_string(),
+        (None, None, _) => "gain unknown: its lines were not measured".to_string(),
     }
 }
 
-fn limits(page: &mut Page, rec: &Recording, bill: &Bill) {
-    page.section("LIMITS", "what this run could not see, and what it cost");
-    let mut mends: Vec<&str> = vec![];
-    for probe in &rec.probes {
-        let (word, absence) = match &probe.state {
-            ProbeState::Measured => continue,
-            ProbeState::Partial(absence) => ("in part", absence),
-            ProbeState::Absent(absence) => ("not measured", absence),
-        };
-        let mut text = format!("{}, {word}: {}", probe.what, absence.detail);
-        if let Some(mend) = absence.mend.as_deref().filter(|m| !mends.contains(m)) {
-            text.push_str(&format!("; mend: {mend}"));
-            mends.push(mend);
-        }
-        page.hang("  - ", Ink::Warn, 4, &text, Ink::Plain);
-    }
+fn own_cost(page: &mut Page, rec: &Recording, bill: &Bill) {
     let own = rec.meta.own_cpu_ns as f64 / 1e9;
     let of_target = if bill.cpu_s > 0.0 {
-        format!(", {:.1} % of the target's", own / bill.cpu_s * 100.0)
+        format!(" ({:.1} % of the target's)", own / bill.cpu_s * 100.0)
     } else {
         String::new()
     };
     let lost = match rec.meta.lost_records {
-        0 => "no records lost".to_string(),
-        n => format!("{} {} lost: shares may lean", thousands(n), plural(n, "record")),
+        0 => String::new(),
+        n => format!("; {} {} lost", thousands(n), plural(n, "record")),
     };
-    let cost = format!("This tool used {own:.2} CPU-s{of_target}; {lost}.");
-    page.hang("  - ", Ink::Plain, 4, &cost, Ink::Plain);
+    page.wrapped(
+        2,
+        &format!("allocwall itself used {own:.2} CPU-s{of_target}{lost}."),
+        Ink::Faint,
+    );
 }
 
-fn next(page: &mut Page, verdict: &Verdict) {
-    if verdict.next.is_empty() {
+/// What was not yet said above: a command that stands at a remedy or at its wall is not repeated.
+fn next(page: &mut Page, verdict: &Verdict, file: Option<&str>) {
+    let shown = verdict.remedies.iter().take(REMEDIES_SHOWN).map(|r| &r.how);
+    let walls = verdict
+        .findings
+        .iter()
+        .filter(|f| f.status == Status::Wall)
+        .map(|f| &f.show);
+    let said: Vec<&String> = shown.chain(walls).collect();
+    let mut steps: Vec<String> = verdict
+        .next
+        .iter()
+        .filter(|n| !said.contains(n))
+        .cloned()
+        .collect();
+    if let Some(file) = file {
+        steps.push(format!(
+            "allocwall report {} --format flamegraph -o wall.svg",
+            quoted(file)
+        ));
+    }
+    if steps.is_empty() {
         return;
     }
-    page.section("NEXT", "");
-    for command in &verdict.next {
-        page.hang("  $ ", Ink::Faint, 4, command, Ink::Plain);
+    page.blank();
+    for (nth, step) in steps.iter().take(NEXT_SHOWN).enumerate() {
+        page.command_after(if nth == 0 { "NEXT" } else { "" }, 6, step);
     }
 }
 
@@ -871,11 +1063,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn plain(case: &Case, width: usize) -> String {
+    fn printed(case: &Case, width: usize) -> String {
         diagnosis(
             &case.rec,
             &case.bill,
             &case.verdict,
+            Some("/state/42.allocwall"),
             Style { color: false, width },
         )
     }
@@ -883,9 +1076,9 @@ mod tests {
     #[test]
     fn reports_read_as_they_were_approved() {
         for case in sketches::all() {
-            insta::assert_snapshot!(case.name, plain(&case, 100));
+            insta::assert_snapshot!(case.name, printed(&case, 100));
         }
-        insta::assert_snapshot!("first_touch_narrow", plain(&sketches::first_touch(), 52));
+        insta::assert_snapshot!("first_touch_narrow", printed(&sketches::first_touch(), 52));
     }
 
     #[test]
@@ -895,6 +1088,7 @@ mod tests {
                 &case.rec,
                 &case.bill,
                 &case.verdict,
+                Some("/state/42.allocwall"),
                 Style {
                     color: true,
                     width: 100,
@@ -909,7 +1103,7 @@ mod tests {
             }
             stripped.push_str(rest);
             let lines = |s: &str| s.lines().map(|l| l.trim_end().to_string()).collect::<Vec<_>>();
-            assert_eq!(lines(&stripped), lines(&plain(&case, 100)));
+            assert_eq!(lines(&stripped), lines(&printed(&case, 100)));
         }
     }
 
@@ -922,13 +1116,15 @@ mod tests {
         };
         let rows: Vec<&str> = bill
             .lines()
-            .skip(2)
+            .skip(1)
             .take_while(|l| !l.trim_start().starts_with("total"))
             .collect();
         let total = bill
             .lines()
             .find(|l| l.trim_start().starts_with("total"))
             .unwrap();
+        // Behind the agreement with the kernel, which is a percentage too.
+        let total = total.split(')').next_back().unwrap();
         (rows.iter().filter_map(|l| share(l)).sum(), share(total).unwrap())
     }
 
@@ -938,17 +1134,20 @@ mod tests {
         for line in case.bill.on_cpu.as_mut().unwrap() {
             line.share = Interval::new(0.0, 1.0 / 13.0, 0.2);
         }
-        let (sum, total) = printed_sum(&plain(&case, 100));
+        let (sum, total) = printed_sum(&printed(&case, 100));
         assert!((sum - 100.0).abs() < 1e-9 && total == 100.0, "{sum} {total}");
     }
 
     #[test]
     fn hidden_kernel_lines_are_not_printed_as_zero() {
-        let page = plain(&sketches::not_root(), 100);
-        let zero = page.split("0.0 % each:").nth(1).unwrap().lines().next().unwrap();
-        assert!(!zero.contains("first touch"), "{zero}");
-        assert!(page.contains("Not told apart"));
-        assert!(!plain(&sketches::nothing_found(), 100).contains("Not told apart"));
+        let page = printed(&sketches::not_root(), 100);
+        let zero = page.split("0.0 %: ").nth(1).unwrap().lines().next().unwrap();
+        assert!(
+            !zero.contains("fault path") && !zero.contains("zeroing"),
+            "{zero}"
+        );
+        assert!(page.contains("not told apart"));
+        assert!(!printed(&sketches::nothing_found(), 100).contains("not told apart"));
     }
 
     #[test]
@@ -957,7 +1156,7 @@ mod tests {
         case.bill.on_cpu =
             Err(Absence::new(crate::units::Reason::TooLittle, "12 samples")
                 .mend("diagnose for longer: -d 60"));
-        let page = plain(&case, 100);
+        let page = printed(&case, 100);
         assert!(
             page.contains("Not measured: 12 samples. To measure it: diagnose for longer"),
             "{page}"
@@ -968,7 +1167,7 @@ mod tests {
     fn hostile_names_reach_no_terminal() {
         let mut case = sketches::first_touch();
         hostile(&mut case, "x\u{1b}[2J\u{202e}\n\u{9b}31m");
-        let page = plain(&case, 100);
+        let page = printed(&case, 100);
         assert!(page.chars().all(|c| c == '\n' || !c.is_control()), "{page:?}");
         assert!(!page.contains('\u{202e}'));
         assert!(page.contains("\\u{1b}[2J"));
@@ -1021,12 +1220,12 @@ mod tests {
         fn no_line_is_wider_than_the_page(name in "\\PC{0,60}|[a-z]{1,300}|[\\x00-\\x1f a]{0,30}", width in 40usize..140, color: bool) {
             for mut case in sketches::all() {
                 hostile(&mut case, &name);
-                let page = diagnosis(&case.rec, &case.bill, &case.verdict, Style { color: false, width });
+                let page = diagnosis(&case.rec, &case.bill, &case.verdict, Some("/state/42.allocwall"), Style { color: false, width });
                 for line in page.lines() {
                     prop_assert!(columns(line) <= width, "{} columns of {width}: {line:?}", columns(line));
                 }
                 if color {
-                    diagnosis(&case.rec, &case.bill, &case.verdict, Style { color: true, width });
+                    diagnosis(&case.rec, &case.bill, &case.verdict, Some("/state/42.allocwall"), Style { color: true, width });
                 }
             }
         }
@@ -1039,7 +1238,7 @@ mod tests {
             for (line, part) in case.bill.on_cpu.as_mut().unwrap().iter_mut().zip(&parts) {
                 line.share = Interval::exact(part / whole);
             }
-            let (sum, total) = printed_sum(&plain(&case, 100));
+            let (sum, total) = printed_sum(&printed(&case, 100));
             prop_assert!((sum - 100.0).abs() < 1e-6 && total == 100.0, "{sum} {total}");
         }
     }

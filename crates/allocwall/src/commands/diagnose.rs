@@ -69,7 +69,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     }
     let format = if args.json { Format::Json } else { Format::Text };
     let (judged, mut launched) = match &args.file {
-        Some(path) => (Judged::of(file::read(path)?), None),
+        Some(path) => (Judged::of(file::read(path)?, Some(path.clone())), None),
         None => {
             let recorded = record_now(&args, printer)?;
             if let Some(failure) = &recorded.file_failure {
@@ -78,12 +78,10 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
                 ));
             }
             if let Some(path) = &recorded.path {
-                let path = path.display();
-                printer.note(&format!(
-                    "recording: {path} (allocwall report {path} --format flamegraph -o OUT.svg)"
-                ));
+                printer.note(&format!("recording: {}", path.display()));
             }
-            (Judged::of(recorded.recording), recorded.launched)
+            let judged = Judged::of(recorded.recording, recorded.path);
+            (judged, recorded.launched)
         }
     };
     printer.data(&judged.render(format, printer.style())?);

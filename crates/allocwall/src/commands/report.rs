@@ -8,7 +8,7 @@ use allocwall_core::measure;
 use allocwall_core::measure::recording::Recording;
 use allocwall_core::report::text::Style;
 use allocwall_core::report::{collapsed, flamegraph, json, text};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[derive(clap::Args)]
@@ -39,16 +39,19 @@ pub struct Judged {
     pub recording: Recording,
     pub bill: Bill,
     pub verdict: Verdict,
+    /// Where the recording lies; None where it was not kept.
+    pub file: Option<PathBuf>,
 }
 
 impl Judged {
-    pub fn of(recording: Recording) -> Judged {
+    pub fn of(recording: Recording, file: Option<PathBuf>) -> Judged {
         let bill = bill::of(&recording);
         let verdict = diagnose::verdict(&recording, &bill);
         Judged {
             recording,
             bill,
             verdict,
+            file,
         }
     }
 
@@ -57,9 +60,12 @@ impl Judged {
             recording,
             bill,
             verdict,
+            file,
         } = self;
+        // A name that is no UTF-8 could not be copied from a terminal anyway.
+        let file = file.as_deref().and_then(Path::to_str);
         Ok(match format {
-            Format::Text => text::diagnosis(recording, bill, verdict, style),
+            Format::Text => text::diagnosis(recording, bill, verdict, file, style),
             Format::Json => json::document(recording, bill, verdict),
             Format::Collapsed => collapsed::stacks(recording),
             Format::Flamegraph => flamegraph::svg(recording, bill).map_err(absent)?,
@@ -68,7 +74,7 @@ impl Judged {
 }
 
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
-    let judged = Judged::of(measure::file::read(&args.file)?);
+    let judged = Judged::of(measure::file::read(&args.file)?, Some(args.file.clone()));
     let style = if args.output.is_some() {
         Style::FILE
     } else {

@@ -2,7 +2,7 @@
 //! is depends on how the calls are served and on whether threads wait for one another.
 
 use super::kernel::lock_case;
-use super::{called_from, cpu_case, perf_show, without_samples};
+use super::{cpu_case, perf_show, without_samples};
 use crate::catalogue::cost::{CostClass, WaitClass};
 use crate::catalogue::prices::{MALLOC_ARENA, MALLOC_CACHED};
 use crate::catalogue::walls::Wall;
@@ -20,17 +20,17 @@ pub fn call_rate(ctx: &Context) -> Vec<Judged> {
         ctx,
         Wall::CallRate,
         CALLS,
-        "of its CPU time goes to allocating and freeing",
-        perf_show(ctx, "malloc|free|calloc|realloc|operator new|_PyObject_Malloc"),
+        "goes to allocating and freeing",
+        perf_show(ctx, "malloc|free"),
     );
     let (served, how) = ctx.served();
     // The runtime's own allocator is all fast path: its part of the line is a matter of calls alone.
     let runtime_led = matches!((ctx.cpu(&[CostClass::RuntimeAllocator]), ctx.cpu(CODE)),
         (Ok(runtime), Ok(code)) if runtime.share.point >= code.share.point);
     let judged = if contention(ctx).is(Status::Wall) {
-        judged.at_most_contributor("threads wait for one another in it, which is the wall below")
+        judged.at_most_contributor("threads wait for one another in it: see contention")
     } else if served == Served::Missing && !runtime_led {
-        judged.at_most_contributor("the calls miss the thread cache, which is the wall below")
+        judged.at_most_contributor("the calls miss the thread cache: see allocator code")
     } else {
         judged
     };
@@ -43,8 +43,7 @@ pub fn call_rate(ctx: &Context) -> Vec<Judged> {
     vec![
         judged
             .evidence_if(implied_calls(ctx))
-            .evidence_if((!runtime_led).then_some(how))
-            .evidence_if(called_from(ctx, CALLS)),
+            .evidence_if((!runtime_led).then_some(how)),
     ]
 }
 
@@ -54,7 +53,7 @@ fn implied_calls(ctx: &Context) -> Option<String> {
     let (cached, arena) = (ctx.price(MALLOC_CACHED)?, ctx.price(MALLOC_ARENA)?);
     (rate.point > 0.0).then(|| {
         format!(
-            "malloc's time would pay for {} pairs a second at the thread cache's price ({:.0} ns), {} at the arena's ({:.0} ns)",
+            "time for {} malloc/free pairs a second from the thread cache ({:.0} ns) or {} from the arena ({:.0} ns)",
             count(rate.point * 1e9 / cached.point),
             cached.point,
             count(rate.point * 1e9 / arena.point),
@@ -69,11 +68,8 @@ pub fn code_and_contention(ctx: &Context) -> Vec<Judged> {
         ctx,
         Wall::AllocatorCode,
         CODE,
-        "of its CPU time goes to the allocator's own code",
-        perf_show(
-            ctx,
-            "_int_malloc|_int_free|malloc_consolidate|unlink_chunk|arena|tcache",
-        ),
+        "goes to the allocator's own code",
+        perf_show(ctx, "_int_|arena"),
     );
     let (served, how) = ctx.served();
     let code = if contention.is(Status::Wall) {
@@ -87,22 +83,14 @@ pub fn code_and_contention(ctx: &Context) -> Vec<Judged> {
             Served::Mixed | Served::Missing => judged,
         }
     };
-    vec![code.evidence(how).evidence_if(called_from(ctx, CODE)), contention]
+    vec![code.evidence(how), contention]
 }
 
 fn contention(ctx: &Context) -> Judged {
     const WALL: Wall = Wall::AllocatorContention;
-    let show = format!(
-        "perf trace -s -e futex -p {pid} -- sleep 5; perf record -g -e syscalls:sys_enter_futex -p {pid} -- sleep 5",
-        pid = ctx.pid()
-    );
+    let show = format!("perf trace -s -e futex -p {pid} -- sleep 5", pid = ctx.pid());
     if ctx.bill.rates.threads_peak == 1 {
-        return Judged::ruled_out(
-            WALL,
-            Whole::ThreadTime,
-            "not applicable: one thread has nobody to wait for",
-            show,
-        );
+        return Judged::ruled_out(WALL, Whole::ThreadTime, "one thread: nobody to wait for", show);
     }
     let (spin, blocked) = match (ctx.cpu(LOCKS), ctx.wait(WaitClass::Allocator)) {
         (Ok(spin), Ok(blocked)) => (spin.share.scaled(ctx.bill.cpu_s), blocked),
@@ -115,7 +103,7 @@ fn contention(ctx: &Context) -> Judged {
         WALL,
         spin,
         blocked,
-        "of the thread time with work to do, threads waited for one another in the allocator",
+        "its threads waited for one another in the allocator",
         show,
     )
     .evidence(format!(
@@ -123,5 +111,4 @@ fn contention(ctx: &Context) -> Judged {
         spin.point / ctx.window_s,
         blocked.point / ctx.window_s
     ))
-    .evidence_if(called_from(ctx, LOCKS))
 }

@@ -5,6 +5,7 @@ use crate::catalogue::walls::Wall;
 use crate::diagnose::Whole;
 use crate::diagnose::context::{Context, MendIfNone, percent};
 use crate::diagnose::judge::{Case, Judged};
+use crate::measure::recording::Neighbour;
 use crate::units::{Absence, Interval, Reason};
 
 pub fn rung(ctx: &Context) -> Vec<Judged> {
@@ -17,12 +18,16 @@ fn of_runnable(ctx: &Context, lost_s: f64) -> f64 {
     if whole > 0.0 { lost_s / whole } else { 0.0 }
 }
 
+/// What a rung of interference is a share of: the time in which the target ran or could have.
+const UNIT: &str = "of runnable time";
+
 fn lost(ctx: &Context, wall: Wall, lost_s: f64, phrase: &str, show: String) -> Judged {
     Case {
         wall,
         share: Interval::exact(of_runnable(ctx, lost_s)),
         of: Whole::ThreadTime,
         amount: Interval::exact(lost_s / ctx.window_s),
+        unit: UNIT,
         phrase,
         show,
     }
@@ -31,12 +36,13 @@ fn lost(ctx: &Context, wall: Wall, lost_s: f64, phrase: &str, show: String) -> J
 
 fn throttling(ctx: &Context) -> Judged {
     const WALL: Wall = Wall::CgroupThrottling;
+    let root = match ctx.recording.host.cgroup_version {
+        Ok(1) => "/sys/fs/cgroup/cpu",
+        _ => "/sys/fs/cgroup",
+    };
     let show = match &ctx.recording.cgroup {
-        Some(path) => format!("cat {}/cpu.stat", path.trim_end_matches('/')),
-        None => format!(
-            "cat /sys/fs/cgroup/$(sed -n 's/^0:://p' /proc/{}/cgroup)/cpu.stat",
-            ctx.pid()
-        ),
+        Some(path) => format!("cat {root}{}/cpu.stat", path.trim_end_matches('/')),
+        None => format!("cat /proc/{}/cgroup  # its cpu.stat", ctx.pid()),
     };
     let last = ctx.last_tick().and_then(|t| t.cgroup);
     let Some(last) = last else {
@@ -56,30 +62,24 @@ fn throttling(ctx: &Context) -> Judged {
         return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
     };
     let Some(quota) = last.quota_cpus.or((hit > 0).then_some(f64::NAN)) else {
-        return Judged::ruled_out(WALL, Whole::ThreadTime, "the cgroup has no CPU quota", show);
+        return Judged::ruled_out(WALL, Whole::ThreadTime, "no quota", show);
     };
     let quota = if quota.is_nan() {
         "quota of a parent cgroup".to_owned()
     } else {
         format!("quota {quota:.2} CPUs")
     };
-    lost(
-        ctx,
-        WALL,
-        ns as f64 / 1e9,
-        "of the time in which it could have run, the cgroup's quota stopped it",
-        show,
-    )
-    .evidence(format!("{hit} of {periods} periods throttled, {quota}"))
-    .evidence(format!(
-        "{:.0} ms throttled per second, summed over CPUs",
-        ns as f64 / 1e6 / ctx.window_s
-    ))
+    lost(ctx, WALL, ns as f64 / 1e9, "the cgroup's quota stopped it", show)
+        .evidence(format!("{hit} of {periods} periods throttled, {quota}"))
+        .evidence(format!(
+            "{:.0} ms throttled per second, summed over CPUs",
+            ns as f64 / 1e6 / ctx.window_s
+        ))
 }
 
 fn steal(ctx: &Context) -> Judged {
     const WALL: Wall = Wall::Steal;
-    let show = "vmstat 1 5   # column st".to_owned();
+    let show = "vmstat 1 5  # column st".to_owned();
     if ctx.recording.host.hypervisor.is_none() && ctx.host_change(|h| h.steal_ns) == Some(0) {
         return Judged::ruled_out(
             WALL,
@@ -99,26 +99,17 @@ fn steal(ctx: &Context) -> Judged {
         Ok(line) => line.point,
         Err(_) => ctx.bill.cpu_s * machine / (1.0 - machine).max(1e-3),
     };
-    lost(
-        ctx,
-        WALL,
-        target_s,
-        "of the time in which it could have run, the hypervisor ran others",
-        show,
-    )
-    .evidence(format!(
-        "the machine lost {} of the CPU time it asked for",
-        percent(machine)
-    ))
-    .estimate("steal is counted for each CPU; the target's part is taken in proportion to its CPU time")
+    lost(ctx, WALL, target_s, "the hypervisor ran others", show)
+        .evidence(format!(
+            "the machine lost {} of the CPU time it asked for",
+            percent(machine)
+        ))
+        .estimate("steal is counted a CPU; the target's part is in proportion to its CPU time")
 }
 
 fn run_queue(ctx: &Context) -> Judged {
     const WALL: Wall = Wall::RunQueue;
-    let show = format!(
-        "pidstat -t -p {} 1 5   # column %wait; perf sched timehist -p PID names who ran",
-        ctx.pid()
-    );
+    let show = format!("pidstat -t -p {} 1 5  # column %wait", ctx.pid());
     let known: Vec<(u64, u64)> = ctx
         .recording
         .threads
@@ -139,21 +130,14 @@ fn run_queue(ctx: &Context) -> Judged {
         }
     };
     // What its threads wait for one another is no interference: then the bill below tells what keeps them busy.
-    let whole = delay_s + ctx.bill.cpu_s;
     let behind = ctx.behind_others();
-    let judged = Case {
-        wall: WALL,
-        share: Interval::exact(if whole > 0.0 {
-            delay_s * behind / whole
-        } else {
-            0.0
-        }),
-        of: Whole::ThreadTime,
-        amount: Interval::exact(delay_s * behind / ctx.window_s),
-        phrase: "of the time in which it could have run, it waited for a CPU that others had",
+    let judged = lost(
+        ctx,
+        WALL,
+        delay_s * behind,
+        "it waited for a CPU that others had",
         show,
-    }
-    .judge()
+    )
     .evidence(competitors(ctx));
     if behind > 0.99 {
         return judged;
@@ -167,6 +151,25 @@ fn run_queue(ctx: &Context) -> Judged {
         .estimate("a waiting thread is taken to stand behind whoever runs, in proportion to their CPU time")
 }
 
+/// `name (pid)`; a process that ended before it was looked at has no name.
+pub fn named(n: &Neighbour) -> String {
+    match n.comm.as_str() {
+        "" => format!("pid {}", n.pid),
+        comm => format!("{comm} (pid {})", n.pid),
+    }
+}
+
+/// Somebody else has the CPUs, rather than more threads of its own than there are CPUs.
+pub fn competes_with_others(ctx: &Context) -> bool {
+    let others: f64 = ctx
+        .recording
+        .neighbours
+        .iter()
+        .map(|n| n.cpu_ns as f64 / 1e9)
+        .sum();
+    others >= ctx.wait_point(WaitClass::RunQueue) / 2.0
+}
+
 /// Who had the CPU: other processes by name, or the target's own threads.
 fn competitors(ctx: &Context) -> String {
     let cpus = f64::from(ctx.recording.host.online_cpus.max(1));
@@ -175,15 +178,11 @@ fn competitors(ctx: &Context) -> String {
     let total: f64 = others.iter().map(|n| n.cpu_ns as f64 / 1e9).sum();
     let named: Vec<String> = others
         .iter()
-        .take(3)
+        .take(2)
         .filter(|n| n.cpu_ns as f64 / 1e9 / ctx.window_s > 0.01)
         .map(|n| {
-            format!(
-                "{} ({}) {:.2} CPUs",
-                n.comm,
-                n.pid,
-                n.cpu_ns as f64 / 1e9 / ctx.window_s
-            )
+            let cpus = n.cpu_ns as f64 / 1e9 / ctx.window_s;
+            format!("{} {cpus:.2}", named(n))
         })
         .collect();
     if named.is_empty() {
@@ -198,8 +197,8 @@ fn competitors(ctx: &Context) -> String {
         };
     }
     format!(
-        "competitors: {}; all others {:.2} of {cpus:.0} CPUs",
-        named.join(", "),
-        total / ctx.window_s
+        "others used {:.2} of {cpus:.0} CPUs, most by {}",
+        total / ctx.window_s,
+        named.join(", ")
     )
 }

@@ -1,6 +1,6 @@
 //! Rungs 4 to 6: what the allocator pushes down to the kernel.
 
-use super::{called_from, cpu_case, perf_show, without_samples};
+use super::{cpu_case, perf_show, without_samples};
 use crate::catalogue::cost::{CostClass, WaitClass};
 use crate::catalogue::prices::{TOUCH_4K, TOUCH_4K_IDLE, ZERO_4K};
 use crate::catalogue::walls::Wall;
@@ -13,13 +13,13 @@ const TOUCH: &[CostClass] = &[CostClass::FaultPath, CostClass::Zeroing];
 const MAPS: &[CostClass] = &[CostClass::MapCalls, CostClass::PageRelease];
 
 pub fn first_touch(ctx: &Context) -> Vec<Judged> {
-    let show = perf_show(ctx, "clear_page|handle_mm_fault|do_anonymous_page|exc_page_fault");
+    let show = perf_show(ctx, "clear_page|fault");
     let faults = ctx.bill.rates.minor_faults.clone().ok();
     let mut judged = cpu_case(
         ctx,
         Wall::FirstTouch,
         TOUCH,
-        "of its CPU time goes to faulting in and zeroing fresh pages",
+        "goes to faulting in and zeroing fresh pages",
         show.clone(),
     );
     if judged.is(Status::NotMeasured)
@@ -29,10 +29,10 @@ pub fn first_touch(ctx: &Context) -> Vec<Judged> {
     }
     let each = faults.filter(|f| *f > 1.0).and_then(|f| {
         let ns = ctx.cpu(TOUCH).ok()?.rate.point * 1e9 / f;
-        let listed = ctx.price(TOUCH_4K).map_or_else(String::new, |p| {
-            format!("; this machine's price for 4 KiB: {:.0} ns", p.point)
-        });
-        Some(format!("{ns:.0} ns a fault{listed}"))
+        let listed = ctx
+            .price(TOUCH_4K)
+            .map_or_else(String::new, |p| format!(" ({:.0} ns on the price list)", p.point));
+        Some(format!("{ns:.0} ns each{listed}"))
     });
     let reclaim = ctx
         .cpu(&[CostClass::Reclaim])
@@ -43,8 +43,7 @@ pub fn first_touch(ctx: &Context) -> Vec<Judged> {
         judged
             .evidence_if(faults.map(|f| format!("{} minor faults a second", count(f))))
             .evidence_if(each)
-            .evidence_if(reclaim)
-            .evidence_if(called_from(ctx, TOUCH)),
+            .evidence_if(reclaim),
     ]
 }
 
@@ -72,7 +71,8 @@ fn by_price(ctx: &Context, faults: Option<f64>, show: String) -> Option<Judged> 
             share,
             of: Whole::Cpu,
             amount: share.scaled(ctx.cpu_rate),
-            phrase: "of its CPU time goes to faulting in and zeroing fresh pages, by the price list",
+            unit: "of CPU",
+            phrase: "goes to faulting in and zeroing fresh pages, by the price list",
             show,
         }
         .judge()
@@ -82,14 +82,14 @@ fn by_price(ctx: &Context, faults: Option<f64>, show: String) -> Option<Judged> 
 
 pub fn map_churn(ctx: &Context) -> Vec<Judged> {
     let show = format!(
-        "strace -f -c -e trace=mmap,munmap,brk,madvise,mremap -p {}   # slows the target",
+        "strace -f -c -e trace=%memory -p {}  # slows the target",
         ctx.pid()
     );
     let judged = cpu_case(
         ctx,
         Wall::MapChurn,
         MAPS,
-        "of its CPU time goes to mapping memory and giving it back",
+        "goes to mapping memory and giving it back",
         show,
     );
     let fired = judged.is(Status::Wall) || judged.is(Status::Contributor);
@@ -98,8 +98,7 @@ pub fn map_churn(ctx: &Context) -> Vec<Judged> {
     vec![
         judged
             .evidence_if(calls.map(|c| format!("{} map calls a second", count(c))))
-            .evidence_if(hint)
-            .evidence_if(called_from(ctx, MAPS)),
+            .evidence_if(hint),
     ]
 }
 
@@ -120,27 +119,31 @@ fn cause(ctx: &Context) -> Option<String> {
     } else {
         return None;
     };
-    Some(format!(
-        "{hint}: mmap {}, munmap {}, brk {}, madvise {} a second",
-        count(map),
-        count(unmap),
-        count(brk),
-        count(advise)
-    ))
+    let mix: Vec<String> = [
+        ("mmap", map),
+        ("munmap", unmap),
+        ("brk", brk),
+        ("madvise", advise),
+    ]
+    .into_iter()
+    .filter(|(_, rate)| *rate >= 0.01 * all)
+    .map(|(name, rate)| format!("{name} {}", count(rate)))
+    .collect();
+    Some(format!("{hint}; {}", mix.join(", ")))
 }
 
 pub fn address_space_lock(ctx: &Context) -> Vec<Judged> {
     const WALL: Wall = Wall::AddressSpaceLock;
     const LINES: &[CostClass] = &[CostClass::AddressSpaceLock];
     let show = format!(
-        "perf trace -s -p {pid} -- sleep 5; perf lock contention -ab -p {pid} -- sleep 5   # mmap_lock",
+        "perf lock contention -ab -p {pid} -- sleep 5  # mmap_lock",
         pid = ctx.pid()
     );
     if ctx.bill.rates.threads_peak == 1 {
         return vec![Judged::ruled_out(
             WALL,
             Whole::ThreadTime,
-            "not applicable: one thread has nobody to wait for",
+            "one thread: nobody to wait for",
             show,
         )];
     }
@@ -159,15 +162,14 @@ pub fn address_space_lock(ctx: &Context) -> Vec<Judged> {
             WALL,
             spin,
             blocked,
-            "of the thread time with work to do, threads waited for the address-space lock",
+            "its threads waited for the address-space lock",
             show,
         )
         .evidence(format!(
             "{:.3} CPUs spinning, {:.3} threads blocked on average",
             spin.point / ctx.window_s,
             blocked.point / ctx.window_s
-        ))
-        .evidence_if(called_from(ctx, LINES)),
+        )),
     ]
 }
 
@@ -192,6 +194,7 @@ pub fn lock_case(
         share: Interval::new(of(thread_s.low), of(thread_s.point), of(thread_s.high)),
         of: Whole::ThreadTime,
         amount: thread_s.scaled(1.0 / ctx.window_s),
+        unit: "of working time",
         phrase,
         show,
     }

@@ -16,7 +16,7 @@ pub fn tlb(ctx: &Context) -> Vec<Judged> {
     const ESTIMATE: &str =
         "upper bound from resident memory, huge-page coverage and load prices; no counter was read";
     let show = format!(
-        "perf stat -e dTLB-loads,dTLB-load-misses -p {} -- sleep 10   # where there is a PMU",
+        "perf stat -e dTLB-loads,dTLB-load-misses -p {} -- sleep 10",
         ctx.pid()
     );
     let smaps = ctx.last_smaps();
@@ -51,7 +51,7 @@ pub fn tlb(ctx: &Context) -> Vec<Judged> {
             WALL,
             Whole::Cpu,
             format!(
-                "{} on 4 KiB pages fit the TLB's reach of {}",
+                "{} on 4 KiB pages fit its reach of {}",
                 bytes(small as f64),
                 bytes(TLB_REACH_BYTES as f64)
             ),
@@ -76,42 +76,30 @@ pub fn tlb(ctx: &Context) -> Vec<Judged> {
         share,
         of: Whole::Cpu,
         amount: share.scaled(ctx.cpu_rate),
-        phrase: "of its CPU time at the very most goes to TLB misses",
+        unit: "of CPU",
+        phrase: "at the very most goes to TLB misses",
         show: show.clone(),
     }
     .judge();
     if judged.is(Status::RuledOut) {
         let mut judged = judged;
         judged.finding.because = format!(
-            "at the very most {} of its CPU time; it would count from {} on",
+            "at most {} of CPU; counts from {}",
             percent(bound),
             percent(thresholds::of(WALL).contributor)
         );
         return vec![judged.evidence(memory).estimate(ESTIMATE)];
     }
-    let mut absence = pmu_missing();
-    absence.detail = format!(
-        "between 0 and {} of its CPU time, by bounds alone: {}",
-        percent(bound),
-        absence.detail
-    );
-    vec![
-        Judged::not_measured(WALL, Whole::Cpu, absence, show.clone())
-            .evidence(memory)
-            .estimate(ESTIMATE),
-    ]
+    let mut judged = Judged::not_measured(WALL, Whole::Cpu, pmu_missing(), show.clone());
+    judged.finding.because = format!("at most {} of CPU, by bounds alone", percent(bound));
+    vec![judged.evidence(memory).estimate(ESTIMATE)]
 }
 
 pub fn numa(ctx: &Context) -> Vec<Judged> {
     const WALL: Wall = Wall::Numa;
-    let show = format!("numastat -p {}; numastat", ctx.pid());
+    let show = format!("numastat -p {}", ctx.pid());
     if ctx.recording.host.numa_nodes <= 1 {
-        return vec![Judged::ruled_out(
-            WALL,
-            Whole::Resident,
-            "not applicable: one NUMA node",
-            show,
-        )];
+        return vec![Judged::ruled_out(WALL, Whole::Resident, "one node", show)];
     }
     let nodes = ctx
         .last_tick()
@@ -150,7 +138,8 @@ pub fn numa(ctx: &Context) -> Vec<Judged> {
         share,
         of: Whole::Resident,
         amount: share,
-        phrase: "of the pages allocated in the window lie on another node than the CPU that asked",
+        unit: "of new pages",
+        phrase: "lie on another node than the CPU that asked",
         show,
     }
     .judge();

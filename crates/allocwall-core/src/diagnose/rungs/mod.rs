@@ -9,6 +9,8 @@ mod locality;
 mod retention;
 mod waiting;
 
+pub use interference::named;
+
 use super::context::{Context, MendIfNone, percent};
 use super::judge::{Case, Judged};
 use super::{Status, Whole};
@@ -38,15 +40,18 @@ pub fn walk(ctx: &Context) -> Vec<Judged> {
     LADDER.iter().flat_map(|rung| rung(ctx)).collect()
 }
 
-/// Worst first. A cap on the CPU comes before everything, since it scales all other figures; then what costs most
-/// time; then memory, which costs none; and that the target waits comes last, since it only says where not to look.
-pub fn walls_worst_first(judged: &[Judged]) -> Vec<Wall> {
+/// Worst first. Interference comes before everything, since it scales all other figures (but threads that only wait
+/// for one another are no interference); then what costs most time; then memory, which costs none; and that the target
+/// waits comes last, since it only says where not to look.
+pub fn walls_worst_first(ctx: &Context, judged: &[Judged]) -> Vec<Wall> {
     let mut walls: Vec<&Judged> = judged.iter().filter(|j| j.is(Status::Wall)).collect();
     let group = |wall: Wall| match wall {
         Wall::CgroupThrottling => 0,
-        Wall::Retention => 2,
-        Wall::Waiting => 3,
-        _ => 1,
+        Wall::Steal => 1,
+        Wall::RunQueue if interference::competes_with_others(ctx) => 1,
+        Wall::Retention => 3,
+        Wall::Waiting => 4,
+        _ => 2,
     };
     walls.sort_by(|a, b| {
         group(a.finding.wall)
@@ -67,6 +72,7 @@ fn cpu_case(ctx: &Context, wall: Wall, classes: &[CostClass], phrase: &str, show
         share: sum.share,
         of: Whole::Cpu,
         amount: sum.rate,
+        unit: "of CPU",
         phrase,
         show: show.clone(),
     }
@@ -94,10 +100,7 @@ fn without_samples(ctx: &Context, wall: Wall, absence: Absence, show: String) ->
         let mut judged = Judged::ruled_out(
             wall,
             Whole::Cpu,
-            format!(
-                "all of the target's CPU time is {:.0} ms a second: too little to notice",
-                ctx.cpu_rate * 1e3
-            ),
+            format!("all of its CPU time is {:.0} ms a second", ctx.cpu_rate * 1e3),
             show,
         );
         judged.finding.share = None;
@@ -127,15 +130,9 @@ fn is_kernel(classes: &[CostClass]) -> bool {
     })
 }
 
-/// `called from X`, where a site has a name.
-fn called_from(ctx: &Context, classes: &[CostClass]) -> Option<String> {
-    ctx.top_site(classes)
-        .map(|site| format!("most of it from {site}"))
-}
-
 fn perf_show(ctx: &Context, symbols: &str) -> String {
     format!(
-        "perf record -g -F 999 -p {pid} -- sleep 10 && perf report --no-children --stdio | grep -E '{symbols}'",
+        "perf record -p {pid} sleep 9; perf report | grep -E '{symbols}'",
         pid = ctx.pid()
     )
 }

@@ -9,11 +9,7 @@ use crate::units::{Absence, Interval, Reason};
 
 pub fn rung(ctx: &Context) -> Vec<Judged> {
     const WALL: Wall = Wall::Retention;
-    let show = format!(
-        "grep -E 'Rss|Anonymous|LazyFree' /proc/{}/smaps_rollup; grep -E 'VmData|VmRSS' /proc/{}/status",
-        ctx.pid(),
-        ctx.pid()
-    );
+    let show = format!("grep -E 'Rss|Anon|LazyFree' /proc/{}/smaps_rollup", ctx.pid());
     let smaps = ctx.last_smaps();
     let resident = smaps.map_or(ctx.bill.rates.resident_end, |s| s.rss) as f64;
     if resident <= 0.0 {
@@ -47,13 +43,7 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
                 (held - heap.live_bytes.point).max(lazy).max(0.0),
                 (held - heap.live_bytes.low).max(lazy).max(0.0),
             );
-            case(
-                kept,
-                resident,
-                "of its resident memory is kept by the allocator for nobody",
-                show,
-            )
-            .evidence(format!(
+            case(kept, resident, "is kept by the allocator for nobody", show).evidence(format!(
                 "{}: {} live, {} free, {} resident of {} mapped",
                 heap.method,
                 bytes(heap.live_bytes.point),
@@ -66,10 +56,7 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
         (Err(_), floor) if resident < floor => Judged::ruled_out(
             WALL,
             Whole::Resident,
-            format!(
-                "all of its resident memory is {}: too little to notice",
-                bytes(resident)
-            ),
+            format!("only {} resident in all", bytes(resident)),
             show,
         )
         .share(Interval::new(lazy / resident, lazy / resident, 1.0)),
@@ -77,7 +64,7 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
             let known = case(
                 Interval::new(lazy, lazy, resident),
                 resident,
-                "of its resident memory at least is freed and not yet taken back",
+                "at least is freed and not yet taken back",
                 show.clone(),
             );
             if known.is(Status::Wall) {
@@ -98,6 +85,7 @@ fn case(kept: Interval, resident: f64, phrase: &str, show: String) -> Judged {
         share: Interval::new(share.low.min(1.0), share.point.min(1.0), share.high.min(1.0)),
         of: Whole::Resident,
         amount: kept,
+        unit: "of resident memory",
         phrase,
         show,
     }

@@ -12,11 +12,7 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
 }
 
 fn waiting(ctx: &Context) -> Judged {
-    let show = format!(
-        "pidstat -u -d -p {} 1 5; cat /proc/{}/wchan",
-        ctx.pid(),
-        ctx.pid()
-    );
+    let show = format!("pidstat -u -d -p {} 1 5", ctx.pid());
     if ctx.recording.ticks.is_empty() && ctx.recording.threads.is_empty() {
         let absence = Absence::new(Reason::Vanished, "the target's CPU time was never read")
             .mend("a longer window: -d 30");
@@ -37,7 +33,8 @@ fn waiting(ctx: &Context) -> Judged {
         share,
         of: Whole::WallTime,
         amount: share,
-        phrase: "of the time nothing of the target ran or could have run",
+        unit: "of the window idle",
+        phrase: "(nothing of it ran or wanted to)",
         show,
     }
     .judge()
@@ -51,10 +48,7 @@ fn waiting(ctx: &Context) -> Judged {
 
 fn application_lock(ctx: &Context) -> Judged {
     const WALL: Wall = Wall::ApplicationLock;
-    let show = format!(
-        "bpftrace -e 'tracepoint:syscalls:sys_enter_futex /pid == {}/ {{ @[ustack(5)] = count(); }}'   # or: gdb -p PID -batch -ex 'thread apply all bt 5'",
-        ctx.pid()
-    );
+    let show = format!("perf trace -s -e futex -p {} -- sleep 5", ctx.pid());
     let waits = match ctx.wait(WaitClass::ApplicationLock) {
         Ok(waits) => waits,
         Err(absence) => {
@@ -89,7 +83,8 @@ fn application_lock(ctx: &Context) -> Judged {
         share,
         of: Whole::ThreadTime,
         amount,
-        phrase: "of the thread time with work to do, threads waited for locks of the application",
+        unit: "of working time",
+        phrase: "its threads waited for the application's own locks",
         show,
     }
     .judge()
