@@ -229,7 +229,9 @@ impl<'a> Classifier<'a> {
             Some(KernelWait::Idle) => return WaitClass::Idle,
             None => {}
         }
-        let stack_unread = !sample.kernel.is_some_and(|k| self.is_named(k));
+        // wchan alone skips the scheduler's own functions, and semaphores count as such (__sched, kernel/locking/rwsem.c): what
+        // it names is the caller, and the call is the context.
+        let stack_unread = kernel.len() == 1 || !sample.kernel.is_some_and(|k| self.is_named(k));
         match call {
             Some(CallWait::Futex) => self.futex(sample),
             Some(CallWait::Map) if stack_unread => WaitClass::AddressSpaceLock,

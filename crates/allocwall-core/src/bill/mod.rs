@@ -481,7 +481,7 @@ mod tests {
     #[test]
     fn waits_are_thread_seconds_by_class() {
         let mut s = Sketch::new();
-        s.thread(7, "worker", 9_000);
+        s.thread(7, "worker", 5_000);
         s.waits(
             300,
             7,
