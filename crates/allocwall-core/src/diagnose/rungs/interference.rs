@@ -131,13 +131,22 @@ fn run_queue(ctx: &Context) -> Judged {
     };
     // What its threads wait for one another is no interference: then the bill below tells what keeps them busy.
     let behind = ctx.behind_others();
-    let judged = lost(
-        ctx,
-        WALL,
-        delay_s * behind,
-        "it waited for a CPU that others had",
+    let runnable_s = delay_s + ctx.bill.cpu_s;
+    let share = if runnable_s > 0.0 {
+        delay_s * behind / runnable_s
+    } else {
+        0.0
+    };
+    let judged = Case {
+        wall: WALL,
+        share: Interval::exact(share),
+        of: Whole::ThreadTime,
+        amount: Interval::exact(delay_s * behind / ctx.window_s),
+        unit: UNIT,
+        phrase: "it waited for a CPU that others had",
         show,
-    )
+    }
+    .judge()
     .evidence(competitors(ctx));
     if behind > 0.99 {
         return judged;
