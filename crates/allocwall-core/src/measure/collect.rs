@@ -152,7 +152,7 @@ impl Collector {
         };
         let mut image = Image {
             space,
-            unwinder: Unwinder::new(),
+            unwinder: Unwinder::default(),
             perf_map: None,
         };
         for code in image.space.code() {

@@ -33,9 +33,11 @@ impl Symbols {
         if let Some(known) = self.kernel.get(&address) {
             return known.clone();
         }
-        let mut source = Kernel::default();
-        source.vmlinux = MaybeDefault::None;
-        source.debug_syms = false;
+        let source = Kernel {
+            vmlinux: MaybeDefault::None,
+            debug_syms: false,
+            ..Kernel::default()
+        };
         let name = self.one(&Source::Kernel(source), Input::AbsAddr(address));
         self.kernel.insert(address, name.clone());
         name

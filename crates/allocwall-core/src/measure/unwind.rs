@@ -83,11 +83,13 @@ pub struct Unwound {
     pub truncated: bool,
 }
 
-impl Unwinder {
-    pub fn new() -> Unwinder {
+impl Default for Unwinder {
+    fn default() -> Unwinder {
         Unwinder(framehop::UnwinderNative::new())
     }
+}
 
+impl Unwinder {
     /// `bias`: address in memory minus address in the file's own terms.
     pub fn add(&mut self, name: &str, range: Range<u64>, bias: u64, tables: &Tables) {
         // framehop takes the base as the address at which the file's address 0 would lie.
@@ -190,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_hostile_dump_ends_the_walk() {
-        let unwinder = Unwinder::new();
+        let unwinder = Unwinder::default();
         let mut cache = Cache::default();
         let mut out = Unwound::default();
         // A frame pointer that points at itself, beyond, or nowhere: no endless walk, no panic.
