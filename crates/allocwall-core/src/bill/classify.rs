@@ -229,20 +229,20 @@ impl<'a> Classifier<'a> {
             Some(KernelWait::Idle) => return WaitClass::Idle,
             None => {}
         }
-        // wchan alone skips the scheduler's own functions, and semaphores count as such (__sched, kernel/locking/rwsem.c): what
-        // it names is the caller, and the call is the context.
-        let stack_unread = kernel.len() == 1 || !sample.kernel.is_some_and(|k| self.is_named(k));
+        // Both stack and wchan leave out the scheduler's own functions, and semaphores count as such (__sched in
+        // kernel/locking/rwsem.c; stack_trace_consume_entry_nosched): what they begin with is the semaphore's caller.
+        let stack_read = sample.kernel.is_some_and(|k| self.is_named(k));
         match call {
             Some(CallWait::Futex) => self.futex(sample),
-            Some(CallWait::Map) if stack_unread => WaitClass::AddressSpaceLock,
+            Some(CallWait::Map) if sample.state == 'D' || !stack_read => WaitClass::AddressSpaceLock,
             Some(CallWait::Lock) => WaitClass::ApplicationLock,
             Some(CallWait::Storage) => WaitClass::Storage,
             Some(CallWait::Idle) if sample.state == 'S' => WaitClass::Idle,
-            // A fault sleeps for its page from storage (a major fault) or for the lock; without any major fault only one is left.
-            None if stack_unread
-                && sample.syscall == Some(-1)
+            // A fault sleeps for its page from storage (a major fault) or for the lock. A stack would show the former; without
+            // one, and without any major fault, only the lock is left.
+            None if sample.syscall == Some(-1)
                 && sample.state == 'D'
-                && !self.major_faults =>
+                && (stack_read || !self.major_faults) =>
             {
                 WaitClass::AddressSpaceLock
             }
