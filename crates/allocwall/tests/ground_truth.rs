@@ -297,6 +297,7 @@ cases! {
     // reads some 8 % of itself too low on a machine where page tables are virtualised. Hence the low dials.
     cold_touch: Case { subject: "cold-touch", dials: ["0.2", "0.25"], walls: &["first_touch"], line: FAULTS, tolerance: 3.0, twin: RULED_OUT, extra: &[] };
     map_direct: Case { subject: "map-direct", dials: ["0.2", "0.3"], walls: &["map_churn"], line: Line::Cpu("map_calls+page_release"), tolerance: 3.0, twin: RULED_OUT, extra: &[] };
+    address_space_lock: Case { subject: "address-space-lock", dials: ["0.3", "0.4"], walls: &["address_space_lock"], line: Line::Wait("address_space_lock"), tolerance: 3.0, twin: RULED_OUT, extra: &[] };
     call_rate: Case { subject: "call-rate", dials: ["0.25", "0.4"], walls: &["call_rate"], line: Line::Cpu("allocator_code"), tolerance: 3.0, twin: RULED_OUT, extra: &[] };
     retention: Case { subject: "retention", dials: ["0.7", "0.8"], walls: &["retention"], line: Line::None, tolerance: 0.0, twin: RULED_OUT, extra: &[] };
     collector: Case { subject: "collector", dials: ["0.2", "0.4"], walls: &["garbage_collector"], line: Line::Cpu("garbage_collector"), tolerance: 3.0, twin: RULED_OUT, extra: &[] };
