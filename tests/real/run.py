@@ -203,11 +203,7 @@ def exercise(service, arguments, keep):
         try:
             pid = service.start(stage)
             seconds = arguments.duration + LOAD_MARGIN_S
-            outputs = [stage.directory / f"load-{number}" for number in range(8)]
-            loads = [
-                stage.spawn(command, stdout=open(output, "wb"))
-                for command, output in zip(service.load(stage, seconds), outputs, strict=False)
-            ]
+            loads, outputs = start_load(service, stage, seconds)
             try:
                 cpus = wait_until_steady(pid)
             except Failure as failure:
@@ -226,6 +222,16 @@ def exercise(service, arguments, keep):
             return f"{rate:,.0f} requests/s, {cpus:.2f} CPUs, {(faults_after - faults) / elapsed:,.0f} faults/s{line}"
         finally:
             stage.close()
+
+
+def start_load(service, stage, seconds):
+    """Starts the service's load for so long; its processes, and the files that hold what they say."""
+    outputs = [stage.directory / f"load-{number}" for number in range(8)]
+    loads = [
+        stage.spawn(command, stdout=open(output, "wb"))
+        for command, output in zip(service.load(stage, seconds), outputs, strict=False)
+    ]
+    return loads, outputs
 
 
 def counters(service, stage, pid):

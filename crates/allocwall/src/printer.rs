@@ -1,7 +1,8 @@
 //! The only place that writes to stdout and stderr: stdout is data, stderr is talk.
 
 use allocwall_core::report::text::Style;
-use std::io::{IsTerminal, Write};
+use anyhow::Context;
+use std::io::{ErrorKind, IsTerminal, Write};
 
 pub struct Printer {
     stdout_terminal: bool,
@@ -44,10 +45,13 @@ impl Printer {
         self.stderr_terminal
     }
 
-    /// Data, verbatim. A reader that went away (`| head`) is no error.
-    pub fn data(&self, text: &str) {
+    /// Data, verbatim. A reader that went away (`| head`) is no error; a full disk is.
+    pub fn data(&self, text: &str) -> anyhow::Result<()> {
         let mut out = std::io::stdout().lock();
-        let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(e).context("cannot write to standard output"),
+            _ => Ok(()),
+        }
     }
 
     /// One line to the person.

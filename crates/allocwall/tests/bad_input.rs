@@ -363,6 +363,21 @@ fn a_disk_that_fills_loses_the_file_alone() {
     );
 }
 
+#[test]
+fn a_report_that_cannot_be_written_is_a_failure_and_a_reader_that_left_is_none() {
+    let run = |stdout: Stdio| {
+        let mut check = command(folder().path(), &["check"]);
+        check.stdout(stdout);
+        finish(check)
+    };
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
+    assert_refused(&run(full.into()), 1, "cannot write to standard output");
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let left = run(writer.into());
+    assert_eq!((left.status.code(), talk(&left).as_str()), (Some(0), ""));
+}
+
 fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", talk(output)))
 }

@@ -1,6 +1,7 @@
 //! Which line of the bill a sample belongs to.
 
 use crate::catalogue::cost::{CostClass, WaitClass};
+use crate::catalogue::prices::FAULT_RETURN;
 use crate::catalogue::symbols::{self, KernelLine, KernelRole, Scope, UserRole};
 use crate::catalogue::syscalls::{self, CallWait, KernelWait, UserWait};
 use crate::measure::recording::{
@@ -51,6 +52,35 @@ impl Faults {
             return CostClass::OtherKernel;
         }
         CostClass::FaultPath
+    }
+}
+
+/// A function's samples in faults and its own, and how many of its own go back.
+#[derive(Default)]
+struct Returns {
+    faults: u64,
+    first_touches: u64,
+    own: u64,
+    /// Of its own samples, those that a fault's end took.
+    share: f64,
+    owed: f64,
+    owed_first_touch: f64,
+}
+
+impl Returns {
+    /// Class of the next sample of its own if it goes back: evenly over time, to the kinds of fault by their parts.
+    fn next(&mut self) -> Option<CostClass> {
+        self.owed += self.share;
+        if self.owed < 1.0 {
+            return None;
+        }
+        self.owed -= 1.0;
+        self.owed_first_touch += self.first_touches as f64 / self.faults as f64;
+        if self.owed_first_touch < 0.5 {
+            return Some(CostClass::OtherKernel);
+        }
+        self.owed_first_touch -= 1.0;
+        Some(CostClass::FaultPath)
     }
 }
 
@@ -123,7 +153,7 @@ impl<'a> Classifier<'a> {
             function.count(*line);
             by_process.entry(sample.pid).or_default().count(*line);
         }
-        let class = |(sample, line): (&CpuSample, &KernelLine)| match line {
+        let mut class = |(sample, line): (&CpuSample, &KernelLine)| match line {
             KernelLine::Class(class) => *class,
             KernelLine::OtherFault | KernelLine::ByCaller => CostClass::OtherKernel,
             KernelLine::SomeFault => {
@@ -135,7 +165,59 @@ impl<'a> Classifier<'a> {
                 faults.map_or(CostClass::FaultPath, Faults::next)
             }
         };
-        samples.iter().zip(&lines).map(class).collect()
+        let mut classes: Vec<CostClass> = samples.iter().zip(&lines).map(&mut class).collect();
+        self.return_to_faults(samples, &lines, &mut classes);
+        classes
+    }
+
+    /// The end of a fault, behind its handler, is sampled on the program's own instruction (`prices::FAULT_RETURN`). Where
+    /// the machine's price of it is known, so many of the faulting functions' own samples go back to their faults.
+    fn return_to_faults(&self, samples: &[CpuSample], lines: &[KernelLine], classes: &mut [CostClass]) {
+        let Some(due) = self.fault_return_samples() else {
+            return;
+        };
+        let in_fault = |line: &KernelLine| {
+            matches!(
+                line,
+                KernelLine::Class(CostClass::FaultPath | CostClass::Zeroing)
+                    | KernelLine::OtherFault
+                    | KernelLine::SomeFault
+            )
+        };
+        let mut functions: BTreeMap<FaultingFunction, Returns> = BTreeMap::new();
+        let mut total = 0;
+        for ((sample, line), class) in samples.iter().zip(lines).zip(classes.iter()) {
+            if in_fault(line) {
+                let returns = functions.entry(self.faulting_function(sample)).or_default();
+                returns.faults += 1;
+                returns.first_touches += u64::from(*class != CostClass::OtherKernel);
+                total += 1;
+            }
+        }
+        for sample in samples.iter().filter(|s| s.kernel.is_none()) {
+            if let Some(returns) = functions.get_mut(&self.faulting_function(sample)) {
+                returns.own += 1;
+            }
+        }
+        for returns in functions.values_mut() {
+            let due = due * returns.faults as f64 / total as f64;
+            returns.share = (due / returns.own.max(1) as f64).min(1.0);
+        }
+        for (sample, class) in samples.iter().zip(classes).filter(|(s, _)| s.kernel.is_none()) {
+            if let Some(returns) = functions.get_mut(&self.faulting_function(sample))
+                && let Some(back) = returns.next()
+            {
+                *class = back;
+            }
+        }
+    }
+
+    /// How many samples the ends of all the window's faults took.
+    fn fault_return_samples(&self) -> Option<f64> {
+        let price = self.recording.prices.as_ref().ok()?.get(FAULT_RETURN)?;
+        let (first, last) = (self.recording.ticks.first()?, self.recording.ticks.last()?);
+        let faults = last.minor_faults.saturating_sub(first.minor_faults);
+        Some(faults as f64 * price.point / self.recording.meta.sample_period_ns.max(1) as f64)
     }
 
     fn line(&self, sample: &CpuSample) -> KernelLine {
@@ -625,6 +707,36 @@ mod tests {
         assert_eq!(faults_of(10, 100, "app!rare"), 200);
         assert_eq!(faults_of(1, 1, "app!rare"), 396);
         assert_eq!(faults_of(10, 0, "app!rare"), 400);
+    }
+
+    #[test]
+    fn the_end_of_a_fault_goes_back_to_it_from_the_function_that_faulted() {
+        let touch = "do_anonymous_page;__handle_mm_fault;handle_mm_fault;exc_page_fault";
+        let file = "filemap_map_pages;do_fault;__handle_mm_fault;handle_mm_fault;exc_page_fault";
+        let classes_of = |price_ns: Option<f64>, faults, own| {
+            let mut s = Sketch::new();
+            s.ticks(15_000, 500).minor_faults = faults;
+            s.samples(600, PID, touch, "app!load");
+            s.samples(200, PID, file, "app!load");
+            s.samples(own, PID, "", "app!load");
+            s.samples(1000, PID, "", "app!compute");
+            if let Some(ns) = price_ns {
+                s.price(FAULT_RETURN, ns);
+            }
+            let classes = Classifier::new(&s.recording).cpu(&s.recording.samples);
+            let count = |class| classes.iter().filter(|c| **c == class).count();
+            (
+                count(CostClass::FaultPath) - 600,
+                count(CostClass::OtherKernel) - 200,
+                count(CostClass::Application) - 1000,
+            )
+        };
+        // 800,000 faults × 100 ns = 80 samples of a millisecond, three of four to first touch.
+        assert_eq!(classes_of(Some(100.0), 800_000, 500), (60, 20, 420));
+        // Never more than the function has, and none from a function that takes no faults.
+        assert_eq!(classes_of(Some(100.0), 8_000_000, 40), (30, 10, 0));
+        assert_eq!(classes_of(Some(0.0), 800_000, 500), (0, 0, 500));
+        assert_eq!(classes_of(None, 800_000, 500), (0, 0, 500));
     }
 
     #[test]

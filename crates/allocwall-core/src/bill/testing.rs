@@ -1,7 +1,7 @@
 //! Small recordings for tests: a window, modules by role, stacks from names.
 
 use crate::measure::recording::*;
-use crate::units::{Absence, Reason};
+use crate::units::{Absence, Interval, Reason};
 
 /// A recording under construction. Stacks are written leaf first, frames separated by `;`, each `module!symbol`, `module+offset` or a bare
 /// kernel symbol.
@@ -202,6 +202,19 @@ impl Sketch {
     }
 
     /// First and last tick, with CPU time between them.
+    pub fn price(&mut self, name: &str, ns: f64) {
+        self.recording.prices = Ok(PriceList {
+            machine: String::new(),
+            measured_unix_s: 0,
+            prices: vec![Price {
+                name: name.into(),
+                ns: Interval::exact(ns),
+                repetitions: 9,
+            }],
+            absent: vec![],
+        });
+    }
+
     pub fn ticks(&mut self, user_ms: u64, system_ms: u64) -> &mut Tick {
         let end = Tick {
             t_ns: self.recording.meta.window_ns,

@@ -4,6 +4,9 @@
 pub const TOUCH_4K: &str = "touch_4k";
 /// The same after the memory lay idle for seconds: a hypervisor may have taken it back.
 pub const TOUCH_4K_IDLE: &str = "touch_4k_idle";
+/// What of a fault lies behind its handler: the way out, which no sample can hit, and the walk of the page tables that
+/// the instruction then takes. Clock samples find it on the program's own instruction.
+pub const FAULT_RETURN: &str = "fault_return";
 /// 2 MiB first touch (a transparent huge page), per 2 MiB.
 pub const TOUCH_2M: &str = "touch_2m";
 pub const TOUCH_2M_IDLE: &str = "touch_2m_idle";
@@ -80,6 +83,11 @@ pub struct Description {
 
 pub const DESCRIPTIONS: &[Description] = &[
     one(TOUCH_4K, Group::FirstTouch, "4 KiB page, recycled memory"),
+    one(
+        FAULT_RETURN,
+        Group::FirstTouch,
+        "… of that behind the fault's handler",
+    ),
     one(
         TOUCH_4K_IDLE,
         Group::FirstTouch,

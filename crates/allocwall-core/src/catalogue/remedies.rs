@@ -104,6 +104,8 @@ pub enum Need {
     Unset(&'static str),
     /// The environment limits glibc's arenas.
     ArenasLimited,
+    /// No setting pins glibc's mapping threshold, or one pins it below so many bytes.
+    MmapThresholdBelow(u64),
     MoreThanOneNode,
     Quota,
 }
@@ -245,7 +247,7 @@ pub const TABLE: &[Remedy] = &[
         needs: &[
             Need::Glibc(2, 36),
             Need::GlibcMalloc,
-            Need::Unset("mmap_threshold"),
+            Need::MmapThresholdBelow(268_435_456),
             Need::Unset("MALLOC_MMAP_THRESHOLD_"),
         ],
         restart: true,
@@ -266,7 +268,7 @@ pub const TABLE: &[Remedy] = &[
             Need::Glibc(2, 26),
             Need::GlibcBefore(2, 36),
             Need::GlibcMalloc,
-            Need::Unset("mmap_threshold"),
+            Need::MmapThresholdBelow(33_554_432),
             Need::Unset("MALLOC_MMAP_THRESHOLD_"),
         ],
         restart: true,

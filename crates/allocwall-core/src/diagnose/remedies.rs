@@ -27,12 +27,17 @@ pub fn prescribe(
     }
     let mut ranked: Vec<(Rank, Prescription)> = offers(recording, bill, &fired)
         .into_iter()
-        .filter_map(|(remedy, offer)| offer.ok().map(|(p, bound)| (rank(remedy, leading, &p, bound), p)))
+        .filter_map(|(remedy, offer)| {
+            let (prescription, bound) = offer.ok()?;
+            let rank = rank(remedy, recording.processes.first(), leading, &prescription, bound);
+            Some((rank, prescription))
+        })
         .collect();
     ranked.sort_by(|a, b| {
         let (a, b) = (&a.0, &b.0);
         a.advice
             .cmp(&b.advice)
+            .then(b.cause.cmp(&a.cause))
             .then(b.low.total_cmp(&a.low))
             .then(b.leading.cmp(&a.leading))
             .then((a.kind, a.restart).cmp(&(b.kind, b.restart)))
@@ -54,6 +59,8 @@ fn with(findings: &[Finding], status: Status) -> Vec<Wall> {
 
 struct Rank {
     advice: bool,
+    /// It undoes a setting of the target's own.
+    cause: bool,
     /// It acts on the wall that the sentence names.
     leading: bool,
     low: f64,
@@ -62,9 +69,16 @@ struct Rank {
     bound: f64,
 }
 
-fn rank(remedy: &Remedy, leading: Option<Wall>, p: &Prescription, bound: f64) -> Rank {
+fn rank(
+    remedy: &Remedy,
+    process: Option<&Process>,
+    leading: Option<Wall>,
+    p: &Prescription,
+    bound: f64,
+) -> Rank {
     Rank {
         advice: remedy.kind == Kind::Advice,
+        cause: undoes_a_setting(process, remedy),
         leading: leading.is_some_and(|w| remedy.walls.contains(&w)),
         low: p.gain.map_or(0.0, |g| g.low),
         kind: remedy.kind,
@@ -201,6 +215,13 @@ fn met(ctx: &Context, need: Need, walls: &[Wall]) -> Result<(), String> {
             !setting_mentions(process, name),
             &format!("{name} is set already"),
         ),
+        Need::MmapThresholdBelow(bytes) => match tunable(process, "glibc.malloc.mmap_threshold") {
+            None => Ok(()),
+            Some(set) => require(
+                set.is_some_and(|set| set < bytes),
+                "the mapping threshold is set already",
+            ),
+        },
         Need::ArenasLimited => require(
             setting_mentions(process, "MALLOC_ARENA_MAX") || setting_mentions(process, "arena_max"),
             "nothing limits the arenas",
@@ -319,6 +340,32 @@ fn setting_mentions(process: &Process, name: &str) -> bool {
         .iter()
         .any(|(k, v)| k.contains(name) || v.contains(name));
     environment || process.cmdline.iter().any(|word| word.contains(name))
+}
+
+/// A setting of the target's own that is itself the cause: what undoes it goes before what works round it.
+fn undoes_a_setting(process: Option<&Process>, remedy: &Remedy) -> bool {
+    remedy.needs.iter().any(|need| match need {
+        Need::ArenasLimited => true,
+        Need::MmapThresholdBelow(_) => {
+            process.is_some_and(|p| tunable(p, "glibc.malloc.mmap_threshold").is_some())
+        }
+        _ => false,
+    })
+}
+
+/// Value of an entry of GLIBC_TUNABLES in the target's environment; the inner None is one that is no number. As the
+/// loader does, the last one counts, in decimal, `0x` or `0` notation.
+fn tunable(process: &Process, name: &str) -> Option<Option<u64>> {
+    let list = &process.environment.iter().find(|(k, _)| k == "GLIBC_TUNABLES")?.1;
+    let (_, value) = list
+        .split(':')
+        .filter_map(|entry| entry.split_once('='))
+        .rfind(|(key, _)| *key == name)?;
+    Some(match value.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16).ok(),
+        None if value.len() > 1 && value.starts_with('0') => u64::from_str_radix(value, 8).ok(),
+        None => value.parse().ok(),
+    })
 }
 
 /// Major and minor of `2.36`, `3.13.1+`, `2.36-9+deb12u4`.

@@ -917,18 +917,42 @@ fn a_limited_arena_count_is_lifted_not_lowered() {
     subject.threads(2);
     assert!(reason(&subject, contention, "glibc-arenas-free").is_some());
     subject.process().environment = vec![("GLIBC_TUNABLES".into(), "glibc.malloc.arena_max=1".into())];
-    let how = subject
-        .verdict()
-        .remedies
-        .into_iter()
-        .find(|p| p.remedy == "glibc-arenas-free")
-        .expect("offered")
-        .how;
+    // The limit is the cause: lifting it goes before another allocator.
+    let first = subject.verdict().remedies.swap_remove(0);
+    assert_eq!(first.remedy, "glibc-arenas-free");
+    let how = first.how;
     assert!(
         how.contains("GLIBC_TUNABLES=glibc.malloc.arena_max=16 service"),
         "{how}"
     );
     assert!(reason(&subject, &[Wall::Retention], "glibc-arenas-few").is_some());
+}
+
+#[test]
+fn a_mapping_threshold_is_raised_where_it_was_set_low() {
+    let churn = &[Wall::MapChurn];
+    let mut subject = with_shares(&[(MapCalls, 0.2), (PageRelease, 0.2)]);
+    for (value, offered) in [
+        ("131072", true),
+        ("0x20000", true),
+        ("0400000", true),
+        ("268435456", false),
+        ("0x10000000", false),
+        ("many", false),
+    ] {
+        let list = format!("glibc.malloc.mmap_threshold=1:glibc.malloc.mmap_threshold={value}");
+        subject.process().environment = vec![("GLIBC_TUNABLES".into(), list)];
+        assert_eq!(
+            reason(&subject, churn, "glibc-keep-memory").is_none(),
+            offered,
+            "{value}"
+        );
+    }
+    subject.process().environment = vec![(
+        "GLIBC_TUNABLES".into(),
+        "glibc.malloc.mmap_threshold=131072".into(),
+    )];
+    assert_eq!(subject.verdict().remedies[0].remedy, "glibc-keep-memory");
 }
 
 #[test]

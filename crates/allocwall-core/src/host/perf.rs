@@ -425,6 +425,49 @@ pub fn absence(error: &io::Error) -> Absence {
     }
 }
 
+/// Clock samples of the calling thread, told apart by mode alone.
+pub struct SelfSampler(Sampler);
+
+impl SelfSampler {
+    /// Opens the clock, stopped.
+    pub fn open(period_ns: u64) -> Measured<SelfSampler> {
+        /// Room for thousands of samples of 16 bytes.
+        const RING: usize = 64 << 10;
+        Builder::new(Software::CPU_CLOCK)
+            .observe_self()
+            .any_cpu()
+            .sample_period(period_ns)
+            .sample(SampleFlag::IP)
+            .include_kernel()
+            .exclude_hv(true)
+            .wakeup_watermark(usize::MAX >> 33)
+            .enabled(false)
+            .build()
+            .and_then(|counter| counter.sampled(RING))
+            .map(SelfSampler)
+            .map_err(|e| absence(&e))
+    }
+
+    /// Samples in user mode and in kernel mode while `run` ran.
+    pub fn during(&mut self, run: impl FnOnce()) -> Measured<(u64, u64)> {
+        self.0.as_counter_mut().enable().map_err(|e| absence(&e))?;
+        run();
+        self.0.as_counter_mut().disable().map_err(|e| absence(&e))?;
+        // include/uapi/linux/perf_event.h: PERF_RECORD_SAMPLE, PERF_RECORD_MISC_CPUMODE_MASK, _USER, _KERNEL
+        const SAMPLE: u32 = 9;
+        const MODE: u16 = 7;
+        let (mut user, mut kernel) = (0, 0);
+        while let Some(record) = self.0.next_record() {
+            match (record.ty(), record.misc() & MODE) {
+                (SAMPLE, 2) => user += 1,
+                (SAMPLE, 1) => kernel += 1,
+                _ => {}
+            }
+        }
+        Ok((user, kernel))
+    }
+}
+
 /// Counts of one tracepoint over some threads.
 pub struct EventCounter {
     counters: Vec<Counter>,

@@ -35,7 +35,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         true => json(&calibration)?,
         false => table(&calibration, now_unix_s(), printer.color()),
     };
-    printer.data(&text);
+    printer.data(&text)?;
     // Nothing measured is a failure; some prices absent, each with its reason, is a result.
     Ok(match calibration.list.prices.is_empty() {
         true => ExitCode::FAILURE,

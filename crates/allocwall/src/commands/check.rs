@@ -27,7 +27,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     printer.data(&match args.json {
         true => as_json(&report, args.pid),
         false => as_text(&report, printer.color()),
-    });
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -84,7 +84,9 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
             (judged, recorded.launched)
         }
     };
-    printer.data(&judged.render(format, printer.style())?);
+    let printed = judged
+        .render(format, printer.style())
+        .and_then(|report| printer.data(&report));
     if let Some(child) = &mut launched
         && !args.keep_running
         && child.exited().is_none()
@@ -92,6 +94,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         printer.note("the window is over: ending the command (--keep-running leaves it)");
         child.end();
     }
+    printed?;
     let found = !judged.verdict.walls.is_empty();
     Ok(if found && args.fail_on.is_some() {
         ExitCode::FAILURE

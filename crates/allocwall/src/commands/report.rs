@@ -83,7 +83,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let report = judged.render(args.format, style)?;
     match &args.output {
         Some(path) => output::write(path, report.as_bytes(), Some(&args.file))?,
-        None => printer.data(&report),
+        None => printer.data(&report)?,
     }
     Ok(ExitCode::SUCCESS)
 }

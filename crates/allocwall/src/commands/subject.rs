@@ -53,7 +53,7 @@ fn quota(text: &str) -> Result<f64, String> {
 
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     if args.list {
-        printer.data(&list());
+        printer.data(&list())?;
         return Ok(ExitCode::SUCCESS);
     }
     let name = args.name.context("no subject named")?;

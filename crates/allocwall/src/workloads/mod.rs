@@ -89,7 +89,7 @@ pub const SUBJECTS: &[Subject] = &[
         name: "map-churn",
         summary: "malloc above the mapping threshold: a map and an unmap for each block",
         wall: Some(Wall::MapChurn),
-        lines: &[&[FaultPath, Zeroing, MapCalls, PageRelease]],
+        lines: &[&[FaultPath, Zeroing, MapCalls, PageRelease, AllocatorCode]],
         waits: &[],
         dial: Dial::Line,
         default_dial: 0.3,

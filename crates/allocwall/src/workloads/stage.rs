@@ -188,16 +188,15 @@ impl<'a> Stage<'a> {
             };
             if due {
                 before_report(self)?;
-                self.say(if next.is_none() { "ready" } else { "running" });
+                self.say(if next.is_none() { "ready" } else { "running" })?;
                 next = Some(next.unwrap_or_else(Instant::now) + Duration::from_secs(1));
             }
         }
         before_report(self)?;
-        self.say("final");
-        Ok(())
+        self.say("final")
     }
 
-    fn say(&self, state: &str) {
+    fn say(&self, state: &str) -> Result<()> {
         let seconds = |tally: &Tally| json!(tally.get() as f64 / 1e9);
         let cpu_ns = clock::process_cpu_ns();
         let lines: Map<String, Value> = self
@@ -233,6 +232,6 @@ impl<'a> Stage<'a> {
         if state != "running" {
             line[state] = json!(true);
         }
-        self.printer.data(&format!("{line}\n"));
+        self.printer.data(&format!("{line}\n"))
     }
 }

@@ -3,6 +3,7 @@
 use super::Bench;
 use crate::catalogue::prices;
 use crate::host::libc_malloc::MallocChild;
+use crate::host::perf::SelfSampler;
 use crate::host::memory::{self, HUGE, Mapping, PAGE, Pages};
 use crate::host::topology::{Pinned, Relation};
 use crate::units::{Absence, Measured, Reason};
@@ -90,8 +91,9 @@ fn undisturbed<T>(run: impl FnOnce() -> Measured<T>) -> Measured<T> {
 /// Everything that is measured in rounds. Set up here, so that no repetition pays for it.
 pub(super) fn interleaved(bench: &Bench) -> Vec<Experiment> {
     use prices::*;
-    let alone: [(&[&str], Measured<Repetition>); 7] = [
+    let alone: [(&[&str], Measured<Repetition>); 8] = [
         (&[TOUCH_4K, MUNMAP_PAGE], touch_small()),
+        (&[FAULT_RETURN], fault_return()),
         (&[TOUCH_2M], touch_huge(bench)),
         (&[ZERO_4K], zeroing()),
         (&[DONTNEED_PAGE], dont_need()),
@@ -187,6 +189,40 @@ fn touch_small() -> Measured<Repetition> {
         let oldest = in_use.pop_front();
         let unmap = timed(SMALL_PAGES, || drop(oldest));
         Ok(vec![touch, unmap])
+    }))
+}
+
+/// The samples that hit user mode while a loop does nothing but first touches, less what the same loop costs on pages
+/// that are there. The kernel leaves a fault with interrupts off, so a clock that is due meanwhile rings at the first
+/// instruction behind it.
+fn fault_return() -> Measured<Repetition> {
+    const REGION: usize = 4 * HUGE;
+    const PERIOD_NS: u64 = 50_021;
+    const FEWEST: u64 = 20;
+    let pages = REGION / PAGE;
+    let mut sampler = SelfSampler::open(PERIOD_NS)?;
+    Ok(Box::new(move |_| {
+        // Sampling costs time of its own: how long it takes comes from another region.
+        let mut timed_region = Mapping::new(REGION, Pages::Small)?;
+        let first = timed(pages, || touch(timed_region.bytes(), PAGE));
+        let again = timed(pages, || touch(timed_region.bytes(), PAGE));
+        drop(timed_region);
+        let mut region = Mapping::new(REGION, Pages::Small)?;
+        let faults = memory::thread_counts().minor_faults;
+        let (user, kernel) = sampler.during(|| touch(region.bytes(), PAGE))?;
+        let faults = (memory::thread_counts().minor_faults - faults) as usize;
+        if faults < pages || user + kernel < FEWEST {
+            return Err(Absence::new(
+                Reason::TooLittle,
+                format!(
+                    "{} samples in {faults} faults of {pages} pages",
+                    user + kernel
+                ),
+            ));
+        }
+        Ok(vec![
+            (first * user as f64 / (user + kernel) as f64 - again).max(0.0),
+        ])
     }))
 }
 
