@@ -233,6 +233,16 @@ impl<'a> Classifier<'a> {
         }
     }
 
+    /// A thread that gives up the CPU by itself, or has just got it back.
+    pub(super) fn goes_to_sleep(&self, sample: &CpuSample) -> bool {
+        let names = || {
+            self.frames(sample.kernel)
+                .iter()
+                .filter_map(|f| self.recording.frames.get(*f as usize)?.symbol.as_deref())
+        };
+        names().any(symbols::sleeps) && !names().any(symbols::is_preempted)
+    }
+
     fn faulting_function(&self, sample: &CpuSample) -> FaultingFunction<'a> {
         let leaf = self
             .frames(sample.user)

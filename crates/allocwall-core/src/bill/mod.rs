@@ -17,11 +17,14 @@ pub use classify::Classifier;
 pub fn of(recording: &Recording) -> Bill {
     let classifier = Classifier::new(recording);
     let cpu_s = cpu::charged_s(recording);
+    let classes = classifier.cpu(&recording.samples);
+    let unseen = cpu::Unseen::of(recording, &classifier, &classes, cpu_s);
     Bill {
         window_s: recording.meta.window_ns as f64 / 1e9,
         cpu_s,
         sampled_cpu_s: recording.samples.len() as f64 * recording.meta.sample_period_ns as f64 / 1e9,
-        on_cpu: cpu::lines(recording, &classifier, cpu_s),
+        switching_cpu_s: unseen.seconds(recording),
+        on_cpu: cpu::lines(recording, &classifier, &classes, &unseen, cpu_s),
         off_cpu: waits::lines(recording, &classifier, cpu_s),
         rates: rates(recording),
     }
@@ -127,8 +130,10 @@ pub struct Bill {
     pub window_s: f64,
     /// CPU-seconds that the kernel charged to the target within the window; the bill's whole.
     pub cpu_s: f64,
-    /// CPU-seconds that the samples account for. The two agree on a quiet machine; the ratio is printed.
+    /// CPU-seconds that the samples account for. With `switching_cpu_s` it agrees with `cpu_s`; the ratio is printed.
     pub sampled_cpu_s: f64,
+    /// CPU-seconds in switches to idle, which no sample can hit, in the lines of those who went to sleep.
+    pub switching_cpu_s: f64,
     /// One line a class, in the order of `CostClass::ALL`; shares sum to 1. Absent when nothing was sampled.
     pub on_cpu: Measured<Vec<CpuLine>>,
     /// One line a class, in the order of `WaitClass::ALL`.
@@ -241,6 +246,36 @@ mod tests {
         }
         assert_eq!(line(&bill, CostClass::Zeroing).share.point, 0.0);
         assert!(line(&bill, CostClass::Zeroing).share.high > 0.0);
+    }
+
+    #[test]
+    fn time_that_no_sample_can_hit_goes_to_where_threads_go_to_sleep() {
+        let futex = "finish_task_switch;__schedule;schedule;futex_do_wait;futex_wait;do_futex;__x64_sys_futex";
+        let preempted = "finish_task_switch;__schedule;schedule;exit_to_user_mode_loop;do_syscall_64";
+        let bill_of = |sleeping, switches, kernel: &str| {
+            let mut s = Sketch::new();
+            s.samples(9_000 - sleeping, PID, "", "app!work");
+            s.samples(sleeping, PID, kernel, "libc!__lll_lock_wait_private;libc+9800;app!work");
+            s.thread(PID, "work", 10_000);
+            let start = Tick {
+                voluntary_switches: Some(0),
+                ..Tick::default()
+            };
+            s.ticks(9_000, 1_000).voluntary_switches = Some(switches);
+            s.recording.ticks[0] = start;
+            of(&s.recording)
+        };
+        let locks = |bill: &Bill| (line(bill, CostClass::AllocatorLocks).share.point, bill.switching_cpu_s);
+        // 1 s of 10 s is missing, and a million switches could have hidden it.
+        let bill = bill_of(100, 1_000_000, futex);
+        assert_eq!(locks(&bill), ((100.0 + 1_000.0) / 10_000.0, 1.0));
+        let sum: f64 = bill.on_cpu.as_ref().unwrap().iter().map(|l| l.share.point).sum();
+        assert!((sum - 1.0).abs() < 1e-9);
+        // No more than the switches can hide; nothing where they were not of their own will, or too few tell.
+        assert_eq!(bill_of(100, 100_000, futex).switching_cpu_s, 0.3);
+        assert_eq!(bill_of(100, 0, futex).switching_cpu_s, 0.0);
+        assert_eq!(bill_of(100, 1_000_000, preempted).switching_cpu_s, 0.0);
+        assert_eq!(bill_of(9, 1_000_000, futex).switching_cpu_s, 0.0);
     }
 
     #[test]

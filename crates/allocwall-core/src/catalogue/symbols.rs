@@ -316,6 +316,21 @@ pub enum KernelLine {
     ByCaller,
 }
 
+/// The thread gives up the CPU.
+pub fn sleeps(kernel_symbol: &str) -> bool {
+    matches!(
+        kernel_symbol,
+        "schedule" | "io_schedule" | "schedule_preempt_disabled" | "schedule_timeout"
+    )
+}
+
+/// The thread has to give up the CPU: kernel/entry/common.c, by its names from 5.10 on.
+pub fn is_preempted(kernel_symbol: &str) -> bool {
+    kernel_symbol.starts_with("preempt_schedule")
+        || kernel_symbol.starts_with("exit_to_user_mode_")
+        || kernel_symbol.starts_with("irqentry_exit")
+}
+
 /// Leaf first. None stands for a function that isn't in the table.
 pub fn kernel_line(roles: impl IntoIterator<Item = Option<KernelRole>>) -> KernelLine {
     let mut pending = None;

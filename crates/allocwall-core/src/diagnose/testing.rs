@@ -27,6 +27,7 @@ pub fn computing() -> Subject {
             window_s: WINDOW_S,
             cpu_s: WINDOW_S,
             sampled_cpu_s: WINDOW_S,
+            switching_cpu_s: 0.0,
             on_cpu: Ok(Vec::new()),
             off_cpu: WaitClass::ALL
                 .into_iter()

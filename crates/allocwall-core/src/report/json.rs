@@ -125,6 +125,7 @@ fn bill_value(bill: &Bill) -> Value {
         "window_s": number(bill.window_s),
         "cpu_s": number(bill.cpu_s),
         "sampled_cpu_s": number(bill.sampled_cpu_s),
+        "switching_cpu_s": number(bill.switching_cpu_s),
         "on_cpu": measured(&bill.on_cpu, |lines| list(lines, cpu_line)),
         "off_cpu": list(&bill.off_cpu, wait_line),
         "rates": {

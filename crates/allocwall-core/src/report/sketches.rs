@@ -256,6 +256,7 @@ fn bill(shares: &[(CostClass, f64)], cpu_s: f64) -> Bill {
         window_s: 15.0,
         cpu_s,
         sampled_cpu_s: cpu_s * 0.996,
+        switching_cpu_s: 0.0,
         on_cpu: Ok(CostClass::ALL.map(line).to_vec()),
         off_cpu: WaitClass::ALL
             .map(|class| WaitLine {

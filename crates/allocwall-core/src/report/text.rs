@@ -472,7 +472,7 @@ fn on_cpu(page: &mut Page, rec: &Recording, bill: &Bill) {
             ));
         }
     }
-    let ratio = bill.sampled_cpu_s / bill.cpu_s.max(1e-9);
+    let ratio = (bill.sampled_cpu_s + bill.switching_cpu_s) / bill.cpu_s.max(1e-9);
     let agrees = (ratio - 1.0).abs() <= TOLERATED_DISAGREEMENT;
     let agreement = format!(
         "  total; samples agree with the kernel's accounting ({:.1} %)",

@@ -97,6 +97,8 @@ fn make_room(calls: Calls) {
 /// Beyond the thread cache (1,032 bytes by default): each call takes the arena's lock.
 const LARGE: [usize; 8] = [1_100, 3_000, 1_500, 2_048, 4_096, 1_200, 2_500, 3_600];
 const BLOCKS: usize = 128;
+/// Between two looks at the watch, which cost some two microseconds.
+const TURNS: usize = 16;
 
 /// Threads that share one arena. In the twin the same calls meet nobody, as each thread has an arena of its own.
 pub fn contention(stage: &Stage) -> Result<()> {
@@ -122,11 +124,11 @@ pub fn contention(stage: &Stage) -> Result<()> {
         };
         stage.mix(Base::Cpu, || {
             let start = watch.read();
-            for _ in 0..4 {
+            for _ in 0..TURNS {
                 turn();
             }
             let lap = start.until(watch.read());
-            stage.operations.add(4 * BLOCKS as i64);
+            stage.operations.add((TURNS * BLOCKS) as i64);
             stage.line(0).add(lap.cpu_ns);
             stage.wait(0).add(lap.blocked_ns);
             lap.cpu_ns
@@ -135,7 +137,8 @@ pub fn contention(stage: &Stage) -> Result<()> {
     stage.perform(worker, |_| Ok(()))
 }
 
-const HANDED: usize = 256;
+/// Many, as looking at the watch costs what some fifty calls do.
+const HANDED: usize = 4096;
 const REMOTE_SIZE: usize = 256;
 
 struct Parcel(Vec<*mut c_void>);

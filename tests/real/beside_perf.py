@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""The bill beside `perf record` on the same process in the same seconds, classed here by rules of its own.
+
+    tests/real/beside_perf.py              all of them, with the release binary
+    tests/real/beside_perf.py --install    install what is missing (Debian); also when CI is set
+
+perf's samples are read as text and put into four groups by a few names alone; nothing of the tool's tables is used.
+Each group must lie within two points of the same lines of the bill. Ends with `N passed, N failed, N skipped`.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from run import ROOT, Failure, Stage, parse, start_load, tool, wait_until_steady
+from services import SERVICES, find_program
+
+TOLERANCE = 0.02
+SECONDS = 10
+RATE_HZ = 999
+
+# What perf's group must equal in the bill.
+GROUPS = {
+    "first touch": ("fault_path", "zeroing"),
+    "map calls": ("map_calls", "page_release", "address_space_lock"),
+    "other kernel": ("other_kernel", "reclaim", "unnamed_kernel"),
+    "malloc": ("allocator_code", "allocator_locks"),
+}
+MAP_CALL = re.compile(r"(^|_)(sys_|k_)?(mmap|munmap|brk|madvise|mremap)(64)?$")
+LIBC = re.compile(r"/libc[.-][^/]*$")
+
+# Built-in subjects: all that they do in libc is malloc's work, and all their faults are first touches.
+SUBJECTS = [
+    ("cold-touch", "--dial", "0.4", "--threads", "2"),
+    ("map-direct", "--dial", "0.4", "--threads", "2"),
+    ("map-churn", "--dial", "0.4", "--threads", "2"),
+    ("call-rate", "--dial", "0.4", "--threads", "2"),
+    ("contention", "--dial", "0.4", "--threads", "2"),
+]
+# Of a real service in Python only the kernel's groups: in libc it does much else.
+SERVICE, SERVICE_GROUPS = "python-wall", ("first touch", "map calls", "other kernel")
+
+
+def group(stack):
+    """Group of one sample: (symbol, module) from the leaf to the root."""
+    kernel = [symbol for symbol, module in stack if "kernel" in module or module.endswith("]")]
+    leaf, module = stack[0]
+    if any("page_fault" in symbol for symbol in kernel):
+        return "first touch"
+    if any("sys_" in symbol and MAP_CALL.search(symbol) for symbol in kernel):
+        return "map calls"
+    if kernel:
+        return "other kernel"
+    if LIBC.search(module):
+        return "map calls" if MAP_CALL.search(leaf) else "malloc"
+    return "rest"
+
+
+def stacks(script):
+    """Samples of `perf script -F comm,ip,sym,dso`: blocks of `address symbol (module)` lines."""
+    frame = re.compile(r"^\s+[0-9a-f]+ (.*) \((.*)\)$")
+    stack = []
+    for line in [*script.splitlines(), ""]:
+        match = frame.match(line)
+        if match:
+            stack.append((re.sub(r"\+0x[0-9a-f]+$", "", match[1]), match[2]))
+        elif stack:
+            yield stack
+            stack = []
+
+
+def compare(binary, pid, directory, groups):
+    """Both samplers on one process at once; returns a line with the figures."""
+    data = Path(directory) / "perf.data"
+    perf = subprocess.Popen(
+        [find_program("perf"), "record", "-q", "-F", str(RATE_HZ), "-e", "cpu-clock", "-g", "-o", str(data), "-p", str(pid), "--", "sleep", str(SECONDS)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    report = parse(tool([binary, "diagnose", "-p", pid, "-d", SECONDS, "--json", "-o", Path(directory) / "r"], SECONDS + 60))
+    said = perf.communicate(timeout=60)[1]
+    if perf.returncode != 0:
+        raise Failure(f"perf record: {said.strip()}")
+    script = tool([find_program("perf"), "script", "-i", data, "-F", "comm,ip,sym,dso"], 120)
+    counts = Counter(group(stack) for stack in stacks(script))
+    samples = sum(counts.values())
+    if samples < RATE_HZ * SECONDS / 4:
+        raise Failure(f"perf took {samples} samples alone")
+    bill = {line["class"]: line["share"]["point"] for line in report["bill"]["on_cpu"]}
+    figures, faults = [], []
+    for name in groups:
+        ours, theirs = sum(bill[key] for key in GROUPS[name]), counts[name] / samples
+        figures.append(f"{name} {ours:.1%} / {theirs:.1%}")
+        if abs(ours - theirs) > TOLERANCE:
+            faults.append(f"{name}: {ours:.1%} in the bill, {theirs:.1%} by perf")
+    line = f"bill / perf ({samples} samples): {', '.join(figures)}"
+    if faults:
+        raise Failure("; ".join([*faults, line]))
+    return line
+
+
+def on_subject(binary, arguments):
+    with tempfile.TemporaryDirectory(prefix="allocwall-perf-") as directory:
+        command = [str(binary), "subject", *arguments, "--seconds", str(SECONDS + 50)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as subject:
+            try:
+                ready = json.loads(subject.stdout.readline())
+                return compare(binary, ready["pid"], directory, GROUPS)
+            finally:
+                subject.terminate()
+
+
+def on_service(binary):
+    service = next(service for service in SERVICES if service.name == SERVICE)
+    with tempfile.TemporaryDirectory(prefix="allocwall-perf-") as directory:
+        stage = Stage(directory)
+        try:
+            pid = service.start(stage)
+            start_load(service, stage, SECONDS + 50)
+            wait_until_steady(pid)
+            return compare(binary, pid, directory, SERVICE_GROUPS)
+        finally:
+            stage.close()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--binary", type=Path, default=ROOT / "target" / "release" / "allocwall")
+    parser.add_argument("--install", action="store_true", default=bool(os.environ.get("CI")))
+    arguments = parser.parse_args()
+    if arguments.install:
+        subprocess.run([ROOT / "tools" / "need.sh", "perf=linux-perf"], check=False)
+    if not find_program("perf"):
+        print("skipped: no perf (Debian: linux-perf)\n0 passed, 0 failed, 1 skipped")
+        return 0
+    cases = [(subject[0], lambda subject=subject: on_subject(arguments.binary, subject)) for subject in SUBJECTS]
+    cases.append((SERVICE, lambda: on_service(arguments.binary)))
+    passed = failed = 0
+    for name, case in cases:
+        try:
+            line = case()
+        except (Failure, OSError, ValueError, KeyError, subprocess.TimeoutExpired) as failure:
+            failed += 1
+            print(f"failed: {name}: {failure}", flush=True)
+        else:
+            passed += 1
+            print(f"passed: {name}: {line}", flush=True)
+    print(f"{passed} passed, {failed} failed, 0 skipped")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
