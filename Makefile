@@ -11,12 +11,13 @@ demo: build
 	@tools/need.sh python3=python3
 	@tools/demo.sh $(BINARY)
 
-## Unit tests, then real programs under real load.
+## Unit tests, subjects with a known truth, the bill beside perf record, then real programs under real load.
 test: build
 	@tools/need.sh python3=python3
 	$(CARGO) test --workspace --locked
 	cd tests/real && python3 -m unittest -q test_expectations
 	cd benches && python3 -m unittest -q test_overhead
+	python3 tests/real/beside_perf.py --install --binary $(BINARY)
 	python3 tests/real/run.py --install --binary $(BINARY)
 
 ## What a diagnosis costs its target. About ten minutes; wants a quiet machine.

@@ -32,10 +32,13 @@ GROUPS = {
     "other kernel": ("other_kernel", "reclaim", "unnamed_kernel"),
     "malloc": ("allocator_code", "allocator_locks"),
 }
-MAP_CALL = re.compile(r"(^|_)(sys_|k_)?(mmap|munmap|brk|madvise|mremap)(64)?$")
+MAP_CALL = re.compile(r"(^|_)(mmap|munmap|brk|madvise|mremap)(64|_pgoff)?$")
+# perf puts the kernel's modules into brackets too.
+NOT_THE_KERNEL = {"[unknown]", "[vdso]", "[vsyscall]", "[stack]", "[heap]"}
 LIBC = re.compile(r"/libc[.-][^/]*$")
 
-# Built-in subjects: all that they do in libc is malloc's work, and all their faults are first touches.
+# Built-in subjects: all that they do in libc is malloc's work, malloc alone waits on futexes, and all their faults are
+# first touches.
 SUBJECTS = [
     ("cold-touch", "--dial", "0.4", "--threads", "2"),
     ("map-direct", "--dial", "0.4", "--threads", "2"),
@@ -49,12 +52,14 @@ SERVICE, SERVICE_GROUPS = "python-wall", ("first touch", "map calls", "other ker
 
 def group(stack):
     """Group of one sample: (symbol, module) from the leaf to the root."""
-    kernel = [symbol for symbol, module in stack if "kernel" in module or module.endswith("]")]
+    kernel = [symbol for symbol, module in stack if module.startswith("[") and module not in NOT_THE_KERNEL]
     leaf, module = stack[0]
     if any("page_fault" in symbol for symbol in kernel):
         return "first touch"
-    if any("sys_" in symbol and MAP_CALL.search(symbol) for symbol in kernel):
+    if any(MAP_CALL.search(symbol) for symbol in kernel):
         return "map calls"
+    if any("sys_futex" in symbol for symbol in kernel):
+        return "malloc"
     if kernel:
         return "other kernel"
     if LIBC.search(module):

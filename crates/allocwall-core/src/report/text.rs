@@ -9,9 +9,9 @@ use crate::catalogue::walls::Wall;
 use crate::diagnose::remedies::quoted;
 use crate::diagnose::{Finding, Prescription, Status, Verdict};
 use crate::measure::recording::{
-    Allocator, AllocatorKind, Ended, Libc, Linkage, ProbeState, Process, Recording, Runtime,
+    Allocator, AllocatorKind, Ended, Libc, Linkage, ModuleRole, ProbeState, Process, Recording, Runtime,
 };
-use crate::units::{Absence, Interval};
+use crate::units::{Absence, Interval, Reason};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
@@ -693,6 +693,9 @@ impl Limits {
                 ProbeState::Absent(absence) => limits.add_probe(absence, probe.what.clone()),
             }
         }
+        if let Some(absence) = nameless_code(rec, bill) {
+            limits.add(&absence, "names of generated code".to_string());
+        }
         if let Err(absence) = &rec.prices
             && !verdict.remedies.is_empty()
         {
@@ -762,6 +765,40 @@ impl Limits {
             page.hang(&format!("  {}. ", nth + 1), Ink::Warn, 5, &text, Ink::Plain);
         }
     }
+}
+
+/// Where much of the CPU time lies in code that a JIT made and left no names for: what would name it.
+fn nameless_code(rec: &Recording, bill: &Bill) -> Option<Absence> {
+    /// Of CPU time; below it nobody looks for the names.
+    const MUCH: f64 = 0.1;
+    let lines = bill.on_cpu.as_ref().ok()?;
+    let made_by_jit = |path: &str| {
+        rec.modules
+            .iter()
+            .any(|m| m.role == ModuleRole::Jit && m.path == path)
+    };
+    let nameless: f64 = lines
+        .iter()
+        .flat_map(|l| l.sites.iter().map(move |s| (s, l.share.point)))
+        .filter(|(site, _)| site.function == "(no symbol)" && made_by_jit(&site.module))
+        .map(|(site, share)| site.share * share)
+        .sum();
+    if nameless < MUCH {
+        return None;
+    }
+    let process = rec
+        .processes
+        .iter()
+        .find(|p| matches!(p.runtime, Ok(Runtime::Jvm { .. } | Runtime::Node { .. })))?;
+    let mend = match process.runtime {
+        Ok(Runtime::Jvm { .. }) => format!(
+            "jcmd {} Compiler.perfmap (JDK 17 or newer), then again",
+            process.pid
+        ),
+        _ => "start node with --perf-basic-prof".to_string(),
+    };
+    let detail = format!("no /tmp/perf-{}.map", process.pid);
+    Some(Absence::new(Reason::NotFound, detail).mend(mend))
 }
 
 /// The lines of the bill that a wall is made of.
@@ -1061,6 +1098,7 @@ fn basename(path: &str) -> &str {
 mod tests {
     use super::super::sketches::{self, Case};
     use super::*;
+    use crate::measure::recording::Module;
     use proptest::prelude::*;
 
     fn printed(case: &Case, width: usize) -> String {
@@ -1161,6 +1199,34 @@ mod tests {
             page.contains("Not measured: 12 samples. To measure it: diagnose for longer"),
             "{page}"
         );
+    }
+
+    #[test]
+    fn generated_code_without_names_says_what_would_name_it() {
+        let page = |runtime, role, share| {
+            let mut case = sketches::nothing_found();
+            case.rec.processes[0].runtime = Ok(runtime);
+            let path = "[generated code]".to_string();
+            case.rec.modules = vec![Module {
+                path: path.clone(),
+                build_id: None,
+                role,
+                malloc_ranges: vec![],
+                has_symbols: false,
+            }];
+            let line = &mut case.bill.on_cpu.as_mut().unwrap()[0];
+            line.share = Interval::exact(share);
+            line.sites[0].share = 1.0;
+            line.sites[0].function = "(no symbol)".into();
+            line.sites[0].module = path;
+            printed(&case, 100)
+        };
+        let jvm = || Runtime::Jvm { version: None };
+        assert!(page(jvm(), ModuleRole::Jit, 0.5).contains("Compiler.perfmap"));
+        assert!(page(Runtime::Node { version: None }, ModuleRole::Jit, 0.5).contains("--perf-basic-prof"));
+        assert!(!page(jvm(), ModuleRole::Jit, 0.05).contains("perfmap"));
+        assert!(!page(jvm(), ModuleRole::Libc, 0.5).contains("perfmap"));
+        assert!(!page(Runtime::Native, ModuleRole::Jit, 0.5).contains("perf-"));
     }
 
     #[test]

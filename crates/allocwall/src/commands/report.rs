@@ -17,6 +17,9 @@ pub struct Args {
     file: PathBuf,
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
     format: Format,
+    /// The same as `--format json`
+    #[arg(long, conflicts_with = "format")]
+    json: bool,
     /// Write to OUT, readable by its owner alone, instead of to stdout
     #[arg(short, long, value_name = "OUT")]
     output: Option<PathBuf>,
@@ -80,7 +83,8 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     } else {
         printer.style()
     };
-    let report = judged.render(args.format, style)?;
+    let format = if args.json { Format::Json } else { args.format };
+    let report = judged.render(format, style)?;
     match &args.output {
         Some(path) => output::write(path, report.as_bytes(), Some(&args.file))?,
         None => printer.data(&report)?,
