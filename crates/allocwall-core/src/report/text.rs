@@ -1216,9 +1216,13 @@ mod tests {
             }];
             let line = &mut case.bill.on_cpu.as_mut().unwrap()[0];
             line.share = Interval::exact(share);
-            line.sites[0].share = 1.0;
-            line.sites[0].function = "(no symbol)".into();
-            line.sites[0].module = path;
+            line.sites = vec![Site {
+                function: "(no symbol)".into(),
+                module: path,
+                python: None,
+                share: 1.0,
+                path: vec![],
+            }];
             printed(&case, 100)
         };
         let jvm = || Runtime::Jvm { version: None };
