@@ -827,7 +827,8 @@ fn wait_classes(wall: Wall) -> &'static [WaitClass] {
 }
 
 fn sites(page: &mut Page, bill: &Bill, verdict: &Verdict) {
-    let of_wall = |class: CostClass| verdict.walls.iter().any(|&w| cpu_classes(w).contains(&class));
+    let accused = accused(verdict);
+    let of_wall = |class: CostClass| accused.iter().any(|&w| cpu_classes(w).contains(&class));
     let mut lines: Vec<&CpuLine> = bill.on_cpu.iter().flatten().collect();
     lines.retain(|l| {
         !l.sites.is_empty() && l.share.point >= if of_wall(l.class) { COSTLY } else { 2.0 * COSTLY }
@@ -863,6 +864,18 @@ fn sites(page: &mut Page, bill: &Bill, verdict: &Verdict) {
     }
 }
 
+/// What the remedies act on: the walls, or what contributes where there is none.
+fn accused(verdict: &Verdict) -> Vec<Wall> {
+    if !verdict.walls.is_empty() {
+        return verdict.walls.clone();
+    }
+    let contributors = verdict
+        .findings
+        .iter()
+        .filter(|f| f.status == Status::Contributor);
+    contributors.map(|f| f.wall).collect()
+}
+
 fn costly_wait(line: &WaitLine, bill: &Bill, verdict: &Verdict) -> bool {
     let Ok(time) = &line.thread_s else { return false };
     let of_wall = verdict
@@ -894,8 +907,34 @@ fn site_lines(page: &mut Page, title: &str, sites: &[Site], limit: usize) {
     }
 }
 
+/// A C++ or Rust function without its argument list, which fills a line and tells nobody which function it is.
+fn without_arguments(name: &str) -> &str {
+    let Some(end) = name.rfind(')') else { return name };
+    // Behind the list only qualifiers may stand: `f(int) const`, but not `f(int)::{lambda}`.
+    if name[end..].contains(':') {
+        return name;
+    }
+    let mut depth = 0;
+    for (at, c) in name[..=end].char_indices().rev() {
+        match c {
+            ')' => depth += 1,
+            '(' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            let head = name[..at].trim_end();
+            return if head.is_empty() || head.ends_with("operator") {
+                name
+            } else {
+                head
+            };
+        }
+    }
+    name
+}
+
 fn site_text(site: &Site, room: usize) -> String {
-    let function = terminal(&site.function);
+    let function = terminal(without_arguments(&site.function));
     let mut text = match &site.python {
         // The person knows the Python function, not the C function below it.
         Some(python) => {
@@ -1199,6 +1238,29 @@ mod tests {
             page.contains("Not measured: 12 samples. To measure it: diagnose for longer"),
             "{page}"
         );
+    }
+
+    #[test]
+    fn functions_lose_their_arguments_and_nothing_else() {
+        for (name, short) in [
+            ("v8::Json::Parse(v8::Isolate*, bool (*)(int))", "v8::Json::Parse"),
+            (
+                "a::(anonymous namespace)::f(int) const",
+                "a::(anonymous namespace)::f",
+            ),
+            ("operator()(int)", "operator()"),
+            (
+                "f(int)::{lambda()#1}::operator()",
+                "f(int)::{lambda()#1}::operator()",
+            ),
+            ("f(int)::{closure}", "f(int)::{closure}"),
+            ("core::ops::FnOnce::call_once", "core::ops::FnOnce::call_once"),
+            ("(no symbol)", "(no symbol)"),
+            ("odd)", "odd)"),
+            ("", ""),
+        ] {
+            assert_eq!(without_arguments(name), short);
+        }
     }
 
     #[test]
