@@ -243,6 +243,15 @@ impl<'a> Classifier<'a> {
         names().any(symbols::sleeps) && !names().any(symbols::is_preempted)
     }
 
+    /// The system call's wrapper may stand between, and the allocator's nameless internals.
+    pub fn called_by_allocator(&self, sample: &CpuSample) -> bool {
+        const NEAREST: usize = 4;
+        self.frames(sample.user)
+            .iter()
+            .take(NEAREST)
+            .any(|f| matches!(self.role(*f), Some(UserRole::Allocator | UserRole::AllocatorLock)))
+    }
+
     fn faulting_function(&self, sample: &CpuSample) -> FaultingFunction<'a> {
         let leaf = self
             .frames(sample.user)
@@ -438,7 +447,8 @@ fn user_role(recording: &Recording, frame: &Frame) -> Option<UserRole> {
     }
 }
 
-fn is_allocator_code(module: &Module, offset: u64) -> bool {
+/// In an allocator's own module, or in the range of malloc within another one.
+pub fn is_allocator_code(module: &Module, offset: u64) -> bool {
     matches!(module.role, ModuleRole::Allocator(_))
         || module
             .malloc_ranges

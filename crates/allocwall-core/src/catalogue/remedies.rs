@@ -115,8 +115,8 @@ const PRELOAD_BACKFIRES: &str =
 const PRELOAD_UNDO: &str = "restart without LD_PRELOAD";
 const ALLOCATOR_WALLS: &[Wall] = &[Wall::AllocatorCode, Wall::AllocatorContention];
 const ALLOCATOR_LINES: &[CostClass] = &[AllocatorCode, AllocatorLocks];
-const TOUCH_LINES: &[CostClass] = &[FaultPath, Zeroing];
-const MAP_LINES: &[CostClass] = &[MapCalls, PageRelease];
+pub const TOUCH_LINES: &[CostClass] = &[FaultPath, Zeroing];
+pub const MAP_LINES: &[CostClass] = &[MapCalls, PageRelease];
 const SWAP: Effect = Effect::AtMost(1.0, "that allocator has no price here, only a trial tells");
 const HUGE_BACKFIRES: &str =
     "memory grows by up to 2 MiB a region; forks copy 2 MiB a write; compaction may stall";

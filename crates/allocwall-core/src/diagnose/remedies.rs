@@ -1,15 +1,16 @@
 //! Which remedies fit a target, and what each would gain there: the bill's lines × what the price list says.
 
-use super::context::{Context, Wide, percent};
+use super::context::{Context, percent};
 use super::{Finding, Prescription, Status};
-use crate::bill::Bill;
+use crate::bill::{Bill, Classifier};
 use crate::catalogue::cost::CostClass;
 use crate::catalogue::prices::*;
-use crate::catalogue::remedies::{Effect, Kind, Need, Remedy, TABLE};
+use crate::catalogue::remedies::{Effect, Kind, MAP_LINES, Need, Remedy, TABLE, TOUCH_LINES};
 use crate::catalogue::thresholds;
 use crate::catalogue::walls::Wall;
-use crate::measure::recording::{Allocator, AllocatorKind, Libc, ModuleRole, Process, Recording, Runtime};
-use crate::units::{Interval, Measured};
+use crate::measure::recording::{Allocator, AllocatorKind, Libc, Process, Recording, Runtime};
+use crate::stats::wilson;
+use crate::units::{Absence, Interval, Measured, Reason};
 
 /// The remedies for the walls that were found, in the order to try; the first one is for the wall that the sentence
 /// names. Contributors are treated only where there is no wall.
@@ -591,7 +592,7 @@ fn arena_instead(ctx: &Context, most: f64) -> Prediction {
         most,
         at_most: None,
     };
-    let Ok(maps) = ctx.cpu(&[CostClass::MapCalls, CostClass::PageRelease]) else {
+    let Ok(maps) = ctx.cpu(MAP_LINES) else {
         return none("the lines that it acts on were not measured".to_owned());
     };
     let (Some(arena), Some(mapped)) = (ctx.price(MALLOC_ARENA), ctx.price(MALLOC_MAPPED)) else {
@@ -601,21 +602,15 @@ fn arena_instead(ctx: &Context, most: f64) -> Prediction {
         return none("whose map calls they are was not seen".to_owned());
     };
     let removed = removed(arena, mapped);
-    let mut all = Wide::default();
-    all.add(maps.share);
-    if let Ok(touch) = ctx.cpu(&[CostClass::FaultPath, CostClass::Zeroing]) {
-        all.add(touch.share);
-    }
-    let upper = if by_malloc.high > 0.0 {
-        all.interval().high * removed.high
-    } else {
-        0.0
-    };
+    // The pages behind malloc's own map calls are fresh ones as well, at the most as large a part as of the calls.
+    let all = ctx
+        .cpu(&[MAP_LINES, TOUCH_LINES].concat())
+        .map_or(maps.share, |all| all.share);
     let point = maps.share.point * by_malloc.point * removed.point;
     let gain = Interval::new(
         maps.share.low * by_malloc.low * removed.low,
         point,
-        upper.min(most).max(point),
+        (all.high * by_malloc.high * removed.high).min(most).max(point),
     );
     Prediction {
         gain: Some(gain),
@@ -630,57 +625,26 @@ fn arena_instead(ctx: &Context, most: f64) -> Prediction {
     }
 }
 
-/// Fraction of the samples in map calls that came through the process-wide allocator, by the frames nearest to the call.
+/// Fraction of the samples on the bill's lines of map calls that came through the process-wide allocator, by the frames
+/// nearest to the call.
 fn map_calls_by_malloc(recording: &Recording) -> Measured<Interval> {
-    const CALLS: &[&str] = &["sys_mmap", "sys_munmap", "sys_brk", "sys_madvise", "sys_mremap"];
-    /// The system call's wrapper, then malloc's internals.
-    const NEAREST: usize = 4;
-    let frames_of = |stack: Option<u32>| {
-        stack
-            .and_then(|s| recording.stacks.get(s as usize))
-            .into_iter()
-            .flat_map(|s| &s.frames)
-            .filter_map(|f| recording.frames.get(*f as usize))
-    };
+    const FEWEST: u64 = 20;
+    let classifier = Classifier::new(recording);
+    let classes = classifier.cpu(&recording.samples);
     let (mut calls, mut by_malloc) = (0u64, 0u64);
-    for sample in recording.samples.iter().filter(|s| s.user.is_some()) {
-        let in_call = frames_of(sample.kernel).any(|f| {
-            f.symbol
-                .as_deref()
-                .is_some_and(|s| CALLS.iter().any(|c| s.ends_with(c)))
-        });
-        if !in_call {
-            continue;
+    for (sample, class) in recording.samples.iter().zip(classes) {
+        if MAP_LINES.contains(&class) && sample.user.is_some() {
+            calls += 1;
+            by_malloc += u64::from(classifier.called_by_allocator(sample));
         }
-        calls += 1;
-        let from_malloc = frames_of(sample.user).take(NEAREST).any(|f| {
-            f.module
-                .and_then(|m| recording.modules.get(m as usize))
-                .is_some_and(|m| {
-                    matches!(m.role, ModuleRole::Allocator(_))
-                        || m.malloc_ranges
-                            .iter()
-                            .any(|(from, to)| (*from..*to).contains(&f.offset))
-                })
-        });
-        by_malloc += u64::from(from_malloc);
     }
-    if calls < 20 {
-        return Err(crate::units::Absence::new(
-            crate::units::Reason::TooLittle,
+    if calls < FEWEST {
+        return Err(Absence::new(
+            Reason::TooLittle,
             format!("{calls} samples in map calls"),
         ));
     }
     Ok(wilson(by_malloc, calls))
-}
-
-/// Wilson's score interval at 95 % (Wilson 1927, JASA 22).
-fn wilson(hits: u64, trials: u64) -> Interval {
-    const Z: f64 = 1.959_964;
-    let (n, p) = (trials as f64, hits as f64 / trials as f64);
-    let centre = (p + Z * Z / (2.0 * n)) / (1.0 + Z * Z / n);
-    let half = Z / (1.0 + Z * Z / n) * (p * (1.0 - p) / n + Z * Z / (4.0 * n * n)).sqrt();
-    Interval::new((centre - half).max(0.0), p, (centre + half).min(1.0))
 }
 
 fn lines_of(remedy: &Remedy) -> String {
