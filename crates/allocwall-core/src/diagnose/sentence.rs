@@ -1,6 +1,6 @@
 //! The one sentence that a tired person needs, and what to type next.
 
-use super::context::{Context, percent, percent_interval};
+use super::context::{Context, count, percent, percent_interval};
 use super::judge::Judged;
 use super::rungs::named;
 use super::{Finding, Prescription, Status};
@@ -212,7 +212,15 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
     } else {
         format!(" Not measured: {}.", unknown.join(", "))
     };
-    if let Some(wall) = leading_contributor(judged) {
+    let contributor = leading_contributor(judged);
+    if let Some(pressure) = pressure(ctx) {
+        let beside = contributor.map_or_else(
+            || own_computing(ctx),
+            |wall| format!("{} takes {}", wall.title(), share(judged, wall)),
+        );
+        return format!("{pressure}; {beside}.{not_told}");
+    }
+    if let Some(wall) = contributor {
         return format!(
             "No wall, but {} takes {}; {}.{not_told}",
             wall.title(),
@@ -246,6 +254,38 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
         own_computing(ctx),
         crowded(ctx)
     )
+}
+
+/// Memory is short: no wall of the allocator's, but not nothing either.
+fn pressure(ctx: &Context) -> Option<String> {
+    const LIMITS: thresholds::Pressure = thresholds::PRESSURE;
+    let reclaim = ctx.cpu(&[CostClass::Reclaim]).ok().map(|sum| sum.named);
+    if let Some(share) = reclaim.filter(|share| share.high >= LIMITS.reclaim) {
+        let sure = match share.low >= LIMITS.reclaim {
+            true => "Memory pressure",
+            false => "Memory pressure is not ruled out",
+        };
+        return Some(format!(
+            "{sure}: {} of CPU goes to reclaim and compaction",
+            percent_interval(share)
+        ));
+    }
+    let stalled = ctx
+        .host_change(|h| h.psi_memory_us)
+        .map(|us| us as f64 / 1e6 / ctx.window_s);
+    if let Some(part) = stalled.filter(|part| *part >= LIMITS.stalled) {
+        return Some(format!(
+            "Memory pressure: tasks of this machine stall for memory {} of the time",
+            percent(part.min(1.0))
+        ));
+    }
+    let major = ctx.bill.rates.major_faults.as_ref().ok();
+    major.filter(|rate| **rate >= LIMITS.major_faults).map(|rate| {
+        format!(
+            "Memory pressure, or files read for the first time: {} major faults a second wait for storage",
+            count(*rate)
+        )
+    })
 }
 
 /// More threads with work than CPUs: said, because no rung calls it a wall.

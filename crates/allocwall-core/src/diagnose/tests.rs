@@ -433,6 +433,57 @@ fn much_kernel_time_without_names_leaves_the_verdict_open() {
 }
 
 #[test]
+fn memory_pressure_is_not_told_that_memory_is_no_wall() {
+    let quiet = "Memory is not your wall";
+    let of = |share| {
+        let verdict = with_shares(&[(Reclaim, share)]).verdict();
+        assert!(verdict.walls.is_empty());
+        verdict.sentence
+    };
+    let sentence = of(0.6);
+    assert!(
+        sentence.starts_with("Memory pressure: 60 % (59–61 %) of CPU"),
+        "{sentence}"
+    );
+    assert!(
+        of(0.05).starts_with("Memory pressure is not ruled out"),
+        "{}",
+        of(0.05)
+    );
+    assert!(of(0.04).starts_with(quiet), "{}", of(0.04));
+    // What contributes as well stays in the sentence.
+    let both = with_shares(&[(Reclaim, 0.2), (FaultPath, 0.1)])
+        .verdict()
+        .sentence;
+    assert!(
+        both.contains("reclaim") && both.contains("first touch takes 10 %"),
+        "{both}"
+    );
+
+    let stalled = |us| {
+        let mut subject = computing();
+        subject.recording.ticks[0].host.psi_memory_us = Some(0);
+        subject.last().host.psi_memory_us = us;
+        subject.verdict().sentence
+    };
+    assert!(stalled(Some(2_000_000)).contains("stall for memory 20 % of the time"));
+    for small in [Some(500_000), None] {
+        assert!(stalled(small).starts_with(quiet), "{}", stalled(small));
+    }
+    let major = |rate| {
+        let mut subject = computing();
+        subject.bill.rates.major_faults = Ok(rate);
+        subject.verdict().sentence
+    };
+    assert!(
+        major(500.0).contains("500 major faults a second"),
+        "{}",
+        major(500.0)
+    );
+    assert!(major(5.0).starts_with(quiet));
+}
+
+#[test]
 fn without_kernel_stacks_first_touch_is_estimated_from_the_price_list() {
     let mut subject = computing();
     subject.recording.meta.kernel_samples = false;
