@@ -235,12 +235,27 @@ impl<'a> Classifier<'a> {
 
     /// A thread that gives up the CPU by itself, or has just got it back.
     pub(super) fn goes_to_sleep(&self, sample: &CpuSample) -> bool {
-        let names = || {
-            self.frames(sample.kernel)
-                .iter()
-                .filter_map(|f| self.recording.frames.get(*f as usize)?.symbol.as_deref())
-        };
-        names().any(symbols::sleeps) && !names().any(symbols::is_preempted)
+        self.kernel_names(sample).any(symbols::sleeps)
+            && !self.kernel_names(sample).any(symbols::is_preempted)
+    }
+
+    /// Of the samples of first touch that tell the size of their page: (on huge pages, all).
+    pub fn huge_touches(&self, samples: &[CpuSample]) -> (u64, u64) {
+        let (mut huge, mut all) = (0, 0);
+        for sample in samples {
+            if let KernelLine::Class(CostClass::FaultPath | CostClass::Zeroing) = self.line(sample) {
+                all += 1;
+                huge += u64::from(self.kernel_names(sample).any(symbols::touches_huge));
+            }
+        }
+        (huge, all)
+    }
+
+    fn kernel_names(&self, sample: &CpuSample) -> impl Iterator<Item = &'a str> {
+        let frames = &self.recording.frames;
+        self.frames(sample.kernel)
+            .iter()
+            .filter_map(|f| frames.get(*f as usize)?.symbol.as_deref())
     }
 
     /// The system call's wrapper may stand between, and the allocator's nameless internals.

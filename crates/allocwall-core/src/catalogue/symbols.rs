@@ -316,6 +316,17 @@ pub enum KernelLine {
     ByCaller,
 }
 
+/// A first touch that takes a whole huge page: mm/huge_memory.c, mm/hugetlb.c.
+pub fn touches_huge(kernel_symbol: &str) -> bool {
+    matches!(
+        bare_name(kernel_symbol),
+        "do_huge_pmd_anonymous_page"
+            | "__do_huge_pmd_anonymous_page"
+            | "vma_alloc_anon_folio_pmd"
+            | "hugetlb_no_page"
+    )
+}
+
 /// The thread gives up the CPU.
 pub fn sleeps(kernel_symbol: &str) -> bool {
     matches!(

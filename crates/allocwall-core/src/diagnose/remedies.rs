@@ -40,6 +40,7 @@ pub fn prescribe(
             .cmp(&b.advice)
             .then(b.cause.cmp(&a.cause))
             .then(b.low.total_cmp(&a.low))
+            .then(b.point.total_cmp(&a.point))
             .then(b.leading.cmp(&a.leading))
             .then((a.kind, a.restart).cmp(&(b.kind, b.restart)))
             .then(b.bound.total_cmp(&a.bound))
@@ -64,11 +65,16 @@ struct Rank {
     cause: bool,
     /// It acts on the wall that the sentence names.
     leading: bool,
+    /// Of the predicted gain; a low end below `SURE` is none.
     low: f64,
+    point: f64,
     kind: Kind,
     restart: bool,
     bound: f64,
 }
+
+/// A gain that is sure to be at least this goes before one that is only likely.
+const SURE: f64 = 0.01;
 
 fn rank(
     remedy: &Remedy,
@@ -81,7 +87,8 @@ fn rank(
         advice: remedy.kind == Kind::Advice,
         cause: undoes_a_setting(process, remedy),
         leading: leading.is_some_and(|w| remedy.walls.contains(&w)),
-        low: p.gain.map_or(0.0, |g| g.low),
+        low: p.gain.map(|g| g.low).filter(|low| *low >= SURE).unwrap_or(0.0),
+        point: p.gain.map_or(0.0, |g| g.point),
         kind: remedy.kind,
         restart: remedy.restart,
         bound,
@@ -104,6 +111,9 @@ pub fn offers(recording: &Recording, bill: &Bill, walls: &[Wall]) -> Vec<(&'stat
 fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
     for need in remedy.needs {
         met(ctx, *need, walls)?;
+    }
+    if remedy.effect == Effect::HugeTouch && huge_already(ctx).point > MOSTLY_HUGE {
+        return Err("most of its first touches are of huge pages already".into());
     }
     let mut prediction = predict(ctx, remedy);
     let saves_cpu = !matches!(remedy.effect, Effect::NotCpu(_));
@@ -505,7 +515,7 @@ fn predict(ctx: &Context, remedy: &Remedy) -> Prediction {
                 removed,
                 most,
                 format!(
-                    "{} of CPU ({lines}) × {} that huge pages save here, if all fresh memory is on them",
+                    "{} of CPU ({lines}) × {} that huge pages save here, if all fresh memory gets them; blocks below 2 MiB that are mapped one by one do not",
                     percent(sum.share.point),
                     percent(removed.point)
                 ),
@@ -570,17 +580,31 @@ fn removed(after: Interval, before: Interval) -> Interval {
     )
 }
 
-/// The low end also holds for memory that lay idle, where a hypervisor may have to find 2 MiB first.
+/// From this part of the first touches on huge pages, there is little left to put on them.
+const MOSTLY_HUGE: f64 = 0.5;
+
+/// The part of first touch that is on huge pages already, by time. Nothing seen: none, which leaves most to gain.
+fn huge_already(ctx: &Context) -> Interval {
+    match Classifier::new(ctx.recording).huge_touches(&ctx.recording.samples) {
+        (_, 0) => Interval::exact(0.0),
+        (huge, all) => wilson(huge, all),
+    }
+}
+
+/// Whether the memory that is touched lies in ranges that can take huge pages is not seen: nothing at the low end. The high
+/// end also holds for memory that lay idle, where a hypervisor has to find 512 pages one by one.
 fn huge_touch(ctx: &Context) -> Option<Interval> {
     let warm = removed(ctx.price(TOUCH_2M)?, ctx.price(TOUCH_4K)?.scaled(512.0));
     let idle = ctx
         .price(TOUCH_2M_IDLE)
         .zip(ctx.price(TOUCH_4K_IDLE))
-        .map(|(huge, small)| removed(huge, small.scaled(512.0)));
-    Some(match idle {
-        Some(idle) => Interval::new(warm.low.min(idle.low), warm.point, warm.high.max(idle.high)),
-        None => warm,
-    })
+        .map_or(0.0, |(huge, small)| removed(huge, small.scaled(512.0)).high);
+    let already = huge_already(ctx);
+    Some(Interval::new(
+        0.0,
+        warm.point * (1.0 - already.point),
+        warm.high.max(idle) * (1.0 - already.low),
+    ))
 }
 
 /// Map calls whose caller is malloc go, less what the arena's own work costs; whether the first touches behind them go
