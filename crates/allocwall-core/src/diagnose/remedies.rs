@@ -1,14 +1,16 @@
 //! Which remedies fit a target, and what each would gain there: the bill's lines × what the price list says.
 
-use super::context::{Context, percent};
+use super::context::{Context, main_process, percent};
 use super::{Finding, Prescription, Status};
 use crate::bill::{Bill, Classifier};
 use crate::catalogue::cost::CostClass;
 use crate::catalogue::prices::*;
-use crate::catalogue::remedies::{Effect, Kind, MAP_LINES, Need, Remedy, TABLE, TOUCH_LINES};
+use crate::catalogue::remedies::{
+    Effect, Kind, MAP_LINES, Need, Remedy, TABLE, TOUCH_LINES, UNKNOWN_COMMAND,
+};
 use crate::catalogue::thresholds;
 use crate::catalogue::walls::Wall;
-use crate::measure::recording::{Allocator, AllocatorKind, Libc, Process, Recording, Runtime};
+use crate::measure::recording::{Allocator, AllocatorKind, Libc, Linkage, Process, Recording, Runtime};
 use crate::stats::wilson;
 use crate::units::{Absence, Interval, Measured, Reason};
 
@@ -30,7 +32,7 @@ pub fn prescribe(
         .into_iter()
         .filter_map(|(remedy, offer)| {
             let (prescription, bound) = offer.ok()?;
-            let rank = rank(remedy, recording.processes.first(), leading, &prescription, bound);
+            let rank = rank(remedy, main_process(recording), leading, &prescription, bound);
             Some((rank, prescription))
         })
         .collect();
@@ -234,8 +236,8 @@ fn met(ctx: &Context, need: Need, walls: &[Wall]) -> Result<(), String> {
             ),
         },
         Need::ArenasLimited => require(
-            setting_mentions(process, "MALLOC_ARENA_MAX") || setting_mentions(process, "arena_max"),
-            "nothing limits the arenas",
+            arena_limit(process).is_some_and(|limit| limit < arenas_by_default(ctx)),
+            "nothing limits the arenas below what glibc does by itself",
         ),
         Need::MoreThanOneNode => require(ctx.recording.host.numa_nodes > 1, "the machine has one NUMA node"),
         Need::Quota => require(
@@ -270,7 +272,7 @@ fn preload(process: &Process) -> Result<(), String> {
     if matches!(
         &process.allocator,
         Ok(Allocator {
-            how: crate::measure::recording::Linkage::Static,
+            how: Linkage::Static,
             ..
         })
     ) {
@@ -364,19 +366,38 @@ fn undoes_a_setting(process: Option<&Process>, remedy: &Remedy) -> bool {
     })
 }
 
-/// Value of an entry of GLIBC_TUNABLES in the target's environment; the inner None is one that is no number. As the
-/// loader does, the last one counts, in decimal, `0x` or `0` notation.
+/// What the environment limits glibc's arenas to; 0 is no limit.
+fn arena_limit(process: &Process) -> Option<u64> {
+    let variable = || {
+        let found = process
+            .environment
+            .iter()
+            .find(|(k, _)| k == "MALLOC_ARENA_MAX")?;
+        Some(number(&found.1))
+    };
+    tunable(process, "glibc.malloc.arena_max")
+        .or_else(variable)?
+        .filter(|limit| *limit > 0)
+}
+
+/// Value of an entry of GLIBC_TUNABLES in the target's environment; the inner None is one that is no number. As for the
+/// loader, the last one counts.
 fn tunable(process: &Process, name: &str) -> Option<Option<u64>> {
     let list = &process.environment.iter().find(|(k, _)| k == "GLIBC_TUNABLES")?.1;
     let (_, value) = list
         .split(':')
         .filter_map(|entry| entry.split_once('='))
         .rfind(|(key, _)| *key == name)?;
-    Some(match value.strip_prefix("0x") {
+    Some(number(value))
+}
+
+/// As the loader reads one: decimal, or in `0x` or `0` notation.
+fn number(value: &str) -> Option<u64> {
+    match value.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16).ok(),
         None if value.len() > 1 && value.starts_with('0') => u64::from_str_radix(value, 8).ok(),
         None => value.parse().ok(),
-    })
+    }
 }
 
 /// Major and minor of `2.36`, `3.13.1+`, `2.36-9+deb12u4`.
@@ -396,24 +417,26 @@ fn fill(ctx: &Context, template: &str) -> String {
         "aarch64" => "aarch64-linux-gnu",
         _ => "x86_64-linux-gnu",
     };
-    let quota = ctx
-        .last_tick()
-        .and_then(|t| t.cgroup)
-        .and_then(|c| c.quota_cpus)
-        .map_or_else(|| "CPUs".to_owned(), |q| format!("{q:.2} CPUs"));
-    let arenas = 8 * ctx.recording.host.online_cpus.max(1);
+    let quota = ctx.last_tick().and_then(|t| t.cgroup).and_then(|c| c.quota_cpus);
     let text = template
         .replace("{triple}", triple)
-        .replace("{pid}", &ctx.pid())
-        .replace("{quota}", &quota)
-        .replace("{arenas}", &arenas.to_string());
-    let text = match (text.split_once("{tunables:"), process) {
-        (Some((before, rest)), process) => {
-            let (new, after) = rest.split_once('}').unwrap_or((rest, ""));
-            format!("{before}{}{after}", merged_tunables(process, new))
-        }
-        (None, _) => text,
+        .replace(
+            "{quota}",
+            &quota.map_or_else(|| "CPUs".to_owned(), |q| format!("{q:.2} CPUs")),
+        )
+        .replace(
+            "{whole_cpus}",
+            &quota.map_or(1.0, |q| q.ceil().max(1.0)).to_string(),
+        )
+        .replace("{arenas}", &arenas_by_default(ctx).to_string())
+        .replace("{java_heap}", &java_heap(process));
+    let text = match text.contains("{threads}") {
+        true => for_threads(ctx, &text),
+        false => text,
     };
+    let text = filled(&text, "{tunables:", |new| merged_tunables(process, new));
+    let text = filled(&text, "{jemalloc:", |options| jemalloc_settings(ctx, options));
+    let text = filled(&text, "{node:", |option| node_command(ctx, option));
     let text = text.replace("{cmd}", &command(ctx));
     // These are lists: setting one drops what it holds.
     let held = process
@@ -426,7 +449,134 @@ fn fill(ctx: &Context, template: &str) -> String {
     }
 }
 
-const LISTS: &[&str] = &["LD_PRELOAD", "MALLOC_CONF", "JAVA_TOOL_OPTIONS", "NODE_OPTIONS"];
+const LISTS: &[&str] = &[
+    "LD_PRELOAD",
+    "MALLOC_CONF",
+    "JE_MALLOC_CONF",
+    "_RJEM_MALLOC_CONF",
+    "JAVA_TOOL_OPTIONS",
+];
+
+/// `{name:argument}` replaced, where the text has one.
+fn filled(text: &str, opening: &str, with: impl Fn(&str) -> String) -> String {
+    match text.split_once(opening) {
+        Some((before, rest)) => {
+            let (argument, after) = rest.split_once('}').unwrap_or((rest, ""));
+            format!("{before}{}{after}", with(argument))
+        }
+        None => text.to_owned(),
+    }
+}
+
+/// glibc's own limit on 64 bits: NARENAS_FROM_NCORES of malloc/arena.c.
+fn arenas_by_default(ctx: &Context) -> u64 {
+    8 * u64::from(ctx.recording.host.online_cpus.max(1))
+}
+
+/// Processes named in a command at most.
+const NAMED_PROCESSES: usize = 8;
+
+/// The threads of the processes that used CPU, busiest first, and a word where that is not all of them.
+fn for_threads(ctx: &Context, template: &str) -> String {
+    let cpu = |pid: i32| -> u64 {
+        let own = ctx.recording.threads.iter().filter(|t| t.pid == pid);
+        own.map(|t| t.cpu_ns).sum()
+    };
+    let main = ctx.process().map(|p| p.pid);
+    let processes = &ctx.recording.processes;
+    let mut busy: Vec<i32> = processes.iter().map(|p| p.pid).collect();
+    busy.retain(|pid| cpu(*pid) > 0 || Some(*pid) == main);
+    busy.sort_by_key(|pid| std::cmp::Reverse(cpu(*pid)));
+    busy.truncate(NAMED_PROCESSES);
+    let pids: Vec<String> = busy.iter().map(i32::to_string).collect();
+    let text = template.replace("{threads}", &format!("$(ps -L -o tid= -p {})", pids.join(",")));
+    match busy.len() < processes.len() {
+        true => format!(
+            "{text}; the busiest {} of {} processes",
+            busy.len(),
+            processes.len()
+        ),
+        false => text,
+    }
+}
+
+/// Where the Java heap's limit stands: the command line goes before the environment, and of several options the last.
+fn java_heap(process: Option<&Process>) -> String {
+    let environment = process.into_iter().flat_map(|p| &p.environment);
+    let set = environment.flat_map(|(_, value)| value.split_whitespace());
+    let given = process.into_iter().flat_map(|p| &p.cmdline).map(String::as_str);
+    let mut options = set
+        .chain(given)
+        .filter(|w| w.starts_with("-Xmx") && w.chars().all(plain));
+    match options.next_back() {
+        Some(option) => format!("now {option}"),
+        None => "a quarter of the memory where no -Xmx is given".to_owned(),
+    }
+}
+
+/// Names of jemalloc's entry points, after the prefix of a build.
+const JEMALLOC_ENTRIES: &[&str] = &[
+    "malloc", "free", "calloc", "realloc", "mallocx", "rallocx", "sdallocx",
+];
+
+/// The variable that this build of jemalloc reads: prefixed as its functions are (--with-jemalloc-prefix; tikv-jemallocator
+/// has `_rjem_`, Redis `je_`). A build inside the program whose prefix no sampled function shows may read any of them.
+fn jemalloc_settings(ctx: &Context, options: &str) -> String {
+    const ALL: [&str; 3] = ["MALLOC_CONF", "_RJEM_MALLOC_CONF", "JE_MALLOC_CONF"];
+    let allocator = ctx.process().and_then(|p| p.allocator.as_ref().ok());
+    let variables = match allocator {
+        Some(a) if a.how == Linkage::Static => match jemalloc_prefix(ctx.recording, &a.module) {
+            Some("") => &ALL[..1],
+            Some("_rjem_") => &ALL[1..2],
+            Some(_) => &ALL[2..],
+            None => &ALL[..],
+        },
+        _ => &ALL[..1],
+    };
+    let settings: Vec<String> = variables.iter().map(|v| format!("{v}={options}")).collect();
+    settings.join(" ")
+}
+
+fn jemalloc_prefix(recording: &Recording, path: &str) -> Option<&'static str> {
+    let names = || {
+        let of_module = |module: u32| {
+            recording
+                .modules
+                .get(module as usize)
+                .is_some_and(|m| m.path == path)
+        };
+        let frames = recording
+            .frames
+            .iter()
+            .filter(move |f| f.module.is_some_and(of_module));
+        frames.filter_map(|f| f.symbol.as_deref())
+    };
+    // `je_` alone also begins the inner functions of a build without a prefix.
+    let prefixes = ["_rjem_", "je_", ""];
+    prefixes.into_iter().find(|prefix| {
+        names().any(|name| {
+            name.strip_prefix(prefix)
+                .is_some_and(|rest| JEMALLOC_ENTRIES.contains(&rest))
+        }) || (*prefix == "_rjem_" && names().any(|name| name.starts_with(prefix)))
+    })
+}
+
+/// The target's command with an option for Node itself, or prose where Node does not stand at its head.
+fn node_command(ctx: &Context, option: &str) -> String {
+    let words = words(ctx);
+    let is_node = |word: &String| matches!(word.rsplit('/').next(), Some("node" | "nodejs"));
+    match words
+        .split_first()
+        .filter(|(first, _)| is_node(first))
+        .and(line_of(words))
+    {
+        Some(line) => {
+            let first = quoted(&words[0]);
+            format!("{first} {option}{}", &line[first.len()..])
+        }
+        None => format!("start node with {option}"),
+    }
+}
 
 /// GLIBC_TUNABLES is one list: what is set already stays, unless the remedy sets the same.
 fn merged_tunables(process: Option<&Process>, new: &str) -> String {
@@ -446,23 +596,24 @@ fn merged_tunables(process: Option<&Process>, new: &str) -> String {
     }
 }
 
-/// The command line as it was given or seen, if it is short enough to be read in a line.
-fn command(ctx: &Context) -> String {
+/// The command line as it was given or seen.
+fn words<'a>(ctx: &Context<'a>) -> &'a [String] {
+    let given = ctx.recording.meta.command.as_ref();
+    given
+        .or(ctx.process().map(|p| &p.cmdline))
+        .map_or(&[], Vec::as_slice)
+}
+
+/// If it is short enough to be read in a line.
+fn line_of(words: &[String]) -> Option<String> {
     const LONGEST: usize = 80;
-    let words = ctx
-        .recording
-        .meta
-        .command
-        .as_ref()
-        .or(ctx.process().map(|p| &p.cmdline));
-    let line = words
-        .map(|w| w.iter().map(|w| quoted(w)).collect::<Vec<_>>().join(" "))
-        .unwrap_or_default();
-    if line.is_empty() || line.chars().count() > LONGEST || line.chars().any(char::is_control) {
-        "CMD".to_owned()
-    } else {
-        line
-    }
+    let line = words.iter().map(|w| quoted(w)).collect::<Vec<_>>().join(" ");
+    let readable = !line.is_empty() && line.chars().count() <= LONGEST && !line.chars().any(char::is_control);
+    readable.then_some(line)
+}
+
+fn command(ctx: &Context) -> String {
+    line_of(words(ctx)).unwrap_or_else(|| UNKNOWN_COMMAND.to_owned())
 }
 
 fn plain(c: char) -> bool {

@@ -5,6 +5,7 @@ use super::judge::Judged;
 use super::rungs::named;
 use super::{Finding, Prescription, Status};
 use crate::catalogue::cost::CostClass;
+use crate::catalogue::remedies::{UNKNOWN_COMMAND, find as find_remedy};
 use crate::catalogue::thresholds;
 use crate::catalogue::walls::Wall;
 
@@ -365,7 +366,9 @@ pub fn next_steps(
 
 const CALIBRATE: &str = "allocwall calibrate";
 
-/// Not advice in prose.
+/// It can be typed as it stands: no advice in prose, and the target's own command is known.
 fn is_command(remedy: &Prescription) -> bool {
-    crate::catalogue::remedies::find(&remedy.remedy).is_some_and(|r| r.is_command())
+    let how = &remedy.how;
+    find_remedy(&remedy.remedy).is_some_and(|r| r.is_command(how))
+        && !how.split(' ').any(|word| word == UNKNOWN_COMMAND)
 }

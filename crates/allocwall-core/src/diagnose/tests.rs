@@ -1023,6 +1023,143 @@ fn a_limited_arena_count_is_lifted_not_lowered() {
 }
 
 #[test]
+fn a_limit_above_what_glibc_does_by_itself_is_left_alone() {
+    let contention = &[Wall::AllocatorContention];
+    let mut subject = with_shares(&[(AllocatorLocks, 0.3)]);
+    subject.threads(2);
+    // Two CPUs: 16 arenas without any setting.
+    for (name, value, offered) in [
+        ("MALLOC_ARENA_MAX", "2", true),
+        ("MALLOC_ARENA_MAX", "64", false),
+        ("MALLOC_ARENA_MAX", "0", false),
+        ("MALLOC_ARENA_MAX", "few", false),
+        ("GLIBC_TUNABLES", "glibc.malloc.arena_max=15", true),
+        ("GLIBC_TUNABLES", "glibc.malloc.arena_max=16", false),
+        ("GLIBC_TUNABLES", "glibc.malloc.arena_max=0x40", false),
+        ("GLIBC_TUNABLES", "glibc.malloc.perturb=1", false),
+    ] {
+        subject.process().environment = vec![(name.into(), value.into())];
+        let lifted = reason(&subject, contention, "glibc-arenas-free").is_none();
+        assert_eq!(lifted, offered, "{name}={value}");
+    }
+}
+
+fn how_of(subject: &Subject, walls: &[Wall], key: &str) -> String {
+    let offers = remedies::offers(&subject.recording, &subject.bill, walls);
+    let (_, offer) = offers
+        .into_iter()
+        .find(|(r, _)| r.key == key)
+        .expect("in the catalogue");
+    offer.expect("offered").0.how
+}
+
+#[test]
+fn a_weight_is_raised_for_every_thread_of_every_busy_process() {
+    let queue = &[Wall::RunQueue];
+    let mut subject = computing();
+    assert!(
+        how_of(&subject, queue, "nice").starts_with("renice -n -5 -p $(ps -L -o tid= -p 100)   # counts")
+    );
+    for pid in 101..=112 {
+        let mut process = subject.recording.processes[0].clone();
+        process.pid = pid;
+        subject.recording.processes.push(process);
+        subject.recording.threads.push(ThreadTimes {
+            pid,
+            tid: pid,
+            comm: "backend".into(),
+            seen_ns: 1,
+            cpu_ns: if pid < 104 { pid as u64 } else { 0 },
+            run_delay_ns: None,
+        });
+    }
+    let how = how_of(&subject, queue, "nice");
+    assert!(how.contains("-p 103,102,101)"), "{how}");
+    assert!(how.ends_with("; the busiest 3 of 13 processes"), "{how}");
+}
+
+#[test]
+fn an_option_for_node_stands_where_every_version_takes_it() {
+    let collector = &[Wall::GarbageCollector];
+    let mut subject = with_shares(&[(GarbageCollector, 0.4)]);
+    subject.process().runtime = Ok(Runtime::Node { version: None });
+    let mut given = |words: &[&str]| {
+        subject.process().cmdline = words.iter().map(|w| (*w).to_owned()).collect();
+        let next = subject.verdict().next.iter().any(|n| n.contains("semi-space"));
+        (how_of(&subject, collector, "node-semi-space"), next)
+    };
+    let typed = |how: &str| (how.to_owned(), true);
+    assert_eq!(
+        given(&["node", "app.js"]),
+        typed("node --max-semi-space-size=64 app.js")
+    );
+    assert_eq!(
+        given(&["/opt/my node/node", "a b"]),
+        typed("'/opt/my node/node' --max-semi-space-size=64 'a b'")
+    );
+    let prose = ("start node with --max-semi-space-size=64".to_owned(), false);
+    assert_eq!(given(&["next-server (v14)"]), prose);
+    assert_eq!(given(&["node", &"x".repeat(500)]), prose);
+    assert_eq!(given(&[]), prose);
+}
+
+#[test]
+fn what_has_to_be_filled_in_is_no_next_step() {
+    let mut subject = with_shares(&[(GarbageCollector, 0.4)]);
+    subject.process().runtime = Ok(Runtime::Jvm { version: None });
+    subject.process().cmdline = vec!["java".into(), "-Xmx48m".into(), "Service".into()];
+    let verdict = subject.verdict();
+    let heap = verdict
+        .remedies
+        .iter()
+        .find(|p| p.remedy == "jvm-heap")
+        .expect("offered");
+    assert!(heap.how.contains("now -Xmx48m"), "{}", heap.how);
+    assert!(
+        verdict.next.iter().all(|n| !n.contains("Xmx")),
+        "{:?}",
+        verdict.next
+    );
+
+    let next = |command: &str| {
+        let mut subject = with_shares(&[(FaultPath, 0.5)]);
+        subject.recording.meta.command = Some(vec![command.into()]);
+        subject.verdict().next
+    };
+    assert!(next("service").iter().any(|n| n.ends_with(" service")));
+    assert!(next(&"x".repeat(500)).iter().all(|n| !n.contains("CMD")));
+}
+
+#[test]
+fn jemalloc_is_set_by_the_variable_that_its_build_reads() {
+    let retention = &[Wall::Retention];
+    let set = |how, leaf: &str| {
+        let mut subject = with_shares(&[(AllocatorCode, 0.5)]);
+        subject.process().allocator = Ok(Allocator {
+            kind: AllocatorKind::Jemalloc,
+            how,
+            module: "/lib/libc.so.6".into(),
+            version: None,
+        });
+        subject.malloc_leaves(Some(leaf), 1);
+        let how = how_of(&subject, retention, "jemalloc-decay");
+        let variables = how
+            .split(' ')
+            .filter_map(|word| Some(word.split_once("=background")?.0.to_owned()));
+        variables.collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(set(Linkage::Linked, "je_arena_malloc_hard"), "MALLOC_CONF");
+    assert_eq!(
+        set(Linkage::Static, "_rjem_je_arena_malloc_hard"),
+        "_RJEM_MALLOC_CONF"
+    );
+    assert_eq!(set(Linkage::Static, "je_free"), "JE_MALLOC_CONF");
+    assert_eq!(set(Linkage::Static, "malloc"), "MALLOC_CONF");
+    let all = "MALLOC_CONF _RJEM_MALLOC_CONF JE_MALLOC_CONF";
+    assert_eq!(set(Linkage::Static, "je_arena_malloc_hard"), all);
+}
+
+#[test]
 fn a_mapping_threshold_is_raised_where_it_was_set_low() {
     let churn = &[Wall::MapChurn];
     let mut subject = with_shares(&[(MapCalls, 0.2), (PageRelease, 0.2)]);
