@@ -268,7 +268,9 @@ fn method(class: CostClass, recording: &Recording, sampled: &Sampled) -> String 
         }
         CostClass::Zeroing => "CPU samples: kernel clearing pages within a page fault",
         CostClass::MapCalls => "CPU samples: kernel stack in map calls, less pages released and locks",
-        CostClass::PageRelease => "CPU samples: kernel unmapping pages, TLB shoot-downs received",
+        CostClass::PageRelease => {
+            "CPU samples: kernel unmapping pages but at exit and exec, TLB shoot-downs received"
+        }
         CostClass::AddressSpaceLock => "CPU samples: semaphore functions below map calls and faults",
         CostClass::Reclaim => "CPU samples: kernel in reclaim, compaction, huge-page collapse",
         CostClass::OtherKernel => "CPU samples: kernel stack in none of the lines above",
