@@ -289,7 +289,7 @@ pub const TABLE: &[Remedy] = &[
         key: "glibc-hugetlb",
         title: "glibc's heap on transparent huge pages",
         kind: Kind::Process,
-        walls: &[Wall::FirstTouch, Wall::Tlb],
+        walls: &[Wall::FirstTouch],
         acts_on: TOUCH_LINES,
         effect: Effect::HugeTouch,
         needs: &[
@@ -308,7 +308,7 @@ pub const TABLE: &[Remedy] = &[
         key: "jemalloc-thp",
         title: "jemalloc's heap on transparent huge pages",
         kind: Kind::Process,
-        walls: &[Wall::FirstTouch, Wall::Tlb],
+        walls: &[Wall::FirstTouch],
         acts_on: TOUCH_LINES,
         effect: Effect::HugeTouch,
         needs: &[
@@ -327,7 +327,7 @@ pub const TABLE: &[Remedy] = &[
         key: "mimalloc-thp",
         title: "mimalloc's heap on large pages",
         kind: Kind::Process,
-        walls: &[Wall::FirstTouch, Wall::Tlb],
+        walls: &[Wall::FirstTouch],
         acts_on: TOUCH_LINES,
         effect: Effect::HugeTouch,
         needs: &[
@@ -346,7 +346,7 @@ pub const TABLE: &[Remedy] = &[
         key: "cpython-mimalloc-huge",
         title: "CPython's objects in mimalloc, on large pages",
         kind: Kind::Process,
-        walls: &[Wall::FirstTouch, Wall::Tlb],
+        walls: &[Wall::FirstTouch],
         acts_on: TOUCH_LINES,
         effect: Effect::HugeTouch,
         needs: &[
@@ -365,7 +365,7 @@ pub const TABLE: &[Remedy] = &[
         key: "cpython-nogil-huge",
         title: "free-threaded CPython's own mimalloc on large pages",
         kind: Kind::Process,
-        walls: &[Wall::FirstTouch, Wall::Tlb],
+        walls: &[Wall::FirstTouch],
         acts_on: TOUCH_LINES,
         effect: Effect::HugeTouch,
         needs: &[
@@ -383,7 +383,7 @@ pub const TABLE: &[Remedy] = &[
         key: "jvm-thp",
         title: "the Java heap on transparent huge pages",
         kind: Kind::Process,
-        walls: &[Wall::FirstTouch, Wall::Tlb],
+        walls: &[Wall::FirstTouch],
         acts_on: TOUCH_LINES,
         effect: Effect::HugeTouch,
         needs: &[
@@ -415,7 +415,7 @@ pub const TABLE: &[Remedy] = &[
         key: "thp-always",
         title: "transparent huge pages for the whole machine",
         kind: Kind::Machine,
-        walls: &[Wall::FirstTouch, Wall::Tlb],
+        walls: &[Wall::FirstTouch],
         acts_on: TOUCH_LINES,
         effect: Effect::HugeTouch,
         needs: &[Need::ThpModeMadvise],

@@ -132,8 +132,8 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> S
         Wall::AddressSpaceLock => format!(
             "The address-space lock is the wall: threads wait {s} of their working time for one another's maps and faults."
         ),
-        Wall::Tlb => format!("TLB misses are the wall: {s} of CPU."),
-        Wall::Numa => format!("Remote memory is the wall: {s} of new pages."),
+        // No share reaches their thresholds; should one ever, it is said plainly.
+        Wall::Tlb | Wall::Numa => format!("{} is the wall: {s}.", wall.title()),
         Wall::CallRate => format!(
             "Call rate is the wall: {s} of CPU goes to allocating and freeing, too often rather than too slowly{}.",
             from(ctx, &[AllocatorCode, RuntimeAllocator])
