@@ -25,11 +25,14 @@ pub fn write(ctx: &Context, judged: &[Judged], walls: &[Wall]) -> String {
         .find(|w| !same_time(worst, **w) && **w != Wall::Waiting);
     let also = next.map_or_else(String::new, |wall| also(judged, *wall));
     let whole = |place: bool| wall_sentence(ctx, judged, worst, place) + &also;
-    let text = whole(true);
-    match text.chars().count() <= LONGEST_SENTENCE {
-        true => text,
-        false => whole(false),
-    }
+    shortened(whole)
+}
+
+/// With the call site where there is room for it.
+fn shortened(whole: impl Fn(bool) -> String) -> String {
+    Some(whole(true))
+        .filter(|text| text.chars().count() <= LONGEST_SENTENCE)
+        .unwrap_or_else(|| whole(false))
 }
 
 fn also(judged: &[Judged], wall: Wall) -> String {
@@ -215,18 +218,21 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
     };
     let contributor = leading_contributor(judged);
     if let Some(pressure) = pressure(ctx) {
-        let beside = contributor.map_or_else(
-            || own_computing(ctx),
-            |wall| format!("{} takes {}", wall.title(), share(judged, wall)),
-        );
-        return format!("{pressure}; {beside}.{not_told}");
+        let whole = |place: bool| {
+            let beside = contributor.map_or_else(
+                || own_computing(ctx, place),
+                |wall| format!("{} takes {}", wall.title(), share(judged, wall)),
+            );
+            format!("{pressure}; {beside}.{not_told}")
+        };
+        return shortened(whole);
     }
     if let Some(wall) = contributor {
         return format!(
             "No wall, but {} takes {}; {}.{not_told}",
             wall.title(),
             share(judged, wall),
-            own_computing(ctx)
+            own_computing(ctx, true)
         );
     }
     let brief = |wall: Wall, label: &str| {
@@ -252,7 +258,7 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
     format!(
         "Memory is not your wall: {}; {}.{}{not_told}",
         figures.join(", "),
-        own_computing(ctx),
+        own_computing(ctx, true),
         crowded(ctx)
     )
 }
@@ -310,7 +316,8 @@ pub fn leading_contributor(judged: &[Judged]) -> Option<Wall> {
         .map(|j| j.finding.wall)
 }
 
-fn own_computing(ctx: &Context) -> String {
+/// `place`: with the call site behind it.
+fn own_computing(ctx: &Context, place: bool) -> String {
     match ctx.cpu(&[CostClass::Application]) {
         Ok(sum) => {
             let kernel = ctx.cpu(&[CostClass::OtherKernel]).map_or(0.0, |s| s.share.point);
@@ -322,7 +329,7 @@ fn own_computing(ctx: &Context) -> String {
                 );
             }
             let site = match ctx.top_site(&[CostClass::Application]) {
-                Some((site, part)) if part >= 0.5 => format!(", most in `{}`", name(&site)),
+                Some((site, part)) if place && part >= 0.5 => format!(", most in `{}`", name(&site)),
                 _ => String::new(),
             };
             format!(
@@ -355,7 +362,8 @@ pub fn next_steps(
         findings
             .iter()
             .find(|f| Some(f.wall) == wall)
-            .map(|f| f.show.clone()),
+            .map(|f| f.show.clone())
+            .filter(|show| !has_a_gap(show)),
     );
     if unpriced && !next.iter().any(|n| n == CALIBRATE) {
         next.push(CALIBRATE.to_owned());
@@ -369,6 +377,11 @@ const CALIBRATE: &str = "allocwall calibrate";
 /// It can be typed as it stands: no advice in prose, and the target's own command is known.
 fn is_command(remedy: &Prescription) -> bool {
     let how = &remedy.how;
-    find_remedy(&remedy.remedy).is_some_and(|r| r.is_command(how))
-        && !how.split(' ').any(|word| word == UNKNOWN_COMMAND)
+    find_remedy(&remedy.remedy).is_some_and(|r| r.is_command(how)) && !has_a_gap(how)
+}
+
+fn has_a_gap(command: &str) -> bool {
+    command
+        .split(' ')
+        .any(|word| word == UNKNOWN_COMMAND || word == "…")
 }

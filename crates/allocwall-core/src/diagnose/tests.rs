@@ -481,6 +481,21 @@ fn memory_pressure_is_not_told_that_memory_is_no_wall() {
         major(500.0)
     );
     assert!(major(5.0).starts_with(quiet));
+    // However long the names, and whatever was not measured.
+    let mut long = with_shares(&[(UnnamedKernel, 0.1)]);
+    long.bill.rates.major_faults = Ok(123_456.0);
+    long.recording.prices = Err(absent());
+    let lines = long.bill.on_cpu.as_mut().expect("sampled");
+    lines[0].sites[0].function = "x".repeat(100);
+    let sentence = long.verdict().sentence;
+    assert!(
+        sentence.contains("Not measured: first touch, map churn"),
+        "{sentence}"
+    );
+    assert!(
+        sentence.chars().count() <= super::sentence::LONGEST_SENTENCE,
+        "{sentence}"
+    );
 }
 
 #[test]
@@ -1120,6 +1135,16 @@ fn what_has_to_be_filled_in_is_no_next_step() {
         "{:?}",
         verdict.next
     );
+
+    for runtime in [Runtime::Go { version: None }, Runtime::Node { version: None }] {
+        let mut subject = with_shares(&[(GarbageCollector, 0.4)]);
+        subject.process().runtime = Ok(runtime);
+        let next = subject.verdict().next;
+        assert!(
+            next.iter().all(|n| !n.contains("CMD") && !n.contains('…')),
+            "{next:?}"
+        );
+    }
 
     let next = |command: &str| {
         let mut subject = with_shares(&[(FaultPath, 0.5)]);
