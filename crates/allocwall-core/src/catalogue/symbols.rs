@@ -320,14 +320,16 @@ pub enum KernelLine {
     ByCaller,
 }
 
-/// A first touch that takes a whole huge page: mm/huge_memory.c, mm/hugetlb.c.
-pub fn touches_huge(kernel_symbol: &str) -> bool {
+/// A first touch that huge pages for private memory would not change: it takes a whole huge page already (mm/huge_memory.c,
+/// mm/hugetlb.c), or one of shared memory, which has settings of its own (mm/shmem.c).
+pub fn is_past_huge_pages(kernel_symbol: &str) -> bool {
     matches!(
         bare_name(kernel_symbol),
         "do_huge_pmd_anonymous_page"
             | "__do_huge_pmd_anonymous_page"
             | "vma_alloc_anon_folio_pmd"
             | "hugetlb_no_page"
+            | "shmem_fault"
     )
 }
 

@@ -5,9 +5,7 @@ use super::{Finding, Prescription, Status};
 use crate::bill::{Bill, Classifier};
 use crate::catalogue::cost::CostClass;
 use crate::catalogue::prices::*;
-use crate::catalogue::remedies::{
-    Effect, Kind, MAP_LINES, Need, Remedy, TABLE, TOUCH_LINES, UNKNOWN_COMMAND,
-};
+use crate::catalogue::remedies::{Effect, Kind, MAP_LINES, Need, Remedy, TABLE, UNKNOWN_COMMAND};
 use crate::catalogue::thresholds;
 use crate::catalogue::walls::Wall;
 use crate::measure::recording::{Allocator, AllocatorKind, Libc, Linkage, Process, Recording, Runtime};
@@ -114,8 +112,13 @@ fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
     for need in remedy.needs {
         met(ctx, *need, walls)?;
     }
-    if remedy.effect == Effect::HugeTouch && huge_already(ctx).point > MOSTLY_HUGE {
-        return Err("most of its first touches are of huge pages already".into());
+    if remedy.effect == Effect::ArenaInsteadOfMap
+        && map_calls_by_malloc(ctx.recording).is_ok_and(|part| part.high < MALLOCS_PART)
+    {
+        return Err("next to none of its map calls are malloc's".into());
+    }
+    if remedy.effect == Effect::HugeTouch && past_huge_pages(ctx).point > MOSTLY_PAST {
+        return Err("most of its first touches are of huge pages already, or of shared memory".into());
     }
     let mut prediction = predict(ctx, remedy);
     let saves_cpu = !matches!(remedy.effect, Effect::NotCpu(_));
@@ -640,7 +643,12 @@ struct Prediction {
 }
 
 fn predict(ctx: &Context, remedy: &Remedy) -> Prediction {
-    let most = ctx.cpu(remedy.acts_on).map_or(0.0, |s| s.share.high);
+    let whole = ctx.cpu(remedy.acts_on).map_or(0.0, |s| s.share.high);
+    let most = match remedy.effect {
+        Effect::HugeTouch => whole * (1.0 - past_huge_pages(ctx).low),
+        Effect::ArenaInsteadOfMap => whole * map_calls_by_malloc(ctx.recording).map_or(1.0, |part| part.high),
+        _ => whole,
+    };
     let none = |basis: String| Prediction {
         gain: None,
         basis,
@@ -731,14 +739,17 @@ fn removed(after: Interval, before: Interval) -> Interval {
     )
 }
 
-/// From this part of the first touches on huge pages, there is little left to put on them.
-const MOSTLY_HUGE: f64 = 0.5;
+/// Below this part of the map calls, what malloc does with them matters to nobody.
+const MALLOCS_PART: f64 = 0.05;
 
-/// The part of first touch that is on huge pages already, by time. Nothing seen: none, which leaves most to gain.
-fn huge_already(ctx: &Context) -> Interval {
-    match Classifier::new(ctx.recording).huge_touches(&ctx.recording.samples) {
+/// From this part of the first touches on, there is little left to put on huge pages.
+const MOSTLY_PAST: f64 = 0.5;
+
+/// The part of first touch that huge pages would not change, by time. Nothing seen: none, which leaves most to gain.
+fn past_huge_pages(ctx: &Context) -> Interval {
+    match Classifier::new(ctx.recording).touches_past_huge_pages(&ctx.recording.samples) {
         (_, 0) => Interval::exact(0.0),
-        (huge, all) => wilson(huge, all),
+        (past, all) => wilson(past, all),
     }
 }
 
@@ -750,16 +761,16 @@ fn huge_touch(ctx: &Context) -> Option<Interval> {
         .price(TOUCH_2M_IDLE)
         .zip(ctx.price(TOUCH_4K_IDLE))
         .map_or(0.0, |(huge, small)| removed(huge, small.scaled(512.0)).high);
-    let already = huge_already(ctx);
+    let past = past_huge_pages(ctx);
     Some(Interval::new(
         0.0,
-        warm.point * (1.0 - already.point),
-        warm.high.max(idle) * (1.0 - already.low),
+        warm.point * (1.0 - past.point),
+        warm.high.max(idle) * (1.0 - past.low),
     ))
 }
 
 /// Map calls whose caller is malloc go, less what the arena's own work costs; whether the first touches behind them go
-/// too cannot be seen from outside, so those only raise the upper end.
+/// too cannot be seen from outside, so those only raise the upper end, by as large a part of them as of the calls.
 fn arena_instead(ctx: &Context, most: f64) -> Prediction {
     let none = |basis| Prediction {
         gain: None,
@@ -777,15 +788,11 @@ fn arena_instead(ctx: &Context, most: f64) -> Prediction {
         return none("whose map calls they are was not seen".to_owned());
     };
     let removed = removed(arena, mapped);
-    // The pages behind malloc's own map calls are fresh ones as well, at the most as large a part as of the calls.
-    let all = ctx
-        .cpu(&[MAP_LINES, TOUCH_LINES].concat())
-        .map_or(maps.share, |all| all.share);
     let point = maps.share.point * by_malloc.point * removed.point;
     let gain = Interval::new(
         maps.share.low * by_malloc.low * removed.low,
         point,
-        (all.high * by_malloc.high * removed.high).min(most).max(point),
+        (most * removed.high).max(point),
     );
     Prediction {
         gain: Some(gain),
@@ -808,9 +815,11 @@ fn map_calls_by_malloc(recording: &Recording) -> Measured<Interval> {
     let classes = classifier.cpu(&recording.samples);
     let (mut calls, mut by_malloc) = (0u64, 0u64);
     for (sample, class) in recording.samples.iter().zip(classes) {
-        if MAP_LINES.contains(&class) && sample.user.is_some() {
+        if MAP_LINES.contains(&class)
+            && let Some(malloc) = classifier.called_by_allocator(sample)
+        {
             calls += 1;
-            by_malloc += u64::from(classifier.called_by_allocator(sample));
+            by_malloc += u64::from(malloc);
         }
     }
     if calls < FEWEST {

@@ -1249,48 +1249,48 @@ fn huge_pages_are_not_promised_to_memory_that_is_on_them() {
     let (none, some) = (gain(0, 500).unwrap(), gain(200, 300).unwrap());
     assert!((some / none - 0.6).abs() < 1e-9, "{some} of {none}");
     assert!(gain(300, 200).is_err_and(|why| why.contains("already")));
+    // Nor where the memory is shared; what is bounded without prices is bounded by it as well.
+    let mut shared = with_shares(&[(FaultPath, 0.4), (PageRelease, 0.1)]);
+    shared.recording.prices = Err(absent());
+    shared.map_call("shmem_fault", false, 400);
+    shared.map_call("zap_pte_range", false, 400);
+    let remedies = shared.verdict().remedies;
+    assert!(remedies.iter().all(|p| p.remedy != "glibc-hugetlb"));
+    let kept = remedies.iter().any(|p| p.remedy == "glibc-keep-memory");
+    assert!(!kept, "no call is malloc's");
 }
 
 #[test]
 fn keeping_memory_goes_before_huge_pages_where_malloc_maps() {
     let first = |by_malloc| {
         let mut subject = with_shares(&[(FaultPath, 0.5), (MapCalls, 0.1), (PageRelease, 0.1)]);
-        subject.map_call("do_mmap", by_malloc, 300);
+        subject.map_call("do_mmap", true, by_malloc);
+        subject.map_call("do_mmap", false, 300 - by_malloc);
         let remedies = subject.verdict().remedies;
         let at = |key: &str| remedies.iter().position(|p| p.remedy == key).unwrap();
         at("glibc-keep-memory") < at("glibc-hugetlb")
     };
-    assert!(first(true));
-    assert!(!first(false));
+    assert!(first(300));
+    assert!(!first(20));
 }
 
 #[test]
 fn keeping_memory_gains_only_where_malloc_makes_the_map_calls() {
+    // As they read on 6.18, where mmap's `sys_mmap` is not on the stack.
     let keep = |by_malloc| {
         let mut subject = with_shares(&[(MapCalls, 0.3), (PageRelease, 0.1), (FaultPath, 0.2)]);
-        // As they read on 6.18, where mmap's `sys_mmap` is not on the stack.
-        subject.map_call("do_mmap", by_malloc, 150);
-        subject.map_call("do_mprotect_pkey", by_malloc, 150);
-        let p = subject
-            .verdict()
-            .remedies
-            .into_iter()
-            .find(|p| p.remedy == "glibc-keep-memory")
-            .expect("offered");
-        p.gain.expect("priced")
+        subject.map_call("do_mmap", true, by_malloc);
+        subject.map_call("do_mprotect_pkey", false, 300 - by_malloc);
+        let remedies = subject.verdict().remedies;
+        let p = remedies.into_iter().find(|p| p.remedy == "glibc-keep-memory");
+        p.map(|p| p.gain.expect("priced"))
     };
-    assert!(keep(true).low > 0.35, "{:?}", keep(true));
-    assert!(
-        keep(true).high > 0.5 && keep(true).high <= 0.65,
-        "{:?}",
-        keep(true)
-    );
+    let all = keep(300).expect("offered");
+    assert!(all.low > 0.35 && all.high > 0.5 && all.high <= 0.65, "{all:?}");
     // Whose calls they are bounds the first touches behind them too.
-    assert!(
-        keep(false).high < 0.02 && keep(false).point == 0.0,
-        "{:?}",
-        keep(false)
-    );
+    let few = keep(30).expect("offered");
+    assert!(few.point < 0.05 && few.high < 0.1, "{few:?}");
+    assert_eq!(keep(0), None);
 }
 
 #[test]
