@@ -11,6 +11,8 @@ use crate::catalogue::walls::Wall;
 use crate::measure::recording::{Allocator, AllocatorKind, Libc, Linkage, Process, Recording, Runtime};
 use crate::stats::wilson;
 use crate::units::{Absence, Interval, Measured, Reason};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 /// The remedies for the walls that were found, in the order to try; the first one is for the wall that the sentence
 /// names. Contributors are treated only where there is no wall.
@@ -479,26 +481,28 @@ fn arenas_by_default(ctx: &Context) -> u64 {
 /// Processes named in a command at most.
 const NAMED_PROCESSES: usize = 8;
 
-/// The threads of the processes that used CPU, busiest first, and a word where that is not all of them.
+/// The threads of the processes that used CPU, busiest first, and a word where these are not all.
 fn for_threads(ctx: &Context, template: &str) -> String {
-    let cpu = |pid: i32| -> u64 {
-        let own = ctx.recording.threads.iter().filter(|t| t.pid == pid);
-        own.map(|t| t.cpu_ns).sum()
+    let mut cpu: BTreeMap<i32, u64> = BTreeMap::new();
+    for thread in ctx.recording.threads.iter().filter(|t| t.cpu_ns > 0) {
+        *cpu.entry(thread.pid).or_default() += thread.cpu_ns;
+    }
+    let mut busy: Vec<i32> = cpu.keys().copied().collect();
+    busy.sort_by_key(|pid| Reverse(cpu[pid]));
+    let pids = match busy.is_empty() {
+        true => ctx.pid(),
+        false => {
+            let named: Vec<String> = busy.iter().take(NAMED_PROCESSES).map(i32::to_string).collect();
+            named.join(",")
+        }
     };
-    let main = ctx.process().map(|p| p.pid);
-    let processes = &ctx.recording.processes;
-    let mut busy: Vec<i32> = processes.iter().map(|p| p.pid).collect();
-    busy.retain(|pid| cpu(*pid) > 0 || Some(*pid) == main);
-    busy.sort_by_key(|pid| std::cmp::Reverse(cpu(*pid)));
-    busy.truncate(NAMED_PROCESSES);
-    let pids: Vec<String> = busy.iter().map(i32::to_string).collect();
-    let text = template.replace("{threads}", &format!("$(ps -L -o tid= -p {})", pids.join(",")));
-    match busy.len() < processes.len() {
-        true => format!(
-            "{text}; the busiest {} of {} processes",
-            busy.len(),
-            processes.len()
-        ),
+    let text = template.replace("{threads}", &format!("$(ps -L -o tid= -p {pids})"));
+    match busy.len() > NAMED_PROCESSES {
+        true => {
+            let mark = if text.contains(" # ") { ";" } else { "   #" };
+            let all = busy.len();
+            format!("{text}{mark} the busiest {NAMED_PROCESSES} of {all} processes")
+        }
         false => text,
     }
 }

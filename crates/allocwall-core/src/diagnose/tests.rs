@@ -1075,22 +1075,37 @@ fn a_weight_is_raised_for_every_thread_of_every_busy_process() {
     assert!(
         how_of(&subject, queue, "nice").starts_with("renice -n -5 -p $(ps -L -o tid= -p 100)   # counts")
     );
-    for pid in 101..=112 {
-        let mut process = subject.recording.processes[0].clone();
-        process.pid = pid;
-        subject.recording.processes.push(process);
-        subject.recording.threads.push(ThreadTimes {
-            pid,
-            tid: pid,
-            comm: "backend".into(),
-            seen_ns: 1,
-            cpu_ns: if pid < 104 { pid as u64 } else { 0 },
-            run_delay_ns: None,
-        });
-    }
-    let how = how_of(&subject, queue, "nice");
-    assert!(how.contains("-p 103,102,101)"), "{how}");
-    assert!(how.ends_with("; the busiest 3 of 13 processes"), "{how}");
+    let mut with_backends = |busy: i32| {
+        subject.recording.threads = (101..=112)
+            .map(|pid| ThreadTimes {
+                pid,
+                tid: pid,
+                comm: "backend".into(),
+                seen_ns: 1,
+                cpu_ns: if pid <= 100 + busy { pid as u64 } else { 0 },
+                run_delay_ns: None,
+            })
+            .collect();
+        let offers = remedies::offers(&subject.recording, &subject.bill, queue);
+        let (_, offer) = offers
+            .into_iter()
+            .find(|(r, _)| r.key == "nice")
+            .expect("in the catalogue");
+        let (nice, _) = offer.expect("offered");
+        (nice.how, nice.undo)
+    };
+    let (few, undo) = with_backends(3);
+    assert!(
+        few.contains("-p 103,102,101)") && !few.contains("busiest"),
+        "{few}"
+    );
+    assert_eq!(undo, "renice -n 0 -p $(ps -L -o tid= -p 103,102,101)");
+    let (many, undo) = with_backends(12);
+    assert!(many.ends_with("; the busiest 8 of 12 processes"), "{many}");
+    assert!(
+        undo.ends_with(",105)   # the busiest 8 of 12 processes"),
+        "{undo}"
+    );
 }
 
 #[test]
