@@ -16,7 +16,7 @@ impl Interval {
     }
 
     /// A value known without sampling error (a kernel counter).
-    pub fn exact(point: f64) -> Self {
+    pub const fn exact(point: f64) -> Self {
         Interval {
             low: point,
             point,

@@ -235,12 +235,43 @@ impl<'a> Classifier<'a> {
 
     /// A thread that gives up the CPU by itself, or has just got it back.
     pub(super) fn goes_to_sleep(&self, sample: &CpuSample) -> bool {
-        let names = || {
-            self.frames(sample.kernel)
-                .iter()
-                .filter_map(|f| self.recording.frames.get(*f as usize)?.symbol.as_deref())
-        };
-        names().any(symbols::sleeps) && !names().any(symbols::is_preempted)
+        self.kernel_names(sample).any(symbols::sleeps)
+            && !self.kernel_names(sample).any(symbols::is_preempted)
+    }
+
+    /// Of the samples of first touch that tell their kind of page: (those that huge pages would not change, all).
+    pub fn touches_past_huge_pages(&self, samples: &[CpuSample]) -> (u64, u64) {
+        let (mut past, mut all) = (0, 0);
+        for sample in samples {
+            if let KernelLine::Class(CostClass::FaultPath | CostClass::Zeroing) = self.line(sample) {
+                all += 1;
+                past += u64::from(self.kernel_names(sample).any(symbols::is_past_huge_pages));
+            }
+        }
+        (past, all)
+    }
+
+    fn kernel_names(&self, sample: &CpuSample) -> impl Iterator<Item = &'a str> {
+        let frames = &self.recording.frames;
+        self.frames(sample.kernel)
+            .iter()
+            .filter_map(|f| frames.get(*f as usize)?.symbol.as_deref())
+    }
+
+    /// The system call's wrapper may stand between, and the allocator's nameless internals. None where the stack shows no more
+    /// than the wrapper.
+    pub fn called_by_allocator(&self, sample: &CpuSample) -> Option<bool> {
+        const NEAREST: usize = 4;
+        let frames = self.frames(sample.user);
+        let mut roles = frames.iter().take(NEAREST).map(|f| self.role(*f));
+        if roles
+            .clone()
+            .any(|r| matches!(r, Some(UserRole::Allocator | UserRole::AllocatorLock)))
+        {
+            return Some(true);
+        }
+        let wrapper = |r| matches!(r, Some(UserRole::MapCall | UserRole::Memory | UserRole::Plumbing));
+        (!roles.all(wrapper)).then_some(false)
     }
 
     fn faulting_function(&self, sample: &CpuSample) -> FaultingFunction<'a> {
@@ -438,7 +469,8 @@ fn user_role(recording: &Recording, frame: &Frame) -> Option<UserRole> {
     }
 }
 
-fn is_allocator_code(module: &Module, offset: u64) -> bool {
+/// In an allocator's own module, or in the range of malloc within another one.
+pub fn is_allocator_code(module: &Module, offset: u64) -> bool {
     matches!(module.role, ModuleRole::Allocator(_))
         || module
             .malloc_ranges
@@ -644,6 +676,24 @@ mod tests {
             ),
         ] {
             assert_eq!(class_of("", stack), class, "{stack}");
+        }
+    }
+
+    #[test]
+    fn whose_call_it_is_needs_a_caller() {
+        for (stack, malloc) in [
+            ("libc!munmap;libc+9800;libc+9900;app!work", Some(true)),
+            ("libc+9800;app!work", Some(true)),
+            ("libc!munmap;app!work;libc+9800", Some(true)),
+            ("libc!munmap;app!work", Some(false)),
+            ("app!a;app!b;app!c;app!d;libc+9800", Some(false)),
+            ("libc!munmap", None),
+            ("", None),
+        ] {
+            let mut s = Sketch::new();
+            s.samples(1, PID, "zap_pte_range", stack);
+            let called = Classifier::new(&s.recording).called_by_allocator(&s.recording.samples[0]);
+            assert_eq!(called, malloc, "{stack}");
         }
     }
 

@@ -7,6 +7,7 @@ use crate::catalogue::cost::CostClass;
 use crate::measure::recording::{ModuleRole, Recording, Runtime};
 use crate::stats;
 use crate::units::{Interval, Measured};
+use serde::{Deserialize, Serialize};
 
 /// What the kernel charged to the target, in seconds. Threads' times are exact but miss threads that came and went between two looks; the
 /// processes' are complete but come in clock ticks. Both can only be short, so the larger counts; without either, what was sampled.
@@ -23,58 +24,105 @@ pub fn charged_s(recording: &Recording) -> f64 {
     }
 }
 
+const CLASSES: usize = CostClass::ALL.len();
+
+/// What the samples tell, in slices of time: the share of any set of classes is taken from it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sampled {
+    /// Samples by class, in the order of `CostClass::ALL`.
+    pub(crate) slices: Vec<[u64; CLASSES]>,
+    /// Time that no sample can hit, in samples.
+    pub(crate) unseen: [f64; CLASSES],
+    /// The kernel's part of the CPU time, where it was not sampled.
+    pub(crate) kernel: Option<Interval>,
+}
+
+impl Sampled {
+    /// `classes` are those of the samples, in their order. Nothing where the split of user and kernel time is needed and unknown.
+    pub fn of(recording: &Recording, classes: &[CostClass], unseen: &Unseen) -> Measured<Sampled> {
+        if recording.samples.is_empty() {
+            return Err(absence(
+                recording,
+                "cpu_samples",
+                "no CPU sample hit the target: it used no CPU in the window",
+            ));
+        }
+        let count = blocks(recording);
+        let mut slices = vec![[0; CLASSES]; count];
+        for (sample, class) in recording.samples.iter().zip(classes) {
+            slices[block_of(sample.t_ns, recording, count)][position(*class)] += 1;
+        }
+        Ok(Sampled {
+            slices,
+            unseen: unseen.parts,
+            kernel: match recording.meta.kernel_samples {
+                true => None,
+                false => Some(kernel_share(recording)?),
+            },
+        })
+    }
+
+    fn samples(&self, classes: &[CostClass]) -> u64 {
+        self.hits(classes).map(|(hits, _)| hits).sum()
+    }
+
+    fn hits(&self, classes: &[CostClass]) -> impl Iterator<Item = (u64, u64)> {
+        self.slices.iter().map(|slice| {
+            let hits = classes.iter().map(|c| slice[position(*c)]).sum();
+            (hits, slice.iter().sum())
+        })
+    }
+
+    /// Share of the CPU time that these classes have together. They are counted together in each slice, as classes that rise
+    /// and fall together (a fault's path and its zeroing) make the sum less certain than intervals of each would tell.
+    pub fn share(&self, classes: &[CostClass]) -> Interval {
+        let sampled = stats::proportion_over_time(&self.hits(classes).collect::<Vec<_>>());
+        match self.kernel {
+            Some(kernel) if classes == [CostClass::UnnamedKernel] => kernel,
+            // User samples tell how user time divides; the kernel's split tells how much user time there is.
+            Some(kernel) => Interval::new(
+                sampled.low * (1.0 - kernel.high),
+                sampled.point * (1.0 - kernel.point),
+                sampled.high * (1.0 - kernel.low),
+            ),
+            None => {
+                let samples = self.samples(&CostClass::ALL) as f64;
+                let hidden: f64 = classes.iter().map(|c| self.unseen[position(*c)]).sum();
+                let all = samples + self.unseen.iter().sum::<f64>();
+                let with = |share: f64| match all > 0.0 {
+                    true => (share * samples + hidden) / all,
+                    false => share,
+                };
+                Interval::new(with(sampled.low), with(sampled.point), with(sampled.high))
+            }
+        }
+    }
+}
+
 /// `classes` are those of the samples, in their order.
 pub fn lines(
     recording: &Recording,
     classifier: &Classifier,
     classes: &[CostClass],
-    unseen: &Unseen,
+    sampled: &Sampled,
     cpu_s: f64,
-) -> Measured<Vec<CpuLine>> {
-    if recording.samples.is_empty() {
-        return Err(absence(
-            recording,
-            "cpu_samples",
-            "no CPU sample hit the target: it used no CPU in the window",
-        ));
-    }
-    let kernel_share = match recording.meta.kernel_samples {
-        true => None,
-        false => Some(kernel_share(recording)?),
-    };
-    let block_count = blocks(recording);
+) -> Vec<CpuLine> {
     let mut lines: Vec<CpuLine> = CostClass::ALL
         .into_iter()
         .map(|class| {
-            let mut hits = vec![(0, 0); block_count];
-            for (sample, of) in recording.samples.iter().zip(classes) {
-                let block = &mut hits[block_of(sample.t_ns, recording, block_count)];
-                block.0 += u64::from(*of == class);
-                block.1 += 1;
-            }
-            let sampled = unseen.added_to(stats::proportion_over_time(&hits), class, recording.samples.len());
-            let share = match kernel_share {
-                None => sampled,
-                Some(kernel) if class == CostClass::UnnamedKernel => kernel,
-                // User samples tell how user time divides; the kernel's split tells how much user time there is.
-                Some(kernel) => Interval::new(
-                    sampled.low * (1.0 - kernel.high),
-                    sampled.point * (1.0 - kernel.point),
-                    sampled.high * (1.0 - kernel.low),
-                ),
-            };
+            let share = sampled.share(&[class]);
             CpuLine {
                 class,
                 share,
                 cpu_s: share.scaled(cpu_s),
-                samples: hits.iter().map(|b| b.0).sum(),
-                method: method(class, recording, unseen),
+                samples: sampled.samples(&[class]),
+                method: method(class, recording, sampled),
                 sites: cpu_sites(recording, classifier, classes, class),
             }
         })
         .collect();
     admit_unnamed_kernel(&mut lines, cpu_s);
-    Ok(lines)
+    lines
 }
 
 /// Any kernel line may hide in kernel time without names: their upper bounds say so.
@@ -147,7 +195,7 @@ pub struct Unseen {
     /// In samples.
     total: f64,
     /// Parts of it, in the order of `CostClass::ALL`.
-    parts: Vec<f64>,
+    parts: [f64; CLASSES],
 }
 
 /// What one switch may hide at most. 1.4 µs were measured on a virtual machine, a whole switch through a pipe being 1.5 µs.
@@ -161,7 +209,7 @@ impl Unseen {
     pub fn of(recording: &Recording, classifier: &Classifier, classes: &[CostClass], cpu_s: f64) -> Unseen {
         let nothing = Unseen {
             total: 0.0,
-            parts: vec![0.0; CostClass::ALL.len()],
+            parts: [0.0; CLASSES],
         };
         let period_ns = recording.meta.sample_period_ns.max(1) as f64;
         let due = cpu_s * 1e9 / period_ns;
@@ -176,7 +224,7 @@ impl Unseen {
         if !recording.meta.kernel_samples || missing < AGREES * due || most == 0.0 {
             return nothing;
         }
-        let mut sleeps = vec![0u64; CostClass::ALL.len()];
+        let mut sleeps = [0u64; CLASSES];
         for (sample, class) in recording.samples.iter().zip(classes) {
             if classifier.goes_to_sleep(sample) {
                 sleeps[position(*class)] += 1;
@@ -189,22 +237,13 @@ impl Unseen {
         let total = missing.min(most);
         Unseen {
             total,
-            parts: sleeps
-                .iter()
-                .map(|n| total * *n as f64 / telling as f64)
-                .collect(),
+            parts: sleeps.map(|n| total * n as f64 / telling as f64),
         }
     }
 
     /// Seconds of CPU time.
     pub fn seconds(&self, recording: &Recording) -> f64 {
         self.total * recording.meta.sample_period_ns as f64 / 1e9
-    }
-
-    fn added_to(&self, share: Interval, class: CostClass, samples: usize) -> Interval {
-        let samples = samples as f64;
-        let with = |share: f64| (share * samples + self.parts[position(class)]) / (samples + self.total);
-        Interval::new(with(share.low), with(share.point), with(share.high))
     }
 }
 
@@ -215,7 +254,7 @@ fn position(class: CostClass) -> usize {
         .expect("ALL holds every class")
 }
 
-fn method(class: CostClass, recording: &Recording, unseen: &Unseen) -> String {
+fn method(class: CostClass, recording: &Recording, sampled: &Sampled) -> String {
     let basis = match class {
         CostClass::Application => "CPU samples: user code that is none of the lines below",
         CostClass::AllocatorCode => {
@@ -229,7 +268,9 @@ fn method(class: CostClass, recording: &Recording, unseen: &Unseen) -> String {
         }
         CostClass::Zeroing => "CPU samples: kernel clearing pages within a page fault",
         CostClass::MapCalls => "CPU samples: kernel stack in map calls, less pages released and locks",
-        CostClass::PageRelease => "CPU samples: kernel unmapping pages, TLB shoot-downs received",
+        CostClass::PageRelease => {
+            "CPU samples: kernel unmapping pages but at exit and exec, TLB shoot-downs received"
+        }
         CostClass::AddressSpaceLock => "CPU samples: semaphore functions below map calls and faults",
         CostClass::Reclaim => "CPU samples: kernel in reclaim, compaction, huge-page collapse",
         CostClass::OtherKernel => "CPU samples: kernel stack in none of the lines above",
@@ -243,7 +284,7 @@ fn method(class: CostClass, recording: &Recording, unseen: &Unseen) -> String {
         method.push_str("; ");
         method.push_str(&note);
     };
-    let hidden = unseen.parts[position(class)];
+    let hidden = sampled.unseen[position(class)];
     if hidden >= 1.0 {
         let seconds = hidden * recording.meta.sample_period_ns as f64 / 1e9;
         add(format!(

@@ -12,19 +12,25 @@ use crate::measure::recording::{ProbeState, Recording, Tick};
 use crate::units::{Absence, Interval, Measured, Reason};
 use serde::{Deserialize, Serialize};
 
-pub use classify::Classifier;
+pub use classify::{Classifier, is_allocator_code};
+pub use cpu::Sampled;
 
 pub fn of(recording: &Recording) -> Bill {
     let classifier = Classifier::new(recording);
     let cpu_s = cpu::charged_s(recording);
     let classes = classifier.cpu(&recording.samples);
     let unseen = cpu::Unseen::of(recording, &classifier, &classes, cpu_s);
+    let sampled = Sampled::of(recording, &classes, &unseen);
     Bill {
         window_s: recording.meta.window_ns as f64 / 1e9,
         cpu_s,
         sampled_cpu_s: recording.samples.len() as f64 * recording.meta.sample_period_ns as f64 / 1e9,
         switching_cpu_s: unseen.seconds(recording),
-        on_cpu: cpu::lines(recording, &classifier, &classes, &unseen, cpu_s),
+        on_cpu: sampled
+            .as_ref()
+            .map(|sampled| cpu::lines(recording, &classifier, &classes, sampled, cpu_s))
+            .map_err(Clone::clone),
+        sampled,
         off_cpu: waits::lines(recording, &classifier, cpu_s),
         rates: rates(recording),
     }
@@ -136,6 +142,8 @@ pub struct Bill {
     pub switching_cpu_s: f64,
     /// One line a class, in the order of `CostClass::ALL`; shares sum to 1. Absent when nothing was sampled.
     pub on_cpu: Measured<Vec<CpuLine>>,
+    /// Absent when `on_cpu` is.
+    pub sampled: Measured<Sampled>,
     /// One line a class, in the order of `WaitClass::ALL`.
     pub off_cpu: Vec<WaitLine>,
     pub rates: Rates,
@@ -287,6 +295,45 @@ mod tests {
         assert_eq!(bill_of(100, 0, futex).switching_cpu_s, 0.0);
         assert_eq!(bill_of(100, 1_000_000, preempted).switching_cpu_s, 0.0);
         assert_eq!(bill_of(9, 1_000_000, futex).switching_cpu_s, 0.0);
+    }
+
+    #[test]
+    fn lines_that_rise_together_are_less_certain_as_one() {
+        let sum_of = |zeroing_beside_faults: bool| {
+            let mut s = Sketch::new();
+            s.thread(PID, "service", 10_000);
+            // In every other second there are faults, and zeroing with them or in the seconds between.
+            for second in 0..14 {
+                let at = s.recording.samples.len();
+                let zeroing = (second % 2 == 0) == zeroing_beside_faults;
+                s.samples(100, PID, "", "app!work");
+                s.samples(100, PID, if second % 2 == 0 { FAULT } else { "" }, "app!load");
+                s.samples(
+                    100,
+                    PID,
+                    if zeroing {
+                        "clear_page_erms;do_anonymous_page;exc_page_fault"
+                    } else {
+                        ""
+                    },
+                    "app!load",
+                );
+                for (i, sample) in s.recording.samples[at..].iter_mut().enumerate() {
+                    sample.t_ns = second * 1_000 * MS + i as u64 * MS;
+                }
+            }
+            let bill = of(&s.recording);
+            let classes = [CostClass::FaultPath, CostClass::Zeroing];
+            let of_lines: f64 = classes
+                .iter()
+                .map(|c| line(&bill, *c).share.half_width().powi(2))
+                .sum();
+            (bill.sampled.unwrap().share(&classes), of_lines.sqrt())
+        };
+        let (together, apart) = (sum_of(true), sum_of(false));
+        assert!((together.0.point - 1.0 / 3.0).abs() < 1e-9 && (apart.0.point - 1.0 / 3.0).abs() < 1e-9);
+        assert!(together.0.half_width() > 1.3 * together.1, "{together:?}");
+        assert!(apart.0.half_width() < 0.5 * apart.1, "{apart:?}");
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub enum CostClass {
     Zeroing,
     /// mmap, munmap, brk, mremap, madvise: the calls themselves.
     MapCalls,
-    /// Pages given back: zap, free, TLB shoot-down.
+    /// Pages given back while the process lives: zap, free, TLB shoot-down.
     PageRelease,
     AddressSpaceLock,
     /// Reclaim, compaction, khugepaged work charged to the target.

@@ -18,7 +18,9 @@ pub struct Remedy {
     /// All must hold.
     pub needs: &'static [Need],
     pub restart: bool,
-    /// `{cmd}`, `{pid}`, `{triple}`, `{tunables:…}` (merged with those already set), `{quota}`, `{arenas}` are filled in.
+    /// `{cmd}`, `{threads}` (of the target's processes), `{triple}`, `{tunables:…}` (merged with those already set),
+    /// `{quota}`, `{whole_cpus}` (the quota rounded up), `{arenas}`, `{java_heap}`, `{node:…}` (the command with an option),
+    /// `{jemalloc:…}` (in the variable that this build reads) are filled in.
     pub how: &'static str,
     pub backfires: &'static str,
     pub undo: &'static str,
@@ -26,19 +28,19 @@ pub struct Remedy {
 }
 
 impl Remedy {
-    /// `how` can be typed as it stands; else it is prose.
-    pub fn is_command(&self) -> bool {
-        let setting = !self.how.starts_with(char::is_lowercase);
-        self.kind != Kind::Advice && (setting || COMMANDS.contains(&self.first_word()))
-    }
-
-    fn first_word(&self) -> &'static str {
-        self.how.split(' ').next().unwrap_or_default()
+    /// `how`, filled in, is a command; else it is prose.
+    pub fn is_command(&self, how: &str) -> bool {
+        let setting = !how.starts_with(char::is_lowercase);
+        let first = how.split(' ').next().unwrap_or_default();
+        self.kind != Kind::Advice && (setting || COMMANDS.contains(&first))
     }
 }
 
 /// Programs that a remedy's command starts with, where it doesn't start with a setting.
-const COMMANDS: &[&str] = &["renice", "echo", "env", "numactl"];
+const COMMANDS: &[&str] = &["renice", "echo", "env", "numactl", "node", "nodejs"];
+
+/// Stands in a command for the target's own, where that is not known or too long to be read.
+pub const UNKNOWN_COMMAND: &str = "CMD";
 
 /// Remedies of one gain are tried in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -102,7 +104,7 @@ pub enum Need {
     MoreThanOneThread,
     /// None of the environment's settings mentions this.
     Unset(&'static str),
-    /// The environment limits glibc's arenas.
+    /// The environment limits glibc's arenas to fewer than it has by itself: eight a CPU on 64 bits.
     ArenasLimited,
     /// No setting pins glibc's mapping threshold, or one pins it below so many bytes.
     MmapThresholdBelow(u64),
@@ -116,7 +118,7 @@ const PRELOAD_UNDO: &str = "restart without LD_PRELOAD";
 const ALLOCATOR_WALLS: &[Wall] = &[Wall::AllocatorCode, Wall::AllocatorContention];
 const ALLOCATOR_LINES: &[CostClass] = &[AllocatorCode, AllocatorLocks];
 const TOUCH_LINES: &[CostClass] = &[FaultPath, Zeroing];
-const MAP_LINES: &[CostClass] = &[MapCalls, PageRelease];
+pub const MAP_LINES: &[CostClass] = &[MapCalls, PageRelease];
 const SWAP: Effect = Effect::AtMost(1.0, "that allocator has no price here, only a trial tells");
 const HUGE_BACKFIRES: &str =
     "memory grows by up to 2 MiB a region; forks copy 2 MiB a write; compaction may stall";
@@ -145,7 +147,7 @@ pub const TABLE: &[Remedy] = &[
         effect: Effect::NotCpu("throttled pauses: fewer threads use up the period later"),
         needs: &[Need::Go, Need::Quota, Need::Unset("GOMAXPROCS")],
         restart: true,
-        how: "GOMAXPROCS=N {cmd}   # N = the quota of {quota}, rounded up; Go 1.25 and later do so by themselves",
+        how: "GOMAXPROCS={whole_cpus} {cmd}   # the quota of {quota}, rounded up; Go 1.25 and later do so by themselves",
         backfires: "less parallelism when the quota is raised later",
         undo: "restart without GOMAXPROCS",
         moves: "parallel bursts to a steadier, longer run",
@@ -159,9 +161,10 @@ pub const TABLE: &[Remedy] = &[
         effect: Effect::NotCpu("the time runnable but waiting"),
         needs: &[],
         restart: false,
-        how: "renice -n -5 -p {pid}   # or move the competitors away: taskset -a -cp CPUS PID",
-        backfires: "the competitors wait instead",
-        undo: "renice -n 0 -p {pid}",
+        // A thread's own, on Linux: setpriority(2), bugs.
+        how: "renice -n -5 -p {threads}   # counts within a cgroup; against other containers raise cpu.weight (v1: cpu.shares)",
+        backfires: "the competitors wait instead; threads that start later have their starter's",
+        undo: "renice -n 0 -p {threads}",
         moves: "the wait to the processes that compete",
     },
     Remedy {
@@ -218,7 +221,8 @@ pub const TABLE: &[Remedy] = &[
         effect: Effect::AtMost(1.0, "depends on how much survives a scavenge"),
         needs: &[Need::Node, Need::Unset("semi-space")],
         restart: true,
-        how: "NODE_OPTIONS=--max-semi-space-size=64 {cmd}",
+        // NODE_OPTIONS refuses it before the autumn of 2022 (nodejs/node#44436); the command line never does.
+        how: "{node:--max-semi-space-size=64}",
         backfires: "up to 192 MiB more resident memory an isolate; single scavenges may take longer",
         undo: "restart without the option",
         moves: "CPU time to resident memory",
@@ -232,7 +236,8 @@ pub const TABLE: &[Remedy] = &[
         effect: Effect::AtMost(1.0, "depends on how much survives a collection"),
         needs: &[Need::Jvm],
         restart: true,
-        how: "JAVA_TOOL_OPTIONS='-Xmx<twice the present> -Xlog:gc' {cmd}",
+        // On the command line, which goes before JAVA_TOOL_OPTIONS. -Xlog is refused before Java 9.
+        how: "give it twice the heap, {java_heap}, and compare the collections that -verbose:gc prints",
         backfires: "more resident memory; a full collection of it takes longer",
         undo: "restart with the old -Xmx",
         moves: "CPU time to resident memory",
@@ -251,6 +256,8 @@ pub const TABLE: &[Remedy] = &[
             Need::Unset("MALLOC_MMAP_THRESHOLD_"),
         ],
         restart: true,
+        // Both: any of mmap_threshold, trim_threshold and top_pad alone stops glibc from raising the others with the blocks
+        // that it frees (no_dyn_threshold in malloc/malloc.c), and leaves them at 128 KiB.
         // Measured on 2.36: blocks of 40 MiB then come from the heap. Threads other than the first keep their arenas' limit of 64 MiB.
         how: "GLIBC_TUNABLES={tunables:glibc.malloc.mmap_threshold=268435456:glibc.malloc.trim_threshold=268435456} {cmd}",
         backfires: "one long-lived block above many freed ones pins them all: resident memory stays at its high-water mark",
@@ -279,29 +286,10 @@ pub const TABLE: &[Remedy] = &[
         moves: "CPU time in the kernel to resident memory",
     },
     Remedy {
-        key: "glibc-top-pad",
-        title: "glibc grows and trims its heap in larger steps",
-        kind: Kind::Process,
-        walls: &[Wall::MapChurn],
-        acts_on: MAP_LINES,
-        effect: Effect::AtMost(1.0, "depends on which calls are brk of the heap's top"),
-        needs: &[
-            Need::Glibc(2, 26),
-            Need::GlibcMalloc,
-            Need::Unset("top_pad"),
-            Need::Unset("MALLOC_TOP_PAD_"),
-        ],
-        restart: true,
-        how: "GLIBC_TUNABLES={tunables:glibc.malloc.top_pad=16777216:glibc.malloc.trim_threshold=268435456} {cmd}",
-        backfires: "up to 16 MiB more per arena",
-        undo: "restart without the tunables",
-        moves: "CPU time in the kernel to resident memory",
-    },
-    Remedy {
         key: "glibc-hugetlb",
         title: "glibc's heap on transparent huge pages",
         kind: Kind::Process,
-        walls: &[Wall::FirstTouch, Wall::Tlb],
+        walls: &[Wall::FirstTouch],
         acts_on: TOUCH_LINES,
         effect: Effect::HugeTouch,
         needs: &[
@@ -320,7 +308,7 @@ pub const TABLE: &[Remedy] = &[
         key: "jemalloc-thp",
         title: "jemalloc's heap on transparent huge pages",
         kind: Kind::Process,
-        walls: &[Wall::FirstTouch, Wall::Tlb],
+        walls: &[Wall::FirstTouch],
         acts_on: TOUCH_LINES,
         effect: Effect::HugeTouch,
         needs: &[
@@ -330,16 +318,16 @@ pub const TABLE: &[Remedy] = &[
             Need::Unset("thp:"),
         ],
         restart: true,
-        how: "MALLOC_CONF=thp:always,metadata_thp:auto {cmd}",
+        how: "{jemalloc:thp:always,metadata_thp:auto} {cmd}",
         backfires: HUGE_BACKFIRES,
-        undo: "restart without MALLOC_CONF",
+        undo: "restart without the variable",
         moves: "512 small faults to one large one: fewer, longer pauses",
     },
     Remedy {
         key: "mimalloc-thp",
         title: "mimalloc's heap on large pages",
         kind: Kind::Process,
-        walls: &[Wall::FirstTouch, Wall::Tlb],
+        walls: &[Wall::FirstTouch],
         acts_on: TOUCH_LINES,
         effect: Effect::HugeTouch,
         needs: &[
@@ -358,7 +346,7 @@ pub const TABLE: &[Remedy] = &[
         key: "cpython-mimalloc-huge",
         title: "CPython's objects in mimalloc, on large pages",
         kind: Kind::Process,
-        walls: &[Wall::FirstTouch, Wall::Tlb],
+        walls: &[Wall::FirstTouch],
         acts_on: TOUCH_LINES,
         effect: Effect::HugeTouch,
         needs: &[
@@ -377,7 +365,7 @@ pub const TABLE: &[Remedy] = &[
         key: "cpython-nogil-huge",
         title: "free-threaded CPython's own mimalloc on large pages",
         kind: Kind::Process,
-        walls: &[Wall::FirstTouch, Wall::Tlb],
+        walls: &[Wall::FirstTouch],
         acts_on: TOUCH_LINES,
         effect: Effect::HugeTouch,
         needs: &[
@@ -395,7 +383,7 @@ pub const TABLE: &[Remedy] = &[
         key: "jvm-thp",
         title: "the Java heap on transparent huge pages",
         kind: Kind::Process,
-        walls: &[Wall::FirstTouch, Wall::Tlb],
+        walls: &[Wall::FirstTouch],
         acts_on: TOUCH_LINES,
         effect: Effect::HugeTouch,
         needs: &[
@@ -418,7 +406,7 @@ pub const TABLE: &[Remedy] = &[
         effect: Effect::AtMost(1.0, "all first touches of the heap, but none outside it"),
         needs: &[Need::Jvm, Need::Unset("AlwaysPreTouch")],
         restart: true,
-        how: "JAVA_TOOL_OPTIONS='-XX:+AlwaysPreTouch -Xms<as -Xmx>' {cmd}",
+        how: "start it with -XX:+AlwaysPreTouch and an -Xms as large as its heap, {java_heap}",
         backfires: "start-up takes as long as touching the whole heap; all of -Xms is resident at once",
         undo: "restart without the option",
         moves: "first touches from requests to start-up",
@@ -427,7 +415,7 @@ pub const TABLE: &[Remedy] = &[
         key: "thp-always",
         title: "transparent huge pages for the whole machine",
         kind: Kind::Machine,
-        walls: &[Wall::FirstTouch, Wall::Tlb],
+        walls: &[Wall::FirstTouch],
         acts_on: TOUCH_LINES,
         effect: Effect::HugeTouch,
         needs: &[Need::ThpModeMadvise],
@@ -592,9 +580,9 @@ pub const TABLE: &[Remedy] = &[
         effect: Effect::NotCpu("resident memory"),
         needs: &[Need::Jemalloc, Need::Unset("decay_ms")],
         restart: true,
-        how: "MALLOC_CONF=background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0 {cmd}",
+        how: "{jemalloc:background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0} {cmd}",
         backfires: "more madvise calls and first touches",
-        undo: "restart without MALLOC_CONF",
+        undo: "restart without the variable",
         moves: "resident memory to kernel CPU time",
     },
     Remedy {
@@ -718,7 +706,7 @@ mod tests {
 
     #[test]
     fn prose_is_told_from_commands() {
-        let command = |key: &str| find(key).is_some_and(Remedy::is_command);
+        let command = |key: &str| find(key).is_some_and(|r| r.is_command(r.how));
         for key in [
             "nice",
             "glibc-hugetlb",
@@ -729,7 +717,18 @@ mod tests {
         ] {
             assert!(command(key), "{key}");
         }
-        for key in ["quota", "move-vm", "pool", "populate", "malloc-trim"] {
+        let node = find("node-semi-space").unwrap();
+        assert!(node.is_command("node --max-semi-space-size=64 app.js"));
+        assert!(!node.is_command("start node with --max-semi-space-size=64"));
+        for key in [
+            "quota",
+            "move-vm",
+            "pool",
+            "populate",
+            "malloc-trim",
+            "jvm-heap",
+            "jvm-pretouch",
+        ] {
             assert!(!command(key), "{key}");
         }
     }

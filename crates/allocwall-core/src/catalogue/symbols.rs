@@ -20,7 +20,7 @@ pub enum KernelRole {
     OtherLock,
     /// TLB flush: page release, unless it serves a fault.
     Shootdown,
-    /// First touch of anonymous memory.
+    /// First touch of anonymous or shared memory.
     Fault,
     /// Fault handling that doesn't show yet what kind of fault it is.
     FaultEntry,
@@ -31,6 +31,8 @@ pub enum KernelRole {
     /// mmap, munmap, brk, mremap, madvise, mprotect.
     Map,
     Release,
+    /// An address space ends, with its process or at exec. Its pages would have gone back whatever the allocator did.
+    Exit,
     Reclaim,
     Interrupt,
     /// A lock's or sleep's system call: the user's side tells whose.
@@ -166,14 +168,16 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
     ("free_pgtables", Release),
     ("free_pgd_range", Release),
     ("madvise_free_*", Release),
-    ("exit_mmap", Release),
+    ("exit_mmap", Exit),
 
     // Faults on files, swapped pages and NUMA hints, and what runs between a fault and the return to user mode.
     ("filemap_map_pages", OtherFault),
     ("filemap_fault", OtherFault),
+    // Shared memory without a file (mm/shmem.c) looks its pages up like a file, but a fault there is a first touch.
+    ("filemap_get_entry", Transparent),
     ("filemap_*", Elsewhere),
-    ("shmem_fault", OtherFault),
-    ("shmem_*", Elsewhere),
+    ("shmem_fault", Fault),
+    ("shmem_*", Transparent),
     ("__do_fault", OtherFault),
     ("do_fault", OtherFault),
     ("do_fault_around", OtherFault),
@@ -316,6 +320,19 @@ pub enum KernelLine {
     ByCaller,
 }
 
+/// A first touch that huge pages for private memory would not change: it takes a whole huge page already (mm/huge_memory.c,
+/// mm/hugetlb.c), or one of shared memory, which has settings of its own (mm/shmem.c).
+pub fn is_past_huge_pages(kernel_symbol: &str) -> bool {
+    matches!(
+        bare_name(kernel_symbol),
+        "do_huge_pmd_anonymous_page"
+            | "__do_huge_pmd_anonymous_page"
+            | "vma_alloc_anon_folio_pmd"
+            | "hugetlb_no_page"
+            | "shmem_fault"
+    )
+}
+
 /// The thread gives up the CPU.
 pub fn sleeps(kernel_symbol: &str) -> bool {
     matches!(
@@ -334,7 +351,8 @@ pub fn is_preempted(kernel_symbol: &str) -> bool {
 /// Leaf first. None stands for a function that isn't in the table.
 pub fn kernel_line(roles: impl IntoIterator<Item = Option<KernelRole>>) -> KernelLine {
     let mut pending = None;
-    for (depth, role) in roles.into_iter().enumerate() {
+    let mut roles = roles.into_iter().enumerate();
+    while let Some((depth, role)) = roles.next() {
         let Some(role) = role else { continue };
         let class = match role {
             Transparent => continue,
@@ -366,12 +384,13 @@ pub fn kernel_line(roles: impl IntoIterator<Item = Option<KernelRole>>) -> Kerne
                 Some(Shootdown) => CostClass::PageRelease,
                 _ => CostClass::MapCalls,
             },
+            Release if roles.any(|(_, outer)| outer == Some(Exit)) => CostClass::OtherKernel,
             Release => CostClass::PageRelease,
             // A thread that is interrupted for a TLB flush pays for pages that its own address space gave back:
             // the flush goes only to CPUs that have the same address space loaded.
             Interrupt if pending == Some(Shootdown) => CostClass::PageRelease,
             Reclaim => CostClass::Reclaim,
-            Interrupt | Elsewhere => CostClass::OtherKernel,
+            Exit | Interrupt | Elsewhere => CostClass::OtherKernel,
         };
         return KernelLine::Class(class);
     }

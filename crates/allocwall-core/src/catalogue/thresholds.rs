@@ -57,6 +57,23 @@ pub const MISS_SHARE: PathBounds = PathBounds {
 /// to Ice Lake; 2,048 on Zen 2 to 4). The smaller one, so that "it fits" is true on both.
 pub const TLB_REACH_BYTES: u64 = 1536 * 4096;
 
+/// Signs that memory is short, which is no wall of the allocator's. From any of them on it is not said that memory is not
+/// the wall.
+pub struct Pressure {
+    /// Share of CPU in reclaim and compaction, by the upper end: as for the lines of first touch.
+    pub reclaim: f64,
+    /// Part of the time in which some task of the machine stalled for memory (Documentation/accounting/psi.rst).
+    pub stalled: f64,
+    /// Major faults a second. Each waits 0.1 ms (flash) to 10 ms (disks): 1 % of one thread's time at the least.
+    pub major_faults: f64,
+}
+
+pub const PRESSURE: Pressure = Pressure {
+    reclaim: 0.05,
+    stalled: 0.10,
+    major_faults: 100.0,
+};
+
 pub const TABLE: [Threshold; 15] = [
     Threshold {
         wall: Wall::CgroupThrottling,

@@ -1,12 +1,10 @@
 //! What the rungs read: the bill's lines, the counters' change over the window, the process that used most CPU.
 
-use crate::bill::{Bill, Site};
+use crate::bill::{Bill, Site, is_allocator_code};
 use crate::catalogue::cost::{CostClass, WaitClass};
 use crate::catalogue::fast_paths::{Path, path_of};
 use crate::catalogue::thresholds::MIN_SAMPLES;
-use crate::measure::recording::{
-    CgroupTick, HostTick, ModuleRole, ProbeState, Process, Recording, Smaps, Stack, Tick,
-};
+use crate::measure::recording::{CgroupTick, HostTick, ProbeState, Process, Recording, Smaps, Stack, Tick};
 use crate::units::{Absence, Interval, Measured, Reason};
 use std::collections::BTreeMap;
 
@@ -21,10 +19,20 @@ pub struct Context<'a> {
 /// Several lines of the bill as one.
 #[derive(Clone, Copy, Debug)]
 pub struct Sum {
-    /// Fraction of the target's CPU time.
+    /// Fraction of the target's CPU time; kernel time without names may belong to kernel lines, and is in their upper end.
     pub share: Interval,
+    /// The same without what may hide there.
+    pub named: Interval,
     /// CPU-seconds per second of the window.
     pub rate: Interval,
+}
+
+impl Sum {
+    pub const NONE: Sum = Sum {
+        share: Interval::exact(0.0),
+        named: Interval::exact(0.0),
+        rate: Interval::exact(0.0),
+    };
 }
 
 /// How the allocator's calls are served, as far as sampled addresses tell.
@@ -112,14 +120,9 @@ impl<'a> Context<'a> {
             .map_or(0, |lines| lines.iter().map(|l| l.samples).sum())
     }
 
-    /// The lines as one, or why they cannot be judged. Disjoint classes of one multinomial sample are negatively
-    /// correlated, so adding their half-widths in quadrature is on the safe side.
+    /// The lines as one, or why they cannot be judged.
     pub fn cpu(&self, classes: &[CostClass]) -> Measured<Sum> {
-        let lines = self.bill.on_cpu.as_ref().map_err(Clone::clone)?;
-        let mut sum = Wide::default();
-        for line in lines.iter().filter(|l| classes.contains(&l.class)) {
-            sum.add(line.share);
-        }
+        let sampled = self.bill.sampled.as_ref().map_err(Clone::clone)?;
         let touches_kernel = classes.iter().any(|c| KERNEL_LINES.contains(c));
         if touches_kernel && !self.recording.meta.kernel_samples {
             return Err(self
@@ -135,9 +138,16 @@ impl<'a> Context<'a> {
             )
             .mend("a longer window: -d 60"));
         }
-        let share = sum.interval();
+        let named = sampled.share(classes);
+        let hidden = if touches_kernel {
+            self.unnamed_kernel()
+        } else {
+            0.0
+        };
+        let share = Interval::new(named.low, named.point, (named.high + hidden).min(1.0));
         Ok(Sum {
             share,
+            named,
             rate: share.scaled(self.cpu_rate),
         })
     }
@@ -147,7 +157,7 @@ impl<'a> Context<'a> {
         self.bill.on_cpu.as_ref().map_or(0.0, |lines| {
             lines
                 .iter()
-                .filter(|l| l.class == CostClass::UnnamedKernel)
+                .filter(|l| l.class == CostClass::UnnamedKernel && l.share.point > 0.0)
                 .map(|l| l.share.high)
                 .sum()
         })
@@ -341,14 +351,9 @@ impl<'a> Context<'a> {
     }
 
     fn in_allocator(&self, module: Option<u32>, offset: u64) -> bool {
-        let Some(module) = module.and_then(|m| self.recording.modules.get(m as usize)) else {
-            return false;
-        };
-        matches!(module.role, ModuleRole::Allocator(_))
-            || module
-                .malloc_ranges
-                .iter()
-                .any(|(from, to)| (*from..*to).contains(&offset))
+        module
+            .and_then(|m| self.recording.modules.get(m as usize))
+            .is_some_and(|m| is_allocator_code(m, offset))
     }
 
     /// How malloc's calls are served, with the figures behind it.
@@ -422,30 +427,6 @@ pub fn main_process(recording: &Recording) -> Option<&Process> {
     };
     // `rev`: of equals the first one wins.
     recording.processes.iter().rev().max_by_key(|p| cpu(p.pid))
-}
-
-/// Sum of intervals of disjoint classes.
-#[derive(Default)]
-pub struct Wide {
-    point: f64,
-    below: f64,
-    above: f64,
-}
-
-impl Wide {
-    pub fn add(&mut self, i: Interval) {
-        self.point += i.point;
-        self.below += (i.point - i.low).powi(2);
-        self.above += (i.high - i.point).powi(2);
-    }
-
-    pub fn interval(&self) -> Interval {
-        Interval::new(
-            (self.point - self.below.sqrt()).max(0.0),
-            self.point.clamp(0.0, 1.0),
-            (self.point + self.above.sqrt()).min(1.0),
-        )
-    }
 }
 
 pub trait MendIfNone {

@@ -1,15 +1,18 @@
 //! Which remedies fit a target, and what each would gain there: the bill's lines × what the price list says.
 
-use super::context::{Context, Wide, percent};
+use super::context::{Context, main_process, percent};
 use super::{Finding, Prescription, Status};
-use crate::bill::Bill;
+use crate::bill::{Bill, Classifier};
 use crate::catalogue::cost::CostClass;
 use crate::catalogue::prices::*;
-use crate::catalogue::remedies::{Effect, Kind, Need, Remedy, TABLE};
+use crate::catalogue::remedies::{Effect, Kind, MAP_LINES, Need, Remedy, TABLE, UNKNOWN_COMMAND};
 use crate::catalogue::thresholds;
 use crate::catalogue::walls::Wall;
-use crate::measure::recording::{Allocator, AllocatorKind, Libc, ModuleRole, Process, Recording, Runtime};
-use crate::units::{Interval, Measured};
+use crate::measure::recording::{Allocator, AllocatorKind, Libc, Linkage, Process, Recording, Runtime};
+use crate::stats::wilson;
+use crate::units::{Absence, Interval, Measured, Reason};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 /// The remedies for the walls that were found, in the order to try; the first one is for the wall that the sentence
 /// names. Contributors are treated only where there is no wall.
@@ -29,7 +32,7 @@ pub fn prescribe(
         .into_iter()
         .filter_map(|(remedy, offer)| {
             let (prescription, bound) = offer.ok()?;
-            let rank = rank(remedy, recording.processes.first(), leading, &prescription, bound);
+            let rank = rank(remedy, main_process(recording), leading, &prescription, bound);
             Some((rank, prescription))
         })
         .collect();
@@ -39,6 +42,7 @@ pub fn prescribe(
             .cmp(&b.advice)
             .then(b.cause.cmp(&a.cause))
             .then(b.low.total_cmp(&a.low))
+            .then(b.point.total_cmp(&a.point))
             .then(b.leading.cmp(&a.leading))
             .then((a.kind, a.restart).cmp(&(b.kind, b.restart)))
             .then(b.bound.total_cmp(&a.bound))
@@ -63,11 +67,16 @@ struct Rank {
     cause: bool,
     /// It acts on the wall that the sentence names.
     leading: bool,
+    /// Of the predicted gain; a low end below `SURE` is none.
     low: f64,
+    point: f64,
     kind: Kind,
     restart: bool,
     bound: f64,
 }
+
+/// A gain that is sure to be at least this goes before one that is only likely.
+const SURE: f64 = 0.01;
 
 fn rank(
     remedy: &Remedy,
@@ -80,7 +89,8 @@ fn rank(
         advice: remedy.kind == Kind::Advice,
         cause: undoes_a_setting(process, remedy),
         leading: leading.is_some_and(|w| remedy.walls.contains(&w)),
-        low: p.gain.map_or(0.0, |g| g.low),
+        low: p.gain.map(|g| g.low).filter(|low| *low >= SURE).unwrap_or(0.0),
+        point: p.gain.map_or(0.0, |g| g.point),
         kind: remedy.kind,
         restart: remedy.restart,
         bound,
@@ -103,6 +113,14 @@ pub fn offers(recording: &Recording, bill: &Bill, walls: &[Wall]) -> Vec<(&'stat
 fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
     for need in remedy.needs {
         met(ctx, *need, walls)?;
+    }
+    if remedy.effect == Effect::ArenaInsteadOfMap
+        && map_calls_by_malloc(ctx.recording).is_ok_and(|part| part.high < MALLOCS_PART)
+    {
+        return Err("next to none of its map calls are malloc's".into());
+    }
+    if remedy.effect == Effect::HugeTouch && past_huge_pages(ctx).point > MOSTLY_PAST {
+        return Err("most of its first touches are of huge pages already, or of shared memory".into());
     }
     let mut prediction = predict(ctx, remedy);
     let saves_cpu = !matches!(remedy.effect, Effect::NotCpu(_));
@@ -223,8 +241,8 @@ fn met(ctx: &Context, need: Need, walls: &[Wall]) -> Result<(), String> {
             ),
         },
         Need::ArenasLimited => require(
-            setting_mentions(process, "MALLOC_ARENA_MAX") || setting_mentions(process, "arena_max"),
-            "nothing limits the arenas",
+            arena_limit(process).is_some_and(|limit| limit < arenas_by_default(ctx)),
+            "nothing limits the arenas below what glibc does by itself",
         ),
         Need::MoreThanOneNode => require(ctx.recording.host.numa_nodes > 1, "the machine has one NUMA node"),
         Need::Quota => require(
@@ -259,7 +277,7 @@ fn preload(process: &Process) -> Result<(), String> {
     if matches!(
         &process.allocator,
         Ok(Allocator {
-            how: crate::measure::recording::Linkage::Static,
+            how: Linkage::Static,
             ..
         })
     ) {
@@ -353,19 +371,38 @@ fn undoes_a_setting(process: Option<&Process>, remedy: &Remedy) -> bool {
     })
 }
 
-/// Value of an entry of GLIBC_TUNABLES in the target's environment; the inner None is one that is no number. As the
-/// loader does, the last one counts, in decimal, `0x` or `0` notation.
+/// What the environment limits glibc's arenas to; 0 is no limit.
+fn arena_limit(process: &Process) -> Option<u64> {
+    let variable = || {
+        let found = process
+            .environment
+            .iter()
+            .find(|(k, _)| k == "MALLOC_ARENA_MAX")?;
+        Some(number(&found.1))
+    };
+    tunable(process, "glibc.malloc.arena_max")
+        .or_else(variable)?
+        .filter(|limit| *limit > 0)
+}
+
+/// Value of an entry of GLIBC_TUNABLES in the target's environment; the inner None is one that is no number. As for the
+/// loader, the last one counts.
 fn tunable(process: &Process, name: &str) -> Option<Option<u64>> {
     let list = &process.environment.iter().find(|(k, _)| k == "GLIBC_TUNABLES")?.1;
     let (_, value) = list
         .split(':')
         .filter_map(|entry| entry.split_once('='))
         .rfind(|(key, _)| *key == name)?;
-    Some(match value.strip_prefix("0x") {
+    Some(number(value))
+}
+
+/// As the loader reads one: decimal, or in `0x` or `0` notation.
+fn number(value: &str) -> Option<u64> {
+    match value.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16).ok(),
         None if value.len() > 1 && value.starts_with('0') => u64::from_str_radix(value, 8).ok(),
         None => value.parse().ok(),
-    })
+    }
 }
 
 /// Major and minor of `2.36`, `3.13.1+`, `2.36-9+deb12u4`.
@@ -385,24 +422,26 @@ fn fill(ctx: &Context, template: &str) -> String {
         "aarch64" => "aarch64-linux-gnu",
         _ => "x86_64-linux-gnu",
     };
-    let quota = ctx
-        .last_tick()
-        .and_then(|t| t.cgroup)
-        .and_then(|c| c.quota_cpus)
-        .map_or_else(|| "CPUs".to_owned(), |q| format!("{q:.2} CPUs"));
-    let arenas = 8 * ctx.recording.host.online_cpus.max(1);
+    let quota = ctx.last_tick().and_then(|t| t.cgroup).and_then(|c| c.quota_cpus);
     let text = template
         .replace("{triple}", triple)
-        .replace("{pid}", &ctx.pid())
-        .replace("{quota}", &quota)
-        .replace("{arenas}", &arenas.to_string());
-    let text = match (text.split_once("{tunables:"), process) {
-        (Some((before, rest)), process) => {
-            let (new, after) = rest.split_once('}').unwrap_or((rest, ""));
-            format!("{before}{}{after}", merged_tunables(process, new))
-        }
-        (None, _) => text,
+        .replace(
+            "{quota}",
+            &quota.map_or_else(|| "CPUs".to_owned(), |q| format!("{q:.2} CPUs")),
+        )
+        .replace(
+            "{whole_cpus}",
+            &quota.map_or(1.0, |q| q.ceil().max(1.0)).to_string(),
+        )
+        .replace("{arenas}", &arenas_by_default(ctx).to_string())
+        .replace("{java_heap}", &java_heap(process));
+    let text = match text.contains("{threads}") {
+        true => for_threads(ctx, &text),
+        false => text,
     };
+    let text = filled(&text, "{tunables:", |new| merged_tunables(process, new));
+    let text = filled(&text, "{jemalloc:", |options| jemalloc_settings(ctx, options));
+    let text = filled(&text, "{node:", |option| node_command(ctx, option));
     let text = text.replace("{cmd}", &command(ctx));
     // These are lists: setting one drops what it holds.
     let held = process
@@ -415,7 +454,136 @@ fn fill(ctx: &Context, template: &str) -> String {
     }
 }
 
-const LISTS: &[&str] = &["LD_PRELOAD", "MALLOC_CONF", "JAVA_TOOL_OPTIONS", "NODE_OPTIONS"];
+const LISTS: &[&str] = &[
+    "LD_PRELOAD",
+    "MALLOC_CONF",
+    "JE_MALLOC_CONF",
+    "_RJEM_MALLOC_CONF",
+    "JAVA_TOOL_OPTIONS",
+];
+
+/// `{name:argument}` replaced, where the text has one.
+fn filled(text: &str, opening: &str, with: impl Fn(&str) -> String) -> String {
+    match text.split_once(opening) {
+        Some((before, rest)) => {
+            let (argument, after) = rest.split_once('}').unwrap_or((rest, ""));
+            format!("{before}{}{after}", with(argument))
+        }
+        None => text.to_owned(),
+    }
+}
+
+/// glibc's own limit on 64 bits: NARENAS_FROM_NCORES of malloc/arena.c.
+fn arenas_by_default(ctx: &Context) -> u64 {
+    8 * u64::from(ctx.recording.host.online_cpus.max(1))
+}
+
+/// Processes named in a command at most.
+const NAMED_PROCESSES: usize = 8;
+
+/// The threads of the processes that used CPU, busiest first, and a word where these are not all.
+fn for_threads(ctx: &Context, template: &str) -> String {
+    let mut cpu: BTreeMap<i32, u64> = BTreeMap::new();
+    for thread in ctx.recording.threads.iter().filter(|t| t.cpu_ns > 0) {
+        *cpu.entry(thread.pid).or_default() += thread.cpu_ns;
+    }
+    let mut busy: Vec<i32> = cpu.keys().copied().collect();
+    busy.sort_by_key(|pid| Reverse(cpu[pid]));
+    let pids = match busy.is_empty() {
+        true => ctx.pid(),
+        false => {
+            let named: Vec<String> = busy.iter().take(NAMED_PROCESSES).map(i32::to_string).collect();
+            named.join(",")
+        }
+    };
+    let text = template.replace("{threads}", &format!("$(ps -L -o tid= -p {pids})"));
+    match busy.len() > NAMED_PROCESSES {
+        true => {
+            let mark = if text.contains(" # ") { ";" } else { "   #" };
+            let all = busy.len();
+            format!("{text}{mark} the busiest {NAMED_PROCESSES} of {all} processes")
+        }
+        false => text,
+    }
+}
+
+/// Where the Java heap's limit stands: the command line goes before the environment, and of several options the last.
+fn java_heap(process: Option<&Process>) -> String {
+    let environment = process.into_iter().flat_map(|p| &p.environment);
+    let set = environment.flat_map(|(_, value)| value.split_whitespace());
+    let given = process.into_iter().flat_map(|p| &p.cmdline).map(String::as_str);
+    let mut options = set
+        .chain(given)
+        .filter(|w| w.starts_with("-Xmx") && w.chars().all(plain));
+    match options.next_back() {
+        Some(option) => format!("now {option}"),
+        None => "a quarter of the memory where no -Xmx is given".to_owned(),
+    }
+}
+
+/// Names of jemalloc's entry points, after the prefix of a build.
+const JEMALLOC_ENTRIES: &[&str] = &[
+    "malloc", "free", "calloc", "realloc", "mallocx", "rallocx", "sdallocx",
+];
+
+/// The variable that this build of jemalloc reads: prefixed as its functions are (--with-jemalloc-prefix; tikv-jemallocator
+/// has `_rjem_`, Redis `je_`). A build inside the program whose prefix no sampled function shows may read any of them.
+fn jemalloc_settings(ctx: &Context, options: &str) -> String {
+    const ALL: [&str; 3] = ["MALLOC_CONF", "_RJEM_MALLOC_CONF", "JE_MALLOC_CONF"];
+    let allocator = ctx.process().and_then(|p| p.allocator.as_ref().ok());
+    let variables = match allocator {
+        Some(a) if a.how == Linkage::Static => match jemalloc_prefix(ctx.recording, &a.module) {
+            Some("") => &ALL[..1],
+            Some("_rjem_") => &ALL[1..2],
+            Some(_) => &ALL[2..],
+            None => &ALL[..],
+        },
+        _ => &ALL[..1],
+    };
+    let settings: Vec<String> = variables.iter().map(|v| format!("{v}={options}")).collect();
+    settings.join(" ")
+}
+
+fn jemalloc_prefix(recording: &Recording, path: &str) -> Option<&'static str> {
+    let names = || {
+        let of_module = |module: u32| {
+            recording
+                .modules
+                .get(module as usize)
+                .is_some_and(|m| m.path == path)
+        };
+        let frames = recording
+            .frames
+            .iter()
+            .filter(move |f| f.module.is_some_and(of_module));
+        frames.filter_map(|f| f.symbol.as_deref())
+    };
+    // `je_` alone also begins the inner functions of a build without a prefix.
+    let prefixes = ["_rjem_", "je_", ""];
+    prefixes.into_iter().find(|prefix| {
+        names().any(|name| {
+            name.strip_prefix(prefix)
+                .is_some_and(|rest| JEMALLOC_ENTRIES.contains(&rest))
+        }) || (*prefix == "_rjem_" && names().any(|name| name.starts_with(prefix)))
+    })
+}
+
+/// The target's command with an option for Node itself, or prose where Node does not stand at its head.
+fn node_command(ctx: &Context, option: &str) -> String {
+    let words = words(ctx);
+    let is_node = |word: &String| matches!(word.rsplit('/').next(), Some("node" | "nodejs"));
+    match words
+        .split_first()
+        .filter(|(first, _)| is_node(first))
+        .and(line_of(words))
+    {
+        Some(line) => {
+            let first = quoted(&words[0]);
+            format!("{first} {option}{}", &line[first.len()..])
+        }
+        None => format!("start node with {option}"),
+    }
+}
 
 /// GLIBC_TUNABLES is one list: what is set already stays, unless the remedy sets the same.
 fn merged_tunables(process: Option<&Process>, new: &str) -> String {
@@ -435,23 +603,24 @@ fn merged_tunables(process: Option<&Process>, new: &str) -> String {
     }
 }
 
-/// The command line as it was given or seen, if it is short enough to be read in a line.
-fn command(ctx: &Context) -> String {
+/// The command line as it was given or seen.
+fn words<'a>(ctx: &Context<'a>) -> &'a [String] {
+    let given = ctx.recording.meta.command.as_ref();
+    given
+        .or(ctx.process().map(|p| &p.cmdline))
+        .map_or(&[], Vec::as_slice)
+}
+
+/// If it is short enough to be read in a line.
+fn line_of(words: &[String]) -> Option<String> {
     const LONGEST: usize = 80;
-    let words = ctx
-        .recording
-        .meta
-        .command
-        .as_ref()
-        .or(ctx.process().map(|p| &p.cmdline));
-    let line = words
-        .map(|w| w.iter().map(|w| quoted(w)).collect::<Vec<_>>().join(" "))
-        .unwrap_or_default();
-    if line.is_empty() || line.chars().count() > LONGEST || line.chars().any(char::is_control) {
-        "CMD".to_owned()
-    } else {
-        line
-    }
+    let line = words.iter().map(|w| quoted(w)).collect::<Vec<_>>().join(" ");
+    let readable = !line.is_empty() && line.chars().count() <= LONGEST && !line.chars().any(char::is_control);
+    readable.then_some(line)
+}
+
+fn command(ctx: &Context) -> String {
+    line_of(words(ctx)).unwrap_or_else(|| UNKNOWN_COMMAND.to_owned())
 }
 
 fn plain(c: char) -> bool {
@@ -478,7 +647,12 @@ struct Prediction {
 }
 
 fn predict(ctx: &Context, remedy: &Remedy) -> Prediction {
-    let most = ctx.cpu(remedy.acts_on).map_or(0.0, |s| s.share.high);
+    let whole = ctx.cpu(remedy.acts_on).map_or(0.0, |s| s.share.high);
+    let most = match remedy.effect {
+        Effect::HugeTouch => whole * (1.0 - past_huge_pages(ctx).low),
+        Effect::ArenaInsteadOfMap => whole * map_calls_by_malloc(ctx.recording).map_or(1.0, |part| part.high),
+        _ => whole,
+    };
     let none = |basis: String| Prediction {
         gain: None,
         basis,
@@ -504,7 +678,7 @@ fn predict(ctx: &Context, remedy: &Remedy) -> Prediction {
                 removed,
                 most,
                 format!(
-                    "{} of CPU ({lines}) × {} that huge pages save here, if all fresh memory is on them",
+                    "{} of CPU ({lines}) × {} that huge pages save here, if all fresh memory gets them; blocks below 2 MiB that are mapped one by one do not",
                     percent(sum.share.point),
                     percent(removed.point)
                 ),
@@ -569,21 +743,38 @@ fn removed(after: Interval, before: Interval) -> Interval {
     )
 }
 
-/// The low end also holds for memory that lay idle, where a hypervisor may have to find 2 MiB first.
+/// Below this part of the map calls, what malloc does with them matters to nobody.
+const MALLOCS_PART: f64 = 0.05;
+
+/// From this part of the first touches on, there is little left to put on huge pages.
+const MOSTLY_PAST: f64 = 0.5;
+
+/// The part of first touch that huge pages would not change, by time. Nothing seen: none, which leaves most to gain.
+fn past_huge_pages(ctx: &Context) -> Interval {
+    match Classifier::new(ctx.recording).touches_past_huge_pages(&ctx.recording.samples) {
+        (_, 0) => Interval::exact(0.0),
+        (past, all) => wilson(past, all),
+    }
+}
+
+/// Whether the memory that is touched lies in ranges that can take huge pages is not seen: nothing at the low end. The high
+/// end also holds for memory that lay idle, where a hypervisor has to find 512 pages one by one.
 fn huge_touch(ctx: &Context) -> Option<Interval> {
     let warm = removed(ctx.price(TOUCH_2M)?, ctx.price(TOUCH_4K)?.scaled(512.0));
     let idle = ctx
         .price(TOUCH_2M_IDLE)
         .zip(ctx.price(TOUCH_4K_IDLE))
-        .map(|(huge, small)| removed(huge, small.scaled(512.0)));
-    Some(match idle {
-        Some(idle) => Interval::new(warm.low.min(idle.low), warm.point, warm.high.max(idle.high)),
-        None => warm,
-    })
+        .map_or(0.0, |(huge, small)| removed(huge, small.scaled(512.0)).high);
+    let past = past_huge_pages(ctx);
+    Some(Interval::new(
+        0.0,
+        warm.point * (1.0 - past.point),
+        warm.high.max(idle) * (1.0 - past.low),
+    ))
 }
 
 /// Map calls whose caller is malloc go, less what the arena's own work costs; whether the first touches behind them go
-/// too cannot be seen from outside, so those only raise the upper end.
+/// too cannot be seen from outside, so those only raise the upper end, by as large a part of them as of the calls.
 fn arena_instead(ctx: &Context, most: f64) -> Prediction {
     let none = |basis| Prediction {
         gain: None,
@@ -591,7 +782,7 @@ fn arena_instead(ctx: &Context, most: f64) -> Prediction {
         most,
         at_most: None,
     };
-    let Ok(maps) = ctx.cpu(&[CostClass::MapCalls, CostClass::PageRelease]) else {
+    let Ok(maps) = ctx.cpu(MAP_LINES) else {
         return none("the lines that it acts on were not measured".to_owned());
     };
     let (Some(arena), Some(mapped)) = (ctx.price(MALLOC_ARENA), ctx.price(MALLOC_MAPPED)) else {
@@ -601,21 +792,11 @@ fn arena_instead(ctx: &Context, most: f64) -> Prediction {
         return none("whose map calls they are was not seen".to_owned());
     };
     let removed = removed(arena, mapped);
-    let mut all = Wide::default();
-    all.add(maps.share);
-    if let Ok(touch) = ctx.cpu(&[CostClass::FaultPath, CostClass::Zeroing]) {
-        all.add(touch.share);
-    }
-    let upper = if by_malloc.high > 0.0 {
-        all.interval().high * removed.high
-    } else {
-        0.0
-    };
     let point = maps.share.point * by_malloc.point * removed.point;
     let gain = Interval::new(
         maps.share.low * by_malloc.low * removed.low,
         point,
-        upper.min(most).max(point),
+        (most * removed.high).max(point),
     );
     Prediction {
         gain: Some(gain),
@@ -630,57 +811,28 @@ fn arena_instead(ctx: &Context, most: f64) -> Prediction {
     }
 }
 
-/// Fraction of the samples in map calls that came through the process-wide allocator, by the frames nearest to the call.
+/// Fraction of the samples on the bill's lines of map calls that came through the process-wide allocator, by the frames
+/// nearest to the call.
 fn map_calls_by_malloc(recording: &Recording) -> Measured<Interval> {
-    const CALLS: &[&str] = &["sys_mmap", "sys_munmap", "sys_brk", "sys_madvise", "sys_mremap"];
-    /// The system call's wrapper, then malloc's internals.
-    const NEAREST: usize = 4;
-    let frames_of = |stack: Option<u32>| {
-        stack
-            .and_then(|s| recording.stacks.get(s as usize))
-            .into_iter()
-            .flat_map(|s| &s.frames)
-            .filter_map(|f| recording.frames.get(*f as usize))
-    };
+    const FEWEST: u64 = 20;
+    let classifier = Classifier::new(recording);
+    let classes = classifier.cpu(&recording.samples);
     let (mut calls, mut by_malloc) = (0u64, 0u64);
-    for sample in recording.samples.iter().filter(|s| s.user.is_some()) {
-        let in_call = frames_of(sample.kernel).any(|f| {
-            f.symbol
-                .as_deref()
-                .is_some_and(|s| CALLS.iter().any(|c| s.ends_with(c)))
-        });
-        if !in_call {
-            continue;
+    for (sample, class) in recording.samples.iter().zip(classes) {
+        if MAP_LINES.contains(&class)
+            && let Some(malloc) = classifier.called_by_allocator(sample)
+        {
+            calls += 1;
+            by_malloc += u64::from(malloc);
         }
-        calls += 1;
-        let from_malloc = frames_of(sample.user).take(NEAREST).any(|f| {
-            f.module
-                .and_then(|m| recording.modules.get(m as usize))
-                .is_some_and(|m| {
-                    matches!(m.role, ModuleRole::Allocator(_))
-                        || m.malloc_ranges
-                            .iter()
-                            .any(|(from, to)| (*from..*to).contains(&f.offset))
-                })
-        });
-        by_malloc += u64::from(from_malloc);
     }
-    if calls < 20 {
-        return Err(crate::units::Absence::new(
-            crate::units::Reason::TooLittle,
+    if calls < FEWEST {
+        return Err(Absence::new(
+            Reason::TooLittle,
             format!("{calls} samples in map calls"),
         ));
     }
     Ok(wilson(by_malloc, calls))
-}
-
-/// Wilson's score interval at 95 % (Wilson 1927, JASA 22).
-fn wilson(hits: u64, trials: u64) -> Interval {
-    const Z: f64 = 1.959_964;
-    let (n, p) = (trials as f64, hits as f64 / trials as f64);
-    let centre = (p + Z * Z / (2.0 * n)) / (1.0 + Z * Z / n);
-    let half = Z / (1.0 + Z * Z / n) * (p * (1.0 - p) / n + Z * Z / (4.0 * n * n)).sqrt();
-    Interval::new((centre - half).max(0.0), p, (centre + half).min(1.0))
 }
 
 fn lines_of(remedy: &Remedy) -> String {

@@ -1,10 +1,11 @@
 //! The one sentence that a tired person needs, and what to type next.
 
-use super::context::{Context, percent, percent_interval};
+use super::context::{Context, count, percent, percent_interval};
 use super::judge::Judged;
 use super::rungs::named;
 use super::{Finding, Prescription, Status};
 use crate::catalogue::cost::CostClass;
+use crate::catalogue::remedies::{UNKNOWN_COMMAND, find as find_remedy};
 use crate::catalogue::thresholds;
 use crate::catalogue::walls::Wall;
 
@@ -24,11 +25,14 @@ pub fn write(ctx: &Context, judged: &[Judged], walls: &[Wall]) -> String {
         .find(|w| !same_time(worst, **w) && **w != Wall::Waiting);
     let also = next.map_or_else(String::new, |wall| also(judged, *wall));
     let whole = |place: bool| wall_sentence(ctx, judged, worst, place) + &also;
-    let text = whole(true);
-    match text.chars().count() <= LONGEST_SENTENCE {
-        true => text,
-        false => whole(false),
-    }
+    shortened(whole)
+}
+
+/// With the call site where there is room for it.
+fn shortened(whole: impl Fn(bool) -> String) -> String {
+    Some(whole(true))
+        .filter(|text| text.chars().count() <= LONGEST_SENTENCE)
+        .unwrap_or_else(|| whole(false))
 }
 
 fn also(judged: &[Judged], wall: Wall) -> String {
@@ -131,8 +135,8 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> S
         Wall::AddressSpaceLock => format!(
             "The address-space lock is the wall: threads wait {s} of their working time for one another's maps and faults."
         ),
-        Wall::Tlb => format!("TLB misses are the wall: {s} of CPU."),
-        Wall::Numa => format!("Remote memory is the wall: {s} of new pages."),
+        // No share reaches their thresholds; should one ever, it is said plainly.
+        Wall::Tlb | Wall::Numa => format!("{} is the wall: {s}.", wall.title()),
         Wall::CallRate => format!(
             "Call rate is the wall: {s} of CPU goes to allocating and freeing, too often rather than too slowly{}.",
             from(ctx, &[AllocatorCode, RuntimeAllocator])
@@ -212,12 +216,23 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
     } else {
         format!(" Not measured: {}.", unknown.join(", "))
     };
-    if let Some(wall) = leading_contributor(judged) {
+    let contributor = leading_contributor(judged);
+    if let Some(pressure) = pressure(ctx) {
+        let whole = |place: bool| {
+            let beside = contributor.map_or_else(
+                || own_computing(ctx, place),
+                |wall| format!("{} takes {}", wall.title(), share(judged, wall)),
+            );
+            format!("{pressure}; {beside}.{not_told}")
+        };
+        return shortened(whole);
+    }
+    if let Some(wall) = contributor {
         return format!(
             "No wall, but {} takes {}; {}.{not_told}",
             wall.title(),
             share(judged, wall),
-            own_computing(ctx)
+            own_computing(ctx, true)
         );
     }
     let brief = |wall: Wall, label: &str| {
@@ -243,9 +258,41 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
     format!(
         "Memory is not your wall: {}; {}.{}{not_told}",
         figures.join(", "),
-        own_computing(ctx),
+        own_computing(ctx, true),
         crowded(ctx)
     )
+}
+
+/// Memory is short: no wall of the allocator's, but not nothing either.
+fn pressure(ctx: &Context) -> Option<String> {
+    const LIMITS: thresholds::Pressure = thresholds::PRESSURE;
+    let reclaim = ctx.cpu(&[CostClass::Reclaim]).ok().map(|sum| sum.named);
+    if let Some(share) = reclaim.filter(|share| share.high >= LIMITS.reclaim) {
+        let sure = match share.low >= LIMITS.reclaim {
+            true => "Memory pressure",
+            false => "Memory pressure is not ruled out",
+        };
+        return Some(format!(
+            "{sure}: {} of CPU goes to reclaim and compaction",
+            percent_interval(share)
+        ));
+    }
+    let stalled = ctx
+        .host_change(|h| h.psi_memory_us)
+        .map(|us| us as f64 / 1e6 / ctx.window_s);
+    if let Some(part) = stalled.filter(|part| *part >= LIMITS.stalled) {
+        return Some(format!(
+            "Memory pressure: tasks of this machine stall for memory {} of the time",
+            percent(part.min(1.0))
+        ));
+    }
+    let major = ctx.bill.rates.major_faults.as_ref().ok();
+    major.filter(|rate| **rate >= LIMITS.major_faults).map(|rate| {
+        format!(
+            "Memory pressure, or files read for the first time: {} major faults a second wait for storage",
+            count(*rate)
+        )
+    })
 }
 
 /// More threads with work than CPUs: said, because no rung calls it a wall.
@@ -269,7 +316,8 @@ pub fn leading_contributor(judged: &[Judged]) -> Option<Wall> {
         .map(|j| j.finding.wall)
 }
 
-fn own_computing(ctx: &Context) -> String {
+/// `place`: with the call site behind it.
+fn own_computing(ctx: &Context, place: bool) -> String {
     match ctx.cpu(&[CostClass::Application]) {
         Ok(sum) => {
             let kernel = ctx.cpu(&[CostClass::OtherKernel]).map_or(0.0, |s| s.share.point);
@@ -281,7 +329,7 @@ fn own_computing(ctx: &Context) -> String {
                 );
             }
             let site = match ctx.top_site(&[CostClass::Application]) {
-                Some((site, part)) if part >= 0.5 => format!(", most in `{}`", name(&site)),
+                Some((site, part)) if place && part >= 0.5 => format!(", most in `{}`", name(&site)),
                 _ => String::new(),
             };
             format!(
@@ -314,7 +362,8 @@ pub fn next_steps(
         findings
             .iter()
             .find(|f| Some(f.wall) == wall)
-            .map(|f| f.show.clone()),
+            .map(|f| f.show.clone())
+            .filter(|show| !has_a_gap(show)),
     );
     if unpriced && !next.iter().any(|n| n == CALIBRATE) {
         next.push(CALIBRATE.to_owned());
@@ -325,7 +374,14 @@ pub fn next_steps(
 
 const CALIBRATE: &str = "allocwall calibrate";
 
-/// Not advice in prose.
+/// It can be typed as it stands: no advice in prose, and the target's own command is known.
 fn is_command(remedy: &Prescription) -> bool {
-    crate::catalogue::remedies::find(&remedy.remedy).is_some_and(|r| r.is_command())
+    let how = &remedy.how;
+    find_remedy(&remedy.remedy).is_some_and(|r| r.is_command(how)) && !has_a_gap(how)
+}
+
+fn has_a_gap(command: &str) -> bool {
+    command
+        .split(' ')
+        .any(|word| word == UNKNOWN_COMMAND || word == "…")
 }

@@ -1,7 +1,7 @@
 //! Synthetic recordings and bills: a target that only computes, to which a test adds one wall.
 
 use super::{Finding, Verdict, verdict};
-use crate::bill::{Bill, CpuLine, Rates, Site, WaitLine};
+use crate::bill::{Bill, CpuLine, Rates, Sampled, Site, WaitLine};
 use crate::catalogue::cost::{CostClass, WaitClass};
 use crate::catalogue::prices::*;
 use crate::catalogue::walls::Wall;
@@ -29,6 +29,7 @@ pub fn computing() -> Subject {
             sampled_cpu_s: WINDOW_S,
             switching_cpu_s: 0.0,
             on_cpu: Ok(Vec::new()),
+            sampled: Err(absent()),
             off_cpu: WaitClass::ALL
                 .into_iter()
                 .map(|class| WaitLine {
@@ -66,21 +67,30 @@ impl Subject {
     pub fn shares_with_samples(&mut self, shares: &[(CostClass, f64)], samples: u64) -> &mut Self {
         let rest = 1.0 - shares.iter().map(|s| s.1).sum::<f64>();
         assert!(rest >= -1e-9);
+        const SLICES: u64 = 15;
+        let hits = CostClass::ALL.map(|class| {
+            let p = match shares.iter().find(|s| s.0 == class) {
+                Some(s) => s.1,
+                None if class == CostClass::Application => rest.max(0.0),
+                None => 0.0,
+            };
+            (p * samples as f64).round() as u64
+        });
+        let slice = |i| hits.map(|n| n / SLICES + u64::from(i < n % SLICES));
+        let sampled = Sampled {
+            slices: (0..SLICES).map(slice).collect(),
+            ..Sampled::default()
+        };
         let lines = CostClass::ALL
             .into_iter()
-            .map(|class| {
-                let p = match shares.iter().find(|s| s.0 == class) {
-                    Some(s) => s.1,
-                    None if class == CostClass::Application => rest.max(0.0),
-                    None => 0.0,
-                };
-                let half = 1.96 * (p * (1.0 - p) / samples as f64).sqrt();
-                let share = Interval::new((p - half).max(0.0), p, (p + half).min(1.0));
+            .zip(hits)
+            .map(|(class, samples)| {
+                let share = sampled.share(&[class]);
                 CpuLine {
                     class,
                     share,
                     cpu_s: share.scaled(self.bill.cpu_s),
-                    samples: (p * samples as f64).round() as u64,
+                    samples,
                     method: "test".into(),
                     sites: vec![Site {
                         function: format!("site_of_{}", class.key()),
@@ -93,6 +103,7 @@ impl Subject {
             })
             .collect();
         self.bill.on_cpu = Ok(lines);
+        self.bill.sampled = Ok(sampled);
         self
     }
 

@@ -1,6 +1,6 @@
 //! Invented cases for the tests of this folder: figures are made up, shapes are real.
 
-use crate::bill::{Bill, CpuLine, Rates, Site, WaitLine};
+use crate::bill::{Bill, CpuLine, Rates, Sampled, Site, WaitLine};
 use crate::catalogue::cost::{CostClass, WaitClass};
 use crate::catalogue::walls::Wall;
 use crate::diagnose::{Finding, Prescription, Status, Verdict, Whole};
@@ -258,6 +258,7 @@ fn bill(shares: &[(CostClass, f64)], cpu_s: f64) -> Bill {
         sampled_cpu_s: cpu_s * 0.996,
         switching_cpu_s: 0.0,
         on_cpu: Ok(CostClass::ALL.map(line).to_vec()),
+        sampled: Ok(Sampled::default()),
         off_cpu: WaitClass::ALL
             .map(|class| WaitLine {
                 class,

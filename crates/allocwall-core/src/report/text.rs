@@ -984,7 +984,7 @@ fn remedies(page: &mut Page, verdict: &Verdict) {
             page.hang(&lead, Ink::Plain, 5, &remedy.title, Ink::Heading);
             page.wrapped(5, &facts, Ink::Plain);
         }
-        match entry.is_some_and(|r| !r.is_command()) {
+        match entry.is_some_and(|r| !r.is_command(&remedy.how)) {
             true => page.wrapped(5, &remedy.how, Ink::Plain),
             false => page.command(5, &remedy.how),
         }

@@ -1,10 +1,10 @@
 //! Rungs 4 to 6: what the allocator pushes down to the kernel.
 
-use super::{cpu_case, perf_show, without_samples};
+use super::{cpu_case, perf_show, unless_hidden, without_samples};
 use crate::catalogue::cost::{CostClass, WaitClass};
 use crate::catalogue::prices::{TOUCH_4K, TOUCH_4K_IDLE, ZERO_4K};
 use crate::catalogue::walls::Wall;
-use crate::diagnose::context::{Context, count, percent_interval};
+use crate::diagnose::context::{Context, Sum, count, percent_interval};
 use crate::diagnose::judge::{Case, Judged};
 use crate::diagnose::{Status, Whole};
 use crate::units::Interval;
@@ -150,24 +150,26 @@ pub fn address_space_lock(ctx: &Context) -> Vec<Judged> {
     let spin = ctx.cpu(LINES);
     let blocked = ctx.wait(WaitClass::AddressSpaceLock);
     let (spin, blocked) = match (spin, blocked) {
-        (Ok(spin), Ok(blocked)) => (spin.share.scaled(ctx.bill.cpu_s), blocked),
+        (Ok(spin), Ok(blocked)) => (spin, blocked),
         // Nobody can block on it for long without using some CPU in between; but blocked time alone is worth a wall.
-        (Err(_), Ok(blocked)) if blocked.low > 0.0 => (Interval::exact(0.0), blocked),
+        (Err(_), Ok(blocked)) if blocked.low > 0.0 => (Sum::NONE, blocked),
         (Err(absence), _) => return vec![without_samples(ctx, WALL, absence, show)],
         (Ok(_), Err(absence)) => return vec![Judged::not_measured(WALL, Whole::ThreadTime, absence, show)],
     };
-    vec![
+    let judge = |spin: Interval| {
         lock_case(
             ctx,
             WALL,
-            spin,
+            spin.scaled(ctx.bill.cpu_s),
             blocked,
             "its threads waited for the address-space lock",
-            show,
+            show.clone(),
         )
-        .evidence(format!(
+    };
+    vec![
+        unless_hidden(ctx, judge(spin.named), judge(spin.share)).evidence(format!(
             "{:.3} CPUs spinning, {:.3} threads blocked on average",
-            spin.point / ctx.window_s,
+            spin.rate.point,
             blocked.point / ctx.window_s
         )),
     ]

@@ -13,11 +13,11 @@ pub use interference::named;
 
 use super::context::{Context, MendIfNone, percent};
 use super::judge::{Case, Judged};
-use super::{Status, Whole};
+use super::{Finding, Status, Whole};
 use crate::catalogue::cost::CostClass;
 use crate::catalogue::thresholds::{self, Floor};
 use crate::catalogue::walls::Wall;
-use crate::units::{Absence, Reason};
+use crate::units::{Absence, Interval, Reason};
 
 /// A rung yields a finding for each wall that it can name.
 type Rung = fn(&Context) -> Vec<Judged>;
@@ -67,31 +67,36 @@ fn cpu_case(ctx: &Context, wall: Wall, classes: &[CostClass], phrase: &str, show
         Ok(sum) => sum,
         Err(absence) => return without_samples(ctx, wall, absence, show),
     };
-    let judged = Case {
-        wall,
-        share: sum.share,
-        of: Whole::Cpu,
-        amount: sum.rate,
-        unit: "of CPU",
-        phrase,
-        show: show.clone(),
+    let judge = |share: Interval| {
+        Case {
+            wall,
+            share,
+            of: Whole::Cpu,
+            amount: share.scaled(ctx.cpu_rate),
+            unit: "of CPU",
+            phrase,
+            show: show.clone(),
+        }
+        .judge()
+    };
+    unless_hidden(ctx, judge(sum.named), judge(sum.share))
+}
+
+/// What is small among the kernel time that has names, and may be large with the rest, was not measured.
+fn unless_hidden(ctx: &Context, named: Judged, with_hidden: Judged) -> Judged {
+    if !named.is(Status::RuledOut) || with_hidden.is(Status::RuledOut) {
+        return with_hidden;
     }
-    .judge();
-    let unnamed = ctx.unnamed_kernel();
-    let hidden = (sum.share.high + unnamed) * ctx.cpu_rate >= per_second_floor(wall)
-        && sum.share.high + unnamed >= thresholds::of(wall).contributor;
-    if judged.is(Status::RuledOut) && hidden && is_kernel(classes) && unnamed > 0.01 {
-        let absence = Absence::new(
-            Reason::NotPermitted,
-            format!(
-                "up to {} of the CPU time is kernel code without names, which may be this",
-                percent(unnamed)
-            ),
-        )
-        .mend("sysctl kernel.kptr_restrict=0");
-        return Judged::not_measured(wall, Whole::Cpu, absence, show);
-    }
-    judged
+    let Finding { wall, of, show, .. } = named.finding;
+    let absence = Absence::new(
+        Reason::NotPermitted,
+        format!(
+            "up to {} of the CPU time is kernel code without names, which may be this",
+            percent(ctx.unnamed_kernel())
+        ),
+    )
+    .mend("sysctl kernel.kptr_restrict=0");
+    Judged::not_measured(wall, of, absence, show)
 }
 
 /// Without shares a wall can still be ruled out where the whole of the CPU time is below its floor.
@@ -115,19 +120,6 @@ fn per_second_floor(wall: Wall) -> f64 {
         Floor::PerSecond(floor) => floor,
         Floor::Bytes(_) | Floor::None => 0.0,
     }
-}
-
-fn is_kernel(classes: &[CostClass]) -> bool {
-    classes.iter().any(|c| {
-        matches!(
-            c,
-            CostClass::FaultPath
-                | CostClass::Zeroing
-                | CostClass::MapCalls
-                | CostClass::PageRelease
-                | CostClass::AddressSpaceLock
-        )
-    })
 }
 
 fn perf_show(ctx: &Context, symbols: &str) -> String {
