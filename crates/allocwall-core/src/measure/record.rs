@@ -14,7 +14,7 @@ use crate::host::perf::{self, CpuSampler, Scope};
 use crate::host::proc::ProcFs;
 use crate::host::threads::{Look, Looker, read_memory};
 use crate::host::topology::Topology;
-use crate::host::{clock, facts};
+use crate::host::{clock, facts, limits};
 use crate::units::{Absence, Measured, Reason};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -105,6 +105,8 @@ impl Session {
         let proc = ProcFs::live();
         let host = facts::Machine::live().facts();
         let mut collector = Collector::new(proc.clone(), clock::monotonic_ns());
+        // Events take a descriptor each, and the files of the target's modules stay open.
+        limits::raise_open_files();
         let mut held = None;
         let mut command = None;
         let mut keep = false;
@@ -269,7 +271,7 @@ impl Session {
                 break;
             }
             if due.drain.passed(now, every(DRAIN_EVERY)) {
-                self.drain();
+                self.drain(false);
             }
             if due.wait.passed(now, waits.next_in()) {
                 waits.look(&self.proc, &pids, &mut self.collector, start);
@@ -283,6 +285,7 @@ impl Session {
                     meta.ended = Ended::TargetExited { status };
                     break;
                 }
+                counting.follow(&pids);
                 let cgroup = self.cgroup_tick();
                 batch_ticks.push(ticks.read(&self.proc, &pids, t_ns, cgroup, false));
                 (request.progress)(t_ns as f64 / window_ns as f64);
@@ -297,6 +300,7 @@ impl Session {
                 if threads.len() <= THREADS_FOLLOWED {
                     threads.read(&self.proc, &pids, t_ns);
                 }
+                self.collector.check_facts(false);
                 self.ship(&mut batch_ticks, &mut batch_python);
             }
             let wake = due.next().min(start + window_ns);
@@ -317,7 +321,8 @@ impl Session {
         }
         meta.own_cpu_ns = clock::own_cpu_ns() - own_cpu_before;
         meta.wait_period_ns = waits.mean_period_ns();
-        self.drain();
+        self.drain(true);
+        self.collector.check_facts(true);
         self.ship(&mut batch_ticks, &mut batch_python);
 
         let resident = pids
@@ -365,10 +370,10 @@ impl Session {
         self.cgroup.as_ref().ok()?.tick().ok()
     }
 
-    fn drain(&mut self) {
+    fn drain(&mut self, last: bool) {
         if let Ok(sampler) = &mut self.sampler {
             let collector = &mut self.collector;
-            sampler.drain(&mut |event| collector.take(event));
+            sampler.drain(last, &mut |time, event| collector.take(time, event));
         }
     }
 
@@ -437,18 +442,9 @@ impl Session {
         };
         probes.push(probe("smaps", "huge pages, lazily freed pages, shares", smaps));
         probes.push(counts);
-        if self.collector.processes_left_out > 0 {
-            probes.push(probe(
-                "processes",
-                "every process of the target",
-                ProbeState::Partial(Absence::new(
-                    Reason::TooCostly,
-                    format!(
-                        "{} processes beyond the first were not followed",
-                        self.collector.processes_left_out
-                    ),
-                )),
-            ));
+        if let Some(missing) = self.collector.missing() {
+            let state = ProbeState::Partial(Absence::new(Reason::TooCostly, missing));
+            probes.push(probe("processes", "every process of the target", state));
         }
         probes.extend(self.python_probe.clone());
         if let Err(absence) = &self.host.pmu {
@@ -490,9 +486,9 @@ fn open_sampler(
         Some(pid) => Scope::UntilExec(pid),
         None => {
             let tids = collector
-                .pids
+                .processes
                 .iter()
-                .flat_map(|pid| proc.threads(*pid).unwrap_or_default());
+                .flat_map(|p| proc.threads(p.pid).unwrap_or_default());
             Scope::Threads(tids.collect())
         }
     };
