@@ -235,7 +235,13 @@ impl Collector {
         let (process, space) = match self.modules.inspect(pid) {
             Ok(view) => (view.process, view.space),
             // It ended before it could be looked at: what perf tells of its mappings is all there is.
-            Err(error) => (unseen(pid, &error.to_string()), AddressSpace::new(pid)),
+            Err(error) => {
+                let mut process = unseen(pid, &error.to_string());
+                process.comm = self.comms.get(&pid).cloned().unwrap_or_default();
+                let known = self.processes.iter().find(|p| p.pid == pid);
+                process.ppid = known.map_or(0, |p| p.ppid);
+                (process, AddressSpace::new(pid))
+            }
         };
         self.list(process);
         let image = self.add_image(space);

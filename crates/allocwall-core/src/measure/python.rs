@@ -5,7 +5,7 @@ use super::recording::{Probe, ProbeState, Process, PythonSample, Runtime};
 use crate::units::{Absence, Measured, Reason};
 use py_spy::config::LockingStrategy;
 use py_spy::{Config, PythonSpy};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::thread::JoinHandle;
 
 const FRAME_LIMIT: usize = 16;
@@ -23,6 +23,8 @@ pub struct Pythons {
     found: BTreeMap<i32, Followed>,
     attaching: Option<(i32, JoinHandle<Measured<PythonSpy>>)>,
     beyond: HashSet<i32>,
+    /// Some ended before they could be read: children on their way to another program, mostly.
+    passing: bool,
 }
 
 #[derive(Default)]
@@ -45,27 +47,44 @@ struct Seen {
     refused: Option<Absence>,
 }
 
+impl Seen {
+    /// It was read, or rights are missing that the next one will miss too.
+    fn tells(&self) -> bool {
+        let forbidden = |why: &Absence| why.reason == Reason::NotPermitted;
+        self.looks > self.misses || self.refused.as_ref().is_some_and(forbidden)
+    }
+}
+
 impl Pythons {
     /// Takes up new processes and tries again where there was no interpreter yet. Once a tick.
     pub fn follow(&mut self, processes: &[Process], alive: &[i32]) {
-        for (pid, followed) in &mut self.found {
-            followed.rest = followed.rest.saturating_sub(1);
-            if !alive.contains(pid) {
-                followed.ended = true;
-                followed.spy = None;
+        let alive: HashSet<i32> = alive.iter().copied().collect();
+        let mut python = BTreeSet::new();
+        for process in processes {
+            if matches!(process.runtime, Ok(Runtime::Cpython { .. })) && alive.contains(&process.pid) {
+                python.insert(process.pid);
             }
         }
-        for process in processes {
-            if !matches!(process.runtime, Ok(Runtime::Cpython { .. }))
-                || self.found.contains_key(&process.pid)
-            {
+        self.found.retain(|pid, followed| {
+            followed.rest = followed.rest.saturating_sub(1);
+            if python.contains(pid) {
+                return true;
+            }
+            followed.ended = true;
+            followed.spy = None;
+            let kept = followed.seen.tells();
+            self.passing |= !kept;
+            kept
+        });
+        for &pid in &python {
+            if self.found.contains_key(&pid) {
                 continue;
             }
             // Those that ended make no room: what is kept of them is shown.
             if self.found.len() < PROCESSES {
-                self.found.insert(process.pid, Followed::default());
+                self.found.insert(pid, Followed::default());
             } else {
-                self.beyond.insert(process.pid);
+                self.beyond.insert(pid);
             }
         }
         self.attach_next();
@@ -116,7 +135,7 @@ impl Pythons {
     pub fn probe(mut self) -> Option<Probe> {
         self.take_attached(true);
         let seen: Vec<Seen> = self.found.into_values().map(|f| f.seen).collect();
-        if seen.is_empty() {
+        if seen.is_empty() && !self.passing {
             return None;
         }
         let state = state(&seen, self.beyond.len());
@@ -290,6 +309,19 @@ mod tests {
             Reason::NotPermitted
         );
         assert_eq!(reason("Failed to find a python interpreter"), Reason::NotFound);
+    }
+
+    #[test]
+    fn one_that_soon_becomes_another_program_says_nothing() {
+        assert!(seen(2, 1).tells() && refused("Permission denied").tells());
+        assert!(!refused("No such file").tells() && !Seen::default().tells());
+        let mut pythons = Pythons::default();
+        assert!(std::mem::take(&mut pythons).probe().is_none());
+        pythons.found.insert(7, Followed::default());
+        pythons.follow(&[], &[]);
+        assert!(pythons.found.is_empty());
+        let state = pythons.probe().unwrap().state;
+        assert!(matches!(state, ProbeState::Absent(a) if a.reason == Reason::TooLittle));
     }
 
     #[test]
