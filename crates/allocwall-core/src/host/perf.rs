@@ -251,10 +251,9 @@ impl CpuSampler {
     /// the next call. A fork is written on the parent's CPU and what the child does then on its own, so one ring after
     /// the other would tell of a child before its birth. `last`: the clocks are stopped, all that is left is wanted.
     pub fn drain(&mut self, last: bool, sink: &mut dyn FnMut(u64, Event<'_>)) {
-        let horizon = match last {
-            true => u64::MAX,
-            false => clock::monotonic_ns().saturating_sub(SETTLING_NS),
-        };
+        // Up to now at most: a clock that did not stop would fill the rings as fast as they are read.
+        let settling = if last { 0 } else { SETTLING_NS };
+        let horizon = clock::monotonic_ns().saturating_sub(settling);
         let chain = &mut self.chain;
         let mut rings: Vec<(&mut Sampler, bool)> =
             self.shallow.iter_mut().map(|ring| (ring, false)).collect();

@@ -409,8 +409,19 @@ impl Collector {
                 }
             }
             Event::Forked { pid, parent, .. } if pid != parent => self.take_fork(time_ns, pid, parent),
+            Event::Exited { pid, tid } if pid == tid => self.take_exit(pid),
             Event::Lost(count) => self.lost += count,
             Event::Forked { .. } | Event::Exited { .. } => {}
+        }
+    }
+
+    /// On a machine that keeps starting processes, what is known of those outside the target would fill the memory.
+    /// Members stay until /proc says that they ended: a leader may end before its threads.
+    fn take_exit(&mut self, pid: i32) {
+        self.strangers.remove(&pid);
+        self.left_out.remove(&pid);
+        if !self.members.contains_key(&pid) && !self.neighbours.contains_key(&pid) {
+            self.comms.remove(&pid);
         }
     }
 
@@ -1054,6 +1065,24 @@ mod tests {
         assert!(c.members.contains_key(&grandchild) && !c.members.contains_key(&gone));
         assert_eq!(c.samples.len(), 1);
         assert_eq!(c.neighbours.keys().collect::<Vec<_>>(), [&(ROOT + 4)]);
+    }
+
+    #[test]
+    fn who_is_nobody_s_business_is_forgotten_when_it_ends() {
+        let (mut c, _proc) = collector(&[]);
+        let (quiet, busy, member) = (ROOT + 1, ROOT + 2, ROOT + 3);
+        fork(&mut c, 1, member, ROOT);
+        for pid in [quiet, busy] {
+            fork(&mut c, 1, pid, 7);
+        }
+        sample(&mut c, busy);
+        for pid in [quiet, busy, member] {
+            let (tid, comm) = (pid, &b"name"[..]);
+            c.take(2, Event::Renamed { pid, tid, comm });
+            c.take(3, Event::Exited { pid, tid });
+        }
+        assert!(c.strangers.is_empty() && !c.comms.contains_key(&quiet));
+        assert!(c.comms.contains_key(&busy) && c.members.contains_key(&member));
     }
 
     #[test]
