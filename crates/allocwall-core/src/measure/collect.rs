@@ -1140,6 +1140,39 @@ mod tests {
     }
 
     #[test]
+    fn names_of_generated_code_are_read_before_an_early_unwind_and_again_later() {
+        let (mut c, _proc) = collector(&[]);
+        let own = std::process::id() as i32;
+        c.adopt(own);
+        let file = PathBuf::from(format!("/tmp/perf-{own}.map"));
+        let name = |c: &Collector| {
+            let image = &c.images[c.members[&own].image as usize];
+            image
+                .perf_map
+                .as_ref()
+                .and_then(|map| map.lookup(0x10))
+                .map(str::to_string)
+        };
+        let full = |c: &mut Collector| {
+            c.arena.resize(ARENA_LIMIT, 0);
+            c.defer(Owner::Sample(0), 0, &[0; REGISTERS], &[0; 8]);
+            c.pending.clear();
+        };
+        for written in ["first", "second"] {
+            std::fs::write(&file, format!("10 4 {written}\n")).unwrap();
+            full(&mut c);
+            assert_eq!(name(&c).as_deref(), Some(written));
+        }
+        std::fs::remove_file(&file).unwrap();
+        full(&mut c);
+        assert_eq!(
+            name(&c).as_deref(),
+            Some("second"),
+            "a file that is gone takes nothing away"
+        );
+    }
+
+    #[test]
     fn only_what_is_gone_has_ended() {
         let refused = |reason| may_run(&Err(Absence::new(reason, "")));
         assert!(refused(Reason::NotSupported) && refused(Reason::NotPermitted));
