@@ -145,6 +145,10 @@ fn processes_that_cannot_be_looked_at() {
             "a process id is a whole number above 0",
         );
     }
+    // A test runs in a thread: PID/task/TID.
+    let own = fs::read_link("/proc/thread-self").unwrap();
+    let tid = own.file_name().unwrap().to_str().unwrap();
+    refused(&["diagnose", "-p", tid, "-d", "1"], 1, "is a thread of process");
     match fs::read_to_string("/proc/2/comm") {
         Ok(comm) if comm.trim() == "kthreadd" => {
             refused(&["diagnose", "-p", "2", "-d", "1"], 1, "kernel thread")

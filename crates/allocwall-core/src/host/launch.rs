@@ -48,8 +48,9 @@ pub fn hold(command: &[OsString]) -> io::Result<Held> {
         command.stdout(Stdio::from(unsafe { OwnedFd::from_raw_fd(stderr) }));
     }
     let (gate_fd, pid_fd, our_gate_fd) = (gate_in.as_raw_fd(), pid_out.as_raw_fd(), gate_out.as_raw_fd());
+    let limit = crate::host::limits::before();
     // SAFETY: between fork and exec the closure calls only async-signal-safe functions (getpid, write, close, read) on
-    // descriptors that the parent keeps open until the child is past this point.
+    // descriptors that the parent keeps open until the child is past this point, and setrlimit, a bare system call.
     unsafe {
         command.pre_exec(move || {
             let pid = libc::getpid().to_ne_bytes();
@@ -58,6 +59,10 @@ pub fn hold(command: &[OsString]) -> io::Result<Held> {
             }
             // Our copy of the gate's other end: with it open, the parent's death would never be noticed.
             libc::close(our_gate_fd);
+            if let Some(limit) = limit {
+                // At most it keeps the raised one, which is no reason not to run.
+                let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
+            }
             let mut byte = 0u8;
             loop {
                 match libc::read(gate_fd, (&raw mut byte).cast(), 1) {

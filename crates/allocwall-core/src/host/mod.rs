@@ -8,6 +8,7 @@ pub mod file;
 pub mod installed;
 pub mod launch;
 pub mod libc_malloc;
+pub mod limits;
 pub mod maps;
 pub mod memory;
 pub mod perf;

@@ -4,11 +4,15 @@
 //! leaf; the rarer one dumps enough for the whole stack. Both count the same way, so a sample of either stands for
 //! 1 / (sum of their rates) of CPU time. One large dump at every tick would cost the target several times as much.
 
+use crate::host::clock;
+use crate::host::limits;
 use crate::host::maps::{Mapping, Perms};
 use crate::units::{Absence, Measured, Reason};
 use perf_event::data::Record;
 use perf_event::events::{Software, Tracepoint};
 use perf_event::{Builder, Clock, Counter, SampleFlag, Sampler};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::io;
 use std::os::fd::AsRawFd;
 
@@ -21,8 +25,20 @@ const DEEP_STACK: u32 = 16 * 1024;
 /// CPU time that one sample stands for: 1 / (1/shallow + 1/deep), about 1 / 999 Hz.
 pub const SAMPLE_PERIOD_NS: u64 = SHALLOW_PERIOD_NS * DEEP_PERIOD_NS / (SHALLOW_PERIOD_NS + DEEP_PERIOD_NS);
 
+/// Kernel memory of all rings together, where the machine isn't so wide that the smallest ones take more.
+const RINGS_TOTAL: usize = 64 << 20;
 /// Ring sizes to try, largest first: unprivileged users may lock only perf_event_mlock_kb (516 KiB) per CPU.
 const RING_BYTES: [(usize, usize); 3] = [(2 << 20, 2 << 20), (512 << 10, 512 << 10), (128 << 10, 128 << 10)];
+/// No share of the total is smaller: a busy CPU writes some 60 KiB of shallow and 170 KiB of deep samples in 50 ms.
+const RING_LEAST: (usize, usize) = (128 << 10, 256 << 10);
+
+/// Records younger than this stay in the rings when they are drained: one that was given its time but is still being
+/// written on another CPU would otherwise come out of order.
+const SETTLING_NS: u64 = 2_000_000;
+
+/// Bytes that sample_id_all adds to the end of each record that is no sample, for TID, TIME and CPU (8 bytes each);
+/// the time stands in the middle.
+const ID_BYTES: usize = 24;
 
 /// What to watch.
 pub enum Scope {
@@ -44,6 +60,28 @@ pub struct CpuSampler {
     chain: Vec<u64>,
     /// Threads that got no event because file descriptors ran out.
     pub left_out: usize,
+}
+
+/// Ring sizes to try on a machine of so many CPUs.
+fn ring_sizes(cpus: usize) -> Vec<(usize, usize)> {
+    let share = RINGS_TOTAL / 2 / cpus.max(1);
+    // Rings are powers of two of pages (perf_event_open(2)).
+    let share = if share.is_power_of_two() {
+        share
+    } else {
+        share.next_power_of_two() / 2
+    };
+    let mut sizes: Vec<(usize, usize)> = RING_BYTES
+        .iter()
+        .map(|&(shallow, deep)| {
+            (
+                shallow.min(share.max(RING_LEAST.0)),
+                deep.min(share.max(RING_LEAST.1)),
+            )
+        })
+        .collect();
+    sizes.dedup();
+    sizes
 }
 
 /// General registers in the order of perf's `asm/perf_regs.h`.
@@ -110,7 +148,7 @@ impl CpuSampler {
     /// Opens the events, stopped. `kernel` asks for kernel time and stacks too.
     pub fn open(scope: &Scope, cpus: &[u32], kernel: bool) -> Measured<CpuSampler> {
         let mut last = None;
-        for (shallow_bytes, deep_bytes) in RING_BYTES {
+        for (shallow_bytes, deep_bytes) in ring_sizes(cpus.len()) {
             match Self::open_with(scope, cpus, kernel, shallow_bytes, deep_bytes) {
                 Ok(sampler) => return Ok(sampler),
                 // Over the locked-memory limit (perf_mmap in kernel/events/core.c): a smaller ring may fit.
@@ -149,7 +187,13 @@ impl CpuSampler {
                 &one
             }
         };
+        // An event takes a descriptor; what is left of them is shared out among whole threads.
+        let affordable = limits::descriptors_to_spare() / (2 * cpus.len()).max(1);
         for (index, &tid) in tids.iter().enumerate() {
+            if index > 0 && index >= affordable {
+                sampler.left_out = tids.len() - index;
+                break;
+            }
             for (slot, &cpu) in cpus.iter().enumerate() {
                 for deep in [false, true] {
                     let counter = match open_clock(scope, tid, cpu, kernel, deep) {
@@ -203,14 +247,45 @@ impl CpuSampler {
         self.redirected.iter_mut().try_for_each(act)
     }
 
-    /// Hands every record written so far to `sink`; order holds only within one CPU.
-    pub fn drain(&mut self, sink: &mut dyn FnMut(Event<'_>)) {
-        // The shallow rings carry the news of forks and mappings: first.
-        for ring in &mut self.shallow {
-            drain_ring(ring, false, &mut self.chain, sink);
-        }
-        for ring in &mut self.deep {
-            drain_ring(ring, true, &mut self.chain, sink);
+    /// Hands the records of all CPUs to `sink` with their times, oldest first, up to a moment ago; the youngest wait for
+    /// the next call. A fork is written on the parent's CPU and what the child does then on its own, so one ring after
+    /// the other would tell of a child before its birth. `last`: the clocks are stopped, all that is left is wanted.
+    pub fn drain(&mut self, last: bool, sink: &mut dyn FnMut(u64, Event<'_>)) {
+        // Up to now at most: a clock that did not stop would fill the rings as fast as they are read.
+        let settling = if last { 0 } else { SETTLING_NS };
+        let horizon = clock::monotonic_ns().saturating_sub(settling);
+        let chain = &mut self.chain;
+        let mut rings: Vec<(&mut Sampler, bool)> =
+            self.shallow.iter_mut().map(|ring| (ring, false)).collect();
+        rings.extend(self.deep.iter_mut().map(|ring| (ring, true)));
+        in_time_order(
+            &mut rings,
+            horizon,
+            |(ring, _)| next_time(ring),
+            |(ring, deep), time| take_record(ring, *deep, time, chain, sink),
+        );
+    }
+}
+
+/// Merges sources that are each in order of time: `peek` tells the time of a source's next record, `take` consumes it.
+/// Records beyond `horizon` stay. Nothing is copied: a dump is read where the kernel wrote it.
+fn in_time_order<S>(
+    sources: &mut [S],
+    horizon: u64,
+    mut peek: impl FnMut(&mut S) -> Option<u64>,
+    mut take: impl FnMut(&mut S, u64),
+) {
+    let mut next: BinaryHeap<Reverse<(u64, usize)>> = sources
+        .iter_mut()
+        .enumerate()
+        .filter_map(|(index, source)| Some(Reverse((peek(source)?, index))))
+        .collect();
+    while let Some(Reverse((time, index))) = next.pop()
+        && time <= horizon
+    {
+        take(&mut sources[index], time);
+        if let Some(time) = peek(&mut sources[index]) {
+            next.push(Reverse((time, index)));
         }
     }
 }
@@ -241,6 +316,7 @@ fn open_clock(scope: &Scope, tid: i32, cpu: u32, kernel: bool, deep: bool) -> io
         .exclude_hv(true)
         .exclude_idle(true)
         .clockid(Clock::MONOTONIC)
+        .sample_id_all(true)
         // Drained on our own clock: no wakeups.
         .wakeup_watermark(usize::MAX >> 33)
         .enabled(false);
@@ -279,68 +355,93 @@ fn redirect(counter: &Counter, ring: &Sampler) -> io::Result<()> {
     }
 }
 
-fn drain_ring(ring: &mut Sampler, deep: bool, chain: &mut Vec<u64>, sink: &mut dyn FnMut(Event<'_>)) {
-    // include/uapi/linux/perf_event.h
-    const SAMPLE: u32 = 9; // PERF_RECORD_SAMPLE
-    const EXEC: u16 = 1 << 13; // PERF_RECORD_MISC_COMM_EXEC
-    while let Some(record) = ring.next_record() {
-        let misc = record.misc();
-        if record.ty() == SAMPLE {
-            let bytes = record.to_contiguous();
-            match parse_sample(&bytes, deep, chain) {
-                Some(sample) => sink(Event::Sample(sample)),
-                None => sink(Event::Lost(1)),
-            }
-            continue;
-        }
-        // A record that doesn't parse is one lost record, not a reason to stop.
-        let Ok(parsed) = record.parse_record() else {
-            sink(Event::Lost(1));
-            continue;
-        };
-        match parsed {
-            Record::Mmap2(map) => sink(Event::Mapped {
-                pid: map.pid as i32,
-                mapping: Mapping {
-                    start: map.addr,
-                    end: map.addr.saturating_add(map.len),
-                    // Only executable mappings are reported (attr.mmap_data is off).
-                    perms: Perms {
-                        read: true,
-                        execute: true,
-                        ..Perms::default()
-                    },
-                    offset: map.pgoff,
-                    dev: (map.maj().unwrap_or(0), map.min().unwrap_or(0)),
-                    inode: map.ino().unwrap_or(0),
-                    path: trim_nul(&map.filename).to_vec(),
-                },
-            }),
-            Record::Comm(comm) if misc & EXEC != 0 => sink(Event::Exec {
-                pid: comm.pid as i32,
-                comm: trim_nul(&comm.comm),
-            }),
-            Record::Comm(comm) => sink(Event::Renamed {
-                pid: comm.pid as i32,
-                tid: comm.tid as i32,
-                comm: trim_nul(&comm.comm),
-            }),
-            Record::Fork(fork) => sink(Event::Forked {
-                pid: fork.pid as i32,
-                tid: fork.tid as i32,
-                parent: fork.ppid as i32,
-            }),
-            Record::Exit(exit) => sink(Event::Exited {
-                pid: exit.pid as i32,
-                tid: exit.tid as i32,
-            }),
-            Record::Lost(lost) => sink(Event::Lost(lost.lost)),
-            Record::LostSamples(lost) => sink(Event::Lost(lost.lost)),
-            _ => {}
-        }
-    }
+// include/uapi/linux/perf_event.h: PERF_RECORD_SAMPLE
+const SAMPLE: u32 = 9;
+
+/// Time of the ring's next record, which stays there. One too short to hold a time is due at once.
+fn next_time(ring: &mut Sampler) -> Option<u64> {
+    let record = ring.next_record()?;
+    let time = record_time(record.ty(), &record.to_contiguous()).unwrap_or(0);
+    // Dropping the record would move the ring on.
+    std::mem::forget(record);
+    Some(time)
 }
 
+/// Where a record's time stands: behind IP and TID in a sample, else in the trailer that sample_id_all adds.
+fn record_time(kind: u32, body: &[u8]) -> Option<u64> {
+    let at = match kind {
+        SAMPLE => 16,
+        _ => body.len().checked_sub(ID_BYTES)? + 8,
+    };
+    Some(u64::from_ne_bytes(body.get(at..at + 8)?.try_into().ok()?))
+}
+
+fn take_record(
+    ring: &mut Sampler,
+    deep: bool,
+    time: u64,
+    chain: &mut Vec<u64>,
+    sink: &mut dyn FnMut(u64, Event<'_>),
+) {
+    // include/uapi/linux/perf_event.h: PERF_RECORD_MISC_COMM_EXEC
+    const EXEC: u16 = 1 << 13;
+    let Some(record) = ring.next_record() else { return };
+    let misc = record.misc();
+    let mut sink = |event: Event<'_>| sink(time, event);
+    if record.ty() == SAMPLE {
+        let bytes = record.to_contiguous();
+        match parse_sample(&bytes, deep, chain) {
+            Some(sample) => sink(Event::Sample(sample)),
+            None => sink(Event::Lost(1)),
+        }
+        return;
+    }
+    // A record that doesn't parse is one lost record, not a reason to stop.
+    let Ok(parsed) = record.parse_record() else {
+        sink(Event::Lost(1));
+        return;
+    };
+    match parsed {
+        Record::Mmap2(map) => sink(Event::Mapped {
+            pid: map.pid as i32,
+            mapping: Mapping {
+                start: map.addr,
+                end: map.addr.saturating_add(map.len),
+                // Only executable mappings are reported (attr.mmap_data is off).
+                perms: Perms {
+                    read: true,
+                    execute: true,
+                    ..Perms::default()
+                },
+                offset: map.pgoff,
+                dev: (map.maj().unwrap_or(0), map.min().unwrap_or(0)),
+                inode: map.ino().unwrap_or(0),
+                path: trim_nul(&map.filename).to_vec(),
+            },
+        }),
+        Record::Comm(comm) if misc & EXEC != 0 => sink(Event::Exec {
+            pid: comm.pid as i32,
+            comm: trim_nul(&comm.comm),
+        }),
+        Record::Comm(comm) => sink(Event::Renamed {
+            pid: comm.pid as i32,
+            tid: comm.tid as i32,
+            comm: trim_nul(&comm.comm),
+        }),
+        Record::Fork(fork) => sink(Event::Forked {
+            pid: fork.pid as i32,
+            tid: fork.tid as i32,
+            parent: fork.ppid as i32,
+        }),
+        Record::Exit(exit) => sink(Event::Exited {
+            pid: exit.pid as i32,
+            tid: exit.tid as i32,
+        }),
+        Record::Lost(lost) => sink(Event::Lost(lost.lost)),
+        Record::LostSamples(lost) => sink(Event::Lost(lost.lost)),
+        _ => {}
+    }
+}
 fn trim_nul(bytes: &[u8]) -> &[u8] {
     &bytes[..bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len())]
 }
@@ -471,6 +572,8 @@ impl SelfSampler {
 /// Counts of one tracepoint over some threads.
 pub struct EventCounter {
     counters: Vec<Counter>,
+    /// Why some threads got no counter, though they are there.
+    pub missed: Option<Absence>,
 }
 
 impl EventCounter {
@@ -492,14 +595,24 @@ impl EventCounter {
                 Err(e) => failure = Some(e),
             }
         }
-        match failure {
-            Some(e) if counters.is_empty() => Err(absence(&e)),
-            _ => Ok(EventCounter { counters }),
+        let missed = failure.as_ref().map(absence);
+        match missed {
+            Some(absence) if counters.is_empty() => Err(absence),
+            missed => Ok(EventCounter { counters, missed }),
         }
     }
 
-    pub fn total(&mut self) -> u64 {
-        self.counters.iter_mut().filter_map(|c| c.read().ok()).sum()
+    /// The sum, and how many counters could not be read.
+    pub fn total(&mut self) -> (u64, usize) {
+        let mut sum = 0;
+        let mut unread = 0;
+        for counter in &mut self.counters {
+            match counter.read() {
+                Ok(count) => sum += count,
+                Err(_) => unread += 1,
+            }
+        }
+        (sum, unread)
     }
 }
 
@@ -561,6 +674,48 @@ mod tests {
                 "{length}"
             );
         }
+    }
+
+    #[test]
+    fn records_of_all_rings_come_in_order_of_time() {
+        // The parent's ring holds the fork of 10, the child's what it did at 11: the child's comes first in the list.
+        let mut rings = vec![vec![11, 14, 30], vec![], vec![10, 12, 29, 31]];
+        rings.iter_mut().for_each(|ring| ring.reverse());
+        let mut seen = Vec::new();
+        in_time_order(
+            &mut rings,
+            29,
+            |ring| ring.last().copied(),
+            |ring, time| {
+                assert_eq!(ring.pop(), Some(time));
+                seen.push(time);
+            },
+        );
+        assert_eq!(seen, [10, 11, 12, 14, 29]);
+        // What lies beyond the horizon is still there.
+        assert_eq!(rings, [vec![30], vec![], vec![31]]);
+    }
+
+    #[test]
+    fn every_record_has_a_time() {
+        let words = |words: &[u64]| words.iter().flat_map(|w| w.to_ne_bytes()).collect::<Vec<_>>();
+        assert_eq!(record_time(SAMPLE, &words(&[1, 2, 77, 4])), Some(77));
+        const FORK: u32 = 7;
+        assert_eq!(record_time(FORK, &words(&[1, 2, 3, 4, 88, 5])), Some(88));
+        assert_eq!(record_time(FORK, &words(&[4, 88])), None);
+        assert_eq!(record_time(SAMPLE, &words(&[4, 88])), None);
+    }
+
+    #[test]
+    fn rings_share_a_total() {
+        let all = |cpus: usize| {
+            let (shallow, deep) = ring_sizes(cpus)[0];
+            assert!(shallow.is_power_of_two() && deep.is_power_of_two());
+            cpus * (shallow + deep)
+        };
+        assert_eq!(ring_sizes(2)[0], (2 << 20, 2 << 20));
+        assert!([16, 24, 64, 96, 128].iter().all(|&cpus| all(cpus) <= RINGS_TOTAL));
+        assert_eq!(ring_sizes(4096), [RING_LEAST, (128 << 10, 128 << 10)]);
     }
 
     #[test]

@@ -8,22 +8,51 @@ use super::recording::*;
 use super::symbols::{PerfMap, Symbols};
 use super::target::{AddressSpace, Code, Modules};
 use super::unwind::{self, Cache, Tables, Unwinder, Unwound};
+use crate::host::clock;
 use crate::host::perf::{Event, REGISTERS, RawSample, Registers};
-use crate::host::proc::ProcFs;
-use crate::units::{Absence, Reason};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use crate::host::proc::{ProcFs, ProcessStat};
+use crate::units::{Absence, Measured, Reason};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::PathBuf;
 
 /// Dumps kept before they are unwound early.
 const ARENA_LIMIT: usize = 56 << 20;
-/// Processes of one target; a target that keeps forking is followed up to here.
+/// Processes of one target that run at a time, and processes whose facts are kept.
 const PROCESS_LIMIT: usize = 4096;
+/// Members that ended, and images that nobody runs any more, before they are let go.
+const ENDED_KEPT: usize = 1024;
+/// Samples of a member come at most this much later than its end is noticed: rings are drained far more often.
+const LATE_NS: u64 = 1_000_000_000;
+/// Processes looked at a second time in one batch, some half a millisecond each, and when the window has closed.
+const FACTS_AT_ONCE: usize = 8;
+const FACTS_AT_END: usize = 32;
 
-/// One process image: what is mapped where. Children share their parent's until they exec.
+/// One process image: what is mapped where. Children share their parent's until one of them maps code or execs.
 struct Image {
     space: AddressSpace,
     unwinder: Unwinder,
     perf_map: Option<PerfMap>,
+    /// Members that run it.
+    users: usize,
+}
+
+impl Image {
+    fn new(space: AddressSpace) -> Image {
+        Image {
+            space,
+            unwinder: Unwinder::default(),
+            perf_map: None,
+            users: 0,
+        }
+    }
+}
+
+/// A process of the target.
+#[derive(Clone, Copy)]
+struct Member {
+    image: u32,
+    /// CLOCK_MONOTONIC: what older records tell of its birth is older than what is known of it.
+    since_ns: u64,
 }
 
 struct Pending {
@@ -49,15 +78,25 @@ pub struct Collector {
     kernel_module: u32,
     unknown_module: u32,
 
-    members: HashMap<i32, u32>,
-    /// Members that were seen to have ended: not asked again at every tick. Their late samples still count.
-    ended: HashSet<i32>,
-    strangers: HashSet<i32>,
+    members: HashMap<i32, Member>,
+    /// Members that were seen to have ended, and when: not asked again at every tick. Their late samples still count.
+    ended: HashMap<i32, u64>,
+    /// Processes outside the target, with their parents: who joins late brings its children along.
+    strangers: HashMap<i32, i32>,
+    /// Processes of the target beyond the limit: neither measured nor neighbours.
+    left_out: HashSet<i32>,
     images: Vec<Image>,
-    /// Members in order of appearance, those that ended included.
-    pub pids: Vec<i32>,
+    /// Images that nobody runs, and of those the ones that were emptied.
+    unused: usize,
+    free: Vec<u32>,
+    /// In order of appearance, those that ended included.
     pub processes: Vec<Process>,
-    pub processes_left_out: u64,
+    processes_left_out: u64,
+    /// Followed, but beyond the limit of those whose facts are kept.
+    unlisted: HashSet<i32>,
+    /// To be looked at once more: right after exec the libraries that tell what it is may not be mapped yet.
+    young: VecDeque<i32>,
+    checked: Vec<i32>,
 
     frames: Interner<Frame>,
     stacks: Interner<Stack>,
@@ -101,12 +140,17 @@ impl Collector {
             kernel_module,
             unknown_module,
             members: HashMap::new(),
-            ended: HashSet::new(),
-            strangers: HashSet::new(),
+            ended: HashMap::new(),
+            strangers: HashMap::new(),
+            left_out: HashSet::new(),
             images: Vec::new(),
-            pids: Vec::new(),
+            unused: 0,
+            free: Vec::new(),
             processes: Vec::new(),
             processes_left_out: 0,
+            unlisted: HashSet::new(),
+            young: VecDeque::new(),
+            checked: Vec::new(),
             frames: Interner::default(),
             stacks: Interner::default(),
             kernel_frames: HashMap::new(),
@@ -134,54 +178,202 @@ impl Collector {
         if self.members.contains_key(&pid) {
             return;
         }
-        if self.members.len() >= PROCESS_LIMIT {
-            self.processes_left_out += 1;
+        if self.full() {
+            self.leave_out(pid);
             return;
         }
-        let image = self.new_image(pid);
-        self.members.insert(pid, image);
+        self.enter_inspected(pid);
         self.strangers.remove(&pid);
-        self.pids.push(pid);
+        self.left_out.remove(&pid);
+        // What it started before it was known belongs to the target as well, and is no neighbour.
+        let children: Vec<i32> = self
+            .strangers
+            .iter()
+            .filter(|&(_, parent)| *parent == pid)
+            .map(|(&child, _)| child)
+            .collect();
+        for child in children {
+            self.neighbours.remove(&child);
+            if self.proc.exists(child) {
+                self.adopt(child);
+            }
+        }
     }
 
-    fn new_image(&mut self, pid: i32) -> u32 {
+    /// Processes of the target that are not in the recording, or not by name; None where all are.
+    pub fn missing(&self) -> Option<String> {
+        let mut missing = Vec::new();
+        if self.processes_left_out > 0 {
+            missing.push(format!(
+                "{} processes were not followed: more than {PROCESS_LIMIT} ran at a time",
+                self.processes_left_out
+            ));
+        }
+        if !self.unlisted.is_empty() {
+            missing.push(format!(
+                "{} processes beyond the first {PROCESS_LIMIT} were measured but are not listed",
+                self.unlisted.len()
+            ));
+        }
+        (!missing.is_empty()).then(|| missing.join("; "))
+    }
+
+    fn full(&self) -> bool {
+        self.members.len() - self.ended.len() >= PROCESS_LIMIT
+    }
+
+    fn leave_out(&mut self, pid: i32) {
+        self.strangers.remove(&pid);
+        if self.left_out.insert(pid) {
+            self.processes_left_out += 1;
+        }
+    }
+
+    /// The process runs what /proc shows now.
+    fn enter_inspected(&mut self, pid: i32) {
+        let since_ns = clock::monotonic_ns();
         let (process, space) = match self.modules.inspect(pid) {
             Ok(view) => (view.process, view.space),
             // It ended before it could be looked at: what perf tells of its mappings is all there is.
-            Err(error) => (unseen(pid, &error.to_string()), AddressSpace::new(pid)),
+            Err(error) => {
+                let mut process = unseen(pid, &error.to_string());
+                process.comm = self.comms.get(&pid).cloned().unwrap_or_default();
+                let known = self.processes.iter().find(|p| p.pid == pid);
+                process.ppid = known.map_or(0, |p| p.ppid);
+                (process, AddressSpace::new(pid))
+            }
         };
-        let mut image = Image {
-            space,
-            unwinder: Unwinder::default(),
-            perf_map: None,
-        };
+        self.list(process);
+        let image = self.add_image(space);
+        self.enter(pid, image, since_ns);
+        self.young.push_back(pid);
+    }
+
+    fn enter(&mut self, pid: i32, image: u32, since_ns: u64) {
+        self.forget(pid);
+        self.images[image as usize].users += 1;
+        self.members.insert(pid, Member { image, since_ns });
+    }
+
+    /// No longer a member: gone, or its number is another process's now.
+    fn forget(&mut self, pid: i32) {
+        self.ended.remove(&pid);
+        if let Some(member) = self.members.remove(&pid) {
+            let image = &mut self.images[member.image as usize];
+            image.users -= 1;
+            self.unused += usize::from(image.users == 0);
+        }
+    }
+
+    fn add_image(&mut self, space: AddressSpace) -> u32 {
+        let mut image = Image::new(space);
         for code in image.space.code() {
             add_tables(&mut self.tables, &self.modules, &mut image.unwinder, &code);
         }
-        match self.processes.iter_mut().find(|p| p.pid == pid) {
-            Some(known) => *known = process,
-            None => self.processes.push(process),
+        if let Some(slot) = self.free.pop() {
+            self.images[slot as usize] = image;
+            return slot;
         }
         self.images.push(image);
         (self.images.len() - 1) as u32
     }
 
-    /// Members that can still run. One that nobody has reaped yet has ended.
-    pub fn alive(&mut self) -> Vec<i32> {
-        let mut alive = Vec::new();
-        for &pid in self.members.keys() {
-            if self.ended.contains(&pid) {
+    /// The image of a member alone: what it maps from now on is not in the others that came from the same fork.
+    fn own_image(&mut self, pid: i32) -> Option<u32> {
+        let member = *self.members.get(&pid)?;
+        let image = &self.images[member.image as usize];
+        if image.users == 1 {
+            return Some(member.image);
+        }
+        let space = image.space.forked(pid);
+        let copy = self.add_image(space);
+        self.images[member.image as usize].users -= 1;
+        self.images[copy as usize].users = 1;
+        self.members.insert(
+            pid,
+            Member {
+                image: copy,
+                ..member
+            },
+        );
+        Some(copy)
+    }
+
+    fn list(&mut self, process: Process) {
+        if let Some(known) = self.processes.iter_mut().find(|p| p.pid == process.pid) {
+            *known = process;
+        } else if self.processes.len() < PROCESS_LIMIT {
+            self.processes.push(process);
+        } else {
+            self.unlisted.insert(process.pid);
+        }
+    }
+
+    /// Looks again at what started lately, and keeps what is known better now.
+    pub fn check_facts(&mut self, at_end: bool) {
+        let mut due: Vec<i32> = Vec::new();
+        if at_end {
+            due.extend(self.young.drain(..).chain(self.checked.drain(..)));
+            due.truncate(FACTS_AT_END);
+        } else {
+            let count = self.young.len().min(FACTS_AT_ONCE);
+            due.extend(self.young.drain(..count));
+            let room = FACTS_AT_END.saturating_sub(self.checked.len());
+            self.checked.extend(due.iter().take(room));
+        }
+        for pid in due {
+            if self.ended.contains_key(&pid) || !self.members.contains_key(&pid) {
                 continue;
             }
-            match self.proc.process_stat(pid) {
-                // A leader may end before its threads: then it is a zombie with threads beside it.
-                Ok(stat) if !matches!(stat.state, 'Z' | 'X') || stat.threads > 1 => alive.push(pid),
-                _ => {
-                    self.ended.insert(pid);
-                }
+            if let Ok(view) = self.modules.inspect(pid)
+                && let Some(known) = self.processes.iter_mut().find(|p| p.pid == pid)
+            {
+                keep_better(known, view.process);
+            }
+        }
+    }
+
+    /// Members that can still run. One that nobody has reaped yet has ended.
+    pub fn alive(&mut self) -> Vec<i32> {
+        let now = clock::monotonic_ns();
+        let mut alive = Vec::new();
+        for &pid in self.members.keys() {
+            if self.ended.contains_key(&pid) {
+                continue;
+            }
+            if may_run(&self.proc.process_stat(pid)) {
+                alive.push(pid);
+            } else {
+                self.ended.insert(pid, now);
             }
         }
         alive
+    }
+
+    /// Lets go of members that ended a while ago and of images that nobody runs, so that a target that keeps starting
+    /// processes neither fills the memory nor its own limit.
+    fn let_go(&mut self, now_ns: u64) {
+        if self.ended.len().max(self.unused) < ENDED_KEPT {
+            return;
+        }
+        let ended: Vec<i32> = self
+            .ended
+            .iter()
+            .filter(|&(_, at)| now_ns.saturating_sub(*at) > LATE_NS)
+            .map(|(&pid, _)| pid)
+            .collect();
+        ended.iter().for_each(|&pid| self.forget(pid));
+        // The dumps that wait to be unwound refer to images.
+        self.read_perf_maps();
+        self.unwind_pending();
+        let free: HashSet<u32> = self.free.iter().copied().collect();
+        for (index, image) in self.images.iter_mut().enumerate() {
+            if image.users == 0 && !free.contains(&(index as u32)) {
+                *image = Image::new(AddressSpace::new(0));
+                self.free.push(index as u32);
+            }
+        }
+        self.unused = 0;
     }
 
     /// At least one kernel function had a name; true as well before any was seen.
@@ -193,11 +385,12 @@ impl Collector {
         self.kernel_frames.is_empty() || kernel.any(|frame| frame.symbol.is_some())
     }
 
-    pub fn take(&mut self, event: Event<'_>) {
+    /// Records in order of time (CLOCK_MONOTONIC).
+    pub fn take(&mut self, time_ns: u64, event: Event<'_>) {
         match event {
             Event::Sample(sample) => self.take_sample(&sample),
             Event::Mapped { pid, mapping } => {
-                if let Some(&image) = self.members.get(&pid) {
+                if let Some(image) = self.own_image(pid) {
                     let image = &mut self.images[image as usize];
                     if let Some(code) = image.space.add_mapping(&mut self.modules, &mapping) {
                         add_tables(&mut self.tables, &self.modules, &mut image.unwinder, &code);
@@ -207,8 +400,7 @@ impl Collector {
             Event::Exec { pid, comm } => {
                 self.comms.insert(pid, String::from_utf8_lossy(comm).into_owned());
                 if self.members.contains_key(&pid) {
-                    let image = self.new_image(pid);
-                    self.members.insert(pid, image);
+                    self.enter_inspected(pid);
                 }
             }
             Event::Renamed { pid, tid, comm } => {
@@ -216,31 +408,51 @@ impl Collector {
                     self.comms.insert(pid, String::from_utf8_lossy(comm).into_owned());
                 }
             }
-            Event::Forked { pid, parent, .. } if pid != parent => self.take_fork(pid, parent),
+            Event::Forked { pid, parent, .. } if pid != parent => self.take_fork(time_ns, pid, parent),
+            Event::Exited { pid, tid } if pid == tid => self.take_exit(pid),
             Event::Lost(count) => self.lost += count,
             Event::Forked { .. } | Event::Exited { .. } => {}
         }
     }
 
-    fn take_fork(&mut self, pid: i32, parent: i32) {
-        match self.members.get(&parent).copied() {
-            None => {
-                self.strangers.insert(pid);
-                self.members.remove(&pid);
+    /// On a machine that keeps starting processes, what is known of those outside the target would fill the memory.
+    /// Members stay until /proc says that they ended: a leader may end before its threads.
+    fn take_exit(&mut self, pid: i32) {
+        self.strangers.remove(&pid);
+        self.left_out.remove(&pid);
+        if !self.members.contains_key(&pid) && !self.neighbours.contains_key(&pid) {
+            self.comms.remove(&pid);
+        }
+    }
+
+    fn take_fork(&mut self, time_ns: u64, pid: i32, parent: i32) {
+        if self
+            .members
+            .get(&pid)
+            .is_some_and(|member| time_ns <= member.since_ns)
+        {
+            return;
+        }
+        // The number is a new process's, whoever had it before.
+        self.forget(pid);
+        self.strangers.remove(&pid);
+        self.left_out.remove(&pid);
+        let Some(&Member { image, .. }) = self.members.get(&parent) else {
+            match self.left_out.contains(&parent) {
+                true => self.leave_out(pid),
+                false => _ = self.strangers.insert(pid, parent),
             }
-            Some(_) if self.members.len() >= PROCESS_LIMIT => self.processes_left_out += 1,
-            Some(image) => {
-                self.strangers.remove(&pid);
-                self.ended.remove(&pid);
-                // The same image until it execs.
-                if self.members.insert(pid, image).is_none() {
-                    self.pids.push(pid);
-                    if let Some(mut process) = self.processes.iter().find(|p| p.pid == parent).cloned() {
-                        (process.pid, process.ppid) = (pid, parent);
-                        self.processes.push(process);
-                    }
-                }
-            }
+            return;
+        };
+        if self.full() {
+            self.leave_out(pid);
+            return;
+        }
+        // The same image until it execs.
+        self.enter(pid, image, time_ns);
+        if let Some(mut process) = self.processes.iter().find(|p| p.pid == parent).cloned() {
+            (process.pid, process.ppid) = (pid, parent);
+            self.list(process);
         }
     }
 
@@ -249,33 +461,41 @@ impl Collector {
         if self.members.contains_key(&pid) {
             return true;
         }
-        if self.strangers.contains(&pid) {
+        if self.strangers.contains_key(&pid) || self.left_out.contains(&pid) {
             return false;
         }
+        let mut parent = None;
         let mut ancestor = pid;
         for _ in 0..64 {
             let Ok(stat) = self.proc.process_stat(ancestor) else {
                 break;
             };
             ancestor = stat.ppid;
+            parent.get_or_insert(ancestor);
             if self.members.contains_key(&ancestor) {
                 self.adopt(pid);
                 return self.members.contains_key(&pid);
+            }
+            if self.left_out.contains(&ancestor) {
+                self.leave_out(pid);
+                return false;
             }
             if ancestor <= 1 {
                 break;
             }
         }
-        self.strangers.insert(pid);
+        self.strangers.insert(pid, parent.unwrap_or(0));
         false
     }
 
     fn take_sample(&mut self, raw: &RawSample<'_>) {
         if !self.belongs(raw.pid) {
-            *self.neighbours.entry(raw.pid).or_default() += 1;
+            if !self.left_out.contains(&raw.pid) {
+                *self.neighbours.entry(raw.pid).or_default() += 1;
+            }
             return;
         }
-        let Some(&image) = self.members.get(&raw.pid) else {
+        let Some(&Member { image, .. }) = self.members.get(&raw.pid) else {
             return;
         };
         let Some(t_ns) = raw.time_ns.checked_sub(self.start_ns) else {
@@ -303,7 +523,7 @@ impl Collector {
 
     /// A look at a waiting thread. `registers` and `stack` where they could be read.
     pub fn take_wait(&mut self, wait: WaitSample, kernel: &[String], user: Option<(Registers, &[u8])>) {
-        let Some(&image) = self.members.get(&wait.pid) else {
+        let Some(&Member { image, .. }) = self.members.get(&wait.pid) else {
             return;
         };
         let kernel = (!kernel.is_empty()).then(|| {
@@ -339,6 +559,8 @@ impl Collector {
 
     fn defer(&mut self, owner: Owner, image: u32, registers: &Registers, stack: &[u8]) {
         if self.arena.len() + stack.len() > ARENA_LIMIT {
+            // What is unwound now has to be named now.
+            self.read_perf_maps();
             self.unwind_pending();
         }
         let arena = self.arena.len();
@@ -492,8 +714,30 @@ impl Collector {
         id
     }
 
+    /// Reads the names of generated code, anew where they were read before: a compiler goes on adding to them.
+    fn read_perf_maps(&mut self) {
+        for (pid, member) in &self.members {
+            let image = &mut self.images[member.image as usize];
+            // Its own process's file before that of a child which shares the image.
+            if image.perf_map.is_some() && image.space.pid != *pid {
+                continue;
+            }
+            let inner = self
+                .proc
+                .status(*pid)
+                .ok()
+                .and_then(|s| s.ns_pids.last().copied())
+                .unwrap_or(*pid);
+            // One that ended since keeps what was read of it.
+            if let Some(map) = PerfMap::read(&PathBuf::from(format!("/proc/{pid}/root")), inner) {
+                image.perf_map = Some(map);
+            }
+        }
+    }
+
     /// What came since the last batch.
     pub fn batch(&mut self) -> super::file::Batch {
+        self.let_go(clock::monotonic_ns());
         let batch = super::file::Batch {
             frames: self.frames.list[self.shipped.frames..].to_vec(),
             stacks: self.stacks.list[self.shipped.stacks..].to_vec(),
@@ -512,18 +756,7 @@ impl Collector {
 
     /// Unwinds and names everything.
     pub fn finish(mut self) -> Collected {
-        for (pid, &image) in &self.members {
-            let image = &mut self.images[image as usize];
-            if image.perf_map.is_none() {
-                let inner = self
-                    .proc
-                    .status(*pid)
-                    .ok()
-                    .and_then(|s| s.ns_pids.last().copied())
-                    .unwrap_or(*pid);
-                image.perf_map = PerfMap::read(&PathBuf::from(format!("/proc/{pid}/root")), inner);
-            }
-        }
+        self.read_perf_maps();
         self.unwind_pending();
         let neighbours = self.neighbours.iter().map(|(&pid, &samples)| Neighbour {
             pid,
@@ -591,6 +824,39 @@ fn add_tables(tables: &mut HashMap<u32, Tables>, modules: &Modules, unwinder: &m
         code.bias,
         tables,
     );
+}
+
+/// Whether a process can still run, by what /proc says of it. A refusal is no end: out of descriptors nothing can be
+/// read, and the target is there all the same.
+fn may_run(stat: &Measured<ProcessStat>) -> bool {
+    match stat {
+        // A leader may end before its threads: then it is a zombie with threads beside it.
+        Ok(stat) => !matches!(stat.state, 'Z' | 'X') || stat.threads > 1,
+        Err(absence) => !matches!(absence.reason, Reason::Vanished | Reason::NotFound),
+    }
+}
+
+/// A later look at the same program: more of it is mapped by then. What it no longer tells is kept.
+fn keep_better(known: &mut Process, later: Process) {
+    fn take<T>(known: &mut Measured<T>, later: Measured<T>) {
+        if later.is_ok() || known.is_err() {
+            *known = later;
+        }
+    }
+    if !(matches!(later.runtime, Ok(Runtime::Native)) && known.runtime.is_ok()) {
+        take(&mut known.runtime, later.runtime);
+    }
+    take(&mut known.exe, later.exe);
+    take(&mut known.libc, later.libc);
+    take(&mut known.allocator, later.allocator);
+    take(&mut known.thp_disabled, later.thp_disabled);
+    take(&mut known.secure_exec, later.secure_exec);
+    if known.cmdline.is_empty() {
+        known.cmdline = later.cmdline;
+    }
+    if known.environment.is_empty() {
+        known.environment = later.environment;
+    }
 }
 
 fn unseen(pid: i32, why: &str) -> Process {
@@ -686,5 +952,245 @@ impl<'a> Compactor<'a> {
             self.new_frames.push(self.frames[id as usize].clone());
             (self.new_frames.len() - 1) as u32
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::maps::{Mapping, Perms};
+    use crate::host::perf::RawSample;
+
+    /// Numbers that no process has: nothing of them can be inspected.
+    const ROOT: i32 = 2_000_000_001;
+    const LATER: u64 = u64::MAX;
+
+    /// A collector whose /proc holds these processes alone, and what keeps that there.
+    fn collector(alive: &[i32]) -> (Collector, tempfile::TempDir) {
+        let proc = tempfile::tempdir().unwrap();
+        for pid in alive {
+            std::fs::create_dir(proc.path().join(pid.to_string())).unwrap();
+        }
+        let mut collector = Collector::new(ProcFs::at(proc.path()), 0);
+        collector.adopt(ROOT);
+        (collector, proc)
+    }
+
+    fn fork(collector: &mut Collector, time_ns: u64, pid: i32, parent: i32) {
+        let tid = pid;
+        collector.take(time_ns, Event::Forked { pid, tid, parent });
+    }
+
+    fn sample(collector: &mut Collector, pid: i32) {
+        let raw = RawSample {
+            time_ns: 1,
+            pid,
+            tid: pid,
+            cpu: 0,
+            kernel: &[],
+            registers: None,
+            stack: &[],
+            deep: false,
+        };
+        collector.take(1, Event::Sample(raw));
+    }
+
+    fn map(collector: &mut Collector, pid: i32, start: u64) {
+        let mapping = Mapping {
+            start,
+            end: start + 0x1000,
+            perms: Perms {
+                read: true,
+                execute: true,
+                ..Perms::default()
+            },
+            offset: 0,
+            dev: (0, 0),
+            inode: 0,
+            path: b"//anon".to_vec(),
+        };
+        collector.take(LATER, Event::Mapped { pid, mapping });
+    }
+
+    fn maps(collector: &Collector, pid: i32, address: u64) -> bool {
+        let image = collector.members[&pid].image;
+        collector.images[image as usize].space.lookup(address).is_some()
+    }
+
+    #[test]
+    fn descendants_join_by_fork_and_others_are_neighbours() {
+        let (mut c, _proc) = collector(&[]);
+        fork(&mut c, 1, ROOT + 1, ROOT);
+        fork(&mut c, 2, ROOT + 2, ROOT + 1);
+        fork(&mut c, 2, ROOT + 9, 7);
+        for pid in [ROOT, ROOT + 2, ROOT + 9] {
+            sample(&mut c, pid);
+        }
+        assert_eq!(
+            c.samples.iter().map(|s| s.pid).collect::<Vec<_>>(),
+            [ROOT, ROOT + 2]
+        );
+        assert_eq!(c.neighbours.keys().collect::<Vec<_>>(), [&(ROOT + 9)]);
+    }
+
+    #[test]
+    fn an_older_fork_record_changes_nothing_and_a_younger_one_is_another_process() {
+        let (mut c, _proc) = collector(&[]);
+        let child = ROOT + 1;
+        c.adopt(child);
+        let inspected = c.members[&child].image;
+        fork(&mut c, 1, child, ROOT);
+        fork(&mut c, 1, child, 7);
+        assert_eq!(c.members[&child].image, inspected);
+        fork(&mut c, LATER, child, ROOT);
+        assert_eq!(c.members[&child].image, c.members[&ROOT].image);
+        let stranger = ROOT + 2;
+        fork(&mut c, 1, stranger, ROOT);
+        fork(&mut c, 2, stranger, 7);
+        assert!(!c.members.contains_key(&stranger));
+    }
+
+    #[test]
+    fn who_joins_late_brings_its_children() {
+        let (child, grandchild, gone) = (ROOT + 1, ROOT + 2, ROOT + 3);
+        let (mut c, _proc) = collector(&[grandchild]);
+        fork(&mut c, 1, grandchild, child);
+        fork(&mut c, 1, gone, child);
+        fork(&mut c, 1, ROOT + 4, 7);
+        for pid in [grandchild, gone, ROOT + 4] {
+            sample(&mut c, pid);
+        }
+        c.adopt(child);
+        sample(&mut c, grandchild);
+        assert!(c.members.contains_key(&grandchild) && !c.members.contains_key(&gone));
+        assert_eq!(c.samples.len(), 1);
+        assert_eq!(c.neighbours.keys().collect::<Vec<_>>(), [&(ROOT + 4)]);
+    }
+
+    #[test]
+    fn who_is_nobody_s_business_is_forgotten_when_it_ends() {
+        let (mut c, _proc) = collector(&[]);
+        let (quiet, busy, member) = (ROOT + 1, ROOT + 2, ROOT + 3);
+        fork(&mut c, 1, member, ROOT);
+        for pid in [quiet, busy] {
+            fork(&mut c, 1, pid, 7);
+        }
+        sample(&mut c, busy);
+        for pid in [quiet, busy, member] {
+            let (tid, comm) = (pid, &b"name"[..]);
+            c.take(2, Event::Renamed { pid, tid, comm });
+            c.take(3, Event::Exited { pid, tid });
+        }
+        assert!(c.strangers.is_empty() && !c.comms.contains_key(&quiet));
+        assert!(c.comms.contains_key(&busy) && c.members.contains_key(&member));
+    }
+
+    #[test]
+    fn the_limit_is_of_those_that_run_and_who_is_left_out_is_no_neighbour() {
+        let (mut c, _proc) = collector(&[]);
+        let limit = PROCESS_LIMIT as i32;
+        for n in 1..limit {
+            fork(&mut c, 1, ROOT + n, ROOT);
+        }
+        assert!(c.missing().is_none());
+        let (one, its_child) = (ROOT + limit, ROOT + limit + 1);
+        fork(&mut c, 1, one, ROOT);
+        fork(&mut c, 2, its_child, one);
+        for _ in 0..3 {
+            sample(&mut c, one);
+            sample(&mut c, its_child);
+        }
+        assert!(c.neighbours.is_empty() && c.samples.is_empty());
+        assert!(c.missing().unwrap().starts_with("2 processes were not followed"));
+        // /proc has none of them any more: there is room again.
+        assert!(c.alive().is_empty());
+        fork(&mut c, 3, one, ROOT);
+        sample(&mut c, one);
+        assert_eq!(c.samples.len(), 1);
+    }
+
+    #[test]
+    fn those_that_ended_long_ago_are_let_go() {
+        let (mut c, _proc) = collector(&[]);
+        for n in 1..=ENDED_KEPT as i32 {
+            c.adopt(ROOT + n);
+        }
+        let images = c.images.len();
+        assert!(c.alive().is_empty());
+        let now = clock::monotonic_ns();
+        c.let_go(now);
+        assert_eq!(c.members.len(), ENDED_KEPT + 1, "late samples still count");
+        c.let_go(now + 2 * LATE_NS);
+        assert!(c.members.is_empty() && c.ended.is_empty());
+        c.adopt(ROOT + 5000);
+        assert_eq!(c.images.len(), images, "emptied images are used again");
+    }
+
+    #[test]
+    fn after_fork_each_maps_for_itself() {
+        let (mut c, _proc) = collector(&[]);
+        let child = ROOT + 1;
+        map(&mut c, ROOT, 0x1000);
+        fork(&mut c, 1, child, ROOT);
+        map(&mut c, child, 0x5000);
+        map(&mut c, ROOT, 0x7000);
+        let seen = |pid| [0x1000, 0x5000, 0x7000].map(|address| maps(&c, pid, address));
+        assert_eq!(seen(ROOT), [true, false, true]);
+        assert_eq!(seen(child), [true, true, false]);
+    }
+
+    #[test]
+    fn names_of_generated_code_are_read_before_an_early_unwind_and_again_later() {
+        let (mut c, _proc) = collector(&[]);
+        let own = std::process::id() as i32;
+        c.adopt(own);
+        let file = PathBuf::from(format!("/tmp/perf-{own}.map"));
+        let name = |c: &Collector| {
+            let image = &c.images[c.members[&own].image as usize];
+            image
+                .perf_map
+                .as_ref()
+                .and_then(|map| map.lookup(0x10))
+                .map(str::to_string)
+        };
+        let full = |c: &mut Collector| {
+            c.arena.resize(ARENA_LIMIT, 0);
+            c.defer(Owner::Sample(0), 0, &[0; REGISTERS], &[0; 8]);
+            c.pending.clear();
+        };
+        for written in ["first", "second"] {
+            std::fs::write(&file, format!("10 4 {written}\n")).unwrap();
+            full(&mut c);
+            assert_eq!(name(&c).as_deref(), Some(written));
+        }
+        std::fs::remove_file(&file).unwrap();
+        full(&mut c);
+        assert_eq!(
+            name(&c).as_deref(),
+            Some("second"),
+            "a file that is gone takes nothing away"
+        );
+    }
+
+    #[test]
+    fn only_what_is_gone_has_ended() {
+        let refused = |reason| may_run(&Err(Absence::new(reason, "")));
+        assert!(refused(Reason::NotSupported) && refused(Reason::NotPermitted));
+        assert!(!refused(Reason::Vanished) && !refused(Reason::NotFound));
+    }
+
+    #[test]
+    fn a_later_look_adds_and_takes_nothing_away() {
+        let mut known = unseen(ROOT, "too early");
+        known.runtime = Ok(Runtime::Native);
+        let mut later = known.clone();
+        later.libc = Ok(Libc::Static);
+        later.runtime = Ok(Runtime::Jvm { version: None });
+        keep_better(&mut known, later.clone());
+        assert_eq!((&known.libc, &known.runtime), (&later.libc, &later.runtime));
+        let mut last = unseen(ROOT, "gone");
+        last.runtime = Ok(Runtime::Native);
+        keep_better(&mut known, last);
+        assert_eq!((known.libc, known.runtime), (later.libc, later.runtime));
     }
 }

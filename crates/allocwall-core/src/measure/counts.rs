@@ -9,8 +9,8 @@ use crate::host::perf::EventCounter;
 use crate::host::proc::ProcFs;
 use crate::host::tracefs;
 use crate::units::{Absence, Reason};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -26,18 +26,28 @@ type Outcome = (Vec<EventCount>, ProbeState);
 
 pub struct Counting {
     stop: Arc<AtomicBool>,
+    /// The target's processes as they are now: a slice counts those that run when it begins.
+    pids: Arc<Mutex<Vec<i32>>>,
     thread: JoinHandle<Outcome>,
 }
 
 /// Counts in a thread of its own: closing a tracepoint waits for the kernel's grace period.
 pub fn start(proc: &ProcFs, pids: &[i32], window: Duration) -> Counting {
     let stop = Arc::new(AtomicBool::new(false));
-    let (proc, pids, stopped) = (proc.clone(), pids.to_vec(), stop.clone());
-    let thread = std::thread::spawn(move || count(&proc, &pids, window, &stopped));
-    Counting { stop, thread }
+    let pids = Arc::new(Mutex::new(pids.to_vec()));
+    let (proc, stopped, shared) = (proc.clone(), stop.clone(), pids.clone());
+    let thread = std::thread::spawn(move || count(&proc, &shared, window, &stopped));
+    Counting { stop, pids, thread }
 }
 
 impl Counting {
+    /// Processes come and go within the window.
+    pub fn follow(&self, pids: &[i32]) {
+        let mut shared = self.pids.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.clear();
+        shared.extend_from_slice(pids);
+    }
+
     pub fn finish(self) -> (Vec<EventCount>, Probe) {
         self.stop.store(true, Ordering::Relaxed);
         let died = || {
@@ -49,7 +59,7 @@ impl Counting {
     }
 }
 
-fn count(proc: &ProcFs, pids: &[i32], window: Duration, stop: &AtomicBool) -> Outcome {
+fn count(proc: &ProcFs, pids: &Mutex<Vec<i32>>, window: Duration, stop: &AtomicBool) -> Outcome {
     let mut ids = Vec::new();
     for call in CALLS {
         match tracefs::event_id("syscalls", &format!("sys_enter_{call}")) {
@@ -65,7 +75,8 @@ fn count(proc: &ProcFs, pids: &[i32], window: Duration, stop: &AtomicBool) -> Ou
         if !sleep(begun + window.mul_f64(part), stop) {
             break;
         }
-        let mut tids: Vec<i32> = pids
+        let now = pids.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut tids: Vec<i32> = now
             .iter()
             .flat_map(|pid| proc.threads(*pid).unwrap_or_default())
             .collect();
@@ -82,14 +93,28 @@ fn count(proc: &ProcFs, pids: &[i32], window: Duration, stop: &AtomicBool) -> Ou
         let mut open = Vec::new();
         for (slot, (_, id)) in ids.iter().enumerate() {
             match EventCounter::open(*id, &tids) {
-                Ok(counter) => open.push((slot, Instant::now(), counter)),
+                Ok(counter) => {
+                    if let Some(missed) = &counter.missed {
+                        partial.get_or_insert(lower_bounds(missed));
+                    }
+                    open.push((slot, Instant::now(), counter));
+                }
                 Err(absence) => return (Vec::new(), ProbeState::Absent(absence)),
             }
         }
         sleep(Instant::now() + slice, stop);
         for (slot, since, mut counter) in open {
             let (count, over) = &mut totals[slot];
-            *count += counter.total();
+            let (sum, unread) = counter.total();
+            if unread > 0 {
+                partial.get_or_insert(Absence::new(
+                    Reason::Vanished,
+                    format!(
+                        "the counters of {unread} threads were not readable: the figures are lower bounds"
+                    ),
+                ));
+            }
+            *count += sum;
             *over += since.elapsed();
         }
     }
@@ -110,6 +135,13 @@ fn count(proc: &ProcFs, pids: &[i32], window: Duration, stop: &AtomicBool) -> Ou
         })
         .collect();
     (counts, partial.map_or(ProbeState::Measured, ProbeState::Partial))
+}
+
+/// Why a part of the threads was not counted, and what that makes of the figures.
+fn lower_bounds(missed: &Absence) -> Absence {
+    let mut absence = missed.clone();
+    absence.detail += "; some threads were not counted: the figures are lower bounds";
+    absence
 }
 
 /// False when told to stop.

@@ -4,6 +4,7 @@ pub mod calibrate;
 mod collect;
 mod counts;
 pub mod file;
+mod groups;
 mod heap;
 pub mod malloc_range;
 mod python;

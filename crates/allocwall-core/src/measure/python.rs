@@ -1,41 +1,168 @@
 //! Python's own function names, read from outside without stopping the interpreter.
 
-use super::recording::PythonSample;
+use super::record::probe;
+use super::recording::{Probe, ProbeState, Process, PythonSample, Runtime};
 use crate::units::{Absence, Measured, Reason};
 use py_spy::config::LockingStrategy;
 use py_spy::{Config, PythonSpy};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::thread::JoinHandle;
 
 const FRAME_LIMIT: usize = 16;
+/// Each look at a process reads its interpreter's thread list and every frame.
+const PROCESSES: usize = 8;
+/// Looks that fail one after the other, with none before that came through: it was attached too early.
+const EMPTY_LOOKS: u64 = 20;
+/// Ticks between two tries grow up to this: a process that never gets an interpreter is not asked all the time.
+const LONGEST_REST: u32 = 16;
 
-pub struct PythonProbe {
-    pid: i32,
-    spy: PythonSpy,
-    /// Looks that came back empty: the interpreter was mid-change. Normal now and then without stopping it.
-    pub misses: u64,
+/// The target's Python processes, attached to one at a time in a thread of its own: reading an interpreter's symbols
+/// takes longer than the rings hold.
+#[derive(Default)]
+pub struct Pythons {
+    found: BTreeMap<i32, Followed>,
+    attaching: Option<(i32, JoinHandle<Measured<PythonSpy>>)>,
+    beyond: HashSet<i32>,
+    /// Some ended before they could be read: children on their way to another program, mostly.
+    passing: bool,
 }
 
-impl PythonProbe {
-    pub fn attach(pid: i32) -> Measured<PythonProbe> {
-        let config = Config {
-            blocking: LockingStrategy::NonBlocking,
-            native: false,
-            ..Config::default()
+#[derive(Default)]
+struct Followed {
+    spy: Option<PythonSpy>,
+    ended: bool,
+    /// Ticks until the next try, and between that and the one after.
+    rest: u32,
+    pause: u32,
+    seen: Seen,
+}
+
+/// What became of one process.
+#[derive(Clone, Default)]
+struct Seen {
+    looks: u64,
+    /// Looks that came back empty: the interpreter was mid-change. Normal now and then without stopping it.
+    misses: u64,
+    /// Why the last try to attach failed.
+    refused: Option<Absence>,
+}
+
+impl Seen {
+    /// It was read, or rights are missing that the next one will miss too.
+    fn tells(&self) -> bool {
+        let forbidden = |why: &Absence| why.reason == Reason::NotPermitted;
+        self.looks > self.misses || self.refused.as_ref().is_some_and(forbidden)
+    }
+}
+
+impl Pythons {
+    /// Takes up new processes and tries again where there was no interpreter yet. Once a tick.
+    pub fn follow(&mut self, processes: &[Process], alive: &[i32]) {
+        let alive: HashSet<i32> = alive.iter().copied().collect();
+        let mut python = BTreeSet::new();
+        for process in processes {
+            if matches!(process.runtime, Ok(Runtime::Cpython { .. })) && alive.contains(&process.pid) {
+                python.insert(process.pid);
+            }
+        }
+        self.found.retain(|pid, followed| {
+            followed.rest = followed.rest.saturating_sub(1);
+            if python.contains(pid) {
+                return true;
+            }
+            followed.ended = true;
+            followed.spy = None;
+            let kept = followed.seen.tells();
+            self.passing |= !kept;
+            kept
+        });
+        for &pid in &python {
+            if self.found.contains_key(&pid) {
+                continue;
+            }
+            // Those that ended make no room: what is kept of them is shown.
+            if self.found.len() < PROCESSES {
+                self.found.insert(pid, Followed::default());
+            } else {
+                self.beyond.insert(pid);
+            }
+        }
+        self.attach_next();
+    }
+
+    fn attach_next(&mut self) {
+        self.take_attached(false);
+        if self.attaching.is_some() {
+            return;
+        }
+        let due = self
+            .found
+            .iter()
+            .find(|(_, f)| !f.ended && f.spy.is_none() && f.rest == 0);
+        self.attaching = due.map(|(&pid, _)| (pid, std::thread::spawn(move || attach(pid))));
+    }
+
+    /// The outcome of the try under way, when it is there or is to be waited for.
+    fn take_attached(&mut self, wait: bool) {
+        let Some((pid, thread)) = self.attaching.take_if(|(_, thread)| wait || thread.is_finished()) else {
+            return;
         };
-        match PythonSpy::new(pid, &config) {
-            Ok(spy) => Ok(PythonProbe { pid, spy, misses: 0 }),
-            Err(e) => Err(Absence::new(
-                Reason::NotPermitted,
-                format!("Python's stacks of {pid} are not readable: {e:#}"),
-            )
-            .mend("run as root or grant CAP_SYS_PTRACE; or start it with python -X perf (3.12+)")),
+        let died = || {
+            Err(Absence::new(
+                Reason::Unparsable,
+                format!("reading Python's stacks of {pid} failed"),
+            ))
+        };
+        let outcome = thread.join().unwrap_or_else(|_| died());
+        let Some(followed) = self.found.get_mut(&pid) else {
+            return;
+        };
+        match outcome {
+            Ok(spy) => followed.spy = Some(spy),
+            Err(absence) => followed.put_off(absence),
         }
     }
 
     /// Stacks of the threads that are running Python code now.
     pub fn look(&mut self, t_ns: u64, out: &mut Vec<PythonSample>) {
-        let Ok(traces) = self.spy.get_stack_traces() else {
-            self.misses += 1;
-            return;
+        self.attach_next();
+        for (&pid, followed) in &mut self.found {
+            followed.look(pid, t_ns, out);
+        }
+    }
+
+    /// None where the target has no Python.
+    pub fn probe(mut self) -> Option<Probe> {
+        self.take_attached(true);
+        let seen: Vec<Seen> = self.found.into_values().map(|f| f.seen).collect();
+        if seen.is_empty() && !self.passing {
+            return None;
+        }
+        let state = state(&seen, self.beyond.len());
+        Some(probe("python_stacks", "Python function names", state))
+    }
+}
+
+impl Followed {
+    fn put_off(&mut self, why: Absence) {
+        self.seen.refused = Some(why);
+        self.pause = (self.pause * 2).clamp(1, LONGEST_REST);
+        self.rest = self.pause;
+    }
+
+    fn look(&mut self, pid: i32, t_ns: u64, out: &mut Vec<PythonSample>) {
+        let Some(spy) = &mut self.spy else { return };
+        self.seen.looks += 1;
+        let traces = match spy.get_stack_traces() {
+            Ok(traces) => traces,
+            Err(e) => {
+                self.seen.misses += 1;
+                if self.seen.misses == self.seen.looks && self.seen.misses.is_multiple_of(EMPTY_LOOKS) {
+                    self.spy = None;
+                    self.put_off(unreadable(pid, &format!("{e:#}")));
+                }
+                return;
+            }
         };
         for trace in traces {
             let Some(tid) = trace.os_thread_id else { continue };
@@ -57,10 +184,155 @@ impl PythonProbe {
                 .collect();
             out.push(PythonSample {
                 t_ns,
-                pid: self.pid,
+                pid,
                 tid: tid as i32,
                 frames,
             });
         }
+    }
+}
+
+fn attach(pid: i32) -> Measured<PythonSpy> {
+    let config = Config {
+        blocking: LockingStrategy::NonBlocking,
+        native: false,
+        ..Config::default()
+    };
+    PythonSpy::new(pid, &config).map_err(|e| unreadable(pid, &format!("{e:#}")))
+}
+
+/// The reader's errors are text: whether it was a matter of rights is in the system's words.
+fn unreadable(pid: i32, why: &str) -> Absence {
+    let detail = format!("Python's stacks of {pid} are not readable: {why}");
+    let refused = ["Permission denied", "Operation not permitted"];
+    if refused.iter().any(|words| why.contains(words)) {
+        return Absence::new(Reason::NotPermitted, detail)
+            .mend("run as root or grant CAP_SYS_PTRACE; or start it with python -X perf (3.12+)");
+    }
+    Absence::new(Reason::NotFound, detail).mend("start it with python -X perf (3.12+)")
+}
+
+/// One state over all Python processes, those `beyond` the limit included.
+fn state(seen: &[Seen], beyond: usize) -> ProbeState {
+    let total = seen.len() + beyond;
+    let read = seen.iter().filter(|s| s.looks > s.misses).count();
+    let (looks, misses) = seen
+        .iter()
+        .fold((0, 0), |(looks, misses), s| (looks + s.looks, misses + s.misses));
+    let refused = seen
+        .iter()
+        .filter(|s| s.looks <= s.misses)
+        .find_map(|s| s.refused.clone());
+    if read == 0 {
+        return ProbeState::Absent(refused.unwrap_or_else(|| {
+            Absence::new(
+                Reason::TooLittle,
+                "no Python process ran long enough for its interpreter to be found",
+            )
+        }));
+    }
+    if read < total {
+        let (reason, why, mend) = match refused {
+            Some(absence) => (absence.reason, absence.detail, absence.mend),
+            None if beyond > 0 => (
+                Reason::TooCostly,
+                format!("at most {PROCESSES} are looked at"),
+                None,
+            ),
+            None => (Reason::TooLittle, "the others ended too soon".to_string(), None),
+        };
+        let detail = format!("Python's stacks were read in {read} of {total} processes: {why}");
+        return ProbeState::Partial(Absence { reason, detail, mend });
+    }
+    if misses * 2 > looks {
+        let detail = format!(
+            "{misses} of {looks} looks at Python's stacks came back empty: the interpreter was changing them"
+        );
+        return ProbeState::Partial(Absence::new(Reason::TooLittle, detail));
+    }
+    ProbeState::Measured
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(looks: u64, misses: u64) -> Seen {
+        Seen {
+            looks,
+            misses,
+            refused: None,
+        }
+    }
+
+    fn refused(why: &str) -> Seen {
+        Seen {
+            refused: Some(unreadable(7, why)),
+            ..Seen::default()
+        }
+    }
+
+    #[test]
+    fn one_state_over_all_processes() {
+        assert_eq!(state(&[seen(100, 3), seen(50, 0)], 0), ProbeState::Measured);
+        let ProbeState::Partial(absence) = state(&[seen(100, 3), refused("Permission denied")], 0) else {
+            panic!("one of two");
+        };
+        assert_eq!(absence.reason, Reason::NotPermitted);
+        assert!(absence.detail.contains("1 of 2 processes"), "{absence}");
+        let ProbeState::Partial(absence) = state(&[seen(100, 0)], 4) else {
+            panic!("one of five");
+        };
+        assert_eq!(absence.reason, Reason::TooCostly);
+        assert!(absence.detail.contains("1 of 5 processes"), "{absence}");
+    }
+
+    #[test]
+    fn looks_that_come_back_empty_are_no_measurement() {
+        let of = |misses| state(&[seen(100, misses)], 0);
+        assert_eq!(of(50), ProbeState::Measured);
+        assert!(matches!(of(51), ProbeState::Partial(a) if a.reason == Reason::TooLittle));
+        assert!(matches!(of(100), ProbeState::Absent(_)));
+        // A process that was refused first and read later was read.
+        let late = Seen {
+            refused: Some(unreadable(7, "no interpreter yet")),
+            ..seen(10, 0)
+        };
+        assert_eq!(state(&[late], 0), ProbeState::Measured);
+    }
+
+    #[test]
+    fn only_what_rights_would_mend_is_a_matter_of_rights() {
+        let reason = |why| unreadable(7, why).reason;
+        assert_eq!(
+            reason("Failed to open process: Permission denied (os error 13)"),
+            Reason::NotPermitted
+        );
+        assert_eq!(reason("Failed to find a python interpreter"), Reason::NotFound);
+    }
+
+    #[test]
+    fn one_that_soon_becomes_another_program_says_nothing() {
+        assert!(seen(2, 1).tells() && refused("Permission denied").tells());
+        assert!(!refused("No such file").tells() && !Seen::default().tells());
+        let mut pythons = Pythons::default();
+        assert!(std::mem::take(&mut pythons).probe().is_none());
+        pythons.found.insert(7, Followed::default());
+        pythons.follow(&[], &[]);
+        assert!(pythons.found.is_empty());
+        let state = pythons.probe().unwrap().state;
+        assert!(matches!(state, ProbeState::Absent(a) if a.reason == Reason::TooLittle));
+    }
+
+    #[test]
+    fn tries_become_rarer() {
+        let mut followed = Followed::default();
+        let rests: Vec<u32> = (0..6)
+            .map(|_| {
+                followed.put_off(unreadable(7, ""));
+                followed.rest
+            })
+            .collect();
+        assert_eq!(rests, [1, 2, 4, 8, 16, 16]);
     }
 }

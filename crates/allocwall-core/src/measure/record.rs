@@ -2,19 +2,20 @@
 
 use super::collect::Collector;
 use super::file::{Batch, Head, Part, Tail, Writer};
-use super::python::PythonProbe;
+use super::groups::Groups;
+use super::python::Pythons;
 use super::recording::*;
 use super::ticks::{SMAPS_LIMIT, ThreadClock, TickReader};
 use super::unwind;
 use super::{counts, heap};
 use crate::error::{Error, Result};
-use crate::host::cgroup::{Cgroup, CgroupFs};
+use crate::host::cgroup::CgroupFs;
 use crate::host::launch::{self, Launched};
 use crate::host::perf::{self, CpuSampler, Scope};
-use crate::host::proc::ProcFs;
+use crate::host::proc::{ProcFs, refuse_thread};
 use crate::host::threads::{Look, Looker, read_memory};
 use crate::host::topology::Topology;
-use crate::host::{clock, facts};
+use crate::host::{clock, facts, limits};
 use crate::units::{Absence, Measured, Reason};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -37,7 +38,6 @@ const LOOKS_AT_ONCE: usize = 64;
 const WAIT_STACK: usize = 1024;
 /// Threads whose exact times are re-read every second; beyond it only at both ends of the window.
 const THREADS_FOLLOWED: usize = 512;
-const PYTHON_PROCESSES: usize = 8;
 
 /// Whom to look at.
 pub enum Ask {
@@ -90,14 +90,32 @@ struct Session {
     sampler: Measured<CpuSampler>,
     kernel_samples: bool,
     system_wide: bool,
-    cgroup: Measured<Cgroup>,
+    cgroups: Measured<Groups>,
     launched: Option<Launched>,
     command: Option<Vec<String>>,
-    pythons: Vec<PythonProbe>,
-    python_probe: Option<Probe>,
+    pythons: Pythons,
+    opened: Opened,
     writer: Writer,
     host: HostFacts,
     keep: bool,
+}
+
+/// The moment at which the window opened.
+#[derive(Clone, Copy)]
+struct Opened {
+    monotonic_ns: u64,
+    unix_ms: u64,
+    own_cpu_ns: u64,
+}
+
+impl Opened {
+    fn now() -> Opened {
+        Opened {
+            monotonic_ns: clock::monotonic_ns(),
+            unix_ms: clock::unix_ms(),
+            own_cpu_ns: clock::own_cpu_ns(),
+        }
+    }
 }
 
 impl Session {
@@ -105,6 +123,8 @@ impl Session {
         let proc = ProcFs::live();
         let host = facts::Machine::live().facts();
         let mut collector = Collector::new(proc.clone(), clock::monotonic_ns());
+        // Events take a descriptor each, and the files of the target's modules stay open.
+        limits::raise_open_files();
         let mut held = None;
         let mut command = None;
         let mut keep = false;
@@ -154,57 +174,37 @@ impl Session {
         let (sampler, kernel_samples, system_wide) =
             open_sampler(&proc, &collector, held.as_ref().map(|h| h.pid));
         let mut sampler = sampler;
-        let launched = match held {
-            None => None,
+        let cgroups = Groups::of(&roots);
+        // A launched command is measured from its first instruction on.
+        let (launched, opened) = match held {
+            None => (None, Opened::now()),
             Some(held) => {
                 let pid = held.pid;
                 if let Ok(sampler) = &mut sampler {
                     let _ = sampler.start();
                 }
                 let shown = command.clone().unwrap_or_default().join(" ");
+                let opened = Opened::now();
                 let child = held.release().map_err(|cause| Error::Launch {
                     command: shown,
                     cause,
                 })?;
                 collector.adopt(pid);
-                Some(child)
+                (Some(child), opened)
             }
         };
-        let cgroup = roots
-            .first()
-            .ok_or_else(|| Absence::new(Reason::NotFound, "no process"))
-            .and_then(|pid| CgroupFs::live()?.group_of(*pid));
-
-        let mut pythons = Vec::new();
-        let mut python_probe = None;
-        let interpreters: Vec<i32> = collector
-            .processes
-            .iter()
-            .filter(|p| matches!(p.runtime, Ok(Runtime::Cpython { .. })))
-            .map(|p| p.pid)
-            .take(PYTHON_PROCESSES)
-            .collect();
-        for pid in interpreters {
-            let state = match PythonProbe::attach(pid) {
-                Ok(probe) => {
-                    pythons.push(probe);
-                    ProbeState::Measured
-                }
-                Err(absence) => ProbeState::Absent(absence),
-            };
-            python_probe = Some(probe("python_stacks", "Python function names", state));
-        }
+        collector.set_start(opened.monotonic_ns);
         Ok(Session {
             proc,
             collector,
             sampler,
             kernel_samples,
             system_wide,
-            cgroup,
+            cgroups,
             launched,
             command,
-            pythons,
-            python_probe,
+            pythons: Pythons::default(),
+            opened,
             writer,
             host,
             keep,
@@ -212,10 +212,11 @@ impl Session {
     }
 
     fn run(mut self, request: Request<'_>) -> Result<Recorded> {
-        let own_cpu_before = clock::own_cpu_ns();
-        let start = clock::monotonic_ns();
-        let started_unix_ms = clock::unix_ms();
-        self.collector.set_start(start);
+        let Opened {
+            monotonic_ns: start,
+            unix_ms: started_unix_ms,
+            own_cpu_ns: own_cpu_before,
+        } = self.opened;
         let window_ns = request.window.as_nanos() as u64;
         let mut meta = Meta {
             tool_version: env!("CARGO_PKG_VERSION").into(),
@@ -234,7 +235,7 @@ impl Session {
         self.writer.write(&Part::Head(Box::new(Head {
             meta: meta.clone(),
             host: self.host.clone(),
-            cgroup: self.cgroup.as_ref().ok().map(|c| c.path.clone()),
+            cgroup: self.cgroups.as_ref().ok().map(|groups| groups.path().to_owned()),
             processes: self.collector.processes.clone(),
             modules: self.collector.modules.list().to_vec(),
             prices: request.prices,
@@ -246,8 +247,16 @@ impl Session {
         let mut batch_ticks = Vec::new();
         let mut batch_python = Vec::new();
         let mut pids = self.collector.alive();
-        batch_ticks.push(ticks.read(&self.proc, &pids, 0, self.cgroup_tick(), true));
-        threads.read(&self.proc, &pids, 0);
+        let mut at_ns = 0;
+        if self.launched.is_some() {
+            // All that it has used by now it used within the window: the base is a program that has not begun.
+            batch_ticks.push(ticks.read(&self.proc, &[], 0, self.cgroup_tick(), false));
+            threads.read(&self.proc, &[], 0);
+            at_ns = clock::monotonic_ns() - start;
+        }
+        batch_ticks.push(ticks.read(&self.proc, &pids, at_ns, self.cgroup_tick(), true));
+        threads.read(&self.proc, &pids, at_ns);
+        self.pythons.follow(&self.collector.processes, &pids);
         if self.launched.is_none()
             && let Ok(sampler) = &mut self.sampler
             && let Err(e) = sampler.start()
@@ -269,7 +278,7 @@ impl Session {
                 break;
             }
             if due.drain.passed(now, every(DRAIN_EVERY)) {
-                self.drain();
+                self.drain(false);
             }
             if due.wait.passed(now, waits.next_in()) {
                 waits.look(&self.proc, &pids, &mut self.collector, start);
@@ -283,20 +292,21 @@ impl Session {
                     meta.ended = Ended::TargetExited { status };
                     break;
                 }
+                counting.follow(&pids);
                 let cgroup = self.cgroup_tick();
                 batch_ticks.push(ticks.read(&self.proc, &pids, t_ns, cgroup, false));
+                self.pythons.follow(&self.collector.processes, &pids);
                 (request.progress)(t_ns as f64 / window_ns as f64);
             }
             // Due in any case: a timer that nobody winds again would keep the loop from sleeping.
             if due.python.passed(now, every(PYTHON_EVERY)) {
-                self.pythons
-                    .iter_mut()
-                    .for_each(|p| p.look(t_ns, &mut batch_python));
+                self.pythons.look(t_ns, &mut batch_python);
             }
             if due.batch.passed(now, every(BATCH_EVERY)) {
                 if threads.len() <= THREADS_FOLLOWED {
                     threads.read(&self.proc, &pids, t_ns);
                 }
+                self.collector.check_facts(false);
                 self.ship(&mut batch_ticks, &mut batch_python);
             }
             let wake = due.next().min(start + window_ns);
@@ -317,7 +327,8 @@ impl Session {
         }
         meta.own_cpu_ns = clock::own_cpu_ns() - own_cpu_before;
         meta.wait_period_ns = waits.mean_period_ns();
-        self.drain();
+        self.drain(true);
+        self.collector.check_facts(true);
         self.ship(&mut batch_ticks, &mut batch_python);
 
         let resident = pids
@@ -362,13 +373,13 @@ impl Session {
     }
 
     fn cgroup_tick(&self) -> Option<CgroupTick> {
-        self.cgroup.as_ref().ok()?.tick().ok()
+        self.cgroups.as_ref().ok()?.tick()
     }
 
-    fn drain(&mut self) {
+    fn drain(&mut self, last: bool) {
         if let Ok(sampler) = &mut self.sampler {
             let collector = &mut self.collector;
-            sampler.drain(&mut |event| collector.take(event));
+            sampler.drain(last, &mut |time, event| collector.take(time, event));
         }
     }
 
@@ -381,7 +392,7 @@ impl Session {
         self.writer.write(&Part::Batch(Box::new(batch)));
     }
 
-    fn probes(&self, waits: &WaitSampler, counts: Probe, resident: u64) -> Vec<Probe> {
+    fn probes(&mut self, waits: &WaitSampler, counts: Probe, resident: u64) -> Vec<Probe> {
         let mut probes = Vec::new();
         let sampled = match &self.sampler {
             Err(absence) => ProbeState::Absent(absence.clone()),
@@ -419,11 +430,11 @@ impl Session {
             kernel,
         ));
         probes.push(probe("waits", "what waiting threads wait for", waits.state()));
-        let cgroup = match &self.cgroup {
-            Ok(_) => ProbeState::Measured,
-            Err(absence) => ProbeState::Absent(absence.clone()),
+        let (what, cgroup) = match &self.cgroups {
+            Ok(groups) => groups.outcome(),
+            Err(absence) => ("quota and throttling".into(), ProbeState::Absent(absence.clone())),
         };
-        probes.push(probe("cgroup", "quota and throttling", cgroup));
+        probes.push(probe("cgroup", &what, cgroup));
         let smaps = if resident > SMAPS_LIMIT {
             ProbeState::Absent(Absence::new(
                 Reason::TooCostly,
@@ -437,20 +448,11 @@ impl Session {
         };
         probes.push(probe("smaps", "huge pages, lazily freed pages, shares", smaps));
         probes.push(counts);
-        if self.collector.processes_left_out > 0 {
-            probes.push(probe(
-                "processes",
-                "every process of the target",
-                ProbeState::Partial(Absence::new(
-                    Reason::TooCostly,
-                    format!(
-                        "{} processes beyond the first were not followed",
-                        self.collector.processes_left_out
-                    ),
-                )),
-            ));
+        if let Some(missing) = self.collector.missing() {
+            let state = ProbeState::Partial(Absence::new(Reason::TooCostly, missing));
+            probes.push(probe("processes", "every process of the target", state));
         }
-        probes.extend(self.python_probe.clone());
+        probes.extend(std::mem::take(&mut self.pythons).probe());
         if let Err(absence) = &self.host.pmu {
             probes.push(probe(
                 "pmu",
@@ -490,9 +492,9 @@ fn open_sampler(
         Some(pid) => Scope::UntilExec(pid),
         None => {
             let tids = collector
-                .pids
+                .processes
                 .iter()
-                .flat_map(|pid| proc.threads(*pid).unwrap_or_default());
+                .flat_map(|p| proc.threads(p.pid).unwrap_or_default());
             Scope::Threads(tids.collect())
         }
     };
@@ -507,6 +509,9 @@ fn may_look_at(proc: &ProcFs, pid: i32) -> Result<()> {
         return Err(Error::NoSuchProcess(pid));
     }
     let stat = proc.process_stat(pid).map_err(|_| Error::NoSuchProcess(pid))?;
+    if let Ok(status) = proc.status(pid) {
+        refuse_thread(pid, &status)?;
+    }
     // A kernel thread has no address space: nothing here applies to it.
     if stat.virtual_bytes == 0 {
         return Err(Error::Refused(format!(

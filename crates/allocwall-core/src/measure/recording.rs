@@ -12,7 +12,8 @@ pub struct Recording {
     pub meta: Meta,
     pub host: HostFacts,
     pub cgroup: Option<String>,
-    /// Every process of the target that was seen, in order of appearance; the first is the one asked for.
+    /// The processes of the target that were seen, in order of appearance; the first is the one asked for. Of more than
+    /// some thousands only the first: the `processes` probe says so.
     pub processes: Vec<Process>,
     pub probes: Vec<Probe>,
     pub prices: Measured<PriceList>,

@@ -6,6 +6,7 @@ pub use parse::{
     CgroupLine, MemInfo, ProcessStat, SchedStat, Status, SyscallState, chosen, cpu_model, list_len, pair,
 };
 
+use crate::error::{Error, Result};
 use crate::host::facts::{HostTick, Smaps};
 use crate::host::file::{self, unparsable};
 use crate::units::{Absence, Measured, Reason};
@@ -15,6 +16,20 @@ use std::path::{Path, PathBuf};
 const WORDS_LIMIT: usize = 256 << 10;
 /// Up to here the children are read thread by thread; beyond, one pass over all processes is cheaper.
 const CHILDREN_BY_THREAD: u32 = 64;
+
+/// /proc answers for the number of a thread as for that of a process, and with the process's own totals.
+///
+/// # Errors
+/// `pid` is a thread's; the process is named.
+pub fn refuse_thread(pid: i32, status: &Status) -> Result<()> {
+    if status.tgid == pid {
+        return Ok(());
+    }
+    Err(Error::Refused(format!(
+        "{pid} is a thread of process {}; give -p {0}",
+        status.tgid
+    )))
+}
 
 #[derive(Clone, Debug)]
 pub struct ProcFs {
@@ -499,5 +514,21 @@ mod tests {
     fn names_with_newlines_come_back_whole() {
         assert_eq!(comm(b"a\nb\n"), "a\nb");
         assert_eq!(comm(b""), "");
+    }
+
+    #[test]
+    fn a_thread_is_told_from_its_process() {
+        let proc = ProcFs::live();
+        let own = std::process::id() as i32;
+        assert!(refuse_thread(own, &proc.status(own).unwrap()).is_ok());
+        let thread = std::thread::spawn(move || {
+            let tid = rustix::thread::gettid().as_raw_nonzero().get();
+            refuse_thread(tid, &ProcFs::live().status(tid).unwrap()).map_err(|e| (tid, e.to_string()))
+        });
+        let (tid, refusal) = thread.join().unwrap().unwrap_err();
+        assert!(
+            refusal.contains(&format!("{tid} is a thread of process {own}; give -p {own}")),
+            "{refusal}"
+        );
     }
 }

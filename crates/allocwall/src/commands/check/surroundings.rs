@@ -5,7 +5,7 @@ use allocwall_core::host::cgroup::CgroupFs;
 use allocwall_core::host::facts::{CgroupTick, HostFacts, Machine};
 use allocwall_core::host::installed::{self, InstalledAllocator, InstalledRuntime};
 use allocwall_core::host::perf_trial::{self, Whom};
-use allocwall_core::host::proc::{ProcFs, Status};
+use allocwall_core::host::proc::{ProcFs, Status, refuse_thread};
 use allocwall_core::host::rights::{self, Rights};
 use allocwall_core::host::tracefs::TraceFs;
 use allocwall_core::units::{Measured, Reason};
@@ -167,12 +167,7 @@ fn target_view(proc: &ProcFs, pid: i32) -> Result<TargetView> {
             });
         }
     };
-    if status.tgid != pid {
-        return Err(Error::Refused(format!(
-            "{pid} is a thread of process {}; give -p {0}",
-            status.tgid
-        )));
-    }
+    refuse_thread(pid, &status)?;
     let namespaces = NAMESPACES
         .iter()
         .filter_map(
