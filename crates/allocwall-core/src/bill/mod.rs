@@ -174,6 +174,10 @@ pub struct WaitLine {
     pub thread_s: Measured<Interval>,
     pub method: String,
     pub sites: Vec<Site>,
+    /// Fraction of the line that lies in futexes of which nothing tells what for: how busy their threads are put them here.
+    pub untold: f64,
+    /// Of that, the part whose caller's stack was not read, so that it may be anybody's lock. Fraction of the line.
+    pub unread: f64,
 }
 
 /// Figures that the ladder reads beside the lines. Rates are per second of wall time over the window.
@@ -250,12 +254,18 @@ mod tests {
 
     #[test]
     fn time_that_no_sample_can_hit_goes_to_where_threads_go_to_sleep() {
-        let futex = "finish_task_switch;__schedule;schedule;futex_do_wait;futex_wait;do_futex;__x64_sys_futex";
+        let futex =
+            "finish_task_switch;__schedule;schedule;futex_do_wait;futex_wait;do_futex;__x64_sys_futex";
         let preempted = "finish_task_switch;__schedule;schedule;exit_to_user_mode_loop;do_syscall_64";
         let bill_of = |sleeping, switches, kernel: &str| {
             let mut s = Sketch::new();
             s.samples(9_000 - sleeping, PID, "", "app!work");
-            s.samples(sleeping, PID, kernel, "libc!__lll_lock_wait_private;libc+9800;app!work");
+            s.samples(
+                sleeping,
+                PID,
+                kernel,
+                "libc!__lll_lock_wait_private;libc+9800;app!work",
+            );
             s.thread(PID, "work", 10_000);
             let start = Tick {
                 voluntary_switches: Some(0),
@@ -265,7 +275,12 @@ mod tests {
             s.recording.ticks[0] = start;
             of(&s.recording)
         };
-        let locks = |bill: &Bill| (line(bill, CostClass::AllocatorLocks).share.point, bill.switching_cpu_s);
+        let locks = |bill: &Bill| {
+            (
+                line(bill, CostClass::AllocatorLocks).share.point,
+                bill.switching_cpu_s,
+            )
+        };
         // 1 s of 10 s is missing, and a million switches could have hidden it.
         let bill = bill_of(100, 1_000_000, futex);
         assert_eq!(locks(&bill), ((100.0 + 1_000.0) / 10_000.0, 1.0));
@@ -546,6 +561,51 @@ mod tests {
             wait(&bill, WaitClass::Storage).thread_s.as_ref().unwrap().point,
             0.0
         );
+    }
+
+    #[test]
+    fn a_lock_is_one_where_the_users_stack_or_the_runtime_says_so() {
+        let lines = |user: &str, cpu_ms| {
+            let mut s = Sketch::new();
+            s.module("python", ModuleRole::Cpython);
+            s.thread(7, "worker", cpu_ms);
+            s.waits(100, 7, 'S', None, "futex_do_wait", user);
+            of(&s.recording)
+        };
+        // The interpreter lock, built on a condition variable; and a plain mutex.
+        for lock in [
+            "libc!pthread_cond_timedwait;python!take_gil;python!PyEval_RestoreThread",
+            "libc!__lll_lock_wait;libc!pthread_mutex_lock;app!work",
+        ] {
+            let bill = lines(lock, 5_000);
+            let line = wait(&bill, WaitClass::ApplicationLock);
+            assert!(line.thread_s.as_ref().is_ok_and(|i| i.point > 0.9), "{lock}");
+            assert_eq!((line.untold, line.unread), (0.0, 0.0), "{lock}");
+        }
+        // A caller without a name tells nothing, and may still be seen not to be the allocator; an unread one not even that.
+        for (user, cpu_ms, class, unread) in [
+            ("libc+1000;app+20;app+30", 5_000, WaitClass::ApplicationLock, 0.0),
+            ("", 5_000, WaitClass::ApplicationLock, 1.0),
+            ("", 10, WaitClass::Idle, 1.0),
+        ] {
+            let bill = lines(user, cpu_ms);
+            let line = wait(&bill, class);
+            assert_eq!((line.untold, line.unread), (1.0, unread), "{user} {cpu_ms}");
+        }
+        let bill = lines("libc!pthread_cond_wait;app!worker_loop", 5_000);
+        assert_eq!(wait(&bill, WaitClass::Idle).untold, 0.0);
+    }
+
+    #[test]
+    fn waits_of_which_nothing_was_readable_rule_nothing_out() {
+        let mut s = Sketch::new();
+        s.thread(7, "worker", 5_000);
+        s.waits(100, 7, 'S', None, "", "");
+        let bill = of(&s.recording);
+        assert!(wait(&bill, WaitClass::Allocator).thread_s.is_err());
+        assert!(wait(&bill, WaitClass::Other).thread_s.is_ok());
+        s.waits(1, 7, 'S', Some(202), "", "");
+        assert!(wait(&of(&s.recording), WaitClass::Allocator).thread_s.is_ok());
     }
 
     #[test]

@@ -25,11 +25,14 @@ pub fn lines(recording: &Recording, classifier: &Classifier, cpu_s: f64) -> Vec<
                     wait_sites(recording, classifier, &blocked, &classes, class),
                 ),
             };
+            let (untold, unread) = untold(recording, classifier, &blocked, &classes, class);
             WaitLine {
                 class,
                 thread_s,
                 method: method(class, recording),
                 sites,
+                untold,
+                unread,
             }
         })
         .collect()
@@ -106,6 +109,21 @@ fn sampled(
             false => Err(absence(recording, "waits", "waiting threads were not looked at")),
         };
     }
+    let blind = recording
+        .waits
+        .iter()
+        .all(|w| w.syscall.is_none() && w.kernel.is_none());
+    let needs_a_reason = matches!(
+        class,
+        WaitClass::AddressSpaceLock | WaitClass::Allocator | WaitClass::ApplicationLock
+    );
+    if blind && needs_a_reason {
+        return Err(absence(
+            recording,
+            "waits",
+            "what its threads wait for could not be read",
+        ));
+    }
     let block_count = blocks(recording);
     let mut hits = vec![(0, 0); block_count];
     let (mut of_class, mut total) = (0.0, 0.0);
@@ -128,6 +146,33 @@ fn sampled(
         of_class + unseen,
         high.min(total).max(of_class) + unseen,
     ))
+}
+
+/// Frames of a user's stack from which on it tells who called the futex: the innermost is the call itself.
+const TELLING_FRAMES: usize = 2;
+
+fn untold(
+    recording: &Recording,
+    classifier: &Classifier,
+    blocked: &Blocked,
+    classes: &[WaitClass],
+    class: WaitClass,
+) -> (f64, f64) {
+    let (mut all, mut untold, mut unread) = (0.0, 0.0, 0.0);
+    for (wait, _) in recording.waits.iter().zip(classes).filter(|(_, c)| **c == class) {
+        let seconds = blocked.seconds(wait);
+        all += seconds;
+        if classifier.is_untold(wait) {
+            untold += seconds;
+            if classifier.frames(wait.user).len() < TELLING_FRAMES {
+                unread += seconds;
+            }
+        }
+    }
+    match all > 0.0 {
+        true => (untold / all, unread / all),
+        false => (0.0, 0.0),
+    }
 }
 
 fn wait_sites(

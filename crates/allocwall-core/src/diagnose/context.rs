@@ -1,6 +1,6 @@
 //! What the rungs read: the bill's lines, the counters' change over the window, the process that used most CPU.
 
-use crate::bill::{Bill, Site};
+use crate::bill::{Bill, Site, WaitLine};
 use crate::catalogue::cost::{CostClass, WaitClass};
 use crate::catalogue::fast_paths::{Path, path_of};
 use crate::catalogue::thresholds::MIN_SAMPLES;
@@ -44,34 +44,6 @@ const KERNEL_LINES: &[CostClass] = &[
     CostClass::AddressSpaceLock,
     CostClass::Reclaim,
     CostClass::OtherKernel,
-];
-
-/// Parts of function names under which a thread waits for work or for another thread's end, not for a lock.
-/// A futex serves both; the exported callers keep their names in a stripped libc.
-const WAITS_FOR_WORK: &[&str] = &[
-    "cond_wait",
-    "cond_timedwait",
-    "cond_clockwait",
-    "condition_variable",
-    "Condvar",
-    "pthread_join",
-    "clockjoin",
-    "timedjoin_ex",
-    "JoinInner",
-    "sem_wait",
-    "sem_timedwait",
-    "sem_clockwait",
-    "thread::park",
-    "Parker",
-    "park_timeout",
-    "mpsc",
-    "barrier_wait",
-    "Monitor::wait",
-    "ObjectMonitor::wait",
-    "notesleep",
-    "stopm",
-    "mPark",
-    "uv_cond_wait",
 ];
 
 /// Where every stack starts: named as a call site it tells nothing.
@@ -154,7 +126,7 @@ impl<'a> Context<'a> {
     }
 
     pub fn wait(&self, class: WaitClass) -> Measured<Interval> {
-        match self.bill.off_cpu.iter().find(|l| l.class == class) {
+        match self.wait_line(class) {
             Some(line) => line.thread_s.clone(),
             None => Err(Absence::new(
                 Reason::NotFound,
@@ -167,36 +139,29 @@ impl<'a> Context<'a> {
         self.wait(class).map_or(0.0, |i| i.point)
     }
 
-    fn wait_sites(&self, class: WaitClass) -> &'a [Site] {
+    fn wait_line(&self, class: WaitClass) -> Option<&'a WaitLine> {
+        self.bill.off_cpu.iter().find(|l| l.class == class)
+    }
+
+    /// Of the application's lock waits, the part of which nothing but its thread's CPU time says that it is one.
+    pub fn untold_locks(&self) -> f64 {
+        self.wait_line(WaitClass::ApplicationLock)
+            .map_or(0.0, |l| l.untold)
+    }
+
+    /// Seconds in futexes whose callers' stacks were not read: on which line they stand is a guess. `of` picks the lines.
+    pub fn unread_futex_s(&self, of: impl Fn(WaitClass) -> bool) -> f64 {
         self.bill
             .off_cpu
             .iter()
-            .find(|l| l.class == class)
-            .map_or(&[], |l| &l.sites)
-    }
-
-    /// Futex waits by what the caller waits for: (work or another thread, a lock, not told by any name), fractions.
-    pub fn futex_waits(&self) -> (f64, f64, f64) {
-        let (mut work, mut lock) = (0.0, 0.0);
-        for site in self.wait_sites(WaitClass::ApplicationLock) {
-            let mut names = site
-                .path
-                .iter()
-                .map(String::as_str)
-                .chain([site.function.as_str()]);
-            if names.any(|name| WAITS_FOR_WORK.iter().any(|w| name.contains(w))) {
-                work += site.share;
-            } else if !site.path.is_empty() {
-                lock += site.share;
-            }
-        }
-        let told = (work + lock).min(1.0);
-        (work.min(1.0), lock.min(1.0), 1.0 - told)
+            .filter(|l| of(l.class))
+            .map(|l| l.unread * self.wait_point(l.class))
+            .sum()
     }
 
     /// Seconds of thread time in which the target ran or would have liked to.
     pub fn active_thread_s(&self) -> f64 {
-        let (_, lock, _) = self.futex_waits();
+        let lock = 1.0 - self.untold_locks();
         self.bill.cpu_s
             + [
                 WaitClass::AddressSpaceLock,

@@ -36,6 +36,8 @@ pub fn computing() -> Subject {
                     thread_s: Ok(Interval::exact(0.0)),
                     method: "test".into(),
                     sites: Vec::new(),
+                    untold: 0.0,
+                    unread: 0.0,
                 })
                 .collect(),
             rates: Rates {
@@ -112,15 +114,10 @@ impl Subject {
         self
     }
 
-    /// Innermost function under which all of this line's waits were seen.
-    pub fn waits_in(&mut self, class: WaitClass, function: &str) -> &mut Self {
-        self.wait_line(class).sites = vec![Site {
-            function: "worker".into(),
-            module: "subject".into(),
-            python: None,
-            share: 1.0,
-            path: vec![function.into()],
-        }];
+    /// Fractions of a line's waits of which nothing tells what for, and whose callers were not read.
+    pub fn untold(&mut self, class: WaitClass, untold: f64, unread: f64) -> &mut Self {
+        let line = self.wait_line(class);
+        (line.untold, line.unread) = (untold, unread);
         self
     }
 

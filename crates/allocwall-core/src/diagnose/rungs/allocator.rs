@@ -2,6 +2,7 @@
 //! is depends on how the calls are served and on whether threads wait for one another.
 
 use super::kernel::lock_case;
+use super::waiting::futexes_untold;
 use super::{cpu_case, perf_show, without_samples};
 use crate::catalogue::cost::{CostClass, WaitClass};
 use crate::catalogue::prices::{MALLOC_ARENA, MALLOC_CACHED};
@@ -98,17 +99,27 @@ fn contention(ctx: &Context) -> Judged {
         (Err(absence), _) => return without_samples(ctx, WALL, absence, show),
         (Ok(_), Err(absence)) => return Judged::not_measured(WALL, Whole::ThreadTime, absence, show),
     };
-    lock_case(
-        ctx,
-        WALL,
-        spin,
-        blocked,
-        "its threads waited for one another in the allocator",
-        show,
-    )
-    .evidence(format!(
-        "{:.3} CPUs at the allocator's locks, {:.3} threads blocked on average",
-        spin.point / ctx.window_s,
-        blocked.point / ctx.window_s
-    ))
+    // A futex whose caller was not read may be the allocator's.
+    let unread = ctx.unread_futex_s(|_| true);
+    let at_most = Interval {
+        high: blocked.high + unread,
+        ..blocked
+    };
+    let case = |blocked| {
+        lock_case(
+            ctx,
+            WALL,
+            spin,
+            blocked,
+            "its threads waited for one another in the allocator",
+            show.clone(),
+        )
+    };
+    case(blocked)
+        .unless_hidden(case(at_most), || futexes_untold(ctx, unread))
+        .evidence(format!(
+            "{:.3} CPUs at the allocator's locks, {:.3} threads blocked on average",
+            spin.point / ctx.window_s,
+            blocked.point / ctx.window_s
+        ))
 }
