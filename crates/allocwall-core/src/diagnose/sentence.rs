@@ -23,12 +23,18 @@ pub fn write(ctx: &Context, judged: &[Judged], walls: &[Wall]) -> String {
         .iter()
         .find(|w| !same_time(worst, **w) && **w != Wall::Waiting);
     let also = next.map_or_else(String::new, |wall| also(judged, *wall));
-    let whole = |place: bool| wall_sentence(ctx, judged, worst, place) + &also;
-    let text = whole(true);
-    match text.chars().count() <= LONGEST_SENTENCE {
-        true => text,
-        false => whole(false),
-    }
+    fitting([
+        wall_sentence(ctx, judged, worst, true) + &also,
+        wall_sentence(ctx, judged, worst, false) + &also,
+        wall_sentence(ctx, judged, worst, false),
+    ])
+}
+
+/// The first that is short enough, else the last: the fullest comes first.
+fn fitting<const N: usize>(texts: [String; N]) -> String {
+    let fits = |text: &String| text.chars().count() <= LONGEST_SENTENCE;
+    let at = texts.iter().position(fits).unwrap_or(N - 1);
+    texts.into_iter().nth(at).unwrap_or_default()
 }
 
 fn also(judged: &[Judged], wall: Wall) -> String {
@@ -51,6 +57,15 @@ fn also(judged: &[Judged], wall: Wall) -> String {
         }
     };
     format!(" Also: {text}.")
+}
+
+/// `map churn takes 9 % (8–10 %)`: a contributor with its interval.
+fn part(judged: &[Judged], wall: Wall) -> String {
+    let share = share(judged, wall);
+    match wall {
+        Wall::Numa => format!("{share} of new pages lie on a remote node"),
+        _ => format!("{} takes {share}", wall.title()),
+    }
 }
 
 fn same_time(a: Wall, b: Wall) -> bool {
@@ -212,13 +227,28 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
     } else {
         format!(" Not measured: {}.", unknown.join(", "))
     };
+    let kept = find(judged, Wall::Retention)
+        .filter(|f| f.status == Status::Contributor)
+        .map_or_else(String::new, |_| also(judged, Wall::Retention));
+    let told = |head: String| {
+        fitting([
+            format!(
+                "{head}; {}.{kept}{}{not_told}",
+                own_computing(ctx, true),
+                crowded(ctx)
+            ),
+            format!(
+                "{head}; {}.{kept}{}{not_told}",
+                own_computing(ctx, false),
+                crowded(ctx)
+            ),
+            format!("{head}; {}.{kept}{not_told}", own_computing(ctx, true)),
+            format!("{head}; {}.{kept}{not_told}", own_computing(ctx, false)),
+            format!("{head}.{kept}{not_told}"),
+        ])
+    };
     if let Some(wall) = leading_contributor(judged) {
-        return format!(
-            "No wall, but {} takes {}; {}.{not_told}",
-            wall.title(),
-            share(judged, wall),
-            own_computing(ctx)
-        );
+        return told(format!("No wall, but {}", part(judged, wall)));
     }
     let brief = |wall: Wall, label: &str| {
         find(judged, wall)
@@ -235,17 +265,12 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
     .collect();
     if figures.is_empty() {
         return format!(
-            "Memory is not your wall: the target used only {:.2} CPUs; {:.2} of it could be waits.{not_told}",
+            "Memory is not your wall: the target used only {:.2} CPUs; {:.2} of it could be waits.{kept}{not_told}",
             ctx.cpu_rate,
             (1.0 - ctx.cpu_rate).max(0.0)
         );
     }
-    format!(
-        "Memory is not your wall: {}; {}.{}{not_told}",
-        figures.join(", "),
-        own_computing(ctx),
-        crowded(ctx)
-    )
+    told(format!("Memory is not your wall: {}", figures.join(", ")))
 }
 
 /// More threads with work than CPUs: said, because no rung calls it a wall.
@@ -255,7 +280,7 @@ fn crowded(ctx: &Context) -> String {
         return String::new();
     }
     format!(
-        " The CPUs are full: {} of the time in which they could run, its threads wait for one another.",
+        " The CPUs are full: its threads wait for one another {} of runnable time.",
         percent(own)
     )
 }
@@ -269,7 +294,8 @@ pub fn leading_contributor(judged: &[Judged]) -> Option<Wall> {
         .map(|j| j.finding.wall)
 }
 
-fn own_computing(ctx: &Context) -> String {
+/// `place`: with the call site behind it.
+fn own_computing(ctx: &Context, place: bool) -> String {
     match ctx.cpu(&[CostClass::Application]) {
         Ok(sum) => {
             let kernel = ctx.cpu(&[CostClass::OtherKernel]).map_or(0.0, |s| s.share.point);
@@ -281,7 +307,7 @@ fn own_computing(ctx: &Context) -> String {
                 );
             }
             let site = match ctx.top_site(&[CostClass::Application]) {
-                Some((site, part)) if part >= 0.5 => format!(", most in `{}`", name(&site)),
+                Some((site, part)) if place && part >= 0.5 => format!(", most in `{}`", name(&site)),
                 _ => String::new(),
             };
             format!(

@@ -620,6 +620,48 @@ fn retention_is_resident_memory_beyond_live_memory() {
 }
 
 #[test]
+fn memory_outside_the_heap_that_was_walked_is_not_ruled_out() {
+    const GIB: u64 = 1 << 30;
+    let beside = |outside: u64, live: f64| {
+        let mut subject = heap(live * 1e8, 100_000_000);
+        subject.last().smaps = Some(Smaps {
+            rss: 100_000_000 + outside,
+            anonymous: 100_000_000 + outside,
+            ..Smaps::default()
+        });
+        subject
+    };
+    let arenas = beside(GIB, 0.95).finding(Wall::Retention);
+    assert_eq!(arenas.status, Status::NotMeasured);
+    assert!(
+        arenas
+            .because
+            .starts_with("1.0 GiB of anonymous memory lie outside"),
+        "{}",
+        arenas.because
+    );
+    // Too little in all, or mapped from files: no allocator's.
+    assert_eq!(status(&beside(32 << 20, 0.95), Wall::Retention), Status::RuledOut);
+    let mut files = beside(GIB, 0.95);
+    files.last().smaps.as_mut().expect("set").anonymous = 100_000_000;
+    assert_eq!(status(&files, Wall::Retention), Status::RuledOut);
+    // What is known to be kept stays a wall.
+    assert_eq!(status(&beside(32 << 20, 0.1), Wall::Retention), Status::Wall);
+}
+
+#[test]
+fn memory_kept_below_a_wall_is_said_beside_the_verdict() {
+    let sentence = heap(0.6 * (1u64 << 30) as f64, 1 << 30).verdict().sentence;
+    assert!(sentence.starts_with("Memory is not your wall"), "{sentence}");
+    assert!(
+        sentence.contains("Also: 40 % of resident memory is kept for nobody."),
+        "{sentence}"
+    );
+    let sentence = heap(0.9 * (1u64 << 30) as f64, 1 << 30).verdict().sentence;
+    assert!(!sentence.contains("kept for nobody"), "{sentence}");
+}
+
+#[test]
 fn without_a_heap_view_only_lazily_freed_memory_decides() {
     let lazy = |share: f64| {
         let mut subject = computing();
@@ -703,6 +745,30 @@ fn many() -> Vec<Subject> {
                 subject.map_call("__x64_sys_munmap", true, 30);
                 all.push(subject);
             }
+        }
+    }
+    for share in [0.0, 0.061, 0.5] {
+        let mut crowded = heap(0.617 * (1u64 << 30) as f64, 1 << 30);
+        crowded.cpus(1.8).threads(9).waits(WaitClass::RunQueue, 2.5);
+        crowded.recording.threads = (0..9)
+            .map(|i| ThreadTimes {
+                pid: 100,
+                tid: 100 + i,
+                comm: "pool".into(),
+                seen_ns: 10_000_000_000,
+                cpu_ns: 2_000_000_000,
+                run_delay_ns: Some(2_777_777_777),
+            })
+            .collect();
+        for line in [AllocatorCode, GarbageCollector] {
+            let mut subject = Subject {
+                recording: crowded.recording.clone(),
+                bill: crowded.bill.clone(),
+            };
+            subject.shares(&[(line, share), (OtherKernel, 0.41)]);
+            let lines = subject.bill.on_cpu.as_mut().expect("sampled");
+            lines[0].sites[0].function = "a_name_of_many_letters_that_is_cut::".repeat(3);
+            all.push(subject);
         }
     }
     let mut blind = computing();
