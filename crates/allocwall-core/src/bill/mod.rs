@@ -629,11 +629,11 @@ mod tests {
                 (throttled, queued)
             );
         }
-        // Half of the machine's busy time was the target's: half of the steal is taken to be.
+        // Half of the machine's busy time was the target's: half of the steal is taken to be, a fifth to four fifths may be.
         let bill = of(&s.recording);
         assert_eq!(
             wait(&bill, WaitClass::Stolen).thread_s,
-            Ok(Interval::new(0.0, 0.5, 1.0))
+            Ok(Interval::new(0.2, 0.5, 0.8))
         );
         s.recording.ticks[1].cgroup = None;
         s.recording.threads[0].run_delay_ns = None;

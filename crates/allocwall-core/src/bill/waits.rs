@@ -228,7 +228,10 @@ fn throttled(recording: &Recording) -> Measured<Interval> {
     Ok(Interval::exact(counted.min(at_most)))
 }
 
-/// Steal is known for the machine only. The target's part is taken to be its part of the machine's busy time; it may be none or all.
+/// The hypervisor may have taken from the target this many times more of what it asked for than from others, or less: our judgement.
+const HIT_HARDER: f64 = 4.0;
+
+/// Steal is known for the machine only. The target's part is taken to be its part of the machine's busy time.
 fn stolen(recording: &Recording, cpu_s: f64) -> Measured<Interval> {
     let (first, last) = first_and_last(recording)?;
     let steal = last.host.steal_ns.saturating_sub(first.host.steal_ns) as f64 / 1e9;
@@ -242,7 +245,9 @@ fn stolen(recording: &Recording, cpu_s: f64) -> Measured<Interval> {
             "the machine's busy time did not move, so steal can't be apportioned",
         ));
     }
-    Ok(Interval::new(0.0, steal * (cpu_s / busy).min(1.0), steal))
+    let own = (cpu_s / busy).min(1.0);
+    let part = |weight: f64| steal * own * weight / (own * weight + (1.0 - own));
+    Ok(Interval::new(part(1.0 / HIT_HARDER), part(1.0), part(HIT_HARDER)))
 }
 
 fn method(class: WaitClass, recording: &Recording) -> String {

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 pub fn verdict(recording: &Recording, bill: &Bill) -> Verdict {
     let ctx = Context::new(recording, bill);
     let judged = rungs::walk(&ctx);
-    let walls = rungs::walls_worst_first(&ctx, &judged);
+    let walls = rungs::walls_worst_first(&judged);
     let sentence = sentence::write(&ctx, &judged, &walls);
     let leading = walls
         .first()

@@ -297,7 +297,7 @@ fn tick(t_ns: u64) -> Tick {
         anonymous: Some(4 << 20),
         vm_size: 64 << 20,
         smaps: Some(Smaps {
-            rss: 20 << 20,
+            rss: 5 << 20,
             anonymous: 4 << 20,
             ..Smaps::default()
         }),
