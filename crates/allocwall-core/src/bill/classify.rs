@@ -416,7 +416,8 @@ impl<'a> Classifier<'a> {
             .map_or(&[], |s| s.frames.as_slice())
     }
 
-    pub(super) fn role(&self, frame: u32) -> Option<UserRole> {
+    /// Of a user frame, by its index in the recording.
+    pub fn role(&self, frame: u32) -> Option<UserRole> {
         self.user.get(frame as usize).copied().flatten()
     }
 

@@ -13,6 +13,7 @@ use crate::units::{Absence, Interval, Measured, Reason};
 use serde::{Deserialize, Serialize};
 
 pub use classify::Classifier;
+pub use cpu::stripped_runtime;
 
 pub fn of(recording: &Recording) -> Bill {
     let classifier = Classifier::new(recording);

@@ -39,6 +39,29 @@ pub fn verdict(recording: &Recording, bill: &Bill) -> Verdict {
     }
 }
 
+/// How far a verdict that names no wall carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    Decided,
+    /// So much of the CPU is kernel time without names that a wall may hide in it, or no memory wall was measured.
+    Undecided,
+    /// The target's CPU time could not be sampled.
+    NotSampled,
+}
+
+pub fn reach(recording: &Recording, bill: &Bill, verdict: &Verdict) -> Reach {
+    match verdict.walls.is_empty() {
+        true => sentence::reach(&Context::new(recording, bill), verdict.findings.iter()),
+        false => Reach::Decided,
+    }
+}
+
+/// Whether a gate that lets no wall pass has to stop this: at a wall, or where none was told but one may be there. That
+/// the target waits is no wall of its CPU or memory, and an idle service passes.
+pub fn stops_a_gate(recording: &Recording, bill: &Bill, verdict: &Verdict) -> bool {
+    verdict.walls.iter().any(|w| *w != Wall::Waiting) || reach(recording, bill, verdict) != Reach::Decided
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {

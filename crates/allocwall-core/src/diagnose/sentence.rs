@@ -3,7 +3,7 @@
 use super::context::{Context, percent, percent_interval};
 use super::judge::Judged;
 use super::rungs::named;
-use super::{Finding, Prescription, Status};
+use super::{Finding, Prescription, Reach, Status};
 use crate::catalogue::cost::CostClass;
 use crate::catalogue::thresholds;
 use crate::catalogue::walls::Wall;
@@ -64,6 +64,10 @@ fn part(judged: &[Judged], wall: Wall) -> String {
     let share = share(judged, wall);
     match wall {
         Wall::Numa => format!("{share} of new pages lie on a remote node"),
+        // A stripped runtime's collector may be part of it.
+        Wall::CallRate if find(judged, wall).is_some_and(|f| f.estimate.is_some()) => {
+            format!("{share} of CPU goes to allocating, freeing or collecting, not told apart")
+        }
         _ => format!("{} takes {share}", wall.title()),
     }
 }
@@ -148,10 +152,14 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> S
         ),
         Wall::Tlb => format!("TLB misses are the wall: {s} of CPU."),
         Wall::Numa => format!("Remote memory is the wall: {s} of new pages."),
-        Wall::CallRate => format!(
-            "Call rate is the wall: {s} of CPU goes to allocating and freeing, too often rather than too slowly{}.",
-            from(ctx, &[AllocatorCode, RuntimeAllocator])
-        ),
+        Wall::CallRate => {
+            let place = from(ctx, &[AllocatorCode, RuntimeAllocator]);
+            let why = match find(judged, wall).is_some_and(|f| f.estimate.is_some()) {
+                true => format!("{place}; whether too often or too slowly could not be told"),
+                false => format!(", too often rather than too slowly{place}"),
+            };
+            format!("Call rate is the wall: {s} of CPU goes to allocating and freeing{why}.")
+        }
         Wall::AllocatorCode => format!(
             "The allocator's code is the wall: {s} of CPU, with calls that miss its thread cache{}.",
             from(ctx, &[AllocatorCode])
@@ -194,14 +202,37 @@ fn waits_for(ctx: &Context) -> String {
     })
 }
 
+/// The walls of which a target that names none is asked first.
+const MEMORY: [Wall; 3] = [Wall::FirstTouch, Wall::MapChurn, Wall::CallRate];
+
+/// How far findings without a wall carry.
+pub fn reach<'a>(ctx: &Context, findings: impl Iterator<Item = &'a Finding>) -> Reach {
+    let unknown = findings
+        .filter(|f| MEMORY.contains(&f.wall) && f.status == Status::NotMeasured)
+        .count();
+    let all = unknown == MEMORY.len();
+    if all && ctx.cpu(&[CostClass::Application]).is_err() {
+        Reach::NotSampled
+    } else if all || unknown > 0 && much_unnamed(ctx) {
+        Reach::Undecided
+    } else {
+        Reach::Decided
+    }
+}
+
+/// A wall may hide in the kernel time without names.
+fn much_unnamed(ctx: &Context) -> bool {
+    ctx.unnamed_kernel() >= thresholds::of(Wall::FirstTouch).wall_from
+}
+
 fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
-    let memory = [Wall::FirstTouch, Wall::MapChurn, Wall::CallRate];
-    let unknown: Vec<&str> = memory
+    let unknown: Vec<&str> = MEMORY
         .iter()
         .filter(|w| find(judged, **w).is_some_and(|f| f.status == Status::NotMeasured))
         .map(|w| w.title())
         .collect();
-    if unknown.len() == memory.len() {
+    let reach = reach(ctx, judged.iter().map(|j| &j.finding));
+    if reach == Reach::NotSampled {
         let why = find(judged, Wall::CallRate).map_or("", |f| f.because.as_str());
         let why = match why.chars().count() {
             1..=120 => format!(": {why}"),
@@ -209,8 +240,14 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
         };
         return format!("No verdict, since the target's CPU time could not be sampled{why}.");
     }
-    let unseen = ctx.unnamed_kernel();
-    if !unknown.is_empty() && unseen >= thresholds::of(Wall::FirstTouch).wall_from {
+    if reach == Reach::Undecided && !much_unnamed(ctx) {
+        return format!(
+            "Undecided: {} were not measured; {}.",
+            unknown.join(", "),
+            own_computing(ctx, false)
+        );
+    }
+    if reach == Reach::Undecided {
         let allocator = find(judged, Wall::CallRate)
             .and_then(|f| f.share)
             .map_or_else(String::new, |s| {
@@ -218,10 +255,15 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
             });
         return format!(
             "Undecided: {} of CPU is kernel time that could not be told apart ({}){allocator}.",
-            percent(unseen),
+            percent(ctx.unnamed_kernel()),
             unknown.join(" or ")
         );
     }
+    let collector = find(judged, Wall::GarbageCollector).filter(|f| f.status == Status::NotMeasured);
+    let unknown: Vec<&str> = unknown
+        .into_iter()
+        .chain(collector.map(|f| f.wall.title()))
+        .collect();
     let not_told = if unknown.is_empty() {
         String::new()
     } else {
@@ -270,7 +312,11 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
             (1.0 - ctx.cpu_rate).max(0.0)
         );
     }
-    told(format!("Memory is not your wall: {}", figures.join(", ")))
+    let verdict = match unknown.is_empty() {
+        true => "Memory is not your wall",
+        false => "No wall in what was measured",
+    };
+    told(format!("{verdict}: {}", figures.join(", ")))
 }
 
 /// More threads with work than CPUs: said, because no rung calls it a wall.

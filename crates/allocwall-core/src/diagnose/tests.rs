@@ -2,7 +2,7 @@
 //! not measured says so.
 
 use super::testing::{Subject, WINDOW_S, absent, computing};
-use super::{Status, remedies};
+use super::{Reach, Status, remedies};
 use crate::catalogue::cost::CostClass::*;
 use crate::catalogue::cost::{CostClass, WaitClass};
 use crate::catalogue::walls::Wall;
@@ -100,6 +100,84 @@ fn too_few_samples_are_not_judged() {
         assert_eq!(finding.status, Status::NotMeasured, "{class:?}");
         assert_eq!(finding.missing.map(|m| m.reason), Some(Reason::TooLittle));
     }
+}
+
+// ---- collectors that are not told apart ----
+
+#[test]
+fn a_stripped_interpreter_s_collector_is_not_ruled_out() {
+    let python = |has_symbols: bool, shares: &[(CostClass, f64)]| {
+        let mut subject = with_shares(shares);
+        subject.process().runtime = Ok(Runtime::Cpython {
+            version: "3.11.2".into(),
+            free_threaded: false,
+        });
+        let module = &mut subject.recording.modules[1];
+        (module.role, module.has_symbols) = (ModuleRole::Cpython, has_symbols);
+        subject
+    };
+    let stripped = python(false, &[]);
+    assert_eq!(status(&stripped, Wall::GarbageCollector), Status::NotMeasured);
+    assert_eq!(status(&stripped, Wall::CallRate), Status::NotMeasured);
+    assert_eq!(
+        status(&python(true, &[]), Wall::GarbageCollector),
+        Status::RuledOut
+    );
+    assert_eq!(status(&python(true, &[]), Wall::CallRate), Status::RuledOut);
+    // What looks like allocation may be collection.
+    let led = python(false, &[(RuntimeAllocator, 0.45)]);
+    assert_eq!(status(&led, Wall::CallRate), Status::Contributor);
+    let sentence = led.verdict().sentence;
+    assert!(
+        sentence.contains("allocating, freeing or collecting, not told apart"),
+        "{sentence}"
+    );
+    assert!(
+        sentence.contains("Not measured: garbage collector."),
+        "{sentence}"
+    );
+    assert_eq!(
+        status(&python(true, &[(RuntimeAllocator, 0.45)]), Wall::CallRate),
+        Status::Wall
+    );
+    // Nor are kernel stacks sampled: something was, and nothing is decided.
+    let mut user = python(false, &[(UnnamedKernel, 0.02)]);
+    user.recording.meta.kernel_samples = false;
+    user.recording.prices = Err(absent());
+    let verdict = user.verdict();
+    assert!(
+        verdict.sentence.starts_with("Undecided: "),
+        "{}",
+        verdict.sentence
+    );
+    assert_eq!(
+        super::reach(&user.recording, &user.bill, &verdict),
+        Reach::Undecided
+    );
+    // A collector that was seen is a wall, stripped or not; and where nothing is left for it to hide in, it is ruled out.
+    let seen = python(false, &[(GarbageCollector, 0.3)]);
+    assert_eq!(status(&seen, Wall::GarbageCollector), Status::Wall);
+    let kernel = python(false, &[(OtherKernel, 0.98)]);
+    assert_eq!(status(&kernel, Wall::GarbageCollector), Status::RuledOut);
+}
+
+#[test]
+fn only_collectors_that_this_tool_knows_are_ruled_out_by_name() {
+    let because = |exe: &str| {
+        let mut subject = computing();
+        subject.process().exe = Ok(exe.into());
+        let finding = subject.finding(Wall::GarbageCollector);
+        (finding.status, finding.because)
+    };
+    let (status, text) = because("/usr/bin/ruby3.1");
+    assert_eq!(status, Status::NotMeasured);
+    assert!(text.starts_with("Ruby's collector is not told apart"), "{text}");
+    let (status, text) = because("/usr/bin/service");
+    assert_eq!(status, Status::RuledOut);
+    assert_eq!(text, "no collector known to this tool runs in it");
+    let mut dotnet = computing();
+    dotnet.recording.modules[1].path = "/usr/share/dotnet/libcoreclr.so".into();
+    assert_eq!(dotnet.finding(Wall::GarbageCollector).status, Status::NotMeasured);
 }
 
 // ---- interference ----
@@ -614,6 +692,45 @@ fn cached_calls_are_too_many_missing_ones_too_slow() {
 }
 
 #[test]
+fn the_entry_points_share_is_read_on_glibc_alone() {
+    let of = |kind, symbols: &[(&str, usize)], module: usize| {
+        let mut subject = with_shares(&[(AllocatorCode, 0.5)]);
+        if let Ok(allocator) = &mut subject.process().allocator {
+            allocator.kind = kind;
+        }
+        let libc = &mut subject.recording.modules[0];
+        if module != 0 {
+            (libc.role, libc.malloc_ranges) = (ModuleRole::Other, Vec::new());
+        }
+        for (symbol, n) in symbols {
+            subject.malloc_leaves((!symbol.is_empty()).then_some(symbol), *n);
+        }
+        let verdict = subject.verdict();
+        (verdict.walls, verdict.sentence)
+    };
+    // musl's entry points are all of its allocator: nothing tells.
+    let (walls, sentence) = of(AllocatorKind::Musl, &[("malloc", 24), ("", 76)], 0);
+    assert_eq!(walls, [Wall::CallRate]);
+    assert!(sentence.contains("could not be told"), "{sentence}");
+    let (walls, sentence) = of(AllocatorKind::Glibc, &[("malloc", 55), ("", 45)], 0);
+    assert_eq!(walls, [Wall::CallRate]);
+    assert!(
+        sentence.contains("too often rather than too slowly"),
+        "{sentence}"
+    );
+    // Linked into the program, known by its names alone.
+    let linked = [("_rjem_malloc", 40), ("_rjem_je_arena_cache_bin_fill_small", 60)];
+    let (walls, _) = of(AllocatorKind::Jemalloc, &linked, 1);
+    assert_eq!(walls, [Wall::AllocatorCode]);
+    let (walls, sentence) = of(AllocatorKind::Jemalloc, &[("_rjem_malloc", 100)], 1);
+    assert_eq!(walls, [Wall::CallRate]);
+    assert!(
+        sentence.contains("too often rather than too slowly"),
+        "{sentence}"
+    );
+}
+
+#[test]
 fn contention_takes_precedence_over_the_code_it_slows() {
     let mut subject = with_shares(&[(AllocatorCode, 0.4), (AllocatorLocks, 0.2)]);
     subject.threads(2).cpus(1.3).waits(WaitClass::Allocator, 0.5);
@@ -912,6 +1029,30 @@ fn no_gain_beyond_the_lines_that_it_acts_on() {
         }
     }
     assert!(priced > 10);
+}
+
+#[test]
+fn a_gate_stops_at_walls_and_at_open_verdicts_but_not_at_idle_services() {
+    let gate = |s: &Subject| {
+        let verdict = s.verdict();
+        (
+            super::reach(&s.recording, &s.bill, &verdict),
+            super::stops_a_gate(&s.recording, &s.bill, &verdict),
+        )
+    };
+    assert_eq!(gate(&computing()), (Reach::Decided, false));
+    assert_eq!(gate(&with_shares(&[(FaultPath, 0.4)])), (Reach::Decided, true));
+    let mut idle = computing();
+    idle.cpus(0.02).waits(WaitClass::Idle, 0.9);
+    assert_eq!(idle.verdict().walls, [Wall::Waiting]);
+    assert_eq!(gate(&idle), (Reach::Decided, false));
+    let mut unnamed = with_shares(&[(UnnamedKernel, 0.4)]);
+    unnamed.recording.prices = Err(absent());
+    assert_eq!(gate(&unnamed), (Reach::Undecided, true));
+    let mut blind = computing();
+    blind.bill.on_cpu = Err(absent());
+    blind.recording.prices = Err(absent());
+    assert_eq!(gate(&blind), (Reach::NotSampled, true));
 }
 
 // ---- remedies ----

@@ -11,7 +11,7 @@ mod waiting;
 
 pub use interference::named;
 
-use super::context::{Context, MendIfNone, percent};
+use super::context::{Context, MendIfNone, Sum, percent};
 use super::judge::{Case, Judged};
 use super::{Status, Whole};
 use crate::catalogue::cost::CostClass;
@@ -91,6 +91,11 @@ fn cpu_case(ctx: &Context, wall: Wall, classes: &[CostClass], phrase: &str, show
         return Judged::not_measured(wall, Whole::Cpu, absence, show);
     }
     judged
+}
+
+/// Whether all of it together would count as this wall.
+fn may_count(wall: Wall, sum: Sum) -> bool {
+    sum.share.high >= thresholds::of(wall).contributor && sum.rate.high >= per_second_floor(wall)
 }
 
 /// Without shares a wall can still be ruled out where the whole of the CPU time is below its floor.
