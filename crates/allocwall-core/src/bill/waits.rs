@@ -258,7 +258,9 @@ fn method(class: WaitClass, recording: &Recording) -> String {
         WaitClass::Allocator => "looks at sleeping threads: in a futex that an allocator function called",
         WaitClass::RunQueue => "the scheduler's run-queue times, less throttled time",
         WaitClass::Throttled => "the cgroup's throttled time, at most the target's run-queue time",
-        WaitClass::Stolen => "estimate: the machine's steal by the target's share of busy time",
+        WaitClass::Stolen => {
+            "estimate: the machine's steal by the target's share of busy time, which may have been hit four times as hard as others, or as little"
+        }
         WaitClass::Storage => "looks at sleeping threads: uninterruptible or in storage calls",
         WaitClass::ApplicationLock => {
             "looks at sleeping threads: in a futex below a lock function, or of unknown purpose in a thread that uses 5 % CPU or more"

@@ -102,7 +102,8 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         verdict,
         ..
     } = &judged;
-    let unmeasured = diagnose::reach(recording, bill, verdict) == diagnose::Reach::NotSampled;
+    let unsampled = bill.on_cpu.is_err();
+    let unmeasured = unsampled && diagnose::reach(recording, bill, verdict) == diagnose::Reach::NotSampled;
     let stopped = args.fail_on.is_some() && diagnose::stops_a_gate(recording, bill, verdict);
     Ok(match unmeasured || stopped {
         true => ExitCode::FAILURE,

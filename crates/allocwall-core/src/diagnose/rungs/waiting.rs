@@ -84,11 +84,13 @@ fn application_lock(ctx: &Context) -> Judged {
     let unknown_s = waits.point * untold + elsewhere;
     case(known)
         .unless_hidden(case(at_most), || futexes_untold(ctx, unknown_s))
-        .evidence(format!(
-            "{:.2} thread-s/s at locks, {:.2} in futexes of which no caller's name tells what for",
-            known.point / ctx.window_s,
-            unknown_s / ctx.window_s
-        ))
+        .evidence(format!("{:.2} thread-s/s at locks", known.point / ctx.window_s))
+        .evidence_if((unknown_s > 0.0).then(|| {
+            format!(
+                "{:.2} thread-s/s in futexes of which no caller's name tells what for",
+                unknown_s / ctx.window_s
+            )
+        }))
 }
 
 /// Futex waits that may be locks, whoever's: what keeps a wall of locks from being ruled out.
