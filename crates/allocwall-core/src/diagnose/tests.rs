@@ -959,6 +959,12 @@ fn many() -> Vec<Subject> {
     blind.recording.processes.clear();
     blind.recording.prices = Err(absent());
     all.push(blind);
+    let mut unlooked = computing();
+    unlooked.threads(2);
+    for line in &mut unlooked.bill.off_cpu {
+        line.thread_s = Err(absent());
+    }
+    all.push(unlooked);
     let mut empty = computing();
     empty.bill.window_s = 0.0;
     empty.bill.cpu_s = 0.0;

@@ -9,7 +9,7 @@ use crate::catalogue::cost::{CostClass, WaitClass};
 use crate::catalogue::prices::{MALLOC_ARENA, MALLOC_CACHED};
 use crate::catalogue::thresholds;
 use crate::catalogue::walls::Wall;
-use crate::diagnose::context::{Context, Served, count};
+use crate::diagnose::context::{Context, MendIfNone, Served, count};
 use crate::diagnose::judge::Judged;
 use crate::diagnose::{Status, Whole};
 use crate::units::{Absence, Interval, Reason};
@@ -127,7 +127,10 @@ fn contention(ctx: &Context) -> Judged {
         (Ok(spin), Ok(blocked)) => (spin.share.scaled(ctx.bill.cpu_s), blocked),
         (Err(_), Ok(blocked)) if blocked.low > 0.0 => (Interval::exact(0.0), blocked),
         (Err(absence), _) => return without_samples(ctx, WALL, absence, show),
-        (Ok(_), Err(absence)) => return Judged::not_measured(WALL, Whole::ThreadTime, absence, show),
+        (Ok(_), Err(absence)) => {
+            let absence = absence.mend_if_none("run as the target's user or as root");
+            return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
+        }
     };
     // A futex whose caller was not read may be the allocator's.
     let unread = ctx.unread_futex_s(|_| true);

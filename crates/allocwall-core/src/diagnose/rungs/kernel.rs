@@ -4,7 +4,7 @@ use super::{cpu_case, perf_show, without_samples};
 use crate::catalogue::cost::{CostClass, WaitClass};
 use crate::catalogue::prices::{TOUCH_2M, TOUCH_2M_IDLE, TOUCH_4K, TOUCH_4K_IDLE, ZERO_4K};
 use crate::catalogue::walls::Wall;
-use crate::diagnose::context::{Context, count, percent_interval};
+use crate::diagnose::context::{Context, MendIfNone, count, percent_interval};
 use crate::diagnose::judge::{Case, Judged};
 use crate::diagnose::{Status, Whole};
 use crate::units::{Absence, Interval, Reason};
@@ -193,7 +193,10 @@ pub fn address_space_lock(ctx: &Context) -> Vec<Judged> {
         // Nobody can block on it for long without using some CPU in between; but blocked time alone is worth a wall.
         (Err(_), Ok(blocked)) if blocked.low > 0.0 => (Interval::exact(0.0), blocked),
         (Err(absence), _) => return vec![without_samples(ctx, WALL, absence, show)],
-        (Ok(_), Err(absence)) => return vec![Judged::not_measured(WALL, Whole::ThreadTime, absence, show)],
+        (Ok(_), Err(absence)) => {
+            let absence = absence.mend_if_none("run as the target's user or as root");
+            return vec![Judged::not_measured(WALL, Whole::ThreadTime, absence, show)];
+        }
     };
     vec![
         lock_case(
