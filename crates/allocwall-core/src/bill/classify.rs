@@ -404,10 +404,26 @@ impl<'a> Classifier<'a> {
             return Some(WaitClass::Idle);
         }
         // HotSpot builds its locks on the same condition variables as its parking, and its symbols are mostly stripped.
-        if waits.contains(&UserWait::Condition) && !self.jvm.contains(&sample.pid) {
+        if waits.contains(&UserWait::Condition)
+            && !self.jvm.contains(&sample.pid)
+            && !self.stripped_interpreter_waits(frames)
+        {
             return Some(WaitClass::Idle);
         }
         None
+    }
+
+    /// CPython waits for its interpreter lock on a condition variable, and a stripped one has no name for who does. Its waits
+    /// for the program's own locks go through exported functions.
+    fn stripped_interpreter_waits(&self, frames: &[u32]) -> bool {
+        let frame = |f: &u32| self.recording.frames.get(*f as usize);
+        let caller = frames
+            .iter()
+            .filter_map(frame)
+            .find(|f| module(self.recording, f).is_none_or(|m| m.role != ModuleRole::Libc));
+        caller.is_some_and(|f| {
+            f.symbol.is_none() && module(self.recording, f).is_some_and(|m| m.role == ModuleRole::Cpython)
+        })
     }
 
     pub(super) fn frames(&self, stack: Option<u32>) -> &'a [u32] {

@@ -593,8 +593,20 @@ mod tests {
             let line = wait(&bill, class);
             assert_eq!((line.untold, line.unread), (1.0, unread), "{user} {cpu_ms}");
         }
-        let bill = lines("libc!pthread_cond_wait;app!worker_loop", 5_000);
-        assert_eq!(wait(&bill, WaitClass::Idle).untold, 0.0);
+        // A stripped interpreter waits for its own lock, or for whatever its unnamed function is.
+        let stripped = "libc+1000;libc!pthread_cond_timedwait;python+20;python!_PyEval_EvalFrameDefault";
+        let bill = lines(stripped, 5_000);
+        let line = wait(&bill, WaitClass::ApplicationLock);
+        assert_eq!((line.untold, line.unread), (1.0, 0.0));
+        for idle in [
+            "libc!pthread_cond_wait;app!worker_loop",
+            "libc!sem_clockwait;python!PyThread_acquire_lock_timed;python+20",
+        ] {
+            let bill = lines(idle, 5_000);
+            let line = wait(&bill, WaitClass::Idle);
+            assert!(line.thread_s.as_ref().is_ok_and(|i| i.point > 0.9), "{idle}");
+            assert_eq!(line.untold, 0.0, "{idle}");
+        }
     }
 
     #[test]

@@ -430,6 +430,7 @@ fn futexes_whose_callers_were_not_read_may_be_anybody_s_locks() {
     for class in [WaitClass::ApplicationLock, WaitClass::Idle] {
         let mut subject = computing();
         subject.threads(5).waits(class, 4.0).untold(class, 1.0, 1.0);
+        subject.recording.host.euid = 1000;
         for wall in [Wall::ApplicationLock, Wall::AllocatorContention] {
             let finding = subject.finding(wall);
             assert_eq!(finding.status, Status::NotMeasured, "{wall:?} {class:?}");

@@ -102,5 +102,8 @@ pub fn futexes_untold(ctx: &Context, seconds: f64) -> Absence {
             seconds / ctx.window_s
         ),
     )
-    .mend("run as root, so that waiting threads' stacks are read; or install the target's symbols")
+    .mend(match ctx.recording.host.euid {
+        0 => "install the target's and its runtime's symbols",
+        _ => "run as root, so that waiting threads' stacks are read; or install the target's symbols",
+    })
 }
