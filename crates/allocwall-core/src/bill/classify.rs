@@ -337,11 +337,7 @@ impl<'a> Classifier<'a> {
             .syscall
             .and_then(|nr| syscalls::call_wait(&self.recording.host.architecture, nr));
         let kernel = self.frames(sample.kernel);
-        let sleeps_in = kernel
-            .iter()
-            .filter_map(|f| self.recording.frames.get(*f as usize)?.symbol.as_deref())
-            .find_map(syscalls::kernel_wait);
-        match sleeps_in {
+        match self.sleeps_in(sample) {
             Some(KernelWait::Semaphore) if self.is_address_space_lock(kernel, sample, call) => {
                 return WaitClass::AddressSpaceLock;
             }
@@ -385,7 +381,34 @@ impl<'a> Classifier<'a> {
         }
     }
 
+    fn sleeps_in(&self, sample: &WaitSample) -> Option<KernelWait> {
+        self.frames(sample.kernel)
+            .iter()
+            .filter_map(|f| self.recording.frames.get(*f as usize)?.symbol.as_deref())
+            .find_map(syscalls::kernel_wait)
+    }
+
+    /// In a futex, and nothing tells what for: how busy the thread is decides on its line.
+    pub(super) fn is_untold(&self, sample: &WaitSample) -> bool {
+        let in_futex = match self.sleeps_in(sample) {
+            Some(wait) => wait == KernelWait::Futex,
+            None => sample.syscall.is_some_and(|nr| {
+                syscalls::call_wait(&self.recording.host.architecture, nr) == Some(CallWait::Futex)
+            }),
+        };
+        in_futex && sample.state == 'S' && self.told(sample).is_none()
+    }
+
     fn futex(&self, sample: &WaitSample) -> WaitClass {
+        self.told(sample)
+            .unwrap_or_else(|| match self.threads.get(&(sample.pid, sample.tid)) {
+                Some(t) if t.cpu_ns as f64 >= IDLE_CPU_SHARE * t.seen_ns as f64 => WaitClass::ApplicationLock,
+                _ => WaitClass::Idle,
+            })
+    }
+
+    /// What a futex is waited on for, where the user's stack or the runtime says so.
+    fn told(&self, sample: &WaitSample) -> Option<WaitClass> {
         let frames = self.frames(sample.user);
         let waits: Vec<UserWait> = frames
             .iter()
@@ -395,30 +418,43 @@ impl<'a> Classifier<'a> {
             .collect();
         // On a condition variable an allocator waits for nobody: so sleep its background threads (jemalloc's) between their rounds.
         if self.allocator_calls(frames) && waits.first() != Some(&UserWait::Condition) {
-            return WaitClass::Allocator;
+            return Some(WaitClass::Allocator);
         }
         // A runtime's own waits are built on the primitives below, so they go first.
         if waits.contains(&UserWait::Pause) {
-            return WaitClass::Other;
+            return Some(WaitClass::Other);
         }
         if waits.contains(&UserWait::Lock) {
-            return WaitClass::ApplicationLock;
+            return Some(WaitClass::ApplicationLock);
         }
         if waits.contains(&UserWait::Work) {
-            return WaitClass::Idle;
+            return Some(WaitClass::Idle);
         }
         // Go's locks park goroutines, not threads: a thread in a futex has none to run.
         if self.go.contains(&sample.pid) {
-            return WaitClass::Idle;
+            return Some(WaitClass::Idle);
         }
         // HotSpot builds its locks on the same condition variables as its parking, and its symbols are mostly stripped.
-        if waits.contains(&UserWait::Condition) && !self.jvm.contains(&sample.pid) {
-            return WaitClass::Idle;
+        if waits.contains(&UserWait::Condition)
+            && !self.jvm.contains(&sample.pid)
+            && !self.stripped_interpreter_waits(frames)
+        {
+            return Some(WaitClass::Idle);
         }
-        match self.threads.get(&(sample.pid, sample.tid)) {
-            Some(t) if t.cpu_ns as f64 >= IDLE_CPU_SHARE * t.seen_ns as f64 => WaitClass::ApplicationLock,
-            _ => WaitClass::Idle,
-        }
+        None
+    }
+
+    /// CPython waits for its interpreter lock on a condition variable, and a stripped one has no name for who does. Its waits
+    /// for the program's own locks go through exported functions.
+    fn stripped_interpreter_waits(&self, frames: &[u32]) -> bool {
+        let frame = |f: &u32| self.recording.frames.get(*f as usize);
+        let caller = frames
+            .iter()
+            .filter_map(frame)
+            .find(|f| module(self.recording, f).is_none_or(|m| m.role != ModuleRole::Libc));
+        caller.is_some_and(|f| {
+            f.symbol.is_none() && module(self.recording, f).is_some_and(|m| m.role == ModuleRole::Cpython)
+        })
     }
 
     pub(super) fn frames(&self, stack: Option<u32>) -> &'a [u32] {
@@ -427,7 +463,8 @@ impl<'a> Classifier<'a> {
             .map_or(&[], |s| s.frames.as_slice())
     }
 
-    pub(super) fn role(&self, frame: u32) -> Option<UserRole> {
+    /// Of a user frame, by its index in the recording.
+    pub fn role(&self, frame: u32) -> Option<UserRole> {
         self.user.get(frame as usize).copied().flatten()
     }
 

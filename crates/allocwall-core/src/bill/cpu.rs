@@ -317,7 +317,7 @@ fn method(class: CostClass, recording: &Recording, sampled: &Sampled) -> String 
 }
 
 /// A runtime whose own functions can't be told apart.
-fn stripped_runtime(recording: &Recording) -> Option<&'static str> {
+pub fn stripped_runtime(recording: &Recording) -> Option<&'static str> {
     let stripped = |role| recording.modules.iter().any(|m| m.role == role && !m.has_symbols);
     recording.processes.iter().find_map(|p| match p.runtime {
         Ok(Runtime::Cpython { .. }) if stripped(ModuleRole::Cpython) => Some("Python interpreter"),

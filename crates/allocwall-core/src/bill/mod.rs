@@ -13,7 +13,7 @@ use crate::units::{Absence, Interval, Measured, Reason};
 use serde::{Deserialize, Serialize};
 
 pub use classify::{Classifier, is_allocator_code};
-pub use cpu::Sampled;
+pub use cpu::{Sampled, stripped_runtime};
 
 pub fn of(recording: &Recording) -> Bill {
     let classifier = Classifier::new(recording);
@@ -182,6 +182,10 @@ pub struct WaitLine {
     pub thread_s: Measured<Interval>,
     pub method: String,
     pub sites: Vec<Site>,
+    /// Fraction of the line that lies in futexes of which nothing tells what for: how busy their threads are put them here.
+    pub untold: f64,
+    /// Of that, the part whose caller's stack was not read, so that it may be anybody's lock. Fraction of the line.
+    pub unread: f64,
 }
 
 /// Figures that the ladder reads beside the lines. Rates are per second of wall time over the window.
@@ -607,6 +611,63 @@ mod tests {
     }
 
     #[test]
+    fn a_lock_is_one_where_the_users_stack_or_the_runtime_says_so() {
+        let lines = |user: &str, cpu_ms| {
+            let mut s = Sketch::new();
+            s.module("python", ModuleRole::Cpython);
+            s.thread(7, "worker", cpu_ms);
+            s.waits(100, 7, 'S', None, "futex_do_wait", user);
+            of(&s.recording)
+        };
+        // The interpreter lock, built on a condition variable; and a plain mutex.
+        for lock in [
+            "libc!pthread_cond_timedwait;python!take_gil;python!PyEval_RestoreThread",
+            "libc!__lll_lock_wait;libc!pthread_mutex_lock;app!work",
+        ] {
+            let bill = lines(lock, 5_000);
+            let line = wait(&bill, WaitClass::ApplicationLock);
+            assert!(line.thread_s.as_ref().is_ok_and(|i| i.point > 0.9), "{lock}");
+            assert_eq!((line.untold, line.unread), (0.0, 0.0), "{lock}");
+        }
+        // A caller without a name tells nothing, and may still be seen not to be the allocator; an unread one not even that.
+        for (user, cpu_ms, class, unread) in [
+            ("libc+1000;app+20;app+30", 5_000, WaitClass::ApplicationLock, 0.0),
+            ("", 5_000, WaitClass::ApplicationLock, 1.0),
+            ("", 10, WaitClass::Idle, 1.0),
+        ] {
+            let bill = lines(user, cpu_ms);
+            let line = wait(&bill, class);
+            assert_eq!((line.untold, line.unread), (1.0, unread), "{user} {cpu_ms}");
+        }
+        // A stripped interpreter waits for its own lock, or for whatever its unnamed function is.
+        let stripped = "libc+1000;libc!pthread_cond_timedwait;python+20;python!_PyEval_EvalFrameDefault";
+        let bill = lines(stripped, 5_000);
+        let line = wait(&bill, WaitClass::ApplicationLock);
+        assert_eq!((line.untold, line.unread), (1.0, 0.0));
+        for idle in [
+            "libc!pthread_cond_wait;app!worker_loop",
+            "libc!sem_clockwait;python!PyThread_acquire_lock_timed;python+20",
+        ] {
+            let bill = lines(idle, 5_000);
+            let line = wait(&bill, WaitClass::Idle);
+            assert!(line.thread_s.as_ref().is_ok_and(|i| i.point > 0.9), "{idle}");
+            assert_eq!(line.untold, 0.0, "{idle}");
+        }
+    }
+
+    #[test]
+    fn waits_of_which_nothing_was_readable_rule_nothing_out() {
+        let mut s = Sketch::new();
+        s.thread(7, "worker", 5_000);
+        s.waits(100, 7, 'S', None, "", "");
+        let bill = of(&s.recording);
+        assert!(wait(&bill, WaitClass::Allocator).thread_s.is_err());
+        assert!(wait(&bill, WaitClass::Other).thread_s.is_ok());
+        s.waits(1, 7, 'S', Some(202), "", "");
+        assert!(wait(&of(&s.recording), WaitClass::Allocator).thread_s.is_ok());
+    }
+
+    #[test]
     fn throttled_time_leaves_the_run_queues() {
         let mut s = Sketch::new();
         s.thread(7, "worker", 5_000);
@@ -627,11 +688,11 @@ mod tests {
                 (throttled, queued)
             );
         }
-        // Half of the machine's busy time was the target's: half of the steal is taken to be.
+        // Half of the machine's busy time was the target's: half of the steal is taken to be, a fifth to four fifths may be.
         let bill = of(&s.recording);
         assert_eq!(
             wait(&bill, WaitClass::Stolen).thread_s,
-            Ok(Interval::new(0.0, 0.5, 1.0))
+            Ok(Interval::new(0.2, 0.5, 0.8))
         );
         s.recording.ticks[1].cgroup = None;
         s.recording.threads[0].run_delay_ns = None;

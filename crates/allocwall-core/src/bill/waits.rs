@@ -25,11 +25,14 @@ pub fn lines(recording: &Recording, classifier: &Classifier, cpu_s: f64) -> Vec<
                     wait_sites(recording, classifier, &blocked, &classes, class),
                 ),
             };
+            let (untold, unread) = untold(recording, classifier, &blocked, &classes, class);
             WaitLine {
                 class,
                 thread_s,
                 method: method(class, recording),
                 sites,
+                untold,
+                unread,
             }
         })
         .collect()
@@ -106,6 +109,21 @@ fn sampled(
             false => Err(absence(recording, "waits", "waiting threads were not looked at")),
         };
     }
+    let blind = recording
+        .waits
+        .iter()
+        .all(|w| w.syscall.is_none() && w.kernel.is_none());
+    let needs_a_reason = matches!(
+        class,
+        WaitClass::AddressSpaceLock | WaitClass::Allocator | WaitClass::ApplicationLock
+    );
+    if blind && needs_a_reason {
+        return Err(absence(
+            recording,
+            "waits",
+            "what its threads wait for could not be read",
+        ));
+    }
     let block_count = blocks(recording);
     let mut hits = vec![(0, 0); block_count];
     let (mut of_class, mut total) = (0.0, 0.0);
@@ -128,6 +146,33 @@ fn sampled(
         of_class + unseen,
         high.min(total).max(of_class) + unseen,
     ))
+}
+
+/// Frames of a user's stack from which on it tells who called the futex: the innermost is the call itself.
+const TELLING_FRAMES: usize = 2;
+
+fn untold(
+    recording: &Recording,
+    classifier: &Classifier,
+    blocked: &Blocked,
+    classes: &[WaitClass],
+    class: WaitClass,
+) -> (f64, f64) {
+    let (mut all, mut untold, mut unread) = (0.0, 0.0, 0.0);
+    for (wait, _) in recording.waits.iter().zip(classes).filter(|(_, c)| **c == class) {
+        let seconds = blocked.seconds(wait);
+        all += seconds;
+        if classifier.is_untold(wait) {
+            untold += seconds;
+            if classifier.frames(wait.user).len() < TELLING_FRAMES {
+                unread += seconds;
+            }
+        }
+    }
+    match all > 0.0 {
+        true => (untold / all, unread / all),
+        false => (0.0, 0.0),
+    }
 }
 
 fn wait_sites(
@@ -183,7 +228,10 @@ fn throttled(recording: &Recording) -> Measured<Interval> {
     Ok(Interval::exact(counted.min(at_most)))
 }
 
-/// Steal is known for the machine only. The target's part is taken to be its part of the machine's busy time; it may be none or all.
+/// The hypervisor may have taken from the target this many times more of what it asked for than from others, or less: our judgement.
+const HIT_HARDER: f64 = 4.0;
+
+/// Steal is known for the machine only. The target's part is taken to be its part of the machine's busy time.
 fn stolen(recording: &Recording, cpu_s: f64) -> Measured<Interval> {
     let (first, last) = first_and_last(recording)?;
     let steal = last.host.steal_ns.saturating_sub(first.host.steal_ns) as f64 / 1e9;
@@ -197,7 +245,9 @@ fn stolen(recording: &Recording, cpu_s: f64) -> Measured<Interval> {
             "the machine's busy time did not move, so steal can't be apportioned",
         ));
     }
-    Ok(Interval::new(0.0, steal * (cpu_s / busy).min(1.0), steal))
+    let own = (cpu_s / busy).min(1.0);
+    let part = |weight: f64| steal * own * weight / (own * weight + (1.0 - own));
+    Ok(Interval::new(part(1.0 / HIT_HARDER), part(1.0), part(HIT_HARDER)))
 }
 
 fn method(class: WaitClass, recording: &Recording) -> String {
@@ -208,7 +258,9 @@ fn method(class: WaitClass, recording: &Recording) -> String {
         WaitClass::Allocator => "looks at sleeping threads: in a futex that an allocator function called",
         WaitClass::RunQueue => "the scheduler's run-queue times, less throttled time",
         WaitClass::Throttled => "the cgroup's throttled time, at most the target's run-queue time",
-        WaitClass::Stolen => "estimate: the machine's steal by the target's share of busy time",
+        WaitClass::Stolen => {
+            "estimate: the machine's steal by the target's share of busy time, which may have been hit four times as hard as others, or as little"
+        }
         WaitClass::Storage => "looks at sleeping threads: uninterruptible or in storage calls",
         WaitClass::ApplicationLock => {
             "looks at sleeping threads: in a futex below a lock function, or of unknown purpose in a thread that uses 5 % CPU or more"

@@ -95,6 +95,37 @@ pub fn role_of_library(file_name: &str) -> Option<ModuleRole> {
         .map(|&(_, role)| role)
 }
 
+/// A runtime with a collector whose work this tool doesn't tell from the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Collected {
+    /// Start of the file name of its library or program; what follows must not be a letter.
+    file: &'static str,
+    pub name: &'static str,
+    /// What tells of its collections.
+    pub shown_by: &'static str,
+}
+
+#[rustfmt::skip]
+const COLLECTED: &[Collected] = &[
+    Collected { file: "libcoreclr.so", name: ".NET", shown_by: "dotnet-counters monitor -p PID" },
+    Collected { file: "libmonosgen-2", name: "Mono", shown_by: "MONO_LOG_LEVEL=info MONO_LOG_MASK=gc CMD" },
+    Collected { file: "ruby", name: "Ruby", shown_by: "GC::Profiler in the program" },
+    Collected { file: "libruby", name: "Ruby", shown_by: "GC::Profiler in the program" },
+    Collected { file: "php", name: "PHP", shown_by: "gc_status() in the program" },
+    Collected { file: "libphp", name: "PHP", shown_by: "gc_status() in the program" },
+    Collected { file: "beam.smp", name: "Erlang", shown_by: "msacc:start(1000), msacc:print() in its shell" },
+    Collected { file: "libluajit", name: "LuaJIT", shown_by: "luajit -jp=v" },
+    Collected { file: "luajit", name: "LuaJIT", shown_by: "luajit -jp=v" },
+];
+
+pub fn collected(file_name: &str) -> Option<&'static Collected> {
+    COLLECTED.iter().find(|c| {
+        file_name
+            .strip_prefix(c.file)
+            .is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_alphabetic()))
+    })
+}
+
 /// A statically linked allocator by the start of its functions' names; mangled names beside the demangled ones, since
 /// symbol tables hold the first and people read the second. First match wins.
 const SYMBOL_PREFIXES: &[(&str, AllocatorKind)] = &[
@@ -417,6 +448,24 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(role_of_library(name), role, "{name}");
+        }
+    }
+
+    #[test]
+    fn collected_runtimes_are_known_by_name_and_their_near_twins_are_not() {
+        for (name, runtime) in [
+            ("libcoreclr.so", Some(".NET")),
+            ("ruby3.1", Some("Ruby")),
+            ("libruby-3.1.so.3.1.2", Some("Ruby")),
+            ("php-fpm8.2", Some("PHP")),
+            ("beam.smp", Some("Erlang")),
+            ("libluajit-5.1.so.2", Some("LuaJIT")),
+            ("rubyist", None),
+            ("phpunit", None),
+            ("libphpcpp.so", None),
+            ("postgres", None),
+        ] {
+            assert_eq!(collected(name).map(|c| c.name), runtime, "{name}");
         }
     }
 

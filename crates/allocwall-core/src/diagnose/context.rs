@@ -1,10 +1,13 @@
 //! What the rungs read: the bill's lines, the counters' change over the window, the process that used most CPU.
 
-use crate::bill::{Bill, Site, is_allocator_code};
+use crate::bill::{Bill, Classifier, Site, WaitLine};
 use crate::catalogue::cost::{CostClass, WaitClass};
 use crate::catalogue::fast_paths::{Path, path_of};
+use crate::catalogue::symbols::UserRole;
 use crate::catalogue::thresholds::MIN_SAMPLES;
-use crate::measure::recording::{CgroupTick, HostTick, ProbeState, Process, Recording, Smaps, Stack, Tick};
+use crate::measure::recording::{
+    AllocatorKind, CgroupTick, HostTick, ModuleRole, ProbeState, Process, Recording, Smaps, Stack, Tick,
+};
 use crate::units::{Absence, Interval, Measured, Reason};
 use std::collections::BTreeMap;
 
@@ -52,34 +55,6 @@ const KERNEL_LINES: &[CostClass] = &[
     CostClass::AddressSpaceLock,
     CostClass::Reclaim,
     CostClass::OtherKernel,
-];
-
-/// Parts of function names under which a thread waits for work or for another thread's end, not for a lock.
-/// A futex serves both; the exported callers keep their names in a stripped libc.
-const WAITS_FOR_WORK: &[&str] = &[
-    "cond_wait",
-    "cond_timedwait",
-    "cond_clockwait",
-    "condition_variable",
-    "Condvar",
-    "pthread_join",
-    "clockjoin",
-    "timedjoin_ex",
-    "JoinInner",
-    "sem_wait",
-    "sem_timedwait",
-    "sem_clockwait",
-    "thread::park",
-    "Parker",
-    "park_timeout",
-    "mpsc",
-    "barrier_wait",
-    "Monitor::wait",
-    "ObjectMonitor::wait",
-    "notesleep",
-    "stopm",
-    "mPark",
-    "uv_cond_wait",
 ];
 
 /// Where every stack starts: named as a call site it tells nothing.
@@ -164,7 +139,7 @@ impl<'a> Context<'a> {
     }
 
     pub fn wait(&self, class: WaitClass) -> Measured<Interval> {
-        match self.bill.off_cpu.iter().find(|l| l.class == class) {
+        match self.wait_line(class) {
             Some(line) => line.thread_s.clone(),
             None => Err(Absence::new(
                 Reason::NotFound,
@@ -177,36 +152,29 @@ impl<'a> Context<'a> {
         self.wait(class).map_or(0.0, |i| i.point)
     }
 
-    fn wait_sites(&self, class: WaitClass) -> &'a [Site] {
+    fn wait_line(&self, class: WaitClass) -> Option<&'a WaitLine> {
+        self.bill.off_cpu.iter().find(|l| l.class == class)
+    }
+
+    /// Of the application's lock waits, the part of which nothing but its thread's CPU time says that it is one.
+    pub fn untold_locks(&self) -> f64 {
+        self.wait_line(WaitClass::ApplicationLock)
+            .map_or(0.0, |l| l.untold)
+    }
+
+    /// Seconds in futexes whose callers' stacks were not read: on which line they stand is a guess. `of` picks the lines.
+    pub fn unread_futex_s(&self, of: impl Fn(WaitClass) -> bool) -> f64 {
         self.bill
             .off_cpu
             .iter()
-            .find(|l| l.class == class)
-            .map_or(&[], |l| &l.sites)
-    }
-
-    /// Futex waits by what the caller waits for: (work or another thread, a lock, not told by any name), fractions.
-    pub fn futex_waits(&self) -> (f64, f64, f64) {
-        let (mut work, mut lock) = (0.0, 0.0);
-        for site in self.wait_sites(WaitClass::ApplicationLock) {
-            let mut names = site
-                .path
-                .iter()
-                .map(String::as_str)
-                .chain([site.function.as_str()]);
-            if names.any(|name| WAITS_FOR_WORK.iter().any(|w| name.contains(w))) {
-                work += site.share;
-            } else if !site.path.is_empty() {
-                lock += site.share;
-            }
-        }
-        let told = (work + lock).min(1.0);
-        (work.min(1.0), lock.min(1.0), 1.0 - told)
+            .filter(|l| of(l.class))
+            .map(|l| l.unread * self.wait_point(l.class))
+            .sum()
     }
 
     /// Seconds of thread time in which the target ran or would have liked to.
     pub fn active_thread_s(&self) -> f64 {
-        let (_, lock, _) = self.futex_waits();
+        let lock = 1.0 - self.untold_locks();
         self.bill.cpu_s
             + [
                 WaitClass::AddressSpaceLock,
@@ -322,85 +290,107 @@ impl<'a> Context<'a> {
         (c.over_ns > 0).then(|| c.count as f64 * 1e9 / c.over_ns as f64)
     }
 
-    /// Samples whose innermost user frame lies in the allocator: (entry points, named misses, all).
-    fn allocator_leaves(&self) -> (u64, u64, u64) {
-        let (mut entry, mut miss, mut all) = (0, 0, 0);
+    /// The samples whose innermost user frame is the allocator's own code.
+    fn allocator_leaves(&self) -> Leaves {
+        let classifier = Classifier::new(self.recording);
+        let mut leaves = Leaves::default();
         for sample in self.recording.samples.iter().filter(|s| s.kernel.is_none()) {
-            let Some(frame) = self
-                .user_stack(sample.user)
-                .and_then(|s| s.frames.first())
-                .and_then(|i| self.recording.frames.get(*i as usize))
-            else {
+            let Some(leaf) = self.user_stack(sample.user).and_then(|s| s.frames.first()) else {
                 continue;
             };
-            if !self.in_allocator(frame.module, frame.offset) {
+            if classifier.role(*leaf) != Some(UserRole::Allocator) {
                 continue;
             }
-            all += 1;
-            match path_of(frame.symbol.as_deref()) {
-                Path::Entry => entry += 1,
-                Path::Miss => miss += 1,
+            let frame = self.recording.frames.get(*leaf as usize);
+            let symbol = frame.and_then(|f| f.symbol.as_deref());
+            let in_libc = frame.is_some_and(|f| self.is_libc(f.module));
+            leaves.all += 1;
+            leaves.named += u64::from(symbol.is_some());
+            leaves.in_libc += u64::from(in_libc);
+            match path_of(symbol) {
+                Path::Entry => leaves.libc_entry += u64::from(in_libc),
+                Path::Miss => leaves.miss += 1,
                 Path::Unknown => {}
             }
         }
-        (entry, miss, all)
+        leaves
     }
 
     fn user_stack(&self, index: Option<u32>) -> Option<&'a Stack> {
         self.recording.stacks.get(index? as usize)
     }
 
-    fn in_allocator(&self, module: Option<u32>, offset: u64) -> bool {
+    fn is_libc(&self, module: Option<u32>) -> bool {
         module
             .and_then(|m| self.recording.modules.get(m as usize))
-            .is_some_and(|m| is_allocator_code(m, offset))
+            .is_some_and(|m| m.role == ModuleRole::Libc)
     }
 
     /// How malloc's calls are served, with the figures behind it.
     pub fn served(&self) -> (Served, String) {
         use crate::catalogue::thresholds::{ENTRY_SHARE, MISS_SHARE};
-        let (entry, miss, all) = self.allocator_leaves();
+        let leaves = self.allocator_leaves();
+        let all = leaves.all;
         if all < MIN_SAMPLES / 2 {
             return (
                 Served::Unknown,
                 format!("{all} samples in malloc: too few to tell its fast path"),
             );
         }
-        let (entry_share, miss_share) = (entry as f64 / all as f64, miss as f64 / all as f64);
-        if miss > 0 {
-            let served = if miss_share >= MISS_SHARE.missing {
+        // Where nearly all functions have names, a miss would have shown.
+        if leaves.miss > 0 || leaves.named as f64 >= NEARLY_ALL * all as f64 && leaves.in_libc == 0 {
+            let share = leaves.miss as f64 / all as f64;
+            let served = if share >= MISS_SHARE.missing {
                 Served::Missing
-            } else if miss_share <= MISS_SHARE.cached {
+            } else if share <= MISS_SHARE.cached {
                 Served::Cached
             } else {
                 Served::Mixed
             };
             let text = format!(
                 "{} of malloc's samples in functions that run only when its thread cache misses",
-                percent(miss_share)
+                percent(share)
             );
             return (served, text);
         }
-        if entry == 0 {
+        // How the entry points' share tells hits from misses was measured on glibc.
+        let glibc = self
+            .process()
+            .is_some_and(|p| matches!(&p.allocator, Ok(a) if a.kind == AllocatorKind::Glibc));
+        if leaves.libc_entry == 0 || !glibc || leaves.in_libc < MIN_SAMPLES / 2 {
             return (
                 Served::Unknown,
-                "no function of this allocator has a name: its fast path cannot be told".into(),
+                "no function of this allocator tells hits of its cache from misses".into(),
             );
         }
-        let served = if entry_share >= ENTRY_SHARE.cached {
+        let share = leaves.libc_entry as f64 / leaves.in_libc as f64;
+        let served = if share >= ENTRY_SHARE.cached {
             Served::Cached
-        } else if entry_share <= ENTRY_SHARE.missing {
+        } else if share <= ENTRY_SHARE.missing {
             Served::Missing
         } else {
             Served::Mixed
         };
         let text = format!(
             "{} of malloc's samples in its entry points (cached calls: about 55 %, misses: 24 %)",
-            percent(entry_share)
+            percent(share)
         );
         (served, text)
     }
 }
+
+/// Samples in the allocator's own code, by what their function is known to do.
+#[derive(Default)]
+struct Leaves {
+    all: u64,
+    named: u64,
+    in_libc: u64,
+    libc_entry: u64,
+    miss: u64,
+}
+
+/// So large a part of the allocator's samples with names is as good as all.
+const NEARLY_ALL: f64 = 0.9;
 
 /// A function without a name is spoken of by its file: `libz.so.1`, `generated code`.
 fn spoken_of(site: &Site) -> &str {

@@ -4,7 +4,7 @@ use super::context::{percent, percent_interval};
 use super::{Finding, Status, Whole};
 use crate::catalogue::thresholds::{self, Floor, Threshold};
 use crate::catalogue::walls::Wall;
-use crate::units::{Absence, Interval};
+use crate::units::{Absence, Interval, Reason};
 
 /// A finding and what it costs, for ordering walls.
 #[derive(Clone, Debug)]
@@ -28,11 +28,24 @@ pub struct Case<'a> {
     pub show: String,
 }
 
+/// An interval that begins where a wall doesn't count and is wider than this part of the whole tells nothing.
+const TELLS_NOTHING: f64 = 0.5;
+
 impl Case<'_> {
     pub fn judge(self) -> Judged {
         let t = thresholds::of(self.wall);
         let status = status(t, self.share, self.amount);
         let because = because(t, status, &self);
+        let width = self.share.high - self.share.low;
+        if status == Status::Contributor && self.share.low < t.contributor && width > TELLS_NOTHING {
+            let figure = format!("{} {}", percent_interval(self.share), self.unit);
+            let absence = Absence::new(
+                Reason::TooLittle,
+                format!("{figure}: too wide an interval to judge by"),
+            )
+            .mend("a longer window: -d 60");
+            return Judged::not_measured(self.wall, self.of, absence, self.show);
+        }
         Judged {
             cost: self.amount.point,
             finding: Finding {
@@ -138,6 +151,21 @@ impl Judged {
         }
     }
 
+    /// `self` is judged by what is known, `at_most` with all that may belong to it: what only the former rules out was not
+    /// measured.
+    pub fn unless_hidden(self, at_most: Judged, why: impl FnOnce() -> Absence) -> Judged {
+        let hidden = match (self.finding.status, at_most.finding.status) {
+            (Status::NotMeasured, _) => return self,
+            (Status::RuledOut, may_be) => may_be != Status::RuledOut,
+            (_, may_be) => may_be == Status::NotMeasured,
+        };
+        if !hidden {
+            return at_most;
+        }
+        let Finding { wall, of, show, .. } = self.finding;
+        Judged::not_measured(wall, of, why(), show)
+    }
+
     /// Ruled out by a fact rather than by a share.
     pub fn ruled_out(wall: Wall, of: Whole, because: impl Into<String>, show: String) -> Self {
         Judged {
@@ -232,6 +260,21 @@ mod tests {
         assert_eq!(low.status, Status::Contributor);
         assert!(low.because.contains("straddles the 5 %"), "{}", low.because);
         assert_eq!(judged(0.03, 0.049, 1.0).finding.status, Status::RuledOut);
+    }
+
+    #[test]
+    fn an_interval_that_covers_nearly_everything_is_no_measurement() {
+        let wide = judged(0.0, 0.96, 1.0).finding;
+        assert_eq!(wide.status, Status::NotMeasured);
+        assert!(
+            wide.because.starts_with("48 % (0–96 %) of CPU"),
+            "{}",
+            wide.because
+        );
+        assert!(wide.missing.is_some_and(|m| m.mend.is_some()));
+        // Where it counts for certain, however much it is.
+        assert_eq!(judged(0.06, 0.96, 1.0).finding.status, Status::Contributor);
+        assert_eq!(judged(0.0, 0.96, 0.01).finding.status, Status::RuledOut);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 pub fn verdict(recording: &Recording, bill: &Bill) -> Verdict {
     let ctx = Context::new(recording, bill);
     let judged = rungs::walk(&ctx);
-    let walls = rungs::walls_worst_first(&ctx, &judged);
+    let walls = rungs::walls_worst_first(&judged);
     let sentence = sentence::write(&ctx, &judged, &walls);
     let leading = walls
         .first()
@@ -37,6 +37,29 @@ pub fn verdict(recording: &Recording, bill: &Bill) -> Verdict {
         remedies,
         next,
     }
+}
+
+/// How far a verdict that names no wall carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    Decided,
+    /// So much of the CPU is kernel time without names that a wall may hide in it, or no memory wall was measured.
+    Undecided,
+    /// The target's CPU time could not be sampled.
+    NotSampled,
+}
+
+pub fn reach(recording: &Recording, bill: &Bill, verdict: &Verdict) -> Reach {
+    match verdict.walls.is_empty() {
+        true => sentence::reach(&Context::new(recording, bill), verdict.findings.iter()),
+        false => Reach::Decided,
+    }
+}
+
+/// Whether a gate that lets no wall pass has to stop this: at a wall, or where none was told but one may be there. That
+/// the target waits is no wall of its CPU or memory, and an idle service passes.
+pub fn stops_a_gate(recording: &Recording, bill: &Bill, verdict: &Verdict) -> bool {
+    verdict.walls.iter().any(|w| *w != Wall::Waiting) || reach(recording, bill, verdict) != Reach::Decided
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,7 +3,7 @@
 use super::context::{Context, count, percent, percent_interval};
 use super::judge::Judged;
 use super::rungs::named;
-use super::{Finding, Prescription, Status};
+use super::{Finding, Prescription, Reach, Status};
 use crate::catalogue::cost::CostClass;
 use crate::catalogue::remedies::{UNKNOWN_COMMAND, find as find_remedy};
 use crate::catalogue::thresholds;
@@ -24,15 +24,18 @@ pub fn write(ctx: &Context, judged: &[Judged], walls: &[Wall]) -> String {
         .iter()
         .find(|w| !same_time(worst, **w) && **w != Wall::Waiting);
     let also = next.map_or_else(String::new, |wall| also(judged, *wall));
-    let whole = |place: bool| wall_sentence(ctx, judged, worst, place) + &also;
-    shortened(whole)
+    fitting([
+        wall_sentence(ctx, judged, worst, true) + &also,
+        wall_sentence(ctx, judged, worst, false) + &also,
+        wall_sentence(ctx, judged, worst, false),
+    ])
 }
 
-/// With the call site where there is room for it.
-fn shortened(whole: impl Fn(bool) -> String) -> String {
-    Some(whole(true))
-        .filter(|text| text.chars().count() <= LONGEST_SENTENCE)
-        .unwrap_or_else(|| whole(false))
+/// The first that is short enough, else the last: the fullest comes first.
+fn fitting<const N: usize>(texts: [String; N]) -> String {
+    let fits = |text: &String| text.chars().count() <= LONGEST_SENTENCE;
+    let at = texts.iter().position(fits).unwrap_or(N - 1);
+    texts.into_iter().nth(at).unwrap_or_default()
 }
 
 fn also(judged: &[Judged], wall: Wall) -> String {
@@ -55,6 +58,19 @@ fn also(judged: &[Judged], wall: Wall) -> String {
         }
     };
     format!(" Also: {text}.")
+}
+
+/// `map churn takes 9 % (8–10 %)`: a contributor with its interval.
+fn part(judged: &[Judged], wall: Wall) -> String {
+    let share = share(judged, wall);
+    match wall {
+        Wall::Numa => format!("{share} of new pages lie on a remote node"),
+        // A stripped runtime's collector may be part of it.
+        Wall::CallRate if find(judged, wall).is_some_and(|f| f.estimate.is_some()) => {
+            format!("{share} of CPU goes to allocating, freeing or collecting, not told apart")
+        }
+        _ => format!("{} takes {share}", wall.title()),
+    }
 }
 
 fn same_time(a: Wall, b: Wall) -> bool {
@@ -137,10 +153,14 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> S
         ),
         // No share reaches their thresholds; should one ever, it is said plainly.
         Wall::Tlb | Wall::Numa => format!("{} is the wall: {s}.", wall.title()),
-        Wall::CallRate => format!(
-            "Call rate is the wall: {s} of CPU goes to allocating and freeing, too often rather than too slowly{}.",
-            from(ctx, &[AllocatorCode, RuntimeAllocator])
-        ),
+        Wall::CallRate => {
+            let place = from(ctx, &[AllocatorCode, RuntimeAllocator]);
+            let why = match find(judged, wall).is_some_and(|f| f.estimate.is_some()) {
+                true => format!("{place}; whether too often or too slowly could not be told"),
+                false => format!(", too often rather than too slowly{place}"),
+            };
+            format!("Call rate is the wall: {s} of CPU goes to allocating and freeing{why}.")
+        }
         Wall::AllocatorCode => format!(
             "The allocator's code is the wall: {s} of CPU, with calls that miss its thread cache{}.",
             from(ctx, &[AllocatorCode])
@@ -183,14 +203,37 @@ fn waits_for(ctx: &Context) -> String {
     })
 }
 
+/// The walls of which a target that names none is asked first.
+const MEMORY: [Wall; 3] = [Wall::FirstTouch, Wall::MapChurn, Wall::CallRate];
+
+/// How far findings without a wall carry.
+pub fn reach<'a>(ctx: &Context, findings: impl Iterator<Item = &'a Finding>) -> Reach {
+    let unknown = findings
+        .filter(|f| MEMORY.contains(&f.wall) && f.status == Status::NotMeasured)
+        .count();
+    let all = unknown == MEMORY.len();
+    if all && ctx.cpu(&[CostClass::Application]).is_err() {
+        Reach::NotSampled
+    } else if all || unknown > 0 && much_unnamed(ctx) {
+        Reach::Undecided
+    } else {
+        Reach::Decided
+    }
+}
+
+/// A wall may hide in the kernel time without names.
+fn much_unnamed(ctx: &Context) -> bool {
+    ctx.unnamed_kernel() >= thresholds::of(Wall::FirstTouch).wall_from
+}
+
 fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
-    let memory = [Wall::FirstTouch, Wall::MapChurn, Wall::CallRate];
-    let unknown: Vec<&str> = memory
+    let unknown: Vec<&str> = MEMORY
         .iter()
         .filter(|w| find(judged, **w).is_some_and(|f| f.status == Status::NotMeasured))
         .map(|w| w.title())
         .collect();
-    if unknown.len() == memory.len() {
+    let reach = reach(ctx, judged.iter().map(|j| &j.finding));
+    if reach == Reach::NotSampled {
         let why = find(judged, Wall::CallRate).map_or("", |f| f.because.as_str());
         let why = match why.chars().count() {
             1..=120 => format!(": {why}"),
@@ -198,8 +241,14 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
         };
         return format!("No verdict, since the target's CPU time could not be sampled{why}.");
     }
-    let unseen = ctx.unnamed_kernel();
-    if !unknown.is_empty() && unseen >= thresholds::of(Wall::FirstTouch).wall_from {
+    if reach == Reach::Undecided && !much_unnamed(ctx) {
+        return format!(
+            "Undecided: {} were not measured; {}.",
+            unknown.join(", "),
+            own_computing(ctx, false)
+        );
+    }
+    if reach == Reach::Undecided {
         let allocator = find(judged, Wall::CallRate)
             .and_then(|f| f.share)
             .map_or_else(String::new, |s| {
@@ -207,33 +256,52 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
             });
         return format!(
             "Undecided: {} of CPU is kernel time that could not be told apart ({}){allocator}.",
-            percent(unseen),
+            percent(ctx.unnamed_kernel()),
             unknown.join(" or ")
         );
     }
+    let collector = find(judged, Wall::GarbageCollector).filter(|f| f.status == Status::NotMeasured);
+    let unknown: Vec<&str> = unknown
+        .into_iter()
+        .chain(collector.map(|f| f.wall.title()))
+        .collect();
     let not_told = if unknown.is_empty() {
         String::new()
     } else {
         format!(" Not measured: {}.", unknown.join(", "))
     };
     let contributor = leading_contributor(judged);
+    let kept = find(judged, Wall::Retention)
+        .filter(|f| f.status == Status::Contributor)
+        .map_or_else(String::new, |_| also(judged, Wall::Retention));
+    let told = |head: String| {
+        fitting([
+            format!(
+                "{head}; {}.{kept}{}{not_told}",
+                own_computing(ctx, true),
+                crowded(ctx)
+            ),
+            format!(
+                "{head}; {}.{kept}{}{not_told}",
+                own_computing(ctx, false),
+                crowded(ctx)
+            ),
+            format!("{head}; {}.{kept}{not_told}", own_computing(ctx, true)),
+            format!("{head}; {}.{kept}{not_told}", own_computing(ctx, false)),
+            format!("{head}.{kept}{not_told}"),
+        ])
+    };
     if let Some(pressure) = pressure(ctx) {
-        let whole = |place: bool| {
-            let beside = contributor.map_or_else(
-                || own_computing(ctx, place),
-                |wall| format!("{} takes {}", wall.title(), share(judged, wall)),
-            );
-            format!("{pressure}; {beside}.{not_told}")
+        return match contributor {
+            Some(wall) => fitting([
+                format!("{pressure}; {}.{not_told}", part(judged, wall)),
+                format!("{pressure}."),
+            ]),
+            None => told(pressure),
         };
-        return shortened(whole);
     }
     if let Some(wall) = contributor {
-        return format!(
-            "No wall, but {} takes {}; {}.{not_told}",
-            wall.title(),
-            share(judged, wall),
-            own_computing(ctx, true)
-        );
+        return told(format!("No wall, but {}", part(judged, wall)));
     }
     let brief = |wall: Wall, label: &str| {
         find(judged, wall)
@@ -250,17 +318,16 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
     .collect();
     if figures.is_empty() {
         return format!(
-            "Memory is not your wall: the target used only {:.2} CPUs; {:.2} of it could be waits.{not_told}",
+            "Memory is not your wall: the target used only {:.2} CPUs; {:.2} of it could be waits.{kept}{not_told}",
             ctx.cpu_rate,
             (1.0 - ctx.cpu_rate).max(0.0)
         );
     }
-    format!(
-        "Memory is not your wall: {}; {}.{}{not_told}",
-        figures.join(", "),
-        own_computing(ctx, true),
-        crowded(ctx)
-    )
+    let verdict = match unknown.is_empty() {
+        true => "Memory is not your wall",
+        false => "No wall in what was measured",
+    };
+    told(format!("{verdict}: {}", figures.join(", ")))
 }
 
 /// Memory is short: no wall of the allocator's, but not nothing either.
@@ -302,7 +369,7 @@ fn crowded(ctx: &Context) -> String {
         return String::new();
     }
     format!(
-        " The CPUs are full: {} of the time in which they could run, its threads wait for one another.",
+        " The CPUs are full: its threads wait for one another {} of runnable time.",
         percent(own)
     )
 }

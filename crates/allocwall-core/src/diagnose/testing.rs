@@ -37,6 +37,8 @@ pub fn computing() -> Subject {
                     thread_s: Ok(Interval::exact(0.0)),
                     method: "test".into(),
                     sites: Vec::new(),
+                    untold: 0.0,
+                    unread: 0.0,
                 })
                 .collect(),
             rates: Rates {
@@ -123,15 +125,10 @@ impl Subject {
         self
     }
 
-    /// Innermost function under which all of this line's waits were seen.
-    pub fn waits_in(&mut self, class: WaitClass, function: &str) -> &mut Self {
-        self.wait_line(class).sites = vec![Site {
-            function: "worker".into(),
-            module: "subject".into(),
-            python: None,
-            share: 1.0,
-            path: vec![function.into()],
-        }];
+    /// Fractions of a line's waits of which nothing tells what for, and whose callers were not read.
+    pub fn untold(&mut self, class: WaitClass, untold: f64, unread: f64) -> &mut Self {
+        let line = self.wait_line(class);
+        (line.untold, line.unread) = (untold, unread);
         self
     }
 
@@ -311,7 +308,7 @@ fn tick(t_ns: u64) -> Tick {
         anonymous: Some(4 << 20),
         vm_size: 64 << 20,
         smaps: Some(Smaps {
-            rss: 20 << 20,
+            rss: 5 << 20,
             anonymous: 4 << 20,
             ..Smaps::default()
         }),

@@ -269,6 +269,8 @@ fn bill(shares: &[(CostClass, f64)], cpu_s: f64) -> Bill {
                 },
                 method: "looks at /proc every 20 ms".into(),
                 sites: vec![],
+                untold: 0.0,
+                unread: 0.0,
             })
             .to_vec(),
         rates: Rates {

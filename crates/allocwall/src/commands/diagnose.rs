@@ -2,6 +2,7 @@
 
 use crate::commands::report::{Format, Judged};
 use crate::printer::Printer;
+use allocwall_core::diagnose;
 use allocwall_core::measure::calibrate;
 use allocwall_core::measure::file;
 use allocwall_core::measure::record::{self, Ask, DEFAULT_WINDOW, Recorded, Request};
@@ -43,7 +44,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Exit with status 1 when a wall was found
+    /// Exit with status 1 when a wall was found (waiting is none), or none could be ruled out for want of samples or kernel symbols
     #[arg(long, value_name = "WHAT", value_parser = ["wall"])]
     fail_on: Option<String>,
 
@@ -95,11 +96,18 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         child.end();
     }
     printed?;
-    let found = !judged.verdict.walls.is_empty();
-    Ok(if found && args.fail_on.is_some() {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
+    let Judged {
+        recording,
+        bill,
+        verdict,
+        ..
+    } = &judged;
+    let unsampled = bill.on_cpu.is_err();
+    let unmeasured = unsampled && diagnose::reach(recording, bill, verdict) == diagnose::Reach::NotSampled;
+    let stopped = args.fail_on.is_some() && diagnose::stops_a_gate(recording, bill, verdict);
+    Ok(match unmeasured || stopped {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
     })
 }
 

@@ -2,14 +2,17 @@
 //! is depends on how the calls are served and on whether threads wait for one another.
 
 use super::kernel::lock_case;
-use super::{cpu_case, perf_show, without_samples};
+use super::waiting::futexes_untold;
+use super::{cpu_case, may_count, perf_show, without_samples};
+use crate::bill::stripped_runtime;
 use crate::catalogue::cost::{CostClass, WaitClass};
 use crate::catalogue::prices::{MALLOC_ARENA, MALLOC_CACHED};
+use crate::catalogue::thresholds;
 use crate::catalogue::walls::Wall;
-use crate::diagnose::context::{Context, Served, count};
+use crate::diagnose::context::{Context, MendIfNone, Served, count};
 use crate::diagnose::judge::Judged;
 use crate::diagnose::{Status, Whole};
-use crate::units::Interval;
+use crate::units::{Absence, Interval, Reason};
 
 const CALLS: &[CostClass] = &[CostClass::AllocatorCode, CostClass::RuntimeAllocator];
 const CODE: &[CostClass] = &[CostClass::AllocatorCode];
@@ -40,11 +43,39 @@ pub fn call_rate(ctx: &Context) -> Vec<Judged> {
         }
         _ => judged,
     };
+    let judged = match stripped_runtime(ctx.recording) {
+        Some(runtime) => stripped(ctx, judged, runtime, runtime_led),
+        None => judged,
+    };
     vec![
         judged
             .evidence_if(implied_calls(ctx))
             .evidence_if((!runtime_led).then_some(how)),
     ]
+}
+
+/// In a stripped runtime its allocator's functions may be counted as application, and its collector's as allocation.
+fn stripped(ctx: &Context, judged: Judged, runtime: &str, runtime_led: bool) -> Judged {
+    let elsewhere = ctx
+        .cpu(&[CostClass::Application])
+        .is_ok_and(|sum| may_count(Wall::CallRate, sum));
+    let untold = format!("this {runtime} is stripped: not all of its allocation is told from its other work");
+    if judged.is(Status::RuledOut) && elsewhere {
+        let absence =
+            Absence::new(Reason::NotFound, untold).mend("a runtime with symbols, not a stripped one");
+        return Judged::not_measured(Wall::CallRate, Whole::Cpu, absence, judged.finding.show);
+    }
+    let code_alone = ctx
+        .cpu(CODE)
+        .is_ok_and(|code| code.share.low >= thresholds::of(Wall::CallRate).wall_from);
+    if !judged.is(Status::RuledOut) && !judged.is(Status::NotMeasured) && runtime_led && !code_alone {
+        return judged
+            .at_most_contributor(&format!(
+                "this {runtime} is stripped: its collector may be part of it"
+            ))
+            .estimate(untold);
+    }
+    judged
 }
 
 /// What the line would buy at this machine's prices: calls are not counted from outside.
@@ -96,19 +127,32 @@ fn contention(ctx: &Context) -> Judged {
         (Ok(spin), Ok(blocked)) => (spin.share.scaled(ctx.bill.cpu_s), blocked),
         (Err(_), Ok(blocked)) if blocked.low > 0.0 => (Interval::exact(0.0), blocked),
         (Err(absence), _) => return without_samples(ctx, WALL, absence, show),
-        (Ok(_), Err(absence)) => return Judged::not_measured(WALL, Whole::ThreadTime, absence, show),
+        (Ok(_), Err(absence)) => {
+            let absence = absence.mend_if_none("run as the target's user or as root");
+            return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
+        }
     };
-    lock_case(
-        ctx,
-        WALL,
-        spin,
-        blocked,
-        "its threads waited for one another in the allocator",
-        show,
-    )
-    .evidence(format!(
-        "{:.3} CPUs at the allocator's locks, {:.3} threads blocked on average",
-        spin.point / ctx.window_s,
-        blocked.point / ctx.window_s
-    ))
+    // A futex whose caller was not read may be the allocator's.
+    let unread = ctx.unread_futex_s(|_| true);
+    let at_most = Interval {
+        high: blocked.high + unread,
+        ..blocked
+    };
+    let case = |blocked| {
+        lock_case(
+            ctx,
+            WALL,
+            spin,
+            blocked,
+            "its threads waited for one another in the allocator",
+            show.clone(),
+        )
+    };
+    case(blocked)
+        .unless_hidden(case(at_most), || futexes_untold(ctx, unread))
+        .evidence(format!(
+            "{:.3} CPUs at the allocator's locks, {:.3} threads blocked on average",
+            spin.point / ctx.window_s,
+            blocked.point / ctx.window_s
+        ))
 }

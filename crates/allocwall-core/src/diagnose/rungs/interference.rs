@@ -13,20 +13,23 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
 }
 
 /// Lost time as a fraction of lost and used time: what the target would have used had it been let.
-fn of_runnable(ctx: &Context, lost_s: f64) -> f64 {
-    let whole = lost_s + ctx.bill.cpu_s;
-    if whole > 0.0 { lost_s / whole } else { 0.0 }
+fn of_runnable(ctx: &Context, lost: Interval) -> Interval {
+    let of = |lost_s: f64| match lost_s + ctx.bill.cpu_s {
+        whole if whole > 0.0 => lost_s / whole,
+        _ => 0.0,
+    };
+    Interval::new(of(lost.low), of(lost.point), of(lost.high))
 }
 
 /// What a rung of interference is a share of: the time in which the target ran or could have.
 const UNIT: &str = "of runnable time";
 
-fn lost(ctx: &Context, wall: Wall, lost_s: f64, phrase: &str, show: String) -> Judged {
+fn lost(ctx: &Context, wall: Wall, lost_s: Interval, phrase: &str, show: String) -> Judged {
     Case {
         wall,
-        share: Interval::exact(of_runnable(ctx, lost_s)),
+        share: of_runnable(ctx, lost_s),
         of: Whole::ThreadTime,
-        amount: Interval::exact(lost_s / ctx.window_s),
+        amount: lost_s.scaled(1.0 / ctx.window_s),
         unit: UNIT,
         phrase,
         show,
@@ -69,10 +72,18 @@ fn throttling(ctx: &Context) -> Judged {
     } else {
         format!("quota {quota:.2} CPUs")
     };
-    lost(ctx, WALL, ns as f64 / 1e9, "the cgroup's quota stopped it", show)
+    // The cgroup's count is for all its members: the bill's line is what the target itself lost.
+    let stopped = match ctx.wait(WaitClass::Throttled) {
+        Ok(line) => line,
+        Err(absence) => {
+            let absence = absence.mend_if_none("a longer window: -d 30");
+            return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
+        }
+    };
+    lost(ctx, WALL, stopped, "the cgroup's quota stopped it", show)
         .evidence(format!("{hit} of {periods} periods throttled, {quota}"))
         .evidence(format!(
-            "{:.0} ms throttled per second, summed over CPUs",
+            "{:.0} ms throttled per second in the whole cgroup, summed over CPUs",
             ns as f64 / 1e6 / ctx.window_s
         ))
 }
@@ -96,8 +107,11 @@ fn steal(ctx: &Context) -> Judged {
     // The kernel counts steal a CPU, not a thread: the target's part is in proportion to its part of the busy time.
     let machine = stolen as f64 / (stolen + busy).max(1) as f64;
     let target_s = match ctx.wait(WaitClass::Stolen) {
-        Ok(line) => line.point,
-        Err(_) => ctx.bill.cpu_s * machine / (1.0 - machine).max(1e-3),
+        Ok(line) => line,
+        Err(absence) => {
+            let absence = absence.mend_if_none("a longer window: -d 30");
+            return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
+        }
     };
     lost(ctx, WALL, target_s, "the hypervisor ran others", show)
         .evidence(format!(
@@ -131,15 +145,10 @@ fn run_queue(ctx: &Context) -> Judged {
     };
     // What its threads wait for one another is no interference: then the bill below tells what keeps them busy.
     let behind = ctx.behind_others();
-    let runnable_s = delay_s + ctx.bill.cpu_s;
-    let share = if runnable_s > 0.0 {
-        delay_s * behind / runnable_s
-    } else {
-        0.0
-    };
+    let share = of_runnable(ctx, Interval::exact(delay_s)).scaled(behind);
     let judged = Case {
         wall: WALL,
-        share: Interval::exact(share),
+        share,
         of: Whole::ThreadTime,
         amount: Interval::exact(delay_s * behind / ctx.window_s),
         unit: UNIT,
@@ -166,17 +175,6 @@ pub fn named(n: &Neighbour) -> String {
         "" => format!("pid {}", n.pid),
         comm => format!("{comm} (pid {})", n.pid),
     }
-}
-
-/// Somebody else has the CPUs, rather than more threads of its own than there are CPUs.
-pub fn competes_with_others(ctx: &Context) -> bool {
-    let others: f64 = ctx
-        .recording
-        .neighbours
-        .iter()
-        .map(|n| n.cpu_ns as f64 / 1e9)
-        .sum();
-    others >= ctx.wait_point(WaitClass::RunQueue) / 2.0
 }
 
 /// Who had the CPU: other processes by name, or the target's own threads.

@@ -2,12 +2,12 @@
 
 use super::{cpu_case, perf_show, unless_hidden, without_samples};
 use crate::catalogue::cost::{CostClass, WaitClass};
-use crate::catalogue::prices::{TOUCH_4K, TOUCH_4K_IDLE, ZERO_4K};
+use crate::catalogue::prices::{TOUCH_2M, TOUCH_2M_IDLE, TOUCH_4K, TOUCH_4K_IDLE, ZERO_4K};
 use crate::catalogue::walls::Wall;
-use crate::diagnose::context::{Context, Sum, count, percent_interval};
+use crate::diagnose::context::{Context, MendIfNone, Sum, count, percent_interval};
 use crate::diagnose::judge::{Case, Judged};
 use crate::diagnose::{Status, Whole};
-use crate::units::Interval;
+use crate::units::{Absence, Interval, Reason};
 
 const TOUCH: &[CostClass] = &[CostClass::FaultPath, CostClass::Zeroing];
 const MAPS: &[CostClass] = &[CostClass::MapCalls, CostClass::PageRelease];
@@ -59,13 +59,17 @@ fn by_price(ctx: &Context, faults: Option<f64>, show: String) -> Option<Judged> 
     let dearest = ctx
         .price(TOUCH_4K_IDLE)
         .map_or(touch.high, |p| p.high.max(touch.high));
-    let share = |ns: f64| {
-        (faults * ns.max(0.0) / 1e9 / ctx.cpu_rate)
+    let share = |ns_per_s: f64| {
+        (ns_per_s.max(0.0) / 1e9 / ctx.cpu_rate)
             .min(system)
             .clamp(0.0, 1.0)
     };
-    let share = Interval::new(share(touch.low - zero), share(touch.point), share(dearest));
-    Some(
+    let case = |huge_ns_per_s: f64| {
+        let share = Interval::new(
+            share(faults * (touch.low - zero)),
+            share(faults * touch.point),
+            share(faults * dearest + huge_ns_per_s),
+        );
         Case {
             wall: Wall::FirstTouch,
             share,
@@ -73,11 +77,46 @@ fn by_price(ctx: &Context, faults: Option<f64>, show: String) -> Option<Judged> 
             amount: share.scaled(ctx.cpu_rate),
             unit: "of CPU",
             phrase: "goes to faulting in and zeroing fresh pages, by the price list",
-            show,
+            show: show.clone(),
         }
         .judge()
-        .estimate("faults counted × this machine's price of a first touch; kernel stacks were not to be had"),
+    };
+    let huge = huge_faults(ctx, faults);
+    let huge_ns_each = [TOUCH_2M, TOUCH_2M_IDLE]
+        .iter()
+        .filter_map(|name| ctx.price(name))
+        .map(|p| p.high)
+        .fold(0.0, f64::max);
+    let absence = || {
+        Absence::new(
+            Reason::NotPermitted,
+            format!(
+                "up to {} faults a second may each have zeroed a huge page",
+                count(huge)
+            ),
+        )
+        .mend("run as root: kernel stacks tell what faults cost")
+    };
+    Some(
+        case(0.0)
+            .unless_hidden(case(huge * huge_ns_each), absence)
+            .estimate(
+                "faults counted × this machine's price of a first touch; kernel stacks were not to be had",
+            ),
     )
+}
+
+/// How many faults a second may have been on transparent huge pages: as many as the machine had, where it counts them.
+fn huge_faults(ctx: &Context, faults: f64) -> f64 {
+    let never = |mode: &String| mode.contains("[never]") || mode == "never";
+    let target_has_none = ctx.process().is_some_and(|p| p.thp_disabled == Ok(true));
+    if ctx.recording.host.thp_enabled.as_ref().is_ok_and(never) || target_has_none {
+        return 0.0;
+    }
+    match ctx.host_change(|h| h.thp_fault_alloc) {
+        Some(counted) => (counted as f64 / ctx.window_s).min(faults),
+        None => faults,
+    }
 }
 
 pub fn map_churn(ctx: &Context) -> Vec<Judged> {
@@ -154,7 +193,10 @@ pub fn address_space_lock(ctx: &Context) -> Vec<Judged> {
         // Nobody can block on it for long without using some CPU in between; but blocked time alone is worth a wall.
         (Err(_), Ok(blocked)) if blocked.low > 0.0 => (Sum::NONE, blocked),
         (Err(absence), _) => return vec![without_samples(ctx, WALL, absence, show)],
-        (Ok(_), Err(absence)) => return vec![Judged::not_measured(WALL, Whole::ThreadTime, absence, show)],
+        (Ok(_), Err(absence)) => {
+            let absence = absence.mend_if_none("run as the target's user or as root");
+            return vec![Judged::not_measured(WALL, Whole::ThreadTime, absence, show)];
+        }
     };
     let judge = |spin: Interval| {
         lock_case(

@@ -20,10 +20,12 @@ pub fn tlb(ctx: &Context) -> Vec<Judged> {
         ctx.pid()
     );
     let smaps = ctx.last_smaps();
-    let anonymous = smaps
-        .map(|s| s.anonymous)
-        .or(ctx.last_tick().and_then(|t| t.anonymous));
+    // Shared memory and mapped files are reached through the same TLB. The resident set leaves hugetlb pages out.
     let huge = smaps.map_or(0, |s| s.anon_huge.saturating_add(s.hugetlb));
+    let resident = match smaps {
+        Some(s) => Some(s.rss.saturating_add(s.hugetlb)),
+        None => ctx.last_tick().map(|t| t.resident),
+    };
     let pmu_missing = || match &ctx.recording.host.pmu {
         Ok(()) => {
             Absence::new(Reason::TooCostly, "TLB counters are not read by this tool").mend(show.clone())
@@ -32,7 +34,7 @@ pub fn tlb(ctx: &Context) -> Vec<Judged> {
             .clone()
             .mend_if_none("a machine with a PMU; or try huge pages and compare"),
     };
-    let Some(anonymous) = anonymous else {
+    let Some(resident) = resident.filter(|r| *r > 0) else {
         return vec![Judged::not_measured(
             WALL,
             Whole::Cpu,
@@ -40,11 +42,11 @@ pub fn tlb(ctx: &Context) -> Vec<Judged> {
             show.clone(),
         )];
     };
-    let small = anonymous.saturating_sub(huge);
+    let small = resident.saturating_sub(huge);
     let memory = format!(
-        "{} anonymous memory, {} of it on huge pages",
-        bytes(anonymous as f64),
-        bytes(huge.min(anonymous) as f64)
+        "{} resident, {} of it on huge pages",
+        bytes(resident as f64),
+        bytes(huge.min(resident) as f64)
     );
     if small <= TLB_REACH_BYTES {
         let judged = Judged::ruled_out(
@@ -69,7 +71,7 @@ pub fn tlb(ctx: &Context) -> Vec<Judged> {
         return vec![Judged::not_measured(WALL, Whole::Cpu, pmu_missing(), show.clone()).evidence(memory)];
     };
     let saved = (1.0 - load_2m.low / load_4k.high).clamp(0.0, 1.0);
-    let bound = busy.share.high * saved * (small as f64 / anonymous as f64);
+    let bound = busy.share.high * saved * (small as f64 / resident as f64);
     let share = Interval::new(0.0, bound / 2.0, bound);
     let judged = Case {
         wall: WALL,
@@ -133,16 +135,29 @@ pub fn numa(ctx: &Context) -> Vec<Judged> {
         return vec![Judged::not_measured(WALL, Whole::Resident, absence, show).evidence_if(placed)];
     }
     let share = Interval::exact(remote as f64 / (remote + local) as f64);
-    let judged = Case {
+    let mut judged = Case {
         wall: WALL,
         share,
         of: Whole::Resident,
         amount: share,
         unit: "of new pages",
         phrase: "lie on another node than the CPU that asked",
-        show,
+        show: show.clone(),
     }
     .judge();
+    // Where pages lie is no time: what that costs was not measured.
+    judged.cost = 0.0;
+    if judged.is(Status::RuledOut) {
+        let absence = Absence::new(
+            Reason::NotSupported,
+            format!(
+                "{} of the machine's new pages are remote; how the target's older ones lie to its CPUs is not counted",
+                percent(share.point)
+            ),
+        )
+        .mend("perf stat -e node-loads,node-load-misses -p PID, on a machine with a PMU");
+        judged = Judged::not_measured(WALL, Whole::Resident, absence, show);
+    }
     vec![
         judged
             .evidence_if(placed)

@@ -11,7 +11,7 @@ mod waiting;
 
 pub use interference::named;
 
-use super::context::{Context, MendIfNone, percent};
+use super::context::{Context, MendIfNone, Sum, percent};
 use super::judge::{Case, Judged};
 use super::{Finding, Status, Whole};
 use crate::catalogue::cost::CostClass;
@@ -40,15 +40,14 @@ pub fn walk(ctx: &Context) -> Vec<Judged> {
     LADDER.iter().flat_map(|rung| rung(ctx)).collect()
 }
 
-/// Worst first. Interference comes before everything, since it scales all other figures (but threads that only wait
-/// for one another are no interference); then what costs most time; then memory, which costs none; and that the target
+/// Worst first. Interference comes before everything, since it scales all other figures (what the target's own threads
+/// take from one another is no part of it: the run queue's share leaves it out); then what costs most time; then memory, which costs none; and that the target
 /// waits comes last, since it only says where not to look.
-pub fn walls_worst_first(ctx: &Context, judged: &[Judged]) -> Vec<Wall> {
+pub fn walls_worst_first(judged: &[Judged]) -> Vec<Wall> {
     let mut walls: Vec<&Judged> = judged.iter().filter(|j| j.is(Status::Wall)).collect();
     let group = |wall: Wall| match wall {
         Wall::CgroupThrottling => 0,
-        Wall::Steal => 1,
-        Wall::RunQueue if interference::competes_with_others(ctx) => 1,
+        Wall::Steal | Wall::RunQueue => 1,
         Wall::Retention => 3,
         Wall::Waiting => 4,
         _ => 2,
@@ -97,6 +96,11 @@ fn unless_hidden(ctx: &Context, named: Judged, with_hidden: Judged) -> Judged {
     )
     .mend("sysctl kernel.kptr_restrict=0");
     Judged::not_measured(wall, of, absence, show)
+}
+
+/// Whether all of it together would count as this wall.
+fn may_count(wall: Wall, sum: Sum) -> bool {
+    sum.share.high >= thresholds::of(wall).contributor && sum.rate.high >= per_second_floor(wall)
 }
 
 /// Without shares a wall can still be ruled out where the whole of the CPU time is below its floor.

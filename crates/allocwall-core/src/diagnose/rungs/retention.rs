@@ -43,14 +43,31 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
                 (held - heap.live_bytes.point).max(lazy).max(0.0),
                 (held - heap.live_bytes.low).max(lazy).max(0.0),
             );
-            case(kept, resident, "is kept by the allocator for nobody", show).evidence(format!(
-                "{}: {} live, {} free, {} resident of {} mapped",
-                heap.method,
-                bytes(heap.live_bytes.point),
-                bytes(heap.free_bytes.point),
-                bytes(held),
-                bytes(heap.mapped_bytes as f64)
-            ))
+            // Thread arenas and mapped blocks were not walked: at most all of that is kept for nobody.
+            let unwalked = (anonymous(ctx, resident) - held).max(0.0);
+            let at_most = Interval {
+                high: kept.high + unwalked,
+                ..kept
+            };
+            let case = |kept| {
+                case(
+                    kept,
+                    resident,
+                    "is kept by the allocator for nobody",
+                    show.clone(),
+                )
+            };
+            case(kept)
+                .unless_hidden(case(at_most), || beyond_the_heap(unwalked))
+                .evidence(format!(
+                    "{}: {} live, {} free, {} resident of {} mapped; {} of anonymous memory outside it",
+                    heap.method,
+                    bytes(heap.live_bytes.point),
+                    bytes(heap.free_bytes.point),
+                    bytes(held),
+                    bytes(heap.mapped_bytes as f64),
+                    bytes(unwalked)
+                ))
         }
         // Even if nothing of it were live.
         (Err(_), floor) if resident < floor => Judged::ruled_out(
@@ -70,12 +87,34 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
             if known.is(Status::Wall) {
                 known.estimate("a lower bound: LazyFree pages alone")
             } else {
-                let absence = absence.clone().mend_if_none("the allocator's own figures: malloc_info(3), mallctl(\"stats.allocated\"), MallocExtension");
+                let absence = absence.clone().mend_if_none(OWN_FIGURES);
                 Judged::not_measured(WALL, Whole::Resident, absence, show)
             }
         }
     };
     vec![outside.into_iter().fold(judged, Judged::evidence_if)]
+}
+
+const OWN_FIGURES: &str =
+    "the allocator's own figures: malloc_info(3), mallctl(\"stats.allocated\"), MallocExtension";
+
+/// Resident memory that an allocator may hold: private and anonymous, as far as the kernel told.
+fn anonymous(ctx: &Context, resident: f64) -> f64 {
+    ctx.last_smaps()
+        .map(|s| s.anonymous)
+        .or(ctx.last_tick().and_then(|t| t.anonymous))
+        .map_or(resident, |a| a as f64)
+}
+
+fn beyond_the_heap(unwalked: f64) -> Absence {
+    Absence::new(
+        Reason::NotSupported,
+        format!(
+            "{} of anonymous memory lie outside the heap that was walked: arenas, mapped blocks, other heaps",
+            bytes(unwalked)
+        ),
+    )
+    .mend(OWN_FIGURES)
 }
 
 fn case(kept: Interval, resident: f64, phrase: &str, show: String) -> Judged {

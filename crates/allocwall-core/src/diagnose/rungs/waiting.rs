@@ -3,7 +3,7 @@
 use crate::catalogue::cost::WaitClass;
 use crate::catalogue::walls::Wall;
 use crate::diagnose::Whole;
-use crate::diagnose::context::{Context, MendIfNone, percent};
+use crate::diagnose::context::{Context, MendIfNone};
 use crate::diagnose::judge::{Case, Judged};
 use crate::units::{Absence, Interval, Reason};
 
@@ -56,42 +56,54 @@ fn application_lock(ctx: &Context) -> Judged {
             return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
         }
     };
-    let (work, lock, untold) = ctx.futex_waits();
-    let whole = ctx.active_thread_s();
-    // Waits whose caller has no name may be locks or idle pools: they widen the interval, they do not move the point.
-    let of = |thread_s: f64| {
-        let rest = (whole - lock * waits.point).max(0.0) + thread_s;
-        if rest > 0.0 { thread_s / rest } else { 0.0 }
+    let untold = ctx.untold_locks();
+    let known = waits.scaled(1.0 - untold);
+    // Waits of which nothing tells what for may be locks or idle pools: they widen the interval, they do not move the point.
+    let elsewhere = ctx.unread_futex_s(|class| class != WaitClass::ApplicationLock);
+    let at_most = Interval {
+        high: waits.high + elsewhere,
+        ..known
     };
-    let high = waits.high * (lock + untold);
-    let share = Interval::new(of(waits.low * lock), of(waits.point * lock), of(high));
-    let amount = Interval::new(waits.low * lock, waits.point * lock, high).scaled(1.0 / ctx.window_s);
-    let idle = crate::catalogue::thresholds::of(WALL).contributor;
-    if share.high >= idle && untold * waits.point > 0.5 * waits.point && waits.point > 0.0 {
-        let absence = Absence::new(
-            Reason::NotPermitted,
+    let rest = (ctx.active_thread_s() - known.point).max(0.0);
+    let case = |thread_s: Interval| {
+        let of = |thread_s: f64| match rest + thread_s > 0.0 {
+            true => thread_s / (rest + thread_s),
+            false => 0.0,
+        };
+        Case {
+            wall: WALL,
+            share: Interval::new(of(thread_s.low), of(thread_s.point), of(thread_s.high)),
+            of: Whole::ThreadTime,
+            amount: thread_s.scaled(1.0 / ctx.window_s),
+            unit: "of working time",
+            phrase: "its threads waited for the application's own locks",
+            show: show.clone(),
+        }
+        .judge()
+    };
+    let unknown_s = waits.point * untold + elsewhere;
+    case(known)
+        .unless_hidden(case(at_most), || futexes_untold(ctx, unknown_s))
+        .evidence(format!("{:.2} thread-s/s at locks", known.point / ctx.window_s))
+        .evidence_if((unknown_s > 0.0).then(|| {
             format!(
-                "{:.2} thread-seconds a second in futex waits whose callers have no names: locks or idle pools",
-                waits.point * untold / ctx.window_s
-            ),
-        )
-        .mend("run as root, so that waiting threads' stacks are read; or install the target's symbols");
-        return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
-    }
-    Case {
-        wall: WALL,
-        share,
-        of: Whole::ThreadTime,
-        amount,
-        unit: "of working time",
-        phrase: "its threads waited for the application's own locks",
-        show,
-    }
-    .judge()
-    .evidence(format!(
-        "futex waits {:.2} thread-s/s: {} for locks, {} for work or for another thread's end",
-        waits.point / ctx.window_s,
-        percent(lock),
-        percent(work)
-    ))
+                "{:.2} thread-s/s in futexes of which no caller's name tells what for",
+                unknown_s / ctx.window_s
+            )
+        }))
+}
+
+/// Futex waits that may be locks, whoever's: what keeps a wall of locks from being ruled out.
+pub fn futexes_untold(ctx: &Context, seconds: f64) -> Absence {
+    Absence::new(
+        Reason::NotPermitted,
+        format!(
+            "{:.2} thread-seconds a second in futex waits whose callers are not known: locks or idle pools",
+            seconds / ctx.window_s
+        ),
+    )
+    .mend(match ctx.recording.host.euid {
+        0 => "install the target's and its runtime's symbols",
+        _ => "run as root, so that waiting threads' stacks are read; or install the target's symbols",
+    })
 }
