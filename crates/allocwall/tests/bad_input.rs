@@ -370,7 +370,10 @@ fn a_report_that_cannot_be_written_is_a_failure_and_a_reader_that_left_is_none()
         check.stdout(stdout);
         finish(check)
     };
-    let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
+    let full = fs::OpenOptions::new()
+        .write(true)
+        .open("/dev/full")
+        .expect("/dev/full");
     assert_refused(&run(full.into()), 1, "cannot write to standard output");
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);

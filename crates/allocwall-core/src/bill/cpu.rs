@@ -168,7 +168,9 @@ impl Unseen {
         let missing = due - recording.samples.len() as f64;
         let switches = first_and_last(recording)
             .ok()
-            .and_then(|(first, last)| Some(last.voluntary_switches?.saturating_sub(first.voluntary_switches?)))
+            .and_then(|(first, last)| {
+                Some(last.voluntary_switches?.saturating_sub(first.voluntary_switches?))
+            })
             .unwrap_or(0);
         let most = switches as f64 * HIDDEN_BY_A_SWITCH_NS / period_ns;
         if !recording.meta.kernel_samples || missing < AGREES * due || most == 0.0 {
@@ -187,7 +189,10 @@ impl Unseen {
         let total = missing.min(most);
         Unseen {
             total,
-            parts: sleeps.iter().map(|n| total * *n as f64 / telling as f64).collect(),
+            parts: sleeps
+                .iter()
+                .map(|n| total * *n as f64 / telling as f64)
+                .collect(),
         }
     }
 
@@ -204,7 +209,10 @@ impl Unseen {
 }
 
 fn position(class: CostClass) -> usize {
-    CostClass::ALL.iter().position(|c| *c == class).expect("ALL holds every class")
+    CostClass::ALL
+        .iter()
+        .position(|c| *c == class)
+        .expect("ALL holds every class")
 }
 
 fn method(class: CostClass, recording: &Recording, unseen: &Unseen) -> String {
@@ -238,7 +246,9 @@ fn method(class: CostClass, recording: &Recording, unseen: &Unseen) -> String {
     let hidden = unseen.parts[position(class)];
     if hidden >= 1.0 {
         let seconds = hidden * recording.meta.sample_period_ns as f64 / 1e9;
-        add(format!("with {seconds:.2} s in switches to idle, which no sample can hit"));
+        add(format!(
+            "with {seconds:.2} s in switches to idle, which no sample can hit"
+        ));
     }
     match class {
         CostClass::Application => {

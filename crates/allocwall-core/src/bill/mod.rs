@@ -250,12 +250,18 @@ mod tests {
 
     #[test]
     fn time_that_no_sample_can_hit_goes_to_where_threads_go_to_sleep() {
-        let futex = "finish_task_switch;__schedule;schedule;futex_do_wait;futex_wait;do_futex;__x64_sys_futex";
+        let futex =
+            "finish_task_switch;__schedule;schedule;futex_do_wait;futex_wait;do_futex;__x64_sys_futex";
         let preempted = "finish_task_switch;__schedule;schedule;exit_to_user_mode_loop;do_syscall_64";
         let bill_of = |sleeping, switches, kernel: &str| {
             let mut s = Sketch::new();
             s.samples(9_000 - sleeping, PID, "", "app!work");
-            s.samples(sleeping, PID, kernel, "libc!__lll_lock_wait_private;libc+9800;app!work");
+            s.samples(
+                sleeping,
+                PID,
+                kernel,
+                "libc!__lll_lock_wait_private;libc+9800;app!work",
+            );
             s.thread(PID, "work", 10_000);
             let start = Tick {
                 voluntary_switches: Some(0),
@@ -265,7 +271,12 @@ mod tests {
             s.recording.ticks[0] = start;
             of(&s.recording)
         };
-        let locks = |bill: &Bill| (line(bill, CostClass::AllocatorLocks).share.point, bill.switching_cpu_s);
+        let locks = |bill: &Bill| {
+            (
+                line(bill, CostClass::AllocatorLocks).share.point,
+                bill.switching_cpu_s,
+            )
+        };
         // 1 s of 10 s is missing, and a million switches could have hidden it.
         let bill = bill_of(100, 1_000_000, futex);
         assert_eq!(locks(&bill), ((100.0 + 1_000.0) / 10_000.0, 1.0));

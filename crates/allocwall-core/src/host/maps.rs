@@ -1,11 +1,12 @@
 //! /proc/PID/maps, and opening the files that are mapped there.
 
+use crate::host::inside::{self, Link};
 use crate::units::{Absence, Measured, Reason};
 use std::ffi::OsStr;
-use std::fs::{File, Metadata, OpenOptions};
-use std::io::{self, Read};
+use std::fs::File;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// One line of /proc/PID/maps.
@@ -173,32 +174,9 @@ pub fn executable(proc_root: &Path, pid: i32) -> Measured<PathBuf> {
     std::fs::read_link(&path).map_err(|error| absence(&path, &error))
 }
 
-/// A file by its name in the process's own mount namespace, at most `limit` bytes of it.
-pub fn read_inside(proc_root: &Path, pid: i32, name: &Path, limit: u64) -> Measured<Vec<u8>> {
-    let path = inside(proc_root, pid, name);
-    let read = || -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        open_regular(&path)?.0.take(limit).read_to_end(&mut bytes)?;
-        Ok(bytes)
-    };
-    read().map_err(|error| absence(&path, &error))
-}
-
-/// Device and inode of a name in the process's own mount namespace, links followed.
-pub fn identity_inside(proc_root: &Path, pid: i32, name: &Path) -> Option<((u32, u32), u64)> {
-    identity(&inside(proc_root, pid, name))
-}
-
 pub fn identity(path: &Path) -> Option<((u32, u32), u64)> {
     let facts = std::fs::metadata(path).ok()?;
-    Some((device(&facts), facts.ino()))
-}
-
-fn inside(proc_root: &Path, pid: i32, name: &Path) -> PathBuf {
-    proc_root
-        .join(pid.to_string())
-        .join("root")
-        .join(name.strip_prefix("/").unwrap_or(name))
+    Some((inside::device(&facts), facts.ino()))
 }
 
 /// Opens the file behind a mapping, as the process sees it:
@@ -213,40 +191,22 @@ pub fn open(proc_root: &Path, pid: i32, mapping: &Mapping) -> Measured<File> {
     }
     let process = proc_root.join(pid.to_string());
     let by_range = process.join(format!("map_files/{:x}-{:x}", mapping.start, mapping.end));
-    let refused = match open_regular(&by_range) {
+    let refused = match inside::open_ours(&by_range) {
         Ok((file, _)) => return Ok(file),
         Err(error) => error,
     };
     let name = mapping.file_name();
-    match open_regular(&inside(proc_root, pid, &name)) {
+    match inside::open(proc_root, pid, &name, Link::Follow) {
         // Only the inode: file systems that number devices per subvolume show another device here than in maps.
         Ok((file, facts)) if facts.ino() == mapping.inode => return Ok(file),
         _ => {}
     }
-    match open_regular(&name) {
-        Ok((file, facts)) if facts.ino() == mapping.inode && device(&facts) == mapping.dev => Ok(file),
+    match inside::open_ours(&name) {
+        Ok((file, facts)) if facts.ino() == mapping.inode && inside::device(&facts) == mapping.dev => {
+            Ok(file)
+        }
         _ => Err(absence(Path::new(&mapping.display_path()), &refused)),
     }
-}
-
-/// A target chooses the names that are opened here: only regular files, and never waiting for one (a FIFO would).
-pub(crate) fn open_regular(path: &Path) -> io::Result<(File, Metadata)> {
-    if !std::fs::metadata(path)?.is_file() {
-        return Err(io::Error::other("not a regular file"));
-    }
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
-        .open(path)?;
-    let facts = file.metadata()?;
-    if !facts.is_file() {
-        return Err(io::Error::other("not a regular file"));
-    }
-    Ok((file, facts))
-}
-
-fn device(facts: &Metadata) -> (u32, u32) {
-    (libc::major(facts.dev()), libc::minor(facts.dev()))
 }
 
 pub(crate) fn absence(path: &Path, error: &io::Error) -> Absence {

@@ -12,7 +12,6 @@ use crate::host::perf::{Event, REGISTERS, RawSample, Registers};
 use crate::host::proc::ProcFs;
 use crate::units::{Absence, Reason};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::path::PathBuf;
 
 /// Dumps kept before they are unwound early.
 const ARENA_LIMIT: usize = 56 << 20;
@@ -515,13 +514,15 @@ impl Collector {
         for (pid, &image) in &self.members {
             let image = &mut self.images[image as usize];
             if image.perf_map.is_none() {
-                let inner = self
-                    .proc
-                    .status(*pid)
-                    .ok()
-                    .and_then(|s| s.ns_pids.last().copied())
-                    .unwrap_or(*pid);
-                image.perf_map = PerfMap::read(&PathBuf::from(format!("/proc/{pid}/root")), inner);
+                let status = self.proc.status(*pid).ok();
+                image.perf_map = status.and_then(|s| {
+                    PerfMap::read(
+                        self.proc.root(),
+                        *pid,
+                        s.ns_pids.last().copied().unwrap_or(*pid),
+                        s.uid[1],
+                    )
+                });
             }
         }
         self.unwind_pending();

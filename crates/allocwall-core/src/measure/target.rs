@@ -7,6 +7,7 @@ use crate::catalogue::modules::{
 };
 use crate::error::{Error, Result};
 use crate::host::elf::{self, Elf, ElfFile, ElfKind, Segment, Symbol, SymbolKind, Table};
+use crate::host::inside;
 use crate::host::maps::{self, Mapping};
 use crate::measure::malloc_range::{Function, Part, SymbolTable, bracketed};
 use crate::measure::recording::{Allocator, Libc, Linkage, Module, Process, Runtime};
@@ -287,7 +288,7 @@ impl Modules {
     fn complete_version(&self, pid: i32, path: &str, runtime: &mut Runtime) {
         // Generous for either file; both are a few KiB.
         let read = |name: PathBuf| {
-            let bytes = maps::read_inside(&self.proc_root, pid, &name, 256 << 10).ok()?;
+            let bytes = inside::read(&self.proc_root, pid, &name, 256 << 10).ok()?;
             Some(String::from_utf8_lossy(&bytes).into_owned())
         };
         let path = Path::new(path);
@@ -868,7 +869,7 @@ impl Loaded {
         if let Some((_, value)) = environ.iter().find(|(name, _)| name == "LD_PRELOAD") {
             names.extend(value.split([' ', ':']).map(str::to_owned));
         }
-        let global = maps::read_inside(
+        let global = inside::read(
             &modules.proc_root,
             space_pid,
             Path::new("/etc/ld.so.preload"),
@@ -886,7 +887,7 @@ impl Loaded {
         let mut found: Vec<usize> = Vec::new();
         for name in names.iter().filter(|name| !name.is_empty()) {
             let module = if name.contains('/') {
-                let identity = maps::identity_inside(&modules.proc_root, space_pid, Path::new(name));
+                let identity = inside::identity(&modules.proc_root, space_pid, Path::new(name));
                 let same = |&module: &usize| identity.is_some() && modules.known[module].identity == identity;
                 self.modules
                     .iter()

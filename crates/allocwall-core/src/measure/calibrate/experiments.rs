@@ -3,8 +3,8 @@
 use super::Bench;
 use crate::catalogue::prices;
 use crate::host::libc_malloc::MallocChild;
-use crate::host::perf::SelfSampler;
 use crate::host::memory::{self, HUGE, Mapping, PAGE, Pages};
+use crate::host::perf::SelfSampler;
 use crate::host::topology::{Pinned, Relation};
 use crate::units::{Absence, Measured, Reason};
 use std::collections::VecDeque;
@@ -214,10 +214,7 @@ fn fault_return() -> Measured<Repetition> {
         if faults < pages || user + kernel < FEWEST {
             return Err(Absence::new(
                 Reason::TooLittle,
-                format!(
-                    "{} samples in {faults} faults of {pages} pages",
-                    user + kernel
-                ),
+                format!("{} samples in {faults} faults of {pages} pages", user + kernel),
             ));
         }
         Ok(vec![
