@@ -4,7 +4,7 @@
 //! out of there, and what is found is only looked at (`O_PATH`) until it is known to be a regular file: opening a FIFO
 //! waits for its other end, and opening a device can do things.
 
-use crate::host::maps::absence;
+use crate::host::file;
 use crate::units::Measured;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -34,7 +34,7 @@ pub fn read(proc_root: &Path, pid: i32, name: &Path, limit: u64) -> Measured<Vec
         file.take(limit).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
-    read().map_err(|error| absence(&shown(proc_root, pid, name), &error))
+    read().map_err(|error| file::absence_of(&shown(proc_root, pid, name), &error))
 }
 
 /// Device and inode of a name in the process's own mount namespace, links followed.

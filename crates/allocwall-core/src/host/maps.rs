@@ -1,10 +1,10 @@
 //! /proc/PID/maps, and opening the files that are mapped there.
 
+use crate::host::file;
 use crate::host::inside::{self, Link};
 use crate::units::{Absence, Measured, Reason};
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -149,31 +149,6 @@ fn hex(bytes: &[u8]) -> Option<u64> {
     u64::from_str_radix(std::str::from_utf8(bytes).ok()?, 16).ok()
 }
 
-/// The mappings of a process. `proc_root` is `/proc`, or a copy of it in a test.
-pub fn read(proc_root: &Path, pid: i32) -> Measured<Vec<Mapping>> {
-    let bytes = read_process_file(proc_root, pid, "maps")?;
-    let (mappings, malformed) = parse(&bytes);
-    if mappings.is_empty() && malformed > 0 {
-        return Err(Absence::new(
-            Reason::Unparsable,
-            format!("/proc/{pid}/maps: none of {malformed} lines reads as a mapping"),
-        ));
-    }
-    Ok(mappings)
-}
-
-/// One of the small files of a process, `comm` or `environ` for example.
-pub fn read_process_file(proc_root: &Path, pid: i32, name: &str) -> Measured<Vec<u8>> {
-    let path = proc_root.join(pid.to_string()).join(name);
-    std::fs::read(&path).map_err(|error| absence(&path, &error))
-}
-
-/// Where /proc/PID/exe leads, as the kernel writes it.
-pub fn executable(proc_root: &Path, pid: i32) -> Measured<PathBuf> {
-    let path = proc_root.join(pid.to_string()).join("exe");
-    std::fs::read_link(&path).map_err(|error| absence(&path, &error))
-}
-
 pub fn identity(path: &Path) -> Option<((u32, u32), u64)> {
     let facts = std::fs::metadata(path).ok()?;
     Some((inside::device(&facts), facts.ino()))
@@ -205,28 +180,20 @@ pub fn open(proc_root: &Path, pid: i32, mapping: &Mapping) -> Measured<File> {
         Ok((file, facts)) if facts.ino() == mapping.inode && inside::device(&facts) == mapping.dev => {
             Ok(file)
         }
-        _ => Err(absence(Path::new(&mapping.display_path()), &refused)),
-    }
-}
-
-pub(crate) fn absence(path: &Path, error: &io::Error) -> Absence {
-    let reason = match error.kind() {
-        io::ErrorKind::NotFound => Reason::Vanished,
-        io::ErrorKind::PermissionDenied => Reason::NotPermitted,
-        // A process that is gone answers ESRCH on its own files.
-        _ if error.raw_os_error() == Some(libc::ESRCH) => Reason::Vanished,
-        _ => Reason::NotSupported,
-    };
-    let absence = Absence::new(reason, format!("{}: {error}", path.display()));
-    match reason {
-        Reason::NotPermitted => absence.mend("run as root, or as the owner of the process"),
-        _ => absence,
+        _ => {
+            let absence = file::absence_of(Path::new(&mapping.display_path()), &refused);
+            Err(match absence.reason {
+                Reason::NotPermitted => absence.mend("run as root, or as the owner of the process"),
+                _ => absence,
+            })
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::proc::ProcFs;
     use proptest::prelude::*;
 
     const FIXTURE: &[u8] = b"\
@@ -301,7 +268,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
     fn own_executable_opens_and_a_wrong_inode_does_not() {
         let root = Path::new("/proc");
         let pid = std::process::id() as i32;
-        let mappings = read(root, pid).expect("own maps");
+        let mappings = ProcFs::live().maps(pid).expect("own maps");
         let own = mappings
             .iter()
             .find(|m| m.is_file() && m.perms.execute)
@@ -335,7 +302,8 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
         // Spawning returns at exec, a moment before the new program is mapped.
         let gone = (0..100).find_map(|_| {
             std::thread::sleep(std::time::Duration::from_millis(20));
-            read(Path::new("/proc"), pid)
+            ProcFs::live()
+                .maps(pid)
                 .ok()?
                 .into_iter()
                 .find(Mapping::looks_deleted)
@@ -350,13 +318,5 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
             }
             Err(absence) => panic!("{absence}"),
         }
-    }
-
-    #[test]
-    fn no_such_process_is_vanished() {
-        assert_eq!(
-            read(Path::new("/proc"), i32::MAX).unwrap_err().reason,
-            Reason::Vanished
-        );
     }
 }

@@ -8,13 +8,18 @@ use super::recording::*;
 use super::symbols::{PerfMap, Symbols};
 use super::target::{AddressSpace, Code, Modules};
 use super::unwind::{self, Cache, Tables, Unwinder, Unwound};
-use crate::host::perf::{Event, REGISTERS, RawSample, Registers};
+use crate::host::perf::{self, Event, REGISTERS, RawSample, Registers};
 use crate::host::proc::ProcFs;
 use crate::units::{Absence, Reason};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Dumps kept before they are unwound early.
 const ARENA_LIMIT: usize = 56 << 20;
+/// A fifth more than the budget that the sampling period is chosen by: clocks that tick too often end here.
+const SAMPLE_LIMIT: usize = perf::SAMPLE_BUDGET as usize * 6 / 5;
+/// What distinct stacks and frames may take, in bytes as they lie in memory. Beyond it a sample keeps its leaf alone.
+const STACKS_LIMIT: usize = 32 << 20;
+const FRAMES_LIMIT: usize = 32 << 20;
 /// Processes of one target; a target that keeps forking is followed up to here.
 const PROCESS_LIMIT: usize = 4096;
 
@@ -73,6 +78,9 @@ pub struct Collector {
     unwound: Unwound,
 
     pub lost: u64,
+    /// Samples that were not kept, and samples kept without their callers: no room.
+    pub left_out: u64,
+    pub without_callers: u64,
     neighbours: BTreeMap<i32, u64>,
     comms: HashMap<i32, String>,
 }
@@ -119,6 +127,8 @@ impl Collector {
             cache: Cache::default(),
             unwound: Unwound::default(),
             lost: 0,
+            left_out: 0,
+            without_callers: 0,
             neighbours: BTreeMap::new(),
             comms: HashMap::new(),
         }
@@ -280,6 +290,10 @@ impl Collector {
         let Some(t_ns) = raw.time_ns.checked_sub(self.start_ns) else {
             return;
         };
+        if self.samples.len() >= SAMPLE_LIMIT {
+            self.left_out += 1;
+            return;
+        }
         let kernel = (!raw.kernel.is_empty()).then(|| self.kernel_stack(raw.kernel));
         let user = raw.registers.map(|registers| {
             let (ip, _) = unwind::ip_sp(&registers);
@@ -359,6 +373,7 @@ impl Collector {
         }
         let frames = chain
             .iter()
+            .take(STACK_DEPTH)
             .enumerate()
             .map(|(depth, &address)| {
                 // All but the leaf are return addresses: step back into the call.
@@ -419,6 +434,10 @@ impl Collector {
         let arena = std::mem::take(&mut self.arena);
         let mut unwound = std::mem::take(&mut self.unwound);
         for item in &pending {
+            if self.stacks.bytes > STACKS_LIMIT {
+                self.without_callers += 1;
+                continue;
+            }
             let (registers, stack) = split(&arena[item.arena..], item.stack_bytes as usize);
             let image = &self.images[item.image as usize];
             image
@@ -467,6 +486,13 @@ impl Collector {
         if let Some(&known) = self.named_frames.get(&(module, offset)) {
             return known;
         }
+        if self.frames.bytes > FRAMES_LIMIT {
+            return self.frames.id(Frame {
+                module: Some(module),
+                symbol: None,
+                offset: 0,
+            });
+        }
         let symbol = self
             .modules
             .path_to_open(module as usize)
@@ -509,8 +535,8 @@ impl Collector {
         batch
     }
 
-    /// Unwinds and names everything.
-    pub fn finish(mut self) -> Collected {
+    /// Unwinds and names everything. What there was no room for is known after it.
+    pub fn unwind_all(&mut self) {
         for (pid, &image) in &self.members {
             let image = &mut self.images[image as usize];
             if image.perf_map.is_none() {
@@ -526,6 +552,10 @@ impl Collector {
             }
         }
         self.unwind_pending();
+    }
+
+    /// What is to be kept, after `unwind_all`.
+    pub fn finish(self, sample_period_ns: u64) -> Collected {
         let neighbours = self.neighbours.iter().map(|(&pid, &samples)| Neighbour {
             pid,
             comm: self
@@ -534,7 +564,7 @@ impl Collector {
                 .cloned()
                 .or_else(|| self.proc.comm(pid).ok())
                 .unwrap_or_default(),
-            cpu_ns: samples * crate::host::perf::SAMPLE_PERIOD_NS,
+            cpu_ns: samples * sample_period_ns,
         });
         let mut neighbours: Vec<Neighbour> = neighbours.collect();
         neighbours.sort_by(|a, b| b.cpu_ns.cmp(&a.cpu_ns).then(a.pid.cmp(&b.pid)));
@@ -622,6 +652,24 @@ fn split(bytes: &[u8], stack_bytes: usize) -> (Registers, &[u8]) {
 struct Interner<T> {
     list: Vec<T>,
     ids: HashMap<T, u32>,
+    /// Of the values in the list, what they point to included.
+    bytes: usize,
+}
+
+trait Weighed {
+    fn bytes(&self) -> usize;
+}
+
+impl Weighed for Frame {
+    fn bytes(&self) -> usize {
+        size_of::<Frame>() + self.symbol.as_ref().map_or(0, String::len)
+    }
+}
+
+impl Weighed for Stack {
+    fn bytes(&self) -> usize {
+        size_of::<Stack>() + size_of_val(&self.frames[..])
+    }
 }
 
 impl<T> Default for Interner<T> {
@@ -629,16 +677,18 @@ impl<T> Default for Interner<T> {
         Interner {
             list: Vec::new(),
             ids: HashMap::new(),
+            bytes: 0,
         }
     }
 }
 
-impl<T: Clone + Eq + std::hash::Hash> Interner<T> {
+impl<T: Clone + Eq + std::hash::Hash + Weighed> Interner<T> {
     fn id(&mut self, value: T) -> u32 {
         if let Some(&id) = self.ids.get(&value) {
             return id;
         }
         let id = self.list.len() as u32;
+        self.bytes += value.bytes();
         self.list.push(value.clone());
         self.ids.insert(value, id);
         id

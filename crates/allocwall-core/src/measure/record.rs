@@ -10,7 +10,7 @@ use super::{counts, heap};
 use crate::error::{Error, Result};
 use crate::host::cgroup::{Cgroup, CgroupFs};
 use crate::host::launch::{self, Launched};
-use crate::host::perf::{self, CpuSampler, Scope};
+use crate::host::perf::{self, CpuSampler, Periods, Scope};
 use crate::host::proc::ProcFs;
 use crate::host::threads::{Look, Looker, read_memory};
 use crate::host::topology::Topology;
@@ -30,6 +30,10 @@ const DRAIN_EVERY: Duration = Duration::from_millis(50);
 const TICK_EVERY: Duration = Duration::from_millis(250);
 const BATCH_EVERY: Duration = Duration::from_secs(1);
 const PYTHON_EVERY: Duration = Duration::from_millis(50);
+/// Looks at Python's stacks in a window; one look brings a kilobyte a thread.
+const PYTHON_LOOKS: u32 = 4000;
+/// Python stacks that a recording holds: some 40 MiB.
+const PYTHON_LIMIT: usize = 40_000;
 
 /// Looks at waiting threads a second, all threads together: some 15 µs each, so a fifth of a percent of two CPUs.
 const LOOKS_PER_SECOND: u32 = 250;
@@ -38,6 +42,7 @@ const WAIT_STACK: usize = 1024;
 /// Threads whose exact times are re-read every second; beyond it only at both ends of the window.
 const THREADS_FOLLOWED: usize = 512;
 const PYTHON_PROCESSES: usize = 8;
+const PYTHON_PROBE: (&str, &str) = ("python_stacks", "Python function names");
 
 /// Whom to look at.
 pub enum Ask {
@@ -88,6 +93,7 @@ struct Session {
     proc: ProcFs,
     collector: Collector,
     sampler: Measured<CpuSampler>,
+    periods: Periods,
     kernel_samples: bool,
     system_wide: bool,
     cgroup: Measured<Cgroup>,
@@ -95,6 +101,7 @@ struct Session {
     command: Option<Vec<String>>,
     pythons: Vec<PythonProbe>,
     python_probe: Option<Probe>,
+    python_kept: usize,
     writer: Writer,
     host: HostFacts,
     keep: bool,
@@ -151,9 +158,13 @@ impl Session {
             }
         }
 
-        let (sampler, kernel_samples, system_wide) =
-            open_sampler(&proc, &collector, held.as_ref().map(|h| h.pid));
-        let mut sampler = sampler;
+        let cpus = Topology::read(Path::new("/sys"))
+            .map(|topology| topology.cpus.iter().map(|cpu| cpu.id).collect::<Vec<_>>());
+        let periods = Periods::for_window(cpus.as_ref().map_or(1, Vec::len), request.window);
+        let (mut sampler, kernel_samples, system_wide) = match cpus {
+            Ok(cpus) => open_sampler(&proc, &collector, held.as_ref().map(|h| h.pid), &cpus, periods),
+            Err(absence) => (Err(absence), false, false),
+        };
         let launched = match held {
             None => None,
             Some(held) => {
@@ -192,12 +203,13 @@ impl Session {
                 }
                 Err(absence) => ProbeState::Absent(absence),
             };
-            python_probe = Some(probe("python_stacks", "Python function names", state));
+            python_probe = Some(probe(PYTHON_PROBE.0, PYTHON_PROBE.1, state));
         }
         Ok(Session {
             proc,
             collector,
             sampler,
+            periods,
             kernel_samples,
             system_wide,
             cgroup,
@@ -205,6 +217,7 @@ impl Session {
             command,
             pythons,
             python_probe,
+            python_kept: 0,
             writer,
             host,
             keep,
@@ -223,7 +236,7 @@ impl Session {
             window_ns,
             requested_ns: window_ns,
             ended: Ended::Complete,
-            sample_period_ns: perf::SAMPLE_PERIOD_NS,
+            sample_period_ns: self.periods.sample_ns(),
             kernel_samples: self.kernel_samples && self.sampler.is_ok(),
             system_wide: self.system_wide,
             wait_period_ns: 0,
@@ -257,6 +270,7 @@ impl Session {
         let counting = counts::start(&self.proc, &pids, request.window);
 
         let every = |d: Duration| d.as_nanos() as u64;
+        let python_every = every(PYTHON_EVERY.max(request.window / PYTHON_LOOKS));
         let mut due = Due::new(start);
         loop {
             let now = clock::monotonic_ns();
@@ -288,10 +302,19 @@ impl Session {
                 (request.progress)(t_ns as f64 / window_ns as f64);
             }
             // Due in any case: a timer that nobody winds again would keep the loop from sleeping.
-            if due.python.passed(now, every(PYTHON_EVERY)) {
+            if due.python.passed(now, python_every) && self.python_kept < PYTHON_LIMIT {
+                let before = batch_python.len();
                 self.pythons
                     .iter_mut()
                     .for_each(|p| p.look(t_ns, &mut batch_python));
+                self.python_kept += batch_python.len() - before;
+                if self.python_kept >= PYTHON_LIMIT {
+                    self.python_probe = Some(probe(
+                        PYTHON_PROBE.0,
+                        PYTHON_PROBE.1,
+                        ProbeState::Partial(full(t_ns)),
+                    ));
+                }
             }
             if due.batch.passed(now, every(BATCH_EVERY)) {
                 if threads.len() <= THREADS_FOLLOWED {
@@ -328,8 +351,9 @@ impl Session {
             * self.proc.page_bytes();
         let heap = heap::walk(&self.collector.processes, &pids);
         let (counts, counts_probe) = counting.finish();
+        self.collector.unwind_all();
         let probes = self.probes(&waits, counts_probe, resident);
-        let collected = self.collector.finish();
+        let collected = self.collector.finish(meta.sample_period_ns);
         meta.lost_records = collected.lost;
         self.writer.write(&Part::Tail(Box::new(Tail {
             meta,
@@ -395,6 +419,20 @@ impl Session {
                 )
                 .mend("ulimit -n 65536, or run as root"),
             ),
+            Ok(_) if self.collector.left_out > 0 => ProbeState::Partial(Absence::new(
+                Reason::TooCostly,
+                format!(
+                    "the recording was full: its last {} samples were not kept",
+                    self.collector.left_out
+                ),
+            )),
+            Ok(_) if self.collector.without_callers > 0 => ProbeState::Partial(Absence::new(
+                Reason::TooCostly,
+                format!(
+                    "the recording was full: the callers of {} samples were not kept",
+                    self.collector.without_callers
+                ),
+            )),
             Ok(_) => ProbeState::Measured,
         };
         probes.push(probe("cpu_samples", "where the CPU time goes", sampled));
@@ -462,6 +500,15 @@ impl Session {
     }
 }
 
+/// Why nothing more of one kind was kept.
+fn full(t_ns: u64) -> Absence {
+    let seconds = t_ns as f64 / 1e9;
+    Absence::new(
+        Reason::TooCostly,
+        format!("the recording was full after {seconds:.1} s: later ones were not kept"),
+    )
+}
+
 pub(super) fn probe(name: &str, what: &str, state: ProbeState) -> Probe {
     Probe {
         name: name.into(),
@@ -476,12 +523,10 @@ fn open_sampler(
     proc: &ProcFs,
     collector: &Collector,
     held: Option<i32>,
+    cpus: &[u32],
+    periods: Periods,
 ) -> (Measured<CpuSampler>, bool, bool) {
-    let cpus = match Topology::read(Path::new("/sys")) {
-        Ok(topology) => topology.cpus.iter().map(|cpu| cpu.id).collect::<Vec<_>>(),
-        Err(absence) => return (Err(absence), false, false),
-    };
-    match CpuSampler::open(&Scope::Machine, &cpus, true) {
+    match CpuSampler::open(&Scope::Machine, cpus, true, periods) {
         Ok(sampler) => return (Ok(sampler), true, true),
         Err(absence) if absence.reason != Reason::NotPermitted => return (Err(absence), false, false),
         Err(_) => {}
@@ -496,9 +541,9 @@ fn open_sampler(
             Scope::Threads(tids.collect())
         }
     };
-    match CpuSampler::open(&scope, &cpus, true) {
+    match CpuSampler::open(&scope, cpus, true, periods) {
         Ok(sampler) => (Ok(sampler), true, false),
-        Err(_) => (CpuSampler::open(&scope, &cpus, false), false, false),
+        Err(_) => (CpuSampler::open(&scope, cpus, false, periods), false, false),
     }
 }
 
