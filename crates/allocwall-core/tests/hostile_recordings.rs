@@ -461,3 +461,27 @@ fn the_largest_numbers_that_pass_are_harmless() {
     parts(r).iter().for_each(|p| writer.write(p));
     all_the_way(&writer.finish().0.expect("within the limits"));
 }
+
+/// An empty string is a byte in the file and 24 in memory: forty million of them are refused before they are there.
+#[test]
+fn lists_are_charged_by_what_they_take_in_memory() {
+    const NAMES: u32 = 40_000_000;
+    let (file, _) = real_file();
+    // A batch with one Python sample: five empty lists, one of one, three numbers, then its names, all empty.
+    let mut plain = vec![1, 0, 0, 0, 0, 0, 1, 1, 2, 2];
+    plain.extend(postcard::to_stdvec(&NAMES).unwrap());
+    plain.resize(plain.len() + NAMES as usize, 0);
+    // Stored, not deflated: what deflates too well is refused for that alone.
+    let mut stored = flate2::write::DeflateEncoder::new(Vec::new(), flate2::Compression::none());
+    stored.write_all(&plain).unwrap();
+    drop(plain);
+    let body = stored.finish().unwrap();
+    let head = 12 + 8 + u32::from_le_bytes(file[12..16].try_into().unwrap()) as usize;
+    let mut bytes = file[..head].to_vec();
+    bytes.extend((body.len() as u32).to_le_bytes());
+    bytes.extend(crc32fast::hash(&body).to_le_bytes());
+    bytes.extend(body);
+    let why = file::decode(Path::new("x"), &bytes).unwrap_err().to_string();
+    assert!(why.contains("part 2 does not parse"), "{why}");
+    assert_small();
+}

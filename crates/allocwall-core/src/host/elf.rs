@@ -6,10 +6,14 @@ use object::elf;
 use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader, Sym, VersionTable};
 use object::read::{ReadCache, ReadRef, StringTable};
 use object::{Endianness, SymbolIndex};
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
 use std::fs::File;
 
 /// Most that one read may take. The largest real symbol tables (a browser's) are about this.
 const MAX_READ: u64 = 256 << 20;
+/// Most that all reads of one file may take: its symbols with their names, unwind tables and constants.
+const MAX_READ_IN_ALL: u64 = 384 << 20;
 /// A section table is at most this long; ELF's own limit without extensions is 0xff00.
 const MAX_SECTIONS: usize = 0x1_0000;
 const MAX_SEGMENTS: usize = 4096;
@@ -146,40 +150,61 @@ pub enum Table {
     All,
 }
 
-/// An open file whose reads are bounded and kept.
+/// An open file whose reads are bounded, one by one and in all, and kept.
 pub struct ElfFile {
     cache: ReadCache<File>,
+    /// What is kept, by offset and length (0 for a string): it costs nothing to ask for it again.
+    kept: RefCell<HashSet<(u64, u64)>>,
+    left: Cell<u64>,
 }
 
 impl ElfFile {
     pub fn new(file: File) -> Self {
         ElfFile {
             cache: ReadCache::new(file),
+            kept: RefCell::default(),
+            left: Cell::new(MAX_READ_IN_ALL),
         }
     }
 
     pub fn parse(&self) -> Measured<Elf<'_, Bounded<'_>>> {
-        Elf::parse(Bounded(&self.cache))
+        Elf::parse(Bounded(self))
+    }
+
+    fn charge(&self, key: (u64, u64), size: u64) -> Result<(), ()> {
+        if !self.kept.borrow_mut().insert(key) {
+            return Ok(());
+        }
+        let left = self.left.get().checked_sub(size);
+        self.left.set(left.unwrap_or(0));
+        if left.is_none() {
+            self.kept.borrow_mut().remove(&key);
+        }
+        left.map(drop).ok_or(())
     }
 }
 
 #[derive(Clone, Copy)]
-pub struct Bounded<'d>(&'d ReadCache<File>);
+pub struct Bounded<'d>(&'d ElfFile);
 
 impl<'d> ReadRef<'d> for Bounded<'d> {
     fn len(self) -> Result<u64, ()> {
-        ReadRef::len(self.0)
+        ReadRef::len(&self.0.cache)
     }
 
     fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'d [u8], ()> {
         if size > MAX_READ {
             return Err(());
         }
-        self.0.read_bytes_at(offset, size)
+        self.0.charge((offset, size), size)?;
+        self.0.cache.read_bytes_at(offset, size)
     }
 
     fn read_bytes_at_until(self, range: std::ops::Range<u64>, delimiter: u8) -> Result<&'d [u8], ()> {
-        self.0.read_bytes_at_until(range, delimiter)
+        let start = range.start;
+        let text = self.0.cache.read_bytes_at_until(range, delimiter)?;
+        self.0.charge((start, 0), text.len() as u64)?;
+        Ok(text)
     }
 }
 
@@ -344,6 +369,7 @@ fn read_facts<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
         sections: Vec::new(),
     };
     let mut dynamic: &[E::Dyn] = &[];
+    let mut seen_dynamic = false;
     for segment in segments {
         match segment.p_type(endian) {
             elf::PT_LOAD => facts.segments.push(Segment {
@@ -361,7 +387,11 @@ fn read_facts<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
                     .unwrap_or(&[]);
                 facts.interpreter = Some(until_nul(bytes));
             }
-            elf::PT_DYNAMIC => dynamic = segment.dynamic(endian, data).ok().flatten().unwrap_or(&[]),
+            // The loader takes one; a file may list thousands, each as large as it likes.
+            elf::PT_DYNAMIC if !seen_dynamic => {
+                seen_dynamic = true;
+                dynamic = segment.dynamic(endian, data).ok().flatten().unwrap_or(&[]);
+            }
             elf::PT_NOTE if facts.build_id.is_none() => {
                 let size: u64 = segment.p_filesz(endian).into();
                 // Build identifiers come first among notes that are small.
@@ -546,6 +576,35 @@ mod tests {
             (Some(&b"GLIBC_2.2.5"[..]), SymbolKind::Function, false)
         );
         assert!(malloc.address > 0 && malloc.size > 0);
+    }
+
+    #[test]
+    fn reads_are_bounded_in_all() {
+        // A sparse file: its length costs its maker nothing.
+        let sparse = tempfile::tempfile().unwrap();
+        sparse.set_len(1 << 40).unwrap();
+        let file = ElfFile::new(sparse);
+        let data = Bounded(&file);
+        assert!(data.read_bytes_at(0, MAX_READ + 1).is_err());
+        file.left.set(3 << 20);
+        let mib = |at: u64| data.read_bytes_at(at << 20, 1 << 20).is_ok();
+        assert!(mib(0) && mib(1) && mib(1) && mib(0) && mib(2));
+        assert!(!mib(3) && !mib(3), "the budget is spent");
+        assert!(mib(1), "what is there costs nothing");
+    }
+
+    #[test]
+    fn of_many_dynamic_sections_the_first_is_read() {
+        let mut bytes = REAL.clone();
+        let before = Elf::parse(&bytes[..]).unwrap().facts;
+        // Every segment behind PT_DYNAMIC (2) turned into another one.
+        let (table, size, count) = (64, 56, usize::from(bytes[56]));
+        let kinds: Vec<usize> = (0..count).map(|n| table + n * size).collect();
+        let first = kinds.iter().position(|&at| bytes[at] == 2).unwrap();
+        for &at in &kinds[first + 1..] {
+            bytes[at] = 2;
+        }
+        assert_eq!(Elf::parse(&bytes[..]).unwrap().facts.needed, before.needed);
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! /proc/PID/maps, and opening the files that are mapped there.
 
+use crate::host::file;
+use crate::host::inside::{self, Link};
 use crate::units::{Absence, Measured, Reason};
 use std::ffi::OsStr;
-use std::fs::{File, Metadata, OpenOptions};
-use std::io::{self, Read};
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// One line of /proc/PID/maps.
@@ -148,57 +149,9 @@ fn hex(bytes: &[u8]) -> Option<u64> {
     u64::from_str_radix(std::str::from_utf8(bytes).ok()?, 16).ok()
 }
 
-/// The mappings of a process. `proc_root` is `/proc`, or a copy of it in a test.
-pub fn read(proc_root: &Path, pid: i32) -> Measured<Vec<Mapping>> {
-    let bytes = read_process_file(proc_root, pid, "maps")?;
-    let (mappings, malformed) = parse(&bytes);
-    if mappings.is_empty() && malformed > 0 {
-        return Err(Absence::new(
-            Reason::Unparsable,
-            format!("/proc/{pid}/maps: none of {malformed} lines reads as a mapping"),
-        ));
-    }
-    Ok(mappings)
-}
-
-/// One of the small files of a process, `comm` or `environ` for example.
-pub fn read_process_file(proc_root: &Path, pid: i32, name: &str) -> Measured<Vec<u8>> {
-    let path = proc_root.join(pid.to_string()).join(name);
-    std::fs::read(&path).map_err(|error| absence(&path, &error))
-}
-
-/// Where /proc/PID/exe leads, as the kernel writes it.
-pub fn executable(proc_root: &Path, pid: i32) -> Measured<PathBuf> {
-    let path = proc_root.join(pid.to_string()).join("exe");
-    std::fs::read_link(&path).map_err(|error| absence(&path, &error))
-}
-
-/// A file by its name in the process's own mount namespace, at most `limit` bytes of it.
-pub fn read_inside(proc_root: &Path, pid: i32, name: &Path, limit: u64) -> Measured<Vec<u8>> {
-    let path = inside(proc_root, pid, name);
-    let read = || -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        open_regular(&path)?.0.take(limit).read_to_end(&mut bytes)?;
-        Ok(bytes)
-    };
-    read().map_err(|error| absence(&path, &error))
-}
-
-/// Device and inode of a name in the process's own mount namespace, links followed.
-pub fn identity_inside(proc_root: &Path, pid: i32, name: &Path) -> Option<((u32, u32), u64)> {
-    identity(&inside(proc_root, pid, name))
-}
-
 pub fn identity(path: &Path) -> Option<((u32, u32), u64)> {
     let facts = std::fs::metadata(path).ok()?;
-    Some((device(&facts), facts.ino()))
-}
-
-fn inside(proc_root: &Path, pid: i32, name: &Path) -> PathBuf {
-    proc_root
-        .join(pid.to_string())
-        .join("root")
-        .join(name.strip_prefix("/").unwrap_or(name))
+    Some((inside::device(&facts), facts.ino()))
 }
 
 /// Opens the file behind a mapping, as the process sees it:
@@ -213,60 +166,34 @@ pub fn open(proc_root: &Path, pid: i32, mapping: &Mapping) -> Measured<File> {
     }
     let process = proc_root.join(pid.to_string());
     let by_range = process.join(format!("map_files/{:x}-{:x}", mapping.start, mapping.end));
-    let refused = match open_regular(&by_range) {
+    let refused = match inside::open_ours(&by_range) {
         Ok((file, _)) => return Ok(file),
         Err(error) => error,
     };
     let name = mapping.file_name();
-    match open_regular(&inside(proc_root, pid, &name)) {
+    match inside::open(proc_root, pid, &name, Link::Follow) {
         // Only the inode: file systems that number devices per subvolume show another device here than in maps.
         Ok((file, facts)) if facts.ino() == mapping.inode => return Ok(file),
         _ => {}
     }
-    match open_regular(&name) {
-        Ok((file, facts)) if facts.ino() == mapping.inode && device(&facts) == mapping.dev => Ok(file),
-        _ => Err(absence(Path::new(&mapping.display_path()), &refused)),
-    }
-}
-
-/// A target chooses the names that are opened here: only regular files, and never waiting for one (a FIFO would).
-pub(crate) fn open_regular(path: &Path) -> io::Result<(File, Metadata)> {
-    if !std::fs::metadata(path)?.is_file() {
-        return Err(io::Error::other("not a regular file"));
-    }
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
-        .open(path)?;
-    let facts = file.metadata()?;
-    if !facts.is_file() {
-        return Err(io::Error::other("not a regular file"));
-    }
-    Ok((file, facts))
-}
-
-fn device(facts: &Metadata) -> (u32, u32) {
-    (libc::major(facts.dev()), libc::minor(facts.dev()))
-}
-
-pub(crate) fn absence(path: &Path, error: &io::Error) -> Absence {
-    let reason = match error.kind() {
-        io::ErrorKind::NotFound => Reason::Vanished,
-        io::ErrorKind::PermissionDenied => Reason::NotPermitted,
-        // A process that is gone answers ESRCH on its own files.
-        _ if error.raw_os_error() == Some(libc::ESRCH) => Reason::Vanished,
-        _ => Reason::NotSupported,
-    };
-    let absence = Absence::new(reason, format!("{}: {error}", path.display()));
-    match reason {
-        Reason::NotPermitted => absence.mend("run as root, or as the owner of the process"),
-        _ => absence,
+    match inside::open_ours(&name) {
+        Ok((file, facts)) if facts.ino() == mapping.inode && inside::device(&facts) == mapping.dev => {
+            Ok(file)
+        }
+        _ => {
+            let absence = file::absence_of(Path::new(&mapping.display_path()), &refused);
+            Err(match absence.reason {
+                Reason::NotPermitted => absence.mend("run as root, or as the owner of the process"),
+                _ => absence,
+            })
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::proc::ProcFs;
     use proptest::prelude::*;
 
     const FIXTURE: &[u8] = b"\
@@ -341,7 +268,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
     fn own_executable_opens_and_a_wrong_inode_does_not() {
         let root = Path::new("/proc");
         let pid = std::process::id() as i32;
-        let mappings = read(root, pid).expect("own maps");
+        let mappings = ProcFs::live().maps(pid).expect("own maps");
         let own = mappings
             .iter()
             .find(|m| m.is_file() && m.perms.execute)
@@ -375,7 +302,8 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
         // Spawning returns at exec, a moment before the new program is mapped.
         let gone = (0..100).find_map(|_| {
             std::thread::sleep(std::time::Duration::from_millis(20));
-            read(Path::new("/proc"), pid)
+            ProcFs::live()
+                .maps(pid)
                 .ok()?
                 .into_iter()
                 .find(Mapping::looks_deleted)
@@ -390,13 +318,5 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
             }
             Err(absence) => panic!("{absence}"),
         }
-    }
-
-    #[test]
-    fn no_such_process_is_vanished() {
-        assert_eq!(
-            read(Path::new("/proc"), i32::MAX).unwrap_err().reason,
-            Reason::Vanished
-        );
     }
 }

@@ -5,6 +5,7 @@ pub mod clock;
 pub mod elf;
 pub mod facts;
 pub mod file;
+pub mod inside;
 pub mod installed;
 pub mod launch;
 pub mod libc_malloc;

@@ -15,15 +15,50 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::time::Duration;
 
-/// Periods in ns: not multiples of one another nor of a timer tick, so that periodic programs don't alias.
-const SHALLOW_PERIOD_NS: u64 = 1_249_987;
-const DEEP_PERIOD_NS: u64 = 5_025_127;
 const SHALLOW_STACK: u32 = 1024;
 const DEEP_STACK: u32 = 16 * 1024;
 
-/// CPU time that one sample stands for: 1 / (1/shallow + 1/deep), about 1 / 999 Hz.
-pub const SAMPLE_PERIOD_NS: u64 = SHALLOW_PERIOD_NS * DEEP_PERIOD_NS / (SHALLOW_PERIOD_NS + DEEP_PERIOD_NS);
+/// Samples that a recording holds: more CPU time than this many ticks is sampled less often. A share of one percent
+/// still has ten thousand of them; memory and file stay bounded whatever the machine and the window.
+pub const SAMPLE_BUDGET: u64 = 1_000_000;
+
+/// How often the two clocks tick, in ns of CPU time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Periods {
+    shallow_ns: u64,
+    deep_ns: u64,
+}
+
+impl Periods {
+    /// Not multiples of one another nor of a timer tick, so that periodic programs don't alias.
+    const FINEST: Periods = Periods {
+        shallow_ns: 1_249_987,
+        deep_ns: 5_025_127,
+    };
+    /// Beyond it a sample would stand for more than a second.
+    const COARSEST: u64 = 900;
+
+    /// For a window in which every CPU may be the target's.
+    pub fn for_window(cpus: usize, window: Duration) -> Periods {
+        let finest = Self::FINEST;
+        let most = window.as_nanos() * cpus as u128 / u128::from(finest.sample_ns());
+        let times = most
+            .div_ceil(u128::from(SAMPLE_BUDGET))
+            .clamp(1, Self::COARSEST.into()) as u64;
+        Periods {
+            shallow_ns: finest.shallow_ns * times,
+            deep_ns: finest.deep_ns * times,
+        }
+    }
+
+    /// CPU time that one sample stands for: 1 / (1/shallow + 1/deep), about 1 / 999 Hz at the finest.
+    pub fn sample_ns(self) -> u64 {
+        let product = u128::from(self.shallow_ns) * u128::from(self.deep_ns);
+        (product / u128::from(self.shallow_ns + self.deep_ns)) as u64
+    }
+}
 
 /// Kernel memory of all rings together, where the machine isn't so wide that the smallest ones take more.
 const RINGS_TOTAL: usize = 64 << 20;
@@ -146,10 +181,10 @@ pub enum Event<'a> {
 
 impl CpuSampler {
     /// Opens the events, stopped. `kernel` asks for kernel time and stacks too.
-    pub fn open(scope: &Scope, cpus: &[u32], kernel: bool) -> Measured<CpuSampler> {
+    pub fn open(scope: &Scope, cpus: &[u32], kernel: bool, periods: Periods) -> Measured<CpuSampler> {
         let mut last = None;
         for (shallow_bytes, deep_bytes) in ring_sizes(cpus.len()) {
-            match Self::open_with(scope, cpus, kernel, shallow_bytes, deep_bytes) {
+            match Self::open_with(scope, cpus, kernel, periods, (shallow_bytes, deep_bytes)) {
                 Ok(sampler) => return Ok(sampler),
                 // Over the locked-memory limit (perf_mmap in kernel/events/core.c): a smaller ring may fit.
                 Err(Opening::Ring(e)) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::ENOMEM)) => {
@@ -167,8 +202,8 @@ impl CpuSampler {
         scope: &Scope,
         cpus: &[u32],
         kernel: bool,
-        shallow_bytes: usize,
-        deep_bytes: usize,
+        periods: Periods,
+        (shallow_bytes, deep_bytes): (usize, usize),
     ) -> Result<CpuSampler, Opening> {
         let mut sampler = CpuSampler {
             shallow: Vec::new(),
@@ -196,7 +231,7 @@ impl CpuSampler {
             }
             for (slot, &cpu) in cpus.iter().enumerate() {
                 for deep in [false, true] {
-                    let counter = match open_clock(scope, tid, cpu, kernel, deep) {
+                    let counter = match open_clock(scope, tid, cpu, kernel, periods, deep) {
                         Ok(counter) => counter,
                         // The thread ended between listing and opening.
                         Err(e) if e.raw_os_error() == Some(libc::ESRCH) && index > 0 => continue,
@@ -295,11 +330,18 @@ enum Opening {
     Ring(io::Error),
 }
 
-fn open_clock(scope: &Scope, tid: i32, cpu: u32, kernel: bool, deep: bool) -> io::Result<Counter> {
+fn open_clock(
+    scope: &Scope,
+    tid: i32,
+    cpu: u32,
+    kernel: bool,
+    periods: Periods,
+    deep: bool,
+) -> io::Result<Counter> {
     let mut builder = Builder::new(Software::CPU_CLOCK);
     builder
         .one_cpu(cpu as usize)
-        .sample_period(if deep { DEEP_PERIOD_NS } else { SHALLOW_PERIOD_NS })
+        .sample_period(if deep { periods.deep_ns } else { periods.shallow_ns })
         .sample(
             SampleFlag::IP
                 | SampleFlag::TID
@@ -619,6 +661,25 @@ impl EventCounter {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_or_wide_windows_are_sampled_less_often() {
+        let seconds = Duration::from_secs;
+        let usual = Periods::for_window(2, seconds(15));
+        assert_eq!(usual, Periods::FINEST);
+        assert!((1_000_000..1_002_000).contains(&usual.sample_ns()));
+        assert_eq!(Periods::for_window(64, seconds(15)), Periods::FINEST);
+        for (cpus, window) in [(2, 3600), (64, 60), (192, 15), (192, 3600), (4096, 15)] {
+            let period = Periods::for_window(cpus, seconds(window)).sample_ns();
+            let most = cpus as u64 * window * 1_000_000_000 / period;
+            assert!(
+                (SAMPLE_BUDGET / 2..=SAMPLE_BUDGET).contains(&most),
+                "{cpus} {window}: {most}"
+            );
+        }
+        // The reader takes no longer period than a second.
+        assert!(Periods::for_window(8192, seconds(3600)).sample_ns() <= 1_000_000_000);
+    }
 
     #[test]
     fn only_the_kernel_part_of_a_chain_is_kept() {

@@ -9,14 +9,18 @@ use super::symbols::{PerfMap, Symbols};
 use super::target::{AddressSpace, Code, Modules};
 use super::unwind::{self, Cache, Tables, Unwinder, Unwound};
 use crate::host::clock;
-use crate::host::perf::{Event, REGISTERS, RawSample, Registers};
+use crate::host::perf::{self, Event, REGISTERS, RawSample, Registers};
 use crate::host::proc::{ProcFs, ProcessStat};
 use crate::units::{Absence, Measured, Reason};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::path::PathBuf;
 
 /// Dumps kept before they are unwound early.
 const ARENA_LIMIT: usize = 56 << 20;
+/// A fifth more than the budget that the sampling period is chosen by: clocks that tick too often end here.
+const SAMPLE_LIMIT: usize = perf::SAMPLE_BUDGET as usize * 6 / 5;
+/// What distinct stacks and frames may take, in bytes as they lie in memory. Beyond it a sample keeps its leaf alone.
+const STACKS_LIMIT: usize = 32 << 20;
+const FRAMES_LIMIT: usize = 32 << 20;
 /// Processes of one target that run at a time, and processes whose facts are kept.
 const PROCESS_LIMIT: usize = 4096;
 /// Members that ended, and images that nobody runs any more, before they are let go.
@@ -113,6 +117,9 @@ pub struct Collector {
     unwound: Unwound,
 
     pub lost: u64,
+    /// Samples that were not kept, and samples kept without their callers: no room.
+    pub samples_left_out: u64,
+    pub without_callers: u64,
     neighbours: BTreeMap<i32, u64>,
     comms: HashMap<i32, String>,
 }
@@ -164,6 +171,8 @@ impl Collector {
             cache: Cache::default(),
             unwound: Unwound::default(),
             lost: 0,
+            samples_left_out: 0,
+            without_callers: 0,
             neighbours: BTreeMap::new(),
             comms: HashMap::new(),
         }
@@ -501,6 +510,10 @@ impl Collector {
         let Some(t_ns) = raw.time_ns.checked_sub(self.start_ns) else {
             return;
         };
+        if self.samples.len() >= SAMPLE_LIMIT {
+            self.samples_left_out += 1;
+            return;
+        }
         let kernel = (!raw.kernel.is_empty()).then(|| self.kernel_stack(raw.kernel));
         let user = raw.registers.map(|registers| {
             let (ip, _) = unwind::ip_sp(&registers);
@@ -582,6 +595,7 @@ impl Collector {
         }
         let frames = chain
             .iter()
+            .take(STACK_DEPTH)
             .enumerate()
             .map(|(depth, &address)| {
                 // All but the leaf are return addresses: step back into the call.
@@ -642,6 +656,10 @@ impl Collector {
         let arena = std::mem::take(&mut self.arena);
         let mut unwound = std::mem::take(&mut self.unwound);
         for item in &pending {
+            if self.stacks.bytes > STACKS_LIMIT {
+                self.without_callers += 1;
+                continue;
+            }
             let (registers, stack) = split(&arena[item.arena..], item.stack_bytes as usize);
             let image = &self.images[item.image as usize];
             image
@@ -690,6 +708,13 @@ impl Collector {
         if let Some(&known) = self.named_frames.get(&(module, offset)) {
             return known;
         }
+        if self.frames.bytes > FRAMES_LIMIT {
+            return self.frames.id(Frame {
+                module: Some(module),
+                symbol: None,
+                offset: 0,
+            });
+        }
         let symbol = self
             .modules
             .path_to_open(module as usize)
@@ -722,14 +747,12 @@ impl Collector {
             if image.perf_map.is_some() && image.space.pid != *pid {
                 continue;
             }
-            let inner = self
-                .proc
-                .status(*pid)
-                .ok()
-                .and_then(|s| s.ns_pids.last().copied())
-                .unwrap_or(*pid);
             // One that ended since keeps what was read of it.
-            if let Some(map) = PerfMap::read(&PathBuf::from(format!("/proc/{pid}/root")), inner) {
+            let Ok(status) = self.proc.status(*pid) else {
+                continue;
+            };
+            let inner = status.ns_pids.last().copied().unwrap_or(*pid);
+            if let Some(map) = PerfMap::read(self.proc.root(), *pid, inner, status.uid[1]) {
                 image.perf_map = Some(map);
             }
         }
@@ -754,10 +777,14 @@ impl Collector {
         batch
     }
 
-    /// Unwinds and names everything.
-    pub fn finish(mut self) -> Collected {
+    /// Unwinds and names everything. What there was no room for is known after it.
+    pub fn unwind_all(&mut self) {
         self.read_perf_maps();
         self.unwind_pending();
+    }
+
+    /// What is to be kept, after `unwind_all`.
+    pub fn finish(self, sample_period_ns: u64) -> Collected {
         let neighbours = self.neighbours.iter().map(|(&pid, &samples)| Neighbour {
             pid,
             comm: self
@@ -766,7 +793,7 @@ impl Collector {
                 .cloned()
                 .or_else(|| self.proc.comm(pid).ok())
                 .unwrap_or_default(),
-            cpu_ns: samples * crate::host::perf::SAMPLE_PERIOD_NS,
+            cpu_ns: samples * sample_period_ns,
         });
         let mut neighbours: Vec<Neighbour> = neighbours.collect();
         neighbours.sort_by(|a, b| b.cpu_ns.cmp(&a.cpu_ns).then(a.pid.cmp(&b.pid)));
@@ -887,6 +914,24 @@ fn split(bytes: &[u8], stack_bytes: usize) -> (Registers, &[u8]) {
 struct Interner<T> {
     list: Vec<T>,
     ids: HashMap<T, u32>,
+    /// Of the values in the list, what they point to included.
+    bytes: usize,
+}
+
+trait Weighed {
+    fn bytes(&self) -> usize;
+}
+
+impl Weighed for Frame {
+    fn bytes(&self) -> usize {
+        size_of::<Frame>() + self.symbol.as_ref().map_or(0, String::len)
+    }
+}
+
+impl Weighed for Stack {
+    fn bytes(&self) -> usize {
+        size_of::<Stack>() + size_of_val(&self.frames[..])
+    }
 }
 
 impl<T> Default for Interner<T> {
@@ -894,16 +939,18 @@ impl<T> Default for Interner<T> {
         Interner {
             list: Vec::new(),
             ids: HashMap::new(),
+            bytes: 0,
         }
     }
 }
 
-impl<T: Clone + Eq + std::hash::Hash> Interner<T> {
+impl<T: Clone + Eq + std::hash::Hash + Weighed> Interner<T> {
     fn id(&mut self, value: T) -> u32 {
         if let Some(&id) = self.ids.get(&value) {
             return id;
         }
         let id = self.list.len() as u32;
+        self.bytes += value.bytes();
         self.list.push(value.clone());
         self.ids.insert(value, id);
         id
@@ -1141,10 +1188,10 @@ mod tests {
 
     #[test]
     fn names_of_generated_code_are_read_before_an_early_unwind_and_again_later() {
-        let (mut c, _proc) = collector(&[]);
+        let mut c = Collector::new(ProcFs::live(), 0);
         let own = std::process::id() as i32;
         c.adopt(own);
-        let file = PathBuf::from(format!("/tmp/perf-{own}.map"));
+        let file = std::path::PathBuf::from(format!("/tmp/perf-{own}.map"));
         let name = |c: &Collector| {
             let image = &c.images[c.members[&own].image as usize];
             image

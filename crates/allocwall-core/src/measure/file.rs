@@ -6,6 +6,7 @@
 //! nothing is allocated on a length's word alone.
 
 use super::recording::*;
+use super::room;
 use crate::error::{Error, Result};
 use crate::units::{Absence, Interval, Measured, Reason};
 use flate2::Compression;
@@ -29,7 +30,15 @@ const PART_LIMIT: u64 = 64 << 20;
 const UNPACKED_LIMIT: u64 = 256 << 20;
 const UNPACKED_SMALL: u64 = 8 << 20;
 const UNPACKED_RATIO: u64 = 32;
+/// What the lists of a recording may take in memory; the recorder's own budgets come to less than 300 MiB.
+const MEMORY_LIMIT: usize = 384 << 20;
 const PARTS_LIMIT: usize = 100_000;
+/// Above what the recorder keeps, in number.
+const SAMPLES_LIMIT: usize = 2_000_000;
+const PROCESSES_LIMIT: usize = 1 << 16;
+const THREADS_LIMIT: usize = 1 << 20;
+/// Frames behind all samples and waits: they are walked for each.
+const FRAMES_WALKED: usize = 1_000_000_000;
 
 #[derive(Serialize, Deserialize)]
 pub enum Part {
@@ -44,7 +53,9 @@ pub struct Head {
     pub meta: Meta,
     pub host: HostFacts,
     pub cgroup: Option<String>,
+    #[serde(deserialize_with = "super::room::charged")]
     pub processes: Vec<Process>,
+    #[serde(deserialize_with = "super::room::charged")]
     pub modules: Vec<Module>,
     pub prices: Measured<PriceList>,
 }
@@ -52,12 +63,18 @@ pub struct Head {
 /// What one second brought. Indices count from the start of the recording.
 #[derive(Default, Serialize, Deserialize)]
 pub struct Batch {
+    #[serde(deserialize_with = "super::room::charged")]
     pub frames: Vec<Frame>,
+    #[serde(deserialize_with = "super::room::charged")]
     pub stacks: Vec<Stack>,
     /// User stacks hold the leaf alone until the `Tail` replaces them: unwinding waits for the window's end.
+    #[serde(deserialize_with = "super::room::charged")]
     pub samples: Vec<CpuSample>,
+    #[serde(deserialize_with = "super::room::charged")]
     pub waits: Vec<WaitSample>,
+    #[serde(deserialize_with = "super::room::charged")]
     pub ticks: Vec<Tick>,
+    #[serde(deserialize_with = "super::room::charged")]
     pub python: Vec<PythonSample>,
 }
 
@@ -65,17 +82,27 @@ pub struct Batch {
 #[derive(Serialize, Deserialize)]
 pub struct Tail {
     pub meta: Meta,
+    #[serde(deserialize_with = "super::room::charged")]
     pub processes: Vec<Process>,
+    #[serde(deserialize_with = "super::room::charged")]
     pub probes: Vec<Probe>,
+    #[serde(deserialize_with = "super::room::charged")]
     pub threads: Vec<ThreadTimes>,
+    #[serde(deserialize_with = "super::room::charged")]
     pub modules: Vec<Module>,
+    #[serde(deserialize_with = "super::room::charged")]
     pub counts: Vec<EventCount>,
+    #[serde(deserialize_with = "super::room::charged")]
     pub neighbours: Vec<Neighbour>,
     pub heap: Measured<HeapView>,
     /// Replace all frames and stacks; the samples of the batches follow in order.
+    #[serde(deserialize_with = "super::room::charged")]
     pub frames: Vec<Frame>,
+    #[serde(deserialize_with = "super::room::charged")]
     pub stacks: Vec<Stack>,
+    #[serde(deserialize_with = "super::room::charged")]
     pub sample_stacks: Vec<StackPair>,
+    #[serde(deserialize_with = "super::room::charged")]
     pub wait_stacks: Vec<StackPair>,
 }
 
@@ -91,6 +118,8 @@ pub struct Writer {
     waiting: Option<NamedTempFile>,
     file: Option<File>,
     bytes: Vec<u8>,
+    /// Of all parts, before they were deflated.
+    unpacked: u64,
     failure: Option<Error>,
 }
 
@@ -103,6 +132,7 @@ impl Writer {
             waiting: None,
             file: None,
             bytes: Vec::new(),
+            unpacked: 0,
             failure: None,
         };
         if let Some(path) = path {
@@ -139,7 +169,14 @@ impl Writer {
 
     pub fn write(&mut self, part: &Part) {
         self.begin();
-        let body = encode(part);
+        // Neither step can fail: postcard into a growing Vec, deflate into a Vec.
+        let plain = postcard::to_stdvec(part).unwrap_or_default();
+        self.unpacked += plain.len() as u64;
+        let mut body = deflated(&plain, Compression::fast());
+        // A reader takes what deflates better than any real data for an attack: then it is only stored.
+        if self.unpacked > UNPACKED_SMALL / 2 && plain.len() as u64 > body.len() as u64 * UNPACKED_RATIO / 2 {
+            body = deflated(&plain, Compression::none());
+        }
         let mut header = [0; 8];
         header[..4].copy_from_slice(&(body.len() as u32).to_le_bytes());
         header[4..].copy_from_slice(&crc32fast::hash(&body).to_le_bytes());
@@ -201,11 +238,9 @@ fn may_replace(path: &Path) -> Result<()> {
     Ok(())
 }
 
-fn encode(part: &Part) -> Vec<u8> {
-    // Neither step can fail: postcard into a growing Vec, deflate into a Vec.
-    let plain = postcard::to_stdvec(part).unwrap_or_default();
-    let mut deflate = DeflateEncoder::new(Vec::with_capacity(plain.len() / 3), Compression::fast());
-    let _ = deflate.write_all(&plain);
+fn deflated(plain: &[u8], level: Compression) -> Vec<u8> {
+    let mut deflate = DeflateEncoder::new(Vec::with_capacity(plain.len() / 3), level);
+    let _ = deflate.write_all(plain);
     deflate.finish().unwrap_or_default()
 }
 
@@ -233,7 +268,7 @@ pub fn read(path: &Path) -> Result<Recording> {
 
 /// `path` is only for the messages.
 pub fn decode(path: &Path, bytes: &[u8]) -> Result<Recording> {
-    decode_parts(bytes).map_err(|detail| Error::Recording {
+    room::bounded(MEMORY_LIMIT, || decode_parts(bytes)).map_err(|detail| Error::Recording {
         path: path.to_path_buf(),
         detail,
     })
@@ -415,6 +450,28 @@ fn validate(r: &Recording) -> std::result::Result<(), String> {
         }
     };
     ok(!r.processes.is_empty(), "processes")?;
+    let few = |holds: bool, what: &str| match holds {
+        true => Ok(()),
+        false => Err(format!("it has more {what} than a recording holds")),
+    };
+    few(r.processes.len() <= PROCESSES_LIMIT, "processes")?;
+    few(
+        r.processes.iter().all(|p| p.cmdline.len() <= CMDLINE_WORDS),
+        "words in a command line",
+    )?;
+    few(r.threads.len() <= THREADS_LIMIT, "threads")?;
+    few(
+        r.samples.len() <= SAMPLES_LIMIT && r.waits.len() <= SAMPLES_LIMIT,
+        "samples",
+    )?;
+    few(
+        r.stacks.iter().all(|s| s.frames.len() <= STACK_DEPTH),
+        "frames in a stack",
+    )?;
+    few(
+        r.python.iter().all(|s| s.frames.len() <= PYTHON_DEPTH),
+        "frames in a Python stack",
+    )?;
     ok(r.frames.iter().all(|f| fits(f.module, r.modules.len())), "frames")?;
     ok(
         r.stacks
@@ -444,6 +501,13 @@ fn validate(r: &Recording) -> std::result::Result<(), String> {
                 && w.weight_ns <= DAY_NS
         }),
         "waits",
+    )?;
+    let depth = |stack: Option<u32>| stack.map_or(0, |s| r.stacks[s as usize].frames.len());
+    let sampled = r.samples.iter().map(|s| depth(s.kernel) + depth(s.user));
+    let waited = r.waits.iter().map(|w| depth(w.kernel) + depth(w.user));
+    few(
+        sampled.chain(waited).sum::<usize>() <= FRAMES_WALKED,
+        "frames behind its samples",
     )?;
     ok(r.ticks.windows(2).all(|w| w[0].t_ns <= w[1].t_ns), "series")?;
     // u64 counters beyond this are not seen on machines that exist; sums of a window's worth then fit in u64.

@@ -6,14 +6,18 @@
 //! sense ends the walk, and what was walked is scaled to the whole.
 
 use super::recording::{AllocatorKind, HeapView, Process};
-use crate::host::maps;
+use crate::host::maps::Mapping;
+use crate::host::proc::ProcFs;
 use crate::host::threads::read_memory;
 use crate::units::{Absence, Interval, Measured, Reason};
 use std::io::{Read, Seek, SeekFrom};
+use std::time::{Duration, Instant};
 
 const PAGE: u64 = 4096;
 /// Enough for most heaps, and a tenth of a second of copying at most.
 const BYTES_WALKED: u64 = 512 << 20;
+/// For finding the heap and walking it: the report waits for it.
+const TIME: Duration = Duration::from_millis(300);
 const BLOCK: usize = 64 << 10;
 /// Below this much walked, the rest is not judged by it.
 const LEAST_COVERED: f64 = 0.02;
@@ -33,32 +37,48 @@ pub fn walk(processes: &[Process], alive: &[i32]) -> Measured<HeapView> {
             "only glibc's heap can be walked from outside, and no living process of the target uses it",
         ));
     }
-    let mut largest: Measured<HeapView> = Err(Absence::new(
-        Reason::NotFound,
-        "the target has no [heap]: it never grew one with brk",
-    ));
+    let proc = ProcFs::live();
+    let deadline = Instant::now() + TIME;
+    let mut largest: Option<(i32, Mapping)> = None;
+    let mut refused = None;
+    // By size alone: a server's hundred workers are looked for and one of them is walked.
     for pid in served {
-        match walk_one(pid) {
-            Ok(view)
-                if largest
-                    .as_ref()
-                    .is_ok_and(|l| l.resident_bytes >= view.resident_bytes) => {}
-            Ok(view) => largest = Ok(view),
-            Err(absence) if largest.is_err() => largest = Err(absence),
-            Err(_) => {}
+        if Instant::now() > deadline {
+            return Err(out_of_time());
+        }
+        match proc.maps(pid) {
+            Ok(mappings) => {
+                let heap = mappings.into_iter().find(|m| m.path == b"[heap]");
+                let size = |m: &Mapping| m.end - m.start;
+                if let Some(heap) = heap
+                    && largest
+                        .as_ref()
+                        .is_none_or(|(_, known)| size(known) < size(&heap))
+                {
+                    largest = Some((pid, heap));
+                }
+            }
+            Err(absence) => refused = Some(absence),
         }
     }
-    largest
-}
-
-fn walk_one(pid: i32) -> Measured<HeapView> {
-    let mappings = maps::read(std::path::Path::new("/proc"), pid)?;
-    let heap = mappings.iter().find(|m| m.path == b"[heap]").ok_or_else(|| {
-        Absence::new(
+    match (largest, refused) {
+        (Some((pid, heap)), _) => walk_one(pid, &heap, deadline),
+        (None, Some(absence)) => Err(absence),
+        (None, None) => Err(Absence::new(
             Reason::NotFound,
             "the target has no [heap]: it never grew one with brk",
-        )
-    })?;
+        )),
+    }
+}
+
+fn out_of_time() -> Absence {
+    Absence::new(
+        Reason::TooCostly,
+        format!("glibc's heap could not be walked within {} ms", TIME.as_millis()),
+    )
+}
+
+fn walk_one(pid: i32, heap: &Mapping, deadline: Instant) -> Measured<HeapView> {
     let present = present_pages(pid, heap.start, heap.end)?;
     let resident_bytes = present.iter().filter(|p| **p).count() as u64 * PAGE;
     let mut reader = Reader {
@@ -69,9 +89,13 @@ fn walk_one(pid: i32) -> Measured<HeapView> {
         block: Vec::new(),
         at: 0,
         read: 0,
+        deadline,
     };
     let chain = walk_chain(heap.start, heap.end, &mut |address| reader.word(address));
     let covered = (chain.walked as f64 / (heap.end - heap.start) as f64).min(1.0);
+    if covered < LEAST_COVERED && Instant::now() > deadline {
+        return Err(out_of_time());
+    }
     if covered < LEAST_COVERED {
         return Err(Absence::new(
             Reason::TooLittle,
@@ -147,6 +171,7 @@ struct Reader<'a> {
     block: Vec<u8>,
     at: u64,
     read: u64,
+    deadline: Instant,
 }
 
 impl Reader<'_> {
@@ -168,7 +193,7 @@ impl Reader<'_> {
             .take(BLOCK / PAGE as usize)
             .take_while(|p| **p)
             .count();
-        if run == 0 || self.read > BYTES_WALKED {
+        if run == 0 || self.read > BYTES_WALKED || Instant::now() > self.deadline {
             return None;
         }
         self.at = self.start + first * PAGE;

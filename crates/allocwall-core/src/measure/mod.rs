@@ -10,6 +10,7 @@ pub mod malloc_range;
 mod python;
 pub mod record;
 pub mod recording;
+mod room;
 mod symbols;
 pub mod target;
 mod ticks;

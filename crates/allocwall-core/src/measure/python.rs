@@ -1,6 +1,6 @@
 //! Python's own function names, read from outside without stopping the interpreter.
 
-use super::record::probe;
+use super::record::{full, probe};
 use super::recording::{Probe, ProbeState, Process, PythonSample, Runtime};
 use crate::units::{Absence, Measured, Reason};
 use py_spy::config::LockingStrategy;
@@ -11,6 +11,8 @@ use std::thread::JoinHandle;
 const FRAME_LIMIT: usize = 16;
 /// Each look at a process reads its interpreter's thread list and every frame.
 const PROCESSES: usize = 8;
+/// Python stacks that a recording holds: some 40 MiB.
+const STACKS: usize = 40_000;
 /// Looks that fail one after the other, with none before that came through: it was attached too early.
 const EMPTY_LOOKS: u64 = 20;
 /// Ticks between two tries grow up to this: a process that never gets an interpreter is not asked all the time.
@@ -25,6 +27,9 @@ pub struct Pythons {
     beyond: HashSet<i32>,
     /// Some ended before they could be read: children on their way to another program, mostly.
     passing: bool,
+    /// Stacks so far, and when there was no room for more.
+    kept: usize,
+    full_at_ns: Option<u64>,
 }
 
 #[derive(Default)]
@@ -125,10 +130,16 @@ impl Pythons {
 
     /// Stacks of the threads that are running Python code now.
     pub fn look(&mut self, t_ns: u64, out: &mut Vec<PythonSample>) {
+        if self.full_at_ns.is_some() {
+            return;
+        }
         self.attach_next();
+        let before = out.len();
         for (&pid, followed) in &mut self.found {
             followed.look(pid, t_ns, out);
         }
+        self.kept += out.len() - before;
+        self.full_at_ns = (self.kept >= STACKS).then_some(t_ns);
     }
 
     /// None where the target has no Python.
@@ -138,7 +149,10 @@ impl Pythons {
         if seen.is_empty() && !self.passing {
             return None;
         }
-        let state = state(&seen, self.beyond.len());
+        let state = match self.full_at_ns {
+            Some(t_ns) => ProbeState::Partial(full(t_ns)),
+            None => state(&seen, self.beyond.len()),
+        };
         Some(probe("python_stacks", "Python function names", state))
     }
 }

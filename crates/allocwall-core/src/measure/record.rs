@@ -11,7 +11,7 @@ use super::{counts, heap};
 use crate::error::{Error, Result};
 use crate::host::cgroup::CgroupFs;
 use crate::host::launch::{self, Launched};
-use crate::host::perf::{self, CpuSampler, Scope};
+use crate::host::perf::{self, CpuSampler, Periods, Scope};
 use crate::host::proc::{ProcFs, refuse_thread};
 use crate::host::threads::{Look, Looker, read_memory};
 use crate::host::topology::Topology;
@@ -31,6 +31,8 @@ const DRAIN_EVERY: Duration = Duration::from_millis(50);
 const TICK_EVERY: Duration = Duration::from_millis(250);
 const BATCH_EVERY: Duration = Duration::from_secs(1);
 const PYTHON_EVERY: Duration = Duration::from_millis(50);
+/// Looks at Python's stacks in a window; one look brings a kilobyte a thread.
+const PYTHON_LOOKS: u32 = 4000;
 
 /// Looks at waiting threads a second, all threads together: some 15 µs each, so a fifth of a percent of two CPUs.
 const LOOKS_PER_SECOND: u32 = 250;
@@ -88,6 +90,7 @@ struct Session {
     proc: ProcFs,
     collector: Collector,
     sampler: Measured<CpuSampler>,
+    periods: Periods,
     kernel_samples: bool,
     system_wide: bool,
     cgroups: Measured<Groups>,
@@ -171,9 +174,13 @@ impl Session {
             }
         }
 
-        let (sampler, kernel_samples, system_wide) =
-            open_sampler(&proc, &collector, held.as_ref().map(|h| h.pid));
-        let mut sampler = sampler;
+        let cpus = Topology::read(Path::new("/sys"))
+            .map(|topology| topology.cpus.iter().map(|cpu| cpu.id).collect::<Vec<_>>());
+        let periods = Periods::for_window(cpus.as_ref().map_or(1, Vec::len), request.window);
+        let (mut sampler, kernel_samples, system_wide) = match cpus {
+            Ok(cpus) => open_sampler(&proc, &collector, held.as_ref().map(|h| h.pid), &cpus, periods),
+            Err(absence) => (Err(absence), false, false),
+        };
         let cgroups = Groups::of(&roots);
         // A launched command is measured from its first instruction on.
         let (launched, opened) = match held {
@@ -198,6 +205,7 @@ impl Session {
             proc,
             collector,
             sampler,
+            periods,
             kernel_samples,
             system_wide,
             cgroups,
@@ -224,7 +232,7 @@ impl Session {
             window_ns,
             requested_ns: window_ns,
             ended: Ended::Complete,
-            sample_period_ns: perf::SAMPLE_PERIOD_NS,
+            sample_period_ns: self.periods.sample_ns(),
             kernel_samples: self.kernel_samples && self.sampler.is_ok(),
             system_wide: self.system_wide,
             wait_period_ns: 0,
@@ -266,6 +274,7 @@ impl Session {
         let counting = counts::start(&self.proc, &pids, request.window);
 
         let every = |d: Duration| d.as_nanos() as u64;
+        let python_every = every(PYTHON_EVERY.max(request.window / PYTHON_LOOKS));
         let mut due = Due::new(start);
         loop {
             let now = clock::monotonic_ns();
@@ -299,7 +308,7 @@ impl Session {
                 (request.progress)(t_ns as f64 / window_ns as f64);
             }
             // Due in any case: a timer that nobody winds again would keep the loop from sleeping.
-            if due.python.passed(now, every(PYTHON_EVERY)) {
+            if due.python.passed(now, python_every) {
                 self.pythons.look(t_ns, &mut batch_python);
             }
             if due.batch.passed(now, every(BATCH_EVERY)) {
@@ -339,8 +348,9 @@ impl Session {
             * self.proc.page_bytes();
         let heap = heap::walk(&self.collector.processes, &pids);
         let (counts, counts_probe) = counting.finish();
+        self.collector.unwind_all();
         let probes = self.probes(&waits, counts_probe, resident);
-        let collected = self.collector.finish();
+        let collected = self.collector.finish(meta.sample_period_ns);
         meta.lost_records = collected.lost;
         self.writer.write(&Part::Tail(Box::new(Tail {
             meta,
@@ -406,6 +416,20 @@ impl Session {
                 )
                 .mend("ulimit -n 65536, or run as root"),
             ),
+            Ok(_) if self.collector.samples_left_out > 0 => ProbeState::Partial(Absence::new(
+                Reason::TooCostly,
+                format!(
+                    "the recording was full: its last {} samples were not kept",
+                    self.collector.samples_left_out
+                ),
+            )),
+            Ok(_) if self.collector.without_callers > 0 => ProbeState::Partial(Absence::new(
+                Reason::TooCostly,
+                format!(
+                    "the recording was full: the callers of {} samples were not kept",
+                    self.collector.without_callers
+                ),
+            )),
             Ok(_) => ProbeState::Measured,
         };
         probes.push(probe("cpu_samples", "where the CPU time goes", sampled));
@@ -464,6 +488,15 @@ impl Session {
     }
 }
 
+/// Why nothing more of one kind was kept.
+pub(super) fn full(t_ns: u64) -> Absence {
+    let seconds = t_ns as f64 / 1e9;
+    Absence::new(
+        Reason::TooCostly,
+        format!("the recording was full after {seconds:.1} s: later ones were not kept"),
+    )
+}
+
 pub(super) fn probe(name: &str, what: &str, state: ProbeState) -> Probe {
     Probe {
         name: name.into(),
@@ -478,12 +511,10 @@ fn open_sampler(
     proc: &ProcFs,
     collector: &Collector,
     held: Option<i32>,
+    cpus: &[u32],
+    periods: Periods,
 ) -> (Measured<CpuSampler>, bool, bool) {
-    let cpus = match Topology::read(Path::new("/sys")) {
-        Ok(topology) => topology.cpus.iter().map(|cpu| cpu.id).collect::<Vec<_>>(),
-        Err(absence) => return (Err(absence), false, false),
-    };
-    match CpuSampler::open(&Scope::Machine, &cpus, true) {
+    match CpuSampler::open(&Scope::Machine, cpus, true, periods) {
         Ok(sampler) => return (Ok(sampler), true, true),
         Err(absence) if absence.reason != Reason::NotPermitted => return (Err(absence), false, false),
         Err(_) => {}
@@ -498,9 +529,9 @@ fn open_sampler(
             Scope::Threads(tids.collect())
         }
     };
-    match CpuSampler::open(&scope, &cpus, true) {
+    match CpuSampler::open(&scope, cpus, true, periods) {
         Ok(sampler) => (Ok(sampler), true, false),
-        Err(_) => (CpuSampler::open(&scope, &cpus, false), false, false),
+        Err(_) => (CpuSampler::open(&scope, cpus, false, periods), false, false),
     }
 }
 

@@ -76,11 +76,13 @@ pub struct Process {
     pub ppid: i32,
     pub comm: String,
     pub exe: Measured<String>,
+    #[serde(deserialize_with = "super::room::charged")]
     pub cmdline: Vec<String>,
     pub libc: Measured<Libc>,
     pub runtime: Measured<Runtime>,
     pub allocator: Measured<Allocator>,
     /// Allocator and runtime settings found in its environment (GLIBC_TUNABLES, MALLOC_*, LD_PRELOAD, PYTHON*, JAVA_TOOL_OPTIONS, GO*…).
+    #[serde(deserialize_with = "super::room::charged")]
     pub environment: Vec<(String, String)>,
     pub thp_disabled: Measured<bool>,
     /// AT_SECURE of the auxiliary vector (setuid, file capabilities): the loader ignores preloads and tunables.
@@ -216,6 +218,7 @@ pub struct Module {
     pub role: ModuleRole,
     /// Where the C library's allocator lies in this module, in the module's own addresses (like `Frame::offset`):
     /// the range bracketed by malloc's exported symbols, so that it holds in a stripped library.
+    #[serde(deserialize_with = "super::room::charged")]
     pub malloc_ranges: Vec<(u64, u64)>,
     /// Function symbols were found beyond the exported ones.
     pub has_symbols: bool,
@@ -231,9 +234,17 @@ pub struct Frame {
     pub offset: u64,
 }
 
+/// Frames of a stack. The kernel's own bound is 127, unless kernel.perf_event_max_stack was raised.
+pub const STACK_DEPTH: usize = 512;
+/// Frames of a Python stack that a reader takes; a recording keeps fewer.
+pub const PYTHON_DEPTH: usize = 64;
+/// Words of a command line: what steers a program stands at the front.
+pub const CMDLINE_WORDS: usize = 1024;
+
 /// Leaf first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Stack {
+    #[serde(deserialize_with = "super::room::charged")]
     pub frames: Vec<u32>,
     /// The unwinder reached the thread's first frame. When false, only the callers nearest to the leaf are there.
     pub complete: bool,
@@ -277,6 +288,7 @@ pub struct PythonSample {
     pub pid: i32,
     pub tid: i32,
     /// `function (file:line)`, leaf first, at most 16.
+    #[serde(deserialize_with = "super::room::charged")]
     pub frames: Vec<String>,
 }
 

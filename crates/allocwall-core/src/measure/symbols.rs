@@ -1,9 +1,12 @@
 //! Addresses -> function names. Symbol tables only: enough to class and to name a call site, and quick.
 
+use crate::host::inside::{self, Link};
 use blazesym::MaybeDefault;
 use blazesym::symbolize::source::{Elf, Kernel, Source};
 use blazesym::symbolize::{Input, Symbolized, Symbolizer};
 use std::collections::HashMap;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Template-heavy C++ names run to kilobytes; nobody reads further than this.
@@ -87,11 +90,14 @@ pub struct PerfMap(Vec<(u64, u64, String)>);
 impl PerfMap {
     const BYTES_LIMIT: u64 = 64 << 20;
 
-    /// `proc_root`: the target's own view of the file system; `inner_pid`: its pid in its own namespace.
-    pub fn read(proc_root: &Path, inner_pid: i32) -> Option<PerfMap> {
-        use std::io::Read;
-        let file = std::fs::File::open(proc_root.join(format!("tmp/perf-{inner_pid}.map"))).ok()?;
-        if !file.metadata().ok()?.is_file() {
+    /// `inner_pid`: the process's pid in its own namespace; `owner`: the user that it runs as.
+    ///
+    /// All may write to /tmp: a file that is neither the process's own nor root's is somebody else's word about it (perf
+    /// refuses it too, tools/perf/util/symbol.c, `symbol__read_perf_map`).
+    pub fn read(proc_root: &Path, pid: i32, inner_pid: i32, owner: u32) -> Option<PerfMap> {
+        let name = PathBuf::from(format!("/tmp/perf-{inner_pid}.map"));
+        let (file, facts) = inside::open(proc_root, pid, &name, Link::Refuse).ok()?;
+        if facts.uid() != owner && facts.uid() != 0 {
             return None;
         }
         let mut bytes = Vec::new();
@@ -133,6 +139,31 @@ mod tests {
         assert_eq!(map.lookup(0x7f2f), Some("newer"));
         assert_eq!(map.lookup(0x7f30), None);
         assert_eq!(map.lookup(0), None);
+    }
+
+    #[test]
+    fn a_perf_map_is_its_process_s_own_or_root_s_plain_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let tmp = dir.path().join("7/root/tmp");
+        std::fs::create_dir_all(&tmp).unwrap();
+        let map = tmp.join("perf-3.map");
+        std::fs::write(&map, "7f00 10 own").unwrap();
+        let owner = map.metadata().unwrap().uid();
+        let named = |owner| {
+            let map = PerfMap::read(dir.path(), 7, 3, owner)?;
+            map.lookup(0x7f05).map(str::to_owned)
+        };
+        assert_eq!(named(owner).as_deref(), Some("own"));
+        // Root's is anybody's to read; another user's is not.
+        assert_eq!(named(owner + 1).is_some(), owner == 0);
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&map, Some(4711), None).unwrap();
+            assert!(named(4711).is_some());
+            assert!(named(4712).is_none() && named(0).is_none());
+        }
+        std::fs::rename(&map, tmp.join("other")).unwrap();
+        std::os::unix::fs::symlink("other", &map).unwrap();
+        assert!(named(4711).is_none() && named(owner).is_none());
     }
 
     #[test]

@@ -7,9 +7,12 @@ use crate::catalogue::modules::{
 };
 use crate::error::{Error, Result};
 use crate::host::elf::{self, Elf, ElfFile, ElfKind, Segment, Symbol, SymbolKind, Table};
+use crate::host::file;
+use crate::host::inside;
 use crate::host::maps::{self, Mapping};
+use crate::host::proc::{ProcFs, Status};
 use crate::measure::malloc_range::{Function, Part, SymbolTable, bracketed};
-use crate::measure::recording::{Allocator, Libc, Linkage, Module, Process, Runtime};
+use crate::measure::recording::{Allocator, CMDLINE_WORDS, Libc, Linkage, Module, Process, Runtime};
 use crate::units::{Absence, Measured, Reason};
 use memchr::memmem;
 use object::read::ReadRef;
@@ -219,11 +222,6 @@ impl Modules {
         Some(PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())))
     }
 
-    /// Why a module's file could not be examined; None where it was.
-    pub fn absence(&self, module: usize) -> Option<&Absence> {
-        self.known.get(module)?.absent.as_ref()
-    }
-
     /// The module of a mapping, examined when it is the first of its file.
     pub fn intern(&mut self, pid: i32, mapping: &Mapping) -> usize {
         let generated = !mapping.path.starts_with(b"[v") && !mapping.is_file();
@@ -287,7 +285,7 @@ impl Modules {
     fn complete_version(&self, pid: i32, path: &str, runtime: &mut Runtime) {
         // Generous for either file; both are a few KiB.
         let read = |name: PathBuf| {
-            let bytes = maps::read_inside(&self.proc_root, pid, &name, 256 << 10).ok()?;
+            let bytes = inside::read(&self.proc_root, pid, &name, 256 << 10).ok()?;
             Some(String::from_utf8_lossy(&bytes).into_owned())
         };
         let path = Path::new(path);
@@ -319,15 +317,16 @@ impl Modules {
     /// The process does not exist, or may not be looked at.
     pub fn inspect(&mut self, pid: i32) -> Result<TargetView> {
         let root = self.proc_root.clone();
-        let read = |name: &str| maps::read_process_file(&root, pid, name);
-        let stat = read("stat").map_err(|_| Error::NoSuchProcess(pid))?;
-        let mappings = maps::read(&root, pid).map_err(|absence| match absence.reason {
-            Reason::Vanished => Error::NoSuchProcess(pid),
-            _ => Error::NotPermitted {
+        let proc = ProcFs::at(&root);
+        let stat = proc.process_stat(pid).map_err(|_| Error::NoSuchProcess(pid))?;
+        let mappings = proc.maps(pid).map_err(|absence| match absence.reason {
+            Reason::Vanished | Reason::NotFound => Error::NoSuchProcess(pid),
+            Reason::NotPermitted => Error::NotPermitted {
                 pid,
                 detail: absence.detail,
                 mend: "run as root, or as the owner of the process".into(),
             },
+            _ => Error::Refused(absence.detail),
         })?;
         let mut space = AddressSpace::new(pid);
         // Executable mappings only: every file that matters here has one.
@@ -335,29 +334,26 @@ impl Modules {
             space.add_mapping(self, mapping);
         }
 
-        let environ = read("environ").map(|bytes| parse_environment(&bytes));
-        let exe_path = maps::executable(&root, pid);
+        let environ = proc.environ(pid);
+        let exe_path = proc.exe(pid);
         let exe = exe_path
             .as_ref()
             .ok()
             .and_then(|path| self.find_executable(&space, path));
         let loaded = Loaded::new(self, &space, exe);
         let (allocator, also) = loaded.allocators(self, pid, environ.as_deref().unwrap_or(&[]));
-        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).trim_end_matches('\n').to_owned();
         let process = Process {
             pid,
-            ppid: parent(&stat).unwrap_or(0),
-            comm: read("comm").map(text).unwrap_or_default(),
+            ppid: stat.ppid,
+            comm: proc.comm(pid).unwrap_or_default(),
             exe: exe_path.map(|path| path.to_string_lossy().into_owned()),
-            cmdline: read("cmdline")
-                .map(|bytes| nul_separated(&bytes))
-                .unwrap_or_default(),
+            cmdline: words_kept(proc.cmdline(pid).unwrap_or_default()),
             libc: loaded.libc(self),
             runtime: loaded.runtime(self),
             allocator,
             environment: settings(environ.unwrap_or_default()),
-            thp_disabled: read("status").and_then(|bytes| thp_disabled(&bytes)),
-            secure_exec: read("auxv").and_then(|bytes| secure_exec(&bytes)),
+            thp_disabled: proc.status(pid).and_then(|status| thp_disabled(&status)),
+            secure_exec: file::read(&root.join(format!("{pid}/auxv")), secure_exec),
         };
         Ok(TargetView { process, also, space })
     }
@@ -868,7 +864,7 @@ impl Loaded {
         if let Some((_, value)) = environ.iter().find(|(name, _)| name == "LD_PRELOAD") {
             names.extend(value.split([' ', ':']).map(str::to_owned));
         }
-        let global = maps::read_inside(
+        let global = inside::read(
             &modules.proc_root,
             space_pid,
             Path::new("/etc/ld.so.preload"),
@@ -886,7 +882,7 @@ impl Loaded {
         let mut found: Vec<usize> = Vec::new();
         for name in names.iter().filter(|name| !name.is_empty()) {
             let module = if name.contains('/') {
-                let identity = maps::identity_inside(&modules.proc_root, space_pid, Path::new(name));
+                let identity = inside::identity(&modules.proc_root, space_pid, Path::new(name));
                 let same = |&module: &usize| identity.is_some() && modules.known[module].identity == identity;
                 self.modules
                     .iter()
@@ -1051,24 +1047,15 @@ impl Loaded {
     }
 }
 
-fn nul_separated(bytes: &[u8]) -> Vec<String> {
-    let bytes = bytes.strip_suffix(b"\0").unwrap_or(bytes);
-    if bytes.is_empty() {
-        return Vec::new();
-    }
-    bytes
-        .split(|&b| b == 0)
-        .map(|part| String::from_utf8_lossy(part).into_owned())
-        .collect()
-}
-
-fn parse_environment(bytes: &[u8]) -> Vec<(String, String)> {
-    let pair = |entry: String| {
-        entry
-            .split_once('=')
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+/// The head of a command line, in words and in bytes: it is kept for each of thousands of processes.
+fn words_kept(words: Vec<String>) -> Vec<String> {
+    const BYTES: usize = 16 << 10;
+    let mut left = BYTES;
+    let fits = |word: &String| {
+        left = left.saturating_sub(word.len() + 1);
+        left > 0
     };
-    nul_separated(bytes).into_iter().filter_map(pair).collect()
+    words.into_iter().take(CMDLINE_WORDS).take_while(fits).collect()
 }
 
 /// Only what a diagnosis reads. Of Java's options, system properties are left out: they carry passwords.
@@ -1094,18 +1081,6 @@ fn settings(environ: Vec<(String, String)>) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Fourth field of /proc/PID/stat; the second, in parentheses, may hold anything.
-fn parent(stat: &[u8]) -> Option<i32> {
-    let behind = &stat[stat.iter().rposition(|&b| b == b')')? + 1..];
-    std::str::from_utf8(behind)
-        .ok()?
-        .split_ascii_whitespace()
-        .nth(1)?
-        .parse()
-        .ok()
-}
-
-/// `THP_enabled:` of /proc/PID/status, since Linux 5.0: 0 after prctl(PR_SET_THP_DISABLE).
 /// AT_SECURE of the auxiliary vector (getauxval(3)): the loader ignores LD_PRELOAD and tunables.
 fn secure_exec(auxv: &[u8]) -> Measured<bool> {
     const AT_SECURE: u64 = 23;
@@ -1116,24 +1091,14 @@ fn secure_exec(auxv: &[u8]) -> Measured<bool> {
         .ok_or_else(|| Absence::new(Reason::NotFound, "no AT_SECURE in the auxiliary vector"))
 }
 
-fn thp_disabled(status: &[u8]) -> Measured<bool> {
-    let text = String::from_utf8_lossy(status);
-    match text
-        .lines()
-        .find_map(|line| line.strip_prefix("THP_enabled:"))
-        .map(str::trim)
-    {
-        Some("0") => Ok(true),
-        Some("1") => Ok(false),
-        Some(other) => Err(Absence::new(
-            Reason::Unparsable,
-            format!("/proc/PID/status: THP_enabled: {other}"),
-        )),
-        None => Err(Absence::new(
+fn thp_disabled(status: &Status) -> Measured<bool> {
+    let enabled = status.thp_enabled.ok_or_else(|| {
+        Absence::new(
             Reason::NotSupported,
             "/proc/PID/status has no THP_enabled line: kernel without transparent huge pages, or before 5.0",
-        )),
-    }
+        )
+    })?;
+    Ok(!enabled)
 }
 
 #[cfg(test)]

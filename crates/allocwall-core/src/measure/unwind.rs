@@ -79,7 +79,7 @@ pub type Cache = framehop::CacheNative<MayAllocateDuringUnwind>;
 #[derive(Default)]
 pub struct Unwound {
     pub addresses: Vec<u64>,
-    /// The walk ended because it left the dump: outer frames are missing.
+    /// The walk ended before the thread's first frame, at the dump's end for one: outer frames are missing.
     pub truncated: bool,
 }
 
@@ -116,15 +116,21 @@ impl Unwinder {
                 }
             }
         };
+        let mut reached_first = false;
         let mut frames = self.0.iter_frames(pc, regs, cache, &mut read);
         while out.addresses.len() < FRAME_LIMIT {
             match frames.next() {
                 Ok(Some(FrameAddress::InstructionPointer(address))) => out.addresses.push(address),
                 Ok(Some(frame)) => out.addresses.push(frame.address_for_lookup()),
-                Ok(None) | Err(_) => break,
+                Ok(None) => {
+                    reached_first = true;
+                    break;
+                }
+                // No rule for where it stands, or one that leads nowhere: what lies beyond is not known.
+                Err(_) => break,
             }
         }
-        out.truncated = left_dump || out.addresses.len() == FRAME_LIMIT;
+        out.truncated = left_dump || !reached_first;
     }
 }
 
@@ -203,6 +209,8 @@ mod tests {
             unwinder.unwind(&mut cache, &registers, &stack, &mut out);
             assert_eq!(out.addresses.first(), Some(&0x400000));
             assert!(out.addresses.len() <= FRAME_LIMIT);
+            // Within the dump it went in a circle: that is not the thread's first frame.
+            assert!(out.truncated || bp != 0x1000, "{bp:#x}");
         }
     }
 

@@ -9,6 +9,7 @@ pub use parse::{
 use crate::error::{Error, Result};
 use crate::host::facts::{HostTick, Smaps};
 use crate::host::file::{self, unparsable};
+use crate::host::maps::{self, Mapping};
 use crate::units::{Absence, Measured, Reason};
 use std::path::{Path, PathBuf};
 
@@ -89,7 +90,19 @@ impl ProcFs {
 
     /// Whether this user may look into the process at all: maps needs the right that every closer look needs.
     pub fn maps_readable(&self, pid: i32) -> Measured<()> {
-        self.process(pid, "maps", |_| Some(()))
+        let path = self.root.join(format!("{pid}/maps"));
+        // Its first byte is enough: there may be megabytes of it.
+        file::read_prefix(&path, 1, |_| ()).map_err(|absence| self.settled(pid, absence))
+    }
+
+    /// Whether `smaps_rollup` may be read, without the walk that reading it is: the kernel asks for the right when it is
+    /// opened (smaps_rollup_open, fs/proc/task_mmu.c).
+    pub fn smaps_readable(&self, pid: i32) -> Measured<()> {
+        let path = self.root.join(format!("{pid}/smaps_rollup"));
+        match std::fs::File::open(&path) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.settled(pid, file::absence_of(&path, &error))),
+        }
     }
 
     /// Of this very process.
@@ -163,17 +176,27 @@ impl ProcFs {
         file::read_prefix(&path, WORDS_LIMIT, parse::environ).map_err(|absence| self.settled(pid, absence))
     }
 
-    /// Path of the executable, ` (deleted)` removed.
-    pub fn exe(&self, pid: i32) -> Measured<String> {
-        let target = self.link(pid, "exe")?;
-        Ok(target
-            .strip_suffix(" (deleted)")
-            .map_or(target.clone(), str::to_owned))
+    /// Where /proc/PID/exe leads, as the kernel writes it.
+    pub fn exe(&self, pid: i32) -> Measured<PathBuf> {
+        self.link(pid, "exe")
+    }
+
+    /// Needs the right that every closer look needs.
+    pub fn maps(&self, pid: i32) -> Measured<Vec<Mapping>> {
+        let (mappings, malformed) = self.process(pid, "maps", |bytes| Some(maps::parse(bytes)))?;
+        if mappings.is_empty() && malformed > 0 {
+            return Err(Absence::new(
+                Reason::Unparsable,
+                format!("/proc/{pid}/maps: none of {malformed} lines reads as a mapping"),
+            ));
+        }
+        Ok(mappings)
     }
 
     /// `pid`, `mnt`, `user`, …: two processes in one namespace have the same text.
     pub fn namespace(&self, pid: i32, kind: &str) -> Measured<String> {
-        self.link(pid, &format!("ns/{kind}"))
+        let text = self.link(pid, &format!("ns/{kind}"))?;
+        Ok(text.to_string_lossy().into_owned())
     }
 
     /// Namespace of this very process.
@@ -183,12 +206,9 @@ impl ProcFs {
         Ok(target.to_string_lossy().into_owned())
     }
 
-    fn link(&self, pid: i32, name: &str) -> Measured<String> {
+    fn link(&self, pid: i32, name: &str) -> Measured<PathBuf> {
         let path = self.root.join(format!("{pid}/{name}"));
-        match std::fs::read_link(&path) {
-            Ok(target) => Ok(target.to_string_lossy().into_owned()),
-            Err(error) => Err(self.settled(pid, file::absence_of(&path, &error))),
-        }
+        std::fs::read_link(&path).map_err(|error| self.settled(pid, file::absence_of(&path, &error)))
     }
 
     /// Whether `/proc/kallsyms` shows addresses: hidden ones are all zero. Some symbols of x86 lie at zero in fact.
@@ -215,11 +235,6 @@ impl ProcFs {
 
     pub fn cgroups(&self, pid: i32) -> Measured<Vec<CgroupLine>> {
         self.process(pid, "cgroup", |bytes| Some(parse::cgroup(bytes)))
-    }
-
-    /// Soft limit by its name in /proc/PID/limits; None is unlimited.
-    pub fn limit(&self, pid: i32, name: &str) -> Measured<Option<u64>> {
-        self.process(pid, "limits", |bytes| parse::limit(bytes, name))
     }
 
     /// Processes that this one started and that are alive.
@@ -463,6 +478,11 @@ mod tests {
             Reason::NotFound
         );
         assert_eq!(proc.smaps_rollup(10).unwrap_err().reason, Reason::NotFound);
+        assert_eq!(proc.smaps_readable(10).unwrap_err().reason, Reason::NotFound);
+        write(dir.path(), "10/maps", vec![b'x'; 33 << 20]);
+        assert_eq!(proc.maps_readable(10), Ok(()));
+        assert_eq!(proc.maps(10).unwrap_err().reason, Reason::TooCostly);
+        assert_eq!(proc.maps_readable(4711).unwrap_err().reason, Reason::Vanished);
         write(dir.path(), "10/schedstat", "junk");
         write(dir.path(), "10/task/10/schedstat", "junk");
         assert_eq!(
@@ -503,7 +523,9 @@ mod tests {
         assert!(stat.virtual_bytes > 0 && status.vm_rss.unwrap() > 0);
         assert!(proc.threads(pid).unwrap().contains(&pid));
         assert!(!proc.cmdline(pid).unwrap().is_empty());
-        assert!(proc.exe(pid).unwrap().starts_with('/'));
+        assert!(proc.exe(pid).unwrap().is_absolute());
+        assert!(!proc.maps(pid).unwrap().is_empty());
+        assert_eq!(proc.maps(i32::MAX).unwrap_err().reason, Reason::Vanished);
         match proc.smaps_rollup(pid) {
             Ok(smaps) => assert!(smaps.rss >= smaps.anonymous),
             Err(absence) => println!("skipped: {absence}"),

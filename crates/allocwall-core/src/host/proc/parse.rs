@@ -280,15 +280,6 @@ pub fn cgroup(bytes: &[u8]) -> Vec<CgroupLine> {
         .collect()
 }
 
-/// Soft limits of /proc/PID/limits by their first words, for example `Max locked memory`; None is unlimited.
-pub fn limit(bytes: &[u8], name: &str) -> Option<Option<u64>> {
-    let line = lines(bytes).find(|line| line.starts_with(name.as_bytes()))?;
-    match words(&line[name.len()..]).next()? {
-        b"unlimited" => Some(None),
-        soft => number(soft).map(Some),
-    }
-}
-
 /// What a thread that is not running waits in: /proc/PID/task/TID/syscall.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyscallState {
@@ -636,15 +627,6 @@ mod tests {
     }
 
     #[test]
-    fn limits() {
-        let body = b"Limit                     Soft Limit           Hard Limit           Units     \n\
-            Max stack size            8388608              unlimited            bytes     \nMax locked memory         unlimited            unlimited            bytes\n";
-        assert_eq!(limit(body, "Max stack size"), Some(Some(8_388_608)));
-        assert_eq!(limit(body, "Max locked memory"), Some(None));
-        assert_eq!(limit(body, "Max open files"), None);
-    }
-
-    #[test]
     fn waiting_threads() {
         assert_eq!(syscall(b"running\n"), Some(SyscallState::Running));
         assert_eq!(
@@ -771,12 +753,7 @@ mod tests {
             cgroup(bytes),
             kernel_stack(bytes),
         );
-        let _ = (
-            limit(bytes, "Max"),
-            syscall(bytes),
-            cpu_times(bytes, 10_000_000),
-            pressure_some(bytes),
-        );
+        let _ = (syscall(bytes), cpu_times(bytes, 10_000_000), pressure_some(bytes));
         vmstat(bytes, &mut HostTick::default());
         let _ = (
             meminfo(bytes),

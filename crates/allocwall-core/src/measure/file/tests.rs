@@ -414,3 +414,100 @@ fn a_file_that_fails_loses_the_file_alone() {
             .contains(&file.path().display().to_string())
     );
 }
+
+/// The recorder's own limits in one recording: long, wide, deep, and of data that deflates to nearly nothing.
+#[test]
+fn the_largest_recording_that_is_made_reads_back() {
+    const SAMPLES: u32 = 1_200_000;
+    const WAITS: u32 = 900_000;
+    let mut writer = Writer::create(None).unwrap();
+    writer.write(&Part::Head(Box::new(head())));
+    for second in 0..100 {
+        let t_ns = 3_600_000_000_000 - second;
+        let sample = CpuSample {
+            t_ns,
+            pid: 4_194_303,
+            tid: 4_194_303,
+            ..batch().samples[0]
+        };
+        let wait = WaitSample {
+            t_ns,
+            pid: 4_194_303,
+            tid: 4_194_303,
+            weight_ns: 1_000_000_000,
+            ..batch().waits[0]
+        };
+        writer.write(&Part::Batch(Box::new(Batch {
+            samples: vec![sample; SAMPLES as usize / 100],
+            waits: vec![wait; WAITS as usize / 100],
+            ticks: Vec::new(),
+            python: vec![
+                PythonSample {
+                    t_ns,
+                    pid: 1,
+                    tid: 1,
+                    frames: vec!["function_with_a_name (folder/file.py:1000)".into(); 16],
+                };
+                400
+            ],
+            ..Batch::default()
+        })));
+    }
+    // 32 MiB of stacks, 32 MiB of frames: see `collect`.
+    const STACKS: u32 = 41_000;
+    const FRAMES: u32 = 260_000;
+    writer.write(&Part::Tail(Box::new(Tail {
+        frames: (0..FRAMES).map(|n| frame(&format!("{n:080}"))).collect(),
+        stacks: (0..STACKS).map(|n| stack(&[n % FRAMES; 192])).collect(),
+        sample_stacks: (0..SAMPLES).map(|n| (Some(n % 8), Some(n % STACKS))).collect(),
+        wait_stacks: (0..WAITS).map(|n| (Some(n % 8), Some(n % STACKS))).collect(),
+        ..tail()
+    })));
+    let size = writer.bytes.len();
+    let recording = writer.finish().0.expect("it reads back");
+    assert_eq!(
+        (recording.samples.len(), recording.waits.len()),
+        (SAMPLES as usize, WAITS as usize)
+    );
+    assert_eq!(
+        (recording.python.len(), recording.stacks.len()),
+        (40_000, STACKS as usize)
+    );
+    println!("{} MiB", size >> 20);
+}
+
+#[test]
+fn lists_longer_than_the_recorder_s_are_refused() {
+    type Spoil = fn(&mut Batch, &mut Tail);
+    let spoilt: [(&str, usize, Spoil); 3] = [
+        ("frames in a stack", STACK_DEPTH, |_, t| {
+            t.stacks[0].frames.push(0)
+        }),
+        ("frames in a Python stack", PYTHON_DEPTH, |b, _| {
+            b.python[0].frames.push("f".into());
+        }),
+        ("words in a command line", CMDLINE_WORDS, |_, t| {
+            t.processes[0].cmdline.push("x".into());
+        }),
+    ];
+    for (what, limit, add) in spoilt {
+        let (mut b, mut t) = (batch(), tail());
+        (t.stacks[0].frames, b.python[0].frames, t.processes[0].cmdline) = (vec![], vec![], vec![]);
+        for _ in 0..limit {
+            add(&mut b, &mut t);
+        }
+        let file = |b: &Batch, t: &Tail| {
+            let tail = postcard::from_bytes::<Tail>(&postcard::to_stdvec(t).unwrap()).unwrap();
+            let batch = postcard::from_bytes::<Batch>(&postcard::to_stdvec(b).unwrap()).unwrap();
+            bytes(&[
+                Part::Head(Box::new(head())),
+                Part::Batch(Box::new(batch)),
+                Part::Tail(Box::new(tail)),
+            ])
+        };
+        assert!(decoded(&file(&b, &t)).is_ok(), "{what}: as many as that are held");
+        add(&mut b, &mut t);
+        let why = decoded(&file(&b, &t)).expect_err(what);
+        assert!(why.contains(what), "{why}");
+    }
+}

@@ -575,11 +575,12 @@ fn a_new_mapping_replaces_what_it_covers() {
     assert_eq!(space.lookup(0x3800), Some((1, 0x3800)));
     assert_eq!(modules.list()[1].role, ModuleRole::Jit);
     assert!(
-        modules
-            .absence(0)
-            .is_some_and(|absence| absence.reason == Reason::Vanished)
+        modules.known[0]
+            .absent
+            .as_ref()
+            .is_some_and(|absence| absence.reason == Reason::NotFound)
     );
-    assert!(modules.absence(1).is_none());
+    assert!(modules.known[1].absent.is_none());
     let child = space.forked(2);
     space.clear();
     assert_eq!(
@@ -679,25 +680,29 @@ fn versions_and_their_near_twins() {
 
 #[test]
 fn environment_and_small_files() {
-    let environ = parse_environment(
-        b"MALLOC_ARENA_MAX=1\0JAVA_TOOL_OPTIONS=-Xmx1g -Dpassword=x -XX:+UseZGC\0SECRET=1\0junk\0A=b=c\0",
-    );
+    let environ = [
+        ("MALLOC_ARENA_MAX", "1"),
+        ("JAVA_TOOL_OPTIONS", "-Xmx1g -Dpassword=x -XX:+UseZGC"),
+        ("SECRET", "1"),
+        ("A", "b=c"),
+    ];
+    let environ = environ.map(|(name, value)| (name.into(), value.into()));
     assert_eq!(
-        settings(environ),
+        settings(environ.into()),
         [
             ("MALLOC_ARENA_MAX".into(), "1".into()),
             ("JAVA_TOOL_OPTIONS".into(), "-Xmx1g -XX:+UseZGC".into())
         ]
     );
-    assert_eq!(nul_separated(b""), [] as [&str; 0]);
-    assert_eq!(nul_separated(b"a\0\0b\0"), ["a", "", "b"]);
-    assert_eq!(parent(b"7 (x) y) S 42 7 7"), Some(42));
-    assert_eq!(parent(b"7 (x"), None);
-    assert_eq!(thp_disabled(b"Name:\tx\nTHP_enabled:\t0\n"), Ok(true));
-    assert_eq!(thp_disabled(b"THP_enabled:\t1\n"), Ok(false));
-    assert_eq!(
-        thp_disabled(b"THP_enabled:\tx\n").unwrap_err().reason,
-        Reason::Unparsable
-    );
-    assert_eq!(thp_disabled(b"").unwrap_err().reason, Reason::NotSupported);
+    let thp = |enabled| {
+        thp_disabled(&Status {
+            thp_enabled: enabled,
+            ..Status::default()
+        })
+    };
+    assert_eq!((thp(Some(false)), thp(Some(true))), (Ok(true), Ok(false)));
+    assert_eq!(thp(None).unwrap_err().reason, Reason::NotSupported);
+    let words = |count: usize, length: usize| words_kept(vec!["x".repeat(length); count]).len();
+    assert_eq!((words(3, 100), words(5000, 1)), (3, CMDLINE_WORDS));
+    assert_eq!((words(5, 1 << 20), words(100, 1023)), (0, 15));
 }

@@ -100,7 +100,7 @@ pub fn gather(target: Option<i32>) -> Result<Surroundings> {
             None => read_any_memory(&processes_where(proc, own, |uid| uid == euid)),
         },
         kernel_stack: proc.thread_kernel_stack(watched, watched).map(drop),
-        smaps: proc.smaps_rollup(watched).map(drop),
+        smaps: proc.smaps_readable(watched),
         schedstat: proc
             .thread_schedstat(watched, watched)
             .map(|stat| stat.timeslices > 0),
