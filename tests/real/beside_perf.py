@@ -90,7 +90,7 @@ def compare(binary, pid, directory, groups):
         stderr=subprocess.PIPE,
         text=True,
     )
-    report = parse(tool([binary, "diagnose", "-p", pid, "-d", SECONDS, "--json", "-o", Path(directory) / "r"], SECONDS + 60))
+    report = parse(tool([binary, "diagnose", "-p", pid, "-d", SECONDS, "--rate", RATE_HZ, "--json", "-o", Path(directory) / "r"], SECONDS + 60))
     said = perf.communicate(timeout=60)[1]
     if perf.returncode != 0:
         raise Failure(f"perf record: {said.strip()}")

@@ -35,6 +35,7 @@ fn real() -> &'static Recording {
             repetitions: 9,
         });
         let recorded = record::record(Request {
+            rate_hz: None,
             ask: Ask::Pids(vec![shell.id() as i32]),
             window: Duration::from_millis(500),
             output: None,

@@ -30,7 +30,7 @@ pub const LONGEST_WINDOW: Duration = Duration::from_secs(3600);
 const DRAIN_EVERY: Duration = Duration::from_millis(50);
 const TICK_EVERY: Duration = Duration::from_millis(250);
 const BATCH_EVERY: Duration = Duration::from_secs(1);
-const PYTHON_EVERY: Duration = Duration::from_millis(50);
+const PYTHON_EVERY: Duration = Duration::from_millis(100);
 /// Looks at Python's stacks in a window; one look brings a kilobyte a thread.
 const PYTHON_LOOKS: u32 = 4000;
 
@@ -54,6 +54,8 @@ pub enum Ask {
 pub struct Request<'a> {
     pub ask: Ask,
     pub window: Duration,
+    /// Samples a second and CPU; None leaves it to the kind of machine.
+    pub rate_hz: Option<u32>,
     /// Where to write the recording; None keeps it in memory.
     pub output: Option<PathBuf>,
     pub prices: Measured<PriceList>,
@@ -176,7 +178,14 @@ impl Session {
 
         let cpus = Topology::read(Path::new("/sys"))
             .map(|topology| topology.cpus.iter().map(|cpu| cpu.id).collect::<Vec<_>>());
-        let periods = Periods::for_window(cpus.as_ref().map_or(1, Vec::len), request.window);
+        let periods = Periods::for_window(
+            request.rate_hz.unwrap_or(match host.hypervisor {
+                Some(_) => perf::RATE_HZ_VIRTUAL,
+                None => perf::RATE_HZ,
+            }),
+            cpus.as_ref().map_or(1, Vec::len),
+            request.window,
+        );
         let (mut sampler, kernel_samples, system_wide) = match cpus {
             Ok(cpus) => open_sampler(&proc, &collector, held.as_ref().map(|h| h.pid), &cpus, periods),
             Err(absence) => (Err(absence), false, false),
