@@ -1,11 +1,14 @@
 //! Starting the target held back before its exec, so that the first instruction is already watched.
 
+use crate::host::proc::ProcFs;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use std::ffi::OsString;
-use std::io::{self, Read, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// A child that waits just before exec.
 pub struct Held {
@@ -18,6 +21,7 @@ pub struct Held {
 pub struct Launched {
     child: Child,
     keep: bool,
+    reaped: bool,
 }
 
 fn pipe() -> io::Result<(std::fs::File, std::fs::File)> {
@@ -32,6 +36,12 @@ fn pipe() -> io::Result<(std::fs::File, std::fs::File)> {
     Ok((read.into(), write.into()))
 }
 
+/// A command that is started here gets no terminal to read from: its group is in the terminal's background, and the
+/// first read would stop it (SIGTTIN, termios(3)).
+pub fn stdin_withheld() -> bool {
+    io::stdin().is_terminal()
+}
+
 /// Forks; the child stops before exec until `release`. Its standard output goes to our standard error: ours is data.
 pub fn hold(command: &[OsString]) -> io::Result<Held> {
     let (program, args) = command
@@ -41,6 +51,9 @@ pub fn hold(command: &[OsString]) -> io::Result<Held> {
     let (mut pid_in, pid_out) = pipe()?;
     let mut command = Command::new(program);
     command.args(args).process_group(0);
+    if stdin_withheld() {
+        command.stdin(Stdio::null());
+    }
     // SAFETY: duplicating our own standard error; the descriptor is checked below.
     let stderr = unsafe { libc::fcntl(2, libc::F_DUPFD_CLOEXEC, 3) };
     if stderr >= 0 {
@@ -104,13 +117,32 @@ impl Held {
             .spawner
             .join()
             .map_err(|_| io::Error::other("the spawning thread died"))??;
-        Ok(Launched { child, keep: false })
+        Ok(Launched {
+            child,
+            keep: false,
+            reaped: false,
+        })
     }
 }
 
 impl Launched {
-    pub fn exited(&mut self) -> Option<ExitStatus> {
-        self.child.try_wait().ok().flatten()
+    /// How the command itself ended, if it has. It is not reaped: as a zombie it keeps the group's number from anybody
+    /// else, for what it left in the group is still to be ended.
+    pub fn exited(&self) -> Option<ExitStatus> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let status = waitid(WaitId::Pid(self.group()?), options).ok()??;
+        // wait(2)'s encoding from waitid's parts.
+        let raw = match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => (code & 0xff) << 8,
+            (None, Some(signal)) => signal | if status.dumped() { 0x80 } else { 0 },
+            (None, None) => return None,
+        };
+        Some(ExitStatus::from_raw(raw))
+    }
+
+    /// Something of it still runs: the command, or what it left in its process group.
+    pub fn running(&self) -> bool {
+        !self.reaped && (self.exited().is_none() || self.others_run())
     }
 
     /// Leaves it running when dropped.
@@ -120,24 +152,44 @@ impl Launched {
 
     /// Asks the whole group to end, then makes it.
     pub fn end(&mut self) {
-        if self.exited().is_some() {
+        if self.reaped {
             return;
         }
-        self.signal(libc::SIGTERM);
-        for _ in 0..100 {
-            if self.exited().is_some() {
-                return;
+        self.signal(Signal::TERM);
+        for _ in 0..50 {
+            if !self.running() {
+                break;
             }
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(20));
         }
-        self.signal(libc::SIGKILL);
+        // In any case: nothing happens to those that are gone, and one may have been forked in the meantime.
+        self.signal(Signal::KILL);
         let _ = self.child.wait();
+        self.reaped = true;
     }
 
-    fn signal(&self, signal: i32) {
-        // SAFETY: kill takes no memory; the group is the child's own (process_group(0)), and the child is not yet
-        // reaped, so its number is not re-used.
-        unsafe { libc::kill(-(self.child.id() as i32), signal) };
+    fn group(&self) -> Option<Pid> {
+        Pid::from_raw(self.child.id() as i32)
+    }
+
+    fn others_run(&self) -> bool {
+        let proc = ProcFs::live();
+        // Not rustix's getpgid: it takes a group above 0 for granted, and the kernel's own threads are in group 0.
+        // SAFETY: getpgid takes a number and touches no memory.
+        let member = |pid: &i32| unsafe { libc::getpgid(*pid) } == self.child.id() as i32;
+        let runs = |pid: i32| {
+            proc.process_stat(pid)
+                .is_ok_and(|stat| !matches!(stat.state, 'Z' | 'X'))
+        };
+        let pids = proc.pids().unwrap_or_default();
+        pids.into_iter().filter(member).any(runs)
+    }
+
+    /// The group is the child's own (process_group(0)), and the child not yet reaped: its number is nobody else's.
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = self.group() {
+            let _ = kill_process_group(group, signal);
+        }
     }
 }
 
@@ -158,7 +210,7 @@ mod tests {
         let held = hold(&["/bin/sh".into(), "-c".into(), "exit 7".into()]).unwrap();
         let exe = std::fs::read_link(format!("/proc/{}/exe", held.pid)).unwrap();
         assert_eq!(exe, std::env::current_exe().unwrap());
-        let mut child = held.release().unwrap();
+        let child = held.release().unwrap();
         let status = loop {
             if let Some(status) = child.exited() {
                 break status;
@@ -174,13 +226,73 @@ mod tests {
         assert_eq!(held.release().err().unwrap().raw_os_error(), Some(libc::ENOENT));
     }
 
+    /// Starts a shell whose script prints the pid of a process that it starts; both pids once that is known.
+    fn launched(script: &str) -> (Launched, i32) {
+        let dir = tempfile::tempdir().unwrap();
+        let note = dir.path().join("pid");
+        let script = script.replace("NOTE", &note.display().to_string());
+        let child = hold(&["/bin/sh".into(), "-c".into(), script.into()])
+            .unwrap()
+            .release()
+            .unwrap();
+        let other = (0..500).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(5));
+            std::fs::read_to_string(&note).ok()?.trim().parse().ok()
+        });
+        (child, other.expect("the script tells a pid"))
+    }
+
+    fn runs(pid: i32) -> bool {
+        let stat = ProcFs::live().process_stat(pid);
+        stat.is_ok_and(|stat| !matches!(stat.state, 'Z' | 'X'))
+    }
+
     #[test]
     fn dropping_ends_the_group() {
-        let held = hold(&["/bin/sh".into(), "-c".into(), "sleep 100 & sleep 100".into()]).unwrap();
-        let pid = held.pid;
-        let child = held.release().unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        let (child, other) = launched("sleep 100 & echo $! > NOTE; sleep 100");
+        let pid = child.child.id() as i32;
+        assert!(runs(other) && child.running());
         drop(child);
-        assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+        assert!(!ProcFs::live().exists(pid) && !runs(other));
+    }
+
+    #[test]
+    fn what_a_command_left_behind_is_ended_too() {
+        let (child, other) = launched("sleep 100 & echo $! > NOTE; exit 3");
+        let pid = child.child.id() as i32;
+        let status = loop {
+            if let Some(status) = child.exited() {
+                break status;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        // Told again and again, while others live.
+        assert_eq!((status.code(), child.exited()), (Some(3), Some(status)));
+        assert!(runs(other) && child.running());
+        drop(child);
+        assert!(!ProcFs::live().exists(pid) && !runs(other));
+    }
+
+    #[test]
+    fn a_child_that_ignores_the_request_is_made_to_end() {
+        let (child, other) = launched(
+            "(trap '' TERM; echo $(exec sh -c 'echo $PPID') > NOTE; while :; do sleep 1; done) & sleep 100",
+        );
+        assert!(runs(other));
+        drop(child);
+        assert!((0..100).any(|_| {
+            std::thread::sleep(Duration::from_millis(5));
+            !runs(other)
+        }));
+    }
+
+    #[test]
+    fn what_is_to_be_kept_is_left_alone() {
+        let (mut child, other) = launched("sleep 100 & echo $! > NOTE; exit 0");
+        child.keep();
+        drop(child);
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(runs(other));
+        let _ = rustix::process::kill_process(Pid::from_raw(other).unwrap(), Signal::KILL);
     }
 }

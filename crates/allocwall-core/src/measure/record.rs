@@ -302,8 +302,7 @@ impl Session {
                 waits.look(&self.proc, &pids, &mut self.collector, start);
             }
             if due.tick.passed(now, every(TICK_EVERY)) {
-                // Reaped before the others are looked for: the status is kept, the zombie is not.
-                let exited = self.launched.as_mut().and_then(Launched::exited);
+                let exited = self.launched.as_ref().and_then(Launched::exited);
                 pids = self.collector.alive();
                 if pids.is_empty() {
                     let status = exited.map(|s| s.to_string());

@@ -3,6 +3,7 @@
 use crate::commands::report::{Format, Judged};
 use crate::printer::Printer;
 use allocwall_core::diagnose;
+use allocwall_core::host::launch;
 use allocwall_core::measure::calibrate;
 use allocwall_core::measure::file;
 use allocwall_core::measure::record::{self, Ask, DEFAULT_WINDOW, Recorded, Request};
@@ -94,7 +95,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         .and_then(|report| printer.data(&report));
     if let Some(child) = &mut launched
         && !args.keep_running
-        && child.exited().is_none()
+        && child.running()
     {
         printer.note("the window is over: ending the command (--keep-running leaves it)");
         child.end();
@@ -124,6 +125,9 @@ fn record_now(args: &Args, printer: &Printer) -> anyhow::Result<Recorded> {
         },
         (pids, ..) => Ask::Pids(pids.to_vec()),
     };
+    if matches!(ask, Ask::Launch { .. }) && launch::stdin_withheld() {
+        printer.note("the command reads from /dev/null: this terminal's input stays here (give it other input with < FILE)");
+    }
     let window = args.duration.unwrap_or(DEFAULT_WINDOW);
     let output = match &args.output {
         Some(path) => Some(path.clone()),
