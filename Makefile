@@ -20,7 +20,7 @@ test: build
 	python3 tests/real/beside_perf.py --install --binary $(BINARY)
 	python3 tests/real/run.py --install --binary $(BINARY)
 
-## What a diagnosis costs its target. About ten minutes; wants a quiet machine.
+## What a diagnosis costs its target. About seventeen minutes; wants a quiet machine.
 bench: build
 	@tools/need.sh python3=python3
 	benches/overhead.py --binary $(BINARY) --json target/overhead.json

@@ -9,7 +9,7 @@ place of the tool: what it shows is this machine's noise, and no effect smaller 
 Operations per CPU-second of the target stand beside throughput: neighbours on the machine disturb them less, but they
 miss what the tool takes from the target by using a CPU itself.
 
-    benches/overhead.py                    both targets, 12 pairs each
+    benches/overhead.py                    both targets, 8 pairs each
     benches/overhead.py storm --pairs 40 --json overhead.json
 
 Standard library only.
@@ -251,8 +251,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="python, storm (default: both)")
     parser.add_argument("--binary", type=Path, default=ROOT / "target" / "release" / "allocwall")
-    parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--window", type=float, default=5, help="seconds of each diagnosis")
+    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--window", type=float, default=15, help="seconds of each diagnosis; as long as the tool's own by default")
     parser.add_argument("--json", type=Path, help="write all figures, every pair's too, to this file")
     arguments = parser.parse_args()
     unknown = set(arguments.targets) - set(TARGETS)

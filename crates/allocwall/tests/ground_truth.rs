@@ -311,8 +311,8 @@ const FAULTS: Line = Line::Cpu("fault_path+zeroing");
 
 cases! {
     cold_touch: Case { subject: "cold-touch", dials: ["0.3", "0.5"], walls: &["first_touch"], line: FAULTS, tolerance: 3.0, twin: RULED_OUT, extra: &[] };
-    map_churn: Case { subject: "map-churn", dials: ["0.35", "0.5"], walls: &["map_churn", "first_touch"], line: Line::Cpu("fault_path+zeroing+map_calls+page_release+allocator_code"), tolerance: 3.0, twin: RULED_OUT, extra: &[] };
-    map_direct: Case { subject: "map-direct", dials: ["0.2", "0.4"], walls: &["map_churn"], line: Line::Cpu("map_calls+page_release"), tolerance: 3.0, twin: RULED_OUT, extra: &[] };
+    map_churn: Case { subject: "map-churn", dials: ["0.35", "0.5"], walls: &["map_churn", "first_touch"], line: Line::Cpu("fault_path+zeroing+map_calls+page_release+address_space_lock+allocator_code"), tolerance: 3.0, twin: RULED_OUT, extra: &[] };
+    map_direct: Case { subject: "map-direct", dials: ["0.2", "0.3"], walls: &["map_churn"], line: Line::Cpu("map_calls+page_release+address_space_lock"), tolerance: 3.0, twin: RULED_OUT, extra: &[] };
     address_space_lock: Case { subject: "address-space-lock", dials: ["0.3", "0.4"], walls: &["address_space_lock"], line: Line::Wait("address_space_lock"), tolerance: 3.0, twin: RULED_OUT, extra: &[] };
     call_rate: Case { subject: "call-rate", dials: ["0.25", "0.5"], walls: &["call_rate"], line: Line::Cpu("allocator_code"), tolerance: 3.0, twin: RULED_OUT, extra: &[] };
     contention: Case { subject: "contention", dials: ["0.3", "0.5"], walls: &["allocator_contention"], line: Line::Cpu("allocator_code+allocator_locks"), tolerance: 3.0, twin: NOT_THE_WALL, extra: &[] };

@@ -142,14 +142,14 @@ fn cold_touch_faults_and_a_warm_pool_does_not() {
 #[test]
 fn map_churn_maps_and_kept_blocks_do_not() {
     pair("map-churn", 0.3, 0.05, 0.0, |t| {
-        t.share_of_cpu("fault_path+zeroing+map_calls+page_release")
+        t.share_of_cpu("fault_path+zeroing+map_calls+page_release+address_space_lock+allocator_code")
     });
 }
 
 #[test]
 fn map_direct_maps_and_one_mapping_does_not() {
     pair("map-direct", 0.3, 0.05, 0.0, |t| {
-        t.share_of_cpu("map_calls+page_release")
+        t.share_of_cpu("map_calls+page_release+address_space_lock")
     });
 }
 
