@@ -36,6 +36,8 @@ const PYTHON_LOOKS: u32 = 4000;
 
 /// Looks at waiting threads a second, all threads together: some 15 µs each, so a fifth of a percent of two CPUs.
 const LOOKS_PER_SECOND: u32 = 250;
+/// Rounds of looks are at least so far apart, as each wakes this program on a CPU that the target may be using.
+const LOOKS_APART_NS: u64 = 20_000_000;
 const LOOKS_AT_ONCE: usize = 64;
 const WAIT_STACK: usize = 1024;
 /// Threads whose exact times are re-read every second; beyond it only at both ends of the window.
@@ -668,7 +670,7 @@ impl WaitSampler {
     /// Time to the next round: the budget of looks divided by what one round takes, jittered by a third.
     fn next_in(&mut self) -> u64 {
         let per_round = self.threads.len().clamp(1, LOOKS_AT_ONCE) as u64;
-        let period = (1_000_000_000 * per_round / u64::from(LOOKS_PER_SECOND)).max(5_000_000);
+        let period = (1_000_000_000 * per_round / u64::from(LOOKS_PER_SECOND)).max(LOOKS_APART_NS);
         // xorshift64 (Marsaglia 2003).
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
