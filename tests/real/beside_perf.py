@@ -99,7 +99,9 @@ def compare(binary, pid, directory, groups):
     samples = sum(counts.values())
     if samples < RATE_HZ * SECONDS / 4:
         raise Failure(f"perf took {samples} samples alone")
-    bill = {line["class"]: line["share"]["point"] for line in report["bill"]["on_cpu"]}
+    # Samples beside samples: the share also holds the switches to idle that no sampler hits.
+    taken = {line["class"]: line["samples"] for line in report["bill"]["on_cpu"]}
+    bill = {key: count / max(1, sum(taken.values())) for key, count in taken.items()}
     figures, faults = [], []
     for name in groups:
         ours, theirs = sum(bill[key] for key in GROUPS[name]), counts[name] / samples
