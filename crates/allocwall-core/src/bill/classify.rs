@@ -1,5 +1,6 @@
 //! Which line of the bill a sample belongs to.
 
+use super::first_and_last;
 use crate::catalogue::cost::{CostClass, WaitClass};
 use crate::catalogue::prices::FAULT_RETURN;
 use crate::catalogue::symbols::{self, KernelLine, KernelRole, Scope, UserRole};
@@ -153,7 +154,7 @@ impl<'a> Classifier<'a> {
             function.count(*line);
             by_process.entry(sample.pid).or_default().count(*line);
         }
-        let mut class = |(sample, line): (&CpuSample, &KernelLine)| match line {
+        let class = |(sample, line): (&CpuSample, &KernelLine)| match line {
             KernelLine::Class(class) => *class,
             KernelLine::OtherFault | KernelLine::ByCaller => CostClass::OtherKernel,
             KernelLine::SomeFault => {
@@ -165,7 +166,7 @@ impl<'a> Classifier<'a> {
                 faults.map_or(CostClass::FaultPath, Faults::next)
             }
         };
-        let mut classes: Vec<CostClass> = samples.iter().zip(&lines).map(&mut class).collect();
+        let mut classes: Vec<CostClass> = samples.iter().zip(&lines).map(class).collect();
         self.return_to_faults(samples, &lines, &mut classes);
         classes
     }
@@ -215,7 +216,7 @@ impl<'a> Classifier<'a> {
     /// How many samples the ends of all the window's faults took.
     fn fault_return_samples(&self) -> Option<f64> {
         let price = self.recording.prices.as_ref().ok()?.get(FAULT_RETURN)?;
-        let (first, last) = (self.recording.ticks.first()?, self.recording.ticks.last()?);
+        let (first, last) = first_and_last(self.recording).ok()?;
         let faults = last.minor_faults.saturating_sub(first.minor_faults);
         Some(faults as f64 * price.point / self.recording.meta.sample_period_ns.max(1) as f64)
     }

@@ -201,7 +201,7 @@ impl Sketch {
         }));
     }
 
-    /// First and last tick, with CPU time between them.
+    /// A price list of one entry.
     pub fn price(&mut self, name: &str, ns: f64) {
         self.recording.prices = Ok(PriceList {
             machine: String::new(),
@@ -215,6 +215,7 @@ impl Sketch {
         });
     }
 
+    /// First and last tick, with CPU time between them.
     pub fn ticks(&mut self, user_ms: u64, system_ms: u64) -> &mut Tick {
         let end = Tick {
             t_ns: self.recording.meta.window_ns,

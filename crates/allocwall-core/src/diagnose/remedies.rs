@@ -8,6 +8,7 @@ use crate::catalogue::prices::*;
 use crate::catalogue::remedies::{Effect, Kind, MAP_LINES, Need, Remedy, TABLE, UNKNOWN_COMMAND};
 use crate::catalogue::thresholds;
 use crate::catalogue::walls::Wall;
+use crate::host::proc::chosen;
 use crate::measure::recording::{Allocator, AllocatorKind, Libc, Linkage, Process, Recording, Runtime};
 use crate::stats::wilson;
 use crate::units::{Absence, Interval, Measured, Reason};
@@ -22,13 +23,7 @@ pub fn prescribe(
     findings: &[Finding],
     leading: Option<Wall>,
 ) -> Vec<Prescription> {
-    let mut fired: Vec<Wall> = with(findings, Status::Wall);
-    if fired.is_empty() {
-        // Interference and waiting below a wall's size are the ordinary life of a shared machine.
-        fired = with(findings, Status::Contributor);
-        fired.retain(|w| w.rung() >= 3);
-    }
-    let mut ranked: Vec<(Rank, Prescription)> = offers(recording, bill, &fired)
+    let mut ranked: Vec<(Rank, Prescription)> = offers(recording, bill, &treated(findings))
         .into_iter()
         .filter_map(|(remedy, offer)| {
             let (prescription, bound) = offer.ok()?;
@@ -51,6 +46,18 @@ pub fn prescribe(
         ranked[..=first].rotate_right(1);
     }
     ranked.into_iter().map(|(_, p)| p).collect()
+}
+
+/// What the remedies act on: the walls, or what contributes where there is none.
+pub fn treated(findings: &[Finding]) -> Vec<Wall> {
+    let walls = with(findings, Status::Wall);
+    if !walls.is_empty() {
+        return walls;
+    }
+    // Interference and waiting below a wall's size are the ordinary life of a shared machine.
+    let mut contributors = with(findings, Status::Contributor);
+    contributors.retain(|w| w.rung() >= 3);
+    contributors
 }
 
 fn with(findings: &[Finding], status: Status) -> Vec<Wall> {
@@ -332,10 +339,7 @@ fn malloc_matters(ctx: &Context, runtime: Option<&Runtime>, walls: &[Wall]) -> R
 /// `always [madvise] never` as in sysfs, or the bare word.
 fn thp(ctx: &Context, process: &Process, modes: &[&str]) -> Result<(), String> {
     let mode = match &ctx.recording.host.thp_enabled {
-        Ok(text) => text
-            .split_once('[')
-            .and_then(|(_, rest)| rest.split_once(']'))
-            .map_or(text.trim(), |(mode, _)| mode),
+        Ok(text) => chosen(text).unwrap_or(text.trim()),
         Err(absence) => {
             return Err(format!(
                 "the mode of transparent huge pages is not known: {absence}"

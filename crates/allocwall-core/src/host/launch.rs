@@ -177,10 +177,7 @@ impl Launched {
         // Not rustix's getpgid: it takes a group above 0 for granted, and the kernel's own threads are in group 0.
         // SAFETY: getpgid takes a number and touches no memory.
         let member = |pid: &i32| unsafe { libc::getpgid(*pid) } == self.child.id() as i32;
-        let runs = |pid: i32| {
-            proc.process_stat(pid)
-                .is_ok_and(|stat| !matches!(stat.state, 'Z' | 'X'))
-        };
+        let runs = |pid: i32| proc.process_stat(pid).is_ok_and(|stat| !stat.ended());
         let pids = proc.pids().unwrap_or_default();
         pids.into_iter().filter(member).any(runs)
     }
@@ -244,7 +241,7 @@ mod tests {
 
     fn runs(pid: i32) -> bool {
         let stat = ProcFs::live().process_stat(pid);
-        stat.is_ok_and(|stat| !matches!(stat.state, 'Z' | 'X'))
+        stat.is_ok_and(|stat| !stat.ended())
     }
 
     #[test]

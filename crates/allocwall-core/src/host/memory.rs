@@ -1,5 +1,6 @@
 //! Anonymous mappings that own their pages, and what the kernel tells about this process's memory.
 
+use crate::host::proc::chosen;
 use crate::host::topology::kilobytes;
 use crate::units::{Absence, Measured, Reason};
 use rustix::io::Errno;
@@ -195,12 +196,6 @@ pub fn thread_counts() -> ThreadCounts {
     }
 }
 
-/// The selected word of a file like `always [madvise] never`.
-pub fn selected(text: &str) -> Option<&str> {
-    let (_, rest) = text.split_once('[')?;
-    Some(rest.split_once(']')?.0)
-}
-
 /// Whether this process can get transparent huge pages of 2 MiB by asking for them.
 pub fn huge_pages_on_request(sys: &Path) -> Measured<()> {
     let enabled = sys.join("kernel/mm/transparent_hugepage/enabled");
@@ -211,7 +206,7 @@ pub fn huge_pages_on_request(sys: &Path) -> Measured<()> {
             format!("no transparent huge pages: {}: {error}", enabled.display()),
         )
     })?;
-    let mode = selected(&text).ok_or_else(|| {
+    let mode = chosen(&text).ok_or_else(|| {
         Absence::new(
             Reason::Unparsable,
             format!("{}: {:?} selects no mode", enabled.display(), text.trim()),
@@ -329,8 +324,8 @@ mod tests {
 
     #[test]
     fn modes() {
-        assert_eq!(selected("always [madvise] never\n"), Some("madvise"));
-        assert_eq!(selected("always madvise never\n"), None);
+        assert_eq!(chosen("always [madvise] never\n"), Some("madvise"));
+        assert_eq!(chosen("always madvise never\n"), None);
         let root = tempfile::tempdir().unwrap();
         assert_eq!(
             huge_pages_on_request(root.path()).unwrap_err().reason,

@@ -858,7 +858,7 @@ fn add_tables(tables: &mut HashMap<u32, Tables>, modules: &Modules, unwinder: &m
 fn may_run(stat: &Measured<ProcessStat>) -> bool {
     match stat {
         // A leader may end before its threads: then it is a zombie with threads beside it.
-        Ok(stat) => !matches!(stat.state, 'Z' | 'X') || stat.threads > 1,
+        Ok(stat) => !stat.ended() || stat.threads > 1,
         Err(absence) => !matches!(absence.reason, Reason::Vanished | Reason::NotFound),
     }
 }

@@ -339,9 +339,12 @@ impl Session {
         let end = clock::monotonic_ns();
         meta.window_ns = end - start;
         let pids = self.collector.alive();
+        let mut resident = 0;
         if !pids.is_empty() {
             let cgroup = self.cgroup_tick();
-            batch_ticks.push(ticks.read(&self.proc, &pids, meta.window_ns, cgroup, true));
+            let tick = ticks.read(&self.proc, &pids, meta.window_ns, cgroup, true);
+            resident = tick.resident;
+            batch_ticks.push(tick);
             threads.read(&self.proc, &pids, meta.window_ns);
         }
         meta.own_cpu_ns = clock::own_cpu_ns() - own_cpu_before;
@@ -350,12 +353,6 @@ impl Session {
         self.collector.check_facts(true);
         self.ship(&mut batch_ticks, &mut batch_python);
 
-        let resident = pids
-            .iter()
-            .filter_map(|p| self.proc.process_stat(*p).ok())
-            .map(|s| s.resident_pages)
-            .sum::<u64>()
-            * self.proc.page_bytes();
         let heap = heap::walk(&self.collector.processes, &pids);
         let (counts, counts_probe) = counting.finish();
         self.collector.unwind_all();

@@ -6,7 +6,7 @@ use crate::bill::{Bill, CpuLine, Site, WaitLine};
 use crate::catalogue::cost::{CostClass, WaitClass};
 use crate::catalogue::remedies::{self, Effect, Remedy};
 use crate::catalogue::walls::Wall;
-use crate::diagnose::remedies::quoted;
+use crate::diagnose::remedies::{quoted, treated};
 use crate::diagnose::{Finding, Prescription, Status, Verdict};
 use crate::measure::recording::{
     Allocator, AllocatorKind, Ended, Libc, Linkage, ModuleRole, ProbeState, Process, Recording, Runtime,
@@ -827,8 +827,8 @@ fn wait_classes(wall: Wall) -> &'static [WaitClass] {
 }
 
 fn sites(page: &mut Page, bill: &Bill, verdict: &Verdict) {
-    let accused = accused(verdict);
-    let of_wall = |class: CostClass| accused.iter().any(|&w| cpu_classes(w).contains(&class));
+    let treated = treated(&verdict.findings);
+    let of_wall = |class: CostClass| treated.iter().any(|&w| cpu_classes(w).contains(&class));
     let mut lines: Vec<&CpuLine> = bill.on_cpu.iter().flatten().collect();
     lines.retain(|l| {
         !l.sites.is_empty() && l.share.point >= if of_wall(l.class) { COSTLY } else { 2.0 * COSTLY }
@@ -862,18 +862,6 @@ fn sites(page: &mut Page, bill: &Bill, verdict: &Verdict) {
     for line in waits {
         site_lines(page, line.class.title(), &line.sites, 2);
     }
-}
-
-/// What the remedies act on: the walls, or what contributes where there is none.
-fn accused(verdict: &Verdict) -> Vec<Wall> {
-    if !verdict.walls.is_empty() {
-        return verdict.walls.clone();
-    }
-    let contributors = verdict
-        .findings
-        .iter()
-        .filter(|f| f.status == Status::Contributor);
-    contributors.map(|f| f.wall).collect()
 }
 
 fn costly_wait(line: &WaitLine, bill: &Bill, verdict: &Verdict) -> bool {

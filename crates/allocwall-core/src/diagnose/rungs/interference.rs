@@ -73,19 +73,31 @@ fn throttling(ctx: &Context) -> Judged {
         format!("quota {quota:.2} CPUs")
     };
     // The cgroup's count is for all its members: the bill's line is what the target itself lost.
-    let stopped = match ctx.wait(WaitClass::Throttled) {
-        Ok(line) => line,
+    by_line(ctx, WALL, WaitClass::Throttled, show, |stopped, show| {
+        lost(ctx, WALL, stopped, "the cgroup's quota stopped it", show)
+            .evidence(format!("{hit} of {periods} periods throttled, {quota}"))
+            .evidence(format!(
+                "{:.0} ms throttled per second in the whole cgroup, summed over CPUs",
+                ns as f64 / 1e6 / ctx.window_s
+            ))
+    })
+}
+
+/// Judged by a line of the bill, which counters make: more of them come with time.
+fn by_line(
+    ctx: &Context,
+    wall: Wall,
+    class: WaitClass,
+    show: String,
+    judge: impl FnOnce(Interval, String) -> Judged,
+) -> Judged {
+    match ctx.wait(class) {
+        Ok(line) => judge(line, show),
         Err(absence) => {
             let absence = absence.mend_if_none("a longer window: -d 30");
-            return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
+            Judged::not_measured(wall, Whole::ThreadTime, absence, show)
         }
-    };
-    lost(ctx, WALL, stopped, "the cgroup's quota stopped it", show)
-        .evidence(format!("{hit} of {periods} periods throttled, {quota}"))
-        .evidence(format!(
-            "{:.0} ms throttled per second in the whole cgroup, summed over CPUs",
-            ns as f64 / 1e6 / ctx.window_s
-        ))
+    }
 }
 
 fn steal(ctx: &Context) -> Judged {
@@ -106,19 +118,14 @@ fn steal(ctx: &Context) -> Judged {
     };
     // The kernel counts steal a CPU, not a thread: the target's part is in proportion to its part of the busy time.
     let machine = stolen as f64 / (stolen + busy).max(1) as f64;
-    let target_s = match ctx.wait(WaitClass::Stolen) {
-        Ok(line) => line,
-        Err(absence) => {
-            let absence = absence.mend_if_none("a longer window: -d 30");
-            return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
-        }
-    };
-    lost(ctx, WALL, target_s, "the hypervisor ran others", show)
-        .evidence(format!(
-            "the machine lost {} of the CPU time it asked for",
-            percent(machine)
-        ))
-        .estimate("steal is counted a CPU; the target's part is in proportion to its CPU time")
+    by_line(ctx, WALL, WaitClass::Stolen, show, |stolen, show| {
+        lost(ctx, WALL, stolen, "the hypervisor ran others", show)
+            .evidence(format!(
+                "the machine lost {} of the CPU time it asked for",
+                percent(machine)
+            ))
+            .estimate("steal is counted a CPU; the target's part is in proportion to its CPU time")
+    })
 }
 
 fn run_queue(ctx: &Context) -> Judged {

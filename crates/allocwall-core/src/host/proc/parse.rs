@@ -33,6 +33,13 @@ pub struct ProcessStat {
     pub cpu: u32,
 }
 
+impl ProcessStat {
+    /// A zombie, or on its way out. Of a process this is its leader's state: threads may go on beside it.
+    pub fn ended(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
+    }
+}
+
 pub fn process_stat(bytes: &[u8]) -> Option<ProcessStat> {
     // comm may hold blanks, newlines and parentheses, so its end is the last `)` of the line, as in procps.
     let open = bytes.iter().position(|&b| b == b'(')?;
