@@ -34,7 +34,19 @@ pub struct Periods {
 /// Samples a second and CPU. In a virtual machine a clock's interrupt goes through the hypervisor, twice: one costs the
 /// target some 9 µs there (measured beside `perf record` on nested KVM), 1 to 2 µs on the machine itself.
 pub const RATE_HZ: u32 = 999;
-pub const RATE_HZ_VIRTUAL: u32 = 499;
+const RATE_HZ_VIRTUAL: std::ops::RangeInclusive<u32> = 199..=499;
+/// In a virtual machine a busy CPU is sampled no more often than for this many samples a window: a share of one half is
+/// then known to 1.4 points, one of 10 % to 0.8.
+const ENOUGH_SAMPLES: f64 = 5_000.0;
+
+/// What is sampled where nobody says how often.
+pub fn rate_by_default(virtual_machine: bool, window: Duration) -> u32 {
+    if !virtual_machine {
+        return RATE_HZ;
+    }
+    let enough = (ENOUGH_SAMPLES / window.as_secs_f64()) as u32;
+    enough.clamp(*RATE_HZ_VIRTUAL.start(), *RATE_HZ_VIRTUAL.end())
+}
 
 impl Periods {
     /// At 999 Hz. Not multiples of one another nor of a timer tick, so that periodic programs don't alias.
@@ -686,10 +698,17 @@ mod tests {
                 "{cpus} {window}: {most}"
             );
         }
-        let slower = Periods::for_window(RATE_HZ_VIRTUAL, 2, seconds(15));
+        let slower = Periods::for_window(499, 2, seconds(15));
         assert!((2_000_000..2_010_000).contains(&slower.sample_ns()));
         // The reader takes no longer period than a second.
         assert!(Periods::for_window(RATE_HZ, 8192, seconds(3600)).sample_ns() <= 1_000_000_000);
+    }
+
+    #[test]
+    fn a_virtual_machine_is_sampled_for_what_is_enough() {
+        let rate = |virtual_machine, seconds| rate_by_default(virtual_machine, Duration::from_secs(seconds));
+        assert_eq!([2, 10, 15, 60].map(|s| rate(true, s)), [499, 499, 333, 199]);
+        assert_eq!([2, 60].map(|s| rate(false, s)), [RATE_HZ, RATE_HZ]);
     }
 
     #[test]

@@ -181,10 +181,9 @@ impl Session {
         let cpus = Topology::read(Path::new("/sys"))
             .map(|topology| topology.cpus.iter().map(|cpu| cpu.id).collect::<Vec<_>>());
         let periods = Periods::for_window(
-            request.rate_hz.unwrap_or(match host.hypervisor {
-                Some(_) => perf::RATE_HZ_VIRTUAL,
-                None => perf::RATE_HZ,
-            }),
+            request
+                .rate_hz
+                .unwrap_or_else(|| perf::rate_by_default(host.hypervisor.is_some(), request.window)),
             cpus.as_ref().map_or(1, Vec::len),
             request.window,
         );
