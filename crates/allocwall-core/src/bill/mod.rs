@@ -211,7 +211,9 @@ pub struct Rates {
 mod tests {
     use super::testing::{MS, PID, Sketch};
     use super::*;
-    use crate::measure::recording::{CgroupTick, EventCount, ModuleRole, Probe, PythonSample, Runtime};
+    use crate::measure::recording::{
+        CgroupTick, EventCount, HostTick, ModuleRole, Probe, PythonSample, Runtime,
+    };
 
     const FAULT: &str =
         "do_anonymous_page;__handle_mm_fault;handle_mm_fault;exc_page_fault;asm_exc_page_fault";
@@ -668,13 +670,27 @@ mod tests {
     }
 
     #[test]
+    fn steal_that_was_not_read_is_not_none() {
+        let mut s = Sketch::new();
+        s.thread(7, "worker", 5_000);
+        s.ticks(5_000, 0);
+        let stolen = |s: &Sketch| wait(&of(&s.recording), WaitClass::Stolen).thread_s.clone();
+        assert_eq!(stolen(&s), Ok(Interval::exact(0.0)));
+        s.recording.ticks[1].host = None;
+        assert_eq!(stolen(&s).unwrap_err().reason, Reason::NotFound);
+    }
+
+    #[test]
     fn throttled_time_leaves_the_run_queues() {
         let mut s = Sketch::new();
         s.thread(7, "worker", 5_000);
         s.recording.threads[0].run_delay_ns = Some(4_000 * MS);
         let end = s.ticks(5_000, 0);
-        end.host.busy_ns = 10_000 * MS;
-        end.host.steal_ns = 1_000 * MS;
+        end.host = Some(HostTick {
+            busy_ns: 10_000 * MS,
+            steal_ns: 1_000 * MS,
+            ..HostTick::default()
+        });
         for (throttled_ms, throttled, queued) in [(3_000, 3.0, 1.0), (9_000, 4.0, 0.0), (0, 0.0, 4.0)] {
             s.recording.ticks[0].cgroup = Some(CgroupTick::default());
             s.recording.ticks[1].cgroup = Some(CgroupTick {

@@ -217,13 +217,17 @@ impl Sketch {
 
     /// First and last tick, with CPU time between them.
     pub fn ticks(&mut self, user_ms: u64, system_ms: u64) -> &mut Tick {
+        let start = Tick {
+            host: Some(HostTick::default()),
+            ..Tick::default()
+        };
         let end = Tick {
             t_ns: self.recording.meta.window_ns,
             user_ns: user_ms * MS,
             system_ns: system_ms * MS,
-            ..Tick::default()
+            ..start.clone()
         };
-        self.recording.ticks = vec![Tick::default(), end];
+        self.recording.ticks = vec![start, end];
         &mut self.recording.ticks[1]
     }
 }

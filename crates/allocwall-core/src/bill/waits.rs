@@ -234,8 +234,15 @@ const HIT_HARDER: f64 = 4.0;
 /// Steal is known for the machine only. The target's part is taken to be its part of the machine's busy time.
 fn stolen(recording: &Recording, cpu_s: f64) -> Measured<Interval> {
     let (first, last) = first_and_last(recording)?;
-    let steal = last.host.steal_ns.saturating_sub(first.host.steal_ns) as f64 / 1e9;
-    let busy = last.host.busy_ns.saturating_sub(first.host.busy_ns) as f64 / 1e9;
+    let (Some(before), Some(after)) = (&first.host, &last.host) else {
+        return Err(Absence::new(
+            Reason::NotFound,
+            "/proc/stat could not be read, which has the machine's steal",
+        )
+        .mend("a /proc without the mount option subset=pid"));
+    };
+    let steal = after.steal_ns.saturating_sub(before.steal_ns) as f64 / 1e9;
+    let busy = after.busy_ns.saturating_sub(before.busy_ns) as f64 / 1e9;
     if steal == 0.0 {
         return Ok(Interval::exact(0.0));
     }

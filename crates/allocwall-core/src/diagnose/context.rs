@@ -257,7 +257,7 @@ impl<'a> Context<'a> {
     }
 
     pub fn host_change<T: Into<Option<u64>>>(&self, read: impl Fn(&HostTick) -> T) -> Option<u64> {
-        self.change(|t| read(&t.host).into())
+        self.change(|t| read(t.host.as_ref()?).into())
     }
 
     pub fn last_tick(&self) -> Option<&'a Tick> {

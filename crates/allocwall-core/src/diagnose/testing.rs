@@ -200,6 +200,14 @@ impl Subject {
         self.recording.ticks.last_mut().expect("two ticks")
     }
 
+    pub fn first_host(&mut self) -> &mut HostTick {
+        self.recording.ticks[0].host.get_or_insert_default()
+    }
+
+    pub fn last_host(&mut self) -> &mut HostTick {
+        self.last().host.get_or_insert_default()
+    }
+
     pub fn verdict(&self) -> Verdict {
         verdict(&self.recording, &self.bill)
     }
@@ -313,10 +321,10 @@ fn tick(t_ns: u64) -> Tick {
             ..Smaps::default()
         }),
         cgroup: Some(CgroupTick::default()),
-        host: HostTick {
+        host: Some(HostTick {
             busy_ns: t_ns,
             ..HostTick::default()
-        },
+        }),
         ..Tick::default()
     }
 }

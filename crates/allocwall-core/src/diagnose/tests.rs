@@ -249,7 +249,7 @@ fn steal_is_judged_on_the_target_s_part() {
         let mut subject = computing();
         let steal = Interval::new(low, point, high).scaled(WINDOW_S);
         subject.wait_line(WaitClass::Stolen).thread_s = Ok(steal);
-        subject.last().host.steal_ns = (high * WINDOW_S * 1e9) as u64;
+        subject.last_host().steal_ns = (high * WINDOW_S * 1e9) as u64;
         subject
     };
     assert_eq!(status(&stolen(0.5, 0.5, 0.5), Wall::Steal), Status::Wall);
@@ -579,8 +579,8 @@ fn memory_pressure_is_not_told_that_memory_is_no_wall() {
 
     let stalled = |us| {
         let mut subject = computing();
-        subject.recording.ticks[0].host.psi_memory_us = Some(0);
-        subject.last().host.psi_memory_us = us;
+        subject.first_host().psi_memory_us = Some(0);
+        subject.last_host().psi_memory_us = us;
         subject.verdict().sentence
     };
     assert!(stalled(Some(2_000_000)).contains("stall for memory 20 % of the time"));
@@ -628,13 +628,13 @@ fn without_kernel_stacks_first_touch_is_estimated_from_the_price_list() {
     subject.bill.rates.minor_faults = Ok(100.0);
     assert_eq!(status(&subject, Wall::FirstTouch), Status::NotMeasured);
     let mut counted = |huge| {
-        subject.recording.ticks[0].host.thp_fault_alloc = Some(0);
-        subject.last().host.thp_fault_alloc = Some(huge);
+        subject.first_host().thp_fault_alloc = Some(0);
+        subject.last_host().thp_fault_alloc = Some(huge);
         status(&subject, Wall::FirstTouch)
     };
     assert_eq!(counted(1_000), Status::NotMeasured);
     assert_eq!(counted(1), Status::RuledOut);
-    subject.last().host.thp_fault_alloc = None;
+    subject.last_host().thp_fault_alloc = None;
     subject.recording.host.thp_enabled = Ok("always madvise [never]".into());
     assert_eq!(status(&subject, Wall::FirstTouch), Status::RuledOut);
     assert_eq!(status(&subject, Wall::MapChurn), Status::NotMeasured);
@@ -733,9 +733,9 @@ fn numa_needs_two_nodes_and_is_never_more_than_a_contributor() {
     subject.recording.host.numa_nodes = 2;
     assert_eq!(status(&subject, Wall::Numa), Status::NotMeasured);
     let mut placed = |remote, local| {
-        let first = &mut subject.recording.ticks[0].host;
+        let first = subject.first_host();
         (first.numa_remote, first.numa_local) = (Some(0), Some(0));
-        let last = &mut subject.last().host;
+        let last = subject.last_host();
         (last.numa_remote, last.numa_local) = (Some(remote), Some(local));
         status(&subject, Wall::Numa)
     };
@@ -749,9 +749,9 @@ fn numa_needs_two_nodes_and_is_never_more_than_a_contributor() {
 fn where_pages_lie_is_not_weighed_against_time() {
     let mut subject = with_shares(&[(FaultPath, 0.12)]);
     subject.recording.host.numa_nodes = 2;
-    let first = &mut subject.recording.ticks[0].host;
+    let first = subject.first_host();
     (first.numa_remote, first.numa_local) = (Some(0), Some(0));
-    let last = &mut subject.last().host;
+    let last = subject.last_host();
     (last.numa_remote, last.numa_local) = (Some(30_000), Some(70_000));
     assert_eq!(status(&subject, Wall::Numa), Status::Contributor);
     let sentence = |s: &Subject| s.verdict().sentence;

@@ -524,9 +524,11 @@ fn validate(r: &Recording) -> std::result::Result<(), String> {
             ]
             .iter()
             .all(|v| *v < COUNTER_LIMIT)
-            && [t.host.busy_ns, t.host.idle_ns, t.host.iowait_ns, t.host.steal_ns]
-                .iter()
-                .all(|v| *v < COUNTER_LIMIT)
+            && t.host.as_ref().is_none_or(|host| {
+                [host.busy_ns, host.idle_ns, host.iowait_ns, host.steal_ns]
+                    .iter()
+                    .all(|v| *v < COUNTER_LIMIT)
+            })
             && t.cgroup
                 .is_none_or(|c| c.throttled_ns < COUNTER_LIMIT && c.quota_cpus.is_none_or(f64::is_finite))
     };

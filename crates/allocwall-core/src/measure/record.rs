@@ -259,7 +259,7 @@ impl Session {
             prices: request.prices,
         })));
 
-        let mut ticks = TickReader::default();
+        let mut ticks = TickReader::new(self.host.numa_nodes);
         let mut threads = ThreadClock::default();
         let mut waits = WaitSampler::new(start);
         let mut batch_ticks = Vec::new();

@@ -191,10 +191,11 @@ pub struct Tick {
     pub vm_size: u64,
     /// From smaps_rollup, read only at the start and the end.
     pub smaps: Option<Smaps>,
-    /// Resident pages per NUMA node, in bytes.
+    /// Resident pages per NUMA node, in bytes; not read on a machine of one node.
     pub numa_resident: Option<Vec<u64>>,
     pub cgroup: Option<CgroupTick>,
-    pub host: HostTick,
+    /// None where /proc/stat could not be read.
+    pub host: Option<HostTick>,
 }
 
 /// What the kernel charged to one thread within the window.

@@ -11,6 +11,7 @@ pub const SMAPS_LIMIT: u64 = 8 << 30;
 /// gained since the last.
 #[derive(Default)]
 pub struct TickReader {
+    several_nodes: bool,
     sum: Spent,
     known: HashMap<i32, Known>,
     /// Spent by members that ended, as last seen, by parent: it comes a second time when the parent reaps them.
@@ -87,6 +88,13 @@ impl Known {
 pub const THREADS_ASKED: usize = 64;
 
 impl TickReader {
+    pub fn new(numa_nodes: u32) -> TickReader {
+        TickReader {
+            several_nodes: numa_nodes > 1,
+            ..TickReader::default()
+        }
+    }
+
     pub fn read(
         &mut self,
         proc: &ProcFs,
@@ -126,9 +134,10 @@ impl TickReader {
         }
         if deep && tick.resident <= SMAPS_LIMIT {
             tick.smaps = sum_smaps(proc, pids);
-            tick.numa_resident = sum_nodes(proc, pids);
+            // Walking every page table for an answer that is known would be a waste.
+            tick.numa_resident = self.several_nodes.then(|| sum_nodes(proc, pids)).flatten();
         }
-        tick.host = proc.host_tick().unwrap_or_default();
+        tick.host = proc.host_tick().ok();
         tick
     }
 

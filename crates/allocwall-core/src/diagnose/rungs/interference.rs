@@ -112,8 +112,10 @@ fn steal(ctx: &Context) -> Judged {
         );
     }
     let (Some(stolen), Some(busy)) = (ctx.host_change(|h| h.steal_ns), ctx.host_change(|h| h.busy_ns)) else {
-        let absence =
+        let once =
             Absence::new(Reason::TooLittle, "/proc/stat was read once only").mend("a longer window: -d 30");
+        let absence = ctx.wait(WaitClass::Stolen).err().unwrap_or(once);
+        let absence = absence.mend_if_none("a longer window: -d 30");
         return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
     };
     // The kernel counts steal a CPU, not a thread: the target's part is in proportion to its part of the busy time.

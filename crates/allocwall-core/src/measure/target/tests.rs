@@ -41,8 +41,15 @@ fn exists(path: &str) -> bool {
     there
 }
 
+/// And has got to its first wait: the loader has done its work.
 fn has_libc(view: &TargetView) -> bool {
-    view.process.libc.is_ok()
+    let pid = view.process.pid;
+    let waits = || {
+        ProcFs::live()
+            .thread_stat(pid, pid)
+            .is_ok_and(|stat| stat.state == 'S')
+    };
+    view.process.libc.is_ok() && waits()
 }
 
 fn kind_and_linkage(view: &TargetView) -> (AllocatorKind, Linkage) {
