@@ -1,0 +1,286 @@
+//! Compiles the libraries that other processes are given by LD_PRELOAD, and writes the table that embeds them.
+//!
+//! A Rust `cdylib` that depends on an allocator's `-sys` crate exports no `malloc`, so each library is linked here, by
+//! the C compiler, from those crates' own sources: none of them is copied into this repository.
+//!
+//! - **mimalloc**: one compilation of `static.c`. Cargo tells its folder (`DEP_MIMALLOC_INCLUDE_DIR`). The crate's own
+//!   build of it is of no use here; the workspace's profiles keep that one unoptimised, hence short.
+//! - **jemalloc**: the crate's own build (configure, make) is the one that counts; its archive becomes the library, so
+//!   it is compiled once. Its optimisation comes from the profile: the workspace sets that for dev builds too.
+//! - **snmalloc**: the crate tells no folder. All crates from one registry, or of one vendored tree, lie side by side;
+//!   `cargo metadata` would tell it too, but asks for packages that a plain build doesn't download.
+
+use std::env;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A symbol that nothing provides is an error of this build, not of somebody's process.
+const COMPLETE: &str = "-Wl,--no-undefined";
+
+/// One line of the table.
+struct Library {
+    kind: &'static str,
+    version: String,
+    file_name: &'static str,
+    path: PathBuf,
+    licence: &'static str,
+    /// The licence's text, for the work of others.
+    notice: Option<PathBuf>,
+}
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    let here = PathBuf::from(variable("CARGO_MANIFEST_DIR"));
+    let out = PathBuf::from(variable("OUT_DIR"));
+    let prefault = prefault(&here, &out);
+    let mut bundled = vec![mimalloc(&out)];
+    if env::var_os("CARGO_FEATURE_JEMALLOC").is_some() {
+        bundled.push(jemalloc(&here, &out));
+    }
+    if env::var_os("CARGO_FEATURE_SNMALLOC").is_some() {
+        bundled.push(snmalloc(&here, &out));
+    }
+    let mut table = format!("static PREFAULT: Bundled = {};\n", entry(&prefault));
+    table.push_str("static BUNDLED: &[Bundled] = &[\n");
+    for library in &bundled {
+        writeln!(table, "{},", entry(library)).expect("a string takes all");
+    }
+    table.push_str("];\n");
+    write(&out.join("bundled.rs"), &table);
+}
+
+fn entry(library: &Library) -> String {
+    let notice = match &library.notice {
+        Some(path) => format!("Some(include_str!({path:?}))"),
+        None => "None".to_owned(),
+    };
+    format!(
+        "Bundled {{ kind: {:?}, version: {:?}, file_name: {:?}, bytes: include_bytes!({:?}), licence: {:?}, notice: {notice} }}",
+        library.kind, library.version, library.file_name, library.path, library.licence
+    )
+}
+
+/// Linked against nothing, so that the same file loads beside any version of the C library: its few functions are
+/// found in whatever the process has.
+fn prefault(here: &Path, out: &Path) -> Library {
+    let source = here.join("src/prefault.c");
+    println!("cargo:rerun-if-changed={}", source.display());
+    let mut build = compiler();
+    build.warnings(true).extra_warnings(true);
+    build.flag("-U_FORTIFY_SOURCE").flag("-fno-stack-protector");
+    build.flag("-fno-builtin").flag("-ftls-model=initial-exec");
+    let file_name = "liballocwall-prefault.so";
+    let path = out.join(file_name);
+    let arguments = [source.as_os_str(), "-nostdlib".as_ref()];
+    link(&build, file_name, &path, arguments);
+    Library {
+        kind: "prefault",
+        version: variable("CARGO_PKG_VERSION"),
+        file_name,
+        path,
+        licence: "Apache-2.0 OR MIT",
+        notice: None,
+    }
+}
+
+/// As mimalloc's own build makes its shared library: C, not C++, so that it needs no C++ library in the process.
+fn mimalloc(out: &Path) -> Library {
+    let include = PathBuf::from(variable("DEP_MIMALLOC_INCLUDE_DIR"));
+    let root = include.parent().expect("include/ lies in a folder");
+    let mut build = compiler();
+    build
+        .include(&include)
+        .include(root.join("src"))
+        .define("MI_MALLOC_OVERRIDE", None)
+        .define("MI_SHARED_LIB", None)
+        .define("MI_SHARED_LIB_EXPORT", None)
+        .define("MI_BUILD_RELEASE", None)
+        .flag("-fvisibility=hidden")
+        .flag("-ftls-model=initial-exec")
+        .flag("-fno-builtin-malloc");
+    let file_name = "libmimalloc.so";
+    let path = out.join(file_name);
+    let source = root.join("src/static.c");
+    let arguments = [source.as_os_str(), "-pthread".as_ref(), COMPLETE.as_ref()];
+    link(&build, file_name, &path, arguments);
+    // `major + 2 digits minor + 2 digits patch`, says the header.
+    let header = include.join("mimalloc.h");
+    let number: u32 = defined(&header, "MI_MALLOC_VERSION")
+        .parse()
+        .unwrap_or_else(|_| panic!("{}: MI_MALLOC_VERSION is no number", header.display()));
+    Library {
+        kind: "mimalloc",
+        version: format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100),
+        file_name,
+        path,
+        licence: "MIT",
+        notice: Some(root.join("LICENSE")),
+    }
+}
+
+fn jemalloc(here: &Path, out: &Path) -> Library {
+    let root = PathBuf::from(variable("DEP_JEMALLOC_ROOT"));
+    let archive = root.join("lib/libjemalloc_pic.a");
+    let file_name = "libjemalloc.so";
+    let path = out.join(file_name);
+    let arguments = [
+        "-Wl,--whole-archive".as_ref(),
+        archive.as_os_str(),
+        "-Wl,--no-whole-archive".as_ref(),
+        "-pthread".as_ref(),
+        "-ldl".as_ref(),
+        "-lm".as_ref(),
+        COMPLETE.as_ref(),
+    ];
+    link(&compiler(), file_name, &path, arguments);
+    let full = defined(&root.join("include/jemalloc/jemalloc.h"), "JEMALLOC_VERSION");
+    let version = full.trim_matches('"').split('-').next().unwrap_or_default();
+    Library {
+        kind: "jemalloc",
+        version: version.to_owned(),
+        file_name,
+        path,
+        licence: "BSD-2-Clause",
+        // The crate removes its copy of the sources after the build, so the text is our own copy.
+        notice: Some(here.join("licences/jemalloc.txt")),
+    }
+}
+
+/// snmalloc's own `snmalloc-minimal`: without `new.cc`, whose exceptions would bring a C++ library into every process,
+/// or a second copy of one. C++ programs reach it through their own library's `operator new`.
+fn snmalloc(here: &Path, out: &Path) -> Library {
+    const VERSION: &str = "0.7.6";
+    let root = beside_mimalloc("snmalloc-sys", VERSION).join("upstream/src");
+    let mut build = compiler();
+    build.cpp(true).std("c++20").cpp_link_stdlib(None);
+    build.include(&root);
+    for (name, value) in [
+        ("SNMALLOC_EXPORT", "__attribute__((visibility(\"default\")))"),
+        ("SNMALLOC_USE_CXX11_THREAD_ATEXIT_DIRECT", "1"),
+        ("SNMALLOC_CHECK_LOADS", "false"),
+        ("SNMALLOC_PAGEID", "false"),
+        ("SNMALLOC_USE_WAIT_ON_ADDRESS", "1"),
+        ("SNMALLOC_NO_REALLOCARRAY", "1"),
+        ("SNMALLOC_NO_REALLOCARR", "1"),
+        ("SNMALLOC_PLATFORM_HAS_GETENTROPY", "1"),
+        // A fork while another thread is in the allocator must not leave the child a lock that nobody holds.
+        ("SNMALLOC_PTHREAD_ATFORK_WORKS", "1"),
+        ("SNMALLOC_PTHREAD_FORK_PROTECTION", "1"),
+        ("SNMALLOC_HAS_LINUX_RANDOM_H", "1"),
+        ("SNMALLOC_HAS_LINUX_FUTEX_H", "1"),
+    ] {
+        build.define(name, value);
+    }
+    for flag in [
+        "-fvisibility=hidden",
+        "-ftls-model=initial-exec",
+        "-fno-exceptions",
+        "-fno-rtti",
+        "-fomit-frame-pointer",
+    ] {
+        build.flag(flag);
+    }
+    build.flag_if_supported("-mcx16").flag_if_supported("-mprfchw");
+    let file_name = "libsnmallocshim.so";
+    let path = out.join(file_name);
+    let source = root.join("snmalloc/override/malloc.cc");
+    // GCC makes calls of 16-byte atomics; a machine without a compiler need not have that library.
+    let arguments = [
+        source.as_os_str(),
+        "-nodefaultlibs".as_ref(),
+        "-Wl,--push-state,--as-needed,-Bstatic".as_ref(),
+        "-latomic".as_ref(),
+        "-Wl,--pop-state".as_ref(),
+        "-lpthread".as_ref(),
+        "-lc".as_ref(),
+        "-lgcc".as_ref(),
+        "-Wl,--exclude-libs,ALL".as_ref(),
+        COMPLETE.as_ref(),
+    ];
+    link(&build, file_name, &path, arguments);
+    Library {
+        kind: "snmalloc",
+        version: VERSION.to_owned(),
+        file_name,
+        path,
+        licence: "MIT",
+        notice: Some(here.join("licences/snmalloc.txt")),
+    }
+}
+
+/// Optimised, position-independent and without debug information in every profile: these run in processes that are
+/// measured.
+fn compiler() -> cc::Build {
+    let mut build = cc::Build::new();
+    build
+        .opt_level(3)
+        .debug(false)
+        .pic(true)
+        .warnings(false)
+        .cargo_metadata(false)
+        .define("NDEBUG", None);
+    build
+}
+
+/// Compiles and links one shared library, stripped, with every symbol bound when it is loaded.
+fn link<'a>(
+    build: &cc::Build,
+    soname: &str,
+    to: &Path,
+    arguments: impl IntoIterator<Item = &'a std::ffi::OsStr>,
+) {
+    let mut command: Command = build.get_compiler().to_command();
+    command
+        .arg("-shared")
+        .arg("-o")
+        .arg(to)
+        .args(arguments)
+        .arg(format!("-Wl,-soname,{soname}"))
+        .args(["-Wl,-z,relro,-z,now", "-Wl,--gc-sections", "-s"]);
+    let output = command
+        .output()
+        .unwrap_or_else(|e| panic!("{soname}: can't run {command:?}: {e}"));
+    assert!(
+        output.status.success(),
+        "{soname}: {command:?} failed: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// The sources of a crate that lies where the mimalloc crate lies.
+fn beside_mimalloc(name: &str, version: &str) -> PathBuf {
+    let include = PathBuf::from(variable("DEP_MIMALLOC_INCLUDE_DIR"));
+    let crates = include
+        .ancestors()
+        .find(|folder| folder.join("Cargo.toml").exists())
+        .and_then(Path::parent)
+        .unwrap_or_else(|| panic!("{} lies in no crate", include.display()));
+    [crates.join(format!("{name}-{version}")), crates.join(name)]
+        .into_iter()
+        .find(|folder| folder.join("Cargo.toml").exists())
+        .unwrap_or_else(|| panic!("the sources of {name} {version} are not in {}", crates.display()))
+}
+
+/// What a header defines a name as.
+fn defined(header: &Path, name: &str) -> String {
+    let text = fs::read_to_string(header).unwrap_or_else(|e| panic!("{}: {e}", header.display()));
+    text.lines()
+        .find_map(|line| {
+            let mut words = line.split_whitespace();
+            (words.next() == Some("#define") && words.next() == Some(name))
+                .then(|| words.next())
+                .flatten()
+        })
+        .unwrap_or_else(|| panic!("{} doesn't define {name}", header.display()))
+        .to_owned()
+}
+
+fn write(path: &Path, text: &str) {
+    fs::write(path, text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+}
+
+fn variable(name: &str) -> String {
+    env::var(name).unwrap_or_else(|_| panic!("{name} is not set: is this run by Cargo?"))
+}

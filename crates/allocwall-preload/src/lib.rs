@@ -1,0 +1,363 @@
+//! What goes into other processes by `LD_PRELOAD`: whole allocators, and pre-touch. The libraries are built by this
+//! crate's build script, embedded, and unpacked where a loader can map them.
+//!
+//! - Nothing of them is part of the program that embeds them: its own `malloc` stays the C library's.
+//! - mimalloc is compiled as C, as its own build does: where memory ends, `operator new` aborts under it instead of
+//!   throwing. jemalloc and snmalloc leave `operator new` to the program's C++ library, which calls their `malloc`.
+//! - The allocators need a GNU C library at least as new as the one that they were built beside. A loader that finds
+//!   an older one refuses to start the program.
+//! - [`prefault`] reads `ALLOCWALL_PREFAULT`, a plain decimal number of bytes. Its limits stand in `prefault.c`.
+
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A library to be preloaded.
+#[derive(Clone, Copy)]
+pub struct Bundled {
+    /// `mimalloc`, `jemalloc`, `snmalloc`; `prefault`.
+    pub kind: &'static str,
+    /// Its makers' number, from its own sources: `3.3.2`.
+    pub version: &'static str,
+    /// The name that it has among libraries, without version: `libmimalloc.so`.
+    pub file_name: &'static str,
+    /// The whole file: ELF, stripped, for the architecture of this program.
+    pub bytes: &'static [u8],
+    /// SPDX expression.
+    pub licence: &'static str,
+    /// The licence's text, which goes with every copy; none for this project's own work.
+    pub notice: Option<&'static str>,
+}
+
+include!(concat!(env!("OUT_DIR"), "/bundled.rs"));
+
+/// The allocators that this build holds, mimalloc first.
+pub fn bundled() -> &'static [Bundled] {
+    BUNDLED
+}
+
+/// Pre-touch: grows and touches the heap before `main`, as far as `ALLOCWALL_PREFAULT` says, in bytes.
+pub fn prefault() -> &'static Bundled {
+    &PREFAULT
+}
+
+/// Writes a library to `dir/NAME-VERSION-HASH.so` and gives its absolute path, fit for `LD_PRELOAD`. A file that is
+/// there with the same bytes is used as it is; one with others is replaced in one step, so that processes that have
+/// mapped it keep theirs.
+///
+/// The directory is made where it is missing, 0755, and the file is 0755, so that a target which drops its privileges
+/// can still open it; that the directories above let it through is the caller's choice.
+///
+/// # Errors
+///
+/// What is preloaded runs with the target's rights, so nobody else may be able to put a file there:
+/// `PermissionDenied` where the directory is another user's, or where others may write to it, or may replace one of
+/// those above it. `InvalidInput` where `LD_PRELOAD` can't name the path. Else what the file system says.
+pub fn unpack(item: &Bundled, dir: &Path) -> io::Result<PathBuf> {
+    if !dir.exists() {
+        make(dir)?;
+    }
+    let dir = dir.canonicalize().map_err(|e| about(e, dir))?;
+    nameable(&dir)?;
+    guarded(&dir, user()?)?;
+    let path = dir.join(name(item));
+    if !holds(&path, item.bytes) {
+        put(&path, item.bytes).map_err(|e| about(e, &path))?;
+    }
+    Ok(path)
+}
+
+fn make(dir: &Path) -> io::Result<()> {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true).mode(0o755);
+    builder.create(dir).map_err(|e| about(e, dir))?;
+    // Whatever the umask took away.
+    fs::set_permissions(dir, Permissions::from_mode(0o755)).map_err(|e| about(e, dir))
+}
+
+/// The name tells builds apart; whether a file is the right one is judged by its bytes.
+fn name(item: &Bundled) -> String {
+    let stem = item.file_name.trim_end_matches(".so");
+    format!("{stem}-{}-{:016x}.so", item.version, fnv1a(item.bytes))
+}
+
+/// FNV-1a, 64 bits (http://www.isthe.com/chongo/tech/comp/fnv/).
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+/// ld.so(8): the list is split at spaces and colons, without escapes, and dollar signs start names to be replaced.
+fn nameable(dir: &Path) -> io::Result<()> {
+    let text = dir.as_os_str().as_bytes();
+    match text.iter().find(|byte| b" :$\n".contains(byte)) {
+        None => Ok(()),
+        Some(byte) => Err(io::Error::new(
+            ErrorKind::InvalidInput,
+            format!(
+                "{}: LD_PRELOAD can't name a path with {:?} in it; choose another directory",
+                dir.display(),
+                char::from(*byte)
+            ),
+        )),
+    }
+}
+
+/// The directory is ours and ours alone to write; whoever can replace one above it is root or us.
+fn guarded(dir: &Path, user: u32) -> io::Result<()> {
+    for folder in dir.ancestors() {
+        let facts = fs::symlink_metadata(folder).map_err(|e| about(e, folder))?;
+        let own = folder == dir;
+        let (owner, mode) = (facts.uid(), facts.mode() & 0o7777);
+        // In a sticky directory only a file's owner may rename it (inode(7)).
+        let shared = mode & 0o022 != 0 && (own || mode & 0o1000 == 0);
+        if owner != user && (own || owner != 0) {
+            return Err(refused(folder, &format!("belongs to user {owner}, not {user}")));
+        }
+        if shared {
+            return Err(refused(
+                folder,
+                &format!("others may write there (mode {mode:04o}); chmod go-w, or choose another directory"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn refused(folder: &Path, why: &str) -> io::Error {
+    let text = format!(
+        "{}: a library to preload isn't put there: {why}",
+        folder.display()
+    );
+    io::Error::new(ErrorKind::PermissionDenied, text)
+}
+
+/// Whose files this process makes. The owner of /proc/self would be root for a program with capabilities (proc(5)).
+fn user() -> io::Result<u32> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    filesystem_user(&status).ok_or_else(|| io::Error::other("/proc/self/status names no user"))
+}
+
+/// proc_pid_status(5): real, effective, saved and file system user.
+fn filesystem_user(status: &str) -> Option<u32> {
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    users.split_whitespace().nth(3)?.parse().ok()
+}
+
+/// A plain file that the target may map, with exactly these bytes.
+fn holds(path: &Path, bytes: &[u8]) -> bool {
+    let fits = |facts: fs::Metadata| {
+        facts.is_file() && facts.mode() & 0o7777 == 0o755 && facts.len() == bytes.len() as u64
+    };
+    let read = || {
+        let mut found = Vec::with_capacity(bytes.len());
+        File::open(path)?
+            .take(bytes.len() as u64 + 1)
+            .read_to_end(&mut found)?;
+        io::Result::Ok(found)
+    };
+    fs::symlink_metadata(path).is_ok_and(fits) && read().is_ok_and(|found| found == bytes)
+}
+
+/// Beside its place first, then renamed: nobody maps half a library.
+fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let own = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let part = path.with_extension(format!("{own}.part"));
+    let written = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&part)
+        .and_then(|mut file| {
+            file.write_all(bytes)?;
+            file.set_permissions(Permissions::from_mode(0o755))
+        })
+        .and_then(|()| fs::rename(&part, path));
+    if written.is_err() {
+        // Nothing of ours is left behind; the first error is the one that matters.
+        let _ = fs::remove_file(&part);
+    }
+    written
+}
+
+fn about(error: io::Error, path: &Path) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn place() -> (tempfile::TempDir, PathBuf) {
+        let place = tempfile::tempdir().unwrap();
+        let dir = place.path().join("libraries");
+        (place, dir)
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o7777
+    }
+
+    #[test]
+    fn a_library_is_unpacked_whole_and_readable_by_all() {
+        let (_place, dir) = place();
+        for item in bundled().iter().chain([prefault()]) {
+            let path = unpack(item, &dir).unwrap();
+            assert!(path.is_absolute());
+            assert_eq!(fs::read(&path).unwrap(), item.bytes);
+            assert_eq!((mode(&path), mode(&dir)), (0o755, 0o755));
+            let stem = item.file_name.strip_suffix(".so").unwrap();
+            let name = path.file_name().unwrap().to_str().unwrap();
+            assert!(name.starts_with(&format!("{stem}-{}-", item.version)), "{name}");
+        }
+        let files = fs::read_dir(&dir).unwrap().count();
+        assert_eq!(files, bundled().len() + 1, "something was left behind");
+    }
+
+    #[test]
+    fn the_same_file_is_used_again_and_another_is_replaced() {
+        let (_place, dir) = place();
+        let first = unpack(prefault(), &dir).unwrap();
+        let inode = |path: &Path| fs::metadata(path).unwrap().ino();
+        let before = inode(&first);
+        assert_eq!(unpack(prefault(), &dir).unwrap(), first);
+        assert_eq!(inode(&first), before);
+
+        let mut other = prefault().bytes.to_vec();
+        *other.last_mut().unwrap() ^= 1;
+        type Spoil = fn(&Path, &[u8]);
+        let cases: [(&str, Spoil); 5] = [
+            ("one bit", |path, other| fs::write(path, other).unwrap()),
+            ("longer", |path, other| {
+                fs::write(path, [other, b"x"].concat()).unwrap()
+            }),
+            ("empty", |path, _| fs::write(path, "").unwrap()),
+            ("mode", |path, _| {
+                fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap()
+            }),
+            ("link", |path, _| {
+                let real = path.with_extension("real");
+                fs::rename(path, &real).unwrap();
+                symlink(real, path).unwrap();
+            }),
+        ];
+        for (what, spoil) in cases {
+            spoil(&first, &other);
+            assert_eq!(unpack(prefault(), &dir).unwrap(), first, "{what}");
+            assert_eq!(fs::read(&first).unwrap(), prefault().bytes, "{what}");
+            assert!(fs::symlink_metadata(&first).unwrap().is_file(), "{what}");
+            assert_eq!(mode(&first), 0o755, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_directory_that_others_may_write_to_is_refused() {
+        let (_place, dir) = place();
+        for (mode, fine) in [
+            (0o755, true),
+            (0o700, true),
+            (0o775, false),
+            (0o757, false),
+            (0o1777, false),
+        ] {
+            fs::create_dir_all(&dir).unwrap();
+            fs::set_permissions(&dir, Permissions::from_mode(mode)).unwrap();
+            let found = unpack(prefault(), &dir);
+            assert_eq!(found.is_ok(), fine, "{mode:o}");
+            if let Err(error) = found {
+                assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+                assert!(error.to_string().contains("chmod go-w"), "{error}");
+                assert_eq!(fs::read_dir(&dir).unwrap().count(), 0, "{mode:o}");
+            }
+            fs::remove_dir_all(&dir).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_directory_whose_parent_others_may_write_to_is_refused_unless_sticky() {
+        let (place, dir) = place();
+        for (mode, fine) in [(0o1777, true), (0o777, false), (0o775, false)] {
+            fs::set_permissions(place.path(), Permissions::from_mode(mode)).unwrap();
+            assert_eq!(unpack(prefault(), &dir).is_ok(), fine, "{mode:o}");
+        }
+    }
+
+    #[test]
+    fn another_users_directory_is_refused() {
+        let (_place, dir) = place();
+        fs::create_dir_all(&dir).unwrap();
+        fs::set_permissions(&dir, Permissions::from_mode(0o755)).unwrap();
+        let dir = dir.canonicalize().unwrap();
+        let us = user().unwrap();
+        assert!(guarded(&dir, us).is_ok());
+        let error = guarded(&dir, us + 1).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+    }
+
+    #[test]
+    fn a_path_that_the_loader_would_split_is_refused() {
+        let (_place, dir) = place();
+        for (name, fine) in [
+            ("plain", true),
+            ("with space", false),
+            ("a:b", false),
+            ("$ORIGIN", false),
+        ] {
+            let found = unpack(prefault(), &dir.join(name));
+            assert_eq!(
+                found.map_err(|e| e.kind()).err(),
+                (!fine).then_some(ErrorKind::InvalidInput)
+            );
+        }
+    }
+
+    #[test]
+    fn the_file_system_user_is_the_fourth() {
+        let status = "Name:\tx\nUid:\t1000\t0\t0\t33\nGid:\t1\t2\t3\t4\n";
+        assert_eq!(filesystem_user(status), Some(33));
+        for broken in ["", "Uid:\t1\t2\t3\n", "Uid:\ta\tb\tc\td\n"] {
+            assert_eq!(filesystem_user(broken), None, "{broken}");
+        }
+        // What it is of this process: files that it makes belong to that user.
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert_eq!(user().unwrap(), file.as_file().metadata().unwrap().uid());
+    }
+
+    #[test]
+    fn the_hash_is_fnv1a() {
+        // From the test vectors of its authors' page.
+        for (bytes, hash) in [
+            ("", 0xcbf29ce484222325),
+            ("a", 0xaf63dc4c8601ec8c),
+            ("foobar", 0x85944171f73967e8),
+        ] {
+            assert_eq!(fnv1a(bytes.as_bytes()), hash);
+        }
+    }
+
+    #[test]
+    fn each_library_is_complete() {
+        for item in bundled().iter().chain([prefault()]) {
+            assert!(item.bytes.starts_with(b"\x7fELF"), "{}", item.kind);
+            assert!(
+                item.version.split('.').all(|part| part.parse::<u32>().is_ok()),
+                "{}",
+                item.version
+            );
+            assert!(!item.licence.is_empty());
+        }
+        assert!(
+            bundled()
+                .iter()
+                .all(|item| item.notice.is_some_and(|text| text.contains("Copyright")))
+        );
+        assert_eq!(bundled()[0].kind, "mimalloc");
+        assert!(bundled()[0].version.starts_with("3."));
+    }
+}

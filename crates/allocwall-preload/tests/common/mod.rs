@@ -1,0 +1,65 @@
+//! What the tests of this crate share: programs compiled on the spot, and their runs under a preloaded library.
+
+use std::ffi::OsStr;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// A program of `tests/programs`, compiled. None, with the reason printed, without a compiler.
+pub fn compiled(place: &Path, source: &str, flags: &[&str]) -> Option<PathBuf> {
+    let compiler = if source.ends_with(".cc") { "c++" } else { "cc" };
+    let program = place.join(source.rsplit_once('.').unwrap().0);
+    let mut command = Command::new(compiler);
+    command
+        .arg(
+            Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("tests/programs")
+                .join(source),
+        )
+        .arg("-o")
+        .arg(&program)
+        .args(["-O1", "-g0", "-pthread", "-fno-builtin", "-Wall", "-Werror"])
+        .args(flags);
+    let output = attempt(&mut command)?;
+    assert!(output.status.success(), "{source}: {}", text(&output.stderr));
+    Some(program)
+}
+
+/// Runs a command to its end, without input. None, with the reason printed, where there is no such program.
+pub fn attempt(command: &mut Command) -> Option<Output> {
+    match command.stdin(Stdio::null()).output() {
+        Ok(output) => Some(output),
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            println!("skipped: {}: {e}", command.get_program().display());
+            None
+        }
+        Err(e) => panic!("{command:?}: {e}"),
+    }
+}
+
+/// A command with nothing of this process's environment that could steer an allocator.
+pub fn command(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    for name in [
+        "LD_PRELOAD",
+        "GLIBC_TUNABLES",
+        "MALLOC_CONF",
+        "ALLOCWALL_PREFAULT",
+    ] {
+        command.env_remove(name);
+    }
+    command.env("LC_ALL", "C");
+    command
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// What a program says that must succeed.
+pub fn said(output: &Output) -> String {
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{}: {out}{err}", output.status);
+    assert_eq!(err, "");
+    out
+}
