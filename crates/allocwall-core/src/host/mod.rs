@@ -7,6 +7,7 @@ pub mod facts;
 pub mod file;
 pub mod inside;
 pub mod installed;
+pub mod keeper;
 pub mod launch;
 pub mod libc_malloc;
 pub mod limits;
