@@ -35,6 +35,9 @@ enum Command {
     /// Run a built-in subject: a program with a known wall and its own account of the truth
     #[command(hide = true)]
     Subject(commands::subject::Args),
+    /// Run a command for a trial and leave nothing of it behind
+    #[command(hide = true)]
+    Keep,
 }
 
 fn main() -> ExitCode {
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         Command::Diagnose(args) => commands::diagnose::run(args, &printer),
         Command::Report(args) => commands::report::run(args, &printer),
         Command::Subject(args) => commands::subject::run(args, &printer),
+        Command::Keep => commands::keep::run(),
     };
     outcome.unwrap_or_else(|error| {
         printer.error(&error);

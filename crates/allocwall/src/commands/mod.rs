@@ -3,5 +3,6 @@
 pub mod calibrate;
 pub mod check;
 pub mod diagnose;
+pub mod keep;
 pub mod report;
 pub mod subject;

@@ -90,6 +90,8 @@ pub struct Status {
     pub vm_size: Option<u64>,
     pub vm_data: Option<u64>,
     pub vm_rss: Option<u64>,
+    /// Peak of `vm_rss` since exec.
+    pub vm_hwm: Option<u64>,
     pub rss_anon: Option<u64>,
     pub vm_swap: Option<u64>,
     pub hugetlb: Option<u64>,
@@ -122,6 +124,7 @@ pub fn status(bytes: &[u8]) -> Option<Status> {
             b"VmPeak" => s.vm_peak = kilobytes(value),
             b"VmSize" => s.vm_size = kilobytes(value),
             b"VmData" => s.vm_data = kilobytes(value),
+            b"VmHWM" => s.vm_hwm = kilobytes(value),
             b"VmRSS" => s.vm_rss = kilobytes(value),
             b"RssAnon" => s.rss_anon = kilobytes(value),
             b"VmSwap" => s.vm_swap = kilobytes(value),

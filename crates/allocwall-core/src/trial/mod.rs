@@ -1,0 +1,3 @@
+//! Trials: the same command with and without a remedy, and what that changed.
+
+pub mod run;
