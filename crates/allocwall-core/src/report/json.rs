@@ -11,10 +11,14 @@ use serde_json::{Value, json};
 /// Raised when a field changes its meaning or goes away; new fields do not raise it.
 pub const VERSION: u32 = 1;
 
-/// The document, indented, newline-terminated. Characters that could act on a terminal are `\u` escapes, which every
-/// reader turns back.
+/// The document, indented, newline-terminated.
 pub fn document(rec: &Recording, bill: &Bill, verdict: &Verdict) -> String {
-    let text = format!("{:#}\n", value(rec, bill, verdict));
+    printed(&value(rec, bill, verdict))
+}
+
+/// Indented, newline-terminated. Characters that could act on a terminal are `\u` escapes, which every reader turns back.
+pub(super) fn printed(value: &Value) -> String {
+    let text = format!("{value:#}\n");
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
         // Outside strings JSON has no such characters but its own line feeds.
@@ -53,29 +57,29 @@ pub fn value(rec: &Recording, bill: &Bill, verdict: &Verdict) -> Value {
     })
 }
 
-fn list<T>(items: &[T], of: impl Fn(&T) -> Value) -> Value {
+pub(super) fn list<T>(items: &[T], of: impl Fn(&T) -> Value) -> Value {
     Value::Array(items.iter().map(of).collect())
 }
 
 /// The value, or `{"absent": …}`: a reason, never null.
-fn measured<T>(value: &Measured<T>, of: impl Fn(&T) -> Value) -> Value {
+pub(super) fn measured<T>(value: &Measured<T>, of: impl Fn(&T) -> Value) -> Value {
     match value {
         Ok(value) => of(value),
         Err(why) => json!({ "absent": absence(why) }),
     }
 }
 
-fn absence(absence: &Absence) -> Value {
+pub(super) fn absence(absence: &Absence) -> Value {
     json!({ "reason": plain(&absence.reason), "detail": absence.detail, "mend": absence.mend })
 }
 
 /// A value whose serialised form cannot fail: enums with text names, numbers, strings.
-fn plain<T: Serialize>(value: &T) -> Value {
+pub(super) fn plain<T: Serialize>(value: &T) -> Value {
     serde_json::to_value(value).unwrap_or(Value::Null)
 }
 
 /// JSON has no NaN and no infinity: such a number is null.
-fn number(value: f64) -> Value {
+pub(super) fn number(value: f64) -> Value {
     if value.is_finite() {
         json!(value)
     } else {
@@ -83,7 +87,7 @@ fn number(value: f64) -> Value {
     }
 }
 
-fn interval(value: &Interval) -> Value {
+pub(super) fn interval(value: &Interval) -> Value {
     json!({ "low": number(value.low), "point": number(value.point), "high": number(value.high) })
 }
 

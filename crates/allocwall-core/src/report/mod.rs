@@ -1,4 +1,4 @@
-//! Recording, Bill and Verdict as text, JSON, flamegraph, collapsed stacks. Pure.
+//! Recording, Bill and Verdict as text, JSON, flamegraph, collapsed stacks; a trial's Outcome as text, JSON, CSV. Pure.
 
 pub mod collapsed;
 pub mod escape;
@@ -6,6 +6,11 @@ pub mod flamegraph;
 pub mod json;
 mod layout;
 pub mod text;
+pub mod trial_csv;
+pub mod trial_json;
+pub mod trial_text;
 
 #[cfg(test)]
 mod sketches;
+#[cfg(test)]
+mod trial_sketches;

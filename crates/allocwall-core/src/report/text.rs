@@ -49,11 +49,7 @@ pub fn diagnosis(
     file: Option<&str>,
     style: Style,
 ) -> String {
-    let mut page = Page {
-        out: String::new(),
-        color: style.color,
-        width: style.width.max(NARROWEST),
-    };
+    let mut page = Page::new(style);
     header(&mut page, rec, bill);
     verdict_sentence(&mut page, verdict);
     on_cpu(&mut page, rec, bill);
@@ -70,7 +66,7 @@ pub fn diagnosis(
 }
 
 #[derive(Clone, Copy)]
-enum Ink {
+pub(super) enum Ink {
     Plain,
     Heading,
     Bad,
@@ -93,23 +89,31 @@ impl Ink {
     }
 }
 
-struct Page {
-    out: String,
+pub(super) struct Page {
+    pub(super) out: String,
     color: bool,
-    width: usize,
+    pub(super) width: usize,
 }
 
 impl Page {
-    fn line(&mut self, text: &str) {
+    pub(super) fn new(style: Style) -> Self {
+        Page {
+            out: String::new(),
+            color: style.color,
+            width: style.width.max(NARROWEST),
+        }
+    }
+
+    pub(super) fn line(&mut self, text: &str) {
         self.out.push_str(text.trim_end());
         self.out.push('\n');
     }
 
-    fn blank(&mut self) {
+    pub(super) fn blank(&mut self) {
         self.out.push('\n');
     }
 
-    fn paint(&self, ink: Ink, text: &str) -> String {
+    pub(super) fn paint(&self, ink: Ink, text: &str) -> String {
         match ink.sgr() {
             Some(sgr) if self.color && !text.is_empty() => format!("\x1b[{sgr}m{text}\x1b[0m"),
             _ => text.to_string(),
@@ -117,7 +121,7 @@ impl Page {
     }
 
     /// A heading in capitals, so that sections stand out without colour, and what qualifies it.
-    fn section(&mut self, title: &str, aside: &str) {
+    pub(super) fn section(&mut self, title: &str, aside: &str) {
         self.blank();
         let room = self.width.saturating_sub(columns(title) + 2);
         let aside = elide_end(aside, room);
@@ -134,7 +138,7 @@ impl Page {
     }
 
     /// `lead`, then `text` wrapped in a column that starts at `indent`.
-    fn hang(&mut self, lead: &str, lead_ink: Ink, indent: usize, text: &str, ink: Ink) {
+    pub(super) fn hang(&mut self, lead: &str, lead_ink: Ink, indent: usize, text: &str, ink: Ink) {
         // On a narrow page the column would be a ribbon: the text then starts on its own line.
         let beside = self.width >= indent + 24;
         let column = if beside { indent } else { 4 };
@@ -178,11 +182,11 @@ impl Page {
 
     /// What to type, so that it can be copied as it stands: broken between words with a backslash. A remark behind `#`
     /// goes to its own line.
-    fn command(&mut self, indent: usize, text: &str) {
+    pub(super) fn command(&mut self, indent: usize, text: &str) {
         self.command_after("", indent, text);
     }
 
-    fn command_after(&mut self, heading: &str, indent: usize, text: &str) {
+    pub(super) fn command_after(&mut self, heading: &str, indent: usize, text: &str) {
         let (command, remark) = match text.split_once("  #") {
             Some((command, remark)) => (command.trim_end(), Some(remark.trim())),
             None => (text, None),
@@ -223,7 +227,7 @@ impl Page {
         }
     }
 
-    fn wrapped(&mut self, indent: usize, text: &str, ink: Ink) {
+    pub(super) fn wrapped(&mut self, indent: usize, text: &str, ink: Ink) {
         self.hang("", Ink::Plain, indent, text, ink);
     }
 }
@@ -1101,7 +1105,7 @@ fn thousands(n: u64) -> String {
     out
 }
 
-fn bytes(n: u64) -> String {
+pub(super) fn bytes(n: u64) -> String {
     const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     match UNITS.iter().find(|(_, size)| n >= *size) {
         Some((unit, size)) => format!("{:.1} {unit}", n as f64 / *size as f64),
@@ -1109,7 +1113,7 @@ fn bytes(n: u64) -> String {
     }
 }
 
-fn plural(n: u64, word: &str) -> String {
+pub(super) fn plural(n: u64, word: &str) -> String {
     if n == 1 {
         word.to_string()
     } else {

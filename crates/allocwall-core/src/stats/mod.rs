@@ -1,4 +1,9 @@
-//! Pure statistics; imports only `units`. Intervals are 95 % and two-sided.
+//! Pure statistics; imports only `units`. Intervals are two-sided, and 95 % where no level is asked for.
+
+pub mod random;
+pub mod ranks;
+pub mod several;
+pub mod size;
 
 use crate::units::Interval;
 use statrs::distribution::{Binomial, ContinuousCDF, DiscreteCDF, StudentsT};
