@@ -1,0 +1,3 @@
+//! Interleaved A/B of remedies on the user's own command.
+
+pub mod load;
