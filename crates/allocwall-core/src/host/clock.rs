@@ -21,6 +21,12 @@ pub fn own_cpu_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
+/// CPU time of the calling thread so far.
+pub fn thread_cpu_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
 /// Sleeps until CLOCK_MONOTONIC reads `ns`, or a signal comes.
 pub fn sleep_until(ns: u64) {
     let left = ns.saturating_sub(monotonic_ns());

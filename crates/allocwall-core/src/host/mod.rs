@@ -1,5 +1,6 @@
 //! The only place with system calls and unsafe code. Readers of /proc, /sys and cgroup files take a root and parse bytes.
 
+pub mod alarm;
 pub mod cgroup;
 pub mod clock;
 pub mod elf;

@@ -5,6 +5,7 @@
 //! follow. A trial of no remedy (`--with none`) has these two alone.
 
 pub mod compare;
+pub mod load;
 pub mod plan;
 pub mod run;
 #[cfg(test)]

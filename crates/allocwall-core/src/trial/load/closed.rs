@@ -1,0 +1,321 @@
+//! How many requests a second the server can answer: closed loops, each of which sends its next request when the last is answered,
+//! on 1, 2, 4, … connections until more of them bring no more throughput. Its latencies would be blind to stalls, so it has none.
+
+use crate::host::clock::{monotonic_ns, thread_cpu_ns};
+use crate::trial::load::client::Client;
+use crate::trial::load::failure::{Failure, Failures};
+use crate::trial::load::open::Own;
+use crate::trial::load::request::Request;
+use crate::units::{Absence, Measured, Reason};
+use serde::{Deserialize, Serialize};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Two steps in a row that bring less than this more than the best before them: the top is reached.
+const RISE: f64 = 0.03;
+/// A failed loop rests so long before it tries again, or a closed port would be hammered.
+const REST_NS: u64 = 10_000_000;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Search {
+    /// Before each step, not counted.
+    pub settle: Duration,
+    pub step: Duration,
+    pub timeout: Duration,
+    pub most_connections: usize,
+}
+
+impl Default for Search {
+    /// Steps of 1 s after 0.25 s to settle, 5 s timeout, up to 256 connections: 11 s at most.
+    fn default() -> Self {
+        Search {
+            settle: Duration::from_millis(250),
+            step: Duration::from_secs(1),
+            timeout: Duration::from_secs(5),
+            most_connections: 256,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    pub connections: usize,
+    /// Good answers.
+    pub per_second: f64,
+    pub failures: Failures,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Capacity {
+    /// Good answers a second in the best step: the highest of several noisy figures, so rather high than low.
+    pub per_second: f64,
+    /// Connections of that step.
+    pub connections: usize,
+    pub steps: Vec<Step>,
+    /// Throughput still rose at the last step: the capacity is at least this.
+    pub still_rising: bool,
+    /// What the generator cost over all steps; where it takes most of a CPU that the target shares, capacity alone would be higher.
+    pub own: Own,
+}
+
+/// Searches on the calling thread.
+///
+/// # Errors
+/// `NotFound` when no request had a good answer, with what came instead; `TooLittle` when `stop` was set meanwhile;
+/// `NotSupported` when the system grants no event loop.
+pub fn find(request: &Request, search: &Search, stop: &AtomicBool) -> Measured<Capacity> {
+    let no_loop = |cause: std::io::Error| {
+        Absence::new(
+            Reason::NotSupported,
+            format!("the load generator got no event loop: {cause}"),
+        )
+        .mend("look at ulimit -n")
+    };
+    let most = search.most_connections.max(1);
+    let client = Client::new(request, most).map_err(no_loop)?;
+    let mut loops = Loops::new(client, search);
+    let started = (monotonic_ns(), thread_cpu_ns());
+    let mut steps: Vec<Step> = Vec::new();
+    let mut flat = 0;
+    let mut connections = 1;
+    while connections <= most && flat < 2 {
+        loops.add(connections);
+        loops.run_for(search.settle, stop).map_err(no_loop)?;
+        let step = loops.run_for(search.step, stop).map_err(no_loop)?;
+        if stop.load(Ordering::Relaxed) {
+            return Err(Absence::new(
+                Reason::TooLittle,
+                "the search for the server's capacity was interrupted",
+            ));
+        }
+        let best = best(&steps).map_or(0.0, |step| step.per_second);
+        flat = if step.per_second < best * (1.0 + RISE) {
+            flat + 1
+        } else {
+            0
+        };
+        let nothing = step.per_second == 0.0;
+        steps.push(step);
+        if nothing {
+            break;
+        }
+        connections *= 2;
+    }
+    let own = Own {
+        cpu_ns: thread_cpu_ns() - started.1,
+        wall_ns: monotonic_ns() - started.0,
+        threads: 1,
+    };
+    match best(&steps) {
+        Some(top) if top.per_second > 0.0 => Ok(Capacity {
+            per_second: top.per_second,
+            connections: top.connections,
+            still_rising: flat < 2 && steps.last().is_some_and(|last| last.per_second > 0.0),
+            steps: steps.clone(),
+            own,
+        }),
+        _ => Err(nothing_answered(request, &steps)),
+    }
+}
+
+fn best(steps: &[Step]) -> Option<&Step> {
+    steps.iter().max_by(|a, b| a.per_second.total_cmp(&b.per_second))
+}
+
+fn nothing_answered(request: &Request, steps: &[Step]) -> Absence {
+    let seen = steps
+        .last()
+        .map_or(String::new(), |step| step.failures.to_string());
+    let seen = if steps.iter().all(|step| step.failures.total() == 0) {
+        "no answer at all".to_string()
+    } else {
+        seen
+    };
+    Absence::new(
+        Reason::NotFound,
+        format!("{} gave no good answer: {seen}", request.url.escape_debug()),
+    )
+    .mend("check the URL with curl while the server runs")
+}
+
+struct Loops<'a> {
+    client: Client<'a>,
+    timeout_ns: u64,
+    loops: Vec<Loop>,
+    jobs: u64,
+}
+
+/// One connection's worth of requests.
+#[derive(Clone, Copy)]
+enum Loop {
+    Waits { job: u64, slot: usize, since_ns: u64 },
+    Rests { until_ns: u64 },
+}
+
+impl<'a> Loops<'a> {
+    fn new(client: Client<'a>, search: &Search) -> Self {
+        Loops {
+            client,
+            timeout_ns: search.timeout.as_nanos() as u64,
+            loops: Vec::new(),
+            jobs: 0,
+        }
+    }
+
+    fn add(&mut self, total: usize) {
+        self.loops.resize(total, Loop::Rests { until_ns: 0 });
+    }
+
+    /// Good answers a second and failures in the next `time`.
+    fn run_for(&mut self, time: Duration, stop: &AtomicBool) -> std::io::Result<Step> {
+        let from = monotonic_ns();
+        let to = from + time.as_nanos() as u64;
+        let mut good = 0u64;
+        let mut failures = Failures::default();
+        let mut finished = Vec::new();
+        loop {
+            let now = monotonic_ns();
+            if now >= to || stop.load(Ordering::Relaxed) {
+                return Ok(Step {
+                    connections: self.loops.len(),
+                    per_second: good as f64 * 1e9 / (now - from).max(1) as f64,
+                    failures,
+                });
+            }
+            let wake = self.turn(now, &mut failures);
+            self.client.wait(wake.min(to))?;
+            self.client.take_finished(&mut finished);
+            for end in finished.drain(..) {
+                match end.failure {
+                    None => good += 1,
+                    Some(failure) => failures.add(failure),
+                }
+                self.next(end.job, end.failure.map(|_| end.end_ns + REST_NS));
+            }
+        }
+    }
+
+    /// Starts what has rested, ends what is too late; when to look again.
+    fn turn(&mut self, now: u64, failures: &mut Failures) -> u64 {
+        let mut wake = u64::MAX;
+        for one in &mut self.loops {
+            if let Loop::Waits { job, slot, since_ns } = *one
+                && since_ns + self.timeout_ns <= now
+            {
+                self.client.cancel(slot, job);
+                failures.add(Failure::TimedOut);
+                *one = Loop::Rests { until_ns: 0 };
+            }
+            if let Loop::Rests { until_ns } = *one
+                && until_ns <= now
+                && let Some(slot) = self.client.start(self.jobs)
+            {
+                *one = Loop::Waits {
+                    job: self.jobs,
+                    slot,
+                    since_ns: now,
+                };
+                self.jobs += 1;
+            }
+            wake = wake.min(match *one {
+                Loop::Waits { since_ns, .. } => since_ns + self.timeout_ns,
+                Loop::Rests { until_ns } => until_ns,
+            });
+        }
+        wake
+    }
+
+    /// The loop behind `job` goes on at once, or rests first.
+    fn next(&mut self, job: u64, rest_until: Option<u64>) {
+        let waits_for = |one: &&mut Loop| matches!(one, Loop::Waits { job: of, .. } if *of == job);
+        if let Some(one) = self.loops.iter_mut().find(waits_for) {
+            *one = Loop::Rests {
+                until_ns: rest_until.unwrap_or(0),
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trial::load::request::Ask;
+    use crate::trial::load::test_server::{Server, answer};
+    use std::thread::sleep;
+
+    fn search() -> Search {
+        Search {
+            settle: Duration::from_millis(30),
+            step: Duration::from_millis(200),
+            timeout: Duration::from_millis(500),
+            most_connections: 16,
+        }
+    }
+
+    fn find_at(url: &str) -> Measured<Capacity> {
+        find(
+            &Request::new(&Ask::get(url)).unwrap(),
+            &search(),
+            &AtomicBool::new(false),
+        )
+    }
+
+    /// Each connection of this server is answered after 10 ms, on as many connections as there are: 100 a second and
+    /// connection is the most, whatever the machine; the rise must be seen to the end.
+    #[test]
+    fn throughput_that_rises_with_connections_is_followed() {
+        let server = Server::start(|_, stream| {
+            sleep(Duration::from_millis(10));
+            answer(stream, 200)
+        });
+        let capacity = find_at(&server.url()).unwrap();
+        for step in &capacity.steps {
+            assert!(
+                step.per_second <= 100.0 * step.connections as f64 * 1.2,
+                "{step:?}"
+            );
+        }
+        assert!(capacity.steps.len() >= 3, "{capacity:?}");
+        assert!(capacity.per_second > capacity.steps[0].per_second);
+        assert!(capacity.own.cpu_ns > 0 && capacity.own.cpu_ns <= capacity.own.wall_ns);
+    }
+
+    /// The twin: one request at a time, however many connections; two flat steps end the search.
+    #[test]
+    fn throughput_that_does_not_rise_ends_the_search() {
+        let one_at_a_time = std::sync::Mutex::new(());
+        let server = Server::start(move |_, stream| {
+            let held = one_at_a_time.lock().unwrap();
+            sleep(Duration::from_millis(5));
+            drop(held);
+            answer(stream, 200)
+        });
+        let capacity = find_at(&server.url()).unwrap();
+        assert!(capacity.per_second <= 200.0 * 1.2, "{capacity:?}");
+    }
+
+    #[test]
+    fn what_gives_no_good_answer_is_told() {
+        let closed = find_at(&format!("http://{}/", Server::closed_address())).unwrap_err();
+        assert_eq!(closed.reason, Reason::NotFound);
+        assert!(closed.detail.contains("connection refused"), "{closed}");
+        let failing = Server::start(|_, stream| answer(stream, 503));
+        let failing = find_at(&failing.url()).unwrap_err();
+        assert!(failing.detail.contains("status 5xx"), "{failing}");
+        let silent = Server::start(|_, _| {
+            sleep(Duration::from_secs(2));
+            Ok(())
+        });
+        let silent = find_at(&silent.url()).unwrap_err();
+        assert_eq!(silent.reason, Reason::NotFound);
+        assert!(silent.detail.contains("no answer"), "{silent}");
+    }
+
+    #[test]
+    fn a_stop_ends_the_search() {
+        let server = Server::start(|_, stream| answer(stream, 200));
+        let request = Request::new(&Ask::get(&server.url())).unwrap();
+        let stopped = find(&request, &search(), &AtomicBool::new(true)).unwrap_err();
+        assert_eq!(stopped.reason, Reason::TooLittle);
+    }
+}
