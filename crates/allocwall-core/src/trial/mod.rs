@@ -5,6 +5,9 @@
 //! follow. A trial of no remedy (`--with none`) has these two alone.
 
 pub mod compare;
+pub mod conduct;
+pub mod gate;
+pub mod journal;
 pub mod load;
 pub mod plan;
 pub mod run;

@@ -1,0 +1,306 @@
+//! The trial's file: one line of JSON for what was asked, then one a finished block, appended as it is finished. A trial
+//! that was cut off at any moment can be reported and continued from it.
+
+use super::{Block, Design, ProofItem};
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+pub const VERSION: u32 = 1;
+/// A block holds some kilobytes; nobody's trial is larger than this.
+const LARGEST: u64 = 256 << 20;
+const MOST_BLOCKS: usize = 100_000;
+
+/// What stays the same from a trial's first run to its last, kept so that it can be continued as it was begun.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Head {
+    pub version: u32,
+    pub tool_version: String,
+    pub started_unix_ms: u64,
+    pub command: Vec<String>,
+    /// The options of the trial other than its command, as they were typed: a continued trial takes them from here.
+    pub options: Vec<String>,
+    pub design: Design,
+    /// By arm: what the run that is not counted showed.
+    pub proof: BTreeMap<usize, Vec<ProofItem>>,
+    /// Facts about the machine, for people.
+    pub machine: Vec<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Line {
+    Trial(Box<Head>),
+    Block(Block),
+    /// More blocks were planned than at first.
+    Plan(Design),
+}
+
+/// A trial as its file has it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Journal {
+    pub head: Head,
+    pub blocks: Vec<Block>,
+}
+
+/// Appends to a trial's file.
+pub struct Writer {
+    path: PathBuf,
+    file: File,
+}
+
+impl Writer {
+    /// A new file, readable by its owner alone. One that is there already is not overwritten.
+    pub fn create(path: &Path, head: &Head) -> Result<Writer> {
+        let file = OpenOptions::new()
+            .append(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(|cause| failed(path, cause))?;
+        let mut writer = Writer {
+            path: path.to_owned(),
+            file,
+        };
+        writer.line(&Line::Trial(Box::new(head.clone())))?;
+        Ok(writer)
+    }
+
+    /// Continues a file that `read` has read. What a cut-off write left at its end goes away.
+    pub fn append_to(path: &Path) -> Result<Writer> {
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .map_err(|cause| failed(path, cause))?;
+        let mut text = Vec::new();
+        let whole = (&file)
+            .take(LARGEST)
+            .read_to_end(&mut text)
+            .map(|_| text.iter().rposition(|b| *b == b'\n').map_or(0, |end| end + 1));
+        whole
+            .and_then(|length| {
+                file.set_len(length as u64)?;
+                file.seek(SeekFrom::End(0))
+            })
+            .map_err(|cause| failed(path, cause))?;
+        Ok(Writer {
+            path: path.to_owned(),
+            file,
+        })
+    }
+
+    pub fn block(&mut self, block: &Block) -> Result<()> {
+        self.line(&Line::Block(block.clone()))
+    }
+
+    pub fn plan(&mut self, design: &Design) -> Result<()> {
+        self.line(&Line::Plan(design.clone()))
+    }
+
+    fn line(&mut self, line: &Line) -> Result<()> {
+        let mut text = serde_json::to_vec(line).map_err(|e| failed(&self.path, io::Error::other(e)))?;
+        text.push(b'\n');
+        // One write, so that a reader or a crash meets whole lines or one cut-off at the end.
+        self.file
+            .write_all(&text)
+            .map_err(|cause| failed(&self.path, cause))
+    }
+}
+
+fn failed(path: &Path, cause: io::Error) -> Error {
+    Error::File {
+        path: path.to_owned(),
+        cause,
+    }
+}
+
+/// # Errors
+/// No such file, one of another kind or version, a line within it that doesn't parse. A last line that is cut off is none.
+pub fn read(path: &Path) -> Result<Journal> {
+    let file = File::open(path).map_err(|cause| failed(path, cause))?;
+    parse(BufReader::new(file.take(LARGEST))).map_err(|detail| match detail {
+        Broken::Reading(cause) => failed(path, cause),
+        Broken::Content(detail) => Error::Refused(format!("{} is no usable trial: {detail}", path.display())),
+    })
+}
+
+enum Broken {
+    Reading(io::Error),
+    Content(String),
+}
+
+fn parse(mut reader: impl BufRead) -> std::result::Result<Journal, Broken> {
+    let content = |detail: &str| Broken::Content(detail.to_owned());
+    let mut head: Option<Head> = None;
+    let mut blocks: Vec<Block> = Vec::new();
+    let mut line = Vec::new();
+    for number in 1.. {
+        line.clear();
+        if reader.read_until(b'\n', &mut line).map_err(Broken::Reading)? == 0 {
+            break;
+        }
+        let whole = line.ends_with(b"\n");
+        let parsed = match serde_json::from_slice::<Line>(&line) {
+            Ok(parsed) => parsed,
+            Err(_) if !whole && head.is_some() => break,
+            Err(_) if number == 1 => return Err(content("its first line is not a trial's")),
+            Err(error) => return Err(Broken::Content(format!("line {number}: {error}"))),
+        };
+        match (parsed, &mut head) {
+            (Line::Trial(first), None) => {
+                if first.version != VERSION {
+                    return Err(Broken::Content(format!(
+                        "it is of version {}; this program reads {VERSION}",
+                        first.version
+                    )));
+                }
+                if first.design.arms.len() < super::BASELINES || first.design.metrics.is_empty() {
+                    return Err(content("it has no arms or no metrics"));
+                }
+                head = Some(*first);
+            }
+            (Line::Trial(_), Some(_)) => return Err(Broken::Content(format!("line {number}: a second trial"))),
+            (_, None) => return Err(content("its first line is not a trial's")),
+            (Line::Plan(design), Some(head)) => {
+                if design.arms.len() != head.design.arms.len() {
+                    return Err(Broken::Content(format!("line {number}: other arms than at the start")));
+                }
+                head.design = design;
+            }
+            (Line::Block(block), Some(head)) => {
+                let arms = head.design.arms.len();
+                if block.number != blocks.len() || block.runs.iter().any(|run| run.arm >= arms) {
+                    return Err(Broken::Content(format!(
+                        "line {number}: a block that doesn't follow from those before"
+                    )));
+                }
+                if blocks.len() >= MOST_BLOCKS {
+                    return Err(Broken::Content(format!("more than {MOST_BLOCKS} blocks")));
+                }
+                blocks.push(block);
+            }
+        }
+    }
+    let head = head.ok_or_else(|| content("it is empty"))?;
+    Ok(Journal { head, blocks })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ArmInfo, Direction, Metric, Run, Settings, Unit};
+    use super::*;
+    use proptest::prelude::*;
+
+    fn head() -> Head {
+        let arm = |name: &str, baseline| ArmInfo {
+            name: name.into(),
+            baseline,
+            predicted: BTreeMap::new(),
+        };
+        Head {
+            version: VERSION,
+            tool_version: "0".into(),
+            started_unix_ms: 1,
+            command: vec!["true".into()],
+            options: vec![],
+            design: Design {
+                arms: vec![arm("baseline", true), arm("baseline′", true), arm("jemalloc", false)],
+                metrics: vec![Metric {
+                    key: "wall_s".into(),
+                    title: "wall time".into(),
+                    unit: Unit::Seconds,
+                    direction: Direction::LowerIsBetter,
+                    primary: true,
+                }],
+                settings: Settings {
+                    seed: 1,
+                    effect: 0.01,
+                    planned: 6,
+                    looks: vec![6],
+                },
+            },
+            proof: BTreeMap::new(),
+            machine: vec![],
+        }
+    }
+
+    fn block(number: usize) -> Block {
+        let run = |arm| Run {
+            block: number,
+            place: arm,
+            arm,
+            started_unix_ms: 5,
+            metrics: BTreeMap::from([("wall_s".to_owned(), Ok(1.5))]),
+            failure: None,
+            proof: vec![],
+        };
+        Block {
+            number,
+            runs: (0..3).map(run).collect(),
+        }
+    }
+
+    fn written(blocks: usize) -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.trial");
+        let mut writer = Writer::create(&path, &head()).unwrap();
+        for number in 0..blocks {
+            writer.block(&block(number)).unwrap();
+        }
+        (dir, path)
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_continued_after_a_cut() {
+        let (_dir, path) = written(2);
+        let whole = read(&path).unwrap();
+        assert_eq!((whole.head, whole.blocks), (head(), vec![block(0), block(1)]));
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &bytes[..bytes.len() - 10]).unwrap();
+        assert_eq!(read(&path).unwrap().blocks, [block(0)]);
+        let mut writer = Writer::append_to(&path).unwrap();
+        writer.block(&block(1)).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), bytes);
+    }
+
+    #[test]
+    fn a_file_that_is_there_is_not_overwritten_and_nobody_else_reads_it() {
+        use std::os::unix::fs::PermissionsExt;
+        let (_dir, path) = written(0);
+        assert!(Writer::create(&path, &head()).is_err());
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_broken_line_within_is_an_error_and_names_its_place() {
+        let (_dir, path) = written(2);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let refused = |text: String| {
+            std::fs::write(&path, text).unwrap();
+            read(&path).unwrap_err().to_string()
+        };
+        assert!(refused(text.replacen("\"block\"", "\"blok\"", 1)).contains("line 2"));
+        assert!(refused(String::new()).contains("empty"));
+        assert!(refused("hello\n".into()).contains("first line"));
+        assert!(refused(text.replacen("\"version\":1", "\"version\":9", 1)).contains("version 9"));
+        assert!(refused(text.replacen("\"number\":1", "\"number\":7", 1)).contains("line 3"));
+        assert!(refused(text.replacen("\"arm\":2", "\"arm\":99", 1)).contains("line 2"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400), cut in 0usize..2000) {
+            let _ = parse(&bytes[..]);
+            let (_dir, path) = written(1);
+            let mut text = std::fs::read(&path).unwrap();
+            let at = cut % text.len();
+            text.splice(at..at, bytes);
+            let _ = parse(&text[..]);
+        }
+    }
+}
