@@ -1,6 +1,6 @@
 //! allocwall as a library: Target -> Recording -> Bill -> Findings -> Verdict -> Report.
 //!
-//! Imports run one way: units -> catalogue, stats -> host -> measure -> bill -> diagnose -> report.
+//! Imports run one way: units -> catalogue, stats -> host -> measure -> bill -> diagnose -> trial -> report.
 
 pub mod bill;
 pub mod catalogue;
@@ -10,4 +10,5 @@ pub mod host;
 pub mod measure;
 pub mod report;
 pub mod stats;
+pub mod trial;
 pub mod units;

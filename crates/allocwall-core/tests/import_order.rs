@@ -15,6 +15,7 @@ const STEPS: &[&[&str]] = &[
     &["measure"],
     &["bill"],
     &["diagnose"],
+    &["trial"],
     &["report"],
 ];
 

@@ -1,0 +1,3 @@
+//! Interleaved trials of remedies on a command.
+
+pub mod arm;
