@@ -1,7 +1,11 @@
 //! One file a verb: arguments become domain values, then the library does the work.
 
+mod arms;
 pub mod calibrate;
 pub mod check;
 pub mod diagnose;
+pub mod explain;
+pub mod list;
 pub mod report;
+pub mod run;
 pub mod subject;
