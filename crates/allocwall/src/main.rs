@@ -32,6 +32,14 @@ enum Command {
     Diagnose(commands::diagnose::Args),
     /// A recording as text, JSON, flamegraph or collapsed stacks
     Report(commands::report::Args),
+    /// Try remedies on a command, interleaved with the untreated one: effect, interval and a word each
+    Trial(commands::trial::Args),
+    /// Start a command with remedies applied: it becomes the command, with the same pid and exit status
+    Run(commands::run::Args),
+    /// Remedies, allocators found, tunables, walls and experiments
+    List(commands::list::Args),
+    /// The page of a remedy, an allocator, a tunable, a wall or an experiment
+    Explain(commands::explain::Args),
     /// Run a built-in subject: a program with a known wall and its own account of the truth
     #[command(hide = true)]
     Subject(commands::subject::Args),
@@ -48,6 +56,10 @@ fn main() -> ExitCode {
         Command::Calibrate(args) => commands::calibrate::run(args, &printer),
         Command::Diagnose(args) => commands::diagnose::run(args, &printer),
         Command::Report(args) => commands::report::run(args, &printer),
+        Command::Trial(args) => commands::trial::run(args, &printer),
+        Command::Run(args) => commands::run::run(args, &printer),
+        Command::List(args) => commands::list::run(args, &printer),
+        Command::Explain(args) => commands::explain::run(args, &printer),
         Command::Subject(args) => commands::subject::run(args, &printer),
         Command::Keep => commands::keep::run(),
     };

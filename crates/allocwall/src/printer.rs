@@ -54,6 +54,22 @@ impl Printer {
         }
     }
 
+    /// What is going on, over what stood there before; on a terminal alone.
+    pub fn progress_line(&self, text: &str) {
+        if self.stderr_terminal {
+            let _ = write!(std::io::stderr(), "\r\x1b[K{}", one_line(text));
+            let _ = std::io::stderr().flush();
+        }
+    }
+
+    /// Takes it away.
+    pub fn clear_line(&self) {
+        if self.stderr_terminal {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+            let _ = std::io::stderr().flush();
+        }
+    }
+
     /// One line to the person.
     pub fn note(&self, text: &str) {
         let _ = writeln!(std::io::stderr(), "{}", one_line(text));

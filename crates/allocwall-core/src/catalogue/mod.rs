@@ -3,9 +3,11 @@
 pub mod cost;
 pub mod fast_paths;
 pub mod modules;
+pub mod nearest;
 pub mod prices;
 pub mod remedies;
 pub mod symbols;
 pub mod syscalls;
 pub mod thresholds;
+pub mod tunables;
 pub mod walls;

@@ -2,6 +2,7 @@
 //! a target and what it would gain there is judged in `diagnose::remedies`.
 
 use super::cost::CostClass::{self, *};
+use super::modules::AllocatorKind;
 use super::walls::Wall;
 
 #[derive(Clone, Copy, Debug)]
@@ -10,7 +11,7 @@ pub struct Remedy {
     pub key: &'static str,
     pub title: &'static str,
     pub kind: Kind,
-    /// Offered when one of these fired.
+    /// A diagnosis offers it when one of these fired; without any it is only applied when asked for.
     pub walls: &'static [Wall],
     /// Lines of the bill that it acts on; empty where it saves no CPU time.
     pub acts_on: &'static [CostClass],
@@ -25,7 +26,155 @@ pub struct Remedy {
     pub backfires: &'static str,
     pub undo: &'static str,
     pub moves: &'static str,
+    /// How it is applied to a command when that is started; None where it is not.
+    pub start: Option<Start>,
 }
+
+/// How a remedy is applied when a command is started, as data.
+#[derive(Clone, Copy, Debug)]
+pub struct Start {
+    /// What stands behind the name.
+    pub argument: Argument,
+    /// Set all together; `{}` is the argument, `{arenas}` as above.
+    pub applied: &'static [Change],
+    /// What shows on the running target that it took.
+    pub proof: &'static str,
+    /// What it does, and where that ends.
+    pub page: &'static str,
+}
+
+/// What stands behind a remedy's name.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Argument {
+    None,
+    /// `name=VALUE`
+    Value(Form),
+    /// `name[=VALUE]`, with this one where none is given.
+    Or(Form, &'static str),
+    /// `name[=VALUE]`: changes that name the argument are left out where none is given.
+    Maybe(Form),
+    /// `name[@SOURCE]`: `system`, `bundled`, a version, or a path.
+    Source,
+    /// `glibc:NAME=VALUE[,NAME=VALUE…]`
+    Tunables,
+    /// `env:NAME=VALUE`
+    Variable,
+}
+
+/// How a value is written.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Form {
+    /// A whole number within these bounds.
+    Count(u64, u64),
+    /// Bytes, with K, M or G for powers of 1,024.
+    Bytes,
+    /// As the kernel lists CPUs: `0-3,8`.
+    Cpus,
+    Nodes,
+    OneOf(&'static [&'static str]),
+}
+
+/// One thing that is different when the command starts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Change {
+    Preload(Library),
+    /// Name and value; GLIBC_TUNABLES keeps what else it holds.
+    Tunable(&'static str, &'static str),
+    Env(&'static str, &'static str),
+    /// Behind what the variable holds already.
+    EnvAppend {
+        name: &'static str,
+        separator: char,
+        value: &'static str,
+    },
+    Unset(&'static str),
+    /// Directly behind the program's name.
+    CommandOption(&'static str),
+    Prefault(&'static str),
+    Cpus(&'static str),
+    Nodes(&'static str),
+    /// In the way of the allocator that serves the program.
+    Pages(Pages),
+    /// It cannot be applied here, and why.
+    Missing(&'static str),
+}
+
+/// Which library is preloaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Library {
+    Jemalloc,
+    /// With its profilers or without.
+    Tcmalloc,
+    TcmallocMinimal,
+    Mimalloc,
+    Snmalloc,
+    /// The C library of the program itself.
+    Glibc,
+}
+
+impl Library {
+    pub fn kind(self) -> AllocatorKind {
+        match self {
+            Library::Jemalloc => AllocatorKind::Jemalloc,
+            Library::Tcmalloc | Library::TcmallocMinimal => AllocatorKind::Tcmalloc,
+            Library::Mimalloc => AllocatorKind::Mimalloc,
+            Library::Snmalloc => AllocatorKind::Snmalloc,
+            Library::Glibc => AllocatorKind::Glibc,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pages {
+    Transparent,
+    Reserved,
+}
+
+/// How each allocator is told to use huge pages; one that is not here has no such setting.
+/// glibc: malloc/malloc.c, since 2.35. jemalloc: opt.thp of its manual. mimalloc: src/prim/unix/prim.c.
+pub const PAGES: &[(AllocatorKind, Pages, Change)] = &[
+    (
+        AllocatorKind::Glibc,
+        Pages::Transparent,
+        Change::Tunable("glibc.malloc.hugetlb", "1"),
+    ),
+    (
+        AllocatorKind::Glibc,
+        Pages::Reserved,
+        Change::Tunable("glibc.malloc.hugetlb", "2"),
+    ),
+    (
+        AllocatorKind::Jemalloc,
+        Pages::Transparent,
+        Change::EnvAppend {
+            name: "MALLOC_CONF",
+            separator: ',',
+            value: "thp:always,metadata_thp:auto",
+        },
+    ),
+    (
+        AllocatorKind::Mimalloc,
+        Pages::Transparent,
+        Change::Env("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1"),
+    ),
+    (
+        AllocatorKind::Mimalloc,
+        Pages::Reserved,
+        Change::Env("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1"),
+    ),
+];
+
+/// Values of PYTHONMALLOC (Doc/using/cmdline.rst of CPython); those with mimalloc since 3.13.
+pub const PYTHON_ALLOCATORS: &[&str] = &[
+    "default",
+    "malloc",
+    "pymalloc",
+    "mimalloc",
+    "debug",
+    "malloc_debug",
+    "pymalloc_debug",
+    "mimalloc_debug",
+];
 
 impl Remedy {
     /// `how`, filled in, is a command; else it is prose.
@@ -34,10 +183,81 @@ impl Remedy {
         let first = how.split(' ').next().unwrap_or_default();
         self.kind != Kind::Advice && (setting || COMMANDS.contains(&first))
     }
+
+    /// As it is typed: `cpus=LIST`, `jemalloc[@SOURCE]`.
+    pub fn usage(&self) -> String {
+        let key = self.key;
+        match self.start.map(|start| start.argument) {
+            None | Some(Argument::None) => key.to_owned(),
+            Some(Argument::Value(form)) => format!("{key}={}", form.shown()),
+            Some(Argument::Or(form, _) | Argument::Maybe(form)) => format!("{key}[={}]", form.shown()),
+            Some(Argument::Source) => format!("{key}[@SOURCE]"),
+            Some(Argument::Tunables) => format!("{key}NAME=VALUE[,NAME=VALUE…]"),
+            Some(Argument::Variable) => format!("{key}NAME=VALUE"),
+        }
+    }
+
+    /// `how` with words in place of what only a diagnosis of a target knows.
+    pub fn shell_line(&self) -> String {
+        in_general(self.how)
+    }
+
+    /// `undo` in the same words.
+    pub fn undo_line(&self) -> String {
+        in_general(self.undo)
+    }
+}
+
+/// A template with words in place of what only a diagnosis of a target knows.
+fn in_general(template: &str) -> String {
+    let text = [
+        ("{cmd}", UNKNOWN_COMMAND),
+        ("{threads}", "THREADS"),
+        ("{quota}", "CPUs"),
+        ("{whole_cpus}", "N"),
+        ("{arenas}", "N"),
+        ("{triple}", TRIPLE),
+        (
+            "{java_heap}",
+            "which is a quarter of the memory where no -Xmx is given",
+        ),
+    ]
+    .iter()
+    .fold(template.to_owned(), |text, (hole, word)| text.replace(hole, word));
+    [
+        ("{tunables:", ""),
+        ("{jemalloc:", "MALLOC_CONF="),
+        ("{node:", "node "),
+    ]
+    .iter()
+    .fold(text, |text, (opening, before)| match text.split_once(opening) {
+        Some((start, rest)) => {
+            let (inner, end) = rest.split_once('}').unwrap_or((rest, ""));
+            format!("{start}{before}{inner}{end}")
+        }
+        None => text,
+    })
+}
+
+impl Form {
+    pub fn shown(self) -> &'static str {
+        match self {
+            Form::Count(..) => "N",
+            Form::Bytes => "SIZE",
+            Form::Cpus | Form::Nodes => "LIST",
+            Form::OneOf(_) => "NAME",
+        }
+    }
 }
 
 /// Programs that a remedy's command starts with, where it doesn't start with a setting.
 const COMMANDS: &[&str] = &["renice", "echo", "env", "numactl", "node", "nodejs"];
+
+const TRIPLE: &str = if cfg!(target_arch = "aarch64") {
+    "aarch64-linux-gnu"
+} else {
+    "x86_64-linux-gnu"
+};
 
 /// Stands in a command for the target's own, where that is not known or too long to be read.
 pub const UNKNOWN_COMMAND: &str = "CMD";
@@ -137,6 +357,7 @@ pub const TABLE: &[Remedy] = &[
         backfires: "neighbours on the machine get less CPU",
         undo: "set the old limit",
         moves: "CPU time from the machine's other tenants to this cgroup",
+        start: None,
     },
     Remedy {
         key: "gomaxprocs",
@@ -151,6 +372,12 @@ pub const TABLE: &[Remedy] = &[
         backfires: "less parallelism when the quota is raised later",
         undo: "restart without GOMAXPROCS",
         moves: "parallel bursts to a steadier, longer run",
+        start: Some(Start {
+            argument: Argument::Value(Form::Count(1, 65_536)),
+            applied: &[Change::Env("GOMAXPROCS", "{}")],
+            proof: "the variable stands in the environment of the process that runs the program",
+            page: "The Go scheduler then runs Go code on at most so many threads at once. Below a cgroup's quota it no longer spends the period's budget in its first part and then stands still.",
+        }),
     },
     Remedy {
         key: "nice",
@@ -166,6 +393,7 @@ pub const TABLE: &[Remedy] = &[
         backfires: "the competitors wait instead; threads that start later have their starter's",
         undo: "renice -n 0 -p {threads}",
         moves: "the wait to the processes that compete",
+        start: None,
     },
     Remedy {
         key: "move-vm",
@@ -180,6 +408,7 @@ pub const TABLE: &[Remedy] = &[
         backfires: "dedicated CPUs cost money; another host may be as busy",
         undo: "move back",
         moves: "the wait to another tenant",
+        start: None,
     },
     Remedy {
         key: "gogc",
@@ -197,6 +426,12 @@ pub const TABLE: &[Remedy] = &[
         backfires: "up to half as much heap again; near GOMEMLIMIT the collector runs all the time",
         undo: "restart without GOGC",
         moves: "CPU time to resident memory",
+        start: Some(Start {
+            argument: Argument::Or(Form::Count(1, 100_000), "200"),
+            applied: &[Change::Env("GOGC", "{}")],
+            proof: "the variable stands in the environment of the process that runs the program",
+            page: "The heap may grow by so many per cent of what is live before the next collection; Go's own setting is 100. Combine it with gomemlimit=SIZE, so that the larger heap stays below the memory limit.",
+        }),
     },
     Remedy {
         key: "cpython-gc-freeze",
@@ -211,6 +446,7 @@ pub const TABLE: &[Remedy] = &[
         backfires: "garbage in cycles lives longer: resident memory grows if the code makes many",
         undo: "gc.unfreeze(); gc.set_threshold(700, 10, 10)",
         moves: "CPU time to resident memory",
+        start: None,
     },
     Remedy {
         key: "node-semi-space",
@@ -226,6 +462,12 @@ pub const TABLE: &[Remedy] = &[
         backfires: "up to 192 MiB more resident memory an isolate; single scavenges may take longer",
         undo: "restart without the option",
         moves: "CPU time to resident memory",
+        start: Some(Start {
+            argument: Argument::Or(Form::Count(1, 4096), "64"),
+            applied: &[Change::CommandOption("--max-semi-space-size={}")],
+            proof: "the option stands on the command line behind node",
+            page: "V8's young generation, in MiB a semi-space. A larger one is collected less often, and what dies young is then never copied. It is set on the command line, which every version takes, so node must be the command's own program.",
+        }),
     },
     Remedy {
         key: "jvm-heap",
@@ -241,6 +483,12 @@ pub const TABLE: &[Remedy] = &[
         backfires: "more resident memory; a full collection of it takes longer",
         undo: "restart with the old -Xmx",
         moves: "CPU time to resident memory",
+        start: Some(Start {
+            argument: Argument::Value(Form::Bytes),
+            applied: &[Change::CommandOption("-Xmx{}")],
+            proof: "the option stands on the command line behind java",
+            page: "The largest size of the Java heap. It goes on the command line, before which JAVA_TOOL_OPTIONS gives way, so java must be the command's own program; a -Xmx that follows there wins.",
+        }),
     },
     Remedy {
         key: "glibc-keep-memory",
@@ -263,6 +511,15 @@ pub const TABLE: &[Remedy] = &[
         backfires: "one long-lived block above many freed ones pins them all: resident memory stays at its high-water mark",
         undo: "restart without the tunables",
         moves: "CPU time in the kernel to resident memory",
+        start: Some(Start {
+            argument: Argument::None,
+            applied: &[
+                Change::Tunable("glibc.malloc.mmap_threshold", "268435456"),
+                Change::Tunable("glibc.malloc.trim_threshold", "268435456"),
+            ],
+            proof: "GLIBC_TUNABLES stands in the environment of the process, and glibc's malloc serves it",
+            page: "Blocks up to 256 MiB come from the heap instead of a mapping of their own, and the heap's top is given back only above as much. Both are set, since either of them alone stops glibc from raising the other with the blocks that it frees. Threads other than the first have arenas of at most 64 MiB, where larger blocks are mapped all the same.",
+        }),
     },
     Remedy {
         key: "glibc-keep-memory-32m",
@@ -284,6 +541,15 @@ pub const TABLE: &[Remedy] = &[
         backfires: "one long-lived block above freed ones pins them all: memory stays at its high-water mark",
         undo: "restart without the tunables",
         moves: "CPU time in the kernel to resident memory",
+        start: Some(Start {
+            argument: Argument::None,
+            applied: &[
+                Change::Tunable("glibc.malloc.mmap_threshold", "33554432"),
+                Change::Tunable("glibc.malloc.trim_threshold", "268435456"),
+            ],
+            proof: "GLIBC_TUNABLES stands in the environment of the process, and glibc's malloc serves it",
+            page: "As glibc-keep-memory, for versions before 2.36, which take a mapping threshold of at most 32 MiB. Larger blocks are mapped and unmapped as before.",
+        }),
     },
     Remedy {
         key: "glibc-hugetlb",
@@ -303,6 +569,12 @@ pub const TABLE: &[Remedy] = &[
         backfires: HUGE_BACKFIRES,
         undo: "restart without the tunable",
         moves: "512 small faults to one large one: fewer, longer pauses",
+        start: Some(Start {
+            argument: Argument::None,
+            applied: &[Change::Tunable("glibc.malloc.hugetlb", "1")],
+            proof: "huge pages are resident in the heap: AnonHugePages of /proc/PID/smaps",
+            page: "glibc asks for transparent huge pages (madvise) for its heap and for the blocks that it maps. It asks only where the machine's mode is madvise: in mode always they have them anyway, in mode never nobody has.",
+        }),
     },
     Remedy {
         key: "jemalloc-thp",
@@ -322,6 +594,16 @@ pub const TABLE: &[Remedy] = &[
         backfires: HUGE_BACKFIRES,
         undo: "restart without the variable",
         moves: "512 small faults to one large one: fewer, longer pauses",
+        start: Some(Start {
+            argument: Argument::None,
+            applied: &[Change::EnvAppend {
+                name: "MALLOC_CONF",
+                separator: ',',
+                value: "thp:always,metadata_thp:auto",
+            }],
+            proof: "huge pages are resident in the heap: AnonHugePages of /proc/PID/smaps",
+            page: "jemalloc asks for transparent huge pages for all that it maps. A build whose functions carry a prefix reads a variable with that prefix; which one is read from the library.",
+        }),
     },
     Remedy {
         key: "mimalloc-thp",
@@ -341,6 +623,12 @@ pub const TABLE: &[Remedy] = &[
         backfires: HUGE_BACKFIRES,
         undo: "restart without the variable",
         moves: "512 small faults to one large one: fewer, longer pauses",
+        start: Some(Start {
+            argument: Argument::None,
+            applied: &[Change::Env("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1")],
+            proof: "huge pages are resident in the heap: AnonHugePages of /proc/PID/smaps",
+            page: "mimalloc takes reserved 2 MiB pages where the machine has some, and else asks for transparent ones (src/prim/unix/prim.c).",
+        }),
     },
     Remedy {
         key: "cpython-mimalloc-huge",
@@ -360,6 +648,15 @@ pub const TABLE: &[Remedy] = &[
         backfires: HUGE_BACKFIRES,
         undo: "restart without the variables",
         moves: "512 small faults to one large one: fewer, longer pauses",
+        start: Some(Start {
+            argument: Argument::None,
+            applied: &[
+                Change::Env("PYTHONMALLOC", "mimalloc"),
+                Change::Env("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1"),
+            ],
+            proof: "huge pages are resident in the heap: AnonHugePages of /proc/PID/smaps",
+            page: "CPython 3.13 and later carry mimalloc inside and can serve all objects from it; that mimalloc reads its own options from the environment.",
+        }),
     },
     Remedy {
         key: "cpython-nogil-huge",
@@ -378,6 +675,12 @@ pub const TABLE: &[Remedy] = &[
         backfires: HUGE_BACKFIRES,
         undo: "restart without the variable",
         moves: "512 small faults to one large one: fewer, longer pauses",
+        start: Some(Start {
+            argument: Argument::None,
+            applied: &[Change::Env("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1")],
+            proof: "huge pages are resident in the heap: AnonHugePages of /proc/PID/smaps",
+            page: "The free-threaded build of CPython serves its objects from the mimalloc inside it, which reads its own options from the environment.",
+        }),
     },
     Remedy {
         key: "jvm-thp",
@@ -396,6 +699,16 @@ pub const TABLE: &[Remedy] = &[
         backfires: HUGE_BACKFIRES,
         undo: "restart without the option",
         moves: "512 small faults to one large one: fewer, longer pauses",
+        start: Some(Start {
+            argument: Argument::None,
+            applied: &[Change::EnvAppend {
+                name: "JAVA_TOOL_OPTIONS",
+                separator: ' ',
+                value: "-XX:+UseTransparentHugePages",
+            }],
+            proof: "huge pages are resident in the heap: AnonHugePages of /proc/PID/smaps",
+            page: "The JVM asks for transparent huge pages for its heap. It says on standard error that it picked up JAVA_TOOL_OPTIONS.",
+        }),
     },
     Remedy {
         key: "jvm-pretouch",
@@ -410,6 +723,23 @@ pub const TABLE: &[Remedy] = &[
         backfires: "start-up takes as long as touching the whole heap; all of -Xms is resident at once",
         undo: "restart without the option",
         moves: "first touches from requests to start-up",
+        start: Some(Start {
+            argument: Argument::Maybe(Form::Bytes),
+            applied: &[
+                Change::EnvAppend {
+                    name: "JAVA_TOOL_OPTIONS",
+                    separator: ' ',
+                    value: "-XX:+AlwaysPreTouch",
+                },
+                Change::EnvAppend {
+                    name: "JAVA_TOOL_OPTIONS",
+                    separator: ' ',
+                    value: "-Xms{}",
+                },
+            ],
+            proof: "the variable stands in the environment of the process that runs the program",
+            page: "The JVM writes to every page of its heap as it commits it. At start that is the initial heap: with a SIZE it is made so large, without one it is as large as -Xms says or, by default, a 64th of the memory. An option on the command line goes before this one.",
+        }),
     },
     Remedy {
         key: "thp-always",
@@ -424,6 +754,7 @@ pub const TABLE: &[Remedy] = &[
         backfires: "every process is affected: memory grows; Redis, for one, advises against it",
         undo: "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         moves: "512 small faults to one large one: fewer, longer pauses",
+        start: None,
     },
     Remedy {
         key: "jemalloc",
@@ -449,6 +780,12 @@ pub const TABLE: &[Remedy] = &[
         backfires: PRELOAD_BACKFIRES,
         undo: PRELOAD_UNDO,
         moves: "lock waits and slow paths to per-thread caches: resident memory",
+        start: Some(Start {
+            argument: Argument::Source,
+            applied: &[Change::Preload(Library::Jemalloc)],
+            proof: "the library is mapped and the loader has bound malloc to it, in children too",
+            page: "Its caches are per thread, and it has four arenas a CPU; free pages go back to the kernel after ten seconds of decay. `jemalloc` takes the system's library, else the bundled one; `jemalloc@system`, `jemalloc@bundled`, `jemalloc@5.3.0` and `jemalloc@/path/lib.so` say which. Several versions are several arms.",
+        }),
     },
     Remedy {
         key: "tcmalloc",
@@ -468,6 +805,12 @@ pub const TABLE: &[Remedy] = &[
         backfires: PRELOAD_BACKFIRES,
         undo: PRELOAD_UNDO,
         moves: "lock waits and slow paths to per-thread caches: resident memory",
+        start: Some(Start {
+            argument: Argument::Source,
+            applied: &[Change::Preload(Library::Tcmalloc)],
+            proof: "the library is mapped and the loader has bound malloc to it, in children too",
+            page: "The tcmalloc of gperftools: per-thread caches in front of central free lists. Takes libtcmalloc where it is installed, else libtcmalloc_minimal, which lacks only its profilers. `tcmalloc@/path/lib.so` says which.",
+        }),
     },
     Remedy {
         key: "mimalloc",
@@ -487,6 +830,12 @@ pub const TABLE: &[Remedy] = &[
         backfires: PRELOAD_BACKFIRES,
         undo: PRELOAD_UNDO,
         moves: "lock waits and slow paths to per-thread heaps: resident memory",
+        start: Some(Start {
+            argument: Argument::Source,
+            applied: &[Change::Preload(Library::Mimalloc)],
+            proof: "the library is mapped and the loader has bound malloc to it, in children too",
+            page: "A heap for each thread, whose free lists are a page's own; blocks that another thread frees go back by one atomic operation. `mimalloc` takes the system's library, else the bundled one; `mimalloc@system`, `mimalloc@bundled` and `mimalloc@/path/lib.so` say which: versions 2 and 3 differ much and are two arms.",
+        }),
     },
     Remedy {
         key: "mimalloc-musl",
@@ -501,6 +850,12 @@ pub const TABLE: &[Remedy] = &[
         backfires: PRELOAD_BACKFIRES,
         undo: PRELOAD_UNDO,
         moves: "the one lock of musl's allocator to per-thread heaps: resident memory",
+        start: Some(Start {
+            argument: Argument::Source,
+            applied: &[Change::Preload(Library::Mimalloc)],
+            proof: "the library is mapped and the loader has bound malloc to it, in children too",
+            page: "musl's allocator has one lock for all threads. The library must have been built for musl: one that was linked with glibc is refused.",
+        }),
     },
     Remedy {
         key: "glibc-arenas-free",
@@ -518,6 +873,15 @@ pub const TABLE: &[Remedy] = &[
         backfires: "each arena keeps its own free memory: resident memory grows, which the limit prevents",
         undo: "set the limit again",
         moves: "lock waits to resident memory",
+        start: Some(Start {
+            argument: Argument::None,
+            applied: &[
+                Change::Unset("MALLOC_ARENA_MAX"),
+                Change::Tunable("glibc.malloc.arena_max", "{arenas}"),
+            ],
+            proof: "GLIBC_TUNABLES stands in the environment of the process, and glibc's malloc serves it",
+            page: "Containers and service files often set MALLOC_ARENA_MAX=2 to save memory; then threads share two locks. This takes the limit back to glibc's own, eight arenas a CPU.",
+        }),
     },
     Remedy {
         key: "glibc-tcache-count",
@@ -536,6 +900,12 @@ pub const TABLE: &[Remedy] = &[
         backfires: "each thread may hold 127 free blocks of each of 64 sizes: up to 4 MiB a thread",
         undo: "restart without the tunable",
         moves: "arena work and locks to resident memory a thread",
+        start: Some(Start {
+            argument: Argument::Or(Form::Count(0, 65_535), "127"),
+            applied: &[Change::Tunable("glibc.malloc.tcache_count", "{}")],
+            proof: "GLIBC_TUNABLES stands in the environment of the process, and glibc's malloc serves it",
+            page: "glibc's thread cache holds 7 free blocks of each size by itself. A thread that frees more of a size than the cache holds falls through to the arena and its lock.",
+        }),
     },
     Remedy {
         key: "glibc-arenas-few",
@@ -556,6 +926,12 @@ pub const TABLE: &[Remedy] = &[
         backfires: "threads share locks: allocator contention on many cores",
         undo: "restart without the tunable",
         moves: "resident memory to lock waits",
+        start: Some(Start {
+            argument: Argument::Or(Form::Count(1, 65_536), "2"),
+            applied: &[Change::Tunable("glibc.malloc.arena_max", "{}")],
+            proof: "GLIBC_TUNABLES stands in the environment of the process, and glibc's malloc serves it",
+            page: "Each arena keeps free memory of its own, and glibc makes up to eight a CPU. Fewer arenas hold less, and threads that allocate at the same time wait for one another.",
+        }),
     },
     Remedy {
         key: "malloc-trim",
@@ -570,6 +946,7 @@ pub const TABLE: &[Remedy] = &[
         backfires: "holds each arena's lock for milliseconds; the next growth pays first touch again",
         undo: "take the call out",
         moves: "resident memory to first touches later",
+        start: None,
     },
     Remedy {
         key: "jemalloc-decay",
@@ -584,6 +961,16 @@ pub const TABLE: &[Remedy] = &[
         backfires: "more madvise calls and first touches",
         undo: "restart without the variable",
         moves: "resident memory to kernel CPU time",
+        start: Some(Start {
+            argument: Argument::Or(Form::Count(0, 3_600_000), "1000"),
+            applied: &[Change::EnvAppend {
+                name: "MALLOC_CONF",
+                separator: ',',
+                value: "background_thread:true,dirty_decay_ms:{},muzzy_decay_ms:0",
+            }],
+            proof: "the variable stands in the environment of the process that runs the program",
+            page: "Pages that are free for so many milliseconds go back to the kernel, by a thread of jemalloc's own, so that an idle process shrinks too; jemalloc's own setting is 10,000.",
+        }),
     },
     Remedy {
         key: "numa-bind",
@@ -598,6 +985,12 @@ pub const TABLE: &[Remedy] = &[
         backfires: "half of the bandwidth and CPUs; one node may run out of memory while the other is empty",
         undo: "restart without numactl",
         moves: "remote latency to competition for one node",
+        start: Some(Start {
+            argument: Argument::Or(Form::Nodes, "0"),
+            applied: &[Change::Nodes("{}")],
+            proof: "the policy of /proc/PID/numa_maps and Cpus_allowed_list are as set",
+            page: "Memory is taken from these nodes alone, and threads run on their CPUs alone (unless cpus=LIST says otherwise). Where they have no memory left the process is ended, even though other nodes have some.",
+        }),
     },
     Remedy {
         key: "reuse-buffers",
@@ -612,6 +1005,7 @@ pub const TABLE: &[Remedy] = &[
         backfires: "pools hold their high-water mark; without clearing, data leaks into the next request",
         undo: "revert the change",
         moves: "kernel CPU time to resident memory",
+        start: None,
     },
     Remedy {
         key: "populate",
@@ -626,6 +1020,7 @@ pub const TABLE: &[Remedy] = &[
         backfires: "it moves the cost: start-up or the call itself takes that long, unused pages included",
         undo: "revert the change",
         moves: "first touches from the request path to one call before it",
+        start: None,
     },
     Remedy {
         key: "pool",
@@ -640,6 +1035,7 @@ pub const TABLE: &[Remedy] = &[
         backfires: "pools hold their high-water mark; stale objects are a new kind of bug",
         undo: "revert the change",
         moves: "CPU time to resident memory and to code that must know lifetimes",
+        start: None,
     },
     Remedy {
         key: "read-less",
@@ -654,6 +1050,7 @@ pub const TABLE: &[Remedy] = &[
         backfires: "views keep the whole input alive",
         undo: "revert the change",
         moves: "allocation to a parser that is called more than once",
+        start: None,
     },
     Remedy {
         key: "share-less-mappings",
@@ -668,6 +1065,364 @@ pub const TABLE: &[Remedy] = &[
         backfires: "processes share no heap: resident memory grows",
         undo: "revert the change",
         moves: "lock waits to resident memory",
+        start: None,
+    },
+    Remedy {
+        key: "tcmalloc-minimal",
+        title: "tcmalloc without its profilers, by preload",
+        kind: Kind::Process,
+        walls: &[],
+        acts_on: ALLOCATOR_LINES,
+        effect: SWAP,
+        needs: &[Need::Glibc(2, 17), Need::Preload],
+        restart: true,
+        how: "LD_PRELOAD=/usr/lib/{triple}/libtcmalloc_minimal.so.4 {cmd}   # Debian: libtcmalloc-minimal4",
+        backfires: PRELOAD_BACKFIRES,
+        undo: PRELOAD_UNDO,
+        moves: "lock waits and slow paths to per-thread caches: resident memory",
+        start: Some(Start {
+            argument: Argument::Source,
+            applied: &[Change::Preload(Library::TcmallocMinimal)],
+            proof: "the library is mapped and the loader has bound malloc to it, in children too",
+            page: "As tcmalloc, and never the library with the profilers inside.",
+        }),
+    },
+    Remedy {
+        key: "snmalloc",
+        title: "snmalloc by preload",
+        kind: Kind::Process,
+        walls: &[],
+        acts_on: ALLOCATOR_LINES,
+        effect: SWAP,
+        needs: &[Need::Glibc(2, 17), Need::Preload],
+        restart: true,
+        how: "LD_PRELOAD=/usr/local/lib/libsnmallocshim.so {cmd}",
+        backfires: PRELOAD_BACKFIRES,
+        undo: PRELOAD_UNDO,
+        moves: "remote frees to messages between threads: resident memory",
+        start: Some(Start {
+            argument: Argument::Source,
+            applied: &[Change::Preload(Library::Snmalloc)],
+            proof: "the library is mapped and the loader has bound malloc to it, in children too",
+            page: "Made for blocks that one thread allocates and another frees: they travel back in batches. Distributions have no package of it; it is bundled where this program was built with it, and `snmalloc@/path/lib.so` takes one of your own.",
+        }),
+    },
+    Remedy {
+        key: "glibc",
+        title: "glibc's own malloc",
+        kind: Kind::Process,
+        walls: &[],
+        acts_on: ALLOCATOR_LINES,
+        effect: SWAP,
+        needs: &[Need::Glibc(2, 17), Need::Preload],
+        restart: true,
+        how: "LD_PRELOAD=/lib/{triple}/libc.so.6 {cmd}",
+        backfires: "what the program's own allocator was chosen for is lost",
+        undo: "restart without it",
+        moves: "the work of the program's own allocator to glibc's",
+        start: Some(Start {
+            argument: Argument::None,
+            applied: &[Change::Preload(Library::Glibc)],
+            proof: "malloc is bound to libc.so.6, in children too",
+            page: "For programs that are linked with another allocator or have one preloaded: the C library goes first among the preloaded libraries, and other allocators leave that list. A program that has glibc's malloc anyway is started as it is.",
+        }),
+    },
+    Remedy {
+        key: "none",
+        title: "nothing changed",
+        kind: Kind::Process,
+        walls: &[],
+        acts_on: &[],
+        effect: Effect::NotCpu("nothing: it is the baseline once more"),
+        needs: &[],
+        restart: true,
+        how: "{cmd}",
+        backfires: "nothing can",
+        undo: "nothing is to be undone",
+        moves: "nothing",
+        start: Some(Start {
+            argument: Argument::None,
+            applied: &[],
+            proof: "nothing is to be proved",
+            page: "The command as it is, for a comparison of the baseline with itself: what that shows is noise.",
+        }),
+    },
+    Remedy {
+        key: "glibc:",
+        title: "tunables of glibc",
+        kind: Kind::Process,
+        walls: &[],
+        acts_on: ALLOCATOR_LINES,
+        effect: Effect::AtMost(1.0, "a tunable has no price here, only a trial tells"),
+        needs: &[Need::Glibc(2, 26)],
+        restart: true,
+        how: "GLIBC_TUNABLES=glibc.malloc.NAME=VALUE:glibc.malloc.NAME=VALUE {cmd}",
+        backfires: "as each tunable's own page says: allocwall explain glibc:NAME",
+        undo: "restart without the tunables",
+        moves: "as each tunable's own page says",
+        start: Some(Start {
+            argument: Argument::Tunables,
+            applied: &[],
+            proof: "GLIBC_TUNABLES stands in the environment of the process",
+            page: "Any tunable of the running loader's own list. `glibc:arena_max=2,trim_threshold=64M` sets two of glibc.malloc; another group is named with its dot, as in `glibc:pthread.rseq=0`. Names and ranges are checked against what the program's own loader lists (glibc 2.33 and later), since glibc itself ignores in silence what it doesn't know. Sizes may end in K, M or G, powers of 1,024.",
+        }),
+    },
+    Remedy {
+        key: "glibc-top-pad",
+        title: "glibc's heap grows in large steps and is kept",
+        kind: Kind::Process,
+        walls: &[],
+        acts_on: &[MapCalls, PageRelease],
+        effect: Effect::AtMost(1.0, "only a trial tells"),
+        needs: &[Need::Glibc(2, 26), Need::GlibcMalloc],
+        restart: true,
+        how: "MALLOC_TOP_PAD_=67108864 MALLOC_TRIM_THRESHOLD_=268435456 MALLOC_MMAP_THRESHOLD_=33554432 {cmd}",
+        backfires: "up to SIZE more memory is mapped, though not resident before its first touch; a heap that has grown stays",
+        undo: "restart without the tunables",
+        moves: "calls of brk to memory that stays mapped",
+        start: Some(Start {
+            argument: Argument::Or(Form::Bytes, "64M"),
+            applied: &[
+                Change::Tunable("glibc.malloc.top_pad", "{}"),
+                Change::Tunable("glibc.malloc.trim_threshold", "268435456"),
+                Change::Tunable("glibc.malloc.mmap_threshold", "33554432"),
+            ],
+            proof: "GLIBC_TUNABLES stands in the environment of the process, and glibc's malloc serves it",
+            page: "Every time that the heap grows it grows by SIZE more than was asked for, so that brk is called less often. The two thresholds are set with it, as any of the three stops glibc from adapting the others: memory is given back above 256 MiB, and blocks above 32 MiB are mapped.",
+        }),
+    },
+    Remedy {
+        key: "thp",
+        title: "the allocator's heap on transparent huge pages",
+        kind: Kind::Process,
+        walls: &[],
+        acts_on: TOUCH_LINES,
+        effect: Effect::HugeTouch,
+        needs: &[Need::ThpByAdvice],
+        restart: true,
+        how: "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 {cmd}   # glibc; each allocator has a setting of its own",
+        backfires: HUGE_BACKFIRES,
+        undo: "restart without the setting",
+        moves: "512 small faults to one large one: fewer, longer pauses",
+        start: Some(Start {
+            argument: Argument::None,
+            applied: &[Change::Pages(Pages::Transparent)],
+            proof: "huge pages are resident in the heap: AnonHugePages of /proc/PID/smaps",
+            page: "In the way of the allocator of the same arm, or else of the one that the program has: glibc by glibc.malloc.hugetlb=1, jemalloc by thp:always of MALLOC_CONF, mimalloc by MIMALLOC_ALLOW_LARGE_OS_PAGES. tcmalloc and snmalloc have no such setting and are refused, and so is a machine whose mode is never.",
+        }),
+    },
+    Remedy {
+        key: "hugetlb",
+        title: "the allocator's heap on reserved huge pages",
+        kind: Kind::Process,
+        walls: &[],
+        acts_on: TOUCH_LINES,
+        effect: Effect::HugeTouch,
+        needs: &[],
+        restart: true,
+        how: "GLIBC_TUNABLES=glibc.malloc.hugetlb=2 {cmd}   # after: echo PAGES > /proc/sys/vm/nr_hugepages, as root",
+        backfires: "the reserved pages are lost to everybody else; when they are used up, small ones are taken in silence; a fork may die of SIGBUS when none is left for its copy",
+        undo: "restart without the setting, and echo 0 > /proc/sys/vm/nr_hugepages",
+        moves: "512 small faults to one large one; memory of the machine to this process",
+        start: Some(Start {
+            argument: Argument::None,
+            applied: &[Change::Pages(Pages::Reserved)],
+            proof: "reserved pages are resident in the heap: Private_Hugetlb of /proc/PID/smaps",
+            page: "glibc by glibc.malloc.hugetlb=2, mimalloc by MIMALLOC_ALLOW_LARGE_OS_PAGES, which takes reserved pages first; its 1 GiB pages are asked for by env:MIMALLOC_RESERVE_HUGE_OS_PAGES=N. jemalloc, tcmalloc and snmalloc have no such setting and are refused, and so is a machine that has reserved none.",
+        }),
+    },
+    Remedy {
+        key: "prefault",
+        title: "the heap grown and touched before main",
+        kind: Kind::Process,
+        walls: &[],
+        acts_on: TOUCH_LINES,
+        effect: Effect::AtMost(
+            1.0,
+            "first touches of as much heap as SIZE says, of the first arena",
+        ),
+        needs: &[Need::Preload],
+        restart: true,
+        how: "LD_PRELOAD=LIBRARY ALLOCWALL_PREFAULT=BYTES {cmd}   # allocwall run --print --with prefault=SIZE has the library's path",
+        backfires: "start-up takes as long as touching SIZE does, in each program that the command starts; SIZE is resident from then on",
+        undo: "restart without it",
+        moves: "first touches from requests to start-up",
+        start: Some(Start {
+            argument: Argument::Value(Form::Bytes),
+            applied: &[Change::Prefault("{}")],
+            proof: "resident memory at start is at least SIZE",
+            page: "A small library, preloaded, allocates SIZE, writes to each page and frees all of it, before main; glibc is told to keep it. The memory serves the first arena, which is the main thread's. With another allocator it lasts as long as that allocator keeps free memory.",
+        }),
+    },
+    Remedy {
+        key: "cpus",
+        title: "threads on these CPUs alone",
+        kind: Kind::Process,
+        walls: &[],
+        acts_on: &[],
+        effect: Effect::NotCpu("moves from one CPU to another, and caches that go cold with them"),
+        needs: &[],
+        restart: true,
+        how: "taskset -c LIST {cmd}",
+        backfires: "fewer CPUs than runnable threads make them wait; a busy neighbour on these CPUs can no longer be avoided",
+        undo: "restart without it",
+        moves: "migrations to waits for these CPUs",
+        start: Some(Start {
+            argument: Argument::Value(Form::Cpus),
+            applied: &[Change::Cpus("{}")],
+            proof: "Cpus_allowed_list of /proc/PID/status is as set",
+            page: "A list as in 0-3,8. The CPUs must exist, be online and be allowed to this process. What the command starts inherits it.",
+        }),
+    },
+    Remedy {
+        key: "nodes",
+        title: "threads and memory on these NUMA nodes",
+        kind: Kind::Process,
+        walls: &[],
+        acts_on: &[],
+        effect: Effect::NotCpu("round trips to the other nodes"),
+        needs: &[],
+        restart: true,
+        how: "numactl --cpunodebind=LIST --membind=LIST {cmd}",
+        backfires: "less bandwidth and fewer CPUs; a process whose nodes are full is ended while others are empty",
+        undo: "restart without it",
+        moves: "remote latency to competition for these nodes",
+        start: Some(Start {
+            argument: Argument::Value(Form::Nodes),
+            applied: &[Change::Nodes("{}")],
+            proof: "the policy of /proc/PID/numa_maps and Cpus_allowed_list are as set",
+            page: "Memory is taken from these nodes alone, and threads run on their CPUs alone, unless cpus=LIST says otherwise.",
+        }),
+    },
+    Remedy {
+        key: "pythonmalloc",
+        title: "CPython's objects served by another allocator",
+        kind: Kind::Process,
+        walls: &[],
+        acts_on: &[RuntimeAllocator, AllocatorCode, AllocatorLocks],
+        effect: Effect::AtMost(1.0, "only a trial tells"),
+        needs: &[Need::Cpython],
+        restart: true,
+        how: "PYTHONMALLOC=NAME {cmd}",
+        backfires: "malloc serves small objects slower than pymalloc does in most programs; debug variants are several times slower",
+        undo: "restart without the variable",
+        moves: "work from pymalloc to the allocator that is named",
+        start: Some(Start {
+            argument: Argument::Value(Form::OneOf(PYTHON_ALLOCATORS)),
+            applied: &[Change::Env("PYTHONMALLOC", "{}")],
+            proof: "the variable stands in the environment of the process that runs the program",
+            page: "pymalloc serves blocks up to 512 bytes and is the default. With `malloc` everything goes to the process's malloc, so that `pythonmalloc=malloc+jemalloc` puts Python's objects into jemalloc. mimalloc is inside CPython since 3.13.",
+        }),
+    },
+    Remedy {
+        key: "pymalloc-hugepages",
+        title: "CPython's arenas on huge pages",
+        kind: Kind::Process,
+        walls: &[],
+        acts_on: TOUCH_LINES,
+        effect: Effect::HugeTouch,
+        needs: &[Need::Cpython],
+        restart: true,
+        how: "python3 -c 'import allocwall'   # with the Python package, which this program does not contain",
+        backfires: HUGE_BACKFIRES,
+        undo: "restart without it",
+        moves: "512 small faults to one large one: fewer, longer pauses",
+        start: Some(Start {
+            argument: Argument::None,
+            applied: &[Change::Missing(
+                "CPython's arenas are put on huge pages by a hook in the Python package of allocwall, which is not installed: cpython-mimalloc-huge is the nearest (CPython 3.13 and later)",
+            )],
+            proof: "huge pages are resident in the arenas: AnonHugePages of /proc/PID/smaps",
+            page: "pymalloc takes its arenas of 1 MiB by mmap, and a hook can give them memory on huge pages instead. The hook is no part of this program: the name is kept for it and is refused until it is there.",
+        }),
+    },
+    Remedy {
+        key: "gomemlimit",
+        title: "a soft limit for Go's memory",
+        kind: Kind::Process,
+        walls: &[],
+        acts_on: &[GarbageCollector],
+        effect: Effect::AtMost(1.0, "only a trial tells"),
+        needs: &[Need::Go],
+        restart: true,
+        how: "GOMEMLIMIT=BYTES {cmd}",
+        backfires: "near the limit the collector runs all the time",
+        undo: "restart without the variable",
+        moves: "resident memory to the collector's CPU time, or back when GOGC is raised with it",
+        start: Some(Start {
+            argument: Argument::Value(Form::Bytes),
+            applied: &[Change::Env("GOMEMLIMIT", "{}")],
+            proof: "the variable stands in the environment of the process that runs the program",
+            page: "Go collects more often as its memory comes near this size. With a large GOGC it collects only then: `gogc=400+gomemlimit=2G`.",
+        }),
+    },
+    Remedy {
+        key: "jvm-large-pages",
+        title: "the Java heap on reserved huge pages",
+        kind: Kind::Process,
+        walls: &[],
+        acts_on: TOUCH_LINES,
+        effect: Effect::HugeTouch,
+        needs: &[Need::Jvm],
+        restart: true,
+        how: "JAVA_TOOL_OPTIONS=-XX:+UseLargePages {cmd}   # after: echo PAGES > /proc/sys/vm/nr_hugepages, as root",
+        backfires: "the reserved pages are lost to everybody else; without enough of them the JVM warns and takes small ones",
+        undo: "restart without the option",
+        moves: "512 small faults to one large one; memory of the machine to this process",
+        start: Some(Start {
+            argument: Argument::None,
+            applied: &[Change::EnvAppend {
+                name: "JAVA_TOOL_OPTIONS",
+                separator: ' ',
+                value: "-XX:+UseLargePages",
+            }],
+            proof: "reserved pages are resident in the heap: Private_Hugetlb of /proc/PID/smaps",
+            page: "The JVM reserves its whole heap on huge pages at start, which is a pre-touch as well.",
+        }),
+    },
+    Remedy {
+        key: "node-heap",
+        title: "a larger heap for V8",
+        kind: Kind::Process,
+        walls: &[],
+        acts_on: &[GarbageCollector],
+        effect: Effect::AtMost(1.0, "depends on how much survives a collection"),
+        needs: &[Need::Node],
+        restart: true,
+        how: "NODE_OPTIONS=--max-old-space-size=MB {cmd}",
+        backfires: "more resident memory; a full collection of it takes longer",
+        undo: "restart without the option",
+        moves: "CPU time to resident memory",
+        start: Some(Start {
+            argument: Argument::Value(Form::Count(16, 1_048_576)),
+            applied: &[Change::EnvAppend {
+                name: "NODE_OPTIONS",
+                separator: ' ',
+                value: "--max-old-space-size={}",
+            }],
+            proof: "the variable stands in the environment of the process that runs the program",
+            page: "The limit of V8's old generation, in MiB. Near its limit V8 collects more and more often before it gives up.",
+        }),
+    },
+    Remedy {
+        key: "env:",
+        title: "a variable of your own",
+        kind: Kind::Process,
+        walls: &[],
+        acts_on: &[],
+        effect: Effect::NotCpu("whatever reads the variable"),
+        needs: &[],
+        restart: true,
+        how: "NAME=VALUE {cmd}",
+        backfires: "whatever reads the variable decides",
+        undo: "restart without the variable",
+        moves: "whatever reads the variable decides",
+        start: Some(Start {
+            argument: Argument::Variable,
+            applied: &[],
+            proof: "the variable stands in the environment of the process",
+            page: "For settings that have no name here. Nothing is checked but that no other part of the arm sets the same variable. A + within the value belongs to it unless the name of a remedy follows.",
+        }),
     },
 ];
 
@@ -688,7 +1443,7 @@ mod tests {
             for text in [r.title, r.how, r.backfires, r.undo, r.moves] {
                 assert!(!text.is_empty(), "{}", r.key);
             }
-            assert!(!r.walls.is_empty(), "{}", r.key);
+            assert!(!r.walls.is_empty() || r.start.is_some(), "{}", r.key);
             assert!(find(r.key).is_some_and(|found| found.key == r.key));
         }
         assert!(find("snake-oil").is_none());

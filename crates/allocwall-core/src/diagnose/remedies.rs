@@ -410,7 +410,7 @@ fn number(value: &str) -> Option<u64> {
 }
 
 /// Major and minor of `2.36`, `3.13.1+`, `2.36-9+deb12u4`.
-fn version_of(text: &str) -> Option<(u32, u32)> {
+pub fn version_of(text: &str) -> Option<(u32, u32)> {
     let mut parts = text.trim().split(['.', '-', '+']);
     let major = parts.next()?.parse().ok()?;
     let minor = parts.next()?;
@@ -591,20 +591,27 @@ fn node_command(ctx: &Context, option: &str) -> String {
 
 /// GLIBC_TUNABLES is one list: what is set already stays, unless the remedy sets the same.
 fn merged_tunables(process: Option<&Process>, new: &str) -> String {
-    let name = |entry: &str| entry.split('=').next().unwrap_or_default().to_owned();
-    let replaced: Vec<String> = new.split(':').map(name).collect();
     let present = process
         .and_then(|p| p.environment.iter().find(|(k, _)| k == "GLIBC_TUNABLES"))
         .map_or("", |(_, v)| v.as_str());
-    let kept = present
-        .split(':')
-        .filter(|e| !e.is_empty() && !replaced.contains(&name(e)));
-    let merged = kept.chain(new.split(':')).collect::<Vec<_>>().join(":");
+    let merged = merged(present, new, ':', '=');
     if merged.chars().all(plain) {
         merged
     } else {
         quoted(&merged)
     }
+}
+
+/// Two lists of settings as one: entries end at `separator`, their names at `mark`, and what the second sets goes before
+/// what the first has.
+pub fn merged(present: &str, new: &str, separator: char, mark: char) -> String {
+    let name = |entry: &str| entry.split(mark).next().unwrap_or_default().to_owned();
+    let replaced: Vec<String> = new.split(separator).map(name).collect();
+    let kept = present
+        .split(separator)
+        .filter(|e| !e.is_empty() && !replaced.contains(&name(e)));
+    let all: Vec<&str> = kept.chain(new.split(separator)).collect();
+    all.join(&separator.to_string())
 }
 
 /// The command line as it was given or seen.

@@ -163,7 +163,8 @@ impl Machine {
         with_memory.ok().and_then(|text| list_len(&text)).unwrap_or(1)
     }
 
-    fn thp(&self, name: &str) -> Measured<String> {
+    /// A setting of transparent huge pages: `enabled` or `defrag`.
+    pub fn thp(&self, name: &str) -> Measured<String> {
         let path = self.path("/sys/kernel/mm/transparent_hugepage").join(name);
         let text = file::read_line(&path).map_err(|absence| match absence.reason {
             Reason::NotFound => Absence::new(

@@ -16,6 +16,14 @@ pub struct InstalledAllocator {
     pub version: Option<String>,
 }
 
+/// An allocator that this program brings along, unpacked where a target can read it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BundledLibrary {
+    pub kind: AllocatorKind,
+    pub version: String,
+    pub path: PathBuf,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstalledRuntime {
     /// `python3.11`, `java`, `go`, `node`.

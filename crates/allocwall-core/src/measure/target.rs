@@ -375,6 +375,62 @@ impl Modules {
     }
 }
 
+/// One file on its own: a program before it runs, or a library before it is loaded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FileView {
+    pub kind: ElfKind,
+    /// ELF machine number and class: both must agree between a program and what it loads.
+    pub machine: u16,
+    pub is_64: bool,
+    pub interpreter: Option<String>,
+    /// Libraries that it asks for by itself.
+    pub needed: Vec<String>,
+    /// It defines `malloc`, so that the loader may bind others to it.
+    pub serves_malloc: bool,
+    /// Allocators whose code is inside, the one that serves its `malloc` first.
+    pub allocators: Vec<AllocatorKind>,
+    pub allocator_version: Option<String>,
+    /// The variable that the jemalloc inside reads its options from: prefixed as its functions are.
+    pub jemalloc_variable: Option<String>,
+    pub libc: Option<Libc>,
+    pub runtime: Option<Runtime>,
+}
+
+/// Looks at a file that need not be mapped by anybody.
+///
+/// # Errors
+/// It can't be opened, or is no ELF file.
+pub fn view_file(path: &Path) -> Measured<FileView> {
+    let file = File::open(path).map_err(|error| file::absence_of(path, &error))?;
+    let file = ElfFile::new(file);
+    let elf = file.parse()?;
+    let shown = path.to_string_lossy();
+    let by_name = role_of_library(file_name(&shown)).unwrap_or(ModuleRole::Other);
+    let (_, known) = examine_elf(&elf, &shown, by_name);
+    let jemalloc = known.allocators.contains(&AllocatorKind::Jemalloc);
+    let constants = || elf.section_bytes(".rodata", SEARCH_LIMIT).unwrap_or(&[]);
+    // obtain_malloc_conf in src/jemalloc.c: JEMALLOC_CPREFIX "MALLOC_CONF".
+    let jemalloc_variable = match jemalloc {
+        true => c_strings(constants())
+            .find(|text| text.ends_with("MALLOC_CONF") && !text.contains(' '))
+            .map(str::to_owned),
+        false => None,
+    };
+    Ok(FileView {
+        kind: elf.facts.kind,
+        machine: elf.facts.machine,
+        is_64: elf.facts.is_64,
+        interpreter: elf.facts.interpreter.clone(),
+        needed: known.needed,
+        serves_malloc: known.serves_malloc,
+        allocators: known.allocators,
+        allocator_version: known.allocator_version,
+        jemalloc_variable,
+        libc: known.libc,
+        runtime: known.runtime,
+    })
+}
+
 fn bare(path: String, role: ModuleRole) -> Module {
     Module {
         path,

@@ -4,13 +4,18 @@
 //! A block holds every arm once and the baseline twice, in random order. Arms 0 and 1 are the baseline, A and A′; the remedies
 //! follow. A trial of no remedy (`--with none`) has these two alone.
 
+pub mod arm;
+pub mod batch;
 pub mod compare;
 pub mod conduct;
 pub mod gate;
 pub mod journal;
 pub mod load;
 pub mod plan;
+pub mod predict;
+pub mod proof;
 pub mod run;
+pub mod server;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]

@@ -116,7 +116,7 @@ fn mended(out: &mut String, mend: &str) {
 }
 
 /// Broken at blanks alone: a command or a path broken at a hyphen is another one.
-fn plain(width: usize) -> textwrap::Options<'static> {
+pub(super) fn plain(width: usize) -> textwrap::Options<'static> {
     textwrap::Options::new(width)
         .word_splitter(textwrap::WordSplitter::NoHyphenation)
         .word_separator(textwrap::WordSeparator::AsciiSpace)

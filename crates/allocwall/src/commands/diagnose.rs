@@ -133,16 +133,7 @@ fn record_now(args: &Args, printer: &Printer) -> anyhow::Result<Recorded> {
         Some(path) => Some(path.clone()),
         None => default_output(printer),
     };
-    let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [
-        signal_hook::consts::SIGINT,
-        signal_hook::consts::SIGTERM,
-        signal_hook::consts::SIGHUP,
-    ] {
-        signal_hook::flag::register_conditional_default(signal, interrupted.clone())
-            .and_then(|_| signal_hook::flag::register(signal, interrupted.clone()))
-            .context("cannot catch signals")?;
-    }
+    let interrupted = catch_signals()?;
     let bar = printer.bar("recording", window);
     let request = Request {
         ask,
@@ -162,33 +153,54 @@ fn record_now(args: &Args, printer: &Printer) -> anyhow::Result<Recorded> {
     Ok(recorded)
 }
 
+/// Set by the first of them; the second ends this program.
+pub fn catch_signals() -> anyhow::Result<Arc<AtomicBool>> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [
+        signal_hook::consts::SIGINT,
+        signal_hook::consts::SIGTERM,
+        signal_hook::consts::SIGHUP,
+    ] {
+        signal_hook::flag::register_conditional_default(signal, interrupted.clone())
+            .and_then(|_| signal_hook::flag::register(signal, interrupted.clone()))
+            .context("cannot catch signals")?;
+    }
+    Ok(interrupted)
+}
+
 /// A new name in the state directory, or None with a warning where that cannot be written.
 fn default_output(printer: &Printer) -> Option<PathBuf> {
+    match new_state_file(SUFFIX) {
+        Ok(path) => Some(path),
+        Err(e) => {
+            printer.warn(&format!("{e}; the recording is not kept (name a file with -o)"));
+            None
+        }
+    }
+}
+
+/// A new name in the state directory, after old files of its kind have gone.
+pub fn new_state_file(suffix: &str) -> anyhow::Result<PathBuf> {
     let state = std::env::var_os("XDG_STATE_HOME")
         .map(PathBuf::from)
         .filter(|p| p.is_absolute())
-        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".local/state")))?
+        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".local/state")))
+        .context("neither XDG_STATE_HOME nor HOME is set")?
         .join("allocwall");
-    if let Err(e) = std::fs::DirBuilder::new()
+    std::fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(&state)
-    {
-        printer.warn(&format!(
-            "{}: {e}; the recording is not kept (name a file with -o)",
-            state.display()
-        ));
-        return None;
-    }
-    prune(&state);
+        .with_context(|| state.display().to_string())?;
+    prune(&state, suffix);
     let now = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |d| d.as_millis());
-    Some(state.join(format!("{now}-{}{SUFFIX}", std::process::id())))
+    Ok(state.join(format!("{now}-{}{suffix}", std::process::id())))
 }
 
 /// Names start with the time in milliseconds, so the order of names is the order of age.
-fn prune(state: &Path) {
+fn prune(state: &Path, suffix: &str) {
     let Ok(entries) = std::fs::read_dir(state) else {
         return;
     };
@@ -200,7 +212,7 @@ fn prune(state: &Path) {
                 .file_name()
                 .map(|n| n.to_string_lossy().into_owned())
                 .unwrap_or_default();
-            name.strip_suffix(SUFFIX).is_some_and(|n| {
+            name.strip_suffix(suffix).is_some_and(|n| {
                 n.split_once('-').is_some_and(|(time, pid)| {
                     !time.is_empty()
                         && [time, pid]
@@ -225,20 +237,7 @@ fn parse_pid(text: &str) -> Result<i32, String> {
 }
 
 fn parse_duration(text: &str) -> Result<Duration, String> {
-    let (number, unit) = text.split_at(
-        text.find(|c: char| !c.is_ascii_digit() && c != '.')
-            .unwrap_or(text.len()),
-    );
-    let scale = match unit {
-        "" | "s" => 1.0,
-        "ms" => 1e-3,
-        "m" => 60.0,
-        _ => return Err("a time is a number with ms, s or m behind it: 500ms, 15s, 2m".into()),
-    };
-    let number: f64 = number
-        .parse()
-        .map_err(|_| "a time is a number with ms, s or m behind it: 500ms, 15s, 2m")?;
-    let window = Duration::try_from_secs_f64(number * scale).map_err(|_| "that is no usable time")?;
+    let window = parse_time(text)?;
     if window < record::SHORTEST_WINDOW || window > record::LONGEST_WINDOW {
         return Err(format!(
             "choose between {:?} and {:?}",
@@ -247,6 +246,28 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
         ));
     }
     Ok(window)
+}
+
+/// More than nothing.
+pub fn parse_time(text: &str) -> Result<Duration, String> {
+    const FORM: &str = "a time is a number with ms, s, m or h behind it: 500ms, 15s, 2m";
+    let (number, unit) = text.split_at(
+        text.find(|c: char| !c.is_ascii_digit() && c != '.')
+            .unwrap_or(text.len()),
+    );
+    let scale = match unit {
+        "" | "s" => 1.0,
+        "ms" => 1e-3,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(FORM.into()),
+    };
+    let number: f64 = number.parse().map_err(|_| FORM)?;
+    let time = Duration::try_from_secs_f64(number * scale).map_err(|_| "that is no usable time")?;
+    match time.is_zero() {
+        true => Err("a time is longer than nothing".into()),
+        false => Ok(time),
+    }
 }
 
 #[cfg(test)]
@@ -268,6 +289,7 @@ mod tests {
             "1e300",
             "99999999999",
             "2h",
+            "2d",
             "1ms",
             "..",
             "٣",

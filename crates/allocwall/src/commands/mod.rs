@@ -1,8 +1,13 @@
 //! One file a verb: arguments become domain values, then the library does the work.
 
+mod arms;
 pub mod calibrate;
 pub mod check;
 pub mod diagnose;
+pub mod explain;
 pub mod keep;
+pub mod list;
 pub mod report;
+pub mod run;
 pub mod subject;
+pub mod trial;

@@ -1,0 +1,103 @@
+//! Which names somebody who typed an unknown one may have meant.
+
+/// Most that are offered: a longer list is no help.
+const MOST: usize = 3;
+
+/// The nearest of `names`, nearest first; empty where none is near.
+pub fn nearest<'a>(typed: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    let typed = plain(typed);
+    if typed.is_empty() {
+        return Vec::new();
+    }
+    // A third of the letters wrong is another word; two are a slip in any.
+    let limit = (typed.chars().count() / 3).max(2);
+    let mut found: Vec<(usize, &str)> = names
+        .into_iter()
+        .filter_map(|name| {
+            let known = plain(name);
+            let contains = typed.len() >= 3 && (known.contains(&typed) || typed.contains(&known));
+            let distance = distance(&typed, &known);
+            match (distance <= limit && distance < typed.chars().count(), contains) {
+                (true, _) => Some((distance, name)),
+                // Part of a name: behind every slip.
+                (false, true) => Some((limit + 1, name)),
+                (false, false) => None,
+            }
+        })
+        .collect();
+    found.sort_by_key(|&(distance, name)| (distance, name.len()));
+    found.dedup_by_key(|found| found.1);
+    found.truncate(MOST);
+    found.into_iter().map(|(_, name)| name).collect()
+}
+
+/// `; nearest: a, b`, or nothing.
+pub fn hint<'a>(typed: &str, names: impl IntoIterator<Item = &'a str>) -> String {
+    let near = nearest(typed, names);
+    if near.is_empty() {
+        return String::new();
+    }
+    format!("; nearest: {}", near.join(", "))
+}
+
+/// Case, hyphens and underscores are nobody's point; `glibc:` and `env:` end in a mark of the grammar.
+fn plain(name: &str) -> String {
+    name.trim_end_matches(':').to_lowercase().replace('_', "-")
+}
+
+/// Edits between two words: insert, remove, replace (Levenshtein), and two neighbours exchanged as one (optimal string
+/// alignment).
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let other = usize::from(a[i - 1] != b[j - 1]);
+            let mut least = (rows[i - 1][j] + 1)
+                .min(row[j - 1] + 1)
+                .min(rows[i - 1][j - 1] + other);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                least = least.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(least);
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAMES: [&str; 6] = [
+        "jemalloc",
+        "jemalloc-thp",
+        "mimalloc",
+        "thp",
+        "first_touch",
+        "glibc:",
+    ];
+
+    #[test]
+    fn slips_are_recognised_and_other_words_are_not() {
+        assert_eq!(nearest("jemaloc", NAMES).first(), Some(&"jemalloc"));
+        assert_eq!(nearest("tph", NAMES).first(), Some(&"thp"));
+        assert_eq!(nearest("first-touch", NAMES), ["first_touch"]);
+        assert_eq!(nearest("touch", NAMES), ["first_touch"]);
+        assert_eq!(nearest("glib", NAMES), ["glibc:"]);
+        assert_eq!(nearest("postgres", NAMES), [] as [&str; 0]);
+        assert_eq!(nearest("", NAMES), [] as [&str; 0]);
+        assert_eq!(hint("postgres", NAMES), "");
+    }
+
+    #[test]
+    fn distances() {
+        // Levenshtein's own example has 3; an exchange of neighbours counts once.
+        assert_eq!(distance("kitten", "sitting"), 3);
+        assert_eq!(distance("thp", "tph"), 1);
+        assert_eq!(distance("", "abc"), 3);
+        assert_eq!(distance("abc", "abc"), 0);
+    }
+}

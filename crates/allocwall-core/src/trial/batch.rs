@@ -1,0 +1,256 @@
+//! A command that runs to its end: its time, CPU, memory, faults and switches, and what it prints of itself.
+
+use super::arm::{Applied, Expectation};
+use super::conduct::{Ran, Subject};
+use super::load::metric::Metric as Figure;
+use super::load::{Better, Reading, Unit as ReadingUnit};
+use super::proof::{self, Bindings, Seen};
+use super::run::{self, Exit, Finished, Running, Start, Tail};
+use super::{Direction, Metric, ProofItem, Unit};
+use crate::error::{Error, Result};
+use crate::host::clock;
+use crate::host::proc::ProcFs;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// When a run's processes are looked at, after its start. Short and few: the looks take CPU from the run, from every arm's alike.
+const LOOKS_MS: &[u64] = &[3, 15, 60, 250, 1_000, 4_000];
+/// How long a run that is not counted is waited for, where counted ones may take longer.
+const GLANCE: Duration = Duration::from_millis(2);
+
+/// One arm, ready to be started.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    pub start: Start,
+    pub expects: Vec<Expectation>,
+    /// Of the run that is not counted.
+    pub bindings: Option<Bindings>,
+}
+
+impl Prepared {
+    /// The command with an arm's changes.
+    pub fn of(base: &Start, applied: &Applied) -> Prepared {
+        let mut start = base.clone();
+        start.command = applied.command.clone();
+        start.env.extend(applied.env.iter().cloned());
+        start.cpus = applied.cpus.clone().or(start.cpus);
+        start.nodes = applied.nodes.clone().or(start.nodes);
+        Prepared {
+            start,
+            expects: applied.expects.clone(),
+            bindings: None,
+        }
+    }
+
+    pub fn judge(&self, seen: &Seen) -> Vec<ProofItem> {
+        proof::judge(&self.expects, seen, self.bindings.as_ref())
+    }
+
+    /// Has the loader tell, in a new folder, where it binds `malloc`; false where nobody wants to know.
+    pub fn ask_for_bindings(&self, start: &mut Start, account: &Path) -> Result<bool> {
+        let wanted = |e: &Expectation| matches!(e, Expectation::MallocFrom(_) | Expectation::Mapped(_));
+        if !self.expects.iter().any(wanted) {
+            return Ok(false);
+        }
+        std::fs::create_dir(account).map_err(|cause| Error::File {
+            path: account.to_owned(),
+            cause,
+        })?;
+        open_to_all(account);
+        start.env.extend(
+            Bindings::environment(account)
+                .into_iter()
+                .map(|(name, value)| (OsString::from(name), Some(OsString::from(value)))),
+        );
+        Ok(true)
+    }
+}
+
+/// Looks at a run's processes when it is time to.
+pub struct Watcher {
+    proc: ProcFs,
+    seen: Seen,
+    next: usize,
+}
+
+impl Watcher {
+    pub fn new() -> Watcher {
+        Watcher {
+            proc: ProcFs::live(),
+            seen: Seen::default(),
+            next: 0,
+        }
+    }
+
+    /// Whether there is more to look at.
+    pub fn look(&mut self, running: &Running) -> bool {
+        let Some(&due_ms) = LOOKS_MS.get(self.next) else {
+            return false;
+        };
+        if clock::monotonic_ns().saturating_sub(running.start_ns()) >= due_ms * 1_000_000 {
+            self.next += 1;
+            self.seen.look(&self.proc, &running.processes());
+        }
+        true
+    }
+
+    /// Whenever it is.
+    pub fn look_now(&mut self, running: &Running) {
+        self.seen.look(&self.proc, &running.processes());
+    }
+
+    /// With what the run's memory series showed.
+    pub fn seen(mut self, finished: &Finished) -> Seen {
+        let looks = &finished.memory;
+        self.seen.peak_huge = looks
+            .iter()
+            .filter_map(|look| look.walked.as_ref().ok().map(|w| w.huge_bytes))
+            .max();
+        self.seen.peak_resident = finished.peak_rss_bytes.as_ref().ok().copied();
+        self.seen
+    }
+}
+
+pub struct Batch<'a> {
+    pub arms: Vec<Prepared>,
+    pub keeper_exe: PathBuf,
+    /// What the command prints of itself.
+    pub figures: Vec<Figure>,
+    /// Exit statuses that are no failure.
+    pub fine: Vec<i32>,
+    pub interrupted: &'a AtomicBool,
+}
+
+impl Batch<'_> {
+    /// One run of each arm that is not counted: it warms caches, shows that the arm works, and tells where `malloc` is bound.
+    /// `folder` is for the loader's account, and for nothing else.
+    pub fn prove(&mut self, folder: &Path, mut told: impl FnMut(usize)) -> Result<Vec<Ran>> {
+        let mut runs = Vec::new();
+        for arm in 0..self.arms.len() {
+            if self.interrupted.load(Ordering::Relaxed) {
+                break;
+            }
+            told(arm);
+            let account = folder.join(format!("arm-{arm}"));
+            let mut start = self.arms[arm].start.clone();
+            let asked = self.arms[arm].ask_for_bindings(&mut start, &account)?;
+            let (finished, seen) = self.once(&start)?;
+            if asked {
+                self.arms[arm].bindings = Some(Bindings::read(&account));
+            }
+            runs.push(self.ran(arm, &finished, &seen));
+        }
+        Ok(runs)
+    }
+
+    fn once(&self, start: &Start) -> Result<(Finished, Seen)> {
+        let mut running = run::start(start, &self.keeper_exe)?;
+        let mut watcher = Watcher::new();
+        while running.exited().is_none() && watcher.look(&running) && !self.interrupted.load(Ordering::Relaxed) {
+            std::thread::sleep(GLANCE);
+        }
+        let finished = running.wait(self.interrupted)?;
+        let seen = watcher.seen(&finished);
+        Ok((finished, seen))
+    }
+
+    fn ran(&self, arm: usize, finished: &Finished, seen: &Seen) -> Ran {
+        let mut metrics = finished.metrics();
+        // Standard output first: what is said on standard error is talk.
+        let output = [text(&finished.stdout), text(&finished.stderr)].join("\n");
+        let mut readings = Vec::new();
+        for figure in &self.figures {
+            let reading = figure.read(&output);
+            metrics.insert(figure.name.clone(), reading.as_ref().map(|r| r.value).map_err(Clone::clone));
+            readings.extend(reading.ok());
+        }
+        Ran {
+            metrics,
+            failure: failure(finished, &self.fine),
+            proof: self.arms[arm].judge(seen),
+            readings,
+        }
+    }
+}
+
+impl Subject for Batch<'_> {
+    fn run(&mut self, arm: usize) -> Result<Ran> {
+        let (finished, seen) = self.once(&self.arms[arm].start)?;
+        Ok(self.ran(arm, &finished, &seen))
+    }
+}
+
+/// A target that gave up its rights must be able to write there.
+fn open_to_all(folder: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    let _ = std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o1777));
+}
+
+/// The last line that it said, where it said one.
+pub fn failure(finished: &Finished, fine: &[i32]) -> Option<String> {
+    let how = match finished.exit {
+        _ if finished.timed_out() => "it ran into the time limit".to_owned(),
+        Exit::Code(code) if code == 0 || fine.contains(&code) => return None,
+        exit => exit.to_string(),
+    };
+    let said = text(&finished.stderr);
+    let last = said.lines().rev().find(|line| !line.trim().is_empty());
+    Some(match last {
+        Some(line) => format!("{how}: {}", line.trim().chars().take(160).collect::<String>()),
+        None => how,
+    })
+}
+
+/// From outside; to be escaped.
+pub fn text(tail: &Tail) -> String {
+    String::from_utf8_lossy(&tail.bytes).into_owned()
+}
+
+/// What every run is measured by. The time is what the trial is about, unless the command has figures of its own.
+pub fn metrics(figures: &[Reading]) -> Vec<Metric> {
+    const TABLE: &[(&str, &str, Unit)] = &[
+        ("wall_s", "wall time", Unit::Seconds),
+        ("cpu_s", "CPU time", Unit::Seconds),
+        ("user_s", "user time", Unit::Seconds),
+        ("system_s", "system time", Unit::Seconds),
+        ("peak_rss_bytes", "peak resident", Unit::Bytes),
+        ("peak_pss_bytes", "peak PSS", Unit::Bytes),
+        ("final_rss_bytes", "final resident", Unit::Bytes),
+        ("final_pss_bytes", "final PSS", Unit::Bytes),
+        ("minor_faults", "minor faults", Unit::Count),
+        ("major_faults", "major faults", Unit::Count),
+        ("voluntary_switches", "voluntary switches", Unit::Count),
+        ("involuntary_switches", "involuntary switches", Unit::Count),
+    ];
+    let mut metrics: Vec<Metric> = figures.iter().map(|figure| metric_of(figure, true)).collect();
+    metrics.extend(TABLE.iter().map(|&(key, title, unit)| Metric {
+        key: key.into(),
+        title: title.into(),
+        unit,
+        direction: Direction::LowerIsBetter,
+        primary: figures.is_empty() && key == "wall_s",
+    }));
+    metrics
+}
+
+/// A figure that a program printed, as a metric.
+pub fn metric_of(reading: &Reading, primary: bool) -> Metric {
+    Metric {
+        key: reading.name.clone(),
+        title: reading.name.replace('_', " "),
+        unit: match reading.unit {
+            ReadingUnit::PerSecond => Unit::PerSecond,
+            ReadingUnit::Nanoseconds => Unit::Ns,
+            ReadingUnit::Bytes => Unit::Bytes,
+            ReadingUnit::Count => Unit::Count,
+            ReadingUnit::Plain => Unit::None,
+        },
+        direction: match reading.better {
+            Better::Lower => Direction::LowerIsBetter,
+            Better::Higher => Direction::HigherIsBetter,
+        },
+        primary,
+    }
+}

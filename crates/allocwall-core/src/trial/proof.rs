@@ -1,0 +1,482 @@
+//! Whether an arm's settings took, seen in the running target: what it maps, what its environment says, where it may
+//! run, and to which library its `malloc` was bound.
+//!
+//! Two sources. Each counted run is looked at in /proc a few times, every arm as often, so that all are disturbed alike. And
+//! one run a trial that is not counted, per arm, is started with the loader's own account of its bindings (`LD_DEBUG` of
+//! ld.so(8)): it tells of every process of the tree which library each module's `malloc` comes from, also of those that
+//! end too soon to be looked at.
+
+use super::arm::Expectation;
+use super::{ProofItem, ProofState};
+use crate::host::proc::ProcFs;
+use crate::host::topology::parse_cpu_list;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+
+/// Looks at one process: the loader may not have mapped all of it at the first.
+const LOOKS: u32 = 3;
+/// Processes of one run that are looked at.
+const PROCESSES: usize = 256;
+
+/// What was seen of one run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Seen {
+    pub processes: BTreeMap<i32, SeenProcess>,
+    /// The most that was on huge pages at a time, transparent or reserved, bytes.
+    pub peak_huge: Option<u64>,
+    /// Resident when the target was first looked at after it had become itself, bytes.
+    pub peak_resident: Option<u64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SeenProcess {
+    pub comm: String,
+    looks: u32,
+    /// Files mapped with execute permission.
+    pub mapped: BTreeSet<PathBuf>,
+    pub environment: BTreeMap<String, String>,
+    pub command_line: Vec<String>,
+    /// As /proc/PID/status has it: `0-1,4`.
+    pub cpus: Option<String>,
+    /// The nodes that its memory is bound to, from numa_maps(5).
+    pub nodes: Option<String>,
+}
+
+impl Seen {
+    /// One look at these processes, those that were looked at often enough left out.
+    pub fn look(&mut self, proc: &ProcFs, pids: &[i32]) {
+        for &pid in pids {
+            if !self.processes.contains_key(&pid) && self.processes.len() >= PROCESSES {
+                continue;
+            }
+            let seen = self.processes.entry(pid).or_default();
+            if seen.looks >= LOOKS {
+                continue;
+            }
+            seen.look(proc, pid);
+        }
+    }
+
+    /// Whether another look could tell more.
+    pub fn settled(&self, pids: &[i32]) -> bool {
+        pids.iter()
+            .all(|pid| self.processes.get(pid).is_some_and(|seen| seen.looks >= LOOKS))
+    }
+}
+
+impl SeenProcess {
+    fn look(&mut self, proc: &ProcFs, pid: i32) {
+        self.looks += 1;
+        let Ok(comm) = proc.comm(pid) else { return };
+        self.comm = comm;
+        if let Ok(maps) = proc.maps(pid) {
+            self.mapped.extend(
+                maps.iter()
+                    .filter(|m| m.perms.execute && m.is_file())
+                    .map(|m| PathBuf::from(m.display_path())),
+            );
+        }
+        if let Ok(environment) = proc.environ(pid) {
+            self.environment = environment.into_iter().collect();
+        }
+        if let Ok(words) = proc.cmdline(pid) {
+            self.command_line = words;
+        }
+        self.cpus = proc.status(pid).ok().and_then(|status| status.cpus_allowed);
+        self.nodes = proc.bound_nodes(pid).ok().flatten();
+    }
+}
+
+/// Which library each process's modules got `malloc` from, as the loader tells it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Bindings(BTreeMap<u32, ProcessBindings>);
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct ProcessBindings {
+    /// Module that calls -> library that serves.
+    malloc: HashMap<PathBuf, PathBuf>,
+}
+
+/// A loader writes a line a binding; programs of many modules write megabytes.
+const BINDINGS_LIMIT: u64 = 64 << 20;
+
+impl Bindings {
+    /// The settings that make the loader tell, of every process, to `DIR/bindings.PID`.
+    pub fn environment(dir: &Path) -> [(String, String); 3] {
+        let file = dir.join("bindings").display().to_string();
+        [
+            ("LD_DEBUG".into(), "bindings".into()),
+            ("LD_DEBUG_OUTPUT".into(), file),
+            // All at once, so that a function that is not called in this run is told as well.
+            ("LD_BIND_NOW".into(), "1".into()),
+        ]
+    }
+
+    pub fn read(dir: &Path) -> Bindings {
+        let mut all = Bindings::default();
+        let files = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        for file in files {
+            let name = file.file_name();
+            let Some(pid) = name.to_str().and_then(|n| n.strip_prefix("bindings.")?.parse().ok()) else {
+                continue;
+            };
+            use std::io::Read;
+            let mut text = Vec::new();
+            if let Ok(file) = std::fs::File::open(file.path()) {
+                // A part is better than nothing: what it tells is true.
+                let _ = file.take(BINDINGS_LIMIT).read_to_end(&mut text);
+            }
+            all.0.insert(pid, ProcessBindings::parse(&text));
+        }
+        all
+    }
+
+    /// (processes that bind malloc to this library, processes that bind malloc, modules bound, modules that call).
+    fn of(&self, library: &Path) -> Bound {
+        let same = |path: &Path| path == library || same_file(path, library);
+        let mut bound = Bound::default();
+        for process in self.0.values().filter(|p| !p.malloc.is_empty()) {
+            // The library itself may reach for the next malloc, as tcmalloc's tools do.
+            let callers: Vec<_> = process.malloc.iter().filter(|(module, _)| !same(module)).collect();
+            let hits = callers.iter().filter(|(_, library)| same(library)).count();
+            bound.processes += 1;
+            bound.taken += usize::from(hits > 0 && hits == callers.len());
+            bound.modules += callers.len();
+            bound.hits += hits;
+            if hits < callers.len() && bound.astray.is_none() {
+                bound.astray = callers
+                    .iter()
+                    .find(|(_, library)| !same(library))
+                    .map(|(module, library)| (module.to_path_buf(), library.to_path_buf()));
+            }
+        }
+        bound
+    }
+}
+
+#[derive(Default)]
+struct Bound {
+    processes: usize,
+    taken: usize,
+    modules: usize,
+    hits: usize,
+    astray: Option<(PathBuf, PathBuf)>,
+}
+
+fn same_file(a: &Path, b: &Path) -> bool {
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+}
+
+impl ProcessBindings {
+    /// Lines like `  7:	binding file /usr/bin/x [0] to /lib/libc.so.6 [0]: normal symbol `malloc' [GLIBC_2.2.5]`.
+    fn parse(text: &[u8]) -> ProcessBindings {
+        let mut found = ProcessBindings::default();
+        for line in String::from_utf8_lossy(text).lines() {
+            let Some((_, rest)) = line.split_once("binding file ") else {
+                continue;
+            };
+            let Some((files, symbol)) = rest.rsplit_once("]: ") else {
+                continue;
+            };
+            if !symbol.contains("symbol `malloc'") {
+                continue;
+            }
+            let Some((from, to)) = files.split_once("] to ") else {
+                continue;
+            };
+            let name = |text: &str| text.rsplit_once(" [").map_or(text, |(name, _)| name).to_owned();
+            found
+                .malloc
+                .insert(PathBuf::from(name(from)), PathBuf::from(name(to)));
+        }
+        found
+    }
+}
+
+/// What an arm's expectations came to in one run, with what the run that was not counted told of its bindings.
+pub fn judge(expects: &[Expectation], seen: &Seen, bindings: Option<&Bindings>) -> Vec<ProofItem> {
+    expects.iter().map(|e| item(e, seen, bindings)).collect()
+}
+
+fn item(expectation: &Expectation, seen: &Seen, bindings: Option<&Bindings>) -> ProofItem {
+    let (what, (state, detail)) = match expectation {
+        Expectation::Mapped(path) => (format!("{} mapped", file_name(path)), mapped(path, seen, bindings)),
+        Expectation::MallocFrom(path) => (
+            format!("malloc from {}", file_name(path)),
+            malloc_from(path, seen, bindings),
+        ),
+        Expectation::Environment(name, value) => (format!("{name} set"), environment(name, value, seen)),
+        Expectation::CommandLine(word) => (format!("{word} on the command line"), command_line(word, seen)),
+        Expectation::HugeResident => ("huge pages resident".to_owned(), huge(seen)),
+        Expectation::Cpus(cpus) => (
+            "CPU affinity in force".to_owned(),
+            place(cpus, seen, |process| process.cpus.as_deref()),
+        ),
+        Expectation::Nodes(nodes) => (
+            "memory nodes in force".to_owned(),
+            place(nodes, seen, |process| process.nodes.as_deref()),
+        ),
+        Expectation::ResidentAtStart(bytes) => ("memory touched at start".to_owned(), resident(*bytes, seen)),
+    };
+    ProofItem { what, state, detail }
+}
+
+type Judgement = (ProofState, String);
+
+fn nothing_seen() -> Judgement {
+    (
+        ProofState::Unknown,
+        "the processes ended before they could be looked at".into(),
+    )
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name()
+        .map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned())
+}
+
+fn mapped(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgement {
+    let looked: Vec<_> = seen.processes.values().filter(|p| !p.mapped.is_empty()).collect();
+    let has = |p: &&&SeenProcess| p.mapped.iter().any(|m| m == path || same_file(m, path));
+    let hits = looked.iter().filter(has).count();
+    if hits > 0 {
+        return (
+            ProofState::Proven,
+            format!("in {hits} of {} processes", looked.len()),
+        );
+    }
+    if let Some(bound) = bindings.map(|b| b.of(path)).filter(|bound| bound.hits > 0) {
+        return (
+            ProofState::Proven,
+            format!("by the loader's account, in {} of {} processes", bound.taken, bound.processes),
+        );
+    }
+    match looked.first() {
+        Some(process) => (
+            ProofState::Refuted,
+            format!("{} does not map {}", process.comm, path.display()),
+        ),
+        None => nothing_seen(),
+    }
+}
+
+fn malloc_from(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgement {
+    let Some(bindings) = bindings else {
+        return (ProofState::Unknown, "the loader's bindings were not asked for".into());
+    };
+    let bound = bindings.of(path);
+    if bound.processes == 0 {
+        // musl's loader tells nothing; a library that it maps first serves malloc all the same.
+        let loader = |p: &SeenProcess| p.mapped.iter().any(|m| file_name(m).starts_with("ld-musl"));
+        return match mapped(path, seen, None) {
+            (ProofState::Proven, _) if seen.processes.values().any(loader) => (
+                ProofState::Proven,
+                "preloaded before musl, whose loader binds in that order".into(),
+            ),
+            _ => (ProofState::Unknown, "the loader told of no malloc".into()),
+        };
+    }
+    let count = format!(
+        "{} of {} modules that call it, in {} of {} processes",
+        bound.hits, bound.modules, bound.taken, bound.processes
+    );
+    match &bound.astray {
+        None => (ProofState::Proven, count),
+        Some((module, library)) => (
+            ProofState::Refuted,
+            format!("{count}; {} gets it from {}", file_name(module), library.display()),
+        ),
+    }
+}
+
+fn environment(name: &str, value: &str, seen: &Seen) -> Judgement {
+    let looked: Vec<_> = seen
+        .processes
+        .values()
+        .filter(|p| !p.environment.is_empty())
+        .collect();
+    let hits = looked
+        .iter()
+        .filter(|p| p.environment.get(name).is_some_and(|v| v == value))
+        .count();
+    match looked.len() {
+        0 => nothing_seen(),
+        all if hits == all => (ProofState::Proven, format!("in {hits} of {all} processes")),
+        all if hits > 0 => {
+            let astray = looked
+                .iter()
+                .find(|p| p.environment.get(name).is_none_or(|v| v != value))
+                .map_or("", |p| p.comm.as_str());
+            (
+                ProofState::Proven,
+                format!("in {hits} of {all} processes; not in {astray}"),
+            )
+        }
+        all => (ProofState::Refuted, format!("in none of {all} processes")),
+    }
+}
+
+fn command_line(word: &str, seen: &Seen) -> Judgement {
+    let mut looked = seen.processes.values().filter(|p| !p.command_line.is_empty());
+    let has = |p: &SeenProcess| p.command_line.iter().any(|w| w == word);
+    match looked.clone().any(has) {
+        true => (ProofState::Proven, "seen there".into()),
+        false => match looked.next() {
+            Some(process) => (ProofState::Refuted, format!("not on that of {}", process.comm)),
+            None => nothing_seen(),
+        },
+    }
+}
+
+fn huge(seen: &Seen) -> Judgement {
+    match seen.peak_huge {
+        None => (ProofState::Unknown, "huge pages could not be counted".into()),
+        Some(0) => (ProofState::Refuted, "no huge page was resident".into()),
+        Some(bytes) => (
+            ProofState::Proven,
+            format!("{:.1} MiB at the peak", bytes as f64 / f64::from(1 << 20)),
+        ),
+    }
+}
+
+fn resident(bytes: u64, seen: &Seen) -> Judgement {
+    match seen.peak_resident {
+        None => nothing_seen(),
+        Some(peak) if peak >= bytes => (
+            ProofState::Proven,
+            format!("{:.1} MiB resident", peak as f64 / f64::from(1 << 20)),
+        ),
+        Some(peak) => (
+            ProofState::Refuted,
+            format!(
+                "{:.1} of {:.1} MiB resident",
+                peak as f64 / f64::from(1 << 20),
+                bytes as f64 / f64::from(1 << 20)
+            ),
+        ),
+    }
+}
+
+fn place<'a>(
+    wanted: &[u32],
+    seen: &'a Seen,
+    read: impl Fn(&'a SeenProcess) -> Option<&'a str>,
+) -> Judgement {
+    let wanted: BTreeSet<u32> = wanted.iter().copied().collect();
+    let looked: Vec<(&SeenProcess, &str)> = seen
+        .processes
+        .values()
+        .filter_map(|p| Some((p, read(p)?)))
+        .collect();
+    let kept = |list: &str| parse_cpu_list(list).is_some_and(|l| l.into_iter().collect::<BTreeSet<u32>>().is_subset(&wanted));
+    let hits = looked.iter().filter(|(_, list)| kept(list)).count();
+    match looked.iter().find(|(_, list)| !kept(list)) {
+        None if looked.is_empty() => nothing_seen(),
+        None => (ProofState::Proven, format!("in {hits} of {hits} processes")),
+        Some((process, list)) => (ProofState::Refuted, format!("{} may use {list}", process.comm)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &str = "     7:\tbinding file /usr/bin/x y [0] to /opt/lib/libjemalloc.so.2 [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
+    const OTHER: &str = "     7:\tbinding file /lib/libz.so [0] to /lib/libc.so.6 [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
+    const NOT_MALLOC: &str = "     7:\tbinding file /lib/libz.so [0] to /lib/libc.so.6 [0]: normal symbol `malloc_trim' [GLIBC_2.2.5]\n";
+    const JEMALLOC: &str = "/opt/lib/libjemalloc.so.2";
+
+    fn bindings(processes: &[&[&str]]) -> Bindings {
+        let parsed = processes
+            .iter()
+            .enumerate()
+            .map(|(pid, lines)| (pid as u32, ProcessBindings::parse(lines.concat().as_bytes())));
+        Bindings(parsed.collect())
+    }
+
+    fn malloc_state(bindings: &Bindings) -> (ProofState, String) {
+        malloc_from(Path::new(JEMALLOC), &Seen::default(), Some(bindings))
+    }
+
+    #[test]
+    fn every_module_of_every_process_must_be_bound() {
+        let (state, detail) = malloc_state(&bindings(&[&[LINE, NOT_MALLOC], &[LINE]]));
+        assert_eq!((state, &detail[..]), (ProofState::Proven, "2 of 2 modules that call it, in 2 of 2 processes"));
+        let (state, detail) = malloc_state(&bindings(&[&[LINE], &[OTHER]]));
+        assert_eq!(state, ProofState::Refuted);
+        assert!(detail.contains("libz.so gets it from /lib/libc.so.6"), "{detail}");
+        assert_eq!(malloc_state(&bindings(&[&[NOT_MALLOC]])).0, ProofState::Unknown);
+    }
+
+    fn seen(processes: &[(&str, &[&str], &[(&str, &str)])]) -> Seen {
+        let process = |&(comm, mapped, environment): &(&str, &[&str], &[(&str, &str)])| SeenProcess {
+            comm: comm.into(),
+            looks: 1,
+            mapped: mapped.iter().map(PathBuf::from).collect(),
+            environment: environment.iter().map(|&(k, v)| (k.into(), v.into())).collect(),
+            command_line: vec![],
+            cpus: Some("0-1".into()),
+            nodes: None,
+        };
+        Seen {
+            processes: (1..).zip(processes.iter().map(process)).collect(),
+            ..Seen::default()
+        }
+    }
+
+    #[test]
+    fn a_library_is_mapped_or_not_or_nobody_saw() {
+        let state = |seen: &Seen| mapped(Path::new(JEMALLOC), seen, None).0;
+        assert_eq!(state(&seen(&[("x", &[JEMALLOC], &[])])), ProofState::Proven);
+        assert_eq!(state(&seen(&[("x", &["/lib/libc.so.6"], &[])])), ProofState::Refuted);
+        assert_eq!(state(&Seen::default()), ProofState::Unknown);
+        // Too short to be looked at, but the loader told.
+        let told = bindings(&[&[LINE]]);
+        assert_eq!(mapped(Path::new(JEMALLOC), &Seen::default(), Some(&told)).0, ProofState::Proven);
+    }
+
+    #[test]
+    fn the_environment_of_the_right_process() {
+        let state = |seen: &Seen| environment("A", "1", seen).0;
+        assert_eq!(state(&seen(&[("x", &[], &[("A", "1")])])), ProofState::Proven);
+        assert_eq!(state(&seen(&[("x", &[], &[("A", "2")])])), ProofState::Refuted);
+        assert_eq!(state(&seen(&[("x", &[], &[("B", "1")])])), ProofState::Refuted);
+        let (state, detail) = environment("A", "1", &seen(&[("x", &[], &[("A", "1")]), ("y", &[], &[("B", "1")])]));
+        assert_eq!((state, &detail[..]), (ProofState::Proven, "in 1 of 2 processes; not in y"));
+    }
+
+    #[test]
+    fn pages_and_places() {
+        let with = |peak_huge| Seen { peak_huge, ..Seen::default() };
+        assert_eq!(huge(&with(None)).0, ProofState::Unknown);
+        assert_eq!(huge(&with(Some(0))).0, ProofState::Refuted);
+        assert_eq!(huge(&with(Some(2 << 20))).0, ProofState::Proven);
+        let on_two = seen(&[("x", &[], &[])]);
+        let state = |cpus: &[u32]| place(cpus, &on_two, |p| p.cpus.as_deref()).0;
+        assert_eq!(state(&[0, 1]), ProofState::Proven);
+        assert_eq!(state(&[0]), ProofState::Refuted);
+    }
+
+    #[test]
+    fn the_loader_tells_of_a_real_program() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = std::process::Command::new("/bin/sh")
+            .args(["-c", "/bin/ls / >/dev/null; :"])
+            .envs(Bindings::environment(dir.path()))
+            .status();
+        if !run.is_ok_and(|status| status.success()) {
+            println!("skipped: no /bin/sh here");
+            return;
+        }
+        let told = Bindings::read(dir.path());
+        if told.0.values().all(|p| p.malloc.is_empty()) {
+            println!("skipped: this loader tells no bindings");
+            return;
+        }
+        assert!(told.0.len() >= 2, "the shell and ls: {told:?}");
+        let libc = told.0.values().flat_map(|p| p.malloc.values()).next().unwrap().clone();
+        let seen = Seen::default();
+        assert_eq!(malloc_from(&libc, &seen, Some(&told)).0, ProofState::Proven);
+        assert_eq!(malloc_from(Path::new(JEMALLOC), &seen, Some(&told)).0, ProofState::Refuted);
+    }
+}

@@ -1,0 +1,363 @@
+//! A server: started, waited for, loaded at rates that are the same for all arms, looked at after the load, and ended.
+
+use super::batch::{Prepared, Watcher, failure, metric_of, text};
+use super::conduct::{Ran, Subject};
+use super::load::adapters::Adapter;
+use super::load::closed::{self, Capacity, Search};
+use super::load::metric::Metric as Figure;
+use super::load::open::{self, Plan};
+use super::load::ready::{self, Ready};
+use super::load::request::Request;
+use super::load::{Better, Reading, Unit as ReadingUnit};
+use super::proof::Bindings;
+use super::run::{self, Finished, Output, Running, Start};
+use super::{Direction, Metric, Unit};
+use crate::error::{Error, Result};
+use crate::host::clock;
+use crate::host::proc::ProcFs;
+use crate::units::{Absence, Measured, Reason};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// A share of failed requests from which a run is one that failed.
+const FAILED_REQUESTS: f64 = 0.01;
+const GLANCE: Duration = Duration::from_millis(20);
+/// How long servers get to end by themselves: some write their data out.
+const GRACE: Duration = Duration::from_secs(5);
+/// A load takes a moment to begin.
+const BEFORE_OBSERVING: Duration = Duration::from_secs(1);
+/// Kept of what a server says, for messages.
+const SAID: usize = 64 << 10;
+
+/// What loads it.
+pub enum Load {
+    /// The generator inside, one window for each plan.
+    Inside { request: Request, plans: Vec<(String, Plan)> },
+    /// A command line for `/bin/sh`, whose output is read.
+    Command { line: String, read: Read, limit: Duration },
+}
+
+pub enum Read {
+    Adapter(&'static Adapter),
+    Figures(Vec<Figure>),
+}
+
+pub struct Server<'a> {
+    pub arms: Vec<Prepared>,
+    pub keeper_exe: PathBuf,
+    pub ready: Ready,
+    pub patience: Duration,
+    pub load: Load,
+    /// After the load, when memory is looked at.
+    pub rest: Vec<Duration>,
+    pub interrupted: &'a AtomicBool,
+}
+
+/// CPU time of a run's processes so far, in seconds, those that were waited for included.
+fn cpu_s(proc: &ProcFs, pids: &[i32]) -> f64 {
+    let ticks: u64 = pids
+        .iter()
+        .filter_map(|&pid| proc.process_stat(pid).ok())
+        .map(|s| s.user_ticks + s.system_ticks + s.child_user_ticks + s.child_system_ticks)
+        .sum();
+    (ticks * proc.ns_per_tick()) as f64 / 1e9
+}
+
+impl Server<'_> {
+    /// How many requests a second an arm answers, by closed loops; for the rates of all arms.
+    pub fn capacity(&self, arm: usize) -> Result<Capacity> {
+        let Load::Inside { request, .. } = &self.load else {
+            return Err(Error::Refused(
+                "a load command sets its own rate: there is no capacity to look for".into(),
+            ));
+        };
+        let mut running = self.begin(&self.arms[arm].start)?;
+        self.await_ready(&mut running)?;
+        let found = closed::find(request, &Search::default(), self.interrupted);
+        let _ = running.end();
+        found.map_err(|absence| Error::Refused(format!("the server's capacity could not be found: {absence}")))
+    }
+
+    /// Does something with an arm's server while it is under load, and ends it.
+    pub fn under_observation<T>(&self, arm: usize, observe: impl FnOnce(i32) -> T) -> Result<T> {
+        let mut running = self.begin(&self.arms[arm].start)?;
+        self.await_ready(&mut running)?;
+        let pid = running.pid();
+        let (observed, loaded) = std::thread::scope(|scope| {
+            let load = scope.spawn(|| match &self.load {
+                Load::Inside { request, plans } => match plans.last() {
+                    Some((_, plan)) => open::run(request, plan, self.interrupted).map(drop),
+                    None => Err(Error::Refused("no rate is planned".into())),
+                },
+                Load::Command { line, read, limit } => self.load_by_command(line, read, *limit).map(drop),
+            });
+            std::thread::sleep(BEFORE_OBSERVING);
+            let observed = observe(pid);
+            let loaded = load.join().unwrap_or_else(|_| Err(Error::Refused("the load failed".into())));
+            (observed, loaded)
+        });
+        let _ = running.end();
+        loaded.map(|()| observed)
+    }
+
+    /// As [`super::batch::Batch::prove`].
+    pub fn prove(&mut self, folder: &Path, mut told: impl FnMut(usize)) -> Result<Vec<Ran>> {
+        let mut runs = Vec::new();
+        for arm in 0..self.arms.len() {
+            if self.interrupted.load(Ordering::Relaxed) {
+                break;
+            }
+            told(arm);
+            let account = folder.join(format!("arm-{arm}"));
+            let mut start = self.arms[arm].start.clone();
+            let asked = self.arms[arm].ask_for_bindings(&mut start, &account)?;
+            let once = self.once(arm, &start)?;
+            if asked {
+                self.arms[arm].bindings = Some(Bindings::read(&account));
+            }
+            let mut ran = once.ran;
+            ran.proof = self.arms[arm].judge(&once.seen);
+            runs.push(ran);
+        }
+        Ok(runs)
+    }
+
+    fn begin(&self, start: &Start) -> Result<Running> {
+        ready::port_is_free(&self.ready.address())?;
+        let mut start = start.clone();
+        start.stdout = Output::Keep(SAID);
+        start.stderr = Output::Keep(SAID);
+        start.grace = GRACE;
+        run::start(&start, &self.keeper_exe)
+    }
+
+    fn await_ready(&self, running: &mut Running) -> Result<Duration> {
+        ready::wait(
+            &self.ready,
+            self.patience,
+            || running.exited().map(|exit| exit.to_string()),
+            self.interrupted,
+        )
+    }
+
+    fn once(&self, arm: usize, start: &Start) -> Result<Once> {
+        let mut running = self.begin(start)?;
+        let mut watcher = Watcher::new();
+        let mut ran = Ran::default();
+        let loaded = self
+            .await_ready(&mut running)
+            .and_then(|took| self.under_load(&mut running, &mut watcher, took, &mut ran));
+        let early = running.exited();
+        let finished = running.end()?;
+        if let Err(error) = loaded {
+            // An interruption is no failure of the arm's; the block is not kept anyway.
+            ran.failure = Some(said_last(&error.to_string(), &finished));
+        } else if early.is_some() {
+            ran.failure = Some(failure(&finished, &[]).unwrap_or_else(|| "it ended under load".into()));
+        }
+        for (key, value) in finished.metrics() {
+            if matches!(key.as_str(), "peak_rss_bytes" | "peak_pss_bytes" | "minor_faults") {
+                ran.metrics.insert(key, value);
+            }
+        }
+        let seen = watcher.seen(&finished);
+        ran.proof = self.arms[arm].judge(&seen);
+        Ok(Once { ran, seen })
+    }
+
+    fn under_load(&self, running: &mut Running, watcher: &mut Watcher, took: Duration, ran: &mut Ran) -> Result<()> {
+        let proc = ProcFs::live();
+        ran.metrics.insert("ready_s".into(), Ok(took.as_secs_f64()));
+        watcher.look_now(running);
+        match &self.load {
+            Load::Inside { request, plans } => {
+                for (suffix, plan) in plans {
+                    let before = cpu_s(&proc, &running.processes());
+                    let load = open::run(request, plan, self.interrupted)?;
+                    let used = cpu_s(&proc, &running.processes()) - before;
+                    for (name, reading) in load.readings() {
+                        if KEPT.contains(&name.as_str()) {
+                            let value = reading.as_ref().map(|r| r.value).map_err(Clone::clone);
+                            ran.metrics.insert(format!("{name}{suffix}"), value);
+                        }
+                    }
+                    let all = plan.rate_per_s * (plan.warm_up + plan.window).as_secs_f64();
+                    ran.metrics
+                        .insert(format!("cpu_per_request_s{suffix}"), per(used, all));
+                    let failed = load.failures.total() as f64;
+                    if failed > FAILED_REQUESTS * load.offered as f64 {
+                        return Err(Error::Refused(format!(
+                            "{failed} of {} requests failed: {}",
+                            load.offered, load.failures
+                        )));
+                    }
+                }
+            }
+            Load::Command { line, read, limit } => {
+                let before = cpu_s(&proc, &running.processes());
+                let readings = self.load_by_command(line, read, *limit)?;
+                let used = cpu_s(&proc, &running.processes()) - before;
+                ran.metrics.insert("cpu_s".into(), Ok(used));
+                for reading in &readings {
+                    ran.metrics.insert(reading.name.clone(), Ok(reading.value));
+                }
+                ran.readings = readings;
+            }
+        }
+        watcher.look_now(running);
+        self.rest_after(running, ran);
+        Ok(())
+    }
+
+    fn load_by_command(&self, line: &str, read: &Read, limit: Duration) -> Result<Vec<Reading>> {
+        let words = ["/bin/sh", "-c", line].map(OsString::from).to_vec();
+        let finished = run::start(&Start::new(words, limit), &self.keeper_exe)?.wait(self.interrupted)?;
+        if self.interrupted.load(Ordering::Relaxed) {
+            return Err(Error::Refused("interrupted".into()));
+        }
+        if let Some(failure) = failure(&finished, &[]) {
+            return Err(Error::Refused(format!("the load command failed: {failure}")));
+        }
+        let output = [text(&finished.stdout), text(&finished.stderr)].join("\n");
+        let readings = match read {
+            Read::Adapter(adapter) => adapter.read(&output),
+            Read::Figures(figures) => figures.iter().map(|figure| figure.read(&output)).collect(),
+        };
+        readings.map_err(|absence| match absence.mend {
+            Some(mend) => Error::Refused(format!("{}; {mend}", absence.detail)),
+            None => Error::Refused(absence.detail),
+        })
+    }
+
+    /// Memory right after the load and after each rest.
+    fn rest_after(&self, running: &mut Running, ran: &mut Ran) {
+        let end = clock::monotonic_ns();
+        let mut at = vec![("loaded".to_owned(), Duration::ZERO)];
+        at.extend(self.rest.iter().map(|rest| (format!("rest_{}s", rest.as_secs_f64()), *rest)));
+        for (name, after) in at {
+            let due = end + after.as_nanos() as u64;
+            while clock::monotonic_ns() < due && !self.interrupted.load(Ordering::Relaxed) {
+                std::thread::sleep(GLANCE);
+            }
+            let proc = ProcFs::live();
+            let resident: Measured<u64> = running
+                .processes()
+                .iter()
+                .map(|&pid| Ok(proc.process_stat(pid)?.resident_pages * proc.page_bytes()))
+                .sum();
+            ran.metrics
+                .insert(format!("{name}_rss_bytes"), resident.map(|bytes| bytes as f64));
+        }
+    }
+}
+
+struct Once {
+    ran: Ran,
+    seen: super::proof::Seen,
+}
+
+impl Subject for Server<'_> {
+    fn run(&mut self, arm: usize) -> Result<Ran> {
+        let start = self.arms[arm].start.clone();
+        Ok(self.once(arm, &start)?.ran)
+    }
+}
+
+/// What is compared of the generator's figures.
+const KEPT: &[&str] = &[
+    "throughput",
+    "response_p50",
+    "response_p90",
+    "response_p99",
+    "response_p999",
+    "service_p50",
+    "service_p99",
+    "lag_p99",
+];
+
+fn per(amount: f64, count: f64) -> Measured<f64> {
+    if count > 0.0 {
+        return Ok(amount / count);
+    }
+    Err(Absence::new(Reason::TooLittle, "no requests"))
+}
+
+fn said_last(failure: &str, finished: &Finished) -> String {
+    let said = text(&finished.stderr);
+    match said.lines().rev().find(|line| !line.trim().is_empty()) {
+        Some(line) => format!("{failure}; it said: {}", line.trim().chars().take(160).collect::<String>()),
+        None => failure.to_owned(),
+    }
+}
+
+/// What a server is measured by: of the generator inside, the tail of response times and the CPU time of a request; of a load
+/// command, its throughput and its 99th percentile.
+pub fn metrics(server: &Server, first: &Ran) -> Vec<Metric> {
+    let fixed = |key: &str, title: &str, unit, primary| Metric {
+        key: key.to_owned(),
+        title: title.to_owned(),
+        unit,
+        direction: Direction::LowerIsBetter,
+        primary,
+    };
+    let mut metrics = Vec::new();
+    match &server.load {
+        Load::Inside { plans, .. } => {
+            for (suffix, _) in plans {
+                metrics.push(fixed(
+                    &format!("cpu_per_request_s{suffix}"),
+                    &format!("CPU a request{suffix}"),
+                    Unit::Seconds,
+                    true,
+                ));
+                for name in KEPT {
+                    let (unit, better) = match *name {
+                        "throughput" => (ReadingUnit::PerSecond, Better::Higher),
+                        _ => (ReadingUnit::Nanoseconds, Better::Lower),
+                    };
+                    let reading = Reading::new(format!("{name}{suffix}"), 0.0, unit, better);
+                    metrics.push(metric_of(&reading, *name == "response_p99"));
+                }
+            }
+        }
+        Load::Command { read, .. } => {
+            let own = matches!(read, Read::Figures(_));
+            let tail = |name: &str| name.ends_with("throughput") || name.ends_with("_p99");
+            metrics.extend(first.readings.iter().map(|r| metric_of(r, own || tail(&r.name))));
+            metrics.push(fixed("cpu_s", "CPU time under load", Unit::Seconds, false));
+        }
+    }
+    metrics.push(fixed("ready_s", "time to be ready", Unit::Seconds, false));
+    metrics.push(fixed("minor_faults", "minor faults", Unit::Count, false));
+    metrics.push(fixed("peak_rss_bytes", "peak resident", Unit::Bytes, false));
+    metrics.push(fixed("peak_pss_bytes", "peak PSS", Unit::Bytes, false));
+    metrics.push(fixed("loaded_rss_bytes", "resident when the load stops", Unit::Bytes, false));
+    for rest in &server.rest {
+        let seconds = rest.as_secs_f64();
+        metrics.push(fixed(
+            &format!("rest_{seconds}s_rss_bytes"),
+            &format!("resident {seconds} s later"),
+            Unit::Bytes,
+            false,
+        ));
+    }
+    metrics
+}
+
+/// By arm, so that each fraction of the baseline's capacity is one rate for all.
+pub fn plans(rates: &[(String, f64)], like: &Plan) -> Vec<(String, Plan)> {
+    let suffixed = rates.len() > 1;
+    rates
+        .iter()
+        .map(|(name, rate)| {
+            let suffix = if suffixed { format!("@{name}") } else { String::new() };
+            let plan = Plan {
+                rate_per_s: *rate,
+                ..like.clone()
+            };
+            (suffix, plan)
+        })
+        .collect()
+}

@@ -1,0 +1,529 @@
+//! `allocwall explain NAME`: the page of a remedy, an allocator, a tunable, a wall or an experiment.
+
+use crate::commands::check::plain;
+use crate::commands::{arms, list};
+use crate::printer::Printer;
+use crate::workloads::{SUBJECTS, Subject, line_key};
+use allocwall_core::catalogue::cost::CostClass;
+use allocwall_core::catalogue::modules::AllocatorKind;
+use allocwall_core::catalogue::nearest::hint;
+use allocwall_core::catalogue::remedies::{Change, Effect, Kind, Need, Pages, Remedy, TABLE};
+use allocwall_core::catalogue::thresholds;
+use allocwall_core::catalogue::tunables::{KNOWN, Known, PREFIX};
+use allocwall_core::catalogue::walls::Wall;
+use allocwall_core::report::escape::terminal;
+use anyhow::bail;
+use serde_json::json;
+use std::fmt::Write;
+use std::process::ExitCode;
+
+/// What it is, where it applies, how it is applied and proved, how it backfires and is undone
+#[derive(clap::Args)]
+pub struct Args {
+    /// As `allocwall list` shows it: jemalloc, glibc:arena_max, first_touch, cold-touch
+    #[arg(value_name = "NAME")]
+    name: String,
+
+    /// One JSON object: version, pages (name, kind, title, sections)
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+    let pages = pages(&args.name);
+    if pages.is_empty() {
+        bail!(
+            "nothing is called {}{}; `allocwall list` shows what there is",
+            args.name,
+            hint(&args.name, names())
+        );
+    }
+    printer.data(&match args.json {
+        true => as_json(&pages),
+        false => {
+            let texts: Vec<String> = pages
+                .iter()
+                .map(|page| page.text(printer.style().width))
+                .collect();
+            texts.join("\n")
+        }
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Everything that has a page.
+fn names() -> impl Iterator<Item = &'static str> {
+    TABLE
+        .iter()
+        .map(|remedy| remedy.key)
+        .chain(KNOWN.iter().map(|tunable| tunable.name))
+        .chain(Wall::ALL.iter().map(|wall| wall.key()))
+        .chain(SUBJECTS.iter().map(|subject| subject.name))
+}
+
+struct Page {
+    name: String,
+    kind: &'static str,
+    title: String,
+    /// Key of the JSON format, and text.
+    sections: Vec<(&'static str, String)>,
+}
+
+/// A name may stand for several things: `retention` is a wall and an experiment.
+fn pages(name: &str) -> Vec<Page> {
+    let same = |known: &str| known == name || known.replace('_', "-") == name.replace('_', "-");
+    let tunable = name.strip_prefix("glibc:").unwrap_or(name);
+    let tunable = tunable.split('=').next().unwrap_or(tunable);
+    let known = KNOWN.iter().find(|known| {
+        let short = tunable.strip_prefix(PREFIX).unwrap_or(tunable);
+        known.name == short
+    });
+    // What is behind a remedy's name is its value.
+    let key = name.split(['=', '@']).next().unwrap_or(name);
+    let remedies = TABLE.iter().filter(|remedy| {
+        let of_variable = remedy.key == "env:" && name.starts_with("env:");
+        remedy.key == key || format!("{key}:") == remedy.key || of_variable
+    });
+    let walls = Wall::ALL.into_iter().filter(|wall| same(wall.key()));
+    let subjects = SUBJECTS.iter().filter(|subject| same(subject.name));
+    remedies
+        .map(remedy_page)
+        .chain(known.map(tunable_page))
+        .chain(walls.map(wall_page))
+        .chain(subjects.map(subject_page))
+        .collect()
+}
+
+/// What stands before each text, and in which order.
+const LABELS: &[(&str, &str)] = &[
+    ("usage", "typed as"),
+    ("about", "what it is"),
+    ("where", "applies to"),
+    ("applied", "applied by"),
+    ("found", "found here"),
+    ("range", "range here"),
+    ("acts_on", "acts on"),
+    ("gain", "gain"),
+    ("fires", "is a wall"),
+    ("walls", "helps against"),
+    ("remedies", "remedies"),
+    ("experiments", "experiments"),
+    ("proof", "proved by"),
+    ("backfires", "backfires"),
+    ("moves", "moves"),
+    ("undo", "undone by"),
+    ("restart", "restart"),
+    ("twin", "its twin"),
+    ("shell", "by hand"),
+];
+
+const LABEL: usize = 14;
+
+impl Page {
+    fn text(&self, width: usize) -> String {
+        let mut out = format!("{} ({})\n", terminal(&self.name), self.kind);
+        let title = plain(width).initial_indent("  ").subsequent_indent("  ");
+        let _ = writeln!(out, "{}\n", textwrap::fill(&self.title, title));
+        for (key, label) in LABELS {
+            let Some((_, text)) = self.sections.iter().find(|(known, _)| known == key) else {
+                continue;
+            };
+            match *key {
+                // Copied whole: from the left, and broken so that a shell reads it as one.
+                "shell" => shell_rows(&mut out, label, text, width),
+                _ => {
+                    let head = format!("  {label:LABEL$}");
+                    let indent = " ".repeat(LABEL + 2);
+                    let options = plain(width).initial_indent(&head).subsequent_indent(&indent);
+                    let _ = writeln!(out, "{}", textwrap::fill(&terminal(text), options));
+                }
+            }
+        }
+        out
+    }
+}
+
+fn shell_rows(out: &mut String, label: &str, line: &str, width: usize) {
+    let _ = writeln!(out, "  {label}");
+    let (code, comment) = line.split_once("   # ").unwrap_or((line, ""));
+    // Room for the backslash.
+    let options = plain(width - 2)
+        .initial_indent("    ")
+        .subsequent_indent("        ")
+        .break_words(false);
+    let rows = textwrap::wrap(code, options);
+    let _ = writeln!(out, "{}", rows.join(" \\\n"));
+    if !comment.is_empty() {
+        let options = plain(width).initial_indent("    # ").subsequent_indent("    # ");
+        let _ = writeln!(out, "{}", textwrap::fill(comment, options));
+    }
+}
+
+/// Version 1, documented in docs/json.md.
+fn as_json(pages: &[Page]) -> String {
+    let pages: Vec<_> = pages
+        .iter()
+        .map(|page| {
+            let sections: serde_json::Map<String, serde_json::Value> = page
+                .sections
+                .iter()
+                .map(|(key, text)| ((*key).to_owned(), json!(text)))
+                .collect();
+            json!({ "name": page.name, "kind": page.kind, "title": page.title, "sections": sections })
+        })
+        .collect();
+    format!("{}\n", json!({ "version": 1, "pages": pages }))
+}
+
+// ---- remedies ----
+
+fn remedy_page(remedy: &Remedy) -> Page {
+    let mut sections = Vec::new();
+    let mut add = |key: &'static str, text: String| {
+        if !text.is_empty() {
+            sections.push((key, text));
+        }
+    };
+    let preloaded = remedy.start.and_then(|start| match start.applied.first() {
+        Some(Change::Preload(library)) => Some(library.kind()),
+        _ => None,
+    });
+    match remedy.start {
+        Some(start) => {
+            add("usage", format!("--with {}", remedy.usage()));
+            add("about", start.page.to_owned());
+            add(
+                "applied",
+                start
+                    .applied
+                    .iter()
+                    .map(|c| change(c))
+                    .collect::<Vec<_>>()
+                    .join("; "),
+            );
+            add("proof", start.proof.to_owned());
+        }
+        None => add(
+            "about",
+            match remedy.kind {
+                Kind::Advice => format!("Advice: {}.", remedy.shell_line()),
+                Kind::Machine => {
+                    "A setting that every process of the machine feels; no trial applies it.".to_owned()
+                }
+                Kind::Process if remedy.is_command(remedy.how) => {
+                    "A change to processes that run; no trial applies it.".to_owned()
+                }
+                Kind::Process => format!("No setting of a start: {}.", remedy.shell_line()),
+            },
+        ),
+    }
+    let needs: Vec<String> = remedy.needs.iter().map(|need| need_text(*need)).collect();
+    add("where", needs.join("; "));
+    // glibc is the program's own, and nothing to be found.
+    if let Some(kind) = preloaded.filter(|kind| *kind != AllocatorKind::Glibc) {
+        let found: Vec<String> = list::found(&arms::inventory())
+            .into_iter()
+            .filter(|found| found.kind == kind.title())
+            .map(|found| {
+                let version = found.version.as_deref().unwrap_or("unknown version");
+                format!("{} ({version})", found.path.display())
+            })
+            .collect();
+        add(
+            "found",
+            match found.is_empty() {
+                true => "no such library".to_owned(),
+                false => found.join(", "),
+            },
+        );
+    }
+    add("acts_on", titles(remedy.acts_on));
+    add("gain", gain(remedy));
+    add(
+        "walls",
+        remedy
+            .walls
+            .iter()
+            .map(|w| w.key())
+            .collect::<Vec<_>>()
+            .join(", "),
+    );
+    add("backfires", remedy.backfires.to_owned());
+    add("moves", remedy.moves.to_owned());
+    add("undo", remedy.undo_line());
+    add(
+        "restart",
+        if remedy.restart { "needed" } else { "not needed" }.to_owned(),
+    );
+    if remedy.is_command(remedy.how) || remedy.start.is_some() {
+        add("shell", remedy.shell_line());
+    }
+    Page {
+        name: remedy.key.to_owned(),
+        kind: if preloaded.is_some() {
+            "allocator"
+        } else {
+            "remedy"
+        },
+        title: remedy.title.to_owned(),
+        sections,
+    }
+}
+
+fn titles(classes: &[CostClass]) -> String {
+    let titles: Vec<&str> = classes.iter().map(|class| class.title()).collect();
+    titles.join(", ")
+}
+
+fn gain(remedy: &Remedy) -> String {
+    match remedy.effect {
+        Effect::HugeTouch => {
+            "predicted from this machine's prices: 4 KiB first touches become 2 MiB ones".to_owned()
+        }
+        Effect::ArenaInsteadOfMap => {
+            "predicted from this machine's prices: mapped blocks become blocks of the heap".to_owned()
+        }
+        Effect::Populate => "predicted from this machine's prices: pages made in one call".to_owned(),
+        Effect::AtMost(1.0, why) => format!("at most these lines: {why}"),
+        Effect::AtMost(part, why) => format!("at most {} % of these lines: {why}", (part * 100.0).round()),
+        Effect::NotCpu(what) => format!("no CPU time, but {what}"),
+    }
+}
+
+fn change(change: &Change) -> String {
+    let shown = |template: &str| {
+        template
+            .replace("{}", "VALUE")
+            .replace("{arenas}", "8 times the CPUs")
+    };
+    match change {
+        Change::Preload(_) => "the library first in LD_PRELOAD, which keeps what else it holds".to_owned(),
+        Change::Tunable(name, value) => format!("{name}={} in GLIBC_TUNABLES", shown(value)),
+        Change::Env(name, value) => format!("{name}={}", shown(value)),
+        Change::EnvAppend { name, value, .. } => format!("{} added to {name}", shown(value)),
+        Change::Unset(name) => format!("{name} taken away"),
+        Change::CommandOption(option) => format!("{} behind the program's name", shown(option)),
+        Change::Prefault(_) => {
+            "a small library in LD_PRELOAD, and ALLOCWALL_PREFAULT=BYTES for it".to_owned()
+        }
+        Change::Cpus(_) => "sched_setaffinity before the exec".to_owned(),
+        Change::Nodes(_) => "set_mempolicy (MPOL_BIND) and sched_setaffinity before the exec".to_owned(),
+        Change::Pages(Pages::Transparent) => {
+            "the setting of the allocator that serves the program".to_owned()
+        }
+        Change::Pages(Pages::Reserved) => "the setting of the allocator that serves the program".to_owned(),
+        Change::Missing(why) => format!("nothing yet: {why}"),
+    }
+}
+
+fn need_text(need: Need) -> String {
+    let text = match need {
+        Need::Preload => {
+            "dynamic programs whose loader honours LD_PRELOAD: neither static, nor Go, nor setuid"
+        }
+        Need::Glibc(major, minor) => return format!("glibc {major}.{minor} or later"),
+        Need::GlibcBefore(major, minor) => return format!("glibc before {major}.{minor}"),
+        Need::Musl => "programs that are linked with musl",
+        Need::GlibcMalloc => "programs that glibc's own malloc serves",
+        Need::Jemalloc => "programs that jemalloc serves",
+        Need::Mimalloc => "programs that mimalloc serves",
+        Need::Tcmalloc => "programs that tcmalloc serves",
+        Need::NotJemalloc => "programs that jemalloc doesn't serve already",
+        Need::NotMimalloc => "programs that mimalloc doesn't serve already",
+        Need::NotTcmalloc => "programs that tcmalloc doesn't serve already",
+        Need::Cpython => "CPython",
+        Need::CpythonAtLeast(minor) => return format!("CPython 3.{minor} or later, the default build"),
+        Need::CpythonFreeThreaded => "the free-threaded build of CPython",
+        Need::Jvm => "Java",
+        Need::Go => "Go programs",
+        Need::Node => "Node",
+        Need::NotJvm => "not the Java heap, which no malloc serves",
+        Need::MallocMatters => "worth while where malloc, not the runtime's own allocator, takes the time",
+        Need::ThpByAdvice => "machines whose mode of transparent huge pages is always or madvise",
+        Need::ThpModeMadvise => "machines whose mode of transparent huge pages is madvise",
+        Need::MoreThanOneThread => "worth while with more than one thread",
+        Need::Unset(name) => return format!("worth while where {name} is not set already"),
+        Need::ArenasLimited => "worth while where a setting limits the arenas",
+        Need::MmapThresholdBelow(bytes) => {
+            return format!(
+                "worth while where no setting has raised the mapping threshold to {} MiB",
+                bytes >> 20
+            );
+        }
+        Need::MoreThanOneNode => "machines with more than one NUMA node",
+        Need::Quota => "processes whose cgroup has a CPU quota",
+    };
+    text.to_owned()
+}
+
+// ---- tunables, walls, experiments ----
+
+fn tunable_page(known: &Known) -> Page {
+    let name = format!("{PREFIX}{}", known.name);
+    let listed = list::tunables().map(|list| list.into_iter().find(|tunable| tunable.name == name));
+    let range = match listed {
+        Ok(Some(tunable)) => format!("{}, as this machine's loader lists it", tunable.range()),
+        Ok(None) => "this machine's loader doesn't know it".to_owned(),
+        Err(absence) => format!("not known: {absence}"),
+    };
+    Page {
+        name: format!("glibc:{}", known.name),
+        kind: "tunable",
+        title: known.title.to_owned(),
+        sections: vec![
+            ("usage", format!("--with glibc:{}=VALUE", known.name)),
+            ("about", known.page.to_owned()),
+            (
+                "where",
+                format!(
+                    "glibc {}.{} or later, programs that glibc's own malloc serves",
+                    known.since.0, known.since.1
+                ),
+            ),
+            (
+                "applied",
+                format!("{name}=VALUE in GLIBC_TUNABLES, which keeps what else it holds"),
+            ),
+            ("range", range),
+            ("acts_on", titles(known.acts_on)),
+            (
+                "proof",
+                "GLIBC_TUNABLES stands in the environment of the process, and glibc's malloc serves it"
+                    .to_owned(),
+            ),
+            ("backfires", known.backfires.to_owned()),
+            ("undo", "restart without the tunable".to_owned()),
+            ("shell", format!("GLIBC_TUNABLES={name}=VALUE CMD")),
+        ],
+    }
+}
+
+fn wall_page(wall: Wall) -> Page {
+    let threshold = thresholds::of(wall);
+    let remedies: Vec<&str> = TABLE
+        .iter()
+        .filter(|remedy| remedy.walls.contains(&wall))
+        .map(|remedy| remedy.key)
+        .collect();
+    let subjects: Vec<&str> = SUBJECTS
+        .iter()
+        .filter(|subject| subject.wall == Some(wall))
+        .map(|subject| subject.name)
+        .collect();
+    let mut sections = vec![
+        ("about", wall.about().to_owned()),
+        (
+            "fires",
+            format!(
+                "from {} % on, a contributor from {} % on ({})",
+                (threshold.wall_from * 100.0).round(),
+                (threshold.contributor * 100.0).round(),
+                threshold.source
+            ),
+        ),
+    ];
+    for (key, names) in [("remedies", remedies), ("experiments", subjects)] {
+        if !names.is_empty() {
+            sections.push((key, names.join(", ")));
+        }
+    }
+    Page {
+        name: wall.key().to_owned(),
+        kind: "wall",
+        title: format!("{}, rung {} of the ladder", wall.title(), wall.rung()),
+        sections,
+    }
+}
+
+fn subject_page(subject: &Subject) -> Page {
+    let lines: Vec<String> = subject.lines.iter().map(|line| line_key(line)).collect();
+    let waits: Vec<&str> = subject.waits.iter().map(|wait| wait.key()).collect();
+    let about = match subject.wall {
+        Some(wall) => format!(
+            "A program of this tool's own with one wall, {}; it keeps its own account of the truth. Its dial is the {}.",
+            wall.key(),
+            subject.dial.meaning()
+        ),
+        None => "A program of this tool's own without a wall: everybody's twin.".to_owned(),
+    };
+    let mut sections = vec![("about", about)];
+    let acts: Vec<String> = lines
+        .into_iter()
+        .chain(waits.iter().map(|w| (*w).to_owned()))
+        .collect();
+    if !acts.is_empty() {
+        sections.push(("acts_on", acts.join(", ")));
+    }
+    if let Some(twin) = subject.twin {
+        sections.push(("twin", format!("{twin} (--twin)")));
+    }
+    sections.push(("shell", format!("allocwall subject {}", subject.name)));
+    Page {
+        name: subject.name.to_owned(),
+        kind: "experiment",
+        title: subject.summary.to_owned(),
+        sections,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_has_a_page_that_fits() {
+        for name in names() {
+            let pages = pages(name);
+            assert!(!pages.is_empty(), "{name}");
+            for page in pages {
+                let text = page.text(100);
+                for line in text.lines() {
+                    assert!(line.chars().count() <= 100, "{name}: {line}");
+                }
+                for hole in ["{", "}"] {
+                    assert!(!text.contains(hole), "{name}: {text}");
+                }
+                let labelled = |key: &str| LABELS.iter().any(|(known, _)| *known == key);
+                assert!(page.sections.iter().all(|(key, _)| labelled(key)), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_can_be_applied_says_how_it_is_proved_and_undone() {
+        for remedy in TABLE.iter().filter(|remedy| remedy.start.is_some()) {
+            let page = remedy_page(remedy);
+            for key in ["usage", "about", "proof", "backfires", "undo", "shell"] {
+                assert!(
+                    page.sections
+                        .iter()
+                        .any(|(known, text)| *known == key && !text.is_empty()),
+                    "{}: {key}",
+                    remedy.key
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_name_with_a_value_and_one_of_two_things_are_found() {
+        let kinds = |name: &str| pages(name).iter().map(|page| page.kind).collect::<Vec<_>>();
+        assert_eq!(kinds("retention"), ["wall", "experiment"]);
+        assert_eq!(kinds("first-touch"), ["wall"]);
+        assert_eq!(kinds("jemalloc@system"), ["allocator"]);
+        assert_eq!(kinds("cpus=0-3"), ["remedy"]);
+        assert_eq!(kinds("glibc:arena_max=2"), ["tunable"]);
+        assert_eq!(kinds("arena_max"), ["tunable"]);
+        assert_eq!(kinds("env:A=b"), ["remedy"]);
+        assert_eq!(kinds("glibc"), ["allocator", "remedy"]);
+        assert!(pages("snake-oil").is_empty());
+    }
+
+    #[test]
+    fn the_document_parses() {
+        let document: serde_json::Value = serde_json::from_str(&as_json(&pages("retention"))).unwrap();
+        assert_eq!(document["version"], 1);
+        assert_eq!(document["pages"][0]["kind"], "wall");
+        assert!(document["pages"][1]["sections"]["twin"].is_string());
+    }
+}

@@ -1,0 +1,267 @@
+//! `allocwall list`: remedies, allocators found, tunables, walls and experiments.
+
+use crate::commands::arms;
+use crate::commands::check::plain;
+use crate::printer::Printer;
+use crate::workloads::SUBJECTS;
+use allocwall_core::catalogue::remedies::{Remedy, TABLE};
+use allocwall_core::catalogue::tunables as known;
+use allocwall_core::catalogue::walls::Wall;
+use allocwall_core::host::tunables::{Tunable, Values};
+use allocwall_core::measure::target::view_file;
+use allocwall_core::report::escape::terminal;
+use allocwall_core::trial::arm::{Inventory, TargetFacts};
+use allocwall_core::units::{Absence, Measured, Reason};
+use serde_json::json;
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// What there is, a line each; `allocwall explain NAME` has the page
+#[derive(clap::Args)]
+pub struct Args {
+    /// One JSON object: version, remedies, allocators, tunables, walls, experiments
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+    let found = found(&arms::inventory());
+    let tunables = tunables();
+    printer.data(&match args.json {
+        true => as_json(&found, &tunables),
+        false => as_text(&found, &tunables, printer.style().width),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// An allocator that can be preloaded.
+pub struct Found {
+    pub kind: &'static str,
+    pub path: PathBuf,
+    /// As the file says, else as its name does.
+    pub version: Option<String>,
+    pub bundled: bool,
+}
+
+pub fn found(inventory: &Inventory) -> Vec<Found> {
+    let installed = inventory.installed.iter().map(|library| Found {
+        kind: library.kind.title(),
+        path: library.path.clone(),
+        version: view_file(&library.path)
+            .ok()
+            .and_then(|view| view.allocator_version)
+            .or_else(|| library.version.clone()),
+        bundled: false,
+    });
+    let bundled = inventory.bundled.iter().map(|library| Found {
+        kind: library.kind.title(),
+        path: library.path.clone(),
+        version: Some(library.version.clone()),
+        bundled: true,
+    });
+    installed.chain(bundled).collect()
+}
+
+/// Those of the loader that starts this machine's shell, as most programs have it.
+pub fn tunables() -> Measured<Vec<Tunable>> {
+    match TargetFacts::of(&["/bin/sh".into()], &arms::environment()) {
+        Ok(facts) => facts.tunables,
+        Err(refusal) => Err(Absence::new(Reason::NotFound, refusal.to_string())),
+    }
+}
+
+/// Remedies that a start can apply, and the rest.
+fn applicable(applied: bool) -> impl Iterator<Item = &'static Remedy> {
+    TABLE
+        .iter()
+        .filter(move |remedy| remedy.start.is_some() == applied)
+}
+
+const NAME: usize = 28;
+
+fn as_text(found: &[Found], tunables: &Measured<Vec<Tunable>>, width: usize) -> String {
+    let mut out = String::from("Remedies for --with (joined by +)\n");
+    for remedy in applicable(true) {
+        row(&mut out, &remedy.usage(), remedy.title, width);
+    }
+    out.push_str("\nRemedies that no start can apply\n");
+    for remedy in applicable(false) {
+        row(&mut out, remedy.key, remedy.title, width);
+    }
+    out.push_str("\nAllocators found\n");
+    for library in found {
+        let version = library.version.as_deref().unwrap_or("of unknown version");
+        let origin = if library.bundled { ", bundled" } else { "" };
+        let text = format!("{}{origin}", library.path.display());
+        row(&mut out, &format!("{} {version}", library.kind), &text, width);
+    }
+    if found.is_empty() {
+        row(
+            &mut out,
+            "none",
+            "no known allocator lies in the usual folders or in the linker's cache",
+            width,
+        );
+    }
+    out.push_str("\nTunables of glibc's malloc (glibc:NAME=VALUE)\n");
+    match tunables {
+        Ok(list) => {
+            for tunable in list
+                .iter()
+                .filter(|tunable| tunable.name.starts_with(known::PREFIX))
+            {
+                let name = tunable.name.trim_start_matches(known::PREFIX);
+                let title = known::find(name).map_or("", |known| known.title);
+                let text = match title {
+                    "" => tunable.range(),
+                    title => format!("{title}: {}", tunable.range()),
+                };
+                row(&mut out, name, &text, width);
+            }
+        }
+        Err(absence) => row(&mut out, "not known", &absence.to_string(), width),
+    }
+    out.push_str("\nWalls\n");
+    for wall in Wall::ALL {
+        row(&mut out, wall.key(), wall.title(), width);
+    }
+    out.push_str("\nExperiments (allocwall subject NAME)\n");
+    for subject in SUBJECTS {
+        row(&mut out, subject.name, subject.summary, width);
+    }
+    out.push_str("\nallocwall explain NAME has the page of each.\n");
+    out
+}
+
+fn row(out: &mut String, name: &str, text: &str, width: usize) {
+    let indent = " ".repeat(NAME + 3);
+    let name = terminal(name);
+    // A longer name has a line of its own.
+    if name.chars().count() > NAME {
+        let _ = writeln!(out, "  {name}");
+    }
+    let head = match name.chars().count() > NAME {
+        true => indent.clone(),
+        false => format!("  {name:NAME$} "),
+    };
+    let text = terminal(text);
+    let options = plain(width)
+        .initial_indent(&head)
+        .subsequent_indent(&indent)
+        .break_words(false);
+    let _ = writeln!(out, "{}", textwrap::fill(&text, options));
+}
+
+/// Version 1, documented in docs/json.md.
+fn as_json(found: &[Found], tunables: &Measured<Vec<Tunable>>) -> String {
+    let remedies: Vec<_> = TABLE
+        .iter()
+        .map(|remedy| {
+            json!({
+                "remedy": remedy.key,
+                "usage": remedy.usage(),
+                "title": remedy.title,
+                "applicable": remedy.start.is_some(),
+                "restart": remedy.restart,
+                "walls": remedy.walls.iter().map(|wall| wall.key()).collect::<Vec<_>>(),
+                "acts_on": remedy.acts_on.iter().map(|class| class.key()).collect::<Vec<_>>(),
+            })
+        })
+        .collect();
+    let allocators: Vec<_> = found
+        .iter()
+        .map(|library| {
+            json!({
+                "allocator": library.kind,
+                "path": library.path.to_string_lossy(),
+                "version": library.version,
+                "bundled": library.bundled,
+            })
+        })
+        .collect();
+    let tunables = match tunables {
+        Ok(list) => json!(list.iter().map(tunable_json).collect::<Vec<_>>()),
+        Err(absence) => json!({ "absent": absence }),
+    };
+    let walls: Vec<_> = Wall::ALL
+        .iter()
+        .map(|wall| json!({ "wall": wall.key(), "title": wall.title(), "rung": wall.rung() }))
+        .collect();
+    let experiments: Vec<_> = SUBJECTS
+        .iter()
+        .map(|subject| {
+            json!({
+                "experiment": subject.name,
+                "summary": subject.summary,
+                "wall": subject.wall.map(|wall| wall.key()),
+            })
+        })
+        .collect();
+    let document = json!({
+        "version": 1,
+        "remedies": remedies,
+        "allocators": allocators,
+        "tunables": tunables,
+        "walls": walls,
+        "experiments": experiments,
+    });
+    format!("{document}\n")
+}
+
+/// Bounds as text: they go to 2^64 - 1, beyond what most readers of JSON hold in a number.
+fn tunable_json(tunable: &Tunable) -> serde_json::Value {
+    let (kind, bounds) = match &tunable.values {
+        Values::Number { default, min, max } => (
+            "number",
+            Some((default.to_string(), min.to_string(), max.to_string())),
+        ),
+        Values::Size { default, min, max } => (
+            "size",
+            Some((default.to_string(), min.to_string(), max.to_string())),
+        ),
+        Values::Text => ("text", None),
+    };
+    let (default, min, max) = bounds.map_or((None, None, None), |(d, l, h)| (Some(d), Some(l), Some(h)));
+    json!({ "tunable": tunable.name, "kind": kind, "default": default, "min": min, "max": max })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn library() -> Found {
+        Found {
+            kind: "jemalloc",
+            path: "/usr/lib/\u{1b}[31m/libjemalloc.so.2".into(),
+            version: Some("5.3.0".into()),
+            bundled: false,
+        }
+    }
+
+    #[test]
+    fn the_list_names_everything_and_fits() {
+        let text = as_text(&[library()], &tunables(), 100);
+        for line in text.lines() {
+            assert!(line.chars().count() <= 100, "{line}");
+        }
+        let remedies = TABLE.iter().map(|remedy| remedy.key);
+        let walls = Wall::ALL.iter().map(|wall| wall.key());
+        let experiments = SUBJECTS.iter().map(|subject| subject.name);
+        for name in remedies.chain(walls).chain(experiments) {
+            assert!(text.contains(name), "{name}");
+        }
+        assert!(!text.contains('\u{1b}'));
+        assert!(text.contains("jemalloc 5.3.0"), "{text}");
+    }
+
+    #[test]
+    fn the_document_parses_and_an_absence_is_typed() {
+        let absent = Absence::new(Reason::NotSupported, "no list");
+        let document: serde_json::Value = serde_json::from_str(&as_json(&[library()], &Err(absent))).unwrap();
+        assert_eq!(document["version"], 1);
+        assert_eq!(document["allocators"][0]["version"], "5.3.0");
+        assert_eq!(document["tunables"]["absent"]["reason"], "not_supported");
+        assert_eq!(document["walls"].as_array().unwrap().len(), Wall::ALL.len());
+    }
+}

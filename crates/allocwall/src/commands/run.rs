@@ -1,0 +1,117 @@
+//! `allocwall run`: become a command with remedies applied.
+
+use crate::commands::arms;
+use crate::printer::Printer;
+use allocwall_core::host::place;
+use allocwall_core::trial::arm::{Applied, Arm, TargetFacts};
+use anyhow::{Context, anyhow};
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+
+/// As clap exits on arguments that it refuses.
+const USAGE: u8 = 2;
+
+#[derive(clap::Args)]
+#[command(
+    override_usage = "allocwall run [OPTIONS] --with NAME[+NAME…] -- CMD…",
+    after_help = "`allocwall list` names the remedies, `allocwall explain NAME` says what one does.\n\
+                  Once started, the command is this process: same pid, and its exit status is its own."
+)]
+pub struct Args {
+    /// A remedy, or several joined by +; given several times, all of them together
+    #[arg(short, long, value_name = "NAME", required = true)]
+    with: Vec<String>,
+
+    /// Don't say what is set
+    #[arg(short, long)]
+    quiet: bool,
+
+    /// Start nothing: print the shell line that does the same without allocwall
+    #[arg(long)]
+    print: bool,
+
+    /// The command and its arguments
+    #[arg(last = true, value_name = "CMD", required = true)]
+    command: Vec<OsString>,
+}
+
+pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+    let arm = match Arm::combined(&args.with) {
+        Ok(arm) => arm,
+        Err(refusal) => {
+            printer.error(&refusal.into());
+            return Ok(ExitCode::from(USAGE));
+        }
+    };
+    let facts = TargetFacts::of(&args.command, &arms::environment())?;
+    let applied = arm.resolve(&arms::inventory(), &facts)?;
+    if args.print {
+        printer.data(&format!("{}\n", applied.shell_line()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for note in &applied.notes {
+        printer.warn(note);
+    }
+    if !args.quiet {
+        printer.note(&told(&applied, &args.command));
+    }
+    become_command(&applied)
+}
+
+/// In one line.
+fn told(applied: &Applied, asked: &[OsString]) -> String {
+    let list = |list: &[u32]| list.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let mut set: Vec<String> = applied
+        .env
+        .iter()
+        .map(|(name, value)| match value {
+            Some(value) => format!("{}={}", name.to_string_lossy(), value.to_string_lossy()),
+            None => format!("{} taken away", name.to_string_lossy()),
+        })
+        .collect();
+    // What stands in the new command and not at its place in the one that was asked for.
+    let options = applied.command.len().saturating_sub(asked.len());
+    let first = applied
+        .command
+        .iter()
+        .zip(asked)
+        .take_while(|(new, old)| new == old)
+        .count();
+    let options = applied.command.iter().skip(first).take(options);
+    set.extend(options.map(|option| format!("option {}", option.to_string_lossy())));
+    set.extend(applied.cpus.as_deref().map(|cpus| format!("CPUs {}", list(cpus))));
+    set.extend(
+        applied
+            .nodes
+            .as_deref()
+            .map(|nodes| format!("memory of node {}", list(nodes))),
+    );
+    match set.is_empty() {
+        true => "allocwall: nothing is to be set".to_owned(),
+        false => format!("allocwall: {}", set.join(" · ")),
+    }
+}
+
+/// Returns only where that failed.
+fn become_command(applied: &Applied) -> anyhow::Result<ExitCode> {
+    let (program, arguments) = applied.command.split_first().context("no command given")?;
+    // This thread is the process's only one here; exec keeps its place.
+    if let Some(nodes) = &applied.nodes {
+        place::bind_memory(nodes)
+            .map_err(|error| anyhow!("cannot take memory from nodes {nodes:?} alone: {error}"))?;
+    }
+    if let Some(cpus) = &applied.cpus {
+        place::set_affinity(cpus).map_err(|error| anyhow!("cannot run on CPUs {cpus:?} alone: {error}"))?;
+    }
+    let mut command = Command::new(program);
+    command.args(arguments);
+    for (name, value) in &applied.env {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let error = command.exec();
+    Err(anyhow!("cannot start {}: {error}", program.to_string_lossy()))
+}

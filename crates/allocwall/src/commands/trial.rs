@@ -1,0 +1,681 @@
+//! `allocwall trial`: remedies on the user's own command, interleaved, with an interval and a word each.
+
+use crate::commands::arms;
+use crate::commands::report::Judged;
+use crate::printer::Printer;
+use allocwall_core::error::Error;
+use allocwall_core::measure::calibrate;
+use allocwall_core::measure::record::{self, Ask};
+use allocwall_core::report::{trial_csv, trial_json, trial_text};
+use allocwall_core::trial::arm::{Arm, TargetFacts};
+use allocwall_core::trial::batch::{self, Batch, Prepared};
+use allocwall_core::trial::compare::compare;
+use allocwall_core::trial::conduct::{Conduct, End, Length, Ran, Subject, Told};
+use allocwall_core::trial::gate::Gate;
+use allocwall_core::trial::journal::{self, Head, Journal, Writer};
+use allocwall_core::trial::load::adapters::Adapter;
+use allocwall_core::trial::load::arrivals::Arrivals;
+use allocwall_core::trial::load::metric::Metric as Figure;
+use allocwall_core::trial::load::open::Plan;
+use allocwall_core::trial::load::ready::Ready;
+use allocwall_core::trial::load::request::{Ask as HttpAsk, Request};
+use allocwall_core::trial::run::{self, Start};
+use allocwall_core::trial::server::{self, Load, Read, Server};
+use allocwall_core::trial::{ArmInfo, BASELINES, Design, Metric, Outcome, ProofState, Settings, Word, plan, predict};
+use anyhow::{Context, anyhow, bail};
+use clap::Parser;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const SUFFIX: &str = ".trial";
+
+#[derive(clap::Args, Clone, Default)]
+#[command(
+    override_usage = "allocwall trial [OPTIONS] --with NAME[+NAME…] [--with …] -- CMD…\n       allocwall trial [OPTIONS] --continue FILE",
+    after_help = "A block runs every arm once and the untreated command twice, in shuffled order, each as a fresh process.\n\
+                  `allocwall list` names the remedies. Exit status: 0 measured, 1 could not (or --fail-on met), 2 usage."
+)]
+pub struct Args {
+    /// An arm: a remedy, or several joined by + (jemalloc+thp); `none` compares the command with itself
+    #[arg(short, long, value_name = "NAME")]
+    pub with: Vec<String>,
+
+    /// Blocks to run [default: 12, or what the number of arms needs]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000), conflicts_with = "budget")]
+    blocks: Option<u64>,
+
+    /// As many blocks as fit into this time: 5m, 90s
+    #[arg(long, value_name = "TIME", value_parser = crate::commands::diagnose::parse_time)]
+    budget: Option<Duration>,
+
+    /// Change that matters: plans the blocks that find it from the first few, and says so
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent, conflicts_with = "blocks")]
+    effect: Option<f64>,
+
+    /// A figure that the command prints: NAME:lower=REGEX or NAME:higher=$.json.path
+    #[arg(long, value_name = "SPEC")]
+    metric: Vec<String>,
+
+    /// A server is ready when this answers: http://127.0.0.1:PORT/path or tcp:127.0.0.1:PORT
+    #[arg(long, value_name = "WHERE")]
+    ready: Option<String>,
+
+    /// How long a server may take to be ready
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = crate::commands::diagnose::parse_time)]
+    ready_timeout: Duration,
+
+    /// Load the server with requests for this URL, sent when they are due and not when the last was answered
+    #[arg(long, value_name = "URL", conflicts_with = "load_cmd")]
+    load: Option<String>,
+
+    /// Load the server with this command (wrk, wrk2, oha, hey, ab, redis-benchmark, memtier_benchmark, pgbench, sysbench; others with --metric)
+    #[arg(long, value_name = "CMD", requires = "ready")]
+    load_cmd: Option<String>,
+
+    /// Rates, as shares of the untreated server's capacity
+    #[arg(long, value_name = "PERCENT[,…]", default_value = "70%", value_delimiter = ',', value_parser = parse_percent, requires = "load", conflicts_with = "rate")]
+    at: Vec<f64>,
+
+    /// Rate in requests a second, instead of a share of the capacity
+    #[arg(long, value_name = "N", requires = "load")]
+    rate: Option<f64>,
+
+    #[arg(long, value_enum, default_value_t = Spacing::Poisson, requires = "load")]
+    arrivals: Spacing,
+
+    /// How long each run is loaded, after 2 s that don't count
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = crate::commands::diagnose::parse_time)]
+    load_time: Duration,
+
+    /// Connections to the server at most
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=10_000), requires = "load")]
+    connections: u64,
+
+    /// When a server's memory is looked at after the load
+    #[arg(long, value_name = "TIME[,…]", default_value = "1s", value_delimiter = ',', value_parser = crate::commands::diagnose::parse_time)]
+    rest: Vec<Duration>,
+
+    /// A run that takes longer is ended, and failed
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = crate::commands::diagnose::parse_time)]
+    timeout: Duration,
+
+    /// Exit statuses that are no failure, besides 0
+    #[arg(long, value_name = "CODE[,…]", value_delimiter = ',')]
+    exit_ok: Vec<i32>,
+
+    /// Of the order of arms; the same seed gives the same order
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+
+    /// Don't diagnose the untreated command first: nothing stands beside what is measured
+    #[arg(long)]
+    no_predict: bool,
+
+    /// Where the trial is saved, block by block [default: a file in the state directory]
+    #[arg(short, long, value_name = "FILE", conflicts_with = "resume")]
+    output: Option<PathBuf>,
+
+    /// Go on with a trial that was cut off, or only report it with --blocks of what it has
+    #[arg(long = "continue", value_name = "FILE", conflicts_with_all = ["with", "command"])]
+    resume: Option<PathBuf>,
+
+    /// Exit with status 1 when a metric changed for the worse by more than this in any arm: 'wall_s>+5%', 'throughput<-3%'
+    #[arg(long, value_name = "GATE")]
+    fail_on: Vec<String>,
+
+    /// Print the versioned JSON document (docs/json.md) instead of text
+    #[arg(long, conflicts_with = "csv")]
+    json: bool,
+
+    /// Print a row for each comparison, as CSV
+    #[arg(long)]
+    csv: bool,
+
+    /// The command, started afresh for every run; its standard input is empty
+    #[arg(last = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+
+    /// The options, where nobody typed them.
+    #[arg(skip)]
+    pub made_of: Vec<String>,
+}
+
+/// Those that a trial can be continued with: all before the command, but for where it is saved.
+fn typed() -> Vec<String> {
+    let words = std::env::args().skip_while(|w| w != "trial").skip(1);
+    words.take_while(|w| w != "--").collect()
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+enum Spacing {
+    #[default]
+    Poisson,
+    Constant,
+}
+
+/// The options of a trial that is continued, read back as they were typed.
+#[derive(Parser)]
+struct Again {
+    #[command(flatten)]
+    args: Args,
+}
+
+fn parse_percent(text: &str) -> Result<f64, String> {
+    let number: f64 = text
+        .trim_end_matches('%')
+        .trim()
+        .parse()
+        .map_err(|_| "a share is a number of per cent: 2%".to_owned())?;
+    if number > 0.0 && number <= 1000.0 {
+        return Ok(number / 100.0);
+    }
+    Err("a share is above 0 %".into())
+}
+
+pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+    let gates = args.fail_on.iter().map(|g| Gate::parse(g)).collect::<Result<Vec<_>, Error>>()?;
+    let earlier = args.resume.as_ref().map(|path| journal::read(path)).transpose()?;
+    if let Some(earlier) = &earlier {
+        args = continued(&args, earlier)?;
+    }
+    if args.command.is_empty() {
+        bail!("no command given: put it behind --");
+    }
+    if args.with.is_empty() {
+        bail!("nothing to try: --with NAME (`allocwall list` names them), or --with none for the command against itself");
+    }
+    let interrupted = crate::commands::diagnose::catch_signals()?;
+    let folder = tempfile::Builder::new()
+        .prefix("allocwall-trial-")
+        .tempdir()
+        .context("no temporary folder")?;
+    let keeper = std::env::current_exe().context("cannot find this program's own file")?;
+    // However this ends, the folder goes.
+    let guard = run::guard(folder.path(), &keeper)?;
+    let outcome = Trial {
+        args: &args,
+        printer,
+        interrupted: &interrupted,
+        keeper: &keeper,
+        folder: folder.path(),
+        seed: match (&earlier, args.seed) {
+            (Some(earlier), _) => earlier.head.design.settings.seed,
+            (None, Some(seed)) => seed,
+            (None, None) => allocwall_core::host::clock::unix_ms(),
+        },
+    }
+    .conduct(earlier);
+    drop(guard);
+    let (outcome, path) = outcome?;
+    let words: Vec<String> = args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect();
+    printer.data(&match (args.json, args.csv) {
+        (true, _) => trial_json::document(&outcome, &words),
+        (_, true) => trial_csv::table(&outcome),
+        _ => trial_text::trial(&outcome, &words, printer.style()),
+    })?;
+    printer.note(&format!("trial: {}", path.display()));
+    let met = gates.iter().map(|gate| gate.stops(&outcome)).collect::<Result<Vec<_>, Error>>()?;
+    let met: Vec<String> = met.into_iter().flatten().collect();
+    for line in &met {
+        printer.warn(line);
+    }
+    let measured = outcome.comparisons.iter().any(|c| c.effect.is_ok());
+    Ok(match measured && met.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+/// The earlier trial's own options, with those of now that may change.
+fn continued(now: &Args, earlier: &Journal) -> anyhow::Result<Args> {
+    let words = ["trial".to_owned()]
+        .into_iter()
+        .chain(earlier.head.options.iter().cloned())
+        .chain(["--".to_owned()])
+        .chain(earlier.head.command.iter().cloned());
+    let Again { args: mut before } =
+        Again::try_parse_from(words).map_err(|e| anyhow!("the trial's own options are not understood: {}", e.kind()))?;
+    if now.blocks.is_some() || now.budget.is_some() {
+        (before.blocks, before.budget) = (now.blocks, now.budget);
+    }
+    before.resume = now.resume.clone();
+    before.json = now.json;
+    before.csv = now.csv;
+    Ok(before)
+}
+
+struct Trial<'a> {
+    args: &'a Args,
+    printer: &'a Printer,
+    interrupted: &'a AtomicBool,
+    keeper: &'a Path,
+    folder: &'a Path,
+    seed: u64,
+}
+
+enum Kind<'a> {
+    Batch(Batch<'a>),
+    Server(Server<'a>),
+}
+
+impl Trial<'_> {
+    fn conduct(&self, earlier: Option<Journal>) -> anyhow::Result<(Outcome, PathBuf)> {
+        let arms = self.arms()?;
+        let mut kind = self.prepared(&arms)?;
+        let names: Vec<String> = arms.iter().map(|arm| arm.name.clone()).collect();
+        // What is wrong with the command shows before anything is measured.
+        let first = self.prove(&mut kind, &names)?;
+        let (mut head, blocks, path) = match earlier {
+            Some(Journal { head, blocks }) => {
+                let same = head.design.arms.iter().map(|a| &a.name).eq(&names);
+                if !same {
+                    bail!("the trial's arms are not what its file says: {}", names.join(", "));
+                }
+                (head, blocks, self.args.resume.clone().unwrap_or_default())
+            }
+            None => {
+                let metrics = match &kind {
+                    Kind::Batch(_) => batch::metrics(&first.first().map(|r| r.readings.clone()).unwrap_or_default()),
+                    Kind::Server(server) => server::metrics(server, first.first().context("interrupted")?),
+                };
+                let predicted = self.predicted(&kind, &arms, &metrics);
+                let head = self.head(&arms, metrics, predicted, &first);
+                (head, vec![], self.path()?)
+            }
+        };
+        let length = self.length();
+        if let Length::Blocks(count) = length {
+            let design = &mut head.design;
+            let family = plan::family(design.arms.len(), &design.metrics);
+            design.settings.planned = count.max(blocks.len());
+            design.settings.looks = plan::looks(design.settings.planned, design.arms.len(), family);
+        }
+        let mut writer = match self.args.resume {
+            Some(_) => {
+                let mut writer = Writer::append_to(&path)?;
+                writer.plan(&head.design)?;
+                writer
+            }
+            None => Writer::create(&path, &head)?,
+        };
+        let mut progress = Progress::new(self.printer);
+        let subject: &mut dyn Subject = match &mut kind {
+            Kind::Batch(batch) => batch,
+            Kind::Server(server) => server,
+        };
+        let mut conduct = Conduct {
+            subject,
+            writer: &mut writer,
+            interrupted: self.interrupted,
+            told: &mut |told| progress.tell(told),
+        };
+        let (blocks, end) = conduct.run(&mut head, blocks, length)?;
+        drop(progress);
+        match end {
+            End::Interrupted => self.printer.note(&format!(
+                "interrupted after {} blocks; go on with: allocwall trial --continue {}",
+                blocks.len(),
+                path.display()
+            )),
+            End::TimeOver => self.printer.note("the time is over"),
+            End::Planned | End::Decided => {}
+        }
+        Ok((compare(&head.design, &blocks), path))
+    }
+
+    /// The untreated command twice, then the remedies.
+    fn arms(&self) -> anyhow::Result<Vec<Arm>> {
+        let untreated = |name: &str| {
+            Arm::parse("none").map(|arm| Arm {
+                name: name.to_owned(),
+                ..arm
+            })
+        };
+        let mut arms = vec![untreated("A")?, untreated("A′")?];
+        for text in &self.args.with {
+            let arm = Arm::parse(text)?;
+            if arm.parts.iter().all(|part| part.remedy.key == "none") {
+                continue;
+            }
+            if arms.iter().any(|known| known.name == arm.name) {
+                bail!("{text} is given twice");
+            }
+            arms.push(arm);
+        }
+        Ok(arms)
+    }
+
+    fn prepared(&self, arms: &[Arm]) -> anyhow::Result<Kind<'_>> {
+        let args = self.args;
+        let facts = TargetFacts::of(&args.command, &arms::environment())?;
+        let inventory = arms::inventory(self.printer);
+        let base = Start::new(args.command.clone(), args.timeout);
+        let mut prepared = Vec::new();
+        for arm in arms {
+            let applied = arm.resolve(&inventory, &facts)?;
+            for note in &applied.notes {
+                self.printer.warn(&format!("{}: {note}", arm.name));
+            }
+            prepared.push(Prepared::of(&base, &applied));
+        }
+        let mut starts: Vec<Start> = prepared.iter().map(|p| p.start.clone()).collect();
+        run::equalise(&mut starts);
+        for (prepared, start) in prepared.iter_mut().zip(starts) {
+            prepared.start = start;
+        }
+        let figures = args.metric.iter().map(|m| Figure::parse(m)).collect::<Result<Vec<_>, Error>>()?;
+        let loaded = args.load.is_some() || args.load_cmd.is_some();
+        if !loaded {
+            if args.ready.is_some() {
+                bail!("--ready is for servers: say how it is loaded with --load URL or --load-cmd CMD");
+            }
+            return Ok(Kind::Batch(Batch {
+                arms: prepared,
+                keeper_exe: self.keeper.to_owned(),
+                figures,
+                fine: args.exit_ok.clone(),
+                interrupted: self.interrupted,
+            }));
+        }
+        let ready = match (&args.ready, &args.load) {
+            (Some(ready), _) => Ready::parse(ready, false)?,
+            (None, Some(url)) => Ready::Http(Request::new(&HttpAsk::get(url))?),
+            (None, None) => bail!("say when the server is ready: --ready tcp:127.0.0.1:PORT"),
+        };
+        let load = match (&args.load, &args.load_cmd) {
+            (Some(url), _) => Load::Inside {
+                request: Request::new(&HttpAsk::get(url))?,
+                plans: vec![],
+            },
+            (None, Some(line)) => {
+                let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+                let read = match figures.is_empty() {
+                    true => Read::Adapter(Adapter::of_command(&words)?),
+                    false => Read::Figures(figures),
+                };
+                Load::Command {
+                    line: line.clone(),
+                    read,
+                    limit: args.timeout,
+                }
+            }
+            (None, None) => bail!("no load given"),
+        };
+        let mut server = Server {
+            arms: prepared,
+            keeper_exe: self.keeper.to_owned(),
+            ready,
+            patience: args.ready_timeout,
+            load,
+            rest: args.rest.clone(),
+            interrupted: self.interrupted,
+        };
+        if args.load.is_some() {
+            let rates = self.rates(&server)?;
+            let like = Plan {
+                arrivals: match args.arrivals {
+                    Spacing::Poisson => Arrivals::Poisson { seed: self.seed },
+                    Spacing::Constant => Arrivals::Constant,
+                },
+                window: args.load_time,
+                connections: args.connections as usize,
+                ..Plan::new(1.0, 0)
+            };
+            if let Load::Inside { plans, .. } = &mut server.load {
+                *plans = server::plans(&rates, &like);
+            }
+        }
+        Ok(Kind::Server(server))
+    }
+
+    /// Names and requests a second.
+    fn rates(&self, server: &Server) -> anyhow::Result<Vec<(String, f64)>> {
+        if let Some(rate) = self.args.rate {
+            return Ok(vec![(format!("{rate}/s"), rate)]);
+        }
+        self.printer.note("looking for the untreated server's capacity");
+        let capacity = server.capacity(0)?;
+        let shares = &self.args.at;
+        let rates: Vec<(String, f64)> = shares
+            .iter()
+            .map(|share| (format!("{:.0}%", share * 100.0), capacity.per_second * share))
+            .collect();
+        let shown: Vec<String> = rates.iter().map(|(name, rate)| format!("{name} = {rate:.0}")).collect();
+        self.printer.note(&format!(
+            "capacity {:.0} requests/s with {} connections; all arms are loaded with {} requests/s",
+            capacity.per_second,
+            capacity.connections,
+            shown.join(", ")
+        ));
+        Ok(rates)
+    }
+
+    /// One run of each arm that is not counted.
+    fn prove(&self, kind: &mut Kind, names: &[String]) -> anyhow::Result<Vec<Ran>> {
+        let told = |arm: usize| {
+            self.printer
+                .progress_line(&format!("first run of {}, not counted", names[arm]));
+        };
+        let ran = match kind {
+            Kind::Batch(batch) => batch.prove(self.folder, told)?,
+            Kind::Server(server) => server.prove(self.folder, told)?,
+        };
+        self.printer.clear_line();
+        if self.interrupted.load(Ordering::Relaxed) {
+            bail!("interrupted before the first block");
+        }
+        if let Some(failure) = ran.iter().take(BASELINES).find_map(|r| r.failure.clone()) {
+            bail!("the command fails without any remedy: {failure}");
+        }
+        let mut dead = 0;
+        for (ran, name) in ran.iter().zip(names).skip(BASELINES) {
+            let refuted = ran.proof.iter().find(|item| item.state == ProofState::Refuted);
+            let why = match (&ran.failure, refuted) {
+                (Some(failure), _) => format!("its first run failed: {failure}"),
+                (None, Some(item)) => format!("it did not take: {}: {}", item.what, item.detail),
+                (None, None) => continue,
+            };
+            dead += 1;
+            self.printer.warn(&format!("{name}: {why}"));
+        }
+        if dead > 0 && dead == names.len() - BASELINES {
+            bail!("no arm is left to try");
+        }
+        Ok(ran)
+    }
+
+    fn head(&self, arms: &[Arm], metrics: Vec<Metric>, predicted: Vec<Predicted>, first: &[Ran]) -> Head {
+        let infos: Vec<ArmInfo> = arms
+            .iter()
+            .zip(predicted)
+            .enumerate()
+            .map(|(n, (arm, predicted))| ArmInfo {
+                name: arm.name.clone(),
+                baseline: n < BASELINES,
+                predicted,
+            })
+            .collect();
+        let family = plan::family(infos.len(), &metrics);
+        let planned = match self.length() {
+            Length::Blocks(count) => count,
+            Length::Budget(_) | Length::Effect(_) => plan::default_blocks(infos.len(), family),
+        };
+        Head {
+            version: journal::VERSION,
+            tool_version: env!("CARGO_PKG_VERSION").into(),
+            started_unix_ms: allocwall_core::host::clock::unix_ms(),
+            command: self.args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect(),
+            options: self.options(),
+            design: Design {
+                settings: Settings {
+                    seed: self.seed,
+                    effect: self.args.effect.unwrap_or(plan::DEFAULT_EFFECT),
+                    planned,
+                    looks: plan::looks(planned, infos.len(), family),
+                },
+                arms: infos,
+                metrics,
+            },
+            proof: first.iter().map(|r| r.proof.clone()).enumerate().collect(),
+            machine: machine(),
+        }
+    }
+
+    /// By arm: what a diagnosis of the untreated command says that it would change.
+    fn predicted(&self, kind: &Kind, arms: &[Arm], metrics: &[Metric]) -> Vec<Predicted> {
+        let nothing = || vec![Predicted::new(); arms.len()];
+        if self.args.no_predict || arms.len() == BASELINES {
+            return nothing();
+        }
+        self.printer.progress_line("diagnosing the untreated command");
+        let window = self.args.load_time.clamp(record::SHORTEST_WINDOW, record::DEFAULT_WINDOW);
+        let judged = match kind {
+            Kind::Batch(batch) => self.diagnosed(
+                Ask::Launch {
+                    command: batch.arms[0].start.command.clone(),
+                    keep: false,
+                },
+                record::DEFAULT_WINDOW,
+            ),
+            Kind::Server(server) => server
+                .under_observation(0, |pid| self.diagnosed(Ask::Pids(vec![pid]), window))
+                .map_err(Into::into)
+                .and_then(|judged| judged),
+        };
+        self.printer.clear_line();
+        match judged {
+            Ok(judged) => arms
+                .iter()
+                .map(|arm| predict::of(&judged.recording, &judged.bill, arm, metrics))
+                .collect(),
+            Err(error) => {
+                self.printer.warn(&format!("nothing is predicted: the command could not be diagnosed: {error:#}"));
+                nothing()
+            }
+        }
+    }
+
+    fn diagnosed(&self, ask: Ask, window: Duration) -> anyhow::Result<Judged> {
+        let recorded = record::record(record::Request {
+            ask,
+            window,
+            rate_hz: None,
+            output: None,
+            prices: calibrate::cached(),
+            interrupted: self.interrupted,
+            progress: &mut |_| {},
+        })?;
+        Ok(Judged::of(recorded.recording, None))
+    }
+
+    fn length(&self) -> Length {
+        let args = self.args;
+        match (args.blocks, args.budget, args.effect) {
+            (Some(count), ..) => Length::Blocks(count as usize),
+            (None, budget, Some(_)) => Length::Effect(budget),
+            (None, Some(budget), None) => Length::Budget(budget),
+            (None, None, None) => {
+                let arms = args.with.iter().filter(|w| *w != "none").count() + BASELINES;
+                Length::Blocks(plan::default_blocks(arms, arms.saturating_sub(BASELINES).max(1)))
+            }
+        }
+    }
+
+    fn path(&self) -> anyhow::Result<PathBuf> {
+        match &self.args.output {
+            Some(path) => Ok(path.clone()),
+            None => crate::commands::diagnose::new_state_file(SUFFIX)
+                .context("the state directory can't be written: name a file with -o"),
+        }
+    }
+
+    fn options(&self) -> Vec<String> {
+        match self.args.made_of.is_empty() {
+            true => typed(),
+            false => self.args.made_of.clone(),
+        }
+    }
+}
+
+type Predicted = BTreeMap<String, allocwall_core::units::Interval>;
+
+/// What a reader of a saved trial asks first.
+fn machine() -> Vec<String> {
+    let facts = allocwall_core::host::facts::Machine::live().facts();
+    let mut lines = vec![format!("Linux {} on {}", facts.kernel_release, facts.architecture)];
+    lines.extend(facts.hypervisor.map(|name| format!("virtual machine: {name}")));
+    lines.push(format!("{} CPUs, {} NUMA nodes", facts.online_cpus, facts.numa_nodes));
+    lines
+}
+
+/// What is going on, on a terminal; the plan, where one was made, on any.
+struct Progress<'a> {
+    printer: &'a Printer,
+    estimate: String,
+    planned: usize,
+}
+
+impl<'a> Progress<'a> {
+    fn new(printer: &'a Printer) -> Progress<'a> {
+        Progress {
+            printer,
+            estimate: String::new(),
+            planned: 0,
+        }
+    }
+
+    fn tell(&mut self, told: Told<'_>) {
+        match told {
+            Told::Starts { block, place, places } => {
+                let of = if self.planned > 0 { format!(" of {}", self.planned) } else { String::new() };
+                self.printer.progress_line(&format!(
+                    "block {}{of}, run {} of {places}{}",
+                    block + 1,
+                    place + 1,
+                    self.estimate
+                ));
+            }
+            Told::Finished { outcome, planned } => {
+                self.planned = planned;
+                let primary = |metric: &str| outcome.metric(metric).is_some_and(|m| m.primary);
+                let shown: Vec<String> = outcome
+                    .comparisons
+                    .iter()
+                    .filter(|c| primary(&c.metric))
+                    .filter_map(|c| {
+                        let effect = c.effect.as_ref().ok()?;
+                        let name = &outcome.design.arms[c.arm].name;
+                        let word = match c.word {
+                            Word::Unresolved => String::new(),
+                            word => format!(" {}", word.key()),
+                        };
+                        Some(format!("{name} {:+.1} %{word}", effect.point * 100.0))
+                    })
+                    .collect();
+                self.estimate = match shown.is_empty() {
+                    true => String::new(),
+                    false => format!(" · so far {}", shown.join(", ")),
+                };
+            }
+            Told::Planned { blocks, each_s, why } => {
+                self.planned = blocks;
+                self.printer.clear_line();
+                let minutes = blocks as f64 * each_s / 60.0;
+                self.printer.note(&format!(
+                    "{blocks} blocks in all, about {minutes:.1} minutes at {each_s:.1} s a block: {why}"
+                ));
+            }
+        }
+    }
+}
+
+impl Drop for Progress<'_> {
+    fn drop(&mut self) {
+        self.printer.clear_line();
+    }
+}

@@ -1,0 +1,394 @@
+//! `allocwall run`, `list` and `explain` as a user meets them: what the started program itself sees of its pid, exit
+//! status, environment, mappings and place, and one line where something is refused.
+
+use std::ffi::OsStr;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_allocwall");
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(BINARY);
+    command
+        .args(arguments)
+        .env_remove("LD_PRELOAD")
+        .env_remove("GLIBC_TUNABLES")
+        .env_remove("MALLOC_ARENA_MAX")
+        .env_remove("COLUMNS")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn tool(arguments: &[&str]) -> Output {
+    command(arguments).output().expect("the tool starts")
+}
+
+fn data(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("data is UTF-8")
+}
+
+fn talk(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("talk is UTF-8")
+}
+
+/// Exit status `code`, no data, one line with `words` in it.
+fn refused(arguments: &[&str], code: i32, words: &str) {
+    let output = tool(arguments);
+    let talk = talk(&output);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {talk}");
+    assert!(
+        talk.starts_with("error: ") && talk.contains(words),
+        "{words:?} in {talk:?}"
+    );
+    assert_eq!(talk.lines().count(), 1, "{talk}");
+    assert!(output.stdout.is_empty(), "{}", data(&output));
+}
+
+/// A library of this machine, as `list` names it.
+fn library(kind: &str) -> Option<String> {
+    let list: serde_json::Value = serde_json::from_str(&data(&tool(&["list", "--json"]))).unwrap();
+    let found = list["allocators"]
+        .as_array()?
+        .iter()
+        .find(|found| found["allocator"] == kind)?;
+    found["path"].as_str().map(str::to_owned)
+}
+
+fn glibc_here() -> bool {
+    // The C library's own words about itself.
+    let said = Command::new("getconf").arg("GNU_LIBC_VERSION").output();
+    said.is_ok_and(|output| output.status.success())
+}
+
+#[test]
+fn the_command_is_the_same_process_and_ends_as_itself() {
+    let child = command(&[
+        "run",
+        "-q",
+        "--with",
+        "cpus=0",
+        "--",
+        "sh",
+        "-c",
+        "echo $$; exit 7",
+    ])
+    .spawn()
+    .unwrap();
+    let pid = child.id();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(data(&output).trim(), pid.to_string());
+    assert_eq!(output.status.code(), Some(7));
+    assert_eq!(talk(&output), "");
+    let output = tool(&["run", "--with", "cpus=0", "--", "sh", "-c", "kill -TERM $$"]);
+    assert_eq!(output.status.signal(), Some(15));
+    assert_eq!(talk(&output), "allocwall: CPUs 0\n");
+}
+
+#[test]
+fn standard_input_and_arguments_pass_untouched() {
+    use std::io::Write;
+    let mut child = command(&["run", "-q", "--with", "env:A=1", "--", "cat", "-", "/dev/null"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"a\0b\xff").unwrap();
+    assert_eq!(child.wait_with_output().unwrap().stdout, b"a\0b\xff");
+    // Words that look like options of ours.
+    let output = tool(&[
+        "run", "-q", "--with", "env:A=1", "--", "echo", "--with", "--", "-q", "--print",
+    ]);
+    assert_eq!(data(&output), "--with -- -q --print\n");
+}
+
+#[test]
+fn variables_are_set_kept_and_taken_away() {
+    let output = command(&[
+        "run",
+        "-q",
+        "--with",
+        "env:X=1 2",
+        "--with",
+        "glibc:arena_max=2",
+        "--",
+        "env",
+    ])
+    .env("GLIBC_TUNABLES", "glibc.malloc.perturb=0")
+    .env("KEPT", "yes")
+    .output()
+    .unwrap();
+    if !glibc_here() {
+        return println!("skipped: no glibc here");
+    }
+    let seen = data(&output);
+    let has = |line: &str| seen.lines().any(|seen| seen == line);
+    assert!(has("X=1 2") && has("KEPT=yes"), "{seen}");
+    assert!(
+        has("GLIBC_TUNABLES=glibc.malloc.perturb=0:glibc.malloc.arena_max=2"),
+        "{seen}"
+    );
+    let output = command(&["run", "-q", "--with", "glibc-arenas-free", "--", "env"])
+        .env("MALLOC_ARENA_MAX", "1")
+        .output()
+        .unwrap();
+    assert!(!data(&output).contains("MALLOC_ARENA_MAX"), "{}", data(&output));
+}
+
+#[test]
+fn a_preloaded_allocator_serves_the_program_and_what_was_preloaded_stays() {
+    let (Some(jemalloc), Some(mimalloc)) = (library("jemalloc"), library("mimalloc")) else {
+        return println!("skipped: jemalloc and mimalloc are not both installed");
+    };
+    // The loader's own account of what malloc is bound to: `binding file cat … to LIBRARY …: … symbol `malloc'`.
+    let bound_to = |arm: &str| {
+        let output = command(&["run", "-q", "--with", arm, "--", "sort", "/dev/null"])
+            .env("LD_DEBUG", "bindings")
+            .output()
+            .unwrap();
+        let talk = String::from_utf8_lossy(&output.stderr).into_owned();
+        talk.lines()
+            .filter(|line| line.contains("binding file sort ") && line.contains("symbol `malloc'"))
+            .map(|line| {
+                line.split(" to ")
+                    .nth(1)
+                    .unwrap_or_default()
+                    .split(' ')
+                    .next()
+                    .unwrap_or_default()
+                    .to_owned()
+            })
+            .next_back()
+            .unwrap_or_default()
+    };
+    assert_eq!(bound_to("jemalloc"), jemalloc);
+    assert_eq!(bound_to("mimalloc@system"), mimalloc);
+    assert!(bound_to("none").contains("libc.so"), "{}", bound_to("none"));
+    let output = command(&["run", "-q", "--with", "jemalloc", "--", "cat", "/proc/self/maps"])
+        .env("LD_PRELOAD", &mimalloc)
+        .output()
+        .unwrap();
+    let maps = data(&output);
+    assert!(maps.contains(&jemalloc) && maps.contains(&mimalloc), "{maps}");
+    let output = command(&["run", "-q", "--with", "jemalloc", "--", "env"])
+        .env("LD_PRELOAD", &mimalloc)
+        .output()
+        .unwrap();
+    assert!(
+        data(&output).contains(&format!("LD_PRELOAD={jemalloc}:{mimalloc}\n")),
+        "{}",
+        data(&output)
+    );
+    // Back to the C library's own, whatever was preloaded.
+    let output = command(&["run", "-q", "--with", "glibc", "--", "cat", "/proc/self/maps"])
+        .env("LD_PRELOAD", &mimalloc)
+        .output()
+        .unwrap();
+    assert!(!data(&output).contains(&mimalloc), "{}", data(&output));
+}
+
+#[test]
+fn a_program_that_is_linked_with_an_allocator_gets_glibcs() {
+    let redis = Path::new("/usr/bin/redis-server");
+    if !redis.exists() {
+        return println!("skipped: no redis-server");
+    }
+    let bound_to_libc = |arm: &str| {
+        let output = command(&[
+            "run",
+            "-q",
+            "--with",
+            arm,
+            "--",
+            "/usr/bin/redis-server",
+            "--version",
+        ])
+        .env("LD_DEBUG", "bindings")
+        .output()
+        .unwrap();
+        let talk = String::from_utf8_lossy(&output.stderr).into_owned();
+        let lines = talk
+            .lines()
+            .filter(|line| line.contains("/redis-server [0] to") && line.contains("symbol `malloc'"));
+        let bound: Vec<&str> = lines.collect();
+        (
+            bound.len(),
+            bound.iter().all(|line| line.contains("libc.so.6 [0]: ")),
+        )
+    };
+    let (bindings, libc) = bound_to_libc("none");
+    if bindings == 0 || libc {
+        return println!("skipped: this redis-server is not linked with another allocator");
+    }
+    assert_eq!(bound_to_libc("glibc"), (bindings, true));
+}
+
+#[test]
+fn place_is_as_asked() {
+    let status = |arm: &str| {
+        let output = tool(&[
+            "run",
+            "-q",
+            "--with",
+            arm,
+            "--",
+            "grep",
+            "Cpus_allowed_list",
+            "/proc/self/status",
+        ]);
+        data(&output)
+            .split_whitespace()
+            .last()
+            .unwrap_or_default()
+            .to_owned()
+    };
+    let all = status("none");
+    let first: String = all.chars().take_while(char::is_ascii_digit).collect();
+    assert_eq!(status(&format!("cpus={first}")), first);
+    refused(&["run", "--with", "cpus=60000", "--", "true"], 1, "no CPU 60000");
+    refused(&["run", "--with", "nodes=1000", "--", "true"], 1, "1000");
+    let output = tool(&[
+        "run",
+        "-q",
+        "--with",
+        "nodes=0",
+        "--",
+        "cat",
+        "/proc/self/numa_maps",
+    ]);
+    match output.status.success() {
+        true => assert!(data(&output).contains(" bind:0 "), "{}", data(&output)),
+        false => println!("skipped: {}", talk(&output)),
+    }
+}
+
+#[test]
+fn a_shell_does_the_same_with_the_printed_line() {
+    if !glibc_here() {
+        return println!("skipped: no glibc here");
+    }
+    let arm = "glibc:arena_max=2+env:X=it's 1";
+    let printed = data(&tool(&["run", "--print", "--with", arm, "--", "env"]));
+    let by_shell = Command::new("sh")
+        .args(["-c", &printed])
+        .env_remove("GLIBC_TUNABLES")
+        .output()
+        .unwrap();
+    let by_tool = tool(&["run", "-q", "--with", arm, "--", "env"]);
+    for line in ["X=it's 1", "GLIBC_TUNABLES=glibc.malloc.arena_max=2"] {
+        assert!(
+            data(&by_shell).lines().any(|seen| seen == line),
+            "{printed}: {}",
+            data(&by_shell)
+        );
+        assert!(
+            data(&by_tool).lines().any(|seen| seen == line),
+            "{}",
+            data(&by_tool)
+        );
+    }
+    assert!(!data(&by_tool).contains("arena_max=2 env"));
+}
+
+#[test]
+fn what_is_wrong_is_said_in_one_line() {
+    refused(
+        &["run", "--with", "jemaloc", "--", "true"],
+        2,
+        "nearest: jemalloc",
+    );
+    refused(
+        &["run", "--with", "jemalloc", "--with", "mimalloc", "--", "true"],
+        2,
+        "both set the allocator",
+    );
+    refused(
+        &["run", "--with", "env:A=1", "--", "/nonexistent/x"],
+        1,
+        "cannot start /nonexistent/x",
+    );
+    refused(&["run", "--with", "env:A=1", "--", "/etc"], 1, "it is a folder");
+    refused(
+        &["run", "--with", "env:A=1", "--", "/etc/passwd"],
+        1,
+        "not executable",
+    );
+    refused(
+        &["run", "--with", "env:A=1", "--", "no-such-program-anywhere"],
+        1,
+        "no such program in PATH",
+    );
+    refused(
+        &["run", "--with", "quota", "--", "true"],
+        2,
+        "nothing that a start can set",
+    );
+    refused(&["explain", "snake-oil"], 1, "nothing is called snake-oil");
+    refused(&["explain", "\u{1b}[31m"], 1, "\\u{1b}[31m");
+    if glibc_here() {
+        refused(
+            &["run", "--with", "glibc:perturb=256", "--", "true"],
+            1,
+            "0 to 255",
+        );
+        refused(
+            &["run", "--with", "glibc:arena_mx=2", "--", "true"],
+            1,
+            "nearest: arena_max",
+        );
+    }
+    if Path::new("/usr/bin/su").exists() {
+        refused(
+            &["run", "--with", "env:A=1", "--", "/usr/bin/su", "--help"],
+            1,
+            "setuid",
+        );
+        assert!(
+            tool(&["run", "--with", "cpus=0", "--", "/usr/bin/su", "--help"])
+                .status
+                .success()
+        );
+    }
+    for arguments in [&["run", "--with", "thp"][..], &["run", "--", "true"]] {
+        assert_eq!(tool(arguments).status.code(), Some(2), "{arguments:?}");
+    }
+}
+
+#[test]
+fn everything_that_is_listed_is_explained() {
+    let list: serde_json::Value = serde_json::from_str(&data(&tool(&["list", "--json"]))).unwrap();
+    assert_eq!(list["version"], 1);
+    let names = |list: &serde_json::Value, group: &str, key: &str| -> Vec<String> {
+        let rows = list[group].as_array().unwrap().iter();
+        rows.map(|row| row[key].as_str().unwrap().to_owned()).collect()
+    };
+    let mut all = names(&list, "walls", "wall");
+    assert_eq!(all.len(), 15);
+    all.extend(names(&list, "experiments", "experiment"));
+    all.extend(names(&list, "remedies", "remedy"));
+    for name in all {
+        let output = tool(&["explain", &name]);
+        assert!(output.status.success(), "{name}: {}", talk(&output));
+        let text = data(&output);
+        assert!(text.contains(&name), "{name}: {text}");
+        let widest = text.lines().map(|line| line.chars().count()).max();
+        assert!(widest <= Some(100), "{name}: {text}");
+    }
+    let page: serde_json::Value =
+        serde_json::from_str(&data(&tool(&["explain", "jemalloc", "--json"]))).unwrap();
+    assert_eq!(page["pages"][0]["kind"], "allocator");
+    let text = data(&tool(&["list"]));
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+}
+
+#[test]
+fn a_name_that_is_no_text_is_passed_on() {
+    use std::os::unix::ffi::OsStrExt;
+    let odd = OsStr::from_bytes(b"a\xffb");
+    let output = command(&["run", "-q", "--with", "env:A=1", "--", "printf", "%s"])
+        .arg(odd)
+        .output()
+        .unwrap();
+    assert_eq!(output.stdout, odd.as_bytes());
+}
