@@ -33,7 +33,7 @@ enum Command {
     /// A recording as text, JSON, flamegraph or collapsed stacks
     Report(commands::report::Args),
     /// Try remedies on a command, interleaved with the untreated one: effect, interval and a word each
-    Trial(commands::trial::Args),
+    Trial(Box<commands::trial::Args>),
     /// Start a command with remedies applied: it becomes the command, with the same pid and exit status
     Run(commands::run::Args),
     /// Remedies, allocators found, tunables, walls and experiments
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
         Command::Calibrate(args) => commands::calibrate::run(args, &printer),
         Command::Diagnose(args) => commands::diagnose::run(args, &printer),
         Command::Report(args) => commands::report::run(args, &printer),
-        Command::Trial(args) => commands::trial::run(args, &printer),
+        Command::Trial(args) => commands::trial::run(*args, &printer),
         Command::Run(args) => commands::run::run(args, &printer),
         Command::List(args) => commands::list::run(args, &printer),
         Command::Explain(args) => commands::explain::run(args, &printer),

@@ -73,11 +73,15 @@ pub struct Watcher {
     proc: ProcFs,
     seen: Seen,
     next: usize,
+    /// Some arm binds memory to nodes; then all arms' runs are asked, so that all are disturbed alike.
+    nodes: bool,
 }
 
 impl Watcher {
-    pub fn new() -> Watcher {
+    pub fn of(arms: &[Prepared]) -> Watcher {
+        let nodes = |e: &Expectation| matches!(e, Expectation::Nodes(_));
         Watcher {
+            nodes: arms.iter().flat_map(|arm| &arm.expects).any(nodes),
             proc: ProcFs::live(),
             seen: Seen::default(),
             next: 0,
@@ -91,14 +95,14 @@ impl Watcher {
         };
         if clock::monotonic_ns().saturating_sub(running.start_ns()) >= due_ms * 1_000_000 {
             self.next += 1;
-            self.seen.look(&self.proc, &running.processes());
+            self.seen.look(&self.proc, &running.processes(), self.nodes);
         }
         true
     }
 
     /// Whenever it is.
     pub fn look_now(&mut self, running: &Running) {
-        self.seen.look(&self.proc, &running.processes());
+        self.seen.look(&self.proc, &running.processes(), self.nodes);
     }
 
     /// With what the run's memory series showed.
@@ -147,8 +151,11 @@ impl Batch<'_> {
 
     fn once(&self, start: &Start) -> Result<(Finished, Seen)> {
         let mut running = run::start(start, &self.keeper_exe)?;
-        let mut watcher = Watcher::new();
-        while running.exited().is_none() && watcher.look(&running) && !self.interrupted.load(Ordering::Relaxed) {
+        let mut watcher = Watcher::of(&self.arms);
+        while running.exited().is_none()
+            && watcher.look(&running)
+            && !self.interrupted.load(Ordering::Relaxed)
+        {
             std::thread::sleep(GLANCE);
         }
         let finished = running.wait(self.interrupted)?;
@@ -163,7 +170,10 @@ impl Batch<'_> {
         let mut readings = Vec::new();
         for figure in &self.figures {
             let reading = figure.read(&output);
-            metrics.insert(figure.name.clone(), reading.as_ref().map(|r| r.value).map_err(Clone::clone));
+            metrics.insert(
+                figure.name.clone(),
+                reading.as_ref().map(|r| r.value).map_err(Clone::clone),
+            );
             readings.extend(reading.ok());
         }
         Ran {

@@ -4,7 +4,7 @@
 use super::compare::{compare, spread};
 use super::journal::{Head, Writer};
 use super::load::Reading;
-use super::{BASELINES, Block, Design, Outcome, ProofItem, Run, Word, plan};
+use super::{BASELINES, Block, Outcome, ProofItem, Run, Word, plan};
 use crate::error::{Error, Result};
 use crate::host::clock;
 use crate::units::Measured;
@@ -47,7 +47,11 @@ pub enum Length {
 /// What is told while a trial runs.
 pub enum Told<'a> {
     /// A run is about to start: block and place from 0, of so many places.
-    Starts { block: usize, place: usize, places: usize },
+    Starts {
+        block: usize,
+        place: usize,
+        places: usize,
+    },
     /// A block has been finished and saved.
     Finished { outcome: &'a Outcome, planned: usize },
     /// How many blocks there will be, and why.
@@ -75,7 +79,12 @@ pub struct Conduct<'a> {
 
 impl Conduct<'_> {
     /// Runs the blocks that are missing to `length`, after those that are done.
-    pub fn run(&mut self, head: &mut Head, mut blocks: Vec<Block>, length: Length) -> Result<(Vec<Block>, End)> {
+    pub fn run(
+        &mut self,
+        head: &mut Head,
+        mut blocks: Vec<Block>,
+        length: Length,
+    ) -> Result<(Vec<Block>, End)> {
         let arms = head.design.arms.len();
         let family = plan::family(arms, &head.design.metrics);
         let began = clock::monotonic_ns();
@@ -135,13 +144,16 @@ impl Conduct<'_> {
         let arms = design.arms.len();
         let family = plan::family(arms, &design.metrics);
         let each_s = spent_s / blocks.len() as f64;
-        let fitting = |budget: Duration| plan::for_budget(budget.as_secs_f64(), blocks.len(), spent_s, arms, family);
+        let fitting =
+            |budget: Duration| plan::for_budget(budget.as_secs_f64(), blocks.len(), spent_s, arms, family);
         let (count, why) = match length {
             Length::Blocks(count) => (count, String::new()),
             Length::Budget(budget) => {
                 let fits = fitting(budget);
                 let why = match fits.short_of {
-                    Some(fewest) => format!("no word is possible with fewer than {fewest}: give it more time"),
+                    Some(fewest) => {
+                        format!("no word is possible with fewer than {fewest}: give it more time")
+                    }
                     None => "what fits the budget".to_owned(),
                 };
                 (fits.blocks, why)
@@ -152,7 +164,14 @@ impl Conduct<'_> {
                     .metrics
                     .iter()
                     .filter(|m| m.primary)
-                    .map(|m| plan::blocks_for(design.settings.effect, spread(design, blocks, &m.key)?, arms, family))
+                    .map(|m| {
+                        plan::blocks_for(
+                            design.settings.effect,
+                            spread(design, blocks, &m.key)?,
+                            arms,
+                            family,
+                        )
+                    })
                     .collect::<Option<Vec<_>>>()
                     .and_then(|needed| needed.into_iter().max());
                 let most = budget.map_or(plan::MOST_BLOCKS, |b| fitting(b).blocks);
@@ -161,7 +180,10 @@ impl Conduct<'_> {
                         (needed, format!("to find {percent:.1} % with nine chances in ten"))
                     }
                     Some(needed) => (most, format!("finding {percent:.1} % would take {needed}")),
-                    None => (most, format!("the pilot doesn't tell how many find {percent:.1} %")),
+                    None => (
+                        most,
+                        format!("the pilot doesn't tell how many find {percent:.1} %"),
+                    ),
                 }
             }
         };
@@ -239,7 +261,7 @@ fn hopeless(blocks: &[Block]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ArmInfo, Direction, Metric, ProofState, Settings, Unit, journal};
+    use super::super::{ArmInfo, Design, Direction, Metric, ProofState, Settings, Unit, journal};
     use super::*;
 
     /// Arms of these run times, with noise that is the same for all arms of a block's turn.
@@ -308,7 +330,13 @@ mod tests {
         }
     }
 
-    fn conduct(times: &[f64], planned: usize, length: Length, stop_after: usize, fails: bool) -> Result<(Outcome, End)> {
+    fn conduct(
+        times: &[f64],
+        planned: usize,
+        length: Length,
+        stop_after: usize,
+        fails: bool,
+    ) -> Result<(Outcome, End)> {
         let stop: &'static AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
         let mut fake = Fake {
             times: times.to_vec(),
@@ -342,7 +370,10 @@ mod tests {
         assert!(outcome.blocks < 40);
         let (outcome, end) = conduct(&[1.0, 1.0, 1.0], 12, Length::Blocks(12), FOREVER, false).unwrap();
         assert_ne!(end, End::Interrupted);
-        assert!(matches!(outcome.comparisons[0].word, Word::Equivalent | Word::Unresolved));
+        assert!(matches!(
+            outcome.comparisons[0].word,
+            Word::Equivalent | Word::Unresolved
+        ));
     }
 
     #[test]

@@ -98,8 +98,13 @@ mod tests {
             change,
         };
         assert_eq!(Gate::parse("p99>+5%").unwrap(), gate("p99", 0.05));
-        assert_eq!(Gate::parse("throughput < -3 %").unwrap(), gate("throughput", -0.03));
-        for bad in ["p99", "p99>5", "p99>-5%", "p99<+5%", ">+5%", "p99>+0%", "p99>+x%", "p99=5%"] {
+        assert_eq!(
+            Gate::parse("throughput < -3 %").unwrap(),
+            gate("throughput", -0.03)
+        );
+        for bad in [
+            "p99", "p99>5", "p99>-5%", "p99<+5%", ">+5%", "p99>+0%", "p99>+x%", "p99=5%",
+        ] {
             assert!(Gate::parse(bad).is_err(), "{bad}");
         }
     }

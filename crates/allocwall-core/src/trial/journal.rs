@@ -164,11 +164,15 @@ fn parse(mut reader: impl BufRead) -> std::result::Result<Journal, Broken> {
                 }
                 head = Some(*first);
             }
-            (Line::Trial(_), Some(_)) => return Err(Broken::Content(format!("line {number}: a second trial"))),
+            (Line::Trial(_), Some(_)) => {
+                return Err(Broken::Content(format!("line {number}: a second trial")));
+            }
             (_, None) => return Err(content("its first line is not a trial's")),
             (Line::Plan(design), Some(head)) => {
                 if design.arms.len() != head.design.arms.len() {
-                    return Err(Broken::Content(format!("line {number}: other arms than at the start")));
+                    return Err(Broken::Content(format!(
+                        "line {number}: other arms than at the start"
+                    )));
                 }
                 head.design = design;
             }
@@ -209,7 +213,11 @@ mod tests {
             command: vec!["true".into()],
             options: vec![],
             design: Design {
-                arms: vec![arm("baseline", true), arm("baseline′", true), arm("jemalloc", false)],
+                arms: vec![
+                    arm("baseline", true),
+                    arm("baseline′", true),
+                    arm("jemalloc", false),
+                ],
                 metrics: vec![Metric {
                     key: "wall_s".into(),
                     title: "wall time".into(),
@@ -273,7 +281,10 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let (_dir, path) = written(0);
         assert!(Writer::create(&path, &head()).is_err());
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
     }
 
     #[test]

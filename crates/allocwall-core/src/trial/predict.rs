@@ -20,7 +20,10 @@ pub fn of(recording: &Recording, bill: &Bill, arm: &Arm, metrics: &[Metric]) -> 
         return BTreeMap::new();
     };
     let offers = remedies::offers(recording, bill, &Wall::ALL);
-    let Some((_, Ok((offer, _)))) = offers.into_iter().find(|(remedy, _)| remedy.key == part.remedy.key) else {
+    let Some((_, Ok((offer, _)))) = offers
+        .into_iter()
+        .find(|(remedy, _)| remedy.key == part.remedy.key)
+    else {
         return BTreeMap::new();
     };
     let Some(gain) = offer.gain else {
@@ -33,7 +36,8 @@ pub fn of(recording: &Recording, bill: &Bill, arm: &Arm, metrics: &[Metric]) -> 
         .iter()
         .filter(|metric| {
             let key = metric.key.as_str();
-            let cpu = key == "cpu_s" || (key.starts_with("cpu_per_request_s") && metric.unit == Unit::Seconds);
+            let cpu =
+                key == "cpu_s" || (key.starts_with("cpu_per_request_s") && metric.unit == Unit::Seconds);
             cpu || (key == "wall_s" && one_thread)
         })
         .map(|metric| (metric.key.clone(), change))

@@ -43,8 +43,9 @@ pub struct SeenProcess {
 }
 
 impl Seen {
-    /// One look at these processes, those that were looked at often enough left out.
-    pub fn look(&mut self, proc: &ProcFs, pids: &[i32]) {
+    /// One look at these processes, those that were looked at often enough left out. `nodes`: where their memory is bound to is
+    /// asked as well, which walks their page tables.
+    pub fn look(&mut self, proc: &ProcFs, pids: &[i32], nodes: bool) {
         for &pid in pids {
             if !self.processes.contains_key(&pid) && self.processes.len() >= PROCESSES {
                 continue;
@@ -53,19 +54,13 @@ impl Seen {
             if seen.looks >= LOOKS {
                 continue;
             }
-            seen.look(proc, pid);
+            seen.look(proc, pid, nodes);
         }
-    }
-
-    /// Whether another look could tell more.
-    pub fn settled(&self, pids: &[i32]) -> bool {
-        pids.iter()
-            .all(|pid| self.processes.get(pid).is_some_and(|seen| seen.looks >= LOOKS))
     }
 }
 
 impl SeenProcess {
-    fn look(&mut self, proc: &ProcFs, pid: i32) {
+    fn look(&mut self, proc: &ProcFs, pid: i32, nodes: bool) {
         self.looks += 1;
         let Ok(comm) = proc.comm(pid) else { return };
         self.comm = comm;
@@ -83,7 +78,9 @@ impl SeenProcess {
             self.command_line = words;
         }
         self.cpus = proc.status(pid).ok().and_then(|status| status.cpus_allowed);
-        self.nodes = proc.bound_nodes(pid).ok().flatten();
+        if nodes {
+            self.nodes = proc.bound_nodes(pid).ok().flatten();
+        }
     }
 }
 
@@ -117,7 +114,10 @@ impl Bindings {
         let files = std::fs::read_dir(dir).into_iter().flatten().flatten();
         for file in files {
             let name = file.file_name();
-            let Some(pid) = name.to_str().and_then(|n| n.strip_prefix("bindings.")?.parse().ok()) else {
+            let Some(pid) = name
+                .to_str()
+                .and_then(|n| n.strip_prefix("bindings.")?.parse().ok())
+            else {
                 continue;
             };
             use std::io::Read;
@@ -137,7 +137,11 @@ impl Bindings {
         let mut bound = Bound::default();
         for process in self.0.values().filter(|p| !p.malloc.is_empty()) {
             // The library itself may reach for the next malloc, as tcmalloc's tools do.
-            let callers: Vec<_> = process.malloc.iter().filter(|(module, _)| !same(module)).collect();
+            let callers: Vec<_> = process
+                .malloc
+                .iter()
+                .filter(|(module, _)| !same(module))
+                .collect();
             let hits = callers.iter().filter(|(_, library)| same(library)).count();
             bound.processes += 1;
             bound.taken += usize::from(hits > 0 && hits == callers.len());
@@ -168,7 +172,7 @@ fn same_file(a: &Path, b: &Path) -> bool {
 }
 
 impl ProcessBindings {
-    /// Lines like `  7:	binding file /usr/bin/x [0] to /lib/libc.so.6 [0]: normal symbol `malloc' [GLIBC_2.2.5]`.
+    /// Lines like `  7: binding file /usr/bin/x [0] to /lib/libc.so.6 [0]: normal symbol `malloc' [GLIBC_2.2.5]`.
     fn parse(text: &[u8]) -> ProcessBindings {
         let mut found = ProcessBindings::default();
         for line in String::from_utf8_lossy(text).lines() {
@@ -200,7 +204,10 @@ pub fn judge(expects: &[Expectation], seen: &Seen, bindings: Option<&Bindings>) 
 
 fn item(expectation: &Expectation, seen: &Seen, bindings: Option<&Bindings>) -> ProofItem {
     let (what, (state, detail)) = match expectation {
-        Expectation::Mapped(path) => (format!("{} mapped", file_name(path)), mapped(path, seen, bindings)),
+        Expectation::Mapped(path) => (
+            format!("{} mapped", file_name(path)),
+            mapped(path, seen, bindings),
+        ),
         Expectation::MallocFrom(path) => (
             format!("malloc from {}", file_name(path)),
             malloc_from(path, seen, bindings),
@@ -231,8 +238,10 @@ fn nothing_seen() -> Judgement {
 }
 
 fn file_name(path: &Path) -> String {
-    path.file_name()
-        .map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned())
+    path.file_name().map_or_else(
+        || path.display().to_string(),
+        |n| n.to_string_lossy().into_owned(),
+    )
 }
 
 fn mapped(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgement {
@@ -248,7 +257,10 @@ fn mapped(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgement {
     if let Some(bound) = bindings.map(|b| b.of(path)).filter(|bound| bound.hits > 0) {
         return (
             ProofState::Proven,
-            format!("by the loader's account, in {} of {} processes", bound.taken, bound.processes),
+            format!(
+                "by the loader's account, in {} of {} processes",
+                bound.taken, bound.processes
+            ),
         );
     }
     match looked.first() {
@@ -262,7 +274,10 @@ fn mapped(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgement {
 
 fn malloc_from(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgement {
     let Some(bindings) = bindings else {
-        return (ProofState::Unknown, "the loader's bindings were not asked for".into());
+        return (
+            ProofState::Unknown,
+            "the loader's bindings were not asked for".into(),
+        );
     };
     let bound = bindings.of(path);
     if bound.processes == 0 {
@@ -284,7 +299,11 @@ fn malloc_from(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgeme
         None => (ProofState::Proven, count),
         Some((module, library)) => (
             ProofState::Refuted,
-            format!("{count}; {} gets it from {}", file_name(module), library.display()),
+            format!(
+                "{count}; {} gets it from {}",
+                file_name(module),
+                library.display()
+            ),
         ),
     }
 }
@@ -357,18 +376,16 @@ fn resident(bytes: u64, seen: &Seen) -> Judgement {
     }
 }
 
-fn place<'a>(
-    wanted: &[u32],
-    seen: &'a Seen,
-    read: impl Fn(&'a SeenProcess) -> Option<&'a str>,
-) -> Judgement {
+fn place<'a>(wanted: &[u32], seen: &'a Seen, read: impl Fn(&'a SeenProcess) -> Option<&'a str>) -> Judgement {
     let wanted: BTreeSet<u32> = wanted.iter().copied().collect();
     let looked: Vec<(&SeenProcess, &str)> = seen
         .processes
         .values()
         .filter_map(|p| Some((p, read(p)?)))
         .collect();
-    let kept = |list: &str| parse_cpu_list(list).is_some_and(|l| l.into_iter().collect::<BTreeSet<u32>>().is_subset(&wanted));
+    let kept = |list: &str| {
+        parse_cpu_list(list).is_some_and(|l| l.into_iter().collect::<BTreeSet<u32>>().is_subset(&wanted))
+    };
     let hits = looked.iter().filter(|(_, list)| kept(list)).count();
     match looked.iter().find(|(_, list)| !kept(list)) {
         None if looked.is_empty() => nothing_seen(),
@@ -401,15 +418,24 @@ mod tests {
     #[test]
     fn every_module_of_every_process_must_be_bound() {
         let (state, detail) = malloc_state(&bindings(&[&[LINE, NOT_MALLOC], &[LINE]]));
-        assert_eq!((state, &detail[..]), (ProofState::Proven, "2 of 2 modules that call it, in 2 of 2 processes"));
+        assert_eq!(
+            (state, &detail[..]),
+            (
+                ProofState::Proven,
+                "2 of 2 modules that call it, in 2 of 2 processes"
+            )
+        );
         let (state, detail) = malloc_state(&bindings(&[&[LINE], &[OTHER]]));
         assert_eq!(state, ProofState::Refuted);
         assert!(detail.contains("libz.so gets it from /lib/libc.so.6"), "{detail}");
         assert_eq!(malloc_state(&bindings(&[&[NOT_MALLOC]])).0, ProofState::Unknown);
     }
 
-    fn seen(processes: &[(&str, &[&str], &[(&str, &str)])]) -> Seen {
-        let process = |&(comm, mapped, environment): &(&str, &[&str], &[(&str, &str)])| SeenProcess {
+    /// Name, what it maps, its environment.
+    type Sketch<'a> = (&'a str, &'a [&'a str], &'a [(&'a str, &'a str)]);
+
+    fn seen(processes: &[Sketch]) -> Seen {
+        let process = |&(comm, mapped, environment): &Sketch| SeenProcess {
             comm: comm.into(),
             looks: 1,
             mapped: mapped.iter().map(PathBuf::from).collect(),
@@ -428,11 +454,17 @@ mod tests {
     fn a_library_is_mapped_or_not_or_nobody_saw() {
         let state = |seen: &Seen| mapped(Path::new(JEMALLOC), seen, None).0;
         assert_eq!(state(&seen(&[("x", &[JEMALLOC], &[])])), ProofState::Proven);
-        assert_eq!(state(&seen(&[("x", &["/lib/libc.so.6"], &[])])), ProofState::Refuted);
+        assert_eq!(
+            state(&seen(&[("x", &["/lib/libc.so.6"], &[])])),
+            ProofState::Refuted
+        );
         assert_eq!(state(&Seen::default()), ProofState::Unknown);
         // Too short to be looked at, but the loader told.
         let told = bindings(&[&[LINE]]);
-        assert_eq!(mapped(Path::new(JEMALLOC), &Seen::default(), Some(&told)).0, ProofState::Proven);
+        assert_eq!(
+            mapped(Path::new(JEMALLOC), &Seen::default(), Some(&told)).0,
+            ProofState::Proven
+        );
     }
 
     #[test]
@@ -441,13 +473,23 @@ mod tests {
         assert_eq!(state(&seen(&[("x", &[], &[("A", "1")])])), ProofState::Proven);
         assert_eq!(state(&seen(&[("x", &[], &[("A", "2")])])), ProofState::Refuted);
         assert_eq!(state(&seen(&[("x", &[], &[("B", "1")])])), ProofState::Refuted);
-        let (state, detail) = environment("A", "1", &seen(&[("x", &[], &[("A", "1")]), ("y", &[], &[("B", "1")])]));
-        assert_eq!((state, &detail[..]), (ProofState::Proven, "in 1 of 2 processes; not in y"));
+        let (state, detail) = environment(
+            "A",
+            "1",
+            &seen(&[("x", &[], &[("A", "1")]), ("y", &[], &[("B", "1")])]),
+        );
+        assert_eq!(
+            (state, &detail[..]),
+            (ProofState::Proven, "in 1 of 2 processes; not in y")
+        );
     }
 
     #[test]
     fn pages_and_places() {
-        let with = |peak_huge| Seen { peak_huge, ..Seen::default() };
+        let with = |peak_huge| Seen {
+            peak_huge,
+            ..Seen::default()
+        };
         assert_eq!(huge(&with(None)).0, ProofState::Unknown);
         assert_eq!(huge(&with(Some(0))).0, ProofState::Refuted);
         assert_eq!(huge(&with(Some(2 << 20))).0, ProofState::Proven);
@@ -474,9 +516,18 @@ mod tests {
             return;
         }
         assert!(told.0.len() >= 2, "the shell and ls: {told:?}");
-        let libc = told.0.values().flat_map(|p| p.malloc.values()).next().unwrap().clone();
+        let libc = told
+            .0
+            .values()
+            .flat_map(|p| p.malloc.values())
+            .next()
+            .unwrap()
+            .clone();
         let seen = Seen::default();
         assert_eq!(malloc_from(&libc, &seen, Some(&told)).0, ProofState::Proven);
-        assert_eq!(malloc_from(Path::new(JEMALLOC), &seen, Some(&told)).0, ProofState::Refuted);
+        assert_eq!(
+            malloc_from(Path::new(JEMALLOC), &seen, Some(&told)).0,
+            ProofState::Refuted
+        );
     }
 }

@@ -34,9 +34,16 @@ const SAID: usize = 64 << 10;
 /// What loads it.
 pub enum Load {
     /// The generator inside, one window for each plan.
-    Inside { request: Request, plans: Vec<(String, Plan)> },
+    Inside {
+        request: Request,
+        plans: Vec<(String, Plan)>,
+    },
     /// A command line for `/bin/sh`, whose output is read.
-    Command { line: String, read: Read, limit: Duration },
+    Command {
+        line: String,
+        read: Read,
+        limit: Duration,
+    },
 }
 
 pub enum Read {
@@ -77,7 +84,8 @@ impl Server<'_> {
         self.await_ready(&mut running)?;
         let found = closed::find(request, &Search::default(), self.interrupted);
         let _ = running.end();
-        found.map_err(|absence| Error::Refused(format!("the server's capacity could not be found: {absence}")))
+        found
+            .map_err(|absence| Error::Refused(format!("the server's capacity could not be found: {absence}")))
     }
 
     /// Does something with an arm's server while it is under load, and ends it.
@@ -95,7 +103,9 @@ impl Server<'_> {
             });
             std::thread::sleep(BEFORE_OBSERVING);
             let observed = observe(pid);
-            let loaded = load.join().unwrap_or_else(|_| Err(Error::Refused("the load failed".into())));
+            let loaded = load
+                .join()
+                .unwrap_or_else(|_| Err(Error::Refused("the load failed".into())));
             (observed, loaded)
         });
         let _ = running.end();
@@ -144,7 +154,7 @@ impl Server<'_> {
 
     fn once(&self, arm: usize, start: &Start) -> Result<Once> {
         let mut running = self.begin(start)?;
-        let mut watcher = Watcher::new();
+        let mut watcher = Watcher::of(&self.arms);
         let mut ran = Ran::default();
         let loaded = self
             .await_ready(&mut running)
@@ -167,7 +177,13 @@ impl Server<'_> {
         Ok(Once { ran, seen })
     }
 
-    fn under_load(&self, running: &mut Running, watcher: &mut Watcher, took: Duration, ran: &mut Ran) -> Result<()> {
+    fn under_load(
+        &self,
+        running: &mut Running,
+        watcher: &mut Watcher,
+        took: Duration,
+        ran: &mut Ran,
+    ) -> Result<()> {
         let proc = ProcFs::live();
         ran.metrics.insert("ready_s".into(), Ok(took.as_secs_f64()));
         watcher.look_now(running);
@@ -235,7 +251,11 @@ impl Server<'_> {
     fn rest_after(&self, running: &mut Running, ran: &mut Ran) {
         let end = clock::monotonic_ns();
         let mut at = vec![("loaded".to_owned(), Duration::ZERO)];
-        at.extend(self.rest.iter().map(|rest| (format!("rest_{}s", rest.as_secs_f64()), *rest)));
+        at.extend(
+            self.rest
+                .iter()
+                .map(|rest| (format!("rest_{}s", rest.as_secs_f64()), *rest)),
+        );
         for (name, after) in at {
             let due = end + after.as_nanos() as u64;
             while clock::monotonic_ns() < due && !self.interrupted.load(Ordering::Relaxed) {
@@ -287,7 +307,10 @@ fn per(amount: f64, count: f64) -> Measured<f64> {
 fn said_last(failure: &str, finished: &Finished) -> String {
     let said = text(&finished.stderr);
     match said.lines().rev().find(|line| !line.trim().is_empty()) {
-        Some(line) => format!("{failure}; it said: {}", line.trim().chars().take(160).collect::<String>()),
+        Some(line) => format!(
+            "{failure}; it said: {}",
+            line.trim().chars().take(160).collect::<String>()
+        ),
         None => failure.to_owned(),
     }
 }
@@ -333,7 +356,12 @@ pub fn metrics(server: &Server, first: &Ran) -> Vec<Metric> {
     metrics.push(fixed("minor_faults", "minor faults", Unit::Count, false));
     metrics.push(fixed("peak_rss_bytes", "peak resident", Unit::Bytes, false));
     metrics.push(fixed("peak_pss_bytes", "peak PSS", Unit::Bytes, false));
-    metrics.push(fixed("loaded_rss_bytes", "resident when the load stops", Unit::Bytes, false));
+    metrics.push(fixed(
+        "loaded_rss_bytes",
+        "resident when the load stops",
+        Unit::Bytes,
+        false,
+    ));
     for rest in &server.rest {
         let seconds = rest.as_secs_f64();
         metrics.push(fixed(
@@ -352,7 +380,11 @@ pub fn plans(rates: &[(String, f64)], like: &Plan) -> Vec<(String, Plan)> {
     rates
         .iter()
         .map(|(name, rate)| {
-            let suffix = if suffixed { format!("@{name}") } else { String::new() };
+            let suffix = if suffixed {
+                format!("@{name}")
+            } else {
+                String::new()
+            };
             let plan = Plan {
                 rate_per_s: *rate,
                 ..like.clone()

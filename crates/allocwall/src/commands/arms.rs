@@ -9,6 +9,13 @@ use allocwall_preload::Bundled;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+/// Those that a build may carry, by the name that both sides use.
+const KINDS: &[AllocatorKind] = &[
+    AllocatorKind::Jemalloc,
+    AllocatorKind::Mimalloc,
+    AllocatorKind::Snmalloc,
+];
+
 /// What this build carries is unpacked; where it can't be, that is said, and the machine's own libraries are left.
 pub fn inventory(printer: &Printer) -> Inventory {
     let mut bundled = Vec::new();
@@ -16,7 +23,7 @@ pub fn inventory(printer: &Printer) -> Inventory {
     match folder() {
         None => printer.warn("neither XDG_CACHE_HOME nor HOME is set: the bundled allocators have no place"),
         Some(folder) => {
-            let mut unpack = |item: &Bundled| match allocwall_preload::unpack(item, &folder) {
+            let unpack = |item: &Bundled| match allocwall_preload::unpack(item, &folder) {
                 Ok(path) => Some(path),
                 Err(error) => {
                     printer.warn(&format!("the bundled {} can't be unpacked: {error}", item.kind));
@@ -24,7 +31,7 @@ pub fn inventory(printer: &Printer) -> Inventory {
                 }
             };
             for item in allocwall_preload::bundled() {
-                let kind = AllocatorKind::ALL.iter().copied().find(|kind| kind.key() == item.kind);
+                let kind = KINDS.iter().copied().find(|kind| kind.title() == item.kind);
                 if let (Some(kind), Some(path)) = (kind, unpack(item)) {
                     bundled.push(BundledLibrary {
                         kind,

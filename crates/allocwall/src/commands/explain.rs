@@ -30,7 +30,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
-    let pages = pages(&args.name);
+    let pages = pages(&args.name, printer);
     if pages.is_empty() {
         bail!(
             "nothing is called {}{}; `allocwall list` shows what there is",
@@ -70,7 +70,7 @@ struct Page {
 }
 
 /// A name may stand for several things: `retention` is a wall and an experiment.
-fn pages(name: &str) -> Vec<Page> {
+fn pages(name: &str, printer: &Printer) -> Vec<Page> {
     let same = |known: &str| known == name || known.replace('_', "-") == name.replace('_', "-");
     let tunable = name.strip_prefix("glibc:").unwrap_or(name);
     let tunable = tunable.split('=').next().unwrap_or(tunable);
@@ -87,7 +87,7 @@ fn pages(name: &str) -> Vec<Page> {
     let walls = Wall::ALL.into_iter().filter(|wall| same(wall.key()));
     let subjects = SUBJECTS.iter().filter(|subject| same(subject.name));
     remedies
-        .map(remedy_page)
+        .map(|remedy| remedy_page(remedy, printer))
         .chain(known.map(tunable_page))
         .chain(walls.map(wall_page))
         .chain(subjects.map(subject_page))
@@ -177,7 +177,7 @@ fn as_json(pages: &[Page]) -> String {
 
 // ---- remedies ----
 
-fn remedy_page(remedy: &Remedy) -> Page {
+fn remedy_page(remedy: &Remedy, printer: &Printer) -> Page {
     let mut sections = Vec::new();
     let mut add = |key: &'static str, text: String| {
         if !text.is_empty() {
@@ -221,7 +221,7 @@ fn remedy_page(remedy: &Remedy) -> Page {
     add("where", needs.join("; "));
     // glibc is the program's own, and nothing to be found.
     if let Some(kind) = preloaded.filter(|kind| *kind != AllocatorKind::Glibc) {
-        let found: Vec<String> = list::found(&arms::inventory())
+        let found: Vec<String> = list::found(&arms::inventory(printer))
             .into_iter()
             .filter(|found| found.kind == kind.title())
             .map(|found| {
@@ -473,7 +473,7 @@ mod tests {
     #[test]
     fn every_name_has_a_page_that_fits() {
         for name in names() {
-            let pages = pages(name);
+            let pages = pages(name, &Printer::new());
             assert!(!pages.is_empty(), "{name}");
             for page in pages {
                 let text = page.text(100);
@@ -492,7 +492,7 @@ mod tests {
     #[test]
     fn what_can_be_applied_says_how_it_is_proved_and_undone() {
         for remedy in TABLE.iter().filter(|remedy| remedy.start.is_some()) {
-            let page = remedy_page(remedy);
+            let page = remedy_page(remedy, &Printer::new());
             for key in ["usage", "about", "proof", "backfires", "undo", "shell"] {
                 assert!(
                     page.sections
@@ -507,7 +507,12 @@ mod tests {
 
     #[test]
     fn a_name_with_a_value_and_one_of_two_things_are_found() {
-        let kinds = |name: &str| pages(name).iter().map(|page| page.kind).collect::<Vec<_>>();
+        let kinds = |name: &str| {
+            pages(name, &Printer::new())
+                .iter()
+                .map(|page| page.kind)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(kinds("retention"), ["wall", "experiment"]);
         assert_eq!(kinds("first-touch"), ["wall"]);
         assert_eq!(kinds("jemalloc@system"), ["allocator"]);
@@ -516,12 +521,13 @@ mod tests {
         assert_eq!(kinds("arena_max"), ["tunable"]);
         assert_eq!(kinds("env:A=b"), ["remedy"]);
         assert_eq!(kinds("glibc"), ["allocator", "remedy"]);
-        assert!(pages("snake-oil").is_empty());
+        assert!(pages("snake-oil", &Printer::new()).is_empty());
     }
 
     #[test]
     fn the_document_parses() {
-        let document: serde_json::Value = serde_json::from_str(&as_json(&pages("retention"))).unwrap();
+        let document: serde_json::Value =
+            serde_json::from_str(&as_json(&pages("retention", &Printer::new()))).unwrap();
         assert_eq!(document["version"], 1);
         assert_eq!(document["pages"][0]["kind"], "wall");
         assert!(document["pages"][1]["sections"]["twin"].is_string());

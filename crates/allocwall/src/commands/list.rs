@@ -26,7 +26,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
-    let found = found(&arms::inventory());
+    let found = found(&arms::inventory(printer));
     let tunables = tunables();
     printer.data(&match args.json {
         true => as_json(&found, &tunables),

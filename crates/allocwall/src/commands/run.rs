@@ -45,7 +45,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         }
     };
     let facts = TargetFacts::of(&args.command, &arms::environment())?;
-    let applied = arm.resolve(&arms::inventory(), &facts)?;
+    let applied = arm.resolve(&arms::inventory(printer), &facts)?;
     if args.print {
         printer.data(&format!("{}\n", applied.shell_line()))?;
         return Ok(ExitCode::SUCCESS);

@@ -21,14 +21,15 @@ use allocwall_core::trial::load::ready::Ready;
 use allocwall_core::trial::load::request::{Ask as HttpAsk, Request};
 use allocwall_core::trial::run::{self, Start};
 use allocwall_core::trial::server::{self, Load, Read, Server};
-use allocwall_core::trial::{ArmInfo, BASELINES, Design, Metric, Outcome, ProofState, Settings, Word, plan, predict};
+use allocwall_core::trial::{
+    ArmInfo, BASELINES, Design, Metric, Outcome, ProofState, Settings, Word, plan, predict,
+};
 use anyhow::{Context, anyhow, bail};
 use clap::Parser;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -178,7 +179,11 @@ fn parse_percent(text: &str) -> Result<f64, String> {
 }
 
 pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
-    let gates = args.fail_on.iter().map(|g| Gate::parse(g)).collect::<Result<Vec<_>, Error>>()?;
+    let gates = args
+        .fail_on
+        .iter()
+        .map(|g| Gate::parse(g))
+        .collect::<Result<Vec<_>, Error>>()?;
     let earlier = args.resume.as_ref().map(|path| journal::read(path)).transpose()?;
     if let Some(earlier) = &earlier {
         args = continued(&args, earlier)?;
@@ -187,7 +192,9 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         bail!("no command given: put it behind --");
     }
     if args.with.is_empty() {
-        bail!("nothing to try: --with NAME (`allocwall list` names them), or --with none for the command against itself");
+        bail!(
+            "nothing to try: --with NAME (`allocwall list` names them), or --with none for the command against itself"
+        );
     }
     let interrupted = crate::commands::diagnose::catch_signals()?;
     let folder = tempfile::Builder::new()
@@ -212,14 +219,21 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     .conduct(earlier);
     drop(guard);
     let (outcome, path) = outcome?;
-    let words: Vec<String> = args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect();
+    let words: Vec<String> = args
+        .command
+        .iter()
+        .map(|w| w.to_string_lossy().into_owned())
+        .collect();
     printer.data(&match (args.json, args.csv) {
         (true, _) => trial_json::document(&outcome, &words),
         (_, true) => trial_csv::table(&outcome),
         _ => trial_text::trial(&outcome, &words, printer.style()),
     })?;
     printer.note(&format!("trial: {}", path.display()));
-    let met = gates.iter().map(|gate| gate.stops(&outcome)).collect::<Result<Vec<_>, Error>>()?;
+    let met = gates
+        .iter()
+        .map(|gate| gate.stops(&outcome))
+        .collect::<Result<Vec<_>, Error>>()?;
     let met: Vec<String> = met.into_iter().flatten().collect();
     for line in &met {
         printer.warn(line);
@@ -238,8 +252,8 @@ fn continued(now: &Args, earlier: &Journal) -> anyhow::Result<Args> {
         .chain(earlier.head.options.iter().cloned())
         .chain(["--".to_owned()])
         .chain(earlier.head.command.iter().cloned());
-    let Again { args: mut before } =
-        Again::try_parse_from(words).map_err(|e| anyhow!("the trial's own options are not understood: {}", e.kind()))?;
+    let Again { args: mut before } = Again::try_parse_from(words)
+        .map_err(|e| anyhow!("the trial's own options are not understood: {}", e.kind()))?;
     if now.blocks.is_some() || now.budget.is_some() {
         (before.blocks, before.budget) = (now.blocks, now.budget);
     }
@@ -274,13 +288,18 @@ impl Trial<'_> {
             Some(Journal { head, blocks }) => {
                 let same = head.design.arms.iter().map(|a| &a.name).eq(&names);
                 if !same {
-                    bail!("the trial's arms are not what its file says: {}", names.join(", "));
+                    bail!(
+                        "the trial's arms are not what its file says: {}",
+                        names.join(", ")
+                    );
                 }
                 (head, blocks, self.args.resume.clone().unwrap_or_default())
             }
             None => {
                 let metrics = match &kind {
-                    Kind::Batch(_) => batch::metrics(&first.first().map(|r| r.readings.clone()).unwrap_or_default()),
+                    Kind::Batch(_) => {
+                        batch::metrics(&first.first().map(|r| r.readings.clone()).unwrap_or_default())
+                    }
                     Kind::Server(server) => server::metrics(server, first.first().context("interrupted")?),
                 };
                 let predicted = self.predicted(&kind, &arms, &metrics);
@@ -368,7 +387,11 @@ impl Trial<'_> {
         for (prepared, start) in prepared.iter_mut().zip(starts) {
             prepared.start = start;
         }
-        let figures = args.metric.iter().map(|m| Figure::parse(m)).collect::<Result<Vec<_>, Error>>()?;
+        let figures = args
+            .metric
+            .iter()
+            .map(|m| Figure::parse(m))
+            .collect::<Result<Vec<_>, Error>>()?;
         let loaded = args.load.is_some() || args.load_cmd.is_some();
         if !loaded {
             if args.ready.is_some() {
@@ -445,7 +468,10 @@ impl Trial<'_> {
             .iter()
             .map(|share| (format!("{:.0}%", share * 100.0), capacity.per_second * share))
             .collect();
-        let shown: Vec<String> = rates.iter().map(|(name, rate)| format!("{name} = {rate:.0}")).collect();
+        let shown: Vec<String> = rates
+            .iter()
+            .map(|(name, rate)| format!("{name} = {rate:.0}"))
+            .collect();
         self.printer.note(&format!(
             "capacity {:.0} requests/s with {} connections; all arms are loaded with {} requests/s",
             capacity.per_second,
@@ -509,7 +535,12 @@ impl Trial<'_> {
             version: journal::VERSION,
             tool_version: env!("CARGO_PKG_VERSION").into(),
             started_unix_ms: allocwall_core::host::clock::unix_ms(),
-            command: self.args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect(),
+            command: self
+                .args
+                .command
+                .iter()
+                .map(|w| w.to_string_lossy().into_owned())
+                .collect(),
             options: self.options(),
             design: Design {
                 settings: Settings {
@@ -533,7 +564,10 @@ impl Trial<'_> {
             return nothing();
         }
         self.printer.progress_line("diagnosing the untreated command");
-        let window = self.args.load_time.clamp(record::SHORTEST_WINDOW, record::DEFAULT_WINDOW);
+        let window = self
+            .args
+            .load_time
+            .clamp(record::SHORTEST_WINDOW, record::DEFAULT_WINDOW);
         let judged = match kind {
             Kind::Batch(batch) => self.diagnosed(
                 Ask::Launch {
@@ -554,7 +588,9 @@ impl Trial<'_> {
                 .map(|arm| predict::of(&judged.recording, &judged.bill, arm, metrics))
                 .collect(),
             Err(error) => {
-                self.printer.warn(&format!("nothing is predicted: the command could not be diagnosed: {error:#}"));
+                self.printer.warn(&format!(
+                    "nothing is predicted: the command could not be diagnosed: {error:#}"
+                ));
                 nothing()
             }
         }
@@ -607,9 +643,15 @@ type Predicted = BTreeMap<String, allocwall_core::units::Interval>;
 /// What a reader of a saved trial asks first.
 fn machine() -> Vec<String> {
     let facts = allocwall_core::host::facts::Machine::live().facts();
-    let mut lines = vec![format!("Linux {} on {}", facts.kernel_release, facts.architecture)];
+    let mut lines = vec![format!(
+        "Linux {} on {}",
+        facts.kernel_release, facts.architecture
+    )];
     lines.extend(facts.hypervisor.map(|name| format!("virtual machine: {name}")));
-    lines.push(format!("{} CPUs, {} NUMA nodes", facts.online_cpus, facts.numa_nodes));
+    lines.push(format!(
+        "{} CPUs, {} NUMA nodes",
+        facts.online_cpus, facts.numa_nodes
+    ));
     lines
 }
 
@@ -632,7 +674,11 @@ impl<'a> Progress<'a> {
     fn tell(&mut self, told: Told<'_>) {
         match told {
             Told::Starts { block, place, places } => {
-                let of = if self.planned > 0 { format!(" of {}", self.planned) } else { String::new() };
+                let of = if self.planned > 0 {
+                    format!(" of {}", self.planned)
+                } else {
+                    String::new()
+                };
                 self.printer.progress_line(&format!(
                     "block {}{of}, run {} of {places}{}",
                     block + 1,

@@ -166,6 +166,11 @@ impl ProcFs {
         self.process(pid, "numa_maps", parse::numa_resident)
     }
 
+    /// Nodes that its memory is bound to, as a list; None where it may come from all. As dear as `smaps_rollup`.
+    pub fn bound_nodes(&self, pid: i32) -> Measured<Option<String>> {
+        self.process(pid, "numa_maps", |bytes| Some(parse::bound_nodes(bytes)))
+    }
+
     pub fn cmdline(&self, pid: i32) -> Measured<Vec<String>> {
         let path = self.root.join(format!("{pid}/cmdline"));
         file::read_prefix(&path, WORDS_LIMIT, parse::nul_words).map_err(|absence| self.settled(pid, absence))

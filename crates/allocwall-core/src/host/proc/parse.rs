@@ -100,6 +100,8 @@ pub struct Status {
     pub threads: u32,
     pub cap_eff: u64,
     pub no_new_privs: Option<bool>,
+    /// CPUs that it may run on, as a list: `0-3,8`.
+    pub cpus_allowed: Option<String>,
     /// 0 none, 1 strict, 2 filter.
     pub seccomp: Option<u8>,
     /// Of the main thread alone: the kernel does not sum these over threads.
@@ -136,6 +138,7 @@ pub fn status(bytes: &[u8]) -> Option<Status> {
                 (s.cap_eff, required) = (u64::from_str_radix(hex, 16).ok()?, required | 16);
             }
             b"NoNewPrivs" => s.no_new_privs = number::<u8>(value).map(|n| n != 0),
+            b"Cpus_allowed_list" => s.cpus_allowed = Some(String::from_utf8_lossy(value).into_owned()),
             b"Seccomp" => s.seccomp = number(value),
             b"voluntary_ctxt_switches" => s.voluntary_switches = number(value),
             b"nonvoluntary_ctxt_switches" => s.involuntary_switches = number(value),
@@ -198,6 +201,15 @@ pub fn smaps_rollup(bytes: &[u8]) -> Option<Smaps> {
         }
     }
     (required == 63).then_some(s)
+}
+
+/// Nodes that a process's memory is bound to (`bind:0-1` of numa_maps(5)), by its first mapping; None where its policy binds none.
+pub fn bound_nodes(bytes: &[u8]) -> Option<String> {
+    let policy = words(lines(bytes).next()?).nth(1)?;
+    let nodes = policy.strip_prefix(b"bind")?;
+    // Flags of the policy stand between: `bind=static:0`.
+    let nodes = nodes.rsplit(|b| *b == b':').next()?;
+    Some(String::from_utf8_lossy(nodes).into_owned())
 }
 
 /// Resident bytes per NUMA node, from the `N0=2 … kernelpagesize_kB=4` of /proc/PID/numa_maps.
@@ -566,6 +578,15 @@ mod tests {
         for bad in [&b""[..], b"Rss: 1 kB\n", b"Rss: one kB\n"] {
             assert_eq!(smaps_rollup(bad), None);
         }
+    }
+
+    #[test]
+    fn memory_policies() {
+        let bound = |text: &[u8]| bound_nodes(text);
+        assert_eq!(bound(b"7f00 bind:0-1 anon=1\n").as_deref(), Some("0-1"));
+        assert_eq!(bound(b"7f00 bind=static:1 anon=1\n").as_deref(), Some("1"));
+        assert_eq!(bound(b"7f00 default anon=1\n"), None);
+        assert_eq!(bound(b""), None);
     }
 
     #[test]
