@@ -8,6 +8,8 @@
 //!   an older one refuses to start the program.
 //! - [`prefault`] reads `ALLOCWALL_PREFAULT`, a plain decimal number of bytes. Its limits stand in `prefault.c`.
 
+#![forbid(unsafe_code)]
+
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -34,7 +36,7 @@ pub struct Bundled {
 
 include!(concat!(env!("OUT_DIR"), "/bundled.rs"));
 
-/// The allocators that this build holds, mimalloc first.
+/// The allocators that this build holds, mimalloc first: the others by the features `snmalloc` (default) and `jemalloc`.
 pub fn bundled() -> &'static [Bundled] {
     BUNDLED
 }
@@ -107,15 +109,17 @@ fn nameable(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// The directory is ours and ours alone to write; whoever can replace one above it is root or us.
+/// The directory is ours and ours alone to write; whoever can replace one above it is us, or owns the whole tree: root,
+/// or what root looks like from inside a user namespace.
 fn guarded(dir: &Path, user: u32) -> io::Result<()> {
+    let root = fs::symlink_metadata("/")?.uid();
     for folder in dir.ancestors() {
         let facts = fs::symlink_metadata(folder).map_err(|e| about(e, folder))?;
         let own = folder == dir;
         let (owner, mode) = (facts.uid(), facts.mode() & 0o7777);
         // In a sticky directory only a file's owner may rename it (inode(7)).
         let shared = mode & 0o022 != 0 && (own || mode & 0o1000 == 0);
-        if owner != user && (own || owner != 0) {
+        if owner != user && (own || owner != root) {
             return Err(refused(folder, &format!("belongs to user {owner}, not {user}")));
         }
         if shared {
