@@ -70,7 +70,7 @@ fn prefault(here: &Path, out: &Path) -> Library {
     let mut build = compiler();
     build.warnings(true).extra_warnings(true);
     build.flag("-U_FORTIFY_SOURCE").flag("-fno-stack-protector");
-    build.flag("-fno-builtin").flag("-ftls-model=initial-exec");
+    build.flag("-fno-builtin");
     let file_name = "liballocwall-prefault.so";
     let path = out.join(file_name);
     let arguments = [source.as_os_str(), "-nostdlib".as_ref()];
@@ -215,7 +215,6 @@ fn compiler() -> cc::Build {
         .debug(false)
         .pic(true)
         .warnings(false)
-        .cargo_metadata(false)
         .define("NDEBUG", None);
     build
 }
@@ -260,9 +259,13 @@ fn beside_mimalloc(name: &str, version: &str) -> PathBuf {
         .find(|folder| folder.join("Cargo.toml").exists())
         .and_then(Path::parent)
         .unwrap_or_else(|| panic!("{} lies in no crate", include.display()));
+    let is_it = |folder: &PathBuf| {
+        fs::read_to_string(folder.join("Cargo.toml"))
+            .is_ok_and(|text| text.lines().any(|line| line == format!("version = {version:?}")))
+    };
     [crates.join(format!("{name}-{version}")), crates.join(name)]
         .into_iter()
-        .find(|folder| folder.join("Cargo.toml").exists())
+        .find(is_it)
         .unwrap_or_else(|| panic!("the sources of {name} {version} are not in {}", crates.display()))
 }
 
