@@ -70,7 +70,7 @@ fn prefault(here: &Path, out: &Path) -> Library {
     let mut build = compiler();
     build.warnings(true).extra_warnings(true);
     build.flag("-U_FORTIFY_SOURCE").flag("-fno-stack-protector");
-    build.flag("-fno-builtin").flag("-ftls-model=initial-exec");
+    build.flag("-fno-builtin");
     let file_name = "liballocwall-prefault.so";
     let path = out.join(file_name);
     let arguments = [source.as_os_str(), "-nostdlib".as_ref()];
@@ -90,6 +90,7 @@ fn mimalloc(out: &Path) -> Library {
     let include = PathBuf::from(variable("DEP_MIMALLOC_INCLUDE_DIR"));
     let root = include.parent().expect("include/ lies in a folder");
     let mut build = compiler();
+    nameless(&mut build, root);
     build
         .include(&include)
         .include(root.join("src"))
@@ -156,6 +157,7 @@ fn snmalloc(here: &Path, out: &Path) -> Library {
     let mut build = compiler();
     build.cpp(true).std("c++20").cpp_link_stdlib(None);
     build.include(&root);
+    nameless(&mut build, &root);
     for (name, value) in [
         ("SNMALLOC_EXPORT", "__attribute__((visibility(\"default\")))"),
         ("SNMALLOC_USE_CXX11_THREAD_ATEXIT_DIRECT", "1"),
@@ -186,17 +188,11 @@ fn snmalloc(here: &Path, out: &Path) -> Library {
     let file_name = "libsnmallocshim.so";
     let path = out.join(file_name);
     let source = root.join("snmalloc/override/malloc.cc");
-    // GCC makes calls of 16-byte atomics; a machine without a compiler need not have that library.
     let arguments = [
         source.as_os_str(),
         "-nodefaultlibs".as_ref(),
-        "-Wl,--push-state,--as-needed,-Bstatic".as_ref(),
-        "-latomic".as_ref(),
-        "-Wl,--pop-state".as_ref(),
         "-lpthread".as_ref(),
         "-lc".as_ref(),
-        "-lgcc".as_ref(),
-        "-Wl,--exclude-libs,ALL".as_ref(),
         COMPLETE.as_ref(),
     ];
     link(&build, file_name, &path, arguments);
@@ -219,9 +215,13 @@ fn compiler() -> cc::Build {
         .debug(false)
         .pic(true)
         .warnings(false)
-        .cargo_metadata(false)
         .define("NDEBUG", None);
     build
+}
+
+/// Messages of a library name its source files: from its own root, not from this machine's.
+fn nameless(build: &mut cc::Build, root: &Path) {
+    build.flag_if_supported(format!("-ffile-prefix-map={}=.", root.display()));
 }
 
 /// Compiles and links one shared library, stripped, with every symbol bound when it is loaded.
@@ -239,9 +239,11 @@ fn link<'a>(
         .args(arguments)
         .arg(format!("-Wl,-soname,{soname}"))
         .args(["-Wl,-z,relro,-z,now", "-Wl,--gc-sections", "-s"]);
-    let output = command
-        .output()
-        .unwrap_or_else(|e| panic!("{soname}: can't run {command:?}: {e}"));
+    let output = command.output().unwrap_or_else(|e| {
+        panic!(
+            "{soname}: can't run {command:?}: {e}; a C compiler is needed, and for snmalloc a C++ compiler"
+        )
+    });
     assert!(
         output.status.success(),
         "{soname}: {command:?} failed: {}",
@@ -257,9 +259,13 @@ fn beside_mimalloc(name: &str, version: &str) -> PathBuf {
         .find(|folder| folder.join("Cargo.toml").exists())
         .and_then(Path::parent)
         .unwrap_or_else(|| panic!("{} lies in no crate", include.display()));
+    let is_it = |folder: &PathBuf| {
+        fs::read_to_string(folder.join("Cargo.toml"))
+            .is_ok_and(|text| text.lines().any(|line| line == format!("version = {version:?}")))
+    };
     [crates.join(format!("{name}-{version}")), crates.join(name)]
         .into_iter()
-        .find(|folder| folder.join("Cargo.toml").exists())
+        .find(is_it)
         .unwrap_or_else(|| panic!("the sources of {name} {version} are not in {}", crates.display()))
 }
 

@@ -8,6 +8,8 @@
 //!   an older one refuses to start the program.
 //! - [`prefault`] reads `ALLOCWALL_PREFAULT`, a plain decimal number of bytes. Its limits stand in `prefault.c`.
 
+#![forbid(unsafe_code)]
+
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -34,7 +36,7 @@ pub struct Bundled {
 
 include!(concat!(env!("OUT_DIR"), "/bundled.rs"));
 
-/// The allocators that this build holds, mimalloc first.
+/// The allocators that this build holds, mimalloc first: the others by the features `snmalloc` (default) and `jemalloc`.
 pub fn bundled() -> &'static [Bundled] {
     BUNDLED
 }
@@ -55,7 +57,8 @@ pub fn prefault() -> &'static Bundled {
 ///
 /// What is preloaded runs with the target's rights, so nobody else may be able to put a file there:
 /// `PermissionDenied` where the directory is another user's, or where others may write to it, or may replace one of
-/// those above it. `InvalidInput` where `LD_PRELOAD` can't name the path. Else what the file system says.
+/// those above it. `InvalidInput` where `LD_PRELOAD` can't name the path, or where nothing may be mapped as code (a mount
+/// with `noexec`): the loader would go on without the library. Else what the file system says.
 pub fn unpack(item: &Bundled, dir: &Path) -> io::Result<PathBuf> {
     if !dir.exists() {
         make(dir)?;
@@ -63,6 +66,12 @@ pub fn unpack(item: &Bundled, dir: &Path) -> io::Result<PathBuf> {
     let dir = dir.canonicalize().map_err(|e| about(e, dir))?;
     nameable(&dir)?;
     guarded(&dir, user()?)?;
+    if may_not_execute(&text_of("/proc/self/mountinfo")?, &dir) {
+        return Err(unfit(
+            &dir,
+            "lies on a mount with noexec, where no library can be loaded from",
+        ));
+    }
     let path = dir.join(name(item));
     if !holds(&path, item.bytes) {
         put(&path, item.bytes).map_err(|e| about(e, &path))?;
@@ -96,26 +105,45 @@ fn nameable(dir: &Path) -> io::Result<()> {
     let text = dir.as_os_str().as_bytes();
     match text.iter().find(|byte| b" :$\n".contains(byte)) {
         None => Ok(()),
-        Some(byte) => Err(io::Error::new(
-            ErrorKind::InvalidInput,
-            format!(
-                "{}: LD_PRELOAD can't name a path with {:?} in it; choose another directory",
-                dir.display(),
-                char::from(*byte)
-            ),
-        )),
+        Some(byte) => {
+            let why = format!("has {:?} in it, which LD_PRELOAD can't name", char::from(*byte));
+            Err(unfit(dir, &why))
+        }
     }
 }
 
-/// The directory is ours and ours alone to write; whoever can replace one above it is root or us.
+/// proc_pid_mountinfo(5): the mount that a directory lies on is the longest, the last among equals. Mount points with
+/// escaped characters stay escaped: below those no path gets past [`nameable`], but for a backslash's.
+fn may_not_execute(mounts: &str, dir: &Path) -> bool {
+    let mount = |line: &str| {
+        let mut fields = line.split(' ').skip(4);
+        let point = PathBuf::from(fields.next()?);
+        let noexec = fields.next()?.split(',').any(|option| option == "noexec");
+        dir.starts_with(&point)
+            .then(|| (point.components().count(), noexec))
+    };
+    let over = mounts.lines().filter_map(mount).max_by_key(|(depth, _)| *depth);
+    over.is_some_and(|(_, noexec)| noexec)
+}
+
+fn unfit(dir: &Path, why: &str) -> io::Error {
+    let text = format!("{}: {why}; choose another directory", dir.display());
+    io::Error::new(ErrorKind::InvalidInput, text)
+}
+
+/// The directory is ours and ours alone to write; whoever can replace one above it is us, or owns the whole tree: root,
+/// or what root looks like from inside a user namespace.
 fn guarded(dir: &Path, user: u32) -> io::Result<()> {
+    let root = fs::symlink_metadata("/")
+        .map_err(|e| about(e, Path::new("/")))?
+        .uid();
     for folder in dir.ancestors() {
         let facts = fs::symlink_metadata(folder).map_err(|e| about(e, folder))?;
         let own = folder == dir;
         let (owner, mode) = (facts.uid(), facts.mode() & 0o7777);
         // In a sticky directory only a file's owner may rename it (inode(7)).
         let shared = mode & 0o022 != 0 && (own || mode & 0o1000 == 0);
-        if owner != user && (own || owner != 0) {
+        if owner != user && (own || owner != root) {
             return Err(refused(folder, &format!("belongs to user {owner}, not {user}")));
         }
         if shared {
@@ -138,7 +166,7 @@ fn refused(folder: &Path, why: &str) -> io::Error {
 
 /// Whose files this process makes. The owner of /proc/self would be root for a program with capabilities (proc(5)).
 fn user() -> io::Result<u32> {
-    let status = fs::read_to_string("/proc/self/status")?;
+    let status = text_of("/proc/self/status")?;
     filesystem_user(&status).ok_or_else(|| io::Error::other("/proc/self/status names no user"))
 }
 
@@ -183,6 +211,10 @@ fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
         let _ = fs::remove_file(&part);
     }
     written
+}
+
+fn text_of(path: &str) -> io::Result<String> {
+    fs::read_to_string(path).map_err(|e| about(e, Path::new(path)))
 }
 
 fn about(error: io::Error, path: &Path) -> io::Error {
@@ -315,6 +347,32 @@ mod tests {
                 (!fine).then_some(ErrorKind::InvalidInput)
             );
         }
+    }
+
+    #[test]
+    fn a_mount_without_execution_is_seen_where_it_lies_on_top() {
+        let mounts = "1 0 8:1 / / rw,relatime shared:1 - ext4 /dev/sda rw\n\
+            2 1 0:2 / /tmp rw,nosuid,nodev,noexec - tmpfs tmpfs rw\n\
+            3 2 0:3 / /tmp/free rw - tmpfs tmpfs rw,noexecutive\n\
+            4 1 0:4 / /srv rw,noexec - tmpfs tmpfs rw\n\
+            5 4 0:5 / /srv rw - tmpfs tmpfs rw\n\
+            broken\n";
+        for (dir, noexec) in [
+            ("/tmp", true),
+            ("/tmp/a/b", true),
+            ("/tmp/free", false),
+            ("/tmp/free/a", false),
+            ("/tmp/freely", true),
+            ("/tmpfs", false),
+            ("/srv/a", false),
+            ("/", false),
+        ] {
+            assert_eq!(may_not_execute(mounts, Path::new(dir)), noexec, "{dir}");
+        }
+        // Where programs of this machine lie.
+        let own = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let program = std::env::current_exe().unwrap();
+        assert!(!own.is_empty() && !may_not_execute(&own, &program));
     }
 
     #[test]
