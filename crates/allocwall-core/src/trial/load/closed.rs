@@ -13,6 +13,8 @@ use std::time::Duration;
 
 /// Two steps in a row that bring less than this more than the best before them: the top is reached.
 const RISE: f64 = 0.03;
+/// With fewer answers, one more or less at the edges of a step would be as much as the rise that is looked for.
+const ENOUGH: u64 = 50;
 /// A failed loop rests so long before it tries again, or a closed port would be hammered.
 const REST_NS: u64 = 10_000_000;
 
@@ -21,16 +23,20 @@ pub struct Search {
     /// Before each step, not counted.
     pub settle: Duration,
     pub step: Duration,
+    /// A slow server's step goes on until it has enough answers, up to this.
+    pub longest_step: Duration,
     pub timeout: Duration,
     pub most_connections: usize,
 }
 
 impl Default for Search {
-    /// Steps of 1 s after 0.25 s to settle, 5 s timeout, up to 256 connections: 11 s at most.
+    /// Steps of 1 s after 0.25 s to settle, up to 256 connections: 11 s at most where there are 50 answers a second. Slower servers
+    /// get steps of up to 6 s, which is longer than the timeout, so that one without an answer fails by it.
     fn default() -> Self {
         Search {
             settle: Duration::from_millis(250),
             step: Duration::from_secs(1),
+            longest_step: Duration::from_secs(6),
             timeout: Duration::from_secs(5),
             most_connections: 256,
         }
@@ -80,8 +86,12 @@ pub fn find(request: &Request, search: &Search, stop: &AtomicBool) -> Measured<C
     let mut connections = 1;
     while connections <= most && flat < 2 {
         loops.add(connections);
-        loops.run_for(search.settle, stop).map_err(no_loop)?;
-        let step = loops.run_for(search.step, stop).map_err(no_loop)?;
+        loops
+            .run_for(search.settle, search.settle, stop)
+            .map_err(no_loop)?;
+        let step = loops
+            .run_for(search.step, search.longest_step, stop)
+            .map_err(no_loop)?;
         if stop.load(Ordering::Relaxed) {
             return Err(Absence::new(
                 Reason::TooLittle,
@@ -166,16 +176,18 @@ impl<'a> Loops<'a> {
         self.loops.resize(total, Loop::Rests { until_ns: 0 });
     }
 
-    /// Good answers a second and failures in the next `time`.
-    fn run_for(&mut self, time: Duration, stop: &AtomicBool) -> std::io::Result<Step> {
+    /// Good answers a second and failures in the next `time`, or until there are enough answers, up to `longest`.
+    fn run_for(&mut self, time: Duration, longest: Duration, stop: &AtomicBool) -> std::io::Result<Step> {
         let from = monotonic_ns();
         let to = from + time.as_nanos() as u64;
+        let at_last = from + longest.as_nanos() as u64;
         let mut good = 0u64;
         let mut failures = Failures::default();
         let mut finished = Vec::new();
         loop {
             let now = monotonic_ns();
-            if now >= to || stop.load(Ordering::Relaxed) {
+            let enough = now >= to && (good >= ENOUGH || now >= at_last);
+            if enough || stop.load(Ordering::Relaxed) {
                 return Ok(Step {
                     connections: self.loops.len(),
                     per_second: good as f64 * 1e9 / (now - from).max(1) as f64,
@@ -183,7 +195,8 @@ impl<'a> Loops<'a> {
                 });
             }
             let wake = self.turn(now, &mut failures);
-            self.client.wait(wake.min(to))?;
+            let end = if now < to { to } else { at_last };
+            self.client.wait(wake.min(end))?;
             self.client.take_finished(&mut finished);
             for end in finished.drain(..) {
                 match end.failure {
@@ -247,6 +260,7 @@ mod tests {
         Search {
             settle: Duration::from_millis(30),
             step: Duration::from_millis(200),
+            longest_step: Duration::from_millis(600),
             timeout: Duration::from_millis(500),
             most_connections: 16,
         }
@@ -309,6 +323,24 @@ mod tests {
         let silent = find_at(&silent.url()).unwrap_err();
         assert_eq!(silent.reason, Reason::NotFound);
         assert!(silent.detail.contains("no answer"), "{silent}");
+    }
+
+    /// An answer takes longer than a step: the step waits for it, and the server isn't said to be silent.
+    #[test]
+    fn a_slow_server_is_waited_for() {
+        let server = Server::start(|_, stream| {
+            sleep(Duration::from_millis(300));
+            answer(stream, 200)
+        });
+        let patient = Search {
+            timeout: Duration::from_secs(30),
+            longest_step: Duration::from_secs(3),
+            most_connections: 1,
+            ..search()
+        };
+        let request = Request::new(&Ask::get(&server.url())).unwrap();
+        let capacity = find(&request, &patient, &AtomicBool::new(false)).unwrap();
+        assert!(capacity.per_second <= 1.0 / 0.3 * 1.5, "{capacity:?}");
     }
 
     #[test]
