@@ -42,7 +42,7 @@ pub struct Walked {
     pub lazy_free_bytes: u64,
 }
 
-/// What was seen, and the exact peaks of single processes where the kernel keeps them.
+/// What was seen, and the peak of a single process, which the kernel keeps.
 #[derive(Clone, Debug, Default)]
 pub struct Series {
     pub looks: Vec<Look>,
@@ -239,9 +239,9 @@ impl Series {
             )
         };
         let seen = self.looks.iter().map(|look| look.rss_bytes).max();
-        // The sum over the tree may have been higher between two looks; one process's peak is exact.
-        let exact = largest_process.as_ref().ok().copied().into_iter();
-        let peak = exact
+        // The sum over the tree may have been higher between two looks; the kernel misses no peak of one process.
+        let kept = largest_process.as_ref().ok().copied().into_iter();
+        let peak = kept
             .chain(seen)
             .chain((self.largest_peak_bytes > 0).then_some(self.largest_peak_bytes))
             .max();
