@@ -247,6 +247,16 @@ fn a_crowd_that_will_not_go_is_ended() {
 }
 
 #[test]
+fn a_chain_that_never_stays_is_ended() {
+    // Each starts the next and ends at once.
+    let word = format!("chain-{}", lonely_sleep(9));
+    let over = finished(&of(&["sh", "-c", "f() { f & }; f & sleep 0.3", &word]));
+    assert!(over.exit.success());
+    assert_eq!(over.still_there, Vec::<String>::new());
+    assert_eq!(with_word(&word), Vec::<i32>::new());
+}
+
+#[test]
 fn the_limit_ends_it_however_it_feels_about_that() {
     let mut deaf = shell("trap '' TERM; while :; do sleep 0.02; done");
     deaf.limit = Duration::from_millis(300);
