@@ -390,19 +390,24 @@ fn victim() {
     let _ = running.wait(&NEVER);
 }
 
-#[test]
-fn everything_dies_with_us() {
-    let (time, place) = (lonely_sleep(7), tempfile::tempdir().unwrap());
-    fs::write(place.path().join("time"), &time).unwrap();
-    let mut victim = Command::new(std::env::current_exe().unwrap())
+/// Another process that has a command running; with the command's pid.
+fn start_victim(place: &Path, time: &str) -> (std::process::Child, i32) {
+    fs::write(place.join("time"), time).unwrap();
+    let victim = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "victim"])
-        .env(VICTIM, place.path())
+        .env(VICTIM, place)
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let pid_file = place.path().join("pid");
-    assert!(within(PATIENCE, || pid_file.exists() && with_word(&time).len() == 3));
-    let pid: i32 = text(&fs::read(&pid_file).unwrap()).parse().unwrap();
+    let pid_file = place.join("pid");
+    assert!(within(PATIENCE, || pid_file.exists() && with_word(time).len() == 3));
+    (victim, text(&fs::read(&pid_file).unwrap()).parse().unwrap())
+}
+
+#[test]
+fn everything_dies_with_us() {
+    let (time, place) = (lonely_sleep(7), tempfile::tempdir().unwrap());
+    let (mut victim, pid) = start_victim(place.path(), &time);
     let keeper = parent(pid);
     victim.kill().unwrap();
     let killed = Instant::now();
@@ -416,6 +421,21 @@ fn everything_dies_with_us() {
         "after {:?}",
         killed.elapsed()
     );
+}
+
+#[test]
+fn the_command_dies_with_its_keeper_though_nobody_else_looks() {
+    let (time, place) = (lonely_sleep(10), tempfile::tempdir().unwrap());
+    let (mut victim, pid) = start_victim(place.path(), &time);
+    let stopped = rustix::process::Pid::from_raw(victim.id() as i32).unwrap();
+    rustix::process::kill_process(stopped, rustix::process::Signal::STOP).unwrap();
+    kill(parent(pid));
+    assert!(within(Duration::from_secs(1), || !alive(pid)));
+    // The rest is ended by whoever started the keeper, when it can.
+    assert!(!with_word(&time).is_empty());
+    rustix::process::kill_process(stopped, rustix::process::Signal::CONT).unwrap();
+    assert!(within(Duration::from_secs(5), || with_word(&time).is_empty()));
+    victim.wait().unwrap();
 }
 
 const POWERLESS: &str = "ALLOCWALL_TEST_POWERLESS";
