@@ -36,6 +36,9 @@ const PAD: &str = "ALLOCWALL_PAD";
 const START_PATIENCE: Duration = Duration::from_secs(60);
 /// How often a wait looks at the interruption; the measured times do not depend on it.
 const GLANCE: Duration = Duration::from_millis(50);
+/// The kernel counts resident pages by CPU, and a peak leaves out what is not summed up yet: up to 32 pages a CPU and kind
+/// of page (percpu_counter_batch, since Linux 6.2).
+const COUNTER_SLACK: u64 = 128 << 10;
 /// After the keeper's last report every pipe has ended, unless somebody could not be ended.
 const OUTPUT_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -542,15 +545,17 @@ impl Running {
         let usage = over.usage;
         let largest = usage.largest_process_peak_rss_bytes;
         // Up to there it is the keeper's image that was measured: the kernel carries a peak over an exec.
-        let largest_process = (largest > self.floor_bytes).then_some(largest).ok_or_else(|| {
-            Absence::new(
-                Reason::TooLittle,
-                format!(
-                    "below the {} KiB that a process has here before its exec, and too short to be looked at",
-                    self.floor_bytes >> 10
-                ),
-            )
-        });
+        let largest_process = (largest > self.floor_bytes + COUNTER_SLACK)
+            .then_some(largest)
+            .ok_or_else(|| {
+                Absence::new(
+                    Reason::TooLittle,
+                    format!(
+                        "its peak is not above the {} KiB that a process has here before its exec",
+                        self.floor_bytes >> 10
+                    ),
+                )
+            });
         let summary = series.summary(largest_process.clone());
         let output = |drain: &mut Option<Drain>| {
             let drain = drain.take();
@@ -675,7 +680,7 @@ pub struct Finished {
     pub major_faults: u64,
     pub voluntary_switches: u64,
     pub involuntary_switches: u64,
-    /// The kernel's own, exact.
+    /// The kernel's own, of every moment; short by the pages that its counters had not summed up yet, some hundred KiB.
     pub largest_process_peak_rss_bytes: Measured<u64>,
     /// Of all processes together at one moment as far as that was looked at, and at least the largest process's own.
     pub peak_rss_bytes: Measured<u64>,

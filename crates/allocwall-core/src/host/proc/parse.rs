@@ -511,7 +511,7 @@ mod tests {
     }
 
     const STATUS: &[u8] = b"Name:\tcat\\n\nTgid:\t9644\nPPid:\t9642\nUid:\t1000\t1000\t1000\t1000\nGid:\t100\t100\t100\t100\n\
-        NSpid:\t9644\t7\nVmPeak:\t    3060 kB\nVmSize:\t    3060 kB\nVmRSS:\t    1688 kB\nRssAnon:\t     112 kB\nVmData:\t     360 kB\n\
+        NSpid:\t9644\t7\nVmPeak:\t    3060 kB\nVmSize:\t    3060 kB\nVmHWM:\t    1700 kB\nVmRSS:\t    1688 kB\nRssAnon:\t     112 kB\nVmData:\t     360 kB\n\
         VmSwap:\t       0 kB\nHugetlbPages:\t    2048 kB\nTHP_enabled:\t1\nThreads:\t3\nCapEff:\t000001fffeffffff\nNoNewPrivs:\t1\nSeccomp:\t2\n\
         voluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t6\n";
 
@@ -527,6 +527,7 @@ mod tests {
             (s.vm_size, s.vm_rss, s.rss_anon),
             (Some(3060 << 10), Some(1688 << 10), Some(112 << 10))
         );
+        assert_eq!(s.vm_hwm, Some(1700 << 10));
         assert_eq!((s.vm_data, s.hugetlb), (Some(360 << 10), Some(2 << 20)));
         assert_eq!(
             (s.thp_enabled, s.no_new_privs, s.seccomp),

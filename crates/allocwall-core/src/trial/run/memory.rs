@@ -16,9 +16,9 @@ const FIRST_NS: u64 = 20_000_000;
 const LONGEST_NS: u64 = 250_000_000;
 /// Of the time, walks take at most one part in so many; and so does everything else of the looks.
 const SHARE: u64 = 50;
-/// Before the first walk has told: 4 KiB pages cost tens of nanoseconds each, the dearest that are known (a cold cache,
-/// file pages).
-const DEAREST_NS_PER_MIB: u64 = 25_000;
+/// Before the first walk has told: six times what it took for touched anonymous memory in 4 KiB pages (4,200 ns/MiB, Linux
+/// 6.18 on a virtual machine of 2 CPUs; 140 on huge pages), for there are slower machines and dearer pages.
+const GUESSED_NS_PER_MIB: u64 = 25_000;
 /// Of a walk, however small: open, read, close, and the mappings themselves.
 const WALK_NS: u64 = 100_000;
 
@@ -42,7 +42,7 @@ pub struct Walked {
     pub lazy_free_bytes: u64,
 }
 
-/// What was seen, and the exact peaks of single processes where the kernel keeps them.
+/// What was seen, and the peak of a single process, which the kernel keeps.
 #[derive(Clone, Debug, Default)]
 pub struct Series {
     pub looks: Vec<Look>,
@@ -194,7 +194,7 @@ impl Pace {
         Pace {
             interval_ns: FIRST_NS,
             walked_ns: 0,
-            ns_per_mib: DEAREST_NS_PER_MIB,
+            ns_per_mib: GUESSED_NS_PER_MIB,
         }
     }
 
@@ -239,9 +239,9 @@ impl Series {
             )
         };
         let seen = self.looks.iter().map(|look| look.rss_bytes).max();
-        // The sum over the tree may have been higher between two looks; one process's peak is exact.
-        let exact = largest_process.as_ref().ok().copied().into_iter();
-        let peak = exact
+        // The sum over the tree may have been higher between two looks; the kernel misses no peak of one process.
+        let kept = largest_process.as_ref().ok().copied().into_iter();
+        let peak = kept
             .chain(seen)
             .chain((self.largest_peak_bytes > 0).then_some(self.largest_peak_bytes))
             .max();
@@ -264,5 +264,115 @@ impl Series {
             final_rss_bytes: self.looks.last().map(|look| look.rss_bytes).ok_or_else(unseen),
             final_pss_bytes: all_pss().next_back().ok_or_else(no_pss),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn look_at(ms: u64, rss_bytes: u64, pss_bytes: Measured<u64>) -> Look {
+        Look {
+            at_ns: ms * 1_000_000,
+            processes: 1,
+            rss_bytes,
+            anonymous_bytes: 0,
+            walked: pss_bytes.map(|pss_bytes| Walked {
+                pss_bytes,
+                ..Walked::default()
+            }),
+        }
+    }
+
+    fn too_costly() -> Absence {
+        Absence::new(Reason::TooCostly, "x")
+    }
+
+    fn too_little() -> Absence {
+        Absence::new(Reason::TooLittle, "x")
+    }
+
+    #[test]
+    fn walks_take_at_most_their_share() {
+        // A machine on which a walk costs 40 µs a mebibyte, and a target that grows.
+        let mut pace = Pace::new();
+        let (mut now, mut spent, mut walks) = (0, 0, 0);
+        for step in 0..2000u64 {
+            now += 20_000_000;
+            let rss = step.min(1000) * MIB;
+            if pace.affords(rss, 1, now) {
+                let took = 40_000 * (rss / MIB) + 50_000;
+                pace.walked(took, rss);
+                spent += took;
+                walks += 1;
+            }
+            // One walk may be dearer than was known before it.
+            assert!(spent <= now / SHARE + 41_000 * 1000, "{spent} of {now}");
+        }
+        assert!(walks > 20);
+        assert!(spent <= now / SHARE + 1_000_000, "{spent} of {now}");
+    }
+
+    #[test]
+    fn little_memory_is_walked_at_once_and_much_is_waited_for() {
+        let pace = Pace::new();
+        assert!(pace.affords(8 * MIB, 1, FIRST_NS));
+        assert!(!pace.affords(1024 * MIB, 1, FIRST_NS));
+        assert!(!pace.affords(8 * MIB, 50, FIRST_NS));
+        assert!(pace.affords(1024 * MIB, 1, 10_000_000_000));
+    }
+
+    #[test]
+    fn looks_become_rarer_to_a_bound_and_dear_ones_rarer_still() {
+        let mut pace = Pace::new();
+        let first = pace.next_ns(1000);
+        assert!((FIRST_NS..2 * FIRST_NS).contains(&first));
+        for _ in 0..50 {
+            pace.next_ns(1000);
+        }
+        assert_eq!(pace.next_ns(1000), LONGEST_NS);
+        assert_eq!(pace.next_ns(LONGEST_NS), LONGEST_NS * SHARE);
+    }
+
+    #[test]
+    fn peaks_and_ends() {
+        let series = Series {
+            looks: vec![
+                look_at(20, 100, Ok(90)),
+                look_at(45, 300, Ok(250)),
+                look_at(80, 200, Err(too_costly())),
+            ],
+            largest_peak_bytes: 310,
+        };
+        let told = series.summary(Ok(320));
+        assert_eq!(told.peak_rss_bytes, Ok(320));
+        assert_eq!(told.peak_pss_bytes, Ok(250));
+        assert_eq!((told.final_rss_bytes, told.final_pss_bytes), (Ok(200), Ok(250)));
+        // The kernel's peak is of one process, and several can be more.
+        assert_eq!(series.summary(Ok(120)).peak_rss_bytes, Ok(310));
+        assert_eq!(series.summary(Err(too_little())).peak_rss_bytes, Ok(310));
+    }
+
+    #[test]
+    fn what_was_not_seen_has_a_reason() {
+        let nothing = Series::default().summary(Err(too_little()));
+        for absent in [
+            nothing.peak_rss_bytes,
+            nothing.peak_pss_bytes,
+            nothing.final_rss_bytes,
+            nothing.final_pss_bytes,
+        ] {
+            assert_eq!(absent.unwrap_err().reason, Reason::TooLittle);
+        }
+        let unwalked = Series {
+            looks: vec![look_at(20, 100, Err(too_costly()))],
+            largest_peak_bytes: 0,
+        };
+        let told = unwalked.summary(Ok(100));
+        assert_eq!(told.final_rss_bytes, Ok(100));
+        assert_eq!(told.peak_pss_bytes.unwrap_err().reason, Reason::TooCostly);
+        assert_eq!(told.final_pss_bytes.unwrap_err().reason, Reason::TooCostly);
     }
 }
