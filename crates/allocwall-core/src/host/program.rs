@@ -104,7 +104,7 @@ fn parse_interpreter(head: &[u8]) -> Option<(PathBuf, Option<OsString>)> {
     let end = line.iter().position(|&b| b == b'\n').unwrap_or(line.len());
     let line = line[..end].trim_ascii();
     let blank = |b: &u8| *b == b' ' || *b == b'\t';
-    let split = line.iter().position(|b| blank(b)).unwrap_or(line.len());
+    let split = line.iter().position(blank).unwrap_or(line.len());
     let (path, rest) = line.split_at(split);
     if path.is_empty() {
         return None;
