@@ -173,6 +173,13 @@ impl Arm {
         };
         match served_by(facts) {
             Ok(kind) if kind == wanted => Ok(()),
+            // No library goes before what is linked in.
+            Ok(kind) if matches!(program.allocator, Ok((_, None))) => refuse(format!(
+                "{text} acts on {}, and {} has {} linked in",
+                wanted.title(),
+                program.name(),
+                kind.title()
+            )),
             Ok(kind) => refuse(format!(
                 "{text} acts on {}, and {} has {}: add an allocator to the arm, as {}+{text}",
                 wanted.title(),

@@ -443,10 +443,17 @@ fn options_stand_behind_the_program_and_places_have_cpus() {
     );
 }
 
-/// A change to the facts or to the machine.
-enum Twist {
-    Facts(TargetFacts),
-    Machine(Inventory),
+/// A machine and a command, one of which is not as usual.
+struct Twist {
+    machine: Inventory,
+    facts: TargetFacts,
+}
+
+fn on(facts: TargetFacts) -> Twist {
+    Twist {
+        machine: inventory(),
+        facts,
+    }
 }
 
 #[test]
@@ -463,7 +470,10 @@ fn what_cannot_take_is_refused_and_its_near_twin_is_not() {
     let machine = |change: fn(&mut Inventory)| {
         let mut inventory = inventory();
         change(&mut inventory);
-        Twist::Machine(inventory)
+        Twist {
+            machine: inventory,
+            facts: facts(),
+        }
     };
     let never = || machine(|i| i.thp = Ok("never".into()));
     let raised = || with_program(|p| p.raised = Some("setuid"));
@@ -492,65 +502,54 @@ fn what_cannot_take_is_refused_and_its_near_twin_is_not() {
         ..facts()
     };
     for (arm, twist, words) in [
-        ("glibc:arena_max=2", Twist::Facts(musl()), "is linked with musl"),
-        ("glibc-keep-memory", Twist::Facts(musl()), "musl"),
-        ("jemalloc", Twist::Facts(fixed()), "statically linked"),
-        ("jemalloc", Twist::Facts(go()), "Go program"),
-        ("prefault=1M", Twist::Facts(fixed()), "statically linked"),
-        ("glibc:arena_max=2", Twist::Facts(fixed()), "statically linked"),
-        ("glibc:arena_max=2", Twist::Facts(raised()), "setuid"),
-        ("env:A=b", Twist::Facts(raised()), "setuid"),
+        ("glibc:arena_max=2", on(musl()), "is linked with musl"),
+        ("glibc-keep-memory", on(musl()), "musl"),
+        ("jemalloc", on(fixed()), "statically linked"),
+        ("jemalloc", on(go()), "Go program"),
+        ("prefault=1M", on(fixed()), "statically linked"),
+        ("glibc:arena_max=2", on(fixed()), "statically linked"),
+        ("glibc:arena_max=2", on(raised()), "setuid"),
+        ("env:A=b", on(raised()), "setuid"),
         ("thp", never(), "mode never"),
         ("glibc-hugetlb", never(), "mode never"),
         ("glibc:hugetlb=1", never(), "mode never"),
         ("hugetlb", machine(|_| {}), "no reserved huge page"),
-        ("glibc-keep-memory", Twist::Facts(old()), "needs glibc 2.36"),
-        ("glibc-keep-memory-32m", Twist::Facts(facts()), "before 2.36"),
+        ("glibc-keep-memory", on(old()), "needs glibc 2.36"),
+        ("glibc-keep-memory-32m", on(facts()), "before 2.36"),
         (
             "glibc:nonsense=1",
-            Twist::Facts(facts()),
+            on(facts()),
             "knows no tunable glibc.malloc.nonsense",
         ),
-        ("glibc:arena_mx=1", Twist::Facts(facts()), "nearest: arena_max"),
-        ("glibc:arena_max=0", Twist::Facts(facts()), "1 to 2^64 - 1"),
-        ("glibc:perturb=256", Twist::Facts(facts()), "0 to 255"),
-        ("glibc:tcache_count=65536", Twist::Facts(facts()), "at most 65535"),
-        ("cpus=9", Twist::Facts(facts()), "no CPU 9 online, only 0,1"),
+        ("glibc:arena_mx=1", on(facts()), "nearest: arena_max"),
+        ("glibc:arena_max=0", on(facts()), "1 to 2^64 - 1"),
+        ("glibc:perturb=256", on(facts()), "0 to 255"),
+        ("glibc:tcache_count=65536", on(facts()), "at most 65535"),
+        ("cpus=9", on(facts()), "no CPU 9 online, only 0,1"),
         (
             "cpus=1",
             machine(|i| i.allowed_cpus = Ok(vec![0])),
             "CPU 1 is not allowed",
         ),
-        ("nodes=3", Twist::Facts(facts()), "no NUMA node 3"),
-        ("numa-bind", Twist::Facts(facts()), "one NUMA node"),
-        ("gogc", Twist::Facts(facts()), "env:GOGC=VALUE"),
-        ("jvm-heap=1G", Twist::Facts(python("3.12.1")), "is CPython"),
-        ("pythonmalloc=mimalloc", Twist::Facts(python("3.12.1")), "3.13"),
-        ("cpython-mimalloc-huge", Twist::Facts(python("3.12.1")), "3.13"),
-        ("prefault=4G", Twist::Facts(facts()), "1024 MiB of memory"),
-        ("prefault=1M", Twist::Facts(facts()), "no such library"),
-        ("jemalloc", Twist::Facts(facts()), "Debian: libjemalloc2"),
-        (
-            "jemalloc@bundled",
-            Twist::Facts(facts()),
-            "this build does not carry it",
-        ),
-        (
-            "jemalloc-decay",
-            Twist::Facts(facts()),
-            "add an allocator to the arm",
-        ),
-        ("glibc:arena_max=2", Twist::Facts(cleared()), "env -i"),
+        ("nodes=3", on(facts()), "no NUMA node 3"),
+        ("numa-bind", on(facts()), "one NUMA node"),
+        ("gogc", on(facts()), "env:GOGC=VALUE"),
+        ("jvm-heap=1G", on(python("3.12.1")), "is CPython"),
+        ("pythonmalloc=mimalloc", on(python("3.12.1")), "3.13"),
+        ("cpython-mimalloc-huge", on(python("3.12.1")), "3.13"),
+        ("prefault=4G", on(facts()), "1024 MiB of memory"),
+        ("prefault=1M", on(facts()), "no such library"),
+        ("jemalloc", on(facts()), "Debian: libjemalloc2"),
+        ("jemalloc@bundled", on(facts()), "this build does not carry it"),
+        ("jemalloc-decay", on(facts()), "add an allocator to the arm"),
+        ("glibc:arena_max=2", on(cleared()), "env -i"),
         (
             "glibc:arena_max=2",
-            Twist::Facts(changed()),
+            on(changed()),
             "`env` in the command sets or drops GLIBC_TUNABLES",
         ),
     ] {
-        let outcome = match &twist {
-            Twist::Facts(facts) => resolve(arm, &inventory(), facts),
-            Twist::Machine(inventory) => resolve(arm, inventory, &facts()),
-        };
+        let outcome = resolve(arm, &twist.machine, &twist.facts);
         let line = outcome.expect_err(arm).to_string();
         assert!(line.contains(words) && !line.contains('\n'), "{arm}: {line}");
     }
@@ -793,6 +792,52 @@ fn a_static_program_built_here_is_refused_and_its_dynamic_twin_is_not() {
     }
 }
 
+#[test]
+fn programs_that_are_linked_with_musl_are_refused_what_is_glibcs() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("main.c");
+    std::fs::write(
+        &source,
+        "#include <stdlib.h>\nint main(void) { free(malloc(1)); return 0; }\n",
+    )
+    .unwrap();
+    for options in [&[][..], &["-static"]] {
+        let out = folder.path().join("program");
+        let built = Command::new("musl-gcc")
+            .arg(&source)
+            .arg("-o")
+            .arg(&out)
+            .args(options)
+            .stderr(Stdio::null())
+            .status();
+        if !built.is_ok_and(|status| status.success()) {
+            return println!("skipped: no musl-gcc");
+        }
+        let facts = real(&[out.to_str().unwrap()]);
+        for arm in [
+            "glibc:arena_max=2",
+            "glibc-keep-memory",
+            "thp",
+            "glibc",
+            "jemalloc",
+        ] {
+            assert!(resolve(arm, &live(), &facts).is_err(), "{arm} {options:?}");
+        }
+        assert!(resolve("env:A=b+cpus=0", &live(), &facts).is_ok());
+        let is_dynamic = options.is_empty();
+        let libc = &facts.certain().unwrap().libc;
+        assert_eq!(matches!(libc, Ok(Libc::Musl { .. })), is_dynamic, "{libc:?}");
+        let mimalloc = live()
+            .installed
+            .iter()
+            .any(|found| found.kind == AllocatorKind::Mimalloc);
+        if is_dynamic && mimalloc {
+            let line = resolve("mimalloc-musl", &live(), &facts).unwrap_err().0;
+            assert!(line.contains("is linked with glibc"), "{line}");
+        }
+    }
+}
+
 /// A library for another machine, made of one for this by its ELF header's e_machine (offset 18).
 fn wrong_libraries(folder: &Path, facts: &TargetFacts) {
     let installed = live().installed;
@@ -838,6 +883,26 @@ fn wrong_libraries(folder: &Path, facts: &TargetFacts) {
     for arm in ["jemalloc@system", "jemalloc@5.3.10", "jemalloc@5.2"] {
         assert!(resolve(arm, &inventory, facts).is_err(), "{arm}");
     }
+    // What touches the heap goes behind the allocator whose heap it is, and both before what was there.
+    let mut preloaded = facts.clone();
+    preloaded
+        .environment
+        .push(("LD_PRELOAD".into(), "/x.so /y.so".into()));
+    let arm_of_both = format!("jemalloc@{}+prefault=1M", library.path.display());
+    inventory.prefault = facts
+        .certain()
+        .unwrap()
+        .libc_file
+        .clone()
+        .ok_or_else(|| Absence::new(Reason::NotFound, ""));
+    let applied = resolve(&arm_of_both, &inventory, &preloaded).unwrap();
+    let prefault = inventory.prefault.clone().unwrap();
+    let list = format!("{}:{}:/x.so:/y.so", library.path.display(), prefault.display());
+    assert_eq!(
+        env(&applied),
+        [set("ALLOCWALL_PREFAULT", "1048576"), set("LD_PRELOAD", &list)]
+    );
+    assert!(applied.expects.contains(&Expectation::ResidentAtStart(1 << 20)));
     std::fs::write(&copy, "a text that is no library at all").unwrap();
     assert!(
         resolve(&arm, &live(), facts)
