@@ -194,12 +194,7 @@ fn remedy_page(remedy: &Remedy) -> Page {
             add("about", start.page.to_owned());
             add(
                 "applied",
-                start
-                    .applied
-                    .iter()
-                    .map(|c| change(c))
-                    .collect::<Vec<_>>()
-                    .join("; "),
+                start.applied.iter().map(change).collect::<Vec<_>>().join("; "),
             );
             add("proof", start.proof.to_owned());
         }
