@@ -900,6 +900,14 @@ impl Work<'_> {
                 ));
             }
         }
+        let by_name = |word: &OsString| !word.as_bytes().contains(&b'/');
+        if self.done.env.iter().any(|(name, _)| name == "PATH")
+            && self.facts.command.first().is_some_and(by_name)
+        {
+            return refuse(format!(
+                "{text} sets PATH, where the command itself is looked for: name it by its path"
+            ));
+        }
         if self.facts.env_cleared {
             return refuse(format!(
                 "{text} sets {}, and `env -i` in the command drops it: put `allocwall run` behind it",

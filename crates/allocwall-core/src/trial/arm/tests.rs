@@ -543,6 +543,7 @@ fn what_cannot_take_is_refused_and_its_near_twin_is_not() {
         ("jemalloc@bundled", on(facts()), "this build does not carry it"),
         ("jemalloc-decay", on(facts()), "add an allocator to the arm"),
         ("glibc:arena_max=2", on(cleared()), "env -i"),
+        ("env:PATH=/x", on(facts()), "name it by its path"),
         (
             "glibc:arena_max=2",
             on(changed()),
