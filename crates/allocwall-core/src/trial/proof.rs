@@ -142,7 +142,8 @@ impl Bindings {
                 .iter()
                 .filter(|(module, _)| !same(module))
                 .collect();
-            let hits = callers.iter().filter(|(_, library)| same(library)).count();
+            let served = |library: &&PathBuf| process.serves(library).is_some_and(same);
+            let hits = callers.iter().filter(|(_, library)| served(library)).count();
             bound.processes += 1;
             bound.taken += usize::from(hits > 0 && hits == callers.len());
             bound.modules += callers.len();
@@ -150,7 +151,7 @@ impl Bindings {
             if hits < callers.len() && bound.astray.is_none() {
                 bound.astray = callers
                     .iter()
-                    .find(|(_, library)| !same(library))
+                    .find(|(_, library)| !served(library))
                     .map(|(module, library)| (module.to_path_buf(), library.to_path_buf()));
             }
         }
@@ -172,6 +173,19 @@ fn same_file(a: &Path, b: &Path) -> bool {
 }
 
 impl ProcessBindings {
+    /// Where a call that is bound to this file ends. A program that takes malloc's address is itself what other modules are bound to,
+    /// and its entry jumps on (a canonical PLT entry, System V ABI for AMD64, "Function Addresses").
+    fn serves<'a>(&'a self, bound: &'a Path) -> Option<&'a Path> {
+        let mut at = bound;
+        for _ in 0..=self.malloc.len() {
+            match self.malloc.get(at) {
+                Some(next) if next != at => at = next,
+                _ => return Some(at),
+            }
+        }
+        None
+    }
+
     /// Lines like `  7: binding file /usr/bin/x [0] to /lib/libc.so.6 [0]: normal symbol `malloc' [GLIBC_2.2.5]`.
     fn parse(text: &[u8]) -> ProcessBindings {
         let mut found = ProcessBindings::default();
@@ -409,6 +423,15 @@ mod tests {
             .enumerate()
             .map(|(pid, lines)| (pid as u32, ProcessBindings::parse(lines.concat().as_bytes())));
         Bindings(parsed.collect())
+    }
+
+    #[test]
+    fn a_program_that_others_are_bound_to_passes_the_call_on() {
+        const THROUGH: &str = "     7:\tbinding file /lib/libz.so [0] to /usr/bin/x y [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
+        let (state, detail) = malloc_state(&bindings(&[&[LINE, THROUGH]]));
+        assert_eq!(state, ProofState::Proven, "{detail}");
+        const ROUND: &str = "     7:\tbinding file /usr/bin/x y [0] to /lib/libz.so [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
+        assert_eq!(malloc_state(&bindings(&[&[ROUND, THROUGH]])).0, ProofState::Refuted);
     }
 
     fn malloc_state(bindings: &Bindings) -> (ProofState, String) {
