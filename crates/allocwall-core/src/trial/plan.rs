@@ -44,13 +44,13 @@ pub fn order(arms: usize, blocks: usize, seed: u64) -> Vec<Vec<usize>> {
 
 /// Blocks after which the order is balanced: one for each arm, twice that for an odd number of arms.
 pub fn cycle(arms: usize) -> usize {
-    if arms % 2 == 0 { arms } else { 2 * arms }
+    if arms.is_multiple_of(2) { arms } else { 2 * arms }
 }
 
 /// 0, n−1, 1, n−2, … and its shifts; for odd n also their mirror images.
 fn williams(n: usize) -> Vec<Vec<usize>> {
     let zigzag: Vec<usize> = (0..n)
-        .map(|i| if i % 2 == 0 { i / 2 } else { n - 1 - i / 2 })
+        .map(|i| if i.is_multiple_of(2) { i / 2 } else { n - 1 - i / 2 })
         .collect();
     let mut rows: Vec<Vec<usize>> = (0..n)
         .map(|shift| zigzag.iter().map(|at| (at + shift) % n).collect())
