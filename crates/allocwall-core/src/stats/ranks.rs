@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn one_untreated_run_a_set_is_wilcoxons_signed_rank_test() {
-        // scipy 1.17.1: stats.wilcoxon(DEPRESSION, method="exact"); R 4.2's documentation has half of it, one-sided: 0.01953.
+        // scipy 1.17.1: stats.wilcoxon(DEPRESSION, method="exact").
         assert!(near(p_value(&pairs(&DEPRESSION), 0.0), 0.0390625));
         // scipy 1.17.1, ties and zeros: zero_method="pratt", method=PermutationMethod over all 2^12 signs.
         let tied = [0.0, 1.0, 1.0, 2.0, -1.0, 3.0, 3.0, -2.0, 4.0, 0.0, 5.0, 1.0];
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn its_estimate_and_interval_are_those_of_the_walsh_averages() {
-        // numpy 2.4.6: median, 6th and 40th of the 45 Walsh averages (P(V ≤ 5) = 0.0195 for n = 9); R: conf.int = TRUE.
+        // numpy 2.4.6: median, 6th and 40th of the 45 Walsh averages (P(V ≤ 5) = 0.0195 for n = 9).
         let got = shift(&pairs(&DEPRESSION), 0.05).unwrap();
         assert!(
             near(got.point, 0.46) && near(got.low, 0.01) && near(got.high, 0.786),
