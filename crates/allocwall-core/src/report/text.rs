@@ -1113,7 +1113,7 @@ pub(super) fn bytes(n: u64) -> String {
     }
 }
 
-pub(super) fn plural(n: u64, word: &str) -> String {
+fn plural(n: u64, word: &str) -> String {
     if n == 1 {
         word.to_string()
     } else {

@@ -14,7 +14,7 @@ pub fn one_better() -> Outcome {
     let mut design = service(&["jemalloc+thp", "glibc:arena_max=2"], 12);
     let predicted = Interval::new(-0.12, -0.09, -0.05);
     design.arms[2].predicted.insert("wall".to_string(), predicted);
-    compare(&design, &blocks(&design, &[0.0, 0.0, -0.085, 0.001], 12))
+    judged(&design, &blocks(&design, &[0.0, 0.0, -0.085, 0.001], 12))
 }
 
 /// The first crashes at times and is slower, the second did not take, the third is lost in the noise.
@@ -39,19 +39,45 @@ pub fn mixed() -> Outcome {
             }
         }
     }
-    compare(&design, &blocks)
+    judged(&design, &blocks)
 }
 
 /// Ctrl-C after the fourth of twelve blocks.
 pub fn interrupted() -> Outcome {
     let design = service(&["jemalloc"], 12);
-    compare(&design, &blocks(&design, &[0.0, 0.0, -0.2], 4))
+    judged(&design, &blocks(&design, &[0.0, 0.0, -0.2], 4))
 }
 
 /// `--with none`.
 pub fn baseline_alone() -> Outcome {
     let design = service(&[], 12);
-    compare(&design, &blocks(&design, &[0.0, 0.0], 12))
+    judged(&design, &blocks(&design, &[0.0, 0.0], 12))
+}
+
+/// To six digits: the last ones are the C library's, and differ between machines.
+fn judged(design: &Design, blocks: &[Block]) -> Outcome {
+    let mut outcome = compare(design, blocks);
+    let round = |v: &mut f64| *v = format!("{v:.5e}").parse().expect("a number");
+    let all = outcome.comparisons.iter_mut().chain(&mut outcome.baseline);
+    for c in all {
+        for interval in c.effect.iter_mut().chain(c.predicted.iter_mut()) {
+            [&mut interval.low, &mut interval.point, &mut interval.high]
+                .into_iter()
+                .for_each(round);
+        }
+        [&mut c.p, &mut c.p_holm, &mut c.level, &mut c.margin]
+            .into_iter()
+            .for_each(round);
+    }
+    let medians = outcome.summaries.iter_mut().map(|s| &mut s.medians);
+    for median in medians
+        .chain([&mut outcome.baseline_medians])
+        .flat_map(|m| m.values_mut())
+        .flatten()
+    {
+        round(median);
+    }
+    outcome
 }
 
 fn service(remedies: &[&str], planned: usize) -> Design {

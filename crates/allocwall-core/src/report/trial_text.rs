@@ -2,7 +2,7 @@
 
 use super::escape::terminal;
 use super::layout::{columns, elide_end, left, right};
-use super::text::{Ink, Page, Style, bytes, plural};
+use super::text::{Ink, Page, Style, bytes};
 use crate::diagnose::remedies::quoted;
 use crate::trial::plan::MOST_BLOCKS;
 use crate::trial::{ArmProof, BASELINES, Comparison, Metric, Outcome, ProofState, Unit, Word};
@@ -45,10 +45,8 @@ fn header(page: &mut Page, outcome: &Outcome, command: &[String]) {
     let facts = [
         match remedies {
             0 => "the baseline against itself".to_string(),
-            n => format!(
-                "{n} {} and the baseline twice",
-                plural(n as u64, "remedy").replace("remedys", "remedies")
-            ),
+            1 => "1 remedy and the baseline twice".to_string(),
+            n => format!("{n} remedies and the baseline twice"),
         },
         format!("{} of {} planned blocks", outcome.blocks, settings.planned),
         format!("changes of {} matter", percent(settings.effect)),
@@ -283,10 +281,11 @@ impl Table {
 
     fn heads(&self, page: &mut Page, heads: [&str; 5], comparisons: &[Comparison]) {
         let [untreated, treated, effect, word, extra] = heads;
-        let level = comparisons.iter().map(|c| c.level).fold(f64::INFINITY, f64::min);
-        let confidence = match level.is_finite() {
-            true => format!("{} % interval", confidence(level)),
-            false => "interval".to_string(),
+        // Words from different looks have different levels: what holds for all of them.
+        let level = comparisons.iter().map(|c| c.level).fold(0.0, f64::max);
+        let confidence = match comparisons.is_empty() {
+            true => "interval".to_string(),
+            false => format!("{} % interval", confidence(level)),
         };
         let mut line = self.figures("", untreated, treated, effect, &confidence);
         line.push_str(&format!("  {}", left(word, Self::WORD - 2)));

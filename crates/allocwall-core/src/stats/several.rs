@@ -54,8 +54,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn holm_gives_the_published_values() {
-        // R 4.2, ?p.adjust: p.adjust(c(0.01, 0.02, 0.03, 0.04, 0.05), "holm").
+    fn holm_steps_down_from_the_least() {
+        // By hand: 5 · 0.01, 4 · 0.02, 3 · 0.03, and what follows is no less: 2 · 0.04 and 0.05 become 0.09.
         let adjusted = holm(&[0.05, 0.01, 0.03, 0.02, 0.04]);
         for (got, want) in adjusted.iter().zip([0.09, 0.05, 0.09, 0.08, 0.09]) {
             assert!((got - want).abs() < 1e-12, "{adjusted:?}");
@@ -65,8 +65,8 @@ mod tests {
     }
 
     #[test]
-    fn spending_gives_the_published_values() {
-        // Lan and DeMets 1983 and the tables after them (e.g. Jennison and Turnbull 2000, ch. 7): α*(t) at 5 % two-sided.
+    fn spending_is_little_at_first() {
+        // scipy 1.17.1: 2 * stats.norm.sf(1.959963984540054 / sqrt(t)).
         for (done, want) in [
             (0.2, 1.18e-5),
             (0.25, 8.9e-5),

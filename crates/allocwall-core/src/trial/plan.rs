@@ -12,7 +12,7 @@ pub const DEFAULT_EFFECT: f64 = 0.01;
 pub const DEFAULT_BLOCKS: usize = 12;
 /// Beyond, what is left of the noise is smaller than what a machine does to one program and not to its copy (layout, placement);
 /// and the statistics' memory grows with the square.
-pub const MOST_BLOCKS: usize = 1000;
+pub const MOST_BLOCKS: usize = 500;
 /// Chance with which a planned trial finds the effect that it was planned for, under normal noise. Skewed noise fools small pilots
 /// now and then: with this nine in ten are left (the tests simulate it).
 pub const POWER: f64 = 0.95;
@@ -50,7 +50,7 @@ pub fn cycle(arms: usize) -> usize {
 /// 0, n−1, 1, n−2, … and its shifts; for odd n also their mirror images.
 fn williams(n: usize) -> Vec<Vec<usize>> {
     let zigzag: Vec<usize> = (0..n)
-        .map(|i| if i % 2 == 0 { i / 2 } else { n - 1 - i / 2 })
+        .map(|i| if i.is_multiple_of(2) { i / 2 } else { n - 1 - i / 2 })
         .collect();
     let mut rows: Vec<Vec<usize>> = (0..n)
         .map(|shift| zigzag.iter().map(|at| (at + shift) % n).collect())
@@ -116,7 +116,8 @@ pub struct Budget {
     pub short_of: Option<usize>,
 }
 
-/// Plans for `budget_s` seconds in all, of which `done` blocks took `spent_s`. Never less than what ran, and at least one.
+/// Plans for `budget_s` seconds in all, of which `done` blocks took `spent_s`. Never less than what ran, and at least one. To be
+/// asked before the first look: a plan that changes after one spends its level twice.
 pub fn for_budget(budget_s: f64, done: usize, spent_s: f64, arms: usize, family: usize) -> Budget {
     let each = spent_s / done.max(1) as f64;
     let more = if each > 0.0 {
