@@ -133,9 +133,40 @@ fn baseline(page: &mut Page, outcome: &Outcome) {
     let table = Table::fit(page.width, true);
     table.heads(page, ["A", "A′", "effect", "word", "margin"], &outcome.baseline);
     for (c, margin) in outcome.baseline.iter().zip(&margins) {
-        table.row(page, outcome, c, Some(("margin", margin)));
+        if tells(outcome, c) {
+            table.row(page, outcome, c, Some(("margin", margin)));
+        }
     }
+    rest(page, outcome, &outcome.baseline);
     notes(page, outcome, &outcome.baseline);
+}
+
+/// What has a row of its own: what the trial is about, and what it found. The rest is said in a line.
+fn tells(outcome: &Outcome, c: &Comparison) -> bool {
+    is_primary(outcome, c) || matches!(c.word, Word::Better | Word::Worse)
+}
+
+/// The metrics that have no row, by their word; those that are nothing in any run are left out.
+fn rest(page: &mut Page, outcome: &Outcome, comparisons: &[Comparison]) {
+    for (word, lead) in [(Word::Equivalent, "equivalent"), (Word::Unresolved, "unresolved")] {
+        let titles: Vec<String> = comparisons
+            .iter()
+            .filter(|c| !tells(outcome, c) && c.word == word && c.effect.is_ok())
+            .map(|c| match &c.effect {
+                Ok(effect) => format!("{} {}", title(outcome, c), change(effect.point)),
+                Err(_) => title(outcome, c),
+            })
+            .collect();
+        if !titles.is_empty() {
+            page.hang(
+                &format!("  {lead}"),
+                Ink::Faint,
+                14,
+                &titles.join(", "),
+                Ink::Faint,
+            );
+        }
+    }
 }
 
 /// What remedies were measured with, by the metric of an A/A comparison.
@@ -183,6 +214,9 @@ fn remedy(page: &mut Page, outcome: &Outcome, arm: usize) {
         &comparisons,
     );
     for (c, predicted) in comparisons.iter().zip(&predicted) {
+        if !tells(outcome, c) && c.predicted.is_none() {
+            continue;
+        }
         table.row(
             page,
             outcome,
@@ -190,6 +224,7 @@ fn remedy(page: &mut Page, outcome: &Outcome, arm: usize) {
             predicted.as_deref().map(|text| ("predicted", text)),
         );
     }
+    rest(page, outcome, &comparisons);
     notes(page, outcome, &comparisons);
 }
 
@@ -227,7 +262,8 @@ fn failures(page: &mut Page, outcome: &Outcome, arm: usize, lead: &str) {
 /// Warnings, and why there is no word: each reason once, with the metrics that it concerns.
 fn notes(page: &mut Page, outcome: &Outcome, comparisons: &[Comparison]) {
     let mut notes: Vec<(String, Vec<String>)> = vec![];
-    for c in comparisons {
+    // What explains is explained in the JSON document.
+    for c in comparisons.iter().filter(|c| tells(outcome, c)) {
         let said = c
             .why
             .iter()
@@ -241,7 +277,8 @@ fn notes(page: &mut Page, outcome: &Outcome, comparisons: &[Comparison]) {
         }
     }
     for (text, titles) in notes {
-        let text = match titles.len() == comparisons.len() {
+        let rows = comparisons.iter().filter(|c| tells(outcome, c)).count();
+        let text = match titles.len() == rows {
             true => text,
             false => format!("{}: {text}", titles.join(", ")),
         };

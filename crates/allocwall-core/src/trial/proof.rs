@@ -10,7 +10,7 @@ use super::arm::Expectation;
 use super::{ProofItem, ProofState};
 use crate::host::proc::ProcFs;
 use crate::host::topology::parse_cpu_list;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Looks at one process: the loader may not have mapped all of it at the first.
@@ -90,8 +90,8 @@ pub struct Bindings(BTreeMap<u32, ProcessBindings>);
 
 #[derive(Clone, Debug, Default, PartialEq)]
 struct ProcessBindings {
-    /// Module that calls -> library that serves.
-    malloc: HashMap<PathBuf, PathBuf>,
+    /// Module that calls -> files that it is bound to: for its calls, and for malloc's address where it takes that.
+    malloc: BTreeMap<PathBuf, BTreeSet<PathBuf>>,
 }
 
 /// A loader writes a line a binding; programs of many modules write megabytes.
@@ -137,22 +137,19 @@ impl Bindings {
         let mut bound = Bound::default();
         for process in self.0.values().filter(|p| !p.malloc.is_empty()) {
             // The library itself may reach for the next malloc, as tcmalloc's tools do.
-            let callers: Vec<_> = process
-                .malloc
+            let callers: Vec<&PathBuf> = process.malloc.keys().filter(|module| !same(module)).collect();
+            let astray = callers.iter().find(|module| !process.ends_at(module, &same));
+            let hits = callers
                 .iter()
-                .filter(|(module, _)| !same(module))
-                .collect();
-            let served = |library: &&PathBuf| process.serves(library).is_some_and(same);
-            let hits = callers.iter().filter(|(_, library)| served(library)).count();
+                .filter(|module| process.ends_at(module, &same))
+                .count();
             bound.processes += 1;
             bound.taken += usize::from(hits > 0 && hits == callers.len());
             bound.modules += callers.len();
             bound.hits += hits;
-            if hits < callers.len() && bound.astray.is_none() {
-                bound.astray = callers
-                    .iter()
-                    .find(|(_, library)| !served(library))
-                    .map(|(module, library)| (module.to_path_buf(), library.to_path_buf()));
+            if let (None, Some(&module)) = (&bound.astray, astray) {
+                let to = process.malloc[module].iter().find(|to| !same(to));
+                bound.astray = to.map(|to| (module.clone(), to.clone()));
             }
         }
         bound
@@ -173,17 +170,19 @@ fn same_file(a: &Path, b: &Path) -> bool {
 }
 
 impl ProcessBindings {
-    /// Where a call that is bound to this file ends. A program that takes malloc's address is itself what other modules are bound to,
-    /// and its entry jumps on (a canonical PLT entry, System V ABI for AMD64, "Function Addresses").
-    fn serves<'a>(&'a self, bound: &'a Path) -> Option<&'a Path> {
-        let mut at = bound;
-        for _ in 0..=self.malloc.len() {
-            match self.malloc.get(at) {
-                Some(next) if next != at => at = next,
-                _ => return Some(at),
-            }
-        }
-        None
+    /// Whether all that a module is bound to is this library in the end. A program that takes malloc's address is itself what other
+    /// modules are bound to, and its entry jumps on to where its own calls go (a canonical PLT entry, System V ABI for AMD64,
+    /// "Function Addresses").
+    fn ends_at(&self, module: &Path, library: &dyn Fn(&Path) -> bool) -> bool {
+        let onward = |through: &Path| {
+            let calls = self.malloc.get(through)?;
+            let mut others = calls.iter().filter(|to| *to != through).peekable();
+            others.peek()?;
+            Some(others.all(|to| library(to)))
+        };
+        self.malloc[module]
+            .iter()
+            .all(|to| library(to) || onward(to).unwrap_or(false))
     }
 
     /// Lines like `  7: binding file /usr/bin/x [0] to /lib/libc.so.6 [0]: normal symbol `malloc' [GLIBC_2.2.5]`.
@@ -203,9 +202,8 @@ impl ProcessBindings {
                 continue;
             };
             let name = |text: &str| text.rsplit_once(" [").map_or(text, |(name, _)| name).to_owned();
-            found
-                .malloc
-                .insert(PathBuf::from(name(from)), PathBuf::from(name(to)));
+            let calls = found.malloc.entry(PathBuf::from(name(from))).or_default();
+            calls.insert(PathBuf::from(name(to)));
         }
         found
     }
@@ -430,8 +428,21 @@ mod tests {
         const THROUGH: &str = "     7:\tbinding file /lib/libz.so [0] to /usr/bin/x y [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
         let (state, detail) = malloc_state(&bindings(&[&[LINE, THROUGH]]));
         assert_eq!(state, ProofState::Proven, "{detail}");
+        // It takes the address as well as it calls.
+        const ITSELF: &str = "     7:\tbinding file /usr/bin/x y [0] to /usr/bin/x y [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
+        assert_eq!(
+            malloc_state(&bindings(&[&[LINE, ITSELF, THROUGH]])).0,
+            ProofState::Proven
+        );
+        assert_eq!(
+            malloc_state(&bindings(&[&[ITSELF, THROUGH]])).0,
+            ProofState::Refuted
+        );
         const ROUND: &str = "     7:\tbinding file /usr/bin/x y [0] to /lib/libz.so [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
-        assert_eq!(malloc_state(&bindings(&[&[ROUND, THROUGH]])).0, ProofState::Refuted);
+        assert_eq!(
+            malloc_state(&bindings(&[&[ROUND, THROUGH]])).0,
+            ProofState::Refuted
+        );
     }
 
     fn malloc_state(bindings: &Bindings) -> (ProofState, String) {
@@ -542,7 +553,7 @@ mod tests {
         let libc = told
             .0
             .values()
-            .flat_map(|p| p.malloc.values())
+            .flat_map(|p| p.malloc.values().flatten())
             .next()
             .unwrap()
             .clone();
