@@ -14,8 +14,9 @@ const FAILURES_SHOWN: usize = 3;
 const WHY_SHOWN: usize = 70;
 
 /// The whole report, newline-terminated; no line is wider than `style.width` (or 40, if that is less), but for a command's words.
-/// `command` is what was tried; empty where it is not known.
-pub fn trial(outcome: &Outcome, command: &[String], style: Style) -> String {
+/// `command` is what was tried; empty where it is not known. `options` are those that say how it was measured: they belong to what is
+/// typed next.
+pub fn trial(outcome: &Outcome, command: &[String], options: &[String], style: Style) -> String {
     let mut page = Page::new(style);
     header(&mut page, outcome, command);
     verdict(&mut page, outcome);
@@ -23,7 +24,7 @@ pub fn trial(outcome: &Outcome, command: &[String], style: Style) -> String {
     for arm in BASELINES..outcome.design.arms.len() {
         remedy(&mut page, outcome, arm);
     }
-    next(&mut page, outcome, command);
+    next(&mut page, outcome, command, options);
     page.out
 }
 
@@ -381,7 +382,7 @@ impl Table {
     }
 }
 
-fn next(page: &mut Page, outcome: &Outcome, command: &[String]) {
+fn next(page: &mut Page, outcome: &Outcome, command: &[String], options: &[String]) {
     let tail = match command.is_empty() {
         true => "CMD".to_string(),
         false => quoted_words(command),
@@ -404,10 +405,10 @@ fn next(page: &mut Page, outcome: &Outcome, command: &[String]) {
                 false => format!("--with {}", quoted(&outcome.design.arms[arm].name)),
             })
             .collect();
-        steps.push(format!(
-            "allocwall trial {} --blocks {blocks} -- {tail}",
-            with.join(" ")
-        ));
+        let mut words = with;
+        words.push(format!("--blocks {blocks}"));
+        words.extend(options.iter().map(|word| quoted(word)));
+        steps.push(format!("allocwall trial {} -- {tail}", words.join(" ")));
     }
     if steps.is_empty() {
         return;
@@ -550,7 +551,7 @@ mod tests {
     }
 
     fn printed(outcome: &Outcome, width: usize) -> String {
-        trial(outcome, &command(), Style { color: false, width })
+        trial(outcome, &command(), &[], Style { color: false, width })
     }
 
     #[test]
@@ -634,7 +635,7 @@ mod tests {
         let name = "x\u{1b}[2J\u{202e}\n\u{9b}31m";
         for mut outcome in sketches::all() {
             hostile(&mut outcome, name);
-            let page = trial(&outcome, &[name.to_string()], Style::FILE);
+            let page = trial(&outcome, &[name.to_string()], &[], Style::FILE);
             assert!(page.chars().all(|c| c == '\n' || !c.is_control()), "{page:?}");
             assert!(!page.contains('\u{202e}'));
             assert!(page.contains("\\u{1b}[2J"));
@@ -680,11 +681,11 @@ mod tests {
                 for summary in &mut outcome.summaries {
                     summary.medians.values_mut().flatten().for_each(|m| *m *= factor);
                 }
-                let page = trial(&outcome, std::slice::from_ref(&name), Style { color: false, width });
+                let page = trial(&outcome, std::slice::from_ref(&name), &[], Style { color: false, width });
                 for line in page.lines() {
                     prop_assert!(columns(line) <= width, "{} columns of {width}: {line:?}", columns(line));
                 }
-                trial(&outcome, std::slice::from_ref(&name), Style { color: true, width });
+                trial(&outcome, std::slice::from_ref(&name), &[], Style { color: true, width });
             }
         }
     }

@@ -358,7 +358,7 @@ pub fn metrics(server: &Server, first: &Ran) -> Vec<Metric> {
     metrics.push(fixed("peak_pss_bytes", "peak PSS", Unit::Bytes, false));
     metrics.push(fixed(
         "loaded_rss_bytes",
-        "resident when the load stops",
+        "resident under load",
         Unit::Bytes,
         false,
     ));

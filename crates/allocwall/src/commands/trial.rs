@@ -35,7 +35,7 @@ use std::time::Duration;
 
 const SUFFIX: &str = ".trial";
 
-#[derive(clap::Args, Clone, Default)]
+#[derive(clap::Args)]
 #[command(
     override_usage = "allocwall trial [OPTIONS] --with NAME[+NAME…] [--with …] -- CMD…\n       allocwall trial [OPTIONS] --continue FILE",
     after_help = "A block runs every arm once and the untreated command twice, in shuffled order, each as a fresh process.\n\
@@ -73,6 +73,18 @@ pub struct Args {
     /// Load the server with requests for this URL, sent when they are due and not when the last was answered
     #[arg(long, value_name = "URL", conflicts_with = "load_cmd")]
     load: Option<String>,
+
+    /// What requests of --load are
+    #[arg(long, value_name = "METHOD", default_value = "GET", requires = "load")]
+    method: String,
+
+    /// A header of each request: 'Content-Type: application/json'
+    #[arg(long, value_name = "NAME: VALUE", value_parser = parse_header, requires = "load")]
+    header: Vec<(String, String)>,
+
+    /// A file with the body of each request; makes the method POST where none is named
+    #[arg(long, value_name = "FILE", requires = "load")]
+    body: Option<PathBuf>,
 
     /// Load the server with this command (wrk, wrk2, oha, hey, ab, redis-benchmark, memtier_benchmark, pgbench, sysbench; others with --metric)
     #[arg(long, value_name = "CMD", requires = "ready")]
@@ -146,10 +158,64 @@ pub struct Args {
     pub made_of: Vec<String>,
 }
 
+impl Args {
+    /// A trial of these remedies on a command that runs to its end, with everything else as it is by default.
+    pub fn of(with: &[&str], command: &[OsString]) -> Args {
+        let options: Vec<String> = with
+            .iter()
+            .flat_map(|name| ["--with".to_owned(), (*name).to_owned()])
+            .collect();
+        let words = ["trial".to_owned()].into_iter().chain(options.iter().cloned());
+        let Again { args } = Again::parse_from(words);
+        Args {
+            command: command.to_vec(),
+            made_of: options,
+            ..args
+        }
+    }
+
+    /// As they were typed.
+    fn options(&self) -> Vec<String> {
+        match self.made_of.is_empty() {
+            true => typed(),
+            false => self.made_of.clone(),
+        }
+    }
+}
+
 /// Those that a trial can be continued with: all before the command, but for where it is saved.
 fn typed() -> Vec<String> {
     let words = std::env::args().skip_while(|w| w != "trial").skip(1);
     words.take_while(|w| w != "--").collect()
+}
+
+/// Of the options those that say how a run is measured: not which arms, how many blocks, or what becomes of the result.
+fn how(options: &[String]) -> Vec<String> {
+    const OTHERS: &[&str] = &[
+        "--with",
+        "-w",
+        "--blocks",
+        "--budget",
+        "--effect",
+        "--seed",
+        "--output",
+        "-o",
+        "--continue",
+        "--fail-on",
+    ];
+    let mut kept = Vec::new();
+    let mut words = options.iter();
+    while let Some(word) = words.next() {
+        let name = word.split('=').next().unwrap_or(word);
+        if OTHERS.contains(&name) {
+            if name == word {
+                words.next();
+            }
+        } else if !["--json", "--csv"].contains(&name) {
+            kept.push(word.clone());
+        }
+    }
+    kept
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -164,6 +230,13 @@ enum Spacing {
 struct Again {
     #[command(flatten)]
     args: Args,
+}
+
+fn parse_header(text: &str) -> Result<(String, String), String> {
+    match text.split_once(':') {
+        Some((name, value)) => Ok((name.trim().to_owned(), value.trim().to_owned())),
+        None => Err("a header is NAME: VALUE".into()),
+    }
 }
 
 fn parse_percent(text: &str) -> Result<f64, String> {
@@ -227,7 +300,7 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     printer.data(&match (args.json, args.csv) {
         (true, _) => trial_json::document(&outcome, &words),
         (_, true) => trial_csv::table(&outcome),
-        _ => trial_text::trial(&outcome, &words, printer.style()),
+        _ => trial_text::trial(&outcome, &words, &how(&args.options()), printer.style()),
     })?;
     printer.note(&format!("trial: {}", path.display()));
     let met = gates
@@ -257,6 +330,7 @@ fn continued(now: &Args, earlier: &Journal) -> anyhow::Result<Args> {
     if now.blocks.is_some() || now.budget.is_some() {
         (before.blocks, before.budget) = (now.blocks, now.budget);
     }
+    before.made_of = earlier.head.options.clone();
     before.resume = now.resume.clone();
     before.json = now.json;
     before.csv = now.csv;
@@ -407,12 +481,13 @@ impl Trial<'_> {
         }
         let ready = match (&args.ready, &args.load) {
             (Some(ready), _) => Ready::parse(ready, false)?,
-            (None, Some(url)) => Ready::Http(Request::new(&HttpAsk::get(url))?),
+            // That it answers at all; whether it answers this request well the first load shows.
+            (None, Some(url)) => Ready::Tcp(self.request(url)?.address),
             (None, None) => bail!("say when the server is ready: --ready tcp:127.0.0.1:PORT"),
         };
         let load = match (&args.load, &args.load_cmd) {
             (Some(url), _) => Load::Inside {
-                request: Request::new(&HttpAsk::get(url))?,
+                request: self.request(url)?,
                 plans: vec![],
             },
             (None, Some(line)) => {
@@ -454,6 +529,24 @@ impl Trial<'_> {
             }
         }
         Ok(Kind::Server(server))
+    }
+
+    fn request(&self, url: &str) -> anyhow::Result<Request> {
+        let args = self.args;
+        let body = match &args.body {
+            Some(path) => std::fs::read(path).with_context(|| path.display().to_string())?,
+            None => vec![],
+        };
+        let method = match (&args.body, args.method.as_str()) {
+            (Some(_), "GET") => "POST",
+            (_, method) => method,
+        };
+        Ok(Request::new(&HttpAsk {
+            method,
+            headers: &args.header,
+            body: &body,
+            ..HttpAsk::get(url)
+        })?)
     }
 
     /// Names and requests a second.
@@ -541,7 +634,7 @@ impl Trial<'_> {
                 .iter()
                 .map(|w| w.to_string_lossy().into_owned())
                 .collect(),
-            options: self.options(),
+            options: self.args.options(),
             design: Design {
                 settings: Settings {
                     seed: self.seed,
@@ -627,13 +720,6 @@ impl Trial<'_> {
             Some(path) => Ok(path.clone()),
             None => crate::commands::diagnose::new_state_file(SUFFIX)
                 .context("the state directory can't be written: name a file with -o"),
-        }
-    }
-
-    fn options(&self) -> Vec<String> {
-        match self.args.made_of.is_empty() {
-            true => typed(),
-            false => self.args.made_of.clone(),
         }
     }
 }
@@ -723,5 +809,17 @@ impl<'a> Progress<'a> {
 impl Drop for Progress<'_> {
     fn drop(&mut self) {
         self.printer.clear_line();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::how;
+
+    #[test]
+    fn what_is_typed_next_keeps_how_it_is_measured() {
+        let words = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
+        let typed = words("--with a --load http://x --blocks 6 --with=b --at 60% --json -o f --rest 1s");
+        assert_eq!(how(&typed), words("--load http://x --at 60% --rest 1s"));
     }
 }
