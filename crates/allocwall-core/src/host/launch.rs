@@ -43,7 +43,8 @@ pub fn stdin_withheld() -> bool {
 }
 
 /// Forks; the child stops before exec until `release`. Its standard output goes to our standard error: ours is data.
-pub fn hold(command: &[OsString]) -> io::Result<Held> {
+/// `env` is added to our environment.
+pub fn hold(command: &[OsString], env: &[(OsString, OsString)]) -> io::Result<Held> {
     let (program, args) = command
         .split_first()
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no command given"))?;
@@ -51,6 +52,7 @@ pub fn hold(command: &[OsString]) -> io::Result<Held> {
     let (mut pid_in, pid_out) = pipe()?;
     let mut command = Command::new(program);
     command.args(args).process_group(0);
+    command.envs(env.iter().map(|(name, value)| (name, value)));
     if stdin_withheld() {
         command.stdin(Stdio::null());
     }
@@ -204,7 +206,11 @@ mod tests {
 
     #[test]
     fn exec_waits_for_the_gate() {
-        let held = hold(&["/bin/sh".into(), "-c".into(), "exit 7".into()]).unwrap();
+        let held = hold(
+            &["/bin/sh".into(), "-c".into(), "exit $STATUS".into()],
+            &[("STATUS".into(), "7".into())],
+        )
+        .unwrap();
         let exe = std::fs::read_link(format!("/proc/{}/exe", held.pid)).unwrap();
         assert_eq!(exe, std::env::current_exe().unwrap());
         let child = held.release().unwrap();
@@ -219,7 +225,7 @@ mod tests {
 
     #[test]
     fn exec_failure_is_exec_s_own_error() {
-        let held = hold(&["/nonexistent/program".into()]).unwrap();
+        let held = hold(&["/nonexistent/program".into()], &[]).unwrap();
         assert_eq!(held.release().err().unwrap().raw_os_error(), Some(libc::ENOENT));
     }
 
@@ -228,7 +234,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let note = dir.path().join("pid");
         let script = script.replace("NOTE", &note.display().to_string());
-        let child = hold(&["/bin/sh".into(), "-c".into(), script.into()])
+        let child = hold(&["/bin/sh".into(), "-c".into(), script.into()], &[])
             .unwrap()
             .release()
             .unwrap();

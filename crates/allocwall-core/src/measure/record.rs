@@ -49,8 +49,12 @@ pub enum Ask {
     Pids(Vec<i32>),
     /// Every process of a control group.
     Cgroup(String),
-    /// A command to start; `keep` leaves it running afterwards.
-    Launch { command: Vec<OsString>, keep: bool },
+    /// A command to start, with this added to its environment; `keep` leaves it running afterwards.
+    Launch {
+        command: Vec<OsString>,
+        env: Vec<(OsString, OsString)>,
+        keep: bool,
+    },
 }
 
 pub struct Request<'a> {
@@ -153,11 +157,12 @@ impl Session {
             }
             Ask::Launch {
                 command: line,
+                env,
                 keep: leave,
             } => {
                 refuse_setuid(line)?;
                 let shown: Vec<String> = line.iter().map(|w| w.to_string_lossy().into_owned()).collect();
-                let child = launch::hold(line).map_err(|cause| Error::Launch {
+                let child = launch::hold(line, env).map_err(|cause| Error::Launch {
                     command: shown.join(" "),
                     cause,
                 })?;

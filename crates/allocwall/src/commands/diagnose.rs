@@ -154,6 +154,7 @@ fn record_now(args: &Args, printer: &Printer) -> anyhow::Result<Recorded> {
         ([], Some(path), _) => Ask::Cgroup(path.clone()),
         ([], None, command) => Ask::Launch {
             command: command.to_vec(),
+            env: vec![],
             keep: args.keep_running,
         },
         (pids, ..) => Ask::Pids(pids.to_vec()),
