@@ -10,7 +10,7 @@ use super::unwind;
 use super::{counts, heap};
 use crate::error::{Error, Result};
 use crate::host::cgroup::CgroupFs;
-use crate::host::launch::{self, Launched};
+use crate::host::launch::{self, Launched, Talk};
 use crate::host::perf::{self, CpuSampler, Periods, Scope};
 use crate::host::proc::{ProcFs, refuse_thread};
 use crate::host::threads::{Look, Looker, read_memory};
@@ -50,7 +50,11 @@ pub enum Ask {
     /// Every process of a control group.
     Cgroup(String),
     /// A command to start; `keep` leaves it running afterwards.
-    Launch { command: Vec<OsString>, keep: bool },
+    Launch {
+        command: Vec<OsString>,
+        keep: bool,
+        talk: Talk,
+    },
 }
 
 pub struct Request<'a> {
@@ -154,10 +158,11 @@ impl Session {
             Ask::Launch {
                 command: line,
                 keep: leave,
+                talk,
             } => {
                 refuse_setuid(line)?;
                 let shown: Vec<String> = line.iter().map(|w| w.to_string_lossy().into_owned()).collect();
-                let child = launch::hold(line).map_err(|cause| Error::Launch {
+                let child = launch::hold(line, *talk).map_err(|cause| Error::Launch {
                     command: shown.join(" "),
                     cause,
                 })?;

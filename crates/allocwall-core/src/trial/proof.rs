@@ -275,7 +275,8 @@ fn mapped(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgement {
             ),
         );
     }
-    match looked.first() {
+    // At its first look the loader may not have mapped it yet.
+    match looked.iter().find(|process| process.looks > 1) {
         Some(process) => (
             ProofState::Refuted,
             format!("{} does not map {}", process.comm, path.display()),
@@ -471,7 +472,7 @@ mod tests {
     fn seen(processes: &[Sketch]) -> Seen {
         let process = |&(comm, mapped, environment): &Sketch| SeenProcess {
             comm: comm.into(),
-            looks: 1,
+            looks: 2,
             mapped: mapped.iter().map(PathBuf::from).collect(),
             environment: environment.iter().map(|&(k, v)| (k.into(), v.into())).collect(),
             command_line: vec![],
@@ -486,6 +487,12 @@ mod tests {
 
     #[test]
     fn a_library_is_mapped_or_not_or_nobody_saw() {
+        let looked_at = |looks, mut seen: Seen| {
+            seen.processes.values_mut().for_each(|p| p.looks = looks);
+            seen
+        };
+        let once = looked_at(1, seen(&[("x", &["/lib/libc.so.6"], &[])]));
+        assert_eq!(mapped(Path::new(JEMALLOC), &once, None).0, ProofState::Unknown);
         let state = |seen: &Seen| mapped(Path::new(JEMALLOC), seen, None).0;
         assert_eq!(state(&seen(&[("x", &[JEMALLOC], &[])])), ProofState::Proven);
         assert_eq!(

@@ -155,6 +155,7 @@ fn record_now(args: &Args, printer: &Printer) -> anyhow::Result<Recorded> {
         ([], None, command) => Ask::Launch {
             command: command.to_vec(),
             keep: args.keep_running,
+            talk: launch::Talk::Aside,
         },
         (pids, ..) => Ask::Pids(pids.to_vec()),
     };

@@ -4,6 +4,7 @@ use crate::commands::arms;
 use crate::commands::report::Judged;
 use crate::printer::Printer;
 use allocwall_core::error::Error;
+use allocwall_core::host::launch::Talk;
 use allocwall_core::measure::calibrate;
 use allocwall_core::measure::record::{self, Ask};
 use allocwall_core::report::{trial_csv, trial_json, trial_text};
@@ -666,6 +667,7 @@ impl Trial<'_> {
                 Ask::Launch {
                     command: batch.arms[0].start.command.clone(),
                     keep: false,
+                    talk: Talk::Nowhere,
                 },
                 record::DEFAULT_WINDOW,
             ),
