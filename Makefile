@@ -26,6 +26,6 @@ bench: build
 	benches/overhead.py --binary $(BINARY) --json target/overhead.json
 
 build:
-	@tools/need.sh cc=build-essential
+	@tools/need.sh cc=build-essential c++=build-essential
 	@command -v $(CARGO) >/dev/null || { echo "need: Rust 1.88 or newer: https://rustup.rs" >&2; exit 1; }
 	$(CARGO) build --release --locked

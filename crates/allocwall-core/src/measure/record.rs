@@ -10,7 +10,7 @@ use super::unwind;
 use super::{counts, heap};
 use crate::error::{Error, Result};
 use crate::host::cgroup::CgroupFs;
-use crate::host::launch::{self, Launched};
+use crate::host::launch::{self, Launched, Talk};
 use crate::host::perf::{self, CpuSampler, Periods, Scope};
 use crate::host::proc::{ProcFs, refuse_thread};
 use crate::host::threads::{Look, Looker, read_memory};
@@ -54,6 +54,7 @@ pub enum Ask {
         command: Vec<OsString>,
         env: Vec<(OsString, OsString)>,
         keep: bool,
+        talk: Talk,
     },
 }
 
@@ -159,10 +160,11 @@ impl Session {
                 command: line,
                 env,
                 keep: leave,
+                talk,
             } => {
                 refuse_setuid(line)?;
                 let shown: Vec<String> = line.iter().map(|w| w.to_string_lossy().into_owned()).collect();
-                let child = launch::hold(line, env).map_err(|cause| Error::Launch {
+                let child = launch::hold(line, env, *talk).map_err(|cause| Error::Launch {
                     command: shown.join(" "),
                     cause,
                 })?;

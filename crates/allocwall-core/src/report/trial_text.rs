@@ -54,12 +54,22 @@ fn header(page: &mut Page, outcome: &Outcome, command: &[String]) {
         format!("seed {}", settings.seed),
     ];
     page.wrapped(2, &facts.join(" · "), Ink::Plain);
-    if outcome.blocks < settings.planned && outcome.comparisons.iter().any(|c| c.word == Word::Unresolved) {
-        page.wrapped(
-            2,
-            "The trial ended before its plan; words are given on what there is.",
-            Ink::Warn,
-        );
+    let open = outcome
+        .comparisons
+        .iter()
+        .any(|c| c.word == Word::Unresolved && c.effect.is_ok() && is_primary(outcome, c));
+    if outcome.blocks < settings.planned {
+        let (text, ink) = match open {
+            true => (
+                "The trial ended before its plan; words are given on what there is.",
+                Ink::Warn,
+            ),
+            false => (
+                "Decided before the end of its plan, at a planned look.",
+                Ink::Plain,
+            ),
+        };
+        page.wrapped(2, text, ink);
     }
 }
 
@@ -138,7 +148,7 @@ fn baseline(page: &mut Page, outcome: &Outcome) {
             table.row(page, outcome, c, Some(("margin", margin)));
         }
     }
-    rest(page, outcome, &outcome.baseline);
+    rest(page, outcome, &outcome.baseline, tells);
     notes(page, outcome, &outcome.baseline);
 }
 
@@ -148,11 +158,16 @@ fn tells(outcome: &Outcome, c: &Comparison) -> bool {
 }
 
 /// The metrics that have no row, by their word; those that are nothing in any run are left out.
-fn rest(page: &mut Page, outcome: &Outcome, comparisons: &[Comparison]) {
+fn rest(
+    page: &mut Page,
+    outcome: &Outcome,
+    comparisons: &[Comparison],
+    has_row: impl Fn(&Outcome, &Comparison) -> bool,
+) {
     for (word, lead) in [(Word::Equivalent, "equivalent"), (Word::Unresolved, "unresolved")] {
         let titles: Vec<String> = comparisons
             .iter()
-            .filter(|c| !tells(outcome, c) && c.word == word && c.effect.is_ok())
+            .filter(|c| !has_row(outcome, c) && c.word == word && c.effect.is_ok())
             .map(|c| match &c.effect {
                 Ok(effect) => format!("{} {}", title(outcome, c), change(effect.point)),
                 Err(_) => title(outcome, c),
@@ -208,6 +223,7 @@ fn remedy(page: &mut Page, outcome: &Outcome, arm: usize) {
         .cloned()
         .collect();
     let predicted: Vec<Option<String>> = comparisons.iter().map(|c| c.predicted.map(range)).collect();
+    let has_row = |outcome: &Outcome, c: &Comparison| tells(outcome, c) || c.predicted.is_some();
     let table = Table::fit(page.width, predicted.iter().any(Option::is_some));
     table.heads(
         page,
@@ -215,7 +231,7 @@ fn remedy(page: &mut Page, outcome: &Outcome, arm: usize) {
         &comparisons,
     );
     for (c, predicted) in comparisons.iter().zip(&predicted) {
-        if !tells(outcome, c) && c.predicted.is_none() {
+        if !has_row(outcome, c) {
             continue;
         }
         table.row(
@@ -225,7 +241,7 @@ fn remedy(page: &mut Page, outcome: &Outcome, arm: usize) {
             predicted.as_deref().map(|text| ("predicted", text)),
         );
     }
-    rest(page, outcome, &comparisons);
+    rest(page, outcome, &comparisons, has_row);
     notes(page, outcome, &comparisons);
 }
 

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// When a run's processes are looked at, after its start. Short and few: the looks take CPU from the run, from every arm's alike.
-const LOOKS_MS: &[u64] = &[3, 15, 60, 250, 1_000, 4_000];
+const LOOKS_MS: &[u64] = &[0, 15, 60, 250, 1_000, 4_000];
 /// How long a run that is not counted is waited for, where counted ones may take longer.
 const GLANCE: Duration = Duration::from_millis(2);
 

@@ -172,8 +172,8 @@ fn same_file(a: &Path, b: &Path) -> bool {
 impl ProcessBindings {
     /// Whether all that a module is bound to is this library in the end. A program that takes malloc's address is itself what other
     /// modules are bound to, and its entry jumps on to where its own calls go (a canonical PLT entry, System V ABI for AMD64,
-    /// "Function Addresses"). A library that has other bindings beside is no such program: it was loaded twice, before and after an
-    /// exec, and what is bound to it then gets its malloc.
+    /// "Function Addresses"). A library passes nothing on: one that is bound twice was loaded before and after an exec of the same
+    /// process, and what follows it to one of the two may have the other.
     fn ends_at(&self, module: &Path, library: &dyn Fn(&Path) -> bool) -> bool {
         let onward = |through: &Path| {
             if file_name(through).contains(".so") {
@@ -279,7 +279,8 @@ fn mapped(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgement {
             ),
         );
     }
-    match looked.first() {
+    // At its first look the loader may not have mapped it yet.
+    match looked.iter().find(|process| process.looks > 1) {
         Some(process) => (
             ProofState::Refuted,
             format!("{} does not map {}", process.comm, path.display()),
@@ -484,7 +485,7 @@ mod tests {
     fn seen(processes: &[Sketch]) -> Seen {
         let process = |&(comm, mapped, environment): &Sketch| SeenProcess {
             comm: comm.into(),
-            looks: 1,
+            looks: 2,
             mapped: mapped.iter().map(PathBuf::from).collect(),
             environment: environment.iter().map(|&(k, v)| (k.into(), v.into())).collect(),
             command_line: vec![],
@@ -499,6 +500,12 @@ mod tests {
 
     #[test]
     fn a_library_is_mapped_or_not_or_nobody_saw() {
+        let looked_at = |looks, mut seen: Seen| {
+            seen.processes.values_mut().for_each(|p| p.looks = looks);
+            seen
+        };
+        let once = looked_at(1, seen(&[("x", &["/lib/libc.so.6"], &[])]));
+        assert_eq!(mapped(Path::new(JEMALLOC), &once, None).0, ProofState::Unknown);
         let state = |seen: &Seen| mapped(Path::new(JEMALLOC), seen, None).0;
         assert_eq!(state(&seen(&[("x", &[JEMALLOC], &[])])), ProofState::Proven);
         assert_eq!(

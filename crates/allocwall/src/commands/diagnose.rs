@@ -156,6 +156,7 @@ fn record_now(args: &Args, printer: &Printer) -> anyhow::Result<Recorded> {
             command: command.to_vec(),
             env: vec![],
             keep: args.keep_running,
+            talk: launch::Talk::Aside,
         },
         (pids, ..) => Ask::Pids(pids.to_vec()),
     };

@@ -5,6 +5,7 @@ use crate::commands::report::Judged;
 use crate::printer::Printer;
 use allocwall_core::diagnose::remedies::quoted;
 use allocwall_core::error::Error;
+use allocwall_core::host::launch::Talk;
 use allocwall_core::measure::calibrate;
 use allocwall_core::measure::record::{self, Ask};
 use allocwall_core::report::{trial_csv, trial_json, trial_text};
@@ -812,6 +813,7 @@ impl Trial<'_> {
                     command: batch.arms[0].start.command.clone(),
                     env: vec![self.guard.mark()],
                     keep: false,
+                    talk: Talk::Nowhere,
                 },
                 record::DEFAULT_WINDOW,
             ),
