@@ -431,7 +431,7 @@ mod tests {
         let done = dir.path().join("done");
         drop(Writer::create(&done, &head(3, 4)).unwrap());
         go_on(&done, &same, Length::Blocks(4), FOREVER, false).unwrap();
-        let (outcome, end) = go_on(&done, &same, minute, FOREVER, true).unwrap();
+        let (outcome, end) = go_on(&done, &same, Length::Blocks(4), FOREVER, true).unwrap();
         assert_eq!((outcome.blocks, end), (4, End::Planned));
     }
 
