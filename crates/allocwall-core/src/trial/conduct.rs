@@ -1,10 +1,10 @@
 //! The blocks of a trial, one run after the other: in the planned order, saved as they are finished, looked at when that was
 //! planned, ended early where everything is decided or somebody asks for it.
 
-use super::compare::{compare, spread};
+use super::compare::{compare, decided, spread};
 use super::journal::{Head, Writer};
 use super::load::Reading;
-use super::{BASELINES, Block, Outcome, ProofItem, Run, Word, plan};
+use super::{BASELINES, Block, Outcome, ProofItem, Run, plan};
 use crate::error::{Error, Result};
 use crate::host::clock;
 use crate::units::Measured;
@@ -95,7 +95,11 @@ impl Conduct<'_> {
             // A trial that is continued keeps its plan.
             Length::Budget(_) | Length::Effect(_) => before > 0,
         };
-        let order = plan::order(arms, plan::MOST_BLOCKS, head.design.settings.seed);
+        let order = plan::order(
+            arms,
+            plan::MOST_BLOCKS.max(head.design.settings.planned + 1),
+            head.design.settings.seed,
+        );
         let end = loop {
             if !planned && blocks.len() >= self.pilot(length, arms, family) {
                 self.plan(head, &blocks, length, spent())?;
@@ -232,14 +236,6 @@ impl Conduct<'_> {
     }
 }
 
-/// Every comparison of a primary metric has a word, or can't get one.
-fn decided(outcome: &Outcome) -> bool {
-    outcome.comparisons.iter().all(|c| {
-        let primary = outcome.metric(&c.metric).is_some_and(|m| m.primary);
-        !primary || c.word != Word::Unresolved || c.effect.is_err()
-    })
-}
-
 fn hopeless(blocks: &[Block]) -> Result<()> {
     if blocks.len() < HOPELESS {
         return Ok(());
@@ -261,7 +257,7 @@ fn hopeless(blocks: &[Block]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ArmInfo, Design, Direction, Metric, ProofState, Settings, Unit, journal};
+    use super::super::{ArmInfo, Design, Direction, Metric, ProofState, Settings, Unit, Word, journal};
     use super::*;
 
     /// Arms of these run times, with noise that is the same for all arms of a block's turn.
