@@ -50,8 +50,8 @@ pub enum Talk {
     Nowhere,
 }
 
-/// Forks; the child stops before exec until `release`.
-pub fn hold(command: &[OsString], talk: Talk) -> io::Result<Held> {
+/// Forks; the child stops before exec until `release`. `env` is added to our environment.
+pub fn hold(command: &[OsString], env: &[(OsString, OsString)], talk: Talk) -> io::Result<Held> {
     let (program, args) = command
         .split_first()
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no command given"))?;
@@ -59,6 +59,7 @@ pub fn hold(command: &[OsString], talk: Talk) -> io::Result<Held> {
     let (mut pid_in, pid_out) = pipe()?;
     let mut command = Command::new(program);
     command.args(args).process_group(0);
+    command.envs(env.iter().map(|(name, value)| (name, value)));
     if stdin_withheld() {
         command.stdin(Stdio::null());
     }
@@ -219,7 +220,12 @@ mod tests {
 
     #[test]
     fn exec_waits_for_the_gate() {
-        let held = hold(&["/bin/sh".into(), "-c".into(), "exit 7".into()], Talk::Aside).unwrap();
+        let held = hold(
+            &["/bin/sh".into(), "-c".into(), "exit $STATUS".into()],
+            &[("STATUS".into(), "7".into())],
+            Talk::Aside,
+        )
+        .unwrap();
         let exe = std::fs::read_link(format!("/proc/{}/exe", held.pid)).unwrap();
         assert_eq!(exe, std::env::current_exe().unwrap());
         let child = held.release().unwrap();
@@ -234,7 +240,7 @@ mod tests {
 
     #[test]
     fn exec_failure_is_exec_s_own_error() {
-        let held = hold(&["/nonexistent/program".into()], Talk::Aside).unwrap();
+        let held = hold(&["/nonexistent/program".into()], &[], Talk::Aside).unwrap();
         assert_eq!(held.release().err().unwrap().raw_os_error(), Some(libc::ENOENT));
     }
 
@@ -243,7 +249,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let note = dir.path().join("pid");
         let script = script.replace("NOTE", &note.display().to_string());
-        let child = hold(&["/bin/sh".into(), "-c".into(), script.into()], Talk::Aside)
+        let child = hold(&["/bin/sh".into(), "-c".into(), script.into()], &[], Talk::Aside)
             .unwrap()
             .release()
             .unwrap();

@@ -49,9 +49,10 @@ pub enum Ask {
     Pids(Vec<i32>),
     /// Every process of a control group.
     Cgroup(String),
-    /// A command to start; `keep` leaves it running afterwards.
+    /// A command to start, with this added to its environment; `keep` leaves it running afterwards.
     Launch {
         command: Vec<OsString>,
+        env: Vec<(OsString, OsString)>,
         keep: bool,
         talk: Talk,
     },
@@ -157,12 +158,13 @@ impl Session {
             }
             Ask::Launch {
                 command: line,
+                env,
                 keep: leave,
                 talk,
             } => {
                 refuse_setuid(line)?;
                 let shown: Vec<String> = line.iter().map(|w| w.to_string_lossy().into_owned()).collect();
-                let child = launch::hold(line, *talk).map_err(|cause| Error::Launch {
+                let child = launch::hold(line, env, *talk).map_err(|cause| Error::Launch {
                     command: shown.join(" "),
                     cause,
                 })?;

@@ -181,9 +181,13 @@ fn same_file(a: &Path, b: &Path) -> bool {
 impl ProcessBindings {
     /// Whether all that a module is bound to is this library in the end. A program that takes malloc's address is itself what other
     /// modules are bound to, and its entry jumps on to where its own calls go (a canonical PLT entry, System V ABI for AMD64,
-    /// "Function Addresses").
+    /// "Function Addresses"). A library passes nothing on: one that is bound twice was loaded before and after an exec of the same
+    /// process, and what follows it to one of the two may have the other.
     fn ends_at(&self, module: &Path, library: &dyn Fn(&Path) -> bool) -> bool {
         let onward = |through: &Path| {
+            if file_name(through).contains(".so") {
+                return None;
+            }
             let calls = self.malloc.get(through)?;
             let mut others = calls.iter().filter(|to| *to != through).peekable();
             others.peek()?;
@@ -306,8 +310,8 @@ fn mapped(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgement {
         Some(bound) => (
             ProofState::Proven,
             format!(
-                "by the loader's account, in {} of {} processes",
-                bound.taken, bound.processes
+                "by the loader's account, for {} of {} modules that call malloc",
+                bound.hits, bound.modules
             ),
         ),
         None => nothing_seen(),
@@ -448,6 +452,15 @@ mod tests {
         );
         assert_eq!(
             malloc_state(&bindings(&[&[ITSELF, THROUGH]])).0,
+            ProofState::Refuted
+        );
+        // One process before and after an exec that took the preload away.
+        const LIBC: &str = "     7:\tbinding file /lib/libc.so.6 [0] to /opt/lib/libjemalloc.so.2 [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
+        const LIBC_AFTER: &str = "     7:\tbinding file /lib/libc.so.6 [0] to /lib/libc.so.6 [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
+        const AFTER: &str =
+            "     7:\tbinding file sort [0] to /lib/libc.so.6 [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
+        assert_eq!(
+            malloc_state(&bindings(&[&[LINE, LIBC, LIBC_AFTER, AFTER]])).0,
             ProofState::Refuted
         );
         const ROUND: &str = "     7:\tbinding file /usr/bin/x y [0] to /lib/libz.so [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";

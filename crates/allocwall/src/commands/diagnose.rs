@@ -157,6 +157,7 @@ fn record_now(args: &Args, printer: &Printer) -> anyhow::Result<Recorded> {
         ([], Some(path), _) => Ask::Cgroup(path.clone()),
         ([], None, command) => Ask::Launch {
             command: command.to_vec(),
+            env: vec![],
             keep: args.keep_running,
             talk: launch::Talk::Aside,
         },
