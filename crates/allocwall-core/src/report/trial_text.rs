@@ -4,6 +4,7 @@ use super::escape::terminal;
 use super::layout::{columns, elide_end, left, right};
 use super::text::{Ink, Page, Style, bytes};
 use crate::diagnose::remedies::quoted;
+use crate::trial::compare::decided;
 use crate::trial::plan::MOST_BLOCKS;
 use crate::trial::{ArmProof, BASELINES, Comparison, Metric, Outcome, ProofState, Unit, Word};
 use crate::units::{Interval, Measured, Reason};
@@ -54,10 +55,7 @@ fn header(page: &mut Page, outcome: &Outcome, command: &[String]) {
         format!("seed {}", settings.seed),
     ];
     page.wrapped(2, &facts.join(" · "), Ink::Plain);
-    let open = outcome
-        .comparisons
-        .iter()
-        .any(|c| c.word == Word::Unresolved && c.effect.is_ok() && is_primary(outcome, c));
+    let open = !settings.looks.contains(&outcome.blocks) || !decided(outcome);
     if outcome.blocks < settings.planned {
         let (text, ink) = match open {
             true => (
@@ -125,6 +123,9 @@ fn in_short(outcome: &Outcome, c: &Comparison) -> String {
         (_, Some(why)) if why.reason != Reason::TooLittle => {
             format!(" ({})", elide_end(&why.detail, WHY_SHOWN))
         }
+        (Ok(effect), _) if c.word == Word::Equivalent => {
+            format!(" {} (within ±{})", change(effect.point), percent(c.margin))
+        }
         (Ok(effect), _) => format!(" {}", change(effect.point)),
         (Err(_), _) => String::new(),
     };
@@ -149,7 +150,7 @@ fn baseline(page: &mut Page, outcome: &Outcome) {
         }
     }
     rest(page, outcome, &outcome.baseline, tells);
-    notes(page, outcome, &outcome.baseline);
+    notes(page, outcome, &outcome.baseline, tells);
 }
 
 /// What has a row of its own: what the trial is about, and what it found. The rest is said in a line.
@@ -242,7 +243,7 @@ fn remedy(page: &mut Page, outcome: &Outcome, arm: usize) {
         );
     }
     rest(page, outcome, &comparisons, has_row);
-    notes(page, outcome, &comparisons);
+    notes(page, outcome, &comparisons, has_row);
 }
 
 fn proof_text(proof: &ArmProof) -> String {
@@ -277,10 +278,15 @@ fn failures(page: &mut Page, outcome: &Outcome, arm: usize, lead: &str) {
 }
 
 /// Warnings, and why there is no word: each reason once, with the metrics that it concerns.
-fn notes(page: &mut Page, outcome: &Outcome, comparisons: &[Comparison]) {
+fn notes(
+    page: &mut Page,
+    outcome: &Outcome,
+    comparisons: &[Comparison],
+    has_row: impl Fn(&Outcome, &Comparison) -> bool,
+) {
     let mut notes: Vec<(String, Vec<String>)> = vec![];
     // What explains is explained in the JSON document.
-    for c in comparisons.iter().filter(|c| tells(outcome, c)) {
+    for c in comparisons.iter().filter(|c| has_row(outcome, c)) {
         let said = c
             .why
             .iter()
@@ -294,7 +300,7 @@ fn notes(page: &mut Page, outcome: &Outcome, comparisons: &[Comparison]) {
         }
     }
     for (text, titles) in notes {
-        let rows = comparisons.iter().filter(|c| tells(outcome, c)).count();
+        let rows = comparisons.iter().filter(|c| has_row(outcome, c)).count();
         let text = match titles.len() == rows {
             true => text,
             false => format!("{}: {text}", titles.join(", ")),

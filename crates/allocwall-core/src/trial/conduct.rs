@@ -1,10 +1,10 @@
 //! The blocks of a trial, one run after the other: in the planned order, saved as they are finished, looked at when that was
 //! planned, ended early where everything is decided or somebody asks for it.
 
-use super::compare::{compare, spread};
+use super::compare::{compare, decided, spread};
 use super::journal::{Journal, Writer};
 use super::load::Reading;
-use super::{BASELINES, Block, Outcome, ProofItem, Run, Word, plan};
+use super::{BASELINES, Block, Outcome, ProofItem, Run, plan};
 use crate::error::{Error, Result};
 use crate::host::clock;
 use crate::units::Measured;
@@ -59,7 +59,7 @@ pub enum Told<'a> {
 }
 
 /// Why a trial ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
     /// All planned blocks were run.
     Planned,
@@ -68,6 +68,8 @@ pub enum End {
     Interrupted,
     /// The time was over before the blocks were.
     TimeOver,
+    /// A run could not be started any more, and why.
+    Failed(String),
 }
 
 pub struct Conduct<'a> {
@@ -86,7 +88,8 @@ impl Conduct<'_> {
         let before = journal.blocks.len();
         let spent = || (clock::monotonic_ns() - began) as f64 / 1e9;
         journal.planned |= matches!(length, Length::Blocks(_));
-        let order = plan::order(arms, plan::MOST_BLOCKS, journal.head.design.settings.seed);
+        let most = plan::MOST_BLOCKS.max(journal.head.design.settings.planned);
+        let order = plan::order(arms, most, journal.head.design.settings.seed);
         loop {
             let done = journal.blocks.len();
             let own = done - before;
@@ -105,8 +108,12 @@ impl Conduct<'_> {
             if self.stopped() {
                 return Ok(End::Interrupted);
             }
-            let Some(block) = self.block(done, &order[done])? else {
-                return Ok(End::Interrupted);
+            let block = match self.block(done, &order[done]) {
+                Ok(Some(block)) => block,
+                Ok(None) => return Ok(End::Interrupted),
+                // What was finished is worth its words all the same.
+                Err(error) if done > 0 => return Ok(End::Failed(error.to_string())),
+                Err(error) => return Err(error),
             };
             self.writer.block(&block)?;
             journal.blocks.push(block);
@@ -241,14 +248,6 @@ pub fn over(journal: &Journal) -> Option<End> {
     }
 }
 
-/// Every comparison of a primary metric has a word, or can't get one.
-fn decided(outcome: &Outcome) -> bool {
-    outcome.comparisons.iter().all(|c| {
-        let primary = outcome.metric(&c.metric).is_some_and(|m| m.primary);
-        !primary || c.word != Word::Unresolved || c.effect.is_err()
-    })
-}
-
 fn hopeless(blocks: &[Block]) -> Result<()> {
     if blocks.len() < HOPELESS {
         return Ok(());
@@ -271,7 +270,7 @@ fn hopeless(blocks: &[Block]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::super::journal::{self, Head};
-    use super::super::{ArmInfo, Design, Direction, Metric, ProofState, Settings, Unit};
+    use super::super::{ArmInfo, Design, Direction, Metric, ProofState, Settings, Unit, Word};
     use super::*;
 
     /// Arms of these run times, with noise that is the same for all arms of a block's turn.

@@ -3,9 +3,11 @@
 
 use super::{Block, Design, ProofItem};
 use crate::error::{Error, Result};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -122,8 +124,8 @@ impl Writer {
 /// Blocks of two trials in one file would follow from neither. Held until the file is closed (flock(2)); where the file system knows
 /// no locks, nobody is kept out.
 fn only_writer(path: &Path, file: &File) -> Result<()> {
-    match file.try_lock() {
-        Err(TryLockError::WouldBlock) => Err(Error::Refused(format!(
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Err(Error::Refused(format!(
             "{} is being written by a trial that runs",
             path.display()
         ))),

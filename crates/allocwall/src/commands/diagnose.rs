@@ -8,6 +8,7 @@ use allocwall_core::host::launch;
 use allocwall_core::measure::calibrate;
 use allocwall_core::measure::file;
 use allocwall_core::measure::record::{self, Ask, DEFAULT_WINDOW, Recorded, Request};
+use allocwall_core::measure::recording::Ended;
 use allocwall_core::trial::arm;
 use anyhow::Context;
 use std::ffi::OsString;
@@ -107,7 +108,9 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         child.end();
     }
     printed?;
-    if args.verify {
+    // Who interrupts wants to see what there is, and nothing begun.
+    let interrupted = matches!(judged.recording.meta.ended, Ended::Interrupted);
+    if args.verify && !interrupted {
         return verify(&args, &judged, printer);
     }
     let Judged {

@@ -73,10 +73,10 @@ pub struct Args {
     pub with: Vec<String>,
 
     /// Blocks to run [default: 12, or what the number of arms needs]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000), conflicts_with = "budget")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=500), conflicts_with = "budget")]
     blocks: Option<u64>,
 
-    /// As many blocks as fit into this time: 5m, 90s
+    /// As many blocks as fit into this time, what comes before the first left out: 5m, 90s
     #[arg(long, value_name = "TIME", value_parser = crate::commands::diagnose::parse_time)]
     budget: Option<Duration>,
 
@@ -85,7 +85,7 @@ pub struct Args {
     effect: Option<f64>,
 
     /// A figure that the command prints: NAME:lower=REGEX or NAME:higher=$.json.path
-    #[arg(long, value_name = "SPEC")]
+    #[arg(long, value_name = "SPEC", conflicts_with = "load")]
     metric: Vec<String>,
 
     /// A server is ready when this answers: http://127.0.0.1:PORT/path or tcp:127.0.0.1:PORT
@@ -144,7 +144,7 @@ pub struct Args {
     timeout: Duration,
 
     /// Exit statuses that are no failure, besides 0
-    #[arg(long, value_name = "CODE[,…]", value_delimiter = ',')]
+    #[arg(long, value_name = "CODE[,…]", value_delimiter = ',', conflicts_with_all = ["load", "load_cmd"])]
     exit_ok: Vec<i32>,
 
     /// Of the order of arms; the same seed gives the same order
@@ -320,7 +320,11 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     }
     .conduct(earlier);
     drop(guard);
-    let (outcome, path) = outcome?;
+    let Tried {
+        outcome,
+        path,
+        failed,
+    } = outcome?;
     let words: Vec<String> = args
         .command
         .iter()
@@ -340,8 +344,13 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     for line in &met {
         printer.warn(line);
     }
+    if let Some(why) = &failed {
+        printer.error(&anyhow!("the trial could not go on: {why}"));
+    }
     let measured = outcome.comparisons.iter().any(|c| c.effect.is_ok());
-    Ok(match measured && met.is_empty() {
+    // A gate lets nothing pass that was not tried to the end.
+    let cut_off = failed.is_some() || (!gates.is_empty() && interrupted.load(Ordering::Relaxed));
+    Ok(match measured && met.is_empty() && !cut_off {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     })
@@ -399,18 +408,36 @@ struct Trial<'a> {
     seed: u64,
 }
 
+/// What a trial came to, and where it is saved.
+struct Tried {
+    outcome: Outcome,
+    path: PathBuf,
+    /// Why it could not go on.
+    failed: Option<String>,
+}
+
+impl Tried {
+    fn of(journal: &Journal, path: &Path) -> Tried {
+        Tried {
+            outcome: compare(&journal.head.design, &journal.blocks),
+            path: path.to_owned(),
+            failed: None,
+        }
+    }
+}
+
 enum Kind<'a> {
     Batch(Batch<'a>),
     Server(Server<'a>),
 }
 
 impl Trial<'_> {
-    fn conduct(&self, earlier: Option<Journal>) -> anyhow::Result<(Outcome, PathBuf)> {
+    fn conduct(&self, earlier: Option<Journal>) -> anyhow::Result<Tried> {
         if let (Some(earlier), Some(path)) = (&earlier, &self.args.resume)
             && self.only_reported(earlier)
         {
             self.gates_fit(&earlier.head.design.metrics)?;
-            return Ok((compare(&earlier.head.design, &earlier.blocks), path.clone()));
+            return Ok(Tried::of(earlier, path));
         }
         let arms = self.arms()?;
         let rates = earlier.as_ref().map(|earlier| &earlier.head.rates[..]);
@@ -441,6 +468,15 @@ impl Trial<'_> {
                     Kind::Server(server) => server::metrics(server, first.first().context("interrupted")?),
                 };
                 self.gates_fit(&metrics)?;
+                // What stops a pipeline is what the trial is about.
+                let gated = |m: &Metric| self.gates.iter().any(|gate| gate.is_of(m));
+                let metrics: Vec<Metric> = metrics
+                    .into_iter()
+                    .map(|m| Metric {
+                        primary: m.primary || gated(&m),
+                        ..m
+                    })
+                    .collect();
                 let predicted = self.predicted(&kind, &arms, &metrics);
                 if self.stopped() {
                     return self.stopped_early(None);
@@ -482,7 +518,9 @@ impl Trial<'_> {
         let end = conduct.run(&mut journal, length);
         drop(progress);
         let done = journal.blocks.len();
+        let mut tried = Tried::of(&journal, &path);
         match end {
+            Ok(End::Failed(why)) => tried.failed = Some(why),
             Ok(End::Interrupted) => self.interrupted_after(done, &path),
             Ok(End::TimeOver) => self.time_over(&journal),
             Ok(End::Planned | End::Decided) => {}
@@ -493,7 +531,7 @@ impl Trial<'_> {
                 return Err(error.into());
             }
         }
-        Ok((compare(&journal.head.design, &journal.blocks), path))
+        Ok(tried)
     }
 
     /// Nothing is left to run, or nothing was asked for.
@@ -516,11 +554,11 @@ impl Trial<'_> {
     }
 
     /// Interrupted before a block of its own was begun: of a trial that is continued there are earlier ones.
-    fn stopped_early(&self, earlier: Option<Journal>) -> anyhow::Result<(Outcome, PathBuf)> {
+    fn stopped_early(&self, earlier: Option<Journal>) -> anyhow::Result<Tried> {
         match (earlier, &self.args.resume) {
             (Some(earlier), Some(path)) if !earlier.blocks.is_empty() => {
                 self.interrupted_after(earlier.blocks.len(), path);
-                Ok((compare(&earlier.head.design, &earlier.blocks), path.clone()))
+                Ok(Tried::of(&earlier, path))
             }
             _ => bail!("interrupted before the first block"),
         }
@@ -934,8 +972,11 @@ impl<'a> Progress<'a> {
                     .filter_map(|c| {
                         let effect = c.effect.as_ref().ok()?;
                         let name = &outcome.design.arms[c.arm].name;
+                        // Between looks a word would tempt to stop where it pleases.
+                        let looked = outcome.design.settings.looks.contains(&outcome.blocks);
                         let word = match c.word {
                             Word::Unresolved => String::new(),
+                            _ if !looked => String::new(),
                             word => format!(" {}", word.key()),
                         };
                         Some(format!("{name} {:+.1} %{word}", effect.point * 100.0))
