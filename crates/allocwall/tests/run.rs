@@ -379,7 +379,9 @@ fn everything_that_is_listed_is_explained() {
         serde_json::from_str(&data(&tool(&["explain", "jemalloc", "--json"]))).unwrap();
     assert_eq!(page["pages"][0]["kind"], "allocator");
     let text = data(&tool(&["list"]));
-    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    // A path is not broken: it is there to be copied.
+    let mut prose = text.lines().filter(|line| !line.contains('/'));
+    assert!(prose.all(|line| line.chars().count() <= 100), "{text}");
 }
 
 #[test]
