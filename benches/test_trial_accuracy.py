@@ -2,7 +2,7 @@
 
 import unittest
 
-from trial_accuracy import coloured, printed_ratio, t_quantile, t_two_sided, welch, wilson
+from trial_accuracy import coloured, printed_ratio, t_quantile, t_two_sided, tables, welch, wilson
 
 
 class Statistics(unittest.TestCase):
@@ -38,6 +38,29 @@ class Statistics(unittest.TestCase):
         base, other = [0.98, 1.02] * 40, [1.0, 1.04] * 40
         self.assertEqual(welch(base, other)[0], "worse")
         self.assertEqual(printed_ratio(base, other)[0], "unresolved")
+
+    def test_a_word_in_the_wrong_direction_finds_nothing_and_is_an_alarm(self):
+        def trial(pair, word, interval):
+            return {
+                "condition": "quiet",
+                "round": 0,
+                "tool": "allocwall",
+                "pair": pair,
+                "took_s": 1.0,
+                "word": word,
+                "interval": interval,
+                "effect": sum(interval) / 2,
+                "confidence": 0.95,
+                "blocks": 12,
+                "others": {},
+            }
+
+        planted, null = trial("planted", "better", [-0.05, -0.02]), trial("null", "better", [-0.05, -0.02])
+        lines = tables({"comparisons": [planted, null]}).splitlines()
+        self.assertTrue(any("3% planted | 0 of 1" in line for line in lines))
+        self.assertTrue(any("does nothing | 1 of 1" in line for line in lines))
+        right = tables({"comparisons": [trial("planted", "worse", [0.02, 0.04])]}).splitlines()
+        self.assertEqual(sum("3% planted | 1 of 1" in line for line in right), 2)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ a round, each with a fresh seed: the command against itself (`--with none`), a r
 hyperfine and poop then compare the same null pair and the same planted pair for as long as the trial of that pair took.
 In the disturbed condition, two processes besides compute and rest by turns, for random times of about a second.
 
-    benches/trial_accuracy.py accuracy.json                      60 rounds
+    benches/trial_accuracy.py accuracy.json                      60 rounds; delete the file to start afresh
     benches/trial_accuracy.py accuracy.json --for 170            as many as fit into 170 s; again: goes on where it was
     benches/trial_accuracy.py accuracy.json --disturbed          the same in the disturbed condition, in the same file
     benches/trial_accuracy.py accuracy.json --rounds 0           only the tables, from what there is
@@ -39,7 +39,7 @@ TRUTH = PERMILLE / 1000
 Z95 = 1.959963984540054
 START_RUNS = 20
 # So noisy a machine would have a trial planned for minutes; this is as long as hyperfine takes where nobody says.
-DISTURBED = ["--budget", "6s"]
+DISTURBED = ["--budget", "3s"]
 TRIALS = {
     "self": ["--with", "none"],
     "null": ["--with", "env:ALLOCWALL_NULL=1", "--effect", EFFECT],
@@ -49,7 +49,8 @@ TRIALS = {
 PAIRS = {"null": 0, "planted": PERMILLE}
 FOUND = ("better", "worse")
 NEIGHBOUR = """
-import random, time
+import os, random, time
+os.nice(10)
 while True:
     end = time.monotonic() + random.uniform(0.2, 1.8)
     while time.monotonic() < end:
@@ -199,7 +200,9 @@ class Bench:
         except OSError as error:
             return str(error)
         said = [line for line in tried.stderr.splitlines() if line.strip()]
-        return None if tried.returncode == 0 else (said or ["it failed without a word"])[0].strip()
+        if tried.returncode == 0:
+            return None
+        return re.sub(r"^thread \d+ ", "", said[0].strip()) if said else f"it failed ({tried.returncode}) without a word"
 
     def versions(self):
         found = {"allocwall": self.run([self.binary, "--version"]).strip()}
@@ -281,7 +284,6 @@ def machine():
         "cpus": os.cpu_count(),
         "virtual": "hypervisor" in Path("/proc/cpuinfo").read_text(),
         "kernel": platform.release(),
-        "date": datetime.date.today().isoformat(),
     }
 
 
@@ -298,7 +300,11 @@ def measure(state, arguments, save_now):
     with tempfile.TemporaryDirectory(prefix="allocwall-accuracy-") as directory:
         bench = Bench(arguments, Path(directory))
         unusable = bench.unusable()
-        state.update({"machine": machine(), "versions": bench.versions(), "left_out": unusable})
+        now = {"machine": machine(), "versions": bench.versions()}
+        for key, found in now.items():
+            if any(found.get(name) != earlier for name, earlier in state.get(key, {}).items()):
+                raise SystemExit(f"error: {arguments.json} was begun with another {key}: {state[key]}")
+        state.update({**now, "left_out": unusable, "last_day": datetime.date.today().isoformat()})
         if "operations" not in state:
             state["operations"] = bench.operations()
         done = {(c["condition"], c["round"], c["tool"], c["pair"]): c for c in state["comparisons"]}
@@ -375,23 +381,25 @@ def tables(state):
             count = sum(word in right for word, *_ in results)
             took = statistics.median(c["took_s"] for *_, c in results)
             lines.append(row(judge, TITLES[pair], *share(count, len(results)), f"{took:.2f} s"))
-        heads = ["judge", "pair", "interval holds the truth", "", "95 % interval", "half its width, median"]
-        lines += ["", row(*heads), "|---" * 6 + "|"]
+        heads = ["judge", "pair", "interval holds the truth", "", "95 % interval", "nominal, mean", "half its width, median"]
+        lines += ["", row(*heads), "|---" * 7 + "|"]
         for (judge, pair), results in sorted(found.items(), key=lambda item: list(TITLES).index(item[0][1])):
             truth = TRUTH if pair == "planted" else 0.0
             intervals = [interval for _, interval, _ in results if interval]
             if intervals:
+                nominal = statistics.mean(c.get("confidence", 0.95) for _, interval, c in results if interval)
                 count = sum(low <= truth <= high for low, high in intervals)
                 half = statistics.median((high - low) / 2 for low, high in intervals)
-                lines.append(row(judge, TITLES[pair], *share(count, len(intervals)), f"{100 * half:.2f} %"))
+                cells = [*share(count, len(intervals)), f"{100 * nominal:.1f} %", f"{100 * half:.2f} %"]
+                lines.append(row(judge, TITLES[pair], *cells))
         lines += ["", *details(found)]
     return "\n".join(lines)
 
 
 def details(found):
     """Of the tool's own trials: words, blocks, and the metrics that only explain."""
-    heads = ["trials", *FOUND, "equivalent", "unresolved", "blocks", "any other metric better or worse"]
-    lines = [row(*heads), "|---" * 7 + "|"]
+    heads = ["trials", *FOUND, "equivalent", "unresolved", "effect, median", "blocks", "any other metric better or worse"]
+    lines = [row(*heads), "|---" * 8 + "|"]
     for pair in TRIALS:
         results = found.get(("allocwall", pair), [])
         if results:
@@ -399,7 +407,9 @@ def details(found):
             blocks = sorted(c["blocks"] for *_, c in results)
             others = sum(any(word in FOUND for word in c["others"].values()) for *_, c in results)
             shown = f"{blocks[0]} to {blocks[-1]}, median {statistics.median(blocks):g}"
-            lines.append(row(TITLES[pair], *map(str, words), shown, " · ".join(share(others, len(results)))))
+            effect = statistics.median(c["effect"] for *_, c in results if c["effect"] is not None)
+            cells = [*map(str, words), f"{100 * effect:+.2f} %", shown, " · ".join(share(others, len(results)))]
+            lines.append(row(TITLES[pair], *cells))
     return lines
 
 
