@@ -31,6 +31,6 @@ trial-accuracy: build
 	benches/trial_accuracy.py target/trial-accuracy.json --binary $(BINARY)
 
 build:
-	@tools/need.sh cc=build-essential
+	@tools/need.sh cc=build-essential c++=build-essential
 	@command -v $(CARGO) >/dev/null || { echo "need: Rust 1.88 or newer: https://rustup.rs" >&2; exit 1; }
 	$(CARGO) build --release --locked

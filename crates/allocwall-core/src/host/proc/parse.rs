@@ -259,14 +259,25 @@ pub fn nul_words(bytes: &[u8]) -> Vec<String> {
 }
 
 /// NAME=value pairs of environ; words without `=` are dropped.
+///
+/// glibc up to 2.36 ends each tunable within GLIBC_TUNABLES by a NUL where the colon stood (parse_tunables in elf/dl-tunables.c):
+/// words that begin with `glibc.` behind it are put back.
 pub fn environ(bytes: &[u8]) -> Vec<(String, String)> {
     let text = |b: &[u8]| String::from_utf8_lossy(b).into_owned();
-    bytes
-        .split(|&b| b == 0)
-        .filter_map(|word| pair(word, b'='))
-        .filter(|(name, _)| !name.is_empty())
-        .map(|(name, value)| (text(name), text(value)))
-        .collect()
+    let mut pairs: Vec<(String, String)> = Vec::new();
+    for word in bytes.split(|&b| b == 0) {
+        let Some((name, value)) = pair(word, b'=').filter(|(name, _)| !name.is_empty()) else {
+            continue;
+        };
+        match pairs.last_mut() {
+            Some((list, tunables)) if list == "GLIBC_TUNABLES" && name.starts_with(b"glibc.") => {
+                tunables.push(':');
+                tunables.push_str(&text(word));
+            }
+            _ => pairs.push((text(name), text(value))),
+        }
+    }
+    pairs
 }
 
 /// One line of /proc/PID/cgroup.
@@ -579,6 +590,23 @@ mod tests {
         for bad in [&b""[..], b"Rss: 1 kB\n", b"Rss: one kB\n"] {
             assert_eq!(smaps_rollup(bad), None);
         }
+    }
+
+    #[test]
+    fn tunables_that_glibc_cut_apart_are_put_together() {
+        let read = |bytes: &[u8]| environ(bytes);
+        let own = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
+            pairs.iter().map(|&(k, v)| (k.into(), v.into())).collect()
+        };
+        assert_eq!(
+            read(b"A=1\0GLIBC_TUNABLES=glibc.malloc.a=1\0glibc.malloc.b=2\0B=2\0"),
+            own(&[
+                ("A", "1"),
+                ("GLIBC_TUNABLES", "glibc.malloc.a=1:glibc.malloc.b=2"),
+                ("B", "2")
+            ])
+        );
+        assert_eq!(read(b"A=1\0glibc.x=2\0"), own(&[("A", "1"), ("glibc.x", "2")]));
     }
 
     #[test]
