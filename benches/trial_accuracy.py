@@ -38,7 +38,7 @@ TRUTH = PERMILLE / 1000
 # Of standard normal, 97.5 %.
 Z95 = 1.959963984540054
 START_RUNS = 20
-# So noisy a machine would have a trial planned for minutes; this is as long as hyperfine takes where nobody says.
+# So noisy a machine would have a trial planned for minutes.
 DISTURBED = ["--budget", "3s"]
 TRIALS = {
     "self": ["--with", "none"],
