@@ -23,7 +23,7 @@ const LOOKS: &[f64] = &[0.25, 0.5, 1.0];
 /// Every order of a block is equally likely, whatever those of the other blocks are: that alone makes the exact test exact on a
 /// machine whose speed comes and goes. Orders balanced over several blocks (Williams squares) cancel what a place does, but tie
 /// blocks to one another; relabelled runs of a disturbed machine were then called different in up to 12 % of the draws at 5 %, where
-/// these stay at 5 %.
+/// these stay near 5 %.
 pub fn order(arms: usize, blocks: usize, seed: u64) -> Vec<Vec<usize>> {
     let mut random = Random::new(seed);
     let mut shuffled = || {
