@@ -4,7 +4,7 @@
 CARGO ?= cargo
 BINARY := target/release/allocwall
 
-.PHONY: demo test bench build
+.PHONY: demo test bench trial-accuracy build
 
 ## A Python service with a wall in it, under load, diagnosed: under a minute after the build.
 demo: build
@@ -16,7 +16,7 @@ test: build
 	@tools/need.sh python3=python3
 	$(CARGO) test --workspace --locked
 	cd tests/real && python3 -m unittest -q test_expectations
-	cd benches && python3 -m unittest -q test_overhead
+	cd benches && python3 -m unittest -q test_overhead test_trial_accuracy
 	python3 tests/real/beside_perf.py --install --binary $(BINARY)
 	python3 tests/real/run.py --install --binary $(BINARY)
 
@@ -24,6 +24,11 @@ test: build
 bench: build
 	@tools/need.sh python3=python3
 	benches/overhead.py --binary $(BINARY) --json target/overhead.json
+
+## How often a trial is wrong, beside hyperfine and poop where they are installed. About six minutes; wants a quiet machine.
+trial-accuracy: build
+	@tools/need.sh python3=python3
+	benches/trial_accuracy.py target/trial-accuracy.json --binary $(BINARY)
 
 build:
 	@tools/need.sh cc=build-essential c++=build-essential

@@ -7,8 +7,7 @@ use crate::stats::{ranks, several};
 
 /// Change that is worth knowing where nobody says: 1 %.
 pub const DEFAULT_EFFECT: f64 = 0.01;
-/// A multiple of the cycles of two, three and four arms, in which order is balanced. At a noise of 1 % a run (standard deviation),
-/// it finds 1.2 % in four trials of five.
+/// At a noise of 1 % a run (standard deviation), it finds 1.2 % in four trials of five.
 pub const DEFAULT_BLOCKS: usize = 12;
 /// Beyond, what is left of the noise is smaller than what a machine does to one program and not to its copy (layout, placement);
 /// and the statistics' memory grows with the square.
@@ -21,48 +20,18 @@ const LOOKS: &[f64] = &[0.25, 0.5, 1.0];
 
 /// Order of arms in each block, `order[block][place] = arm`.
 ///
-/// Rows of a Williams square (E. J. Williams, Austral. J. Sci. Res. A 2, 1949): over `cycle(arms)` blocks each arm stands equally
-/// often in each place, and equally often right after each other arm, so that neither a warming machine nor what a run leaves
-/// behind favours one. Each cycle names its arms and shuffles its rows afresh: within a block every order of two or three arms is
-/// equally likely, every arm in every place for more, which is what the exact test needs, and no period of the machine can lock on
-/// to ours.
+/// Every order of a block is equally likely, whatever those of the other blocks are: that alone makes the exact test exact on a
+/// machine whose speed comes and goes. Orders balanced over several blocks (Williams squares) cancel what a place does, but tie
+/// blocks to one another; relabelled runs of a disturbed machine were then called different in up to 12 % of the draws at 5 %, where
+/// these stay near 5 %.
 pub fn order(arms: usize, blocks: usize, seed: u64) -> Vec<Vec<usize>> {
     let mut random = Random::new(seed);
-    let mut order = Vec::with_capacity(blocks);
-    while order.len() < blocks && arms > 0 {
-        let mut names: Vec<usize> = (0..arms).collect();
-        random.shuffle(&mut names);
-        let mut rows = williams(arms);
-        random.shuffle(&mut rows);
-        for row in rows {
-            order.push(row.into_iter().map(|at| names[at]).collect());
-        }
-    }
-    order.truncate(blocks);
-    order
-}
-
-/// Blocks after which the order is balanced: one for each arm, twice that for an odd number of arms.
-pub fn cycle(arms: usize) -> usize {
-    if arms.is_multiple_of(2) { arms } else { 2 * arms }
-}
-
-/// 0, n−1, 1, n−2, … and its shifts; for odd n also their mirror images.
-fn williams(n: usize) -> Vec<Vec<usize>> {
-    let zigzag: Vec<usize> = (0..n)
-        .map(|i| if i.is_multiple_of(2) { i / 2 } else { n - 1 - i / 2 })
-        .collect();
-    let mut rows: Vec<Vec<usize>> = (0..n)
-        .map(|shift| zigzag.iter().map(|at| (at + shift) % n).collect())
-        .collect();
-    if n % 2 == 1 {
-        let mirrored: Vec<Vec<usize>> = rows
-            .iter()
-            .map(|row| row.iter().rev().copied().collect())
-            .collect();
-        rows.extend(mirrored);
-    }
-    rows
+    let mut shuffled = || {
+        let mut order: Vec<usize> = (0..arms).collect();
+        random.shuffle(&mut order);
+        order
+    };
+    (0..blocks).map(|_| shuffled()).collect()
 }
 
 /// Comparisons that share the level of the primary metrics: remedies by primary metrics; of a trial without remedies, A′ alone.
@@ -155,40 +124,22 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn over_a_cycle_each_arm_stands_everywhere_and_follows_everyone_equally_often() {
-        for arms in 2..8 {
-            let blocks = cycle(arms);
-            let order = order(arms, blocks, 42);
-            let (mut places, mut follows) = (BTreeMap::new(), BTreeMap::new());
-            for block in &order {
-                let mut sorted = block.clone();
-                sorted.sort_unstable();
-                assert_eq!(sorted, (0..arms).collect::<Vec<_>>());
-                for (place, arm) in block.iter().enumerate() {
-                    *places.entry((place, *arm)).or_insert(0) += 1;
-                }
-                for pair in block.windows(2) {
-                    *follows.entry((pair[0], pair[1])).or_insert(0) += 1;
-                }
-            }
-            assert_eq!((places.len(), follows.len()), (arms * arms, arms * (arms - 1)));
-            let times = blocks / arms;
-            assert!(
-                places.values().chain(follows.values()).all(|n| *n == times),
-                "{arms}"
-            );
-        }
+    fn orders_follow_from_the_seed_and_a_longer_plan_begins_like_a_shorter_one() {
+        assert_eq!(order(3, 24, 1), order(3, 24, 1));
+        assert_ne!(order(3, 24, 1), order(3, 24, 2));
+        // A trial can be continued.
+        assert_eq!(order(3, 60, 1)[..24], order(3, 24, 1));
     }
 
     #[test]
-    fn orders_follow_from_the_seed_and_differ_between_cycles() {
-        assert_eq!(order(3, 24, 1), order(3, 24, 1));
-        assert_ne!(order(3, 24, 1), order(3, 24, 2));
-        let order = order(3, 24, 1);
-        assert_ne!(order[..6], order[6..12]);
-        assert_eq!(order.len(), 24);
-        // A longer plan begins like a shorter one: a trial can be continued.
-        assert_eq!(super::order(3, 60, 1)[..24], order);
+    fn a_block_says_nothing_of_the_next() {
+        let mut seen = BTreeMap::new();
+        for seed in 0..4000 {
+            *seen.entry(order(2, 2, seed)).or_insert(0) += 1;
+        }
+        assert_eq!(seen.len(), 4);
+        // Four standard deviations of a count of 1000.
+        assert!(seen.values().all(|n: &i32| (n - 1000).abs() < 110), "{seen:?}");
     }
 
     #[test]

@@ -74,6 +74,8 @@ pub(crate) enum Noise {
     Drifting,
     /// The first run of a block is three standard deviations slower.
     ColdStart,
+    /// A neighbour computes for two runs and rests for two: five standard deviations slower, out of step with blocks of two.
+    Pulsing,
 }
 
 pub(crate) const NOISES: [Noise; 6] = [
@@ -102,6 +104,7 @@ pub(crate) fn simulated(design: &Design, shifts: &[f64], sd: f64, noise: Noise, 
                     memory = match noise {
                         Noise::Drifting => 0.5 * memory + z - sd,
                         Noise::ColdStart if place == 0 => z + 3.0 * sd,
+                        Noise::Pulsing if (number * design.arms.len() + place + 1) % 4 < 2 => z + 5.0 * sd,
                         _ => z,
                     };
                     run(number, place, arm, &[("wall", (shifts[arm] + memory).exp())])

@@ -9,6 +9,12 @@ use crate::units::Reason;
 /// A standard deviation of one run of 1 %.
 const SD: f64 = 0.01;
 
+/// Three standard deviations above a twentieth: what chance leaves of an exact 5 %.
+fn most_of(cases: u64) -> usize {
+    let cases = cases as f64;
+    (0.05 * cases + 3.0 * (0.05 * 0.95 * cases).sqrt()) as usize
+}
+
 fn difference(c: &Comparison) -> bool {
     matches!(c.word, Word::Better | Word::Worse)
 }
@@ -24,10 +30,7 @@ fn a_trial_of_one_command_reports_a_difference_in_a_twentieth_of_the_cases_at_mo
                 compare(&design, &blocks).comparisons.iter().any(difference)
             })
             .count();
-        assert!(
-            alarms as f64 <= 0.05 * cases as f64,
-            "{noise:?}: {alarms} of {cases}"
-        );
+        assert!(alarms <= most_of(cases), "{noise:?}: {alarms} of {cases}");
     }
 }
 
@@ -48,16 +51,13 @@ fn looking_several_times_raises_no_more_alarms() {
                     .any(|look| difference(&compare(&design, &blocks[..*look]).comparisons[0]))
             })
             .count();
-        assert!(
-            alarms as f64 <= 0.05 * cases as f64,
-            "{noise:?}: {alarms} of {cases}"
-        );
+        assert!(alarms <= most_of(cases), "{noise:?}: {alarms} of {cases}");
     }
 }
 
 #[test]
 fn a_trial_without_remedies_alarms_no_more_often() {
-    for noise in [Noise::Normal, Noise::Skewed, Noise::Drifting] {
+    for noise in [Noise::Normal, Noise::Skewed, Noise::Drifting, Noise::Pulsing] {
         let cases = 400;
         let design = design(&[], 12);
         let alarms = (0..cases)
@@ -67,10 +67,7 @@ fn a_trial_without_remedies_alarms_no_more_often() {
                 difference(&outcome.comparisons[0])
             })
             .count();
-        assert!(
-            alarms as f64 <= 0.05 * cases as f64,
-            "{noise:?}: {alarms} of {cases}"
-        );
+        assert!(alarms <= most_of(cases), "{noise:?}: {alarms} of {cases}");
     }
 }
 
