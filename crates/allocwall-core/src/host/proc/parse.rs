@@ -261,12 +261,20 @@ pub fn nul_words(bytes: &[u8]) -> Vec<String> {
 /// NAME=value pairs of environ; words without `=` are dropped.
 pub fn environ(bytes: &[u8]) -> Vec<(String, String)> {
     let text = |b: &[u8]| String::from_utf8_lossy(b).into_owned();
-    bytes
-        .split(|&b| b == 0)
-        .filter_map(|word| pair(word, b'='))
-        .filter(|(name, _)| !name.is_empty())
-        .map(|(name, value)| (text(name), text(value)))
-        .collect()
+    let mut all: Vec<(String, String)> = Vec::new();
+    for (name, value) in bytes.split(|&b| b == 0).filter_map(|word| pair(word, b'=')) {
+        let (name, value) = (text(name), text(value));
+        match all.last_mut() {
+            // glibc's loader ends each tunable that it reads with a zero byte where the colon stood, in the very bytes that the
+            // kernel shows here (parse_tunables of elf/dl-tunables.c, before 2.39).
+            Some((list, tunables)) if list == "GLIBC_TUNABLES" && name.starts_with("glibc.") => {
+                tunables.push_str(&format!(":{name}={value}"));
+            }
+            _ if name.is_empty() => {}
+            _ => all.push((name, value)),
+        }
+    }
+    all
 }
 
 /// One line of /proc/PID/cgroup.
@@ -600,6 +608,36 @@ mod tests {
         assert_eq!(
             numa_resident(b"7f default N999999999=1 kernelpagesize_kB=4\n"),
             None
+        );
+    }
+
+    #[test]
+    fn tunables_that_the_loader_cut_apart_are_one_variable() {
+        let tunables = |bytes: &[u8]| {
+            environ(bytes)
+                .into_iter()
+                .map(|(n, v)| format!("{n}={v}"))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            tunables(b"GLIBC_TUNABLES=glibc.malloc.a=1\0glibc.malloc.b=2\0glibc.malloc.c=3\0B=1\0"),
+            [
+                "GLIBC_TUNABLES=glibc.malloc.a=1:glibc.malloc.b=2:glibc.malloc.c=3",
+                "B=1"
+            ]
+        );
+        // The near twins: uncut, another variable between, another name behind.
+        assert_eq!(
+            tunables(b"GLIBC_TUNABLES=glibc.malloc.a=1:glibc.malloc.b=2\0B=1\0glibc.x=2\0"),
+            [
+                "GLIBC_TUNABLES=glibc.malloc.a=1:glibc.malloc.b=2",
+                "B=1",
+                "glibc.x=2"
+            ]
+        );
+        assert_eq!(
+            tunables(b"GLIBC_TUNABLES=glibc.malloc.a=1\0GLIBC_B=2\0"),
+            ["GLIBC_TUNABLES=glibc.malloc.a=1", "GLIBC_B=2"]
         );
     }
 
