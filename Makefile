@@ -31,6 +31,6 @@ accuracy: build
 	benches/prediction_accuracy.py --binary $(BINARY)
 
 build:
-	@tools/need.sh cc=build-essential
+	@tools/need.sh cc=build-essential c++=build-essential
 	@command -v $(CARGO) >/dev/null || { echo "need: Rust 1.88 or newer: https://rustup.rs" >&2; exit 1; }
 	$(CARGO) build --release --locked

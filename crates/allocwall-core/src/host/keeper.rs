@@ -24,6 +24,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// Arguments and environment may be a quarter of the stack, 2 MiB (execve(2)), and a byte takes up to four characters.
 const LARGEST_ORDER: u64 = 32 << 20;
@@ -57,6 +58,8 @@ pub struct Order {
     /// From SIGTERM to SIGKILL. None sends no SIGTERM.
     pub grace_ns: u64,
     pub folder: Option<Folder>,
+    /// A variable and its value: whoever was started with it is killed at the end, children of others too.
+    pub marked: Option<(String, String)>,
 }
 
 /// A folder to remove at the end, with everything in it.
@@ -283,6 +286,9 @@ impl Keeper {
             }
         }
         let stuck = self.watch();
+        if let Some((name, value)) = &self.order.marked {
+            sweep(name, value);
+        }
         let folder = self.remove_folder();
         self.report(&Report::Over {
             usage: self.usage,
@@ -815,9 +821,19 @@ pub fn roomy_pipe() -> io::Result<(PipeReader, PipeWriter)> {
     Ok((reader, writer))
 }
 
+/// Kills them again and again until nobody is found: what is being killed may still be starting others.
+pub fn sweep(name: &str, value: &str) {
+    for _ in 0..200 {
+        if kill_marked(name, value) == 0 {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Kills whatever has `name=value` in the environment that it was started with: for what is left when a keeper itself was
 /// killed. What gave itself another environment is not found, nor is what this user may not look into.
-pub fn kill_marked(name: &str, value: &str) -> u32 {
+fn kill_marked(name: &str, value: &str) -> u32 {
     let proc = ProcFs::live();
     let own = std::process::id() as i32;
     let marked = |pid: i32| {

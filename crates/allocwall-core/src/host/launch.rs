@@ -42,8 +42,16 @@ pub fn stdin_withheld() -> bool {
     io::stdin().is_terminal()
 }
 
-/// Forks; the child stops before exec until `release`. Its standard output goes to our standard error: ours is data.
-pub fn hold(command: &[OsString]) -> io::Result<Held> {
+/// Where a command's output goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Talk {
+    /// Both streams to our standard error: our standard output is data.
+    Aside,
+    Nowhere,
+}
+
+/// Forks; the child stops before exec until `release`. `env` is added to our environment.
+pub fn hold(command: &[OsString], env: &[(OsString, OsString)], talk: Talk) -> io::Result<Held> {
     let (program, args) = command
         .split_first()
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no command given"))?;
@@ -51,14 +59,22 @@ pub fn hold(command: &[OsString]) -> io::Result<Held> {
     let (mut pid_in, pid_out) = pipe()?;
     let mut command = Command::new(program);
     command.args(args).process_group(0);
+    command.envs(env.iter().map(|(name, value)| (name, value)));
     if stdin_withheld() {
         command.stdin(Stdio::null());
     }
-    // SAFETY: duplicating our own standard error; the descriptor is checked below.
-    let stderr = unsafe { libc::fcntl(2, libc::F_DUPFD_CLOEXEC, 3) };
-    if stderr >= 0 {
-        // SAFETY: `stderr` is a fresh descriptor that nobody else owns.
-        command.stdout(Stdio::from(unsafe { OwnedFd::from_raw_fd(stderr) }));
+    match talk {
+        Talk::Nowhere => {
+            command.stdout(Stdio::null()).stderr(Stdio::null());
+        }
+        Talk::Aside => {
+            // SAFETY: duplicating our own standard error; the descriptor is checked below.
+            let stderr = unsafe { libc::fcntl(2, libc::F_DUPFD_CLOEXEC, 3) };
+            if stderr >= 0 {
+                // SAFETY: `stderr` is a fresh descriptor that nobody else owns.
+                command.stdout(Stdio::from(unsafe { OwnedFd::from_raw_fd(stderr) }));
+            }
+        }
     }
     let (gate_fd, pid_fd, our_gate_fd) = (gate_in.as_raw_fd(), pid_out.as_raw_fd(), gate_out.as_raw_fd());
     let limit = crate::host::limits::before();
@@ -204,7 +220,12 @@ mod tests {
 
     #[test]
     fn exec_waits_for_the_gate() {
-        let held = hold(&["/bin/sh".into(), "-c".into(), "exit 7".into()]).unwrap();
+        let held = hold(
+            &["/bin/sh".into(), "-c".into(), "exit $STATUS".into()],
+            &[("STATUS".into(), "7".into())],
+            Talk::Aside,
+        )
+        .unwrap();
         let exe = std::fs::read_link(format!("/proc/{}/exe", held.pid)).unwrap();
         assert_eq!(exe, std::env::current_exe().unwrap());
         let child = held.release().unwrap();
@@ -219,7 +240,7 @@ mod tests {
 
     #[test]
     fn exec_failure_is_exec_s_own_error() {
-        let held = hold(&["/nonexistent/program".into()]).unwrap();
+        let held = hold(&["/nonexistent/program".into()], &[], Talk::Aside).unwrap();
         assert_eq!(held.release().err().unwrap().raw_os_error(), Some(libc::ENOENT));
     }
 
@@ -228,7 +249,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let note = dir.path().join("pid");
         let script = script.replace("NOTE", &note.display().to_string());
-        let child = hold(&["/bin/sh".into(), "-c".into(), script.into()])
+        let child = hold(&["/bin/sh".into(), "-c".into(), script.into()], &[], Talk::Aside)
             .unwrap()
             .release()
             .unwrap();

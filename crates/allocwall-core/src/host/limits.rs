@@ -61,7 +61,10 @@ mod tests {
         assert_eq!(limit.current, limit.maximum);
         let line = ["/bin/sh", "-c", "test $(ulimit -Sn) = $0", &shown()];
         let line: Vec<std::ffi::OsString> = line.iter().map(Into::into).collect();
-        let child = crate::host::launch::hold(&line).unwrap().release().unwrap();
+        let child = crate::host::launch::hold(&line, &[], crate::host::launch::Talk::Aside)
+            .unwrap()
+            .release()
+            .unwrap();
         let status = loop {
             if let Some(status) = child.exited() {
                 break status;

@@ -10,7 +10,7 @@ use super::unwind;
 use super::{counts, heap};
 use crate::error::{Error, Result};
 use crate::host::cgroup::CgroupFs;
-use crate::host::launch::{self, Launched};
+use crate::host::launch::{self, Launched, Talk};
 use crate::host::perf::{self, CpuSampler, Periods, Scope};
 use crate::host::proc::{ProcFs, refuse_thread};
 use crate::host::threads::{Look, Looker, read_memory};
@@ -49,8 +49,13 @@ pub enum Ask {
     Pids(Vec<i32>),
     /// Every process of a control group.
     Cgroup(String),
-    /// A command to start; `keep` leaves it running afterwards.
-    Launch { command: Vec<OsString>, keep: bool },
+    /// A command to start, with this added to its environment; `keep` leaves it running afterwards.
+    Launch {
+        command: Vec<OsString>,
+        env: Vec<(OsString, OsString)>,
+        keep: bool,
+        talk: Talk,
+    },
 }
 
 pub struct Request<'a> {
@@ -153,11 +158,13 @@ impl Session {
             }
             Ask::Launch {
                 command: line,
+                env,
                 keep: leave,
+                talk,
             } => {
                 refuse_setuid(line)?;
                 let shown: Vec<String> = line.iter().map(|w| w.to_string_lossy().into_owned()).collect();
-                let child = launch::hold(line).map_err(|cause| Error::Launch {
+                let child = launch::hold(line, env, *talk).map_err(|cause| Error::Launch {
                     command: shown.join(" "),
                     cause,
                 })?;

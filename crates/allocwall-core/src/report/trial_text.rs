@@ -4,6 +4,7 @@ use super::escape::terminal;
 use super::layout::{columns, elide_end, left, right};
 use super::text::{Ink, Page, Style, bytes};
 use crate::diagnose::remedies::quoted;
+use crate::trial::compare::decided;
 use crate::trial::plan::MOST_BLOCKS;
 use crate::trial::{ArmProof, BASELINES, Comparison, Metric, Outcome, ProofState, Unit, Word};
 use crate::units::{Interval, Measured, Reason};
@@ -14,8 +15,9 @@ const FAILURES_SHOWN: usize = 3;
 const WHY_SHOWN: usize = 70;
 
 /// The whole report, newline-terminated; no line is wider than `style.width` (or 40, if that is less), but for a command's words.
-/// `command` is what was tried; empty where it is not known.
-pub fn trial(outcome: &Outcome, command: &[String], style: Style) -> String {
+/// `command` is what was tried; empty where it is not known. `options` are those that say how it was measured: they belong to what is
+/// typed next.
+pub fn trial(outcome: &Outcome, command: &[String], options: &[String], style: Style) -> String {
     let mut page = Page::new(style);
     header(&mut page, outcome, command);
     verdict(&mut page, outcome);
@@ -23,7 +25,7 @@ pub fn trial(outcome: &Outcome, command: &[String], style: Style) -> String {
     for arm in BASELINES..outcome.design.arms.len() {
         remedy(&mut page, outcome, arm);
     }
-    next(&mut page, outcome, command);
+    next(&mut page, outcome, command, options);
     page.out
 }
 
@@ -53,12 +55,19 @@ fn header(page: &mut Page, outcome: &Outcome, command: &[String]) {
         format!("seed {}", settings.seed),
     ];
     page.wrapped(2, &facts.join(" · "), Ink::Plain);
-    if outcome.blocks < settings.planned && outcome.comparisons.iter().any(|c| c.word == Word::Unresolved) {
-        page.wrapped(
-            2,
-            "The trial ended before its plan; words are given on what there is.",
-            Ink::Warn,
-        );
+    let open = !settings.looks.contains(&outcome.blocks) || !decided(outcome);
+    if outcome.blocks < settings.planned {
+        let (text, ink) = match open {
+            true => (
+                "The trial ended before its plan; words are given on what there is.",
+                Ink::Warn,
+            ),
+            false => (
+                "Decided before the end of its plan, at a planned look.",
+                Ink::Plain,
+            ),
+        };
+        page.wrapped(2, text, ink);
     }
 }
 
@@ -114,6 +123,9 @@ fn in_short(outcome: &Outcome, c: &Comparison) -> String {
         (_, Some(why)) if why.reason != Reason::TooLittle => {
             format!(" ({})", elide_end(&why.detail, WHY_SHOWN))
         }
+        (Ok(effect), _) if c.word == Word::Equivalent => {
+            format!(" {} (within ±{})", change(effect.point), percent(c.margin))
+        }
         (Ok(effect), _) => format!(" {}", change(effect.point)),
         (Err(_), _) => String::new(),
     };
@@ -137,8 +149,8 @@ fn baseline(page: &mut Page, outcome: &Outcome) {
             table.row(page, outcome, c, Some(("margin", margin)));
         }
     }
-    rest(page, outcome, &outcome.baseline);
-    notes(page, outcome, &outcome.baseline);
+    rest(page, outcome, &outcome.baseline, tells);
+    notes(page, outcome, &outcome.baseline, tells);
 }
 
 /// What has a row of its own: what the trial is about, and what it found. The rest is said in a line.
@@ -147,11 +159,16 @@ fn tells(outcome: &Outcome, c: &Comparison) -> bool {
 }
 
 /// The metrics that have no row, by their word; those that are nothing in any run are left out.
-fn rest(page: &mut Page, outcome: &Outcome, comparisons: &[Comparison]) {
+fn rest(
+    page: &mut Page,
+    outcome: &Outcome,
+    comparisons: &[Comparison],
+    has_row: impl Fn(&Outcome, &Comparison) -> bool,
+) {
     for (word, lead) in [(Word::Equivalent, "equivalent"), (Word::Unresolved, "unresolved")] {
         let titles: Vec<String> = comparisons
             .iter()
-            .filter(|c| !tells(outcome, c) && c.word == word && c.effect.is_ok())
+            .filter(|c| !has_row(outcome, c) && c.word == word && c.effect.is_ok())
             .map(|c| match &c.effect {
                 Ok(effect) => format!("{} {}", title(outcome, c), change(effect.point)),
                 Err(_) => title(outcome, c),
@@ -207,6 +224,7 @@ fn remedy(page: &mut Page, outcome: &Outcome, arm: usize) {
         .cloned()
         .collect();
     let predicted: Vec<Option<String>> = comparisons.iter().map(|c| c.predicted.map(range)).collect();
+    let has_row = |outcome: &Outcome, c: &Comparison| tells(outcome, c) || c.predicted.is_some();
     let table = Table::fit(page.width, predicted.iter().any(Option::is_some));
     table.heads(
         page,
@@ -214,7 +232,7 @@ fn remedy(page: &mut Page, outcome: &Outcome, arm: usize) {
         &comparisons,
     );
     for (c, predicted) in comparisons.iter().zip(&predicted) {
-        if !tells(outcome, c) && c.predicted.is_none() {
+        if !has_row(outcome, c) {
             continue;
         }
         table.row(
@@ -224,8 +242,8 @@ fn remedy(page: &mut Page, outcome: &Outcome, arm: usize) {
             predicted.as_deref().map(|text| ("predicted", text)),
         );
     }
-    rest(page, outcome, &comparisons);
-    notes(page, outcome, &comparisons);
+    rest(page, outcome, &comparisons, has_row);
+    notes(page, outcome, &comparisons, has_row);
 }
 
 fn proof_text(proof: &ArmProof) -> String {
@@ -260,10 +278,15 @@ fn failures(page: &mut Page, outcome: &Outcome, arm: usize, lead: &str) {
 }
 
 /// Warnings, and why there is no word: each reason once, with the metrics that it concerns.
-fn notes(page: &mut Page, outcome: &Outcome, comparisons: &[Comparison]) {
+fn notes(
+    page: &mut Page,
+    outcome: &Outcome,
+    comparisons: &[Comparison],
+    has_row: impl Fn(&Outcome, &Comparison) -> bool,
+) {
     let mut notes: Vec<(String, Vec<String>)> = vec![];
     // What explains is explained in the JSON document.
-    for c in comparisons.iter().filter(|c| tells(outcome, c)) {
+    for c in comparisons.iter().filter(|c| has_row(outcome, c)) {
         let said = c
             .why
             .iter()
@@ -277,7 +300,7 @@ fn notes(page: &mut Page, outcome: &Outcome, comparisons: &[Comparison]) {
         }
     }
     for (text, titles) in notes {
-        let rows = comparisons.iter().filter(|c| tells(outcome, c)).count();
+        let rows = comparisons.iter().filter(|c| has_row(outcome, c)).count();
         let text = match titles.len() == rows {
             true => text,
             false => format!("{}: {text}", titles.join(", ")),
@@ -381,7 +404,7 @@ impl Table {
     }
 }
 
-fn next(page: &mut Page, outcome: &Outcome, command: &[String]) {
+fn next(page: &mut Page, outcome: &Outcome, command: &[String], options: &[String]) {
     let tail = match command.is_empty() {
         true => "CMD".to_string(),
         false => quoted_words(command),
@@ -404,10 +427,10 @@ fn next(page: &mut Page, outcome: &Outcome, command: &[String]) {
                 false => format!("--with {}", quoted(&outcome.design.arms[arm].name)),
             })
             .collect();
-        steps.push(format!(
-            "allocwall trial {} --blocks {blocks} -- {tail}",
-            with.join(" ")
-        ));
+        let mut words = with;
+        words.push(format!("--blocks {blocks}"));
+        words.extend(options.iter().map(|word| quoted(word)));
+        steps.push(format!("allocwall trial {} -- {tail}", words.join(" ")));
     }
     if steps.is_empty() {
         return;
@@ -550,7 +573,7 @@ mod tests {
     }
 
     fn printed(outcome: &Outcome, width: usize) -> String {
-        trial(outcome, &command(), Style { color: false, width })
+        trial(outcome, &command(), &[], Style { color: false, width })
     }
 
     #[test]
@@ -634,7 +657,7 @@ mod tests {
         let name = "x\u{1b}[2J\u{202e}\n\u{9b}31m";
         for mut outcome in sketches::all() {
             hostile(&mut outcome, name);
-            let page = trial(&outcome, &[name.to_string()], Style::FILE);
+            let page = trial(&outcome, &[name.to_string()], &[], Style::FILE);
             assert!(page.chars().all(|c| c == '\n' || !c.is_control()), "{page:?}");
             assert!(!page.contains('\u{202e}'));
             assert!(page.contains("\\u{1b}[2J"));
@@ -680,11 +703,11 @@ mod tests {
                 for summary in &mut outcome.summaries {
                     summary.medians.values_mut().flatten().for_each(|m| *m *= factor);
                 }
-                let page = trial(&outcome, std::slice::from_ref(&name), Style { color: false, width });
+                let page = trial(&outcome, std::slice::from_ref(&name), &[], Style { color: false, width });
                 for line in page.lines() {
                     prop_assert!(columns(line) <= width, "{} columns of {width}: {line:?}", columns(line));
                 }
-                trial(&outcome, std::slice::from_ref(&name), Style { color: true, width });
+                trial(&outcome, std::slice::from_ref(&name), &[], Style { color: true, width });
             }
         }
     }

@@ -5,7 +5,7 @@ use super::conduct::{Ran, Subject};
 use super::load::metric::Metric as Figure;
 use super::load::{Better, Reading, Unit as ReadingUnit};
 use super::proof::{self, Bindings, Seen};
-use super::run::{self, Exit, Finished, Running, Start, Tail};
+use super::run::{self, Exit, Finished, Look, Running, Start, Tail};
 use super::{Direction, Metric, ProofItem, Unit};
 use crate::error::{Error, Result};
 use crate::host::clock;
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// When a run's processes are looked at, after its start. Short and few: the looks take CPU from the run, from every arm's alike.
-const LOOKS_MS: &[u64] = &[3, 15, 60, 250, 1_000, 4_000];
+const LOOKS_MS: &[u64] = &[0, 15, 60, 250, 1_000, 4_000];
 /// How long a run that is not counted is waited for, where counted ones may take longer.
 const GLANCE: Duration = Duration::from_millis(2);
 
@@ -68,6 +68,18 @@ impl Prepared {
     }
 }
 
+/// The most that was on huge pages. That there were none only a walk of nearly all its memory can say.
+fn peak_huge(looks: &[Look]) -> Option<u64> {
+    let peak = looks.iter().map(|look| look.rss_bytes).max()?;
+    let walked = |look: &Look| Some((look.rss_bytes, look.walked.as_ref().ok()?.huge_bytes));
+    let most = looks.iter().filter_map(walked).max_by_key(|(_, huge)| *huge)?;
+    let near_peak = looks
+        .iter()
+        .filter_map(walked)
+        .any(|(resident, _)| resident >= peak / 10 * 8);
+    (most.1 > 0 || near_peak).then_some(most.1)
+}
+
 /// Looks at a run's processes when it is time to.
 pub struct Watcher {
     proc: ProcFs,
@@ -107,11 +119,7 @@ impl Watcher {
 
     /// With what the run's memory series showed.
     pub fn seen(mut self, finished: &Finished) -> Seen {
-        let looks = &finished.memory;
-        self.seen.peak_huge = looks
-            .iter()
-            .filter_map(|look| look.walked.as_ref().ok().map(|w| w.huge_bytes))
-            .max();
+        self.seen.peak_huge = peak_huge(&finished.memory);
         self.seen.peak_resident = finished.peak_rss_bytes.as_ref().ok().copied();
         self.seen
     }
@@ -195,7 +203,12 @@ impl Subject for Batch<'_> {
 /// A target that gave up its rights must be able to write there.
 fn open_to_all(folder: &Path) {
     use std::os::unix::fs::PermissionsExt;
-    let _ = std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o1777));
+    let mode = |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode));
+    let _ = mode(folder, 0o1777);
+    // Passed through, not listed: nobody else learns the name.
+    if let Some(above) = folder.parent() {
+        let _ = mode(above, 0o711);
+    }
 }
 
 /// The last line that it said, where it said one.

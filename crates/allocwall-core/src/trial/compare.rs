@@ -61,6 +61,16 @@ pub fn compare(design: &Design, blocks: &[Block]) -> Outcome {
     }
 }
 
+/// Every comparison of a primary metric has a word, or can get none: one of which only more blocks could tell is open.
+pub fn decided(outcome: &Outcome) -> bool {
+    let open = |c: &Comparison| match &c.effect {
+        Ok(_) => c.word == Word::Unresolved,
+        Err(why) => why.reason == Reason::TooLittle,
+    };
+    let primary = |c: &&Comparison| outcome.metric(&c.metric).is_some_and(|m| m.primary);
+    !outcome.comparisons.iter().filter(primary).any(open)
+}
+
 /// The noise of a metric in these blocks, of a remedy against the mean of two baseline runs, pooled over the remedies and the
 /// baseline itself; in logarithms. Of a trial without remedies, that of A′ against A. None where too little was measured.
 pub fn spread(design: &Design, blocks: &[Block], metric: &str) -> Option<Spread> {

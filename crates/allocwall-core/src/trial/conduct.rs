@@ -1,10 +1,10 @@
 //! The blocks of a trial, one run after the other: in the planned order, saved as they are finished, looked at when that was
 //! planned, ended early where everything is decided or somebody asks for it.
 
-use super::compare::{compare, spread};
-use super::journal::{Head, Writer};
+use super::compare::{compare, decided, spread};
+use super::journal::{Journal, Writer};
 use super::load::Reading;
-use super::{BASELINES, Block, Outcome, ProofItem, Run, Word, plan};
+use super::{BASELINES, Block, Outcome, ProofItem, Run, plan};
 use crate::error::{Error, Result};
 use crate::host::clock;
 use crate::units::Measured;
@@ -59,7 +59,7 @@ pub enum Told<'a> {
 }
 
 /// Why a trial ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
     /// All planned blocks were run.
     Planned,
@@ -68,6 +68,8 @@ pub enum End {
     Interrupted,
     /// The time was over before the blocks were.
     TimeOver,
+    /// A run could not be started any more, and why.
+    Failed(String),
 }
 
 pub struct Conduct<'a> {
@@ -78,57 +80,49 @@ pub struct Conduct<'a> {
 }
 
 impl Conduct<'_> {
-    /// Runs the blocks that are missing to `length`, after those that are done.
-    pub fn run(
-        &mut self,
-        head: &mut Head,
-        mut blocks: Vec<Block>,
-        length: Length,
-    ) -> Result<(Vec<Block>, End)> {
-        let arms = head.design.arms.len();
-        let family = plan::family(arms, &head.design.metrics);
+    /// Runs the blocks that the journal lacks; a plan that it has is kept, and `length` is then how long it may take at most.
+    pub fn run(&mut self, journal: &mut Journal, length: Length) -> Result<End> {
+        let arms = journal.head.design.arms.len();
+        let family = plan::family(arms, &journal.head.design.metrics);
         let began = clock::monotonic_ns();
-        let before = blocks.len();
+        let before = journal.blocks.len();
         let spent = || (clock::monotonic_ns() - began) as f64 / 1e9;
-        let mut planned = match length {
-            Length::Blocks(_) => true,
-            // A trial that is continued keeps its plan.
-            Length::Budget(_) | Length::Effect(_) => before > 0,
-        };
-        let order = plan::order(arms, plan::MOST_BLOCKS, head.design.settings.seed);
-        let end = loop {
-            if !planned && blocks.len() >= self.pilot(length, arms, family) {
-                self.plan(head, &blocks, length, spent())?;
-                planned = true;
+        journal.planned |= matches!(length, Length::Blocks(_));
+        let most = plan::MOST_BLOCKS.max(journal.head.design.settings.planned);
+        let order = plan::order(arms, most, journal.head.design.settings.seed);
+        loop {
+            let done = journal.blocks.len();
+            let own = done - before;
+            if !journal.planned && own > 0 && done >= self.pilot(length, arms, family) {
+                self.plan(journal, length, spent() / own as f64, own)?;
             }
-            let settings = &head.design.settings;
-            if planned && blocks.len() >= settings.planned {
-                break End::Planned;
-            }
-            if planned && settings.looks.contains(&blocks.len()) && decided(&compare(&head.design, &blocks)) {
-                break End::Decided;
+            if let Some(end) = over(journal) {
+                return Ok(end);
             }
             if let Length::Budget(budget) | Length::Effect(Some(budget)) = length
-                && blocks.len() > before
-                && spent() + spent() / (blocks.len() - before) as f64 > budget.as_secs_f64() * 1.05
+                && own > 0
+                && spent() + spent() / own as f64 > budget.as_secs_f64() * 1.05
             {
-                break End::TimeOver;
+                return Ok(End::TimeOver);
             }
             if self.stopped() {
-                break End::Interrupted;
+                return Ok(End::Interrupted);
             }
-            let Some(block) = self.block(blocks.len(), &order[blocks.len()])? else {
-                break End::Interrupted;
+            let block = match self.block(done, &order[done]) {
+                Ok(Some(block)) => block,
+                Ok(None) => return Ok(End::Interrupted),
+                // What was finished is worth its words all the same.
+                Err(error) if done > 0 => return Ok(End::Failed(error.to_string())),
+                Err(error) => return Err(error),
             };
             self.writer.block(&block)?;
-            blocks.push(block);
-            hopeless(&blocks)?;
+            journal.blocks.push(block);
+            hopeless(&journal.blocks)?;
             (self.told)(Told::Finished {
-                outcome: &compare(&head.design, &blocks),
-                planned: head.design.settings.planned,
+                outcome: &compare(&journal.head.design, &journal.blocks),
+                planned: journal.head.design.settings.planned,
             });
-        };
-        Ok((blocks, end))
+        }
     }
 
     fn pilot(&self, length: Length, arms: usize, family: usize) -> usize {
@@ -138,14 +132,24 @@ impl Conduct<'_> {
         }
     }
 
-    /// Once, after the pilot: how many blocks, and when to look. Neither depends on which arm was faster.
-    fn plan(&mut self, head: &mut Head, blocks: &[Block], length: Length, spent_s: f64) -> Result<()> {
-        let design = &mut head.design;
+    /// Once, after the pilot, the last `own` blocks of which ran just now: how many blocks, and when to look. Neither depends on
+    /// which arm was faster.
+    fn plan(&mut self, journal: &mut Journal, length: Length, each_s: f64, own: usize) -> Result<()> {
+        let blocks = &journal.blocks;
+        let design = &mut journal.head.design;
         let arms = design.arms.len();
         let family = plan::family(arms, &design.metrics);
-        let each_s = spent_s / blocks.len() as f64;
-        let fitting =
-            |budget: Duration| plan::for_budget(budget.as_secs_f64(), blocks.len(), spent_s, arms, family);
+        let earlier_s = (blocks.len() - own) as f64 * each_s;
+        let fitting = |budget: Duration| {
+            let spent_s = blocks.len() as f64 * each_s;
+            plan::for_budget(
+                earlier_s + budget.as_secs_f64(),
+                blocks.len(),
+                spent_s,
+                arms,
+                family,
+            )
+        };
         let (count, why) = match length {
             Length::Blocks(count) => (count, String::new()),
             Length::Budget(budget) => {
@@ -191,6 +195,7 @@ impl Conduct<'_> {
         design.settings.planned = count;
         design.settings.looks = plan::looks(count, arms, family);
         self.writer.plan(design)?;
+        journal.planned = true;
         (self.told)(Told::Planned {
             blocks: count,
             each_s,
@@ -232,12 +237,15 @@ impl Conduct<'_> {
     }
 }
 
-/// Every comparison of a primary metric has a word, or can't get one.
-fn decided(outcome: &Outcome) -> bool {
-    outcome.comparisons.iter().all(|c| {
-        let primary = outcome.metric(&c.metric).is_some_and(|m| m.primary);
-        !primary || c.word != Word::Unresolved || c.effect.is_err()
-    })
+/// Why a trial has no more blocks to run, where it has none.
+pub fn over(journal: &Journal) -> Option<End> {
+    let (design, done) = (&journal.head.design, journal.blocks.len());
+    let looked = || design.settings.looks.contains(&done);
+    match journal.planned {
+        true if done >= design.settings.planned => Some(End::Planned),
+        true if looked() && decided(&compare(design, &journal.blocks)) => Some(End::Decided),
+        _ => None,
+    }
 }
 
 fn hopeless(blocks: &[Block]) -> Result<()> {
@@ -261,7 +269,8 @@ fn hopeless(blocks: &[Block]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ArmInfo, Design, Direction, Metric, ProofState, Settings, Unit, journal};
+    use super::super::journal::{self, Head};
+    use super::super::{ArmInfo, Design, Direction, Metric, ProofState, Settings, Unit, Word};
     use super::*;
 
     /// Arms of these run times, with noise that is the same for all arms of a block's turn.
@@ -325,6 +334,7 @@ mod tests {
                 arms,
                 metrics,
             },
+            rates: vec![],
             proof: BTreeMap::new(),
             machine: vec![],
         }
@@ -337,6 +347,19 @@ mod tests {
         stop_after: usize,
         fails: bool,
     ) -> Result<(Outcome, End)> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t");
+        drop(Writer::create(&path, &head(times.len(), planned))?);
+        go_on(&path, times, length, stop_after, fails)
+    }
+
+    fn go_on(
+        path: &std::path::Path,
+        times: &[f64],
+        length: Length,
+        stop_after: usize,
+        fails: bool,
+    ) -> Result<(Outcome, End)> {
         let stop: &'static AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
         let mut fake = Fake {
             times: times.to_vec(),
@@ -345,20 +368,18 @@ mod tests {
             stop,
             fails,
         };
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("t");
-        let mut head = head(times.len(), planned);
-        let mut writer = Writer::create(&path, &head)?;
+        let mut journal = journal::read(path)?;
+        let mut writer = Writer::append_to(path)?;
         let mut conduct = Conduct {
             subject: &mut fake,
             writer: &mut writer,
             interrupted: stop,
             told: &mut |_| {},
         };
-        let (blocks, end) = conduct.run(&mut head, vec![], length)?;
-        let saved = journal::read(&path)?;
-        assert_eq!((&saved.head.design, &saved.blocks), (&head.design, &blocks));
-        Ok((compare(&head.design, &blocks), end))
+        let end = conduct.run(&mut journal, length)?;
+        let saved = journal::read(path)?;
+        assert_eq!((&saved.head, &saved.blocks), (&journal.head, &journal.blocks));
+        Ok((compare(&journal.head.design, &journal.blocks), end))
     }
 
     const FOREVER: usize = usize::MAX;
@@ -387,6 +408,30 @@ mod tests {
     fn a_baseline_that_always_fails_ends_it_with_its_reason() {
         let error = conduct(&[1.0, 1.0, 0.5], 12, Length::Blocks(12), FOREVER, true).unwrap_err();
         assert!(error.to_string().contains("exit status 3"), "{error}");
+    }
+
+    #[test]
+    fn a_plan_is_kept_and_one_that_was_not_made_yet_is_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let same = [1.0, 1.0, 1.0];
+        // Within the pilot: three blocks of three runs and a part.
+        let cut = dir.path().join("cut");
+        drop(Writer::create(&cut, &head(3, 12)).unwrap());
+        let hour = Length::Budget(Duration::from_secs(3600));
+        let (outcome, end) = go_on(&cut, &same, hour, 11, false).unwrap();
+        assert_eq!((outcome.blocks, end), (3, End::Interrupted));
+        let (outcome, _) = go_on(&cut, &same, hour, 40, false).unwrap();
+        assert!(outcome.design.settings.planned > 12, "what fits an hour");
+        let plan = outcome.design.settings;
+        // Another time has no other plan, and a trial that is over runs no more.
+        let minute = Length::Budget(Duration::from_secs(60));
+        let (outcome, _) = go_on(&cut, &same, minute, 30, false).unwrap();
+        assert_eq!(outcome.design.settings, plan);
+        let done = dir.path().join("done");
+        drop(Writer::create(&done, &head(3, 4)).unwrap());
+        go_on(&done, &same, Length::Blocks(4), FOREVER, false).unwrap();
+        let (outcome, end) = go_on(&done, &same, minute, FOREVER, true).unwrap();
+        assert_eq!((outcome.blocks, end), (4, End::Planned));
     }
 
     #[test]

@@ -42,21 +42,30 @@ impl Gate {
         metric.key == name || key == name || (name.len() < key.len() && key.ends_with(&format!("_{name}")))
     }
 
-    /// Why it stops: the first arm that changed by more, and whose change is told from none; or that could not be compared at all.
-    /// None where it lets pass.
+    /// Those of these metrics that it is about.
     ///
     /// # Errors
-    /// `Refused`: the trial has no such metric.
-    pub fn stops(&self, outcome: &Outcome) -> Result<Option<String>> {
-        let metrics: Vec<&Metric> = outcome.design.metrics.iter().filter(|m| self.is_of(m)).collect();
-        if metrics.is_empty() {
-            let known: Vec<&str> = outcome.design.metrics.iter().map(|m| m.key.as_str()).collect();
+    /// `Refused`: none is.
+    pub fn among<'a>(&self, metrics: &'a [Metric]) -> Result<Vec<&'a Metric>> {
+        let own: Vec<&Metric> = metrics.iter().filter(|m| self.is_of(m)).collect();
+        if own.is_empty() {
+            let known: Vec<&str> = metrics.iter().map(|m| m.key.as_str()).collect();
             return Err(Error::Refused(format!(
                 "--fail-on: no metric {}; there are {}",
                 self.metric,
                 known.join(", ")
             )));
         }
+        Ok(own)
+    }
+
+    /// Why it stops: the first arm that changed by more, and whose change is told from none; or that could not be compared at all.
+    /// None where it lets pass.
+    ///
+    /// # Errors
+    /// `Refused`: the trial has no such metric.
+    pub fn stops(&self, outcome: &Outcome) -> Result<Option<String>> {
+        let metrics = self.among(&outcome.design.metrics)?;
         let stopped = outcome
             .comparisons
             .iter()

@@ -3,6 +3,8 @@
 
 use super::{Block, Design, ProofItem};
 use crate::error::{Error, Result};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -25,6 +27,9 @@ pub struct Head {
     /// The options of the trial other than its command, as they were typed: a continued trial takes them from here.
     pub options: Vec<String>,
     pub design: Design,
+    /// Name and requests a second of each load inside: found before the first block, the same for all of them.
+    #[serde(default)]
+    pub rates: Vec<(String, f64)>,
     /// By arm: what the run that is not counted showed.
     pub proof: BTreeMap<usize, Vec<ProofItem>>,
     /// Facts about the machine, for people.
@@ -36,7 +41,7 @@ pub struct Head {
 enum Line {
     Trial(Box<Head>),
     Block(Block),
-    /// More blocks were planned than at first.
+    /// How many blocks there will be, where the first of them decide that.
     Plan(Design),
 }
 
@@ -45,6 +50,8 @@ enum Line {
 pub struct Journal {
     pub head: Head,
     pub blocks: Vec<Block>,
+    /// How many blocks there will be was decided after the first of them: it stands.
+    pub planned: bool,
 }
 
 /// Appends to a trial's file.
@@ -62,6 +69,7 @@ impl Writer {
             .mode(0o600)
             .open(path)
             .map_err(|cause| failed(path, cause))?;
+        only_writer(path, &file)?;
         let mut writer = Writer {
             path: path.to_owned(),
             file,
@@ -77,6 +85,7 @@ impl Writer {
             .write(true)
             .open(path)
             .map_err(|cause| failed(path, cause))?;
+        only_writer(path, &file)?;
         let mut text = Vec::new();
         let whole = (&file)
             .take(LARGEST)
@@ -112,6 +121,18 @@ impl Writer {
     }
 }
 
+/// Blocks of two trials in one file would follow from neither. Held until the file is closed (flock(2)); where the file system knows
+/// no locks, nobody is kept out.
+fn only_writer(path: &Path, file: &File) -> Result<()> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Err(Error::Refused(format!(
+            "{} is being written by a trial that runs",
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
 fn failed(path: &Path, cause: io::Error) -> Error {
     Error::File {
         path: path.to_owned(),
@@ -138,6 +159,7 @@ fn parse(mut reader: impl BufRead) -> std::result::Result<Journal, Broken> {
     let content = |detail: &str| Broken::Content(detail.to_owned());
     let mut head: Option<Head> = None;
     let mut blocks: Vec<Block> = Vec::new();
+    let mut planned = false;
     let mut line = Vec::new();
     for number in 1.. {
         line.clear();
@@ -175,6 +197,7 @@ fn parse(mut reader: impl BufRead) -> std::result::Result<Journal, Broken> {
                     )));
                 }
                 head.design = design;
+                planned = true;
             }
             (Line::Block(block), Some(head)) => {
                 let arms = head.design.arms.len();
@@ -191,7 +214,11 @@ fn parse(mut reader: impl BufRead) -> std::result::Result<Journal, Broken> {
         }
     }
     let head = head.ok_or_else(|| content("it is empty"))?;
-    Ok(Journal { head, blocks })
+    Ok(Journal {
+        head,
+        blocks,
+        planned,
+    })
 }
 
 #[cfg(test)]
@@ -232,6 +259,7 @@ mod tests {
                     looks: vec![6],
                 },
             },
+            rates: vec![],
             proof: BTreeMap::new(),
             machine: vec![],
         }
@@ -268,12 +296,25 @@ mod tests {
         let (_dir, path) = written(2);
         let whole = read(&path).unwrap();
         assert_eq!((whole.head, whole.blocks), (head(), vec![block(0), block(1)]));
+        assert!(!whole.planned);
         let bytes = std::fs::read(&path).unwrap();
         std::fs::write(&path, &bytes[..bytes.len() - 10]).unwrap();
         assert_eq!(read(&path).unwrap().blocks, [block(0)]);
         let mut writer = Writer::append_to(&path).unwrap();
         writer.block(&block(1)).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), bytes);
+        writer.plan(&head().design).unwrap();
+        assert!(read(&path).unwrap().planned);
+    }
+
+    #[test]
+    fn one_trial_writes_at_a_time() {
+        let (_dir, path) = written(1);
+        let first = Writer::append_to(&path).unwrap();
+        let error = Writer::append_to(&path).err().unwrap();
+        assert!(error.to_string().contains("a trial that runs"), "{error}");
+        drop(first);
+        assert!(Writer::append_to(&path).is_ok());
     }
 
     #[test]

@@ -8,6 +8,7 @@
 
 use super::arm::Expectation;
 use super::{ProofItem, ProofState};
+use crate::host::inside;
 use crate::host::proc::ProcFs;
 use crate::host::topology::parse_cpu_list;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,6 +33,8 @@ pub struct Seen {
 pub struct SeenProcess {
     pub comm: String,
     looks: u32,
+    /// CPU time when it was last looked at, in clock ticks.
+    pub cpu_ticks: u64,
     /// Files mapped with execute permission.
     pub mapped: BTreeSet<PathBuf>,
     pub environment: BTreeMap<String, String>,
@@ -51,6 +54,9 @@ impl Seen {
                 continue;
             }
             let seen = self.processes.entry(pid).or_default();
+            if let Ok(stat) = proc.process_stat(pid) {
+                seen.cpu_ticks = stat.user_ticks + stat.system_ticks;
+            }
             if seen.looks >= LOOKS {
                 continue;
             }
@@ -122,7 +128,10 @@ impl Bindings {
             };
             use std::io::Read;
             let mut text = Vec::new();
-            if let Ok(file) = std::fs::File::open(file.path()) {
+            // Anybody may put something there: no link is followed, and nothing but a plain file is read.
+            if let Ok((file, facts)) = inside::open_ours(&file.path())
+                && facts.is_file()
+            {
                 // A part is better than nothing: what it tells is true.
                 let _ = file.take(BINDINGS_LIMIT).read_to_end(&mut text);
             }
@@ -172,9 +181,13 @@ fn same_file(a: &Path, b: &Path) -> bool {
 impl ProcessBindings {
     /// Whether all that a module is bound to is this library in the end. A program that takes malloc's address is itself what other
     /// modules are bound to, and its entry jumps on to where its own calls go (a canonical PLT entry, System V ABI for AMD64,
-    /// "Function Addresses").
+    /// "Function Addresses"). A library passes nothing on: one that is bound twice was loaded before and after an exec of the same
+    /// process, and what follows it to one of the two may have the other.
     fn ends_at(&self, module: &Path, library: &dyn Fn(&Path) -> bool) -> bool {
         let onward = |through: &Path| {
+            if file_name(through).contains(".so") {
+                return None;
+            }
             let calls = self.malloc.get(through)?;
             let mut others = calls.iter().filter(|to| *to != through).peekable();
             others.peek()?;
@@ -256,29 +269,50 @@ fn file_name(path: &Path) -> String {
     )
 }
 
-fn mapped(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgement {
-    let looked: Vec<_> = seen.processes.values().filter(|p| !p.mapped.is_empty()).collect();
-    let has = |p: &&&SeenProcess| p.mapped.iter().any(|m| m == path || same_file(m, path));
-    let hits = looked.iter().filter(has).count();
-    if hits > 0 {
-        return (
-            ProofState::Proven,
-            format!("in {hits} of {} processes", looked.len()),
-        );
+/// The one that a remedy is for, where a command is several: that which used most CPU; of equals the youngest, since a starter
+/// starts first.
+fn busiest<'a>(processes: impl Iterator<Item = &'a SeenProcess>) -> Option<&'a SeenProcess> {
+    processes.max_by_key(|p| p.cpu_ticks)
+}
+
+/// By the busiest process, with how many have it.
+fn by_the_busiest<'a>(
+    looked: impl Iterator<Item = &'a SeenProcess> + Clone,
+    has: impl Fn(&SeenProcess) -> bool,
+    lacks: &str,
+) -> Judgement {
+    let Some(busiest) = busiest(looked.clone()) else {
+        return nothing_seen();
+    };
+    let (hits, all) = (looked.clone().filter(|p| has(p)).count(), looked.count());
+    match has(busiest) {
+        true => (ProofState::Proven, format!("in {hits} of {all} processes")),
+        false if hits > 0 => (
+            ProofState::Refuted,
+            format!(
+                "in {hits} of {all} processes, but {}, which uses most CPU, {lacks}",
+                busiest.comm
+            ),
+        ),
+        false => (ProofState::Refuted, format!("{} {lacks}", busiest.comm)),
     }
-    if let Some(bound) = bindings.map(|b| b.of(path)).filter(|bound| bound.hits > 0) {
-        return (
+}
+
+fn mapped(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgement {
+    let has = |p: &SeenProcess| p.mapped.iter().any(|m| m == path || same_file(m, path));
+    let looked = seen.processes.values().filter(|p| !p.mapped.is_empty());
+    // At its first look the loader may not have mapped it yet.
+    let settled = looked.clone().filter(|p| p.looks > 1 || has(p));
+    if settled.clone().next().is_some() {
+        return by_the_busiest(settled, has, &format!("does not map {}", path.display()));
+    }
+    match bindings.map(|b| b.of(path)).filter(|bound| bound.hits > 0) {
+        Some(bound) => (
             ProofState::Proven,
             format!(
-                "by the loader's account, in {} of {} processes",
-                bound.taken, bound.processes
+                "by the loader's account, for {} of {} modules that call malloc",
+                bound.hits, bound.modules
             ),
-        );
-    }
-    match looked.first() {
-        Some(process) => (
-            ProofState::Refuted,
-            format!("{} does not map {}", process.comm, path.display()),
         ),
         None => nothing_seen(),
     }
@@ -291,6 +325,9 @@ fn malloc_from(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgeme
             "the loader's bindings were not asked for".into(),
         );
     };
+    if let (ProofState::Refuted, why) = mapped(path, seen, None) {
+        return (ProofState::Refuted, why);
+    }
     let bound = bindings.of(path);
     if bound.processes == 0 {
         // musl's loader tells nothing; a library that it maps first serves malloc all the same.
@@ -321,30 +358,9 @@ fn malloc_from(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgeme
 }
 
 fn environment(name: &str, value: &str, seen: &Seen) -> Judgement {
-    let looked: Vec<_> = seen
-        .processes
-        .values()
-        .filter(|p| !p.environment.is_empty())
-        .collect();
-    let hits = looked
-        .iter()
-        .filter(|p| p.environment.get(name).is_some_and(|v| v == value))
-        .count();
-    match looked.len() {
-        0 => nothing_seen(),
-        all if hits == all => (ProofState::Proven, format!("in {hits} of {all} processes")),
-        all if hits > 0 => {
-            let astray = looked
-                .iter()
-                .find(|p| p.environment.get(name).is_none_or(|v| v != value))
-                .map_or("", |p| p.comm.as_str());
-            (
-                ProofState::Proven,
-                format!("in {hits} of {all} processes; not in {astray}"),
-            )
-        }
-        all => (ProofState::Refuted, format!("in none of {all} processes")),
-    }
+    let looked = seen.processes.values().filter(|p| !p.environment.is_empty());
+    let has = |p: &SeenProcess| p.environment.get(name).is_some_and(|v| v == value);
+    by_the_busiest(looked, has, "does not have it")
 }
 
 fn command_line(word: &str, seen: &Seen) -> Judgement {
@@ -438,6 +454,15 @@ mod tests {
             malloc_state(&bindings(&[&[ITSELF, THROUGH]])).0,
             ProofState::Refuted
         );
+        // One process before and after an exec that took the preload away.
+        const LIBC: &str = "     7:\tbinding file /lib/libc.so.6 [0] to /opt/lib/libjemalloc.so.2 [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
+        const LIBC_AFTER: &str = "     7:\tbinding file /lib/libc.so.6 [0] to /lib/libc.so.6 [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
+        const AFTER: &str =
+            "     7:\tbinding file sort [0] to /lib/libc.so.6 [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
+        assert_eq!(
+            malloc_state(&bindings(&[&[LINE, LIBC, LIBC_AFTER, AFTER]])).0,
+            ProofState::Refuted
+        );
         const ROUND: &str = "     7:\tbinding file /usr/bin/x y [0] to /lib/libz.so [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
         assert_eq!(
             malloc_state(&bindings(&[&[ROUND, THROUGH]])).0,
@@ -471,7 +496,8 @@ mod tests {
     fn seen(processes: &[Sketch]) -> Seen {
         let process = |&(comm, mapped, environment): &Sketch| SeenProcess {
             comm: comm.into(),
-            looks: 1,
+            looks: 2,
+            cpu_ticks: 0,
             mapped: mapped.iter().map(PathBuf::from).collect(),
             environment: environment.iter().map(|&(k, v)| (k.into(), v.into())).collect(),
             command_line: vec![],
@@ -486,6 +512,12 @@ mod tests {
 
     #[test]
     fn a_library_is_mapped_or_not_or_nobody_saw() {
+        let looked_at = |looks, mut seen: Seen| {
+            seen.processes.values_mut().for_each(|p| p.looks = looks);
+            seen
+        };
+        let once = looked_at(1, seen(&[("x", &["/lib/libc.so.6"], &[])]));
+        assert_eq!(mapped(Path::new(JEMALLOC), &once, None).0, ProofState::Unknown);
         let state = |seen: &Seen| mapped(Path::new(JEMALLOC), seen, None).0;
         assert_eq!(state(&seen(&[("x", &[JEMALLOC], &[])])), ProofState::Proven);
         assert_eq!(
@@ -507,15 +539,12 @@ mod tests {
         assert_eq!(state(&seen(&[("x", &[], &[("A", "1")])])), ProofState::Proven);
         assert_eq!(state(&seen(&[("x", &[], &[("A", "2")])])), ProofState::Refuted);
         assert_eq!(state(&seen(&[("x", &[], &[("B", "1")])])), ProofState::Refuted);
-        let (state, detail) = environment(
-            "A",
-            "1",
-            &seen(&[("x", &[], &[("A", "1")]), ("y", &[], &[("B", "1")])]),
-        );
-        assert_eq!(
-            (state, &detail[..]),
-            (ProofState::Proven, "in 1 of 2 processes; not in y")
-        );
+        // The youngest of equals decides, else whoever uses the CPU.
+        let mut two = seen(&[("x", &[], &[("A", "1")]), ("y", &[], &[("B", "1")])]);
+        assert_eq!(state(&two), ProofState::Refuted);
+        two.processes.get_mut(&1).unwrap().cpu_ticks = 5;
+        let (state, detail) = environment("A", "1", &two);
+        assert_eq!((state, &detail[..]), (ProofState::Proven, "in 1 of 2 processes"));
     }
 
     #[test]

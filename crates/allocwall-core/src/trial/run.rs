@@ -240,6 +240,7 @@ impl Start {
                 path: self.folder.clone().unwrap_or_default(),
                 cause,
             })?,
+            marked: None,
         })
     }
 }
@@ -304,13 +305,17 @@ struct Exited {
     ended: Ended,
 }
 
+fn new_mark() -> String {
+    format!("{:08x}{:016x}", std::process::id(), monotonic_ns())
+}
+
 /// Starts the command under a keeper: `keeper_exe` is this program.
 ///
 /// # Errors
 /// `Launch` with exec's own error; `File` where a file to write to can't be made; `Refused` where a place, a limit or the
 /// environment can't be as asked. Then nothing runs.
 pub fn start(start: &Start, keeper_exe: &Path) -> Result<Running> {
-    let mark = format!("{:08x}{:016x}", std::process::id(), monotonic_ns());
+    let mark = new_mark();
     let order = start.order(&mark)?;
     let launch = |cause: io::Error| Error::Launch {
         command: start.shown(),
@@ -591,7 +596,7 @@ impl Running {
         self.finished = true;
         let how = self.link.finish().unwrap_or_else(|| "no last report".into());
         self.watch.stop();
-        self.sweep();
+        keeper::sweep(MARK, &self.mark);
         let folder = self.folder.as_ref().and_then(|folder| folder.remove().err());
         let still = folder.map_or_else(String::new, |error| {
             format!("; its folder could not be removed: {error}")
@@ -600,16 +605,6 @@ impl Running {
             "the keeper of {} was killed ({how}), so the run counts for nothing; what it had started was ended{still}",
             self.shown
         ))
-    }
-
-    /// Again and again until nobody is found: what is being killed may still be starting others.
-    fn sweep(&self) {
-        for _ in 0..200 {
-            if keeper::kill_marked(MARK, &self.mark) == 0 {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
     }
 }
 
@@ -621,7 +616,7 @@ impl Drop for Running {
         self.link.ask_to_end();
         // It ends within its grace and the time in which it gives up.
         if self.link.finish().is_some() {
-            self.sweep();
+            keeper::sweep(MARK, &self.mark);
             if let Some(folder) = &self.folder {
                 let _ = folder.remove();
             }
@@ -737,9 +732,11 @@ impl Finished {
     }
 }
 
-/// A folder that is removed when this is dropped, or we are gone however that came: a keeper without a command sees to it.
+/// A folder that is removed when this is dropped, or we are gone however that came: a keeper without a command sees to it. So it
+/// does to what was started with the guard's mark.
 pub struct Guard {
     link: Link,
+    mark: String,
 }
 
 /// # Errors
@@ -749,13 +746,15 @@ pub fn guard(folder: &Path, keeper_exe: &Path) -> Result<Guard> {
         let path = path.to_owned();
         move |cause| Error::File { path, cause }
     };
+    let mark = new_mark();
     let order = Order {
         folder: Some(Folder::of(folder).map_err(at(folder))?),
+        marked: Some((MARK.to_owned(), mark.clone())),
         ..Order::default()
     };
     let link = Link::start(keeper_exe, &order, Stdio::null(), Stdio::null()).map_err(at(keeper_exe))?;
     let ready = link.reports().map_err(at(keeper_exe))?.next();
-    let mut guard = Guard { link };
+    let mut guard = Guard { link, mark };
     if ready == Some(Report::Ready) {
         return Ok(guard);
     }
@@ -765,6 +764,18 @@ pub fn guard(folder: &Path, keeper_exe: &Path) -> Result<Guard> {
         keeper_exe.display(),
         folder.display()
     )))
+}
+
+impl Guard {
+    /// For the environment of what is started without a keeper of its own.
+    pub fn mark(&self) -> (OsString, OsString) {
+        (MARK.into(), (&self.mark).into())
+    }
+
+    /// Kills what was started with the mark.
+    pub fn sweep(&self) {
+        keeper::sweep(MARK, &self.mark);
+    }
 }
 
 impl Drop for Guard {

@@ -1,12 +1,15 @@
 //! `allocwall diagnose`: bill, ladder, verdict and remedies of a process, a command or a recording.
 
 use crate::commands::report::{Format, Judged};
+use crate::commands::trial;
 use crate::printer::Printer;
 use allocwall_core::diagnose;
 use allocwall_core::host::launch;
 use allocwall_core::measure::calibrate;
 use allocwall_core::measure::file;
 use allocwall_core::measure::record::{self, Ask, DEFAULT_WINDOW, Recorded, Request};
+use allocwall_core::measure::recording::Ended;
+use allocwall_core::trial::arm;
 use anyhow::Context;
 use std::ffi::OsString;
 use std::os::unix::fs::DirBuilderExt;
@@ -57,6 +60,10 @@ pub struct Args {
     #[arg(long, requires = "command", conflicts_with_all = ["pid", "cgroup", "file"])]
     keep_running: bool,
 
+    /// Then try the remedies that are offered on the command (allocwall trial), each beside the untreated command
+    #[arg(long, requires = "command", conflicts_with_all = ["pid", "cgroup", "file", "keep_running", "json"])]
+    verify: bool,
+
     /// A recording to diagnose again
     #[arg(conflicts_with = "command")]
     file: Option<PathBuf>,
@@ -101,6 +108,11 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         child.end();
     }
     printed?;
+    // Who interrupts wants to see what there is, and nothing begun.
+    let interrupted = matches!(judged.recording.meta.ended, Ended::Interrupted);
+    if args.verify && !interrupted {
+        return verify(&args, &judged, printer);
+    }
     let Judged {
         recording,
         bill,
@@ -116,12 +128,38 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     })
 }
 
+/// Remedies that a trial applies by how a command is started, and how many of the offered ones are tried.
+const TRIED: usize = 3;
+
+fn verify(args: &Args, judged: &Judged, printer: &Printer) -> anyhow::Result<ExitCode> {
+    let applicable: Vec<&str> = judged
+        .verdict
+        .remedies
+        .iter()
+        .map(|offer| offer.remedy.as_str())
+        .filter(|key| arm::names().any(|name| name == *key))
+        .take(TRIED)
+        .collect();
+    if applicable.is_empty() {
+        printer.note("nothing to verify: no remedy is offered that is applied by how the command is started");
+        return Ok(ExitCode::SUCCESS);
+    }
+    printer.data("\n")?;
+    printer.note(&format!(
+        "trying {} beside the untreated command",
+        applicable.join(", ")
+    ));
+    trial::run(trial::Args::of(&applicable, &args.command), printer)
+}
+
 fn record_now(args: &Args, printer: &Printer) -> anyhow::Result<Recorded> {
     let ask = match (&args.pid[..], &args.cgroup, &args.command[..]) {
         ([], Some(path), _) => Ask::Cgroup(path.clone()),
         ([], None, command) => Ask::Launch {
             command: command.to_vec(),
+            env: vec![],
             keep: args.keep_running,
+            talk: launch::Talk::Aside,
         },
         (pids, ..) => Ask::Pids(pids.to_vec()),
     };

@@ -3,7 +3,9 @@
 use crate::commands::arms;
 use crate::commands::report::Judged;
 use crate::printer::Printer;
+use allocwall_core::diagnose::remedies::quoted;
 use allocwall_core::error::Error;
+use allocwall_core::host::launch::Talk;
 use allocwall_core::host::perf;
 use allocwall_core::measure::calibrate;
 use allocwall_core::measure::record::{self, Ask};
@@ -11,7 +13,7 @@ use allocwall_core::report::{trial_csv, trial_json, trial_text};
 use allocwall_core::trial::arm::{Arm, TargetFacts};
 use allocwall_core::trial::batch::{self, Batch, Prepared};
 use allocwall_core::trial::compare::compare;
-use allocwall_core::trial::conduct::{Conduct, End, Length, Ran, Subject, Told};
+use allocwall_core::trial::conduct::{self, Conduct, End, Length, Ran, Subject, Told};
 use allocwall_core::trial::gate::Gate;
 use allocwall_core::trial::journal::{self, Head, Journal, Writer};
 use allocwall_core::trial::load::adapters::Adapter;
@@ -20,7 +22,7 @@ use allocwall_core::trial::load::metric::Metric as Figure;
 use allocwall_core::trial::load::open::Plan;
 use allocwall_core::trial::load::ready::Ready;
 use allocwall_core::trial::load::request::{Ask as HttpAsk, Request};
-use allocwall_core::trial::run::{self, Start};
+use allocwall_core::trial::run::{self, Guard, Start};
 use allocwall_core::trial::server::{self, Load, Read, Server};
 use allocwall_core::trial::{
     ArmInfo, BASELINES, Design, Metric, Outcome, ProofState, Settings, Word, plan, predict,
@@ -35,8 +37,32 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const SUFFIX: &str = ".trial";
+/// What a trial is: these stay as they were when it is continued.
+const AS_BEGUN: [&str; 21] = [
+    "with",
+    "command",
+    "effect",
+    "metric",
+    "ready",
+    "ready_timeout",
+    "load",
+    "method",
+    "header",
+    "body",
+    "load_cmd",
+    "at",
+    "rate",
+    "arrivals",
+    "load_time",
+    "connections",
+    "rest",
+    "timeout",
+    "exit_ok",
+    "seed",
+    "no_predict",
+];
 
-#[derive(clap::Args, Clone, Default)]
+#[derive(clap::Args)]
 #[command(
     override_usage = "allocwall trial [OPTIONS] --with NAME[+NAME…] [--with …] -- CMD…\n       allocwall trial [OPTIONS] --continue FILE",
     after_help = "A block runs every arm once and the untreated command twice, in shuffled order, each as a fresh process.\n\
@@ -48,10 +74,10 @@ pub struct Args {
     pub with: Vec<String>,
 
     /// Blocks to run [default: 12, or what the number of arms needs]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000), conflicts_with = "budget")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=500), conflicts_with = "budget")]
     blocks: Option<u64>,
 
-    /// As many blocks as fit into this time: 5m, 90s
+    /// As many blocks as fit into this time, what comes before the first left out: 5m, 90s
     #[arg(long, value_name = "TIME", value_parser = crate::commands::diagnose::parse_time)]
     budget: Option<Duration>,
 
@@ -60,7 +86,7 @@ pub struct Args {
     effect: Option<f64>,
 
     /// A figure that the command prints: NAME:lower=REGEX or NAME:higher=$.json.path
-    #[arg(long, value_name = "SPEC")]
+    #[arg(long, value_name = "SPEC", conflicts_with = "load")]
     metric: Vec<String>,
 
     /// A server is ready when this answers: http://127.0.0.1:PORT/path or tcp:127.0.0.1:PORT
@@ -74,6 +100,18 @@ pub struct Args {
     /// Load the server with requests for this URL, sent when they are due and not when the last was answered
     #[arg(long, value_name = "URL", conflicts_with = "load_cmd")]
     load: Option<String>,
+
+    /// What requests of --load are
+    #[arg(long, value_name = "METHOD", default_value = "GET", requires = "load")]
+    method: String,
+
+    /// A header of each request: 'Content-Type: application/json'
+    #[arg(long, value_name = "NAME: VALUE", value_parser = parse_header, requires = "load")]
+    header: Vec<(String, String)>,
+
+    /// A file with the body of each request; makes the method POST where none is named
+    #[arg(long, value_name = "FILE", requires = "load")]
+    body: Option<PathBuf>,
 
     /// Load the server with this command (wrk, wrk2, oha, hey, ab, redis-benchmark, memtier_benchmark, pgbench, sysbench; others with --metric)
     #[arg(long, value_name = "CMD", requires = "ready")]
@@ -107,7 +145,7 @@ pub struct Args {
     timeout: Duration,
 
     /// Exit statuses that are no failure, besides 0
-    #[arg(long, value_name = "CODE[,…]", value_delimiter = ',')]
+    #[arg(long, value_name = "CODE[,…]", value_delimiter = ',', conflicts_with_all = ["load", "load_cmd"])]
     exit_ok: Vec<i32>,
 
     /// Of the order of arms; the same seed gives the same order
@@ -122,8 +160,8 @@ pub struct Args {
     #[arg(short, long, value_name = "FILE", conflicts_with = "resume")]
     output: Option<PathBuf>,
 
-    /// Go on with a trial that was cut off, or only report it with --blocks of what it has
-    #[arg(long = "continue", value_name = "FILE", conflicts_with_all = ["with", "command"])]
+    /// Go on with a trial that was cut off, as it was begun; with --blocks of what it has, only report it
+    #[arg(long = "continue", value_name = "FILE", conflicts_with_all = AS_BEGUN)]
     resume: Option<PathBuf>,
 
     /// Exit with status 1 when a metric changed for the worse by more than this in any arm: 'wall_s>+5%', 'throughput<-3%'
@@ -147,10 +185,65 @@ pub struct Args {
     pub made_of: Vec<String>,
 }
 
+impl Args {
+    /// A trial of these remedies on a command that runs to its end, with everything else as it is by default.
+    pub fn of(with: &[&str], command: &[OsString]) -> Args {
+        let options: Vec<String> = with
+            .iter()
+            .flat_map(|name| ["--with".to_owned(), (*name).to_owned()])
+            .collect();
+        let words = ["trial".to_owned()].into_iter().chain(options.iter().cloned());
+        let Again { args } = Again::parse_from(words);
+        Args {
+            command: command.to_vec(),
+            made_of: options,
+            ..args
+        }
+    }
+
+    /// As they were typed.
+    fn options(&self) -> Vec<String> {
+        match self.made_of.is_empty() {
+            true => typed(),
+            false => self.made_of.clone(),
+        }
+    }
+}
+
 /// Those that a trial can be continued with: all before the command, but for where it is saved.
 fn typed() -> Vec<String> {
-    let words = std::env::args().skip_while(|w| w != "trial").skip(1);
+    let words = std::env::args_os().map(|w| w.to_string_lossy().into_owned());
+    let words = words.skip_while(|w| w != "trial").skip(1);
     words.take_while(|w| w != "--").collect()
+}
+
+/// Of the options those that say how a run is measured: not which arms, how many blocks, or what becomes of the result.
+fn how(options: &[String]) -> Vec<String> {
+    const OTHERS: &[&str] = &[
+        "--with",
+        "-w",
+        "--blocks",
+        "--budget",
+        "--effect",
+        "--seed",
+        "--output",
+        "-o",
+        "--continue",
+        "--fail-on",
+    ];
+    let mut kept = Vec::new();
+    let mut words = options.iter();
+    while let Some(word) = words.next() {
+        let name = word.split('=').next().unwrap_or(word);
+        if OTHERS.contains(&name) {
+            if name == word {
+                words.next();
+            }
+        } else if !["--json", "--csv"].contains(&name) {
+            kept.push(word.clone());
+        }
+    }
+    kept
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -167,6 +260,13 @@ struct Again {
     args: Args,
 }
 
+fn parse_header(text: &str) -> Result<(String, String), String> {
+    match text.split_once(':') {
+        Some((name, value)) => Ok((name.trim().to_owned(), value.trim().to_owned())),
+        None => Err("a header is NAME: VALUE".into()),
+    }
+}
+
 fn parse_percent(text: &str) -> Result<f64, String> {
     let number: f64 = text
         .trim_end_matches('%')
@@ -180,15 +280,15 @@ fn parse_percent(text: &str) -> Result<f64, String> {
 }
 
 pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+    let mut earlier = args.resume.as_ref().map(|path| journal::read(path)).transpose()?;
+    if let Some(earlier) = &mut earlier {
+        args = continued(&args, earlier)?;
+    }
     let gates = args
         .fail_on
         .iter()
         .map(|g| Gate::parse(g))
         .collect::<Result<Vec<_>, Error>>()?;
-    let earlier = args.resume.as_ref().map(|path| journal::read(path)).transpose()?;
-    if let Some(earlier) = &earlier {
-        args = continued(&args, earlier)?;
-    }
     if args.command.is_empty() {
         bail!("no command given: put it behind --");
     }
@@ -203,7 +303,7 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         .tempdir()
         .context("no temporary folder")?;
     let keeper = std::env::current_exe().context("cannot find this program's own file")?;
-    // However this ends, the folder goes.
+    // However this ends, the folder goes, and what was started to be diagnosed.
     let guard = run::guard(folder.path(), &keeper)?;
     let outcome = Trial {
         args: &args,
@@ -211,6 +311,8 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         interrupted: &interrupted,
         keeper: &keeper,
         folder: folder.path(),
+        guard: &guard,
+        gates: &gates,
         seed: match (&earlier, args.seed) {
             (Some(earlier), _) => earlier.head.design.settings.seed,
             (None, Some(seed)) => seed,
@@ -219,7 +321,11 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     }
     .conduct(earlier);
     drop(guard);
-    let (outcome, path) = outcome?;
+    let Tried {
+        outcome,
+        path,
+        failed,
+    } = outcome?;
     let words: Vec<String> = args
         .command
         .iter()
@@ -228,7 +334,7 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     printer.data(&match (args.json, args.csv) {
         (true, _) => trial_json::document(&outcome, &words),
         (_, true) => trial_csv::table(&outcome),
-        _ => trial_text::trial(&outcome, &words, printer.style()),
+        _ => trial_text::trial(&outcome, &words, &how(&args.options()), printer.style()),
     })?;
     printer.note(&format!("trial: {}", path.display()));
     let met = gates
@@ -239,15 +345,27 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     for line in &met {
         printer.warn(line);
     }
+    if let Some(why) = &failed {
+        printer.error(&anyhow!("the trial could not go on: {why}"));
+    }
     let measured = outcome.comparisons.iter().any(|c| c.effect.is_ok());
-    Ok(match measured && met.is_empty() {
+    // A gate lets nothing pass that was not tried to the end.
+    let cut_off = failed.is_some() || (!gates.is_empty() && interrupted.load(Ordering::Relaxed));
+    Ok(match measured && met.is_empty() && !cut_off {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     })
 }
 
-/// The earlier trial's own options, with those of now that may change.
-fn continued(now: &Args, earlier: &Journal) -> anyhow::Result<Args> {
+/// The earlier trial's own options, with those of now that may change: how long it may take, and what becomes of the result.
+fn continued(now: &Args, earlier: &mut Journal) -> anyhow::Result<Args> {
+    let kept = earlier.head.options.iter().chain(&earlier.head.command);
+    if let Some(word) = kept
+        .into_iter()
+        .find(|word| word.contains(char::REPLACEMENT_CHARACTER))
+    {
+        bail!("the trial can't be continued: its file keeps words as text, which {word} was not");
+    }
     let words = ["trial".to_owned()]
         .into_iter()
         .chain(earlier.head.options.iter().cloned())
@@ -255,9 +373,25 @@ fn continued(now: &Args, earlier: &Journal) -> anyhow::Result<Args> {
         .chain(earlier.head.command.iter().cloned());
     let Again { args: mut before } = Again::try_parse_from(words)
         .map_err(|e| anyhow!("the trial's own options are not understood: {}", e.kind()))?;
+    earlier.planned |= before.budget.is_none() && before.effect.is_none();
+    let (done, planned) = (earlier.blocks.len(), earlier.head.design.settings.planned);
+    if let Some(blocks) = now.blocks.map(|blocks| blocks as usize)
+        && blocks != done
+        && (blocks < done || (earlier.planned && blocks != planned))
+    {
+        // Its looks share one level: a plan that changes after one would spend it twice.
+        bail!(
+            "--blocks {blocks}: the trial has {done} blocks of {planned} that were planned, and a plan stands; for more, start \
+             another trial"
+        );
+    }
     if now.blocks.is_some() || now.budget.is_some() {
         (before.blocks, before.budget) = (now.blocks, now.budget);
     }
+    if !now.fail_on.is_empty() {
+        before.fail_on = now.fail_on.clone();
+    }
+    before.made_of = earlier.head.options.clone();
     before.resume = now.resume.clone();
     before.json = now.json;
     before.csv = now.csv;
@@ -270,7 +404,27 @@ struct Trial<'a> {
     interrupted: &'a AtomicBool,
     keeper: &'a Path,
     folder: &'a Path,
+    guard: &'a Guard,
+    gates: &'a [Gate],
     seed: u64,
+}
+
+/// What a trial came to, and where it is saved.
+struct Tried {
+    outcome: Outcome,
+    path: PathBuf,
+    /// Why it could not go on.
+    failed: Option<String>,
+}
+
+impl Tried {
+    fn of(journal: &Journal, path: &Path) -> Tried {
+        Tried {
+            outcome: compare(&journal.head.design, &journal.blocks),
+            path: path.to_owned(),
+            failed: None,
+        }
+    }
 }
 
 enum Kind<'a> {
@@ -279,22 +433,33 @@ enum Kind<'a> {
 }
 
 impl Trial<'_> {
-    fn conduct(&self, earlier: Option<Journal>) -> anyhow::Result<(Outcome, PathBuf)> {
+    fn conduct(&self, earlier: Option<Journal>) -> anyhow::Result<Tried> {
+        if let (Some(earlier), Some(path)) = (&earlier, &self.args.resume)
+            && self.only_reported(earlier)
+        {
+            self.gates_fit(&earlier.head.design.metrics)?;
+            return Ok(Tried::of(earlier, path));
+        }
         let arms = self.arms()?;
-        let mut kind = self.prepared(&arms)?;
+        let rates = earlier.as_ref().map(|earlier| &earlier.head.rates[..]);
+        let (mut kind, rates) = self.prepared(&arms, rates)?;
         let names: Vec<String> = arms.iter().map(|arm| arm.name.clone()).collect();
         // What is wrong with the command shows before anything is measured.
         let first = self.prove(&mut kind, &names)?;
-        let (mut head, blocks, path) = match earlier {
-            Some(Journal { head, blocks }) => {
-                let same = head.design.arms.iter().map(|a| &a.name).eq(&names);
+        if self.stopped() {
+            return self.stopped_early(earlier);
+        }
+        let (mut journal, path) = match earlier {
+            Some(journal) => {
+                let same = journal.head.design.arms.iter().map(|a| &a.name).eq(&names);
                 if !same {
                     bail!(
                         "the trial's arms are not what its file says: {}",
                         names.join(", ")
                     );
                 }
-                (head, blocks, self.args.resume.clone().unwrap_or_default())
+                self.gates_fit(&journal.head.design.metrics)?;
+                (journal, self.args.resume.clone().unwrap_or_default())
             }
             None => {
                 let metrics = match &kind {
@@ -303,26 +468,43 @@ impl Trial<'_> {
                     }
                     Kind::Server(server) => server::metrics(server, first.first().context("interrupted")?),
                 };
+                self.gates_fit(&metrics)?;
+                // What stops a pipeline is what the trial is about.
+                let gated = |m: &Metric| self.gates.iter().any(|gate| gate.is_of(m));
+                let metrics: Vec<Metric> = metrics
+                    .into_iter()
+                    .map(|m| Metric {
+                        primary: m.primary || gated(&m),
+                        ..m
+                    })
+                    .collect();
                 let predicted = self.predicted(&kind, &arms, &metrics);
-                let head = self.head(&arms, metrics, predicted, &first);
-                (head, vec![], self.path()?)
+                if self.stopped() {
+                    return self.stopped_early(None);
+                }
+                let journal = Journal {
+                    head: self.head(&arms, metrics, predicted, rates, &first),
+                    blocks: vec![],
+                    planned: false,
+                };
+                (journal, self.path()?)
             }
+        };
+        let mut writer = match self.args.resume {
+            Some(_) => Writer::append_to(&path)?,
+            None => Writer::create(&path, &journal.head)?,
         };
         let length = self.length();
-        if let Length::Blocks(count) = length {
-            let design = &mut head.design;
+        if let Length::Blocks(count) = length
+            && self.args.resume.is_some()
+            && !journal.planned
+        {
+            let design = &mut journal.head.design;
             let family = plan::family(design.arms.len(), &design.metrics);
-            design.settings.planned = count.max(blocks.len());
-            design.settings.looks = plan::looks(design.settings.planned, design.arms.len(), family);
+            design.settings.planned = count;
+            design.settings.looks = plan::looks(count, design.arms.len(), family);
+            writer.plan(design)?;
         }
-        let mut writer = match self.args.resume {
-            Some(_) => {
-                let mut writer = Writer::append_to(&path)?;
-                writer.plan(&head.design)?;
-                writer
-            }
-            None => Writer::create(&path, &head)?,
-        };
         let mut progress = Progress::new(self.printer);
         let subject: &mut dyn Subject = match &mut kind {
             Kind::Batch(batch) => batch,
@@ -334,18 +516,73 @@ impl Trial<'_> {
             interrupted: self.interrupted,
             told: &mut |told| progress.tell(told),
         };
-        let (blocks, end) = conduct.run(&mut head, blocks, length)?;
+        let end = conduct.run(&mut journal, length);
         drop(progress);
+        let done = journal.blocks.len();
+        let mut tried = Tried::of(&journal, &path);
         match end {
-            End::Interrupted => self.printer.note(&format!(
-                "interrupted after {} blocks; go on with: allocwall trial --continue {}",
-                blocks.len(),
-                path.display()
-            )),
-            End::TimeOver => self.printer.note("the time is over"),
-            End::Planned | End::Decided => {}
+            Ok(End::Failed(why)) => tried.failed = Some(why),
+            Ok(End::Interrupted) => self.interrupted_after(done, &path),
+            Ok(End::TimeOver) => self.time_over(&journal),
+            Ok(End::Planned | End::Decided) => {}
+            Err(error) => {
+                if done > 0 {
+                    self.printer.note(&format!("trial: {}", path.display()));
+                }
+                return Err(error.into());
+            }
         }
-        Ok((compare(&head.design, &blocks), path))
+        Ok(tried)
+    }
+
+    /// Nothing is left to run, or nothing was asked for.
+    fn only_reported(&self, earlier: &Journal) -> bool {
+        let done = earlier.blocks.len();
+        let asked = self.args.blocks == Some(done as u64);
+        done > 0 && (asked || conduct::over(earlier).is_some())
+    }
+
+    fn gates_fit(&self, metrics: &[Metric]) -> anyhow::Result<()> {
+        for gate in self.gates {
+            gate.among(metrics)?;
+        }
+        Ok(())
+    }
+
+    fn stopped(&self) -> bool {
+        // Relaxed: the flag carries nothing but itself.
+        self.interrupted.load(Ordering::Relaxed)
+    }
+
+    /// Interrupted before a block of its own was begun: of a trial that is continued there are earlier ones.
+    fn stopped_early(&self, earlier: Option<Journal>) -> anyhow::Result<Tried> {
+        match (earlier, &self.args.resume) {
+            (Some(earlier), Some(path)) if !earlier.blocks.is_empty() => {
+                self.interrupted_after(earlier.blocks.len(), path);
+                Ok(Tried::of(&earlier, path))
+            }
+            _ => bail!("interrupted before the first block"),
+        }
+    }
+
+    fn interrupted_after(&self, done: usize, path: &Path) {
+        let blocks = if done == 1 { "block" } else { "blocks" };
+        self.printer.note(&format!(
+            "interrupted after {done} {blocks}; go on with: allocwall trial --continue {}",
+            quoted(&path.display().to_string())
+        ));
+    }
+
+    fn time_over(&self, journal: &Journal) {
+        let (design, done) = (&journal.head.design, journal.blocks.len());
+        let arms = design.arms.len();
+        let fewest = plan::fewest_blocks(arms, plan::family(arms, &design.metrics));
+        self.printer.note(&match done < fewest {
+            true => format!(
+                "no time is left after {done} of the {fewest} blocks that a word takes at least: give it a longer --budget"
+            ),
+            false => "the time is over".to_owned(),
+        });
     }
 
     /// The untreated command twice, then the remedies.
@@ -370,7 +607,8 @@ impl Trial<'_> {
         Ok(arms)
     }
 
-    fn prepared(&self, arms: &[Arm]) -> anyhow::Result<Kind<'_>> {
+    /// With the rates of the loads inside: those of the trial's start, where it was begun before.
+    fn prepared(&self, arms: &[Arm], earlier: Option<&[Rate]>) -> anyhow::Result<(Kind<'_>, Vec<Rate>)> {
         let args = self.args;
         let facts = TargetFacts::of(&args.command, &arms::environment())?;
         let inventory = arms::inventory(self.printer);
@@ -398,22 +636,24 @@ impl Trial<'_> {
             if args.ready.is_some() {
                 bail!("--ready is for servers: say how it is loaded with --load URL or --load-cmd CMD");
             }
-            return Ok(Kind::Batch(Batch {
+            let batch = Kind::Batch(Batch {
                 arms: prepared,
                 keeper_exe: self.keeper.to_owned(),
                 figures,
                 fine: args.exit_ok.clone(),
                 interrupted: self.interrupted,
-            }));
+            });
+            return Ok((batch, vec![]));
         }
         let ready = match (&args.ready, &args.load) {
             (Some(ready), _) => Ready::parse(ready, false)?,
-            (None, Some(url)) => Ready::Http(Request::new(&HttpAsk::get(url))?),
+            // That it answers at all; whether it answers this request well the first load shows.
+            (None, Some(url)) => Ready::Tcp(self.request(url)?.address),
             (None, None) => bail!("say when the server is ready: --ready tcp:127.0.0.1:PORT"),
         };
         let load = match (&args.load, &args.load_cmd) {
             (Some(url), _) => Load::Inside {
-                request: Request::new(&HttpAsk::get(url))?,
+                request: self.request(url)?,
                 plans: vec![],
             },
             (None, Some(line)) => {
@@ -439,8 +679,12 @@ impl Trial<'_> {
             rest: args.rest.clone(),
             interrupted: self.interrupted,
         };
+        let mut rates = vec![];
         if args.load.is_some() {
-            let rates = self.rates(&server)?;
+            rates = match earlier {
+                Some(earlier) if !earlier.is_empty() => earlier.to_vec(),
+                _ => self.rates(&server)?,
+            };
             let like = Plan {
                 arrivals: match args.arrivals {
                     Spacing::Poisson => Arrivals::Poisson { seed: self.seed },
@@ -454,18 +698,35 @@ impl Trial<'_> {
                 *plans = server::plans(&rates, &like);
             }
         }
-        Ok(Kind::Server(server))
+        Ok((Kind::Server(server), rates))
     }
 
-    /// Names and requests a second.
-    fn rates(&self, server: &Server) -> anyhow::Result<Vec<(String, f64)>> {
+    fn request(&self, url: &str) -> anyhow::Result<Request> {
+        let args = self.args;
+        let body = match &args.body {
+            Some(path) => std::fs::read(path).with_context(|| path.display().to_string())?,
+            None => vec![],
+        };
+        let method = match (&args.body, args.method.as_str()) {
+            (Some(_), "GET") => "POST",
+            (_, method) => method,
+        };
+        Ok(Request::new(&HttpAsk {
+            method,
+            headers: &args.header,
+            body: &body,
+            ..HttpAsk::get(url)
+        })?)
+    }
+
+    fn rates(&self, server: &Server) -> anyhow::Result<Vec<Rate>> {
         if let Some(rate) = self.args.rate {
             return Ok(vec![(format!("{rate}/s"), rate)]);
         }
         self.printer.note("looking for the untreated server's capacity");
         let capacity = server.capacity(0)?;
         let shares = &self.args.at;
-        let rates: Vec<(String, f64)> = shares
+        let rates: Vec<Rate> = shares
             .iter()
             .map(|share| (format!("{:.0}%", share * 100.0), capacity.per_second * share))
             .collect();
@@ -493,11 +754,19 @@ impl Trial<'_> {
             Kind::Server(server) => server.prove(self.folder, told)?,
         };
         self.printer.clear_line();
-        if self.interrupted.load(Ordering::Relaxed) {
-            bail!("interrupted before the first block");
+        if self.stopped() {
+            return Ok(ran);
         }
         if let Some(failure) = ran.iter().take(BASELINES).find_map(|r| r.failure.clone()) {
             bail!("the command fails without any remedy: {failure}");
+        }
+        if let Kind::Batch(batch) = kind {
+            let read = |run: &Ran, figure: &Figure| run.metrics.get(&figure.name)?.clone().err();
+            let unread = |run: &Ran| batch.figures.iter().find_map(|figure| read(run, figure));
+            if let Some(absence) = ran.iter().take(BASELINES).find_map(unread) {
+                let mend = absence.mend.map_or(String::new(), |mend| format!("; {mend}"));
+                bail!("{}{mend}", absence.detail);
+            }
         }
         let mut dead = 0;
         for (ran, name) in ran.iter().zip(names).skip(BASELINES) {
@@ -516,7 +785,14 @@ impl Trial<'_> {
         Ok(ran)
     }
 
-    fn head(&self, arms: &[Arm], metrics: Vec<Metric>, predicted: Vec<Predicted>, first: &[Ran]) -> Head {
+    fn head(
+        &self,
+        arms: &[Arm],
+        metrics: Vec<Metric>,
+        predicted: Vec<Predicted>,
+        rates: Vec<Rate>,
+        first: &[Ran],
+    ) -> Head {
         let infos: Vec<ArmInfo> = arms
             .iter()
             .zip(predicted)
@@ -542,7 +818,7 @@ impl Trial<'_> {
                 .iter()
                 .map(|w| w.to_string_lossy().into_owned())
                 .collect(),
-            options: self.options(),
+            options: self.args.options(),
             design: Design {
                 settings: Settings {
                     seed: self.seed,
@@ -553,6 +829,7 @@ impl Trial<'_> {
                 arms: infos,
                 metrics,
             },
+            rates,
             proof: first.iter().map(|r| r.proof.clone()).enumerate().collect(),
             machine: machine(),
         }
@@ -573,7 +850,9 @@ impl Trial<'_> {
             Kind::Batch(batch) => self.diagnosed(
                 Ask::Launch {
                     command: batch.arms[0].start.command.clone(),
+                    env: vec![self.guard.mark()],
                     keep: false,
+                    talk: Talk::Nowhere,
                 },
                 record::DEFAULT_WINDOW,
             ),
@@ -582,6 +861,8 @@ impl Trial<'_> {
                 .map_err(Into::into)
                 .and_then(|judged| judged),
         };
+        // What left the command's process group.
+        self.guard.sweep();
         self.printer.clear_line();
         match judged {
             Ok(judged) => arms
@@ -632,15 +913,10 @@ impl Trial<'_> {
                 .context("the state directory can't be written: name a file with -o"),
         }
     }
-
-    fn options(&self) -> Vec<String> {
-        match self.args.made_of.is_empty() {
-            true => typed(),
-            false => self.args.made_of.clone(),
-        }
-    }
 }
 
+/// A load's name, and its requests a second.
+type Rate = (String, f64);
 type Predicted = BTreeMap<String, allocwall_core::units::Interval>;
 
 /// What a reader of a saved trial asks first.
@@ -699,8 +975,11 @@ impl<'a> Progress<'a> {
                     .filter_map(|c| {
                         let effect = c.effect.as_ref().ok()?;
                         let name = &outcome.design.arms[c.arm].name;
+                        // Between looks a word would tempt to stop where it pleases.
+                        let looked = outcome.design.settings.looks.contains(&outcome.blocks);
                         let word = match c.word {
                             Word::Unresolved => String::new(),
+                            _ if !looked => String::new(),
                             word => format!(" {}", word.key()),
                         };
                         Some(format!("{name} {:+.1} %{word}", effect.point * 100.0))
@@ -726,5 +1005,17 @@ impl<'a> Progress<'a> {
 impl Drop for Progress<'_> {
     fn drop(&mut self) {
         self.printer.clear_line();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::how;
+
+    #[test]
+    fn what_is_typed_next_keeps_how_it_is_measured() {
+        let words = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
+        let typed = words("--with a --load http://x --blocks 6 --with=b --at 60% --json -o f --rest 1s");
+        assert_eq!(how(&typed), words("--load http://x --at 60% --rest 1s"));
     }
 }

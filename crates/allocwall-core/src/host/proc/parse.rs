@@ -259,22 +259,25 @@ pub fn nul_words(bytes: &[u8]) -> Vec<String> {
 }
 
 /// NAME=value pairs of environ; words without `=` are dropped.
+///
+/// glibc up to 2.36 ends each tunable within GLIBC_TUNABLES by a NUL where the colon stood (parse_tunables in elf/dl-tunables.c):
+/// words that begin with `glibc.` behind it are put back.
 pub fn environ(bytes: &[u8]) -> Vec<(String, String)> {
     let text = |b: &[u8]| String::from_utf8_lossy(b).into_owned();
-    let mut all: Vec<(String, String)> = Vec::new();
-    for (name, value) in bytes.split(|&b| b == 0).filter_map(|word| pair(word, b'=')) {
-        let (name, value) = (text(name), text(value));
-        match all.last_mut() {
-            // glibc's loader ends each tunable that it reads with a zero byte where the colon stood, in the very bytes that the
-            // kernel shows here (parse_tunables of elf/dl-tunables.c, before 2.39).
-            Some((list, tunables)) if list == "GLIBC_TUNABLES" && name.starts_with("glibc.") => {
-                tunables.push_str(&format!(":{name}={value}"));
+    let mut pairs: Vec<(String, String)> = Vec::new();
+    for word in bytes.split(|&b| b == 0) {
+        let Some((name, value)) = pair(word, b'=').filter(|(name, _)| !name.is_empty()) else {
+            continue;
+        };
+        match pairs.last_mut() {
+            Some((list, tunables)) if list == "GLIBC_TUNABLES" && name.starts_with(b"glibc.") => {
+                tunables.push(':');
+                tunables.push_str(&text(word));
             }
-            _ if name.is_empty() => {}
-            _ => all.push((name, value)),
+            _ => pairs.push((text(name), text(value))),
         }
     }
-    all
+    pairs
 }
 
 /// One line of /proc/PID/cgroup.
@@ -590,6 +593,23 @@ mod tests {
     }
 
     #[test]
+    fn tunables_that_glibc_cut_apart_are_put_together() {
+        let read = |bytes: &[u8]| environ(bytes);
+        let own = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
+            pairs.iter().map(|&(k, v)| (k.into(), v.into())).collect()
+        };
+        assert_eq!(
+            read(b"A=1\0GLIBC_TUNABLES=glibc.malloc.a=1\0glibc.malloc.b=2\0B=2\0"),
+            own(&[
+                ("A", "1"),
+                ("GLIBC_TUNABLES", "glibc.malloc.a=1:glibc.malloc.b=2"),
+                ("B", "2")
+            ])
+        );
+        assert_eq!(read(b"A=1\0glibc.x=2\0"), own(&[("A", "1"), ("glibc.x", "2")]));
+    }
+
+    #[test]
     fn memory_policies() {
         let bound = |text: &[u8]| bound_nodes(text);
         assert_eq!(bound(b"7f00 bind:0-1 anon=1\n").as_deref(), Some("0-1"));
@@ -608,36 +628,6 @@ mod tests {
         assert_eq!(
             numa_resident(b"7f default N999999999=1 kernelpagesize_kB=4\n"),
             None
-        );
-    }
-
-    #[test]
-    fn tunables_that_the_loader_cut_apart_are_one_variable() {
-        let tunables = |bytes: &[u8]| {
-            environ(bytes)
-                .into_iter()
-                .map(|(n, v)| format!("{n}={v}"))
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(
-            tunables(b"GLIBC_TUNABLES=glibc.malloc.a=1\0glibc.malloc.b=2\0glibc.malloc.c=3\0B=1\0"),
-            [
-                "GLIBC_TUNABLES=glibc.malloc.a=1:glibc.malloc.b=2:glibc.malloc.c=3",
-                "B=1"
-            ]
-        );
-        // The near twins: uncut, another variable between, another name behind.
-        assert_eq!(
-            tunables(b"GLIBC_TUNABLES=glibc.malloc.a=1:glibc.malloc.b=2\0B=1\0glibc.x=2\0"),
-            [
-                "GLIBC_TUNABLES=glibc.malloc.a=1:glibc.malloc.b=2",
-                "B=1",
-                "glibc.x=2"
-            ]
-        );
-        assert_eq!(
-            tunables(b"GLIBC_TUNABLES=glibc.malloc.a=1\0GLIBC_B=2\0"),
-            ["GLIBC_TUNABLES=glibc.malloc.a=1", "GLIBC_B=2"]
         );
     }
 

@@ -14,8 +14,11 @@ use std::time::Duration;
 
 const FIRST_NS: u64 = 20_000_000;
 const LONGEST_NS: u64 = 250_000_000;
-/// Of the time, walks take at most one part in so many; and so does everything else of the looks.
+/// Of the time, looks take at most one part in so many.
 const SHARE: u64 = 50;
+/// Walks, which hold the address-space lock, take less: a program on huge pages is walked thirty times as fast, and what the others
+/// lose by it must not be taken for its gain.
+const WALK_SHARE: u64 = 200;
 /// Before the first walk has told: six times what it took for touched anonymous memory in 4 KiB pages (4,200 ns/MiB, Linux
 /// 6.18 on a virtual machine of 2 CPUs; 140 on huge pages), for there are slower machines and dearer pages.
 const GUESSED_NS_PER_MIB: u64 = 25_000;
@@ -135,7 +138,8 @@ fn look(proc: &ProcFs, tree: Tree, pace: &mut Pace) -> Option<(Look, u64)> {
             return false;
         };
         found.processes += 1;
-        found.rss_bytes += rss;
+        // Reserved huge pages are in no resident set.
+        found.rss_bytes += rss + status.hugetlb.unwrap_or(0);
         found.anonymous_bytes += status.rss_anon.unwrap_or(0);
         peak = peak.max(status.vm_hwm.unwrap_or(0));
         true
@@ -154,7 +158,7 @@ fn walk(proc: &ProcFs, pids: &[i32], rss_bytes: u64, elapsed_ns: u64, pace: &mut
         return Err(Absence::new(
             Reason::TooCostly,
             format!(
-                "PSS of {} MiB in {} processes: a walk would keep the address spaces locked for more than 1 part in {SHARE} of the time",
+                "PSS of {} MiB in {} processes: a walk would keep the address spaces locked for more than 1 part in {WALK_SHARE} of the time",
                 rss_bytes >> 20,
                 pids.len()
             ),
@@ -166,8 +170,8 @@ fn walk(proc: &ProcFs, pids: &[i32], rss_bytes: u64, elapsed_ns: u64, pace: &mut
     for &pid in pids {
         match proc.smaps_rollup(pid) {
             Ok(part) => {
-                sum.pss_bytes += part.pss;
-                sum.huge_bytes += part.anon_huge;
+                sum.pss_bytes += part.pss + part.hugetlb;
+                sum.huge_bytes += part.anon_huge + part.hugetlb;
                 sum.lazy_free_bytes += part.lazy_free;
             }
             Err(absence) if absence.reason == Reason::Vanished => {}
@@ -200,7 +204,7 @@ impl Pace {
 
     fn affords(&self, rss_bytes: u64, processes: u64, elapsed_ns: u64) -> bool {
         let expected = (rss_bytes >> 20) * self.ns_per_mib + processes * WALK_NS;
-        (self.walked_ns + expected) * SHARE <= elapsed_ns
+        (self.walked_ns + expected) * WALK_SHARE <= elapsed_ns
     }
 
     fn walked(&mut self, ns: u64, rss_bytes: u64) {
@@ -309,19 +313,19 @@ mod tests {
                 walks += 1;
             }
             // One walk may be dearer than was known before it.
-            assert!(spent <= now / SHARE + 41_000 * 1000, "{spent} of {now}");
+            assert!(spent <= now / WALK_SHARE + 41_000 * 1000, "{spent} of {now}");
         }
-        assert!(walks > 20);
-        assert!(spent <= now / SHARE + 1_000_000, "{spent} of {now}");
+        assert!(walks > 5);
+        assert!(spent <= now / WALK_SHARE + 41_000 * 1000, "{spent} of {now}");
     }
 
     #[test]
-    fn little_memory_is_walked_at_once_and_much_is_waited_for() {
+    fn little_memory_is_walked_soon_and_much_is_waited_for() {
         let pace = Pace::new();
-        assert!(pace.affords(8 * MIB, 1, FIRST_NS));
+        assert!(pace.affords(8 * MIB, 1, 5 * FIRST_NS));
         assert!(!pace.affords(1024 * MIB, 1, FIRST_NS));
-        assert!(!pace.affords(8 * MIB, 50, FIRST_NS));
-        assert!(pace.affords(1024 * MIB, 1, 10_000_000_000));
+        assert!(!pace.affords(8 * MIB, 50, 5 * FIRST_NS));
+        assert!(pace.affords(1024 * MIB, 1, 60_000_000_000));
     }
 
     #[test]

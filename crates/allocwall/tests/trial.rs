@@ -1,0 +1,1233 @@
+//! `allocwall trial` from its command line: what it says of what was planted, what it refuses and in how many words, and that nothing
+//! stays behind, however it ends.
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_allocwall");
+/// Far longer than any of these takes, far shorter than a test run's patience.
+const PATIENCE: Duration = Duration::from_secs(60);
+const PYTHON: &str = "/usr/bin/python3";
+/// In the environment of the tool and of all that it starts.
+const MARK: &str = "ALLOCWALL_TEST_PLACE";
+
+/// Folders of a test's own, and a value by which all of its processes are known.
+struct Place {
+    folder: TempDir,
+    mark: String,
+}
+
+impl Place {
+    fn new() -> Place {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let nth = NEXT.fetch_add(1, Ordering::Relaxed);
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        fs::create_dir(folder.path().join("tmp")).unwrap();
+        Place {
+            folder,
+            mark: format!("{}-{nth}", std::process::id()),
+        }
+    }
+
+    fn at(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(BINARY);
+        command
+            .arg("trial")
+            .args(arguments)
+            .env("XDG_STATE_HOME", self.folder.path().join("state"))
+            // What is bundled is unpacked once for all of these.
+            .env("XDG_CACHE_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"))
+            .env("TMPDIR", self.folder.path().join("tmp"))
+            .env(MARK, &self.mark)
+            .env_remove("COLUMNS")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    fn start(&self, arguments: &[&str]) -> Child {
+        self.command(arguments).spawn().expect("the tool starts")
+    }
+
+    /// To its end, with nothing left at that moment.
+    fn trial(&self, arguments: &[&str]) -> Output {
+        let output = end_of(self.start(arguments));
+        self.assert_nothing_left(Duration::ZERO);
+        output
+    }
+
+    /// Without the diagnosis beforehand.
+    fn quick(&self, arguments: &[&str]) -> Output {
+        self.trial(&[&["--no-predict"], arguments].concat())
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.quick(&[&["--json"], arguments].concat());
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", talk(&output)))
+    }
+
+    fn processes(&self) -> Vec<String> {
+        let wanted = format!("{MARK}={}", self.mark);
+        let marked = |path: &Path| {
+            let environ = fs::read(path.join("environ")).unwrap_or_default();
+            environ.split(|b| *b == 0).any(|entry| entry == wanted.as_bytes())
+        };
+        let all = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+        all.filter(|path| marked(path))
+            .map(|path| {
+                String::from_utf8_lossy(&fs::read(path.join("cmdline")).unwrap_or_default())
+                    .replace('\0', " ")
+            })
+            .collect()
+    }
+
+    fn temporary(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.folder.path().join("tmp")).unwrap();
+        entries.flatten().map(|entry| entry.path()).collect()
+    }
+
+    fn assert_nothing_left(&self, within: Duration) {
+        let began = Instant::now();
+        loop {
+            let left = (self.processes(), self.temporary());
+            if left.0.is_empty() && left.1.is_empty() {
+                return;
+            }
+            assert!(began.elapsed() < within, "left behind: {left:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn end_of(child: Child) -> Output {
+    let pid = Pid::from_raw(child.id() as i32).unwrap();
+    let (done, waiting) = std::sync::mpsc::channel();
+    let watch = std::thread::spawn(move || {
+        if waiting.recv_timeout(PATIENCE).is_err() {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    });
+    let output = child.wait_with_output().expect("its output");
+    let _ = done.send(());
+    let _ = watch.join();
+    output
+}
+
+fn talk(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("talk is UTF-8")
+}
+
+fn data(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("data is UTF-8")
+}
+
+/// No data, and a last line of talk that is the error; what stands before it is progress that the test names.
+fn assert_refused(output: &Output, code: i32, words: &[&str], before: &[&str]) {
+    let talk = talk(output);
+    assert_eq!(output.status.code(), Some(code), "{talk}");
+    assert!(output.stdout.is_empty(), "data: {}", data(output));
+    let lines: Vec<&str> = talk.lines().collect();
+    let error = lines.iter().position(|line| line.starts_with("error: "));
+    let error = error.unwrap_or_else(|| panic!("no error: {talk}"));
+    for word in words {
+        assert!(lines[error].contains(word), "{word:?} in {talk:?}");
+    }
+    assert_eq!(&lines[..error], before, "{talk}");
+    if code == 1 {
+        assert_eq!(lines.len(), error + 1, "{talk}");
+    }
+}
+
+/// One line, exit status 1, nothing left behind and nothing saved.
+fn refused(arguments: &[&str], words: &[&str]) {
+    refused_after(arguments, words, &[]);
+}
+
+fn refused_after(arguments: &[&str], words: &[&str], before: &[&str]) {
+    let place = Place::new();
+    assert_refused(&place.quick(arguments), 1, words, before);
+    assert!(!Path::new(&place.at("state/allocwall")).exists() || saved(&place).is_empty());
+}
+
+/// Trials in the state directory.
+fn saved(place: &Place) -> Vec<PathBuf> {
+    let entries = fs::read_dir(place.at("state/allocwall")).into_iter().flatten();
+    entries.flatten().map(|entry| entry.path()).collect()
+}
+
+/// The lines of a trial's file of this kind: `trial`, `block` or `plan`.
+fn lines(file: &str, kind: &str) -> Vec<Value> {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    let lines = whole.map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.filter_map(|line| line.get(kind).cloned()).collect()
+}
+
+/// Of each block the arms in their order.
+fn orders(file: &str) -> Vec<Vec<u64>> {
+    let order = |block: &Value| {
+        let runs = block["runs"].as_array().unwrap().iter();
+        runs.map(|run| run["arm"].as_u64().unwrap()).collect()
+    };
+    lines(file, "block").iter().map(order).collect()
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < PATIENCE, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn send(child: &Child, signal: Signal) {
+    kill_process(Pid::from_raw(child.id() as i32).unwrap(), signal).unwrap();
+}
+
+fn comparison<'a>(document: &'a Value, arm: &str, metric: &str) -> &'a Value {
+    let all = document["comparisons"].as_array().unwrap();
+    let found = all.iter().find(|c| c["arm"] == arm && c["metric"] == metric);
+    found.unwrap_or_else(|| panic!("no {arm}, {metric}: {document}"))
+}
+
+fn interval(comparison: &Value) -> (f64, f64) {
+    let end = |name: &str| comparison["interval"][name].as_f64();
+    (end("low").unwrap_or(f64::NAN), end("high").unwrap_or(f64::NAN))
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
+}
+
+fn on_path(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file())
+}
+
+// ---- what is refused ----
+
+#[test]
+fn commands_that_cannot_be_tried() {
+    let place = Place::new();
+    let plain = place.at("plain");
+    fs::write(&plain, "no program").unwrap();
+    let folder = place.at("");
+    for (command, words) in [
+        (
+            &["/nonexistent/x"][..],
+            &["cannot start /nonexistent/x", "(os error 2)"][..],
+        ),
+        (
+            &["no-such-program-anywhere"],
+            &["no-such-program-anywhere", "no such program in PATH"],
+        ),
+        (&[&plain], &[&plain, "not executable"]),
+        (&[&folder], &["it is a folder"]),
+        (&["false"], &["fails without any remedy", "exit status 1"]),
+        (
+            &["sh", "-c", "echo first >&2; echo 'no database' >&2; exit 3"],
+            &["fails without any remedy", "exit status 3", "no database"],
+        ),
+        (
+            &["sh", "-c", "kill -SEGV $$"],
+            &["fails without any remedy", "signal 11"],
+        ),
+    ] {
+        refused(
+            &[&["-w", "env:A=1", "--blocks", "4", "--"], command].concat(),
+            words,
+        );
+    }
+    // Its twin is told that this status is fine.
+    let output = place.quick(&[
+        "-w",
+        "env:A=1",
+        "--blocks",
+        "4",
+        "--exit-ok",
+        "3",
+        "--",
+        "sh",
+        "-c",
+        "exit 3",
+    ]);
+    assert_eq!(output.status.code(), Some(0), "{}", talk(&output));
+}
+
+#[test]
+fn a_command_that_never_ends_is_ended() {
+    refused(
+        &[
+            "-w",
+            "env:A=1",
+            "--blocks",
+            "4",
+            "--timeout",
+            "300ms",
+            "--",
+            "sh",
+            "-c",
+            "sleep 100 & sleep 100",
+        ],
+        &["fails without any remedy", "time limit"],
+    );
+}
+
+#[test]
+fn arms_that_cannot_be_applied() {
+    let refused = |arm: &str, words: &[&str]| refused(&["-w", arm, "--blocks", "4", "--", "true"], words);
+    refused("jemaloc", &["no remedy jemaloc", "nearest: jemalloc"]);
+    refused("cpus=60000", &["no CPU 60000"]);
+    refused("nodes=1000", &["1000"]);
+    refused("jemalloc+mimalloc", &["both set the allocator"]);
+    refused("mimalloc@/nonexistent/lib.so", &["/nonexistent/lib.so"]);
+    refused("mimalloc@/etc/passwd", &["/etc/passwd", "not an ELF file"]);
+    let glibc = Command::new("getconf").arg("GNU_LIBC_VERSION").output();
+    if !glibc.is_ok_and(|output| output.status.success()) {
+        return println!("skipped in part: no glibc here");
+    }
+    refused("glibc:perturb=256", &["perturb=256", "0 to 255"]);
+    refused("glibc:arena_mx=2", &["arena_mx", "nearest: arena_max"]);
+}
+
+#[test]
+fn arms_that_are_given_twice_or_not_at_all() {
+    refused(
+        &["-w", "env:A=1", "-w", "env:A=1", "--blocks", "4", "--", "true"],
+        &["given twice"],
+    );
+    refused(
+        &["--blocks", "4", "--", "true"],
+        &["nothing to try", "--with none"],
+    );
+    refused(&["-w", "none", "--blocks", "4"], &["no command given"]);
+}
+
+/// The library of an allocator that is always bundled.
+fn library(place: &Place) -> PathBuf {
+    // Unpacked by the first trial that is done.
+    let output = place.quick(&["-w", "mimalloc@bundled", "--blocks", "1", "--", "true"]);
+    let cache = Path::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/cache/allocwall/libraries"));
+    let is_library = |path: &Path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("libmimalloc") && name.ends_with(".so")
+    };
+    let mut folders = vec![cache.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false if is_library(&path) => return path,
+                false => {}
+            }
+        }
+    }
+    panic!("no bundled mimalloc: {}", talk(&output));
+}
+
+#[test]
+fn a_library_of_another_machine() {
+    let place = Place::new();
+    let own = library(&place);
+    let mut bytes = fs::read(&own).unwrap();
+    // e_machine of the ELF header (elf(5)): that of a machine which this is not.
+    let machine = u16::from_le_bytes([bytes[18], bytes[19]]);
+    let (aarch64, x86_64) = (183_u16, 62_u16);
+    let other = if machine == aarch64 { x86_64 } else { aarch64 };
+    bytes[18..20].copy_from_slice(&other.to_le_bytes());
+    let foreign = place.at("libmimalloc.so");
+    fs::write(&foreign, &bytes).unwrap();
+    let arm = format!("mimalloc@{foreign}");
+    refused(
+        &["-w", &arm, "--blocks", "4", "--", "true"],
+        &["libmimalloc.so is for"],
+    );
+    // The same bytes for this machine.
+    fs::copy(&own, &foreign).unwrap();
+    let output = place.quick(&["-w", &arm, "--blocks", "1", "--", "true"]);
+    assert!(!talk(&output).contains("error"), "{}", talk(&output));
+}
+
+#[test]
+fn programs_that_no_preload_reaches() {
+    let place = Place::new();
+    let preload = |program: &str, argument: &str, words: &[&str]| {
+        refused(
+            &["-w", "mimalloc", "--blocks", "4", "--", program, argument],
+            words,
+        );
+    };
+    let setuid = place.at("setuid");
+    fs::copy("/bin/true", &setuid).unwrap();
+    fs::set_permissions(&setuid, fs::Permissions::from_mode(0o4755)).unwrap();
+    preload(&setuid, "", &["setuid", "refused"]);
+    match on_path("go") {
+        Some(go) => preload(&go.display().to_string(), "version", &["a Go program"]),
+        None => println!("skipped in part: no Go program here"),
+    }
+    let (source, program) = (place.at("static.c"), place.at("static"));
+    fs::write(&source, "int main(void) { return 0; }").unwrap();
+    let built = Command::new("cc")
+        .args(["-static", &source, "-o", &program])
+        .output();
+    match built.is_ok_and(|output| output.status.success()) {
+        true => {
+            preload(&program, "", &["statically linked"]);
+            // What needs no loader is tried on it.
+            let output = place.quick(&["-w", "env:A=1", "--blocks", "1", "--", &program]);
+            assert!(!talk(&output).contains("error"), "{}", talk(&output));
+        }
+        false => println!("skipped in part: nothing links statically here"),
+    }
+}
+
+#[test]
+fn servers_that_cannot_be_loaded() {
+    let port = free_port();
+    let url = format!("http://127.0.0.1:{port}/");
+    let server = |options: &[&str], command: &[&str], words: &[&str]| {
+        refused(
+            &[&["-w", "env:A=1", "--blocks", "4"], options, &["--"], command].concat(),
+            words,
+        );
+    };
+    let load = ["--load", &url, "--rate", "50", "--load-time", "500ms"];
+    let hasty = [&load[..], &["--ready-timeout", "300ms"]].concat();
+    server(
+        &hasty,
+        &["sleep", "100"],
+        &["was not ready after 0.3 s", "connection refused"],
+    );
+    server(&hasty, &["true"], &["ended (exit status 0) before", "ready"]);
+    server(&["--load", "ftp://x"], &["sleep", "100"], &["ftp://x"]);
+    server(&["--ready", "tcp:127.0.0.1:1"], &["sleep", "100"], &["--load"]);
+    let taken = TcpListener::bind(("127.0.0.1", port)).unwrap();
+    server(
+        &load,
+        &["sleep", "100"],
+        &[&format!("127.0.0.1:{port} is in use")],
+    );
+    drop(taken);
+    if !Path::new(PYTHON).exists() {
+        return println!("skipped in part: no {PYTHON}");
+    }
+    let (open, closed) = (free_port(), port);
+    let ready = format!("tcp:127.0.0.1:{open}");
+    let listens = listening(open);
+    let listens = [PYTHON, "-c", &listens];
+    server(
+        &[&["--ready", &ready][..], &load].concat(),
+        &listens,
+        &["requests failed", "connection refused"],
+    );
+    let url = format!("http://127.0.0.1:{closed}/");
+    refused_after(
+        &[
+            &[
+                "-w", "env:A=1", "--blocks", "4", "--ready", &ready, "--load", &url, "--",
+            ],
+            &listens[..],
+        ]
+        .concat(),
+        &["capacity could not be found", "connection refused"],
+        &["looking for the untreated server's capacity"],
+    );
+    for (load, words) in [("exit 5", "exit status 5"), ("echo p99=none", "matches nothing")] {
+        let options = [
+            "--ready",
+            &ready,
+            "--load-cmd",
+            load,
+            "--metric",
+            "p99:lower=p99=([0-9]+)",
+        ];
+        server(&options, &listens, &[words]);
+    }
+    server(
+        &["--ready", &ready, "--load-cmd", "unknown-load"],
+        &listens,
+        &["unknown-load", "--metric"],
+    );
+    // Nobody holds the ports.
+    for port in [open, closed] {
+        assert!(TcpListener::bind(("127.0.0.1", port)).is_ok(), "{port}");
+    }
+}
+
+/// A program that accepts connections on this port and does nothing else.
+fn listening(port: u16) -> String {
+    format!(
+        "import socket, time\ns = socket.socket()\ns.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n\
+         s.bind(('127.0.0.1', {port}))\ns.listen(512)\ntime.sleep(60)"
+    )
+}
+
+#[test]
+fn a_figure_that_is_never_printed_is_refused_and_one_that_is_has_its_unit() {
+    let metric = "took:lower=took ([0-9.]+ms)";
+    let prints = |text: &str| format!("echo '{text}'");
+    for text in ["", "took long", "took 12"] {
+        refused(
+            &[
+                "-w",
+                "env:A=1",
+                "--blocks",
+                "4",
+                "--metric",
+                metric,
+                "--",
+                "sh",
+                "-c",
+                &prints(text),
+            ],
+            &["metric took", "--metric"],
+        );
+    }
+    refused(
+        &[
+            "-w",
+            "env:A=1",
+            "--blocks",
+            "4",
+            "--metric",
+            "took:lower=(",
+            "--",
+            "true",
+        ],
+        &["--metric", "regular expression"],
+    );
+    let place = Place::new();
+    let command = "sleep 0.05; echo progress took 7ms; echo \"took ${TOOK:-1.5}ms\"";
+    let document = place.json(&[
+        "-w",
+        "env:TOOK=3",
+        "--blocks",
+        "4",
+        "--metric",
+        metric,
+        "--",
+        "sh",
+        "-c",
+        command,
+    ]);
+    let own = &document["metrics"][0];
+    assert_eq!(
+        (&own["key"], &own["unit"]),
+        (&"took".into(), &"ns".into()),
+        "{own}"
+    );
+    assert_eq!(
+        (&own["direction"], &own["primary"]),
+        (&"lower_is_better".into(), &true.into()),
+        "{own}"
+    );
+    let others = document["metrics"].as_array().unwrap().iter().skip(1);
+    assert!(
+        others
+            .map(|m| &m["primary"])
+            .all(|primary| *primary == Value::Bool(false))
+    );
+    let found = comparison(&document, "env:TOOK=3", "took");
+    assert_eq!(
+        (&found["baseline_median"], &found["arm_median"]),
+        (&1.5e6.into(), &3e6.into()),
+        "{found}"
+    );
+    assert_eq!(found["word"], "worse");
+    assert!((found["effect"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{found}");
+    // Of a rate, the same is better.
+    let rate = "rate:higher=took ([0-9.]+)ms";
+    let document = place.json(&[
+        "-w",
+        "env:TOOK=3",
+        "--blocks",
+        "4",
+        "--metric",
+        rate,
+        "--",
+        "sh",
+        "-c",
+        command,
+    ]);
+    assert_eq!(comparison(&document, "env:TOOK=3", "rate")["word"], "better");
+}
+
+#[test]
+fn a_time_in_which_no_word_is_possible_is_no_success() {
+    let place = Place::new();
+    let output = place.quick(&["-w", "env:A=1", "--budget", "100ms", "--", "sleep", "0.1"]);
+    assert_eq!(output.status.code(), Some(1), "{}", talk(&output));
+    assert!(
+        talk(&output).starts_with("no time is left after 1 of the 4 blocks that a word takes"),
+        "{}",
+        talk(&output)
+    );
+    assert!(data(&output).contains("unresolved"), "{}", data(&output));
+    // Enough of it.
+    let output = place.quick(&["-w", "env:A=1", "--budget", "3s", "--", "sleep", "0.01"]);
+    assert_eq!(output.status.code(), Some(0), "{}", talk(&output));
+    assert!(!talk(&output).contains("no time is left"), "{}", talk(&output));
+    for time in ["--budget=0", "--budget=-1s", "--budget=2 weeks"] {
+        assert_refused(
+            &place.quick(&["-w", "env:A=1", time, "--", "true"]),
+            2,
+            &["--budget"],
+            &[],
+        );
+    }
+}
+
+#[test]
+fn where_it_is_saved_must_be_new() {
+    let place = Place::new();
+    let taken = place.at("mine");
+    fs::write(&taken, "mine").unwrap();
+    refused(
+        &["-w", "env:A=1", "--blocks", "4", "-o", &taken, "--", "true"],
+        &[&taken, "exists"],
+    );
+    assert_eq!(fs::read(&taken).unwrap(), b"mine");
+    refused(
+        &[
+            "-w",
+            "env:A=1",
+            "--blocks",
+            "4",
+            "-o",
+            "/nonexistent/x",
+            "--",
+            "true",
+        ],
+        &["/nonexistent/x"],
+    );
+    for (file, words) in [("/nonexistent/x", "/nonexistent/x"), (&taken, "no usable trial")] {
+        assert_refused(&place.trial(&["--continue", file]), 1, &[words], &[]);
+    }
+}
+
+// ---- what is said ----
+
+const WORDS: [&str; 4] = ["better", "worse", "equivalent", "unresolved"];
+
+#[test]
+fn documents_hold_a_comparison_each_and_exactly_four_words() {
+    let place = Place::new();
+    let command = [
+        "-w", "env:A=1", "-w", "env:B=1", "--blocks", "5", "--seed", "7", "--", "true",
+    ];
+    let document = place.json(&command);
+    assert_eq!(document["version"], 1);
+    assert_eq!(document["blocks"], 5);
+    assert_eq!(document["settings"]["seed"], "7");
+    let comparisons = document["comparisons"].as_array().unwrap();
+    let metrics = document["metrics"].as_array().unwrap().len();
+    assert_eq!(comparisons.len(), 2 * metrics);
+    for comparison in comparisons {
+        assert!(
+            WORDS.contains(&comparison["word"].as_str().unwrap()),
+            "{comparison}"
+        );
+        assert!(["env:A=1", "env:B=1"].contains(&comparison["arm"].as_str().unwrap()));
+    }
+    let output = place.quick(&[&["--csv"], &command[..]].concat());
+    let table = data(&output);
+    let mut rows = table.split("\r\n").filter(|row| !row.is_empty());
+    let head: Vec<&str> = rows.next().unwrap().split(',').collect();
+    let word = head.iter().position(|title| *title == "word").unwrap();
+    let mut count = 0;
+    for row in rows {
+        // No field up to the word holds a comma.
+        assert!(WORDS.contains(&row.split(',').nth(word).unwrap()), "{row}");
+        count += 1;
+    }
+    assert_eq!(count, comparisons.len());
+}
+
+#[test]
+fn none_compares_the_command_with_itself() {
+    let place = Place::new();
+    let document = place.json(&["-w", "none", "--blocks", "5", "--", "true"]);
+    assert_eq!(document["arms"].as_array().unwrap().len(), 2);
+    let comparisons = document["comparisons"].as_array().unwrap();
+    assert!(!comparisons.is_empty());
+    for comparison in comparisons {
+        assert_eq!(
+            (&comparison["arm"], &comparison["arm_index"]),
+            (&"A′".into(), &1.into())
+        );
+        // Five blocks of two arms can't tell a difference: 2 / 2^5 is above 0.05.
+        assert!(
+            !["better", "worse"].contains(&comparison["word"].as_str().unwrap()),
+            "{comparison}"
+        );
+    }
+}
+
+/// Prints a figure: 1000 without `SLOW`, half as much again with it, each with up to two per cent of noise.
+const FIGURE: &str = "sleep 0.05; echo figure=$(( ${SLOW:-100} * (1000 + $$ % 41 - 20) / 100 ))";
+
+#[test]
+fn a_planted_slowdown_is_worse_with_the_interval_around_it_and_its_twin_is_not() {
+    let place = Place::new();
+    let metric = ["--metric", "figure:lower=figure=([0-9]+)"];
+    let document = place.json(
+        &[
+            &["-w", "env:SLOW=150", "--blocks", "6"],
+            &metric[..],
+            &["--", "sh", "-c", FIGURE],
+        ]
+        .concat(),
+    );
+    let found = comparison(&document, "env:SLOW=150", "figure");
+    assert_eq!(found["word"], "worse", "{found}");
+    let (low, high) = interval(found);
+    // The truth is +50 %; no more than the noise beside it.
+    assert!(low < 0.52 && high > 0.48 && high - low < 0.2, "{found}");
+    let twin = "sleep 0.05; echo figure=${SLOW:+1000}${SLOW:-1000} | head -c 11";
+    let document = place.json(
+        &[
+            &["-w", "env:SLOW=150", "--blocks", "6"],
+            &metric[..],
+            &["--", "sh", "-c", twin],
+        ]
+        .concat(),
+    );
+    let found = comparison(&document, "env:SLOW=150", "figure");
+    assert_eq!(found["word"], "equivalent", "{found}");
+}
+
+#[test]
+fn time_that_passes_is_worse_and_a_gate_on_it_stops() {
+    let place = Place::new();
+    let command = ["--", "sh", "-c", "sleep 0.0${SLOW:-2}"];
+    let slow = |gate: &str| {
+        let options = ["-w", "env:SLOW=8", "--blocks", "4", "--fail-on", gate];
+        place.quick(&[&options, &command[..]].concat())
+    };
+    let output = slow("wall_s>+50%");
+    assert_eq!(output.status.code(), Some(1), "{}", talk(&output));
+    let said = talk(&output);
+    assert!(
+        said.contains("warning: env:SLOW=8: wall_s changed by +"),
+        "{said}"
+    );
+    assert!(
+        data(&output).contains("Worse: env:SLOW=8, wall time"),
+        "{}",
+        data(&output)
+    );
+    for passes in ["wall_s>+900%", "wall_s<-5%"] {
+        let output = slow(passes);
+        assert_eq!(output.status.code(), Some(0), "{passes}: {}", talk(&output));
+    }
+    // What can't be judged by is said before anything is measured.
+    for (gate, words) in [
+        ("nothing>+5%", "no metric nothing"),
+        ("wall_s", "--fail-on wall_s"),
+    ] {
+        refused(
+            &[
+                &["-w", "env:SLOW=8", "--blocks", "4", "--fail-on", gate],
+                &command[..],
+            ]
+            .concat(),
+            &[words],
+        );
+    }
+}
+
+#[test]
+fn crashes_are_counted_by_arm() {
+    let place = Place::new();
+    // The arm's own count: its first run is not counted, of the next four the second and the fourth are odd.
+    let script = format!(
+        "[ -z \"$BREAKS\" ] && exit 0; echo run >> '{0}'; [ $(( $(wc -l < '{0}') % 2 )) -eq 1 ] || {{ echo broken pipe dream >&2; exit 7; }}",
+        place.at("count")
+    );
+    let arguments = ["-w", "env:BREAKS=1", "--blocks", "4", "--", "sh", "-c", &script];
+    let document = place.json(&arguments);
+    let arms = document["arms"].as_array().unwrap();
+    let failures = |arm: usize| arms[arm]["failures"].as_array().unwrap();
+    assert_eq!(arms[2]["runs"], 4);
+    assert_eq!(failures(2).len(), 2, "{}", arms[2]);
+    assert_eq!(failures(2)[0]["text"], "exit status 7: broken pipe dream");
+    assert!(failures(0).is_empty() && failures(1).is_empty());
+    let found = comparison(&document, "env:BREAKS=1", "wall_s");
+    assert_eq!(found["blocks"], 2);
+    fs::remove_file(place.at("count")).unwrap();
+    let text = data(&place.quick(&arguments));
+    assert!(
+        text.contains("2 of 4 runs: exit status 7: broken pipe dream"),
+        "{text}"
+    );
+}
+
+#[test]
+fn an_effect_is_planned_from_the_first_blocks_and_said() {
+    let place = Place::new();
+    let file = place.at("t");
+    // One figure and no noise: the fewest blocks find any effect.
+    let output = place.quick(&[
+        "-w",
+        "env:A=1",
+        "--effect",
+        "20%",
+        "--metric",
+        "n:lower=n=([0-9]+)",
+        "-o",
+        &file,
+        "--",
+        "sh",
+        "-c",
+        "echo n=1$(( $$ % 10 ))",
+    ]);
+    let said = talk(&output);
+    let first = said.lines().next().unwrap_or_default();
+    assert!(
+        first.contains("blocks in all, about ") && first.contains("20.0 %"),
+        "{said}"
+    );
+    // The plan stands in the file after the pilot, before the other blocks.
+    let text = fs::read_to_string(&file).unwrap();
+    let kinds: Vec<char> = text.lines().map(|line| line.chars().nth(2).unwrap()).collect();
+    let plan = kinds.iter().position(|kind| *kind == 'p').unwrap();
+    assert_eq!(kinds.iter().filter(|kind| **kind == 'p').count(), 1, "{kinds:?}");
+    assert!((5..=9).contains(&plan), "{kinds:?}");
+    let planned = lines(&file, "plan")[0]["settings"]["planned"].as_u64().unwrap();
+    assert!(first.starts_with(&format!("{planned} blocks in all")), "{said}");
+    assert!(lines(&file, "block").len() as u64 <= planned);
+}
+
+// ---- proof ----
+
+#[test]
+fn a_preload_that_is_taken_away_is_refuted_and_one_that_is_left_is_proven() {
+    let place = Place::new();
+    let proofs = |document: &Value, name: &str| -> Vec<(String, String, String)> {
+        let arms = document["arms"].as_array().unwrap();
+        let arm = arms.iter().find(|arm| arm["name"] == name).unwrap();
+        let text = |item: &Value, field: &str| item[field].as_str().unwrap().to_owned();
+        let items = arm["proof"].as_array().unwrap().iter();
+        items
+            .map(|item| (text(item, "what"), text(item, "state"), text(item, "detail")))
+            .collect()
+    };
+    let trial = |before: &str| {
+        let script = format!("{before}exec sort /dev/null");
+        place.json(&[
+            "-w", "mimalloc", "-w", "env:A=1", "--blocks", "4", "--", "sh", "-c", &script,
+        ])
+    };
+    let document = trial("unset LD_PRELOAD; ");
+    let malloc = |document: &Value| {
+        let all = proofs(document, "mimalloc");
+        let found = all.iter().find(|(what, ..)| what.starts_with("malloc from"));
+        found.cloned().unwrap_or_else(|| panic!("{all:?}"))
+    };
+    assert_eq!(malloc(&document).1, "refuted", "{document}");
+    for comparison in document["comparisons"].as_array().unwrap() {
+        if comparison["arm"] == "mimalloc" {
+            assert_eq!(comparison["word"], "unresolved", "{comparison}");
+            let why = comparison["why"]["detail"].as_str().unwrap();
+            assert!(why.contains("did not take"), "{comparison}");
+        }
+    }
+    let document = trial("");
+    assert_eq!(malloc(&document).1, "proven", "{document}");
+    // Alone it leaves nothing to try.
+    let output = place.quick(&[
+        "-w",
+        "mimalloc",
+        "--blocks",
+        "4",
+        "--",
+        "sh",
+        "-c",
+        "unset LD_PRELOAD; exec sort /dev/null",
+    ]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = talk(&output);
+    assert!(
+        said.starts_with("warning: mimalloc: it did not take: malloc from"),
+        "{said}"
+    );
+    assert!(
+        said.ends_with("error: no arm is left to try\n") && output.stdout.is_empty(),
+        "{said}"
+    );
+    // Children are looked at too.
+    let script = "sort /dev/null; sort /dev/null";
+    let document = place.json(&["-w", "mimalloc", "--blocks", "1", "--", "sh", "-c", script]);
+    let (_, state, detail) = malloc(&document);
+    assert_eq!(state, "proven", "{detail}");
+    assert!(detail.ends_with("in 3 of 3 processes"), "{detail}");
+}
+
+#[test]
+fn what_children_use_is_counted() {
+    let place = Place::new();
+    let work = "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done";
+    // The same work: in the command itself, or in a child's child that nobody waits for.
+    let script = format!("case $WHERE in child) sh -c '({work}) & wait';; *) {work};; esac");
+    let document = place.json(&[
+        "-w",
+        "env:WHERE=child",
+        "--blocks",
+        "4",
+        "--",
+        "sh",
+        "-c",
+        &script,
+    ]);
+    let found = comparison(&document, "env:WHERE=child", "cpu_s");
+    let (own, child) = (
+        found["baseline_median"].as_f64().unwrap(),
+        found["arm_median"].as_f64().unwrap(),
+    );
+    assert!(
+        child > own * 0.6 && own > 0.005,
+        "{own} s in the command, {child} s in its child"
+    );
+}
+
+// ---- how it ends ----
+
+/// Leaves two children and a daemon with every run.
+const FAMILY: &str = "sleep 0.5 & sleep 0.5 & (setsid sleep 100 &)";
+
+#[test]
+fn however_it_is_ended_nothing_is_left() {
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::KILL] {
+        let place = Place::new();
+        let file = place.at("t");
+        let script = format!("{FAMILY}; wait");
+        let child = place.start(&[
+            "--no-predict",
+            "-w",
+            "env:A=1",
+            "-o",
+            &file,
+            "--",
+            "sh",
+            "-c",
+            &script,
+        ]);
+        until("a block begins", || Path::new(&file).exists());
+        until("a run is under way", || {
+            place
+                .processes()
+                .iter()
+                .filter(|p| p.starts_with("sleep"))
+                .count()
+                == 3
+        });
+        assert_eq!(place.temporary().len(), 1);
+        send(&child, signal);
+        let output = end_of(child);
+        // Those who are killed can't tidy: their keepers do.
+        let patience = if signal == Signal::KILL {
+            PATIENCE
+        } else {
+            Duration::ZERO
+        };
+        place.assert_nothing_left(patience);
+        if signal != Signal::KILL {
+            assert!(
+                talk(&output).contains("interrupted after 0 blocks"),
+                "{}",
+                talk(&output)
+            );
+            assert_eq!(output.status.code(), Some(1));
+        }
+        // What is saved can be gone on with.
+        assert_eq!(lines(&file, "trial").len(), 1);
+    }
+}
+
+#[test]
+fn before_the_first_block_nothing_is_left_either() {
+    for signal in [Signal::INT, Signal::KILL] {
+        // Of three runs that are not counted the second; and the fourth, which is diagnosed.
+        for nth in [2, 4] {
+            let place = Place::new();
+            let script = format!(
+                "echo run >> '{0}'; [ $(wc -l < '{0}') -ge {nth} ] || exit 0; {FAMILY}; sleep 100",
+                place.at("count")
+            );
+            let child = place.start(&["-w", "env:A=1", "--", "sh", "-c", &script]);
+            until("the run is under way", || {
+                place
+                    .processes()
+                    .iter()
+                    .filter(|p| p.starts_with("sleep 100"))
+                    .count()
+                    == 2
+            });
+            send(&child, signal);
+            let output = end_of(child);
+            let patience = if signal == Signal::KILL {
+                PATIENCE
+            } else {
+                Duration::ZERO
+            };
+            place.assert_nothing_left(patience);
+            if signal == Signal::INT {
+                assert_refused(&output, 1, &["interrupted before the first block"], &[]);
+            }
+            assert!(saved(&place).is_empty());
+        }
+    }
+}
+
+/// Ends a trial after this many blocks; what it printed.
+fn cut_after(place: &Place, file: &str, blocks: usize, arguments: &[&str]) -> Output {
+    let child = place.start(&[&["--no-predict", "-o", file], arguments].concat());
+    until("blocks are saved", || {
+        !lines(file, "trial").is_empty() && lines(file, "block").len() >= blocks
+    });
+    send(&child, Signal::INT);
+    let output = end_of(child);
+    place.assert_nothing_left(Duration::ZERO);
+    output
+}
+
+#[test]
+fn an_interrupted_trial_reports_what_there_is_and_goes_on_as_it_was_planned() {
+    let place = Place::new();
+    let (file, whole, count) = (place.at("a trial"), place.at("whole"), place.at("count"));
+    let script = format!("echo run >> '{count}'; sleep 0.02");
+    let arguments = [
+        "-w",
+        "env:A=1",
+        "--seed",
+        "11",
+        "--blocks",
+        "8",
+        "--exit-ok",
+        "9",
+        "--",
+        "sh",
+        "-c",
+        &script,
+    ];
+    let output = cut_after(&place, &file, 2, &arguments);
+    let (said, text) = (talk(&output), data(&output));
+    let done = lines(&file, "block").len();
+    assert!((2..8).contains(&done), "{done}");
+    let go_on = format!("interrupted after {done} blocks; go on with: allocwall trial --continue '{file}'");
+    assert!(said.contains(&go_on), "{said}");
+    assert!(text.contains(&format!("{done} of 8 planned blocks")), "{text}");
+    assert!(text.contains("env:A=1"), "{text}");
+    let kept = fs::read(&file).unwrap();
+
+    // What would be another trial is refused, and changes nothing.
+    for (options, code, words) in [
+        (&["--blocks", "9"][..], 1, "8 that were planned"),
+        (&["--blocks", "1"], 1, "8 that were planned"),
+        (&["--with", "env:B=1"], 2, "--with"),
+        (&["--effect", "5%"], 2, "--effect"),
+        (&["--seed", "12"], 2, "--seed"),
+        (&["--metric", "a:lower=(1)"], 2, "--metric"),
+        (&["-o", "x"], 2, "--output"),
+        (&["--", "true"], 2, "CMD"),
+    ] {
+        let output = place.trial(&[&["--continue", &file], options].concat());
+        assert_refused(&output, code, &[words], &[]);
+    }
+    assert_eq!(fs::read(&file).unwrap(), kept);
+    // Reported alone, nothing runs.
+    let runs = || fs::read_to_string(&count).unwrap().lines().count();
+    let before = runs();
+    let output = place.trial(&["--continue", &file, "--blocks", &done.to_string()]);
+    assert!(
+        data(&output).contains(&format!("{done} of 8 planned blocks")),
+        "{}",
+        talk(&output)
+    );
+    assert_eq!((runs(), &fs::read(&file).unwrap()), (before, &kept));
+
+    let output = place.trial(&["--continue", &file, "--blocks", "8", "--json"]);
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["settings"]["seed"], "11", "{}", talk(&output));
+    assert_eq!(document["settings"]["planned_blocks"], 8);
+    assert!(
+        fs::read(&file).unwrap().starts_with(&kept),
+        "the earlier blocks are kept"
+    );
+    let orders_now = orders(&file);
+    let ended = document["blocks"].as_u64().unwrap() as usize;
+    assert_eq!(orders_now.len(), ended);
+    // A look may end it before the plan does.
+    assert!(ended == 8 || ended == 4, "{ended}");
+    // As in one go.
+    let output = place.quick(&[&["-o", &whole], &arguments[..]].concat());
+    let orders_whole = orders(&whole);
+    let both = orders_now.len().min(orders_whole.len());
+    assert!(both >= 4, "{}", talk(&output));
+    assert_eq!(orders_now[..both], orders_whole[..both]);
+    // One that is over is only reported.
+    let before = runs();
+    let output = place.trial(&["--continue", &file]);
+    assert!(data(&output).contains("8 planned blocks"), "{}", talk(&output));
+    assert_eq!(runs(), before);
+}
+
+#[test]
+fn a_trial_that_was_killed_goes_on() {
+    let place = Place::new();
+    let file = place.at("t");
+    let arguments = [
+        "--no-predict",
+        "-w",
+        "env:A=1",
+        "--blocks",
+        "6",
+        "-o",
+        &file,
+        "--",
+        "sleep",
+        "0.05",
+    ];
+    let child = place.start(&arguments);
+    until("a block is saved", || !lines(&file, "block").is_empty());
+    // Two don't write to one file.
+    let output = end_of(place.start(&["--continue", &file]));
+    assert_refused(&output, 1, &["a trial that runs"], &[]);
+    send(&child, Signal::KILL);
+    end_of(child);
+    place.assert_nothing_left(PATIENCE);
+    let before = orders(&file);
+    // A line that was cut off is none.
+    let mut bytes = fs::read(&file).unwrap();
+    bytes.extend(b"{\"block\":{\"numb");
+    fs::write(&file, bytes).unwrap();
+    let output = place.trial(&["--continue", &file]);
+    assert!(data(&output).contains("6 planned blocks"), "{}", talk(&output));
+    let after = orders(&file);
+    assert!(after.len() > before.len() && after.starts_with(&before));
+}
+
+#[test]
+fn a_gate_stays_with_a_trial_that_goes_on() {
+    let place = Place::new();
+    let file = place.at("t");
+    let script = "sleep 0.0${SLOW:-2}";
+    let arguments = [
+        "-w",
+        "env:SLOW=8",
+        "--blocks",
+        "6",
+        "--fail-on",
+        "wall_s>+50%",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ];
+    cut_after(&place, &file, 1, &arguments);
+    let output = place.trial(&["--continue", &file]);
+    assert_eq!(output.status.code(), Some(1), "{}", talk(&output));
+    assert!(talk(&output).contains("the gate is +50.0 %"), "{}", talk(&output));
+    // Another may be given for the result.
+    let output = place.trial(&["--continue", &file, "--fail-on", "wall_s>+900%"]);
+    assert_eq!(output.status.code(), Some(0), "{}", talk(&output));
+}
+
+#[test]
+fn words_that_are_no_text_cannot_be_gone_on_with() {
+    use std::os::unix::ffi::OsStrExt;
+    let place = Place::new();
+    let file = place.at("t");
+    let mut command = place.command(&[
+        "--no-predict",
+        "-w",
+        "env:A=1",
+        "--blocks",
+        "4",
+        "-o",
+        &file,
+        "--",
+        "echo",
+    ]);
+    command.arg(std::ffi::OsStr::from_bytes(b"a\xffb"));
+    let output = end_of(command.spawn().unwrap());
+    assert_eq!(output.status.code(), Some(0), "{}", talk(&output));
+    assert_refused(
+        &place.trial(&["--continue", &file]),
+        1,
+        &["can't be continued", "text"],
+        &[],
+    );
+}
+
+#[test]
+fn a_continued_server_is_loaded_at_the_rate_of_its_start() {
+    if !Path::new(PYTHON).exists() {
+        return println!("skipped: no {PYTHON}");
+    }
+    let place = Place::new();
+    let (file, port) = (place.at("t"), free_port());
+    let url = format!("http://127.0.0.1:{port}/");
+    let server = format!(
+        "import http.server as h\nclass H(h.BaseHTTPRequestHandler):\n protocol_version = 'HTTP/1.1'\n def do_GET(s):\n  \
+         s.send_response(200); s.send_header('Content-Length', '2'); s.end_headers(); s.wfile.write(b'ok')\n def \
+         log_message(s, *a): pass\nh.ThreadingHTTPServer(('127.0.0.1', {port}), H).serve_forever()"
+    );
+    let load = [
+        "--load",
+        &url,
+        "--rate",
+        "40",
+        "--arrivals",
+        "constant",
+        "--load-time",
+        "500ms",
+        "--rest",
+        "10ms",
+        "--connections",
+        "4",
+    ];
+    let arguments = [
+        &["-w", "none", "--blocks", "1"],
+        &load[..],
+        &["--", PYTHON, "-c", &server],
+    ]
+    .concat();
+    let output = cut_after(&place, &file, 0, &arguments);
+    assert!(talk(&output).contains("--continue"), "{}", talk(&output));
+    // Where no rate is given a search finds one, and another one at another time: the file has what was found.
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.contains("[\"40/s\",40.0]"), "{text}");
+    fs::write(&file, text.replacen("[\"40/s\",40.0]", "[\"40/s\",20.0]", 1)).unwrap();
+    let output = place.trial(&["--continue", &file]);
+    let blocks = lines(&file, "block");
+    let throughput = blocks[0]["runs"][0]["metrics"]["throughput"]["Ok"]
+        .as_f64()
+        .unwrap();
+    assert!(
+        (throughput - 20.0).abs() < 4.0,
+        "{throughput} requests a second; {}",
+        talk(&output)
+    );
+    assert!(TcpListener::bind(("127.0.0.1", port)).is_ok());
+}
