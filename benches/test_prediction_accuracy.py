@@ -47,9 +47,9 @@ class Judging(unittest.TestCase):
         found = headline(results)
         self.assertEqual([found[k] for k in ("predictions", "hits", "without_prediction", "not_measured")], [2, 1, 1, 1])
         self.assertEqual((found["first_choices"], found["right_first_choices"]), (1, 0))
-        text = page({"blocks": 6, "machine": ["m"], "results": results, "notes": {"p b=1": "because"}})
+        text = page({"blocks": 6, "machine": ["m"], "results": results})
         self.assertIn("**1 of 2 (50 %)**", text)
-        self.assertIn("- p b=1: because", text)
+        self.assertIn("- p b=1: not explained", text)
 
 
 if __name__ == "__main__":
