@@ -4,7 +4,7 @@
 CARGO ?= cargo
 BINARY := target/release/allocwall
 
-.PHONY: demo test bench trial-accuracy build
+.PHONY: demo test bench trial-accuracy accuracy build
 
 ## A Python service with a wall in it, under load, diagnosed: under a minute after the build.
 demo: build
@@ -16,7 +16,7 @@ test: build
 	@tools/need.sh python3=python3
 	$(CARGO) test --workspace --locked
 	cd tests/real && python3 -m unittest -q test_expectations
-	cd benches && python3 -m unittest -q test_overhead test_trial_accuracy
+	cd benches && python3 -m unittest -q test_overhead test_trial_accuracy test_prediction_accuracy
 	python3 tests/real/beside_perf.py --install --binary $(BINARY)
 	python3 tests/real/run.py --install --binary $(BINARY)
 
@@ -29,6 +29,11 @@ bench: build
 trial-accuracy: build
 	@tools/need.sh python3=python3
 	benches/trial_accuracy.py target/trial-accuracy.json --binary $(BINARY)
+
+## Predicted gains beside measured ones, by program and remedy: docs/prediction-accuracy.md. About half an hour; wants a quiet machine.
+accuracy: build
+	@tools/need.sh python3=python3
+	benches/prediction_accuracy.py --binary $(BINARY)
 
 build:
 	@tools/need.sh cc=build-essential c++=build-essential

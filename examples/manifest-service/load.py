@@ -88,11 +88,14 @@ def run(args):
             connection.send()
         began = time.perf_counter()
         end = began + args.duration
-        while not stopping and time.perf_counter() < end:
+        sent = args.connections
+        while not stopping and time.perf_counter() < end and len(latencies) < args.requests:
             for key, _ in selector.select(timeout=0.5):
                 if key.data.receive():
                     latencies.append(time.perf_counter() - key.data.started)
-                    key.data.send()
+                    if sent < args.requests:
+                        sent += 1
+                        key.data.send()
         elapsed = time.perf_counter() - began
     latencies.sort()
     return {
@@ -116,11 +119,12 @@ def main():
     parser.add_argument("--path", default="/manifest")
     parser.add_argument("--connections", type=int, default=4, help="1 to 64")
     parser.add_argument("--duration", type=float, default=20, help="seconds, at most 600")
+    parser.add_argument("--requests", type=int, default=sys.maxsize, help="end after so many, at least one a connection")
     parser.add_argument("--segments", type=int, default=8, help="2 KB records in each request, 1 to 500")
     args = parser.parse_args()
     if args.host not in LOOPBACK:
         parser.error("the load generator talks to this machine only")
-    if not (1 <= args.connections <= 64 and 0 < args.duration <= 600 and 1 <= args.segments <= 500):
+    if not (1 <= args.connections <= 64 and 0 < args.duration <= 600 and 1 <= args.segments <= 500 and args.connections <= args.requests):
         parser.error("out of bounds: see --help")
     try:
         print(json.dumps(run(args)))

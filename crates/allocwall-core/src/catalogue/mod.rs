@@ -6,6 +6,7 @@ pub mod modules;
 pub mod nearest;
 pub mod prices;
 pub mod remedies;
+pub mod swaps;
 pub mod symbols;
 pub mod syscalls;
 pub mod thresholds;

@@ -1,6 +1,7 @@
 //! Bill -> Findings -> Verdict, by the rungs of the ladder. Pure.
 
 mod context;
+pub mod expected;
 mod judge;
 pub mod remedies;
 mod rungs;

@@ -118,9 +118,7 @@ pub fn offers(recording: &Recording, bill: &Bill, walls: &[Wall]) -> Vec<(&'stat
 }
 
 fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
-    for need in remedy.needs {
-        met(ctx, *need, walls)?;
-    }
+    needs_met(ctx, remedy, walls)?;
     if remedy.effect == Effect::ArenaInsteadOfMap
         && map_calls_by_malloc(ctx.recording).is_ok_and(|part| part.high < MALLOCS_PART)
     {
@@ -149,6 +147,15 @@ fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
 }
 
 // ---- applicability ----
+
+/// Whether a remedy that was asked for, whatever the walls, can do anything to the target.
+pub(super) fn all_met(ctx: &Context, remedy: &Remedy) -> Result<(), String> {
+    needs_met(ctx, remedy, &Wall::ALL)
+}
+
+fn needs_met(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Result<(), String> {
+    remedy.needs.iter().try_for_each(|need| met(ctx, *need, walls))
+}
 
 /// Ok where the need is met; else the reason, for people. What is not known is not met.
 fn met(ctx: &Context, need: Need, walls: &[Wall]) -> Result<(), String> {
@@ -657,6 +664,11 @@ struct Prediction {
     at_most: Option<f64>,
 }
 
+/// What the price list says that it saves, as a share of the target's CPU time.
+pub(super) fn gain(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
+    predict(ctx, remedy).gain
+}
+
 fn predict(ctx: &Context, remedy: &Remedy) -> Prediction {
     let whole = ctx.cpu(remedy.acts_on).map_or(0.0, |s| s.share.high);
     let most = match remedy.effect {
@@ -824,7 +836,7 @@ fn arena_instead(ctx: &Context, most: f64) -> Prediction {
 
 /// Fraction of the samples on the bill's lines of map calls that came through the process-wide allocator, by the frames
 /// nearest to the call.
-fn map_calls_by_malloc(recording: &Recording) -> Measured<Interval> {
+pub(super) fn map_calls_by_malloc(recording: &Recording) -> Measured<Interval> {
     const FEWEST: u64 = 20;
     let classifier = Classifier::new(recording);
     let classes = classifier.cpu(&recording.samples);

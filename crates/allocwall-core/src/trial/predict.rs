@@ -1,11 +1,10 @@
-//! What a diagnosis of the untreated command predicts for an arm: the bill's lines that its remedy acts on, times what this
-//! machine's price list says that it saves of them.
+//! What a diagnosis of the untreated command predicts for an arm: the change in CPU time that its remedy is expected to bring, for
+//! those metrics that follow CPU time.
 
 use super::arm::Arm;
 use super::{Metric, Unit};
 use crate::bill::Bill;
-use crate::catalogue::walls::Wall;
-use crate::diagnose::remedies;
+use crate::diagnose::expected;
 use crate::measure::recording::Recording;
 use crate::units::Interval;
 use std::collections::BTreeMap;
@@ -13,23 +12,15 @@ use std::collections::BTreeMap;
 /// From this share of the wall-clock time on CPU on, what a program of one thread saves of one it saves of the other.
 const BUSY: f64 = 0.95;
 
-/// Relative change by metric key: negative where it saves. Empty where the arm is more than one remedy, or of one whose gain no price
-/// tells.
+/// Relative change by metric key: negative where it saves. Empty where the arm is more than one remedy, or of one of which
+/// [`expected::change`] knows nothing.
 pub fn of(recording: &Recording, bill: &Bill, arm: &Arm, metrics: &[Metric]) -> BTreeMap<String, Interval> {
     let [part] = &arm.parts[..] else {
         return BTreeMap::new();
     };
-    let offers = remedies::offers(recording, bill, &Wall::ALL);
-    let Some((_, Ok((offer, _)))) = offers
-        .into_iter()
-        .find(|(remedy, _)| remedy.key == part.remedy.key)
-    else {
+    let Some(change) = expected::change(recording, bill, part.remedy) else {
         return BTreeMap::new();
     };
-    let Some(gain) = offer.gain else {
-        return BTreeMap::new();
-    };
-    let change = Interval::new(-gain.high, -gain.point, -gain.low);
     let cpus = bill.cpu_s / bill.window_s.max(1e-9);
     let one_thread = bill.rates.threads_peak == 1 && cpus >= BUSY;
     metrics

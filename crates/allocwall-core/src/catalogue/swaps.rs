@@ -1,0 +1,110 @@
+//! What another allocator saves of what glibc's malloc costs. Parts of the bill's lines, from the least to the most: 1 is all of
+//! a line, below 0 it costs more.
+//!
+//! The ranges hold what `benches/prediction_accuracy.py` measured on its subjects (docs/prediction-accuracy.md), with room for what
+//! other sizes, lifetimes and machines do to the same allocator.
+
+use super::modules::AllocatorKind;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Part {
+    pub least: f64,
+    pub most: f64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Swap {
+    pub kind: AllocatorKind,
+    /// Of allocator code, where glibc's thread cache serves most calls.
+    pub cached: Part,
+    /// The same where most calls miss it.
+    pub missing: Part,
+    /// Of map calls and page release on malloc's behalf.
+    pub mapped: Part,
+    /// Of first touches of memory that malloc gives back and maps again in blocks below 8 MiB.
+    pub touched: Part,
+    /// The same for larger blocks. jemalloc gives those back at once (opt.oversize_threshold of its manual), mimalloc those that
+    /// are a segment of their own.
+    pub touched_large: Part,
+    /// What loading the library adds to a process's start, seconds of CPU.
+    pub start_s: Part,
+}
+
+const fn part(least: f64, most: f64) -> Part {
+    Part { least, most }
+}
+
+/// Of contention in the allocator, every one of these.
+pub const LOCKS: Part = part(0.3, 1.0);
+/// Of an allocator's code where the present one is not glibc's, or how it serves is not known.
+pub const UNKNOWN_CODE: Part = part(-0.25, 0.6);
+/// Memory that is touched for the first time ever: another allocator lays it out less or more tightly.
+pub const GROWTH: Part = part(-0.3, 0.1);
+
+pub const SWAPS: &[Swap] = &[
+    Swap {
+        kind: AllocatorKind::Jemalloc,
+        cached: part(-0.1, 0.15),
+        missing: part(-0.1, 0.9),
+        mapped: part(0.5, 1.0),
+        touched: part(0.0, 1.0),
+        touched_large: part(-0.05, 0.15),
+        start_s: part(0.000_5, 0.001_5),
+    },
+    Swap {
+        kind: AllocatorKind::Tcmalloc,
+        cached: part(-0.1, 0.2),
+        missing: part(0.5, 0.97),
+        mapped: part(0.8, 1.0),
+        touched: part(0.3, 1.0),
+        touched_large: part(0.7, 1.0),
+        start_s: part(0.001_5, 0.003),
+    },
+    Swap {
+        kind: AllocatorKind::Mimalloc,
+        cached: part(-0.1, 0.2),
+        missing: part(0.45, 0.9),
+        mapped: part(0.7, 1.0),
+        touched: part(0.0, 1.0),
+        touched_large: part(-0.05, 0.15),
+        start_s: part(0.0, 0.000_5),
+    },
+    Swap {
+        kind: AllocatorKind::Snmalloc,
+        cached: part(-0.1, 0.2),
+        missing: part(0.3, 0.95),
+        mapped: part(0.0, 1.0),
+        touched: part(0.0, 1.0),
+        touched_large: part(-0.05, 1.0),
+        start_s: part(0.0, 0.000_5),
+    },
+];
+
+pub fn of(kind: AllocatorKind) -> Option<&'static Swap> {
+    SWAPS.iter().find(|swap| swap.kind == kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_is_a_range_and_saves_no_more_than_all() {
+        for swap in SWAPS {
+            for part in [
+                swap.cached,
+                swap.missing,
+                swap.mapped,
+                swap.touched,
+                swap.touched_large,
+            ] {
+                assert!(
+                    -1.0 < part.least && part.least < part.most && part.most <= 1.0,
+                    "{swap:?}"
+                );
+            }
+            assert!(0.0 <= swap.start_s.least && swap.start_s.most < 0.01, "{swap:?}");
+        }
+        assert!(of(AllocatorKind::Glibc).is_none());
+    }
+}
