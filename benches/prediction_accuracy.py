@@ -263,7 +263,11 @@ PREDICTED_AGAIN = [
     "Predictions of programs that had been measured before were made again later, from a new diagnosis each, on a machine with other",
     "work on it; what was measured is from runs that had the machine to themselves.",
 ]
+START = "predicted before a fix: a start's cost was divided by a short command's CPU time as read too early"
 NOTES = {
+    **{key: START for key in ("sort jemalloc", "sort tcmalloc", "perl tcmalloc")},
+    "perl glibc-keep-memory": "not explained: the trial's runs were short and noisy",
+    "python-json mimalloc": "not explained: CPython serves its own small objects, and mimalloc costs more here than its range says",
     **{f"remote-free {arm}": SPINS for arm in (*SWAPS, "snmalloc", "glibc-tcache-count")},
     "storm glibc-hugetlb": "probably fewer TLB misses in the application's own loads; only first touch is predicted",
     "storm jemalloc": "its saving of calls that miss glibc's cache differs from none (arena) to six sevenths (storm), by the sizes",

@@ -104,7 +104,9 @@ fn swapped(ctx: &Context, kind: AllocatorKind) -> Option<Interval> {
     };
     let mapped = known.map_or(part(-0.5, 1.0), |swap| swap.mapped);
     let touched = known.map_or(part(-0.3, 1.0), |swap| touched_part(ctx, swap));
-    let starts = ctx.recording.processes.len() as f64 / ctx.bill.cpu_s.max(1e-9);
+    // Of a command of less than a second the kernel's account is read too seldom to hold all of it; the samples do.
+    let cpu_s = ctx.bill.cpu_s.max(ctx.bill.sampled_cpu_s);
+    let starts = ctx.recording.processes.len() as f64 / cpu_s.max(1e-9);
     let started = swaps::of(kind).map_or(part(0.0, 0.0), |swap| swap.start_s);
     Some(sum(&[
         times(code, code_part),
