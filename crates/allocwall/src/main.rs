@@ -30,7 +30,7 @@ enum Command {
     Calibrate(commands::calibrate::Args),
     /// Bill, ladder, verdict and remedies of a running process, a command, or a recording
     Diagnose(commands::diagnose::Args),
-    /// A recording as text, JSON, flamegraph or collapsed stacks
+    /// A recording as text, JSON, flamegraph or collapsed stacks; a saved trial as text, JSON or CSV
     Report(commands::report::Args),
     /// Try remedies on a command, interleaved with the untreated one: effect, interval and a word each
     Trial(Box<commands::trial::Args>),

@@ -140,6 +140,15 @@ fn failed(path: &Path, cause: io::Error) -> Error {
     }
 }
 
+/// Whether a file begins as a trial's; one that can't be read is none.
+pub fn is_one(path: &Path) -> bool {
+    let mut start = [0; 9];
+    File::open(path)
+        .and_then(|mut file| file.read_exact(&mut start))
+        .is_ok()
+        && start == *b"{\"trial\":"
+}
+
 /// # Errors
 /// No such file, one of another kind or version, a line within it that doesn't parse. A last line that is cut off is none.
 pub fn read(path: &Path) -> Result<Journal> {
@@ -295,6 +304,7 @@ mod tests {
     fn what_is_written_is_read_and_continued_after_a_cut() {
         let (_dir, path) = written(2);
         let whole = read(&path).unwrap();
+        assert!(is_one(&path) && !is_one(Path::new("/proc/self/exe")) && !is_one(Path::new("/nonexistent")));
         assert_eq!((whole.head, whole.blocks), (head(), vec![block(0), block(1)]));
         assert!(!whole.planned);
         let bytes = std::fs::read(&path).unwrap();

@@ -1,5 +1,6 @@
-//! `allocwall report`: a recording, judged again from the file alone.
+//! `allocwall report`: a recording, judged again from the file alone; or a saved trial, of which nothing is started.
 
+use crate::commands::trial::how;
 use crate::output;
 use crate::printer::Printer;
 use allocwall_core::bill::{self, Bill};
@@ -7,13 +8,16 @@ use allocwall_core::diagnose::{self, Verdict};
 use allocwall_core::measure;
 use allocwall_core::measure::recording::Recording;
 use allocwall_core::report::text::Style;
-use allocwall_core::report::{collapsed, flamegraph, json, text};
+use allocwall_core::report::{collapsed, flamegraph, json, text, trial_csv, trial_json, trial_text};
+use allocwall_core::trial::compare::compare;
+use allocwall_core::trial::journal::{self, Journal};
+use anyhow::bail;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Recording, as `diagnose` wrote it
+    /// Recording, as `diagnose` wrote it, or a trial
     file: PathBuf,
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
     format: Format,
@@ -35,6 +39,8 @@ pub enum Format {
     Flamegraph,
     /// Collapsed stacks: `root;…;leaf count`
     Collapsed,
+    /// Of a trial: a row for each comparison
+    Csv,
 }
 
 /// A recording with what follows from it.
@@ -72,24 +78,45 @@ impl Judged {
             Format::Json => json::document(recording, bill, verdict),
             Format::Collapsed => collapsed::stacks(recording),
             Format::Flamegraph => flamegraph::svg(recording, bill).map_err(absent)?,
+            Format::Csv => bail!("a recording has no CSV: that is a format of trials"),
         })
     }
 }
 
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
-    let judged = Judged::of(measure::file::read(&args.file)?, Some(args.file.clone()));
     let style = if args.output.is_some() {
         Style::FILE
     } else {
         printer.style()
     };
     let format = if args.json { Format::Json } else { args.format };
-    let report = judged.render(format, style)?;
+    let report = match journal::is_one(&args.file) {
+        true => trial(&args.file, format, style)?,
+        false => {
+            Judged::of(measure::file::read(&args.file)?, Some(args.file.clone())).render(format, style)?
+        }
+    };
     match &args.output {
         Some(path) => output::write(path, report.as_bytes(), Some(&args.file))?,
         None => printer.data(&report)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A trial as it was saved.
+fn trial(file: &Path, format: Format, style: Style) -> anyhow::Result<String> {
+    let Journal { head, blocks, .. } = journal::read(file)?;
+    let outcome = compare(&head.design, &blocks);
+    Ok(match format {
+        Format::Text => trial_text::trial(&outcome, &head.command, &how(&head.options), style),
+        Format::Json => trial_json::document(&outcome, &head.command),
+        Format::Csv => trial_csv::table(&outcome),
+        Format::Flamegraph | Format::Collapsed => {
+            bail!(
+                "a trial has no stacks: --format text, json or csv; `allocwall diagnose -- CMD` records them"
+            )
+        }
+    })
 }
 
 fn absent(absence: allocwall_core::units::Absence) -> anyhow::Error {

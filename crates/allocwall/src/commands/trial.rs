@@ -218,7 +218,7 @@ fn typed() -> Vec<String> {
 }
 
 /// Of the options those that say how a run is measured: not which arms, how many blocks, or what becomes of the result.
-fn how(options: &[String]) -> Vec<String> {
+pub fn how(options: &[String]) -> Vec<String> {
     const OTHERS: &[&str] = &[
         "--with",
         "-w",
