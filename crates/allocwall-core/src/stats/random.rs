@@ -22,6 +22,11 @@ impl Random {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
+    /// Uniform above 0 and up to 1, so that its logarithm is finite.
+    pub fn unit_above_zero(&mut self) -> f64 {
+        ((self.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64
+    }
+
     /// Uniform below `n`, which must not be 0. By multiplication; the bias is below n / 2^64.
     pub fn below(&mut self, n: usize) -> usize {
         ((u128::from(self.next_u64()) * n as u128) >> 64) as usize
