@@ -135,29 +135,56 @@ pub struct Batch<'a> {
     pub interrupted: &'a AtomicBool,
 }
 
-impl Batch<'_> {
+/// What a run of an arm is made of, whatever it measures.
+pub trait Fresh {
+    fn arms(&mut self) -> &mut [Prepared];
+
+    /// One fresh run, started so, and what was seen of it. Its proof is still open.
+    fn once(&self, start: &Start) -> Result<(Ran, Seen)>;
+
     /// One run of each arm that is not counted: it warms caches, shows that the arm works, and tells where `malloc` is bound.
     /// `folder` is for the loader's account, and for nothing else.
-    pub fn prove(&mut self, folder: &Path, mut told: impl FnMut(usize)) -> Result<Vec<Ran>> {
+    fn prove(
+        &mut self,
+        folder: &Path,
+        interrupted: &AtomicBool,
+        mut told: impl FnMut(usize),
+    ) -> Result<Vec<Ran>> {
         let mut runs = Vec::new();
-        for arm in 0..self.arms.len() {
-            if self.interrupted.load(Ordering::Relaxed) {
+        for arm in 0..self.arms().len() {
+            if interrupted.load(Ordering::Relaxed) {
                 break;
             }
             told(arm);
             let account = folder.join(format!("arm-{arm}"));
-            let mut start = self.arms[arm].start.clone();
-            let asked = self.arms[arm].ask_for_bindings(&mut start, &account)?;
-            let (finished, seen) = self.once(&start)?;
+            let mut start = self.arms()[arm].start.clone();
+            let asked = self.arms()[arm].ask_for_bindings(&mut start, &account)?;
+            let (mut ran, seen) = self.once(&start)?;
             if asked {
-                self.arms[arm].bindings = Some(Bindings::read(&account));
+                self.arms()[arm].bindings = Some(Bindings::read(&account));
             }
-            runs.push(self.ran(arm, &finished, &seen));
+            ran.proof = self.arms()[arm].judge(&seen);
+            runs.push(ran);
         }
         Ok(runs)
     }
+}
 
-    fn once(&self, start: &Start) -> Result<(Finished, Seen)> {
+impl<T: Fresh> Subject for T {
+    fn run(&mut self, arm: usize) -> Result<Ran> {
+        let start = self.arms()[arm].start.clone();
+        let (mut ran, seen) = self.once(&start)?;
+        ran.proof = self.arms()[arm].judge(&seen);
+        Ok(ran)
+    }
+}
+
+impl Fresh for Batch<'_> {
+    fn arms(&mut self) -> &mut [Prepared] {
+        &mut self.arms
+    }
+
+    fn once(&self, start: &Start) -> Result<(Ran, Seen)> {
         let mut running = run::start(start, &self.keeper_exe)?;
         let mut watcher = Watcher::of(&self.arms);
         while running.exited().is_none()
@@ -167,14 +194,8 @@ impl Batch<'_> {
             std::thread::sleep(GLANCE);
         }
         let finished = running.wait(self.interrupted)?;
-        let seen = watcher.seen(&finished);
-        Ok((finished, seen))
-    }
-
-    fn ran(&self, arm: usize, finished: &Finished, seen: &Seen) -> Ran {
+        let output = output(&finished);
         let mut metrics = finished.metrics();
-        // Standard output first: what is said on standard error is talk.
-        let output = [text(&finished.stdout), text(&finished.stderr)].join("\n");
         let mut readings = Vec::new();
         for figure in &self.figures {
             let reading = figure.read(&output);
@@ -184,19 +205,13 @@ impl Batch<'_> {
             );
             readings.extend(reading.ok());
         }
-        Ran {
+        let ran = Ran {
             metrics,
-            failure: failure(finished, &self.fine),
-            proof: self.arms[arm].judge(seen),
+            failure: failure(&finished, &self.fine),
+            proof: vec![],
             readings,
-        }
-    }
-}
-
-impl Subject for Batch<'_> {
-    fn run(&mut self, arm: usize) -> Result<Ran> {
-        let (finished, seen) = self.once(&self.arms[arm].start)?;
-        Ok(self.ran(arm, &finished, &seen))
+        };
+        Ok((ran, watcher.seen(&finished)))
     }
 }
 
@@ -218,16 +233,26 @@ pub fn failure(finished: &Finished, fine: &[i32]) -> Option<String> {
         Exit::Code(code) if code == 0 || fine.contains(&code) => return None,
         exit => exit.to_string(),
     };
-    let said = text(&finished.stderr);
-    let last = said.lines().rev().find(|line| !line.trim().is_empty());
-    Some(match last {
-        Some(line) => format!("{how}: {}", line.trim().chars().take(160).collect::<String>()),
+    Some(match last_words(finished) {
+        Some(line) => format!("{how}: {line}"),
         None => how,
     })
 }
 
+/// The last line of its standard error, as far as a message has room for it.
+pub fn last_words(finished: &Finished) -> Option<String> {
+    let said = text(&finished.stderr);
+    let last = said.lines().rev().find(|line| !line.trim().is_empty())?;
+    Some(last.trim().chars().take(160).collect())
+}
+
+/// All that it said. Standard output first: what is said on standard error is talk.
+pub fn output(finished: &Finished) -> String {
+    [text(&finished.stdout), text(&finished.stderr)].join("\n")
+}
+
 /// From outside; to be escaped.
-pub fn text(tail: &Tail) -> String {
+fn text(tail: &Tail) -> String {
     String::from_utf8_lossy(&tail.bytes).into_owned()
 }
 

@@ -1,7 +1,7 @@
 //! A server: started, waited for, loaded at rates that are the same for all arms, looked at after the load, and ended.
 
-use super::batch::{Prepared, Watcher, failure, metric_of, text};
-use super::conduct::{Ran, Subject};
+use super::batch::{Fresh, Prepared, Watcher, failure, last_words, metric_of, output};
+use super::conduct::Ran;
 use super::load::adapters::Adapter;
 use super::load::closed::{self, Capacity, Search};
 use super::load::metric::Metric as Figure;
@@ -9,15 +9,15 @@ use super::load::open::{self, Plan};
 use super::load::ready::{self, Ready};
 use super::load::request::Request;
 use super::load::{Better, Reading, Unit as ReadingUnit};
-use super::proof::Bindings;
-use super::run::{self, Finished, Output, Running, Start};
+use super::proof::Seen;
+use super::run::{self, Output, Running, Start};
 use super::{Direction, Metric, Unit};
 use crate::error::{Error, Result};
 use crate::host::clock;
 use crate::host::proc::ProcFs;
 use crate::units::{Absence, Measured, Reason};
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -155,28 +155,6 @@ impl Server<'_> {
         loaded.map(|()| observed)
     }
 
-    /// As [`super::batch::Batch::prove`].
-    pub fn prove(&mut self, folder: &Path, mut told: impl FnMut(usize)) -> Result<Vec<Ran>> {
-        let mut runs = Vec::new();
-        for arm in 0..self.arms.len() {
-            if self.interrupted.load(Ordering::Relaxed) {
-                break;
-            }
-            told(arm);
-            let account = folder.join(format!("arm-{arm}"));
-            let mut start = self.arms[arm].start.clone();
-            let asked = self.arms[arm].ask_for_bindings(&mut start, &account)?;
-            let once = self.once(arm, &start)?;
-            if asked {
-                self.arms[arm].bindings = Some(Bindings::read(&account));
-            }
-            let mut ran = once.ran;
-            ran.proof = self.arms[arm].judge(&once.seen);
-            runs.push(ran);
-        }
-        Ok(runs)
-    }
-
     /// For all that a run has to do; longer is a hang.
     fn limit(&self) -> Duration {
         let load = match &self.load {
@@ -211,31 +189,6 @@ impl Server<'_> {
             || running.exited().map(|exit| exit.to_string()),
             self.interrupted,
         )
-    }
-
-    fn once(&self, arm: usize, start: &Start) -> Result<Once> {
-        let mut running = self.begin(start)?;
-        let mut watcher = Watcher::of(&self.arms);
-        let mut ran = Ran::default();
-        let loaded = self
-            .await_ready(&mut running)
-            .and_then(|took| self.under_load(&mut running, &mut watcher, took, &mut ran));
-        let early = running.exited();
-        let finished = running.end()?;
-        if let Err(error) = loaded {
-            // An interruption is no failure of the arm's; the block is not kept anyway.
-            ran.failure = Some(said_last(&error.to_string(), &finished));
-        } else if early.is_some() {
-            ran.failure = Some(failure(&finished, &[]).unwrap_or_else(|| "it ended under load".into()));
-        }
-        for (key, value) in finished.metrics() {
-            if matches!(key.as_str(), "peak_rss_bytes" | "peak_pss_bytes" | "minor_faults") {
-                ran.metrics.insert(key, value);
-            }
-        }
-        let seen = watcher.seen(&finished);
-        ran.proof = self.arms[arm].judge(&seen);
-        Ok(Once { ran, seen })
     }
 
     fn under_load(
@@ -308,7 +261,7 @@ impl Server<'_> {
         if let Some(failure) = failure(&finished, &[]) {
             return Err(Error::Refused(format!("the load command failed: {failure}")));
         }
-        let output = [text(&finished.stdout), text(&finished.stderr)].join("\n");
+        let output = output(&finished);
         let readings = match read {
             Read::Adapter(adapter) => adapter.read(&output),
             Read::Figures(figures) => figures.iter().map(|figure| figure.read(&output)).collect(),
@@ -345,15 +298,35 @@ impl Server<'_> {
     }
 }
 
-struct Once {
-    ran: Ran,
-    seen: super::proof::Seen,
-}
+impl Fresh for Server<'_> {
+    fn arms(&mut self) -> &mut [Prepared] {
+        &mut self.arms
+    }
 
-impl Subject for Server<'_> {
-    fn run(&mut self, arm: usize) -> Result<Ran> {
-        let start = self.arms[arm].start.clone();
-        Ok(self.once(arm, &start)?.ran)
+    fn once(&self, start: &Start) -> Result<(Ran, Seen)> {
+        let mut running = self.begin(start)?;
+        let mut watcher = Watcher::of(&self.arms);
+        let mut ran = Ran::default();
+        let loaded = self
+            .await_ready(&mut running)
+            .and_then(|took| self.under_load(&mut running, &mut watcher, took, &mut ran));
+        let early = running.exited();
+        let finished = running.end()?;
+        if let Err(error) = loaded {
+            // An interruption is no failure of the arm's; the block is not kept anyway.
+            ran.failure = Some(match last_words(&finished) {
+                Some(line) => format!("{error}; it said: {line}"),
+                None => error.to_string(),
+            });
+        } else if early.is_some() {
+            ran.failure = Some(failure(&finished, &[]).unwrap_or_else(|| "it ended under load".into()));
+        }
+        for (key, value) in finished.metrics() {
+            if matches!(key.as_str(), "peak_rss_bytes" | "peak_pss_bytes" | "minor_faults") {
+                ran.metrics.insert(key, value);
+            }
+        }
+        Ok((ran, watcher.seen(&finished)))
     }
 }
 
@@ -381,17 +354,6 @@ fn per(amount: f64, count: f64) -> Measured<f64> {
         return Ok(amount / count);
     }
     Err(Absence::new(Reason::TooLittle, "no requests"))
-}
-
-fn said_last(failure: &str, finished: &Finished) -> String {
-    let said = text(&finished.stderr);
-    match said.lines().rev().find(|line| !line.trim().is_empty()) {
-        Some(line) => format!(
-            "{failure}; it said: {}",
-            line.trim().chars().take(160).collect::<String>()
-        ),
-        None => failure.to_owned(),
-    }
 }
 
 /// What a server is measured by: of the generator inside, the tail of response times and the CPU time of a request; of a load

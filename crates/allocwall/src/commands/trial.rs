@@ -11,7 +11,7 @@ use allocwall_core::measure::calibrate;
 use allocwall_core::measure::record::{self, Ask};
 use allocwall_core::report::{trial_csv, trial_json, trial_text};
 use allocwall_core::trial::arm::{Arm, TargetFacts};
-use allocwall_core::trial::batch::{self, Batch, Prepared};
+use allocwall_core::trial::batch::{self, Batch, Fresh, Prepared};
 use allocwall_core::trial::compare::compare;
 use allocwall_core::trial::conduct::{self, Conduct, End, Length, Ran, Subject, Told};
 use allocwall_core::trial::gate::Gate;
@@ -750,8 +750,8 @@ impl Trial<'_> {
                 .progress_line(&format!("first run of {}, not counted", names[arm]));
         };
         let ran = match kind {
-            Kind::Batch(batch) => batch.prove(self.folder, told)?,
-            Kind::Server(server) => server.prove(self.folder, told)?,
+            Kind::Batch(batch) => batch.prove(self.folder, self.interrupted, told)?,
+            Kind::Server(server) => server.prove(self.folder, self.interrupted, told)?,
         };
         self.printer.clear_line();
         if self.stopped() {
