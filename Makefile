@@ -30,7 +30,7 @@ trial-accuracy: build
 	@tools/need.sh python3=python3
 	benches/trial_accuracy.py target/trial-accuracy.json --binary $(BINARY)
 
-## Predicted gains beside measured ones, by program and remedy: docs/prediction-accuracy.md. About half an hour; wants a quiet machine.
+## Predicted gains beside measured ones, by program and remedy: docs/prediction-accuracy.md. About forty minutes; wants a quiet machine.
 accuracy: build
 	@tools/need.sh python3=python3
 	benches/prediction_accuracy.py --binary $(BINARY)

@@ -5,7 +5,7 @@ For each program one `allocwall diagnose --json` (its first remedy that a start 
 `allocwall trial --json` with the remedies as arms: it diagnoses the untreated command, predicts, and measures in interleaved runs.
 All programs do a fixed amount of work, so that CPU time is what a remedy saves.
 
-    benches/prediction_accuracy.py                         all programs; about half an hour, wants a quiet machine
+    benches/prediction_accuracy.py                         all programs; about forty minutes, wants a quiet machine
     benches/prediction_accuracy.py sort gcc                some; what other runs found stays in the JSON file
     benches/prediction_accuracy.py --predict               predict again, and keep what was measured: after a change of the model
     benches/prediction_accuracy.py --report                write the page again from the JSON file
@@ -15,8 +15,9 @@ A *hit*: the measured 95 % interval of the change in CPU time and the predicted 
 statements about one true change; where they have none in common, one of the two is wrong. Since a wide measured interval hits
 easily, the page also counts how often the measured *point* lies in the predicted interval.
 
-The first choice is *right* when no other arm's measured interval lies wholly below its own, the untreated command being an
-arm too: a first choice that makes things worse is wrong, and so is none where an arm saves more than 2 % with its whole interval.
+The first choice is *right* when no other arm is shown to save more: with its whole measured interval, and by 2 points or more. The
+untreated command is an arm too: a first choice that makes things worse is wrong, and so is none where an arm saves more than 2 %
+with its whole interval.
 Standard library only.
 """
 
@@ -39,7 +40,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "real"))
 from services import LOAD, find_program, system_python, unprivileged  # noqa: E402
 
-# A gain below this is nobody's first choice.
+# A gain below this is nobody's first choice, nor a reason to choose otherwise.
 WORTH = 0.02
 CPU_METRICS = ("cpu_s", "cpu_per_request_s")
 NATIVE = ("jemalloc", "tcmalloc", "mimalloc", "glibc-keep-memory", "glibc-hugetlb", "glibc-tcache-count")
@@ -76,7 +77,7 @@ JSON_WORK = """
 import json
 record = {"id": 7, "name": "x" * 40, "tags": ["t%d" % n for n in range(12)], "at": {"lat": 1.5, "lon": 2.5}}
 text = json.dumps([dict(record, id=n) for n in range(2000)])
-for _ in range(30):
+for _ in range(120):
     json.dumps(json.loads(text))
 """
 
@@ -88,11 +89,21 @@ for n in range(40):
     zlib.crc32(b"".join(parts))
 """
 
+NUMPY_WORK = """
+import numpy
+total = 0.0
+for turn in range(60):
+    values = numpy.arange(1_500_000, dtype=float)
+    scaled = numpy.sqrt(values * 1.5 + turn) - values / 3.0
+    total += float(scaled[scaled > 0].sum())
+print(total)
+"""
+
 NODE_WORK = """
 const record = {id: 7, name: "x".repeat(40), tags: [...Array(12).keys()].map(n => "t" + n), at: {lat: 1.5, lon: 2.5}};
 const text = JSON.stringify([...Array(2000).keys()].map(id => ({...record, id})));
 let sum = 0;
-for (let n = 0; n < 60; n++) sum += JSON.stringify(JSON.parse(text)).length;
+for (let n = 0; n < 180; n++) sum += JSON.stringify(JSON.parse(text)).length;
 console.log(sum);
 """
 
@@ -101,7 +112,7 @@ import java.util.*;
 public class Work {
     public static void main(String[] arguments) {
         long sum = 0;
-        for (int turn = 0; turn < 120; turn++) {
+        for (int turn = 0; turn < 500; turn++) {
             Map<String, List<Integer>> map = new HashMap<>();
             for (int n = 0; n < 20000; n++) map.computeIfAbsent("key" + n % 5000, k -> new ArrayList<>()).add(n);
             for (List<Integer> list : map.values()) sum += list.size();
@@ -128,7 +139,7 @@ std::map<std::string, std::vector<int>> index_of(const std::vector<std::string> 
 
 SQL_WORK = """
 create table t(id integer primary key, name text, value real);
-with recursive n(i) as (select 1 union all select i+1 from n where i < 200000)
+with recursive n(i) as (select 1 union all select i+1 from n where i < 600000)
 insert into t select i, 'name' || (i * 7919 % 100003), i * 0.5 from n;
 create index by_name on t(name);
 select count(*), sum(length(name)) from (select name, count(*) c from t group by name order by c, name);
@@ -139,7 +150,7 @@ def sort(folder):
     import random
 
     generator = random.Random(7)
-    (folder / "lines").write_text("".join(f"{generator.getrandbits(64):016x} {n}\n" for n in range(500_000)))
+    (folder / "lines").write_text("".join(f"{generator.getrandbits(64):016x} {n}\n" for n in range(1_500_000)))
     return ["sort", "--parallel=1", "-S", "400M", folder / "lines", "-o", folder / "sorted"]
 
 
@@ -175,7 +186,7 @@ def sqlite(folder):
 
 
 def perl(folder):
-    text = 'my %h; for my $n (1..250000) { push @{$h{"k".($n % 50000)}}, "value$n"; } print scalar(keys %h), "\\n";'
+    text = 'my %h; for my $n (1..1500000) { push @{$h{"k".($n % 50000)}}, "value$n"; } print scalar(keys %h), "\\n";'
     return ["perl", "-e", text]
 
 
@@ -246,6 +257,7 @@ PROGRAMS = [
     real("g++", cpp, NATIVE, ("g++",)),
     real("python-json", lambda folder: python(folder, JSON_WORK), PYTHON),
     real("python-bytes", lambda folder: python(folder, BYTES_WORK), PYTHON),
+    real("numpy", lambda folder: python(folder, NUMPY_WORK), PYTHON, ("numpy",)),
     real("sqlite", sqlite, NATIVE, ("sqlite3",)),
     real("perl", perl, NATIVE, ("perl",)),
     real("node", node, (*SWAPS, "node-semi-space=64"), ("node",)),
@@ -276,8 +288,13 @@ NOTES = {
 
 
 def missing(program):
-    absent = [name for name in program.needs if not find_program(name)]
+    absent = [name for name in program.needs if not find_program(name) and not importable(name)]
     return f"no {', '.join(absent)}" if absent else None
+
+
+def importable(name):
+    found = subprocess.run([system_python(), "-c", f"import {name}"], stdin=subprocess.DEVNULL, capture_output=True)
+    return name.isidentifier() and found.returncode == 0
 
 
 def environment(program):
@@ -423,7 +440,8 @@ def choice(result):
     if first is not None and first not in measured:
         return None, best, f"{first} was not among the arms"
     chosen = measured[first] if first else nothing
-    better = [arm for arm, m in measured.items() if m["high"] < chosen["low"]]
+    gap = WORTH if first else 0.0
+    better = [arm for arm, m in measured.items() if m["high"] < chosen["low"] and m["point"] < chosen["point"] - gap]
     if better:
         return False, best, f"{', '.join(better)} saves more"
     if first and chosen["low"] > 0:

@@ -36,6 +36,7 @@ fn real() -> &'static Recording {
         });
         let recorded = record::record(Request {
             rate_hz: None,
+            closely: false,
             ask: Ask::Pids(vec![shell.id() as i32]),
             window: Duration::from_millis(500),
             output: None,

@@ -19,8 +19,10 @@ pub struct Swap {
     pub cached: Part,
     /// The same where most calls miss it.
     pub missing: Part,
-    /// Of map calls and page release on malloc's behalf.
+    /// Of map calls and page release on malloc's behalf, for blocks below 8 MiB.
     pub mapped: Part,
+    /// The same for larger blocks.
+    pub mapped_large: Part,
     /// Of first touches of memory that malloc gives back and maps again in blocks below 8 MiB.
     pub touched: Part,
     /// The same for larger blocks. jemalloc gives those back at once (opt.oversize_threshold of its manual), mimalloc those that
@@ -34,8 +36,10 @@ const fn part(least: f64, most: f64) -> Part {
     Part { least, most }
 }
 
-/// Of contention in the allocator, every one of these.
-pub const LOCKS: Part = part(0.3, 1.0);
+/// Of contention in the allocator, and of its code where threads meet in it, every one of these.
+pub const CONTENDED: Part = part(0.55, 1.0);
+/// Of the application's own time in such a program: a thread that waits for another one by spinning does so there.
+pub const SPINNING: Part = part(0.0, 0.5);
 /// Of an allocator's code where the present one is not glibc's, or how it serves is not known.
 pub const UNKNOWN_CODE: Part = part(-0.25, 0.6);
 /// Memory that is touched for the first time ever: another allocator lays it out less or more tightly.
@@ -47,6 +51,7 @@ pub const SWAPS: &[Swap] = &[
         cached: part(-0.1, 0.15),
         missing: part(-0.1, 0.9),
         mapped: part(0.5, 1.0),
+        mapped_large: part(-0.2, 0.6),
         touched: part(0.0, 1.0),
         touched_large: part(-0.05, 0.15),
         start_s: part(0.000_5, 0.001_5),
@@ -56,6 +61,7 @@ pub const SWAPS: &[Swap] = &[
         cached: part(-0.1, 0.2),
         missing: part(0.5, 0.97),
         mapped: part(0.8, 1.0),
+        mapped_large: part(0.8, 1.0),
         touched: part(0.3, 1.0),
         touched_large: part(0.7, 1.0),
         start_s: part(0.001_5, 0.003),
@@ -65,6 +71,7 @@ pub const SWAPS: &[Swap] = &[
         cached: part(-0.1, 0.2),
         missing: part(0.45, 0.9),
         mapped: part(0.7, 1.0),
+        mapped_large: part(-0.2, 0.6),
         touched: part(0.0, 1.0),
         touched_large: part(-0.05, 0.15),
         start_s: part(0.0, 0.000_5),
@@ -74,6 +81,7 @@ pub const SWAPS: &[Swap] = &[
         cached: part(-0.1, 0.2),
         missing: part(0.3, 0.95),
         mapped: part(0.0, 1.0),
+        mapped_large: part(-0.2, 1.0),
         touched: part(0.0, 1.0),
         touched_large: part(-0.05, 1.0),
         start_s: part(0.0, 0.000_5),
@@ -95,6 +103,7 @@ mod tests {
                 swap.cached,
                 swap.missing,
                 swap.mapped,
+                swap.mapped_large,
                 swap.touched,
                 swap.touched_large,
             ] {

@@ -41,6 +41,9 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
         Effect::NotCpu(_) => None,
         // Calls that the cache serves already are beyond help; of the others it saves the way to the arena.
         Effect::AtMost(fraction, _) if remedy.acts_on == ALLOCATOR && remedy.key == "glibc-tcache-count" => {
+            if contended(ctx) {
+                return Some(times(lines, DEEPER_WHERE_CONTENDED));
+            }
             let misses = match ctx.served().0 {
                 Served::Cached => part(0.0, 0.1),
                 Served::Mixed => part(0.0, 0.4),
@@ -53,26 +56,61 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
             });
             Some(times(lines, part(misses.least, misses.most * saved * fraction)))
         }
-        Effect::AtMost(fraction, _) => Some(times(lines, part(0.0, fraction))),
+        Effect::AtMost(fraction, _) => {
+            let saved = times(lines, part(0.0, fraction));
+            Some(match remedy.acts_on.contains(&AllocatorLocks) && contended(ctx) {
+                true => sum(&[saved, spinning(ctx)?]),
+                false => saved,
+            })
+        }
         // Memory on huge pages is given back in fewer pieces as well.
         Effect::HugeTouch => {
             let gain = gain?;
             let release = ctx.cpu(&[PageRelease]).map_or(0.0, |s| s.share.high);
-            Some(Interval::new(gain.low, gain.point, gain.high + release))
+            let high = gain.high + release;
+            let low = remedies::touch_price_saved(ctx)
+                .map_or(0.0, |saved| lines.low * saved.low * large_blocks(ctx));
+            Some(Interval::new(low, gain.point.clamp(low, high), high))
         }
         Effect::Populate => gain,
         // What has never been touched before is touched in the arena too.
         Effect::ArenaInsteadOfMap => {
             let touched = ctx.cpu(&[FaultPath, Zeroing]).ok()?.share;
             let maps = ctx.cpu(MAPPING).ok()?.share;
-            let most = maps.high + touched.high * recycled(ctx);
-            Some(match gain {
-                Some(gain) => Interval::new(gain.low, gain.point, most.max(gain.point)),
-                None => Interval::new(0.0, most / 2.0, most),
-            })
+            let again = recycled(ctx);
+            let Some((gain, by_malloc)) = gain.zip(remedies::map_calls_by_malloc(ctx.recording).ok()) else {
+                let most = maps.high + touched.high * again;
+                return Some(Interval::new(0.0, most / 2.0, most));
+            };
+            // Of one process what comes back is what it gave; of several also what another one had before it ended.
+            let sure = if ctx.recording.processes.len() == 1 {
+                again
+            } else {
+                0.0
+            };
+            let part = |of: f64, by: f64, kept: f64| of * by * kept;
+            let low = gain.low + touched.low * part(sure, by_malloc.low, KEPT.least);
+            let high = (maps.high + touched.high * again) * KEPT.most;
+            Some(Interval::new(
+                low,
+                ((low + high) / 2.0).max(gain.point.min(high)),
+                high.max(low),
+            ))
         }
     }
 }
+
+/// Of the first touches that it spares, what keeping memory saves: a page that is kept is not in the cache as one is that was just
+/// zeroed, and the program's own loads gain by pages that stay where they are.
+const KEPT: Part = Part {
+    least: 0.75,
+    most: 1.1,
+};
+/// Of contended allocation, a deeper cache: each thread holds what another one could have had.
+const DEEPER_WHERE_CONTENDED: Part = Part {
+    least: -0.4,
+    most: 0.5,
+};
 
 /// What comes and goes with map calls.
 const MAPPING: &[CostClass] = &[MapCalls, PageRelease, AddressSpaceLock];
@@ -88,6 +126,13 @@ fn swapped(ctx: &Context, kind: AllocatorKind) -> Option<Interval> {
     let known = swaps::of(kind).filter(|_| present == AllocatorKind::Glibc);
     let by_malloc = remedies::map_calls_by_malloc(ctx.recording).unwrap_or(Interval::new(0.0, 0.5, 1.0));
     let again = recycled(ctx);
+    if contended(ctx) {
+        return Some(sum(&[
+            times(added(code, locks), swaps::CONTENDED),
+            spinning(ctx)?,
+            start_cost(ctx, kind),
+        ]));
+    }
     let code_part = match (known, ctx.served().0) {
         (Some(swap), Served::Cached) => swap.cached,
         (Some(swap), Served::Missing) => swap.missing,
@@ -97,20 +142,10 @@ fn swapped(ctx: &Context, kind: AllocatorKind) -> Option<Interval> {
         ),
         _ => swaps::UNKNOWN_CODE,
     };
-    // Threads that meet in an allocator pay in its code too: for the cache lines of its locks.
-    let code_part = match locks.low >= CONTENDED {
-        true => part(code_part.least, 1.0),
-        false => code_part,
-    };
-    let mapped = known.map_or(part(-0.5, 1.0), |swap| swap.mapped);
-    let touched = known.map_or(part(-0.3, 1.0), |swap| touched_part(ctx, swap));
-    // Of a command of less than a second the kernel's account is read too seldom to hold all of it; the samples do.
-    let cpu_s = ctx.bill.cpu_s.max(ctx.bill.sampled_cpu_s);
-    let starts = ctx.recording.processes.len() as f64 / cpu_s.max(1e-9);
-    let started = swaps::of(kind).map_or(part(0.0, 0.0), |swap| swap.start_s);
+    let (mapped, touched) = known.map_or((part(-0.5, 1.0), part(-0.3, 1.0)), |swap| by_size(ctx, swap));
     Some(sum(&[
         times(code, code_part),
-        times(locks, swaps::LOCKS),
+        times(locks, swaps::CONTENDED),
         times(
             maps,
             part(
@@ -120,8 +155,46 @@ fn swapped(ctx: &Context, kind: AllocatorKind) -> Option<Interval> {
         ),
         times(touches.scaled(again), touched),
         times(touches.scaled(1.0 - again), swaps::GROWTH),
-        times(Interval::exact(starts), part(-started.most, -started.least)),
+        start_cost(ctx, kind),
     ]))
+}
+
+/// What loading another allocator adds to each process's start, as a share of the target's CPU time; it saves less than nothing.
+fn start_cost(ctx: &Context, kind: AllocatorKind) -> Interval {
+    // Of a command of less than a second the kernel's account is read too seldom to hold all of it; the samples do.
+    let cpu_s = ctx.bill.cpu_s.max(ctx.bill.sampled_cpu_s);
+    let starts = ctx.recording.processes.len() as f64 / cpu_s.max(1e-9);
+    let cost = swaps::of(kind).map_or(part(0.0, 0.0), |swap| swap.start_s);
+    times(Interval::exact(starts), part(-cost.most, -cost.least))
+}
+
+/// What of the application's own time goes with the contention.
+fn spinning(ctx: &Context) -> Option<Interval> {
+    let own = ctx.cpu(&[CostClass::Application]).ok()?.share;
+    Some(times(own, swaps::SPINNING))
+}
+
+/// Threads that meet in an allocator pay in its code too: for the cache lines of its locks.
+fn contended(ctx: &Context) -> bool {
+    ctx.cpu(&[AllocatorLocks])
+        .is_ok_and(|sum| sum.share.low >= CONTENDED)
+}
+
+/// The part of the first touches that is sure to lie in blocks which hold whole 2 MiB pages: malloc's own, by the pages touched for
+/// each block that is mapped. A block begins and ends within a huge page, which stays small.
+fn large_blocks(ctx: &Context) -> f64 {
+    const ENDS: f64 = 2.0 * 512.0;
+    /// glibc takes this much of the heap's end at a time: 132 KiB.
+    const BREAK_PAGES: f64 = 33.0;
+    let faults = ctx.bill.rates.minor_faults.as_ref().copied();
+    let by_malloc = remedies::map_calls_by_malloc(ctx.recording).map_or(0.0, |part| part.low);
+    match (faults, ctx.count("mmap"), ctx.count("brk")) {
+        (Ok(faults), Some(maps), Some(breaks)) if maps > 0.0 && faults > 0.0 => {
+            let mapped = (faults - breaks * BREAK_PAGES).max(0.0);
+            mapped / faults * (1.0 - ENDS / (mapped / maps).max(ENDS)) * by_malloc
+        }
+        _ => 0.0,
+    }
 }
 
 /// From this share of the CPU time in the allocator's locks on.
@@ -129,19 +202,20 @@ const CONTENDED: f64 = 0.02;
 /// Blocks from this size on are no size class of an arena in most allocators.
 const LARGE_PAGES: f64 = 2048.0;
 
-/// By how many pages are touched for each map call: a block takes two, one to map and one to unmap it.
-fn touched_part(ctx: &Context, swap: &Swap) -> Part {
+/// Of map calls and of first touches, by how many pages are touched for each map call: a block takes two, one to map and one to
+/// unmap it.
+fn by_size(ctx: &Context, swap: &Swap) -> (Part, Part) {
     let rates = &ctx.bill.rates;
-    let either = part(
-        swap.touched.least.min(swap.touched_large.least),
-        swap.touched.most.max(swap.touched_large.most),
-    );
+    let either = |a: Part, b: Part| part(a.least.min(b.least), a.most.max(b.most));
     match (&rates.minor_faults, &rates.map_calls) {
         (Ok(faults), Ok(calls)) if *calls > 0.0 => match faults / (calls / 2.0) > LARGE_PAGES {
-            true => swap.touched_large,
-            false => swap.touched,
+            true => (swap.mapped_large, swap.touched_large),
+            false => (swap.mapped, swap.touched),
         },
-        _ => either,
+        _ => (
+            either(swap.mapped, swap.mapped_large),
+            either(swap.touched, swap.touched_large),
+        ),
     }
 }
 
@@ -174,9 +248,15 @@ fn times(line: Interval, part: Part) -> Interval {
     Interval::new(low, line.point * (part.least + part.most) / 2.0, high)
 }
 
+fn added(a: Interval, b: Interval) -> Interval {
+    Interval::new(a.low + b.low, a.point + b.point, a.high + b.high)
+}
+
+/// What is known of one line says nothing of how far another one is off: distances from the points add as squares.
 fn sum(all: &[Interval]) -> Interval {
-    let total = |end: fn(&Interval) -> f64| all.iter().map(end).sum();
-    Interval::new(total(|i| i.low), total(|i| i.point), total(|i| i.high))
+    let point: f64 = all.iter().map(|i| i.point).sum();
+    let off = |end: fn(&Interval) -> f64| all.iter().map(|i| (end(i) - i.point).powi(2)).sum::<f64>().sqrt();
+    Interval::new(point - off(|i| i.low), point, point + off(|i| i.high))
 }
 
 #[cfg(test)]
@@ -184,6 +264,7 @@ mod tests {
     use super::*;
     use crate::catalogue::remedies::find;
     use crate::diagnose::testing::{Subject, computing};
+    use crate::measure::recording::EventCount;
 
     fn of(subject: &Subject, key: &str) -> Option<Interval> {
         change(&subject.recording, &subject.bill, find(key).expect(key))
@@ -231,6 +312,92 @@ mod tests {
         let (again, growth) = (touching(100), touching(10_000));
         assert!(again.low < -0.35, "{again:?}");
         assert!(growth.low > -0.05, "{growth:?}");
+    }
+
+    /// A process that maps and touches blocks of this many pages again and again.
+    fn mapping(pages: u64, by_malloc: bool) -> Subject {
+        let mut subject = computing();
+        subject.shares(&[(FaultPath, 0.25), (Zeroing, 0.1), (MapCalls, 0.03)]);
+        subject.map_call("do_mmap", by_malloc, 300);
+        subject.recording.ticks[0].minor_faults = 0;
+        subject.last().minor_faults = 100_000;
+        subject.bill.rates.minor_faults = Ok(10_000.0);
+        let calls = 10_000.0 / pages as f64;
+        subject.bill.rates.map_calls = Ok(2.0 * calls);
+        let count = |name: &str, count| EventCount {
+            name: name.into(),
+            count,
+            over_ns: 10_000_000_000,
+        };
+        subject.recording.counts = vec![count("mmap", (calls * 10.0) as u64), count("brk", 0)];
+        subject
+    }
+
+    #[test]
+    fn what_one_process_gives_back_and_touches_again_is_sure_to_be_spared_by_keeping_it() {
+        let one = of(&mapping(64, true), "glibc-keep-memory").unwrap();
+        assert!(one.high < -0.25 && one.low > -0.45, "{one:?}");
+        let mut forking = mapping(64, true);
+        let child = forking.process().clone();
+        forking.recording.processes.push(child);
+        let several = of(&forking, "glibc-keep-memory").unwrap();
+        assert!(several.high > -0.05 && several.low < -0.25, "{several:?}");
+        assert_eq!(
+            of(&mapping(64, false), "glibc-keep-memory").map(|c| c.high),
+            Some(0.0)
+        );
+    }
+
+    #[test]
+    fn huge_pages_are_sure_to_help_blocks_of_many_of_them() {
+        let large = of(&mapping(10_000, true), "glibc-hugetlb").unwrap();
+        assert!(large.high < -0.1, "{large:?}");
+        for (pages, by_malloc) in [(256, true), (10_000, false)] {
+            let unsure = of(&mapping(pages, by_malloc), "glibc-hugetlb").unwrap();
+            assert_eq!(unsure.high, 0.0, "{pages} {by_malloc}");
+            assert!(unsure.low < -0.1, "{unsure:?}");
+        }
+    }
+
+    #[test]
+    fn large_blocks_are_given_back_at_once_by_some_allocators() {
+        let [small, large] = [64, 10_000].map(|pages| {
+            let subject = mapping(pages, true);
+            ["jemalloc", "tcmalloc"].map(|key| of(&subject, key).unwrap())
+        });
+        assert!(small[0].low < -0.25 && large[0].low > -0.1, "{small:?} {large:?}");
+        assert!(
+            small[1].low < -0.25 && large[1].low < -0.25,
+            "{small:?} {large:?}"
+        );
+    }
+
+    #[test]
+    fn threads_that_meet_in_the_allocator_gain_by_any_other_one() {
+        let meeting = |locks: f64| {
+            let mut subject = calls("_int_malloc");
+            subject.shares(&[(AllocatorCode, 0.4), (AllocatorLocks, locks)]);
+            ["jemalloc", "glibc-tcache-count"].map(|key| of(&subject, key).unwrap())
+        };
+        let [alone, deeper_alone] = meeting(0.001);
+        let [contended, deeper] = meeting(0.2);
+        assert!(
+            alone.high > 0.0 && contended.high < -0.2,
+            "{alone:?} {contended:?}"
+        );
+        assert!(
+            deeper_alone.high == 0.0 && deeper.high > 0.1,
+            "{deeper_alone:?} {deeper:?}"
+        );
+    }
+
+    #[test]
+    fn what_several_lines_save_is_known_better_than_all_their_ends_at_once() {
+        let line = Interval::new(0.0, 0.1, 0.2);
+        let both = sum(&[line, line]);
+        assert!((both.point - 0.2).abs() < 1e-12);
+        assert!((both.high - 0.2 - 0.1 * 2f64.sqrt()).abs() < 1e-12, "{both:?}");
+        assert_eq!(sum(&[line]), line);
     }
 
     #[test]

@@ -27,17 +27,23 @@ pub fn prescribe(
         .into_iter()
         .filter_map(|(remedy, offer)| {
             let (prescription, bound) = offer.ok()?;
-            let rank = rank(remedy, main_process(recording), leading, &prescription, bound);
+            let saved = super::expected::change(recording, bill, remedy)
+                .map(|change| Interval::new(-change.high, -change.point, -change.low));
+            let rank = rank(remedy, main_process(recording), leading, saved, bound);
             Some((rank, prescription))
         })
         .collect();
+    let best = ranked
+        .iter()
+        .filter(|(rank, _)| !rank.advice)
+        .map(|(rank, _)| rank.saved)
+        .fold(0.0, f64::max);
     ranked.sort_by(|a, b| {
         let (a, b) = (&a.0, &b.0);
         a.advice
             .cmp(&b.advice)
-            .then(b.cause.cmp(&a.cause))
-            .then(b.low.total_cmp(&a.low))
-            .then(b.point.total_cmp(&a.point))
+            .then((b.cause && b.most >= best).cmp(&(a.cause && a.most >= best)))
+            .then(b.saved.total_cmp(&a.saved))
             .then(b.leading.cmp(&a.leading))
             .then((a.kind, a.restart).cmp(&(b.kind, b.restart)))
             .then(b.bound.total_cmp(&a.bound))
@@ -70,34 +76,34 @@ fn with(findings: &[Finding], status: Status) -> Vec<Wall> {
 
 struct Rank {
     advice: bool,
-    /// It undoes a setting of the target's own.
+    /// It undoes a setting of the target's own: goes first where it may save as much as any.
     cause: bool,
     /// It acts on the wall that the sentence names.
     leading: bool,
-    /// Of the predicted gain; a low end below `SURE` is none.
-    low: f64,
-    point: f64,
+    /// Of the CPU time, what a trial is expected to show and the most that it may; less than `WORTH` is nothing.
+    saved: f64,
+    most: f64,
     kind: Kind,
     restart: bool,
     bound: f64,
 }
 
-/// A gain that is sure to be at least this goes before one that is only likely.
-const SURE: f64 = 0.01;
+/// An expected gain below this is no reason to try one remedy before another.
+const WORTH: f64 = 0.01;
 
 fn rank(
     remedy: &Remedy,
     process: Option<&Process>,
     leading: Option<Wall>,
-    p: &Prescription,
+    saved: Option<Interval>,
     bound: f64,
 ) -> Rank {
     Rank {
         advice: remedy.kind == Kind::Advice,
         cause: undoes_a_setting(process, remedy),
         leading: leading.is_some_and(|w| remedy.walls.contains(&w)),
-        low: p.gain.map(|g| g.low).filter(|low| *low >= SURE).unwrap_or(0.0),
-        point: p.gain.map_or(0.0, |g| g.point),
+        saved: saved.map_or(0.0, |s| s.point).max(WORTH) - WORTH,
+        most: saved.map_or(0.0, |s| s.high),
         kind: remedy.kind,
         restart: remedy.restart,
         bound,
@@ -780,10 +786,15 @@ fn past_huge_pages(ctx: &Context) -> Interval {
     }
 }
 
+/// What a first touch of 2 MiB at once saves of 512 touches of 4 KiB.
+pub(super) fn touch_price_saved(ctx: &Context) -> Option<Interval> {
+    Some(removed(ctx.price(TOUCH_2M)?, ctx.price(TOUCH_4K)?.scaled(512.0)))
+}
+
 /// Whether the memory that is touched lies in ranges that can take huge pages is not seen: nothing at the low end. The high
 /// end also holds for memory that lay idle, where a hypervisor has to find 512 pages one by one.
 fn huge_touch(ctx: &Context) -> Option<Interval> {
-    let warm = removed(ctx.price(TOUCH_2M)?, ctx.price(TOUCH_4K)?.scaled(512.0));
+    let warm = touch_price_saved(ctx)?;
     let idle = ctx
         .price(TOUCH_2M_IDLE)
         .zip(ctx.price(TOUCH_4K_IDLE))

@@ -1327,7 +1327,7 @@ fn a_limited_arena_count_is_lifted_not_lowered() {
     subject.threads(2);
     assert!(reason(&subject, contention, "glibc-arenas-free").is_some());
     subject.process().environment = vec![("GLIBC_TUNABLES".into(), "glibc.malloc.arena_max=1".into())];
-    // The limit is the cause: lifting it goes before another allocator.
+    // The limit is the cause: lifting it goes before another allocator, where it may save as much.
     let first = subject.verdict().remedies.swap_remove(0);
     assert_eq!(first.remedy, "glibc-arenas-free");
     let how = first.how;
@@ -1335,6 +1335,8 @@ fn a_limited_arena_count_is_lifted_not_lowered() {
         how.contains("GLIBC_TUNABLES=glibc.malloc.arena_max=16 service"),
         "{how}"
     );
+    subject.shares(&[(AllocatorLocks, 0.3), (AllocatorCode, 0.6)]);
+    assert_eq!(subject.verdict().remedies[0].remedy, "mimalloc");
     assert!(reason(&subject, &[Wall::Retention], "glibc-arenas-few").is_some());
 }
 

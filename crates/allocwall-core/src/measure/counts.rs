@@ -1,7 +1,7 @@
-//! How often the target maps, unmaps and advises: counted in short slices of the window.
+//! How often the target maps, unmaps and advises: counted in short slices of the window, or over all of it where nobody minds the cost.
 //!
 //! While any system-call tracepoint is open, every system call of the machine takes the slow way in
-//! (SYSCALL_WORK_SYSCALL_TRACEPOINT, include/linux/thread_info.h). So it is open for a small part of the window only.
+//! (SYSCALL_WORK_SYSCALL_TRACEPOINT, include/linux/thread_info.h). So by default it is open for a small part of the window only.
 
 use super::record::probe;
 use super::recording::{EventCount, Probe, ProbeState};
@@ -32,11 +32,11 @@ pub struct Counting {
 }
 
 /// Counts in a thread of its own: closing a tracepoint waits for the kernel's grace period.
-pub fn start(proc: &ProcFs, pids: &[i32], window: Duration) -> Counting {
+pub fn start(proc: &ProcFs, pids: &[i32], window: Duration, throughout: bool) -> Counting {
     let stop = Arc::new(AtomicBool::new(false));
     let pids = Arc::new(Mutex::new(pids.to_vec()));
     let (proc, stopped, shared) = (proc.clone(), stop.clone(), pids.clone());
-    let thread = std::thread::spawn(move || count(&proc, &shared, window, &stopped));
+    let thread = std::thread::spawn(move || count(&proc, &shared, window, throughout, &stopped));
     Counting { stop, pids, thread }
 }
 
@@ -59,7 +59,13 @@ impl Counting {
     }
 }
 
-fn count(proc: &ProcFs, pids: &Mutex<Vec<i32>>, window: Duration, stop: &AtomicBool) -> Outcome {
+fn count(
+    proc: &ProcFs,
+    pids: &Mutex<Vec<i32>>,
+    window: Duration,
+    throughout: bool,
+    stop: &AtomicBool,
+) -> Outcome {
     let mut ids = Vec::new();
     for call in CALLS {
         match tracefs::event_id("syscalls", &format!("sys_enter_{call}")) {
@@ -68,11 +74,14 @@ fn count(proc: &ProcFs, pids: &Mutex<Vec<i32>>, window: Duration, stop: &AtomicB
         }
     }
     let begun = Instant::now();
-    let slice = SLICE.min(window.mul_f64(0.1 / SLICES.len() as f64));
+    let (begins, slice) = match throughout {
+        true => (&[0.0][..], window),
+        false => (&SLICES[..], SLICE.min(window.mul_f64(0.1 / SLICES.len() as f64))),
+    };
     let mut totals = vec![(0u64, Duration::ZERO); ids.len()];
     let mut partial = None;
-    for part in SLICES {
-        if !sleep(begun + window.mul_f64(part), stop) {
+    for part in begins {
+        if !sleep(begun + window.mul_f64(*part), stop) {
             break;
         }
         let now = pids.lock().unwrap_or_else(PoisonError::into_inner).clone();

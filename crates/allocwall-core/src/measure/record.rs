@@ -63,6 +63,8 @@ pub struct Request<'a> {
     pub window: Duration,
     /// Samples a second and CPU; None leaves it to the kind of machine.
     pub rate_hz: Option<u32>,
+    /// The target's pace matters to nobody: its map calls are counted all the time, and short runs are sampled often.
+    pub closely: bool,
     /// Where to write the recording; None keeps it in memory.
     pub output: Option<PathBuf>,
     pub prices: Measured<PriceList>,
@@ -188,9 +190,10 @@ impl Session {
         let cpus = Topology::read(Path::new("/sys"))
             .map(|topology| topology.cpus.iter().map(|cpu| cpu.id).collect::<Vec<_>>());
         let periods = Periods::for_window(
-            request
-                .rate_hz
-                .unwrap_or_else(|| perf::rate_by_default(host.hypervisor.is_some(), request.window)),
+            request.rate_hz.unwrap_or_else(|| match request.closely {
+                true => perf::RATE_CLOSE_HZ,
+                false => perf::rate_by_default(host.hypervisor.is_some(), request.window),
+            }),
             cpus.as_ref().map_or(1, Vec::len),
             request.window,
         );
@@ -288,7 +291,7 @@ impl Session {
         {
             self.sampler = Err(perf::absence(&e));
         }
-        let counting = counts::start(&self.proc, &pids, request.window);
+        let counting = counts::start(&self.proc, &pids, request.window, request.closely);
 
         let every = |d: Duration| d.as_nanos() as u64;
         let python_every = every(PYTHON_EVERY.max(request.window / PYTHON_LOOKS));

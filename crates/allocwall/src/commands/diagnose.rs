@@ -177,6 +177,7 @@ fn record_now(args: &Args, printer: &Printer) -> anyhow::Result<Recorded> {
         ask,
         window,
         rate_hz: args.rate,
+        closely: false,
         output,
         prices: calibrate::cached(),
         interrupted: &interrupted,

@@ -6,7 +6,6 @@ use crate::printer::Printer;
 use allocwall_core::diagnose::remedies::quoted;
 use allocwall_core::error::Error;
 use allocwall_core::host::launch::Talk;
-use allocwall_core::host::perf;
 use allocwall_core::measure::calibrate;
 use allocwall_core::measure::record::{self, Ask};
 use allocwall_core::report::{trial_csv, trial_json, trial_text};
@@ -879,12 +878,12 @@ impl Trial<'_> {
     }
 
     fn diagnosed(&self, ask: Ask, window: Duration) -> anyhow::Result<Judged> {
-        // This run is not counted, so that it may be sampled closely: short commands leave few samples.
-        let rate_hz = matches!(ask, Ask::Launch { .. }).then_some(perf::RATE_HZ);
         let recorded = record::record(record::Request {
             ask,
             window,
-            rate_hz,
+            rate_hz: None,
+            // This run is not counted.
+            closely: true,
             output: None,
             prices: calibrate::cached(),
             interrupted: self.interrupted,
