@@ -352,7 +352,8 @@ def look_at(program, arguments):
         options += [word for arm in program.arms for word in ("--with", arm)]
         if program.load is None:
             command = program.command(folder)
-            diagnosis = tool(arguments, ["diagnose", "--json", "-d", 15, "-o", folder / "rec", "--", *command], env)
+            # A second of the program for the usual fifteen of a service: as many samples, and no fewer.
+            diagnosis = tool(arguments, ["diagnose", "--json", "--rate", 3999, "-d", 15, "-o", folder / "rec", "--", *command], env)
         else:
             port = free_port()
             command = program.command(folder, port)
@@ -360,7 +361,7 @@ def look_at(program, arguments):
             with running(command, port) as pid:
                 loading = subprocess.Popen(load, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
                 try:
-                    diagnosis = tool(arguments, ["diagnose", "--json", "-d", 2, "-o", folder / "rec", "-p", pid], env)
+                    diagnosis = tool(arguments, ["diagnose", "--json", "--rate", 3999, "-d", 2, "-o", folder / "rec", "-p", pid], env)
                 finally:
                     loading.terminate()
                     loading.wait(timeout=30)

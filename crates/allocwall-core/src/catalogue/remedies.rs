@@ -283,6 +283,12 @@ pub enum Effect {
     ArenaInsteadOfMap,
     /// Pages are made in one call: 1 − populate_page / touch_4k.
     Populate,
+    /// Another allocator: what it saved of the same lines elsewhere ([`crate::catalogue::swaps`]).
+    Swap,
+    /// Calls that miss glibc's thread cache are served by it: 1 − malloc_cached / malloc_arena of what they cost.
+    DeeperCache,
+    /// Threads that share an arena stop waiting for it, and its code runs as fast as alone.
+    OwnArenas,
     /// Up to the fraction of the lines, with the source of the fraction; no price says how much.
     AtMost(f64, &'static str),
     /// It buys time on the clock or memory, not CPU time: what it acts on instead.
@@ -339,7 +345,6 @@ const ALLOCATOR_WALLS: &[Wall] = &[Wall::AllocatorCode, Wall::AllocatorContentio
 const ALLOCATOR_LINES: &[CostClass] = &[AllocatorCode, AllocatorLocks];
 const TOUCH_LINES: &[CostClass] = &[FaultPath, Zeroing];
 pub const MAP_LINES: &[CostClass] = &[MapCalls, PageRelease];
-const SWAP: Effect = Effect::AtMost(1.0, "that allocator has no price here, only a trial tells");
 const HUGE_BACKFIRES: &str =
     "memory grows by up to 2 MiB a region; forks copy 2 MiB a write; compaction may stall";
 
@@ -768,7 +773,7 @@ pub const TABLE: &[Remedy] = &[
             Wall::Retention,
         ],
         acts_on: &[AllocatorCode, AllocatorLocks, MapCalls, PageRelease],
-        effect: SWAP,
+        effect: Effect::Swap,
         needs: &[
             Need::Glibc(2, 17),
             Need::Preload,
@@ -793,7 +798,7 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: ALLOCATOR_WALLS,
         acts_on: ALLOCATOR_LINES,
-        effect: SWAP,
+        effect: Effect::Swap,
         needs: &[
             Need::Glibc(2, 17),
             Need::Preload,
@@ -818,7 +823,7 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: ALLOCATOR_WALLS,
         acts_on: ALLOCATOR_LINES,
-        effect: SWAP,
+        effect: Effect::Swap,
         needs: &[
             Need::Glibc(2, 17),
             Need::Preload,
@@ -843,7 +848,7 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: ALLOCATOR_WALLS,
         acts_on: ALLOCATOR_LINES,
-        effect: SWAP,
+        effect: Effect::Swap,
         needs: &[Need::Musl, Need::Preload, Need::NotMimalloc, Need::MallocMatters],
         restart: true,
         how: "LD_PRELOAD=/usr/lib/libmimalloc.so.2 {cmd}   # Alpine: mimalloc2",
@@ -863,10 +868,7 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: &[Wall::AllocatorContention],
         acts_on: &[AllocatorLocks],
-        effect: Effect::AtMost(
-            1.0,
-            "threads that share an arena stop waiting for it; blocks freed by another thread still lock",
-        ),
+        effect: Effect::OwnArenas,
         needs: &[Need::GlibcMalloc, Need::ArenasLimited, Need::MoreThanOneThread],
         restart: true,
         how: "env -u MALLOC_ARENA_MAX GLIBC_TUNABLES={tunables:glibc.malloc.arena_max={arenas}} {cmd}   # eight a core, the default",
@@ -889,10 +891,7 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: ALLOCATOR_WALLS,
         acts_on: ALLOCATOR_LINES,
-        effect: Effect::AtMost(
-            1.0,
-            "only blocks up to 1,032 bytes that their own thread frees pass through the thread cache",
-        ),
+        effect: Effect::DeeperCache,
         needs: &[Need::Glibc(2, 26), Need::GlibcMalloc, Need::Unset("tcache_count")],
         restart: true,
         // 127 is the largest count that every version with a thread cache takes.
@@ -1073,7 +1072,7 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: &[],
         acts_on: ALLOCATOR_LINES,
-        effect: SWAP,
+        effect: Effect::Swap,
         needs: &[Need::Glibc(2, 17), Need::Preload],
         restart: true,
         how: "LD_PRELOAD=/usr/lib/{triple}/libtcmalloc_minimal.so.4 {cmd}   # Debian: libtcmalloc-minimal4",
@@ -1093,7 +1092,7 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: &[],
         acts_on: ALLOCATOR_LINES,
-        effect: SWAP,
+        effect: Effect::Swap,
         needs: &[Need::Glibc(2, 17), Need::Preload],
         restart: true,
         how: "LD_PRELOAD=/usr/local/lib/libsnmallocshim.so {cmd}",
@@ -1113,7 +1112,7 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: &[],
         acts_on: ALLOCATOR_LINES,
-        effect: SWAP,
+        effect: Effect::Swap,
         needs: &[Need::Glibc(2, 17), Need::Preload],
         restart: true,
         how: "LD_PRELOAD=/lib/{triple}/libc.so.6 {cmd}",

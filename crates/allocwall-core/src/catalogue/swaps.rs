@@ -37,9 +37,11 @@ const fn part(least: f64, most: f64) -> Part {
 }
 
 /// Of contention in the allocator, and of its code where threads meet in it, every one of these.
-pub const CONTENDED: Part = part(0.55, 1.0);
+pub const CONTENDED: Part = part(0.65, 1.0);
 /// Of the application's own time in such a program: a thread that waits for another one by spinning does so there.
-pub const SPINNING: Part = part(0.0, 0.5);
+pub const SPINNING: Part = part(0.0, 0.6);
+/// Of contention and the code that it slows, arenas for every thread: the calls' own cost stays.
+pub const ARENAS: Part = part(0.4, 0.95);
 /// Of an allocator's code where the present one is not glibc's, or how it serves is not known.
 pub const UNKNOWN_CODE: Part = part(-0.25, 0.6);
 /// Memory that is touched for the first time ever: another allocator lays it out less or more tightly.

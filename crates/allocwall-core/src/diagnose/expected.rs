@@ -21,15 +21,26 @@ use crate::units::Interval;
 pub fn change(recording: &Recording, bill: &Bill, remedy: &Remedy) -> Option<Interval> {
     let ctx = Context::new(recording, bill);
     remedies::all_met(&ctx, remedy).ok()?;
+    let saved = saved(&ctx, remedy)?;
+    Some(Interval::new(-saved.high, -saved.point, -saved.low))
+}
+
+/// The same as a share of the target's CPU time that is saved, for a remedy that applies.
+pub(super) fn saved(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
     let library = remedy.start.iter().flat_map(|s| s.applied).find_map(|c| match c {
         Change::Preload(library) => Some(library.kind()),
         _ => None,
     });
     let saved = match library {
-        Some(kind) => swapped(&ctx, kind)?,
-        None => bounded(&ctx, remedy)?,
+        Some(kind) => swapped(ctx, kind)?,
+        None => bounded(ctx, remedy)?,
     };
-    Some(Interval::new(-saved.high, -saved.point, -saved.low))
+    // Nothing saves more than all.
+    Some(Interval::new(
+        saved.low.min(1.0),
+        saved.point.min(1.0),
+        saved.high.min(1.0),
+    ))
 }
 
 // ---- remedies that keep the allocator ----
@@ -38,9 +49,9 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
     let lines = ctx.cpu(remedy.acts_on).ok()?.share;
     let gain = remedies::gain(ctx, remedy);
     match remedy.effect {
-        Effect::NotCpu(_) => None,
+        Effect::NotCpu(_) | Effect::Swap => None,
         // Calls that the cache serves already are beyond help; of the others it saves the way to the arena.
-        Effect::AtMost(fraction, _) if remedy.acts_on == ALLOCATOR && remedy.key == "glibc-tcache-count" => {
+        Effect::DeeperCache => {
             if contended(ctx) {
                 return Some(times(lines, DEEPER_WHERE_CONTENDED));
             }
@@ -54,15 +65,14 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
             let saved = cached.map_or(1.0, |(cached, arena)| {
                 (1.0 - cached.low / arena.high).clamp(0.0, 1.0)
             });
-            Some(times(lines, part(misses.least, misses.most * saved * fraction)))
+            Some(times(lines, part(misses.least, misses.most * saved)))
         }
-        Effect::AtMost(fraction, _) => {
-            let saved = times(lines, part(0.0, fraction));
-            Some(match remedy.acts_on.contains(&AllocatorLocks) && contended(ctx) {
-                true => sum(&[saved, spinning(ctx)?]),
-                false => saved,
-            })
+        Effect::OwnArenas if !contended(ctx) => Some(times(lines, part(0.0, 1.0))),
+        Effect::OwnArenas => {
+            let met = ctx.cpu(&[AllocatorCode, AllocatorLocks]).ok()?.share;
+            Some(sum(&[times(met, swaps::ARENAS), spinning(ctx)?]))
         }
+        Effect::AtMost(fraction, _) => Some(times(lines, part(0.0, fraction))),
         // Memory on huge pages is given back in fewer pieces as well.
         Effect::HugeTouch => {
             let gain = gain?;
@@ -89,8 +99,8 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
                 0.0
             };
             let part = |of: f64, by: f64, kept: f64| of * by * kept;
-            let low = gain.low + touched.low * part(sure, by_malloc.low, KEPT.least);
-            let high = (maps.high + touched.high * again) * KEPT.most;
+            let low = gain.low + part(touched.low * sure, by_malloc.low, KEPT.least);
+            let high = part(maps.high + touched.high * again, by_malloc.high, KEPT.most);
             Some(Interval::new(
                 low,
                 ((low + high) / 2.0).max(gain.point.min(high)),
@@ -114,7 +124,6 @@ const DEEPER_WHERE_CONTENDED: Part = Part {
 
 /// What comes and goes with map calls.
 const MAPPING: &[CostClass] = &[MapCalls, PageRelease, AddressSpaceLock];
-const ALLOCATOR: &[CostClass] = &[AllocatorCode, AllocatorLocks];
 
 // ---- another allocator ----
 

@@ -1,6 +1,7 @@
 //! Which remedies fit a target, and what each would gain there: the bill's lines × what the price list says.
 
 use super::context::{Context, main_process, percent};
+use super::expected;
 use super::{Finding, Prescription, Status};
 use crate::bill::{Bill, Classifier};
 use crate::catalogue::cost::CostClass;
@@ -23,12 +24,12 @@ pub fn prescribe(
     findings: &[Finding],
     leading: Option<Wall>,
 ) -> Vec<Prescription> {
+    let ctx = Context::new(recording, bill);
     let mut ranked: Vec<(Rank, Prescription)> = offers(recording, bill, &treated(findings))
         .into_iter()
         .filter_map(|(remedy, offer)| {
             let (prescription, bound) = offer.ok()?;
-            let saved = super::expected::change(recording, bill, remedy)
-                .map(|change| Interval::new(-change.high, -change.point, -change.low));
+            let saved = expected::saved(&ctx, remedy);
             let rank = rank(remedy, main_process(recording), leading, saved, bound);
             Some((rank, prescription))
         })
@@ -42,7 +43,7 @@ pub fn prescribe(
         let (a, b) = (&a.0, &b.0);
         a.advice
             .cmp(&b.advice)
-            .then((b.cause && b.most >= best).cmp(&(a.cause && a.most >= best)))
+            .then(b.goes_first(best).cmp(&a.goes_first(best)))
             .then(b.saved.total_cmp(&a.saved))
             .then(b.leading.cmp(&a.leading))
             .then((a.kind, a.restart).cmp(&(b.kind, b.restart)))
@@ -76,16 +77,23 @@ fn with(findings: &[Finding], status: Status) -> Vec<Wall> {
 
 struct Rank {
     advice: bool,
-    /// It undoes a setting of the target's own: goes first where it may save as much as any.
+    /// It undoes a setting of the target's own.
     cause: bool,
     /// It acts on the wall that the sentence names.
     leading: bool,
-    /// Of the CPU time, what a trial is expected to show and the most that it may; less than `WORTH` is nothing.
+    /// Of the CPU time, what a trial is expected to show; less than `WORTH` is nothing.
     saved: f64,
-    most: f64,
     kind: Kind,
     restart: bool,
     bound: f64,
+}
+
+impl Rank {
+    /// What undoes a setting is tried before what works round it, where it is expected to save nearly as much.
+    fn goes_first(&self, best: f64) -> bool {
+        const NEARLY: f64 = 0.85;
+        self.cause && self.saved >= NEARLY * best
+    }
 }
 
 /// An expected gain below this is no reason to try one remedy before another.
@@ -103,7 +111,6 @@ fn rank(
         cause: undoes_a_setting(process, remedy),
         leading: leading.is_some_and(|w| remedy.walls.contains(&w)),
         saved: saved.map_or(0.0, |s| s.point).max(WORTH) - WORTH,
-        most: saved.map_or(0.0, |s| s.high),
         kind: remedy.kind,
         restart: remedy.restart,
         bound,
@@ -134,8 +141,17 @@ fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
         return Err("most of its first touches are of huge pages already, or of shared memory".into());
     }
     let mut prediction = predict(ctx, remedy);
+    let told = match remedy.effect {
+        Effect::Swap | Effect::DeeperCache | Effect::OwnArenas => true,
+        Effect::HugeTouch | Effect::ArenaInsteadOfMap | Effect::Populate => prediction.gain.is_some(),
+        Effect::AtMost(..) | Effect::NotCpu(_) => false,
+    };
+    prediction.gain = told.then(|| expected::saved(ctx, remedy)).flatten();
     let saves_cpu = !matches!(remedy.effect, Effect::NotCpu(_));
-    prediction.at_most = (saves_cpu && ctx.cpu(remedy.acts_on).is_ok()).then_some(prediction.most);
+    let most = prediction
+        .gain
+        .map_or(prediction.most, |gain| gain.high.max(prediction.most));
+    prediction.at_most = (saves_cpu && ctx.cpu(remedy.acts_on).is_ok()).then_some(most);
     let how = fill(ctx, remedy.how);
     let prescription = Prescription {
         remedy: remedy.key.to_owned(),
@@ -697,6 +713,18 @@ fn predict(ctx: &Context, remedy: &Remedy) -> Prediction {
     };
     match remedy.effect {
         Effect::NotCpu(what) => none(format!("acts on {what}, not on CPU time")),
+        Effect::Swap => none(format!(
+            "{} of CPU ({lines}) × what it saved of them in programs that were measured",
+            percent(sum.share.point)
+        )),
+        Effect::OwnArenas => none(format!(
+            "{} of CPU ({lines}), and the code that waiting threads slow; blocks freed by another thread still lock",
+            percent(sum.share.point)
+        )),
+        Effect::DeeperCache => none(format!(
+            "{} of CPU ({lines}) × the calls that miss the thread cache × what a cached call saves here",
+            percent(sum.share.point)
+        )),
         Effect::AtMost(fraction, why) => Prediction {
             most: most * fraction,
             ..none(format!("{lines}: {why}"))
@@ -835,7 +863,7 @@ fn arena_instead(ctx: &Context, most: f64) -> Prediction {
     Prediction {
         gain: Some(gain),
         basis: format!(
-            "{} of CPU (map calls, release) × {} by malloc × {} that its arena saves; at best first touch too",
+            "{} of CPU (map calls, release) × {} by malloc × {} that its arena saves, and what it touches again",
             percent(maps.share.point),
             percent(by_malloc.point),
             percent(removed.point)

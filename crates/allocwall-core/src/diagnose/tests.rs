@@ -1116,30 +1116,34 @@ fn every_verdict_has_all_findings_in_order_and_no_loose_ends() {
 
 #[test]
 fn no_gain_beyond_the_lines_that_it_acts_on() {
-    use crate::catalogue::remedies::find;
+    use crate::catalogue::remedies::{Effect, find};
     let mut priced = 0;
     for subject in many() {
         let lines = subject.bill.on_cpu.clone().unwrap_or_default();
         for p in subject.verdict().remedies {
-            let acts_on = find(&p.remedy).expect("in the catalogue").acts_on;
+            let remedy = find(&p.remedy).expect("in the catalogue");
             let most: f64 = lines
                 .iter()
-                .filter(|l| acts_on.contains(&l.class))
+                .filter(|l| remedy.acts_on.contains(&l.class))
                 .map(|l| l.share.high)
                 .sum();
+            // Memory that stays, or is kept another way, also spares what is not malloc's own work.
+            let beyond = matches!(
+                remedy.effect,
+                Effect::Swap
+                    | Effect::DeeperCache
+                    | Effect::OwnArenas
+                    | Effect::ArenaInsteadOfMap
+                    | Effect::HugeTouch
+            );
             if let Some(bound) = p.at_most {
-                assert!(bound <= most + 1e-9, "{p:?}");
+                assert!(bound <= 1.0 && (beyond || bound <= most + 1e-9), "{p:?}");
                 assert!(p.gain.is_none_or(|g| g.high <= bound + 1e-9), "{p:?}");
             }
             if let Some(gain) = p.gain {
                 priced += 1;
-                assert!(
-                    0.0 <= gain.low
-                        && gain.low <= gain.point
-                        && gain.point <= gain.high
-                        && gain.high <= most + 1e-9,
-                    "{p:?}"
-                );
+                assert!(gain.low <= gain.point && gain.point <= gain.high, "{p:?}");
+                assert!(beyond || (0.0 <= gain.low && gain.high <= most + 1e-9), "{p:?}");
             }
             assert!(!p.basis.is_empty() && !p.how.contains('{'), "{p:?}");
         }
@@ -1604,10 +1608,10 @@ fn keeping_memory_gains_only_where_malloc_makes_the_map_calls() {
         p.map(|p| p.gain.expect("priced"))
     };
     let all = keep(300).expect("offered");
-    assert!(all.low > 0.35 && all.high > 0.5 && all.high <= 0.65, "{all:?}");
+    assert!(all.low > 0.35 && all.high > 0.5 && all.high <= 0.7, "{all:?}");
     // Whose calls they are bounds the first touches behind them too.
     let few = keep(30).expect("offered");
-    assert!(few.point < 0.05 && few.high < 0.1, "{few:?}");
+    assert!(few.point < 0.07 && few.high < 0.1, "{few:?}");
     assert_eq!(keep(0), None);
 }
 

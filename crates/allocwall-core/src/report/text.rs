@@ -1004,11 +1004,14 @@ fn remedies(page: &mut Page, verdict: &Verdict) {
 
 fn gain(remedy: &Prescription, entry: Option<&Remedy>) -> String {
     match (remedy.gain, remedy.at_most, entry.map(|r| r.effect)) {
-        (Some(gain), ..) => format!(
-            "saves {:.0} to {:.0} % of CPU",
-            gain.low * 100.0,
-            gain.high * 100.0
-        ),
+        (Some(gain), ..) => {
+            let (least, most) = ((gain.low * 100.0).round(), (gain.high * 100.0).round());
+            match (least < 0.0, most > 0.0) {
+                (false, _) => format!("saves {least:.0} to {most:.0} % of CPU"),
+                (true, true) => format!("saves up to {most:.0} % of CPU, or costs {:.0} %", -least),
+                (true, false) => format!("costs {:.0} to {:.0} % of CPU", -most, -least),
+            }
+        }
         (None, Some(most), _) if most < 0.005 => "saves memory, next to no CPU".to_string(),
         (None, Some(most), _) => format!("saves at most {:.0} % of CPU", most * 100.0),
         (None, None, Some(Effect::NotCpu(_))) => "saves time or memory, not CPU".to_string(),

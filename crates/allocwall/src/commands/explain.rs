@@ -278,6 +278,11 @@ fn gain(remedy: &Remedy) -> String {
         Effect::ArenaInsteadOfMap => {
             "predicted from this machine's prices: mapped blocks become blocks of the heap".to_owned()
         }
+        Effect::Swap => "predicted from what it saved of such calls in programs that were measured".to_owned(),
+        Effect::OwnArenas => "at most these lines and the code that waiting threads slow: blocks freed by another thread still lock".to_owned(),
+        Effect::DeeperCache => {
+            "predicted from this machine's prices, for calls that miss the thread cache: only blocks up to 1,032 bytes that their own thread frees pass through it".to_owned()
+        }
         Effect::Populate => "predicted from this machine's prices: pages made in one call".to_owned(),
         Effect::AtMost(1.0, why) => format!("at most these lines: {why}"),
         Effect::AtMost(part, why) => format!("at most {} % of these lines: {why}", (part * 100.0).round()),
