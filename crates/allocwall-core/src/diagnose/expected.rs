@@ -14,7 +14,14 @@ use crate::catalogue::prices::{MALLOC_ARENA, MALLOC_CACHED};
 use crate::catalogue::remedies::{Change, Effect, Remedy};
 use crate::catalogue::swaps::{self, Part, Swap};
 use crate::measure::recording::Recording;
-use crate::units::Interval;
+use crate::units::{Interval, Measured};
+
+/// Whether there is a bill to expect anything from.
+pub fn possible(recording: &Recording, bill: &Bill) -> Measured<()> {
+    Context::new(recording, bill)
+        .cpu(&[CostClass::Application])
+        .map(drop)
+}
 
 /// Relative change, negative where it saves. None where the remedy does not apply, saves something else than CPU time, or its lines
 /// were not measured.
@@ -31,10 +38,13 @@ pub(super) fn saved(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
         Change::Preload(library) => Some(library.kind()),
         _ => None,
     });
-    let saved = match library {
-        Some(kind) => swapped(ctx, kind)?,
-        None => bounded(ctx, remedy)?,
+    let (saved, aside) = match (library, remedy.effect) {
+        (Some(kind), _) => (swapped(ctx, kind)?, swaps::LAYOUT),
+        (None, Effect::HugeTouch) => (bounded(ctx, remedy)?, swaps::FEWER_TLB_MISSES),
+        (None, _) => (bounded(ctx, remedy)?, swaps::PLACES),
     };
+    let own = ctx.cpu(&[CostClass::Application]).ok()?.share;
+    let saved = sum(&[saved, times(own, aside)]);
     // Nothing saves more than all.
     Some(Interval::new(
         saved.low.min(1.0),
@@ -155,17 +165,20 @@ fn swapped(ctx: &Context, kind: AllocatorKind) -> Option<Interval> {
     Some(sum(&[
         times(code, code_part),
         times(locks, swaps::CONTENDED),
-        times(
-            maps,
-            part(
-                mapped.least * if mapped.least > 0.0 { by_malloc.low } else { 1.0 },
-                mapped.most * by_malloc.high,
-            ),
-        ),
-        times(touches.scaled(again), touched),
+        times(maps, of_malloc(mapped, by_malloc)),
+        times(touches.scaled(again), of_malloc(touched, by_malloc)),
         times(touches.scaled(1.0 - again), swaps::GROWTH),
         start_cost(ctx, kind),
     ]))
+}
+
+/// Only what malloc maps is another malloc's to save.
+fn of_malloc(saved: Part, by_malloc: Interval) -> Part {
+    let by = |end: f64| match end > 0.0 {
+        true => by_malloc.low,
+        false => by_malloc.high,
+    };
+    part(saved.least * by(saved.least), saved.most * by_malloc.high)
 }
 
 /// What loading another allocator adds to each process's start, as a share of the target's CPU time; it saves less than nothing.
@@ -210,6 +223,8 @@ fn large_blocks(ctx: &Context) -> f64 {
 const CONTENDED: f64 = 0.02;
 /// Blocks from this size on are no size class of an arena in most allocators.
 const LARGE_PAGES: f64 = 2048.0;
+/// Up to this size in the mean it is not a few large ones among many small ones that most pages belong to.
+const SMALL_PAGES: f64 = 256.0;
 
 /// Of map calls and of first touches, by how many pages are touched for each map call: a block takes two, one to map and one to
 /// unmap it.
@@ -217,10 +232,12 @@ fn by_size(ctx: &Context, swap: &Swap) -> (Part, Part) {
     let rates = &ctx.bill.rates;
     let either = |a: Part, b: Part| part(a.least.min(b.least), a.most.max(b.most));
     match (&rates.minor_faults, &rates.map_calls) {
-        (Ok(faults), Ok(calls)) if *calls > 0.0 => match faults / (calls / 2.0) > LARGE_PAGES {
-            true => (swap.mapped_large, swap.touched_large),
-            false => (swap.mapped, swap.touched),
-        },
+        (Ok(faults), Ok(calls)) if *calls > 0.0 && faults / (calls / 2.0) > LARGE_PAGES => {
+            (swap.mapped_large, swap.touched_large)
+        }
+        (Ok(faults), Ok(calls)) if *calls > 0.0 && faults / (calls / 2.0) < SMALL_PAGES => {
+            (swap.mapped, swap.touched)
+        }
         _ => (
             either(swap.mapped, swap.mapped_large),
             either(swap.touched, swap.touched_large),

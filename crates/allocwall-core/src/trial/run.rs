@@ -437,6 +437,11 @@ impl Running {
         self.pid
     }
 
+    /// Of the keeper: whatever of the run is left by its parent ends with it, and is waited for there.
+    pub fn keeper_pid(&self) -> i32 {
+        self.link.pid()
+    }
+
     /// Everything of it that lives now: the command, what it started, and daemons that left it.
     pub fn processes(&self) -> Vec<i32> {
         let proc = ProcFs::live();

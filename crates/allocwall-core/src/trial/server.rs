@@ -27,7 +27,7 @@ const GLANCE: Duration = Duration::from_millis(20);
 /// How long servers get to end by themselves: some write their data out.
 const GRACE: Duration = Duration::from_secs(5);
 /// A load takes a moment to begin.
-const BEFORE_OBSERVING: Duration = Duration::from_secs(1);
+const BEFORE_OBSERVING: Duration = Duration::from_millis(300);
 /// Kept of what a server says, for messages.
 const SAID: usize = 64 << 10;
 
@@ -67,15 +67,17 @@ const TICKS_ENOUGH: f64 = 100.0;
 
 /// CPU time of a run's processes so far, in seconds.
 struct Spent {
-    /// In clock ticks; children that were waited for included.
+    /// In clock ticks; what ended is in it, by whoever waited for it: its parent, or at last the keeper.
     coarse_s: f64,
-    /// In nanoseconds; threads that ended are not in it.
+    /// In nanoseconds; threads and processes that ended are not in it.
     fine_s: f64,
     processes: Vec<i32>,
 }
 
 impl Spent {
-    fn now(proc: &ProcFs, mut processes: Vec<i32>) -> Spent {
+    fn now(proc: &ProcFs, running: &Running) -> Spent {
+        let mut processes = running.processes();
+        processes.push(running.keeper_pid());
         let ticks = |&pid: &i32| {
             let s = proc.process_stat(pid).ok()?;
             Some(s.user_ticks + s.system_ticks + s.child_user_ticks + s.child_system_ticks)
@@ -95,21 +97,15 @@ impl Spent {
 
     /// Spent since; fine where no thread took its part away with it.
     fn since(&self, before: &Spent, tick_s: f64) -> Measured<f64> {
-        if self.processes != before.processes {
-            return Err(Absence::new(
-                Reason::Vanished,
-                "its processes changed under load, and took their CPU time away with them",
-            ));
-        }
         let (coarse, fine) = (self.coarse_s - before.coarse_s, self.fine_s - before.fine_s);
-        if (coarse - fine).abs() <= 0.01 * coarse + 4.0 * tick_s {
+        if self.processes == before.processes && (coarse - fine).abs() <= 0.01 * coarse + 4.0 * tick_s {
             return Ok(fine);
         }
         match coarse >= TICKS_ENOUGH * tick_s {
             true => Ok(coarse),
             false => Err(Absence::new(
                 Reason::TooLittle,
-                "under a hundred clock ticks of CPU time, by threads that ended",
+                "under a hundred clock ticks of CPU time, by threads or processes that ended",
             )),
         }
     }
@@ -131,21 +127,28 @@ impl Server<'_> {
             .map_err(|absence| Error::Refused(format!("the server's capacity could not be found: {absence}")))
     }
 
-    /// Does something with an arm's server while it is under load, and ends it.
-    pub fn under_observation<T>(&self, arm: usize, observe: impl FnOnce(i32) -> T) -> Result<T> {
+    /// Does something with an arm's server while it is under load, and ends it. The flag is set when the load is over.
+    pub fn under_observation<T>(&self, arm: usize, observe: impl FnOnce(i32, &AtomicBool) -> T) -> Result<T> {
         let mut running = self.begin(&self.arms[arm].start)?;
         self.await_ready(&mut running)?;
         let pid = running.pid();
+        let over = AtomicBool::new(false);
         let (observed, loaded) = std::thread::scope(|scope| {
-            let load = scope.spawn(|| match &self.load {
+            let loading = || match &self.load {
                 Load::Inside { request, plans } => match plans.last() {
                     Some((_, plan)) => open::run(request, plan, self.interrupted).map(drop),
                     None => Err(Error::Refused("no rate is planned".into())),
                 },
                 Load::Command { line, read, limit } => self.load_by_command(line, read, *limit).map(drop),
+            };
+            let done = &over;
+            let load = scope.spawn(move || {
+                let loaded = loading();
+                done.store(true, Ordering::Relaxed);
+                loaded
             });
             std::thread::sleep(BEFORE_OBSERVING);
-            let observed = observe(pid);
+            let observed = observe(pid, &over);
             let loaded = load
                 .join()
                 .unwrap_or_else(|_| Err(Error::Refused("the load failed".into())));
@@ -205,9 +208,9 @@ impl Server<'_> {
         match &self.load {
             Load::Inside { request, plans } => {
                 for (suffix, plan) in plans {
-                    let before = Spent::now(&proc, running.processes());
+                    let before = Spent::now(&proc, running);
                     let load = open::run(request, plan, self.interrupted)?;
-                    let used = Spent::now(&proc, running.processes()).since(&before, tick_s);
+                    let used = Spent::now(&proc, running).since(&before, tick_s);
                     for (name, reading) in load.readings() {
                         if KEPT.contains(&name.as_str()) {
                             let value = reading.as_ref().map(|r| r.value).map_err(Clone::clone);
@@ -229,11 +232,11 @@ impl Server<'_> {
                 }
             }
             Load::Command { line, read, limit } => {
-                let before = Spent::now(&proc, running.processes());
+                let before = Spent::now(&proc, running);
                 let began = clock::monotonic_ns();
                 let readings = self.load_by_command(line, read, *limit)?;
                 let seconds = (clock::monotonic_ns() - began) as f64 / 1e9;
-                let used = Spent::now(&proc, running.processes()).since(&before, tick_s);
+                let used = Spent::now(&proc, running).since(&before, tick_s);
                 // Of tools that load for a fixed time, the time alone would call a faster server dearer.
                 if let Some(throughput) = the_throughput(&readings) {
                     ran.metrics.insert(

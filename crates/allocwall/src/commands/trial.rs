@@ -854,9 +854,10 @@ impl Trial<'_> {
                     talk: Talk::Nowhere,
                 },
                 record::DEFAULT_WINDOW,
+                self.interrupted,
             ),
             Kind::Server(server) => server
-                .under_observation(0, |pid| self.diagnosed(Ask::Pids(vec![pid]), window))
+                .under_observation(0, |pid, over| self.diagnosed(Ask::Pids(vec![pid]), window, over))
                 .map_err(Into::into)
                 .and_then(|judged| judged),
         };
@@ -864,10 +865,14 @@ impl Trial<'_> {
         self.guard.sweep();
         self.printer.clear_line();
         match judged {
-            Ok(judged) => arms
-                .iter()
-                .map(|arm| predict::of(&judged.recording, &judged.bill, arm, metrics))
-                .collect(),
+            Ok(judged) => {
+                if let Err(absence) = predict::possible(&judged.recording, &judged.bill) {
+                    self.printer.warn(&format!("nothing is predicted: {absence}"));
+                }
+                arms.iter()
+                    .map(|arm| predict::of(&judged.recording, &judged.bill, arm, metrics))
+                    .collect()
+            }
             Err(error) => {
                 self.printer.warn(&format!(
                     "nothing is predicted: the command could not be diagnosed: {error:#}"
@@ -877,7 +882,8 @@ impl Trial<'_> {
         }
     }
 
-    fn diagnosed(&self, ask: Ask, window: Duration) -> anyhow::Result<Judged> {
+    /// `over` closes the window early.
+    fn diagnosed(&self, ask: Ask, window: Duration, over: &AtomicBool) -> anyhow::Result<Judged> {
         let recorded = record::record(record::Request {
             ask,
             window,
@@ -886,7 +892,7 @@ impl Trial<'_> {
             closely: true,
             output: None,
             prices: calibrate::cached(),
-            interrupted: self.interrupted,
+            interrupted: over,
             progress: &mut |_| {},
         })?;
         Ok(Judged::of(recorded.recording, None))
