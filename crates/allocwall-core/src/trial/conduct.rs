@@ -4,7 +4,7 @@
 use super::compare::{compare, decided, spread};
 use super::journal::{Journal, Writer};
 use super::load::Reading;
-use super::{BASELINES, Block, Outcome, ProofItem, Run, plan};
+use super::{BASELINES, Block, Design, ProofItem, Run, plan};
 use crate::error::{Error, Result};
 use crate::host::clock;
 use crate::units::Measured;
@@ -52,8 +52,8 @@ pub enum Told<'a> {
         place: usize,
         places: usize,
     },
-    /// A block has been finished and saved.
-    Finished { outcome: &'a Outcome, planned: usize },
+    /// A block has been finished and saved. What they come to so far is for who wants to know: it takes time.
+    Finished { design: &'a Design, blocks: &'a [Block] },
     /// How many blocks there will be, and why.
     Planned { blocks: usize, each_s: f64, why: String },
 }
@@ -119,8 +119,8 @@ impl Conduct<'_> {
             journal.blocks.push(block);
             hopeless(&journal.blocks)?;
             (self.told)(Told::Finished {
-                outcome: &compare(&journal.head.design, &journal.blocks),
-                planned: journal.head.design.settings.planned,
+                design: &journal.head.design,
+                blocks: &journal.blocks,
             });
         }
     }
@@ -270,7 +270,7 @@ fn hopeless(blocks: &[Block]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::super::journal::{self, Head};
-    use super::super::{ArmInfo, Design, Direction, Metric, ProofState, Settings, Unit, Word};
+    use super::super::{ArmInfo, Direction, Metric, Outcome, ProofState, Settings, Unit, Word};
     use super::*;
 
     /// Arms of these run times, with noise that is the same for all arms of a block's turn.

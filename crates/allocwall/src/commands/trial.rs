@@ -965,30 +965,11 @@ impl<'a> Progress<'a> {
                     self.estimate
                 ));
             }
-            Told::Finished { outcome, planned } => {
-                self.planned = planned;
-                let primary = |metric: &str| outcome.metric(metric).is_some_and(|m| m.primary);
-                let shown: Vec<String> = outcome
-                    .comparisons
-                    .iter()
-                    .filter(|c| primary(&c.metric))
-                    .filter_map(|c| {
-                        let effect = c.effect.as_ref().ok()?;
-                        let name = &outcome.design.arms[c.arm].name;
-                        // Between looks a word would tempt to stop where it pleases.
-                        let looked = outcome.design.settings.looks.contains(&outcome.blocks);
-                        let word = match c.word {
-                            Word::Unresolved => String::new(),
-                            _ if !looked => String::new(),
-                            word => format!(" {}", word.key()),
-                        };
-                        Some(format!("{name} {:+.1} %{word}", effect.point * 100.0))
-                    })
-                    .collect();
-                self.estimate = match shown.is_empty() {
-                    true => String::new(),
-                    false => format!(" · so far {}", shown.join(", ")),
-                };
+            Told::Finished { design, blocks } => {
+                self.planned = design.settings.planned;
+                if self.printer.progress() {
+                    self.estimate = estimate(&compare(design, blocks));
+                }
             }
             Told::Planned { blocks, each_s, why } => {
                 self.planned = blocks;
@@ -999,6 +980,32 @@ impl<'a> Progress<'a> {
                 ));
             }
         }
+    }
+}
+
+/// Of the metrics that the trial is about.
+fn estimate(outcome: &Outcome) -> String {
+    let primary = |metric: &str| outcome.metric(metric).is_some_and(|m| m.primary);
+    let shown: Vec<String> = outcome
+        .comparisons
+        .iter()
+        .filter(|c| primary(&c.metric))
+        .filter_map(|c| {
+            let effect = c.effect.as_ref().ok()?;
+            let name = &outcome.design.arms[c.arm].name;
+            // Between looks a word would tempt to stop where it pleases.
+            let looked = outcome.design.settings.looks.contains(&outcome.blocks);
+            let word = match c.word {
+                Word::Unresolved => String::new(),
+                _ if !looked => String::new(),
+                word => format!(" {}", word.key()),
+            };
+            Some(format!("{name} {:+.1} %{word}", effect.point * 100.0))
+        })
+        .collect();
+    match shown.is_empty() {
+        true => String::new(),
+        false => format!(" · so far {}", shown.join(", ")),
     }
 }
 
