@@ -474,6 +474,51 @@ fn servers_that_cannot_be_loaded() {
     }
 }
 
+/// Answers each request after 20 ms, on as many connections as there are: twice the connections, twice the throughput.
+#[test]
+fn the_search_for_the_capacity_stays_within_the_connections() {
+    use std::io::BufRead;
+    if !Path::new(PYTHON).exists() {
+        return println!("skipped: no {PYTHON}");
+    }
+    let (place, port) = (Place::new(), free_port());
+    let url = format!("http://127.0.0.1:{port}/");
+    let server = format!(
+        "import http.server as h, time\nclass H(h.BaseHTTPRequestHandler):\n protocol_version = 'HTTP/1.1'\n def do_GET(s):\n  \
+         time.sleep(.02); s.send_response(200); s.send_header('Content-Length', '0'); s.end_headers()\n def \
+         log_message(s, *a): pass\nh.ThreadingHTTPServer(('127.0.0.1', {port}), H).serve_forever()"
+    );
+    let mut child = place.start(&[
+        "--no-predict",
+        "-w",
+        "none",
+        "--load",
+        &url,
+        "--connections",
+        "3",
+        "--",
+        PYTHON,
+        "-c",
+        &server,
+    ]);
+    let talk = std::io::BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut said: Vec<String> = Vec::new();
+    for line in talk {
+        said.push(line.unwrap());
+        if said.last().is_some_and(|line| line.starts_with("capacity ")) {
+            send(&child, Signal::INT);
+        }
+    }
+    end_of(child);
+    place.assert_nothing_left(PATIENCE);
+    let said = said.join("\n");
+    assert!(
+        said.contains("the capacity is what 3 connections reach"),
+        "{said}"
+    );
+    assert!(said.contains("requests/s with 3 connections"), "{said}");
+}
+
 /// A program that accepts connections on this port and does nothing else.
 fn listening(port: u16) -> String {
     format!(

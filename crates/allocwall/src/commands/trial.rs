@@ -132,7 +132,7 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = crate::commands::diagnose::parse_time)]
     load_time: Duration,
 
-    /// Connections to the server at most
+    /// Connections to the server at most, of the load and of the search for the capacity
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=10_000), requires = "load")]
     connections: u64,
 
@@ -724,7 +724,13 @@ impl Trial<'_> {
             return Ok(vec![(format!("{rate}/s"), rate)]);
         }
         self.printer.note("looking for the untreated server's capacity");
-        let capacity = server.capacity(0)?;
+        let most = self.args.connections;
+        let capacity = server.capacity(0, most as usize)?;
+        if capacity.still_rising {
+            self.printer.note(&format!(
+                "the capacity is what {most} connections reach, and still rose with the last of them: --connections allows more"
+            ));
+        }
         let shares = &self.args.at;
         let rates: Vec<Rate> = shares
             .iter()
