@@ -184,9 +184,12 @@ impl Conduct<'_> {
                         (needed, format!("to find {percent:.1} % with nine chances in ten"))
                     }
                     Some(needed) => (most, format!("finding {percent:.1} % would take {needed}")),
+                    // Nothing says that more would help.
                     None => (
-                        most,
-                        format!("the pilot doesn't tell how many find {percent:.1} %"),
+                        plan::default_blocks(arms, family).min(most),
+                        format!(
+                            "the pilot doesn't tell how many find {percent:.1} %, so they are as many as without --effect"
+                        ),
                     ),
                 }
             }
@@ -439,5 +442,48 @@ mod tests {
         let (outcome, _) = conduct(&[1.0, 1.0, 1.03], 12, Length::Effect(None), FOREVER, false).unwrap();
         assert_eq!(outcome.comparisons[0].word, Word::Worse);
         assert!(outcome.design.settings.planned >= PILOT);
+    }
+
+    #[test]
+    fn where_the_pilot_tells_nothing_the_plan_is_as_without_an_effect() {
+        // Figures of nothing have no relative change, hence no noise to plan by.
+        let planned = |times: &[f64], length| {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("t");
+            drop(Writer::create(&path, &head(3, 12)).unwrap());
+            let mut journal = journal::read(&path).unwrap();
+            let mut said = String::new();
+            let stop: &'static AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
+            Conduct {
+                subject: &mut Fake {
+                    times: times.to_vec(),
+                    turns: 0,
+                    stop_after: FOREVER,
+                    stop,
+                    fails: false,
+                },
+                writer: &mut Writer::append_to(&path).unwrap(),
+                interrupted: stop,
+                told: &mut |told| {
+                    if let Told::Planned { why, .. } = told {
+                        said = why;
+                    }
+                },
+            }
+            .run(&mut journal, length)
+            .unwrap();
+            (journal.head.design.settings.planned, said)
+        };
+        let (blocks, why) = planned(&[0.0; 3], Length::Effect(None));
+        assert_eq!(blocks, plan::default_blocks(3, 1));
+        assert!(
+            why.contains("doesn't tell") && why.contains("without --effect"),
+            "{why}"
+        );
+        // Time for more changes nothing.
+        let (blocks, _) = planned(&[0.0; 3], Length::Effect(Some(Duration::from_secs(3600))));
+        assert_eq!(blocks, plan::default_blocks(3, 1));
+        let (_, why) = planned(&[1.0; 3], Length::Effect(None));
+        assert!(why.contains("nine chances in ten"), "{why}");
     }
 }
