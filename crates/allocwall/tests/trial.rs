@@ -420,7 +420,6 @@ fn servers_that_cannot_be_loaded() {
     );
     server(&hasty, &["true"], &["ended (exit status 0) before", "ready"]);
     server(&["--load", "ftp://x"], &["sleep", "100"], &["ftp://x"]);
-    server(&["--ready", "tcp:127.0.0.1:1"], &["sleep", "100"], &["--load"]);
     let taken = TcpListener::bind(("127.0.0.1", port)).unwrap();
     server(
         &load,
@@ -517,6 +516,42 @@ fn the_search_for_the_capacity_stays_within_the_connections() {
         "{said}"
     );
     assert!(said.contains("requests/s with 3 connections"), "{said}");
+}
+
+#[test]
+fn options_that_would_do_nothing_are_refused_before_anything_runs() {
+    let place = Place::new();
+    let mark = place.at("ran");
+    for (options, words) in [
+        (
+            &["--rest", "1s"][..],
+            "--rest has no effect on a command that runs to its end",
+        ),
+        (&["--ready", "tcp:127.0.0.1:1"], "it is for a server under --load"),
+        (
+            &["--load", "http://127.0.0.1:1/", "--timeout", "1s"],
+            "--timeout has no effect on a server under --load",
+        ),
+    ] {
+        let arguments = [&["-w", "none", "--blocks", "1"], options, &["--", "touch", &mark]].concat();
+        let output = place.quick(&arguments);
+        assert_refused(&output, 2, &[words], &[]);
+        assert_eq!(talk(&output).lines().count(), 1, "{}", talk(&output));
+    }
+    assert!(!Path::new(&mark).exists());
+    // Its twin is heeded.
+    let output = place.quick(&[
+        "-w",
+        "none",
+        "--blocks",
+        "1",
+        "--timeout",
+        "9s",
+        "--",
+        "touch",
+        &mark,
+    ]);
+    assert!(Path::new(&mark).exists(), "{}", talk(&output));
 }
 
 /// A program that accepts connections on this port and does nothing else.
