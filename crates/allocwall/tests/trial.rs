@@ -680,26 +680,34 @@ fn a_time_in_which_no_word_is_possible_is_no_success() {
 #[test]
 fn where_it_is_saved_must_be_new() {
     let place = Place::new();
-    let taken = place.at("mine");
+    let (taken, ran, new) = (place.at("mine"), place.at("ran"), place.at("new"));
     fs::write(&taken, "mine").unwrap();
-    refused(
-        &["-w", "env:A=1", "--blocks", "4", "-o", &taken, "--", "true"],
-        &[&taken, "exists"],
-    );
+    let below = format!("{taken}/x");
+    let to = |file: &str| {
+        let count = format!("echo run >> '{ran}'");
+        place.quick(&[
+            "-w", "none", "--blocks", "1", "-o", file, "--", "sh", "-c", &count,
+        ])
+    };
+    for (file, words) in [
+        (&taken[..], "exists"),
+        ("/nonexistent/x", "(os error 2)"),
+        (&below, "(os error 20)"),
+    ] {
+        assert_refused(&to(file), 1, &[file, words], &[]);
+    }
     assert_eq!(fs::read(&taken).unwrap(), b"mine");
-    refused(
-        &[
-            "-w",
-            "env:A=1",
-            "--blocks",
-            "4",
-            "-o",
-            "/nonexistent/x",
-            "--",
-            "true",
-        ],
-        &["/nonexistent/x"],
+    assert!(!Path::new(&ran).exists(), "noticed before anything is started");
+    let output = to(&new);
+    assert!(
+        Path::new(&ran).exists() && !lines(&new, "block").is_empty(),
+        "{}",
+        talk(&output)
     );
+    let mut command = place.command(&["-w", "none", "--", "true"]);
+    command.env("XDG_STATE_HOME", &taken);
+    let output = end_of(command.spawn().unwrap());
+    assert_refused(&output, 1, &["name a file with -o", &taken], &[]);
     for (file, words) in [("/nonexistent/x", "/nonexistent/x"), (&taken, "no usable trial")] {
         assert_refused(&place.trial(&["--continue", file]), 1, &[words], &[]);
     }

@@ -3,7 +3,7 @@
 
 use super::{Block, Design, ProofItem};
 use crate::error::{Error, Result};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{Access, AtFlags, CWD, FlockOperation, accessat, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -52,6 +52,32 @@ pub struct Journal {
     pub blocks: Vec<Block>,
     /// How many blocks there will be was decided after the first of them: it stands.
     pub planned: bool,
+}
+
+/// Asks whether [`Writer::create`] will be able to: what goes into the file is known only after the first runs.
+///
+/// # Errors
+/// Something is there already, or its folder takes no new file.
+pub fn may_create(path: &Path) -> Result<()> {
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let cause = match path.symlink_metadata() {
+        Ok(_) => Errno::EXIST.into(),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => error,
+        // A folder's own entry, so that a file is told from it.
+        Err(_) => match accessat(
+            CWD,
+            folder.join("."),
+            Access::WRITE_OK | Access::EXEC_OK,
+            AtFlags::EACCESS,
+        ) {
+            Ok(()) => return Ok(()),
+            Err(errno) => errno.into(),
+        },
+    };
+    Err(failed(path, cause))
 }
 
 /// Appends to a trial's file.
@@ -336,6 +362,28 @@ mod tests {
             std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
             0o600
         );
+    }
+
+    #[test]
+    fn whether_a_file_can_be_made_is_known_before() {
+        let (dir, path) = written(0);
+        let at = |name: &str| dir.path().join(name);
+        std::os::unix::fs::symlink(at("nothing"), at("link")).unwrap();
+        for (path, words) in [
+            (path.clone(), "exists"),
+            (at("link"), "exists"),
+            (dir.path().to_owned(), "exists"),
+            (path.join("x"), "Not a directory"),
+            (at("missing/x"), "No such file"),
+        ] {
+            // The answer is that of the attempt, and nothing was made for it.
+            let said = may_create(&path).map_err(|error| error.to_string());
+            assert!(said.is_err_and(|error| error.contains(words)), "{path:?}");
+            assert!(Writer::create(&path, &head()).is_err(), "{path:?}");
+        }
+        may_create(&at("new")).unwrap();
+        assert!(!at("new").exists());
+        assert!(Writer::create(&at("new"), &head()).is_ok());
     }
 
     #[test]

@@ -536,15 +536,20 @@ impl Trial<'_> {
             return Ok(Tried::of(earlier, path));
         }
         let arms = self.arms()?;
+        let names: Vec<String> = arms.iter().map(|arm| arm.name.clone()).collect();
+        // What can't be saved is not begun.
+        let (path, appended) = match &self.args.resume {
+            Some(path) => (path.clone(), Some(Writer::append_to(path)?)),
+            None => (self.path()?, None),
+        };
         let rates = earlier.as_ref().map(|earlier| &earlier.head.rates[..]);
         let (mut kind, rates) = self.prepared(&arms, rates)?;
-        let names: Vec<String> = arms.iter().map(|arm| arm.name.clone()).collect();
         // What is wrong with the command shows before anything is measured.
         let first = self.prove(&mut kind, &names)?;
         if self.stopped() {
             return self.stopped_early(earlier);
         }
-        let (mut journal, path) = match earlier {
+        let mut journal = match earlier {
             Some(journal) => {
                 let same = journal.head.design.arms.iter().map(|a| &a.name).eq(&names);
                 if !same {
@@ -554,7 +559,7 @@ impl Trial<'_> {
                     );
                 }
                 self.gates_fit(&journal.head.design.metrics)?;
-                (journal, self.args.resume.clone().unwrap_or_default())
+                journal
             }
             None => {
                 let metrics = match &kind {
@@ -577,16 +582,15 @@ impl Trial<'_> {
                 if self.stopped() {
                     return self.stopped_early(None);
                 }
-                let journal = Journal {
+                Journal {
                     head: self.head(&arms, metrics, predicted, rates, &first),
                     blocks: vec![],
                     planned: false,
-                };
-                (journal, self.path()?)
+                }
             }
         };
-        let mut writer = match self.args.resume {
-            Some(_) => Writer::append_to(&path)?,
+        let mut writer = match appended {
+            Some(writer) => writer,
             None => Writer::create(&path, &journal.head)?,
         };
         let length = self.length();
@@ -1004,10 +1008,13 @@ impl Trial<'_> {
         }
     }
 
+    /// A new file's, where one can be made.
     fn path(&self) -> anyhow::Result<PathBuf> {
+        let free = |path: PathBuf| journal::may_create(&path).map(|()| path);
         match &self.args.output {
-            Some(path) => Ok(path.clone()),
+            Some(path) => Ok(free(path.clone())?),
             None => crate::commands::diagnose::new_state_file(SUFFIX)
+                .and_then(|path| Ok(free(path)?))
                 .context("the state directory can't be written: name a file with -o"),
         }
     }
