@@ -1214,6 +1214,79 @@ fn a_trial_that_was_killed_goes_on() {
 }
 
 #[test]
+fn a_trial_goes_on_where_it_was_begun_and_nowhere_else() {
+    let place = Place::new();
+    let (file, other, before) = (place.at("t"), place.at("other"), place.at("before"));
+    fs::create_dir(&other).unwrap();
+    fs::create_dir(&before).unwrap();
+    let tool = place.at("before/some-tool");
+    fs::write(&tool, "#!/bin/sh\n").unwrap();
+    fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::copy(&tool, place.at("other/some-tool")).unwrap();
+    let ask = |arguments: &[&str], folder: &str, tools: &str, variable: Option<&str>| {
+        let mut command = place.command(arguments);
+        command
+            .current_dir(folder)
+            .env("PATH", format!("{tools}:/bin:/usr/bin"))
+            .env_remove("MALLOC_ARENA_MAX")
+            .envs(variable.map(|value| ("MALLOC_ARENA_MAX", value)));
+        end_of(command.spawn().unwrap())
+    };
+    let begin = [
+        "--no-predict",
+        "-w",
+        "env:B=1",
+        "--blocks",
+        "4",
+        "-o",
+        &file,
+        "--",
+        "some-tool",
+    ];
+    ask(&begin, &before, &before, None);
+    // Cut off after the first block.
+    let text = fs::read_to_string(&file).unwrap();
+    let kept: String = text.split_inclusive('\n').take(2).collect();
+    let cut = |text: &str| fs::write(&file, text).unwrap();
+    let go_on = ["--continue", &file[..]];
+    cut(&kept);
+    for (folder, tools, variable, words) in [
+        (&other, &before, None, "it was begun in"),
+        (&before, &other, None, "its command was"),
+        (
+            &before,
+            &before,
+            Some("1"),
+            "MALLOC_ARENA_MAX was not set, and is \"1\" now",
+        ),
+    ] {
+        let output = ask(&go_on, folder, tools, variable);
+        assert_refused(&output, 1, &["can't be continued", words], &[]);
+    }
+    assert_eq!(fs::read_to_string(&file).unwrap(), kept);
+    let output = ask(&go_on, &before, &before, None);
+    assert_eq!(lines(&file, "block").len(), 4, "{}", talk(&output));
+    assert!(!talk(&output).contains("warning"), "{}", talk(&output));
+    // On another machine it goes on, and says so; so does one whose file doesn't say where it was begun.
+    let head: Value = lines(&file, "trial").remove(0);
+    let kernel = head["machine"][0].as_str().unwrap();
+    cut(&kept.replacen(kernel, "Linux 2.6 on vax", 1));
+    let output = ask(&go_on, &before, &before, None);
+    assert!(
+        talk(&output).contains("another machine (Linux 2.6 on vax)"),
+        "{}",
+        talk(&output)
+    );
+    assert_eq!(lines(&file, "block").len(), 4, "{}", talk(&output));
+    // It is the last of the first line.
+    let (older, rest) = kept.split_once(",\"origin\":{").unwrap();
+    cut(&format!("{older}}}}}\n{}", rest.split_once('\n').unwrap().1));
+    let output = ask(&go_on, &other, &before, None);
+    assert!(talk(&output).contains("not compared"), "{}", talk(&output));
+    assert_eq!(lines(&file, "block").len(), 4, "{}", talk(&output));
+}
+
+#[test]
 fn a_gate_stays_with_a_trial_that_goes_on() {
     let place = Place::new();
     let file = place.at("t");

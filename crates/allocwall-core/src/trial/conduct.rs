@@ -340,6 +340,7 @@ mod tests {
             rates: vec![],
             proof: BTreeMap::new(),
             machine: vec![],
+            origin: None,
         }
     }
 

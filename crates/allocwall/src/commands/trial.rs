@@ -3,10 +3,11 @@
 use crate::commands::arms;
 use crate::commands::report::Judged;
 use crate::printer::Printer;
+use allocwall_core::catalogue::modules;
 use allocwall_core::diagnose::remedies::quoted;
 use allocwall_core::error::Error;
 use allocwall_core::host::launch::Talk;
-use allocwall_core::host::perf;
+use allocwall_core::host::{perf, program};
 use allocwall_core::measure::calibrate;
 use allocwall_core::measure::record::{self, Ask};
 use allocwall_core::report::{trial_csv, trial_json, trial_text};
@@ -15,7 +16,7 @@ use allocwall_core::trial::batch::{self, Batch, Fresh, Prepared};
 use allocwall_core::trial::compare::compare;
 use allocwall_core::trial::conduct::{self, Conduct, End, Length, Ran, Subject, Told};
 use allocwall_core::trial::gate::Gate;
-use allocwall_core::trial::journal::{self, Head, Journal, Writer};
+use allocwall_core::trial::journal::{self, Head, Journal, Origin, Writer};
 use allocwall_core::trial::load::adapters::Adapter;
 use allocwall_core::trial::load::arrivals::Arrivals;
 use allocwall_core::trial::load::metric::Metric as Figure;
@@ -537,10 +538,14 @@ impl Trial<'_> {
         }
         let arms = self.arms()?;
         let names: Vec<String> = arms.iter().map(|arm| arm.name.clone()).collect();
-        // What can't be saved is not begun.
-        let (path, appended) = match &self.args.resume {
-            Some(path) => (path.clone(), Some(Writer::append_to(path)?)),
-            None => (self.path()?, None),
+        let origin = self.origin();
+        // What can't be saved is not begun, nor what would be another trial.
+        let (path, appended) = match (&earlier, &self.args.resume) {
+            (Some(earlier), Some(path)) => {
+                self.goes_on(&earlier.head, &names, &origin)?;
+                (path.clone(), Some(Writer::append_to(path)?))
+            }
+            _ => (self.path()?, None),
         };
         let rates = earlier.as_ref().map(|earlier| &earlier.head.rates[..]);
         let (mut kind, rates) = self.prepared(&arms, rates)?;
@@ -551,13 +556,6 @@ impl Trial<'_> {
         }
         let mut journal = match earlier {
             Some(journal) => {
-                let same = journal.head.design.arms.iter().map(|a| &a.name).eq(&names);
-                if !same {
-                    bail!(
-                        "the trial's arms are not what its file says: {}",
-                        names.join(", ")
-                    );
-                }
                 self.gates_fit(&journal.head.design.metrics)?;
                 journal
             }
@@ -583,7 +581,10 @@ impl Trial<'_> {
                     return self.stopped_early(None);
                 }
                 Journal {
-                    head: self.head(&arms, metrics, predicted, rates, &first),
+                    head: Head {
+                        origin: Some(origin),
+                        ..self.head(&arms, metrics, predicted, rates, &first)
+                    },
                     blocks: vec![],
                     planned: false,
                 }
@@ -934,7 +935,63 @@ impl Trial<'_> {
             rates,
             proof: first.iter().map(|r| r.proof.clone()).enumerate().collect(),
             machine: machine(),
+            origin: None,
         }
+    }
+
+    fn origin(&self) -> Origin {
+        let shown = |path: PathBuf| path.display().to_string();
+        let path = std::env::var_os("PATH");
+        let found = self
+            .args
+            .command
+            .first()
+            .map(|name| program::find(name, path.as_deref()));
+        let text = |(name, value): (OsString, OsString)| {
+            (
+                name.to_string_lossy().into_owned(),
+                value.to_string_lossy().into_owned(),
+            )
+        };
+        let variables = arms::environment().into_iter().map(text);
+        Origin {
+            folder: std::env::current_dir().map(shown).unwrap_or_default(),
+            // What can't be started is refused with the kernel's reason, and saved in no file.
+            program: found.and_then(Result::ok).map(shown).unwrap_or_default(),
+            environment: variables.filter(|(name, _)| modules::is_setting(name)).collect(),
+        }
+    }
+
+    /// Whether runs of now belong to a trial that was begun earlier. On another machine they do, block by block; that is said.
+    fn goes_on(&self, begun: &Head, names: &[String], now: &Origin) -> anyhow::Result<()> {
+        if !begun.design.arms.iter().map(|arm| &arm.name).eq(names) {
+            bail!(
+                "the trial's arms are not what its file says: {}",
+                names.join(", ")
+            );
+        }
+        match begun.origin.as_ref().map(|origin| origin.differs(now)) {
+            Some(Some(why)) => bail!("the trial can't be continued: {why}"),
+            Some(None) => {}
+            None => self.printer.warn(
+                "the trial's file doesn't say in which folder and environment it was begun: they are not compared",
+            ),
+        }
+        let here = machine();
+        let others: Vec<&str> = begun
+            .machine
+            .iter()
+            .filter(|line| !here.contains(line))
+            .map(String::as_str)
+            .collect();
+        if !others.is_empty() {
+            self.printer.warn(&format!(
+                "the trial was begun on another machine ({}), and this is {}",
+                others.join(", "),
+                here.join(", ")
+            ));
+        }
+        Ok(())
     }
 
     /// By arm: what a diagnosis of the untreated command says that it would change.
@@ -1024,7 +1081,7 @@ impl Trial<'_> {
 type Rate = (String, f64);
 type Predicted = BTreeMap<String, allocwall_core::units::Interval>;
 
-/// What a reader of a saved trial asks first.
+/// What a reader of a saved trial asks first, and what a continued one should have in common with its beginning.
 fn machine() -> Vec<String> {
     let facts = allocwall_core::host::facts::Machine::live().facts();
     let mut lines = vec![format!(
@@ -1032,6 +1089,7 @@ fn machine() -> Vec<String> {
         facts.kernel_release, facts.architecture
     )];
     lines.extend(facts.hypervisor.map(|name| format!("virtual machine: {name}")));
+    lines.push(facts.cpu_model);
     lines.push(format!(
         "{} CPUs, {} NUMA nodes",
         facts.online_cpus, facts.numa_nodes
