@@ -420,7 +420,6 @@ fn servers_that_cannot_be_loaded() {
     );
     server(&hasty, &["true"], &["ended (exit status 0) before", "ready"]);
     server(&["--load", "ftp://x"], &["sleep", "100"], &["ftp://x"]);
-    server(&["--ready", "tcp:127.0.0.1:1"], &["sleep", "100"], &["--load"]);
     let taken = TcpListener::bind(("127.0.0.1", port)).unwrap();
     server(
         &load,
@@ -472,6 +471,87 @@ fn servers_that_cannot_be_loaded() {
     for port in [open, closed] {
         assert!(TcpListener::bind(("127.0.0.1", port)).is_ok(), "{port}");
     }
+}
+
+/// Answers each request after 20 ms, on as many connections as there are: twice the connections, twice the throughput.
+#[test]
+fn the_search_for_the_capacity_stays_within_the_connections() {
+    use std::io::BufRead;
+    if !Path::new(PYTHON).exists() {
+        return println!("skipped: no {PYTHON}");
+    }
+    let (place, port) = (Place::new(), free_port());
+    let url = format!("http://127.0.0.1:{port}/");
+    let server = format!(
+        "import http.server as h, time\nclass H(h.BaseHTTPRequestHandler):\n protocol_version = 'HTTP/1.1'\n def do_GET(s):\n  \
+         time.sleep(.02); s.send_response(200); s.send_header('Content-Length', '0'); s.end_headers()\n def \
+         log_message(s, *a): pass\nh.ThreadingHTTPServer(('127.0.0.1', {port}), H).serve_forever()"
+    );
+    let mut child = place.start(&[
+        "--no-predict",
+        "-w",
+        "none",
+        "--load",
+        &url,
+        "--connections",
+        "3",
+        "--",
+        PYTHON,
+        "-c",
+        &server,
+    ]);
+    let talk = std::io::BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut said: Vec<String> = Vec::new();
+    for line in talk {
+        said.push(line.unwrap());
+        if said.last().is_some_and(|line| line.starts_with("capacity ")) {
+            send(&child, Signal::INT);
+        }
+    }
+    end_of(child);
+    place.assert_nothing_left(PATIENCE);
+    let said = said.join("\n");
+    assert!(
+        said.contains("the capacity is what 3 connections reach"),
+        "{said}"
+    );
+    assert!(said.contains("requests/s with 3 connections"), "{said}");
+}
+
+#[test]
+fn options_that_would_do_nothing_are_refused_before_anything_runs() {
+    let place = Place::new();
+    let mark = place.at("ran");
+    for (options, words) in [
+        (
+            &["--rest", "1s"][..],
+            "--rest has no effect on a command that runs to its end",
+        ),
+        (&["--ready", "tcp:127.0.0.1:1"], "it is for a server under --load"),
+        (
+            &["--load", "http://127.0.0.1:1/", "--timeout", "1s"],
+            "--timeout has no effect on a server under --load",
+        ),
+    ] {
+        let arguments = [&["-w", "none", "--blocks", "1"], options, &["--", "touch", &mark]].concat();
+        let output = place.quick(&arguments);
+        assert_refused(&output, 2, &[words], &[]);
+        assert_eq!(talk(&output).lines().count(), 1, "{}", talk(&output));
+    }
+    assert!(!Path::new(&mark).exists());
+    // Its twin is heeded.
+    let output = place.quick(&[
+        "-w",
+        "none",
+        "--blocks",
+        "1",
+        "--timeout",
+        "9s",
+        "--",
+        "touch",
+        &mark,
+    ]);
+    assert!(Path::new(&mark).exists(), "{}", talk(&output));
 }
 
 /// A program that accepts connections on this port and does nothing else.
@@ -600,26 +680,34 @@ fn a_time_in_which_no_word_is_possible_is_no_success() {
 #[test]
 fn where_it_is_saved_must_be_new() {
     let place = Place::new();
-    let taken = place.at("mine");
+    let (taken, ran, new) = (place.at("mine"), place.at("ran"), place.at("new"));
     fs::write(&taken, "mine").unwrap();
-    refused(
-        &["-w", "env:A=1", "--blocks", "4", "-o", &taken, "--", "true"],
-        &[&taken, "exists"],
-    );
+    let below = format!("{taken}/x");
+    let to = |file: &str| {
+        let count = format!("echo run >> '{ran}'");
+        place.quick(&[
+            "-w", "none", "--blocks", "1", "-o", file, "--", "sh", "-c", &count,
+        ])
+    };
+    for (file, words) in [
+        (&taken[..], "exists"),
+        ("/nonexistent/x", "(os error 2)"),
+        (&below, "(os error 20)"),
+    ] {
+        assert_refused(&to(file), 1, &[file, words], &[]);
+    }
     assert_eq!(fs::read(&taken).unwrap(), b"mine");
-    refused(
-        &[
-            "-w",
-            "env:A=1",
-            "--blocks",
-            "4",
-            "-o",
-            "/nonexistent/x",
-            "--",
-            "true",
-        ],
-        &["/nonexistent/x"],
+    assert!(!Path::new(&ran).exists(), "noticed before anything is started");
+    let output = to(&new);
+    assert!(
+        Path::new(&ran).exists() && !lines(&new, "block").is_empty(),
+        "{}",
+        talk(&output)
     );
+    let mut command = place.command(&["-w", "none", "--", "true"]);
+    command.env("XDG_STATE_HOME", &taken);
+    let output = end_of(command.spawn().unwrap());
+    assert_refused(&output, 1, &["name a file with -o", &taken], &[]);
     for (file, words) in [("/nonexistent/x", "/nonexistent/x"), (&taken, "no usable trial")] {
         assert_refused(&place.trial(&["--continue", file]), 1, &[words], &[]);
     }
@@ -1123,6 +1211,79 @@ fn a_trial_that_was_killed_goes_on() {
     assert!(data(&output).contains("6 planned blocks"), "{}", talk(&output));
     let after = orders(&file);
     assert!(after.len() > before.len() && after.starts_with(&before));
+}
+
+#[test]
+fn a_trial_goes_on_where_it_was_begun_and_nowhere_else() {
+    let place = Place::new();
+    let (file, other, before) = (place.at("t"), place.at("other"), place.at("before"));
+    fs::create_dir(&other).unwrap();
+    fs::create_dir(&before).unwrap();
+    let tool = place.at("before/some-tool");
+    fs::write(&tool, "#!/bin/sh\n").unwrap();
+    fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::copy(&tool, place.at("other/some-tool")).unwrap();
+    let ask = |arguments: &[&str], folder: &str, tools: &str, variable: Option<&str>| {
+        let mut command = place.command(arguments);
+        command
+            .current_dir(folder)
+            .env("PATH", format!("{tools}:/bin:/usr/bin"))
+            .env_remove("MALLOC_ARENA_MAX")
+            .envs(variable.map(|value| ("MALLOC_ARENA_MAX", value)));
+        end_of(command.spawn().unwrap())
+    };
+    let begin = [
+        "--no-predict",
+        "-w",
+        "env:B=1",
+        "--blocks",
+        "4",
+        "-o",
+        &file,
+        "--",
+        "some-tool",
+    ];
+    ask(&begin, &before, &before, None);
+    // Cut off after the first block.
+    let text = fs::read_to_string(&file).unwrap();
+    let kept: String = text.split_inclusive('\n').take(2).collect();
+    let cut = |text: &str| fs::write(&file, text).unwrap();
+    let go_on = ["--continue", &file[..]];
+    cut(&kept);
+    for (folder, tools, variable, words) in [
+        (&other, &before, None, "it was begun in"),
+        (&before, &other, None, "its command was"),
+        (
+            &before,
+            &before,
+            Some("1"),
+            "MALLOC_ARENA_MAX was not set, and is \"1\" now",
+        ),
+    ] {
+        let output = ask(&go_on, folder, tools, variable);
+        assert_refused(&output, 1, &["can't be continued", words], &[]);
+    }
+    assert_eq!(fs::read_to_string(&file).unwrap(), kept);
+    let output = ask(&go_on, &before, &before, None);
+    assert_eq!(lines(&file, "block").len(), 4, "{}", talk(&output));
+    assert!(!talk(&output).contains("warning"), "{}", talk(&output));
+    // On another machine it goes on, and says so; so does one whose file doesn't say where it was begun.
+    let head: Value = lines(&file, "trial").remove(0);
+    let kernel = head["machine"][0].as_str().unwrap();
+    cut(&kept.replacen(kernel, "Linux 2.6 on vax", 1));
+    let output = ask(&go_on, &before, &before, None);
+    assert!(
+        talk(&output).contains("another machine (Linux 2.6 on vax)"),
+        "{}",
+        talk(&output)
+    );
+    assert_eq!(lines(&file, "block").len(), 4, "{}", talk(&output));
+    // It is the last of the first line.
+    let (older, rest) = kept.split_once(",\"origin\":{").unwrap();
+    cut(&format!("{older}}}}}\n{}", rest.split_once('\n').unwrap().1));
+    let output = ask(&go_on, &other, &before, None);
+    assert!(talk(&output).contains("not compared"), "{}", talk(&output));
+    assert_eq!(lines(&file, "block").len(), 4, "{}", talk(&output));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Where execvp looks when there is no PATH (confstr(_CS_PATH), glibc and musl alike).
-const DEFAULT_PATH: &str = "/bin:/usr/bin";
+pub(crate) const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// The file that exec would start for a name: looked for in `path` where it has no slash.
 ///
@@ -64,20 +64,47 @@ fn executable(file: &Path) -> Result<(), String> {
     .map_err(|_| "it is not executable".to_owned())
 }
 
-/// What gives a program more rights than its starter has: the loader then ignores LD_PRELOAD and tunables (AT_SECURE,
-/// getauxval(3)).
-pub fn raised_rights(file: &Path) -> io::Result<Option<&'static str>> {
+/// What gives a program more rights than its starter has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rights {
+    SetUser,
+    SetGroup,
+    Capabilities,
+}
+
+impl Rights {
+    pub fn key(self) -> &'static str {
+        match self {
+            Rights::SetUser => "setuid",
+            Rights::SetGroup => "setgid",
+            Rights::Capabilities => "file capabilities",
+        }
+    }
+
+    /// Said of a file.
+    pub fn sentence(self) -> &'static str {
+        match self {
+            Rights::SetUser => "is set-user-ID",
+            Rights::SetGroup => "is set-group-ID",
+            Rights::Capabilities => "has file capabilities",
+        }
+    }
+}
+
+/// What its file asks for: the loader then ignores LD_PRELOAD and tunables (AT_SECURE, getauxval(3)). On a nosuid mount the
+/// kernel heeds none of it.
+pub fn raised_rights(file: &Path) -> io::Result<Option<Rights>> {
     let mode = file.metadata()?.permissions().mode();
     if mode & 0o4000 != 0 {
-        return Ok(Some("setuid"));
+        return Ok(Some(Rights::SetUser));
     }
-    // Without the group's execute bit it means mandatory locking.
+    // Without the group's right to execute, the bit once meant mandatory locking (inode(7)).
     if mode & 0o2010 == 0o2010 {
-        return Ok(Some("setgid"));
+        return Ok(Some(Rights::SetGroup));
     }
     let mut value = [0u8; 64];
     match rustix::fs::getxattr(file, "security.capability", &mut value) {
-        Ok(length) if length > 0 => Ok(Some("file capabilities")),
+        Ok(length) if length > 0 => Ok(Some(Rights::Capabilities)),
         // No such attribute, or a file system without any.
         _ => Ok(None),
     }
@@ -90,28 +117,35 @@ pub fn is_elf(file: &Path) -> io::Result<bool> {
     Ok(head == *b"\x7fELF")
 }
 
+/// BINPRM_BUF_SIZE of include/uapi/linux/binfmts.h: what the kernel reads of a file's first line.
+pub(crate) const FIRST_LINE: u64 = 256;
+
 /// What the first line of a script names: the interpreter, and everything behind it as one argument (execve(2)).
 pub fn interpreter(file: &Path) -> io::Result<Option<(PathBuf, Option<OsString>)>> {
-    /// BINPRM_BUF_SIZE of include/uapi/linux/binfmts.h.
-    const HEAD: u64 = 256;
     let mut head = Vec::new();
-    std::fs::File::open(file)?.take(HEAD).read_to_end(&mut head)?;
-    Ok(parse_interpreter(&head))
+    std::fs::File::open(file)?
+        .take(FIRST_LINE)
+        .read_to_end(&mut head)?;
+    Ok(shebang(&head))
 }
 
-fn parse_interpreter(head: &[u8]) -> Option<(PathBuf, Option<OsString>)> {
-    let line = head.strip_prefix(b"#!")?;
-    let end = line.iter().position(|&b| b == b'\n').unwrap_or(line.len());
-    let line = line[..end].trim_ascii();
-    let blank = |b: &u8| *b == b' ' || *b == b'\t';
-    let split = line.iter().position(blank).unwrap_or(line.len());
-    let (path, rest) = line.split_at(split);
-    if path.is_empty() {
-        return None;
-    }
-    let rest = rest.trim_ascii();
-    let argument = (!rest.is_empty()).then(|| OsStr::from_bytes(rest).to_owned());
-    Some((PathBuf::from(OsStr::from_bytes(path)), argument))
+/// Of a file's first [`FIRST_LINE`] bytes, as the kernel splits them (fs/binfmt_script.c): at spaces and tabs alone, so that a
+/// carriage return belongs to the name.
+pub(crate) fn shebang(head: &[u8]) -> Option<(PathBuf, Option<OsString>)> {
+    let line = head
+        .strip_prefix(b"#!")?
+        .split(|byte| matches!(byte, b'\n' | 0))
+        .next()?;
+    let blank = |byte: &u8| matches!(byte, b' ' | b'\t');
+    let start = line.iter().position(|byte| !blank(byte))?;
+    let end = line.iter().rposition(|byte| !blank(byte))?;
+    let line = &line[start..=end];
+    let (path, rest) = line.split_at(line.iter().position(blank).unwrap_or(line.len()));
+    let argument = rest.iter().position(|byte| !blank(byte)).map(|at| &rest[at..]);
+    Some((
+        PathBuf::from(OsStr::from_bytes(path)),
+        argument.map(|bytes| OsStr::from_bytes(bytes).to_owned()),
+    ))
 }
 
 #[cfg(test)]
@@ -156,8 +190,8 @@ mod tests {
         let folder = folder();
         let path = folder.path().join("tool");
         for (mode, raised) in [
-            (0o4755, Some("setuid")),
-            (0o2755, Some("setgid")),
+            (0o4755, Some(Rights::SetUser)),
+            (0o2755, Some(Rights::SetGroup)),
             // Mandatory locking; a sticky bit.
             (0o2744, None),
             (0o1755, None),
@@ -186,7 +220,7 @@ mod tests {
             rustix::fs::XattrFlags::empty(),
         );
         match set {
-            Ok(()) => assert_eq!(raised_rights(&path).unwrap(), Some("file capabilities")),
+            Ok(()) => assert_eq!(raised_rights(&path).unwrap(), Some(Rights::Capabilities)),
             Err(error) => println!("skipped: cannot give a file capabilities here: {error}"),
         }
     }
@@ -194,7 +228,7 @@ mod tests {
     #[test]
     fn first_lines_of_scripts() {
         let parse = |text: &str| {
-            parse_interpreter(text.as_bytes()).map(|(path, argument)| {
+            shebang(text.as_bytes()).map(|(path, argument)| {
                 (
                     path.display().to_string(),
                     argument.map(|a| a.to_string_lossy().into_owned()),
@@ -206,8 +240,20 @@ mod tests {
             parse("#! /usr/bin/env -S python3 -u \n"),
             Some(("/usr/bin/env".into(), Some("-S python3 -u".into())))
         );
-        assert_eq!(parse("#!\n"), None);
-        assert_eq!(parse("\u{7f}ELF"), None);
-        assert_eq!(parse(""), None);
+        assert_eq!(parse("#! \t/bin/sh"), Some(("/bin/sh".into(), None)));
+        // The kernel looks for a file of that name, and finds none.
+        assert_eq!(parse("#!/bin/sh\r\n"), Some(("/bin/sh\r".into(), None)));
+        for none in [
+            "#!",
+            "#!\n",
+            "#!\n/bin/sh",
+            "#!  ",
+            "",
+            "#",
+            "\u{7f}ELF",
+            " #!/bin/sh",
+        ] {
+            assert_eq!(parse(none), None, "{none:?}");
+        }
     }
 }

@@ -3,20 +3,17 @@
 
 use crate::host::file;
 use crate::host::inside;
+use crate::host::program;
 use crate::units::{Absence, Measured, Reason};
 use rustix::fs::{StatVfsMountFlags, statvfs};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::io::Read;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// BINPRM_BUF_SIZE: what the kernel reads of a `#!` line (linux/binfmts.h).
-const SCRIPT_LINE: usize = 256;
 /// Interpreters that are scripts themselves; the kernel gives up with ELOOP beyond (fs/exec.c, exec_binprm).
 const DEPTH: usize = 5;
-/// execvp(3)'s, where PATH is not set.
-const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// The file that exec would take for this name: searched in `path` where the name has no slash, else below `cwd`.
 pub fn program(name: &OsStr, path: Option<&OsStr>, cwd: &Path) -> Measured<PathBuf> {
@@ -27,7 +24,7 @@ pub fn program(name: &OsStr, path: Option<&OsStr>, cwd: &Path) -> Measured<PathB
         file.metadata()
             .is_ok_and(|facts| facts.is_file() && facts.permissions().mode() & 0o111 != 0)
     };
-    std::env::split_paths(path.unwrap_or(OsStr::new(DEFAULT_PATH)))
+    std::env::split_paths(path.unwrap_or(OsStr::new(program::DEFAULT_PATH)))
         .map(|folder| cwd.join(folder).join(name))
         .find(executable)
         .ok_or_else(|| {
@@ -53,23 +50,12 @@ pub fn gains_rights(program: &Path, cwd: &Path) -> Measured<Option<String>> {
 }
 
 fn reason(file: &Path) -> Measured<Option<String>> {
-    let facts = file.metadata().map_err(|error| file::absence_of(file, &error))?;
+    let rights = program::raised_rights(file).map_err(|error| file::absence_of(file, &error))?;
     // On such a mount neither bits nor capabilities are heeded.
-    if statvfs(file).is_ok_and(|mount| mount.f_flag.contains(StatVfsMountFlags::NOSUID)) {
-        return Ok(None);
-    }
-    let mode = facts.permissions().mode();
-    let shown = file.display();
-    // Without the group's right to execute, the set-group-ID bit once meant mandatory locking (inode(7)).
-    Ok(if mode & 0o4000 != 0 {
-        Some(format!("{shown} is set-user-ID"))
-    } else if mode & 0o2010 == 0o2010 {
-        Some(format!("{shown} is set-group-ID"))
-    } else if rustix::fs::getxattr(file, "security.capability", &mut [0u8; 64][..]).is_ok() {
-        Some(format!("{shown} has file capabilities"))
-    } else {
-        None
-    })
+    let heeded = !statvfs(file).is_ok_and(|mount| mount.f_flag.contains(StatVfsMountFlags::NOSUID));
+    Ok(rights
+        .filter(|_| heeded)
+        .map(|rights| format!("{} {}", file.display(), rights.sentence())))
 }
 
 /// Of a `#!` line; None where the file is none that the kernel reads one from. A program that may be executed and not
@@ -84,18 +70,10 @@ fn interpreter(file: &Path) -> Measured<Option<PathBuf>> {
     };
     let mut head = Vec::new();
     opened
-        .take(SCRIPT_LINE as u64)
+        .take(program::FIRST_LINE)
         .read_to_end(&mut head)
         .map_err(|error| file::absence_of(file, &error))?;
-    Ok(shebang(&head))
-}
-
-fn shebang(head: &[u8]) -> Option<PathBuf> {
-    let line = head.strip_prefix(b"#!")?.split(|&byte| byte == b'\n').next()?;
-    let name = line
-        .split(|byte| matches!(byte, b' ' | b'\t' | 0))
-        .find(|word| !word.is_empty())?;
-    Some(PathBuf::from(OsString::from_vec(name.to_vec())))
+    Ok(program::shebang(&head).map(|(path, _)| path))
 }
 
 #[cfg(test)]
@@ -208,23 +186,5 @@ mod tests {
         assert_eq!(find("other").unwrap_err().reason, Reason::NotFound);
         // /bin/sh is on execvp's own path.
         assert!(program(OsStr::new("sh"), None, dir.path()).is_ok());
-    }
-
-    #[test]
-    fn first_lines() {
-        let read = |bytes: &[u8]| shebang(bytes).map(|path| path.display().to_string());
-        assert_eq!(read(b"#!/bin/sh -e\nx"), Some("/bin/sh".into()));
-        assert_eq!(read(b"#! \t/bin/sh"), Some("/bin/sh".into()));
-        for none in [
-            &b"#!"[..],
-            b"#!\n/bin/sh",
-            b"#!  ",
-            b"",
-            b"#",
-            b"\x7fELF",
-            b" #!/bin/sh",
-        ] {
-            assert_eq!(read(none), None, "{none:?}");
-        }
     }
 }

@@ -4,7 +4,7 @@
 use super::compare::{compare, decided, spread};
 use super::journal::{Journal, Writer};
 use super::load::Reading;
-use super::{BASELINES, Block, Outcome, ProofItem, Run, plan};
+use super::{BASELINES, Block, Design, ProofItem, Run, plan};
 use crate::error::{Error, Result};
 use crate::host::clock;
 use crate::units::Measured;
@@ -52,8 +52,8 @@ pub enum Told<'a> {
         place: usize,
         places: usize,
     },
-    /// A block has been finished and saved.
-    Finished { outcome: &'a Outcome, planned: usize },
+    /// A block has been finished and saved. What they come to so far is for who wants to know: it takes time.
+    Finished { design: &'a Design, blocks: &'a [Block] },
     /// How many blocks there will be, and why.
     Planned { blocks: usize, each_s: f64, why: String },
 }
@@ -119,8 +119,8 @@ impl Conduct<'_> {
             journal.blocks.push(block);
             hopeless(&journal.blocks)?;
             (self.told)(Told::Finished {
-                outcome: &compare(&journal.head.design, &journal.blocks),
-                planned: journal.head.design.settings.planned,
+                design: &journal.head.design,
+                blocks: &journal.blocks,
             });
         }
     }
@@ -184,9 +184,12 @@ impl Conduct<'_> {
                         (needed, format!("to find {percent:.1} % with nine chances in ten"))
                     }
                     Some(needed) => (most, format!("finding {percent:.1} % would take {needed}")),
+                    // Nothing says that more would help.
                     None => (
-                        most,
-                        format!("the pilot doesn't tell how many find {percent:.1} %"),
+                        plan::default_blocks(arms, family).min(most),
+                        format!(
+                            "the pilot doesn't tell how many find {percent:.1} %, so they are as many as without --effect"
+                        ),
                     ),
                 }
             }
@@ -270,7 +273,7 @@ fn hopeless(blocks: &[Block]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::super::journal::{self, Head};
-    use super::super::{ArmInfo, Design, Direction, Metric, ProofState, Settings, Unit, Word};
+    use super::super::{ArmInfo, Direction, Metric, Outcome, ProofState, Settings, Unit, Word};
     use super::*;
 
     /// Arms of these run times, with noise that is the same for all arms of a block's turn.
@@ -337,6 +340,7 @@ mod tests {
             rates: vec![],
             proof: BTreeMap::new(),
             machine: vec![],
+            origin: None,
         }
     }
 
@@ -439,5 +443,48 @@ mod tests {
         let (outcome, _) = conduct(&[1.0, 1.0, 1.03], 12, Length::Effect(None), FOREVER, false).unwrap();
         assert_eq!(outcome.comparisons[0].word, Word::Worse);
         assert!(outcome.design.settings.planned >= PILOT);
+    }
+
+    #[test]
+    fn where_the_pilot_tells_nothing_the_plan_is_as_without_an_effect() {
+        // Figures of nothing have no relative change, hence no noise to plan by.
+        let planned = |times: &[f64], length| {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("t");
+            drop(Writer::create(&path, &head(3, 12)).unwrap());
+            let mut journal = journal::read(&path).unwrap();
+            let mut said = String::new();
+            let stop: &'static AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
+            Conduct {
+                subject: &mut Fake {
+                    times: times.to_vec(),
+                    turns: 0,
+                    stop_after: FOREVER,
+                    stop,
+                    fails: false,
+                },
+                writer: &mut Writer::append_to(&path).unwrap(),
+                interrupted: stop,
+                told: &mut |told| {
+                    if let Told::Planned { why, .. } = told {
+                        said = why;
+                    }
+                },
+            }
+            .run(&mut journal, length)
+            .unwrap();
+            (journal.head.design.settings.planned, said)
+        };
+        let (blocks, why) = planned(&[0.0; 3], Length::Effect(None));
+        assert_eq!(blocks, plan::default_blocks(3, 1));
+        assert!(
+            why.contains("doesn't tell") && why.contains("without --effect"),
+            "{why}"
+        );
+        // Time for more changes nothing.
+        let (blocks, _) = planned(&[0.0; 3], Length::Effect(Some(Duration::from_secs(3600))));
+        assert_eq!(blocks, plan::default_blocks(3, 1));
+        let (_, why) = planned(&[1.0; 3], Length::Effect(None));
+        assert!(why.contains("nine chances in ten"), "{why}");
     }
 }

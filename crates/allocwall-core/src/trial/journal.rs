@@ -3,7 +3,7 @@
 
 use super::{Block, Design, ProofItem};
 use crate::error::{Error, Result};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{Access, AtFlags, CWD, FlockOperation, accessat, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -32,8 +32,45 @@ pub struct Head {
     pub rates: Vec<(String, f64)>,
     /// By arm: what the run that is not counted showed.
     pub proof: BTreeMap<usize, Vec<ProofItem>>,
-    /// Facts about the machine, for people.
+    /// Facts about the machine, a sentence each.
     pub machine: Vec<String>,
+    /// None in files of earlier versions of this program.
+    #[serde(default)]
+    pub origin: Option<Origin>,
+}
+
+/// What every run of a trial starts from, beside its command: where one of these differs, it is another trial.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    pub folder: String,
+    /// The file that the command's first word stands for.
+    pub program: String,
+    /// Variables that steer an allocator or a runtime.
+    pub environment: BTreeMap<String, String>,
+}
+
+impl Origin {
+    /// Why runs that start from `now` don't belong to a trial that was begun from here, as a line.
+    pub fn differs(&self, now: &Origin) -> Option<String> {
+        if self.folder != now.folder {
+            return Some(format!(
+                "it was begun in {}, and this is {}",
+                self.folder, now.folder
+            ));
+        }
+        if self.program != now.program {
+            return Some(format!(
+                "its command was {}, and is {} now",
+                self.program, now.program
+            ));
+        }
+        let said = |value: Option<&String>| value.map_or("not set".to_owned(), |value| format!("{value:?}"));
+        let names = self.environment.keys().chain(now.environment.keys());
+        names
+            .map(|name| (name, self.environment.get(name), now.environment.get(name)))
+            .find(|(_, then, now)| then != now)
+            .map(|(name, then, now)| format!("{name} was {}, and is {} now", said(then), said(now)))
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -52,6 +89,32 @@ pub struct Journal {
     pub blocks: Vec<Block>,
     /// How many blocks there will be was decided after the first of them: it stands.
     pub planned: bool,
+}
+
+/// Asks whether [`Writer::create`] will be able to: what goes into the file is known only after the first runs.
+///
+/// # Errors
+/// Something is there already, or its folder takes no new file.
+pub fn may_create(path: &Path) -> Result<()> {
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let cause = match path.symlink_metadata() {
+        Ok(_) => Errno::EXIST.into(),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => error,
+        // A folder's own entry, so that a file is told from it.
+        Err(_) => match accessat(
+            CWD,
+            folder.join("."),
+            Access::WRITE_OK | Access::EXEC_OK,
+            AtFlags::EACCESS,
+        ) {
+            Ok(()) => return Ok(()),
+            Err(errno) => errno.into(),
+        },
+    };
+    Err(failed(path, cause))
 }
 
 /// Appends to a trial's file.
@@ -271,7 +334,72 @@ mod tests {
             rates: vec![],
             proof: BTreeMap::new(),
             machine: vec![],
+            origin: None,
         }
+    }
+
+    #[test]
+    fn a_trial_goes_on_from_where_it_was_begun_and_from_nowhere_else() {
+        let variables = |pairs: &[(&str, &str)]| {
+            let pair = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+            pairs.iter().map(pair).collect()
+        };
+        let begun = Origin {
+            folder: "/a".into(),
+            program: "/bin/x".into(),
+            environment: variables(&[("MALLOC_ARENA_MAX", "2"), ("GOGC", "50")]),
+        };
+        assert_eq!(begun.differs(&begun.clone()), None);
+        for (now, words) in [
+            (
+                Origin {
+                    folder: "/b".into(),
+                    ..begun.clone()
+                },
+                "begun in /a, and this is /b",
+            ),
+            (
+                Origin {
+                    program: "/x".into(),
+                    ..begun.clone()
+                },
+                "command was /bin/x, and is /x",
+            ),
+            (
+                Origin {
+                    environment: variables(&[("MALLOC_ARENA_MAX", "1"), ("GOGC", "50")]),
+                    ..begun.clone()
+                },
+                "MALLOC_ARENA_MAX was \"2\", and is \"1\"",
+            ),
+            (
+                Origin {
+                    environment: variables(&[("MALLOC_ARENA_MAX", "2")]),
+                    ..begun.clone()
+                },
+                "GOGC was \"50\", and is not set",
+            ),
+            (
+                Origin {
+                    environment: variables(&[("A", "1"), ("MALLOC_ARENA_MAX", "2"), ("GOGC", "50")]),
+                    ..begun.clone()
+                },
+                "A was not set, and is \"1\"",
+            ),
+        ] {
+            let line = begun.differs(&now).unwrap();
+            assert!(line.contains(words), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_does_not_say_where_it_was_begun_is_read() {
+        let (_dir, path) = written(1);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let older = text.replacen(",\"origin\":null", "", 1);
+        assert_ne!(older, text);
+        std::fs::write(&path, older).unwrap();
+        assert_eq!(read(&path).unwrap().head, head());
     }
 
     fn block(number: usize) -> Block {
@@ -336,6 +464,28 @@ mod tests {
             std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
             0o600
         );
+    }
+
+    #[test]
+    fn whether_a_file_can_be_made_is_known_before() {
+        let (dir, path) = written(0);
+        let at = |name: &str| dir.path().join(name);
+        std::os::unix::fs::symlink(at("nothing"), at("link")).unwrap();
+        for (path, words) in [
+            (path.clone(), "exists"),
+            (at("link"), "exists"),
+            (dir.path().to_owned(), "exists"),
+            (path.join("x"), "Not a directory"),
+            (at("missing/x"), "No such file"),
+        ] {
+            // The answer is that of the attempt, and nothing was made for it.
+            let said = may_create(&path).map_err(|error| error.to_string());
+            assert!(said.is_err_and(|error| error.contains(words)), "{path:?}");
+            assert!(Writer::create(&path, &head()).is_err(), "{path:?}");
+        }
+        may_create(&at("new")).unwrap();
+        assert!(!at("new").exists());
+        assert!(Writer::create(&at("new"), &head()).is_ok());
     }
 
     #[test]

@@ -112,8 +112,8 @@ impl Spent {
 }
 
 impl Server<'_> {
-    /// How many requests a second an arm answers, by closed loops; for the rates of all arms.
-    pub fn capacity(&self, arm: usize) -> Result<Capacity> {
+    /// How many requests a second an arm answers, by closed loops on so many connections at most; for the rates of all arms.
+    pub fn capacity(&self, arm: usize, most_connections: usize) -> Result<Capacity> {
         let Load::Inside { request, .. } = &self.load else {
             return Err(Error::Refused(
                 "a load command sets its own rate: there is no capacity to look for".into(),
@@ -121,7 +121,11 @@ impl Server<'_> {
         };
         let mut running = self.begin(&self.arms[arm].start)?;
         self.await_ready(&mut running)?;
-        let found = closed::find(request, &Search::default(), self.interrupted);
+        let search = Search {
+            most_connections,
+            ..Search::default()
+        };
+        let found = closed::find(request, &search, self.interrupted);
         let _ = running.end();
         found
             .map_err(|absence| Error::Refused(format!("the server's capacity could not be found: {absence}")))

@@ -22,7 +22,7 @@ use std::time::Duration;
 /// Recordings kept in the state directory; older ones that this program named itself are removed.
 const KEPT: usize = 32;
 /// As clap exits on arguments that it refuses.
-const USAGE: u8 = 2;
+pub const USAGE: u8 = 2;
 const SUFFIX: &str = ".allocwall";
 
 #[derive(clap::Args)]
@@ -110,9 +110,10 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     printed?;
     // Who interrupts wants to see what there is, and nothing begun.
     let interrupted = matches!(judged.recording.meta.ended, Ended::Interrupted);
-    if args.verify && !interrupted {
-        return verify(&args, &judged, printer);
-    }
+    let tried = match args.verify && !interrupted {
+        true => verify(&args, &judged, printer)?,
+        false => ExitCode::SUCCESS,
+    };
     let Judged {
         recording,
         bill,
@@ -124,7 +125,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let stopped = args.fail_on.is_some() && diagnose::stops_a_gate(recording, bill, verdict);
     Ok(match unmeasured || stopped {
         true => ExitCode::FAILURE,
-        false => ExitCode::SUCCESS,
+        false => tried,
     })
 }
 

@@ -3,9 +3,11 @@
 use crate::commands::arms;
 use crate::commands::report::Judged;
 use crate::printer::Printer;
+use allocwall_core::catalogue::modules;
 use allocwall_core::diagnose::remedies::quoted;
 use allocwall_core::error::Error;
 use allocwall_core::host::launch::Talk;
+use allocwall_core::host::program;
 use allocwall_core::measure::calibrate;
 use allocwall_core::measure::record::{self, Ask};
 use allocwall_core::report::{trial_csv, trial_json, trial_text};
@@ -14,7 +16,7 @@ use allocwall_core::trial::batch::{self, Batch, Fresh, Prepared};
 use allocwall_core::trial::compare::compare;
 use allocwall_core::trial::conduct::{self, Conduct, End, Length, Ran, Subject, Told};
 use allocwall_core::trial::gate::Gate;
-use allocwall_core::trial::journal::{self, Head, Journal, Writer};
+use allocwall_core::trial::journal::{self, Head, Journal, Origin, Writer};
 use allocwall_core::trial::load::adapters::Adapter;
 use allocwall_core::trial::load::arrivals::Arrivals;
 use allocwall_core::trial::load::metric::Metric as Figure;
@@ -27,7 +29,8 @@ use allocwall_core::trial::{
     ArmInfo, BASELINES, Design, Metric, Outcome, ProofState, Settings, Word, plan, predict,
 };
 use anyhow::{Context, anyhow, bail};
-use clap::Parser;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Parser};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -36,6 +39,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const SUFFIX: &str = ".trial";
+/// Options that not every trial heeds, by their names within this program, and what heeds them.
+const HEEDED: &[(&str, &[Of])] = &[
+    ("metric", &[Of::Batch, Of::LoadCommand]),
+    ("ready", &[Of::Load, Of::LoadCommand]),
+    ("ready_timeout", &[Of::Load, Of::LoadCommand]),
+    ("method", &[Of::Load]),
+    ("header", &[Of::Load]),
+    ("body", &[Of::Load]),
+    ("at", &[Of::Load]),
+    ("rate", &[Of::Load]),
+    ("arrivals", &[Of::Load]),
+    ("load_time", &[Of::Load, Of::LoadCommand]),
+    ("connections", &[Of::Load]),
+    ("rest", &[Of::Load, Of::LoadCommand]),
+    ("timeout", &[Of::Batch, Of::LoadCommand]),
+    ("exit_ok", &[Of::Batch]),
+];
 /// What a trial is: these stay as they were when it is continued.
 const AS_BEGUN: [&str; 21] = [
     "with",
@@ -61,6 +81,51 @@ const AS_BEGUN: [&str; 21] = [
     "no_predict",
 ];
 
+/// What a trial is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Of {
+    Batch,
+    Load,
+    LoadCommand,
+}
+
+impl Of {
+    fn title(self) -> &'static str {
+        match self {
+            Of::Batch => "a command that runs to its end",
+            Of::Load => "a server under --load",
+            Of::LoadCommand => "a server under --load-cmd",
+        }
+    }
+}
+
+/// The options that were typed, apart from those that have their default: an argument of none, which sees all others.
+#[derive(Default)]
+struct Given(Vec<String>);
+
+impl clap::FromArgMatches for Given {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Given, clap::Error> {
+        let typed = |id: &&str| matches.value_source(id) == Some(ValueSource::CommandLine);
+        let ids = matches.ids().map(|id| id.as_str()).filter(typed);
+        Ok(Given(ids.map(str::to_owned).collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Given::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl clap::Args for Given {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        command
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        command
+    }
+}
+
 #[derive(clap::Args)]
 #[command(
     override_usage = "allocwall trial [OPTIONS] --with NAME[+NAME…] [--with …] -- CMD…\n       allocwall trial [OPTIONS] --continue FILE",
@@ -68,6 +133,10 @@ const AS_BEGUN: [&str; 21] = [
                   `allocwall list` names the remedies. Exit status: 0 measured, 1 could not (or --fail-on met), 2 usage."
 )]
 pub struct Args {
+    // First: those that follow are taken out of what it sees.
+    #[command(flatten)]
+    given: Given,
+
     /// An arm: a remedy, or several joined by + (jemalloc+thp); `none` compares the command with itself
     #[arg(short, long, value_name = "NAME")]
     pub with: Vec<String>,
@@ -85,7 +154,7 @@ pub struct Args {
     effect: Option<f64>,
 
     /// A figure that the command prints: NAME:lower=REGEX or NAME:higher=$.json.path
-    #[arg(long, value_name = "SPEC", conflicts_with = "load")]
+    #[arg(long, value_name = "SPEC")]
     metric: Vec<String>,
 
     /// A server is ready when this answers: http://127.0.0.1:PORT/path or tcp:127.0.0.1:PORT
@@ -100,16 +169,16 @@ pub struct Args {
     #[arg(long, value_name = "URL", conflicts_with = "load_cmd")]
     load: Option<String>,
 
-    /// What requests of --load are
-    #[arg(long, value_name = "METHOD", default_value = "GET", requires = "load")]
-    method: String,
+    /// What requests of --load are [default: GET]
+    #[arg(long, value_name = "METHOD")]
+    method: Option<String>,
 
     /// A header of each request: 'Content-Type: application/json'
-    #[arg(long, value_name = "NAME: VALUE", value_parser = parse_header, requires = "load")]
+    #[arg(long, value_name = "NAME: VALUE", value_parser = parse_header)]
     header: Vec<(String, String)>,
 
     /// A file with the body of each request; makes the method POST where none is named
-    #[arg(long, value_name = "FILE", requires = "load")]
+    #[arg(long, value_name = "FILE")]
     body: Option<PathBuf>,
 
     /// Load the server with this command (wrk, wrk2, oha, hey, ab, redis-benchmark, memtier_benchmark, pgbench, sysbench; others with --metric)
@@ -117,34 +186,35 @@ pub struct Args {
     load_cmd: Option<String>,
 
     /// Rates, as shares of the untreated server's capacity
-    #[arg(long, value_name = "PERCENT[,…]", default_value = "70%", value_delimiter = ',', value_parser = parse_percent, requires = "load", conflicts_with = "rate")]
+    #[arg(long, value_name = "PERCENT[,…]", default_value = "70%", value_delimiter = ',', value_parser = parse_percent, conflicts_with = "rate")]
     at: Vec<f64>,
 
     /// Rate in requests a second, instead of a share of the capacity
-    #[arg(long, value_name = "N", requires = "load")]
+    #[arg(long, value_name = "N")]
     rate: Option<f64>,
 
-    #[arg(long, value_enum, default_value_t = Spacing::Poisson, requires = "load")]
+    /// When requests of --load are due
+    #[arg(long, value_enum, default_value_t = Spacing::Poisson)]
     arrivals: Spacing,
 
-    /// How long each run is loaded, after 2 s that don't count
+    /// How long each run is loaded, after 2 s that don't count; with --load-cmd, how long the server is diagnosed under it
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = crate::commands::diagnose::parse_time)]
     load_time: Duration,
 
-    /// Connections to the server at most
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=10_000), requires = "load")]
+    /// Connections to the server at most, of the load and of the search for the capacity
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     connections: u64,
 
     /// When a server's memory is looked at after the load
     #[arg(long, value_name = "TIME[,…]", default_value = "1s", value_delimiter = ',', value_parser = crate::commands::diagnose::parse_time)]
     rest: Vec<Duration>,
 
-    /// A run that takes longer is ended, and failed
+    /// A run of the command, or of --load-cmd, that takes longer is ended, and failed
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = crate::commands::diagnose::parse_time)]
     timeout: Duration,
 
     /// Exit statuses that are no failure, besides 0
-    #[arg(long, value_name = "CODE[,…]", value_delimiter = ',', conflicts_with_all = ["load", "load_cmd"])]
+    #[arg(long, value_name = "CODE[,…]", value_delimiter = ',')]
     exit_ok: Vec<i32>,
 
     /// Of the order of arms; the same seed gives the same order
@@ -198,6 +268,29 @@ impl Args {
             made_of: options,
             ..args
         }
+    }
+
+    fn of_what(&self) -> Of {
+        match (&self.load, &self.load_cmd) {
+            (Some(_), _) => Of::Load,
+            (None, Some(_)) => Of::LoadCommand,
+            (None, None) => Of::Batch,
+        }
+    }
+
+    /// The first option that was typed and would do nothing, as a line.
+    fn unheeded(&self) -> Option<String> {
+        let of = self.of_what();
+        let idle =
+            |(option, by): &&(&str, &[Of])| !by.contains(&of) && self.given.0.iter().any(|id| id == option);
+        let (option, by) = HEEDED.iter().find(idle)?;
+        let by: Vec<&str> = by.iter().map(|of| of.title()).collect();
+        Some(format!(
+            "--{} has no effect on {}: it is for {}",
+            option.replace('_', "-"),
+            of.title(),
+            by.join(" or ")
+        ))
     }
 
     /// As they were typed.
@@ -279,6 +372,10 @@ fn parse_percent(text: &str) -> Result<f64, String> {
 }
 
 pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+    if let Some(line) = args.unheeded() {
+        printer.error(&anyhow!(line));
+        return Ok(ExitCode::from(crate::commands::diagnose::USAGE));
+    }
     let mut earlier = args.resume.as_ref().map(|path| journal::read(path)).transpose()?;
     if let Some(earlier) = &mut earlier {
         args = continued(&args, earlier)?;
@@ -440,25 +537,27 @@ impl Trial<'_> {
             return Ok(Tried::of(earlier, path));
         }
         let arms = self.arms()?;
+        let names: Vec<String> = arms.iter().map(|arm| arm.name.clone()).collect();
+        let origin = self.origin();
+        // What can't be saved is not begun, nor what would be another trial.
+        let (path, appended) = match (&earlier, &self.args.resume) {
+            (Some(earlier), Some(path)) => {
+                self.goes_on(&earlier.head, &names, &origin)?;
+                (path.clone(), Some(Writer::append_to(path)?))
+            }
+            _ => (self.path()?, None),
+        };
         let rates = earlier.as_ref().map(|earlier| &earlier.head.rates[..]);
         let (mut kind, rates) = self.prepared(&arms, rates)?;
-        let names: Vec<String> = arms.iter().map(|arm| arm.name.clone()).collect();
         // What is wrong with the command shows before anything is measured.
         let first = self.prove(&mut kind, &names)?;
         if self.stopped() {
             return self.stopped_early(earlier);
         }
-        let (mut journal, path) = match earlier {
+        let mut journal = match earlier {
             Some(journal) => {
-                let same = journal.head.design.arms.iter().map(|a| &a.name).eq(&names);
-                if !same {
-                    bail!(
-                        "the trial's arms are not what its file says: {}",
-                        names.join(", ")
-                    );
-                }
                 self.gates_fit(&journal.head.design.metrics)?;
-                (journal, self.args.resume.clone().unwrap_or_default())
+                journal
             }
             None => {
                 let metrics = match &kind {
@@ -481,16 +580,18 @@ impl Trial<'_> {
                 if self.stopped() {
                     return self.stopped_early(None);
                 }
-                let journal = Journal {
-                    head: self.head(&arms, metrics, predicted, rates, &first),
+                Journal {
+                    head: Head {
+                        origin: Some(origin),
+                        ..self.head(&arms, metrics, predicted, rates, &first)
+                    },
                     blocks: vec![],
                     planned: false,
-                };
-                (journal, self.path()?)
+                }
             }
         };
-        let mut writer = match self.args.resume {
-            Some(_) => Writer::append_to(&path)?,
+        let mut writer = match appended {
+            Some(writer) => writer,
             None => Writer::create(&path, &journal.head)?,
         };
         let length = self.length();
@@ -630,11 +731,7 @@ impl Trial<'_> {
             .iter()
             .map(|m| Figure::parse(m))
             .collect::<Result<Vec<_>, Error>>()?;
-        let loaded = args.load.is_some() || args.load_cmd.is_some();
-        if !loaded {
-            if args.ready.is_some() {
-                bail!("--ready is for servers: say how it is loaded with --load URL or --load-cmd CMD");
-            }
+        if args.of_what() == Of::Batch {
             let batch = Kind::Batch(Batch {
                 arms: prepared,
                 keeper_exe: self.keeper.to_owned(),
@@ -706,9 +803,10 @@ impl Trial<'_> {
             Some(path) => std::fs::read(path).with_context(|| path.display().to_string())?,
             None => vec![],
         };
-        let method = match (&args.body, args.method.as_str()) {
-            (Some(_), "GET") => "POST",
-            (_, method) => method,
+        let method = match (&args.method, &args.body) {
+            (Some(method), _) => method,
+            (None, Some(_)) => "POST",
+            (None, None) => "GET",
         };
         Ok(Request::new(&HttpAsk {
             method,
@@ -723,7 +821,13 @@ impl Trial<'_> {
             return Ok(vec![(format!("{rate}/s"), rate)]);
         }
         self.printer.note("looking for the untreated server's capacity");
-        let capacity = server.capacity(0)?;
+        let most = self.args.connections;
+        let capacity = server.capacity(0, most as usize)?;
+        if capacity.still_rising {
+            self.printer.note(&format!(
+                "the capacity is what {most} connections reach, and still rose with the last of them: --connections allows more"
+            ));
+        }
         let shares = &self.args.at;
         let rates: Vec<Rate> = shares
             .iter()
@@ -831,7 +935,63 @@ impl Trial<'_> {
             rates,
             proof: first.iter().map(|r| r.proof.clone()).enumerate().collect(),
             machine: machine(),
+            origin: None,
         }
+    }
+
+    fn origin(&self) -> Origin {
+        let shown = |path: PathBuf| path.display().to_string();
+        let path = std::env::var_os("PATH");
+        let found = self
+            .args
+            .command
+            .first()
+            .map(|name| program::find(name, path.as_deref()));
+        let text = |(name, value): (OsString, OsString)| {
+            (
+                name.to_string_lossy().into_owned(),
+                value.to_string_lossy().into_owned(),
+            )
+        };
+        let variables = arms::environment().into_iter().map(text);
+        Origin {
+            folder: std::env::current_dir().map(shown).unwrap_or_default(),
+            // What can't be started is refused with the kernel's reason, and saved in no file.
+            program: found.and_then(Result::ok).map(shown).unwrap_or_default(),
+            environment: variables.filter(|(name, _)| modules::is_setting(name)).collect(),
+        }
+    }
+
+    /// Whether runs of now belong to a trial that was begun earlier. On another machine they do, block by block; that is said.
+    fn goes_on(&self, begun: &Head, names: &[String], now: &Origin) -> anyhow::Result<()> {
+        if !begun.design.arms.iter().map(|arm| &arm.name).eq(names) {
+            bail!(
+                "the trial's arms are not what its file says: {}",
+                names.join(", ")
+            );
+        }
+        match begun.origin.as_ref().map(|origin| origin.differs(now)) {
+            Some(Some(why)) => bail!("the trial can't be continued: {why}"),
+            Some(None) => {}
+            None => self.printer.warn(
+                "the trial's file doesn't say in which folder and environment it was begun: they are not compared",
+            ),
+        }
+        let here = machine();
+        let others: Vec<&str> = begun
+            .machine
+            .iter()
+            .filter(|line| !here.contains(line))
+            .map(String::as_str)
+            .collect();
+        if !others.is_empty() {
+            self.printer.warn(&format!(
+                "the trial was begun on another machine ({}), and this is {}",
+                others.join(", "),
+                here.join(", ")
+            ));
+        }
+        Ok(())
     }
 
     /// By arm: what a diagnosis of the untreated command says that it would change.
@@ -911,10 +1071,13 @@ impl Trial<'_> {
         }
     }
 
+    /// A new file's, where one can be made.
     fn path(&self) -> anyhow::Result<PathBuf> {
+        let free = |path: PathBuf| journal::may_create(&path).map(|()| path);
         match &self.args.output {
-            Some(path) => Ok(path.clone()),
+            Some(path) => Ok(free(path.clone())?),
             None => crate::commands::diagnose::new_state_file(SUFFIX)
+                .and_then(|path| Ok(free(path)?))
                 .context("the state directory can't be written: name a file with -o"),
         }
     }
@@ -924,7 +1087,7 @@ impl Trial<'_> {
 type Rate = (String, f64);
 type Predicted = BTreeMap<String, allocwall_core::units::Interval>;
 
-/// What a reader of a saved trial asks first.
+/// What a reader of a saved trial asks first, and what a continued one should have in common with its beginning.
 fn machine() -> Vec<String> {
     let facts = allocwall_core::host::facts::Machine::live().facts();
     let mut lines = vec![format!(
@@ -932,6 +1095,7 @@ fn machine() -> Vec<String> {
         facts.kernel_release, facts.architecture
     )];
     lines.extend(facts.hypervisor.map(|name| format!("virtual machine: {name}")));
+    lines.push(facts.cpu_model);
     lines.push(format!(
         "{} CPUs, {} NUMA nodes",
         facts.online_cpus, facts.numa_nodes
@@ -970,30 +1134,11 @@ impl<'a> Progress<'a> {
                     self.estimate
                 ));
             }
-            Told::Finished { outcome, planned } => {
-                self.planned = planned;
-                let primary = |metric: &str| outcome.metric(metric).is_some_and(|m| m.primary);
-                let shown: Vec<String> = outcome
-                    .comparisons
-                    .iter()
-                    .filter(|c| primary(&c.metric))
-                    .filter_map(|c| {
-                        let effect = c.effect.as_ref().ok()?;
-                        let name = &outcome.design.arms[c.arm].name;
-                        // Between looks a word would tempt to stop where it pleases.
-                        let looked = outcome.design.settings.looks.contains(&outcome.blocks);
-                        let word = match c.word {
-                            Word::Unresolved => String::new(),
-                            _ if !looked => String::new(),
-                            word => format!(" {}", word.key()),
-                        };
-                        Some(format!("{name} {:+.1} %{word}", effect.point * 100.0))
-                    })
-                    .collect();
-                self.estimate = match shown.is_empty() {
-                    true => String::new(),
-                    false => format!(" · so far {}", shown.join(", ")),
-                };
+            Told::Finished { design, blocks } => {
+                self.planned = design.settings.planned;
+                if self.printer.progress() {
+                    self.estimate = estimate(&compare(design, blocks));
+                }
             }
             Told::Planned { blocks, each_s, why } => {
                 self.planned = blocks;
@@ -1007,6 +1152,32 @@ impl<'a> Progress<'a> {
     }
 }
 
+/// Of the metrics that the trial is about.
+fn estimate(outcome: &Outcome) -> String {
+    let primary = |metric: &str| outcome.metric(metric).is_some_and(|m| m.primary);
+    let shown: Vec<String> = outcome
+        .comparisons
+        .iter()
+        .filter(|c| primary(&c.metric))
+        .filter_map(|c| {
+            let effect = c.effect.as_ref().ok()?;
+            let name = &outcome.design.arms[c.arm].name;
+            // Between looks a word would tempt to stop where it pleases.
+            let looked = outcome.design.settings.looks.contains(&outcome.blocks);
+            let word = match c.word {
+                Word::Unresolved => String::new(),
+                _ if !looked => String::new(),
+                word => format!(" {}", word.key()),
+            };
+            Some(format!("{name} {:+.1} %{word}", effect.point * 100.0))
+        })
+        .collect();
+    match shown.is_empty() {
+        true => String::new(),
+        false => format!(" · so far {}", shown.join(", ")),
+    }
+}
+
 impl Drop for Progress<'_> {
     fn drop(&mut self) {
         self.printer.clear_line();
@@ -1015,12 +1186,80 @@ impl Drop for Progress<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::how;
+    use super::*;
+    use clap::CommandFactory;
 
     #[test]
     fn what_is_typed_next_keeps_how_it_is_measured() {
         let words = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
         let typed = words("--with a --load http://x --blocks 6 --with=b --at 60% --json -o f --rest 1s");
         assert_eq!(how(&typed), words("--load http://x --at 60% --rest 1s"));
+    }
+
+    /// Heeded in every trial.
+    const ALL: &[&str] = &[
+        "with",
+        "blocks",
+        "budget",
+        "effect",
+        "load",
+        "load_cmd",
+        "seed",
+        "no_predict",
+        "output",
+        "resume",
+        "fail_on",
+        "json",
+        "csv",
+        "command",
+    ];
+    const READY: [&str; 2] = ["--ready", "tcp:127.0.0.1:1"];
+
+    fn parsed(words: &[&str]) -> Args {
+        let words = ["trial", "--with", "none"].iter().chain(words);
+        Again::try_parse_from(words).unwrap().args
+    }
+
+    #[test]
+    fn an_option_is_refused_where_it_does_nothing_and_only_there() {
+        let command = Again::command();
+        for argument in command.get_arguments() {
+            let id = argument.get_id().as_str();
+            let listed = HEEDED.iter().any(|(option, _)| *option == id);
+            assert!(listed != ALL.contains(&id), "{id}: in one of the two tables");
+        }
+        let kinds: [(Of, &[&str]); 3] = [
+            (Of::Batch, &[]),
+            (Of::Load, &["--load", "http://127.0.0.1:1/"]),
+            // It can't do without --ready.
+            (Of::LoadCommand, &["--load-cmd", "wrk"]),
+        ];
+        for (option, by) in HEEDED {
+            let value = match *option {
+                "metric" => "a:lower=(1)",
+                "ready" => READY[1],
+                "header" => "A: b",
+                "arrivals" => "constant",
+                _ => "3",
+            };
+            let name = format!("--{}", option.replace('_', "-"));
+            for (of, load) in kinds {
+                let ready = if of == Of::LoadCommand && *option != "ready" {
+                    &READY[..]
+                } else {
+                    &[]
+                };
+                let line = parsed(&[load, ready, &[&name, value]].concat()).unheeded();
+                assert_eq!(line.is_none(), by.contains(&of), "{name} {of:?}: {line:?}");
+                assert!(line.is_none_or(|line| line.starts_with(&format!("{name} has no effect on"))));
+            }
+        }
+    }
+
+    #[test]
+    fn a_default_is_nobodys_wish() {
+        assert_eq!(parsed(&[]).unheeded(), None);
+        assert_eq!(parsed(&["--load", "http://127.0.0.1:1/"]).unheeded(), None);
+        assert_eq!(Args::of(&["none"], &[]).unheeded(), None);
     }
 }

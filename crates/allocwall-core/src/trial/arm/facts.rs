@@ -4,6 +4,7 @@ use super::Refusal;
 use crate::catalogue::modules::{AllocatorKind, ModuleRole, role_of_library};
 use crate::host::facts::Machine;
 use crate::host::installed::{self, BundledLibrary, InstalledAllocator};
+use crate::host::program::Rights;
 use crate::host::topology::{self, Topology};
 use crate::host::tunables::{self, Tunable};
 use crate::host::{file, loader, program};
@@ -103,7 +104,7 @@ pub struct Program {
     /// What serves its malloc, and the library that it is in; no library where that is the program itself.
     pub allocator: Measured<(AllocatorKind, Option<PathBuf>)>,
     /// `setuid` and its like.
-    pub raised: Option<&'static str>,
+    pub raised: Option<Rights>,
 }
 
 impl TargetFacts {

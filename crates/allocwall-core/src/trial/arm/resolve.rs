@@ -894,9 +894,10 @@ impl Work<'_> {
         for program in &self.facts.programs {
             if let Some(raised) = program.raised {
                 return refuse(format!(
-                    "{text} sets {}, and {} has {raised} rights: its loader ignores that, and it is refused",
+                    "{text} sets {}, and {} has {} rights: its loader ignores that, and it is refused",
                     first.to_string_lossy(),
-                    program.path.display()
+                    program.path.display(),
+                    raised.key()
                 ));
             }
         }

@@ -2,6 +2,7 @@ use super::*;
 use crate::host::elf::ElfKind;
 use crate::host::facts::Machine;
 use crate::host::installed::{BundledLibrary, InstalledAllocator};
+use crate::host::program::Rights;
 use crate::host::topology::{Cpu, Topology};
 use crate::host::tunables::parse as parse_list;
 use crate::measure::recording::{Libc, Runtime};
@@ -476,7 +477,7 @@ fn what_cannot_take_is_refused_and_its_near_twin_is_not() {
         }
     };
     let never = || machine(|i| i.thp = Ok("never".into()));
-    let raised = || with_program(|p| p.raised = Some("setuid"));
+    let raised = || with_program(|p| p.raised = Some(Rights::SetUser));
     let old = || {
         with_program(|p| {
             p.libc = Ok(Libc::Glibc {
@@ -729,7 +730,7 @@ fn real_programs_are_seen_for_what_they_are() {
     }
     if let Some(su) = need("/usr/bin/su") {
         let facts = real(&[su, "--help"]);
-        assert_eq!(facts.certain().unwrap().raised, Some("setuid"));
+        assert_eq!(facts.certain().unwrap().raised, Some(Rights::SetUser));
         assert!(
             resolve("env:A=b", &live(), &facts)
                 .unwrap_err()

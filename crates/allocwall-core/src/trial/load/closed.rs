@@ -1,5 +1,5 @@
 //! How many requests a second the server can answer: closed loops, each of which sends its next request when the last is answered,
-//! on 1, 2, 4, … connections until more of them bring no more throughput. Its latencies would be blind to stalls, so it has none.
+//! on 1, 2, 4, … connections until more of them bring no more throughput or no more may be had. Its latencies would be blind to stalls, so it has none.
 
 use crate::host::clock::{monotonic_ns, thread_cpu_ns};
 use crate::trial::load::client::Client;
@@ -26,6 +26,7 @@ pub struct Search {
     /// A slow server's step goes on until it has enough answers, up to this.
     pub longest_step: Duration,
     pub timeout: Duration,
+    /// The last step, where throughput rises that far, has exactly so many.
     pub most_connections: usize,
 }
 
@@ -58,7 +59,7 @@ pub struct Capacity {
     /// Connections of that step.
     pub connections: usize,
     pub steps: Vec<Step>,
-    /// Throughput still rose at the last step: the capacity is at least this.
+    /// Throughput still rose at the last step, which was the last that connections allowed: the capacity is at least this.
     pub still_rising: bool,
     /// What the generator cost over all steps; where it takes most of a CPU that the target shares, capacity alone would be higher.
     pub own: Own,
@@ -82,9 +83,7 @@ pub fn find(request: &Request, search: &Search, stop: &AtomicBool) -> Measured<C
     let mut loops = Loops::new(client, search);
     let started = (monotonic_ns(), thread_cpu_ns());
     let mut steps: Vec<Step> = Vec::new();
-    let mut flat = 0;
-    let mut connections = 1;
-    while connections <= most && flat < 2 {
+    while let Some(connections) = next_step(&steps, most) {
         loops.add(connections);
         loops
             .run_for(search.settle, search.settle, stop)
@@ -98,18 +97,7 @@ pub fn find(request: &Request, search: &Search, stop: &AtomicBool) -> Measured<C
                 "the search for the server's capacity was interrupted",
             ));
         }
-        let best = best(&steps).map_or(0.0, |step| step.per_second);
-        flat = if step.per_second < best * (1.0 + RISE) {
-            flat + 1
-        } else {
-            0
-        };
-        let nothing = step.per_second == 0.0;
         steps.push(step);
-        if nothing {
-            break;
-        }
-        connections *= 2;
     }
     let own = Own {
         cpu_ns: thread_cpu_ns() - started.1,
@@ -120,12 +108,33 @@ pub fn find(request: &Request, search: &Search, stop: &AtomicBool) -> Measured<C
         Some(top) if top.per_second > 0.0 => Ok(Capacity {
             per_second: top.per_second,
             connections: top.connections,
-            still_rising: flat < 2 && steps.last().is_some_and(|last| last.per_second > 0.0),
+            still_rising: still_rising(&steps),
             steps: steps.clone(),
             own,
         }),
         _ => Err(nothing_answered(request, &steps)),
     }
+}
+
+/// Connections of the step after these: twice as many, up to `most`. None after two flat steps, one without any answer, or `most`.
+fn next_step(steps: &[Step], most: usize) -> Option<usize> {
+    let Some(last) = steps.last() else { return Some(1) };
+    let over = last.per_second == 0.0 || last.connections >= most || flat(steps) >= 2;
+    (!over).then(|| most.min(last.connections * 2))
+}
+
+/// Steps at the end that brought no more than those before them.
+fn flat(steps: &[Step]) -> usize {
+    let rose = |n: usize| {
+        let before = best(&steps[..n]).map_or(0.0, |step| step.per_second);
+        steps[n].per_second >= before * (1.0 + RISE)
+    };
+    (0..steps.len()).rev().take_while(|n| !rose(*n)).count()
+}
+
+/// A single step rose over nothing.
+fn still_rising(steps: &[Step]) -> bool {
+    steps.len() > 1 && flat(steps) == 0 && steps.last().is_some_and(|last| last.per_second > 0.0)
 }
 
 fn best(steps: &[Step]) -> Option<&Step> {
@@ -306,6 +315,38 @@ mod tests {
         });
         let capacity = find_at(&server.url()).unwrap();
         assert!(capacity.per_second <= 200.0 * 1.2, "{capacity:?}");
+    }
+
+    #[test]
+    fn the_search_ends_at_the_top_or_at_the_most_connections() {
+        let searched = |answers: &[f64], most: usize| {
+            let mut steps: Vec<Step> = Vec::new();
+            while let Some(connections) = next_step(&steps, most) {
+                let failures = Failures::default();
+                steps.push(Step {
+                    connections,
+                    per_second: answers[steps.len()],
+                    failures,
+                });
+            }
+            let connections: Vec<usize> = steps.iter().map(|step| step.connections).collect();
+            (connections, still_rising(&steps))
+        };
+        let rises = [100.0, 200.0, 400.0, 800.0, 1600.0];
+        assert_eq!(searched(&rises, 4), (vec![1, 2, 4], true));
+        // Not only powers of two, and never more.
+        assert_eq!(searched(&rises, 6), (vec![1, 2, 4, 6], true));
+        assert_eq!(searched(&rises, 1), (vec![1], false));
+        // The twin reaches its top before them, or with them.
+        let flattens = [100.0, 200.0, 202.0, 198.0, 1600.0];
+        assert_eq!(searched(&flattens, 256), (vec![1, 2, 4, 8], false));
+        assert_eq!(searched(&flattens, 4), (vec![1, 2, 4], false));
+        // One flat step is a chance.
+        assert_eq!(
+            searched(&[100.0, 101.0, 300.0, 600.0], 8),
+            (vec![1, 2, 4, 8], true)
+        );
+        assert_eq!(searched(&[100.0, 0.0], 8), (vec![1, 2], false));
     }
 
     #[test]
