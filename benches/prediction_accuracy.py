@@ -387,11 +387,11 @@ def look_at(program, arguments):
 
 
 def predict_again(known, program, arguments):
-    """The measured half of a result with the predictions of a new diagnosis."""
+    """The measured half of a result with what a new diagnosis says."""
     new = look_at(program, arguments)
     predicted = {row["arm"]: row["predicted"] for row in new["arms"]}
     arms = [{**row, "predicted": predicted.get(row["arm"])} for row in known["arms"]]
-    return {**known, "arms": arms}
+    return {**known, **{key: new[key] for key in ("walls", "first_choice", "bill")}, "arms": arms}
 
 
 def applicable(remedy, arguments):

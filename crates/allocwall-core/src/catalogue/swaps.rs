@@ -72,7 +72,7 @@ pub const SWAPS: &[Swap] = &[
         mapped: part(0.8, 1.0),
         mapped_large: part(0.8, 1.0),
         touched: part(0.3, 1.0),
-        touched_large: part(0.7, 1.0),
+        touched_large: part(0.8, 1.0),
         start_s: part(0.001_5, 0.003),
     },
     Swap {

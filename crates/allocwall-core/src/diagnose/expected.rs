@@ -11,7 +11,7 @@ use crate::catalogue::cost::CostClass::{
 };
 use crate::catalogue::modules::AllocatorKind;
 use crate::catalogue::prices::{MALLOC_ARENA, MALLOC_CACHED};
-use crate::catalogue::remedies::{Change, Effect, Remedy};
+use crate::catalogue::remedies::{Change, Effect, Need, Remedy};
 use crate::catalogue::swaps::{self, Part, Swap};
 use crate::measure::recording::Recording;
 use crate::units::{Interval, Measured};
@@ -85,7 +85,12 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
         Effect::AtMost(fraction, _) => Some(times(lines, part(0.0, fraction))),
         // Memory on huge pages is given back in fewer pieces as well.
         Effect::HugeTouch => {
-            let gain = gain?;
+            let mut gain = gain?;
+            if remedy.needs.contains(&Need::GlibcMalloc)
+                && let Ok(by_malloc) = remedies::map_calls_by_malloc(ctx.recording)
+            {
+                gain = Interval::new(gain.low, gain.point * by_malloc.point, gain.high * by_malloc.high);
+            }
             let release = ctx.cpu(&[PageRelease]).map_or(0.0, |s| s.share.high);
             let high = gain.high + release;
             let low = remedies::touch_price_saved(ctx)
