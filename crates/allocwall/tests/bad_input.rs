@@ -390,6 +390,19 @@ fn json(output: &Output) -> Value {
 }
 
 #[test]
+fn a_gate_holds_where_nothing_is_there_to_verify() {
+    // No remedy for the locks of an application is applied by how it is started.
+    let verify = |gate: &[&str]| {
+        let command = ["--", BINARY, "subject", "application-mutex", "--seconds", "5"];
+        let output = tool(&[&["diagnose", "-d", "1", "--verify"], gate, &command].concat());
+        assert!(talk(&output).contains("nothing to verify"), "{}", talk(&output));
+        output.status.code()
+    };
+    assert_eq!(verify(&["--fail-on", "wall"]), Some(1));
+    assert_eq!(verify(&[]), Some(0));
+}
+
+#[test]
 fn targets_that_end_within_the_window() {
     for (script, told) in [
         ("exit 3", "3"),
