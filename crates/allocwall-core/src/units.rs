@@ -87,5 +87,18 @@ pub enum Reason {
     TooCostly,
 }
 
+/// For people: `48,211`.
+pub fn thousands(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, c) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(c);
+    }
+    out
+}
+
 /// A measurement or the reason why there is none.
 pub type Measured<T> = Result<T, Absence>;

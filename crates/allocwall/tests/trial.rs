@@ -969,6 +969,99 @@ fn a_preload_that_is_taken_away_is_refuted_and_one_that_is_left_is_proven() {
     assert!(detail.ends_with("in 3 of 3 processes"), "{detail}");
 }
 
+/// A program that allocates for a while, and a module whose allocations it does as often as its own where it is given one.
+const CALLS: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <time.h>
+static void *(*volatile take)(size_t) = malloc;
+static long ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+int main(int count, char **words) {
+    void (*also)(void) = 0;
+    if (count > 1) {
+        void *module = dlopen(words[1], RTLD_NOW | RTLD_DEEPBIND);
+        if (!module || !(also = (void (*)(void)) dlsym(module, "also")))
+            return 1;
+    }
+    for (long begin = ms(); ms() - begin < 800;) {
+        free(take(64));
+        if (also)
+            also();
+    }
+    return 0;
+}
+"#;
+const ALSO: &str = r#"
+#include <stdlib.h>
+static void *(*volatile take)(size_t) = malloc;
+void also(void) { free(take(64)); }
+"#;
+
+#[test]
+fn the_share_of_the_calls_that_a_library_serves() {
+    let place = Place::new();
+    for (name, text, flags) in [
+        ("calls", CALLS, &["-fno-builtin", "-ldl"][..]),
+        ("also.so", ALSO, &["-fno-builtin", "-shared", "-fPIC"]),
+    ] {
+        let source = place.at(&format!("{name}.c"));
+        fs::write(&source, text).unwrap();
+        let built = Command::new("cc")
+            .args([&source, "-O1", "-o", &place.at(name)])
+            .args(flags)
+            .output();
+        if !built.is_ok_and(|output| output.status.success()) {
+            println!("skipped: no C compiler");
+            return;
+        }
+    }
+    let share = |command: &[&str]| {
+        let file = place.at(&format!("trial-{}", command.len()));
+        let options = [
+            "-w", "mimalloc", "-w", "env:A=1", "--blocks", "1", "-o", &file, "--",
+        ];
+        let document = place.json(&[&options[..], command].concat());
+        // A saved trial says the same.
+        let report = Command::new(BINARY)
+            .args(["report", &file, "--json"])
+            .stdin(Stdio::null())
+            .output();
+        let reported: Value = serde_json::from_slice(&report.unwrap().stdout).unwrap();
+        assert_eq!(reported["arms"], document["arms"]);
+        let items = |arm: usize| document["arms"][arm]["proof"].as_array().unwrap().clone();
+        let of_calls = |item: &Value| item["what"].as_str().unwrap().starts_with("calls that ");
+        assert!(!items(3).iter().any(of_calls), "{document}");
+        items(2).into_iter().find(of_calls).unwrap()
+    };
+    let (calls, also) = (place.at("calls"), place.at("also.so"));
+    let alone = share(&[&calls]);
+    if alone["state"] == "unknown" {
+        let reason = alone["why"]["reason"].as_str().unwrap();
+        assert!(["not_permitted", "not_supported"].contains(&reason), "{alone}");
+        println!("skipped: {}", alone["detail"]);
+        return;
+    }
+    let percent = |item: &Value| -> f64 {
+        let detail = item["detail"].as_str().unwrap();
+        detail.split_once(" % of ").unwrap().0.parse().unwrap()
+    };
+    assert_eq!(
+        (&alone["state"], &alone["needed"]),
+        (&"proven".into(), &false.into())
+    );
+    assert!(percent(&alone) > 99.0, "{alone}");
+    // RTLD_DEEPBIND: the module asks libc before what was preloaded.
+    let half = share(&[&calls, &also]);
+    assert_eq!(half["state"], "refuted", "{half}");
+    assert!((45.0..55.0).contains(&percent(&half)), "{half}");
+    assert!(half["detail"].as_str().unwrap().contains("libc"), "{half}");
+}
+
 #[test]
 fn what_children_use_is_counted() {
     let place = Place::new();

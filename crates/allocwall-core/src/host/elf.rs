@@ -94,6 +94,16 @@ impl ElfFacts {
     pub fn address_of_offset(&self, offset: u64) -> Option<u64> {
         address_of_offset(&self.segments, offset)
     }
+
+    /// Where in the file the byte at one of its own addresses stands; None for what has no bytes there.
+    pub fn offset_of_address(&self, address: u64) -> Option<u64> {
+        self.segments.iter().find_map(|s| {
+            let into = address
+                .checked_sub(s.address)
+                .filter(|into| *into < s.file_size)?;
+            s.offset.checked_add(into)
+        })
+    }
 }
 
 const PAGE: u64 = 4096;
@@ -545,6 +555,8 @@ mod tests {
         let text = facts.section(".text").expect("code");
         assert!(text.executable);
         assert_eq!(facts.address_of_offset(text.offset), Some(text.address));
+        assert_eq!(facts.offset_of_address(text.address), Some(text.offset));
+        assert_eq!(facts.offset_of_address(u64::MAX), None);
         assert_eq!(parts.bytes_at(text.address, 16), parts.section_bytes(".text", 16));
     }
 

@@ -26,3 +26,4 @@ pub mod threads;
 pub mod topology;
 pub mod tracefs;
 pub mod tunables;
+pub mod uprobe;

@@ -11,7 +11,7 @@ use crate::diagnose::{Finding, Prescription, Status, Verdict};
 use crate::measure::recording::{
     Allocator, AllocatorKind, Ended, Libc, Linkage, ModuleRole, ProbeState, Process, Recording, Runtime,
 };
-use crate::units::{Absence, Interval, Reason};
+use crate::units::{Absence, Interval, Reason, thousands};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
@@ -1094,18 +1094,6 @@ fn decimal(units: u64, decimals: u32) -> String {
         units % base,
         width = decimals as usize
     )
-}
-
-fn thousands(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::new();
-    for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(c);
-    }
-    out
 }
 
 pub(super) fn bytes(n: u64) -> String {

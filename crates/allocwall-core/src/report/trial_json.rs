@@ -101,6 +101,8 @@ fn proof(p: &ArmProof) -> Value {
         "proven": p.proven,
         "runs": p.runs,
         "detail": p.detail,
+        "needed": p.needed,
+        "why": p.absent.as_ref().map(absence),
     })
 }
 

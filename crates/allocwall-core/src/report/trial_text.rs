@@ -200,10 +200,11 @@ fn remedy(page: &mut Page, outcome: &Outcome, arm: usize) {
     page.section("REMEDY", &terminal(&outcome.design.arms[arm].name));
     let summary = &outcome.summaries[arm];
     for proof in &summary.proof {
-        let (lead, ink) = match proof.state {
-            ProofState::Proven => ("  proved", Ink::Good),
-            ProofState::Unknown => ("  unproved", Ink::Warn),
-            ProofState::Refuted => ("  refuted", Ink::Bad),
+        let (lead, ink) = match (proof.state, proof.needed) {
+            (ProofState::Proven, _) => ("  proved", Ink::Good),
+            (ProofState::Unknown, true) => ("  unproved", Ink::Warn),
+            (ProofState::Unknown, false) => ("  not seen", Ink::Faint),
+            (ProofState::Refuted, _) => ("  refuted", Ink::Bad),
         };
         page.hang(lead, ink, 12, &proof_text(proof), Ink::Plain);
     }
@@ -251,7 +252,15 @@ fn proof_text(proof: &ArmProof) -> String {
         true => String::new(),
         false => format!(": {}", proof.detail),
     };
-    format!("{}{detail} ({} of {} runs)", proof.what, proof.proven, proof.runs)
+    let seen_in = match (proof.needed, &proof.absent) {
+        (true, _) => format!(" ({} of {} runs)", proof.proven, proof.runs),
+        (false, None) => " (in the run that is not counted)".to_owned(),
+        (false, Some(absence)) => absence
+            .mend
+            .as_ref()
+            .map_or_else(String::new, |mend| format!("; {mend}")),
+    };
+    format!("{}{detail}{seen_in}", proof.what)
 }
 
 fn failures(page: &mut Page, outcome: &Outcome, arm: usize, lead: &str) {
@@ -566,6 +575,7 @@ fn digits(value: f64) -> String {
 mod tests {
     use super::super::trial_sketches as sketches;
     use super::*;
+    use crate::units::Absence;
     use proptest::prelude::*;
 
     fn command() -> Vec<String> {
@@ -589,6 +599,31 @@ mod tests {
     #[test]
     fn mixed_narrow() {
         insta::assert_snapshot!(printed(&sketches::mixed(), 60));
+    }
+
+    #[test]
+    fn a_proof_that_could_not_be_had_is_told_beside_the_others() {
+        let mut outcome = sketches::interrupted();
+        let proof = &mut outcome.summaries[2].proof;
+        let share = |state, detail: &str, absent| ArmProof {
+            what: "calls that it serves".to_string(),
+            state,
+            proven: 0,
+            runs: 4,
+            detail: detail.to_string(),
+            needed: false,
+            absent,
+        };
+        let why = Absence::new(Reason::NotPermitted, "no probes").mend("run as root");
+        proof.push(share(ProofState::Unknown, "no probes", Some(why)));
+        proof.push(share(ProofState::Proven, "99.9 % of 48,211 in 0.1 s", None));
+        let page = printed(&outcome, 100);
+        for line in [
+            "  not seen  calls that it serves: no probes; run as root\n",
+            "  proved    calls that it serves: 99.9 % of 48,211 in 0.1 s (in the run that is not counted)\n",
+        ] {
+            assert!(page.contains(line), "{page}");
+        }
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! A command that runs to its end: its time, CPU, memory, faults and switches, and what it prints of itself.
 
 use super::arm::{Applied, Expectation};
+use super::calls::Counting;
 use super::conduct::{Ran, Subject};
 use super::load::metric::Metric as Figure;
 use super::load::{Better, Reading, Unit as ReadingUnit};
-use super::proof::{self, Bindings, Seen};
+use super::proof::{self, Bindings, Seen, Told};
 use super::run::{self, Exit, Finished, Look, Running, Start, Tail};
 use super::{Direction, Metric, ProofItem, Unit};
 use crate::error::{Error, Result};
@@ -25,8 +26,8 @@ const GLANCE: Duration = Duration::from_millis(2);
 pub struct Prepared {
     pub start: Start,
     pub expects: Vec<Expectation>,
-    /// Of the run that is not counted.
-    pub bindings: Option<Bindings>,
+    /// By the run that is not counted.
+    pub told: Told,
 }
 
 impl Prepared {
@@ -40,12 +41,20 @@ impl Prepared {
         Prepared {
             start,
             expects: applied.expects.clone(),
-            bindings: None,
+            told: Told::default(),
         }
     }
 
     pub fn judge(&self, seen: &Seen) -> Vec<ProofItem> {
-        proof::judge(&self.expects, seen, self.bindings.as_ref())
+        proof::judge(&self.expects, seen, &self.told)
+    }
+
+    /// The library whose share of the calls is to be counted.
+    fn serves(&self) -> Option<&Path> {
+        self.expects.iter().find_map(|e| match e {
+            Expectation::Serves(library) => Some(library.as_path()),
+            _ => None,
+        })
     }
 
     /// Has the loader tell, in a new folder, where it binds `malloc`; false where nobody wants to know.
@@ -139,10 +148,12 @@ pub struct Batch<'a> {
 pub trait Fresh {
     fn arms(&mut self) -> &mut [Prepared];
 
-    /// One fresh run, started so, and what was seen of it. Its proof is still open.
-    fn once(&self, start: &Start) -> Result<(Ran, Seen)>;
+    /// One fresh run, started so, and what was seen of it. Its proof is still open. `serves`: this library's share of the calls is
+    /// counted as well, which disturbs the run.
+    fn once(&self, start: &Start, serves: Option<&Path>) -> Result<(Ran, Seen)>;
 
-    /// One run of each arm that is not counted: it warms caches, shows that the arm works, and tells where `malloc` is bound.
+    /// One run of each arm that is not counted: it warms caches, shows that the arm works, and tells where `malloc` is bound and
+    /// where calls arrive.
     /// `folder` is for the loader's account, and for nothing else.
     fn prove(
         &mut self,
@@ -159,10 +170,12 @@ pub trait Fresh {
             let account = folder.join(format!("arm-{arm}"));
             let mut start = self.arms()[arm].start.clone();
             let asked = self.arms()[arm].ask_for_bindings(&mut start, &account)?;
-            let (mut ran, seen) = self.once(&start)?;
-            if asked {
-                self.arms()[arm].bindings = Some(Bindings::read(&account));
-            }
+            let serves = self.arms()[arm].serves().map(Path::to_owned);
+            let (mut ran, seen) = self.once(&start, serves.as_deref())?;
+            self.arms()[arm].told = Told {
+                bindings: asked.then(|| Bindings::read(&account)),
+                calls: seen.calls.clone(),
+            };
             ran.proof = self.arms()[arm].judge(&seen);
             runs.push(ran);
         }
@@ -173,7 +186,7 @@ pub trait Fresh {
 impl<T: Fresh> Subject for T {
     fn run(&mut self, arm: usize) -> Result<Ran> {
         let start = self.arms()[arm].start.clone();
-        let (mut ran, seen) = self.once(&start)?;
+        let (mut ran, seen) = self.once(&start, None)?;
         ran.proof = self.arms()[arm].judge(&seen);
         Ok(ran)
     }
@@ -184,8 +197,9 @@ impl Fresh for Batch<'_> {
         &mut self.arms
     }
 
-    fn once(&self, start: &Start) -> Result<(Ran, Seen)> {
+    fn once(&self, start: &Start, serves: Option<&Path>) -> Result<(Ran, Seen)> {
         let mut running = run::start(start, &self.keeper_exe)?;
+        let counting = serves.map(|library| Counting::start(running.family(), library));
         let mut watcher = Watcher::of(&self.arms);
         while running.exited().is_none()
             && watcher.look(&running)
@@ -194,6 +208,7 @@ impl Fresh for Batch<'_> {
             std::thread::sleep(GLANCE);
         }
         let finished = running.wait(self.interrupted)?;
+        let calls = counting.map(Counting::finish);
         let output = output(&finished);
         let mut metrics = finished.metrics();
         let mut readings = Vec::new();
@@ -211,7 +226,11 @@ impl Fresh for Batch<'_> {
             proof: vec![],
             readings,
         };
-        Ok((ran, watcher.seen(&finished)))
+        let seen = Seen {
+            calls,
+            ..watcher.seen(&finished)
+        };
+        Ok((ran, seen))
     }
 }
 

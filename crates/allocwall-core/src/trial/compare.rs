@@ -395,7 +395,8 @@ fn no_verdict(matched: &Matched, arm: usize, summary: &ArmSummary) -> Option<Abs
 }
 
 fn unproven(proof: &[ArmProof]) -> Option<Absence> {
-    let Some(worst) = proof.iter().max_by_key(|p| p.state) else {
+    let heard = |p: &&ArmProof| p.needed || p.state == ProofState::Refuted;
+    let Some(worst) = proof.iter().filter(heard).max_by_key(|p| p.state) else {
         return Some(Absence::new(
             Reason::NotFound,
             "nothing shows that the remedy took",
@@ -480,9 +481,15 @@ fn proof(runs: &[&Run]) -> Vec<ArmProof> {
             let proven = count(ProofState::Proven);
             // A run that says nothing of a promise has not proven it.
             let open = looked_at.len().saturating_sub(proven);
+            let needed = items().all(|i| i.needed);
+            let tolerated = match needed {
+                true => TOLERATED * looked_at.len() as f64,
+                // A trial that was begun without it may go on with it.
+                false => looked_at.len().saturating_sub(1) as f64,
+            };
             let state = match (count(ProofState::Refuted), open) {
                 (1.., _) => ProofState::Refuted,
-                (0, open) if open as f64 > TOLERATED * looked_at.len() as f64 => ProofState::Unknown,
+                (0, open) if open as f64 > tolerated => ProofState::Unknown,
                 _ => ProofState::Proven,
             };
             let decides = items().find(|i| i.state == state).or_else(|| items().next());
@@ -492,6 +499,8 @@ fn proof(runs: &[&Run]) -> Vec<ArmProof> {
                 proven,
                 runs: looked_at.len(),
                 detail: decides.map(|i| i.detail.clone()).unwrap_or_default(),
+                needed,
+                absent: decides.and_then(|i| i.absent.clone()),
             }
         })
         .collect()

@@ -299,6 +299,8 @@ mod tests {
                     what: "it".into(),
                     state: ProofState::Proven,
                     detail: String::new(),
+                    needed: true,
+                    absent: None,
                 }],
                 readings: vec![],
             })

@@ -6,6 +6,7 @@
 
 pub mod arm;
 pub mod batch;
+pub mod calls;
 pub mod compare;
 pub mod conduct;
 pub mod gate;
@@ -108,6 +109,17 @@ pub struct ProofItem {
     pub state: ProofState,
     /// What was seen.
     pub detail: String,
+    /// Without it there is no word. What isn't needed has a say where it refutes.
+    #[serde(default = "needed")]
+    pub needed: bool,
+    /// Why nothing was seen, where the reason is the machine's or the moment's rather than the arm's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub absent: Option<Absence>,
+}
+
+/// As in files in which all items were.
+fn needed() -> bool {
+    true
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -219,6 +231,12 @@ pub struct ArmProof {
     pub runs: usize,
     /// Of the run that decides: the first that refutes, else the first that knows nothing, else the first.
     pub detail: String,
+    /// See [`ProofItem`].
+    #[serde(default = "needed")]
+    pub needed: bool,
+    /// Of the run that decides.
+    #[serde(default)]
+    pub absent: Option<Absence>,
 }
 
 /// All that a trial says.

@@ -1,16 +1,19 @@
 //! Whether an arm's settings took, seen in the running target: what it maps, what its environment says, where it may
 //! run, and to which library its `malloc` was bound.
 //!
-//! Two sources. Each counted run is looked at in /proc a few times, every arm as often, so that all are disturbed alike. And
+//! Three sources. Each counted run is looked at in /proc a few times, every arm as often, so that all are disturbed alike. And
 //! one run a trial that is not counted, per arm, is started with the loader's own account of its bindings (`LD_DEBUG` of
 //! ld.so(8)): it tells of every process of the tree which library each module's `malloc` comes from, also of those that
-//! end too soon to be looked at.
+//! end too soon to be looked at. In the same run the calls themselves are counted for a moment, where the kernel lets us: that can
+//! refute what the others say, but where it can't be had they stand without it.
 
 use super::arm::Expectation;
+use super::calls::Calls;
 use super::{ProofItem, ProofState};
 use crate::host::inside;
 use crate::host::proc::ProcFs;
 use crate::host::topology::parse_cpu_list;
+use crate::units::{Absence, Measured, Reason, thousands};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -27,6 +30,8 @@ pub struct Seen {
     pub peak_huge: Option<u64>,
     /// Resident when the target was first looked at after it had become itself, bytes.
     pub peak_resident: Option<u64>,
+    /// Where its allocator calls arrived, in a run in which that was counted.
+    pub calls: Option<Measured<Calls>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -140,9 +145,16 @@ impl Bindings {
         all
     }
 
+    /// The file whose malloc the library itself asks for.
+    fn next_of(&self, library: &Path) -> Option<&PathBuf> {
+        let own = |(module, _): &(&PathBuf, _)| is_file_at(module, library);
+        let calls = self.0.values().flat_map(|p| p.malloc.iter().filter(own));
+        calls.flat_map(|(_, to)| to).find(|to| !is_file_at(to, library))
+    }
+
     /// (processes that bind malloc to this library, processes that bind malloc, modules bound, modules that call).
     fn of(&self, library: &Path) -> Bound {
-        let same = |path: &Path| path == library || same_file(path, library);
+        let same = |path: &Path| is_file_at(path, library);
         let mut bound = Bound::default();
         for process in self.0.values().filter(|p| !p.malloc.is_empty()) {
             // The library itself may reach for the next malloc, as tcmalloc's tools do.
@@ -174,8 +186,9 @@ struct Bound {
     astray: Option<(PathBuf, PathBuf)>,
 }
 
-fn same_file(a: &Path, b: &Path) -> bool {
-    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+/// Whether two paths are one file's, as far as they can be followed.
+pub fn is_file_at(path: &Path, library: &Path) -> bool {
+    path == library || matches!((path.canonicalize(), library.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }
 
 impl ProcessBindings {
@@ -222,12 +235,20 @@ impl ProcessBindings {
     }
 }
 
-/// What an arm's expectations came to in one run, with what the run that was not counted told of its bindings.
-pub fn judge(expects: &[Expectation], seen: &Seen, bindings: Option<&Bindings>) -> Vec<ProofItem> {
-    expects.iter().map(|e| item(e, seen, bindings)).collect()
+/// What the run of an arm that was not counted told of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Told {
+    pub bindings: Option<Bindings>,
+    pub calls: Option<Measured<Calls>>,
 }
 
-fn item(expectation: &Expectation, seen: &Seen, bindings: Option<&Bindings>) -> ProofItem {
+/// What an arm's expectations came to in one run, with what the run that was not counted told.
+pub fn judge(expects: &[Expectation], seen: &Seen, told: &Told) -> Vec<ProofItem> {
+    expects.iter().map(|e| item(e, seen, told)).collect()
+}
+
+fn item(expectation: &Expectation, seen: &Seen, told: &Told) -> ProofItem {
+    let bindings = told.bindings.as_ref();
     let (what, (state, detail)) = match expectation {
         Expectation::Mapped(path) => (
             format!("{} mapped", file_name(path)),
@@ -237,6 +258,7 @@ fn item(expectation: &Expectation, seen: &Seen, bindings: Option<&Bindings>) -> 
             format!("malloc from {}", file_name(path)),
             malloc_from(path, seen, bindings),
         ),
+        Expectation::Serves(path) => return serves(path, told),
         Expectation::Environment(name, value) => (format!("{name} set"), environment(name, value, seen)),
         Expectation::CommandLine(word) => (format!("{word} on the command line"), command_line(word, seen)),
         Expectation::HugeResident => ("huge pages resident".to_owned(), huge(seen)),
@@ -250,7 +272,13 @@ fn item(expectation: &Expectation, seen: &Seen, bindings: Option<&Bindings>) -> 
         ),
         Expectation::ResidentAtStart(bytes) => ("memory touched at start".to_owned(), resident(*bytes, seen)),
     };
-    ProofItem { what, state, detail }
+    ProofItem {
+        what,
+        state,
+        detail,
+        needed: true,
+        absent: None,
+    }
 }
 
 type Judgement = (ProofState, String);
@@ -299,7 +327,7 @@ fn by_the_busiest<'a>(
 }
 
 fn mapped(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgement {
-    let has = |p: &SeenProcess| p.mapped.iter().any(|m| m == path || same_file(m, path));
+    let has = |p: &SeenProcess| p.mapped.iter().any(|m| is_file_at(m, path));
     let looked = seen.processes.values().filter(|p| !p.mapped.is_empty());
     // At its first look the loader may not have mapped it yet.
     let settled = looked.clone().filter(|p| p.looks > 1 || has(p));
@@ -355,6 +383,74 @@ fn malloc_from(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgeme
             ),
         ),
     }
+}
+
+/// Calls from which a share is told.
+const ENOUGH_CALLS: u64 = 100;
+/// Less than this share of the calls, and it is another allocator's run as much as the arm's. A little always goes past: what was
+/// started without the preload, what asks libc by a private name.
+const SERVED: f64 = 0.9;
+
+/// Beside the bindings, which prove that calls would arrive: that they do.
+fn serves(library: &Path, told: &Told) -> ProofItem {
+    let judged = match &told.calls {
+        None => Err(Absence::new(Reason::NotFound, "they were not counted")),
+        Some(Err(absence)) => Err(absence.clone()),
+        Some(Ok(calls)) => served(library, calls, told.bindings.as_ref()),
+    };
+    let (state, detail, absent) = match judged {
+        Ok((state, detail)) => (state, detail, None),
+        Err(absence) => (ProofState::Unknown, absence.to_string(), Some(absence)),
+    };
+    ProofItem {
+        what: format!("calls that {} serves", file_name(library)),
+        state,
+        detail,
+        needed: false,
+        absent,
+    }
+}
+
+fn served(library: &Path, calls: &Calls, bindings: Option<&Bindings>) -> Measured<Judgement> {
+    let all = calls.all();
+    let seconds = calls.counted_ns as f64 / 1e9;
+    if all < ENOUGH_CALLS {
+        let detail = format!("only {all} calls in {seconds:.1} s, too few to tell a share");
+        return Err(Absence::new(Reason::TooLittle, detail));
+    }
+    let share = calls.served as f64 / all as f64;
+    let threads = match calls.threads - calls.counted_threads {
+        0 => String::new(),
+        _ => format!(
+            ", in the {} busiest of {} threads",
+            calls.counted_threads, calls.threads
+        ),
+    };
+    let count = format!(
+        "{} of {} in {seconds:.1} s{threads}",
+        percent(share),
+        thousands(all)
+    );
+    if share >= SERVED {
+        return Ok((ProofState::Proven, count));
+    }
+    // A library that hands calls on has them counted twice.
+    if let Some(next) = bindings.and_then(|b| b.next_of(library)) {
+        let detail = format!("it calls the malloc of {} itself: {count}", file_name(next));
+        return Err(Absence::new(Reason::NotApplicable, detail));
+    }
+    let rest: Vec<String> = calls
+        .elsewhere
+        .iter()
+        .filter(|(_, count)| **count > 0)
+        .map(|(path, count)| format!("{} to {}", percent(*count as f64 / all as f64), path.display()))
+        .collect();
+    Ok((ProofState::Refuted, format!("{count}; {}", rest.join(", "))))
+}
+
+/// Rounded down: what is said to be 100 % is all.
+fn percent(share: f64) -> String {
+    format!("{:.1} %", (share * 1000.0).floor() / 10.0)
 }
 
 fn environment(name: &str, value: &str, seen: &Seen) -> Judgement {
@@ -545,6 +641,87 @@ mod tests {
         two.processes.get_mut(&1).unwrap().cpu_ticks = 5;
         let (state, detail) = environment("A", "1", &two);
         assert_eq!((state, &detail[..]), (ProofState::Proven, "in 1 of 2 processes"));
+    }
+
+    fn counted(served: u64, libc: u64) -> Told {
+        let calls = Calls {
+            served,
+            elsewhere: BTreeMap::from([("/lib/libc.so.6".into(), libc)]),
+            counted_ns: 100_000_000,
+            threads: 1,
+            counted_threads: 1,
+        };
+        Told {
+            bindings: None,
+            calls: Some(Ok(calls)),
+        }
+    }
+
+    #[test]
+    fn the_share_of_the_calls() {
+        let item = |told: &Told| serves(Path::new(JEMALLOC), told);
+        let said = |told: &Told| {
+            let item = item(told);
+            assert!(!item.needed);
+            (item.state, item.detail, item.absent.map(|a| a.reason))
+        };
+        let proven = |text: &str| (ProofState::Proven, text.to_owned(), None);
+        assert_eq!(said(&counted(48_211, 0)), proven("100.0 % of 48,211 in 0.1 s"));
+        assert_eq!(said(&counted(48_210, 1)), proven("99.9 % of 48,211 in 0.1 s"));
+        assert_eq!(said(&counted(90, 10)), proven("90.0 % of 100 in 0.1 s"));
+        assert_eq!(
+            said(&counted(1_000, 1_000)),
+            (
+                ProofState::Refuted,
+                "50.0 % of 2,000 in 0.1 s; 50.0 % to /lib/libc.so.6".to_owned(),
+                None
+            )
+        );
+        let absent = |text: &str, reason| (ProofState::Unknown, text.to_owned(), Some(reason));
+        assert_eq!(
+            said(&counted(1, 98)),
+            absent(
+                "only 99 calls in 0.1 s, too few to tell a share",
+                Reason::TooLittle
+            )
+        );
+        assert_eq!(
+            said(&Told::default()),
+            absent("they were not counted", Reason::NotFound)
+        );
+        let refused = Absence::new(Reason::NotPermitted, "not allowed").mend("run as root");
+        let told = Told {
+            calls: Some(Err(refused.clone())),
+            ..Told::default()
+        };
+        assert_eq!(item(&told).absent, Some(refused));
+        // Threads that were busy and not counted are told.
+        let mut many = counted(1_000, 0);
+        if let Some(Ok(calls)) = &mut many.calls {
+            (calls.threads, calls.counted_threads) = (14, 2);
+        }
+        assert_eq!(
+            said(&many),
+            proven("100.0 % of 1,000 in 0.1 s, in the 2 busiest of 14 threads")
+        );
+    }
+
+    #[test]
+    fn a_library_that_hands_calls_on_is_not_refuted_by_their_second_count() {
+        const ONWARD: &str = "     7:\tbinding file /opt/lib/libjemalloc.so.2 [0] to /lib/libc.so.6 [0]: normal symbol `malloc'\n";
+        let state = |lines: &[&str]| {
+            let told = Told {
+                bindings: Some(bindings(&[lines])),
+                ..counted(1_000, 1_000)
+            };
+            let item = serves(Path::new(JEMALLOC), &told);
+            (item.state, item.absent.map(|a| a.reason))
+        };
+        assert_eq!(
+            state(&[LINE, ONWARD]),
+            (ProofState::Unknown, Some(Reason::NotApplicable))
+        );
+        assert_eq!(state(&[LINE, OTHER]), (ProofState::Refuted, None));
     }
 
     #[test]

@@ -298,6 +298,21 @@ pub struct Running {
     finished: bool,
 }
 
+/// A run's processes.
+#[derive(Clone, Copy, Debug)]
+pub struct Family {
+    keeper: i32,
+}
+
+impl Family {
+    pub fn now(self) -> Vec<i32> {
+        let proc = ProcFs::live();
+        let mut pids = proc.descendants(self.keeper).unwrap_or_default();
+        pids.retain(|&pid| proc.process_stat(pid).is_ok_and(|stat| !stat.ended()));
+        pids
+    }
+}
+
 #[derive(Clone, Copy)]
 struct Exited {
     status: i32,
@@ -444,10 +459,14 @@ impl Running {
 
     /// Everything of it that lives now: the command, what it started, and daemons that left it.
     pub fn processes(&self) -> Vec<i32> {
-        let proc = ProcFs::live();
-        let mut pids = proc.descendants(self.link.pid()).unwrap_or_default();
-        pids.retain(|&pid| proc.process_stat(pid).is_ok_and(|stat| !stat.ended()));
-        pids
+        self.family().now()
+    }
+
+    /// The same for whoever looks from another thread.
+    pub fn family(&self) -> Family {
+        Family {
+            keeper: self.link.pid(),
+        }
     }
 
     /// Memory so far, oldest first.

@@ -1,6 +1,7 @@
 //! A server: started, waited for, loaded at rates that are the same for all arms, looked at after the load, and ended.
 
 use super::batch::{Fresh, Prepared, Watcher, failure, last_words, metric_of, output};
+use super::calls::Counting;
 use super::conduct::Ran;
 use super::load::adapters::Adapter;
 use super::load::closed::{self, Capacity, Search};
@@ -17,7 +18,7 @@ use crate::host::clock;
 use crate::host::proc::ProcFs;
 use crate::units::{Absence, Measured, Reason};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -310,13 +311,16 @@ impl Fresh for Server<'_> {
         &mut self.arms
     }
 
-    fn once(&self, start: &Start) -> Result<(Ran, Seen)> {
+    fn once(&self, start: &Start, serves: Option<&Path>) -> Result<(Ran, Seen)> {
         let mut running = self.begin(start)?;
         let mut watcher = Watcher::of(&self.arms);
         let mut ran = Ran::default();
-        let loaded = self
-            .await_ready(&mut running)
-            .and_then(|took| self.under_load(&mut running, &mut watcher, took, &mut ran));
+        let mut counting = None;
+        let loaded = self.await_ready(&mut running).and_then(|took| {
+            counting = serves.map(|library| Counting::start(running.family(), library));
+            self.under_load(&mut running, &mut watcher, took, &mut ran)
+        });
+        let calls = counting.map(Counting::finish);
         let early = running.exited();
         let finished = running.end()?;
         if let Err(error) = loaded {
@@ -333,7 +337,11 @@ impl Fresh for Server<'_> {
                 ran.metrics.insert(key, value);
             }
         }
-        Ok((ran, watcher.seen(&finished)))
+        let seen = Seen {
+            calls,
+            ..watcher.seen(&finished)
+        };
+        Ok((ran, seen))
     }
 }
 

@@ -58,6 +58,8 @@ pub(crate) fn proven(state: ProofState) -> Vec<ProofItem> {
         what: "libjemalloc.so.2 is mapped".to_string(),
         state,
         detail: "/proc/PID/maps".to_string(),
+        needed: true,
+        absent: None,
     }]
 }
 

@@ -306,6 +306,55 @@ fn without_proof_there_is_no_word() {
 }
 
 #[test]
+fn what_is_not_needed_has_a_say_where_it_refutes() {
+    let (design, mut blocks) = quiet(-0.1);
+    let share = |state, absent: Option<Absence>| ProofItem {
+        what: "calls that it serves".to_string(),
+        state,
+        detail: "seen once".to_string(),
+        needed: false,
+        absent,
+    };
+    let with = |blocks: &mut [Block], item: ProofItem| {
+        runs_of(blocks, 2).for_each(|r| {
+            r.proof.truncate(1);
+            r.proof.push(item.clone());
+        });
+        let outcome = compare(&design, blocks);
+        (
+            outcome.comparisons[0].clone(),
+            outcome.summaries[2].proof[1].clone(),
+        )
+    };
+    let why = Absence::new(Reason::NotPermitted, "no probes").mend("run as root");
+    let (c, proof) = with(&mut blocks, share(ProofState::Unknown, Some(why.clone())));
+    assert_eq!((c.word, c.why), (Word::Better, None));
+    assert_eq!((proof.state, proof.absent), (ProofState::Unknown, Some(why)));
+    let (c, proof) = with(&mut blocks, share(ProofState::Proven, None));
+    assert_eq!((c.word, proof.state), (Word::Better, ProofState::Proven));
+    // A trial that was begun before there was such an item goes on with it.
+    runs_of(&mut blocks, 2).take(9).for_each(|r| r.proof.truncate(1));
+    let outcome = compare(&design, &blocks);
+    assert_eq!(outcome.summaries[2].proof[1].state, ProofState::Proven);
+    let (c, _) = with(&mut blocks, share(ProofState::Refuted, None));
+    assert_eq!(c.word, Word::Unresolved);
+    let said = c.why.unwrap().detail;
+    assert_eq!(said, "the remedy did not take: calls that it serves: seen once");
+    // Alone it proves nothing.
+    runs_of(&mut blocks, 2).for_each(|r| r.proof = vec![share(ProofState::Proven, None)]);
+    assert_eq!(compare(&design, &blocks).comparisons[0].word, Word::Unresolved);
+}
+
+#[test]
+fn items_of_older_files_are_needed() {
+    let older = r#"{"what": "x mapped", "state": "proven", "detail": "in 1 of 1 processes"}"#;
+    let item: ProofItem = serde_json::from_str(older).unwrap();
+    assert!(item.needed && item.absent.is_none());
+    let again = serde_json::to_value(&item).unwrap();
+    assert_eq!(serde_json::from_value::<ProofItem>(again).unwrap(), item);
+}
+
+#[test]
 fn what_is_zero_or_absent_has_a_reason_and_no_effect() {
     let reason = |change: &dyn Fn(&mut Run)| {
         let (design, mut blocks) = quiet(-0.1);

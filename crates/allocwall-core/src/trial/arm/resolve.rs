@@ -39,6 +39,8 @@ pub enum Expectation {
     Mapped(PathBuf),
     /// The loader has bound malloc to this file.
     MallocFrom(PathBuf),
+    /// The calls that are counted for a moment arrive in this file. Beside the others: what can't be counted is no doubt.
+    Serves(PathBuf),
     Environment(String, String),
     /// A word of the command line.
     CommandLine(String),
@@ -441,7 +443,8 @@ impl Work<'_> {
         self.jemalloc_variable = view.jemalloc_variable;
         self.preloads.insert(0, path.clone());
         self.expect(Expectation::Mapped(path.clone()));
-        self.expect(Expectation::MallocFrom(path));
+        self.expect(Expectation::MallocFrom(path.clone()));
+        self.expect(Expectation::Serves(path));
         Ok(())
     }
 
