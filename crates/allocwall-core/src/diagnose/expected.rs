@@ -11,7 +11,7 @@ use crate::catalogue::cost::CostClass::{
 };
 use crate::catalogue::modules::AllocatorKind;
 use crate::catalogue::prices::{MALLOC_ARENA, MALLOC_CACHED};
-use crate::catalogue::remedies::{Change, Effect, Need, Remedy};
+use crate::catalogue::remedies::{Change, Effect, Remedy};
 use crate::catalogue::swaps::{self, Part, Swap};
 use crate::measure::recording::Recording;
 use crate::units::{Interval, Measured};
@@ -40,7 +40,7 @@ pub(super) fn saved(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
     });
     let (saved, aside) = match (library, remedy.effect) {
         (Some(kind), _) => (swapped(ctx, kind)?, swaps::LAYOUT),
-        (None, Effect::HugeTouch) => (bounded(ctx, remedy)?, swaps::FEWER_TLB_MISSES),
+        (None, Effect::HugeTouch) => (bounded(ctx, remedy)?, swaps::ON_HUGE_PAGES),
         (None, _) => (bounded(ctx, remedy)?, swaps::PLACES),
     };
     let own = ctx.cpu(&[CostClass::Application]).ok()?.share;
@@ -85,12 +85,7 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
         Effect::AtMost(fraction, _) => Some(times(lines, part(0.0, fraction))),
         // Memory on huge pages is given back in fewer pieces as well.
         Effect::HugeTouch => {
-            let mut gain = gain?;
-            if remedy.needs.contains(&Need::GlibcMalloc)
-                && let Ok(by_malloc) = remedies::map_calls_by_malloc(ctx.recording)
-            {
-                gain = Interval::new(gain.low, gain.point * by_malloc.point, gain.high * by_malloc.high);
-            }
+            let gain = gain?;
             let release = ctx.cpu(&[PageRelease]).map_or(0.0, |s| s.share.high);
             let high = gain.high + release;
             let low = remedies::touch_price_saved(ctx)
@@ -301,6 +296,11 @@ mod tests {
         change(&subject.recording, &subject.bill, find(key).expect(key))
     }
 
+    /// What moves in the application alone.
+    fn next_to_nothing(cost: f64) -> bool {
+        cost.abs() < 0.005
+    }
+
     fn calls(symbol: &str) -> Subject {
         let mut subject = computing();
         subject
@@ -326,7 +326,7 @@ mod tests {
         let missing = of(&calls("_int_malloc"), "glibc-tcache-count").unwrap();
         let cached = of(&calls("malloc"), "glibc-tcache-count").unwrap();
         assert!(missing.low < -0.1 && cached.low > -0.05, "{missing:?} {cached:?}");
-        assert_eq!((missing.high, cached.high), (0.0, 0.0));
+        assert!(next_to_nothing(missing.high) && next_to_nothing(cached.high));
     }
 
     #[test]
@@ -373,10 +373,8 @@ mod tests {
         forking.recording.processes.push(child);
         let several = of(&forking, "glibc-keep-memory").unwrap();
         assert!(several.high > -0.05 && several.low < -0.25, "{several:?}");
-        assert_eq!(
-            of(&mapping(64, false), "glibc-keep-memory").map(|c| c.high),
-            Some(0.0)
-        );
+        let others = of(&mapping(64, false), "glibc-keep-memory").unwrap();
+        assert!(next_to_nothing(others.high), "{others:?}");
     }
 
     #[test]
@@ -385,7 +383,7 @@ mod tests {
         assert!(large.high < -0.1, "{large:?}");
         for (pages, by_malloc) in [(256, true), (10_000, false)] {
             let unsure = of(&mapping(pages, by_malloc), "glibc-hugetlb").unwrap();
-            assert_eq!(unsure.high, 0.0, "{pages} {by_malloc}");
+            assert!(next_to_nothing(unsure.high), "{unsure:?}");
             assert!(unsure.low < -0.1, "{unsure:?}");
         }
     }
@@ -417,7 +415,7 @@ mod tests {
             "{alone:?} {contended:?}"
         );
         assert!(
-            deeper_alone.high == 0.0 && deeper.high > 0.1,
+            next_to_nothing(deeper_alone.high) && deeper.high > 0.1,
             "{deeper_alone:?} {deeper:?}"
         );
     }

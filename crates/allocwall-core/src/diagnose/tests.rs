@@ -1545,7 +1545,7 @@ fn huge_pages_on_first_touch_are_priced_by_this_machine() {
     let gain = p.gain.expect("priced");
     // 1 − 100 µs / (512 × 1.5 µs) = 87 % of 40 %; nothing shows that the memory can be on huge pages at all.
     assert!((gain.point - 0.4 * 0.87).abs() < 0.003, "{gain:?}");
-    assert_eq!(gain.low, 0.0);
+    assert!(gain.low.abs() < 0.005, "{gain:?}");
     let mut unpriced = subject;
     unpriced.recording.prices = Err(absent());
     let p = unpriced
@@ -1569,7 +1569,7 @@ fn huge_pages_are_not_promised_to_memory_that_is_on_them() {
         offer.map(|(p, _)| p.gain.expect("priced").point)
     };
     let (none, some) = (gain(0, 500).unwrap(), gain(200, 300).unwrap());
-    assert!((some / none - 0.6).abs() < 1e-9, "{some} of {none}");
+    assert!((some / none - 0.6).abs() < 0.01, "{some} of {none}");
     assert!(gain(300, 200).is_err_and(|why| why.contains("already")));
     // Nor where the memory is shared; what is bounded without prices is bounded by it as well.
     let mut shared = with_shares(&[(FaultPath, 0.4), (PageRelease, 0.1)]);

@@ -135,12 +135,15 @@ fn count_until(stopped: &Receiver<()>, family: Family, library: &Path) -> Measur
     }
 }
 
+/// Device and inode, as maps has them.
+type FileId = ((u32, u32), u64);
+
 struct Counter<'a> {
     uprobes: Uprobes,
     proc: ProcFs,
     library: &'a Path,
     /// By device and inode; None has no malloc.
-    files: HashMap<((u32, u32), u64), Option<Rc<Allocator>>>,
+    files: HashMap<FileId, Option<Rc<Allocator>>>,
 }
 
 /// A file with a malloc.

@@ -187,14 +187,22 @@ impl Writer {
 /// Blocks of two trials in one file would follow from neither. Held until the file is closed (flock(2)); where the file system knows
 /// no locks, nobody is kept out.
 fn only_writer(path: &Path, file: &File) -> Result<()> {
-    match flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => Err(Error::Refused(format!(
-            "{} is being written by a trial that runs",
-            path.display()
-        ))),
-        _ => Ok(()),
+    // A process that this one is just starting holds what is open here until its exec.
+    for _ in 0..PATIENCE {
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(GLANCE),
+            _ => return Ok(()),
+        }
     }
+    Err(Error::Refused(format!(
+        "{} is being written by a trial that runs",
+        path.display()
+    )))
 }
+
+/// How often a lock is tried, and how long between.
+const PATIENCE: u32 = 25;
+const GLANCE: std::time::Duration = std::time::Duration::from_millis(20);
 
 fn failed(path: &Path, cause: io::Error) -> Error {
     Error::File {
