@@ -1,206 +1,290 @@
-//! What handing an object to another CPU costs: nanoseconds on each side, and saturated throughput.
+//! What it costs to hand an object of 64 bytes to another CPU: nanoseconds on each side, and saturated throughput.
+//!
+//! `cargo bench --bench handoff [-- OWNER_CPU CONSUMER_CPU]`; wants two CPUs to itself. About 40 s.
+//!
+//! Each line is the median of interleaved rounds, and their range. *alloc*: the owner makes and writes 1,024 objects, which the consumer
+//! had before, one after the other. *free*: the consumer, which has read them, frees them. The first line is the floor: the
+//! same writes, into slots that need no allocator. *handed over*: through a ring of 1,024, both at full speed.
+//! What flatters: no work between, so lines move in bulk; and `malloc` is the process's (try `LD_PRELOAD`).
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::cell::UnsafeCell;
+use std::hint::{black_box, spin_loop};
+use std::ops::Deref;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::Instant;
 
-use allocwall_pool::{Pool, Pooled, Returner};
+use allocwall_pool::{Batches, Pool};
 
-#[derive(Clone, Copy)]
 #[repr(align(64))]
+#[derive(Clone, Copy)]
 struct Order([u64; 8]);
 
-impl Order {
-    fn new(n: u64) -> Self {
-        Order([n; 8])
+const CAPACITY: usize = 4096;
+const BATCH: usize = 1024;
+const PHASES: usize = 400;
+const HANDED: usize = 400_000;
+const ROUNDS: usize = 15;
+
+/// An object that is no handle: it travels in the queue itself.
+struct ByValue(Order);
+
+impl Deref for ByValue {
+    type Target = Order;
+    fn deref(&self) -> &Order {
+        &self.0
+    }
+}
+
+/// An object in a slot that is simply used in turn.
+struct InTurn(&'static UnsafeCell<Order>);
+
+// SAFETY: the phases never have a slot on both sides.
+unsafe impl Send for InTurn {}
+
+impl Deref for InTurn {
+    type Target = Order;
+    fn deref(&self) -> &Order {
+        // SAFETY: as above.
+        unsafe { &*self.0.get() }
     }
 }
 
 fn pin(cpu: usize) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu);
-    rustix::thread::sched_setaffinity(None, &set).expect("can't pin");
-}
-
-trait Make {
-    type Object: Send + std::ops::Deref<Target = Order>;
-    fn make(&mut self, n: u64) -> Option<Self::Object>;
-}
-trait Unmake<O>: Send {
-    fn unmake(&mut self, object: O);
-}
-struct Malloc;
-impl Make for Malloc {
-    type Object = Box<Order>;
-    #[inline]
-    fn make(&mut self, n: u64) -> Option<Box<Order>> {
-        Some(Box::new(Order::new(n)))
-    }
-}
-struct Dropper;
-impl<O> Unmake<O> for Dropper {
-    #[inline]
-    fn unmake(&mut self, object: O) {
-        drop(object)
-    }
-}
-impl Make for Pool<Order> {
-    type Object = Pooled<Order>;
-    #[inline]
-    fn make(&mut self, n: u64) -> Option<Pooled<Order>> {
-        self.alloc(Order::new(n)).ok()
-    }
-}
-impl Unmake<Pooled<Order>> for Returner<Order> {
-    #[inline]
-    fn unmake(&mut self, object: Pooled<Order>) {
-        self.free(object)
+    if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
+        eprintln!("not pinned to CPU {cpu}: {error}");
     }
 }
 
-const BATCH: usize = 1024;
+// Out of line, so that every variant's loop is compiled alone, as in a program that has one of them.
+#[inline(never)]
+fn make_all<O>(make: &mut impl FnMut(Order) -> Option<O>, shelf: &mut Vec<O>) -> f64 {
+    let begun = Instant::now();
+    for n in 0..BATCH {
+        shelf.push(make(black_box(Order([n as u64; 8]))).expect("capacity is four batches"));
+    }
+    begun.elapsed().as_nanos() as f64 / BATCH as f64
+}
 
-/// ns per allocation on the owner's side and per free on the other.
-fn phased<M: Make, U: Unmake<M::Object>>(mut make: M, mut unmake: U, rounds: usize) -> (f64, f64, f64) {
+#[inline(never)]
+fn free_all<O: Deref<Target = Order>>(free: &mut impl FnMut(O), shelf: &mut Vec<O>) -> f64 {
+    black_box(
+        shelf
+            .iter()
+            .map(|object| object.0[0] ^ object.0[7])
+            .fold(0, |a, b| a ^ b),
+    );
+    let begun = Instant::now();
+    while let Some(object) = shelf.pop() {
+        free(object);
+    }
+    begun.elapsed().as_nanos() as f64 / BATCH as f64
+}
+
+fn median(mut of: Vec<f64>) -> f64 {
+    of.sort_by(f64::total_cmp);
+    of[of.len() / 2]
+}
+
+/// Nanoseconds an allocation and a free, each side in its turn.
+fn phased<O: Deref<Target = Order> + Send>(
+    cpus: [usize; 2],
+    mut make: impl FnMut(Order) -> Option<O>,
+    mut free: impl FnMut(O) + Send,
+) -> (f64, f64) {
     let turn = AtomicUsize::new(0);
-    let shelf: std::sync::Mutex<Vec<M::Object>> = std::sync::Mutex::new(Vec::with_capacity(BATCH));
-    let (mut made, mut freed) = (vec![], vec![]);
-    let mut read = vec![];
-    std::thread::scope(|s| {
-        s.spawn(|| {
-            pin(1);
-            for round in 0..rounds {
-                while turn.load(Ordering::Acquire) != 2 * round + 1 {
-                    std::hint::spin_loop()
-                }
-                let mut shelf = shelf.lock().unwrap();
-                let mut sum = 0;
-                let t = Instant::now();
-                for o in shelf.iter() {
-                    sum += o.0[0] + o.0[7];
-                }
-                read.push(t.elapsed().as_nanos() as f64 / BATCH as f64);
-                std::hint::black_box(sum);
-                let t = Instant::now();
-                for o in shelf.drain(..) {
-                    unmake.unmake(o);
-                }
-                freed.push(t.elapsed().as_nanos() as f64 / BATCH as f64);
-                drop(shelf);
-                turn.store(2 * round + 2, Ordering::Release);
-            }
-        });
-        pin(0);
-        for round in 0..rounds {
-            while turn.load(Ordering::Acquire) != 2 * round {
-                std::hint::spin_loop()
-            }
-            let mut shelf = shelf.lock().unwrap();
-            let t = Instant::now();
-            for n in 0..BATCH {
-                let o = make.make(n as u64);
-                if let Some(o) = o {
-                    unsafe {
-                        shelf.as_mut_ptr().add(n).write(o);
-                    }
-                } else {
-                    panic!()
-                }
-            }
-            made.push(t.elapsed().as_nanos() as f64 / BATCH as f64);
-            unsafe { shelf.set_len(BATCH) };
-            drop(shelf);
-            turn.store(2 * round + 1, Ordering::Release);
+    let shelf = Mutex::new(Vec::with_capacity(BATCH));
+    let wait = |until| {
+        while turn.load(Ordering::Acquire) != until {
+            spin_loop();
         }
-    });
-    let med = |v: &mut Vec<f64>| {
-        v.sort_by(f64::total_cmp);
-        v[v.len() / 2]
     };
-    (med(&mut made), med(&mut freed), med(&mut read))
+    thread::scope(|scope| {
+        let consumer = scope.spawn(|| {
+            pin(cpus[1]);
+            let times = (0..PHASES).map(|phase| {
+                wait(2 * phase + 1);
+                let time = free_all(&mut free, &mut shelf.lock().unwrap());
+                turn.store(2 * phase + 2, Ordering::Release);
+                time
+            });
+            median(times.collect())
+        });
+        pin(cpus[0]);
+        let times = (0..PHASES).map(|phase| {
+            wait(2 * phase);
+            let time = make_all(&mut make, &mut shelf.lock().unwrap());
+            turn.store(2 * phase + 1, Ordering::Release);
+            time
+        });
+        (median(times.collect()), consumer.join().unwrap())
+    })
 }
 
-fn saturated<M: Make, U: Unmake<M::Object>>(mut make: M, mut unmake: U, n: usize) -> f64 {
-    let (mut tx, mut rx) = rtrb::RingBuffer::new(1024);
-    let go = AtomicBool::new(false);
-    let mut out = 0.0;
-    std::thread::scope(|s| {
-        s.spawn(|| {
-            pin(1);
-            go.store(true, Ordering::Release);
-            let mut got = 0;
-            let mut sum = 0;
-            while got < n {
-                if let Ok(o) = rx.pop() {
-                    let o: M::Object = o;
-                    sum += o.0[0] + o.0[7];
-                    unmake.unmake(o);
-                    got += 1;
+/// Millions of objects a second, both sides at once.
+fn saturated<O: Deref<Target = Order> + Send>(
+    cpus: [usize; 2],
+    mut make: impl FnMut(Order) -> Option<O>,
+    mut free: impl FnMut(O) + Send,
+) -> f64 {
+    let (mut to, mut from) = rtrb::RingBuffer::<O>::new(1024);
+    let ready = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        let consumer = scope.spawn(|| {
+            pin(cpus[1]);
+            ready.store(1, Ordering::Release);
+            let (mut left, mut seen) = (HANDED, 0);
+            while left > 0 {
+                if let Ok(object) = from.pop() {
+                    seen ^= object.0[0] ^ object.0[7];
+                    free(object);
+                    left -= 1;
                 }
             }
-            std::hint::black_box(sum);
+            black_box(seen);
         });
-        pin(0);
-        while !go.load(Ordering::Acquire) {}
-        let t = Instant::now();
-        for i in 0..n {
-            let mut o = loop {
-                if let Some(o) = make.make(i as u64) {
-                    break o;
+        pin(cpus[0]);
+        while ready.load(Ordering::Acquire) == 0 {
+            spin_loop();
+        }
+        let begun = Instant::now();
+        for n in 0..HANDED {
+            let order = black_box(Order([n as u64; 8]));
+            let mut object = loop {
+                match make(order) {
+                    Some(object) => break object,
+                    None => spin_loop(),
                 }
             };
-            while let Err(rtrb::PushError::Full(back)) = tx.push(o) {
-                o = back;
+            while let Err(rtrb::PushError::Full(back)) = to.push(object) {
+                object = back;
+                spin_loop();
             }
         }
-        while tx.slots() < 1024 {}
-        out = n as f64 / t.elapsed().as_secs_f64() / 1e6;
-    });
-    out
+        consumer.join().unwrap();
+        HANDED as f64 / begun.elapsed().as_secs_f64() / 1e6
+    })
 }
 
-fn value(n: usize) -> f64 {
-    let (mut tx, mut rx) = rtrb::RingBuffer::<Order>::new(1024);
-    let go = AtomicBool::new(false);
-    let mut out = 0.0;
-    std::thread::scope(|s| {
-        s.spawn(|| {
-            pin(1);
-            go.store(true, Ordering::Release);
-            let mut got = 0;
-            let mut sum = 0;
-            while got < n {
-                if let Ok(o) = rx.pop() {
-                    sum += o.0[0] + o.0[7];
-                    got += 1;
-                }
-            }
-            std::hint::black_box(sum);
-        });
-        pin(0);
-        while !go.load(Ordering::Acquire) {}
-        let t = Instant::now();
-        for i in 0..n {
-            let mut o = Order::new(i as u64);
-            while let Err(rtrb::PushError::Full(back)) = tx.push(o) {
-                o = back;
-            }
-        }
-        while tx.slots() < 1024 {}
-        out = n as f64 / t.elapsed().as_secs_f64() / 1e6;
-    });
-    out
+type Figures = [f64; 3];
+
+fn in_turn(cpus: [usize; 2]) -> Figures {
+    let slots = (0..CAPACITY)
+        .map(|_| UnsafeCell::new(Order([0; 8])))
+        .collect::<Vec<_>>()
+        .leak();
+    let mut at = 0;
+    let make = |order| {
+        let slot = &slots[at % CAPACITY];
+        at += 1;
+        // SAFETY: three batches pass before a slot's next turn.
+        unsafe { *slot.get() = order };
+        Some(InTurn(slot))
+    };
+    let (made, freed) = phased(cpus, make, drop);
+    [made, freed, f64::NAN]
 }
+
+fn by_value(cpus: [usize; 2]) -> Figures {
+    [
+        f64::NAN,
+        f64::NAN,
+        saturated(cpus, |order| Some(ByValue(order)), drop),
+    ]
+}
+
+fn malloc(cpus: [usize; 2]) -> Figures {
+    let make = |order| Some(Box::new(order));
+    let (made, freed) = phased(cpus, make, drop);
+    [made, freed, saturated(cpus, make, drop)]
+}
+
+fn returned(cpus: [usize; 2]) -> Figures {
+    let mut pool = Pool::new(CAPACITY).unwrap();
+    let mut home = [pool.returner(), pool.returner()];
+    let [first, second] = &mut home;
+    let (made, freed) = phased(cpus, |order| pool.alloc(order).ok(), |object| first.free(object));
+    [
+        made,
+        freed,
+        saturated(cpus, |order| pool.alloc(order).ok(), |object| second.free(object)),
+    ]
+}
+
+fn dropped(cpus: [usize; 2]) -> Figures {
+    let mut pool = Pool::new(CAPACITY).unwrap();
+    let (made, freed) = phased(cpus, |order| pool.alloc(order).ok(), drop);
+    [made, freed, saturated(cpus, |order| pool.alloc(order).ok(), drop)]
+}
+
+fn batches(cpus: [usize; 2]) -> Figures {
+    let mut batches = Batches::new(4, CAPACITY / 4).unwrap();
+    let mut home = [batches.returner(), batches.returner()];
+    let [first, second] = &mut home;
+    let (made, freed) = phased(
+        cpus,
+        |order| batches.alloc(order).ok(),
+        |object| first.free(object),
+    );
+    [
+        made,
+        freed,
+        saturated(
+            cpus,
+            |order| batches.alloc(order).ok(),
+            |object| second.free(object),
+        ),
+    ]
+}
+
+const WAYS: [(&str, fn([usize; 2]) -> Figures); 6] = [
+    ("slots in turn, no allocator", in_turn),
+    ("by value", by_value),
+    ("malloc", malloc),
+    ("pool, returner", returned),
+    ("pool, dropped", dropped),
+    ("batch arena, returner", batches),
+];
 
 fn main() {
-    let n = 2_000_000;
-    let which = std::env::args().nth(1).unwrap_or_default();
-    if which == "phased" {
-        let mut p = Pool::new(4096).unwrap();
-        let r = p.returner();
-        println!("phased pool: {:.2?}", phased(p, r, 100000));
-        return;
+    let cpus: Vec<usize> = std::env::args().filter_map(|arg| arg.parse().ok()).collect();
+    let cpus = [
+        cpus.first().copied().unwrap_or(0),
+        cpus.get(1).copied().unwrap_or(1),
+    ];
+    let mut figures: [Vec<Figures>; WAYS.len()] = Default::default();
+    for round in 0..ROUNDS {
+        // Each way comes at each place in its turn.
+        for step in 0..WAYS.len() {
+            let way = (round + step) % WAYS.len();
+            figures[way].push(WAYS[way].1(cpus));
+        }
     }
-    let mut p = Pool::new(4096).unwrap();
-    let r = p.returner();
-    println!("sat pool: {:.2?}", saturated(p, r, n));
+    println!(
+        "CPUs {} and {}, {ROUNDS} rounds: median (range)",
+        cpus[0], cpus[1]
+    );
+    println!(
+        "{:28} {:>26} {:>26} {:>26}",
+        "", "alloc, ns", "free, ns", "handed over, M/s"
+    );
+    for ((name, _), rounds) in WAYS.iter().zip(figures) {
+        let cells = [0, 1, 2].map(|at| {
+            let mut of: Vec<f64> = rounds.iter().map(|figures| figures[at]).collect();
+            of.sort_by(f64::total_cmp);
+            if of[0].is_nan() {
+                return String::new();
+            }
+            format!(
+                "{:.1} ({:.1} to {:.1})",
+                of[of.len() / 2],
+                of[0],
+                of[of.len() - 1]
+            )
+        });
+        println!("{name:28} {:>26} {:>26} {:>26}", cells[0], cells[1], cells[2]);
+    }
 }

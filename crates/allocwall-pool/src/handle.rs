@@ -86,8 +86,9 @@ impl<T, K: Kind> Handle<T, K> {
     #[inline]
     pub unsafe fn from_raw(value: NonNull<T>) -> Self {
         // SAFETY: the slot begins so far before its value.
+        let slot = unsafe { value.cast::<u8>().sub(VALUE_OFFSET) };
         Self {
-            slot: unsafe { value.cast::<u8>().sub(VALUE_OFFSET) },
+            slot,
             owns: PhantomData,
         }
     }

@@ -35,6 +35,9 @@ impl Router {
     }
 }
 
+/// A pool for each producer, a returner for each consumer.
+pub type Shards<T> = (Vec<Pool<T>>, Vec<ShardReturner<T>>);
+
 /// For many producers and many consumers: a pool for each producer, and for each consumer one returner that knows them all.
 ///
 /// Producers share nothing: one whose `capacity` slots are all out is told so, whatever the others have.
@@ -49,11 +52,7 @@ impl Router {
 /// # Errors
 ///
 /// As [`Pool::new`]; also without producers.
-pub fn sharded<T>(
-    producers: usize,
-    consumers: usize,
-    capacity: usize,
-) -> Result<(Vec<Pool<T>>, Vec<ShardReturner<T>>), BuildError> {
+pub fn sharded<T>(producers: usize, consumers: usize, capacity: usize) -> Result<Shards<T>, BuildError> {
     if producers == 0 {
         return Err(BuildError::NoCapacity);
     }

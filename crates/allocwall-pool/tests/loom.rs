@@ -46,7 +46,7 @@ fn model(f: impl Fn() + Sync + Send + 'static) {
     static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(|broken| broken.into_inner());
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
+    model.preemption_bound = None;
     model.check(move || f());
     assert_eq!(
         CHUNKS.load(Ordering::Relaxed),
