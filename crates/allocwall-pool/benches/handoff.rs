@@ -240,7 +240,9 @@ fn batches(cpus: [usize; 2]) -> Figures {
     ]
 }
 
-const WAYS: [(&str, fn([usize; 2]) -> Figures); 6] = [
+type Way = fn([usize; 2]) -> Figures;
+
+const WAYS: [(&str, Way); 6] = [
     ("slots in turn, no allocator", in_turn),
     ("by value", by_value),
     ("malloc", malloc),

@@ -117,6 +117,7 @@ impl Shape {
         (last / per_chunk)
             .checked_mul(CHUNK)
             .and_then(|full| full.checked_add(self.first + (last % per_chunk + 1) * self.stride))
+            .filter(|&bytes| bytes <= isize::MAX as usize)
             .ok_or(BuildError::OutOfMemory { bytes: usize::MAX })
     }
 }

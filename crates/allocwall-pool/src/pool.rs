@@ -87,6 +87,8 @@ impl RawPool {
             return Err(BuildError::LimitBelowCapacity { capacity, limit });
         }
         let shape = Shape::new(layout)?;
+        // What could never be had is said now, and not by the ring.
+        shape.bytes_for(limit)?;
         let memory = Box::new(Heap::new(shape.bytes_for(capacity)?)?);
         Self::over(memory, shape, Some(limit), member)
     }

@@ -273,6 +273,10 @@ fn what_can_not_be_built_says_so() {
         Err(BuildError::SlotTooLarge { .. })
     ));
     assert!(matches!(
+        Pool::<u8>::growable(1, usize::MAX),
+        Err(BuildError::OutOfMemory { .. })
+    ));
+    assert!(matches!(
         Pool::<u8>::new(usize::MAX / 2),
         Err(BuildError::OutOfMemory { .. })
     ));
@@ -291,7 +295,7 @@ fn a_destructor_that_panics_loses_no_slot() {
     let mut pool = Pool::new(1).unwrap();
     let mut home = pool.returner();
     for way in 0..3 {
-        let object = pool.alloc(Angry).ok().expect("the slot is home");
+        let object = pool.alloc(Angry).expect("the slot is home");
         let ended = catch_unwind(AssertUnwindSafe(|| match way {
             0 => drop(object),
             1 => home.free(object),
@@ -299,7 +303,7 @@ fn a_destructor_that_panics_loses_no_slot() {
         }));
         assert!(ended.is_err());
     }
-    std::mem::forget(pool.alloc(Angry).ok().expect("the slot is home"));
+    std::mem::forget(pool.alloc(Angry).expect("the slot is home"));
 }
 
 /// Owners and consumers that end at random: early, late, with objects in their hands, in a panic.
