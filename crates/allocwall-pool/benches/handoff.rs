@@ -2,9 +2,10 @@
 //!
 //! `cargo bench --bench handoff [-- OWNER_CPU CONSUMER_CPU]`; wants two CPUs to itself. About 40 s.
 //!
-//! Each line is the median of interleaved rounds, and their range. *alloc*: the owner makes and writes 1,024 objects, which the consumer
-//! had before, one after the other. *free*: the consumer, which has read them, frees them. The first line is the floor: the
-//! same writes, into slots that need no allocator. *handed over*: through a ring of 1,024, both at full speed.
+//! Each line is the median of interleaved rounds, and their range. *alloc*: the owner makes and writes 1,024 objects, whose lines the
+//! consumer had before, one after the other. *free*: the consumer, which has read them, frees them. *handed over*: through a ring
+//! of 1,024, both at full speed. The first line has no allocator: the same writes into slots in turn. It is no floor: most of the
+//! time goes to fetching lines from the other CPU, and that depends on the order in which both sides come to them.
 //! What flatters: no work between, so lines move in bulk; and `malloc` is the process's (try `LD_PRELOAD`).
 
 use std::cell::UnsafeCell;
