@@ -2,6 +2,7 @@
 //!
 //! `ALLOCWALL_POOL_SOAK=600 cargo test --release --test threads soak` soaks for ten minutes instead of a second.
 
+use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
@@ -169,7 +170,7 @@ fn many_producers_and_many_consumers() {
 }
 
 /// Memory that says when it goes.
-struct Told(Vec<u64>, Arc<AtomicUsize>);
+struct Told(Vec<UnsafeCell<u64>>, Arc<AtomicUsize>);
 
 // SAFETY: the vector isn't used otherwise.
 unsafe impl Memory for Told {
@@ -189,7 +190,8 @@ impl Drop for Told {
 
 fn told(bytes: usize) -> (Told, Arc<AtomicUsize>) {
     let gone = Arc::new(AtomicUsize::new(0));
-    (Told(vec![0; bytes / 8], gone.clone()), gone)
+    let words = (0..bytes / 8).map(|_| UnsafeCell::new(0)).collect();
+    (Told(words, gone.clone()), gone)
 }
 
 #[test]
