@@ -1,0 +1,158 @@
+//! The handle: an object in a slot, owned as a `Box` owns it.
+
+use core::fmt;
+use core::marker::PhantomData;
+use core::mem::{ManuallyDrop, needs_drop};
+use core::ops::{Deref, DerefMut};
+use core::ptr::NonNull;
+
+use crate::memory::VALUE_OFFSET;
+
+/// How a slot that is dropped without a returner comes home: [`Queue`](crate::Queue) or [`Batch`](crate::Batch).
+pub trait Kind: sealed::Sealed {}
+
+impl<K: sealed::Sealed> Kind for K {}
+
+pub(crate) mod sealed {
+    use core::ptr::NonNull;
+
+    pub trait Sealed {
+        /// # Safety
+        ///
+        /// The slot is one of this kind, and the caller, who alone has it, gives it away with its value gone.
+        unsafe fn send_home(slot: NonNull<u8>);
+    }
+}
+
+/// Owns an object in a slot of a pool. One pointer wide, and so is an `Option` of it.
+///
+/// Dropping it drops the object, on the thread where that happens, and sends the slot home with one exchange. A
+/// returner does the same with a plain store. The handle may outlive its pool.
+pub struct Handle<T, K: Kind> {
+    slot: NonNull<u8>,
+    owns: PhantomData<(T, K)>,
+}
+
+// SAFETY: it owns the object as a `Box` does; slots come home from any thread.
+unsafe impl<T: Send, K: Kind> Send for Handle<T, K> {}
+// SAFETY: sharing it gives out `&T` and nothing else.
+unsafe impl<T: Sync, K: Kind> Sync for Handle<T, K> {}
+
+impl<T, K: Kind> Handle<T, K> {
+    /// # Safety
+    ///
+    /// The slot is of this kind and shape and the caller's alone.
+    #[inline]
+    pub(crate) unsafe fn new(slot: NonNull<u8>, value: T) -> Self {
+        let handle = Self {
+            slot,
+            owns: PhantomData,
+        };
+        // SAFETY: the slot has room for a `T`.
+        unsafe { handle.value().write(value) };
+        handle
+    }
+
+    #[inline]
+    fn value(&self) -> NonNull<T> {
+        // SAFETY: the value lies in the slot.
+        unsafe { self.slot.add(VALUE_OFFSET).cast() }
+    }
+
+    /// Moves the object out; its slot goes home.
+    #[inline]
+    pub fn into_inner(self) -> T {
+        let slot = self.into_slot();
+        // SAFETY: the value is moved out, once, and then the slot is given away.
+        unsafe {
+            let value = slot.add(VALUE_OFFSET).cast().read();
+            K::send_home(slot);
+            value
+        }
+    }
+
+    /// The object's address, for queues and interfaces that carry plain pointers. Its slot is lost unless
+    /// [`from_raw`](Self::from_raw) gets it back.
+    #[inline]
+    pub fn into_raw(self) -> NonNull<T> {
+        ManuallyDrop::new(self).value()
+    }
+
+    /// The handle again.
+    ///
+    /// # Safety
+    ///
+    /// The pointer comes from [`into_raw`](Self::into_raw) of the same type, and nobody uses it after.
+    #[inline]
+    pub unsafe fn from_raw(value: NonNull<T>) -> Self {
+        // SAFETY: the slot begins so far before its value.
+        let slot = unsafe { value.cast::<u8>().sub(VALUE_OFFSET) };
+        Self {
+            slot,
+            owns: PhantomData,
+        }
+    }
+
+    /// Drops the object, then hands the slot on, also if the destructor panics.
+    #[inline]
+    pub(crate) fn finish(self, then: impl FnOnce(NonNull<u8>)) {
+        struct Then<F: FnOnce(NonNull<u8>)>(NonNull<u8>, Option<F>);
+        impl<F: FnOnce(NonNull<u8>)> Drop for Then<F> {
+            #[inline]
+            fn drop(&mut self) {
+                if let Some(then) = self.1.take() {
+                    then(self.0);
+                }
+            }
+        }
+        let slot = self.into_slot();
+        if needs_drop::<T>() {
+            let _then = Then(slot, Some(then));
+            // SAFETY: the handle owned the value and is gone.
+            unsafe { slot.add(VALUE_OFFSET).cast::<T>().drop_in_place() };
+        } else {
+            then(slot);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn into_slot(self) -> NonNull<u8> {
+        ManuallyDrop::new(self).slot
+    }
+}
+
+impl<T, K: Kind> Drop for Handle<T, K> {
+    #[inline]
+    fn drop(&mut self) {
+        let again = Self {
+            slot: self.slot,
+            owns: PhantomData,
+        };
+        // SAFETY: `finish` gives the slot away once; this handle isn't used after its drop.
+        again.finish(|slot| unsafe { K::send_home(slot) });
+    }
+}
+
+impl<T, K: Kind> Deref for Handle<T, K> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the handle owns the value.
+        unsafe { self.value().as_ref() }
+    }
+}
+
+impl<T, K: Kind> DerefMut for Handle<T, K> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above, and the handle is borrowed mutably.
+        unsafe { self.value().as_mut() }
+    }
+}
+
+impl<T: fmt::Debug, K: Kind> fmt::Debug for Handle<T, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}

@@ -1,0 +1,238 @@
+//! Every protocol at small capacities, in every order that the memory model allows.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test --release --test loom --target-dir target/loom`
+//!
+//! Loom checks each slot's change of hands, each ring entry and each value; the allocator below, that the memory of every
+//! pool is given back, in every one of these orders.
+#![cfg(loom)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicIsize, Ordering};
+
+use allocwall_pool::{Batches, Pool, sharded};
+use loom::{sync::Arc, thread};
+
+static CHUNKS: AtomicIsize = AtomicIsize::new(0);
+
+struct Counting;
+
+// SAFETY: the system's allocator, and a count of what only slots are aligned to.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        CHUNKS.fetch_add((layout.align() == 256 * 1024).into(), Ordering::Relaxed);
+        // SAFETY: by the caller.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        CHUNKS.fetch_sub((layout.align() == 256 * 1024).into(), Ordering::Relaxed);
+        // SAFETY: by the caller.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Loom's `Arc` reports a value that was never dropped.
+type Value = Arc<usize>;
+
+fn value(n: usize) -> Value {
+    Arc::new(n)
+}
+
+/// One test at a time, since they share the count.
+fn model(f: impl Fn() + Sync + Send + 'static) {
+    static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(|broken| broken.into_inner());
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = None;
+    model.check(move || f());
+    assert_eq!(
+        CHUNKS.load(Ordering::Relaxed),
+        0,
+        "memory that was not given back"
+    );
+}
+
+#[test]
+fn a_slot_comes_home_through_a_ring() {
+    model(|| {
+        let mut pool = Pool::new(1).unwrap();
+        let mut home = pool.returner();
+        let object = pool.alloc(value(1)).unwrap();
+        let other = thread::spawn(move || home.free(object));
+        let mut held = value(2);
+        let again = loop {
+            match pool.alloc(held) {
+                Ok(object) => break object,
+                Err(full) => held = full.0,
+            }
+            thread::yield_now();
+        };
+        assert_eq!(**again, 2);
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn a_ring_goes_round() {
+    model(|| {
+        // One slot and one entry: each push but the first overwrites an entry.
+        let mut pool = Pool::new(1).unwrap();
+        let mut home = pool.returner();
+        let (first, second) = (
+            Arc::new(loom::sync::Mutex::new(None)),
+            Arc::new(loom::sync::Mutex::new(None)),
+        );
+        *first.lock().unwrap() = Some(pool.alloc(value(1)).unwrap());
+        let other = thread::spawn({
+            let (first, second) = (first.clone(), second.clone());
+            move || {
+                home.free(first.lock().unwrap().take().unwrap());
+                if let Some(object) = second.lock().unwrap().take() {
+                    home.free(object);
+                }
+            }
+        });
+        if let Ok(object) = pool.alloc(value(2)) {
+            *second.lock().unwrap() = Some(object);
+        }
+        let _ = pool.alloc(value(3));
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn two_returners_and_two_slots() {
+    model(|| {
+        let mut pool = Pool::new(2).unwrap();
+        let others = [1, 2].map(|n| {
+            let (mut home, object) = (pool.returner(), pool.alloc(value(n)).unwrap());
+            thread::spawn(move || home.free(object))
+        });
+        let taken = [pool.alloc(value(3)).ok(), pool.alloc(value(4)).ok()];
+        others.into_iter().for_each(|other| other.join().unwrap());
+        // Whatever the order was, now both are free or held, and none is lost.
+        let rest = std::iter::from_fn(|| pool.alloc(value(5)).ok()).collect::<Vec<_>>();
+        assert_eq!(taken.iter().flatten().count() + rest.len(), 2);
+    });
+}
+
+#[test]
+fn slots_that_are_dropped_come_home() {
+    model(|| {
+        let mut pool = Pool::new(2).unwrap();
+        let others = [1, 2].map(|n| {
+            let object = pool.alloc(value(n)).unwrap();
+            thread::spawn(move || drop(object))
+        });
+        let taken = [pool.alloc(value(3)).ok(), pool.alloc(value(4)).ok()];
+        others.into_iter().for_each(|other| other.join().unwrap());
+        let rest = std::iter::from_fn(|| pool.alloc(value(5)).ok()).collect::<Vec<_>>();
+        assert_eq!(taken.iter().flatten().count() + rest.len(), 2);
+    });
+}
+
+#[test]
+fn the_owner_leaves_while_slots_are_dropped() {
+    model(|| {
+        let mut pool = Pool::new(2).unwrap();
+        let others = [1, 2].map(|n| {
+            let object = pool.alloc(value(n)).unwrap();
+            thread::spawn(move || drop(object))
+        });
+        drop(pool);
+        others.into_iter().for_each(|other| other.join().unwrap());
+    });
+}
+
+#[test]
+fn the_owner_leaves_while_a_returner_frees_and_leaves() {
+    model(|| {
+        let mut pool = Pool::new(2).unwrap();
+        let mut home = pool.returner();
+        let objects = [1, 2].map(|n| pool.alloc(value(n)).unwrap());
+        let other = thread::spawn(move || objects.into_iter().for_each(|object| home.free(object)));
+        drop(pool);
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn the_owner_leaves_while_one_is_dropped_and_one_returned() {
+    model(|| {
+        let mut pool = Pool::new(2).unwrap();
+        let mut home = pool.returner();
+        let [first, second] = [1, 2].map(|n| pool.alloc(value(n)).unwrap());
+        let others = [
+            thread::spawn(move || home.free(first)),
+            thread::spawn(move || drop(second)),
+        ];
+        drop(pool);
+        others.into_iter().for_each(|other| other.join().unwrap());
+    });
+}
+
+#[test]
+fn a_returner_takes_the_place_of_one_that_left() {
+    model(|| {
+        let mut pool = Pool::new(1).unwrap();
+        let mut home = pool.returner();
+        let object = pool.alloc(value(1)).unwrap();
+        let other = thread::spawn(move || home.free(object));
+        let mut next = pool.returner();
+        if let Ok(object) = pool.alloc(value(2)) {
+            next.free(object);
+        }
+        other.join().unwrap();
+        drop(next);
+        assert!(pool.alloc(value(3)).is_ok());
+    });
+}
+
+#[test]
+fn shards_are_told_apart() {
+    model(|| {
+        let (mut pools, mut homes) = sharded(2, 1, 1).unwrap();
+        let objects = [0, 1].map(|at| pools[at].alloc(value(at)).unwrap());
+        let mut home = homes.pop().unwrap();
+        let other = thread::spawn(move || objects.into_iter().for_each(|object| home.free(object)));
+        pools.remove(0);
+        let early = pools[0].alloc(value(2)).ok();
+        other.join().unwrap();
+        assert_eq!(pools[0].alloc(value(3)).is_ok(), early.is_none());
+    });
+}
+
+#[test]
+fn an_arena_is_used_again_when_all_of_it_is_home() {
+    model(|| {
+        let mut batches = Batches::new(1, 2).unwrap();
+        let mut home = batches.returner();
+        let [first, second] = [1, 2].map(|n| batches.alloc(value(n)).unwrap());
+        let others = [
+            thread::spawn(move || home.free(first)),
+            thread::spawn(move || drop(second)),
+        ];
+        let early = batches.alloc(value(3)).ok();
+        others.into_iter().for_each(|other| other.join().unwrap());
+        let rest = std::iter::from_fn(|| batches.alloc(value(4)).ok()).collect::<Vec<_>>();
+        assert_eq!(early.iter().count() + rest.len(), 2);
+    });
+}
+
+#[test]
+fn the_owner_of_arenas_leaves_while_slots_come_home() {
+    model(|| {
+        let mut batches = Batches::new(2, 1).unwrap();
+        let mut home = batches.returner();
+        let [first, second] = [1, 2].map(|n| batches.alloc(value(n)).unwrap());
+        let others = [
+            thread::spawn(move || home.free(first)),
+            thread::spawn(move || drop(second)),
+        ];
+        drop(batches);
+        others.into_iter().for_each(|other| other.join().unwrap());
+    });
+}

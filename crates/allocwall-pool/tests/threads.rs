@@ -1,0 +1,401 @@
+//! Real threads: nothing is lost, nothing waits, and memory goes with the last slot, in whatever order threads die.
+//!
+//! `ALLOCWALL_POOL_SOAK=600 cargo test --release --test threads soak` soaks for ten minutes instead of a second.
+
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use allocwall_pool::{Batches, BuildError, MAX_SLOT, Memory, Pool, Pooled, sharded};
+
+/// Counts those that are alive, and knows if it was dropped already.
+struct Value {
+    alive: Arc<AtomicIsize>,
+    n: usize,
+    guard: u64,
+}
+
+const ALIVE: u64 = 0x5afe;
+
+impl Value {
+    fn new(alive: &Arc<AtomicIsize>, n: usize) -> Self {
+        alive.fetch_add(1, Ordering::Relaxed);
+        Self {
+            alive: alive.clone(),
+            n,
+            guard: ALIVE,
+        }
+    }
+}
+
+impl Drop for Value {
+    fn drop(&mut self) {
+        assert_eq!(self.guard, ALIVE, "dropped twice, or overwritten");
+        self.guard = 0;
+        self.alive.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// xorshift64* (Vigna 2016): enough to shake the order of things.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % limit
+    }
+}
+
+/// A slab of 4,096, a forward queue of 1,024 and a return queue of 1,024 that is drained only when the slab is empty: there
+/// the consumer waits for the return queue and the producer for the forward queue, for ever. Here the way home takes
+/// all, so both ends move on.
+#[test]
+fn the_published_free_lists_deadlock_is_none_here() {
+    let rounds = if cfg!(miri) { 200 } else { 300_000 };
+    let (capacity, forward) = if cfg!(miri) { (16, 4) } else { (4096, 1024) };
+    let deadline = Instant::now() + Duration::from_secs(100);
+    for through_returner in [true, false] {
+        let mut pool = Pool::new(capacity).unwrap();
+        let mut home = pool.returner();
+        let (mut tx, mut rx) = rtrb::RingBuffer::<Pooled<[usize; 8]>>::new(forward);
+        let consumer = thread::spawn(move || {
+            let mut next = 0;
+            while next < rounds {
+                match rx.pop() {
+                    Ok(object) => {
+                        assert_eq!(*object, [next; 8]);
+                        next += 1;
+                        if through_returner {
+                            home.free(object)
+                        } else {
+                            drop(object)
+                        }
+                    }
+                    Err(_) => thread::yield_now(),
+                }
+            }
+        });
+        for n in 0..rounds {
+            let mut object = loop {
+                match pool.alloc([n; 8]) {
+                    Ok(object) => break object,
+                    Err(_) => thread::yield_now(),
+                }
+                assert!(Instant::now() < deadline, "no slot comes home");
+            };
+            while let Err(rtrb::PushError::Full(back)) = tx.push(object) {
+                object = back;
+                thread::yield_now();
+                assert!(Instant::now() < deadline, "the consumer stands still");
+            }
+        }
+        consumer.join().unwrap();
+    }
+}
+
+/// The trap of magazines: slots that a consumer keeps back until it has a full one.
+#[test]
+fn an_idle_consumer_keeps_no_slot_back() {
+    let mut pool = Pool::new(1).unwrap();
+    let mut home = pool.returner();
+    let (tx, rx) = mpsc::channel::<Pooled<u8>>();
+    let (done, freed) = mpsc::channel();
+    let consumer = thread::spawn(move || {
+        for object in rx {
+            home.free(object);
+            done.send(()).unwrap();
+        }
+    });
+    for n in 0..100 {
+        tx.send(pool.alloc(n).expect("the only slot is home")).unwrap();
+        freed.recv().unwrap();
+    }
+    drop(tx);
+    consumer.join().unwrap();
+}
+
+#[test]
+fn many_producers_and_many_consumers() {
+    let (producers, consumers, each) = if cfg!(miri) { (2, 2, 30) } else { (3, 3, 20_000) };
+    let alive = Arc::new(AtomicIsize::new(0));
+    let (pools, homes) = sharded::<Value>(producers, consumers, 32).unwrap();
+    let sum = Arc::new(AtomicUsize::new(0));
+    let (txs, threads): (Vec<_>, Vec<_>) = homes
+        .into_iter()
+        .map(|mut home| {
+            let (tx, rx) = mpsc::sync_channel::<Pooled<Value>>(16);
+            let sum = sum.clone();
+            let consumer = thread::spawn(move || {
+                for object in rx {
+                    sum.fetch_add(object.n, Ordering::Relaxed);
+                    home.free(object);
+                }
+            });
+            (tx, consumer)
+        })
+        .unzip();
+    let producers: Vec<_> = pools
+        .into_iter()
+        .map(|mut pool| {
+            let (txs, alive) = (txs.clone(), alive.clone());
+            thread::spawn(move || {
+                for n in 0..each {
+                    let mut value = Value::new(&alive, n);
+                    let object = loop {
+                        match pool.alloc(value) {
+                            Ok(object) => break object,
+                            Err(full) => value = full.0,
+                        }
+                        thread::yield_now();
+                    };
+                    txs[n % txs.len()].send(object).unwrap();
+                }
+            })
+        })
+        .collect();
+    let made = producers.len() * (each * (each - 1) / 2);
+    producers
+        .into_iter()
+        .for_each(|producer| producer.join().unwrap());
+    drop(txs);
+    threads.into_iter().for_each(|consumer| consumer.join().unwrap());
+    assert_eq!(sum.load(Ordering::Relaxed), made);
+    assert_eq!(alive.load(Ordering::Relaxed), 0);
+}
+
+/// Memory that says when it goes.
+struct Told(Vec<UnsafeCell<u64>>, Arc<AtomicUsize>);
+
+// SAFETY: the vector isn't used otherwise.
+unsafe impl Memory for Told {
+    fn base(&self) -> NonNull<u8> {
+        NonNull::from(&self.0[..]).cast()
+    }
+    fn len(&self) -> usize {
+        self.0.len() * 8
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.1.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn told(bytes: usize) -> (Told, Arc<AtomicUsize>) {
+    let gone = Arc::new(AtomicUsize::new(0));
+    let words = (0..bytes / 8).map(|_| UnsafeCell::new(0)).collect();
+    (Told(words, gone.clone()), gone)
+}
+
+#[test]
+fn memory_goes_with_the_last_slot_and_not_before() {
+    for owner_goes in 0..3 {
+        let (memory, gone) = told(1 << 20);
+        let mut pool = Some(Pool::<u64>::over(memory).unwrap());
+        let mut home = Some(pool.as_mut().unwrap().returner());
+        let mut objects: Vec<_> = (0..2).map(|n| pool.as_mut().unwrap().alloc(n).unwrap()).collect();
+        for step in 0..3 {
+            if step == owner_goes {
+                pool = None;
+            }
+            match step {
+                0 => home.as_mut().unwrap().free(objects.pop().unwrap()),
+                1 => home = None,
+                _ => objects.clear(),
+            }
+            if step < 2 {
+                assert_eq!(gone.load(Ordering::Relaxed), 0);
+            }
+        }
+        drop(pool);
+        assert_eq!(gone.load(Ordering::Relaxed), 1);
+    }
+}
+
+#[test]
+fn a_pool_over_memory_uses_what_is_aligned() {
+    // A MiB has at least three chunks of 256 KiB that are aligned, each with 4095 slots of a line.
+    let mut pool = Pool::<[u8; 64]>::over(told(1 << 20).0).unwrap();
+    assert!((3 * 4095..=4 * 4095).contains(&pool.capacity()));
+    let all: Vec<_> = std::iter::from_fn(|| pool.alloc([1; 64]).ok()).collect();
+    assert_eq!(all.len(), pool.capacity());
+    assert!(matches!(
+        Pool::<u8>::over(told(64).0),
+        Err(BuildError::NoCapacity)
+    ));
+}
+
+#[test]
+fn slots_have_the_alignment_of_their_type_and_a_line_of_their_own() {
+    #[repr(align(512))]
+    struct Wide(#[allow(dead_code)] [u8; 513]);
+    let mut pool = Pool::new(600).unwrap();
+    let mut objects: Vec<_> = (0..600)
+        .map(|n| pool.alloc(Wide([n as u8; 513])).unwrap())
+        .collect();
+    objects.sort_by_key(|object| &raw const **object as usize);
+    for pair in objects.windows(2) {
+        let [a, b] = [&raw const *pair[0] as usize, &raw const *pair[1] as usize];
+        assert!(a % 512 == 0 && b - a >= 1024);
+    }
+    let mut small = Pool::new(9000).unwrap();
+    let mut bytes: Vec<_> = (0..9000)
+        .map(|_| small.alloc(0u8).unwrap())
+        .map(Pooled::into_raw)
+        .collect();
+    bytes.sort();
+    assert!(
+        bytes
+            .windows(2)
+            .all(|pair| pair[1].as_ptr() as usize - pair[0].as_ptr() as usize >= 64)
+    );
+    // SAFETY: each from `into_raw`, once.
+    bytes
+        .into_iter()
+        .for_each(|raw| drop(unsafe { Pooled::from_raw(raw) }));
+}
+
+#[test]
+fn what_can_not_be_built_says_so() {
+    assert_eq!(Pool::<u8>::new(0).unwrap_err(), BuildError::NoCapacity);
+    assert_eq!(
+        Pool::<u8>::growable(2, 1).unwrap_err().to_string(),
+        "the limit of 1 slots is below the capacity of 2"
+    );
+    assert!(Pool::<[u8; MAX_SLOT]>::new(1).is_ok());
+    assert!(matches!(
+        Pool::<[u8; MAX_SLOT + 1]>::new(1),
+        Err(BuildError::SlotTooLarge { .. })
+    ));
+    assert!(matches!(
+        Pool::<u8>::growable(1, usize::MAX),
+        Err(BuildError::OutOfMemory { .. })
+    ));
+    assert!(matches!(
+        Pool::<u8>::new(usize::MAX / 2),
+        Err(BuildError::OutOfMemory { .. })
+    ));
+    assert_eq!(Batches::<u8>::new(0, 1).unwrap_err(), BuildError::NoCapacity);
+    assert_eq!(Batches::<u8>::new(1, 0).unwrap_err(), BuildError::NoCapacity);
+}
+
+#[test]
+fn a_destructor_that_panics_loses_no_slot() {
+    struct Angry;
+    impl Drop for Angry {
+        fn drop(&mut self) {
+            panic!("on purpose");
+        }
+    }
+    let mut pool = Pool::new(1).unwrap();
+    let mut home = pool.returner();
+    for way in 0..3 {
+        let object = pool.alloc(Angry).expect("the slot is home");
+        let ended = catch_unwind(AssertUnwindSafe(|| match way {
+            0 => drop(object),
+            1 => home.free(object),
+            _ => pool.free(object),
+        }));
+        assert!(ended.is_err());
+    }
+    std::mem::forget(pool.alloc(Angry).expect("the slot is home"));
+}
+
+/// Owners and consumers that end at random: early, late, with objects in their hands, in a panic.
+#[test]
+fn soak() {
+    let seconds = std::env::var("ALLOCWALL_POOL_SOAK").map_or(1, |text| text.parse().expect("seconds"));
+    let deadline = Instant::now() + Duration::from_secs(seconds);
+    let alive = Arc::new(AtomicIsize::new(0));
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    loop {
+        pool_life(&mut random, &alive);
+        batch_life(&mut random, &alive);
+        assert_eq!(alive.load(Ordering::Relaxed), 0);
+        if Instant::now() > deadline || cfg!(miri) {
+            break;
+        }
+    }
+}
+
+/// The same for both kinds, which have the same methods.
+macro_rules! life {
+    ($name:ident, $build:expr, $unusable:expr) => {
+        fn $name(random: &mut Random, alive: &Arc<AtomicIsize>) {
+            let mut pool = $build(random);
+            let objects = if cfg!(miri) { 40 } else { 4000 };
+            let mut consumers = vec![];
+            let mut txs = vec![];
+            let owner_dies_at = random.below(2 * objects);
+            for n in 0..objects {
+                if n == owner_dies_at {
+                    break;
+                }
+                if txs.is_empty() || txs.len() < 3 && random.below(100) == 0 {
+                    let (tx, rx) = mpsc::sync_channel(1 + random.below(64));
+                    let (mut home, mut random) = (pool.returner(), Random(1 + random.below(1 << 30) as u64));
+                    txs.push(tx);
+                    consumers.push(thread::spawn(move || {
+                        let life = 1 + random.below(objects);
+                        let mut kept = vec![];
+                        for object in rx.iter().take(life) {
+                            match random.below(4) {
+                                0 => drop(object),
+                                1 if kept.len() < 4 => kept.push(object),
+                                _ => home.free(object),
+                            }
+                            if random.below(8) == 0 {
+                                kept.pop();
+                            }
+                        }
+                        if random.below(4) == 0 {
+                            // Everything it holds is dropped on the way out, in a panic.
+                            std::panic::resume_unwind(Box::new("a thread's death"));
+                        }
+                    }));
+                }
+                if let Ok(object) = pool.alloc(Value::new(alive, n)) {
+                    let to = random.below(txs.len());
+                    if let Err(mpsc::SendError(object)) = txs[to].send(object) {
+                        drop(object);
+                        drop(txs.swap_remove(to));
+                    }
+                }
+            }
+            if random.below(2) == 0 {
+                drop(pool);
+                drop(txs);
+                consumers
+                    .into_iter()
+                    .for_each(|consumer| drop(consumer.join()));
+            } else {
+                drop(txs);
+                consumers
+                    .into_iter()
+                    .for_each(|consumer| drop(consumer.join()));
+                // All threads are gone, so all is home.
+                let all: Vec<_> = std::iter::from_fn(|| pool.alloc(Value::new(alive, 0)).ok()).collect();
+                assert!(all.len() + $unusable >= pool.capacity() && pool.capacity() >= all.len());
+            }
+        }
+    };
+}
+
+life!(
+    pool_life,
+    |random: &mut Random| Pool::<Value>::growable(8 + random.below(40), 64).unwrap(),
+    0
+);
+// Of the arena whose turn it is, what was used before is not free until it has drained.
+life!(
+    batch_life,
+    |random: &mut Random| Batches::<Value>::growable(2, 1 + random.below(40), 4).unwrap(),
+    40
+);
