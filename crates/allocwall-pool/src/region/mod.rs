@@ -15,7 +15,7 @@
 
 mod got;
 mod machine;
-mod os;
+pub(crate) mod os;
 mod smaps;
 
 pub use got::{CollapseError, Got, Outcome, Why};

@@ -16,7 +16,7 @@ fn errno() -> i32 {
 }
 
 /// Readable, writable, private, anonymous memory at a multiple of [`HUGE`]; with guards, an inaccessible page on each side.
-pub(super) fn map_aligned(len: usize, guards: bool, reserved: bool) -> Result<NonNull<u8>, Why> {
+pub(crate) fn map_aligned(len: usize, guards: bool, reserved: bool) -> Result<NonNull<u8>, Why> {
     let flags = if reserved { libc::MAP_HUGETLB } else { 0 };
     if !guards {
         // The kernel aligns huge pages of the pool always, and since Linux 6.7 mappings of whole huge pages too.
@@ -76,6 +76,25 @@ fn map(at: *mut u8, len: usize, protection: i32, flags: i32) -> Result<*mut u8, 
     }
 }
 
+/// Zeroed memory at any address, for tables. Wiped: a forked child finds it zeroed again (Linux 4.14).
+pub(crate) fn table(len: usize, wiped: bool) -> Result<NonNull<u8>, Why> {
+    let base = map(ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, 0)?;
+    let base = NonNull::new(base).ok_or(Why::TooLarge)?;
+    if wiped {
+        let call = "madvise(MADV_WIPEONFORK)";
+        advise(base, len, libc::MADV_WIPEONFORK, call).map_err(|why| {
+            release(base.as_ptr(), len);
+            match why {
+                Why::Failed {
+                    errno: libc::EINVAL, ..
+                } => Why::Kernel { call, since: "4.14" },
+                why => why,
+            }
+        })?;
+    }
+    Ok(base)
+}
+
 /// Unmaps what nobody has seen yet. Where it fails (`vm.max_map_count`), reserved address space is lost, nothing else.
 fn release(start: *mut u8, len: usize) {
     if len > 0 {
@@ -93,7 +112,7 @@ pub(super) fn unguard(base: NonNull<u8>, len: usize) {
 /// # Safety
 ///
 /// Nothing uses the range any more.
-pub(super) unsafe fn unmap(base: NonNull<u8>, len: usize) -> Result<(), Why> {
+pub(crate) unsafe fn unmap(base: NonNull<u8>, len: usize) -> Result<(), Why> {
     // SAFETY: the caller's promise.
     if unsafe { libc::munmap(base.as_ptr().cast(), len) } == 0 {
         Ok(())
@@ -102,7 +121,7 @@ pub(super) unsafe fn unmap(base: NonNull<u8>, len: usize) -> Result<(), Why> {
     }
 }
 
-pub(super) fn advise(base: NonNull<u8>, len: usize, advice: i32, call: &'static str) -> Result<(), Why> {
+pub(crate) fn advise(base: NonNull<u8>, len: usize, advice: i32, call: &'static str) -> Result<(), Why> {
     loop {
         // SAFETY: the callers advise on memory of their own region; where contents may go, that is their promise.
         if unsafe { libc::madvise(base.as_ptr().cast(), len, advice) } == 0 {

@@ -249,10 +249,8 @@ fn small_pages_collapse_and_unmapped_ones_say_why_not() {
     // SAFETY: given away above, used by nobody.
     unsafe { unmap(base, HUGE) }.unwrap();
     // SAFETY: nothing is there to be harmed.
-    assert_eq!(
-        unsafe { collapse(0x1000_0000, HUGE) },
-        Err(CollapseError::NoMemory)
-    );
+    let nowhere = unsafe { collapse(0x1000_0000, HUGE) };
+    assert_eq!(nowhere, Err(CollapseError::NoMemory));
     assert_eq!(
         resident_share(0x1000_0000),
         Err(Why::Failed {
