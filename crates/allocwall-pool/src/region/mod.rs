@@ -16,10 +16,12 @@
 mod got;
 mod machine;
 pub(crate) mod os;
+mod process;
 mod smaps;
 
 pub use got::{CollapseError, Got, Outcome, Why};
 pub use machine::{Machine, Mode, Pool};
+pub use process::{Collapsed, collapse_resident};
 pub use smaps::{Huge, huge_bytes, huge_within};
 
 use std::ptr::NonNull;
@@ -188,8 +190,7 @@ impl Region {
     ///
     /// [`CollapseError`]; what could be made huge before the error stays so.
     pub fn collapse(&self) -> Result<(), CollapseError> {
-        // SAFETY: our own mapping, alive as long as `self`; a collapse keeps its contents.
-        unsafe { collapse(self.base.as_ptr() as usize, self.len) }
+        collapse(self.base.as_ptr() as usize, self.len)
     }
 
     /// Bytes of it that are huge in truth.
@@ -289,16 +290,13 @@ pub unsafe fn advise(base: NonNull<u8>, len: usize, advice: Advice) -> Result<()
     os::advise(base, len, number, call)
 }
 
-/// [`Region::collapse`] for any memory: whole huge pages from `start`.
+/// [`Region::collapse`] for any memory: whole huge pages from `start`. It keeps contents, and what is pinned the kernel
+/// leaves alone: so whatever stands there is not harmed.
 ///
 /// # Errors
 ///
 /// [`CollapseError`].
-///
-/// # Safety
-///
-/// The range is mapped and stays so during the call; nobody relies on which pages it stands on (no pinned buffers).
-pub unsafe fn collapse(start: usize, len: usize) -> Result<(), CollapseError> {
+pub fn collapse(start: usize, len: usize) -> Result<(), CollapseError> {
     os::collapse(start, len)
 }
 

@@ -202,7 +202,7 @@ pub(super) fn bind(base: NonNull<u8>, len: usize, node: u32) -> Result<(), Why> 
 }
 
 pub(super) fn collapse(start: usize, len: usize) -> Result<(), CollapseError> {
-    // SAFETY: keeps contents; which memory is the callers' promise.
+    // SAFETY: keeps contents, whosever memory it is; what isn't mapped or is pinned is an error.
     let result = unsafe { libc::madvise(ptr::with_exposed_provenance_mut(start), len, libc::MADV_COLLAPSE) };
     if result == 0 {
         Ok(())

@@ -248,9 +248,7 @@ fn small_pages_collapse_and_unmapped_ones_say_why_not() {
     let base = region.into_raw();
     // SAFETY: given away above, used by nobody.
     unsafe { unmap(base, HUGE) }.unwrap();
-    // SAFETY: nothing is there to be harmed.
-    let nowhere = unsafe { collapse(0x1000_0000, HUGE) };
-    assert_eq!(nowhere, Err(CollapseError::NoMemory));
+    assert_eq!(collapse(0x1000_0000, HUGE), Err(CollapseError::NoMemory));
     assert_eq!(
         resident_share(0x1000_0000),
         Err(Why::Failed {
@@ -258,6 +256,31 @@ fn small_pages_collapse_and_unmapped_ones_say_why_not() {
             errno: libc::ENOMEM
         })
     );
+}
+
+#[test]
+fn what_is_nearly_full_is_collapsed_and_what_is_not_is_left() {
+    if !transparent_here() || Machine::this().mode() != Ok(Mode::Madvise) {
+        return;
+    }
+    let plain = Request {
+        pages: Pages::Plain,
+        guards: true,
+        ..Request::of(2 * HUGE)
+    };
+    let mut full = Region::new(&plain).unwrap();
+    full.as_mut_slice().fill(3);
+    let mut sparse = Region::new(&plain).unwrap();
+    sparse.as_mut_slice()[..HUGE / 2].fill(3);
+    let done = collapse_resident(0.9).unwrap();
+    if done.failed > 0 {
+        eprintln!("skipped: {:?}", done.last_failure);
+        return;
+    }
+    assert!(done.pages >= 2, "{done:?}");
+    assert_eq!(full.huge_bytes().unwrap().transparent, 2 * HUGE as u64);
+    assert_eq!(sparse.huge_bytes().unwrap().transparent, 0);
+    assert!(full.as_mut_slice().iter().all(|byte| *byte == 3));
 }
 
 #[test]
