@@ -25,6 +25,7 @@ class _Report(TypedDict):
     slabs_reserved: int
     slabs_transparent: int
     slabs_kept: int
+    keep_target: int
     slab_bytes: int
     huge_bytes: Optional[int]
     arenas_given: int

@@ -123,7 +123,7 @@ def status() -> Dict[str, Any]:
     collapse of `enable` did; allocator: the objects' allocator, where the interpreter tells.
 
     With a hook also: arenas and slabs now; slab_bytes and, of them, huge_bytes in truth (from /proc/self/smaps; None where
-    that can't be read); slabs_kept empty; sums since the start of arenas_given and arenas_returned, slabs_mapped,
+    that can't be read); slabs_kept empty, and as many as may be (keep_target); sums since the start of arenas_given and arenas_returned, slabs_mapped,
     slabs_released and slabs_reused, foreign_frees (of arenas that were there before); fallbacks by reason; faults: huge
     first touches and their price, how many were dearer than small pages and by how much (lost_ns), and small_ns, the
     price of a small one; time_ns spent in here. A forked child goes on with its parent's sums.

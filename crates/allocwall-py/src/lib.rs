@@ -76,6 +76,7 @@ mod _native {
         report.set_item("slabs_reserved", counts.slabs_reserved)?;
         report.set_item("slabs_transparent", counts.slabs_transparent)?;
         report.set_item("slabs_kept", counts.slabs_kept)?;
+        report.set_item("keep_target", counts.keep_target)?;
         report.set_item("slab_bytes", counts.slabs * region::HUGE)?;
         report.set_item("huge_bytes", huge.map(|huge| huge.transparent + huge.reserved))?;
         report.set_item("arenas_given", counts.arenas_given)?;
