@@ -81,7 +81,7 @@ def enable(
                     _arena_bytes(),
                     reserved=mode == "hugetlb",
                     keep_bytes=keep_mib << 20,
-                    watch_price=watch_price,
+                    watch_price=bool(watch_price),
                 )
             except RuntimeError as error:
                 raise Refused("hook", str(error)) from None
