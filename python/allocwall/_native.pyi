@@ -1,4 +1,6 @@
-from typing import Literal, Optional, TypedDict
+from typing import List, Literal, Optional, TypedDict
+
+__all__: List[str]
 
 class _Fallbacks(TypedDict):
     pool_exhausted: int
