@@ -9,11 +9,15 @@ on: at most 2 MiB more than stock for a heap that only grows. Slabs that a heap 
 (`keep_mib`). In a child of `fork`, the first write to a huge page splits it: `collapse` there makes it whole again.
 """
 
+from __future__ import annotations
+
 import os
-import platform
 import sys
-import sysconfig
-from typing import Any, Callable, Dict, Optional, Tuple
+
+# Imported at the start of programs that expect to import things first: nothing is that can be done without.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Optional, Tuple
 
 __all__ = ["MODES", "Refused", "enable", "disable", "status", "collapse"]
 
@@ -156,12 +160,16 @@ def _arena_bytes() -> int:
 
 
 def _built_for_huge_pages() -> bool:
+    if sys.version_info < (3, 15):
+        return False
+    import sysconfig
+
     return "--with-pymalloc-hugepages" in (sysconfig.get_config_var("CONFIG_ARGS") or "")
 
 
 def _other_implementation() -> Optional[str]:
-    name = platform.python_implementation()
-    return None if name == "CPython" else "%s has no pymalloc arenas: this is for CPython" % name
+    name = sys.implementation.name
+    return None if name == "cpython" else "%s has no pymalloc arenas: this is for CPython" % name
 
 
 def _other_system() -> Optional[str]:
@@ -171,7 +179,8 @@ def _other_system() -> Optional[str]:
 
 
 def _free_threaded() -> Optional[str]:
-    if not sysconfig.get_config_var("Py_GIL_DISABLED"):
+    # The "t" of 3.13t.
+    if "t" not in getattr(sys, "abiflags", ""):
         return None
     return (
         "a free-threaded interpreter has mimalloc instead of arenas: "
@@ -180,21 +189,21 @@ def _free_threaded() -> Optional[str]:
 
 
 def _own_switch() -> Optional[str]:
-    if sys.version_info >= (3, 15) and _built_for_huge_pages() and os.environ.get("PYTHON_PYMALLOC_HUGEPAGES") == "1":
+    if _built_for_huge_pages() and os.environ.get("PYTHON_PYMALLOC_HUGEPAGES") == "1":
         return "this interpreter has its own arenas on huge pages already (PYTHON_PYMALLOC_HUGEPAGES=1)"
     return None
 
 
 def _without_pymalloc() -> Optional[str]:
-    if sysconfig.get_config_var("WITH_PYMALLOC") == 0:
-        return "this interpreter was built without pymalloc"
     # Where something stands before the allocator (tracemalloc), the interpreter doesn't tell, but the variable does.
     name = _native().allocator_name() or os.environ.get("PYTHONMALLOC") or "pymalloc"
     if name in ("default", "debug") or name.startswith("pymalloc"):
         return None
     if name.startswith("mimalloc"):
         return "objects come from mimalloc (PYTHONMALLOC): MIMALLOC_ALLOW_LARGE_OS_PAGES=1 is its own way to huge pages"
-    return "objects come from %s, not from pymalloc: unset PYTHONMALLOC" % name
+    if os.environ.get("PYTHONMALLOC"):
+        return "objects come from %s, not from pymalloc: unset PYTHONMALLOC" % name
+    return "objects come from %s: this interpreter was built or set up without pymalloc" % name
 
 
 def _no_transparent_pages() -> Optional[str]:

@@ -412,42 +412,35 @@ class Refusals(unittest.TestCase):
         return raised.exception
 
     def test_another_implementation(self):
-        with mock.patch("platform.python_implementation", return_value="PyPy"):
-            self.assertIn("PyPy", str(self.refusal()))
+        with mock.patch.object(sys.implementation, "name", "pypy"):
+            self.assertIn("pypy", str(self.refusal()))
 
     def test_another_system(self):
         with mock.patch.object(sys, "platform", "darwin"):
             self.assertEqual(self.refusal().reason, "system")
 
-    def configured(self, **values):
-        real = hugepages.sysconfig.get_config_var
-        return mock.patch.object(
-            hugepages.sysconfig, "get_config_var", lambda name: values[name] if name in values else real(name)
-        )
-
     def test_a_free_threaded_interpreter_names_the_variable_that_works(self):
-        with self.configured(Py_GIL_DISABLED=1):
+        with mock.patch.object(sys, "abiflags", "t"):
             refused = self.refusal()
         self.assertEqual(refused.reason, "free_threaded")
         self.assertIn("MIMALLOC_ALLOW_LARGE_OS_PAGES=1", str(refused))
 
-    def test_an_interpreter_with_its_own_switch_on(self):
-        with self.configured(CONFIG_ARGS="'--with-pymalloc-hugepages'"), mock.patch.object(
+    def test_an_interpreter_with_its_own_switch(self):
+        with mock.patch("sysconfig.get_config_var", return_value="'--with-pymalloc-hugepages'"), mock.patch.object(
             sys, "version_info", (3, 15, 0)
         ), mock.patch.dict(os.environ, PYTHON_PYMALLOC_HUGEPAGES="1"):
             self.assertEqual(self.refusal().reason, "own_switch")
-
-    def test_a_switch_that_is_off_leaves_arenas_of_2_mib(self):
-        with self.configured(CONFIG_ARGS="'--with-pymalloc-hugepages'"), mock.patch.object(
-            sys, "version_info", (3, 15, 0)
-        ), mock.patch.dict(os.environ):
-            os.environ.pop("PYTHON_PYMALLOC_HUGEPAGES", None)
+            # Off, its arenas have 2 MiB all the same.
+            del os.environ["PYTHON_PYMALLOC_HUGEPAGES"]
             self.assertIsNone(hugepages._own_switch())
             self.assertEqual(hugepages._arena_bytes(), 2 * MIB)
 
     def test_an_interpreter_without_pymalloc(self):
-        with self.configured(WITH_PYMALLOC=0):
-            self.assertEqual(self.refusal().reason, "no_pymalloc")
+        with mock.patch.object(_native, "allocator_name", return_value="malloc"), mock.patch.dict(os.environ):
+            os.environ.pop("PYTHONMALLOC", None)
+            refused = self.refusal()
+        self.assertEqual(refused.reason, "no_pymalloc")
+        self.assertIn("without pymalloc", str(refused))
 
     def test_objects_from_malloc(self):
         script = """
@@ -500,6 +493,11 @@ class Starting(unittest.TestCase):
         script = "import sys; print(any(name.startswith('allocwall') for name in sys.modules))"
         self.assertEqual(python(script), "False\n")
         self.assertEqual(python(script, ALLOCWALL_HUGEPAGES="0"), "False\n")
+
+    def test_the_variable_imports_next_to_nothing(self):
+        script = "import sys; print([name for name in ('threading', 'typing', 'sysconfig') if name in sys.modules])"
+        if python(script) == "[]\n":
+            self.assertEqual(python(script, ALLOCWALL_HUGEPAGES="1"), "[]\n")
 
     @unittest.skipIf(TRANSPARENT, TRANSPARENT)
     def test_the_variable_switches_on(self):

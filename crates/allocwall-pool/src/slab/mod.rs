@@ -272,12 +272,13 @@ impl<S: System> Arenas<S> {
     fn leave(&self, slab: Leaving) {
         if slab.keep {
             self.system.free_lazily(slab.base);
-        } else if self.system.unmap(slab.base).is_err() {
-            // Too many mappings to split one: its pages go, its addresses stay with us.
-            self.system.drop_pages(slab.base);
-        } else {
+        } else if self.system.unmap(slab.base).is_ok() {
             self.with(|inner| inner.counts.slabs_released += 1);
             return;
+        } else if slab.pages != Pages::Reserved {
+            // Too many mappings to split one: its pages go, its addresses stay with us. Reserved pages stay too: once given
+            // back they might not be had again, and the next touch would be a SIGBUS.
+            self.system.drop_pages(slab.base);
         }
         // It was in before, so there is a place for it.
         let _ = self.with(|inner| inner.ledger.insert(slab.base, slab.pages, false));
