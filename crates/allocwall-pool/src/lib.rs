@@ -12,8 +12,12 @@ mod estate;
 mod handle;
 mod memory;
 mod pool;
+#[cfg(all(target_os = "linux", feature = "std"))]
+pub mod region;
 mod ring;
 mod shards;
+#[cfg(all(target_os = "linux", feature = "std"))]
+pub mod slab;
 mod stack;
 mod sync;
 

@@ -1,0 +1,524 @@
+use super::*;
+use proptest::prelude::*;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+
+const MIB: usize = 1 << 20;
+const CHEAP_NS: u64 = 100_000;
+
+/// A system that maps addresses without memory behind them, at prices and with failures that a test sets.
+struct Fake {
+    now: Cell<u64>,
+    next: Cell<usize>,
+    mapped: RefCell<BTreeMap<usize, Pages>>,
+    lazy: RefCell<BTreeSet<usize>>,
+    huge_ns: Cell<u64>,
+    small_ns: Cell<u64>,
+    pool: Cell<usize>,
+    may_map: Cell<bool>,
+    may_unmap: Cell<bool>,
+}
+
+// SAFETY: the tests that use it have one thread.
+unsafe impl Sync for Fake {}
+
+impl Fake {
+    fn new() -> Self {
+        Self {
+            now: Cell::new(1_000_000_000),
+            next: Cell::new(0x7f00_0000_0000),
+            mapped: RefCell::default(),
+            lazy: RefCell::default(),
+            huge_ns: Cell::new(CHEAP_NS),
+            small_ns: Cell::new(1_500),
+            pool: Cell::new(0),
+            may_map: Cell::new(true),
+            may_unmap: Cell::new(true),
+        }
+    }
+
+    fn pass(&self, ns: u64) {
+        self.now.set(self.now.get() + ns);
+    }
+}
+
+impl System for &Fake {
+    fn now(&self) -> u64 {
+        self.now.get()
+    }
+
+    fn small_price(&self) -> Result<u64, Why> {
+        Ok(self.small_ns.get())
+    }
+
+    fn map(&self, pages: Pages) -> Result<usize, Why> {
+        let failed = Why::Failed {
+            call: "mmap",
+            errno: libc::ENOMEM,
+        };
+        if !self.may_map.get() {
+            return Err(failed);
+        }
+        if pages == Pages::Reserved {
+            self.pool.set(self.pool.get().checked_sub(1).ok_or(failed)?);
+        }
+        // Downwards, with a hole now and then, over the border of a leaf (16 GiB).
+        let base = self.next.get() - HUGE * (1 + usize::from(self.next.get().is_multiple_of(7)) * 5000);
+        self.next.set(base);
+        assert!(self.mapped.borrow_mut().insert(base, pages).is_none());
+        Ok(base)
+    }
+
+    fn touch(&self, base: usize, pages: usize) -> u64 {
+        match self.mapped.borrow()[&base] {
+            Pages::Plain => self.small_ns.get() * pages as u64,
+            Pages::Transparent => self.huge_ns.get(),
+            Pages::Reserved => 0,
+        }
+    }
+
+    fn make_eligible(&self, base: usize) {
+        assert_eq!(self.mapped.borrow()[&base], Pages::Plain);
+    }
+
+    fn unmap(&self, base: usize) -> Result<(), Why> {
+        if self.may_unmap.get() {
+            self.lazy.borrow_mut().remove(&base);
+            assert!(self.mapped.borrow_mut().remove(&base).is_some());
+            Ok(())
+        } else {
+            Err(Why::Failed {
+                call: "munmap",
+                errno: libc::ENOMEM,
+            })
+        }
+    }
+
+    fn free_lazily(&self, base: usize) {
+        assert!(self.mapped.borrow().contains_key(&base));
+        self.lazy.borrow_mut().insert(base);
+    }
+
+    fn drop_pages(&self, base: usize) {
+        assert_ne!(self.mapped.borrow()[&base], Pages::Reserved);
+    }
+}
+
+fn arenas(fake: &Fake, settings: Settings) -> Arenas<&Fake> {
+    Arenas::on(fake, settings).unwrap()
+}
+
+fn give<S: System>(arenas: &Arenas<S>) -> usize {
+    arenas.alloc(arenas.settings().arena_bytes).unwrap().as_ptr() as usize
+}
+
+fn take<S: System>(arenas: &Arenas<S>, address: usize) -> Freed {
+    // SAFETY: the fake has no memory behind its addresses; what the real one gave is unused by the tests.
+    unsafe { arenas.free(NonNull::new(std::ptr::with_exposed_provenance_mut(address)).unwrap()) }
+}
+
+#[test]
+fn arenas_of_any_interpreter_fill_slabs_before_another_is_mapped() {
+    for arena in [64 << 10, 256 << 10, MIB, 2 * MIB] {
+        let fake = Fake::new();
+        let arenas = arenas(&fake, Settings::of(arena));
+        let given: BTreeSet<usize> = (0..3 * HUGE / arena).map(|_| give(&arenas)).collect();
+        assert_eq!(given.len(), 3 * HUGE / arena);
+        assert!(given.iter().all(|address| address % arena == 0));
+        assert_eq!(fake.mapped.borrow().len(), 3);
+        assert_eq!(arenas.counts().arenas, 3 * HUGE / arena);
+        for address in given {
+            assert_eq!(take(&arenas, address), Freed::Ours);
+        }
+        assert_eq!(fake.mapped.borrow().len(), 0);
+        assert_eq!(arenas.counts().slabs, 0);
+    }
+}
+
+#[test]
+fn sizes_that_no_interpreter_uses_are_refused() {
+    for (bytes, why) in [
+        (0, Why::Empty),
+        (4096, Why::Empty),
+        (3 * MIB / 2, Why::Empty),
+        (4 * MIB, Why::TooLarge),
+    ] {
+        assert_eq!(Arenas::new(Settings::of(bytes)).err(), Some(why), "{bytes}");
+    }
+}
+
+#[test]
+fn other_sizes_and_other_addresses_are_not_ours() {
+    let fake = Fake::new();
+    let arenas = arenas(&fake, Settings::of(MIB));
+    let arena = give(&arenas);
+    assert_eq!(arenas.alloc(16 << 10), Err(NoArena::OddSize));
+    for foreign in [
+        arena - HUGE,
+        arena + HUGE,
+        0x1000,
+        usize::MAX,
+        0xffff_8000_0000_0000,
+    ] {
+        assert_eq!(take(&arenas, foreign), Freed::Foreign, "{foreign:x}");
+    }
+    // In our slab, but no arena that is out: nothing is forwarded, nothing freed.
+    for misplaced in [arena + 4096, arena + MIB] {
+        assert_eq!(take(&arenas, misplaced), Freed::Ours, "{misplaced:x}");
+    }
+    let counts = arenas.counts();
+    assert_eq!((counts.foreign_frees, counts.misplaced_frees), (5, 2));
+    assert_eq!((counts.arenas, counts.fallbacks.odd_size), (1, 1));
+    assert_eq!(take(&arenas, arena), Freed::Ours);
+    assert_eq!(take(&arenas, arena), Freed::Foreign);
+}
+
+#[test]
+fn a_heap_that_goes_up_and_down_is_kept_from_the_third_time_and_given_back_in_the_end() {
+    let fake = Fake::new();
+    let arenas = arenas(&fake, Settings::of(MIB));
+    let mut mapped = Vec::new();
+    for _ in 0..5 {
+        let before = arenas.counts().slabs_mapped;
+        let round: Vec<usize> = (0..20).map(|_| give(&arenas)).collect();
+        mapped.push(arenas.counts().slabs_mapped - before);
+        fake.pass(50_000_000);
+        for address in round {
+            take(&arenas, address);
+        }
+    }
+    assert_eq!(mapped, [10, 10, 0, 0, 0]);
+    assert_eq!(arenas.counts().slabs_kept, 10);
+    assert_eq!(
+        *fake.lazy.borrow(),
+        fake.mapped.borrow().keys().copied().collect()
+    );
+    // Unused, they go: a call lets go of two at most.
+    for _ in 0..20 {
+        fake.pass(10_000_000_000);
+        let address = give(&arenas);
+        take(&arenas, address);
+    }
+    assert_eq!(arenas.counts().slabs, 0);
+}
+
+#[test]
+fn a_heap_that_goes_down_once_or_slowly_is_not_kept() {
+    let fake = Fake::new();
+    let arenas = arenas(&fake, Settings::of(MIB));
+    for _ in 0..3 {
+        let round: Vec<usize> = (0..20).map(|_| give(&arenas)).collect();
+        for address in round {
+            take(&arenas, address);
+        }
+        assert_eq!(arenas.counts().slabs, 0);
+        fake.pass(2_000_000_000);
+    }
+}
+
+#[test]
+fn the_limit_on_what_is_kept_holds() {
+    let fake = Fake::new();
+    let settings = Settings {
+        keep_bytes: 3 * HUGE,
+        ..Settings::of(MIB)
+    };
+    let arenas = arenas(&fake, settings);
+    for _ in 0..4 {
+        let round: Vec<usize> = (0..20).map(|_| give(&arenas)).collect();
+        for address in round {
+            take(&arenas, address);
+        }
+        assert!(arenas.counts().slabs <= 3);
+    }
+    assert_eq!(arenas.counts().slabs_kept, 3);
+}
+
+#[test]
+fn dear_huge_pages_are_given_up_for_a_while_and_cheap_ones_are_not() {
+    for (huge_ns, watch_price, least_small) in
+        [(CHEAP_NS, true, 0), (4_000_000, true, 45), (4_000_000, false, 0)]
+    {
+        let fake = Fake::new();
+        let settings = Settings {
+            watch_price,
+            ..Settings::of(MIB)
+        };
+        let arenas = arenas(&fake, settings);
+        fake.huge_ns.set(huge_ns);
+        for _ in 0..100 {
+            give(&arenas);
+            // 50 slabs in 200 ms: one try in 161 ms.
+            fake.pass(2_000_000);
+        }
+        let counts = arenas.counts();
+        assert!(counts.fallbacks.dear >= least_small, "{counts:?}");
+        assert_eq!(
+            counts.slabs - counts.slabs_transparent,
+            counts.fallbacks.dear as usize
+        );
+        assert_eq!(counts.fallbacks.dear > 0, counts.faults.dear > 0 && watch_price);
+        assert!(!watch_price || counts.faults.lost_ns <= 2 * 200_000_000 / policy::LOSE_ONE_IN);
+    }
+}
+
+#[test]
+fn an_exhausted_pool_falls_back_at_every_step() {
+    for pool in 0..5 {
+        let fake = Fake::new();
+        fake.pool.set(pool);
+        let settings = Settings {
+            pages: Pages::Reserved,
+            ..Settings::of(MIB)
+        };
+        let arenas = arenas(&fake, settings);
+        for _ in 0..10 {
+            give(&arenas);
+        }
+        let counts = arenas.counts();
+        assert_eq!((counts.slabs, counts.slabs_reserved), (5, pool));
+        assert_eq!(counts.slabs_transparent, 5 - pool);
+        assert_eq!(counts.fallbacks.pool_exhausted, 5 - pool as u64);
+    }
+}
+
+#[test]
+fn without_memory_the_caller_is_sent_elsewhere_and_nothing_is_lost() {
+    let fake = Fake::new();
+    let arenas = arenas(&fake, Settings::of(MIB));
+    let first = give(&arenas);
+    let second = give(&arenas);
+    fake.may_map.set(false);
+    assert!(matches!(
+        arenas.alloc(MIB),
+        Err(NoArena::NoMemory(Why::Failed { .. }))
+    ));
+    assert_eq!(arenas.counts().fallbacks.no_memory, 1);
+    take(&arenas, second);
+    assert_eq!(give(&arenas), second);
+    fake.may_unmap.set(false);
+    take(&arenas, first);
+    take(&arenas, second);
+    // It couldn't be unmapped: it stays with us and is used again.
+    assert_eq!(arenas.counts().slabs_kept, 1);
+    assert_eq!(give(&arenas), first);
+}
+
+/// What is done to the arenas in one step.
+#[derive(Clone, Debug)]
+enum Step {
+    Give,
+    /// Of those out, by position.
+    Take(prop::sample::Index),
+    Foreign(usize),
+    Odd(usize),
+    Pass(u64),
+    HugePrice(u64),
+    MayMap(bool),
+    MayUnmap(bool),
+    Fork,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        12 => Just(Step::Give),
+        10 => any::<prop::sample::Index>().prop_map(Step::Take),
+        1 => any::<usize>().prop_map(Step::Foreign),
+        1 => (0usize..4 * MIB).prop_map(Step::Odd),
+        2 => (0u64..4_000_000_000).prop_map(Step::Pass),
+        1 => (0u64..10_000_000).prop_map(Step::HugePrice),
+        1 => any::<bool>().prop_map(Step::MayMap),
+        1 => any::<bool>().prop_map(Step::MayUnmap),
+        1 => Just(Step::Fork),
+    ];
+    prop::collection::vec(step, 1..300)
+}
+
+proptest! {
+    #[test]
+    fn any_sequence_of_operations_agrees_with_a_set_of_arenas(
+        steps in steps(),
+        arena in prop::sample::select(vec![64usize << 10, 256 << 10, MIB, 2 * MIB]),
+        keep in 0usize..8,
+        pages in prop::sample::select(vec![Pages::Reserved, Pages::Transparent, Pages::Plain]),
+        pool in 0usize..20,
+    ) {
+        let fake = Fake::new();
+        fake.pool.set(pool);
+        let settings = Settings { pages, keep_bytes: keep * HUGE, ..Settings::of(arena) };
+        let arenas = arenas(&fake, settings);
+        let mut model: Vec<usize> = Vec::new();
+        let mut stuck = false;
+        for step in steps {
+            match step {
+                Step::Give => match arenas.alloc(arena) {
+                    Ok(address) => {
+                        let address = address.as_ptr() as usize;
+                        prop_assert!(address.is_multiple_of(arena));
+                        prop_assert!(!model.contains(&address));
+                        prop_assert!(fake.mapped.borrow().contains_key(&(address & !(HUGE - 1))));
+                        model.push(address);
+                    }
+                    Err(why) => {
+                        prop_assert!(!fake.may_map.get(), "{:?}", why);
+                        // Only when every slab is full.
+                        prop_assert_eq!(model.len() * arena, fake.mapped.borrow().len() * HUGE);
+                    }
+                },
+                Step::Take(index) if !model.is_empty() => {
+                    let address = model.swap_remove(index.index(model.len()));
+                    prop_assert_eq!(take(&arenas, address), Freed::Ours);
+                }
+                Step::Take(_) => {}
+                Step::Foreign(address) => {
+                    let base = address & !(HUGE - 1);
+                    if address != 0 && !model.contains(&address) {
+                        let ours = fake.mapped.borrow().contains_key(&base);
+                        let expected = if ours { Freed::Ours } else { Freed::Foreign };
+                        prop_assert_eq!(take(&arenas, address), expected);
+                    }
+                }
+                Step::Odd(bytes) => {
+                    if bytes != arena {
+                        prop_assert_eq!(arenas.alloc(bytes), Err(NoArena::OddSize));
+                    }
+                }
+                Step::Pass(ns) => fake.pass(ns),
+                Step::HugePrice(ns) => fake.huge_ns.set(ns),
+                Step::MayMap(may) => fake.may_map.set(may),
+                Step::MayUnmap(may) => {
+                    fake.may_unmap.set(may);
+                    stuck |= !may;
+                }
+                Step::Fork => arenas.with(|inner| {
+                    let before = inner.ledger.tally();
+                    inner.ledger.recount();
+                    assert_eq!(inner.ledger.tally(), before);
+                }),
+            }
+            let counts = arenas.counts();
+            prop_assert_eq!(counts.arenas, model.len());
+            prop_assert_eq!(counts.arenas as u64, counts.arenas_given - counts.arenas_returned);
+            prop_assert_eq!(counts.slabs, fake.mapped.borrow().len());
+            let used: BTreeSet<usize> = model.iter().map(|address| address & !(HUGE - 1)).collect();
+            prop_assert_eq!(counts.slabs - counts.slabs_kept, used.len());
+            prop_assert!(stuck || counts.slabs_kept <= keep, "{:?}", counts);
+            let ranges: BTreeSet<usize> = arenas.ranges().into_iter().map(|(start, _)| start).collect();
+            prop_assert_eq!(ranges, fake.mapped.borrow().keys().copied().collect());
+        }
+    }
+}
+
+#[test]
+fn on_this_machine_arenas_are_writable_apart_and_huge() {
+    let arenas = Arenas::new(Settings {
+        watch_price: false,
+        ..Settings::of(MIB)
+    })
+    .unwrap();
+    let given: Vec<NonNull<u8>> = (0..8u8)
+        .map(|mark| {
+            let arena = arenas.alloc(MIB).unwrap();
+            // SAFETY: an arena of ours, of that many bytes.
+            unsafe { arena.write_bytes(mark, MIB) };
+            arena
+        })
+        .collect();
+    for (mark, arena) in given.iter().enumerate() {
+        // SAFETY: the same arena, written above.
+        let bytes = unsafe { std::slice::from_raw_parts(arena.as_ptr(), MIB) };
+        assert!(bytes.iter().all(|byte| usize::from(*byte) == mark));
+    }
+    let counts = arenas.counts();
+    if crate::region::Machine::this().transparent().is_ok() && counts.fallbacks.missed == 0 {
+        let huge = crate::region::huge_bytes(&arenas.ranges()).unwrap();
+        assert_eq!(huge.transparent, 4 * HUGE as u64, "{counts:?}");
+    }
+    for arena in given {
+        // SAFETY: not used any more.
+        assert_eq!(unsafe { arenas.free(arena) }, Freed::Ours);
+    }
+    assert_eq!(arenas.counts().slabs, 0);
+}
+
+#[test]
+fn threads_may_allocate_and_free_at_once() {
+    let arenas = Arenas::new(Settings::of(256 << 10)).unwrap();
+    std::thread::scope(|scope| {
+        for mark in 0..4u8 {
+            let arenas = &arenas;
+            scope.spawn(move || {
+                for round in 0..50 {
+                    let given: Vec<NonNull<u8>> = (0..10)
+                        .map(|_| {
+                            let arena = arenas.alloc(256 << 10).unwrap();
+                            // SAFETY: an arena of ours; one page of it.
+                            unsafe { arena.write_bytes(mark, 4096) };
+                            arena
+                        })
+                        .collect();
+                    for arena in given {
+                        // SAFETY: written above by this thread, and ours alone.
+                        assert!(unsafe { *arena.as_ptr().add(round) } == mark);
+                        // SAFETY: not used any more.
+                        assert_eq!(unsafe { arenas.free(arena) }, Freed::Ours);
+                    }
+                }
+            });
+        }
+    });
+    let counts = arenas.counts();
+    assert_eq!((counts.arenas, counts.arenas_given), (0, 2000));
+    assert_eq!(counts.misplaced_frees + counts.foreign_frees, 0);
+}
+
+/// Children are forked while other threads are inside, and must go on with what they inherited.
+#[test]
+fn a_child_forked_at_any_moment_can_allocate_and_free() {
+    let arenas = Arenas::new(Settings::of(256 << 10)).unwrap();
+    let kept = give(&arenas);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    let given: Vec<usize> = (0..20).map(|_| give(&arenas)).collect();
+                    for address in given {
+                        take(&arenas, address);
+                    }
+                }
+            });
+        }
+        for _ in 0..100 {
+            // SAFETY: the child calls nothing that needs another thread: no `malloc`, and `_exit`.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: ends a child that hangs.
+                unsafe { libc::alarm(20) };
+                let mut mine = [0; 40];
+                for address in &mut mine {
+                    *address = match arenas.alloc(256 << 10) {
+                        Ok(arena) => arena.as_ptr() as usize,
+                        Err(_) => 0,
+                    };
+                }
+                let mut fine = mine.iter().all(|address| *address != 0 && *address != kept);
+                for address in mine {
+                    fine &= take(&arenas, address) == Freed::Ours;
+                }
+                fine &= take(&arenas, kept) == Freed::Ours;
+                fine &= arenas.counts().forks == 1 && arenas.counts().misplaced_frees == 0;
+                // SAFETY: ends the child at once.
+                unsafe { libc::_exit(if fine { 0 } else { 1 }) };
+            }
+            let mut status = -1;
+            // SAFETY: waits for the child that was just forked.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            assert_eq!(status, 0);
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert_eq!(arenas.counts().forks, 0);
+    assert_eq!(take(&arenas, kept), Freed::Ours);
+    assert_eq!(arenas.counts().arenas, 0);
+}

@@ -1,0 +1,49 @@
+"""python -m allocwall run [--mode MODE] [--fork-unsafe] [--require] [-m] PROGRAM ARGS...
+python -m allocwall bench [WORKLOAD...] [--arms ARM,...] [--blocks N] [--idle SECONDS]
+"""
+
+import argparse
+import os
+import runpy
+import sys
+from typing import List, Optional
+
+from . import _bench, hugepages
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m allocwall", description="CPython's arenas on huge pages.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="run a program with its arenas on huge pages")
+    run.add_argument("--mode", choices=hugepages.MODES, default="thp", help="(default: %(default)s)")
+    run.add_argument("--fork-unsafe", action="store_true", help="hugetlb: this program doesn't fork")
+    run.add_argument("--require", action="store_true", help="exit with 1 where huge pages are refused")
+    run.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module, as in python -m")
+    run.add_argument("program", metavar="PROGRAM")
+    run.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
+    bench = commands.add_parser("bench", help="nine workloads, stock arenas against huge pages")
+    _bench.arguments(bench)
+    options = parser.parse_args(arguments)
+    return _bench.main(options) if options.command == "bench" else _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        hugepages.enable(options.mode, fork_unsafe=options.fork_unsafe)
+    except hugepages.Refused as refused:
+        print("allocwall: not on huge pages: %s" % refused, file=sys.stderr)
+        if options.require:
+            return 1
+    # As the interpreter itself would have it: the program's name first, its folder (for a module, ours) on the path.
+    sys.argv[:] = [options.program, *options.arguments]
+    if options.module:
+        sys.path[0] = os.getcwd()
+        runpy.run_module(options.program, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(os.path.realpath(options.program))
+        runpy.run_path(options.program, run_name="__main__")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

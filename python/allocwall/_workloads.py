@@ -1,0 +1,144 @@
+"""The workloads of `python -m allocwall bench`, one a fresh process: python -m allocwall._workloads NAME ARM.
+
+Each has three parts that are timed apart: what is built, what is done with it, and taking it down. The collector is off.
+Sizes are those of the published comparison of pymalloc on huge pages.
+"""
+
+import collections
+import gc
+import json
+import random
+import resource
+import sys
+import time
+from typing import Any, Callable, Dict, List, NamedTuple
+
+
+class Workload(NamedTuple):
+    doc: str
+    build: Callable[[], Any]
+    use: Callable[[Any], None]
+
+
+def _blocks(count: int, size: int) -> List[bytearray]:
+    return [bytearray(size) for _ in range(count)]
+
+
+def _write_first(blocks: List[bytearray]) -> None:
+    for block in blocks:
+        block[0] = 1
+
+
+def _append_and_pop(blocks: "collections.deque[bytearray]") -> None:
+    for _ in range(200_000):
+        blocks.append(bytearray(64))
+        blocks.popleft()
+
+
+def _drop_and_refill(blocks: List[Any]) -> None:
+    for at in range(0, len(blocks), 2):
+        blocks[at] = None
+    for at in range(0, len(blocks), 2):
+        blocks[at] = bytearray(128)
+
+
+def _mixed() -> List[bytearray]:
+    sizes = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+    return [bytearray(sizes[i % len(sizes)]) for i in range(500_000)]
+
+
+class _Point:
+    __slots__ = ("x", "y", "z")
+
+    def __init__(self, x: int) -> None:
+        self.x = x
+        self.y = x
+        self.z = x
+
+
+def _pressure(_: None) -> None:
+    for _round in range(10):
+        blocks = _blocks(200_000, 256)
+        del blocks
+
+
+def _walk(blocks: List[bytearray]) -> None:
+    order = list(range(len(blocks)))
+    random.Random(42).shuffle(order)
+    for at in order:
+        blocks[at][0] = 1
+
+
+def _nothing(_: Any) -> None:
+    pass
+
+
+WORKLOADS: Dict[str, Workload] = {
+    "tuples": Workload("1 M tuples of three ints", lambda: [(i, i + 1, i + 2) for i in range(1_000_000)], _nothing),
+    "fragmentation": Workload("500 k of 128 B, every other one replaced", lambda: _blocks(500_000, 128), _drop_and_refill),
+    "mixed": Workload("500 k of 8 to 512 B", _mixed, _nothing),
+    "bulk": Workload("1 M of 48 B, one byte written to each", lambda: _blocks(1_000_000, 48), _write_first),
+    "instances": Workload("500 k objects with three slots", lambda: [_Point(i) for i in range(500_000)], _nothing),
+    "arena_pressure": Workload("10 times 200 k of 256 B", lambda: None, _pressure),
+    "random_walk": Workload("1 M of 64 B, touched in random order", lambda: _blocks(1_000_000, 64), _walk),
+    "churn": Workload(
+        "200 k of 64 B, 200 k times one more and the oldest gone",
+        lambda: collections.deque(_blocks(200_000, 64)),
+        _append_and_pop,
+    ),
+    "dict_churn": Workload(
+        "500 k dicts of four keys", lambda: [{"a": i, "b": i, "c": i, "d": i} for i in range(500_000)], _nothing
+    ),
+}
+
+
+def run(workload: Workload, arm: str) -> Dict[str, Any]:
+    """One run. Times in seconds, memory in bytes."""
+    mode, _, settings = arm.partition(":")
+    chosen = {k: int(v) for k, _, v in (part.partition("=") for part in settings.split(",") if part)}
+    hugepages: Any = None
+    if mode in ("thp", "hugetlb", "auto", "collapse"):
+        from . import hugepages
+
+        if mode != "collapse":
+            hugepages.enable(mode, **({"fork_unsafe": True} if mode == "hugetlb" else {}), **chosen)
+    gc.collect()
+    gc.disable()
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    start = time.perf_counter()
+    built = workload.build()
+    built_at = time.perf_counter()
+    if mode == "collapse":
+        # Part of the price: it is paid between building and using.
+        hugepages.enable("collapse")
+    workload.use(built)
+    used_at = time.perf_counter()
+    memory = _memory()
+    left_at = time.perf_counter()
+    del built
+    end = time.perf_counter()
+    return {
+        "build_s": built_at - start,
+        "use_s": used_at - built_at,
+        "teardown_s": end - left_at,
+        "total_s": used_at - start + end - left_at,
+        "faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults,
+        **memory,
+        "status": hugepages.status() if hugepages else None,
+    }
+
+
+def _memory() -> Dict[str, int]:
+    fields = {}
+    with open("/proc/self/smaps_rollup") as rollup:
+        for line in rollup:
+            name, _, rest = line.partition(":")
+            if rest.endswith("kB\n"):
+                fields[name] = int(rest.split()[0]) << 10
+    reserved = fields["Private_Hugetlb"] + fields["Shared_Hugetlb"]
+    # Reserved pages are no part of the resident set as the kernel counts it.
+    return {"resident_bytes": fields["Rss"] + reserved, "huge_bytes": fields["AnonHugePages"] + reserved}
+
+
+if __name__ == "__main__":
+    json.dump(run(WORKLOADS[sys.argv[1]], sys.argv[2]), sys.stdout)

@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Runs the tests on every CPython here: python/tests/run.py WHEEL [INTERPRETER...].
+
+Each gets a virtual environment of its own in a temporary folder, with the wheel and nothing else in it. Without interpreters
+named, those of pyenv and python3.9 to python3.14 on the path. Exits with 1 if a test failed or no interpreter was found.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+OLDEST = (3, 9)
+NEWEST = (3, 14)
+
+
+def version(interpreter):
+    """Its version where it is a CPython that the package is for, else None."""
+    script = "import sys, platform; print(platform.python_implementation(), *sys.version_info[:2])"
+    try:
+        run = subprocess.run([interpreter, "-c", script], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    except OSError:
+        return None
+    words = run.stdout.split()
+    if run.returncode != 0 or words[:1] != ["CPython"]:
+        return None
+    found = tuple(int(word) for word in words[1:])
+    return found if found >= OLDEST else None
+
+
+def interpreters():
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    found = sorted(root.glob("versions/*/bin/python3"))
+    for minor in range(OLDEST[1], NEWEST[1] + 1):
+        name = shutil.which("python3.%d" % minor)
+        # A shim of pyenv names nothing that isn't in the list already.
+        if name and "shims" not in Path(name).parts:
+            found.append(Path(name))
+    return {os.path.realpath(path): str(path) for path in found if version(path)}.values()
+
+
+def test(interpreter, wheel):
+    with tempfile.TemporaryDirectory() as folder:
+        python = Path(folder, "bin/python")
+        for command in (
+            [interpreter, "-m", "venv", folder],
+            [python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--disable-pip-version-check", wheel],
+        ):
+            if subprocess.run(command, stdin=subprocess.DEVNULL).returncode != 0:
+                return False
+        return subprocess.run([python, "-m", "unittest", "discover"], cwd=HERE, stdin=subprocess.DEVNULL).returncode == 0
+
+
+def main():
+    if len(sys.argv) < 2:
+        print("usage: run.py WHEEL [INTERPRETER...]", file=sys.stderr)
+        return 2
+    wheel = os.path.abspath(sys.argv[1])
+    chosen = sys.argv[2:] or list(interpreters())
+    if not chosen:
+        print("no CPython from 3.%d on was found" % OLDEST[1], file=sys.stderr)
+        return 1
+    failed = []
+    for interpreter in chosen:
+        print("%s: CPython %s" % (interpreter, ".".join(map(str, version(interpreter) or ("?",)))), flush=True)
+        if not test(interpreter, wheel):
+            failed.append(interpreter)
+    for interpreter in failed:
+        print("failed: %s" % interpreter, file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
