@@ -4,21 +4,36 @@
 CARGO ?= cargo
 BINARY := target/release/allocwall
 
-.PHONY: demo test bench trial-accuracy accuracy build
+.PHONY: demo test models python-test bench trial-accuracy accuracy build
 
 ## A Python service with a wall in it, under load, diagnosed: under a minute after the build.
 demo: build
 	@tools/need.sh python3=python3
 	@tools/demo.sh $(BINARY)
 
-## Unit tests, subjects with a known truth, the bill beside perf record, then real programs under real load.
-test: build
+## Unit tests, subjects with a known truth, the bill beside perf record, then real programs under real load; the pool library's
+## models, and the Python package on every CPython that is here.
+test: build models python-test
 	@tools/need.sh python3=python3
 	$(CARGO) test --workspace --locked
 	cd tests/real && python3 -m unittest -q test_expectations
 	cd benches && python3 -m unittest -q test_overhead test_trial_accuracy test_prediction_accuracy
 	python3 tests/real/beside_perf.py --install --binary $(BINARY)
 	python3 tests/real/run.py --install --binary $(BINARY)
+
+## The pool library's protocols in every order that the memory model allows.
+models:
+	RUSTFLAGS='--cfg loom' $(CARGO) test -p allocwall-pool --release --locked --test loom --target-dir target/loom
+
+## The wheel, and its tests on every CPython from 3.9 on that is installed.
+python-test:
+	@tools/need.sh python3=python3 cc=build-essential
+	@/usr/bin/python3 -c 'import ensurepip' 2>/dev/null || tools/need.sh venv=python3-venv
+	python3 -m venv target/maturin
+	target/maturin/bin/pip install --quiet --disable-pip-version-check 'maturin>=1.16,<2'
+	rm -rf target/wheels
+	target/maturin/bin/maturin build --release --locked --out target/wheels
+	python3 python/tests/run.py target/wheels/*.whl
 
 ## What a diagnosis costs its target. About seventeen minutes; wants a quiet machine.
 bench: build
