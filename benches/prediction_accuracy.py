@@ -185,6 +185,27 @@ def sqlite(folder):
     return ["sqlite3", "-init", folder / "work.sql", ":memory:", ".quit"]
 
 
+def git(folder):
+    import random
+
+    generator = random.Random(9)
+    lines = [f"{generator.getrandbits(40):010x} line {n}\n" for n in range(300_000)]
+    (folder / "before").write_text("".join(lines))
+    for _ in range(6000):
+        at = generator.randrange(len(lines))
+        lines[at : at + 2] = [f"{generator.getrandbits(40):010x} other\n"]
+    (folder / "after").write_text("".join(lines))
+    # It exits with 1 where files differ.
+    return ["sh", "-c", 'git diff --no-index --stat "$1" "$2"; exit 0', "sh", folder / "before", folder / "after"]
+
+
+def tcl(folder):
+    (folder / "work.tcl").write_text(
+        'for {set n 0} {$n < 400000} {incr n} { dict lappend all "k[expr {$n % 50000}]" "value$n" }\nputs [dict size $all]\n'
+    )
+    return ["tclsh", folder / "work.tcl"]
+
+
 def perl(folder):
     text = 'my %h; for my $n (1..1500000) { push @{$h{"k".($n % 50000)}}, "value$n"; } print scalar(keys %h), "\\n";'
     return ["perl", "-e", text]
@@ -261,6 +282,8 @@ PROGRAMS = [
     real("sqlite", sqlite, NATIVE, ("sqlite3",)),
     # Without a seed each run orders its hashes anew, and works more or less.
     Program("perl", "real", perl, NATIVE, {"PERL_HASH_SEED": "0"}, ("perl",)),
+    real("git", git, NATIVE, ("git",)),
+    real("tcl", tcl, NATIVE, ("tclsh",)),
     real("node", node, (*SWAPS, "node-semi-space=64"), ("node",)),
     real("java", java, ("jemalloc", "mimalloc", "jvm-thp"), ("java", "javac")),
     server("redis", redis, redis_load, ("mimalloc", "glibc", "jemalloc-thp"), ("redis-server", "redis-benchmark")),
@@ -287,6 +310,7 @@ NOTES = {
     "python-wall glibc-hugetlb": "touching 2 MiB at once was cheaper here than the price list says",
     "node node-semi-space=64": "a larger young generation left the cache: the prediction knows only what a collection costs",
     "storm glibc-hugetlb": "fewer TLB misses in the application's own loads, beyond what is allowed for them",
+    "redis jemalloc-thp": HEAP,
     "storm jemalloc": "its saving of calls that miss glibc's cache differs from none (arena) to six sevenths (storm), by the sizes",
 }
 
