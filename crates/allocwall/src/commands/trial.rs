@@ -1026,7 +1026,9 @@ impl Trial<'_> {
         self.printer.clear_line();
         match judged {
             Ok(judged) => {
-                if let Err(absence) = predict::possible(&judged.recording, &judged.bill) {
+                if !self.stopped()
+                    && let Err(absence) = predict::possible(&judged.recording, &judged.bill)
+                {
                     self.printer.warn(&format!("nothing is predicted: {absence}"));
                 }
                 arms.iter()
