@@ -41,8 +41,10 @@ fn its_jemalloc_serves_a_command_and_is_proven_in_a_trial() {
     let arms = document["arms"].as_array().unwrap();
     let arm = arms.iter().find(|arm| arm["name"] == "jemalloc@bundled").unwrap();
     let proof = arm["proof"].as_array().unwrap();
-    assert!(!proof.is_empty(), "{arm}");
-    assert!(proof.iter().all(|item| item["state"] == "proven"), "{arm}");
+    // A command that sleeps has no calls of which a share could be told.
+    let needed: Vec<_> = proof.iter().filter(|item| item["needed"] == true).collect();
+    assert!(!needed.is_empty(), "{arm}");
+    assert!(needed.iter().all(|item| item["state"] == "proven"), "{arm}");
 }
 
 #[cfg(not(feature = "bundled"))]
