@@ -1,5 +1,6 @@
 //! What the rungs read: the bill's lines, the counters' change over the window, the process that used most CPU.
 
+use super::remedies;
 use crate::bill::{Bill, Classifier, Site, WaitLine};
 use crate::catalogue::cost::{CostClass, WaitClass};
 use crate::catalogue::fast_paths::{Path, path_of};
@@ -8,7 +9,9 @@ use crate::catalogue::thresholds::MIN_SAMPLES;
 use crate::measure::recording::{
     AllocatorKind, CgroupTick, HostTick, ModuleRole, ProbeState, Process, Recording, Smaps, Stack, Tick,
 };
+use crate::stats::wilson;
 use crate::units::{Absence, Interval, Measured, Reason};
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
 pub struct Context<'a> {
@@ -17,6 +20,10 @@ pub struct Context<'a> {
     pub window_s: f64,
     /// CPU-seconds per second that the kernel charged to the target.
     pub cpu_rate: f64,
+    // What takes a look at every sample is asked for by many remedies, and looked for once.
+    served: OnceCell<(Served, String)>,
+    map_calls_by_malloc: OnceCell<Measured<Interval>>,
+    past_huge_pages: OnceCell<Interval>,
 }
 
 /// Several lines of the bill as one.
@@ -75,6 +82,9 @@ impl<'a> Context<'a> {
             bill,
             window_s,
             cpu_rate: bill.cpu_s / window_s,
+            served: OnceCell::new(),
+            map_calls_by_malloc: OnceCell::new(),
+            past_huge_pages: OnceCell::new(),
         }
     }
 
@@ -326,8 +336,28 @@ impl<'a> Context<'a> {
             .is_some_and(|m| m.role == ModuleRole::Libc)
     }
 
+    /// The part of the samples on the bill's lines of map calls that came through malloc.
+    pub fn map_calls_by_malloc(&self) -> Measured<Interval> {
+        let look = || remedies::map_calls_by_malloc(self.recording);
+        self.map_calls_by_malloc.get_or_init(look).clone()
+    }
+
+    /// The part of first touch that huge pages would not change, by time. Nothing seen: none, which leaves most to gain.
+    pub fn past_huge_pages(&self) -> Interval {
+        *self.past_huge_pages.get_or_init(|| {
+            match Classifier::new(self.recording).touches_past_huge_pages(&self.recording.samples) {
+                (_, 0) => Interval::exact(0.0),
+                (past, all) => wilson(past, all),
+            }
+        })
+    }
+
     /// How malloc's calls are served, with the figures behind it.
     pub fn served(&self) -> (Served, String) {
+        self.served.get_or_init(|| self.look_how_served()).clone()
+    }
+
+    fn look_how_served(&self) -> (Served, String) {
         use crate::catalogue::thresholds::{ENTRY_SHARE, MISS_SHARE};
         let leaves = self.allocator_leaves();
         let all = leaves.all;

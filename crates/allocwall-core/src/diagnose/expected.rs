@@ -1,7 +1,7 @@
 //! What a trial of a remedy is expected to show: the change in CPU time of the same work.
 //!
-//! A diagnosis names a gain only where this machine's prices tell it. A trial is going to measure, so here every remedy that acts
-//! on CPU time has bounds: from the lines that it acts on, and from what is known of how much of them it can reach.
+//! Every remedy that acts on CPU time has bounds: from the lines that it acts on, and from what is known of how much of them it can
+//! reach. A diagnosis prints them as the gain where more than the lines stands behind them.
 
 use super::context::{Context, Served};
 use super::remedies;
@@ -98,7 +98,7 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
             let touched = ctx.cpu(&[FaultPath, Zeroing]).ok()?.share;
             let maps = ctx.cpu(MAPPING).ok()?.share;
             let again = recycled(ctx);
-            let Some((gain, by_malloc)) = gain.zip(remedies::map_calls_by_malloc(ctx.recording).ok()) else {
+            let Some((gain, by_malloc)) = gain.zip(ctx.map_calls_by_malloc().ok()) else {
                 let most = maps.high + touched.high * again;
                 return Some(Interval::new(0.0, most / 2.0, most));
             };
@@ -108,9 +108,8 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
             } else {
                 0.0
             };
-            let part = |of: f64, by: f64, kept: f64| of * by * kept;
-            let low = gain.low + part(touched.low * sure, by_malloc.low, KEPT.least);
-            let high = part(maps.high + touched.high * again, by_malloc.high, KEPT.most);
+            let low = gain.low + touched.low * sure * by_malloc.low * KEPT.least;
+            let high = (maps.high + touched.high * again) * by_malloc.high * KEPT.most;
             Some(Interval::new(
                 low,
                 ((low + high) / 2.0).max(gain.point.min(high)),
@@ -143,7 +142,7 @@ fn swapped(ctx: &Context, kind: AllocatorKind) -> Option<Interval> {
     let (maps, touches) = (share(MAPPING)?, share(&[FaultPath, Zeroing])?);
     let present = ctx.process()?.allocator.as_ref().ok()?.kind;
     let known = swaps::of(kind).filter(|_| present == AllocatorKind::Glibc);
-    let by_malloc = remedies::map_calls_by_malloc(ctx.recording).unwrap_or(Interval::new(0.0, 0.5, 1.0));
+    let by_malloc = ctx.map_calls_by_malloc().unwrap_or(Interval::new(0.0, 0.5, 1.0));
     let again = recycled(ctx);
     if contended(ctx) {
         return Some(sum(&[
@@ -209,7 +208,7 @@ fn large_blocks(ctx: &Context) -> f64 {
     /// glibc takes this much of the heap's end at a time: 132 KiB.
     const BREAK_PAGES: f64 = 33.0;
     let faults = ctx.bill.rates.minor_faults.as_ref().copied();
-    let by_malloc = remedies::map_calls_by_malloc(ctx.recording).map_or(0.0, |part| part.low);
+    let by_malloc = ctx.map_calls_by_malloc().map_or(0.0, |part| part.low);
     match (faults, ctx.count("mmap"), ctx.count("brk")) {
         (Ok(faults), Some(maps), Some(breaks)) if maps > 0.0 && faults > 0.0 => {
             let mapped = (faults - breaks * BREAK_PAGES).max(0.0);

@@ -24,13 +24,11 @@ pub fn prescribe(
     findings: &[Finding],
     leading: Option<Wall>,
 ) -> Vec<Prescription> {
-    let ctx = Context::new(recording, bill);
     let mut ranked: Vec<(Rank, Prescription)> = offers(recording, bill, &treated(findings))
         .into_iter()
         .filter_map(|(remedy, offer)| {
-            let (prescription, bound) = offer.ok()?;
-            let saved = expected::saved(&ctx, remedy);
-            let rank = rank(remedy, main_process(recording), leading, saved, bound);
+            let (prescription, promise) = offer.ok()?;
+            let rank = rank(remedy, main_process(recording), leading, promise);
             Some((rank, prescription))
         })
         .collect();
@@ -99,26 +97,29 @@ impl Rank {
 /// An expected gain below this is no reason to try one remedy before another.
 const WORTH: f64 = 0.01;
 
-fn rank(
-    remedy: &Remedy,
-    process: Option<&Process>,
-    leading: Option<Wall>,
-    saved: Option<Interval>,
-    bound: f64,
-) -> Rank {
+fn rank(remedy: &Remedy, process: Option<&Process>, leading: Option<Wall>, promise: Promise) -> Rank {
     Rank {
         advice: remedy.kind == Kind::Advice,
         cause: undoes_a_setting(process, remedy),
         leading: leading.is_some_and(|w| remedy.walls.contains(&w)),
-        saved: saved.map_or(0.0, |s| s.point).max(WORTH) - WORTH,
+        saved: promise.saved.map_or(0.0, |s| s.point).max(WORTH) - WORTH,
         kind: remedy.kind,
         restart: remedy.restart,
-        bound,
+        bound: promise.most,
     }
 }
 
-/// Fitted to the target, with the most it could gain; or the reason why it does not apply.
-pub type Offer = Result<(Prescription, f64), String>;
+/// Fitted to the target; or the reason why it does not apply.
+pub type Offer = Result<(Prescription, Promise), String>;
+
+/// What a remedy is ranked by, in shares of the target's CPU time.
+#[derive(Clone, Copy, Debug)]
+pub struct Promise {
+    /// What a trial is expected to show.
+    saved: Option<Interval>,
+    /// The sum of the lines that it acts on, as far as it can reach them.
+    most: f64,
+}
 
 /// Every remedy for these walls.
 pub fn offers(recording: &Recording, bill: &Bill, walls: &[Wall]) -> Vec<(&'static Remedy, Offer)> {
@@ -133,11 +134,13 @@ pub fn offers(recording: &Recording, bill: &Bill, walls: &[Wall]) -> Vec<(&'stat
 fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
     needs_met(ctx, remedy, walls)?;
     if remedy.effect == Effect::ArenaInsteadOfMap
-        && map_calls_by_malloc(ctx.recording).is_ok_and(|part| part.high < MALLOCS_PART)
+        && ctx
+            .map_calls_by_malloc()
+            .is_ok_and(|part| part.high < MALLOCS_PART)
     {
         return Err("next to none of its map calls are malloc's".into());
     }
-    if remedy.effect == Effect::HugeTouch && past_huge_pages(ctx).point > MOSTLY_PAST {
+    if remedy.effect == Effect::HugeTouch && ctx.past_huge_pages().point > MOSTLY_PAST {
         return Err("most of its first touches are of huge pages already, or of shared memory".into());
     }
     let mut prediction = predict(ctx, remedy);
@@ -146,7 +149,8 @@ fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
         Effect::HugeTouch | Effect::ArenaInsteadOfMap | Effect::Populate => prediction.gain.is_some(),
         Effect::AtMost(..) | Effect::NotCpu(_) => false,
     };
-    prediction.gain = told.then(|| expected::saved(ctx, remedy)).flatten();
+    let saved = expected::saved(ctx, remedy);
+    prediction.gain = saved.filter(|_| told);
     let saves_cpu = !matches!(remedy.effect, Effect::NotCpu(_));
     let most = prediction
         .gain
@@ -165,7 +169,8 @@ fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
         undo: fill(ctx, remedy.undo),
         moves: remedy.moves.to_owned(),
     };
-    Ok((prescription, prediction.most))
+    let most = prediction.most;
+    Ok((prescription, Promise { saved, most }))
 }
 
 // ---- applicability ----
@@ -694,8 +699,8 @@ pub(super) fn gain(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
 fn predict(ctx: &Context, remedy: &Remedy) -> Prediction {
     let whole = ctx.cpu(remedy.acts_on).map_or(0.0, |s| s.share.high);
     let most = match remedy.effect {
-        Effect::HugeTouch => whole * (1.0 - past_huge_pages(ctx).low),
-        Effect::ArenaInsteadOfMap => whole * map_calls_by_malloc(ctx.recording).map_or(1.0, |part| part.high),
+        Effect::HugeTouch => whole * (1.0 - ctx.past_huge_pages().low),
+        Effect::ArenaInsteadOfMap => whole * ctx.map_calls_by_malloc().map_or(1.0, |part| part.high),
         _ => whole,
     };
     let none = |basis: String| Prediction {
@@ -806,14 +811,6 @@ const MALLOCS_PART: f64 = 0.05;
 /// From this part of the first touches on, there is little left to put on huge pages.
 const MOSTLY_PAST: f64 = 0.5;
 
-/// The part of first touch that huge pages would not change, by time. Nothing seen: none, which leaves most to gain.
-fn past_huge_pages(ctx: &Context) -> Interval {
-    match Classifier::new(ctx.recording).touches_past_huge_pages(&ctx.recording.samples) {
-        (_, 0) => Interval::exact(0.0),
-        (past, all) => wilson(past, all),
-    }
-}
-
 /// What a first touch of 2 MiB at once saves of 512 touches of 4 KiB.
 pub(super) fn touch_price_saved(ctx: &Context) -> Option<Interval> {
     Some(removed(ctx.price(TOUCH_2M)?, ctx.price(TOUCH_4K)?.scaled(512.0)))
@@ -827,7 +824,7 @@ fn huge_touch(ctx: &Context) -> Option<Interval> {
         .price(TOUCH_2M_IDLE)
         .zip(ctx.price(TOUCH_4K_IDLE))
         .map_or(0.0, |(huge, small)| removed(huge, small.scaled(512.0)).high);
-    let past = past_huge_pages(ctx);
+    let past = ctx.past_huge_pages();
     Some(Interval::new(
         0.0,
         warm.point * (1.0 - past.point),
@@ -850,7 +847,7 @@ fn arena_instead(ctx: &Context, most: f64) -> Prediction {
     let (Some(arena), Some(mapped)) = (ctx.price(MALLOC_ARENA), ctx.price(MALLOC_MAPPED)) else {
         return none(unpriced(ctx, "malloc_arena or malloc_mapped"));
     };
-    let Ok(by_malloc) = map_calls_by_malloc(ctx.recording) else {
+    let Ok(by_malloc) = ctx.map_calls_by_malloc() else {
         return none("whose map calls they are was not seen".to_owned());
     };
     let removed = removed(arena, mapped);
