@@ -777,29 +777,19 @@ const FIGURE: &str = "sleep 0.1; echo figure=$(( ${SLOW:-100} * (1000 + $$ % 41 
 #[test]
 fn a_planted_slowdown_is_worse_with_the_interval_around_it_and_its_twin_is_not() {
     let place = Place::new();
-    let metric = ["--metric", "figure:lower=figure=([0-9]+)"];
-    let document = place.json(
-        &[
-            &["-w", "env:SLOW=150", "--blocks", "6"],
-            &metric[..],
-            &["--", "sh", "-c", FIGURE],
-        ]
-        .concat(),
-    );
+    let tried = |script: &str| {
+        let options = ["-w", "env:SLOW=150", "--blocks", "6"];
+        let metric = ["--metric", "figure:lower=figure=([0-9]+)"];
+        place.json(&[&options[..], &metric, &["--", "sh", "-c", script]].concat())
+    };
+    let document = tried(FIGURE);
     let found = comparison(&document, "env:SLOW=150", "figure");
     assert_eq!(found["word"], "worse", "{found}");
     let (low, high) = interval(found);
     // The truth is +50 %; no more than the noise beside it.
     assert!(low < 0.52 && high > 0.48 && high - low < 0.2, "{found}");
     let twin = "sleep 0.1; echo figure=${SLOW:+1000}${SLOW:-1000} | head -c 11";
-    let document = place.json(
-        &[
-            &["-w", "env:SLOW=150", "--blocks", "6"],
-            &metric[..],
-            &["--", "sh", "-c", twin],
-        ]
-        .concat(),
-    );
+    let document = tried(twin);
     let found = comparison(&document, "env:SLOW=150", "figure");
     assert_eq!(found["word"], "equivalent", "{found}");
 }

@@ -340,6 +340,7 @@ pub enum Need {
 
 const PRELOAD_BACKFIRES: &str =
     "5 to 10 % more resident memory is usual; freeing another allocator's memory crashes";
+const PRELOAD_PROOF: &str = "the library is mapped, the loader has bound malloc to it, in children too, and calls arrive there where they can be counted";
 const PRELOAD_UNDO: &str = "restart without LD_PRELOAD";
 const ALLOCATOR_WALLS: &[Wall] = &[Wall::AllocatorCode, Wall::AllocatorContention];
 const ALLOCATOR_LINES: &[CostClass] = &[AllocatorCode, AllocatorLocks];
@@ -788,7 +789,7 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Source,
             applied: &[Change::Preload(Library::Jemalloc)],
-            proof: "the library is mapped, the loader has bound malloc to it, in children too, and calls arrive there where they can be counted",
+            proof: PRELOAD_PROOF,
             page: "Its caches are per thread, and it has four arenas a CPU; free pages go back to the kernel after ten seconds of decay. `jemalloc` takes the system's library, else the bundled one; `jemalloc@system`, `jemalloc@bundled`, `jemalloc@5.3.0` and `jemalloc@/path/lib.so` say which. Several versions are several arms.",
         }),
     },
@@ -813,7 +814,7 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Source,
             applied: &[Change::Preload(Library::Tcmalloc)],
-            proof: "the library is mapped, the loader has bound malloc to it, in children too, and calls arrive there where they can be counted",
+            proof: PRELOAD_PROOF,
             page: "The tcmalloc of gperftools: per-thread caches in front of central free lists. Takes libtcmalloc where it is installed, else libtcmalloc_minimal, which lacks only its profilers. `tcmalloc@/path/lib.so` says which.",
         }),
     },
@@ -838,7 +839,7 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Source,
             applied: &[Change::Preload(Library::Mimalloc)],
-            proof: "the library is mapped, the loader has bound malloc to it, in children too, and calls arrive there where they can be counted",
+            proof: PRELOAD_PROOF,
             page: "A heap for each thread, whose free lists are a page's own; blocks that another thread frees go back by one atomic operation. `mimalloc` takes the system's library, else the bundled one; `mimalloc@system`, `mimalloc@bundled` and `mimalloc@/path/lib.so` say which: versions 2 and 3 differ much and are two arms.",
         }),
     },
@@ -858,7 +859,7 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Source,
             applied: &[Change::Preload(Library::Mimalloc)],
-            proof: "the library is mapped, the loader has bound malloc to it, in children too, and calls arrive there where they can be counted",
+            proof: PRELOAD_PROOF,
             page: "musl's allocator has one lock for all threads. The library must have been built for musl: one that was linked with glibc is refused.",
         }),
     },
@@ -1082,7 +1083,7 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Source,
             applied: &[Change::Preload(Library::TcmallocMinimal)],
-            proof: "the library is mapped, the loader has bound malloc to it, in children too, and calls arrive there where they can be counted",
+            proof: PRELOAD_PROOF,
             page: "As tcmalloc, and never the library with the profilers inside.",
         }),
     },
@@ -1102,7 +1103,7 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Source,
             applied: &[Change::Preload(Library::Snmalloc)],
-            proof: "the library is mapped, the loader has bound malloc to it, in children too, and calls arrive there where they can be counted",
+            proof: PRELOAD_PROOF,
             page: "Made for blocks that one thread allocates and another frees: they travel back in batches. Distributions have no package of it; it is bundled where this program was built with it, and `snmalloc@/path/lib.so` takes one of your own.",
         }),
     },

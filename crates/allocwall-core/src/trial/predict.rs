@@ -6,16 +6,11 @@ use super::{Metric, Unit};
 use crate::bill::Bill;
 use crate::diagnose::expected;
 use crate::measure::recording::Recording;
-use crate::units::{Interval, Measured};
+use crate::units::Interval;
 use std::collections::BTreeMap;
 
 /// From this share of the wall-clock time on CPU on, what a program of one thread saves of one it saves of the other.
 const BUSY: f64 = 0.95;
-
-/// Whether the untreated command was seen well enough to predict anything of it.
-pub fn possible(recording: &Recording, bill: &Bill) -> Measured<()> {
-    expected::possible(recording, bill)
-}
 
 /// Relative change by metric key: negative where it saves. Empty where the arm is more than one remedy, or of one of which
 /// [`expected::change`] knows nothing.

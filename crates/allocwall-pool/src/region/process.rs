@@ -1,5 +1,6 @@
 //! Making huge what a process has already.
 
+use super::smaps::addresses;
 use super::{CollapseError, HUGE, Why, collapse, resident_share};
 
 /// What [`collapse_resident`] did.
@@ -58,11 +59,7 @@ pub fn collapse_resident(least: f64) -> Result<Collapsed, Why> {
 /// The addresses of a line of `maps` that is private, anonymous, unnamed, readable and writable.
 fn anonymous(line: &[u8]) -> Option<(usize, usize)> {
     let mut words = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
-    let (start, end) = words.next()?.split_once('-')?;
-    let range = (
-        usize::from_str_radix(start, 16).ok()?,
-        usize::from_str_radix(end, 16).ok()?,
-    );
+    let range = addresses(words.next()?)?;
     // Protection, offset, device, inode, and nothing behind it.
     let rest: Vec<&str> = words.collect();
     (matches!(rest[..], ["rw-p", _, _, "0"]) && range.0 < range.1).then_some(range)

@@ -49,7 +49,11 @@ pub fn huge_within(text: &[u8], ranges: &[(usize, usize)]) -> Huge {
 
 /// `7f0000000000-7f0000200000 rw-p …`: the addresses. Fields have their colon before the first space, headers don't.
 fn header(line: &[u8]) -> Option<(usize, usize)> {
-    let word = std::str::from_utf8(line.split(|byte| *byte == b' ').next()?).ok()?;
+    addresses(std::str::from_utf8(line.split(|byte| *byte == b' ').next()?).ok()?)
+}
+
+/// `7f0000000000-7f0000200000`, as lines of `maps` and headers of `smaps` begin.
+pub(super) fn addresses(word: &str) -> Option<(usize, usize)> {
     let (start, end) = word.split_once('-')?;
     Some((
         usize::from_str_radix(start, 16).ok()?,

@@ -4,6 +4,7 @@ use crate::commands::arms;
 use crate::commands::report::Judged;
 use crate::printer::Printer;
 use allocwall_core::catalogue::modules;
+use allocwall_core::diagnose::expected;
 use allocwall_core::diagnose::remedies::quoted;
 use allocwall_core::error::Error;
 use allocwall_core::host::launch::Talk;
@@ -1027,7 +1028,7 @@ impl Trial<'_> {
         match judged {
             Ok(judged) => {
                 if !self.stopped()
-                    && let Err(absence) = predict::possible(&judged.recording, &judged.bill)
+                    && let Err(absence) = expected::possible(&judged.recording, &judged.bill)
                 {
                     self.printer.warn(&format!("nothing is predicted: {absence}"));
                 }
