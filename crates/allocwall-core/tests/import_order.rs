@@ -16,6 +16,7 @@ const STEPS: &[&[&str]] = &[
     &["bill"],
     &["diagnose"],
     &["trial"],
+    &["bench"],
     &["report"],
 ];
 

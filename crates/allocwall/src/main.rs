@@ -36,6 +36,8 @@ enum Command {
     Trial(Box<commands::trial::Args>),
     /// Start a command with remedies applied: it becomes the command, with the same pid and exit status
     Run(commands::run::Args),
+    /// The built-in experiments: orders handed between threads
+    Bench(commands::bench::Args),
     /// Remedies, allocators found, tunables, walls and experiments
     List(commands::list::Args),
     /// The page of a remedy, an allocator, a tunable, a wall or an experiment
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
         Command::Report(args) => commands::report::run(args, &printer),
         Command::Trial(args) => commands::trial::run(*args, &printer),
         Command::Run(args) => commands::run::run(args, &printer),
+        Command::Bench(args) => commands::bench::run(args, &printer),
         Command::List(args) => commands::list::run(args, &printer),
         Command::Explain(args) => commands::explain::run(args, &printer),
         Command::Subject(args) => commands::subject::run(args, &printer),

@@ -178,9 +178,15 @@ impl Followed {
                 return;
             }
         };
+        let mut empty = false;
         for trace in traces {
             let Some(tid) = trace.os_thread_id else { continue };
             if !trace.active && !trace.owns_gil {
+                continue;
+            }
+            // Read while the interpreter changed it: it names nothing.
+            if trace.frames.is_empty() {
+                empty = true;
                 continue;
             }
             let frames = trace
@@ -203,6 +209,7 @@ impl Followed {
                 frames,
             });
         }
+        self.seen.misses += u64::from(empty);
     }
 }
 

@@ -1091,7 +1091,7 @@ type Rate = (String, f64);
 type Predicted = BTreeMap<String, allocwall_core::units::Interval>;
 
 /// What a reader of a saved trial asks first, and what a continued one should have in common with its beginning.
-fn machine() -> Vec<String> {
+pub fn machine() -> Vec<String> {
     let facts = allocwall_core::host::facts::Machine::live().facts();
     let mut lines = vec![format!(
         "Linux {} on {}",
@@ -1107,14 +1107,14 @@ fn machine() -> Vec<String> {
 }
 
 /// What is going on, on a terminal; the plan, where one was made, on any.
-struct Progress<'a> {
+pub struct Progress<'a> {
     printer: &'a Printer,
     estimate: String,
     planned: usize,
 }
 
 impl<'a> Progress<'a> {
-    fn new(printer: &'a Printer) -> Progress<'a> {
+    pub fn new(printer: &'a Printer) -> Progress<'a> {
         Progress {
             printer,
             estimate: String::new(),
@@ -1122,7 +1122,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    fn tell(&mut self, told: Told<'_>) {
+    pub fn tell(&mut self, told: Told<'_>) {
         match told {
             Told::Starts { block, place, places } => {
                 let of = if self.planned > 0 {

@@ -7,6 +7,7 @@ mod computing;
 mod first_touch;
 mod interference;
 mod mapping;
+pub mod pipeline;
 mod process;
 mod retention;
 mod stage;

@@ -1,0 +1,113 @@
+//! Latencies to three digits, as they travel between processes and into files.
+
+use hdrhistogram::Histogram as Hdr;
+use serde::{Deserialize, Serialize};
+
+/// Three digits are kept.
+const DIGITS: u8 = 3;
+/// An hour. What is longer counts as that.
+const LONGEST_NS: u64 = 3_600_000_000_000;
+
+/// Nanoseconds, each with how often it was seen; as JSON `[[ns, count], …]`, ascending. `ns` is the largest value that is counted there.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Vec<(u64, u64)>", into = "Vec<(u64, u64)>")]
+pub struct Histogram(Hdr<u64>);
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Histogram(Hdr::new_with_bounds(1, LONGEST_NS, DIGITS).expect("constant bounds that are valid"))
+    }
+}
+
+impl Histogram {
+    pub fn record(&mut self, ns: u64) {
+        self.0.saturating_record(ns);
+    }
+
+    pub fn add(&mut self, other: &Histogram) {
+        self.0.add(&other.0).expect("both have the same bounds");
+    }
+
+    pub fn count(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// The value that this share of all (0 to 1) reaches at most; None of nothing.
+    pub fn quantile(&self, share: f64) -> Option<f64> {
+        (!self.0.is_empty()).then(|| self.0.value_at_quantile(share) as f64)
+    }
+
+    /// A single sample, however many there are.
+    pub fn max(&self) -> Option<f64> {
+        (!self.0.is_empty()).then(|| self.0.max() as f64)
+    }
+
+    /// Each value with the share of all that is above it, ascending; the last share is 0.
+    pub fn above(&self) -> Vec<(f64, f64)> {
+        let all = self.count() as f64;
+        let mut left = self.count();
+        self.0
+            .iter_recorded()
+            .map(|step| {
+                left -= step.count_at_value();
+                (step.value_iterated_to() as f64, left as f64 / all)
+            })
+            .collect()
+    }
+}
+
+impl From<Vec<(u64, u64)>> for Histogram {
+    fn from(pairs: Vec<(u64, u64)>) -> Self {
+        let mut histogram = Histogram::default();
+        for (ns, count) in pairs {
+            histogram.0.saturating_record_n(ns, count);
+        }
+        histogram
+    }
+}
+
+impl From<Histogram> for Vec<(u64, u64)> {
+    fn from(histogram: Histogram) -> Self {
+        let steps = histogram.0.iter_recorded();
+        steps
+            .map(|step| (step.value_iterated_to(), step.count_at_value()))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_histogram_is_the_same_behind_its_journey() {
+        let mut one = Histogram::default();
+        (1..=100_000).for_each(|ns| one.record(ns));
+        let json = serde_json::to_string(&one).unwrap();
+        let back: Histogram = serde_json::from_str(&json).unwrap();
+        assert_eq!(back, one);
+        for share in [0.5, 0.99, 0.999] {
+            let exact = 100_000.0 * share;
+            let told = back.quantile(share).unwrap();
+            assert!((told / exact - 1.0).abs() < 0.001, "{share}: {told}");
+        }
+        let mut both = back.clone();
+        both.add(&one);
+        assert_eq!((both.count(), both.quantile(0.5)), (200_000, one.quantile(0.5)));
+    }
+
+    #[test]
+    fn nothing_has_no_quantile() {
+        let none = Histogram::default();
+        assert_eq!(
+            (none.quantile(0.5), none.max(), none.above().len()),
+            (None, None, 0)
+        );
+    }
+
+    #[test]
+    fn shares_above_fall_to_zero() {
+        let histogram = Histogram::from(vec![(10, 90), (100, 9), (1000, 1)]);
+        assert_eq!(histogram.above(), [(10.0, 0.1), (100.0, 0.01), (1000.0, 0.0)]);
+    }
+}

@@ -1,0 +1,318 @@
+//! Line charts on logarithmic axes as SVG. Colours and text are classes of one style sheet, which follows the reader's light or dark
+//! scheme and prints black on white; each line is labelled at its end and told apart by its dashes too, so that no colour is needed.
+
+use std::fmt::Write;
+
+pub struct Line {
+    pub label: String,
+    /// Ascending x; both above 0.
+    pub points: Vec<(f64, f64)>,
+    /// Which of the styles.
+    pub style: usize,
+    /// Drawn as steps: the value holds until the next point.
+    pub steps: bool,
+    /// Each point is a measurement of its own and is marked.
+    pub marks: bool,
+}
+
+pub struct Chart<'a> {
+    pub title: &'a str,
+    /// Beneath the title: what was measured, how, and what to bear in mind.
+    pub notes: &'a [String],
+    pub x_title: &'a str,
+    pub y_title: &'a str,
+    /// Shown instead of a number at this x.
+    pub x_names: &'a [(f64, &'a str)],
+    /// From and to.
+    pub x: (f64, f64),
+    pub y: (f64, f64),
+    pub lines: &'a [Line],
+}
+
+const WIDTH: f64 = 860.0;
+const LEFT: f64 = 78.0;
+const RIGHT: f64 = 170.0;
+const PLOT: f64 = 400.0;
+const NOTE: f64 = 17.0;
+const BELOW: f64 = 56.0;
+/// Between two labels.
+const LABEL: f64 = 14.0;
+/// Dashes of the styles, in turn.
+const DASHES: [&str; 6] = ["", "7 3", "2 3", "9 3 2 3", "4 2", "1 2"];
+/// Hues for light and dark grounds, told apart also with colour-blind eyes (after Okabe and Ito, 2008).
+const HUES: [(&str, &str); 8] = [
+    ("#222222", "#eeeeee"),
+    ("#0072b2", "#56b4e9"),
+    ("#d55e00", "#ff8a3d"),
+    ("#007f5f", "#2fd0a3"),
+    ("#b0478a", "#e58fc4"),
+    ("#8a6d00", "#f0c94a"),
+    ("#5b4fbf", "#a79df5"),
+    ("#6b6b6b", "#a8a8a8"),
+];
+
+pub fn svg(chart: &Chart) -> String {
+    let top = 34.0 + NOTE * chart.notes.len() as f64 + 12.0;
+    let height = top + PLOT + BELOW;
+    let right = WIDTH - RIGHT;
+    let along = |value: f64, (from, to): (f64, f64)| (value / from).ln() / (to / from).ln();
+    let x = |value: f64| LEFT + along(value.clamp(chart.x.0, chart.x.1), chart.x) * (right - LEFT);
+    let y = |value: f64| top + PLOT - along(value.clamp(chart.y.0, chart.y.1), chart.y) * PLOT;
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
+         role=\"img\">\n<title>{}</title>\n<style>\n{}</style>\n<rect class=\"ground\" width=\"{WIDTH}\" height=\"{height}\"/>\n",
+        escape(chart.title),
+        style_sheet(),
+    );
+    let _ = writeln!(
+        out,
+        "<text class=\"title\" x=\"{LEFT}\" y=\"26\">{}</text>",
+        escape(chart.title)
+    );
+    for (n, note) in chart.notes.iter().enumerate() {
+        let at = 26.0 + NOTE * (n + 1) as f64;
+        let _ = writeln!(
+            out,
+            "<text class=\"note\" x=\"{LEFT}\" y=\"{at}\">{}</text>",
+            escape(note)
+        );
+    }
+    for (value, labelled) in ticks(chart.x) {
+        let at = x(value);
+        let _ = writeln!(
+            out,
+            "<line class=\"{}\" x1=\"{at:.1}\" y1=\"{top}\" x2=\"{at:.1}\" y2=\"{:.1}\"/>",
+            if labelled { "grid" } else { "fine" },
+            top + PLOT
+        );
+        let named = chart
+            .x_names
+            .iter()
+            .any(|(named, _)| (named / value - 1.0).abs() < 1e-9);
+        if labelled && !named {
+            let _ = writeln!(
+                out,
+                "<text class=\"tick middle\" x=\"{at:.1}\" y=\"{:.1}\">{}</text>",
+                top + PLOT + 17.0,
+                short(value)
+            );
+        }
+    }
+    for (value, name) in chart.x_names {
+        let _ = writeln!(
+            out,
+            "<text class=\"tick middle\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
+            x(*value),
+            top + PLOT + 17.0,
+            escape(name)
+        );
+    }
+    for (value, labelled) in ticks(chart.y) {
+        let at = y(value);
+        let _ = writeln!(
+            out,
+            "<line class=\"{}\" x1=\"{LEFT}\" y1=\"{at:.1}\" x2=\"{right}\" y2=\"{at:.1}\"/>",
+            if labelled { "grid" } else { "fine" },
+        );
+        if labelled {
+            let _ = writeln!(
+                out,
+                "<text class=\"tick end\" x=\"{}\" y=\"{:.1}\">{}</text>",
+                LEFT - 8.0,
+                at + 4.0,
+                short(value)
+            );
+        }
+    }
+    let _ = writeln!(
+        out,
+        "<text class=\"axis middle\" x=\"{:.1}\" y=\"{:.1}\">{}</text>\n<text class=\"axis middle\" transform=\"translate(18 {:.1}) \
+         rotate(-90)\">{}</text>",
+        (LEFT + right) / 2.0,
+        top + PLOT + 42.0,
+        escape(chart.x_title),
+        top + PLOT / 2.0,
+        escape(chart.y_title),
+    );
+    let mut ends = vec![];
+    for line in chart.lines.iter().filter(|line| !line.points.is_empty()) {
+        let mut path = String::new();
+        let mut before = None;
+        for (n, &(at, value)) in line.points.iter().enumerate() {
+            let (at, value) = (x(at), y(value));
+            if let (true, Some(before)) = (line.steps, before) {
+                let _ = write!(path, " L{at:.1} {before:.1}");
+            }
+            let _ = write!(path, "{}{at:.1} {value:.1}", if n == 0 { "M" } else { " L" });
+            before = Some(value);
+        }
+        let style = line.style % HUES.len();
+        let _ = writeln!(
+            out,
+            "<path class=\"line s{style}\" stroke-dasharray=\"{}\" d=\"{path}\"/>",
+            DASHES[line.style % DASHES.len()]
+        );
+        if line.marks {
+            for &(at, value) in &line.points {
+                let _ = writeln!(
+                    out,
+                    "<circle class=\"m{style}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"2.6\"/>",
+                    x(at),
+                    y(value)
+                );
+            }
+        }
+        let last = line.points[line.points.len() - 1];
+        ends.push((y(last.1), x(last.0), style, &line.label));
+    }
+    // Labels keep their order and their distance.
+    ends.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1).reverse()));
+    let lowest = top + PLOT - LABEL * ends.len().saturating_sub(1) as f64;
+    let mut free = f64::NEG_INFINITY;
+    for (n, (end, from, style, label)) in ends.into_iter().enumerate() {
+        let at = end.max(free).min(lowest + LABEL * n as f64);
+        free = at + LABEL;
+        let _ = writeln!(
+            out,
+            "<path class=\"lead s{style}\" d=\"M{from:.1} {end:.1} L{:.1} {at:.1}\"/>\n<text class=\"label t{style}\" x=\"{:.1}\" \
+             y=\"{:.1}\">{}</text>",
+            right + 8.0,
+            right + 12.0,
+            at + 4.0,
+            escape(label)
+        );
+    }
+    out.push_str("</svg>\n");
+    out
+}
+
+fn style_sheet() -> String {
+    let scheme = |dark: bool| {
+        let mut css = String::new();
+        let ground = if dark { "#14161a" } else { "#ffffff" };
+        let (ink, faint, grid, fine) = match dark {
+            true => ("#e8e8e8", "#a8a8a8", "#3a3f47", "#24282e"),
+            false => ("#1a1a1a", "#5a5a5a", "#c8c8c8", "#ececec"),
+        };
+        let _ = writeln!(
+            css,
+            ".ground{{fill:{ground}}}.title,.axis{{fill:{ink}}}.note,.tick{{fill:{faint}}}.grid{{stroke:{grid}}}.fine{{stroke:{fine}}}"
+        );
+        for (n, hue) in HUES.iter().enumerate() {
+            let hue = if dark { hue.1 } else { hue.0 };
+            let _ = writeln!(css, ".s{n}{{stroke:{hue}}}.t{n},.m{n}{{fill:{hue}}}");
+        }
+        css
+    };
+    format!(
+        "text{{font-family:system-ui,sans-serif;font-size:12px}}.title{{font-size:16px;font-weight:600}}.middle{{text-anchor:middle}}\
+         .end{{text-anchor:end}}.line{{fill:none;stroke-width:1.8}}.lead{{fill:none;stroke-width:.6}}\n{}\
+         @media screen and (prefers-color-scheme:dark){{\n{}}}\n",
+        scheme(false),
+        scheme(true)
+    )
+}
+
+/// 1, 2 … 9 of each power of ten; the powers are labelled, and 2 and 5 where there are few of them.
+fn ticks((from, to): (f64, f64)) -> Vec<(f64, bool)> {
+    let decades = (to / from).log10();
+    let mut ticks = vec![];
+    for power in from.log10().floor() as i32..=to.log10().ceil() as i32 {
+        for digit in 1..10 {
+            let value = f64::from(digit) * 10f64.powi(power);
+            if value >= from * 0.999 && value <= to * 1.001 {
+                ticks.push((value, digit == 1 || (decades < 2.5 && [2, 5].contains(&digit))));
+            }
+        }
+    }
+    ticks
+}
+
+/// 200, 10k, 1M; 0.001.
+fn short(value: f64) -> String {
+    let (value, unit) = match value {
+        v if v >= 1e6 * 0.999 => (v / 1e6, "M"),
+        v if v >= 1e3 * 0.999 => (v / 1e3, "k"),
+        v => (v, ""),
+    };
+    let digits = match value {
+        v if v >= 0.999 => 0,
+        v => (-v.log10()).ceil() as usize,
+    };
+    format!("{value:.digits$}{unit}")
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chart(lines: &[Line]) -> String {
+        svg(&Chart {
+            title: "a <title> & more",
+            notes: &["one note".into()],
+            x_title: "ns",
+            y_title: "share",
+            x_names: &[],
+            x: (10.0, 1e6),
+            y: (1e-4, 1.0),
+            lines,
+        })
+    }
+
+    fn line(label: &str, points: &[(f64, f64)]) -> Line {
+        Line {
+            label: label.into(),
+            points: points.to_vec(),
+            style: 1,
+            steps: false,
+            marks: false,
+        }
+    }
+
+    #[test]
+    fn it_is_well_formed_and_hides_no_markup() {
+        let text = chart(&[line("<b>", &[(10.0, 1.0), (1e6, 1e-4)]), line("empty", &[])]);
+        let document = roxmltree::Document::parse(&text).unwrap();
+        let labels: Vec<_> = document
+            .descendants()
+            .filter(|n| n.attribute("class").is_some_and(|c| c.starts_with("label")))
+            .map(|n| n.text().unwrap())
+            .collect();
+        // What has no point has no label.
+        assert_eq!(labels, ["<b>"]);
+        // From corner to corner of the plot.
+        assert!(text.contains("d=\"M78.0 63.0 L690.0 463.0\""), "{text}");
+    }
+
+    #[test]
+    fn labels_keep_their_distance() {
+        let same = [(100.0, 0.01)];
+        let text = chart(&[line("a", &same), line("b", &same), line("c", &same)]);
+        let document = roxmltree::Document::parse(&text).unwrap();
+        let mut at: Vec<f64> = document
+            .descendants()
+            .filter(|n| n.attribute("class").is_some_and(|c| c.starts_with("label")))
+            .map(|n| n.attribute("y").unwrap().parse().unwrap())
+            .collect();
+        at.sort_by(f64::total_cmp);
+        assert!(
+            at.windows(2).all(|pair| pair[1] - pair[0] >= LABEL - 0.11),
+            "{at:?}"
+        );
+    }
+
+    #[test]
+    fn numbers_as_short_as_they_are_exact() {
+        let shown = [200.0, 1000.0, 10_000.0, 1e6, 1e7, 0.1, 0.001, 1e-5].map(short);
+        assert_eq!(
+            shown,
+            ["200", "1k", "10k", "1M", "10M", "0.1", "0.001", "0.00001"]
+        );
+    }
+}

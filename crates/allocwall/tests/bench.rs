@@ -1,0 +1,147 @@
+//! `allocwall bench pipeline` as its user meets it. What the stall detector says is held against stalls that were planted.
+
+use serde_json::Value;
+use std::process::{Command, Output};
+
+fn bench(options: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_allocwall"))
+        .args(["bench", "pipeline"])
+        .args(options)
+        .output()
+        .unwrap()
+}
+
+fn measured(options: &[&str]) -> Value {
+    let output = bench(options);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn arm<'a>(document: &'a Value, name: &str) -> &'a Value {
+    let arms = document["points"][0]["arms"].as_array().unwrap();
+    arms.iter().find(|arm| arm["arm"] == name).unwrap()
+}
+
+/// How many orders a histogram holds.
+fn count(histogram: &Value) -> u64 {
+    let pairs = histogram.as_str().unwrap().split_whitespace();
+    pairs.map(|pair| pair.split_once(':').unwrap().1.parse::<u64>().unwrap()).sum()
+}
+
+#[test]
+fn every_variant_hands_over_every_order() {
+    for (threads, sizes) in [("1x1", "64"), ("2x2", "mixed")] {
+        let document = measured(&[
+            "--variants", "all", "--allocators", "none", "--threads", threads, "--sizes", sizes, "--rate", "100k", "--pressure", "50k",
+            "--orders", "20k", "--warm-up", "2k", "--blocks", "1", "--json",
+        ]);
+        let arms = document["points"][0]["arms"].as_array().unwrap();
+        // malloc twice and eight others.
+        assert_eq!(arms.len(), 10);
+        for arm in arms.iter().filter(|arm| arm["saturated_runs"] == 0) {
+            assert_eq!(count(&arm["histograms_ns"]["done"]["all"]), 20_000, "{}", arm["arm"]);
+            let stages = ["arrive", "queue", "check", "free"];
+            assert!(stages.iter().all(|stage| count(&arm["histograms_ns"][stage]["all"]) == 20_000));
+        }
+        let told = |arm: &Value| arm["runs"] == 1 && arm["achieved_per_s"]["point"].as_f64().unwrap() > 1000.0;
+        assert!(arms.iter().all(told), "{document}");
+    }
+}
+
+/// Shares of disturbed orders, and the 99th percentile of the undisturbed ones, of a run with planted stalls: 40 of 500 µs within half
+/// a second, so 4 % of all orders.
+fn planted(stall: &str) -> (f64, f64) {
+    let document = measured(&[
+        "--variants", "by-value", "--allocators", "none", "--pressure", "0", "--orders", "500k", "--warm-up", "10k", "--blocks", "1",
+        "--plant", stall, "--json",
+    ]);
+    let arm = arm(&document, "by-value");
+    let p99 = arm["percentiles_ns"]["dequeue_p99_undisturbed"]["point"].as_f64();
+    (arm["disturbed_share"]["point"].as_f64().unwrap(), p99.unwrap())
+}
+
+#[test]
+fn stalls_of_the_machine_are_left_out_and_those_of_the_allocator_are_not() {
+    let (disturbed, p99) = planted("machine:40:500");
+    assert!(disturbed >= 0.03, "{disturbed}");
+    assert!(p99 < 100_000.0, "{p99}");
+    // The twin: as many, as long, but within allocations. A machine that stalls by itself adds to both.
+    let (_, p99) = planted("allocator:40:500");
+    assert!(p99 > 100_000.0, "{p99}");
+}
+
+#[test]
+fn a_rate_that_cannot_be_held_has_no_percentiles() {
+    let options = [
+        "--variants", "by-value", "--allocators", "none", "--pressure", "0", "--rate", "1M", "--check", "20000", "--orders", "5k",
+        "--warm-up", "1k", "--blocks", "1",
+    ];
+    let document = measured(&[&options[..], &["--json"]].concat());
+    let malloc = arm(&document, "malloc");
+    assert_eq!(malloc["saturated_runs"], 1);
+    assert_eq!(malloc["percentiles_ns"], serde_json::json!({}));
+    let text = String::from_utf8(bench(&options).stdout).unwrap();
+    assert!(text.contains("saturated: "), "{text}");
+}
+
+#[test]
+fn as_fast_as_they_can_is_told_as_throughput() {
+    let options = [
+        "--variants", "by-value,pool", "--allocators", "none", "--pressure", "0", "--rate", "max", "--check", "0", "--orders", "100k",
+        "--warm-up", "1k", "--blocks", "1",
+    ];
+    let text = String::from_utf8(bench(&options).stdout).unwrap();
+    assert!(text.contains("orders a second") && text.contains("pool"), "{text}");
+    assert!(!text.contains("p99.9"), "{text}");
+}
+
+#[test]
+fn charts_and_histograms_are_written_for_their_owner_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("out");
+    let output = bench(&[
+        "--variants", "by-value", "--allocators", "none", "--rate", "100k", "--orders", "5k", "--warm-up", "1k", "--blocks", "1", "-o",
+        path.to_str().unwrap(),
+    ]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for name in ["pipeline.json", "ccdf-undisturbed.svg", "ccdf-all.svg"] {
+        let file = path.join(name);
+        assert!(file.metadata().unwrap().len() > 1000, "{name}");
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    }
+}
+
+#[test]
+fn senseless_requests_are_one_line_each() {
+    let refused = |options: &[&str], words: &str| {
+        let output = bench(options);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{options:?}");
+        assert!(said.contains(words), "{options:?}: {said}");
+        assert!(said.lines().count() <= 3, "{options:?}: {said}");
+    };
+    refused(&["--cpus", "0,9999"], "no CPU 9999");
+    refused(&["--cpus", "0,1,0,1,0"], "CPUs for");
+    refused(&["--variants", "mallco"], "no variant mallco; nearest: malloc");
+    refused(&["--allocators", "nomalloc"], "nomalloc");
+    refused(&["--orders", "10"], "at least 1000");
+    refused(&["--rate", "5"], "at least 1000");
+    refused(&["--threads", "0x1"], "1 to 64");
+    refused(&["--check", "-3"], "ns");
+}
+
+/// As root any limit may be passed, so the right to is taken away first.
+#[test]
+fn a_lock_that_is_not_permitted_is_one_line() {
+    let without = "ulimit -l 8; exec setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock \"$0\" \"$@\"";
+    let output = Command::new("sh")
+        .args(["-c", without, env!("CARGO_BIN_EXE_allocwall"), "bench", "pipeline"])
+        .args(["--lock", "--variants", "by-value", "--allocators", "none", "--orders", "1k", "--blocks", "1"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{said}");
+    assert!(said.contains("can't be locked"), "{said}");
+}
