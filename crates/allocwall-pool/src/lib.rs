@@ -10,6 +10,7 @@ pub mod capi;
 mod error;
 mod estate;
 mod handle;
+mod lane;
 mod memory;
 mod pool;
 #[cfg(all(target_os = "linux", feature = "std"))]
@@ -24,6 +25,7 @@ mod sync;
 pub use batch::{Batch, BatchReturner, Batched, Batches};
 pub use error::{BuildError, Full};
 pub use handle::{Handle, Kind};
+pub use lane::{LaneReceiver, LaneSender, lane};
 pub use memory::{MAX_SLOT, Memory};
 pub use pool::{Pool, Pooled, Queue, Returner};
 pub use shards::{Buffer, BufferReturner, Buffers, CLASSES, NoBuffer, ShardReturner, Shards, sharded};

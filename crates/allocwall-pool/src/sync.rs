@@ -1,10 +1,13 @@
 //! What the protocols are made of: atomics, shared cells and padding, from core or, under `cfg(loom)`, from loom.
 
 #[cfg(not(loom))]
+pub(crate) use alloc::sync::Arc;
+#[cfg(not(loom))]
 pub(crate) use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 #[cfg(loom)]
 pub(crate) use loom::{
     cell::UnsafeCell,
+    sync::Arc,
     sync::atomic::{AtomicPtr, AtomicUsize, Ordering},
 };
 

@@ -9,7 +9,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering};
 
-use allocwall_pool::{Batches, Pool, sharded};
+use allocwall_pool::{Batches, Pool, lane, sharded};
 use loom::{sync::Arc, thread};
 
 static CHUNKS: AtomicIsize = AtomicIsize::new(0);
@@ -235,4 +235,53 @@ fn the_owner_of_arenas_leaves_while_slots_come_home() {
         drop(batches);
         others.into_iter().for_each(|other| other.join().unwrap());
     });
+}
+
+#[test]
+fn a_lane_hands_objects_over_in_order_and_loses_none() {
+    model(|| {
+        let (mut to, mut from) = lane(2).unwrap();
+        let sender = thread::spawn(move || {
+            let mut left = vec![];
+            for n in 0..3 {
+                // What doesn't fit stays here.
+                if let Err(full) = to.send(value(n)) {
+                    left.push(*full.0);
+                }
+            }
+            left
+        });
+        let mut seen = vec![];
+        for _ in 0..3 {
+            seen.extend(from.recv().map(|v| *v));
+        }
+        let left = sender.join().unwrap();
+        // The rest is dropped with the queue: loom would miss it.
+        assert!(seen.windows(2).all(|pair| pair[0] < pair[1]), "{seen:?}");
+        assert!(seen.iter().all(|n| !left.contains(n)));
+    });
+}
+
+#[test]
+fn a_lane_outlives_either_end() {
+    for receiver_first in [true, false] {
+        model(move || {
+            let (mut to, mut from) = lane(2).unwrap();
+            let other = thread::spawn(move || {
+                to.send(value(1)).unwrap();
+                if receiver_first {
+                    to.send(value(2)).unwrap();
+                }
+            });
+            drop(from.recv());
+            if receiver_first {
+                drop(from);
+                other.join().unwrap();
+            } else {
+                other.join().unwrap();
+                drop(from.recv());
+                drop(from);
+            }
+        });
+    }
 }

@@ -26,25 +26,54 @@ fn arm<'a>(document: &'a Value, name: &str) -> &'a Value {
 /// How many orders a histogram holds.
 fn count(histogram: &Value) -> u64 {
     let pairs = histogram.as_str().unwrap().split_whitespace();
-    pairs.map(|pair| pair.split_once(':').unwrap().1.parse::<u64>().unwrap()).sum()
+    pairs
+        .map(|pair| pair.split_once(':').unwrap().1.parse::<u64>().unwrap())
+        .sum()
 }
 
 #[test]
 fn every_variant_hands_over_every_order() {
     for (threads, sizes) in [("1x1", "64"), ("2x2", "mixed")] {
         let document = measured(&[
-            "--variants", "all", "--allocators", "none", "--threads", threads, "--sizes", sizes, "--rate", "100k", "--pressure", "50k",
-            "--orders", "20k", "--warm-up", "2k", "--blocks", "1", "--json",
+            "--variants",
+            "all",
+            "--allocators",
+            "none",
+            "--threads",
+            threads,
+            "--sizes",
+            sizes,
+            "--rate",
+            "100k",
+            "--pressure",
+            "50k",
+            "--orders",
+            "20k",
+            "--warm-up",
+            "2k",
+            "--blocks",
+            "1",
+            "--json",
         ]);
         let arms = document["points"][0]["arms"].as_array().unwrap();
         // malloc twice and eight others.
         assert_eq!(arms.len(), 10);
         for arm in arms.iter().filter(|arm| arm["saturated_runs"] == 0) {
-            assert_eq!(count(&arm["histograms_ns"]["done"]["all"]), 20_000, "{}", arm["arm"]);
+            assert_eq!(
+                count(&arm["histograms_ns"]["done"]["all"]),
+                20_000,
+                "{}",
+                arm["arm"]
+            );
             let stages = ["arrive", "queue", "check", "free"];
-            assert!(stages.iter().all(|stage| count(&arm["histograms_ns"][stage]["all"]) == 20_000));
+            assert!(
+                stages
+                    .iter()
+                    .all(|stage| count(&arm["histograms_ns"][stage]["all"]) == 20_000)
+            );
         }
-        let told = |arm: &Value| arm["runs"] == 1 && arm["achieved_per_s"]["point"].as_f64().unwrap() > 1000.0;
+        let told =
+            |arm: &Value| arm["runs"] == 1 && arm["achieved_per_s"]["point"].as_f64().unwrap() > 1000.0;
         assert!(arms.iter().all(told), "{document}");
     }
 }
@@ -53,8 +82,21 @@ fn every_variant_hands_over_every_order() {
 /// a second, so 4 % of all orders.
 fn planted(stall: &str) -> (f64, f64) {
     let document = measured(&[
-        "--variants", "by-value", "--allocators", "none", "--pressure", "0", "--orders", "500k", "--warm-up", "10k", "--blocks", "1",
-        "--plant", stall, "--json",
+        "--variants",
+        "by-value",
+        "--allocators",
+        "none",
+        "--pressure",
+        "0",
+        "--orders",
+        "500k",
+        "--warm-up",
+        "10k",
+        "--blocks",
+        "1",
+        "--plant",
+        stall,
+        "--json",
     ]);
     let arm = arm(&document, "by-value");
     let p99 = arm["percentiles_ns"]["dequeue_p99_undisturbed"]["point"].as_f64();
@@ -74,8 +116,22 @@ fn stalls_of_the_machine_are_left_out_and_those_of_the_allocator_are_not() {
 #[test]
 fn a_rate_that_cannot_be_held_has_no_percentiles() {
     let options = [
-        "--variants", "by-value", "--allocators", "none", "--pressure", "0", "--rate", "1M", "--check", "20000", "--orders", "5k",
-        "--warm-up", "1k", "--blocks", "1",
+        "--variants",
+        "by-value",
+        "--allocators",
+        "none",
+        "--pressure",
+        "0",
+        "--rate",
+        "1M",
+        "--check",
+        "20000",
+        "--orders",
+        "5k",
+        "--warm-up",
+        "1k",
+        "--blocks",
+        "1",
     ];
     let document = measured(&[&options[..], &["--json"]].concat());
     let malloc = arm(&document, "malloc");
@@ -88,11 +144,28 @@ fn a_rate_that_cannot_be_held_has_no_percentiles() {
 #[test]
 fn as_fast_as_they_can_is_told_as_throughput() {
     let options = [
-        "--variants", "by-value,pool", "--allocators", "none", "--pressure", "0", "--rate", "max", "--check", "0", "--orders", "100k",
-        "--warm-up", "1k", "--blocks", "1",
+        "--variants",
+        "by-value,pool",
+        "--allocators",
+        "none",
+        "--pressure",
+        "0",
+        "--rate",
+        "max",
+        "--check",
+        "0",
+        "--orders",
+        "100k",
+        "--warm-up",
+        "1k",
+        "--blocks",
+        "1",
     ];
     let text = String::from_utf8(bench(&options).stdout).unwrap();
-    assert!(text.contains("orders a second") && text.contains("pool"), "{text}");
+    assert!(
+        text.contains("orders a second") && text.contains("pool"),
+        "{text}"
+    );
     assert!(!text.contains("p99.9"), "{text}");
 }
 
@@ -102,10 +175,26 @@ fn charts_and_histograms_are_written_for_their_owner_alone() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out");
     let output = bench(&[
-        "--variants", "by-value", "--allocators", "none", "--rate", "100k", "--orders", "5k", "--warm-up", "1k", "--blocks", "1", "-o",
+        "--variants",
+        "by-value",
+        "--allocators",
+        "none",
+        "--rate",
+        "100k",
+        "--orders",
+        "5k",
+        "--warm-up",
+        "1k",
+        "--blocks",
+        "1",
+        "-o",
         path.to_str().unwrap(),
     ]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     for name in ["pipeline.json", "ccdf-undisturbed.svg", "ccdf-all.svg"] {
         let file = path.join(name);
         assert!(file.metadata().unwrap().len() > 1000, "{name}");
@@ -137,8 +226,24 @@ fn senseless_requests_are_one_line_each() {
 fn a_lock_that_is_not_permitted_is_one_line() {
     let without = "ulimit -l 8; exec setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock \"$0\" \"$@\"";
     let output = Command::new("sh")
-        .args(["-c", without, env!("CARGO_BIN_EXE_allocwall"), "bench", "pipeline"])
-        .args(["--lock", "--variants", "by-value", "--allocators", "none", "--orders", "1k", "--blocks", "1"])
+        .args([
+            "-c",
+            without,
+            env!("CARGO_BIN_EXE_allocwall"),
+            "bench",
+            "pipeline",
+        ])
+        .args([
+            "--lock",
+            "--variants",
+            "by-value",
+            "--allocators",
+            "none",
+            "--orders",
+            "1k",
+            "--blocks",
+            "1",
+        ])
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);

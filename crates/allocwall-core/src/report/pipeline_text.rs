@@ -1,12 +1,12 @@
 //! The order pipeline for people: a table of each arm, what the machine did to it, what it means.
 
-use super::layout::{left, right};
+use super::layout::{elide_end, left, right};
 use super::text::{Ink, Page, Style};
 use crate::bench::pipeline::results::{ArmResult, Point, shown};
 use crate::bench::pipeline::variants::Sizes;
 use crate::bench::pipeline::{Arrivals, By, Measure, Orders, QUANTILES, metric_key};
 use crate::trial::{Comparison, Word};
-use crate::units::{Interval, thousands};
+use crate::units::{Interval, Reason, thousands};
 
 /// What was asked, and what came of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -248,7 +248,8 @@ fn words(page: &mut Page, point: &Point) {
                 let text = match comparison(point, arm, &metric) {
                     Some(c) => match &c.effect {
                         Ok(effect) => format!("{} {}", change(*effect), said(c.word)),
-                        Err(absence) => absence.detail.chars().take(30).collect(),
+                        Err(absence) if absence.reason == Reason::TooLittle => "too few blocks".to_owned(),
+                        Err(absence) => elide_end(&absence.detail, FIGURE + 10),
                     },
                     None => String::new(),
                 };

@@ -178,6 +178,7 @@ impl Orders {
 /// What one run tells.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Told {
+    pub variant: Variant,
     /// Timed orders.
     pub orders: u64,
     /// Of the timed orders, a second.

@@ -1,5 +1,6 @@
 //! The runs of all arms, put together: a trial's words on the percentiles, and each arm's histograms merged.
 
+use super::variants::Variant;
 use super::{Measure, Orders, Pair, QUANTILES, Role, Spec, Told, figures, metric_key};
 use crate::bench::histogram::Histogram;
 use crate::error::Result;
@@ -11,7 +12,7 @@ use crate::trial::calls::Counting;
 use crate::trial::conduct::{Ran, Subject};
 use crate::trial::proof::Seen;
 use crate::trial::run::{self, Start};
-use crate::trial::{BASELINES, Block, Direction, Metric, Outcome, Run, Unit};
+use crate::trial::{BASELINES, Block, Direction, Metric, Outcome, ProofItem, ProofState, Run, Unit};
 use crate::units::{Interval, Measured};
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
@@ -274,6 +275,8 @@ pub fn against(blocks: &[Block], arm: usize, other: usize, metric: &str) -> Opti
 /// The pipeline as what a trial runs again and again.
 pub struct Runs<'a> {
     pub once: Once<'a>,
+    /// By arm.
+    pub variants: Vec<Variant>,
     /// What each run told, with its arm, in the order of the runs; None of one that failed.
     pub told: Vec<(usize, Option<Told>)>,
 }
@@ -335,8 +338,21 @@ const SETTING_UP: std::time::Duration = std::time::Duration::from_millis(20);
 
 impl Subject for Runs<'_> {
     fn run(&mut self, arm: usize) -> Result<Ran> {
-        let ran = self.once.run(arm)?;
-        self.told.push((arm, self.once.last.take()));
+        let mut ran = self.once.run(arm)?;
+        let told = self.once.last.take();
+        if let Some(told) = &told {
+            ran.proof.push(ProofItem {
+                what: "variant".into(),
+                state: match told.variant == self.variants[arm] {
+                    true => ProofState::Proven,
+                    false => ProofState::Refuted,
+                },
+                detail: told.variant.entry().title.into(),
+                needed: true,
+                absent: None,
+            });
+        }
+        self.told.push((arm, told));
         Ok(ran)
     }
 }

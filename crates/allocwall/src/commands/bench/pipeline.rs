@@ -582,7 +582,11 @@ impl Bench<'_> {
             blocks: vec![],
             planned: true,
         };
-        let mut runs = Runs { once, told: vec![] };
+        let mut runs = Runs {
+            once,
+            variants: ways.iter().map(|way| way.variant).collect(),
+            told: vec![],
+        };
         let mut progress = Progress::new(self.printer);
         let end = Conduct {
             subject: &mut runs,

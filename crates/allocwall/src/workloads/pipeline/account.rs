@@ -44,6 +44,10 @@ impl Record {
         }
     }
 
+    fn allocated(&self) -> u64 {
+        self.intended + self.cycles(Measure::Arrive)
+    }
+
     fn done(&self) -> u64 {
         self.intended + self.cycles(Measure::Done)
     }
@@ -91,15 +95,16 @@ fn merged(mut spans: Vec<Span>) -> Vec<Span> {
     merged
 }
 
-/// Which records met a stall, or stood behind one that did: an order that comes while the one before is not done waits for it.
+/// Which records met a stall, or waited behind one that did: while the producer was not done with the one before, or the consumer.
 /// `records` are one consumer's, in the order in which it took them; `stalls` are merged, in the records' clock.
 fn disturbed<'a>(records: &'a [Record], stalls: &'a [Span]) -> impl Iterator<Item = bool> + 'a {
-    let mut before = (false, 0);
+    let mut before = (false, 0, 0);
     records.iter().map(move |record| {
         let first = stalls.partition_point(|(_, to)| *to < record.intended);
         let met = stalls.get(first).is_some_and(|(from, _)| *from <= record.done());
-        let behind = before.0 && before.1 > record.intended;
-        before = (met || behind, record.done());
+        let (disturbed, allocated, freed) = before;
+        let behind = disturbed && (allocated > record.intended || freed > record.allocated());
+        before = (met || behind, record.allocated(), record.done());
         before.0
     })
 }
@@ -178,6 +183,7 @@ pub fn told(
     let whole_s = (cycles.ns(last) / 1e9).max(1e-9);
     let blocks = threads.iter().map(|t| t.blocks).sum::<u64>();
     Told {
+        variant: spec.variant,
         orders,
         achieved,
         handoff_ns: threads.iter().find_map(|t| t.handoff_ns),
@@ -221,10 +227,10 @@ mod tests {
             record(100, [10, 400, 10, 10]),
             // Came in its middle.
             record(200, [10, 310, 10, 10]),
-            // Came behind it, while the one before was not done.
+            // Came behind it, and was allocated before the consumer was done with the one before.
             record(520, [10, 20, 10, 10]),
-            // Came when all was done.
-            record(600, quick),
+            // Came when the one before was on its way, and waited for nobody.
+            record(560, [20, 10, 10, 10]),
             // As long as those, with no stall near: the allocator's.
             record(900, [400, 10, 10, 10]),
         ];

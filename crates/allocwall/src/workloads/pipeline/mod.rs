@@ -15,6 +15,7 @@ use allocwall_core::host::cycles::Cycles;
 use allocwall_core::host::memory::thread_counts;
 use allocwall_core::host::proc::ProcFs;
 use allocwall_core::host::topology::Pinned;
+use allocwall_pool::{Full, LaneReceiver, LaneSender, lane};
 use anyhow::{Context, bail};
 use order::{Checker, Template};
 use pressure::Heap;
@@ -33,8 +34,9 @@ const LEAD_NS: f64 = 2e6;
 const THRESHOLD_NS: f64 = 1000.0;
 /// How often the main thread looks whether the others are ready.
 const GLANCE: Duration = Duration::from_millis(1);
-/// Between two heap blocks of a producer and its next order there is this much time at least.
-const MARGIN_NS: f64 = 300.0;
+/// A producer begins a heap block when its next order is so many times further away than a block took, on average of the last ones.
+const MARGIN: u64 = 4;
+const OF_LATE: u64 = 64;
 
 /// Runs it.
 ///
@@ -153,7 +155,7 @@ impl Run for Pipeline<'_> {
         let mut ins: Vec<Vec<_>> = free.iter().map(|_| vec![]).collect();
         for out in &mut outs {
             for inlet in &mut ins {
-                let (to, from) = rtrb::RingBuffer::<M::Item>::new(QUEUE);
+                let (to, from) = lane::<M::Item>(QUEUE)?;
                 out.push(to);
                 inlet.push(from);
             }
@@ -292,7 +294,7 @@ fn produce<M: Make>(
     shared: &Shared,
     n: usize,
     mut make: M,
-    mut out: Vec<rtrb::Producer<M::Item>>,
+    mut out: Vec<LaneSender<M::Item>>,
 ) -> anyhow::Result<Thread> {
     let spec = shared.spec;
     let cycles = shared.cycles;
@@ -300,10 +302,11 @@ fn produce<M: Make>(
     let _pinned = pinned(cpu)?;
     let count = share(spec.warm_up + spec.timed, spec.producers, n);
     let due = schedule(shared, n, count);
-    let mut template = Template::new(spec.sizes, spec.seed ^ (n as u64 + 1) << 32, n as u32);
+    let mut template = Template::new(spec.sizes, spec.seed ^ (n as u64 + 1) << 32, n as u8);
     let own = n == 0 && spec.pressure.by == By::Producer;
     let mut heap = Heap::new(if own { spec.pressure.per_s } else { 0.0 }, cycles, spec.seed);
-    let margin = cycles.of_ns(MARGIN_NS);
+    // Of a heap block, in cycles.
+    let mut usual = cycles.of_ns(100.0);
     let planted = Planted::of(spec, n, count, cycles);
     let mut watch = Watch::new(cycles, cycles.of_ns(THRESHOLD_NS));
     let across = n == 0 && spec.cpus[spec.producers] != cpu;
@@ -330,9 +333,11 @@ fn produce<M: Make>(
             if now >= intended {
                 break;
             }
-            if now >= heap.due() && now + margin < intended {
+            if now >= heap.due() && now + MARGIN * usual < intended {
                 heap.turn();
-                watch.allocated(cycles.now());
+                let after = cycles.now();
+                watch.allocated(after);
+                usual = (usual * (OF_LATE - 1) + (after - now)) / OF_LATE;
                 continue;
             }
             shared.pause();
@@ -356,7 +361,7 @@ fn produce<M: Make>(
         watch.allocated(allocated);
         make.stamp(&mut item, allocated);
         let lane = &mut out[sequence % lanes];
-        while let Err(rtrb::PushError::Full(back)) = lane.push(item) {
+        while let Err(Full(back)) = lane.send(item) {
             item = back;
             watch.waited(cycles.now());
             shared.pause();
@@ -384,7 +389,7 @@ fn consume<F: Free>(
     shared: &Shared,
     n: usize,
     mut free: F,
-    mut ins: Vec<rtrb::Consumer<F::Item>>,
+    mut ins: Vec<LaneReceiver<F::Item>>,
 ) -> anyhow::Result<Thread> {
     let spec = shared.spec;
     let cycles = shared.cycles;
@@ -410,7 +415,7 @@ fn consume<F: Free>(
     let mut passed = 0u64;
     while left > 0 {
         for (producer, inlet) in ins.iter_mut().enumerate() {
-            let Ok(item) = inlet.pop() else {
+            let Some(item) = inlet.recv() else {
                 watch.waited(cycles.now());
                 shared.pause();
                 continue;

@@ -4,34 +4,47 @@ use allocwall_core::bench::pipeline::variants::Sizes;
 use allocwall_core::host::cycles::Cycles;
 use std::hint::black_box;
 
-/// One line. `intended` and `allocated` are readings of [`Cycles`].
+/// Eight bytes less than a line: in the by-value ring the mark of its entry stands there. `intended` and `allocated` are readings of
+/// [`Cycles`].
 #[derive(Clone, Copy, Debug, Default)]
-#[repr(C, align(64))]
+#[repr(C)]
 pub struct Order {
     pub intended: u64,
     pub allocated: u64,
     pub sequence: u64,
     pub price: u64,
+    pub risk_sequence: u64,
     pub quantity: u32,
     pub client: u32,
     pub symbol: u32,
     /// With its payload, in bytes.
-    pub size: u32,
-    pub risk_sequence: u64,
-    pub producer: u32,
-    pub side: u32,
+    pub size: u16,
+    pub producer: u8,
+    pub side: u8,
 }
 
-/// An order with room for a payload of `R` bytes.
+/// Of an order in memory of its own.
+pub const LINE: usize = 64;
+
+/// An order with room for a payload of `R` bytes behind its line.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub struct Block<const R: usize> {
+    pub order: Order,
+    pub _free: [u8; LINE - size_of::<Order>()],
+    pub rest: [u8; R],
+}
+
+/// The same in 56 bytes and the payload.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Value<const R: usize> {
     pub order: Order,
     pub rest: [u8; R],
 }
 
 pub const LARGEST: usize = 1024;
-pub const LARGEST_REST: usize = LARGEST - size_of::<Order>();
+pub const LARGEST_REST: usize = LARGEST - LINE;
 
 /// What the producer fills in, and all variants copy from: the same work for each of them.
 pub struct Template {
@@ -41,7 +54,7 @@ pub struct Template {
 }
 
 impl Template {
-    pub fn new(sizes: Sizes, seed: u64, producer: u32) -> Template {
+    pub fn new(sizes: Sizes, seed: u64, producer: u8) -> Template {
         let order = Order {
             producer,
             ..Order::default()
@@ -49,6 +62,7 @@ impl Template {
         Template {
             block: Block {
                 order,
+                _free: [0; LINE - size_of::<Order>()],
                 rest: [7; LARGEST_REST],
             },
             sizes: sizes.all(),
@@ -66,12 +80,12 @@ impl Template {
         order.quantity = 1 + (random >> 8 & 0x3f) as u32;
         order.client = (random >> 16) as u32;
         order.symbol = (random >> 40) as u32;
-        order.side = (random >> 63) as u32;
+        order.side = (random >> 63) as u8;
         order.risk_sequence = sequence ^ random;
         order.size = self.sizes[match self.sizes.len() {
             1 => 0,
             n => (random >> 32) as usize % n,
-        }] as u32;
+        }] as u16;
     }
 
     /// The order with its payload.
@@ -79,6 +93,15 @@ impl Template {
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: `order.size` is one of `Sizes`, so at most LARGEST; a block is LARGEST bytes without padding.
         unsafe { std::slice::from_raw_parts((&raw const self.block).cast(), self.block.order.size as usize) }
+    }
+
+    /// Without the line's free end.
+    #[inline]
+    pub fn value<const R: usize>(&self) -> Value<R> {
+        Value {
+            order: self.block.order,
+            rest: self.block::<R>().rest,
+        }
     }
 
     /// The first bytes of the template as a smaller block.
@@ -227,8 +250,9 @@ mod tests {
 
     #[test]
     fn an_order_is_a_line_and_the_tables_fit_a_first_level_cache() {
-        assert_eq!(size_of::<Order>(), 64);
-        assert_eq!(size_of::<Block<0>>(), 64);
+        assert_eq!(size_of::<Block<0>>(), LINE);
+        // With the eight bytes of a mark.
+        assert_eq!(size_of::<Value<0>>(), LINE - 8);
         assert_eq!(size_of::<Block<LARGEST_REST>>(), LARGEST);
         let tables = SYMBOLS * size_of::<Symbol>() + CLIENTS * (size_of::<Limit>() + size_of::<Window>());
         assert_eq!(tables, 32 << 10);

@@ -1,6 +1,6 @@
 //! The two ends of each variant: a producer's, which makes an order, and a consumer's, which frees it.
 
-use super::order::{Block, LARGEST_REST, Order, Template};
+use super::order::{Block, LARGEST_REST, LINE, Order, Template, Value};
 use allocwall_core::bench::pipeline::variants::{Sizes, Variant};
 use allocwall_core::bench::pipeline::{ARENAS, SLOTS, Spec};
 use allocwall_pool::region::{Pages, Region, Request};
@@ -140,8 +140,11 @@ impl Free for Malloc {
         // SAFETY: the order is whole, and its payload follows it in the same allocation.
         unsafe {
             let order = item.0.as_ref();
-            let rest = order.size as usize - size_of::<Order>();
-            with(order, slice::from_raw_parts(item.0.add(1).as_ptr().cast(), rest))
+            let rest = order.size as usize - LINE;
+            with(
+                order,
+                slice::from_raw_parts(item.0.cast().add(LINE).as_ptr(), rest),
+            )
         }
     }
 
@@ -154,37 +157,37 @@ impl Free for Malloc {
 
 #[inline]
 fn parts<const B: usize>(block: &Block<B>) -> (&Order, &[u8]) {
-    let rest = block.order.size as usize - size_of::<Order>();
+    let rest = block.order.size as usize - LINE;
     (&block.order, &block.rest[..rest])
 }
 
 struct ByValue<const B: usize>;
 
 impl<const B: usize> Make for ByValue<B> {
-    type Item = Block<B>;
+    type Item = Value<B>;
 
     #[inline]
-    fn make(&mut self, template: &Template) -> Option<Block<B>> {
-        Some(template.block())
+    fn make(&mut self, template: &Template) -> Option<Value<B>> {
+        Some(template.value())
     }
 
     #[inline]
-    fn stamp(&mut self, item: &mut Block<B>, allocated: u64) {
+    fn stamp(&mut self, item: &mut Value<B>, allocated: u64) {
         item.order.allocated = allocated;
     }
 }
 
 impl<const B: usize> Free for ByValue<B> {
-    type Item = Block<B>;
+    type Item = Value<B>;
 
     #[inline]
-    fn read<R>(&self, item: &Block<B>, with: impl FnOnce(&Order, &[u8]) -> R) -> R {
-        let (order, rest) = parts(item);
-        with(order, rest)
+    fn read<R>(&self, item: &Value<B>, with: impl FnOnce(&Order, &[u8]) -> R) -> R {
+        let rest = usize::from(item.order.size) - LINE;
+        with(&item.order, &item.rest[..rest])
     }
 
     #[inline]
-    fn free(&mut self, _: Block<B>, _: usize) {}
+    fn free(&mut self, _: Value<B>, _: usize) {}
 }
 
 /// Slots of the published free list, each in one place at a time.
@@ -201,13 +204,7 @@ unsafe impl<const B: usize> Sync for Slots<B> {}
 impl<const B: usize> Slots<B> {
     /// Touched, so that no order pays for a page.
     fn new(count: usize) -> Slots<B> {
-        let blocks = vec![
-            Block {
-                order: Order::default(),
-                rest: [1; B],
-            };
-            count
-        ];
+        let blocks = vec![Template::new(Sizes::Line, 1, 0).block::<B>(); count];
         let memory = NonNull::from(Box::leak(blocks.into_boxed_slice())).cast();
         Slots { memory, count }
     }
@@ -458,7 +455,7 @@ fn buffers<R: Run>(spec: &Spec, run: R) -> anyhow::Result<R::Output> {
 fn order_in(buffer: &[u8]) -> (&Order, &[u8]) {
     // SAFETY: the pools' slots are aligned to 64 bytes, and `make` copied an order there; bytes of any value are one.
     let order = unsafe { &*buffer.as_ptr().cast::<Order>() };
-    (order, &buffer[size_of::<Order>()..])
+    (order, &buffer[LINE..])
 }
 
 impl Make for Classed {
