@@ -8,20 +8,22 @@ use crate::sync::{AtomicUsize, Ordering, Padded, UnsafeCell};
 
 /// A pool's memory and what its slots share. One reference each for the owner and for every returner, and, once the
 /// owner is gone, one for every slot that is out. While it lives, its own reference stands for them: no slot counts.
-pub(crate) struct Estate<K> {
+pub(crate) struct Estate<C> {
     references: AtomicUsize,
     blocks: UnsafeCell<Vec<Box<dyn Memory>>>,
-    /// Where slots go that are dropped without a returner.
-    pub(crate) dropped: Padded<K>,
+    /// No data: what loom checks by it is that slots' references are given back only after they were taken.
+    taken: UnsafeCell<()>,
+    pub(crate) common: Padded<C>,
 }
 
-impl<K> Estate<K> {
+impl<C> Estate<C> {
     /// With one reference, the owner's.
-    pub(crate) fn new(dropped: K) -> NonNull<Self> {
+    pub(crate) fn new(common: C) -> NonNull<Self> {
         let estate = Self {
             references: AtomicUsize::new(1),
             blocks: UnsafeCell::new(Vec::new()),
-            dropped: Padded(dropped),
+            taken: UnsafeCell::new(()),
+            common: Padded(common),
         };
         NonNull::from(Box::leak(Box::new(estate)))
     }
@@ -40,6 +42,12 @@ impl<K> Estate<K> {
         self.references.fetch_add(references, Ordering::Relaxed);
     }
 
+    /// The same for all slots, by the owner as it leaves.
+    pub(crate) fn hold_slots(&self, references: usize) {
+        self.taken.with_mut(|_| ());
+        self.hold(references);
+    }
+
     /// Gives references back; the last one frees the memory.
     ///
     /// # Safety
@@ -53,20 +61,31 @@ impl<K> Estate<K> {
             .fetch_sub(references, Ordering::AcqRel);
         debug_assert!(before >= references);
         if before == references {
+            // Loom drops its cells without a look.
             // SAFETY: made by `Box::leak`, and nobody has a reference any more.
-            drop(unsafe { Box::from_raw(this.as_ptr()) });
+            unsafe {
+                this.as_ref().blocks.with_mut(|_| ());
+                drop(Box::from_raw(this.as_ptr()));
+            }
+        }
+    }
+
+    /// The same with slots' references among them.
+    ///
+    /// # Safety
+    ///
+    /// As `release`, and the owner's `hold_slots` came before: otherwise the count could reach zero first.
+    pub(crate) unsafe fn release_slots(this: NonNull<Self>, references: usize) {
+        // SAFETY: by the caller.
+        unsafe {
+            this.as_ref().taken.with(|_| ());
+            Self::release(this, references);
         }
     }
 }
 
-/// How two parties leave something that they share, in either order; the second one settles and frees it.
-///
-/// The owner notes how much it has seen of the other's count. What the other counts beyond that is the other's to
-/// settle if it leaves second, and the owner's if the owner does.
-pub(crate) struct Parting {
-    gone: AtomicUsize,
-    seen: UnsafeCell<usize>,
-}
+/// How an owner and a returner leave something that they share, in either order; the second one settles and frees it.
+pub(crate) struct Parting(Padded<AtomicUsize>);
 
 const NOBODY: usize = 0;
 const RETURNER: usize = 1;
@@ -74,35 +93,29 @@ const OWNER: usize = 2;
 
 impl Parting {
     pub(crate) fn new() -> Self {
-        Self {
-            gone: AtomicUsize::new(NOBODY),
-            seen: UnsafeCell::new(0),
-        }
+        Self(Padded(AtomicUsize::new(NOBODY)))
     }
 
-    /// The returner leaves. What the owner had seen, if that has left before: then the caller settles and frees.
-    pub(crate) fn returner_leaves(&self) -> Option<usize> {
-        // Release: its last entries are there before it is seen to be gone. Acquire: the owner's note is.
-        // SAFETY: the owner wrote it before it was gone, and never after.
-        (self.gone.swap(RETURNER, Ordering::AcqRel) == OWNER).then(|| self.seen.with(|seen| unsafe { *seen }))
+    /// The returner leaves. True if the owner has left before.
+    pub(crate) fn returner_leaves(&self) -> bool {
+        // Release: all that it wrote is there before it is seen to be gone. Acquire: what the owner wrote is.
+        self.0.swap(RETURNER, Ordering::AcqRel) == OWNER
     }
 
-    /// The owner leaves. True if the returner has left before: then the caller settles and frees.
-    pub(crate) fn owner_leaves(&self, seen: usize) -> bool {
-        // SAFETY: the returner reads it only after the swap below.
-        self.seen.with_mut(|note| unsafe { *note = seen });
+    /// The owner leaves. True if the returner has left before.
+    pub(crate) fn owner_leaves(&self) -> bool {
         // As above.
-        self.gone.swap(OWNER, Ordering::AcqRel) == RETURNER
+        self.0.swap(OWNER, Ordering::AcqRel) == RETURNER
     }
 
     /// Whether the returner has left, so that another may have its place.
     pub(crate) fn returner_is_gone(&self) -> bool {
         // Acquire: all that it wrote is there, so its successor goes on behind it.
-        self.gone.load(Ordering::Acquire) == RETURNER
+        self.0.load(Ordering::Acquire) == RETURNER
     }
 
     /// The place has a returner again. Relaxed: it gets there by its own way, and the owner is the caller.
     pub(crate) fn returner_comes(&self) {
-        self.gone.store(NOBODY, Ordering::Relaxed);
+        self.0.store(NOBODY, Ordering::Relaxed);
     }
 }
