@@ -33,6 +33,7 @@ impl Sealed for Batch {
             let header = header(slot);
             let estate = NonNull::new_unchecked(header.estate.cast::<BatchEstate>().cast_mut());
             hands::changed(slot);
+            estate.as_ref().used();
             // Release: all that was done with the slot comes before its arena is used again. Acquire: who sees that it
             // is closed gives back a reference, so the owner's taking of it must come before.
             let before = estate.as_ref().common[header.place].fetch_add(1, Ordering::AcqRel);
@@ -360,6 +361,7 @@ impl<T> BatchReturner<T> {
                 return Batch::send_home(slot);
             }
             hands::changed(slot);
+            self.estate.as_ref().used();
             let count = &self.tally.as_ref().counts[header.place];
             // Relaxed: nobody else writes it. Release: all that was done with the slot comes before its arena's next use.
             count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);

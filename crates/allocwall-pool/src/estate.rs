@@ -11,8 +11,10 @@ use crate::sync::{AtomicUsize, Ordering, Padded, UnsafeCell};
 pub(crate) struct Estate<C> {
     references: AtomicUsize,
     blocks: UnsafeCell<Vec<Box<dyn Memory>>>,
-    /// No data: what loom checks by it is that slots' references are given back only after they were taken.
+    /// No data: by it loom checks that slots' references are given back only after they were taken.
     taken: UnsafeCell<()>,
+    /// No data: by it loom checks that the end of the memory comes after its last use.
+    used: UnsafeCell<()>,
     pub(crate) common: Padded<C>,
 }
 
@@ -23,6 +25,7 @@ impl<C> Estate<C> {
             references: AtomicUsize::new(1),
             blocks: UnsafeCell::new(Vec::new()),
             taken: UnsafeCell::new(()),
+            used: UnsafeCell::new(()),
             common: Padded(common),
         };
         NonNull::from(Box::leak(Box::new(estate)))
@@ -34,6 +37,12 @@ impl<C> Estate<C> {
     pub(crate) unsafe fn keep(&self, memory: Box<dyn Memory>) {
         // SAFETY: others read the blocks' list only to drop it, with the last reference; the owner has one.
         self.blocks.with_mut(|blocks| unsafe { (*blocks).push(memory) });
+    }
+
+    /// The caller has used the memory.
+    #[inline(always)]
+    pub(crate) fn used(&self) {
+        self.used.with(|_| ());
     }
 
     /// Takes references. Relaxed: the caller has one, so the count can't reach zero meanwhile, and whoever is to give
@@ -54,17 +63,14 @@ impl<C> Estate<C> {
     ///
     /// The caller has so many references, and doesn't touch the estate or its slots after.
     pub(crate) unsafe fn release(this: NonNull<Self>, references: usize) {
-        // Release: what was done with the memory before comes before its end. Acquire: so does what others did.
-        // SAFETY: it is there, by the caller's references.
-        let before = unsafe { this.as_ref() }
-            .references
-            .fetch_sub(references, Ordering::AcqRel);
-        debug_assert!(before >= references);
-        if before == references {
-            // Loom drops its cells without a look.
-            // SAFETY: made by `Box::leak`, and nobody has a reference any more.
-            unsafe {
-                this.as_ref().blocks.with_mut(|_| ());
+        // SAFETY: it is there, by the caller's references; the last one frees it, made by `Box::leak`.
+        unsafe {
+            this.as_ref().used();
+            // Release: what was done with the memory before comes before its end. Acquire: so does what others did.
+            let before = this.as_ref().references.fetch_sub(references, Ordering::AcqRel);
+            debug_assert!(before >= references);
+            if before == references {
+                this.as_ref().used.with_mut(|_| ());
                 drop(Box::from_raw(this.as_ptr()));
             }
         }

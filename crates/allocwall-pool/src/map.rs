@@ -127,11 +127,19 @@ impl Words {
     #[inline]
     #[must_use]
     pub(crate) unsafe fn flip_shared(self, Place { word, bit }: Place) -> bool {
+        // SAFETY: by the caller.
+        let word = unsafe { self.at(word) };
+        // An addition that can't carry: x86 has no exclusive-or that says what was there before, and would have to retry.
+        // Relaxed: while the slot is out nobody else flips this bit, and its last flip came before, by the owner's look.
+        let flip = if word.load(Ordering::Relaxed) & bit == 0 {
+            bit
+        } else {
+            bit.wrapping_neg()
+        };
         // Release: as above; later flips by others go on the release sequence, so the owner's one acquire reaches each
         // (C++20, [intro.races]). Acquire: who sees that it is closed gives back a reference, so the owner's taking
         // of it must come before.
-        // SAFETY: by the caller.
-        let before = unsafe { self.at(word) }.fetch_xor(bit, Ordering::AcqRel);
+        let before = word.fetch_add(flip, Ordering::AcqRel);
         before & CLOSED == 0
     }
 }

@@ -168,12 +168,10 @@ impl Block {
     pub(crate) fn chunks(self, shape: Shape) -> impl Iterator<Item = (NonNull<u8>, usize)> {
         (0..self.bytes)
             .step_by(CHUNK)
-            // SAFETY: within the block.
             .map(move |at| {
-                (
-                    unsafe { self.start.add(at) },
-                    shape.slots_in((self.bytes - at).min(CHUNK)),
-                )
+                // SAFETY: within the block.
+                let chunk = unsafe { self.start.add(at) };
+                (chunk, shape.slots_in((self.bytes - at).min(CHUNK)))
             })
             .filter(|&(_, slots)| slots > 0)
     }

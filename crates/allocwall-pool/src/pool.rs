@@ -48,6 +48,7 @@ unsafe fn give_back(slot: NonNull<u8>) {
         let estate = NonNull::new_unchecked(header.estate.cast::<QueueEstate>().cast_mut());
         let Common { shape, dropped } = &*estate.as_ref().common;
         hands::changed(slot);
+        estate.as_ref().used();
         if !dropped.words().flip_shared(place(shape, header.place, slot)) {
             Estate::release_slots(estate, 1);
         }
@@ -110,7 +111,9 @@ struct Word {
     home: usize,
 }
 
-/// The pool without its type: slots of one shape.
+/// The pool without its type: slots of one shape. In lines of its own, since each allocation writes it: it may lie
+/// beside something that another CPU reads.
+#[repr(align(128))]
 pub(crate) struct RawPool {
     /// Slots at home in the word whose turn it is, its first one, and which word it is.
     home: usize,
@@ -378,6 +381,7 @@ impl RawReturner {
             match self.ground.place(slot) {
                 Some(place) => {
                     hands::changed(slot);
+                    self.ground.estate.as_ref().used();
                     self.words.flip(place);
                 }
                 None => give_back(slot),
