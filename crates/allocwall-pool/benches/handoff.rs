@@ -336,7 +336,7 @@ fn all<O: Object>(
 }
 
 fn in_turn(cpus: [usize; 2]) -> Figures {
-    let slots = (0..CAPACITY)
+    let slots: &'static [Line] = (0..CAPACITY)
         .map(|_| Line(UnsafeCell::new([0; 8])))
         .collect::<Vec<_>>()
         .leak();
