@@ -26,7 +26,7 @@ test: build models python-test
 models:
 	RUSTFLAGS='--cfg loom' $(CARGO) test -p allocwall-pool --release --locked --test loom --target-dir target/loom
 
-## The same under Miri: what the language allows of pointers, and weak memory by chance. Nightly Rust; about four minutes.
+## The same under Miri: what the language allows of pointers, and weak memory by chance. Nightly Rust; takes minutes.
 miri: nightly
 	MIRIFLAGS=-Zmiri-strict-provenance $(CARGO) +$(NIGHTLY) miri test -p allocwall-pool --locked --target-dir target/miri \
 	    --test model --test threads --test request

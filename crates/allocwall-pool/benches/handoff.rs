@@ -1,7 +1,7 @@
 //! What it costs to hand an object of 64 bytes to another CPU: nanoseconds on each side, and saturated throughput.
 //!
 //! `RUSTFLAGS='--cfg rivals' cargo bench -p allocwall-pool --bench handoff [-- OWNER_CPU CONSUMER_CPU]`; wants two CPUs to itself.
-//! About two minutes. Without the flag mimalloc, snmalloc and sharded-slab aren't built, nor measured.
+//! About a minute. Without the flag mimalloc, snmalloc and sharded-slab aren't built, nor measured.
 //!
 //! *alloc*: the owner makes and writes 1,024 objects, whose lines the consumer had before, one after the other; the consumer has
 //! freed the last 1,024 *in the order* in which it got them, or *shuffled*. *free*: the consumer, which has read them, frees them.
