@@ -2,9 +2,10 @@
 # Builds go to target/ alone.
 
 CARGO ?= cargo
+NIGHTLY ?= nightly
 BINARY := target/release/allocwall
 
-.PHONY: demo test models python-test bench trial-accuracy accuracy build
+.PHONY: demo test models miri tsan python-test bench trial-accuracy accuracy build
 
 ## A Python service with a wall in it, under load, diagnosed: under a minute after the build.
 demo: build
@@ -24,6 +25,24 @@ test: build models python-test
 ## The pool library's protocols in every order that the memory model allows.
 models:
 	RUSTFLAGS='--cfg loom' $(CARGO) test -p allocwall-pool --release --locked --test loom --target-dir target/loom
+
+## The same under Miri: what the language allows of pointers, and weak memory by chance. Nightly Rust; takes minutes.
+miri: nightly
+	MIRIFLAGS=-Zmiri-strict-provenance $(CARGO) +$(NIGHTLY) miri test -p allocwall-pool --locked --target-dir target/miri \
+	    --test model --test threads --test request
+	MIRIFLAGS=-Zmiri-strict-provenance $(CARGO) +$(NIGHTLY) miri test -p allocwall-pool --locked --target-dir target/miri \
+	    --lib memory
+
+## Its threads under ThreadSanitizer, the standard library included. Nightly Rust.
+tsan: nightly
+	RUSTFLAGS=-Zsanitizer=thread $(CARGO) +$(NIGHTLY) test -p allocwall-pool --locked --target-dir target/tsan -Zbuild-std \
+	    --target $(shell rustc -vV | sed -n 's/host: //p') --test threads --test request
+
+.PHONY: nightly
+nightly:
+	@rustup component list --installed --toolchain $(NIGHTLY) 2>/dev/null | grep -c -e '^miri' -e '^rust-src' | grep -q 2 || { \
+	    echo "installing: Rust $(NIGHTLY) with Miri and the standard library's source" >&2; \
+	    rustup toolchain install --profile minimal --component miri --component rust-src $(NIGHTLY); }
 
 ## The wheel, and its tests on every CPython from 3.9 on that is installed.
 python-test:

@@ -1,54 +1,169 @@
 //! What it costs to hand an object of 64 bytes to another CPU: nanoseconds on each side, and saturated throughput.
 //!
-//! `cargo bench --bench handoff [-- OWNER_CPU CONSUMER_CPU]`; wants two CPUs to itself. About 40 s.
+//! `RUSTFLAGS='--cfg rivals' cargo bench -p allocwall-pool --bench handoff [-- OWNER_CPU CONSUMER_CPU]`; wants two CPUs to itself.
+//! About a minute. Without the flag mimalloc, snmalloc and sharded-slab aren't built, nor measured.
 //!
-//! Each line is the median of interleaved rounds, and their range. *alloc*: the owner makes and writes 1,024 objects, whose lines the
-//! consumer had before, one after the other. *free*: the consumer, which has read them, frees them. *handed over*: through a ring
-//! of 1,024, both at full speed. The first line has no allocator: the same writes into slots in turn. It is no floor: most of the
-//! time goes to fetching lines from the other CPU, and that depends on the order in which both sides come to them.
-//! What flatters: no work between, so lines move in bulk; and `malloc` is the process's (try `LD_PRELOAD`).
+//! *alloc*: the owner makes and writes 1,024 objects, whose lines the consumer had before, one after the other; the consumer has
+//! freed the last 1,024 *in the order* in which it got them, or *shuffled*. *free*: the consumer, which has read them, frees them.
+//! *handed over*: through a ring of 1,024, both at full speed.
+//!
+//! Each figure is the median of interleaved rounds; each way comes at each place in its turn. Ratios are taken within a round, and
+//! have the order statistics about their median that hold it with 95 % (exact, binomial). The first line has no allocator: the
+//! same writes into slots in turn, whatever order they came back in. It is no floor: most of the time goes to fetching lines
+//! from the other CPU, and that depends on the order in which both sides come to them.
+//!
+//! What flatters: no work between, so lines move in bulk. What flatters the general allocators: they are asked for 64 bytes
+//! without alignment, so objects may share lines; *malloc, aligned* is asked for what the pools give. The allocators are called
+//! directly, by the same interface, and none is the process's own but malloc.
 
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::UnsafeCell;
 use std::hint::{black_box, spin_loop};
-use std::ops::Deref;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use allocwall_pool::{Batches, Pool};
+use allocwall_pool::{Batched, Batches, Pool, Pooled};
 
-#[repr(align(64))]
-#[derive(Clone, Copy)]
-struct Order([u64; 8]);
+type Order = [u64; 8];
 
 const CAPACITY: usize = 4096;
 const BATCH: usize = 1024;
-const PHASES: usize = 400;
+const PHASES: usize = 300;
 const HANDED: usize = 400_000;
-const ROUNDS: usize = 15;
+const ROUNDS: usize = 21;
 
-/// An object that is no handle: it travels in the queue itself.
-struct ByValue(Order);
+/// Something that travels to the consumer, which reads it there.
+trait Object: Send {
+    fn read(&self) -> u64;
+}
 
-impl Deref for ByValue {
-    type Target = Order;
-    fn deref(&self) -> &Order {
-        &self.0
+fn ends(order: &Order) -> u64 {
+    order[0] ^ order[7]
+}
+
+impl Object for Pooled<Order> {
+    #[inline]
+    fn read(&self) -> u64 {
+        ends(self)
     }
 }
 
-/// An object in a slot that is simply used in turn.
-struct InTurn(&'static UnsafeCell<Order>);
+impl Object for Batched<Order> {
+    #[inline]
+    fn read(&self) -> u64 {
+        ends(self)
+    }
+}
+
+/// Travels in the queue itself.
+impl Object for Order {
+    #[inline]
+    fn read(&self) -> u64 {
+        ends(self)
+    }
+}
+
+#[repr(align(64))]
+struct Line(UnsafeCell<Order>);
+
+/// In a slot that is simply used in turn.
+struct InTurn(&'static Line);
 
 // SAFETY: the phases never have a slot on both sides.
 unsafe impl Send for InTurn {}
 
-impl Deref for InTurn {
-    type Target = Order;
-    fn deref(&self) -> &Order {
+impl Object for InTurn {
+    #[inline]
+    fn read(&self) -> u64 {
         // SAFETY: as above.
-        unsafe { &*self.0.get() }
+        ends(unsafe { &*self.0.0.get() })
+    }
+}
+
+/// A general allocator, called directly.
+trait General: 'static {
+    type Of: GlobalAlloc;
+    const IT: Self::Of;
+    const ALIGN: usize = align_of::<Order>();
+}
+
+struct Malloc;
+impl General for Malloc {
+    type Of = System;
+    const IT: System = System;
+}
+
+struct Aligned;
+impl General for Aligned {
+    type Of = System;
+    const IT: System = System;
+    const ALIGN: usize = 64;
+}
+
+#[cfg(rivals)]
+struct Mimalloc;
+#[cfg(rivals)]
+impl General for Mimalloc {
+    type Of = mimalloc::MiMalloc;
+    const IT: mimalloc::MiMalloc = mimalloc::MiMalloc;
+}
+
+#[cfg(rivals)]
+struct Snmalloc;
+#[cfg(rivals)]
+impl General for Snmalloc {
+    type Of = snmalloc_rs::SnMalloc;
+    const IT: snmalloc_rs::SnMalloc = snmalloc_rs::SnMalloc;
+}
+
+struct Owned<G: General>(NonNull<Order>, PhantomData<G>);
+
+// SAFETY: it owns its memory, and allocators take it back from any thread.
+unsafe impl<G: General> Send for Owned<G> {}
+
+impl<G: General> Owned<G> {
+    fn layout() -> Layout {
+        Layout::new::<Order>().align_to(G::ALIGN).unwrap()
+    }
+
+    #[inline]
+    fn new(order: Order) -> Option<Self> {
+        // SAFETY: 64 bytes.
+        let at = NonNull::new(unsafe { G::IT.alloc(Self::layout()) })?.cast();
+        // SAFETY: just allocated.
+        unsafe { at.write(order) };
+        Some(Self(at, PhantomData))
+    }
+}
+
+impl<G: General> Object for Owned<G> {
+    #[inline]
+    fn read(&self) -> u64 {
+        // SAFETY: its own.
+        ends(unsafe { self.0.as_ref() })
+    }
+}
+
+impl<G: General> Drop for Owned<G> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: from `alloc`, with the same layout, once.
+        unsafe { G::IT.dealloc(self.0.as_ptr().cast(), Self::layout()) };
+    }
+}
+
+#[cfg(rivals)]
+struct Slabbed(&'static sharded_slab::Slab<Order>, usize);
+
+#[cfg(rivals)]
+impl Object for Slabbed {
+    #[inline]
+    fn read(&self) -> u64 {
+        ends(&self.0.get(self.1).expect("inserted, and not removed"))
     }
 }
 
@@ -60,29 +175,76 @@ fn pin(cpu: usize) {
     }
 }
 
-// Out of line, so that every variant's loop is compiled alone, as in a program that has one of them.
+/// In lines of its own: what one CPU writes on its way must not lie beside what the other polls.
+#[repr(align(128))]
+struct Apart<T>(T);
+
+// The measured loops are out of line, so that every way's is compiled alone, as in a program that has one of them; what is read
+// goes where the compiler can't see. What is stored is hidden from it in a register: an order hidden in memory, written by words and
+// copied by vectors, stalls each copy until all earlier stores have left for the cache (a failed store forwarding: Intel's
+// Optimization Reference Manual), which is 20 to 100 ns an order here or nothing, as the compiler happens to copy.
+
 #[inline(never)]
 fn make_all<O>(make: &mut impl FnMut(Order) -> Option<O>, shelf: &mut Vec<O>) -> f64 {
     let begun = Instant::now();
     for n in 0..BATCH {
-        shelf.push(make(black_box(Order([n as u64; 8]))).expect("capacity is four batches"));
+        shelf.push(make([black_box(n as u64); 8]).expect("capacity is four batches"));
     }
     begun.elapsed().as_nanos() as f64 / BATCH as f64
 }
 
 #[inline(never)]
-fn free_all<O: Deref<Target = Order>>(free: &mut impl FnMut(O), shelf: &mut Vec<O>) -> f64 {
-    black_box(
-        shelf
-            .iter()
-            .map(|object| object.0[0] ^ object.0[7])
-            .fold(0, |a, b| a ^ b),
-    );
+fn read_all<O: Object>(shelf: &[O]) -> u64 {
+    shelf.iter().map(Object::read).fold(0, |a, b| a ^ b)
+}
+
+#[inline(never)]
+fn free_all<O>(free: &mut impl FnMut(O), shelf: &mut Vec<O>) -> f64 {
     let begun = Instant::now();
-    while let Some(object) = shelf.pop() {
+    for object in shelf.drain(..) {
         free(object);
     }
     begun.elapsed().as_nanos() as f64 / BATCH as f64
+}
+
+#[inline(never)]
+fn produce<O>(make: &mut impl FnMut(Order) -> Option<O>, to: &mut rtrb::Producer<O>) {
+    for n in 0..HANDED {
+        let mut object = loop {
+            match make([black_box(n as u64); 8]) {
+                Some(object) => break object,
+                None => spin_loop(),
+            }
+        };
+        while let Err(rtrb::PushError::Full(back)) = to.push(object) {
+            object = back;
+            spin_loop();
+        }
+    }
+}
+
+#[inline(never)]
+fn consume<O: Object>(free: &mut impl FnMut(O), from: &mut rtrb::Consumer<O>) -> u64 {
+    let (mut left, mut seen) = (HANDED, 0);
+    while left > 0 {
+        if let Ok(object) = from.pop() {
+            seen ^= object.read();
+            free(object);
+            left -= 1;
+        }
+    }
+    seen
+}
+
+/// xorshift64* (Vigna 2016), and Fisher and Yates's shuffle.
+fn shuffle<O>(shelf: &mut [O], state: &mut u64) {
+    for last in (1..shelf.len()).rev() {
+        *state ^= *state >> 12;
+        *state ^= *state << 25;
+        *state ^= *state >> 27;
+        let with = (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % (last + 1);
+        shelf.swap(last, with);
+    }
 }
 
 fn median(mut of: Vec<f64>) -> f64 {
@@ -91,25 +253,33 @@ fn median(mut of: Vec<f64>) -> f64 {
 }
 
 /// Nanoseconds an allocation and a free, each side in its turn.
-fn phased<O: Deref<Target = Order> + Send>(
+fn phased<O: Object>(
     cpus: [usize; 2],
-    mut make: impl FnMut(Order) -> Option<O>,
-    mut free: impl FnMut(O) + Send,
+    shuffled: bool,
+    make: &mut impl FnMut(Order) -> Option<O>,
+    free: &mut (impl FnMut(O) + Send),
 ) -> (f64, f64) {
-    let turn = AtomicUsize::new(0);
-    let shelf = Mutex::new(Vec::with_capacity(BATCH));
+    let turn = Apart(AtomicUsize::new(0));
+    let shelf = Apart(Mutex::new(Vec::with_capacity(BATCH)));
     let wait = |until| {
-        while turn.load(Ordering::Acquire) != until {
+        while turn.0.load(Ordering::Acquire) != until {
             spin_loop();
         }
     };
     thread::scope(|scope| {
         let consumer = scope.spawn(|| {
             pin(cpus[1]);
+            let mut state = 0x9e37_79b9_7f4a_7c15;
             let times = (0..PHASES).map(|phase| {
                 wait(2 * phase + 1);
-                let time = free_all(&mut free, &mut shelf.lock().unwrap());
-                turn.store(2 * phase + 2, Ordering::Release);
+                let mut shelf = shelf.0.lock().unwrap();
+                if shuffled {
+                    shuffle(&mut shelf, &mut state);
+                }
+                black_box(read_all(&shelf));
+                let time = free_all(free, &mut shelf);
+                drop(shelf);
+                turn.0.store(2 * phase + 2, Ordering::Release);
                 time
             });
             median(times.collect())
@@ -117,8 +287,8 @@ fn phased<O: Deref<Target = Order> + Send>(
         pin(cpus[0]);
         let times = (0..PHASES).map(|phase| {
             wait(2 * phase);
-            let time = make_all(&mut make, &mut shelf.lock().unwrap());
-            turn.store(2 * phase + 1, Ordering::Release);
+            let time = make_all(make, &mut shelf.0.lock().unwrap());
+            turn.0.store(2 * phase + 1, Ordering::Release);
             time
         });
         (median(times.collect()), consumer.join().unwrap())
@@ -126,10 +296,10 @@ fn phased<O: Deref<Target = Order> + Send>(
 }
 
 /// Millions of objects a second, both sides at once.
-fn saturated<O: Deref<Target = Order> + Send>(
+fn saturated<O: Object>(
     cpus: [usize; 2],
-    mut make: impl FnMut(Order) -> Option<O>,
-    mut free: impl FnMut(O) + Send,
+    make: &mut impl FnMut(Order) -> Option<O>,
+    free: &mut (impl FnMut(O) + Send),
 ) -> f64 {
     let (mut to, mut from) = rtrb::RingBuffer::<O>::new(1024);
     let ready = AtomicUsize::new(0);
@@ -137,120 +307,141 @@ fn saturated<O: Deref<Target = Order> + Send>(
         let consumer = scope.spawn(|| {
             pin(cpus[1]);
             ready.store(1, Ordering::Release);
-            let (mut left, mut seen) = (HANDED, 0);
-            while left > 0 {
-                if let Ok(object) = from.pop() {
-                    seen ^= object.0[0] ^ object.0[7];
-                    free(object);
-                    left -= 1;
-                }
-            }
-            black_box(seen);
+            black_box(consume(free, &mut from));
         });
         pin(cpus[0]);
         while ready.load(Ordering::Acquire) == 0 {
             spin_loop();
         }
         let begun = Instant::now();
-        for n in 0..HANDED {
-            let order = black_box(Order([n as u64; 8]));
-            let mut object = loop {
-                match make(order) {
-                    Some(object) => break object,
-                    None => spin_loop(),
-                }
-            };
-            while let Err(rtrb::PushError::Full(back)) = to.push(object) {
-                object = back;
-                spin_loop();
-            }
-        }
+        produce(make, &mut to);
         consumer.join().unwrap();
         HANDED as f64 / begun.elapsed().as_secs_f64() / 1e6
     })
 }
 
-type Figures = [f64; 3];
+/// Allocation in order and shuffled, free in order and shuffled, handed over.
+type Figures = [f64; 5];
+
+fn all<O: Object>(
+    cpus: [usize; 2],
+    make: impl FnMut(Order) -> Option<O>,
+    free: impl FnMut(O) + Send,
+) -> Figures {
+    let (mut make, mut free) = (Apart(make), Apart(free));
+    let in_order = phased(cpus, false, &mut make.0, &mut free.0);
+    let shuffled = phased(cpus, true, &mut make.0, &mut free.0);
+    let handed = saturated(cpus, &mut make.0, &mut free.0);
+    [in_order.0, shuffled.0, in_order.1, shuffled.1, handed]
+}
 
 fn in_turn(cpus: [usize; 2]) -> Figures {
-    let slots = (0..CAPACITY)
-        .map(|_| UnsafeCell::new(Order([0; 8])))
+    let slots: &'static [Line] = (0..CAPACITY)
+        .map(|_| Line(UnsafeCell::new([0; 8])))
         .collect::<Vec<_>>()
         .leak();
     let mut at = 0;
-    let make = |order| {
+    let mut make = Apart(move |order| {
         let slot = &slots[at % CAPACITY];
         at += 1;
         // SAFETY: three batches pass before a slot's next turn.
-        unsafe { *slot.get() = order };
+        unsafe { *slot.0.get() = order };
         Some(InTurn(slot))
-    };
-    let (made, freed) = phased(cpus, make, drop);
-    [made, freed, f64::NAN]
+    });
+    let (in_order, _) = phased(cpus, false, &mut make.0, &mut drop);
+    let (shuffled, _) = phased(cpus, true, &mut make.0, &mut drop);
+    [in_order, shuffled, f64::NAN, f64::NAN, f64::NAN]
 }
 
 fn by_value(cpus: [usize; 2]) -> Figures {
-    [
-        f64::NAN,
-        f64::NAN,
-        saturated(cpus, |order| Some(ByValue(order)), drop),
-    ]
+    let handed = saturated(cpus, &mut Some, &mut drop::<Order>);
+    [f64::NAN, f64::NAN, f64::NAN, f64::NAN, handed]
 }
 
-fn malloc(cpus: [usize; 2]) -> Figures {
-    let make = |order| Some(Box::new(order));
-    let (made, freed) = phased(cpus, make, drop);
-    [made, freed, saturated(cpus, make, drop)]
+fn general<G: General>(cpus: [usize; 2]) -> Figures {
+    all(cpus, Owned::<G>::new, drop)
+}
+
+#[cfg(rivals)]
+fn sharded_slab(cpus: [usize; 2]) -> Figures {
+    let slab: &'static sharded_slab::Slab<Order> = Box::leak(Box::default());
+    all(
+        cpus,
+        |order| slab.insert(order).map(|key| Slabbed(slab, key)),
+        |Slabbed(slab, key)| {
+            slab.remove(key);
+        },
+    )
 }
 
 fn returned(cpus: [usize; 2]) -> Figures {
     let mut pool = Pool::new(CAPACITY).unwrap();
-    let mut home = [pool.returner(), pool.returner()];
-    let [first, second] = &mut home;
-    let (made, freed) = phased(cpus, |order| pool.alloc(order).ok(), |object| first.free(object));
-    [
-        made,
-        freed,
-        saturated(cpus, |order| pool.alloc(order).ok(), |object| second.free(object)),
-    ]
+    let mut home = pool.returner();
+    all(
+        cpus,
+        move |order| pool.alloc(order).ok(),
+        move |object| home.free(object),
+    )
 }
 
 fn dropped(cpus: [usize; 2]) -> Figures {
     let mut pool = Pool::new(CAPACITY).unwrap();
-    let (made, freed) = phased(cpus, |order| pool.alloc(order).ok(), drop);
-    [made, freed, saturated(cpus, |order| pool.alloc(order).ok(), drop)]
+    all(cpus, move |order| pool.alloc(order).ok(), drop)
 }
 
 fn batches(cpus: [usize; 2]) -> Figures {
     let mut batches = Batches::new(4, CAPACITY / 4).unwrap();
-    let mut home = [batches.returner(), batches.returner()];
-    let [first, second] = &mut home;
-    let (made, freed) = phased(
+    let mut home = batches.returner();
+    all(
         cpus,
-        |order| batches.alloc(order).ok(),
-        |object| first.free(object),
-    );
-    [
-        made,
-        freed,
-        saturated(
-            cpus,
-            |order| batches.alloc(order).ok(),
-            |object| second.free(object),
-        ),
-    ]
+        move |order| batches.alloc(order).ok(),
+        move |object| home.free(object),
+    )
 }
 
 type Way = fn([usize; 2]) -> Figures;
 
-const WAYS: [(&str, Way); 6] = [
+const WAYS: &[(&str, Way)] = &[
     ("slots in turn, no allocator", in_turn),
     ("by value", by_value),
-    ("malloc", malloc),
-    ("pool, returner", returned),
+    ("malloc", general::<Malloc>),
+    ("malloc, aligned", general::<Aligned>),
+    #[cfg(rivals)]
+    ("mimalloc", general::<Mimalloc>),
+    #[cfg(rivals)]
+    ("snmalloc", general::<Snmalloc>),
+    #[cfg(rivals)]
+    ("sharded-slab", sharded_slab),
+    (RETURNED, returned),
     ("pool, dropped", dropped),
     ("batch arena, returner", batches),
 ];
+const RETURNED: &str = "pool, returner";
+
+/// The ranks, from 0, of the order statistics between which the median of so many lies with at least 95 %: the largest `low`
+/// for which fewer than `low + 1` heads in so many tosses have at most 2.5 %.
+fn ranks(n: usize) -> (usize, usize) {
+    let (mut low, mut tail, mut term) = (0, 0.0, 0.5f64.powi(n as i32));
+    loop {
+        tail += term;
+        if tail > 0.025 || low > n / 2 {
+            break;
+        }
+        low += 1;
+        term *= (n + 1 - low) as f64 / low as f64;
+    }
+    let low = low.saturating_sub(1);
+    (low, n - 1 - low)
+}
+
+fn spread(mut of: Vec<f64>) -> String {
+    if of.iter().any(|figure| figure.is_nan()) {
+        return String::new();
+    }
+    of.sort_by(f64::total_cmp);
+    let (low, high) = ranks(of.len());
+    format!("{:.1} ({:.1} to {:.1})", of[of.len() / 2], of[low], of[high])
+}
 
 fn main() {
     let cpus: Vec<usize> = std::env::args().filter_map(|arg| arg.parse().ok()).collect();
@@ -258,36 +449,41 @@ fn main() {
         cpus.first().copied().unwrap_or(0),
         cpus.get(1).copied().unwrap_or(1),
     ];
-    let mut figures: [Vec<Figures>; WAYS.len()] = Default::default();
+    let mut figures = vec![Vec::<Figures>::new(); WAYS.len()];
     for round in 0..ROUNDS {
-        // Each way comes at each place in its turn.
         for step in 0..WAYS.len() {
             let way = (round + step) % WAYS.len();
             figures[way].push(WAYS[way].1(cpus));
         }
     }
-    println!(
-        "CPUs {} and {}, {ROUNDS} rounds: median (range)",
-        cpus[0], cpus[1]
-    );
-    println!(
-        "{:28} {:>26} {:>26} {:>26}",
-        "", "alloc, ns", "free, ns", "handed over, M/s"
-    );
-    for ((name, _), rounds) in WAYS.iter().zip(figures) {
-        let cells = [0, 1, 2].map(|at| {
-            let mut of: Vec<f64> = rounds.iter().map(|figures| figures[at]).collect();
-            of.sort_by(f64::total_cmp);
-            if of[0].is_nan() {
-                return String::new();
-            }
-            format!(
-                "{:.1} ({:.1} to {:.1})",
-                of[of.len() / 2],
-                of[0],
-                of[of.len() - 1]
-            )
-        });
-        println!("{name:28} {:>26} {:>26} {:>26}", cells[0], cells[1], cells[2]);
+    let column = |way: usize, at: usize| figures[way].iter().map(|round| round[at]).collect::<Vec<_>>();
+    println!("CPUs {} and {}, {ROUNDS} rounds: median (95 %)", cpus[0], cpus[1]);
+    let heads = [
+        "alloc, ns",
+        "alloc, shuffled",
+        "free, ns",
+        "free, shuffled",
+        "handed over, M/s",
+    ];
+    print!("{:28}", "");
+    heads.iter().for_each(|head| print!(" {head:>21}"));
+    println!();
+    for (way, (name, _)) in WAYS.iter().enumerate() {
+        print!("{name:28}");
+        (0..heads.len()).for_each(|at| print!(" {:>21}", spread(column(way, at))));
+        println!();
+    }
+    let pool = WAYS
+        .iter()
+        .position(|(name, _)| *name == RETURNED)
+        .expect("it is there");
+    println!("{RETURNED} against each: times as many handed over in the same round, median (95 %)");
+    let ours = column(pool, 4);
+    for (way, (name, _)) in WAYS.iter().enumerate().filter(|(way, _)| *way != pool) {
+        let ratios = ours.iter().zip(column(way, 4)).map(|(ours, other)| ours / other);
+        let ratios = spread(ratios.collect());
+        if !ratios.is_empty() {
+            println!("{name:28} {ratios:>21}");
+        }
     }
 }

@@ -112,7 +112,7 @@ void aw_returner_give(aw_returner *returner,
                       void *slot);
 
 /**
- * Gives a slot back from any thread, with one exchange.
+ * Gives a slot back from any thread, with one atomic addition.
  *
  * # Safety
  *

@@ -4,7 +4,7 @@
 //     auto home = pool.make_returner();           // for the consumer's thread
 //     auto order = pool.make(price, quantity);    // empty when every slot is in use
 //     ...                                         // to the other thread
-//     home.free(std::move(order));                // a plain store; ~order() works too, with one exchange
+//     home.free(std::move(order));                // a plain store; ~order() works too, with one atomic addition
 #ifndef ALLOCWALL_POOL_HPP
 #define ALLOCWALL_POOL_HPP
 

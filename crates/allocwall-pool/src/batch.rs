@@ -8,8 +8,8 @@ use core::ptr::NonNull;
 
 use crate::estate::{Estate, Parting};
 use crate::handle::{Handle, sealed::Sealed};
-use crate::memory::{Header, Heap, Shape, Slots, header, link};
-use crate::sync::{AtomicUsize, Ordering, Padded};
+use crate::memory::{Block, Header, Heap, Memory, Shape, Slots, hands, header};
+use crate::sync::{AtomicUsize, Ordering, Padded, UnsafeCell};
 use crate::{BuildError, Full};
 
 /// The kind of the slots of [`Batches`].
@@ -19,17 +19,11 @@ pub enum Batch {}
 /// An object in a slot of [`Batches`].
 pub type Batched<T> = Handle<T, Batch>;
 
-type BatchEstate = Estate<Box<[Arena]>>;
+/// For each arena, how many of its slots were dropped without a returner, ever.
+type BatchEstate = Estate<Box<[Padded<AtomicUsize>]>>;
 
 /// In an arena's count of drops once the owner is gone. The count itself never gets there.
 const CLOSED: usize = 1 << (usize::BITS - 1);
-
-/// What the slots of one arena share.
-struct Arena {
-    /// Slots that were dropped without a returner, ever.
-    dropped: Padded<AtomicUsize>,
-    index: usize,
-}
 
 impl Sealed for Batch {
     #[inline]
@@ -38,14 +32,13 @@ impl Sealed for Batch {
         unsafe {
             let header = header(slot);
             let estate = NonNull::new_unchecked(header.estate.cast::<BatchEstate>().cast_mut());
-            link::changed_hands(slot);
+            hands::changed(slot);
+            estate.as_ref().used();
             // Release: all that was done with the slot comes before its arena is used again. Acquire: who sees that it
             // is closed gives back a reference, so the owner's taking of it must come before.
-            let before = (*header.arena.cast::<Arena>())
-                .dropped
-                .fetch_add(1, Ordering::AcqRel);
+            let before = estate.as_ref().common[header.place].fetch_add(1, Ordering::AcqRel);
             if before & CLOSED != 0 {
-                Estate::release(estate, 1);
+                Estate::release_slots(estate, 1);
             }
         }
     }
@@ -55,15 +48,18 @@ impl Sealed for Batch {
 /// read-modify-write; the owner looks at it only when an arena is used up.
 struct Tally {
     counts: Padded<Box<[AtomicUsize]>>,
-    parting: Padded<Parting>,
+    /// What they added up to as the owner left.
+    seen: UnsafeCell<usize>,
+    parting: Parting,
 }
 
 impl Tally {
     fn total(&self) -> usize {
-        // Acquire: what came home is ordered before what the caller does next.
+        // Relaxed: asked only as somebody leaves. Who wrote the counts has a reference of its own, which it gives back by a
+        // release after the last of them, and the end of the memory acquires that.
         self.counts
             .iter()
-            .fold(0, |sum, count| sum.wrapping_add(count.load(Ordering::Acquire)))
+            .fold(0, |sum, count| sum.wrapping_add(count.load(Ordering::Relaxed)))
     }
 
     /// # Safety
@@ -137,31 +133,61 @@ impl<T> Batches<T> {
                 limit,
             });
         }
-        let arena = |index| Arena {
-            dropped: Padded(AtomicUsize::new(0)),
-            index,
-        };
         let memories = (0..arenas)
-            .map(|_| Heap::new(shape.bytes_for(slots)?).map(Box::new))
+            .map(|_| Heap::new(shape.bytes_for(slots)?))
             .collect::<Result<Vec<_>, _>>()?;
-        let estate = Estate::new((0..limit).map(arena).collect::<Box<[_]>>());
-        let mut owned = Vec::with_capacity(limit);
-        for memory in memories {
-            // SAFETY: the estate is there and the caller its owner; fewer than `limit` so far.
-            owned.push(unsafe { own(estate, memory, shape, slots, owned.len()) });
+        let blocks: Vec<_> = memories.iter().map(|memory| Block::of(memory)).collect();
+        Ok(Self::of(memories, &blocks, shape, limit))
+    }
+
+    /// So many arenas over this memory, for example a region of huge pages: equal parts of whole chunks of 256 KiB, which
+    /// begin at the first address that is aligned to that; what is left over is not used. The memory is dropped when
+    /// the last slot is home.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new): no arenas, or less than a chunk for each.
+    pub fn over(memory: impl Memory + 'static, arenas: usize) -> Result<Self, BuildError> {
+        let shape = Shape::new(Layout::new::<T>())?;
+        if arenas == 0 {
+            return Err(BuildError::NoCapacity);
         }
-        owned[0].handed = slots;
-        let slots = owned[0].slots.clone();
-        Ok(Self {
-            slots,
+        let blocks: Vec<_> = Block::of(&memory).split(arenas).collect();
+        if blocks[0].bytes == 0 {
+            return Err(BuildError::NoCapacity);
+        }
+        Ok(Self::of([memory], &blocks, shape, arenas))
+    }
+
+    /// An arena in each block, all of the same size; the blocks lie in the memories.
+    fn of(
+        memories: impl IntoIterator<Item = impl Memory + 'static>,
+        blocks: &[Block],
+        shape: Shape,
+        limit: usize,
+    ) -> Self {
+        let estate = Estate::new(
+            (0..limit)
+                .map(|_| Padded(AtomicUsize::new(0)))
+                .collect::<Box<[_]>>(),
+        );
+        for memory in memories {
+            // SAFETY: by the owner.
+            unsafe { estate.as_ref().keep(Box::new(memory)) };
+        }
+        let own = |(at, &block)| own(estate, block, shape, at);
+        let mut arenas: Vec<Owned> = blocks.iter().enumerate().map(own).collect();
+        arenas[0].handed = arenas[0].size;
+        Self {
+            slots: arenas[0].slots.clone(),
             current: 0,
-            arenas: owned,
+            arenas,
             tallies: Vec::new(),
             estate,
             shape,
             limit,
             of: PhantomData,
-        })
+        }
     }
 
     /// How many slots there are now, in all arenas.
@@ -186,7 +212,7 @@ impl<T> Batches<T> {
         };
         // SAFETY: a free slot of the shape of `T`.
         unsafe {
-            link::changed_hands(slot);
+            hands::changed(slot);
             Ok(Handle::new(slot, value))
         }
     }
@@ -205,9 +231,10 @@ impl<T> Batches<T> {
                     return false;
                 };
                 let at = self.arenas.len();
-                // SAFETY: as in `growable`.
-                let arena = unsafe { own(self.estate, Box::new(memory), self.shape, size, at) };
-                self.arenas.push(arena);
+                self.arenas
+                    .push(own(self.estate, Block::of(&memory), self.shape, at));
+                // SAFETY: by the owner.
+                unsafe { self.estate.as_ref().keep(Box::new(memory)) };
                 at
             }
             None => return false,
@@ -223,9 +250,7 @@ impl<T> Batches<T> {
     fn has_drained(&self, at: usize) -> bool {
         // Acquire, both: what was done with the slots comes before they are used again.
         // SAFETY: the owner has a reference to the estate, and tallies live until it leaves.
-        let dropped = unsafe { self.estate.as_ref() }.dropped[at]
-            .dropped
-            .load(Ordering::Acquire);
+        let dropped = unsafe { self.estate.as_ref() }.common[at].load(Ordering::Acquire);
         let home = self.tallies.iter().fold(dropped, |sum, tally| {
             // SAFETY: as above.
             sum.wrapping_add(unsafe { tally.as_ref() }.counts[at].load(Ordering::Acquire))
@@ -245,7 +270,8 @@ impl<T> Batches<T> {
             let counts = (0..self.limit).map(|_| AtomicUsize::new(0)).collect::<Box<[_]>>();
             let tally = NonNull::from(Box::leak(Box::new(Tally {
                 counts: Padded(counts),
-                parting: Padded(Parting::new()),
+                seen: UnsafeCell::new(0),
+                parting: Parting::new(),
             })));
             self.tallies.push(tally);
             tally
@@ -263,34 +289,24 @@ impl<T> Batches<T> {
     }
 }
 
-/// Makes an arena of a block, which the estate keeps.
-///
-/// # Safety
-///
-/// By the estate's owner; `index` is below the limit.
-unsafe fn own(
-    estate: NonNull<BatchEstate>,
-    memory: Box<Heap>,
-    shape: Shape,
-    size: usize,
-    index: usize,
-) -> Owned {
-    // SAFETY: by the caller; the block is new.
-    unsafe {
-        let arena: *const Arena = &estate.as_ref().dropped[index];
-        let head = || Header {
+/// Makes an arena of a block, which is new and which the estate is to keep.
+fn own(estate: NonNull<BatchEstate>, block: Block, shape: Shape, place: usize) -> Owned {
+    for (chunk, _) in block.chunks(shape) {
+        let header = Header {
             estate: estate.as_ptr().cast_const().cast(),
-            arena: arena.cast(),
+            place,
             member: 0,
         };
-        let slots = Slots::new(&*memory, shape, head);
-        slots.clone().for_each(|slot| link::create(slot));
-        estate.as_ref().keep(memory);
-        Owned {
-            slots,
-            size,
-            handed: 0,
-        }
+        // SAFETY: the chunk has room for its header, and is nobody else's.
+        unsafe { chunk.cast().write(header) };
+    }
+    let slots = Slots::new(block, shape);
+    // SAFETY: new slots.
+    slots.clone().for_each(|slot| unsafe { hands::first(slot) });
+    Owned {
+        slots,
+        size: block.slots(shape),
+        handed: 0,
     }
 }
 
@@ -301,7 +317,7 @@ impl<T> Drop for Batches<T> {
         unsafe {
             let estate = self.estate.as_ref();
             // For every slot, before anybody can see that the owner is gone; those at home are given back at once.
-            estate.hold(capacity);
+            estate.hold_slots(capacity);
             let unused = self.slots.clone().count();
             let mut home = capacity.wrapping_add(unused);
             for arena in &self.arenas {
@@ -309,18 +325,18 @@ impl<T> Drop for Batches<T> {
             }
             for tally in self.tallies.drain(..) {
                 let seen = tally.as_ref().total();
-                if tally.as_ref().parting.owner_leaves(seen) {
-                    home = home.wrapping_add(tally.as_ref().total());
+                tally.as_ref().seen.with_mut(|note| *note = seen);
+                home = home.wrapping_add(seen);
+                if tally.as_ref().parting.owner_leaves() {
+                    home = home.wrapping_add(tally.as_ref().total().wrapping_sub(seen));
                     Tally::free(tally);
-                } else {
-                    home = home.wrapping_add(seen);
                 }
             }
-            for arena in &estate.dropped[..self.arenas.len()] {
+            for dropped in &estate.common[..self.arenas.len()] {
                 // Release: the references are there before anybody sees it closed. Acquire: as in `has_drained`.
-                home = home.wrapping_add(arena.dropped.fetch_or(CLOSED, Ordering::AcqRel));
+                home = home.wrapping_add(dropped.fetch_or(CLOSED, Ordering::AcqRel));
             }
-            Estate::release(self.estate, home + 1);
+            Estate::release_slots(self.estate, home + 1);
         }
     }
 }
@@ -345,8 +361,9 @@ impl<T> BatchReturner<T> {
             if header.estate != self.estate.as_ptr().cast_const().cast() {
                 return Batch::send_home(slot);
             }
-            link::changed_hands(slot);
-            let count = &self.tally.as_ref().counts[(*header.arena.cast::<Arena>()).index];
+            hands::changed(slot);
+            self.estate.as_ref().used();
+            let count = &self.tally.as_ref().counts[header.place];
             // Relaxed: nobody else writes it. Release: all that was done with the slot comes before its arena's next use.
             count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
         });
@@ -358,12 +375,14 @@ impl<T> Drop for BatchReturner<T> {
         // SAFETY: who leaves second frees the tally, and gives back the references of the slots that the first didn't
         // see in it. This returner's own reference keeps the estate until then.
         unsafe {
-            let mut references = 1;
-            if let Some(seen) = self.tally.as_ref().parting.returner_leaves() {
-                references += self.tally.as_ref().total().wrapping_sub(seen);
+            let tally = self.tally.as_ref();
+            if tally.parting.returner_leaves() {
+                let home = tally.total().wrapping_sub(tally.seen.with(|seen| *seen));
                 Tally::free(self.tally);
+                Estate::release_slots(self.estate, home + 1);
+            } else {
+                Estate::release(self.estate, 1);
             }
-            Estate::release(self.estate, references);
         }
     }
 }

@@ -131,7 +131,7 @@ pub unsafe extern "C" fn aw_returner_give(returner: *mut AwReturner, slot: *mut 
     unsafe { (*returner).0.free(NonNull::new_unchecked(slot.cast())) };
 }
 
-/// Gives a slot back from any thread, with one exchange.
+/// Gives a slot back from any thread, with one atomic addition.
 ///
 /// # Safety
 ///

@@ -1,6 +1,6 @@
 use core::{error, fmt};
 
-/// No slot is free; holds what was to be stored. Nothing was allocated elsewhere instead.
+/// No room is free; holds what was to be stored. Nothing was allocated elsewhere instead.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Full<T>(pub T);
 
@@ -12,7 +12,7 @@ impl<T> fmt::Debug for Full<T> {
 
 impl<T> fmt::Display for Full<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("every slot is in use")
+        f.write_str("no room: what there is is in use")
     }
 }
 
@@ -22,7 +22,7 @@ impl<T> error::Error for Full<T> {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// A capacity of 0, or memory in which not one slot fits.
+    /// A capacity of 0, or memory in which not one slot fits, or the header of a request arena.
     NoCapacity,
     /// A limit of growth below the capacity to start with.
     LimitBelowCapacity { capacity: usize, limit: usize },

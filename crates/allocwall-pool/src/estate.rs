@@ -8,20 +8,25 @@ use crate::sync::{AtomicUsize, Ordering, Padded, UnsafeCell};
 
 /// A pool's memory and what its slots share. One reference each for the owner and for every returner, and, once the
 /// owner is gone, one for every slot that is out. While it lives, its own reference stands for them: no slot counts.
-pub(crate) struct Estate<K> {
+pub(crate) struct Estate<C> {
     references: AtomicUsize,
     blocks: UnsafeCell<Vec<Box<dyn Memory>>>,
-    /// Where slots go that are dropped without a returner.
-    pub(crate) dropped: Padded<K>,
+    /// No data: by it loom checks that slots' references are given back only after they were taken.
+    taken: UnsafeCell<()>,
+    /// No data: by it loom checks that the end of the memory comes after its last use.
+    used: UnsafeCell<()>,
+    pub(crate) common: Padded<C>,
 }
 
-impl<K> Estate<K> {
+impl<C> Estate<C> {
     /// With one reference, the owner's.
-    pub(crate) fn new(dropped: K) -> NonNull<Self> {
+    pub(crate) fn new(common: C) -> NonNull<Self> {
         let estate = Self {
             references: AtomicUsize::new(1),
             blocks: UnsafeCell::new(Vec::new()),
-            dropped: Padded(dropped),
+            taken: UnsafeCell::new(()),
+            used: UnsafeCell::new(()),
+            common: Padded(common),
         };
         NonNull::from(Box::leak(Box::new(estate)))
     }
@@ -34,10 +39,22 @@ impl<K> Estate<K> {
         self.blocks.with_mut(|blocks| unsafe { (*blocks).push(memory) });
     }
 
+    /// The caller has used the memory.
+    #[inline(always)]
+    pub(crate) fn used(&self) {
+        self.used.with(|_| ());
+    }
+
     /// Takes references. Relaxed: the caller has one, so the count can't reach zero meanwhile, and whoever is to give
     /// these back learns of them by a release of the caller's that comes after.
     pub(crate) fn hold(&self, references: usize) {
         self.references.fetch_add(references, Ordering::Relaxed);
+    }
+
+    /// The same for all slots, by the owner as it leaves.
+    pub(crate) fn hold_slots(&self, references: usize) {
+        self.taken.with_mut(|_| ());
+        self.hold(references);
     }
 
     /// Gives references back; the last one frees the memory.
@@ -46,27 +63,35 @@ impl<K> Estate<K> {
     ///
     /// The caller has so many references, and doesn't touch the estate or its slots after.
     pub(crate) unsafe fn release(this: NonNull<Self>, references: usize) {
-        // Release: what was done with the memory before comes before its end. Acquire: so does what others did.
-        // SAFETY: it is there, by the caller's references.
-        let before = unsafe { this.as_ref() }
-            .references
-            .fetch_sub(references, Ordering::AcqRel);
-        debug_assert!(before >= references);
-        if before == references {
-            // SAFETY: made by `Box::leak`, and nobody has a reference any more.
-            drop(unsafe { Box::from_raw(this.as_ptr()) });
+        // SAFETY: it is there, by the caller's references; the last one frees it, made by `Box::leak`.
+        unsafe {
+            this.as_ref().used();
+            // Release: what was done with the memory before comes before its end. Acquire: so does what others did.
+            let before = this.as_ref().references.fetch_sub(references, Ordering::AcqRel);
+            debug_assert!(before >= references);
+            if before == references {
+                this.as_ref().used.with_mut(|_| ());
+                drop(Box::from_raw(this.as_ptr()));
+            }
+        }
+    }
+
+    /// The same with slots' references among them.
+    ///
+    /// # Safety
+    ///
+    /// As `release`, and the owner's `hold_slots` came before: otherwise the count could reach zero first.
+    pub(crate) unsafe fn release_slots(this: NonNull<Self>, references: usize) {
+        // SAFETY: by the caller.
+        unsafe {
+            this.as_ref().taken.with(|_| ());
+            Self::release(this, references);
         }
     }
 }
 
-/// How two parties leave something that they share, in either order; the second one settles and frees it.
-///
-/// The owner notes how much it has seen of the other's count. What the other counts beyond that is the other's to
-/// settle if it leaves second, and the owner's if the owner does.
-pub(crate) struct Parting {
-    gone: AtomicUsize,
-    seen: UnsafeCell<usize>,
-}
+/// How an owner and a returner leave something that they share, in either order; the second one settles and frees it.
+pub(crate) struct Parting(Padded<AtomicUsize>);
 
 const NOBODY: usize = 0;
 const RETURNER: usize = 1;
@@ -74,35 +99,29 @@ const OWNER: usize = 2;
 
 impl Parting {
     pub(crate) fn new() -> Self {
-        Self {
-            gone: AtomicUsize::new(NOBODY),
-            seen: UnsafeCell::new(0),
-        }
+        Self(Padded(AtomicUsize::new(NOBODY)))
     }
 
-    /// The returner leaves. What the owner had seen, if that has left before: then the caller settles and frees.
-    pub(crate) fn returner_leaves(&self) -> Option<usize> {
-        // Release: its last entries are there before it is seen to be gone. Acquire: the owner's note is.
-        // SAFETY: the owner wrote it before it was gone, and never after.
-        (self.gone.swap(RETURNER, Ordering::AcqRel) == OWNER).then(|| self.seen.with(|seen| unsafe { *seen }))
+    /// The returner leaves. True if the owner has left before.
+    pub(crate) fn returner_leaves(&self) -> bool {
+        // Release: all that it wrote is there before it is seen to be gone. Acquire: what the owner wrote is.
+        self.0.swap(RETURNER, Ordering::AcqRel) == OWNER
     }
 
-    /// The owner leaves. True if the returner has left before: then the caller settles and frees.
-    pub(crate) fn owner_leaves(&self, seen: usize) -> bool {
-        // SAFETY: the returner reads it only after the swap below.
-        self.seen.with_mut(|note| unsafe { *note = seen });
+    /// The owner leaves. True if the returner has left before.
+    pub(crate) fn owner_leaves(&self) -> bool {
         // As above.
-        self.gone.swap(OWNER, Ordering::AcqRel) == RETURNER
+        self.0.swap(OWNER, Ordering::AcqRel) == RETURNER
     }
 
     /// Whether the returner has left, so that another may have its place.
     pub(crate) fn returner_is_gone(&self) -> bool {
         // Acquire: all that it wrote is there, so its successor goes on behind it.
-        self.gone.load(Ordering::Acquire) == RETURNER
+        self.0.load(Ordering::Acquire) == RETURNER
     }
 
     /// The place has a returner again. Relaxed: it gets there by its own way, and the owner is the caller.
     pub(crate) fn returner_comes(&self) {
-        self.gone.store(NOBODY, Ordering::Relaxed);
+        self.0.store(NOBODY, Ordering::Relaxed);
     }
 }

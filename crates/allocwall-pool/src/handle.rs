@@ -26,7 +26,7 @@ pub(crate) mod sealed {
 
 /// Owns an object in a slot of a pool. One pointer wide, and so is an `Option` of it.
 ///
-/// Dropping it drops the object, on the thread where that happens, and sends the slot home with one exchange. A
+/// Dropping it drops the object, on the thread where that happens, and sends the slot home with one atomic addition. A
 /// returner does the same with a plain store. The handle may outlive its pool.
 pub struct Handle<T, K: Kind> {
     slot: NonNull<u8>,

@@ -11,23 +11,28 @@ mod error;
 mod estate;
 mod handle;
 mod lane;
+mod map;
 mod memory;
 mod pool;
 #[cfg(all(target_os = "linux", feature = "std"))]
 pub mod region;
-mod ring;
+#[cfg(feature = "request-arena")]
+mod request;
 mod shards;
 #[cfg(all(target_os = "linux", feature = "std"))]
 pub mod slab;
-mod stack;
 mod sync;
 
 pub use batch::{Batch, BatchReturner, Batched, Batches};
+#[cfg(feature = "request-arena")]
+pub use bump_scope;
 pub use error::{BuildError, Full};
 pub use handle::{Handle, Kind};
 pub use lane::{LaneReceiver, LaneSender, lane};
 pub use memory::{MAX_SLOT, Memory};
 pub use pool::{Pool, Pooled, Queue, Returner};
+#[cfg(feature = "request-arena")]
+pub use request::{Bump, RequestArena, Whole};
 pub use shards::{Buffer, BufferReturner, Buffers, CLASSES, NoBuffer, ShardReturner, Shards, sharded};
 
 /// What the types refuse.

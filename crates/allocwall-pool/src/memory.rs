@@ -14,8 +14,7 @@ pub const MAX_SLOT: usize = CHUNK / 4;
 /// Alignments beyond a page would waste most of the first slot.
 const MAX_ALIGN: usize = 4096;
 
-/// Where the value lies in its slot. The link of a freed slot takes the value's place; under loom it has a line of its
-/// own, since loom's cells are no plain memory.
+/// Where the value lies in its slot: at its start, but behind loom's cell where there is one.
 #[cfg(not(loom))]
 pub(crate) const VALUE_OFFSET: usize = 0;
 #[cfg(loom)]
@@ -83,8 +82,11 @@ impl Drop for Heap {
 /// How the slots of one pool lie in a chunk, in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
-    stride: usize,
+    pub(crate) stride: usize,
     first: usize,
+    /// 2^32 by the stride in lines, rounded up: a multiplication finds which slot of its chunk a slot is. What rounding
+    /// adds is below 2^-20, as a chunk has 2^12 lines.
+    inverse: u64,
 }
 
 impl Shape {
@@ -97,17 +99,30 @@ impl Shape {
         Ok(Self {
             stride,
             first: LINE.next_multiple_of(align),
+            inverse: (1u64 << 32).div_ceil((stride / LINE) as u64),
         })
+    }
+
+    /// How many slots a chunk has.
+    pub(crate) fn per_chunk(&self) -> usize {
+        self.slots_in(CHUNK)
+    }
+
+    /// The first slot of a chunk that has one.
+    pub(crate) fn first(&self, chunk: NonNull<u8>) -> NonNull<u8> {
+        // SAFETY: a chunk with a slot has what lies before it.
+        unsafe { chunk.add(self.first) }
+    }
+
+    /// Which slot of its chunk it is.
+    #[inline(always)]
+    pub(crate) fn index(&self, slot: NonNull<u8>) -> usize {
+        let lines = (slot.addr().get() % CHUNK - self.first) / LINE;
+        ((lines as u64 * self.inverse) >> 32) as usize
     }
 
     fn slots_in(&self, bytes: usize) -> usize {
         bytes.saturating_sub(self.first) / self.stride
-    }
-
-    /// How many slots a block holds.
-    pub(crate) fn slots_within(&self, memory: &dyn Memory) -> usize {
-        let bytes = memory.len() - unaligned(memory);
-        bytes / CHUNK * self.slots_in(CHUNK) + self.slots_in(bytes % CHUNK)
     }
 
     /// How many bytes, from a chunk's start, hold exactly so many slots.
@@ -122,17 +137,57 @@ impl Shape {
     }
 }
 
-/// How much lies before a block's first chunk.
-fn unaligned(memory: &dyn Memory) -> usize {
-    (memory.base().addr().get().wrapping_neg() % CHUNK).min(memory.len())
+/// What a memory holds from its first aligned address on.
+#[derive(Clone, Copy)]
+pub(crate) struct Block {
+    pub(crate) start: NonNull<u8>,
+    pub(crate) bytes: usize,
+}
+
+impl Block {
+    pub(crate) fn of(memory: &dyn Memory) -> Self {
+        let unaligned = (memory.base().addr().get().wrapping_neg() % CHUNK).min(memory.len());
+        Self {
+            // SAFETY: within the memory or one past its end.
+            start: unsafe { memory.base().add(unaligned) },
+            bytes: memory.len() - unaligned,
+        }
+    }
+
+    /// So many equal parts of whole chunks.
+    pub(crate) fn split(self, parts: usize) -> impl Iterator<Item = Self> {
+        let bytes = self.bytes / CHUNK / parts * CHUNK;
+        (0..parts).map(move |part| Self {
+            // SAFETY: within the block.
+            start: unsafe { self.start.add(part * bytes) },
+            bytes,
+        })
+    }
+
+    /// The chunks that have slots, and how many.
+    pub(crate) fn chunks(self, shape: Shape) -> impl Iterator<Item = (NonNull<u8>, usize)> {
+        (0..self.bytes)
+            .step_by(CHUNK)
+            .map(move |at| {
+                // SAFETY: within the block.
+                let chunk = unsafe { self.start.add(at) };
+                (chunk, shape.slots_in((self.bytes - at).min(CHUNK)))
+            })
+            .filter(|&(_, slots)| slots > 0)
+    }
+
+    /// How many slots it holds.
+    pub(crate) fn slots(self, shape: Shape) -> usize {
+        self.chunks(shape).map(|(_, slots)| slots).sum()
+    }
 }
 
 /// What stands at the start of each chunk. Written before its first slot is handed out and never after.
 pub(crate) struct Header {
     /// The estate that the slots belong to.
     pub(crate) estate: *const (),
-    /// The batch arena that they are part of; null in a queue pool.
-    pub(crate) arena: *const (),
+    /// Which batch arena they are part of; in a queue pool, the first word of their bits.
+    pub(crate) place: usize,
     /// Which shard or size class they belong to.
     pub(crate) member: usize,
 }
@@ -141,7 +196,7 @@ const _: () = assert!(size_of::<Header>() <= LINE);
 
 /// # Safety
 ///
-/// `slot` comes from [`Slots`], and its memory is still there.
+/// The slot lies in a chunk with a header, and its memory is still there.
 #[inline(always)]
 pub(crate) unsafe fn header<'a>(slot: NonNull<u8>) -> &'a Header {
     // SAFETY: chunks are aligned to their size and start with a header; the pointer has the provenance of its block.
@@ -156,35 +211,19 @@ pub(crate) unsafe fn header<'a>(slot: NonNull<u8>) -> &'a Header {
 #[derive(Clone)]
 pub(crate) struct Slots {
     at: NonNull<u8>,
-    /// How many are left in this chunk, and how many bytes of the block from this chunk's start on.
+    /// How many are left in this chunk.
     left: usize,
-    bytes: usize,
-    chunk: NonNull<u8>,
+    /// From this chunk's start on.
+    block: Block,
     shape: Shape,
 }
 
 impl Slots {
-    /// Cuts a block into chunks and writes their headers; what isn't aligned at its start is left unused.
-    ///
-    /// # Safety
-    ///
-    /// The block is nobody else's, and outlives the slots.
-    pub(crate) unsafe fn new(memory: &dyn Memory, shape: Shape, header: impl Fn() -> Header) -> Self {
-        let unaligned = unaligned(memory);
-        let bytes = memory.len() - unaligned;
-        // SAFETY: within the block or one past its end.
-        let chunk = unsafe { memory.base().add(unaligned) };
-        for offset in (0..bytes).step_by(CHUNK) {
-            if shape.slots_in(bytes - offset) > 0 {
-                // SAFETY: the chunk has room for a slot, so for the header before it.
-                unsafe { chunk.add(offset).cast::<Header>().write(header()) };
-            }
-        }
+    pub(crate) fn new(block: Block, shape: Shape) -> Self {
         let mut slots = Self {
-            at: chunk,
+            at: block.start,
             left: 0,
-            bytes,
-            chunk,
+            block,
             shape,
         };
         slots.enter();
@@ -193,21 +232,20 @@ impl Slots {
 
     /// Begins the chunk that it is at.
     fn enter(&mut self) {
-        self.left = self.shape.slots_in(self.bytes.min(CHUNK));
+        self.left = self.shape.slots_in(self.block.bytes.min(CHUNK));
         if self.left > 0 {
-            // SAFETY: a chunk with a slot has what lies before it.
-            self.at = unsafe { self.chunk.add(self.shape.first) };
+            self.at = self.shape.first(self.block.start);
         }
     }
 
     #[cold]
     fn next_chunk(&mut self) -> bool {
-        if self.bytes <= CHUNK {
+        if self.block.bytes <= CHUNK {
             return false;
         }
-        self.bytes -= CHUNK;
+        self.block.bytes -= CHUNK;
         // SAFETY: the block goes on behind this chunk.
-        self.chunk = unsafe { self.chunk.add(CHUNK) };
+        self.block.start = unsafe { self.block.start.add(CHUNK) };
         self.enter();
         self.left > 0
     }
@@ -229,59 +267,58 @@ impl Iterator for Slots {
     }
 }
 
-/// The link that a freed slot holds in the place of its value.
+/// Under loom each slot has a cell before its value, which checks that changes of hands are ordered.
 #[cfg(not(loom))]
-pub(crate) mod link {
+pub(crate) mod hands {
     use core::ptr::NonNull;
 
     /// Before a slot's first use.
     ///
     /// # Safety
     ///
-    /// The caller alone has the slot; so for all of these.
+    /// The caller alone has the slot; so for both.
     #[inline(always)]
-    pub(crate) unsafe fn create(_: NonNull<u8>) {}
-
-    /// The slot has changed hands: loom checks that this is ordered.
-    #[inline(always)]
-    pub(crate) unsafe fn changed_hands(_: NonNull<u8>) {}
+    pub(crate) unsafe fn first(_: NonNull<u8>) {}
 
     #[inline(always)]
-    pub(crate) unsafe fn set(slot: NonNull<u8>, next: *mut u8) {
-        // SAFETY: a slot is at least a line, and aligned to one.
-        unsafe { slot.cast::<*mut u8>().write(next) };
-    }
-
-    #[inline(always)]
-    pub(crate) unsafe fn get(slot: NonNull<u8>) -> *mut u8 {
-        // SAFETY: as above; `set` came before.
-        unsafe { slot.cast::<*mut u8>().read() }
-    }
+    pub(crate) unsafe fn changed(_: NonNull<u8>) {}
 }
 
 #[cfg(loom)]
-pub(crate) mod link {
-    use core::ptr::{NonNull, null_mut};
+pub(crate) mod hands {
+    use core::ptr::NonNull;
 
-    type Cell = loom::cell::UnsafeCell<*mut u8>;
+    type Cell = loom::cell::UnsafeCell<()>;
 
-    pub(crate) unsafe fn create(slot: NonNull<u8>) {
-        // SAFETY: the slot is the caller's.
-        unsafe { slot.cast::<Cell>().write(Cell::new(null_mut())) };
+    pub(crate) unsafe fn first(slot: NonNull<u8>) {
+        // SAFETY: the slot is the caller's, and a line before its value is free.
+        unsafe { slot.cast::<Cell>().write(Cell::new(())) };
     }
 
-    pub(crate) unsafe fn changed_hands(slot: NonNull<u8>) {
-        // SAFETY: created.
+    pub(crate) unsafe fn changed(slot: NonNull<u8>) {
+        // SAFETY: `first` came before; loom checks that nobody else has it.
         unsafe { slot.cast::<Cell>().as_ref() }.with_mut(|_| ());
     }
+}
 
-    pub(crate) unsafe fn set(slot: NonNull<u8>, next: *mut u8) {
-        // SAFETY: created; loom checks that nobody else has it.
-        unsafe { slot.cast::<Cell>().as_ref().with_mut(|link| *link = next) };
-    }
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
 
-    pub(crate) unsafe fn get(slot: NonNull<u8>) -> *mut u8 {
-        // SAFETY: as above.
-        unsafe { slot.cast::<Cell>().as_ref().with(|link| *link) }
+    #[test]
+    fn every_slot_is_told_from_its_neighbours() {
+        for bytes in (0..=MAX_SLOT).step_by(if cfg!(miri) { 4001 } else { 61 }) {
+            for align in [1, 128, 4096] {
+                let shape = Shape::new(Layout::from_size_align(bytes, align).unwrap()).unwrap();
+                for index in 0..shape.per_chunk() {
+                    let at = 7 * CHUNK + shape.first + index * shape.stride;
+                    let slot = NonNull::new(core::ptr::without_provenance_mut(at)).unwrap();
+                    assert_eq!(shape.index(slot), index, "{bytes} bytes, aligned to {align}");
+                }
+                // Exactly so many are in a chunk.
+                assert!(shape.first + shape.per_chunk() * shape.stride <= CHUNK);
+                assert!(shape.first + (shape.per_chunk() + 1) * shape.stride > CHUNK);
+            }
+        }
     }
 }

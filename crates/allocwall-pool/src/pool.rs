@@ -1,17 +1,16 @@
 //! The return-queue pool: one owner allocates, any number of threads free.
 
-use alloc::{boxed::Box, vec, vec::Vec};
+use alloc::{boxed::Box, vec::Vec};
 use core::alloc::Layout;
 use core::fmt;
 use core::marker::PhantomData;
-use core::ptr::{NonNull, null, null_mut};
+use core::mem::take;
+use core::ptr::NonNull;
 
 use crate::estate::Estate;
 use crate::handle::{Handle, sealed::Sealed};
-use crate::memory::{Header, Heap, Memory, Shape, Slots, header, link};
-use crate::ring::{Entry, Ring, Writer};
-use crate::stack::Stack;
-use crate::sync::prefetch_to_write;
+use crate::map::{self, Map, Place, WORD, Words};
+use crate::memory::{Block, CHUNK, Header, Heap, Memory, Shape, hands, header};
 use crate::{BuildError, Full};
 
 /// The kind of the slots of a [`Pool`].
@@ -29,48 +28,106 @@ impl Sealed for Queue {
 /// An object in a slot of a [`Pool`].
 pub type Pooled<T> = Handle<T, Queue>;
 
-type QueueEstate = Estate<Stack>;
+/// What all slots of a pool share.
+struct Common {
+    shape: Shape,
+    /// Slots that were dropped without a returner.
+    dropped: Map,
+}
+
+type QueueEstate = Estate<Common>;
 
 /// # Safety
 ///
 /// The slot is a queue pool's, out, and the caller's alone.
 unsafe fn give_back(slot: NonNull<u8>) {
-    // SAFETY: by the caller; a slot that is out keeps its estate. Once it's pushed, neither is touched.
+    // SAFETY: by the caller; a slot that is out keeps its estate. Once its bit has flipped, neither is touched, unless the
+    // slot's reference is the caller's.
     unsafe {
-        let estate = NonNull::new_unchecked(header(slot).estate.cast::<QueueEstate>().cast_mut());
-        if !estate.as_ref().dropped.push(slot) {
-            Estate::release(estate, 1);
+        let header = header(slot);
+        let estate = NonNull::new_unchecked(header.estate.cast::<QueueEstate>().cast_mut());
+        let Common { shape, dropped } = &*estate.as_ref().common;
+        hands::changed(slot);
+        estate.as_ref().used();
+        if !dropped.words().flip_shared(place(shape, header.place, slot)) {
+            Estate::release_slots(estate, 1);
         }
     }
 }
 
-/// The pool without its type: slots of one shape.
-pub(crate) struct RawPool {
-    // The ring that slots are now taken from, and what is known to be in it.
-    entries: NonNull<Entry>,
-    mask: usize,
-    head: usize,
-    seen: usize,
-    /// Its place in `rings`.
-    current: usize,
-    /// Dropped slots, taken off the estate's stack and not used yet.
-    chain: *mut u8,
-    /// The owner's own end of the first ring, in which all slots start.
-    own: Writer,
-    rings: Vec<Reading>,
-    estate: NonNull<QueueEstate>,
-    /// First byte and length of the first block.
-    block: (NonNull<u8>, usize),
-    shape: Shape,
-    capacity: usize,
-    limit: usize,
-    member: usize,
+/// Where a slot's bit is; `first` is its chunk's first word.
+#[inline(always)]
+fn place(shape: &Shape, first: usize, slot: NonNull<u8>) -> Place {
+    let index = shape.index(slot);
+    Place {
+        word: first + index / WORD,
+        bit: 1 << (index % WORD),
+    }
 }
 
-/// A ring and how much of it the owner has read; out of date for the current one, whose count is in the pool.
-struct Reading {
-    ring: NonNull<Ring>,
-    head: usize,
+/// Whose slots an owner or a returner knows for its own.
+#[derive(Clone, Copy)]
+struct Ground {
+    estate: NonNull<QueueEstate>,
+    /// The first block, in which nearly always a slot is: then its chunk needn't be looked at. Headers are all alike
+    /// to a cache that picks a line's place by the low bits of its address.
+    block: Block,
+    shape: Shape,
+}
+
+impl Ground {
+    /// Where the slot's bit is, if it is of this estate.
+    ///
+    /// # Safety
+    ///
+    /// The slot is a queue pool's, and out.
+    #[inline(always)]
+    unsafe fn place(&self, slot: NonNull<u8>) -> Option<Place> {
+        let offset = slot.addr().get().wrapping_sub(self.block.start.addr().get());
+        let first = if offset < self.block.bytes {
+            offset / CHUNK * words(self.shape.per_chunk())
+        } else {
+            // SAFETY: by the caller.
+            let header = unsafe { header(slot) };
+            if header.estate != self.estate.as_ptr().cast_const().cast() {
+                return None;
+            }
+            header.place
+        };
+        Some(place(&self.shape, first, slot))
+    }
+}
+
+/// Words for so many slots of one chunk. No word has slots of two.
+fn words(slots: usize) -> usize {
+    slots.div_ceil(WORD)
+}
+
+/// A word as the owner sees it.
+struct Word {
+    /// Its first slot; the others follow.
+    first: NonNull<u8>,
+    /// Those that the owner has taken back itself, or that are new.
+    home: usize,
+}
+
+/// The pool without its type: slots of one shape. In lines of its own, since each allocation writes it: it may lie
+/// beside something that another CPU reads.
+#[repr(align(128))]
+pub(crate) struct RawPool {
+    /// Slots at home in the word whose turn it is, its first one, and which word it is.
+    home: usize,
+    first: NonNull<u8>,
+    turn: usize,
+    words: Vec<Word>,
+    /// A map for each returner.
+    maps: Vec<NonNull<Map>>,
+    ground: Ground,
+    capacity: usize,
+    limit: usize,
+    /// Words of each map.
+    most_words: usize,
+    member: usize,
 }
 
 // SAFETY: all that it points to is the owner's or made to be shared; the values in the slots are their handles'.
@@ -87,7 +144,7 @@ impl RawPool {
             return Err(BuildError::LimitBelowCapacity { capacity, limit });
         }
         let shape = Shape::new(layout)?;
-        // What could never be had is said now, and not by the ring.
+        // What could never be had is said now, and not by the map.
         shape.bytes_for(limit)?;
         let memory = Box::new(Heap::new(shape.bytes_for(capacity)?)?);
         Self::over(memory, shape, Some(limit), member)
@@ -100,28 +157,31 @@ impl RawPool {
         limit: Option<usize>,
         member: usize,
     ) -> Result<Self, BuildError> {
-        let capacity = shape.slots_within(&*memory);
+        let block = Block::of(&*memory);
+        let capacity = block.slots(shape);
         if capacity == 0 {
             return Err(BuildError::NoCapacity);
         }
         let limit = limit.unwrap_or(capacity);
-        let ring = Ring::new(limit);
-        // SAFETY: it is new, and the last of its two users frees it.
-        let (own, (entries, mask)) = unsafe { (Writer::new(ring), ring.as_ref().entries()) };
-        let mut pool = Self {
-            entries,
-            mask,
-            head: 0,
-            seen: 0,
-            current: 0,
-            chain: null_mut(),
-            own,
-            rings: vec![Reading { ring, head: 0 }],
-            estate: Estate::new(Stack::new()),
-            block: (memory.base(), memory.len()),
+        let most_words = most_words(shape, capacity, limit);
+        let ground = Ground {
+            estate: Estate::new(Common {
+                shape,
+                dropped: Map::new(most_words),
+            }),
+            block,
             shape,
+        };
+        let mut pool = Self {
+            home: 0,
+            first: shape.first(block.start),
+            turn: 0,
+            words: Vec::with_capacity(most_words),
+            maps: Vec::new(),
+            ground,
             capacity: 0,
             limit,
+            most_words,
             member,
         };
         pool.add(memory);
@@ -130,20 +190,30 @@ impl RawPool {
 
     /// Puts the slots of a block at home.
     fn add(&mut self, memory: Box<dyn Memory>) {
-        let (estate, member) = (self.estate.as_ptr().cast_const().cast(), self.member);
-        // SAFETY: the estate keeps the block as long as a slot is out; the slots are new, and at most `limit`.
-        unsafe {
-            for slot in Slots::new(&*memory, self.shape, || Header {
-                estate,
-                arena: null(),
-                member,
-            }) {
-                link::create(slot);
-                self.own.push(slot);
-                self.capacity += 1;
+        let Ground { estate, shape, .. } = self.ground;
+        for (chunk, slots) in Block::of(&*memory).chunks(shape) {
+            let header = Header {
+                estate: estate.as_ptr().cast_const().cast(),
+                place: self.words.len(),
+                member: self.member,
+            };
+            // SAFETY: the chunk has room for its header, and is nobody else's.
+            unsafe { chunk.cast().write(header) };
+            for from in (0..slots).step_by(WORD) {
+                // SAFETY: so many slots are in the chunk.
+                let at = |slot| unsafe { shape.first(chunk).add(slot * shape.stride) };
+                let to = slots.min(from + WORD);
+                // SAFETY: new slots.
+                (from..to).for_each(|slot| unsafe { hands::first(at(slot)) });
+                self.words.push(Word {
+                    first: at(from),
+                    home: (1 << (to - from)) - 1,
+                });
             }
-            self.estate.as_ref().keep(memory);
+            self.capacity += slots;
         }
+        // SAFETY: by the owner. The estate keeps the block as long as a slot is out.
+        unsafe { estate.as_ref().keep(memory) };
     }
 
     pub(crate) fn capacity(&self) -> usize {
@@ -153,80 +223,59 @@ impl RawPool {
     /// A free slot.
     #[inline]
     pub(crate) fn take(&mut self) -> Option<NonNull<u8>> {
-        if self.head == self.seen {
-            return self.take_from_elsewhere();
+        if self.home == 0 && !self.turn() {
+            return None;
         }
-        Some(self.next())
+        let at = self.home.trailing_zeros() as usize;
+        self.home &= self.home - 1;
+        // SAFETY: the word's slots lie behind its first, and one at home is the owner's.
+        unsafe {
+            let slot = self.first.add(at * self.ground.shape.stride);
+            hands::changed(slot);
+            Some(slot)
+        }
     }
 
-    #[inline]
-    fn next(&mut self) -> NonNull<u8> {
-        // SAFETY: masked, so within the entries; entries before `seen` are written and were acquired with it.
-        let slot = unsafe {
-            self.entries
-                .add(self.head & self.mask)
-                .as_ref()
-                .with(|entry| *entry)
-        };
-        self.head = self.head.wrapping_add(1);
-        // SAFETY: a slot at home is the owner's.
-        unsafe { link::changed_hands(slot) };
-        slot
-    }
-
+    /// Goes to the next word with slots at home; the one that is used up comes last, so that it fills meanwhile.
     #[cold]
-    fn take_from_elsewhere(&mut self) -> Option<NonNull<u8>> {
+    fn turn(&mut self) -> bool {
         loop {
-            if self.chain.is_null() && self.turn() {
-                return Some(self.next());
-            }
-            if self.chain.is_null() {
-                // SAFETY: the owner has a reference to it.
-                self.chain = unsafe { self.estate.as_ref() }.dropped.take();
-            }
-            if let Some(slot) = NonNull::new(self.chain) {
-                // One at a time: to walk the whole list now would be a line from another CPU for each slot, in one go.
-                // SAFETY: slots in the chain are at home, and linked.
-                self.chain = unsafe { link::get(slot) };
-                prefetch_to_write(self.chain);
-                return Some(slot);
+            for _ in 0..self.words.len() {
+                self.turn += 1;
+                if self.turn == self.words.len() {
+                    self.turn = 0;
+                }
+                let word = &mut self.words[self.turn];
+                let mut home = take(&mut word.home);
+                // SAFETY: by the owner, which frees a map only as it leaves; maps have as many words as there can be.
+                unsafe {
+                    home |= self.ground.estate.as_ref().common.dropped.come_home(self.turn);
+                    for map in &self.maps {
+                        home |= map.as_ref().come_home(self.turn);
+                    }
+                }
+                if home != 0 {
+                    (self.home, self.first) = (home, word.first);
+                    return true;
+                }
             }
             if !self.grow() {
-                return None;
+                return false;
             }
         }
-    }
-
-    /// Goes to the next ring that has something, all of which is then known: one look at another CPU's line for a
-    /// batch of slots. The ring that is empty comes last, so that the others fill no further meanwhile.
-    fn turn(&mut self) -> bool {
-        self.rings[self.current].head = self.head;
-        for step in 1..=self.rings.len() {
-            let at = (self.current + step) % self.rings.len();
-            let Reading { ring, head } = self.rings[at];
-            // SAFETY: the owner frees a ring only when it leaves.
-            let ring = unsafe { ring.as_ref() };
-            let tail = ring.tail();
-            if tail != head {
-                (self.entries, self.mask) = ring.entries();
-                (self.current, self.head, self.seen) = (at, head, tail);
-                return true;
-            }
-        }
-        false
     }
 
     /// Doubles the pool, up to its limit.
     fn grow(&mut self) -> bool {
-        let more = self.capacity.min(self.limit - self.capacity);
-        let Ok(memory) = self.shape.bytes_for(more).and_then(Heap::new) else {
+        let more = growth(self.capacity, self.limit);
+        let Ok(memory) = self.ground.shape.bytes_for(more).and_then(Heap::new) else {
             return false;
         };
         self.add(Box::new(memory));
         true
     }
 
-    /// Takes a slot back on the owner's own thread.
+    /// Takes a slot back on the owner's own thread. It is the next to be taken if it is of the word whose turn it is.
     ///
     /// # Safety
     ///
@@ -234,90 +283,91 @@ impl RawPool {
     #[inline]
     pub(crate) unsafe fn free(&mut self, slot: NonNull<u8>) {
         // SAFETY: by the caller.
-        unsafe {
-            if owns(self.estate, self.block, slot) {
-                self.own.push(slot);
-            } else {
-                give_back(slot);
-            }
+        match unsafe { self.ground.place(slot) } {
+            Some(Place { word, bit }) if word == self.turn => self.home |= bit,
+            Some(Place { word, bit }) => self.words[word].home |= bit,
+            // SAFETY: by the caller.
+            None => unsafe { give_back(slot) },
         }
     }
 
     pub(crate) fn returner(&mut self) -> RawReturner {
-        // SAFETY: rings live until the owner leaves; in the first one the owner itself writes, so nobody leaves it.
+        // SAFETY: maps live until the owner leaves.
         let left = self
-            .rings
+            .maps
             .iter()
-            .find(|read| unsafe { read.ring.as_ref() }.parting.returner_is_gone());
-        let ring = match left {
-            Some(read) => read.ring,
-            None => {
-                let ring = Ring::new(self.limit);
-                self.rings.push(Reading { ring, head: 0 });
-                ring
-            }
-        };
+            .find(|map| unsafe { map.as_ref() }.parting.returner_is_gone());
+        let map = left.copied().unwrap_or_else(|| {
+            let map = map::shared(self.most_words);
+            self.maps.push(map);
+            map
+        });
         // SAFETY: it has no other writer, and is freed by the last of the two.
         unsafe {
-            ring.as_ref().parting.returner_comes();
-            self.estate.as_ref().hold(1);
+            map.as_ref().parting.returner_comes();
+            self.ground.estate.as_ref().hold(1);
             RawReturner {
-                writer: Writer::new(ring),
-                estate: self.estate,
-                block: self.block,
+                words: map.as_ref().words(),
+                map,
+                ground: self.ground,
             }
         }
     }
+}
+
+/// What is added to a pool that is exhausted, in slots.
+fn growth(capacity: usize, limit: usize) -> usize {
+    capacity.min(limit - capacity)
+}
+
+/// How many words there are when the pool has grown to its limit.
+fn most_words(shape: Shape, mut capacity: usize, limit: usize) -> usize {
+    let in_block = |slots: usize| {
+        let full = slots / shape.per_chunk();
+        full * words(shape.per_chunk()) + words(slots % shape.per_chunk())
+    };
+    let mut all = in_block(capacity);
+    while capacity < limit {
+        let more = growth(capacity, limit);
+        all += in_block(more);
+        capacity += more;
+    }
+    all
 }
 
 impl Drop for RawPool {
     fn drop(&mut self) {
-        self.rings[self.current].head = self.head;
-        // SAFETY: the owner has a reference to the estate until the last line. Rings are freed by who leaves second.
+        let Self { ground, capacity, .. } = *self;
+        let mut home = self.home.count_ones() as usize;
+        home += self
+            .words
+            .iter()
+            .map(|word| word.home.count_ones() as usize)
+            .sum::<usize>();
+        // SAFETY: the owner has a reference to the estate until the last line. Maps are freed by who leaves second.
         unsafe {
             // For every slot, before anybody can see that the owner is gone; those at home are given back at once.
-            self.estate.as_ref().hold(self.capacity);
-            let mut home = 0;
-            let own = self.rings.swap_remove(0);
-            home += self.own.written().wrapping_sub(own.head);
-            Ring::free(own.ring);
-            for Reading { ring, head } in self.rings.drain(..) {
-                if ring.as_ref().parting.owner_leaves(head) {
-                    home += ring.as_ref().tail().wrapping_sub(head);
-                    Ring::free(ring);
+            ground.estate.as_ref().hold_slots(capacity);
+            for map in self.maps.drain(..) {
+                if map.as_ref().parting.owner_leaves() {
+                    home += map.as_ref().count_home();
+                    map::free(map);
                 }
             }
-            for mut at in [self.chain, self.estate.as_ref().dropped.close()] {
-                while let Some(slot) = NonNull::new(at) {
-                    home += 1;
-                    at = link::get(slot);
-                }
-            }
-            Estate::release(self.estate, home + 1);
+            home += ground.estate.as_ref().common.dropped.close();
+            Estate::release_slots(ground.estate, home + 1);
         }
     }
 }
 
-/// Whether the slot is of this estate. Nearly always the first block's range tells, without a look at the chunk.
-///
-/// # Safety
-///
-/// The slot is a queue pool's, and out.
-#[inline(always)]
-unsafe fn owns(estate: NonNull<QueueEstate>, block: (NonNull<u8>, usize), slot: NonNull<u8>) -> bool {
-    slot.addr().get().wrapping_sub(block.0.addr().get()) < block.1
-        // SAFETY: by the caller.
-        || unsafe { header(slot) }.estate == estate.as_ptr().cast_const().cast()
-}
-
 /// A consumer's end of a pool without its type.
 pub(crate) struct RawReturner {
-    writer: Writer,
-    estate: NonNull<QueueEstate>,
-    block: (NonNull<u8>, usize),
+    words: Words,
+    ground: Ground,
+    map: NonNull<Map>,
 }
 
-// SAFETY: one thread at a time writes its ring; the owner reads it as the ring's protocol allows.
+// SAFETY: one thread at a time writes its map; the owner reads it as the map's protocol allows.
 unsafe impl Send for RawReturner {}
 
 impl RawReturner {
@@ -326,13 +376,15 @@ impl RawReturner {
     /// The slot is a queue pool's, out, and the caller's alone.
     #[inline]
     pub(crate) unsafe fn free(&mut self, slot: NonNull<u8>) {
-        // SAFETY: by the caller.
+        // SAFETY: by the caller; the map lives as long as its returner.
         unsafe {
-            if owns(self.estate, self.block, slot) {
-                link::changed_hands(slot);
-                self.writer.push(slot);
-            } else {
-                give_back(slot);
+            match self.ground.place(slot) {
+                Some(place) => {
+                    hands::changed(slot);
+                    self.ground.estate.as_ref().used();
+                    self.words.flip(place);
+                }
+                None => give_back(slot),
             }
         }
     }
@@ -340,24 +392,25 @@ impl RawReturner {
 
 impl Drop for RawReturner {
     fn drop(&mut self) {
-        let ring = self.writer.ring();
-        // SAFETY: who leaves second frees the ring, and gives back the references of the slots that the first didn't
-        // see in it. This returner's own reference keeps the estate until then.
+        // SAFETY: who leaves second frees the map, and gives back the references of the slots that the first didn't
+        // find in it. This returner's own reference keeps the estate until then.
         unsafe {
-            let mut references = 1;
-            if let Some(seen) = ring.as_ref().parting.returner_leaves() {
-                references += self.writer.written().wrapping_sub(seen);
-                Ring::free(ring);
+            if self.map.as_ref().parting.returner_leaves() {
+                let home = self.map.as_ref().count_home();
+                map::free(self.map);
+                Estate::release_slots(self.ground.estate, home + 1);
+            } else {
+                Estate::release(self.ground.estate, 1);
             }
-            Estate::release(self.estate, references);
         }
     }
 }
 
 /// A pool of `T`s with one owner: it allocates, any thread frees.
 ///
-/// Costs: 64 bytes or a multiple for each slot, 8 more for each and every returner; a header of 64 bytes for each 256 KiB
-/// of slots. All is allocated and touched by the constructor.
+/// Costs: 64 bytes or a multiple for each slot; a header of 64 bytes for each 256 KiB of slots; a bit for each slot and
+/// returner. All is allocated and touched by the constructor. An allocation looks at one word for each returner and 63
+/// slots; when nearly all slots are out, at all words until it finds one that isn't.
 ///
 /// ```
 /// let mut pool = allocwall_pool::Pool::new(1024)?;
@@ -446,8 +499,8 @@ impl<T> Pool<T> {
         object.finish(|slot| unsafe { self.raw.free(slot) });
     }
 
-    /// A consumer's end: freeing through it costs a plain store. Each has a ring of 8 bytes a slot; the ring of one that
-    /// was dropped is used again.
+    /// A consumer's end: freeing through it costs a plain store. Each has a map of a bit a slot, which the owner looks at
+    /// from then on; the map of one that was dropped is used again.
     pub fn returner(&mut self) -> Returner<T> {
         Returner {
             raw: self.raw.returner(),

@@ -185,7 +185,7 @@ impl Buffers {
     }
 }
 
-/// Owns bytes in a slot of [`Buffers`]. Dropping it sends the slot home with one exchange.
+/// Owns bytes in a slot of [`Buffers`]. Dropping it sends the slot home with one atomic addition.
 pub struct Buffer {
     slot: NonNull<u8>,
     len: usize,

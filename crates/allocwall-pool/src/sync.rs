@@ -3,12 +3,12 @@
 #[cfg(not(loom))]
 pub(crate) use alloc::sync::Arc;
 #[cfg(not(loom))]
-pub(crate) use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+pub(crate) use core::sync::atomic::{AtomicUsize, Ordering};
 #[cfg(loom)]
 pub(crate) use loom::{
     cell::UnsafeCell,
     sync::Arc,
-    sync::atomic::{AtomicPtr, AtomicUsize, Ordering},
+    sync::atomic::{AtomicUsize, Ordering},
 };
 
 /// core's `UnsafeCell` with the interface of loom's, which checks each access.
@@ -46,17 +46,4 @@ impl<T> core::ops::Deref for Padded<T> {
     fn deref(&self) -> &T {
         &self.0
     }
-}
-
-/// Asks for a line that will be written, so that it has left the other CPU's cache by then. A hint: any address may
-/// be given.
-#[inline(always)]
-pub(crate) fn prefetch_to_write(at: *const u8) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a prefetch reads nothing and never faults; SSE is part of x86_64.
-    unsafe {
-        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_ET0 }>(at.cast());
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    let _ = at;
 }

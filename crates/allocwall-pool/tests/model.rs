@@ -18,7 +18,7 @@ enum Step {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         5 => Just(Step::Alloc),
-        4 => (0..64usize, 0..8usize).prop_map(|(which, how)| Step::Free(which, how)),
+        4 => (0..256usize, 0..8usize).prop_map(|(which, how)| Step::Free(which, how)),
         1 => Just(Step::Returner),
         1 => (0..4usize).prop_map(Step::DropReturner),
     ];
@@ -40,7 +40,11 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn a_pool_is_a_set_with_a_limit(capacity in 1..9usize, more in 0..9usize, steps in steps(), owner_first: bool) {
+    fn a_pool_is_a_set_with_a_limit(
+        // A few slots, or about as many as a word or two of the map have.
+        capacity in prop_oneof![1..9usize, 60..66usize, 120..130usize],
+        more in 0..9usize, steps in steps(), owner_first: bool,
+    ) {
         let limit = capacity + more;
         let mut pool = Pool::<Value>::growable(capacity, limit).unwrap();
         let mut other = Pool::<Value>::new(1).unwrap();

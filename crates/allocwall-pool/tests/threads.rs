@@ -219,17 +219,67 @@ fn memory_goes_with_the_last_slot_and_not_before() {
     }
 }
 
+/// Of so many chunks of 256 KiB, but for the last, all are aligned in memory that isn't: each has 4095 slots of a line.
+fn chunks() -> usize {
+    if cfg!(miri) { 2 } else { 4 }
+}
+
 #[test]
 fn a_pool_over_memory_uses_what_is_aligned() {
-    // A MiB has at least three chunks of 256 KiB that are aligned, each with 4095 slots of a line.
-    let mut pool = Pool::<[u8; 64]>::over(told(1 << 20).0).unwrap();
-    assert!((3 * 4095..=4 * 4095).contains(&pool.capacity()));
-    let all: Vec<_> = std::iter::from_fn(|| pool.alloc([1; 64]).ok()).collect();
+    let mut pool = Pool::<[u8; 64]>::over(told(chunks() << 18).0).unwrap();
+    assert!(((chunks() - 1) * 4095..=chunks() * 4095).contains(&pool.capacity()));
+    let mut all: Vec<_> = std::iter::from_fn(|| pool.alloc([1; 64]).ok()).collect();
     assert_eq!(all.len(), pool.capacity());
+    // Each has a slot of its own, and each slot comes home.
+    all.sort_by_key(|object| &raw const **object as usize);
+    assert!(
+        all.windows(2)
+            .all(|pair| &raw const *pair[1] as usize - &raw const *pair[0] as usize >= 64)
+    );
+    let mut home = pool.returner();
+    for (at, object) in all.into_iter().enumerate() {
+        match at % 3 {
+            0 => home.free(object),
+            1 => pool.free(object),
+            _ => drop(object),
+        }
+    }
+    let again: Vec<_> = std::iter::from_fn(|| pool.alloc([2; 64]).ok()).collect();
+    assert_eq!(again.len(), pool.capacity());
     assert!(matches!(
         Pool::<u8>::over(told(64).0),
         Err(BuildError::NoCapacity)
     ));
+}
+
+#[test]
+fn arenas_over_memory_are_of_whole_chunks_and_keep_it() {
+    let (memory, gone) = told(chunks() << 18);
+    let mut batches = Batches::<[u8; 64]>::over(memory, chunks() - 1).unwrap();
+    // One more chunk than arenas only where the memory happens to be aligned.
+    assert_eq!(batches.capacity(), (chunks() - 1) * 4095);
+    let mut home = batches.returner();
+    for n in 0..2 * batches.capacity() {
+        home.free(batches.alloc([n as u8; 64]).expect("each arena drains"));
+    }
+    let last = batches.alloc([7; 64]).unwrap();
+    drop((batches, home));
+    assert_eq!(gone.load(Ordering::Relaxed), 0);
+    assert_eq!(*last, [7; 64]);
+    drop(last);
+    assert_eq!(gone.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn arenas_over_too_little_memory_are_refused() {
+    let (memory, gone) = told(chunks() << 18);
+    let refused = Batches::<u8>::over(memory, chunks() + 1);
+    assert_eq!(refused.unwrap_err(), BuildError::NoCapacity);
+    assert_eq!(gone.load(Ordering::Relaxed), 1);
+    assert_eq!(
+        Batches::<u8>::over(told(1 << 18).0, 0).unwrap_err(),
+        BuildError::NoCapacity
+    );
 }
 
 #[test]
@@ -305,7 +355,8 @@ fn a_destructor_that_panics_loses_no_slot() {
         }));
         assert!(ended.is_err());
     }
-    std::mem::forget(pool.alloc(Angry).expect("the slot is home"));
+    let last = pool.alloc(Angry).expect("the slot is home");
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(last))).is_err());
 }
 
 /// Owners and consumers that end at random: early, late, with objects in their hands, in a panic.
@@ -315,20 +366,22 @@ fn soak() {
     let deadline = Instant::now() + Duration::from_secs(seconds);
     let alive = Arc::new(AtomicIsize::new(0));
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let (mut lives, mut threads) = (0, 0);
     loop {
-        pool_life(&mut random, &alive);
-        batch_life(&mut random, &alive);
+        threads += pool_life(&mut random, &alive) + batch_life(&mut random, &alive);
         assert_eq!(alive.load(Ordering::Relaxed), 0);
+        lives += 2;
         if Instant::now() > deadline || cfg!(miri) {
             break;
         }
     }
+    println!("{lives} pools and arenas lived and died, and {threads} consumers of theirs");
 }
 
 /// The same for both kinds, which have the same methods.
 macro_rules! life {
     ($name:ident, $build:expr, $unusable:expr) => {
-        fn $name(random: &mut Random, alive: &Arc<AtomicIsize>) {
+        fn $name(random: &mut Random, alive: &Arc<AtomicIsize>) -> usize {
             let mut pool = $build(random);
             let objects = if cfg!(miri) { 40 } else { 4000 };
             let mut consumers = vec![];
@@ -369,6 +422,7 @@ macro_rules! life {
                     }
                 }
             }
+            let threads = consumers.len();
             if random.below(2) == 0 {
                 drop(pool);
                 drop(txs);
@@ -384,6 +438,7 @@ macro_rules! life {
                 let all: Vec<_> = std::iter::from_fn(|| pool.alloc(Value::new(alive, 0)).ok()).collect();
                 assert!(all.len() + $unusable >= pool.capacity() && pool.capacity() >= all.len());
             }
+            threads
         }
     };
 }
