@@ -130,8 +130,8 @@ def status() -> Dict[str, Any]:
     that can't be read); slabs_kept empty, and as many as may be (keep_target); sums since the start of arenas_given and
     arenas_returned, slabs_mapped, slabs_released and slabs_reused, foreign_frees (of arenas that were there before);
     fallbacks by reason; faults: huge first touches and their price, how many were dearer than small pages and by how much
-    (lost_ns), and small_ns, the price of a small one, 0 before the first; time_ns spent in here. A forked child goes on
-    with its parent's sums.
+    (lost_ns), and small_ns, the price of a small one, 0 before the first and where prices aren't watched (dear is 0 then
+    too); time_ns spent in here. A forked child goes on with its parent's sums.
     """
     report: Dict[str, Any] = dict(_state)
     try:

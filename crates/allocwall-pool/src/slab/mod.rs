@@ -131,7 +131,8 @@ pub struct Faults {
     /// First touches that were to take a huge page, and their nanoseconds. CPU time of the thread, where faults are paid.
     pub huge: u64,
     pub huge_ns: u64,
-    /// Those among them that cost more than small pages, and what they cost more.
+    /// Those among them that cost more than small pages, and what they cost more. 0 where the price of small ones isn't
+    /// known, because prices aren't watched.
     pub dear: u64,
     pub lost_ns: u64,
     /// First touch of a base page, smoothed, nanoseconds.

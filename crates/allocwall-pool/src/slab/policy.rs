@@ -137,6 +137,10 @@ impl Prices {
     }
 
     pub(super) fn huge_paid(&mut self, ns: u64, now: u64) -> Worth {
+        if self.small_ns == 0 {
+            // Nothing to hold it against.
+            return Worth::Fair;
+        }
         let fair = self.small_ns.saturating_mul(SMALL_PAGES);
         if ns < fair / 64 {
             return Worth::Small;
@@ -303,6 +307,13 @@ mod tests {
     fn a_huge_page_at_the_price_of_a_small_one_is_a_small_one() {
         let mut prices = prices();
         assert_eq!(prices.huge_paid(2_000, S), Worth::Small);
+        assert!(prices.allow_huge(S));
+    }
+
+    #[test]
+    fn before_the_first_small_page_no_huge_one_is_dear() {
+        let mut prices = Prices::default();
+        assert_eq!(prices.huge_paid(100 * MS, S), Worth::Fair);
         assert!(prices.allow_huge(S));
     }
 
