@@ -5,7 +5,7 @@ pymalloc carves objects of at most 512 bytes from arenas: 256 KiB each before Py
 stay where they are until their last object dies.
 
 What it moves, and to where: one fault a slab instead of one a page, so a slab is resident as a whole from its first object
-on: at most 2 MiB more than stock for a heap that only grows. Slabs that a heap needs again and again are kept
+on: at most 2 MiB more than stock for a heap that only grows. Of empty slabs that a heap needs again and again a few are kept
 (`keep_mib`). In a child of `fork`, the first write to a huge page splits it: `collapse` there makes it whole again.
 """
 
@@ -46,7 +46,7 @@ def enable(
     mode: str = "thp",
     *,
     fork_unsafe: bool = False,
-    keep_mib: int = 256,
+    keep_mib: int = 2,
     watch_price: bool = True,
     collapse_in_children: bool = False,
 ) -> None:
@@ -55,10 +55,10 @@ def enable(
     mode: one of MODES.
     fork_unsafe: hugetlb needs it to be True. After a fork, the first write to a reserved page takes another one from the
         pool, and an exhausted pool is then a SIGBUS. Only for processes that don't fork.
-    keep_mib: the most MiB of empty slabs that are kept for a heap that goes up and down. They count as resident, and
-        the kernel takes them when it is short.
+    keep_mib: MiB of empty slabs, 2 MiB each, that may be kept for a heap that goes up and down, beside 5 % of those in
+        use; 0: none at all. They count as resident, and the kernel takes them when it is short.
     watch_price: ask for small pages while huge ones cost more than they save, as after the host of a virtual machine
-        took memory back.
+        took memory back, and for the first slab, which tells what small ones cost.
     collapse_in_children: `collapse` in each child after os.fork, which costs a copy of what it inherited.
 
     Raises Refused, and ValueError for a mode that isn't one. A second call with the same settings switches on again after
@@ -127,10 +127,11 @@ def status() -> Dict[str, Any]:
     collapse of `enable` did; allocator: the objects' allocator, where the interpreter tells.
 
     With a hook also: arenas and slabs now; slab_bytes and, of them, huge_bytes in truth (from /proc/self/smaps; None where
-    that can't be read); slabs_kept empty, and as many as may be (keep_target); sums since the start of arenas_given and arenas_returned, slabs_mapped,
-    slabs_released and slabs_reused, foreign_frees (of arenas that were there before); fallbacks by reason; faults: huge
-    first touches and their price, how many were dearer than small pages and by how much (lost_ns), and small_ns, the
-    price of a small one; time_ns spent in here. A forked child goes on with its parent's sums.
+    that can't be read); slabs_kept empty, and as many as may be (keep_target); sums since the start of arenas_given and
+    arenas_returned, slabs_mapped, slabs_released and slabs_reused, foreign_frees (of arenas that were there before);
+    fallbacks by reason; faults: huge first touches and their price, how many were dearer than small pages and by how much
+    (lost_ns), and small_ns, the price of a small one, 0 before the first and where prices aren't watched (dear is 0 then
+    too); time_ns spent in here. A forked child goes on with its parent's sums.
     """
     report: Dict[str, Any] = dict(_state)
     try:

@@ -299,6 +299,11 @@ impl Leaf {
 }
 
 impl Tally {
+    /// Slabs with arenas out.
+    pub(super) fn used(&self) -> usize {
+        self.slabs.saturating_sub(self.empty)
+    }
+
     fn add(&mut self, word: u64, full: u64) {
         self.each(word, full, |count, by| *count = count.wrapping_add(by));
     }

@@ -3,14 +3,15 @@
 //! [`Arenas`] hands out arenas of one size (CPython: 256 KiB before 3.10, 1 MiB since), carved from slabs that stand on
 //! huge pages, and takes them back. What isn't its own it refuses by name, and the caller sends it where it came from.
 //!
-//! * **Growth**: one slab at a time. Beyond what the arenas themselves hold, at most the rest of one slab is resident for a
-//!   heap that only grows.
+//! * **Growth**: one slab at a time. Where prices are watched, the first stands on small pages: so their price is known, and
+//!   a program that needs no more pays nothing. Beyond what the arenas themselves hold, at most the rest of one slab is
+//!   resident for a heap that only grows.
 //! * **Release**: a slab is unmapped when its last arena comes back, unless it is kept. Kept are as many as were released
-//!   and wanted again within a second, up to [`Settings::keep_bytes`]; of those that lay unused for ten seconds half are let
-//!   go, at the next calls, since there is no thread here. Kept pages are marked as free for the taking (`MADV_FREE`):
-//!   they count as resident, and a machine that is short takes them.
-//! * **Price**: each first touch of a slab is timed. Where a huge page cost more than small ones, slabs stand on small pages
-//!   for 50 times what was lost; khugepaged may make them huge later.
+//!   and wanted again within a second, up to [`Settings::keep_bytes`] and 5 % of the slabs in use; of those that lay unused
+//!   for ten seconds half are let go, at the next calls, since there is no thread here. Kept pages are marked as free for
+//!   the taking (`MADV_FREE`): they count as resident, and a machine that is short takes them.
+//! * **Price**: each first touch of a slab is timed. Once huge pages have cost more than they saved, slabs stand on small
+//!   ones for 50 times what was lost; khugepaged may make them huge later.
 //! * **Threads**: any, at any time. The lock is held for bookkeeping alone, never across a call that maps or touches.
 //! * **Fork**: at any time, also while another thread is inside; a child goes on with what it inherited. An arena that
 //!   another thread was just getting or giving back may stay unused in the child.
@@ -43,19 +44,19 @@ pub struct Settings {
     pub arena_bytes: usize,
     /// What slabs stand on. [`Pages::Reserved`] falls back to transparent, slab by slab.
     pub pages: Pages,
-    /// The most that is ever kept of empty slabs.
+    /// What may be kept of empty slabs, in whole ones, beside 5 % of those in use; 0: nothing is kept.
     pub keep_bytes: usize,
-    /// Whether to ask for small pages while huge ones are dear.
+    /// Whether to ask for small pages while huge ones are dear, and for the first slab.
     pub watch_price: bool,
 }
 
 impl Settings {
-    /// Arenas of so many bytes on transparent huge pages; at most 256 MiB of empty slabs kept; prices watched.
+    /// Arenas of so many bytes on transparent huge pages; one empty slab kept and 5 % of those in use; prices watched.
     pub fn of(arena_bytes: usize) -> Self {
         Self {
             arena_bytes,
             pages: Pages::Transparent,
-            keep_bytes: 256 << 20,
+            keep_bytes: HUGE,
             watch_price: true,
         }
     }
@@ -130,7 +131,8 @@ pub struct Faults {
     /// First touches that were to take a huge page, and their nanoseconds. CPU time of the thread, where faults are paid.
     pub huge: u64,
     pub huge_ns: u64,
-    /// Those among them that cost more than small pages, and what they cost more.
+    /// Those among them that cost more than small pages, and what they cost more. 0 where the price of small ones isn't
+    /// known, because prices aren't watched.
     pub dear: u64,
     pub lost_ns: u64,
     /// First touch of a base page, smoothed, nanoseconds.
@@ -177,7 +179,7 @@ impl<S: System> Arenas<S> {
             inner: ForkLock::new(Inner {
                 ledger: Ledger::new(bytes)?,
                 retention: Retention::up_to(settings.keep_bytes / HUGE),
-                prices: Prices::new(system.small_price()?),
+                prices: Prices::default(),
                 counts: Counts::default(),
             })?,
             system,
@@ -296,13 +298,14 @@ impl<S: System> Arenas<S> {
                 transparent,
                 ..
             } = inner.ledger.tally();
+            let keep_target = inner.may_keep(now);
             Counts {
                 arenas,
                 slabs,
                 slabs_reserved: reserved,
                 slabs_transparent: transparent,
                 slabs_kept: empty,
-                keep_target: inner.retention.target(empty, now),
+                keep_target,
                 faults: Faults {
                     small_ns: inner.prices.small_ns(),
                     ..inner.counts.faults
@@ -366,7 +369,8 @@ impl Inner {
     fn claim(&mut self, now: u64) -> Option<usize> {
         let claim = self.ledger.claim()?;
         if claim.was_empty {
-            self.retention.reused(self.ledger.tally().empty, now);
+            let tally = self.ledger.tally();
+            self.retention.reused(tally.empty, tally.used(), now);
             self.counts.slabs_reused += 1;
         }
         self.counts.arenas_given += 1;
@@ -375,7 +379,9 @@ impl Inner {
 
     /// What the next slab should stand on.
     fn wanted(&mut self, now: u64) -> Pages {
-        if self.prices.allow_huge(now) {
+        if self.prices.small_ns() == 0 {
+            Pages::Plain
+        } else if self.prices.allow_huge(now) {
             Pages::Transparent
         } else {
             self.counts.fallbacks.dear += 1;
@@ -399,11 +405,11 @@ impl Inner {
                     }
                 }
             }
-            Pages::Plain => self.prices.small_paid(paid_ns, PROBED as u64),
+            Pages::Plain => self.prices.small_paid(paid_ns, PROBED as u64, now),
         }
         self.counts.time_ns += now.saturating_sub(start);
         self.ledger.insert(base, pages, true)?;
-        self.retention.grew(now);
+        self.retention.grew(self.ledger.tally().used(), now);
         self.counts.slabs_mapped += 1;
         self.counts.arenas_given += 1;
         Ok(())
@@ -427,8 +433,7 @@ impl Inner {
             Back::Emptied(base) => {
                 self.counts.arenas_returned += 1;
                 let pages = self.ledger.pages(base).unwrap_or(Pages::Plain);
-                let empty = self.ledger.tally().empty;
-                let keep = empty <= self.retention.target(empty, now);
+                let keep = self.ledger.tally().empty <= self.may_keep(now);
                 self.ledger.remove(base);
                 if !keep {
                     self.retention.released(now);
@@ -439,10 +444,15 @@ impl Inner {
         }
     }
 
+    /// Slabs that may be kept empty now.
+    fn may_keep(&mut self, now: u64) -> usize {
+        let tally = self.ledger.tally();
+        self.retention.target(tally.empty, tally.used(), now)
+    }
+
     /// An empty slab beyond what may be kept by now.
     fn surplus(&mut self, now: u64) -> Option<Leaving> {
-        let empty = self.ledger.tally().empty;
-        if empty <= self.retention.target(empty, now) {
+        if self.ledger.tally().empty <= self.may_keep(now) {
             return None;
         }
         let (base, pages) = self.ledger.take_empty()?;

@@ -4,15 +4,22 @@
 pub(super) const REGRET_NS: u64 = 1_000_000_000;
 /// Of what lay unused throughout so long, half is let go.
 pub(super) const DECAY_NS: u64 = 10_000_000_000;
+/// Of so many slabs in use, one may be kept empty beside them: 5 % of what the heap holds anyway.
+pub(super) const SPARE_ONE_IN: usize = 20;
 /// One in so many nanoseconds may be lost to huge pages that cost more than the small ones in their place.
 pub(super) const LOSE_ONE_IN: u64 = 50;
+/// The most that may be lost at once of what was saved or allowed before: about what one huge page costs that the host
+/// has to fetch.
+pub(super) const CREDIT_NS: i64 = 4_000_000;
 /// Base pages of a slab.
 pub(super) const SMALL_PAGES: u64 = (crate::region::HUGE / 4096) as u64;
 
-/// How many empty slabs are kept: as many as were released and wanted again within [`REGRET_NS`], up to a limit.
+/// How many empty slabs are kept: as many as were released and wanted again within [`REGRET_NS`], up to a limit and one in
+/// [`SPARE_ONE_IN`] of those in use.
 ///
 /// A program that frees its heap once gets it back to the system at once, as with the stock allocator. One whose heap
-/// goes up and down stops paying for it after the first time.
+/// goes a little up and down stops paying for it after the first time. What is kept of one that goes up and down
+/// altogether is bounded by what it still holds: there is no thread here that could let go of it later.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Retention {
     limit: usize,
@@ -25,6 +32,7 @@ pub(super) struct Retention {
 }
 
 impl Retention {
+    /// Up to `limit` however little is in use.
     pub(super) fn up_to(limit: usize) -> Self {
         Self {
             limit,
@@ -32,8 +40,8 @@ impl Retention {
         }
     }
 
-    /// Slabs that may be kept empty now, when so many are.
-    pub(super) fn target(&mut self, empty: usize, now: u64) -> usize {
+    /// Slabs that may be kept empty now, when so many are, beside so many in use.
+    pub(super) fn target(&mut self, empty: usize, used: usize, now: u64) -> usize {
         let periods = now.saturating_sub(self.since) / DECAY_NS;
         if periods > 0 {
             let left = self.unused.checked_shr(periods.min(64) as u32).unwrap_or(0);
@@ -41,7 +49,15 @@ impl Retention {
             self.unused = empty;
             self.since = now;
         }
-        self.target
+        self.target.min(self.most(used))
+    }
+
+    fn most(&self, used: usize) -> usize {
+        match self.limit {
+            // Nothing was to be kept.
+            0 => 0,
+            limit => limit.saturating_add(used / SPARE_ONE_IN),
+        }
     }
 
     pub(super) fn released(&mut self, now: u64) {
@@ -52,18 +68,18 @@ impl Retention {
         self.released_at = now;
     }
 
-    /// A slab had to be mapped: none was empty.
-    pub(super) fn grew(&mut self, now: u64) {
-        self.reused(0, now);
+    /// A slab had to be mapped: none was empty. So many are in use with it.
+    pub(super) fn grew(&mut self, used: usize, now: u64) {
+        self.reused(0, used, now);
         if self.released > 0 && now.saturating_sub(self.released_at) <= REGRET_NS {
             self.released -= 1;
-            self.target = (self.target + 1).min(self.limit);
+            self.target = (self.target + 1).min(self.most(used));
         }
     }
 
     /// An empty slab was used again; so many are left.
-    pub(super) fn reused(&mut self, left: usize, now: u64) {
-        self.target(left + 1, now);
+    pub(super) fn reused(&mut self, left: usize, used: usize, now: u64) {
+        self.target(left + 1, used, now);
         self.unused = self.unused.min(left);
     }
 }
@@ -71,7 +87,7 @@ impl Retention {
 /// What a huge page's first touch was worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Worth {
-    /// Cheaper than the small pages in its place.
+    /// No dearer than the small pages in its place, or by less than half.
     Fair,
     /// Dearer, by so many nanoseconds.
     Dear(u64),
@@ -82,46 +98,63 @@ pub(super) enum Worth {
 /// Watches what first touches cost, and says when huge pages cost more than they save.
 ///
 /// Where the host takes idle memory back, a fresh huge page can cost 40 times a recycled one, while small pages are
-/// still served from what the kernel has at hand. After a page that cost x more than the small ones in its place, none is
-/// asked for during 50 x: so at most 2 % of the time is lost to finding out.
-#[derive(Clone, Copy, Debug)]
+/// still served from what the kernel has at hand. So there is an account: what a huge page costs less than the small ones
+/// in its place goes in, and one in [`LOSE_ONE_IN`] nanoseconds that pass, up to [`CREDIT_NS`]; what it costs more goes
+/// out. Overdrawn, none is asked for. So at most 2 % of the time, and one page, is lost in whatever order prices come; and
+/// a dear page among cheap ones, as where the host has taken some, ends nothing.
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Prices {
-    /// First touch of a base page, smoothed.
+    /// First touch of a base page, smoothed; 0 before the first.
     small_ns: u64,
-    dear_until: u64,
+    /// What may be lost; below zero, what was lost beyond.
+    account_ns: i64,
+    /// When the passing time was last entered.
+    at: u64,
 }
 
 impl Prices {
-    pub(super) fn new(small_ns: u64) -> Self {
-        Self {
-            small_ns: small_ns.max(1),
-            dear_until: 0,
-        }
-    }
-
     pub(super) fn small_ns(&self) -> u64 {
         self.small_ns
     }
 
-    pub(super) fn allow_huge(&self, now: u64) -> bool {
-        now >= self.dear_until
+    pub(super) fn allow_huge(&mut self, now: u64) -> bool {
+        let passed = now.saturating_sub(self.at) / LOSE_ONE_IN;
+        self.account_ns = self.account_ns.saturating_add_unsigned(passed).min(CREDIT_NS);
+        self.at = now;
+        self.account_ns >= 0
     }
 
-    pub(super) fn small_paid(&mut self, ns: u64, pages: u64) {
+    pub(super) fn small_paid(&mut self, ns: u64, pages: u64, now: u64) {
         let one = ns / pages.max(1);
-        self.small_ns = (self.small_ns.saturating_mul(3).saturating_add(one) / 4).max(1);
+        self.small_ns = if self.small_ns == 0 {
+            // The account begins here.
+            self.at = now;
+            one
+        } else {
+            self.small_ns.saturating_mul(3).saturating_add(one) / 4
+        }
+        .max(1);
     }
 
     pub(super) fn huge_paid(&mut self, ns: u64, now: u64) -> Worth {
+        if self.small_ns == 0 {
+            // Nothing to hold it against.
+            return Worth::Fair;
+        }
         let fair = self.small_ns.saturating_mul(SMALL_PAGES);
         if ns < fair / 64 {
-            Worth::Small
-        } else if ns <= fair.saturating_add(fair / 2) {
+            return Worth::Small;
+        }
+        self.allow_huge(now);
+        self.account_ns = self
+            .account_ns
+            .saturating_add_unsigned(fair.saturating_sub(ns))
+            .saturating_sub_unsigned(ns.saturating_sub(fair))
+            .min(CREDIT_NS);
+        if ns <= fair.saturating_add(fair / 2) {
             Worth::Fair
         } else {
-            let more = ns - fair;
-            self.dear_until = now.saturating_add(more.saturating_mul(LOSE_ONE_IN));
-            Worth::Dear(more)
+            Worth::Dear(ns - fair)
         }
     }
 }
@@ -137,18 +170,18 @@ mod tests {
     fn what_is_released_once_is_not_kept_and_what_is_wanted_again_is() {
         let mut retention = Retention::up_to(100);
         for _ in 0..5 {
-            assert_eq!(retention.target(0, S), 0);
+            assert_eq!(retention.target(0, 9, S), 0);
             retention.released(S);
         }
         for at in 0..7 {
-            retention.grew(S + 50 * MS + at);
+            retention.grew(9, S + 50 * MS + at);
         }
         // Five were regretted; the two beyond are growth.
-        assert_eq!(retention.target(0, S + 60 * MS), 5);
+        assert_eq!(retention.target(0, 9, S + 60 * MS), 5);
         let mut late = Retention::up_to(100);
         late.released(S);
-        late.grew(S + REGRET_NS + 1);
-        assert_eq!(late.target(0, 3 * S), 0);
+        late.grew(9, S + REGRET_NS + 1);
+        assert_eq!(late.target(0, 9, 3 * S), 0);
     }
 
     #[test]
@@ -159,9 +192,30 @@ mod tests {
         }
         retention.released(10 * S);
         for _ in 0..5 {
-            retention.grew(10 * S + MS);
+            retention.grew(9, 10 * S + MS);
         }
-        assert_eq!(retention.target(0, 10 * S + MS), 1);
+        assert_eq!(retention.target(0, 9, 10 * S + MS), 1);
+    }
+
+    #[test]
+    fn what_may_be_kept_follows_what_is_in_use() {
+        for (limit, used, most) in [
+            (1, 200, 11),
+            (1, 20, 2),
+            (1, 19, 1),
+            (1, 0, 1),
+            (3, 40, 5),
+            (0, 200, 0),
+        ] {
+            let mut retention = Retention::up_to(limit);
+            for _ in 0..50 {
+                retention.released(S);
+            }
+            for _ in 0..50 {
+                retention.grew(200, S);
+            }
+            assert_eq!(retention.target(0, used, S), most, "{limit} {used}");
+        }
     }
 
     /// Eight that may be kept, from `at` on.
@@ -171,9 +225,9 @@ mod tests {
             retention.released(at);
         }
         for _ in 0..20 {
-            retention.grew(at);
+            retention.grew(9, at);
         }
-        assert_eq!(retention.target(0, at), 8);
+        assert_eq!(retention.target(0, 9, at), 8);
         retention
     }
 
@@ -182,11 +236,11 @@ mod tests {
         let at = 100 * S;
         let mut retention = eight(at);
         // The first period has seen them all in use.
-        assert_eq!(retention.target(8, at + DECAY_NS), 8);
-        assert_eq!(retention.target(8, at + 2 * DECAY_NS - 1), 8);
-        assert_eq!(retention.target(8, at + 2 * DECAY_NS), 4);
-        assert_eq!(retention.target(4, at + 9 * DECAY_NS), 0);
-        assert_eq!(eight(at).target(8, u64::MAX), 8);
+        assert_eq!(retention.target(8, 9, at + DECAY_NS), 8);
+        assert_eq!(retention.target(8, 9, at + 2 * DECAY_NS - 1), 8);
+        assert_eq!(retention.target(8, 9, at + 2 * DECAY_NS), 4);
+        assert_eq!(retention.target(4, 9, at + 9 * DECAY_NS), 0);
+        assert_eq!(eight(at).target(8, 9, u64::MAX), 8);
     }
 
     #[test]
@@ -196,48 +250,84 @@ mod tests {
         let mut empty = 8;
         for period in 1..10 {
             let now = at + period * DECAY_NS;
-            empty = retention.target(empty, now);
+            empty = retention.target(empty, 9, now);
             // Five are used in each period, and come back.
-            retention.reused(empty - 5, now + 1);
+            retention.reused(empty - 5, 9, now + 1);
         }
         assert_eq!(empty, 5);
     }
 
+    /// What a huge page may cost where a small one costs 1,500 ns.
+    const FAIR: u64 = 1_500 * 512;
+
+    fn prices() -> Prices {
+        let mut prices = Prices::default();
+        prices.small_paid(1_500, 1, S);
+        prices
+    }
+
     #[test]
     fn a_dear_page_stops_huge_ones_for_fifty_times_what_it_lost() {
-        let mut prices = Prices::new(1_500);
+        let mut prices = prices();
         assert!(prices.allow_huge(S));
-        assert_eq!(prices.huge_paid(100_000, S), Worth::Fair);
+        assert_eq!(prices.huge_paid(FAIR, S), Worth::Fair);
         assert!(prices.allow_huge(S));
-        let fair = 1_500 * 512;
-        assert_eq!(prices.huge_paid(fair + 4 * MS, S), Worth::Dear(4 * MS));
-        assert!(!prices.allow_huge(S + 200 * MS - 1));
+        assert_eq!(prices.huge_paid(FAIR + 4 * MS, S), Worth::Dear(4 * MS));
+        let mut early = prices;
+        assert!(!early.allow_huge(S + 200 * MS - 1));
         assert!(prices.allow_huge(S + 200 * MS));
     }
 
     #[test]
+    fn what_huge_pages_saved_may_be_lost_again_up_to_a_limit() {
+        for (fair_ones, dear_ones) in [(0, 1), (1, 1), (4, 1), (6, 2), (1_000, 2)] {
+            let mut prices = prices();
+            for _ in 0..fair_ones {
+                prices.huge_paid(FAIR / 10, S);
+            }
+            let mut dear = 0;
+            while prices.allow_huge(S) {
+                prices.huge_paid(FAIR + 3 * MS, S);
+                dear += 1;
+            }
+            assert_eq!(dear, dear_ones, "{fair_ones}");
+        }
+    }
+
+    #[test]
     fn where_small_pages_are_as_dear_nothing_is_lost_by_huge_ones() {
-        let mut prices = Prices::new(1_500);
+        let mut prices = prices();
         for _ in 0..20 {
-            prices.small_paid(8 * 9_000, 8);
+            prices.small_paid(8 * 9_000, 8, S);
         }
         assert_eq!(prices.huge_paid(4 * MS, S), Worth::Fair);
     }
 
     #[test]
     fn a_huge_page_at_the_price_of_a_small_one_is_a_small_one() {
-        let mut prices = Prices::new(1_500);
+        let mut prices = prices();
         assert_eq!(prices.huge_paid(2_000, S), Worth::Small);
         assert!(prices.allow_huge(S));
     }
 
     #[test]
+    fn before_the_first_small_page_no_huge_one_is_dear() {
+        let mut prices = Prices::default();
+        assert_eq!(prices.huge_paid(100 * MS, S), Worth::Fair);
+        assert!(prices.allow_huge(S));
+    }
+
+    #[test]
     fn no_times_overflow() {
-        let mut prices = Prices::new(u64::MAX);
-        prices.small_paid(u64::MAX, 0);
+        let mut prices = Prices::default();
+        prices.small_paid(u64::MAX, 0, S);
         prices.huge_paid(u64::MAX, u64::MAX);
-        let mut prices = Prices::new(0);
-        assert!(matches!(prices.huge_paid(u64::MAX, 1), Worth::Dear(_)));
-        assert!(!prices.allow_huge(S));
+        prices.huge_paid(u64::MAX / 2, u64::MAX);
+        let mut prices = Prices::default();
+        prices.small_paid(0, 1, 0);
+        for now in [1, 2, u64::MAX, 3] {
+            assert!(matches!(prices.huge_paid(u64::MAX, now), Worth::Dear(_)));
+            assert!(!prices.allow_huge(S));
+        }
     }
 }

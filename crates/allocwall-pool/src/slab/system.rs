@@ -1,6 +1,5 @@
 //! What slabs need of the system, so that tests can put another in its place.
 
-use super::policy::SMALL_PAGES;
 use crate::region::{Advice, HUGE, Pages, Why, advise, os};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -9,9 +8,6 @@ use std::sync::atomic::{AtomicU8, Ordering};
 pub trait System {
     /// Nanoseconds of a clock that only goes forward.
     fn now(&self) -> u64;
-
-    /// First touch of a base page, nanoseconds, measured once.
-    fn small_price(&self) -> Result<u64, Why>;
 
     /// A slab: an address at a multiple of [`HUGE`]. Reserved pages are taken already.
     fn map(&self, pages: Pages) -> Result<usize, Why>;
@@ -37,24 +33,6 @@ pub struct Linux;
 impl System for Linux {
     fn now(&self) -> u64 {
         clock(libc::CLOCK_MONOTONIC)
-    }
-
-    fn small_price(&self) -> Result<u64, Why> {
-        let base = os::map_aligned(HUGE, false, false)?;
-        // Where small pages are never to be had, a small share of a huge one is what a page costs.
-        let call = "madvise(MADV_NOHUGEPAGE)";
-        let small = os::advise(base, HUGE, libc::MADV_NOHUGEPAGE, call).is_ok();
-        let pages = 32;
-        // The first touch also makes the page table: of that there is one for 512 pages.
-        let _ = self.touch(base.as_ptr() as usize, 1);
-        let ns = self.touch(base.as_ptr() as usize, pages);
-        // SAFETY: mapped above, known to nobody else.
-        let _ = unsafe { os::unmap(base, HUGE) };
-        Ok(if small {
-            ns / (pages as u64 - 1)
-        } else {
-            ns / SMALL_PAGES
-        })
     }
 
     fn map(&self, pages: Pages) -> Result<usize, Why> {

@@ -47,10 +47,6 @@ impl System for &Fake {
         self.now.get()
     }
 
-    fn small_price(&self) -> Result<u64, Why> {
-        Ok(self.small_ns.get())
-    }
-
     fn map(&self, pages: Pages) -> Result<usize, Why> {
         let failed = Why::Failed {
             call: "mmap",
@@ -176,7 +172,11 @@ fn other_sizes_and_other_addresses_are_not_ours() {
 #[test]
 fn a_heap_that_goes_up_and_down_is_kept_from_the_third_time_and_given_back_in_the_end() {
     let fake = Fake::new();
-    let arenas = arenas(&fake, Settings::of(MIB));
+    let settings = Settings {
+        keep_bytes: 10 * HUGE,
+        ..Settings::of(MIB)
+    };
+    let arenas = arenas(&fake, settings);
     let mut mapped = Vec::new();
     for _ in 0..5 {
         let before = arenas.counts().slabs_mapped;
@@ -234,10 +234,37 @@ fn the_limit_on_what_is_kept_holds() {
     assert_eq!(arenas.counts().slabs_kept, 3);
 }
 
+/// By default the heap's ups and downs are never more than 5 % and a slab above what is in use, at any moment; and an
+/// arena that comes and goes at the heap's edge is mapped no more than twice.
+#[test]
+fn what_is_kept_by_default_is_one_slab_and_a_share_of_those_in_use() {
+    let fake = Fake::new();
+    let arenas = arenas(&fake, Settings::of(2 * MIB));
+    let mut heap = Vec::new();
+    for (up_to, down_to) in [(200, 0), (200, 0), (200, 100), (200, 150), (160, 0)] {
+        while heap.len() < up_to {
+            heap.push(give(&arenas));
+        }
+        while heap.len() > down_to {
+            take(&arenas, heap.pop().unwrap());
+            let counts = arenas.counts();
+            assert!(counts.slabs_kept <= 1 + heap.len() / 20, "{counts:?}");
+            assert_eq!(counts.slabs - counts.slabs_kept, heap.len());
+        }
+        fake.pass(1_000_000);
+    }
+    let before = arenas.counts();
+    for _ in 0..100 {
+        let edge = give(&arenas);
+        take(&arenas, edge);
+    }
+    assert!(arenas.counts().slabs_mapped - before.slabs_mapped <= 2);
+}
+
 #[test]
 fn dear_huge_pages_are_given_up_for_a_while_and_cheap_ones_are_not() {
     for (huge_ns, watch_price, least_small) in
-        [(CHEAP_NS, true, 0), (4_000_000, true, 45), (4_000_000, false, 0)]
+        [(CHEAP_NS, true, 0), (4_000_000, true, 44), (4_000_000, false, 0)]
     {
         let fake = Fake::new();
         let settings = Settings {
@@ -253,12 +280,112 @@ fn dear_huge_pages_are_given_up_for_a_while_and_cheap_ones_are_not() {
         }
         let counts = arenas.counts();
         assert!(counts.fallbacks.dear >= least_small, "{counts:?}");
+        // The first one tells what small pages cost.
         assert_eq!(
             counts.slabs - counts.slabs_transparent,
-            counts.fallbacks.dear as usize
+            counts.fallbacks.dear as usize + usize::from(watch_price)
         );
-        assert_eq!(counts.fallbacks.dear > 0, counts.faults.dear > 0 && watch_price);
-        assert!(!watch_price || counts.faults.lost_ns <= 2 * 200_000_000 / policy::LOSE_ONE_IN);
+        assert_eq!(counts.fallbacks.dear > 0, counts.faults.dear > 0);
+        assert!(counts.faults.lost_ns <= 2 * 200_000_000 / policy::LOSE_ONE_IN);
+    }
+}
+
+/// First touch of a huge page, nanoseconds, of recycled memory and of memory that the host had taken back (0.2 and 8 us for
+/// each 4 KiB of it, on the kind of virtual machine that this was built for).
+const WARM_NS: u64 = 512 * 200;
+const COLD_NS: u64 = 512 * 8_000;
+
+/// Nanoseconds that a program takes whose heap grows by a slab at a time.
+#[derive(Debug, Default)]
+struct Took {
+    ours: u64,
+    /// Small pages alone.
+    stock: u64,
+    /// Huge pages alone, whatever they cost.
+    huge: u64,
+}
+
+/// Each slab's huge page costs what `huge_ns` says, its small ones `small_ns` each, and `work_ns` more go by on it.
+fn takes(small_ns: u64, work_ns: u64, huge_ns: impl IntoIterator<Item = u64>) -> Took {
+    let fake = Fake::new();
+    fake.small_ns.set(small_ns);
+    let arenas = arenas(&fake, Settings::of(2 * MIB));
+    let mut took = Took::default();
+    for huge_ns in huge_ns {
+        fake.huge_ns.set(huge_ns);
+        let before = arenas.counts().slabs_transparent;
+        give(&arenas);
+        let small = policy::SMALL_PAGES * small_ns;
+        let ours = if arenas.counts().slabs_transparent > before {
+            huge_ns
+        } else {
+            small
+        };
+        took.ours += ours + work_ns;
+        took.stock += small + work_ns;
+        took.huge += huge_ns + work_ns;
+        fake.pass(ours + work_ns);
+    }
+    took
+}
+
+proptest! {
+    /// In whatever order prices come: at most 2 % of the time is lost, and one page.
+    #[test]
+    fn no_order_of_prices_makes_it_worse_than_small_pages_by_much(
+        small_ns in 400u64..2_000,
+        work_ns in 100_000u64..5_000_000,
+        phases in prop::collection::vec((1usize..200, 0u32..=20, 1u64..=4), 1..8),
+        seed in any::<u32>(),
+    ) {
+        let mut random = seed | 1;
+        let mut prices = Vec::new();
+        for (slabs, dear_in_20, dear) in phases {
+            for _ in 0..slabs {
+                // Xorshift: which page is dear has no period.
+                random ^= random << 13;
+                random ^= random >> 17;
+                random ^= random << 5;
+                prices.push(if random % 20 < dear_in_20 { dear * COLD_NS } else { WARM_NS });
+            }
+        }
+        let took = takes(small_ns, work_ns, prices);
+        prop_assert!(took.ours <= took.stock + took.ours / policy::LOSE_ONE_IN + 4 * COLD_NS, "{:?}", took);
+    }
+}
+
+/// How long a program may run before a single dear page is no more than 3 % of it.
+#[test]
+fn on_a_cold_host_a_program_is_never_slower_by_5_percent_and_on_a_warm_one_keeps_its_gain() {
+    for (small_ns, work_ns) in [
+        (700, 500_000),
+        (700, 2_000_000),
+        (1_500, 500_000),
+        (1_500, 5_000_000),
+    ] {
+        let case = (small_ns, work_ns);
+        for slabs in [30, 300, 3_000] {
+            let warm = takes(small_ns, work_ns, std::iter::repeat_n(WARM_NS, slabs));
+            assert!(
+                warm.stock - warm.ours >= (warm.stock - warm.huge) / 10 * 9,
+                "{case:?} {warm:?}"
+            );
+            let cold = takes(small_ns, work_ns, std::iter::repeat_n(COLD_NS, slabs));
+            if cold.stock >= COLD_NS * 100 / 3 {
+                assert!(cold.ours <= cold.stock / 100 * 105, "{case:?} {cold:?}");
+            }
+            assert!(cold.huge > cold.stock / 100 * 105, "{case:?} {cold:?}");
+        }
+        // A page now and then that the host has to fetch: worth it.
+        let mixed = takes(
+            small_ns,
+            work_ns,
+            (0..3_000).map(|slab| if slab % 20 == 19 { COLD_NS } else { WARM_NS }),
+        );
+        assert!(
+            mixed.stock - mixed.ours >= (mixed.stock - mixed.huge) / 10 * 9,
+            "{case:?} {mixed:?}"
+        );
     }
 }
 
@@ -402,7 +529,8 @@ proptest! {
             prop_assert_eq!(counts.slabs, fake.mapped.borrow().len());
             let used: BTreeSet<usize> = model.iter().map(|address| address & !(HUGE - 1)).collect();
             prop_assert_eq!(counts.slabs - counts.slabs_kept, used.len());
-            prop_assert!(stuck || counts.slabs_kept <= keep, "{:?}", counts);
+            let most = if keep == 0 { 0 } else { keep + used.len() / policy::SPARE_ONE_IN };
+            prop_assert!(stuck || counts.slabs_kept <= most, "{:?}", counts);
             let ranges: BTreeSet<usize> = arenas.ranges().into_iter().map(|(start, _)| start).collect();
             prop_assert_eq!(ranges, fake.mapped.borrow().keys().copied().collect());
         }
