@@ -29,4 +29,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError("module %r has no attribute %r" % (__name__, name))
     from . import counting
 
-    return getattr(counting, name)
+    # Once: an import takes a lock, which a fork at that moment would leave closed.
+    globals().update(count=counting.count, Totals=counting.Totals)
+    return globals()[name]

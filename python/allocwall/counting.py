@@ -156,7 +156,8 @@ class count(Counts, _native.Counter):
     threads' calls are in none. It can be asked meanwhile on its own thread, from elsewhere once it has ended. Used again, it
     begins at nothing.
 
-    by_line: also keep which line asked: `lines`. Costs some hundred nanoseconds a call.
+    by_line: also keep which line asked: `lines`. Costs some hundred nanoseconds a call. Since 3.11 frame objects are then not
+        counted: asking makes them.
 
     As a decorator of a function, coroutine function or generator function, it counts each call by itself; the function's
     attribute `counts` has the totals.

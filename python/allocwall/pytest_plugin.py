@@ -6,8 +6,8 @@
 calls, bytes and peak are those of `allocwall.count`, at most. Of the test's own call: neither fixtures nor other threads, and of
 an asynchronous test its own steps. What it does for the first time counts too: imports, caches.
 
-`by_line=True` in the mark, or `alloc_budget_by_line = true` in the configuration, also says which lines asked. The counts stay the
-same, and the test runs slower: some hundred nanoseconds a call.
+`by_line=True` in the mark, or `alloc_budget_by_line = true` in the configuration, also says which lines asked, at some hundred
+nanoseconds a call. The counts are the same, but for the frame objects that exceptions make since 3.11: they are there already.
 """
 
 from __future__ import annotations

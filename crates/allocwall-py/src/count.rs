@@ -12,7 +12,7 @@ mod thread;
 
 use cells::{CLASSES, Cells, DOMAINS, largest};
 use lines::{Lines, Row};
-use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyTypeError};
+use pyo3::exceptions::{PyRuntimeError, PyStopIteration};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -345,11 +345,6 @@ fn next<'py>(iterator: &Bound<'py, PyAny>, value: &Bound<'py, PyAny>) -> PyResul
     let mut given = ptr::null_mut();
     // SAFETY: alive, both; gives a new reference, or null and an exception.
     unsafe {
-        if ffi::PyIter_Check(iterator.as_ptr()) == 0 {
-            return Err(PyTypeError::new_err(
-                "a coroutine, generator or iterator is wanted",
-            ));
-        }
         let end = send(iterator.as_ptr(), value.as_ptr(), &mut given);
         Bound::from_owned_ptr_or_err(py, given).map(|given| (end == 0, given))
     }

@@ -6,7 +6,8 @@
 
 use super::super::hook::{NotInstalled, function};
 use super::cells::DOMAINS;
-use super::{current, thread};
+use super::current;
+use super::thread::{self, Thread};
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -150,20 +151,80 @@ unsafe fn before<const D: usize>() -> &'static Allocator {
     unsafe { &*BEFORE[D].load(Ordering::Acquire) }
 }
 
+// What the interpreter calls is short, for the threads that don't count, and goes on by a jump: a function with more in it
+// would save registers first.
+
 /// # Safety
 ///
 /// Called by the interpreter, as its allocator; so are the other three.
 unsafe extern "C" fn malloc<const D: usize>(_: *mut c_void, size: usize) -> *mut c_void {
     let thread = current::get();
-    // SAFETY: what the interpreter would have called. The thread's own state, alive while `current` has it; no reference to
-    // it lives across the call, which may come back here.
+    // SAFETY: what the interpreter would have called.
     unsafe {
         let before = before::<D>();
         if thread.is_null() {
-            return (before.malloc)(before.ctx, size);
+            (before.malloc)(before.ctx, size)
+        } else {
+            counted_malloc::<D>(thread, before, size)
         }
+    }
+}
+
+unsafe extern "C" fn calloc<const D: usize>(_: *mut c_void, count: usize, size: usize) -> *mut c_void {
+    let thread = current::get();
+    // SAFETY: as in `malloc`.
+    unsafe {
+        let before = before::<D>();
+        if thread.is_null() {
+            (before.calloc)(before.ctx, count, size)
+        } else {
+            counted_calloc::<D>(thread, before, count, size)
+        }
+    }
+}
+
+unsafe extern "C" fn realloc<const D: usize>(_: *mut c_void, old: *mut c_void, size: usize) -> *mut c_void {
+    let thread = current::get();
+    // SAFETY: as in `malloc`.
+    unsafe {
+        let before = before::<D>();
+        if thread.is_null() {
+            (before.realloc)(before.ctx, old, size)
+        } else {
+            counted_realloc::<D>(thread, before, old, size)
+        }
+    }
+}
+
+unsafe extern "C" fn free<const D: usize>(_: *mut c_void, address: *mut c_void) {
+    let thread = current::get();
+    // SAFETY: as in `malloc`.
+    unsafe {
+        let before = before::<D>();
+        if thread.is_null() {
+            (before.free)(before.ctx, address)
+        } else {
+            counted_free::<D>(thread, before, address)
+        }
+    }
+}
+
+/// # Safety
+///
+/// `thread` is this thread's state, alive while `current` has it; so in the other three. No reference to it lives across a call
+/// of the allocator before us, which may come back here.
+#[inline(never)]
+unsafe extern "C" fn counted_malloc<const D: usize>(
+    thread: *mut Thread,
+    before: &Allocator,
+    size: usize,
+) -> *mut c_void {
+    // SAFETY: what the interpreter would have called; and the promise above.
+    unsafe {
         if (*thread).inside {
-            return nested(thread, (before.malloc)(before.ctx, size));
+            let address = (before.malloc)(before.ctx, size);
+            (*thread).nested(address as usize);
+            return address;
         }
         (*thread).inside = true;
         let address = (before.malloc)(before.ctx, size);
@@ -175,16 +236,19 @@ unsafe extern "C" fn malloc<const D: usize>(_: *mut c_void, size: usize) -> *mut
     }
 }
 
-unsafe extern "C" fn calloc<const D: usize>(_: *mut c_void, count: usize, size: usize) -> *mut c_void {
-    let thread = current::get();
-    // SAFETY: as in `malloc`.
+#[inline(never)]
+unsafe extern "C" fn counted_calloc<const D: usize>(
+    thread: *mut Thread,
+    before: &Allocator,
+    count: usize,
+    size: usize,
+) -> *mut c_void {
+    // SAFETY: as in `counted_malloc`.
     unsafe {
-        let before = before::<D>();
-        if thread.is_null() {
-            return (before.calloc)(before.ctx, count, size);
-        }
         if (*thread).inside {
-            return nested(thread, (before.calloc)(before.ctx, count, size));
+            let address = (before.calloc)(before.ctx, count, size);
+            (*thread).nested(address as usize);
+            return address;
         }
         (*thread).inside = true;
         let address = (before.calloc)(before.ctx, count, size);
@@ -196,12 +260,16 @@ unsafe extern "C" fn calloc<const D: usize>(_: *mut c_void, count: usize, size: 
     }
 }
 
-unsafe extern "C" fn realloc<const D: usize>(_: *mut c_void, old: *mut c_void, size: usize) -> *mut c_void {
-    let thread = current::get();
-    // SAFETY: as in `malloc`.
+#[inline(never)]
+unsafe extern "C" fn counted_realloc<const D: usize>(
+    thread: *mut Thread,
+    before: &Allocator,
+    old: *mut c_void,
+    size: usize,
+) -> *mut c_void {
+    // SAFETY: as in `counted_malloc`.
     unsafe {
-        let before = before::<D>();
-        if thread.is_null() || (*thread).inside {
+        if (*thread).inside {
             return (before.realloc)(before.ctx, old, size);
         }
         (*thread).inside = true;
@@ -218,12 +286,15 @@ unsafe extern "C" fn realloc<const D: usize>(_: *mut c_void, old: *mut c_void, s
     }
 }
 
-unsafe extern "C" fn free<const D: usize>(_: *mut c_void, address: *mut c_void) {
-    let thread = current::get();
-    // SAFETY: as in `malloc`.
+#[inline(never)]
+unsafe extern "C" fn counted_free<const D: usize>(
+    thread: *mut Thread,
+    before: &Allocator,
+    address: *mut c_void,
+) {
+    // SAFETY: as in `counted_malloc`.
     unsafe {
-        let before = before::<D>();
-        if thread.is_null() || (*thread).inside || address.is_null() {
+        if (*thread).inside || address.is_null() {
             return (before.free)(before.ctx, address);
         }
         (*thread).freed(D, address as usize);
@@ -231,12 +302,4 @@ unsafe extern "C" fn free<const D: usize>(_: *mut c_void, address: *mut c_void) 
         (before.free)(before.ctx, address);
         (*thread).inside = false;
     }
-}
-
-/// What an allocator call asks for in turn is not the program's, nor is what a look at its line does.
-#[inline(always)]
-unsafe fn nested(thread: *mut thread::Thread, address: *mut c_void) -> *mut c_void {
-    // SAFETY: as in `malloc`.
-    unsafe { (*thread).nested(address as usize) };
-    address
 }
