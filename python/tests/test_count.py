@@ -177,7 +177,7 @@ class Python(unittest.TestCase):
             kept = bytes(3000)
         rows = [line.split() for line in str(counted).splitlines()]
         self.assertIn(["obj", "2049-4096", "1", "0", "0", "3033", "3033", "3033"], rows)
-        self.assertEqual((rows[-1][0], rows[-1][1], rows[-1][-2]), ("all", str(counted.calls), "3033"))
+        self.assertEqual((rows[-1][0], rows[-1][1], rows[-1][-2]), ("all", str(counted.calls), str(counted.live_bytes)))
         self.assertEqual(len(kept), 3000)
 
 
@@ -636,6 +636,8 @@ class Processes(unittest.TestCase):
     def test_forks_while_threads_count(self):
         python("""
             import os, threading, allocwall
+            # What is imported by a thread at the moment of a fork can't be imported in the child.
+            allocwall.count
             stop = threading.Event()
             def work():
                 while not stop.is_set():
