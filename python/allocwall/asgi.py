@@ -29,9 +29,9 @@ def route_of(scope: Scope) -> str:
         if isinstance(template, str):
             return template
     endpoint = scope.get("endpoint")
-    name = getattr(endpoint, "__qualname__", None)
-    if isinstance(name, str):
-        return "%s.%s" % (getattr(endpoint, "__module__", "?"), name)
+    qualified = getattr(endpoint, "__qualname__", None)
+    if isinstance(qualified, str):
+        return "%s.%s" % (getattr(endpoint, "__module__", "?"), qualified)
     return UNTOLD
 
 
