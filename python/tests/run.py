@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Runs the tests on every CPython here: python/tests/run.py WHEEL [INTERPRETER...].
 
-Each gets a virtual environment of its own in a temporary folder, with the wheel and nothing else in it. Without interpreters
-named, those of pyenv and python3.9 to python3.14 on the path. Exits with 1 if a test failed or no interpreter was found.
+Each gets a virtual environment of its own in a temporary folder, with the wheel in it, and pytest and memray where pip can have
+them: tests that want one say so and are skipped without. Without interpreters named, those of pyenv and python3.9 to python3.14
+on the path. Exits with 1 if a test failed or no interpreter was found.
 """
 
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 OLDEST = (3, 9)
 NEWEST = (3, 14)
+NEIGHBOURS = ("pytest", "memray")
 
 
 def version(interpreter):
@@ -51,6 +53,10 @@ def test(interpreter, wheel):
         ):
             if subprocess.run(command, stdin=subprocess.DEVNULL).returncode != 0:
                 return False
+        for package in NEIGHBOURS:
+            command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:", package]
+            if subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode != 0:
+                print("without %s: pip can't install it here" % package, file=sys.stderr)
         return subprocess.run([python, "-m", "unittest", "discover"], cwd=HERE, stdin=subprocess.DEVNULL).returncode == 0
 
 

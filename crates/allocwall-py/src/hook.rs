@@ -143,7 +143,8 @@ pub(crate) fn allocator_name() -> Option<&'static str> {
     }
 }
 
-fn function(name: &CStr) -> Result<*mut c_void, NotInstalled> {
+/// A function of the interpreter by its name.
+pub(crate) fn function(name: &CStr) -> Result<*mut c_void, NotInstalled> {
     // SAFETY: looks a name up among what the process has loaded for everybody.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     if found.is_null() {

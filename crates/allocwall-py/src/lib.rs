@@ -1,7 +1,9 @@
-//! `allocwall._native`: conversions between Python and the hook. What is refused, and in which words, is decided in
-//! `allocwall/hugepages.py`.
+//! `allocwall._native`: conversions between Python and the arena hook, and the counts of `count`. What is refused, and
+//! in which words, is decided in `allocwall/hugepages.py` and `allocwall/counting.py`.
 
 // On Linux alone: elsewhere the package refuses before it looks for this module.
+#[cfg(target_os = "linux")]
+mod count;
 #[cfg(target_os = "linux")]
 mod hook;
 
@@ -14,6 +16,9 @@ mod _native {
     use pyo3::exceptions::{PyRuntimeError, PyValueError};
     use pyo3::prelude::*;
     use pyo3::types::PyDict;
+
+    #[pymodule_export]
+    use super::count::{Counter, Totals};
 
     /// Puts new arenas on huge pages.
     ///

@@ -1,0 +1,351 @@
+//! Exact counts of what a thread asks of CPython's allocators in a block: `allocwall/counting.py` has the words.
+//!
+//! `hooks` stands in the allocators, `current` says whether a thread counts, `thread` has its open counts, `table` the
+//! blocks that they allocated, `cells` the sums, `lines` where calls came from.
+
+mod cells;
+mod current;
+mod hooks;
+mod lines;
+mod table;
+mod thread;
+
+use cells::{CLASSES, Cells, DOMAINS, largest};
+use lines::{Lines, Row};
+use pyo3::exceptions::{PyRuntimeError, PyStopIteration};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::OnceLock;
+use thread::Handle;
+
+/// (domain, calls, reallocs, frees, older frees, bytes, live bytes, peak bytes)
+type DomainRow = (&'static str, u64, u64, u64, u64, u64, i64, i64);
+/// (domain, largest size, calls, reallocs, frees, bytes, live bytes, peak bytes)
+type ClassRow = (&'static str, usize, u64, u64, u64, u64, i64, i64);
+/// Whether it is all, the peak of all domains together, the domains, and their size classes that have something in them.
+type Figures = (bool, i64, Vec<DomainRow>, Vec<ClassRow>);
+
+fn figures(cells: &Cells, complete: bool) -> Figures {
+    let mut domains = Vec::new();
+    let mut classes = Vec::new();
+    for (name, domain) in DOMAINS.into_iter().zip(&cells.domains) {
+        let mut sum = (0, 0, 0, 0);
+        for (class, cell) in (0..CLASSES).zip(&domain.cells) {
+            if (cell.calls, cell.frees, cell.level.live) == (0, 0, 0) {
+                continue;
+            }
+            sum.0 += cell.calls;
+            sum.1 += cell.reallocs;
+            sum.2 += cell.frees;
+            sum.3 += cell.bytes;
+            classes.push((
+                name,
+                largest(class),
+                cell.calls,
+                cell.reallocs,
+                cell.frees,
+                cell.bytes,
+                cell.level.live,
+                cell.level.peak,
+            ));
+        }
+        let older = domain.older_frees;
+        domains.push((
+            name,
+            sum.0,
+            sum.1,
+            sum.2 + older,
+            older,
+            sum.3,
+            domain.level.live,
+            domain.level.peak,
+        ));
+    }
+    (complete, cells.level.peak, domains, classes)
+}
+
+/// Where a count is.
+enum State {
+    New,
+    /// Not ended. Its second value: whether a step of it ran where it couldn't be counted.
+    Open(Handle, bool),
+    Ended(Box<Cells>, bool),
+}
+
+/// The class behind `allocwall.count`: see there.
+#[pyclass(subclass, module = "allocwall._native")]
+pub(crate) struct Counter {
+    state: State,
+    by_line: bool,
+    lines: Option<Box<Lines>>,
+}
+
+/// The type's attribute `__enter__`: asked for by an instance, it is the instance, which begins when it is called.
+///
+/// A method would do but for this: a with statement binds it, calls it, and drops the bound method, which is then the first
+/// thing that the block frees.
+#[pyclass(frozen, module = "allocwall._native")]
+struct Entrance;
+
+#[pymethods]
+impl Entrance {
+    fn __get__(slf: Py<Self>, instance: Py<PyAny>, _owner: Py<PyAny>, py: Python<'_>) -> Py<PyAny> {
+        if instance.is_none(py) {
+            slf.into_any()
+        } else {
+            instance
+        }
+    }
+
+    /// As `type(c).__enter__(c)`, which contextlib.ExitStack does.
+    fn __call__(&self, counter: Bound<'_, Counter>) -> PyResult<Py<Counter>> {
+        counter.borrow_mut().begin()?;
+        Ok(counter.unbind())
+    }
+}
+
+#[pymethods]
+impl Counter {
+    #[new]
+    #[pyo3(signature = (*, by_line=false))]
+    fn new(by_line: bool) -> PyResult<Self> {
+        if by_line && !lines::available() {
+            return Err(PyRuntimeError::new_err(
+                "this interpreter hides the functions that tell the current line",
+            ));
+        }
+        Ok(Counter {
+            state: State::New,
+            by_line,
+            lines: None,
+        })
+    }
+
+    #[classattr]
+    fn __enter__() -> Entrance {
+        Entrance
+    }
+
+    /// Without a function: begins, and returns itself. With one: `decorated(function)`.
+    #[pyo3(signature = (function=None))]
+    fn __call__(slf: Bound<'_, Self>, function: Option<Bound<'_, PyAny>>) -> PyResult<Py<PyAny>> {
+        match function {
+            Some(function) => Ok(slf.call_method1("decorated", (function,))?.unbind()),
+            None => {
+                slf.borrow_mut().begin()?;
+                Ok(slf.into_any().unbind())
+            }
+        }
+    }
+
+    #[pyo3(signature = (kind, value, traceback))]
+    fn __exit__(&mut self, kind: Py<PyAny>, value: Py<PyAny>, traceback: Py<PyAny>) -> PyResult<()> {
+        // First of all: the references are given back when this returns.
+        self.end()?;
+        let _ = (kind, value, traceback);
+        Ok(())
+    }
+
+    /// Calls the function and counts what it does, beside what was counted in earlier steps; then waits for the next.
+    #[pyo3(signature = (function, args, kwargs=None))]
+    fn step<'py>(
+        slf: &Bound<'py, Self>,
+        function: &Bound<'py, PyAny>,
+        args: &Bound<'py, PyTuple>,
+        kwargs: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let counted = slf.borrow_mut().resume()?;
+        let result = function.call(args, kwargs);
+        if counted {
+            slf.borrow_mut().pause();
+        }
+        result
+    }
+
+    /// As `step`, with the next step of a coroutine, generator or iterator: whether it has ended, and what it gave.
+    fn send<'py>(
+        slf: &Bound<'py, Self>,
+        iterator: &Bound<'py, PyAny>,
+        value: &Bound<'py, PyAny>,
+    ) -> PyResult<(bool, Bound<'py, PyAny>)> {
+        let counted = slf.borrow_mut().resume()?;
+        let result = next(iterator, value);
+        if counted {
+            slf.borrow_mut().pause();
+        }
+        result
+    }
+
+    /// Ends what `step` and `send` began, if they did: without, the count is of nothing. Does nothing the second time.
+    fn finish(&mut self) {
+        let complete = match &self.state {
+            State::Ended(..) => return,
+            State::New => true,
+            State::Open(..) => {
+                if self.end().is_ok() {
+                    return;
+                }
+                // On another thread, which can't read it.
+                if let State::Open(handle, _) = &self.state {
+                    handle.give_up();
+                }
+                false
+            }
+        };
+        self.state = State::Ended(Box::new(Cells::NONE), complete);
+    }
+
+    fn figures(&self) -> PyResult<Figures> {
+        match &self.state {
+            State::New => Err(PyRuntimeError::new_err("nothing was counted yet")),
+            State::Open(handle, missed) => handle
+                .look()
+                .map(|(cells, complete)| figures(&cells, complete && !missed))
+                .ok_or_else(elsewhere),
+            State::Ended(cells, complete) => Ok(figures(cells, *complete)),
+        }
+    }
+
+    /// What each line asked for. Once.
+    fn take_lines(&mut self, py: Python<'_>) -> Vec<Row> {
+        self.lines.take().map_or_else(Vec::new, |lines| lines.rows(py))
+    }
+}
+
+impl Counter {
+    fn begin(&mut self) -> PyResult<()> {
+        if matches!(self.state, State::Open(..)) {
+            return Err(PyRuntimeError::new_err("this count has begun already"));
+        }
+        hooks::install().map_err(|_| {
+            PyRuntimeError::new_err("this interpreter has no PyMem_SetAllocator, or hides it from extensions")
+        })?;
+        let handle = thread::begin(self.by_line.then(Box::default))
+            .ok_or_else(|| PyRuntimeError::new_err("this thread is about to end"))?;
+        self.state = State::Open(handle, false);
+        Ok(())
+    }
+
+    fn end(&mut self) -> PyResult<()> {
+        let State::Open(handle, missed) = &self.state else {
+            return Err(PyRuntimeError::new_err("this count has not begun"));
+        };
+        let missed = *missed;
+        let mut frame = handle.end().ok_or_else(elsewhere)?;
+        self.lines = frame.lines.take();
+        // Somebody who was there before us may have put back what was there before him.
+        let complete = frame.complete && !missed && hooks::reached();
+        self.state = State::Ended(Box::new(frame.cells), complete);
+        Ok(())
+    }
+
+    /// Whether the step is counted: it isn't on another thread than the first.
+    fn resume(&mut self) -> PyResult<bool> {
+        match &mut self.state {
+            State::Open(handle, missed) => {
+                let here = handle.resume();
+                *missed |= !here;
+                Ok(here)
+            }
+            State::New => self.begin().map(|()| true),
+            State::Ended(..) => Err(PyRuntimeError::new_err("this count has ended")),
+        }
+    }
+
+    fn pause(&mut self) {
+        if let State::Open(handle, _) = &self.state {
+            handle.pause();
+        }
+    }
+}
+
+impl Drop for Counter {
+    fn drop(&mut self) {
+        if let State::Open(handle, _) = &self.state
+            && handle.end().is_none()
+        {
+            handle.give_up();
+        }
+    }
+}
+
+/// The class behind `allocwall.Totals`: see there.
+#[pyclass(subclass, module = "allocwall._native")]
+pub(crate) struct Totals {
+    cells: Box<Cells>,
+    complete: bool,
+    counts: u64,
+}
+
+#[pymethods]
+impl Totals {
+    #[new]
+    fn new() -> Self {
+        Totals {
+            cells: Box::new(Cells::NONE),
+            complete: true,
+            counts: 0,
+        }
+    }
+
+    /// Adds a count that has ended.
+    fn add(&mut self, counter: &Counter) -> PyResult<()> {
+        let State::Ended(cells, complete) = &counter.state else {
+            return Err(PyRuntimeError::new_err("this count has not ended"));
+        };
+        self.cells.add(cells);
+        self.complete &= complete;
+        self.counts += 1;
+        Ok(())
+    }
+
+    /// So many counts were added.
+    #[getter]
+    fn counts(&self) -> u64 {
+        self.counts
+    }
+
+    fn figures(&self) -> Figures {
+        figures(&self.cells, self.complete)
+    }
+}
+
+fn elsewhere() -> PyErr {
+    PyRuntimeError::new_err("a count belongs to the thread that it began on")
+}
+
+/// Sends a value. Where the interpreter can (3.10), without the StopIteration at the end, which would be counted.
+fn next<'py>(iterator: &Bound<'py, PyAny>, value: &Bound<'py, PyAny>) -> PyResult<(bool, Bound<'py, PyAny>)> {
+    type Send =
+        unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject, *mut *mut ffi::PyObject) -> c_int;
+    static SEND: OnceLock<Option<Send>> = OnceLock::new();
+    let py = iterator.py();
+    let send = SEND.get_or_init(|| {
+        let found = super::hook::function(c"PyIter_Send").ok()?;
+        // SAFETY: as CPython declares it (Include/abstract.h).
+        Some(unsafe { std::mem::transmute::<*mut c_void, Send>(found) })
+    });
+    let Some(send) = send else {
+        let sent = if value.is_none() && !iterator.hasattr("send")? {
+            iterator.call_method0("__next__")
+        } else {
+            iterator.call_method1("send", (value,))
+        };
+        return match sent {
+            Ok(given) => Ok((false, given)),
+            Err(error) if error.is_instance_of::<PyStopIteration>(py) => {
+                Ok((true, error.value(py).getattr("value")?))
+            }
+            Err(error) => Err(error),
+        };
+    };
+    let mut given = ptr::null_mut();
+    // SAFETY: alive, both; gives a new reference, or null and an exception.
+    unsafe {
+        let end = send(iterator.as_ptr(), value.as_ptr(), &mut given);
+        Bound::from_owned_ptr_or_err(py, given).map(|given| (end == 0, given))
+    }
+}

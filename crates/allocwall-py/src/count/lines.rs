@@ -1,0 +1,147 @@
+//! Where a call came from, for counts by line: the Python line that runs on this thread. Asked of the interpreter in the
+//! middle of an allocator call, so only of functions that run no Python code.
+
+use super::super::hook::function;
+use super::thread::Thread;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::sync::OnceLock;
+
+/// A code object and a line of it; null where no Python code runs.
+pub(super) type Line = (*mut ffi::PyObject, c_int);
+
+/// Code object (None where no Python code ran), line, calls, bytes.
+pub(super) type Row = (Option<Py<PyAny>>, c_int, u64, u64);
+
+#[derive(Default)]
+pub(super) struct Lines {
+    /// Calls and bytes. Each code object is held once, by `codes`.
+    sums: HashMap<(usize, c_int), (u64, u64)>,
+    codes: HashMap<usize, Py<PyAny>>,
+}
+
+impl Lines {
+    /// The line's code object, of which this takes a reference.
+    pub(super) fn add(&mut self, (code, line): Line, size: usize) {
+        let sum = self.sums.entry((code as usize, line)).or_default();
+        sum.0 += 1;
+        sum.1 += size as u64;
+        if !code.is_null() {
+            self.codes
+                .entry(code as usize)
+                // SAFETY: with the lock held, or there would be no code object; alive: it runs.
+                .or_insert_with(|| unsafe {
+                    Bound::from_borrowed_ptr(Python::assume_attached(), code).unbind()
+                });
+        }
+    }
+
+    /// Code object (or None), line, calls, bytes.
+    pub(super) fn rows(self, py: Python<'_>) -> Vec<Row> {
+        self.sums
+            .into_iter()
+            .map(|((code, line), (calls, bytes))| {
+                let code = self.codes.get(&code).map(|code| code.clone_ref(py));
+                (code, line, calls, bytes)
+            })
+            .collect()
+    }
+}
+
+/// What is needed of the interpreter. Public, but not in the limited API of 3.9.
+struct Interpreter {
+    gil_check: unsafe extern "C" fn() -> c_int,
+    thread_state: unsafe extern "C" fn() -> *mut c_void,
+    /// A new reference, or null. Makes the frame's object where it has none yet (3.11), which allocates.
+    frame: unsafe extern "C" fn(*mut c_void) -> *mut ffi::PyObject,
+    code: unsafe extern "C" fn(*mut ffi::PyObject) -> *mut ffi::PyObject,
+    line: unsafe extern "C" fn(*mut ffi::PyObject) -> c_int,
+    /// Since 3.10. Before, frames are objects from the start.
+    collector: Option<(unsafe extern "C" fn() -> c_int, unsafe extern "C" fn() -> c_int)>,
+}
+
+fn interpreter() -> Option<&'static Interpreter> {
+    static FOUND: OnceLock<Option<Interpreter>> = OnceLock::new();
+    FOUND
+        .get_or_init(|| {
+            let thread_state = function(c"PyThreadState_GetUnchecked")
+                .or_else(|_| function(c"_PyThreadState_UncheckedGet"))
+                .ok()?;
+            let collector = function(c"PyGC_Disable").ok().zip(function(c"PyGC_Enable").ok());
+            type Plain = unsafe extern "C" fn() -> c_int;
+            type OfObject = unsafe extern "C" fn(*mut ffi::PyObject) -> c_int;
+            // SAFETY: as CPython declares them (Include/cpython/pystate.h, Include/pyframe.h, Include/objimpl.h).
+            unsafe {
+                Some(Interpreter {
+                    gil_check: std::mem::transmute::<*mut c_void, Plain>(function(c"PyGILState_Check").ok()?),
+                    thread_state: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *mut c_void>(
+                        thread_state,
+                    ),
+                    frame: std::mem::transmute::<
+                        *mut c_void,
+                        unsafe extern "C" fn(*mut c_void) -> *mut ffi::PyObject,
+                    >(function(c"PyThreadState_GetFrame").ok()?),
+                    code: std::mem::transmute::<
+                        *mut c_void,
+                        unsafe extern "C" fn(*mut ffi::PyObject) -> *mut ffi::PyObject,
+                    >(function(c"PyFrame_GetCode").ok()?),
+                    line: std::mem::transmute::<*mut c_void, OfObject>(
+                        function(c"PyFrame_GetLineNumber").ok()?,
+                    ),
+                    collector: collector.map(|(off, on)| {
+                        (
+                            std::mem::transmute::<*mut c_void, Plain>(off),
+                            std::mem::transmute::<*mut c_void, Plain>(on),
+                        )
+                    }),
+                })
+            }
+        })
+        .as_ref()
+}
+
+/// Whether this interpreter can tell.
+pub(super) fn available() -> bool {
+    interpreter().is_some()
+}
+
+impl Thread {
+    /// The line that this thread is on. What that allocates is not counted, nor its free.
+    pub(super) fn find_line(&mut self) -> Line {
+        (self.inside, self.looking) = (true, true);
+        let found = line();
+        (self.inside, self.looking) = (false, false);
+        found.unwrap_or((std::ptr::null_mut(), 0))
+    }
+}
+
+fn line() -> Option<Line> {
+    let interpreter = interpreter()?;
+    // SAFETY: they want the lock, which is asked for first. The collector is off where a frame's object is made: it would
+    // run Python code. Both references are given back while the frame, which runs, keeps its own.
+    unsafe {
+        if (interpreter.gil_check)() == 0 {
+            return None;
+        }
+        let state = (interpreter.thread_state)();
+        if state.is_null() {
+            return None;
+        }
+        let was_on = interpreter.collector.is_some_and(|(off, _)| off() == 1);
+        let frame = (interpreter.frame)(state);
+        if let Some((_, on)) = interpreter.collector
+            && was_on
+        {
+            on();
+        }
+        if frame.is_null() {
+            return None;
+        }
+        let (code, line) = ((interpreter.code)(frame), (interpreter.line)(frame));
+        ffi::Py_DecRef(code);
+        ffi::Py_DecRef(frame);
+        Some((code, line))
+    }
+}

@@ -1,0 +1,64 @@
+"""ASGI middleware: what each route's requests ask of CPython's allocators.
+
+    app = allocwall.asgi.CountAllocations(app)
+    ...
+    print(app.routes["GET /items/{item_id}"])
+
+A request's count is of the steps of its own task: other requests' steps in between are not in it, and neither are tasks that
+it starts or functions that it sends to other threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Awaitable, Callable, Dict, Optional
+
+from ._routes import UNTOLD, Routes
+from .counting import Steps
+
+__all__ = ["CountAllocations"]
+
+Scope = Dict[str, Any]
+
+
+def route_of(scope: Scope) -> str:
+    """The path's template as the application's router left it in the scope; else the name of the endpoint that it found there;
+    else UNTOLD. Never the path itself: there is no end of those."""
+    route = scope.get("route")
+    for name in ("path_format", "path"):
+        template = getattr(route, name, None)
+        if isinstance(template, str):
+            return template
+    endpoint = scope.get("endpoint")
+    qualified = getattr(endpoint, "__qualname__", None)
+    if isinstance(qualified, str):
+        return "%s.%s" % (getattr(endpoint, "__module__", "?"), qualified)
+    return UNTOLD
+
+
+class CountAllocations:
+    """Wraps an application; `routes` has the totals by method and route.
+
+    route: a function of the scope, called when the application has returned, that names the route. Default: `route_of`.
+    most: so many routes are kept apart at most; those that come later are in one, `(other routes)`.
+    """
+
+    def __init__(
+        self,
+        app: Callable[..., Awaitable[None]],
+        *,
+        route: Optional[Callable[[Scope], str]] = None,
+        most: int = 256,
+    ) -> None:
+        self.app = app
+        self.routes = Routes(most)
+        self._route = route or route_of
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        method = scope.get("method", "WEBSOCKET")
+        await Steps(
+            self.app(scope, receive, send),
+            lambda counted: self.routes.add(method, self._route(scope), counted),
+        )

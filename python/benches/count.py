@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""What counting costs a loop of json.loads: python/benches/count.py [--blocks N] [--json FILE], with the package installed.
+
+Fresh processes, interleaved: a block holds every arm once and the plain loop twice, in shuffled order. An arm's cost is the median
+over the blocks of its time over the geometric mean of the two plain ones, with the exact 95 % interval of a median; beside it
+stands plain against plain. Without memray installed its arms are left out.
+"""
+
+import argparse
+import importlib.util
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from allocwall import _bench
+
+RECORD = {
+    "stream_id": "st-000017",
+    "sequence": 48211,
+    "duration": 6.006,
+    "bitrate": 4500000,
+    "codec": "avc1.640028,mp4a.40.2",
+    "drm": {"scheme": "cenc", "key_id": "9f8e7d6c5b4a39281706f5e4d3c2b1a0", "licence": "https://drm.example/licence", "robust": True},
+    "edges": [{"pop": "pop-%02d" % i, "latency": 11.5 + i} for i in range(6)],
+    "tags": ["tag-%02d-%s" % (i, "x" * 90) for i in range(12)],
+}
+
+LOOP = """
+import gc, json, sys, time
+text = sys.stdin.read()
+loads, clock = json.loads, time.perf_counter
+def loop(n):
+    for _ in range(n):
+        loads(text)
+loop(2000)
+gc.collect()
+def timed(n=%d):
+    start = clock()
+    loop(n)
+    return clock() - start
+"""
+
+#: What each does around the loop.
+ARMS = {
+    "plain": "print(timed())",
+    "plain again": "print(timed())",
+    "counted before": "import allocwall\nwith allocwall.count(): loop(10)\nprint(timed())",
+    "counted": "import allocwall\nwith allocwall.count() as c: t = timed()\nassert c.complete\nprint(t)",
+    "each call counted": "import allocwall\nloads = allocwall.count()(json.loads)\nloop(100)\nprint(timed())",
+    "counted by line": "import allocwall\nwith allocwall.count(by_line=True) as c: t = timed()\nprint(t)",
+    "tracemalloc": "import tracemalloc\ntracemalloc.start()\nprint(timed())",
+    "memray": "import memray, tempfile\nwith tempfile.TemporaryDirectory() as d, memray.Tracker(d + '/m'): t = timed()\nprint(t)",
+    "memray, Python's allocators": "import memray, tempfile\n"
+    "with tempfile.TemporaryDirectory() as d, memray.Tracker(d + '/m', trace_python_allocators=True): t = timed()\nprint(t)",
+}
+
+
+def run(arm, loops):
+    done = subprocess.run(
+        [sys.executable, "-c", LOOP % loops + ARMS[arm]],
+        input=json.dumps(RECORD),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+        timeout=300,
+    )
+    if done.returncode != 0:
+        raise RuntimeError("%s: %s" % (arm, done.stderr.strip().splitlines()[-1]))
+    return float(done.stdout)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--blocks", type=int, default=15, help="(default: %(default)s)")
+    parser.add_argument("--loops", type=int, default=20_000, help="of a run (default: %(default)s)")
+    parser.add_argument("--arms", default=",".join(ARMS), help="separated by commas (default: all)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", metavar="FILE", help="every run's seconds")
+    options = parser.parse_args()
+    chosen = [arm for arm in ARMS if arm.startswith("plain") or arm in options.arms]
+    if importlib.util.find_spec("memray") is None:
+        chosen = [arm for arm in chosen if not arm.startswith("memray")]
+        print("without memray: not installed", file=sys.stderr)
+    shuffle = random.Random(options.seed).shuffle
+    blocks = []
+    for _ in range(options.blocks):
+        order = list(chosen)
+        shuffle(order)
+        blocks.append({arm: run(arm, options.loops) for arm in order})
+    # The names that `effect` knows.
+    known = {"plain": "stock", "plain again": "stock again"}
+    named = [{known.get(arm, arm): {"total_s": time} for arm, time in block.items()} for block in blocks]
+    print("Python %s, %d bytes of JSON, %d blocks" % (sys.version.split()[0], len(json.dumps(RECORD)), len(blocks)))
+    for arm in chosen:
+        time = _bench.median_interval([block[arm] for block in blocks])[0] / options.loops
+        if arm == "plain":
+            print("%-28s %8.2f us a call" % (arm, 1e6 * time))
+            continue
+        change, interval = _bench.effect(named, known.get(arm, arm))
+        between = "%+.1f %% to %+.1f %%" % (100 * interval[0], 100 * interval[1]) if interval else "too few blocks"
+        print("%-28s %8.2f us a call  %+7.1f %% (%s)" % (arm, 1e6 * time, 100 * change, between))
+    if options.json:
+        Path(options.json).write_text(json.dumps({"python": sys.version, "loops": options.loops, "blocks": blocks}))
+
+
+if __name__ == "__main__":
+    main()
