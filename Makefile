@@ -38,7 +38,7 @@ python-test: wheel
 	@tools/need.sh pypy3=pypy3
 	python3 python/tests/run.py target/wheels/*.whl
 
-## The package under stress: CPython's own tests, servers, forks, limits, a sanitizer. About twenty minutes.
+## The package under stress: CPython's own tests, servers, forks, limits, a sanitizer. About half an hour; as root.
 python-reliability: wheel
 	python3 python/tests/reliability/run_all.py target/wheels/*.whl
 

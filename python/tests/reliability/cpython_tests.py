@@ -73,7 +73,8 @@ def run(module, on):
 
 
 def compared(module):
-    (with_it, count, talk), (without, _, _) = run(module, True), run(module, False)
+    with ThreadPoolExecutor(2) as both_ways:
+        (with_it, count, talk), (without, _, _) = both_ways.map(run, (module, module), (True, False))
     ours = with_it - without
     once = set()
     if ours:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Everything here, in one go: python/tests/reliability/run_all.py WHEEL [INTERPRETER...]. About twenty minutes; as root, for the limits.
+"""Everything here, in one go: python/tests/reliability/run_all.py WHEEL [INTERPRETER...]. About half an hour; as root, for the limits.
 
 CPython's own tests, forks and limits run on each CPython that is here; servers share ten minutes on the newest of them, where the
 sanitizer also runs. gunicorn comes from PyPI.

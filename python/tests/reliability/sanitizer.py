@@ -87,7 +87,7 @@ def _planted(overlay, environment):
     script = "import ctypes; print(ctypes.CDLL(%r).%s())"
     library = os.fspath(overlay / "libplanted.so")
     twin = _run([sys.executable, "-c", script % (library, "read_the_last")], environment)
-    assert (twin.returncode, twin.stdout) == (0, "7\n"), twin.stderr
+    assert (twin.returncode, twin.stdout) == (0, "7\n"), (twin.returncode, twin.stdout, twin.stderr)
     planted = _run([sys.executable, "-c", script % (library, "read_behind")], environment)
     assert planted.returncode == 99 and "heap-buffer-overflow" in planted.stderr, (planted.returncode, planted.stderr)
 
