@@ -5,7 +5,7 @@ CARGO ?= cargo
 NIGHTLY ?= nightly
 BINARY := target/release/allocwall
 
-.PHONY: demo test models miri tsan python-test bench trial-accuracy accuracy build
+.PHONY: demo test models miri tsan wheel python-test python-reliability bench trial-accuracy accuracy build
 
 ## A Python service with a wall in it, under load, diagnosed: under a minute after the build.
 demo: build
@@ -44,15 +44,22 @@ nightly:
 	    echo "installing: Rust $(NIGHTLY) with Miri and the standard library's source" >&2; \
 	    rustup toolchain install --profile minimal --component miri --component rust-src $(NIGHTLY); }
 
-## The wheel, and its tests on every CPython from 3.9 on that is installed.
-python-test:
-	@tools/need.sh python3=python3 cc=build-essential
+## The wheel, with the program in it, under target/wheels.
+wheel:
+	@tools/need.sh python3=python3 cc=build-essential c++=build-essential
 	@/usr/bin/python3 -c 'import ensurepip' 2>/dev/null || tools/need.sh venv=python3-venv
-	python3 -m venv target/maturin
-	target/maturin/bin/pip install --quiet --disable-pip-version-check 'maturin>=1.16,<2'
+	python3 -m venv target/venv
 	rm -rf target/wheels
-	target/maturin/bin/maturin build --release --locked --out target/wheels
+	target/venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir target/wheels .
+
+## The wheel's tests on every CPython from 3.9 on that is installed, and its refusals on PyPy.
+python-test: wheel
+	@tools/need.sh pypy3=pypy3
 	python3 python/tests/run.py target/wheels/*.whl
+
+## The package under stress: CPython's own tests, servers, forks, limits, a sanitizer. About half an hour; as root.
+python-reliability: wheel
+	python3 python/tests/reliability/run_all.py target/wheels/*.whl
 
 ## What a diagnosis costs its target. About seventeen minutes; wants a quiet machine.
 bench: build

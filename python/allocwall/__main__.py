@@ -12,7 +12,11 @@ from . import _bench, hugepages
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m allocwall", description="CPython's arenas on huge pages.")
+    parser = argparse.ArgumentParser(
+        prog="python -m allocwall",
+        description="CPython's arenas on huge pages.",
+        epilog="The tool itself is the program `allocwall`, which pip lays beside this interpreter.",
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="run a program with its arenas on huge pages")
     run.add_argument("--mode", choices=hugepages.MODES, default="thp", help="(default: %(default)s)")

@@ -163,9 +163,16 @@ def _arena_bytes() -> int:
 def _built_for_huge_pages() -> bool:
     if sys.version_info < (3, 15):
         return False
-    import sysconfig
+    # What sysconfig reads (sysconfig/__init__.py, _get_sysconfigdata_name), without the modules that it imports: threading among
+    # them, which gevent wants to be first at.
+    multiarch = getattr(sys.implementation, "_multiarch", "")
+    try:
+        variables = __import__("_sysconfigdata_%s_%s_%s" % (sys.abiflags, sys.platform, multiarch)).build_time_vars
+    except ImportError:
+        import sysconfig
 
-    return "--with-pymalloc-hugepages" in (sysconfig.get_config_var("CONFIG_ARGS") or "")
+        variables = sysconfig.get_config_vars()
+    return "--with-pymalloc-hugepages" in (variables.get("CONFIG_ARGS") or "")
 
 
 def _other_implementation() -> Optional[str]:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Runs the tests on every CPython here: python/tests/run.py WHEEL [INTERPRETER...].
 
-Each gets a virtual environment of its own in a temporary folder, with the wheel in it, and pytest and memray where pip can have
-them: tests that want one say so and are skipped without. Without interpreters named, those of pyenv and python3.9 to python3.14
-on the path. Exits with 1 if a test failed or no interpreter was found.
+Each gets a virtual environment of its own in a temporary folder, with the wheel in it, and what the tests try it beside where pip
+can have that: tests that want one of these say so and are skipped without. Without interpreters named, those of pyenv and
+python3.9 to python3.15 on the path. Exits with 1 if a test failed or no interpreter was found.
 """
 
 import os
@@ -15,8 +15,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 OLDEST = (3, 9)
-NEWEST = (3, 14)
-NEIGHBOURS = ("pytest", "memray")
+NEWEST = (3, 15)
+NEIGHBOURS = ("pytest", "memray", "gunicorn")
 
 
 def version(interpreter):
@@ -44,20 +44,30 @@ def interpreters():
     return {os.path.realpath(path): str(path) for path in found if version(path)}.values()
 
 
+def environment(interpreter, wheel, folder):
+    """A virtual environment with the wheel in it: its interpreter."""
+    python = Path(folder, "bin/python")
+    for command in (
+        [interpreter, "-m", "venv", folder],
+        [python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--disable-pip-version-check", wheel],
+    ):
+        subprocess.run(command, stdin=subprocess.DEVNULL, check=True)
+    return python
+
+
 def test(interpreter, wheel):
     with tempfile.TemporaryDirectory() as folder:
-        python = Path(folder, "bin/python")
-        for command in (
-            [interpreter, "-m", "venv", folder],
-            [python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--disable-pip-version-check", wheel],
-        ):
-            if subprocess.run(command, stdin=subprocess.DEVNULL).returncode != 0:
-                return False
+        try:
+            python = environment(interpreter, wheel, folder)
+        except subprocess.CalledProcessError:
+            return False
         for package in NEIGHBOURS:
             command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:", package]
             if subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode != 0:
                 print("without %s: pip can't install it here" % package, file=sys.stderr)
-        return subprocess.run([python, "-m", "unittest", "discover"], cwd=HERE, stdin=subprocess.DEVNULL).returncode == 0
+        command = [python, "-m", "unittest", "discover"]
+        variables = {**os.environ, "ALLOCWALL_TEST_WHEEL": wheel}
+        return subprocess.run(command, cwd=HERE, env=variables, stdin=subprocess.DEVNULL).returncode == 0
 
 
 def main():

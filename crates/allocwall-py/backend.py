@@ -1,0 +1,82 @@
+"""Builds the wheel (PEP 517): maturin's backend, with the program `allocwall` laid where maturin takes a wheel's scripts from.
+
+maturin builds either an extension or a program into a wheel. Here the extension is its own, and the program comes from the data
+folder, put together under target/: the program in scripts/, which pip lays beside python, the start files in platlib/.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+_HERE = Path(__file__).resolve().parent
+_ROOT = _HERE.parent.parent
+# pyproject.toml, [tool.maturin] data.
+_DATA = _ROOT / "target" / "wheel-data"
+
+# manylinux tags that maturin 1.16 knows, by glibc's minor version.
+_POLICIES = (17, 24, 26, 27, 28, 31, 34, 35, 36, 37, 38, 39, 40, 41, 42)
+
+
+def get_requires_for_build_wheel(config_settings=None):
+    return []
+
+
+get_requires_for_build_editable = get_requires_for_build_wheel
+
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    return _build("build_wheel", wheel_directory, config_settings)
+
+
+def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
+    return _build("build_editable", wheel_directory, config_settings)
+
+
+def build_sdist(sdist_directory, config_settings=None):
+    # maturin would pack the extension's crates and leave out the program's.
+    sys.exit("allocwall: there is no source distribution: build a wheel from a checkout (pip wheel .)")
+
+
+def _build(what, wheel_directory, config_settings):
+    if sys.implementation.name != "cpython":
+        sys.exit("allocwall: %s has no pymalloc arenas: the package is for CPython" % sys.implementation.name)
+    for program, where in (("cargo", "Rust 1.88 or newer: https://rustup.rs"), ("cc", "a C compiler"), ("c++", "a C++ compiler")):
+        if not shutil.which(program):
+            sys.exit("allocwall: building needs %s" % where)
+    import maturin
+
+    needed = _lay_out(_program())
+    # Without a word of ours maturin looks at the extension alone. A caller's own word stands.
+    chosen = maturin.get_maturin_pep517_args(config_settings)
+    if not any(word.startswith(("--compatibility", "--manylinux")) for word in chosen):
+        policy = next((minor for minor in _POLICIES if needed and minor >= needed), None)
+        # Without one the wheel is tagged for this machine alone.
+        chosen = [*chosen, "--compatibility", "manylinux_2_%d" % policy if policy else "off"]
+    return getattr(maturin, what)(wheel_directory, {"build-args": chosen})
+
+
+def _program():
+    """Built, or found built: cargo's path of it."""
+    command = ("cargo", "build", "--release", "--locked", "--package", "allocwall", "--message-format", "json-render-diagnostics")
+    run = subprocess.run(command, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    if run.returncode != 0:
+        sys.exit("allocwall: the program can't be built: cargo's reason stands above")
+    messages = map(json.loads, run.stdout.splitlines())
+    return [path for path in (message.get("executable") for message in messages) if path][-1]
+
+
+def _lay_out(program):
+    """Fills the data folder. The minor version of the glibc that the program needs, its embedded libraries included; None where
+    that is none."""
+    shutil.rmtree(_DATA, ignore_errors=True)
+    shutil.copytree(_HERE / "wheel", _DATA)
+    target = _DATA / "scripts" / "allocwall"
+    target.parent.mkdir()
+    # Line tables are three quarters of it.
+    subprocess.run(("strip", "--strip-debug", "-o", os.fspath(target), program), check=True, stdin=subprocess.DEVNULL)
+    # Versions of symbols stand by name in the string tables (ELF's .dynstr), in an embedded library's too.
+    return max((int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)\0", target.read_bytes())), default=None)

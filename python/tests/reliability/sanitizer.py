@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""The extension under AddressSanitizer: sanitizer.py [--short]. From a checkout, with a nightly toolchain and gcc's libasan.
+
+First a planted read behind an allocation has to be reported, and its near twin not. Then the package's own tests and the checks
+of forks.py run with an instrumented extension, debug assertions and overflow checks included.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from harness import HERE, Skipped, main
+
+ROOT = HERE.parent.parent.parent
+TARGET = "x86_64-unknown-linux-gnu"
+FLAGS = ("-Zsanitizer=address",)
+# The sanitizer's shadow takes 16 TiB of address space, and its own allocator's memory is resident.
+NOT_HERE = (
+    "test_a_limit_on_address_space_is_a_memory_error_as_with_stock",
+    "test_a_small_script_pays_at_most_one_slab",
+)
+
+
+def sanitized(short):
+    cargo, cc = shutil.which("cargo"), shutil.which("cc")
+    if not cargo or not cc or subprocess.run(
+        [cargo, "+nightly", "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ).returncode:
+        raise Skipped("needs a nightly toolchain (rustup toolchain install nightly) and cc")
+    runtime = subprocess.run([cc, "-print-file-name=libasan.so"], stdout=subprocess.PIPE, universal_newlines=True).stdout.strip()
+    if not os.path.isabs(runtime):
+        raise Skipped("needs gcc's libasan")
+    with tempfile.TemporaryDirectory() as folder:
+        overlay = Path(folder)
+        _build(cargo, overlay)
+        environment = {
+            **os.environ,
+            "LD_PRELOAD": os.path.realpath(runtime),
+            # An interpreter leaves memory to its end. Children of a fork end as stock ones do.
+            "ASAN_OPTIONS": "detect_leaks=0:exitcode=99",
+            "PYTHONPATH": folder,
+        }
+        _planted(overlay, environment)
+        script = (
+            "import sys, unittest, allocwall; sys.path.insert(0, %r)\n"
+            "assert allocwall.__file__.startswith(%r), allocwall.__file__\n"
+            "import test_hugepages as tests\n"
+            "class Only(unittest.TestLoader):\n"
+            "    def getTestCaseNames(self, case):\n"
+            "        return [name for name in super().getTestCaseNames(case) if name not in %r]\n"
+            "cases = [tests.Working] if %r else [tests.Working, tests.Reserved, tests.Refusals, tests.Starting]\n"
+            "suite = unittest.TestSuite(map(Only().loadTestsFromTestCase, cases))\n"
+            "run = unittest.TextTestRunner().run(suite)\n"
+            "print('tests:', run.testsRun)\n"
+            "sys.exit(not run.wasSuccessful())\n"
+        ) % (os.fspath(HERE.parent), folder, NOT_HERE, short)
+        seen = []
+        for command in ([sys.executable, "-c", script], [sys.executable, HERE / "forks.py", "--short"]):
+            run = _run(command, environment)
+            assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
+            assert "AddressSanitizer" not in run.stderr, run.stderr[-4000:]
+            seen += run.stdout.split("\n")[:-1]
+    return "planted error reported, its twin not; " + "; ".join(seen)
+
+
+def _build(cargo, overlay):
+    """The package with an instrumented extension, and the planted library."""
+    environment = {**os.environ, "RUSTFLAGS": " ".join(FLAGS)}
+    subprocess.run(
+        [cargo, "+nightly", "build", "--quiet", "--locked", "--package", "allocwall-py", "--target", TARGET,
+         "--target-dir", "target/asan"],
+        cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, check=True,
+    )
+    subprocess.run(
+        [cargo[: -len("cargo")] + "rustc", "+nightly", *FLAGS, "--target", TARGET, "--edition", "2024", "--crate-type", "cdylib",
+         "-o", overlay / "libplanted.so", HERE / "planted.rs"],
+        stdin=subprocess.DEVNULL, check=True,
+    )
+    shutil.copytree(ROOT / "python" / "allocwall", overlay / "allocwall", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "target" / "asan" / TARGET / "debug" / "lib_native.so", overlay / "allocwall" / "_native.abi3.so")
+
+
+def _planted(overlay, environment):
+    script = "import ctypes; print(ctypes.CDLL(%r).%s())"
+    library = os.fspath(overlay / "libplanted.so")
+    twin = _run([sys.executable, "-c", script % (library, "read_the_last")], environment)
+    assert (twin.returncode, twin.stdout) == (0, "7\n"), (twin.returncode, twin.stdout, twin.stderr)
+    planted = _run([sys.executable, "-c", script % (library, "read_behind")], environment)
+    assert planted.returncode == 99 and "heap-buffer-overflow" in planted.stderr, (planted.returncode, planted.stderr)
+
+
+def _run(command, environment):
+    return subprocess.run(
+        list(map(os.fspath, command)), cwd=HERE, env=environment, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=900,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sanitized))

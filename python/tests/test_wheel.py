@@ -1,0 +1,71 @@
+"""What pip has laid down: the program beside the interpreter, and a tag that holds for all of it."""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+import sysconfig
+import unittest
+from importlib import metadata
+from pathlib import Path
+
+import allocwall
+
+PROGRAM = Path(sysconfig.get_path("scripts"), "allocwall")
+
+
+def run(*command):
+    return subprocess.run(
+        list(map(os.fspath, command)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+        timeout=60,
+    )
+
+
+class Program(unittest.TestCase):
+    def test_it_stands_beside_the_interpreter_and_has_the_packages_version(self):
+        answer = run(PROGRAM, "--version")
+        self.assertEqual((answer.returncode, answer.stdout), (0, "allocwall %s\n" % metadata.version("allocwall")), answer.stderr)
+
+    def test_it_is_whole(self):
+        answer = run(PROGRAM, "list")
+        self.assertEqual((answer.returncode, answer.stderr), (0, ""))
+        self.assertIn("jemalloc", answer.stdout)
+
+    def test_the_module_is_another_program_and_says_where_this_one_is(self):
+        answer = run(sys.executable, "-m", "allocwall", "--help")
+        self.assertEqual(answer.returncode, 0, answer.stderr)
+        self.assertIn("The tool itself is the program `allocwall`", " ".join(answer.stdout.split()))
+        self.assertEqual(run(sys.executable, "-m", "allocwall").returncode, 2)
+
+
+class Tag(unittest.TestCase):
+    def setUp(self):
+        wheel = metadata.distribution("allocwall").read_text("WHEEL")
+        self.tag = re.search(r"^Tag: (\S+)$", wheel, re.M).group(1)
+
+    def test_it_names_a_glibc_that_everything_in_the_wheel_runs_on(self):
+        named = re.search(r"manylinux_2_(\d+)_", self.tag)
+        if not named:
+            self.skipTest("built for this machine alone: %s" % self.tag)
+        # Versions of symbols stand by name in the string tables (ELF's .dynstr), in an embedded library's too.
+        needed = {
+            path.name: max((int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)\0", path.read_bytes())), default=0)
+            for path in (PROGRAM, *Path(allocwall.__file__).parent.glob("*.so"))
+        }
+        self.assertEqual(len(needed), 2, needed)
+        self.assertLessEqual(max(needed.values()), int(named.group(1)), needed)
+        # One release of glibc more than is needed would keep it from machines that could run it; tags skip some.
+        self.assertLessEqual(int(named.group(1)) - max(needed.values()), 7, needed)
+
+    def test_one_wheel_is_for_every_cpython(self):
+        self.assertTrue(self.tag.startswith("cp39-abi3-"), self.tag)
+        self.assertIn(platform.machine(), self.tag)
+
+
+if __name__ == "__main__":
+    unittest.main()
