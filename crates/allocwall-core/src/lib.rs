@@ -1,7 +1,8 @@
 //! allocwall as a library: Target -> Recording -> Bill -> Findings -> Verdict -> Report.
 //!
-//! Imports run one way: units -> catalogue, stats -> host -> measure -> bill -> diagnose -> trial -> report.
+//! Imports run one way: units -> catalogue, stats -> host -> measure -> bill -> diagnose -> trial -> report -> bench.
 
+pub mod bench;
 pub mod bill;
 pub mod catalogue;
 pub mod diagnose;

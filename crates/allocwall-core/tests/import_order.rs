@@ -17,6 +17,7 @@ const STEPS: &[&[&str]] = &[
     &["diagnose"],
     &["trial"],
     &["report"],
+    &["bench"],
 ];
 
 /// Where system calls may be made by hand: the library's `host`, the binary's built-in subjects.

@@ -4,7 +4,7 @@ pub mod collapsed;
 pub mod escape;
 pub mod flamegraph;
 pub mod json;
-mod layout;
+pub(crate) mod layout;
 pub mod text;
 pub mod trial_csv;
 pub mod trial_json;

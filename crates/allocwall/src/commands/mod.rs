@@ -1,6 +1,7 @@
 //! One file a verb: arguments become domain values, then the library does the work.
 
 mod arms;
+pub mod bench;
 pub mod calibrate;
 pub mod check;
 pub mod diagnose;

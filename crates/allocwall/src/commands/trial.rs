@@ -737,6 +737,7 @@ impl Trial<'_> {
                 arms: prepared,
                 keeper_exe: self.keeper.to_owned(),
                 figures,
+                tlb_misses: false,
                 fine: args.exit_ok.clone(),
                 interrupted: self.interrupted,
             });
@@ -1091,7 +1092,7 @@ type Rate = (String, f64);
 type Predicted = BTreeMap<String, allocwall_core::units::Interval>;
 
 /// What a reader of a saved trial asks first, and what a continued one should have in common with its beginning.
-fn machine() -> Vec<String> {
+pub fn machine() -> Vec<String> {
     let facts = allocwall_core::host::facts::Machine::live().facts();
     let mut lines = vec![format!(
         "Linux {} on {}",
