@@ -703,6 +703,7 @@ mod tests {
         Told {
             bindings: None,
             calls: Some(Ok(calls)),
+            huge: None,
         }
     }
 

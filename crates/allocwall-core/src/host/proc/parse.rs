@@ -231,7 +231,7 @@ pub fn huge_pages(bytes: &[u8]) -> Option<HugePages> {
     let (mut aligned, mut huge) = (false, 0);
     for line in lines(bytes) {
         let mut fields = words(line);
-        let first = fields.next()?;
+        let Some(first) = fields.next() else { continue };
         match first.strip_suffix(b":") {
             // The head of a mapping: range, permissions, offset, device, inode, name.
             None => {

@@ -7,7 +7,7 @@ use crate::host::topology::{Cpu, Topology};
 use crate::host::tunables::parse as parse_list;
 use crate::measure::recording::{Libc, Runtime};
 use crate::measure::target::FileView;
-use crate::units::{Absence, Reason};
+use crate::units::{Absence, Measured, Reason};
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Command, Stdio};
