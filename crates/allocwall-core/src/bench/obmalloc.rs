@@ -45,6 +45,9 @@ impl Set {
 /// What an interpreter tells of itself: `_workloads.py --probe`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Probe {
+    /// As it was named, which is how it is started: a wrapper may set what the package is found by.
+    #[serde(skip)]
+    pub python: String,
     pub executable: String,
     pub version: String,
     pub implementation: String,
@@ -80,8 +83,12 @@ impl Probe {
     }
 
     /// None where it is no answer.
-    pub fn answer(output: &str) -> Option<Probe> {
-        serde_json::from_str(output.lines().last()?).ok()
+    pub fn answer(python: &str, output: &str) -> Option<Probe> {
+        let told = serde_json::from_str(output.trim_end().lines().last()?).ok()?;
+        Some(Probe {
+            python: python.to_owned(),
+            ..told
+        })
     }
 }
 
@@ -125,9 +132,7 @@ pub fn arms(
 ) -> Result<(Vec<BenchArm>, Vec<Skipped>)> {
     let own = |name: &str, mode: &str| BenchArm {
         name: name.to_owned(),
-        words: [probe.executable.as_str(), "-m", MODULE]
-            .map(str::to_owned)
-            .to_vec(),
+        words: [probe.python.as_str(), "-m", MODULE].map(str::to_owned).to_vec(),
         mode: mode.to_owned(),
         env: Vec::new(),
         expects: Vec::new(),
@@ -183,7 +188,7 @@ pub fn arms(
     if let Some(rebuilt) = rebuilt {
         // With the switch that an interpreter built for huge pages needs since 3.15.
         let arm = BenchArm {
-            words: vec![rebuilt.executable.clone(), probe.script.clone()],
+            words: vec![rebuilt.python.clone(), probe.script.clone()],
             ..own(REBUILT, STOCK)
         };
         let mut arm = with_variable(arm, "PYTHON_PYMALLOC_HUGEPAGES", "1");
@@ -239,7 +244,7 @@ pub fn programs<'a>(
         let (who, missing) = match (&program.missing[..], other) {
             ([], Some(other)) if !other.missing.is_empty() => (REBUILT, &other.missing),
             ([], _) => return None,
-            _ => (probe.executable.as_str(), &program.missing),
+            _ => (probe.python.as_str(), &program.missing),
         };
         Some(format!(
             "{who} lacks {}: pip install 'allocwall[bench]' into it",
@@ -490,10 +495,14 @@ mod tests {
     use super::*;
 
     fn probe() -> Probe {
-        let text = r#"{"executable": "/v/bin/python", "version": "3.11.7", "implementation": "cpython", "free_threaded": false,
+        let text = r#"{"executable": "/v/bin/python3.11", "version": "3.11.7", "implementation": "cpython", "free_threaded": false,
             "script": "/v/lib/allocwall/_workloads.py", "refusals": {"thp": null, "hugetlb": "no reserved page is free", "collapse": null},
             "programs": [{"name": "tuples", "about": "many", "missing": []}, {"name": "graph", "about": "a", "missing": ["networkx"]}]}"#;
-        Probe::answer(&format!("a warning\n{}", text.replace('\n', " "))).unwrap()
+        Probe::answer(
+            "/v/bin/python",
+            &format!("a warning\n{}", text.replace('\n', " ")),
+        )
+        .unwrap()
     }
 
     fn names(asked: &[&str]) -> Vec<String> {
@@ -607,7 +616,7 @@ mod tests {
     #[test]
     fn what_is_no_answer_is_none() {
         for text in ["", "Traceback", "{}", "[1]"] {
-            assert_eq!(Probe::answer(text), None, "{text}");
+            assert_eq!(Probe::answer("x", text), None, "{text}");
         }
     }
 

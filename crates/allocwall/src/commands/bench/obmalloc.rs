@@ -234,7 +234,7 @@ impl Bench<'_> {
             Some(script) => Probe::question_by_file(python, script, set),
         };
         let finished = run::start(&Start::new(question, PROBE_LIMIT), self.keeper)?.wait(self.interrupted)?;
-        match Probe::answer(&batch::output(&finished)) {
+        match Probe::answer(python, &batch::output(&finished)) {
             Some(probe) => Ok(probe),
             None if self.stopped() => bail!("interrupted"),
             None => {
