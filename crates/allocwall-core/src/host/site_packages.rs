@@ -117,7 +117,7 @@ mod tests {
             folders(&at("venv/bin/python"), (3, 11), Some(&at("home"))).unwrap()
         };
         let own = at("venv/lib/python3.11/site-packages");
-        assert_eq!(found("false"), [own.clone()]);
+        assert_eq!(found("false"), std::slice::from_ref(&own));
         assert_eq!(found("true"), [own, at("usr/lib/python3.11/site-packages")]);
     }
 }
