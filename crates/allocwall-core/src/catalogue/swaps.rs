@@ -53,7 +53,7 @@ pub const PLACES: Part = part(-0.005, 0.005);
 /// The same on huge pages, where its loads also miss the TLB less often.
 pub const ON_HUGE_PAGES: Part = part(-0.02, 0.02);
 /// The same where all of CPython's small objects are: from what programs that don't grow showed to what gc.collect() over five million
-/// containers did (docs/obmalloc.md).
+/// containers may do (docs/obmalloc.md has what was measured).
 pub const ARENAS_ON_HUGE_PAGES: Part = part(-0.02, 0.2);
 /// Memory that is touched for the first time ever: another allocator lays it out less or more tightly.
 pub const GROWTH: Part = part(-0.3, 0.1);
