@@ -1,6 +1,4 @@
-"""python -m allocwall run [--mode MODE] [--fork-unsafe] [--require] [-m] PROGRAM ARGS...
-python -m allocwall bench [WORKLOAD...] [--arms ARM,...] [--blocks N] [--idle SECONDS]
-"""
+"""python -m allocwall run [--mode MODE] [--fork-unsafe] [--require] [-m] PROGRAM ARGS..."""
 
 import argparse
 import os
@@ -8,7 +6,7 @@ import runpy
 import sys
 from typing import List, Optional
 
-from . import _bench, hugepages
+from . import hugepages
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -25,10 +23,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     run.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module, as in python -m")
     run.add_argument("program", metavar="PROGRAM")
     run.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
-    bench = commands.add_parser("bench", help="nine workloads, stock arenas against huge pages")
-    _bench.arguments(bench)
-    options = parser.parse_args(arguments)
-    return _bench.main(options) if options.command == "bench" else _run(options)
+    return _run(parser.parse_args(arguments))
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -1,23 +1,31 @@
-"""The workloads of `python -m allocwall bench`, one a fresh process: python -m allocwall._workloads NAME ARM.
+"""What `allocwall bench obmalloc` runs, one program a fresh process: python -m allocwall._workloads NAME ARM [SET [FOLDER]].
 
-Each has three parts that are timed apart: what is built, what is done with it, and taking it down. The collector is off.
-Sizes are those of the published comparison of pymalloc on huge pages.
+Each has three parts that are timed apart: what is built, what is done with it, and taking it down. Here are the nine workloads of the
+published comparison of pymalloc on huge pages, in its sizes and with the collector off; real programs are in `_real`, ordinary ones
+in `_ordinary`. `--probe SET` tells as JSON what this interpreter is and which programs of a set it has the packages for.
 """
 
 import collections
 import gc
+import importlib
+import importlib.util
 import json
+import os
 import random
 import resource
 import sys
 import time
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 
 class Workload(NamedTuple):
     doc: str
-    build: Callable[[], Any]
-    use: Callable[[Any], None]
+    build: Callable[..., Any]
+    use: Callable[[Any], Any]
+    #: Makes what `build` gets, untimed. Its own argument is a folder, where a file of an earlier run may lie.
+    inputs: Optional[Callable[[str], Any]] = None
+    #: Packages that the standard library hasn't.
+    needs: Tuple[str, ...] = ()
 
 
 def _blocks(count: int, size: int) -> List[bytearray]:
@@ -92,8 +100,19 @@ WORKLOADS: Dict[str, Workload] = {
 }
 
 
-def run(workload: Workload, arm: str) -> Dict[str, Any]:
-    """One run. Times in seconds, memory in bytes."""
+def programs(name: str) -> Dict[str, Workload]:
+    """The programs of a set: workloads, real or ordinary."""
+    if name == "workloads":
+        return WORKLOADS
+    # By its path where this file is run by its own, with an interpreter that has no such package.
+    module = importlib.import_module("._" + name, __package__) if __package__ else importlib.import_module("_" + name)
+    found: Dict[str, Workload] = module.PROGRAMS
+    return found
+
+
+def run(workload: Workload, arm: str, folder: str = ".", collector: bool = False, again_s: float = 0.0) -> Dict[str, Any]:
+    """One run. Times in seconds, memory in bytes. With `again_s`, what is done is done again for so long, three times at least, and
+    the median counts: what a pause of the machine does to a short program is not what is asked."""
     mode, _, settings = arm.partition(":")
     chosen = {k: int(v) for k, _, v in (part.partition("=") for part in settings.split(",") if part)}
     hugepages: Any = None
@@ -102,26 +121,36 @@ def run(workload: Workload, arm: str) -> Dict[str, Any]:
 
         if mode != "collapse":
             hugepages.enable(mode, **({"fork_unsafe": True} if mode == "hugetlb" else {}), **chosen)
+    arguments = () if workload.inputs is None else (workload.inputs(folder),)
     gc.collect()
-    gc.disable()
+    if not collector:
+        gc.disable()
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     start = time.perf_counter()
-    built = workload.build()
+    built = workload.build(*arguments)
     built_at = time.perf_counter()
     if mode == "collapse":
         # Part of the price: it is paid between building and using.
         hugepages.enable("collapse")
-    workload.use(built)
-    used_at = time.perf_counter()
+    uses: List[float] = []
+    begun_at = built_at
+    while True:
+        result = workload.use(built)
+        used_at = time.perf_counter()
+        uses.append(used_at - begun_at)
+        begun_at = used_at
+        if sum(uses) >= again_s and len(uses) >= (3 if again_s else 1):
+            break
+    used = sorted(uses)[len(uses) // 2]
     memory = _memory()
     left_at = time.perf_counter()
-    del built
+    del built, result
     end = time.perf_counter()
     return {
         "build_s": built_at - start,
-        "use_s": used_at - built_at,
+        "use_s": used,
         "teardown_s": end - left_at,
-        "total_s": used_at - start + end - left_at,
+        "total_s": built_at - start + used + end - left_at,
         "faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults,
         **memory,
         "status": hugepages.status() if hugepages else None,
@@ -135,10 +164,51 @@ def _memory() -> Dict[str, int]:
             name, _, rest = line.partition(":")
             if rest.endswith("kB\n"):
                 fields[name] = int(rest.split()[0]) << 10
-    reserved = fields["Private_Hugetlb"] + fields["Shared_Hugetlb"]
+    # Absent in kernels without hugetlbfs, where they are truly none.
+    reserved = fields.get("Private_Hugetlb", 0) + fields.get("Shared_Hugetlb", 0)
     # Reserved pages are no part of the resident set as the kernel counts it.
     return {"resident_bytes": fields["Rss"] + reserved, "huge_bytes": fields["AnonHugePages"] + reserved}
 
 
+def probe(name: str) -> Dict[str, Any]:
+    """What this interpreter is, why a mode is refused here (None where it isn't), and what each program of the set lacks."""
+    refusals: Dict[str, Optional[str]] = {}
+    if __package__:
+        from . import hugepages
+
+        for mode in hugepages.MODES:
+            try:
+                hugepages._refuse(mode, fork_unsafe=True)
+            except hugepages.Refused as refused:
+                refusals[mode] = str(refused)
+            else:
+                refusals[mode] = None
+    return {
+        "executable": sys.executable,
+        "version": "%d.%d.%d" % sys.version_info[:3],
+        "implementation": sys.implementation.name,
+        "free_threaded": "t" in getattr(sys, "abiflags", ""),
+        "script": os.path.abspath(__file__),
+        "refusals": refusals,
+        "programs": [
+            {
+                "name": key,
+                "about": program.doc,
+                "missing": [need for need in program.needs if importlib.util.find_spec(need) is None],
+            }
+            for key, program in programs(name).items()
+        ],
+    }
+
+
+def _main(arguments: List[str]) -> None:
+    if arguments[0] == "--probe":
+        json.dump(probe(arguments[1]), sys.stdout)
+        return
+    name, arm, which, folder = (*arguments, *("workloads", ".")[len(arguments) - 2 :])
+    again_s = 0.5 if which == "ordinary" else 0.0
+    json.dump(run(programs(which)[name], arm, folder, which != "workloads", again_s), sys.stdout)
+
+
 if __name__ == "__main__":
-    json.dump(run(WORKLOADS[sys.argv[1]], sys.argv[2]), sys.stdout)
+    _main(sys.argv[1:])

@@ -1,6 +1,6 @@
 //! allocwall as a library: Target -> Recording -> Bill -> Findings -> Verdict -> Report.
 //!
-//! Imports run one way: units -> catalogue, stats -> host -> measure -> bill -> diagnose -> trial -> bench -> report.
+//! Imports run one way: units -> catalogue, stats -> host -> measure -> bill -> diagnose -> trial -> report -> bench.
 
 pub mod bench;
 pub mod bill;

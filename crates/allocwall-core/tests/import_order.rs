@@ -16,8 +16,8 @@ const STEPS: &[&[&str]] = &[
     &["bill"],
     &["diagnose"],
     &["trial"],
-    &["bench"],
     &["report"],
+    &["bench"],
 ];
 
 /// Where system calls may be made by hand: the library's `host`, the binary's built-in subjects.

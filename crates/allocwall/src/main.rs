@@ -34,10 +34,10 @@ enum Command {
     Report(commands::report::Args),
     /// Try remedies on a command, interleaved with the untreated one: effect, interval and a word each
     Trial(Box<commands::trial::Args>),
+    /// The built-in experiments, each in interleaved blocks as a trial's
+    Bench(commands::bench::Args),
     /// Start a command with remedies applied: it becomes the command, with the same pid and exit status
     Run(commands::run::Args),
-    /// The built-in experiments: orders handed between threads
-    Bench(commands::bench::Args),
     /// Remedies, allocators found, tunables, walls and experiments
     List(commands::list::Args),
     /// The page of a remedy, an allocator, a tunable, a wall or an experiment
@@ -59,8 +59,8 @@ fn main() -> ExitCode {
         Command::Diagnose(args) => commands::diagnose::run(args, &printer),
         Command::Report(args) => commands::report::run(args, &printer),
         Command::Trial(args) => commands::trial::run(*args, &printer),
-        Command::Run(args) => commands::run::run(args, &printer),
         Command::Bench(args) => commands::bench::run(args, &printer),
+        Command::Run(args) => commands::run::run(args, &printer),
         Command::List(args) => commands::list::run(args, &printer),
         Command::Explain(args) => commands::explain::run(args, &printer),
         Command::Subject(args) => commands::subject::run(args, &printer),

@@ -394,3 +394,52 @@ fn a_name_that_is_no_text_is_passed_on() {
         .unwrap();
     assert_eq!(output.stdout, odd.as_bytes());
 }
+
+#[test]
+fn the_arena_hook_is_set_where_its_package_is_installed() {
+    const PYTHON: &str = "/usr/bin/python3";
+    const KEY: &str = "pymalloc-hugepages";
+    let version = Command::new(PYTHON)
+        .args(["-c", "import sys; print('python%d.%d' % sys.version_info[:2])"])
+        .output();
+    let Ok(version) = version.map(|output| data(&output).trim().to_owned()) else {
+        println!("skipped: no {PYTHON} here");
+        return;
+    };
+    if std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")
+        .is_ok_and(|mode| mode.contains("[never]"))
+    {
+        println!("skipped: huge pages are switched off here");
+        return;
+    }
+    // A virtual environment as its own files make one.
+    let folder = tempfile::tempdir().unwrap();
+    let packages = folder.path().join("lib").join(version).join("site-packages");
+    std::fs::create_dir_all(&packages).unwrap();
+    std::fs::create_dir(folder.path().join("bin")).unwrap();
+    std::fs::write(folder.path().join("pyvenv.cfg"), "home = /usr/bin\n").unwrap();
+    let python = folder.path().join("bin/python");
+    std::os::unix::fs::symlink(PYTHON, &python).unwrap();
+    let python = python.to_str().unwrap();
+    refused(
+        &["run", "--with", KEY, "--", python, "-c", "0"],
+        1,
+        "-m pip install allocwall",
+    );
+    std::fs::write(packages.join("allocwall.pth"), "").unwrap();
+    let output = command(&["run", "--print", "--with", KEY, "--", python, "-c", "0"])
+        .env("PYTHONMALLOC", "debug")
+        .output()
+        .unwrap();
+    assert_eq!(
+        data(&output),
+        format!("env -u PYTHONMALLOC ALLOCWALL_HUGEPAGES=1 {python} -c 0\n"),
+        "{}",
+        talk(&output)
+    );
+    refused(
+        &["run", "--with", KEY, "--", "/bin/sleep", "0"],
+        1,
+        "acts on CPython",
+    );
+}

@@ -1,5 +1,7 @@
-//! The built-in experiments: what is asked of them, what a run tells, and what the runs of all arms come to. What a run
-//! does is in the binary's workloads; nothing here reads a clock or a file.
+//! The built-in experiments: what is run in each, what a run tells, and what it comes to. Their statistics are a trial's; what a run of the
+//! pipeline does is in the binary's workloads.
 
+mod chart;
 pub mod histogram;
+pub mod obmalloc;
 pub mod pipeline;

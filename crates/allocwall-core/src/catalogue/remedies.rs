@@ -95,8 +95,8 @@ pub enum Change {
     Nodes(&'static str),
     /// In the way of the allocator that serves the program.
     Pages(Pages),
-    /// It cannot be applied here, and why.
-    Missing(&'static str),
+    /// Of the Python package: CPython's arenas on huge pages.
+    ArenaHook,
 }
 
 /// Which library is preloaded.
@@ -176,7 +176,18 @@ pub const PYTHON_ALLOCATORS: &[&str] = &[
     "mimalloc_debug",
 ];
 
+/// The variable that the Python package reads at the interpreter's start, and its value.
+pub const ARENA_HOOK: &str = "ALLOCWALL_HUGEPAGES";
+pub const ARENA_HOOK_ON: &str = "1";
+/// In a folder of site packages, what reads it: the second since CPython 3.15.
+pub const ARENA_HOOK_FILES: &[&str] = &["allocwall.pth", "allocwall.start"];
+
 impl Remedy {
+    /// Whether this change is among those that it makes.
+    pub fn applies(&self, change: Change) -> bool {
+        self.start.is_some_and(|start| start.applied.contains(&change))
+    }
+
     /// `how`, filled in, is a command; else it is prose.
     pub fn is_command(&self, how: &str) -> bool {
         let setting = !how.starts_with(char::is_lowercase);
@@ -1318,22 +1329,26 @@ pub const TABLE: &[Remedy] = &[
         key: "pymalloc-hugepages",
         title: "CPython's arenas on huge pages",
         kind: Kind::Process,
-        walls: &[],
+        walls: &[Wall::FirstTouch, Wall::Tlb, Wall::CallRate],
         acts_on: TOUCH_LINES,
         effect: Effect::HugeTouch,
-        needs: &[Need::Cpython],
+        needs: &[
+            // The Python package is for these.
+            Need::CpythonAtLeast(9),
+            Need::ThpByAdvice,
+            Need::Unset("PYTHONMALLOC"),
+            Need::Unset(ARENA_HOOK),
+        ],
         restart: true,
-        how: "python3 -c 'import allocwall'   # with the Python package, which this program does not contain",
-        backfires: HUGE_BACKFIRES,
-        undo: "restart without it",
+        how: "ALLOCWALL_HUGEPAGES=1 {cmd}   # with the Python package: pip install allocwall, into that interpreter",
+        backfires: "an interpreter holds up to 2 MiB more, and up to 256 MiB that a heap gave back and wants again; after a fork the first write to a huge page splits it; where a host takes memory back, fresh huge pages can be dearer than small ones (each is timed, and dear ones are not asked for again soon)",
+        undo: "restart without the variable",
         moves: "512 small faults to one large one: fewer, longer pauses",
         start: Some(Start {
             argument: Argument::None,
-            applied: &[Change::Missing(
-                "CPython's arenas are put on huge pages by a hook in the Python package of allocwall, which is not installed: cpython-mimalloc-huge is the nearest (CPython 3.13 and later)",
-            )],
-            proof: "huge pages are resident in the arenas: AnonHugePages of /proc/PID/smaps",
-            page: "pymalloc takes its arenas of 1 MiB by mmap, and a hook can give them memory on huge pages instead. The hook is no part of this program: the name is kept for it and is refused until it is there.",
+            applied: &[Change::ArenaHook, Change::Unset("PYTHONMALLOC")],
+            proof: "the hook's library is mapped in each run; in the run that is not counted, at least one slab of 2 MiB in a range that the hook asked huge pages for: AnonHugePages of /proc/PID/smaps",
+            page: "pymalloc carves objects of at most 512 bytes from arenas of 1 MiB (256 KiB before 3.10) on 4 KiB pages. A hook of the Python package packs them into slabs that one huge page can hold. The package must be installed in the interpreter that runs, since it reads the variable at its start; where it is not, this is refused. PYTHONMALLOC is taken away: without pymalloc there are no arenas. Blocks of more than 512 bytes are malloc's and stay where they are, as do free-threaded builds (cpython-nogil-huge). Whether loads miss the TLB less often no price tells; the prediction leaves that wide.",
         }),
     },
     Remedy {

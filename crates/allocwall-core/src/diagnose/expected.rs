@@ -13,6 +13,7 @@ use crate::catalogue::modules::AllocatorKind;
 use crate::catalogue::prices::{MALLOC_ARENA, MALLOC_CACHED};
 use crate::catalogue::remedies::{Change, Effect, Remedy};
 use crate::catalogue::swaps::{self, Part, Swap};
+use crate::catalogue::thresholds::TLB_REACH_BYTES;
 use crate::measure::recording::Recording;
 use crate::units::{Interval, Measured};
 
@@ -38,13 +39,16 @@ pub(super) fn saved(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
         Change::Preload(library) => Some(library.kind()),
         _ => None,
     });
-    let (saved, aside) = match (library, remedy.effect) {
-        (Some(kind), _) => (swapped(ctx, kind)?, swaps::LAYOUT),
-        (None, Effect::HugeTouch) => (bounded(ctx, remedy)?, swaps::ON_HUGE_PAGES),
-        (None, _) => (bounded(ctx, remedy)?, swaps::PLACES),
-    };
     let own = ctx.cpu(&[CostClass::Application]).ok()?.share;
-    let saved = sum(&[saved, times(own, aside)]);
+    let (saved, aside) = match (library, remedy.effect) {
+        (Some(kind), _) => (swapped(ctx, kind)?, times(own, swaps::LAYOUT)),
+        (None, Effect::HugeTouch) if remedy.applies(Change::ArenaHook) => {
+            (bounded(ctx, remedy)?, loads_of_arenas(ctx, own))
+        }
+        (None, Effect::HugeTouch) => (bounded(ctx, remedy)?, times(own, swaps::ON_HUGE_PAGES)),
+        (None, _) => (bounded(ctx, remedy)?, times(own, swaps::PLACES)),
+    };
+    let saved = sum(&[saved, aside]);
     // Nothing saves more than all.
     Some(Interval::new(
         saved.low.min(1.0),
@@ -88,8 +92,12 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
             let gain = gain?;
             let release = ctx.cpu(&[PageRelease]).map_or(0.0, |s| s.share.high);
             let high = gain.high + release;
-            let low = remedies::touch_price_saved(ctx)
-                .map_or(0.0, |saved| lines.low * saved.low * large_blocks(ctx));
+            // Which of them are of arenas is not seen: malloc's blocks are none.
+            let sure = match remedy.applies(Change::ArenaHook) {
+                true => 0.0,
+                false => large_blocks(ctx),
+            };
+            let low = remedies::touch_price_saved(ctx).map_or(0.0, |saved| lines.low * saved.low * sure);
             Some(Interval::new(low, gain.point.clamp(low, high), high))
         }
         Effect::Populate => gain,
@@ -130,6 +138,18 @@ const DEEPER_WHERE_CONTENDED: Part = Part {
     least: -0.4,
     most: 0.5,
 };
+
+/// What the application's loads gain when its small objects lie on huge pages. Nothing within the TLB's reach; beyond it no price
+/// tells, so that the middle stays at nothing.
+fn loads_of_arenas(ctx: &Context, own: Interval) -> Interval {
+    match ctx.last_tick() {
+        Some(tick) if tick.resident <= TLB_REACH_BYTES => times(own, swaps::ON_HUGE_PAGES),
+        _ => Interval {
+            point: 0.0,
+            ..times(own, swaps::ARENAS_ON_HUGE_PAGES)
+        },
+    }
+}
 
 /// What comes and goes with map calls.
 const MAPPING: &[CostClass] = &[MapCalls, PageRelease, AddressSpaceLock];
@@ -289,7 +309,7 @@ mod tests {
     use super::*;
     use crate::catalogue::remedies::find;
     use crate::diagnose::testing::{Subject, computing};
-    use crate::measure::recording::EventCount;
+    use crate::measure::recording::{EventCount, Runtime};
 
     fn of(subject: &Subject, key: &str) -> Option<Interval> {
         change(&subject.recording, &subject.bill, find(key).expect(key))
@@ -385,6 +405,41 @@ mod tests {
             assert!(next_to_nothing(unsure.high), "{unsure:?}");
             assert!(unsure.low < -0.1, "{unsure:?}");
         }
+    }
+
+    #[test]
+    fn arenas_on_huge_pages_may_spare_first_touches_and_nobody_knows_what_the_tlb_does() {
+        let python = |touched: f64, resident: u64| {
+            let mut subject = mapping(10_000, true);
+            subject.shares(&[(FaultPath, touched * 0.7), (Zeroing, touched * 0.3)]);
+            subject.last().resident = resident;
+            subject.process().runtime = Ok(Runtime::Cpython {
+                version: "3.11.7".into(),
+                free_threaded: false,
+            });
+            subject
+        };
+        const BEYOND: u64 = 1 << 30;
+        let touching = of(&python(0.4, BEYOND), "pymalloc-hugepages").unwrap();
+        let computing = of(&python(0.0, BEYOND), "pymalloc-hugepages").unwrap();
+        let within = of(&python(0.0, 1 << 20), "pymalloc-hugepages").unwrap();
+        assert!(touching.low < -0.3, "{touching:?}");
+        // Large blocks of malloc's promise nothing of the arenas.
+        assert!(
+            touching.high > 0.0 && computing.high > 0.0,
+            "{touching:?} {computing:?}"
+        );
+        assert!((-0.25..-0.05).contains(&computing.low), "{computing:?}");
+        assert!(
+            computing.point.abs() < 0.01 && within.low > -0.03,
+            "{computing:?} {within:?}"
+        );
+        let mut started = python(0.4, BEYOND);
+        started.process().environment = vec![("ALLOCWALL_HUGEPAGES".into(), "1".into())];
+        assert_eq!(of(&started, "pymalloc-hugepages"), None);
+        let mut native = python(0.4, BEYOND);
+        native.process().runtime = Ok(Runtime::Native);
+        assert_eq!(of(&native, "pymalloc-hugepages"), None);
     }
 
     #[test]

@@ -1325,6 +1325,60 @@ fn cpython_gets_its_own_allocator_only_from_the_version_that_has_it() {
 }
 
 #[test]
+fn the_arena_hook_is_offered_to_a_python_that_has_arenas() {
+    const KEY: &str = "pymalloc-hugepages";
+    let reason_of = |share, walls: &[Wall], change: &dyn Fn(&mut Subject)| {
+        let mut subject = with_shares(&[share]);
+        subject.process().runtime = Ok(Runtime::Cpython {
+            version: "3.11.2".into(),
+            free_threaded: false,
+        });
+        change(&mut subject);
+        reason(&subject, walls, KEY)
+    };
+    let touching = |change: &dyn Fn(&mut Subject)| reason_of((FaultPath, 0.5), &[Wall::FirstTouch], change);
+    assert_eq!(touching(&|_| ()), None);
+    assert_eq!(
+        reason_of((RuntimeAllocator, 0.3), &[Wall::CallRate], &|_| ()),
+        None
+    );
+    let set = |name: &str, value: &str| {
+        let (name, value) = (name.to_owned(), value.to_owned());
+        move |subject: &mut Subject| subject.process().environment.push((name.clone(), value.clone()))
+    };
+    for (change, words) in [
+        (
+            Box::new(set("PYTHONMALLOC", "malloc")) as Box<dyn Fn(&mut Subject)>,
+            "PYTHONMALLOC is set",
+        ),
+        (
+            Box::new(set("ALLOCWALL_HUGEPAGES", "1")),
+            "ALLOCWALL_HUGEPAGES is set",
+        ),
+        (
+            Box::new(|subject| subject.recording.host.thp_enabled = Ok("always madvise [never]".into())),
+            "mode never",
+        ),
+        (
+            Box::new(|subject| subject.process().runtime = Ok(Runtime::Native)),
+            "not a default build of CPython",
+        ),
+        (
+            Box::new(|subject| {
+                subject.process().runtime = Ok(Runtime::Cpython {
+                    version: "3.13.0".into(),
+                    free_threaded: true,
+                });
+            }),
+            "not a default build of CPython",
+        ),
+    ] {
+        let why = touching(&*change).expect(words);
+        assert!(why.contains(words), "{why}");
+    }
+}
+
+#[test]
 fn a_limited_arena_count_is_lifted_not_lowered() {
     let contention = &[Wall::AllocatorContention];
     let mut subject = with_shares(&[(AllocatorLocks, 0.3)]);

@@ -23,6 +23,7 @@ pub mod proc;
 pub mod program;
 pub mod rights;
 pub mod secure;
+pub mod site_packages;
 pub mod threads;
 pub mod topology;
 pub mod tracefs;

@@ -9,7 +9,7 @@ use crate::host::limits;
 use crate::host::maps::{Mapping, Perms};
 use crate::units::{Absence, Measured, Reason};
 use perf_event::data::Record;
-use perf_event::events::{Software, Tracepoint};
+use perf_event::events::{Cache, CacheId, CacheOp, CacheResult, Software, Tracepoint};
 use perf_event::{Builder, Clock, Counter, SampleFlag, Sampler};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -679,6 +679,33 @@ impl EventCounter {
             }
         }
         (sum, unread)
+    }
+}
+
+/// Loads that missed the data TLB, of a process and all that it starts from now on.
+pub struct TlbMisses(Counter);
+
+impl TlbMisses {
+    /// # Errors
+    /// `NotSupported` where the hardware's counters can't be had, as in most virtual machines.
+    pub fn open(pid: i32) -> Measured<TlbMisses> {
+        Builder::new(Cache {
+            which: CacheId::DTLB,
+            operation: CacheOp::READ,
+            result: CacheResult::MISS,
+        })
+        .observe_pid(pid)
+        .any_cpu()
+        .inherit(true)
+        .enabled(true)
+        .build()
+        .map(TlbMisses)
+        .map_err(|e| absence(&e))
+    }
+
+    /// So far; also after the end of what was counted.
+    pub fn total(&mut self) -> Measured<u64> {
+        self.0.read().map_err(|e| absence(&e))
     }
 }
 

@@ -17,7 +17,7 @@ pub fn document(rec: &Recording, bill: &Bill, verdict: &Verdict) -> String {
 }
 
 /// Indented, newline-terminated. Characters that could act on a terminal are `\u` escapes, which every reader turns back.
-pub(super) fn printed(value: &Value) -> String {
+pub(crate) fn printed(value: &Value) -> String {
     let text = format!("{value:#}\n");
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -57,29 +57,29 @@ pub fn value(rec: &Recording, bill: &Bill, verdict: &Verdict) -> Value {
     })
 }
 
-pub(super) fn list<T>(items: &[T], of: impl Fn(&T) -> Value) -> Value {
+pub(crate) fn list<T>(items: &[T], of: impl Fn(&T) -> Value) -> Value {
     Value::Array(items.iter().map(of).collect())
 }
 
 /// The value, or `{"absent": …}`: a reason, never null.
-pub(super) fn measured<T>(value: &Measured<T>, of: impl Fn(&T) -> Value) -> Value {
+pub(crate) fn measured<T>(value: &Measured<T>, of: impl Fn(&T) -> Value) -> Value {
     match value {
         Ok(value) => of(value),
         Err(why) => json!({ "absent": absence(why) }),
     }
 }
 
-pub(super) fn absence(absence: &Absence) -> Value {
+pub(crate) fn absence(absence: &Absence) -> Value {
     json!({ "reason": plain(&absence.reason), "detail": absence.detail, "mend": absence.mend })
 }
 
 /// A value whose serialised form cannot fail: enums with text names, numbers, strings.
-pub(super) fn plain<T: Serialize>(value: &T) -> Value {
+pub(crate) fn plain<T: Serialize>(value: &T) -> Value {
     serde_json::to_value(value).unwrap_or(Value::Null)
 }
 
 /// JSON has no NaN and no infinity: such a number is null.
-pub(super) fn number(value: f64) -> Value {
+pub(crate) fn number(value: f64) -> Value {
     if value.is_finite() {
         json!(value)
     } else {
@@ -87,7 +87,7 @@ pub(super) fn number(value: f64) -> Value {
     }
 }
 
-pub(super) fn interval(value: &Interval) -> Value {
+pub(crate) fn interval(value: &Interval) -> Value {
     json!({ "low": number(value.low), "point": number(value.point), "high": number(value.high) })
 }
 

@@ -66,7 +66,7 @@ pub fn diagnosis(
 }
 
 #[derive(Clone, Copy)]
-pub(super) enum Ink {
+pub(crate) enum Ink {
     Plain,
     Heading,
     Bad,
@@ -89,14 +89,14 @@ impl Ink {
     }
 }
 
-pub(super) struct Page {
-    pub(super) out: String,
+pub(crate) struct Page {
+    pub(crate) out: String,
     color: bool,
-    pub(super) width: usize,
+    pub(crate) width: usize,
 }
 
 impl Page {
-    pub(super) fn new(style: Style) -> Self {
+    pub(crate) fn new(style: Style) -> Self {
         Page {
             out: String::new(),
             color: style.color,
@@ -104,16 +104,16 @@ impl Page {
         }
     }
 
-    pub(super) fn line(&mut self, text: &str) {
+    pub(crate) fn line(&mut self, text: &str) {
         self.out.push_str(text.trim_end());
         self.out.push('\n');
     }
 
-    pub(super) fn blank(&mut self) {
+    pub(crate) fn blank(&mut self) {
         self.out.push('\n');
     }
 
-    pub(super) fn paint(&self, ink: Ink, text: &str) -> String {
+    pub(crate) fn paint(&self, ink: Ink, text: &str) -> String {
         match ink.sgr() {
             Some(sgr) if self.color && !text.is_empty() => format!("\x1b[{sgr}m{text}\x1b[0m"),
             _ => text.to_string(),
@@ -121,7 +121,7 @@ impl Page {
     }
 
     /// A heading in capitals, so that sections stand out without colour, and what qualifies it.
-    pub(super) fn section(&mut self, title: &str, aside: &str) {
+    pub(crate) fn section(&mut self, title: &str, aside: &str) {
         self.blank();
         let room = self.width.saturating_sub(columns(title) + 2);
         let aside = elide_end(aside, room);
@@ -138,7 +138,7 @@ impl Page {
     }
 
     /// `lead`, then `text` wrapped in a column that starts at `indent`.
-    pub(super) fn hang(&mut self, lead: &str, lead_ink: Ink, indent: usize, text: &str, ink: Ink) {
+    pub(crate) fn hang(&mut self, lead: &str, lead_ink: Ink, indent: usize, text: &str, ink: Ink) {
         // On a narrow page the column would be a ribbon: the text then starts on its own line.
         let beside = self.width >= indent + 24;
         let column = if beside { indent } else { 4 };
@@ -182,11 +182,11 @@ impl Page {
 
     /// What to type, so that it can be copied as it stands: broken between words with a backslash. A remark behind `#`
     /// goes to its own line.
-    pub(super) fn command(&mut self, indent: usize, text: &str) {
+    pub(crate) fn command(&mut self, indent: usize, text: &str) {
         self.command_after("", indent, text);
     }
 
-    pub(super) fn command_after(&mut self, heading: &str, indent: usize, text: &str) {
+    pub(crate) fn command_after(&mut self, heading: &str, indent: usize, text: &str) {
         let (command, remark) = match text.split_once("  #") {
             Some((command, remark)) => (command.trim_end(), Some(remark.trim())),
             None => (text, None),
@@ -227,7 +227,7 @@ impl Page {
         }
     }
 
-    pub(super) fn wrapped(&mut self, indent: usize, text: &str, ink: Ink) {
+    pub(crate) fn wrapped(&mut self, indent: usize, text: &str, ink: Ink) {
         self.hang("", Ink::Plain, indent, text, ink);
     }
 }
@@ -1096,7 +1096,7 @@ fn decimal(units: u64, decimals: u32) -> String {
     )
 }
 
-pub(super) fn bytes(n: u64) -> String {
+pub(crate) fn bytes(n: u64) -> String {
     const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     match UNITS.iter().find(|(_, size)| n >= *size) {
         Some((unit, size)) => format!("{:.1} {unit}", n as f64 / *size as f64),

@@ -8,7 +8,9 @@ pub use resolve::{Applied, Expectation};
 
 use crate::catalogue::modules::AllocatorKind;
 use crate::catalogue::nearest::hint;
-use crate::catalogue::remedies::{Argument, Change, Form, Library, Need, PAGES, Pages, Remedy, TABLE, find};
+use crate::catalogue::remedies::{
+    ARENA_HOOK, ARENA_HOOK_ON, Argument, Change, Form, Library, Need, PAGES, Pages, Remedy, TABLE, find,
+};
 use crate::catalogue::tunables;
 use crate::host::topology::parse_cpu_list;
 use crate::host::tunables::parse_size;
@@ -77,6 +79,7 @@ pub enum Setting {
     Cpus(Vec<u32>),
     Nodes(Vec<u32>),
     Pages(Pages),
+    ArenaHook,
 }
 
 /// Where an allocator's library comes from.
@@ -309,8 +312,8 @@ fn part(text: &str) -> Result<Part, Refusal> {
     let settings = start
         .applied
         .iter()
-        .filter_map(|change| setting(change, value.as_deref(), &source).transpose())
-        .collect::<Result<Vec<Setting>, Refusal>>()?;
+        .filter_map(|change| setting(change, value.as_deref(), &source))
+        .collect();
     free_part(text, remedy, settings)
 }
 
@@ -422,14 +425,14 @@ fn variable_of(given: &str) -> Result<Setting, Refusal> {
 }
 
 /// None where the change needs an argument and there is none.
-fn setting(change: &Change, argument: Option<&str>, source: &Source) -> Result<Option<Setting>, Refusal> {
+fn setting(change: &Change, argument: Option<&str>, source: &Source) -> Option<Setting> {
     let filled = |template: &str| match (template.contains("{}"), argument) {
         (true, None) => None,
         (true, Some(argument)) => Some(template.replace("{}", argument)),
         (false, _) => Some(template.to_owned()),
     };
     let numbers = |template: &str| filled(template).and_then(|text| parse_cpu_list(&text));
-    Ok(match *change {
+    match *change {
         Change::Preload(library) => Some(Setting::Preload {
             library,
             source: source.clone(),
@@ -459,8 +462,8 @@ fn setting(change: &Change, argument: Option<&str>, source: &Source) -> Result<O
         Change::Cpus(list) => numbers(list).map(Setting::Cpus),
         Change::Nodes(list) => numbers(list).map(Setting::Nodes),
         Change::Pages(pages) => Some(Setting::Pages(pages)),
-        Change::Missing(why) => return refuse(why),
-    })
+        Change::ArenaHook => Some(Setting::ArenaHook),
+    }
 }
 
 // ---- contradictions ----
@@ -494,6 +497,7 @@ impl Setting {
             Setting::Cpus(list) => one("the CPUs", format!("{list:?}")),
             Setting::Nodes(list) => one("the nodes", format!("{list:?}")),
             Setting::Pages(pages) => one("the heap's pages", format!("{pages:?}")),
+            Setting::ArenaHook => one(ARENA_HOOK, format!("={ARENA_HOOK_ON}")),
         }
     }
 
@@ -511,6 +515,7 @@ impl Setting {
     fn replaces(&self) -> Option<&str> {
         match self {
             Setting::Env { name, .. } | Setting::Unset(name) => Some(name),
+            Setting::ArenaHook => Some(ARENA_HOOK),
             _ => None,
         }
     }

@@ -3,13 +3,15 @@
 use super::arm::{Applied, Expectation};
 use super::calls::Counting;
 use super::conduct::{Ran, Subject};
+use super::huge::Looking;
 use super::load::metric::Metric as Figure;
 use super::load::{Better, Reading, Unit as ReadingUnit};
 use super::proof::{self, Bindings, Seen, Told};
-use super::run::{self, Exit, Finished, Look, Running, Start, Tail};
+use super::run::{self, Exit, Family, Finished, Look, Running, Start, Tail};
 use super::{Direction, Metric, ProofItem, Unit};
 use crate::error::{Error, Result};
 use crate::host::clock;
+use crate::host::perf::TlbMisses;
 use crate::host::proc::ProcFs;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -20,6 +22,9 @@ use std::time::Duration;
 const LOOKS_MS: &[u64] = &[0, 15, 60, 250, 1_000, 4_000];
 /// How long a run that is not counted is waited for, where counted ones may take longer.
 const GLANCE: Duration = Duration::from_millis(2);
+
+/// Key of the metric.
+pub const TLB_MISSES: &str = "dtlb_misses";
 
 /// One arm, ready to be started.
 #[derive(Clone, Debug)]
@@ -49,12 +54,18 @@ impl Prepared {
         proof::judge(&self.expects, seen, &self.told)
     }
 
-    /// The library whose share of the calls is to be counted.
-    fn serves(&self) -> Option<&Path> {
-        self.expects.iter().find_map(|e| match e {
-            Expectation::Serves(library) => Some(library.as_path()),
-            _ => None,
-        })
+    /// What its proof has to be looked for closely.
+    fn close(&self) -> Close {
+        Close {
+            serves: self.expects.iter().find_map(|e| match e {
+                Expectation::Serves(library) => Some(library.clone()),
+                _ => None,
+            }),
+            huge: self
+                .expects
+                .iter()
+                .any(|e| matches!(e, Expectation::HugeResident | Expectation::ArenasHuge)),
+        }
     }
 
     /// Has the loader tell, in a new folder, where it binds `malloc`; false where nobody wants to know.
@@ -126,11 +137,14 @@ impl Watcher {
         self.seen.look(&self.proc, &running.processes(), self.nodes);
     }
 
-    /// With what the run's memory series showed.
-    pub fn seen(mut self, finished: &Finished) -> Seen {
-        self.seen.peak_huge = peak_huge(&finished.memory);
-        self.seen.peak_resident = finished.peak_rss_bytes.as_ref().ok().copied();
-        self.seen
+    /// With what the run's memory series showed, and what was seen closely.
+    pub fn seen(self, finished: &Finished, closely: Seen) -> Seen {
+        Seen {
+            peak_huge: peak_huge(&finished.memory),
+            peak_resident: finished.peak_rss_bytes.as_ref().ok().copied(),
+            processes: self.seen.processes,
+            ..closely
+        }
     }
 }
 
@@ -139,18 +153,57 @@ pub struct Batch<'a> {
     pub keeper_exe: PathBuf,
     /// What the command prints of itself.
     pub figures: Vec<Figure>,
+    /// Loads that missed the TLB are counted as well, where the hardware does.
+    pub tlb_misses: bool,
     /// Exit statuses that are no failure.
     pub fine: Vec<i32>,
     pub interrupted: &'a AtomicBool,
+}
+
+/// What is looked at in a run beyond what every run is looked at; it disturbs the run.
+#[derive(Clone, Debug, Default)]
+pub struct Close {
+    /// This library's share of the calls is counted.
+    pub serves: Option<PathBuf>,
+    /// Its huge pages are counted, again and again.
+    pub huge: bool,
+}
+
+/// The looks that go on beside a run.
+pub struct CloseLooks {
+    calls: Option<Counting>,
+    huge: Option<Looking>,
+}
+
+impl Close {
+    pub fn start(&self, family: Family) -> CloseLooks {
+        CloseLooks {
+            calls: self
+                .serves
+                .as_deref()
+                .map(|library| Counting::start(family, library)),
+            huge: self.huge.then(|| Looking::start(family)),
+        }
+    }
+}
+
+impl CloseLooks {
+    /// What they saw, when the run is over or about to be ended; the rest is still to be seen.
+    pub fn finish(self) -> Seen {
+        Seen {
+            calls: self.calls.map(Counting::finish),
+            huge: self.huge.map(Looking::finish),
+            ..Seen::default()
+        }
+    }
 }
 
 /// What a run of an arm is made of, whatever it measures.
 pub trait Fresh {
     fn arms(&mut self) -> &mut [Prepared];
 
-    /// One fresh run, started so, and what was seen of it. Its proof is still open. `serves`: this library's share of the calls is
-    /// counted as well, which disturbs the run.
-    fn once(&self, start: &Start, serves: Option<&Path>) -> Result<(Ran, Seen)>;
+    /// One fresh run, started so, and what was seen of it. Its proof is still open.
+    fn once(&self, start: &Start, close: &Close) -> Result<(Ran, Seen)>;
 
     /// One run of each arm that is not counted: it warms caches, shows that the arm works, and tells where `malloc` is bound and
     /// where calls arrive.
@@ -170,11 +223,12 @@ pub trait Fresh {
             let account = folder.join(format!("arm-{arm}"));
             let mut start = self.arms()[arm].start.clone();
             let asked = self.arms()[arm].ask_for_bindings(&mut start, &account)?;
-            let serves = self.arms()[arm].serves().map(Path::to_owned);
-            let (mut ran, seen) = self.once(&start, serves.as_deref())?;
+            let close = self.arms()[arm].close();
+            let (mut ran, seen) = self.once(&start, &close)?;
             self.arms()[arm].told = Told {
                 bindings: asked.then(|| Bindings::read(&account)),
                 calls: seen.calls.clone(),
+                huge: seen.huge.clone(),
             };
             ran.proof = self.arms()[arm].judge(&seen);
             runs.push(ran);
@@ -186,7 +240,7 @@ pub trait Fresh {
 impl<T: Fresh> Subject for T {
     fn run(&mut self, arm: usize) -> Result<Ran> {
         let start = self.arms()[arm].start.clone();
-        let (mut ran, seen) = self.once(&start, None)?;
+        let (mut ran, seen) = self.once(&start, &Close::default())?;
         ran.proof = self.arms()[arm].judge(&seen);
         Ok(ran)
     }
@@ -197,9 +251,10 @@ impl Fresh for Batch<'_> {
         &mut self.arms
     }
 
-    fn once(&self, start: &Start, serves: Option<&Path>) -> Result<(Ran, Seen)> {
+    fn once(&self, start: &Start, close: &Close) -> Result<(Ran, Seen)> {
         let mut running = run::start(start, &self.keeper_exe)?;
-        let counting = serves.map(|library| Counting::start(running.family(), library));
+        let looks = close.start(running.family());
+        let tlb_misses = self.tlb_misses.then(|| TlbMisses::open(running.pid()));
         let mut watcher = Watcher::of(&self.arms);
         while running.exited().is_none()
             && watcher.look(&running)
@@ -208,9 +263,13 @@ impl Fresh for Batch<'_> {
             std::thread::sleep(GLANCE);
         }
         let finished = running.wait(self.interrupted)?;
-        let calls = counting.map(Counting::finish);
+        let seen = watcher.seen(&finished, looks.finish());
         let output = output(&finished);
         let mut metrics = finished.metrics();
+        if let Some(counted) = tlb_misses {
+            let misses = counted.and_then(|mut counter| counter.total());
+            metrics.insert(TLB_MISSES.to_owned(), misses.map(|count| count as f64));
+        }
         let mut readings = Vec::new();
         for figure in &self.figures {
             let reading = figure.read(&output);
@@ -225,10 +284,6 @@ impl Fresh for Batch<'_> {
             failure: failure(&finished, &self.fine),
             proof: vec![],
             readings,
-        };
-        let seen = Seen {
-            calls,
-            ..watcher.seen(&finished)
         };
         Ok((ran, seen))
     }

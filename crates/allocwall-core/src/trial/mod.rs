@@ -10,6 +10,7 @@ pub mod calls;
 pub mod compare;
 pub mod conduct;
 pub mod gate;
+pub mod huge;
 pub mod journal;
 pub mod load;
 pub mod plan;

@@ -11,7 +11,7 @@ use super::arm::Expectation;
 use super::calls::Calls;
 use super::{ProofItem, ProofState};
 use crate::host::inside;
-use crate::host::proc::ProcFs;
+use crate::host::proc::{HugePages, ProcFs, is_arena_hook};
 use crate::host::topology::parse_cpu_list;
 use crate::units::{Absence, Measured, Reason, thousands};
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,6 +32,8 @@ pub struct Seen {
     pub peak_resident: Option<u64>,
     /// Where its allocator calls arrived, in a run in which that was counted.
     pub calls: Option<Measured<Calls>>,
+    /// What lay on huge pages, in a run in which that was looked at closely.
+    pub huge: Option<Measured<HugePages>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -240,6 +242,7 @@ impl ProcessBindings {
 pub struct Told {
     pub bindings: Option<Bindings>,
     pub calls: Option<Measured<Calls>>,
+    pub huge: Option<Measured<HugePages>>,
 }
 
 /// What an arm's expectations came to in one run, with what the run that was not counted told.
@@ -261,7 +264,8 @@ fn item(expectation: &Expectation, seen: &Seen, told: &Told) -> ProofItem {
         Expectation::Serves(path) => return serves(path, told),
         Expectation::Environment(name, value) => (format!("{name} set"), environment(name, value, seen)),
         Expectation::CommandLine(word) => (format!("{word} on the command line"), command_line(word, seen)),
-        Expectation::HugeResident => ("huge pages resident".to_owned(), huge(seen)),
+        Expectation::HugeResident => ("huge pages resident".to_owned(), huge(seen, told)),
+        Expectation::ArenasHuge => ("arenas on huge pages".to_owned(), arenas(seen, told)),
         Expectation::Cpus(cpus) => (
             "CPU affinity in force".to_owned(),
             place(cpus, seen, |process| process.cpus.as_deref()),
@@ -471,15 +475,60 @@ fn command_line(word: &str, seen: &Seen) -> Judgement {
     }
 }
 
-fn huge(seen: &Seen) -> Judgement {
-    match seen.peak_huge {
-        None => (ProofState::Unknown, "huge pages could not be counted".into()),
-        Some(0) => (ProofState::Refuted, "no huge page was resident".into()),
-        Some(bytes) => (
+/// By this run's own walks; where there was no time for them, by those of the run that is not counted.
+fn huge(seen: &Seen, told: &Told) -> Judgement {
+    let closely = told.huge.as_ref().and_then(|huge| huge.as_ref().ok());
+    match (seen.peak_huge, closely) {
+        (None, None) => (ProofState::Unknown, "huge pages could not be counted".into()),
+        (Some(0), _) | (None, Some(HugePages { all: 0, .. })) => {
+            (ProofState::Refuted, "no huge page was resident".into())
+        }
+        (Some(bytes), _) => (ProofState::Proven, format!("{} at the peak", mebibytes(bytes))),
+        (None, Some(huge)) => (
             ProofState::Proven,
-            format!("{:.1} MiB at the peak", bytes as f64 / f64::from(1 << 20)),
+            format!(
+                "{} at the peak of the run that is not counted",
+                mebibytes(huge.all)
+            ),
         ),
     }
+}
+
+/// That the hook is there shows in each run; what stands on huge pages, in the run that is not counted alone: to look is to walk
+/// the page tables, which a program on small pages pays dearly.
+fn arenas(seen: &Seen, told: &Told) -> Judgement {
+    let closely = match &told.huge {
+        None => return (ProofState::Unknown, "its pages were not looked at".into()),
+        Some(Err(absence)) => return (ProofState::Unknown, absence.to_string()),
+        Some(Ok(huge)) if !huge.hook => {
+            let why = "no process mapped the hook of the allocwall package (allocwall/_native)";
+            return (ProofState::Refuted, why.into());
+        }
+        Some(Ok(huge)) if huge.arenas < ONE_SLAB => {
+            let why = "the hook was there, and none of its slabs lay on a huge page";
+            return (ProofState::Refuted, why.into());
+        }
+        Some(Ok(huge)) => huge,
+    };
+    let looked = seen.processes.values().filter(|p| !p.mapped.is_empty());
+    let has = |p: &SeenProcess| p.mapped.iter().any(|m| is_arena_hook(&m.to_string_lossy()));
+    match by_the_busiest(looked, has, "was not seen to map the hook") {
+        (ProofState::Proven, _) => (
+            ProofState::Proven,
+            format!(
+                "{} of them at the peak of the run that is not counted",
+                mebibytes(closely.arenas)
+            ),
+        ),
+        // It may have been looked at too early, or ended too soon.
+        (_, why) => (ProofState::Unknown, why),
+    }
+}
+
+const ONE_SLAB: u64 = 2 << 20;
+
+fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
 fn resident(bytes: u64, seen: &Seen) -> Judgement {
@@ -654,6 +703,7 @@ mod tests {
         Told {
             bindings: None,
             calls: Some(Ok(calls)),
+            huge: None,
         }
     }
 
@@ -730,13 +780,56 @@ mod tests {
             peak_huge,
             ..Seen::default()
         };
-        assert_eq!(huge(&with(None)).0, ProofState::Unknown);
-        assert_eq!(huge(&with(Some(0))).0, ProofState::Refuted);
-        assert_eq!(huge(&with(Some(2 << 20))).0, ProofState::Proven);
+        let told = |all| Told {
+            huge: all,
+            ..Told::default()
+        };
+        let pages = |all| {
+            Some(Ok(HugePages {
+                all,
+                ..HugePages::default()
+            }))
+        };
+        let state = |peak, closely| huge(&with(peak), &told(closely)).0;
+        assert_eq!(state(None, None), ProofState::Unknown);
+        assert_eq!(state(Some(0), None), ProofState::Refuted);
+        assert_eq!(state(Some(2 << 20), None), ProofState::Proven);
+        // A run too short to be walked is known by the one that is not counted, and its own walks go first.
+        assert_eq!(state(None, pages(2 << 20)), ProofState::Proven);
+        assert_eq!(state(None, pages(0)), ProofState::Refuted);
+        assert_eq!(state(Some(0), pages(2 << 20)), ProofState::Refuted);
         let on_two = seen(&[("x", &[], &[])]);
         let state = |cpus: &[u32]| place(cpus, &on_two, |p| p.cpus.as_deref()).0;
         assert_eq!(state(&[0, 1]), ProofState::Proven);
         assert_eq!(state(&[0]), ProofState::Refuted);
+    }
+
+    #[test]
+    fn arenas_are_proven_by_the_hook_and_by_pages_under_it() {
+        const HOOK: &str = "/v/lib/python3.11/site-packages/allocwall/_native.abi3.so";
+        let with = seen(&[("python", &["/lib/libc.so.6", HOOK], &[])]);
+        let without = seen(&[("python", &["/lib/libc.so.6"], &[])]);
+        let told = |huge| Told {
+            huge,
+            ..Told::default()
+        };
+        let pages = |hook, arenas| {
+            Some(Ok(HugePages {
+                all: 64 << 20,
+                arenas,
+                hook,
+            }))
+        };
+        let state = |seen: &Seen, huge| arenas(seen, &told(huge)).0;
+        assert_eq!(state(&with, pages(true, 2 << 20)), ProofState::Proven);
+        // Huge pages of somebody else's, less than a slab, another interpreter, nobody looked.
+        assert_eq!(state(&with, pages(false, 0)), ProofState::Refuted);
+        assert_eq!(state(&with, pages(true, 0)), ProofState::Refuted);
+        assert_eq!(state(&without, pages(true, 2 << 20)), ProofState::Unknown);
+        assert_eq!(state(&Seen::default(), pages(true, 2 << 20)), ProofState::Unknown);
+        assert_eq!(state(&with, None), ProofState::Unknown);
+        let over = Some(Err(Absence::new(Reason::TooLittle, "over")));
+        assert_eq!(state(&with, over), ProofState::Unknown);
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! A server: started, waited for, loaded at rates that are the same for all arms, looked at after the load, and ended.
 
-use super::batch::{Fresh, Prepared, Watcher, failure, last_words, metric_of, output};
-use super::calls::Counting;
+use super::batch::{Close, CloseLooks, Fresh, Prepared, Watcher, failure, last_words, metric_of, output};
 use super::conduct::Ran;
 use super::load::adapters::Adapter;
 use super::load::closed::{self, Capacity, Search};
@@ -18,7 +17,7 @@ use crate::host::clock;
 use crate::host::proc::ProcFs;
 use crate::units::{Absence, Measured, Reason};
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -311,16 +310,16 @@ impl Fresh for Server<'_> {
         &mut self.arms
     }
 
-    fn once(&self, start: &Start, serves: Option<&Path>) -> Result<(Ran, Seen)> {
+    fn once(&self, start: &Start, close: &Close) -> Result<(Ran, Seen)> {
         let mut running = self.begin(start)?;
         let mut watcher = Watcher::of(&self.arms);
         let mut ran = Ran::default();
-        let mut counting = None;
+        let mut looks = None;
         let loaded = self.await_ready(&mut running).and_then(|took| {
-            counting = serves.map(|library| Counting::start(running.family(), library));
+            looks = Some(close.start(running.family()));
             self.under_load(&mut running, &mut watcher, took, &mut ran)
         });
-        let calls = counting.map(Counting::finish);
+        let closely = looks.map(CloseLooks::finish).unwrap_or_default();
         let early = running.exited();
         let finished = running.end()?;
         if let Err(error) = loaded {
@@ -337,11 +336,7 @@ impl Fresh for Server<'_> {
                 ran.metrics.insert(key, value);
             }
         }
-        let seen = Seen {
-            calls,
-            ..watcher.seen(&finished)
-        };
-        Ok((ran, seen))
+        Ok((ran, watcher.seen(&finished, closely)))
     }
 }
 

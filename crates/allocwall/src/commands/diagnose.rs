@@ -1,7 +1,7 @@
 //! `allocwall diagnose`: bill, ladder, verdict and remedies of a process, a command or a recording.
 
 use crate::commands::report::{Format, Judged};
-use crate::commands::trial;
+use crate::commands::{arms, trial};
 use crate::printer::Printer;
 use allocwall_core::diagnose;
 use allocwall_core::host::launch;
@@ -9,7 +9,7 @@ use allocwall_core::measure::calibrate;
 use allocwall_core::measure::file;
 use allocwall_core::measure::record::{self, Ask, DEFAULT_WINDOW, Recorded, Request};
 use allocwall_core::measure::recording::Ended;
-use allocwall_core::trial::arm;
+use allocwall_core::trial::arm::{self, Arm, TargetFacts};
 use anyhow::Context;
 use std::ffi::OsString;
 use std::os::unix::fs::DirBuilderExt;
@@ -133,14 +133,25 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
 const TRIED: usize = 3;
 
 fn verify(args: &Args, judged: &Judged, printer: &Printer) -> anyhow::Result<ExitCode> {
-    let applicable: Vec<&str> = judged
+    let named = judged
         .verdict
         .remedies
         .iter()
         .map(|offer| offer.remedy.as_str())
-        .filter(|key| arm::names().any(|name| name == *key))
-        .take(TRIED)
-        .collect();
+        .filter(|key| arm::names().any(|name| name == *key));
+    let facts = TargetFacts::of(&args.command, &arms::environment())?;
+    let inventory = arms::inventory(printer);
+    let mut applicable = Vec::new();
+    for key in named {
+        if applicable.len() == TRIED {
+            break;
+        }
+        // A library or a package that is not installed is no reason to try none.
+        match Arm::parse(key).and_then(|arm| arm.resolve(&inventory, &facts)) {
+            Ok(_) => applicable.push(key),
+            Err(refusal) => printer.note(&format!("not tried: {refusal}")),
+        }
+    }
     if applicable.is_empty() {
         printer.note("nothing to verify: no remedy is offered that is applied by how the command is started");
         return Ok(ExitCode::SUCCESS);

@@ -7,7 +7,9 @@ use crate::workloads::{SUBJECTS, Subject, line_key};
 use allocwall_core::catalogue::cost::CostClass;
 use allocwall_core::catalogue::modules::AllocatorKind;
 use allocwall_core::catalogue::nearest::hint;
-use allocwall_core::catalogue::remedies::{Change, Effect, Kind, Need, Pages, Remedy, TABLE};
+use allocwall_core::catalogue::remedies::{
+    ARENA_HOOK, ARENA_HOOK_ON, Change, Effect, Kind, Need, Pages, Remedy, TABLE,
+};
 use allocwall_core::catalogue::thresholds;
 use allocwall_core::catalogue::tunables::{KNOWN, Known, PREFIX};
 use allocwall_core::catalogue::walls::Wall;
@@ -312,7 +314,7 @@ fn change(change: &Change) -> String {
             "the setting of the allocator that serves the program".to_owned()
         }
         Change::Pages(Pages::Reserved) => "the setting of the allocator that serves the program".to_owned(),
-        Change::Missing(why) => format!("nothing yet: {why}"),
+        Change::ArenaHook => format!("{ARENA_HOOK}={ARENA_HOOK_ON}, which the Python package reads"),
     }
 }
 

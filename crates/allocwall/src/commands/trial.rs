@@ -737,6 +737,7 @@ impl Trial<'_> {
                 arms: prepared,
                 keeper_exe: self.keeper.to_owned(),
                 figures,
+                tlb_misses: false,
                 fine: args.exit_ok.clone(),
                 interrupted: self.interrupted,
             });

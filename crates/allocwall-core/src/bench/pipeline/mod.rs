@@ -1,8 +1,11 @@
 //! The order pipeline: a producer hands orders to a consumer, which checks them and frees them. What one run is asked for and what it
 //! tells; [`results`] puts the runs of all arms together.
 
+pub mod charts;
+pub mod json;
 pub mod placement;
 pub mod results;
+pub mod text;
 pub mod variants;
 
 use super::histogram::Histogram;

@@ -7,8 +7,7 @@ use crate::error::Result;
 use crate::host::topology::Relation;
 use crate::stats::median_interval;
 use crate::stats::ranks::{self, Set};
-use crate::trial::batch::{Fresh, Prepared, failure};
-use crate::trial::calls::Counting;
+use crate::trial::batch::{Close, Fresh, Prepared, Watcher, failure};
 use crate::trial::conduct::{Ran, Subject};
 use crate::trial::proof::Seen;
 use crate::trial::run::{self, Start};
@@ -17,7 +16,7 @@ use crate::units::{Interval, Measured};
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
 /// One place and one heap pressure: a trial of its own.
@@ -296,10 +295,10 @@ impl Fresh for Once<'_> {
     }
 
     /// Looked at before anything is timed, and no more: looks take CPU, and it uses every CPU that it has.
-    fn once(&self, start: &Start, serves: Option<&Path>) -> Result<(Ran, Seen)> {
+    fn once(&self, start: &Start, close: &Close) -> Result<(Ran, Seen)> {
         let mut running = run::start(start, &self.keeper_exe)?;
-        let counting = serves.map(|library| Counting::start(running.family(), library));
-        let mut watcher = crate::trial::batch::Watcher::of(&self.arms);
+        let looks = close.start(running.family());
+        let mut watcher = Watcher::of(&self.arms);
         watcher.look_now(&running);
         // It sets up for some tens of milliseconds before anything is timed.
         std::thread::sleep(SETTING_UP);
@@ -307,7 +306,7 @@ impl Fresh for Once<'_> {
             watcher.look_now(&running);
         }
         let finished = running.wait(self.interrupted)?;
-        let calls = counting.map(Counting::finish);
+        let seen = watcher.seen(&finished, looks.finish());
         let mut failed = failure(&finished, &[]);
         let told = serde_json::from_slice::<Told>(&finished.stdout.bytes);
         let metrics: BTreeMap<String, Measured<f64>> = match told {
@@ -325,10 +324,6 @@ impl Fresh for Once<'_> {
             metrics,
             failure: failed,
             ..Ran::default()
-        };
-        let seen = Seen {
-            calls,
-            ..watcher.seen(&finished)
         };
         Ok((ran, seen))
     }

@@ -3,7 +3,8 @@
 mod parse;
 
 pub use parse::{
-    CgroupLine, MemInfo, ProcessStat, SchedStat, Status, SyscallState, chosen, cpu_model, list_len, pair,
+    CgroupLine, HugePages, MemInfo, ProcessStat, SchedStat, Status, SyscallState, chosen, cpu_model,
+    is_arena_hook, list_len, pair,
 };
 
 use crate::error::{Error, Result};
@@ -159,6 +160,11 @@ impl ProcFs {
     /// Walks the page tables under the map lock: some milliseconds a gigabyte, during which the target cannot map.
     pub fn smaps_rollup(&self, pid: i32) -> Measured<Smaps> {
         self.process(pid, "smaps_rollup", parse::smaps_rollup)
+    }
+
+    /// What lies on huge pages, by mapping. As dear as `smaps_rollup`.
+    pub fn huge_pages(&self, pid: i32) -> Measured<HugePages> {
+        self.process(pid, "smaps", parse::huge_pages)
     }
 
     /// Resident bytes per NUMA node. As dear as `smaps_rollup`.

@@ -203,6 +203,66 @@ pub fn smaps_rollup(bytes: &[u8]) -> Option<Smaps> {
     (required == 63).then_some(s)
 }
 
+/// What of one process lies on huge pages, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HugePages {
+    /// Transparent or reserved.
+    pub all: u64,
+    /// Of it, where CPython's arenas are when the hook has put them there: in nameless mappings that begin on a huge page and that
+    /// somebody asked huge pages for.
+    pub arenas: u64,
+    /// The hook's library is mapped.
+    pub hook: bool,
+}
+
+impl HugePages {
+    /// The larger of each.
+    pub fn raise(&mut self, other: HugePages) {
+        self.all = self.all.max(other.all);
+        self.arenas = self.arenas.max(other.arenas);
+        self.hook |= other.hook;
+    }
+}
+
+/// /proc/PID/smaps. A process that is ending has an empty one.
+pub fn huge_pages(bytes: &[u8]) -> Option<HugePages> {
+    const HUGE: u64 = 2 << 20;
+    let mut found = HugePages::default();
+    let (mut aligned, mut huge) = (false, 0);
+    for line in lines(bytes) {
+        let mut fields = words(line);
+        let Some(first) = fields.next() else { continue };
+        match first.strip_suffix(b":") {
+            // The head of a mapping: range, permissions, offset, device, inode, name.
+            None => {
+                let start = u64::from_str_radix(std::str::from_utf8(pair(first, b'-')?.0).ok()?, 16).ok()?;
+                let name = fields.nth(4).unwrap_or_default();
+                let nameless = name.is_empty() || name == b"/anon_hugepage";
+                aligned = nameless && start % HUGE == 0;
+                huge = 0;
+                found.hook |= is_arena_hook(&String::from_utf8_lossy(name));
+            }
+            Some(b"AnonHugePages" | b"Private_Hugetlb") => {
+                let bytes = kilobytes(&line[first.len()..])?;
+                found.all = found.all.checked_add(bytes)?;
+                huge += bytes;
+            }
+            // The last line of a mapping. hg: MADV_HUGEPAGE, ht: reserved pages.
+            Some(b"VmFlags") if aligned && fields.any(|flag| matches!(flag, b"hg" | b"ht")) => {
+                found.arenas += huge;
+            }
+            _ => {}
+        }
+    }
+    Some(found)
+}
+
+/// The library of the Python package that holds the hook, by its path.
+pub fn is_arena_hook(path: &str) -> bool {
+    path.rsplit_once("/allocwall/")
+        .is_some_and(|(_, name)| name.starts_with("_native") && name.contains(".so"))
+}
+
 /// Nodes that a process's memory is bound to (`bind:0-1` of numa_maps(5)), by its first mapping; None where its policy binds none.
 pub fn bound_nodes(bytes: &[u8]) -> Option<String> {
     let policy = words(lines(bytes).next()?).nth(1)?;
@@ -593,6 +653,55 @@ mod tests {
     }
 
     #[test]
+    fn arenas_on_huge_pages_are_told_from_other_memory_on_them() {
+        let mapping = |head: &str, field: &str, flags: &str| {
+            format!("{head}\nSize: 4096 kB\n{field}: 4096 kB\nVmFlags: rd wr {flags} \n")
+        };
+        let of = |text: &str| huge_pages(text.as_bytes()).unwrap();
+        let slab = mapping(
+            "7f0000200000-7f0000600000 rw-p 00000000 00:00 0 ",
+            "AnonHugePages",
+            "mr hg",
+        );
+        assert_eq!((of(&slab).arenas, of(&slab).all), (4 << 20, 4 << 20));
+        let reserved = mapping(
+            "7f0000200000-7f0000600000 rw-p 00000000 00:0f 99 /anon_hugepage (deleted)",
+            "Private_Hugetlb",
+            "de ht",
+        );
+        assert_eq!(of(&reserved).arenas, 4 << 20);
+        // Near twins: not asked for (mode always), not on a boundary, the heap, resident on small pages.
+        for other in [
+            mapping(
+                "7f0000200000-7f0000600000 rw-p 00000000 00:00 0 ",
+                "AnonHugePages",
+                "mr sd",
+            ),
+            mapping(
+                "7f0000201000-7f0000600000 rw-p 00000000 00:00 0 ",
+                "AnonHugePages",
+                "mr hg",
+            ),
+            mapping(
+                "7f0000200000-7f0000600000 rw-p 00000000 00:00 0 [heap]",
+                "AnonHugePages",
+                "mr hg",
+            ),
+        ] {
+            assert_eq!((of(&other).arenas, of(&other).all), (0, 4 << 20), "{other}");
+        }
+        let small = mapping("7f0000200000-7f0000600000 rw-p 00000000 00:00 0 ", "Rss", "mr hg");
+        assert_eq!(of(&small), HugePages::default());
+        let both = of(&(slab.clone() + &reserved));
+        assert_eq!((both.all, both.hook), (8 << 20, false));
+        let library = "7f00-8f00 r-xp 00000000 fd:00 7 /x/site-packages/allocwall/_native.abi3.so\n";
+        assert!(of(&(slab + library)).hook);
+        assert!(!is_arena_hook("/x/other/_native.abi3.so") && !is_arena_hook("/allocwall/_native.pyi"));
+        assert_eq!(huge_pages(b""), Some(HugePages::default()));
+        assert_eq!(huge_pages(b"junk\n"), None);
+    }
+
+    #[test]
     fn tunables_that_glibc_cut_apart_are_put_together() {
         let read = |bytes: &[u8]| environ(bytes);
         let own = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
@@ -805,7 +914,7 @@ mod tests {
         let _ = process_stat(bytes);
         let _ = status(bytes);
         let _ = schedstat(bytes);
-        let _ = smaps_rollup(bytes);
+        let _ = (smaps_rollup(bytes), huge_pages(bytes));
         let _ = numa_resident(bytes);
         let _ = (
             nul_words(bytes),

@@ -2,12 +2,13 @@
 
 use super::Refusal;
 use crate::catalogue::modules::{AllocatorKind, ModuleRole, role_of_library};
+use crate::diagnose::remedies::version_of;
 use crate::host::facts::Machine;
 use crate::host::installed::{self, BundledLibrary, InstalledAllocator};
 use crate::host::program::Rights;
 use crate::host::topology::{self, Topology};
 use crate::host::tunables::{self, Tunable};
-use crate::host::{file, loader, program};
+use crate::host::{file, loader, program, site_packages};
 use crate::measure::recording::{Libc, Runtime};
 use crate::measure::target::{FileView, view_file};
 use crate::units::{Absence, Measured, Reason};
@@ -105,6 +106,8 @@ pub struct Program {
     pub allocator: Measured<(AllocatorKind, Option<PathBuf>)>,
     /// `setuid` and its like.
     pub raised: Option<Rights>,
+    /// Of a CPython: names of the files that it runs at its start.
+    pub start_files: Option<Measured<Vec<String>>>,
 }
 
 impl TargetFacts {
@@ -387,13 +390,18 @@ impl Program {
                 .filter(|(_, role, _)| *role != ModuleRole::Loader)
                 .collect()
         });
+        let runtime = runtime(&view, &viewed);
         Program {
             libc: libc(&view, &viewed),
             libc_file: viewed.as_ref().ok().and_then(|libraries| {
                 let libc = libraries.iter().find(|(_, _, library)| library.libc.is_some());
                 libc.map(|(path, ..)| path.clone())
             }),
-            runtime: runtime(&view, &viewed),
+            start_files: match &runtime {
+                Ok(Runtime::Cpython { version, .. }) => Some(start_files(&path, version)),
+                _ => None,
+            },
+            runtime,
             allocator: allocator(&view, &viewed),
             place: None,
             path,
@@ -439,6 +447,24 @@ fn runtime(view: &FileView, libraries: &Viewed) -> Measured<Runtime> {
             .or(launcher.then_some(Runtime::Jvm { version: None }))
     });
     Ok(by_library.unwrap_or(Runtime::Native))
+}
+
+/// What stands in the folders of site packages and runs at the interpreter's start: `.pth` files, and `.start` files since 3.15.
+fn start_files(interpreter: &Path, version: &str) -> Measured<Vec<String>> {
+    let version = version_of(version).ok_or_else(|| {
+        Absence::new(
+            Reason::Unparsable,
+            format!("version {version:?} is not understood"),
+        )
+    })?;
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let folders = site_packages::folders(interpreter, version, home.as_deref())?;
+    let names = folders
+        .iter()
+        .flat_map(|folder| std::fs::read_dir(folder).into_iter().flatten().flatten())
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| name.ends_with(".pth") || name.ends_with(".start"));
+    Ok(names.collect())
 }
 
 fn allocator(view: &FileView, libraries: &Viewed) -> Measured<(AllocatorKind, Option<PathBuf>)> {

@@ -6,7 +6,9 @@ use super::{
 };
 use crate::catalogue::modules::{AllocatorKind, ModuleRole, role_of_library};
 use crate::catalogue::nearest::hint;
-use crate::catalogue::remedies::{Effect, Library, Need, Pages, Remedy};
+use crate::catalogue::remedies::{
+    ARENA_HOOK, ARENA_HOOK_FILES, ARENA_HOOK_ON, Change, Effect, Library, Need, Pages, Remedy,
+};
 use crate::catalogue::tunables as known;
 use crate::diagnose::remedies::{merged, quoted, version_of};
 use crate::host::tunables::parse_size;
@@ -46,6 +48,8 @@ pub enum Expectation {
     CommandLine(String),
     /// Transparent or reserved huge pages are resident.
     HugeResident,
+    /// CPython's arenas are on huge pages, by the hook of the Python package.
+    ArenasHuge,
     Cpus(Vec<u32>),
     Nodes(Vec<u32>),
     /// Bytes, before main runs.
@@ -83,11 +87,10 @@ impl Arm {
         for (text, setting) in first.into_iter().chain(then) {
             work.apply(text, setting, self)?;
         }
-        if self
-            .parts
-            .iter()
-            .any(|part| part.remedy.effect == Effect::HugeTouch)
-        {
+        // The hook has a proof of its own.
+        let of_malloc =
+            |part: &&Part| part.remedy.effect == Effect::HugeTouch && !part.remedy.applies(Change::ArenaHook);
+        if self.parts.iter().any(|part| of_malloc(&part)) {
             work.expect(Expectation::HugeResident);
         }
         work.finish(self)
@@ -115,7 +118,7 @@ impl Arm {
                 Pages::Reserved => reserved_pages(inventory, text)?,
             }
             let change = pages_of(kind, pages)?;
-            if let Some(expanded) = setting(&change, None, &Source::Any)? {
+            if let Some(expanded) = setting(&change, None, &Source::Any) {
                 *each = expanded;
             }
         }
@@ -298,6 +301,14 @@ fn runtime_fits(part: &Part, need: Need, wanted: &str, facts: &TargetFacts) -> R
                 "{text} is for the free-threaded build of CPython, and {name} is a default one"
             )),
         },
+        (
+            Need::CpythonAtLeast(_),
+            Runtime::Cpython {
+                free_threaded: true, ..
+            },
+        ) => refuse(format!(
+            "{text} is for the default build of CPython, and {name} is a free-threaded one: cpython-nogil-huge is for that"
+        )),
         (Need::CpythonAtLeast(minor), Runtime::Cpython { version, .. }) => match version_of(version) {
             Some(found) if found < (3, minor) => refuse(format!(
                 "{text} needs CPython 3.{minor} or later, and {name} is {}.{}",
@@ -409,6 +420,7 @@ impl Work<'_> {
             Setting::Nodes(nodes) => self.nodes(text, nodes),
             // Expanded before.
             Setting::Pages(_) => Ok(()),
+            Setting::ArenaHook => self.arena_hook(text),
         }
     }
 
@@ -764,6 +776,40 @@ impl Work<'_> {
                 "{text} adds to {name}, which holds what is no text: unset it first"
             )),
         }
+    }
+
+    /// The variable is read by a file that the package lays beside those that the interpreter reads at its start.
+    fn arena_hook(&mut self, text: &str) -> Result<(), Refusal> {
+        if let Some(program) = self.facts.certain()
+            && let Some(read) = &program.start_files
+        {
+            let name = program.name();
+            if !program.view.is_64 {
+                return refuse(format!(
+                    "{text}: {name} is a 32-bit interpreter, which has no room for slabs of 2 MiB"
+                ));
+            }
+            match read {
+                Ok(files) if files.iter().any(|file| ARENA_HOOK_FILES.contains(&file.as_str())) => {}
+                Ok(_) => {
+                    return refuse(format!(
+                        "{text}: {} has no allocwall package: {} -m pip install allocwall",
+                        program.path.display(),
+                        program.path.display()
+                    ));
+                }
+                Err(absence) => self.done.notes.push(format!(
+                    "whether {name} has the allocwall package is not known: {absence}"
+                )),
+            }
+        }
+        self.env.insert(ARENA_HOOK.into(), Some(ARENA_HOOK_ON.into()));
+        self.expect(Expectation::Environment(
+            ARENA_HOOK.to_owned(),
+            ARENA_HOOK_ON.to_owned(),
+        ));
+        self.expect(Expectation::ArenasHuge);
+        Ok(())
     }
 
     // ---- place ----

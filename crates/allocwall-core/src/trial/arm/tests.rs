@@ -7,7 +7,7 @@ use crate::host::topology::{Cpu, Topology};
 use crate::host::tunables::parse as parse_list;
 use crate::measure::recording::{Libc, Runtime};
 use crate::measure::target::FileView;
-use crate::units::{Absence, Reason};
+use crate::units::{Absence, Measured, Reason};
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -136,6 +136,16 @@ fn contradictions_are_refused_and_their_near_twins_are_not() {
             "PYTHONMALLOC",
             "pythonmalloc=malloc+jemalloc",
         ),
+        (
+            "pymalloc-hugepages+pythonmalloc=malloc",
+            "PYTHONMALLOC",
+            "pymalloc-hugepages+jemalloc",
+        ),
+        (
+            "pymalloc-hugepages+env:ALLOCWALL_HUGEPAGES=collapse",
+            "ALLOCWALL_HUGEPAGES",
+            "pymalloc-hugepages+env:ALLOCWALL_HUGEPAGES=1",
+        ),
         ("thp+hugetlb", "the heap's pages", "thp+thp"),
         ("tcmalloc+thp", "tcmalloc has no setting", "mimalloc+thp"),
         ("jemalloc+hugetlb", "jemalloc has no setting", "mimalloc+hugetlb"),
@@ -205,7 +215,7 @@ fn what_is_no_name_or_no_value_is_refused_in_one_line() {
         ("glibc:=2", "NAME=VALUE"),
         ("glibc:arena_max=1:glibc.malloc.check=3", "NAME=VALUE"),
         ("env:A", "NAME=VALUE"),
-        ("pymalloc-hugepages", "not installed"),
+        ("pymalloc-hugepages=2", "takes no value"),
         ("\u{1b}[31m", "no remedy"),
     ] {
         let line = line(text);
@@ -227,10 +237,8 @@ fn every_applicable_key_can_be_typed() {
             .replace("=LIST", "=0")
             .replace("=NAME", "=malloc")
             .replace("=N", "=16");
-        match Arm::parse(&usage) {
-            Ok(arm) => assert_eq!(arm.parts[0].remedy.key, remedy.key),
-            Err(refusal) => assert_eq!(remedy.key, "pymalloc-hugepages", "{usage}: {refusal}"),
-        }
+        let arm = Arm::parse(&usage).expect(&usage);
+        assert_eq!(arm.parts[0].remedy.key, remedy.key);
     }
 }
 
@@ -269,6 +277,7 @@ fn facts() -> TargetFacts {
             runtime: Ok(Runtime::Native),
             allocator: Ok((AllocatorKind::Glibc, Some(libc))),
             raised: None,
+            start_files: None,
         }],
         beyond: None,
         env_cleared: false,
@@ -389,6 +398,65 @@ fn a_preset_sets_its_tunables_and_a_variable_in_its_way_goes() {
     // Two CPUs, eight arenas each.
     let arenas = set("GLIBC_TUNABLES", "glibc.malloc.arena_max=16");
     assert_eq!(env(&applied), [arenas, ("MALLOC_ARENA_MAX".to_owned(), None)]);
+}
+
+/// A CPython with these files in its site packages.
+fn python(version: &str, free_threaded: bool, files: Measured<Vec<String>>) -> TargetFacts {
+    with_program(|program| {
+        program.path = "/v/bin/python3".into();
+        program.runtime = Ok(Runtime::Cpython {
+            version: version.to_owned(),
+            free_threaded,
+        });
+        program.start_files = Some(files);
+    })
+}
+
+#[test]
+fn the_arena_hook_is_switched_on_where_its_package_is() {
+    const KEY: &str = "pymalloc-hugepages";
+    let files = |name: &str| Ok(vec!["distutils-precedence.pth".to_owned(), name.to_owned()]);
+    let here = python("3.11", false, files("allocwall.pth"));
+    let applied = resolve(KEY, &inventory(), &here).unwrap();
+    assert_eq!(env(&applied), [set("ALLOCWALL_HUGEPAGES", "1")]);
+    assert!(applied.expects.contains(&Expectation::ArenasHuge));
+    assert!(!applied.expects.contains(&Expectation::HugeResident));
+    assert!(applied.notes.is_empty());
+    let mut debugged = here.clone();
+    debugged.environment = vec![("PYTHONMALLOC".into(), "debug".into())];
+    let applied = resolve(KEY, &inventory(), &debugged).unwrap();
+    assert!(applied.env.contains(&("PYTHONMALLOC".into(), None)));
+    // What can't be known is tried, and says so.
+    let unknown = Err(Absence::new(Reason::NotFound, "another layout"));
+    let applied = resolve(KEY, &inventory(), &python("3.11", false, unknown)).unwrap();
+    assert!(applied.notes[0].contains("another layout"), "{:?}", applied.notes);
+    let mut small = here.clone();
+    small.programs[0].view.is_64 = false;
+    let mut never = inventory();
+    never.thp = Ok("never".into());
+    for (facts, inventory, words) in [
+        (
+            python("3.11", false, files("allocwall-other.pth")),
+            inventory(),
+            "/v/bin/python3 -m pip install allocwall",
+        ),
+        (
+            python("3.8", false, files("allocwall.pth")),
+            inventory(),
+            "needs CPython 3.9 or later",
+        ),
+        (
+            python("3.13", true, files("allocwall.pth")),
+            inventory(),
+            "cpython-nogil-huge",
+        ),
+        (small, inventory(), "32-bit"),
+        (here, never, "mode never"),
+        (facts(), inventory(), "acts on CPython"),
+    ] {
+        let line = resolve(KEY, &inventory, &facts).unwrap_err().to_string();
+        assert!(line.contains(words) && !line.contains('\n'), "{line}");
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
-//! `allocwall bench`: the built-in experiments.
+//! `allocwall bench NAME`: the built-in experiments.
 
+mod obmalloc;
 mod pipeline;
 
 use crate::printer::Printer;
@@ -18,11 +19,14 @@ enum Experiment {
     /// One run of it
     #[command(hide = true)]
     PipelineRun(pipeline::RunArgs),
+    /// CPython's object arenas: stock, on huge pages, and its rivals
+    Obmalloc(obmalloc::Args),
 }
 
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     match args.experiment {
         Experiment::Pipeline(args) => pipeline::run(*args, printer),
         Experiment::PipelineRun(args) => pipeline::run_once(&args, printer),
+        Experiment::Obmalloc(args) => obmalloc::run(&args, printer),
     }
 }

@@ -10,9 +10,9 @@ use allocwall_core::bench::pipeline::placement::{Asked, Threads, places};
 use allocwall_core::bench::pipeline::results::{Once, Placement, Point, Runs, metrics, point};
 use allocwall_core::bench::pipeline::variants::{Sizes, TABLE, Variant};
 use allocwall_core::bench::pipeline::{Arrivals, By, Planted, Pressure, Spec, Stall};
+use allocwall_core::bench::pipeline::{charts, json, text};
 use allocwall_core::catalogue::nearest::hint;
 use allocwall_core::host::topology::{Topology, allowed_cpus};
-use allocwall_core::report::{pipeline_charts, pipeline_json, pipeline_text};
 use allocwall_core::trial::arm::{Arm, TargetFacts};
 use allocwall_core::trial::batch::{Fresh, Prepared};
 use allocwall_core::trial::compare::compare;
@@ -266,7 +266,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let points = bench.points(&placements, &variants);
     drop(guard);
     let points = points?;
-    let experiment = pipeline_text::Experiment {
+    let experiment = text::Experiment {
         rate: args.rate.0,
         arrivals: args.arrivals(),
         sizes: args.sizes(),
@@ -281,16 +281,16 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         points,
     };
     if let Some(folder) = &args.output {
-        let json = pipeline_json::document(&experiment, &crate::commands::trial::machine());
-        output::write(&folder.join("pipeline.json"), json.as_bytes(), None)?;
-        for (name, chart) in pipeline_charts::all(&experiment) {
+        let document = json::document(&experiment, &crate::commands::trial::machine());
+        output::write(&folder.join("pipeline.json"), document.as_bytes(), None)?;
+        for (name, chart) in charts::all(&experiment) {
             output::write(&folder.join(name), chart.as_bytes(), None)?;
         }
         printer.note(&format!("written to {}", folder.display()));
     }
     printer.data(&match args.json {
-        true => pipeline_json::document(&experiment, &crate::commands::trial::machine()),
-        false => pipeline_text::report(&experiment, printer.style()),
+        true => json::document(&experiment, &crate::commands::trial::machine()),
+        false => text::report(&experiment, printer.style()),
     })?;
     let told = |point: &Point| point.arms.iter().any(|arm| arm.runs > 0);
     Ok(match experiment.points.iter().any(told) {

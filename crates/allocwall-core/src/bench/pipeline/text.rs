@@ -1,10 +1,10 @@
 //! The order pipeline for people: a table of each arm, what the machine did to it, what it means.
 
-use super::layout::{elide_end, left, right};
-use super::text::{Ink, Page, Style};
-use crate::bench::pipeline::results::{ArmResult, Point, shown};
-use crate::bench::pipeline::variants::Sizes;
-use crate::bench::pipeline::{Arrivals, By, Measure, Orders, QUANTILES, metric_key};
+use super::results::{ArmResult, Point, shown};
+use super::variants::Sizes;
+use super::{Arrivals, By, Measure, Orders, QUANTILES, metric_key};
+use crate::report::layout::{elide_end, left, right};
+use crate::report::text::{Ink, Page, Style};
 use crate::trial::{Comparison, Word};
 use crate::units::{Interval, Reason, thousands};
 

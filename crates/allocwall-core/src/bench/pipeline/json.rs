@@ -1,10 +1,10 @@
 //! The order pipeline as a JSON document, version 1, with the raw histograms. Described in docs/json.md.
 
-use super::json::{interval, list, number, printed};
-use super::pipeline_text::Experiment;
-use super::trial_json;
-use crate::bench::pipeline::results::{ArmResult, Point, ThreadSum};
-use crate::bench::pipeline::{Measure, Orders};
+use super::results::{ArmResult, Point, ThreadSum};
+use super::text::Experiment;
+use super::{Measure, Orders};
+use crate::report::json::{interval, list, number, printed};
+use crate::report::trial_json;
 use crate::units::Interval;
 use serde_json::{Map, Value, json};
 

@@ -1,9 +1,9 @@
 //! The order pipeline drawn: how many orders take longer than a time, and how the tail follows the heap pressure.
 
-use super::chart::{Chart, Line, svg};
-use super::pipeline_text::Experiment;
-use crate::bench::pipeline::results::{Point, shown};
-use crate::bench::pipeline::{By, Measure, Orders};
+use super::results::{Point, shown};
+use super::text::Experiment;
+use super::{By, Measure, Orders};
+use crate::bench::chart::{Chart, Line, svg};
 use crate::units::thousands;
 
 /// The rarest share that is drawn: a run has a million orders, and some runs are merged.

@@ -1,0 +1,404 @@
+//! `allocwall bench obmalloc`: programs of CPython on stock arenas and on huge pages, each a trial of its own.
+
+use crate::commands::{diagnose, trial};
+use crate::printer::Printer;
+use allocwall_core::bench::obmalloc::{self, AfterIdle, BenchArm, Probe, Program, Set, Skipped};
+use allocwall_core::error::Error;
+use allocwall_core::host::clock;
+use allocwall_core::report::trial_json;
+use allocwall_core::trial::batch::{self, Batch, Fresh};
+use allocwall_core::trial::compare::compare;
+use allocwall_core::trial::conduct::{Conduct, End, Length, Ran, Told};
+use allocwall_core::trial::journal::{self, Head, Journal, Writer};
+use allocwall_core::trial::run::{self, Start};
+use allocwall_core::trial::{ArmInfo, BASELINES, Design, Outcome, ProofState, Settings, plan};
+use anyhow::{Context, anyhow, bail};
+use serde_json::json;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// A run that takes longer is ended, and failed.
+const LIMIT: Duration = Duration::from_secs(300);
+/// An interpreter tells of itself in a fraction of a second.
+const PROBE_LIMIT: Duration = Duration::from_secs(60);
+
+#[derive(clap::Args)]
+#[command(
+    after_help = "Each program is a trial: a block runs every arm once and stock twice, in shuffled order, each as a fresh process.\n\
+                  With --idle the machine rests before each run: the state of a host that has taken idle memory back.\n\
+                  Exit status: 0 measured, 1 could not, 2 usage."
+)]
+pub struct Args {
+    /// The CPython to try; the allocwall package must be installed in it
+    #[arg(long, value_name = "PATH", default_value = "python3")]
+    python: String,
+
+    /// One built --with-pymalloc-hugepages, as an arm of its own
+    #[arg(long, value_name = "PATH")]
+    rebuilt: Option<String>,
+
+    /// Which programs: the nine workloads, real ones with large heaps, or ordinary ones
+    #[arg(long, value_enum, default_value_t = Which::Workloads)]
+    set: Which,
+
+    /// Beside stock: thp, hugetlb, collapse, auto, mimalloc [default: all but auto that can be had here]
+    #[arg(long, value_name = "NAME[,…]", value_delimiter = ',')]
+    arms: Vec<String>,
+
+    /// Programs of the set [default: all]
+    #[arg(long, value_name = "NAME[,…]", value_delimiter = ',')]
+    workloads: Vec<String>,
+
+    /// Blocks of each program [default: 12, or what the number of arms needs]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=500))]
+    blocks: Option<u64>,
+
+    /// Rest before each run: 6s
+    #[arg(long, value_name = "TIME", value_parser = diagnose::parse_time)]
+    idle: Option<Duration>,
+
+    /// Of the order of arms; the same seed gives the same order
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+
+    /// A folder in which each program's trial is kept, for `allocwall report`
+    #[arg(short, long, value_name = "DIR")]
+    output: Option<PathBuf>,
+
+    /// Print one JSON document (docs/json.md) instead of tables
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Which {
+    Workloads,
+    Real,
+    Ordinary,
+}
+
+impl Which {
+    fn set(self) -> Set {
+        match self {
+            Which::Workloads => Set::Workloads,
+            Which::Real => Set::Real,
+            Which::Ordinary => Set::Ordinary,
+        }
+    }
+}
+
+pub fn run(args: &Args, printer: &Printer) -> anyhow::Result<ExitCode> {
+    let interrupted = diagnose::catch_signals()?;
+    let folder = tempfile::Builder::new()
+        .prefix("allocwall-bench-")
+        .tempdir()
+        .context("no temporary folder")?;
+    let keeper = std::env::current_exe().context("cannot find this program's own file")?;
+    // However this ends, the folder goes.
+    let guard = run::guard(folder.path(), &keeper)?;
+    let bench = Bench {
+        args,
+        printer,
+        interrupted: &interrupted,
+        keeper: &keeper,
+        folder: folder.path(),
+        seed: args.seed.unwrap_or_else(clock::unix_ms),
+    };
+    let outcome = bench.conduct();
+    drop(guard);
+    outcome
+}
+
+struct Bench<'a> {
+    args: &'a Args,
+    printer: &'a Printer,
+    interrupted: &'a AtomicBool,
+    keeper: &'a Path,
+    folder: &'a Path,
+    seed: u64,
+}
+
+impl Bench<'_> {
+    fn conduct(&self) -> anyhow::Result<ExitCode> {
+        let args = self.args;
+        let set = args.set.set();
+        let probe = self.probe(&args.python, None, set)?;
+        if probe.implementation != "cpython" {
+            bail!(
+                "{} is {}, which has no arenas: this is for CPython",
+                args.python,
+                probe.implementation
+            );
+        }
+        let rebuilt = args
+            .rebuilt
+            .as_ref()
+            .map(|python| self.probe(python, Some(&probe.script), set))
+            .transpose()?;
+        let asked: Vec<String> = match args.arms.is_empty() {
+            true => obmalloc::ARMS.iter().map(|name| (*name).to_owned()).collect(),
+            false => args.arms.clone(),
+        };
+        let chosen = obmalloc::programs(&args.workloads, set, &probe, rebuilt.as_ref());
+        let arms = obmalloc::arms(&asked, set, &probe, rebuilt.as_ref());
+        let ((programs, lacking), (arms, mut skipped)) = match (chosen, arms) {
+            (Ok(programs), Ok(arms)) => (programs, arms),
+            (Err(error), _) | (_, Err(error)) => {
+                self.printer.error(&anyhow!(error));
+                return Ok(ExitCode::from(diagnose::USAGE));
+            }
+        };
+        skipped.extend(lacking);
+        self.tell_skipped(&skipped);
+        if arms.len() == BASELINES {
+            bail!("no arm is left beside stock");
+        }
+        let fewest = plan::fewest_blocks(arms.len(), arms.len() - BASELINES);
+        if self.blocks(arms.len()) < fewest {
+            self.printer
+                .warn(&format!("no word is possible with fewer than {fewest} blocks"));
+        }
+        let mut documents = Vec::new();
+        let mut no_tlb = None;
+        for program in programs {
+            if self.stopped() {
+                break;
+            }
+            let outcome = match self.program(program, set, &arms) {
+                Ok(Some(outcome)) => outcome,
+                Ok(None) => break,
+                Err(error) => {
+                    self.printer.error(&error.context(program.name.clone()));
+                    continue;
+                }
+            };
+            no_tlb = no_tlb.or_else(|| obmalloc::no_tlb(&outcome));
+            match args.json {
+                true => documents.push(json!({
+                    "name": program.name,
+                    "about": program.about,
+                    "trial": trial_json::value(&outcome, &[]),
+                })),
+                false => {
+                    documents.push(json!(null));
+                    self.printer.data(&obmalloc::table(program, &outcome))?;
+                }
+            }
+        }
+        if let Some(why) = no_tlb {
+            self.printer.note(&format!("TLB misses were not counted: {why}"));
+        }
+        let measured = !documents.is_empty();
+        if args.json {
+            let skipped: Vec<_> = skipped
+                .iter()
+                .map(|s| json!({ "name": s.name, "why": s.why }))
+                .collect();
+            let document = json!({
+                "version": 1,
+                "tool": { "name": "allocwall", "version": env!("CARGO_PKG_VERSION") },
+                "bench": "obmalloc",
+                "set": set.key(),
+                "python": { "executable": probe.executable, "version": probe.version },
+                "idle_s": args.idle.unwrap_or_default().as_secs_f64(),
+                "skipped": skipped,
+                "programs": documents,
+            });
+            self.printer.data(&format!("{document:#}\n"))?;
+        }
+        Ok(match measured && !self.stopped() {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::FAILURE,
+        })
+    }
+
+    fn stopped(&self) -> bool {
+        // Relaxed: the flag carries nothing but itself.
+        self.interrupted.load(Ordering::Relaxed)
+    }
+
+    fn blocks(&self, arms: usize) -> usize {
+        self.args.blocks.map_or_else(
+            || plan::default_blocks(arms, arms - BASELINES),
+            |count| count as usize,
+        )
+    }
+
+    /// What an interpreter tells of itself; one that has no package is asked by the file of one that has.
+    fn probe(&self, python: &str, script: Option<&str>, set: Set) -> anyhow::Result<Probe> {
+        let question = match script {
+            None => Probe::question(python, set),
+            Some(script) => Probe::question_by_file(python, script, set),
+        };
+        let finished = run::start(&Start::new(question, PROBE_LIMIT), self.keeper)?.wait(self.interrupted)?;
+        match Probe::answer(python, &batch::output(&finished)) {
+            Some(probe) => Ok(probe),
+            None if self.stopped() => bail!("interrupted"),
+            None => {
+                let said = batch::last_words(&finished).unwrap_or_else(|| "it said nothing".to_owned());
+                match said.contains("No module named") && script.is_none() {
+                    true => bail!(
+                        "{python} has no allocwall package ({said}): {python} -m pip install 'allocwall[bench]'"
+                    ),
+                    false => bail!("{python} can't run the workloads: {said}"),
+                }
+            }
+        }
+    }
+
+    fn tell_skipped(&self, skipped: &[Skipped]) {
+        let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+        for Skipped { name, why } in skipped {
+            match reasons.iter_mut().find(|(known, _)| known == why) {
+                Some((_, names)) => names.push(name),
+                None => reasons.push((why, vec![name])),
+            }
+        }
+        for (why, names) in reasons {
+            self.printer.note(&format!("without {}: {why}", names.join(", ")));
+        }
+    }
+
+    /// None where it was interrupted before its first block was over.
+    fn program(&self, program: &Program, set: Set, arms: &[BenchArm]) -> anyhow::Result<Option<Outcome>> {
+        let mut batch = self.batch(program, set, arms)?;
+        let first = self.prove(program, &mut batch, arms)?;
+        if self.stopped() {
+            return Ok(None);
+        }
+        let mut journal = Journal {
+            head: self.head(program, &batch, arms, &first),
+            blocks: vec![],
+            planned: true,
+        };
+        let path = match &self.args.output {
+            Some(kept) => {
+                std::fs::create_dir_all(kept).with_context(|| kept.display().to_string())?;
+                kept.join(format!("{}.trial", program.name))
+            }
+            None => self.folder.join(format!("{}.trial", program.name)),
+        };
+        let mut writer = Writer::create(&path, &journal.head)?;
+        let blocks = journal.head.design.settings.planned;
+        let mut subject = AfterIdle {
+            batch,
+            idle: self.args.idle.unwrap_or_default(),
+        };
+        let mut told = |told: Told<'_>| {
+            if let Told::Starts { block, place, places } = told {
+                self.printer.progress_line(&format!(
+                    "{}: block {} of {blocks}, run {} of {places}",
+                    program.name,
+                    block + 1,
+                    place + 1
+                ));
+            }
+        };
+        let end = Conduct {
+            subject: &mut subject,
+            writer: &mut writer,
+            interrupted: self.interrupted,
+            told: &mut told,
+        }
+        .run(&mut journal, Length::Blocks(blocks));
+        self.printer.clear_line();
+        match end? {
+            End::Failed(why) => self
+                .printer
+                .warn(&format!("{} could not go on: {why}", program.name)),
+            End::Interrupted if journal.blocks.is_empty() => return Ok(None),
+            End::Interrupted => self.printer.note(&format!(
+                "{}: interrupted after {} of {blocks} blocks",
+                program.name,
+                journal.blocks.len()
+            )),
+            End::Planned | End::Decided | End::TimeOver => {}
+        }
+        Ok(Some(compare(&journal.head.design, &journal.blocks)))
+    }
+
+    fn batch(&self, program: &Program, set: Set, arms: &[BenchArm]) -> Result<Batch<'_>, Error> {
+        let mut prepared: Vec<_> = arms
+            .iter()
+            .map(|arm| arm.prepared(program, set, self.folder, LIMIT))
+            .collect();
+        let mut starts: Vec<Start> = prepared.iter().map(|p| p.start.clone()).collect();
+        run::equalise(&mut starts);
+        for (prepared, start) in prepared.iter_mut().zip(starts) {
+            prepared.start = start;
+        }
+        Ok(Batch {
+            arms: prepared,
+            keeper_exe: self.keeper.to_owned(),
+            figures: obmalloc::figures()?,
+            tlb_misses: true,
+            fine: vec![],
+            interrupted: self.interrupted,
+        })
+    }
+
+    /// One run of each arm that is not counted.
+    fn prove(&self, program: &Program, batch: &mut Batch, arms: &[BenchArm]) -> anyhow::Result<Vec<Ran>> {
+        let account = self.folder.join(format!("proof-{}", program.name));
+        std::fs::create_dir(&account).with_context(|| account.display().to_string())?;
+        let told = |arm: usize| {
+            self.printer.progress_line(&format!(
+                "{}: first run of {}, not counted",
+                program.name, arms[arm].name
+            ));
+        };
+        let ran = batch.prove(&account, self.interrupted, told)?;
+        self.printer.clear_line();
+        if self.stopped() {
+            return Ok(ran);
+        }
+        if let Some(failure) = ran.iter().take(BASELINES).find_map(|run| run.failure.clone()) {
+            bail!("it fails on stock: {failure}");
+        }
+        for (ran, arm) in ran.iter().zip(arms).skip(BASELINES) {
+            let refuted = ran.proof.iter().find(|item| item.state == ProofState::Refuted);
+            let why = match (&ran.failure, refuted) {
+                (Some(failure), _) => format!("its first run failed: {failure}"),
+                (None, Some(item)) => format!("it did not take: {}: {}", item.what, item.detail),
+                (None, None) => continue,
+            };
+            self.printer
+                .warn(&format!("{}, {}: {why}", program.name, arm.name));
+        }
+        Ok(ran)
+    }
+
+    fn head(&self, program: &Program, batch: &Batch, arms: &[BenchArm], first: &[Ran]) -> Head {
+        let text = |word: &OsString| word.to_string_lossy().into_owned();
+        let planned = self.blocks(arms.len());
+        let infos = arms.iter().enumerate().map(|(n, arm)| ArmInfo {
+            name: arm.name.clone(),
+            baseline: n < BASELINES,
+            predicted: Default::default(),
+        });
+        Head {
+            version: journal::VERSION,
+            tool_version: env!("CARGO_PKG_VERSION").into(),
+            started_unix_ms: clock::unix_ms(),
+            command: batch.arms[0].start.command.iter().map(text).collect(),
+            options: vec![format!("bench obmalloc {}", program.name)],
+            design: Design {
+                settings: Settings {
+                    seed: self.seed,
+                    effect: plan::DEFAULT_EFFECT,
+                    planned,
+                    looks: plan::looks(planned, arms.len(), arms.len() - BASELINES),
+                },
+                arms: infos.collect(),
+                metrics: obmalloc::metrics(),
+            },
+            rates: vec![],
+            proof: first.iter().map(|r| r.proof.clone()).enumerate().collect(),
+            machine: trial::machine(),
+            origin: None,
+        }
+    }
+}
