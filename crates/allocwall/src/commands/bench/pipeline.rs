@@ -44,7 +44,7 @@ const ALLOCATORS: [&str; 4] = ["jemalloc", "tcmalloc", "mimalloc", "snmalloc"];
 #[derive(clap::Args)]
 #[command(
     after_help = "A block runs every arm once and malloc twice, in shuffled order, each as a fresh process. Variants: \
-                  malloc, freelist, batch, by-value, pool, pool-drop, pool-huge, sharded, slab (`allocwall explain pipeline`).\n\
+                  malloc, freelist, batch, by-value, pool, pool-drop, pool-huge, sharded, slab.\n\
                   Exit status: 0 measured, 1 could not, 2 usage."
 )]
 pub struct Args {

@@ -95,13 +95,30 @@ fn merged(mut spans: Vec<Span>) -> Vec<Span> {
     merged
 }
 
-/// Which records met a stall, or waited behind one that did: while the producer was not done with the one before, or the consumer.
-/// `records` are one consumer's, in the order in which it took them; `stalls` are merged, in the records' clock.
-fn disturbed<'a>(records: &'a [Record], stalls: &'a [Span]) -> impl Iterator<Item = bool> + 'a {
+/// Stalls of the threads on an order's way: merged, in the records' clock.
+struct Stalls {
+    producers: Vec<Span>,
+    consumers: Vec<Span>,
+}
+
+/// Which records met a stall, or waited behind one that did: while the producer was not done with the one before, or the consumer. A
+/// producer's stall touches what it had not sent: up to one that began at the end of the allocation. A consumer's touches what was
+/// allocated and not done.
+/// `records` are one consumer's, in the order in which it took them.
+fn disturbed<'a>(records: &'a [Record], stalls: &'a Stalls) -> impl Iterator<Item = bool> + 'a {
+    // The first that ends at or behind `from`, and begins before or at `to`.
+    let met = |spans: &[Span], from: u64, to: u64| {
+        let first = spans.partition_point(|(_, end)| *end < from);
+        spans.get(first).is_some_and(|(begin, _)| *begin <= to)
+    };
     let mut before = (false, 0, 0);
     records.iter().map(move |record| {
-        let first = stalls.partition_point(|(_, to)| *to < record.intended);
-        let met = stalls.get(first).is_some_and(|(from, _)| *from <= record.done());
+        let met = met(&stalls.producers, record.intended, record.allocated())
+            || met(
+                &stalls.consumers,
+                record.allocated(),
+                record.done().saturating_sub(1),
+            );
         let (disturbed, allocated, freed) = before;
         let behind = disturbed && (allocated > record.intended || freed > record.allocated());
         before = (met || behind, record.allocated(), record.done());
@@ -136,17 +153,18 @@ pub fn told(
         unseen += thread.watch.expected_unseen(row.len());
         thread.watch.stalls.extend(row);
     }
-    let on_the_way = |role: Role| role != Role::Pressure;
-    let stalls = threads
-        .iter()
-        .filter(|t| on_the_way(t.role))
-        .flat_map(|t| &t.watch.stalls);
     let relative = |at: u64| at.saturating_sub(start);
-    let stalls = merged(
-        stalls
-            .map(|(from, to)| (relative(*from), relative(*to)))
-            .collect(),
-    );
+    let of = |role: Role| {
+        let spans = threads
+            .iter()
+            .filter(|t| t.role == role)
+            .flat_map(|t| &t.watch.stalls);
+        merged(spans.map(|(from, to)| (relative(*from), relative(*to))).collect())
+    };
+    let stalls = Stalls {
+        producers: of(Role::Producer),
+        consumers: of(Role::Consumer),
+    };
 
     let mut latencies: BTreeMap<Measure, Pair> = BTreeMap::new();
     if spec.rate.is_some() {
@@ -221,9 +239,16 @@ mod tests {
     #[test]
     fn who_meets_a_stall_is_disturbed_and_who_waits_behind_it() {
         let quick = [10, 10, 10, 10];
+        let of = |producers: &[Span], consumers: &[Span], records: &[Record]| -> Vec<bool> {
+            let stalls = Stalls {
+                producers: producers.to_vec(),
+                consumers: consumers.to_vec(),
+            };
+            disturbed(records, &stalls).collect()
+        };
         let records = [
             record(0, quick),
-            // The stall is from 120 to 500.
+            // A consumer's stall is from 120 to 500.
             record(100, [10, 400, 10, 10]),
             // Came in its middle.
             record(200, [10, 310, 10, 10]),
@@ -234,9 +259,18 @@ mod tests {
             // As long as those, with no stall near: the allocator's.
             record(900, [400, 10, 10, 10]),
         ];
-        let seen: Vec<bool> = disturbed(&records, &[(120, 500)]).collect();
-        assert_eq!(seen, [false, true, true, true, false, false]);
-        assert!(!disturbed(&records, &[]).any(|d| d));
+        assert_eq!(
+            of(&[], &[(120, 500)], &records),
+            [false, true, true, true, false, false]
+        );
+        assert!(!of(&[], &[], &records).contains(&true));
+        // A producer's stall that begins when the allocation ends delays the sending; one that begins later delays only the next.
+        let pair = [record(100, [50, 40, 10, 10]), record(180, quick)];
+        assert_eq!(of(&[(150, 160)], &[], &pair), [true, false]);
+        assert_eq!(of(&[(155, 170)], &[], &pair), [false, false]);
+        assert_eq!(of(&[(155, 185)], &[], &pair), [false, true]);
+        // A consumer's that begins when an order is done touches the next.
+        assert_eq!(of(&[], &[(210, 212)], &pair), [false, true]);
     }
 
     #[test]

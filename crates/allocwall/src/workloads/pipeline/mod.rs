@@ -31,7 +31,7 @@ const CALIBRATION_NS: u64 = 20_000_000;
 const LEAD_NS: f64 = 2e6;
 /// Between two readings of the clock in a waiting loop; more is a stall. A reading takes some ten nanoseconds, and a look at a line
 /// that another CPU has just written a hundred.
-const THRESHOLD_NS: f64 = 1000.0;
+const THRESHOLD_NS: f64 = 500.0;
 /// How often the main thread looks whether the others are ready.
 const GLANCE: Duration = Duration::from_millis(1);
 /// A producer begins a heap block when its next order is so many times further away than a block took, on average of the last ones.

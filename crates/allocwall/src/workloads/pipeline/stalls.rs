@@ -14,6 +14,10 @@ pub type Span = (u64, u64);
 /// Room that is there, and touched, before the run.
 const ROOM: usize = 1 << 16;
 
+/// Times the threshold from which on a thread may have been switched away, or its CPU taken: neither is done faster, and asking the kernel
+/// about every allocation that takes some hundred nanoseconds would be the largest stall of all.
+const SWITCH: u64 = 10;
+
 pub struct Watch {
     cycles: Cycles,
     threshold: u64,
@@ -26,6 +30,8 @@ pub struct Watch {
     /// Stalls of the machine in these, by the kernel's account.
     told: u64,
     began: u64,
+    /// A long one of which the kernel is still to be asked.
+    open: Option<Span>,
     account: Account,
 }
 
@@ -66,6 +72,7 @@ impl Watch {
             covered: 0,
             told: 0,
             began: now,
+            open: None,
             account: Account::now(cycles),
         }
     }
@@ -80,7 +87,7 @@ impl Watch {
     /// Stalls of the machine that hit an allocation or a free and passed for the allocator's, as many as are expected from those
     /// that were seen elsewhere; `found` are known otherwise.
     pub fn expected_unseen(&self, found: usize) -> f64 {
-        let whole = self.last.wrapping_sub(self.began);
+        let whole = self.last.saturating_sub(self.began);
         let open = whole.saturating_sub(self.covered);
         let seen = self.stalls.len() as f64 - self.told as f64;
         let expected = match open {
@@ -93,50 +100,74 @@ impl Watch {
     /// Since the last reading there was nothing of the allocator's.
     #[inline(always)]
     pub fn waited(&mut self, now: u64) {
-        if now.wrapping_sub(self.last) > self.threshold {
-            self.stalled(now);
-        }
-        self.last = now;
+        self.last = match now.wrapping_sub(self.last) > self.threshold {
+            true => self.stalled(now),
+            false => now,
+        };
     }
 
     /// Known work that takes so long: more is the machine's.
     #[inline(always)]
     pub fn computed(&mut self, now: u64, usual: u64) {
-        if now.wrapping_sub(self.last) > self.threshold + usual {
-            self.stalled(now);
-        }
-        self.last = now;
+        self.last = match now.wrapping_sub(self.last) > self.threshold + usual {
+            true => self.stalled(now),
+            false => now,
+        };
     }
 
+    /// The stall lasts until the kernel has been asked, which takes as long as the threshold.
     #[cold]
-    fn stalled(&mut self, now: u64) {
-        self.stalls.push((self.last, now));
-        self.account = Account::now(self.cycles);
+    fn stalled(&mut self, now: u64) -> u64 {
+        let Some(open) = self.open.take() else {
+            self.account = Account::now(self.cycles);
+            self.stalls.push((self.last, self.account.at));
+            return self.cycles.now();
+        };
+        self.settle(open);
+        // Asking is a stall of ours, for whoever comes next; what lay before it may have been one too.
+        let began = match now.wrapping_sub(open.1) > self.threshold {
+            true => open.1,
+            false => now,
+        };
+        self.stalls.push((began, self.account.at));
+        self.cycles.now()
     }
 
-    /// Since the last reading something was allocated or freed.
+    /// Since the last reading something was allocated or freed. Where that took long the kernel is asked at the next reading, when the
+    /// order is on its way: asking must not be in its time.
     #[inline(always)]
     pub fn allocated(&mut self, now: u64) {
         let took = now.wrapping_sub(self.last);
         self.covered += took;
-        if took > self.threshold {
-            self.long(now);
-        }
         self.last = now;
+        if took > self.threshold {
+            self.took_long((now - took, now));
+        }
     }
 
     #[cold]
-    fn long(&mut self, now: u64) {
+    fn took_long(&mut self, span: Span) {
+        if span.1 - span.0 < SWITCH * self.threshold {
+            self.long.push(span);
+            return;
+        }
+        self.open = Some(span);
+        // The next reading is far from this one, whenever it comes.
+        self.last = 0;
+    }
+
+    /// Whose a long allocation or free was.
+    fn settle(&mut self, open: Span) {
         let before = std::mem::replace(&mut self.account, Account::now(self.cycles));
         let account = &self.account;
         let wall = self.cycles.ns(account.at.wrapping_sub(before.at));
         let lost = wall - (account.cpu_ns.saturating_sub(before.cpu_ns)) as f64;
-        let took = self.cycles.ns(now.wrapping_sub(self.last));
+        let took = self.cycles.ns(open.1 - open.0);
         if account.switches > before.switches || lost > took / 2.0 {
             self.told += 1;
-            self.stalls.push((self.last, now));
+            self.stalls.push(open);
         } else {
-            self.long.push((self.last, now));
+            self.long.push(open);
         }
     }
 }
@@ -179,7 +210,7 @@ mod tests {
     #[test]
     fn a_long_allocation_is_the_allocators_unless_the_thread_did_not_run() {
         let cycles = Cycles::start(10_000_000);
-        let mut watch = Watch::new(cycles, cycles.of_ns(100_000.0));
+        let mut watch = Watch::new(cycles, cycles.of_ns(50_000.0));
         // An allocation that computes for 2 ms. Other programs may take the CPU in the middle, and do so in vain five times.
         let undisturbed = (0..5).any(|_| {
             watch.start();
@@ -187,6 +218,7 @@ mod tests {
             let until = cycles.now() + cycles.of_ns(2e6);
             while cycles.now() < until {}
             watch.allocated(cycles.now());
+            watch.waited(cycles.now());
             watch.told == told
         });
         assert!(undisturbed);
@@ -195,6 +227,7 @@ mod tests {
         let told = watch.told;
         std::thread::sleep(Duration::from_millis(20));
         watch.allocated(cycles.now());
+        watch.waited(cycles.now());
         assert_eq!(watch.told, told + 1);
         assert!(cycles.ns(watch.covered) >= 22e6);
     }
