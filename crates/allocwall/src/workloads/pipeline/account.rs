@@ -265,12 +265,12 @@ mod tests {
         );
         assert!(!of(&[], &[], &records).contains(&true));
         // A producer's stall that begins when the allocation ends delays the sending; one that begins later delays only the next.
-        let pair = [record(100, [50, 40, 10, 10]), record(180, quick)];
+        let pair = [record(100, [50, 40, 10, 10]), record(220, quick)];
         assert_eq!(of(&[(150, 160)], &[], &pair), [true, false]);
         assert_eq!(of(&[(155, 170)], &[], &pair), [false, false]);
-        assert_eq!(of(&[(155, 185)], &[], &pair), [false, true]);
+        assert_eq!(of(&[(155, 225)], &[], &pair), [false, true]);
         // A consumer's that begins when an order is done touches the next.
-        assert_eq!(of(&[], &[(210, 212)], &pair), [false, true]);
+        assert_eq!(of(&[], &[(210, 232)], &pair), [false, true]);
     }
 
     #[test]
