@@ -37,6 +37,8 @@ const GLANCE: Duration = Duration::from_millis(1);
 /// A producer begins a heap block when its next order is so many times further away than a block took, on average of the last ones.
 const MARGIN: u64 = 4;
 const OF_LATE: u64 = 64;
+/// And no more is believed of it: after one long stall there would be no pressure ever again.
+const MOST_BLOCK_NS: f64 = 150.0;
 
 /// Runs it.
 ///
@@ -307,6 +309,7 @@ fn produce<M: Make>(
     let mut heap = Heap::new(if own { spec.pressure.per_s } else { 0.0 }, cycles, spec.seed);
     // Of a heap block, in cycles.
     let mut usual = cycles.of_ns(100.0);
+    let most = cycles.of_ns(MOST_BLOCK_NS);
     let planted = Planted::of(spec, n, count, cycles);
     let mut watch = Watch::new(cycles, cycles.of_ns(THRESHOLD_NS));
     let across = n == 0 && spec.cpus[spec.producers] != cpu;
@@ -337,7 +340,7 @@ fn produce<M: Make>(
                 heap.turn();
                 let after = cycles.now();
                 watch.allocated(after);
-                usual = (usual * (OF_LATE - 1) + (after - now)) / OF_LATE;
+                usual = ((usual * (OF_LATE - 1) + (after - now)) / OF_LATE).min(most);
                 continue;
             }
             shared.pause();
