@@ -123,13 +123,15 @@ impl Watch {
             self.stalls.push((self.last, self.account.at));
             return self.cycles.now();
         };
-        self.settle(open);
-        // Asking is a stall of ours, for whoever comes next; what lay before it may have been one too.
-        let began = match now.wrapping_sub(open.1) > self.threshold {
-            true => open.1,
-            false => now,
-        };
-        self.stalls.push((began, self.account.at));
+        let machine = self.settle(open);
+        if now.wrapping_sub(open.1) > self.threshold {
+            self.stalls.push((open.1, now));
+        }
+        // Asking delays whoever comes next. Behind a stall of the allocator's it is not taken for one of the machine's: the orders that
+        // stand behind the allocator would pass for disturbed with it.
+        if machine {
+            self.stalls.push((now, self.account.at));
+        }
         self.cycles.now()
     }
 
@@ -156,19 +158,21 @@ impl Watch {
         self.last = 0;
     }
 
-    /// Whose a long allocation or free was.
-    fn settle(&mut self, open: Span) {
+    /// Whether a long allocation or free was the machine's.
+    fn settle(&mut self, open: Span) -> bool {
         let before = std::mem::replace(&mut self.account, Account::now(self.cycles));
         let account = &self.account;
         let wall = self.cycles.ns(account.at.wrapping_sub(before.at));
         let lost = wall - (account.cpu_ns.saturating_sub(before.cpu_ns)) as f64;
         let took = self.cycles.ns(open.1 - open.0);
-        if account.switches > before.switches || lost > took / 2.0 {
+        let machine = account.switches > before.switches || lost > took / 2.0;
+        if machine {
             self.told += 1;
             self.stalls.push(open);
         } else {
             self.long.push(open);
         }
+        machine
     }
 }
 
