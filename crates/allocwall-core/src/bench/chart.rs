@@ -35,6 +35,8 @@ const RIGHT: f64 = 170.0;
 const PLOT: f64 = 400.0;
 const NOTE: f64 = 17.0;
 const BELOW: f64 = 56.0;
+/// Pixels between two points of a line that are both drawn.
+const FINEST: f64 = 0.5;
 /// Between two labels.
 const LABEL: f64 = 14.0;
 /// Dashes of the styles, in turn.
@@ -137,14 +139,22 @@ pub fn svg(chart: &Chart) -> String {
     let mut ends = vec![];
     for line in chart.lines.iter().filter(|line| !line.points.is_empty()) {
         let mut path = String::new();
-        let mut before = None;
+        let mut before: Option<(f64, f64)> = None;
         for (n, &(at, value)) in line.points.iter().enumerate() {
             let (at, value) = (x(at), y(value));
-            if let (true, Some(before)) = (line.steps, before) {
-                let _ = write!(path, " L{at:.1} {before:.1}");
+            let ends = n + 1 == line.points.len();
+            if let Some((x, y)) = before {
+                // A histogram has hundreds of steps within a pixel.
+                if !ends && (at - x).abs() < FINEST && (value - y).abs() < FINEST {
+                    continue;
+                }
+                if line.steps {
+                    let _ = write!(path, " L{at:.1} {y:.1}");
+                }
             }
-            let _ = write!(path, "{}{at:.1} {value:.1}", if n == 0 { "M" } else { " L" });
-            before = Some(value);
+            let begin = if path.is_empty() { "M" } else { " L" };
+            let _ = write!(path, "{begin}{at:.1} {value:.1}");
+            before = Some((at, value));
         }
         let style = line.style % HUES.len();
         let _ = writeln!(
@@ -288,6 +298,30 @@ mod tests {
         assert_eq!(labels, ["<b>"]);
         // From corner to corner of the plot.
         assert!(text.contains("d=\"M78.0 63.0 L690.0 463.0\""), "{text}");
+    }
+
+    #[test]
+    fn what_lies_within_a_pixel_is_drawn_once_and_the_end_always() {
+        let many: Vec<(f64, f64)> = (0..100_000).map(|n| (10.0 + f64::from(n) * 1e-4, 0.1)).collect();
+        let path = |points: &[(f64, f64)]| {
+            let text = chart(&[line("a", points)]);
+            let document = roxmltree::Document::parse(&text).unwrap();
+            let drawn = document
+                .descendants()
+                .find(|n| n.attribute("class").is_some_and(|c| c.starts_with("line")));
+            drawn.unwrap().attribute("d").unwrap().to_owned()
+        };
+        let thin = path(&many);
+        // 37 pixels from 10 to 20.
+        assert!(thin.split(" L").count() < 90, "{thin}");
+        assert!(thin.ends_with(path(&many[99_998..]).split(" L").last().unwrap()));
+        // Points that lie apart are all there.
+        assert_eq!(
+            path(&[(10.0, 0.1), (100.0, 0.1), (1000.0, 0.01)])
+                .split(" L")
+                .count(),
+            3
+        );
     }
 
     #[test]

@@ -6,6 +6,7 @@ pub mod calibrate;
 pub mod check;
 pub mod diagnose;
 pub mod explain;
+mod ground;
 pub mod keep;
 pub mod list;
 pub mod report;

@@ -1,6 +1,7 @@
 //! `allocwall trial`: remedies on the user's own command, interleaved, with an interval and a word each.
 
 use crate::commands::arms;
+use crate::commands::ground::Ground;
 use crate::commands::report::Judged;
 use crate::printer::Printer;
 use allocwall_core::catalogue::modules;
@@ -395,20 +396,14 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         );
     }
     let interrupted = crate::commands::diagnose::catch_signals()?;
-    let folder = tempfile::Builder::new()
-        .prefix("allocwall-trial-")
-        .tempdir()
-        .context("no temporary folder")?;
-    let keeper = std::env::current_exe().context("cannot find this program's own file")?;
-    // However this ends, the folder goes, and what was started to be diagnosed.
-    let guard = run::guard(folder.path(), &keeper)?;
+    let ground = Ground::new("allocwall-trial-")?;
     let outcome = Trial {
         args: &args,
         printer,
         interrupted: &interrupted,
-        keeper: &keeper,
-        folder: folder.path(),
-        guard: &guard,
+        keeper: &ground.keeper,
+        folder: ground.folder(),
+        guard: &ground.guard,
         gates: &gates,
         seed: match (&earlier, args.seed) {
             (Some(earlier), _) => earlier.head.design.settings.seed,
@@ -417,7 +412,7 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         },
     }
     .conduct(earlier);
-    drop(guard);
+    drop(ground);
     let Tried {
         outcome,
         path,

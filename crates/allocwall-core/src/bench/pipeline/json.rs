@@ -1,6 +1,7 @@
 //! The order pipeline as a JSON document, version 1, with the raw histograms. Described in docs/json.md.
 
-use super::results::{ArmResult, Point, ThreadSum};
+use super::ThreadTold;
+use super::results::{ArmResult, Point};
 use super::text::Experiment;
 use super::{Measure, Orders};
 use crate::report::json::{interval, list, number, printed};
@@ -96,7 +97,7 @@ fn arm(arm: &ArmResult) -> Value {
     })
 }
 
-fn thread(thread: &ThreadSum) -> Value {
+fn thread(thread: &ThreadTold) -> Value {
     json!({
         "role": thread.role.title(),
         "cpu": thread.cpu,

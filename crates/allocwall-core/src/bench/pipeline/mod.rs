@@ -240,6 +240,7 @@ impl Pair {
     }
 }
 
+/// One thread of a run, or of an arm's runs together.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ThreadTold {
     pub role: Role,
@@ -251,6 +252,16 @@ pub struct ThreadTold {
     /// The kernel's count.
     pub involuntary_switches: u64,
     pub minor_faults: u64,
+}
+
+impl ThreadTold {
+    pub fn add(&mut self, other: &ThreadTold) {
+        self.stalls += other.stalls;
+        self.stalled_ns += other.stalled_ns;
+        self.longest_ns = self.longest_ns.max(other.longest_ns);
+        self.involuntary_switches += other.involuntary_switches;
+        self.minor_faults += other.minor_faults;
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -163,8 +163,13 @@ fn related(topology: &Topology, allowed: &[u32], relation: Relation, threads: Th
     placement(topology, name, cpus, threads)
 }
 
+/// Whether some CPU has two threads: who waits there must let the other run.
+pub fn crowded(cpus: &[u32]) -> bool {
+    (1..cpus.len()).any(|n| cpus[..n].contains(&cpus[n]))
+}
+
 fn placement(topology: &Topology, name: &str, cpus: Vec<u32>, threads: Threads) -> Placement {
-    let crowded = (1..cpus.len()).any(|n| cpus[..n].contains(&cpus[n]));
+    let crowded = crowded(&cpus);
     let near = topology.relation(cpus[0], cpus[threads.producers]);
     Placement {
         name: name.to_owned(),

@@ -1,7 +1,7 @@
 //! The runs of all arms, put together: a trial's words on the percentiles, and each arm's histograms merged.
 
 use super::variants::Variant;
-use super::{Measure, Orders, Pair, QUANTILES, Role, Spec, Told, figures, metric_key};
+use super::{Measure, Orders, Pair, QUANTILES, Spec, ThreadTold, Told, figures, metric_key};
 use crate::bench::histogram::Histogram;
 use crate::error::Result;
 use crate::host::topology::Relation;
@@ -78,19 +78,7 @@ pub struct ArmResult {
     pub refused: u64,
     pub unseen: f64,
     pub stolen_ns: Option<u64>,
-    pub threads: Vec<ThreadSum>,
-}
-
-/// One of an arm's threads, over its runs.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ThreadSum {
-    pub role: Role,
-    pub cpu: u32,
-    pub stalls: u64,
-    pub stalled_ns: f64,
-    pub longest_ns: f64,
-    pub involuntary_switches: u64,
-    pub minor_faults: u64,
+    pub threads: Vec<ThreadTold>,
 }
 
 impl ArmResult {
@@ -115,26 +103,13 @@ impl ArmResult {
                 }
             }
         }
-        let mut threads: Vec<ThreadSum> = vec![];
+        let mut threads: Vec<ThreadTold> = vec![];
         for told in told {
             for (n, thread) in told.threads.iter().enumerate() {
-                if threads.len() == n {
-                    threads.push(ThreadSum {
-                        role: thread.role,
-                        cpu: thread.cpu,
-                        stalls: 0,
-                        stalled_ns: 0.0,
-                        longest_ns: 0.0,
-                        involuntary_switches: 0,
-                        minor_faults: 0,
-                    });
+                match threads.get_mut(n) {
+                    Some(sum) => sum.add(thread),
+                    None => threads.push(thread.clone()),
                 }
-                let sum = &mut threads[n];
-                sum.stalls += thread.stalls;
-                sum.stalled_ns += thread.stalled_ns;
-                sum.longest_ns = sum.longest_ns.max(thread.longest_ns);
-                sum.involuntary_switches += thread.involuntary_switches;
-                sum.minor_faults += thread.minor_faults;
             }
         }
         ArmResult {

@@ -1,5 +1,6 @@
 //! `allocwall bench obmalloc`: programs of CPython on stock arenas and on huge pages, each a trial of its own.
 
+use crate::commands::ground::Ground;
 use crate::commands::{diagnose, trial};
 use crate::printer::Printer;
 use allocwall_core::bench::obmalloc::{self, AfterIdle, BenchArm, Probe, Program, Set, Skipped};
@@ -92,23 +93,17 @@ impl Which {
 
 pub fn run(args: &Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let interrupted = diagnose::catch_signals()?;
-    let folder = tempfile::Builder::new()
-        .prefix("allocwall-bench-")
-        .tempdir()
-        .context("no temporary folder")?;
-    let keeper = std::env::current_exe().context("cannot find this program's own file")?;
-    // However this ends, the folder goes.
-    let guard = run::guard(folder.path(), &keeper)?;
+    let ground = Ground::new("allocwall-bench-")?;
     let bench = Bench {
         args,
         printer,
         interrupted: &interrupted,
-        keeper: &keeper,
-        folder: folder.path(),
+        keeper: &ground.keeper,
+        folder: ground.folder(),
         seed: args.seed.unwrap_or_else(clock::unix_ms),
     };
     let outcome = bench.conduct();
-    drop(guard);
+    drop(ground);
     outcome
 }
 

@@ -2,6 +2,7 @@
 
 use crate::commands::arms;
 use crate::commands::diagnose::{USAGE, catch_signals};
+use crate::commands::ground::Ground;
 use crate::commands::trial::Progress;
 use crate::output;
 use crate::printer::Printer;
@@ -13,7 +14,7 @@ use allocwall_core::bench::pipeline::{Arrivals, By, Planted, Pressure, Spec, Sta
 use allocwall_core::bench::pipeline::{charts, json, text};
 use allocwall_core::catalogue::nearest::hint;
 use allocwall_core::host::topology::{Topology, allowed_cpus};
-use allocwall_core::trial::arm::{Arm, TargetFacts};
+use allocwall_core::trial::arm::{Arm, Inventory, TargetFacts};
 use allocwall_core::trial::batch::{Fresh, Prepared};
 use allocwall_core::trial::compare::compare;
 use allocwall_core::trial::conduct::{Conduct, End, Length};
@@ -247,25 +248,19 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     }
     let interrupted = catch_signals()?;
-    let folder = tempfile::Builder::new()
-        .prefix("allocwall-bench-")
-        .tempdir()
-        .context("no temporary folder")?;
-    let keeper = std::env::current_exe().context("cannot find this program's own file")?;
-    let guard = run::guard(folder.path(), &keeper)?;
+    let ground = Ground::new("allocwall-bench-")?;
     let bench = Bench {
         args: &args,
         printer,
         interrupted: &interrupted,
-        keeper: &keeper,
-        folder: folder.path(),
+        keeper: &ground.keeper,
+        inventory: arms::inventory(printer),
+        folder: ground.folder(),
         by,
         check_steps: pipeline::steps_for(args.check),
         seed: args.seed.unwrap_or_else(allocwall_core::host::clock::unix_ms),
     };
-    let points = bench.points(&placements, &variants);
-    drop(guard);
-    let points = points?;
+    let points = bench.points(&placements, &variants)?;
     let experiment = text::Experiment {
         rate: args.rate.0,
         arrivals: args.arrivals(),
@@ -352,6 +347,7 @@ struct Bench<'a> {
     printer: &'a Printer,
     interrupted: &'a AtomicBool,
     keeper: &'a Path,
+    inventory: Inventory,
     folder: &'a Path,
     by: By,
     check_steps: u32,
@@ -428,11 +424,10 @@ impl Bench<'_> {
         for variant in variants {
             ways.push(plain(variant.key(), *variant)?);
         }
-        let inventory = arms::inventory(self.printer);
         let facts = TargetFacts::of(&self.command(&self.spec_of_nothing())?, &arms::environment())?;
         let mut kept = vec![];
         for way in ways {
-            match way.remedies.resolve(&inventory, &facts) {
+            match way.remedies.resolve(&self.inventory, &facts) {
                 Ok(_) => kept.push(way),
                 // What nobody named is left out, with its reason.
                 Err(refusal) if found => self.printer.note(&format!("without {}: {refusal}", way.name)),
@@ -492,7 +487,6 @@ impl Bench<'_> {
         if pressure == 0.0 {
             cpus.truncate(args.threads.0 + args.threads.1);
         }
-        let inventory = arms::inventory(self.printer);
         let mut prepared = vec![];
         let limit = RUN_LIMIT
             + Duration::from_secs_f64(3.0 * (args.orders + args.warm_up) / args.rate.0.unwrap_or(1e6));
@@ -503,7 +497,10 @@ impl Bench<'_> {
                 stdout: Output::Keep(LONGEST_TOLD),
                 ..Start::new(command, limit)
             };
-            prepared.push(Prepared::of(&base, &way.remedies.resolve(&inventory, &facts)?));
+            prepared.push(Prepared::of(
+                &base,
+                &way.remedies.resolve(&self.inventory, &facts)?,
+            ));
         }
         let mut starts: Vec<Start> = prepared.iter().map(|p| p.start.clone()).collect();
         run::equalise(&mut starts);

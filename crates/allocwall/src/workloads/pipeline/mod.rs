@@ -9,10 +9,11 @@ mod variants;
 pub use order::steps_for;
 
 use account::{Record, told};
+use allocwall_core::bench::pipeline::placement::crowded;
 use allocwall_core::bench::pipeline::{Arrivals, By, QUEUE, Role, Spec, Stall, Told};
 use allocwall_core::host::clock::sleep_until;
 use allocwall_core::host::cycles::Cycles;
-use allocwall_core::host::memory::thread_counts;
+use allocwall_core::host::memory::{ThreadCounts, thread_counts};
 use allocwall_core::host::proc::ProcFs;
 use allocwall_core::host::topology::Pinned;
 use allocwall_pool::{Full, LaneReceiver, LaneSender, lane};
@@ -45,27 +46,15 @@ const MOST_BLOCK_NS: f64 = 150.0;
 /// # Errors
 /// A CPU that it may not run on, no memory, a lock that is not permitted: one line.
 pub fn run(spec: &Spec) -> anyhow::Result<Told> {
-    let wanted = spec.producers + spec.consumers + usize::from(spec.pressure_thread());
+    let wanted = spec.producers + spec.consumers + usize::from(pressure_thread(spec));
     if spec.cpus.len() != wanted {
         bail!("{} CPUs for {wanted} threads", spec.cpus.len());
     }
     variants::with(spec, Pipeline { spec })?
 }
 
-trait Roles {
-    fn pressure_thread(&self) -> bool;
-    /// Some CPU has two threads: who waits there must let the other run.
-    fn crowded(&self) -> bool;
-}
-
-impl Roles for Spec {
-    fn pressure_thread(&self) -> bool {
-        self.pressure.by == By::Thread && self.pressure.per_s > 0.0
-    }
-
-    fn crowded(&self) -> bool {
-        (1..self.cpus.len()).any(|n| self.cpus[..n].contains(&self.cpus[n]))
-    }
+fn pressure_thread(spec: &Spec) -> bool {
+    spec.pressure.by == By::Thread && spec.pressure.per_s > 0.0
 }
 
 struct Pipeline<'a> {
@@ -138,6 +127,24 @@ pub(super) struct Thread {
     blocks: u64,
 }
 
+impl Thread {
+    /// At its end; `since` is what the kernel had counted when it started. What only some threads have is empty.
+    fn ended(role: Role, cpu: u32, watch: Watch, since: &ThreadCounts) -> Thread {
+        let now = thread_counts();
+        Thread {
+            role,
+            cpu,
+            watch,
+            switches: now.involuntary_switches - since.involuntary_switches,
+            faults: now.minor_faults - since.minor_faults,
+            handoff_ns: None,
+            records: vec![],
+            refused: 0,
+            blocks: 0,
+        }
+    }
+}
+
 impl Run for Pipeline<'_> {
     type Output = anyhow::Result<Told>;
 
@@ -147,7 +154,7 @@ impl Run for Pipeline<'_> {
         let shared = &Shared {
             spec,
             cycles: Cycles::start(CALIBRATION_NS),
-            crowded: spec.crowded(),
+            crowded: crowded(&spec.cpus),
             missing: AtomicUsize::new(spec.cpus.len() + 1),
             start: AtomicU64::new(0),
             left: AtomicUsize::new(total),
@@ -171,7 +178,7 @@ impl Run for Pipeline<'_> {
             for (n, (free, inlet)) in free.into_iter().zip(ins).enumerate() {
                 running.push(scope.spawn(move || guarded(shared, || consume(shared, n, free, inlet))));
             }
-            if spec.pressure_thread() {
+            if pressure_thread(spec) {
                 running.push(scope.spawn(move || guarded(shared, || press(shared))));
             }
             let proc = ProcFs::live();
@@ -370,21 +377,16 @@ fn produce<M: Make>(
             shared.pause();
         }
     }
-    let after = thread_counts();
-    // Slots on their way home belong to a pool that must live until the consumers have ended.
+    let ended = Thread::ended(Role::Producer, cpu, watch, &counts);
+    // A pool that goes gives memory back to the system: not while others are timed.
     while shared.left.load(Ordering::Acquire) > 0 && !shared.failed.load(Ordering::Relaxed) {
         shared.pause();
     }
     Ok(Thread {
-        role: Role::Producer,
-        cpu,
-        watch,
-        switches: after.involuntary_switches - counts.involuntary_switches,
-        faults: after.minor_faults - counts.minor_faults,
         handoff_ns,
-        records: vec![],
         refused,
         blocks: heap.done,
+        ..ended
     })
 }
 
@@ -445,20 +447,10 @@ fn consume<F: Free>(
         }
     }
     std::hint::black_box(passed);
-    let after = thread_counts();
+    let ended = Thread::ended(Role::Consumer, cpu, watch, &counts);
     // Release: what was freed is freed before a producer's pool goes.
     shared.left.fetch_sub(records.len(), Ordering::Release);
-    Ok(Thread {
-        role: Role::Consumer,
-        cpu,
-        watch,
-        switches: after.involuntary_switches - counts.involuntary_switches,
-        faults: after.minor_faults - counts.minor_faults,
-        handoff_ns: None,
-        records,
-        refused: 0,
-        blocks: 0,
-    })
+    Ok(Thread { records, ..ended })
 }
 
 /// Four times what a check takes here, in cycles.
@@ -497,17 +489,9 @@ fn press(shared: &Shared) -> anyhow::Result<Thread> {
             shared.pause();
         }
     }
-    let after = thread_counts();
     Ok(Thread {
-        role: Role::Pressure,
-        cpu,
-        watch,
-        switches: after.involuntary_switches - counts.involuntary_switches,
-        faults: after.minor_faults - counts.minor_faults,
-        handoff_ns: None,
-        records: vec![],
-        refused: 0,
         blocks: heap.done,
+        ..Thread::ended(Role::Pressure, cpu, watch, &counts)
     })
 }
 

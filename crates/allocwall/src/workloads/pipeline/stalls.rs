@@ -100,10 +100,7 @@ impl Watch {
     /// Since the last reading there was nothing of the allocator's.
     #[inline(always)]
     pub fn waited(&mut self, now: u64) {
-        self.last = match now.wrapping_sub(self.last) > self.threshold {
-            true => self.stalled(now),
-            false => now,
-        };
+        self.computed(now, 0);
     }
 
     /// Known work that takes so long: more is the machine's.

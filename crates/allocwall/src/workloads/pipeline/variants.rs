@@ -4,13 +4,11 @@ use super::order::{Block, LARGEST_REST, LINE, Order, Template, Value};
 use allocwall_core::bench::pipeline::variants::{Sizes, Variant};
 use allocwall_core::bench::pipeline::{ARENAS, SLOTS, Spec};
 use allocwall_pool::region::{Pages, Region, Request};
-use allocwall_pool::{
-    BatchReturner, Batched, Batches, Buffer, BufferReturner, Buffers, Pool, Pooled, Returner, ShardReturner,
-    sharded,
-};
+use allocwall_pool::{Batches, Buffer, BufferReturner, Buffers, Handle, Kind, Pool, Pooled, sharded};
 use anyhow::{Context, bail};
 use sharded_slab::Slab;
 use std::alloc::{Layout, alloc, dealloc};
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::slice;
@@ -69,24 +67,42 @@ fn typed<const B: usize, R: Run>(spec: &Spec, run: R) -> anyhow::Result<R::Outpu
         Variant::Pool | Variant::PoolHuge => {
             let mut pools = pools::<B>(spec)?;
             let free = (0..consumers)
-                .map(|_| Returners(pools.iter_mut().map(|pool| pool.0.returner()).collect()))
+                .map(|_| {
+                    let mut homes: Vec<_> = pools.iter_mut().map(Pool::returner).collect();
+                    takes(move |item, producer: usize| homes[producer].free(item))
+                })
                 .collect();
-            Ok(run.run(pools, free))
+            Ok(run.run(from_pools(pools), free))
         }
-        Variant::PoolDrop => Ok(run.run(pools::<B>(spec)?, (0..consumers).map(|_| Dropped).collect())),
+        Variant::PoolDrop => {
+            let free = (0..consumers)
+                .map(|_| takes(|item: Pooled<Block<B>>, _| drop(item)))
+                .collect();
+            Ok(run.run(from_pools(pools::<B>(spec)?), free))
+        }
         Variant::Sharded => {
-            let (pools, returners) = sharded::<Block<B>>(producers, consumers, SLOTS)?;
-            let free = returners.into_iter().map(Shard).collect();
-            Ok(run.run(pools.into_iter().map(Pools).collect(), free))
+            let (pools, homes) = sharded::<Block<B>>(producers, consumers, SLOTS)?;
+            let free = homes
+                .into_iter()
+                .map(|mut home| takes(move |item, _| home.free(item)))
+                .collect();
+            Ok(run.run(from_pools(pools), free))
         }
         Variant::Batch => {
             let mut all = (0..producers)
-                .map(|_| Ok(Batch::<B>(Batches::new(ARENAS, SLOTS)?)))
-                .collect::<anyhow::Result<Vec<_>>>()?;
+                .map(|_| Batches::<Block<B>>::new(ARENAS, SLOTS))
+                .collect::<Result<Vec<_>, _>>()?;
             let free = (0..consumers)
-                .map(|_| BatchReturners(all.iter_mut().map(|batch| batch.0.returner()).collect()))
+                .map(|_| {
+                    let mut homes: Vec<_> = all.iter_mut().map(Batches::returner).collect();
+                    takes(move |item, producer: usize| homes[producer].free(item))
+                })
                 .collect();
-            Ok(run.run(all, free))
+            let make = all
+                .into_iter()
+                .map(|mut batches| gives(move |block| batches.alloc(block)))
+                .collect();
+            Ok(run.run(make, free))
         }
         Variant::Slab => {
             let slab = Arc::new(Slab::new());
@@ -317,120 +333,79 @@ fn freelists<const B: usize>(producers: usize, consumers: usize) -> (Vec<FreeLis
     (makes, frees)
 }
 
-struct Pools<const B: usize>(Pool<Block<B>>);
+fn from_pools<const B: usize>(pools: Vec<Pool<Block<B>>>) -> Vec<impl Make<Item = Pooled<Block<B>>>> {
+    let one = |mut pool: Pool<Block<B>>| gives(move |block| pool.alloc(block));
+    pools.into_iter().map(one).collect()
+}
 
-fn pools<const B: usize>(spec: &Spec) -> anyhow::Result<Vec<Pools<B>>> {
+fn pools<const B: usize>(spec: &Spec) -> anyhow::Result<Vec<Pool<Block<B>>>> {
     let one = |_| {
         if spec.variant != Variant::PoolHuge {
-            return Ok(Pools(Pool::new(SLOTS)?));
+            return Ok(Pool::new(SLOTS)?);
         }
-        let bytes = (SLOTS * (size_of::<Block<B>>() + 64)).next_multiple_of(allocwall_pool::region::HUGE);
+        let bytes = (SLOTS * (size_of::<Block<B>>() + LINE)).next_multiple_of(allocwall_pool::region::HUGE);
         let request = Request {
             pages: Pages::Transparent,
             touch: true,
             ..Request::of(bytes)
         };
         let region = Region::new(&request).context("no memory on huge pages for the pool")?;
-        Ok(Pools(Pool::over(region)?))
+        Ok(Pool::over(region)?)
     };
     (0..spec.producers).map(one).collect()
 }
 
-impl<const B: usize> Make for Pools<B> {
-    type Item = Pooled<Block<B>>;
+/// Gives out handles, of whichever kind of pool.
+struct Gives<H, F>(F, PhantomData<fn() -> H>);
+
+fn gives<H, E, const B: usize>(
+    from: impl FnMut(Block<B>) -> Result<H, E> + Send,
+) -> Gives<H, impl FnMut(Block<B>) -> Option<H> + Send> {
+    let mut from = from;
+    Gives(move |block| from(block).ok(), PhantomData)
+}
+
+impl<F, K, const B: usize> Make for Gives<Handle<Block<B>, K>, F>
+where
+    F: FnMut(Block<B>) -> Option<Handle<Block<B>, K>> + Send,
+    K: Kind,
+{
+    type Item = Handle<Block<B>, K>;
 
     #[inline]
-    fn make(&mut self, template: &Template) -> Option<Pooled<Block<B>>> {
-        self.0.alloc(template.block()).ok()
+    fn make(&mut self, template: &Template) -> Option<Self::Item> {
+        (self.0)(template.block())
     }
 
     #[inline]
-    fn stamp(&mut self, item: &mut Pooled<Block<B>>, allocated: u64) {
+    fn stamp(&mut self, item: &mut Self::Item, allocated: u64) {
         item.order.allocated = allocated;
     }
 }
 
-struct Returners<const B: usize>(Vec<Returner<Block<B>>>);
+/// Takes them back: the handle, and who made it.
+struct Takes<H, F>(F, PhantomData<fn(H)>);
 
-impl<const B: usize> Free for Returners<B> {
-    type Item = Pooled<Block<B>>;
+fn takes<H, F: FnMut(H, usize) + Send>(back: F) -> Takes<H, F> {
+    Takes(back, PhantomData)
+}
+
+impl<F, K, const B: usize> Free for Takes<Handle<Block<B>, K>, F>
+where
+    F: FnMut(Handle<Block<B>, K>, usize) + Send,
+    K: Kind,
+{
+    type Item = Handle<Block<B>, K>;
 
     #[inline]
-    fn read<R>(&self, item: &Pooled<Block<B>>, with: impl FnOnce(&Order, &[u8]) -> R) -> R {
+    fn read<R>(&self, item: &Self::Item, with: impl FnOnce(&Order, &[u8]) -> R) -> R {
         let (order, rest) = parts(item.deref());
         with(order, rest)
     }
 
     #[inline]
-    fn free(&mut self, item: Pooled<Block<B>>, producer: usize) {
-        self.0[producer].free(item);
-    }
-}
-
-struct Dropped<const B: usize>;
-
-impl<const B: usize> Free for Dropped<B> {
-    type Item = Pooled<Block<B>>;
-
-    #[inline]
-    fn read<R>(&self, item: &Pooled<Block<B>>, with: impl FnOnce(&Order, &[u8]) -> R) -> R {
-        let (order, rest) = parts(item.deref());
-        with(order, rest)
-    }
-
-    #[inline]
-    fn free(&mut self, item: Pooled<Block<B>>, _: usize) {
-        drop(item);
-    }
-}
-
-struct Shard<const B: usize>(ShardReturner<Block<B>>);
-
-impl<const B: usize> Free for Shard<B> {
-    type Item = Pooled<Block<B>>;
-
-    #[inline]
-    fn read<R>(&self, item: &Pooled<Block<B>>, with: impl FnOnce(&Order, &[u8]) -> R) -> R {
-        let (order, rest) = parts(item.deref());
-        with(order, rest)
-    }
-
-    #[inline]
-    fn free(&mut self, item: Pooled<Block<B>>, _: usize) {
-        self.0.free(item);
-    }
-}
-
-struct Batch<const B: usize>(Batches<Block<B>>);
-
-impl<const B: usize> Make for Batch<B> {
-    type Item = Batched<Block<B>>;
-
-    #[inline]
-    fn make(&mut self, template: &Template) -> Option<Batched<Block<B>>> {
-        self.0.alloc(template.block()).ok()
-    }
-
-    #[inline]
-    fn stamp(&mut self, item: &mut Batched<Block<B>>, allocated: u64) {
-        item.order.allocated = allocated;
-    }
-}
-
-struct BatchReturners<const B: usize>(Vec<BatchReturner<Block<B>>>);
-
-impl<const B: usize> Free for BatchReturners<B> {
-    type Item = Batched<Block<B>>;
-
-    #[inline]
-    fn read<R>(&self, item: &Batched<Block<B>>, with: impl FnOnce(&Order, &[u8]) -> R) -> R {
-        let (order, rest) = parts(item.deref());
-        with(order, rest)
-    }
-
-    #[inline]
-    fn free(&mut self, item: Batched<Block<B>>, producer: usize) {
-        self.0[producer].free(item);
+    fn free(&mut self, item: Self::Item, producer: usize) {
+        (self.0)(item, producer);
     }
 }
 
