@@ -5,7 +5,8 @@
     tests/real/beside_perf.py --install    install what is missing (Debian); also when CI is set
 
 perf's samples are read as text and put into four groups by a few names alone; nothing of the tool's tables is used.
-Each group must lie within two points of the same lines of the bill. Ends with `N passed, N failed, N skipped`.
+Each group must lie within two points of the same lines of the bill, over one window or, failing that, over three.
+Ends with `N passed, N failed, N skipped`.
 """
 
 import argparse
@@ -23,7 +24,9 @@ from services import SERVICES, find_program
 
 TOLERANCE = 0.02
 SECONDS = 10
-RATE_HZ = 999
+WINDOWS = 3
+# Of two samplers at one rate each hits the same moments of the other's handling, again and again.
+RATE_HZ, PERF_HZ = 999, 1117
 
 # What perf's group must equal in the bill.
 GROUPS = {
@@ -80,11 +83,11 @@ def stacks(script):
             stack = []
 
 
-def compare(binary, pid, directory, groups):
-    """Both samplers on one process at once; returns a line with the figures."""
+def window(binary, pid, directory):
+    """Both samplers on one process at once: samples by the bill's class, and by perf's group."""
     data = Path(directory) / "perf.data"
     perf = subprocess.Popen(
-        [find_program("perf"), "record", "-q", "-F", str(RATE_HZ), "-e", "cpu-clock", "-g", "-o", str(data), "-p", str(pid), "--", "sleep", str(SECONDS)],
+        [find_program("perf"), "record", "-q", "-F", str(PERF_HZ), "-e", "cpu-clock", "-g", "-o", str(data), "-p", str(pid), "--", "sleep", str(SECONDS)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -95,20 +98,26 @@ def compare(binary, pid, directory, groups):
     if perf.returncode != 0:
         raise Failure(f"perf record: {said.strip()}")
     script = tool([find_program("perf"), "script", "-i", data, "-F", "comm,ip,sym,dso"], 120)
-    counts = Counter(group(stack) for stack in stacks(script))
-    samples = sum(counts.values())
-    if samples < RATE_HZ * SECONDS / 4:
-        raise Failure(f"perf took {samples} samples alone")
+    theirs = Counter(group(stack) for stack in stacks(script))
+    if theirs.total() < PERF_HZ * SECONDS / 4:
+        raise Failure(f"perf took {theirs.total()} samples alone")
     # Samples beside samples: the share also holds the switches to idle that no sampler hits.
-    taken = {line["class"]: line["samples"] for line in report["bill"]["on_cpu"]}
-    bill = {key: count / max(1, sum(taken.values())) for key, count in taken.items()}
-    figures, faults = [], []
-    for name in groups:
-        ours, theirs = sum(bill[key] for key in GROUPS[name]), counts[name] / samples
-        figures.append(f"{name} {ours:.1%} / {theirs:.1%}")
-        if abs(ours - theirs) > TOLERANCE:
-            faults.append(f"{name}: {ours:.1%} in the bill, {theirs:.1%} by perf")
-    line = f"bill / perf ({samples} samples): {', '.join(figures)}"
+    return Counter({line["class"]: line["samples"] for line in report["bill"]["on_cpu"]}), theirs
+
+
+def compare(binary, pid, directory, groups):
+    """Returns a line with the figures. Where one window differs, as it does when the machine's time is stolen between the
+    two samplers' looks, two more are taken and all judged as one."""
+    ours, theirs = Counter(), Counter()
+    for taken in range(1, WINDOWS + 1):
+        more = window(binary, pid, directory)
+        ours, theirs = ours + more[0], theirs + more[1]
+        share = {name: (sum(ours[key] for key in GROUPS[name]) / ours.total(), theirs[name] / theirs.total()) for name in groups}
+        faults = [f"{name}: {bill:.1%} in the bill, {perf:.1%} by perf" for name, (bill, perf) in share.items() if abs(bill - perf) > TOLERANCE]
+        if taken == 1 and not faults:
+            break
+    figures = ", ".join(f"{name} {bill:.1%} / {perf:.1%}" for name, (bill, perf) in share.items())
+    line = f"bill / perf ({taken} windows, {theirs.total()} samples): {figures}"
     if faults:
         raise Failure("; ".join([*faults, line]))
     return line
@@ -116,7 +125,7 @@ def compare(binary, pid, directory, groups):
 
 def on_subject(binary, arguments):
     with tempfile.TemporaryDirectory(prefix="allocwall-perf-") as directory:
-        command = [str(binary), "subject", *arguments, "--seconds", str(SECONDS + 50)]
+        command = [str(binary), "subject", *arguments, "--seconds", str(WINDOWS * (SECONDS + 20))]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as subject:
             try:
                 ready = json.loads(subject.stdout.readline())
@@ -131,7 +140,7 @@ def on_service(binary):
         stage = Stage(directory)
         try:
             pid = service.start(stage)
-            start_load(service, stage, SECONDS + 50)
+            start_load(service, stage, WINDOWS * (SECONDS + 20))
             wait_until_steady(pid)
             return compare(binary, pid, directory, SERVICE_GROUPS)
         finally:
