@@ -219,22 +219,25 @@ fn memory_goes_with_the_last_slot_and_not_before() {
     }
 }
 
-/// Of so many chunks of 256 KiB, but for the last, all are aligned in memory that isn't: each has 4095 slots of a line.
-fn chunks() -> usize {
-    if cfg!(miri) { 2 } else { 4 }
-}
+/// Of so many chunks of 256 KiB, but for the last, all are aligned in memory that isn't.
+const CHUNKS: usize = if cfg!(miri) { 2 } else { 4 };
+const CHUNK: usize = 256 << 10;
+/// Bytes of a slot: few slots for an interpreter, and else as many as a chunk can have.
+const SLOT: usize = if cfg!(miri) { 4096 } else { 64 };
+/// The chunk's own header takes the place of one.
+const PER_CHUNK: usize = CHUNK / SLOT - 1;
 
 #[test]
 fn a_pool_over_memory_uses_what_is_aligned() {
-    let mut pool = Pool::<[u8; 64]>::over(told(chunks() << 18).0).unwrap();
-    assert!(((chunks() - 1) * 4095..=chunks() * 4095).contains(&pool.capacity()));
-    let mut all: Vec<_> = std::iter::from_fn(|| pool.alloc([1; 64]).ok()).collect();
+    let mut pool = Pool::<[u8; SLOT]>::over(told(CHUNKS * CHUNK).0).unwrap();
+    assert!(((CHUNKS - 1) * PER_CHUNK..=CHUNKS * PER_CHUNK).contains(&pool.capacity()));
+    let mut all: Vec<_> = std::iter::from_fn(|| pool.alloc([1; SLOT]).ok()).collect();
     assert_eq!(all.len(), pool.capacity());
     // Each has a slot of its own, and each slot comes home.
     all.sort_by_key(|object| &raw const **object as usize);
     assert!(
         all.windows(2)
-            .all(|pair| &raw const *pair[1] as usize - &raw const *pair[0] as usize >= 64)
+            .all(|pair| &raw const *pair[1] as usize - &raw const *pair[0] as usize >= SLOT)
     );
     let mut home = pool.returner();
     for (at, object) in all.into_iter().enumerate() {
@@ -244,7 +247,7 @@ fn a_pool_over_memory_uses_what_is_aligned() {
             _ => drop(object),
         }
     }
-    let again: Vec<_> = std::iter::from_fn(|| pool.alloc([2; 64]).ok()).collect();
+    let again: Vec<_> = std::iter::from_fn(|| pool.alloc([2; SLOT]).ok()).collect();
     assert_eq!(again.len(), pool.capacity());
     assert!(matches!(
         Pool::<u8>::over(told(64).0),
@@ -254,30 +257,30 @@ fn a_pool_over_memory_uses_what_is_aligned() {
 
 #[test]
 fn arenas_over_memory_are_of_whole_chunks_and_keep_it() {
-    let (memory, gone) = told(chunks() << 18);
-    let mut batches = Batches::<[u8; 64]>::over(memory, chunks() - 1).unwrap();
+    let (memory, gone) = told(CHUNKS * CHUNK);
+    let mut batches = Batches::<[u8; SLOT]>::over(memory, CHUNKS - 1).unwrap();
     // One more chunk than arenas only where the memory happens to be aligned.
-    assert_eq!(batches.capacity(), (chunks() - 1) * 4095);
+    assert_eq!(batches.capacity(), (CHUNKS - 1) * PER_CHUNK);
     let mut home = batches.returner();
     for n in 0..2 * batches.capacity() {
-        home.free(batches.alloc([n as u8; 64]).expect("each arena drains"));
+        home.free(batches.alloc([n as u8; SLOT]).expect("each arena drains"));
     }
-    let last = batches.alloc([7; 64]).unwrap();
+    let last = batches.alloc([7; SLOT]).unwrap();
     drop((batches, home));
     assert_eq!(gone.load(Ordering::Relaxed), 0);
-    assert_eq!(*last, [7; 64]);
+    assert_eq!(*last, [7; SLOT]);
     drop(last);
     assert_eq!(gone.load(Ordering::Relaxed), 1);
 }
 
 #[test]
 fn arenas_over_too_little_memory_are_refused() {
-    let (memory, gone) = told(chunks() << 18);
-    let refused = Batches::<u8>::over(memory, chunks() + 1);
+    let (memory, gone) = told(CHUNKS * CHUNK);
+    let refused = Batches::<u8>::over(memory, CHUNKS + 1);
     assert_eq!(refused.unwrap_err(), BuildError::NoCapacity);
     assert_eq!(gone.load(Ordering::Relaxed), 1);
     assert_eq!(
-        Batches::<u8>::over(told(1 << 18).0, 0).unwrap_err(),
+        Batches::<u8>::over(told(CHUNK).0, 0).unwrap_err(),
         BuildError::NoCapacity
     );
 }
@@ -286,8 +289,10 @@ fn arenas_over_too_little_memory_are_refused() {
 fn slots_have_the_alignment_of_their_type_and_a_line_of_their_own() {
     #[repr(align(512))]
     struct Wide(#[allow(dead_code)] [u8; 513]);
-    let mut pool = Pool::new(600).unwrap();
-    let mut objects: Vec<_> = (0..600)
+    // Of more than one chunk each, but under an interpreter.
+    let (wide, bytes) = if cfg!(miri) { (20, 20) } else { (600, 9000) };
+    let mut pool = Pool::new(wide).unwrap();
+    let mut objects: Vec<_> = (0..wide)
         .map(|n| pool.alloc(Wide([n as u8; 513])).unwrap())
         .collect();
     objects.sort_by_key(|object| &raw const **object as usize);
@@ -295,8 +300,8 @@ fn slots_have_the_alignment_of_their_type_and_a_line_of_their_own() {
         let [a, b] = [&raw const *pair[0] as usize, &raw const *pair[1] as usize];
         assert!(a % 512 == 0 && b - a >= 1024);
     }
-    let mut small = Pool::new(9000).unwrap();
-    let mut bytes: Vec<_> = (0..9000)
+    let mut small = Pool::new(bytes).unwrap();
+    let mut bytes: Vec<_> = (0..bytes)
         .map(|_| small.alloc(0u8).unwrap())
         .map(Pooled::into_raw)
         .collect();
