@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import random
 import sys
 import threading
 import unittest
@@ -401,6 +402,10 @@ class Together(unittest.TestCase):
             kept[0].calls
         kept.clear()
 
+    def test_any_order_of_calls_and_counts(self):
+        for seed in range(40):
+            Play(self, seed).run()
+
     def test_many_counts_in_one(self):
         with allocwall.count() as outer:
             kept = bytes(1000)
@@ -410,6 +415,139 @@ class Together(unittest.TestCase):
             del kept
         row = of(outer, "obj", 2048)
         self.assertEqual((row.frees, row.live_bytes), (1, 0))
+
+
+class Believed:
+    """What a count must hold, by the definitions alone: a block is its own from when it is allocated while the count is active until
+    it is freed or resized; frees are counted while it is active."""
+
+    def __init__(self):
+        self.sums, self.live, self.peaks = {}, {}, {}
+
+    def asked(self, place, size, resized):
+        row = self.sums.setdefault(place, [0, 0, 0, 0])
+        row[0] += 1
+        row[1] += resized
+        row[3] += size
+        self.moved(place, size)
+
+    def gone(self, place, size, counted):
+        self.sums[place][2] += counted
+        self.moved(place, -size)
+
+    def moved(self, place, by):
+        for level in (place, place[0], None):
+            self.live[level] = self.live.get(level, 0) + by
+            self.peaks[level] = max(self.peaks.get(level, 0), self.live[level])
+
+
+class Play:
+    """Random calls by hand, in random domains, while counts begin, wait, go on and end in any order. All blocks are of more than
+    a MiB, which nothing else here asks for."""
+
+    def __init__(self, case, seed):
+        self.case, self.seed, self.random = case, seed, random.Random(seed)
+        self.blocks, self.counts, self.active = [], {}, []
+        self.left = 150
+
+    def run(self):
+        while self.left:
+            self.act(0)
+        for counted in list(self.counts):
+            self.end(counted)
+        while self.blocks:
+            self.free()
+
+    def act(self, depth):
+        for _ in range(self.random.randrange(1, 12)):
+            if not self.left:
+                return
+            self.left -= 1
+            roll = self.random.random()
+            if roll < 0.35 or not self.blocks:
+                self.malloc()
+            elif roll < 0.6:
+                self.free()
+            elif roll < 0.75:
+                self.realloc()
+            elif roll < 0.82 and len(self.counts) < 5:
+                counted = allocwall.count()
+                # Either a block, active until it ends, or a row of steps.
+                if self.random.random() < 0.5:
+                    counted.__enter__()
+                    self.active.append(counted)
+                self.counts[counted] = Believed()
+            elif roll < 0.86 and self.counts:
+                self.end(self.random.choice(list(self.counts)))
+            elif depth < 4:
+                waiting = [counted for counted in self.counts if counted not in self.active]
+                if waiting:
+                    self.step(self.random.choice(waiting), depth)
+
+    def step(self, counted, depth):
+        self.active.append(counted)
+        counted.step(self.act, (depth + 1,))
+        if counted in self.active:
+            self.active.remove(counted)
+
+    def end(self, counted):
+        believed = self.counts[counted]
+        begun = believed.sums or counted in self.active
+        if counted in self.active:
+            self.active.remove(counted)
+        counted.finish()
+        del self.counts[counted]
+        if begun:
+            self.compare(counted, believed)
+
+    def compare(self, counted, believed):
+        seen = {(row.domain, row.largest): row for row in counted.size_classes if row.largest > 1 << 20}
+        says = "seed %d: %s" % (self.seed, counted)
+        for place in set(seen) | set(believed.sums):
+            row = of(counted, *place)
+            expected = [*believed.sums.get(place, [0] * 4), believed.live.get(place, 0), believed.peaks.get(place, 0)]
+            self.case.assertEqual(list(row[2:]), expected, says)
+        # With what Python itself asked for meanwhile.
+        for domain in DOMAINS:
+            beside = counted.domains[domain].peak_bytes - believed.peaks.get(domain, 0)
+            self.case.assertTrue(0 <= beside < 1 << 20, says)
+        self.case.assertTrue(0 <= counted.peak_bytes - believed.peaks.get(None, 0) < 1 << 20, says)
+        self.case.assertTrue(counted.complete, says)
+
+    def size(self):
+        return self.random.randrange((1 << 20) + 1, 7 << 20)
+
+    @staticmethod
+    def place(domain, size):
+        return domain, 1 << (size - 1).bit_length()
+
+    def malloc(self):
+        domain, size = self.random.choice(list(DOMAINS)), self.size()
+        address = getattr(api, DOMAINS[domain] + self.random.choice(["Malloc", "Realloc"]))
+        address = address(size) if len(address.argtypes) == 1 else address(None, size)
+        self.enter(domain, size, address, False)
+
+    def enter(self, domain, size, address, resized):
+        for counted in self.active:
+            self.counts[counted].asked(self.place(domain, size), size, resized)
+        self.blocks.append((domain, size, address, set(self.active)))
+
+    def take(self):
+        return self.blocks.pop(self.random.randrange(len(self.blocks)))
+
+    def free(self):
+        domain, size, address, owners = self.take()
+        getattr(api, DOMAINS[domain] + "Free")(address)
+        for counted in owners & set(self.counts):
+            self.counts[counted].gone(self.place(domain, size), size, counted in self.active)
+
+    def realloc(self):
+        domain, old, address, owners = self.take()
+        size = self.size()
+        address = getattr(api, DOMAINS[domain] + "Realloc")(address, size)
+        for counted in owners & set(self.counts):
+            self.counts[counted].gone(self.place(domain, old), old, False)
+        self.enter(domain, size, address, True)
 
 
 class Functions(unittest.TestCase):

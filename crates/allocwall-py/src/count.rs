@@ -34,22 +34,22 @@ fn figures(cells: &Cells, complete: bool) -> Figures {
     for (name, domain) in DOMAINS.into_iter().zip(&cells.domains) {
         let mut sum = (0, 0, 0, 0);
         for (class, cell) in (0..CLASSES).zip(&domain.cells) {
-            if (cell.calls, cell.frees, cell.level.live) == (0, 0, 0) {
+            if (cell.calls, cell.frees, cell.level.live()) == (0, 0, 0) {
                 continue;
             }
             sum.0 += cell.calls;
             sum.1 += cell.reallocs;
             sum.2 += cell.frees;
-            sum.3 += cell.bytes;
+            sum.3 += cell.level.risen();
             classes.push((
                 name,
                 largest(class),
                 cell.calls,
                 cell.reallocs,
                 cell.frees,
-                cell.bytes,
-                cell.level.live,
-                cell.level.peak,
+                cell.level.risen(),
+                cell.level.live(),
+                cell.level.peak(),
             ));
         }
         let older = domain.older_frees;
@@ -60,11 +60,11 @@ fn figures(cells: &Cells, complete: bool) -> Figures {
             sum.2 + older,
             older,
             sum.3,
-            domain.level.live,
-            domain.level.peak,
+            domain.level.live(),
+            domain.level.peak(),
         ));
     }
-    (complete, cells.level.peak, domains, classes)
+    (complete, cells.level.peak(), domains, classes)
 }
 
 /// Where a count is.

@@ -32,26 +32,58 @@ pub(super) fn largest(class: usize) -> usize {
 }
 
 /// Bytes of what was allocated here and not freed since, and the most of it at any moment.
+///
+/// As two sums that only grow, and the peak looked at before a fall alone: there it is, or at the end.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Level {
-    pub(super) live: i64,
-    pub(super) peak: i64,
+    risen: u64,
+    fallen: u64,
+    peak: i64,
 }
 
 impl Level {
+    const NONE: Level = Level {
+        risen: 0,
+        fallen: 0,
+        peak: 0,
+    };
+
+    pub(super) fn live(&self) -> i64 {
+        self.risen.wrapping_sub(self.fallen) as i64
+    }
+
+    /// As of the last `settle`.
+    pub(super) fn peak(&self) -> i64 {
+        self.peak
+    }
+
+    /// All that it ever rose by.
+    pub(super) fn risen(&self) -> u64 {
+        self.risen
+    }
+
     #[inline(always)]
     fn rise(&mut self, size: usize) {
-        self.live = self.live.wrapping_add(size as i64);
-        self.peak = self.peak.max(self.live);
+        self.risen = self.risen.wrapping_add(size as u64);
     }
 
     #[inline(always)]
     fn fall(&mut self, size: usize) {
-        self.live = self.live.wrapping_sub(size as i64);
+        self.settle();
+        self.fallen = self.fallen.wrapping_add(size as u64);
+    }
+
+    #[inline(always)]
+    fn settle(&mut self) {
+        let live = self.live();
+        if live > self.peak {
+            self.peak = live;
+        }
     }
 
     fn add(&mut self, other: Level) {
-        self.live = self.live.wrapping_add(other.live);
+        self.risen = self.risen.wrapping_add(other.risen);
+        self.fallen = self.fallen.wrapping_add(other.fallen);
         self.peak = self.peak.max(other.peak);
     }
 }
@@ -64,8 +96,7 @@ pub(super) struct Cell {
     pub(super) reallocs: u64,
     /// Of blocks that were allocated here.
     pub(super) frees: u64,
-    /// Asked for, a realloc's in full.
-    pub(super) bytes: u64,
+    /// What it has risen by are the bytes asked for, a realloc's in full.
     pub(super) level: Level,
 }
 
@@ -85,16 +116,15 @@ pub(super) struct Cells {
 
 impl Cells {
     pub(super) const NONE: Cells = Cells {
-        level: Level { live: 0, peak: 0 },
+        level: Level::NONE,
         domains: [Domain {
             older_frees: 0,
-            level: Level { live: 0, peak: 0 },
+            level: Level::NONE,
             cells: [Cell {
                 calls: 0,
                 reallocs: 0,
                 frees: 0,
-                bytes: 0,
-                level: Level { live: 0, peak: 0 },
+                level: Level::NONE,
             }; CLASSES],
         }; DOMAINS.len()],
     };
@@ -106,7 +136,6 @@ impl Cells {
         domain.level.rise(size);
         let cell = &mut domain.cells[class];
         cell.calls += 1;
-        cell.bytes = cell.bytes.wrapping_add(size as u64);
         cell.level.rise(size);
     }
 
@@ -135,7 +164,16 @@ impl Cells {
         domain.cells[class].level.fall(size);
     }
 
-    /// Sums; of peaks the highest.
+    /// To be called before peaks are read.
+    pub(super) fn settle(&mut self) {
+        self.level.settle();
+        for domain in &mut self.domains {
+            domain.level.settle();
+            domain.cells.iter_mut().for_each(|cell| cell.level.settle());
+        }
+    }
+
+    /// Sums; of peaks, which `other` has settled, the highest.
     pub(super) fn add(&mut self, other: &Cells) {
         self.level.add(other.level);
         for (domain, other) in self.domains.iter_mut().zip(&other.domains) {
@@ -145,7 +183,6 @@ impl Cells {
                 cell.calls += other.calls;
                 cell.reallocs += other.reallocs;
                 cell.frees += other.frees;
-                cell.bytes = cell.bytes.wrapping_add(other.bytes);
                 cell.level.add(other.level);
             }
         }

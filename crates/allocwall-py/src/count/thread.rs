@@ -7,7 +7,7 @@
 use super::cells::{Cells, class_of};
 use super::current;
 use super::lines::Lines;
-use super::table::{OWNERS, Table};
+use super::table::{Block, OWNERS, Table};
 use std::cell::RefCell;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -52,6 +52,8 @@ pub(super) struct Thread {
     /// Of the active counts.
     node: u32,
     active: Vec<NonNull<Frame>>,
+    /// The active one, where there is one alone and it isn't by line: the usual case, by the shortest way. Null elsewhere.
+    only: *mut Frame,
     table: Table,
     frees: u64,
     /// All that haven't ended; each from `Box::into_raw`.
@@ -109,7 +111,11 @@ impl Handle {
     /// A copy of its sums so far. None on another thread.
     pub(super) fn look(&self) -> Option<(Cells, bool)> {
         // SAFETY: open, since its handle is there, and on this thread.
-        self.with(|_, frame| unsafe { (frame.as_ref().cells, frame.as_ref().complete) })
+        self.with(|_, frame| unsafe {
+            let mut cells = frame.as_ref().cells;
+            cells.settle();
+            (cells, frame.as_ref().complete)
+        })
     }
 }
 
@@ -154,6 +160,7 @@ impl Thread {
             came_by: false,
             node: 0,
             active: Vec::with_capacity(4),
+            only: ptr::null_mut(),
             table: Table::EMPTY,
             frees: 0,
             open: Vec::new(),
@@ -197,7 +204,7 @@ impl Thread {
             self.active.push(frame);
             self.node = self.step(self.node, frame);
         }
-        self.look_for_lines();
+        self.look_at_active();
     }
 
     fn deactivate(&mut self, mut frame: NonNull<Frame>) {
@@ -217,14 +224,15 @@ impl Thread {
                 self.node = self.step(self.node, self.active[index]);
             }
         }
-        self.look_for_lines();
+        self.look_at_active();
     }
 
     fn end(&mut self, frame: NonNull<Frame>) -> Box<Frame> {
         self.deactivate(frame);
         self.open.retain(|&open| open != frame);
         // SAFETY: came from a box, and nothing leads to it any more but its nodes, which are told next.
-        let ended = unsafe { Box::from_raw(frame.as_ptr()) };
+        let mut ended = unsafe { Box::from_raw(frame.as_ptr()) };
+        ended.cells.settle();
         for &node in &ended.nodes {
             let first = self.first;
             if let Some(node) = self.nodes.get_mut(node.wrapping_sub(first) as usize) {
@@ -324,18 +332,32 @@ impl Thread {
         self.clear_at = NODES + 2 * self.nodes.len();
     }
 
-    fn look_for_lines(&mut self) {
+    fn look_at_active(&mut self) {
         // SAFETY: as in `activate`.
         self.by_line = self
             .active
             .iter()
             .any(|frame| unsafe { frame.as_ref() }.lines.is_some());
+        self.only = match self.active[..] {
+            [frame] if !self.by_line => frame.as_ptr(),
+            _ => ptr::null_mut(),
+        };
     }
 
     // The rest is called for each allocator call of a thread with an open count.
 
     #[inline(always)]
     pub(super) fn allocated(&mut self, domain: usize, address: usize, size: usize) {
+        // SAFETY: null, or an active count: those are alive, and this thread alone has them.
+        if let Some(frame) = unsafe { self.only.as_mut() } {
+            frame.cells.allocated(domain, class_of(size), size);
+            self.enter(address, size);
+        } else {
+            self.allocated_by_all(domain, address, size);
+        }
+    }
+
+    fn allocated_by_all(&mut self, domain: usize, address: usize, size: usize) {
         let class = class_of(size);
         for frame in &mut self.active {
             // SAFETY: active counts are alive, and this thread alone has them.
@@ -349,8 +371,21 @@ impl Thread {
 
     #[inline(always)]
     pub(super) fn freed(&mut self, domain: usize, address: usize) {
-        match self.table.take(address) {
-            // Of these very counts: the usual case.
+        let found = self.table.take(address);
+        if let Some(block) = found
+            && block.owner == self.node
+            // SAFETY: as in `allocated`.
+            && let Some(frame) = unsafe { self.only.as_mut() }
+        {
+            frame.cells.freed(domain, class_of(block.size), block.size);
+        } else {
+            self.freed_by_all(domain, found);
+        }
+    }
+
+    fn freed_by_all(&mut self, domain: usize, found: Option<Block>) {
+        match found {
+            // Of these very counts.
             Some(block) if block.owner == self.node => {
                 let class = class_of(block.size);
                 for frame in &mut self.active {
