@@ -31,7 +31,7 @@ miri: nightly
 	MIRIFLAGS=-Zmiri-strict-provenance $(CARGO) +$(NIGHTLY) miri test -p allocwall-pool --locked --target-dir target/miri \
 	    --test model --test threads --test request
 	MIRIFLAGS=-Zmiri-strict-provenance $(CARGO) +$(NIGHTLY) miri test -p allocwall-pool --locked --target-dir target/miri \
-	    --lib memory
+	    --lib memory::tests
 
 ## Its threads under ThreadSanitizer, the standard library included. Nightly Rust.
 tsan: nightly

@@ -9,7 +9,7 @@ use core::ptr::NonNull;
 use crate::estate::{Estate, Parting};
 use crate::handle::{Handle, sealed::Sealed};
 use crate::memory::{Block, Header, Heap, Memory, Shape, Slots, hands, header};
-use crate::sync::{AtomicUsize, Ordering, Padded, UnsafeCell};
+use crate::sync::{AtomicUsize, Ordering, Padded, UnsafeCell, by_its_writer};
 use crate::{BuildError, Full};
 
 /// The kind of the slots of [`Batches`].
@@ -364,8 +364,8 @@ impl<T> BatchReturner<T> {
             hands::changed(slot);
             self.estate.as_ref().used();
             let count = &self.tally.as_ref().counts[header.place];
-            // Relaxed: nobody else writes it. Release: all that was done with the slot comes before its arena's next use.
-            count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+            // Release: all that was done with the slot comes before its arena's next use.
+            count.store(by_its_writer(count).wrapping_add(1), Ordering::Release);
         });
     }
 }

@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use core::ptr::NonNull;
 
 use crate::estate::Parting;
-use crate::sync::{AtomicUsize, Ordering, UnsafeCell};
+use crate::sync::{AtomicUsize, Ordering, UnsafeCell, before_change, by_its_writer};
 
 /// Slots in a word of a map. The bit at the top says that the owner is gone.
 pub(crate) const WORD: usize = usize::BITS as usize - 1;
@@ -116,7 +116,7 @@ impl Words {
         // way here. Release: all that was done with the slot is there before the owner finds it.
         // SAFETY: by the caller.
         let word = unsafe { self.at(word) };
-        word.store(word.load(Ordering::Relaxed) ^ bit, Ordering::Release);
+        word.store(by_its_writer(word) ^ bit, Ordering::Release);
     }
 
     /// The same from any thread. False if the owner is gone; then the slot's reference is the caller's to give back.
@@ -131,7 +131,7 @@ impl Words {
         let word = unsafe { self.at(word) };
         // An addition that can't carry: x86 has no exclusive-or that says what was there before, and would have to retry.
         // Relaxed: while the slot is out nobody else flips this bit, and its last flip came before, by the owner's look.
-        let flip = if word.load(Ordering::Relaxed) & bit == 0 {
+        let flip = if before_change(word) & bit == 0 {
             bit
         } else {
             bit.wrapping_neg()

@@ -11,6 +11,34 @@ pub(crate) use loom::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
+/// A word as the only thread that writes it sees it.
+#[cfg(not(loom))]
+#[inline(always)]
+pub(crate) fn by_its_writer(word: &AtomicUsize) -> usize {
+    word.load(Ordering::Relaxed)
+}
+
+/// A relaxed load, right before a read-modify-write of the same word.
+#[cfg(not(loom))]
+#[inline(always)]
+pub(crate) fn before_change(word: &AtomicUsize) -> usize {
+    word.load(Ordering::Relaxed)
+}
+
+// Of an atomic's accesses loom 0.7 remembers the last. A load right before the same thread's store would so hide the loads of
+// others, and the orders in which the store comes before them would not be tried. These two are no loads to it.
+
+#[cfg(loom)]
+pub(crate) fn by_its_writer(word: &AtomicUsize) -> usize {
+    // SAFETY: loom panics if another thread's store is not ordered before.
+    unsafe { word.unsync_load() }
+}
+
+#[cfg(loom)]
+pub(crate) fn before_change(word: &AtomicUsize) -> usize {
+    word.fetch_add(0, Ordering::Relaxed)
+}
+
 /// core's `UnsafeCell` with the interface of loom's, which checks each access.
 #[cfg(not(loom))]
 #[repr(transparent)]

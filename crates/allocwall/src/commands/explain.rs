@@ -1,7 +1,7 @@
 //! `allocwall explain NAME`: the page of a remedy, an allocator, a tunable, a wall or an experiment.
 
 use crate::commands::check::plain;
-use crate::commands::{arms, list};
+use crate::commands::{arms, bench, list};
 use crate::printer::Printer;
 use crate::workloads::{SUBJECTS, Subject, line_key};
 use allocwall_core::catalogue::cost::CostClass;
@@ -61,6 +61,7 @@ fn names() -> impl Iterator<Item = &'static str> {
         .chain(KNOWN.iter().map(|tunable| tunable.name))
         .chain(Wall::ALL.iter().map(|wall| wall.key()))
         .chain(SUBJECTS.iter().map(|subject| subject.name))
+        .chain(bench::KNOWN.iter().map(|experiment| experiment.name))
 }
 
 struct Page {
@@ -88,11 +89,13 @@ fn pages(name: &str, printer: &Printer) -> Vec<Page> {
     });
     let walls = Wall::ALL.into_iter().filter(|wall| same(wall.key()));
     let subjects = SUBJECTS.iter().filter(|subject| same(subject.name));
+    let experiments = bench::KNOWN.iter().filter(|experiment| same(experiment.name));
     remedies
         .map(|remedy| remedy_page(remedy, printer))
         .chain(known.map(tunable_page))
         .chain(walls.map(wall_page))
         .chain(subjects.map(subject_page))
+        .chain(experiments.map(bench_page))
         .collect()
 }
 
@@ -434,6 +437,18 @@ fn wall_page(wall: Wall) -> Page {
         kind: "wall",
         title: format!("{}, rung {} of the ladder", wall.title(), wall.rung()),
         sections,
+    }
+}
+
+fn bench_page(experiment: &bench::Known) -> Page {
+    Page {
+        name: experiment.name.to_owned(),
+        kind: "experiment",
+        title: experiment.summary.to_owned(),
+        sections: vec![
+            ("about", experiment.about.to_owned()),
+            ("shell", experiment.shell.to_owned()),
+        ],
     }
 }
 

@@ -1,7 +1,7 @@
 //! `allocwall list`: remedies, allocators found, tunables, walls and experiments.
 
-use crate::commands::arms;
 use crate::commands::check::plain;
+use crate::commands::{arms, bench};
 use crate::printer::Printer;
 use crate::workloads::SUBJECTS;
 use allocwall_core::catalogue::remedies::{Remedy, TABLE};
@@ -126,7 +126,11 @@ fn as_text(found: &[Found], tunables: &Measured<Vec<Tunable>>, width: usize) -> 
     for wall in Wall::ALL {
         row(&mut out, wall.key(), wall.title(), width);
     }
-    out.push_str("\nExperiments (allocwall subject NAME)\n");
+    out.push_str("\nExperiments (allocwall bench NAME)\n");
+    for experiment in bench::KNOWN {
+        row(&mut out, experiment.name, experiment.summary, width);
+    }
+    out.push_str("\nPrograms with a known wall (allocwall subject NAME)\n");
     for subject in SUBJECTS {
         row(&mut out, subject.name, subject.summary, width);
     }
@@ -188,15 +192,25 @@ fn as_json(found: &[Found], tunables: &Measured<Vec<Tunable>>) -> String {
         .iter()
         .map(|wall| json!({ "wall": wall.key(), "title": wall.title(), "rung": wall.rung() }))
         .collect();
+    let benches = bench::KNOWN.iter().map(|experiment| {
+        json!({
+            "experiment": experiment.name,
+            "command": "bench",
+            "summary": experiment.summary,
+            "wall": null,
+        })
+    });
     let experiments: Vec<_> = SUBJECTS
         .iter()
         .map(|subject| {
             json!({
                 "experiment": subject.name,
+                "command": "subject",
                 "summary": subject.summary,
                 "wall": subject.wall.map(|wall| wall.key()),
             })
         })
+        .chain(benches)
         .collect();
     let document = json!({
         "version": 1,
