@@ -118,6 +118,10 @@ pub const STOCK: &str = "stock";
 pub const ARMS: &[&str] = &["thp", "hugetlb", "collapse", "mimalloc"];
 /// What the hook can do; a mode may have settings behind a colon (`thp:keep_mib=0`).
 const MODES: &[&str] = &["thp", "hugetlb", "collapse", "auto"];
+/// Arms that are no mode of the hook's alone.
+const MIMALLOC: &str = "mimalloc";
+/// The hook, and glibc's heap on transparent huge pages beside it: blocks of more than 512 bytes are malloc's.
+const WITH_MALLOC: &str = "thp+malloc";
 pub const REBUILT: &str = "rebuilt";
 
 /// Stock twice, then those arms that can run here.
@@ -141,19 +145,20 @@ pub fn arms(
     let mut skipped = Vec::new();
     for name in asked {
         let mode = name.split(':').next().unwrap_or(name);
-        if !MODES.contains(&mode) && name != "mimalloc" {
-            let known = MODES.iter().chain(["mimalloc"].iter()).copied();
+        if !MODES.contains(&mode) && ![MIMALLOC, WITH_MALLOC].contains(&name.as_str()) {
+            let known = || MODES.iter().copied().chain([WITH_MALLOC, MIMALLOC]);
             return Err(Error::Refused(format!(
-                "no arm {name}{}: they are {}, mimalloc",
-                hint(name, known),
-                MODES.join(", ")
+                "no arm {name}{}: they are {}",
+                hint(name, known()),
+                known().collect::<Vec<_>>().join(", ")
             )));
         }
         if found.iter().any(|arm| arm.name == *name) {
             return Err(Error::Refused(format!("the arm {name} is given twice")));
         }
         let refusal = match mode {
-            "mimalloc" => no_mimalloc(probe),
+            MIMALLOC => no_mimalloc(probe),
+            WITH_MALLOC => probe.refusals.get("thp").cloned().flatten(),
             mode => probe.refusals.get(mode).cloned().flatten(),
         };
         if let Some(why) = refusal {
@@ -169,10 +174,13 @@ pub fn arms(
             _ => vec![expectation],
         };
         found.push(match name.as_str() {
-            "mimalloc" => with_variable(own(name, STOCK), "PYTHONMALLOC", "mimalloc"),
-            // As a remedy starts it.
-            "thp" => {
+            MIMALLOC => with_variable(own(name, STOCK), "PYTHONMALLOC", "mimalloc"),
+            // As a remedy starts it, and two.
+            "thp" | WITH_MALLOC => {
                 let mut arm = with_variable(own(name, STOCK), ARENA_HOOK, ARENA_HOOK_ON);
+                if name == WITH_MALLOC {
+                    arm = with_variable(arm, "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
+                }
                 arm.expects.extend(pages(Expectation::ArenasHuge));
                 arm
             }
@@ -537,7 +545,7 @@ mod tests {
             let line = arms(&names(&[wrong]), Set::Real, &newer, None)
                 .unwrap_err()
                 .to_string();
-            assert!(line.contains("thp, hugetlb, collapse, auto, mimalloc"), "{line}");
+            assert!(line.contains("thp, hugetlb, collapse, auto, thp+malloc, mimalloc"), "{line}");
         }
         assert!(arms(&names(&["thp", "thp"]), Set::Real, &newer, None).is_err());
     }
@@ -583,7 +591,8 @@ mod tests {
 
     #[test]
     fn an_arm_starts_the_program_and_takes_away_what_would_change_stock() {
-        let (found, _) = arms(&names(&["thp"]), Set::Workloads, &probe(), Some(&probe())).unwrap();
+        let asked = names(&["thp", "thp+malloc"]);
+        let (found, _) = arms(&asked, Set::Workloads, &probe(), Some(&probe())).unwrap();
         let program = &probe().programs[0];
         let start = |arm: usize| {
             found[arm]
@@ -595,13 +604,18 @@ mod tests {
             "/v/bin/python -m allocwall._workloads tuples stock workloads /f"
         );
         assert_eq!(
-            start(3).shown(),
+            start(4).shown(),
             "/v/bin/python /v/lib/allocwall/_workloads.py tuples stock workloads /f"
         );
-        let last =
-            |start: Start, name: &str| start.env.iter().rfind(|(key, _)| key == name).cloned().unwrap().1;
+        let last = |start: Start, name: &str| {
+            let found = start.env.iter().rfind(|(key, _)| key == name);
+            found.and_then(|(_, value)| value.clone())
+        };
         assert_eq!(last(start(0), "ALLOCWALL_HUGEPAGES"), None);
-        assert_eq!(last(start(2), "ALLOCWALL_HUGEPAGES"), Some("1".into()));
+        for (arm, malloc) in [(2, None), (3, Some("glibc.malloc.hugetlb=1".into()))] {
+            assert_eq!(last(start(arm), "ALLOCWALL_HUGEPAGES"), Some("1".into()));
+            assert_eq!(last(start(arm), "GLIBC_TUNABLES"), malloc);
+        }
     }
 
     #[test]

@@ -45,7 +45,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Which::Workloads)]
     set: Which,
 
-    /// Beside stock: thp, hugetlb, collapse, auto, mimalloc [default: all but auto that can be had here]
+    /// Beside stock: thp, hugetlb, collapse, auto, thp+malloc (glibc's heap on huge pages too), mimalloc [default: all but auto and
+    /// thp+malloc that can be had here]
     #[arg(long, value_name = "NAME[,…]", value_delimiter = ',')]
     arms: Vec<String>,
 
