@@ -545,7 +545,10 @@ mod tests {
             let line = arms(&names(&[wrong]), Set::Real, &newer, None)
                 .unwrap_err()
                 .to_string();
-            assert!(line.contains("thp, hugetlb, collapse, auto, thp+malloc, mimalloc"), "{line}");
+            assert!(
+                line.contains("thp, hugetlb, collapse, auto, thp+malloc, mimalloc"),
+                "{line}"
+            );
         }
         assert!(arms(&names(&["thp", "thp"]), Set::Real, &newer, None).is_err());
     }

@@ -89,7 +89,7 @@ fn arm(arm: &ArmResult) -> Value {
         "disturbed_share": optional(arm.disturbed),
         "pressure_per_s": optional(arm.pressure),
         "refused_allocations": arm.refused,
-        "unseen_orders": number(arm.unseen),
+        "unseen_stalls": number(arm.unseen),
         "stolen_ns": arm.stolen_ns,
         "threads": list(&arm.threads, thread),
         "percentiles_ns": percentiles,
@@ -104,6 +104,8 @@ fn thread(thread: &ThreadTold) -> Value {
         "stalls": thread.stalls,
         "stalled_ns": number(thread.stalled_ns),
         "longest_stall_ns": number(thread.longest_ns),
+        "held_up": thread.held,
+        "held_up_ns": number(thread.held_ns),
         "involuntary_switches": thread.involuntary_switches,
         "minor_faults": thread.minor_faults,
     })

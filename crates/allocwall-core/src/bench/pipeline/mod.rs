@@ -249,6 +249,9 @@ pub struct ThreadTold {
     pub stalls: u64,
     pub stalled_ns: f64,
     pub longest_ns: f64,
+    /// Heap blocks of the pressure that took so long that the orders behind them are set apart, and how long they took together.
+    pub held: u64,
+    pub held_ns: f64,
     /// The kernel's count.
     pub involuntary_switches: u64,
     pub minor_faults: u64,
@@ -259,6 +262,8 @@ impl ThreadTold {
         self.stalls += other.stalls;
         self.stalled_ns += other.stalled_ns;
         self.longest_ns = self.longest_ns.max(other.longest_ns);
+        self.held += other.held;
+        self.held_ns += other.held_ns;
         self.involuntary_switches += other.involuntary_switches;
         self.minor_faults += other.minor_faults;
     }

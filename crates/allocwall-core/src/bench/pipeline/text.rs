@@ -26,7 +26,7 @@ pub struct Experiment {
     pub points: Vec<Point>,
 }
 
-const NAME: usize = 30;
+const NAME: usize = 36;
 /// Of an interval's column.
 const FIGURE: usize = 22;
 /// Orders that must be undisturbed before their distribution alone is called the allocators' own.
@@ -106,8 +106,8 @@ fn place(page: &mut Page, e: &Experiment, point: &Point) {
 fn latencies(page: &mut Page, point: &Point, orders: Orders) {
     page.blank();
     let title = match orders {
-        Orders::Undisturbed => "  undisturbed orders, ns",
-        Orders::All => "  all orders, ns",
+        Orders::Undisturbed => "  undisturbed orders, ns or as said",
+        Orders::All => "  all orders, ns or as said",
     };
     let heads: String = QUANTILES
         .iter()
@@ -167,15 +167,31 @@ fn row(arm: &ArmResult, measure: Measure, orders: Orders) -> String {
     format!("{figures}{}{some}", right(&last, 16))
 }
 
-/// Its point and ends, to three digits.
+/// Its point and ends, to three digits, in the unit of the largest; nanoseconds have none.
 fn figure(interval: Interval) -> String {
-    let show = |ns: f64| thousands(rounded(ns));
+    let (of, unit) = match interval.high {
+        ns if ns < 1e5 => (1.0, ""),
+        ns if ns < 1e6 => (1e3, " µs"),
+        _ => (1e6, " ms"),
+    };
+    let show = |ns: f64| match of {
+        1.0 => thousands(rounded(ns)),
+        of => three_digits(ns / of),
+    };
     format!(
-        "{} ({}–{})",
+        "{} ({}–{}){unit}",
         show(interval.point),
         show(interval.low),
         show(interval.high)
     )
+}
+
+fn three_digits(value: f64) -> String {
+    match value {
+        v if v >= 99.95 => thousands(rounded(v)),
+        v if v >= 9.995 => format!("{v:.1}"),
+        v => format!("{v:.2}"),
+    }
 }
 
 fn rounded(ns: f64) -> u64 {
@@ -345,6 +361,29 @@ fn hidden(page: &mut Page, point: &Point) {
     );
 }
 
+/// What heap blocks of the pressure did to orders that share their thread, where it is most.
+fn held_up(point: &Point) -> Option<String> {
+    let held = |arm: &ArmResult| -> (u64, f64) {
+        let runs = arm.runs.max(1);
+        let threads = || arm.threads.iter();
+        let blocks: u64 = threads().map(|t| t.held).sum();
+        let ns: f64 = threads().map(|t| t.held_ns).sum();
+        (blocks / runs as u64, ns / runs as f64)
+    };
+    let arms = shown(point).map(|n| &point.arms[n]);
+    let most = arms.max_by(|a, b| held(a).1.total_cmp(&held(b).1))?;
+    let (blocks, ns) = held(most);
+    (blocks > 0).then(|| {
+        format!(
+            "Orders behind a heap block of the pressure that took over 5 µs are disturbed too: a pressure that has a thread of its own holds \
+             no order up. Most of them for {}: {} blocks a run, {:.1} ms.",
+            most.name,
+            thousands(blocks),
+            ns / 1e6
+        )
+    })
+}
+
 /// What the machine did, and whether the figures can be told from it.
 fn machine(page: &mut Page, point: &Point) {
     page.blank();
@@ -357,7 +396,7 @@ fn machine(page: &mut Page, point: &Point) {
             right("stalls a run", 14),
             right("longest, µs", 13),
             right("switches", 10),
-            right("unseen orders", 15)
+            right("unseen stalls", 15)
         ),
     );
     page.line(&line);
@@ -381,6 +420,9 @@ fn machine(page: &mut Page, point: &Point) {
             right(&thousands(switches / runs), 10),
             right(&format!("{:.0}", arm.unseen / runs as f64), 15)
         ));
+    }
+    if let Some(text) = held_up(point) {
+        page.wrapped(4, &text, Ink::Faint);
     }
     let stolen: Option<u64> = point.arms.iter().map(|arm| arm.stolen_ns).sum();
     let mut text = match stolen {
@@ -425,5 +467,23 @@ fn machine(page: &mut Page, point: &Point) {
             ),
             Ink::Warn,
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_is_in_the_unit_of_its_largest() {
+        for (low, point, high, text) in [
+            (172.0, 388.4, 416.0, "388 (172–416)"),
+            (4_580.0, 4_984.0, 99_999.0, "4,980 (4,580–100,000)"),
+            (800.0, 9_940.0, 121_000.0, "9.94 (0.80–121) µs"),
+            (719.0, 271_000.0, 914_900.0, "271 (0.72–915) µs"),
+            (719_000.0, 2_710_000.0, 13_100_000.0, "2.71 (0.72–13.1) ms"),
+        ] {
+            assert_eq!(figure(Interval { low, point, high }), text);
+        }
     }
 }

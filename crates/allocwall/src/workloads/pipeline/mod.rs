@@ -346,7 +346,7 @@ fn produce<M: Make>(
             if now >= heap.due() && now + MARGIN * usual < intended {
                 heap.turn();
                 let after = cycles.now();
-                watch.allocated(after);
+                watch.pressed(after);
                 usual = ((usual * (OF_LATE - 1) + (after - now)) / OF_LATE).min(most);
                 continue;
             }

@@ -18,6 +18,13 @@ const ROOM: usize = 1 << 16;
 /// about every allocation that takes some hundred nanoseconds would be the largest stall of all.
 const SWITCH: u64 = 10;
 
+/// What took long.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Whose {
+    Order,
+    Pressure,
+}
+
 pub struct Watch {
     cycles: Cycles,
     threshold: u64,
@@ -25,13 +32,16 @@ pub struct Watch {
     pub stalls: Vec<Span>,
     /// Allocations and frees that took longer than the threshold, and of which the kernel doesn't say that they were the machine's.
     pub long: Vec<Span>,
+    /// Heap blocks of the pressure that took long, and were not the machine's: orders that stood behind them did so only because
+    /// pressure and orders share a thread.
+    pub held: Vec<Span>,
     /// Cycles in which the thread allocated or freed: where a stall may pass for the allocator's.
     covered: u64,
     /// Stalls of the machine in these, by the kernel's account.
     told: u64,
     began: u64,
     /// A long one of which the kernel is still to be asked.
-    open: Option<Span>,
+    open: Option<(Span, Whose)>,
     account: Account,
 }
 
@@ -69,6 +79,7 @@ impl Watch {
             last: now,
             stalls: room(),
             long: room(),
+            held: room(),
             covered: 0,
             told: 0,
             began: now,
@@ -120,14 +131,18 @@ impl Watch {
             self.stalls.push((self.last, self.account.at));
             return self.cycles.now();
         };
+        let ((_, until), whose) = open;
         let machine = self.settle(open);
-        if now.wrapping_sub(open.1) > self.threshold {
-            self.stalls.push((open.1, now));
+        if now.wrapping_sub(until) > self.threshold {
+            self.stalls.push((until, now));
         }
         // Asking delays whoever comes next. Behind a stall of the allocator's it is not taken for one of the machine's: the orders that
         // stand behind the allocator would pass for disturbed with it.
-        if machine {
-            self.stalls.push((now, self.account.at));
+        let asked = (now, self.account.at);
+        match (machine, whose) {
+            (true, _) => self.stalls.push(asked),
+            (false, Whose::Pressure) => self.held.push(asked),
+            (false, Whose::Order) => {}
         }
         self.cycles.now()
     }
@@ -136,38 +151,51 @@ impl Watch {
     /// order is on its way: asking must not be in its time.
     #[inline(always)]
     pub fn allocated(&mut self, now: u64) {
+        self.took(now, Whose::Order);
+    }
+
+    /// The same of a heap block of the pressure, which is no order's.
+    #[inline(always)]
+    pub fn pressed(&mut self, now: u64) {
+        self.took(now, Whose::Pressure);
+    }
+
+    #[inline(always)]
+    fn took(&mut self, now: u64, whose: Whose) {
         let took = now.wrapping_sub(self.last);
         self.covered += took;
         self.last = now;
         if took > self.threshold {
-            self.took_long((now - took, now));
+            self.took_long((now - took, now), whose);
         }
     }
 
     #[cold]
-    fn took_long(&mut self, span: Span) {
+    fn took_long(&mut self, span: Span, whose: Whose) {
         if span.1 - span.0 < SWITCH * self.threshold {
             self.long.push(span);
             return;
         }
-        self.open = Some(span);
+        self.open = Some((span, whose));
         // The next reading is far from this one, whenever it comes.
         self.last = 0;
     }
 
     /// Whether a long allocation or free was the machine's.
-    fn settle(&mut self, open: Span) -> bool {
+    fn settle(&mut self, (open, whose): (Span, Whose)) -> bool {
         let before = std::mem::replace(&mut self.account, Account::now(self.cycles));
         let account = &self.account;
         let wall = self.cycles.ns(account.at.wrapping_sub(before.at));
         let lost = wall - (account.cpu_ns.saturating_sub(before.cpu_ns)) as f64;
         let took = self.cycles.ns(open.1 - open.0);
         let machine = account.switches > before.switches || lost > took / 2.0;
-        if machine {
-            self.told += 1;
-            self.stalls.push(open);
-        } else {
-            self.long.push(open);
+        match (machine, whose) {
+            (true, _) => {
+                self.told += 1;
+                self.stalls.push(open);
+            }
+            (false, Whose::Order) => self.long.push(open),
+            (false, Whose::Pressure) => self.held.push(open),
         }
         machine
     }
@@ -231,5 +259,32 @@ mod tests {
         watch.waited(cycles.now());
         assert_eq!(watch.told, told + 1);
         assert!(cycles.ns(watch.covered) >= 22e6);
+    }
+
+    #[test]
+    fn a_long_block_of_the_pressure_is_set_apart_and_a_short_one_and_an_orders_are_not() {
+        let cycles = Cycles::start(10_000_000);
+        let mut watch = Watch::new(cycles, cycles.of_ns(50_000.0));
+        let computes = |ns: f64| {
+            let until = cycles.now() + cycles.of_ns(ns);
+            while cycles.now() < until {}
+        };
+        // Other programs may take the CPU in the middle, and do so in vain five times.
+        let seen = (0..5).any(|_| {
+            watch.start();
+            let (told, held, long) = (watch.told, watch.held.len(), watch.long.len());
+            computes(2e6);
+            watch.pressed(cycles.now());
+            watch.waited(cycles.now());
+            computes(100_000.0);
+            watch.pressed(cycles.now());
+            watch.waited(cycles.now());
+            computes(2e6);
+            watch.allocated(cycles.now());
+            watch.waited(cycles.now());
+            // The block, and the kernel asked about it.
+            watch.told == told && watch.held.len() == held + 2 && watch.long.len() == long + 2
+        });
+        assert!(seen);
     }
 }
