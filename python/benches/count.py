@@ -9,12 +9,12 @@ stands plain against plain. Without memray installed its arms are left out.
 import argparse
 import importlib.util
 import json
+import math
 import random
+import statistics
 import subprocess
 import sys
 from pathlib import Path
-
-from allocwall import _bench
 
 RECORD = {
     "stream_id": "st-000017",
@@ -71,15 +71,23 @@ def run(arm, loops):
     return float(done.stdout)
 
 
+def interval(values):
+    """The exact interval of a median, of at least 95 %: two ends of the sorted values, or None of too few."""
+    values, n = sorted(values), len(values)
+    below = [sum(math.comb(n, k) for k in range(end + 1)) / 2**n for end in range(n // 2)]
+    ends = [end for end, chance in enumerate(below) if chance <= 0.025]
+    return (values[ends[-1]], values[-1 - ends[-1]]) if ends else None
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--blocks", type=int, default=15, help="(default: %(default)s)")
     parser.add_argument("--loops", type=int, default=20_000, help="of a run (default: %(default)s)")
-    parser.add_argument("--arms", default=",".join(ARMS), help="separated by commas (default: all)")
+    parser.add_argument("--arms", default=";".join(ARMS), help="separated by semicolons (default: all)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", metavar="FILE", help="every run's seconds")
     options = parser.parse_args()
-    chosen = [arm for arm in ARMS if arm.startswith("plain") or arm in options.arms]
+    chosen = [arm for arm in ARMS if arm.startswith("plain") or arm in options.arms.split(";")]
     if importlib.util.find_spec("memray") is None:
         chosen = [arm for arm in chosen if not arm.startswith("memray")]
         print("without memray: not installed", file=sys.stderr)
@@ -89,18 +97,19 @@ def main():
         order = list(chosen)
         shuffle(order)
         blocks.append({arm: run(arm, options.loops) for arm in order})
-    # The names that `effect` knows.
-    known = {"plain": "stock", "plain again": "stock again"}
-    named = [{known.get(arm, arm): {"total_s": time} for arm, time in block.items()} for block in blocks]
     print("Python %s, %d bytes of JSON, %d blocks" % (sys.version.split()[0], len(json.dumps(RECORD)), len(blocks)))
     for arm in chosen:
-        time = _bench.median_interval([block[arm] for block in blocks])[0] / options.loops
+        call = 1e6 * statistics.median(block[arm] for block in blocks) / options.loops
         if arm == "plain":
-            print("%-28s %8.2f us a call" % (arm, 1e6 * time))
+            print("%-28s %8.2f us a call" % (arm, call))
             continue
-        change, interval = _bench.effect(named, known.get(arm, arm))
-        between = "%+.1f %% to %+.1f %%" % (100 * interval[0], 100 * interval[1]) if interval else "too few blocks"
-        print("%-28s %8.2f us a call  %+7.1f %% (%s)" % (arm, 1e6 * time, 100 * change, between))
+        if arm == "plain again":
+            changes = [block[arm] / block["plain"] - 1 for block in blocks]
+        else:
+            changes = [block[arm] / math.sqrt(block["plain"] * block["plain again"]) - 1 for block in blocks]
+        ends = interval(changes)
+        between = "%+.1f %% to %+.1f %%" % (100 * ends[0], 100 * ends[1]) if ends else "too few blocks"
+        print("%-28s %8.2f us a call  %+7.1f %% (%s)" % (arm, call, 100 * statistics.median(changes), between))
     if options.json:
         Path(options.json).write_text(json.dumps({"python": sys.version, "loops": options.loops, "blocks": blocks}))
 
