@@ -330,7 +330,7 @@ class Together(unittest.TestCase):
 
     def test_memory_from_another_thread_is_older(self):
         box = []
-        thread = threading.Thread(target=lambda: box.append(bytes(5000)))
+        thread = threading.Thread(target=lambda: box.extend(bytes(5000) for _ in range(100)))
         with allocwall.count() as counted:
             thread.start()
             thread.join()
@@ -338,8 +338,8 @@ class Together(unittest.TestCase):
             box.clear()
             after = counted.older_frees
         self.assertEqual(of(counted, "obj", 8192).calls, 0)
-        # And the list's array.
-        self.assertEqual(after - before, 2)
+        # And the list's array; 3.13 now and then frees what it kept of the thread.
+        self.assertIn(after - before, range(101, 105))
 
     def test_an_address_that_another_thread_gave_back_is_a_new_block(self):
         box = []
