@@ -36,6 +36,9 @@ fn count(histogram: &Value) -> u64 {
         .sum()
 }
 
+/// One block of nothing but the experiment itself: no other allocator, no heap pressure.
+const ALONE: [&str; 6] = ["--allocators", "none", "--pressure", "0", "--blocks", "1"];
+
 #[test]
 fn every_variant_hands_over_every_order() {
     for (threads, sizes) in [("1x1", "64"), ("2x2", "mixed")] {
@@ -88,25 +91,25 @@ fn every_variant_hands_over_every_order() {
 fn planted(stall: &str) -> (f64, f64) {
     // A machine that stalls for long by itself saturates a run; not three in a row.
     for _ in 0..3 {
-        let document = measured(&[
-            "--variants",
-            "by-value",
-            "--allocators",
-            "none",
-            "--pressure",
-            "0",
-            "--rate",
-            "200k",
-            "--orders",
-            "100k",
-            "--warm-up",
-            "2k",
-            "--blocks",
-            "1",
-            "--plant",
-            stall,
-            "--json",
-        ]);
+        let document = measured(
+            &[
+                &ALONE[..],
+                &[
+                    "--variants",
+                    "by-value",
+                    "--rate",
+                    "200k",
+                    "--orders",
+                    "100k",
+                    "--warm-up",
+                    "2k",
+                    "--plant",
+                    stall,
+                    "--json",
+                ],
+            ]
+            .concat(),
+        );
         let arm = arm(&document, "by-value");
         let p99 = arm["percentiles_ns"]["dequeue_p99_undisturbed"]["point"].as_f64();
         if let Some(p99) = p99 {
@@ -129,23 +132,21 @@ fn stalls_of_the_machine_are_left_out_and_those_of_the_allocator_are_not() {
 #[test]
 fn a_rate_that_cannot_be_held_has_no_percentiles() {
     let options = [
-        "--variants",
-        "by-value",
-        "--allocators",
-        "none",
-        "--pressure",
-        "0",
-        "--rate",
-        "1M",
-        "--check",
-        "20000",
-        "--orders",
-        "5k",
-        "--warm-up",
-        "1k",
-        "--blocks",
-        "1",
-    ];
+        &ALONE[..],
+        &[
+            "--variants",
+            "by-value",
+            "--rate",
+            "1M",
+            "--check",
+            "20000",
+            "--orders",
+            "5k",
+            "--warm-up",
+            "1k",
+        ],
+    ]
+    .concat();
     let document = measured(&[&options[..], &["--json"]].concat());
     let malloc = arm(&document, "malloc");
     assert_eq!(malloc["saturated_runs"], 1);
@@ -157,23 +158,21 @@ fn a_rate_that_cannot_be_held_has_no_percentiles() {
 #[test]
 fn as_fast_as_they_can_is_told_as_throughput() {
     let options = [
-        "--variants",
-        "by-value,pool",
-        "--allocators",
-        "none",
-        "--pressure",
-        "0",
-        "--rate",
-        "max",
-        "--check",
-        "0",
-        "--orders",
-        "100k",
-        "--warm-up",
-        "1k",
-        "--blocks",
-        "1",
-    ];
+        &ALONE[..],
+        &[
+            "--variants",
+            "by-value,pool",
+            "--rate",
+            "max",
+            "--check",
+            "0",
+            "--orders",
+            "100k",
+            "--warm-up",
+            "1k",
+        ],
+    ]
+    .concat();
     let text = String::from_utf8(bench(&options).stdout).unwrap();
     assert!(
         text.contains("orders a second") && text.contains("pool"),

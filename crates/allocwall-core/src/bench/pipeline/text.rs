@@ -174,9 +174,9 @@ fn figure(interval: Interval) -> String {
         ns if ns < 1e6 => (1e3, " µs"),
         _ => (1e6, " ms"),
     };
-    let show = |ns: f64| match of {
-        1.0 => thousands(rounded(ns)),
-        of => three_digits(ns / of),
+    let show = |ns: f64| match unit {
+        "" => thousands(rounded(ns)),
+        _ => three_digits(ns / of),
     };
     format!(
         "{} ({}–{}){unit}",

@@ -32,7 +32,7 @@ pub struct Watch {
     pub stalls: Vec<Span>,
     /// Allocations and frees that took longer than the threshold, and of which the kernel doesn't say that they were the machine's.
     pub long: Vec<Span>,
-    /// Heap blocks of the pressure that took long, and were not the machine's: orders that stood behind them did so only because
+    /// Heap blocks of the pressure that took long, with the asking about them, and were not the machine's: orders that stood behind them did so only because
     /// pressure and orders share a thread.
     pub held: Vec<Span>,
     /// Cycles in which the thread allocated or freed: where a stall may pass for the allocator's.
@@ -131,18 +131,17 @@ impl Watch {
             self.stalls.push((self.last, self.account.at));
             return self.cycles.now();
         };
-        let ((_, until), whose) = open;
-        let machine = self.settle(open);
+        let ((from, until), whose) = open;
+        let machine = self.settle((from, until));
         if now.wrapping_sub(until) > self.threshold {
             self.stalls.push((until, now));
         }
         // Asking delays whoever comes next. Behind a stall of the allocator's it is not taken for one of the machine's: the orders that
         // stand behind the allocator would pass for disturbed with it.
-        let asked = (now, self.account.at);
         match (machine, whose) {
-            (true, _) => self.stalls.push(asked),
-            (false, Whose::Pressure) => self.held.push(asked),
-            (false, Whose::Order) => {}
+            (true, _) => self.stalls.push((now, self.account.at)),
+            (false, Whose::Pressure) => self.held.push((from, self.account.at)),
+            (false, Whose::Order) => self.long.push((from, until)),
         }
         self.cycles.now()
     }
@@ -182,20 +181,16 @@ impl Watch {
     }
 
     /// Whether a long allocation or free was the machine's.
-    fn settle(&mut self, (open, whose): (Span, Whose)) -> bool {
+    fn settle(&mut self, open: Span) -> bool {
         let before = std::mem::replace(&mut self.account, Account::now(self.cycles));
         let account = &self.account;
         let wall = self.cycles.ns(account.at.wrapping_sub(before.at));
         let lost = wall - (account.cpu_ns.saturating_sub(before.cpu_ns)) as f64;
         let took = self.cycles.ns(open.1 - open.0);
         let machine = account.switches > before.switches || lost > took / 2.0;
-        match (machine, whose) {
-            (true, _) => {
-                self.told += 1;
-                self.stalls.push(open);
-            }
-            (false, Whose::Order) => self.long.push(open),
-            (false, Whose::Pressure) => self.held.push(open),
+        if machine {
+            self.told += 1;
+            self.stalls.push(open);
         }
         machine
     }
@@ -282,8 +277,7 @@ mod tests {
             computes(2e6);
             watch.allocated(cycles.now());
             watch.waited(cycles.now());
-            // The block, and the kernel asked about it.
-            watch.told == told && watch.held.len() == held + 2 && watch.long.len() == long + 2
+            watch.told == told && watch.held.len() == held + 1 && watch.long.len() == long + 2
         });
         assert!(seen);
     }
