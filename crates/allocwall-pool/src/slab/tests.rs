@@ -11,6 +11,8 @@ struct Fake {
     now: Cell<u64>,
     next: Cell<usize>,
     mapped: RefCell<BTreeMap<usize, Pages>>,
+    /// How many of a slab's base pages were touched.
+    touched: RefCell<BTreeMap<usize, usize>>,
     lazy: RefCell<BTreeSet<usize>>,
     huge_ns: Cell<u64>,
     small_ns: Cell<u64>,
@@ -28,6 +30,7 @@ impl Fake {
             now: Cell::new(1_000_000_000),
             next: Cell::new(0x7f00_0000_0000),
             mapped: RefCell::default(),
+            touched: RefCell::default(),
             lazy: RefCell::default(),
             huge_ns: Cell::new(CHEAP_NS),
             small_ns: Cell::new(1_500),
@@ -67,7 +70,13 @@ impl System for &Fake {
 
     fn touch(&self, base: usize, pages: usize) -> u64 {
         match self.mapped.borrow()[&base] {
-            Pages::Plain => self.small_ns.get() * pages as u64,
+            Pages::Plain => {
+                let mut touched = self.touched.borrow_mut();
+                let before = touched.entry(base).or_default();
+                let fresh = pages.saturating_sub(*before);
+                *before += fresh;
+                self.small_ns.get() * fresh as u64
+            }
             Pages::Transparent => self.huge_ns.get(),
             Pages::Reserved => 0,
         }
@@ -80,6 +89,7 @@ impl System for &Fake {
     fn unmap(&self, base: usize) -> Result<(), Why> {
         if self.may_unmap.get() {
             self.lazy.borrow_mut().remove(&base);
+            self.touched.borrow_mut().remove(&base);
             assert!(self.mapped.borrow_mut().remove(&base).is_some());
             Ok(())
         } else {
