@@ -349,6 +349,17 @@ pub enum Need {
     Quota,
 }
 
+impl Need {
+    /// Whether only targets of one runtime meet it.
+    pub fn names_a_runtime(&self) -> bool {
+        use Need::*;
+        matches!(
+            self,
+            Cpython | CpythonAtLeast(_) | CpythonFreeThreaded | Jvm | Go | Node
+        )
+    }
+}
+
 const PRELOAD_BACKFIRES: &str =
     "5 to 10 % more resident memory is usual; freeing another allocator's memory crashes";
 const PRELOAD_PROOF: &str = "the library is mapped, the loader has bound malloc to it, in children too, and calls arrive there where they can be counted";

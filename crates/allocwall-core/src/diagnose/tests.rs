@@ -1379,6 +1379,25 @@ fn the_arena_hook_is_offered_to_a_python_that_has_arenas() {
 }
 
 #[test]
+fn a_remedy_for_the_runtime_goes_before_one_for_any_program() {
+    let first = |runtime| {
+        let mut subject = with_shares(&[(FaultPath, 0.5)]);
+        subject.process().runtime = Ok(runtime);
+        let mut huge = subject.verdict().remedies;
+        huge.retain(|found| ["glibc-hugetlb", "pymalloc-hugepages"].contains(&found.remedy.as_str()));
+        huge.swap_remove(0).remedy
+    };
+    for version in ["3.11.2", "3.13.0"] {
+        let python = Runtime::Cpython {
+            version: version.into(),
+            free_threaded: false,
+        };
+        assert_eq!(first(python), "pymalloc-hugepages");
+    }
+    assert_eq!(first(Runtime::Native), "glibc-hugetlb");
+}
+
+#[test]
 fn a_limited_arena_count_is_lifted_not_lowered() {
     let contention = &[Wall::AllocatorContention];
     let mut subject = with_shares(&[(AllocatorLocks, 0.3)]);
