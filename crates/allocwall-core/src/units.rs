@@ -87,6 +87,12 @@ pub enum Reason {
     TooCostly,
 }
 
+/// `1 block`, `2 blocks`.
+pub fn count(n: usize, of: &str) -> String {
+    let end = if n == 1 { "" } else { "s" };
+    format!("{n} {of}{end}")
+}
+
 /// For people: `48,211`.
 pub fn thousands(n: u64) -> String {
     let digits = n.to_string();

@@ -1005,11 +1005,13 @@ fn remedies(page: &mut Page, verdict: &Verdict) {
 fn gain(remedy: &Prescription, entry: Option<&Remedy>) -> String {
     match (remedy.gain, remedy.at_most, entry.map(|r| r.effect)) {
         (Some(gain), ..) => {
-            let (least, most) = ((gain.low * 100.0).round(), (gain.high * 100.0).round());
+            // Plus zero: what rounds to nothing has no sign.
+            let whole = |share: f64| (share * 100.0).round() + 0.0;
+            let (least, most) = (whole(gain.low), whole(gain.high));
             match (least < 0.0, most > 0.0) {
                 (false, _) => format!("saves {least:.0} to {most:.0} % of CPU"),
                 (true, true) => format!("saves up to {most:.0} % of CPU, or costs {:.0} %", -least),
-                (true, false) => format!("costs {:.0} to {:.0} % of CPU", -most, -least),
+                (true, false) => format!("costs {:.0} to {:.0} % of CPU", 0.0 - most, 0.0 - least),
             }
         }
         (None, Some(most), _) if most < 0.005 => "saves memory, next to no CPU".to_string(),

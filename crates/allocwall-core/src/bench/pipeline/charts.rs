@@ -4,7 +4,7 @@ use super::results::{Point, shown};
 use super::text::Experiment;
 use super::{By, Measure, Orders};
 use crate::bench::chart::{Chart, Line, svg};
-use crate::units::thousands;
+use crate::units::{count, thousands};
 
 /// The rarest share that is drawn: a run has a million orders, and some runs are merged.
 const RAREST: f64 = 1e-6;
@@ -50,11 +50,11 @@ fn notes(e: &Experiment, point: &Point, orders: Orders) -> Vec<String> {
     };
     let cpus: Vec<String> = point.placement.cpus.iter().map(u32::to_string).collect();
     let mut notes = vec![format!(
-        "{rate}, {}, {}, CPUs {}, {} blocks",
+        "{rate}, {}, {}, CPUs {}, {}",
         e.sizes.title(),
         pressure,
         cpus.join(" and "),
-        point.outcome.blocks
+        count(point.outcome.blocks, "block")
     )];
     let most = point
         .arms
@@ -149,11 +149,11 @@ fn pressure(e: &Experiment, orders: Orders) -> String {
     let most = e.points.iter().map(at).fold(NONE_AT, f64::max);
     let mut notes = notes(e, first, orders);
     notes[0] = format!(
-        "{} orders/s, {}, pressure by {}, {} blocks a point",
+        "{} orders/s, {}, pressure by {}, {} a point",
         thousands(e.rate.unwrap_or(0.0) as u64),
         e.sizes.title(),
         e.pressure_by.key(),
-        first.outcome.blocks
+        count(first.outcome.blocks, "block")
     );
     svg(&Chart {
         title: "p99.9 from intended arrival to dequeue, by heap pressure",

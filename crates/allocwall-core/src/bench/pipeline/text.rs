@@ -6,7 +6,7 @@ use super::{Arrivals, By, Measure, Orders, QUANTILES, metric_key};
 use crate::report::layout::{elide_end, left, right};
 use crate::report::text::{Ink, Page, Style};
 use crate::trial::{Comparison, Word};
-use crate::units::{Interval, Reason, thousands};
+use crate::units::{Interval, Reason, count, thousands};
 
 /// What was asked, and what came of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -89,9 +89,9 @@ fn place(page: &mut Page, e: &Experiment, point: &Point) {
     page.section(
         &pressure,
         &format!(
-            "CPUs {} ({near}{handoff}), {} blocks",
+            "CPUs {} ({near}{handoff}), {}",
             cpus.join(", "),
-            point.outcome.blocks
+            count(point.outcome.blocks, "block")
         ),
     );
     if point.placement.crowded {
@@ -178,12 +178,20 @@ fn figure(interval: Interval) -> String {
         "" => thousands(rounded(ns)),
         _ => three_digits(ns / of),
     };
-    format!(
-        "{} ({}–{}){unit}",
-        show(interval.point),
-        show(interval.low),
-        show(interval.high)
-    )
+    match of_one_block(interval) {
+        true => format!("{}{unit}", show(interval.point)),
+        false => format!(
+            "{} ({}–{}){unit}",
+            show(interval.point),
+            show(interval.low),
+            show(interval.high)
+        ),
+    }
+}
+
+/// One run has no spread, and an interval without width would claim to be sure.
+fn of_one_block(interval: Interval) -> bool {
+    interval.low == interval.high
 }
 
 fn three_digits(value: f64) -> String {
@@ -319,12 +327,15 @@ fn change(effect: Interval) -> String {
         let sign = if share < 0.0 { "−" } else { "+" };
         format!("{sign}{:.0}", share.abs() * 100.0)
     };
-    format!(
-        "{} % ({} to {})",
-        percent(effect.point),
-        percent(effect.low),
-        percent(effect.high)
-    )
+    match of_one_block(effect) {
+        true => format!("{} %", percent(effect.point)),
+        false => format!(
+            "{} % ({} to {})",
+            percent(effect.point),
+            percent(effect.low),
+            percent(effect.high)
+        ),
+    }
 }
 
 fn said(word: Word) -> &'static str {
@@ -482,6 +493,7 @@ mod tests {
             (800.0, 9_940.0, 121_000.0, "9.94 (0.80–121) µs"),
             (719.0, 271_000.0, 914_900.0, "271 (0.72–915) µs"),
             (719_000.0, 2_710_000.0, 13_100_000.0, "2.71 (0.72–13.1) ms"),
+            (271_000.0, 271_000.0, 271_000.0, "271 µs"),
         ] {
             assert_eq!(figure(Interval { low, point, high }), text);
         }
