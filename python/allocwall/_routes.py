@@ -6,6 +6,8 @@ from typing import Dict
 
 from .counting import Totals, count
 
+#: Where an application of any framework may put a route's name itself: a key of the scope or the environment.
+TOLD = "allocwall.route"
 #: Where requests go whose route the application didn't tell.
 UNTOLD = "(no route)"
 #: Where they go once there are as many routes as may be.

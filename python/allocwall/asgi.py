@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Awaitable, Callable, Dict, Optional
 
-from ._routes import UNTOLD, Routes
+from ._routes import TOLD, UNTOLD, Routes
 from .counting import Steps
 
 __all__ = ["CountAllocations"]
@@ -21,8 +21,11 @@ Scope = Dict[str, Any]
 
 
 def route_of(scope: Scope) -> str:
-    """The path's template as the application's router left it in the scope; else the name of the endpoint that it found there;
-    else UNTOLD. Never the path itself: there is no end of those."""
+    """What the application put under `allocwall.route`; else the path's template as its router left it in the scope; else the name
+    of the endpoint that it found there; else UNTOLD. Never the path itself: there is no end of those."""
+    told = scope.get(TOLD)
+    if isinstance(told, str):
+        return told
     route = scope.get("route")
     for name in ("path_format", "path"):
         template = getattr(route, name, None)

@@ -5,14 +5,15 @@
     print(app.routes["GET /items/<item_id>"])
 
 A request's count is of the application's call and of each step of what it returns, until that is closed; not of the server's
-work in between.
+work in between, `start_response` included.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable, Dict, Iterable, Iterator, Optional, Tuple
 
-from ._routes import UNTOLD, Routes
+from ._routes import TOLD, UNTOLD, Routes
 from .counting import count
 
 __all__ = ["CountAllocations"]
@@ -21,15 +22,16 @@ Environ = Dict[str, Any]
 
 #: Where routers leave what they found: a key of the environment, and the way from there to the template.
 _TEMPLATES: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
-    ("werkzeug.request", ("url_rule", "rule")),  # Flask
+    (TOLD, ()),
+    # Flask: there until its response has begun, and taken out before it returns.
+    ("werkzeug.request", ("url_rule", "rule")),
     ("bottle.route", ("rule",)),
-    ("bfg.routes.route", ("pattern",)),  # Pyramid
 )
 
 
 def route_of(environ: Environ) -> str:
-    """The path's template as the application's router left it in the environment, else UNTOLD. Never the path itself: there is
-    no end of those."""
+    """What the application put under `allocwall.route`; else the path's template as its router left it in the environment; else
+    UNTOLD. Never the path itself: there is no end of those."""
     for key, way in _TEMPLATES:
         found = environ.get(key)
         for name in way:
@@ -42,7 +44,8 @@ def route_of(environ: Environ) -> str:
 class CountAllocations:
     """Wraps an application; `routes` has the totals by method and route.
 
-    route: a function of the environment, called when the request is done, that names the route. Default: `route_of`.
+    route: a function of the environment that names the route. Called when the application begins its answer, and when the request
+        is done if it hadn't begun or the function said UNTOLD. Default: `route_of`.
     most: so many routes are kept apart at most; those that come later are in one, `(other routes)`.
     """
 
@@ -59,20 +62,27 @@ class CountAllocations:
 
     def __call__(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
         counted = count()
+        told = [UNTOLD]
+
+        def start(*answer: Any) -> Any:
+            told[0] = self._route(environ)
+            return start_response(*answer)
+
+        def done() -> None:
+            counted.finish()
+            route = self._route(environ) if told[0] == UNTOLD else told[0]
+            self.routes.add(environ.get("REQUEST_METHOD", "?"), route, counted)
+
         try:
-            answer = counted.step(self.app, (environ, start_response))
+            answer = counted.step(self.app, (environ, partial(counted.aside, start)))
         except BaseException:
-            self._done(environ, counted)
+            done()
             raise
         if isinstance(answer, (list, tuple)):
             # Nothing is left to be done; and a server may look at its length.
-            self._done(environ, counted)
+            done()
             return answer
-        return _Answer(answer, counted, lambda: self._done(environ, counted))
-
-    def _done(self, environ: Environ, counted: count) -> None:
-        counted.finish()
-        self.routes.add(environ.get("REQUEST_METHOD", "?"), self._route(environ), counted)
+        return _Answer(answer, counted, done)
 
 
 class _Answer:

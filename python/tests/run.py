@@ -16,7 +16,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 OLDEST = (3, 9)
 NEWEST = (3, 15)
-NEIGHBOURS = ("pytest", "memray", "gunicorn")
+NEIGHBOURS = ("pytest", "memray", "gunicorn", "flask", "bottle", "fastapi")
 
 
 def version(interpreter):

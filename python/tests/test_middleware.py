@@ -117,6 +117,47 @@ class Wsgi(unittest.TestCase):
         totals = app.routes["GET /items/<n>"]
         self.assertEqual((totals.counts, of(totals, "obj", 2048).calls), (4, 4 * 5))
 
+    def test_the_servers_start_of_the_answer_is_not_counted_and_what_follows_is(self):
+        def inner(environ, start_response):
+            write = start_response("200 OK", [])
+            write(bytes(1000))
+            return [bytes(1000)]
+
+        def start(status, headers):
+            started.append(bytes(1000))
+            return started.append
+
+        started = []
+        app = wsgi.CountAllocations(inner)
+        app({"REQUEST_METHOD": "GET"}, start)
+        self.assertEqual(len(started), 2)
+        self.assertEqual(of(app.routes["GET (no route)"], "obj", 2048).calls, 2)
+
+    def test_a_route_that_is_there_only_until_the_answer_begins(self):
+        def inner(environ, start_response):
+            environ["werkzeug.request"] = types.SimpleNamespace(url_rule=types.SimpleNamespace(rule="/items/<n>"))
+            start_response("200 OK", [])
+            environ["werkzeug.request"] = None
+            return []
+
+        app = wsgi.CountAllocations(inner)
+        self.ask(app, "/items/1")
+        self.assertEqual(list(app.routes), ["GET /items/<n>"])
+
+    def test_a_route_that_the_application_says_itself(self):
+        for when in ("before", "after"):
+            def inner(environ, start_response):
+                if when == "before":
+                    environ["allocwall.route"] = "/items"
+                start_response("200 OK", [])
+                environ["allocwall.route"] = "/items"
+                environ["bottle.route"] = types.SimpleNamespace(rule="/items/<n>")
+                return []
+
+            app = wsgi.CountAllocations(inner)
+            self.ask(app, "/items/1")
+            self.assertEqual(list(app.routes), ["GET /items"], when)
+
     def test_a_list_stays_a_list(self):
         app = wsgi.CountAllocations(lambda environ, start_response: [b"one"])
         self.assertEqual(app({"REQUEST_METHOD": "GET"}, None), [b"one"])

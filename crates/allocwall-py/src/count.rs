@@ -179,6 +179,24 @@ impl Counter {
         result
     }
 
+    /// Calls the function without counting it, in the middle of a step or anywhere else.
+    #[pyo3(signature = (function, *args))]
+    fn aside<'py>(
+        slf: &Bound<'py, Self>,
+        function: &Bound<'py, PyAny>,
+        args: &Bound<'py, PyTuple>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let counted = slf.borrow().is_active();
+        if counted {
+            slf.borrow_mut().pause();
+        }
+        let result = function.call1(args);
+        if counted && let State::Open(handle, _) = &slf.borrow().state {
+            handle.resume();
+        }
+        result
+    }
+
     /// Ends what `step` and `send` began, if they did: without, the count is of nothing. Does nothing the second time.
     fn finish(&mut self) {
         let complete = match &self.state {
@@ -253,6 +271,11 @@ impl Counter {
             State::New => self.begin().map(|()| true),
             State::Ended(..) => Err(PyRuntimeError::new_err("this count has ended")),
         }
+    }
+
+    /// On this thread, in the middle of a step or a block.
+    fn is_active(&self) -> bool {
+        matches!(&self.state, State::Open(handle, _) if handle.is_active())
     }
 
     fn pause(&mut self) {

@@ -99,6 +99,12 @@ impl Handle {
         self.with(|thread, frame| thread.deactivate(frame)).is_some()
     }
 
+    /// Whether it is counting, on this thread.
+    pub(super) fn is_active(&self) -> bool {
+        // SAFETY: open, since its handle is there, and on this thread.
+        self.with(|_, frame| unsafe { frame.as_ref() }.active) == Some(true)
+    }
+
     pub(super) fn resume(&self) -> bool {
         self.with(|thread, frame| thread.activate(frame)).is_some()
     }
