@@ -17,8 +17,9 @@ use crate::units::{Absence, Measured, Reason, thousands};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Looks at one process: the loader may not have mapped all of it at the first.
-const LOOKS: u32 = 3;
+/// Looks at one process: the loader may not have mapped all of it at the first, and an interpreter on a machine that has lain idle
+/// may take more than the first three, 60 ms, to import what it is started with.
+const LOOKS: u32 = 4;
 /// Processes of one run that are looked at.
 const PROCESSES: usize = 256;
 
