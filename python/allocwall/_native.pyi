@@ -60,6 +60,8 @@ class _Report(TypedDict):
     slabs_transparent: int
     slabs_kept: int
     keep_target: int
+    arenas_idle: int
+    arenas_trimmed: int
     slab_bytes: int
     huge_bytes: Optional[int]
     arenas_given: int
@@ -67,6 +69,7 @@ class _Report(TypedDict):
     slabs_mapped: int
     slabs_released: int
     slabs_reused: int
+    trims: int
     foreign_frees: int
     misplaced_frees: int
     forked: bool

@@ -127,8 +127,9 @@ def status() -> Dict[str, Any]:
     collapse of `enable` did; allocator: the objects' allocator, where the interpreter tells.
 
     With a hook also: arenas and slabs now; slab_bytes and, of them, huge_bytes in truth (from /proc/self/smaps; None where
-    that can't be read); slabs_kept empty, and as many as may be (keep_target); sums since the start of arenas_given and
-    arenas_returned, slabs_mapped, slabs_released and slabs_reused, foreign_frees (of arenas that were there before);
+    that can't be read); slabs_kept empty, and as many as may be (keep_target); of the others, arenas that aren't in use,
+    with memory (arenas_idle) and without (arenas_trimmed); sums since the start of arenas_given and arenas_returned,
+    slabs_mapped, slabs_released and slabs_reused, trims (of arenas, one by one), foreign_frees (of arenas that were there before);
     fallbacks by reason; faults: huge first touches and their price, how many were dearer than small pages and by how much
     (lost_ns), and small_ns, the price of a small one, 0 before the first and where prices aren't watched (dear is 0 then
     too); time_ns spent in here. A forked child goes on with its parent's sums.

@@ -112,6 +112,33 @@ class Working(unittest.TestCase):
             assert status["slabs_reused"] > 0, status
         """)
 
+    def test_a_heap_that_shrank_holds_as_much_as_with_stock(self):
+        script = """
+            import random
+            from allocwall import hugepages
+            if %r:
+                hugepages.enable()
+            def resident():
+                with open("/proc/self/statm") as file:
+                    return int(file.read().split()[1]) << 12
+            before = resident()
+            dice = random.Random(1)
+            # What comes together goes together, and in no order.
+            groups = [[bytearray(200) for _ in range(3_000)] for _ in range(150)]
+            for n in range(len(groups)):
+                if dice.random() > 0.1:
+                    groups[n] = None
+            for group in groups:
+                assert group is None or all(not any(one) for one in group)
+            status = hugepages.status()
+            print(resident() - before, status.get("trims"))
+        """
+        stock, _ = python(script % False).split()
+        ours, trims = python(script % True).split()
+        self.assertGreater(int(trims), 0)
+        # 5 %, a slab of idle arenas, one that is kept, and the rest of the last one.
+        self.assertLess(int(ours), 1.05 * int(stock) + 3 * 2**21, trims)
+
     def test_nothing_is_kept_where_nothing_may_be(self):
         python("""
             from allocwall import hugepages

@@ -82,6 +82,8 @@ mod _native {
         report.set_item("slabs_transparent", counts.slabs_transparent)?;
         report.set_item("slabs_kept", counts.slabs_kept)?;
         report.set_item("keep_target", counts.keep_target)?;
+        report.set_item("arenas_idle", counts.arenas_idle)?;
+        report.set_item("arenas_trimmed", counts.arenas_trimmed)?;
         report.set_item("slab_bytes", counts.slabs * region::HUGE)?;
         report.set_item("huge_bytes", huge.map(|huge| huge.transparent + huge.reserved))?;
         report.set_item("arenas_given", counts.arenas_given)?;
@@ -89,6 +91,7 @@ mod _native {
         report.set_item("slabs_mapped", counts.slabs_mapped)?;
         report.set_item("slabs_released", counts.slabs_released)?;
         report.set_item("slabs_reused", counts.slabs_reused)?;
+        report.set_item("trims", counts.trims)?;
         report.set_item("foreign_frees", counts.foreign_frees)?;
         report.set_item("misplaced_frees", counts.misplaced_frees)?;
         report.set_item("forked", counts.forks > 0)?;

@@ -19,6 +19,9 @@ pub(super) const SMALLEST: usize = HUGE / 32;
 const PRESENT: u64 = 1 << 63;
 const KIND: u32 = 32;
 const USED: u64 = u32::MAX as u64;
+/// Arenas that aren't out and whose memory was given back, while others of their slab are out: a bit each, for up to so many.
+const TRIMMED: u32 = 34;
+const TRIMMABLE: u32 = 16;
 
 /// A slab's words and the bounds of those in use. Zeroed memory is an empty leaf, except for the bounds.
 #[repr(C)]
@@ -36,9 +39,50 @@ pub(super) struct Ledger {
     top: NonNull<AtomicPtr<Leaf>>,
     leaves: *mut Leaf,
     arena: usize,
-    /// All of a slab's arenas out.
-    full: u64,
+    shape: Shape,
     counts: Tally,
+}
+
+/// What a word's bits mean with arenas of this size.
+#[derive(Clone, Copy)]
+struct Shape {
+    /// All of a slab's arenas.
+    full: u64,
+    /// Those that can be trimmed: all, where there are few enough.
+    trimmable: u64,
+}
+
+impl Shape {
+    fn of(arena: usize) -> Self {
+        let arenas = (HUGE / arena) as u32;
+        let full = USED >> (32 - arenas);
+        Self {
+            full,
+            trimmable: if arenas <= TRIMMABLE { full } else { 0 },
+        }
+    }
+
+    fn partial(self, word: u64) -> bool {
+        let used = word & USED;
+        used != 0 && used != self.full
+    }
+
+    /// Neither out nor trimmed.
+    fn ready(self, word: u64) -> u64 {
+        self.full & !word & !trimmed(word)
+    }
+
+    /// Of a slab in use, those that aren't out and whose memory could be given back. A reserved page can't be in parts.
+    fn idle(self, word: u64) -> u64 {
+        match self.partial(word) && kind(word) != Pages::Reserved {
+            true => self.ready(word) & self.trimmable,
+            false => 0,
+        }
+    }
+}
+
+fn trimmed(word: u64) -> u64 {
+    word >> TRIMMED & (USED >> (32 - TRIMMABLE))
 }
 
 // SAFETY: the tables belong to the ledger alone.
@@ -55,6 +99,10 @@ pub(super) struct Tally {
     pub(super) empty: usize,
     pub(super) reserved: usize,
     pub(super) transparent: usize,
+    /// Arenas that aren't out, in slabs that others of are, and hold memory that could be given back.
+    pub(super) idle: usize,
+    /// Those that don't: it was.
+    pub(super) trimmed: usize,
 }
 
 /// What giving an arena back means.
@@ -69,22 +117,22 @@ pub(super) enum Back {
     Emptied(usize),
 }
 
-/// An arena that was claimed, and whether its slab was empty.
+/// An arena that was claimed, whether its slab was empty, and whether it was the last one of it that had been trimmed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) arena: usize,
     pub(super) was_empty: bool,
+    pub(super) whole_again: bool,
 }
 
 impl Ledger {
     /// For arenas of a power of two from [`SMALLEST`] to [`HUGE`] bytes.
     pub(super) fn new(arena: usize) -> Result<Self, Why> {
-        let arenas = (HUGE / arena) as u32;
         Ok(Self {
             top: os::table(TOP * size_of::<AtomicPtr<Leaf>>(), false)?.cast(),
             leaves: ptr::null_mut(),
             arena,
-            full: USED >> (32 - arenas),
+            shape: Shape::of(arena),
             counts: Tally::default(),
         })
     }
@@ -93,33 +141,72 @@ impl Ledger {
         self.counts
     }
 
-    /// An arena of a slab that has one: rather of one in use than of an empty one, rather at a low address than at a high
-    /// one, so that the others run empty.
+    /// An arena of a slab that has one: rather of one in use than of an empty one, rather one that holds memory than one that was
+    /// trimmed, and rather at a low address than at a high one, so that the others run empty.
     pub(super) fn claim(&mut self) -> Option<Claim> {
-        let found = if self.counts.partial > 0 {
-            self.find(|used, full| used != 0 && used != full)
-        } else {
-            None
-        };
-        let found = match found {
-            None if self.counts.empty > 0 => self.find(|used, _| used == 0),
-            found => found,
-        };
+        let shape = self.shape;
+        let mut found = None;
+        if self.counts.partial > 0 {
+            found = self
+                .find(|word| shape.partial(word) && shape.ready(word) != 0)
+                .or_else(|| self.find(|word| shape.partial(word)));
+        }
+        if found.is_none() && self.counts.empty > 0 {
+            found = self.find(|word| word & USED == 0);
+        }
         let (base, word) = found?;
-        let used = word.load(Ordering::Relaxed) & USED;
-        let bit = (!used).trailing_zeros();
-        self.change(word, used | 1 << bit);
+        let before = word.load(Ordering::Relaxed);
+        let ready = shape.ready(before);
+        let from = if ready == 0 { shape.full & !before } else { ready };
+        let bit = from.trailing_zeros();
+        let left = trimmed(before) & !(1 << bit);
+        self.change(word, before & USED | 1 << bit, left);
         Some(Claim {
             arena: base + bit as usize * self.arena,
-            was_empty: used == 0,
+            was_empty: before & USED == 0,
+            whole_again: left == 0 && trimmed(before) != 0,
         })
     }
 
-    /// The lowest slab of a leaf whose arenas in use satisfy `wanted(used, full)`.
-    fn find(&self, wanted: impl Fn(u64, u64) -> bool) -> Option<(usize, &'static AtomicU64)> {
+    /// The lowest slab of a leaf whose word satisfies `wanted`.
+    fn find(&self, wanted: impl Fn(u64) -> bool) -> Option<(usize, &'static AtomicU64)> {
         self.leaves()
             .flat_map(|leaf| leaf.present())
-            .find(|(_, word)| wanted(word.load(Ordering::Relaxed) & USED, self.full))
+            .find(|(_, word)| wanted(word.load(Ordering::Relaxed)))
+    }
+
+    /// Claims an arena that holds memory for nobody, of the highest slab in use that has one, but not of the slab at `spared`: to be
+    /// trimmed, and then put back by [`Ledger::put_trimmed`].
+    pub(super) fn claim_idle(&mut self, spared: usize) -> Option<usize> {
+        if self.counts.idle == 0 {
+            return None;
+        }
+        let (base, word) = self
+            .leaves()
+            .flat_map(|leaf| leaf.present().rev())
+            .find(|(base, word)| *base != spared && self.shape.idle(word.load(Ordering::Relaxed)) != 0)?;
+        let before = word.load(Ordering::Relaxed);
+        let bit = self.shape.idle(before).ilog2();
+        self.change(word, before & USED | 1 << bit, trimmed(before));
+        Some(base + bit as usize * self.arena)
+    }
+
+    /// An arena of [`Ledger::claim_idle`], without its memory.
+    pub(super) fn put_trimmed(&mut self, arena: usize) -> Back {
+        let back = self.give_back(arena);
+        if let Some(word) = self.word(arena)
+            && matches!(back, Back::Kept | Back::Emptied(_))
+        {
+            let now = word.load(Ordering::Relaxed);
+            self.change(word, now & USED, trimmed(now) | 1 << (arena % HUGE / self.arena));
+        }
+        back
+    }
+
+    /// Whether some of the slab's memory was given back.
+    pub(super) fn is_trimmed(&self, base: usize) -> bool {
+        self.word(base)
+            .is_some_and(|word| trimmed(word.load(Ordering::Relaxed)) != 0)
     }
 
     /// Takes a slab in. Its first arena is out if `claimed`.
@@ -143,7 +230,7 @@ impl Ledger {
                 PRESENT | (pages as u64) << KIND | u64::from(claimed),
                 Ordering::Relaxed,
             );
-            self.counts.add(word.load(Ordering::Relaxed), self.full);
+            self.counts.add(word.load(Ordering::Relaxed), self.shape);
         }
         Ok(())
     }
@@ -153,7 +240,7 @@ impl Ledger {
         if let Some(word) = self.word(base) {
             let before = word.swap(0, Ordering::Relaxed);
             if before & PRESENT != 0 {
-                self.counts.take(before, self.full);
+                self.counts.take(before, self.shape);
             }
         }
     }
@@ -186,7 +273,7 @@ impl Ledger {
             return Back::Misplaced;
         }
         let used = now & USED & !bit;
-        self.change(word, used);
+        self.change(word, used, trimmed(now));
         if used == 0 {
             Back::Emptied(base)
         } else {
@@ -218,7 +305,7 @@ impl Ledger {
                 let at = base / HUGE % LEAF;
                 first = first.min(at);
                 end = end.max(at + 1);
-                counts.add(word.load(Ordering::Relaxed), self.full);
+                counts.add(word.load(Ordering::Relaxed), self.shape);
             }
             (this.first, this.end) = (first, end);
             leaf = this.next;
@@ -226,13 +313,13 @@ impl Ledger {
         self.counts = counts;
     }
 
-    fn change(&mut self, word: &AtomicU64, used: u64) {
+    fn change(&mut self, word: &AtomicU64, used: u64, trimmed: u64) {
         let before = word.load(Ordering::Relaxed);
-        let after = before & !USED | used;
+        let after = before & (PRESENT | 3 << KIND) | used | trimmed << TRIMMED;
         // One store: a forked child sees the word before it or after it. Relaxed: the lock around the ledger orders.
         word.store(after, Ordering::Relaxed);
-        self.counts.take(before, self.full);
-        self.counts.add(after, self.full);
+        self.counts.take(before, self.shape);
+        self.counts.add(after, self.shape);
     }
 
     fn word(&self, address: usize) -> Option<&'static AtomicU64> {
@@ -304,21 +391,23 @@ impl Tally {
         self.slabs.saturating_sub(self.empty)
     }
 
-    fn add(&mut self, word: u64, full: u64) {
-        self.each(word, full, |count, by| *count = count.wrapping_add(by));
+    fn add(&mut self, word: u64, shape: Shape) {
+        self.each(word, shape, |count, by| *count = count.wrapping_add(by));
     }
 
     /// Saturating: a child that was copied while a leaf was being linked may hold a slab that it hasn't counted.
-    fn take(&mut self, word: u64, full: u64) {
-        self.each(word, full, |count, by| *count = count.saturating_sub(by));
+    fn take(&mut self, word: u64, shape: Shape) {
+        self.each(word, shape, |count, by| *count = count.saturating_sub(by));
     }
 
-    fn each(&mut self, word: u64, full: u64, change: impl Fn(&mut usize, usize)) {
+    fn each(&mut self, word: u64, shape: Shape, change: impl Fn(&mut usize, usize)) {
         let used = word & USED;
         change(&mut self.arenas, used.count_ones() as usize);
         change(&mut self.slabs, 1);
         change(&mut self.empty, usize::from(used == 0));
-        change(&mut self.partial, usize::from(used != 0 && used != full));
+        change(&mut self.partial, usize::from(shape.partial(word)));
+        change(&mut self.idle, shape.idle(word).count_ones() as usize);
+        change(&mut self.trimmed, trimmed(word).count_ones() as usize);
         change(&mut self.reserved, usize::from(kind(word) == Pages::Reserved));
         change(
             &mut self.transparent,

@@ -10,6 +10,9 @@
 //!   and wanted again within a second, up to [`Settings::keep_bytes`] and 5 % of the slabs in use; of those that lay unused
 //!   for ten seconds half are let go, at the next calls, since there is no thread here. Kept pages are marked as free for
 //!   the taking (`MADV_FREE`): they count as resident, and a machine that is short takes them.
+//! * **Trimming**: a slab that can't be unmapped, because some arena of it is out, holds memory for those that aren't. Beyond 5 % of
+//!   what is out, or a slab, that memory is given back arena by arena, as the stock allocator does: a heap that shrank costs no
+//!   more than there. It takes the slab's huge page apart; once all of it is out again, khugepaged may make it huge.
 //! * **Price**: each first touch of a slab is timed. Once huge pages have cost more than they saved, slabs stand on small
 //!   ones for 50 times what was lost; khugepaged may make them huge later.
 //! * **Threads**: any, at any time. The lock is held for bookkeeping alone, never across a call that maps or touches.
@@ -26,7 +29,7 @@ mod system;
 mod tests;
 
 use crate::region::{HUGE, Pages, Why};
-use ledger::{Back, Ledger, Tally};
+use ledger::{Back, Claim, Ledger, Tally};
 use lock::ForkLock;
 use policy::{Prices, Retention, Worth};
 use std::ptr::NonNull;
@@ -44,7 +47,8 @@ pub struct Settings {
     pub arena_bytes: usize,
     /// What slabs stand on. [`Pages::Reserved`] falls back to transparent, slab by slab.
     pub pages: Pages,
-    /// What may be kept of empty slabs, in whole ones, beside 5 % of those in use; 0: nothing is kept.
+    /// What may be kept of empty slabs, in whole ones, beside 5 % of those in use; 0: nothing is kept. As much may lie idle in slabs
+    /// of which some arenas are out, but for a slab at the least.
     pub keep_bytes: usize,
     /// Whether to ask for small pages while huge ones are dear, and for the first slab.
     pub watch_price: bool,
@@ -92,12 +96,17 @@ pub struct Counts {
     pub slabs_kept: usize,
     /// Slabs that may be kept now.
     pub keep_target: usize,
+    /// Arenas that aren't out, in slabs that others of are: with memory of their own now, and without.
+    pub arenas_idle: usize,
+    pub arenas_trimmed: usize,
     pub arenas_given: u64,
     pub arenas_returned: u64,
     pub slabs_mapped: u64,
     pub slabs_released: u64,
     /// Kept slabs that were used again.
     pub slabs_reused: u64,
+    /// Arenas whose memory was given back while others of their slab were out.
+    pub trims: u64,
     /// Frees of what isn't ours.
     pub foreign_frees: u64,
     /// Frees of an address in a slab that is no arena out: ignored.
@@ -140,6 +149,7 @@ pub struct Faults {
 }
 
 struct Inner {
+    arenas_a_slab: usize,
     ledger: Ledger,
     retention: Retention,
     prices: Prices,
@@ -177,6 +187,7 @@ impl<S: System> Arenas<S> {
         Ok(Self {
             settings,
             inner: ForkLock::new(Inner {
+                arenas_a_slab: HUGE / bytes,
                 ledger: Ledger::new(bytes)?,
                 retention: Retention::up_to(settings.keep_bytes / HUGE),
                 prices: Prices::default(),
@@ -198,7 +209,12 @@ impl<S: System> Arenas<S> {
         }
         let start = self.system.now();
         let arena = match self.with(|inner| inner.claim(start)) {
-            Some(arena) => arena,
+            Some(claim) => {
+                if claim.whole_again {
+                    self.system.make_eligible(claim.arena & !(HUGE - 1));
+                }
+                claim.arena
+            }
             None => self.grow(start)?,
         };
         NonNull::new(std::ptr::with_exposed_provenance_mut(arena)).ok_or(NoArena::NoMemory(Why::TooLarge))
@@ -265,9 +281,28 @@ impl<S: System> Arenas<S> {
         for slab in leaving.into_iter().flatten() {
             self.leave(slab);
         }
+        if freed == Freed::Ours {
+            self.trim(address.as_ptr() as usize & !(HUGE - 1));
+        }
         let now = self.system.now();
         self.with(|inner| inner.counts.time_ns += now.saturating_sub(start));
         freed
+    }
+
+    /// Gives back the memory of arenas beyond what may lie idle: at most two a call, which is enough, as a call makes one more and
+    /// lowers the limit by one at most. Each is claimed meanwhile, so that nobody can be given it. The slab that an arena just came
+    /// back to is spared: where a heap is taken down in order, it is empty next.
+    fn trim(&self, spared: usize) {
+        for _ in 0..2 {
+            let Some(arena) = self.with(|inner| inner.claim_surplus(spared)) else {
+                return;
+            };
+            self.system.trim(arena, self.settings.arena_bytes);
+            let now = self.system.now();
+            if let Some(slab) = self.with(|inner| inner.trimmed(arena, now)) {
+                self.leave(slab);
+            }
+        }
     }
 
     /// Lets go of an empty slab that is on no list any more, so that nobody can be given an arena of it meanwhile.
@@ -296,6 +331,8 @@ impl<S: System> Arenas<S> {
                 empty,
                 reserved,
                 transparent,
+                idle,
+                trimmed,
                 ..
             } = inner.ledger.tally();
             let keep_target = inner.may_keep(now);
@@ -306,6 +343,8 @@ impl<S: System> Arenas<S> {
                 slabs_transparent: transparent,
                 slabs_kept: empty,
                 keep_target,
+                arenas_idle: idle,
+                arenas_trimmed: trimmed,
                 faults: Faults {
                     small_ns: inner.prices.small_ns(),
                     ..inner.counts.faults
@@ -366,7 +405,7 @@ struct Leaving {
 }
 
 impl Inner {
-    fn claim(&mut self, now: u64) -> Option<usize> {
+    fn claim(&mut self, now: u64) -> Option<Claim> {
         let claim = self.ledger.claim()?;
         if claim.was_empty {
             let tally = self.ledger.tally();
@@ -374,7 +413,25 @@ impl Inner {
             self.counts.slabs_reused += 1;
         }
         self.counts.arenas_given += 1;
-        Some(claim.arena)
+        Some(claim)
+    }
+
+    /// An arena beyond what may lie idle, out for nobody.
+    fn claim_surplus(&mut self, spared: usize) -> Option<usize> {
+        let tally = self.ledger.tally();
+        match tally.idle > self.retention.idle(self.arenas_a_slab, tally.arenas) {
+            true => self.ledger.claim_idle(spared),
+            false => None,
+        }
+    }
+
+    /// Its memory was given back. The slab, where all others of it came back meanwhile.
+    fn trimmed(&mut self, arena: usize, now: u64) -> Option<Leaving> {
+        self.counts.trims += 1;
+        match self.ledger.put_trimmed(arena) {
+            Back::Emptied(base) => Some(self.emptied(base, now)),
+            _ => None,
+        }
     }
 
     /// What the next slab should stand on.
@@ -432,16 +489,21 @@ impl Inner {
             }
             Back::Emptied(base) => {
                 self.counts.arenas_returned += 1;
-                let pages = self.ledger.pages(base).unwrap_or(Pages::Plain);
-                let keep = self.ledger.tally().empty <= self.may_keep(now);
-                self.ledger.remove(base);
-                if !keep {
-                    self.retention.released(now);
-                }
-                let emptied = Leaving { base, pages, keep };
+                let emptied = self.emptied(base, now);
                 (Freed::Ours, [Some(emptied), self.surplus(now)])
             }
         }
+    }
+
+    /// A slab whose last arena came back, off the ledger. One that was trimmed stands on small pages, and is not worth keeping.
+    fn emptied(&mut self, base: usize, now: u64) -> Leaving {
+        let pages = self.ledger.pages(base).unwrap_or(Pages::Plain);
+        let keep = self.ledger.tally().empty <= self.may_keep(now) && !self.ledger.is_trimmed(base);
+        self.ledger.remove(base);
+        if !keep {
+            self.retention.released(now);
+        }
+        Leaving { base, pages, keep }
     }
 
     /// Slabs that may be kept empty now.

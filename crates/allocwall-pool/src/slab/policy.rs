@@ -4,7 +4,8 @@
 pub(super) const REGRET_NS: u64 = 1_000_000_000;
 /// Of what lay unused throughout so long, half is let go.
 pub(super) const DECAY_NS: u64 = 10_000_000_000;
-/// Of so many slabs in use, one may be kept empty beside them: 5 % of what the heap holds anyway.
+/// Of so many slabs in use, one may be kept empty beside them, and of so many arenas out one may lie idle in slabs of others:
+/// 5 % of what the heap holds anyway.
 pub(super) const SPARE_ONE_IN: usize = 20;
 /// One in so many nanoseconds may be lost to huge pages that cost more than the small ones in their place.
 pub(super) const LOSE_ONE_IN: u64 = 50;
@@ -58,6 +59,13 @@ impl Retention {
             0 => 0,
             limit => limit.saturating_add(used / SPARE_ONE_IN),
         }
+    }
+
+    /// Arenas that may lie idle in slabs of others, beside so many out: a share of these; at the least those of one slab, without
+    /// which none could grow, or of as many as may be kept empty.
+    pub(super) fn idle(&self, arenas_a_slab: usize, out: usize) -> usize {
+        let slabs = self.limit.max(1);
+        slabs.saturating_mul(arenas_a_slab).max(out / SPARE_ONE_IN)
     }
 
     pub(super) fn released(&mut self, now: u64) {

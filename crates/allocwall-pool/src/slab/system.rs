@@ -24,6 +24,9 @@ pub trait System {
     fn free_lazily(&self, base: usize);
 
     fn drop_pages(&self, base: usize);
+
+    /// Gives back the memory of a slab's arena that nobody uses. The slab stays on small pages: khugepaged would fill what is gone.
+    fn trim(&self, arena: usize, bytes: usize);
 }
 
 /// The system that we run on.
@@ -66,7 +69,7 @@ impl System for Linux {
 
     fn make_eligible(&self, base: usize) {
         // Refused, it stays small.
-        let _ = on(base, Advice::Huge);
+        let _ = on(base, HUGE, Advice::Huge);
     }
 
     fn unmap(&self, base: usize) -> Result<(), Why> {
@@ -79,12 +82,21 @@ impl System for Linux {
 
     fn free_lazily(&self, base: usize) {
         // Refused, the pages stay: kept all the same.
-        let _ = on(base, Advice::Free);
+        let _ = on(base, HUGE, Advice::Free);
     }
 
     fn drop_pages(&self, base: usize) {
         // Refused, the pages stay.
-        let _ = on(base, Advice::DontNeed);
+        let _ = on(base, HUGE, Advice::DontNeed);
+    }
+
+    fn trim(&self, arena: usize, bytes: usize) {
+        // Refused (too many mappings to set one apart), khugepaged may bring the pages back.
+        if let Some(base) = slab(arena & !(HUGE - 1)) {
+            let _ = os::advise(base, HUGE, libc::MADV_NOHUGEPAGE, "madvise(MADV_NOHUGEPAGE)");
+        }
+        // Refused, the pages stay.
+        let _ = on(arena, bytes, Advice::DontNeed);
     }
 }
 
@@ -92,10 +104,11 @@ fn slab(base: usize) -> Option<NonNull<u8>> {
     NonNull::new(std::ptr::with_exposed_provenance_mut(base))
 }
 
-fn on(base: usize, advice: Advice) -> Result<(), Why> {
+fn on(base: usize, bytes: usize, advice: Advice) -> Result<(), Why> {
     match slab(base) {
-        // SAFETY: a slab of ours; where its contents may go, it is empty and off the ledger.
-        Some(base) => unsafe { advise(base, HUGE, advice) },
+        // SAFETY: a slab of ours; where its contents may go, it is empty and off the ledger. Or an arena of one that may go, which
+        // is nobody's and claimed, so that it can't become anybody's meanwhile.
+        Some(base) => unsafe { advise(base, bytes, advice) },
         None => Ok(()),
     }
 }

@@ -14,6 +14,9 @@ struct Fake {
     /// How many of a slab's base pages were touched.
     touched: RefCell<BTreeMap<usize, usize>>,
     lazy: RefCell<BTreeSet<usize>>,
+    /// Arenas that were trimmed, in turn, and slabs that were made eligible for huge pages.
+    trims: RefCell<Vec<usize>>,
+    eligible: RefCell<Vec<usize>>,
     huge_ns: Cell<u64>,
     small_ns: Cell<u64>,
     pool: Cell<usize>,
@@ -32,6 +35,8 @@ impl Fake {
             mapped: RefCell::default(),
             touched: RefCell::default(),
             lazy: RefCell::default(),
+            trims: RefCell::default(),
+            eligible: RefCell::default(),
             huge_ns: Cell::new(CHEAP_NS),
             small_ns: Cell::new(1_500),
             pool: Cell::new(0),
@@ -83,7 +88,8 @@ impl System for &Fake {
     }
 
     fn make_eligible(&self, base: usize) {
-        assert_eq!(self.mapped.borrow()[&base], Pages::Plain);
+        assert_ne!(self.mapped.borrow()[&base], Pages::Reserved);
+        self.eligible.borrow_mut().push(base);
     }
 
     fn unmap(&self, base: usize) -> Result<(), Why> {
@@ -107,6 +113,12 @@ impl System for &Fake {
 
     fn drop_pages(&self, base: usize) {
         assert_ne!(self.mapped.borrow()[&base], Pages::Reserved);
+    }
+
+    fn trim(&self, arena: usize, bytes: usize) {
+        assert!(arena.is_multiple_of(bytes) && bytes < HUGE);
+        assert_ne!(self.mapped.borrow()[&(arena & !(HUGE - 1))], Pages::Reserved);
+        self.trims.borrow_mut().push(arena);
     }
 }
 
@@ -269,6 +281,89 @@ fn what_is_kept_by_default_is_one_slab_and_a_share_of_those_in_use() {
         take(&arenas, edge);
     }
     assert!(arenas.counts().slabs_mapped - before.slabs_mapped <= 2);
+}
+
+/// Whichever arenas come back, what lies idle in slabs of others is never more than 5 % of what is out, or a slab; and what is
+/// handed out again is as good as before.
+#[test]
+fn a_heap_that_shrank_holds_little_more_than_what_is_out() {
+    for arena in [256 << 10, MIB] {
+        let fake = Fake::new();
+        let arenas = arenas(&fake, Settings::of(arena));
+        let mut heap: Vec<usize> = (0..400).map(|_| give(&arenas)).collect();
+        let slab = HUGE / arena;
+        for n in 0..360 {
+            // Every so many-th: whole slabs seldom run empty.
+            let at = n * 7_919 % heap.len();
+            take(&arenas, heap.swap_remove(at));
+            let counts = arenas.counts();
+            assert!(counts.arenas_idle <= slab.max(heap.len() / 20), "{counts:?}");
+        }
+        let low = arenas.counts();
+        assert!(low.arenas_trimmed > 0 && low.slabs * slab > 60, "{low:?}");
+        assert_eq!(fake.trims.borrow().len() as u64, low.trims);
+        // Nothing is mapped while an arena that was mapped is unused, and whole slabs may be huge again.
+        let eligible = fake.eligible.borrow().len();
+        // First what still holds memory.
+        heap.extend((0..low.arenas_idle).map(|_| give(&arenas)));
+        let ready = arenas.counts();
+        assert_eq!((ready.arenas_idle, ready.arenas_trimmed), (0, low.arenas_trimmed));
+        let low = ready;
+        let unused = low.slabs * slab - low.arenas;
+        heap.extend((0..unused).map(|_| give(&arenas)));
+        let full = arenas.counts();
+        assert_eq!((full.slabs, full.slabs_mapped), (low.slabs, low.slabs_mapped));
+        assert_eq!((full.arenas_idle, full.arenas_trimmed), (0, 0));
+        assert!(fake.eligible.borrow().len() > eligible);
+        assert_eq!(heap.iter().collect::<BTreeSet<_>>().len(), heap.len());
+    }
+}
+
+#[test]
+fn whole_slabs_that_come_back_are_not_taken_apart() {
+    for arena in [256 << 10, MIB, 2 * MIB] {
+        let fake = Fake::new();
+        let arenas = arenas(&fake, Settings::of(arena));
+        let mut heap: Vec<usize> = (0..200).map(|_| give(&arenas)).collect();
+        // As many as may lie idle do already: it is these that are trimmed, once.
+        let gaps: Vec<usize> = heap.iter().copied().take(100).step_by(5).collect();
+        heap.retain(|address| !gaps.contains(address));
+        for address in &gaps {
+            take(&arenas, *address);
+        }
+        while heap.len() > 80 {
+            take(&arenas, heap.pop().unwrap());
+        }
+        let counts = arenas.counts();
+        assert!(counts.trims <= gaps.len() as u64, "{counts:?}");
+        for _ in 0..3 {
+            let mut more: Vec<usize> = (0..200).map(|_| give(&arenas)).collect();
+            while let Some(last) = more.pop() {
+                take(&arenas, last);
+            }
+        }
+        assert!(
+            arenas.counts().trims - counts.trims <= 3 * gaps.len() as u64,
+            "{:?}",
+            arenas.counts()
+        );
+    }
+}
+
+#[test]
+fn reserved_pages_are_not_taken_apart() {
+    let fake = Fake::new();
+    fake.pool.set(100);
+    let settings = Settings {
+        pages: Pages::Reserved,
+        ..Settings::of(256 << 10)
+    };
+    let arenas = arenas(&fake, settings);
+    let heap: Vec<usize> = (0..80).map(|_| give(&arenas)).collect();
+    for address in heap.iter().skip(1).step_by(2).chain(heap.iter().step_by(4)) {
+        take(&arenas, *address);
+    }
+    assert_eq!((arenas.counts().trims, arenas.counts().slabs), (0, 10));
 }
 
 #[test]
@@ -487,6 +582,7 @@ proptest! {
         let mut model: Vec<usize> = Vec::new();
         let mut stuck = false;
         for step in steps {
+            fake.trims.borrow_mut().clear();
             match step {
                 Step::Give => match arenas.alloc(arena) {
                     Ok(address) => {
@@ -541,6 +637,17 @@ proptest! {
             prop_assert_eq!(counts.slabs - counts.slabs_kept, used.len());
             let most = if keep == 0 { 0 } else { keep + used.len() / policy::SPARE_ONE_IN };
             prop_assert!(stuck || counts.slabs_kept <= most, "{:?}", counts);
+            let trims = fake.trims.borrow();
+            prop_assert!(trims.iter().all(|trimmed| !model.contains(trimmed)), "{:?}", trims);
+            let slab = HUGE / arena;
+            if slab <= 16 && pages != Pages::Reserved {
+                let may_lie_idle = (keep.max(1) * slab).max(model.len() / policy::SPARE_ONE_IN);
+                prop_assert!(counts.arenas_idle <= may_lie_idle, "{:?}", counts);
+                prop_assert_eq!(
+                    used.len() * slab,
+                    model.len() + counts.arenas_idle + counts.arenas_trimmed
+                );
+            }
             let ranges: BTreeSet<usize> = arenas.ranges().into_iter().map(|(start, _)| start).collect();
             prop_assert_eq!(ranges, fake.mapped.borrow().keys().copied().collect());
         }
@@ -577,6 +684,106 @@ fn on_this_machine_arenas_are_writable_apart_and_huge() {
         assert_eq!(unsafe { arenas.free(arena) }, Freed::Ours);
     }
     assert_eq!(arenas.counts().slabs, 0);
+}
+
+/// Contents stay where arenas are out, and memory goes where they aren't.
+#[test]
+fn on_this_machine_a_trimmed_arena_gives_its_memory_back_and_its_neighbours_keep_theirs() {
+    const ARENA: usize = 256 << 10;
+    for watch_price in [true, false] {
+        let arenas = Arenas::new(Settings {
+            watch_price,
+            ..Settings::of(ARENA)
+        })
+        .unwrap();
+        let fill = |arena: NonNull<u8>, mark: u8| {
+            // SAFETY: an arena of ours, of that many bytes.
+            unsafe { arena.write_bytes(mark, ARENA) };
+            (arena, mark)
+        };
+        let give = || arenas.alloc(ARENA).unwrap();
+        let mut heap: Vec<(NonNull<u8>, u8)> = (0..120).map(|mark| fill(give(), mark)).collect();
+        let mut gone = Vec::new();
+        for n in 0..100 {
+            let (arena, _) = heap.swap_remove(n * 31 % heap.len());
+            gone.push(arena);
+            // SAFETY: not used any more.
+            assert_eq!(unsafe { arenas.free(arena) }, Freed::Ours);
+        }
+        let counts = arenas.counts();
+        let bases: BTreeSet<usize> = arenas.ranges().into_iter().map(|(base, _)| base).collect();
+        let resident = gone
+            .iter()
+            .filter(|arena| bases.contains(&(arena.as_ptr() as usize & !(HUGE - 1))))
+            .filter(|arena| resident_pages(**arena, ARENA) > 0)
+            .count();
+        assert!(
+            counts.trims > 0 && resident <= counts.arenas_idle + counts.slabs_kept * 8,
+            "{counts:?}"
+        );
+        for round in 0..2 {
+            for (arena, mark) in &heap {
+                // SAFETY: an arena that is out, written above.
+                let bytes = unsafe { std::slice::from_raw_parts(arena.as_ptr(), ARENA) };
+                assert!(bytes.iter().all(|byte| byte == mark), "{round}");
+            }
+            // Again, beside arenas that were handed out once more.
+            heap.extend((0..60).map(|mark| fill(give(), 200 - mark)));
+        }
+    }
+}
+
+/// An arena that is being trimmed is nobody's: whatever others get meanwhile keeps what is written to it.
+#[test]
+fn threads_never_lose_what_they_wrote_to_a_trim() {
+    const ARENA: usize = 256 << 10;
+    let arenas = Arenas::new(Settings::of(ARENA)).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let arenas = &arenas;
+            scope.spawn(move || {
+                let mut random = thread + 1;
+                let mut mine: Vec<(NonNull<u8>, u64)> = Vec::new();
+                for n in 0..3_000u64 {
+                    random = random
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407);
+                    // Up to forty, down to none, and up again.
+                    if random >> 33 & 127 < if n % 200 < 100 { 100 } else { 20 } {
+                        let arena = arenas.alloc(ARENA).unwrap();
+                        for page in (0..ARENA).step_by(32 << 10) {
+                            // SAFETY: an arena of ours, of that many bytes.
+                            unsafe { arena.add(page).cast().write(thread << 32 | n) };
+                        }
+                        mine.push((arena, thread << 32 | n));
+                    } else if !mine.is_empty() {
+                        let (arena, mark) = mine.swap_remove((random >> 40) as usize % mine.len());
+                        for page in (0..ARENA).step_by(32 << 10) {
+                            // SAFETY: as above, written there.
+                            assert_eq!(unsafe { arena.add(page).cast::<u64>().read() }, mark);
+                        }
+                        // SAFETY: not used any more.
+                        assert_eq!(unsafe { arenas.free(arena) }, Freed::Ours);
+                    }
+                }
+                for (arena, _) in mine {
+                    // SAFETY: as above.
+                    assert_eq!(unsafe { arenas.free(arena) }, Freed::Ours);
+                }
+            });
+        }
+    });
+    let counts = arenas.counts();
+    assert_eq!((counts.arenas, counts.misplaced_frees), (0, 0));
+    assert!(counts.trims > 100, "{counts:?}");
+}
+
+fn resident_pages(start: NonNull<u8>, len: usize) -> usize {
+    let mut pages = vec![0u8; len / 4096];
+    // SAFETY: mapped, and one byte a page to write to.
+    let told = unsafe { libc::mincore(start.as_ptr().cast(), len, pages.as_mut_ptr()) };
+    assert_eq!(told, 0);
+    pages.iter().filter(|page| **page & 1 == 1).count()
 }
 
 #[test]
