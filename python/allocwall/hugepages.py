@@ -56,7 +56,8 @@ def enable(
     fork_unsafe: hugetlb needs it to be True. After a fork, the first write to a reserved page takes another one from the
         pool, and an exhausted pool is then a SIGBUS. Only for processes that don't fork.
     keep_mib: MiB of empty slabs, 2 MiB each, that may be kept for a heap that goes up and down, beside 5 % of those in
-        use; 0: none at all. They count as resident, and the kernel takes them when it is short.
+        use; 0: none at all. They count as resident, and the kernel takes them when it is short. As much, or 5 %, or one
+        slab's worth, may lie idle in slabs of which some arenas are in use; what is more goes back to the system.
     watch_price: ask for small pages while huge ones cost more than they save, as after the host of a virtual machine
         took memory back, and for the first slab, which tells what small ones cost.
     collapse_in_children: `collapse` in each child after os.fork, which costs a copy of what it inherited.
@@ -128,7 +129,7 @@ def status() -> Dict[str, Any]:
 
     With a hook also: arenas and slabs now; slab_bytes and, of them, huge_bytes in truth (from /proc/self/smaps; None where
     that can't be read); slabs_kept empty, and as many as may be (keep_target); of the others, arenas that aren't in use,
-    with memory (arenas_idle) and without (arenas_trimmed); sums since the start of arenas_given and arenas_returned,
+    with memory that could go (arenas_idle) and without (arenas_trimmed); sums since the start of arenas_given and arenas_returned,
     slabs_mapped, slabs_released and slabs_reused, trims (of arenas, one by one), foreign_frees (of arenas that were there before);
     fallbacks by reason; faults: huge first touches and their price, how many were dearer than small pages and by how much
     (lost_ns), and small_ns, the price of a small one, 0 before the first and where prices aren't watched (dear is 0 then

@@ -175,32 +175,37 @@ impl Ledger {
             .find(|(_, word)| wanted(word.load(Ordering::Relaxed)))
     }
 
-    /// Claims an arena that holds memory for nobody, of the highest slab in use that has one, but not of the slab at `spared`: to be
-    /// trimmed, and then put back by [`Ledger::put_trimmed`].
+    /// Claims an arena that holds memory for nobody, so that it can be trimmed and then given back: rather of a slab that was trimmed
+    /// before than of a whole one, rather at a high address than at a low one, but not of the slab at `spared`. It is marked as
+    /// trimmed from now on.
     pub(super) fn claim_idle(&mut self, spared: usize) -> Option<usize> {
         if self.counts.idle == 0 {
             return None;
         }
-        let (base, word) = self
-            .leaves()
-            .flat_map(|leaf| leaf.present().rev())
-            .find(|(base, word)| *base != spared && self.shape.idle(word.load(Ordering::Relaxed)) != 0)?;
-        let before = word.load(Ordering::Relaxed);
+        let idle = |whole_ones: bool| {
+            self.leaves()
+                .flat_map(|leaf| leaf.present().rev())
+                .map(|(base, word)| (base, word, word.load(Ordering::Relaxed)))
+                .find(|(base, _, now)| {
+                    *base != spared && self.shape.idle(*now) != 0 && (whole_ones || trimmed(*now) != 0)
+                })
+        };
+        let (base, word, before) = idle(false).or_else(|| idle(true))?;
         let bit = self.shape.idle(before).ilog2();
-        self.change(word, before & USED | 1 << bit, trimmed(before));
+        self.change(word, before & USED | 1 << bit, trimmed(before) | 1 << bit);
         Some(base + bit as usize * self.arena)
     }
 
-    /// An arena of [`Ledger::claim_idle`], without its memory.
-    pub(super) fn put_trimmed(&mut self, arena: usize) -> Back {
-        let back = self.give_back(arena);
-        if let Some(word) = self.word(arena)
-            && matches!(back, Back::Kept | Back::Emptied(_))
-        {
+    /// Takes back that an arena of [`Ledger::claim_idle`] is trimmed: its memory could not be given back.
+    pub(super) fn not_trimmed(&mut self, arena: usize) {
+        if let Some(word) = self.word(arena) {
             let now = word.load(Ordering::Relaxed);
-            self.change(word, now & USED, trimmed(now) | 1 << (arena % HUGE / self.arena));
+            self.change(
+                word,
+                now & USED,
+                trimmed(now) & !(1 << (arena % HUGE / self.arena)),
+            );
         }
-        back
     }
 
     /// Whether some of the slab's memory was given back.

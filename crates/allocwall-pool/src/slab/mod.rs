@@ -11,8 +11,10 @@
 //!   for ten seconds half are let go, at the next calls, since there is no thread here. Kept pages are marked as free for
 //!   the taking (`MADV_FREE`): they count as resident, and a machine that is short takes them.
 //! * **Trimming**: a slab that can't be unmapped, because some arena of it is out, holds memory for those that aren't. Beyond 5 % of
-//!   what is out, or a slab, that memory is given back arena by arena, as the stock allocator does: a heap that shrank costs no
-//!   more than there. It takes the slab's huge page apart; once all of it is out again, khugepaged may make it huge.
+//!   what is out, or a slab, or [`Settings::keep_bytes`], that memory is given back arena by arena, as the stock allocator does. It
+//!   takes the slab's huge page apart; once all of it is out again, khugepaged may make it huge. What is resident is less at once; the
+//!   huge page's rest is free when the kernel is short and splits it (to split it ourselves, by `MADV_FREE` first, takes 300 us a
+//!   slab and not 27). Reserved pages can't be taken apart, and arenas of less than 128 KiB aren't trimmed.
 //! * **Price**: each first touch of a slab is timed. Once huge pages have cost more than they saved, slabs stand on small
 //!   ones for 50 times what was lost; khugepaged may make them huge later.
 //! * **Threads**: any, at any time. The lock is held for bookkeeping alone, never across a call that maps or touches.
@@ -47,8 +49,8 @@ pub struct Settings {
     pub arena_bytes: usize,
     /// What slabs stand on. [`Pages::Reserved`] falls back to transparent, slab by slab.
     pub pages: Pages,
-    /// What may be kept of empty slabs, in whole ones, beside 5 % of those in use; 0: nothing is kept. As much may lie idle in slabs
-    /// of which some arenas are out, but for a slab at the least.
+    /// What may be kept of empty slabs, in whole ones, beside 5 % of those in use; 0: nothing is kept. As much, or 5 %, or a slab, may
+    /// lie idle in slabs of which some arenas are out.
     pub keep_bytes: usize,
     /// Whether to ask for small pages while huge ones are dear, and for the first slab.
     pub watch_price: bool,
@@ -96,7 +98,7 @@ pub struct Counts {
     pub slabs_kept: usize,
     /// Slabs that may be kept now.
     pub keep_target: usize,
-    /// Arenas that aren't out, in slabs that others of are: with memory of their own now, and without.
+    /// Arenas that aren't out, in slabs that others of are: those whose memory could be given back, and those whose was.
     pub arenas_idle: usize,
     pub arenas_trimmed: usize,
     pub arenas_given: u64,
@@ -150,6 +152,8 @@ pub struct Faults {
 
 struct Inner {
     arenas_a_slab: usize,
+    /// False once the kernel refused to take an arena's memory.
+    may_trim: bool,
     ledger: Ledger,
     retention: Retention,
     prices: Prices,
@@ -188,6 +192,7 @@ impl<S: System> Arenas<S> {
             settings,
             inner: ForkLock::new(Inner {
                 arenas_a_slab: HUGE / bytes,
+                may_trim: true,
                 ledger: Ledger::new(bytes)?,
                 retention: Retention::up_to(settings.keep_bytes / HUGE),
                 prices: Prices::default(),
@@ -297,9 +302,9 @@ impl<S: System> Arenas<S> {
             let Some(arena) = self.with(|inner| inner.claim_surplus(spared)) else {
                 return;
             };
-            self.system.trim(arena, self.settings.arena_bytes);
+            let gone = self.system.trim(arena, self.settings.arena_bytes);
             let now = self.system.now();
-            if let Some(slab) = self.with(|inner| inner.trimmed(arena, now)) {
+            if let Some(slab) = self.with(|inner| inner.trimmed(arena, gone, now)) {
                 self.leave(slab);
             }
         }
@@ -316,6 +321,8 @@ impl<S: System> Arenas<S> {
             // Too many mappings to split one: its pages go, its addresses stay with us. Reserved pages stay too: once given
             // back they might not be had again, and the next touch would be a SIGBUS.
             self.system.drop_pages(slab.base);
+            // It may have been trimmed.
+            self.system.make_eligible(slab.base);
         }
         // It was in before, so there is a place for it.
         let _ = self.with(|inner| inner.ledger.insert(slab.base, slab.pages, false));
@@ -419,16 +426,20 @@ impl Inner {
     /// An arena beyond what may lie idle, out for nobody.
     fn claim_surplus(&mut self, spared: usize) -> Option<usize> {
         let tally = self.ledger.tally();
-        match tally.idle > self.retention.idle(self.arenas_a_slab, tally.arenas) {
+        match self.may_trim && tally.idle > self.retention.idle(self.arenas_a_slab, tally.arenas) {
             true => self.ledger.claim_idle(spared),
             false => None,
         }
     }
 
-    /// Its memory was given back. The slab, where all others of it came back meanwhile.
-    fn trimmed(&mut self, arena: usize, now: u64) -> Option<Leaving> {
-        self.counts.trims += 1;
-        match self.ledger.put_trimmed(arena) {
+    /// Its memory was given back, or couldn't be: then it isn't tried again. The slab, where all others of it came back meanwhile.
+    fn trimmed(&mut self, arena: usize, gone: bool, now: u64) -> Option<Leaving> {
+        self.counts.trims += u64::from(gone);
+        if !gone {
+            self.may_trim = false;
+            self.ledger.not_trimmed(arena);
+        }
+        match self.ledger.give_back(arena) {
             Back::Emptied(base) => Some(self.emptied(base, now)),
             _ => None,
         }

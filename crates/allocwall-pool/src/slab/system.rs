@@ -25,8 +25,9 @@ pub trait System {
 
     fn drop_pages(&self, base: usize);
 
-    /// Gives back the memory of a slab's arena that nobody uses. The slab stays on small pages: khugepaged would fill what is gone.
-    fn trim(&self, arena: usize, bytes: usize);
+    /// Gives back the memory of a slab's arena that nobody uses, if the kernel lets us. The slab stays on small pages: khugepaged would
+    /// fill what is gone.
+    fn trim(&self, arena: usize, bytes: usize) -> bool;
 }
 
 /// The system that we run on.
@@ -90,13 +91,14 @@ impl System for Linux {
         let _ = on(base, HUGE, Advice::DontNeed);
     }
 
-    fn trim(&self, arena: usize, bytes: usize) {
-        // Refused (too many mappings to set one apart), khugepaged may bring the pages back.
-        if let Some(base) = slab(arena & !(HUGE - 1)) {
+    fn trim(&self, arena: usize, bytes: usize) -> bool {
+        // Refused where memory is locked: then the slab is left as it is.
+        let gone = on(arena, bytes, Advice::DontNeed).is_ok();
+        if gone && let Some(base) = slab(arena & !(HUGE - 1)) {
+            // Refused (too many mappings to set one apart), khugepaged may bring the pages back.
             let _ = os::advise(base, HUGE, libc::MADV_NOHUGEPAGE, "madvise(MADV_NOHUGEPAGE)");
         }
-        // Refused, the pages stay.
-        let _ = on(arena, bytes, Advice::DontNeed);
+        gone
     }
 }
 
