@@ -61,10 +61,12 @@ def test(interpreter, wheel):
             python = environment(interpreter, wheel, folder)
         except subprocess.CalledProcessError:
             return False
-        for package in NEIGHBOURS:
-            command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:", package]
-            if subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode != 0:
-                print("without %s: pip can't install it here" % package, file=sys.stderr)
+        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"]
+        quiet = dict(stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if subprocess.run([*install, *NEIGHBOURS], **quiet).returncode != 0:
+            for package in NEIGHBOURS:
+                if subprocess.run([*install, package], **quiet).returncode != 0:
+                    print("without %s: pip can't install it here" % package, file=sys.stderr)
         command = [python, "-m", "unittest", "discover"]
         variables = {**os.environ, "ALLOCWALL_TEST_WHEEL": wheel}
         return subprocess.run(command, cwd=HERE, env=variables, stdin=subprocess.DEVNULL).returncode == 0
