@@ -27,6 +27,9 @@ fn look(command: &mut Command, ready: impl Fn(&TargetView) -> bool) -> Option<(M
         let mut modules = Modules::new("/proc");
         let view = modules.inspect(child.0.id() as i32).expect("a live subject");
         if ready(&view) || Instant::now() > deadline {
+            // What was seen may be from before it was ready.
+            let mut modules = Modules::new("/proc");
+            let view = modules.inspect(child.0.id() as i32).expect("a live subject");
             return Some((modules, view));
         }
         std::thread::sleep(Duration::from_millis(20));
