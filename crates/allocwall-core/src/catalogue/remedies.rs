@@ -1352,7 +1352,7 @@ pub const TABLE: &[Remedy] = &[
         ],
         restart: true,
         how: "ALLOCWALL_HUGEPAGES=1 {cmd}   # with the Python package: pip install allocwall, into that interpreter",
-        backfires: "an interpreter holds up to 2 MiB more, and up to 256 MiB that a heap gave back and wants again; after a fork the first write to a huge page splits it; where a host takes memory back, fresh huge pages can be dearer than small ones (each is timed, and dear ones are not asked for again soon)",
+        backfires: "an interpreter holds up to 2 MiB more, and of what its heap gave back some 5 %, or 4 MiB; after a fork the first write to a huge page splits it; where a host takes memory back, fresh huge pages can be dearer than small ones (each is timed, and dear ones are not asked for again soon)",
         undo: "restart without the variable",
         moves: "512 small faults to one large one: fewer, longer pauses",
         start: Some(Start {

@@ -44,6 +44,7 @@ pub fn prescribe(
             .then(b.goes_first(best).cmp(&a.goes_first(best)))
             .then(b.saved.total_cmp(&a.saved))
             .then(b.leading.cmp(&a.leading))
+            .then(b.sure.total_cmp(&a.sure))
             .then(b.for_its_runtime.cmp(&a.for_its_runtime))
             .then((a.kind, a.restart).cmp(&(b.kind, b.restart)))
             .then(b.bound.total_cmp(&a.bound))
@@ -80,10 +81,13 @@ struct Rank {
     cause: bool,
     /// It acts on the wall that the sentence names.
     leading: bool,
-    /// It is made for the target's runtime: of two that may save the same, it reaches more of what that runtime allocates.
+    /// It is made for the target's runtime: of two that may save the same, and are as sure to, it reaches more of what that runtime
+    /// allocates.
     for_its_runtime: bool,
     /// Of the CPU time, what a trial is expected to show; less than `WORTH` is nothing.
     saved: f64,
+    /// The least of it.
+    sure: f64,
     kind: Kind,
     restart: bool,
     bound: f64,
@@ -107,6 +111,7 @@ fn rank(remedy: &Remedy, process: Option<&Process>, leading: Option<Wall>, promi
         leading: leading.is_some_and(|w| remedy.walls.contains(&w)),
         for_its_runtime: remedy.needs.iter().any(Need::names_a_runtime),
         saved: promise.saved.map_or(0.0, |s| s.point).max(WORTH) - WORTH,
+        sure: promise.saved.map_or(0.0, |s| s.low),
         kind: remedy.kind,
         restart: remedy.restart,
         bound: promise.most,

@@ -1378,11 +1378,22 @@ fn the_arena_hook_is_offered_to_a_python_that_has_arenas() {
     }
 }
 
+/// Python's own small objects, or blocks of many pages, which are malloc's whoever asks for them.
 #[test]
-fn a_remedy_for_the_runtime_goes_before_one_for_any_program() {
-    let first = |runtime| {
+fn a_remedy_for_the_runtime_goes_before_one_for_any_program_that_is_no_surer() {
+    let first = |runtime, large_blocks| {
         let mut subject = with_shares(&[(FaultPath, 0.5)]);
         subject.process().runtime = Ok(runtime);
+        if large_blocks {
+            subject.map_call("do_mmap", true, 300);
+            subject.bill.rates.minor_faults = Ok(10_000.0);
+            let count = |name: &str, count| EventCount {
+                name: name.into(),
+                count,
+                over_ns: 10_000_000_000,
+            };
+            subject.recording.counts = vec![count("mmap", 10), count("brk", 0)];
+        }
         let mut huge = subject.verdict().remedies;
         huge.retain(|found| ["glibc-hugetlb", "pymalloc-hugepages"].contains(&found.remedy.as_str()));
         huge.swap_remove(0).remedy
@@ -1392,9 +1403,10 @@ fn a_remedy_for_the_runtime_goes_before_one_for_any_program() {
             version: version.into(),
             free_threaded: false,
         };
-        assert_eq!(first(python), "pymalloc-hugepages");
+        assert_eq!(first(python.clone(), false), "pymalloc-hugepages");
+        assert_eq!(first(python, true), "glibc-hugetlb");
     }
-    assert_eq!(first(Runtime::Native), "glibc-hugetlb");
+    assert_eq!(first(Runtime::Native, false), "glibc-hugetlb");
 }
 
 #[test]

@@ -23,17 +23,16 @@ fn look(command: &mut Command, ready: impl Fn(&TargetView) -> bool) -> Option<(M
         .ok()?;
     let child = Subject(child);
     let deadline = Instant::now() + Duration::from_secs(20);
-    loop {
+    let inspect = || {
         let mut modules = Modules::new("/proc");
         let view = modules.inspect(child.0.id() as i32).expect("a live subject");
-        if ready(&view) || Instant::now() > deadline {
-            // What was seen may be from before it was ready.
-            let mut modules = Modules::new("/proc");
-            let view = modules.inspect(child.0.id() as i32).expect("a live subject");
-            return Some((modules, view));
-        }
+        (modules, view)
+    };
+    while !ready(&inspect().1) && Instant::now() <= deadline {
         std::thread::sleep(Duration::from_millis(20));
     }
+    // What told that it is ready may have been seen before it was.
+    Some(inspect())
 }
 
 fn exists(path: &str) -> bool {

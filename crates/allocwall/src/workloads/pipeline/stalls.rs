@@ -32,8 +32,8 @@ pub struct Watch {
     pub stalls: Vec<Span>,
     /// Allocations and frees that took longer than the threshold, and of which the kernel doesn't say that they were the machine's.
     pub long: Vec<Span>,
-    /// Heap blocks of the pressure that took long, with the asking about them, and were not the machine's: orders that stood behind them did so only because
-    /// pressure and orders share a thread.
+    /// Heap blocks of the pressure that took long, with the asking about them, and were not the machine's: orders that stood behind
+    /// them did so only because pressure and orders share a thread.
     pub held: Vec<Span>,
     /// Cycles in which the thread allocated or freed: where a stall may pass for the allocator's.
     covered: u64,
