@@ -89,8 +89,13 @@ pub enum Reason {
 
 /// `1 block`, `2 blocks`.
 pub fn count(n: usize, of: &str) -> String {
+    format!("{n} {}", plural(n as u64, of))
+}
+
+/// The word alone: `block`, `blocks`.
+pub fn plural(n: u64, word: &str) -> String {
     let end = if n == 1 { "" } else { "s" };
-    format!("{n} {of}{end}")
+    format!("{word}{end}")
 }
 
 /// For people: `48,211`.

@@ -11,7 +11,7 @@ use crate::diagnose::{Finding, Prescription, Status, Verdict};
 use crate::measure::recording::{
     Allocator, AllocatorKind, Ended, Libc, Linkage, ModuleRole, ProbeState, Process, Recording, Runtime,
 };
-use crate::units::{Absence, Interval, Reason, thousands};
+use crate::units::{Absence, Interval, Reason, plural, thousands};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
@@ -1103,14 +1103,6 @@ pub(crate) fn bytes(n: u64) -> String {
     match UNITS.iter().find(|(_, size)| n >= *size) {
         Some((unit, size)) => format!("{:.1} {unit}", n as f64 / *size as f64),
         None => format!("{n} B"),
-    }
-}
-
-fn plural(n: u64, word: &str) -> String {
-    if n == 1 {
-        word.to_string()
-    } else {
-        format!("{word}s")
     }
 }
 
