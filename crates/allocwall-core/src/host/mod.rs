@@ -3,6 +3,7 @@
 pub mod alarm;
 pub mod cgroup;
 pub mod clock;
+pub mod confined;
 pub mod cycles;
 pub mod elf;
 pub mod facts;

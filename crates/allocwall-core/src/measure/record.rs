@@ -4,6 +4,7 @@ use super::collect::Collector;
 use super::file::{Batch, Head, Part, Tail, Writer};
 use super::groups::Groups;
 use super::python::Pythons;
+use super::reading::Readers;
 use super::recording::*;
 use super::ticks::{SMAPS_LIMIT, ThreadClock, TickReader};
 use super::unwind;
@@ -68,6 +69,7 @@ pub struct Request<'a> {
     /// Where to write the recording; None keeps it in memory.
     pub output: Option<PathBuf>,
     pub prices: Measured<PriceList>,
+    pub readers: Readers,
     /// Set by Ctrl-C: the window closes early and what was seen is reported.
     pub interrupted: &'a AtomicBool,
     /// Called now and then with the elapsed part of the window, 0 to 1.
@@ -136,7 +138,7 @@ impl Session {
     fn open(request: &Request<'_>, writer: Writer) -> Result<Session> {
         let proc = ProcFs::live();
         let host = facts::Machine::live().facts();
-        let mut collector = Collector::new(proc.clone(), clock::monotonic_ns());
+        let mut collector = Collector::new(proc.clone(), clock::monotonic_ns(), request.readers.clone());
         // Events take a descriptor each, and the files of the target's modules stay open.
         limits::raise_open_files();
         let mut held = None;
@@ -231,7 +233,7 @@ impl Session {
             cgroups,
             launched,
             command,
-            pythons: Pythons::default(),
+            pythons: Pythons::new(request.readers.clone(), opened.monotonic_ns),
             opened,
             writer,
             host,
@@ -356,16 +358,21 @@ impl Session {
             batch_ticks.push(tick);
             threads.read(&self.proc, &pids, meta.window_ns);
         }
-        meta.own_cpu_ns = clock::own_cpu_ns() - own_cpu_before;
+        meta.own_cpu_ns = clock::own_cpu_ns() - own_cpu_before
+            + self.pythons.cpu_ns()
+            + self.collector.modules.reader().cpu_ns();
         meta.wait_period_ns = waits.mean_period_ns();
         self.drain(true);
+        self.collector.window_closed();
         self.collector.check_facts(true);
+        let python_probe = self.pythons.finish(&mut batch_python);
         self.ship(&mut batch_ticks, &mut batch_python);
 
         let heap = heap::walk(&self.collector.processes, &pids);
         let (counts, counts_probe) = counting.finish();
         self.collector.unwind_all();
-        let probes = self.probes(&waits, counts_probe, resident);
+        let mut probes = self.probes(&waits, counts_probe, resident);
+        probes.extend(python_probe);
         let collected = self.collector.finish(meta.sample_period_ns);
         meta.lost_records = collected.lost;
         self.writer.write(&Part::Tail(Box::new(Tail {
@@ -492,7 +499,10 @@ impl Session {
             let state = ProbeState::Partial(Absence::new(Reason::TooCostly, missing));
             probes.push(probe("processes", "every process of the target", state));
         }
-        probes.extend(std::mem::take(&mut self.pythons).probe());
+        if let Some(unread) = self.collector.unread() {
+            let state = ProbeState::Partial(Absence::new(Reason::TooCostly, unread));
+            probes.push(probe("names", "function names and callers", state));
+        }
         if let Err(absence) = &self.host.pmu {
             probes.push(probe(
                 "pmu",

@@ -11,14 +11,15 @@ use crate::host::file;
 use crate::host::inside;
 use crate::host::maps::{self, Mapping};
 use crate::host::proc::{ProcFs, Status};
+use crate::measure::reading::{Examined, Mapped, Reader, Readers};
 use crate::measure::malloc_range::{Function, Part, SymbolTable, bracketed};
 use crate::measure::recording::{Allocator, CMDLINE_WORDS, Libc, Linkage, Module, Process, Runtime};
 use crate::units::{Absence, Measured, Reason};
 use memchr::memmem;
 use object::read::ReadRef;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -31,13 +32,14 @@ pub struct Modules {
     list: Vec<Module>,
     known: Vec<Known>,
     by_file: HashMap<FileKey, usize>,
+    reader: Reader,
 }
 
 type FileKey = ((u32, u32), u64, Vec<u8>);
 
-/// What is known about a module beyond what a recording keeps.
-#[derive(Clone, Debug, Default)]
-struct Known {
+/// What a file says of itself beyond what a recording keeps.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct FileFacts {
     segments: Vec<Segment>,
     soname: Option<String>,
     needed: Vec<String>,
@@ -49,6 +51,12 @@ struct Known {
     allocator_version: Option<String>,
     libc: Option<Libc>,
     runtime: Option<Runtime>,
+}
+
+/// What is known about a module.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    facts: FileFacts,
     identity: Option<((u32, u32), u64)>,
     /// Kept open: names and unwind tables are read from the very file that is mapped, whatever becomes of its path.
     file: Option<Arc<File>>,
@@ -131,7 +139,7 @@ impl AddressSpace {
             _ if !mapping.is_file() => mapping.start.wrapping_neg(),
             _ => {
                 // Without segments the offset into the file is the best that there is.
-                let segments = &modules.known[module].segments;
+                let segments = &modules.known[module].facts.segments;
                 let address = elf::address_of_offset(segments, mapping.offset).unwrap_or(mapping.offset);
                 address.wrapping_sub(mapping.start)
             }
@@ -187,8 +195,9 @@ impl AddressSpace {
 
 impl Modules {
     /// `proc_root` is `/proc`, or a copy of it in a test.
-    pub fn new(proc_root: impl Into<PathBuf>) -> Self {
+    pub fn new(proc_root: impl Into<PathBuf>, readers: Readers) -> Self {
         Modules {
+            reader: Reader::new(readers),
             proc_root: proc_root.into(),
             list: Vec::new(),
             known: Vec::new(),
@@ -216,10 +225,43 @@ impl Modules {
         self.known.get(module)?.file.as_ref()
     }
 
-    /// A path that opens the mapped file itself as long as this value lives.
-    pub fn path_to_open(&self, module: usize) -> Option<PathBuf> {
-        let file = self.file(module)?;
-        Some(PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())))
+    /// Who reads the modules' files.
+    pub fn reader(&mut self) -> &mut Reader {
+        &mut self.reader
+    }
+
+    /// Names of functions by a module's own addresses, one an address; None where there is none.
+    pub fn names(&mut self, module: usize, addresses: &[u64]) -> Vec<Option<String>> {
+        let file = self.known.get(module).and_then(|known| known.file.clone());
+        file.and_then(|file| self.reader.names(module as u32, &file, addresses).ok())
+            .unwrap_or_else(|| vec![None; addresses.len()])
+    }
+
+    /// Tells the reader what an image has mapped, where it doesn't know yet.
+    ///
+    /// # Errors
+    /// There is no reader any more.
+    pub fn tell_image(&mut self, image: u32, version: u64, space: &AddressSpace) -> Measured<()> {
+        if self.reader.knows_image(image, version) {
+            return Ok(());
+        }
+        let code: Vec<Mapped> = space
+            .code()
+            // Generated code has no tables, and a program that maps and unmaps it all the time would fill the unwinder.
+            .filter(|code| self.list[code.module].role != ModuleRole::Jit)
+            .map(|code| Mapped {
+                start: code.start,
+                end: code.end,
+                module: code.module as u32,
+                bias: code.bias,
+            })
+            .collect();
+        let modules: BTreeSet<u32> = code.iter().map(|mapped| mapped.module).collect();
+        let files = modules.into_iter().filter_map(|module| {
+            let file = self.known[module as usize].file.as_deref()?;
+            Some((module, file))
+        });
+        self.reader.image(image, version, code, files)
     }
 
     /// The module of a mapping, examined when it is the first of its file.
@@ -248,23 +290,25 @@ impl Modules {
         self.list.len() - 1
     }
 
-    fn examine(&self, pid: i32, mapping: &Mapping) -> (Module, Known) {
+    fn examine(&mut self, pid: i32, mapping: &Mapping) -> (Module, Known) {
         let path = mapping.display_path();
         let by_name = role_of_library(file_name(&path)).unwrap_or(ModuleRole::Other);
+        let index = self.list.len() as u32;
         let examined = maps::open(&self.proc_root, pid, mapping).and_then(|file| {
-            // A copy for those who read it later; without one they go without names.
-            let kept = file.try_clone().ok().map(Arc::new);
-            let file = ElfFile::new(file);
-            let elf = file.parse()?;
-            let (module, known) = examine_elf(&elf, &path, by_name);
-            Ok((module, Known { file: kept, ..known }))
+            let examined = self.reader.examine(index, &file, &path, by_name)?;
+            Ok((examined, file))
         });
         match examined {
-            Ok((module, mut known)) => {
-                if let Some(runtime) = &mut known.runtime {
+            Ok((Examined { module, mut facts }, file)) => {
+                if let Some(runtime) = &mut facts.runtime {
                     self.complete_version(pid, &path, runtime);
                 }
-                (module, known)
+                let known = Known {
+                    facts,
+                    file: Some(Arc::new(file)),
+                    ..Known::default()
+                };
+                (Module { path, ..module }, known)
             }
             Err(absent) => {
                 let role = match by_name {
@@ -406,8 +450,8 @@ pub fn view_file(path: &Path) -> Measured<FileView> {
     let elf = file.parse()?;
     let shown = path.to_string_lossy();
     let by_name = role_of_library(file_name(&shown)).unwrap_or(ModuleRole::Other);
-    let (_, known) = examine_elf(&elf, &shown, by_name);
-    let jemalloc = known.allocators.contains(&AllocatorKind::Jemalloc);
+    let (_, facts) = examine_elf(&elf, &shown, by_name);
+    let jemalloc = facts.allocators.contains(&AllocatorKind::Jemalloc);
     let constants = || elf.section_bytes(".rodata", SEARCH_LIMIT).unwrap_or(&[]);
     // obtain_malloc_conf in src/jemalloc.c: JEMALLOC_CPREFIX "MALLOC_CONF".
     let jemalloc_variable = match jemalloc {
@@ -421,13 +465,13 @@ pub fn view_file(path: &Path) -> Measured<FileView> {
         machine: elf.facts.machine,
         is_64: elf.facts.is_64,
         interpreter: elf.facts.interpreter.clone(),
-        needed: known.needed,
-        serves_malloc: known.serves_malloc,
-        allocators: known.allocators,
-        allocator_version: known.allocator_version,
+        needed: facts.needed,
+        serves_malloc: facts.serves_malloc,
+        allocators: facts.allocators,
+        allocator_version: facts.allocator_version,
         jemalloc_variable,
-        libc: known.libc,
-        runtime: known.runtime,
+        libc: facts.libc,
+        runtime: facts.runtime,
     })
 }
 
@@ -483,7 +527,17 @@ impl Marks {
     }
 }
 
-fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: ModuleRole) -> (Module, Known) {
+/// What a file is. `path` tells only how it is called.
+///
+/// # Errors
+/// It is no ELF file, or a malformed one.
+pub fn examine_file(file: File, path: &str, by_name: ModuleRole) -> Measured<(Module, FileFacts)> {
+    let file = ElfFile::new(file);
+    let elf = file.parse()?;
+    Ok(examine_elf(&elf, path, by_name))
+}
+
+fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: ModuleRole) -> (Module, FileFacts) {
     let facts = &elf.facts;
     let by_soname = facts.soname.as_deref().and_then(role_of_library);
     let mut role = match by_name {
@@ -573,7 +627,7 @@ fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: Module
         malloc_ranges,
         has_symbols,
     };
-    let known = Known {
+    let of_file = FileFacts {
         segments: facts.segments.clone(),
         soname: facts.soname.clone(),
         needed: facts.needed.clone(),
@@ -584,11 +638,8 @@ fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: Module
         allocator_version,
         libc,
         runtime,
-        identity: None,
-        file: None,
-        absent: None,
     };
-    (module, known)
+    (module, of_file)
 }
 
 /// Allocators whose code is in the file, the one behind its `malloc` first. `by_messages`: it has no names, so look for
@@ -886,7 +937,7 @@ impl Loaded {
     /// A library by the name that another file asks for it with.
     fn by_name(&self, modules: &Modules, wanted: &str) -> Option<usize> {
         let named = |&module: &usize| {
-            modules.known[module].soname.as_deref() == Some(wanted)
+            modules.known[module].facts.soname.as_deref() == Some(wanted)
                 || file_name(&modules.list[module].path) == wanted
         };
         self.modules.iter().copied().find(named)
@@ -903,7 +954,7 @@ impl Loaded {
         let mut next = 0;
         while let Some(&module) = scope.get(next) {
             next += 1;
-            for needed in &modules.known[module].needed {
+            for needed in &modules.known[module].facts.needed {
                 if let Some(found) = self.by_name(modules, needed)
                     && !scope.contains(&found)
                 {
@@ -963,7 +1014,7 @@ impl Loaded {
             .find(|&&module| modules.list[module].role == ModuleRole::Libc);
         if let Some(libc) = libc {
             let before = self.modules.iter().copied().filter(|&module| {
-                modules.known[module].serves_malloc
+                modules.known[module].facts.serves_malloc
                     && self.start[&module] > self.start[libc]
                     && !asked_for.contains(&module)
                     && modules.list[module].role != ModuleRole::Loader
@@ -1004,15 +1055,16 @@ impl Loaded {
                 Linkage::Linked
             },
             module: modules.list[module].path.clone(),
-            version: modules.known[module].allocator_version.clone().filter(|_| first),
+            version: modules.known[module].facts.allocator_version.clone().filter(|_| first),
         };
         let server = scope
             .iter()
             .copied()
-            .find(|&module| modules.known[module].serves_malloc);
+            .find(|&module| modules.known[module].facts.serves_malloc);
         let serving = match server {
             Some(module) => {
                 let kind = modules.known[module]
+                    .facts
                     .allocators
                     .first()
                     .copied()
@@ -1023,7 +1075,7 @@ impl Loaded {
         };
         let mut also = Vec::new();
         for &module in &self.modules {
-            for (place, &kind) in modules.known[module].allocators.iter().enumerate() {
+            for (place, &kind) in modules.known[module].facts.allocators.iter().enumerate() {
                 let serves = server == Some(module) && place == 0;
                 // A C library that a linked or preloaded allocator replaces is still there; that is no news.
                 if !serves && modules.list[module].role != ModuleRole::Libc {
@@ -1039,13 +1091,13 @@ impl Loaded {
         if let Some(absent) = &known.absent {
             return absent.clone();
         }
-        if matches!(known.runtime, Some(Runtime::Go { .. })) {
+        if matches!(known.facts.runtime, Some(Runtime::Go { .. })) {
             return Absence::new(
                 Reason::NotApplicable,
                 "a Go program without C code: the runtime allocates for itself, there is no malloc",
             );
         }
-        if known.kind.is_some_and(ElfKind::is_static) {
+        if known.facts.kind.is_some_and(ElfKind::is_static) {
             return Absence::new(
                 Reason::NotFound,
                 "a stripped static program: nothing in it names its allocator",
@@ -1062,13 +1114,13 @@ impl Loaded {
         if let Some(libc) = self
             .modules
             .iter()
-            .find_map(|&module| modules.known[module].libc.clone())
+            .find_map(|&module| modules.known[module].facts.libc.clone())
         {
             return Ok(libc);
         }
         let known = self.exe.map(|exe| &modules.known[exe]);
         match known {
-            Some(known) if known.kind.is_some_and(ElfKind::is_static) => Ok(Libc::Static),
+            Some(known) if known.facts.kind.is_some_and(ElfKind::is_static) => Ok(Libc::Static),
             Some(Known {
                 absent: Some(absent), ..
             }) => Err(absent.clone()),
@@ -1092,7 +1144,7 @@ impl Loaded {
         let candidates = linked.iter().chain(&self.modules);
         if let Some(runtime) = candidates
             .into_iter()
-            .find_map(|&module| modules.known[module].runtime.clone())
+            .find_map(|&module| modules.known[module].facts.runtime.clone())
         {
             return Ok(runtime);
         }

@@ -1,7 +1,7 @@
 //! `allocwall diagnose`: bill, ladder, verdict and remedies of a process, a command or a recording.
 
 use crate::commands::report::{Format, Judged};
-use crate::commands::{arms, trial};
+use crate::commands::{arms, read, trial};
 use crate::printer::Printer;
 use allocwall_core::diagnose;
 use allocwall_core::host::launch;
@@ -192,6 +192,7 @@ fn record_now(args: &Args, printer: &Printer) -> anyhow::Result<Recorded> {
         closely: false,
         output,
         prices: calibrate::cached(),
+        readers: read::ourselves(),
         interrupted: &interrupted,
         progress: &mut |part| bar.set(part),
     };

@@ -1,6 +1,6 @@
 //! `allocwall trial`: remedies on the user's own command, interleaved, with an interval and a word each.
 
-use crate::commands::arms;
+use crate::commands::{arms, read};
 use crate::commands::ground::Ground;
 use crate::commands::report::Judged;
 use crate::printer::Printer;
@@ -1051,6 +1051,7 @@ impl Trial<'_> {
             closely: true,
             output: None,
             prices: calibrate::cached(),
+            readers: read::ourselves(),
             interrupted: over,
             progress: &mut |_| {},
         })?;
