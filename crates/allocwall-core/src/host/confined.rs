@@ -10,8 +10,8 @@ use crate::units::Measured;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recv, recvmsg, send, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recv, recvmsg, send, sendmsg,
 };
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use std::fs::File;
@@ -82,7 +82,12 @@ impl Child {
     ///
     /// # Errors
     /// `TimedOut` when the deadline (CLOCK_MONOTONIC) passes; whatever else means that the child is gone.
-    pub fn send(&mut self, pieces: &[&[u8]], file: Option<BorrowedFd<'_>>, deadline_ns: u64) -> io::Result<()> {
+    pub fn send(
+        &mut self,
+        pieces: &[&[u8]],
+        file: Option<BorrowedFd<'_>>,
+        deadline_ns: u64,
+    ) -> io::Result<()> {
         let length: usize = pieces.iter().map(|piece| piece.len()).sum();
         let length = u32::try_from(length).map_err(|_| io::ErrorKind::InvalidInput)?;
         let header = length.to_le_bytes();
@@ -93,7 +98,12 @@ impl Child {
             if !files.is_empty() {
                 control.push(SendAncillaryMessage::ScmRights(&files));
             }
-            match sendmsg(&self.socket, &[IoSlice::new(&header)], &mut control, SendFlags::NOSIGNAL) {
+            match sendmsg(
+                &self.socket,
+                &[IoSlice::new(&header)],
+                &mut control,
+                SendFlags::NOSIGNAL,
+            ) {
                 Ok(sent) => break sent,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline_ns)?,
@@ -203,7 +213,10 @@ impl Child {
 
     fn closed(&self) -> bool {
         let mut byte = [0; 1];
-        matches!(recv(&self.socket, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT), Ok((_, 0)))
+        matches!(
+            recv(&self.socket, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT),
+            Ok((_, 0))
+        )
     }
 }
 
@@ -249,7 +262,7 @@ impl Parent {
     ///
     /// # Errors
     /// The socket failed, or a message is too long.
-    pub fn next(&mut self) -> io::Result<Option<(Vec<u8>, Option<File>)>> {
+    pub fn question(&mut self) -> io::Result<Option<(Vec<u8>, Option<File>)>> {
         let mut header = [0; 4];
         let mut file = None;
         let mut have = 0;
@@ -320,4 +333,71 @@ fn drop_capabilities() -> io::Result<()> {
         inheritable: CapabilitySet::empty(),
     };
     Ok(set_capabilities(None, none)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A shell as the child: what it writes to its standard input is its answer.
+    fn child(script: &str) -> Child {
+        Child::start(Path::new("/bin/sh"), &["-c", script]).unwrap()
+    }
+
+    fn in_ms(ms: u64) -> u64 {
+        monotonic_ns() + ms * 1_000_000
+    }
+
+    #[test]
+    fn what_was_sent_in_pieces_comes_back_whole() {
+        let mut echo = child("/bin/cat >&0");
+        // What the socket holds: cat writes before it has read all.
+        let large = vec![7; 64 << 10];
+        for pieces in [&[&b"a"[..], b"bc"][..], &[&large[..]], &[b"d"]] {
+            echo.send(pieces, None, in_ms(20_000)).unwrap();
+            assert_eq!(echo.receive(in_ms(20_000)).unwrap(), pieces.concat());
+        }
+        assert!(echo.arrived().unwrap().is_none());
+    }
+
+    #[test]
+    fn one_that_hangs_is_waited_for_no_longer_than_the_deadline() {
+        let mut sleeper = child("exec /bin/sleep 1000");
+        let waited = sleeper.receive(in_ms(10)).unwrap_err();
+        assert_eq!(waited.kind(), io::ErrorKind::TimedOut);
+        // It reads nothing: the socket is full some time.
+        let sent = sleeper.send(&[&vec![0; 8 << 20]], None, in_ms(10)).unwrap_err();
+        assert_eq!(sent.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(sleeper.end(), "it did not answer in time");
+    }
+
+    #[test]
+    fn how_it_ended_is_told() {
+        for (script, told) in [
+            ("exit 3", "it ended with status 3"),
+            ("kill -ABRT $$", "it gave up, most likely at its memory limit"),
+            ("kill -XCPU $$", "it used up its CPU time"),
+            ("kill -BUS $$", "it died of signal 7"),
+        ] {
+            let mut dead = child(script);
+            let gone = dead.receive(in_ms(20_000)).unwrap_err();
+            assert!(
+                matches!(
+                    gone.kind(),
+                    io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
+                ),
+                "{gone}"
+            );
+            assert_eq!(dead.end(), told, "{script}");
+        }
+    }
+
+    #[test]
+    fn a_length_beyond_the_limit_is_not_believed() {
+        let mut liar = child(r"printf '\377\377\377\377' >&0; exec /bin/sleep 1000");
+        let refused = liar.receive(in_ms(20_000)).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
+        let mut cut_off = child(r"printf '\10\0\0\0abc' >&0");
+        assert!(cut_off.receive(in_ms(20_000)).is_err());
+    }
 }

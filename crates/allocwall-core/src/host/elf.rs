@@ -389,9 +389,12 @@ const SYMBOL_BLOCK: usize = 16 << 10;
 impl Functions {
     /// At most `most` functions; None where the file has more.
     pub fn of(file: &File, most: usize) -> Measured<Option<Functions>> {
-        let kept = file
-            .try_clone()
-            .map_err(|error| Absence::new(Reason::NotSupported, format!("a file could not be kept open: {error}")))?;
+        let kept = file.try_clone().map_err(|error| {
+            Absence::new(
+                Reason::NotSupported,
+                format!("a file could not be kept open: {error}"),
+            )
+        })?;
         let data = ElfFile::new(file.try_clone().map_err(|_| malformed("unreadable"))?);
         let elf = data.parse()?;
         let mut tables = Vec::new();
@@ -517,7 +520,10 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
                 break;
             };
             for symbol in symbols {
-                let function = matches!(symbol.st_type(), elf::STT_FUNC | elf::STT_GNU_IFUNC | elf::STT_NOTYPE);
+                let function = matches!(
+                    symbol.st_type(),
+                    elf::STT_FUNC | elf::STT_GNU_IFUNC | elf::STT_NOTYPE
+                );
                 let address: u64 = symbol.st_value(self.endian).into();
                 if !function || address == 0 || symbol.st_shndx(self.endian) == elf::SHN_UNDEF {
                     continue;
@@ -775,6 +781,77 @@ mod tests {
             (Some(&b"GLIBC_2.2.5"[..]), SymbolKind::Function, false)
         );
         assert!(malloc.address > 0 && malloc.size > 0);
+    }
+
+    fn own() -> File {
+        File::open("/proc/self/exe").unwrap()
+    }
+
+    #[test]
+    fn functions_are_found_by_any_address_in_them() {
+        #[inline(never)]
+        fn landmark() -> u64 {
+            std::hint::black_box(1)
+        }
+        assert_eq!(landmark(), 1);
+        // Against the library that parses whole files.
+        let bytes = std::fs::read("/proc/self/exe").unwrap();
+        let file = object::File::parse(&*bytes).unwrap();
+        use object::{Object, ObjectSymbol};
+        let symbol = file
+            .symbols()
+            .find(|s| {
+                s.name()
+                    .is_ok_and(|n| n.contains("landmark") && n.contains("functions_are_found"))
+            })
+            .unwrap();
+        let functions = Functions::of(&own(), 1 << 20).unwrap().unwrap();
+        let name = |address: u64| functions.name(address, 4096);
+        let expected = symbol.name_bytes().unwrap();
+        assert_eq!(name(symbol.address()).as_deref(), Some(expected));
+        assert_eq!(
+            name(symbol.address() + symbol.size() - 1).as_deref(),
+            Some(expected)
+        );
+        assert_eq!(
+            functions.name(symbol.address(), 4).as_deref(),
+            Some(&expected[..4])
+        );
+        assert_eq!(name(1), None);
+    }
+
+    #[test]
+    fn more_functions_than_there_is_room_for_are_not_read() {
+        let all = Functions::of(&own(), usize::MAX).unwrap().unwrap().len();
+        assert!(all > 100);
+        assert!(Functions::of(&own(), all).unwrap().is_some());
+        assert!(Functions::of(&own(), all - 1).unwrap().is_none());
+        assert!(Functions::of(&File::open("/proc/self/status").unwrap(), 10).is_err());
+    }
+
+    #[test]
+    fn of_functions_that_overlap_the_one_around_the_address_is_named() {
+        let entry = |address, size| FunctionEntry {
+            address,
+            size,
+            name: 0,
+        };
+        let table = |kind| FunctionTable {
+            entries: vec![entry(0x10, 0x40), entry(0x20, 0), entry(0x30, 8), entry(0x60, 0)],
+            names: 0..0,
+            kind,
+        };
+        let at = |kind, address| table(kind).at(address).map(|entry| entry.address);
+        for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
+            assert_eq!(at(kind, 0xf), None);
+            assert_eq!(at(kind, 0x28), Some(0x10), "a label inside a function");
+            assert_eq!(at(kind, 0x37), Some(0x30));
+            assert_eq!(at(kind, 0x38), Some(0x10));
+            assert_eq!(at(kind, 0x50), None);
+            assert_eq!(at(kind, 0x60), Some(0x60));
+        }
+        assert_eq!(at(elf::SHT_SYMTAB, 0x61), Some(0x60));
+        assert_eq!(at(elf::SHT_DYNSYM, 0x61), None, "exports have gaps");
     }
 
     #[test]

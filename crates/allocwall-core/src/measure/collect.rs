@@ -4,8 +4,8 @@
 //! naming wait until the window has closed, or until the arena is full, so that the target isn't robbed of CPU while it
 //! is being measured.
 
-use super::recording::*;
 use super::reading::{Dump, Readers};
+use super::recording::*;
 use super::symbols::{self, KernelNames};
 use super::target::{AddressSpace, Modules};
 use super::unwind::{self, Unwound};
@@ -790,7 +790,11 @@ impl Collector {
             };
             let addresses: Vec<u64> = addresses.into_iter().collect();
             for addresses in addresses.chunks(NAMED_AT_ONCE) {
-                let found = self.modules.reader().generated(map, addresses).unwrap_or_default();
+                let found = self
+                    .modules
+                    .reader()
+                    .generated(map, addresses)
+                    .unwrap_or_default();
                 let named = addresses.iter().zip(found);
                 names.extend(named.filter_map(|(&address, name)| Some(((image, address), name?))));
             }
@@ -1278,13 +1282,10 @@ mod tests {
         let own = std::process::id() as i32;
         c.adopt(own);
         let file = std::path::PathBuf::from(format!("/tmp/perf-{own}.map"));
-        let name = |c: &Collector| {
+        let name = |c: &mut Collector| {
             let image = &c.images[c.members[&own].image as usize];
-            image
-                .perf_map
-                .as_ref()
-                .and_then(|map| map.lookup(0x10))
-                .map(str::to_string)
+            let map = image.perf_map.as_ref()?;
+            c.modules.reader().generated(map, &[0x10]).unwrap().remove(0)
         };
         let full = |c: &mut Collector| {
             c.arena.resize(ARENA_LIMIT, 0);
@@ -1294,12 +1295,12 @@ mod tests {
         for written in ["first", "second"] {
             std::fs::write(&file, format!("10 4 {written}\n")).unwrap();
             full(&mut c);
-            assert_eq!(name(&c).as_deref(), Some(written));
+            assert_eq!(name(&mut c).as_deref(), Some(written));
         }
         std::fs::remove_file(&file).unwrap();
         full(&mut c);
         assert_eq!(
-            name(&c).as_deref(),
+            name(&mut c).as_deref(),
             Some("second"),
             "a file that is gone takes nothing away"
         );

@@ -222,9 +222,21 @@ fn present_pages(pid: i32, start: u64, end: u64) -> Measured<Vec<bool>> {
             "glibc's heap is too large to be walked from outside",
         ));
     }
-    let mut words = Vec::new();
-    file.take(pages * 8).read_to_end(&mut words).map_err(absent)?;
-    Ok(words.chunks_exact(8).map(|w| w[7] & 0x80 != 0).collect())
+    // In blocks: the words of a large heap would take more memory than all else.
+    let mut file = file.take(pages * 8);
+    let mut block = Vec::new();
+    let mut present = Vec::new();
+    loop {
+        block.clear();
+        (&mut file)
+            .take(BLOCK as u64)
+            .read_to_end(&mut block)
+            .map_err(absent)?;
+        if block.is_empty() {
+            return Ok(present);
+        }
+        present.extend(block.chunks_exact(8).map(|word| word[7] & 0x80 != 0));
+    }
 }
 
 #[cfg(test)]

@@ -126,7 +126,12 @@ pub fn perf_map(proc_root: &Path, pid: i32, inner_pid: i32, owner: u32) -> Optio
 
 /// Names for `addresses`, which are in order: the last entry in the file that covers one. Reads at most `left` bytes and takes
 /// what it read from it; false where the file was longer.
-pub fn scan_perf_map(mut file: File, left: &mut u64, addresses: &[u64], names: &mut [Option<String>]) -> bool {
+pub fn scan_perf_map(
+    mut file: File,
+    left: &mut u64,
+    addresses: &[u64],
+    names: &mut [Option<String>],
+) -> bool {
     /// A longer line is no entry.
     const LINE_LIMIT: u64 = 16 << 10;
     // Who sent the file has its place in common with us.
@@ -188,7 +193,10 @@ mod tests {
         let addresses = [0, 0x7f05, 0x7f10, 0x7f2f, 0x7f30];
         let (names, whole) = scanned(text, &addresses, &mut 1000);
         let names: Vec<_> = names.iter().map(Option::as_deref).collect();
-        assert_eq!(names, [None, Some("LazyCompile:~a b"), Some("newer"), Some("newer"), None]);
+        assert_eq!(
+            names,
+            [None, Some("LazyCompile:~a b"), Some("newer"), Some("newer"), None]
+        );
         assert!(whole);
     }
 

@@ -11,8 +11,8 @@ use crate::host::file;
 use crate::host::inside;
 use crate::host::maps::{self, Mapping};
 use crate::host::proc::{ProcFs, Status};
-use crate::measure::reading::{Examined, Mapped, Reader, Readers};
 use crate::measure::malloc_range::{Function, Part, SymbolTable, bracketed};
+use crate::measure::reading::{Examined, Mapped, Reader, Readers};
 use crate::measure::recording::{Allocator, CMDLINE_WORDS, Libc, Linkage, Module, Process, Runtime};
 use crate::units::{Absence, Measured, Reason};
 use memchr::memmem;
@@ -26,12 +26,17 @@ use std::sync::Arc;
 /// Most of a file's constants that is searched for a version or a message.
 const SEARCH_LIMIT: u64 = 64 << 20;
 
+/// Files that are examined; each stays open. A browser with all its libraries maps some hundreds.
+const MODULES_LIMIT: usize = 4096;
+
 /// The files that the target's processes map, in order of appearance; indices stay valid.
 pub struct Modules {
     proc_root: PathBuf,
     list: Vec<Module>,
     known: Vec<Known>,
     by_file: HashMap<FileKey, usize>,
+    /// Stands for all files beyond the limit.
+    beyond: Option<usize>,
     reader: Reader,
 }
 
@@ -202,6 +207,7 @@ impl Modules {
             list: Vec::new(),
             known: Vec::new(),
             by_file: HashMap::new(),
+            beyond: None,
         }
     }
 
@@ -274,6 +280,12 @@ impl Modules {
         };
         if let Some(&index) = self.by_file.get(&key) {
             return index;
+        }
+        if !generated && self.list.len() >= MODULES_LIMIT {
+            if self.beyond.is_none() {
+                self.beyond = Some(self.add_special("[further files]", ModuleRole::Other));
+            }
+            return self.beyond.unwrap_or(0);
         }
         let (module, known) = if generated {
             (bare("[generated code]".into(), ModuleRole::Jit), Known::default())
@@ -1055,7 +1067,11 @@ impl Loaded {
                 Linkage::Linked
             },
             module: modules.list[module].path.clone(),
-            version: modules.known[module].facts.allocator_version.clone().filter(|_| first),
+            version: modules.known[module]
+                .facts
+                .allocator_version
+                .clone()
+                .filter(|_| first),
         };
         let server = scope
             .iter()

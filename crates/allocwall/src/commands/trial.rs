@@ -1,8 +1,8 @@
 //! `allocwall trial`: remedies on the user's own command, interleaved, with an interval and a word each.
 
-use crate::commands::{arms, read};
 use crate::commands::ground::Ground;
 use crate::commands::report::Judged;
+use crate::commands::{arms, read};
 use crate::printer::Printer;
 use allocwall_core::catalogue::modules;
 use allocwall_core::diagnose::expected;

@@ -174,7 +174,9 @@ impl Pythons {
     }
 
     fn send(&mut self, ask: &Ask) -> bool {
-        let Some(child) = &mut self.child else { return false };
+        let Some(child) = &mut self.child else {
+            return false;
+        };
         let message = postcard::to_stdvec(ask).unwrap_or_default();
         let sent = child.send(&[&message], None, monotonic_ns() + SEND_NS);
         if sent.is_err() {
@@ -188,7 +190,10 @@ impl Pythons {
         self.cpu_ns += child.cpu_ns().unwrap_or(0);
         self.lost = Some(Absence::new(
             Reason::TooCostly,
-            format!("the process that reads Python's stacks was given up: {}", child.end()),
+            format!(
+                "the process that reads Python's stacks was given up: {}",
+                child.end()
+            ),
         ));
     }
 }
@@ -198,6 +203,7 @@ fn python_probe(state: ProbeState) -> Probe {
 }
 
 fn decoded(message: Option<Vec<u8>>) -> io::Result<Option<Answer>> {
-    let decode = |message: Vec<u8>| postcard::from_bytes(&message).map_err(|_| io::ErrorKind::InvalidData.into());
+    let decode =
+        |message: Vec<u8>| postcard::from_bytes(&message).map_err(|_| io::ErrorKind::InvalidData.into());
     message.map(decode).transpose()
 }

@@ -40,7 +40,7 @@ const RESIDENT_LIMIT: u64 = 100 << 20;
 pub fn serve() -> io::Result<()> {
     let mut parent = Parent::confined(LIMITS)?;
     let mut pythons = Pythons::default();
-    while let Some((message, _)) = parent.next()? {
+    while let Some((message, _)) = parent.question()? {
         let answer = match postcard::from_bytes(&message).map_err(|_| io::ErrorKind::InvalidData)? {
             Ask::Follow(pids) => {
                 pythons.follow(pids);
@@ -195,7 +195,10 @@ fn watch_memory(until: &AtomicBool) {
     const EVERY: Duration = Duration::from_millis(5);
     while !until.load(Ordering::Relaxed) {
         let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-        let pages = statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
+        let pages = statm
+            .split_whitespace()
+            .nth(1)
+            .and_then(|pages| pages.parse::<u64>().ok());
         if pages.is_some_and(|pages| pages * rustix::param::page_size() as u64 > RESIDENT_LIMIT) {
             std::process::abort();
         }
@@ -258,7 +261,9 @@ impl Followed {
 /// The target says how long its names are.
 fn cut(name: &str) -> &str {
     const LIMIT: usize = 200;
-    name.char_indices().nth(LIMIT).map_or(name, |(end, _)| &name[..end])
+    name.char_indices()
+        .nth(LIMIT)
+        .map_or(name, |(end, _)| &name[..end])
 }
 
 fn attach(pid: i32) -> Measured<PythonSpy> {

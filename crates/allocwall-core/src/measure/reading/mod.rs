@@ -74,7 +74,11 @@ pub(super) enum Ask {
     /// The file that travels along is this module from now on.
     Open { module: u32 },
     /// What the module is. `path` is for its names alone.
-    Examine { module: u32, path: String, by_name: ModuleRole },
+    Examine {
+        module: u32,
+        path: String,
+        by_name: ModuleRole,
+    },
     /// What an image has mapped. Its modules are open.
     Image { image: u32, code: Vec<Mapped> },
     /// Registers and stacks follow the question as they lie in memory.
@@ -178,10 +182,23 @@ impl Reader {
     }
 
     /// What a file is. `path` tells only how it is called.
-    pub fn examine(&mut self, module: u32, file: &File, path: &str, by_name: ModuleRole) -> Measured<Examined> {
+    pub fn examine(
+        &mut self,
+        module: u32,
+        file: &File,
+        path: &str,
+        by_name: ModuleRole,
+    ) -> Measured<Examined> {
         let path = path.to_owned();
         self.open(module, file)?;
-        match self.ask_about(module, &Ask::Examine { module, path, by_name })? {
+        match self.ask_about(
+            module,
+            &Ask::Examine {
+                module,
+                path,
+                by_name,
+            },
+        )? {
             Answer::Examined(examined) => examined.map(|examined| *examined),
             _ => Err(self.confused()),
         }
@@ -283,7 +300,8 @@ impl Reader {
             .and_then(|()| child.receive(limit));
         self.spent_ns += monotonic_ns() - began;
         let answer = outcome.and_then(|bytes| {
-            let (answer, rest) = postcard::take_from_bytes(&bytes).map_err(|_| std::io::ErrorKind::InvalidData)?;
+            let (answer, rest) =
+                postcard::take_from_bytes(&bytes).map_err(|_| std::io::ErrorKind::InvalidData)?;
             match rest {
                 [] => Ok(answer),
                 _ => Err(std::io::ErrorKind::InvalidData.into()),
@@ -323,11 +341,16 @@ impl Reader {
         self.cpu_ns += child.cpu_ns().unwrap_or(0);
         self.open.clear();
         self.images.clear();
-        let out_of_time = self.deadline_ns.is_some_and(|deadline| monotonic_ns() >= deadline)
+        let out_of_time = self
+            .deadline_ns
+            .is_some_and(|deadline| monotonic_ns() >= deadline)
             || self.deadline_ns.is_none() && self.spent_ns >= WITHIN_WINDOW_NS;
         let absence = Absence::new(
             Reason::TooCostly,
-            format!("the process that reads the target's files was given up: {}", child.end()),
+            format!(
+                "the process that reads the target's files was given up: {}",
+                child.end()
+            ),
         );
         self.restarts += 1;
         if self.restarts > RESTARTS || out_of_time {

@@ -26,7 +26,7 @@ const GENERATED_LIMIT: u64 = 256 << 20;
 pub fn serve() -> io::Result<()> {
     let mut parent = Parent::confined(LIMITS)?;
     let mut service = Service::default();
-    while let Some((message, file)) = parent.next()? {
+    while let Some((message, file)) = parent.question()? {
         let (ask, raw) = postcard::take_from_bytes(&message).map_err(|_| io::ErrorKind::InvalidData)?;
         let answer = service.answer(&ask, raw, file);
         let answer = postcard::to_stdvec(&answer).map_err(io::Error::other)?;
@@ -83,7 +83,11 @@ impl Service {
                 }
                 Answer::Done
             }
-            Ask::Examine { module, path, by_name } => {
+            Ask::Examine {
+                module,
+                path,
+                by_name,
+            } => {
                 let examined = self.file(*module).and_then(|file| {
                     let (module, facts) = target::examine_file(file, path, *by_name)?;
                     Ok(Box::new(Examined { module, facts }))
@@ -118,15 +122,16 @@ impl Service {
             let Some(opened) = self.modules.get_mut(&mapped.module) else {
                 continue;
             };
-            let tables = opened.tables.get_or_insert_with(|| {
-                match Tables::of(&opened.file, &mut self.tables_left) {
-                    Some(tables) => tables,
-                    None => {
-                        self.without_tables += 1;
-                        Tables::none()
-                    }
-                }
-            });
+            let tables =
+                opened
+                    .tables
+                    .get_or_insert_with(|| match Tables::of(&opened.file, &mut self.tables_left) {
+                        Some(tables) => tables,
+                        None => {
+                            self.without_tables += 1;
+                            Tables::none()
+                        }
+                    });
             unwinder.add(mapped.start..mapped.end, mapped.bias, tables);
         }
         self.images.insert(image, unwinder);
