@@ -2,6 +2,7 @@
 //! neither panics nor takes much memory.
 
 use allocwall_core::measure::file::{self, Batch, Head, Part, Tail, Writer};
+use allocwall_core::measure::reading::Readers;
 use allocwall_core::measure::record::{self, Ask, Request};
 use allocwall_core::measure::recording::*;
 use allocwall_core::report::text::Style;
@@ -41,6 +42,7 @@ fn real() -> &'static Recording {
             window: Duration::from_millis(500),
             output: None,
             prices: Ok(PriceList {
+            readers: Readers::Here,
                 measured_unix_s: 1,
                 machine: "m".into(),
                 prices: prices.into(),

@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn a_name_that_doubles_itself_is_cut() {
         let doubled: String = (1..60u32)
-            .map(|level| radix36(level))
+            .map(radix36)
             .map(|before| format!("S0_IS{before}_S{before}_E"))
             .collect();
         let bomb = format!("_Z1f1a1bIS_S_E{doubled}");
