@@ -13,6 +13,12 @@ TOLERANCE = 0.10
 FINDINGS = 15
 # More than this is a table.
 ONE_LINE = 2
+# A window that took so many times what was asked for: this machine gave the emulated one too little time to judge by.
+STRETCHED = 1.5
+
+
+class Starved(Exception):
+    """Nothing wrong was said, but what is missing may be missing for lack of time."""
 
 
 @dataclass
@@ -45,8 +51,8 @@ class Wall:
 
 
 class Status:
-    """The wall has one of these statuses: of a near twin, ruled out. Where the interval still holds nothing at all, the
-    report says that it doesn't know, which is no wrong answer either."""
+    """The wall has one of these statuses: of a near twin, ruled out. Where too little was seen, and the interval still holds
+    nothing at all, the report says that it doesn't know, which is no wrong answer either."""
 
     exit_status = "0"
 
@@ -57,8 +63,12 @@ class Status:
         finding = seen.finding(self.wall)
         status = finding["status"]
         seen.note = f"{self.wall}: {status.replace('_', ' ')}"
-        undecided = status == "contributor" and finding["share"] and finding["share"]["low"] < 0.005
-        if status not in self.statuses and not undecided:
+        share, missing = finding["share"] or {}, finding["missing"] or {}
+        undecided = {
+            "contributor": share.get("low", 1) < 0.005,
+            "not_measured": missing.get("reason") == "too_little",
+        }
+        if status not in self.statuses and not undecided.get(status):
             yield f"{self.wall} is {status}: {finding['because']}"
 
 
@@ -216,8 +226,13 @@ def judge_observation(expect, files, machine):
         seen = Seen(json.loads(files["report"]), files["truth"])
     except json.JSONDecodeError as error:
         return [f"the report is no JSON: {error}"], ""
-    complaints = [*sound(seen, machine), *expect.problems(seen)]
-    return complaints, seen.note
+    complaints = [*sound(seen, machine)]
+    misses = [*expect.problems(seen)]
+    recording = seen.report["recording"]
+    if misses and not complaints and recording["window_ns"] > STRETCHED * recording["requested_ns"]:
+        asked, took = (recording[name] / 1e9 for name in ("requested_ns", "window_ns"))
+        raise Starved(f"this machine is too busy: a window of {asked:.0f} s took {took:.0f} s")
+    return complaints + misses, seen.note
 
 
 def judge_command(expect, files, machine):

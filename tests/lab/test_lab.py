@@ -9,7 +9,7 @@ from pathlib import Path
 
 import image
 import kernels
-from judge import FINDINGS, Calibrated, Machine, NotSampled, Refused, Status, Wall, judge_command, judge_observation
+from judge import FINDINGS, Calibrated, Machine, NotSampled, Refused, Starved, Status, Wall, judge_command, judge_observation
 from scenarios import BOOTS, CI, KERNELS
 
 MACHINE = Machine("6.1", cpus=4, nodes=2, cgroup=2, huge_pages="always")
@@ -80,7 +80,7 @@ def report(share, half=0.0, status="wall"):
         "host": {
             "online_cpus": 4, "numa_nodes": 2, "cgroup_version": 2, "thp_enabled": "always", "kernel_release": "6.1.0-1"
         },
-        "recording": {"started_unix_ms": 1000, "window_ns": 2_000_000_000},
+        "recording": {"started_unix_ms": 1000, "window_ns": 2_000_000_000, "requested_ns": 2_000_000_000},
     }
 
 
@@ -114,6 +114,16 @@ class Judge(unittest.TestCase):
 
     def test_a_wall_that_is_not_named(self):
         self.assertTrue(self.complaints(self.touch, files(report(0.5, status="contributor"), 0.5)))
+
+    def test_a_stretched_window_excuses_what_was_missed_and_nothing_else(self):
+        stretched = report(0.5, status="contributor")
+        stretched["recording"]["requested_ns"] = 1_000_000_000
+        with self.assertRaises(Starved):
+            self.complaints(self.touch, files(stretched, 0.5))
+        self.assertTrue(self.complaints(self.touch, files({**stretched, "findings": stretched["findings"][:-1]}, 0.5)))
+        stretched = report(0.5)
+        stretched["recording"]["requested_ns"] = 1_000_000_000
+        self.assertEqual(self.complaints(self.touch, files(stretched, 0.5)), [])
 
     def test_a_twin(self):
         twin = Status("first_touch", "ruled_out")
