@@ -43,7 +43,8 @@ observe() {
     # The first line of truth after "ready" lies before the window.
     sleep 1.2
     if [ -n "$during" ]; then
-        (sleep $((window / 2)); eval "$during") 2>"$out/during" &
+        # The recording gets its name when the window opens.
+        (until [ -e "$out/recording" ]; do sleep 0.1; done; sleep $((window / 2)); eval "$during") 2>"$out/during" &
     fi
     $tool /bin/allocwall diagnose -p "$pid" -d "${window}s" --rate 99 --json -o "$out/recording" >"$out/report" 2>"$out/talk" </dev/null
     echo $? >"$out/status"

@@ -19,6 +19,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -174,6 +175,8 @@ def main():
     parser.add_argument("--window", type=int, metavar="SECONDS", help="of each diagnosis: 8; ci: 6")
     parser.add_argument("--install", action="store_true", default="CI" in os.environ)
     args = parser.parse_args()
+    # An emulator doesn't outlive this, however it ends.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     args.folder, args.binary = args.folder.resolve(), args.binary.resolve()
     short = args.kernels == ["ci"]
     args.window = args.window or (6 if short else 8)
