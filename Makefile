@@ -5,7 +5,7 @@ CARGO ?= cargo
 NIGHTLY ?= nightly
 BINARY := target/release/allocwall
 
-.PHONY: demo test models miri tsan wheel python-test python-reliability bench trial-accuracy accuracy build
+.PHONY: demo test models miri tsan wheel python-test python-reliability bench trial-accuracy accuracy lab build
 
 ## A Python service with a wall in it, under load, diagnosed: under a minute after the build.
 demo: build
@@ -60,6 +60,11 @@ python-test: wheel
 ## The package under stress: CPython's own tests, servers, forks, limits, a sanitizer. About half an hour; as root.
 python-reliability: wheel
 	python3 python/tests/reliability/run_all.py target/wheels/*.whl
+
+## Diagnoses on Linux 5.10, 6.1 and 6.12, emulated: tests/lab. About twenty-five minutes; LAB=ci takes three.
+lab: build
+	@tools/need.sh python3=python3
+	tests/lab/run.py --install $(LAB) || [ $$? -eq 77 ]
 
 ## What a diagnosis costs its target. About seventeen minutes; wants a quiet machine.
 bench: build

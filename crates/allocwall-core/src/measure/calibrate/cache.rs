@@ -61,6 +61,12 @@ pub(super) fn load(file: &Path, machine: &str) -> Measured<PriceList> {
         )
         .mend(MEASURE));
     }
+    // Earlier versions kept what a machine without a stable price gave.
+    if list.prices.is_empty() {
+        return Err(
+            Absence::new(Reason::NotFound, "no event had a stable price on this machine").mend(MEASURE),
+        );
+    }
     match list.prices.iter().find(|price| !is_sane(price.ns)) {
         None => Ok(list),
         Some(price) => Err(unusable(file, &format!("price {} is {:?}", price.name, price.ns))),
@@ -133,6 +139,18 @@ mod tests {
             1,
             "no temporary file stays"
         );
+    }
+
+    #[test]
+    fn a_list_without_a_price_is_none() {
+        let root = tempfile::tempdir().unwrap();
+        let file = file(root.path(), "m");
+        let empty = PriceList {
+            prices: vec![],
+            ..list("m")
+        };
+        store(&file, &empty).unwrap();
+        assert_eq!(load(&file, "m").unwrap_err().reason, Reason::NotFound);
     }
 
     #[test]

@@ -77,12 +77,17 @@ pub fn price_list(fresh: bool, progress: &mut dyn FnMut(f32)) -> Result<Calibrat
                 .to_owned(),
         );
     }
+    let file = match list.prices.is_empty() {
+        true => Err(Absence::new(Reason::TooLittle, "there is no price to keep")),
+        false => file,
+    };
     match &file {
         Ok(file) => warnings.extend(
             cache::store(file, &list)
                 .err()
                 .map(|error| format!("price list not kept: {error}")),
         ),
+        Err(_) if list.prices.is_empty() => {}
         Err(absence) => warnings.push(format!("price list not kept: {absence}")),
     }
     Ok(Calibration {
@@ -233,14 +238,18 @@ fn tally(machine: String, table: Vec<Experiment>) -> PriceList {
 fn shortfall(repetitions: usize, missed: Option<&Absence>) -> Absence {
     match (repetitions, missed) {
         (0, Some(absence)) => absence.clone(),
-        (n, Some(absence)) => Absence {
+        // Without how many, so that prices that share a reason share a line of the report.
+        (_, Some(absence)) => Absence {
             reason: Reason::TooLittle,
-            detail: format!("only {n} repetitions succeeded; the others: {}", absence.detail),
+            detail: format!(
+                "fewer than {FEWEST} repetitions succeeded; the others: {}",
+                absence.detail
+            ),
             mend: absence.mend.clone(),
         },
-        (n, None) => Absence::new(
+        (_, None) => Absence::new(
             Reason::TooLittle,
-            format!("only {n} repetitions in the time there was"),
+            format!("fewer than {FEWEST} repetitions in the time there was"),
         )
         .mend("allocwall calibrate --fresh, on a less busy machine"),
     }
