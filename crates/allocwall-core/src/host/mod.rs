@@ -29,3 +29,4 @@ pub mod topology;
 pub mod tracefs;
 pub mod tunables;
 pub mod uprobe;
+pub mod worker;

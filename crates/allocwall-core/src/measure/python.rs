@@ -2,11 +2,11 @@
 
 use super::record::{full, probe};
 use super::recording::{Probe, ProbeState, Process, PythonSample, Runtime};
+use crate::host::worker::Worker;
 use crate::units::{Absence, Measured, Reason};
 use py_spy::config::LockingStrategy;
 use py_spy::{Config, PythonSpy};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::thread::JoinHandle;
 
 const FRAME_LIMIT: usize = 16;
 /// Each look at a process reads its interpreter's thread list and every frame.
@@ -23,7 +23,7 @@ const LONGEST_REST: u32 = 16;
 #[derive(Default)]
 pub struct Pythons {
     found: BTreeMap<i32, Followed>,
-    attaching: Option<(i32, JoinHandle<Measured<PythonSpy>>)>,
+    attaching: Option<(i32, Worker<Measured<PythonSpy>>)>,
     beyond: HashSet<i32>,
     /// Some ended before they could be read: children on their way to another program, mostly.
     passing: bool,
@@ -104,7 +104,8 @@ impl Pythons {
             .found
             .iter()
             .find(|(_, f)| !f.ended && f.spy.is_none() && f.rest == 0);
-        self.attaching = due.map(|(&pid, _)| (pid, std::thread::spawn(move || attach(pid))));
+        self.attaching =
+            due.map(|(&pid, _)| (pid, Worker::start("reads Python's stacks", move || attach(pid))));
     }
 
     /// The outcome of the try under way, when it is there or is to be waited for.
@@ -112,13 +113,7 @@ impl Pythons {
         let Some((pid, thread)) = self.attaching.take_if(|(_, thread)| wait || thread.is_finished()) else {
             return;
         };
-        let died = || {
-            Err(Absence::new(
-                Reason::Unparsable,
-                format!("reading Python's stacks of {pid} failed"),
-            ))
-        };
-        let outcome = thread.join().unwrap_or_else(|_| died());
+        let outcome = thread.finish().and_then(|attached| attached);
         let Some(followed) = self.found.get_mut(&pid) else {
             return;
         };

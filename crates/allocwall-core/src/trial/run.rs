@@ -344,13 +344,17 @@ pub fn start(start: &Start, keeper_exe: &Path) -> Result<Running> {
     })?;
     let incoming = link.reports().map_err(launch)?;
     let (sender, reports) = channel();
-    std::thread::spawn(move || {
+    let listening = std::thread::Builder::new().spawn(move || {
         for report in incoming {
             if sender.send(report).is_err() {
                 break;
             }
         }
     });
+    if let Err(cause) = listening {
+        link.kill();
+        return Err(launch(cause));
+    }
     let refused = |detail: String| {
         Err(Error::Refused(format!(
             "cannot start {}: {detail}",
@@ -381,11 +385,18 @@ pub fn start(start: &Start, keeper_exe: &Path) -> Result<Running> {
             return Err(error);
         }
     };
-    let watch = Watch::start(Tree {
+    let tree = Tree {
         keeper: link.pid(),
         main: pid,
         start_ns,
-    });
+    };
+    let watch = match Watch::start(tree) {
+        Ok(watch) => watch,
+        Err(cause) => {
+            link.kill();
+            return Err(launch(cause));
+        }
+    };
     Ok(Running {
         shown: start.shown(),
         mark,
@@ -437,11 +448,13 @@ fn outlet(output: &Output) -> Result<(Stdio, Option<Drain>)> {
             Ok((file.into(), None))
         }
         Output::Keep(cap) => {
-            let (reader, writer) = keeper::roomy_pipe().map_err(|cause| Error::File {
+            let failed = |cause| Error::File {
                 path: "pipe".into(),
                 cause,
-            })?;
-            Ok((writer.into(), Some(Drain::start(reader, *cap))))
+            };
+            let (reader, writer) = keeper::roomy_pipe().map_err(failed)?;
+            let drain = Drain::start(reader, *cap).map_err(failed)?;
+            Ok((writer.into(), Some(drain)))
         }
     }
 }
