@@ -769,8 +769,8 @@ impl Finished {
     }
 }
 
-/// A folder that is removed when this is dropped, or we are gone however that came: a keeper without a command sees to it. So it
-/// does to what was started with the guard's mark.
+/// Whatever was started with the guard's mark is ended when this is dropped, or we are gone however that came: a keeper without a
+/// command sees to it. So it does to a folder, which it removes.
 pub struct Guard {
     link: Link,
     mark: String,
@@ -778,14 +778,16 @@ pub struct Guard {
 
 /// # Errors
 /// There is no such folder, or the keeper can't be started.
-pub fn guard(folder: &Path, keeper_exe: &Path) -> Result<Guard> {
+pub fn guard(folder: Option<&Path>, keeper_exe: &Path) -> Result<Guard> {
     let at = |path: &Path| {
         let path = path.to_owned();
         move |cause| Error::File { path, cause }
     };
     let mark = new_mark();
     let order = Order {
-        folder: Some(Folder::of(folder).map_err(at(folder))?),
+        folder: folder
+            .map(|folder| Folder::of(folder).map_err(at(folder)))
+            .transpose()?,
         marked: Some((MARK.to_owned(), mark.clone())),
         ..Order::default()
     };
@@ -797,9 +799,8 @@ pub fn guard(folder: &Path, keeper_exe: &Path) -> Result<Guard> {
     }
     let how = guard.link.finish().unwrap_or_default();
     Err(Error::Refused(format!(
-        "{} keep does not keep {} ({how})",
-        keeper_exe.display(),
-        folder.display()
+        "{} keep does not keep what is started ({how})",
+        keeper_exe.display()
     )))
 }
 
