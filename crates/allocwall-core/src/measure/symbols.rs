@@ -62,7 +62,7 @@ impl Symbols {
 }
 
 /// Only what is marked as mangled: a C function called `w` is no `wchar_t`, as a demangler of types would have it.
-fn demangled(name: &str) -> String {
+pub(crate) fn demangled(name: &str) -> String {
     if let Ok(rust) = rustc_demangle::try_demangle(name) {
         // Without the hash that ends legacy names.
         return format!("{rust:#}");
@@ -76,7 +76,7 @@ fn demangled(name: &str) -> String {
     name.to_string()
 }
 
-fn cut(name: &str) -> String {
+pub(crate) fn cut(name: &str) -> String {
     match name.char_indices().nth(NAME_LIMIT) {
         Some((end, _)) => format!("{}…", &name[..end]),
         None => name.to_string(),
@@ -105,7 +105,7 @@ impl PerfMap {
         Some(Self::parse(&bytes))
     }
 
-    fn parse(bytes: &[u8]) -> PerfMap {
+    pub(crate) fn parse(bytes: &[u8]) -> PerfMap {
         let mut entries: Vec<_> = String::from_utf8_lossy(bytes)
             .lines()
             .filter_map(|line| {
