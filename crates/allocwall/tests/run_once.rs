@@ -379,7 +379,7 @@ fn victim() {
     fs::write(scratch.join("file"), "x").unwrap();
     let shared = place.join("shared");
     fs::create_dir(&shared).unwrap();
-    let _guard = run::guard(&shared, Path::new(BINARY)).unwrap();
+    let _guard = run::guard(Some(&shared), Path::new(BINARY)).unwrap();
     let mut start = shell(&format!(
         "(setsid sleep {time} &); (trap '' TERM HUP; sleep {time}) & sleep {time}"
     ));
@@ -509,12 +509,12 @@ fn a_guarded_folder_goes_with_its_guard() {
     let place = tempfile::tempdir().unwrap();
     let folder = place.path().join("shared");
     fs::create_dir(&folder).unwrap();
-    let guard = run::guard(&folder, Path::new(BINARY)).unwrap();
+    let guard = run::guard(Some(&folder), Path::new(BINARY)).unwrap();
     fs::write(folder.join("file"), "x").unwrap();
     drop(guard);
     assert!(!folder.exists() && place.path().exists());
-    assert!(run::guard(&folder, Path::new(BINARY)).is_err());
-    assert!(run::guard(place.path(), Path::new("/bin/false")).is_err());
+    assert!(run::guard(Some(&folder), Path::new(BINARY)).is_err());
+    assert!(run::guard(Some(place.path()), Path::new("/bin/false")).is_err());
 }
 
 #[test]

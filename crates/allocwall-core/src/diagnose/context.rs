@@ -7,7 +7,8 @@ use crate::catalogue::fast_paths::{Path, path_of};
 use crate::catalogue::symbols::UserRole;
 use crate::catalogue::thresholds::MIN_SAMPLES;
 use crate::measure::recording::{
-    AllocatorKind, CgroupTick, HostTick, ModuleRole, ProbeState, Process, Recording, Smaps, Stack, Tick,
+    AllocatorKind, CgroupTick, Ended, HostTick, ModuleRole, ProbeState, Process, Recording, Smaps, Stack,
+    Tick,
 };
 use crate::stats::wilson;
 use crate::units::{Absence, Interval, Measured, Reason};
@@ -180,6 +181,19 @@ impl<'a> Context<'a> {
             .filter(|l| of(l.class))
             .map(|l| l.unread * self.wait_point(l.class))
             .sum()
+    }
+
+    /// Seconds at the window's end in which the scheduler's account of the threads was not read any more: a target that ends takes it
+    /// along.
+    pub fn unread_s(&self) -> f64 {
+        let threads = &self.recording.threads;
+        match self.recording.meta.ended {
+            Ended::TargetExited { .. } => {
+                let read_ns = threads.iter().map(|thread| thread.seen_ns).max().unwrap_or(0);
+                (self.window_s - read_ns as f64 / 1e9).max(0.0)
+            }
+            Ended::Complete | Ended::Interrupted | Ended::CutOff => 0.0,
+        }
     }
 
     /// Seconds of thread time in which the target ran or would have liked to.

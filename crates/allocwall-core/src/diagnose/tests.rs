@@ -401,6 +401,36 @@ fn a_waiting_target_is_no_cpu_problem() {
 }
 
 #[test]
+fn what_an_ended_target_did_since_it_was_last_read_is_not_called_waiting() {
+    let mut subject = computing();
+    subject.cpus(0.04).threads(1);
+    subject.recording.meta.ended = Ended::TargetExited { status: None };
+    let window_ns = subject.recording.meta.window_ns;
+    for (seen_ns, expected) in [
+        (window_ns, Status::Wall),
+        (window_ns / 4, Status::NotMeasured),
+        (0, Status::NotMeasured),
+    ] {
+        subject.recording.threads = vec![ThreadTimes {
+            pid: PID,
+            tid: PID,
+            comm: "t".into(),
+            seen_ns,
+            cpu_ns: 0,
+            run_delay_ns: Some(0),
+        }];
+        assert_eq!(
+            status(&subject, Wall::Waiting),
+            expected,
+            "{seen_ns} ns of {window_ns}"
+        );
+    }
+    // A window that closed by itself was read to its end, whenever its threads began.
+    subject.recording.meta.ended = Ended::Complete;
+    assert_eq!(status(&subject, Wall::Waiting), Status::Wall);
+}
+
+#[test]
 fn application_locks_are_told_from_idle_pools() {
     let mut subject = computing();
     subject.threads(2).waits(WaitClass::ApplicationLock, 1.0);

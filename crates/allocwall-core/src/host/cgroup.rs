@@ -17,7 +17,7 @@ pub struct CgroupFs {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Mount {
+pub(crate) struct Mount {
     version: u8,
     /// v1: controllers or `name=…`. v2 has no list here: each group says which it has.
     controllers: Vec<String>,
@@ -359,7 +359,7 @@ fn quota_cpus(dir: &Path, version: u8) -> Measured<Option<f64>> {
 }
 
 /// `max 100000` or `50000 100000`. The outer None is a line that does not parse.
-fn cpu_max(bytes: &[u8]) -> Option<Option<f64>> {
+pub(crate) fn cpu_max(bytes: &[u8]) -> Option<Option<f64>> {
     let mut fields = words(bytes);
     let quota = fields.next()?;
     let period: u64 = fields.next().map_or(Some(100_000), number)?;
@@ -371,7 +371,7 @@ fn cpu_max(bytes: &[u8]) -> Option<Option<f64>> {
 }
 
 /// Periods, throttled periods and throttled nanoseconds of cpu.stat, either version.
-fn throttling(bytes: &[u8]) -> Option<(u64, u64, u64)> {
+pub(crate) fn throttling(bytes: &[u8]) -> Option<(u64, u64, u64)> {
     let (mut periods, mut throttled, mut ns) = (None, None, None);
     for line in lines(bytes) {
         let Some((name, value)) = pair(line, b' ') else {
@@ -398,7 +398,7 @@ fn below<'a>(path: &'a str, top: &str) -> Option<&'a str> {
 }
 
 /// Lines of mountinfo, proc_pid_mountinfo(5): `36 35 98:0 /top /point options [tags] - type source super-options`.
-fn cgroup_mounts(bytes: &[u8], root: &Path) -> Vec<Mount> {
+pub(crate) fn cgroup_mounts(bytes: &[u8], root: &Path) -> Vec<Mount> {
     let mount = |line: &[u8]| -> Option<Mount> {
         let fields: Vec<&[u8]> = words(line).collect();
         let dash = fields.iter().position(|&word| word == b"-")?;

@@ -700,6 +700,21 @@ fn until_nul(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
+/// Everything that can be asked of a file, with the answers thrown away.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn ask_everything(bytes: &[u8]) {
+    let Ok(elf) = Elf::parse(bytes) else { return };
+    let _ = elf.symbols(Table::Exported, &mut |symbol| {
+        let _ = (symbol.text(), symbol.version);
+    });
+    let _ = elf.symbols(Table::All, &mut |_| {});
+    for section in &elf.facts.sections {
+        let _ = elf.section_bytes(&section.name, 1 << 20);
+        let _ = elf.bytes_at(section.address, section.size);
+        let _ = elf.facts.address_of_offset(section.offset);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -708,20 +723,6 @@ mod tests {
 
     /// A real file that every machine with these tests has and that is small: the shell's `sleep`, dynamically linked.
     static REAL: LazyLock<Vec<u8>> = LazyLock::new(|| std::fs::read("/bin/sleep").unwrap_or_default());
-
-    /// Everything that can be asked of a file, with the answers thrown away.
-    fn ask_everything(bytes: &[u8]) {
-        let Ok(elf) = Elf::parse(bytes) else { return };
-        let _ = elf.symbols(Table::Exported, &mut |symbol| {
-            let _ = (symbol.text(), symbol.version);
-        });
-        let _ = elf.symbols(Table::All, &mut |_| {});
-        for section in &elf.facts.sections {
-            let _ = elf.section_bytes(&section.name, 1 << 20);
-            let _ = elf.bytes_at(section.address, section.size);
-            let _ = elf.facts.address_of_offset(section.offset);
-        }
-    }
 
     #[test]
     fn a_real_file_reads_whole_and_by_parts_alike() {

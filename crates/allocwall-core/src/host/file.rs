@@ -1,9 +1,10 @@
 //! Reading small kernel files: bytes or a typed reason, never a default.
 
 use crate::units::{Absence, Measured, Reason};
+use rustix::fs::{Access, AtFlags, CWD, accessat};
 use std::cell::RefCell;
 use std::fs::File;
-use std::io::{ErrorKind, Read};
+use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
 /// Enough for numa_maps of a process with 100,000 mappings; a file beyond it is not what it claims to be.
@@ -143,6 +144,29 @@ pub fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> {
 
 pub fn lines(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     bytes.split(|&b| b == b'\n')
+}
+
+/// Where a file of this path lies.
+pub fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// Whether we may create files in a folder; asked and not tried, so that nothing is left by who is killed meanwhile.
+///
+/// # Errors
+/// access(2)'s.
+pub fn takes_new_files(folder: &Path) -> io::Result<()> {
+    // A folder's own entry, so that a file is told from it.
+    let entry = folder.join(".");
+    Ok(accessat(
+        CWD,
+        entry,
+        Access::WRITE_OK | Access::EXEC_OK,
+        AtFlags::EACCESS,
+    )?)
 }
 
 #[cfg(test)]

@@ -30,3 +30,4 @@ pub mod topology;
 pub mod tracefs;
 pub mod tunables;
 pub mod uprobe;
+pub mod worker;

@@ -106,6 +106,8 @@ pub struct Collector {
     members: HashMap<i32, Member>,
     /// Members that were seen to have ended, and when: not asked again at every tick. Their late samples still count.
     ended: HashMap<i32, u64>,
+    /// When the kernel told of the last end of a thread of the target's (CLOCK_MONOTONIC).
+    pub last_exit_ns: Option<u64>,
     /// Processes outside the target, with their parents: who joins late brings its children along.
     strangers: HashMap<i32, i32>,
     /// Processes of the target beyond the limit: neither measured nor neighbours.
@@ -169,6 +171,7 @@ impl Collector {
             unknown_module,
             members: HashMap::new(),
             ended: HashMap::new(),
+            last_exit_ns: None,
             strangers: HashMap::new(),
             left_out: HashSet::new(),
             images: Vec::new(),
@@ -458,9 +461,16 @@ impl Collector {
                 }
             }
             Event::Forked { pid, parent, .. } if pid != parent => self.take_fork(time_ns, pid, parent),
-            Event::Exited { pid, tid } if pid == tid => self.take_exit(pid),
+            Event::Exited { pid, tid } => {
+                if self.members.contains_key(&pid) {
+                    self.last_exit_ns = Some(time_ns);
+                }
+                if pid == tid {
+                    self.take_exit(pid);
+                }
+            }
             Event::Lost(count) => self.lost += count,
-            Event::Forked { .. } | Event::Exited { .. } => {}
+            Event::Forked { .. } => {}
         }
     }
 
@@ -1216,8 +1226,10 @@ mod tests {
         for pid in [quiet, busy, member] {
             let (tid, comm) = (pid, &b"name"[..]);
             c.take(2, Event::Renamed { pid, tid, comm });
+            assert_eq!(c.last_exit_ns, None);
             c.take(3, Event::Exited { pid, tid });
         }
+        assert_eq!(c.last_exit_ns, Some(3), "that of the member alone");
         assert!(c.strangers.is_empty() && !c.comms.contains_key(&quiet));
         assert!(c.comms.contains_key(&busy) && c.members.contains_key(&member));
     }

@@ -118,14 +118,14 @@ fn walk_one(pid: i32, heap: &Mapping, deadline: Instant) -> Measured<HeapView> {
     })
 }
 
-struct Chain {
-    live: u64,
-    free: u64,
+pub(crate) struct Chain {
+    pub live: u64,
+    pub free: u64,
     /// Bytes from the heap's start to where the walk ended.
-    walked: u64,
+    pub walked: u64,
 }
 
-fn walk_chain(start: u64, end: u64, word: &mut dyn FnMut(u64) -> Option<u64>) -> Chain {
+pub(crate) fn walk_chain(start: u64, end: u64, word: &mut dyn FnMut(u64) -> Option<u64>) -> Chain {
     let mut chain = Chain {
         live: 0,
         free: 0,

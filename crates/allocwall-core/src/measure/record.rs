@@ -262,15 +262,6 @@ impl Session {
             own_cpu_ns: 0,
             lost_records: 0,
         };
-        self.writer.write(&Part::Head(Box::new(Head {
-            meta: meta.clone(),
-            host: self.host.clone(),
-            cgroup: self.cgroups.as_ref().ok().map(|groups| groups.path().to_owned()),
-            processes: self.collector.processes.clone(),
-            modules: self.collector.modules.list().to_vec(),
-            prices: request.prices,
-        })));
-
         let mut ticks = TickReader::new(self.host.numa_nodes);
         let mut threads = ThreadClock::default();
         let mut waits = WaitSampler::new(start);
@@ -293,6 +284,18 @@ impl Session {
         {
             self.sampler = Err(perf::absence(&e));
         }
+        // From here on its end is told of. What ended since it was found has nothing to be measured by.
+        if self.launched.is_none() && self.collector.alive().is_empty() {
+            return Err(Error::Refused("the target ended before the window opened".into()));
+        }
+        self.writer.write(&Part::Head(Box::new(Head {
+            meta: meta.clone(),
+            host: self.host.clone(),
+            cgroup: self.cgroups.as_ref().ok().map(|groups| groups.path().to_owned()),
+            processes: self.collector.processes.clone(),
+            modules: self.collector.modules.list().to_vec(),
+            prices: request.prices,
+        })));
         let counting = counts::start(&self.proc, &pids, request.window, request.closely);
 
         let every = |d: Duration| d.as_nanos() as u64;
@@ -349,6 +352,12 @@ impl Session {
         }
         let end = clock::monotonic_ns();
         meta.window_ns = end - start;
+        if let Ended::TargetExited { .. } = meta.ended {
+            // Its end was noticed some time after it came, in which nothing of it waited.
+            self.drain(true);
+            let exit = self.collector.last_exit_ns.unwrap_or(end);
+            meta.window_ns = exit.clamp(start + 1, end) - start;
+        }
         let pids = self.collector.alive();
         let mut resident = 0;
         if !pids.is_empty() {

@@ -858,14 +858,14 @@ fn go_version<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Option<String> {
 }
 
 /// JAVA_HOME/release: `JAVA_VERSION="17.0.15"`.
-fn release_version(release: &str) -> Option<String> {
+pub(crate) fn release_version(release: &str) -> Option<String> {
     let value = release
         .lines()
         .find_map(|line| line.strip_prefix("JAVA_VERSION="))?;
     Some(value.trim().trim_matches('"').to_owned()).filter(|version| !version.is_empty())
 }
 
-fn node_header_version(header: &str) -> Option<String> {
+pub(crate) fn node_header_version(header: &str) -> Option<String> {
     let number = |name: &str| {
         header.lines().find_map(|line| {
             let rest = line.strip_prefix("#define ")?.strip_prefix(name)?;
@@ -1206,7 +1206,7 @@ fn settings(environ: Vec<(String, String)>) -> Vec<(String, String)> {
 }
 
 /// AT_SECURE of the auxiliary vector (getauxval(3)): the loader ignores LD_PRELOAD and tunables.
-fn secure_exec(auxv: &[u8]) -> Measured<bool> {
+pub(crate) fn secure_exec(auxv: &[u8]) -> Measured<bool> {
     const AT_SECURE: u64 = 23;
     let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
     auxv.chunks_exact(16)

@@ -13,7 +13,7 @@ const FRAME_LIMIT: usize = 192;
 
 /// A section, read and not mapped: a file that shrinks under a mapping would kill the reader.
 #[derive(Clone)]
-pub struct Bytes(Arc<[u8]>);
+pub struct Bytes(pub(crate) Arc<[u8]>);
 
 impl Deref for Bytes {
     type Target = [u8];
@@ -24,7 +24,7 @@ impl Deref for Bytes {
 
 /// Unwind tables of one file, in its own addresses.
 #[derive(Clone)]
-pub struct Tables(ExplicitModuleSectionInfo<Bytes>);
+pub struct Tables(pub(crate) ExplicitModuleSectionInfo<Bytes>);
 
 impl Tables {
     /// A file without tables, or that is no ELF file: its frames are unwound by frame pointer.

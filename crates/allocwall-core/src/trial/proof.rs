@@ -103,7 +103,7 @@ impl SeenProcess {
 pub struct Bindings(BTreeMap<u32, ProcessBindings>);
 
 #[derive(Clone, Debug, Default, PartialEq)]
-struct ProcessBindings {
+pub(crate) struct ProcessBindings {
     /// Module that calls -> files that it is bound to: for its calls, and for malloc's address where it takes that.
     malloc: BTreeMap<PathBuf, BTreeSet<PathBuf>>,
 }
@@ -215,7 +215,7 @@ impl ProcessBindings {
     }
 
     /// Lines like `  7: binding file /usr/bin/x [0] to /lib/libc.so.6 [0]: normal symbol `malloc' [GLIBC_2.2.5]`.
-    fn parse(text: &[u8]) -> ProcessBindings {
+    pub(crate) fn parse(text: &[u8]) -> ProcessBindings {
         let mut found = ProcessBindings::default();
         for line in String::from_utf8_lossy(text).lines() {
             let Some((_, rest)) = line.split_once("binding file ") else {

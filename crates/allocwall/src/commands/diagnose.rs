@@ -10,6 +10,7 @@ use allocwall_core::measure::file;
 use allocwall_core::measure::record::{self, Ask, DEFAULT_WINDOW, Recorded, Request};
 use allocwall_core::measure::recording::Ended;
 use allocwall_core::trial::arm::{self, Arm, TargetFacts};
+use allocwall_core::trial::run::{self, Guard};
 use anyhow::Context;
 use std::ffi::OsString;
 use std::os::unix::fs::DirBuilderExt;
@@ -81,10 +82,18 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(USAGE));
     }
     let format = if args.json { Format::Json } else { Format::Text };
+    // What is started doesn't outlive us, even if we are killed.
+    let guard = match !args.command.is_empty() && !args.keep_running {
+        true => {
+            let own = std::env::current_exe().context("cannot find this program's own file")?;
+            Some(run::guard(None, &own)?)
+        }
+        false => None,
+    };
     let (judged, mut launched) = match &args.file {
         Some(path) => (Judged::of(file::read(path)?, Some(path.clone())), None),
         None => {
-            let recorded = record_now(&args, printer)?;
+            let recorded = record_now(&args, guard.as_ref(), printer)?;
             if let Some(failure) = &recorded.file_failure {
                 printer.warn(&format!(
                     "{failure}; the diagnosis is whole, but the recording was not kept"
@@ -164,12 +173,12 @@ fn verify(args: &Args, judged: &Judged, printer: &Printer) -> anyhow::Result<Exi
     trial::run(trial::Args::of(&applicable, &args.command), printer)
 }
 
-fn record_now(args: &Args, printer: &Printer) -> anyhow::Result<Recorded> {
+fn record_now(args: &Args, guard: Option<&Guard>, printer: &Printer) -> anyhow::Result<Recorded> {
     let ask = match (&args.pid[..], &args.cgroup, &args.command[..]) {
         ([], Some(path), _) => Ask::Cgroup(path.clone()),
         ([], None, command) => Ask::Launch {
             command: command.to_vec(),
-            env: vec![],
+            env: guard.map(Guard::mark).into_iter().collect(),
             keep: args.keep_running,
             talk: launch::Talk::Aside,
         },

@@ -22,7 +22,7 @@ impl Ground {
             .context("no temporary folder")?;
         let keeper = std::env::current_exe().context("cannot find this program's own file")?;
         Ok(Ground {
-            guard: run::guard(folder.path(), &keeper)?,
+            guard: run::guard(Some(folder.path()), &keeper)?,
             folder,
             keeper,
         })

@@ -19,8 +19,22 @@ fn waiting(ctx: &Context) -> Judged {
         return Judged::not_measured(Wall::Waiting, Whole::WallTime, absence, show);
     }
     // Idle threads of a pool must not count: the question is whether anything of the target ran or wanted to.
-    let active = (ctx.active_thread_s() / ctx.window_s).min(1.0);
-    let share = Interval::exact(1.0 - active);
+    let idle = |active_s: f64, of_s: f64| 1.0 - (active_s / of_s).min(1.0);
+    let (active_s, unread_s) = (ctx.active_thread_s(), ctx.unread_s());
+    if unread_s >= ctx.window_s {
+        let absence = Absence::new(
+            Reason::TooLittle,
+            "the target ended before its times were read again",
+        )
+        .mend("a target that runs for longer");
+        return Judged::not_measured(Wall::Waiting, Whole::WallTime, absence, show);
+    }
+    // What its threads did since their times were last read is not known: it may have waited all the time, or not at all.
+    let share = Interval::new(
+        idle(active_s + unread_s, ctx.window_s),
+        idle(active_s, ctx.window_s - unread_s),
+        idle(active_s, ctx.window_s),
+    );
     let seconds = |class| {
         format!(
             "{} {:.2} thread-s/s",

@@ -1,6 +1,6 @@
 //! /proc, live or a copy of it. Every reader is one open, read and close; process totals never walk threads.
 
-mod parse;
+pub(crate) mod parse;
 
 pub use parse::{
     CgroupLine, HugePages, MemInfo, ProcessStat, SchedStat, Status, SyscallState, chosen, cpu_model,

@@ -534,6 +534,32 @@ pub fn chosen(text: &str) -> Option<&str> {
     rest.split_once(']').map(|(word, _)| word)
 }
 
+/// Every reader of this module, with the answers thrown away.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn all_parsers(bytes: &[u8]) {
+    let _ = process_stat(bytes);
+    let _ = status(bytes);
+    let _ = schedstat(bytes);
+    let _ = (smaps_rollup(bytes), huge_pages(bytes));
+    let _ = numa_resident(bytes);
+    let _ = (
+        nul_words(bytes),
+        environ(bytes),
+        cgroup(bytes),
+        kernel_stack(bytes),
+    );
+    let _ = (syscall(bytes), cpu_times(bytes, 10_000_000), pressure_some(bytes));
+    vmstat(bytes, &mut HostTick::default());
+    let _ = (
+        meminfo(bytes),
+        cpu_model(bytes),
+        shows_addresses(bytes),
+        proc_restrictions(bytes),
+    );
+    let text = String::from_utf8_lossy(bytes);
+    let _ = (list_len(&text), chosen(&text));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -908,29 +934,5 @@ mod tests {
             prop_assert_eq!(stat.comm, String::from_utf8_lossy(&comm));
             prop_assert_eq!((stat.user_ticks, stat.cpu), (5, 1));
         }
-    }
-
-    fn all_parsers(bytes: &[u8]) {
-        let _ = process_stat(bytes);
-        let _ = status(bytes);
-        let _ = schedstat(bytes);
-        let _ = (smaps_rollup(bytes), huge_pages(bytes));
-        let _ = numa_resident(bytes);
-        let _ = (
-            nul_words(bytes),
-            environ(bytes),
-            cgroup(bytes),
-            kernel_stack(bytes),
-        );
-        let _ = (syscall(bytes), cpu_times(bytes, 10_000_000), pressure_some(bytes));
-        vmstat(bytes, &mut HostTick::default());
-        let _ = (
-            meminfo(bytes),
-            cpu_model(bytes),
-            shows_addresses(bytes),
-            proc_restrictions(bytes),
-        );
-        let text = String::from_utf8_lossy(bytes);
-        let _ = (list_len(&text), chosen(&text));
     }
 }

@@ -4,13 +4,13 @@ use super::{Answer, Ask, python_probe};
 use crate::host::clock::monotonic_ns;
 use crate::host::confined::{Limits, Parent};
 use crate::measure::recording::{Probe, ProbeState, PythonSample};
+use crate::host::worker::Worker;
 use crate::units::{Absence, Measured, Reason};
 use py_spy::config::LockingStrategy;
 use py_spy::{Config, PythonSpy};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const FRAME_LIMIT: usize = 16;
@@ -59,7 +59,7 @@ pub fn serve() -> io::Result<()> {
 #[derive(Default)]
 pub struct Pythons {
     found: BTreeMap<i32, Followed>,
-    attaching: Option<(i32, JoinHandle<Measured<PythonSpy>>)>,
+    attaching: Option<(i32, Worker<Measured<PythonSpy>>)>,
     beyond: HashSet<i32>,
     /// Some ended before they could be read: children on their way to another program, mostly.
     passing: bool,
@@ -130,7 +130,8 @@ impl Pythons {
             .found
             .iter()
             .find(|(_, f)| !f.ended && f.spy.is_none() && f.rest == 0);
-        self.attaching = due.map(|(&pid, _)| (pid, std::thread::spawn(move || attach(pid))));
+        self.attaching =
+            due.map(|(&pid, _)| (pid, Worker::start("reads Python's stacks", move || attach(pid))));
     }
 
     /// The outcome of the try under way, when it is there.
@@ -138,13 +139,7 @@ impl Pythons {
         let Some((pid, thread)) = self.attaching.take_if(|(_, thread)| thread.is_finished()) else {
             return;
         };
-        let died = || {
-            Err(Absence::new(
-                Reason::Unparsable,
-                format!("reading Python's stacks of {pid} failed"),
-            ))
-        };
-        let outcome = thread.join().unwrap_or_else(|_| died());
+        let outcome = thread.finish().and_then(|attached| attached);
         let Some(followed) = self.found.get_mut(&pid) else {
             return;
         };
