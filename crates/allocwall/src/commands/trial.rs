@@ -396,7 +396,7 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         );
     }
     let interrupted = crate::commands::diagnose::catch_signals()?;
-    let ground = Ground::new("allocwall-trial-")?;
+    let ground = Ground::new("allocwall-trial-", printer)?;
     let outcome = Trial {
         args: &args,
         printer,
@@ -1075,7 +1075,7 @@ impl Trial<'_> {
         let free = |path: PathBuf| journal::may_create(&path).map(|()| path);
         match &self.args.output {
             Some(path) => Ok(free(path.clone())?),
-            None => crate::commands::diagnose::new_state_file(SUFFIX)
+            None => crate::commands::diagnose::new_state_file(SUFFIX, self.printer)
                 .and_then(|path| Ok(free(path)?))
                 .context("the state directory can't be written: name a file with -o"),
         }

@@ -94,7 +94,7 @@ impl Which {
 
 pub fn run(args: &Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let interrupted = diagnose::catch_signals()?;
-    let ground = Ground::new("allocwall-bench-")?;
+    let ground = Ground::new("allocwall-bench-", printer)?;
     let bench = Bench {
         args,
         printer,

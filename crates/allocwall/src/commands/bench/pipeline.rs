@@ -248,7 +248,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     }
     let interrupted = catch_signals()?;
-    let ground = Ground::new("allocwall-bench-")?;
+    let ground = Ground::new("allocwall-bench-", printer)?;
     let bench = Bench {
         args: &args,
         printer,
