@@ -13,6 +13,7 @@ use allocwall_core::host::program;
 use allocwall_core::measure::calibrate;
 use allocwall_core::measure::record::{self, Ask};
 use allocwall_core::report::{trial_csv, trial_json, trial_text};
+use allocwall_core::trial::account::Room;
 use allocwall_core::trial::arm::{Arm, TargetFacts};
 use allocwall_core::trial::batch::{self, Batch, Fresh, Prepared};
 use allocwall_core::trial::compare::compare;
@@ -849,9 +850,10 @@ impl Trial<'_> {
             self.printer
                 .progress_line(&format!("first run of {}, not counted", names[arm]));
         };
+        let room = Room::new(self.folder);
         let ran = match kind {
-            Kind::Batch(batch) => batch.prove(self.folder, self.interrupted, told)?,
-            Kind::Server(server) => server.prove(self.folder, self.interrupted, told)?,
+            Kind::Batch(batch) => batch.prove(&room, self.interrupted, told)?,
+            Kind::Server(server) => server.prove(&room, self.interrupted, told)?,
         };
         self.printer.clear_line();
         if self.stopped() {
