@@ -87,7 +87,7 @@ fn piece<'a>(bytes: &mut &'a [u8]) -> &'a [u8] {
 }
 
 fn bindings(bytes: &[u8]) {
-    let _ = ProcessBindings::parse(bytes);
+    ProcessBindings::default().add(bytes);
 }
 
 fn cgroup_files(bytes: &[u8]) {

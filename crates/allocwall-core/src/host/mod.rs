@@ -17,6 +17,7 @@ pub mod limits;
 pub mod loader;
 pub mod maps;
 pub mod memory;
+pub mod own;
 pub mod perf;
 pub mod perf_trial;
 pub mod place;

@@ -5,6 +5,7 @@ use crate::commands::{arms, read, trial};
 use crate::printer::Printer;
 use allocwall_core::diagnose;
 use allocwall_core::host::launch;
+use allocwall_core::host::own::{self, Kind};
 use allocwall_core::measure::calibrate;
 use allocwall_core::measure::file;
 use allocwall_core::measure::record::{self, Ask, DEFAULT_WINDOW, Recorded, Request};
@@ -13,7 +14,6 @@ use allocwall_core::trial::arm::{self, Arm, TargetFacts};
 use allocwall_core::trial::run::{self, Guard};
 use anyhow::Context;
 use std::ffi::OsString;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -231,7 +231,7 @@ pub fn catch_signals() -> anyhow::Result<Arc<AtomicBool>> {
 
 /// A new name in the state directory, or None with a warning where that cannot be written.
 fn default_output(printer: &Printer) -> Option<PathBuf> {
-    match new_state_file(SUFFIX) {
+    match new_state_file(SUFFIX, printer) {
         Ok(path) => Some(path),
         Err(e) => {
             printer.warn(&format!("{e}; the recording is not kept (name a file with -o)"));
@@ -241,18 +241,9 @@ fn default_output(printer: &Printer) -> Option<PathBuf> {
 }
 
 /// A new name in the state directory, after old files of its kind have gone.
-pub fn new_state_file(suffix: &str) -> anyhow::Result<PathBuf> {
-    let state = std::env::var_os("XDG_STATE_HOME")
-        .map(PathBuf::from)
-        .filter(|p| p.is_absolute())
-        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".local/state")))
-        .context("neither XDG_STATE_HOME nor HOME is set")?
-        .join("allocwall");
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&state)
-        .with_context(|| state.display().to_string())?;
+pub fn new_state_file(suffix: &str, printer: &Printer) -> anyhow::Result<PathBuf> {
+    let state = arms::own_folder(Kind::State, printer)?;
+    own::create(&state, 0o700)?;
     prune(&state, suffix);
     let now = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)

@@ -11,7 +11,7 @@ mod facts;
 use crate::catalogue::prices;
 use crate::error::{Error, Result};
 use crate::host::topology::{self, Pinned, Topology};
-use crate::host::{libc_malloc, memory};
+use crate::host::{libc_malloc, memory, own};
 use crate::measure::recording::{Price, PriceList};
 use crate::stats::median_interval;
 use crate::units::{Absence, Measured, Reason};
@@ -53,8 +53,12 @@ pub enum Origin {
 /// The kept list of this machine, else (or with `fresh`) a new one, which is then kept. `progress` gets 0 to 1.
 pub fn price_list(fresh: bool, progress: &mut dyn FnMut(f32)) -> Result<Calibration> {
     let machine = machine()?;
-    let file = cache::default_dir().map(|dir| cache::file(&dir, &machine));
+    let place = own::place(own::Kind::Cache);
     let mut warnings = Vec::new();
+    let file = place.map(|place| {
+        warnings.extend(place.instead);
+        cache::file(&place.folder, &machine)
+    });
     if let (false, Ok(file)) = (fresh, &file) {
         match cache::load(file, &machine) {
             Ok(list) => {
@@ -101,8 +105,7 @@ pub fn price_list(fresh: bool, progress: &mut dyn FnMut(f32)) -> Result<Calibrat
 /// The kept list of this machine, without measuring anything: what a diagnosis uses, since it must not disturb.
 pub fn cached() -> Measured<PriceList> {
     let machine = machine_identity()?;
-    let dir = cache::default_dir()?;
-    load_cached(&dir, &machine)
+    load_cached(&own::place(own::Kind::Cache)?.folder, &machine)
 }
 
 /// As `cached`, from a folder and for a machine of the caller's choice.
