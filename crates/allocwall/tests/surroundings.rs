@@ -431,7 +431,7 @@ fn a_frozen_process_is_told_as_frozen_and_by_which_group() {
 /// With ever fewer descriptors more and more cannot be read. The subject faults in pages for most of its time: whatever is
 /// left to judge by, it is neither idle nor without a wall of memory.
 #[test]
-fn what_could_not_be_read_for_want_of_descriptors_is_not_ruled_out() {
+fn what_could_not_be_read_without_descriptors_is_not_ruled_out() {
     let _alone = alone();
     let target = Running::start(Command::new(BINARY).args([
         "subject",

@@ -316,7 +316,7 @@ impl TickReader {
     }
 }
 
-/// What is gone says nothing more, and is missed by nobody.
+/// What is gone is no error: it has nothing more to tell.
 fn unless_gone<T>(read: Measured<T>) -> Measured<Option<T>> {
     match read {
         Err(absence) if absence.is_gone() => Ok(None),
