@@ -54,6 +54,14 @@ pub struct Quota {
     level: usize,
 }
 
+/// A group that keeps its processes from running.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frozen {
+    pub dir: PathBuf,
+    /// What to type to let them run.
+    pub thaw: String,
+}
+
 impl CgroupFs {
     pub fn live() -> Measured<Self> {
         Self::of(&Machine::live())
@@ -167,6 +175,23 @@ impl CgroupFs {
                 format!("the {controller} cgroup hierarchy is not mounted here"),
             )
             .mend("mount it into the container (-v /sys/fs/cgroup:/sys/fs/cgroup:ro), or run on the host"),
+        })
+    }
+
+    /// The group that is frozen with this process in it, the nearest one; None where there is none.
+    pub fn frozen(&self, pid: i32) -> Option<Frozen> {
+        let membership = self.proc.cgroups(pid).ok()?;
+        let unified: Vec<CgroupLine> = membership
+            .iter()
+            .filter(|line| line.hierarchy == 0)
+            .cloned()
+            .collect();
+        [&membership, &unified].into_iter().find_map(|lines| {
+            let levels = self.levels("freezer", lines).ok()?;
+            levels
+                .dirs
+                .into_iter()
+                .find_map(|dir| frozen(dir, levels.version))
         })
     }
 
@@ -334,6 +359,19 @@ impl Cgroup {
         };
         (usage, limit)
     }
+}
+
+/// The group alone, not one above it: cgroup-v1/freezer-subsystem.rst, and `cgroup.freeze` in cgroup-v2.rst.
+fn frozen(dir: PathBuf, version: u8) -> Option<Frozen> {
+    let (asked, file, thaw) = match version {
+        1 => ("freezer.self_freezing", "freezer.state", "THAWED"),
+        _ => ("cgroup.freeze", "cgroup.freeze", "0"),
+    };
+    let is_asked = file::read_number::<u8>(&dir.join(asked)).ok()? == 1;
+    is_asked.then(|| Frozen {
+        thaw: format!("echo {thaw} > {}", dir.join(file).display()),
+        dir,
+    })
 }
 
 /// CPUs' worth of quota of one group; None where it has no limit or no CPU controller.
@@ -621,6 +659,41 @@ mod tests {
             ],
         );
         assert_eq!(fake.fs().group_of(7).unwrap().quota(), Ok(None));
+    }
+
+    #[test]
+    fn the_nearest_frozen_group_is_named() {
+        let freezer = "51 49 0:30 / /sys/fs/cgroup/freezer ro - cgroup cgroup rw,freezer\n";
+        let fake = Fake::new(
+            &format!("{V1}{freezer}"),
+            &[
+                ("proc/7/cgroup", "5:freezer:/pod/box\n"),
+                ("proc/8/cgroup", "5:freezer:/pod\n"),
+                ("proc/9/cgroup", "5:freezer:/other\n"),
+                ("sys/fs/cgroup/freezer/pod/box/freezer.self_freezing", "0\n"),
+                ("sys/fs/cgroup/freezer/pod/freezer.self_freezing", "1\n"),
+                ("sys/fs/cgroup/freezer/other/freezer.self_freezing", "0\n"),
+            ],
+        );
+        let fs = fake.fs();
+        for pid in [7, 8] {
+            let frozen = fs.frozen(pid).unwrap();
+            assert!(frozen.dir.ends_with("sys/fs/cgroup/freezer/pod"), "{frozen:?}");
+            assert!(frozen.thaw.starts_with("echo THAWED > ") && frozen.thaw.ends_with("/pod/freezer.state"));
+        }
+        assert_eq!(fs.frozen(9), None);
+        let fake = Fake::new(
+            V2,
+            &[
+                ("proc/7/cgroup", "0::/app\n"),
+                ("proc/8/cgroup", "0::/free\n"),
+                ("sys/fs/cgroup/app/cgroup.freeze", "1\n"),
+                ("sys/fs/cgroup/free/cgroup.freeze", "0\n"),
+            ],
+        );
+        let fs = fake.fs();
+        assert!(fs.frozen(7).unwrap().thaw.ends_with("/app/cgroup.freeze"));
+        assert_eq!(fs.frozen(8), None);
     }
 
     #[test]

@@ -88,9 +88,14 @@ pub fn absence_of(path: &Path, error: &std::io::Error) -> Absence {
         Some(libc::EACCES | libc::EPERM) => Reason::NotPermitted,
         Some(libc::ESRCH) => Reason::Vanished,
         Some(libc::ENOENT | libc::ENOTDIR) => Reason::NotFound,
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => Reason::Exhausted,
         _ => Reason::NotSupported,
     };
-    Absence::new(reason, format!("{}: {}", path.display(), errno_text(error)))
+    let absence = Absence::new(reason, format!("{}: {}", path.display(), errno_text(error)));
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => absence.mend("raise the limit of open files: ulimit -n 65536"),
+        _ => absence,
+    }
 }
 
 /// `Permission denied (EACCES)`: the words for people, the name for search engines.
@@ -197,6 +202,7 @@ mod tests {
         assert_eq!(reason(libc::ENOENT), Reason::NotFound);
         assert_eq!(reason(libc::ESRCH), Reason::Vanished);
         assert_eq!(reason(libc::ENOSYS), Reason::NotSupported);
+        assert_eq!(reason(libc::EMFILE), Reason::Exhausted);
         let text = errno_text(&std::io::Error::from_raw_os_error(libc::EPERM));
         assert_eq!(text, "Operation not permitted (EPERM)");
     }

@@ -84,10 +84,18 @@ fn count(
             break;
         }
         let now = pids.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut tids: Vec<i32> = now
-            .iter()
-            .flat_map(|pid| proc.threads(*pid).unwrap_or_default())
-            .collect();
+        let mut tids = Vec::new();
+        for pid in now {
+            match proc.threads(pid) {
+                Ok(threads) => tids.extend(threads),
+                Err(absence) if absence.is_gone() => {}
+                Err(absence) => _ = partial.get_or_insert(lower_bounds(&absence)),
+            }
+        }
+        // No count of nothing: what could not be listed may have called.
+        if tids.is_empty() {
+            continue;
+        }
         if tids.len() > THREADS_LIMIT {
             partial = Some(Absence::new(
                 Reason::TooCostly,
@@ -127,10 +135,12 @@ fn count(
         }
     }
     if totals.iter().all(|(_, over)| over.is_zero()) {
-        let absence = Absence::new(
-            Reason::TooLittle,
-            "the window closed before map calls were counted",
-        );
+        let absence = partial.unwrap_or_else(|| {
+            Absence::new(
+                Reason::TooLittle,
+                "the window closed before map calls were counted",
+            )
+        });
         return (Vec::new(), ProbeState::Absent(absence));
     }
     let counts = ids

@@ -39,30 +39,31 @@ pub fn walk(processes: &[Process], alive: &[i32]) -> Measured<HeapView> {
     }
     let proc = ProcFs::live();
     let deadline = Instant::now() + TIME;
-    let mut largest: Option<(i32, Mapping)> = None;
+    let mut largest: Option<(i32, i32, Mapping)> = None;
     let mut refused = None;
     // By size alone: a server's hundred workers are looked for and one of them is walked.
     for pid in served {
         if Instant::now() > deadline {
             return Err(out_of_time());
         }
-        match proc.maps(pid) {
+        let thread = proc.living_thread(pid);
+        match proc.maps(thread) {
             Ok(mappings) => {
                 let heap = mappings.into_iter().find(|m| m.path == b"[heap]");
                 let size = |m: &Mapping| m.end - m.start;
                 if let Some(heap) = heap
                     && largest
                         .as_ref()
-                        .is_none_or(|(_, known)| size(known) < size(&heap))
+                        .is_none_or(|(.., known)| size(known) < size(&heap))
                 {
-                    largest = Some((pid, heap));
+                    largest = Some((pid, thread, heap));
                 }
             }
             Err(absence) => refused = Some(absence),
         }
     }
     match (largest, refused) {
-        (Some((pid, heap)), _) => walk_one(pid, &heap, deadline),
+        (Some((pid, thread, heap)), _) => walk_one(pid, thread, &heap, deadline),
         (None, Some(absence)) => Err(absence),
         (None, None) => Err(Absence::new(
             Reason::NotFound,
@@ -78,11 +79,12 @@ fn out_of_time() -> Absence {
     )
 }
 
-fn walk_one(pid: i32, heap: &Mapping, deadline: Instant) -> Measured<HeapView> {
-    let present = present_pages(pid, heap.start, heap.end)?;
+/// `thread`: one of the process's that lives.
+fn walk_one(pid: i32, thread: i32, heap: &Mapping, deadline: Instant) -> Measured<HeapView> {
+    let present = present_pages(thread, heap.start, heap.end)?;
     let resident_bytes = present.iter().filter(|p| **p).count() as u64 * PAGE;
     let mut reader = Reader {
-        pid,
+        pid: thread,
         start: heap.start,
         end: heap.end,
         present: &present,

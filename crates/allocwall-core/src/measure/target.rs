@@ -374,42 +374,47 @@ impl Modules {
     pub fn inspect(&mut self, pid: i32) -> Result<TargetView> {
         let root = self.proc_root.clone();
         let proc = ProcFs::at(&root);
-        let stat = proc.process_stat(pid).map_err(|_| Error::NoSuchProcess(pid))?;
-        let mappings = proc.maps(pid).map_err(|absence| match absence.reason {
-            Reason::Vanished | Reason::NotFound => Error::NoSuchProcess(pid),
+        let refused = |absence: Absence| match absence.is_gone() {
+            true => Error::NoSuchProcess(pid),
+            false => Error::Refused(absence.detail),
+        };
+        let stat = proc.process_stat(pid).map_err(refused)?;
+        // Where its memory, its files and its root still show.
+        let thread = proc.living_thread(pid);
+        let mappings = proc.maps(thread).map_err(|absence| match absence.reason {
             Reason::NotPermitted => Error::NotPermitted {
                 pid,
                 detail: absence.detail,
                 mend: "run as root, or as the owner of the process".into(),
             },
-            _ => Error::Refused(absence.detail),
+            _ => refused(absence),
         })?;
-        let mut space = AddressSpace::new(pid);
+        let mut space = AddressSpace::new(thread);
         // Executable mappings only: every file that matters here has one.
         for mapping in mappings.iter().filter(|m| m.perms.execute) {
             space.add_mapping(self, mapping);
         }
 
-        let environ = proc.environ(pid);
-        let exe_path = proc.exe(pid);
+        let environ = proc.environ(thread);
+        let exe_path = proc.exe(thread);
         let exe = exe_path
             .as_ref()
             .ok()
             .and_then(|path| self.find_executable(&space, path));
         let loaded = Loaded::new(self, &space, exe);
-        let (allocator, also) = loaded.allocators(self, pid, environ.as_deref().unwrap_or(&[]));
+        let (allocator, also) = loaded.allocators(self, thread, environ.as_deref().unwrap_or(&[]));
         let process = Process {
             pid,
             ppid: stat.ppid,
             comm: proc.comm(pid).unwrap_or_default(),
             exe: exe_path.map(|path| path.to_string_lossy().into_owned()),
-            cmdline: words_kept(proc.cmdline(pid).unwrap_or_default()),
+            cmdline: words_kept(proc.cmdline(thread).unwrap_or_default()),
             libc: loaded.libc(self),
             runtime: loaded.runtime(self),
             allocator,
             environment: settings(environ.unwrap_or_default()),
-            thp_disabled: proc.status(pid).and_then(|status| thp_disabled(&status)),
-            secure_exec: file::read(&root.join(format!("{pid}/auxv")), secure_exec),
+            thp_disabled: proc.status(thread).and_then(|status| thp_disabled(&status)),
+            secure_exec: file::read(&root.join(format!("{thread}/auxv")), secure_exec),
         };
         Ok(TargetView { process, also, space })
     }

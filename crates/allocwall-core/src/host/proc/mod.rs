@@ -72,7 +72,31 @@ impl ProcFs {
     }
 
     pub fn process_stat(&self, pid: i32) -> Measured<ProcessStat> {
-        self.process(pid, "stat", parse::process_stat)
+        let mut stat = self.process(pid, "stat", parse::process_stat)?;
+        if let Some(living) = self.successor(pid, &stat)
+            && let Ok(thread) = self.thread_stat(pid, living)
+        {
+            // Its memory is still there, but no longer the leader's.
+            (stat.virtual_bytes, stat.resident_pages) = (thread.virtual_bytes, thread.resident_pages);
+        }
+        Ok(stat)
+    }
+
+    /// The thread whose entries below /proc show the process's memory, files and root: the leader, or where that has
+    /// ended before the others (pthread_exit in main) one that lives. The leader's own are empty by then.
+    pub fn living_thread(&self, pid: i32) -> i32 {
+        let stat = self.process(pid, "stat", parse::process_stat);
+        stat.ok()
+            .and_then(|stat| self.successor(pid, &stat))
+            .unwrap_or(pid)
+    }
+
+    fn successor(&self, pid: i32, leader: &ProcessStat) -> Option<i32> {
+        if !leader.ended() || leader.threads <= 1 {
+            return None;
+        }
+        let lives = |tid: &i32| self.thread_stat(pid, *tid).is_ok_and(|stat| !stat.ended());
+        self.threads(pid).ok()?.into_iter().find(lives)
     }
 
     /// State, processor and times of one thread.
@@ -104,6 +128,32 @@ impl ProcFs {
             Ok(_) => Ok(()),
             Err(error) => Err(self.settled(pid, file::absence_of(&path, &error))),
         }
+    }
+
+    /// How far this process's CLOCK_MONOTONIC is ahead of the kernel's own, by the offsets of its time namespace.
+    pub fn own_clock_ahead_ns(&self) -> Measured<i64> {
+        /// Of the namespace that the kernel starts with (TIME_NS_INIT_INO of include/uapi/linux/nsfs.h).
+        const FIRST: &str = "time:[4026531834]";
+        // A kernel before 5.6, or without CONFIG_TIME_NS, has neither file.
+        let own = match self.own_namespace("time") {
+            Err(absence) if absence.is_gone() => return Ok(0),
+            own => own?,
+        };
+        if own == FIRST {
+            return Ok(0);
+        }
+        // The file tells the offsets of the namespace that its children will be in (proc_timens_show_offsets).
+        if self.own_namespace("time_for_children")? != own {
+            return Err(Absence::new(
+                Reason::NotSupported,
+                "this program's children would be in another time namespace, so its own clock's offset cannot be read",
+            )
+            .mend("start it in that namespace: nsenter --time, or unshare --time --fork"));
+        }
+        let path = self.root.join("self/timens_offsets");
+        file::read(&path, |bytes| {
+            parse::monotonic_offset_ns(bytes).ok_or_else(|| unparsable(&path.display(), bytes))
+        })
     }
 
     /// Of this very process.
@@ -253,7 +303,7 @@ impl ProcFs {
         let few = self.process_stat(pid)?.threads <= CHILDREN_BY_THREAD;
         match few.then(|| self.children_by_thread(pid)) {
             Some(Some(children)) => Ok(children),
-            _ => Ok(self.children_by_scan(&[pid])),
+            _ => self.children_by_scan(pid),
         }
     }
 
@@ -264,8 +314,12 @@ impl ProcFs {
         let mut next = 0;
         while let Some(&child) = found.get(next) {
             next += 1;
-            // Gone between the two reads: it has no children any more.
-            for grandchild in self.children(child).unwrap_or_default() {
+            let grandchildren = match self.children(child) {
+                // Gone between the two reads: it has no children any more.
+                Err(absence) if absence.is_gone() => continue,
+                grandchildren => grandchildren?,
+            };
+            for grandchild in grandchildren {
                 if grandchild != pid && !found.contains(&grandchild) {
                     found.push(grandchild);
                 }
@@ -292,13 +346,17 @@ impl ProcFs {
         Some(children)
     }
 
-    fn children_by_scan(&self, parents: &[i32]) -> Vec<i32> {
-        let pids = self.pids().unwrap_or_default();
-        let is_child = |&pid: &i32| {
-            self.process_stat(pid)
-                .is_ok_and(|stat| parents.contains(&stat.ppid))
-        };
-        pids.into_iter().filter(is_child).collect()
+    fn children_by_scan(&self, parent: i32) -> Measured<Vec<i32>> {
+        let mut children = Vec::new();
+        for pid in self.pids()? {
+            match self.process(pid, "stat", parse::process_stat) {
+                Ok(stat) if stat.ppid == parent => children.push(pid),
+                // Out of descriptors it may be any of them; what must not be looked at is no part of the target.
+                Err(absence) if absence.reason == Reason::Exhausted => return Err(absence),
+                _ => {}
+            }
+        }
+        Ok(children)
     }
 
     /// Machine-wide counters. PSI and vmstat fields are None where the kernel lacks them.
