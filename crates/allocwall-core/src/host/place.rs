@@ -58,6 +58,13 @@ pub fn bind_memory(nodes: &[u32]) -> io::Result<()> {
     Err(not_here("NUMA node", &missing))
 }
 
+/// CPUs that the calling thread may run on, however many there are: a `cpu_set_t` ends at 1,024.
+pub fn allowed_cpus() -> io::Result<Vec<u32>> {
+    let mask = affinity()?;
+    let set = |cpu: &u32| mask[*cpu as usize / WORD_BITS] & (1 << (*cpu as usize % WORD_BITS)) != 0;
+    Ok((0..MOST as u32).filter(set).collect())
+}
+
 fn affinity() -> io::Result<Vec<usize>> {
     let mut mask = vec![0usize; MOST / WORD_BITS];
     // SAFETY: `mask` is as long as said, and outlives the call, which fills at most that.
