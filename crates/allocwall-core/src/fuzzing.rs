@@ -217,7 +217,7 @@ fn load_output(bytes: &[u8]) {
 }
 
 fn proc_maps(bytes: &[u8]) {
-    let (mappings, _) = maps::parse(bytes);
+    let mappings = maps::read(bytes, |_| true).expect("bytes are there").mappings;
     let mut modules = Modules::new("/nowhere", Readers::Here);
     let mut space = AddressSpace::new(1);
     for mapping in &mappings {

@@ -150,7 +150,13 @@ impl<'a> Classifier<'a> {
         let lines: Vec<KernelLine> = samples.iter().map(|s| self.line(s)).collect();
         let mut by_function: BTreeMap<FaultingFunction, Faults> = BTreeMap::new();
         let mut by_process: BTreeMap<i32, Faults> = BTreeMap::new();
-        for (sample, line) in samples.iter().zip(&lines) {
+        let tells = |line: &KernelLine| {
+            matches!(
+                line,
+                KernelLine::Class(CostClass::FaultPath | CostClass::Zeroing) | KernelLine::OtherFault
+            )
+        };
+        for (sample, line) in samples.iter().zip(&lines).filter(|(_, line)| tells(line)) {
             let function = by_function.entry(self.faulting_function(sample)).or_default();
             function.count(*line);
             by_process.entry(sample.pid).or_default().count(*line);

@@ -98,6 +98,11 @@ impl Machine {
         }
     }
 
+    /// Its kernel is the running one, which answers questions that no file does: events, other processes' memory.
+    pub fn is_live(&self) -> bool {
+        self.proc.is_live()
+    }
+
     /// A path as the machine names it, below the root.
     pub fn path(&self, absolute: &str) -> PathBuf {
         self.root.join(absolute.trim_start_matches('/'))

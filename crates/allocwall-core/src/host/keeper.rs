@@ -330,7 +330,7 @@ impl Keeper {
             None => Stdio::null(),
         };
         // Set on the keeper itself and inherited: so that their errors can't be taken for exec's.
-        let own_place = rustix::thread::sched_getaffinity(None);
+        let own_place = place::allowed_cpus();
         if let Some(cpus) = &self.order.cpus {
             place::set_affinity(cpus).map_err(at(Step::Affinity))?;
         }
@@ -340,7 +340,7 @@ impl Keeper {
         let started = spawn(&self.order, &self.signals, stdin);
         if let (Some(_), Ok(own_place)) = (&self.order.cpus, own_place) {
             // The keeper would take the command's CPU from it; where this fails it still sleeps.
-            let _ = rustix::thread::sched_setaffinity(None, &own_place);
+            let _ = place::set_affinity(&own_place);
         }
         let (pid, note) = started.map_err(at(Step::Exec))?;
         // Neither a mount nor a pipe's end is held for the rest of the run.

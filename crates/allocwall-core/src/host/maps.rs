@@ -5,6 +5,7 @@ use crate::host::inside::{self, Link};
 use crate::units::{Absence, Measured, Reason};
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io::{self, BufRead, BufReader};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -83,17 +84,65 @@ impl Mapping {
     }
 }
 
-/// The lines that parse, and how many did not.
-pub fn parse(bytes: &[u8]) -> (Vec<Mapping>, usize) {
-    let mut mappings = Vec::new();
-    let mut malformed = 0;
-    for line in bytes.split(|&b| b == b'\n').filter(|line| !line.is_empty()) {
-        match parse_line(line) {
-            Some(mapping) => mappings.push(mapping),
-            None => malformed += 1,
+/// Lines that are read of one process: vm.max_map_count allows 65,530 by default and is raised to 262,144 for databases
+/// and Java services; this many take the kernel about a second.
+const LINES_READ: usize = 2 << 20;
+/// Mappings that are kept of one process, each some 150 bytes.
+const MOST_KEPT: usize = 64 << 10;
+/// A path of PATH_MAX bytes, each of them escaped, and what stands before it.
+const LONGEST_LINE: usize = 4 * 4096 + 256;
+
+/// The mappings of a process that were asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    pub mappings: Vec<Mapping>,
+    /// Lines that read as no mapping.
+    pub malformed: usize,
+    /// Why the rest of the file was not read.
+    pub cut: Option<Absence>,
+}
+
+/// Reads line by line, however many there are, and keeps what is asked for.
+pub fn read(source: impl io::Read, keep: impl Fn(&Mapping) -> bool) -> io::Result<Kept> {
+    read_within(source, keep, LINES_READ, MOST_KEPT)
+}
+
+fn read_within(
+    source: impl io::Read,
+    keep: impl Fn(&Mapping) -> bool,
+    most_lines: usize,
+    most_kept: usize,
+) -> io::Result<Kept> {
+    let mut source = BufReader::with_capacity(64 << 10, source);
+    let mut kept = Kept::default();
+    let mut line = Vec::new();
+    let cut = |detail: String| Some(Absence::new(Reason::TooCostly, detail));
+    for _ in 0..most_lines {
+        line.clear();
+        io::Read::take(&mut source, LONGEST_LINE as u64).read_until(b'\n', &mut line)?;
+        match line.pop_if(|last| *last == b'\n') {
+            None if line.is_empty() => return Ok(kept),
+            // No line of the kernel's is so long.
+            None if line.len() >= LONGEST_LINE => {
+                kept.malformed += 1;
+                kept.cut = cut(format!("a line is longer than {LONGEST_LINE} bytes"));
+                return Ok(kept);
+            }
+            _ if line.is_empty() => continue,
+            _ => {}
+        }
+        match parse_line(&line) {
+            Some(mapping) if !keep(&mapping) => {}
+            Some(_) if kept.mappings.len() >= most_kept => {
+                kept.cut = cut(format!("it has more than {most_kept} mappings with code"));
+                return Ok(kept);
+            }
+            Some(mapping) => kept.mappings.push(mapping),
+            None => kept.malformed += 1,
         }
     }
-    (mappings, malformed)
+    kept.cut = cut(format!("it has more than {most_lines} mappings"));
+    Ok(kept)
 }
 
 /// `55d0c8a4e000-55d0c8a50000 r--p 00000000 fd:01 1835027   /usr/bin/cat`; see proc_pid_maps(5).
@@ -207,8 +256,12 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
 
     #[test]
     fn a_real_form_of_every_kind_parses() {
-        let (mappings, malformed) = parse(FIXTURE);
-        assert_eq!((mappings.len(), malformed), (6, 0));
+        let Kept {
+            mappings,
+            malformed,
+            cut,
+        } = read(FIXTURE, |_| true).unwrap();
+        assert_eq!((mappings.len(), malformed, cut), (6, 0, None));
         let cat = &mappings[0];
         assert_eq!(
             (cat.start, cat.end, cat.offset),
@@ -247,20 +300,42 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
         ] {
             assert_eq!(parse_line(line.as_bytes()), None, "{line}");
         }
-        let (mappings, malformed) = parse(b"junk\n7f00-7f01 r--p 0 0:0 0\n");
-        assert_eq!((mappings.len(), malformed), (1, 1));
+        let some = read(&b"junk\n\n7f00-7f01 r--p 0 0:0 0\n"[..], |_| true).unwrap();
+        assert_eq!((some.mappings.len(), some.malformed), (1, 1));
+        let endless = read(io::repeat(b'x'), |_| true).unwrap();
+        assert!(endless.mappings.is_empty() && endless.cut.is_some());
+    }
+
+    #[test]
+    fn a_process_of_many_mappings_is_read_to_its_last() {
+        // As a service with a million small buffers has them: the library stands behind them all.
+        let buffers = (0..1_000_000u64).map(|i| {
+            let at = 0x7000_0000_0000 + i * 0x2000;
+            format!("{at:x}-{:x} rw-p 00000000 00:00 0 \n", at + 0x1000)
+        });
+        let library = "7fffffffe000-7ffffffff000 r-xp 00000000 08:01 7          /usr/lib/libc.so.6\n";
+        let text = buffers.collect::<String>() + library;
+        assert!(text.len() > 32 << 20);
+        let code = read(text.as_bytes(), |m| m.perms.execute).unwrap();
+        assert_eq!((code.mappings.len(), code.malformed, &code.cut), (1, 0, &None));
+        assert_eq!(code.mappings[0].path, b"/usr/lib/libc.so.6");
+        // Beyond the bounds the rest is absent by name.
+        let lines = read_within(text.as_bytes(), |m| m.perms.execute, 1000, 10).unwrap();
+        assert_eq!(lines.cut.unwrap().reason, Reason::TooCostly);
+        let kept = read_within(text.as_bytes(), |_| true, 1000, 10).unwrap();
+        assert_eq!((kept.mappings.len(), kept.cut.is_some()), (10, true));
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
-            parse(&bytes);
+            read(&bytes[..], |_| true).unwrap();
         }
 
         #[test]
         fn any_cut_of_real_lines_is_survived(cut in 0..FIXTURE.len()) {
-            parse(&FIXTURE[..cut]);
-            parse(&FIXTURE[cut..]);
+            read(&FIXTURE[..cut], |_| true).unwrap();
+            read(&FIXTURE[cut..], |_| true).unwrap();
         }
     }
 
@@ -268,11 +343,8 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
     fn own_executable_opens_and_a_wrong_inode_does_not() {
         let root = Path::new("/proc");
         let pid = std::process::id() as i32;
-        let mappings = ProcFs::live().maps(pid).expect("own maps");
-        let own = mappings
-            .iter()
-            .find(|m| m.is_file() && m.perms.execute)
-            .expect("own code");
+        let code = ProcFs::live().code(pid).expect("own maps");
+        let own = code.mappings.iter().find(|m| m.is_file()).expect("own code");
         let facts = open(root, pid, own)
             .expect("own code opens")
             .metadata()
@@ -303,8 +375,9 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
         let gone = (0..100).find_map(|_| {
             std::thread::sleep(std::time::Duration::from_millis(20));
             ProcFs::live()
-                .maps(pid)
+                .code(pid)
                 .ok()?
+                .mappings
                 .into_iter()
                 .find(Mapping::looks_deleted)
         });

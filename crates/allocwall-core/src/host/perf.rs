@@ -24,6 +24,9 @@ const DEEP_STACK: u32 = 16 * 1024;
 /// still has ten thousand of them; memory and file stay bounded whatever the machine and the window.
 pub const SAMPLE_BUDGET: u64 = 1_000_000;
 
+/// Samples a second, all CPUs together: the rings are sized for them, and one thread takes them all in.
+const SAMPLES_A_SECOND: u64 = 100_000;
+
 /// How often the two clocks tick, in ns of CPU time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Periods {
@@ -62,6 +65,7 @@ impl Periods {
 
     /// For a window in which every CPU may be the target's.
     pub fn for_window(rate_hz: u32, cpus: usize, window: Duration) -> Periods {
+        let at_most = SAMPLE_BUDGET.min((SAMPLES_A_SECOND as f64 * window.as_secs_f64()) as u64);
         let at_rate = |ns: u64| ns * u64::from(RATE_HZ) / u64::from(rate_hz.max(1));
         let finest = Periods {
             shallow_ns: at_rate(Self::FINEST.shallow_ns),
@@ -69,7 +73,7 @@ impl Periods {
         };
         let most = window.as_nanos() * cpus as u128 / u128::from(finest.sample_ns());
         let times = most
-            .div_ceil(u128::from(SAMPLE_BUDGET))
+            .div_ceil(u128::from(at_most.max(1)))
             .clamp(1, Self::COARSEST.into()) as u64;
         Periods {
             shallow_ns: finest.shallow_ns * times,
@@ -88,8 +92,12 @@ impl Periods {
 const RINGS_TOTAL: usize = 64 << 20;
 /// Ring sizes to try, largest first: unprivileged users may lock only perf_event_mlock_kb (516 KiB) per CPU.
 const RING_BYTES: [(usize, usize); 3] = [(2 << 20, 2 << 20), (512 << 10, 512 << 10), (128 << 10, 128 << 10)];
-/// No share of the total is smaller: a busy CPU writes some 60 KiB of shallow and 170 KiB of deep samples in 50 ms.
-const RING_LEAST: (usize, usize) = (128 << 10, 256 << 10);
+/// Rings are drained at least so often.
+const DRAINED_NS: u64 = 50_000_000;
+/// A record beside its dump: header, identity, registers and a kernel stack of usual depth.
+const RECORD_BYTES: usize = 512;
+/// Room for one large dump; and for what is told of programs that start, besides the small dumps.
+const RING_LEAST: (usize, usize) = (16 << 10, 32 << 10);
 
 /// Records younger than this stay in the rings when they are drained: one that was given its time but is still being
 /// written on another CPU would otherwise come out of order.
@@ -109,6 +117,23 @@ pub enum Scope {
     UntilExec(i32),
 }
 
+/// What ticks on the target's CPUs and tells of its processes.
+pub trait Clocks {
+    fn start(&mut self) -> io::Result<()>;
+
+    fn stop(&mut self) -> io::Result<()>;
+
+    /// Hands on the records in order of time, up to a moment ago; the youngest wait for the next call. `last`: the clocks
+    /// are stopped, all that is left is wanted.
+    fn drain(&mut self, last: bool, sink: &mut dyn FnMut(u64, Event<'_>));
+
+    /// Threads that are not sampled because file descriptors ran out.
+    fn left_out(&self) -> usize {
+        0
+    }
+}
+
+/// The kernel's own: perf events.
 pub struct CpuSampler {
     shallow: Vec<Sampler>,
     deep: Vec<Sampler>,
@@ -117,12 +142,13 @@ pub struct CpuSampler {
     started_by_exec: bool,
     /// Kernel part of the sample at hand.
     chain: Vec<u64>,
-    /// Threads that got no event because file descriptors ran out.
-    pub left_out: usize,
+    left_out: usize,
 }
 
-/// Ring sizes to try on a machine of so many CPUs.
-fn ring_sizes(cpus: usize) -> Vec<(usize, usize)> {
+/// Ring sizes to try on a machine of so many CPUs. No share of the total is smaller than what a busy CPU writes between
+/// two drains: 60 KiB of shallow and 170 KiB of deep samples at 999 Hz, and less on a wide machine, which is sampled less
+/// often.
+fn ring_sizes(cpus: usize, periods: Periods) -> Vec<(usize, usize)> {
     let share = RINGS_TOTAL / 2 / cpus.max(1);
     // Rings are powers of two of pages (perf_event_open(2)).
     let share = if share.is_power_of_two() {
@@ -130,14 +156,19 @@ fn ring_sizes(cpus: usize) -> Vec<(usize, usize)> {
     } else {
         share.next_power_of_two() / 2
     };
+    let needed = |period_ns: u64, dump: u32, least: usize| {
+        let samples = DRAINED_NS.div_ceil(period_ns) as usize;
+        (samples * (dump as usize + RECORD_BYTES))
+            .next_power_of_two()
+            .max(least)
+    };
+    let least = (
+        needed(periods.shallow_ns, SHALLOW_STACK, RING_LEAST.0),
+        needed(periods.deep_ns, DEEP_STACK, RING_LEAST.1),
+    );
     let mut sizes: Vec<(usize, usize)> = RING_BYTES
         .iter()
-        .map(|&(shallow, deep)| {
-            (
-                shallow.min(share.max(RING_LEAST.0)),
-                deep.min(share.max(RING_LEAST.1)),
-            )
-        })
+        .map(|&(shallow, deep)| (shallow.min(share.max(least.0)), deep.min(share.max(least.1))))
         .collect();
     sizes.dedup();
     sizes
@@ -171,6 +202,8 @@ pub struct RawSample<'a> {
     pub registers: Option<Registers>,
     /// Bytes from the stack pointer upwards.
     pub stack: &'a [u8],
+    /// The thread ran in 32-bit mode: what is on its stack is not laid out as 64-bit code's. `stack` is empty then.
+    pub narrow: bool,
     pub deep: bool,
 }
 
@@ -207,7 +240,7 @@ impl CpuSampler {
     /// Opens the events, stopped. `kernel` asks for kernel time and stacks too.
     pub fn open(scope: &Scope, cpus: &[u32], kernel: bool, periods: Periods) -> Measured<CpuSampler> {
         let mut last = None;
-        for (shallow_bytes, deep_bytes) in ring_sizes(cpus.len()) {
+        for (shallow_bytes, deep_bytes) in ring_sizes(cpus.len(), periods) {
             match Self::open_with(scope, cpus, kernel, periods, (shallow_bytes, deep_bytes)) {
                 Ok(sampler) => return Ok(sampler),
                 // Over the locked-memory limit (perf_mmap in kernel/events/core.c): a smaller ring may fit.
@@ -229,14 +262,6 @@ impl CpuSampler {
         periods: Periods,
         (shallow_bytes, deep_bytes): (usize, usize),
     ) -> Result<CpuSampler, Opening> {
-        let mut sampler = CpuSampler {
-            shallow: Vec::new(),
-            deep: Vec::new(),
-            redirected: Vec::new(),
-            started_by_exec: matches!(scope, Scope::UntilExec(_)),
-            chain: Vec::new(),
-            left_out: 0,
-        };
         let one;
         let tids: &[i32] = match scope {
             Scope::Machine => &[-1],
@@ -248,55 +273,23 @@ impl CpuSampler {
         };
         // An event takes a descriptor; what is left of them is shared out among whole threads.
         let affordable = limits::descriptors_to_spare() / (2 * cpus.len()).max(1);
-        for (index, &tid) in tids.iter().enumerate() {
-            if index > 0 && index >= affordable {
-                sampler.left_out = tids.len() - index;
-                break;
-            }
-            for (slot, &cpu) in cpus.iter().enumerate() {
-                for deep in [false, true] {
-                    let counter = match open_clock(scope, tid, cpu, kernel, periods, deep) {
-                        Ok(counter) => counter,
-                        // The thread ended between listing and opening.
-                        Err(e) if e.raw_os_error() == Some(libc::ESRCH) && index > 0 => continue,
-                        Err(e) if e.raw_os_error() == Some(libc::EMFILE) && index > 0 => {
-                            sampler.left_out = tids.len() - index;
-                            return Ok(sampler);
-                        }
-                        // A CPU went offline since it was listed.
-                        Err(e) if e.raw_os_error() == Some(libc::ENODEV) => continue,
-                        Err(e) => return Err(Opening::Event(e)),
-                    };
-                    let rings = if deep {
-                        &mut sampler.deep
-                    } else {
-                        &mut sampler.shallow
-                    };
-                    if index == 0 {
-                        let bytes = if deep { deep_bytes } else { shallow_bytes };
-                        rings.push(counter.sampled(bytes).map_err(Opening::Ring)?);
-                    } else if let Some(ring) = rings.get(slot) {
-                        redirect(&counter, ring).map_err(Opening::Event)?;
-                        sampler.redirected.push(counter);
-                    }
-                }
-            }
-        }
-        if sampler.shallow.is_empty() {
-            return Err(Opening::Event(io::Error::from_raw_os_error(libc::ESRCH)));
-        }
-        Ok(sampler)
-    }
-
-    pub fn start(&mut self) -> io::Result<()> {
-        if self.started_by_exec {
-            return Ok(());
-        }
-        self.each(|counter| counter.enable())
-    }
-
-    pub fn stop(&mut self) -> io::Result<()> {
-        self.each(|counter| counter.disable())
+        let opened = open_all(
+            tids,
+            cpus,
+            affordable,
+            |tid, cpu, deep| open_clock(scope, tid, cpu, kernel, periods, deep),
+            |counter: Counter, deep| counter.sampled(if deep { deep_bytes } else { shallow_bytes }),
+            redirect,
+        )?;
+        let (shallow, deep) = opened.rings.into_iter().unzip();
+        Ok(CpuSampler {
+            shallow,
+            deep,
+            redirected: opened.redirected,
+            started_by_exec: matches!(scope, Scope::UntilExec(_)),
+            chain: Vec::new(),
+            left_out: opened.left_out,
+        })
     }
 
     fn each(&mut self, mut act: impl FnMut(&mut Counter) -> io::Result<()>) -> io::Result<()> {
@@ -305,11 +298,27 @@ impl CpuSampler {
         }
         self.redirected.iter_mut().try_for_each(act)
     }
+}
 
-    /// Hands the records of all CPUs to `sink` with their times, oldest first, up to a moment ago; the youngest wait for
-    /// the next call. A fork is written on the parent's CPU and what the child does then on its own, so one ring after
-    /// the other would tell of a child before its birth. `last`: the clocks are stopped, all that is left is wanted.
-    pub fn drain(&mut self, last: bool, sink: &mut dyn FnMut(u64, Event<'_>)) {
+impl Clocks for CpuSampler {
+    fn start(&mut self) -> io::Result<()> {
+        if self.started_by_exec {
+            return Ok(());
+        }
+        self.each(|counter| counter.enable())
+    }
+
+    fn stop(&mut self) -> io::Result<()> {
+        self.each(|counter| counter.disable())
+    }
+
+    fn left_out(&self) -> usize {
+        self.left_out
+    }
+
+    /// A fork is written on the parent's CPU and what the child does then on its own, so one ring after the other would
+    /// tell of a child before its birth.
+    fn drain(&mut self, last: bool, sink: &mut dyn FnMut(u64, Event<'_>)) {
         // Up to now at most: a clock that did not stop would fill the rings as fast as they are read.
         let settling = if last { 0 } else { SETTLING_NS };
         let horizon = clock::monotonic_ns().saturating_sub(settling);
@@ -349,9 +358,92 @@ fn in_time_order<S>(
     }
 }
 
+#[derive(Debug)]
 enum Opening {
     Event(io::Error),
     Ring(io::Error),
+}
+
+/// Events of all threads on all CPUs: the shallow and the deep ring of each CPU, and what writes into them besides.
+struct Opened<R, E> {
+    rings: Vec<(R, R)>,
+    redirected: Vec<E>,
+    left_out: usize,
+}
+
+/// The first thread that is still there brings a pair of rings for each CPU; the events of later threads are redirected
+/// into the rings of their own CPU. CPUs and threads may go while this runs.
+fn open_all<R, E>(
+    tids: &[i32],
+    cpus: &[u32],
+    affordable: usize,
+    mut open: impl FnMut(i32, u32, bool) -> io::Result<E>,
+    mut ring: impl FnMut(E, bool) -> io::Result<R>,
+    mut redirect: impl FnMut(&E, &R) -> io::Result<()>,
+) -> Result<Opened<R, E>, Opening> {
+    let is = |error: &io::Error, code: i32| error.raw_os_error() == Some(code);
+    let mut opened = Opened {
+        rings: Vec::new(),
+        redirected: Vec::new(),
+        left_out: 0,
+    };
+    // Those that have rings, in the same order.
+    let mut ringed: Vec<u32> = Vec::new();
+    let mut gone = io::Error::from_raw_os_error(libc::ESRCH);
+    'threads: for (index, &tid) in tids.iter().enumerate() {
+        if ringed.is_empty() {
+            for &cpu in cpus {
+                let pair = open(tid, cpu, false).and_then(|shallow| Ok((shallow, open(tid, cpu, true)?)));
+                let (shallow, deep) = match pair {
+                    Ok(pair) => pair,
+                    // The CPU went offline since it was listed.
+                    Err(e) if is(&e, libc::ENODEV) => {
+                        gone = e;
+                        continue;
+                    }
+                    // The thread ended: another one brings the rings.
+                    Err(e) if is(&e, libc::ESRCH) => {
+                        gone = e;
+                        opened.rings.clear();
+                        ringed.clear();
+                        continue 'threads;
+                    }
+                    Err(e) => return Err(Opening::Event(e)),
+                };
+                let pair = (
+                    ring(shallow, false).map_err(Opening::Ring)?,
+                    ring(deep, true).map_err(Opening::Ring)?,
+                );
+                opened.rings.push(pair);
+                ringed.push(cpu);
+            }
+            continue;
+        }
+        if index >= affordable {
+            opened.left_out = tids.len() - index;
+            break;
+        }
+        for (&cpu, rings) in ringed.iter().zip(&opened.rings) {
+            for (deep, ring) in [(false, &rings.0), (true, &rings.1)] {
+                match open(tid, cpu, deep) {
+                    Ok(event) => {
+                        redirect(&event, ring).map_err(Opening::Event)?;
+                        opened.redirected.push(event);
+                    }
+                    Err(e) if is(&e, libc::ESRCH) || is(&e, libc::ENODEV) => {}
+                    Err(e) if is(&e, libc::EMFILE) => {
+                        opened.left_out = tids.len() - index;
+                        break 'threads;
+                    }
+                    Err(e) => return Err(Opening::Event(e)),
+                }
+            }
+        }
+    }
+    match opened.rings.is_empty() {
+        true => Err(Opening::Event(gone)),
+        false => Ok(opened),
+    }
 }
 
 fn open_clock(
@@ -538,7 +630,10 @@ pub(crate) fn parse_sample<'a>(
     for _ in 0..entries {
         chain.push(word()?);
     }
-    let registers = match word()? {
+    // include/uapi/linux/perf_event.h: PERF_SAMPLE_REGS_ABI_32
+    const ABI_32: u64 = 1;
+    let abi = word()?;
+    let registers = match abi {
         0 => None,
         _ => {
             let mut registers = [0; REGISTERS];
@@ -563,7 +658,8 @@ pub(crate) fn parse_sample<'a>(
         cpu,
         kernel: kernel_part(chain),
         registers,
-        stack,
+        stack: if abi == ABI_32 { &[] } else { stack },
+        narrow: abi == ABI_32,
         deep,
     })
 }
@@ -732,6 +828,8 @@ mod tests {
                 "{cpus} {window}: {most}"
             );
         }
+        let short = Periods::for_window(RATE_HZ, 2048, Duration::from_millis(500));
+        assert!(2048 * 1_000_000_000 / short.sample_ns() <= SAMPLES_A_SECOND);
         let slower = Periods::for_window(499, 2, seconds(15));
         assert!((2_000_000..2_010_000).contains(&slower.sample_ns()));
         // The reader takes no longer period than a second.
@@ -757,7 +855,8 @@ mod tests {
 
     #[test]
     fn samples_of_threads_with_and_without_memory() {
-        let body = |registers: bool, stack: &[u8], used: u64| {
+        let body = |abi: u64, stack: &[u8], used: u64| {
+            let registers = abi > 0;
             let kernel = -128i64 as u64;
             let mut words = vec![
                 0x1000,
@@ -768,7 +867,7 @@ mod tests {
                 kernel,
                 0xffff,
             ];
-            words.push(u64::from(registers));
+            words.push(abi);
             words.extend((0..REGISTERS as u64).filter(|_| registers));
             words.push(stack.len() as u64);
             let mut bytes: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
@@ -779,20 +878,24 @@ mod tests {
             bytes
         };
         let mut chain = Vec::new();
-        let whole = body(true, &[5; 16], 8);
+        let whole = body(2, &[5; 16], 8);
         let sample = parse_sample(&whole, false, &mut chain).unwrap();
         assert_eq!(
             (sample.pid, sample.tid, sample.time_ns, sample.cpu),
             (7, 8, 99, 1)
         );
         assert_eq!((sample.kernel, sample.stack), (&[0xffff][..], &[5; 8][..]));
-        assert_eq!(sample.registers.unwrap()[1], 1);
-        let kernel_thread = body(false, &[], 0);
+        assert_eq!((sample.registers.unwrap()[1], sample.narrow), (1, false));
+        let narrow = body(1, &[5; 16], 8);
+        let mut chain = Vec::new();
+        let sample = parse_sample(&narrow, false, &mut chain).unwrap();
+        assert!(sample.narrow && sample.stack.is_empty() && sample.registers.is_some());
+        let kernel_thread = body(0, &[], 0);
         let mut chain = Vec::new();
         let sample = parse_sample(&kernel_thread, false, &mut chain).unwrap();
         assert!(sample.registers.is_none() && sample.stack.is_empty());
         // More used than dumped, or cut anywhere: not a sample.
-        assert!(parse_sample(&body(true, &[5; 16], 17), false, &mut Vec::new()).is_none());
+        assert!(parse_sample(&body(2, &[5; 16], 17), false, &mut Vec::new()).is_none());
         for length in 0..whole.len() {
             assert!(
                 parse_sample(&whole[..length], false, &mut Vec::new()).is_none(),
@@ -833,14 +936,110 @@ mod tests {
 
     #[test]
     fn rings_share_a_total() {
-        let all = |cpus: usize| {
-            let (shallow, deep) = ring_sizes(cpus)[0];
-            assert!(shallow.is_power_of_two() && deep.is_power_of_two());
-            cpus * (shallow + deep)
+        let sizes = |cpus: usize, seconds: f64| {
+            let periods = Periods::for_window(RATE_HZ, cpus, Duration::from_secs_f64(seconds));
+            ring_sizes(cpus, periods)
         };
-        assert_eq!(ring_sizes(2)[0], (2 << 20, 2 << 20));
-        assert!([16, 24, 64, 96, 128].iter().all(|&cpus| all(cpus) <= RINGS_TOTAL));
-        assert_eq!(ring_sizes(4096), [RING_LEAST, (128 << 10, 128 << 10)]);
+        assert_eq!(sizes(2, 15.0)[0], (2 << 20, 2 << 20));
+        // Short windows are not sampled more often than the rings can take.
+        for seconds in [0.5, 2.0, 15.0, 3600.0] {
+            for cpus in [16, 24, 64, 96, 128, 192, 384, 768, 1024, 2048] {
+                let (shallow, deep) = sizes(cpus, seconds)[0];
+                assert!(shallow.is_power_of_two() && deep.is_power_of_two());
+                let all = cpus * (shallow + deep);
+                let most = if cpus <= 128 {
+                    RINGS_TOTAL
+                } else {
+                    RINGS_TOTAL * 3 / 2
+                };
+                assert!(all <= most, "{cpus} CPUs, {seconds} s: {all}");
+            }
+        }
+        assert_eq!(sizes(64, 15.0).last(), Some(&(128 << 10, 128 << 10)));
+    }
+
+    /// What `open_all` opened and redirected: a ring is (thread, CPU, deep), and so is an event.
+    type Told = (i32, u32, bool);
+
+    fn open_fakes(
+        tids: &[i32],
+        cpus: &[u32],
+        affordable: usize,
+        refuse: impl Fn(i32, u32, bool) -> Option<i32>,
+    ) -> Result<(Opened<Told, Told>, Vec<(Told, Told)>), Opening> {
+        let mut redirected = Vec::new();
+        let opened = open_all(
+            tids,
+            cpus,
+            affordable,
+            |tid, cpu, deep| match refuse(tid, cpu, deep) {
+                Some(code) => Err(io::Error::from_raw_os_error(code)),
+                None => Ok((tid, cpu, deep)),
+            },
+            |event, _| Ok(event),
+            |event, ring| {
+                redirected.push((*event, *ring));
+                Ok(())
+            },
+        )?;
+        Ok((opened, redirected))
+    }
+
+    #[test]
+    fn an_event_writes_into_the_ring_of_its_own_cpu_whichever_cpu_is_gone() {
+        let cpus = [0, 1, 4, 5];
+        for gone in [
+            None,
+            Some((0, false)),
+            Some((1, true)),
+            Some((4, false)),
+            Some((5, true)),
+        ] {
+            let refuse = |_, cpu, deep| (Some((cpu, deep)) == gone).then_some(libc::ENODEV);
+            let (opened, redirected) = open_fakes(&[7, 8, 9], &cpus, 99, refuse).unwrap();
+            let there = cpus.len() - usize::from(gone.is_some());
+            assert_eq!(opened.rings.len(), there, "{gone:?}");
+            assert_eq!(redirected.len(), there * 2 * 2, "{gone:?}");
+            for (event, ring) in redirected {
+                assert_eq!((event.1, event.2), (ring.1, ring.2), "{gone:?}");
+                assert_eq!(ring.0, 7);
+            }
+        }
+    }
+
+    #[test]
+    fn a_cpu_that_goes_between_two_threads_costs_the_later_one_its_events_there() {
+        let refuse = |tid, cpu, _| (tid > 7 && cpu == 1).then_some(libc::ENODEV);
+        let (opened, redirected) = open_fakes(&[7, 8], &[0, 1, 2], 99, refuse).unwrap();
+        assert_eq!((opened.rings.len(), redirected.len()), (3, 4));
+        assert!(redirected.iter().all(|(event, ring)| event.1 == ring.1));
+        let all_gone = open_fakes(&[7], &[0, 1], 99, |_, _, _| Some(libc::ENODEV));
+        assert!(matches!(all_gone, Err(Opening::Event(e)) if e.raw_os_error() == Some(libc::ENODEV)));
+    }
+
+    #[test]
+    fn a_first_thread_that_ended_leaves_the_rings_to_another() {
+        // It ends after its first CPU.
+        let refuse = |tid, cpu, _| (tid == 7 && cpu > 0).then_some(libc::ESRCH);
+        let (opened, redirected) = open_fakes(&[7, 8, 9], &[0, 1], 99, refuse).unwrap();
+        assert_eq!(
+            opened.rings,
+            [((8, 0, false), (8, 0, true)), ((8, 1, false), (8, 1, true))]
+        );
+        assert!(redirected.iter().all(|(event, _)| event.0 == 9));
+        let none = open_fakes(&[7, 8], &[0], 99, |_, _, _| Some(libc::ESRCH));
+        assert!(matches!(none, Err(Opening::Event(e)) if e.raw_os_error() == Some(libc::ESRCH)));
+    }
+
+    #[test]
+    fn threads_beyond_the_descriptors_are_counted() {
+        let (opened, _) = open_fakes(&[1, 2, 3, 4], &[0], 2, |_, _, _| None).unwrap();
+        assert_eq!((opened.left_out, opened.redirected.len()), (2, 2));
+        let full = |tid, _, deep| (tid == 3 && deep).then_some(libc::EMFILE);
+        let (opened, _) = open_fakes(&[1, 2, 3, 4], &[0], 99, full).unwrap();
+        assert_eq!(opened.left_out, 2);
+        let first = open_fakes(&[1, 2], &[0], 99, |_, _, _| Some(libc::EMFILE));
+        assert!(matches!(first, Err(Opening::Event(_))));
     }
 
     #[test]

@@ -58,6 +58,17 @@ pub fn bind_memory(nodes: &[u32]) -> io::Result<()> {
     Err(not_here("NUMA node", &missing))
 }
 
+/// CPUs that the calling thread may run on, however many there are: a `cpu_set_t` ends at 1,024.
+pub fn allowed_cpus() -> io::Result<Vec<u32>> {
+    Ok(members(&affinity()?))
+}
+
+fn members(mask: &[usize]) -> Vec<u32> {
+    let set = |&number: &usize| mask[number / WORD_BITS] & (1 << (number % WORD_BITS)) != 0;
+    let numbers = (0..mask.len() * WORD_BITS).filter(set);
+    numbers.map(|number| number as u32).collect()
+}
+
 fn affinity() -> io::Result<Vec<usize>> {
     let mut mask = vec![0usize; MOST / WORD_BITS];
     // SAFETY: `mask` is as long as said, and outlives the call, which fills at most that.
@@ -158,6 +169,14 @@ mod tests {
         let text = allowed();
         let digits = text.split(|c: char| !c.is_ascii_digit()).next().unwrap();
         digits.parse().unwrap()
+    }
+
+    #[test]
+    fn allowed_cpus_are_the_kernel_s_list_and_may_lie_beyond_1024() {
+        let (list, own) = aside(|| (allowed(), allowed_cpus().unwrap()));
+        assert_eq!(crate::host::topology::parse_cpu_list(&list), Some(own));
+        let wide = [0, 63, 64, 1023, 1024, 2047];
+        assert_eq!(members(&mask(&wide).unwrap()), wide);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! CPUs and how they are related, from sysfs (Documentation/admin-guide/cputopology.rst), and pinning to them.
 
+use crate::host::place;
 use crate::units::{Absence, Measured, Reason};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,9 +16,9 @@ pub struct Topology {
 pub struct Cpu {
     pub id: u32,
     /// Hardware threads of the same core, itself included.
-    pub siblings: Vec<u32>,
+    pub siblings: Measured<Vec<u32>>,
     /// CPUs that share its level-3 cache, itself included; the package where sysfs describes no level 3.
-    pub l3: Vec<u32>,
+    pub l3: Measured<Vec<u32>>,
     /// 0 on kernels without NUMA.
     pub node: u32,
 }
@@ -56,42 +56,51 @@ impl Topology {
     pub fn read(sys: &Path) -> Measured<Topology> {
         let cpu_root = sys.join("devices/system/cpu");
         let nodes = read_nodes(&sys.join("devices/system/node"))?;
-        let cpus = read_list(&cpu_root.join("online"))?
+        let cpus = online_cpus(sys)?
             .into_iter()
             .map(|id| {
                 let topology = cpu_root.join(format!("cpu{id}/topology"));
                 // `core_cpus_list` is the name since Linux 5.3; the older one is still there on most.
                 let siblings = read_list(&topology.join("thread_siblings_list"))
-                    .or_else(|_| read_list(&topology.join("core_cpus_list")))?;
-                let l3 = match read_l3(&cpu_root.join(format!("cpu{id}/cache")))? {
-                    Some(l3) => l3,
-                    None => read_list(&topology.join("core_siblings_list"))
-                        .or_else(|_| read_list(&topology.join("package_cpus_list")))?,
+                    .or_else(|_| read_list(&topology.join("core_cpus_list")));
+                let l3 = match read_l3(&cpu_root.join(format!("cpu{id}/cache"))) {
+                    Ok(Some(l3)) => Ok(l3),
+                    Ok(None) => read_list(&topology.join("core_siblings_list"))
+                        .or_else(|_| read_list(&topology.join("package_cpus_list"))),
+                    Err(absence) => Err(absence),
                 };
                 let node = nodes
                     .iter()
                     .find(|(_, cpus)| cpus.contains(&id))
                     .map_or(0, |n| n.0);
-                Ok(Cpu {
+                Cpu {
                     id,
                     siblings,
                     l3,
                     node,
-                })
+                }
             })
-            .collect::<Measured<Vec<Cpu>>>()?;
+            .collect();
         Ok(Topology { cpus })
     }
 
+    /// None for a CPU and itself, for one that is not online, and where sysfs doesn't tell.
     pub fn relation(&self, a: u32, b: u32) -> Option<Relation> {
         let (a, b) = (self.cpu(a)?, self.cpu(b)?);
-        Some(match () {
-            () if a.id == b.id => return None,
-            () if a.siblings.contains(&b.id) => Relation::Smt,
-            () if a.node != b.node => Relation::OtherNode,
-            () if a.l3.contains(&b.id) => Relation::SameL3,
-            () => Relation::OtherL3,
-        })
+        // Both lists are symmetric: either CPU's tells.
+        let together = |list: fn(&Cpu) -> &Measured<Vec<u32>>| match (list(a), list(b)) {
+            (Ok(of_a), _) => Some(of_a.contains(&b.id)),
+            (_, Ok(of_b)) => Some(of_b.contains(&a.id)),
+            _ => None,
+        };
+        match () {
+            () if a.id == b.id => None,
+            // A core lies in one node.
+            () if a.node != b.node => Some(Relation::OtherNode),
+            () if together(|cpu| &cpu.siblings)? => Some(Relation::Smt),
+            () if together(|cpu| &cpu.l3)? => Some(Relation::SameL3),
+            () => Some(Relation::OtherL3),
+        }
     }
 
     /// Pairs of CPUs out of `among` that are related in this way.
@@ -114,6 +123,7 @@ impl Topology {
             let depth = self.cpu(id).map_or(0, |cpu| {
                 cpu.siblings
                     .iter()
+                    .flatten()
                     .filter(|s| **s < id && among.contains(s))
                     .count()
             });
@@ -123,7 +133,24 @@ impl Topology {
     }
 
     fn cpu(&self, id: u32) -> Option<&Cpu> {
-        self.cpus.iter().find(|cpu| cpu.id == id)
+        let at = self.cpus.binary_search_by_key(&id, |cpu| cpu.id).ok()?;
+        Some(&self.cpus[at])
+    }
+}
+
+/// Online CPUs in the order of their numbers, which may have holes. `sys` is `/sys`, or a copy of it.
+pub fn online_cpus(sys: &Path) -> Measured<Vec<u32>> {
+    let path = sys.join("devices/system/cpu/online");
+    let mut cpus = read_list(&path)?;
+    cpus.sort_unstable();
+    cpus.dedup();
+    match cpus.is_empty() {
+        // This code runs on one.
+        true => Err(Absence::new(
+            Reason::Unparsable,
+            format!("{}: no CPU is online", path.display()),
+        )),
+        false => Ok(cpus),
     }
 }
 
@@ -198,46 +225,35 @@ fn read_l3(root: &Path) -> Measured<Option<Vec<u32>>> {
 
 /// CPUs that this thread may run on.
 pub fn allowed_cpus() -> Measured<Vec<u32>> {
-    let set = sched_getaffinity(None).map_err(affinity_absence)?;
-    Ok((0..CpuSet::MAX_CPU)
-        .filter(|&cpu| set.is_set(cpu))
-        .map(|cpu| cpu as u32)
-        .collect())
+    place::allowed_cpus().map_err(affinity_absence)
 }
 
 /// The calling thread on one CPU for as long as this lives; then where it was allowed before.
 #[derive(Debug)]
 pub struct Pinned {
-    before: CpuSet,
+    before: Vec<u32>,
 }
 
 impl Pinned {
     pub fn to(cpu: u32) -> Measured<Pinned> {
-        let before = sched_getaffinity(None).map_err(affinity_absence)?;
-        if cpu as usize >= CpuSet::MAX_CPU {
-            return Err(Absence::new(
-                Reason::NotSupported,
-                format!("CPU {cpu} is beyond the {} that a CPU set holds", CpuSet::MAX_CPU),
-            ));
-        }
-        let mut set = CpuSet::new();
-        set.set(cpu as usize);
-        sched_setaffinity(None, &set).map_err(affinity_absence)?;
+        let before = allowed_cpus()?;
+        place::set_affinity(&[cpu]).map_err(affinity_absence)?;
         Ok(Pinned { before })
     }
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        let _ = sched_setaffinity(None, &self.before);
+        let _ = place::set_affinity(&self.before);
     }
 }
 
-fn affinity_absence(error: rustix::io::Errno) -> Absence {
-    Absence::new(
-        Reason::NotPermitted,
-        format!("CPU affinity of this thread: {error}"),
-    )
+fn affinity_absence(error: io::Error) -> Absence {
+    let reason = match error.kind() {
+        io::ErrorKind::PermissionDenied => Reason::NotPermitted,
+        _ => Reason::NotSupported,
+    };
+    Absence::new(reason, format!("CPU affinity of this thread: {error}"))
 }
 
 /// What a price list is good for: the same CPU model, CPUs, memory, hypervisor and kernel. Same after a reboot.
@@ -402,16 +418,55 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_tree_is_an_absence_that_names_the_file() {
+    fn a_malformed_file_is_an_absence_that_names_it() {
         let root = two_sockets();
         write(&root, "cpu/cpu3/topology/thread_siblings_list", "3;7");
         write(&root, "cpu/cpu3/topology/core_cpus_list", "x");
-        let absence = Topology::read(root.path()).unwrap_err();
+        let topology = Topology::read(root.path()).unwrap();
+        let absence = topology.cpu(3).unwrap().siblings.clone().unwrap_err();
         assert_eq!(absence.reason, Reason::Unparsable);
         assert!(absence.detail.contains("cpu3"), "{absence}");
 
         let empty = tempfile::tempdir().unwrap();
         assert_eq!(Topology::read(empty.path()).unwrap_err().reason, Reason::NotFound);
+        write(&empty, "cpu/online", "\n");
+        assert_eq!(
+            Topology::read(empty.path()).unwrap_err().reason,
+            Reason::Unparsable
+        );
+    }
+
+    #[test]
+    fn a_cpu_without_sibling_files_takes_nothing_from_the_others() {
+        let root = two_sockets();
+        let topology_of = |cpu: u32| root.path().join(format!("devices/system/cpu/cpu{cpu}/topology"));
+        fs::remove_dir_all(topology_of(5)).unwrap();
+        let one = Topology::read(root.path()).unwrap();
+        assert_eq!(one.cpus.len(), 8);
+        assert_eq!(one.relation(0, 4), Some(Relation::Smt));
+        // The other one's list tells.
+        assert_eq!(one.relation(5, 1), Some(Relation::Smt));
+        assert_eq!(one.relation(5, 2), Some(Relation::OtherNode));
+        // With both missing nobody knows whether they are one core.
+        fs::remove_dir_all(topology_of(1)).unwrap();
+        let two = Topology::read(root.path()).unwrap();
+        assert_eq!((two.relation(5, 1), two.relation(1, 5)), (None, None));
+        assert_eq!(two.spread(&[0, 4, 1, 5]), [0, 1, 5, 4]);
+    }
+
+    #[test]
+    fn holes_in_the_list_and_nodes_without_cpus() {
+        let root = two_sockets();
+        // CPUs 1 and 5 were taken offline, and a node of memory alone (CXL) came.
+        write(&root, "cpu/online", "0,2-4,6-7\n");
+        write(&root, "node/node0/cpulist", "0,4");
+        write(&root, "node/node9/cpulist", "\n");
+        let topology = Topology::read(root.path()).unwrap();
+        assert_eq!(online_cpus(root.path()), Ok(vec![0, 2, 3, 4, 6, 7]));
+        assert_eq!(topology.relation(0, 4), Some(Relation::Smt));
+        assert_eq!(topology.relation(0, 1), None);
+        assert_eq!(topology.relation(4, 6), Some(Relation::OtherNode));
+        assert!(topology.cpus.iter().all(|cpu| cpu.node < 2));
     }
 
     #[test]

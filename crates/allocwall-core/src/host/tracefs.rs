@@ -1,5 +1,6 @@
 //! Event numbers of tracepoints. tracefs is often unmounted, and only its `id` files are needed.
 
+use crate::host::facts::Machine;
 use crate::host::file::{self, errno_text};
 use crate::units::{Absence, Measured, Reason};
 use rustix::fd::OwnedFd;
@@ -25,6 +26,14 @@ impl TraceFs {
                 mend: unmounted.mend,
             })
         })
+    }
+
+    /// That of a machine; only the running one mounts it where nobody did.
+    pub fn of(machine: &Machine) -> Measured<Self> {
+        match machine.is_live() {
+            true => Self::live(),
+            false => Self::mounted_below(&machine.path("/")),
+        }
     }
 
     /// A tracefs that somebody mounted and that we may read.

@@ -44,6 +44,8 @@ struct Image {
     version: u64,
     /// Where its JIT writes names; kept open, since the file goes when its process ends.
     perf_map: Option<File>,
+    /// 32-bit code.
+    narrow: bool,
     /// Members that run it.
     users: usize,
 }
@@ -54,6 +56,7 @@ impl Image {
             space,
             version: 0,
             perf_map: None,
+            narrow: false,
             users: 0,
         }
     }
@@ -119,6 +122,8 @@ pub struct Collector {
     free: Vec<u32>,
     /// In order of appearance, those that ended included.
     pub processes: Vec<Process>,
+    /// Where each of them stands in the list.
+    listed: HashMap<i32, usize>,
     processes_left_out: u64,
     /// Followed, but beyond the limit of those whose facts are kept.
     unlisted: HashSet<i32>,
@@ -144,6 +149,11 @@ pub struct Collector {
     pub without_callers: u64,
     /// Samples whose stacks could not be read.
     pub unread: u64,
+    /// Processes that ran 32-bit code, and samples of it: it is not unwound.
+    pub narrow: HashSet<i32>,
+    pub narrow_samples: u64,
+    /// Why the code of some process is not known whole.
+    pub code_cut: Option<Absence>,
     neighbours: BTreeMap<i32, u64>,
     comms: HashMap<i32, String>,
 }
@@ -179,6 +189,7 @@ impl Collector {
             unused: 0,
             free: Vec::new(),
             processes: Vec::new(),
+            listed: HashMap::new(),
             processes_left_out: 0,
             unlisted: HashSet::new(),
             young: VecDeque::new(),
@@ -197,6 +208,9 @@ impl Collector {
             samples_left_out: 0,
             without_callers: 0,
             unread: 0,
+            narrow: HashSet::new(),
+            narrow_samples: 0,
+            code_cut: None,
             neighbours: BTreeMap::new(),
             comms: HashMap::new(),
         }
@@ -281,13 +295,17 @@ impl Collector {
     fn enter_inspected(&mut self, pid: i32) {
         let since_ns = clock::monotonic_ns();
         let (process, space) = match self.modules.inspect(pid) {
-            Ok(view) => (view.process, view.space),
+            Ok(view) => {
+                if view.cut.is_some() {
+                    self.code_cut = view.cut;
+                }
+                (view.process, view.space)
+            }
             // It ended before it could be looked at: what perf tells of its mappings is all there is.
             Err(error) => {
                 let mut process = unseen(pid, &error.to_string());
                 process.comm = self.comms.get(&pid).cloned().unwrap_or_default();
-                let known = self.processes.iter().find(|p| p.pid == pid);
-                process.ppid = known.map_or(0, |p| p.ppid);
+                process.ppid = self.listed(pid).map_or(0, |p| p.ppid);
                 (process, AddressSpace::new(pid))
             }
         };
@@ -300,6 +318,9 @@ impl Collector {
     fn enter(&mut self, pid: i32, image: u32, since_ns: u64) {
         self.forget(pid);
         self.images[image as usize].users += 1;
+        if self.images[image as usize].narrow {
+            self.narrow.insert(pid);
+        }
         self.members.insert(pid, Member { image, since_ns });
     }
 
@@ -316,6 +337,7 @@ impl Collector {
     fn add_image(&mut self, space: AddressSpace) -> u32 {
         let mut image = Image::new(space);
         image.version = self.next_version();
+        image.narrow = image.space.code().any(|code| self.modules.is_narrow(code.module));
         if let Some(slot) = self.free.pop() {
             self.images[slot as usize] = image;
             return slot;
@@ -350,10 +372,15 @@ impl Collector {
         Some(copy)
     }
 
+    fn listed(&mut self, pid: i32) -> Option<&mut Process> {
+        Some(&mut self.processes[*self.listed.get(&pid)?])
+    }
+
     fn list(&mut self, process: Process) {
-        if let Some(known) = self.processes.iter_mut().find(|p| p.pid == process.pid) {
+        if let Some(known) = self.listed(process.pid) {
             *known = process;
         } else if self.processes.len() < PROCESS_LIMIT {
+            self.listed.insert(process.pid, self.processes.len());
             self.processes.push(process);
         } else {
             self.unlisted.insert(process.pid);
@@ -377,7 +404,7 @@ impl Collector {
                 continue;
             }
             if let Ok(view) = self.modules.inspect(pid)
-                && let Some(known) = self.processes.iter_mut().find(|p| p.pid == pid)
+                && let Some(known) = self.listed(pid)
             {
                 keep_better(known, view.process);
             }
@@ -444,8 +471,12 @@ impl Collector {
                 if let Some(image) = self.own_image(pid) {
                     let version = self.next_version();
                     let image = &mut self.images[image as usize];
-                    if image.space.add_mapping(&mut self.modules, &mapping).is_some() {
+                    if let Some(code) = image.space.add_mapping(&mut self.modules, &mapping) {
                         image.version = version;
+                        if self.modules.is_narrow(code.module) {
+                            image.narrow = true;
+                            self.narrow.insert(pid);
+                        }
                     }
                 }
             }
@@ -509,7 +540,7 @@ impl Collector {
         }
         // The same image until it execs.
         self.enter(pid, image, time_ns);
-        if let Some(mut process) = self.processes.iter().find(|p| p.pid == parent).cloned() {
+        if let Some(mut process) = self.listed(parent).cloned() {
             (process.pid, process.ppid) = (pid, parent);
             self.list(process);
         }
@@ -579,6 +610,10 @@ impl Collector {
             user,
             deep: raw.deep,
         });
+        if raw.narrow {
+            self.narrow.insert(raw.pid);
+            self.narrow_samples += 1;
+        }
         if let Some(registers) = raw.registers {
             self.defer(Owner::Sample(index), image, &registers, raw.stack);
         }
@@ -605,6 +640,13 @@ impl Collector {
                 complete: true,
             })
         });
+        // Numbers of system calls are those of its own kind of code, and so is its stack.
+        let narrow = self.images[image as usize].narrow;
+        let user = user.map(|(registers, stack)| (registers, if narrow { &[] } else { stack }));
+        let wait = WaitSample {
+            syscall: wait.syscall.filter(|_| !narrow),
+            ..wait
+        };
         let index = self.waits.len() as u32;
         let leaf = user.as_ref().map(|(registers, _)| {
             let (ip, _) = unwind::ip_sp(registers);
@@ -728,7 +770,8 @@ impl Collector {
                     .collect();
                 let stack = Some(self.stacks.id(Stack {
                     frames,
-                    complete: !unwound.truncated,
+                    // Nothing is known of callers where no stack was read.
+                    complete: !unwound.truncated && item.stack_bytes > 0,
                 }));
                 match item.owner {
                     Owner::Sample(index) => self.samples[index as usize].user = stack,
@@ -1137,6 +1180,7 @@ mod tests {
             kernel: &[],
             registers: None,
             stack: &[],
+            narrow: false,
             deep: false,
         };
         collector.take(1, Event::Sample(raw));

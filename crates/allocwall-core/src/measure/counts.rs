@@ -65,6 +65,10 @@ fn count(
     throughout: bool,
     stop: &AtomicBool,
 ) -> Outcome {
+    if !proc.is_live() {
+        let absence = Absence::new(Reason::NotApplicable, "a copy of /proc makes no system calls");
+        return (Vec::new(), ProbeState::Absent(absence));
+    }
     let mut ids = Vec::new();
     for call in CALLS {
         match tracefs::event_id("syscalls", &format!("sys_enter_{call}")) {

@@ -2,6 +2,7 @@
 
 use super::recording::{CgroupTick, ProbeState};
 use crate::host::cgroup::{Cgroup, CgroupFs};
+use crate::host::facts::Machine;
 use crate::units::{Absence, Measured, Reason};
 
 /// Processes whose group is looked up, and groups that are compared.
@@ -29,8 +30,8 @@ struct Standing<'a> {
 }
 
 impl Groups {
-    pub fn of(roots: &[i32]) -> Measured<Groups> {
-        let fs = CgroupFs::live()?;
+    pub fn of(machine: &Machine, roots: &[i32]) -> Measured<Groups> {
+        let fs = CgroupFs::of(machine)?;
         let mut groups: Vec<Group> = Vec::new();
         let mut last = Absence::new(Reason::NotFound, "no process");
         let mut more = roots.len() > ASKED;

@@ -24,7 +24,7 @@ const LEAST_COVERED: f64 = 0.02;
 const SMALLEST_CHUNK: u64 = 32;
 
 /// The largest heap among the target's processes that glibc serves.
-pub fn walk(processes: &[Process], alive: &[i32]) -> Measured<HeapView> {
+pub fn walk(proc: &ProcFs, processes: &[Process], alive: &[i32]) -> Measured<HeapView> {
     let served: Vec<i32> = processes
         .iter()
         .filter(|p| matches!(&p.allocator, Ok(a) if a.kind == AllocatorKind::Glibc))
@@ -37,7 +37,12 @@ pub fn walk(processes: &[Process], alive: &[i32]) -> Measured<HeapView> {
             "only glibc's heap can be walked from outside, and no living process of the target uses it",
         ));
     }
-    let proc = ProcFs::live();
+    if !proc.is_live() {
+        return Err(Absence::new(
+            Reason::NotApplicable,
+            "a copy of /proc has no memory that could be walked",
+        ));
+    }
     let deadline = Instant::now() + TIME;
     let mut largest: Option<(i32, i32, Mapping)> = None;
     let mut refused = None;
@@ -47,9 +52,9 @@ pub fn walk(processes: &[Process], alive: &[i32]) -> Measured<HeapView> {
             return Err(out_of_time());
         }
         let thread = proc.living_thread(pid);
-        match proc.maps(thread) {
-            Ok(mappings) => {
-                let heap = mappings.into_iter().find(|m| m.path == b"[heap]");
+        match proc.maps(thread, |m| m.path == b"[heap]") {
+            Ok(found) => {
+                let heap = found.mappings.into_iter().next();
                 let size = |m: &Mapping| m.end - m.start;
                 if let Some(heap) = heap
                     && largest

@@ -11,12 +11,12 @@ use super::unwind;
 use super::{counts, heap};
 use crate::error::{Error, Result};
 use crate::host::cgroup::{CgroupFs, Frozen};
+use crate::host::facts::Machine;
 use crate::host::launch::{self, Launched, Talk};
-use crate::host::perf::{self, CpuSampler, Periods, Scope};
+use crate::host::perf::{self, Clocks, CpuSampler, Periods, Scope};
 use crate::host::proc::{ProcFs, refuse_thread};
 use crate::host::threads::{Look, Looker, read_memory};
-use crate::host::topology::Topology;
-use crate::host::{clock, facts, limits};
+use crate::host::{clock, limits, topology};
 use crate::units::{Absence, Measured, Reason};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -87,6 +87,9 @@ pub struct Recorded {
     pub launched: Option<Launched>,
 }
 
+/// Opens what samples the given CPUs; a copy of a machine has no perf events.
+pub type OpenClocks<'a> = &'a mut dyn FnMut(&[u32], Periods) -> Measured<Box<dyn Clocks>>;
+
 pub fn record(request: Request<'_>) -> Result<Recorded> {
     if request.window < SHORTEST_WINDOW || request.window > LONGEST_WINDOW {
         return Err(Error::Refused(format!(
@@ -94,15 +97,25 @@ pub fn record(request: Request<'_>) -> Result<Recorded> {
             request.window, SHORTEST_WINDOW, LONGEST_WINDOW
         )));
     }
+    record_on(&Machine::live(), None, request)
+}
+
+/// The same on a copy of a machine's files, sampled by `clocks`. What no file holds is absent there: memory, system calls,
+/// processes that start.
+pub fn record_on(
+    machine: &Machine,
+    clocks: Option<OpenClocks<'_>>,
+    request: Request<'_>,
+) -> Result<Recorded> {
     // Before anything is started: an output that cannot be written must not cost a window.
     let writer = Writer::create(request.output.as_deref())?;
-    Session::open(&request, writer)?.run(request)
+    Session::open(machine, clocks, &request, writer)?.run(request)
 }
 
 struct Session {
     proc: ProcFs,
     collector: Collector,
-    sampler: Measured<CpuSampler>,
+    sampler: Measured<Box<dyn Clocks>>,
     periods: Periods,
     kernel_samples: bool,
     system_wide: bool,
@@ -138,10 +151,15 @@ impl Opened {
 }
 
 impl Session {
-    fn open(request: &Request<'_>, writer: Writer) -> Result<Session> {
-        let proc = ProcFs::live();
+    fn open(
+        machine: &Machine,
+        clocks: Option<OpenClocks<'_>>,
+        request: &Request<'_>,
+        writer: Writer,
+    ) -> Result<Session> {
+        let proc = machine.proc.clone();
         refuse_foreign_proc(&proc)?;
-        let host = facts::Machine::live().facts();
+        let host = machine.facts();
         let mut collector = Collector::new(proc.clone(), clock::monotonic_ns(), request.readers.clone());
         // Events take a descriptor each, and the files of the target's modules stay open.
         limits::raise_open_files();
@@ -156,7 +174,7 @@ impl Session {
                 pids.clone()
             }
             Ask::Cgroup(path) => {
-                let pids = CgroupFs::live()
+                let pids = CgroupFs::of(machine)
                     .map_err(|a| Error::Refused(a.detail))?
                     .pids(path)?;
                 if pids.is_empty() {
@@ -196,8 +214,7 @@ impl Session {
             }
         }
 
-        let cpus = Topology::read(Path::new("/sys"))
-            .map(|topology| topology.cpus.iter().map(|cpu| cpu.id).collect::<Vec<_>>());
+        let cpus = topology::online_cpus(&machine.path("/sys"));
         let periods = Periods::for_window(
             request.rate_hz.unwrap_or_else(|| match request.closely {
                 true => perf::RATE_CLOSE_HZ,
@@ -206,14 +223,15 @@ impl Session {
             cpus.as_ref().map_or(1, Vec::len),
             request.window,
         );
-        let (mut sampler, kernel_samples, system_wide) = match cpus {
-            Ok(cpus) => open_sampler(&proc, &collector, held.as_ref().map(|h| h.pid), &cpus, periods),
-            Err(absence) => (Err(absence), false, false),
+        let (mut sampler, kernel_samples, system_wide) = match (cpus, clocks) {
+            (Ok(cpus), Some(clocks)) => (clocks(&cpus, periods), true, true),
+            (Ok(cpus), None) => open_sampler(&proc, &collector, held.as_ref().map(|h| h.pid), &cpus, periods),
+            (Err(absence), _) => (Err(absence), false, false),
         };
         if let Err(absence) = clock::comparable() {
             sampler = Err(absence);
         }
-        let cgroups = Groups::of(&roots);
+        let cgroups = Groups::of(machine, &roots);
         // A launched command is measured from its first instruction on.
         let (launched, opened) = match held {
             None => (None, Opened::now()),
@@ -291,7 +309,7 @@ impl Session {
         let cgroup = self.cgroup_tick();
         batch_ticks.extend(ticks.read(&self.proc, &pids, at_ns, cgroup, true));
         threads.read(&self.proc, &pids, at_ns);
-        self.pythons.follow(&self.collector.processes, &pids);
+        self.follow_pythons(&pids);
         if self.launched.is_none()
             && let Ok(sampler) = &mut self.sampler
             && let Err(e) = sampler.start()
@@ -342,7 +360,7 @@ impl Session {
                 counting.follow(&pids);
                 let cgroup = self.cgroup_tick();
                 batch_ticks.extend(ticks.read(&self.proc, &pids, t_ns, cgroup, false));
-                self.pythons.follow(&self.collector.processes, &pids);
+                self.follow_pythons(&pids);
                 (request.progress)(t_ns as f64 / window_ns as f64);
             }
             // Due in any case: a timer that nobody winds again would keep the loop from sleeping.
@@ -392,8 +410,8 @@ impl Session {
         let python_probe = self.pythons.finish(&mut batch_python);
         self.ship(&mut batch_ticks, &mut batch_python);
 
-        let heap = heap::walk(&self.collector.processes, &pids);
-        let (counts, counts_probe) = counting.finish();
+        let heap = self.walk_heap(&pids);
+        let (counts, counts_probe) = self.without_narrow(counting.finish());
         self.collector.unwind_all();
         let mut probes = self.probes(&waits, counts_probe, &ticks, resident);
         probes.extend(threads.probe());
@@ -435,6 +453,50 @@ impl Session {
             after_window: Duration::from_nanos(clock::monotonic_ns() - end),
             launched,
         })
+    }
+
+    fn follow_pythons(&mut self, pids: &[i32]) {
+        if self.proc.is_live() {
+            self.pythons.follow(&self.collector.processes, pids);
+        }
+    }
+
+    /// A 32-bit heap has other chunk headers.
+    fn walk_heap(&self, pids: &[i32]) -> Measured<HeapView> {
+        let narrow = &self.collector.narrow;
+        let wide: Vec<i32> = pids.iter().copied().filter(|pid| !narrow.contains(pid)).collect();
+        if wide.is_empty() && !pids.is_empty() {
+            return Err(Absence::new(
+                Reason::NotSupported,
+                "the heap of a 32-bit program is not walked",
+            ));
+        }
+        heap::walk(&self.proc, &self.collector.processes, &wide)
+    }
+
+    /// Tracepoints of system calls leave out those of 32-bit programs (arch_trace_is_compat_syscall, asm/ftrace.h).
+    fn without_narrow(&self, (counts, probe): (Vec<EventCount>, Probe)) -> (Vec<EventCount>, Probe) {
+        let narrow = &self.collector.narrow;
+        if narrow.is_empty() || matches!(probe.state, ProbeState::Absent(_)) {
+            return (counts, probe);
+        }
+        let all = self.collector.processes.iter().all(|p| narrow.contains(&p.pid));
+        let absence = |detail: &str| Absence::new(Reason::NotSupported, detail);
+        let (counts, state) = match all {
+            true => (
+                Vec::new(),
+                ProbeState::Absent(absence(
+                    "the kernel's tracepoints leave out the system calls of 32-bit programs",
+                )),
+            ),
+            false => (
+                counts,
+                ProbeState::Partial(absence(
+                    "system calls of 32-bit programs are not counted: the figures are lower bounds",
+                )),
+            ),
+        };
+        (counts, Probe { state, ..probe })
     }
 
     fn cgroup_tick(&mut self) -> Option<CgroupTick> {
@@ -484,12 +546,12 @@ impl Session {
         let mut probes = Vec::new();
         let sampled = match &self.sampler {
             Err(absence) => ProbeState::Absent(absence.clone()),
-            Ok(sampler) if sampler.left_out > 0 => ProbeState::Partial(
+            Ok(sampler) if sampler.left_out() > 0 => ProbeState::Partial(
                 Absence::new(
                     Reason::TooCostly,
                     format!(
                         "{} threads were not sampled: too many open files",
-                        sampler.left_out
+                        sampler.left_out()
                     ),
                 )
                 .mend("ulimit -n 65536, or run as root"),
@@ -506,6 +568,13 @@ impl Session {
                 format!(
                     "the recording was full: the callers of {} samples were not kept",
                     self.collector.without_callers
+                ),
+            )),
+            Ok(_) if self.collector.narrow_samples > 0 => ProbeState::Partial(Absence::new(
+                Reason::NotSupported,
+                format!(
+                    "the callers of {} samples are missing: 32-bit programs are not unwound",
+                    self.collector.narrow_samples
                 ),
             )),
             Ok(_) => ProbeState::Measured,
@@ -569,6 +638,10 @@ impl Session {
             let state = ProbeState::Partial(Absence::new(Reason::TooCostly, unread));
             probes.push(probe("names", "function names and callers", state));
         }
+        if let Some(cut) = &self.collector.code_cut {
+            let state = ProbeState::Partial(cut.clone());
+            probes.push(probe("code", "which code lies where", state));
+        }
         if let Err(absence) = &self.host.pmu {
             probes.push(probe(
                 "pmu",
@@ -605,8 +678,11 @@ fn open_sampler(
     held: Option<i32>,
     cpus: &[u32],
     periods: Periods,
-) -> (Measured<CpuSampler>, bool, bool) {
-    match CpuSampler::open(&Scope::Machine, cpus, true, periods) {
+) -> (Measured<Box<dyn Clocks>>, bool, bool) {
+    let open = |scope: &Scope, kernel| -> Measured<Box<dyn Clocks>> {
+        Ok(Box::new(CpuSampler::open(scope, cpus, kernel, periods)?))
+    };
+    match open(&Scope::Machine, true) {
         Ok(sampler) => return (Ok(sampler), true, true),
         Err(absence) if absence.reason != Reason::NotPermitted => return (Err(absence), false, false),
         Err(_) => {}
@@ -621,9 +697,9 @@ fn open_sampler(
             Scope::Threads(tids.collect())
         }
     };
-    match CpuSampler::open(&scope, cpus, true, periods) {
+    match open(&scope, true) {
         Ok(sampler) => (Ok(sampler), true, false),
-        Err(_) => (CpuSampler::open(&scope, cpus, false, periods), false, false),
+        Err(_) => (open(&scope, false), false, false),
     }
 }
 
@@ -884,7 +960,10 @@ impl WaitSampler {
             };
             let user = blocked.ip_sp.map(|(ip, sp)| {
                 // By the thread's own number: a leader that has ended has no memory left.
-                let read = read_memory(tid, sp, &mut self.stack);
+                let read = match proc.is_live() {
+                    true => read_memory(tid, sp, &mut self.stack),
+                    false => 0,
+                };
                 (unwind::waiting_registers(ip, sp), &self.stack[..read])
             });
             collector.take_wait(wait, &blocked.kernel, user);

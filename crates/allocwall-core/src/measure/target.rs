@@ -49,6 +49,8 @@ pub struct FileFacts {
     soname: Option<String>,
     needed: Vec<String>,
     kind: Option<ElfKind>,
+    /// Code of a 32-bit processor.
+    narrow: bool,
     /// It defines `malloc`, so that the loader may bind others to it.
     serves_malloc: bool,
     /// Allocators whose code is inside, the one that serves its `malloc` first.
@@ -77,6 +79,8 @@ pub struct TargetView {
     /// allocations, a library opened later, CPython's mimalloc.
     pub also: Vec<Allocator>,
     pub space: AddressSpace,
+    /// Why its code is not known whole.
+    pub cut: Option<Absence>,
 }
 
 /// Executable memory of one process.
@@ -224,6 +228,11 @@ impl Modules {
         self.list.push(bare(path.into(), role));
         self.known.push(Known::default());
         self.list.len() - 1
+    }
+
+    /// Code of a 32-bit processor.
+    pub fn is_narrow(&self, module: usize) -> bool {
+        self.known[module].facts.narrow
     }
 
     /// The mapped file, for reading; None where it could not be opened or is none.
@@ -381,7 +390,8 @@ impl Modules {
         let stat = proc.process_stat(pid).map_err(refused)?;
         // Where its memory, its files and its root still show.
         let thread = proc.living_thread(pid);
-        let mappings = proc.maps(thread).map_err(|absence| match absence.reason {
+        // Executable mappings only: every file that matters here has one.
+        let code = proc.code(thread).map_err(|absence| match absence.reason {
             Reason::NotPermitted => Error::NotPermitted {
                 pid,
                 detail: absence.detail,
@@ -390,8 +400,7 @@ impl Modules {
             _ => refused(absence),
         })?;
         let mut space = AddressSpace::new(thread);
-        // Executable mappings only: every file that matters here has one.
-        for mapping in mappings.iter().filter(|m| m.perms.execute) {
+        for mapping in &code.mappings {
             space.add_mapping(self, mapping);
         }
 
@@ -416,7 +425,12 @@ impl Modules {
             thp_disabled: proc.status(thread).and_then(|status| thp_disabled(&status)),
             secure_exec: file::read(&root.join(format!("{thread}/auxv")), secure_exec),
         };
-        Ok(TargetView { process, also, space })
+        Ok(TargetView {
+            process,
+            also,
+            space,
+            cut: code.cut,
+        })
     }
 
     /// The mapped file that /proc/PID/exe is. By its path where they agree (file systems may number devices otherwise in
@@ -649,6 +663,8 @@ fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: Module
         soname: facts.soname.clone(),
         needed: facts.needed.clone(),
         kind: Some(facts.kind),
+        // x32 is 64-bit code with short pointers: its stack is laid out as 64-bit code's.
+        narrow: !facts.is_64 && facts.machine != object::elf::EM_X86_64.0,
         // The loader minds exports only; in a static program whatever it has is what it uses.
         serves_malloc: exports_malloc || (is_static && (marks.malloc.is_some() || !allocators.is_empty())),
         allocators,

@@ -267,7 +267,8 @@ impl TickReader {
         for (pid, before) in &gone {
             let mut ancestor = before.parent;
             for _ in 0..gone.len() {
-                ancestor = gone.get(&ancestor).map_or(ancestor, |ended| ended.parent);
+                let Some(ended) = gone.get(&ancestor) else { break };
+                ancestor = ended.parent;
             }
             let before = before.own.plus(before.children);
             let passed_on = self.awaited.remove(pid).unwrap_or_default();

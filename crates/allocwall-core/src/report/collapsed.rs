@@ -6,20 +6,33 @@
 
 use super::escape::terminal;
 use crate::measure::recording::{CpuSample, Frame, Module, Recording};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// Frames nearest to the leaf that are kept: deeper recursion reads no better.
 const DEEPEST: usize = 512;
 
 pub fn stacks(rec: &Recording) -> String {
-    let mut counts: BTreeMap<String, u64> = BTreeMap::new();
+    let names = Names::of(rec);
+    // A busy target has a hundred samples of one stack: each is spelled out once.
+    let mut seen: BTreeMap<Place, u64> = BTreeMap::new();
     for (_, sample) in drawn(rec) {
-        *counts.entry(frames(rec, sample).join(";")).or_default() += 1;
+        *seen.entry(place(sample)).or_default() += 1;
+    }
+    let mut counts: BTreeMap<String, u64> = BTreeMap::new();
+    for (place, count) in seen {
+        *counts.entry(names.frames(place).join(";")).or_default() += count;
     }
     counts
         .iter()
         .map(|(stack, count)| format!("{stack} {count}\n"))
         .collect()
+}
+
+/// What a sample's names follow from: process, thread, kernel and user stack.
+pub(super) type Place = (i32, i32, Option<u32>, Option<u32>);
+
+pub(super) fn place(sample: &CpuSample) -> Place {
+    (sample.pid, sample.tid, sample.kernel, sample.user)
 }
 
 /// The samples that pictures are drawn from, with their places in the recording.
@@ -31,40 +44,65 @@ pub(super) fn drawn(rec: &Recording) -> impl Iterator<Item = (usize, &CpuSample)
         .filter(move |(_, s)| s.deep || !any_deep)
 }
 
-/// Names of one sample's frames, root first, made safe for the format.
-pub(super) fn frames(rec: &Recording, sample: &CpuSample) -> Vec<String> {
-    let process = rec.processes.iter().find(|p| p.pid == sample.pid);
-    let comm = process.map_or("[unknown]", |p| &p.comm);
-    let mut names = vec![safe(&format!("{comm} (pid {})", sample.pid))];
-    let thread = rec
-        .threads
-        .iter()
-        .find(|t| t.pid == sample.pid && t.tid == sample.tid);
-    names.extend(thread.filter(|t| t.comm != comm).map(|t| safe(&t.comm)));
-    let user = sample.user.and_then(|i| rec.stacks.get(i as usize));
-    let kernel = sample.kernel.and_then(|i| rec.stacks.get(i as usize));
-    let mut code: Vec<String> = vec![];
-    for frame in kernel.iter().flat_map(|s| &s.frames) {
-        code.push(format!("{}_[k]", name(rec, *frame)));
-    }
-    for frame in user.iter().flat_map(|s| &s.frames) {
-        code.push(name(rec, *frame));
-    }
-    let whole = user.is_none_or(|s| s.complete) && code.len() <= DEEPEST;
-    code.truncate(DEEPEST);
-    if code.is_empty() {
-        names.push("[no stack]".to_string());
-    } else if !whole {
-        names.push("[truncated]".to_string());
-    }
-    names.extend(code.into_iter().rev());
-    names
+/// Names of processes and threads, found without a walk over all of them.
+pub(super) struct Names<'a> {
+    rec: &'a Recording,
+    processes: HashMap<i32, &'a str>,
+    threads: HashMap<(i32, i32), &'a str>,
+    /// Of each frame, made safe.
+    frames: Vec<String>,
 }
 
-fn name(rec: &Recording, frame: u32) -> String {
-    let Some(frame) = rec.frames.get(frame as usize) else {
-        return "[unknown]".to_string();
-    };
+impl<'a> Names<'a> {
+    pub(super) fn of(rec: &'a Recording) -> Names<'a> {
+        let processes = rec.processes.iter().map(|p| (p.pid, &*p.comm));
+        let threads = rec.threads.iter().map(|t| ((t.pid, t.tid), &*t.comm));
+        Names {
+            rec,
+            processes: processes.collect(),
+            threads: threads.collect(),
+            frames: rec.frames.iter().map(|frame| name(rec, frame)).collect(),
+        }
+    }
+
+    /// Names of one sample's frames, root first, made safe for the format.
+    pub(super) fn frames(&self, (pid, tid, kernel, user): Place) -> Vec<String> {
+        let comm = *self.processes.get(&pid).unwrap_or(&"[unknown]");
+        let mut names = vec![safe(&format!("{comm} (pid {pid})"))];
+        let thread = self.threads.get(&(pid, tid));
+        names.extend(thread.filter(|name| **name != comm).map(|name| safe(name)));
+        names.extend(self.code(kernel, user));
+        names
+    }
+
+    fn code(&self, kernel: Option<u32>, user: Option<u32>) -> Vec<String> {
+        let stack = |index: Option<u32>| index.and_then(|i| self.rec.stacks.get(i as usize));
+        let (user, kernel) = (stack(user), stack(kernel));
+        let name = |frame: &u32| {
+            self.frames
+                .get(*frame as usize)
+                .map_or("[unknown]", String::as_str)
+        };
+        let mut code: Vec<String> = vec![];
+        for frame in kernel.iter().flat_map(|s| &s.frames) {
+            code.push(format!("{}_[k]", name(frame)));
+        }
+        for frame in user.iter().flat_map(|s| &s.frames) {
+            code.push(name(frame).to_owned());
+        }
+        let whole = user.is_none_or(|s| s.complete) && code.len() <= DEEPEST;
+        code.truncate(DEEPEST);
+        if code.is_empty() {
+            code.push("[no stack]".to_string());
+        } else if !whole {
+            code.push("[truncated]".to_string());
+        }
+        code.reverse();
+        code
+    }
+}
+
+fn name(rec: &Recording, frame: &Frame) -> String {
     match frame.symbol.as_deref().filter(|s| !s.trim().is_empty()) {
         Some(symbol) => safe(symbol),
         // One box for a module's nameless code: an address each would scatter it.
@@ -107,6 +145,7 @@ fn safe(name: &str) -> String {
 mod tests {
     use super::super::sketches;
     use super::*;
+    use crate::measure::recording::ThreadTimes;
     use proptest::prelude::*;
 
     #[test]
@@ -144,6 +183,27 @@ mod tests {
             text.contains("[unknown]_[k]") && text.contains("[no stack]"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn each_of_many_threads_keeps_its_name() {
+        let mut rec = sketches::first_touch().rec;
+        let (sample, thread) = (rec.samples[0], rec.threads[0].clone());
+        let numbers = 0..30_000;
+        rec.threads = numbers
+            .clone()
+            .map(|tid| ThreadTimes {
+                tid,
+                comm: format!("worker-{tid}"),
+                ..thread.clone()
+            })
+            .collect();
+        rec.samples = numbers.clone().map(|tid| CpuSample { tid, ..sample }).collect();
+        let text = stacks(&rec);
+        assert_eq!(text.lines().count(), numbers.len());
+        for tid in [0, 17, 29_999] {
+            assert!(text.contains(&format!(";worker-{tid};")), "{tid}");
+        }
     }
 
     proptest! {

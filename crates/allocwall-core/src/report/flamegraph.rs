@@ -7,7 +7,7 @@
 //! 3. it is a kernel frame: the class of most samples above it;
 //! 4. application.
 
-use super::collapsed::{drawn, frames};
+use super::collapsed::{Names, Place, drawn, place};
 use super::escape::markup;
 use crate::bill::{Bill, Classifier};
 use crate::catalogue::cost::CostClass;
@@ -46,8 +46,14 @@ pub fn svg(rec: &Recording, bill: &Bill) -> Measured<String> {
     let mut tree = Tree::default();
     // The classer looks at all samples: what a fault's entry path belongs to shows in its neighbours.
     let classes = Classifier::new(rec).cpu(&rec.samples);
+    let names = Names::of(rec);
+    // A busy target has a hundred samples of one stack: each is spelled out once.
+    let mut seen: BTreeMap<(Place, CostClass), u64> = BTreeMap::new();
     for (index, sample) in drawn(rec) {
-        tree.add(&frames(rec, sample), classes[index]);
+        *seen.entry((place(sample), classes[index])).or_default() += 1;
+    }
+    for ((place, class), count) in seen {
+        tree.add(&names.frames(place), class, count);
     }
     if tree.samples == 0 {
         let why = "the recording holds no CPU samples to draw";
@@ -127,22 +133,22 @@ struct Tree {
 }
 
 impl Tree {
-    fn add(&mut self, frames: &[String], class: CostClass) {
+    fn add(&mut self, frames: &[String], class: CostClass, count: u64) {
         let mut node = &mut self.root;
         for frame in frames {
             node = node.children.entry(frame.clone()).or_default();
-            *node.passing.entry(class).or_default() += 1;
+            *node.passing.entry(class).or_default() += count;
         }
-        *node.ending.entry(class).or_default() += 1;
+        *node.ending.entry(class).or_default() += count;
         if let Some(leaf) = frames.last() {
             *self
                 .by_name
                 .entry(leaf.clone())
                 .or_default()
                 .entry(class)
-                .or_default() += 1;
+                .or_default() += count;
         }
-        self.samples += 1;
+        self.samples += count;
     }
 
     fn color(&self, name: &str, node: &Node) -> CostClass {

@@ -217,9 +217,9 @@ impl Counter<'_> {
     fn allocators(&mut self, pid: i32) -> Vec<Rc<Allocator>> {
         let mut seen = BTreeSet::new();
         let mut found = Vec::new();
-        for mapping in self.proc.maps(pid).unwrap_or_default() {
+        for mapping in self.proc.code(pid).unwrap_or_default().mappings {
             let key = (mapping.dev, mapping.inode);
-            if !(mapping.perms.execute && mapping.is_file() && seen.insert(key)) {
+            if !(mapping.is_file() && seen.insert(key)) {
                 continue;
             }
             let (root, library) = (self.proc.root(), self.library);

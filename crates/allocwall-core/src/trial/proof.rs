@@ -77,10 +77,11 @@ impl SeenProcess {
         self.looks += 1;
         let Ok(comm) = proc.comm(pid) else { return };
         self.comm = comm;
-        if let Ok(maps) = proc.maps(pid) {
+        if let Ok(code) = proc.code(pid) {
             self.mapped.extend(
-                maps.iter()
-                    .filter(|m| m.perms.execute && m.is_file())
+                code.mappings
+                    .iter()
+                    .filter(|m| m.is_file())
                     .map(|m| PathBuf::from(m.display_path())),
             );
         }

@@ -193,8 +193,8 @@ mod tests {
     fn machine() -> Topology {
         let cpu = |id: u32| Cpu {
             id,
-            siblings: vec![id & !1, id | 1],
-            l3: (id / 4 * 4..id / 4 * 4 + 4).collect(),
+            siblings: Ok(vec![id & !1, id | 1]),
+            l3: Ok((id / 4 * 4..id / 4 * 4 + 4).collect()),
             node: 0,
         };
         Topology {
@@ -205,8 +205,8 @@ mod tests {
     fn small() -> Topology {
         let cpu = |id: u32| Cpu {
             id,
-            siblings: vec![id],
-            l3: vec![0, 1],
+            siblings: Ok(vec![id]),
+            l3: Ok(vec![0, 1]),
             node: 0,
         };
         Topology {

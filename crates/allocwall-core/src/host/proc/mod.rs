@@ -10,8 +10,10 @@ pub use parse::{
 use crate::error::{Error, Result};
 use crate::host::facts::{HostTick, Smaps};
 use crate::host::file::{self, unparsable};
-use crate::host::maps::{self, Mapping};
+use crate::host::maps::{self, Kept, Mapping};
 use crate::units::{Absence, Measured, Reason};
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 /// Enough of a command line or an environment to judge by; both may be megabytes.
@@ -52,6 +54,11 @@ impl ProcFs {
             ns_per_tick: 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1),
             page_bytes: rustix::param::page_size() as u64,
         }
+    }
+
+    /// Not a copy: its processes are there to be looked into.
+    pub fn is_live(&self) -> bool {
+        self.root == Path::new("/proc")
     }
 
     pub fn root(&self) -> &Path {
@@ -242,16 +249,37 @@ impl ProcFs {
         self.link(pid, "exe")
     }
 
-    /// Needs the right that every closer look needs.
-    pub fn maps(&self, pid: i32) -> Measured<Vec<Mapping>> {
-        let (mappings, malformed) = self.process(pid, "maps", |bytes| Some(maps::parse(bytes)))?;
-        if mappings.is_empty() && malformed > 0 {
+    /// Mappings that hold code. Needs the right that every closer look needs.
+    pub fn code(&self, pid: i32) -> Measured<Kept> {
+        self.maps(pid, |mapping| mapping.perms.execute)
+    }
+
+    /// The mappings that `keep` chooses, of however many there are.
+    pub fn maps(&self, pid: i32, keep: impl Fn(&Mapping) -> bool) -> Measured<Kept> {
+        let path = self.root.join(format!("{pid}/maps"));
+        let mut any = Cell::new(false);
+        let kept = std::fs::File::open(&path)
+            .and_then(|file| {
+                maps::read(file, |mapping| {
+                    any.set(true);
+                    keep(mapping)
+                })
+            })
+            .map_err(|error| self.settled(pid, file::absence_of(&path, &error)))?;
+        if !*any.get_mut() && kept.malformed > 0 {
             return Err(Absence::new(
                 Reason::Unparsable,
-                format!("/proc/{pid}/maps: none of {malformed} lines reads as a mapping"),
+                format!("/proc/{pid}/maps: no line reads as a mapping"),
             ));
         }
-        Ok(mappings)
+        let named = |mut absence: Absence| {
+            absence.detail = format!("/proc/{pid}/maps was not read to its end: {absence}");
+            absence
+        };
+        Ok(Kept {
+            cut: kept.cut.map(named),
+            ..kept
+        })
     }
 
     /// `pid`, `mnt`, `user`, …: two processes in one namespace have the same text.
@@ -303,27 +331,42 @@ impl ProcFs {
         let few = self.process_stat(pid)?.threads <= CHILDREN_BY_THREAD;
         match few.then(|| self.children_by_thread(pid)) {
             Some(Some(children)) => Ok(children),
-            _ => self.children_by_scan(pid),
+            _ => Ok(self.by_parent()?.remove(&pid).unwrap_or_default()),
         }
     }
 
     /// Children, their children and so on, without the process itself. A process whose parent died is re-parented
     /// and no longer found: whoever follows a tree must remember what it saw.
     pub fn descendants(&self, pid: i32) -> Measured<Vec<i32>> {
-        let mut found = self.children(pid)?;
-        let mut next = 0;
-        while let Some(&child) = found.get(next) {
-            next += 1;
-            let grandchildren = match self.children(child) {
-                // Gone between the two reads: it has no children any more.
-                Err(absence) if absence.is_gone() => continue,
-                grandchildren => grandchildren?,
+        self.process_stat(pid)?;
+        // One pass over all processes serves all of those that aren't asked thread by thread.
+        let mut by_parent: Option<HashMap<i32, Vec<i32>>> = None;
+        let mut found = Vec::new();
+        let mut seen = HashSet::from([pid]);
+        let mut next = Some(pid);
+        let mut asked = 0;
+        while let Some(parent) = next {
+            // One that is gone between the two reads has no children any more.
+            let stat = match self.process_stat(parent) {
+                Err(absence) if absence.is_gone() => None,
+                stat => Some(stat?),
             };
-            for grandchild in grandchildren {
-                if grandchild != pid && !found.contains(&grandchild) {
-                    found.push(grandchild);
-                }
+            if let Some(stat) = stat {
+                let few = stat.threads <= CHILDREN_BY_THREAD;
+                let children = match few.then(|| self.children_by_thread(parent)).flatten() {
+                    Some(children) => children,
+                    None => {
+                        if by_parent.is_none() {
+                            by_parent = Some(self.by_parent()?);
+                        }
+                        let children = by_parent.as_ref().and_then(|all| all.get(&parent));
+                        children.cloned().unwrap_or_default()
+                    }
+                };
+                found.extend(children.into_iter().filter(|&child| seen.insert(child)));
             }
+            next = found.get(asked).copied();
+            asked += 1;
         }
         Ok(found)
     }
@@ -346,14 +389,15 @@ impl ProcFs {
         Some(children)
     }
 
-    fn children_by_scan(&self, parent: i32) -> Measured<Vec<i32>> {
-        let mut children = Vec::new();
+    /// Every process that is visible here, by its parent.
+    fn by_parent(&self) -> Measured<HashMap<i32, Vec<i32>>> {
+        let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
         for pid in self.pids()? {
             match self.process(pid, "stat", parse::process_stat) {
-                Ok(stat) if stat.ppid == parent => children.push(pid),
+                Ok(stat) => children.entry(stat.ppid).or_default().push(pid),
                 // Out of descriptors it may be any of them; what must not be looked at is no part of the target.
                 Err(absence) if absence.reason == Reason::Exhausted => return Err(absence),
-                _ => {}
+                Err(_) => {}
             }
         }
         Ok(children)
@@ -529,6 +573,13 @@ mod tests {
             found.sort_unstable();
             assert_eq!(found, [11, 12, 13]);
             assert_eq!(proc.children(99), Ok(vec![]));
+            // So many threads that all processes are read instead.
+            for (pid, ppid) in [(10, 1), (12, 10)] {
+                write(dir.path(), &format!("{pid}/stat"), stat_line(pid, ppid, 100));
+            }
+            let mut found = proc.descendants(10).unwrap();
+            found.sort_unstable();
+            assert_eq!(found, [11, 12, 13]);
         }
     }
 
@@ -550,7 +601,7 @@ mod tests {
         assert_eq!(proc.smaps_readable(10).unwrap_err().reason, Reason::NotFound);
         write(dir.path(), "10/maps", vec![b'x'; 33 << 20]);
         assert_eq!(proc.maps_readable(10), Ok(()));
-        assert_eq!(proc.maps(10).unwrap_err().reason, Reason::TooCostly);
+        assert_eq!(proc.code(10).unwrap_err().reason, Reason::Unparsable);
         assert_eq!(proc.maps_readable(4711).unwrap_err().reason, Reason::Vanished);
         write(dir.path(), "10/schedstat", "junk");
         write(dir.path(), "10/task/10/schedstat", "junk");
@@ -593,8 +644,8 @@ mod tests {
         assert!(proc.threads(pid).unwrap().contains(&pid));
         assert!(!proc.cmdline(pid).unwrap().is_empty());
         assert!(proc.exe(pid).unwrap().is_absolute());
-        assert!(!proc.maps(pid).unwrap().is_empty());
-        assert_eq!(proc.maps(i32::MAX).unwrap_err().reason, Reason::Vanished);
+        assert!(!proc.code(pid).unwrap().mappings.is_empty());
+        assert_eq!(proc.code(i32::MAX).unwrap_err().reason, Reason::Vanished);
         match proc.smaps_rollup(pid) {
             Ok(smaps) => assert!(smaps.rss >= smaps.anonymous),
             Err(absence) => println!("skipped: {absence}"),

@@ -311,8 +311,8 @@ fn with_program(change: impl FnOnce(&mut Program)) -> TargetFacts {
 fn inventory() -> Inventory {
     let cpu = |id| Cpu {
         id,
-        siblings: vec![id],
-        l3: vec![0, 1],
+        siblings: Ok(vec![id]),
+        l3: Ok(vec![0, 1]),
         node: 0,
     };
     Inventory {
