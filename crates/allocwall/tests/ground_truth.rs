@@ -3,11 +3,13 @@
 //!
 //! One test after the other: they measure, and would otherwise be one another's walls.
 
+mod common;
+
+use common::favoured;
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Mutex;
-use std::time::Duration;
 
 static MACHINE: Mutex<()> = Mutex::new(());
 const WINDOW: &str = "6s";
@@ -123,11 +125,12 @@ fn sound(seen: &Value, complaints: &mut Vec<String>) {
 fn prices() -> &'static std::path::Path {
     static PRICES: std::sync::LazyLock<tempfile::TempDir> = std::sync::LazyLock::new(|| {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let status = Command::new(ALLOCWALL)
+        let mut calibrate = Command::new(ALLOCWALL);
+        calibrate
             .arg("calibrate")
             .env("XDG_CACHE_HOME", folder.path())
-            .stdout(Stdio::null())
-            .status();
+            .stdout(Stdio::null());
+        let status = favoured(&mut calibrate).status();
         assert!(status.expect("calibrate starts").success());
         folder
     });
@@ -147,56 +150,48 @@ fn observe(case: &Case, dial: &str, twin: bool) -> (Truth, Value) {
     if twin {
         command.arg("--twin");
     }
-    let mut child = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::inherit())
-        .spawn()
-        .expect("the subject starts");
+    command.stdout(Stdio::piped()).stderr(Stdio::inherit());
+    let mut child = favoured(&mut command).spawn().expect("the subject starts");
     let mut stdout = BufReader::new(child.stdout.take().expect("its output is piped"));
-    let mut line = String::new();
-    while stdout.read_line(&mut line).is_ok_and(|n| n > 0) {
-        if last(&line)["ready"] == true {
-            break;
-        }
-    }
-    let pid = last(&line)["pid"]
-        .as_i64()
-        .unwrap_or_else(|| panic!("{} never became ready: {line}", case.subject));
-    // The first line of truth after "ready" lies before the window.
-    std::thread::sleep(Duration::from_millis(1200));
-    let diagnosed = Command::new(ALLOCWALL)
+    let mut truth = Vec::new();
+    let ready = next(&mut stdout, &mut truth)["ready"] == true;
+    assert!(ready, "{} never became ready: {truth:?}", case.subject);
+    let pid = truth[0]["pid"].as_i64().expect("its pid");
+    let mut diagnose = Command::new(ALLOCWALL);
+    diagnose
         .args(["diagnose", "-p", &pid.to_string(), "-d", WINDOW, "--json"])
         .env("XDG_CACHE_HOME", prices())
-        .stderr(Stdio::piped())
-        .output()
-        .expect("diagnose starts");
-    // Two more lines of truth bracket the window's end.
-    std::thread::sleep(Duration::from_millis(2200));
-    stop(&mut child);
-    stdout.read_to_string(&mut line).expect("truth is text");
-    let _ = child.wait();
+        .stderr(Stdio::piped());
+    let diagnosed = favoured(&mut diagnose).output().expect("diagnose starts");
     let stderr = String::from_utf8_lossy(&diagnosed.stderr);
     assert!(diagnosed.status.success(), "diagnose failed: {stderr}");
     let seen: Value = serde_json::from_slice(&diagnosed.stdout).expect("the report is JSON");
     let begin = seen["recording"]["started_unix_ms"].as_f64().expect("a start");
     let end = begin + seen["recording"]["window_ns"].as_f64().expect("a window") / 1e6;
-    let readings: Vec<Value> = line
-        .lines()
-        .filter_map(|l| serde_json::from_str(l).ok())
-        .collect();
-    (Truth { readings, begin, end }, seen)
+    // The last one lies behind it.
+    while next(&mut stdout, &mut truth)["t_real_ms"].as_f64() < Some(end) {}
+    stop(&mut child);
+    (
+        Truth {
+            readings: truth,
+            begin,
+            end,
+        },
+        seen,
+    )
 }
 
-fn last(lines: &str) -> Value {
-    lines
-        .lines()
-        .last()
-        .and_then(|line| serde_json::from_str(line).ok())
-        .unwrap_or(Value::Null)
+/// The subject's next line.
+fn next<'a>(stdout: &mut BufReader<ChildStdout>, truth: &'a mut Vec<Value>) -> &'a Value {
+    let mut line = String::new();
+    stdout.read_line(&mut line).expect("truth is text");
+    truth.push(serde_json::from_str(&line).unwrap_or_else(|_| panic!("{line:?} is no line of truth")));
+    &truth[truth.len() - 1]
 }
 
 fn stop(child: &mut Child) {
     let _ = Command::new("kill").arg(child.id().to_string()).status();
+    let _ = child.wait();
 }
 
 /// The subject's cumulative readings and the window in its milliseconds.
