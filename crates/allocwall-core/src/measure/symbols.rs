@@ -156,7 +156,9 @@ mod tests {
         assert_eq!(named(owner).as_deref(), Some("own"));
         // Root's is anybody's to read; another user's is not.
         assert_eq!(named(owner + 1).is_some(), owner == 0);
-        if rustix::process::geteuid().is_root() {
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped in part: needs root to give a file away");
+        } else {
             std::os::unix::fs::chown(&map, Some(4711), None).unwrap();
             assert!(named(4711).is_some());
             assert!(named(4712).is_none() && named(0).is_none());
