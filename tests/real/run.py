@@ -227,14 +227,15 @@ class Beside:
 
 
 def wait_until_steady(pid):
-    """Two seconds in a row in which the target computes; returns its CPUs' worth in the second."""
+    """Two seconds in a row in which the target computes, or would if others left it a CPU; returns its CPUs' worth in the second."""
     deadline = time.monotonic() + STEADY_LIMIT_S
     steady = 0
     while time.monotonic() < deadline:
-        before, began = usage(pid)[0], time.monotonic()
+        before, began = scheduled(pid), time.monotonic()
         time.sleep(1)
-        cpus = (usage(pid)[0] - before) / (time.monotonic() - began)
-        steady = steady + 1 if cpus >= STEADY_CPUS else 0
+        elapsed = time.monotonic() - began
+        cpus, runnable = ((after - first) / elapsed for after, first in zip(scheduled(pid), before))
+        steady = steady + 1 if cpus + runnable >= STEADY_CPUS else 0
         if steady == 2:
             return cpus
     raise Failure(f"the target never was under load: {cpus:.2f} CPUs")
