@@ -3,8 +3,8 @@
 use super::{Answer, Ask, python_probe};
 use crate::host::clock::monotonic_ns;
 use crate::host::confined::{Limits, Parent};
-use crate::measure::recording::{Probe, ProbeState, PythonSample};
 use crate::host::worker::Worker;
+use crate::measure::recording::{Probe, ProbeState, PythonSample};
 use crate::units::{Absence, Measured, Reason};
 use py_spy::config::LockingStrategy;
 use py_spy::{Config, PythonSpy};
