@@ -958,6 +958,9 @@ mod tests {
         assert_eq!(sizes(64, 15.0).last(), Some(&(128 << 10, 128 << 10)));
     }
 
+    /// Which event was made to write into whose ring.
+    type Redirections = Vec<(Told, Told)>;
+
     /// What `open_all` opened and redirected: a ring is (thread, CPU, deep), and so is an event.
     type Told = (i32, u32, bool);
 
@@ -966,7 +969,7 @@ mod tests {
         cpus: &[u32],
         affordable: usize,
         refuse: impl Fn(i32, u32, bool) -> Option<i32>,
-    ) -> Result<(Opened<Told, Told>, Vec<(Told, Told)>), Opening> {
+    ) -> Result<(Opened<Told, Told>, Redirections), Opening> {
         let mut redirected = Vec::new();
         let opened = open_all(
             tids,
