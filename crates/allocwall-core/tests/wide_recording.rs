@@ -97,7 +97,7 @@ fn stack(n: u32) -> Stack {
     };
     Stack {
         frames,
-        complete: n % 5 == 0,
+        complete: n.is_multiple_of(5),
     }
 }
 
@@ -165,7 +165,7 @@ fn write(path: &Path) {
     // Which stacks a sample has: a quarter lies in the kernel too.
     let stacks_of = |n: u64| {
         let at = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        let kernel = (at % 4 == 0).then_some((at / 4) as u32 % KERNEL_STACKS);
+        let kernel = at.is_multiple_of(4).then_some((at / 4) as u32 % KERNEL_STACKS);
         (
             kernel,
             Some(KERNEL_STACKS + (at / 7) as u32 % (STACKS - KERNEL_STACKS)),
@@ -195,7 +195,7 @@ fn write(path: &Path) {
                 cpu: (n % CPUS) as u16,
                 kernel: None,
                 user: None,
-                deep: n % 5 == 0,
+                deep: n.is_multiple_of(5),
             }
         });
         let looks = (0..250).map(|n| {

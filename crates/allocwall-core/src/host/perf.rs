@@ -956,13 +956,14 @@ mod tests {
 
     /// What `open_all` opened and redirected: a ring is (thread, CPU, deep), and so is an event.
     type Told = (i32, u32, bool);
+    type Faked = (Opened<Told, Told>, Vec<(Told, Told)>);
 
     fn open_fakes(
         tids: &[i32],
         cpus: &[u32],
         affordable: usize,
         refuse: impl Fn(i32, u32, bool) -> Option<i32>,
-    ) -> Result<(Opened<Told, Told>, Vec<(Told, Told)>), Opening> {
+    ) -> Result<Faked, Opening> {
         let mut redirected = Vec::new();
         let opened = open_all(
             tids,
