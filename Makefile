@@ -5,7 +5,7 @@ CARGO ?= cargo
 NIGHTLY ?= nightly
 BINARY := target/release/allocwall
 
-.PHONY: demo test models miri tsan wheel python-test python-reliability bench trial-accuracy accuracy build
+.PHONY: demo test fuzz faults lab models miri tsan wheel python-test python-reliability bench trial-accuracy accuracy build
 
 ## A Python service with a wall in it, under load, diagnosed: under a minute after the build.
 demo: build
@@ -38,6 +38,20 @@ tsan: nightly
 	RUSTFLAGS=-Zsanitizer=thread $(CARGO) +$(NIGHTLY) test -p allocwall-pool --locked --target-dir target/tsan -Zbuild-std \
 	    --target $(shell rustc -vV | sed -n 's/host: //p') --test threads --test request
 
+## Every reader of foreign bytes under libFuzzer: a minute of it, and with LONG=1 ten minutes a reader. Nightly Rust.
+fuzz:
+	@tools/need.sh python3=python3 c++=build-essential
+	@rustup run $(NIGHTLY) true 2>/dev/null || rustup toolchain install --profile minimal $(NIGHTLY)
+	@cargo fuzz --version >/dev/null 2>&1 || { echo "installing: cargo-fuzz" >&2; $(CARGO) install --quiet --locked cargo-fuzz@0.13.2; }
+	python3 fuzz/run.py --toolchain $(NIGHTLY) --seconds $(if $(LONG),600,3)
+
+## Every system call of a short diagnosis and a short trial fails once, or is the last before somebody is killed. Hours; with
+## FAULTS_SECONDS=120 what fits into two minutes, by chance. As root.
+faults:
+	@tools/need.sh python3=python3 cc=build-essential
+	$(CARGO) build --locked
+	python3 tests/faults/run.py --binary target/debug/allocwall $(if $(FAULTS_SECONDS),--seconds $(FAULTS_SECONDS))
+
 .PHONY: nightly
 nightly:
 	@rustup component list --installed --toolchain $(NIGHTLY) 2>/dev/null | grep -c -e '^miri' -e '^rust-src' | grep -q 2 || { \
@@ -60,6 +74,11 @@ python-test: wheel
 ## The package under stress: CPython's own tests, servers, forks, limits, a sanitizer. About half an hour; as root.
 python-reliability: wheel
 	python3 python/tests/reliability/run_all.py target/wheels/*.whl
+
+## Diagnoses on Linux 5.10, 6.1 and 6.12, emulated: tests/lab. About twenty-five minutes; LAB=ci takes three.
+lab: build
+	@tools/need.sh python3=python3
+	tests/lab/run.py --install $(LAB) || [ $$? -eq 77 ]
 
 ## What a diagnosis costs its target. About seventeen minutes; wants a quiet machine.
 bench: build

@@ -388,6 +388,64 @@ class Together(unittest.TestCase):
             self.assertEqual(of(outer, "obj", 2048).calls, 1)
             self.assertEqual(len(kept), 1000)
 
+    def held_by_a_count_alone(self, at_its_end):
+        """Runs code whose last reference is then a count by line's, and whose end calls this."""
+
+        class Late:
+            def __del__(self):
+                at_its_end()
+
+        def made():
+            return [bytes(1000) for _ in range(10)]
+
+        code = made.__code__
+        made.__code__ = code.replace(co_consts=(*code.co_consts, Late()))
+        made()
+
+    def test_code_that_ends_with_a_count_given_up_elsewhere_may_count(self):
+        seen = []
+
+        def count_again():
+            with allocwall.count() as inner:
+                bytes(5000)
+            seen.append(of(inner, "obj", 8192).calls)
+
+        # The next one begins, and another ends, on the thread that it began on.
+        for sweeps in ("begin", "end"):
+            with self.subTest(sweeps):
+                outer = allocwall.count()
+                if sweeps == "end":
+                    outer.__enter__()
+                counted = allocwall.count(by_line=True)
+                counted.__enter__()
+                self.held_by_a_count_alone(count_again)
+                self.assertEqual(seen, [])
+                box = [counted]
+                del counted
+                thread = threading.Thread(target=box.clear)
+                thread.start()
+                thread.join()
+                if sweeps == "begin":
+                    with outer:
+                        pass
+                    # What ended before it began is not in it.
+                    self.assertEqual((outer.older_frees, outer.bytes), (0, 0), outer)
+                else:
+                    outer.__exit__(None, None, None)
+                self.assertEqual(seen, [1])
+                seen.clear()
+
+    def test_code_that_ends_as_a_count_is_used_again_may_ask_it(self):
+        for end in (lambda counted: counted.__exit__(None, None, None), lambda counted: counted.finish()):
+            seen = []
+            counted = allocwall.count(by_line=True)
+            with counted:
+                self.held_by_a_count_alone(lambda: seen.append(counted.calls))
+            self.assertEqual(seen, [])
+            counted.__enter__()
+            end(counted)
+            self.assertEqual(seen, [counted.calls])
+
     def test_a_thread_that_ends_inside_of_a_count(self):
         kept = []
 

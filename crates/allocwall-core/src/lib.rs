@@ -7,6 +7,9 @@ pub mod bill;
 pub mod catalogue;
 pub mod diagnose;
 pub mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod host;
 pub mod measure;
 pub mod report;

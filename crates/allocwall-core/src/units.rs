@@ -58,6 +58,11 @@ impl Absence {
         }
     }
 
+    /// It is not there, or not any more: something else than that it could not be read.
+    pub fn is_gone(&self) -> bool {
+        matches!(self.reason, Reason::Vanished | Reason::NotFound)
+    }
+
     pub fn mend(mut self, mend: impl Into<String>) -> Self {
         self.mend = Some(mend.into());
         self
@@ -85,6 +90,8 @@ pub enum Reason {
     NotApplicable,
     /// Left out because measuring it would have disturbed the target.
     TooCostly,
+    /// This program ran out of descriptors or memory.
+    Exhausted,
 }
 
 /// `1 block`, `2 blocks`.

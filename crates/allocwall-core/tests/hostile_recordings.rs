@@ -2,6 +2,7 @@
 //! neither panics nor takes much memory.
 
 use allocwall_core::measure::file::{self, Batch, Head, Part, Tail, Writer};
+use allocwall_core::measure::reading::Readers;
 use allocwall_core::measure::record::{self, Ask, Request};
 use allocwall_core::measure::recording::*;
 use allocwall_core::report::text::Style;
@@ -41,6 +42,7 @@ fn real() -> &'static Recording {
             window: Duration::from_millis(500),
             output: None,
             prices: Ok(PriceList {
+                readers: Readers::Here,
                 measured_unix_s: 1,
                 machine: "m".into(),
                 prices: prices.into(),
@@ -432,7 +434,7 @@ fn changed_fields_never_end_it() {
 /// Every number at once at its limits: what sums could overflow does so here.
 #[test]
 fn the_largest_numbers_that_pass_are_harmless() {
-    const LARGEST: u64 = (1 << 56) - 1;
+    const LARGEST: u64 = u64::MAX;
     const DAY: u64 = 86_400_000_000_000;
     for period in [1, 1_000_000_000] {
         let mut r = real().clone();
@@ -449,6 +451,13 @@ fn the_largest_numbers_that_pass_are_harmless() {
         for thread in &mut r.threads {
             (thread.cpu_ns, thread.seen_ns, thread.run_delay_ns) = (LARGEST, DAY, Some(LARGEST));
         }
+        r.neighbours = (1..3)
+            .map(|pid| Neighbour {
+                pid,
+                comm: "n".into(),
+                cpu_ns: LARGEST,
+            })
+            .collect();
         let mut writer = Writer::create(None).unwrap();
         parts(r).iter().for_each(|p| writer.write(p));
         all_the_way(&writer.finish().0.expect("within the limits"));
@@ -462,6 +471,104 @@ fn the_largest_numbers_that_pass_are_harmless() {
     let mut writer = Writer::create(None).unwrap();
     parts(r).iter().for_each(|p| writer.write(p));
     all_the_way(&writer.finish().0.expect("within the limits"));
+}
+
+/// Every cumulative counter of a tick.
+fn counters(tick: &mut Tick) -> Vec<&mut u64> {
+    let mut all = vec![
+        &mut tick.user_ns,
+        &mut tick.system_ns,
+        &mut tick.minor_faults,
+        &mut tick.major_faults,
+    ];
+    all.extend(
+        [&mut tick.voluntary_switches, &mut tick.involuntary_switches]
+            .into_iter()
+            .flatten(),
+    );
+    if let Some(cgroup) = &mut tick.cgroup {
+        all.extend([
+            &mut cgroup.periods,
+            &mut cgroup.throttled_periods,
+            &mut cgroup.throttled_ns,
+        ]);
+    }
+    if let Some(host) = &mut tick.host {
+        all.extend([
+            &mut host.busy_ns,
+            &mut host.idle_ns,
+            &mut host.iowait_ns,
+            &mut host.steal_ns,
+        ]);
+        let optional = [
+            &mut host.psi_cpu_us,
+            &mut host.psi_memory_us,
+            &mut host.psi_io_us,
+            &mut host.direct_reclaim_pages,
+            &mut host.compact_stalls,
+            &mut host.thp_fault_alloc,
+            &mut host.thp_fault_fallback,
+            &mut host.numa_remote,
+            &mut host.numa_local,
+        ];
+        all.extend(optional.into_iter().flatten());
+    }
+    all
+}
+
+/// What a user reads of a recording that went through a file.
+fn read_back(r: Recording) -> (String, String) {
+    let mut writer = Writer::create(None).unwrap();
+    parts(r).iter().for_each(|p| writer.write(p));
+    let r = writer.finish().0.expect("a recording");
+    let bill = bill::of(&r);
+    let verdict = diagnose::verdict(&r, &bill);
+    let text = text::diagnosis(&r, &bill, &verdict, None, Style::FILE);
+    let json: Value = serde_json::from_str(&json::document(&r, &bill, &verdict)).unwrap();
+    (text, json["bill"].to_string() + &json["verdict"].to_string())
+}
+
+/// Idle time alone is beyond 2^56 ns on 64 CPUs after 13 days, and beyond 2^64 ns on 2,048 CPUs after 104.
+#[test]
+fn a_machine_that_has_run_for_years_is_diagnosed_like_a_young_one() {
+    let shifted = |by: u64, real: &Recording| {
+        let mut r = real.clone();
+        for tick in &mut r.ticks {
+            counters(tick).into_iter().for_each(|c| *c = c.wrapping_add(by));
+        }
+        read_back(r)
+    };
+    let young = read_back(real().clone());
+    assert!(young.0.contains("CPUs used"), "{}", young.0);
+    // The last of them wraps between the two ends of the window.
+    let before_the_wrap = real().ticks[0].host.as_ref().unwrap().busy_ns.wrapping_neg() - 1;
+    for by in [1 << 56, 1 << 62, u64::MAX - (1 << 40), before_the_wrap] {
+        assert_eq!(shifted(by, real()), young, "{by}");
+    }
+}
+
+/// Backwards, or by more than any window brings: of such a counter nothing is known, and the others tell what they tell.
+#[test]
+fn a_counter_that_jumps_is_an_absence() {
+    for to in [0, 1 << 60, 1 << 63, u64::MAX] {
+        let mut r = real().clone();
+        let last = r.ticks.len() - 1;
+        r.ticks[0].host.as_mut().unwrap().steal_ns = 1_000;
+        r.ticks[last].host.as_mut().unwrap().steal_ns = to;
+        let (_, json) = read_back(r);
+        let stolen = json.split("\"class\":\"stolen\"").nth(1).unwrap();
+        assert!(
+            stolen[..400].contains("ran backwards, or jumped"),
+            "{to}: {}",
+            &stolen[..400]
+        );
+        for which in 0..counters(&mut real().ticks[0].clone()).len() {
+            let mut r = real().clone();
+            *counters(&mut r.ticks[0])[which] = u64::MAX / 3;
+            *counters(&mut r.ticks[last])[which] = to;
+            read_back(r);
+        }
+    }
 }
 
 /// An empty string is a byte in the file and 24 in memory: forty million of them are refused before they are there.

@@ -18,6 +18,7 @@ const STEPS: &[&[&str]] = &[
     &["trial"],
     &["report"],
     &["bench"],
+    &["fuzzing"],
 ];
 
 /// Where system calls may be made by hand: the library's `host`, the binary's built-in subjects.

@@ -2,6 +2,7 @@
 
 #![cfg(target_arch = "x86_64")]
 
+use allocwall_core::measure::reading::Readers;
 use allocwall_core::measure::record::{self, Ask, Request};
 use allocwall_core::measure::recording::ProbeState;
 use allocwall_core::units::{Absence, Reason};
@@ -63,6 +64,7 @@ fn a_32_bit_program_keeps_its_leaves() {
         closely: false,
         output: None,
         prices: Err(Absence::new(Reason::NotFound, "no price list")),
+        readers: Readers::Here,
         interrupted: &AtomicBool::new(false),
         progress: &mut |_| {},
     });

@@ -9,6 +9,7 @@ use allocwall_core::error::Error;
 use allocwall_core::host::clock;
 use allocwall_core::host::facts::Machine;
 use allocwall_core::host::perf::{Clocks, Event, Periods, REGISTERS, RawSample, Registers};
+use allocwall_core::measure::reading::Readers;
 use allocwall_core::measure::record::{self, Ask, Request};
 use allocwall_core::measure::recording::*;
 use allocwall_core::report::text::Style;
@@ -143,6 +144,7 @@ fn recorded(tree: &Rc<Tree>, ask: Ask, window: Duration, sampling: Sampling) -> 
         closely: false,
         output: None,
         prices: Err(Absence::new(Reason::NotFound, "no price list")),
+        readers: Readers::Here,
         interrupted: &AtomicBool::new(false),
         // Where nothing samples, the target runs on all the same.
         progress: &mut |part| {

@@ -44,8 +44,12 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * Makes a pool of slots that hold `size` bytes, aligned to 64: `capacity` of them, and up to `limit` when they are all
- * in use. NULL on failure. `status` says why, or may be NULL.
+ * Makes a pool of slots that hold `size` bytes, aligned to 64: `capacity` of them, whose memory is had and touched here, and up
+ * to `limit` when they are all in use: the pool then doubles, and a limit costs nothing until it does. NULL on failure. `status` says
+ * why, or may be NULL.
+ *
+ * No function of this interface throws, unwinds or ends the process, unless the library was built with the feature `checked`:
+ * then a slot that is given back twice ends it with a message (SIGABRT).
  *
  * # Safety
  *
@@ -66,7 +70,7 @@ aw_pool *aw_pool_new(size_t size,
 void aw_pool_free(aw_pool *pool);
 
 /**
- * A free slot, or NULL when all are in use. Its bytes are not initialised.
+ * A free slot, or NULL when all are in use, and the limit is reached or there is no memory for more. Its bytes are not initialised.
  *
  * # Safety
  *
@@ -75,16 +79,16 @@ void aw_pool_free(aw_pool *pool);
 void *aw_pool_take(aw_pool *pool);
 
 /**
- * Gives a slot back on the pool's own thread.
+ * Gives a slot back on the pool's own thread. Does nothing with NULL.
  *
  * # Safety
  *
- * As `aw_pool_take`; the slot comes from `aw_pool_take` and is not used after.
+ * As `aw_pool_take`; the slot comes from `aw_pool_take` and is not used after, or is NULL.
  */
 void aw_pool_give(aw_pool *pool, void *slot);
 
 /**
- * A consumer's end of the pool.
+ * A consumer's end of the pool, or NULL where there is no memory for it.
  *
  * # Safety
  *
@@ -102,21 +106,21 @@ aw_returner *aw_returner_new(aw_pool *pool);
 void aw_returner_free(aw_returner *returner);
 
 /**
- * Gives a slot back from the consumer's thread with a plain store.
+ * Gives a slot back from the consumer's thread with a plain store. Does nothing with NULL.
  *
  * # Safety
  *
- * The returner is one, and no other thread uses it meanwhile; the slot comes from `aw_pool_take` and is not used after.
+ * The returner is one, and no other thread uses it meanwhile; the slot comes from `aw_pool_take` and is not used after, or is NULL.
  */
 void aw_returner_give(aw_returner *returner,
                       void *slot);
 
 /**
- * Gives a slot back from any thread, with one atomic addition.
+ * Gives a slot back from any thread, with one atomic addition. Does nothing with NULL.
  *
  * # Safety
  *
- * The slot comes from `aw_pool_take` and is not used after.
+ * The slot comes from `aw_pool_take` and is not used after, or is NULL.
  */
 void aw_give(void *slot);
 

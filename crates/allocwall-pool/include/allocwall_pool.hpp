@@ -85,7 +85,14 @@ template <class T> class pool {
         }
     }
 
-    returner<T> make_returner() { return returner<T>(aw_returner_new(raw_.get())); }
+    /// Throws std::bad_alloc.
+    returner<T> make_returner() {
+        aw_returner *raw = aw_returner_new(raw_.get());
+        if (!raw) {
+            throw std::bad_alloc();
+        }
+        return returner<T>(raw);
+    }
 
   private:
     struct end {

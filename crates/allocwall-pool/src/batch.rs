@@ -32,7 +32,7 @@ impl Sealed for Batch {
         unsafe {
             let header = header(slot);
             let estate = NonNull::new_unchecked(header.estate.cast::<BatchEstate>().cast_mut());
-            hands::changed(slot);
+            hands::given(slot);
             estate.as_ref().used();
             // Release: all that was done with the slot comes before its arena is used again. Acquire: who sees that it
             // is closed gives back a reference, so the owner's taking of it must come before.
@@ -117,7 +117,8 @@ impl<T> Batches<T> {
     }
 
     /// As [`new`](Self::new), and another arena whenever none has drained, up to `limit` arenas. An allocation that adds
-    /// one takes as long as memory of that size takes to get and to touch.
+    /// one takes as long as memory of that size takes to get and to touch. Each arena that there may be has a count of
+    /// 128 bytes from the start, and 8 for each returner.
     ///
     /// # Errors
     ///
@@ -137,7 +138,7 @@ impl<T> Batches<T> {
             .map(|_| Heap::new(shape.bytes_for(slots)?))
             .collect::<Result<Vec<_>, _>>()?;
         let blocks: Vec<_> = memories.iter().map(|memory| Block::of(memory)).collect();
-        Ok(Self::of(memories, &blocks, shape, limit))
+        Self::of(memories, &blocks, shape, limit)
     }
 
     /// So many arenas over this memory, for example a region of huge pages: equal parts of whole chunks of 256 KiB, which
@@ -156,7 +157,7 @@ impl<T> Batches<T> {
         if blocks[0].bytes == 0 {
             return Err(BuildError::NoCapacity);
         }
-        Ok(Self::of([memory], &blocks, shape, arenas))
+        Self::of([memory], &blocks, shape, arenas)
     }
 
     /// An arena in each block, all of the same size; the blocks lie in the memories.
@@ -165,12 +166,16 @@ impl<T> Batches<T> {
         blocks: &[Block],
         shape: Shape,
         limit: usize,
-    ) -> Self {
-        let estate = Estate::new(
-            (0..limit)
-                .map(|_| Padded(AtomicUsize::new(0)))
-                .collect::<Box<[_]>>(),
-        );
+    ) -> Result<Self, BuildError> {
+        // A line for each arena that there may be: a limit beyond all memory is an error, and not an end.
+        let mut counts = Vec::new();
+        counts
+            .try_reserve_exact(limit)
+            .map_err(|_| BuildError::OutOfMemory {
+                bytes: limit.saturating_mul(size_of::<Padded<AtomicUsize>>()),
+            })?;
+        counts.extend((0..limit).map(|_| Padded(AtomicUsize::new(0))));
+        let estate = Estate::new(counts.into_boxed_slice())?;
         for memory in memories {
             // SAFETY: by the owner.
             unsafe { estate.as_ref().keep(Box::new(memory)) };
@@ -178,7 +183,7 @@ impl<T> Batches<T> {
         let own = |(at, &block)| own(estate, block, shape, at);
         let mut arenas: Vec<Owned> = blocks.iter().enumerate().map(own).collect();
         arenas[0].handed = arenas[0].size;
-        Self {
+        Ok(Self {
             slots: arenas[0].slots.clone(),
             current: 0,
             arenas,
@@ -187,7 +192,7 @@ impl<T> Batches<T> {
             shape,
             limit,
             of: PhantomData,
-        }
+        })
     }
 
     /// How many slots there are now, in all arenas.
@@ -212,7 +217,7 @@ impl<T> Batches<T> {
         };
         // SAFETY: a free slot of the shape of `T`.
         unsafe {
-            hands::changed(slot);
+            hands::taken(slot);
             Ok(Handle::new(slot, value))
         }
     }
@@ -295,6 +300,7 @@ fn own(estate: NonNull<BatchEstate>, block: Block, shape: Shape, place: usize) -
         let header = Header {
             estate: estate.as_ptr().cast_const().cast(),
             place,
+            segment: 0,
             member: 0,
         };
         // SAFETY: the chunk has room for its header, and is nobody else's.
@@ -361,7 +367,7 @@ impl<T> BatchReturner<T> {
             if header.estate != self.estate.as_ptr().cast_const().cast() {
                 return Batch::send_home(slot);
             }
-            hands::changed(slot);
+            hands::given(slot);
             self.estate.as_ref().used();
             let count = &self.tally.as_ref().counts[header.place];
             // Release: all that was done with the slot comes before its arena's next use.

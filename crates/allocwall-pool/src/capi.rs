@@ -6,7 +6,7 @@ use core::ffi::c_void;
 use core::ptr::{NonNull, null_mut};
 
 use crate::handle::sealed::Sealed;
-use crate::memory::LINE;
+use crate::memory::{LINE, VALUE_OFFSET, try_box};
 use crate::pool::{RawPool, RawReturner};
 use crate::{BuildError, Queue};
 
@@ -31,8 +31,12 @@ pub enum AwStatus {
     AW_OUT_OF_MEMORY = 4,
 }
 
-/// Makes a pool of slots that hold `size` bytes, aligned to 64: `capacity` of them, and up to `limit` when they are all
-/// in use. NULL on failure. `status` says why, or may be NULL.
+/// Makes a pool of slots that hold `size` bytes, aligned to 64: `capacity` of them, whose memory is had and touched here, and up
+/// to `limit` when they are all in use: the pool then doubles, and a limit costs nothing until it does. NULL on failure. `status` says
+/// why, or may be NULL.
+///
+/// No function of this interface throws, unwinds or ends the process, unless the library was built with the feature `checked`:
+/// then a slot that is given back twice ends it with a message (SIGABRT).
 ///
 /// # Safety
 ///
@@ -46,9 +50,10 @@ pub unsafe extern "C" fn aw_pool_new(
 ) -> *mut AwPool {
     let pool = Layout::from_size_align(size, LINE)
         .map_err(|_| BuildError::SlotTooLarge { bytes: size })
-        .and_then(|layout| RawPool::new(layout, capacity, limit, 0));
+        .and_then(|layout| RawPool::new(layout, capacity, limit, 0))
+        .and_then(|pool| try_box(AwPool(pool)));
     let (pool, why) = match pool {
-        Ok(pool) => (Box::into_raw(Box::new(AwPool(pool))), AwStatus::AW_OK),
+        Ok(pool) => (Box::into_raw(pool), AwStatus::AW_OK),
         Err(BuildError::NoCapacity) => (null_mut(), AwStatus::AW_NO_CAPACITY),
         Err(BuildError::LimitBelowCapacity { .. }) => (null_mut(), AwStatus::AW_LIMIT_BELOW_CAPACITY),
         Err(BuildError::SlotTooLarge { .. }) => (null_mut(), AwStatus::AW_SLOT_TOO_LARGE),
@@ -74,29 +79,48 @@ pub unsafe extern "C" fn aw_pool_free(pool: *mut AwPool) {
     }
 }
 
-/// A free slot, or NULL when all are in use. Its bytes are not initialised.
+/// A free slot, or NULL when all are in use, and the limit is reached or there is no memory for more. Its bytes are not initialised.
 ///
 /// # Safety
 ///
 /// The pool is one, and no other thread uses it meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aw_pool_take(pool: *mut AwPool) -> *mut c_void {
-    // SAFETY: by the caller.
-    unsafe { (*pool).0.take() }.map_or(null_mut(), |slot| slot.as_ptr().cast())
+    // SAFETY: by the caller; the value lies in the slot.
+    unsafe {
+        (*pool)
+            .0
+            .take()
+            .map_or(null_mut(), |slot| slot.add(VALUE_OFFSET).as_ptr().cast())
+    }
 }
 
-/// Gives a slot back on the pool's own thread.
+/// The slot of what `aw_pool_take` gave; none of NULL.
 ///
 /// # Safety
 ///
-/// As `aw_pool_take`; the slot comes from `aw_pool_take` and is not used after.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn aw_pool_give(pool: *mut AwPool, slot: *mut c_void) {
-    // SAFETY: by the caller; a slot is never NULL.
-    unsafe { (*pool).0.free(NonNull::new_unchecked(slot.cast())) };
+/// The pointer comes from `aw_pool_take`, or is NULL.
+unsafe fn slot_of(value: *mut c_void) -> Option<NonNull<u8>> {
+    // SAFETY: by the caller: the slot begins so far before its value.
+    NonNull::new(value).map(|value| unsafe { value.cast::<u8>().sub(VALUE_OFFSET) })
 }
 
-/// A consumer's end of the pool.
+/// Gives a slot back on the pool's own thread. Does nothing with NULL.
+///
+/// # Safety
+///
+/// As `aw_pool_take`; the slot comes from `aw_pool_take` and is not used after, or is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aw_pool_give(pool: *mut AwPool, slot: *mut c_void) {
+    // SAFETY: by the caller.
+    unsafe {
+        if let Some(slot) = slot_of(slot) {
+            (*pool).0.free(slot);
+        }
+    }
+}
+
+/// A consumer's end of the pool, or NULL where there is no memory for it.
 ///
 /// # Safety
 ///
@@ -104,7 +128,10 @@ pub unsafe extern "C" fn aw_pool_give(pool: *mut AwPool, slot: *mut c_void) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aw_returner_new(pool: *mut AwPool) -> *mut AwReturner {
     // SAFETY: by the caller.
-    Box::into_raw(Box::new(AwReturner(unsafe { (*pool).0.returner() })))
+    let returner = unsafe { (*pool).0.returner() };
+    returner
+        .and_then(|returner| try_box(AwReturner(returner)))
+        .map_or(null_mut(), Box::into_raw)
 }
 
 /// Ends a consumer's end.
@@ -120,24 +147,32 @@ pub unsafe extern "C" fn aw_returner_free(returner: *mut AwReturner) {
     }
 }
 
-/// Gives a slot back from the consumer's thread with a plain store.
+/// Gives a slot back from the consumer's thread with a plain store. Does nothing with NULL.
 ///
 /// # Safety
 ///
-/// The returner is one, and no other thread uses it meanwhile; the slot comes from `aw_pool_take` and is not used after.
+/// The returner is one, and no other thread uses it meanwhile; the slot comes from `aw_pool_take` and is not used after, or is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aw_returner_give(returner: *mut AwReturner, slot: *mut c_void) {
     // SAFETY: by the caller.
-    unsafe { (*returner).0.free(NonNull::new_unchecked(slot.cast())) };
+    unsafe {
+        if let Some(slot) = slot_of(slot) {
+            (*returner).0.free(slot);
+        }
+    }
 }
 
-/// Gives a slot back from any thread, with one atomic addition.
+/// Gives a slot back from any thread, with one atomic addition. Does nothing with NULL.
 ///
 /// # Safety
 ///
-/// The slot comes from `aw_pool_take` and is not used after.
+/// The slot comes from `aw_pool_take` and is not used after, or is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aw_give(slot: *mut c_void) {
     // SAFETY: by the caller.
-    unsafe { Queue::send_home(NonNull::new_unchecked(slot.cast())) };
+    unsafe {
+        if let Some(slot) = slot_of(slot) {
+            Queue::send_home(slot);
+        }
+    }
 }

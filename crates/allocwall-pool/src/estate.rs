@@ -3,7 +3,8 @@
 use alloc::{boxed::Box, vec::Vec};
 use core::ptr::NonNull;
 
-use crate::memory::Memory;
+use crate::BuildError;
+use crate::memory::{Memory, try_box};
 use crate::sync::{AtomicUsize, Ordering, Padded, UnsafeCell};
 
 /// A pool's memory and what its slots share. One reference each for the owner and for every returner, and, once the
@@ -20,7 +21,7 @@ pub(crate) struct Estate<C> {
 
 impl<C> Estate<C> {
     /// With one reference, the owner's.
-    pub(crate) fn new(common: C) -> NonNull<Self> {
+    pub(crate) fn new(common: C) -> Result<NonNull<Self>, BuildError> {
         let estate = Self {
             references: AtomicUsize::new(1),
             blocks: UnsafeCell::new(Vec::new()),
@@ -28,7 +29,20 @@ impl<C> Estate<C> {
             used: UnsafeCell::new(()),
             common: Padded(common),
         };
-        NonNull::from(Box::leak(Box::new(estate)))
+        try_box(estate).map(|estate| NonNull::from(Box::leak(estate)))
+    }
+
+    /// Makes room for another memory, so that `keep` can't fail.
+    ///
+    /// # Safety
+    ///
+    /// By the owner alone.
+    pub(crate) unsafe fn make_room(&self) -> Result<(), BuildError> {
+        // SAFETY: as in `keep`.
+        let reserved = self.blocks.with_mut(|blocks| unsafe { (*blocks).try_reserve(1) });
+        reserved.map_err(|_| BuildError::OutOfMemory {
+            bytes: size_of::<Box<dyn Memory>>(),
+        })
     }
 
     /// # Safety

@@ -1,6 +1,7 @@
 //! Where slots lie: memory cut into chunks, each with a header that any of its slots finds by masking its address.
 
 use alloc::alloc::{Layout, alloc, dealloc};
+use alloc::boxed::Box;
 use core::ptr::NonNull;
 
 use crate::BuildError;
@@ -14,11 +15,36 @@ pub const MAX_SLOT: usize = CHUNK / 4;
 /// Alignments beyond a page would waste most of the first slot.
 const MAX_ALIGN: usize = 4096;
 
-/// Where the value lies in its slot: at its start, but behind loom's cell where there is one.
-#[cfg(not(loom))]
-pub(crate) const VALUE_OFFSET: usize = 0;
-#[cfg(loom)]
-pub(crate) const VALUE_OFFSET: usize = LINE;
+/// Where the value lies in its slot: at its start, but behind loom's cell or the checked mode's mark where there is one.
+pub(crate) const VALUE_OFFSET: usize = if cfg!(any(loom, feature = "checked")) {
+    LINE
+} else {
+    0
+};
+
+/// `Box::new` that says so where there is no memory.
+pub(crate) fn try_box<T>(value: T) -> Result<Box<T>, BuildError> {
+    let layout = Layout::new::<T>();
+    if layout.size() == 0 {
+        return Ok(Box::new(value));
+    }
+    // SAFETY: the size isn't zero.
+    let place: *mut T = unsafe { alloc(layout) }.cast();
+    if place.is_null() {
+        return Err(BuildError::OutOfMemory { bytes: layout.size() });
+    }
+    // SAFETY: new, of this layout, and filled before it is a box.
+    unsafe {
+        place.write(value);
+        Ok(Box::from_raw(place))
+    }
+}
+
+/// Where a call has no way to say so.
+#[cold]
+pub(crate) fn no_memory() -> ! {
+    alloc::alloc::handle_alloc_error(Layout::new::<u8>())
+}
 
 /// Memory for a pool's slots: what [`Pool::over`](crate::Pool::over) takes.
 ///
@@ -188,6 +214,8 @@ pub(crate) struct Header {
     pub(crate) estate: *const (),
     /// Which batch arena they are part of; in a queue pool, the first word of their bits.
     pub(crate) place: usize,
+    /// In a queue pool, the segment of its maps that these words are in.
+    pub(crate) segment: usize,
     /// Which shard or size class they belong to.
     pub(crate) member: usize,
 }
@@ -267,8 +295,9 @@ impl Iterator for Slots {
     }
 }
 
-/// Under loom each slot has a cell before its value, which checks that changes of hands are ordered.
-#[cfg(not(loom))]
+/// Called as a slot changes hands. Under loom each has a cell before its value, which checks that these changes are ordered; in the
+/// checked mode a mark, which says whether it is out.
+#[cfg(not(any(loom, feature = "checked")))]
 pub(crate) mod hands {
     use core::ptr::NonNull;
 
@@ -276,12 +305,15 @@ pub(crate) mod hands {
     ///
     /// # Safety
     ///
-    /// The caller alone has the slot; so for both.
+    /// The caller alone has the slot; so for all.
     #[inline(always)]
     pub(crate) unsafe fn first(_: NonNull<u8>) {}
 
     #[inline(always)]
-    pub(crate) unsafe fn changed(_: NonNull<u8>) {}
+    pub(crate) unsafe fn taken(_: NonNull<u8>) {}
+
+    #[inline(always)]
+    pub(crate) unsafe fn given(_: NonNull<u8>) {}
 }
 
 #[cfg(loom)]
@@ -295,9 +327,52 @@ pub(crate) mod hands {
         unsafe { slot.cast::<Cell>().write(Cell::new(())) };
     }
 
-    pub(crate) unsafe fn changed(slot: NonNull<u8>) {
+    pub(crate) unsafe fn taken(slot: NonNull<u8>) {
         // SAFETY: `first` came before; loom checks that nobody else has it.
         unsafe { slot.cast::<Cell>().as_ref() }.with_mut(|_| ());
+    }
+
+    pub(crate) use taken as given;
+}
+
+#[cfg(all(feature = "checked", not(loom)))]
+pub(crate) mod hands {
+    use core::ptr::NonNull;
+    use core::sync::atomic::{AtomicUsize, Ordering};
+    use std::io::Write;
+
+    const HOME: usize = 0x484f_4d45;
+    const OUT: usize = 0x4f55_5421;
+
+    pub(crate) unsafe fn first(slot: NonNull<u8>) {
+        // SAFETY: the slot is the caller's, and a line before its value is free.
+        unsafe { slot.cast::<AtomicUsize>().write(AtomicUsize::new(HOME)) };
+    }
+
+    pub(crate) unsafe fn taken(slot: NonNull<u8>) {
+        // Relaxed, both: the protocol orders the changes of hands; where it is broken, the swap still lets one of two through.
+        // SAFETY: `first` came before.
+        unsafe { slot.cast::<AtomicUsize>().as_ref() }.store(OUT, Ordering::Relaxed);
+    }
+
+    pub(crate) unsafe fn given(slot: NonNull<u8>) {
+        // SAFETY: `first` came before.
+        let before = unsafe { slot.cast::<AtomicUsize>().as_ref() }.swap(HOME, Ordering::Relaxed);
+        if before != OUT {
+            refuse(slot, before);
+        }
+    }
+
+    /// Ends the process, as malloc does: a slot with two owners has no right way on, and the stack shows who gave it.
+    #[cold]
+    fn refuse(slot: NonNull<u8>, mark: usize) -> ! {
+        let object = slot.addr().get() + super::VALUE_OFFSET;
+        let why = match mark {
+            HOME => "was given back twice",
+            _ => "is no slot in use, or its mark was overwritten",
+        };
+        let _ = writeln!(std::io::stderr(), "allocwall-pool: {object:#x} {why}");
+        std::process::abort();
     }
 }
 

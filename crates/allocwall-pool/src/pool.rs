@@ -9,8 +9,8 @@ use core::ptr::NonNull;
 
 use crate::estate::Estate;
 use crate::handle::{Handle, sealed::Sealed};
-use crate::map::{self, Map, Place, WORD, Words};
-use crate::memory::{Block, CHUNK, Header, Heap, Memory, Shape, hands, header};
+use crate::map::{self, Map, Place, SEGMENTS, WORD, Words};
+use crate::memory::{Block, CHUNK, Header, Heap, Memory, Shape, hands, header, no_memory, try_box};
 use crate::{BuildError, Full};
 
 /// The kind of the slots of a [`Pool`].
@@ -47,19 +47,21 @@ unsafe fn give_back(slot: NonNull<u8>) {
         let header = header(slot);
         let estate = NonNull::new_unchecked(header.estate.cast::<QueueEstate>().cast_mut());
         let Common { shape, dropped } = &*estate.as_ref().common;
-        hands::changed(slot);
+        hands::given(slot);
         estate.as_ref().used();
-        if !dropped.words().flip_shared(place(shape, header.place, slot)) {
+        let place = place(shape, header.segment, header.place, slot);
+        if !dropped.words(place.segment).flip_shared(place) {
             Estate::release_slots(estate, 1);
         }
     }
 }
 
-/// Where a slot's bit is; `first` is its chunk's first word.
+/// Where a slot's bit is; `first` is its chunk's first word, in this segment.
 #[inline(always)]
-fn place(shape: &Shape, first: usize, slot: NonNull<u8>) -> Place {
+fn place(shape: &Shape, segment: usize, first: usize, slot: NonNull<u8>) -> Place {
     let index = shape.index(slot);
     Place {
+        segment,
         word: first + index / WORD,
         bit: 1 << (index % WORD),
     }
@@ -84,17 +86,17 @@ impl Ground {
     #[inline(always)]
     unsafe fn place(&self, slot: NonNull<u8>) -> Option<Place> {
         let offset = slot.addr().get().wrapping_sub(self.block.start.addr().get());
-        let first = if offset < self.block.bytes {
-            offset / CHUNK * words(self.shape.per_chunk())
+        let (segment, first) = if offset < self.block.bytes {
+            (0, offset / CHUNK * words(self.shape.per_chunk()))
         } else {
             // SAFETY: by the caller.
             let header = unsafe { header(slot) };
             if header.estate != self.estate.as_ptr().cast_const().cast() {
                 return None;
             }
-            header.place
+            (header.segment, header.place)
         };
-        Some(place(&self.shape, first, slot))
+        Some(place(&self.shape, segment, first, slot))
     }
 }
 
@@ -107,6 +109,8 @@ fn words(slots: usize) -> usize {
 struct Word {
     /// Its first slot; the others follow.
     first: NonNull<u8>,
+    /// Which block it is of.
+    segment: usize,
     /// Those that the owner has taken back itself, or that are new.
     home: usize,
 }
@@ -125,8 +129,8 @@ pub(crate) struct RawPool {
     ground: Ground,
     capacity: usize,
     limit: usize,
-    /// Words of each map.
-    most_words: usize,
+    /// Words of each block.
+    segments: Vec<usize>,
     member: usize,
 }
 
@@ -144,9 +148,9 @@ impl RawPool {
             return Err(BuildError::LimitBelowCapacity { capacity, limit });
         }
         let shape = Shape::new(layout)?;
-        // What could never be had is said now, and not by the map.
+        // What could never be had is said now.
         shape.bytes_for(limit)?;
-        let memory = Box::new(Heap::new(shape.bytes_for(capacity)?)?);
+        let memory = try_box(Heap::new(shape.bytes_for(capacity)?)?)?;
         Self::over(memory, shape, Some(limit), member)
     }
 
@@ -163,12 +167,11 @@ impl RawPool {
             return Err(BuildError::NoCapacity);
         }
         let limit = limit.unwrap_or(capacity);
-        let most_words = most_words(shape, capacity, limit);
         let ground = Ground {
             estate: Estate::new(Common {
                 shape,
-                dropped: Map::new(most_words),
-            }),
+                dropped: Map::new(words_of(block, shape))?,
+            })?,
             block,
             shape,
         };
@@ -176,25 +179,51 @@ impl RawPool {
             home: 0,
             first: shape.first(block.start),
             turn: 0,
-            words: Vec::with_capacity(most_words),
+            words: Vec::new(),
             maps: Vec::new(),
             ground,
             capacity: 0,
             limit,
-            most_words,
+            segments: Vec::new(),
             member,
         };
+        pool.make_room(words_of(block, shape))?;
         pool.add(memory);
         Ok(pool)
     }
 
-    /// Puts the slots of a block at home.
+    /// Everything that a new block needs beside its memory. What was made stays for the next time, if the rest can't be had.
+    fn make_room(&mut self, words: usize) -> Result<(), BuildError> {
+        let segment = self.segments.len();
+        let none = |_| BuildError::OutOfMemory {
+            bytes: words.saturating_mul(size_of::<Word>()),
+        };
+        if segment == SEGMENTS {
+            return Err(BuildError::OutOfMemory { bytes: usize::MAX });
+        }
+        self.words.try_reserve(words).map_err(none)?;
+        self.segments.try_reserve(1).map_err(none)?;
+        // SAFETY: by the owner; no slot of the new block is there yet. Maps live until the owner leaves.
+        unsafe {
+            let estate = self.ground.estate.as_ref();
+            estate.make_room()?;
+            estate.common.dropped.lengthen(segment, words)?;
+            self.maps
+                .iter()
+                .try_for_each(|map| map.as_ref().lengthen(segment, words))
+        }
+    }
+
+    /// Puts the slots of a block at home, after `make_room`.
     fn add(&mut self, memory: Box<dyn Memory>) {
         let Ground { estate, shape, .. } = self.ground;
+        let segment = self.segments.len();
+        self.segments.push(words_of(Block::of(&*memory), shape));
         for (chunk, slots) in Block::of(&*memory).chunks(shape) {
             let header = Header {
                 estate: estate.as_ptr().cast_const().cast(),
                 place: self.words.len(),
+                segment,
                 member: self.member,
             };
             // SAFETY: the chunk has room for its header, and is nobody else's.
@@ -207,6 +236,7 @@ impl RawPool {
                 (from..to).for_each(|slot| unsafe { hands::first(at(slot)) });
                 self.words.push(Word {
                     first: at(from),
+                    segment,
                     home: (1 << (to - from)) - 1,
                 });
             }
@@ -231,7 +261,7 @@ impl RawPool {
         // SAFETY: the word's slots lie behind its first, and one at home is the owner's.
         unsafe {
             let slot = self.first.add(at * self.ground.shape.stride);
-            hands::changed(slot);
+            hands::taken(slot);
             Some(slot)
         }
     }
@@ -247,11 +277,12 @@ impl RawPool {
                 }
                 let word = &mut self.words[self.turn];
                 let mut home = take(&mut word.home);
-                // SAFETY: by the owner, which frees a map only as it leaves; maps have as many words as there can be.
+                // SAFETY: by the owner, which frees a map only as it leaves; maps have as many words as the pool.
                 unsafe {
-                    home |= self.ground.estate.as_ref().common.dropped.come_home(self.turn);
+                    let dropped = &self.ground.estate.as_ref().common.dropped;
+                    home |= dropped.come_home(word.segment, self.turn);
                     for map in &self.maps {
-                        home |= map.as_ref().come_home(self.turn);
+                        home |= map.as_ref().come_home(word.segment, self.turn);
                     }
                 }
                 if home != 0 {
@@ -267,11 +298,16 @@ impl RawPool {
 
     /// Doubles the pool, up to its limit.
     fn grow(&mut self) -> bool {
+        let shape = self.ground.shape;
         let more = growth(self.capacity, self.limit);
-        let Ok(memory) = self.ground.shape.bytes_for(more).and_then(Heap::new) else {
-            return false;
-        };
-        self.add(Box::new(memory));
+        let memory = shape.bytes_for(more).and_then(|bytes| {
+            self.make_room(words_for(more, shape))?;
+            try_box(Heap::new(bytes)?)
+        });
+        match memory {
+            Ok(memory) => self.add(memory),
+            Err(_) => return false,
+        }
         true
     }
 
@@ -283,35 +319,55 @@ impl RawPool {
     #[inline]
     pub(crate) unsafe fn free(&mut self, slot: NonNull<u8>) {
         // SAFETY: by the caller.
-        match unsafe { self.ground.place(slot) } {
-            Some(Place { word, bit }) if word == self.turn => self.home |= bit,
-            Some(Place { word, bit }) => self.words[word].home |= bit,
+        let Some(Place { word, bit, .. }) = (unsafe { self.ground.place(slot) }) else {
             // SAFETY: by the caller.
-            None => unsafe { give_back(slot) },
+            return unsafe { give_back(slot) };
+        };
+        // SAFETY: by the caller.
+        unsafe { hands::given(slot) };
+        match word == self.turn {
+            true => self.home |= bit,
+            false => self.words[word].home |= bit,
         }
     }
 
-    pub(crate) fn returner(&mut self) -> RawReturner {
+    pub(crate) fn returner(&mut self) -> Result<RawReturner, BuildError> {
         // SAFETY: maps live until the owner leaves.
         let left = self
             .maps
             .iter()
             .find(|map| unsafe { map.as_ref() }.parting.returner_is_gone());
-        let map = left.copied().unwrap_or_else(|| {
-            let map = map::shared(self.most_words);
-            self.maps.push(map);
-            map
-        });
+        let map = match left.copied() {
+            Some(map) => map,
+            None => self.new_map()?,
+        };
         // SAFETY: it has no other writer, and is freed by the last of the two.
         unsafe {
             map.as_ref().parting.returner_comes();
             self.ground.estate.as_ref().hold(1);
-            RawReturner {
-                words: map.as_ref().words(),
+            Ok(RawReturner {
+                words: map.as_ref().words(0),
                 map,
                 ground: self.ground,
+            })
+        }
+    }
+
+    fn new_map(&mut self) -> Result<NonNull<Map>, BuildError> {
+        self.maps.try_reserve(1).map_err(|_| BuildError::OutOfMemory {
+            bytes: size_of::<NonNull<Map>>(),
+        })?;
+        let map = map::shared(self.segments[0])?;
+        for (segment, &words) in self.segments.iter().enumerate() {
+            // SAFETY: nobody else has the map.
+            if let Err(error) = unsafe { map.as_ref().lengthen(segment, words) } {
+                // SAFETY: as above.
+                unsafe { map::free(map) };
+                return Err(error);
             }
         }
+        self.maps.push(map);
+        Ok(map)
     }
 }
 
@@ -320,19 +376,15 @@ fn growth(capacity: usize, limit: usize) -> usize {
     capacity.min(limit - capacity)
 }
 
-/// How many words there are when the pool has grown to its limit.
-fn most_words(shape: Shape, mut capacity: usize, limit: usize) -> usize {
-    let in_block = |slots: usize| {
-        let full = slots / shape.per_chunk();
-        full * words(shape.per_chunk()) + words(slots % shape.per_chunk())
-    };
-    let mut all = in_block(capacity);
-    while capacity < limit {
-        let more = growth(capacity, limit);
-        all += in_block(more);
-        capacity += more;
-    }
-    all
+/// Words for so many slots in a block of their own.
+fn words_for(slots: usize, shape: Shape) -> usize {
+    let full = slots / shape.per_chunk();
+    full * words(shape.per_chunk()) + words(slots % shape.per_chunk())
+}
+
+/// Words for the slots that a block has.
+fn words_of(block: Block, shape: Shape) -> usize {
+    block.chunks(shape).map(|(_, slots)| words(slots)).sum()
 }
 
 impl Drop for RawPool {
@@ -362,6 +414,7 @@ impl Drop for RawPool {
 
 /// A consumer's end of a pool without its type.
 pub(crate) struct RawReturner {
+    /// Of the first block, in which nearly always a slot is.
     words: Words,
     ground: Ground,
     map: NonNull<Map>,
@@ -380,9 +433,13 @@ impl RawReturner {
         unsafe {
             match self.ground.place(slot) {
                 Some(place) => {
-                    hands::changed(slot);
+                    hands::given(slot);
                     self.ground.estate.as_ref().used();
-                    self.words.flip(place);
+                    let words = match place.segment {
+                        0 => self.words,
+                        segment => self.map.as_ref().words(segment),
+                    };
+                    words.flip(place);
                 }
                 None => give_back(slot),
             }
@@ -435,7 +492,8 @@ impl<T> Pool<T> {
     }
 
     /// A pool that doubles when it is exhausted, up to `limit` slots. An allocation that grows it takes as long as
-    /// memory of that size takes to get and to touch.
+    /// memory of that size takes to get and to touch; the maps grow with it, so the limit itself costs nothing. Where there is no
+    /// memory for more, it stays as it is.
     ///
     /// # Errors
     ///
@@ -501,11 +559,22 @@ impl<T> Pool<T> {
 
     /// A consumer's end: freeing through it costs a plain store. Each has a map of a bit a slot, which the owner looks at
     /// from then on; the map of one that was dropped is used again.
+    ///
+    /// Without memory for the map it ends the process, as the standard library's collections do.
     pub fn returner(&mut self) -> Returner<T> {
-        Returner {
-            raw: self.raw.returner(),
+        self.try_returner().unwrap_or_else(|_| no_memory())
+    }
+
+    /// As [`returner`](Self::returner).
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::OutOfMemory`]: no memory for its map.
+    pub fn try_returner(&mut self) -> Result<Returner<T>, BuildError> {
+        Ok(Returner {
+            raw: self.raw.returner()?,
             of: PhantomData,
-        }
+        })
     }
 }
 

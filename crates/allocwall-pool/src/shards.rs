@@ -8,7 +8,7 @@ use core::ptr::NonNull;
 use core::{alloc::Layout, slice};
 
 use crate::handle::sealed::Sealed;
-use crate::memory::{LINE, VALUE_OFFSET, header};
+use crate::memory::{LINE, VALUE_OFFSET, header, no_memory};
 use crate::pool::{RawPool, RawReturner};
 use crate::{BuildError, Pool, Pooled, Queue};
 
@@ -17,7 +17,11 @@ struct Router(Box<[RawReturner]>);
 
 impl Router {
     fn new<'a>(pools: impl Iterator<Item = &'a mut RawPool>) -> Self {
-        Self(pools.map(RawPool::returner).collect())
+        Self(
+            pools
+                .map(|pool| pool.returner().unwrap_or_else(|_| no_memory()))
+                .collect(),
+        )
     }
 
     /// # Safety

@@ -1,5 +1,6 @@
 //! The C interface: its header is current, and a C++20 program passes its own checks against the static library.
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -59,43 +60,73 @@ fn the_header_declares_every_function() {
     assert_eq!(defined, declared);
 }
 
-#[test]
-fn a_cpp_program_uses_it() {
-    if Command::new("g++").arg("--version").output().is_err() {
-        println!("skipped: g++ is not installed");
-        return;
-    }
-    // A folder of its own, since the outer cargo may hold its lock.
-    let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("capi");
+/// The static library with these features, in a folder of its own, since the outer cargo may hold its lock.
+fn library(features: &str) -> PathBuf {
+    let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(features.replace(',', "-"));
     run(Command::new(env!("CARGO"))
         .current_dir(root())
         .args([
             "rustc",
             "--quiet",
             "--lib",
+            "--no-default-features",
             "--features",
-            "capi",
-            "--crate-type",
-            "staticlib",
-            "--target-dir",
+            features,
         ])
+        .args(["--crate-type", "staticlib", "--target-dir"])
         .arg(&target)
         .env_remove("RUSTFLAGS"));
-    let program = target.join("cpp");
-    run(Command::new("g++")
-        .args([
-            "-std=c++20",
-            "-O2",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-pthread",
-            "-I",
-        ])
+    target.join("debug/liballocwall_pool.a")
+}
+
+fn is_missing(compiler: &str) -> bool {
+    let missing = Command::new(compiler).arg("--version").output().is_err();
+    if missing {
+        println!("skipped: {compiler} is not installed");
+    }
+    missing
+}
+
+fn program(compiler: &str, standard: &str, source: &str, library: &Path) -> PathBuf {
+    let program = library.with_file_name(source.replace('.', "-"));
+    run(Command::new(compiler)
+        .args([standard, "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"])
         .arg(root().join("include"))
-        .arg(root().join("tests/cpp.cpp"))
-        .arg(target.join("debug/liballocwall_pool.a"))
+        .arg(root().join("tests").join(source))
+        .arg(library)
         .args(["-ldl", "-lm", "-o"])
         .arg(&program));
-    run(&mut Command::new(&program));
+    program
+}
+
+#[test]
+fn a_cpp_program_uses_it() {
+    if !is_missing("g++") {
+        run(&mut Command::new(program(
+            "g++",
+            "-std=c++20",
+            "cpp.cpp",
+            &library("capi"),
+        )));
+    }
+}
+
+#[test]
+fn a_c_host_lives_on_and_a_slot_given_twice_is_reported_where_that_is_checked() {
+    if is_missing("gcc") {
+        return;
+    }
+    let [plain, checked] =
+        ["capi", "capi,checked"].map(|features| program("gcc", "-std=gnu11", "edges.c", &library(features)));
+    run(&mut Command::new(&plain));
+    run(&mut Command::new(&checked));
+    for way in ["pool", "returner", "any"] {
+        let output = Command::new(&checked).arg(way).output().unwrap();
+        assert_eq!(output.status.signal(), Some(6), "{way}: {output:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            said.starts_with("allocwall-pool: 0x") && said.ends_with(" was given back twice\n"),
+            "{said}"
+        );
+    }
 }

@@ -337,8 +337,43 @@ fn what_can_not_be_built_says_so() {
         Pool::<u8>::new(usize::MAX / 2),
         Err(BuildError::OutOfMemory { .. })
     ));
+    // More counts than any machine has memory for.
+    assert!(matches!(
+        Batches::<u8>::growable(1, 1, 1 << 50),
+        Err(BuildError::OutOfMemory { .. })
+    ));
     assert_eq!(Batches::<u8>::new(0, 1).unwrap_err(), BuildError::NoCapacity);
     assert_eq!(Batches::<u8>::new(1, 0).unwrap_err(), BuildError::NoCapacity);
+}
+
+/// Maps for all that a limit allows would take 2^39 bytes.
+#[test]
+fn a_limit_beyond_all_memory_costs_nothing_until_the_pool_grows() {
+    let mut pool = Pool::<u64>::growable(1, 1 << 45).unwrap();
+    let mut home = pool.try_returner().unwrap();
+    let mut out = Vec::new();
+    for n in 0..1000 {
+        out.push(pool.alloc(n).unwrap());
+        if n == 100 {
+            // One that comes in between has as many segments as the others.
+            let mut second = pool.returner();
+            out.drain(..).for_each(|object| second.free(object));
+        }
+    }
+    assert_eq!(pool.capacity(), 1024);
+    // From every segment, all three ways.
+    for (n, object) in out.drain(..).enumerate() {
+        match n % 3 {
+            0 => home.free(object),
+            1 => drop(object),
+            _ => pool.free(object),
+        }
+    }
+    let again: Vec<_> = (0..1024).map(|n| pool.alloc(n).unwrap()).collect();
+    assert_eq!(pool.capacity(), 1024);
+    // Who leaves last finds all of them in every segment.
+    drop(pool);
+    again.into_iter().for_each(|object| home.free(object));
 }
 
 #[test]

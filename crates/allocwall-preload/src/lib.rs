@@ -60,12 +60,13 @@ pub fn prefault() -> &'static Bundled {
 /// those above it. `InvalidInput` where `LD_PRELOAD` can't name the path, or where nothing may be mapped as code (a mount
 /// with `noexec`): the loader would go on without the library. Else what the file system says.
 pub fn unpack(item: &Bundled, dir: &Path) -> io::Result<PathBuf> {
+    let user = user()?;
     if !dir.exists() {
-        make(dir)?;
+        make(dir, user)?;
     }
     let dir = dir.canonicalize().map_err(|e| about(e, dir))?;
     nameable(&dir)?;
-    guarded(&dir, user()?)?;
+    guarded(&dir, true, user)?;
     if may_not_execute(&text_of("/proc/self/mountinfo")?, &dir) {
         return Err(unfit(
             &dir,
@@ -79,12 +80,24 @@ pub fn unpack(item: &Bundled, dir: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-fn make(dir: &Path) -> io::Result<()> {
+fn make(dir: &Path, user: u32) -> io::Result<()> {
+    // Before anything is made, or it would be made where others lead us.
+    let there = dir.ancestors().find(|above| above.exists());
+    if let Some(above) = there {
+        guarded(&above.canonicalize().map_err(|e| about(e, above))?, false, user)?;
+    }
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(0o755);
     builder.create(dir).map_err(|e| about(e, dir))?;
-    // Whatever the umask took away.
-    fs::set_permissions(dir, Permissions::from_mode(0o755)).map_err(|e| about(e, dir))
+    // Whatever the umask took away; and of this very folder, not of what a link in its place leads to.
+    let made = File::open(dir).map_err(|e| about(e, dir))?;
+    let (facts, named) = (made.metadata(), fs::symlink_metadata(dir));
+    match (facts, named) {
+        (Ok(facts), Ok(named)) if (facts.dev(), facts.ino()) == (named.dev(), named.ino()) => made
+            .set_permissions(Permissions::from_mode(0o755))
+            .map_err(|e| about(e, dir)),
+        _ => Err(refused(dir, "it was exchanged while it was made")),
+    }
 }
 
 /// The name tells builds apart; whether a file is the right one is judged by its bytes.
@@ -131,15 +144,15 @@ fn unfit(dir: &Path, why: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidInput, text)
 }
 
-/// The directory is ours and ours alone to write; whoever can replace one above it is us, or owns the whole tree: root,
-/// or what root looks like from inside a user namespace.
-fn guarded(dir: &Path, user: u32) -> io::Result<()> {
+/// Whoever can replace the directory or one above it is us, or owns the whole tree: root, or what root looks like from inside a user
+/// namespace. As the `last` one it is ours and ours alone to write.
+fn guarded(dir: &Path, last: bool, user: u32) -> io::Result<()> {
     let root = fs::symlink_metadata("/")
         .map_err(|e| about(e, Path::new("/")))?
         .uid();
     for folder in dir.ancestors() {
         let facts = fs::symlink_metadata(folder).map_err(|e| about(e, folder))?;
-        let own = folder == dir;
+        let own = last && folder == dir;
         let (owner, mode) = (facts.uid(), facts.mode() & 0o7777);
         // In a sticky directory only a file's owner may rename it (inode(7)).
         let shared = mode & 0o022 != 0 && (own || mode & 0o1000 == 0);
@@ -327,8 +340,8 @@ mod tests {
         fs::set_permissions(&dir, Permissions::from_mode(0o755)).unwrap();
         let dir = dir.canonicalize().unwrap();
         let us = user().unwrap();
-        assert!(guarded(&dir, us).is_ok());
-        let error = guarded(&dir, us + 1).unwrap_err();
+        assert!(guarded(&dir, true, us).is_ok());
+        let error = guarded(&dir, true, us + 1).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::PermissionDenied);
     }
 

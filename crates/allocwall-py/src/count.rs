@@ -102,7 +102,7 @@ impl Entrance {
 
     /// As `type(c).__enter__(c)`, which contextlib.ExitStack does.
     fn __call__(&self, counter: Bound<'_, Counter>) -> PyResult<Py<Counter>> {
-        counter.borrow_mut().begin()?;
+        counter.try_borrow_mut()?.begin()?;
         Ok(counter.unbind())
     }
 }
@@ -135,16 +135,23 @@ impl Counter {
         match function {
             Some(function) => Ok(slf.call_method1("decorated", (function,))?.unbind()),
             None => {
-                slf.borrow_mut().begin()?;
+                slf.try_borrow_mut()?.begin()?;
                 Ok(slf.into_any().unbind())
             }
         }
     }
 
     #[pyo3(signature = (kind, value, traceback))]
-    fn __exit__(&mut self, kind: Py<PyAny>, value: Py<PyAny>, traceback: Py<PyAny>) -> PyResult<()> {
-        // First of all: the references are given back when this returns.
-        self.end()?;
+    fn __exit__(
+        slf: &Bound<'_, Self>,
+        kind: Py<PyAny>,
+        value: Py<PyAny>,
+        traceback: Py<PyAny>,
+    ) -> PyResult<()> {
+        // First of all: the references are given back when this returns. And the lines of an earlier use when nothing is borrowed:
+        // the end of their code objects may run any Python code.
+        let earlier = slf.try_borrow_mut()?.end()?;
+        drop(earlier);
         let _ = (kind, value, traceback);
         Ok(())
     }
@@ -157,10 +164,10 @@ impl Counter {
         args: &Bound<'py, PyTuple>,
         kwargs: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let counted = slf.borrow_mut().resume()?;
+        let counted = slf.try_borrow_mut()?.resume()?;
         let result = function.call(args, kwargs);
         if counted {
-            slf.borrow_mut().pause();
+            slf.try_borrow()?.pause();
         }
         result
     }
@@ -171,10 +178,10 @@ impl Counter {
         iterator: &Bound<'py, PyAny>,
         value: &Bound<'py, PyAny>,
     ) -> PyResult<(bool, Bound<'py, PyAny>)> {
-        let counted = slf.borrow_mut().resume()?;
+        let counted = slf.try_borrow_mut()?.resume()?;
         let result = next(iterator, value);
         if counted {
-            slf.borrow_mut().pause();
+            slf.try_borrow()?.pause();
         }
         result
     }
@@ -186,34 +193,23 @@ impl Counter {
         function: &Bound<'py, PyAny>,
         args: &Bound<'py, PyTuple>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let counted = slf.borrow().is_active();
+        let counted = slf.try_borrow()?.is_active();
         if counted {
-            slf.borrow_mut().pause();
+            slf.try_borrow()?.pause();
         }
         let result = function.call1(args);
-        if counted && let State::Open(handle, _) = &slf.borrow().state {
+        if counted && let State::Open(handle, _) = &slf.try_borrow()?.state {
             handle.resume();
         }
         result
     }
 
     /// Ends what `step` and `send` began, if they did: without, the count is of nothing. Does nothing the second time.
-    fn finish(&mut self) {
-        let complete = match &self.state {
-            State::Ended(..) => return,
-            State::New => true,
-            State::Open(..) => {
-                if self.end().is_ok() {
-                    return;
-                }
-                // On another thread, which can't read it.
-                if let State::Open(handle, _) = &self.state {
-                    handle.give_up();
-                }
-                false
-            }
-        };
-        self.state = State::Ended(Box::new(Cells::NONE), complete);
+    fn finish(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let earlier = slf.try_borrow_mut()?.finished();
+        // As in `__exit__`.
+        drop(earlier);
+        Ok(())
     }
 
     fn figures(&self) -> PyResult<Figures> {
@@ -229,11 +225,32 @@ impl Counter {
 
     /// What each line asked for. Once.
     fn take_lines(&mut self, py: Python<'_>) -> Vec<Row> {
+        // Each code object is then held by its rows.
         self.lines.take().map_or_else(Vec::new, |lines| lines.rows(py))
     }
 }
 
 impl Counter {
+    /// As `finish`; with the lines of an earlier use.
+    fn finished(&mut self) -> Option<Box<Lines>> {
+        let complete = match &self.state {
+            State::Ended(..) => return None,
+            State::New => true,
+            State::Open(..) => {
+                if let Ok(earlier) = self.end() {
+                    return earlier;
+                }
+                // On another thread, which can't read it.
+                if let State::Open(handle, _) = &self.state {
+                    handle.give_up();
+                }
+                false
+            }
+        };
+        self.state = State::Ended(Box::new(Cells::NONE), complete);
+        None
+    }
+
     fn begin(&mut self) -> PyResult<()> {
         if matches!(self.state, State::Open(..)) {
             return Err(PyRuntimeError::new_err("this count has begun already"));
@@ -247,17 +264,18 @@ impl Counter {
         Ok(())
     }
 
-    fn end(&mut self) -> PyResult<()> {
+    /// With the lines of an earlier use, to be dropped when nothing is borrowed.
+    fn end(&mut self) -> PyResult<Option<Box<Lines>>> {
         let State::Open(handle, missed) = &self.state else {
             return Err(PyRuntimeError::new_err("this count has not begun"));
         };
         let missed = *missed;
         let mut frame = handle.end().ok_or_else(elsewhere)?;
-        self.lines = frame.lines.take();
+        let earlier = std::mem::replace(&mut self.lines, frame.lines.take());
         // Somebody who was there before us may have put back what was there before him.
         let complete = frame.complete && !missed && hooks::reached();
         self.state = State::Ended(Box::new(frame.cells), complete);
-        Ok(())
+        Ok(earlier)
     }
 
     /// Whether the step is counted: it isn't on another thread than the first.
@@ -278,7 +296,7 @@ impl Counter {
         matches!(&self.state, State::Open(handle, _) if handle.is_active())
     }
 
-    fn pause(&mut self) {
+    fn pause(&self) {
         if let State::Open(handle, _) = &self.state {
             handle.pause();
         }

@@ -48,6 +48,9 @@ enum Command {
     /// Run a command for a trial and leave nothing of it behind
     #[command(hide = true)]
     Keep,
+    /// Read foreign files and memory for a diagnosis, within limits
+    #[command(hide = true)]
+    Read(commands::read::Args),
 }
 
 fn main() -> ExitCode {
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Command::Explain(args) => commands::explain::run(args, &printer),
         Command::Subject(args) => commands::subject::run(args, &printer),
         Command::Keep => commands::keep::run(),
+        Command::Read(args) => commands::read::run(args),
     };
     outcome.unwrap_or_else(|error| {
         printer.error(&error);

@@ -453,13 +453,15 @@ fn exists(pid: i32) -> bool {
 
 /// Starts a long diagnosis of a launched command; its pid, once it runs.
 #[allow(clippy::zombie_processes, reason = "the caller waits for it")]
-fn launching(state: &Path, to: &Path) -> (Child, i32) {
+fn launching(state: &Path, to: &Path, options: &[&str]) -> (Child, i32) {
     let note = to.with_extension("pid");
     let script = format!(
         "ulimit -t 60; echo $$ > '{}'; while :; do :; done",
         note.display()
     );
-    let arguments = ["diagnose", "-d", "50", "-o", path(to), "--", "sh", "-c", &script];
+    let mut arguments = vec!["diagnose", "-d", "50", "-o", path(to)];
+    arguments.extend(options);
+    arguments.extend(["--", "sh", "-c", &script]);
     let tool = command(state, &arguments).spawn().unwrap();
     let began = Instant::now();
     loop {
@@ -478,7 +480,7 @@ fn an_interrupted_diagnosis_reports_what_it_saw_and_leaves_nothing_behind() {
     for signal in [Signal::INT, Signal::TERM] {
         let place = folder();
         let file = place.path().join("r");
-        let (tool, pid) = launching(place.path(), &file);
+        let (tool, pid) = launching(place.path(), &file, &[]);
         std::thread::sleep(Duration::from_millis(2500));
         kill_process(Pid::from_raw(tool.id() as i32).unwrap(), signal).unwrap();
         let output = end_of(tool);
@@ -487,6 +489,32 @@ fn an_interrupted_diagnosis_reports_what_it_saw_and_leaves_nothing_behind() {
         assert!(!exists(pid), "the launched command is still there");
         let replayed = tool_json(&["report", path(&file), "--format", "json"]);
         assert!(replayed.to_string().contains("\"interrupted\""), "{replayed}");
+    }
+}
+
+/// Not reaped yet is ended as well: whose child it is by then may take its time.
+fn runs(pid: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, state)| !state.starts_with('Z'))
+}
+
+#[test]
+fn what_a_killed_diagnosis_launched_ends_with_it_unless_it_was_to_be_kept() {
+    use rustix::process::{Pid, Signal, kill_process};
+    for kept in [false, true] {
+        let place = folder();
+        let options: &[&str] = if kept { &["--keep-running"] } else { &[] };
+        let (tool, pid) = launching(place.path(), &place.path().join("r"), options);
+        let mut tool = Running(tool);
+        tool.0.kill().unwrap();
+        tool.0.wait().unwrap();
+        let began = Instant::now();
+        while runs(pid) && began.elapsed() < if kept { Duration::from_secs(1) } else { PATIENCE } {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(runs(pid), kept, "--keep-running: {kept}");
+        let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
     }
 }
 

@@ -3,7 +3,12 @@
 
 use allocwall_core::error::Error;
 use allocwall_core::host::keeper::Ended;
+use allocwall_core::trial::account::Room;
+use allocwall_core::trial::arm::Expectation;
+use allocwall_core::trial::batch::{Batch, Fresh, Prepared};
+use allocwall_core::trial::proof::Told;
 use allocwall_core::trial::run::{self, Exit, Finished, MARK, Output, Running, Start};
+use allocwall_core::trial::{ProofItem, ProofState};
 use allocwall_core::units::Reason;
 use std::ffi::OsString;
 use std::fs;
@@ -379,7 +384,7 @@ fn victim() {
     fs::write(scratch.join("file"), "x").unwrap();
     let shared = place.join("shared");
     fs::create_dir(&shared).unwrap();
-    let _guard = run::guard(&shared, Path::new(BINARY)).unwrap();
+    let _guard = run::guard(Some(&shared), Path::new(BINARY)).unwrap();
     let mut start = shell(&format!(
         "(setsid sleep {time} &); (trap '' TERM HUP; sleep {time}) & sleep {time}"
     ));
@@ -509,12 +514,12 @@ fn a_guarded_folder_goes_with_its_guard() {
     let place = tempfile::tempdir().unwrap();
     let folder = place.path().join("shared");
     fs::create_dir(&folder).unwrap();
-    let guard = run::guard(&folder, Path::new(BINARY)).unwrap();
+    let guard = run::guard(Some(&folder), Path::new(BINARY)).unwrap();
     fs::write(folder.join("file"), "x").unwrap();
     drop(guard);
     assert!(!folder.exists() && place.path().exists());
-    assert!(run::guard(&folder, Path::new(BINARY)).is_err());
-    assert!(run::guard(place.path(), Path::new("/bin/false")).is_err());
+    assert!(run::guard(Some(&folder), Path::new(BINARY)).is_err());
+    assert!(run::guard(Some(place.path()), Path::new("/bin/false")).is_err());
 }
 
 #[test]
@@ -768,4 +773,75 @@ fn everything_of_a_run_carries_its_mark() {
     assert_eq!(marks[0], marks[1]);
     let other = finished(&shell(&format!("echo ${MARK}")));
     assert_ne!(text(&other.stdout.bytes).trim(), marks[0]);
+}
+
+// ---- the loader's account of a whole tree ----
+
+/// The C library that this test runs on.
+fn libc() -> PathBuf {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let path = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
+    path.filter(|path| path.contains("/libc.so") || path.contains("/libc-"))
+        .map(PathBuf::from)
+        .next()
+        .expect("a shared C library")
+}
+
+/// One uncounted run of the command, expected to get malloc from the C library, with so much room; then one of a command of which
+/// nothing is expected. Failure and proof of both.
+fn proofs(room: &Room, command: &str) -> [(Option<String>, Vec<ProofItem>); 2] {
+    let arm = |(script, expects)| Prepared {
+        start: shell(script),
+        expects,
+        told: Told::default(),
+    };
+    let arms = [
+        (command, vec![Expectation::MallocFrom(libc())]),
+        ("exit 7", vec![]),
+    ];
+    let mut batch = Batch {
+        arms: arms.map(arm).to_vec(),
+        keeper_exe: BINARY.into(),
+        figures: vec![],
+        tlb_misses: false,
+        fine: vec![],
+        interrupted: &NEVER,
+    };
+    let ran = batch
+        .prove(room, &NEVER, |_| ())
+        .unwrap_or_else(|error| panic!("{error}"));
+    let outcomes: Vec<_> = ran.into_iter().map(|ran| (ran.failure, ran.proof)).collect();
+    outcomes.try_into().expect("both were run")
+}
+
+#[test]
+fn an_account_that_grows_too_long_ends_its_run_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let word = format!("{}", 61_000_000 + u64::from(std::process::id()));
+    let many = format!("i=0; while [ $i -lt 50 ]; do ls / >/dev/null; i=$((i+1)); done; exec sleep {word}");
+    let few = "ls / >/dev/null; ls / >/dev/null; :";
+    let began = Instant::now();
+    let [(failure, proof), second] = proofs(&Room::of(folder.path(), 4096), &many);
+    // Not by its time limit.
+    assert!(began.elapsed() < PATIENCE);
+    assert_eq!(failure, None);
+    // And the trial goes on.
+    assert_eq!(second.0.as_deref(), Some("exit status 7"));
+    let [item] = &proof[..] else { panic!("{proof:?}") };
+    if item.state == ProofState::Unknown && item.absent.is_none() {
+        println!("skipped: this loader tells no bindings");
+        return;
+    }
+    assert_eq!((item.state, item.needed), (ProofState::Unknown, true), "{item:?}");
+    assert_eq!(item.absent.as_ref().map(|a| a.reason), Some(Reason::TooCostly));
+    assert!(item.detail.contains("so that run was ended"), "{}", item.detail);
+    assert_eq!(with_word(&word), [0; 0]);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    // The same where there is room for it: its whole tree is known, and the files are gone as well.
+    let [(failure, proof), _] = proofs(&Room::new(folder.path()), few);
+    assert_eq!(failure, None);
+    let [item] = &proof[..] else { panic!("{proof:?}") };
+    assert_eq!(item.state, ProofState::Proven, "{item:?}");
+    assert!(item.detail.contains("in 3 of 3 processes"), "{}", item.detail);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }

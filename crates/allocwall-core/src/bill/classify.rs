@@ -1,12 +1,12 @@
 //! Which line of the bill a sample belongs to.
 
-use super::first_and_last;
+use super::gain;
 use crate::catalogue::cost::{CostClass, WaitClass};
 use crate::catalogue::prices::FAULT_RETURN;
 use crate::catalogue::symbols::{self, KernelLine, KernelRole, Scope, UserRole};
 use crate::catalogue::syscalls::{self, CallWait, KernelWait, UserWait};
 use crate::measure::recording::{
-    CpuSample, Frame, Module, ModuleRole, Recording, Runtime, ThreadTimes, WaitSample,
+    CpuSample, Frame, Module, ModuleRole, Recording, Runtime, ThreadTimes, WaitSample, gained,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -126,7 +126,8 @@ impl<'a> Classifier<'a> {
             .map(|t| (t.pid, t.tid))
             .collect();
         let major_faults = match (recording.ticks.first(), recording.ticks.last()) {
-            (Some(first), Some(last)) => last.major_faults > first.major_faults,
+            // A counter that ran backwards tells nothing.
+            (Some(first), Some(last)) => gained(first.major_faults, last.major_faults) != Some(0),
             _ => true,
         };
         Classifier {
@@ -222,8 +223,7 @@ impl<'a> Classifier<'a> {
     /// How many samples the ends of all the window's faults took.
     fn fault_return_samples(&self) -> Option<f64> {
         let price = self.recording.prices.as_ref().ok()?.get(FAULT_RETURN)?;
-        let (first, last) = first_and_last(self.recording).ok()?;
-        let faults = last.minor_faults.saturating_sub(first.minor_faults);
+        let faults = gain(self.recording, |t| Some(t.minor_faults)).ok()?;
         Some(faults as f64 * price.point / self.recording.meta.sample_period_ns.max(1) as f64)
     }
 
@@ -344,7 +344,13 @@ impl<'a> Classifier<'a> {
             .syscall
             .and_then(|nr| syscalls::call_wait(&self.recording.host.architecture, nr));
         let kernel = self.frames(sample.kernel);
+        // A process of a frozen cgroup v2 sleeps in do_freezer_trap, which mostly is inlined (kernel/signal.c).
+        let leaf = self.kernel_name(kernel.first());
+        if matches!(sample.state, 'T' | 't') || leaf == Some("get_signal") {
+            return WaitClass::Stopped;
+        }
         match self.sleeps_in(sample) {
+            Some(KernelWait::Stopped) => return WaitClass::Stopped,
             Some(KernelWait::Semaphore) if self.is_address_space_lock(kernel, sample, call) => {
                 return WaitClass::AddressSpaceLock;
             }
@@ -391,8 +397,12 @@ impl<'a> Classifier<'a> {
     fn sleeps_in(&self, sample: &WaitSample) -> Option<KernelWait> {
         self.frames(sample.kernel)
             .iter()
-            .filter_map(|f| self.recording.frames.get(*f as usize)?.symbol.as_deref())
+            .filter_map(|f| self.kernel_name(Some(f)))
             .find_map(syscalls::kernel_wait)
+    }
+
+    fn kernel_name(&self, frame: Option<&u32>) -> Option<&str> {
+        self.recording.frames.get(*frame? as usize)?.symbol.as_deref()
     }
 
     /// In a futex, and nothing tells what for: how busy the thread is decides on its line.
@@ -1013,7 +1023,7 @@ mod tests {
                 Storage,
             ),
             ('S', None, "", "", 5000, Other),
-            ('T', Some(35), "", "", 0, Other),
+            ('T', Some(35), "", "", 0, Stopped),
         ] {
             assert_eq!(
                 wait_of(state, syscall, kernel, user, cpu_ms),

@@ -2,26 +2,81 @@
 
 use super::classify::Classifier;
 use super::sites::{Place, sites};
-use super::{CpuLine, absence, block_of, blocks, first_and_last};
+use super::{CpuLine, block_of, blocks, gain, unmeasured};
 use crate::catalogue::cost::CostClass;
 use crate::measure::recording::{ModuleRole, Recording, Runtime};
 use crate::stats;
-use crate::units::{Interval, Measured};
+use crate::units::{Absence, Interval, Measured, Reason};
 use serde::{Deserialize, Serialize};
 
 /// What the kernel charged to the target, in seconds. Threads' times are exact but miss threads that came and went between two looks; the
 /// processes' are complete but come in clock ticks. Both can only be short, so the larger counts; without either, what was sampled.
 pub fn charged_s(recording: &Recording) -> f64 {
-    let threads = recording.threads.iter().map(|t| t.cpu_ns as f64).sum::<f64>();
-    let ticks = first_and_last(recording).map_or(0.0, |(first, last)| {
-        let charged = |t: &crate::measure::recording::Tick| t.user_ns.saturating_add(t.system_ns);
-        charged(last).saturating_sub(charged(first)) as f64
-    });
-    let charged = threads.max(ticks);
-    match charged > 0.0 {
-        true => charged / 1e9,
-        false => recording.samples.len() as f64 * recording.meta.sample_period_ns as f64 / 1e9,
+    let charged = accounted_s(recording).unwrap_or(0.0);
+    // Of accounts that were not read to the end nothing tells how short they are but the samples.
+    let cut = ["counters", "run_delay"]
+        .iter()
+        .any(|probe| unmeasured(recording, probe).is_some());
+    match charged > 0.0 && !cut {
+        true => charged,
+        false => charged.max(sampled_s(recording)),
     }
+}
+
+/// By the kernel's accounts alone; None where none of them was read.
+fn accounted_s(recording: &Recording) -> Option<f64> {
+    let threads = recording.threads.iter().map(|t| t.cpu_ns as f64).sum::<f64>();
+    match user_and_system(recording) {
+        Ok((user, system)) => Some(threads.max(user + system) / 1e9),
+        Err(_) if recording.threads.is_empty() => None,
+        Err(_) => Some(threads / 1e9),
+    }
+}
+
+fn sampled_s(recording: &Recording) -> f64 {
+    recording.samples.len() as f64 * recording.meta.sample_period_ns as f64 / 1e9
+}
+
+/// Where the accounts promise so many samples, too few of them are no chance: of 30, 3 come once in 10^9 times (Poisson).
+const SAMPLES_DUE: f64 = 30.0;
+/// And so small a part of them is no basis for shares, whatever took the rest.
+const LEAST_COVERED: f64 = 0.1;
+
+/// The samples as a basis for shares: held against the kernel's accounts, which come by another way.
+fn samples_cover_the_cpu_time(recording: &Recording) -> Measured<()> {
+    let accounted_s = accounted_s(recording);
+    // Without kernel samples user time alone is due.
+    let due_s = match recording.meta.kernel_samples {
+        true => accounted_s,
+        false => user_and_system(recording).ok().map(|(user, _)| user / 1e9),
+    };
+    let due_s = due_s.unwrap_or(0.0);
+    let due = due_s * 1e9 / recording.meta.sample_period_ns.max(1) as f64;
+    let seen = recording.samples.len();
+    let too_few = |detail: String| Err(Absence::new(Reason::TooLittle, detail));
+    if due >= SAMPLES_DUE && (seen as f64) < LEAST_COVERED * due {
+        return too_few(format!(
+            "the kernel charged {due_s:.2} s of CPU to the target, but samples show only {:.2} s of it",
+            sampled_s(recording)
+        ));
+    }
+    if seen > 0 {
+        return Ok(());
+    }
+    let used = match accounted_s {
+        Some(0.0) => "it used no CPU in the window".to_owned(),
+        Some(s) if s < 1e-3 => "it used less than 1 ms of CPU in the window".to_owned(),
+        Some(s) => format!("it used {:.0} ms of CPU in the window", s * 1e3),
+        None => "how much CPU it used was not read either".to_owned(),
+    };
+    too_few(format!("no CPU sample hit the target: {used}"))
+}
+
+/// Of the processes' own accounts, nanoseconds.
+fn user_and_system(recording: &Recording) -> Measured<(f64, f64)> {
+    let user = gain(recording, |t| Some(t.user_ns))?;
+    let system = gain(recording, |t| Some(t.system_ns))?;
+    Ok((user as f64, system as f64))
 }
 
 const CLASSES: usize = CostClass::ALL.len();
@@ -40,13 +95,12 @@ pub struct Sampled {
 impl Sampled {
     /// `classes` are those of the samples, in their order. Nothing where the split of user and kernel time is needed and unknown.
     pub fn of(recording: &Recording, classes: &[CostClass], unseen: &Unseen) -> Measured<Sampled> {
-        if recording.samples.is_empty() {
-            return Err(absence(
-                recording,
-                "cpu_samples",
-                "no CPU sample hit the target: it used no CPU in the window",
-            ));
+        if recording.samples.is_empty()
+            && let Some(absence) = unmeasured(recording, "cpu_samples")
+        {
+            return Err(absence);
         }
+        samples_cover_the_cpu_time(recording)?;
         let count = blocks(recording);
         let mut slices = vec![[0; CLASSES]; count];
         for (sample, class) in recording.samples.iter().zip(classes) {
@@ -146,12 +200,11 @@ fn admit_unnamed_kernel(lines: &mut [CpuLine], cpu_s: f64) {
 
 /// The kernel's part of CPU time from the processes' own accounts. They count in clock ticks of 10 ms (proc(5)), once at each end.
 fn kernel_share(recording: &Recording) -> Measured<Interval> {
-    let (first, last) = first_and_last(recording)?;
-    let system = last.system_ns.saturating_sub(first.system_ns) as f64;
-    let total = system + last.user_ns.saturating_sub(first.user_ns) as f64;
+    let (user, system) = user_and_system(recording)?;
+    let total = user + system;
     if total <= 0.0 {
-        return Err(crate::units::Absence::new(
-            crate::units::Reason::TooLittle,
+        return Err(Absence::new(
+            Reason::TooLittle,
             "the target used less CPU time than the kernel's clock ticks show",
         ));
     }
@@ -214,12 +267,8 @@ impl Unseen {
         let period_ns = recording.meta.sample_period_ns.max(1) as f64;
         let due = cpu_s * 1e9 / period_ns;
         let missing = due - recording.samples.len() as f64;
-        let switches = first_and_last(recording)
-            .ok()
-            .and_then(|(first, last)| {
-                Some(last.voluntary_switches?.saturating_sub(first.voluntary_switches?))
-            })
-            .unwrap_or(0);
+        // Without their number nothing can be said to hide in them: what the samples leave out is told as such.
+        let switches = gain(recording, |t| t.voluntary_switches).unwrap_or(0);
         let most = switches as f64 * HIDDEN_BY_A_SWITCH_NS / period_ns;
         if !recording.meta.kernel_samples || missing < AGREES * due || most == 0.0 {
             return nothing;

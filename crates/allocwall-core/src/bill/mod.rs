@@ -8,7 +8,7 @@ pub(crate) mod testing;
 mod waits;
 
 use crate::catalogue::cost::{CostClass, WaitClass};
-use crate::measure::recording::{ProbeState, Recording, Tick};
+use crate::measure::recording::{ProbeState, Recording, Tick, gained};
 use crate::units::{Absence, Interval, Measured, Reason};
 use serde::{Deserialize, Serialize};
 
@@ -41,19 +41,10 @@ fn rates(recording: &Recording) -> Rates {
     // Ticks need not begin and end with the window: rates are over the time between them.
     let over_ticks = |read: fn(&Tick) -> Option<u64>| -> Measured<f64> {
         let (first, last) = first_and_last(recording)?;
-        let seconds = (last.t_ns - first.t_ns) as f64 / 1e9;
-        match (read(first), read(last)) {
-            (Some(from), Some(to)) => Ok(to.saturating_sub(from) as f64 / seconds),
-            _ => Err(Absence::new(
-                Reason::NotFound,
-                "the kernel did not give this counter for every process",
-            )),
-        }
+        Ok(gain(recording, read)? as f64 / ((last.t_ns - first.t_ns) as f64 / 1e9))
     };
-    let charged = |read: fn(&Tick) -> u64| -> Measured<f64> {
-        let (first, last) = first_and_last(recording)?;
-        Ok(read(last).saturating_sub(read(first)) as f64 / 1e9)
-    };
+    let charged =
+        |read: fn(&Tick) -> u64| -> Measured<f64> { Ok(gain(recording, |t| Some(read(t)))? as f64 / 1e9) };
     let resident = |tick: Option<&Tick>| tick.map_or(0, |t| t.resident);
     let (start, end) = (recording.ticks.first(), recording.ticks.last());
     Rates {
@@ -74,8 +65,13 @@ fn rates(recording: &Recording) -> Rates {
             false => recording.threads.iter().map(|t| t.seen_ns as f64).sum::<f64>() / 1e9,
         },
         resident_end: resident(end),
-        resident_growth: resident(end) as i64 - resident(start) as i64,
+        resident_growth: growth(resident(start), resident(end)),
     }
+}
+
+fn growth(from: u64, to: u64) -> i64 {
+    let size = i64::try_from(from.abs_diff(to)).unwrap_or(i64::MAX);
+    if to < from { -size } else { size }
 }
 
 const MAP_CALLS: [&str; 5] = ["mmap", "munmap", "brk", "mremap", "madvise"];
@@ -99,24 +95,43 @@ fn map_calls(recording: &Recording) -> Measured<f64> {
 fn first_and_last(recording: &Recording) -> Measured<(&Tick, &Tick)> {
     match (recording.ticks.first(), recording.ticks.last()) {
         (Some(first), Some(last)) if last.t_ns > first.t_ns => Ok((first, last)),
-        _ => Err(Absence::new(
-            Reason::TooLittle,
+        _ => Err(absence(
+            recording,
+            "counters",
             "fewer than two readings of the process counters",
         )),
     }
 }
 
+/// What a cumulative counter gained between the first tick and the last.
+fn gain(recording: &Recording, read: impl Fn(&Tick) -> Option<u64>) -> Measured<u64> {
+    let (first, last) = first_and_last(recording)?;
+    let (Some(from), Some(to)) = (read(first), read(last)) else {
+        return Err(Absence::new(
+            Reason::NotFound,
+            "the kernel did not give this counter for every process",
+        ));
+    };
+    gained(from, to).ok_or_else(|| {
+        Absence::new(
+            Reason::Unparsable,
+            "the kernel's counter ran backwards, or jumped by more than a window brings",
+        )
+    })
+}
+
 /// Why a probe gave nothing: its own reason, or `otherwise`.
 fn absence(recording: &Recording, probe: &str, otherwise: &str) -> Absence {
-    recording
-        .probes
-        .iter()
-        .find(|p| p.name == probe)
-        .and_then(|p| match &p.state {
-            ProbeState::Measured => None,
-            ProbeState::Partial(why) | ProbeState::Absent(why) => Some(why.clone()),
-        })
-        .unwrap_or_else(|| Absence::new(Reason::TooLittle, otherwise))
+    unmeasured(recording, probe).unwrap_or_else(|| Absence::new(Reason::TooLittle, otherwise))
+}
+
+/// What kept a probe from measuring all.
+fn unmeasured(recording: &Recording, probe: &str) -> Option<Absence> {
+    let probe = recording.probes.iter().find(|p| p.name == probe)?;
+    match &probe.state {
+        ProbeState::Measured => None,
+        ProbeState::Partial(why) | ProbeState::Absent(why) => Some(why.clone()),
+    }
 }
 
 /// Into how many slices of time a window is cut for its intervals: half a second each, at least 15 for the quantile to be tight.
@@ -408,6 +423,122 @@ mod tests {
         assert_eq!(bill.rates.minor_faults, Ok(2_000.0));
         assert_eq!(bill.rates.map_calls.unwrap_err().reason, Reason::TooLittle);
         assert!(wait(&of(&s.recording), WaitClass::Idle).thread_s.is_err());
+    }
+
+    /// 15 s of one CPU by the kernel's account, and so many samples of a millisecond.
+    fn charged_and_sampled(samples: u64) -> Bill {
+        let mut s = Sketch::new();
+        s.samples(samples.max(1), PID, "", "app!work");
+        s.recording.samples.truncate(samples as usize);
+        s.ticks(14_000, 1_000);
+        s.thread(PID, "service", 15_000);
+        of(&s.recording)
+    }
+
+    #[test]
+    fn samples_that_miss_what_the_kernel_charged_are_no_basis_for_a_bill() {
+        for samples in [0, 12, 1_400] {
+            let bill = charged_and_sampled(samples);
+            let why = bill.on_cpu.unwrap_err();
+            assert_eq!(why.reason, Reason::TooLittle);
+            assert!(
+                why.detail
+                    .starts_with("the kernel charged 15.00 s of CPU to the target, but samples show only "),
+                "{why}"
+            );
+            assert_eq!((bill.cpu_s, bill.sampled.is_err()), (15.0, true));
+        }
+        assert!(charged_and_sampled(14_000).on_cpu.is_ok());
+        // Where the kernel's part is not sampled, it is not due.
+        let mut s = Sketch::new();
+        s.recording.meta.kernel_samples = false;
+        s.samples(1_000, PID, "", "app!work");
+        s.ticks(1_000, 14_000);
+        assert!(of(&s.recording).on_cpu.is_ok());
+    }
+
+    #[test]
+    fn only_who_used_no_cpu_is_told_to_have_used_none() {
+        let said = |user_ms: u64, read: bool| {
+            let mut s = Sketch::new();
+            s.ticks(user_ms, 0);
+            if !read {
+                s.recording.ticks.clear();
+            }
+            of(&s.recording).on_cpu.unwrap_err().detail
+        };
+        assert!(said(0, true).ends_with("it used no CPU in the window"));
+        assert!(said(20, true).ends_with("it used 20 ms of CPU in the window"));
+        assert!(said(20, false).ends_with("how much CPU it used was not read either"));
+    }
+
+    #[test]
+    fn an_account_that_was_cut_short_does_not_shrink_the_whole() {
+        let of_probe = |state| {
+            let mut s = busy();
+            s.recording.threads.clear();
+            s.ticks(2_000, 0);
+            s.recording.probes.push(Probe {
+                name: "counters".into(),
+                what: String::new(),
+                state,
+            });
+            of(&s.recording).cpu_s
+        };
+        assert_eq!(of_probe(ProbeState::Measured), 2.0);
+        let why = Absence::new(Reason::Exhausted, "/proc/100/stat: Too many open files (EMFILE)");
+        assert_eq!(of_probe(ProbeState::Partial(why)), 10.0);
+    }
+
+    #[test]
+    fn threads_that_were_not_read_to_the_end_say_nothing_of_run_queues() {
+        let mut s = busy();
+        s.waits(300, PID, 'S', Some(232), "ep_poll;do_epoll_wait", "");
+        s.recording.threads[0].seen_ns = 0;
+        assert!(wait(&of(&s.recording), WaitClass::RunQueue).thread_s.is_ok());
+        let why = Absence::new(Reason::Exhausted, "/proc/100/task: Too many open files (EMFILE)");
+        s.recording.probes.push(Probe {
+            name: "run_delay".into(),
+            what: String::new(),
+            state: ProbeState::Partial(why.clone()),
+        });
+        let bill = of(&s.recording);
+        assert_eq!(wait(&bill, WaitClass::RunQueue).thread_s, Err(why));
+        // The looks alone say how long it waited.
+        let idle = wait(&bill, WaitClass::Idle).thread_s.as_ref().unwrap().point;
+        assert!((idle - 3.0).abs() < 1e-9, "{idle}");
+    }
+
+    #[test]
+    fn a_thread_that_may_not_run_is_stopped_whatever_it_was_about() {
+        for (state, syscall, kernel) in [
+            ('T', Some(232), "do_signal_stop;get_signal"),
+            ('T', None, ""),
+            ('t', Some(-1), "ptrace_stop;get_signal"),
+            ('D', Some(202), "__refrigerator;get_signal"),
+            ('S', Some(-1), "do_freezer_trap;get_signal"),
+            ('S', Some(-1), "get_signal;arch_do_signal_or_restart"),
+            ('S', None, "get_signal"),
+        ] {
+            let mut s = Sketch::new();
+            s.thread(7, "worker", 0);
+            s.waits(100, 7, state, syscall, kernel, "");
+            let bill = of(&s.recording);
+            let point = |class| wait(&bill, class).thread_s.as_ref().map_or(0.0, |i| i.point);
+            assert!(point(WaitClass::Stopped) > 14.9, "{state} {kernel}");
+        }
+        let mut s = Sketch::new();
+        s.thread(7, "worker", 0);
+        s.waits(50, 7, 'S', Some(232), "ep_poll;do_epoll_wait", "");
+        s.waits(50, 7, 'D', Some(-1), "exit_mm;do_exit;get_signal", "");
+        assert_eq!(
+            wait(&of(&s.recording), WaitClass::Stopped)
+                .thread_s
+                .as_ref()
+                .unwrap()
+                .point,
+            0.0
+        );
     }
 
     #[test]

@@ -2,9 +2,9 @@
 
 use super::classify::Classifier;
 use super::sites::{Place, sites};
-use super::{Site, WaitLine, absence, block_of, blocks, first_and_last};
+use super::{Site, WaitLine, absence, block_of, blocks, first_and_last, gain, unmeasured};
 use crate::catalogue::cost::WaitClass;
-use crate::measure::recording::{ProbeState, Recording, WaitSample};
+use crate::measure::recording::{CgroupTick, HostTick, ProbeState, Recording, WaitSample};
 use crate::stats;
 use crate::units::{Absence, Interval, Measured, Reason};
 use std::collections::BTreeMap;
@@ -43,7 +43,8 @@ pub fn lines(recording: &Recording, classifier: &Classifier, cpu_s: f64) -> Vec<
 /// that is being woken counts as runnable at once, though on a virtual machine its CPU may take longer to wake up than
 /// the wait itself took.
 struct Blocked {
-    /// Exact waiting time over the weight of the looks that saw the thread wait; 1 where the exact time isn't known.
+    /// Exact waiting time over the weight of the looks that saw the thread wait; 1 where the exact time isn't known,
+    /// or not of the whole window.
     scale: BTreeMap<(i32, i32), f64>,
     /// Waiting time of threads that no look saw waiting, seconds.
     unseen_s: f64,
@@ -53,12 +54,16 @@ impl Blocked {
     fn of(recording: &Recording) -> Blocked {
         let mut looked: BTreeMap<(i32, i32), u64> = BTreeMap::new();
         for wait in &recording.waits {
-            *looked.entry((wait.pid, wait.tid)).or_default() += wait.weight_ns;
+            let weight = looked.entry((wait.pid, wait.tid)).or_default();
+            *weight = weight.saturating_add(wait.weight_ns);
         }
         let mut blocked = Blocked {
             scale: BTreeMap::new(),
             unseen_s: 0.0,
         };
+        if unmeasured(recording, "run_delay").is_some() {
+            return blocked;
+        }
         for thread in &recording.threads {
             let Some(delay) = thread.run_delay_ns else {
                 continue;
@@ -202,6 +207,10 @@ fn run_queue(recording: &Recording, throttled: Option<Interval>) -> Measured<Int
 }
 
 fn run_delay_s(recording: &Recording) -> Measured<f64> {
+    // Of a part of the time, or of some threads, it would say that the others did not want to run.
+    if let Some(absence) = unmeasured(recording, "run_delay") {
+        return Err(absence);
+    }
     let delays: Vec<u64> = recording.threads.iter().filter_map(|t| t.run_delay_ns).collect();
     match delays.is_empty() {
         true => Err(absence(
@@ -216,14 +225,15 @@ fn run_delay_s(recording: &Recording) -> Measured<f64> {
 /// The cgroup counts per run queue and for all its members; the target can't have lost more than it stood on run queues.
 fn throttled(recording: &Recording) -> Measured<Interval> {
     let (first, last) = first_and_last(recording)?;
-    let (Some(first), Some(last)) = (first.cgroup, last.cgroup) else {
+    if first.cgroup.is_none() || last.cgroup.is_none() {
         return Err(absence(
             recording,
             "cgroup",
             "no CPU controller was readable for the target's cgroup",
         ));
-    };
-    let counted = last.throttled_ns.saturating_sub(first.throttled_ns) as f64 / 1e9;
+    }
+    let throttled = |cgroup: CgroupTick| cgroup.throttled_ns;
+    let counted = gain(recording, |t| t.cgroup.map(throttled))? as f64 / 1e9;
     let at_most = run_delay_s(recording).unwrap_or(f64::INFINITY);
     Ok(Interval::exact(counted.min(at_most)))
 }
@@ -234,15 +244,22 @@ const HIT_HARDER: f64 = 4.0;
 /// Steal is known for the machine only. The target's part is taken to be its part of the machine's busy time.
 fn stolen(recording: &Recording, cpu_s: f64) -> Measured<Interval> {
     let (first, last) = first_and_last(recording)?;
-    let (Some(before), Some(after)) = (&first.host, &last.host) else {
-        return Err(Absence::new(
-            Reason::NotFound,
-            "/proc/stat could not be read, which has the machine's steal",
-        )
-        .mend("a /proc without the mount option subset=pid"));
+    if first.host.is_none() || last.host.is_none() {
+        let hidden = || {
+            Absence::new(
+                Reason::NotFound,
+                "/proc/stat could not be read, which has the machine's steal",
+            )
+            .mend("a /proc without the mount option subset=pid")
+        };
+        // Where the file is not there, what hides it is said.
+        let why = unmeasured(recording, "host").filter(|absence| !absence.is_gone());
+        return Err(why.unwrap_or_else(hidden));
+    }
+    let machine = |read: fn(&HostTick) -> u64| -> Measured<f64> {
+        Ok(gain(recording, |t| t.host.as_ref().map(read))? as f64 / 1e9)
     };
-    let steal = after.steal_ns.saturating_sub(before.steal_ns) as f64 / 1e9;
-    let busy = after.busy_ns.saturating_sub(before.busy_ns) as f64 / 1e9;
+    let (steal, busy) = (machine(|h| h.steal_ns)?, machine(|h| h.busy_ns)?);
     if steal == 0.0 {
         return Ok(Interval::exact(0.0));
     }
@@ -268,6 +285,7 @@ fn method(class: WaitClass, recording: &Recording) -> String {
         WaitClass::Stolen => {
             "estimate: the machine's steal by the target's share of busy time, which may have been hit four times as hard as others, or as little"
         }
+        WaitClass::Stopped => "looks at threads that do not run: stopped by a signal or a tracer, or frozen",
         WaitClass::Storage => "looks at sleeping threads: uninterruptible or in storage calls",
         WaitClass::ApplicationLock => {
             "looks at sleeping threads: in a futex below a lock function, or of unknown purpose in a thread that uses 5 % CPU or more"

@@ -109,6 +109,8 @@ pub enum WaitClass {
     RunQueue,
     Throttled,
     Stolen,
+    /// By a signal, by a debugger, or with its cgroup.
+    Stopped,
     /// Uninterruptible or blocked in a read/write of storage.
     Storage,
     /// Futex waits outside the allocator: application locks, condition variables.
@@ -119,12 +121,13 @@ pub enum WaitClass {
 }
 
 impl WaitClass {
-    pub const ALL: [WaitClass; 9] = [
+    pub const ALL: [WaitClass; 10] = [
         WaitClass::AddressSpaceLock,
         WaitClass::Allocator,
         WaitClass::RunQueue,
         WaitClass::Throttled,
         WaitClass::Stolen,
+        WaitClass::Stopped,
         WaitClass::Storage,
         WaitClass::ApplicationLock,
         WaitClass::Idle,
@@ -138,6 +141,7 @@ impl WaitClass {
             WaitClass::RunQueue => "run_queue",
             WaitClass::Throttled => "throttled",
             WaitClass::Stolen => "stolen",
+            WaitClass::Stopped => "stopped",
             WaitClass::Storage => "storage",
             WaitClass::ApplicationLock => "application_lock",
             WaitClass::Idle => "idle",
@@ -152,6 +156,7 @@ impl WaitClass {
             WaitClass::RunQueue => "runnable but waiting",
             WaitClass::Throttled => "throttled by the cgroup",
             WaitClass::Stolen => "stolen by the hypervisor",
+            WaitClass::Stopped => "stopped (signal, tracer, freezer)",
             WaitClass::Storage => "storage I/O",
             WaitClass::ApplicationLock => "application locks",
             WaitClass::Idle => "waiting for work (poll, accept, sleep)",

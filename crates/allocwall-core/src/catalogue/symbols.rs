@@ -31,6 +31,8 @@ pub enum KernelRole {
     /// mmap, munmap, brk, mremap, madvise, mprotect.
     Map,
     Release,
+    /// Marks pages so that their next use tells who uses them (automatic NUMA balancing). It flushes, and gives nothing back.
+    NumaScan,
     /// An address space ends, with its process or at exec. Its pages would have gone back whatever the allocator did.
     Exit,
     Reclaim,
@@ -189,6 +191,15 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
     ("do_swap_page", OtherFault),
     ("do_numa_page", OtherFault),
     ("do_huge_pmd_numa_page", OtherFault),
+    // What it calls, where the compiler has put it into its caller (5.10, 6.12): mm/memory.c, mm/migrate.c, mm/mempolicy.c, kernel/sched/fair.c.
+    ("numa_migrate_*", OtherFault),
+    ("numa_rebuild_*", OtherFault),
+    ("migrate_misplaced_*", OtherFault),
+    ("mpol_misplaced", OtherFault),
+    ("should_numa_migrate_memory", OtherFault),
+    ("task_numa_fault", OtherFault),
+    ("change_prot_numa", NumaScan),
+    ("task_numa_work", NumaScan),
     ("handle_userfault", OtherFault),
     ("exit_to_user_mode_loop", Elsewhere),
     ("task_work_run", Elsewhere),
@@ -384,13 +395,15 @@ pub fn kernel_line(roles: impl IntoIterator<Item = Option<KernelRole>>) -> Kerne
                 Some(Shootdown) => CostClass::PageRelease,
                 _ => CostClass::MapCalls,
             },
-            Release if roles.any(|(_, outer)| outer == Some(Exit)) => CostClass::OtherKernel,
+            Release if roles.any(|(_, outer)| matches!(outer, Some(Exit | NumaScan))) => {
+                CostClass::OtherKernel
+            }
             Release => CostClass::PageRelease,
             // A thread that is interrupted for a TLB flush pays for pages that its own address space gave back:
             // the flush goes only to CPUs that have the same address space loaded.
             Interrupt if pending == Some(Shootdown) => CostClass::PageRelease,
             Reclaim => CostClass::Reclaim,
-            Exit | Interrupt | Elsewhere => CostClass::OtherKernel,
+            NumaScan | Exit | Interrupt | Elsewhere => CostClass::OtherKernel,
         };
         return KernelLine::Class(class);
     }

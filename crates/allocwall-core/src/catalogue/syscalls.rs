@@ -90,10 +90,18 @@ pub enum KernelWait {
     Storage,
     Memory,
     Idle,
+    /// By a signal or a tracer, or in a frozen cgroup.
+    Stopped,
 }
 
 #[rustfmt::skip]
 pub const SLEEPS: &[(&str, KernelWait)] = &[
+    // kernel/freezer.c for cgroup v1, kernel/signal.c for v2 and the others.
+    ("__refrigerator", KernelWait::Stopped),
+    ("do_freezer_trap", KernelWait::Stopped),
+    ("do_signal_stop", KernelWait::Stopped),
+    ("do_jobctl_trap", KernelWait::Stopped),
+    ("ptrace_stop*", KernelWait::Stopped),
     ("rwsem_down_*", KernelWait::Semaphore),
     ("__down_read*", KernelWait::Semaphore),
     ("__down_write*", KernelWait::Semaphore),

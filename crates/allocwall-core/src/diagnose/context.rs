@@ -7,7 +7,8 @@ use crate::catalogue::fast_paths::{Path, path_of};
 use crate::catalogue::symbols::UserRole;
 use crate::catalogue::thresholds::MIN_SAMPLES;
 use crate::measure::recording::{
-    AllocatorKind, CgroupTick, HostTick, ModuleRole, ProbeState, Process, Recording, Smaps, Stack, Tick,
+    AllocatorKind, CgroupTick, Ended, HostTick, ModuleRole, ProbeState, Process, Recording, Smaps, Stack,
+    Tick, gained,
 };
 use crate::stats::wilson;
 use crate::units::{Absence, Interval, Measured, Reason};
@@ -63,6 +64,9 @@ const KERNEL_LINES: &[CostClass] = &[
     CostClass::Reclaim,
     CostClass::OtherKernel,
 ];
+
+/// From this part of the threads' time on a target that was stopped is told as such.
+const MOSTLY: f64 = 0.5;
 
 /// Where every stack starts: named as a call site it tells nothing.
 const NOWHERE: &[&str] = &[
@@ -182,6 +186,19 @@ impl<'a> Context<'a> {
             .sum()
     }
 
+    /// Seconds at the window's end in which the scheduler's account of the threads was not read any more: a target that ends takes it
+    /// along.
+    pub fn unread_s(&self) -> f64 {
+        let threads = &self.recording.threads;
+        match self.recording.meta.ended {
+            Ended::TargetExited { .. } => {
+                let read_ns = threads.iter().map(|thread| thread.seen_ns).max().unwrap_or(0);
+                (self.window_s - read_ns as f64 / 1e9).max(0.0)
+            }
+            Ended::Complete | Ended::Interrupted | Ended::CutOff => 0.0,
+        }
+    }
+
     /// Seconds of thread time in which the target ran or would have liked to.
     pub fn active_thread_s(&self) -> f64 {
         let lock = 1.0 - self.untold_locks();
@@ -205,9 +222,9 @@ impl<'a> Context<'a> {
     /// alone.
     pub fn behind_others(&self) -> f64 {
         let threads = &self.recording.threads;
-        let own: u64 = threads.iter().map(|t| t.cpu_ns).sum();
+        let own = total(threads.iter().map(|t| t.cpu_ns));
         let others = match self.recording.meta.system_wide {
-            true => Some(self.recording.neighbours.iter().map(|n| n.cpu_ns).sum()),
+            true => Some(total(self.recording.neighbours.iter().map(|n| n.cpu_ns))),
             false => self.host_change(|h| h.busy_ns).map(|b| b.saturating_sub(own)),
         };
         let Some(others) = others.map(|o| o as f64) else {
@@ -256,10 +273,10 @@ impl<'a> Context<'a> {
             .map(|(name, part)| (name.to_owned(), part / all.max(f64::MIN_POSITIVE)))
     }
 
-    /// Change of a cumulative counter over the window; None where either end lacks it or it ran backwards.
+    /// Change of a cumulative counter over the window; None where either end lacks it or it tells nothing: [`gained`].
     pub fn change<T: Into<Option<u64>>>(&self, read: impl Fn(&Tick) -> T) -> Option<u64> {
         let (first, last) = (self.recording.ticks.first()?, self.recording.ticks.last()?);
-        read(last).into()?.checked_sub(read(first).into()?)
+        gained(read(first).into()?, read(last).into()?)
     }
 
     pub fn cgroup_change(&self, read: impl Fn(&CgroupTick) -> u64) -> Option<u64> {
@@ -268,6 +285,35 @@ impl<'a> Context<'a> {
 
     pub fn host_change<T: Into<Option<u64>>>(&self, read: impl Fn(&HostTick) -> T) -> Option<u64> {
         self.change(|t| read(t.host.as_ref()?).into())
+    }
+
+    /// Whether the kernel's own account of the target's CPU time was read.
+    pub fn cpu_is_known(&self) -> bool {
+        let by_ticks = self.recording.ticks.len() > 1 && self.bill.rates.user_cpu_s.is_ok();
+        by_ticks || !self.recording.threads.is_empty()
+    }
+
+    /// Somebody kept the target from running most of the time, and too little is left to judge by.
+    pub fn stopped(&self) -> Option<Absence> {
+        let share = self.wait_point(WaitClass::Stopped) / self.bill.rates.thread_s.max(1e-9);
+        if share < MOSTLY || self.cpu(&[CostClass::Application]).is_ok() {
+            return None;
+        }
+        let head = format!(
+            "it was stopped for {} of its threads' time",
+            percent(share.min(1.0))
+        );
+        Some(match self.probe_absence("stopped") {
+            Some(mut why) => {
+                why.detail = format!("{head}: {}", why.detail);
+                why
+            }
+            // It ran again when the window closed.
+            None => Absence::new(
+                Reason::TooLittle,
+                format!("{head}, by a signal, a tracer or its cgroup's freezer"),
+            ),
+        })
     }
 
     pub fn last_tick(&self) -> Option<&'a Tick> {
@@ -435,15 +481,16 @@ fn spoken_of(site: &Site) -> &str {
     }
 }
 
+/// A recording's numbers may be anything.
+pub fn total(numbers: impl Iterator<Item = u64>) -> u64 {
+    numbers.fold(0, u64::saturating_add)
+}
+
 /// The process that used most CPU in the window, else the first.
 pub fn main_process(recording: &Recording) -> Option<&Process> {
     let cpu = |pid: i32| -> u64 {
-        recording
-            .threads
-            .iter()
-            .filter(|t| t.pid == pid)
-            .map(|t| t.cpu_ns)
-            .sum()
+        let own = recording.threads.iter().filter(|t| t.pid == pid);
+        total(own.map(|t| t.cpu_ns))
     };
     // `rev`: of equals the first one wins.
     recording.processes.iter().rev().max_by_key(|p| cpu(p.pid))

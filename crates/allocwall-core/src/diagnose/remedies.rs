@@ -532,7 +532,8 @@ const NAMED_PROCESSES: usize = 8;
 fn for_threads(ctx: &Context, template: &str) -> String {
     let mut cpu: BTreeMap<i32, u64> = BTreeMap::new();
     for thread in ctx.recording.threads.iter().filter(|t| t.cpu_ns > 0) {
-        *cpu.entry(thread.pid).or_default() += thread.cpu_ns;
+        let spent = cpu.entry(thread.pid).or_default();
+        *spent = spent.saturating_add(thread.cpu_ns);
     }
     let mut busy: Vec<i32> = cpu.keys().copied().collect();
     busy.sort_by_key(|pid| Reverse(cpu[pid]));

@@ -16,6 +16,12 @@ const LONGEST_NAME: usize = 40;
 pub const LONGEST_SENTENCE: usize = 200;
 
 pub fn write(ctx: &Context, judged: &[Judged], walls: &[Wall]) -> String {
+    if let Some(stopped) = ctx.stopped() {
+        return fitting([
+            format!("No verdict, since the target did not run: {}.", stopped.detail),
+            "No verdict, since the target did not run: it was stopped most of the time.".to_owned(),
+        ]);
+    }
     let Some(&worst) = walls.first() else {
         return no_wall(ctx, judged);
     };
@@ -187,6 +193,7 @@ fn competitor(ctx: &Context) -> String {
 fn waits_for(ctx: &Context) -> String {
     use crate::catalogue::cost::WaitClass;
     [
+        WaitClass::Stopped,
         WaitClass::Storage,
         WaitClass::Idle,
         WaitClass::ApplicationLock,
@@ -196,6 +203,7 @@ fn waits_for(ctx: &Context) -> String {
     .max_by(|a, b| ctx.wait_point(*a).total_cmp(&ctx.wait_point(*b)))
     .filter(|c| ctx.wait_point(*c) > 0.0)
     .map_or_else(String::new, |c| match c {
+        WaitClass::Stopped => ", mostly stopped by a signal, a tracer or a freezer".to_owned(),
         WaitClass::Storage => ", mostly for storage".to_owned(),
         WaitClass::Idle => ", mostly for work, the network or a timer".to_owned(),
         WaitClass::ApplicationLock => ", mostly for other threads".to_owned(),
@@ -417,6 +425,9 @@ pub fn next_steps(
     wall: Option<Wall>,
 ) -> Vec<String> {
     let mut next = Vec::new();
+    if let Some(mend) = ctx.stopped().and_then(|stopped| stopped.mend) {
+        next.push(mend);
+    }
     let unpriced = ctx.recording.prices.is_err();
     if unpriced && remedies.iter().any(|r| r.gain.is_none()) {
         next.push(CALIBRATE.to_owned());

@@ -2,7 +2,7 @@
 //! not measured says so.
 
 use super::testing::{Subject, WINDOW_S, absent, computing};
-use super::{Reach, Status, remedies};
+use super::{Finding, Reach, Status, Whole, remedies};
 use crate::bill::testing::{PID, Sketch};
 use crate::catalogue::cost::CostClass::*;
 use crate::catalogue::cost::{CostClass, WaitClass};
@@ -375,6 +375,69 @@ fn others_on_the_cpu_come_first_named_or_not() {
     assert_eq!(verdict.remedies[0].remedy, "nice");
 }
 
+// ---- may it run at all? ----
+
+#[test]
+fn a_stopped_target_is_told_as_stopped_and_nothing_is_ruled_out() {
+    let mut subject = with_shares(&[]);
+    subject.cpus(0.0);
+    subject.bill.on_cpu = Err(absent());
+    subject.bill.sampled = Err(absent());
+    subject.waits(WaitClass::Stopped, 1.0);
+    let why = Absence::new(Reason::TooLittle, "process 100 (service) is stopped by a signal")
+        .mend("kill -CONT 100");
+    subject.recording.probes.push(Probe {
+        name: "stopped".into(),
+        what: "what it does when it runs".into(),
+        state: ProbeState::Partial(why),
+    });
+    let verdict = subject.verdict();
+    assert_eq!(
+        verdict.sentence,
+        "No verdict, since the target did not run: it was stopped for 100 % of its threads' time: \
+         process 100 (service) is stopped by a signal."
+    );
+    assert_eq!(
+        (&verdict.walls[..], &verdict.next[0][..]),
+        (&[][..], "kill -CONT 100")
+    );
+    let measured = |f: &&Finding| f.status != Status::NotMeasured;
+    assert!(
+        verdict
+            .findings
+            .iter()
+            .filter(measured)
+            .all(|f| f.of == Whole::Resident)
+    );
+    // The twin sleeps as long, by itself.
+    subject.waits(WaitClass::Stopped, 0.0).waits(WaitClass::Idle, 1.0);
+    let verdict = subject.verdict();
+    assert_eq!(verdict.walls, [Wall::Waiting]);
+    assert!(!verdict.sentence.contains("stopped"), "{}", verdict.sentence);
+    // Under strace it is stopped most of the time, and what it does in the rest is seen.
+    let mut traced = with_shares(&[(FaultPath, 0.6)]);
+    traced.waits(WaitClass::Stopped, 0.6);
+    assert_eq!(traced.verdict().walls[0], Wall::FirstTouch);
+}
+
+#[test]
+fn an_account_that_was_not_read_rules_nothing_out() {
+    let mut subject = with_shares(&[]);
+    subject.cpus(0.0);
+    subject.bill.on_cpu = Err(absent());
+    subject.bill.sampled = Err(absent());
+    assert_eq!(status(&subject, Wall::FirstTouch), Status::RuledOut);
+    subject.bill.rates.user_cpu_s = Err(absent());
+    for wall in [Wall::FirstTouch, Wall::MapChurn, Wall::CallRate, Wall::Waiting] {
+        assert_eq!(status(&subject, wall), Status::NotMeasured, "{wall:?}");
+    }
+    assert!(
+        subject.verdict().sentence.starts_with("No verdict"),
+        "{}",
+        subject.verdict().sentence
+    );
+}
+
 // ---- is it CPU at all? ----
 
 #[test]
@@ -398,6 +461,36 @@ fn a_waiting_target_is_no_cpu_problem() {
     assert_eq!(status(&subject, Wall::Waiting), Status::RuledOut);
     subject.recording.ticks.clear();
     assert_eq!(status(&subject, Wall::Waiting), Status::NotMeasured);
+}
+
+#[test]
+fn what_an_ended_target_did_since_it_was_last_read_is_not_called_waiting() {
+    let mut subject = computing();
+    subject.cpus(0.04).threads(1);
+    subject.recording.meta.ended = Ended::TargetExited { status: None };
+    let window_ns = subject.recording.meta.window_ns;
+    for (seen_ns, expected) in [
+        (window_ns, Status::Wall),
+        (window_ns / 4, Status::NotMeasured),
+        (0, Status::NotMeasured),
+    ] {
+        subject.recording.threads = vec![ThreadTimes {
+            pid: PID,
+            tid: PID,
+            comm: "t".into(),
+            seen_ns,
+            cpu_ns: 0,
+            run_delay_ns: Some(0),
+        }];
+        assert_eq!(
+            status(&subject, Wall::Waiting),
+            expected,
+            "{seen_ns} ns of {window_ns}"
+        );
+    }
+    // A window that closed by itself was read to its end, whenever its threads began.
+    subject.recording.meta.ended = Ended::Complete;
+    assert_eq!(status(&subject, Wall::Waiting), Status::Wall);
 }
 
 #[test]

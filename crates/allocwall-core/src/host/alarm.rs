@@ -1,6 +1,7 @@
 //! A timer that wakes an event loop at a given moment. The timeout of epoll_wait(2) is in whole milliseconds, and sleeps carry
 //! a slack of 50 µs (PR_SET_TIMERSLACK); a timerfd has neither.
 
+use crate::host::clock;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -20,21 +21,21 @@ impl Alarm {
         })
     }
 
-    /// Rings when CLOCK_MONOTONIC reads `ns`, at once if that is past; replaces what was set before.
+    /// Rings when [`monotonic_ns`](clock::monotonic_ns) reads `ns`, at once if that is past; replaces what was set before.
     pub fn set(&mut self, ns: u64) -> io::Result<()> {
         if self.set_for == Some(ns) {
             return Ok(());
         }
         // A moment of zero would disarm the timer (timerfd_settime(2)).
-        let ns = ns.max(1);
+        let own = clock::in_own_namespace(ns).max(1);
         let moment = Itimerspec {
             it_interval: Timespec {
                 tv_sec: 0,
                 tv_nsec: 0,
             },
             it_value: Timespec {
-                tv_sec: (ns / 1_000_000_000) as i64,
-                tv_nsec: (ns % 1_000_000_000) as _,
+                tv_sec: (own / 1_000_000_000) as i64,
+                tv_nsec: (own % 1_000_000_000) as _,
             },
         };
         rustix::time::timerfd_settime(&self.descriptor, TimerfdTimerFlags::ABSTIME, &moment)?;

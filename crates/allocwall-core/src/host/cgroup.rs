@@ -17,7 +17,7 @@ pub struct CgroupFs {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Mount {
+pub(crate) struct Mount {
     version: u8,
     /// v1: controllers or `name=…`. v2 has no list here: each group says which it has.
     controllers: Vec<String>,
@@ -52,6 +52,14 @@ pub struct Quota {
     pub cpus: f64,
     pub dir: PathBuf,
     level: usize,
+}
+
+/// A group that keeps its processes from running.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frozen {
+    pub dir: PathBuf,
+    /// What to type to let them run.
+    pub thaw: String,
 }
 
 impl CgroupFs {
@@ -167,6 +175,23 @@ impl CgroupFs {
                 format!("the {controller} cgroup hierarchy is not mounted here"),
             )
             .mend("mount it into the container (-v /sys/fs/cgroup:/sys/fs/cgroup:ro), or run on the host"),
+        })
+    }
+
+    /// The group that is frozen with this process in it, the nearest one; None where there is none.
+    pub fn frozen(&self, pid: i32) -> Option<Frozen> {
+        let membership = self.proc.cgroups(pid).ok()?;
+        let unified: Vec<CgroupLine> = membership
+            .iter()
+            .filter(|line| line.hierarchy == 0)
+            .cloned()
+            .collect();
+        [&membership, &unified].into_iter().find_map(|lines| {
+            let levels = self.levels("freezer", lines).ok()?;
+            levels
+                .dirs
+                .into_iter()
+                .find_map(|dir| frozen(dir, levels.version))
         })
     }
 
@@ -336,6 +361,19 @@ impl Cgroup {
     }
 }
 
+/// The group alone, not one above it: cgroup-v1/freezer-subsystem.rst, and `cgroup.freeze` in cgroup-v2.rst.
+fn frozen(dir: PathBuf, version: u8) -> Option<Frozen> {
+    let (asked, file, thaw) = match version {
+        1 => ("freezer.self_freezing", "freezer.state", "THAWED"),
+        _ => ("cgroup.freeze", "cgroup.freeze", "0"),
+    };
+    let is_asked = file::read_number::<u8>(&dir.join(asked)).ok()? == 1;
+    is_asked.then(|| Frozen {
+        thaw: format!("echo {thaw} > {}", dir.join(file).display()),
+        dir,
+    })
+}
+
 /// CPUs' worth of quota of one group; None where it has no limit or no CPU controller.
 fn quota_cpus(dir: &Path, version: u8) -> Measured<Option<f64>> {
     let optional = |read: Measured<Option<f64>>| match read {
@@ -359,7 +397,7 @@ fn quota_cpus(dir: &Path, version: u8) -> Measured<Option<f64>> {
 }
 
 /// `max 100000` or `50000 100000`. The outer None is a line that does not parse.
-fn cpu_max(bytes: &[u8]) -> Option<Option<f64>> {
+pub(crate) fn cpu_max(bytes: &[u8]) -> Option<Option<f64>> {
     let mut fields = words(bytes);
     let quota = fields.next()?;
     let period: u64 = fields.next().map_or(Some(100_000), number)?;
@@ -371,7 +409,7 @@ fn cpu_max(bytes: &[u8]) -> Option<Option<f64>> {
 }
 
 /// Periods, throttled periods and throttled nanoseconds of cpu.stat, either version.
-fn throttling(bytes: &[u8]) -> Option<(u64, u64, u64)> {
+pub(crate) fn throttling(bytes: &[u8]) -> Option<(u64, u64, u64)> {
     let (mut periods, mut throttled, mut ns) = (None, None, None);
     for line in lines(bytes) {
         let Some((name, value)) = pair(line, b' ') else {
@@ -398,7 +436,7 @@ fn below<'a>(path: &'a str, top: &str) -> Option<&'a str> {
 }
 
 /// Lines of mountinfo, proc_pid_mountinfo(5): `36 35 98:0 /top /point options [tags] - type source super-options`.
-fn cgroup_mounts(bytes: &[u8], root: &Path) -> Vec<Mount> {
+pub(crate) fn cgroup_mounts(bytes: &[u8], root: &Path) -> Vec<Mount> {
     let mount = |line: &[u8]| -> Option<Mount> {
         let fields: Vec<&[u8]> = words(line).collect();
         let dash = fields.iter().position(|&word| word == b"-")?;
@@ -621,6 +659,41 @@ mod tests {
             ],
         );
         assert_eq!(fake.fs().group_of(7).unwrap().quota(), Ok(None));
+    }
+
+    #[test]
+    fn the_nearest_frozen_group_is_named() {
+        let freezer = "51 49 0:30 / /sys/fs/cgroup/freezer ro - cgroup cgroup rw,freezer\n";
+        let fake = Fake::new(
+            &format!("{V1}{freezer}"),
+            &[
+                ("proc/7/cgroup", "5:freezer:/pod/box\n"),
+                ("proc/8/cgroup", "5:freezer:/pod\n"),
+                ("proc/9/cgroup", "5:freezer:/other\n"),
+                ("sys/fs/cgroup/freezer/pod/box/freezer.self_freezing", "0\n"),
+                ("sys/fs/cgroup/freezer/pod/freezer.self_freezing", "1\n"),
+                ("sys/fs/cgroup/freezer/other/freezer.self_freezing", "0\n"),
+            ],
+        );
+        let fs = fake.fs();
+        for pid in [7, 8] {
+            let frozen = fs.frozen(pid).unwrap();
+            assert!(frozen.dir.ends_with("sys/fs/cgroup/freezer/pod"), "{frozen:?}");
+            assert!(frozen.thaw.starts_with("echo THAWED > ") && frozen.thaw.ends_with("/pod/freezer.state"));
+        }
+        assert_eq!(fs.frozen(9), None);
+        let fake = Fake::new(
+            V2,
+            &[
+                ("proc/7/cgroup", "0::/app\n"),
+                ("proc/8/cgroup", "0::/free\n"),
+                ("sys/fs/cgroup/app/cgroup.freeze", "1\n"),
+                ("sys/fs/cgroup/free/cgroup.freeze", "0\n"),
+            ],
+        );
+        let fs = fake.fs();
+        assert!(fs.frozen(7).unwrap().thaw.ends_with("/app/cgroup.freeze"));
+        assert_eq!(fs.frozen(8), None);
     }
 
     #[test]

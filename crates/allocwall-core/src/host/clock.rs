@@ -1,12 +1,33 @@
 //! Clocks: wall, and CPU time of other processes.
 
 use crate::host::file::errno_text;
+use crate::host::proc::ProcFs;
 use crate::units::{Absence, Measured, Reason};
+use std::sync::OnceLock;
 
-/// CLOCK_MONOTONIC, the clock of the samples too.
+/// CLOCK_MONOTONIC as the kernel itself counts it, the clock of the samples too: a time namespace shifts what its
+/// processes read, and not the stamps of perf events.
 pub fn monotonic_ns() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    let here = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
+    // Unknown: then nothing is compared with the samples.
+    here.saturating_add_signed(-ahead_ns().as_ref().copied().unwrap_or(0))
+}
+
+/// What this process's own CLOCK_MONOTONIC reads when [`monotonic_ns`] is `ns`.
+pub fn in_own_namespace(ns: u64) -> u64 {
+    ns.saturating_add_signed(ahead_ns().as_ref().copied().unwrap_or(0))
+}
+
+/// Whether the times of samples can be compared with [`monotonic_ns`].
+pub fn comparable() -> Measured<()> {
+    ahead_ns().as_ref().map(|_| ()).map_err(Clone::clone)
+}
+
+/// How far the time namespace of this process sets its CLOCK_MONOTONIC ahead (time_namespaces(7)).
+fn ahead_ns() -> &'static Measured<i64> {
+    static AHEAD: OnceLock<Measured<i64>> = OnceLock::new();
+    AHEAD.get_or_init(|| ProcFs::live().own_clock_ahead_ns())
 }
 
 pub fn unix_ms() -> u64 {

@@ -6,20 +6,24 @@ use object::elf;
 use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader, Sym, VersionTable};
 use object::read::{ReadCache, ReadRef, StringTable};
 use object::{Endianness, SymbolIndex};
+use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 
-/// Most that one read may take. The largest real symbol tables (a browser's) are about this.
-const MAX_READ: u64 = 256 << 20;
-/// Most that all reads of one file may take: its symbols with their names, unwind tables and constants.
-const MAX_READ_IN_ALL: u64 = 384 << 20;
+/// Most that one read may take: names of a program's symbols, or its constants. A browser with all its symbols has more.
+const MAX_READ: u64 = 64 << 20;
+/// Most that all reads of one file may take: they are kept while the file is looked at.
+const MAX_READ_IN_ALL: u64 = 80 << 20;
 /// A section table is at most this long; ELF's own limit without extensions is 0xff00.
 const MAX_SECTIONS: usize = 0x1_0000;
 const MAX_SEGMENTS: usize = 4096;
 const MAX_NEEDED: usize = 4096;
+/// Symbols of one table that are looked at; a browser has a million.
+const MAX_SYMBOLS: u64 = 8 << 20;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ElfKind {
     /// Fixed address, with a loader.
     Executable,
@@ -40,7 +44,7 @@ impl ElfKind {
 }
 
 /// A PT_LOAD segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
     pub offset: u64,
     pub address: u64,
@@ -355,6 +359,195 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
     }
 }
 
+/// A file's functions by address. Their names stay in the file until they are asked for, so a million functions take
+/// 16 MB.
+#[derive(Debug)]
+pub struct Functions {
+    file: File,
+    /// `.symtab` first: it knows more.
+    tables: Vec<FunctionTable>,
+}
+
+#[derive(Debug)]
+struct FunctionTable {
+    entries: Vec<FunctionEntry>,
+    /// Where the names stand in the file.
+    names: std::ops::Range<u64>,
+    kind: elf::SectionType,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct FunctionEntry {
+    address: u64,
+    size: u32,
+    name: u32,
+}
+
+/// Symbols read at a time.
+const SYMBOL_BLOCK: usize = 16 << 10;
+
+impl Functions {
+    /// At most `most` functions; None where the file has more.
+    pub fn of(file: &File, most: usize) -> Measured<Option<Functions>> {
+        let kept = file.try_clone().map_err(|error| {
+            Absence::new(
+                Reason::NotSupported,
+                format!("a file could not be kept open: {error}"),
+            )
+        })?;
+        let data = ElfFile::new(file.try_clone().map_err(|_| malformed("unreadable"))?);
+        let elf = data.parse()?;
+        let mut tables = Vec::new();
+        let mut left = most;
+        for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
+            let table = match elf.facts.is_64 {
+                true => elf.function_table::<elf::FileHeader64<Endianness>>(&kept, kind, left)?,
+                false => elf.function_table::<elf::FileHeader32<Endianness>>(&kept, kind, left)?,
+            };
+            match table {
+                Some(table) if table.entries.len() > left => return Ok(None),
+                Some(table) => {
+                    left -= table.entries.len();
+                    tables.push(table);
+                }
+                None => {}
+            }
+        }
+        Ok(Some(Functions { file: kept, tables }))
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.tables.iter().map(|table| table.entries.len()).sum()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The name of the function at an address (as it stands in the file, at most `limit` bytes of it).
+    pub fn name(&self, address: u64, limit: usize) -> Option<Vec<u8>> {
+        self.tables.iter().find_map(|table| {
+            let entry = table.at(address)?;
+            let start = table.names.start.checked_add(entry.name.into())?;
+            let size = table.names.end.checked_sub(start)?.min(limit as u64);
+            let mut name = vec![0; size as usize];
+            let read = read_up_to(&self.file, &mut name, start)?;
+            name.truncate(read);
+            let end = name.iter().position(|&b| b == 0).unwrap_or(read);
+            name.truncate(end);
+            (!name.is_empty()).then_some(name)
+        })
+    }
+}
+
+impl FunctionTable {
+    fn at(&self, address: u64) -> Option<FunctionEntry> {
+        /// Functions that start further below are not looked at: they would have to hold all those between.
+        const NESTED: usize = 16;
+        let behind = self.entries.partition_point(|entry| entry.address <= address);
+        let near = self.entries[..behind].iter().rev().take(NESTED);
+        let nearest = near.clone().next().filter(|entry| {
+            // The table of exports has gaps: what follows a function of unknown size in it may be anything.
+            entry.size == 0 && (self.kind == elf::SHT_SYMTAB || entry.address == address)
+        });
+        near.clone()
+            .find(|entry| address - entry.address < u64::from(entry.size))
+            .or(nearest)
+            .copied()
+    }
+}
+
+fn read_up_to(file: &File, into: &mut [u8], offset: u64) -> Option<usize> {
+    let mut have = 0;
+    while have < into.len() {
+        match file.read_at(&mut into[have..], offset.checked_add(have as u64)?) {
+            Ok(0) => break,
+            Ok(count) => have += count,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) => return None,
+        }
+    }
+    Some(have)
+}
+
+impl<'d, R: ReadRef<'d>> Elf<'d, R> {
+    /// A section's bytes, read for the caller alone; None where it is absent or longer than `limit`.
+    pub fn section_copy(&self, file: &File, name: &str, limit: u64) -> Option<Vec<u8>> {
+        let section = self.facts.section(name)?;
+        if section.kind == elf::SHT_NOBITS || section.size > limit {
+            return None;
+        }
+        // Not more than the file has: a size in a header is a claim.
+        let there = file.metadata().ok()?.len().saturating_sub(section.offset);
+        let mut bytes = vec![0; section.size.min(there) as usize];
+        let read = read_up_to(file, &mut bytes, section.offset)?;
+        bytes.truncate(read);
+        Some(bytes)
+    }
+
+    /// Up to one more than `most` functions of a table, by address; None where there is no such table.
+    fn function_table<E: FileHeader<Endian = Endianness>>(
+        &self,
+        file: &File,
+        kind: elf::SectionType,
+        most: usize,
+    ) -> Measured<Option<FunctionTable>> {
+        let sections = &self.facts.sections;
+        let Some(section) = sections.iter().find(|s| s.kind == kind) else {
+            return Ok(None);
+        };
+        let Some(names) = sections.get(section.link) else {
+            return Err(malformed("symbol names"));
+        };
+        // Time is bounded too: a sparse file may claim any number of symbols.
+        let size = size_of::<E::Sym>();
+        let count = (section.size / size as u64).min(MAX_SYMBOLS);
+        let mut entries = Vec::new();
+        let mut block = vec![0; SYMBOL_BLOCK * size];
+        let mut index = 0;
+        while index < count && entries.len() <= most {
+            let wanted = ((count - index) as usize).min(SYMBOL_BLOCK) * size;
+            let offset = section.offset.checked_add(index * size as u64);
+            let read = offset
+                .and_then(|offset| read_up_to(file, &mut block[..wanted], offset))
+                .ok_or_else(|| malformed("symbol table"))?;
+            let whole = read / size;
+            if whole == 0 {
+                break;
+            }
+            let Ok(symbols) = object::pod::slice_from_all_bytes::<E::Sym>(&block[..whole * size]) else {
+                break;
+            };
+            for symbol in symbols {
+                let function = matches!(
+                    symbol.st_type(),
+                    elf::STT_FUNC | elf::STT_GNU_IFUNC | elf::STT_NOTYPE
+                );
+                let address: u64 = symbol.st_value(self.endian).into();
+                if !function || address == 0 || symbol.st_shndx(self.endian) == elf::SHN_UNDEF {
+                    continue;
+                }
+                let size: u64 = symbol.st_size(self.endian).into();
+                entries.push(FunctionEntry {
+                    address,
+                    size: size.try_into().unwrap_or(u32::MAX),
+                    name: symbol.st_name(self.endian),
+                });
+            }
+            index += whole as u64;
+        }
+        // The last of several at one address wins: one with a size, and of those the first in the file.
+        entries.reverse();
+        entries.sort_by_key(|entry| (entry.address, entry.size > 0));
+        Ok(Some(FunctionTable {
+            entries,
+            names: names.offset..names.offset.saturating_add(names.size),
+            kind,
+        }))
+    }
+}
+
 fn read_facts<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
     data: R,
 ) -> Measured<(Endianness, ElfFacts)> {
@@ -507,6 +700,21 @@ fn until_nul(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
+/// Everything that can be asked of a file, with the answers thrown away.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn ask_everything(bytes: &[u8]) {
+    let Ok(elf) = Elf::parse(bytes) else { return };
+    let _ = elf.symbols(Table::Exported, &mut |symbol| {
+        let _ = (symbol.text(), symbol.version);
+    });
+    let _ = elf.symbols(Table::All, &mut |_| {});
+    for section in &elf.facts.sections {
+        let _ = elf.section_bytes(&section.name, 1 << 20);
+        let _ = elf.bytes_at(section.address, section.size);
+        let _ = elf.facts.address_of_offset(section.offset);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -515,20 +723,6 @@ mod tests {
 
     /// A real file that every machine with these tests has and that is small: the shell's `sleep`, dynamically linked.
     static REAL: LazyLock<Vec<u8>> = LazyLock::new(|| std::fs::read("/bin/sleep").unwrap_or_default());
-
-    /// Everything that can be asked of a file, with the answers thrown away.
-    fn ask_everything(bytes: &[u8]) {
-        let Ok(elf) = Elf::parse(bytes) else { return };
-        let _ = elf.symbols(Table::Exported, &mut |symbol| {
-            let _ = (symbol.text(), symbol.version);
-        });
-        let _ = elf.symbols(Table::All, &mut |_| {});
-        for section in &elf.facts.sections {
-            let _ = elf.section_bytes(&section.name, 1 << 20);
-            let _ = elf.bytes_at(section.address, section.size);
-            let _ = elf.facts.address_of_offset(section.offset);
-        }
-    }
 
     #[test]
     fn a_real_file_reads_whole_and_by_parts_alike() {
@@ -588,6 +782,77 @@ mod tests {
             (Some(&b"GLIBC_2.2.5"[..]), SymbolKind::Function, false)
         );
         assert!(malloc.address > 0 && malloc.size > 0);
+    }
+
+    fn own() -> File {
+        File::open("/proc/self/exe").unwrap()
+    }
+
+    #[test]
+    fn functions_are_found_by_any_address_in_them() {
+        #[inline(never)]
+        fn landmark() -> u64 {
+            std::hint::black_box(1)
+        }
+        assert_eq!(landmark(), 1);
+        // Against the library that parses whole files.
+        let bytes = std::fs::read("/proc/self/exe").unwrap();
+        let file = object::File::parse(&*bytes).unwrap();
+        use object::{Object, ObjectSymbol};
+        let symbol = file
+            .symbols()
+            .find(|s| {
+                s.name()
+                    .is_ok_and(|n| n.contains("landmark") && n.contains("functions_are_found"))
+            })
+            .unwrap();
+        let functions = Functions::of(&own(), 1 << 20).unwrap().unwrap();
+        let name = |address: u64| functions.name(address, 4096);
+        let expected = symbol.name_bytes().unwrap();
+        assert_eq!(name(symbol.address()).as_deref(), Some(expected));
+        assert_eq!(
+            name(symbol.address() + symbol.size() - 1).as_deref(),
+            Some(expected)
+        );
+        assert_eq!(
+            functions.name(symbol.address(), 4).as_deref(),
+            Some(&expected[..4])
+        );
+        assert_eq!(name(1), None);
+    }
+
+    #[test]
+    fn more_functions_than_there_is_room_for_are_not_read() {
+        let all = Functions::of(&own(), usize::MAX).unwrap().unwrap().len();
+        assert!(all > 100);
+        assert!(Functions::of(&own(), all).unwrap().is_some());
+        assert!(Functions::of(&own(), all - 1).unwrap().is_none());
+        assert!(Functions::of(&File::open("/proc/self/status").unwrap(), 10).is_err());
+    }
+
+    #[test]
+    fn of_functions_that_overlap_the_one_around_the_address_is_named() {
+        let entry = |address, size| FunctionEntry {
+            address,
+            size,
+            name: 0,
+        };
+        let table = |kind| FunctionTable {
+            entries: vec![entry(0x10, 0x40), entry(0x20, 0), entry(0x30, 8), entry(0x60, 0)],
+            names: 0..0,
+            kind,
+        };
+        let at = |kind, address| table(kind).at(address).map(|entry| entry.address);
+        for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
+            assert_eq!(at(kind, 0xf), None);
+            assert_eq!(at(kind, 0x28), Some(0x10), "a label inside a function");
+            assert_eq!(at(kind, 0x37), Some(0x30));
+            assert_eq!(at(kind, 0x38), Some(0x10));
+            assert_eq!(at(kind, 0x50), None);
+            assert_eq!(at(kind, 0x60), Some(0x60));
+        }
+        assert_eq!(at(elf::SHT_SYMTAB, 0x61), Some(0x60));
+        assert_eq!(at(elf::SHT_DYNSYM, 0x61), None, "exports have gaps");
     }
 
     #[test]

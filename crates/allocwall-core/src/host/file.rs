@@ -1,9 +1,10 @@
 //! Reading small kernel files: bytes or a typed reason, never a default.
 
 use crate::units::{Absence, Measured, Reason};
+use rustix::fs::{Access, AtFlags, CWD, accessat};
 use std::cell::RefCell;
 use std::fs::File;
-use std::io::{ErrorKind, Read};
+use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
 /// Enough for numa_maps of a process with 100,000 mappings; a file beyond it is not what it claims to be.
@@ -87,9 +88,14 @@ pub fn absence_of(path: &Path, error: &std::io::Error) -> Absence {
         Some(libc::EACCES | libc::EPERM) => Reason::NotPermitted,
         Some(libc::ESRCH) => Reason::Vanished,
         Some(libc::ENOENT | libc::ENOTDIR) => Reason::NotFound,
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => Reason::Exhausted,
         _ => Reason::NotSupported,
     };
-    Absence::new(reason, format!("{}: {}", path.display(), errno_text(error)))
+    let absence = Absence::new(reason, format!("{}: {}", path.display(), errno_text(error)));
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => absence.mend("raise the limit of open files: ulimit -n 65536"),
+        _ => absence,
+    }
 }
 
 /// `Permission denied (EACCES)`: the words for people, the name for search engines.
@@ -145,6 +151,29 @@ pub fn lines(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     bytes.split(|&b| b == b'\n')
 }
 
+/// Where a file of this path lies.
+pub fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// Whether we may create files in a folder; asked and not tried, so that nothing is left by who is killed meanwhile.
+///
+/// # Errors
+/// access(2)'s.
+pub fn takes_new_files(folder: &Path) -> io::Result<()> {
+    // A folder's own entry, so that a file is told from it.
+    let entry = folder.join(".");
+    Ok(accessat(
+        CWD,
+        entry,
+        Access::WRITE_OK | Access::EXEC_OK,
+        AtFlags::EACCESS,
+    )?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -173,6 +202,7 @@ mod tests {
         assert_eq!(reason(libc::ENOENT), Reason::NotFound);
         assert_eq!(reason(libc::ESRCH), Reason::Vanished);
         assert_eq!(reason(libc::ENOSYS), Reason::NotSupported);
+        assert_eq!(reason(libc::EMFILE), Reason::Exhausted);
         let text = errno_text(&std::io::Error::from_raw_os_error(libc::EPERM));
         assert_eq!(text, "Operation not permitted (EPERM)");
     }

@@ -86,7 +86,7 @@ fn linker_cache() -> Vec<PathBuf> {
 }
 
 /// `\tlibm.so.6 (libc6,x86-64) => /lib/x86_64-linux-gnu/libm.so.6`; libraries of another architecture are left out.
-fn cached_paths(text: &str) -> Vec<PathBuf> {
+pub(crate) fn cached_paths(text: &str) -> Vec<PathBuf> {
     let foreign = |line: &&str| cfg!(target_arch = "x86_64") && !line.contains("x86-64");
     text.lines()
         .filter(|line| !foreign(line))

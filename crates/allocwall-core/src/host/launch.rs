@@ -103,11 +103,11 @@ pub fn hold(command: &[OsString], env: &[(OsString, OsString)], talk: Talk) -> i
         });
     }
     // `spawn` returns only after exec, so it waits in a thread of its own.
-    let spawner = std::thread::spawn(move || {
+    let spawner = std::thread::Builder::new().spawn(move || {
         let spawned = command.spawn();
         drop((gate_in, pid_out));
         spawned
-    });
+    })?;
     let mut pid = [0; 4];
     if pid_in.read_exact(&mut pid).is_err() {
         // fork itself failed.

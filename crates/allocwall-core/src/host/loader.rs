@@ -1,11 +1,12 @@
 //! What a program's dynamic loader says when it is asked: the libraries that it would load, the tunables that it knows.
 //! It is the loader that exec would run, so asking it trusts nobody whom starting the program wouldn't.
 
+use crate::host::worker::Worker;
 use crate::units::{Absence, Measured, Reason};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 /// A program with a thousand libraries prints a tenth of it.
@@ -41,14 +42,14 @@ pub fn ask(loader: &Path, arguments: &[&std::ffi::OsStr], surroundings: Surround
         .spawn()
         .map_err(|error| Absence::new(Reason::NotFound, format!("the loader {shown}: {error}")))?;
     let (done, waiting) = mpsc::channel();
-    if let Some(out) = child.stdout.take() {
-        std::thread::spawn(move || {
+    let reader = child.stdout.take().map(|out| {
+        Worker::start("reads its answer", move || {
             let mut bytes = Vec::new();
             let read = out.take(LONGEST + 1).read_to_end(&mut bytes);
             // Nobody listens after the wait is over.
             let _ = done.send(read.map(|_| bytes));
-        });
-    }
+        })
+    });
     let answer = waiting.recv_timeout(PATIENCE);
     if !matches!(&answer, Ok(Ok(bytes)) if bytes.len() as u64 <= LONGEST) {
         let _ = child.kill();
@@ -60,6 +61,12 @@ pub fn ask(loader: &Path, arguments: &[&std::ffi::OsStr], surroundings: Surround
             Reason::NotSupported,
             format!("the loader {shown} refused: {status}"),
         )),
+        // The reader is gone without a word: it did not start.
+        (Err(RecvTimeoutError::Disconnected), _) => Err(reader
+            .and_then(|reader| reader.finish().err())
+            .unwrap_or_else(|| {
+                Absence::new(Reason::Unparsable, format!("the loader {shown} has no output"))
+            })),
         (Err(_), _) => Err(Absence::new(
             Reason::TooCostly,
             format!(

@@ -141,7 +141,7 @@ impl Drop for Mapping {
     }
 }
 
-fn huge_bytes_within(smaps: &str, low: u64, high: u64) -> u64 {
+pub(crate) fn huge_bytes_within(smaps: &str, low: u64, high: u64) -> u64 {
     let mut overlaps = false;
     let mut kb = 0;
     for line in smaps.lines() {

@@ -526,7 +526,7 @@ fn next_time(ring: &mut Sampler) -> Option<u64> {
 }
 
 /// Where a record's time stands: behind IP and TID in a sample, else in the trailer that sample_id_all adds.
-fn record_time(kind: u32, body: &[u8]) -> Option<u64> {
+pub(crate) fn record_time(kind: u32, body: &[u8]) -> Option<u64> {
     let at = match kind {
         SAMPLE => 16,
         _ => body.len().checked_sub(ID_BYTES)? + 8,
@@ -606,7 +606,11 @@ fn trim_nul(bytes: &[u8]) -> &[u8] {
 
 /// The body of a sample as `open_clock` asks for it: IP, TID, TIME, CPU, CALLCHAIN, REGS_USER, STACK_USER, in the
 /// kernel's order (perf_event_open(2)). A thread without user memory has neither registers nor stack.
-fn parse_sample<'a>(bytes: &'a [u8], deep: bool, chain: &'a mut Vec<u64>) -> Option<RawSample<'a>> {
+pub(crate) fn parse_sample<'a>(
+    bytes: &'a [u8],
+    deep: bool,
+    chain: &'a mut Vec<u64>,
+) -> Option<RawSample<'a>> {
     let mut rest = bytes;
     let mut word = || {
         let (word, tail) = rest.split_first_chunk::<8>()?;

@@ -1,7 +1,7 @@
 //! Looking at a thread that does not run: what it waits for, from /proc/PID/task/TID.
 
 use crate::host::proc::{ProcFs, SyscallState};
-use crate::units::Reason;
+use crate::units::{Absence, Reason};
 
 /// One thread that was found off its CPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,19 +21,25 @@ pub struct Blocked {
 pub struct Looker {
     stacks_refused: bool,
     syscalls_refused: bool,
+    /// Why a thread's system call could not be read, the first time.
+    pub refusal: Option<Absence>,
 }
 
 pub enum Look {
     /// On a CPU or ready to be.
     Runnable,
     Gone,
+    /// It may be there, and doing anything.
+    Unread(Absence),
     Blocked(Blocked),
 }
 
 impl Looker {
     pub fn look(&mut self, proc: &ProcFs, pid: i32, tid: i32) -> Look {
-        let Ok(stat) = proc.thread_stat(pid, tid) else {
-            return Look::Gone;
+        let stat = match proc.thread_stat(pid, tid) {
+            Ok(stat) => stat,
+            Err(absence) if absence.is_gone() => return Look::Gone,
+            Err(absence) => return Look::Unread(absence),
         };
         match stat.state {
             'X' | 'x' | 'Z' => return Look::Gone,
@@ -52,7 +58,10 @@ impl Looker {
                     blocked.syscall = Some(number);
                     blocked.ip_sp = ip_sp;
                 }
-                Err(absence) => self.syscalls_refused = absence.reason == Reason::NotPermitted,
+                Err(absence) => {
+                    self.syscalls_refused = absence.reason == Reason::NotPermitted;
+                    self.refusal.get_or_insert(absence);
+                }
             }
         }
         if !self.stacks_refused {

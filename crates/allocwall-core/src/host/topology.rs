@@ -284,7 +284,7 @@ pub fn kilobytes(meminfo: &str, key: &str) -> Option<u64> {
     })
 }
 
-fn cpu_model(cpuinfo: &str) -> String {
+pub(crate) fn cpu_model(cpuinfo: &str) -> String {
     let field = |wanted: &str| {
         cpuinfo.lines().find_map(|line| {
             let (key, value) = line.split_once(':')?;

@@ -4,15 +4,17 @@
 //! naming wait until the window has closed, or until the arena is full, so that the target isn't robbed of CPU while it
 //! is being measured.
 
+use super::reading::{Dump, Readers};
 use super::recording::*;
-use super::symbols::{PerfMap, Symbols};
-use super::target::{AddressSpace, Code, Modules};
-use super::unwind::{self, Cache, Tables, Unwinder, Unwound};
+use super::symbols::{self, KernelNames};
+use super::target::{AddressSpace, Modules};
+use super::unwind::{self, Unwound};
 use crate::host::clock;
 use crate::host::perf::{self, Event, REGISTERS, RawSample, Registers};
 use crate::host::proc::{ProcFs, ProcessStat};
 use crate::units::{Absence, Measured, Reason};
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::fs::File;
 
 /// Dumps kept before they are unwound early.
 const ARENA_LIMIT: usize = 56 << 20;
@@ -21,6 +23,10 @@ const SAMPLE_LIMIT: usize = perf::SAMPLE_BUDGET as usize * 6 / 5;
 /// What distinct stacks and frames may take, in bytes as they lie in memory. Beyond it a sample keeps its leaf alone.
 const STACKS_LIMIT: usize = 32 << 20;
 const FRAMES_LIMIT: usize = 32 << 20;
+/// Stacks that are unwound and named together.
+const NAMED_AT_ONCE: usize = 4096;
+/// Bytes of registers and dumps in one question to the reader.
+const UNWOUND_AT_ONCE: usize = 1 << 20;
 /// Processes of one target that run at a time, and processes whose facts are kept.
 const PROCESS_LIMIT: usize = 4096;
 /// Members that ended, and images that nobody runs any more, before they are let go.
@@ -34,8 +40,10 @@ const FACTS_AT_END: usize = 32;
 /// One process image: what is mapped where. Children share their parent's until one of them maps code or execs.
 struct Image {
     space: AddressSpace,
-    unwinder: Unwinder,
-    perf_map: Option<PerfMap>,
+    /// Of all images together, raised with each change of `space`.
+    version: u64,
+    /// Where its JIT writes names; kept open, since the file goes when its process ends.
+    perf_map: Option<File>,
     /// 32-bit code.
     narrow: bool,
     /// Members that run it.
@@ -46,7 +54,7 @@ impl Image {
     fn new(space: AddressSpace) -> Image {
         Image {
             space,
-            unwinder: Unwinder::default(),
+            version: 0,
             perf_map: None,
             narrow: false,
             users: 0,
@@ -70,6 +78,20 @@ struct Pending {
     stack_bytes: u32,
 }
 
+impl Pending {
+    /// First byte in the arena behind it.
+    fn end(&self) -> usize {
+        self.arena + REGISTERS * 8 + self.stack_bytes as usize
+    }
+}
+
+/// Where an address of the target lies.
+enum Place {
+    /// In a module, by its own addresses.
+    File(u32, u64),
+    Generated(u32),
+}
+
 #[derive(Clone, Copy)]
 enum Owner {
     Sample(u32),
@@ -80,19 +102,21 @@ pub struct Collector {
     proc: ProcFs,
     start_ns: u64,
     pub modules: Modules,
-    tables: HashMap<u32, Tables>,
-    symbols: Symbols,
+    kernel_names: KernelNames,
     kernel_module: u32,
     unknown_module: u32,
 
     members: HashMap<i32, Member>,
     /// Members that were seen to have ended, and when: not asked again at every tick. Their late samples still count.
     ended: HashMap<i32, u64>,
+    /// When the kernel told of the last end of a thread of the target's (CLOCK_MONOTONIC).
+    pub last_exit_ns: Option<u64>,
     /// Processes outside the target, with their parents: who joins late brings its children along.
     strangers: HashMap<i32, i32>,
     /// Processes of the target beyond the limit: neither measured nor neighbours.
     left_out: HashSet<i32>,
     images: Vec<Image>,
+    versions: u64,
     /// Images that nobody runs, and of those the ones that were emptied.
     unused: usize,
     free: Vec<u32>,
@@ -118,13 +142,13 @@ pub struct Collector {
 
     pending: Vec<Pending>,
     arena: Vec<u8>,
-    cache: Cache,
-    unwound: Unwound,
 
     pub lost: u64,
     /// Samples that were not kept, and samples kept without their callers: no room.
     pub samples_left_out: u64,
     pub without_callers: u64,
+    /// Samples whose stacks could not be read.
+    pub unread: u64,
     /// Processes that ran 32-bit code, and samples of it: it is not unwound.
     pub narrow: HashSet<i32>,
     pub narrow_samples: u64,
@@ -144,23 +168,24 @@ struct Shipped {
 }
 
 impl Collector {
-    pub fn new(proc: ProcFs, start_ns: u64) -> Collector {
-        let mut modules = Modules::new(proc.root());
+    pub fn new(proc: ProcFs, start_ns: u64, readers: Readers) -> Collector {
+        let mut modules = Modules::new(proc.root(), readers);
         let kernel_module = modules.add_special("[kernel]", ModuleRole::Kernel) as u32;
         let unknown_module = modules.add_special("[unknown]", ModuleRole::Jit) as u32;
         Collector {
             proc,
             start_ns,
             modules,
-            tables: HashMap::new(),
-            symbols: Symbols::new(),
+            kernel_names: KernelNames::new(),
             kernel_module,
             unknown_module,
             members: HashMap::new(),
             ended: HashMap::new(),
+            last_exit_ns: None,
             strangers: HashMap::new(),
             left_out: HashSet::new(),
             images: Vec::new(),
+            versions: 0,
             unused: 0,
             free: Vec::new(),
             processes: Vec::new(),
@@ -179,11 +204,10 @@ impl Collector {
             shipped: Shipped::default(),
             pending: Vec::new(),
             arena: Vec::new(),
-            cache: Cache::default(),
-            unwound: Unwound::default(),
             lost: 0,
             samples_left_out: 0,
             without_callers: 0,
+            unread: 0,
             narrow: HashSet::new(),
             narrow_samples: 0,
             code_cut: None,
@@ -239,6 +263,21 @@ impl Collector {
             ));
         }
         (!missing.is_empty()).then(|| missing.join("; "))
+    }
+
+    /// What the reader of foreign files could not read; None where it read all.
+    pub fn unread(&mut self) -> Option<String> {
+        let mut missing = self.modules.reader().missing();
+        if self.unread > 0 {
+            missing.push(format!("the callers of {} samples were not read", self.unread));
+        }
+        (!missing.is_empty()).then(|| missing.join("; "))
+    }
+
+    /// The report waits from now on for what is read.
+    pub fn window_closed(&mut self) {
+        let samples = self.samples.len() + self.waits.len();
+        self.modules.reader().window_closed(samples);
     }
 
     fn full(&self) -> bool {
@@ -297,16 +336,19 @@ impl Collector {
 
     fn add_image(&mut self, space: AddressSpace) -> u32 {
         let mut image = Image::new(space);
-        for code in image.space.code() {
-            image.narrow |= self.modules.is_narrow(code.module);
-            add_tables(&mut self.tables, &self.modules, &mut image.unwinder, &code);
-        }
+        image.version = self.next_version();
+        image.narrow = image.space.code().any(|code| self.modules.is_narrow(code.module));
         if let Some(slot) = self.free.pop() {
             self.images[slot as usize] = image;
             return slot;
         }
         self.images.push(image);
         (self.images.len() - 1) as u32
+    }
+
+    fn next_version(&mut self) -> u64 {
+        self.versions += 1;
+        self.versions
     }
 
     /// The image of a member alone: what it maps from now on is not in the others that came from the same fork.
@@ -400,7 +442,7 @@ impl Collector {
             .collect();
         ended.iter().for_each(|&pid| self.forget(pid));
         // The dumps that wait to be unwound refer to images.
-        self.read_perf_maps();
+        self.open_perf_maps();
         self.unwind_pending();
         let free: HashSet<u32> = self.free.iter().copied().collect();
         for (index, image) in self.images.iter_mut().enumerate() {
@@ -427,13 +469,14 @@ impl Collector {
             Event::Sample(sample) => self.take_sample(&sample),
             Event::Mapped { pid, mapping } => {
                 if let Some(image) = self.own_image(pid) {
+                    let version = self.next_version();
                     let image = &mut self.images[image as usize];
                     if let Some(code) = image.space.add_mapping(&mut self.modules, &mapping) {
+                        image.version = version;
                         if self.modules.is_narrow(code.module) {
                             image.narrow = true;
                             self.narrow.insert(pid);
                         }
-                        add_tables(&mut self.tables, &self.modules, &mut image.unwinder, &code);
                     }
                 }
             }
@@ -449,9 +492,16 @@ impl Collector {
                 }
             }
             Event::Forked { pid, parent, .. } if pid != parent => self.take_fork(time_ns, pid, parent),
-            Event::Exited { pid, tid } if pid == tid => self.take_exit(pid),
+            Event::Exited { pid, tid } => {
+                if self.members.contains_key(&pid) {
+                    self.last_exit_ns = Some(time_ns);
+                }
+                if pid == tid {
+                    self.take_exit(pid);
+                }
+            }
             Event::Lost(count) => self.lost += count,
-            Event::Forked { .. } | Event::Exited { .. } => {}
+            Event::Forked { .. } => {}
         }
     }
 
@@ -615,7 +665,7 @@ impl Collector {
     fn defer(&mut self, owner: Owner, image: u32, registers: &Registers, stack: &[u8]) {
         if self.arena.len() + stack.len() > ARENA_LIMIT {
             // What is unwound now has to be named now.
-            self.read_perf_maps();
+            self.open_perf_maps();
             self.unwind_pending();
         }
         let arena = self.arena.len();
@@ -661,7 +711,7 @@ impl Collector {
         if let Some(&known) = self.kernel_frames.get(&address) {
             return known;
         }
-        let symbol = self.symbols.kernel(address);
+        let symbol = self.kernel_names.name(address);
         // Addresses of the kernel give away its layout: where a name is known they aren't kept.
         let frame = Frame {
             module: Some(self.kernel_module),
@@ -695,62 +745,142 @@ impl Collector {
 
     fn unwind_pending(&mut self) {
         let pending = std::mem::take(&mut self.pending);
-        let arena = std::mem::take(&mut self.arena);
-        let mut unwound = std::mem::take(&mut self.unwound);
-        for item in &pending {
+        let mut arena = std::mem::take(&mut self.arena);
+        let mut rest = &pending[..];
+        while !rest.is_empty() {
+            // What is named at a time: few enough to keep, many enough to look through a file's symbols once.
+            let (segment, behind) = rest.split_at(rest.len().min(NAMED_AT_ONCE));
+            rest = behind;
             if self.stacks.bytes > STACKS_LIMIT {
-                self.without_callers += 1;
+                self.without_callers += segment.len() as u64;
                 continue;
             }
-            let (registers, stack) = split(&arena[item.arena..], item.stack_bytes as usize);
-            let image = &self.images[item.image as usize];
-            image
-                .unwinder
-                .unwind(&mut self.cache, &registers, stack, &mut unwound);
-            let mut frames = Vec::with_capacity(unwound.addresses.len());
-            for &address in &unwound.addresses {
-                frames.push(self.user_frame(item.image, address));
-            }
-            let stack = Some(self.stacks.id(Stack {
-                frames,
-                // Nothing is known of callers where no stack was read.
-                complete: !unwound.truncated && item.stack_bytes > 0,
-            }));
-            match item.owner {
-                Owner::Sample(index) => self.samples[index as usize].user = stack,
-                Owner::Wait(index) => self.waits[index as usize].user = stack,
+            let unwound = self.unwind(segment, &arena);
+            let generated = self.name(segment, &unwound);
+            for (item, unwound) in segment.iter().zip(&unwound) {
+                // The leaf alone stays where the stack could not be read.
+                let Some(unwound) = unwound else {
+                    self.unread += 1;
+                    continue;
+                };
+                let frames = unwound
+                    .addresses
+                    .iter()
+                    .map(|&address| self.user_frame(item.image, address, &generated))
+                    .collect();
+                let stack = Some(self.stacks.id(Stack {
+                    frames,
+                    // Nothing is known of callers where no stack was read.
+                    complete: !unwound.truncated && item.stack_bytes > 0,
+                }));
+                match item.owner {
+                    Owner::Sample(index) => self.samples[index as usize].user = stack,
+                    Owner::Wait(index) => self.waits[index as usize].user = stack,
+                }
             }
         }
-        self.unwound = unwound;
+        arena.clear();
         self.arena = arena;
-        self.arena.clear();
     }
 
-    fn user_frame(&mut self, image: u32, address: u64) -> u32 {
-        let image = &self.images[image as usize];
-        let found = image
-            .space
-            .lookup(address)
-            .map(|(module, offset)| (module as u32, offset));
-        let Some((module, offset)) =
-            found.filter(|(m, _)| self.modules.list()[*m as usize].role != ModuleRole::Jit)
-        else {
-            // Generated code: its writer may have left names; without one, one frame stands for all of it.
-            let symbol = image
-                .perf_map
-                .as_ref()
-                .and_then(|map| map.lookup(address))
-                .map(str::to_string);
-            let module = found.map_or(self.unknown_module, |(module, _)| module);
-            return self.frames.id(Frame {
-                module: Some(module),
-                symbol,
-                offset: 0,
+    /// Return addresses of each stack; None where it could not be read.
+    fn unwind(&mut self, segment: &[Pending], arena: &[u8]) -> Vec<Option<Unwound>> {
+        let mut out = Vec::with_capacity(segment.len());
+        let mut rest = segment;
+        while let Some(first) = rest.first() {
+            let near = |item: &Pending| item.end() - first.arena <= UNWOUND_AT_ONCE;
+            let (part, behind) = rest.split_at(rest.partition_point(near).max(1));
+            rest = behind;
+            let known = part.iter().try_for_each(|item| {
+                let image = &self.images[item.image as usize];
+                self.modules.tell_image(item.image, image.version, &image.space)
             });
-        };
-        if let Some(&known) = self.named_frames.get(&(module, offset)) {
-            return known;
+            let dumps = part
+                .iter()
+                .map(|item| Dump {
+                    image: item.image,
+                    stack_bytes: item.stack_bytes,
+                })
+                .collect();
+            let end = part.last().map_or(first.arena, Pending::end);
+            let unwound = known.and_then(|()| self.modules.reader().unwind(dumps, &arena[first.arena..end]));
+            match unwound {
+                Ok(unwound) => out.extend(unwound.into_iter().map(Some)),
+                Err(_) => out.extend(part.iter().map(|_| None)),
+            }
         }
+        out
+    }
+
+    /// Learns the names that a segment's stacks need: of functions in files for good, of generated code for now.
+    fn name(&mut self, segment: &[Pending], unwound: &[Option<Unwound>]) -> HashMap<(u32, u64), String> {
+        let mut functions: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
+        let mut generated: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
+        for (item, unwound) in segment.iter().zip(unwound) {
+            for &address in unwound.iter().flat_map(|unwound| &unwound.addresses) {
+                match self.place(item.image, address) {
+                    Place::File(module, offset) if !self.named_frames.contains_key(&(module, offset)) => {
+                        functions.entry(module).or_default().insert(offset);
+                    }
+                    Place::File(..) => {}
+                    Place::Generated(_) => _ = generated.entry(item.image).or_default().insert(address),
+                }
+            }
+        }
+        for (module, offsets) in functions {
+            let offsets: Vec<u64> = offsets.into_iter().collect();
+            for offsets in offsets.chunks(NAMED_AT_ONCE) {
+                let names = self.modules.names(module as usize, offsets);
+                for (&offset, name) in offsets.iter().zip(names) {
+                    self.keep_name(module, offset, name);
+                }
+            }
+        }
+        let mut names = HashMap::new();
+        for (image, addresses) in generated {
+            let Some(map) = &self.images[image as usize].perf_map else {
+                continue;
+            };
+            let addresses: Vec<u64> = addresses.into_iter().collect();
+            for addresses in addresses.chunks(NAMED_AT_ONCE) {
+                let found = self
+                    .modules
+                    .reader()
+                    .generated(map, addresses)
+                    .unwrap_or_default();
+                let named = addresses.iter().zip(found);
+                names.extend(named.filter_map(|(&address, name)| Some(((image, address), name?))));
+            }
+        }
+        names
+    }
+
+    fn place(&self, image: u32, address: u64) -> Place {
+        match self.images[image as usize].space.lookup(address) {
+            Some((module, _)) if self.modules.list()[module].role == ModuleRole::Jit => {
+                Place::Generated(module as u32)
+            }
+            Some((module, offset)) => Place::File(module as u32, offset),
+            None => Place::Generated(self.unknown_module),
+        }
+    }
+
+    fn user_frame(&mut self, image: u32, address: u64, generated: &HashMap<(u32, u64), String>) -> u32 {
+        match self.place(image, address) {
+            Place::File(module, offset) => match self.named_frames.get(&(module, offset)) {
+                Some(&known) => known,
+                None => self.keep_name(module, offset, None),
+            },
+            // Its writer may have left names; without one, one frame stands for all of it.
+            Place::Generated(module) => self.frames.id(Frame {
+                module: Some(module),
+                symbol: generated.get(&(image, address)).cloned(),
+                offset: 0,
+            }),
+        }
+    }
+
+    fn keep_name(&mut self, module: u32, offset: u64, symbol: Option<String>) -> u32 {
         if self.frames.bytes > FRAMES_LIMIT {
             return self.frames.id(Frame {
                 module: Some(module),
@@ -758,18 +888,12 @@ impl Collector {
                 offset: 0,
             });
         }
-        let symbol = self
-            .modules
-            .path_to_open(module as usize)
-            .and_then(|path| self.symbols.user(&path, offset));
         // One frame a function: the instruction within it tells nothing more, but where there is no name the
         // address decides whether it lies in malloc's range.
-        let inside = self.modules.list()[module as usize]
-            .malloc_ranges
-            .iter()
-            .position(|(s, e)| (*s..*e).contains(&offset));
+        let ranges = &self.modules.list()[module as usize].malloc_ranges;
+        let inside = ranges.iter().find(|(s, e)| (*s..*e).contains(&offset));
         let kept = match (&symbol, inside) {
-            (Some(_), Some(range)) => self.modules.list()[module as usize].malloc_ranges[range].0,
+            (Some(_), Some(range)) => range.0,
             (Some(_), None) => 0,
             (None, _) => offset,
         };
@@ -782,20 +906,21 @@ impl Collector {
         id
     }
 
-    /// Reads the names of generated code, anew where they were read before: a compiler goes on adding to them.
-    fn read_perf_maps(&mut self) {
+    /// Opens the files with the names of generated code, anew where they were open before: their writer may have begun
+    /// another.
+    fn open_perf_maps(&mut self) {
         for (pid, member) in &self.members {
             let image = &mut self.images[member.image as usize];
             // Its own process's file before that of a child which shares the image.
             if image.perf_map.is_some() && image.space.pid != *pid {
                 continue;
             }
-            // One that ended since keeps what was read of it.
+            // One that ended since keeps what was opened of it.
             let Ok(status) = self.proc.status(*pid) else {
                 continue;
             };
             let inner = status.ns_pids.last().copied().unwrap_or(*pid);
-            if let Some(map) = PerfMap::read(self.proc.root(), *pid, inner, status.uid[1]) {
+            if let Some(map) = symbols::perf_map(self.proc.root(), *pid, inner, status.uid[1]) {
                 image.perf_map = Some(map);
             }
         }
@@ -822,7 +947,7 @@ impl Collector {
 
     /// Unwinds and names everything. What there was no room for is known after it.
     pub fn unwind_all(&mut self) {
-        self.read_perf_maps();
+        self.open_perf_maps();
         self.unwind_pending();
     }
 
@@ -879,23 +1004,6 @@ pub struct Collected {
     pub lost: u64,
 }
 
-fn add_tables(tables: &mut HashMap<u32, Tables>, modules: &Modules, unwinder: &mut Unwinder, code: &Code) {
-    // Generated code has no tables, and a program that maps and unmaps it all the time would fill the unwinder.
-    if modules.list()[code.module].role == ModuleRole::Jit {
-        return;
-    }
-    let tables = tables.entry(code.module as u32).or_insert_with(|| {
-        let copy = modules.file(code.module).and_then(|file| file.try_clone().ok());
-        copy.map_or_else(Tables::none, Tables::of)
-    });
-    unwinder.add(
-        &modules.list()[code.module].path,
-        code.start..code.end,
-        code.bias,
-        tables,
-    );
-}
-
 /// Whether a process can still run, by what /proc says of it. A refusal is no end: out of descriptors nothing can be
 /// read, and the target is there all the same.
 fn may_run(stat: &Measured<ProcessStat>) -> bool {
@@ -944,14 +1052,6 @@ fn unseen(pid: i32, why: &str) -> Process {
         thp_disabled: Err(absence.clone()),
         secure_exec: Err(absence),
     }
-}
-
-fn split(bytes: &[u8], stack_bytes: usize) -> (Registers, &[u8]) {
-    let mut registers = [0; REGISTERS];
-    for (register, word) in registers.iter_mut().zip(bytes.chunks_exact(8)) {
-        *register = u64::from_ne_bytes(word.try_into().unwrap_or_default());
-    }
-    (registers, &bytes[REGISTERS * 8..REGISTERS * 8 + stack_bytes])
 }
 
 struct Interner<T> {
@@ -1061,7 +1161,7 @@ mod tests {
         for pid in alive {
             std::fs::create_dir(proc.path().join(pid.to_string())).unwrap();
         }
-        let mut collector = Collector::new(ProcFs::at(proc.path()), 0);
+        let mut collector = Collector::new(ProcFs::at(proc.path()), 0, Readers::Here);
         collector.adopt(ROOT);
         (collector, proc)
     }
@@ -1170,8 +1270,10 @@ mod tests {
         for pid in [quiet, busy, member] {
             let (tid, comm) = (pid, &b"name"[..]);
             c.take(2, Event::Renamed { pid, tid, comm });
+            assert_eq!(c.last_exit_ns, None);
             c.take(3, Event::Exited { pid, tid });
         }
+        assert_eq!(c.last_exit_ns, Some(3), "that of the member alone");
         assert!(c.strangers.is_empty() && !c.comms.contains_key(&quiet));
         assert!(c.comms.contains_key(&busy) && c.members.contains_key(&member));
     }
@@ -1232,17 +1334,14 @@ mod tests {
 
     #[test]
     fn names_of_generated_code_are_read_before_an_early_unwind_and_again_later() {
-        let mut c = Collector::new(ProcFs::live(), 0);
+        let mut c = Collector::new(ProcFs::live(), 0, Readers::Here);
         let own = std::process::id() as i32;
         c.adopt(own);
         let file = std::path::PathBuf::from(format!("/tmp/perf-{own}.map"));
-        let name = |c: &Collector| {
+        let name = |c: &mut Collector| {
             let image = &c.images[c.members[&own].image as usize];
-            image
-                .perf_map
-                .as_ref()
-                .and_then(|map| map.lookup(0x10))
-                .map(str::to_string)
+            let map = image.perf_map.as_ref()?;
+            c.modules.reader().generated(map, &[0x10]).unwrap().remove(0)
         };
         let full = |c: &mut Collector| {
             c.arena.resize(ARENA_LIMIT, 0);
@@ -1252,12 +1351,12 @@ mod tests {
         for written in ["first", "second"] {
             std::fs::write(&file, format!("10 4 {written}\n")).unwrap();
             full(&mut c);
-            assert_eq!(name(&c).as_deref(), Some(written));
+            assert_eq!(name(&mut c).as_deref(), Some(written));
         }
         std::fs::remove_file(&file).unwrap();
         full(&mut c);
         assert_eq!(
-            name(&c).as_deref(),
+            name(&mut c).as_deref(),
             Some("second"),
             "a file that is gone takes nothing away"
         );

@@ -8,10 +8,10 @@ use super::recording::{EventCount, Probe, ProbeState};
 use crate::host::perf::EventCounter;
 use crate::host::proc::ProcFs;
 use crate::host::tracefs;
+use crate::host::worker::Worker;
 use crate::units::{Absence, Reason};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const CALLS: [&str; 6] = ["mmap", "munmap", "brk", "madvise", "mremap", "mprotect"];
@@ -28,7 +28,7 @@ pub struct Counting {
     stop: Arc<AtomicBool>,
     /// The target's processes as they are now: a slice counts those that run when it begins.
     pids: Arc<Mutex<Vec<i32>>>,
-    thread: JoinHandle<Outcome>,
+    thread: Worker<Outcome>,
 }
 
 /// Counts in a thread of its own: closing a tracepoint waits for the kernel's grace period.
@@ -36,7 +36,9 @@ pub fn start(proc: &ProcFs, pids: &[i32], window: Duration, throughout: bool) ->
     let stop = Arc::new(AtomicBool::new(false));
     let pids = Arc::new(Mutex::new(pids.to_vec()));
     let (proc, stopped, shared) = (proc.clone(), stop.clone(), pids.clone());
-    let thread = std::thread::spawn(move || count(&proc, &shared, window, throughout, &stopped));
+    let thread = Worker::start("counts map calls", move || {
+        count(&proc, &shared, window, throughout, &stopped)
+    });
     Counting { stop, pids, thread }
 }
 
@@ -50,11 +52,8 @@ impl Counting {
 
     pub fn finish(self) -> (Vec<EventCount>, Probe) {
         self.stop.store(true, Ordering::Relaxed);
-        let died = || {
-            let absence = Absence::new(Reason::Vanished, "the counting thread died");
-            (Vec::new(), ProbeState::Absent(absence))
-        };
-        let (counts, state) = self.thread.join().unwrap_or_else(|_| died());
+        let absent = |absence| (Vec::new(), ProbeState::Absent(absence));
+        let (counts, state) = self.thread.finish().unwrap_or_else(absent);
         (counts, probe("map_calls", "how often it maps and unmaps", state))
     }
 }
@@ -89,10 +88,18 @@ fn count(
             break;
         }
         let now = pids.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut tids: Vec<i32> = now
-            .iter()
-            .flat_map(|pid| proc.threads(*pid).unwrap_or_default())
-            .collect();
+        let mut tids = Vec::new();
+        for pid in now {
+            match proc.threads(pid) {
+                Ok(threads) => tids.extend(threads),
+                Err(absence) if absence.is_gone() => {}
+                Err(absence) => _ = partial.get_or_insert(lower_bounds(&absence)),
+            }
+        }
+        // No count of nothing: what could not be listed may have called.
+        if tids.is_empty() {
+            continue;
+        }
         if tids.len() > THREADS_LIMIT {
             partial = Some(Absence::new(
                 Reason::TooCostly,
@@ -132,10 +139,12 @@ fn count(
         }
     }
     if totals.iter().all(|(_, over)| over.is_zero()) {
-        let absence = Absence::new(
-            Reason::TooLittle,
-            "the window closed before map calls were counted",
-        );
+        let absence = partial.unwrap_or_else(|| {
+            Absence::new(
+                Reason::TooLittle,
+                "the window closed before map calls were counted",
+            )
+        });
         return (Vec::new(), ProbeState::Absent(absence));
     }
     let counts = ids

@@ -61,8 +61,8 @@ impl Groups {
         &self.groups[self.chosen].cgroup.path
     }
 
-    pub fn tick(&self) -> Option<CgroupTick> {
-        self.groups[self.chosen].cgroup.tick().ok()
+    pub fn tick(&self) -> Measured<CgroupTick> {
+        self.groups[self.chosen].cgroup.tick()
     }
 
     /// Of the probe, at the end of the window: what it measured, and whether that was the right group.

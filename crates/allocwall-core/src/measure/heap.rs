@@ -44,30 +44,31 @@ pub fn walk(proc: &ProcFs, processes: &[Process], alive: &[i32]) -> Measured<Hea
         ));
     }
     let deadline = Instant::now() + TIME;
-    let mut largest: Option<(i32, Mapping)> = None;
+    let mut largest: Option<(i32, i32, Mapping)> = None;
     let mut refused = None;
     // By size alone: a server's hundred workers are looked for and one of them is walked.
     for pid in served {
         if Instant::now() > deadline {
             return Err(out_of_time());
         }
-        match proc.maps(pid, |m| m.path == b"[heap]") {
+        let thread = proc.living_thread(pid);
+        match proc.maps(thread, |m| m.path == b"[heap]") {
             Ok(found) => {
                 let heap = found.mappings.into_iter().next();
                 let size = |m: &Mapping| m.end - m.start;
                 if let Some(heap) = heap
                     && largest
                         .as_ref()
-                        .is_none_or(|(_, known)| size(known) < size(&heap))
+                        .is_none_or(|(.., known)| size(known) < size(&heap))
                 {
-                    largest = Some((pid, heap));
+                    largest = Some((pid, thread, heap));
                 }
             }
             Err(absence) => refused = Some(absence),
         }
     }
     match (largest, refused) {
-        (Some((pid, heap)), _) => walk_one(pid, &heap, deadline),
+        (Some((pid, thread, heap)), _) => walk_one(pid, thread, &heap, deadline),
         (None, Some(absence)) => Err(absence),
         (None, None) => Err(Absence::new(
             Reason::NotFound,
@@ -83,11 +84,12 @@ fn out_of_time() -> Absence {
     )
 }
 
-fn walk_one(pid: i32, heap: &Mapping, deadline: Instant) -> Measured<HeapView> {
-    let present = present_pages(pid, heap.start, heap.end)?;
+/// `thread`: one of the process's that lives.
+fn walk_one(pid: i32, thread: i32, heap: &Mapping, deadline: Instant) -> Measured<HeapView> {
+    let present = present_pages(thread, heap.start, heap.end)?;
     let resident_bytes = present.iter().filter(|p| **p).count() as u64 * PAGE;
     let mut reader = Reader {
-        pid,
+        pid: thread,
         start: heap.start,
         end: heap.end,
         present: &present,
@@ -123,14 +125,14 @@ fn walk_one(pid: i32, heap: &Mapping, deadline: Instant) -> Measured<HeapView> {
     })
 }
 
-struct Chain {
-    live: u64,
-    free: u64,
+pub(crate) struct Chain {
+    pub live: u64,
+    pub free: u64,
     /// Bytes from the heap's start to where the walk ended.
-    walked: u64,
+    pub walked: u64,
 }
 
-fn walk_chain(start: u64, end: u64, word: &mut dyn FnMut(u64) -> Option<u64>) -> Chain {
+pub(crate) fn walk_chain(start: u64, end: u64, word: &mut dyn FnMut(u64) -> Option<u64>) -> Chain {
     let mut chain = Chain {
         live: 0,
         free: 0,
@@ -227,9 +229,21 @@ fn present_pages(pid: i32, start: u64, end: u64) -> Measured<Vec<bool>> {
             "glibc's heap is too large to be walked from outside",
         ));
     }
-    let mut words = Vec::new();
-    file.take(pages * 8).read_to_end(&mut words).map_err(absent)?;
-    Ok(words.chunks_exact(8).map(|w| w[7] & 0x80 != 0).collect())
+    // In blocks: the words of a large heap would take more memory than all else.
+    let mut file = file.take(pages * 8);
+    let mut block = Vec::new();
+    let mut present = Vec::new();
+    loop {
+        block.clear();
+        (&mut file)
+            .take(BLOCK as u64)
+            .read_to_end(&mut block)
+            .map_err(absent)?;
+        if block.is_empty() {
+            return Ok(present);
+        }
+        present.extend(block.chunks_exact(8).map(|word| word[7] & 0x80 != 0));
+    }
 }
 
 #[cfg(test)]

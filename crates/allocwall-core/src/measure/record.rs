@@ -4,12 +4,13 @@ use super::collect::Collector;
 use super::file::{Batch, Head, Part, Tail, Writer};
 use super::groups::Groups;
 use super::python::Pythons;
+use super::reading::Readers;
 use super::recording::*;
-use super::ticks::{SMAPS_LIMIT, ThreadClock, TickReader};
+use super::ticks::{SMAPS, SMAPS_LIMIT, ThreadClock, TickReader};
 use super::unwind;
 use super::{counts, heap};
 use crate::error::{Error, Result};
-use crate::host::cgroup::CgroupFs;
+use crate::host::cgroup::{CgroupFs, Frozen};
 use crate::host::facts::Machine;
 use crate::host::launch::{self, Launched, Talk};
 use crate::host::perf::{self, Clocks, CpuSampler, Periods, Scope};
@@ -68,6 +69,7 @@ pub struct Request<'a> {
     /// Where to write the recording; None keeps it in memory.
     pub output: Option<PathBuf>,
     pub prices: Measured<PriceList>,
+    pub readers: Readers,
     /// Set by Ctrl-C: the window closes early and what was seen is reported.
     pub interrupted: &'a AtomicBool,
     /// Called now and then with the elapsed part of the window, 0 to 1.
@@ -118,6 +120,9 @@ struct Session {
     kernel_samples: bool,
     system_wide: bool,
     cgroups: Measured<Groups>,
+    /// Why the group's figures, or the tree of processes, could not be read at some moment.
+    cgroup_unread: Option<Absence>,
+    tree_unread: Option<Absence>,
     launched: Option<Launched>,
     command: Option<Vec<String>>,
     pythons: Pythons,
@@ -153,8 +158,9 @@ impl Session {
         writer: Writer,
     ) -> Result<Session> {
         let proc = machine.proc.clone();
+        refuse_foreign_proc(&proc)?;
         let host = machine.facts();
-        let mut collector = Collector::new(proc.clone(), clock::monotonic_ns());
+        let mut collector = Collector::new(proc.clone(), clock::monotonic_ns(), request.readers.clone());
         // Events take a descriptor each, and the files of the target's modules stay open.
         limits::raise_open_files();
         let mut held = None;
@@ -196,11 +202,14 @@ impl Session {
             }
         };
         // A held child is still this program: it is adopted when it has become its own.
+        let mut tree_unread = None;
         if held.is_none() {
             for &pid in &roots {
                 collector.adopt(pid);
-                for child in proc.descendants(pid).unwrap_or_default() {
-                    collector.adopt(child);
+                match proc.descendants(pid) {
+                    Ok(children) => children.into_iter().for_each(|child| collector.adopt(child)),
+                    Err(absence) if absence.is_gone() => {}
+                    Err(absence) => tree_unread = Some(absence),
                 }
             }
         }
@@ -219,6 +228,9 @@ impl Session {
             (Ok(cpus), None) => open_sampler(&proc, &collector, held.as_ref().map(|h| h.pid), &cpus, periods),
             (Err(absence), _) => (Err(absence), false, false),
         };
+        if let Err(absence) = clock::comparable() {
+            sampler = Err(absence);
+        }
         let cgroups = Groups::of(machine, &roots);
         // A launched command is measured from its first instruction on.
         let (launched, opened) = match held {
@@ -247,9 +259,11 @@ impl Session {
             kernel_samples,
             system_wide,
             cgroups,
+            cgroup_unread: None,
+            tree_unread,
             launched,
             command,
-            pythons: Pythons::default(),
+            pythons: Pythons::new(request.readers.clone(), opened.monotonic_ns),
             opened,
             writer,
             host,
@@ -278,15 +292,6 @@ impl Session {
             own_cpu_ns: 0,
             lost_records: 0,
         };
-        self.writer.write(&Part::Head(Box::new(Head {
-            meta: meta.clone(),
-            host: self.host.clone(),
-            cgroup: self.cgroups.as_ref().ok().map(|groups| groups.path().to_owned()),
-            processes: self.collector.processes.clone(),
-            modules: self.collector.modules.list().to_vec(),
-            prices: request.prices,
-        })));
-
         let mut ticks = TickReader::new(self.host.numa_nodes);
         let mut threads = ThreadClock::default();
         let mut waits = WaitSampler::new(start);
@@ -296,11 +301,13 @@ impl Session {
         let mut at_ns = 0;
         if self.launched.is_some() {
             // All that it has used by now it used within the window: the base is a program that has not begun.
-            batch_ticks.push(ticks.read(&self.proc, &[], 0, self.cgroup_tick(), false));
+            let cgroup = self.cgroup_tick();
+            batch_ticks.extend(ticks.read(&self.proc, &[], 0, cgroup, false));
             threads.read(&self.proc, &[], 0);
             at_ns = clock::monotonic_ns() - start;
         }
-        batch_ticks.push(ticks.read(&self.proc, &pids, at_ns, self.cgroup_tick(), true));
+        let cgroup = self.cgroup_tick();
+        batch_ticks.extend(ticks.read(&self.proc, &pids, at_ns, cgroup, true));
         threads.read(&self.proc, &pids, at_ns);
         self.follow_pythons(&pids);
         if self.launched.is_none()
@@ -309,6 +316,18 @@ impl Session {
         {
             self.sampler = Err(perf::absence(&e));
         }
+        // From here on its end is told of. What ended since it was found has nothing to be measured by.
+        if self.launched.is_none() && self.collector.alive().is_empty() {
+            return Err(Error::Refused("the target ended before the window opened".into()));
+        }
+        self.writer.write(&Part::Head(Box::new(Head {
+            meta: meta.clone(),
+            host: self.host.clone(),
+            cgroup: self.cgroups.as_ref().ok().map(|groups| groups.path().to_owned()),
+            processes: self.collector.processes.clone(),
+            modules: self.collector.modules.list().to_vec(),
+            prices: request.prices,
+        })));
         let counting = counts::start(&self.proc, &pids, request.window, request.closely);
 
         let every = |d: Duration| d.as_nanos() as u64;
@@ -340,7 +359,7 @@ impl Session {
                 }
                 counting.follow(&pids);
                 let cgroup = self.cgroup_tick();
-                batch_ticks.push(ticks.read(&self.proc, &pids, t_ns, cgroup, false));
+                batch_ticks.extend(ticks.read(&self.proc, &pids, t_ns, cgroup, false));
                 self.follow_pythons(&pids);
                 (request.progress)(t_ns as f64 / window_ns as f64);
             }
@@ -365,25 +384,45 @@ impl Session {
         }
         let end = clock::monotonic_ns();
         meta.window_ns = end - start;
+        if let Ended::TargetExited { .. } = meta.ended {
+            // Its end was noticed some time after it came, in which nothing of it waited.
+            self.drain(true);
+            let exit = self.collector.last_exit_ns.unwrap_or(end);
+            meta.window_ns = exit.clamp(start + 1, end) - start;
+        }
         let pids = self.collector.alive();
         let mut resident = 0;
         if !pids.is_empty() {
             let cgroup = self.cgroup_tick();
-            let tick = ticks.read(&self.proc, &pids, meta.window_ns, cgroup, true);
-            resident = tick.resident;
-            batch_ticks.push(tick);
+            let tick = ticks.read(&self.proc, &pids, meta.window_ns, cgroup, true).ok();
+            resident = tick.as_ref().map_or(0, |tick| tick.resident);
+            batch_ticks.extend(tick);
             threads.read(&self.proc, &pids, meta.window_ns);
         }
-        meta.own_cpu_ns = clock::own_cpu_ns() - own_cpu_before;
+        let held = self.held(&pids);
+        meta.own_cpu_ns = clock::own_cpu_ns() - own_cpu_before
+            + self.pythons.cpu_ns()
+            + self.collector.modules.reader().cpu_ns();
         meta.wait_period_ns = waits.mean_period_ns();
         self.drain(true);
+        self.collector.window_closed();
         self.collector.check_facts(true);
+        let python_probe = self.pythons.finish(&mut batch_python);
         self.ship(&mut batch_ticks, &mut batch_python);
 
         let heap = self.walk_heap(&pids);
         let (counts, counts_probe) = self.without_narrow(counting.finish());
         self.collector.unwind_all();
-        let probes = self.probes(&waits, counts_probe, resident);
+        let mut probes = self.probes(&waits, counts_probe, &ticks, resident);
+        probes.extend(threads.probe());
+        probes.extend(held.map(|absence| {
+            probe(
+                "stopped",
+                "what it does when it runs",
+                ProbeState::Partial(absence),
+            )
+        }));
+        probes.extend(python_probe);
         let collected = self.collector.finish(meta.sample_period_ns);
         meta.lost_records = collected.lost;
         self.writer.write(&Part::Tail(Box::new(Tail {
@@ -460,8 +499,25 @@ impl Session {
         (counts, Probe { state, ..probe })
     }
 
-    fn cgroup_tick(&self) -> Option<CgroupTick> {
-        self.cgroups.as_ref().ok()?.tick()
+    fn cgroup_tick(&mut self) -> Option<CgroupTick> {
+        match self.cgroups.as_ref().ok()?.tick() {
+            Ok(tick) => Some(tick),
+            Err(absence) => {
+                self.cgroup_unread.get_or_insert(absence);
+                None
+            }
+        }
+    }
+
+    /// Who keeps the target from running, and what lets it run again; None where nothing does.
+    fn held(&self, pids: &[i32]) -> Option<Absence> {
+        /// Processes that are asked; whoever stops one of a tree mostly stops all.
+        const ASKED: usize = 64;
+        let cgroups = CgroupFs::live().ok();
+        let freezer = |pid: i32| cgroups.as_ref()?.frozen(pid);
+        pids.iter()
+            .take(ASKED)
+            .find_map(|&pid| held(&self.proc, pid, freezer(pid)))
     }
 
     fn drain(&mut self, last: bool) {
@@ -480,7 +536,13 @@ impl Session {
         self.writer.write(&Part::Batch(Box::new(batch)));
     }
 
-    fn probes(&mut self, waits: &WaitSampler, counts: Probe, resident: u64) -> Vec<Probe> {
+    fn probes(
+        &mut self,
+        waits: &WaitSampler,
+        counts: Probe,
+        ticks: &TickReader,
+        resident: u64,
+    ) -> Vec<Probe> {
         let mut probes = Vec::new();
         let sampled = match &self.sampler {
             Err(absence) => ProbeState::Absent(absence.clone()),
@@ -543,29 +605,43 @@ impl Session {
             Ok(groups) => groups.outcome(),
             Err(absence) => ("quota and throttling".into(), ProbeState::Absent(absence.clone())),
         };
-        probes.push(probe("cgroup", &what, cgroup));
-        let smaps = if resident > SMAPS_LIMIT {
-            ProbeState::Absent(Absence::new(
-                Reason::TooCostly,
-                format!(
-                    "resident memory is above {} GiB: walking its page tables would stall the target",
-                    SMAPS_LIMIT >> 30
-                ),
-            ))
-        } else {
-            ProbeState::Measured
+        let cgroup = match (cgroup, &self.cgroup_unread) {
+            (ProbeState::Measured, Some(absence)) => ProbeState::Partial(absence.clone()),
+            (state, _) => state,
         };
-        probes.push(probe("smaps", "huge pages, lazily freed pages, shares", smaps));
+        probes.push(probe("cgroup", &what, cgroup));
+        let unread = ticks.probes();
+        if !unread.iter().any(|p| p.name == "smaps") {
+            let smaps = match resident > SMAPS_LIMIT {
+                true => ProbeState::Absent(Absence::new(
+                    Reason::TooCostly,
+                    format!(
+                        "resident memory is above {} GiB: walking its page tables would stall the target",
+                        SMAPS_LIMIT >> 30
+                    ),
+                )),
+                false => ProbeState::Measured,
+            };
+            probes.push(probe("smaps", SMAPS, smaps));
+        }
+        probes.extend(unread);
         probes.push(counts);
+        if let Some(absence) = &self.tree_unread {
+            let state = ProbeState::Partial(absence.clone());
+            probes.push(probe("tree", "every process of the target", state));
+        }
         if let Some(missing) = self.collector.missing() {
             let state = ProbeState::Partial(Absence::new(Reason::TooCostly, missing));
             probes.push(probe("processes", "every process of the target", state));
+        }
+        if let Some(unread) = self.collector.unread() {
+            let state = ProbeState::Partial(Absence::new(Reason::TooCostly, unread));
+            probes.push(probe("names", "function names and callers", state));
         }
         if let Some(cut) = &self.collector.code_cut {
             let state = ProbeState::Partial(cut.clone());
             probes.push(probe("code", "which code lies where", state));
         }
-        probes.extend(std::mem::take(&mut self.pythons).probe());
         if let Err(absence) = &self.host.pmu {
             probes.push(probe(
                 "pmu",
@@ -617,7 +693,7 @@ fn open_sampler(
             let tids = collector
                 .processes
                 .iter()
-                .flat_map(|p| proc.threads(p.pid).unwrap_or_default());
+                .flat_map(|p| living_threads(proc, p.pid));
             Scope::Threads(tids.collect())
         }
     };
@@ -627,26 +703,103 @@ fn open_sampler(
     }
 }
 
+/// A leader that has ended before its threads has no event of its own any more.
+fn living_threads(proc: &ProcFs, pid: i32) -> Vec<i32> {
+    let mut tids = proc.threads(pid).unwrap_or_default();
+    if proc.living_thread(pid) != pid {
+        tids.retain(|&tid| tid != pid);
+    }
+    tids
+}
+
+/// Numbers of processes in /proc are those of the PID namespace that it was mounted in. With another than this
+/// program's own each would mean one process to /proc and another one to every system call.
+fn refuse_foreign_proc(proc: &ProcFs) -> Result<()> {
+    let foreign = match proc.own_status() {
+        // One number for each namespace from /proc's own down to this program's (NSpid, proc_pid_status(5)).
+        Ok(status) => status.ns_pids.len() > 1,
+        Err(absence) => absence.is_gone(),
+    };
+    match foreign {
+        false => Ok(()),
+        true => Err(Error::Refused(
+            "/proc belongs to another PID namespace than the one that allocwall runs in: its process numbers do not fit; \
+             mount this namespace's own (unshare --mount-proc), or run in the namespace of that /proc"
+                .into(),
+        )),
+    }
+}
+
+/// What keeps one process from running: a signal, a tracer, or the frozen cgroup that it is in.
+fn held(proc: &ProcFs, pid: i32, frozen: Option<Frozen>) -> Option<Absence> {
+    let stopped = |detail: String| Absence::new(Reason::TooLittle, detail);
+    if let Some(Frozen { dir, thaw }) = frozen {
+        let detail = format!("its cgroup {} is frozen", dir.display());
+        return Some(stopped(detail).mend(thaw));
+    }
+    let stat = proc.process_stat(pid).ok()?;
+    // A leader that has ended says nothing of the threads beside it.
+    let state = match stat.ended() {
+        true => proc.thread_stat(pid, proc.living_thread(pid)).ok()?.state,
+        false => stat.state,
+    };
+    match state {
+        'T' => {
+            let detail = format!(
+                "process {pid} ({}) is stopped by a signal (SIGSTOP or the like)",
+                stat.comm
+            );
+            Some(stopped(detail).mend(format!("kill -CONT {pid}")))
+        }
+        't' => {
+            // It is told by the tracing thread's number.
+            let tracer = proc.status(pid).ok()?.tracer;
+            let tracer = proc.status(tracer).map_or(tracer, |status| status.tgid);
+            let name = proc
+                .comm(tracer)
+                .map_or(String::new(), |comm| format!(" ({comm})"));
+            let detail = format!(
+                "process {pid} ({}) is stopped by its tracer, process {tracer}{name}",
+                stat.comm
+            );
+            Some(stopped(detail))
+        }
+        _ => None,
+    }
+}
+
 fn may_look_at(proc: &ProcFs, pid: i32) -> Result<()> {
     if pid <= 0 || !proc.exists(pid) {
         return Err(Error::NoSuchProcess(pid));
     }
-    let stat = proc.process_stat(pid).map_err(|_| Error::NoSuchProcess(pid))?;
+    let stat = proc
+        .process_stat(pid)
+        .map_err(|absence| match absence.is_gone() {
+            true => Error::NoSuchProcess(pid),
+            false => Error::Refused(absence.detail),
+        })?;
     if let Ok(status) = proc.status(pid) {
         refuse_thread(pid, &status)?;
+    }
+    if stat.ended() && stat.threads <= 1 {
+        return Err(Error::Refused(format!(
+            "process {pid} ({}) has exited; its parent has not waited for it yet",
+            stat.comm
+        )));
     }
     // A kernel thread has no address space: nothing here applies to it.
     if stat.virtual_bytes == 0 {
         return Err(Error::Refused(format!(
-            "process {pid} ({}) is a kernel thread or has already exited",
+            "process {pid} ({}) is a kernel thread",
             stat.comm
         )));
     }
-    proc.maps_readable(pid).map_err(|absence| Error::NotPermitted {
-        pid,
-        detail: absence.detail,
-        mend: "run as root, or as the user that owns the process".into(),
-    })
+    proc.maps_readable(proc.living_thread(pid))
+        .map_err(|absence| Error::NotPermitted {
+            pid,
+            detail: absence.detail,
+            mend: "run as root, or as the user that owns the process".into(),
+        })
 }
 
 /// A set-user-ID program would run with rights that its caller doesn't have, and ignores most of what is asked of it.
@@ -728,7 +881,8 @@ struct WaitSampler {
     cursor: usize,
     random: u64,
     stack: Vec<u8>,
-    unreadable: Option<Absence>,
+    /// Why threads could not be listed, or not be looked at.
+    unread: Option<Absence>,
 }
 
 impl WaitSampler {
@@ -745,7 +899,7 @@ impl WaitSampler {
             // Any odd seed does: it only has to be out of step with the target.
             random: now | 1,
             stack: vec![0; WAIT_STACK],
-            unreadable: None,
+            unread: None,
         }
     }
 
@@ -766,12 +920,11 @@ impl WaitSampler {
             self.listed_at = now;
             self.threads.clear();
             for &pid in pids {
-                self.threads.extend(
-                    proc.threads(pid)
-                        .unwrap_or_default()
-                        .into_iter()
-                        .map(|tid| (pid, tid)),
-                );
+                match proc.threads(pid) {
+                    Ok(tids) => self.threads.extend(tids.into_iter().map(|tid| (pid, tid))),
+                    Err(absence) if absence.is_gone() => {}
+                    Err(absence) => _ = self.unread.get_or_insert(absence),
+                }
             }
         }
         if self.threads.is_empty() {
@@ -786,8 +939,13 @@ impl WaitSampler {
         for _ in 0..count {
             self.cursor = (self.cursor + 1) % self.threads.len();
             let (pid, tid) = self.threads[self.cursor];
+            let look = self.looker.look(proc, pid, tid);
+            if let Look::Unread(absence) = look {
+                self.unread.get_or_insert(absence);
+                continue;
+            }
             self.looks += 1;
-            let Look::Blocked(blocked) = self.looker.look(proc, pid, tid) else {
+            let Look::Blocked(blocked) = look else {
                 continue;
             };
             let wait = WaitSample {
@@ -801,21 +959,13 @@ impl WaitSampler {
                 user: None,
             };
             let user = blocked.ip_sp.map(|(ip, sp)| {
+                // By the thread's own number: a leader that has ended has no memory left.
                 let read = match proc.is_live() {
-                    true => read_memory(pid, sp, &mut self.stack),
+                    true => read_memory(tid, sp, &mut self.stack),
                     false => 0,
                 };
                 (unwind::waiting_registers(ip, sp), &self.stack[..read])
             });
-            if blocked.syscall.is_none() && self.unreadable.is_none() {
-                self.unreadable = Some(
-                    Absence::new(
-                        Reason::NotPermitted,
-                        "what threads wait in is not readable (/proc/PID/task/TID/syscall)",
-                    )
-                    .mend("run as root or grant CAP_SYS_PTRACE"),
-                );
-            }
             collector.take_wait(wait, &blocked.kernel, user);
         }
     }
@@ -825,9 +975,18 @@ impl WaitSampler {
     }
 
     fn state(&self) -> ProbeState {
-        match &self.unreadable {
-            Some(absence) => ProbeState::Partial(absence.clone()),
-            None => ProbeState::Measured,
+        match (&self.unread, &self.looker.refusal) {
+            (Some(absence), _) if self.looks == 0 => ProbeState::Absent(absence.clone()),
+            (Some(absence), _) => ProbeState::Partial(absence.clone()),
+            (None, Some(absence)) if absence.reason == Reason::NotPermitted => ProbeState::Partial(
+                Absence::new(
+                    Reason::NotPermitted,
+                    "what threads wait in is not readable (/proc/PID/task/TID/syscall)",
+                )
+                .mend("run as root or grant CAP_SYS_PTRACE"),
+            ),
+            (None, Some(absence)) if !absence.is_gone() => ProbeState::Partial(absence.clone()),
+            _ => ProbeState::Measured,
         }
     }
 }

@@ -171,12 +171,23 @@ impl PriceList {
     }
 }
 
-/// One reading of the slow counters. Cumulative values unless said otherwise; None where the source is not there
-/// (the probe of the same name says why).
+/// More than any counter of a machine gains in a window: 2^56 ns are 8,192 CPUs (the most that a kernel for x86 is built
+/// for) busy for more than two hours.
+const GAIN_LIMIT: u64 = 1 << 56;
+
+/// What a cumulative counter gained between two readings; None where it ran backwards, or gained what no window brings
+/// (a guest's steal jumps when it is migrated). Only the difference tells anything: idle time alone is beyond 2^56 ns on
+/// 64 CPUs after 13 days, and the sum over 2,048 CPUs starts again from zero once in four months.
+pub fn gained(from: u64, to: u64) -> Option<u64> {
+    Some(to.wrapping_sub(from)).filter(|gain| *gain < GAIN_LIMIT)
+}
+
+/// One reading of the slow counters. Cumulative values unless said otherwise, of which only differences count: see
+/// [`gained`]; None where the source is not there (the probe of the same name says why).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tick {
     pub t_ns: u64,
-    // Sum over the target's processes, dead children included.
+    // Sum over the target's processes since the first reading, dead children included.
     pub user_ns: u64,
     pub system_ns: u64,
     pub minor_faults: u64,

@@ -1,144 +1,215 @@
-//! Addresses -> function names. Symbol tables only: enough to class and to name a call site, and quick.
+//! Names of functions: the kernel's own, what a name in a symbol table means, and what JITs write about their code.
 
 use crate::host::inside::{self, Link};
 use blazesym::MaybeDefault;
-use blazesym::symbolize::source::{Elf, Kernel, Source};
+use blazesym::symbolize::source::{Kernel, Source};
 use blazesym::symbolize::{Input, Symbolized, Symbolizer};
 use std::collections::HashMap;
-use std::io::Read;
+use std::fmt::{self, Write};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Template-heavy C++ names run to kilobytes; nobody reads further than this.
+/// Template-heavy C++ names run to kilobytes; no reader needs more than this.
 const NAME_LIMIT: usize = 384;
+/// A longer name in a symbol table is cut, and shown as it stands there.
+pub const MANGLED_LIMIT: usize = 4096;
+/// Levels of nesting in a C++ name.
+const DEMANGLE_DEPTH: u32 = 96;
 
-pub struct Symbols {
+/// The kernel's functions.
+pub struct KernelNames {
     symbolizer: Symbolizer,
-    kernel: HashMap<u64, Option<String>>,
+    known: HashMap<u64, Option<String>>,
 }
 
-impl Symbols {
-    pub fn new() -> Symbols {
+impl KernelNames {
+    pub fn new() -> KernelNames {
         let symbolizer = Symbolizer::builder()
             .enable_auto_reload(false)
             .enable_code_info(false)
             .enable_inlined_fns(false)
             .enable_demangling(false)
             .build();
-        Symbols {
+        KernelNames {
             symbolizer,
-            kernel: HashMap::new(),
+            known: HashMap::new(),
         }
     }
 
     /// From /proc/kallsyms; None where kptr_restrict hides it.
-    pub fn kernel(&mut self, address: u64) -> Option<String> {
-        if let Some(known) = self.kernel.get(&address) {
+    pub fn name(&mut self, address: u64) -> Option<String> {
+        if let Some(known) = self.known.get(&address) {
             return known.clone();
         }
-        let source = Kernel {
+        let source = Source::Kernel(Kernel {
             vmlinux: MaybeDefault::None,
             debug_syms: false,
             ..Kernel::default()
+        });
+        let name = match self.symbolizer.symbolize_single(&source, Input::AbsAddr(address)) {
+            Ok(Symbolized::Sym(symbol)) => readable(symbol.name.as_bytes()),
+            Ok(Symbolized::Unknown(_)) | Err(_) => None,
         };
-        let name = self.one(&Source::Kernel(source), Input::AbsAddr(address));
-        self.kernel.insert(address, name.clone());
+        self.known.insert(address, name.clone());
         name
     }
-
-    /// `path`: anything that opens the very file that is mapped; `address`: in the file's own terms.
-    pub fn user(&mut self, path: &Path, address: u64) -> Option<String> {
-        let mut source = Elf::new(PathBuf::from(path));
-        source.debug_syms = false;
-        self.one(&Source::Elf(source), Input::VirtOffset(address))
-    }
-
-    fn one(&mut self, source: &Source, input: Input<u64>) -> Option<String> {
-        match self.symbolizer.symbolize_single(source, input) {
-            Ok(Symbolized::Sym(symbol)) => Some(cut(&demangled(&symbol.name))),
-            Ok(Symbolized::Unknown(_)) | Err(_) => None,
-        }
-    }
 }
 
-/// Only what is marked as mangled: a C function called `w` is no `wchar_t`, as a demangler of types would have it.
-fn demangled(name: &str) -> String {
+/// A name as it stands in a symbol table, for people: demangled where it is marked as mangled, and cut. (A C function called
+/// `w` is no `wchar_t`, as a demangler of types would have it.) None where it is no text.
+pub fn readable(name: &[u8]) -> Option<String> {
+    let name = std::str::from_utf8(name).ok()?;
+    let mut out = Limited::default();
     if let Ok(rust) = rustc_demangle::try_demangle(name) {
         // Without the hash that ends legacy names.
-        return format!("{rust:#}");
+        let _ = write!(out, "{rust:#}");
+        return Some(out.done());
     }
     if name.starts_with("_Z")
+        && name.len() < MANGLED_LIMIT
         && let Ok(symbol) = cpp_demangle::Symbol::new(name)
-        && let Ok(readable) = symbol.demangle()
     {
-        return readable;
-    }
-    name.to_string()
-}
-
-fn cut(name: &str) -> String {
-    match name.char_indices().nth(NAME_LIMIT) {
-        Some((end, _)) => format!("{}…", &name[..end]),
-        None => name.to_string(),
-    }
-}
-
-/// Names of generated code, from the file that a JIT writes for profilers (`perf-PID.map`: START SIZE NAME, hex).
-#[derive(Default)]
-pub struct PerfMap(Vec<(u64, u64, String)>);
-
-impl PerfMap {
-    const BYTES_LIMIT: u64 = 64 << 20;
-
-    /// `inner_pid`: the process's pid in its own namespace; `owner`: the user that it runs as.
-    ///
-    /// All may write to /tmp: a file that is neither the process's own nor root's is somebody else's word about it (perf
-    /// refuses it too, tools/perf/util/symbol.c, `symbol__read_perf_map`).
-    pub fn read(proc_root: &Path, pid: i32, inner_pid: i32, owner: u32) -> Option<PerfMap> {
-        let name = PathBuf::from(format!("/tmp/perf-{inner_pid}.map"));
-        let (file, facts) = inside::open(proc_root, pid, &name, Link::Refuse).ok()?;
-        if facts.uid() != owner && facts.uid() != 0 {
-            return None;
+        let options = cpp_demangle::DemangleOptions::new().recursion_limit(DEMANGLE_DEPTH);
+        let whole = symbol.structured_demangle(&mut out, &options);
+        if whole.is_ok() || out.full {
+            return Some(out.done());
         }
-        let mut bytes = Vec::new();
-        file.take(Self::BYTES_LIMIT).read_to_end(&mut bytes).ok()?;
-        Some(Self::parse(&bytes))
     }
+    let mut out = Limited::default();
+    let _ = out.write_str(name);
+    Some(out.done())
+}
 
-    fn parse(bytes: &[u8]) -> PerfMap {
-        let mut entries: Vec<_> = String::from_utf8_lossy(bytes)
-            .lines()
-            .filter_map(|line| {
-                let mut words = line.splitn(3, ' ');
-                let hex = |w: Option<&str>| u64::from_str_radix(w?.trim_start_matches("0x"), 16).ok();
-                let (start, size) = (hex(words.next())?, hex(words.next())?);
-                Some((start, start.checked_add(size)?, cut(words.next()?)))
-            })
-            .collect();
-        // Stable: of two entries for one address the later one, further down the file, wins in `lookup`.
-        entries.sort_by_key(|(start, _, _)| *start);
-        PerfMap(entries)
-    }
+/// Takes so many characters and no more: a name of 450 bytes can stand for one of gigabytes.
+#[derive(Default)]
+struct Limited {
+    text: String,
+    characters: usize,
+    full: bool,
+}
 
-    pub fn lookup(&self, address: u64) -> Option<&str> {
-        let behind = self.0.partition_point(|(start, _, _)| *start <= address);
-        let (_, end, name) = self.0.get(behind.checked_sub(1)?)?;
-        (address < *end).then_some(name.as_str())
+impl Limited {
+    fn done(mut self) -> String {
+        if self.full {
+            self.text.push('…');
+        }
+        self.text
     }
+}
+
+impl fmt::Write for Limited {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for character in text.chars() {
+            if self.characters == NAME_LIMIT {
+                self.full = true;
+                return Err(fmt::Error);
+            }
+            self.text.push(character);
+            self.characters += 1;
+        }
+        Ok(())
+    }
+}
+
+/// The file that a JIT writes for profilers (`perf-PID.map`: START SIZE NAME, hex). `inner_pid`: the process's pid in its own
+/// namespace; `owner`: the user that it runs as.
+///
+/// All may write to /tmp: a file that is neither the process's own nor root's is not believed (perf refuses it too,
+/// tools/perf/util/symbol.c, `symbol__read_perf_map`).
+pub fn perf_map(proc_root: &Path, pid: i32, inner_pid: i32, owner: u32) -> Option<File> {
+    let name = PathBuf::from(format!("/tmp/perf-{inner_pid}.map"));
+    let (file, facts) = inside::open(proc_root, pid, &name, Link::Refuse).ok()?;
+    (facts.uid() == owner || facts.uid() == 0).then_some(file)
+}
+
+/// Names for `addresses`, which are in order: the last entry in the file that covers one. Reads at most `left` bytes and takes
+/// what it read from it; false where the file was longer.
+pub fn scan_perf_map(
+    mut file: File,
+    left: &mut u64,
+    addresses: &[u64],
+    names: &mut [Option<String>],
+) -> bool {
+    /// A longer line is no entry.
+    const LINE_LIMIT: u64 = 16 << 10;
+    // Who sent the file has its place in common with us.
+    if file.rewind().is_err() {
+        return true;
+    }
+    let mut reader = BufReader::new(file.take(*left));
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match (&mut reader).take(LINE_LIMIT).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => break,
+            Ok(_) => {}
+        }
+        if let Some((start, end, name)) = entry(&line) {
+            let first = addresses.partition_point(|address| *address < start);
+            for (address, slot) in addresses.iter().zip(names.iter_mut()).skip(first) {
+                if *address >= end {
+                    break;
+                }
+                let mut out = Limited::default();
+                let _ = out.write_str(&String::from_utf8_lossy(name));
+                *slot = Some(out.done());
+            }
+        }
+    }
+    *left = reader.get_ref().limit();
+    *left > 0
+}
+
+fn entry(line: &[u8]) -> Option<(u64, u64, &[u8])> {
+    let line = line.strip_suffix(b"\n").unwrap_or(line);
+    let mut words = line.splitn(3, |&b| b == b' ');
+    let mut hex = || {
+        let word = std::str::from_utf8(words.next()?).ok()?;
+        u64::from_str_radix(word.trim_start_matches("0x"), 16).ok()
+    };
+    let (start, size) = (hex()?, hex()?);
+    Some((start, start.checked_add(size)?, words.next()?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn scanned(text: &[u8], addresses: &[u64], left: &mut u64) -> (Vec<Option<String>>, bool) {
+        use std::io::{Seek, Write};
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(text).unwrap();
+        file.rewind().unwrap();
+        let mut names = vec![None; addresses.len()];
+        let whole = scan_perf_map(file, left, addresses, &mut names);
+        (names, whole)
+    }
+
     #[test]
     fn perf_map_lines() {
-        let map = PerfMap::parse(b"7f10 20 py::parse:/app.py\nbad\n7f00 10 LazyCompile:~a b\n7f10 20 newer\nffffffffffffffff 2 x\n");
-        assert_eq!(map.lookup(0x7f05), Some("LazyCompile:~a b"));
-        assert_eq!(map.lookup(0x7f10), Some("newer"));
-        assert_eq!(map.lookup(0x7f2f), Some("newer"));
-        assert_eq!(map.lookup(0x7f30), None);
-        assert_eq!(map.lookup(0), None);
+        let text = b"7f10 20 py::parse:/app.py\nbad\n7f00 10 LazyCompile:~a b\n7f10 20 newer\nffffffffffffffff 2 x\n+1 2 y\n";
+        let addresses = [0, 0x7f05, 0x7f10, 0x7f2f, 0x7f30];
+        let (names, whole) = scanned(text, &addresses, &mut 1000);
+        let names: Vec<_> = names.iter().map(Option::as_deref).collect();
+        assert_eq!(
+            names,
+            [None, Some("LazyCompile:~a b"), Some("newer"), Some("newer"), None]
+        );
+        assert!(whole);
+    }
+
+    #[test]
+    fn a_perf_map_is_read_up_to_what_is_left() {
+        let mut left = 20;
+        let (names, whole) = scanned(b"10 4 first\n20 4 second\n", &[0x10, 0x20], &mut left);
+        assert_eq!(names[0].as_deref(), Some("first"));
+        assert!(!whole && left == 0);
+        let long = [b"30 4 ".to_vec(), vec![b'n'; 1 << 20]].concat();
+        let (names, whole) = scanned(&long, &[0x30], &mut (2 << 20));
+        assert_eq!(names[0].as_ref().unwrap().chars().count(), NAME_LIMIT + 1);
+        assert!(whole);
     }
 
     #[test]
@@ -149,60 +220,65 @@ mod tests {
         let map = tmp.join("perf-3.map");
         std::fs::write(&map, "7f00 10 own").unwrap();
         let owner = map.metadata().unwrap().uid();
-        let named = |owner| {
-            let map = PerfMap::read(dir.path(), 7, 3, owner)?;
-            map.lookup(0x7f05).map(str::to_owned)
-        };
-        assert_eq!(named(owner).as_deref(), Some("own"));
+        let found = |owner| perf_map(dir.path(), 7, 3, owner).is_some();
+        assert!(found(owner));
         // Root's is anybody's to read; another user's is not.
-        assert_eq!(named(owner + 1).is_some(), owner == 0);
+        assert_eq!(found(owner + 1), owner == 0);
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&map, Some(4711), None).unwrap();
-            assert!(named(4711).is_some());
-            assert!(named(4712).is_none() && named(0).is_none());
+            assert!(found(4711));
+            assert!(!found(4712) && !found(0));
         }
         std::fs::rename(&map, tmp.join("other")).unwrap();
         std::os::unix::fs::symlink("other", &map).unwrap();
-        assert!(named(4711).is_none() && named(owner).is_none());
+        assert!(!found(4711) && !found(owner));
+    }
+
+    fn shown(name: &str) -> String {
+        readable(name.as_bytes()).unwrap()
     }
 
     #[test]
-    fn only_mangled_names_are_demangled() {
-        assert_eq!(demangled("w"), "w");
-        assert_eq!(demangled("_init"), "_init");
+    fn only_mangled_names_are_shown() {
+        assert_eq!(shown("w"), "w");
+        assert_eq!(shown("_init"), "_init");
         assert_eq!(
-            demangled("_ZN4core3fmt5Write9write_fmt17h0123456789abcdefE"),
+            shown("_ZN4core3fmt5Write9write_fmt17h0123456789abcdefE"),
             "core::fmt::Write::write_fmt"
         );
         assert_eq!(
-            demangled("_ZNSt6vectorIiSaIiEE9push_backERKi"),
+            shown("_ZNSt6vectorIiSaIiEE9push_backERKi"),
             "std::vector<int, std::allocator<int> >::push_back(int const&)"
         );
-        assert_eq!(demangled("_Znot_mangled"), "_Znot_mangled");
+        assert_eq!(shown("_Znot_mangled"), "_Znot_mangled");
     }
 
     #[test]
     fn long_names_are_cut_at_a_character() {
-        assert_eq!(cut(&"ß".repeat(1000)).chars().count(), NAME_LIMIT + 1);
-        assert_eq!(cut("short"), "short");
+        assert_eq!(shown(&"ß".repeat(1000)).chars().count(), NAME_LIMIT + 1);
+        assert_eq!(shown("short"), "short");
+        assert_eq!(readable(b"\xff"), None);
     }
 
+    /// Each parameter names the one before it twice: written out, 2^60 characters.
     #[test]
-    fn own_functions_have_names() {
-        #[inline(never)]
-        fn landmark() -> u64 {
-            std::hint::black_box(1)
+    fn a_name_that_doubles_itself_is_cut() {
+        let doubled: String = (1..60u32)
+            .map(radix36)
+            .map(|before| format!("S0_IS{before}_S{before}_E"))
+            .collect();
+        let bomb = format!("_Z1f1a1bIS_S_E{doubled}");
+        assert!(bomb.len() < 1000);
+        let name = shown(&bomb);
+        assert!(name.starts_with("f(a, b<a, a>, b<b<a, a>, b<a, a> >"), "{name}");
+        assert_eq!(name.chars().count(), NAME_LIMIT + 1);
+    }
+
+    fn radix36(number: u32) -> String {
+        let digit = |n: u32| char::from_digit(n, 36).unwrap().to_ascii_uppercase();
+        match number {
+            0..36 => digit(number).to_string(),
+            _ => format!("{}{}", digit(number / 36), digit(number % 36)),
         }
-        assert_eq!(landmark(), 1);
-        let elf = std::fs::read("/proc/self/exe").unwrap();
-        let file = object::File::parse(&*elf).unwrap();
-        use object::{Object, ObjectSymbol};
-        let symbol = file
-            .symbols()
-            .find(|s| s.name().is_ok_and(|n| n.contains("landmark")))
-            .unwrap();
-        let name = Symbols::new().user(Path::new("/proc/self/exe"), symbol.address());
-        assert!(name.unwrap().contains("landmark"));
-        assert_eq!(Symbols::new().user(Path::new("/etc/hostname"), 16), None);
     }
 }

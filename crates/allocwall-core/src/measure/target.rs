@@ -12,18 +12,22 @@ use crate::host::inside;
 use crate::host::maps::{self, Mapping};
 use crate::host::proc::{ProcFs, Status};
 use crate::measure::malloc_range::{Function, Part, SymbolTable, bracketed};
+use crate::measure::reading::{Examined, Mapped, Reader, Readers};
 use crate::measure::recording::{Allocator, CMDLINE_WORDS, Libc, Linkage, Module, Process, Runtime};
 use crate::units::{Absence, Measured, Reason};
 use memchr::memmem;
 use object::read::ReadRef;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Most of a file's constants that is searched for a version or a message.
 const SEARCH_LIMIT: u64 = 64 << 20;
+
+/// Files that are examined; each stays open. A browser with all its libraries maps some hundreds.
+const MODULES_LIMIT: usize = 4096;
 
 /// The files that the target's processes map, in order of appearance; indices stay valid.
 pub struct Modules {
@@ -31,13 +35,16 @@ pub struct Modules {
     list: Vec<Module>,
     known: Vec<Known>,
     by_file: HashMap<FileKey, usize>,
+    /// Stands for all files beyond the limit.
+    beyond: Option<usize>,
+    reader: Reader,
 }
 
 type FileKey = ((u32, u32), u64, Vec<u8>);
 
-/// What is known about a module beyond what a recording keeps.
-#[derive(Clone, Debug, Default)]
-struct Known {
+/// What a file says of itself beyond what a recording keeps.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct FileFacts {
     segments: Vec<Segment>,
     soname: Option<String>,
     needed: Vec<String>,
@@ -51,6 +58,12 @@ struct Known {
     allocator_version: Option<String>,
     libc: Option<Libc>,
     runtime: Option<Runtime>,
+}
+
+/// What is known about a module.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    facts: FileFacts,
     identity: Option<((u32, u32), u64)>,
     /// Kept open: names and unwind tables are read from the very file that is mapped, whatever becomes of its path.
     file: Option<Arc<File>>,
@@ -135,7 +148,7 @@ impl AddressSpace {
             _ if !mapping.is_file() => mapping.start.wrapping_neg(),
             _ => {
                 // Without segments the offset into the file is the best that there is.
-                let segments = &modules.known[module].segments;
+                let segments = &modules.known[module].facts.segments;
                 let address = elf::address_of_offset(segments, mapping.offset).unwrap_or(mapping.offset);
                 address.wrapping_sub(mapping.start)
             }
@@ -191,12 +204,14 @@ impl AddressSpace {
 
 impl Modules {
     /// `proc_root` is `/proc`, or a copy of it in a test.
-    pub fn new(proc_root: impl Into<PathBuf>) -> Self {
+    pub fn new(proc_root: impl Into<PathBuf>, readers: Readers) -> Self {
         Modules {
+            reader: Reader::new(readers),
             proc_root: proc_root.into(),
             list: Vec::new(),
             known: Vec::new(),
             by_file: HashMap::new(),
+            beyond: None,
         }
     }
 
@@ -217,7 +232,7 @@ impl Modules {
 
     /// Code of a 32-bit processor.
     pub fn is_narrow(&self, module: usize) -> bool {
-        self.known[module].narrow
+        self.known[module].facts.narrow
     }
 
     /// The mapped file, for reading; None where it could not be opened or is none.
@@ -225,10 +240,43 @@ impl Modules {
         self.known.get(module)?.file.as_ref()
     }
 
-    /// A path that opens the mapped file itself as long as this value lives.
-    pub fn path_to_open(&self, module: usize) -> Option<PathBuf> {
-        let file = self.file(module)?;
-        Some(PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())))
+    /// Who reads the modules' files.
+    pub fn reader(&mut self) -> &mut Reader {
+        &mut self.reader
+    }
+
+    /// Names of functions by a module's own addresses, one an address; None where there is none.
+    pub fn names(&mut self, module: usize, addresses: &[u64]) -> Vec<Option<String>> {
+        let file = self.known.get(module).and_then(|known| known.file.clone());
+        file.and_then(|file| self.reader.names(module as u32, &file, addresses).ok())
+            .unwrap_or_else(|| vec![None; addresses.len()])
+    }
+
+    /// Tells the reader what an image has mapped, where it doesn't know yet.
+    ///
+    /// # Errors
+    /// There is no reader any more.
+    pub fn tell_image(&mut self, image: u32, version: u64, space: &AddressSpace) -> Measured<()> {
+        if self.reader.knows_image(image, version) {
+            return Ok(());
+        }
+        let code: Vec<Mapped> = space
+            .code()
+            // Generated code has no tables, and a program that maps and unmaps it all the time would fill the unwinder.
+            .filter(|code| self.list[code.module].role != ModuleRole::Jit)
+            .map(|code| Mapped {
+                start: code.start,
+                end: code.end,
+                module: code.module as u32,
+                bias: code.bias,
+            })
+            .collect();
+        let modules: BTreeSet<u32> = code.iter().map(|mapped| mapped.module).collect();
+        let files = modules.into_iter().filter_map(|module| {
+            let file = self.known[module as usize].file.as_deref()?;
+            Some((module, file))
+        });
+        self.reader.image(image, version, code, files)
     }
 
     /// The module of a mapping, examined when it is the first of its file.
@@ -241,6 +289,12 @@ impl Modules {
         };
         if let Some(&index) = self.by_file.get(&key) {
             return index;
+        }
+        if !generated && self.list.len() >= MODULES_LIMIT {
+            if self.beyond.is_none() {
+                self.beyond = Some(self.add_special("[further files]", ModuleRole::Other));
+            }
+            return self.beyond.unwrap_or(0);
         }
         let (module, known) = if generated {
             (bare("[generated code]".into(), ModuleRole::Jit), Known::default())
@@ -257,23 +311,25 @@ impl Modules {
         self.list.len() - 1
     }
 
-    fn examine(&self, pid: i32, mapping: &Mapping) -> (Module, Known) {
+    fn examine(&mut self, pid: i32, mapping: &Mapping) -> (Module, Known) {
         let path = mapping.display_path();
         let by_name = role_of_library(file_name(&path)).unwrap_or(ModuleRole::Other);
+        let index = self.list.len() as u32;
         let examined = maps::open(&self.proc_root, pid, mapping).and_then(|file| {
-            // A copy for those who read it later; without one they go without names.
-            let kept = file.try_clone().ok().map(Arc::new);
-            let file = ElfFile::new(file);
-            let elf = file.parse()?;
-            let (module, known) = examine_elf(&elf, &path, by_name);
-            Ok((module, Known { file: kept, ..known }))
+            let examined = self.reader.examine(index, &file, &path, by_name)?;
+            Ok((examined, file))
         });
         match examined {
-            Ok((module, mut known)) => {
-                if let Some(runtime) = &mut known.runtime {
+            Ok((Examined { module, mut facts }, file)) => {
+                if let Some(runtime) = &mut facts.runtime {
                     self.complete_version(pid, &path, runtime);
                 }
-                (module, known)
+                let known = Known {
+                    facts,
+                    file: Some(Arc::new(file)),
+                    ..Known::default()
+                };
+                (Module { path, ..module }, known)
             }
             Err(absent) => {
                 let role = match by_name {
@@ -327,42 +383,47 @@ impl Modules {
     pub fn inspect(&mut self, pid: i32) -> Result<TargetView> {
         let root = self.proc_root.clone();
         let proc = ProcFs::at(&root);
-        let stat = proc.process_stat(pid).map_err(|_| Error::NoSuchProcess(pid))?;
+        let refused = |absence: Absence| match absence.is_gone() {
+            true => Error::NoSuchProcess(pid),
+            false => Error::Refused(absence.detail),
+        };
+        let stat = proc.process_stat(pid).map_err(refused)?;
+        // Where its memory, its files and its root still show.
+        let thread = proc.living_thread(pid);
         // Executable mappings only: every file that matters here has one.
-        let code = proc.code(pid).map_err(|absence| match absence.reason {
-            Reason::Vanished | Reason::NotFound => Error::NoSuchProcess(pid),
+        let code = proc.code(thread).map_err(|absence| match absence.reason {
             Reason::NotPermitted => Error::NotPermitted {
                 pid,
                 detail: absence.detail,
                 mend: "run as root, or as the owner of the process".into(),
             },
-            _ => Error::Refused(absence.detail),
+            _ => refused(absence),
         })?;
-        let mut space = AddressSpace::new(pid);
+        let mut space = AddressSpace::new(thread);
         for mapping in &code.mappings {
             space.add_mapping(self, mapping);
         }
 
-        let environ = proc.environ(pid);
-        let exe_path = proc.exe(pid);
+        let environ = proc.environ(thread);
+        let exe_path = proc.exe(thread);
         let exe = exe_path
             .as_ref()
             .ok()
             .and_then(|path| self.find_executable(&space, path));
         let loaded = Loaded::new(self, &space, exe);
-        let (allocator, also) = loaded.allocators(self, pid, environ.as_deref().unwrap_or(&[]));
+        let (allocator, also) = loaded.allocators(self, thread, environ.as_deref().unwrap_or(&[]));
         let process = Process {
             pid,
             ppid: stat.ppid,
             comm: proc.comm(pid).unwrap_or_default(),
             exe: exe_path.map(|path| path.to_string_lossy().into_owned()),
-            cmdline: words_kept(proc.cmdline(pid).unwrap_or_default()),
+            cmdline: words_kept(proc.cmdline(thread).unwrap_or_default()),
             libc: loaded.libc(self),
             runtime: loaded.runtime(self),
             allocator,
             environment: settings(environ.unwrap_or_default()),
-            thp_disabled: proc.status(pid).and_then(|status| thp_disabled(&status)),
-            secure_exec: file::read(&root.join(format!("{pid}/auxv")), secure_exec),
+            thp_disabled: proc.status(thread).and_then(|status| thp_disabled(&status)),
+            secure_exec: file::read(&root.join(format!("{thread}/auxv")), secure_exec),
         };
         Ok(TargetView {
             process,
@@ -420,8 +481,8 @@ pub fn view_file(path: &Path) -> Measured<FileView> {
     let elf = file.parse()?;
     let shown = path.to_string_lossy();
     let by_name = role_of_library(file_name(&shown)).unwrap_or(ModuleRole::Other);
-    let (_, known) = examine_elf(&elf, &shown, by_name);
-    let jemalloc = known.allocators.contains(&AllocatorKind::Jemalloc);
+    let (_, facts) = examine_elf(&elf, &shown, by_name);
+    let jemalloc = facts.allocators.contains(&AllocatorKind::Jemalloc);
     let constants = || elf.section_bytes(".rodata", SEARCH_LIMIT).unwrap_or(&[]);
     // obtain_malloc_conf in src/jemalloc.c: JEMALLOC_CPREFIX "MALLOC_CONF".
     let jemalloc_variable = match jemalloc {
@@ -435,13 +496,13 @@ pub fn view_file(path: &Path) -> Measured<FileView> {
         machine: elf.facts.machine,
         is_64: elf.facts.is_64,
         interpreter: elf.facts.interpreter.clone(),
-        needed: known.needed,
-        serves_malloc: known.serves_malloc,
-        allocators: known.allocators,
-        allocator_version: known.allocator_version,
+        needed: facts.needed,
+        serves_malloc: facts.serves_malloc,
+        allocators: facts.allocators,
+        allocator_version: facts.allocator_version,
         jemalloc_variable,
-        libc: known.libc,
-        runtime: known.runtime,
+        libc: facts.libc,
+        runtime: facts.runtime,
     })
 }
 
@@ -497,7 +558,17 @@ impl Marks {
     }
 }
 
-fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: ModuleRole) -> (Module, Known) {
+/// What a file is. `path` tells only how it is called.
+///
+/// # Errors
+/// It is no ELF file, or a malformed one.
+pub fn examine_file(file: File, path: &str, by_name: ModuleRole) -> Measured<(Module, FileFacts)> {
+    let file = ElfFile::new(file);
+    let elf = file.parse()?;
+    Ok(examine_elf(&elf, path, by_name))
+}
+
+fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: ModuleRole) -> (Module, FileFacts) {
     let facts = &elf.facts;
     let by_soname = facts.soname.as_deref().and_then(role_of_library);
     let mut role = match by_name {
@@ -587,7 +658,7 @@ fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: Module
         malloc_ranges,
         has_symbols,
     };
-    let known = Known {
+    let of_file = FileFacts {
         segments: facts.segments.clone(),
         soname: facts.soname.clone(),
         needed: facts.needed.clone(),
@@ -600,11 +671,8 @@ fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: Module
         allocator_version,
         libc,
         runtime,
-        identity: None,
-        file: None,
-        absent: None,
     };
-    (module, known)
+    (module, of_file)
 }
 
 /// Allocators whose code is in the file, the one behind its `malloc` first. `by_messages`: it has no names, so look for
@@ -811,14 +879,14 @@ fn go_version<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Option<String> {
 }
 
 /// JAVA_HOME/release: `JAVA_VERSION="17.0.15"`.
-fn release_version(release: &str) -> Option<String> {
+pub(crate) fn release_version(release: &str) -> Option<String> {
     let value = release
         .lines()
         .find_map(|line| line.strip_prefix("JAVA_VERSION="))?;
     Some(value.trim().trim_matches('"').to_owned()).filter(|version| !version.is_empty())
 }
 
-fn node_header_version(header: &str) -> Option<String> {
+pub(crate) fn node_header_version(header: &str) -> Option<String> {
     let number = |name: &str| {
         header.lines().find_map(|line| {
             let rest = line.strip_prefix("#define ")?.strip_prefix(name)?;
@@ -902,7 +970,7 @@ impl Loaded {
     /// A library by the name that another file asks for it with.
     fn by_name(&self, modules: &Modules, wanted: &str) -> Option<usize> {
         let named = |&module: &usize| {
-            modules.known[module].soname.as_deref() == Some(wanted)
+            modules.known[module].facts.soname.as_deref() == Some(wanted)
                 || file_name(&modules.list[module].path) == wanted
         };
         self.modules.iter().copied().find(named)
@@ -919,7 +987,7 @@ impl Loaded {
         let mut next = 0;
         while let Some(&module) = scope.get(next) {
             next += 1;
-            for needed in &modules.known[module].needed {
+            for needed in &modules.known[module].facts.needed {
                 if let Some(found) = self.by_name(modules, needed)
                     && !scope.contains(&found)
                 {
@@ -979,7 +1047,7 @@ impl Loaded {
             .find(|&&module| modules.list[module].role == ModuleRole::Libc);
         if let Some(libc) = libc {
             let before = self.modules.iter().copied().filter(|&module| {
-                modules.known[module].serves_malloc
+                modules.known[module].facts.serves_malloc
                     && self.start[&module] > self.start[libc]
                     && !asked_for.contains(&module)
                     && modules.list[module].role != ModuleRole::Loader
@@ -1020,15 +1088,20 @@ impl Loaded {
                 Linkage::Linked
             },
             module: modules.list[module].path.clone(),
-            version: modules.known[module].allocator_version.clone().filter(|_| first),
+            version: modules.known[module]
+                .facts
+                .allocator_version
+                .clone()
+                .filter(|_| first),
         };
         let server = scope
             .iter()
             .copied()
-            .find(|&module| modules.known[module].serves_malloc);
+            .find(|&module| modules.known[module].facts.serves_malloc);
         let serving = match server {
             Some(module) => {
                 let kind = modules.known[module]
+                    .facts
                     .allocators
                     .first()
                     .copied()
@@ -1039,7 +1112,7 @@ impl Loaded {
         };
         let mut also = Vec::new();
         for &module in &self.modules {
-            for (place, &kind) in modules.known[module].allocators.iter().enumerate() {
+            for (place, &kind) in modules.known[module].facts.allocators.iter().enumerate() {
                 let serves = server == Some(module) && place == 0;
                 // A C library that a linked or preloaded allocator replaces is still there; that is no news.
                 if !serves && modules.list[module].role != ModuleRole::Libc {
@@ -1055,13 +1128,13 @@ impl Loaded {
         if let Some(absent) = &known.absent {
             return absent.clone();
         }
-        if matches!(known.runtime, Some(Runtime::Go { .. })) {
+        if matches!(known.facts.runtime, Some(Runtime::Go { .. })) {
             return Absence::new(
                 Reason::NotApplicable,
                 "a Go program without C code: the runtime allocates for itself, there is no malloc",
             );
         }
-        if known.kind.is_some_and(ElfKind::is_static) {
+        if known.facts.kind.is_some_and(ElfKind::is_static) {
             return Absence::new(
                 Reason::NotFound,
                 "a stripped static program: nothing in it names its allocator",
@@ -1078,13 +1151,13 @@ impl Loaded {
         if let Some(libc) = self
             .modules
             .iter()
-            .find_map(|&module| modules.known[module].libc.clone())
+            .find_map(|&module| modules.known[module].facts.libc.clone())
         {
             return Ok(libc);
         }
         let known = self.exe.map(|exe| &modules.known[exe]);
         match known {
-            Some(known) if known.kind.is_some_and(ElfKind::is_static) => Ok(Libc::Static),
+            Some(known) if known.facts.kind.is_some_and(ElfKind::is_static) => Ok(Libc::Static),
             Some(Known {
                 absent: Some(absent), ..
             }) => Err(absent.clone()),
@@ -1108,7 +1181,7 @@ impl Loaded {
         let candidates = linked.iter().chain(&self.modules);
         if let Some(runtime) = candidates
             .into_iter()
-            .find_map(|&module| modules.known[module].runtime.clone())
+            .find_map(|&module| modules.known[module].facts.runtime.clone())
         {
             return Ok(runtime);
         }
@@ -1154,7 +1227,7 @@ fn settings(environ: Vec<(String, String)>) -> Vec<(String, String)> {
 }
 
 /// AT_SECURE of the auxiliary vector (getauxval(3)): the loader ignores LD_PRELOAD and tunables.
-fn secure_exec(auxv: &[u8]) -> Measured<bool> {
+pub(crate) fn secure_exec(auxv: &[u8]) -> Measured<bool> {
     const AT_SECURE: u64 = 23;
     let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
     auxv.chunks_exact(16)

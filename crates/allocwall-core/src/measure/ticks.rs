@@ -1,9 +1,13 @@
 //! The slow counters: one reading of /proc and the cgroup files for the whole target.
 
-use super::recording::{CgroupTick, Smaps, ThreadTimes, Tick};
+use super::record::probe;
+use super::recording::{CgroupTick, Probe, ProbeState, Smaps, ThreadTimes, Tick};
 use crate::host::proc::{ProcFs, ProcessStat};
+use crate::units::{Absence, Measured, Reason};
 use std::collections::{BTreeMap, HashMap};
 
+/// What its probe measures.
+pub const SMAPS: &str = "huge pages, lazily freed pages, shares";
 /// smaps_rollup and numa_maps walk the page tables with the map lock held: not on targets larger than this.
 pub const SMAPS_LIMIT: u64 = 8 << 30;
 
@@ -12,7 +16,9 @@ pub const SMAPS_LIMIT: u64 = 8 << 30;
 #[derive(Default)]
 pub struct TickReader {
     several_nodes: bool,
+    /// Since the first reading.
     sum: Spent,
+    opened: bool,
     known: HashMap<i32, Known>,
     /// Spent by members that ended, as last seen, by parent: it comes a second time when the parent reaps them.
     awaited: HashMap<i32, Spent>,
@@ -20,6 +26,15 @@ pub struct TickReader {
     /// Last counts of each thread; beyond a number of threads they are not summed (the kernel keeps them per thread
     /// only).
     threads: HashMap<i32, (u64, u64)>,
+    switches_missed: bool,
+    /// Readings that were asked for, and those that were whole.
+    asked: usize,
+    read: usize,
+    unread: Option<Absence>,
+    sizes: Source,
+    smaps: Source,
+    nodes: Source,
+    host: Option<Absence>,
 }
 
 /// What the kernel adds up for a process: CPU time in clock ticks, and faults.
@@ -95,6 +110,9 @@ impl TickReader {
         }
     }
 
+    /// # Errors
+    /// The accounts of some process could not be read: the sums would be short, and a later reading would take what it
+    /// had used before for its use since. A process that is gone is no error.
     pub fn read(
         &mut self,
         proc: &ProcFs,
@@ -102,43 +120,137 @@ impl TickReader {
         t_ns: u64,
         cgroup: Option<CgroupTick>,
         deep: bool,
-    ) -> Tick {
+    ) -> Measured<Tick> {
+        self.asked += 1;
+        let tick = self.read_whole(proc, pids, t_ns, cgroup, deep);
+        match &tick {
+            Ok(_) => self.read += 1,
+            Err(absence) => _ = self.unread.get_or_insert_with(|| absence.clone()),
+        }
+        tick
+    }
+
+    fn read_whole(
+        &mut self,
+        proc: &ProcFs,
+        pids: &[i32],
+        t_ns: u64,
+        cgroup: Option<CgroupTick>,
+        deep: bool,
+    ) -> Measured<Tick> {
         let mut tick = Tick {
             t_ns,
             cgroup,
             ..Tick::default()
         };
         let mut seen = HashMap::new();
+        let mut memory = Vec::new();
+        let mut forbidden = None;
         for &pid in pids {
-            let Ok(stat) = proc.process_stat(pid) else {
-                continue;
+            let stat = match proc.process_stat(pid) {
+                Ok(stat) => stat,
+                Err(absence) if absence.is_gone() => continue,
+                // For good: the others still count.
+                Err(absence) if absence.reason == Reason::NotPermitted => {
+                    forbidden = Some(absence);
+                    continue;
+                }
+                Err(absence) => return Err(absence),
             };
             seen.insert(pid, Known::of(&stat));
-            tick.threads += stat.threads;
-            tick.resident += stat.resident_pages * proc.page_bytes();
-            tick.vm_size += stat.virtual_bytes;
-            if let Ok(status) = proc.status(pid) {
-                *tick.anonymous.get_or_insert(0) += status.rss_anon.unwrap_or(0);
-                *tick.vm_data.get_or_insert(0) += status.vm_data.unwrap_or(0);
+            let resident = stat.resident_pages.saturating_mul(proc.page_bytes());
+            tick.threads = tick.threads.saturating_add(stat.threads);
+            tick.resident = tick.resident.saturating_add(resident);
+            tick.vm_size = tick.vm_size.saturating_add(stat.virtual_bytes);
+            memory.push(match stat.ended() {
+                true => proc.living_thread(pid),
+                false => pid,
+            });
+        }
+        if let Some(absence) = forbidden {
+            if seen.is_empty() {
+                return Err(absence);
             }
+            self.unread.get_or_insert(absence);
+        }
+        let mut sizes = (0, 0);
+        let read = of_all(
+            &memory,
+            |pid| proc.status(pid),
+            |status| {
+                raise(&mut sizes.0, status.rss_anon.unwrap_or(0));
+                raise(&mut sizes.1, status.vm_data.unwrap_or(0));
+            },
+        );
+        if self.sizes.note(read) {
+            (tick.anonymous, tick.vm_data) = (Some(sizes.0), Some(sizes.1));
         }
         self.add(seen);
-        tick.user_ns = self.sum.user * proc.ns_per_tick();
-        tick.system_ns = self.sum.system * proc.ns_per_tick();
+        tick.user_ns = self.sum.user.saturating_mul(proc.ns_per_tick());
+        tick.system_ns = self.sum.system.saturating_mul(proc.ns_per_tick());
         tick.minor_faults = self.sum.minor;
         tick.major_faults = self.sum.major;
         if (tick.threads as usize) <= THREADS_ASKED {
-            self.read_switches(proc, pids);
-            tick.voluntary_switches = Some(self.switches.0);
-            tick.involuntary_switches = Some(self.switches.1);
+            // Once a thread was missed, what it did before is not to be told from what it did since.
+            self.switches_missed |= self.read_switches(proc, pids).is_err();
+            if !self.switches_missed {
+                tick.voluntary_switches = Some(self.switches.0);
+                tick.involuntary_switches = Some(self.switches.1);
+            }
         }
         if deep && tick.resident <= SMAPS_LIMIT {
-            tick.smaps = sum_smaps(proc, pids);
+            let mut sum = Smaps::default();
+            let read = of_all(
+                &memory,
+                |pid| proc.smaps_rollup(pid),
+                |smaps| add_smaps(&mut sum, &smaps),
+            );
+            tick.smaps = self.smaps.note(read).then_some(sum);
             // Walking every page table for an answer that is known would be a waste.
-            tick.numa_resident = self.several_nodes.then(|| sum_nodes(proc, pids)).flatten();
+            if self.several_nodes {
+                let mut nodes = Vec::new();
+                let read = of_all(
+                    &memory,
+                    |pid| proc.numa_resident(pid),
+                    |own| add_nodes(&mut nodes, &own),
+                );
+                tick.numa_resident = self.nodes.note(read).then_some(nodes);
+            }
         }
-        tick.host = proc.host_tick().ok();
-        tick
+        match proc.host_tick() {
+            Ok(host) => tick.host = Some(host),
+            Err(absence) => _ = self.host.get_or_insert(absence),
+        }
+        Ok(tick)
+    }
+
+    /// What could not be read, where anything could not.
+    pub fn probes(&self) -> Vec<Probe> {
+        let counters = self.unread.clone().map(|mut absence| {
+            if self.read < 2 {
+                return ProbeState::Absent(absence);
+            }
+            if self.read < self.asked {
+                let missed = self.asked - self.read;
+                absence.detail += &format!(": {missed} of {} readings were not whole", self.asked);
+            }
+            ProbeState::Partial(absence)
+        });
+        let host = self.host.clone().map(ProbeState::Partial);
+        [
+            (
+                "counters",
+                "the kernel's account of its CPU time and faults",
+                counters,
+            ),
+            ("sizes", "anonymous memory and data", self.sizes.0.clone()),
+            ("smaps", SMAPS, self.smaps.0.clone()),
+            ("numa", "resident memory by node", self.nodes.0.clone()),
+            ("host", "the machine's own counters", host),
+        ]
+        .into_iter()
+        .filter_map(|(name, what, state)| Some(probe(name, what, state?)))
+        .collect()
     }
 
     /// The processes as they are at this reading. The first reading's are the base; who comes later was born since,
@@ -168,6 +280,7 @@ impl TickReader {
             let before = self.known.get(&pid);
             let (own, children) = match before {
                 Some(before) => (before.own, before.children),
+                None if !self.opened => (now.own, now.children),
                 None => (Spent::default(), Spent::default()),
             };
             let reaped = now.children.minus(children);
@@ -180,12 +293,13 @@ impl TickReader {
                 .plus(reaped.minus(known_already));
             self.known.insert(pid, now);
         }
+        self.opened = true;
     }
 
-    fn read_switches(&mut self, proc: &ProcFs, pids: &[i32]) {
+    fn read_switches(&mut self, proc: &ProcFs, pids: &[i32]) -> Measured<()> {
         for &pid in pids {
-            for tid in proc.threads(pid).unwrap_or_default() {
-                if let Ok(status) = proc.thread_status(pid, tid)
+            for tid in unless_gone(proc.threads(pid))?.unwrap_or_default() {
+                if let Some(status) = unless_gone(proc.thread_status(pid, tid))?
                     && let (Some(v), Some(i)) = (status.voluntary_switches, status.involuntary_switches)
                 {
                     // A number that was used before starts again from zero.
@@ -194,48 +308,100 @@ impl TickReader {
                         .insert(tid, (v, i))
                         .filter(|before| before.0 <= v && before.1 <= i)
                         .unwrap_or_default();
-                    self.switches.0 += v - before_v;
-                    self.switches.1 += i - before_i;
+                    raise(&mut self.switches.0, v - before_v);
+                    raise(&mut self.switches.1, i - before_i);
                 }
             }
         }
+        Ok(())
     }
 }
 
-fn sum_smaps(proc: &ProcFs, pids: &[i32]) -> Option<Smaps> {
-    let mut sum = None::<Smaps>;
-    for &pid in pids {
-        let Ok(s) = proc.smaps_rollup(pid) else { continue };
-        let sum = sum.get_or_insert_default();
-        sum.rss += s.rss;
-        sum.pss += s.pss;
-        sum.anonymous += s.anonymous;
-        sum.lazy_free += s.lazy_free;
-        sum.anon_huge += s.anon_huge;
-        sum.hugetlb += s.hugetlb;
-        sum.swap += s.swap;
+/// What is gone is no error: it has nothing more to tell.
+fn unless_gone<T>(read: Measured<T>) -> Measured<Option<T>> {
+    match read {
+        Err(absence) if absence.is_gone() => Ok(None),
+        read => read.map(Some),
     }
-    sum
 }
 
-fn sum_nodes(proc: &ProcFs, pids: &[i32]) -> Option<Vec<u64>> {
-    let mut sum: Option<Vec<u64>> = None;
+/// What several processes told of one thing.
+enum OfAll {
+    Whole,
+    /// Some must not be looked at, the others told.
+    Part(Absence),
+    None(Absence),
+}
+
+/// Hands to `take` what each process tells.
+fn of_all<T>(pids: &[i32], read: impl Fn(i32) -> Measured<T>, mut take: impl FnMut(T)) -> OfAll {
+    let (mut told, mut forbidden) = (0, None);
     for &pid in pids {
-        let Ok(nodes) = proc.numa_resident(pid) else {
-            continue;
+        match read(pid) {
+            Ok(value) => {
+                told += 1;
+                take(value);
+            }
+            // It ended meanwhile; where the others tell, the kernel has such a file.
+            Err(absence) if absence.reason == Reason::Vanished => {}
+            Err(absence) if absence.reason == Reason::NotPermitted => forbidden = Some(absence),
+            Err(absence) => return OfAll::None(absence),
+        }
+    }
+    match forbidden {
+        Some(absence) if told == 0 => OfAll::None(absence),
+        Some(absence) => OfAll::Part(absence),
+        None if told == 0 => OfAll::None(Absence::new(Reason::Vanished, "the target is gone")),
+        None => OfAll::Whole,
+    }
+}
+
+/// A source of several processes' figures, and why it did not tell all of them.
+#[derive(Default)]
+struct Source(Option<ProbeState>);
+
+impl Source {
+    /// Whether there is a sum to keep.
+    fn note(&mut self, read: OfAll) -> bool {
+        let (told, missed) = match read {
+            OfAll::Whole => (true, None),
+            OfAll::Part(absence) => (true, Some(ProbeState::Partial(absence))),
+            // That it ended is known without being said for each of its figures.
+            OfAll::None(absence) if absence.reason == Reason::Vanished => (false, None),
+            OfAll::None(absence) => (false, Some(ProbeState::Absent(absence))),
         };
-        let sum = sum.get_or_insert_default();
-        sum.resize(sum.len().max(nodes.len()), 0);
-        nodes.iter().zip(sum).for_each(|(n, s)| *s += n);
+        self.0 = self.0.take().or(missed);
+        told
     }
-    sum
+}
+
+/// A sum that what /proc says cannot overflow.
+fn raise(sum: &mut u64, by: u64) {
+    *sum = sum.saturating_add(by);
+}
+
+fn add_smaps(sum: &mut Smaps, s: &Smaps) {
+    raise(&mut sum.rss, s.rss);
+    raise(&mut sum.pss, s.pss);
+    raise(&mut sum.anonymous, s.anonymous);
+    raise(&mut sum.lazy_free, s.lazy_free);
+    raise(&mut sum.anon_huge, s.anon_huge);
+    raise(&mut sum.hugetlb, s.hugetlb);
+    raise(&mut sum.swap, s.swap);
+}
+
+fn add_nodes(sum: &mut Vec<u64>, nodes: &[u64]) {
+    sum.resize(sum.len().max(nodes.len()), 0);
+    nodes.iter().zip(sum).for_each(|(n, s)| raise(s, *n));
 }
 
 /// Exact CPU time and run delay of each thread, as differences of the kernel's own counters.
 #[derive(Default)]
 pub struct ThreadClock {
     threads: BTreeMap<(i32, i32), Watched>,
-    opened: bool,
+    /// The last reading missed no thread: one that comes up now was born since.
+    whole: bool,
+    missed: Option<Absence>,
 }
 
 struct Watched {
@@ -248,20 +414,22 @@ struct Watched {
 }
 
 impl ThreadClock {
-    /// Reads every thread of `pids`. Threads that were not there at the first reading count from their birth.
+    /// Reads every thread of `pids`. Threads that were not there at the last reading count from their birth.
     pub fn read(&mut self, proc: &ProcFs, pids: &[i32], t_ns: u64) {
+        let born_since = self.whole;
+        self.whole = true;
         for &pid in pids {
-            for tid in proc.threads(pid).unwrap_or_default() {
-                let Ok(stat) = proc.thread_schedstat(pid, tid) else {
+            let tids = self.told(proc.threads(pid)).unwrap_or_default();
+            for tid in tids {
+                let Some(stat) = self.told(proc.thread_schedstat(pid, tid)) else {
                     continue;
                 };
                 let now = (stat.cpu_ns, stat.run_delay_ns);
-                let opened = self.opened;
                 let watched = self.threads.entry((pid, tid)).or_insert_with(|| Watched {
                     comm: String::new(),
                     first_t: t_ns,
                     last_t: t_ns,
-                    first: if opened { (0, 0) } else { now },
+                    first: if born_since { (0, 0) } else { now },
                     last: now,
                     delay_known: stat.timeslices > 0 || stat.run_delay_ns > 0,
                 });
@@ -277,7 +445,32 @@ impl ThreadClock {
                 watched.delay_known |= stat.timeslices > 0;
             }
         }
-        self.opened = true;
+    }
+
+    fn told<T>(&mut self, read: Measured<T>) -> Option<T> {
+        let absence = match read {
+            Ok(value) => return Some(value),
+            Err(absence) => absence,
+        };
+        if !absence.is_gone() {
+            self.whole = false;
+            self.missed.get_or_insert(absence);
+        }
+        None
+    }
+
+    /// Why not every thread was read, where that is so.
+    pub fn probe(&self) -> Option<Probe> {
+        let absence = self.missed.clone()?;
+        let state = match self.threads.is_empty() {
+            true => ProbeState::Absent(absence),
+            false => ProbeState::Partial(absence),
+        };
+        Some(probe(
+            "run_delay",
+            "CPU time and run-queue time of its threads",
+            state,
+        ))
     }
 
     pub fn len(&self) -> usize {
@@ -324,7 +517,7 @@ mod tests {
             reader.add(reading.into_iter().collect());
             sums.push(reader.sum.user);
         }
-        sums.iter().map(|sum| sum - sums[0]).collect()
+        sums
     }
 
     #[test]
@@ -360,6 +553,99 @@ mod tests {
             vec![(1, known(0, 0, 105))],
         ]);
         assert_eq!(grown, [0, 103, 105]);
+    }
+
+    /// A /proc of one process whose account reads as given; no account at all where it is None.
+    fn fake(pid: i32, ticks: Option<u64>) -> (ProcFs, tempfile::TempDir) {
+        let dir = tempfile::tempdir().unwrap();
+        write_stat(dir.path(), pid, ticks);
+        (ProcFs::at(dir.path()), dir)
+    }
+
+    fn write_stat(root: &std::path::Path, pid: i32, ticks: Option<u64>) {
+        let path = root.join(format!("{pid}/stat"));
+        let _ = std::fs::remove_dir(&path);
+        let Some(t) = ticks else {
+            // A folder opens and cannot be read: neither gone nor forbidden.
+            let _ = std::fs::remove_file(&path);
+            return std::fs::create_dir_all(path).unwrap();
+        };
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let line = format!(
+            "{pid} (x) S 1 1 1 0 -1 0 {t} 0 {t} 0 {t} {t} 0 0 20 0 1 0 9 {} {} 3 1 1 0 0 0 0 0 0 0 0 0 0 17 1 0\n",
+            u64::MAX,
+            u64::MAX
+        );
+        std::fs::write(path, line).unwrap();
+    }
+
+    #[test]
+    fn counters_of_any_height_tell_their_differences() {
+        for base in [0, 1 << 40, 1 << 62, u64::MAX - 10] {
+            let (proc, dir) = fake(7, Some(base));
+            let mut reader = TickReader::new(2);
+            let first = reader.read(&proc, &[7], 0, None, true).unwrap();
+            write_stat(dir.path(), 7, Some(base + 5));
+            let last = reader.read(&proc, &[7], 1, None, true).unwrap();
+            assert_eq!((first.user_ns, first.minor_faults), (0, 0), "{base}");
+            assert_eq!(
+                (last.user_ns, last.system_ns, last.major_faults),
+                (5 * proc.ns_per_tick(), 5 * proc.ns_per_tick(), 5),
+                "{base}"
+            );
+            assert_eq!(last.resident, u64::MAX);
+        }
+    }
+
+    #[test]
+    fn an_account_that_cannot_be_read_is_neither_zero_nor_the_end() {
+        let (proc, dir) = fake(7, Some(1_000));
+        let mut reader = TickReader::new(1);
+        let mut read = |ticks| {
+            write_stat(dir.path(), 7, ticks);
+            reader
+                .read(&proc, &[7], 0, None, false)
+                .map(|tick| tick.minor_faults)
+        };
+        assert_eq!(read(Some(1_000)), Ok(0));
+        assert_eq!(read(None).unwrap_err().reason, Reason::NotSupported);
+        assert_eq!(read(Some(1_003)), Ok(3), "what it used before is not used since");
+        let probes = reader.probes();
+        let counters = probes.iter().find(|p| p.name == "counters").unwrap();
+        assert!(
+            matches!(&counters.state, ProbeState::Partial(a) if a.detail.ends_with("1 of 3 readings were not whole")),
+            "{counters:?}"
+        );
+        // Not read at first: its past is not known either.
+        let (proc, dir) = fake(7, None);
+        let mut reader = TickReader::new(1);
+        assert!(reader.read(&proc, &[7], 0, None, false).is_err());
+        assert!(matches!(&reader.probes()[0].state, ProbeState::Absent(_)));
+        write_stat(dir.path(), 7, Some(1_000));
+        assert_eq!(reader.read(&proc, &[7], 0, None, false).unwrap().minor_faults, 0);
+    }
+
+    #[test]
+    fn a_thread_that_was_missed_counts_from_when_it_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let proc = ProcFs::at(dir.path());
+        let path = |tid: i32| dir.path().join(format!("7/task/{tid}/schedstat"));
+        let write = |tid, cpu: u64| {
+            std::fs::create_dir_all(path(tid).parent().unwrap()).unwrap();
+            let _ = std::fs::remove_dir(path(tid));
+            std::fs::write(path(tid), format!("{cpu} 0 1\n")).unwrap();
+        };
+        write(7, 100);
+        std::fs::create_dir_all(path(8)).unwrap();
+        let mut clock = ThreadClock::default();
+        clock.read(&proc, &[7], 0);
+        assert!(clock.probe().is_some());
+        write(8, 5_000);
+        clock.read(&proc, &[7], 10);
+        write(9, 3);
+        clock.read(&proc, &[7], 20);
+        let cpu: Vec<u64> = clock.finish().iter().map(|t| t.cpu_ns).collect();
+        assert_eq!(cpu, [0, 0, 3], "the last was born since a whole reading");
     }
 
     #[test]

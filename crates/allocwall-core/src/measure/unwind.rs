@@ -3,6 +3,7 @@
 use crate::host::elf::ElfFile;
 use crate::host::perf::Registers;
 use framehop::{ExplicitModuleSectionInfo, FrameAddress, MayAllocateDuringUnwind, Module, Unwinder as _};
+use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -10,12 +11,9 @@ use std::sync::Arc;
 /// Deeper stacks are cut; recursion that deep says nothing more.
 const FRAME_LIMIT: usize = 192;
 
-/// The largest unwind section that is read; a browser's is a tenth of it.
-const SECTION_LIMIT: u64 = 128 << 20;
-
 /// A section, read and not mapped: a file that shrinks under a mapping would kill the reader.
 #[derive(Clone)]
-pub struct Bytes(Arc<[u8]>);
+pub struct Bytes(pub(crate) Arc<[u8]>);
 
 impl Deref for Bytes {
     type Target = [u8];
@@ -26,7 +24,7 @@ impl Deref for Bytes {
 
 /// Unwind tables of one file, in its own addresses.
 #[derive(Clone)]
-pub struct Tables(ExplicitModuleSectionInfo<Bytes>);
+pub struct Tables(pub(crate) ExplicitModuleSectionInfo<Bytes>);
 
 impl Tables {
     /// A file without tables, or that is no ELF file: its frames are unwound by frame pointer.
@@ -49,24 +47,31 @@ impl Tables {
         })
     }
 
-    pub fn of(file: File) -> Tables {
+    /// Takes what it reads from `left`; None where that is not enough.
+    pub fn of(file: &File, left: &mut u64) -> Option<Tables> {
         let Tables(mut info) = Tables::none();
-        let file = ElfFile::new(file);
-        if let Ok(elf) = file.parse() {
-            let range = |name: &str| {
-                elf.facts
-                    .section(name)
-                    .map(|s| s.address..s.address.saturating_add(s.size))
-            };
-            let data = |name: &str| Some(Bytes(elf.section_bytes(name, SECTION_LIMIT)?.into()));
-            info.text_svma = range(".text");
-            info.eh_frame_svma = range(".eh_frame");
-            info.eh_frame = data(".eh_frame");
-            info.eh_frame_hdr_svma = range(".eh_frame_hdr");
-            info.eh_frame_hdr = data(".eh_frame_hdr");
-            info.got_svma = range(".got");
-        }
-        Tables(info)
+        let Ok(copy) = file.try_clone() else {
+            return Some(Tables(info));
+        };
+        let elf_file = ElfFile::new(copy);
+        let Ok(elf) = elf_file.parse() else {
+            return Some(Tables(info));
+        };
+        let range = |name: &str| {
+            elf.facts
+                .section(name)
+                .map(|s| s.address..s.address.saturating_add(s.size))
+        };
+        let size = |name: &str| elf.facts.section(name).map_or(0, |s| s.size);
+        *left = left.checked_sub(size(".eh_frame").saturating_add(size(".eh_frame_hdr")))?;
+        let data = |name: &str| Some(Bytes(elf.section_copy(file, name, u64::MAX)?.into()));
+        info.text_svma = range(".text");
+        info.eh_frame_svma = range(".eh_frame");
+        info.eh_frame = data(".eh_frame");
+        info.eh_frame_hdr_svma = range(".eh_frame_hdr");
+        info.eh_frame_hdr = data(".eh_frame_hdr");
+        info.got_svma = range(".got");
+        Some(Tables(info))
     }
 }
 
@@ -76,7 +81,7 @@ pub struct Unwinder(framehop::UnwinderNative<Bytes, MayAllocateDuringUnwind>);
 pub type Cache = framehop::CacheNative<MayAllocateDuringUnwind>;
 
 /// Return addresses, leaf first, each moved into the call that it returns from.
-#[derive(Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Unwound {
     pub addresses: Vec<u64>,
     /// The walk ended before the thread's first frame, at the dump's end for one: outer frames are missing.
@@ -91,10 +96,10 @@ impl Default for Unwinder {
 
 impl Unwinder {
     /// `bias`: address in memory minus address in the file's own terms.
-    pub fn add(&mut self, name: &str, range: Range<u64>, bias: u64, tables: &Tables) {
+    pub fn add(&mut self, range: Range<u64>, bias: u64, tables: &Tables) {
         // framehop takes the base as the address at which the file's address 0 would lie.
         self.0
-            .add_module(Module::new(name.to_string(), range, bias, tables.0.clone()));
+            .add_module(Module::new(String::new(), range, bias, tables.0.clone()));
     }
 
     pub fn unwind(&self, cache: &mut Cache, registers: &Registers, stack: &[u8], out: &mut Unwound) {
@@ -217,8 +222,11 @@ mod tests {
     #[test]
     fn files_that_are_no_elf_have_no_tables() {
         let own = File::open("/proc/self/exe").unwrap();
-        assert!(Tables::of(own).0.eh_frame.is_some());
+        let mut left = 64 << 20;
+        assert!(Tables::of(&own, &mut left).unwrap().0.eh_frame.is_some());
+        assert!(left < 64 << 20);
+        assert!(Tables::of(&own, &mut 100).is_none(), "no room");
         let text = File::open("/proc/self/status").unwrap();
-        assert!(Tables::of(text).0.eh_frame.is_none());
+        assert!(Tables::of(&text, &mut left).unwrap().0.eh_frame.is_none());
     }
 }

@@ -15,7 +15,7 @@ pub fn terminal(text: &str) -> String {
 
 /// Control characters (C0, DEL, C1) and the Unicode format characters that reorder or hide text
 /// (bidirectional controls, zero-width characters; Unicode TR 36).
-pub(super) fn is_harmless(c: char) -> bool {
+pub(crate) fn is_harmless(c: char) -> bool {
     !c.is_control()
         && !matches!(c,
             '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')

@@ -1,5 +1,6 @@
 //! A command that runs to its end: its time, CPU, memory, faults and switches, and what it prints of itself.
 
+use super::account::{Reader, Room};
 use super::arm::{Applied, Expectation};
 use super::calls::Counting;
 use super::conduct::{Ran, Subject};
@@ -15,6 +16,7 @@ use crate::host::perf::TlbMisses;
 use crate::host::proc::ProcFs;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -65,6 +67,7 @@ impl Prepared {
                 .expects
                 .iter()
                 .any(|e| matches!(e, Expectation::HugeResident | Expectation::ArenasHuge)),
+            stop: None,
         }
     }
 
@@ -167,6 +170,8 @@ pub struct Close {
     pub serves: Option<PathBuf>,
     /// Its huge pages are counted, again and again.
     pub huge: bool,
+    /// Ends the run when it is set, in place of the user's interruption, which sets it as well.
+    pub stop: Option<Arc<AtomicBool>>,
 }
 
 /// The looks that go on beside a run.
@@ -176,6 +181,11 @@ pub struct CloseLooks {
 }
 
 impl Close {
+    /// What ends the run: this, or else the user's interruption.
+    pub fn stop<'a>(&'a self, interrupted: &'a AtomicBool) -> &'a AtomicBool {
+        self.stop.as_deref().unwrap_or(interrupted)
+    }
+
     pub fn start(&self, family: Family) -> CloseLooks {
         CloseLooks {
             calls: self
@@ -207,10 +217,10 @@ pub trait Fresh {
 
     /// One run of each arm that is not counted: it warms caches, shows that the arm works, and tells where `malloc` is bound and
     /// where calls arrive.
-    /// `folder` is for the loader's account, and for nothing else.
+    /// `room` is for the loader's account, and for nothing else.
     fn prove(
         &mut self,
-        folder: &Path,
+        room: &Room,
         interrupted: &AtomicBool,
         mut told: impl FnMut(usize),
     ) -> Result<Vec<Ran>> {
@@ -220,13 +230,32 @@ pub trait Fresh {
                 break;
             }
             told(arm);
-            let account = folder.join(format!("arm-{arm}"));
+            let account = room.account(&format!("arm-{arm}"));
             let mut start = self.arms()[arm].start.clone();
             let asked = self.arms()[arm].ask_for_bindings(&mut start, &account)?;
-            let close = self.arms()[arm].close();
-            let (mut ran, seen) = self.once(&start, &close)?;
+            let mut close = self.arms()[arm].close();
+            let (outcome, ended, bindings) = std::thread::scope(|scope| {
+                let reader = asked.then(|| room.read(&account, scope, interrupted));
+                close.stop = reader.as_ref().map(Reader::stop);
+                let outcome = self.once(&start, &close);
+                let ended = close
+                    .stop
+                    .as_ref()
+                    .is_some_and(|stop| stop.load(Ordering::Relaxed));
+                (outcome, ended, reader.map(Reader::finish))
+            });
+            let (mut ran, mut seen) = outcome?;
+            // A run that was ended before its time shows nothing, and is no failure of the arm's.
+            if let (true, Some(Err(too_long))) = (ended, &bindings) {
+                ran.failure = None;
+                seen = Seen {
+                    calls: seen.calls.map(|_| Err(too_long.clone())),
+                    huge: seen.huge.map(|_| Err(too_long.clone())),
+                    ..Seen::default()
+                };
+            }
             self.arms()[arm].told = Told {
-                bindings: asked.then(|| Bindings::read(&account)),
+                bindings,
                 calls: seen.calls.clone(),
                 huge: seen.huge.clone(),
             };
@@ -256,13 +285,11 @@ impl Fresh for Batch<'_> {
         let looks = close.start(running.family());
         let tlb_misses = self.tlb_misses.then(|| TlbMisses::open(running.pid()));
         let mut watcher = Watcher::of(&self.arms);
-        while running.exited().is_none()
-            && watcher.look(&running)
-            && !self.interrupted.load(Ordering::Relaxed)
-        {
+        let stop = close.stop(self.interrupted);
+        while running.exited().is_none() && watcher.look(&running) && !stop.load(Ordering::Relaxed) {
             std::thread::sleep(GLANCE);
         }
-        let finished = running.wait(self.interrupted)?;
+        let finished = running.wait(stop)?;
         let seen = watcher.seen(&finished, looks.finish());
         let output = output(&finished);
         let mut metrics = finished.metrics();
@@ -291,8 +318,15 @@ impl Fresh for Batch<'_> {
 
 /// A target that gave up its rights must be able to write there.
 fn open_to_all(folder: &Path) {
-    use std::os::unix::fs::PermissionsExt;
-    let mode = |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode));
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+    // Never through a link.
+    let mode = |path: &Path, mode| {
+        let folder = std::fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW)
+            .open(path)?;
+        folder.set_permissions(std::fs::Permissions::from_mode(mode))
+    };
     let _ = mode(folder, 0o1777);
     // Passed through, not listed: nobody else learns the name.
     if let Some(above) = folder.parent() {

@@ -8,6 +8,7 @@ use crate::host::elf::{ElfFile, SymbolKind, Table};
 use crate::host::maps::{self, Mapping};
 use crate::host::proc::ProcFs;
 use crate::host::uprobe::{Passes, Uprobes};
+use crate::host::worker::Worker;
 use crate::units::{Absence, Measured, Reason};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -15,7 +16,6 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Where calls enter an allocator; operator new and new[] of C++ as well. A library may have several names for one place.
@@ -72,27 +72,21 @@ impl Calls {
 /// A thread that counts when the moment has come.
 pub struct Counting {
     stop: Sender<()>,
-    thread: JoinHandle<Measured<Calls>>,
+    thread: Worker<Measured<Calls>>,
 }
 
 impl Counting {
     pub fn start(family: Family, library: &Path) -> Counting {
         let (stop, stopped) = channel();
         let library = library.to_owned();
-        let thread = std::thread::spawn(move || count_until(&stopped, family, &library));
+        let thread = Worker::start("counts calls", move || count_until(&stopped, family, &library));
         Counting { stop, thread }
     }
 
     /// What was counted, once the run is over.
     pub fn finish(self) -> Measured<Calls> {
         drop(self.stop);
-        let failed = |_| {
-            Err(Absence::new(
-                Reason::Vanished,
-                "the thread that counts them failed",
-            ))
-        };
-        self.thread.join().unwrap_or_else(failed)
+        self.thread.finish().and_then(|counted| counted)
     }
 }
 

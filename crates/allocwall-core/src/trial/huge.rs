@@ -4,9 +4,9 @@
 use super::run::Family;
 use crate::host::clock::monotonic_ns;
 use crate::host::proc::{HugePages, ProcFs};
+use crate::host::worker::Worker;
 use crate::units::{Absence, Measured, Reason};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 const FIRST: Duration = Duration::from_millis(20);
@@ -17,13 +17,13 @@ const SHARE: u32 = 4;
 /// A thread that looks.
 pub struct Looking {
     stop: Sender<()>,
-    thread: JoinHandle<Measured<HugePages>>,
+    thread: Worker<Measured<HugePages>>,
 }
 
 impl Looking {
     pub fn start(family: Family) -> Looking {
         let (stop, stopped) = channel();
-        let thread = std::thread::spawn(move || {
+        let thread = Worker::start("looks at huge pages", move || {
             let proc = ProcFs::live();
             let mut most: Measured<HugePages> = Err(Absence::new(
                 Reason::TooLittle,
@@ -51,7 +51,6 @@ impl Looking {
     /// The most that was seen of one process, once the run is over.
     pub fn finish(self) -> Measured<HugePages> {
         drop(self.stop);
-        let failed = |_| Err(Absence::new(Reason::Vanished, "the thread that looks failed"));
-        self.thread.join().unwrap_or_else(failed)
+        self.thread.finish().and_then(|seen| seen)
     }
 }

@@ -3,7 +3,8 @@
 
 use super::{Block, Design, ProofItem};
 use crate::error::{Error, Result};
-use rustix::fs::{Access, AtFlags, CWD, FlockOperation, accessat, flock};
+use crate::host::file;
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -96,25 +97,12 @@ pub struct Journal {
 /// # Errors
 /// Something is there already, or its folder takes no new file.
 pub fn may_create(path: &Path) -> Result<()> {
-    let folder = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
+    let free = match path.symlink_metadata() {
+        Ok(_) => Err(Errno::EXIST.into()),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Err(_) => file::takes_new_files(file::folder_of(path)),
     };
-    let cause = match path.symlink_metadata() {
-        Ok(_) => Errno::EXIST.into(),
-        Err(error) if error.kind() != io::ErrorKind::NotFound => error,
-        // A folder's own entry, so that a file is told from it.
-        Err(_) => match accessat(
-            CWD,
-            folder.join("."),
-            Access::WRITE_OK | Access::EXEC_OK,
-            AtFlags::EACCESS,
-        ) {
-            Ok(()) => return Ok(()),
-            Err(errno) => errno.into(),
-        },
-    };
-    Err(failed(path, cause))
+    free.map_err(|cause| failed(path, cause))
 }
 
 /// Appends to a trial's file.

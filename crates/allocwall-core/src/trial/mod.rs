@@ -4,6 +4,7 @@
 //! A block holds every arm once and the baseline twice, in random order. Arms 0 and 1 are the baseline, A and A′; the remedies
 //! follow. A trial of no remedy (`--with none`) has these two alone.
 
+pub mod account;
 pub mod arm;
 pub mod batch;
 pub mod calls;

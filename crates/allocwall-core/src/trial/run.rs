@@ -344,13 +344,17 @@ pub fn start(start: &Start, keeper_exe: &Path) -> Result<Running> {
     })?;
     let incoming = link.reports().map_err(launch)?;
     let (sender, reports) = channel();
-    std::thread::spawn(move || {
+    let listening = std::thread::Builder::new().spawn(move || {
         for report in incoming {
             if sender.send(report).is_err() {
                 break;
             }
         }
     });
+    if let Err(cause) = listening {
+        link.kill();
+        return Err(launch(cause));
+    }
     let refused = |detail: String| {
         Err(Error::Refused(format!(
             "cannot start {}: {detail}",
@@ -381,11 +385,18 @@ pub fn start(start: &Start, keeper_exe: &Path) -> Result<Running> {
             return Err(error);
         }
     };
-    let watch = Watch::start(Tree {
+    let tree = Tree {
         keeper: link.pid(),
         main: pid,
         start_ns,
-    });
+    };
+    let watch = match Watch::start(tree) {
+        Ok(watch) => watch,
+        Err(cause) => {
+            link.kill();
+            return Err(launch(cause));
+        }
+    };
     Ok(Running {
         shown: start.shown(),
         mark,
@@ -437,11 +448,13 @@ fn outlet(output: &Output) -> Result<(Stdio, Option<Drain>)> {
             Ok((file.into(), None))
         }
         Output::Keep(cap) => {
-            let (reader, writer) = keeper::roomy_pipe().map_err(|cause| Error::File {
+            let failed = |cause| Error::File {
                 path: "pipe".into(),
                 cause,
-            })?;
-            Ok((writer.into(), Some(Drain::start(reader, *cap))))
+            };
+            let (reader, writer) = keeper::roomy_pipe().map_err(failed)?;
+            let drain = Drain::start(reader, *cap).map_err(failed)?;
+            Ok((writer.into(), Some(drain)))
         }
     }
 }
@@ -756,8 +769,8 @@ impl Finished {
     }
 }
 
-/// A folder that is removed when this is dropped, or we are gone however that came: a keeper without a command sees to it. So it
-/// does to what was started with the guard's mark.
+/// Whatever was started with the guard's mark is ended when this is dropped, or we are gone however that came: a keeper without a
+/// command sees to it. So it does to a folder, which it removes.
 pub struct Guard {
     link: Link,
     mark: String,
@@ -765,14 +778,16 @@ pub struct Guard {
 
 /// # Errors
 /// There is no such folder, or the keeper can't be started.
-pub fn guard(folder: &Path, keeper_exe: &Path) -> Result<Guard> {
+pub fn guard(folder: Option<&Path>, keeper_exe: &Path) -> Result<Guard> {
     let at = |path: &Path| {
         let path = path.to_owned();
         move |cause| Error::File { path, cause }
     };
     let mark = new_mark();
     let order = Order {
-        folder: Some(Folder::of(folder).map_err(at(folder))?),
+        folder: folder
+            .map(|folder| Folder::of(folder).map_err(at(folder)))
+            .transpose()?,
         marked: Some((MARK.to_owned(), mark.clone())),
         ..Order::default()
     };
@@ -784,9 +799,8 @@ pub fn guard(folder: &Path, keeper_exe: &Path) -> Result<Guard> {
     }
     let how = guard.link.finish().unwrap_or_default();
     Err(Error::Refused(format!(
-        "{} keep does not keep {} ({how})",
-        keeper_exe.display(),
-        folder.display()
+        "{} keep does not keep what is started ({how})",
+        keeper_exe.display()
     )))
 }
 

@@ -120,7 +120,7 @@ impl Server<'_> {
             ));
         };
         let mut running = self.begin(&self.arms[arm].start)?;
-        self.await_ready(&mut running)?;
+        self.await_ready(&mut running, self.interrupted)?;
         let search = Search {
             most_connections,
             ..Search::default()
@@ -134,7 +134,7 @@ impl Server<'_> {
     /// Does something with an arm's server while it is under load, and ends it. The flag is set when the load is over.
     pub fn under_observation<T>(&self, arm: usize, observe: impl FnOnce(i32, &AtomicBool) -> T) -> Result<T> {
         let mut running = self.begin(&self.arms[arm].start)?;
-        self.await_ready(&mut running)?;
+        self.await_ready(&mut running, self.interrupted)?;
         let pid = running.pid();
         let over = AtomicBool::new(false);
         let (observed, loaded) = std::thread::scope(|scope| {
@@ -143,7 +143,9 @@ impl Server<'_> {
                     Some((_, plan)) => open::run(request, plan, self.interrupted).map(drop),
                     None => Err(Error::Refused("no rate is planned".into())),
                 },
-                Load::Command { line, read, limit } => self.load_by_command(line, read, *limit).map(drop),
+                Load::Command { line, read, limit } => self
+                    .load_by_command(line, read, *limit, self.interrupted)
+                    .map(drop),
             };
             let done = &over;
             let load = scope.spawn(move || {
@@ -189,12 +191,12 @@ impl Server<'_> {
         run::start(&start, &self.keeper_exe)
     }
 
-    fn await_ready(&self, running: &mut Running) -> Result<Duration> {
+    fn await_ready(&self, running: &mut Running, stop: &AtomicBool) -> Result<Duration> {
         ready::wait(
             &self.ready,
             self.patience,
             || running.exited().map(|exit| exit.to_string()),
-            self.interrupted,
+            stop,
         )
     }
 
@@ -204,6 +206,7 @@ impl Server<'_> {
         watcher: &mut Watcher,
         took: Duration,
         ran: &mut Ran,
+        stop: &AtomicBool,
     ) -> Result<()> {
         let proc = ProcFs::live();
         let tick_s = proc.ns_per_tick() as f64 / 1e9;
@@ -213,7 +216,7 @@ impl Server<'_> {
             Load::Inside { request, plans } => {
                 for (suffix, plan) in plans {
                     let before = Spent::now(&proc, running);
-                    let load = open::run(request, plan, self.interrupted)?;
+                    let load = open::run(request, plan, stop)?;
                     let used = Spent::now(&proc, running).since(&before, tick_s);
                     for (name, reading) in load.readings() {
                         if KEPT.contains(&name.as_str()) {
@@ -238,7 +241,7 @@ impl Server<'_> {
             Load::Command { line, read, limit } => {
                 let before = Spent::now(&proc, running);
                 let began = clock::monotonic_ns();
-                let readings = self.load_by_command(line, read, *limit)?;
+                let readings = self.load_by_command(line, read, *limit, stop)?;
                 let seconds = (clock::monotonic_ns() - began) as f64 / 1e9;
                 let used = Spent::now(&proc, running).since(&before, tick_s);
                 // Of tools that load for a fixed time, the time alone would call a faster server dearer.
@@ -255,14 +258,20 @@ impl Server<'_> {
             }
         }
         watcher.look_now(running);
-        self.rest_after(running, ran);
+        self.rest_after(running, ran, stop);
         Ok(())
     }
 
-    fn load_by_command(&self, line: &str, read: &Read, limit: Duration) -> Result<Vec<Reading>> {
+    fn load_by_command(
+        &self,
+        line: &str,
+        read: &Read,
+        limit: Duration,
+        stop: &AtomicBool,
+    ) -> Result<Vec<Reading>> {
         let words = ["/bin/sh", "-c", line].map(OsString::from).to_vec();
-        let finished = run::start(&Start::new(words, limit), &self.keeper_exe)?.wait(self.interrupted)?;
-        if self.interrupted.load(Ordering::Relaxed) {
+        let finished = run::start(&Start::new(words, limit), &self.keeper_exe)?.wait(stop)?;
+        if stop.load(Ordering::Relaxed) {
             return Err(Error::Refused("interrupted".into()));
         }
         if let Some(failure) = failure(&finished, &[]) {
@@ -280,7 +289,7 @@ impl Server<'_> {
     }
 
     /// Memory right after the load and after each rest.
-    fn rest_after(&self, running: &mut Running, ran: &mut Ran) {
+    fn rest_after(&self, running: &mut Running, ran: &mut Ran, stop: &AtomicBool) {
         let end = clock::monotonic_ns();
         let mut at = vec![("loaded".to_owned(), Duration::ZERO)];
         at.extend(
@@ -290,7 +299,7 @@ impl Server<'_> {
         );
         for (name, after) in at {
             let due = end + after.as_nanos() as u64;
-            while clock::monotonic_ns() < due && !self.interrupted.load(Ordering::Relaxed) {
+            while clock::monotonic_ns() < due && !stop.load(Ordering::Relaxed) {
                 std::thread::sleep(GLANCE);
             }
             let proc = ProcFs::live();
@@ -315,9 +324,10 @@ impl Fresh for Server<'_> {
         let mut watcher = Watcher::of(&self.arms);
         let mut ran = Ran::default();
         let mut looks = None;
-        let loaded = self.await_ready(&mut running).and_then(|took| {
+        let stop = close.stop(self.interrupted);
+        let loaded = self.await_ready(&mut running, stop).and_then(|took| {
             looks = Some(close.start(running.family()));
-            self.under_load(&mut running, &mut watcher, took, &mut ran)
+            self.under_load(&mut running, &mut watcher, took, &mut ran, stop)
         });
         let closely = looks.map(CloseLooks::finish).unwrap_or_default();
         let early = running.exited();

@@ -58,6 +58,8 @@ pub(super) struct Thread {
     frees: u64,
     /// All that haven't ended; each from `Box::into_raw`.
     open: Vec<NonNull<Frame>>,
+    /// Those that were given up and are to be dropped: see `with_this`.
+    swept: Vec<Box<Frame>>,
     /// Of `first` and those after it. Nodes before it are of counts that have all ended.
     nodes: Vec<Node>,
     first: u32,
@@ -127,6 +129,8 @@ impl Handle {
 
 /// Begins a count on this thread, active. None while the thread ends.
 pub(super) fn begin(lines: Option<Box<Lines>>) -> Option<Handle> {
+    // By itself: what ends with what is swept away is not this count's.
+    with_this(|thread| thread.sweep())?;
     with_this(|thread| thread.begin(lines))
 }
 
@@ -148,13 +152,19 @@ pub(super) fn comes_by(call: impl FnOnce()) -> bool {
     }) == Some(true)
 }
 
-/// Nothing in here may call Python: its allocator calls would come back to the same thread's state.
+/// Nothing in here may call Python: its allocator calls would come back to the same thread's state, and so would a count that it
+/// begins. What was swept away holds code objects, whose end may run any Python code, so it ends after the thread's state is let go.
 fn with_this<R>(inside: impl FnOnce(&mut Box<Thread>) -> R) -> Option<R> {
-    THIS.try_with(|this| {
-        let mut this = this.borrow_mut();
-        inside(this.get_or_insert_with(Thread::new))
-    })
-    .ok()
+    let (result, swept) = THIS
+        .try_with(|this| {
+            let mut this = this.borrow_mut();
+            let thread = this.get_or_insert_with(Thread::new);
+            let result = inside(thread);
+            (result, std::mem::take(&mut thread.swept))
+        })
+        .ok()?;
+    drop(swept);
+    Some(result)
 }
 
 impl Thread {
@@ -170,6 +180,7 @@ impl Thread {
             table: Table::EMPTY,
             frees: 0,
             open: Vec::new(),
+            swept: Vec::new(),
             nodes: Vec::new(),
             first: 1,
             clear_at: NODES,
@@ -180,7 +191,6 @@ impl Thread {
     }
 
     fn begin(&mut self, lines: Option<Box<Lines>>) -> Handle {
-        self.sweep();
         let given_up = Arc::new(AtomicBool::new(false));
         let frame = NonNull::from(Box::leak(Box::new(Frame {
             cells: Cells::NONE,
@@ -260,7 +270,8 @@ impl Thread {
         let given_up =
             |open: &NonNull<Frame>| unsafe { open.as_ref() }.given_up.swap(false, Ordering::Relaxed);
         while let Some(frame) = self.open.iter().copied().find(given_up) {
-            drop(self.end(frame));
+            let ended = self.end(frame);
+            self.swept.push(ended);
         }
     }
 

@@ -4,10 +4,13 @@ use crate::printer::Printer;
 use allocwall_core::catalogue::modules::AllocatorKind;
 use allocwall_core::host::facts::Machine;
 use allocwall_core::host::installed::BundledLibrary;
+use allocwall_core::host::own::{self, Kind};
 use allocwall_core::trial::arm::Inventory;
 use allocwall_preload::Bundled;
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 /// Those that a build may carry, by the name that both sides use.
 const KINDS: &[AllocatorKind] = &[
@@ -20,9 +23,9 @@ const KINDS: &[AllocatorKind] = &[
 pub fn inventory(printer: &Printer) -> Inventory {
     let mut bundled = Vec::new();
     let mut prefault = None;
-    match folder() {
-        None => printer.warn("neither XDG_CACHE_HOME nor HOME is set: the bundled allocators have no place"),
-        Some(folder) => {
+    match folder(printer) {
+        Err(error) => printer.warn(&format!("the bundled allocators have no place: {error}")),
+        Ok(folder) => {
             let unpack = |item: &Bundled| match allocwall_preload::unpack(item, &folder) {
                 Ok(path) => Some(path),
                 Err(error) => {
@@ -46,12 +49,30 @@ pub fn inventory(printer: &Printer) -> Inventory {
     Inventory::of(&Machine::live(), bundled, prefault)
 }
 
-fn folder() -> Option<PathBuf> {
-    let cache = std::env::var_os("XDG_CACHE_HOME")
-        .map(PathBuf::from)
-        .filter(|p| p.is_absolute())
-        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;
-    Some(cache.join("allocwall").join("libraries"))
+/// Made up to the last folder, which has to let targets through that drop their rights, whatever the umask is.
+fn folder(printer: &Printer) -> anyhow::Result<PathBuf> {
+    let cache = own_folder(Kind::Cache, printer)?;
+    own::create(&cache, 0o755)?;
+    Ok(cache.join("libraries"))
+}
+
+/// Where files of this kind go; that it is another place than the environment's is said once.
+pub fn own_folder(kind: Kind, printer: &Printer) -> anyhow::Result<PathBuf> {
+    let place = own::place(kind).map_err(|absence| anyhow::anyhow!("{absence}"))?;
+    say_once(place.instead, printer);
+    Ok(place.folder)
+}
+
+/// Several files that go elsewhere for one reason need one line.
+pub fn say_once(text: Option<String>, printer: &Printer) {
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if let Some(text) = text {
+        let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+        if !said.contains(&text) {
+            printer.note(&text);
+            said.insert(text);
+        }
+    }
 }
 
 pub fn environment() -> Vec<(OsString, OsString)> {

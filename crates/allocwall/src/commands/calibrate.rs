@@ -7,6 +7,7 @@ use allocwall_core::measure::recording::{Price, PriceList};
 use allocwall_core::report::escape;
 use allocwall_core::units::Absence;
 use anstyle::Style;
+use anyhow::bail;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -31,16 +32,45 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     for warning in &calibration.warnings {
         printer.warn(warning);
     }
-    let text = match args.json {
-        true => json(&calibration)?,
-        false => table(&calibration, now_unix_s(), printer.color()),
-    };
-    printer.data(&text)?;
     // Nothing measured is a failure; some prices absent, each with its reason, is a result.
-    Ok(match calibration.list.prices.is_empty() {
-        true => ExitCode::FAILURE,
-        false => ExitCode::SUCCESS,
+    let nothing = nothing_priced(&calibration.list);
+    match (&nothing, args.json) {
+        (_, true) => printer.data(&json(&calibration)?)?,
+        (Some(line), false) => bail!("{line}"),
+        (None, false) => printer.data(&table(&calibration, now_unix_s(), printer.color()))?,
+    }
+    Ok(match nothing {
+        Some(_) => ExitCode::FAILURE,
+        None => ExitCode::SUCCESS,
     })
+}
+
+/// The reason that most of the prices share, where there is no price at all: a table would repeat it line by line.
+fn nothing_priced(list: &PriceList) -> Option<String> {
+    let shared = by_reason(list);
+    let (absence, names) = shared.iter().rev().max_by_key(|(_, names)| names.len())?;
+    let mend = absence.mend.iter().map(|mend| format!("; to mend it: {mend}"));
+    list.prices.is_empty().then(|| {
+        format!(
+            "no event has a stable price here: {} ({} of {} events){}",
+            absence.detail,
+            names.len(),
+            list.absent.len(),
+            mend.collect::<String>()
+        )
+    })
+}
+
+/// The absences by what they say, each with the prices that it holds for, in the order of the list.
+fn by_reason(list: &PriceList) -> Vec<(&Absence, Vec<&str>)> {
+    let mut shared: Vec<(&Absence, Vec<&str>)> = Vec::new();
+    for (name, absence) in &list.absent {
+        match shared.iter_mut().find(|(known, _)| *known == absence) {
+            Some((_, names)) => names.push(name),
+            None => shared.push((absence, vec![name])),
+        }
+    }
+    shared
 }
 
 const BAR_STEPS: u64 = 1000;
@@ -210,10 +240,12 @@ fn absences(out: &mut String, list: &PriceList, bold: Style) {
         return;
     }
     let _ = writeln!(out, "\n{bold}Not measured{bold:#}");
-    for (name, absence) in &list.absent {
-        let title = describe(name).map_or_else(|| escape::terminal(name), |(_, title)| title);
-        let Absence { detail, mend, .. } = absence;
-        paragraph(out, "  ", &format!("{title}: {detail}."));
+    for (Absence { detail, mend, .. }, names) in by_reason(list) {
+        let titles: Vec<String> = names
+            .iter()
+            .map(|name| describe(name).map_or_else(|| escape::terminal(name), |(_, title)| title))
+            .collect();
+        paragraph(out, "  ", &format!("{}: {detail}.", titles.join("; ")));
         if let Some(mend) = mend {
             paragraph(out, "    ", &format!("to mend it: {mend}"));
         }
@@ -299,6 +331,41 @@ mod tests {
         assert!(text.contains("mode `never`"), "{text}");
         assert!(text.contains("to mend it: echo madvise"), "{text}");
         assert!(table(&calibration(), 0, true).contains("\u{1b}[1m"));
+    }
+
+    fn too_few() -> Absence {
+        Absence::new(Reason::TooLittle, "too few repetitions").mend("allocwall calibrate --fresh")
+    }
+
+    #[test]
+    fn a_reason_that_many_prices_share_is_said_once() {
+        let mut calibration = calibration();
+        for name in [TOUCH_4K_IDLE, ZERO_4K, SYSCALL] {
+            calibration.list.absent.push((name.into(), too_few()));
+        }
+        let text = table(&calibration, 1000, false);
+        assert_eq!(text.matches("too few repetitions").count(), 1, "{text}");
+        assert_eq!(text.matches("calibrate --fresh\n").count(), 2, "{text}");
+        for name in [TOUCH_2M, TOUCH_4K_IDLE, ZERO_4K, SYSCALL] {
+            let title = describe(name).unwrap().1;
+            assert!(text.contains(title.split(',').next().unwrap()), "{title} {text}");
+        }
+    }
+
+    #[test]
+    fn where_nothing_has_a_price_one_line_says_so() {
+        let mut calibration = calibration();
+        assert_eq!(nothing_priced(&calibration.list), None);
+        calibration.list.prices.clear();
+        for name in [TOUCH_4K_IDLE, ZERO_4K, SYSCALL] {
+            calibration.list.absent.push((name.into(), too_few()));
+        }
+        let line = nothing_priced(&calibration.list).unwrap();
+        assert_eq!(
+            line,
+            "no event has a stable price here: too few repetitions (3 of 4 events); \
+             to mend it: allocwall calibrate --fresh"
+        );
     }
 
     #[test]

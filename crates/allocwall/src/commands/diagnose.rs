@@ -1,18 +1,19 @@
 //! `allocwall diagnose`: bill, ladder, verdict and remedies of a process, a command or a recording.
 
 use crate::commands::report::{Format, Judged};
-use crate::commands::{arms, trial};
+use crate::commands::{arms, read, trial};
 use crate::printer::Printer;
 use allocwall_core::diagnose;
 use allocwall_core::host::launch;
+use allocwall_core::host::own::{self, Kind};
 use allocwall_core::measure::calibrate;
 use allocwall_core::measure::file;
 use allocwall_core::measure::record::{self, Ask, DEFAULT_WINDOW, Recorded, Request};
 use allocwall_core::measure::recording::Ended;
 use allocwall_core::trial::arm::{self, Arm, TargetFacts};
+use allocwall_core::trial::run::{self, Guard};
 use anyhow::Context;
 use std::ffi::OsString;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -81,10 +82,18 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(USAGE));
     }
     let format = if args.json { Format::Json } else { Format::Text };
+    // What is started doesn't outlive us, even if we are killed.
+    let guard = match !args.command.is_empty() && !args.keep_running {
+        true => {
+            let own = std::env::current_exe().context("cannot find this program's own file")?;
+            Some(run::guard(None, &own)?)
+        }
+        false => None,
+    };
     let (judged, mut launched) = match &args.file {
         Some(path) => (Judged::of(file::read(path)?, Some(path.clone())), None),
         None => {
-            let recorded = record_now(&args, printer)?;
+            let recorded = record_now(&args, guard.as_ref(), printer)?;
             if let Some(failure) = &recorded.file_failure {
                 printer.warn(&format!(
                     "{failure}; the diagnosis is whole, but the recording was not kept"
@@ -164,12 +173,12 @@ fn verify(args: &Args, judged: &Judged, printer: &Printer) -> anyhow::Result<Exi
     trial::run(trial::Args::of(&applicable, &args.command), printer)
 }
 
-fn record_now(args: &Args, printer: &Printer) -> anyhow::Result<Recorded> {
+fn record_now(args: &Args, guard: Option<&Guard>, printer: &Printer) -> anyhow::Result<Recorded> {
     let ask = match (&args.pid[..], &args.cgroup, &args.command[..]) {
         ([], Some(path), _) => Ask::Cgroup(path.clone()),
         ([], None, command) => Ask::Launch {
             command: command.to_vec(),
-            env: vec![],
+            env: guard.map(Guard::mark).into_iter().collect(),
             keep: args.keep_running,
             talk: launch::Talk::Aside,
         },
@@ -192,6 +201,7 @@ fn record_now(args: &Args, printer: &Printer) -> anyhow::Result<Recorded> {
         closely: false,
         output,
         prices: calibrate::cached(),
+        readers: read::ourselves(),
         interrupted: &interrupted,
         progress: &mut |part| bar.set(part),
     };
@@ -221,7 +231,7 @@ pub fn catch_signals() -> anyhow::Result<Arc<AtomicBool>> {
 
 /// A new name in the state directory, or None with a warning where that cannot be written.
 fn default_output(printer: &Printer) -> Option<PathBuf> {
-    match new_state_file(SUFFIX) {
+    match new_state_file(SUFFIX, printer) {
         Ok(path) => Some(path),
         Err(e) => {
             printer.warn(&format!("{e}; the recording is not kept (name a file with -o)"));
@@ -231,18 +241,9 @@ fn default_output(printer: &Printer) -> Option<PathBuf> {
 }
 
 /// A new name in the state directory, after old files of its kind have gone.
-pub fn new_state_file(suffix: &str) -> anyhow::Result<PathBuf> {
-    let state = std::env::var_os("XDG_STATE_HOME")
-        .map(PathBuf::from)
-        .filter(|p| p.is_absolute())
-        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".local/state")))
-        .context("neither XDG_STATE_HOME nor HOME is set")?
-        .join("allocwall");
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&state)
-        .with_context(|| state.display().to_string())?;
+pub fn new_state_file(suffix: &str, printer: &Printer) -> anyhow::Result<PathBuf> {
+    let state = arms::own_folder(Kind::State, printer)?;
+    own::create(&state, 0o700)?;
     prune(&state, suffix);
     let now = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)

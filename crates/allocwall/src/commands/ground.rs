@@ -1,5 +1,8 @@
 //! What stands under every trial and experiment: a folder that goes away, and a keeper of what is started.
 
+use crate::commands::arms::say_once;
+use crate::printer::Printer;
+use allocwall_core::host::own;
 use allocwall_core::trial::run::{self, Guard};
 use anyhow::Context;
 use std::path::{Path, PathBuf};
@@ -15,14 +18,16 @@ pub struct Ground {
 
 impl Ground {
     /// `prefix` is of the folder's name.
-    pub fn new(prefix: &str) -> anyhow::Result<Ground> {
+    pub fn new(prefix: &str, printer: &Printer) -> anyhow::Result<Ground> {
+        let place = own::temporary();
+        say_once(place.instead, printer);
         let folder = tempfile::Builder::new()
             .prefix(prefix)
-            .tempdir()
+            .tempdir_in(place.folder)
             .context("no temporary folder")?;
         let keeper = std::env::current_exe().context("cannot find this program's own file")?;
         Ok(Ground {
-            guard: run::guard(folder.path(), &keeper)?,
+            guard: run::guard(Some(folder.path()), &keeper)?,
             folder,
             keeper,
         })

@@ -9,6 +9,7 @@ pub mod explain;
 mod ground;
 pub mod keep;
 pub mod list;
+pub mod read;
 pub mod report;
 pub mod run;
 pub mod subject;

@@ -1,8 +1,8 @@
 //! `allocwall trial`: remedies on the user's own command, interleaved, with an interval and a word each.
 
-use crate::commands::arms;
 use crate::commands::ground::Ground;
 use crate::commands::report::Judged;
+use crate::commands::{arms, read};
 use crate::printer::Printer;
 use allocwall_core::catalogue::modules;
 use allocwall_core::diagnose::expected;
@@ -13,6 +13,7 @@ use allocwall_core::host::program;
 use allocwall_core::measure::calibrate;
 use allocwall_core::measure::record::{self, Ask};
 use allocwall_core::report::{trial_csv, trial_json, trial_text};
+use allocwall_core::trial::account::Room;
 use allocwall_core::trial::arm::{Arm, TargetFacts};
 use allocwall_core::trial::batch::{self, Batch, Fresh, Prepared};
 use allocwall_core::trial::compare::compare;
@@ -396,7 +397,7 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         );
     }
     let interrupted = crate::commands::diagnose::catch_signals()?;
-    let ground = Ground::new("allocwall-trial-")?;
+    let ground = Ground::new("allocwall-trial-", printer)?;
     let outcome = Trial {
         args: &args,
         printer,
@@ -849,9 +850,10 @@ impl Trial<'_> {
             self.printer
                 .progress_line(&format!("first run of {}, not counted", names[arm]));
         };
+        let room = Room::new(self.folder);
         let ran = match kind {
-            Kind::Batch(batch) => batch.prove(self.folder, self.interrupted, told)?,
-            Kind::Server(server) => server.prove(self.folder, self.interrupted, told)?,
+            Kind::Batch(batch) => batch.prove(&room, self.interrupted, told)?,
+            Kind::Server(server) => server.prove(&room, self.interrupted, told)?,
         };
         self.printer.clear_line();
         if self.stopped() {
@@ -1051,6 +1053,7 @@ impl Trial<'_> {
             closely: true,
             output: None,
             prices: calibrate::cached(),
+            readers: read::ourselves(),
             interrupted: over,
             progress: &mut |_| {},
         })?;
@@ -1075,7 +1078,7 @@ impl Trial<'_> {
         let free = |path: PathBuf| journal::may_create(&path).map(|()| path);
         match &self.args.output {
             Some(path) => Ok(free(path.clone())?),
-            None => crate::commands::diagnose::new_state_file(SUFFIX)
+            None => crate::commands::diagnose::new_state_file(SUFFIX, self.printer)
                 .and_then(|path| Ok(free(path)?))
                 .context("the state directory can't be written: name a file with -o"),
         }

@@ -280,7 +280,7 @@ impl Fresh for Once<'_> {
         if running.exited().is_none() {
             watcher.look_now(&running);
         }
-        let finished = running.wait(self.interrupted)?;
+        let finished = running.wait(close.stop(self.interrupted))?;
         let seen = watcher.seen(&finished, looks.finish());
         let mut failed = failure(&finished, &[]);
         let told = serde_json::from_slice::<Told>(&finished.stdout.bytes);

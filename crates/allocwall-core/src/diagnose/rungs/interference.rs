@@ -3,7 +3,7 @@
 use crate::catalogue::cost::WaitClass;
 use crate::catalogue::walls::Wall;
 use crate::diagnose::Whole;
-use crate::diagnose::context::{Context, MendIfNone, percent};
+use crate::diagnose::context::{Context, MendIfNone, percent, total};
 use crate::diagnose::judge::{Case, Judged};
 use crate::measure::recording::Neighbour;
 use crate::units::{Absence, Interval, Reason};
@@ -142,8 +142,8 @@ fn run_queue(ctx: &Context) -> Judged {
     let delay_s = match ctx.wait(WaitClass::RunQueue) {
         Ok(line) => line.point,
         // A thread's run delay includes the time its cgroup was throttled.
-        Err(_) if !known.is_empty() => {
-            let delay = known.iter().map(|k| k.0).sum::<u64>();
+        Err(_) if !known.is_empty() && ctx.probe_absence("run_delay").is_none() => {
+            let delay = total(known.iter().map(|k| k.0));
             delay.saturating_sub(ctx.cgroup_change(|c| c.throttled_ns).unwrap_or(0)) as f64 / 1e9
         }
         Err(absence) => {
@@ -181,6 +181,8 @@ fn run_queue(ctx: &Context) -> Judged {
 /// `name (pid)`; a process that ended before it was looked at has no name.
 pub fn named(n: &Neighbour) -> String {
     match n.comm.as_str() {
+        // The kernel has no number for them in this one; a name would be any of theirs.
+        _ if n.pid == 0 => "processes of other PID namespaces".to_owned(),
         "" => format!("pid {}", n.pid),
         comm => format!("{comm} (pid {})", n.pid),
     }

@@ -37,7 +37,17 @@ const LADDER: [Rung; 11] = [
 ];
 
 pub fn walk(ctx: &Context) -> Vec<Judged> {
-    LADDER.iter().flat_map(|rung| rung(ctx)).collect()
+    let judged = LADDER.iter().flat_map(|rung| rung(ctx));
+    match ctx.stopped() {
+        None => judged.collect(),
+        // What a target that may not run does not do is neither a wall nor ruled out. Its memory is still there.
+        Some(stopped) => judged
+            .map(|judged| match judged.finding.of {
+                Whole::Resident => judged,
+                of => Judged::not_measured(judged.finding.wall, of, stopped.clone(), judged.finding.show),
+            })
+            .collect(),
+    }
 }
 
 /// Worst first. Interference comes before everything, since it scales all other figures (what the target's own threads
@@ -105,7 +115,7 @@ fn may_count(wall: Wall, sum: Sum) -> bool {
 
 /// Without shares a wall can still be ruled out where the whole of the CPU time is below its floor.
 fn without_samples(ctx: &Context, wall: Wall, absence: Absence, show: String) -> Judged {
-    if !ctx.recording.ticks.is_empty() && ctx.cpu_rate < per_second_floor(wall) {
+    if ctx.cpu_is_known() && ctx.cpu_rate < per_second_floor(wall) {
         let mut judged = Judged::ruled_out(
             wall,
             Whole::Cpu,

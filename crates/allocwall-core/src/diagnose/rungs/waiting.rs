@@ -2,9 +2,9 @@
 
 use crate::catalogue::cost::WaitClass;
 use crate::catalogue::walls::Wall;
-use crate::diagnose::Whole;
 use crate::diagnose::context::{Context, MendIfNone};
 use crate::diagnose::judge::{Case, Judged};
+use crate::diagnose::{Finding, Status, Whole};
 use crate::units::{Absence, Interval, Reason};
 
 pub fn rung(ctx: &Context) -> Vec<Judged> {
@@ -13,14 +13,30 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
 
 fn waiting(ctx: &Context) -> Judged {
     let show = format!("pidstat -u -d -p {} 1 5", ctx.pid());
-    if ctx.recording.ticks.is_empty() && ctx.recording.threads.is_empty() {
-        let absence = Absence::new(Reason::Vanished, "the target's CPU time was never read")
-            .mend("a longer window: -d 30");
+    if !ctx.cpu_is_known() {
+        let absence = ctx
+            .probe_absence("counters")
+            .unwrap_or_else(|| Absence::new(Reason::Vanished, "the target's CPU time was never read"))
+            .mend_if_none("a longer window: -d 30");
         return Judged::not_measured(Wall::Waiting, Whole::WallTime, absence, show);
     }
     // Idle threads of a pool must not count: the question is whether anything of the target ran or wanted to.
-    let active = (ctx.active_thread_s() / ctx.window_s).min(1.0);
-    let share = Interval::exact(1.0 - active);
+    let idle = |active_s: f64, of_s: f64| 1.0 - (active_s / of_s).min(1.0);
+    let (active_s, unread_s) = (ctx.active_thread_s(), ctx.unread_s());
+    if unread_s >= ctx.window_s {
+        let absence = Absence::new(
+            Reason::TooLittle,
+            "the target ended before its times were read again",
+        )
+        .mend("a target that runs for longer");
+        return Judged::not_measured(Wall::Waiting, Whole::WallTime, absence, show);
+    }
+    // What its threads did since their times were last read is not known: it may have waited all the time, or not at all.
+    let share = Interval::new(
+        idle(active_s + unread_s, ctx.window_s),
+        idle(active_s, ctx.window_s - unread_s),
+        idle(active_s, ctx.window_s),
+    );
     let seconds = |class| {
         format!(
             "{} {:.2} thread-s/s",
@@ -28,7 +44,7 @@ fn waiting(ctx: &Context) -> Judged {
             ctx.wait_point(class) / ctx.window_s
         )
     };
-    Case {
+    let judged = Case {
         wall: Wall::Waiting,
         share,
         of: Whole::WallTime,
@@ -43,7 +59,15 @@ fn waiting(ctx: &Context) -> Judged {
         "{}; {}",
         seconds(WaitClass::Storage),
         seconds(WaitClass::Idle)
-    ))
+    ));
+    match ctx.wait(WaitClass::RunQueue) {
+        // What did not run may have wanted to, all of it.
+        Err(absence) if !judged.is(Status::RuledOut) => {
+            let Finding { of, show, .. } = judged.finding;
+            Judged::not_measured(Wall::Waiting, of, absence, show)
+        }
+        _ => judged,
+    }
 }
 
 fn application_lock(ctx: &Context) -> Judged {

@@ -1,6 +1,6 @@
 //! /proc, live or a copy of it. Every reader is one open, read and close; process totals never walk threads.
 
-mod parse;
+pub(crate) mod parse;
 
 pub use parse::{
     CgroupLine, HugePages, MemInfo, ProcessStat, SchedStat, Status, SyscallState, chosen, cpu_model,
@@ -79,7 +79,31 @@ impl ProcFs {
     }
 
     pub fn process_stat(&self, pid: i32) -> Measured<ProcessStat> {
-        self.process(pid, "stat", parse::process_stat)
+        let mut stat = self.process(pid, "stat", parse::process_stat)?;
+        if let Some(living) = self.successor(pid, &stat)
+            && let Ok(thread) = self.thread_stat(pid, living)
+        {
+            // Its memory is still there, but no longer the leader's.
+            (stat.virtual_bytes, stat.resident_pages) = (thread.virtual_bytes, thread.resident_pages);
+        }
+        Ok(stat)
+    }
+
+    /// The thread whose entries below /proc show the process's memory, files and root: the leader, or where that has
+    /// ended before the others (pthread_exit in main) one that lives. The leader's own are empty by then.
+    pub fn living_thread(&self, pid: i32) -> i32 {
+        let stat = self.process(pid, "stat", parse::process_stat);
+        stat.ok()
+            .and_then(|stat| self.successor(pid, &stat))
+            .unwrap_or(pid)
+    }
+
+    fn successor(&self, pid: i32, leader: &ProcessStat) -> Option<i32> {
+        if !leader.ended() || leader.threads <= 1 {
+            return None;
+        }
+        let lives = |tid: &i32| self.thread_stat(pid, *tid).is_ok_and(|stat| !stat.ended());
+        self.threads(pid).ok()?.into_iter().find(lives)
     }
 
     /// State, processor and times of one thread.
@@ -111,6 +135,32 @@ impl ProcFs {
             Ok(_) => Ok(()),
             Err(error) => Err(self.settled(pid, file::absence_of(&path, &error))),
         }
+    }
+
+    /// How far this process's CLOCK_MONOTONIC is ahead of the kernel's own, by the offsets of its time namespace.
+    pub fn own_clock_ahead_ns(&self) -> Measured<i64> {
+        /// Of the namespace that the kernel starts with (TIME_NS_INIT_INO of include/uapi/linux/nsfs.h).
+        const FIRST: &str = "time:[4026531834]";
+        // A kernel before 5.6, or without CONFIG_TIME_NS, has neither file.
+        let own = match self.own_namespace("time") {
+            Err(absence) if absence.is_gone() => return Ok(0),
+            own => own?,
+        };
+        if own == FIRST {
+            return Ok(0);
+        }
+        // The file tells the offsets of the namespace that its children will be in (proc_timens_show_offsets).
+        if self.own_namespace("time_for_children")? != own {
+            return Err(Absence::new(
+                Reason::NotSupported,
+                "this program's children would be in another time namespace, so its own clock's offset cannot be read",
+            )
+            .mend("start it in that namespace: nsenter --time, or unshare --time --fork"));
+        }
+        let path = self.root.join("self/timens_offsets");
+        file::read(&path, |bytes| {
+            parse::monotonic_offset_ns(bytes).ok_or_else(|| unparsable(&path.display(), bytes))
+        })
     }
 
     /// Of this very process.
@@ -297,7 +347,11 @@ impl ProcFs {
         let mut asked = 0;
         while let Some(parent) = next {
             // One that is gone between the two reads has no children any more.
-            if let Ok(stat) = self.process_stat(parent) {
+            let stat = match self.process_stat(parent) {
+                Err(absence) if absence.is_gone() => None,
+                stat => Some(stat?),
+            };
+            if let Some(stat) = stat {
                 let few = stat.threads <= CHILDREN_BY_THREAD;
                 let children = match few.then(|| self.children_by_thread(parent)).flatten() {
                     Some(children) => children,
@@ -339,8 +393,11 @@ impl ProcFs {
     fn by_parent(&self) -> Measured<HashMap<i32, Vec<i32>>> {
         let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
         for pid in self.pids()? {
-            if let Ok(stat) = self.process_stat(pid) {
-                children.entry(stat.ppid).or_default().push(pid);
+            match self.process(pid, "stat", parse::process_stat) {
+                Ok(stat) => children.entry(stat.ppid).or_default().push(pid),
+                // Out of descriptors it may be any of them; what must not be looked at is no part of the target.
+                Err(absence) if absence.reason == Reason::Exhausted => return Err(absence),
+                Err(_) => {}
             }
         }
         Ok(children)

@@ -100,6 +100,8 @@ pub struct Status {
     pub threads: u32,
     pub cap_eff: u64,
     pub no_new_privs: Option<bool>,
+    /// The process that traces it (ptrace(2)), 0 for none.
+    pub tracer: i32,
     /// CPUs that it may run on, as a list: `0-3,8`.
     pub cpus_allowed: Option<String>,
     /// 0 none, 1 strict, 2 filter.
@@ -137,6 +139,7 @@ pub fn status(bytes: &[u8]) -> Option<Status> {
                 let hex = std::str::from_utf8(value).ok()?;
                 (s.cap_eff, required) = (u64::from_str_radix(hex, 16).ok()?, required | 16);
             }
+            b"TracerPid" => s.tracer = number(value)?,
             b"NoNewPrivs" => s.no_new_privs = number::<u8>(value).map(|n| n != 0),
             b"Cpus_allowed_list" => s.cpus_allowed = Some(String::from_utf8_lossy(value).into_owned()),
             b"Seccomp" => s.seccomp = number(value),
@@ -439,6 +442,16 @@ pub fn proc_restrictions(bytes: &[u8]) -> Option<String> {
     (!hiding.is_empty()).then(|| hiding.join(","))
 }
 
+/// /proc/PID/timens_offsets (time_namespaces(7)): clock, seconds, nanoseconds.
+pub fn monotonic_offset_ns(bytes: &[u8]) -> Option<i64> {
+    let mut fields = lines(bytes).find_map(|line| {
+        let mut fields = words(line);
+        (fields.next() == Some(b"monotonic")).then_some(fields)
+    })?;
+    let (seconds, ns): (i64, i64) = (number(fields.next()?)?, number(fields.next()?)?);
+    seconds.checked_mul(1_000_000_000)?.checked_add(ns)
+}
+
 /// Aggregate `cpu` line of /proc/stat.
 pub fn cpu_times(bytes: &[u8], ns_per_tick: u64) -> Option<HostTick> {
     let line = lines(bytes).find_map(|line| line.strip_prefix(b"cpu "))?;
@@ -446,13 +459,14 @@ pub fn cpu_times(bytes: &[u8], ns_per_tick: u64) -> Option<HostTick> {
     let mut ticks = [0u64; 8];
     let mut fields = words(line);
     for tick in &mut ticks {
-        *tick = number::<u64>(fields.next()?)?.checked_mul(ns_per_tick)?;
+        // Differences alone count, and they survive a wrap.
+        *tick = number::<u64>(fields.next()?)?.wrapping_mul(ns_per_tick);
     }
     let [user, nice, system, idle, iowait, irq, softirq, steal] = ticks;
     Some(HostTick {
         busy_ns: [user, nice, system, irq, softirq]
             .iter()
-            .try_fold(0u64, |sum, &t| sum.checked_add(t))?,
+            .fold(0u64, |sum, &t| sum.wrapping_add(t)),
         idle_ns: idle,
         iowait_ns: iowait,
         steal_ns: steal,
@@ -532,6 +546,32 @@ pub fn list_len(text: &str) -> Option<u32> {
 pub fn chosen(text: &str) -> Option<&str> {
     let (_, rest) = text.split_once('[')?;
     rest.split_once(']').map(|(word, _)| word)
+}
+
+/// Every reader of this module, with the answers thrown away.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn all_parsers(bytes: &[u8]) {
+    let _ = process_stat(bytes);
+    let _ = status(bytes);
+    let _ = schedstat(bytes);
+    let _ = (smaps_rollup(bytes), huge_pages(bytes));
+    let _ = numa_resident(bytes);
+    let _ = (
+        nul_words(bytes),
+        environ(bytes),
+        cgroup(bytes),
+        kernel_stack(bytes),
+    );
+    let _ = (syscall(bytes), cpu_times(bytes, 10_000_000), pressure_some(bytes));
+    vmstat(bytes, &mut HostTick::default());
+    let _ = (
+        meminfo(bytes),
+        cpu_model(bytes),
+        shows_addresses(bytes),
+        proc_restrictions(bytes),
+    );
+    let text = String::from_utf8_lossy(bytes);
+    let _ = (list_len(&text), chosen(&text));
 }
 
 #[cfg(test)]
@@ -825,6 +865,21 @@ mod tests {
     }
 
     #[test]
+    fn offsets_of_a_time_namespace() {
+        let text = b"monotonic      864000   500000000\nboottime            0         0\n";
+        assert_eq!(monotonic_offset_ns(text), Some(864_000_500_000_000));
+        assert_eq!(monotonic_offset_ns(b"monotonic -10 0\n"), Some(-10_000_000_000));
+        for bad in [
+            &b""[..],
+            b"boottime 1 0\n",
+            b"monotonic\n",
+            b"monotonic 9223372036854775807 0\n",
+        ] {
+            assert_eq!(monotonic_offset_ns(bad), None);
+        }
+    }
+
+    #[test]
     fn machine_wide_counters() {
         let mut tick = cpu_times(b"cpu  100 1 20 1000 5 2 3 7 50 0\ncpu0 1 2 3\n", 10_000_000).unwrap();
         assert_eq!(tick.busy_ns, 126 * 10_000_000);
@@ -848,7 +903,7 @@ mod tests {
             &b""[..],
             b"cpu0 1 2 3 4 5 6 7 8\n",
             b"cpu  1 2 3\n",
-            b"cpu  1 2 3 4 5 6 7 18446744073709551615\n",
+            b"cpu  1 2 3 4 5 6 7 99999999999999999999\n",
         ] {
             assert_eq!(cpu_times(bad, 10_000_000), None);
         }
@@ -908,29 +963,5 @@ mod tests {
             prop_assert_eq!(stat.comm, String::from_utf8_lossy(&comm));
             prop_assert_eq!((stat.user_ticks, stat.cpu), (5, 1));
         }
-    }
-
-    fn all_parsers(bytes: &[u8]) {
-        let _ = process_stat(bytes);
-        let _ = status(bytes);
-        let _ = schedstat(bytes);
-        let _ = (smaps_rollup(bytes), huge_pages(bytes));
-        let _ = numa_resident(bytes);
-        let _ = (
-            nul_words(bytes),
-            environ(bytes),
-            cgroup(bytes),
-            kernel_stack(bytes),
-        );
-        let _ = (syscall(bytes), cpu_times(bytes, 10_000_000), pressure_some(bytes));
-        vmstat(bytes, &mut HostTick::default());
-        let _ = (
-            meminfo(bytes),
-            cpu_model(bytes),
-            shows_addresses(bytes),
-            proc_restrictions(bytes),
-        );
-        let text = String::from_utf8_lossy(bytes);
-        let _ = (list_len(&text), chosen(&text));
     }
 }

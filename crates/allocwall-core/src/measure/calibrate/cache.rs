@@ -1,36 +1,15 @@
 //! One file a machine and kernel, in the user's cache folder.
 
+use crate::host::own;
 use crate::measure::recording::PriceList;
 use crate::units::{Absence, Measured, Reason};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// A list is a few KiB; a larger file is not one of ours.
 const MOST_BYTES: u64 = 1 << 20;
 const MEASURE: &str = "allocwall calibrate";
-
-/// `$XDG_CACHE_HOME/allocwall`, else `~/.cache/allocwall` (XDG Base Directory Specification: a relative path there is
-/// invalid and to be ignored).
-pub(super) fn default_dir() -> Measured<PathBuf> {
-    let variable = |name| std::env::var_os(name).map(PathBuf::from);
-    dir_from(variable("XDG_CACHE_HOME"), variable("HOME"))
-}
-
-fn dir_from(xdg: Option<PathBuf>, home: Option<PathBuf>) -> Measured<PathBuf> {
-    let absolute = |path: Option<PathBuf>| path.filter(|path| path.is_absolute());
-    absolute(xdg)
-        .or_else(|| Some(absolute(home)?.join(".cache")))
-        .map(|base| base.join("allocwall"))
-        .ok_or_else(|| {
-            Absence::new(
-                Reason::NotFound,
-                "neither XDG_CACHE_HOME nor HOME names a folder for price lists",
-            )
-            .mend("export XDG_CACHE_HOME=/some/folder")
-        })
-}
 
 pub(super) fn file(dir: &Path, machine: &str) -> PathBuf {
     dir.join(format!("prices-{:08x}.json", crc32fast::hash(machine.as_bytes())))
@@ -61,6 +40,12 @@ pub(super) fn load(file: &Path, machine: &str) -> Measured<PriceList> {
         )
         .mend(MEASURE));
     }
+    // Earlier versions kept what a machine without a stable price gave.
+    if list.prices.is_empty() {
+        return Err(
+            Absence::new(Reason::NotFound, "no event had a stable price on this machine").mend(MEASURE),
+        );
+    }
     match list.prices.iter().find(|price| !is_sane(price.ns)) {
         None => Ok(list),
         Some(price) => Err(unusable(file, &format!("price {} is {:?}", price.name, price.ns))),
@@ -83,11 +68,7 @@ fn unusable(file: &Path, detail: &str) -> Absence {
 pub(super) fn store(file: &Path, list: &PriceList) -> io::Result<()> {
     let dir = file.parent().unwrap_or(Path::new("."));
     let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", file.display()));
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)
-        .map_err(named)?;
+    own::create(dir, 0o700)?;
     let mut temporary = tempfile::NamedTempFile::new_in(dir)?;
     serde_json::to_writer_pretty(&mut temporary, list)?;
     temporary.write_all(b"\n").map_err(named)?;
@@ -101,6 +82,7 @@ mod tests {
     use crate::catalogue::prices;
     use crate::measure::recording::Price;
     use crate::units::Interval;
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     fn list(machine: &str) -> PriceList {
@@ -133,6 +115,18 @@ mod tests {
             1,
             "no temporary file stays"
         );
+    }
+
+    #[test]
+    fn a_list_without_a_price_is_none() {
+        let root = tempfile::tempdir().unwrap();
+        let file = file(root.path(), "m");
+        let empty = PriceList {
+            prices: vec![],
+            ..list("m")
+        };
+        store(&file, &empty).unwrap();
+        assert_eq!(load(&file, "m").unwrap_err().reason, Reason::NotFound);
     }
 
     #[test]
@@ -177,22 +171,11 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_made_is_an_error_that_names_the_file() {
+    fn a_folder_that_cannot_be_made_is_an_error_that_names_it() {
         let root = tempfile::tempdir().unwrap();
         let blocked = root.path().join("file");
         fs::write(&blocked, "").unwrap();
         let error = store(&file(&blocked, "m"), &list("m")).unwrap_err();
-        assert!(error.to_string().contains("prices-"), "{error}");
-    }
-
-    #[test]
-    fn folders() {
-        let path = |text: &str| Some(PathBuf::from(text));
-        assert_eq!(dir_from(path("/x"), path("/home/u")), Ok("/x/allocwall".into()));
-        assert_eq!(
-            dir_from(path("relative"), path("/home/u")),
-            Ok("/home/u/.cache/allocwall".into())
-        );
-        assert_eq!(dir_from(path(""), None).unwrap_err().reason, Reason::NotFound);
+        assert!(error.to_string().contains(&*blocked.to_string_lossy()), "{error}");
     }
 }

@@ -11,7 +11,7 @@ mod facts;
 use crate::catalogue::prices;
 use crate::error::{Error, Result};
 use crate::host::topology::{self, Pinned, Topology};
-use crate::host::{libc_malloc, memory};
+use crate::host::{libc_malloc, memory, own};
 use crate::measure::recording::{Price, PriceList};
 use crate::stats::median_interval;
 use crate::units::{Absence, Measured, Reason};
@@ -53,8 +53,12 @@ pub enum Origin {
 /// The kept list of this machine, else (or with `fresh`) a new one, which is then kept. `progress` gets 0 to 1.
 pub fn price_list(fresh: bool, progress: &mut dyn FnMut(f32)) -> Result<Calibration> {
     let machine = machine()?;
-    let file = cache::default_dir().map(|dir| cache::file(&dir, &machine));
+    let place = own::place(own::Kind::Cache);
     let mut warnings = Vec::new();
+    let file = place.map(|place| {
+        warnings.extend(place.instead);
+        cache::file(&place.folder, &machine)
+    });
     if let (false, Ok(file)) = (fresh, &file) {
         match cache::load(file, &machine) {
             Ok(list) => {
@@ -77,12 +81,17 @@ pub fn price_list(fresh: bool, progress: &mut dyn FnMut(f32)) -> Result<Calibrat
                 .to_owned(),
         );
     }
+    let file = match list.prices.is_empty() {
+        true => Err(Absence::new(Reason::TooLittle, "there is no price to keep")),
+        false => file,
+    };
     match &file {
         Ok(file) => warnings.extend(
             cache::store(file, &list)
                 .err()
                 .map(|error| format!("price list not kept: {error}")),
         ),
+        Err(_) if list.prices.is_empty() => {}
         Err(absence) => warnings.push(format!("price list not kept: {absence}")),
     }
     Ok(Calibration {
@@ -96,8 +105,7 @@ pub fn price_list(fresh: bool, progress: &mut dyn FnMut(f32)) -> Result<Calibrat
 /// The kept list of this machine, without measuring anything: what a diagnosis uses, since it must not disturb.
 pub fn cached() -> Measured<PriceList> {
     let machine = machine_identity()?;
-    let dir = cache::default_dir()?;
-    load_cached(&dir, &machine)
+    load_cached(&own::place(own::Kind::Cache)?.folder, &machine)
 }
 
 /// As `cached`, from a folder and for a machine of the caller's choice.
@@ -233,14 +241,18 @@ fn tally(machine: String, table: Vec<Experiment>) -> PriceList {
 fn shortfall(repetitions: usize, missed: Option<&Absence>) -> Absence {
     match (repetitions, missed) {
         (0, Some(absence)) => absence.clone(),
-        (n, Some(absence)) => Absence {
+        // Without how many, so that prices that share a reason share a line of the report.
+        (_, Some(absence)) => Absence {
             reason: Reason::TooLittle,
-            detail: format!("only {n} repetitions succeeded; the others: {}", absence.detail),
+            detail: format!(
+                "fewer than {FEWEST} repetitions succeeded; the others: {}",
+                absence.detail
+            ),
             mend: absence.mend.clone(),
         },
-        (n, None) => Absence::new(
+        (_, None) => Absence::new(
             Reason::TooLittle,
-            format!("only {n} repetitions in the time there was"),
+            format!("fewer than {FEWEST} repetitions in the time there was"),
         )
         .mend("allocwall calibrate --fresh, on a less busy machine"),
     }

@@ -355,7 +355,13 @@ fn only_recordings_are_replaced_and_only_once_there_is_something_to_write() {
     let path = folder.path().join("a.allocwall");
     let entries = || std::fs::read_dir(folder.path()).unwrap().count();
 
-    drop(Writer::create(Some(&path)).unwrap());
+    let unopened = Writer::create(Some(&path)).unwrap();
+    assert_eq!(
+        entries(),
+        0,
+        "who is killed before a session opens leaves nothing"
+    );
+    drop(unopened);
     assert_eq!(entries(), 0, "a session that never opened leaves nothing");
 
     let mut writer = Writer::create(Some(&path)).unwrap();
@@ -403,6 +409,7 @@ fn a_file_that_fails_loses_the_file_alone() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let mut writer = Writer::create(None).unwrap();
     writer.path = Some(file.path().to_path_buf());
+    writer.begun = true;
     writer.file = Some(File::open(file.path()).unwrap());
     writer.write(&Part::Head(Box::new(head())));
     let (recording, failure) = writer.finish();

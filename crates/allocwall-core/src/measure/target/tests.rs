@@ -24,7 +24,7 @@ fn look(command: &mut Command, ready: impl Fn(&TargetView) -> bool) -> Option<(M
     let child = Subject(child);
     let deadline = Instant::now() + Duration::from_secs(20);
     let inspect = || {
-        let mut modules = Modules::new("/proc");
+        let mut modules = Modules::new("/proc", Readers::Here);
         let view = modules.inspect(child.0.id() as i32).expect("a live subject");
         (modules, view)
     };
@@ -513,7 +513,7 @@ fn the_bracket_covers_all_of_a_stripped_glibc_s_allocator() {
 
 #[test]
 fn addresses_lead_to_the_module_and_its_own_address() {
-    let mut modules = Modules::new("/proc");
+    let mut modules = Modules::new("/proc", Readers::Here);
     let view = modules.inspect(std::process::id() as i32).expect("self");
     let here = addresses_lead_to_the_module_and_its_own_address as *const () as u64;
     let (module, address) = view.space.lookup(here).expect("own code");
@@ -566,7 +566,7 @@ fn mapping(start: u64, end: u64, path: &str) -> Mapping {
 
 #[test]
 fn a_new_mapping_replaces_what_it_covers() {
-    let mut modules = Modules::new("/nonexistent");
+    let mut modules = Modules::new("/nonexistent", Readers::Here);
     let mut space = AddressSpace::new(1);
     space.add_mapping(&mut modules, &mapping(0x1000, 0x9000, "/lib/a"));
     space.add_mapping(&mut modules, &mapping(0x3000, 0x4000, ""));
@@ -611,7 +611,7 @@ fn looking_is_cheap() {
         }
         let child = Subject(command.stdin(Stdio::piped()).spawn().expect("start"));
         std::thread::sleep(Duration::from_millis(500));
-        let mut modules = Modules::new("/proc");
+        let mut modules = Modules::new("/proc", Readers::Here);
         let mut timed = || {
             let start = Instant::now();
             modules.inspect(child.0.id() as i32).expect("a live subject");
@@ -629,7 +629,7 @@ fn a_file_is_examined_once_for_all_processes() {
     let first = Subject(sleep().spawn().expect("sleep"));
     let second = Subject(sleep().spawn().expect("sleep"));
     std::thread::sleep(Duration::from_millis(100));
-    let mut modules = Modules::new("/proc");
+    let mut modules = Modules::new("/proc", Readers::Here);
     modules.inspect(first.0.id() as i32).expect("first");
     let examined = modules.list().len();
     modules.inspect(second.0.id() as i32).expect("second");
@@ -638,7 +638,7 @@ fn a_file_is_examined_once_for_all_processes() {
 
 #[test]
 fn processes_that_cannot_be_looked_at() {
-    let mut modules = Modules::new("/proc");
+    let mut modules = Modules::new("/proc", Readers::Here);
     assert!(matches!(
         modules.inspect(i32::MAX),
         Err(Error::NoSuchProcess(i32::MAX))

@@ -10,7 +10,7 @@ pub mod metric;
 pub mod open;
 pub mod ready;
 pub mod request;
-mod response;
+pub(crate) mod response;
 #[cfg(test)]
 mod test_server;
 

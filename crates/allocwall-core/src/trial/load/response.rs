@@ -5,7 +5,7 @@ const LONGEST_HEAD: usize = 64 << 10;
 const MOST_HEADERS: usize = 96;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(crate) struct Answer {
     pub status: u16,
     /// Whether the connection may carry another request.
     pub keep_alive: bool,
@@ -13,11 +13,11 @@ pub(super) struct Answer {
 
 /// What came back is not HTTP/1.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Malformed;
+pub(crate) struct Malformed;
 
 /// Reads one answer after the other.
 #[derive(Default)]
-pub(super) struct Reader {
+pub(crate) struct Reader {
     state: State,
     /// A head or a line that has not ended yet.
     held: Vec<u8>,

@@ -7,9 +7,10 @@ use crate::host::clock::monotonic_ns;
 use crate::host::proc::ProcFs;
 use crate::units::{Absence, Measured, Reason};
 use serde::{Deserialize, Serialize};
+use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 const FIRST_NS: u64 = 20_000_000;
@@ -71,16 +72,18 @@ pub struct Tree {
 }
 
 impl Watch {
-    pub fn start(tree: Tree) -> Watch {
+    /// # Errors
+    /// No thread can be started.
+    pub fn start(tree: Tree) -> io::Result<Watch> {
         let series = Arc::new(Mutex::new(Series::default()));
         let (stop, stopped) = channel();
         let shared = Arc::clone(&series);
-        let thread = std::thread::spawn(move || look_until(&stopped, tree, &shared));
-        Watch {
+        let thread = Builder::new().spawn(move || look_until(&stopped, tree, &shared))?;
+        Ok(Watch {
             series,
             stop: Some(stop),
             thread: Some(thread),
-        }
+        })
     }
 
     pub fn so_far(&self) -> Series {

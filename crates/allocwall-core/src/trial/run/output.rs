@@ -1,9 +1,9 @@
 //! What a command writes, read as it comes: the command never waits for a reader, and we keep a bounded end of it.
 
 use serde::{Deserialize, Serialize};
-use std::io::Read;
+use std::io::{self, Read};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// The end of what was written.
@@ -44,10 +44,12 @@ pub struct Drain {
 }
 
 impl Drain {
-    pub fn start(mut pipe: impl Read + Send + 'static, cap: usize) -> Drain {
+    /// # Errors
+    /// No thread can be started.
+    pub fn start(mut pipe: impl Read + Send + 'static, cap: usize) -> io::Result<Drain> {
         let tail = Arc::new(Mutex::new(Tail::default()));
         let shared = Arc::clone(&tail);
-        let thread = std::thread::spawn(move || {
+        let thread = Builder::new().spawn(move || {
             let mut buffer = vec![0; 64 << 10];
             loop {
                 match pipe.read(&mut buffer) {
@@ -57,8 +59,8 @@ impl Drain {
                     Err(_) => break,
                 }
             }
-        });
-        Drain { tail, cap, thread }
+        })?;
+        Ok(Drain { tail, cap, thread })
     }
 
     /// What there is so far.
@@ -117,7 +119,7 @@ mod tests {
     fn a_pipe_that_stays_open_is_not_waited_for() {
         let (reader, mut writer) = std::io::pipe().unwrap();
         std::io::Write::write_all(&mut writer, b"abc").unwrap();
-        let drain = Drain::start(reader, 100);
+        let drain = Drain::start(reader, 100).unwrap();
         while drain.so_far().written < 3 {
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -7,6 +7,7 @@ use allocwall_core::bench::obmalloc::{self, AfterIdle, BenchArm, Probe, Program,
 use allocwall_core::error::Error;
 use allocwall_core::host::clock;
 use allocwall_core::report::trial_json;
+use allocwall_core::trial::account::Room;
 use allocwall_core::trial::batch::{self, Batch, Fresh};
 use allocwall_core::trial::compare::compare;
 use allocwall_core::trial::conduct::{Conduct, End, Length, Ran, Told};
@@ -94,7 +95,7 @@ impl Which {
 
 pub fn run(args: &Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let interrupted = diagnose::catch_signals()?;
-    let ground = Ground::new("allocwall-bench-")?;
+    let ground = Ground::new("allocwall-bench-", printer)?;
     let bench = Bench {
         args,
         printer,
@@ -346,7 +347,7 @@ impl Bench<'_> {
                 program.name, arms[arm].name
             ));
         };
-        let ran = batch.prove(&account, self.interrupted, told)?;
+        let ran = batch.prove(&Room::new(&account), self.interrupted, told)?;
         self.printer.clear_line();
         if self.stopped() {
             return Ok(ran);

@@ -14,6 +14,7 @@ use allocwall_core::bench::pipeline::{Arrivals, By, Planted, Pressure, Spec, Sta
 use allocwall_core::bench::pipeline::{charts, json, text};
 use allocwall_core::catalogue::nearest::hint;
 use allocwall_core::host::topology::{Topology, allowed_cpus};
+use allocwall_core::trial::account::Room;
 use allocwall_core::trial::arm::{Arm, Inventory, TargetFacts};
 use allocwall_core::trial::batch::{Fresh, Prepared};
 use allocwall_core::trial::compare::compare;
@@ -248,7 +249,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     }
     let interrupted = catch_signals()?;
-    let ground = Ground::new("allocwall-bench-")?;
+    let ground = Ground::new("allocwall-bench-", printer)?;
     let bench = Bench {
         args: &args,
         printer,
@@ -516,7 +517,7 @@ impl Bench<'_> {
         };
         let proofs = self.folder.join(format!("point-{number}"));
         std::fs::create_dir(&proofs).with_context(|| proofs.display().to_string())?;
-        let first = once.prove(&proofs, self.interrupted, |arm| {
+        let first = once.prove(&Room::new(&proofs), self.interrupted, |arm| {
             self.printer
                 .progress_line(&format!("first run of {}, not counted", ways[arm].name));
         })?;

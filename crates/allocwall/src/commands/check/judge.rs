@@ -176,6 +176,7 @@ impl Blocker {
             Reason::NotPermitted => "not permitted",
             Reason::Disabled => "switched off",
             Reason::Vanished => "the process has exited",
+            Reason::Exhausted => "too few descriptors or too little memory",
             _ => "not offered here",
         };
         Blocker {

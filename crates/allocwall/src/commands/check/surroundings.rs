@@ -183,6 +183,12 @@ fn target_view(proc: &ProcFs, kernel: Kernel, pid: i32) -> Result<TargetView> {
         }
     };
     refuse_thread(pid, &status)?;
+    // A leader may have ended before its threads: then one of them shows what the process has.
+    let thread = proc.living_thread(pid);
+    let (state, status) = match (proc.thread_stat(pid, thread), proc.status(thread)) {
+        (Ok(stat), Ok(status)) if thread != pid => (stat.state, status),
+        _ => (stat.state, status),
+    };
     let namespaces = NAMESPACES
         .iter()
         .filter_map(
@@ -202,11 +208,11 @@ fn target_view(proc: &ProcFs, kernel: Kernel, pid: i32) -> Result<TargetView> {
             .filter(|_| status.uid[1] != 0)
             .map(|owner| owner == status.uid[1]),
         comm: stat.comm,
-        state: stat.state,
+        state,
         threads: stat.threads,
         namespaces,
-        samples: (kernel.cpu_clock)(Whom::Process(pid), false),
-        kernel_samples: (kernel.cpu_clock)(Whom::Process(pid), true),
+        samples: (kernel.cpu_clock)(Whom::Process(thread), false),
+        kernel_samples: (kernel.cpu_clock)(Whom::Process(thread), true),
         status,
     })
 }

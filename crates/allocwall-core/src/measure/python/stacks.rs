@@ -1,35 +1,68 @@
-//! Python's own function names, read from outside without stopping the interpreter.
+//! What runs in the child: Python's own function names, read from outside without stopping the interpreter.
 
-use super::record::{full, probe};
-use super::recording::{Probe, ProbeState, Process, PythonSample, Runtime};
+use super::{Answer, Ask, python_probe};
+use crate::host::clock::monotonic_ns;
+use crate::host::confined::{Limits, Parent};
+use crate::host::worker::Worker;
+use crate::measure::recording::{Probe, ProbeState, PythonSample};
 use crate::units::{Absence, Measured, Reason};
 use py_spy::config::LockingStrategy;
 use py_spy::{Config, PythonSpy};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::thread::JoinHandle;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 const FRAME_LIMIT: usize = 16;
 /// Each look at a process reads its interpreter's thread list and every frame.
 const PROCESSES: usize = 8;
-/// Python stacks that a recording holds: some 40 MiB.
-const STACKS: usize = 40_000;
 /// Looks that fail one after the other, with none before that came through: it was attached too early.
 const EMPTY_LOOKS: u64 = 20;
 /// Ticks between two tries grow up to this: a process that never gets an interpreter is not asked all the time.
 const LONGEST_REST: u32 = 16;
+/// At the end the one that is being attached to is waited for so long.
+const LAST_ATTACH: Duration = Duration::from_millis(150);
+/// An interpreter's file and its libraries are mapped while their symbols are read; a name is copied from the target as long as
+/// the target says that it is.
+const LIMITS: Limits = Limits {
+    memory: 64 << 20,
+    mapped: 512 << 20,
+    cpu_seconds: 60,
+    keeps_rights: true,
+};
+/// More of the target's files in memory than this, and it gives up.
+const RESIDENT_LIMIT: u64 = 100 << 20;
+
+/// The child's whole life: limits itself, and answers until its parent is gone.
+///
+/// # Errors
+/// It was not started by this program, or a limit could not be set.
+pub fn serve() -> io::Result<()> {
+    let mut parent = Parent::confined(LIMITS)?;
+    let mut pythons = Pythons::default();
+    while let Some((message, _)) = parent.question()? {
+        let answer = match postcard::from_bytes(&message).map_err(|_| io::ErrorKind::InvalidData)? {
+            Ask::Follow(pids) => {
+                pythons.follow(pids);
+                continue;
+            }
+            Ask::Look => Answer::Looked(pythons.look()),
+            Ask::Finish => Answer::Finished(Box::new(pythons.finish())),
+        };
+        parent.answer(&postcard::to_stdvec(&answer).map_err(io::Error::other)?)?;
+    }
+    Ok(())
+}
 
 /// The target's Python processes, attached to one at a time in a thread of its own: reading an interpreter's symbols
 /// takes longer than the rings hold.
 #[derive(Default)]
 pub struct Pythons {
     found: BTreeMap<i32, Followed>,
-    attaching: Option<(i32, JoinHandle<Measured<PythonSpy>>)>,
+    attaching: Option<(i32, Worker<Measured<PythonSpy>>)>,
     beyond: HashSet<i32>,
     /// Some ended before they could be read: children on their way to another program, mostly.
     passing: bool,
-    /// Stacks so far, and when there was no room for more.
-    kept: usize,
-    full_at_ns: Option<u64>,
 }
 
 #[derive(Default)]
@@ -62,14 +95,7 @@ impl Seen {
 
 impl Pythons {
     /// Takes up new processes and tries again where there was no interpreter yet. Once a tick.
-    pub fn follow(&mut self, processes: &[Process], alive: &[i32]) {
-        let alive: HashSet<i32> = alive.iter().copied().collect();
-        let mut python = BTreeSet::new();
-        for process in processes {
-            if matches!(process.runtime, Ok(Runtime::Cpython { .. })) && alive.contains(&process.pid) {
-                python.insert(process.pid);
-            }
-        }
+    pub fn follow(&mut self, python: BTreeSet<i32>) {
         self.found.retain(|pid, followed| {
             followed.rest = followed.rest.saturating_sub(1);
             if python.contains(pid) {
@@ -96,7 +122,7 @@ impl Pythons {
     }
 
     fn attach_next(&mut self) {
-        self.take_attached(false);
+        self.take_attached();
         if self.attaching.is_some() {
             return;
         }
@@ -104,21 +130,16 @@ impl Pythons {
             .found
             .iter()
             .find(|(_, f)| !f.ended && f.spy.is_none() && f.rest == 0);
-        self.attaching = due.map(|(&pid, _)| (pid, std::thread::spawn(move || attach(pid))));
+        self.attaching =
+            due.map(|(&pid, _)| (pid, Worker::start("reads Python's stacks", move || attach(pid))));
     }
 
-    /// The outcome of the try under way, when it is there or is to be waited for.
-    fn take_attached(&mut self, wait: bool) {
-        let Some((pid, thread)) = self.attaching.take_if(|(_, thread)| wait || thread.is_finished()) else {
+    /// The outcome of the try under way, when it is there.
+    fn take_attached(&mut self) {
+        let Some((pid, thread)) = self.attaching.take_if(|(_, thread)| thread.is_finished()) else {
             return;
         };
-        let died = || {
-            Err(Absence::new(
-                Reason::Unparsable,
-                format!("reading Python's stacks of {pid} failed"),
-            ))
-        };
-        let outcome = thread.join().unwrap_or_else(|_| died());
+        let outcome = thread.finish().and_then(|attached| attached);
         let Some(followed) = self.found.get_mut(&pid) else {
             return;
         };
@@ -128,32 +149,55 @@ impl Pythons {
         }
     }
 
-    /// Stacks of the threads that are running Python code now.
-    pub fn look(&mut self, t_ns: u64, out: &mut Vec<PythonSample>) {
-        if self.full_at_ns.is_some() {
-            return;
-        }
+    /// Stacks of the threads that are running Python code now; times are CLOCK_MONOTONIC.
+    pub fn look(&mut self) -> Vec<PythonSample> {
         self.attach_next();
-        let before = out.len();
+        let t_ns = monotonic_ns();
+        let mut out = Vec::new();
         for (&pid, followed) in &mut self.found {
-            followed.look(pid, t_ns, out);
+            followed.look(pid, t_ns, &mut out);
         }
-        self.kept += out.len() - before;
-        self.full_at_ns = (self.kept >= STACKS).then_some(t_ns);
+        out
     }
 
     /// None where the target has no Python.
-    pub fn probe(mut self) -> Option<Probe> {
-        self.take_attached(true);
-        let seen: Vec<Seen> = self.found.into_values().map(|f| f.seen).collect();
+    pub fn finish(&mut self) -> Option<Probe> {
+        let deadline = Instant::now() + LAST_ATTACH;
+        while self.attaching.is_some() && Instant::now() < deadline {
+            self.take_attached();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if let Some((pid, _)) = &self.attaching
+            && let Some(followed) = self.found.get_mut(pid)
+        {
+            let detail = format!("reading Python's interpreter in {pid} took too long");
+            followed.seen.refused = Some(Absence::new(Reason::TooCostly, detail));
+        }
+        let seen: Vec<Seen> = std::mem::take(&mut self.found)
+            .into_values()
+            .map(|f| f.seen)
+            .collect();
         if seen.is_empty() && !self.passing {
             return None;
         }
-        let state = match self.full_at_ns {
-            Some(t_ns) => ProbeState::Partial(full(t_ns)),
-            None => state(&seen, self.beyond.len()),
-        };
-        Some(probe("python_stacks", "Python function names", state))
+        Some(python_probe(state(&seen, self.beyond.len())))
+    }
+}
+
+/// No limit of the kernel's counts the pages of mapped files, so they are looked at while files are read. Ends this process
+/// when there are too many: its parent says so.
+fn watch_memory(until: &AtomicBool) {
+    const EVERY: Duration = Duration::from_millis(5);
+    while !until.load(Ordering::Relaxed) {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+        let pages = statm
+            .split_whitespace()
+            .nth(1)
+            .and_then(|pages| pages.parse::<u64>().ok());
+        if pages.is_some_and(|pages| pages * rustix::param::page_size() as u64 > RESIDENT_LIMIT) {
+            std::process::abort();
+        }
+        std::thread::sleep(EVERY);
     }
 }
 
@@ -194,12 +238,8 @@ impl Followed {
                 .iter()
                 .take(FRAME_LIMIT)
                 .map(|f| {
-                    format!(
-                        "{} ({}:{})",
-                        f.name,
-                        f.short_filename.as_deref().unwrap_or(&f.filename),
-                        f.line
-                    )
+                    let file = f.short_filename.as_deref().unwrap_or(&f.filename);
+                    format!("{} ({}:{})", cut(&f.name), cut(file), f.line)
                 })
                 .collect();
             out.push(PythonSample {
@@ -213,13 +253,35 @@ impl Followed {
     }
 }
 
+/// The target says how long its names are.
+fn cut(name: &str) -> &str {
+    const LIMIT: usize = 200;
+    name.char_indices()
+        .nth(LIMIT)
+        .map_or(name, |(end, _)| &name[..end])
+}
+
 fn attach(pid: i32) -> Measured<PythonSpy> {
     let config = Config {
         blocking: LockingStrategy::NonBlocking,
         native: false,
         ..Config::default()
     };
-    PythonSpy::new(pid, &config).map_err(|e| unreadable(pid, &format!("{e:#}")))
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| watch_memory(&done));
+        // However reading ends, by a panic too, the watch ends with it.
+        let _ended = Ended(&done);
+        PythonSpy::new(pid, &config).map_err(|e| unreadable(pid, &format!("{e:#}")))
+    })
+}
+
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// The reader's errors are text: whether it was a matter of rights is in the system's words.
@@ -337,11 +399,11 @@ mod tests {
         assert!(seen(2, 1).tells() && refused("Permission denied").tells());
         assert!(!refused("No such file").tells() && !Seen::default().tells());
         let mut pythons = Pythons::default();
-        assert!(std::mem::take(&mut pythons).probe().is_none());
+        assert!(pythons.finish().is_none());
         pythons.found.insert(7, Followed::default());
-        pythons.follow(&[], &[]);
+        pythons.follow(BTreeSet::new());
         assert!(pythons.found.is_empty());
-        let state = pythons.probe().unwrap().state;
+        let state = pythons.finish().unwrap().state;
         assert!(matches!(state, ProbeState::Absent(a) if a.reason == Reason::TooLittle));
     }
 

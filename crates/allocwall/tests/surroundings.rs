@@ -1,0 +1,477 @@
+//! Targets and surroundings in which a reader of clocks, numbers and files goes wrong: other time and PID namespaces, a
+//! main thread that has ended, processes that are stopped, no descriptors to read with. Real ones, each with its twin.
+
+use serde_json::Value;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_allocwall");
+
+/// One at a time: each wants a CPU.
+fn alone() -> MutexGuard<'static, ()> {
+    static MACHINE: Mutex<()> = Mutex::new(());
+    MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends with the test, however that ends.
+struct Running(Child);
+
+impl Running {
+    fn start(command: &mut Command) -> Running {
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        // SAFETY: a system call only between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                Ok(())
+            })
+        };
+        Running(command.spawn().expect("it starts"))
+    }
+
+    fn busy() -> Running {
+        Running::start(Command::new("sh").args(["-c", "while :; do :; done"]))
+    }
+
+    fn idle() -> Running {
+        Running::start(Command::new("sleep").arg("600"))
+    }
+
+    fn pid(&self) -> i32 {
+        self.0.id() as i32
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What a diagnosis says: its document (or its talk where there is none), and the sentence.
+struct Said {
+    document: Value,
+    all: String,
+}
+
+impl Said {
+    fn of(output: Output) -> Said {
+        let out = String::from_utf8_lossy(&output.stdout).into_owned();
+        let talk = String::from_utf8_lossy(&output.stderr).into_owned();
+        Said {
+            document: serde_json::from_str(&out).unwrap_or(Value::Null),
+            all: out + &talk,
+        }
+    }
+
+    fn sentence(&self) -> &str {
+        self.document["verdict"]["sentence"].as_str().unwrap_or(&self.all)
+    }
+
+    fn samples(&self) -> u64 {
+        self.document["recording"]["cpu_samples"].as_u64().unwrap_or(0)
+    }
+
+    fn cpu_s(&self) -> f64 {
+        self.document["bill"]["cpu_s"].as_f64().unwrap_or(0.0)
+    }
+}
+
+fn diagnosis(pid: i32) -> Vec<String> {
+    ["diagnose", "--json", "-d", "1s", "-p", &pid.to_string()]
+        .map(str::to_owned)
+        .to_vec()
+}
+
+/// In a state directory of its own, so that nothing is left.
+fn run(command: &mut Command) -> Said {
+    let state = tempfile::tempdir().unwrap();
+    Said::of(
+        command
+            .env("XDG_STATE_HOME", state.path())
+            .output()
+            .expect("it runs"),
+    )
+}
+
+fn diagnose(pid: i32) -> Said {
+    run(Command::new(BINARY).args(diagnosis(pid)))
+}
+
+/// Under util-linux's unshare with these options; None where this user or machine does not permit that.
+fn unshared(options: &[&str], command: &[String]) -> Option<Command> {
+    let permitted = Command::new("unshare").args(options).arg("true").output();
+    match permitted {
+        Ok(output) if output.status.success() => {}
+        Ok(output) => {
+            println!(
+                "skipped: unshare {options:?}: {}",
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+            return None;
+        }
+        Err(e) => {
+            println!("skipped: unshare: {e}");
+            return None;
+        }
+    }
+    let mut unshare = Command::new("unshare");
+    unshare.args(options).args(command);
+    Some(unshare)
+}
+
+fn with_binary(arguments: Vec<String>) -> Vec<String> {
+    [BINARY.to_owned()].into_iter().chain(arguments).collect()
+}
+
+/// The samples must show what the kernel charged.
+fn covered(said: &Said) {
+    let sampled = said.document["bill"]["sampled_cpu_s"].as_f64().unwrap_or(0.0);
+    assert!(said.document["bill"]["on_cpu"].is_array(), "{}", said.all);
+    assert!(
+        said.samples() > 20 && sampled > 0.5 * said.cpu_s(),
+        "{} samples, {sampled} of {} s: {}",
+        said.samples(),
+        said.cpu_s(),
+        said.sentence()
+    );
+}
+
+#[test]
+fn time_namespaces_shift_no_sample_out_of_the_window() {
+    let _alone = alone();
+    let target = Running::busy();
+    // The tool in the past and in the future of the machine's own clock, forked into the namespace and exec'd into it.
+    for options in [
+        &["-T", "--monotonic", "864000", "--boottime", "864000", "-f"][..],
+        &["-T", "--monotonic", "-5", "--boottime", "-5", "-f"],
+        &["-T", "--monotonic", "864000", "--boottime", "864000"],
+    ] {
+        if let Some(mut command) = unshared(options, &with_binary(diagnosis(target.pid()))) {
+            let said = run(&mut command);
+            println!("tool under unshare {options:?}: {}", said.sentence());
+            covered(&said);
+        }
+    }
+    // The target in one.
+    let spin = ["sh", "-c", "while :; do :; done"].map(str::to_owned);
+    let options = [
+        "-T",
+        "--monotonic",
+        "864000",
+        "--boottime",
+        "864000",
+        "-f",
+        "--kill-child",
+    ];
+    if let Some(mut command) = unshared(&options, &spin) {
+        let other = Running::start(&mut command);
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        covered(&diagnose(other.pid()));
+    }
+    covered(&diagnose(target.pid()));
+}
+
+#[test]
+fn a_tool_in_a_pid_namespace_measures_what_is_in_it_and_refuses_a_foreign_proc() {
+    let _alone = alone();
+    // Tool and target in one, with a /proc of its own.
+    let script = format!(
+        "(while :; do :; done) & target=$!; {BINARY} diagnose --json -d 1s -p $target; kill -9 $target"
+    );
+    let inside = ["sh".to_owned(), "-c".to_owned(), script];
+    if let Some(mut command) = unshared(&["-p", "-f", "--mount-proc", "--kill-child"], &inside) {
+        covered(&run(&mut command));
+    }
+    // A command that is launched in one.
+    let launched = format!("{BINARY} diagnose --json -d 1s -- sh -c 'while :; do :; done'");
+    let inside = ["sh".to_owned(), "-c".to_owned(), launched];
+    if let Some(mut command) = unshared(&["-p", "-f", "--mount-proc", "--kill-child"], &inside) {
+        covered(&run(&mut command));
+    }
+    // The outer /proc has numbers that mean other processes to every system call.
+    let target = Running::busy();
+    if let Some(mut command) = unshared(
+        &["-p", "-f", "--kill-child"],
+        &with_binary(diagnosis(target.pid())),
+    ) {
+        let said = run(&mut command);
+        assert!(
+            said.document.is_null() && said.all.contains("/proc belongs to another PID namespace"),
+            "{}",
+            said.all
+        );
+    }
+    // A target in one, seen from outside: a container.
+    let spin = ["sh", "-c", "while :; do :; done"].map(str::to_owned);
+    if let Some(mut command) = unshared(&["-p", "-f", "--kill-child"], &spin) {
+        let container = Running::start(&mut command);
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        covered(&diagnose(container.pid()));
+    }
+}
+
+#[test]
+fn what_was_idle_used_no_cpu_and_what_was_busy_did() {
+    let _alone = alone();
+    let idle = diagnose(Running::idle().pid());
+    assert!(idle.all.contains("it used no CPU in the window"), "{}", idle.all);
+    let busy = diagnose(Running::busy().pid());
+    assert!(!busy.all.contains("used no CPU"), "{}", busy.all);
+    covered(&busy);
+}
+
+/// A process whose main thread has ended while another one computes.
+fn headless() -> i32 {
+    extern "C" fn spin(_: *mut libc::c_void) -> *mut libc::c_void {
+        let mut x = 1u64;
+        loop {
+            x = std::hint::black_box(x.wrapping_mul(6_364_136_223_846_793_005));
+        }
+    }
+    // SAFETY: the child calls pthread_create, which glibc keeps usable after fork, and system calls.
+    unsafe {
+        let pid = libc::fork();
+        assert!(pid >= 0);
+        if pid == 0 {
+            libc::prctl(libc::PR_SET_PDEATHSIG, 0);
+            let mut thread = 0;
+            libc::pthread_create(&mut thread, std::ptr::null(), spin, std::ptr::null_mut());
+            // What pthread_exit comes to for a main thread, without unwinding through the test.
+            libc::syscall(libc::SYS_exit, 0);
+            libc::abort();
+        }
+        pid
+    }
+}
+
+#[test]
+fn a_process_whose_main_thread_has_ended_is_diagnosed_by_the_others() {
+    let _alone = alone();
+    let pid = headless();
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let said = diagnose(pid);
+    // SAFETY: the process is this test's own child.
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+        libc::waitpid(pid, std::ptr::null_mut(), 0);
+    }
+    covered(&said);
+    let process = &said.document["target"]["processes"][0];
+    assert!(
+        process["exe"]
+            .as_str()
+            .is_some_and(|exe| exe.contains("surroundings")),
+        "{process}"
+    );
+    assert!(
+        process["allocator"]["kind"] == "glibc" || process["allocator"]["kind"] == "musl",
+        "{process}"
+    );
+    assert!(
+        said.document["bill"]["rates"]["resident_end_bytes"].as_u64() > Some(0),
+        "{}",
+        said.all
+    );
+    // Ended altogether, and a kernel thread, are told apart.
+    let zombie = Command::new("true").spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let ended = diagnose(zombie.id() as i32);
+    assert!(
+        ended
+            .all
+            .contains("has exited; its parent has not waited for it yet"),
+        "{}",
+        ended.all
+    );
+    let _ = { zombie }.wait();
+    if std::fs::read_to_string("/proc/2/comm").is_ok_and(|comm| comm == "kthreadd\n") {
+        let kernel = diagnose(2);
+        assert!(
+            kernel.all.contains("process 2 (kthreadd) is a kernel thread"),
+            "{}",
+            kernel.all
+        );
+    } else {
+        println!("skipped: no kthreadd here");
+    }
+}
+
+/// A group of a freezer, gone again with the test. Its processes run again first.
+struct Freezer {
+    dir: PathBuf,
+    file: &'static str,
+    thaw: &'static str,
+}
+
+impl Freezer {
+    /// None where this machine has none of this version, or this user may not make groups.
+    fn new(top: &str, file: &'static str, thaw: &'static str) -> Option<Freezer> {
+        let dir = PathBuf::from(top).join(format!("allocwall-test-{}", std::process::id()));
+        if let Err(e) = std::fs::create_dir(&dir) {
+            println!("skipped: {}: {e}", dir.display());
+            return None;
+        }
+        let freezer = Freezer { dir, file, thaw };
+        match freezer.dir.join(file).is_file() {
+            true => Some(freezer),
+            false => {
+                println!("skipped: {top} has no {file}");
+                None
+            }
+        }
+    }
+
+    fn write(&self, file: &str, text: &str) {
+        std::fs::write(self.dir.join(file), text).unwrap_or_else(|e| panic!("{file}: {e}"));
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        let _ = std::fs::write(self.dir.join(self.file), self.thaw);
+        // Its processes leave before the folder can go.
+        for pid in std::fs::read_to_string(self.dir.join("cgroup.procs"))
+            .unwrap_or_default()
+            .lines()
+        {
+            let _ = std::fs::write(self.dir.parent().unwrap().join("cgroup.procs"), pid);
+        }
+        let _ = std::fs::remove_dir(&self.dir);
+    }
+}
+
+fn is_not_told_of_its_walls(said: &Said) {
+    let findings = said.document["findings"].as_array().expect("findings");
+    let of_time = |f: &&Value| f["of"] != "resident";
+    for finding in findings.iter().filter(of_time) {
+        assert_eq!(finding["status"], "not_measured", "{finding}");
+    }
+}
+
+#[test]
+fn a_stopped_process_is_told_as_stopped_and_by_what() {
+    let _alone = alone();
+    let target = Running::busy();
+    let pid = target.pid();
+    // SAFETY: the process is this test's own child.
+    let signal = |signal| unsafe { libc::kill(pid, signal) };
+    signal(libc::SIGSTOP);
+    let said = diagnose(pid);
+    println!("{}", said.sentence());
+    assert!(
+        said.sentence()
+            .contains(&format!("process {pid} (sh) is stopped by a signal")),
+        "{}",
+        said.all
+    );
+    is_not_told_of_its_walls(&said);
+    let next = said.document["next"].to_string();
+    assert!(next.contains(&format!("kill -CONT {pid}")), "{next}");
+    let stopped = said.document["bill"]["off_cpu"].as_array().unwrap();
+    let stopped = stopped.iter().find(|l| l["class"] == "stopped").unwrap();
+    assert!(stopped["thread_s"]["point"].as_f64() > Some(0.5), "{stopped}");
+    signal(libc::SIGCONT);
+    let twin = diagnose(pid);
+    assert!(!twin.sentence().contains("stopped"), "{}", twin.sentence());
+    covered(&twin);
+}
+
+#[test]
+fn a_traced_process_that_its_tracer_holds_is_told_as_such() {
+    let _alone = alone();
+    let target = Running::busy();
+    let pid = target.pid();
+    // SAFETY: the process is this test's own child; attaching stops it, and detaching lets it run.
+    let attached = unsafe { libc::ptrace(libc::PTRACE_ATTACH, pid, 0, 0) };
+    if attached != 0 {
+        println!("skipped: ptrace: {}", std::io::Error::last_os_error());
+        return;
+    }
+    // SAFETY: waits for the stop that attaching brings about.
+    unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::__WALL) };
+    let said = diagnose(pid);
+    // SAFETY: as above.
+    unsafe { libc::ptrace(libc::PTRACE_DETACH, pid, 0, 0) };
+    println!("{}", said.sentence());
+    let by = format!("is stopped by its tracer, process {}", std::process::id());
+    assert!(said.sentence().contains(&by), "{}", said.all);
+}
+
+#[test]
+fn a_frozen_process_is_told_as_frozen_and_by_which_group() {
+    let _alone = alone();
+    for (top, file, frozen, thaw) in [
+        ("/sys/fs/cgroup/freezer", "freezer.state", "FROZEN", "THAWED"),
+        ("/sys/fs/cgroup/unified", "cgroup.freeze", "1", "0"),
+        ("/sys/fs/cgroup", "cgroup.freeze", "1", "0"),
+    ] {
+        let target = Running::busy();
+        let Some(freezer) = Freezer::new(top, file, thaw) else {
+            continue;
+        };
+        freezer.write("cgroup.procs", &target.pid().to_string());
+        let twin = diagnose(target.pid());
+        assert!(!twin.sentence().contains("frozen"), "{}", twin.sentence());
+        freezer.write(file, frozen);
+        let said = diagnose(target.pid());
+        println!("{}", said.sentence());
+        let by = format!("its cgroup {} is frozen", freezer.dir.display());
+        assert!(said.sentence().contains(&by), "{}", said.all);
+        is_not_told_of_its_walls(&said);
+    }
+}
+
+/// With ever fewer descriptors more and more cannot be read. The subject faults in pages for most of its time: whatever is
+/// left to judge by, it is neither idle nor without a wall of memory.
+#[test]
+fn what_could_not_be_read_without_descriptors_is_not_ruled_out() {
+    let _alone = alone();
+    let target = Running::start(Command::new(BINARY).args([
+        "subject",
+        "cold-touch",
+        "--dial",
+        "0.7",
+        "--seconds",
+        "300",
+    ]));
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let mut measured = 0;
+    for limit in (4..=16).chain((18..=40).step_by(2)).chain([256]) {
+        let mut command = Command::new(BINARY);
+        command.args(diagnosis(target.pid()));
+        // SAFETY: a system call only between fork and exec.
+        unsafe {
+            command.pre_exec(move || {
+                let limit = libc::rlimit {
+                    rlim_cur: limit,
+                    rlim_max: limit,
+                };
+                libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+                Ok(())
+            })
+        };
+        let said = run(&mut command);
+        println!("{limit} descriptors: {}", said.sentence().trim());
+        for lie in [
+            "Memory is not your wall",
+            "used no CPU",
+            "does not exist",
+            "not a CPU problem",
+        ] {
+            assert!(!said.sentence().contains(lie), "{limit}: {}", said.all);
+        }
+        let findings = said.document["findings"].as_array().cloned().unwrap_or_default();
+        for finding in findings.iter().filter(|f| f["wall"] == "first_touch") {
+            assert_ne!(finding["status"], "ruled_out", "{limit}: {finding}");
+            measured += u32::from(finding["status"] != "not_measured");
+        }
+    }
+    assert!(measured > 0, "with 256 descriptors all can be read");
+}

@@ -1,0 +1,22 @@
+//! One binary for all readers, since each would link the same libraries again: `READER` says which one. `run.py` knows the names
+//! from here: without it they are listed, each with its longest input.
+#![no_main]
+
+use allocwall_core::fuzzing::{READERS, Reader};
+use libfuzzer_sys::fuzz_target;
+use std::sync::LazyLock;
+
+static READER: LazyLock<&Reader> = LazyLock::new(|| {
+    let wanted = std::env::var("READER").unwrap_or_default();
+    READERS
+        .iter()
+        .find(|reader| reader.name == wanted)
+        .unwrap_or_else(|| {
+            READERS
+                .iter()
+                .for_each(|reader| println!("{} {}", reader.name, reader.longest));
+            std::process::exit(0)
+        })
+});
+
+fuzz_target!(init: { LazyLock::force(&READER); }, |bytes: &[u8]| (READER.read)(bytes));

@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Feeds every reader of foreign bytes with what libFuzzer thinks of; its inputs start from fuzz/kept and grow in target/fuzz-corpus.
+
+    fuzz/run.py                    a short run: what is kept, then 3 s a reader
+    fuzz/run.py --seconds 600      longer
+    fuzz/run.py elf maps           these readers alone
+
+What it finds is written to target/fuzz-found, and the line that repeats it is printed. Put the input into fuzz/kept/READER with the
+mend: a test of allocwall-core reads all of those.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+KEPT = ROOT / "fuzz/kept"
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+# Inputs that lie elsewhere already.
+MORE = {"load_output": [ROOT / "crates/allocwall-core/tests/fixtures/load"]}
+# A reader must stay within this, whatever it reads: a thousandth of the memory of a machine that is worth a diagnosis.
+LIMITS = ["-malloc_limit_mb=150", "-rss_limit_mb=1024", "-timeout=2"]
+
+
+def build(toolchain):
+    command = ["cargo", f"+{toolchain}", "fuzz", "build", "--target-dir", str(TARGET / "fuzz"), "reader"]
+    subprocess.run(command, cwd=ROOT, check=True)
+    return next((TARGET / "fuzz").glob("*/release/reader"))
+
+
+def readers(binary):
+    """Names with the longest input of each."""
+    lines = subprocess.run([binary], stdout=subprocess.PIPE, text=True, env={}, check=True).stdout.split("\n")
+    return dict(line.split() for line in lines if line)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("reader", nargs="*")
+    parser.add_argument("--seconds", type=int, default=3, help="for each reader")
+    parser.add_argument("--binary", type=Path, help="one that is built already")
+    parser.add_argument("--toolchain", default="nightly")
+    args = parser.parse_args()
+    binary = args.binary or build(args.toolchain)
+    known = readers(binary)
+    if unknown := set(args.reader) - set(known):
+        parser.error(f"no reader {', '.join(unknown)}; there are {', '.join(known)}")
+    if missing := [name for name in known if not list(KEPT.glob(f"{name}/*"))]:
+        parser.error(f"nothing in fuzz/kept for {', '.join(missing)}")
+    total, failed = 0, []
+    for name in args.reader or known:
+        corpus, found = TARGET / "fuzz-corpus" / name, TARGET / "fuzz-found" / name
+        for folder in (corpus, found):
+            folder.mkdir(parents=True, exist_ok=True)
+        command = [
+            binary, corpus, KEPT / name, *MORE.get(name, []), f"-max_total_time={args.seconds}", f"-max_len={known[name]}",
+            f"-artifact_prefix={found}/", "-print_final_stats=1", *LIMITS,
+        ]
+        ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", env={**os.environ, "READER": name})
+        units = re.search(r"number_of_executed_units: *(\d+)", ended.stderr) or re.search(r"#(\d+)", ended.stderr)
+        count = int(units[1]) if units else 0
+        total += count
+        covered = re.findall(r"cov: (\d+)", ended.stderr)
+        print(f"{name}: {count} inputs, {covered[-1] if covered else '?'} edges", flush=True)
+        if ended.returncode:
+            failed.append(name)
+            telling = re.compile(r"panicked|ERROR|SUMMARY|deadly|BINGO|Test unit written|at crates/|in allocwall|timeout|oom")
+            print(*[line for line in ended.stderr.splitlines() if telling.search(line)][:30], sep="\n")
+            print(f"    repeat: READER={name} {binary} {found}/...")
+    print(f"{total} inputs, {len(failed)} readers failed{': ' + ', '.join(failed) if failed else ''}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,397 @@
+#!/usr/bin/env python3
+"""Lets every system call of a short diagnosis and of a short trial fail, one in each run, and judges what comes of it.
+
+A dry run lists the call sites (inject.py). Then, a run each: the call fails as it may on a real machine, or the tool is killed at it,
+or its target is. Whatever happens:
+  - the exit status is 0, 1 or 2; the tool dies of no signal but the one that is injected;
+  - an error is a line on standard error, and no panic;
+  - a report is valid JSON that sums up, and says the truth about the subject, or names what it lacks;
+  - no process, file or control group is left.
+
+    run.py --binary target/debug/allocwall                 everything: hours
+    run.py --binary target/debug/allocwall --seconds 120   what fits into two minutes, by chance; the seed is printed
+    run.py ... --only 'diagnose-attach: ENOMEM at tool mmap'     those whose name holds this
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import inject
+
+MEMORY = "mmap mremap mprotect brk clone clone3 fork vfork madvise"
+OPENING = "open openat openat2 creat"
+NEW_DESCRIPTORS = (
+    f"{OPENING} dup dup3 pipe pipe2 socket socketpair accept4 epoll_create1 eventfd2 timerfd_create signalfd4 pidfd_open memfd_create"
+    " perf_event_open inotify_init1"
+)
+# What may fail how on a real machine (the manual page of each call).
+FAULTS = {
+    "ENOSPC": "write pwrite64 writev ftruncate fallocate mkdir mkdirat rename renameat renameat2 linkat symlink fsync",
+    "EMFILE": NEW_DESCRIPTORS,
+    "ENOMEM": f"{MEMORY} {NEW_DESCRIPTORS} execve read getdents64 ioctl process_vm_readv statx newfstatat readlink readlinkat",
+    "EAGAIN": "clone clone3 fork vfork",
+    "EPERM": f"{OPENING} perf_event_open ptrace process_vm_readv kill prctl setpriority sched_setaffinity mkdir unlink unlinkat bpf"
+    " pidfd_open prlimit64 setrlimit fchmod chmod set_mempolicy mbind pidfd_send_signal setpgid execve ioctl",
+    "EACCES": f"{OPENING} mkdir unlink rename readlink readlinkat statx newfstatat execve",
+    "EINTR": f"{OPENING} read write wait4 waitid poll ppoll epoll_wait epoll_pwait nanosleep clock_nanosleep futex accept4 connect"
+    " recvfrom sendto recvmsg sendmsg flock close ioctl pread64 writev",
+    "EIO": "read pread64 write fsync getdents64",
+    # A process that ended meanwhile: proc(5).
+    "ESRCH": "read open openat process_vm_readv kill ioctl perf_event_open ptrace sched_getaffinity prlimit64 pidfd_open setpgid",
+}
+FAULTS = {error: set(names.split()) for error, names in FAULTS.items()}
+ENDS = ["kill self", "kill target"]
+# Nothing is different before and after these.
+SILENT = set(
+    "rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack set_robust_list rseq getpid gettid getppid geteuid getuid close lseek fstat"
+    " fcntl getcwd sched_getaffinity restart_syscall exit prlimit64 munmap mprotect madvise brk futex sched_yield getrandom".split()
+)
+LEFT_S = 6
+
+
+class Scenario:
+    """`command(binary, files, target)`: what is run; `attach`: a subject is started first, and its pid is the target."""
+
+    def __init__(self, name, command, judge, attach=None):
+        self.name, self.command, self.judge, self.attach = name, command, judge, attach
+
+
+def subject(binary, seconds):
+    return [binary, "subject", "cold-touch", "--dial", "0.6", "--seconds", str(seconds)]
+
+
+def diagnose_attach(binary, files, target):
+    return [binary, "diagnose", "-p", str(target), "-d", "700ms", "--json", "-o", f"{files}/recording"]
+
+
+def diagnose_launch(binary, files, _):
+    return [binary, "diagnose", "-d", "700ms", "--json", "--", *subject(binary, 2)]
+
+
+def trial(binary, files, _):
+    return [
+        binary, "trial", "--with", "none", "--blocks", "1", "--no-predict", "--json", "-o", f"{files}/trial",
+        "--", "/bin/sleep", "0.05",
+    ]
+
+
+def trial_arm(binary, files, _):
+    return [
+        binary, "trial", "--with", "mimalloc", "--blocks", "1", "--no-predict", "--json", "-o", f"{files}/trial",
+        "--", *subject(binary, 1),
+    ]
+
+
+def leaves(value, path=()):
+    """All plain values, by path; entries of a list by the name that they have, if any."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(inner, path + (key,))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            named = isinstance(inner, dict) and next((inner[k] for k in ("wall", "key", "name", "line") if k in inner), None)
+            yield from leaves(inner, path + (named or index,))
+    else:
+        yield path, value
+
+
+def absences(document):
+    """What the document says it lacks."""
+    found = set()
+
+    def walk(value, path):
+        if isinstance(value, dict):
+            for key in ("absent", "missing"):
+                if isinstance(value.get(key), dict) and "reason" in value[key]:
+                    found.add(f"{path}: {value[key]['reason']}")
+            for key, inner in value.items():
+                walk(inner, f"{path}.{key}")
+        elif isinstance(value, list):
+            for index, inner in enumerate(value):
+                walk(inner, f"{path}[{index}]")
+
+    walk(document, "")
+    return found
+
+
+def judge_diagnosis(document, clean):
+    """Complaints about one report, beside those of undisturbed runs."""
+    lines = document["bill"]["on_cpu"]
+    if isinstance(lines, list):
+        total = sum(line["share"]["point"] for line in lines)
+        if abs(total - 1) > 1e-6:
+            yield f"the bill sums to {total}"
+    findings = {finding["wall"]: finding for finding in document["findings"]}
+    if len(findings) != 15:
+        yield f"{len(findings)} findings"
+    status = findings["first_touch"]["status"]
+    # Where the machine was too busy to let it run, it had no time to lose; then that is the wall.
+    busy = findings["run_queue"]["status"] == "wall"
+    if busy and "ms a second" in findings["first_touch"]["because"]:
+        status = "not_measured"
+    if status not in ("wall", "not_measured") and status not in {c["findings"][6]["status"] for c in clean}:
+        yield f"first touch is {status}: {findings['first_touch']['because']}"
+    for wall in document["verdict"]["walls"]:
+        # On a busy machine the last two are true.
+        if wall not in ("first_touch", "run_queue", "steal") and not any(wall in c["verdict"]["walls"] for c in clean):
+            yield f"{wall} is named: {findings[wall]['because']}"
+    for finding in findings.values():
+        if finding["status"] == "not_measured" and not (finding.get("missing") or {}).get("reason"):
+            yield f"{finding['wall']} was not measured, and nothing says why"
+    lacking = absences(document) - set.union(*(absences(c) for c in clean))
+    if lacking:
+        return
+    # Nothing is said to be lacking, so no figure may have become zero that never is.
+    now = dict(leaves(document))
+    for path, value in leaves(clean[0]):
+        number = lambda v: isinstance(v, (int, float)) and not isinstance(v, bool)
+        # The low end of an interval, and its point, may be 0: they say that it is at most so much.
+        if path[-1] not in ("low", "point") and number(value) and now.get(path) == 0:
+            others = [dict(leaves(c)).get(path) for c in clean]
+            if all(number(other) and other > 0 for other in others):
+                yield f"{'.'.join(map(str, path))} is 0, and was {others} undisturbed"
+
+
+def judge_trial(document, clean):
+    for comparison in document.get("comparisons", []) + document.get("baseline", []):
+        if comparison.get("word") in ("better", "worse"):
+            yield f"one block cannot tell {comparison['word']}"
+    for path, value in leaves(document):
+        if path[-1] == "wall_s" and isinstance(value, (int, float)) and not 0.05 <= value < 30:
+            yield f"{'.'.join(map(str, path))} is {value}, and the command takes 0.05 s at least"
+
+
+SCENARIOS = [
+    Scenario("diagnose-attach", diagnose_attach, judge_diagnosis, attach=lambda binary: subject(binary, 60)),
+    Scenario("diagnose-launch", diagnose_launch, judge_diagnosis),
+    Scenario("trial", trial, judge_trial),
+    Scenario("trial-arm", trial_arm, judge_trial),
+]
+
+
+def own(argv):
+    """The role of a program that is the tool itself; a subject is a target."""
+    for verb in ("diagnose", "trial", "keep"):
+        if len(argv) > 1 and os.path.basename(argv[0]).startswith("allocwall") and argv[1] == verb:
+            return "keeper" if verb == "keep" else "tool"
+    return "keeper" if argv[1:2] == ["keep"] else None
+
+
+class Outcome:
+    def __init__(self, status, stdout, stderr, tracer, complaints):
+        self.status, self.stdout, self.stderr, self.tracer, self.complaints = status, stdout, stderr, tracer, complaints
+
+
+def marked(mark):
+    """Living processes whose environment holds the mark: pid and command line."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                if mark.encode() not in file.read():
+                    continue
+        except OSError:
+            continue
+        found.append((int(entry), " ".join(inject.words(f"/proc/{entry}/cmdline"))))
+    return found
+
+
+def files_below(folder):
+    return {inject.normal(str(path.relative_to(folder))) for path in Path(folder).rglob("*") if not path.is_dir()}
+
+
+def groups():
+    """Control groups that a subject made which is gone."""
+    found = {path for path, _, _ in os.walk("/sys/fs/cgroup") if os.path.basename(path).startswith("allocwall-subject-")}
+    return {path for path in found if not os.path.exists(f"/proc/{path.rpartition('-')[2]}")}
+
+
+def start(command):
+    """A process that is not our child, so that waiting for the tool's does not meet it; its pid, when it is at work."""
+    shell = ["sh", "-c", '"$@" >/dev/null 2>&1 & echo $!', "sh", *command]
+    pid = int(subprocess.run(shell, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True).stdout)
+    time.sleep(0.15)
+    return pid
+
+
+def end_target(pid):
+    """Gone in every sense when this returns."""
+    inject.kill(pid)
+    while os.path.exists(f"/proc/{pid}") and not any(line.startswith("State:\tZ") for line in inject.lines(f"/proc/{pid}/status")):
+        time.sleep(0.002)
+
+
+def run(scenario, binary, names, fault=None):
+    mark = f"FAULTS_MARK={uuid.uuid4()}"
+    root = tempfile.mkdtemp(prefix="allocwall-faults.")
+    home, tmp, files = (os.path.join(root, name) for name in ("home", "tmp", "files"))
+    for folder in (home, tmp, files):
+        os.mkdir(folder)
+    env = {"PATH": os.environ["PATH"], "HOME": home, "TMPDIR": tmp, "LC_ALL": "C.UTF-8"}
+    key, value = mark.split("=")
+    env[key] = value
+    target = None
+    before = groups()
+    try:
+        if scenario.attach:
+            target = start(scenario.attach(binary))
+
+        def vanish():
+            if target:
+                return end_target(target)
+            for pid, _ in marked(mark):
+                if own(inject.words(f"/proc/{pid}/cmdline")) is None:
+                    inject.kill(pid)
+
+        tracer = inject.Tracer(names, own, root, fault, vanish)
+        with open(os.path.join(root, "out"), "w+b") as out, open(os.path.join(root, "err"), "w+b") as err, open(
+            os.devnull, "rb"
+        ) as null:
+            command = scenario.command(binary, files, target)
+            status = tracer.run(command, env, null.fileno(), out.fileno(), err.fileno(), files)
+            texts = []
+            for file in (out, err):
+                file.seek(0)
+                texts.append(file.read().decode("utf-8", "replace"))
+        outcome = Outcome(status, *texts, tracer, [])
+        end = time.monotonic() + LEFT_S
+        while (left := marked(mark)) and time.monotonic() < end:
+            time.sleep(0.02)
+        for pid, line in left:
+            outcome.complaints.append(f"process {pid} is left: {line}")
+            inject.kill(pid)
+        outcome.files = {f"{name}/{path}" for name, folder in (("home", home), ("tmp", tmp), ("files", files)) for path in files_below(folder)}
+        outcome.groups = groups() - before
+        return outcome
+    finally:
+        if target:
+            end_target(target)
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def judge(scenario, outcome, fault, clean):
+    """What is wrong with one disturbed run."""
+    wrong = list(outcome.complaints)
+    status, stderr = outcome.status, outcome.stderr
+    killed = fault.what == "kill self" and fault.site[0] == "tool"
+    if outcome.tracer.late:
+        wrong.append(f"it did not end within {outcome.tracer.deadline_s} s")
+    elif os.WIFSIGNALED(status):
+        if not (killed and os.WTERMSIG(status) == signal.SIGKILL):
+            wrong.append(f"it died of {signal.Signals(os.WTERMSIG(status)).name}")
+    elif os.WEXITSTATUS(status) not in (0, 1, 2):
+        wrong.append(f"exit status {os.WEXITSTATUS(status)}")
+    elif os.WEXITSTATUS(status) != 0 and not killed:
+        if not any(line.startswith("error") for line in stderr.splitlines()) and not outcome.stdout.strip():
+            wrong.append(f"exit status {os.WEXITSTATUS(status)} without a line that says why")
+    if "panicked" in stderr or "RUST_BACKTRACE" in stderr:
+        wrong.append("it panicked")
+    errors = [line for line in stderr.splitlines() if line.startswith("error")]
+    if len(errors) > 1:
+        wrong.append(f"{len(errors)} lines of errors")
+    if os.WIFEXITED(status) and outcome.stdout.strip():
+        try:
+            document = json.loads(outcome.stdout)
+        except ValueError as error:
+            if not (os.WEXITSTATUS(status) and errors):
+                wrong.append(f"no valid JSON: {error}")
+        else:
+            wrong.extend(scenario.judge(document, [json.loads(c.stdout) for c in clean]))
+    elif os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+        wrong.append("exit status 0 without a report")
+    known = set.union(*(c.files for c in clean))
+    if left := outcome.files - known:
+        wrong.append(f"files are left: {sorted(left)}")
+    if outcome.groups:
+        wrong.append(f"control groups are left: {outcome.groups}")
+    return wrong
+
+
+def plan(scenario, clean):
+    """Every fault of every site, at its first and its last call."""
+    sites = clean[0].tracer.sites
+    faults = []
+    for site, count in sorted(sites.items()):
+        for when in sorted({1, count}):
+            ends = ENDS if site[1] not in SILENT else []
+            for what in [error for error, calls in FAULTS.items() if site[1] in calls] + ends:
+                faults.append(inject.Fault(site, when, what))
+    return [(scenario, fault) for fault in faults]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", required=True)
+    parser.add_argument("--seconds", type=float, help="end after this time; the order is by chance")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    parser.add_argument("--scenario", action="append", choices=[s.name for s in SCENARIOS])
+    parser.add_argument("--only", default="", help="a part of the names of the faults to inject")
+    parser.add_argument("--list", action="store_true", help="only list the faults")
+    parser.add_argument("--verbose", action="store_true")
+    args = parser.parse_args()
+    names = inject.syscalls()
+    if platform.machine() != "x86_64" or names is None:
+        print("skipped: calls are injected on x86-64 alone, and their numbers are in linux-libc-dev")
+        return 0
+    binary = os.path.realpath(args.binary)
+    begun = time.monotonic()
+    work, cleans = [], {}
+    for scenario in SCENARIOS:
+        if args.scenario and scenario.name not in args.scenario:
+            continue
+        clean = [run(scenario, binary, names) for _ in range(3)]
+        for outcome in clean:
+            # A trial of one block gives no verdict, which is status 1.
+            if outcome.status not in (0, 1 << 8) or outcome.complaints or not outcome.stdout.startswith("{"):
+                print(f"{scenario.name} fails undisturbed: {outcome.status} {outcome.complaints}\n{outcome.stderr}", file=sys.stderr)
+                return 1
+        cleans[scenario.name] = clean
+        work += plan(scenario, clean)
+        print(f"{scenario.name}: {len(clean[0].tracer.sites)} sites, {sum(clean[0].tracer.sites.values())} calls")
+    work = [(scenario, fault) for scenario, fault in work if args.only in f"{scenario.name}: {fault}"]
+    if args.list:
+        for scenario, fault in work:
+            print(f"{scenario.name}: {fault}")
+        return 0
+    if args.seconds:
+        random.Random(args.seed).shuffle(work)
+    done = injected = 0
+    failures = []
+    for scenario, fault in work:
+        if args.seconds and time.monotonic() - begun > args.seconds:
+            break
+        outcome = run(scenario, binary, names, fault)
+        wrong = judge(scenario, outcome, fault, cleans[scenario.name])
+        done += 1
+        injected += outcome.tracer.injected
+        if args.verbose:
+            print(f"{scenario.name}: {fault}: {'injected' if outcome.tracer.injected else 'not reached'}, {outcome.status:#x}"
+                  f" {outcome.stderr.strip()[-200:]!r}")
+        if wrong:
+            failures.append((scenario, fault, wrong))
+            print(f"FAILED {scenario.name}: {fault}", *wrong, sep="\n    ")
+            for line in outcome.stderr.strip().splitlines()[-4:]:
+                print(f"    stderr: {line[:300]}")
+            sys.stdout.flush()
+    print(f"{done} of {len(work)} faults (seed {args.seed}), {injected} of them reached their call, {len(failures)} failed,"
+          f" {time.monotonic() - begun:.0f} s")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""Diagnoses on other kernels: Debian's 5.10, 6.1 and 6.12 under QEMU, emulated, each with both versions of cgroups.
+
+    tests/lab/run.py                     all of them, with the release binary: about twenty minutes
+    tests/lab/run.py ci                  one kernel, the most telling scenarios: three minutes at most
+    tests/lab/run.py 6.1 5.10            some kernels
+    tests/lab/run.py --only throttled    scenarios whose name begins so
+    tests/lab/run.py --install           install what is missing (Debian); also when CI is set
+
+Consoles, reports and the subjects' accounts stay in target/lab. Standard library only. Ends with `N passed, N failed, N skipped`;
+exit status 0: all passed, 1: something failed, 2: usage, 77: nothing could be tried here (`skipped: reason`).
+"""
+
+import argparse
+import base64
+import collections
+import io
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import image
+import kernels
+from judge import Machine, Starved
+from scenarios import BOOTS, CI, CI_KERNEL, KERNELS
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+# What automake's test drivers take for a skip.
+SKIPPED = 77
+WIDTH = 200
+MEMORY_MIB = 3072
+CPUS = 4
+# A scenario takes some fifteen seconds; a busy machine may take four times that.
+SILENCE_S = 90
+MOST_BOOTS = 4
+NEEDED = {"qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static", "strip": "binutils"}
+
+
+def qemu(kernel, initramfs, boot, folder):
+    """Emulated, since KVM within a virtual machine may hang (QEMU's tcg; one host thread for each CPU)."""
+    command = ["qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max,-cx16", "-smp", str(CPUS), "-m", str(MEMORY_MIB)]
+    command += ["-nodefaults", "-display", "none", "-no-reboot", "-kernel", kernel, "-initrd", initramfs]
+    command += ["-append", "console=ttyS0 panic=-1 loglevel=4 no_timer_check"]
+    for port in ("console", "data"):
+        command += ["-serial", f"file:{folder / port}"]
+    for node in range(boot.nodes):
+        share = CPUS // boot.nodes
+        command += ["-object", f"memory-backend-ram,id=m{node},size={MEMORY_MIB // boot.nodes}M"]
+        command += ["-numa", f"node,nodeid={node},memdev=m{node},cpus={node * share}-{node * share + share - 1}"]
+    return [str(word) for word in command]
+
+
+def blocks(folder):
+    """Unpacks what the emulated machine has sent since the last call; names of the scenarios."""
+    data = (folder / "data").read_text(errors="replace").replace("\r", "")
+    for found in re.finditer(r"^begin (\S+)\n(.*?)^end \1$", data, re.MULTILINE | re.DOTALL):
+        name = found[1]
+        if (folder / name).is_dir():
+            continue
+        (folder / name).mkdir()
+        with tarfile.open(fileobj=io.BytesIO(base64.b64decode(found[2])), mode="r:gz") as packed:
+            for member in packed.getmembers():
+                if member.isfile() and Path(member.name).parts[:1] == (name,):
+                    (folder / name / Path(member.name).name).write_bytes(packed.extractfile(member).read())
+        yield name
+
+
+class Table:
+    """What became of each scenario; the last try counts."""
+
+    def __init__(self):
+        self.outcomes = {}
+
+    def add(self, version, boot, scenario, outcome, note):
+        self.outcomes[version, boot, scenario] = outcome
+        print(f"{version:<5} {boot:<10} {scenario:<23} {outcome:<8} {note}"[:WIDTH], flush=True)
+
+    def skip(self, version, reason):
+        self.outcomes[version, "", ""] = "skipped"
+        print(f"skipped: {version}: {reason}", flush=True)
+
+    def count(self, outcome):
+        return list(self.outcomes.values()).count(outcome)
+
+
+def try_boot(version, boot, scenarios, folder, args, table):
+    """Boots once and judges each scenario as it comes back. Those that failed, and those that nothing is known of yet."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    initramfs = folder / "initramfs"
+    image.build(args.folder / "allocwall", boot.plan(scenarios, args.window), HERE / "guest.sh", initramfs)
+    kernel = kernels.image(KERNELS[version], args.folder)
+    machine = Machine(version, CPUS, boot.nodes, boot.cgroup, boot.huge_pages)
+    (folder / "data").touch()
+    waiting, failed, starved = {scenario.name: scenario for scenario in scenarios}, [], []
+    with open(folder / "qemu", "wb") as log:
+        command = qemu(kernel, initramfs, boot, folder)
+        emulator = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        heard = time.monotonic()
+        while waiting:
+            ended = emulator.poll() is not None
+            for name in blocks(folder):
+                scenario, heard = waiting.pop(name), time.monotonic()
+                files = {file.name: file.read_text(errors="replace") for file in (folder / name).iterdir()}
+                try:
+                    complaints, note = scenario.judge(files, machine)
+                except Starved as reason:
+                    starved.append(scenario)
+                    table.add(version, boot.name, name, "skipped", f"skipped: {reason}")
+                    continue
+                failed += [scenario] if complaints else []
+                table.add(version, boot.name, name, "failed" if complaints else "passed", "; ".join(complaints) or note)
+            if ended or time.monotonic() - heard > SILENCE_S:
+                break
+            time.sleep(0.3)
+    finally:
+        emulator.kill()
+        emulator.wait()
+        initramfs.unlink()
+    for name in waiting:
+        table.add(version, boot.name, name, "failed", f"never came back: {folder}/console")
+    return failed, starved + list(waiting.values())
+
+
+def try_again(version, boot, args, table):
+    """What fails twice has failed: other work on this machine stretches an emulated one's time as it likes. What never came
+    back gets more boots: emulated CPUs that patch the kernel's code while others run it may panic (QEMU 7.2)."""
+    pending = [scenario for scenario in boot.scenarios if wanted(scenario.name, args.only)]
+    wrong = collections.Counter()
+    folder = args.folder / f"{version}-{boot.name}"
+    for attempt in range(1, MOST_BOOTS + 1):
+        if not pending:
+            break
+        if attempt > 1:
+            names = ", ".join(scenario.name for scenario in pending)
+            print(f"{version:<5} {boot.name:<10} boot {attempt}: {names}", flush=True)
+        place = folder if attempt == 1 else folder.with_name(f"{folder.name}-boot{attempt}")
+        failed, lost = try_boot(version, boot, pending, place, args, table)
+        wrong.update(scenario.name for scenario in failed)
+        pending = [scenario for scenario in failed if wrong[scenario.name] < 2] + lost
+
+
+def wanted(name, beginnings):
+    return not beginnings or name.startswith(tuple(beginnings))
+
+
+def missing(args):
+    """Why nothing can be tried here, or None."""
+    if platform.machine() != "x86_64":
+        return f"the lab boots x86-64 kernels, with this machine's C library; this machine is {platform.machine()}"
+    if args.install:
+        pairs = [f"{program}={package}" for program, package in NEEDED.items()]
+        subprocess.run([ROOT / "tools/need.sh", *pairs], check=False)
+    lacking = [program for program in NEEDED if shutil.which(program) is None]
+    if lacking:
+        return f"no {', '.join(lacking)}"
+    return None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kernels", nargs="*", metavar="KERNEL", help=f"{', '.join(KERNELS)}, or ci")
+    parser.add_argument("--binary", type=Path, default=ROOT / "target/release/allocwall")
+    parser.add_argument("--folder", type=Path, default=ROOT / "target/lab", help="kernels, consoles, reports")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
+    parser.add_argument("--window", type=int, metavar="SECONDS", help="of each diagnosis: 8; ci: 6")
+    parser.add_argument("--install", action="store_true", default="CI" in os.environ)
+    args = parser.parse_args()
+    # An emulator doesn't outlive this, however it ends.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    args.folder, args.binary = args.folder.resolve(), args.binary.resolve()
+    short = args.kernels == ["ci"]
+    args.window = args.window or (6 if short else 8)
+    versions, boots = ([CI_KERNEL], [CI]) if short else (args.kernels or list(KERNELS), BOOTS)
+    unknown = [version for version in versions if version not in KERNELS]
+    if unknown:
+        parser.error(f"no kernel {unknown[0]}: {', '.join(KERNELS)}, or ci alone")
+    if not args.binary.is_file():
+        parser.error(f"no binary {args.binary}: cargo build --release, or --binary")
+
+    table = Table()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    reason = missing(args)
+    if reason is None:
+        image.strip(args.binary, args.folder / "allocwall")
+        for version in versions:
+            try:
+                kernels.image(KERNELS[version], args.folder)
+                for boot in boots:
+                    try_again(version, boot, args, table)
+            except (kernels.Unavailable, image.Unavailable) as absent:
+                table.skip(version, absent)
+    else:
+        table.skip("all", reason)
+    passed, failed, skipped = (table.count(outcome) for outcome in ("passed", "failed", "skipped"))
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed else 0 if passed else SKIPPED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

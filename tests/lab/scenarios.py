@@ -1,0 +1,194 @@
+"""What is tried on each kernel: on how many boots, with what settings."""
+
+import shlex
+from dataclasses import dataclass, field
+
+from judge import Calibrated, Check, NotSampled, Refused, Status, Wall, judge_command, judge_observation
+
+# The suite of Debian that brings each.
+KERNELS = {"5.10": "bullseye", "6.1": "bookworm", "6.12": "trixie"}
+
+
+@dataclass
+class Observation:
+    """A subject, diagnosed."""
+
+    name: str
+    subject: str  # its name and options
+    expect: object
+    # Wrappers: of subject and tool together, of the subject, of the tool.
+    around: str = ""
+    inside: str = ""
+    tool: str = ""
+    # Shell of the emulated machine: before, in the middle of the window, afterwards.
+    before: str = ""
+    during: str = ""
+    after: str = ""
+
+    def shell(self, out, window):
+        words = [out, str(window), self.inside, self.tool, self.during]
+        return f"{self.around} /bin/guest.sh observe {shlex.join(words)} {self.subject}"
+
+    def judge(self, files, machine):
+        return judge_observation(self.expect, files, machine)
+
+
+@dataclass
+class Command:
+    """One run of the tool without a subject."""
+
+    name: str
+    arguments: str
+    expect: object
+    around: str = ""
+    before: str = ""
+    after: str = ""
+
+    def shell(self, out, _window):
+        return f"{self.around} /bin/guest.sh plain {out} {self.arguments}"
+
+    def judge(self, files, machine):
+        return judge_command(self.expect, files, machine)
+
+
+@dataclass
+class Boot:
+    """One configuration of the emulated machine, and what is tried on it."""
+
+    name: str
+    cgroup: int
+    nodes: int
+    huge_pages: str
+    scenarios: list = field(default_factory=list)
+
+    def plan(self, scenarios, window):
+        """The shell script that the emulated machine runs."""
+        lines = [CGROUPS[self.cgroup], f"echo {self.huge_pages} >/sys/kernel/mm/transparent_hugepage/enabled"]
+        for scenario in scenarios:
+            out = f"/out/{scenario.name}"
+            lines += [f"mkdir -m 777 {out}", scenario.before, scenario.shell(out, window), scenario.after]
+            lines += [f"send {scenario.name}"]
+        return "\n".join(lines) + "\n"
+
+
+CGROUPS = {
+    1: """for controllers in cpu,cpuacct memory freezer cpuset; do
+    mkdir /sys/fs/cgroup/$controllers
+    mount -t cgroup -o $controllers none /sys/fs/cgroup/$controllers
+done""",
+    2: """mount -t cgroup2 none /sys/fs/cgroup
+echo '+cpu +memory' >/sys/fs/cgroup/cgroup.subtree_control""",
+}
+
+PID_NAMESPACE = "/bin/unshare --pid --fork --mount-proc"
+TIME_NAMESPACE = "/bin/unshare --time --boottime 1000000 --monotonic 1000000 --fork"
+USER_NAMESPACE = "/bin/unshare --user --map-root-user"
+# With a root file system that no other namespace can reach by its path.
+MOUNT_NAMESPACE = "/bin/unshare --mount /bin/guest.sh jail"
+USER = "/bin/setpriv --reuid 1000 --regid 1000 --clear-groups /bin/env HOME=/home/user"
+
+
+def paranoid(level):
+    """Debian's own level is 3, which the kernel's documentation doesn't know: no performance events for users at all."""
+    return {
+        "before": f"echo {level} >/proc/sys/kernel/perf_event_paranoid",
+        "after": "echo 3 >/proc/sys/kernel/perf_event_paranoid",
+    }
+
+
+TOUCH = "cold-touch --dial 0.6"
+FIRST_TOUCH = Wall("first_touch", line="fault_path+zeroing")
+LOCK = "address-space-lock --dial 0.3"
+CONTENTION = "contention --dial 0.5"
+# Too many calls, each slow, and in one another's way: which of the three leads is a matter of how fast the CPUs are.
+IN_ALLOCATOR = Wall(
+    "allocator_contention", "allocator_code", "call_rate", line="allocator_code+allocator_locks"
+)
+THROTTLED = "throttling --dial 0.5"
+
+CHECK = Command("check", "check --json", Check(available=("cpu_samples", "kernel_stacks", "kernel_symbols", "cgroup")))
+CHECK_USER = Command("check-user", "check --json", Check(absent=("cpu_samples", "kernel_stacks")), around=USER)
+CALIBRATE = Command("calibrate", "calibrate --fresh", Calibrated())
+
+FIRST_TOUCH_PAIR = [
+    Observation("first-touch", TOUCH, FIRST_TOUCH),
+    Observation("first-touch-twin", f"{TOUCH} --twin", Status("first_touch", "ruled_out")),
+]
+LOCK_PAIR = [
+    Observation("lock", LOCK, Wall("address_space_lock", wait="address_space_lock")),
+    Observation("lock-twin", f"{LOCK} --twin", Status("address_space_lock", "ruled_out")),
+]
+CONTENTION_PAIR = [
+    Observation("contention", CONTENTION, IN_ALLOCATOR),
+    # It still computes the same way in the allocator.
+    Observation("contention-twin", f"{CONTENTION} --twin", Status("allocator_contention", "ruled_out", "contributor")),
+]
+THROTTLED_PAIR = [
+    Observation("throttled", THROTTLED, Wall("cgroup_throttling", wait="throttled")),
+    Observation("throttled-twin", f"{THROTTLED} --twin", Status("cgroup_throttling", "ruled_out")),
+]
+NAMESPACES = [
+    Observation("pid-namespace-target", TOUCH, FIRST_TOUCH, inside=PID_NAMESPACE),
+    Observation("pid-namespace-both", TOUCH, FIRST_TOUCH, around=PID_NAMESPACE),
+    Observation("mount-namespace-target", CONTENTION, IN_ALLOCATOR, inside=MOUNT_NAMESPACE),
+    Observation("time-namespace-target", TOUCH, FIRST_TOUCH, inside=TIME_NAMESPACE),
+    Observation("time-namespace-both", TOUCH, FIRST_TOUCH, around=TIME_NAMESPACE),
+    Observation("user-namespace-target", TOUCH, FIRST_TOUCH, inside=USER_NAMESPACE),
+    # Root there has no rights over the kernel's performance events.
+    Observation("user-namespace-both", TOUCH, NotSampled("not_permitted"), around=USER_NAMESPACE),
+]
+USERS = [
+    Observation("user-target", TOUCH, FIRST_TOUCH, inside=USER),
+    Observation("user-both", TOUCH, NotSampled("not_permitted"), around=USER),
+    Observation("user-both-paranoid-1", TOUCH, FIRST_TOUCH, around=USER, **paranoid(1)),
+    # No kernel samples: what is not seen is not ruled out.
+    Observation(
+        "user-both-paranoid-2", TOUCH, Status("first_touch", "not_measured", "contributor", "wall"), around=USER, **paranoid(2)
+    ),
+    Observation("user-looks-at-root", TOUCH, Refused("not permitted to look at process"), tool=USER),
+]
+UNPLUGGED = Observation(
+    "cpu-unplugged",
+    f"{TOUCH} --threads 4",
+    FIRST_TOUCH,
+    during="echo 0 >/sys/devices/system/cpu/cpu3/online",
+    after="echo 1 >/sys/devices/system/cpu/cpu3/online",
+)
+
+BOOTS = [
+    Boot(
+        "v2-2nodes",
+        cgroup=2,
+        nodes=2,
+        huge_pages="always",
+        scenarios=[
+            CHECK,
+            CHECK_USER,
+            CALIBRATE,
+            *FIRST_TOUCH_PAIR,
+            *LOCK_PAIR,
+            *CONTENTION_PAIR,
+            *THROTTLED_PAIR,
+            *NAMESPACES,
+            *USERS,
+            UNPLUGGED,
+        ],
+    ),
+    Boot(
+        "v1-1node",
+        cgroup=1,
+        nodes=1,
+        huge_pages="never",
+        scenarios=[CHECK, *THROTTLED_PAIR, *FIRST_TOUCH_PAIR, *LOCK_PAIR, *CONTENTION_PAIR, UNPLUGGED],
+    ),
+]
+
+# What one kernel must show in three minutes.
+CI_KERNEL = "6.12"
+CI = Boot(
+    "v2-2nodes",
+    cgroup=2,
+    nodes=2,
+    huge_pages="always",
+    scenarios=[CHECK, *FIRST_TOUCH_PAIR, *THROTTLED_PAIR, NAMESPACES[1], NAMESPACES[2], USERS[1], UNPLUGGED],
+)
