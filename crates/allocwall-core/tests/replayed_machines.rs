@@ -82,7 +82,7 @@ impl Clocks for Generated {
                 })),
                 stack: &[],
                 narrow: self.narrow,
-                deep: n % 5 == 0,
+                deep: n.is_multiple_of(5),
             };
             sink(time_ns, Event::Sample(sample));
         }
@@ -263,6 +263,24 @@ fn from_eight_cpus_to_two_thousand() {
             ..Server::usual()
         });
         assert_eq!(judged.recording.host.numa_nodes as usize, nodes.len());
+    }
+}
+
+/// Idle time alone outgrows 64 bits of nanoseconds on the wider one.
+#[test]
+fn counters_after_four_hundred_days_and_near_their_width() {
+    let near_the_width = (1 << 62) / 10_000_000;
+    for (cpus, nodes) in [("0-7", &["0-7"]), ("0-1023", &["0-1023"])] {
+        let judged = agrees(&Server {
+            cpus,
+            nodes,
+            uptime_s: 400 * 86_400,
+            threads: if cpus == "0-7" { 2 } else { 256 },
+            past: near_the_width,
+            ..Server::usual()
+        });
+        let text = &judged.text;
+        assert!(!text.contains("no usable recording"), "{text}");
     }
 }
 

@@ -958,18 +958,16 @@ mod tests {
         assert_eq!(sizes(64, 15.0).last(), Some(&(128 << 10, 128 << 10)));
     }
 
-    /// Which event was made to write into whose ring.
-    type Redirections = Vec<(Told, Told)>;
-
     /// What `open_all` opened and redirected: a ring is (thread, CPU, deep), and so is an event.
     type Told = (i32, u32, bool);
+    type Faked = (Opened<Told, Told>, Vec<(Told, Told)>);
 
     fn open_fakes(
         tids: &[i32],
         cpus: &[u32],
         affordable: usize,
         refuse: impl Fn(i32, u32, bool) -> Option<i32>,
-    ) -> Result<(Opened<Told, Told>, Redirections), Opening> {
+    ) -> Result<Faked, Opening> {
         let mut redirected = Vec::new();
         let opened = open_all(
             tids,

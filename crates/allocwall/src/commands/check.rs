@@ -1,14 +1,18 @@
 //! `allocwall check`: what can be measured here, and what to change to measure the rest.
 
 mod judge;
+#[cfg(test)]
+mod replayed;
 mod surroundings;
 
 use crate::printer::Printer;
+use allocwall_core::host::facts::Machine;
 use allocwall_core::report::escape::terminal;
 use judge::{Check, Report, State};
 use serde_json::json;
 use std::fmt::Write;
 use std::process::ExitCode;
+use surroundings::Kernel;
 
 /// Tries each source of measurements for real and says what blocks it
 #[derive(clap::Args)]
@@ -22,7 +26,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
-    let surroundings = surroundings::gather(args.pid)?;
+    let surroundings = surroundings::gather(&Machine::live(), Kernel::RUNNING, args.pid)?;
     let report = judge::judge(&surroundings);
     printer.data(&match args.json {
         true => as_json(&report, args.pid),

@@ -68,36 +68,51 @@ const NAMESPACES: [&str; 4] = ["pid", "mnt", "user", "cgroup"];
 /// The kernel's first user namespace: PROC_USER_INIT_INO in include/linux/proc_ns.h.
 const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
 
-pub fn gather(target: Option<i32>) -> Result<Surroundings> {
-    let machine = Machine::live();
+/// What no file tells: the running kernel's answers to tries.
+#[derive(Clone, Copy)]
+pub struct Kernel {
+    pub cpu_clock: fn(Whom, bool) -> Tried,
+    pub tracepoint: fn(u64, Whom) -> Tried,
+    pub read_memory: fn(i32) -> Tried,
+}
+
+impl Kernel {
+    pub const RUNNING: Kernel = Kernel {
+        cpu_clock: perf_trial::cpu_clock,
+        tracepoint: perf_trial::tracepoint,
+        read_memory: rights::can_read_memory,
+    };
+}
+
+pub fn gather(machine: &Machine, kernel: Kernel, target: Option<i32>) -> Result<Surroundings> {
     let proc = &machine.proc;
     let own = std::process::id() as i32;
     let rights = Rights::of_self(proc);
-    let target = target.map(|pid| target_view(proc, pid)).transpose()?;
+    let target = target.map(|pid| target_view(proc, kernel, pid)).transpose()?;
     let watched = target.as_ref().map_or(own, |target| target.pid);
     let whom = match &target {
         Some(target) => Whom::Process(target.pid),
         None => Whom::Myself,
     };
-    let event = TraceFs::live().and_then(|traces| traces.event_id("sched", "sched_switch"));
+    let event = TraceFs::of(machine).and_then(|traces| traces.event_id("sched", "sched_switch"));
     let euid = rights.as_ref().map_or(0, |rights| rights.euid);
     Ok(Surroundings {
         facts: machine.facts(),
         first_user_namespace: proc
             .own_namespace("user")
             .map_or(true, |name| name == FIRST_USER_NAMESPACE),
-        own_samples: perf_trial::cpu_clock(Whom::Myself, false),
-        kernel_samples: perf_trial::cpu_clock(Whom::Myself, true),
-        every_cpu: perf_trial::cpu_clock(Whom::EveryProcess, true),
+        own_samples: (kernel.cpu_clock)(Whom::Myself, false),
+        kernel_samples: (kernel.cpu_clock)(Whom::Myself, true),
+        every_cpu: (kernel.cpu_clock)(Whom::EveryProcess, true),
         stranger: processes_where(proc, own, |uid| uid != euid)
             .first()
-            .map(|&pid| (pid, perf_trial::cpu_clock(Whom::Process(pid), false))),
+            .map(|&pid| (pid, (kernel.cpu_clock)(Whom::Process(pid), false))),
         kernel_symbols: proc.kernel_symbols_visible(),
-        tracepoint: event.as_ref().ok().map(|&id| perf_trial::tracepoint(id, whom)),
+        tracepoint: event.as_ref().ok().map(|&id| (kernel.tracepoint)(id, whom)),
         event,
         memory: match &target {
-            Some(target) => Some(rights::can_read_memory(target.pid)),
-            None => read_any_memory(&processes_where(proc, own, |uid| uid == euid)),
+            Some(target) => Some((kernel.read_memory)(target.pid)),
+            None => read_any_memory(kernel, &processes_where(proc, own, |uid| uid == euid)),
         },
         kernel_stack: proc.thread_kernel_stack(watched, watched).map(drop),
         smaps: proc.smaps_readable(watched),
@@ -106,9 +121,9 @@ pub fn gather(target: Option<i32>) -> Result<Surroundings> {
             .map(|stat| stat.timeslices > 0),
         psi: proc.pressure("cpu"),
         hidden: proc.hidden_processes(),
-        cgroup: cgroup_view(&machine, watched),
+        cgroup: cgroup_view(machine, watched),
         balloon: machine.balloon(),
-        allocators: installed::allocators(&machine),
+        allocators: installed::allocators(machine),
         runtimes: installed::runtimes(&std::env::var_os("PATH").unwrap_or_default()),
         rights,
         target,
@@ -145,10 +160,10 @@ fn processes_where(proc: &ProcFs, own: i32, fits: impl Fn(u32) -> bool) -> Vec<i
 }
 
 /// One success shows the right; single processes, such as init, may be protected for reasons of their own.
-fn read_any_memory(pids: &[i32]) -> Option<Tried> {
+fn read_any_memory(kernel: Kernel, pids: &[i32]) -> Option<Tried> {
     let mut last = None;
     for &pid in pids {
-        match rights::can_read_memory(pid) {
+        match (kernel.read_memory)(pid) {
             Ok(()) => return Some(Ok(())),
             Err(error) => last = Some(Err(error)),
         }
@@ -156,7 +171,7 @@ fn read_any_memory(pids: &[i32]) -> Option<Tried> {
     last
 }
 
-fn target_view(proc: &ProcFs, pid: i32) -> Result<TargetView> {
+fn target_view(proc: &ProcFs, kernel: Kernel, pid: i32) -> Result<TargetView> {
     let stat = proc.process_stat(pid);
     let (stat, status) = match (stat, proc.status(pid)) {
         (Ok(stat), Ok(status)) => (stat, status),
@@ -196,8 +211,8 @@ fn target_view(proc: &ProcFs, pid: i32) -> Result<TargetView> {
         state,
         threads: stat.threads,
         namespaces,
-        samples: perf_trial::cpu_clock(Whom::Process(thread), false),
-        kernel_samples: perf_trial::cpu_clock(Whom::Process(thread), true),
+        samples: (kernel.cpu_clock)(Whom::Process(thread), false),
+        kernel_samples: (kernel.cpu_clock)(Whom::Process(thread), true),
         status,
     })
 }
