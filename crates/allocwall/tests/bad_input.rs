@@ -338,7 +338,7 @@ fn listing(place: &Path) -> Vec<(PathBuf, u32)> {
 fn a_disk_that_fills_loses_the_file_alone() {
     let (place, target) = (folder(), Running::busy());
     // A mount namespace of its own: nothing stays mounted, and nobody else sees it.
-    let script = "mount -t tmpfs -o size=8k none \"$1\" 2>/dev/null || exit 77; \
+    let script = "mount -t tmpfs -o size=4k none \"$1\" 2>/dev/null || exit 77; \
                   exec \"$0\" diagnose -p \"$2\" -d 2 -o \"$1/r\"";
     let mut run = Command::new("unshare");
     run.args([

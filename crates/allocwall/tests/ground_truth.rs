@@ -5,6 +5,9 @@
 
 mod common;
 
+use allocwall_core::catalogue::prices::FAULT_RETURN;
+use allocwall_core::catalogue::thresholds;
+use allocwall_core::catalogue::walls::Wall;
 use common::favoured;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
@@ -34,8 +37,8 @@ struct Case {
     tolerance: f64,
     /// Statuses that the wall may have in the twin.
     twin: &'static [&'static str],
-    /// Other work on the machine makes the wall smaller, whatever the dial.
-    lessened: bool,
+    /// The subject's own account of the wall, where other work on the machine makes that smaller, whatever the dial.
+    lessened: Option<&'static str>,
     extra: &'static [&'static str],
 }
 
@@ -55,14 +58,7 @@ fn run(case: &Case) {
         };
         let named = strings(&seen["verdict"]["walls"]);
         let status = statuses(&seen, case.walls);
-        // Threads that stand in the run queue don't meet, and one that waits for its CPU doesn't wait for anything else: then
-        // the wall may be no more than a contributor.
-        let found = |(_, status): &(String, String)| status == "wall" || status == "contributor";
-        let enough = match truth.queued > QUEUED && case.lessened {
-            true => status.iter().any(found),
-            false => named.iter().any(|wall| case.walls.contains(&wall.as_str())),
-        };
-        if !enough {
+        if !named.iter().any(|wall| case.walls.contains(&wall.as_str())) && !too_little(case, &truth) {
             complaints.push(format!(
                 "dial {dial}: named {named:?}, not {:?}; {status:?}",
                 case.walls
@@ -73,12 +69,12 @@ fn run(case: &Case) {
             Line::Wait(key) => Some((
                 key,
                 truth.wait_share(key),
-                wait_share(&seen, key, truth.threads()),
+                wait_share(&seen, key, truth.threads(), "point"),
             )),
             Line::None => None,
         };
-        if let Some((key, truth, measured)) = compared {
-            let off = (measured - truth) * 100.0;
+        if let Some((key, expected, measured)) = compared {
+            let off = (measured - expected) * 100.0;
             let unseen = match case.line {
                 Line::Cpu(_) => unseen(&seen),
                 _ => 0.0,
@@ -86,17 +82,30 @@ fn run(case: &Case) {
             println!(
                 "{} dial {dial}: {key} truth {:.1} %, billed {:.1} %, {off:+.1} points, no sample hit {:.1} %; named {named:?}",
                 case.subject,
-                truth * 100.0,
+                expected * 100.0,
                 measured * 100.0,
                 unseen * 100.0
             );
             // Time that no sample hit is divided like the rest. It may be all this line's, or none of it.
-            let low = -case.tolerance - (1.0 - measured) * unseen * 100.0;
-            let high = case.tolerance + measured * unseen * 100.0;
+            let mut low = -case.tolerance - (1.0 - measured) * unseen * 100.0;
+            let mut high = case.tolerance + measured * unseen * 100.0;
+            match case.line {
+                // Without its price the end of a fault stays on the program's line: some 8 % of the cost (ARCHITECTURE.md).
+                Line::Cpu(key) if key.contains("fault_path") && !prices().1 => {
+                    println!("skipped in part: fault_return has no price here");
+                    low -= 0.1 * measured * 100.0;
+                }
+                // Waits are looked at some fifty times a second: what chance adds, the line's own interval tells.
+                Line::Wait(key) => {
+                    let of = |bound| (wait_share(&seen, key, truth.threads(), bound) - measured) * 100.0;
+                    (low, high) = (low - of("high"), high - of("low"));
+                }
+                _ => {}
+            }
             if !(low..=high).contains(&off) {
                 complaints.push(format!(
                     "dial {dial}: {key} is {:.1} % by the subject, {:.1} % by the bill",
-                    truth * 100.0,
+                    expected * 100.0,
                     measured * 100.0
                 ));
             }
@@ -129,6 +138,28 @@ fn run(case: &Case) {
     );
 }
 
+/// Threads that stand in the run queue don't meet, and one that waits for its CPU doesn't wait for anything else. Where other
+/// work took the CPUs, the wall is asked for as far as there is one by the subject's own account.
+fn too_little(case: &Case, truth: &Truth) -> bool {
+    let Some(key) = case.lessened.filter(|_| truth.queued() > QUEUED) else {
+        return false;
+    };
+    let walls = Wall::ALL.iter().filter(|wall| case.walls.contains(&wall.key()));
+    let from = walls
+        .map(|wall| thresholds::of(*wall).wall_from)
+        .fold(f64::INFINITY, f64::min);
+    let share = truth.wait_share(key);
+    let little = share < from + case.tolerance / 100.0;
+    if little {
+        println!(
+            "skipped in part: the machine was shared: {key} took {:.1} %, as the subject waited for a CPU {:.1} % of the time",
+            share * 100.0,
+            truth.queued() * 100.0
+        );
+    }
+    little
+}
+
 /// What holds of every diagnosis.
 fn sound(seen: &Value, complaints: &mut Vec<String>) {
     let sum: f64 = lines(seen, "on_cpu")
@@ -143,25 +174,27 @@ fn sound(seen: &Value, complaints: &mut Vec<String>) {
     }
 }
 
-/// Where this machine's price list lies: measured once, since the bill uses one of its entries.
-fn prices() -> &'static std::path::Path {
-    static PRICES: std::sync::LazyLock<tempfile::TempDir> = std::sync::LazyLock::new(|| {
+/// Where this machine's price list lies, and whether it knows what the end of a fault costs: measured once.
+fn prices() -> (&'static std::path::Path, bool) {
+    static PRICES: std::sync::LazyLock<(tempfile::TempDir, bool)> = std::sync::LazyLock::new(|| {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let mut calibrate = Command::new(ALLOCWALL);
         calibrate
-            .arg("calibrate")
-            .env("XDG_CACHE_HOME", folder.path())
-            .stdout(Stdio::null());
-        let status = favoured(&mut calibrate).status();
-        assert!(status.expect("calibrate starts").success());
-        folder
+            .args(["calibrate", "--json"])
+            .env("XDG_CACHE_HOME", folder.path());
+        let output = favoured(&mut calibrate).output().expect("calibrate starts");
+        assert!(output.status.success());
+        let list: Value = serde_json::from_slice(&output.stdout).expect("the list is JSON");
+        let prices = list["prices"].as_array().expect("prices");
+        let known = prices.iter().any(|price| price["name"] == FAULT_RETURN);
+        (folder, known)
     });
-    PRICES.path()
+    (PRICES.0.path(), PRICES.1)
 }
 
 /// Runs the subject, diagnoses it, and returns its truth over exactly the tool's window. Err: why it could not run here.
 fn observe(case: &Case, dial: &str, twin: bool) -> Result<(Truth, Value), String> {
-    prices();
+    let (prices, _) = prices();
     let mut command = Command::new(ALLOCWALL);
     command
         .args(["subject", case.subject, "--seconds", "30"])
@@ -192,11 +225,9 @@ fn observe(case: &Case, dial: &str, twin: bool) -> Result<(Truth, Value), String
     let mut diagnose = Command::new(ALLOCWALL);
     diagnose
         .args(["diagnose", "-p", &pid.to_string(), "-d", WINDOW, "--json"])
-        .env("XDG_CACHE_HOME", prices())
+        .env("XDG_CACHE_HOME", prices)
         .stderr(Stdio::piped());
-    let before = scheduled(pid);
     let diagnosed = favoured(&mut diagnose).output().expect("diagnose starts");
-    let after = scheduled(pid);
     let stderr = String::from_utf8_lossy(&diagnosed.stderr);
     assert!(diagnosed.status.success(), "diagnose failed: {stderr}");
     let seen: Value = serde_json::from_slice(&diagnosed.stdout).expect("the report is JSON");
@@ -209,22 +240,8 @@ fn observe(case: &Case, dial: &str, twin: bool) -> Result<(Truth, Value), String
         readings: truth,
         begin,
         end,
-        queued: (after.1 - before.1) / (after.0 - before.0 + after.1 - before.1).max(1.0),
     };
     Ok((truth, seen))
-}
-
-/// What its threads had of a CPU, and how long they waited for one, in nanoseconds (sched-stats.rst).
-fn scheduled(pid: i64) -> (f64, f64) {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the subject runs");
-    threads
-        .flatten()
-        .filter_map(|thread| std::fs::read_to_string(thread.path().join("schedstat")).ok())
-        .filter_map(|text| {
-            let mut fields = text.split_whitespace().map(str::parse::<f64>);
-            Some((fields.next()?.ok()?, fields.next()?.ok()?))
-        })
-        .fold((0.0, 0.0), |sum, thread| (sum.0 + thread.0, sum.1 + thread.1))
 }
 
 /// The subject's next line.
@@ -245,8 +262,6 @@ struct Truth {
     readings: Vec<Value>,
     begin: f64,
     end: f64,
-    /// Share of its runnable time in which it waited for a CPU, by the kernel's account.
-    queued: f64,
 }
 
 impl Truth {
@@ -267,6 +282,13 @@ impl Truth {
             v0 + (v1 - v0) * ((t - t0) / (t1 - t0))
         };
         at(self.end) - at(self.begin)
+    }
+
+    /// Share of its runnable time in which it waited for a CPU, by the kernel's account.
+    fn queued(&self) -> f64 {
+        let of = |key: &str| self.over(&|r| r[key].as_f64().unwrap_or(0.0));
+        let queued = of("queued_s");
+        queued / (queued + of("cpu_s"))
     }
 
     fn cpu_share(&self, key: &str) -> f64 {
@@ -312,10 +334,10 @@ fn unseen(seen: &Value) -> f64 {
 
 /// A line of waits as a share of the time of the threads that do the work. The others sleep all the time: they are in
 /// the line for that, and taken off it.
-fn wait_share(seen: &Value, key: &str, workers: f64) -> f64 {
+fn wait_share(seen: &Value, key: &str, workers: f64, bound: &str) -> f64 {
     let line = lines(seen, "off_cpu").find(|line| line["class"] == key);
     let seconds = line
-        .and_then(|line| line["thread_s"]["point"].as_f64())
+        .and_then(|line| line["thread_s"][bound].as_f64())
         .unwrap_or(f64::NAN);
     let at_once = seconds / (seen["recording"]["window_ns"].as_f64().unwrap_or(f64::NAN) / 1e9);
     let sleepers = match key {
@@ -361,20 +383,20 @@ macro_rules! cases {
 const FAULTS: Line = Line::Cpu("fault_path+zeroing");
 
 cases! {
-    cold_touch: Case { subject: "cold-touch", dials: ["0.3", "0.5"], walls: &["first_touch"], line: FAULTS, tolerance: 3.0, twin: RULED_OUT, lessened: false, extra: &[] };
-    map_churn: Case { subject: "map-churn", dials: ["0.35", "0.5"], walls: &["map_churn", "first_touch"], line: Line::Cpu("fault_path+zeroing+map_calls+page_release+address_space_lock+allocator_code"), tolerance: 3.0, twin: RULED_OUT, lessened: false, extra: &[] };
-    map_direct: Case { subject: "map-direct", dials: ["0.2", "0.3"], walls: &["map_churn"], line: Line::Cpu("map_calls+page_release+address_space_lock"), tolerance: 3.0, twin: RULED_OUT, lessened: false, extra: &[] };
-    address_space_lock: Case { subject: "address-space-lock", dials: ["0.3", "0.4"], walls: &["address_space_lock"], line: Line::Wait("address_space_lock"), tolerance: 3.0, twin: RULED_OUT, lessened: true, extra: &[] };
-    call_rate: Case { subject: "call-rate", dials: ["0.25", "0.5"], walls: &["call_rate"], line: Line::Cpu("allocator_code"), tolerance: 3.0, twin: RULED_OUT, lessened: false, extra: &[] };
-    contention: Case { subject: "contention", dials: ["0.3", "0.5"], walls: &["allocator_contention"], line: Line::Cpu("allocator_code+allocator_locks"), tolerance: 3.0, twin: NOT_THE_WALL, lessened: true, extra: &[] };
+    cold_touch: Case { subject: "cold-touch", dials: ["0.3", "0.5"], walls: &["first_touch"], line: FAULTS, tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
+    map_churn: Case { subject: "map-churn", dials: ["0.35", "0.5"], walls: &["map_churn", "first_touch"], line: Line::Cpu("fault_path+zeroing+map_calls+page_release+address_space_lock+allocator_code"), tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
+    map_direct: Case { subject: "map-direct", dials: ["0.2", "0.3"], walls: &["map_churn"], line: Line::Cpu("map_calls+page_release+address_space_lock"), tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
+    address_space_lock: Case { subject: "address-space-lock", dials: ["0.3", "0.4"], walls: &["address_space_lock"], line: Line::Wait("address_space_lock"), tolerance: 3.0, twin: RULED_OUT, lessened: Some("address_space_lock"), extra: &[] };
+    call_rate: Case { subject: "call-rate", dials: ["0.25", "0.5"], walls: &["call_rate"], line: Line::Cpu("allocator_code"), tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
+    contention: Case { subject: "contention", dials: ["0.3", "0.5"], walls: &["allocator_contention"], line: Line::Cpu("allocator_code+allocator_locks"), tolerance: 3.0, twin: NOT_THE_WALL, lessened: Some("allocator"), extra: &[] };
     // Calls that cross to another thread: too many, each slow, and in one another's way. Which of the three leads is a matter
     // of how the two threads meet.
-    remote_free: Case { subject: "remote-free", dials: ["0.3", "0.5"], walls: &["allocator_contention", "allocator_code", "call_rate"], line: Line::Cpu("allocator_code+allocator_locks"), tolerance: 3.0, twin: &[], lessened: true, extra: &[] };
-    retention: Case { subject: "retention", dials: ["0.7", "0.8"], walls: &["retention"], line: Line::None, tolerance: 0.0, twin: RULED_OUT, lessened: false, extra: &[] };
-    collector: Case { subject: "collector", dials: ["0.2", "0.4"], walls: &["garbage_collector"], line: Line::Cpu("garbage_collector"), tolerance: 3.0, twin: RULED_OUT, lessened: false, extra: &[] };
-    throttling: Case { subject: "throttling", dials: ["0.3", "0.6"], walls: &["cgroup_throttling"], line: Line::Wait("throttled"), tolerance: 3.0, twin: RULED_OUT, lessened: false, extra: &[] };
-    run_queue: Case { subject: "run-queue", dials: ["0.3", "0.5"], walls: &["run_queue"], line: Line::Wait("run_queue"), tolerance: 3.0, twin: NOT_THE_WALL, lessened: false, extra: &[] };
-    io_wait: Case { subject: "io-wait", dials: ["0.65", "0.95"], walls: &["waiting"], line: Line::Wait("storage"), tolerance: 3.0, twin: RULED_OUT, lessened: true, extra: &[] };
-    pipe_wait: Case { subject: "pipe-wait", dials: ["0.7", "0.95"], walls: &["waiting"], line: Line::Wait("idle"), tolerance: 3.0, twin: RULED_OUT, lessened: true, extra: &[] };
-    application_mutex: Case { subject: "application-mutex", dials: ["0.3", "0.4"], walls: &["application_lock"], line: Line::Wait("application_lock"), tolerance: 3.0, twin: RULED_OUT, lessened: true, extra: &[] };
+    remote_free: Case { subject: "remote-free", dials: ["0.3", "0.5"], walls: &["allocator_contention", "allocator_code", "call_rate"], line: Line::Cpu("allocator_code+allocator_locks"), tolerance: 3.0, twin: &[], lessened: Some("allocator"), extra: &[] };
+    retention: Case { subject: "retention", dials: ["0.7", "0.8"], walls: &["retention"], line: Line::None, tolerance: 0.0, twin: RULED_OUT, lessened: None, extra: &[] };
+    collector: Case { subject: "collector", dials: ["0.2", "0.4"], walls: &["garbage_collector"], line: Line::Cpu("garbage_collector"), tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
+    throttling: Case { subject: "throttling", dials: ["0.3", "0.6"], walls: &["cgroup_throttling"], line: Line::Wait("throttled"), tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
+    run_queue: Case { subject: "run-queue", dials: ["0.3", "0.5"], walls: &["run_queue"], line: Line::Wait("run_queue"), tolerance: 3.0, twin: NOT_THE_WALL, lessened: None, extra: &[] };
+    io_wait: Case { subject: "io-wait", dials: ["0.65", "0.95"], walls: &["waiting"], line: Line::Wait("storage"), tolerance: 3.0, twin: RULED_OUT, lessened: Some("storage"), extra: &[] };
+    pipe_wait: Case { subject: "pipe-wait", dials: ["0.7", "0.95"], walls: &["waiting"], line: Line::Wait("idle"), tolerance: 3.0, twin: RULED_OUT, lessened: Some("idle"), extra: &[] };
+    application_mutex: Case { subject: "application-mutex", dials: ["0.3", "0.4"], walls: &["application_lock"], line: Line::Wait("application_lock"), tolerance: 3.0, twin: RULED_OUT, lessened: Some("application_lock"), extra: &[] };
 }

@@ -155,10 +155,12 @@ fn a_sleeper_uses_time_and_no_cpu() {
 
 #[test]
 fn the_end_of_the_command_is_the_end_of_the_clock() {
-    // What it leaves lives for two seconds more and ends by itself.
-    let over = finished(&shell("sleep 2 & exit 3"));
+    // What it leaves lives for 150 ms more and ends by itself. Other programs may hold up the shell for as long; not five times.
+    let over = (0..5)
+        .map(|_| finished(&shell("sleep 0.15 & exit 3")))
+        .find(|over| over.wall_ns < 140_000_000)
+        .expect("a shell that was not held up");
     assert_eq!(over.exit, Exit::Code(3));
-    assert!(over.wall_ns < 1_900_000_000, "{}", over.wall_ns);
     assert_eq!(over.left_behind, Vec::<String>::new());
 }
 

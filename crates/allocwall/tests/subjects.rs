@@ -75,7 +75,8 @@ fn truth(arguments: &[&str]) -> Result<Truth, String> {
     let last: Value = serde_json::from_str(rest.lines().last().expect("a last line")).expect(&rest);
     assert_eq!(last["final"], true, "{arguments:?}: {rest}");
     let truth = Truth { first, last };
-    assert!(truth.grown("/cpu_s") > 0.1, "{arguments:?} hardly ran");
+    let runnable = truth.grown("/cpu_s") + truth.grown("/queued_s");
+    assert!(runnable > 0.1, "{arguments:?} hardly ran");
     Ok(truth)
 }
 
@@ -87,6 +88,12 @@ impl Truth {
                 .unwrap_or_else(|| panic!("no {pointer}"))
         };
         at(&self.last) - at(&self.first)
+    }
+
+    /// Whether other programs took CPUs that it wanted, by the kernel's account.
+    fn shared(&self) -> bool {
+        let queued = self.grown("/queued_s");
+        queued > 0.05 * (queued + self.grown("/cpu_s"))
     }
 
     fn share_of_cpu(&self, line: &str) -> f64 {
@@ -103,6 +110,9 @@ impl Truth {
     }
 }
 
+/// Subjects whose waits are shorter where other programs take the CPUs.
+const LESSENED: [&str; 4] = ["io-wait", "pipe-wait", "application-mutex", "address-space-lock"];
+
 /// Runs subject and twin and holds the `share` of each to what is expected.
 fn pair(name: &str, dial: f64, tolerance: f64, twin: f64, share: impl Fn(&Truth) -> f64) {
     let _alone = alone();
@@ -116,6 +126,11 @@ fn pair(name: &str, dial: f64, tolerance: f64, twin: f64, share: impl Fn(&Truth)
                 let share = share(&truth);
                 println!("{arguments:?}: {share:.3}, expected {expected:.3}");
                 let near = (share - expected).abs() < tolerance;
+                // Who waits for a CPU waits for nothing else meanwhile.
+                if !near && share < expected && LESSENED.contains(&name) && truth.shared() {
+                    println!("skipped in part: the machine was shared: {share:.3} of {expected:.3}");
+                    continue;
+                }
                 assert!(near, "{arguments:?}: {share:.3}, expected {expected:.3}");
             }
             Err(reason) => println!("{reason}"),
@@ -190,13 +205,18 @@ fn mappers_wait_for_one_another_and_one_alone_does_not() {
 fn lock_pair(name: &str, dial: f64) {
     let waits = Mutex::new(Vec::new());
     pair(name, dial, 0.05, dial, |t| {
-        waits.lock().unwrap().push(t.share_of_threads("allocator"));
+        let waited = t.share_of_threads("allocator");
+        waits.lock().unwrap().push((waited, t.shared()));
         t.share_of_cpu("allocator_code+allocator_locks")
     });
-    let [subject, twin] = waits.into_inner().unwrap()[..] else {
+    let [(subject, shared), (twin, _)] = waits.into_inner().unwrap()[..] else {
         return;
     };
     println!("{name} waits {subject:.4}, its twin {twin:.4}");
+    // Threads that stand in the run queue don't meet.
+    if shared && subject <= 0.005 {
+        return println!("skipped in part: the machine was shared: {subject:.4} waited");
+    }
     assert!(
         subject > 0.005 && twin.abs() < subject / 4.0,
         "{name} waits {subject:.4}, its twin {twin:.4}"

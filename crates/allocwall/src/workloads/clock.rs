@@ -32,10 +32,22 @@ pub fn process_cpu_ns() -> u64 {
     clock_ns(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
+/// How long the threads of this process have waited for a CPU. None where the kernel keeps no schedstat.
+pub fn queued_ns() -> Option<u64> {
+    let of = |path: std::path::PathBuf| -> Option<u64> {
+        let text = std::fs::read_to_string(path.join("schedstat")).ok()?;
+        text.split_ascii_whitespace().nth(1)?.parse().ok()
+    };
+    let threads = std::fs::read_dir("/proc/self/task").ok()?;
+    threads.flatten().map(|thread| of(thread.path())).sum()
+}
+
 /// Tells a thread's running time from the time that it was blocked.
 pub struct Watch {
     /// Fields of /proc/PID/schedstat: time on a CPU, time waiting for one (both ns), time slices.
     schedstat: File,
+    /// What a lap without work takes on the CPU.
+    empty_ns: i64,
 }
 
 #[derive(Clone, Copy)]
@@ -55,10 +67,13 @@ pub struct Lap {
 impl Watch {
     /// Of the calling thread. None where the kernel keeps no schedstat.
     pub fn new() -> Option<Watch> {
-        let watch = Watch {
+        let mut watch = Watch {
             schedstat: File::open("/proc/thread-self/schedstat").ok()?,
+            empty_ns: 0,
         };
-        watch.run_delay().map(|_| watch)
+        watch.run_delay()?;
+        watch.empty_ns = (0..64).map(|_| watch.lap(|| {}).cpu_ns).min()?;
+        Some(watch)
     }
 
     fn run_delay(&self) -> Option<u64> {
@@ -72,12 +87,13 @@ impl Watch {
             .ok()
     }
 
-    /// What `work` took. Reading all clocks takes some microseconds, so the CPU's is read once more next to the work.
+    /// What `work` took. Reading all clocks takes some microseconds, so the CPU's is read once more next to the work, and
+    /// what that takes is taken off.
     pub fn lap(&self, work: impl FnOnce()) -> Lap {
         let before = self.read();
         let cpu = thread_cpu_ns();
         work();
-        let cpu_ns = (thread_cpu_ns() - cpu) as i64;
+        let cpu_ns = (thread_cpu_ns() - cpu) as i64 - self.empty_ns;
         let lap = before.until(self.read());
         Lap { cpu_ns, ..lap }
     }

@@ -226,6 +226,9 @@ impl<'a> Stage<'a> {
             "waits": waits,
             "operations": self.operations.get(),
         });
+        if let Some(ns) = clock::queued_ns() {
+            line["queued_s"] = json!(ns as f64 / 1e9);
+        }
         if self.live_bytes.get() > 0 {
             line["live_bytes"] = json!(self.live_bytes.get());
         }

@@ -229,13 +229,15 @@ mod tests {
             Ok(())
         });
         let foreign = Server::start(|_, stream| stream.write_all(b"+PONG\r\n"));
-        for (text, seen) in [
-            (closed, "connection refused"),
-            (bad.url(), "status 503"),
-            (silent.url(), "no answer"),
-            (foreign.url(), "no HTTP/1.1"),
+        // Long enough for an answer, also beside other programs.
+        let answered = Duration::from_secs(2);
+        for (text, timeout, seen) in [
+            (closed, SHORT, "connection refused"),
+            (bad.url(), answered, "status 503"),
+            (silent.url(), SHORT, "no answer"),
+            (foreign.url(), answered, "no HTTP/1.1"),
         ] {
-            let message = wait_for(&text, SHORT).unwrap_err().to_string();
+            let message = wait_for(&text, timeout).unwrap_err().to_string();
             assert!(
                 message.contains(seen) && message.contains("was not ready"),
                 "{text}: {message}"
