@@ -13,30 +13,28 @@ demo: build
 	@tools/demo.sh $(BINARY)
 
 ## Unit tests, subjects with a known truth, the bill beside perf record, then real programs under real load; the pool library's
-## models, and the Python package on every CPython that is here.
-test: build models python-test
+## models, and the Python package on every CPython that is here. Goes on after a failure, and ends with how many passed, failed
+## and were skipped.
+test:
 	@tools/need.sh python3=python3
-	$(CARGO) test --workspace --locked
-	cd tests/real && python3 -m unittest -q test_expectations
-	cd benches && python3 -m unittest -q test_overhead test_trial_accuracy test_prediction_accuracy
-	python3 tests/real/beside_perf.py --install --binary $(BINARY)
-	python3 tests/real/run.py --install --binary $(BINARY)
+	@python3 tests/run.py
 
 ## The pool library's protocols in every order that the memory model allows.
 models:
-	RUSTFLAGS='--cfg loom' $(CARGO) test -p allocwall-pool --release --locked --test loom --target-dir target/loom
+	RUSTFLAGS='--cfg loom' $(CARGO) test -p allocwall-pool --release --locked --test loom --target-dir target/loom -- --show-output
 
 ## The same under Miri: what the language allows of pointers, and weak memory by chance. Nightly Rust; takes minutes.
-miri: nightly
-	MIRIFLAGS=-Zmiri-strict-provenance $(CARGO) +$(NIGHTLY) miri test -p allocwall-pool --locked --target-dir target/miri \
-	    --test model --test threads --test request
-	MIRIFLAGS=-Zmiri-strict-provenance $(CARGO) +$(NIGHTLY) miri test -p allocwall-pool --locked --target-dir target/miri \
-	    --lib memory::tests
+miri:
+	@tools/nightly.sh $(NIGHTLY) miri miri rust-src || exit 0; set -ex; export MIRIFLAGS=-Zmiri-strict-provenance; \
+	$(CARGO) +$(NIGHTLY) miri test -p allocwall-pool --locked --no-fail-fast --target-dir target/miri \
+	    --test model --test threads --test request -- --show-output; \
+	$(CARGO) +$(NIGHTLY) miri test -p allocwall-pool --locked --target-dir target/miri --lib memory::tests -- --show-output
 
 ## Its threads under ThreadSanitizer, the standard library included. Nightly Rust.
-tsan: nightly
-	RUSTFLAGS=-Zsanitizer=thread $(CARGO) +$(NIGHTLY) test -p allocwall-pool --locked --target-dir target/tsan -Zbuild-std \
-	    --target $(shell rustc -vV | sed -n 's/host: //p') --test threads --test request
+tsan:
+	@tools/nightly.sh $(NIGHTLY) tsan rust-src || exit 0; set -ex; export RUSTFLAGS=-Zsanitizer=thread; \
+	$(CARGO) +$(NIGHTLY) test -p allocwall-pool --locked --no-fail-fast --target-dir target/tsan -Zbuild-std \
+	    --target $(shell rustc -vV | sed -n 's/host: //p') --test threads --test request -- --show-output
 
 ## Every reader of foreign bytes under libFuzzer: a minute of it, and with LONG=1 ten minutes a reader. Nightly Rust.
 fuzz:
@@ -51,12 +49,6 @@ faults:
 	@tools/need.sh python3=python3 cc=build-essential
 	$(CARGO) build --locked
 	python3 tests/faults/run.py --binary target/debug/allocwall $(if $(FAULTS_SECONDS),--seconds $(FAULTS_SECONDS))
-
-.PHONY: nightly
-nightly:
-	@rustup component list --installed --toolchain $(NIGHTLY) 2>/dev/null | grep -c -e '^miri' -e '^rust-src' | grep -q 2 || { \
-	    echo "installing: Rust $(NIGHTLY) with Miri and the standard library's source" >&2; \
-	    rustup toolchain install --profile minimal --component miri --component rust-src $(NIGHTLY); }
 
 ## The wheel, with the program in it, under target/wheels.
 wheel:

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Installs the Debian packages whose programs are missing: need.sh PROGRAM=PACKAGE...
+# A program with a slash is a file, in which * stands for anything.
 # Says in one line what it does; does nothing where all is there; starts no service.
 set -euo pipefail
 
@@ -7,7 +8,10 @@ PATH=$PATH:/usr/sbin:$(printf '%s:' /usr/lib/postgresql/*/bin)
 
 missing=()
 for pair in "$@"; do
-    command -v "${pair%%=*}" >/dev/null || missing+=("${pair#*=}")
+    case "${pair%%=*}" in
+        */*) compgen -G "${pair%%=*}" >/dev/null ;;
+        *) command -v "${pair%%=*}" >/dev/null ;;
+    esac || missing+=("${pair#*=}")
 done
 [ ${#missing[@]} -gt 0 ] || exit 0
 

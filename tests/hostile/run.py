@@ -398,16 +398,14 @@ def main():
                 print(f"{case.__name__:28} {status:6} {beyond:12.1f} s {resident:6.0f} MB{slow}", flush=True)
                 if wrong:
                     failed.append(case.__name__)
-                    print(f"  FAILED: {'; '.join(wrong)}\n  {error.strip()[:1000]}")
+                    print(f"  {error.strip()[:1000]}\nfailed: hostile.{case.__name__}: {'; '.join(wrong)}")
                 else:
                     passed += 1
             except Skip as why:
                 skipped += 1
-                print(f"skipped: {case.__name__}: {why}")
+                print(f"skipped: hostile.{case.__name__}: {why}")
             finally:
                 bench.end()
-    if failed:
-        print("failed:", ", ".join(failed))
     print(f"{passed} passed, {len(failed)} failed, {skipped} skipped")
     return 1 if failed else 0
 

@@ -12,21 +12,19 @@ Ends with `N passed, N failed, N skipped`.
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 
-from run import ROOT, Failure, Stage, parse, start_load, tool, wait_until_steady
+from evidence import MARGIN, PERF_HZ, Failure, perf_groups, start_perf
+from run import ROOT, Stage, parse, start_load, tool, wait_until_steady
 from services import SERVICES, find_program
 
-TOLERANCE = 0.02
 SECONDS = 10
 WINDOWS = 3
-# Of two samplers at one rate each hits the same moments of the other's handling, again and again.
-RATE_HZ, PERF_HZ = 999, 1117
+RATE_HZ = 999
 
 # What perf's group must equal in the bill.
 GROUPS = {
@@ -35,11 +33,6 @@ GROUPS = {
     "other kernel": ("other_kernel", "reclaim", "unnamed_kernel"),
     "malloc": ("allocator_code", "allocator_locks"),
 }
-MAP_CALL = re.compile(r"(^|_)(mmap|munmap|brk|madvise|mremap)(64|_pgoff)?$")
-# perf puts the kernel's modules into brackets too.
-NOT_THE_KERNEL = {"[unknown]", "[vdso]", "[vsyscall]", "[stack]", "[heap]"}
-LIBC = re.compile(r"/libc[.-][^/]*$")
-
 # Built-in subjects: all that they do in libc is malloc's work, malloc alone waits on futexes, and all their faults are
 # first touches.
 SUBJECTS = [
@@ -53,52 +46,12 @@ SUBJECTS = [
 SERVICE, SERVICE_GROUPS = "python-wall", ("first touch", "map calls", "other kernel")
 
 
-def group(stack):
-    """Group of one sample: (symbol, module) from the leaf to the root."""
-    kernel = [symbol for symbol, module in stack if module.startswith("[") and module not in NOT_THE_KERNEL]
-    leaf, module = stack[0]
-    if any("page_fault" in symbol for symbol in kernel):
-        return "first touch"
-    if any(MAP_CALL.search(symbol) for symbol in kernel):
-        return "map calls"
-    if any("sys_futex" in symbol for symbol in kernel):
-        return "malloc"
-    if kernel:
-        return "other kernel"
-    if LIBC.search(module):
-        return "map calls" if MAP_CALL.search(leaf) else "malloc"
-    return "rest"
-
-
-def stacks(script):
-    """Samples of `perf script -F comm,ip,sym,dso`: blocks of `address symbol (module)` lines."""
-    frame = re.compile(r"^\s+[0-9a-f]+ (.*) \((.*)\)$")
-    stack = []
-    for line in [*script.splitlines(), ""]:
-        match = frame.match(line)
-        if match:
-            stack.append((re.sub(r"\+0x[0-9a-f]+$", "", match[1]), match[2]))
-        elif stack:
-            yield stack
-            stack = []
-
-
 def window(binary, pid, directory):
     """Both samplers on one process at once: samples by the bill's class, and by perf's group."""
     data = Path(directory) / "perf.data"
-    perf = subprocess.Popen(
-        [find_program("perf"), "record", "-q", "-F", str(PERF_HZ), "-e", "cpu-clock", "-g", "-o", str(data), "-p", str(pid), "--", "sleep", str(SECONDS)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    perf = start_perf(pid, SECONDS, data)
     report = parse(tool([binary, "diagnose", "-p", pid, "-d", SECONDS, "--rate", RATE_HZ, "--json", "-o", Path(directory) / "r"], SECONDS + 60))
-    said = perf.communicate(timeout=60)[1]
-    if perf.returncode != 0:
-        raise Failure(f"perf record: {said.strip()}")
-    script = tool([find_program("perf"), "script", "-i", data, "-F", "comm,ip,sym,dso"], 120)
-    theirs = Counter(group(stack) for stack in stacks(script))
+    theirs = perf_groups(perf, data)
     if theirs.total() < PERF_HZ * SECONDS / 4:
         raise Failure(f"perf took {theirs.total()} samples alone")
     # Samples beside samples: the share also holds the switches to idle that no sampler hits.
@@ -113,7 +66,7 @@ def compare(binary, pid, directory, groups):
         more = window(binary, pid, directory)
         ours, theirs = ours + more[0], theirs + more[1]
         share = {name: (sum(ours[key] for key in GROUPS[name]) / ours.total(), theirs[name] / theirs.total()) for name in groups}
-        faults = [f"{name}: {bill:.1%} in the bill, {perf:.1%} by perf" for name, (bill, perf) in share.items() if abs(bill - perf) > TOLERANCE]
+        faults = [f"{name}: {bill:.1%} in the bill, {perf:.1%} by perf" for name, (bill, perf) in share.items() if abs(bill - perf) > MARGIN]
         if taken == 1 and not faults:
             break
     figures = ", ".join(f"{name} {bill:.1%} / {perf:.1%}" for name, (bill, perf) in share.items())
@@ -155,7 +108,7 @@ def main():
     if arguments.install:
         subprocess.run([ROOT / "tools" / "need.sh", "perf=linux-perf"], check=False)
     if not find_program("perf"):
-        print("skipped: no perf (Debian: linux-perf)\n0 passed, 0 failed, 1 skipped")
+        print("skipped: beside perf: no perf (Debian: linux-perf)\n0 passed, 0 failed, 1 skipped")
         return 0
     # Without a price list: with one the bill gives faults what no sampler sees of them, and perf does not.
     nowhere = tempfile.TemporaryDirectory(prefix="allocwall-perf-")

@@ -3,7 +3,7 @@
 //! A reader must not panic, hang or take much memory, whatever it reads. Where its answer has a property that can be checked
 //! without reading the bytes a second way, it is checked.
 
-use crate::host::perf::{self, REGISTERS};
+use crate::host::perf;
 use crate::host::proc::parse as proc;
 use crate::host::{cgroup, elf, installed, loader, maps, memory, program, topology, tunables};
 use crate::measure::reading::Readers;
@@ -273,9 +273,9 @@ fn recording(bytes: &[u8]) {
 fn unwind(mut bytes: &[u8]) {
     const BIAS: u64 = 0x5555_5555_0000;
     let mut registers = unwind::waiting_registers(0, 0);
-    for at in 0..REGISTERS {
-        registers[at] = word(&mut bytes);
-    }
+    registers
+        .iter_mut()
+        .for_each(|register| *register = word(&mut bytes));
     let mut tables = Tables::none();
     let mut section = || {
         let address = word(&mut bytes);

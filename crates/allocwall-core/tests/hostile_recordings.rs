@@ -41,8 +41,8 @@ fn real() -> &'static Recording {
             ask: Ask::Pids(vec![shell.id() as i32]),
             window: Duration::from_millis(500),
             output: None,
+            readers: Readers::Here,
             prices: Ok(PriceList {
-                readers: Readers::Here,
                 measured_unix_s: 1,
                 machine: "m".into(),
                 prices: prices.into(),

@@ -674,13 +674,14 @@ fn hostile_names_reach_neither_terminal_nor_browser() {
     assert!(named, "the hostile function was not seen at all");
 }
 
-/// The tool's own figures while it looks: CPU-seconds, peak resident MiB, and the time from the start to its end.
+/// The tool's own figures while it looks: CPU-seconds, peak resident MiB, and the time from the start to its end, without
+/// what its first thread waited for a CPU.
 fn watched(arguments: &[&str]) -> (Output, f64, u64, Duration) {
     let (state, began) = (folder(), Instant::now());
     let child = command(state.path(), arguments).spawn().unwrap();
     let pid = child.id();
     let watch = std::thread::spawn(move || {
-        let (mut peak, mut ticks) = (0, 0);
+        let (mut peak, mut ticks, mut delay) = (0, 0, 0);
         while let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) {
             let field = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
             // A zombie has no memory and keeps its times.
@@ -695,13 +696,20 @@ fn watched(arguments: &[&str]) -> (Output, f64, u64, Duration) {
                 let at = |i: usize| fields.get(i).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
                 ticks = at(11) + at(12);
             }
+            // Time on a CPU, time waiting for one (ns), time slices (sched-stats.rst).
+            let waited = |text: String| text.split_whitespace().nth(1)?.parse().ok();
+            delay = fs::read_to_string(format!("/proc/{pid}/schedstat"))
+                .ok()
+                .and_then(waited)
+                .unwrap_or(delay);
             std::thread::sleep(Duration::from_millis(20));
         }
-        (peak, ticks)
+        (peak, ticks, delay)
     });
     let output = end_of(child);
     let took = began.elapsed();
-    let (peak, ticks) = watch.join().unwrap();
+    let (peak, ticks, delay) = watch.join().unwrap();
+    let took = took.saturating_sub(Duration::from_nanos(delay));
     let per_second = rustix::param::clock_ticks_per_second();
     (output, ticks as f64 / per_second as f64, peak, took)
 }

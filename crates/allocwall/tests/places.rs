@@ -133,7 +133,7 @@ fn root_leaves_nothing_in_another_users_home_or_temporary_folder() {
     }
     assert_eq!(place.recordings("root"), 2);
     assert!(place.at("root/.cache/allocwall/libraries").is_dir());
-    assert_eq!(place.entries("home"), [PathBuf::new(); 0]);
+    assert_eq!(place.entries("home"), Vec::<PathBuf>::new());
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn a_link_that_another_user_planted_leads_root_nowhere() {
         let said = place.diagnosis(|_| ());
         assert_eq!(told(&said, &format!("belongs to user {OTHER}")), 1, "{said}");
         assert_eq!(place.recordings("root"), before + 1, "{said}");
-        assert_eq!(place.entries("target"), [PathBuf::new(); 0]);
+        assert_eq!(place.entries("target"), Vec::<PathBuf>::new());
     }
 }
 
@@ -204,7 +204,7 @@ fn without_a_usable_home_there_is_one_line_and_a_diagnosis() {
         assert_eq!(place.recordings("root"), n + 1, "{said}");
     }
     assert!(!missing.exists());
-    assert_eq!(place.entries("home"), [PathBuf::new(); 0]);
+    assert_eq!(place.entries("home"), Vec::<PathBuf>::new());
     // Nothing can be kept where nothing can be written, and that is said.
     place.before = format!(
         "mount --bind {0} {0} && mount -o remount,bind,ro {0} && ",

@@ -155,10 +155,10 @@ fn a_sleeper_uses_time_and_no_cpu() {
 
 #[test]
 fn the_end_of_the_command_is_the_end_of_the_clock() {
-    // What it leaves lives for 150 ms more and ends by itself.
-    let over = finished(&shell("sleep 0.15 & exit 3"));
+    // What it leaves lives for two seconds more and ends by itself.
+    let over = finished(&shell("sleep 2 & exit 3"));
     assert_eq!(over.exit, Exit::Code(3));
-    assert!(over.wall_ns < 140_000_000, "{}", over.wall_ns);
+    assert!(over.wall_ns < 1_900_000_000, "{}", over.wall_ns);
     assert_eq!(over.left_behind, Vec::<String>::new());
 }
 
@@ -204,8 +204,12 @@ fn memory_of_a_tree_is_summed() {
 
 #[test]
 fn what_is_too_short_to_be_looked_at_is_said_so() {
-    let over = finished(&of(&["true"]));
-    assert!(over.exit.success() && over.memory.is_empty());
+    // Beside other programs even this one may last until the first look; not five times.
+    let over = (0..5)
+        .map(|_| finished(&of(&["true"])))
+        .find(|over| over.memory.is_empty())
+        .expect("one that was not looked at");
+    assert!(over.exit.success());
     let metrics = over.metrics();
     for key in ["peak_pss_bytes", "final_rss_bytes", "final_pss_bytes"] {
         assert_eq!(
@@ -233,7 +237,7 @@ fn the_keeper_s_image_is_not_taken_for_the_command_s() {
 #[test]
 fn a_daemon_is_ended_and_named() {
     let time = lonely_sleep(1);
-    let over = finished(&shell(&format!("(setsid sleep {time} &) ; sleep 0.1; exit 0")));
+    let over = finished(&shell(&format!("(setsid sleep {time} &) ; sleep 0.5; exit 0")));
     assert!(over.exit.success());
     assert_eq!(over.left_behind.len(), 1, "{:?}", over.left_behind);
     assert!(over.left_behind[0].starts_with(&format!("sleep {time} (pid ")));
@@ -357,7 +361,7 @@ fn the_command_dies_with_a_killed_keeper() {
     let error = running.wait(&NEVER).unwrap_err().to_string();
     assert!(error.contains("keeper") && error.contains("signal: 9"), "{error}");
     assert!(!alive(pid));
-    assert!(within(Duration::from_secs(1), || with_word(&time).is_empty()));
+    assert!(within(PATIENCE, || with_word(&time).is_empty()));
     assert!(!folder.exists());
 }
 
@@ -421,11 +425,7 @@ fn everything_dies_with_us() {
     let gone = || {
         with_word(&time).is_empty() && !alive(pid) && !alive(keeper) && !scratch.exists() && !shared.exists()
     };
-    assert!(
-        within(Duration::from_secs(1), gone),
-        "after {:?}",
-        killed.elapsed()
-    );
+    assert!(within(PATIENCE, gone), "after {:?}", killed.elapsed());
 }
 
 #[test]
@@ -435,7 +435,7 @@ fn the_command_dies_with_its_keeper_though_nobody_else_looks() {
     let stopped = rustix::process::Pid::from_raw(victim.id() as i32).unwrap();
     rustix::process::kill_process(stopped, rustix::process::Signal::STOP).unwrap();
     kill(parent(pid));
-    assert!(within(Duration::from_secs(1), || !alive(pid)));
+    assert!(within(PATIENCE, || !alive(pid)));
     // The rest is ended by whoever started the keeper, when it can.
     assert!(!with_word(&time).is_empty());
     rustix::process::kill_process(stopped, rustix::process::Signal::CONT).unwrap();

@@ -1,9 +1,11 @@
 //! Each built-in subject, run for seconds: it becomes ready, its own account agrees with its dial, its twin lacks the
 //! wall, and nothing is left behind.
 
+mod common;
+
+use common::favoured;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -35,19 +37,8 @@ impl Running {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        // SAFETY: system calls only between fork and exec.
-        unsafe {
-            command.pre_exec(|| {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                // A session of its own is a scheduling group of its own (sched(7), autogroup), which can be favoured.
-                libc::setsid();
-                Ok(())
-            })
-        };
-        let child = command.spawn().expect("the binary starts");
-        // Subjects of two threads need two CPUs at once, also while other work runs. Without the right it stays as it is.
-        let _ = std::fs::write(format!("/proc/{}/autogroup", child.id()), "-15");
-        Running(child)
+        // Subjects of two threads need two CPUs at once.
+        Running(favoured(&mut command).spawn().expect("the binary starts"))
     }
 
     /// Its output and its first line, which says that it is ready. Err: why it could not run here.
@@ -127,7 +118,7 @@ fn pair(name: &str, dial: f64, tolerance: f64, twin: f64, share: impl Fn(&Truth)
                 let near = (share - expected).abs() < tolerance;
                 assert!(near, "{arguments:?}: {share:.3}, expected {expected:.3}");
             }
-            Err(reason) => println!("{name}: {reason}"),
+            Err(reason) => println!("{reason}"),
         }
     }
 }
@@ -275,7 +266,7 @@ fn a_quota_throttles_and_goes_with_its_subject() {
     let mut running = Running::start(&["throttling", "--quota", "0.5"]);
     let _out = match running.ready() {
         Ok((out, _)) => out,
-        Err(reason) => return println!("throttling: {reason}"),
+        Err(reason) => return println!("{reason}"),
     };
     assert_eq!(quotas().len(), 1);
     running.0.kill().unwrap();

@@ -4,6 +4,7 @@ use super::classify::Classifier;
 use super::sites::{Place, sites};
 use super::{CpuLine, block_of, blocks, gain, unmeasured};
 use crate::catalogue::cost::CostClass;
+use crate::catalogue::prices::CONTEXT_SWITCH;
 use crate::measure::recording::{ModuleRole, Recording, Runtime};
 use crate::stats;
 use crate::units::{Absence, Interval, Measured, Reason};
@@ -251,8 +252,11 @@ pub struct Unseen {
     parts: [f64; CLASSES],
 }
 
-/// What one switch may hide at most. 1.4 µs were measured on a virtual machine, a whole switch through a pipe being 1.5 µs.
-const HIDDEN_BY_A_SWITCH_NS: f64 = 3_000.0;
+/// What one switch may hide at most, in whole switches through a pipe (`prices::CONTEXT_SWITCH`): one was hidden where it was
+/// measured, 1.4 of 1.5 µs on a virtual machine.
+const HIDDEN_BY_A_SWITCH: f64 = 2.0;
+/// That switch, where this machine's price is unknown. Others take twice as long.
+const SWITCH_NS: f64 = 1_500.0;
 /// Below this part of the CPU time the samples agree with the kernel's account.
 const AGREES: f64 = 0.01;
 /// So many samples among those that go to sleep must tell where.
@@ -269,7 +273,11 @@ impl Unseen {
         let missing = due - recording.samples.len() as f64;
         // Without their number nothing can be said to hide in them: what the samples leave out is told as such.
         let switches = gain(recording, |t| t.voluntary_switches).unwrap_or(0);
-        let most = switches as f64 * HIDDEN_BY_A_SWITCH_NS / period_ns;
+        let prices = recording.prices.as_ref().ok();
+        let switch_ns = prices
+            .and_then(|list| list.get(CONTEXT_SWITCH))
+            .map_or(SWITCH_NS, |price| price.point);
+        let most = switches as f64 * HIDDEN_BY_A_SWITCH * switch_ns / period_ns;
         if !recording.meta.kernel_samples || missing < AGREES * due || most == 0.0 {
             return nothing;
         }

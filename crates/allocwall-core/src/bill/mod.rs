@@ -282,8 +282,11 @@ mod tests {
         let futex =
             "finish_task_switch;__schedule;schedule;futex_do_wait;futex_wait;do_futex;__x64_sys_futex";
         let preempted = "finish_task_switch;__schedule;schedule;exit_to_user_mode_loop;do_syscall_64";
-        let bill_of = |sleeping, switches, kernel: &str| {
+        let priced = |sleeping, switches, kernel: &str, switch_ns: Option<f64>| {
             let mut s = Sketch::new();
+            if let Some(ns) = switch_ns {
+                s.price(crate::catalogue::prices::CONTEXT_SWITCH, ns);
+            }
             s.samples(9_000 - sleeping, PID, "", "app!work");
             s.samples(
                 sleeping,
@@ -300,6 +303,7 @@ mod tests {
             s.recording.ticks[0] = start;
             of(&s.recording)
         };
+        let bill_of = |sleeping, switches, kernel: &str| priced(sleeping, switches, kernel, None);
         let locks = |bill: &Bill| {
             (
                 line(bill, CostClass::AllocatorLocks).share.point,
@@ -313,6 +317,9 @@ mod tests {
         assert!((sum - 1.0).abs() < 1e-9);
         // No more than the switches can hide; nothing where they were not of their own will, or too few tell.
         assert_eq!(bill_of(100, 100_000, futex).switching_cpu_s, 0.3);
+        // A machine whose switches take longer hides more in them.
+        assert_eq!(priced(100, 100_000, futex, Some(3_150.0)).switching_cpu_s, 0.63);
+        assert_eq!(priced(100, 100_000, futex, Some(800.0)).switching_cpu_s, 0.16);
         assert_eq!(bill_of(100, 0, futex).switching_cpu_s, 0.0);
         assert_eq!(bill_of(100, 1_000_000, preempted).switching_cpu_s, 0.0);
         assert_eq!(bill_of(9, 1_000_000, futex).switching_cpu_s, 0.0);

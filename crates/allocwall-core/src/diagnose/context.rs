@@ -78,6 +78,15 @@ const NOWHERE: &[&str] = &[
     "clone3",
 ];
 
+/// See [`Context::unread_s`].
+pub fn ended_unread() -> Absence {
+    Absence::new(
+        Reason::TooLittle,
+        "the target ended before the scheduler's account of it was read again",
+    )
+    .mend("a target that runs for longer")
+}
+
 impl<'a> Context<'a> {
     pub fn new(recording: &'a Recording, bill: &'a Bill) -> Self {
         let window_s = bill.window_s.max(1e-9);

@@ -487,6 +487,8 @@ fn what_an_ended_target_did_since_it_was_last_read_is_not_called_waiting() {
             expected,
             "{seen_ns} ns of {window_ns}"
         );
+        let known = expected == Status::Wall;
+        assert_eq!(status(&subject, Wall::RunQueue) != Status::NotMeasured, known);
     }
     // A window that closed by itself was read to its end, whenever its threads began.
     subject.recording.meta.ended = Ended::Complete;

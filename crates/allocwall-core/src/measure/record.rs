@@ -350,11 +350,8 @@ impl Session {
                 waits.look(&self.proc, &pids, &mut self.collector, start);
             }
             if due.tick.passed(now, every(TICK_EVERY)) {
-                let exited = self.launched.as_ref().and_then(Launched::exited);
                 pids = self.collector.alive();
                 if pids.is_empty() {
-                    let status = exited.map(|s| s.to_string());
-                    meta.ended = Ended::TargetExited { status };
                     break;
                 }
                 counting.follow(&pids);
@@ -384,13 +381,16 @@ impl Session {
         }
         let end = clock::monotonic_ns();
         meta.window_ns = end - start;
-        if let Ended::TargetExited { .. } = meta.ended {
+        let pids = self.collector.alive();
+        if pids.is_empty() {
+            let exited = self.launched.as_ref().and_then(Launched::exited);
+            let status = exited.map(|status| status.to_string());
+            meta.ended = Ended::TargetExited { status };
             // Its end was noticed some time after it came, in which nothing of it waited.
             self.drain(true);
             let exit = self.collector.last_exit_ns.unwrap_or(end);
             meta.window_ns = exit.clamp(start + 1, end) - start;
         }
-        let pids = self.collector.alive();
         let mut resident = 0;
         if !pids.is_empty() {
             let cgroup = self.cgroup_tick();

@@ -224,7 +224,9 @@ mod tests {
         assert!(found(owner));
         // Root's is anybody's to read; another user's is not.
         assert_eq!(found(owner + 1), owner == 0);
-        if rustix::process::geteuid().is_root() {
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped in part: needs root to give a file away");
+        } else {
             std::os::unix::fs::chown(&map, Some(4711), None).unwrap();
             assert!(found(4711));
             assert!(!found(4712) && !found(0));

@@ -260,7 +260,12 @@ fn small_pages_collapse_and_unmapped_ones_say_why_not() {
 
 #[test]
 fn what_is_nearly_full_is_collapsed_and_what_is_not_is_left() {
-    if !transparent_here() || Machine::this().mode() != Ok(Mode::Madvise) {
+    if !transparent_here() {
+        return;
+    }
+    let mode = Machine::this().mode();
+    if mode != Ok(Mode::Madvise) {
+        eprintln!("skipped: transparent huge pages are not on request: {mode:?}");
         return;
     }
     let plain = Request {

@@ -75,14 +75,13 @@ pub fn call_rate(stage: &Stage) -> Result<()> {
     stage.perform(worker, |_| Ok(()))
 }
 
-/// Makes room in the calling thread's arena that is never trimmed: a block that stays lies above it. Without it the
-/// subject would show page traffic as well.
-fn make_room(calls: Calls) {
-    const ROOM: usize = 8 << 20;
+/// Makes room of so many bytes in the calling thread's arena that is never trimmed: a block that stays lies above it.
+/// Without it, or with less than the subject's blocks need, the subject would show page traffic as well.
+fn make_room(calls: Calls, room: usize) {
     const PIECE: usize = 2_000;
     // SAFETY: each piece is freed once; the last block is kept on purpose.
     unsafe {
-        let pieces: Vec<*mut c_void> = (0..ROOM / PIECE).map(|_| (calls.allocate)(PIECE)).collect();
+        let pieces: Vec<*mut c_void> = (0..room / PIECE).map(|_| (calls.allocate)(PIECE)).collect();
         for &piece in &pieces {
             assert!(!piece.is_null(), "out of memory");
             piece.cast::<u8>().write_bytes(1, PIECE);
@@ -109,7 +108,7 @@ pub fn contention(stage: &Stage) -> Result<()> {
     let worker = |_| {
         let watch = Watch::new().expect("it was there a moment ago");
         let calls = real();
-        make_room(calls);
+        make_room(calls, 8 << 20);
         let mut live = [std::ptr::null_mut(); BLOCKS];
         let mut turn = || {
             for (i, block) in live.iter_mut().enumerate() {
@@ -123,11 +122,11 @@ pub fn contention(stage: &Stage) -> Result<()> {
             }
         };
         stage.mix(Base::Cpu, || {
-            let start = watch.read();
-            for _ in 0..TURNS {
-                turn();
-            }
-            let lap = start.until(watch.read());
+            let lap = watch.lap(|| {
+                for _ in 0..TURNS {
+                    turn();
+                }
+            });
             stage.operations.add((TURNS * BLOCKS) as i64);
             stage.line(0).add(lap.cpu_ns);
             stage.wait(0).add(lap.blocked_ns);
@@ -138,8 +137,11 @@ pub fn contention(stage: &Stage) -> Result<()> {
 }
 
 /// Many, as looking at the watch costs what some fifty calls do.
-const HANDED: usize = 4096;
+const HANDED: usize = 8192;
 const REMOTE_SIZE: usize = 256;
+const PARCELS: usize = 4;
+/// Twice what may be on its way: a block, with its header, takes 272 bytes.
+const REMOTE_ROOM: usize = 2 * PARCELS * HANDED * 272;
 
 struct Parcel(Vec<*mut c_void>);
 // SAFETY: the blocks are plain memory that whoever holds the parcel owns.
@@ -150,12 +152,15 @@ type Ends = (SyncSender<Parcel>, Receiver<Parcel>);
 
 /// One thread allocates and the other frees, so blocks travel home through the producer's arena and its lock.
 /// In the twin each thread frees its own. Parcels go round through channels without ever waiting.
+///
+/// A parcel's own lines come from the other CPU. So it is filled and emptied outside the laps, and what is timed works on
+/// a list that the thread keeps.
 pub fn remote_free(stage: &Stage) -> Result<()> {
     let twin = stage.options.twin;
     Watch::new().context("skipped: no /proc/thread-self/schedstat")?;
     let (full_in, full_out) = sync_channel::<Parcel>(16);
     let (empty_in, empty_out) = sync_channel::<Parcel>(16);
-    for _ in 0..8 {
+    for _ in 0..PARCELS {
         empty_in
             .try_send(Parcel(Vec::with_capacity(HANDED)))
             .expect("a parcel has its place");
@@ -168,59 +173,60 @@ pub fn remote_free(stage: &Stage) -> Result<()> {
     let worker = |index: usize| {
         let watch = Watch::new().expect("it was there a moment ago");
         let calls = real();
-        make_room(calls);
+        make_room(calls, REMOTE_ROOM);
         let mut computing = super::computing::Computing::new();
-        let produce = |parcel: &mut Parcel| {
-            for _ in 0..HANDED {
+        let produce = |blocks: &mut [*mut c_void]| {
+            for block in blocks {
                 // SAFETY: malloc has no precondition.
-                parcel.0.push(unsafe { (calls.allocate)(REMOTE_SIZE) });
+                *block = unsafe { (calls.allocate)(REMOTE_SIZE) };
             }
         };
-        let consume = |parcel: &mut Parcel| {
-            for block in parcel.0.drain(..) {
-                // SAFETY: allocated by `produce`, and a drained parcel forgets it.
+        let consume = |blocks: &[*mut c_void]| {
+            for &block in blocks {
+                // SAFETY: allocated by `produce`, and each list is freed once.
                 unsafe { (calls.free)(block) };
             }
         };
-        let mut own = Parcel(Vec::with_capacity(HANDED));
+        let mut blocks = [std::ptr::null_mut(); HANDED];
         let ends = ends[index % 2]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         stage.mix(Base::Cpu, || {
-            let mut parcel = match (&ends, twin) {
-                (_, true) => std::mem::replace(&mut own, Parcel(Vec::new())),
-                (Some((_, incoming)), _) => match incoming.try_recv() {
-                    Ok(parcel) => parcel,
+            let parcel = match &ends {
+                Some((_, incoming)) if !twin => match incoming.try_recv() {
+                    Ok(parcel) => Some(parcel),
                     // The other side is behind: nothing to do but compute.
                     Err(_) => {
                         computing.spin(5);
                         return 0;
                     }
                 },
-                (None, _) => {
-                    computing.batch();
-                    return 0;
-                }
+                _ => None,
             };
-            let start = watch.read();
-            if twin || index == 0 {
-                produce(&mut parcel);
+            if let Some(Parcel(sent)) = parcel.as_ref().filter(|_| index == 1) {
+                blocks.copy_from_slice(sent);
             }
-            if twin || index == 1 {
-                consume(&mut parcel);
-            }
-            let lap = start.until(watch.read());
+            let lap = watch.lap(|| {
+                if twin || index == 0 {
+                    produce(&mut blocks);
+                }
+                if twin || index == 1 {
+                    consume(&blocks);
+                }
+            });
             stage.line(0).add(lap.cpu_ns);
             stage.wait(0).add(lap.blocked_ns);
             if index == 0 || twin {
                 stage.operations.add(HANDED as i64);
             }
-            match &ends {
-                _ if twin => own = parcel,
+            if let (Some(mut parcel), Some((outgoing, _))) = (parcel, &ends) {
+                parcel.0.clear();
+                if index == 0 {
+                    parcel.0.extend_from_slice(&blocks);
+                }
                 // It always fits, as there are fewer parcels than places; at the end the other side may be gone.
-                Some((outgoing, _)) => drop(outgoing.try_send(parcel)),
-                None => {}
+                drop(outgoing.try_send(parcel));
             }
             lap.cpu_ns
         });

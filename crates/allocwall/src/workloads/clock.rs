@@ -72,6 +72,16 @@ impl Watch {
             .ok()
     }
 
+    /// What `work` took. Reading all clocks takes some microseconds, so the CPU's is read once more next to the work.
+    pub fn lap(&self, work: impl FnOnce()) -> Lap {
+        let before = self.read();
+        let cpu = thread_cpu_ns();
+        work();
+        let cpu_ns = (thread_cpu_ns() - cpu) as i64;
+        let lap = before.until(self.read());
+        Lap { cpu_ns, ..lap }
+    }
+
     /// The three clocks at one moment: read again if the thread lost its CPU in between.
     pub fn read(&self) -> Reading {
         let delay = || {

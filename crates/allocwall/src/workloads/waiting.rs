@@ -1,6 +1,6 @@
 //! Waits that are not the allocator's: storage, a pipe, the application's own mutex.
 
-use super::clock::{Watch, monotonic_ns, thread_cpu_ns};
+use super::clock::{Watch, monotonic_ns};
 use super::computing::Computing;
 use super::process::Bystander;
 use super::stage::{Base, Stage};
@@ -26,24 +26,27 @@ pub fn io_wait(stage: &Stage) -> Result<()> {
         Ok(file)
     };
     let file = open().with_context(|| format!("skipped: {}", path.display()))?;
+    Watch::new().context("skipped: no /proc/thread-self/schedstat")?;
     let worker = |_| {
+        let watch = Watch::new().expect("it was there a moment ago");
         let mut computing = Computing::new();
         let mut offset = 0;
         stage.mix(Base::Wall, || {
-            let (wall, cpu) = (monotonic_ns(), thread_cpu_ns());
             stage.operations.add(1);
             if twin {
+                let began = monotonic_ns();
                 computing.batch();
-                return (monotonic_ns() - wall) as i64;
+                return (monotonic_ns() - began) as i64;
             }
             // 4 KiB round and round in the first MiB.
             offset = (offset + 4096) % (1 << 20);
-            file.write_all_at(&[1; 4096], offset)
-                .and_then(|()| file.sync_data())
-                .expect("the disk takes 1 MiB");
-            let waited = (monotonic_ns() - wall) as i64 - (thread_cpu_ns() - cpu) as i64;
-            stage.wait(0).add(waited);
-            waited
+            let lap = watch.lap(|| {
+                file.write_all_at(&[1; 4096], offset)
+                    .and_then(|()| file.sync_data())
+                    .expect("the disk takes 1 MiB");
+            });
+            stage.wait(0).add(lap.blocked_ns);
+            lap.blocked_ns.max(0)
         });
     };
     stage.perform(worker, |_| Ok(()))
@@ -74,24 +77,27 @@ pub fn pipe_wait(stage: &Stage) -> Result<()> {
     })?;
     drop(writer);
     let reader = std::sync::Mutex::new((&mut reader, &mut ask));
+    Watch::new().context("skipped: no /proc/thread-self/schedstat")?;
     let worker = |_| {
+        let watch = Watch::new().expect("it was there a moment ago");
         let mut computing = Computing::new();
         stage.mix(Base::Wall, || {
-            let (wall, cpu) = (monotonic_ns(), thread_cpu_ns());
             stage.operations.add(1);
             if twin {
+                let began = monotonic_ns();
                 computing.batch();
-                return (monotonic_ns() - wall) as i64;
+                return (monotonic_ns() - began) as i64;
             }
             let mut pipes = reader.lock().expect("one worker");
-            pipes
-                .1
-                .write_all(&[1])
-                .and_then(|()| pipes.0.read_exact(&mut [0]))
-                .expect("the peer lives");
-            let waited = (monotonic_ns() - wall) as i64 - (thread_cpu_ns() - cpu) as i64;
-            stage.wait(0).add(waited);
-            waited
+            let lap = watch.lap(|| {
+                pipes
+                    .1
+                    .write_all(&[1])
+                    .and_then(|()| pipes.0.read_exact(&mut [0]))
+                    .expect("the peer lives");
+            });
+            stage.wait(0).add(lap.blocked_ns);
+            lap.blocked_ns.max(0)
         });
     };
     stage.perform(worker, |_| Ok(()))

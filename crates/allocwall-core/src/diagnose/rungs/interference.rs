@@ -3,7 +3,7 @@
 use crate::catalogue::cost::WaitClass;
 use crate::catalogue::walls::Wall;
 use crate::diagnose::Whole;
-use crate::diagnose::context::{Context, MendIfNone, percent, total};
+use crate::diagnose::context::{Context, MendIfNone, ended_unread, percent, total};
 use crate::diagnose::judge::{Case, Judged};
 use crate::measure::recording::Neighbour;
 use crate::units::{Absence, Interval, Reason};
@@ -152,6 +152,9 @@ fn run_queue(ctx: &Context) -> Judged {
             return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
         }
     };
+    if ctx.unread_s() > ctx.window_s / 2.0 {
+        return Judged::not_measured(WALL, Whole::ThreadTime, ended_unread(), show);
+    }
     // What its threads wait for one another is no interference: then the bill below tells what keeps them busy.
     let behind = ctx.behind_others();
     let share = of_runnable(ctx, Interval::exact(delay_s)).scaled(behind);

@@ -2,7 +2,7 @@
 
 use crate::catalogue::cost::WaitClass;
 use crate::catalogue::walls::Wall;
-use crate::diagnose::context::{Context, MendIfNone};
+use crate::diagnose::context::{Context, MendIfNone, ended_unread};
 use crate::diagnose::judge::{Case, Judged};
 use crate::diagnose::{Finding, Status, Whole};
 use crate::units::{Absence, Interval, Reason};
@@ -24,12 +24,7 @@ fn waiting(ctx: &Context) -> Judged {
     let idle = |active_s: f64, of_s: f64| 1.0 - (active_s / of_s).min(1.0);
     let (active_s, unread_s) = (ctx.active_thread_s(), ctx.unread_s());
     if unread_s >= ctx.window_s {
-        let absence = Absence::new(
-            Reason::TooLittle,
-            "the target ended before its times were read again",
-        )
-        .mend("a target that runs for longer");
-        return Judged::not_measured(Wall::Waiting, Whole::WallTime, absence, show);
+        return Judged::not_measured(Wall::Waiting, Whole::WallTime, ended_unread(), show);
     }
     // What its threads did since their times were last read is not known: it may have waited all the time, or not at all.
     let share = Interval::new(

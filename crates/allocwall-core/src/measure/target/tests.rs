@@ -617,7 +617,9 @@ fn looking_is_cheap() {
             modules.inspect(child.0.id() as i32).expect("a live subject");
             start.elapsed()
         };
-        let (first, second) = (timed(), timed());
+        let first = timed();
+        // The quickest of many: neighbours may hold up some, and hold up the first no less.
+        let second = (0..20).map(|_| timed()).min().expect("twenty looks");
         println!("{program}: {first:?}, then {second:?}");
         // Only relative: how long the first takes depends on the disk and the neighbours.
         assert!(second * 4 < first, "{first:?} then {second:?}");

@@ -6,7 +6,7 @@
 
 use allocwall_core::host::clock::thread_cpu_ns;
 use allocwall_core::host::cycles::Cycles;
-use allocwall_core::host::memory::{ThreadCounts, thread_counts};
+use allocwall_core::host::memory::thread_counts;
 
 /// From and to, in cycles.
 pub type Span = (u64, u64);
@@ -18,6 +18,36 @@ const ROOM: usize = 1 << 16;
 /// about every allocation that takes some hundred nanoseconds would be the largest stall of all.
 const SWITCH: u64 = 10;
 
+/// Where the readings come from: the machine, or a test's script.
+pub trait Readings {
+    /// Cycles since some moment.
+    fn now(&self) -> u64;
+    fn ns(&self, cycles: u64) -> f64;
+    /// CPU time of the calling thread.
+    fn cpu_ns(&self) -> u64;
+    /// How often the calling thread was switched away against its will.
+    fn involuntary_switches(&self) -> u64;
+}
+
+impl Readings for Cycles {
+    #[inline(always)]
+    fn now(&self) -> u64 {
+        Cycles::now(*self)
+    }
+
+    fn ns(&self, cycles: u64) -> f64 {
+        Cycles::ns(*self, cycles)
+    }
+
+    fn cpu_ns(&self) -> u64 {
+        thread_cpu_ns()
+    }
+
+    fn involuntary_switches(&self) -> u64 {
+        thread_counts().involuntary_switches
+    }
+}
+
 /// What took long.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Whose {
@@ -25,8 +55,8 @@ enum Whose {
     Pressure,
 }
 
-pub struct Watch {
-    cycles: Cycles,
+pub struct Watch<R = Cycles> {
+    readings: R,
     threshold: u64,
     last: u64,
     pub stalls: Vec<Span>,
@@ -53,28 +83,27 @@ struct Account {
 }
 
 impl Account {
-    fn now(cycles: Cycles) -> Account {
-        let ThreadCounts {
-            involuntary_switches, ..
-        } = thread_counts();
+    fn now(readings: &impl Readings) -> Account {
+        let switches = readings.involuntary_switches();
         Account {
-            cpu_ns: thread_cpu_ns(),
-            at: cycles.now(),
-            switches: involuntary_switches,
+            cpu_ns: readings.cpu_ns(),
+            at: readings.now(),
+            switches,
         }
     }
 }
 
-impl Watch {
-    pub fn new(cycles: Cycles, threshold: u64) -> Watch {
+impl<R: Readings> Watch<R> {
+    pub fn new(readings: R, threshold: u64) -> Watch<R> {
         let room = || {
             let mut room = vec![(1, 1); ROOM];
             room.clear();
             room
         };
-        let now = cycles.now();
+        let now = readings.now();
+        let account = Account::now(&readings);
         Watch {
-            cycles,
+            readings,
             threshold,
             last: now,
             stalls: room(),
@@ -84,14 +113,14 @@ impl Watch {
             told: 0,
             began: now,
             open: None,
-            account: Account::now(cycles),
+            account,
         }
     }
 
     /// From here on, whatever came before.
     pub fn start(&mut self) {
-        self.account = Account::now(self.cycles);
-        self.last = self.cycles.now();
+        self.account = Account::now(&self.readings);
+        self.last = self.readings.now();
         self.began = self.last;
     }
 
@@ -127,9 +156,9 @@ impl Watch {
     #[cold]
     fn stalled(&mut self, now: u64) -> u64 {
         let Some(open) = self.open.take() else {
-            self.account = Account::now(self.cycles);
+            self.account = Account::now(&self.readings);
             self.stalls.push((self.last, self.account.at));
-            return self.cycles.now();
+            return self.readings.now();
         };
         let ((from, until), whose) = open;
         let machine = self.settle((from, until));
@@ -143,7 +172,7 @@ impl Watch {
             (false, Whose::Pressure) => self.held.push((from, self.account.at)),
             (false, Whose::Order) => self.long.push((from, until)),
         }
-        self.cycles.now()
+        self.readings.now()
     }
 
     /// Since the last reading something was allocated or freed. Where that took long the kernel is asked at the next reading, when the
@@ -182,11 +211,11 @@ impl Watch {
 
     /// Whether a long allocation or free was the machine's.
     fn settle(&mut self, open: Span) -> bool {
-        let before = std::mem::replace(&mut self.account, Account::now(self.cycles));
+        let before = std::mem::replace(&mut self.account, Account::now(&self.readings));
         let account = &self.account;
-        let wall = self.cycles.ns(account.at.wrapping_sub(before.at));
+        let wall = self.readings.ns(account.at.wrapping_sub(before.at));
         let lost = wall - (account.cpu_ns.saturating_sub(before.cpu_ns)) as f64;
-        let took = self.cycles.ns(open.1 - open.0);
+        let took = self.readings.ns(open.1 - open.0);
         let machine = account.switches > before.switches || lost > took / 2.0;
         if machine {
             self.told += 1;
@@ -199,86 +228,178 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
     use std::time::Duration;
 
-    /// Waits so long with readings close together.
-    fn spin(watch: &mut Watch, cycles: Cycles, ns: f64) {
-        let until = cycles.now() + cycles.of_ns(ns);
-        loop {
-            let now = cycles.now();
-            watch.waited(now);
-            if now > until {
-                return;
-            }
+    const THRESHOLD: u64 = 1_000;
+    /// What asking the kernel takes.
+    const ASKING: u64 = 700;
+
+    /// A thread on a machine where a cycle is a nanosecond.
+    #[derive(Default)]
+    struct Script {
+        now: Cell<u64>,
+        cpu: Cell<u64>,
+        switches: Cell<u64>,
+        asked: Cell<u64>,
+    }
+
+    impl Readings for &Script {
+        fn now(&self) -> u64 {
+            self.now.get()
+        }
+
+        fn ns(&self, cycles: u64) -> f64 {
+            cycles as f64
+        }
+
+        fn cpu_ns(&self) -> u64 {
+            self.asked.set(self.asked.get() + 1);
+            self.runs(ASKING);
+            self.cpu.get()
+        }
+
+        fn involuntary_switches(&self) -> u64 {
+            self.switches.get()
         }
     }
 
-    fn longest(watch: &Watch, cycles: Cycles) -> f64 {
-        let spans = watch.stalls.iter().map(|(from, to)| cycles.ns(to - from));
-        spans.fold(0.0, f64::max)
+    impl Script {
+        fn runs(&self, ns: u64) -> u64 {
+            self.cpu.set(self.cpu.get() + ns);
+            self.stands(ns)
+        }
+
+        /// Another thread has the CPU, or the hypervisor.
+        fn stands(&self, ns: u64) -> u64 {
+            self.now.set(self.now.get() + ns);
+            self.now.get()
+        }
+
+        fn watch(&self) -> Watch<&Script> {
+            self.stands(5_000_000);
+            let mut watch = Watch::new(self, THRESHOLD);
+            watch.start();
+            watch
+        }
     }
 
     #[test]
-    fn a_sleep_is_a_stall_and_work_is_none() {
-        let cycles = Cycles::start(10_000_000);
-        let mut watch = Watch::new(cycles, cycles.of_ns(2e6));
-        watch.start();
-        spin(&mut watch, cycles, 1e6);
-        let before = watch.stalls.len();
-        std::thread::sleep(Duration::from_millis(20));
-        watch.waited(cycles.now());
-        assert_eq!(watch.stalls.len(), before + 1);
-        assert!(longest(&watch, cycles) >= 20e6);
+    fn a_gap_is_a_stall_and_work_is_none() {
+        let script = Script::default();
+        let mut watch = script.watch();
+        for _ in 0..100 {
+            watch.waited(script.runs(THRESHOLD));
+        }
+        watch.computed(script.runs(THRESHOLD + 200), 200);
+        assert_eq!(watch.stalls, []);
+        let from = script.now.get();
+        watch.waited(script.runs(THRESHOLD + 1));
+        // It lasts until the kernel has been asked, and what follows is none.
+        assert_eq!(watch.stalls, [(from, from + THRESHOLD + 1 + ASKING)]);
+        watch.waited(script.runs(THRESHOLD));
+        watch.computed(script.runs(THRESHOLD + 201), 200);
+        assert_eq!(watch.stalls.len(), 2);
+        assert!(watch.long.is_empty() && watch.held.is_empty());
     }
 
     #[test]
     fn a_long_allocation_is_the_allocators_unless_the_thread_did_not_run() {
-        let cycles = Cycles::start(10_000_000);
-        let mut watch = Watch::new(cycles, cycles.of_ns(50_000.0));
-        // An allocation that computes for 2 ms. Other programs may take the CPU in the middle, and do so in vain five times.
-        let undisturbed = (0..5).any(|_| {
-            watch.start();
-            let told = watch.told;
-            let until = cycles.now() + cycles.of_ns(2e6);
-            while cycles.now() < until {}
-            watch.allocated(cycles.now());
-            watch.waited(cycles.now());
-            watch.told == told
-        });
-        assert!(undisturbed);
-        // One that sleeps: the CPU clock stands still.
-        watch.start();
-        let told = watch.told;
-        std::thread::sleep(Duration::from_millis(20));
-        watch.allocated(cycles.now());
-        watch.waited(cycles.now());
-        assert_eq!(watch.told, told + 1);
-        assert!(cycles.ns(watch.covered) >= 22e6);
+        // What happens in the allocation, and whose it is then.
+        type Happens = fn(&Script);
+        let cases: [(Happens, bool); 5] = [
+            (|script| _ = script.runs(2_000_000), false),
+            (|script| _ = script.stands(2_000_000), true),
+            // The CPU clock stands still for less than half of it, and for more.
+            (
+                |script| _ = (script.stands(900_000), script.runs(1_100_000)),
+                false,
+            ),
+            (
+                |script| _ = (script.stands(1_100_000), script.runs(900_000)),
+                true,
+            ),
+            (
+                |script| {
+                    script.switches.set(script.switches.get() + 1);
+                    script.runs(2_000_000);
+                },
+                true,
+            ),
+        ];
+        for (n, (happens, machine)) in cases.into_iter().enumerate() {
+            let script = Script::default();
+            let mut watch = script.watch();
+            let from = script.now.get();
+            happens(&script);
+            let span = (from, from + 2_000_000);
+            watch.allocated(script.now.get());
+            // The kernel is asked when the order is on its way.
+            let asked = script.asked.get();
+            watch.waited(script.runs(50));
+            assert_eq!(script.asked.get(), asked + 1, "case {n}");
+            assert_eq!(watch.told, u64::from(machine), "case {n}");
+            assert_eq!(watch.covered, 2_000_000, "case {n}");
+            match machine {
+                true => assert!(watch.stalls[0] == span && watch.long.is_empty(), "case {n}"),
+                false => assert!(watch.long == [span] && watch.stalls.is_empty(), "case {n}"),
+            }
+        }
+    }
+
+    #[test]
+    fn of_an_allocation_too_short_for_a_switch_the_kernel_is_not_asked() {
+        let script = Script::default();
+        let mut watch = script.watch();
+        let asked = script.asked.get();
+        watch.allocated(script.runs(THRESHOLD));
+        watch.allocated(script.runs(SWITCH * THRESHOLD - 1));
+        watch.waited(script.runs(50));
+        assert_eq!((script.asked.get(), watch.long.len()), (asked, 1));
+        watch.allocated(script.runs(SWITCH * THRESHOLD));
+        watch.waited(script.runs(50));
+        assert_eq!((script.asked.get(), watch.long.len()), (asked + 1, 2));
+    }
+
+    #[test]
+    fn a_stall_between_a_long_allocation_and_the_next_reading_is_the_machines() {
+        let script = Script::default();
+        let mut watch = script.watch();
+        let until = script.runs(2_000_000);
+        watch.allocated(until);
+        let now = script.runs(THRESHOLD + 1);
+        watch.waited(now);
+        assert_eq!(watch.long, [(until - 2_000_000, until)]);
+        assert_eq!(watch.stalls, [(until, now)]);
     }
 
     #[test]
     fn a_long_block_of_the_pressure_is_set_apart_and_a_short_one_and_an_orders_are_not() {
+        let script = Script::default();
+        let mut watch = script.watch();
+        let from = script.now.get();
+        let until = script.runs(2_000_000);
+        watch.pressed(until);
+        watch.waited(script.runs(50));
+        // With the asking about it: an order may stand behind that too.
+        assert_eq!(watch.held, [(from, until + 50 + ASKING)]);
+        watch.pressed(script.runs(SWITCH * THRESHOLD - 1));
+        watch.waited(script.runs(50));
+        watch.allocated(script.runs(2_000_000));
+        watch.waited(script.runs(50));
+        assert_eq!((watch.told, watch.held.len(), watch.long.len()), (0, 1, 2));
+    }
+
+    /// Holds whatever else runs: a thread that sleeps has no CPU time.
+    #[test]
+    fn the_machines_own_readings_tell_a_sleep_from_work() {
         let cycles = Cycles::start(10_000_000);
         let mut watch = Watch::new(cycles, cycles.of_ns(50_000.0));
-        let computes = |ns: f64| {
-            let until = cycles.now() + cycles.of_ns(ns);
-            while cycles.now() < until {}
-        };
-        // Other programs may take the CPU in the middle, and do so in vain five times.
-        let seen = (0..5).any(|_| {
-            watch.start();
-            let (told, held, long) = (watch.told, watch.held.len(), watch.long.len());
-            computes(2e6);
-            watch.pressed(cycles.now());
-            watch.waited(cycles.now());
-            computes(100_000.0);
-            watch.pressed(cycles.now());
-            watch.waited(cycles.now());
-            computes(2e6);
-            watch.allocated(cycles.now());
-            watch.waited(cycles.now());
-            watch.told == told && watch.held.len() == held + 1 && watch.long.len() == long + 2
-        });
-        assert!(seen);
+        watch.start();
+        std::thread::sleep(Duration::from_millis(20));
+        watch.allocated(cycles.now());
+        watch.waited(cycles.now());
+        assert_eq!((watch.told, watch.long.len()), (1, 0));
+        assert!(cycles.ns(watch.covered) >= 19.9e6);
     }
 }

@@ -1,0 +1,69 @@
+"""The evidence itself: each log line is read, and each rule finds its planted fault and passes the near twin."""
+
+import unittest
+
+from evidence import JVM_PAUSE, NODE_PAUSE, collected, paused_s, problems_beside
+from services import Expectation
+
+NODE = """\
+listening on 127.0.0.1:20000, pid 7
+[16380:0x406d48d0]      485 ms: Scavenge 4.0 (5.2) -> 3.0 (5.2) MB, 0.50 / 0.00 ms  (average mu = 1.000, current mu = 1.000) allocation failure;
+[16380:0x406d48d0]      487 ms: Mark-sweep (reduce) 4.0 (5.2) -> 3.0 (5.2) MB, 2.25 / 0.75 ms  (+ 0.1 ms in 3 steps since start of marking) (average mu = 1.000)
+[16380:0x406d48d0]      488 ms: Scav
+"""
+JVM = """\
+[0.010s][info][gc] Using G1
+[3.992s][info][gc] GC(55) Pause Young (Normal) (G1 Evacuation Pause) 5M->4M(48M) 6.250ms
+[3.993s][info][gc] GC(56) Concurrent Mark Cycle
+[3.996s][info][gc] GC(57) Pause Remark 5M->4M(48M) 3.750ms
+[3.999s][info][gc] GC(56) Concurrent Mark Cycle 6.000ms
+"""
+EXPECT = Expectation(runtime="node", allocator="glibc", must_be_wall={"first_touch"})
+
+
+def report(**status):
+    return {"findings": [{"wall": wall, "status": said} for wall, said in status.items()]}
+
+
+def found(bounds, **status):
+    return list(problems_beside(report(**status), EXPECT, bounds))
+
+
+class Logs(unittest.TestCase):
+    def test_pauses_are_added_and_nothing_else(self):
+        self.assertAlmostEqual(paused_s(NODE, NODE_PAUSE), 0.00275)
+        self.assertAlmostEqual(paused_s(JVM, JVM_PAUSE), 0.010)
+        self.assertEqual(paused_s("", NODE_PAUSE), 0)
+
+    def test_a_pause_beside_a_busy_program_is_not_all_the_collectors(self):
+        self.assertEqual(collected(1, 10, 0, 2), (0.1, 0.2))
+        # Half of its runnable time the program waited for a CPU: of its pauses too.
+        self.assertEqual(collected(1, 5, 5, 2), (0.1, 0.2))
+        self.assertEqual(collected(0, 0, 0, 2), (0, 0))
+
+
+class Rules(unittest.TestCase):
+    def test_what_is_large_must_be_found(self):
+        self.assertIn("8.0%", found({"garbage_collector": (0.08, 0.16)}, garbage_collector="ruled_out")[0])
+        self.assertIn("8.0%", found({"garbage_collector": (0.08, 0.16)}, garbage_collector="not_measured")[0])
+        self.assertEqual(found({"garbage_collector": (0.08, 0.16)}, garbage_collector="contributor"), [])
+        self.assertEqual(found({"garbage_collector": (0.08, None)}, garbage_collector="wall"), [])
+
+    def test_what_is_small_may_be_ruled_out_and_is_no_wall(self):
+        self.assertEqual(found({"garbage_collector": (0.037, 0.074)}, garbage_collector="ruled_out"), [])
+        self.assertEqual(found({"garbage_collector": (0.037, 0.074)}, garbage_collector="contributor"), [])
+        self.assertIn("7.4%", found({"garbage_collector": (0.037, 0.074)}, garbage_collector="wall")[0])
+        self.assertEqual(found({"garbage_collector": (0.037, 0.14)}, garbage_collector="wall"), [])
+
+    def test_a_wall_is_asked_for_where_it_is_one(self):
+        self.assertEqual(len(found({"first_touch": (0.2, 0.2)}, first_touch="contributor")), 1)
+        self.assertEqual(found({"first_touch": (0.16, 0.16)}, first_touch="contributor"), [])
+        self.assertEqual(found({"map_churn": (0.2, None)}, map_churn="contributor"), [])
+
+    def test_without_evidence_nothing_is_asked(self):
+        self.assertEqual(found({}, first_touch="ruled_out"), [])
+        self.assertEqual(found({"first_touch": (None, None)}, first_touch="ruled_out"), [])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,264 @@
+#!/usr/bin/env python3
+"""Runs every test, goes on after a failure, and ends with one line: `N passed, N failed, N skipped`.
+
+    tests/run.py            what `make test` runs
+    tests/run.py --ci       also format, lints, licences, the pool under Miri and ThreadSanitizer, and the bundled jemalloc
+    tests/run.py rust real  these steps alone; --list names them
+
+A test that can't run on a machine prints `skipped: reason` and passes, or in a script `skipped: test: reason`. Each is counted here as
+skipped. The run fails if a test failed, or if a skip is not on the list in tests/skips.txt.
+"""
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LIST = ROOT / "tests" / "skips.txt"
+# A step that takes longer hangs.
+LIMIT_S = 40 * 60
+# What the tests of the Rust crates start, beside the compilers.
+PACKAGES = {
+    "cc": "build-essential",
+    "c++": "build-essential",
+    "python3": "python3",
+    "git": "git",
+    "setpriv": "util-linux",
+    "unshare": "util-linux",
+    "musl-gcc": "musl-tools",
+    "perf": "linux-perf",
+    "/usr/lib/*/libjemalloc.so.2": "libjemalloc2",
+    "/usr/lib/*/libmimalloc.so.2": "libmimalloc2.0",
+}
+
+
+@dataclass
+class Step:
+    name: str
+    command: list
+    directory: str = "."
+    ci: bool = False
+    needs: str = None
+    # Where a run of cargo has the names of tests from.
+    prefix: str = ""
+
+
+def unittests(directory, *modules):
+    return dict(command=[sys.executable, str(ROOT / "tests" / "unittests.py"), *modules], directory=directory)
+
+
+REAL = "tests/real"
+STEPS = [
+    Step("format", ["cargo", "fmt", "--all", "--check"], ci=True),
+    Step("licences", ["python3", "tools/notices.py"], ci=True),
+    Step("lints", ["cargo", "clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"], ci=True),
+    Step("build", ["make", "build"]),
+    Step("scripts", **unittests("tests", "test_run")),
+    Step("expectations", **unittests(REAL, "test_expectations", "test_evidence")),
+    Step("benches", **unittests("benches", "test_overhead", "test_trial_accuracy", "test_prediction_accuracy")),
+    Step("models", ["make", "models"]),
+    Step("miri", ["make", "miri"], ci=True),
+    Step("tsan", ["make", "tsan"], ci=True),
+    Step("python", ["make", "python-test"], needs="build"),
+    Step("rust", ["cargo", "test", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"]),
+    Step("hostile", [sys.executable, "tests/hostile/run.py", "--binary", "target/release/allocwall"], needs="build"),
+    Step("perf", [sys.executable, f"{REAL}/beside_perf.py", "--install"], needs="build"),
+    Step("real", [sys.executable, f"{REAL}/run.py", "--install"], needs="build"),
+    # jemalloc takes minutes to build and is in no other step: last, beside what those built.
+    Step(
+        "bundled",
+        ["cargo", "test", "--workspace", "--locked", "--no-fail-fast", "--features", "bundled", "--test", "takeover", "--test", "bundled"]
+        + ["--", "--show-output"],
+        ci=True,
+        prefix="bundled ",
+    ),
+]
+
+PROGRAM = re.compile(r"^ +Running (?:unittests )?\S+ \((?:.*/)?([\w-]+)-[0-9a-f]{16}(?:\.js)?\)$")
+DOCTESTS = re.compile(r"^ +Doc-tests (\S+)$")
+RESULT = re.compile(r"^test result: \S+\. (\d+) passed; (\d+) failed; (\d+) ignored;")
+TEST = re.compile(r"^test (.+?) \.\.\. (ignored(?:, .*)?|FAILED)$")
+OUTPUT_OF = re.compile(r"^---- (.+) (?:stdout|stderr) ----$")
+SKIPPED = re.compile(r"^skipped(?: in part)?: (.+)$")
+SUMMARY = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped$")
+NAMED = re.compile(r"^(skipped|failed): (.+?): (.*)$")
+
+
+@dataclass
+class Count:
+    """What a step's output says, read line by line: cargo's, or that of a script which ends with `N passed, N failed, N skipped`."""
+
+    prefix: str = ""
+    passed: int = 0
+    skipped: int = 0
+    # Names.
+    failed: list = field(default_factory=list)
+    # (test, reason); one that was skipped in part may have several.
+    reasons: list = field(default_factory=list)
+    # cargo's: the test program, its tests that were skipped, the one whose output is printed, and whether it passed: then its output
+    # is read, and not shown.
+    program: str = ""
+    here: set = field(default_factory=set)
+    speaks: str = None
+    quiet: bool = False
+    # A script's since its last summary: how many skips and failures had a name.
+    named: dict = field(default_factory=lambda: {"skipped": 0, "failed": 0})
+
+    def read(self, line):
+        """Whether the line is to be shown."""
+        if match := PROGRAM.match(line) or DOCTESTS.match(line):
+            self.program = self.prefix + match[1]
+            self.leave()
+        elif match := RESULT.match(line):
+            self.passed += int(match[1]) - len(self.here)
+            self.skipped += int(match[3]) + len(self.here)
+            self.leave()
+        elif line in ("successes:", "failures:"):
+            self.quiet, self.speaks = line == "successes:", None
+        elif match := OUTPUT_OF.match(line):
+            self.speaks = f"{self.program}::{match[1]}"
+        elif self.speaks:
+            match = SKIPPED.match(line)
+            if match and self.quiet:
+                self.here.add(self.speaks)
+                self.reasons.append((self.speaks, match[1]))
+        elif match := TEST.match(line):
+            if match[2] == "FAILED":
+                self.failed.append(f"{self.program}::{match[1]}")
+            else:
+                self.reasons.append((f"{self.program}::{match[1]}", match[2]))
+        elif match := SUMMARY.match(line):
+            self.passed += int(match[1])
+            self.skipped += int(match[3])
+            # One without a name is on no list.
+            self.failed += ["a test without a name"] * (int(match[2]) - self.named["failed"])
+            self.reasons += [("a test without a name", "no reason")] * (int(match[3]) - self.named["skipped"])
+            self.named = {"skipped": 0, "failed": 0}
+        elif match := NAMED.match(line):
+            self.named[match[1]] += 1
+            if match[1] == "skipped":
+                self.reasons.append((match[2], match[3]))
+            else:
+                self.failed.append(match[2])
+        return not self.quiet
+
+    def leave(self):
+        self.here, self.speaks, self.quiet = set(), None, False
+
+
+def listed(text):
+    """Patterns of the list: `test: reason` a line, in which `*` stands for anything; `#` begins a comment."""
+    lines = (line.strip() for line in text.splitlines())
+    parts = (line.split("*") for line in lines if line and not line.startswith("#"))
+    return [re.compile(".*".join(map(re.escape, part)), re.DOTALL) for part in parts]
+
+
+def unlisted(reasons, patterns):
+    skips = {f"{test}: {reason}" for test, reason in reasons}
+    return sorted(skip for skip in skips if not any(pattern.fullmatch(skip) for pattern in patterns))
+
+
+def run(step):
+    """Runs a step to its end; its count."""
+    count = Count(step.prefix)
+    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    environment.update(CARGO_TERM_COLOR="never", PYTHONUNBUFFERED="1")
+    process = subprocess.Popen(
+        step.command,
+        cwd=ROOT / step.directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+    def end(*_):
+        os.killpg(process.pid, signal.SIGKILL)
+
+    ended = []
+    signal.signal(signal.SIGALRM, lambda *_: (ended.append(f"not done after {LIMIT_S} s"), end()))
+    signal.alarm(LIMIT_S)
+    try:
+        for line in process.stdout:
+            if count.read(line.rstrip("\n")):
+                sys.stdout.write(line)
+                sys.stdout.flush()
+        status = process.wait()
+    except BaseException:
+        end()
+        raise
+    finally:
+        signal.alarm(0)
+    if status != 0 and not count.failed:
+        reason = ended[0] if ended else f"exit status {status}"
+        count.failed.append(f"{step.name} ({reason})")
+    elif count.passed == 0 and not count.failed and not count.skipped:
+        # A step without tests of its own is one.
+        count.passed = 1
+    return count
+
+
+def install():
+    """What the tests need and is not here. Where it can't be had they say so."""
+    sys.path.insert(0, str(ROOT / REAL))
+    from services import SERVICES
+
+    wanted = {**PACKAGES, **{program: package for service in SERVICES for program, package in service.programs.items()}}
+    # One by one: a package that this distribution lacks keeps none of the others away.
+    for program, package in wanted.items():
+        subprocess.run([ROOT / "tools" / "need.sh", f"{program}={package}"], stdin=subprocess.DEVNULL, check=False)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("steps", nargs="*", metavar="STEP")
+    parser.add_argument("--ci", action="store_true", help="also what only CI runs")
+    parser.add_argument("--list", action="store_true", help="names of the steps")
+    arguments = parser.parse_args()
+    names = [step.name for step in STEPS]
+    if arguments.list:
+        print("\n".join(names))
+        return 0
+    if unknown := set(arguments.steps) - set(names):
+        parser.error(f"no step named {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    chosen = [step for step in STEPS if (step.name in arguments.steps if arguments.steps else arguments.ci or not step.ci)]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    install()
+    total, times, broken = Count(), [], set()
+    for step in chosen:
+        print(f"== {step.name}: {' '.join(step.command)}", flush=True)
+        began = time.monotonic()
+        if step.needs in broken:
+            count = Count(failed=[f"{step.name} (not run: {step.needs} failed)"])
+        else:
+            count = run(step)
+        if count.failed:
+            broken.add(step.name)
+        times.append(f"{step.name} {time.monotonic() - began:.0f} s")
+        total.passed += count.passed
+        total.skipped += count.skipped
+        total.failed += count.failed
+        total.reasons += count.reasons
+    print(f"\ntimes: {', '.join(times)}")
+    for test, reason in sorted(set(total.reasons)):
+        print(f"skipped: {test}: {reason}")
+    refused = unlisted(total.reasons, listed(LIST.read_text()))
+    for skip in refused:
+        print(f"not on the list of skips ({LIST.relative_to(ROOT)}): {skip}")
+    for name in total.failed:
+        print(f"failed: {name}")
+    print(f"{total.passed} passed, {len(total.failed)} failed, {total.skipped} skipped")
+    return 1 if total.failed or refused else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""The runner's own account: what it counts, what it shows, and which skips it refuses."""
+
+import unittest
+
+from run import Count, listed, unlisted
+
+CARGO = """\
+     Running unittests src/lib.rs (target/debug/deps/allocwall_core-0123456789abcdef)
+
+running 5 tests
+test a::passes ... ok
+test a::cannot ... ok
+test a::in_part ... ok
+test a::ignored ... ignored, takes an hour
+test a::fails ... FAILED
+
+successes:
+
+---- a::passes stdout ----
+not skipped: it says so in the middle of a line
+
+---- a::cannot stdout ----
+skipped: no counter: ENOENT
+
+---- a::in_part stdout ----
+skipped in part: no Go program here
+skipped in part: nothing links statically here
+
+
+successes:
+    a::cannot
+    a::in_part
+    a::passes
+
+failures:
+
+---- a::fails stdout ----
+skipped: it failed all the same
+failed: no: name
+
+
+failures:
+    a::fails
+
+test result: FAILED. 3 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s
+
+   Doc-tests allocwall_pool
+
+running 1 test
+test crates/allocwall-pool/src/lib.rs - (line 3) ... ok
+
+test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s
+""".splitlines()
+
+SCRIPT = """\
+passed: redis: 100 requests/s
+skipped: nginx: no wrk (Debian: wrk)
+failed: java: garbage_collector is called a wall: 3 %
+1 passed, 1 failed, 1 skipped
+2 passed, 0 failed, 0 skipped
+""".splitlines()
+
+
+def count(lines, **fields):
+    counted = Count(**fields)
+    shown = [line for line in lines if counted.read(line)]
+    return counted, shown
+
+
+class Counting(unittest.TestCase):
+    def test_cargo(self):
+        counted, shown = count(CARGO)
+        self.assertEqual((counted.passed, counted.skipped), (2, 3))
+        self.assertEqual(counted.failed, ["allocwall_core::a::fails"])
+        self.assertEqual(
+            counted.reasons,
+            [
+                ("allocwall_core::a::ignored", "ignored, takes an hour"),
+                ("allocwall_core::a::cannot", "no counter: ENOENT"),
+                ("allocwall_core::a::in_part", "no Go program here"),
+                ("allocwall_core::a::in_part", "nothing links statically here"),
+            ],
+        )
+        # What failed is shown; what passed is not.
+        self.assertIn("skipped: it failed all the same", shown)
+        self.assertNotIn("skipped: no counter: ENOENT", shown)
+
+    def test_a_prefix_tells_two_runs_of_a_program_apart(self):
+        counted, _ = count(CARGO, prefix="bundled ")
+        self.assertEqual(counted.failed, ["bundled allocwall_core::a::fails"])
+
+    def test_scripts(self):
+        counted, shown = count(SCRIPT)
+        self.assertEqual((counted.passed, counted.skipped, counted.failed), (3, 1, ["java"]))
+        self.assertEqual(counted.reasons, [("nginx", "no wrk (Debian: wrk)")])
+        self.assertEqual(shown, SCRIPT)
+
+    def test_what_has_no_name_is_counted_all_the_same(self):
+        counted, _ = count(["0 passed, 1 failed, 1 skipped"])
+        self.assertEqual((len(counted.failed), counted.skipped), (1, 1))
+        self.assertEqual(len(unlisted(counted.reasons, listed("*::*: *"))), 1)
+
+
+class List(unittest.TestCase):
+    def refused(self, text, *skip):
+        return unlisted([skip], listed(text))
+
+    def test_test_and_reason_must_both_fit(self):
+        text = "# No counters here.\n\ncore::cycles::*: no counter: *\n"
+        self.assertEqual(self.refused(text, "core::cycles::a", "no counter: ENOENT"), [])
+        self.assertEqual(self.refused(text, "core::cycles::a", "no C compiler"), ["core::cycles::a: no C compiler"])
+        self.assertEqual(len(self.refused(text, "core::perf::a", "no counter: ENOENT")), 1)
+        # A comment lists nothing, and what looks like a pattern's sign stands for itself.
+        self.assertEqual(len(self.refused("# a: b\n", "a", "b")), 1)
+        self.assertEqual(len(self.refused("a.c: b", "abc", "b")), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
