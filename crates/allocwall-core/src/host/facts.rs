@@ -17,6 +17,7 @@ pub struct HostFacts {
     pub cpu_model: String,
     pub online_cpus: u32,
     pub numa_nodes: u32,
+    /// 0 where /proc/meminfo could not be read.
     pub memory_bytes: u64,
     pub page_bytes: u64,
     /// Hypervisor's name or None on bare metal (as far as CPUID tells).

@@ -222,7 +222,7 @@ fn host(h: &HostFacts) -> Value {
         "cpu_model": h.cpu_model,
         "online_cpus": h.online_cpus,
         "numa_nodes": h.numa_nodes,
-        "memory_bytes": h.memory_bytes,
+        "memory_bytes": (h.memory_bytes > 0).then_some(h.memory_bytes),
         "page_bytes": h.page_bytes,
         "hypervisor": h.hypervisor,
         "free_page_reporting": measured(&h.free_page_reporting, plain),

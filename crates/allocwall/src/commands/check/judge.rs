@@ -1040,18 +1040,18 @@ fn memory_checks(s: &Surroundings) -> Vec<Check> {
 fn machine_checks(s: &Surroundings) -> Vec<Check> {
     use Group::Machine;
     let facts = &s.facts;
+    let memory = match facts.memory_bytes {
+        0 => "memory unknown".to_owned(),
+        bytes => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),
+    };
     let mut checks = vec![Check::new(
         Machine,
         "machine",
         "machine",
         State::Available,
         format!(
-            "Linux {} {}, {} CPUs, {:.1} GiB, {}",
-            facts.kernel_release,
-            facts.architecture,
-            facts.online_cpus,
-            facts.memory_bytes as f64 / f64::from(1 << 30),
-            facts.cpu_model
+            "Linux {} {}, {} CPUs, {memory}, {}",
+            facts.kernel_release, facts.architecture, facts.online_cpus, facts.cpu_model
         ),
     )];
     checks.push(match &facts.hypervisor {
