@@ -31,6 +31,7 @@ PACKAGES = {
     "git": "git",
     "setpriv": "util-linux",
     "unshare": "util-linux",
+    "setarch": "util-linux",
     "musl-gcc": "musl-tools",
     "perf": "linux-perf",
     "/usr/lib/*/libjemalloc.so.2": "libjemalloc2",
