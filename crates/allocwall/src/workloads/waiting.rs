@@ -12,6 +12,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
+/// Large enough that a fast disk takes several times as long as the CPU does for it.
+const WRITE: usize = 64 << 10;
+
 /// Small writes, each made durable. The file has no name, so nothing is left behind.
 pub fn io_wait(stage: &Stage) -> Result<()> {
     let twin = stage.options.twin;
@@ -38,10 +41,10 @@ pub fn io_wait(stage: &Stage) -> Result<()> {
                 computing.batch();
                 return (monotonic_ns() - began) as i64;
             }
-            // 4 KiB round and round in the first MiB.
-            offset = (offset + 4096) % (1 << 20);
+            // Round and round in the first MiB.
+            offset = (offset + WRITE as u64) % (1 << 20);
             let lap = watch.lap(|| {
-                file.write_all_at(&[1; 4096], offset)
+                file.write_all_at(&[1; WRITE], offset)
                     .and_then(|()| file.sync_data())
                     .expect("the disk takes 1 MiB");
             });
