@@ -296,10 +296,17 @@ impl<'a> Context<'a> {
         self.change(|t| read(t.host.as_ref()?).into())
     }
 
-    /// Whether the kernel's own account of the target's CPU time was read.
+    /// Whether the kernel's own account of the target's CPU time was read, for most of the window: without file descriptors some
+    /// readings fail, and two that follow one another at its start say nothing of the rest.
     pub fn cpu_is_known(&self) -> bool {
-        let by_ticks = self.recording.ticks.len() > 1 && self.bill.rates.user_cpu_s.is_ok();
-        by_ticks || !self.recording.threads.is_empty()
+        let most = |span_ns: u64| span_ns >= self.recording.meta.window_ns / 2;
+        let ticks = &self.recording.ticks;
+        let by_ticks = match (ticks.first(), ticks.last()) {
+            (Some(first), Some(last)) => most(last.t_ns.saturating_sub(first.t_ns)),
+            _ => false,
+        };
+        by_ticks && self.bill.rates.user_cpu_s.is_ok()
+            || self.recording.threads.iter().any(|thread| most(thread.seen_ns))
     }
 
     /// Somebody kept the target from running most of the time, and too little is left to judge by.
