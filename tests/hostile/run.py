@@ -210,20 +210,21 @@ def large_perf_maps(bench):
     return pids, None
 
 
-def perf_map_links_to_itself(bench):
+def with_perf_map(bench, make):
+    """A program of generated code, beside what `make` puts in the place of its map."""
     pid = bench.start(bench.compile(GENERATED))
-    link = Path(f"/tmp/perf-{pid}.map")
-    link.symlink_to(link)
-    bench.remove.append(link)
+    place = Path(f"/tmp/perf-{pid}.map")
+    make(place)
+    bench.remove.append(place)
     return [pid], None
+
+
+def perf_map_links_to_itself(bench):
+    return with_perf_map(bench, lambda place: place.symlink_to(place))
 
 
 def perf_map_is_a_pipe(bench):
-    pid = bench.start(bench.compile(GENERATED))
-    pipe = Path(f"/tmp/perf-{pid}.map")
-    os.mkfifo(pipe)
-    bench.remove.append(pipe)
-    return [pid], None
+    return with_perf_map(bench, os.mkfifo)
 
 
 def interpreters():

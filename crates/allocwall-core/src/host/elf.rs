@@ -472,10 +472,10 @@ fn read_up_to(file: &File, into: &mut [u8], offset: u64) -> Option<usize> {
 }
 
 impl<'d, R: ReadRef<'d>> Elf<'d, R> {
-    /// A section's bytes, read for the caller alone; None where it is absent or longer than `limit`.
-    pub fn section_copy(&self, file: &File, name: &str, limit: u64) -> Option<Vec<u8>> {
+    /// A section's bytes, read for the caller alone and not kept; None where it is absent. The caller bounds its size.
+    pub fn section_copy(&self, file: &File, name: &str) -> Option<Vec<u8>> {
         let section = self.facts.section(name)?;
-        if section.kind == elf::SHT_NOBITS || section.size > limit {
+        if section.kind == elf::SHT_NOBITS {
             return None;
         }
         // Not more than the file has: a size in a header is a claim.

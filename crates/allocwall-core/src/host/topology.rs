@@ -447,7 +447,7 @@ mod tests {
         // The other one's list tells.
         assert_eq!(one.relation(5, 1), Some(Relation::Smt));
         assert_eq!(one.relation(5, 2), Some(Relation::OtherNode));
-        // With both missing nobody knows whether they are one core.
+        // With both missing it is unknown whether they are one core.
         fs::remove_dir_all(topology_of(1)).unwrap();
         let two = Topology::read(root.path()).unwrap();
         assert_eq!((two.relation(5, 1), two.relation(1, 5)), (None, None));

@@ -28,7 +28,7 @@ impl TraceFs {
         })
     }
 
-    /// That of a machine; only the running one mounts it where nobody did.
+    /// That of a machine; only the running one mounts it where it is not mounted.
     pub fn of(machine: &Machine) -> Measured<Self> {
         match machine.is_live() {
             true => Self::live(),

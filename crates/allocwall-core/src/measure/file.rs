@@ -216,7 +216,7 @@ fn create(path: &Path) -> io::Result<File> {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
         new => return new,
     }
-    // tempfile creates with mode 0600 on Unix. Its errors name a file that nobody asked for: the kind is enough.
+    // tempfile creates with mode 0600 on Unix. Its errors name the temporary file: the kind is enough.
     let waiting = tempfile::Builder::new()
         .prefix(".allocwall-")
         .tempfile_in(file::folder_of(path))

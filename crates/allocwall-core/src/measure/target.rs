@@ -235,11 +235,6 @@ impl Modules {
         self.known[module].facts.narrow
     }
 
-    /// The mapped file, for reading; None where it could not be opened or is none.
-    pub fn file(&self, module: usize) -> Option<&Arc<File>> {
-        self.known.get(module)?.file.as_ref()
-    }
-
     /// Who reads the modules' files.
     pub fn reader(&mut self) -> &mut Reader {
         &mut self.reader

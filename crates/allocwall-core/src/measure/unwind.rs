@@ -64,7 +64,7 @@ impl Tables {
         };
         let size = |name: &str| elf.facts.section(name).map_or(0, |s| s.size);
         *left = left.checked_sub(size(".eh_frame").saturating_add(size(".eh_frame_hdr")))?;
-        let data = |name: &str| Some(Bytes(elf.section_copy(file, name, u64::MAX)?.into()));
+        let data = |name: &str| Some(Bytes(elf.section_copy(file, name)?.into()));
         info.text_svma = range(".text");
         info.eh_frame_svma = range(".eh_frame");
         info.eh_frame = data(".eh_frame");

@@ -20,7 +20,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-/// What lies on the disk at a time, at most: a second of what 64 CPUs write.
+/// What lies on the disk at a time, at most: as much as 64 CPUs write in a second.
 const BUDGET: u64 = 256 << 20;
 /// Of the free space of the file system.
 const SHARE: u64 = 4;

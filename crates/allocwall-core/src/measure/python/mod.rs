@@ -1,5 +1,5 @@
-//! Python's own function names. They are read from the target's memory and files, in a child process that may die of what it
-//! finds there: what it told until then stands, and why it told no more is in the recording.
+//! Python's own function names. They are read from the target's memory and files, in a child process, which a hostile target
+//! may kill. What it reported until then stands, and why it reported no more is in the recording.
 
 mod stacks;
 
