@@ -11,6 +11,7 @@ use allocwall_core::catalogue::walls::Wall;
 use common::favoured;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Mutex;
 
@@ -22,6 +23,8 @@ const ALLOCWALL: &str = env!("CARGO_BIN_EXE_allocwall");
 enum Line {
     /// Sum of on-CPU lines, as a share of CPU time: `a+b`, both in the subject's truth and in the bill.
     Cpu(&'static str),
+    /// The same where the subject's stopwatch counts what surrounds the calls as well: this function's own samples.
+    CpuAround(&'static str, &'static str),
     /// An off-CPU line, as a share of the threads' time.
     Wait(&'static str),
     /// The wall is named by something that the subject has no line for.
@@ -66,6 +69,11 @@ fn run(case: &Case) {
         }
         let compared = match case.line {
             Line::Cpu(key) => Some((key, truth.cpu_share(key), bill_share(&seen, key))),
+            Line::CpuAround(key, function) => {
+                let own = own_share(function);
+                println!("{}: {:.1} % in {function} itself", case.subject, own * 100.0);
+                Some((key, truth.cpu_share(key), bill_share(&seen, key) + own))
+            }
             Line::Wait(key) => Some((
                 key,
                 truth.wait_share(key),
@@ -76,8 +84,8 @@ fn run(case: &Case) {
         if let Some((key, expected, measured)) = compared {
             let off = (measured - expected) * 100.0;
             let unseen = match case.line {
-                Line::Cpu(_) => unseen(&seen),
-                _ => 0.0,
+                Line::Cpu(_) | Line::CpuAround(..) => unseen(&seen),
+                Line::Wait(_) | Line::None => 0.0,
             };
             println!(
                 "{} dial {dial}: {key} truth {:.1} %, billed {:.1} %, {off:+.1} points, no sample hit {:.1} %; named {named:?}",
@@ -175,7 +183,7 @@ fn sound(seen: &Value, complaints: &mut Vec<String>) {
 }
 
 /// Where this machine's price list lies, and whether it knows what the end of a fault costs: measured once.
-fn prices() -> (&'static std::path::Path, bool) {
+fn prices() -> (&'static Path, bool) {
     static PRICES: std::sync::LazyLock<(tempfile::TempDir, bool)> = std::sync::LazyLock::new(|| {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let mut calibrate = Command::new(ALLOCWALL);
@@ -190,6 +198,30 @@ fn prices() -> (&'static std::path::Path, bool) {
         (folder, known)
     });
     (PRICES.0.path(), PRICES.1)
+}
+
+/// Where the latest diagnosis is kept.
+fn recording() -> PathBuf {
+    prices().0.join("recording")
+}
+
+/// Share of that recording's samples that hit the function itself, and nothing that it called.
+fn own_share(function: &str) -> f64 {
+    let output = Command::new(ALLOCWALL)
+        .args(["report", "--format", "collapsed"])
+        .arg(recording())
+        .output()
+        .expect("report starts");
+    let text = String::from_utf8(output.stdout).expect("stacks are text");
+    let stacks = text.lines().map(|line| {
+        let (stack, count) = line.rsplit_once(' ').expect("a count");
+        (stack, count.parse::<f64>().expect("a number"))
+    });
+    let (own, all) = stacks.fold((0.0, 0.0), |(own, all), (stack, count)| {
+        let hit = if stack.ends_with(function) { count } else { 0.0 };
+        (own + hit, all + count)
+    });
+    own / all
 }
 
 /// Runs the subject, diagnoses it, and returns its truth over exactly the tool's window. Err: why it could not run here.
@@ -224,7 +256,8 @@ fn observe(case: &Case, dial: &str, twin: bool) -> Result<(Truth, Value), String
     let pid = truth[0]["pid"].as_i64().expect("its pid");
     let mut diagnose = Command::new(ALLOCWALL);
     diagnose
-        .args(["diagnose", "-p", &pid.to_string(), "-d", WINDOW, "--json"])
+        .args(["diagnose", "-p", &pid.to_string(), "-d", WINDOW, "--json", "-o"])
+        .arg(recording())
         .env("XDG_CACHE_HOME", prices)
         .stderr(Stdio::piped());
     let diagnosed = favoured(&mut diagnose).output().expect("diagnose starts");
@@ -387,7 +420,7 @@ cases! {
     map_churn: Case { subject: "map-churn", dials: ["0.35", "0.5"], walls: &["map_churn", "first_touch"], line: Line::Cpu("fault_path+zeroing+map_calls+page_release+address_space_lock+allocator_code"), tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
     map_direct: Case { subject: "map-direct", dials: ["0.2", "0.3"], walls: &["map_churn"], line: Line::Cpu("map_calls+page_release+address_space_lock"), tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
     address_space_lock: Case { subject: "address-space-lock", dials: ["0.3", "0.4"], walls: &["address_space_lock"], line: Line::Wait("address_space_lock"), tolerance: 3.0, twin: RULED_OUT, lessened: Some("address_space_lock"), extra: &[] };
-    call_rate: Case { subject: "call-rate", dials: ["0.25", "0.5"], walls: &["call_rate"], line: Line::Cpu("allocator_code"), tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
+    call_rate: Case { subject: "call-rate", dials: ["0.25", "0.5"], walls: &["call_rate"], line: Line::CpuAround("allocator_code", "small_pairs"), tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
     contention: Case { subject: "contention", dials: ["0.3", "0.5"], walls: &["allocator_contention"], line: Line::Cpu("allocator_code+allocator_locks"), tolerance: 3.0, twin: NOT_THE_WALL, lessened: Some("allocator"), extra: &[] };
     // Calls that cross to another thread: too many, each slow, and in one another's way. Which of the three leads is a matter
     // of how the two threads meet.
