@@ -5,7 +5,7 @@
 
 use crate::host::perf;
 use crate::host::proc::parse as proc;
-use crate::host::{cgroup, elf, installed, loader, maps, memory, program, topology, tunables};
+use crate::host::{cgroup, elf, installed, link_map, loader, maps, memory, program, topology, tunables};
 use crate::measure::reading::Readers;
 use crate::measure::symbols;
 use crate::measure::target::{self, AddressSpace, Modules};
@@ -43,6 +43,7 @@ pub const READERS: &[Reader] = &[
     reader("heap", heap_walk, 2048),
     reader("http", http, 4096),
     reader("journal", journal, 8192),
+    reader("link_map", link_map::walk_bytes, 2048),
     reader("lists", lists, 2048),
     reader("load_output", load_output, 4096),
     reader("maps", proc_maps, 4096),

@@ -14,6 +14,7 @@ pub mod keeper;
 pub mod launch;
 pub mod libc_malloc;
 pub mod limits;
+pub mod link_map;
 pub mod loader;
 pub mod maps;
 pub mod memory;

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::host::elf::{self, Elf, ElfFile, ElfKind, Segment, Symbol, SymbolKind, Table};
 use crate::host::file;
 use crate::host::inside;
+use crate::host::link_map;
 use crate::host::maps::{self, Mapping};
 use crate::host::proc::{ProcFs, Status};
 use crate::measure::malloc_range::{Function, Part, SymbolTable, bracketed};
@@ -933,32 +934,41 @@ fn is_version(text: &str, start: &str) -> bool {
 /// A process's files in the order in which its loader looks for `malloc`.
 struct Loaded {
     exe: Option<usize>,
-    /// Every file, first mapped address descending: the loader maps downwards, so what it loaded first comes first.
+    /// Every file, first mapped address descending: the loader maps downwards, so what it loaded first mostly comes first.
     modules: Vec<usize>,
-    start: HashMap<usize, u64>,
+    code: HashMap<usize, Code>,
 }
 
 impl Loaded {
     fn new(modules: &Modules, space: &AddressSpace, exe: Option<usize>) -> Self {
-        let mut start = HashMap::new();
-        for Code {
-            start: address,
-            module,
-            ..
-        } in space.code()
-        {
-            start.entry(module).or_insert(address);
+        let mut first = HashMap::new();
+        for code in space.code() {
+            first.entry(code.module).or_insert(code);
         }
-        let mut order: Vec<usize> = start
+        let mut order: Vec<usize> = first
             .keys()
             .copied()
             .filter(|&module| !matches!(modules.list[module].role, ModuleRole::Jit | ModuleRole::Vdso))
             .collect();
-        order.sort_by_key(|module| std::cmp::Reverse(start[module]));
+        order.sort_by_key(|module| std::cmp::Reverse(first[module].start));
         Loaded {
             exe,
             modules: order,
-            start,
+            code: first,
+        }
+    }
+
+    /// A module's place in the order in which the loader loaded them: by its own list. Where that can't be read, by addresses: since
+    /// Linux 6.7 large mappings are aligned, and now and then a file fits into the gap above one that was loaded before it.
+    fn order(&self, modules: &Modules, pid: i32) -> impl Fn(usize) -> u64 {
+        let list = link_map::biases(&modules.proc_root.join(pid.to_string())).unwrap_or_default();
+        move |module| {
+            let code = self.code[&module];
+            match list.iter().position(|bias| *bias == code.bias) {
+                Some(place) => place as u64,
+                None if list.is_empty() => u64::MAX - code.start,
+                None => u64::MAX,
+            }
         }
     }
 
@@ -1034,21 +1044,26 @@ impl Loaded {
             found.extend(module.filter(|module| Some(*module) != self.exe));
         }
         // Servers that write their title over the environment (PostgreSQL, nginx, Redis) take LD_PRELOAD from view.
-        // What exports malloc, was mapped before the C library and is asked for by nobody was preloaded.
+        // What exports malloc, was loaded before the C library and is asked for by nobody was preloaded.
         let asked_for = self.closure(modules, &self.exe.into_iter().collect::<Vec<_>>());
+        let by_nobody = self.modules.iter().copied().filter(|module| {
+            modules.known[*module].facts.serves_malloc
+                && !asked_for.contains(module)
+                && !found.contains(module)
+                && modules.list[*module].role != ModuleRole::Loader
+        });
+        let by_nobody: Vec<usize> = by_nobody.collect();
         let libc = self
             .modules
             .iter()
             .find(|&&module| modules.list[module].role == ModuleRole::Libc);
-        if let Some(libc) = libc {
-            let before = self.modules.iter().copied().filter(|&module| {
-                modules.known[module].facts.serves_malloc
-                    && self.start[&module] > self.start[libc]
-                    && !asked_for.contains(&module)
-                    && modules.list[module].role != ModuleRole::Loader
-            });
-            let inferred: Vec<usize> = before.filter(|module| !found.contains(module)).collect();
-            found.extend(inferred);
+        if let Some(libc) = libc.filter(|_| !by_nobody.is_empty()) {
+            let order = self.order(modules, space_pid);
+            found.extend(
+                by_nobody
+                    .into_iter()
+                    .filter(|module| order(*module) < order(*libc)),
+            );
         }
         found
     }
@@ -1221,13 +1236,11 @@ fn settings(environ: Vec<(String, String)>) -> Vec<(String, String)> {
         .collect()
 }
 
-/// AT_SECURE of the auxiliary vector (getauxval(3)): the loader ignores LD_PRELOAD and tunables.
+/// AT_SECURE (getauxval(3)): the loader ignores LD_PRELOAD and tunables.
 pub(crate) fn secure_exec(auxv: &[u8]) -> Measured<bool> {
     const AT_SECURE: u64 = 23;
-    let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
-    auxv.chunks_exact(16)
-        .find(|pair| word(&pair[..8]) == AT_SECURE)
-        .map(|pair| word(&pair[8..]) != 0)
+    link_map::auxiliary(auxv, AT_SECURE)
+        .map(|value| value != 0)
         .ok_or_else(|| Absence::new(Reason::NotFound, "no AT_SECURE in the auxiliary vector"))
 }
 

@@ -146,10 +146,8 @@ fn a_preload_is_seen_where_the_environment_was_overwritten() {
     if !exists(&path) {
         return;
     }
-    // Without randomization: since Linux 6.7 large mappings are aligned, and now and then a library fits into the gap above one
-    // that was loaded before it. Then addresses do not tell the order, and this preload is not seen.
-    let mut command = Command::new("setarch");
-    command.args(["-R", "sleep", "60"]).env("LD_PRELOAD", &path);
+    let mut command = sleep();
+    command.env("LD_PRELOAD", &path);
     let (modules, view) = look(&mut command, has_libc).expect("sleep");
     let exe = view
         .process
