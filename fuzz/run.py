@@ -50,8 +50,9 @@ def main():
         parser.error(f"no reader {', '.join(unknown)}; there are {', '.join(known)}")
     if missing := [name for name in known if not list(KEPT.glob(f"{name}/*"))]:
         parser.error(f"nothing in fuzz/kept for {', '.join(missing)}")
+    chosen = args.reader or list(known)
     total, failed = 0, []
-    for name in args.reader or known:
+    for name in chosen:
         corpus, found = TARGET / "fuzz-corpus" / name, TARGET / "fuzz-found" / name
         for folder in (corpus, found):
             folder.mkdir(parents=True, exist_ok=True)
@@ -67,10 +68,10 @@ def main():
         print(f"{name}: {count} inputs, {covered[-1] if covered else '?'} edges", flush=True)
         if ended.returncode:
             failed.append(name)
+            print(f"failed: fuzz.{name}: exit status {ended.returncode}; repeat: READER={name} {binary} {found}/...")
             telling = re.compile(r"panicked|ERROR|SUMMARY|deadly|BINGO|Test unit written|at crates/|in allocwall|timeout|oom")
             print(*[line for line in ended.stderr.splitlines() if telling.search(line)][:30], sep="\n")
-            print(f"    repeat: READER={name} {binary} {found}/...")
-    print(f"{total} inputs, {len(failed)} readers failed{': ' + ', '.join(failed) if failed else ''}")
+    print(f"{total} inputs\n{len(chosen) - len(failed)} passed, {len(failed)} failed, 0 skipped")
     return 1 if failed else 0
 
 

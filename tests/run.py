@@ -2,7 +2,8 @@
 """Runs every test, goes on after a failure, and ends with one line: `N passed, N failed, N skipped`.
 
     tests/run.py            what `make test` runs
-    tests/run.py --ci       also format, lints, licences, the pool under Miri and ThreadSanitizer, and the bundled jemalloc
+    tests/run.py --ci       also format, lints, licences, the bundled jemalloc, the pool under Miri and ThreadSanitizer, a short run of
+                            the fuzzer, of faults in system calls, and of another kernel
     tests/run.py rust real  these steps alone; --list names them
 
 A test that can't run on a machine prints `skipped: reason` and passes, or in a script `skipped: test: reason`. Each is counted here as
@@ -62,14 +63,17 @@ STEPS = [
     Step("lints", ["cargo", "clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"], ci=True),
     Step("build", ["make", "build"]),
     Step("scripts", **unittests("tests", "test_run")),
+    Step("lab scripts", **unittests("tests/lab")),
     Step("expectations", **unittests(REAL, "test_expectations", "test_evidence")),
     Step("benches", **unittests("benches", "test_overhead", "test_trial_accuracy", "test_prediction_accuracy")),
     Step("models", ["make", "models"]),
-    # Miri runs on one core, whatever there is: beside it the other builds. Each one's output stays together.
-    Step("sanitizers", ["make", "-j2", "--output-sync=target", "miri", "tsan"], ci=True),
+    # Miri runs on one core, whatever there is: beside it the others build. Each one's output stays together.
+    Step("nightly", ["make", "-j2", "--output-sync=target", "miri", "tsan", "fuzz"], ci=True),
     Step("python", ["make", "python-test"], needs="build"),
     Step("rust", ["cargo", "test", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"]),
     Step("hostile", [sys.executable, "tests/hostile/run.py", "--binary", "target/release/allocwall"], needs="build"),
+    Step("faults", ["make", "faults", "FAULTS_SECONDS=120"], ci=True),
+    Step("lab", [sys.executable, "tests/lab/run.py", "--install", "ci"], needs="build", ci=True),
     Step("perf", [sys.executable, f"{REAL}/beside_perf.py", "--install"], needs="build"),
     Step("real", [sys.executable, f"{REAL}/run.py", "--install"], needs="build"),
     # jemalloc takes minutes to build and is in no other step: last, beside what those built.

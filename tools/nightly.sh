@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Nightly Rust with components, installed where they are missing: nightly.sh TOOLCHAIN TEST COMPONENT...
+# Nightly Rust with components, installed where it or they are missing: nightly.sh TOOLCHAIN TEST [COMPONENT...]
 # Where they can't be had, says that TEST is skipped and why, and fails.
 set -euo pipefail
 
@@ -10,10 +10,10 @@ installed=$(rustup component list --installed --toolchain "$toolchain" 2>/dev/nu
 for component in "$@"; do
     grep -q "^$component\(-\|$\)" <<<"$installed" || lacking+=(--component "$component")
 done
-[ ${#lacking[@]} -gt 0 ] || exit 0
-echo "installing: Rust $toolchain with $*" >&2
+[ ${#lacking[@]} -gt 0 ] || ! rustup run "$toolchain" rustc --version >/dev/null 2>&1 || exit 0
+echo "installing: Rust $toolchain${*:+ with $*}" >&2
 if ! said=$(rustup toolchain install --profile minimal "${lacking[@]}" "$toolchain" 2>&1); then
-    echo "skipped: $test: no Rust $toolchain with $*: $(grep -m1 error <<<"$said" || tail -1 <<<"$said")"
+    echo "skipped: $test: no Rust $toolchain${*:+ with $*}: $(grep -m1 error <<<"$said" || tail -1 <<<"$said")"
     echo "0 passed, 0 failed, 1 skipped"
     exit 1
 fi

@@ -348,7 +348,8 @@ def main():
     args = parser.parse_args()
     names = inject.syscalls()
     if platform.machine() != "x86_64" or names is None:
-        print("skipped: calls are injected on x86-64 alone, and their numbers are in linux-libc-dev")
+        print("skipped: faults: calls are injected on x86-64 alone, and their numbers are in linux-libc-dev")
+        print("0 passed, 0 failed, 1 skipped")
         return 0
     binary = os.path.realpath(args.binary)
     begun = time.monotonic()
@@ -360,7 +361,8 @@ def main():
         for outcome in clean:
             # A trial of one block gives no verdict, which is status 1.
             if outcome.status not in (0, 1 << 8) or outcome.complaints or not outcome.stdout.startswith("{"):
-                print(f"{scenario.name} fails undisturbed: {outcome.status} {outcome.complaints}\n{outcome.stderr}", file=sys.stderr)
+                print(f"failed: faults.{scenario.name}: undisturbed: {outcome.status} {outcome.complaints}")
+                print(f"{outcome.stderr}\n0 passed, 1 failed, 0 skipped")
                 return 1
         cleans[scenario.name] = clean
         work += plan(scenario, clean)
@@ -390,12 +392,12 @@ def main():
                   f" {outcome.stderr.strip()[-200:]!r}")
         if wrong:
             failures.append((scenario, fault, wrong))
-            print(f"FAILED {scenario.name}: {fault}", *wrong, sep="\n    ")
+            print(f"failed: faults.{scenario.name}: {fault}", *wrong, sep="\n    ")
             for line in outcome.stderr.strip().splitlines()[-4:]:
                 print(f"    stderr: {line[:300]}")
             sys.stdout.flush()
-    print(f"{done} of {len(work)} faults (seed {args.seed}), {injected} of them reached their call, {len(failures)} failed,"
-          f" {time.monotonic() - begun:.0f} s")
+    print(f"{done} of {len(work)} faults (seed {args.seed}), {injected} of them reached their call, {time.monotonic() - begun:.0f} s")
+    print(f"{done - len(failures)} passed, {len(failures)} failed, 0 skipped")
     return 1 if failures else 0
 
 

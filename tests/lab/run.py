@@ -7,8 +7,8 @@
     tests/lab/run.py --only throttled    scenarios whose name begins so
     tests/lab/run.py --install           install what is missing (Debian); also when CI is set
 
-Consoles, reports and the subjects' accounts stay in target/lab. Standard library only. Ends with `N passed, N failed, N skipped`;
-exit status 0: all passed, 1: something failed, 2: usage, 77: nothing could be tried here (`skipped: reason`).
+Consoles, reports and the subjects' accounts stay in target/lab. Standard library only. Ends with `N passed, N failed, N skipped`, and
+before it a line for each that failed or was skipped.
 """
 
 import argparse
@@ -33,8 +33,6 @@ from scenarios import BOOTS, CI, CI_KERNEL, KERNELS
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-# What automake's test drivers take for a skip.
-SKIPPED = 77
 WIDTH = 200
 MEMORY_MIB = 3072
 CPUS = 4
@@ -80,15 +78,19 @@ class Table:
         self.outcomes = {}
 
     def add(self, version, boot, scenario, outcome, note):
-        self.outcomes[version, boot, scenario] = outcome
+        self.outcomes[f"lab.{version}.{boot}.{scenario}"] = outcome, note
         print(f"{version:<5} {boot:<10} {scenario:<23} {outcome:<8} {note}"[:WIDTH], flush=True)
 
     def skip(self, version, reason):
-        self.outcomes[version, "", ""] = "skipped"
-        print(f"skipped: {version}: {reason}", flush=True)
+        self.outcomes[f"lab.{version}"] = "skipped", str(reason)
 
-    def count(self, outcome):
-        return list(self.outcomes.values()).count(outcome)
+    def end(self):
+        """Prints what went wrong; how many passed, failed and were skipped."""
+        for name, (outcome, note) in self.outcomes.items():
+            if outcome != "passed":
+                print(f"{outcome}: {name}: {note}")
+        outcomes = [outcome for outcome, _ in self.outcomes.values()]
+        return [outcomes.count(outcome) for outcome in ("passed", "failed", "skipped")]
 
 
 def try_boot(version, boot, scenarios, folder, args, table):
@@ -115,7 +117,7 @@ def try_boot(version, boot, scenarios, folder, args, table):
                     complaints, note = scenario.judge(files, machine)
                 except Starved as reason:
                     starved.append(scenario)
-                    table.add(version, boot.name, name, "skipped", f"skipped: {reason}")
+                    table.add(version, boot.name, name, "skipped", str(reason))
                     continue
                 failed += [scenario] if complaints else []
                 table.add(version, boot.name, name, "failed" if complaints else "passed", "; ".join(complaints) or note)
@@ -201,9 +203,9 @@ def main():
                 table.skip(version, absent)
     else:
         table.skip("all", reason)
-    passed, failed, skipped = (table.count(outcome) for outcome in ("passed", "failed", "skipped"))
+    passed, failed, skipped = table.end()
     print(f"{passed} passed, {failed} failed, {skipped} skipped")
-    return 1 if failed else 0 if passed else SKIPPED
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
