@@ -397,7 +397,7 @@ impl Session {
             let tick = ticks.read(&self.proc, &pids, meta.window_ns, cgroup, true).ok();
             resident = tick.as_ref().map_or(0, |tick| tick.resident);
             batch_ticks.extend(tick);
-            threads.read(&self.proc, &pids, meta.window_ns);
+            threads.close(&self.proc, &pids, meta.window_ns);
         }
         let held = self.held(&pids);
         meta.own_cpu_ns = clock::own_cpu_ns() - own_cpu_before

@@ -414,10 +414,20 @@ struct Watched {
 }
 
 impl ThreadClock {
-    /// Reads every thread of `pids`. Threads that were not there at the last reading count from their birth.
-    pub fn read(&mut self, proc: &ProcFs, pids: &[i32], t_ns: u64) {
+    /// The last reading, of processes that live. If it finds none of their threads, what those did since the reading before is not
+    /// known.
+    pub fn close(&mut self, proc: &ProcFs, pids: &[i32], t_ns: u64) {
+        if self.read(proc, pids, t_ns) == 0 {
+            let detail = "none of the target's threads was there to be read at the window's end";
+            self.missed.get_or_insert(Absence::new(Reason::Vanished, detail));
+        }
+    }
+
+    /// Reads every thread of `pids`; how many. Threads that were not there at the last reading count from their birth.
+    pub fn read(&mut self, proc: &ProcFs, pids: &[i32], t_ns: u64) -> usize {
         let born_since = self.whole;
         self.whole = true;
+        let mut count = 0;
         for &pid in pids {
             let tids = self.told(proc.threads(pid)).unwrap_or_default();
             for tid in tids {
@@ -443,8 +453,10 @@ impl ThreadClock {
                 watched.last_t = t_ns;
                 watched.last = now;
                 watched.delay_known |= stat.timeslices > 0;
+                count += 1;
             }
         }
+        count
     }
 
     fn told<T>(&mut self, read: Measured<T>) -> Option<T> {
@@ -646,6 +658,24 @@ mod tests {
         clock.read(&proc, &[7], 20);
         let cpu: Vec<u64> = clock.finish().iter().map(|t| t.cpu_ns).collect();
         assert_eq!(cpu, [0, 0, 3], "the last was born since a whole reading");
+    }
+
+    #[test]
+    fn a_last_reading_that_finds_nothing_is_no_account_of_the_window() {
+        let dir = tempfile::tempdir().unwrap();
+        let proc = ProcFs::at(dir.path());
+        let thread = dir.path().join("7/task/7");
+        std::fs::create_dir_all(&thread).unwrap();
+        std::fs::write(thread.join("schedstat"), "100 0 1\n").unwrap();
+        for gone in [false, true] {
+            let mut clock = ThreadClock::default();
+            clock.read(&proc, &[7], 0);
+            if gone {
+                std::fs::remove_dir_all(&thread).unwrap();
+            }
+            clock.close(&proc, &[7], 10);
+            assert_eq!(clock.probe().is_some(), gone);
+        }
     }
 
     #[test]
