@@ -61,7 +61,8 @@ pub fn diagnosis(
     page.section("LIMITS", "what this run could not see, and what it cost");
     limits.print(&mut page);
     own_cost(&mut page, rec, bill);
-    next(&mut page, verdict, file);
+    // Without samples there is no flamegraph.
+    next(&mut page, verdict, file.filter(|_| !rec.samples.is_empty()));
     page.out
 }
 
