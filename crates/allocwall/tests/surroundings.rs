@@ -218,6 +218,23 @@ fn a_tool_in_a_pid_namespace_measures_what_is_in_it_and_refuses_a_foreign_proc()
 }
 
 #[test]
+fn root_of_a_user_namespace_is_not_told_to_become_root() {
+    let target = Running::busy();
+    let command = with_binary(diagnosis(target.0.id() as i32));
+    let Some(mut unshare) = unshared(&["--user", "--map-root-user"], &command) else {
+        return;
+    };
+    let output = unshare.output().expect("unshare starts");
+    let told = String::from_utf8_lossy(&output.stderr);
+    // An ordinary user's own process may be read from within the namespace, a process of root's may not.
+    if output.status.success() {
+        return println!("skipped: unshare: what this user owns may be read from a user namespace as well");
+    }
+    assert!(!told.contains("run as root"), "{told}");
+    assert!(told.contains("the machine's own root"), "{told}");
+}
+
+#[test]
 fn what_was_idle_used_no_cpu_and_what_was_busy_did() {
     let _alone = alone();
     let idle = diagnose(Running::idle().pid());

@@ -2,6 +2,7 @@
 
 use crate::host::file;
 use crate::host::inside::{self, Link};
+use crate::host::rights::run_as_root;
 use crate::units::{Absence, Measured, Reason};
 use std::ffi::OsStr;
 use std::fs::File;
@@ -232,7 +233,9 @@ pub fn open(proc_root: &Path, pid: i32, mapping: &Mapping) -> Measured<File> {
         _ => {
             let absence = file::absence_of(Path::new(&mapping.display_path()), &refused);
             Err(match absence.reason {
-                Reason::NotPermitted => absence.mend("run as root, or as the owner of the process"),
+                Reason::NotPermitted => {
+                    absence.mend(format!("{}, or as the owner of the process", run_as_root()))
+                }
                 _ => absence,
             })
         }

@@ -7,6 +7,7 @@
 use crate::host::clock;
 use crate::host::limits;
 use crate::host::maps::{Mapping, Perms};
+use crate::host::rights::run_as_root;
 use crate::units::{Absence, Measured, Reason};
 use perf_event::data::Record;
 use perf_event::events::{Cache, CacheId, CacheOp, CacheResult, Software, Tracepoint};
@@ -679,7 +680,7 @@ pub fn absence(error: &io::Error) -> Absence {
     let detail = |what: &str| format!("perf_event_open: {what} ({error})");
     match error.raw_os_error() {
         Some(libc::EACCES) => Absence::new(Reason::NotPermitted, detail("not allowed to this user"))
-            .mend("run as root, or: setcap cap_perfmon,cap_sys_ptrace+ep on the binary, or: sysctl kernel.perf_event_paranoid=1"),
+            .mend(format!("{}, or: setcap cap_perfmon,cap_sys_ptrace+ep on the binary, or: sysctl kernel.perf_event_paranoid=1", run_as_root())),
         Some(libc::EPERM) => Absence::new(Reason::NotPermitted, detail("forbidden by missing capabilities, seccomp or the locked-memory limit"))
             .mend("in a container: --cap-add PERFMON --cap-add SYS_PTRACE and a seccomp profile that allows perf_event_open"),
         Some(libc::ENOSYS) => Absence::new(Reason::NotSupported, detail("the kernel has no perf events or seccomp hides them"))

@@ -69,6 +69,17 @@ impl Rights {
     }
 }
 
+/// What to do for whom a right is missing that root has. Root itself lacks it in a user namespace, and where a container or a
+/// service manager dropped capabilities.
+pub fn run_as_root() -> &'static str {
+    match rustix::process::geteuid().is_root() {
+        false => "run as root",
+        true => {
+            "run as the machine's own root, outside of containers and user namespaces, with all capabilities"
+        }
+    }
+}
+
 /// Whether another process's memory may be read, as reading Python stacks from outside does. Nothing is read: the
 /// kernel checks the right before the address, so an address that holds nothing answers EFAULT where it is granted.
 pub fn can_read_memory(pid: i32) -> std::io::Result<()> {

@@ -10,6 +10,7 @@
 
 use crate::host::file;
 use crate::host::perf;
+use crate::host::rights::run_as_root;
 use crate::units::{Absence, Measured, Reason};
 use perf_event::events::{Event, EventData};
 use perf_event::{Builder, Counter};
@@ -65,7 +66,7 @@ impl Uprobes {
             .map_err(|error| match error.raw_os_error() {
                 // Whatever perf_event_paranoid says (perf_uprobe_event_init, kernel/events/core.c).
                 Some(libc::EACCES) => {
-                    Absence::new(Reason::NotPermitted, "this user may set no probes").mend("run as root")
+                    Absence::new(Reason::NotPermitted, "this user may set no probes").mend(run_as_root())
                 }
                 _ => perf::absence(&error),
             })

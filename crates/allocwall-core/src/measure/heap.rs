@@ -8,6 +8,7 @@
 use super::recording::{AllocatorKind, HeapView, Process};
 use crate::host::maps::Mapping;
 use crate::host::proc::ProcFs;
+use crate::host::rights::run_as_root;
 use crate::host::threads::read_memory;
 use crate::units::{Absence, Interval, Measured, Reason};
 use std::io::{Read, Seek, SeekFrom};
@@ -217,7 +218,7 @@ impl Reader<'_> {
 fn present_pages(pid: i32, start: u64, end: u64) -> Measured<Vec<bool>> {
     let absent = |e: std::io::Error| {
         Absence::new(Reason::NotPermitted, format!("/proc/{pid}/pagemap: {e}"))
-            .mend("run as root or as the target's user")
+            .mend(format!("{}, or as the owner of the process", run_as_root()))
     };
     let mut file = std::fs::File::open(format!("/proc/{pid}/pagemap")).map_err(absent)?;
     file.seek(SeekFrom::Start(start / PAGE * 8)).map_err(absent)?;

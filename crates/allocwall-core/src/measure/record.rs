@@ -15,6 +15,7 @@ use crate::host::facts::Machine;
 use crate::host::launch::{self, Launched, Talk};
 use crate::host::perf::{self, Clocks, CpuSampler, Periods, Scope};
 use crate::host::proc::{ProcFs, refuse_thread};
+use crate::host::rights::run_as_root;
 use crate::host::threads::{Look, Looker, read_memory};
 use crate::host::{clock, limits, topology};
 use crate::units::{Absence, Measured, Reason};
@@ -554,7 +555,7 @@ impl Session {
                         sampler.left_out()
                     ),
                 )
-                .mend("ulimit -n 65536, or run as root"),
+                .mend(format!("ulimit -n 65536, or {}", run_as_root())),
             ),
             Ok(_) if self.collector.samples_left_out > 0 => ProbeState::Partial(Absence::new(
                 Reason::TooCostly,
@@ -587,11 +588,14 @@ impl Session {
                     Reason::NotPermitted,
                     "kernel time is not sampled for this user (perf_event_paranoid 2 or more)",
                 )
-                .mend("run as root, or: sysctl kernel.perf_event_paranoid=1"),
+                .mend(format!(
+                    "{}, or: sysctl kernel.perf_event_paranoid=1",
+                    run_as_root()
+                )),
             ),
             (Ok(_), true) if !self.collector.kernel_named() => ProbeState::Partial(
                 Absence::new(Reason::NotPermitted, "kernel symbols are hidden (kptr_restrict)")
-                    .mend("sysctl kernel.kptr_restrict=0, or run as root"),
+                    .mend(format!("sysctl kernel.kptr_restrict=0, or {}", run_as_root())),
             ),
             (Ok(_), true) => ProbeState::Measured,
         };
@@ -798,7 +802,7 @@ fn may_look_at(proc: &ProcFs, pid: i32) -> Result<()> {
         .map_err(|absence| Error::NotPermitted {
             pid,
             detail: absence.detail,
-            mend: "run as root, or as the user that owns the process".into(),
+            mend: format!("{}, or as the owner of the process", run_as_root()),
         })
 }
 
@@ -983,7 +987,7 @@ impl WaitSampler {
                     Reason::NotPermitted,
                     "what threads wait in is not readable (/proc/PID/task/TID/syscall)",
                 )
-                .mend("run as root or grant CAP_SYS_PTRACE"),
+                .mend(format!("{} or grant CAP_SYS_PTRACE", run_as_root())),
             ),
             (None, Some(absence)) if !absence.is_gone() => ProbeState::Partial(absence.clone()),
             _ => ProbeState::Measured,

@@ -12,6 +12,7 @@ use crate::host::inside;
 use crate::host::link_map;
 use crate::host::maps::{self, Mapping};
 use crate::host::proc::{ProcFs, Status};
+use crate::host::rights::run_as_root;
 use crate::measure::malloc_range::{Function, Part, SymbolTable, bracketed};
 use crate::measure::reading::{Examined, Mapped, Reader, Readers};
 use crate::measure::recording::{Allocator, CMDLINE_WORDS, Libc, Linkage, Module, Process, Runtime};
@@ -391,7 +392,7 @@ impl Modules {
             Reason::NotPermitted => Error::NotPermitted {
                 pid,
                 detail: absence.detail,
-                mend: "run as root, or as the owner of the process".into(),
+                mend: format!("{}, or as the owner of the process", run_as_root()),
             },
             _ => refused(absence),
         })?;

@@ -3,6 +3,7 @@
 use super::{Answer, Ask, python_probe};
 use crate::host::clock::monotonic_ns;
 use crate::host::confined::{Limits, Parent};
+use crate::host::rights::run_as_root;
 use crate::host::worker::Worker;
 use crate::measure::recording::{Probe, ProbeState, PythonSample};
 use crate::units::{Absence, Measured, Reason};
@@ -289,8 +290,10 @@ fn unreadable(pid: i32, why: &str) -> Absence {
     let detail = format!("Python's stacks of {pid} are not readable: {why}");
     let refused = ["Permission denied", "Operation not permitted"];
     if refused.iter().any(|words| why.contains(words)) {
-        return Absence::new(Reason::NotPermitted, detail)
-            .mend("run as root or grant CAP_SYS_PTRACE; or start it with python -X perf (3.12+)");
+        return Absence::new(Reason::NotPermitted, detail).mend(format!(
+            "{} or grant CAP_SYS_PTRACE; or start it with python -X perf (3.12+)",
+            run_as_root()
+        ));
     }
     Absence::new(Reason::NotFound, detail).mend("start it with python -X perf (3.12+)")
 }
