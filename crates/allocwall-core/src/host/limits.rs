@@ -31,9 +31,13 @@ pub fn before() -> Option<Rlimit> {
 /// Descriptors that events may take.
 pub fn descriptors_to_spare() -> usize {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(MOST);
-    // The one that lists them is among them; a /proc that does not show them is the same as none used.
-    let used = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
-    spare(limit, used)
+    match std::fs::read_dir("/proc/self/fd") {
+        // The one that lists them is among them.
+        Ok(list) => spare(limit, list.count()),
+        Err(error) if error.raw_os_error() == Some(libc::EMFILE) => 0,
+        // A /proc that does not show them.
+        Err(_) => spare(limit, 0),
+    }
 }
 
 fn spare(limit: u64, used: usize) -> usize {

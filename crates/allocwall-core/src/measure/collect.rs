@@ -557,8 +557,11 @@ impl Collector {
         let mut parent = None;
         let mut ancestor = pid;
         for _ in 0..64 {
-            let Ok(stat) = self.proc.process_stat(ancestor) else {
-                break;
+            let stat = match self.proc.process_stat(ancestor) {
+                Ok(stat) => stat,
+                Err(absence) if absence.is_gone() => break,
+                // Not known now: asked again when it shows up again.
+                Err(_) => return false,
             };
             ancestor = stat.ppid;
             parent.get_or_insert(ancestor);
