@@ -231,13 +231,14 @@ fn cpu_sites(
     // Deep samples reach the application through long interpreter stacks; a handful of them is no basis for shares.
     let deep = of_class().filter(|s| s.deep).count();
     let only_deep = deep >= 20;
-    let places = of_class().filter(|s| s.deep || !only_deep).map(|s| Place {
+    let places = of_class().map(|s| Place {
         t_ns: s.t_ns,
         pid: s.pid,
         tid: s.tid,
         kernel: s.kernel,
         user: s.user,
         weight: recording.meta.sample_period_ns.max(1),
+        shallow: only_deep && !s.deep,
     });
     sites(recording, classifier, places)
 }

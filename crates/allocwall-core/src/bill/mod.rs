@@ -643,6 +643,43 @@ mod tests {
     }
 
     #[test]
+    fn a_shallow_sample_beside_a_python_stack_tells_its_function() {
+        let mut s = Sketch::new();
+        s.module("python", ModuleRole::Cpython);
+        s.runtime(Runtime::Cpython {
+            version: "3.11".into(),
+            free_threaded: false,
+        });
+        s.samples(1_500, PID, "", "python!dict_new;python!_PyEval_EvalFrameDefault");
+        for (nth, sample) in s.recording.samples.iter_mut().enumerate() {
+            sample.deep = nth % 5 == 0;
+        }
+        // Beside a shallow one each.
+        for t in (10..15_000).step_by(500) {
+            s.recording.python.push(PythonSample {
+                t_ns: t * MS,
+                pid: PID,
+                tid: PID,
+                frames: vec!["handle (service.py:10)".into()],
+            });
+        }
+        let bill = of(&s.recording);
+        let sites = &line(&bill, CostClass::Application).sites;
+        assert_eq!(
+            sites[0].python.as_deref(),
+            Some("handle (service.py:10)"),
+            "{sites:?}"
+        );
+        assert_eq!(sites[0].share, 1.0);
+        // Without them the deep ones alone are counted.
+        s.recording.python.clear();
+        assert_eq!(
+            line(&of(&s.recording), CostClass::Application).sites[0].share,
+            1.0
+        );
+    }
+
+    #[test]
     fn python_functions_join_samples_of_their_thread_and_time() {
         let mut s = Sketch::new();
         s.module("python", ModuleRole::Cpython);

@@ -23,6 +23,8 @@ pub struct Place {
     pub kernel: Option<u32>,
     pub user: Option<u32>,
     pub weight: u64,
+    /// Others of its line reach further up their stacks: it counts only where a Python stack beside it tells more.
+    pub shallow: bool,
 }
 
 #[derive(Default)]
@@ -44,7 +46,9 @@ pub fn sites(
     let python = PythonStacks::new(recording);
     let mut seen: BTreeMap<(&str, &str, Option<&str>), Seen> = BTreeMap::new();
     let mut total = 0_u64;
-    let places: Vec<Place> = places.collect();
+    let places: Vec<Place> = places
+        .filter(|place| !place.shallow || python.near(place).is_some())
+        .collect();
     let beside = places.iter().filter(|p| python.near(p).is_some()).count();
     for place in places {
         let frames = classifier.frames(place.user);

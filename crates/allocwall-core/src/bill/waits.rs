@@ -194,6 +194,7 @@ fn wait_sites(
         kernel: w.kernel,
         user: w.user,
         weight: (blocked.seconds(w) * 1e9) as u64,
+        shallow: false,
     };
     let of_class = recording.waits.iter().zip(classes).filter(|(_, c)| **c == class);
     sites(recording, classifier, of_class.map(|(w, _)| place(w)))
