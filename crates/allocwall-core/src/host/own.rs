@@ -4,6 +4,7 @@
 //! remove, and would follow links that the user can plant there. So for root a folder counts only if no other user can
 //! change the way to it: each folder on it, and each link, belongs to root, and only root may write there (or it is sticky,
 //! as /tmp is). What doesn't count is passed over for root's own home. Other users have no rights to lose: theirs is taken as it is.
+//! A relative path counts for nobody: where it leads depends on the current folder.
 
 use crate::units::{Absence, Measured, Reason};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat};
@@ -58,22 +59,29 @@ pub fn place(kind: Kind) -> Measured<Place> {
 
 /// Where temporary files go: TMPDIR, or /tmp.
 pub fn temporary() -> Place {
-    let folder = std::env::temp_dir();
-    let judged = match rustix::process::geteuid().is_root() {
-        true => judge(&folder),
-        false => Ok(()),
+    let root = rustix::process::geteuid().is_root();
+    temporary_of(root, std::env::var_os("TMPDIR"))
+}
+
+fn temporary_of(root: bool, named: Option<OsString>) -> Place {
+    const NAME: &str = "TMPDIR";
+    let default = || PathBuf::from("/tmp");
+    let folder = named
+        .filter(|value| !value.is_empty())
+        .map_or_else(default, PathBuf::from);
+    let refused = match (folder.is_absolute(), root) {
+        (false, _) => Some(not_absolute(NAME, &folder)),
+        (true, true) => judge(&folder).err().map(|refusal| passed_over(NAME, &refusal)),
+        (true, false) => None,
     };
-    match judged {
-        Ok(()) => Place {
+    match refused {
+        None => Place {
             folder,
             instead: None,
         },
-        Err(refusal) => Place {
-            folder: "/tmp".into(),
-            instead: Some(format!(
-                "{}; /tmp is used instead",
-                passed_over("TMPDIR", &refusal)
-            )),
+        Some(why) => Place {
+            folder: default(),
+            instead: Some(format!("{why}; /tmp is used instead")),
         },
     }
 }
@@ -104,7 +112,6 @@ fn place_of(
     let mut refuse = |text: String| {
         why.get_or_insert(text);
     };
-    // A relative one is invalid and to be ignored, by the specification.
     let named = |name| {
         variable(name)
             .filter(|value| !value.is_empty())
@@ -118,8 +125,9 @@ fn place_of(
                 (name == "HOME").then(|| refuse("HOME is not set".into()));
                 return None;
             };
+            // By the specification it is invalid and to be ignored.
             if !path.is_absolute() {
-                (name == "HOME").then(|| refuse(format!("HOME={} is no absolute path", path.display())));
+                refuse(not_absolute(name, &path));
                 return None;
             }
             if user != 0 {
@@ -171,6 +179,10 @@ fn passed_over(name: &str, refusal: &Refusal) -> String {
     format!("{name} is not used by root, since {refusal}")
 }
 
+fn not_absolute(name: &str, path: &Path) -> String {
+    format!("{name}={} is no absolute path", path.display())
+}
+
 /// passwd(5). Root has one by convention where nothing says so: a container may be without users.
 fn home_of(user: u32, passwd: &[u8]) -> Option<PathBuf> {
     let home = |line: &[u8]| {
@@ -198,7 +210,7 @@ impl fmt::Display for Refusal {
             Refusal::Shared { path, mode } => {
                 write!(f, "others may write to {} (mode {mode:04o})", path.display())
             }
-            Refusal::TooManyLinks => f.write_str("it leads over too many links"),
+            Refusal::TooManyLinks => f.write_str("its path has too many symbolic links"),
         }
     }
 }
@@ -245,6 +257,8 @@ impl Way {
             .union(OFlags::DIRECTORY)
             .union(OFlags::NOFOLLOW)
             .union(OFlags::CLOEXEC);
+        // The walk begins at the root; a relative path would be used from the current folder.
+        let path = std::path::absolute(path).map_err(Stopped::Failed)?;
         let here = rustix::fs::openat(CWD, "/", FOLDER, Mode::empty())?;
         let root = rustix::fs::fstat(&here)?;
         let user = rustix::process::geteuid().as_raw();
@@ -255,7 +269,7 @@ impl Way {
         };
         way.judge(&root).map_err(Stopped::Refused)?;
         let mut links = 0;
-        let mut todo: VecDeque<OsString> = steps(path);
+        let mut todo: VecDeque<OsString> = steps(&path);
         while let Some(step) = todo.pop_front() {
             let path = match step == ".." {
                 true => way.at.parent().unwrap_or(Path::new("/")).to_owned(),
@@ -405,12 +419,34 @@ mod tests {
             assert_eq!(place.folder, Path::new("/home/u/.cache/allocwall"));
             assert_eq!(place.instead, Some(format!("{why}; /home/u is used instead")));
         }
+        let place = of(1000, Some("x"), None).unwrap();
+        assert_eq!(place.folder, Path::new("/home/u/.cache/allocwall"));
+        let said = "XDG_CACHE_HOME=x is no absolute path; /home/u is used instead";
+        assert_eq!(place.instead.as_deref(), Some(said));
         let absence = of(1001, None, None).unwrap_err();
         assert_eq!(absence.reason, Reason::NotFound);
         assert_eq!(
             absence.mend.as_deref(),
             Some("export XDG_CACHE_HOME=/some/folder")
         );
+    }
+
+    #[test]
+    fn a_relative_temporary_folder_is_not_used() {
+        for root in [false, true] {
+            for path in [".", "tmp"] {
+                let place = temporary_of(root, Some(path.into()));
+                assert_eq!(place.folder, Path::new("/tmp"));
+                let said = format!("TMPDIR={path} is no absolute path; /tmp is used instead");
+                assert_eq!(place.instead, Some(said));
+            }
+        }
+        for unset in [None, Some("".into())] {
+            let place = temporary_of(false, unset);
+            assert_eq!((place.folder, place.instead), ("/tmp".into(), None));
+        }
+        let place = temporary_of(false, Some("/x".into()));
+        assert_eq!((place.folder, place.instead), ("/x".into(), None));
     }
 
     #[test]
