@@ -1,5 +1,5 @@
-//! A child process that reads foreign bytes for us and may die of them: this program again, started with a word on its
-//! command line and a socket as its standard input.
+//! A child process that reads foreign bytes for us and may die of them: this program again, started with an argument
+//! and with a socket as its standard input.
 //!
 //! The child limits its own memory and CPU time before it reads anything, and gains no rights afterwards. We wait for each of
 //! its answers only until a deadline, and take what it says as plain bytes. Messages are a length (u32, little endian) and
@@ -48,15 +48,15 @@ pub struct Child {
 }
 
 impl Child {
-    /// `program` is started with `words`. It has an environment of its own, so that no setting of ours changes its limits.
+    /// `program` is started with `arguments`. It has an environment of its own, so that no setting of ours changes its limits.
     ///
     /// # Errors
     /// No process, socket or file descriptor is left, or there is no such program.
-    pub fn start(program: &Path, words: &[&str]) -> io::Result<Child> {
+    pub fn start(program: &Path, arguments: &[&str]) -> io::Result<Child> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         let process = Command::new(program)
-            .args(words)
+            .args(arguments)
             .env_clear()
             // Each arena reserves 64 MiB of addresses, which the limit counts.
             .env("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
@@ -160,7 +160,7 @@ impl Child {
                 message.drain(..HEADER);
                 return Ok(Some(message));
             }
-            // In steps: nothing is allocated on a length's word alone.
+            // In steps: no more than one is allocated before the bytes arrive.
             let step = (whole - have).min(1 << 20);
             self.partial.resize(have + step, 0);
             let read = self.socket.read(&mut self.partial[have..]);
@@ -204,7 +204,7 @@ impl Child {
         }
         match status.map(|status| (status.code(), status.signal())) {
             Some((_, Some(libc::SIGXCPU))) => "it used up its CPU time".into(),
-            Some((_, Some(libc::SIGABRT))) => "it gave up, most likely at its memory limit".into(),
+            Some((_, Some(libc::SIGABRT))) => "it aborted, probably at its memory limit".into(),
             Some((_, Some(signal))) => format!("it died of signal {signal}"),
             Some((code, None)) => format!("it ended with status {}", code.unwrap_or(0)),
             None => "it did not answer in time".into(),
@@ -213,18 +213,26 @@ impl Child {
 
     fn closed(&self) -> bool {
         let mut byte = [0; 1];
+        // Reset: it ended before it had read all that we sent.
         matches!(
             recv(&self.socket, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT),
-            Ok((_, 0))
+            Ok((_, 0)) | Err(Errno::CONNRESET)
         )
     }
 }
 
 impl Drop for Child {
     fn drop(&mut self) {
+        /// A child that hangs in the kernel ends when the kernel lets it. Then init reaps it, after us.
+        const PATIENCE_MS: u32 = 1_000;
         // Both fail only where it has been waited for already.
         let _ = self.process.kill();
-        let _ = self.process.wait();
+        for _ in 0..PATIENCE_MS {
+            if !matches!(self.process.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
     }
 }
 
@@ -250,11 +258,14 @@ impl Parent {
         }
         crate::host::limits::raise_open_files();
         let (all, data) = memory_now()?;
-        limit(Resource::As, all + limits.memory + limits.mapped)?;
-        limit(Resource::Data, data + limits.memory)?;
-        limit(Resource::Cpu, limits.cpu_seconds)?;
-        limit(Resource::Core, 0)?;
-        limit(Resource::Fsize, 0)?;
+        let same = |resource, most| limit(resource, most, most);
+        same(Resource::As, all + limits.memory + limits.mapped)?;
+        same(Resource::Data, data + limits.memory)?;
+        // The soft limit sends SIGXCPU, which says why it ended; the hard one sends SIGKILL.
+        limit(Resource::Cpu, limits.cpu_seconds, limits.cpu_seconds + 1)?;
+        // No core file is that small. At 0 the kernel still runs a core_pattern program, at 1 it does not (fs/coredump.c).
+        same(Resource::Core, 1)?;
+        same(Resource::Fsize, 0)?;
         Ok(Parent { socket })
     }
 
@@ -302,16 +313,16 @@ impl Parent {
     }
 }
 
-fn limit(resource: Resource, most: u64) -> io::Result<()> {
-    let most = match getrlimit(resource).maximum {
-        Some(maximum) => most.min(maximum),
-        None => most,
+/// As far as the hard limit that is there allows it.
+fn limit(resource: Resource, soft: u64, hard: u64) -> io::Result<()> {
+    let hard = getrlimit(resource)
+        .maximum
+        .map_or(hard, |maximum| hard.min(maximum));
+    let limits = Rlimit {
+        current: Some(soft.min(hard)),
+        maximum: Some(hard),
     };
-    let both = Rlimit {
-        current: Some(most),
-        maximum: Some(most),
-    };
-    Ok(setrlimit(resource, both)?)
+    Ok(setrlimit(resource, limits)?)
 }
 
 /// Bytes of address space, and of those private and writable: fields 1 and 6 of /proc/self/statm.
@@ -375,7 +386,7 @@ mod tests {
     fn how_it_ended_is_told() {
         for (script, told) in [
             ("exit 3", "it ended with status 3"),
-            ("kill -ABRT $$", "it gave up, most likely at its memory limit"),
+            ("kill -ABRT $$", "it aborted, probably at its memory limit"),
             ("kill -XCPU $$", "it used up its CPU time"),
             ("kill -BUS $$", "it died of signal 7"),
         ] {
@@ -390,6 +401,15 @@ mod tests {
             );
             assert_eq!(dead.end(), told, "{script}");
         }
+    }
+
+    #[test]
+    fn one_that_ended_before_it_read_all_has_closed() {
+        let mut dead = child("/bin/sleep 0.1; exit 3");
+        dead.send(&[b"unread"], None, in_ms(20_000)).unwrap();
+        dead.wait(PollFlags::IN, in_ms(20_000)).unwrap();
+        assert!(dead.closed());
+        assert_eq!(dead.end(), "it ended with status 3");
     }
 
     #[test]
