@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread::{Scope, ScopedJoinHandle};
+use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 /// What lies on the disk at a time, at most: as much as 64 CPUs write in a second.
@@ -60,12 +60,15 @@ impl Room {
     }
 
     /// Reads what is written to this account from now on. `interrupted` is the user's, see [`Reader::stop`].
+    ///
+    /// # Errors
+    /// No thread could be started: then nobody reads it.
     pub fn read<'scope>(
         &self,
         account: &Path,
         scope: &'scope Scope<'scope, '_>,
         interrupted: &'scope AtomicBool,
-    ) -> Reader<'scope> {
+    ) -> Measured<Reader<'scope>> {
         let stop = Arc::new(AtomicBool::new(false));
         let (over, waiting) = channel();
         let mut files = Files {
@@ -74,11 +77,11 @@ impl Room {
             parts: BTreeMap::new(),
         };
         let ended = stop.clone();
-        let thread = scope.spawn(move || {
+        let work = move || -> Measured<Bindings> {
             let mut last = false;
             loop {
                 let began = Instant::now();
-                let read = files.read();
+                let read = files.read(interrupted);
                 if read.is_err() {
                     // Relaxed: the flag carries nothing but itself.
                     ended.store(true, Ordering::Relaxed);
@@ -95,13 +98,21 @@ impl Room {
                     last = !matches!(waiting.recv_timeout(PAUSE), Err(RecvTimeoutError::Timeout));
                 }
             }
-        });
-        Reader {
+        };
+        // Where tasks are limited, `Scope::spawn` panics.
+        let thread = Builder::new().spawn_scoped(scope, work).map_err(|error| {
+            Absence::new(
+                Reason::NotPermitted,
+                format!("the thread that reads the loader's log could not be started: {error}"),
+            )
+            .mend("raise the limit of tasks: pids.max of the cgroup, ulimit -u")
+        })?;
+        Ok(Reader {
             stop,
             over,
             thread,
             account: account.to_owned(),
-        }
+        })
     }
 }
 
@@ -123,10 +134,10 @@ impl Reader<'_> {
     pub fn finish(self) -> Measured<Bindings> {
         // A thread that has ended by itself doesn't listen any more.
         let _ = self.over.send(());
-        let told = self
-            .thread
-            .join()
-            .unwrap_or_else(|_| Err(Absence::new(Reason::NotSupported, "its reader failed")));
+        let told = self.thread.join().unwrap_or_else(|_| {
+            let failed = "the thread that reads the loader's log failed";
+            Err(Absence::new(Reason::NotSupported, failed))
+        });
         // What can't be removed now goes with the folder that it lies in.
         let _ = std::fs::remove_dir_all(&self.account);
         told
@@ -150,8 +161,8 @@ struct Part {
 }
 
 impl Files {
-    /// What was written since the last time.
-    fn read(&mut self) -> Measured<()> {
+    /// What was written since the last time, unless the user interrupts: then nothing is known.
+    fn read(&mut self, interrupted: &AtomicBool) -> Measured<()> {
         let Ok(folder) = rustix::fs::openat(
             CWD,
             &self.folder,
@@ -166,10 +177,10 @@ impl Files {
         let sizes: Vec<(u32, u64)> = pids.filter_map(|pid| Some((pid, size(&folder, pid)?))).collect();
         let there = |parts: &BTreeMap<u32, Part>| -> u64 {
             let back = |pid| parts.get(pid).map_or(0, |part: &Part| part.given_back);
-            sizes
-                .iter()
-                .map(|(pid, size)| size.saturating_sub(back(pid)))
-                .sum()
+            // Sparse files may claim more in all than a u64 holds.
+            sizes.iter().fold(0, |sum: u64, (pid, size)| {
+                sum.saturating_add(size.saturating_sub(back(pid)))
+            })
         };
         // Before anything is read: a file may claim any size.
         if there(&self.parts) > self.budget {
@@ -182,7 +193,13 @@ impl Files {
             let part = self.parts.entry(pid).or_default();
             if size > part.read {
                 // One that can't be read tells nothing of its process, and counts as long as it lies there.
-                let _ = part.read_on(&folder, pid, size);
+                let _ = part.read_on(&folder, pid, size, interrupted);
+            }
+            if interrupted.load(Ordering::Relaxed) {
+                return Err(Absence::new(
+                    Reason::TooLittle,
+                    "the reading of the loader's log was interrupted",
+                ));
             }
         }
         Ok(())
@@ -191,7 +208,7 @@ impl Files {
     fn too_much(&self, why: String) -> Absence {
         Absence::new(
             Reason::TooCostly,
-            format!("the loader's account of its bindings is too long for a whole tree of processes: {why}, so that run was ended"),
+            format!("the loader's LD_DEBUG log is too large: {why}, so that run was ended"),
         )
         .mend("try a part of the command that starts fewer processes")
     }
@@ -217,7 +234,7 @@ fn name(pid: u32) -> String {
 }
 
 impl Part {
-    fn read_on(&mut self, folder: &OwnedFd, pid: u32, size: u64) -> io::Result<()> {
+    fn read_on(&mut self, folder: &OwnedFd, pid: u32, size: u64, interrupted: &AtomicBool) -> io::Result<()> {
         let open = |access| {
             let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             rustix::fs::openat(folder, name(pid), flags, Mode::empty())
@@ -229,7 +246,7 @@ impl Part {
         }
         let file = File::from(file);
         let mut piece = vec![0; PIECE.min(usize::try_from(size - self.read).unwrap_or(PIECE))];
-        while self.read < size {
+        while self.read < size && !interrupted.load(Ordering::Relaxed) {
             let count = file.read_at(&mut piece, self.read)?;
             if count == 0 {
                 break;
@@ -278,6 +295,8 @@ mod tests {
     use std::io::Write;
     use std::os::unix::fs::{MetadataExt, symlink};
 
+    static NEVER: AtomicBool = AtomicBool::new(false);
+
     const LINE: &str =
         "     7:\tbinding file /usr/bin/x [0] to /lib/libc.so.6 [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
 
@@ -315,7 +334,7 @@ mod tests {
                 _ => filler(2 << 20),
             };
             let file = append(&path, &text);
-            let told = files.read();
+            let told = files.read(&NEVER);
             if round == 1 && told.is_err() {
                 println!("skipped: this file system gives nothing back");
                 return;
@@ -341,10 +360,46 @@ mod tests {
                 budget: 1 << 20,
                 parts: BTreeMap::new(),
             };
-            let absence = files.read().unwrap_err();
+            let absence = files.read(&NEVER).unwrap_err();
             assert_eq!(absence.reason, Reason::TooCostly);
             assert!(absence.detail.contains("more than 1 MiB"), "{absence}");
         }
+    }
+
+    /// 2^64 bytes in all, which is 0 in a u64. tmpfs has files that large.
+    #[test]
+    fn sizes_whose_sum_does_not_fit_are_refused() {
+        let Ok(dir) = tempfile::tempdir_in("/dev/shm") else {
+            println!("skipped: no /dev/shm");
+            return;
+        };
+        for (pid, claimed) in [(1, u64::MAX / 2), (2, u64::MAX / 2), (3, 2)] {
+            let file = File::create(dir.path().join(name(pid))).unwrap();
+            if let Err(error) = file.set_len(claimed) {
+                println!("skipped: no file of {claimed} bytes: {error}");
+                return;
+            }
+        }
+        let mut files = Files {
+            folder: dir.path().to_owned(),
+            budget: 1 << 20,
+            parts: BTreeMap::new(),
+        };
+        assert_eq!(files.read(&NEVER).unwrap_err().reason, Reason::TooCostly);
+    }
+
+    #[test]
+    fn an_interruption_ends_the_reading() {
+        let dir = tempfile::tempdir().unwrap();
+        append(&dir.path().join("bindings.7"), LINE);
+        let mut files = Files {
+            folder: dir.path().to_owned(),
+            budget: 1 << 20,
+            parts: BTreeMap::new(),
+        };
+        let absence = files.read(&AtomicBool::new(true)).unwrap_err();
+        assert_eq!(absence.reason, Reason::TooLittle);
+        assert_eq!(files.parts[&7].read, 0);
     }
 
     /// Anybody may put something there: nothing of others is read, and none of it is given back.
@@ -373,7 +428,7 @@ mod tests {
             budget: 1 << 20,
             parts: BTreeMap::new(),
         };
-        files.read().unwrap();
+        files.read(&NEVER).unwrap();
         assert_eq!(files.bindings(), Bindings::from_iter([(4, one())]));
         assert!(std::fs::read(&other).unwrap() == before);
     }

@@ -236,13 +236,19 @@ pub trait Fresh {
             let mut close = self.arms()[arm].close();
             let (outcome, ended, bindings) = std::thread::scope(|scope| {
                 let reader = asked.then(|| room.read(&account, scope, interrupted));
-                close.stop = reader.as_ref().map(Reader::stop);
+                match &reader {
+                    Some(Ok(reader)) => close.stop = Some(reader.stop()),
+                    // Nobody would read what the loader writes, so it is not asked to.
+                    Some(Err(_)) => start = self.arms()[arm].start.clone(),
+                    None => {}
+                }
                 let outcome = self.once(&start, &close);
                 let ended = close
                     .stop
                     .as_ref()
                     .is_some_and(|stop| stop.load(Ordering::Relaxed));
-                (outcome, ended, reader.map(Reader::finish))
+                let bindings = reader.map(|reader| reader.and_then(Reader::finish));
+                (outcome, ended, bindings)
             });
             let (mut ran, mut seen) = outcome?;
             // A run that was ended before its time shows nothing, and is no failure of the arm's.
