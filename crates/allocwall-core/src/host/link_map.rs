@@ -6,8 +6,11 @@ use crate::units::{Absence, Measured, Reason};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::mpsc::channel;
+use std::thread::Builder;
+use std::time::Duration;
 
-/// Programs load some hundreds of files. A list may also be a ring, made to keep its reader.
+/// Programs load some hundreds of files. A hostile one may make the list circular.
 const MOST_FILES: usize = 4096;
 const MOST_HEADERS: u64 = 64;
 const MOST_DYNAMIC: u64 = 512;
@@ -38,8 +41,26 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 /// Of a 64-bit process; `folder` is its /proc/PID.
 ///
 /// # Errors
-/// Its memory may not be read, it is linked statically, or it has not come so far.
+/// Its memory may not be read, it is linked statically, or its loader has not run yet.
 pub fn biases(folder: &Path) -> Measured<Vec<u64>> {
+    const PATIENCE: Duration = Duration::from_millis(200);
+    let (done, waiting) = channel();
+    let folder = folder.to_owned();
+    // In a thread of its own: a page of the list may lie in a file whose server never answers (FUSE).
+    let started = Builder::new().spawn(move || done.send(biases_of(&folder)));
+    let answer = started.ok().and_then(|_| waiting.recv_timeout(PATIENCE).ok());
+    answer.unwrap_or_else(|| {
+        Err(Absence::new(
+            Reason::TooCostly,
+            format!(
+                "the list of loaded files could not be read within {} ms",
+                PATIENCE.as_millis()
+            ),
+        ))
+    })
+}
+
+fn biases_of(folder: &Path) -> Measured<Vec<u64>> {
     let auxv = file::read(&folder.join("auxv"), |auxv| Ok(auxv.to_vec()))?;
     let path = folder.join("mem");
     let memory = File::open(&path).map_err(|error| file::absence_of(&path, &error))?;
@@ -98,11 +119,14 @@ fn walk(auxv: &[u8], read: impl Fn(u64, &mut [u8]) -> Option<()>) -> Option<Vec<
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn walk_bytes(bytes: &[u8]) {
     let (auxv, memory) = bytes.split_at(bytes.len().min(64));
-    let _ = walk(auxv, |address, buffer| {
-        let from = usize::try_from(address).ok()?;
-        buffer.copy_from_slice(memory.get(from..from.checked_add(buffer.len())?)?);
-        Some(())
-    });
+    let _ = walk(auxv, |address, buffer| copy(memory, address, buffer));
+}
+
+#[cfg(any(test, feature = "fuzzing"))]
+fn copy(memory: &[u8], address: u64, buffer: &mut [u8]) -> Option<()> {
+    let from = usize::try_from(address).ok()?;
+    buffer.copy_from_slice(memory.get(from..from.checked_add(buffer.len())?)?);
+    Some(())
 }
 
 #[cfg(test)]
@@ -163,11 +187,7 @@ mod tests {
 
     fn walked(next: u64) -> Option<Vec<u64>> {
         let (auxv, memory) = memory(next);
-        walk(&auxv, |address, buffer| {
-            let from = address as usize;
-            buffer.copy_from_slice(memory.get(from..from.checked_add(buffer.len())?)?);
-            Some(())
-        })
+        walk(&auxv, |address, buffer| copy(&memory, address, buffer))
     }
 
     #[test]

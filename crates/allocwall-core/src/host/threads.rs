@@ -1,7 +1,9 @@
 //! Looking at a thread that does not run: what it waits for, from /proc/PID/task/TID.
 
 use crate::host::proc::{ProcFs, SyscallState};
-use crate::units::{Absence, Reason};
+use crate::units::{Absence, Measured, Reason};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
 
 /// One thread that was found off its CPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -77,9 +79,74 @@ impl Looker {
     }
 }
 
+/// Reads other processes' memory in a thread of its own. A page may lie in a file whose server never answers (FUSE): reading it ends
+/// with this process and not before, so who asks waits no longer than a second.
+#[derive(Default)]
+pub struct MemoryReader(Option<Measured<Reading>>);
+
+struct Reading {
+    ask: SyncSender<(i32, u64, Vec<u8>)>,
+    answer: Receiver<(Vec<u8>, usize)>,
+}
+
+impl MemoryReader {
+    /// As [`read_memory`]. After a failure it isn't tried again.
+    ///
+    /// # Errors
+    /// No thread could be started, or it does not come back.
+    pub fn read(&mut self, pid: i32, address: u64, buffer: &mut Vec<u8>) -> Measured<usize> {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let reading = self
+            .0
+            .get_or_insert_with(Reading::start)
+            .as_ref()
+            .map_err(Clone::clone)?;
+        let length = buffer.len();
+        let answer = reading
+            .ask
+            .send((pid, address, std::mem::take(buffer)))
+            .ok()
+            .and_then(|()| reading.answer.recv_timeout(PATIENCE).ok());
+        let Some((bytes, read)) = answer else {
+            *buffer = vec![0; length];
+            let absence = Absence::new(
+                Reason::TooCostly,
+                format!("memory of process {pid} could not be read within a second"),
+            );
+            self.0 = Some(Err(absence.clone()));
+            return Err(absence);
+        };
+        *buffer = bytes;
+        Ok(read)
+    }
+}
+
+impl Reading {
+    fn start() -> Measured<Reading> {
+        let (ask, asked) = sync_channel::<(i32, u64, Vec<u8>)>(1);
+        let (told, answer) = sync_channel(1);
+        let work = move || {
+            for (pid, address, mut buffer) in asked {
+                let read = read_memory(pid, address, &mut buffer);
+                if told.send((buffer, read)).is_err() {
+                    break;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().spawn(work);
+        thread.map(|_| Reading { ask, answer }).map_err(|error| {
+            Absence::new(
+                Reason::NotPermitted,
+                format!("the thread that reads memory could not be started: {error}"),
+            )
+            .mend("raise the limit of tasks: pids.max of the cgroup, ulimit -u")
+        })
+    }
+}
+
 /// Copies target memory from `address` upwards into `buffer` without stopping the target; the number of bytes that
 /// were readable.
-pub fn read_memory(pid: i32, address: u64, buffer: &mut [u8]) -> usize {
+fn read_memory(pid: i32, address: u64, buffer: &mut [u8]) -> usize {
     let local = libc::iovec {
         iov_base: buffer.as_mut_ptr().cast(),
         iov_len: buffer.len(),
@@ -108,7 +175,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn one_that_hangs_is_not_waited_for() {
+        let (ask, asked) = sync_channel(1);
+        let (_told, answer) = sync_channel(1);
+        let mut reader = MemoryReader(Some(Ok(Reading { ask, answer })));
+        let mut buffer = vec![0; 16];
+        let absence = reader.read(7, 0, &mut buffer).unwrap_err();
+        assert_eq!((absence.reason, buffer.len()), (Reason::TooCostly, 16));
+        drop(asked);
+        assert_eq!(reader.read(7, 0, &mut buffer), Err(absence), "at once");
+    }
+
+    #[test]
     fn own_memory_reads_like_anybodys() {
+        let source = [7u8; 10_000];
+        let mut copy = vec![0u8; 10_000];
+        let (mut reader, pid) = (MemoryReader::default(), std::process::id() as i32);
+        assert_eq!(reader.read(pid, source.as_ptr() as u64, &mut copy), Ok(10_000));
+        assert_eq!(source[..], copy);
+        assert_eq!(reader.read(pid, 16, &mut copy), Ok(0));
+        assert_eq!(copy.len(), 10_000);
+    }
+
+    #[test]
+    fn reads_stop_where_memory_ends() {
         let source = [7u8; 10_000];
         let mut copy = [0u8; 10_000];
         let pid = std::process::id() as i32;

@@ -9,7 +9,7 @@ use super::recording::{AllocatorKind, HeapView, Process};
 use crate::host::maps::Mapping;
 use crate::host::proc::ProcFs;
 use crate::host::rights::run_as_root;
-use crate::host::threads::read_memory;
+use crate::host::threads::MemoryReader;
 use crate::units::{Absence, Interval, Measured, Reason};
 use std::io::{Read, Seek, SeekFrom};
 use std::time::{Duration, Instant};
@@ -94,6 +94,7 @@ fn walk_one(pid: i32, thread: i32, heap: &Mapping, deadline: Instant) -> Measure
         start: heap.start,
         end: heap.end,
         present: &present,
+        memory: MemoryReader::default(),
         block: Vec::new(),
         at: 0,
         read: 0,
@@ -176,6 +177,7 @@ struct Reader<'a> {
     start: u64,
     end: u64,
     present: &'a [bool],
+    memory: MemoryReader,
     block: Vec<u8>,
     at: u64,
     read: u64,
@@ -207,7 +209,7 @@ impl Reader<'_> {
         self.at = self.start + first * PAGE;
         let length = ((run as u64 * PAGE).min(self.end - self.at)) as usize;
         self.block.resize(length, 0);
-        let read = read_memory(self.pid, self.at, &mut self.block);
+        let read = self.memory.read(self.pid, self.at, &mut self.block).ok()?;
         self.block.truncate(read);
         self.read += read as u64;
         (read >= 8).then_some(())

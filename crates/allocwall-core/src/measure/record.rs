@@ -16,7 +16,7 @@ use crate::host::launch::{self, Launched, Talk};
 use crate::host::perf::{self, Clocks, CpuSampler, Periods, Scope};
 use crate::host::proc::{ProcFs, refuse_thread};
 use crate::host::rights::run_as_root;
-use crate::host::threads::{Look, Looker, read_memory};
+use crate::host::threads::{Look, Looker, MemoryReader};
 use crate::host::{clock, limits, topology};
 use crate::units::{Absence, Measured, Reason};
 use std::ffi::OsString;
@@ -366,7 +366,7 @@ impl Session {
                 self.pythons.look(t_ns, &mut batch_python);
             }
             if due.batch.passed(now, every(BATCH_EVERY)) {
-                if threads.len() <= THREADS_FOLLOWED {
+                if threads.alive() <= THREADS_FOLLOWED {
                     threads.read(&self.proc, &pids, t_ns);
                 }
                 self.collector.check_facts(false);
@@ -885,6 +885,7 @@ struct WaitSampler {
     cursor: usize,
     random: u64,
     stack: Vec<u8>,
+    memory: MemoryReader,
     /// Why threads could not be listed, or not be looked at.
     unread: Option<Absence>,
 }
@@ -903,6 +904,7 @@ impl WaitSampler {
             // Any odd seed does: it only has to be out of step with the target.
             random: now | 1,
             stack: vec![0; WAIT_STACK],
+            memory: MemoryReader::default(),
             unread: None,
         }
     }
@@ -965,9 +967,13 @@ impl WaitSampler {
             let user = blocked.ip_sp.map(|(ip, sp)| {
                 // By the thread's own number: a leader that has ended has no memory left.
                 let read = match proc.is_live() {
-                    true => read_memory(tid, sp, &mut self.stack),
-                    false => 0,
+                    true => self.memory.read(tid, sp, &mut self.stack),
+                    false => Ok(0),
                 };
+                let read = read.unwrap_or_else(|absence| {
+                    self.unread.get_or_insert(absence);
+                    0
+                });
                 (unwind::waiting_registers(ip, sp), &self.stack[..read])
             });
             collector.take_wait(wait, &blocked.kernel, user);

@@ -401,6 +401,7 @@ pub struct ThreadClock {
     threads: BTreeMap<(i32, i32), Watched>,
     /// The last reading missed no thread: one that comes up now was born since.
     whole: bool,
+    alive: usize,
     missed: Option<Absence>,
 }
 
@@ -456,6 +457,7 @@ impl ThreadClock {
                 count += 1;
             }
         }
+        self.alive = count;
         count
     }
 
@@ -485,8 +487,9 @@ impl ThreadClock {
         ))
     }
 
-    pub fn len(&self) -> usize {
-        self.threads.len()
+    /// Threads that the last reading found.
+    pub fn alive(&self) -> usize {
+        self.alive
     }
 
     pub fn finish(self) -> Vec<ThreadTimes> {
