@@ -19,7 +19,12 @@ const MAX_READ_IN_ALL: u64 = 80 << 20;
 /// A section table is at most this long; ELF's own limit without extensions is 0xff00.
 const MAX_SECTIONS: usize = 0x1_0000;
 const MAX_SEGMENTS: usize = 4096;
-const MAX_NEEDED: usize = 4096;
+/// Libraries that one file asks for; a browser's asks for a hundred.
+const MAX_NEEDED: usize = 512;
+/// Names that this program looks for are shorter.
+const LONGEST_SECTION_NAME: usize = 64;
+/// NAME_MAX of limits.h.
+const LONGEST_FILE_NAME: usize = 255;
 /// Symbols of one table that are looked at; a browser has a million.
 const MAX_SYMBOLS: u64 = 8 << 20;
 
@@ -401,16 +406,18 @@ impl Functions {
         let mut left = most;
         for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
             let table = match elf.facts.is_64 {
-                true => elf.function_table::<elf::FileHeader64<Endianness>>(&kept, kind, left)?,
-                false => elf.function_table::<elf::FileHeader32<Endianness>>(&kept, kind, left)?,
+                true => elf.function_table::<elf::FileHeader64<Endianness>>(&kept, kind, left),
+                false => elf.function_table::<elf::FileHeader32<Endianness>>(&kept, kind, left),
             };
             match table {
-                Some(table) if table.entries.len() > left => return Ok(None),
-                Some(table) => {
+                // What a file exports is mostly in its own table too.
+                Ok(Some(table)) if table.entries.len() > left && tables.is_empty() => return Ok(None),
+                Ok(Some(table)) if table.entries.len() <= left => {
                     left -= table.entries.len();
                     tables.push(table);
                 }
-                None => {}
+                Err(absence) if tables.is_empty() => return Err(absence),
+                Ok(_) | Err(_) => {}
             }
         }
         Ok(Some(Functions { file: kept, tables }))
@@ -614,7 +621,7 @@ fn read_facts<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
         for section in table.iter() {
             let name = table.section_name(endian, section).unwrap_or(b"");
             facts.sections.push(Section {
-                name: String::from_utf8_lossy(name).into_owned(),
+                name: String::from_utf8_lossy(&name[..name.len().min(LONGEST_SECTION_NAME)]).into_owned(),
                 address: section.sh_addr(endian).into(),
                 offset: section.sh_offset(endian).into(),
                 size: section.sh_size(endian).into(),
@@ -631,7 +638,7 @@ fn read_facts<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
         let value: u64 = entry.d_val(endian).into();
         let text = || -> Option<String> {
             let rest = names.get(usize::try_from(value).ok()?..)?;
-            Some(until_nul(&rest[..rest.len().min(4096)]))
+            Some(until_nul(&rest[..rest.len().min(LONGEST_FILE_NAME)]))
         };
         match entry.d_tag(endian) {
             elf::DT_NEEDED if facts.needed.len() < MAX_NEEDED => facts.needed.extend(text()),

@@ -85,6 +85,9 @@ impl Pending {
     }
 }
 
+/// Names of generated code by image and address; None where none is known.
+type Generated = HashMap<(u32, u64), Option<String>>;
+
 /// Where an address of the target lies.
 enum Place {
     /// In a module, by its own addresses.
@@ -747,6 +750,9 @@ impl Collector {
     }
 
     fn unwind_pending(&mut self) {
+        /// Names of generated code that are kept from one segment to the next: their file is read for the others alone.
+        const GENERATED_KEPT: usize = 64 << 10;
+        let mut generated = Generated::new();
         let pending = std::mem::take(&mut self.pending);
         let mut arena = std::mem::take(&mut self.arena);
         let mut rest = &pending[..];
@@ -759,7 +765,10 @@ impl Collector {
                 continue;
             }
             let unwound = self.unwind(segment, &arena);
-            let generated = self.name(segment, &unwound);
+            if generated.len() > GENERATED_KEPT {
+                generated.clear();
+            }
+            self.name(segment, &unwound, &mut generated);
             for (item, unwound) in segment.iter().zip(&unwound) {
                 // The leaf alone stays where the stack could not be read.
                 let Some(unwound) = unwound else {
@@ -794,19 +803,12 @@ impl Collector {
             let near = |item: &Pending| item.end() - first.arena <= UNWOUND_AT_ONCE;
             let (part, behind) = rest.split_at(rest.partition_point(near).max(1));
             rest = behind;
-            let known = part.iter().try_for_each(|item| {
-                let image = &self.images[item.image as usize];
-                self.modules.tell_image(item.image, image.version, &image.space)
-            });
-            let dumps = part
-                .iter()
-                .map(|item| Dump {
-                    image: item.image,
-                    stack_bytes: item.stack_bytes,
-                })
-                .collect();
             let end = part.last().map_or(first.arena, Pending::end);
-            let unwound = known.and_then(|()| self.modules.reader().unwind(dumps, &arena[first.arena..end]));
+            let raw = &arena[first.arena..end];
+            // The child may have died of a table: the next one goes by frame pointers.
+            let unwound = self
+                .ask_to_unwind(part, raw)
+                .or_else(|_| self.ask_to_unwind(part, raw));
             match unwound {
                 Ok(unwound) => out.extend(unwound.into_iter().map(Some)),
                 Err(_) => out.extend(part.iter().map(|_| None)),
@@ -815,8 +817,20 @@ impl Collector {
         out
     }
 
+    fn ask_to_unwind(&mut self, part: &[Pending], raw: &[u8]) -> Measured<Vec<Unwound>> {
+        for item in part {
+            let image = &self.images[item.image as usize];
+            self.modules.tell_image(item.image, image.version, &image.space)?;
+        }
+        let dumps = part.iter().map(|item| Dump {
+            image: item.image,
+            stack_bytes: item.stack_bytes,
+        });
+        self.modules.reader().unwind(dumps.collect(), raw)
+    }
+
     /// Learns the names that a segment's stacks need: of functions in files for good, of generated code for now.
-    fn name(&mut self, segment: &[Pending], unwound: &[Option<Unwound>]) -> HashMap<(u32, u64), String> {
+    fn name(&mut self, segment: &[Pending], unwound: &[Option<Unwound>], names: &mut Generated) {
         let mut functions: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
         let mut generated: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
         for (item, unwound) in segment.iter().zip(unwound) {
@@ -826,6 +840,7 @@ impl Collector {
                         functions.entry(module).or_default().insert(offset);
                     }
                     Place::File(..) => {}
+                    Place::Generated(_) if names.contains_key(&(item.image, address)) => {}
                     Place::Generated(_) => _ = generated.entry(item.image).or_default().insert(address),
                 }
             }
@@ -839,7 +854,6 @@ impl Collector {
                 }
             }
         }
-        let mut names = HashMap::new();
         for (image, addresses) in generated {
             let Some(map) = &self.images[image as usize].perf_map else {
                 continue;
@@ -852,10 +866,9 @@ impl Collector {
                     .generated(map, addresses)
                     .unwrap_or_default();
                 let named = addresses.iter().zip(found);
-                names.extend(named.filter_map(|(&address, name)| Some(((image, address), name?))));
+                names.extend(named.map(|(&address, name)| ((image, address), name)));
             }
         }
-        names
     }
 
     fn place(&self, image: u32, address: u64) -> Place {
@@ -868,7 +881,7 @@ impl Collector {
         }
     }
 
-    fn user_frame(&mut self, image: u32, address: u64, generated: &HashMap<(u32, u64), String>) -> u32 {
+    fn user_frame(&mut self, image: u32, address: u64, generated: &Generated) -> u32 {
         match self.place(image, address) {
             Place::File(module, offset) => match self.named_frames.get(&(module, offset)) {
                 Some(&known) => known,
@@ -877,7 +890,7 @@ impl Collector {
             // Its writer may have left names; without one, one frame stands for all of it.
             Place::Generated(module) => self.frames.id(Frame {
                 module: Some(module),
-                symbol: generated.get(&(image, address)).cloned(),
+                symbol: generated.get(&(image, address)).cloned().flatten(),
                 offset: 0,
             }),
         }

@@ -148,13 +148,11 @@ pub fn scan_perf_map(
         }
         if let Some((start, end, name)) = entry(&line) {
             let first = addresses.partition_point(|address| *address < start);
-            for (address, slot) in addresses.iter().zip(names.iter_mut()).skip(first) {
-                if *address >= end {
-                    break;
-                }
+            let behind = addresses.partition_point(|address| *address < end);
+            if let Some(slots) = names.get_mut(first..behind).filter(|slots| !slots.is_empty()) {
                 let mut out = Limited::default();
                 let _ = out.write_str(&String::from_utf8_lossy(name));
-                *slot = Some(out.done());
+                slots.fill(Some(out.done()));
             }
         }
     }

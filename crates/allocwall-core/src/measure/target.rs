@@ -28,6 +28,13 @@ use std::sync::Arc;
 /// Most of a file's constants that is searched for a version or a message.
 const SEARCH_LIMIT: u64 = 64 << 20;
 
+/// What is kept of all files together, beside their names. A browser with all its libraries takes some hundred kilobytes.
+const FACTS_LIMIT: usize = 16 << 20;
+/// Names that are looked for of those that LD_PRELOAD and /etc/ld.so.preload hold.
+const PRELOADS_LIMIT: usize = 64;
+/// Ranges of allocator code in one file; glibc has two dozen.
+const RANGES_LIMIT: usize = 1024;
+
 /// Files that are examined; each stays open. A browser with all its libraries maps some hundreds.
 const MODULES_LIMIT: usize = 4096;
 
@@ -39,6 +46,8 @@ pub struct Modules {
     by_file: HashMap<FileKey, usize>,
     /// Stands for all files beyond the limit.
     beyond: Option<usize>,
+    /// Bytes that are left of [`FACTS_LIMIT`].
+    facts_left: usize,
     reader: Reader,
 }
 
@@ -60,6 +69,16 @@ pub struct FileFacts {
     allocator_version: Option<String>,
     libc: Option<Libc>,
     runtime: Option<Runtime>,
+}
+
+impl FileFacts {
+    /// What it takes in memory beyond itself. A version is a line at most.
+    pub fn bytes(&self) -> usize {
+        let names = self.needed.iter().chain(&self.soname);
+        size_of_val(&self.segments[..])
+            + names.map(|name| size_of::<String>() + name.len()).sum::<usize>()
+            + self.allocator_version.as_ref().map_or(0, String::len)
+    }
 }
 
 /// What is known about a module.
@@ -214,6 +233,7 @@ impl Modules {
             known: Vec::new(),
             by_file: HashMap::new(),
             beyond: None,
+            facts_left: FACTS_LIMIT,
         }
     }
 
@@ -314,6 +334,15 @@ impl Modules {
         let index = self.list.len() as u32;
         let examined = maps::open(&self.proc_root, pid, mapping).and_then(|file| {
             let examined = self.reader.examine(index, &file, &path, by_name)?;
+            self.facts_left = self.facts_left.checked_sub(examined.bytes()).ok_or_else(|| {
+                Absence::new(
+                    Reason::TooCostly,
+                    format!(
+                        "files of the target say more than {} MiB of themselves",
+                        FACTS_LIMIT >> 20
+                    ),
+                )
+            })?;
             Ok((examined, file))
         });
         match examined {
@@ -632,11 +661,12 @@ fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: Module
 
     // A name table is exact; without one, the exports of a C library bracket its allocator.
     let named = std::mem::take(&mut marks.table).ranges();
-    let malloc_ranges = match named.is_empty() {
+    let mut malloc_ranges = match named.is_empty() {
         false => named,
         true if is_libc => bracketed(std::mem::take(&mut marks.exports)),
         true => Vec::new(),
     };
+    malloc_ranges.truncate(RANGES_LIMIT);
 
     let runtime = runtime_of(elf, path, role, &marks);
     if role == ModuleRole::Other {
@@ -938,6 +968,8 @@ struct Loaded {
     /// Every file, first mapped address descending: the loader maps downwards, so what it loaded first mostly comes first.
     modules: Vec<usize>,
     code: HashMap<usize, Code>,
+    /// By the names that other files ask for them with: what they call themselves, and what their files are called.
+    by_name: HashMap<String, usize>,
 }
 
 impl Loaded {
@@ -952,54 +984,50 @@ impl Loaded {
             .filter(|&module| !matches!(modules.list[module].role, ModuleRole::Jit | ModuleRole::Vdso))
             .collect();
         order.sort_by_key(|module| std::cmp::Reverse(first[module].start));
+        let mut by_name = HashMap::new();
+        for &module in &order {
+            let file = file_name(&modules.list[module].path);
+            let names = [modules.known[module].facts.soname.as_deref(), Some(file)];
+            for name in names.into_iter().flatten() {
+                by_name.entry(name.to_owned()).or_insert(module);
+            }
+        }
         Loaded {
             exe,
             modules: order,
             code: first,
+            by_name,
         }
     }
 
-    /// A module's place in the order in which the loader loaded them: by its own list. Where that can't be read, by addresses: since
-    /// Linux 6.7 large mappings are aligned, and now and then a file fits into the gap above one that was loaded before it.
-    fn order(&self, modules: &Modules, pid: i32) -> impl Fn(usize) -> u64 {
-        let list = link_map::biases(&modules.proc_root.join(pid.to_string())).unwrap_or_default();
+    /// Whether a module was loaded before another: by the loader's own list. Where that can't be read, by addresses: since Linux 6.7
+    /// large mappings are aligned, and now and then a file fits into the gap above one that was loaded before it.
+    fn before(&self, modules: &Modules, pid: i32, other: usize) -> impl Fn(usize) -> bool {
+        let list = link_map::biases(&modules.proc_root.join(pid.to_string()));
+        let other = self.code[&other];
         move |module| {
             let code = self.code[&module];
-            match list.iter().position(|bias| *bias == code.bias) {
-                Some(place) => place as u64,
-                None if list.is_empty() => u64::MAX - code.start,
-                None => u64::MAX,
+            let place = |list: &[u64], code: Code| list.iter().position(|bias| *bias == code.bias);
+            match &list {
+                Ok(list) => match (place(list, code), place(list, other)) {
+                    (Some(place), Some(others)) => place < others,
+                    _ => false,
+                },
+                Err(_) => code.start > other.start,
             }
         }
-    }
-
-    /// A library by the name that another file asks for it with.
-    fn by_name(&self, modules: &Modules, wanted: &str) -> Option<usize> {
-        let named = |&module: &usize| {
-            modules.known[module].facts.soname.as_deref() == Some(wanted)
-                || file_name(&modules.list[module].path) == wanted
-        };
-        self.modules.iter().copied().find(named)
     }
 
     /// DT_NEEDED, breadth first, as the loader builds its scope.
     fn closure(&self, modules: &Modules, roots: &[usize]) -> Vec<usize> {
-        let mut scope: Vec<usize> = Vec::new();
-        for &root in roots {
-            if !scope.contains(&root) {
-                scope.push(root);
-            }
-        }
+        let mut there = HashSet::new();
+        let mut scope: Vec<usize> = roots.iter().copied().filter(|&root| there.insert(root)).collect();
         let mut next = 0;
         while let Some(&module) = scope.get(next) {
             next += 1;
-            for needed in &modules.known[module].facts.needed {
-                if let Some(found) = self.by_name(modules, needed)
-                    && !scope.contains(&found)
-                {
-                    scope.push(found);
-                }
-            }
+            let needed = modules.known[module].facts.needed.iter();
+            let found = needed.filter_map(|name| self.by_name.get(name));
+            scope.extend(found.copied().filter(|&found| there.insert(found)));
         }
         scope
     }
@@ -1026,7 +1054,7 @@ impl Loaded {
             );
         }
         let mut found: Vec<usize> = Vec::new();
-        for name in names.iter().filter(|name| !name.is_empty()) {
+        for name in names.iter().filter(|name| !name.is_empty()).take(PRELOADS_LIMIT) {
             let module = if name.contains('/') {
                 let identity = inside::identity(&modules.proc_root, space_pid, Path::new(name));
                 let same = |&module: &usize| identity.is_some() && modules.known[module].identity == identity;
@@ -1034,18 +1062,20 @@ impl Loaded {
                     .iter()
                     .copied()
                     .find(same)
-                    .or_else(|| self.by_name(modules, file_name(name)))
+                    .or_else(|| self.by_name.get(file_name(name)).copied())
             } else {
                 // `libjemalloc.so` may be a link to the file that is mapped as `libjemalloc.so.2`.
                 let stem =
                     |&module: &usize| file_name(&modules.list[module].path).starts_with(&format!("{name}."));
-                self.by_name(modules, name)
+                self.by_name
+                    .get(name)
+                    .copied()
                     .or_else(|| self.modules.iter().copied().find(stem))
             };
             found.extend(module.filter(|module| Some(*module) != self.exe));
         }
         // Servers that write their title over the environment (PostgreSQL, nginx, Redis) take LD_PRELOAD from view.
-        // What exports malloc, was loaded before the C library and is asked for by nobody was preloaded.
+        // What exports malloc, was loaded before the C library and is needed by no other file was preloaded.
         let asked_for = self.closure(modules, &self.exe.into_iter().collect::<Vec<_>>());
         let by_nobody = self.modules.iter().copied().filter(|module| {
             modules.known[*module].facts.serves_malloc
@@ -1058,13 +1088,13 @@ impl Loaded {
             .modules
             .iter()
             .find(|&&module| modules.list[module].role == ModuleRole::Libc);
-        if let Some(libc) = libc.filter(|_| !by_nobody.is_empty()) {
-            let order = self.order(modules, space_pid);
-            found.extend(
-                by_nobody
-                    .into_iter()
-                    .filter(|module| order(*module) < order(*libc)),
-            );
+        // A file that could not be read may need it.
+        let known = asked_for
+            .iter()
+            .all(|&module| modules.known[module].absent.is_none());
+        if let Some(&libc) = libc.filter(|_| known && !by_nobody.is_empty()) {
+            let before = self.before(modules, space_pid, libc);
+            found.extend(by_nobody.into_iter().filter(|module| before(*module)));
         }
         found
     }

@@ -88,6 +88,13 @@ pub struct Unwound {
     pub truncated: bool,
 }
 
+impl Unwound {
+    /// What is beyond them makes a recording that can't be read.
+    pub fn is_within_limits(&self) -> bool {
+        self.addresses.len() <= FRAME_LIMIT
+    }
+}
+
 impl Default for Unwinder {
     fn default() -> Unwinder {
         Unwinder(framehop::UnwinderNative::new())

@@ -5,7 +5,7 @@ mod stacks;
 
 use super::reading::{PYTHON, Readers};
 use super::record::{full, probe};
-use super::recording::{Probe, ProbeState, Process, PythonSample, Runtime};
+use super::recording::{PYTHON_DEPTH, Probe, ProbeState, Process, PythonSample, Runtime};
 use crate::host::clock::monotonic_ns;
 use crate::host::confined::Child;
 use crate::units::{Absence, Reason};
@@ -15,8 +15,9 @@ use std::io;
 
 pub use stacks::serve;
 
-/// Python stacks that a recording holds: some 40 MiB.
+/// Python stacks that a recording holds, and what they may take in memory.
 const STACKS: usize = 40_000;
+const STACKS_BYTES: usize = 32 << 20;
 /// A look takes a millisecond or two a process.
 const LOOK_NS: u64 = 2_000_000_000;
 const FINISH_NS: u64 = 400_000_000;
@@ -47,6 +48,7 @@ pub struct Pythons {
     asked_ns: Option<u64>,
     /// Stacks so far, and when there was no room for more.
     kept: usize,
+    kept_bytes: usize,
     full_at_ns: Option<u64>,
     cpu_ns: u64,
 }
@@ -61,6 +63,7 @@ impl Pythons {
             lost: None,
             asked_ns: None,
             kept: 0,
+            kept_bytes: 0,
             full_at_ns: None,
             cpu_ns: 0,
         }
@@ -102,10 +105,8 @@ impl Pythons {
 
     /// Takes what the last look brought, and asks for the next.
     pub fn look(&mut self, t_ns: u64, out: &mut Vec<PythonSample>) {
-        let before = out.len();
         self.take(out);
-        self.kept += out.len() - before;
-        if self.kept >= STACKS {
+        if self.is_full() {
             self.full_at_ns.get_or_insert(t_ns);
         }
         let now = monotonic_ns();
@@ -132,12 +133,27 @@ impl Pythons {
         }
     }
 
-    fn keep(&self, samples: Vec<PythonSample>, out: &mut Vec<PythonSample>) {
-        let room = STACKS.saturating_sub(self.kept);
-        out.extend(samples.into_iter().take(room).map(|sample| PythonSample {
-            t_ns: sample.t_ns.saturating_sub(self.start_ns),
-            ..sample
-        }));
+    fn is_full(&self) -> bool {
+        self.kept >= STACKS || self.kept_bytes >= STACKS_BYTES
+    }
+
+    fn keep(&mut self, samples: Vec<PythonSample>, out: &mut Vec<PythonSample>) {
+        for sample in samples {
+            // A stack that is too deep would make the recording one that can't be read.
+            if self.is_full() || sample.frames.len() > PYTHON_DEPTH {
+                continue;
+            }
+            let names = sample
+                .frames
+                .iter()
+                .map(|frame| size_of::<String>() + frame.len());
+            self.kept += 1;
+            self.kept_bytes += size_of::<PythonSample>() + names.sum::<usize>();
+            out.push(PythonSample {
+                t_ns: sample.t_ns.saturating_sub(self.start_ns),
+                ..sample
+            });
+        }
     }
 
     /// The end: what the last look brought, and what became of it all. None where the target has no Python.
@@ -191,7 +207,7 @@ impl Pythons {
         self.lost = Some(Absence::new(
             Reason::TooCostly,
             format!(
-                "the process that reads Python's stacks was given up: {}",
+                "the process that reads Python's stacks was ended: {}",
                 child.end()
             ),
         ));

@@ -30,8 +30,9 @@ pub const PYTHON: &str = "python";
 const RESTARTS: u32 = 4;
 /// For one answer. Reading a browser's symbols takes a quarter of it.
 const ANSWER_NS: u64 = 1_000_000_000;
-/// For all answers while the window is open.
+/// For all answers while the window is open: so much, and this part of the time that has passed.
 const WITHIN_WINDOW_NS: u64 = 10_000_000_000;
+const WITHIN_WINDOW_PART: u64 = 10;
 /// For all answers when the window has closed, and what each sample adds.
 const AFTER_WINDOW_NS: u64 = 1_500_000_000;
 const PER_SAMPLE_NS: u64 = 30_000;
@@ -106,6 +107,14 @@ pub struct Examined {
     pub facts: FileFacts,
 }
 
+impl Examined {
+    /// What it takes in memory.
+    pub fn bytes(&self) -> usize {
+        let ranges = size_of_val(&self.module.malloc_ranges[..]);
+        size_of::<Examined>() + ranges + self.module.path.len() + self.facts.bytes()
+    }
+}
+
 /// Asks, and waits no longer than it may.
 pub struct Reader {
     readers: Readers,
@@ -116,6 +125,10 @@ pub struct Reader {
     images: HashMap<u32, u64>,
     /// Modules that a child died of.
     refused: HashMap<u32, Absence>,
+    /// A child died while it unwound stacks: those that follow it are told no code, and unwind by frame pointers alone.
+    by_frame_pointer: bool,
+    /// CLOCK_MONOTONIC.
+    began_ns: u64,
     spent_ns: u64,
     /// CLOCK_MONOTONIC, once the window has closed.
     deadline_ns: Option<u64>,
@@ -144,6 +157,8 @@ impl Reader {
             open: HashSet::new(),
             images: HashMap::new(),
             refused: HashMap::new(),
+            by_frame_pointer: false,
+            began_ns: monotonic_ns(),
             spent_ns: 0,
             deadline_ns: None,
             cpu_ns: 0,
@@ -243,19 +258,41 @@ impl Reader {
         code: Vec<Mapped>,
         files: impl IntoIterator<Item = (u32, &'f File)>,
     ) -> Measured<()> {
-        for (module, file) in files {
-            let _ = self.open(module, file);
-        }
-        self.ask(&Ask::Image { image, code }, &[], None)?;
+        let code = match self.by_frame_pointer {
+            true => Vec::new(),
+            false => {
+                for (module, file) in files {
+                    // Lost with the child is all that it was told before.
+                    if self.open(module, file).is_err() && !self.refused.contains_key(&module) {
+                        return Err(self.confused());
+                    }
+                }
+                code
+            }
+        };
+        self.ask_to_unwind(&Ask::Image { image, code }, &[])?;
         self.images.insert(image, version);
         Ok(())
+    }
+
+    fn ask_to_unwind(&mut self, ask: &Ask, raw: &[u8]) -> Measured<Answer> {
+        let restarts = self.restarts;
+        self.ask(ask, raw, None).inspect_err(|_| {
+            if self.restarts > restarts && !self.by_frame_pointer {
+                self.by_frame_pointer = true;
+                self.missing
+                    .push("from then on stacks were unwound by frame pointers alone".into());
+            }
+        })
     }
 
     /// Unwinds stacks; `raw` holds registers and dump of each, one behind the other.
     pub fn unwind(&mut self, dumps: Vec<Dump>, raw: &[u8]) -> Measured<Vec<Unwound>> {
         let count = dumps.len();
-        match self.ask(&Ask::Unwind { dumps }, raw, None)? {
-            Answer::Unwound(unwound) if unwound.len() == count => Ok(unwound),
+        let sound =
+            |unwound: &[Unwound]| unwound.len() == count && unwound.iter().all(Unwound::is_within_limits);
+        match self.ask_to_unwind(&Ask::Unwind { dumps }, raw)? {
+            Answer::Unwound(unwound) if sound(&unwound) => Ok(unwound),
             _ => Err(self.confused()),
         }
     }
@@ -281,6 +318,7 @@ impl Reader {
 
     fn ask(&mut self, ask: &Ask, raw: &[u8], file: Option<&File>) -> Measured<Answer> {
         self.ready()?;
+        let within_window = self.left_within_window();
         let child = match &mut self.state {
             State::Child(child) => child,
             State::Here(service) => {
@@ -292,7 +330,7 @@ impl Reader {
         let began = monotonic_ns();
         let limit = match self.deadline_ns {
             Some(deadline) => deadline.min(began + ANSWER_NS),
-            None => began + ANSWER_NS.min(WITHIN_WINDOW_NS.saturating_sub(self.spent_ns)),
+            None => began + ANSWER_NS.min(within_window),
         };
         let question = postcard::to_stdvec(ask).unwrap_or_default();
         let outcome = child
@@ -344,11 +382,11 @@ impl Reader {
         let out_of_time = self
             .deadline_ns
             .is_some_and(|deadline| monotonic_ns() >= deadline)
-            || self.deadline_ns.is_none() && self.spent_ns >= WITHIN_WINDOW_NS;
+            || self.deadline_ns.is_none() && self.left_within_window() == 0;
         let absence = Absence::new(
             Reason::TooCostly,
             format!(
-                "the process that reads the target's files was given up: {}",
+                "the process that reads the target's files was ended: {}",
                 child.end()
             ),
         );
@@ -361,10 +399,15 @@ impl Reader {
         absence
     }
 
+    fn left_within_window(&self) -> u64 {
+        let passed = monotonic_ns() - self.began_ns;
+        (WITHIN_WINDOW_NS + passed / WITHIN_WINDOW_PART).saturating_sub(self.spent_ns)
+    }
+
     fn confused(&self) -> Absence {
         Absence::new(
             Reason::Unparsable,
-            "the process that reads the target's files gave an answer of another kind",
+            "the process that reads the target's files returned an unexpected answer",
         )
     }
 }

@@ -144,10 +144,9 @@ impl Service {
             .map(|dump| {
                 let mut out = Unwound::default();
                 let size = REGISTERS * 8 + dump.stack_bytes as usize;
-                if let (Some((bytes, behind)), Some(unwinder)) =
-                    (rest.split_at_checked(size), self.images.get(&dump.image))
-                {
-                    rest = behind;
+                let (bytes, behind) = rest.split_at_checked(size).unwrap_or_default();
+                rest = behind;
+                if let (false, Some(unwinder)) = (bytes.is_empty(), self.images.get(&dump.image)) {
                     let (registers, stack) = bytes.split_at(REGISTERS * 8);
                     unwinder.unwind(&mut self.cache, &words(registers), stack, &mut out);
                 }
