@@ -32,7 +32,8 @@ miri:
 
 ## Its threads under ThreadSanitizer, the standard library included. Nightly Rust.
 tsan:
-	@tools/nightly.sh $(NIGHTLY) tsan rust-src || exit 0; set -ex; export RUSTFLAGS=-Zsanitizer=thread; \
+	@tools/nightly.sh $(NIGHTLY) tsan rust-src || exit 0; set -ex; \
+	export RUSTFLAGS=-Zsanitizer=thread TSAN_OPTIONS=allocator_may_return_null=1; \
 	$(CARGO) +$(NIGHTLY) test -p allocwall-pool --locked --no-fail-fast --target-dir target/tsan -Zbuild-std \
 	    --target $(shell rustc -vV | sed -n 's/host: //p') --test threads --test request -- --show-output
 

@@ -337,11 +337,13 @@ fn what_can_not_be_built_says_so() {
         Pool::<u8>::new(usize::MAX / 2),
         Err(BuildError::OutOfMemory { .. })
     ));
-    // More counts than any machine has memory for.
-    assert!(matches!(
-        Batches::<u8>::growable(1, 1, 1 << 50),
-        Err(BuildError::OutOfMemory { .. })
-    ));
+    // More counts than any machine has memory for. Miri ends where memory does.
+    if !cfg!(miri) {
+        assert!(matches!(
+            Batches::<u8>::growable(1, 1, 1 << 50),
+            Err(BuildError::OutOfMemory { .. })
+        ));
+    }
     assert_eq!(Batches::<u8>::new(0, 1).unwrap_err(), BuildError::NoCapacity);
     assert_eq!(Batches::<u8>::new(1, 0).unwrap_err(), BuildError::NoCapacity);
 }
