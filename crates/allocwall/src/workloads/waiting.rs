@@ -4,6 +4,7 @@ use super::clock::{Watch, monotonic_ns};
 use super::computing::Computing;
 use super::process::Bystander;
 use super::stage::{Base, Stage};
+use allocwall_core::host::memory::Mapping;
 use anyhow::{Context, Result};
 use std::cell::UnsafeCell;
 use std::fs::{self, File};
@@ -13,9 +14,11 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 /// Large enough that a fast disk takes several times as long as the CPU does for it.
-const WRITE: usize = 64 << 10;
+const WRITE: usize = 1 << 20;
+/// How far the writes go round.
+const FILE: u64 = 8 << 20;
 
-/// Small writes, each made durable. The file has no name, so nothing is left behind.
+/// Writes past the page cache, each made durable. The file has no name, so nothing is left behind.
 pub fn io_wait(stage: &Stage) -> Result<()> {
     let twin = stage.options.twin;
     let path = std::env::temp_dir().join(format!("allocwall-subject-{}", std::process::id()));
@@ -25,6 +28,8 @@ pub fn io_wait(stage: &Stage) -> Result<()> {
             .write(true)
             .create_new(true)
             .open(&path)?;
+        // SAFETY: a system call on a descriptor of our own. A file system that doesn't know O_DIRECT refuses it.
+        unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_DIRECT) };
         fs::remove_file(&path)?;
         Ok(file)
     };
@@ -33,6 +38,7 @@ pub fn io_wait(stage: &Stage) -> Result<()> {
     let worker = |_| {
         let watch = Watch::new().expect("it was there a moment ago");
         let mut computing = Computing::new();
+        let mut bytes = Mapping::plain(WRITE).expect("memory for one write");
         let mut offset = 0;
         stage.mix(Base::Wall, || {
             stage.operations.add(1);
@@ -41,12 +47,11 @@ pub fn io_wait(stage: &Stage) -> Result<()> {
                 computing.batch();
                 return (monotonic_ns() - began) as i64;
             }
-            // Round and round in the first MiB.
-            offset = (offset + WRITE as u64) % (1 << 20);
+            offset = (offset + WRITE as u64) % FILE;
             let lap = watch.lap(|| {
-                file.write_all_at(&[1; WRITE], offset)
+                file.write_all_at(bytes.bytes(), offset)
                     .and_then(|()| file.sync_data())
-                    .expect("the disk takes 1 MiB");
+                    .expect("the disk takes 8 MiB");
             });
             stage.wait(0).add(lap.blocked_ns);
             lap.blocked_ns.max(0)
