@@ -49,9 +49,9 @@ SERVICE, SERVICE_GROUPS = "python-wall", ("first touch", "map calls", "other ker
 def window(binary, pid, directory):
     """Both samplers on one process at once: samples by the bill's class, and by perf's group."""
     data = Path(directory) / "perf.data"
-    perf = start_perf(pid, SECONDS, data)
+    perf = start_perf(SECONDS, data)
     report = parse(tool([binary, "diagnose", "-p", pid, "-d", SECONDS, "--rate", RATE_HZ, "--json", "-o", Path(directory) / "r"], SECONDS + 60))
-    theirs = perf_groups(perf, data)
+    theirs = perf_groups(perf, pid, data)
     if theirs.total() < PERF_HZ * SECONDS / 4:
         raise Failure(f"perf took {theirs.total()} samples alone")
     # Samples beside samples: the share also holds the switches to idle that no sampler hits.

@@ -199,9 +199,8 @@ class Beside:
     def __init__(self, service, stage, pid, load_pids, duration):
         self.service, self.stage, self.pid, self.load_pids = service, stage, pid, load_pids
         self.data = stage.directory / "perf.data"
-        self.perf = None
-        if service.perf and find_program("perf"):
-            self.perf = start_perf(",".join(map(str, process_tree(pid))), duration, self.data)
+        self.perf = start_perf(duration, self.data) if service.perf and find_program("perf") else None
+        self.processes = ",".join(map(str, process_tree(pid)))
         self.before = self.read()
 
     def read(self):
@@ -217,7 +216,7 @@ class Beside:
             text = (self.stage.directory / "log").read_bytes()[self.before[0] : self.before[0] + log].decode(errors="replace")
             bounds["garbage_collector"] = collected(paused_s(text, self.service.pauses), cpu, delay, os.cpu_count())
         if self.perf:
-            groups = perf_groups(self.perf, self.data)
+            groups = perf_groups(self.perf, self.processes, self.data)
             share = {name: groups[name] / max(groups.total(), 1) for name in ("first touch", "map calls")}
             seen = {"first_touch": (share["first touch"],) * 2, "map_churn": (share["map calls"],) * 2}
             bounds.update({wall: seen[wall] for wall in self.service.perf})

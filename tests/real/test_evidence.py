@@ -2,7 +2,7 @@
 
 import unittest
 
-from evidence import JVM_PAUSE, NODE_PAUSE, collected, paused_s, problems_beside
+from evidence import JVM_PAUSE, NODE_PAUSE, collected, group, paused_s, problems_beside
 from services import Expectation
 
 NODE = """\
@@ -27,6 +27,14 @@ def report(**status):
 
 def found(bounds, **status):
     return list(problems_beside(report(**status), EXPECT, bounds))
+
+
+class Stacks(unittest.TestCase):
+    def test_a_call_is_known_by_libcs_function_on_the_way_into_it(self):
+        entry = [("do_syscall_64", "[kernel.kallsyms]"), ("entry_SYSCALL_64_after_hwframe", "[kernel.kallsyms]")]
+        libc = "/usr/lib/x86_64-linux-gnu/libc.so.6"
+        self.assertEqual(group([*entry, ("__lll_lock_wait_private", libc)]), "malloc")
+        self.assertEqual(group([*entry, ("clock_gettime", libc)]), "other kernel")
 
 
 class Logs(unittest.TestCase):
