@@ -287,6 +287,7 @@ fn unwind(mut bytes: &[u8]) {
     (tables.0.eh_frame_svma, tables.0.eh_frame) = section();
     (tables.0.eh_frame_hdr_svma, tables.0.eh_frame_hdr) = section();
     tables.0.text_svma = Some(0x1000..0x10_0000);
+    let tables = tables.with_sound_index();
     let mut unwinder = Unwinder::default();
     unwinder.add(BIAS..BIAS + 0x20_0000, BIAS, &tables);
     let (mut cache, mut out) = (Cache::default(), Unwound::default());

@@ -379,6 +379,8 @@ struct FunctionTable {
     /// Where the names stand in the file.
     names: std::ops::Range<u64>,
     kind: elf::SectionType,
+    /// Sections of code.
+    code: Vec<std::ops::Range<u64>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -455,8 +457,13 @@ impl FunctionTable {
         let behind = self.entries.partition_point(|entry| entry.address <= address);
         let near = self.entries[..behind].iter().rev().take(NESTED);
         let nearest = near.clone().next().filter(|entry| {
-            // The table of exports has gaps: what follows a function of unknown size in it may be anything.
-            entry.size == 0 && (self.kind == elf::SHT_SYMTAB || entry.address == address)
+            // The table of exports has gaps: what follows a function of unknown size in it may be anything. So may what lies in
+            // another section.
+            let together = |section: &std::ops::Range<u64>| {
+                section.contains(&entry.address) && section.contains(&address)
+            };
+            let within = self.kind == elf::SHT_SYMTAB && self.code.iter().any(together);
+            entry.size == 0 && (within || entry.address == address)
         });
         near.clone()
             .find(|entry| address - entry.address < u64::from(entry.size))
@@ -532,7 +539,9 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
                     elf::STT_FUNC | elf::STT_GNU_IFUNC | elf::STT_NOTYPE
                 );
                 let address: u64 = symbol.st_value(self.endian).into();
-                if !function || address == 0 || symbol.st_shndx(self.endian) == elf::SHN_UNDEF {
+                let own = symbol.st_shndx(self.endian).index();
+                let own = own.and_then(|index| sections.get(usize::from(index)));
+                if !function || address == 0 || !own.is_some_and(|section| section.executable) {
                     continue;
                 }
                 let size: u64 = symbol.st_size(self.endian).into();
@@ -547,8 +556,12 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         // The last of several at one address wins: one with a size, and of those the first in the file.
         entries.reverse();
         entries.sort_by_key(|entry| (entry.address, entry.size > 0));
+        let code = sections.iter().filter(|section| section.executable);
         Ok(Some(FunctionTable {
             entries,
+            code: code
+                .map(|s| s.address..s.address.saturating_add(s.size))
+                .collect(),
             names: names.offset..names.offset.saturating_add(names.size),
             kind,
         }))
@@ -848,6 +861,7 @@ mod tests {
             entries: vec![entry(0x10, 0x40), entry(0x20, 0), entry(0x30, 8), entry(0x60, 0)],
             names: 0..0,
             kind,
+            code: vec![0..0x64, 0x64..0x100],
         };
         let at = |kind, address| table(kind).at(address).map(|entry| entry.address);
         for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
@@ -860,6 +874,7 @@ mod tests {
         }
         assert_eq!(at(elf::SHT_SYMTAB, 0x61), Some(0x60));
         assert_eq!(at(elf::SHT_DYNSYM, 0x61), None, "exports have gaps");
+        assert_eq!(at(elf::SHT_SYMTAB, 0x65), None, "another section");
     }
 
     #[test]

@@ -71,8 +71,36 @@ impl Tables {
         info.eh_frame_hdr_svma = range(".eh_frame_hdr");
         info.eh_frame_hdr = data(".eh_frame_hdr");
         info.got_svma = range(".got");
-        Some(Tables(info))
+        Some(Tables(info).with_sound_index())
     }
+
+    /// Without an index that points before the table: gimli 0.33 subtracts one from the other unchecked. The unwinder then makes an
+    /// index of its own.
+    pub(crate) fn with_sound_index(mut self) -> Tables {
+        let start = self.0.eh_frame_hdr_svma.as_ref().map_or(0, |range| range.start);
+        self.0
+            .eh_frame_hdr
+            .take_if(|header| !is_sound_index(header, start));
+        self
+    }
+}
+
+/// An `.eh_frame_hdr` as linkers write it (Linux Standard Base, Exception Frames): the table's address, then pairs of a function's and
+/// its entry's, which lies within the table.
+fn is_sound_index(header: &[u8], start: u64) -> bool {
+    // DW_EH_PE_pcrel | sdata4, udata4, datarel | sdata4.
+    let [1, 0x1b, 0x03, 0x3b, rest @ ..] = header else {
+        return false;
+    };
+    let (words, _) = rest.as_chunks::<4>();
+    let address = |base: u64, word: &[u8; 4]| base.wrapping_add_signed(i32::from_le_bytes(*word).into());
+    let Some((table, [_, pairs @ ..])) = words.split_first() else {
+        return false;
+    };
+    let table = address(start.wrapping_add(4), table);
+    pairs
+        .chunks_exact(2)
+        .all(|pair| address(start, &pair[1]) >= table)
 }
 
 /// Unwinds within one address space.
@@ -207,6 +235,31 @@ pub fn waiting_registers(ip: u64, sp: u64) -> Registers {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_index_that_points_before_its_table_is_not_used() {
+        let index = |entries: &[i32]| {
+            // The table lies 0x100 beyond the index.
+            let words = [0xfc, 1]
+                .iter()
+                .chain(entries)
+                .flat_map(|word: &i32| word.to_le_bytes());
+            [1, 0x1b, 0x03, 0x3b]
+                .into_iter()
+                .chain(words)
+                .collect::<Vec<u8>>()
+        };
+        assert!(is_sound_index(&index(&[-0x40, 0x100, -0x20, 0x180]), 0x1000));
+        assert!(!is_sound_index(&index(&[-0x40, 0x100, -0x20, 0xff]), 0x1000));
+        assert!(!is_sound_index(&[1, 0x1b, 0x03, 0x3b], 0x1000));
+        assert!(!is_sound_index(
+            &[1, 0x1b, 0xff, 0x3b, 0, 0, 0, 0, 0, 0, 0, 0],
+            0x1000
+        ));
+        let own = File::open("/proc/self/exe").unwrap();
+        let tables = Tables::of(&own, &mut (1 << 30)).unwrap();
+        assert!(tables.0.eh_frame_hdr.is_some(), "a linker's own is sound");
+    }
 
     #[test]
     fn a_hostile_dump_ends_the_walk() {

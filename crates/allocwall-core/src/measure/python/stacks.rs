@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 const FRAME_LIMIT: usize = 16;
 /// Each look at a process reads its interpreter's thread list and every frame.
 const PROCESSES: usize = 8;
-/// Looks that fail one after the other, with none before that came through: it was attached too early.
-const EMPTY_LOOKS: u64 = 20;
+/// So many looks that fail one after the other: it was attached too early, or started another interpreter.
+const EMPTY_LOOKS: u32 = 20;
 /// Ticks between two tries grow up to this: a process that never gets an interpreter is not asked all the time.
 const LONGEST_REST: u32 = 16;
 /// At the end the one that is being attached to is waited for so long.
@@ -73,6 +73,8 @@ struct Followed {
     /// Ticks until the next try, and between that and the one after.
     rest: u32,
     pause: u32,
+    /// Looks that failed one after the other.
+    failed: u32,
     seen: Seen,
 }
 
@@ -109,7 +111,9 @@ impl Pythons {
             kept
         });
         for &pid in &python {
-            if self.found.contains_key(&pid) {
+            if let Some(followed) = self.found.get_mut(&pid) {
+                // A number that was used again.
+                followed.ended = false;
                 continue;
             }
             // Those that ended make no room: what is kept of them is shown.
@@ -216,13 +220,16 @@ impl Followed {
             Ok(traces) => traces,
             Err(e) => {
                 self.seen.misses += 1;
-                if self.seen.misses == self.seen.looks && self.seen.misses.is_multiple_of(EMPTY_LOOKS) {
+                self.failed += 1;
+                if self.failed == EMPTY_LOOKS {
+                    self.failed = 0;
                     self.spy = None;
                     self.put_off(unreadable(pid, &format!("{e:#}")));
                 }
                 return;
             }
         };
+        self.failed = 0;
         let mut empty = false;
         for trace in traces {
             let Some(tid) = trace.os_thread_id else { continue };
