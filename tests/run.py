@@ -73,7 +73,7 @@ STEPS = [
     Step("rust", ["cargo", "test", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"]),
     Step("hostile", [sys.executable, "tests/hostile/run.py", "--binary", "target/release/allocwall"], needs="build"),
     # With the program that cargo's tests ran: another build would take a minute.
-    Step("faults", [sys.executable, "tests/faults/run.py", "--binary", "target/debug/allocwall", "--seconds", "120"], ci=True),
+    Step("faults", [sys.executable, "tests/faults/run.py", "--binary", "target/debug/allocwall", "--seconds", "60"], ci=True),
     Step("lab", [sys.executable, "tests/lab/run.py", "--install", "ci"], needs="build", ci=True),
     Step("perf", [sys.executable, f"{REAL}/beside_perf.py", "--install"], needs="build"),
     Step("real", [sys.executable, f"{REAL}/run.py", "--install"], needs="build"),
