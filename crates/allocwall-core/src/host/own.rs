@@ -4,7 +4,7 @@
 //! remove, and would follow links that the user can plant there. So for root a folder counts only if no other user can
 //! change the way to it: each folder on it, and each link, belongs to root, and only root may write there (or it is sticky,
 //! as /tmp is). What doesn't count is passed over for root's own home. Other users have no rights to lose: theirs is taken as it is.
-//! A relative path counts for nobody: where it leads depends on the current folder.
+//! A relative path is never used: where it leads depends on the current folder.
 
 use crate::units::{Absence, Measured, Reason};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat};

@@ -69,7 +69,7 @@ impl Rights {
     }
 }
 
-/// What to do for whom a right is missing that root has. Root itself lacks it in a user namespace, and where a container or a
+/// What to do where a right is missing that root has. Root itself lacks it in a user namespace, and where a container or a
 /// service manager dropped capabilities.
 pub fn run_as_root() -> &'static str {
     match rustix::process::geteuid().is_root() {

@@ -62,7 +62,7 @@ impl Room {
     /// Reads what is written to this account from now on. `interrupted` is the user's, see [`Reader::stop`].
     ///
     /// # Errors
-    /// No thread could be started: then nobody reads it.
+    /// No thread could be started: then it is not read.
     pub fn read<'scope>(
         &self,
         account: &Path,
