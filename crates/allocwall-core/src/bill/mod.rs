@@ -642,8 +642,8 @@ mod tests {
         assert_eq!(names, ["a", "b", "c", "d", "e"]);
     }
 
-    #[test]
-    fn a_shallow_sample_beside_a_python_stack_tells_its_function() {
+    /// Samples of an interpreter, one every 10 ms.
+    fn in_python() -> Sketch {
         let mut s = Sketch::new();
         s.module("python", ModuleRole::Cpython);
         s.runtime(Runtime::Cpython {
@@ -651,6 +651,12 @@ mod tests {
             free_threaded: false,
         });
         s.samples(1_500, PID, "", "python!dict_new;python!_PyEval_EvalFrameDefault");
+        s
+    }
+
+    #[test]
+    fn a_shallow_sample_beside_a_python_stack_tells_its_function() {
+        let mut s = in_python();
         for (nth, sample) in s.recording.samples.iter_mut().enumerate() {
             sample.deep = nth % 5 == 0;
         }
@@ -681,13 +687,7 @@ mod tests {
 
     #[test]
     fn python_functions_join_samples_of_their_thread_and_time() {
-        let mut s = Sketch::new();
-        s.module("python", ModuleRole::Cpython);
-        s.runtime(Runtime::Cpython {
-            version: "3.11".into(),
-            free_threaded: false,
-        });
-        s.samples(1_500, PID, "", "python!dict_new;python!_PyEval_EvalFrameDefault");
+        let mut s = in_python();
         for t in (0..15_000).step_by(30) {
             // The line within the function moves, the function stays one site. The last third has no Python stack near.
             if t < 10_000 {

@@ -46,11 +46,12 @@ pub fn sites(
     let python = PythonStacks::new(recording);
     let mut seen: BTreeMap<(&str, &str, Option<&str>), Seen> = BTreeMap::new();
     let mut total = 0_u64;
-    let places: Vec<Place> = places
-        .filter(|place| !place.shallow || python.near(place).is_some())
+    let places: Vec<(Option<&str>, Place)> = places
+        .map(|place| (python.near(&place), place))
+        .filter(|(line, place)| !place.shallow || line.is_some())
         .collect();
-    let beside = places.iter().filter(|p| python.near(p).is_some()).count();
-    for place in places {
+    let beside = places.iter().filter(|(line, _)| line.is_some()).count();
+    for (line, place) in places {
         let frames = classifier.frames(place.user);
         let site = site_frame(recording, classifier, frames);
         let (function, module) = match site {
@@ -58,7 +59,6 @@ pub fn sites(
             None if place.user.is_none() => ("(no user stack)", ""),
             None => ("(no symbol)", ""),
         };
-        let line = python.near(&place);
         if line.is_none() && python.knows(&place) && beside >= SPEAK_FOR_THE_REST {
             continue;
         }

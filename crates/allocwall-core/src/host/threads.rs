@@ -1,6 +1,7 @@
 //! Looking at a thread that does not run: what it waits for, from /proc/PID/task/TID.
 
 use crate::host::proc::{ProcFs, SyscallState};
+use crate::host::worker::not_started;
 use crate::units::{Absence, Measured, Reason};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
@@ -134,13 +135,9 @@ impl Reading {
             }
         };
         let thread = std::thread::Builder::new().spawn(work);
-        thread.map(|_| Reading { ask, answer }).map_err(|error| {
-            Absence::new(
-                Reason::NotPermitted,
-                format!("the thread that reads memory could not be started: {error}"),
-            )
-            .mend("raise the limit of tasks: pids.max of the cgroup, ulimit -u")
-        })
+        thread
+            .map(|_| Reading { ask, answer })
+            .map_err(|error| not_started("reads memory", &error))
     }
 }
 

@@ -11,6 +11,15 @@ pub struct Worker<T> {
     thread: io::Result<JoinHandle<T>>,
 }
 
+/// Why there is no thread. `what` it would do, as in "counts calls".
+pub fn not_started(what: &str, error: &io::Error) -> Absence {
+    Absence::new(
+        Reason::NotPermitted,
+        format!("the thread that {what} could not be started: {error}"),
+    )
+    .mend("raise the limit of tasks: pids.max of the cgroup, ulimit -u")
+}
+
 impl<T: Send + 'static> Worker<T> {
     pub fn start(what: &'static str, work: impl FnOnce() -> T + Send + 'static) -> Worker<T> {
         let thread = Builder::new().spawn(work);
@@ -27,13 +36,7 @@ impl<T: Send + 'static> Worker<T> {
     pub fn finish(self) -> Measured<T> {
         let what = self.what;
         self.thread
-            .map_err(|error| {
-                Absence::new(
-                    Reason::NotPermitted,
-                    format!("the thread that {what} could not be started: {error}"),
-                )
-                .mend("raise the limit of tasks: pids.max of the cgroup, ulimit -u")
-            })?
+            .map_err(|error| not_started(what, &error))?
             .join()
             .map_err(|_| Absence::new(Reason::Vanished, format!("the thread that {what} died")))
     }

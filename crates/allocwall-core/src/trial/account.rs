@@ -6,6 +6,7 @@
 //! proved is unknown.
 
 use super::proof::{Bindings, ProcessBindings};
+use crate::host::worker::not_started;
 use crate::units::{Absence, Measured, Reason};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags};
 use std::collections::BTreeMap;
@@ -100,13 +101,9 @@ impl Room {
             }
         };
         // Where tasks are limited, `Scope::spawn` panics.
-        let thread = Builder::new().spawn_scoped(scope, work).map_err(|error| {
-            Absence::new(
-                Reason::NotPermitted,
-                format!("the thread that reads the loader's log could not be started: {error}"),
-            )
-            .mend("raise the limit of tasks: pids.max of the cgroup, ulimit -u")
-        })?;
+        let thread = Builder::new()
+            .spawn_scoped(scope, work)
+            .map_err(|error| not_started("reads the loader's log", &error))?;
         Ok(Reader {
             stop,
             over,

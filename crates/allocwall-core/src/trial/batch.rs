@@ -238,7 +238,7 @@ pub trait Fresh {
                 let reader = asked.then(|| room.read(&account, scope, interrupted));
                 match &reader {
                     Some(Ok(reader)) => close.stop = Some(reader.stop()),
-                    // Nobody would read what the loader writes, so it is not asked to.
+                    // What the loader wrote would not be read, so it is not asked to write.
                     Some(Err(_)) => start = self.arms()[arm].start.clone(),
                     None => {}
                 }
