@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::favoured;
+use common::{MachineTime, STOLEN, favoured};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -64,14 +64,14 @@ impl Running {
 struct Truth {
     first: Value,
     last: Value,
-    /// CPU-seconds that the hypervisor took from the whole machine meanwhile.
-    stolen_s: f64,
+    /// Of the whole machine, meanwhile.
+    machine: MachineTime,
 }
 
 fn truth(arguments: &[&str]) -> Result<Truth, String> {
     let mut running = Running::start(arguments);
     let (mut out, first) = running.ready()?;
-    let stolen = stolen_s();
+    let before = MachineTime::now();
     let mut rest = String::new();
     out.read_to_string(&mut rest).unwrap();
     assert!(running.0.wait().unwrap().success(), "{arguments:?}");
@@ -80,7 +80,7 @@ fn truth(arguments: &[&str]) -> Result<Truth, String> {
     let truth = Truth {
         first,
         last,
-        stolen_s: stolen_s() - stolen,
+        machine: MachineTime::now().since(before),
     };
     let runnable = truth.grown("/cpu_s") + truth.queued();
     assert!(runnable > 0.1, "{arguments:?} hardly ran");
@@ -111,6 +111,16 @@ impl Truth {
         queued > 0.05 * (queued + self.grown("/cpu_s"))
     }
 
+    /// Why what was seen may not be the subject's doing.
+    fn excuse(&self, waited_less: bool) -> Option<String> {
+        let stolen = self.machine.stolen();
+        if stolen > STOLEN {
+            return Some(format!("the hypervisor took {:.1} % of the CPUs", stolen * 100.0));
+        }
+        // Who waits for a CPU waits for nothing else meanwhile.
+        (waited_less && self.shared()).then(|| "the machine was shared".to_owned())
+    }
+
     fn share_of_cpu(&self, line: &str) -> f64 {
         self.grown(&format!("/lines/{line}")) / self.grown("/cpu_s")
     }
@@ -128,29 +138,42 @@ impl Truth {
 /// Subjects whose waits are shorter where other programs take the CPUs.
 const LESSENED: [&str; 4] = ["io-wait", "pipe-wait", "application-mutex", "address-space-lock"];
 
-/// Runs subject and twin and holds the `share` of each to what is expected.
-fn pair(name: &str, dial: f64, tolerance: f64, twin: f64, share: impl Fn(&Truth) -> f64) {
+/// Runs subject and twin and holds the `share` of each to what is expected. What they said; None where one could not run here.
+fn pair(
+    name: &str,
+    dial: f64,
+    tolerance: f64,
+    twin: f64,
+    share: impl Fn(&Truth) -> f64,
+) -> Option<[Truth; 2]> {
     let _alone = alone();
     let dial_text = dial.to_string();
-    for (flag, expected) in [(None, dial), (Some("--twin"), twin)] {
-        let seconds = if flag.is_some() { "2" } else { "3" };
+    let run = |flag: Option<&str>, seconds: &str, expected: f64| {
         let mut arguments = vec![name, "--seconds", seconds, "--dial", &dial_text];
         arguments.extend(flag);
-        match truth(&arguments) {
-            Ok(truth) => {
-                let share = share(&truth);
-                println!("{arguments:?}: {share:.3}, expected {expected:.3}");
-                let near = (share - expected).abs() < tolerance;
-                // Who waits for a CPU waits for nothing else meanwhile.
-                if !near && share < expected && LESSENED.contains(&name) && truth.shared() {
-                    println!("skipped in part: the machine was shared: {share:.3} of {expected:.3}");
-                    continue;
-                }
-                assert!(near, "{arguments:?}: {share:.3}, expected {expected:.3}");
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let truth = truth(&arguments).map_err(|reason| println!("{reason}")).ok()?;
+            let share = share(&truth);
+            let told = format!("{arguments:?}: {share:.3}, expected {expected:.3}");
+            println!("{told}");
+            if (share - expected).abs() < tolerance {
+                return Some(truth);
             }
-            Err(reason) => println!("{reason}"),
+            let excuse = truth.excuse(LESSENED.contains(&name) && share < expected);
+            match excuse {
+                // A shared machine is quiet now and then, and a disk that stalls for a tenth of a second does not stall always.
+                _ if tries < 3 && (excuse.is_some() || name == "io-wait") => {}
+                None => panic!("{told}"),
+                Some(excuse) => {
+                    println!("skipped in part: {excuse}: {told}");
+                    return Some(truth);
+                }
+            }
         }
-    }
+    };
+    Some([run(None, "3", dial)?, run(Some("--twin"), "2", twin)?])
 }
 
 #[test]
@@ -216,44 +239,30 @@ fn mappers_wait_for_one_another_and_one_alone_does_not() {
     });
 }
 
-/// CPU-seconds that the hypervisor has taken from this machine so far, as the kernel counts them.
-fn stolen_s() -> f64 {
-    const STEAL: usize = 8;
-    let stat = std::fs::read_to_string("/proc/stat").expect("/proc/stat is text");
-    let ticks = stat
-        .split_ascii_whitespace()
-        .nth(STEAL)
-        .and_then(|ticks| ticks.parse::<f64>().ok());
-    // USER_HZ is 100 on every machine that this is built for.
-    ticks.expect("a count of ticks") / 100.0
-}
-
 /// The twin spends as much in the allocator; only that nobody waits there differs.
 fn lock_pair(name: &str, dial: f64) {
     // Two threads may pass each other by for a whole run.
     for last in [false, false, true] {
-        let waits = Mutex::new(Vec::new());
-        pair(name, dial, 0.05, dial, |t| {
-            // Who reads clocks can't tell waiting from a CPU that the hypervisor took away.
-            let waited = t.share_of_threads("allocator") - t.stolen_s / t.thread_seconds();
-            waits.lock().unwrap().push((waited.max(0.0), t.shared()));
+        let Some(pair) = pair(name, dial, 0.05, dial, |t| {
             t.share_of_cpu("allocator_code+allocator_locks")
-        });
-        let [(subject, shared), (twin, _)] = waits.into_inner().unwrap()[..] else {
+        }) else {
             return;
         };
-        println!("{name} waits {subject:.4}, its twin {twin:.4}");
-        if subject > 0.005 {
-            return assert!(
-                twin < subject / 4.0,
-                "{name} waits {subject:.4}, its twin {twin:.4}"
-            );
+        // Who reads clocks can't tell waiting from a CPU that the hypervisor took away.
+        let [subject, twin] = pair.each_ref().map(|t| {
+            let waited = t.share_of_threads("allocator") - t.machine.stolen_s / t.thread_seconds();
+            waited.max(0.0)
+        });
+        let told = format!("{name} waits {subject:.4}, its twin {twin:.4}");
+        println!("{told}");
+        if subject > 0.005 && twin < subject / 4.0 {
+            return;
         }
         // Threads that stand in the run queue don't meet.
-        if shared {
-            return println!("skipped in part: the machine was shared: {subject:.4} waited");
+        if let Some(excuse) = pair[0].excuse(true).or_else(|| pair[1].excuse(false)) {
+            return println!("skipped in part: {excuse}: {told}");
         }
-        assert!(!last, "{name} waits {subject:.4}");
+        assert!(!last, "{told}");
     }
 }
 
