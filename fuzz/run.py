@@ -6,7 +6,7 @@
     fuzz/run.py elf maps           these readers alone
 
 What it finds is written to target/fuzz-found, and the line that repeats it is printed. Put the input into fuzz/kept/READER with the
-mend: a test of allocwall-core reads all of those.
+mend: a test of allocwall-readers reads all of those.
 """
 
 import argparse
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "fuzz/kept"
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 # Inputs that lie elsewhere already.
-MORE = {"load_output": [ROOT / "crates/allocwall-core/tests/fixtures/load"]}
+MORE = {"load_output": [ROOT / "crates/allocwall-trial/tests/fixtures/load"]}
 # A reader must stay within this, whatever it reads: a thousandth of the memory of a machine that is worth a diagnosis.
 LIMITS = ["-malloc_limit_mb=150", "-rss_limit_mb=1024", "-timeout=2"]
 

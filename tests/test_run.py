@@ -5,7 +5,7 @@ import unittest
 from run import Count, listed, unlisted
 
 CARGO = """\
-     Running unittests src/lib.rs (target/debug/deps/allocwall_core-0123456789abcdef)
+     Running unittests src/lib.rs (target/debug/deps/allocwall_model-0123456789abcdef)
 
 running 5 tests
 test a::passes ... ok
@@ -71,14 +71,14 @@ class Counting(unittest.TestCase):
     def test_cargo(self):
         counted, shown = count(CARGO)
         self.assertEqual((counted.passed, counted.skipped), (2, 3))
-        self.assertEqual(counted.failed, ["allocwall_core::a::fails"])
+        self.assertEqual(counted.failed, ["allocwall_model::a::fails"])
         self.assertEqual(
             counted.reasons,
             [
-                ("allocwall_core::a::ignored", "ignored, takes an hour"),
-                ("allocwall_core::a::cannot", "no counter: ENOENT"),
-                ("allocwall_core::a::in_part", "no Go program here"),
-                ("allocwall_core::a::in_part", "nothing links statically here"),
+                ("allocwall_model::a::ignored", "ignored, takes an hour"),
+                ("allocwall_model::a::cannot", "no counter: ENOENT"),
+                ("allocwall_model::a::in_part", "no Go program here"),
+                ("allocwall_model::a::in_part", "nothing links statically here"),
             ],
         )
         # What failed is shown; what passed is not.
@@ -87,7 +87,7 @@ class Counting(unittest.TestCase):
 
     def test_a_prefix_tells_two_runs_of_a_program_apart(self):
         counted, _ = count(CARGO, prefix="bundled ")
-        self.assertEqual(counted.failed, ["bundled allocwall_core::a::fails"])
+        self.assertEqual(counted.failed, ["bundled allocwall_model::a::fails"])
 
     def test_scripts(self):
         counted, shown = count(SCRIPT)

@@ -2,18 +2,16 @@
 //! from here: without it they are listed, each with its longest input.
 #![no_main]
 
-use allocwall_core::fuzzing::{READERS, Reader};
+use allocwall_readers::{Reader, readers};
 use libfuzzer_sys::fuzz_target;
 use std::sync::LazyLock;
 
 static READER: LazyLock<&Reader> = LazyLock::new(|| {
     let wanted = std::env::var("READER").unwrap_or_default();
-    READERS
-        .iter()
+    readers()
         .find(|reader| reader.name == wanted)
         .unwrap_or_else(|| {
-            READERS
-                .iter()
+            readers()
                 .for_each(|reader| println!("{} {}", reader.name, reader.longest));
             std::process::exit(0)
         })

@@ -1,9 +1,10 @@
 //! allocwall: is the memory allocator the wall, or the work it pushes to the kernel and the hardware?
 
+#![forbid(unsafe_code)]
+
 mod commands;
 mod output;
 mod printer;
-mod workloads;
 
 use clap::{Parser, Subcommand};
 use printer::Printer;

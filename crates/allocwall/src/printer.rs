@@ -1,6 +1,6 @@
 //! The only place that writes to stdout and stderr: stdout is data, stderr is talk.
 
-use allocwall_core::report::text::Style;
+use allocwall_report::text::Style;
 use anyhow::Context;
 use std::io::{ErrorKind, IsTerminal, Write};
 
@@ -86,7 +86,7 @@ impl Printer {
 
 /// Names from other processes may hold escapes; nothing but printable text reaches the terminal.
 fn one_line(text: &str) -> String {
-    allocwall_core::report::escape::terminal(text)
+    allocwall_report::escape::terminal(text)
 }
 
 /// A progress bar that is drawn only on a terminal. Gone when dropped.

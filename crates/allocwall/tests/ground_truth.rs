@@ -5,9 +5,9 @@
 
 mod common;
 
-use allocwall_core::catalogue::prices::FAULT_RETURN;
-use allocwall_core::catalogue::thresholds;
-use allocwall_core::catalogue::walls::Wall;
+use allocwall_model::catalogue::prices::FAULT_RETURN;
+use allocwall_model::catalogue::thresholds;
+use allocwall_model::catalogue::walls::Wall;
 use common::{MachineTime, STOLEN, favoured};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};

@@ -1,15 +1,15 @@
 //! One command under its keeper: what is told of it against what the system's own programs and /proc say, and that nothing
 //! of it is left, whoever is killed.
 
-use allocwall_core::error::Error;
-use allocwall_core::host::keeper::Ended;
-use allocwall_core::trial::account::Room;
-use allocwall_core::trial::arm::Expectation;
-use allocwall_core::trial::batch::{Batch, Fresh, Prepared};
-use allocwall_core::trial::proof::Told;
-use allocwall_core::trial::run::{self, Exit, Finished, MARK, Output, Running, Start};
-use allocwall_core::trial::{ProofItem, ProofState};
-use allocwall_core::units::Reason;
+use allocwall_host::keeper::Ended;
+use allocwall_model::error::Error;
+use allocwall_model::units::Reason;
+use allocwall_trial::account::Room;
+use allocwall_trial::arm::Expectation;
+use allocwall_trial::batch::{Batch, Fresh, Prepared};
+use allocwall_trial::proof::Told;
+use allocwall_trial::run::{self, Exit, Finished, MARK, Output, Running, Start};
+use allocwall_trial::{ProofItem, ProofState};
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,12 +1,12 @@
 //! What the verbs that apply remedies share: what this machine and this build have to offer, and the environment.
 
 use crate::printer::Printer;
-use allocwall_core::catalogue::modules::AllocatorKind;
-use allocwall_core::host::facts::Machine;
-use allocwall_core::host::installed::BundledLibrary;
-use allocwall_core::host::own::{self, Kind};
-use allocwall_core::trial::arm::Inventory;
+use allocwall_host::facts::Machine;
+use allocwall_host::installed::BundledLibrary;
+use allocwall_host::own::{self, Kind};
+use allocwall_model::catalogue::modules::AllocatorKind;
 use allocwall_preload::Bundled;
+use allocwall_trial::arm::Inventory;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;

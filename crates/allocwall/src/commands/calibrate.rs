@@ -1,11 +1,11 @@
 //! `allocwall calibrate`.
 
 use crate::printer::Printer;
-use allocwall_core::catalogue::prices::{Group, describe};
-use allocwall_core::measure::calibrate::{Calibration, Origin, facts, price_list};
-use allocwall_core::measure::recording::{Price, PriceList};
-use allocwall_core::report::escape;
-use allocwall_core::units::Absence;
+use allocwall_measure::calibrate::{Calibration, Origin, facts, price_list};
+use allocwall_model::catalogue::prices::{Group, describe};
+use allocwall_model::recording::{Price, PriceList};
+use allocwall_model::units::Absence;
+use allocwall_report::escape;
 use anstyle::Style;
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -283,8 +283,8 @@ fn paragraph(out: &mut String, indent: &str, text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use allocwall_core::catalogue::prices::*;
-    use allocwall_core::units::{Interval, Reason};
+    use allocwall_model::catalogue::prices::*;
+    use allocwall_model::units::{Interval, Reason};
 
     fn calibration() -> Calibration {
         let price = |name: &str, low, point, high| Price {

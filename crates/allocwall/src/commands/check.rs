@@ -6,8 +6,8 @@ mod replayed;
 mod surroundings;
 
 use crate::printer::Printer;
-use allocwall_core::host::facts::Machine;
-use allocwall_core::report::escape::terminal;
+use allocwall_host::facts::Machine;
+use allocwall_report::escape::terminal;
 use judge::{Check, Report, State};
 use serde_json::json;
 use std::fmt::Write;

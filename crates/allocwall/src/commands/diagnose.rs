@@ -3,15 +3,14 @@
 use crate::commands::report::{Format, Judged};
 use crate::commands::{arms, read, trial};
 use crate::printer::Printer;
-use allocwall_core::diagnose;
-use allocwall_core::host::launch;
-use allocwall_core::host::own::{self, Kind};
-use allocwall_core::measure::calibrate;
-use allocwall_core::measure::file;
-use allocwall_core::measure::record::{self, Ask, DEFAULT_WINDOW, Recorded, Request};
-use allocwall_core::measure::recording::Ended;
-use allocwall_core::trial::arm::{self, Arm, TargetFacts};
-use allocwall_core::trial::run::{self, Guard};
+use allocwall_host::launch;
+use allocwall_host::own::{self, Kind};
+use allocwall_measure::calibrate;
+use allocwall_measure::file;
+use allocwall_measure::record::{self, Ask, DEFAULT_WINDOW, Recorded, Request};
+use allocwall_model::recording::Ended;
+use allocwall_trial::arm::{self, Arm, TargetFacts};
+use allocwall_trial::run::{self, Guard};
 use anyhow::Context;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -130,8 +129,9 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         ..
     } = &judged;
     let unsampled = bill.on_cpu.is_err();
-    let unmeasured = unsampled && diagnose::reach(recording, bill, verdict) == diagnose::Reach::NotSampled;
-    let stopped = args.fail_on.is_some() && diagnose::stops_a_gate(recording, bill, verdict);
+    let unmeasured = unsampled
+        && allocwall_diagnose::reach(recording, bill, verdict) == allocwall_diagnose::Reach::NotSampled;
+    let stopped = args.fail_on.is_some() && allocwall_diagnose::stops_a_gate(recording, bill, verdict);
     Ok(match unmeasured || stopped {
         true => ExitCode::FAILURE,
         false => tried,

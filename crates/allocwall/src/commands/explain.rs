@@ -3,17 +3,17 @@
 use crate::commands::check::plain;
 use crate::commands::{arms, bench, list};
 use crate::printer::Printer;
-use crate::workloads::{SUBJECTS, Subject, line_key};
-use allocwall_core::catalogue::cost::CostClass;
-use allocwall_core::catalogue::modules::AllocatorKind;
-use allocwall_core::catalogue::nearest::hint;
-use allocwall_core::catalogue::remedies::{
+use allocwall_lab::workloads::{SUBJECTS, Subject, line_key};
+use allocwall_model::catalogue::cost::CostClass;
+use allocwall_model::catalogue::modules::AllocatorKind;
+use allocwall_model::catalogue::nearest::hint;
+use allocwall_model::catalogue::remedies::{
     ARENA_HOOK, ARENA_HOOK_ON, Change, Effect, Kind, Need, Pages, Remedy, TABLE,
 };
-use allocwall_core::catalogue::thresholds;
-use allocwall_core::catalogue::tunables::{KNOWN, Known, PREFIX};
-use allocwall_core::catalogue::walls::Wall;
-use allocwall_core::report::escape::terminal;
+use allocwall_model::catalogue::thresholds;
+use allocwall_model::catalogue::tunables::{KNOWN, Known, PREFIX};
+use allocwall_model::catalogue::walls::Wall;
+use allocwall_report::escape::terminal;
 use anyhow::bail;
 use serde_json::json;
 use std::fmt::Write;

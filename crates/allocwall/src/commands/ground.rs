@@ -2,8 +2,8 @@
 
 use crate::commands::arms::say_once;
 use crate::printer::Printer;
-use allocwall_core::host::own;
-use allocwall_core::trial::run::{self, Guard};
+use allocwall_host::own;
+use allocwall_trial::run::{self, Guard};
 use anyhow::Context;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;

@@ -4,7 +4,7 @@ use anyhow::Context;
 use std::process::ExitCode;
 
 pub fn run() -> anyhow::Result<ExitCode> {
-    allocwall_core::host::keeper::keep()
+    allocwall_host::keeper::keep()
         .context("`allocwall keep` is started by the tool itself; it cannot go on")?;
     Ok(ExitCode::SUCCESS)
 }

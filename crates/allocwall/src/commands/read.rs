@@ -1,6 +1,6 @@
 //! `allocwall read`: the children that read foreign files and memory, and may die of them.
 
-use allocwall_core::measure::{python, reading};
+use allocwall_measure::{python, reading};
 use anyhow::Context;
 use std::process::ExitCode;
 

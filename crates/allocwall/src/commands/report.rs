@@ -3,14 +3,13 @@
 use crate::commands::trial::how;
 use crate::output;
 use crate::printer::Printer;
-use allocwall_core::bill::{self, Bill};
-use allocwall_core::diagnose::{self, Verdict};
-use allocwall_core::measure;
-use allocwall_core::measure::recording::Recording;
-use allocwall_core::report::text::Style;
-use allocwall_core::report::{collapsed, flamegraph, json, text, trial_csv, trial_json, trial_text};
-use allocwall_core::trial::compare::compare;
-use allocwall_core::trial::journal::{self, Journal};
+use allocwall_diagnose::Verdict;
+use allocwall_diagnose::bill::{self, Bill};
+use allocwall_model::recording::Recording;
+use allocwall_report::text::Style;
+use allocwall_report::{collapsed, flamegraph, json, text, trial_csv, trial_json, trial_text};
+use allocwall_trial::compare::compare;
+use allocwall_trial::journal::{self, Journal};
 use anyhow::bail;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -55,7 +54,7 @@ pub struct Judged {
 impl Judged {
     pub fn of(recording: Recording, file: Option<PathBuf>) -> Judged {
         let bill = bill::of(&recording);
-        let verdict = diagnose::verdict(&recording, &bill);
+        let verdict = allocwall_diagnose::verdict(&recording, &bill);
         Judged {
             recording,
             bill,
@@ -92,9 +91,11 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let format = if args.json { Format::Json } else { args.format };
     let report = match journal::is_one(&args.file) {
         true => trial(&args.file, format, style)?,
-        false => {
-            Judged::of(measure::file::read(&args.file)?, Some(args.file.clone())).render(format, style)?
-        }
+        false => Judged::of(
+            allocwall_measure::file::read(&args.file)?,
+            Some(args.file.clone()),
+        )
+        .render(format, style)?,
     };
     match &args.output {
         Some(path) => output::write(path, report.as_bytes(), Some(&args.file))?,
@@ -119,7 +120,7 @@ fn trial(file: &Path, format: Format, style: Style) -> anyhow::Result<String> {
     })
 }
 
-fn absent(absence: allocwall_core::units::Absence) -> anyhow::Error {
+fn absent(absence: allocwall_model::units::Absence) -> anyhow::Error {
     match absence.mend {
         Some(mend) => anyhow::anyhow!("{}; {mend}", absence.detail),
         None => anyhow::anyhow!(absence.detail),

@@ -2,8 +2,8 @@
 
 use crate::commands::arms;
 use crate::printer::Printer;
-use allocwall_core::host::place;
-use allocwall_core::trial::arm::{Applied, Arm, TargetFacts};
+use allocwall_host::place;
+use allocwall_trial::arm::{Applied, Arm, TargetFacts};
 use anyhow::{Context, anyhow};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;

@@ -1,7 +1,7 @@
 //! `allocwall subject`: run one of the built-in subjects.
 
 use crate::printer::Printer;
-use crate::workloads::{Options, SUBJECTS, Stage, Subject, find};
+use allocwall_lab::workloads::{Options, SUBJECTS, Stage, Subject, find};
 use anyhow::{Context, bail};
 use std::process::ExitCode;
 
@@ -73,7 +73,8 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         threads,
         quota: args.quota,
     };
-    Stage::new(subject, options, printer).run()?;
+    let tell = |line: &str| printer.data(line);
+    Stage::new(subject, options, &tell).run()?;
     Ok(ExitCode::SUCCESS)
 }
 

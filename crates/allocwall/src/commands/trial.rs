@@ -4,31 +4,31 @@ use crate::commands::ground::Ground;
 use crate::commands::report::Judged;
 use crate::commands::{arms, read};
 use crate::printer::Printer;
-use allocwall_core::catalogue::modules;
-use allocwall_core::diagnose::expected;
-use allocwall_core::diagnose::remedies::quoted;
-use allocwall_core::error::Error;
-use allocwall_core::host::launch::Talk;
-use allocwall_core::host::program;
-use allocwall_core::measure::calibrate;
-use allocwall_core::measure::record::{self, Ask};
-use allocwall_core::report::{trial_csv, trial_json, trial_text};
-use allocwall_core::trial::account::Room;
-use allocwall_core::trial::arm::{Arm, TargetFacts};
-use allocwall_core::trial::batch::{self, Batch, Fresh, Prepared};
-use allocwall_core::trial::compare::compare;
-use allocwall_core::trial::conduct::{self, Conduct, End, Length, Ran, Subject, Told};
-use allocwall_core::trial::gate::Gate;
-use allocwall_core::trial::journal::{self, Head, Journal, Origin, Writer};
-use allocwall_core::trial::load::adapters::Adapter;
-use allocwall_core::trial::load::arrivals::Arrivals;
-use allocwall_core::trial::load::metric::Metric as Figure;
-use allocwall_core::trial::load::open::Plan;
-use allocwall_core::trial::load::ready::Ready;
-use allocwall_core::trial::load::request::{Ask as HttpAsk, Request};
-use allocwall_core::trial::run::{self, Guard, Start};
-use allocwall_core::trial::server::{self, Load, Read, Server};
-use allocwall_core::trial::{
+use allocwall_diagnose::expected;
+use allocwall_diagnose::remedies::quoted;
+use allocwall_host::launch::Talk;
+use allocwall_host::program;
+use allocwall_measure::calibrate;
+use allocwall_measure::record::{self, Ask};
+use allocwall_model::catalogue::modules;
+use allocwall_model::error::Error;
+use allocwall_report::{trial_csv, trial_json, trial_text};
+use allocwall_trial::account::Room;
+use allocwall_trial::arm::{Arm, TargetFacts};
+use allocwall_trial::batch::{self, Batch, Fresh, Prepared};
+use allocwall_trial::compare::compare;
+use allocwall_trial::conduct::{self, Conduct, End, Length, Ran, Subject, Told};
+use allocwall_trial::gate::Gate;
+use allocwall_trial::journal::{self, Head, Journal, Origin, Writer};
+use allocwall_trial::load::adapters::Adapter;
+use allocwall_trial::load::arrivals::Arrivals;
+use allocwall_trial::load::metric::Metric as Figure;
+use allocwall_trial::load::open::Plan;
+use allocwall_trial::load::ready::Ready;
+use allocwall_trial::load::request::{Ask as HttpAsk, Request};
+use allocwall_trial::run::{self, Guard, Start};
+use allocwall_trial::server::{self, Load, Read, Server};
+use allocwall_trial::{
     ArmInfo, BASELINES, Design, Metric, Outcome, ProofState, Settings, Word, plan, predict,
 };
 use anyhow::{Context, anyhow, bail};
@@ -409,7 +409,7 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         seed: match (&earlier, args.seed) {
             (Some(earlier), _) => earlier.head.design.settings.seed,
             (None, Some(seed)) => seed,
-            (None, None) => allocwall_core::host::clock::unix_ms(),
+            (None, None) => allocwall_host::clock::unix_ms(),
         },
     }
     .conduct(earlier);
@@ -913,7 +913,7 @@ impl Trial<'_> {
         Head {
             version: journal::VERSION,
             tool_version: env!("CARGO_PKG_VERSION").into(),
-            started_unix_ms: allocwall_core::host::clock::unix_ms(),
+            started_unix_ms: allocwall_host::clock::unix_ms(),
             command: self
                 .args
                 .command
@@ -1087,11 +1087,11 @@ impl Trial<'_> {
 
 /// A load's name, and its requests a second.
 type Rate = (String, f64);
-type Predicted = BTreeMap<String, allocwall_core::units::Interval>;
+type Predicted = BTreeMap<String, allocwall_model::units::Interval>;
 
 /// What a reader of a saved trial asks first, and what a continued one should have in common with its beginning.
 pub fn machine() -> Vec<String> {
-    let facts = allocwall_core::host::facts::Machine::live().facts();
+    let facts = allocwall_host::facts::Machine::live().facts();
     let mut lines = vec![format!(
         "Linux {} on {}",
         facts.kernel_release, facts.architecture

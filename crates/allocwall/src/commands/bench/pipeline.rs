@@ -6,22 +6,22 @@ use crate::commands::ground::Ground;
 use crate::commands::trial::Progress;
 use crate::output;
 use crate::printer::Printer;
-use crate::workloads::pipeline;
-use allocwall_core::bench::pipeline::placement::{Asked, Threads, places};
-use allocwall_core::bench::pipeline::results::{Once, Placement, Point, Runs, metrics, point};
-use allocwall_core::bench::pipeline::variants::{Sizes, TABLE, Variant};
-use allocwall_core::bench::pipeline::{Arrivals, By, Planted, Pressure, Spec, Stall};
-use allocwall_core::bench::pipeline::{charts, json, text};
-use allocwall_core::catalogue::nearest::hint;
-use allocwall_core::host::topology::{Topology, allowed_cpus};
-use allocwall_core::trial::account::Room;
-use allocwall_core::trial::arm::{Arm, Inventory, TargetFacts};
-use allocwall_core::trial::batch::{Fresh, Prepared};
-use allocwall_core::trial::compare::compare;
-use allocwall_core::trial::conduct::{Conduct, End, Length};
-use allocwall_core::trial::journal::{self, Head, Journal, Writer};
-use allocwall_core::trial::run::{self, Output, Start};
-use allocwall_core::trial::{ArmInfo, BASELINES, Design, ProofState, Settings, plan};
+use allocwall_host::topology::{Topology, allowed_cpus};
+use allocwall_lab::pipeline::placement::{Asked, Threads, places};
+use allocwall_lab::pipeline::results::{Once, Placement, Point, Runs, metrics, point};
+use allocwall_lab::pipeline::variants::{Sizes, TABLE, Variant};
+use allocwall_lab::pipeline::{Arrivals, By, Planted, Pressure, Spec, Stall};
+use allocwall_lab::pipeline::{charts, json, text};
+use allocwall_lab::workloads::pipeline;
+use allocwall_model::catalogue::nearest::hint;
+use allocwall_trial::account::Room;
+use allocwall_trial::arm::{Arm, Inventory, TargetFacts};
+use allocwall_trial::batch::{Fresh, Prepared};
+use allocwall_trial::compare::compare;
+use allocwall_trial::conduct::{Conduct, End, Length};
+use allocwall_trial::journal::{self, Head, Journal, Writer};
+use allocwall_trial::run::{self, Output, Start};
+use allocwall_trial::{ArmInfo, BASELINES, Design, ProofState, Settings, plan};
 use anyhow::{Context, anyhow, bail};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -259,7 +259,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         folder: ground.folder(),
         by,
         check_steps: pipeline::steps_for(args.check),
-        seed: args.seed.unwrap_or_else(allocwall_core::host::clock::unix_ms),
+        seed: args.seed.unwrap_or_else(allocwall_host::clock::unix_ms),
     };
     let points = bench.points(&placements, &variants)?;
     let experiment = text::Experiment {
@@ -556,7 +556,7 @@ impl Bench<'_> {
         let head = Head {
             version: journal::VERSION,
             tool_version: env!("CARGO_PKG_VERSION").into(),
-            started_unix_ms: allocwall_core::host::clock::unix_ms(),
+            started_unix_ms: allocwall_host::clock::unix_ms(),
             command: vec!["allocwall bench pipeline".into()],
             options: vec![],
             design: Design {

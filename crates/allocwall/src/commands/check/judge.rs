@@ -1,9 +1,9 @@
 //! Surroundings -> checks. Pure: every blocker can be tested without meeting it.
 
 use super::surroundings::{Surroundings, TargetView, Tried};
-use allocwall_core::host::file::errno_text;
-use allocwall_core::host::rights::{Capabilities, Rights, Seccomp};
-use allocwall_core::units::{Absence, Measured, Reason};
+use allocwall_host::file::errno_text;
+use allocwall_host::rights::{Capabilities, Rights, Seccomp};
+use allocwall_model::units::{Absence, Measured, Reason};
 use std::io;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -1237,8 +1237,8 @@ mod libc_errno {
 mod tests {
     use super::super::surroundings::CgroupView;
     use super::*;
-    use allocwall_core::host::facts::{CgroupTick, HostFacts};
-    use allocwall_core::host::proc::Status;
+    use allocwall_host::proc::Status;
+    use allocwall_model::machine::{CgroupTick, HostFacts};
 
     /// Root on bare metal: nothing is missing.
     fn complete() -> Surroundings {

@@ -1,15 +1,11 @@
 //! `check` on machines that we don't have.
 
-#[path = "../../../../allocwall-core/tests/machines/mod.rs"]
-#[allow(dead_code)]
-mod machines;
-
 use super::judge::{self, Report, State};
 use super::surroundings::{self, Kernel};
 use super::{as_json, as_text};
-use allocwall_core::error::Result;
-use allocwall_core::host::facts::Machine;
-use machines::{Groups, Home, Server, TARGET, Tree};
+use allocwall_host::facts::Machine;
+use allocwall_model::error::Result;
+use allocwall_sketches::machines::{Groups, Home, Server, TARGET, Tree};
 use std::fs;
 use std::io;
 

@@ -1,14 +1,15 @@
 //! What `check` looked at and tried. Gathering is all the I/O there is; judging it is pure.
 
-use allocwall_core::error::{Error, Result};
-use allocwall_core::host::cgroup::CgroupFs;
-use allocwall_core::host::facts::{CgroupTick, HostFacts, Machine};
-use allocwall_core::host::installed::{self, InstalledAllocator, InstalledRuntime};
-use allocwall_core::host::perf_trial::{self, Whom};
-use allocwall_core::host::proc::{ProcFs, Status, refuse_thread};
-use allocwall_core::host::rights::{self, Rights};
-use allocwall_core::host::tracefs::TraceFs;
-use allocwall_core::units::{Measured, Reason};
+use allocwall_host::cgroup::CgroupFs;
+use allocwall_host::facts::Machine;
+use allocwall_host::installed::{self, InstalledAllocator, InstalledRuntime};
+use allocwall_host::perf_trial::{self, Whom};
+use allocwall_host::proc::{ProcFs, Status, refuse_thread};
+use allocwall_host::rights::{self, Rights};
+use allocwall_host::tracefs::TraceFs;
+use allocwall_model::error::{Error, Result};
+use allocwall_model::machine::{CgroupTick, HostFacts};
+use allocwall_model::units::{Measured, Reason};
 use std::io;
 
 /// Granted, or what the kernel answered.

@@ -1,0 +1,1063 @@
+//! Which line of the bill a sample belongs to.
+
+use super::gain;
+use allocwall_model::catalogue::cost::{CostClass, WaitClass};
+use allocwall_model::catalogue::prices::FAULT_RETURN;
+use allocwall_model::catalogue::symbols::{self, KernelLine, KernelRole, Scope, UserRole};
+use allocwall_model::catalogue::syscalls::{self, CallWait, KernelWait, UserWait};
+use allocwall_model::recording::{
+    CpuSample, Frame, Module, ModuleRole, Recording, Runtime, ThreadTimes, WaitSample, gained,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How many callers of a lock primitive may stand between it and the allocator function that wanted the lock.
+const CALLERS_OF_A_LOCK: usize = 5;
+
+/// A thread that waits on a futex for reasons unknown counts as idle under this share of CPU: parked workers use next to none, and
+/// threads that a lock holds up run between their waits.
+const IDLE_CPU_SHARE: f64 = 0.05;
+
+/// So many samples must tell a function's kinds of fault before its others are divided by them.
+const TELLING_FAULTS: u64 = 10;
+
+/// Process, module and name of the function that was running when the fault came.
+type FaultingFunction<'a> = (i32, Option<u32>, Option<&'a str>);
+
+/// Samples in faults whose kind is known, and how the unknown ones have been divided so far.
+#[derive(Default)]
+struct Faults {
+    first_touch: u64,
+    other: u64,
+    /// What is owed to the other kinds, in units of 1 / `telling()`.
+    owed: u64,
+}
+
+impl Faults {
+    fn count(&mut self, line: KernelLine) {
+        match line {
+            KernelLine::Class(CostClass::FaultPath | CostClass::Zeroing) => self.first_touch += 1,
+            KernelLine::OtherFault => self.other += 1,
+            _ => {}
+        }
+    }
+
+    fn telling(&self) -> u64 {
+        self.first_touch + self.other
+    }
+
+    /// Class of the next unknown one: each kind gets its part, evenly over time. Nothing known: first touch, the commonest kind.
+    fn next(&mut self) -> CostClass {
+        self.owed += self.other;
+        if self.other > 0 && self.owed >= self.telling() {
+            self.owed -= self.telling();
+            return CostClass::OtherKernel;
+        }
+        CostClass::FaultPath
+    }
+}
+
+/// A function's samples in faults and its own, and how many of its own go back.
+#[derive(Default)]
+struct Returns {
+    faults: u64,
+    first_touches: u64,
+    own: u64,
+    /// Of its own samples, those that a fault's end took.
+    share: f64,
+    owed: f64,
+    owed_first_touch: f64,
+}
+
+impl Returns {
+    /// Class of the next sample of its own if it goes back: evenly over time, to the kinds of fault by their parts.
+    fn next(&mut self) -> Option<CostClass> {
+        self.owed += self.share;
+        if self.owed < 1.0 {
+            return None;
+        }
+        self.owed -= 1.0;
+        self.owed_first_touch += self.first_touches as f64 / self.faults as f64;
+        if self.owed_first_touch < 0.5 {
+            return Some(CostClass::OtherKernel);
+        }
+        self.owed_first_touch -= 1.0;
+        Some(CostClass::FaultPath)
+    }
+}
+
+/// Knows each frame's role, so that a stack is walked without looking at names again.
+pub struct Classifier<'a> {
+    recording: &'a Recording,
+    kernel: Vec<Option<KernelRole>>,
+    user: Vec<Option<UserRole>>,
+    collector_threads: BTreeSet<(i32, i32)>,
+    jvm: BTreeSet<i32>,
+    go: BTreeSet<i32>,
+    threads: BTreeMap<(i32, i32), &'a ThreadTimes>,
+    major_faults: bool,
+}
+
+impl<'a> Classifier<'a> {
+    pub fn new(recording: &'a Recording) -> Self {
+        let role = |frame: &Frame| module(recording, frame).map(|m| m.role);
+        let kernel = recording
+            .frames
+            .iter()
+            .map(|f| match role(f) {
+                Some(ModuleRole::Kernel) | None => f.symbol.as_deref().and_then(symbols::kernel_role),
+                Some(_) => None,
+            })
+            .collect();
+        let user = recording.frames.iter().map(|f| user_role(recording, f)).collect();
+        let running = |is: fn(&Runtime) -> bool| -> BTreeSet<i32> {
+            recording
+                .processes
+                .iter()
+                .filter(|p| p.runtime.as_ref().is_ok_and(is))
+                .map(|p| p.pid)
+                .collect()
+        };
+        let jvm = running(|r| matches!(r, Runtime::Jvm { .. }));
+        let go = running(|r| matches!(r, Runtime::Go { .. }));
+        let collector_threads = recording
+            .threads
+            .iter()
+            .filter(|t| jvm.contains(&t.pid) && symbols::is_jvm_collector_thread(&t.comm))
+            .map(|t| (t.pid, t.tid))
+            .collect();
+        let major_faults = match (recording.ticks.first(), recording.ticks.last()) {
+            // A counter that ran backwards tells nothing.
+            (Some(first), Some(last)) => gained(first.major_faults, last.major_faults) != Some(0),
+            _ => true,
+        };
+        Classifier {
+            recording,
+            kernel,
+            user,
+            collector_threads,
+            jvm,
+            go,
+            threads: recording.threads.iter().map(|t| ((t.pid, t.tid), t)).collect(),
+            major_faults,
+        }
+    }
+
+    /// One class a sample, in the samples' order.
+    ///
+    /// A fault's way in and out (a third of its cost on a virtual machine) looks the same for every kind of fault. Those samples are divided as
+    /// the telling ones of the same user function are, or of the same process where that function has too few.
+    pub fn cpu(&self, samples: &[CpuSample]) -> Vec<CostClass> {
+        let lines: Vec<KernelLine> = samples.iter().map(|s| self.line(s)).collect();
+        let mut by_function: BTreeMap<FaultingFunction, Faults> = BTreeMap::new();
+        let mut by_process: BTreeMap<i32, Faults> = BTreeMap::new();
+        let tells = |line: &KernelLine| {
+            matches!(
+                line,
+                KernelLine::Class(CostClass::FaultPath | CostClass::Zeroing) | KernelLine::OtherFault
+            )
+        };
+        for (sample, line) in samples.iter().zip(&lines).filter(|(_, line)| tells(line)) {
+            let function = by_function.entry(self.faulting_function(sample)).or_default();
+            function.count(*line);
+            by_process.entry(sample.pid).or_default().count(*line);
+        }
+        let class = |(sample, line): (&CpuSample, &KernelLine)| match line {
+            KernelLine::Class(class) => *class,
+            KernelLine::OtherFault | KernelLine::ByCaller => CostClass::OtherKernel,
+            KernelLine::SomeFault => {
+                let function = by_function.entry(self.faulting_function(sample)).or_default();
+                let faults = match function.telling() >= TELLING_FAULTS {
+                    true => Some(function),
+                    false => by_process.get_mut(&sample.pid),
+                };
+                faults.map_or(CostClass::FaultPath, Faults::next)
+            }
+        };
+        let mut classes: Vec<CostClass> = samples.iter().zip(&lines).map(class).collect();
+        self.return_to_faults(samples, &lines, &mut classes);
+        classes
+    }
+
+    /// The end of a fault, behind its handler, is sampled on the program's own instruction (`prices::FAULT_RETURN`). Where
+    /// the machine's price of it is known, so many of the faulting functions' own samples go back to their faults.
+    fn return_to_faults(&self, samples: &[CpuSample], lines: &[KernelLine], classes: &mut [CostClass]) {
+        let Some(due) = self.fault_return_samples() else {
+            return;
+        };
+        let in_fault = |line: &KernelLine| {
+            matches!(
+                line,
+                KernelLine::Class(CostClass::FaultPath | CostClass::Zeroing)
+                    | KernelLine::OtherFault
+                    | KernelLine::SomeFault
+            )
+        };
+        let mut functions: BTreeMap<FaultingFunction, Returns> = BTreeMap::new();
+        let mut total = 0;
+        for ((sample, line), class) in samples.iter().zip(lines).zip(classes.iter()) {
+            if in_fault(line) {
+                let returns = functions.entry(self.faulting_function(sample)).or_default();
+                returns.faults += 1;
+                returns.first_touches += u64::from(*class != CostClass::OtherKernel);
+                total += 1;
+            }
+        }
+        for sample in samples.iter().filter(|s| s.kernel.is_none()) {
+            if let Some(returns) = functions.get_mut(&self.faulting_function(sample)) {
+                returns.own += 1;
+            }
+        }
+        for returns in functions.values_mut() {
+            let due = due * returns.faults as f64 / total as f64;
+            returns.share = (due / returns.own.max(1) as f64).min(1.0);
+        }
+        for (sample, class) in samples.iter().zip(classes).filter(|(s, _)| s.kernel.is_none()) {
+            if let Some(returns) = functions.get_mut(&self.faulting_function(sample))
+                && let Some(back) = returns.next()
+            {
+                *class = back;
+            }
+        }
+    }
+
+    /// How many samples the ends of all the window's faults took.
+    fn fault_return_samples(&self) -> Option<f64> {
+        let price = self.recording.prices.as_ref().ok()?.get(FAULT_RETURN)?;
+        let faults = gain(self.recording, |t| Some(t.minor_faults)).ok()?;
+        Some(faults as f64 * price.point / self.recording.meta.sample_period_ns.max(1) as f64)
+    }
+
+    fn line(&self, sample: &CpuSample) -> KernelLine {
+        let Some(kernel) = sample.kernel else {
+            return KernelLine::Class(self.user_line(sample));
+        };
+        if !self.is_named(kernel) {
+            return KernelLine::Class(CostClass::UnnamedKernel);
+        }
+        match symbols::kernel_line(self.frames(Some(kernel)).iter().map(|f| self.kernel_role(*f))) {
+            KernelLine::ByCaller => KernelLine::Class(self.kernel_line_by_caller(sample.user)),
+            line => line,
+        }
+    }
+
+    /// A thread that gives up the CPU by itself, or has just got it back.
+    pub(super) fn goes_to_sleep(&self, sample: &CpuSample) -> bool {
+        self.kernel_names(sample).any(symbols::sleeps)
+            && !self.kernel_names(sample).any(symbols::is_preempted)
+    }
+
+    /// Of the samples of first touch that tell their kind of page: (those that huge pages would not change, all).
+    pub fn touches_past_huge_pages(&self, samples: &[CpuSample]) -> (u64, u64) {
+        let (mut past, mut all) = (0, 0);
+        for sample in samples {
+            if let KernelLine::Class(CostClass::FaultPath | CostClass::Zeroing) = self.line(sample) {
+                all += 1;
+                past += u64::from(self.kernel_names(sample).any(symbols::is_past_huge_pages));
+            }
+        }
+        (past, all)
+    }
+
+    fn kernel_names(&self, sample: &CpuSample) -> impl Iterator<Item = &'a str> {
+        let frames = &self.recording.frames;
+        self.frames(sample.kernel)
+            .iter()
+            .filter_map(|f| frames.get(*f as usize)?.symbol.as_deref())
+    }
+
+    /// The system call's wrapper may stand between, and the allocator's nameless internals. None where the stack shows no more
+    /// than the wrapper.
+    pub fn called_by_allocator(&self, sample: &CpuSample) -> Option<bool> {
+        const NEAREST: usize = 4;
+        let frames = self.frames(sample.user);
+        let mut roles = frames.iter().take(NEAREST).map(|f| self.role(*f));
+        if roles
+            .clone()
+            .any(|r| matches!(r, Some(UserRole::Allocator | UserRole::AllocatorLock)))
+        {
+            return Some(true);
+        }
+        let wrapper = |r| matches!(r, Some(UserRole::MapCall | UserRole::Memory | UserRole::Plumbing));
+        (!roles.all(wrapper)).then_some(false)
+    }
+
+    fn faulting_function(&self, sample: &CpuSample) -> FaultingFunction<'a> {
+        let leaf = self
+            .frames(sample.user)
+            .first()
+            .and_then(|f| self.recording.frames.get(*f as usize));
+        (
+            sample.pid,
+            leaf.and_then(|f| f.module),
+            leaf.and_then(|f| f.symbol.as_deref()),
+        )
+    }
+
+    /// The nearest function that owns the work decides. The allocator's leaf goes before the collector further out: it is the part that
+    /// another allocator would change.
+    fn user_line(&self, sample: &CpuSample) -> CostClass {
+        let frames = self.frames(sample.user);
+        let role = |depth: usize| frames.get(depth).and_then(|f| self.role(*f));
+        match role(0) {
+            Some(UserRole::Allocator) => return CostClass::AllocatorCode,
+            Some(UserRole::AllocatorLock) => return CostClass::AllocatorLocks,
+            Some(UserRole::Lock) if self.allocator_calls(&frames[1..]) => return CostClass::AllocatorLocks,
+            // realloc's copy and calloc's zeroing are work that the call asked for: they are the allocator's.
+            Some(UserRole::Memory) if role(1) == Some(UserRole::Allocator) => {
+                return CostClass::AllocatorCode;
+            }
+            Some(UserRole::MapCall) => return CostClass::MapCalls,
+            _ => {}
+        }
+        if self.collector_threads.contains(&(sample.pid, sample.tid)) {
+            return CostClass::GarbageCollector;
+        }
+        for frame in frames {
+            match self.role(*frame) {
+                Some(UserRole::RuntimeAllocator) => return CostClass::RuntimeAllocator,
+                Some(UserRole::Collector) => return CostClass::GarbageCollector,
+                Some(UserRole::Interpreter) => break,
+                _ => {}
+            }
+        }
+        CostClass::Application
+    }
+
+    fn kernel_line_by_caller(&self, user: Option<u32>) -> CostClass {
+        let frames = self.frames(user);
+        match frames.first().and_then(|f| self.role(*f)) {
+            Some(UserRole::MapCall) => CostClass::MapCalls,
+            _ if self.allocator_calls(frames) => CostClass::AllocatorLocks,
+            _ => CostClass::OtherKernel,
+        }
+    }
+
+    fn allocator_calls(&self, frames: &[u32]) -> bool {
+        frames
+            .iter()
+            .take(CALLERS_OF_A_LOCK)
+            .any(|f| matches!(self.role(*f), Some(UserRole::Allocator | UserRole::AllocatorLock)))
+    }
+
+    pub fn wait(&self, sample: &WaitSample) -> WaitClass {
+        let call = sample
+            .syscall
+            .and_then(|nr| syscalls::call_wait(&self.recording.host.architecture, nr));
+        let kernel = self.frames(sample.kernel);
+        // A process of a frozen cgroup v2 sleeps in do_freezer_trap, which mostly is inlined (kernel/signal.c).
+        let leaf = self.kernel_name(kernel.first());
+        if matches!(sample.state, 'T' | 't') || leaf == Some("get_signal") {
+            return WaitClass::Stopped;
+        }
+        match self.sleeps_in(sample) {
+            Some(KernelWait::Stopped) => return WaitClass::Stopped,
+            Some(KernelWait::Semaphore) if self.is_address_space_lock(kernel, sample, call) => {
+                return WaitClass::AddressSpaceLock;
+            }
+            // What is left are a file's semaphores.
+            Some(KernelWait::Semaphore | KernelWait::Storage) => return WaitClass::Storage,
+            Some(KernelWait::Futex) => return self.futex(sample),
+            Some(KernelWait::Memory) => return WaitClass::Other,
+            Some(KernelWait::Idle) => return WaitClass::Idle,
+            None => {}
+        }
+        // Both stack and wchan leave out the scheduler's own functions, and semaphores count as such (__sched in
+        // kernel/locking/rwsem.c; stack_trace_consume_entry_nosched): what they begin with is the semaphore's caller.
+        let stack_read = sample.kernel.is_some_and(|k| self.is_named(k));
+        match call {
+            Some(CallWait::Futex) => self.futex(sample),
+            Some(CallWait::Map) if sample.state == 'D' || !stack_read => WaitClass::AddressSpaceLock,
+            Some(CallWait::Lock) => WaitClass::ApplicationLock,
+            Some(CallWait::Storage) => WaitClass::Storage,
+            Some(CallWait::Idle) if sample.state == 'S' => WaitClass::Idle,
+            // A fault sleeps for its page from storage (a major fault) or for the lock. A stack would show the former; without
+            // one, and without any major fault, only the lock is left.
+            None if sample.syscall == Some(-1)
+                && sample.state == 'D'
+                && (stack_read || !self.major_faults) =>
+            {
+                WaitClass::AddressSpaceLock
+            }
+            _ if sample.state == 'D' => WaitClass::Storage,
+            _ => WaitClass::Other,
+        }
+    }
+
+    fn is_address_space_lock(&self, kernel: &[u32], sample: &WaitSample, call: Option<CallWait>) -> bool {
+        match kernel {
+            // wchan alone: the call is the context.
+            [_] => call == Some(CallWait::Map) || sample.syscall == Some(-1),
+            _ => {
+                let line = symbols::kernel_line(kernel.iter().map(|f| self.kernel_role(*f)));
+                line == KernelLine::Class(CostClass::AddressSpaceLock)
+            }
+        }
+    }
+
+    fn sleeps_in(&self, sample: &WaitSample) -> Option<KernelWait> {
+        self.frames(sample.kernel)
+            .iter()
+            .filter_map(|f| self.kernel_name(Some(f)))
+            .find_map(syscalls::kernel_wait)
+    }
+
+    fn kernel_name(&self, frame: Option<&u32>) -> Option<&str> {
+        self.recording.frames.get(*frame? as usize)?.symbol.as_deref()
+    }
+
+    /// In a futex, and nothing tells what for: how busy the thread is decides on its line.
+    pub(super) fn is_untold(&self, sample: &WaitSample) -> bool {
+        let in_futex = match self.sleeps_in(sample) {
+            Some(wait) => wait == KernelWait::Futex,
+            None => sample.syscall.is_some_and(|nr| {
+                syscalls::call_wait(&self.recording.host.architecture, nr) == Some(CallWait::Futex)
+            }),
+        };
+        in_futex && sample.state == 'S' && self.told(sample).is_none()
+    }
+
+    fn futex(&self, sample: &WaitSample) -> WaitClass {
+        self.told(sample)
+            .unwrap_or_else(|| match self.threads.get(&(sample.pid, sample.tid)) {
+                Some(t) if t.cpu_ns as f64 >= IDLE_CPU_SHARE * t.seen_ns as f64 => WaitClass::ApplicationLock,
+                _ => WaitClass::Idle,
+            })
+    }
+
+    /// What a futex is waited on for, where the user's stack or the runtime says so.
+    fn told(&self, sample: &WaitSample) -> Option<WaitClass> {
+        let frames = self.frames(sample.user);
+        let waits: Vec<UserWait> = frames
+            .iter()
+            .take(12)
+            .filter_map(|f| self.recording.frames.get(*f as usize)?.symbol.as_deref())
+            .filter_map(syscalls::user_wait)
+            .collect();
+        // On a condition variable an allocator waits for nobody: so sleep its background threads (jemalloc's) between their rounds.
+        if self.allocator_calls(frames) && waits.first() != Some(&UserWait::Condition) {
+            return Some(WaitClass::Allocator);
+        }
+        // A runtime's own waits are built on the primitives below, so they go first.
+        if waits.contains(&UserWait::Pause) {
+            return Some(WaitClass::Other);
+        }
+        if waits.contains(&UserWait::Lock) {
+            return Some(WaitClass::ApplicationLock);
+        }
+        if waits.contains(&UserWait::Work) {
+            return Some(WaitClass::Idle);
+        }
+        // Go's locks park goroutines, not threads: a thread in a futex has none to run.
+        if self.go.contains(&sample.pid) {
+            return Some(WaitClass::Idle);
+        }
+        // HotSpot builds its locks on the same condition variables as its parking, and its symbols are mostly stripped.
+        if waits.contains(&UserWait::Condition)
+            && !self.jvm.contains(&sample.pid)
+            && !self.stripped_interpreter_waits(frames)
+        {
+            return Some(WaitClass::Idle);
+        }
+        None
+    }
+
+    /// CPython waits for its interpreter lock on a condition variable, and a stripped one has no name for who does. Its waits
+    /// for the program's own locks go through exported functions.
+    fn stripped_interpreter_waits(&self, frames: &[u32]) -> bool {
+        let frame = |f: &u32| self.recording.frames.get(*f as usize);
+        let caller = frames
+            .iter()
+            .filter_map(frame)
+            .find(|f| module(self.recording, f).is_none_or(|m| m.role != ModuleRole::Libc));
+        caller.is_some_and(|f| {
+            f.symbol.is_none() && module(self.recording, f).is_some_and(|m| m.role == ModuleRole::Cpython)
+        })
+    }
+
+    pub(super) fn frames(&self, stack: Option<u32>) -> &'a [u32] {
+        stack
+            .and_then(|s| self.recording.stacks.get(s as usize))
+            .map_or(&[], |s| s.frames.as_slice())
+    }
+
+    /// Of a user frame, by its index in the recording.
+    pub fn role(&self, frame: u32) -> Option<UserRole> {
+        self.user.get(frame as usize).copied().flatten()
+    }
+
+    fn kernel_role(&self, frame: u32) -> Option<KernelRole> {
+        self.kernel.get(frame as usize).copied().flatten()
+    }
+
+    fn is_named(&self, stack: u32) -> bool {
+        let frames = self.frames(Some(stack));
+        frames.iter().any(|f| {
+            self.recording
+                .frames
+                .get(*f as usize)
+                .is_some_and(|f| f.symbol.is_some())
+        })
+    }
+}
+
+fn user_role(recording: &Recording, frame: &Frame) -> Option<UserRole> {
+    let module = module(recording, frame);
+    let named = |scope| frame.symbol.as_deref().and_then(|s| symbols::user_role(s, scope));
+    if module.is_some_and(|m| is_allocator_code(m, frame.offset)) {
+        return Some(match named(Scope::Any) {
+            Some(UserRole::AllocatorLock | UserRole::Lock) => UserRole::AllocatorLock,
+            Some(UserRole::MapCall) => UserRole::MapCall,
+            _ => UserRole::Allocator,
+        });
+    }
+    let library = |scope| named(scope).or(Some(UserRole::Plumbing));
+    match module.map(|m| m.role) {
+        Some(ModuleRole::Kernel) => None,
+        // A stripped libc's memcpy and memset have no names: they are reached through ifuncs.
+        Some(ModuleRole::Libc) if frame.symbol.is_none() => Some(UserRole::Memory),
+        Some(ModuleRole::Libc) => library(Scope::Libc),
+        Some(ModuleRole::Cpython) => library(Scope::Cpython),
+        Some(ModuleRole::Jvm) => library(Scope::Jvm),
+        Some(ModuleRole::Loader | ModuleRole::Vdso | ModuleRole::Node) => library(Scope::Any),
+        _ => named(Scope::Any),
+    }
+}
+
+/// In an allocator's own module, or in the range of malloc within another one.
+pub fn is_allocator_code(module: &Module, offset: u64) -> bool {
+    matches!(module.role, ModuleRole::Allocator(_))
+        || module
+            .malloc_ranges
+            .iter()
+            .any(|(from, to)| (*from..*to).contains(&offset))
+}
+
+pub(super) fn module<'a>(recording: &'a Recording, frame: &Frame) -> Option<&'a Module> {
+    recording.modules.get(frame.module? as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use allocwall_model::recording::{AllocatorKind, Libc};
+    use allocwall_sketches::recording::{PID, Sketch};
+
+    /// Classes of kernel stacks taken with `perf record -e cpu-clock -g` on Linux 6.18, and of some written from the sources of
+    /// older kernels and arm64. One a line: class, tab, stack from the leaf outwards.
+    const KERNEL_STACKS: &str = include_str!("../../tests/fixtures/kernel-stacks.tsv");
+
+    fn class_of(kernel: &str, user: &str) -> CostClass {
+        let mut s = Sketch::new();
+        modules(&mut s);
+        s.samples(1, PID, kernel, user);
+        Classifier::new(&s.recording).cpu(&s.recording.samples)[0]
+    }
+
+    fn modules(s: &mut Sketch) {
+        s.module("libjemalloc", ModuleRole::Allocator(AllocatorKind::Jemalloc));
+        s.module("python", ModuleRole::Cpython);
+        s.module("libjvm", ModuleRole::Jvm);
+        s.module("node", ModuleRole::Node);
+        s.module("go", ModuleRole::Go);
+    }
+
+    #[test]
+    fn recorded_kernel_stacks_go_to_their_lines() {
+        let mut wrong = Vec::new();
+        let mut seen = BTreeSet::new();
+        for line in KERNEL_STACKS
+            .lines()
+            .filter(|l| !l.is_empty() && !l.starts_with('#'))
+        {
+            let (class, stack) = line.split_once('\t').expect(line);
+            let got = class_of(stack, "app!work");
+            seen.insert(got);
+            if got.key() != class {
+                wrong.push(format!("{class}, not {}: {stack}", got.key()));
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+        let kernel = CostClass::ALL
+            .into_iter()
+            .filter(|c| c.is_kernel() && *c != CostClass::UnnamedKernel);
+        for class in kernel {
+            assert!(seen.contains(&class), "no stack for {}", class.key());
+        }
+    }
+
+    #[test]
+    fn user_leaves_go_to_the_owner_of_the_work() {
+        use CostClass::*;
+        for (stack, class) in [
+            // Stripped libc: malloc's range is enough, its neighbours are not malloc.
+            ("libc+9800;app!parse", AllocatorCode),
+            ("libc+8fff;app!parse", Application),
+            ("libc+d000;app!parse", Application),
+            // A copy inside realloc is the allocator's, a copy by the application is not; named or not.
+            (
+                "libc!__memmove_avx_unaligned_erms;libc+9800;app!grow",
+                AllocatorCode,
+            ),
+            ("libc!__memmove_avx_unaligned_erms;app!grow", Application),
+            ("libc+1000;libc+9800;app!grow", AllocatorCode),
+            // Locks: whose they are depends on the caller.
+            ("libc!__lll_lock_wait_private;libc+9800;app!work", AllocatorLocks),
+            ("libc!__lll_lock_wait_private;libc!fputs;app!work", Application),
+            ("libc!pthread_mutex_lock;libjemalloc+100;app!work", AllocatorLocks),
+            ("libc!pthread_mutex_lock;app!work", Application),
+            (
+                "libjemalloc!malloc_mutex_lock_slow;libjemalloc!arena_bin_malloc_hard",
+                AllocatorLocks,
+            ),
+            ("libjemalloc!arena_bin_malloc_hard.isra.0;app!work", AllocatorCode),
+            // The application's frame between lock and allocator: too far to be the allocator's.
+            (
+                "libc!pthread_mutex_lock;app!a;app!b;app!c;app!d;app!e;libc+9800",
+                Application,
+            ),
+            // Static allocators by prefix, and names that only look alike.
+            ("app!_rjem_je_arena_malloc_hard;app!work", AllocatorCode),
+            ("app!mi_page_free_list_extend;app!work", AllocatorCode),
+            ("app!mi_write_key;app!work", Application),
+            ("app!operator new(unsigned long);app!work", AllocatorCode),
+            (
+                "app!tcmalloc::CentralFreeList::RemoveRange(void**, int);app!work",
+                AllocatorCode,
+            ),
+            ("libc!__munmap;app!work", MapCalls),
+            ("app!munmap_all;app!work", Application),
+        ] {
+            assert_eq!(class_of("", stack), class, "{stack}");
+        }
+    }
+
+    #[test]
+    fn runtimes_allocate_and_collect_under_their_own_names() {
+        use CostClass::*;
+        for (stack, class) in [
+            (
+                "python!_PyObject_Malloc;python!PyLong_FromLong;python!_PyEval_EvalFrameDefault",
+                RuntimeAllocator,
+            ),
+            (
+                "libc!__memset_avx2_unaligned;python!_PyObject_GC_New;python!_PyEval_EvalFrameDefault",
+                RuntimeAllocator,
+            ),
+            (
+                "python!PyLong_FromLong;python!_PyEval_EvalFrameDefault",
+                Application,
+            ),
+            (
+                "python!visit_decref;python!dict_traverse;python!subtract_refs;python!gc_collect_main",
+                GarbageCollector,
+            ),
+            (
+                "python!dict_traverse;python!gc_collect_main.constprop.0",
+                GarbageCollector,
+            ),
+            (
+                "python!dict_traverse;python!_PyEval_EvalFrameDefault",
+                Application,
+            ),
+            // Finalizers are the application's code, although the collector calls them.
+            (
+                "app!close;python!_PyEval_EvalFrameDefault;python!finalize_garbage;python!gc_collect_main",
+                Application,
+            ),
+            // Programs with pools of their own, even where the pool's inner functions have no names.
+            ("app+10;app!palloc;app!ExecInitExpr", RuntimeAllocator),
+            ("app!AllocSetAlloc;app!MemoryContextAllocZero", RuntimeAllocator),
+            ("app!palloc_stats;app!main", Application),
+            ("app!ngx_palloc;app!ngx_http_gzip_header_filter", RuntimeAllocator),
+            ("libc+9800;app!ngx_alloc;app!ngx_create_pool", AllocatorCode),
+            ("app!zmalloc;app!sdsnewlen", Application),
+            // Another program's `collect` is no collector.
+            ("app!collect;app!main", Application),
+            // The collector's frees are still malloc's work.
+            (
+                "libc+9800;python!dict_dealloc;python!delete_garbage;python!gc_collect_main",
+                AllocatorCode,
+            ),
+            (
+                "go!runtime.scanobject;go!runtime.gcDrain;go!runtime.gcBgMarkWorker.func2",
+                GarbageCollector,
+            ),
+            (
+                "go!runtime.scanobject;go!runtime.gcDrainN;go!runtime.gcAssistAlloc1;go!runtime.mallocgc",
+                GarbageCollector,
+            ),
+            (
+                "go!runtime.memclrNoHeapPointers;go!runtime.mallocgc;go!main.handle",
+                RuntimeAllocator,
+            ),
+            ("go!runtime.memclrNoHeapPointers;go!main.handle", Application),
+            (
+                "go!runtime.gcmarknewobject;go!runtime.mallocgcSmallScanNoHeader;go!main.handle",
+                GarbageCollector,
+            ),
+            (
+                "go!internal/runtime/gc/scan.scanSpanPackedAVX512.abi0;go!runtime.spanQueue",
+                GarbageCollector,
+            ),
+            (
+                "go!runtime.casgstatus;go!runtime.gopark;go!main.handle",
+                Application,
+            ),
+            ("go!runtime.mapaccess1;go!main.handle", Application),
+            (
+                "node!v8::internal::Scavenger::ScavengeObject;node!v8::internal::ScavengerCollector::JobTask::Run",
+                GarbageCollector,
+            ),
+            (
+                "node!v8::internal::Heap::AllocateRawWithLightRetrySlowPath;node!Builtins_Foo",
+                RuntimeAllocator,
+            ),
+            (
+                "node!v8::internal::JsonParser::Parse;node!Builtins_JsonParse",
+                Application,
+            ),
+            (
+                "libjvm!G1ParScanThreadState::trim_queue;libjvm!G1ParTask::work",
+                GarbageCollector,
+            ),
+            (
+                "libjvm!MemAllocator::allocate() const;libjvm!InstanceKlass::allocate_instance",
+                RuntimeAllocator,
+            ),
+            (
+                "libjvm!Parse::do_call;libjvm!C2Compiler::compile_method",
+                Application,
+            ),
+        ] {
+            assert_eq!(class_of("", stack), class, "{stack}");
+        }
+    }
+
+    #[test]
+    fn whose_call_it_is_needs_a_caller() {
+        for (stack, malloc) in [
+            ("libc!munmap;libc+9800;libc+9900;app!work", Some(true)),
+            ("libc+9800;app!work", Some(true)),
+            ("libc!munmap;app!work;libc+9800", Some(true)),
+            ("libc!munmap;app!work", Some(false)),
+            ("app!a;app!b;app!c;app!d;libc+9800", Some(false)),
+            ("libc!munmap", None),
+            ("", None),
+        ] {
+            let mut s = Sketch::new();
+            s.samples(1, PID, "zap_pte_range", stack);
+            let called = Classifier::new(&s.recording).called_by_allocator(&s.recording.samples[0]);
+            assert_eq!(called, malloc, "{stack}");
+        }
+    }
+
+    #[test]
+    fn a_jvm_collector_is_known_by_its_thread_and_only_in_a_jvm() {
+        for (jvm, comm, class) in [
+            (true, "GC Thread#1", CostClass::GarbageCollector),
+            (true, "http-nio-8080-e", CostClass::Application),
+            (false, "GC Thread#1", CostClass::Application),
+        ] {
+            let mut s = Sketch::new();
+            modules(&mut s);
+            if jvm {
+                s.runtime(Runtime::Jvm { version: None });
+            }
+            s.thread(7, comm, 100);
+            s.samples(1, 7, "", "libjvm+1234");
+            assert_eq!(
+                Classifier::new(&s.recording).cpu(&s.recording.samples)[0],
+                class,
+                "{jvm} {comm}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_kernels_side_of_a_lock_follows_its_user() {
+        let futex = "_raw_spin_lock;futex_q_lock;futex_wait_setup;__futex_wait;do_futex;__x64_sys_futex;do_syscall_64";
+        assert_eq!(
+            class_of(futex, "libc!__lll_lock_wait_private;libc+9800;app!work"),
+            CostClass::AllocatorLocks
+        );
+        assert_eq!(
+            class_of(futex, "libc!pthread_cond_wait;app!work"),
+            CostClass::OtherKernel
+        );
+        assert_eq!(
+            class_of(
+                "do_syscall_64;entry_SYSCALL_64_after_hwframe",
+                "libc!__brk;libc!sbrk"
+            ),
+            CostClass::MapCalls
+        );
+        assert_eq!(
+            class_of("do_syscall_64;entry_SYSCALL_64_after_hwframe", "libc!getpid"),
+            CostClass::OtherKernel
+        );
+    }
+
+    #[test]
+    fn the_way_into_a_fault_is_divided_as_the_telling_faults_are() {
+        let entry = "exc_page_fault;asm_exc_page_fault";
+        let touch = "do_anonymous_page;__handle_mm_fault;handle_mm_fault;exc_page_fault";
+        let copy = "copy_mc_enhanced_fast_string;do_wp_page;__handle_mm_fault;handle_mm_fault;exc_page_fault";
+        let faults_of = |touches, copies, user: &str| {
+            let mut s = Sketch::new();
+            s.samples(400, PID, entry, user);
+            s.samples(90, PID, touch, "app!load");
+            s.samples(touches, PID, touch, "app!update");
+            s.samples(copies, PID, copy, "app!update");
+            let classes = Classifier::new(&s.recording).cpu(&s.recording.samples);
+            classes[..400]
+                .iter()
+                .filter(|c| **c == CostClass::FaultPath)
+                .count()
+        };
+        // A function's own faults decide; `load` never copies.
+        assert_eq!(faults_of(10, 30, "app!update"), 100);
+        assert_eq!(faults_of(10, 30, "app!load"), 400);
+        // Too few of its own: the process's.
+        assert_eq!(faults_of(10, 100, "app!rare"), 200);
+        assert_eq!(faults_of(1, 1, "app!rare"), 396);
+        assert_eq!(faults_of(10, 0, "app!rare"), 400);
+    }
+
+    #[test]
+    fn the_end_of_a_fault_goes_back_to_it_from_the_function_that_faulted() {
+        let touch = "do_anonymous_page;__handle_mm_fault;handle_mm_fault;exc_page_fault";
+        let file = "filemap_map_pages;do_fault;__handle_mm_fault;handle_mm_fault;exc_page_fault";
+        let classes_of = |price_ns: Option<f64>, faults, own| {
+            let mut s = Sketch::new();
+            s.ticks(15_000, 500).minor_faults = faults;
+            s.samples(600, PID, touch, "app!load");
+            s.samples(200, PID, file, "app!load");
+            s.samples(own, PID, "", "app!load");
+            s.samples(1000, PID, "", "app!compute");
+            if let Some(ns) = price_ns {
+                s.price(FAULT_RETURN, ns);
+            }
+            let classes = Classifier::new(&s.recording).cpu(&s.recording.samples);
+            let count = |class| classes.iter().filter(|c| **c == class).count();
+            (
+                count(CostClass::FaultPath) - 600,
+                count(CostClass::OtherKernel) - 200,
+                count(CostClass::Application) - 1000,
+            )
+        };
+        // 800,000 faults × 100 ns = 80 samples of a millisecond, three of four to first touch.
+        assert_eq!(classes_of(Some(100.0), 800_000, 500), (60, 20, 420));
+        // Never more than the function has, and none from a function that takes no faults.
+        assert_eq!(classes_of(Some(100.0), 8_000_000, 40), (30, 10, 0));
+        assert_eq!(classes_of(Some(0.0), 800_000, 500), (0, 0, 500));
+        assert_eq!(classes_of(None, 800_000, 500), (0, 0, 500));
+    }
+
+    #[test]
+    fn a_kernel_stack_without_names_is_not_guessed_at() {
+        assert_eq!(
+            class_of("[kernel]+ffff;[kernel]+fffe", "app!work"),
+            CostClass::UnnamedKernel
+        );
+    }
+
+    #[test]
+    fn indices_that_lead_nowhere_do_no_harm() {
+        let mut s = Sketch::new();
+        s.samples(1, PID, "", "app!work");
+        s.recording.stacks[0].frames = vec![99];
+        s.recording.samples[0].kernel = Some(77);
+        assert_eq!(
+            Classifier::new(&s.recording).cpu(&s.recording.samples)[0],
+            CostClass::UnnamedKernel
+        );
+        s.recording.samples[0].kernel = None;
+        s.recording.frames[0].module = Some(1234);
+        assert_eq!(
+            Classifier::new(&s.recording).cpu(&s.recording.samples)[0],
+            CostClass::Application
+        );
+    }
+
+    fn wait_of(state: char, syscall: Option<i64>, kernel: &str, user: &str, cpu_ms: u64) -> WaitClass {
+        let mut s = Sketch::new();
+        modules(&mut s);
+        s.ticks(0, 0);
+        s.thread(7, "worker", cpu_ms);
+        s.waits(1, 7, state, syscall, kernel, user);
+        Classifier::new(&s.recording).wait(&s.recording.waits[0])
+    }
+
+    #[test]
+    fn waits_go_to_what_is_waited_for() {
+        use WaitClass::*;
+        let fault = "rwsem_down_read_slowpath;down_read_killable;lock_mm_and_find_vma;exc_page_fault;asm_exc_page_fault";
+        let inode = "rwsem_down_write_slowpath;down_write;ext4_buffered_write_iter;vfs_write;__x64_sys_write";
+        let futex = "futex_do_wait;__futex_wait;futex_wait;do_futex;__x64_sys_futex;do_syscall_64";
+        for (state, syscall, kernel, user, cpu_ms, class) in [
+            ('D', Some(-1), fault, "app!work", 500, AddressSpaceLock),
+            ('D', Some(1), inode, "app!work", 500, Storage),
+            // wchan alone, or nothing at all: the call tells.
+            (
+                'D',
+                Some(11),
+                "rwsem_down_write_slowpath",
+                "",
+                500,
+                AddressSpaceLock,
+            ),
+            ('D', Some(1), "rwsem_down_write_slowpath", "", 500, Storage),
+            ('D', Some(9), "", "", 500, AddressSpaceLock),
+            ('D', Some(-1), "", "", 500, AddressSpaceLock),
+            (
+                'S',
+                Some(202),
+                futex,
+                "libc!__lll_lock_wait_private;libc+9800;app!work",
+                0,
+                Allocator,
+            ),
+            // An allocator's background thread sleeps; taking its mutex back after the sleep is a wait in the allocator.
+            (
+                'S',
+                Some(202),
+                futex,
+                "libc+1;libc!pthread_cond_timedwait;libjemalloc+100;libjemalloc+200",
+                5000,
+                Idle,
+            ),
+            (
+                'S',
+                Some(202),
+                futex,
+                "libc!__lll_lock_wait;libc!pthread_cond_timedwait;libjemalloc+100",
+                5000,
+                Allocator,
+            ),
+            // HotSpot's workers wait for work however busy they are; at a safepoint they wait for the others.
+            (
+                'S',
+                Some(202),
+                futex,
+                "libc!pthread_cond_wait;libjvm!os::PlatformMonitor::wait(long);libjvm!Monitor::wait(long)",
+                5000,
+                Idle,
+            ),
+            (
+                'S',
+                Some(202),
+                futex,
+                "libjvm!LinuxWaitBarrier::wait(int);libjvm!SafepointSynchronize::block(JavaThread*)",
+                5000,
+                Other,
+            ),
+            (
+                'S',
+                Some(202),
+                futex,
+                "libc!sem_wait;libjvm!PosixSemaphore::wait();libjvm!GangWorker::wait_for_task()",
+                5000,
+                Idle,
+            ),
+            (
+                'S',
+                Some(202),
+                futex,
+                "libc!__lll_lock_wait;libc!pthread_mutex_lock;libjvm!Mutex::lock_contended(Thread*);libjvm!G1CollectedHeap::attempt_allocation_slow",
+                5000,
+                Other,
+            ),
+            (
+                'S',
+                Some(202),
+                futex,
+                "libc!pthread_cond_wait;libjvm!os::PlatformEvent::park();libjvm!ObjectMonitor::EnterI(JavaThread*)",
+                0,
+                ApplicationLock,
+            ),
+            (
+                'S',
+                Some(202),
+                futex,
+                "libc!__lll_lock_wait;libc!pthread_mutex_lock;app!work",
+                0,
+                ApplicationLock,
+            ),
+            (
+                'S',
+                Some(202),
+                futex,
+                "libc+1;libc!pthread_cond_wait;app!worker_loop",
+                5000,
+                Idle,
+            ),
+            // CPython's interpreter lock waits on a condition variable and is a lock all the same.
+            (
+                'S',
+                Some(202),
+                futex,
+                "libc!pthread_cond_timedwait;python!take_gil;python!PyEval_RestoreThread",
+                0,
+                ApplicationLock,
+            ),
+            // No user stack: a thread that works was held up, one that doesn't is parked.
+            ('S', Some(202), "", "", 5000, ApplicationLock),
+            ('S', Some(202), "", "", 10, Idle),
+            ('S', Some(232), "", "", 5000, Idle),
+            ('S', Some(0), "", "", 5000, Idle),
+            ('D', Some(0), "", "", 5000, Storage),
+            (
+                'D',
+                Some(0),
+                "io_schedule;folio_wait_bit_common;filemap_read;vfs_read",
+                "",
+                5000,
+                Storage,
+            ),
+            (
+                'D',
+                Some(-1),
+                "io_schedule;folio_wait_bit_common;filemap_fault;__do_fault",
+                "",
+                5000,
+                Storage,
+            ),
+            ('S', None, "", "", 5000, Other),
+            ('T', Some(35), "", "", 0, Stopped),
+        ] {
+            assert_eq!(
+                wait_of(state, syscall, kernel, user, cpu_ms),
+                class,
+                "{state} {syscall:?} {kernel} {user}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_busy_thread_of_go_on_a_futex_has_no_goroutine_to_run() {
+        for (runtime, class) in [
+            (Runtime::Go { version: None }, WaitClass::Idle),
+            (Runtime::Jvm { version: None }, WaitClass::ApplicationLock),
+        ] {
+            let mut s = Sketch::new();
+            modules(&mut s);
+            s.runtime(runtime);
+            s.thread(7, "svc", 5000);
+            s.waits(1, 7, 'S', Some(202), "futex_do_wait", "go+10");
+            assert_eq!(Classifier::new(&s.recording).wait(&s.recording.waits[0]), class);
+        }
+    }
+
+    #[test]
+    fn call_numbers_are_read_by_the_recordings_architecture() {
+        let mut s = Sketch::new();
+        s.thread(7, "worker", 5000);
+        s.waits(1, 7, 'S', Some(202), "", "");
+        s.recording.host.architecture = "aarch64".into();
+        s.recording.processes[0].libc = Ok(Libc::Static);
+        assert_eq!(
+            Classifier::new(&s.recording).wait(&s.recording.waits[0]),
+            WaitClass::Idle
+        );
+    }
+}

@@ -1,0 +1,387 @@
+//! The on-CPU lines.
+
+use super::classify::Classifier;
+use super::sites::{Place, sites};
+use super::{CpuLine, block_of, blocks, gain, unmeasured};
+use allocwall_model::catalogue::cost::CostClass;
+use allocwall_model::catalogue::prices::CONTEXT_SWITCH;
+use allocwall_model::recording::{ModuleRole, Recording, Runtime};
+use allocwall_model::stats;
+use allocwall_model::units::{Absence, Interval, Measured, Reason};
+use serde::{Deserialize, Serialize};
+
+/// What the kernel charged to the target, in seconds. Threads' times are exact but miss threads that came and went between two looks; the
+/// processes' are complete but come in clock ticks. Both can only be short, so the larger counts; without either, what was sampled.
+pub fn charged_s(recording: &Recording) -> f64 {
+    let charged = accounted_s(recording).unwrap_or(0.0);
+    // Of accounts that were not read to the end nothing tells how short they are but the samples.
+    let cut = ["counters", "run_delay"]
+        .iter()
+        .any(|probe| unmeasured(recording, probe).is_some());
+    match charged > 0.0 && !cut {
+        true => charged,
+        false => charged.max(sampled_s(recording)),
+    }
+}
+
+/// By the kernel's accounts alone; None where none of them was read.
+fn accounted_s(recording: &Recording) -> Option<f64> {
+    let threads = recording.threads.iter().map(|t| t.cpu_ns as f64).sum::<f64>();
+    match user_and_system(recording) {
+        Ok((user, system)) => Some(threads.max(user + system) / 1e9),
+        Err(_) if recording.threads.is_empty() => None,
+        Err(_) => Some(threads / 1e9),
+    }
+}
+
+fn sampled_s(recording: &Recording) -> f64 {
+    recording.samples.len() as f64 * recording.meta.sample_period_ns as f64 / 1e9
+}
+
+/// Where the accounts promise so many samples, too few of them are no chance: of 30, 3 come once in 10^9 times (Poisson).
+const SAMPLES_DUE: f64 = 30.0;
+/// And so small a part of them is no basis for shares, whatever took the rest.
+const LEAST_COVERED: f64 = 0.1;
+
+/// The samples as a basis for shares: held against the kernel's accounts, which come by another way.
+fn samples_cover_the_cpu_time(recording: &Recording) -> Measured<()> {
+    let accounted_s = accounted_s(recording);
+    // Without kernel samples user time alone is due.
+    let due_s = match recording.meta.kernel_samples {
+        true => accounted_s,
+        false => user_and_system(recording).ok().map(|(user, _)| user / 1e9),
+    };
+    let due_s = due_s.unwrap_or(0.0);
+    let due = due_s * 1e9 / recording.meta.sample_period_ns.max(1) as f64;
+    let seen = recording.samples.len();
+    let too_few = |detail: String| Err(Absence::new(Reason::TooLittle, detail));
+    if due >= SAMPLES_DUE && (seen as f64) < LEAST_COVERED * due {
+        return too_few(format!(
+            "the kernel charged {due_s:.2} s of CPU to the target, but samples show only {:.2} s of it",
+            sampled_s(recording)
+        ));
+    }
+    if seen > 0 {
+        return Ok(());
+    }
+    let used = match accounted_s {
+        Some(0.0) => "it used no CPU in the window".to_owned(),
+        Some(s) if s < 1e-3 => "it used less than 1 ms of CPU in the window".to_owned(),
+        Some(s) => format!("it used {:.0} ms of CPU in the window", s * 1e3),
+        None => "how much CPU it used was not read either".to_owned(),
+    };
+    too_few(format!("no CPU sample hit the target: {used}"))
+}
+
+/// Of the processes' own accounts, nanoseconds.
+fn user_and_system(recording: &Recording) -> Measured<(f64, f64)> {
+    let user = gain(recording, |t| Some(t.user_ns))?;
+    let system = gain(recording, |t| Some(t.system_ns))?;
+    Ok((user as f64, system as f64))
+}
+
+const CLASSES: usize = CostClass::ALL.len();
+
+/// What the samples tell, in slices of time: the share of any set of classes is taken from it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sampled {
+    /// Samples by class, in the order of `CostClass::ALL`.
+    pub(crate) slices: Vec<[u64; CLASSES]>,
+    /// Time that no sample can hit, in samples.
+    pub(crate) unseen: [f64; CLASSES],
+    /// The kernel's part of the CPU time, where it was not sampled.
+    pub(crate) kernel: Option<Interval>,
+}
+
+impl Sampled {
+    /// `classes` are those of the samples, in their order. Nothing where the split of user and kernel time is needed and unknown.
+    pub fn of(recording: &Recording, classes: &[CostClass], unseen: &Unseen) -> Measured<Sampled> {
+        if recording.samples.is_empty()
+            && let Some(absence) = unmeasured(recording, "cpu_samples")
+        {
+            return Err(absence);
+        }
+        samples_cover_the_cpu_time(recording)?;
+        let count = blocks(recording);
+        let mut slices = vec![[0; CLASSES]; count];
+        for (sample, class) in recording.samples.iter().zip(classes) {
+            slices[block_of(sample.t_ns, recording, count)][position(*class)] += 1;
+        }
+        Ok(Sampled {
+            slices,
+            unseen: unseen.parts,
+            kernel: match recording.meta.kernel_samples {
+                true => None,
+                false => Some(kernel_share(recording)?),
+            },
+        })
+    }
+
+    fn samples(&self, classes: &[CostClass]) -> u64 {
+        self.hits(classes).map(|(hits, _)| hits).sum()
+    }
+
+    fn hits(&self, classes: &[CostClass]) -> impl Iterator<Item = (u64, u64)> {
+        self.slices.iter().map(|slice| {
+            let hits = classes.iter().map(|c| slice[position(*c)]).sum();
+            (hits, slice.iter().sum())
+        })
+    }
+
+    /// Share of the CPU time that these classes have together. They are counted together in each slice, as classes that rise
+    /// and fall together (a fault's path and its zeroing) make the sum less certain than intervals of each would tell.
+    pub fn share(&self, classes: &[CostClass]) -> Interval {
+        let sampled = stats::proportion_over_time(&self.hits(classes).collect::<Vec<_>>());
+        match self.kernel {
+            Some(kernel) if classes == [CostClass::UnnamedKernel] => kernel,
+            // User samples tell how user time divides; the kernel's split tells how much user time there is.
+            Some(kernel) => Interval::new(
+                sampled.low * (1.0 - kernel.high),
+                sampled.point * (1.0 - kernel.point),
+                sampled.high * (1.0 - kernel.low),
+            ),
+            None => {
+                let samples = self.samples(&CostClass::ALL) as f64;
+                let hidden: f64 = classes.iter().map(|c| self.unseen[position(*c)]).sum();
+                let all = samples + self.unseen.iter().sum::<f64>();
+                let with = |share: f64| match all > 0.0 {
+                    true => (share * samples + hidden) / all,
+                    false => share,
+                };
+                Interval::new(with(sampled.low), with(sampled.point), with(sampled.high))
+            }
+        }
+    }
+}
+
+/// `classes` are those of the samples, in their order.
+pub fn lines(
+    recording: &Recording,
+    classifier: &Classifier,
+    classes: &[CostClass],
+    sampled: &Sampled,
+    cpu_s: f64,
+) -> Vec<CpuLine> {
+    let mut lines: Vec<CpuLine> = CostClass::ALL
+        .into_iter()
+        .map(|class| {
+            let share = sampled.share(&[class]);
+            CpuLine {
+                class,
+                share,
+                cpu_s: share.scaled(cpu_s),
+                samples: sampled.samples(&[class]),
+                method: method(class, recording, sampled),
+                sites: cpu_sites(recording, classifier, classes, class),
+            }
+        })
+        .collect();
+    admit_unnamed_kernel(&mut lines, cpu_s);
+    lines
+}
+
+/// Any kernel line may hide in kernel time without names: their upper bounds say so.
+fn admit_unnamed_kernel(lines: &mut [CpuLine], cpu_s: f64) {
+    let Some(unnamed) = lines.iter().find(|l| l.class == CostClass::UnnamedKernel) else {
+        return;
+    };
+    if unnamed.share.point == 0.0 {
+        return;
+    }
+    let hidden = unnamed.share.high;
+    for line in lines
+        .iter_mut()
+        .filter(|l| l.class.is_kernel() && l.class != CostClass::UnnamedKernel)
+    {
+        line.share.high = (line.share.high + hidden).min(1.0);
+        line.cpu_s = line.share.scaled(cpu_s);
+        line.method.push_str("; may hide in kernel time without symbols");
+    }
+}
+
+/// The kernel's part of CPU time from the processes' own accounts. They count in clock ticks of 10 ms (proc(5)), once at each end.
+fn kernel_share(recording: &Recording) -> Measured<Interval> {
+    let (user, system) = user_and_system(recording)?;
+    let total = user + system;
+    if total <= 0.0 {
+        return Err(Absence::new(
+            Reason::TooLittle,
+            "the target used less CPU time than the kernel's clock ticks show",
+        ));
+    }
+    let tick = 10e6 * recording.processes.len().max(1) as f64;
+    let at = |ns: f64| (ns / total).clamp(0.0, 1.0);
+    Ok(Interval::new(at(system - tick), at(system), at(system + tick)))
+}
+
+fn cpu_sites(
+    recording: &Recording,
+    classifier: &Classifier,
+    classes: &[CostClass],
+    class: CostClass,
+) -> Vec<super::Site> {
+    let of_class = || {
+        recording
+            .samples
+            .iter()
+            .zip(classes)
+            .filter(|(_, c)| **c == class)
+            .map(|(s, _)| s)
+    };
+    // Deep samples reach the application through long interpreter stacks; a handful of them is no basis for shares.
+    let deep = of_class().filter(|s| s.deep).count();
+    let only_deep = deep >= 20;
+    let places = of_class().map(|s| Place {
+        t_ns: s.t_ns,
+        pid: s.pid,
+        tid: s.tid,
+        kernel: s.kernel,
+        user: s.user,
+        weight: recording.meta.sample_period_ns.max(1),
+        shallow: only_deep && !s.deep,
+    });
+    sites(recording, classifier, places)
+}
+
+/// CPU time that no sample can hit: a thread that goes to sleep switches away with interrupts off, and where the CPU has
+/// nothing else to run, a clock that is due meanwhile rings in the idle task. Its length is known, as the kernel's own
+/// account of the threads is exact; it belongs where the threads go to sleep.
+pub struct Unseen {
+    /// In samples.
+    total: f64,
+    /// Parts of it, in the order of `CostClass::ALL`.
+    parts: [f64; CLASSES],
+}
+
+/// What one switch may hide at most, in whole switches through a pipe (`prices::CONTEXT_SWITCH`): one was hidden where it was
+/// measured, 1.4 of 1.5 µs on a virtual machine.
+const HIDDEN_BY_A_SWITCH: f64 = 2.0;
+/// That switch, where this machine's price is unknown. Others take twice as long.
+const SWITCH_NS: f64 = 1_500.0;
+/// Below this part of the CPU time the samples agree with the kernel's account.
+const AGREES: f64 = 0.01;
+/// So many samples among those that go to sleep must tell where.
+const TELLING_SLEEPS: u64 = 10;
+
+impl Unseen {
+    pub fn of(recording: &Recording, classifier: &Classifier, classes: &[CostClass], cpu_s: f64) -> Unseen {
+        let nothing = Unseen {
+            total: 0.0,
+            parts: [0.0; CLASSES],
+        };
+        let period_ns = recording.meta.sample_period_ns.max(1) as f64;
+        let due = cpu_s * 1e9 / period_ns;
+        let missing = due - recording.samples.len() as f64;
+        // Without their number nothing can be said to hide in them: what the samples leave out is told as such.
+        let switches = gain(recording, |t| t.voluntary_switches).unwrap_or(0);
+        let prices = recording.prices.as_ref().ok();
+        let switch_ns = prices
+            .and_then(|list| list.get(CONTEXT_SWITCH))
+            .map_or(SWITCH_NS, |price| price.point);
+        let most = switches as f64 * HIDDEN_BY_A_SWITCH * switch_ns / period_ns;
+        if !recording.meta.kernel_samples || missing < AGREES * due || most == 0.0 {
+            return nothing;
+        }
+        let mut sleeps = [0u64; CLASSES];
+        for (sample, class) in recording.samples.iter().zip(classes) {
+            if classifier.goes_to_sleep(sample) {
+                sleeps[position(*class)] += 1;
+            }
+        }
+        let telling: u64 = sleeps.iter().sum();
+        if telling < TELLING_SLEEPS {
+            return nothing;
+        }
+        let total = missing.min(most);
+        Unseen {
+            total,
+            parts: sleeps.map(|n| total * n as f64 / telling as f64),
+        }
+    }
+
+    /// Seconds of CPU time.
+    pub fn seconds(&self, recording: &Recording) -> f64 {
+        self.total * recording.meta.sample_period_ns as f64 / 1e9
+    }
+}
+
+fn position(class: CostClass) -> usize {
+    CostClass::ALL
+        .iter()
+        .position(|c| *c == class)
+        .expect("ALL holds every class")
+}
+
+fn method(class: CostClass, recording: &Recording, sampled: &Sampled) -> String {
+    let basis = match class {
+        CostClass::Application => "CPU samples: user code that is none of the lines below",
+        CostClass::AllocatorCode => {
+            "CPU samples: leaf in the allocator's module, malloc's address range or malloc's symbols"
+        }
+        CostClass::AllocatorLocks => "CPU samples: lock functions and futex calls made by the allocator",
+        CostClass::RuntimeAllocator => "CPU samples: the runtime's allocation functions",
+        CostClass::GarbageCollector => "CPU samples: collector functions on the stack, collector threads",
+        CostClass::FaultPath => {
+            "CPU samples: kernel stack in a page fault, less zeroing, copies and files; the common way in and out in proportion"
+        }
+        CostClass::Zeroing => "CPU samples: kernel clearing pages within a page fault",
+        CostClass::MapCalls => "CPU samples: kernel stack in map calls, less pages released and locks",
+        CostClass::PageRelease => {
+            "CPU samples: kernel unmapping pages but at exit and exec, TLB shoot-downs received"
+        }
+        CostClass::AddressSpaceLock => "CPU samples: semaphore functions below map calls and faults",
+        CostClass::Reclaim => "CPU samples: kernel in reclaim, compaction, huge-page collapse",
+        CostClass::OtherKernel => "CPU samples: kernel stack in none of the lines above",
+        CostClass::UnnamedKernel if !recording.meta.kernel_samples => {
+            "system time of the processes: kernel samples were not permitted"
+        }
+        CostClass::UnnamedKernel => "CPU samples: kernel stack without symbols",
+    };
+    let mut method = basis.to_string();
+    let mut add = |note: String| {
+        method.push_str("; ");
+        method.push_str(&note);
+    };
+    let hidden = sampled.unseen[position(class)];
+    if hidden >= 1.0 {
+        let seconds = hidden * recording.meta.sample_period_ns as f64 / 1e9;
+        add(format!(
+            "with {seconds:.2} s in switches to idle, which no sample can hit"
+        ));
+    }
+    match class {
+        CostClass::Application => {
+            let unread = recording
+                .samples
+                .iter()
+                .filter(|s| s.kernel.is_none() && s.user.is_none())
+                .count();
+            if unread > 0 {
+                add(format!(
+                    "{unread} samples without a readable user stack are counted here"
+                ));
+            }
+        }
+        CostClass::RuntimeAllocator | CostClass::GarbageCollector => {
+            if let Some(runtime) = stripped_runtime(recording) {
+                add(format!(
+                    "this {runtime} is stripped: what has no symbol is counted as application"
+                ));
+            }
+        }
+        _ => {}
+    }
+    method
+}
+
+/// A runtime whose own functions can't be told apart.
+pub fn stripped_runtime(recording: &Recording) -> Option<&'static str> {
+    let stripped = |role| recording.modules.iter().any(|m| m.role == role && !m.has_symbols);
+    recording.processes.iter().find_map(|p| match p.runtime {
+        Ok(Runtime::Cpython { .. }) if stripped(ModuleRole::Cpython) => Some("Python interpreter"),
+        Ok(Runtime::Jvm { .. }) if stripped(ModuleRole::Jvm) => Some("JVM"),
+        Ok(Runtime::Node { .. }) if stripped(ModuleRole::Node) => Some("Node"),
+        Ok(Runtime::Go { .. }) if stripped(ModuleRole::Go) => Some("Go program"),
+        _ => None,
+    })
+}

@@ -1,0 +1,894 @@
+//! Recording -> Bill. Pure: the same recording always gives the same bill.
+
+mod classify;
+mod cpu;
+mod sites;
+mod waits;
+
+use allocwall_model::catalogue::cost::{CostClass, WaitClass};
+use allocwall_model::recording::{ProbeState, Recording, Tick, gained};
+use allocwall_model::units::{Absence, Interval, Measured, Reason};
+use serde::{Deserialize, Serialize};
+
+pub use classify::{Classifier, is_allocator_code};
+pub use cpu::{Sampled, stripped_runtime};
+
+pub fn of(recording: &Recording) -> Bill {
+    let classifier = Classifier::new(recording);
+    let cpu_s = cpu::charged_s(recording);
+    let classes = classifier.cpu(&recording.samples);
+    let unseen = cpu::Unseen::of(recording, &classifier, &classes, cpu_s);
+    let sampled = Sampled::of(recording, &classes, &unseen);
+    Bill {
+        window_s: recording.meta.window_ns as f64 / 1e9,
+        cpu_s,
+        sampled_cpu_s: recording.samples.len() as f64 * recording.meta.sample_period_ns as f64 / 1e9,
+        switching_cpu_s: unseen.seconds(recording),
+        on_cpu: sampled
+            .as_ref()
+            .map(|sampled| cpu::lines(recording, &classifier, &classes, sampled, cpu_s))
+            .map_err(Clone::clone),
+        sampled,
+        off_cpu: waits::lines(recording, &classifier, cpu_s),
+        rates: rates(recording),
+    }
+}
+
+fn rates(recording: &Recording) -> Rates {
+    let window_s = recording.meta.window_ns as f64 / 1e9;
+    // Ticks need not begin and end with the window: rates are over the time between them.
+    let over_ticks = |read: fn(&Tick) -> Option<u64>| -> Measured<f64> {
+        let (first, last) = first_and_last(recording)?;
+        Ok(gain(recording, read)? as f64 / ((last.t_ns - first.t_ns) as f64 / 1e9))
+    };
+    let charged =
+        |read: fn(&Tick) -> u64| -> Measured<f64> { Ok(gain(recording, |t| Some(read(t)))? as f64 / 1e9) };
+    let resident = |tick: Option<&Tick>| tick.map_or(0, |t| t.resident);
+    let (start, end) = (recording.ticks.first(), recording.ticks.last());
+    Rates {
+        minor_faults: over_ticks(|t| Some(t.minor_faults)),
+        major_faults: over_ticks(|t| Some(t.major_faults)),
+        map_calls: map_calls(recording),
+        voluntary_switches: over_ticks(|t| t.voluntary_switches),
+        involuntary_switches: over_ticks(|t| t.involuntary_switches),
+        user_cpu_s: charged(|t| t.user_ns),
+        system_cpu_s: charged(|t| t.system_ns),
+        threads_peak: recording.ticks.iter().map(|t| t.threads).max().unwrap_or(0),
+        thread_s: match recording.threads.is_empty() {
+            true => {
+                recording.ticks.iter().map(|t| f64::from(t.threads)).sum::<f64>()
+                    / recording.ticks.len().max(1) as f64
+                    * window_s
+            }
+            false => recording.threads.iter().map(|t| t.seen_ns as f64).sum::<f64>() / 1e9,
+        },
+        resident_end: resident(end),
+        resident_growth: growth(resident(start), resident(end)),
+    }
+}
+
+fn growth(from: u64, to: u64) -> i64 {
+    let size = i64::try_from(from.abs_diff(to)).unwrap_or(i64::MAX);
+    if to < from { -size } else { size }
+}
+
+const MAP_CALLS: [&str; 5] = ["mmap", "munmap", "brk", "mremap", "madvise"];
+
+fn map_calls(recording: &Recording) -> Measured<f64> {
+    let mut rate = 0.0;
+    let mut counted = false;
+    for count in &recording.counts {
+        if MAP_CALLS.contains(&count.name.as_str()) && count.over_ns > 0 {
+            rate += count.count as f64 / (count.over_ns as f64 / 1e9);
+            counted = true;
+        }
+    }
+    match counted {
+        true => Ok(rate),
+        false => Err(absence(recording, "map_calls", "map calls were not counted")),
+    }
+}
+
+/// The first and the last tick, with time between them.
+fn first_and_last(recording: &Recording) -> Measured<(&Tick, &Tick)> {
+    match (recording.ticks.first(), recording.ticks.last()) {
+        (Some(first), Some(last)) if last.t_ns > first.t_ns => Ok((first, last)),
+        _ => Err(absence(
+            recording,
+            "counters",
+            "fewer than two readings of the process counters",
+        )),
+    }
+}
+
+/// What a cumulative counter gained between the first tick and the last.
+fn gain(recording: &Recording, read: impl Fn(&Tick) -> Option<u64>) -> Measured<u64> {
+    let (first, last) = first_and_last(recording)?;
+    let (Some(from), Some(to)) = (read(first), read(last)) else {
+        return Err(Absence::new(
+            Reason::NotFound,
+            "the kernel did not give this counter for every process",
+        ));
+    };
+    gained(from, to).ok_or_else(|| {
+        Absence::new(
+            Reason::Unparsable,
+            "the kernel's counter ran backwards, or jumped by more than a window brings",
+        )
+    })
+}
+
+/// Why a probe gave nothing: its own reason, or `otherwise`.
+fn absence(recording: &Recording, probe: &str, otherwise: &str) -> Absence {
+    unmeasured(recording, probe).unwrap_or_else(|| Absence::new(Reason::TooLittle, otherwise))
+}
+
+/// What kept a probe from measuring all.
+fn unmeasured(recording: &Recording, probe: &str) -> Option<Absence> {
+    let probe = recording.probes.iter().find(|p| p.name == probe)?;
+    match &probe.state {
+        ProbeState::Measured => None,
+        ProbeState::Partial(why) | ProbeState::Absent(why) => Some(why.clone()),
+    }
+}
+
+/// Into how many slices of time a window is cut for its intervals: half a second each, at least 15 for the quantile to be tight.
+fn blocks(recording: &Recording) -> usize {
+    (recording.meta.window_ns as f64 / 0.5e9)
+        .round()
+        .clamp(15.0, 60.0) as usize
+}
+
+fn block_of(t_ns: u64, recording: &Recording, blocks: usize) -> usize {
+    let at = t_ns as f64 / recording.meta.window_ns.max(1) as f64;
+    ((at * blocks as f64) as usize).min(blocks - 1)
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Bill {
+    pub window_s: f64,
+    /// CPU-seconds that the kernel charged to the target within the window; the bill's whole.
+    pub cpu_s: f64,
+    /// CPU-seconds that the samples account for. With `switching_cpu_s` it agrees with `cpu_s`; the ratio is printed.
+    pub sampled_cpu_s: f64,
+    /// CPU-seconds in switches to idle, which no sample can hit, in the lines of those who went to sleep.
+    pub switching_cpu_s: f64,
+    /// One line a class, in the order of `CostClass::ALL`; shares sum to 1. Absent when nothing was sampled.
+    pub on_cpu: Measured<Vec<CpuLine>>,
+    /// Absent when `on_cpu` is.
+    pub sampled: Measured<Sampled>,
+    /// One line a class, in the order of `WaitClass::ALL`.
+    pub off_cpu: Vec<WaitLine>,
+    pub rates: Rates,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CpuLine {
+    pub class: CostClass,
+    /// Fraction of the target's CPU time.
+    pub share: Interval,
+    pub cpu_s: Interval,
+    pub samples: u64,
+    /// How it was measured, in a few words.
+    pub method: String,
+    /// Largest first.
+    pub sites: Vec<Site>,
+}
+
+/// A place in the target's own code that a line is charged to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Site {
+    /// The first function outside libc, allocator and runtime plumbing.
+    pub function: String,
+    pub module: String,
+    /// `function (file:line)` in the interpreter, where it was seen.
+    pub python: Option<String>,
+    /// Fraction of the line.
+    pub share: f64,
+    /// From the leaf outwards, a few names.
+    pub path: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WaitLine {
+    pub class: WaitClass,
+    pub thread_s: Measured<Interval>,
+    pub method: String,
+    pub sites: Vec<Site>,
+    /// Fraction of the line that lies in futexes of which nothing tells what for: how busy their threads are put them here.
+    pub untold: f64,
+    /// Of that, the part whose caller's stack was not read, so that it may be anybody's lock. Fraction of the line.
+    pub unread: f64,
+}
+
+/// Figures that the ladder reads beside the lines. Rates are per second of wall time over the window.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rates {
+    pub minor_faults: Measured<f64>,
+    pub major_faults: Measured<f64>,
+    /// mmap + munmap + brk + mremap + madvise calls.
+    pub map_calls: Measured<f64>,
+    pub voluntary_switches: Measured<f64>,
+    pub involuntary_switches: Measured<f64>,
+    /// CPU-seconds in user mode and in the kernel over the window, as the kernel splits them; known without any sample.
+    pub user_cpu_s: Measured<f64>,
+    pub system_cpu_s: Measured<f64>,
+    pub threads_peak: u32,
+    /// Sum over threads of the time they were seen, seconds.
+    pub thread_s: f64,
+    pub resident_end: u64,
+    pub resident_growth: i64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use allocwall_model::recording::{
+        CgroupTick, EventCount, HostTick, ModuleRole, Probe, PythonSample, Runtime,
+    };
+    use allocwall_sketches::recording::{MS, PID, Sketch};
+
+    const FAULT: &str =
+        "do_anonymous_page;__handle_mm_fault;handle_mm_fault;exc_page_fault;asm_exc_page_fault";
+
+    fn line(bill: &Bill, class: CostClass) -> &CpuLine {
+        bill.on_cpu
+            .as_ref()
+            .unwrap()
+            .iter()
+            .find(|l| l.class == class)
+            .unwrap()
+    }
+
+    fn wait(bill: &Bill, class: WaitClass) -> &WaitLine {
+        bill.off_cpu.iter().find(|l| l.class == class).unwrap()
+    }
+
+    fn busy() -> Sketch {
+        let mut s = Sketch::new();
+        s.thread(PID, "service", 10_000);
+        s.samples(6_000, PID, "", "app!work;app!main");
+        s.samples(3_000, PID, FAULT, "app!load;app!main");
+        s.samples(1_000, PID, "", "libc+9800;app!load;app!main");
+        s
+    }
+
+    #[test]
+    fn shares_sum_to_one_and_every_class_has_its_line() {
+        let bill = of(&busy().recording);
+        let lines = bill.on_cpu.as_ref().unwrap();
+        assert_eq!(lines.iter().map(|l| l.class).collect::<Vec<_>>(), CostClass::ALL);
+        assert!((lines.iter().map(|l| l.share.point).sum::<f64>() - 1.0).abs() < 1e-9);
+        assert!((lines.iter().map(|l| l.cpu_s.point).sum::<f64>() - bill.cpu_s).abs() < 1e-9);
+        assert_eq!(lines.iter().map(|l| l.samples).sum::<u64>(), 10_000);
+        assert_eq!((bill.cpu_s, bill.sampled_cpu_s), (10.0, 10.0));
+        let faults = line(&bill, CostClass::FaultPath);
+        assert_eq!(faults.share.point, 0.3);
+        assert!(faults.share.low < 0.3 && 0.3 < faults.share.high && faults.share.half_width() < 0.02);
+        for l in lines {
+            assert!(
+                0.0 <= l.share.low && l.share.low <= l.share.point && l.share.point <= l.share.high,
+                "{l:?}"
+            );
+        }
+        assert_eq!(line(&bill, CostClass::Zeroing).share.point, 0.0);
+        assert!(line(&bill, CostClass::Zeroing).share.high > 0.0);
+    }
+
+    #[test]
+    fn time_that_no_sample_can_hit_goes_to_where_threads_go_to_sleep() {
+        let futex =
+            "finish_task_switch;__schedule;schedule;futex_do_wait;futex_wait;do_futex;__x64_sys_futex";
+        let preempted = "finish_task_switch;__schedule;schedule;exit_to_user_mode_loop;do_syscall_64";
+        let priced = |sleeping, switches, kernel: &str, switch_ns: Option<f64>| {
+            let mut s = Sketch::new();
+            if let Some(ns) = switch_ns {
+                s.price(allocwall_model::catalogue::prices::CONTEXT_SWITCH, ns);
+            }
+            s.samples(9_000 - sleeping, PID, "", "app!work");
+            s.samples(
+                sleeping,
+                PID,
+                kernel,
+                "libc!__lll_lock_wait_private;libc+9800;app!work",
+            );
+            s.thread(PID, "work", 10_000);
+            let start = Tick {
+                voluntary_switches: Some(0),
+                ..Tick::default()
+            };
+            s.ticks(9_000, 1_000).voluntary_switches = Some(switches);
+            s.recording.ticks[0] = start;
+            of(&s.recording)
+        };
+        let bill_of = |sleeping, switches, kernel: &str| priced(sleeping, switches, kernel, None);
+        let locks = |bill: &Bill| {
+            (
+                line(bill, CostClass::AllocatorLocks).share.point,
+                bill.switching_cpu_s,
+            )
+        };
+        // 1 s of 10 s is missing, and a million switches could have hidden it.
+        let bill = bill_of(100, 1_000_000, futex);
+        assert_eq!(locks(&bill), ((100.0 + 1_000.0) / 10_000.0, 1.0));
+        let sum: f64 = bill.on_cpu.as_ref().unwrap().iter().map(|l| l.share.point).sum();
+        assert!((sum - 1.0).abs() < 1e-9);
+        // No more than the switches can hide; nothing where they were not of their own will, or too few tell.
+        assert_eq!(bill_of(100, 100_000, futex).switching_cpu_s, 0.3);
+        // A machine whose switches take longer hides more in them.
+        assert_eq!(priced(100, 100_000, futex, Some(3_150.0)).switching_cpu_s, 0.63);
+        assert_eq!(priced(100, 100_000, futex, Some(800.0)).switching_cpu_s, 0.16);
+        assert_eq!(bill_of(100, 0, futex).switching_cpu_s, 0.0);
+        assert_eq!(bill_of(100, 1_000_000, preempted).switching_cpu_s, 0.0);
+        assert_eq!(bill_of(9, 1_000_000, futex).switching_cpu_s, 0.0);
+    }
+
+    #[test]
+    fn lines_that_rise_together_are_less_certain_as_one() {
+        let sum_of = |zeroing_beside_faults: bool| {
+            let mut s = Sketch::new();
+            s.thread(PID, "service", 10_000);
+            // In every other second there are faults, and zeroing with them or in the seconds between.
+            for second in 0..14 {
+                let at = s.recording.samples.len();
+                let zeroing = (second % 2 == 0) == zeroing_beside_faults;
+                s.samples(100, PID, "", "app!work");
+                s.samples(100, PID, if second % 2 == 0 { FAULT } else { "" }, "app!load");
+                s.samples(
+                    100,
+                    PID,
+                    if zeroing {
+                        "clear_page_erms;do_anonymous_page;exc_page_fault"
+                    } else {
+                        ""
+                    },
+                    "app!load",
+                );
+                for (i, sample) in s.recording.samples[at..].iter_mut().enumerate() {
+                    sample.t_ns = second * 1_000 * MS + i as u64 * MS;
+                }
+            }
+            let bill = of(&s.recording);
+            let classes = [CostClass::FaultPath, CostClass::Zeroing];
+            let of_lines: f64 = classes
+                .iter()
+                .map(|c| line(&bill, *c).share.half_width().powi(2))
+                .sum();
+            (bill.sampled.unwrap().share(&classes), of_lines.sqrt())
+        };
+        let (together, apart) = (sum_of(true), sum_of(false));
+        assert!((together.0.point - 1.0 / 3.0).abs() < 1e-9 && (apart.0.point - 1.0 / 3.0).abs() < 1e-9);
+        assert!(together.0.half_width() > 1.3 * together.1, "{together:?}");
+        assert!(apart.0.half_width() < 0.5 * apart.1, "{apart:?}");
+    }
+
+    #[test]
+    fn the_same_recording_gives_the_same_bytes() {
+        let text = || serde_json::to_string(&of(&busy().recording)).unwrap();
+        assert_eq!(text(), text());
+    }
+
+    #[test]
+    fn the_kernels_charge_is_the_whole_not_the_samples() {
+        let mut s = busy();
+        s.recording.threads.clear();
+        s.ticks(8_000, 4_000);
+        let bill = of(&s.recording);
+        assert_eq!((bill.cpu_s, bill.sampled_cpu_s), (12.0, 10.0));
+        assert!((line(&bill, CostClass::FaultPath).cpu_s.point - 3.6).abs() < 1e-9);
+        assert_eq!(
+            (bill.rates.user_cpu_s, bill.rates.system_cpu_s),
+            (Ok(8.0), Ok(4.0))
+        );
+    }
+
+    #[test]
+    fn without_kernel_samples_system_time_is_one_line() {
+        let mut s = Sketch::new();
+        s.recording.meta.kernel_samples = false;
+        s.samples(750, PID, "", "app!work");
+        s.samples(250, PID, "", "libc+9800;app!work");
+        s.ticks(6_000, 4_000);
+        let bill = of(&s.recording);
+        let share = |class| line(&bill, class).share.point;
+        assert!((share(CostClass::UnnamedKernel) - 0.4).abs() < 1e-9);
+        assert!((share(CostClass::Application) - 0.45).abs() < 1e-9);
+        assert!((share(CostClass::AllocatorCode) - 0.15).abs() < 1e-9);
+        // The faults that weren't sampled are not ruled out: they may be all of the kernel's part.
+        let faults = line(&bill, CostClass::FaultPath);
+        assert!(
+            faults.share.point == 0.0 && faults.share.high >= 0.4,
+            "{faults:?}"
+        );
+        // Without ticks the split is unknown, and nothing is made up.
+        s.recording.ticks.clear();
+        assert_eq!(of(&s.recording).on_cpu.unwrap_err().reason, Reason::TooLittle);
+    }
+
+    #[test]
+    fn named_kernel_time_leaves_no_doubt_about_other_kernel_lines() {
+        let bill = of(&busy().recording);
+        assert!(line(&bill, CostClass::MapCalls).share.high < 0.01);
+    }
+
+    #[test]
+    fn without_samples_the_probes_own_reason_is_given() {
+        let mut s = Sketch::new();
+        s.ticks(1_000, 500).minor_faults = 30_000;
+        let why = Absence::new(Reason::NotPermitted, "perf_event_open: EACCES")
+            .mend("sysctl kernel.perf_event_paranoid=2");
+        s.recording.probes.push(Probe {
+            name: "cpu_samples".into(),
+            what: String::new(),
+            state: ProbeState::Absent(why.clone()),
+        });
+        let bill = of(&s.recording);
+        assert_eq!(bill.on_cpu, Err(why));
+        assert_eq!(bill.cpu_s, 1.5);
+        assert_eq!(bill.rates.minor_faults, Ok(2_000.0));
+        assert_eq!(bill.rates.map_calls.unwrap_err().reason, Reason::TooLittle);
+        assert!(wait(&of(&s.recording), WaitClass::Idle).thread_s.is_err());
+    }
+
+    /// 15 s of one CPU by the kernel's account, and so many samples of a millisecond.
+    fn charged_and_sampled(samples: u64) -> Bill {
+        let mut s = Sketch::new();
+        s.samples(samples.max(1), PID, "", "app!work");
+        s.recording.samples.truncate(samples as usize);
+        s.ticks(14_000, 1_000);
+        s.thread(PID, "service", 15_000);
+        of(&s.recording)
+    }
+
+    #[test]
+    fn samples_that_miss_what_the_kernel_charged_are_no_basis_for_a_bill() {
+        for samples in [0, 12, 1_400] {
+            let bill = charged_and_sampled(samples);
+            let why = bill.on_cpu.unwrap_err();
+            assert_eq!(why.reason, Reason::TooLittle);
+            assert!(
+                why.detail
+                    .starts_with("the kernel charged 15.00 s of CPU to the target, but samples show only "),
+                "{why}"
+            );
+            assert_eq!((bill.cpu_s, bill.sampled.is_err()), (15.0, true));
+        }
+        assert!(charged_and_sampled(14_000).on_cpu.is_ok());
+        // Where the kernel's part is not sampled, it is not due.
+        let mut s = Sketch::new();
+        s.recording.meta.kernel_samples = false;
+        s.samples(1_000, PID, "", "app!work");
+        s.ticks(1_000, 14_000);
+        assert!(of(&s.recording).on_cpu.is_ok());
+    }
+
+    #[test]
+    fn only_who_used_no_cpu_is_told_to_have_used_none() {
+        let said = |user_ms: u64, read: bool| {
+            let mut s = Sketch::new();
+            s.ticks(user_ms, 0);
+            if !read {
+                s.recording.ticks.clear();
+            }
+            of(&s.recording).on_cpu.unwrap_err().detail
+        };
+        assert!(said(0, true).ends_with("it used no CPU in the window"));
+        assert!(said(20, true).ends_with("it used 20 ms of CPU in the window"));
+        assert!(said(20, false).ends_with("how much CPU it used was not read either"));
+    }
+
+    #[test]
+    fn an_account_that_was_cut_short_does_not_shrink_the_whole() {
+        let of_probe = |state| {
+            let mut s = busy();
+            s.recording.threads.clear();
+            s.ticks(2_000, 0);
+            s.recording.probes.push(Probe {
+                name: "counters".into(),
+                what: String::new(),
+                state,
+            });
+            of(&s.recording).cpu_s
+        };
+        assert_eq!(of_probe(ProbeState::Measured), 2.0);
+        let why = Absence::new(Reason::Exhausted, "/proc/100/stat: Too many open files (EMFILE)");
+        assert_eq!(of_probe(ProbeState::Partial(why)), 10.0);
+    }
+
+    #[test]
+    fn threads_that_were_not_read_to_the_end_say_nothing_of_run_queues() {
+        let mut s = busy();
+        s.waits(300, PID, 'S', Some(232), "ep_poll;do_epoll_wait", "");
+        s.recording.threads[0].seen_ns = 0;
+        assert!(wait(&of(&s.recording), WaitClass::RunQueue).thread_s.is_ok());
+        let why = Absence::new(Reason::Exhausted, "/proc/100/task: Too many open files (EMFILE)");
+        s.recording.probes.push(Probe {
+            name: "run_delay".into(),
+            what: String::new(),
+            state: ProbeState::Partial(why.clone()),
+        });
+        let bill = of(&s.recording);
+        assert_eq!(wait(&bill, WaitClass::RunQueue).thread_s, Err(why));
+        // The looks alone say how long it waited.
+        let idle = wait(&bill, WaitClass::Idle).thread_s.as_ref().unwrap().point;
+        assert!((idle - 3.0).abs() < 1e-9, "{idle}");
+    }
+
+    #[test]
+    fn a_thread_that_may_not_run_is_stopped_whatever_it_was_about() {
+        for (state, syscall, kernel) in [
+            ('T', Some(232), "do_signal_stop;get_signal"),
+            ('T', None, ""),
+            ('t', Some(-1), "ptrace_stop;get_signal"),
+            ('D', Some(202), "__refrigerator;get_signal"),
+            ('S', Some(-1), "do_freezer_trap;get_signal"),
+            ('S', Some(-1), "get_signal;arch_do_signal_or_restart"),
+            ('S', None, "get_signal"),
+        ] {
+            let mut s = Sketch::new();
+            s.thread(7, "worker", 0);
+            s.waits(100, 7, state, syscall, kernel, "");
+            let bill = of(&s.recording);
+            let point = |class| wait(&bill, class).thread_s.as_ref().map_or(0.0, |i| i.point);
+            assert!(point(WaitClass::Stopped) > 14.9, "{state} {kernel}");
+        }
+        let mut s = Sketch::new();
+        s.thread(7, "worker", 0);
+        s.waits(50, 7, 'S', Some(232), "ep_poll;do_epoll_wait", "");
+        s.waits(50, 7, 'D', Some(-1), "exit_mm;do_exit;get_signal", "");
+        assert_eq!(
+            wait(&of(&s.recording), WaitClass::Stopped)
+                .thread_s
+                .as_ref()
+                .unwrap()
+                .point,
+            0.0
+        );
+    }
+
+    #[test]
+    fn an_empty_recording_has_a_bill() {
+        let mut s = Sketch::new();
+        s.recording.meta.window_ns = 0;
+        let bill = of(&s.recording);
+        assert!(bill.on_cpu.is_err() && bill.rates.minor_faults.is_err());
+        assert_eq!((bill.cpu_s, bill.off_cpu.len()), (0.0, WaitClass::ALL.len()));
+    }
+
+    #[test]
+    fn map_calls_are_summed_over_their_own_times() {
+        let mut s = Sketch::new();
+        for (name, count, over_ns) in [
+            ("mmap", 100, 1_000 * MS),
+            ("munmap", 50, 500 * MS),
+            ("page_faults", 9, MS),
+            ("brk", 1, 0),
+        ] {
+            s.recording.counts.push(EventCount {
+                name: name.into(),
+                count,
+                over_ns,
+            });
+        }
+        assert_eq!(of(&s.recording).rates.map_calls, Ok(200.0));
+    }
+
+    #[test]
+    fn sites_are_the_applications_functions() {
+        let mut s = Sketch::new();
+        s.samples(
+            600,
+            PID,
+            FAULT,
+            "libc+9800;libc!calloc;app!std::vec::Vec::reserve;app!load_index;app!main",
+        );
+        s.samples(400, PID, FAULT, "libc!memset;app!render;app!main");
+        let faults = of(&s.recording);
+        let faults = line(&faults, CostClass::FaultPath);
+        let names: Vec<_> = faults
+            .sites
+            .iter()
+            .map(|s| (s.function.as_str(), s.share))
+            .collect();
+        assert_eq!(names, [("load_index", 0.6), ("render", 0.4)]);
+        assert_eq!(
+            faults.sites[1].path,
+            ["do_anonymous_page", "memset", "render", "main"]
+        );
+        assert_eq!(faults.sites[1].module, "app");
+    }
+
+    #[test]
+    fn a_function_without_a_name_is_spoken_for_by_the_nearest_one_that_has_one() {
+        for (stack, expected) in [
+            // A stripped program: the caller in the same file.
+            ("libz+10;libz+20;libz!deflate;app!answer", "deflate"),
+            ("libz+10;app!answer", "(no symbol)"),
+            // Generated code: what it called.
+            (
+                "node!v8::Json::Scan;node!Builtins_JsonParse;node!Builtins_CEntry_Return1;[generated code]+1;[generated code]+2",
+                "Builtins_JsonParse",
+            ),
+            ("[generated code]+1;node!Builtins_Call", "(no symbol)"),
+        ] {
+            let mut s = Sketch::new();
+            s.module("libz", ModuleRole::Other);
+            s.module("node", ModuleRole::Node);
+            s.module("[generated code]", ModuleRole::Jit);
+            s.samples(10, PID, "", stack);
+            let bill = of(&s.recording);
+            assert_eq!(
+                line(&bill, CostClass::Application).sites[0].function,
+                expected,
+                "{stack}"
+            );
+        }
+    }
+
+    #[test]
+    fn equal_sites_stand_in_order_of_name_and_five_are_enough() {
+        let mut s = Sketch::new();
+        for name in ["g", "c", "a", "f", "b", "e", "d"] {
+            s.samples(10, PID, "", &format!("app!{name};app!main"));
+        }
+        let bill = of(&s.recording);
+        let names: Vec<_> = line(&bill, CostClass::Application)
+            .sites
+            .iter()
+            .map(|s| s.function.as_str())
+            .collect();
+        assert_eq!(names, ["a", "b", "c", "d", "e"]);
+    }
+
+    /// Samples of an interpreter, one every 10 ms.
+    fn in_python() -> Sketch {
+        let mut s = Sketch::new();
+        s.module("python", ModuleRole::Cpython);
+        s.runtime(Runtime::Cpython {
+            version: "3.11".into(),
+            free_threaded: false,
+        });
+        s.samples(1_500, PID, "", "python!dict_new;python!_PyEval_EvalFrameDefault");
+        s
+    }
+
+    #[test]
+    fn a_shallow_sample_beside_a_python_stack_tells_its_function() {
+        let mut s = in_python();
+        for (nth, sample) in s.recording.samples.iter_mut().enumerate() {
+            sample.deep = nth % 5 == 0;
+        }
+        // Beside a shallow one each.
+        for t in (10..15_000).step_by(500) {
+            s.recording.python.push(PythonSample {
+                t_ns: t * MS,
+                pid: PID,
+                tid: PID,
+                frames: vec!["handle (service.py:10)".into()],
+            });
+        }
+        let bill = of(&s.recording);
+        let sites = &line(&bill, CostClass::Application).sites;
+        assert_eq!(
+            sites[0].python.as_deref(),
+            Some("handle (service.py:10)"),
+            "{sites:?}"
+        );
+        assert_eq!(sites[0].share, 1.0);
+        // Without them the deep ones alone are counted.
+        s.recording.python.clear();
+        assert_eq!(
+            line(&of(&s.recording), CostClass::Application).sites[0].share,
+            1.0
+        );
+    }
+
+    #[test]
+    fn python_functions_join_samples_of_their_thread_and_time() {
+        let mut s = in_python();
+        for t in (0..15_000).step_by(30) {
+            // The line within the function moves, the function stays one site. The last third has no Python stack near.
+            if t < 10_000 {
+                let frames = vec![
+                    format!("handle (service.py:{})", 10 + t % 3),
+                    "main (service.py:90)".into(),
+                ];
+                s.recording.python.push(PythonSample {
+                    t_ns: t * MS,
+                    pid: PID,
+                    tid: PID,
+                    frames,
+                });
+            }
+        }
+        // Another thread's stacks are not this one's.
+        s.recording.python.push(PythonSample {
+            t_ns: 14_000 * MS,
+            pid: PID,
+            tid: 7,
+            frames: vec!["other (o.py:1)".into()],
+        });
+        let bill = of(&s.recording);
+        // A thousand samples beside a Python stack speak for the others.
+        let sites = &line(&bill, CostClass::Application).sites;
+        assert_eq!(sites.len(), 1, "{sites:?}");
+        let handles = |site: &Site| {
+            site.python
+                .as_deref()
+                .is_some_and(|p| p.starts_with("handle (service.py:"))
+        };
+        assert!(handles(&sites[0]), "{sites:?}");
+        assert_eq!(sites[0].share, 1.0);
+
+        // A few do not.
+        s.recording.python.truncate(5);
+        let bill = of(&s.recording);
+        let sites = &line(&bill, CostClass::Application).sites;
+        assert_eq!(sites.len(), 2, "{sites:?}");
+        assert_eq!(sites[0].python, None);
+        assert!(handles(&sites[1]), "{sites:?}");
+    }
+
+    #[test]
+    fn a_stripped_interpreter_is_named_as_such() {
+        for (has_symbols, said) in [(false, true), (true, false)] {
+            let mut s = busy();
+            let python = s.module("python", ModuleRole::Cpython);
+            s.recording.modules[python as usize].has_symbols = has_symbols;
+            s.runtime(Runtime::Cpython {
+                version: "3.11".into(),
+                free_threaded: false,
+            });
+            let bill = of(&s.recording);
+            assert_eq!(
+                line(&bill, CostClass::GarbageCollector)
+                    .method
+                    .contains("stripped"),
+                said
+            );
+            assert!(!line(&bill, CostClass::FaultPath).method.contains("stripped"));
+        }
+    }
+
+    #[test]
+    fn waits_are_thread_seconds_by_class() {
+        let mut s = Sketch::new();
+        s.thread(7, "worker", 5_000);
+        s.waits(
+            300,
+            7,
+            'S',
+            Some(202),
+            "",
+            "libc!__lll_lock_wait_private;libc+9800;app!work",
+        );
+        s.waits(
+            700,
+            7,
+            'S',
+            Some(232),
+            "ep_poll;do_epoll_wait",
+            "libc!epoll_wait;app!serve",
+        );
+        let bill = of(&s.recording);
+        let allocator = wait(&bill, WaitClass::Allocator);
+        let seconds = allocator.thread_s.as_ref().unwrap();
+        assert!(
+            (seconds.point - 3.0).abs() < 1e-9 && seconds.low < 3.0 && seconds.high > 3.0,
+            "{seconds:?}"
+        );
+        assert_eq!(allocator.sites[0].function, "work");
+        assert!((wait(&bill, WaitClass::Idle).thread_s.as_ref().unwrap().point - 7.0).abs() < 1e-9);
+        assert_eq!(
+            wait(&bill, WaitClass::Storage).thread_s.as_ref().unwrap().point,
+            0.0
+        );
+    }
+
+    #[test]
+    fn a_lock_is_one_where_the_users_stack_or_the_runtime_says_so() {
+        let lines = |user: &str, cpu_ms| {
+            let mut s = Sketch::new();
+            s.module("python", ModuleRole::Cpython);
+            s.thread(7, "worker", cpu_ms);
+            s.waits(100, 7, 'S', None, "futex_do_wait", user);
+            of(&s.recording)
+        };
+        // The interpreter lock, built on a condition variable; and a plain mutex.
+        for lock in [
+            "libc!pthread_cond_timedwait;python!take_gil;python!PyEval_RestoreThread",
+            "libc!__lll_lock_wait;libc!pthread_mutex_lock;app!work",
+        ] {
+            let bill = lines(lock, 5_000);
+            let line = wait(&bill, WaitClass::ApplicationLock);
+            assert!(line.thread_s.as_ref().is_ok_and(|i| i.point > 0.9), "{lock}");
+            assert_eq!((line.untold, line.unread), (0.0, 0.0), "{lock}");
+        }
+        // A caller without a name tells nothing, and may still be seen not to be the allocator; an unread one not even that.
+        for (user, cpu_ms, class, unread) in [
+            ("libc+1000;app+20;app+30", 5_000, WaitClass::ApplicationLock, 0.0),
+            ("", 5_000, WaitClass::ApplicationLock, 1.0),
+            ("", 10, WaitClass::Idle, 1.0),
+        ] {
+            let bill = lines(user, cpu_ms);
+            let line = wait(&bill, class);
+            assert_eq!((line.untold, line.unread), (1.0, unread), "{user} {cpu_ms}");
+        }
+        // A stripped interpreter waits for its own lock, or for whatever its unnamed function is.
+        let stripped = "libc+1000;libc!pthread_cond_timedwait;python+20;python!_PyEval_EvalFrameDefault";
+        let bill = lines(stripped, 5_000);
+        let line = wait(&bill, WaitClass::ApplicationLock);
+        assert_eq!((line.untold, line.unread), (1.0, 0.0));
+        for idle in [
+            "libc!pthread_cond_wait;app!worker_loop",
+            "libc!sem_clockwait;python!PyThread_acquire_lock_timed;python+20",
+        ] {
+            let bill = lines(idle, 5_000);
+            let line = wait(&bill, WaitClass::Idle);
+            assert!(line.thread_s.as_ref().is_ok_and(|i| i.point > 0.9), "{idle}");
+            assert_eq!(line.untold, 0.0, "{idle}");
+        }
+    }
+
+    #[test]
+    fn waits_of_which_nothing_was_readable_rule_nothing_out() {
+        let mut s = Sketch::new();
+        s.thread(7, "worker", 5_000);
+        s.waits(100, 7, 'S', None, "", "");
+        let bill = of(&s.recording);
+        assert!(wait(&bill, WaitClass::Allocator).thread_s.is_err());
+        assert!(wait(&bill, WaitClass::Other).thread_s.is_ok());
+        s.waits(1, 7, 'S', Some(202), "", "");
+        assert!(wait(&of(&s.recording), WaitClass::Allocator).thread_s.is_ok());
+    }
+
+    #[test]
+    fn steal_that_was_not_read_is_not_none() {
+        let mut s = Sketch::new();
+        s.thread(7, "worker", 5_000);
+        s.ticks(5_000, 0);
+        let stolen = |s: &Sketch| wait(&of(&s.recording), WaitClass::Stolen).thread_s.clone();
+        assert_eq!(stolen(&s), Ok(Interval::exact(0.0)));
+        s.recording.ticks[1].host = None;
+        assert_eq!(stolen(&s).unwrap_err().reason, Reason::NotFound);
+    }
+
+    #[test]
+    fn throttled_time_leaves_the_run_queues() {
+        let mut s = Sketch::new();
+        s.thread(7, "worker", 5_000);
+        s.recording.threads[0].run_delay_ns = Some(4_000 * MS);
+        let end = s.ticks(5_000, 0);
+        end.host = Some(HostTick {
+            busy_ns: 10_000 * MS,
+            steal_ns: 1_000 * MS,
+            ..HostTick::default()
+        });
+        for (throttled_ms, throttled, queued) in [(3_000, 3.0, 1.0), (9_000, 4.0, 0.0), (0, 0.0, 4.0)] {
+            s.recording.ticks[0].cgroup = Some(CgroupTick::default());
+            s.recording.ticks[1].cgroup = Some(CgroupTick {
+                throttled_ns: throttled_ms * MS,
+                ..CgroupTick::default()
+            });
+            let bill = of(&s.recording);
+            let point = |class| wait(&bill, class).thread_s.as_ref().unwrap().point;
+            assert_eq!(
+                (point(WaitClass::Throttled), point(WaitClass::RunQueue)),
+                (throttled, queued)
+            );
+        }
+        // Half of the machine's busy time was the target's: half of the steal is taken to be, a fifth to four fifths may be.
+        let bill = of(&s.recording);
+        assert_eq!(
+            wait(&bill, WaitClass::Stolen).thread_s,
+            Ok(Interval::new(0.2, 0.5, 0.8))
+        );
+        s.recording.ticks[1].cgroup = None;
+        s.recording.threads[0].run_delay_ns = None;
+        let bill = of(&s.recording);
+        assert!(
+            wait(&bill, WaitClass::Throttled).thread_s.is_err()
+                && wait(&bill, WaitClass::RunQueue).thread_s.is_err()
+        );
+    }
+}

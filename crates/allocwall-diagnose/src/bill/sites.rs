@@ -1,0 +1,256 @@
+//! Who called: the places in the target's own code that a line is charged to.
+
+use super::Site;
+use super::classify::{Classifier, module};
+use allocwall_model::catalogue::symbols::{self, UserRole};
+use allocwall_model::recording::{ModuleRole, PythonSample, Recording};
+use std::collections::BTreeMap;
+
+const SITES: usize = 5;
+const PATH: usize = 8;
+/// A Python stack this far in time from a sample of the same thread still tells what the thread was doing.
+const PYTHON_NEAR_NS: u64 = 2_000_000;
+
+/// From so many samples of a line beside a Python stack on, these speak for the rest: Python's stacks are read more seldom, and at
+/// times that don't depend on what runs.
+const SPEAK_FOR_THE_REST: usize = 20;
+
+/// One sample, of CPU time or of waiting.
+pub struct Place {
+    pub t_ns: u64,
+    pub pid: i32,
+    pub tid: i32,
+    pub kernel: Option<u32>,
+    pub user: Option<u32>,
+    pub weight: u64,
+    /// Others of its line reach further up their stacks: it counts only where a Python stack beside it tells more.
+    pub shallow: bool,
+}
+
+#[derive(Default)]
+struct Seen<'a> {
+    weight: u64,
+    /// Python places with their lines, and paths as frames: the commonest of each is shown.
+    python: BTreeMap<&'a str, u64>,
+    paths: BTreeMap<Vec<u32>, u64>,
+}
+
+/// Stands in a path for frames left out.
+const GAP: u32 = u32::MAX;
+
+pub fn sites(
+    recording: &Recording,
+    classifier: &Classifier,
+    places: impl Iterator<Item = Place>,
+) -> Vec<Site> {
+    let python = PythonStacks::new(recording);
+    let mut seen: BTreeMap<(&str, &str, Option<&str>), Seen> = BTreeMap::new();
+    let mut total = 0_u64;
+    let places: Vec<(Option<&str>, Place)> = places
+        .map(|place| (python.near(&place), place))
+        .filter(|(line, place)| !place.shallow || line.is_some())
+        .collect();
+    let beside = places.iter().filter(|(line, _)| line.is_some()).count();
+    for (line, place) in places {
+        let frames = classifier.frames(place.user);
+        let site = site_frame(recording, classifier, frames);
+        let (function, module) = match site {
+            Some(depth) => name_of(recording, frames[depth]),
+            None if place.user.is_none() => ("(no user stack)", ""),
+            None => ("(no symbol)", ""),
+        };
+        if line.is_none() && python.knows(&place) && beside >= SPEAK_FOR_THE_REST {
+            continue;
+        }
+        let key = (function, module, line.map(without_line));
+        let entry = seen.entry(key).or_default();
+        entry.weight = entry.weight.saturating_add(place.weight);
+        if let Some(line) = line {
+            add(&mut entry.python, line, place.weight);
+        }
+        add(
+            &mut entry.paths,
+            path(recording, classifier, &place, site),
+            place.weight,
+        );
+        total = total.saturating_add(place.weight);
+    }
+    let mut sites: Vec<Site> = seen
+        .into_iter()
+        .map(|((function, module, _), seen)| Site {
+            function: function.to_string(),
+            module: module.to_string(),
+            python: commonest(seen.python).map(str::to_string),
+            share: seen.weight as f64 / total.max(1) as f64,
+            path: commonest(seen.paths)
+                .unwrap_or_default()
+                .into_iter()
+                .map(|f| label(recording, f))
+                .collect(),
+        })
+        .collect();
+    // Stable: equal shares stay in the order of their names.
+    sites.sort_by(|a, b| b.share.total_cmp(&a.share));
+    sites.truncate(SITES);
+    sites
+}
+
+/// The first function outside libc, allocator and runtime; where the stack has none, the first that has a name at all
+/// outside libc and allocator.
+///
+/// A stripped program's inner functions have no names, its exported ones have: the nearest caller with a name in the same file
+/// speaks for them. Generated code has neither: what it called in its runtime says more than nothing.
+fn site_frame(recording: &Recording, classifier: &Classifier, frames: &[u32]) -> Option<usize> {
+    let name = |f: u32| recording.frames.get(f as usize)?.symbol.as_deref();
+    let named = |f: u32| name(f).is_some();
+    let role_of_module = |f: u32| {
+        recording
+            .frames
+            .get(f as usize)
+            .and_then(|f| module(recording, f))
+            .map(|m| m.role)
+    };
+    let file = |f: u32| recording.frames.get(f as usize).and_then(|f| f.module);
+    let of_runtime = |f: u32| {
+        matches!(
+            role_of_module(f),
+            Some(ModuleRole::Node | ModuleRole::Jvm | ModuleRole::Cpython)
+        )
+    };
+    let spoken_for = |at: usize| {
+        let own = frames[at];
+        if named(own) {
+            return at;
+        }
+        match role_of_module(own) {
+            None | Some(ModuleRole::Jit) => frames[..at]
+                .iter()
+                .rposition(|f| of_runtime(*f) && name(*f).is_some_and(|n| !symbols::is_trampoline(n))),
+            Some(_) => frames[at..]
+                .iter()
+                .take_while(|f| file(**f) == file(own) && classifier.role(**f).is_none())
+                .position(|f| named(*f))
+                .map(|callers| at + callers),
+        }
+        .unwrap_or(at)
+    };
+    let own = frames
+        .iter()
+        .position(|f| classifier.role(*f).is_none())
+        .map(spoken_for);
+    own.or_else(|| {
+        frames.iter().position(|f| {
+            named(*f)
+                && !matches!(
+                    role_of_module(*f),
+                    Some(ModuleRole::Libc | ModuleRole::Loader | ModuleRole::Allocator(_) | ModuleRole::Vdso)
+                )
+                && !matches!(
+                    classifier.role(*f),
+                    Some(
+                        UserRole::Allocator
+                            | UserRole::AllocatorLock
+                            | UserRole::RuntimeAllocator
+                            | UserRole::Lock
+                            | UserRole::Memory
+                    )
+                )
+        })
+    })
+    .or_else(|| frames.iter().position(|f| named(*f)))
+}
+
+fn name_of(recording: &Recording, frame: u32) -> (&str, &str) {
+    let Some(frame) = recording.frames.get(frame as usize) else {
+        return ("(no symbol)", "");
+    };
+    let module = module(recording, frame).map_or("", |m| m.path.as_str());
+    let unnamed = if module.is_empty() {
+        "(generated code)"
+    } else {
+        "(no symbol)"
+    };
+    (frame.symbol.as_deref().unwrap_or(unnamed), module)
+}
+
+fn label(recording: &Recording, frame: u32) -> String {
+    match frame {
+        GAP => "…".to_string(),
+        _ => name_of(recording, frame).0.to_string(),
+    }
+}
+
+/// The kernel's leaf, then the user's frames as far as the site and a little beyond; the middle of long ones is left out.
+fn path(recording: &Recording, classifier: &Classifier, place: &Place, site: Option<usize>) -> Vec<u32> {
+    let kernel = classifier.frames(place.kernel).iter().find(|f| {
+        recording
+            .frames
+            .get(**f as usize)
+            .is_some_and(|f| f.symbol.is_some())
+    });
+    let frames = classifier.frames(place.user);
+    let end = site.map_or(frames.len(), |s| (s + 3).min(frames.len()));
+    let user = &frames[..end];
+    let mut path: Vec<u32> = kernel.into_iter().copied().collect();
+    let room = PATH - path.len();
+    match user.len() > room {
+        false => path.extend(user),
+        true => {
+            let tail = room / 2;
+            path.extend(&user[..room - tail - 1]);
+            path.push(GAP);
+            path.extend(&user[user.len() - tail..]);
+        }
+    }
+    path
+}
+
+fn add<K: Ord>(weights: &mut BTreeMap<K, u64>, key: K, weight: u64) {
+    let sum = weights.entry(key).or_default();
+    *sum = sum.saturating_add(weight);
+}
+
+/// Largest weight; among equals the first by name.
+fn commonest<K: Ord>(weights: BTreeMap<K, u64>) -> Option<K> {
+    weights
+        .into_iter()
+        .rev()
+        .max_by_key(|(_, weight)| *weight)
+        .map(|(key, _)| key)
+}
+
+/// Lines within one function are one place.
+fn without_line(python: &str) -> &str {
+    python.rsplit_once(':').map_or(python, |(head, _)| head)
+}
+
+/// Python stacks by thread, in time.
+struct PythonStacks<'a>(BTreeMap<(i32, i32), Vec<&'a PythonSample>>);
+
+impl<'a> PythonStacks<'a> {
+    fn new(recording: &'a Recording) -> Self {
+        let mut threads: BTreeMap<(i32, i32), Vec<&PythonSample>> = BTreeMap::new();
+        for sample in &recording.python {
+            threads.entry((sample.pid, sample.tid)).or_default().push(sample);
+        }
+        threads
+            .values_mut()
+            .for_each(|samples| samples.sort_by_key(|s| s.t_ns));
+        PythonStacks(threads)
+    }
+
+    fn knows(&self, place: &Place) -> bool {
+        self.0.contains_key(&(place.pid, place.tid))
+    }
+
+    fn near(&self, place: &Place) -> Option<&'a str> {
+        let samples = self.0.get(&(place.pid, place.tid))?;
+        let next = samples.partition_point(|s| s.t_ns < place.t_ns);
+        let around = samples[next.saturating_sub(1)..(next + 1).min(samples.len())].iter();
+        let nearest = around.min_by_key(|s| s.t_ns.abs_diff(place.t_ns))?;
+        match nearest.t_ns.abs_diff(place.t_ns) <= PYTHON_NEAR_NS {
+            true => nearest.frames.first().map(String::as_str),
+            false => None,
+        }
+    }
+}

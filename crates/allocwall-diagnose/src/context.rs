@@ -1,0 +1,574 @@
+//! What the rungs read: the bill's lines, the counters' change over the window, the process that used most CPU.
+
+use super::remedies;
+use crate::bill::{Bill, Classifier, Site, WaitLine};
+use allocwall_model::catalogue::cost::{CostClass, WaitClass};
+use allocwall_model::catalogue::fast_paths::{Path, path_of};
+use allocwall_model::catalogue::symbols::UserRole;
+use allocwall_model::catalogue::thresholds::MIN_SAMPLES;
+use allocwall_model::recording::{
+    AllocatorKind, CgroupTick, Ended, HostTick, ModuleRole, ProbeState, Process, Recording, Smaps, Stack,
+    Tick, gained,
+};
+use allocwall_model::stats::wilson;
+use allocwall_model::units::{Absence, Interval, Measured, Reason};
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
+
+pub struct Context<'a> {
+    pub recording: &'a Recording,
+    pub bill: &'a Bill,
+    pub window_s: f64,
+    /// CPU-seconds per second that the kernel charged to the target.
+    pub cpu_rate: f64,
+    // What takes a look at every sample is asked for by many remedies, and looked for once.
+    served: OnceCell<(Served, String)>,
+    map_calls_by_malloc: OnceCell<Measured<Interval>>,
+    past_huge_pages: OnceCell<Interval>,
+}
+
+/// Several lines of the bill as one.
+#[derive(Clone, Copy, Debug)]
+pub struct Sum {
+    /// Fraction of the target's CPU time; kernel time without names may belong to kernel lines, and is in their upper end.
+    pub share: Interval,
+    /// The same without what may hide there.
+    pub named: Interval,
+    /// CPU-seconds per second of the window.
+    pub rate: Interval,
+}
+
+impl Sum {
+    pub const NONE: Sum = Sum {
+        share: Interval::exact(0.0),
+        named: Interval::exact(0.0),
+        rate: Interval::exact(0.0),
+    };
+}
+
+/// How the allocator's calls are served, as far as sampled addresses tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Served {
+    Cached,
+    Mixed,
+    Missing,
+    Unknown,
+}
+
+const KERNEL_LINES: &[CostClass] = &[
+    CostClass::FaultPath,
+    CostClass::Zeroing,
+    CostClass::MapCalls,
+    CostClass::PageRelease,
+    CostClass::AddressSpaceLock,
+    CostClass::Reclaim,
+    CostClass::OtherKernel,
+];
+
+/// From this part of the threads' time on a target that was stopped is told as such.
+const MOSTLY: f64 = 0.5;
+
+/// Where every stack starts: named as a call site it tells nothing.
+const NOWHERE: &[&str] = &[
+    "[unknown]",
+    "_start",
+    "__libc_start_main",
+    "start_thread",
+    "clone",
+    "clone3",
+];
+
+/// See [`Context::unread_s`].
+pub fn ended_unread() -> Absence {
+    Absence::new(
+        Reason::TooLittle,
+        "the target ended before the scheduler's account of it was read again",
+    )
+    .mend("a target that runs for longer")
+}
+
+impl<'a> Context<'a> {
+    pub fn new(recording: &'a Recording, bill: &'a Bill) -> Self {
+        let window_s = bill.window_s.max(1e-9);
+        Context {
+            recording,
+            bill,
+            window_s,
+            cpu_rate: bill.cpu_s / window_s,
+            served: OnceCell::new(),
+            map_calls_by_malloc: OnceCell::new(),
+            past_huge_pages: OnceCell::new(),
+        }
+    }
+
+    /// The process that used most CPU; a launched command is often a shell's child.
+    pub fn process(&self) -> Option<&'a Process> {
+        main_process(self.recording)
+    }
+
+    pub fn pid(&self) -> String {
+        self.process()
+            .map_or_else(|| "PID".to_owned(), |p| p.pid.to_string())
+    }
+
+    pub fn samples(&self) -> u64 {
+        self.bill
+            .on_cpu
+            .as_ref()
+            .map_or(0, |lines| lines.iter().map(|l| l.samples).sum())
+    }
+
+    /// The lines as one, or why they cannot be judged.
+    pub fn cpu(&self, classes: &[CostClass]) -> Measured<Sum> {
+        let sampled = self.bill.sampled.as_ref().map_err(Clone::clone)?;
+        let touches_kernel = classes.iter().any(|c| KERNEL_LINES.contains(c));
+        if touches_kernel && !self.recording.meta.kernel_samples {
+            return Err(self
+                .probe_absence("kernel_stacks")
+                .unwrap_or_else(|| Absence::new(Reason::NotPermitted, "kernel stacks were not sampled"))
+                .mend_if_none("sysctl kernel.perf_event_paranoid=1, or run as root"));
+        }
+        let samples = self.samples();
+        if samples < MIN_SAMPLES {
+            return Err(Absence::new(
+                Reason::TooLittle,
+                format!("{samples} CPU samples; shares are judged from {MIN_SAMPLES} on"),
+            )
+            .mend("a longer window: -d 60"));
+        }
+        let named = sampled.share(classes);
+        let hidden = if touches_kernel {
+            self.unnamed_kernel()
+        } else {
+            0.0
+        };
+        let share = Interval::new(named.low, named.point, (named.high + hidden).min(1.0));
+        Ok(Sum {
+            share,
+            named,
+            rate: share.scaled(self.cpu_rate),
+        })
+    }
+
+    /// Kernel time without names, which could belong to any kernel line.
+    pub fn unnamed_kernel(&self) -> f64 {
+        self.bill.on_cpu.as_ref().map_or(0.0, |lines| {
+            lines
+                .iter()
+                .filter(|l| l.class == CostClass::UnnamedKernel && l.share.point > 0.0)
+                .map(|l| l.share.high)
+                .sum()
+        })
+    }
+
+    pub fn wait(&self, class: WaitClass) -> Measured<Interval> {
+        match self.wait_line(class) {
+            Some(line) => line.thread_s.clone(),
+            None => Err(Absence::new(
+                Reason::NotFound,
+                format!("no line for {}", class.title()),
+            )),
+        }
+    }
+
+    pub fn wait_point(&self, class: WaitClass) -> f64 {
+        self.wait(class).map_or(0.0, |i| i.point)
+    }
+
+    fn wait_line(&self, class: WaitClass) -> Option<&'a WaitLine> {
+        self.bill.off_cpu.iter().find(|l| l.class == class)
+    }
+
+    /// Of the application's lock waits, the part of which nothing but its thread's CPU time says that it is one.
+    pub fn untold_locks(&self) -> f64 {
+        self.wait_line(WaitClass::ApplicationLock)
+            .map_or(0.0, |l| l.untold)
+    }
+
+    /// Seconds in futexes whose callers' stacks were not read: on which line they stand is a guess. `of` picks the lines.
+    pub fn unread_futex_s(&self, of: impl Fn(WaitClass) -> bool) -> f64 {
+        self.bill
+            .off_cpu
+            .iter()
+            .filter(|l| of(l.class))
+            .map(|l| l.unread * self.wait_point(l.class))
+            .sum()
+    }
+
+    /// Seconds at the window's end in which the scheduler's account of the threads was not read any more: a target that ends takes it
+    /// along.
+    pub fn unread_s(&self) -> f64 {
+        let threads = &self.recording.threads;
+        match self.recording.meta.ended {
+            Ended::TargetExited { .. } => {
+                let read_ns = threads.iter().map(|thread| thread.seen_ns).max().unwrap_or(0);
+                (self.window_s - read_ns as f64 / 1e9).max(0.0)
+            }
+            Ended::Complete | Ended::Interrupted | Ended::CutOff => 0.0,
+        }
+    }
+
+    /// Seconds of thread time in which the target ran or would have liked to.
+    pub fn active_thread_s(&self) -> f64 {
+        let lock = 1.0 - self.untold_locks();
+        self.bill.cpu_s
+            + [
+                WaitClass::AddressSpaceLock,
+                WaitClass::Allocator,
+                WaitClass::RunQueue,
+                WaitClass::Throttled,
+                WaitClass::Stolen,
+            ]
+            .iter()
+            .map(|c| self.wait_point(*c))
+            .sum::<f64>()
+            + lock * self.wait_point(WaitClass::ApplicationLock)
+    }
+
+    /// Of the time on run queues, the part spent behind others than the target itself: 0 to 1.
+    ///
+    /// A waiting thread is taken to stand behind whoever runs, in proportion to the CPU time of each; a lone thread waits for others
+    /// alone.
+    pub fn behind_others(&self) -> f64 {
+        let threads = &self.recording.threads;
+        let own = total(threads.iter().map(|t| t.cpu_ns));
+        let others = match self.recording.meta.system_wide {
+            true => Some(total(self.recording.neighbours.iter().map(|n| n.cpu_ns))),
+            false => self.host_change(|h| h.busy_ns).map(|b| b.saturating_sub(own)),
+        };
+        let Some(others) = others.map(|o| o as f64) else {
+            return 1.0;
+        };
+        let (mut behind, mut all) = (0.0, 0.0);
+        for thread in threads {
+            let delay = thread.run_delay_ns.unwrap_or(0) as f64;
+            let rivals = others + own.saturating_sub(thread.cpu_ns) as f64;
+            all += delay;
+            behind += delay * if rivals > 0.0 { others / rivals } else { 1.0 };
+        }
+        if all > 0.0 { behind / all } else { 1.0 }
+    }
+
+    /// The part of the time in which the target's threads could have run that they waited for one another's CPU.
+    pub fn behind_itself(&self) -> f64 {
+        let delay = self.wait_point(WaitClass::RunQueue);
+        let whole = delay + self.bill.cpu_s;
+        if whole > 0.0 {
+            delay * (1.0 - self.behind_others()) / whole
+        } else {
+            0.0
+        }
+    }
+
+    /// The largest named site of these lines, weighted by the lines, and its fraction of them.
+    pub fn top_site(&self, classes: &[CostClass]) -> Option<(String, f64)> {
+        let lines = self.bill.on_cpu.as_ref().ok()?;
+        let mut weight: BTreeMap<&str, f64> = BTreeMap::new();
+        for line in lines.iter().filter(|l| classes.contains(&l.class)) {
+            for site in &line.sites {
+                let name = site.python.as_deref().unwrap_or_else(|| spoken_of(site));
+                *weight.entry(name).or_default() += site.share * line.share.point;
+            }
+        }
+        let all: f64 = lines
+            .iter()
+            .filter(|l| classes.contains(&l.class))
+            .map(|l| l.share.point)
+            .sum();
+        weight
+            .into_iter()
+            .filter(|(name, _)| !name.is_empty() && !NOWHERE.contains(name))
+            .max_by(|a, b| a.1.total_cmp(&b.1))
+            .map(|(name, part)| (name.to_owned(), part / all.max(f64::MIN_POSITIVE)))
+    }
+
+    /// Change of a cumulative counter over the window; None where either end lacks it or it tells nothing: [`gained`].
+    pub fn change<T: Into<Option<u64>>>(&self, read: impl Fn(&Tick) -> T) -> Option<u64> {
+        let (first, last) = (self.recording.ticks.first()?, self.recording.ticks.last()?);
+        gained(read(first).into()?, read(last).into()?)
+    }
+
+    pub fn cgroup_change(&self, read: impl Fn(&CgroupTick) -> u64) -> Option<u64> {
+        self.change(|t| t.cgroup.as_ref().map(&read))
+    }
+
+    pub fn host_change<T: Into<Option<u64>>>(&self, read: impl Fn(&HostTick) -> T) -> Option<u64> {
+        self.change(|t| read(t.host.as_ref()?).into())
+    }
+
+    /// Whether the kernel's own account of the target's CPU time was read, for most of the window: without file descriptors some
+    /// readings fail, and two that follow one another at its start say nothing of the rest.
+    pub fn cpu_is_known(&self) -> bool {
+        let most = |span_ns: u64| span_ns >= self.recording.meta.window_ns / 2;
+        let ticks = &self.recording.ticks;
+        let by_ticks = match (ticks.first(), ticks.last()) {
+            (Some(first), Some(last)) => most(last.t_ns.saturating_sub(first.t_ns)),
+            _ => false,
+        };
+        by_ticks && self.bill.rates.user_cpu_s.is_ok()
+            || self.recording.threads.iter().any(|thread| most(thread.seen_ns))
+    }
+
+    /// Somebody kept the target from running most of the time, and too little is left to judge by.
+    pub fn stopped(&self) -> Option<Absence> {
+        let share = self.wait_point(WaitClass::Stopped) / self.bill.rates.thread_s.max(1e-9);
+        if share < MOSTLY || self.cpu(&[CostClass::Application]).is_ok() {
+            return None;
+        }
+        let head = format!(
+            "it was stopped for {} of its threads' time",
+            percent(share.min(1.0))
+        );
+        Some(match self.probe_absence("stopped") {
+            Some(mut why) => {
+                why.detail = format!("{head}: {}", why.detail);
+                why
+            }
+            // It ran again when the window closed.
+            None => Absence::new(
+                Reason::TooLittle,
+                format!("{head}, by a signal, a tracer or its cgroup's freezer"),
+            ),
+        })
+    }
+
+    pub fn last_tick(&self) -> Option<&'a Tick> {
+        self.recording.ticks.last()
+    }
+
+    pub fn last_smaps(&self) -> Option<Smaps> {
+        self.recording.ticks.iter().rev().find_map(|t| t.smaps)
+    }
+
+    pub fn probe_absence(&self, name: &str) -> Option<Absence> {
+        let probe = self.recording.probes.iter().find(|p| p.name == name)?;
+        match &probe.state {
+            ProbeState::Measured => None,
+            ProbeState::Partial(absence) | ProbeState::Absent(absence) => Some(absence.clone()),
+        }
+    }
+
+    pub fn price(&self, name: &str) -> Option<Interval> {
+        self.recording
+            .prices
+            .as_ref()
+            .ok()?
+            .get(name)
+            .filter(|p| p.low > 0.0)
+    }
+
+    pub fn count(&self, name: &str) -> Option<f64> {
+        let c = self.recording.counts.iter().find(|c| c.name == name)?;
+        (c.over_ns > 0).then(|| c.count as f64 * 1e9 / c.over_ns as f64)
+    }
+
+    /// The samples whose innermost user frame is the allocator's own code.
+    fn allocator_leaves(&self) -> Leaves {
+        let classifier = Classifier::new(self.recording);
+        let mut leaves = Leaves::default();
+        for sample in self.recording.samples.iter().filter(|s| s.kernel.is_none()) {
+            let Some(leaf) = self.user_stack(sample.user).and_then(|s| s.frames.first()) else {
+                continue;
+            };
+            if classifier.role(*leaf) != Some(UserRole::Allocator) {
+                continue;
+            }
+            let frame = self.recording.frames.get(*leaf as usize);
+            let symbol = frame.and_then(|f| f.symbol.as_deref());
+            let in_libc = frame.is_some_and(|f| self.is_libc(f.module));
+            leaves.all += 1;
+            leaves.named += u64::from(symbol.is_some());
+            leaves.in_libc += u64::from(in_libc);
+            match path_of(symbol) {
+                Path::Entry => leaves.libc_entry += u64::from(in_libc),
+                Path::Miss => leaves.miss += 1,
+                Path::Unknown => {}
+            }
+        }
+        leaves
+    }
+
+    fn user_stack(&self, index: Option<u32>) -> Option<&'a Stack> {
+        self.recording.stacks.get(index? as usize)
+    }
+
+    fn is_libc(&self, module: Option<u32>) -> bool {
+        module
+            .and_then(|m| self.recording.modules.get(m as usize))
+            .is_some_and(|m| m.role == ModuleRole::Libc)
+    }
+
+    /// The part of the samples on the bill's lines of map calls that came through malloc.
+    pub fn map_calls_by_malloc(&self) -> Measured<Interval> {
+        let look = || remedies::map_calls_by_malloc(self.recording);
+        self.map_calls_by_malloc.get_or_init(look).clone()
+    }
+
+    /// The part of first touch that huge pages would not change, by time. Nothing seen: none, which leaves most to gain.
+    pub fn past_huge_pages(&self) -> Interval {
+        *self.past_huge_pages.get_or_init(|| {
+            match Classifier::new(self.recording).touches_past_huge_pages(&self.recording.samples) {
+                (_, 0) => Interval::exact(0.0),
+                (past, all) => wilson(past, all),
+            }
+        })
+    }
+
+    /// How malloc's calls are served, with the figures behind it.
+    pub fn served(&self) -> (Served, String) {
+        self.served.get_or_init(|| self.look_how_served()).clone()
+    }
+
+    fn look_how_served(&self) -> (Served, String) {
+        use allocwall_model::catalogue::thresholds::{ENTRY_SHARE, MISS_SHARE};
+        let leaves = self.allocator_leaves();
+        let all = leaves.all;
+        if all < MIN_SAMPLES / 2 {
+            return (
+                Served::Unknown,
+                format!("{all} samples in malloc: too few to tell its fast path"),
+            );
+        }
+        // Where nearly all functions have names, a miss would have shown.
+        if leaves.miss > 0 || leaves.named as f64 >= NEARLY_ALL * all as f64 && leaves.in_libc == 0 {
+            let share = leaves.miss as f64 / all as f64;
+            let served = if share >= MISS_SHARE.missing {
+                Served::Missing
+            } else if share <= MISS_SHARE.cached {
+                Served::Cached
+            } else {
+                Served::Mixed
+            };
+            let text = format!(
+                "{} of malloc's samples in functions that run only when its thread cache misses",
+                percent(share)
+            );
+            return (served, text);
+        }
+        // How the entry points' share tells hits from misses was measured on glibc.
+        let glibc = self
+            .process()
+            .is_some_and(|p| matches!(&p.allocator, Ok(a) if a.kind == AllocatorKind::Glibc));
+        if leaves.libc_entry == 0 || !glibc || leaves.in_libc < MIN_SAMPLES / 2 {
+            return (
+                Served::Unknown,
+                "no function of this allocator tells hits of its cache from misses".into(),
+            );
+        }
+        let share = leaves.libc_entry as f64 / leaves.in_libc as f64;
+        let served = if share >= ENTRY_SHARE.cached {
+            Served::Cached
+        } else if share <= ENTRY_SHARE.missing {
+            Served::Missing
+        } else {
+            Served::Mixed
+        };
+        let text = format!(
+            "{} of malloc's samples in its entry points (cached calls: about 55 %, misses: 24 %)",
+            percent(share)
+        );
+        (served, text)
+    }
+}
+
+/// Samples in the allocator's own code, by what their function is known to do.
+#[derive(Default)]
+struct Leaves {
+    all: u64,
+    named: u64,
+    in_libc: u64,
+    libc_entry: u64,
+    miss: u64,
+}
+
+/// So large a part of the allocator's samples with names is as good as all.
+const NEARLY_ALL: f64 = 0.9;
+
+/// A function without a name is spoken of by its file: `libz.so.1`, `generated code`.
+fn spoken_of(site: &Site) -> &str {
+    match site.function.as_str() {
+        "(no symbol)" | "(generated code)" if !site.module.is_empty() => {
+            let file = site.module.rsplit('/').next().unwrap_or(&site.module);
+            file.trim_matches(['[', ']'])
+        }
+        "(no symbol)" | "(no user stack)" => "",
+        "(generated code)" => "generated code",
+        function => function,
+    }
+}
+
+/// A recording's numbers may be anything.
+pub fn total(numbers: impl Iterator<Item = u64>) -> u64 {
+    numbers.fold(0, u64::saturating_add)
+}
+
+/// The process that used most CPU in the window, else the first.
+pub fn main_process(recording: &Recording) -> Option<&Process> {
+    let cpu = |pid: i32| -> u64 {
+        let own = recording.threads.iter().filter(|t| t.pid == pid);
+        total(own.map(|t| t.cpu_ns))
+    };
+    // `rev`: of equals the first one wins.
+    recording.processes.iter().rev().max_by_key(|p| cpu(p.pid))
+}
+
+pub trait MendIfNone {
+    fn mend_if_none(self, mend: &str) -> Self;
+}
+
+impl MendIfNone for Absence {
+    fn mend_if_none(mut self, mend: &str) -> Self {
+        self.mend.get_or_insert_with(|| mend.to_owned());
+        self
+    }
+}
+
+/// `0.414` as `41 %`; small shares keep a digit so that they are not read as nothing.
+pub fn percent(share: f64) -> String {
+    let p = share * 100.0;
+    if p < 9.95 && (p - p.round()).abs() > 0.05 {
+        format!("{p:.1} %")
+    } else {
+        format!("{p:.0} %")
+    }
+}
+
+/// `41 % (38–44 %)`; a value without sampling error has no brackets.
+pub fn percent_interval(i: Interval) -> String {
+    if i.high - i.low < 1e-9 {
+        return percent(i.point);
+    }
+    let low = percent(i.low);
+    format!(
+        "{} ({}–{})",
+        percent(i.point),
+        low.trim_end_matches(" %"),
+        percent(i.high)
+    )
+}
+
+pub fn bytes(b: f64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut b = b.max(0.0);
+    let mut unit = 0;
+    while b >= 1024.0 && unit + 1 < UNITS.len() {
+        b /= 1024.0;
+        unit += 1;
+    }
+    if b >= 10.0 || unit == 0 {
+        format!("{b:.0} {}", UNITS[unit])
+    } else {
+        format!("{b:.1} {}", UNITS[unit])
+    }
+}
+
+/// `1234567` as `1.2 M`.
+pub fn count(n: f64) -> String {
+    match n {
+        n if n >= 1e9 => format!("{:.1} G", n / 1e9),
+        n if n >= 1e6 => format!("{:.1} M", n / 1e6),
+        n if n >= 1e4 => format!("{:.0} k", n / 1e3),
+        n if n >= 10.0 => format!("{n:.0}"),
+        n => format!("{n:.1}"),
+    }
+}

@@ -1,0 +1,292 @@
+//! From a figure with its interval to one of the four words, by the table of thresholds.
+
+use super::context::{percent, percent_interval};
+use super::{Finding, Status, Whole};
+use allocwall_model::catalogue::thresholds::{self, Floor, Threshold};
+use allocwall_model::catalogue::walls::Wall;
+use allocwall_model::units::{Absence, Interval, Reason};
+
+/// A finding and what it costs, for ordering walls.
+#[derive(Clone, Debug)]
+pub struct Judged {
+    pub finding: Finding,
+    /// Seconds lost per second of the window (bytes for retention).
+    pub cost: f64,
+}
+
+/// What a rung measured.
+pub struct Case<'a> {
+    pub wall: Wall,
+    pub share: Interval,
+    pub of: Whole,
+    /// In the unit of the wall's floor.
+    pub amount: Interval,
+    /// "of CPU": what the share is of, for people.
+    pub unit: &'a str,
+    /// "goes to faulting in pages": what follows share and unit in a sentence.
+    pub phrase: &'a str,
+    pub show: String,
+}
+
+/// An interval that begins where a wall doesn't count and is wider than this part of the whole tells nothing.
+const TELLS_NOTHING: f64 = 0.5;
+
+impl Case<'_> {
+    pub fn judge(self) -> Judged {
+        let t = thresholds::of(self.wall);
+        let status = status(t, self.share, self.amount);
+        let because = because(t, status, &self);
+        let width = self.share.high - self.share.low;
+        if status == Status::Contributor && self.share.low < t.contributor && width > TELLS_NOTHING {
+            let figure = format!("{} {}", percent_interval(self.share), self.unit);
+            let absence = Absence::new(
+                Reason::TooLittle,
+                format!("{figure}: too wide an interval to judge by"),
+            )
+            .mend("a longer window: -d 60");
+            return Judged::not_measured(self.wall, self.of, absence, self.show);
+        }
+        Judged {
+            cost: self.amount.point,
+            finding: Finding {
+                wall: self.wall,
+                rung: self.wall.rung(),
+                status,
+                share: Some(self.share),
+                of: self.of,
+                because,
+                evidence: Vec::new(),
+                show: self.show,
+                missing: None,
+                estimate: None,
+            },
+        }
+    }
+}
+
+/// The wall needs the whole interval above its threshold, ruling out needs all of it below the contributor's.
+fn status(t: &Threshold, share: Interval, amount: Interval) -> Status {
+    let floor = floor_of(t);
+    if share.high < t.contributor || amount.high < floor {
+        Status::RuledOut
+    } else if share.low >= t.wall_from && amount.low >= floor {
+        Status::Wall
+    } else {
+        Status::Contributor
+    }
+}
+
+fn floor_of(t: &Threshold) -> f64 {
+    match t.floor {
+        Floor::PerSecond(f) | Floor::Bytes(f) => f,
+        Floor::None => 0.0,
+    }
+}
+
+fn because(t: &Threshold, status: Status, case: &Case) -> String {
+    let said = format!("{} {} {}", percent_interval(case.share), case.unit, case.phrase);
+    let (contributor, wall) = (percent(t.contributor), percent(t.wall_from));
+    match status {
+        Status::Wall => format!("{said}; a wall from {wall} on"),
+        Status::Contributor if case.share.low < t.contributor => {
+            format!("{said}; straddles the {contributor} from which it counts")
+        }
+        Status::Contributor if case.amount.low < floor_of(t) => {
+            format!(
+                "{said}, but {} may be too little to notice",
+                floor_text(t, case.amount.low)
+            )
+        }
+        Status::Contributor if t.wall_from.is_finite() && case.share.high >= t.wall_from => {
+            format!("{said}; straddles the {wall} that make it a wall")
+        }
+        Status::Contributor => format!("{said}; counts from {contributor} on"),
+        _ if case.share.high < t.contributor => small(t, case),
+        _ => format!(
+            "{} {}, but only {}",
+            percent(case.share.point),
+            case.unit,
+            floor_text(t, case.amount.high)
+        ),
+    }
+}
+
+/// Ruled out by its share: the figure, its bound, and the threshold where that is near.
+fn small(t: &Threshold, case: &Case) -> String {
+    let Interval { point, high, .. } = case.share;
+    let bound = match percent(high) {
+        bound if bound != percent(point) => format!(" (≤ {bound})"),
+        _ => String::new(),
+    };
+    let near = match high >= t.contributor / 2.0 {
+        true => format!("; counts from {}", percent(t.contributor)),
+        false => String::new(),
+    };
+    format!("{} {}{bound}{near}", percent(point), case.unit)
+}
+
+fn floor_text(t: &Threshold, amount: f64) -> String {
+    match t.floor {
+        Floor::Bytes(_) => super::context::bytes(amount),
+        _ => format!("{:.0} ms a second", amount * 1e3),
+    }
+}
+
+impl Judged {
+    pub fn not_measured(wall: Wall, of: Whole, missing: Absence, show: String) -> Self {
+        Judged {
+            cost: 0.0,
+            finding: Finding {
+                wall,
+                rung: wall.rung(),
+                status: Status::NotMeasured,
+                share: None,
+                of,
+                because: missing.detail.clone(),
+                evidence: Vec::new(),
+                show,
+                missing: Some(missing),
+                estimate: None,
+            },
+        }
+    }
+
+    /// `self` is judged by what is known, `at_most` with all that may belong to it: what only the former rules out was not
+    /// measured.
+    pub fn unless_hidden(self, at_most: Judged, why: impl FnOnce() -> Absence) -> Judged {
+        let hidden = match (self.finding.status, at_most.finding.status) {
+            (Status::NotMeasured, _) => return self,
+            (Status::RuledOut, may_be) => may_be != Status::RuledOut,
+            (_, may_be) => may_be == Status::NotMeasured,
+        };
+        if !hidden {
+            return at_most;
+        }
+        let Finding { wall, of, show, .. } = self.finding;
+        Judged::not_measured(wall, of, why(), show)
+    }
+
+    /// Ruled out by a fact rather than by a share.
+    pub fn ruled_out(wall: Wall, of: Whole, because: impl Into<String>, show: String) -> Self {
+        Judged {
+            cost: 0.0,
+            finding: Finding {
+                wall,
+                rung: wall.rung(),
+                status: Status::RuledOut,
+                share: Some(Interval::exact(0.0)),
+                of,
+                because: because.into(),
+                evidence: Vec::new(),
+                show,
+                missing: None,
+                estimate: None,
+            },
+        }
+    }
+
+    pub fn evidence(mut self, line: impl Into<String>) -> Self {
+        self.finding.evidence.push(line.into());
+        self
+    }
+
+    pub fn evidence_if(self, line: Option<String>) -> Self {
+        match line {
+            Some(line) => self.evidence(line),
+            None => self,
+        }
+    }
+
+    pub fn estimate(mut self, kind: impl Into<String>) -> Self {
+        self.finding.estimate = Some(kind.into());
+        self
+    }
+
+    pub fn share(mut self, share: Interval) -> Self {
+        self.finding.share = Some(share);
+        self
+    }
+
+    /// A wall by its figures that another one explains better.
+    pub fn at_most_contributor(mut self, why: &str) -> Self {
+        if self.finding.status == Status::Wall {
+            self.finding.status = Status::Contributor;
+            let said = self
+                .finding
+                .because
+                .split(';')
+                .next()
+                .unwrap_or_default()
+                .to_owned();
+            self.finding.because = format!("{said}; {why}");
+        }
+        self
+    }
+
+    pub fn is(&self, status: Status) -> bool {
+        self.finding.status == status
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(low: f64, high: f64, rate: f64) -> Judged {
+        let share = Interval::new(low, (low + high) / 2.0, high);
+        Case {
+            wall: Wall::FirstTouch,
+            share,
+            of: Whole::Cpu,
+            amount: share.scaled(rate),
+            unit: "of CPU",
+            phrase: "is spent",
+            show: String::new(),
+        }
+        .judge()
+    }
+
+    #[test]
+    fn the_interval_decides_not_the_point() {
+        assert_eq!(judged(0.16, 0.20, 1.0).finding.status, Status::Wall);
+        let straddling = judged(0.14, 0.22, 1.0).finding;
+        assert_eq!(straddling.status, Status::Contributor);
+        assert!(
+            straddling.because.contains("straddles the 15 %"),
+            "{}",
+            straddling.because
+        );
+        let low = judged(0.03, 0.07, 1.0).finding;
+        assert_eq!(low.status, Status::Contributor);
+        assert!(low.because.contains("straddles the 5 %"), "{}", low.because);
+        assert_eq!(judged(0.03, 0.049, 1.0).finding.status, Status::RuledOut);
+    }
+
+    #[test]
+    fn an_interval_that_covers_nearly_everything_is_no_measurement() {
+        let wide = judged(0.0, 0.96, 1.0).finding;
+        assert_eq!(wide.status, Status::NotMeasured);
+        assert!(
+            wide.because.starts_with("48 % (0–96 %) of CPU"),
+            "{}",
+            wide.because
+        );
+        assert!(wide.missing.is_some_and(|m| m.mend.is_some()));
+        // Where it counts for certain, however much it is.
+        assert_eq!(judged(0.06, 0.96, 1.0).finding.status, Status::Contributor);
+        assert_eq!(judged(0.0, 0.96, 0.01).finding.status, Status::RuledOut);
+    }
+
+    #[test]
+    fn a_share_without_the_floor_is_no_wall() {
+        assert_eq!(judged(0.60, 0.70, 0.05).finding.status, Status::RuledOut);
+        let around = judged(0.60, 0.70, 0.075).finding;
+        assert_eq!(around.status, Status::Contributor);
+        assert!(
+            around.because.contains("too little to notice"),
+            "{}",
+            around.because
+        );
+        assert_eq!(judged(0.60, 0.70, 0.1).finding.status, Status::Wall);
+    }
+}

@@ -1,0 +1,225 @@
+//! Rung 1: somebody else has the CPU. Counters of the kernel, so no sampling error.
+
+use crate::Whole;
+use crate::context::{Context, MendIfNone, ended_unread, percent, total};
+use crate::judge::{Case, Judged};
+use allocwall_model::catalogue::cost::WaitClass;
+use allocwall_model::catalogue::walls::Wall;
+use allocwall_model::recording::Neighbour;
+use allocwall_model::units::{Absence, Interval, Reason};
+
+pub fn rung(ctx: &Context) -> Vec<Judged> {
+    vec![throttling(ctx), steal(ctx), run_queue(ctx)]
+}
+
+/// Lost time as a fraction of lost and used time: what the target would have used had it been let.
+fn of_runnable(ctx: &Context, lost: Interval) -> Interval {
+    let of = |lost_s: f64| match lost_s + ctx.bill.cpu_s {
+        whole if whole > 0.0 => lost_s / whole,
+        _ => 0.0,
+    };
+    Interval::new(of(lost.low), of(lost.point), of(lost.high))
+}
+
+/// What a rung of interference is a share of: the time in which the target ran or could have.
+const UNIT: &str = "of runnable time";
+
+fn lost(ctx: &Context, wall: Wall, lost_s: Interval, phrase: &str, show: String) -> Judged {
+    Case {
+        wall,
+        share: of_runnable(ctx, lost_s),
+        of: Whole::ThreadTime,
+        amount: lost_s.scaled(1.0 / ctx.window_s),
+        unit: UNIT,
+        phrase,
+        show,
+    }
+    .judge()
+}
+
+fn throttling(ctx: &Context) -> Judged {
+    const WALL: Wall = Wall::CgroupThrottling;
+    let root = match ctx.recording.host.cgroup_version {
+        Ok(1) => "/sys/fs/cgroup/cpu",
+        _ => "/sys/fs/cgroup",
+    };
+    let show = match &ctx.recording.cgroup {
+        Some(path) => format!("cat {root}{}/cpu.stat", path.trim_end_matches('/')),
+        None => format!("cat /proc/{}/cgroup  # its cpu.stat", ctx.pid()),
+    };
+    let last = ctx.last_tick().and_then(|t| t.cgroup);
+    let Some(last) = last else {
+        let absence = ctx
+            .probe_absence("cgroup")
+            .unwrap_or_else(|| Absence::new(Reason::NotFound, "the cgroup's CPU counters were not readable"))
+            .mend_if_none("mount the cpu controller where this tool runs (a container: -v /sys/fs/cgroup:/sys/fs/cgroup:ro)");
+        return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
+    };
+    let (Some(ns), Some(periods), Some(hit)) = (
+        ctx.cgroup_change(|c| c.throttled_ns),
+        ctx.cgroup_change(|c| c.periods),
+        ctx.cgroup_change(|c| c.throttled_periods),
+    ) else {
+        let absence = Absence::new(Reason::TooLittle, "the cgroup's counters were read once only")
+            .mend("a longer window: -d 30");
+        return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
+    };
+    let Some(quota) = last.quota_cpus.or((hit > 0).then_some(f64::NAN)) else {
+        return Judged::ruled_out(WALL, Whole::ThreadTime, "no quota", show);
+    };
+    let quota = if quota.is_nan() {
+        "quota of a parent cgroup".to_owned()
+    } else {
+        format!("quota {quota:.2} CPUs")
+    };
+    // The cgroup's count is for all its members: the bill's line is what the target itself lost.
+    by_line(ctx, WALL, WaitClass::Throttled, show, |stopped, show| {
+        lost(ctx, WALL, stopped, "the cgroup's quota stopped it", show)
+            .evidence(format!("{hit} of {periods} periods throttled, {quota}"))
+            .evidence(format!(
+                "{:.0} ms throttled per second in the whole cgroup, summed over CPUs",
+                ns as f64 / 1e6 / ctx.window_s
+            ))
+    })
+}
+
+/// Judged by a line of the bill, which counters make: more of them come with time.
+fn by_line(
+    ctx: &Context,
+    wall: Wall,
+    class: WaitClass,
+    show: String,
+    judge: impl FnOnce(Interval, String) -> Judged,
+) -> Judged {
+    match ctx.wait(class) {
+        Ok(line) => judge(line, show),
+        Err(absence) => {
+            let absence = absence.mend_if_none("a longer window: -d 30");
+            Judged::not_measured(wall, Whole::ThreadTime, absence, show)
+        }
+    }
+}
+
+fn steal(ctx: &Context) -> Judged {
+    const WALL: Wall = Wall::Steal;
+    let show = "vmstat 1 5  # column st".to_owned();
+    if ctx.recording.host.hypervisor.is_none() && ctx.host_change(|h| h.steal_ns) == Some(0) {
+        return Judged::ruled_out(
+            WALL,
+            Whole::ThreadTime,
+            "no hypervisor, and no steal counted",
+            show,
+        );
+    }
+    let (Some(stolen), Some(busy)) = (ctx.host_change(|h| h.steal_ns), ctx.host_change(|h| h.busy_ns)) else {
+        let once =
+            Absence::new(Reason::TooLittle, "/proc/stat was read once only").mend("a longer window: -d 30");
+        let absence = ctx.wait(WaitClass::Stolen).err().unwrap_or(once);
+        let absence = absence.mend_if_none("a longer window: -d 30");
+        return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
+    };
+    // The kernel counts steal a CPU, not a thread: the target's part is in proportion to its part of the busy time.
+    let machine = stolen as f64 / (stolen + busy).max(1) as f64;
+    by_line(ctx, WALL, WaitClass::Stolen, show, |stolen, show| {
+        lost(ctx, WALL, stolen, "the hypervisor ran others", show)
+            .evidence(format!(
+                "the machine lost {} of the CPU time it asked for",
+                percent(machine)
+            ))
+            .estimate("steal is counted a CPU; the target's part is in proportion to its CPU time")
+    })
+}
+
+fn run_queue(ctx: &Context) -> Judged {
+    const WALL: Wall = Wall::RunQueue;
+    let show = format!("pidstat -t -p {} 1 5  # column %wait", ctx.pid());
+    let known: Vec<(u64, u64)> = ctx
+        .recording
+        .threads
+        .iter()
+        .filter_map(|t| Some((t.run_delay_ns?, t.cpu_ns)))
+        .collect();
+    let delay_s = match ctx.wait(WaitClass::RunQueue) {
+        Ok(line) => line.point,
+        // A thread's run delay includes the time its cgroup was throttled.
+        Err(_) if !known.is_empty() && ctx.probe_absence("run_delay").is_none() => {
+            let delay = total(known.iter().map(|k| k.0));
+            delay.saturating_sub(ctx.cgroup_change(|c| c.throttled_ns).unwrap_or(0)) as f64 / 1e9
+        }
+        Err(absence) => {
+            let absence =
+                absence.mend_if_none("a kernel with CONFIG_SCHED_INFO, which has /proc/PID/schedstat");
+            return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
+        }
+    };
+    if ctx.unread_s() > ctx.window_s / 2.0 {
+        return Judged::not_measured(WALL, Whole::ThreadTime, ended_unread(), show);
+    }
+    // What its threads wait for one another is no interference: then the bill below tells what keeps them busy.
+    let behind = ctx.behind_others();
+    let share = of_runnable(ctx, Interval::exact(delay_s)).scaled(behind);
+    let judged = Case {
+        wall: WALL,
+        share,
+        of: Whole::ThreadTime,
+        amount: Interval::exact(delay_s * behind / ctx.window_s),
+        unit: UNIT,
+        phrase: "it waited for a CPU that others had",
+        show,
+    }
+    .judge()
+    .evidence(competitors(ctx));
+    if behind > 0.99 {
+        return judged;
+    }
+    judged
+        .evidence(format!(
+            "{} of that time its own {} threads waited for one another",
+            percent(ctx.behind_itself()),
+            ctx.bill.rates.threads_peak
+        ))
+        .estimate("a waiting thread is taken to stand behind whoever runs, in proportion to their CPU time")
+}
+
+/// `name (pid)`; a process that ended before it was looked at has no name.
+pub fn named(n: &Neighbour) -> String {
+    match n.comm.as_str() {
+        // The kernel has no number for them in this one; a name would be any of theirs.
+        _ if n.pid == 0 => "processes of other PID namespaces".to_owned(),
+        "" => format!("pid {}", n.pid),
+        comm => format!("{comm} (pid {})", n.pid),
+    }
+}
+
+/// Who had the CPU: other processes by name, or the target's own threads.
+fn competitors(ctx: &Context) -> String {
+    let cpus = f64::from(ctx.recording.host.online_cpus.max(1));
+    let mut others: Vec<_> = ctx.recording.neighbours.iter().collect();
+    others.sort_by_key(|n| std::cmp::Reverse(n.cpu_ns));
+    let total: f64 = others.iter().map(|n| n.cpu_ns as f64 / 1e9).sum();
+    let named: Vec<String> = others
+        .iter()
+        .take(2)
+        .filter(|n| n.cpu_ns as f64 / 1e9 / ctx.window_s > 0.01)
+        .map(|n| {
+            let cpus = n.cpu_ns as f64 / 1e9 / ctx.window_s;
+            format!("{} {cpus:.2}", named(n))
+        })
+        .collect();
+    if named.is_empty() {
+        let own = ctx.cpu_rate;
+        return if own > 0.8 * cpus {
+            format!(
+                "it competes with itself: {} threads on {cpus:.0} CPUs, {own:.2} in use",
+                ctx.bill.rates.threads_peak
+            )
+        } else {
+            "no other process used a noticeable part of a CPU".to_owned()
+        };
+    }
+    format!(
+        "others used {:.2} of {cpus:.0} CPUs, most by {}",
+        total / ctx.window_s,
+        named.join(", ")
+    )
+}

@@ -1,0 +1,166 @@
+//! Rungs 7 and 8: what the hardware charges for where memory lies.
+
+use crate::context::{Context, MendIfNone, bytes, percent};
+use crate::judge::{Case, Judged};
+use crate::{Status, Whole};
+use allocwall_model::catalogue::cost::CostClass;
+use allocwall_model::catalogue::prices::{LOAD_2M, LOAD_4K};
+use allocwall_model::catalogue::thresholds::{self, TLB_REACH_BYTES};
+use allocwall_model::catalogue::walls::Wall;
+use allocwall_model::units::{Absence, Interval, Reason};
+
+/// Bounds the TLB's cost from above: the application's time, as if all of it were dependent loads beyond the TLB's
+/// reach, × what this machine's prices say huge pages save on such a load. That can rule out; it cannot convict.
+pub fn tlb(ctx: &Context) -> Vec<Judged> {
+    const WALL: Wall = Wall::Tlb;
+    const ESTIMATE: &str =
+        "upper bound from resident memory, huge-page coverage and load prices; no counter was read";
+    let show = format!(
+        "perf stat -e dTLB-loads,dTLB-load-misses -p {} -- sleep 10",
+        ctx.pid()
+    );
+    let smaps = ctx.last_smaps();
+    // Shared memory and mapped files are reached through the same TLB. The resident set leaves hugetlb pages out.
+    let huge = smaps.map_or(0, |s| s.anon_huge.saturating_add(s.hugetlb));
+    let resident = match smaps {
+        Some(s) => Some(s.rss.saturating_add(s.hugetlb)),
+        None => ctx.last_tick().map(|t| t.resident),
+    };
+    let pmu_missing = || match &ctx.recording.host.pmu {
+        Ok(()) => {
+            Absence::new(Reason::TooCostly, "TLB counters are not read by this tool").mend(show.clone())
+        }
+        Err(absence) => absence
+            .clone()
+            .mend_if_none("a machine with a PMU; or try huge pages and compare"),
+    };
+    let Some(resident) = resident.filter(|r| *r > 0) else {
+        return vec![Judged::not_measured(
+            WALL,
+            Whole::Cpu,
+            pmu_missing(),
+            show.clone(),
+        )];
+    };
+    let small = resident.saturating_sub(huge);
+    let memory = format!(
+        "{} resident, {} of it on huge pages",
+        bytes(resident as f64),
+        bytes(huge.min(resident) as f64)
+    );
+    if small <= TLB_REACH_BYTES {
+        let judged = Judged::ruled_out(
+            WALL,
+            Whole::Cpu,
+            format!(
+                "{} on 4 KiB pages fit its reach of {}",
+                bytes(small as f64),
+                bytes(TLB_REACH_BYTES as f64)
+            ),
+            show.clone(),
+        );
+        return vec![judged.evidence(memory).estimate(ESTIMATE)];
+    }
+    let busy = ctx.cpu(&[
+        CostClass::Application,
+        CostClass::AllocatorCode,
+        CostClass::RuntimeAllocator,
+        CostClass::GarbageCollector,
+    ]);
+    let (Some(load_4k), Some(load_2m), Ok(busy)) = (ctx.price(LOAD_4K), ctx.price(LOAD_2M), busy) else {
+        return vec![Judged::not_measured(WALL, Whole::Cpu, pmu_missing(), show.clone()).evidence(memory)];
+    };
+    let saved = (1.0 - load_2m.low / load_4k.high).clamp(0.0, 1.0);
+    let bound = busy.share.high * saved * (small as f64 / resident as f64);
+    let share = Interval::new(0.0, bound / 2.0, bound);
+    let judged = Case {
+        wall: WALL,
+        share,
+        of: Whole::Cpu,
+        amount: share.scaled(ctx.cpu_rate),
+        unit: "of CPU",
+        phrase: "at the very most goes to TLB misses",
+        show: show.clone(),
+    }
+    .judge();
+    if judged.is(Status::RuledOut) {
+        let mut judged = judged;
+        judged.finding.because = format!(
+            "at most {} of CPU; counts from {}",
+            percent(bound),
+            percent(thresholds::of(WALL).contributor)
+        );
+        return vec![judged.evidence(memory).estimate(ESTIMATE)];
+    }
+    let mut judged = Judged::not_measured(WALL, Whole::Cpu, pmu_missing(), show.clone());
+    judged.finding.because = format!("at most {} of CPU, by bounds alone", percent(bound));
+    vec![judged.evidence(memory).estimate(ESTIMATE)]
+}
+
+pub fn numa(ctx: &Context) -> Vec<Judged> {
+    const WALL: Wall = Wall::Numa;
+    let show = format!("numastat -p {}", ctx.pid());
+    if ctx.recording.host.numa_nodes <= 1 {
+        return vec![Judged::ruled_out(WALL, Whole::Resident, "one node", show)];
+    }
+    let nodes = ctx
+        .last_tick()
+        .and_then(|t| t.numa_resident.as_ref())
+        .map(|n| n.iter().map(|b| bytes(*b as f64)).collect::<Vec<_>>().join(" + "));
+    let placed = nodes.map(|n| format!("resident by node: {n}"));
+    let (Some(remote), Some(local)) = (
+        ctx.host_change(|h| h.numa_remote),
+        ctx.host_change(|h| h.numa_local),
+    ) else {
+        let absence = ctx
+            .probe_absence("numa")
+            .unwrap_or_else(|| {
+                Absence::new(
+                    Reason::NotFound,
+                    "the nodes' allocation counters were not readable",
+                )
+            })
+            .mend_if_none("perf stat -e node-loads,node-load-misses -p PID, on a machine with a PMU");
+        return vec![Judged::not_measured(WALL, Whole::Resident, absence, show).evidence_if(placed)];
+    };
+    if remote + local < 1000 {
+        let absence = Absence::new(
+            Reason::TooLittle,
+            format!(
+                "{} pages were allocated in the window: too few to tell local from remote",
+                remote + local
+            ),
+        )
+        .mend("perf stat -e node-loads,node-load-misses -p PID, on a machine with a PMU");
+        return vec![Judged::not_measured(WALL, Whole::Resident, absence, show).evidence_if(placed)];
+    }
+    let share = Interval::exact(remote as f64 / (remote + local) as f64);
+    let mut judged = Case {
+        wall: WALL,
+        share,
+        of: Whole::Resident,
+        amount: share,
+        unit: "of new pages",
+        phrase: "lie on another node than the CPU that asked",
+        show: show.clone(),
+    }
+    .judge();
+    // Where pages lie is no time: what that costs was not measured.
+    judged.cost = 0.0;
+    if judged.is(Status::RuledOut) {
+        let absence = Absence::new(
+            Reason::NotSupported,
+            format!(
+                "{} of the machine's new pages are remote; how the target's older ones lie to its CPUs is not counted",
+                percent(share.point)
+            ),
+        )
+        .mend("perf stat -e node-loads,node-load-misses -p PID, on a machine with a PMU");
+        judged = Judged::not_measured(WALL, Whole::Resident, absence, show);
+    }
+    vec![
+        judged
+            .evidence_if(placed)
+            .estimate("the machine's counters of page placement, not the target's accesses"),
+    ]
+}

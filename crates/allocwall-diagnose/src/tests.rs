@@ -1,0 +1,1858 @@
+//! Each wall in pairs: it fires, its near twin is ruled out, a straddling interval stays a contributor, and what was
+//! not measured says so.
+
+use super::testing::{Subject, WINDOW_S, absent, computing};
+use super::{Finding, Reach, Status, Whole, remedies};
+use allocwall_model::catalogue::cost::CostClass::*;
+use allocwall_model::catalogue::cost::{CostClass, WaitClass};
+use allocwall_model::catalogue::walls::Wall;
+use allocwall_model::recording::*;
+use allocwall_model::units::{Absence, Interval, Reason};
+use allocwall_sketches::recording::{PID, Sketch};
+
+fn status(subject: &Subject, wall: Wall) -> Status {
+    subject.finding(wall).status
+}
+
+fn with_shares(shares: &[(CostClass, f64)]) -> Subject {
+    let mut subject = computing();
+    subject.shares(shares);
+    subject
+}
+
+fn offered(subject: &Subject) -> Vec<String> {
+    subject.verdict().remedies.into_iter().map(|p| p.remedy).collect()
+}
+
+// ---- every wall that is a share of CPU time ----
+
+const CPU_WALLS: &[(Wall, CostClass)] = &[
+    (Wall::GarbageCollector, GarbageCollector),
+    (Wall::FirstTouch, FaultPath),
+    (Wall::FirstTouch, Zeroing),
+    (Wall::MapChurn, MapCalls),
+    (Wall::MapChurn, PageRelease),
+    (Wall::CallRate, AllocatorCode),
+    (Wall::CallRate, RuntimeAllocator),
+];
+
+#[test]
+fn cpu_walls_fire_on_their_line_and_on_no_other() {
+    for (wall, class) in CPU_WALLS {
+        let subject = with_shares(&[(*class, 0.40)]);
+        assert_eq!(subject.verdict().walls.first(), Some(wall), "{class:?}");
+        for other in CPU_WALLS.iter().filter(|o| o.0 != *wall) {
+            assert_eq!(
+                status(&subject, other.0),
+                Status::RuledOut,
+                "{class:?} must not fire {:?}",
+                other.0
+            );
+        }
+    }
+}
+
+#[test]
+fn cpu_walls_are_ruled_out_when_small_and_contribute_in_between() {
+    for (wall, class) in CPU_WALLS {
+        assert_eq!(
+            status(&with_shares(&[(*class, 0.02)]), *wall),
+            Status::RuledOut,
+            "{class:?}"
+        );
+        assert_eq!(
+            status(&with_shares(&[(*class, 0.11)]), *wall),
+            Status::Contributor,
+            "{class:?}"
+        );
+        let mut straddling = computing();
+        straddling.shares_with_samples(&[(*class, 0.17)], 200);
+        let finding = straddling.finding(*wall);
+        assert_eq!(finding.status, Status::Contributor, "{class:?}");
+        assert!(
+            finding.because.contains("straddles the 15 %"),
+            "{}",
+            finding.because
+        );
+    }
+}
+
+#[test]
+fn cpu_walls_need_the_floor() {
+    for (wall, class) in CPU_WALLS {
+        let mut idle = with_shares(&[(*class, 0.40)]);
+        idle.cpus(0.04);
+        assert_eq!(status(&idle, *wall), Status::RuledOut, "{class:?}");
+    }
+}
+
+#[test]
+fn too_few_samples_are_not_judged() {
+    for (wall, class) in CPU_WALLS {
+        let mut subject = computing();
+        subject.process().runtime = Ok(Runtime::Go { version: None });
+        subject.shares_with_samples(&[(*class, 0.40)], 50);
+        let finding = subject.finding(*wall);
+        if *wall == Wall::FirstTouch {
+            // Here the faults × prices still tell that there are next to none.
+            assert_eq!(finding.status, Status::RuledOut);
+            continue;
+        }
+        assert_eq!(finding.status, Status::NotMeasured, "{class:?}");
+        assert_eq!(finding.missing.map(|m| m.reason), Some(Reason::TooLittle));
+    }
+}
+
+// ---- collectors that are not told apart ----
+
+#[test]
+fn a_stripped_interpreter_s_collector_is_not_ruled_out() {
+    let python = |has_symbols: bool, shares: &[(CostClass, f64)]| {
+        let mut subject = with_shares(shares);
+        subject.process().runtime = Ok(Runtime::Cpython {
+            version: "3.11.2".into(),
+            free_threaded: false,
+        });
+        let module = &mut subject.recording.modules[1];
+        (module.role, module.has_symbols) = (ModuleRole::Cpython, has_symbols);
+        subject
+    };
+    let stripped = python(false, &[]);
+    assert_eq!(status(&stripped, Wall::GarbageCollector), Status::NotMeasured);
+    assert_eq!(status(&stripped, Wall::CallRate), Status::NotMeasured);
+    assert_eq!(
+        status(&python(true, &[]), Wall::GarbageCollector),
+        Status::RuledOut
+    );
+    assert_eq!(status(&python(true, &[]), Wall::CallRate), Status::RuledOut);
+    // What looks like allocation may be collection.
+    let led = python(false, &[(RuntimeAllocator, 0.45)]);
+    assert_eq!(status(&led, Wall::CallRate), Status::Contributor);
+    let sentence = led.verdict().sentence;
+    assert!(
+        sentence.contains("allocating, freeing or collecting, not told apart"),
+        "{sentence}"
+    );
+    assert!(
+        sentence.contains("Not measured: garbage collector."),
+        "{sentence}"
+    );
+    assert_eq!(
+        status(&python(true, &[(RuntimeAllocator, 0.45)]), Wall::CallRate),
+        Status::Wall
+    );
+    // Nor are kernel stacks sampled: something was, and nothing is decided.
+    let mut user = python(false, &[(UnnamedKernel, 0.02)]);
+    user.recording.meta.kernel_samples = false;
+    user.recording.prices = Err(absent());
+    let verdict = user.verdict();
+    assert!(
+        verdict.sentence.starts_with("Undecided: "),
+        "{}",
+        verdict.sentence
+    );
+    assert_eq!(
+        super::reach(&user.recording, &user.bill, &verdict),
+        Reach::Undecided
+    );
+    // A collector that was seen is a wall, stripped or not; and where nothing is left for it to hide in, it is ruled out.
+    let seen = python(false, &[(GarbageCollector, 0.3)]);
+    assert_eq!(status(&seen, Wall::GarbageCollector), Status::Wall);
+    let kernel = python(false, &[(OtherKernel, 0.98)]);
+    assert_eq!(status(&kernel, Wall::GarbageCollector), Status::RuledOut);
+}
+
+#[test]
+fn only_collectors_that_this_tool_knows_are_ruled_out_by_name() {
+    let because = |exe: &str| {
+        let mut subject = computing();
+        subject.process().exe = Ok(exe.into());
+        let finding = subject.finding(Wall::GarbageCollector);
+        (finding.status, finding.because)
+    };
+    let (status, text) = because("/usr/bin/ruby3.1");
+    assert_eq!(status, Status::NotMeasured);
+    assert!(text.starts_with("Ruby's collector is not told apart"), "{text}");
+    let (status, text) = because("/usr/bin/service");
+    assert_eq!(status, Status::RuledOut);
+    assert_eq!(text, "no collector known to this tool runs in it");
+    let mut dotnet = computing();
+    dotnet.recording.modules[1].path = "/usr/share/dotnet/libcoreclr.so".into();
+    assert_eq!(dotnet.finding(Wall::GarbageCollector).status, Status::NotMeasured);
+}
+
+// ---- interference ----
+
+fn throttled(ms_per_s: u64, periods_hit: u64) -> Subject {
+    let mut subject = computing();
+    subject
+        .cpus(1.0 - ms_per_s as f64 / 1e3)
+        .waits(WaitClass::Throttled, ms_per_s as f64 / 1e3);
+    subject.last().cgroup = Some(CgroupTick {
+        periods: 100,
+        throttled_periods: periods_hit,
+        throttled_ns: ms_per_s * 1_000_000 * WINDOW_S as u64,
+        quota_cpus: Some(0.5),
+        ..CgroupTick::default()
+    });
+    subject
+}
+
+#[test]
+fn throttling_comes_first() {
+    let mut subject = throttled(500, 95);
+    subject.shares(&[(FaultPath, 0.6)]);
+    let verdict = subject.verdict();
+    assert_eq!(verdict.walls[..2], [Wall::CgroupThrottling, Wall::FirstTouch]);
+    assert!(
+        verdict
+            .sentence
+            .starts_with("The cgroup's CPU quota is the wall: it stopped the target for 50 %"),
+        "{}",
+        verdict.sentence
+    );
+    assert_eq!(verdict.remedies[0].remedy, "quota");
+    assert!(verdict.findings[0].evidence[0].contains("95 of 100 periods throttled, quota 0.50 CPUs"));
+}
+
+#[test]
+fn a_quota_that_is_not_reached_throttles_nothing() {
+    assert_eq!(status(&throttled(0, 0), Wall::CgroupThrottling), Status::RuledOut);
+    assert_eq!(
+        status(&throttled(40, 8), Wall::CgroupThrottling),
+        Status::Contributor
+    );
+    let mut no_quota = throttled(0, 0);
+    no_quota.last().cgroup = Some(CgroupTick::default());
+    assert_eq!(no_quota.finding(Wall::CgroupThrottling).because, "no quota");
+    let mut unreadable = computing();
+    unreadable.last().cgroup = None;
+    assert_eq!(status(&unreadable, Wall::CgroupThrottling), Status::NotMeasured);
+}
+
+#[test]
+fn a_busy_neighbour_in_the_same_cgroup_is_not_the_target_s_throttling() {
+    let mut subject = throttled(500, 95);
+    subject.cpus(0.2).waits(WaitClass::Throttled, 0.001);
+    let finding = subject.finding(Wall::CgroupThrottling);
+    assert_eq!(finding.status, Status::RuledOut);
+    assert!(
+        finding.evidence[1].starts_with("500 ms throttled per second in the whole cgroup"),
+        "{:?}",
+        finding.evidence
+    );
+}
+
+#[test]
+fn steal_is_judged_on_the_target_s_part() {
+    let stolen = |low: f64, point: f64, high: f64| {
+        let mut subject = computing();
+        let steal = Interval::new(low, point, high).scaled(WINDOW_S);
+        subject.wait_line(WaitClass::Stolen).thread_s = Ok(steal);
+        subject.last_host().steal_ns = (high * WINDOW_S * 1e9) as u64;
+        subject
+    };
+    assert_eq!(status(&stolen(0.5, 0.5, 0.5), Wall::Steal), Status::Wall);
+    assert_eq!(status(&stolen(0.1, 0.1, 0.1), Wall::Steal), Status::Contributor);
+    assert_eq!(status(&stolen(0.01, 0.01, 0.01), Wall::Steal), Status::RuledOut);
+    // Much by its point, but it may be the others'.
+    assert_eq!(status(&stolen(0.1, 0.35, 0.8), Wall::Steal), Status::Contributor);
+    let mut once = stolen(0.5, 0.5, 0.5);
+    once.recording.ticks.clear();
+    assert_eq!(status(&once, Wall::Steal), Status::NotMeasured);
+}
+
+#[test]
+fn run_queue_names_the_competitor() {
+    let mut subject = computing();
+    subject.cpus(0.5).waits(WaitClass::RunQueue, 0.5);
+    subject.recording.neighbours = vec![Neighbour {
+        pid: 7,
+        comm: "hog".into(),
+        cpu_ns: 15_000_000_000,
+    }];
+    let verdict = subject.verdict();
+    assert_eq!(verdict.walls, [Wall::RunQueue]);
+    assert!(
+        verdict.sentence.contains("mostly behind hog (pid 7)"),
+        "{}",
+        verdict.sentence
+    );
+    assert!(verdict.findings[2].evidence[0].contains("hog (pid 7) 1.50"));
+    subject.waits(WaitClass::RunQueue, 0.01);
+    assert_eq!(status(&subject, Wall::RunQueue), Status::RuledOut);
+    subject.wait_line(WaitClass::RunQueue).thread_s = Err(absent());
+    assert_eq!(status(&subject, Wall::RunQueue), Status::NotMeasured);
+}
+
+#[test]
+fn threads_that_wait_for_one_another_are_no_interference() {
+    let mut subject = computing();
+    subject.cpus(1.8).waits(WaitClass::RunQueue, 2.5);
+    subject.recording.meta.system_wide = true;
+    subject.recording.threads = (0..4)
+        .map(|i| ThreadTimes {
+            pid: 100,
+            tid: 100 + i,
+            comm: "pool".into(),
+            seen_ns: 10_000_000_000,
+            cpu_ns: 4_500_000_000,
+            run_delay_ns: Some(6_250_000_000),
+        })
+        .collect();
+    let load = |cpu_ns| Neighbour {
+        pid: 7,
+        comm: "load".into(),
+        cpu_ns,
+    };
+    // The load takes a tenth of a CPU, the target's other threads 1.35: their waits are their own.
+    subject.recording.neighbours = vec![load(1_000_000_000)];
+    assert_eq!(status(&subject, Wall::RunQueue), Status::RuledOut);
+    let sentence = subject.verdict().sentence;
+    assert!(
+        sentence.contains("its threads wait for one another"),
+        "{sentence}"
+    );
+    // A lone thread has only others to wait for.
+    subject.recording.threads.truncate(1);
+    assert_eq!(status(&subject, Wall::RunQueue), Status::Wall);
+}
+
+#[test]
+fn a_place_without_a_name_is_spoken_of_by_its_file() {
+    let mut subject = computing();
+    let lines = subject.bill.on_cpu.as_mut().expect("sampled");
+    lines[0].sites[0].function = "(no symbol)".into();
+    lines[0].sites[0].module = "/usr/lib/libz.so.1".into();
+    let sentence = subject.verdict().sentence;
+    assert!(sentence.contains("most in `libz.so.1`"), "{sentence}");
+}
+
+#[test]
+fn without_a_line_the_threads_own_counters_tell() {
+    let mut subject = throttled(500, 95);
+    subject.wait_line(WaitClass::RunQueue).thread_s = Err(absent());
+    let mut thread = ThreadTimes {
+        pid: 100,
+        tid: 100,
+        comm: "service".into(),
+        seen_ns: 10_000_000_000,
+        cpu_ns: 5_000_000_000,
+        // All of it is throttled time, which the run delay includes.
+        run_delay_ns: Some(5_000_000_000),
+    };
+    subject.recording.threads = vec![thread.clone()];
+    assert_eq!(status(&subject, Wall::RunQueue), Status::RuledOut);
+    thread.run_delay_ns = Some(9_000_000_000);
+    subject.recording.threads = vec![thread];
+    assert_eq!(status(&subject, Wall::RunQueue), Status::Wall);
+}
+
+#[test]
+fn others_on_the_cpu_come_first_named_or_not() {
+    let mut subject = with_shares(&[(FaultPath, 0.6)]);
+    subject.threads(4).cpus(1.0).waits(WaitClass::RunQueue, 0.5);
+    // Without root nobody has a name.
+    let verdict = subject.verdict();
+    assert_eq!(verdict.walls, [Wall::RunQueue, Wall::FirstTouch]);
+    assert!(
+        verdict.sentence.ends_with("Also: first touch takes 60 % of CPU."),
+        "{}",
+        verdict.sentence
+    );
+    subject.recording.neighbours = vec![Neighbour {
+        pid: 7,
+        comm: String::new(),
+        cpu_ns: 9_000_000_000,
+    }];
+    let verdict = subject.verdict();
+    assert_eq!(verdict.walls, [Wall::RunQueue, Wall::FirstTouch]);
+    assert!(
+        verdict.sentence.contains("mostly behind pid 7"),
+        "{}",
+        verdict.sentence
+    );
+    assert_eq!(verdict.remedies[0].remedy, "nice");
+}
+
+// ---- may it run at all? ----
+
+#[test]
+fn a_stopped_target_is_told_as_stopped_and_nothing_is_ruled_out() {
+    let mut subject = with_shares(&[]);
+    subject.cpus(0.0);
+    subject.bill.on_cpu = Err(absent());
+    subject.bill.sampled = Err(absent());
+    subject.waits(WaitClass::Stopped, 1.0);
+    let why = Absence::new(Reason::TooLittle, "process 100 (service) is stopped by a signal")
+        .mend("kill -CONT 100");
+    subject.recording.probes.push(Probe {
+        name: "stopped".into(),
+        what: "what it does when it runs".into(),
+        state: ProbeState::Partial(why),
+    });
+    let verdict = subject.verdict();
+    assert_eq!(
+        verdict.sentence,
+        "No verdict, since the target did not run: it was stopped for 100 % of its threads' time: \
+         process 100 (service) is stopped by a signal."
+    );
+    assert_eq!(
+        (&verdict.walls[..], &verdict.next[0][..]),
+        (&[][..], "kill -CONT 100")
+    );
+    let measured = |f: &&Finding| f.status != Status::NotMeasured;
+    assert!(
+        verdict
+            .findings
+            .iter()
+            .filter(measured)
+            .all(|f| f.of == Whole::Resident)
+    );
+    // The twin sleeps as long, by itself.
+    subject.waits(WaitClass::Stopped, 0.0).waits(WaitClass::Idle, 1.0);
+    let verdict = subject.verdict();
+    assert_eq!(verdict.walls, [Wall::Waiting]);
+    assert!(!verdict.sentence.contains("stopped"), "{}", verdict.sentence);
+    // Under strace it is stopped most of the time, and what it does in the rest is seen.
+    let mut traced = with_shares(&[(FaultPath, 0.6)]);
+    traced.waits(WaitClass::Stopped, 0.6);
+    assert_eq!(traced.verdict().walls[0], Wall::FirstTouch);
+}
+
+#[test]
+fn an_account_that_was_not_read_rules_nothing_out() {
+    let mut subject = with_shares(&[]);
+    subject.cpus(0.0);
+    subject.bill.on_cpu = Err(absent());
+    subject.bill.sampled = Err(absent());
+    assert_eq!(status(&subject, Wall::FirstTouch), Status::RuledOut);
+    subject.bill.rates.user_cpu_s = Err(absent());
+    for wall in [Wall::FirstTouch, Wall::MapChurn, Wall::CallRate, Wall::Waiting] {
+        assert_eq!(status(&subject, wall), Status::NotMeasured, "{wall:?}");
+    }
+    assert!(
+        subject.verdict().sentence.starts_with("No verdict"),
+        "{}",
+        subject.verdict().sentence
+    );
+}
+
+// ---- is it CPU at all? ----
+
+#[test]
+fn a_waiting_target_is_no_cpu_problem() {
+    let mut subject = with_shares(&[(FaultPath, 0.6)]);
+    subject.cpus(0.04).waits(WaitClass::Storage, 0.9);
+    let verdict = subject.verdict();
+    assert_eq!(verdict.walls, [Wall::Waiting]);
+    assert!(
+        verdict
+            .sentence
+            .starts_with("This is not a CPU problem: the target used 0.04 CPUs and waited 96 %"),
+        "{}",
+        verdict.sentence
+    );
+    assert!(verdict.sentence.contains("storage"));
+    assert!(verdict.remedies.is_empty());
+    subject.cpus(0.5);
+    assert_eq!(status(&subject, Wall::Waiting), Status::Contributor);
+    subject.cpus(0.9);
+    assert_eq!(status(&subject, Wall::Waiting), Status::RuledOut);
+    subject.recording.ticks.clear();
+    assert_eq!(status(&subject, Wall::Waiting), Status::NotMeasured);
+}
+
+#[test]
+fn what_an_ended_target_did_since_it_was_last_read_is_not_called_waiting() {
+    let mut subject = computing();
+    subject.cpus(0.04).threads(1);
+    subject.recording.meta.ended = Ended::TargetExited { status: None };
+    let window_ns = subject.recording.meta.window_ns;
+    for (seen_ns, expected) in [
+        (window_ns, Status::Wall),
+        (window_ns / 4, Status::NotMeasured),
+        (0, Status::NotMeasured),
+    ] {
+        subject.recording.threads = vec![ThreadTimes {
+            pid: PID,
+            tid: PID,
+            comm: "t".into(),
+            seen_ns,
+            cpu_ns: 0,
+            run_delay_ns: Some(0),
+        }];
+        assert_eq!(
+            status(&subject, Wall::Waiting),
+            expected,
+            "{seen_ns} ns of {window_ns}"
+        );
+        let known = expected == Status::Wall;
+        assert_eq!(status(&subject, Wall::RunQueue) != Status::NotMeasured, known);
+    }
+    // A window that closed by itself was read to its end, whenever its threads began.
+    subject.recording.meta.ended = Ended::Complete;
+    assert_eq!(status(&subject, Wall::Waiting), Status::Wall);
+}
+
+#[test]
+fn application_locks_are_told_from_idle_pools() {
+    let mut subject = computing();
+    subject.threads(2).waits(WaitClass::ApplicationLock, 1.0);
+    let verdict = subject.verdict();
+    assert_eq!(verdict.walls, [Wall::ApplicationLock]);
+    assert!(
+        verdict.sentence.contains("not the allocator"),
+        "{}",
+        verdict.sentence
+    );
+    // Nothing tells what for: neither a wall nor ruled out.
+    subject.untold(WaitClass::ApplicationLock, 1.0, 0.0);
+    let untold = subject.finding(Wall::ApplicationLock);
+    assert_eq!(untold.status, Status::NotMeasured);
+    assert!(untold.because.contains("not known"), "{}", untold.because);
+    assert_eq!(status(&subject, Wall::AllocatorContention), Status::RuledOut);
+    // Known locks stay a wall, whatever else may be one.
+    subject
+        .untold(WaitClass::ApplicationLock, 0.5, 0.0)
+        .waits(WaitClass::ApplicationLock, 2.0);
+    assert_eq!(status(&subject, Wall::ApplicationLock), Status::Wall);
+    subject.waits(WaitClass::ApplicationLock, 0.0);
+    assert_eq!(status(&subject, Wall::ApplicationLock), Status::RuledOut);
+}
+
+#[test]
+fn futexes_whose_callers_were_not_read_may_be_anybody_s_locks() {
+    for class in [WaitClass::ApplicationLock, WaitClass::Idle] {
+        let mut subject = computing();
+        subject.threads(5).waits(class, 4.0).untold(class, 1.0, 1.0);
+        subject.recording.host.euid = 1000;
+        for wall in [Wall::ApplicationLock, Wall::AllocatorContention] {
+            let finding = subject.finding(wall);
+            assert_eq!(finding.status, Status::NotMeasured, "{wall:?} {class:?}");
+            let mend = finding.missing.and_then(|m| m.mend);
+            assert!(mend.is_some_and(|m| m.contains("root")));
+        }
+        assert!(subject.verdict().walls.is_empty());
+    }
+    // Read, and waiting for work.
+    let mut pool = computing();
+    pool.threads(5).waits(WaitClass::Idle, 4.0);
+    assert_eq!(status(&pool, Wall::ApplicationLock), Status::RuledOut);
+    assert_eq!(status(&pool, Wall::AllocatorContention), Status::RuledOut);
+}
+
+#[test]
+fn few_looks_at_very_many_threads_measure_no_contention() {
+    let mut subject = computing();
+    subject.threads(10_000);
+    subject.wait_line(WaitClass::Allocator).thread_s = Ok(Interval::new(0.0, 0.0, 200.0));
+    assert_eq!(status(&subject, Wall::AllocatorContention), Status::NotMeasured);
+    subject.wait_line(WaitClass::Allocator).thread_s = Ok(Interval::new(0.0, 0.0, 0.2));
+    assert_eq!(status(&subject, Wall::AllocatorContention), Status::RuledOut);
+}
+
+#[test]
+fn an_idle_pool_does_not_hide_that_the_target_waits() {
+    let mut subject = computing();
+    subject
+        .cpus(0.02)
+        .threads(9)
+        .waits(WaitClass::ApplicationLock, 8.0)
+        .untold(WaitClass::ApplicationLock, 1.0, 0.0);
+    assert_eq!(status(&subject, Wall::Waiting), Status::Wall);
+}
+
+// ---- the kernel's part ----
+
+#[test]
+fn unnamed_kernel_time_is_not_ruled_out() {
+    let subject = with_shares(&[(UnnamedKernel, 0.4)]);
+    for wall in [Wall::FirstTouch, Wall::MapChurn] {
+        let finding = subject.finding(wall);
+        if finding.estimate.is_some() {
+            continue;
+        }
+        assert_eq!(finding.status, Status::NotMeasured, "{wall:?}");
+        assert!(
+            finding
+                .missing
+                .and_then(|m| m.mend)
+                .is_some_and(|m| m.contains("kptr_restrict"))
+        );
+    }
+    assert_eq!(
+        status(&with_shares(&[(UnnamedKernel, 0.01)]), Wall::MapChurn),
+        Status::RuledOut
+    );
+}
+
+/// By way of the bill, whose lines already say what may hide in them.
+#[test]
+fn walls_of_which_nothing_was_seen_are_not_found_in_unnamed_kernel_time() {
+    let verdict = |unnamed, maps| {
+        let mut s = Sketch::new();
+        s.thread(PID, "work", 10_000);
+        s.samples(10_000 - unnamed - maps, PID, "", "app!work");
+        if unnamed > 0 {
+            s.samples(unnamed, PID, "[kernel]+1000", "app!work");
+        }
+        if maps > 0 {
+            s.samples(maps, PID, "do_mmap;vm_mmap_pgoff;do_syscall_64", "app!work");
+        }
+        super::verdict(&s.recording, &crate::bill::of(&s.recording))
+    };
+    let status =
+        |verdict: &super::Verdict, wall| verdict.findings.iter().find(|f| f.wall == wall).unwrap().status;
+    let blind = verdict(4_200, 0);
+    for wall in [Wall::FirstTouch, Wall::MapChurn] {
+        assert_eq!(status(&blind, wall), Status::NotMeasured, "{wall:?}");
+    }
+    assert!(blind.sentence.starts_with("Undecided: 4"), "{}", blind.sentence);
+    // What was seen counts, and what could hide keeps the rest open.
+    let seen = verdict(4_200, 1_000);
+    assert_eq!(status(&seen, Wall::MapChurn), Status::Contributor);
+    assert_eq!(status(&verdict(4_200, 2_000), Wall::MapChurn), Status::Wall);
+    // Too little to hide anything that counts; nothing unnamed at all.
+    assert_eq!(status(&verdict(100, 0), Wall::MapChurn), Status::RuledOut);
+    assert_eq!(status(&verdict(0, 0), Wall::MapChurn), Status::RuledOut);
+}
+
+#[test]
+fn threads_may_wait_for_the_address_space_lock_in_unnamed_kernel_time() {
+    let lock = |unnamed| {
+        let mut subject = with_shares(&[(UnnamedKernel, unnamed)]);
+        subject.threads(2);
+        status(&subject, Wall::AddressSpaceLock)
+    };
+    assert_eq!(lock(0.4), Status::NotMeasured);
+    assert_eq!(lock(0.01), Status::RuledOut);
+}
+
+#[test]
+fn much_kernel_time_without_names_leaves_the_verdict_open() {
+    let sentence = |share| {
+        let mut subject = with_shares(&[(UnnamedKernel, share)]);
+        subject.recording.prices = Err(absent());
+        subject.verdict().sentence
+    };
+    assert!(sentence(0.4).starts_with("Undecided: 4"), "{}", sentence(0.4));
+    assert!(
+        sentence(0.005).starts_with("Memory is not your wall"),
+        "{}",
+        sentence(0.005)
+    );
+}
+
+#[test]
+fn memory_pressure_is_not_told_that_memory_is_no_wall() {
+    let quiet = "Memory is not your wall";
+    let of = |share| {
+        let verdict = with_shares(&[(Reclaim, share)]).verdict();
+        assert!(verdict.walls.is_empty());
+        verdict.sentence
+    };
+    let sentence = of(0.6);
+    assert!(
+        sentence.starts_with("Memory pressure: 60 % (59–61 %) of CPU"),
+        "{sentence}"
+    );
+    assert!(
+        of(0.05).starts_with("Memory pressure is not ruled out"),
+        "{}",
+        of(0.05)
+    );
+    assert!(of(0.04).starts_with(quiet), "{}", of(0.04));
+    // What contributes as well stays in the sentence.
+    let both = with_shares(&[(Reclaim, 0.2), (FaultPath, 0.1)])
+        .verdict()
+        .sentence;
+    assert!(
+        both.contains("reclaim") && both.contains("first touch takes 10 %"),
+        "{both}"
+    );
+
+    let stalled = |us| {
+        let mut subject = computing();
+        subject.first_host().psi_memory_us = Some(0);
+        subject.last_host().psi_memory_us = us;
+        subject.verdict().sentence
+    };
+    assert!(stalled(Some(2_000_000)).contains("stall for memory 20 % of the time"));
+    for small in [Some(500_000), None] {
+        assert!(stalled(small).starts_with(quiet), "{}", stalled(small));
+    }
+    let major = |rate| {
+        let mut subject = computing();
+        subject.bill.rates.major_faults = Ok(rate);
+        subject.verdict().sentence
+    };
+    assert!(
+        major(500.0).contains("500 major faults a second"),
+        "{}",
+        major(500.0)
+    );
+    assert!(major(5.0).starts_with(quiet));
+    // However long the names, and whatever was not measured.
+    let mut long = with_shares(&[(UnnamedKernel, 0.1)]);
+    long.bill.rates.major_faults = Ok(123_456.0);
+    long.recording.prices = Err(absent());
+    let lines = long.bill.on_cpu.as_mut().expect("sampled");
+    lines[0].sites[0].function = "x".repeat(100);
+    let sentence = long.verdict().sentence;
+    assert!(
+        sentence.contains("Not measured: first touch, map churn"),
+        "{sentence}"
+    );
+    assert!(
+        sentence.chars().count() <= super::sentence::LONGEST_SENTENCE,
+        "{sentence}"
+    );
+}
+
+#[test]
+fn without_kernel_stacks_first_touch_is_estimated_from_the_price_list() {
+    let mut subject = computing();
+    subject.recording.meta.kernel_samples = false;
+    // 200,000 faults a second × 1.5 µs are 30 % of a CPU.
+    subject.bill.rates.minor_faults = Ok(200_000.0);
+    let finding = subject.finding(Wall::FirstTouch);
+    assert_eq!(finding.status, Status::Wall);
+    assert!(finding.estimate.is_some());
+    // 100 a second are nothing, unless each is a huge page of up to 4 ms.
+    subject.bill.rates.minor_faults = Ok(100.0);
+    assert_eq!(status(&subject, Wall::FirstTouch), Status::NotMeasured);
+    let mut counted = |huge| {
+        subject.first_host().thp_fault_alloc = Some(0);
+        subject.last_host().thp_fault_alloc = Some(huge);
+        status(&subject, Wall::FirstTouch)
+    };
+    assert_eq!(counted(1_000), Status::NotMeasured);
+    assert_eq!(counted(1), Status::RuledOut);
+    subject.last_host().thp_fault_alloc = None;
+    subject.recording.host.thp_enabled = Ok("always madvise [never]".into());
+    assert_eq!(status(&subject, Wall::FirstTouch), Status::RuledOut);
+    assert_eq!(status(&subject, Wall::MapChurn), Status::NotMeasured);
+    subject.recording.prices = Err(absent());
+    assert_eq!(status(&subject, Wall::FirstTouch), Status::NotMeasured);
+}
+
+#[test]
+fn map_churn_says_which_habit() {
+    let mut subject = with_shares(&[(MapCalls, 0.3)]);
+    let event = |name: &str, count| EventCount {
+        name: name.into(),
+        count,
+        over_ns: 10_000_000_000,
+    };
+    subject.recording.counts = vec![event("brk", 500_000), event("mmap", 100)];
+    assert!(
+        subject
+            .finding(Wall::MapChurn)
+            .evidence
+            .iter()
+            .any(|e| e.contains("trim_threshold"))
+    );
+    subject.recording.counts = vec![event("mmap", 500_000), event("munmap", 500_000)];
+    assert!(
+        subject
+            .finding(Wall::MapChurn)
+            .evidence
+            .iter()
+            .any(|e| e.contains("mmap threshold"))
+    );
+}
+
+#[test]
+fn the_address_space_lock_counts_blocked_time_too() {
+    let mut subject = computing();
+    subject
+        .cpus(1.4)
+        .threads(2)
+        .waits(WaitClass::AddressSpaceLock, 0.6);
+    subject.shares(&[(AddressSpaceLock, 0.05)]);
+    assert_eq!(subject.verdict().walls, [Wall::AddressSpaceLock]);
+    subject.waits(WaitClass::AddressSpaceLock, 0.1);
+    assert_eq!(status(&subject, Wall::AddressSpaceLock), Status::Contributor);
+    subject.waits(WaitClass::AddressSpaceLock, 0.0).shares(&[]);
+    assert_eq!(status(&subject, Wall::AddressSpaceLock), Status::RuledOut);
+    subject.wait_line(WaitClass::AddressSpaceLock).thread_s = Err(absent());
+    assert_eq!(status(&subject, Wall::AddressSpaceLock), Status::NotMeasured);
+    subject.threads(1);
+    assert_eq!(status(&subject, Wall::AddressSpaceLock), Status::RuledOut);
+}
+
+// ---- the hardware's part ----
+
+#[test]
+fn the_tlb_is_ruled_out_by_bounds_or_not_measured_never_the_wall() {
+    let mut subject = computing();
+    assert_eq!(status(&subject, Wall::Tlb), Status::RuledOut);
+    let smaps = |anonymous, anon_huge| {
+        Some(Smaps {
+            rss: anonymous,
+            anonymous,
+            anon_huge,
+            ..Smaps::default()
+        })
+    };
+    subject.last().smaps = smaps(4 << 30, 0);
+    let finding = subject.finding(Wall::Tlb);
+    assert_eq!(finding.status, Status::NotMeasured);
+    assert!(finding.estimate.is_some() && finding.missing.is_some());
+    subject.last().smaps = smaps(4 << 30, 4 << 30);
+    assert_eq!(status(&subject, Wall::Tlb), Status::RuledOut);
+    // Shared memory and mapped files need the TLB as well.
+    let shared = Smaps {
+        rss: 4 << 30,
+        anonymous: 4 << 20,
+        ..Smaps::default()
+    };
+    subject.last().smaps = Some(shared);
+    assert_eq!(status(&subject, Wall::Tlb), Status::NotMeasured);
+    subject.last().smaps = Some(Smaps {
+        rss: 4 << 20,
+        hugetlb: 4 << 30,
+        ..shared
+    });
+    assert_eq!(status(&subject, Wall::Tlb), Status::RuledOut);
+    subject.last().smaps = smaps(4 << 30, 0);
+    subject.shares(&[(OtherKernel, 0.95)]);
+    assert_eq!(status(&subject, Wall::Tlb), Status::RuledOut);
+}
+
+#[test]
+fn numa_needs_two_nodes_and_is_never_more_than_a_contributor() {
+    let mut subject = computing();
+    assert!(subject.finding(Wall::Numa).because.contains("one node"));
+    subject.recording.host.numa_nodes = 2;
+    assert_eq!(status(&subject, Wall::Numa), Status::NotMeasured);
+    let mut placed = |remote, local| {
+        let first = subject.first_host();
+        (first.numa_remote, first.numa_local) = (Some(0), Some(0));
+        let last = subject.last_host();
+        (last.numa_remote, last.numa_local) = (Some(remote), Some(local));
+        status(&subject, Wall::Numa)
+    };
+    assert_eq!(placed(47_000, 53_000), Status::Contributor);
+    // New pages only: a heap that was placed earlier may lie anywhere.
+    assert_eq!(placed(1_000, 99_000), Status::NotMeasured);
+    assert_eq!(placed(1, 1), Status::NotMeasured);
+}
+
+#[test]
+fn where_pages_lie_is_not_weighed_against_time() {
+    let mut subject = with_shares(&[(FaultPath, 0.12)]);
+    subject.recording.host.numa_nodes = 2;
+    let first = subject.first_host();
+    (first.numa_remote, first.numa_local) = (Some(0), Some(0));
+    let last = subject.last_host();
+    (last.numa_remote, last.numa_local) = (Some(30_000), Some(70_000));
+    assert_eq!(status(&subject, Wall::Numa), Status::Contributor);
+    let sentence = |s: &Subject| s.verdict().sentence;
+    assert!(
+        sentence(&subject).starts_with("No wall, but first touch takes 12 %"),
+        "{}",
+        sentence(&subject)
+    );
+    subject.shares(&[]);
+    assert!(
+        sentence(&subject).starts_with("No wall, but 30 % of new pages lie on a remote node;"),
+        "{}",
+        sentence(&subject)
+    );
+}
+
+// ---- one line, three walls ----
+
+#[test]
+fn cached_calls_are_too_many_missing_ones_too_slow() {
+    let mut cached = with_shares(&[(AllocatorCode, 0.5)]);
+    cached.malloc_leaves(Some("malloc"), 55).malloc_leaves(None, 45);
+    assert_eq!(cached.verdict().walls, [Wall::CallRate]);
+    assert_eq!(status(&cached, Wall::AllocatorCode), Status::Contributor);
+    assert!(
+        !offered(&cached).contains(&"jemalloc".to_owned()),
+        "no allocator will save it"
+    );
+    assert!(offered(&cached).contains(&"pool".to_owned()));
+
+    let mut missing = with_shares(&[(AllocatorCode, 0.5)]);
+    missing.malloc_leaves(Some("malloc"), 24).malloc_leaves(None, 76);
+    assert_eq!(missing.verdict().walls, [Wall::AllocatorCode]);
+    assert_eq!(status(&missing, Wall::CallRate), Status::Contributor);
+    assert!(offered(&missing).contains(&"jemalloc".to_owned()));
+
+    let mut named = with_shares(&[(AllocatorCode, 0.5)]);
+    named
+        .malloc_leaves(Some("malloc"), 24)
+        .malloc_leaves(Some("_int_malloc"), 45)
+        .malloc_leaves(Some("_int_free"), 31);
+    assert_eq!(named.verdict().walls, [Wall::AllocatorCode]);
+
+    let mut mixed = with_shares(&[(AllocatorCode, 0.5)]);
+    mixed.malloc_leaves(Some("malloc"), 38).malloc_leaves(None, 62);
+    assert_eq!(status(&mixed, Wall::CallRate), Status::Wall);
+    assert_eq!(status(&mixed, Wall::AllocatorCode), Status::Wall);
+}
+
+#[test]
+fn the_entry_points_share_is_read_on_glibc_alone() {
+    let of = |kind, symbols: &[(&str, usize)], module: usize| {
+        let mut subject = with_shares(&[(AllocatorCode, 0.5)]);
+        if let Ok(allocator) = &mut subject.process().allocator {
+            allocator.kind = kind;
+        }
+        let libc = &mut subject.recording.modules[0];
+        if module != 0 {
+            (libc.role, libc.malloc_ranges) = (ModuleRole::Other, Vec::new());
+        }
+        for (symbol, n) in symbols {
+            subject.malloc_leaves((!symbol.is_empty()).then_some(symbol), *n);
+        }
+        let verdict = subject.verdict();
+        (verdict.walls, verdict.sentence)
+    };
+    // musl's entry points are all of its allocator: nothing tells.
+    let (walls, sentence) = of(AllocatorKind::Musl, &[("malloc", 24), ("", 76)], 0);
+    assert_eq!(walls, [Wall::CallRate]);
+    assert!(sentence.contains("could not be told"), "{sentence}");
+    let (walls, sentence) = of(AllocatorKind::Glibc, &[("malloc", 55), ("", 45)], 0);
+    assert_eq!(walls, [Wall::CallRate]);
+    assert!(
+        sentence.contains("too often rather than too slowly"),
+        "{sentence}"
+    );
+    // Linked into the program, known by its names alone.
+    let linked = [("_rjem_malloc", 40), ("_rjem_je_arena_cache_bin_fill_small", 60)];
+    let (walls, _) = of(AllocatorKind::Jemalloc, &linked, 1);
+    assert_eq!(walls, [Wall::AllocatorCode]);
+    let (walls, sentence) = of(AllocatorKind::Jemalloc, &[("_rjem_malloc", 100)], 1);
+    assert_eq!(walls, [Wall::CallRate]);
+    assert!(
+        sentence.contains("too often rather than too slowly"),
+        "{sentence}"
+    );
+}
+
+#[test]
+fn contention_takes_precedence_over_the_code_it_slows() {
+    let mut subject = with_shares(&[(AllocatorCode, 0.4), (AllocatorLocks, 0.2)]);
+    subject.threads(2).cpus(1.3).waits(WaitClass::Allocator, 0.5);
+    subject.malloc_leaves(Some("malloc"), 24).malloc_leaves(None, 76);
+    assert_eq!(subject.verdict().walls, [Wall::AllocatorContention]);
+    assert_eq!(status(&subject, Wall::AllocatorCode), Status::Contributor);
+    assert_eq!(status(&subject, Wall::CallRate), Status::Contributor);
+
+    subject
+        .waits(WaitClass::Allocator, 0.0)
+        .shares(&[(AllocatorCode, 0.4)]);
+    assert_eq!(status(&subject, Wall::AllocatorContention), Status::RuledOut);
+    subject.wait_line(WaitClass::Allocator).thread_s = Err(absent());
+    assert_eq!(status(&subject, Wall::AllocatorContention), Status::NotMeasured);
+}
+
+#[test]
+fn a_runtime_s_own_allocator_is_a_matter_of_calls() {
+    let mut subject = with_shares(&[(RuntimeAllocator, 0.3)]);
+    subject.process().runtime = Ok(Runtime::Cpython {
+        version: "3.11.2".into(),
+        free_threaded: false,
+    });
+    assert_eq!(subject.verdict().walls, [Wall::CallRate]);
+    assert_eq!(status(&subject, Wall::AllocatorCode), Status::RuledOut);
+    assert!(
+        offered(&subject)
+            .iter()
+            .all(|r| r != "jemalloc" && r != "mimalloc" && r != "tcmalloc")
+    );
+}
+
+// ---- retention ----
+
+fn heap(live: f64, resident: u64) -> Subject {
+    let mut subject = computing();
+    subject.last().smaps = Some(Smaps {
+        rss: resident,
+        anonymous: 0,
+        ..Smaps::default()
+    });
+    subject.recording.heap = Ok(HeapView {
+        method: "[heap]: chunk headers".into(),
+        mapped_bytes: resident,
+        resident_bytes: resident,
+        live_bytes: Interval::new(live * 0.95, live, live * 1.05),
+        free_bytes: Interval::exact(resident as f64 - live),
+    });
+    subject
+}
+
+#[test]
+fn retention_is_resident_memory_beyond_live_memory() {
+    const GIB: u64 = 1 << 30;
+    assert_eq!(heap(0.1 * GIB as f64, GIB).verdict().walls, [Wall::Retention]);
+    assert_eq!(
+        status(&heap(0.9 * GIB as f64, GIB), Wall::Retention),
+        Status::RuledOut
+    );
+    assert_eq!(
+        status(&heap(0.5 * GIB as f64, GIB), Wall::Retention),
+        Status::Contributor
+    );
+    // 90 % of 32 MiB is nothing to lose sleep over.
+    assert_eq!(status(&heap(3e6, 32 << 20), Wall::Retention), Status::RuledOut);
+}
+
+#[test]
+fn memory_outside_the_heap_that_was_walked_is_not_ruled_out() {
+    const GIB: u64 = 1 << 30;
+    let beside = |outside: u64, live: f64| {
+        let mut subject = heap(live * 1e8, 100_000_000);
+        subject.last().smaps = Some(Smaps {
+            rss: 100_000_000 + outside,
+            anonymous: 100_000_000 + outside,
+            ..Smaps::default()
+        });
+        subject
+    };
+    let arenas = beside(GIB, 0.95).finding(Wall::Retention);
+    assert_eq!(arenas.status, Status::NotMeasured);
+    assert!(
+        arenas
+            .because
+            .starts_with("1.0 GiB of anonymous memory lie outside"),
+        "{}",
+        arenas.because
+    );
+    // Too little in all, or mapped from files: no allocator's.
+    assert_eq!(status(&beside(32 << 20, 0.95), Wall::Retention), Status::RuledOut);
+    let mut files = beside(GIB, 0.95);
+    files.last().smaps.as_mut().expect("set").anonymous = 100_000_000;
+    assert_eq!(status(&files, Wall::Retention), Status::RuledOut);
+    // What is known to be kept stays a wall.
+    assert_eq!(status(&beside(32 << 20, 0.1), Wall::Retention), Status::Wall);
+}
+
+#[test]
+fn memory_kept_below_a_wall_is_said_beside_the_verdict() {
+    let sentence = heap(0.6 * (1u64 << 30) as f64, 1 << 30).verdict().sentence;
+    assert!(sentence.starts_with("Memory is not your wall"), "{sentence}");
+    assert!(
+        sentence.contains("Also: 40 % of resident memory is kept for nobody."),
+        "{sentence}"
+    );
+    let sentence = heap(0.9 * (1u64 << 30) as f64, 1 << 30).verdict().sentence;
+    assert!(!sentence.contains("kept for nobody"), "{sentence}");
+}
+
+#[test]
+fn without_a_heap_view_only_lazily_freed_memory_decides() {
+    let lazy = |share: f64| {
+        let mut subject = computing();
+        subject.last().smaps = Some(Smaps {
+            rss: 1 << 30,
+            lazy_free: (share * (1u64 << 30) as f64) as u64,
+            ..Smaps::default()
+        });
+        subject
+    };
+    assert_eq!(status(&lazy(0.7), Wall::Retention), Status::Wall);
+    assert_eq!(status(&lazy(0.1), Wall::Retention), Status::NotMeasured);
+    assert_eq!(
+        status(&computing(), Wall::Retention),
+        Status::RuledOut,
+        "20 MiB in all"
+    );
+}
+
+#[test]
+fn memory_kept_by_an_idle_target_is_named_before_its_idleness() {
+    let mut subject = heap(1e8, 1 << 30);
+    subject.cpus(0.01);
+    assert_eq!(subject.verdict().walls, [Wall::Retention, Wall::Waiting]);
+}
+
+// ---- the whole ----
+
+#[test]
+fn computing_is_not_your_wall() {
+    let verdict = computing().verdict();
+    assert!(verdict.walls.is_empty());
+    assert!(verdict.remedies.is_empty());
+    assert_eq!(
+        verdict.sentence,
+        "Memory is not your wall: allocator 0 %, first touch 0 %, map calls 0 %; 100 % is the application's own computing, most in `site_of_application`."
+    );
+    assert!(
+        verdict.findings.iter().all(|f| f.status == Status::RuledOut),
+        "{:#?}",
+        verdict.findings
+    );
+}
+
+#[test]
+fn the_wall_s_sentence_has_the_number_and_the_place() {
+    let sentence = with_shares(&[(FaultPath, 0.26), (Zeroing, 0.15)])
+        .verdict()
+        .sentence;
+    assert_eq!(
+        sentence,
+        "First touch is the wall: 41 % (40–42 %) of CPU goes to faulting in and zeroing fresh pages, most of it from `site_of_fault_path`."
+    );
+}
+
+#[test]
+fn an_unsampled_target_gets_no_verdict() {
+    let mut subject = computing();
+    subject.bill.on_cpu = Err(Absence::new(
+        Reason::NotPermitted,
+        "perf_event_open: permission denied",
+    ));
+    subject.recording.prices = Err(absent());
+    let verdict = subject.verdict();
+    assert!(verdict.sentence.starts_with("No verdict"), "{}", verdict.sentence);
+    assert!(verdict.remedies.is_empty());
+}
+
+/// Many targets: each class at several shares, sampled and not, busy and idle.
+fn many() -> Vec<Subject> {
+    let mut all = vec![computing(), throttled(500, 95), heap(1e8, 1 << 30)];
+    for class in CostClass::ALL {
+        for share in [0.0, 0.03, 0.12, 0.5, 1.0] {
+            for (cpus, samples, threads) in [(1.0, 10_000, 1), (0.02, 10_000, 1), (1.7, 60, 4), (0.5, 300, 2)]
+            {
+                let mut subject = computing();
+                subject
+                    .cpus(cpus)
+                    .threads(threads)
+                    .shares_with_samples(&[(class, share)], samples);
+                subject.map_call("__x64_sys_munmap", true, 30);
+                all.push(subject);
+            }
+        }
+    }
+    for share in [0.0, 0.061, 0.5] {
+        let mut crowded = heap(0.617 * (1u64 << 30) as f64, 1 << 30);
+        crowded.cpus(1.8).threads(9).waits(WaitClass::RunQueue, 2.5);
+        crowded.recording.threads = (0..9)
+            .map(|i| ThreadTimes {
+                pid: 100,
+                tid: 100 + i,
+                comm: "pool".into(),
+                seen_ns: 10_000_000_000,
+                cpu_ns: 2_000_000_000,
+                run_delay_ns: Some(2_777_777_777),
+            })
+            .collect();
+        for line in [AllocatorCode, GarbageCollector] {
+            let mut subject = Subject {
+                recording: crowded.recording.clone(),
+                bill: crowded.bill.clone(),
+            };
+            subject.shares(&[(line, share), (OtherKernel, 0.41)]);
+            let lines = subject.bill.on_cpu.as_mut().expect("sampled");
+            lines[0].sites[0].function = "a_name_of_many_letters_that_is_cut::".repeat(3);
+            all.push(subject);
+        }
+    }
+    let mut blind = computing();
+    blind.bill.on_cpu = Err(absent());
+    for line in &mut blind.bill.off_cpu {
+        line.thread_s = Err(absent());
+    }
+    blind.recording.ticks.clear();
+    blind.recording.processes.clear();
+    blind.recording.prices = Err(absent());
+    all.push(blind);
+    let mut unlooked = computing();
+    unlooked.threads(2);
+    for line in &mut unlooked.bill.off_cpu {
+        line.thread_s = Err(absent());
+    }
+    all.push(unlooked);
+    let mut empty = computing();
+    empty.bill.window_s = 0.0;
+    empty.bill.cpu_s = 0.0;
+    all.push(empty);
+    all
+}
+
+#[test]
+fn every_verdict_has_all_findings_in_order_and_no_loose_ends() {
+    for subject in many() {
+        let verdict = subject.verdict();
+        assert!(verdict.findings.iter().map(|f| f.wall).eq(Wall::ALL));
+        assert!(verdict.sentence.chars().count() <= 200, "{}", verdict.sentence);
+        assert!(verdict.next.len() <= 3);
+        for f in &verdict.findings {
+            assert_eq!(f.rung, f.wall.rung());
+            assert_eq!(f.status == Status::NotMeasured, f.missing.is_some(), "{f:?}");
+            assert!(
+                f.missing.as_ref().is_none_or(|m| m.mend.is_some()),
+                "what would measure it: {f:?}"
+            );
+            assert!(!f.because.is_empty() && !f.show.is_empty(), "{f:?}");
+            assert!(
+                f.status != Status::RuledOut || f.because.chars().count() <= 60,
+                "{f:?}"
+            );
+            assert!(f.show.chars().count() <= 68, "one short line: {}", f.show);
+            assert!(!f.because.contains("NaN") && !f.because.contains("inf"), "{f:?}");
+            if let Some(s) = f.share {
+                assert!(
+                    0.0 <= s.low && s.low <= s.point && s.point <= s.high && s.high <= 1.0,
+                    "{f:?}"
+                );
+            }
+            assert_eq!(verdict.walls.contains(&f.wall), f.status == Status::Wall);
+        }
+    }
+}
+
+#[test]
+fn no_gain_beyond_the_lines_that_it_acts_on() {
+    use allocwall_model::catalogue::remedies::{Effect, find};
+    let mut priced = 0;
+    for subject in many() {
+        let lines = subject.bill.on_cpu.clone().unwrap_or_default();
+        for p in subject.verdict().remedies {
+            let remedy = find(&p.remedy).expect("in the catalogue");
+            let most: f64 = lines
+                .iter()
+                .filter(|l| remedy.acts_on.contains(&l.class))
+                .map(|l| l.share.high)
+                .sum();
+            // Memory that stays, or is kept another way, also spares what is not malloc's own work.
+            let beyond = matches!(
+                remedy.effect,
+                Effect::Swap
+                    | Effect::DeeperCache
+                    | Effect::OwnArenas
+                    | Effect::ArenaInsteadOfMap
+                    | Effect::HugeTouch
+            );
+            if let Some(bound) = p.at_most {
+                assert!(bound <= 1.0 && (beyond || bound <= most + 1e-9), "{p:?}");
+                assert!(p.gain.is_none_or(|g| g.high <= bound + 1e-9), "{p:?}");
+            }
+            if let Some(gain) = p.gain {
+                priced += 1;
+                assert!(gain.low <= gain.point && gain.point <= gain.high, "{p:?}");
+                assert!(beyond || (0.0 <= gain.low && gain.high <= most + 1e-9), "{p:?}");
+            }
+            assert!(!p.basis.is_empty() && !p.how.contains('{'), "{p:?}");
+        }
+    }
+    assert!(priced > 10);
+}
+
+#[test]
+fn a_gate_stops_at_walls_and_at_open_verdicts_but_not_at_idle_services() {
+    let gate = |s: &Subject| {
+        let verdict = s.verdict();
+        (
+            super::reach(&s.recording, &s.bill, &verdict),
+            super::stops_a_gate(&s.recording, &s.bill, &verdict),
+        )
+    };
+    assert_eq!(gate(&computing()), (Reach::Decided, false));
+    assert_eq!(gate(&with_shares(&[(FaultPath, 0.4)])), (Reach::Decided, true));
+    let mut idle = computing();
+    idle.cpus(0.02).waits(WaitClass::Idle, 0.9);
+    assert_eq!(idle.verdict().walls, [Wall::Waiting]);
+    assert_eq!(gate(&idle), (Reach::Decided, false));
+    let mut unnamed = with_shares(&[(UnnamedKernel, 0.4)]);
+    unnamed.recording.prices = Err(absent());
+    assert_eq!(gate(&unnamed), (Reach::Undecided, true));
+    let mut blind = computing();
+    blind.bill.on_cpu = Err(absent());
+    blind.recording.prices = Err(absent());
+    assert_eq!(gate(&blind), (Reach::NotSampled, true));
+}
+
+// ---- remedies ----
+
+fn reason(subject: &Subject, walls: &[Wall], key: &str) -> Option<String> {
+    let offers = remedies::offers(&subject.recording, &subject.bill, walls);
+    let (_, offer) = offers
+        .into_iter()
+        .find(|(r, _)| r.key == key)
+        .expect("for these walls");
+    offer.err()
+}
+
+const SWAPS: [&str; 3] = ["jemalloc", "tcmalloc", "mimalloc"];
+const SLOW: &[Wall] = &[Wall::AllocatorCode];
+
+#[test]
+fn a_preload_is_offered_only_where_the_loader_takes_it() {
+    let mut subject = with_shares(&[(AllocatorCode, 0.5)]);
+    for key in SWAPS {
+        assert_eq!(reason(&subject, SLOW, key), None);
+    }
+    subject.process().secure_exec = Ok(true);
+    assert!(reason(&subject, SLOW, "jemalloc").is_some_and(|r| r.contains("setuid")));
+    subject.process().secure_exec = Ok(false);
+    subject.process().runtime = Ok(Runtime::Go { version: None });
+    assert!(reason(&subject, SLOW, "jemalloc").is_some_and(|r| r.contains("Go")));
+    subject.process().runtime = Ok(Runtime::Native);
+    for libc in [Ok(Libc::Static), Ok(Libc::Musl { version: None }), Err(absent())] {
+        subject.process().libc = libc;
+        for key in SWAPS {
+            assert!(reason(&subject, SLOW, key).is_some(), "{key}");
+        }
+    }
+    assert!(reason(&subject, SLOW, "glibc-tcache-count").is_some());
+    subject.process().libc = Ok(Libc::Musl { version: None });
+    assert_eq!(reason(&subject, SLOW, "mimalloc-musl"), None);
+    subject.process().secure_exec = Ok(true);
+    assert!(reason(&subject, SLOW, "mimalloc-musl").is_some_and(|r| r.contains("setuid")));
+}
+
+#[test]
+fn a_list_that_is_set_already_is_not_silently_replaced() {
+    let mut subject = with_shares(&[(AllocatorCode, 0.5)]);
+    subject.malloc_leaves(Some("malloc"), 24).malloc_leaves(None, 76);
+    let how = |s: &Subject| {
+        let remedies = s.verdict().remedies;
+        remedies
+            .into_iter()
+            .find(|p| p.remedy == "jemalloc")
+            .expect("offered")
+            .how
+    };
+    assert!(!how(&subject).contains("already"));
+    subject.process().environment = vec![("LD_PRELOAD".into(), "/lib/other.so".into())];
+    assert!(
+        how(&subject).ends_with("# LD_PRELOAD holds /lib/other.so already: keep it"),
+        "{}",
+        how(&subject)
+    );
+}
+
+#[test]
+fn an_allocator_is_not_offered_to_one_already_on_it() {
+    let mut subject = with_shares(&[(AllocatorCode, 0.5)]);
+    subject.process().allocator = Ok(Allocator {
+        kind: AllocatorKind::Jemalloc,
+        how: Linkage::Preloaded,
+        module: "libjemalloc.so.2".into(),
+        version: None,
+    });
+    assert!(reason(&subject, SLOW, "jemalloc").is_some());
+    assert_eq!(reason(&subject, SLOW, "mimalloc"), None);
+    assert!(
+        reason(&subject, SLOW, "glibc-tcache-count").is_some(),
+        "glibc's malloc is not the one"
+    );
+    assert_eq!(reason(&subject, &[Wall::FirstTouch], "jemalloc-thp"), None);
+    subject.process().runtime = Ok(Runtime::Jvm { version: None });
+    assert!(
+        reason(&subject, &[Wall::FirstTouch], "jemalloc-thp").is_some(),
+        "the Java heap is not in malloc"
+    );
+    assert_eq!(reason(&subject, &[Wall::FirstTouch], "jvm-thp"), None);
+}
+
+#[test]
+fn tunables_need_the_version_that_has_them_and_keep_what_is_set() {
+    let touch = &[Wall::FirstTouch];
+    let mut subject = with_shares(&[(FaultPath, 0.5)]);
+    assert_eq!(reason(&subject, touch, "glibc-hugetlb"), None);
+    subject.process().libc = Ok(Libc::Glibc {
+        version: "2.31".into(),
+    });
+    assert!(reason(&subject, touch, "glibc-hugetlb").is_some_and(|r| r.contains("2.35")));
+    subject.process().libc = Ok(Libc::Glibc {
+        version: "nonsense".into(),
+    });
+    assert!(reason(&subject, touch, "glibc-hugetlb").is_some());
+    subject.process().libc = Ok(Libc::Glibc {
+        version: "2.36-9+deb12u4".into(),
+    });
+    subject.process().environment = vec![("GLIBC_TUNABLES".into(), "glibc.malloc.perturb=1".into())];
+    let how = subject
+        .verdict()
+        .remedies
+        .into_iter()
+        .find(|p| p.remedy == "glibc-hugetlb")
+        .expect("offered")
+        .how;
+    assert_eq!(
+        how,
+        "GLIBC_TUNABLES=glibc.malloc.perturb=1:glibc.malloc.hugetlb=1 service --port 80"
+    );
+    subject.process().environment = vec![("GLIBC_TUNABLES".into(), "glibc.malloc.hugetlb=2".into())];
+    assert!(reason(&subject, touch, "glibc-hugetlb").is_some(), "set already");
+}
+
+#[test]
+fn huge_pages_need_a_mode_that_gives_them() {
+    let touch = &[Wall::FirstTouch];
+    let mut subject = with_shares(&[(FaultPath, 0.5)]);
+    for mode in ["always madvise [never]", "never", "[always] madvise never"] {
+        subject.recording.host.thp_enabled = Ok(mode.into());
+        assert!(reason(&subject, touch, "glibc-hugetlb").is_some(), "{mode}");
+    }
+    subject.recording.host.thp_enabled = Ok("madvise".into());
+    assert_eq!(reason(&subject, touch, "glibc-hugetlb"), None);
+    subject.process().thp_disabled = Ok(true);
+    assert!(reason(&subject, touch, "glibc-hugetlb").is_some());
+}
+
+#[test]
+fn cpython_gets_its_own_allocator_only_from_the_version_that_has_it() {
+    let touch = &[Wall::FirstTouch];
+    let mut subject = with_shares(&[(FaultPath, 0.5)]);
+    let mut python = |version: &str, free_threaded| {
+        subject.process().runtime = Ok(Runtime::Cpython {
+            version: version.into(),
+            free_threaded,
+        });
+        (
+            reason(&subject, touch, "cpython-mimalloc-huge").is_none(),
+            reason(&subject, touch, "cpython-nogil-huge").is_none(),
+        )
+    };
+    assert_eq!(python("3.11.2", false), (false, false));
+    assert_eq!(python("3.13.0", false), (true, false));
+    assert_eq!(python("3.13.0", true), (false, true));
+}
+
+#[test]
+fn the_arena_hook_is_offered_to_a_python_that_has_arenas() {
+    const KEY: &str = "pymalloc-hugepages";
+    let reason_of = |share, walls: &[Wall], change: &dyn Fn(&mut Subject)| {
+        let mut subject = with_shares(&[share]);
+        subject.process().runtime = Ok(Runtime::Cpython {
+            version: "3.11.2".into(),
+            free_threaded: false,
+        });
+        change(&mut subject);
+        reason(&subject, walls, KEY)
+    };
+    let touching = |change: &dyn Fn(&mut Subject)| reason_of((FaultPath, 0.5), &[Wall::FirstTouch], change);
+    assert_eq!(touching(&|_| ()), None);
+    assert_eq!(
+        reason_of((RuntimeAllocator, 0.3), &[Wall::CallRate], &|_| ()),
+        None
+    );
+    let set = |name: &str, value: &str| {
+        let (name, value) = (name.to_owned(), value.to_owned());
+        move |subject: &mut Subject| subject.process().environment.push((name.clone(), value.clone()))
+    };
+    for (change, words) in [
+        (
+            Box::new(set("PYTHONMALLOC", "malloc")) as Box<dyn Fn(&mut Subject)>,
+            "PYTHONMALLOC is set",
+        ),
+        (
+            Box::new(set("ALLOCWALL_HUGEPAGES", "1")),
+            "ALLOCWALL_HUGEPAGES is set",
+        ),
+        (
+            Box::new(|subject| subject.recording.host.thp_enabled = Ok("always madvise [never]".into())),
+            "mode never",
+        ),
+        (
+            Box::new(|subject| subject.process().runtime = Ok(Runtime::Native)),
+            "not a default build of CPython",
+        ),
+        (
+            Box::new(|subject| {
+                subject.process().runtime = Ok(Runtime::Cpython {
+                    version: "3.13.0".into(),
+                    free_threaded: true,
+                });
+            }),
+            "not a default build of CPython",
+        ),
+    ] {
+        let why = touching(&*change).expect(words);
+        assert!(why.contains(words), "{why}");
+    }
+}
+
+/// Python's own small objects, or blocks of many pages, which are malloc's whoever asks for them.
+#[test]
+fn a_remedy_for_the_runtime_goes_before_one_for_any_program_that_is_no_surer() {
+    let first = |runtime, large_blocks| {
+        let mut subject = with_shares(&[(FaultPath, 0.5)]);
+        subject.process().runtime = Ok(runtime);
+        if large_blocks {
+            subject.map_call("do_mmap", true, 300);
+            subject.bill.rates.minor_faults = Ok(10_000.0);
+            let count = |name: &str, count| EventCount {
+                name: name.into(),
+                count,
+                over_ns: 10_000_000_000,
+            };
+            subject.recording.counts = vec![count("mmap", 10), count("brk", 0)];
+        }
+        let mut huge = subject.verdict().remedies;
+        huge.retain(|found| ["glibc-hugetlb", "pymalloc-hugepages"].contains(&found.remedy.as_str()));
+        huge.swap_remove(0).remedy
+    };
+    for version in ["3.11.2", "3.13.0"] {
+        let python = Runtime::Cpython {
+            version: version.into(),
+            free_threaded: false,
+        };
+        assert_eq!(first(python.clone(), false), "pymalloc-hugepages");
+        assert_eq!(first(python, true), "glibc-hugetlb");
+    }
+    assert_eq!(first(Runtime::Native, false), "glibc-hugetlb");
+}
+
+#[test]
+fn a_limited_arena_count_is_lifted_not_lowered() {
+    let contention = &[Wall::AllocatorContention];
+    let mut subject = with_shares(&[(AllocatorLocks, 0.3)]);
+    subject.threads(2);
+    assert!(reason(&subject, contention, "glibc-arenas-free").is_some());
+    subject.process().environment = vec![("GLIBC_TUNABLES".into(), "glibc.malloc.arena_max=1".into())];
+    // The limit is the cause: lifting it goes before another allocator, where it may save as much.
+    let first = subject.verdict().remedies.swap_remove(0);
+    assert_eq!(first.remedy, "glibc-arenas-free");
+    let how = first.how;
+    assert!(
+        how.contains("GLIBC_TUNABLES=glibc.malloc.arena_max=16 service"),
+        "{how}"
+    );
+    subject.shares(&[(AllocatorLocks, 0.3), (AllocatorCode, 0.6)]);
+    assert_eq!(subject.verdict().remedies[0].remedy, "mimalloc");
+    assert!(reason(&subject, &[Wall::Retention], "glibc-arenas-few").is_some());
+}
+
+#[test]
+fn a_limit_above_what_glibc_does_by_itself_is_left_alone() {
+    let contention = &[Wall::AllocatorContention];
+    let mut subject = with_shares(&[(AllocatorLocks, 0.3)]);
+    subject.threads(2);
+    // Two CPUs: 16 arenas without any setting.
+    for (name, value, offered) in [
+        ("MALLOC_ARENA_MAX", "2", true),
+        ("MALLOC_ARENA_MAX", "64", false),
+        ("MALLOC_ARENA_MAX", "0", false),
+        ("MALLOC_ARENA_MAX", "few", false),
+        ("GLIBC_TUNABLES", "glibc.malloc.arena_max=15", true),
+        ("GLIBC_TUNABLES", "glibc.malloc.arena_max=16", false),
+        ("GLIBC_TUNABLES", "glibc.malloc.arena_max=0x40", false),
+        ("GLIBC_TUNABLES", "glibc.malloc.perturb=1", false),
+    ] {
+        subject.process().environment = vec![(name.into(), value.into())];
+        let lifted = reason(&subject, contention, "glibc-arenas-free").is_none();
+        assert_eq!(lifted, offered, "{name}={value}");
+    }
+}
+
+fn how_of(subject: &Subject, walls: &[Wall], key: &str) -> String {
+    let offers = remedies::offers(&subject.recording, &subject.bill, walls);
+    let (_, offer) = offers
+        .into_iter()
+        .find(|(r, _)| r.key == key)
+        .expect("in the catalogue");
+    offer.expect("offered").0.how
+}
+
+#[test]
+fn a_weight_is_raised_for_every_thread_of_every_busy_process() {
+    let queue = &[Wall::RunQueue];
+    let mut subject = computing();
+    assert!(
+        how_of(&subject, queue, "nice").starts_with("renice -n -5 -p $(ps -L -o tid= -p 100)   # counts")
+    );
+    let mut with_backends = |busy: i32| {
+        subject.recording.threads = (101..=112)
+            .map(|pid| ThreadTimes {
+                pid,
+                tid: pid,
+                comm: "backend".into(),
+                seen_ns: 1,
+                cpu_ns: if pid <= 100 + busy { pid as u64 } else { 0 },
+                run_delay_ns: None,
+            })
+            .collect();
+        let offers = remedies::offers(&subject.recording, &subject.bill, queue);
+        let (_, offer) = offers
+            .into_iter()
+            .find(|(r, _)| r.key == "nice")
+            .expect("in the catalogue");
+        let (nice, _) = offer.expect("offered");
+        (nice.how, nice.undo)
+    };
+    let (few, undo) = with_backends(3);
+    assert!(
+        few.contains("-p 103,102,101)") && !few.contains("busiest"),
+        "{few}"
+    );
+    assert_eq!(undo, "renice -n 0 -p $(ps -L -o tid= -p 103,102,101)");
+    let (many, undo) = with_backends(12);
+    assert!(many.ends_with("; the busiest 8 of 12 processes"), "{many}");
+    assert!(
+        undo.ends_with(",105)   # the busiest 8 of 12 processes"),
+        "{undo}"
+    );
+}
+
+#[test]
+fn an_option_for_node_stands_where_every_version_takes_it() {
+    let collector = &[Wall::GarbageCollector];
+    let mut subject = with_shares(&[(GarbageCollector, 0.4)]);
+    subject.process().runtime = Ok(Runtime::Node { version: None });
+    let mut given = |words: &[&str]| {
+        subject.process().cmdline = words.iter().map(|w| (*w).to_owned()).collect();
+        let next = subject.verdict().next.iter().any(|n| n.contains("semi-space"));
+        (how_of(&subject, collector, "node-semi-space"), next)
+    };
+    let typed = |how: &str| (how.to_owned(), true);
+    assert_eq!(
+        given(&["node", "app.js"]),
+        typed("node --max-semi-space-size=64 app.js")
+    );
+    assert_eq!(
+        given(&["/opt/my node/node", "a b"]),
+        typed("'/opt/my node/node' --max-semi-space-size=64 'a b'")
+    );
+    let prose = ("start node with --max-semi-space-size=64".to_owned(), false);
+    assert_eq!(given(&["next-server (v14)"]), prose);
+    assert_eq!(given(&["node", &"x".repeat(500)]), prose);
+    assert_eq!(given(&[]), prose);
+}
+
+#[test]
+fn what_has_to_be_filled_in_is_no_next_step() {
+    let mut subject = with_shares(&[(GarbageCollector, 0.4)]);
+    subject.process().runtime = Ok(Runtime::Jvm { version: None });
+    subject.process().cmdline = vec!["java".into(), "-Xmx48m".into(), "Service".into()];
+    let verdict = subject.verdict();
+    let heap = verdict
+        .remedies
+        .iter()
+        .find(|p| p.remedy == "jvm-heap")
+        .expect("offered");
+    assert!(heap.how.contains("now -Xmx48m"), "{}", heap.how);
+    assert!(
+        verdict.next.iter().all(|n| !n.contains("Xmx")),
+        "{:?}",
+        verdict.next
+    );
+
+    for runtime in [Runtime::Go { version: None }, Runtime::Node { version: None }] {
+        let mut subject = with_shares(&[(GarbageCollector, 0.4)]);
+        subject.process().runtime = Ok(runtime);
+        let next = subject.verdict().next;
+        assert!(
+            next.iter().all(|n| !n.contains("CMD") && !n.contains('…')),
+            "{next:?}"
+        );
+    }
+
+    let next = |command: &str| {
+        let mut subject = with_shares(&[(FaultPath, 0.5)]);
+        subject.recording.meta.command = Some(vec![command.into()]);
+        subject.verdict().next
+    };
+    assert!(next("service").iter().any(|n| n.ends_with(" service")));
+    assert!(next(&"x".repeat(500)).iter().all(|n| !n.contains("CMD")));
+}
+
+#[test]
+fn jemalloc_is_set_by_the_variable_that_its_build_reads() {
+    let retention = &[Wall::Retention];
+    let set = |how, leaf: &str| {
+        let mut subject = with_shares(&[(AllocatorCode, 0.5)]);
+        subject.process().allocator = Ok(Allocator {
+            kind: AllocatorKind::Jemalloc,
+            how,
+            module: "/lib/libc.so.6".into(),
+            version: None,
+        });
+        subject.malloc_leaves(Some(leaf), 1);
+        let how = how_of(&subject, retention, "jemalloc-decay");
+        let variables = how
+            .split(' ')
+            .filter_map(|word| Some(word.split_once("=background")?.0.to_owned()));
+        variables.collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(set(Linkage::Linked, "je_arena_malloc_hard"), "MALLOC_CONF");
+    assert_eq!(
+        set(Linkage::Static, "_rjem_je_arena_malloc_hard"),
+        "_RJEM_MALLOC_CONF"
+    );
+    assert_eq!(set(Linkage::Static, "je_free"), "JE_MALLOC_CONF");
+    assert_eq!(set(Linkage::Static, "malloc"), "MALLOC_CONF");
+    let all = "MALLOC_CONF _RJEM_MALLOC_CONF JE_MALLOC_CONF";
+    assert_eq!(set(Linkage::Static, "je_arena_malloc_hard"), all);
+}
+
+#[test]
+fn a_mapping_threshold_is_raised_where_it_was_set_low() {
+    let churn = &[Wall::MapChurn];
+    let mut subject = with_shares(&[(MapCalls, 0.2), (PageRelease, 0.2)]);
+    for (value, offered) in [
+        ("131072", true),
+        ("0x20000", true),
+        ("0400000", true),
+        ("268435456", false),
+        ("0x10000000", false),
+        ("many", false),
+    ] {
+        let list = format!("glibc.malloc.mmap_threshold=1:glibc.malloc.mmap_threshold={value}");
+        subject.process().environment = vec![("GLIBC_TUNABLES".into(), list)];
+        assert_eq!(
+            reason(&subject, churn, "glibc-keep-memory").is_none(),
+            offered,
+            "{value}"
+        );
+    }
+    subject.process().environment = vec![(
+        "GLIBC_TUNABLES".into(),
+        "glibc.malloc.mmap_threshold=131072".into(),
+    )];
+    assert_eq!(subject.verdict().remedies[0].remedy, "glibc-keep-memory");
+}
+
+#[test]
+fn huge_pages_on_first_touch_are_priced_by_this_machine() {
+    let subject = with_shares(&[(FaultPath, 0.3), (Zeroing, 0.1)]);
+    let p = subject
+        .verdict()
+        .remedies
+        .into_iter()
+        .find(|p| p.remedy == "glibc-hugetlb")
+        .expect("offered");
+    let gain = p.gain.expect("priced");
+    // 1 − 100 µs / (512 × 1.5 µs) = 87 % of 40 %; nothing shows that the memory can be on huge pages at all.
+    assert!((gain.point - 0.4 * 0.87).abs() < 0.003, "{gain:?}");
+    assert!(gain.low.abs() < 0.005, "{gain:?}");
+    let mut unpriced = subject;
+    unpriced.recording.prices = Err(absent());
+    let p = unpriced
+        .verdict()
+        .remedies
+        .into_iter()
+        .find(|p| p.remedy == "glibc-hugetlb")
+        .expect("offered");
+    assert_eq!(p.gain, None);
+    assert!(p.basis.contains("calibrate"), "{}", p.basis);
+}
+
+#[test]
+fn huge_pages_are_not_promised_to_memory_that_is_on_them() {
+    let gain = |huge, small| {
+        let mut subject = with_shares(&[(FaultPath, 0.3), (Zeroing, 0.1)]);
+        subject.map_call("do_huge_pmd_anonymous_page", true, huge);
+        subject.map_call("do_anonymous_page", true, small);
+        let all = remedies::offers(&subject.recording, &subject.bill, &[Wall::FirstTouch]);
+        let offer = all.into_iter().find(|(r, _)| r.key == "glibc-hugetlb").unwrap().1;
+        offer.map(|(p, _)| p.gain.expect("priced").point)
+    };
+    let (none, some) = (gain(0, 500).unwrap(), gain(200, 300).unwrap());
+    assert!((some / none - 0.6).abs() < 0.01, "{some} of {none}");
+    assert!(gain(300, 200).is_err_and(|why| why.contains("already")));
+    // Nor where the memory is shared; what is bounded without prices is bounded by it as well.
+    let mut shared = with_shares(&[(FaultPath, 0.4), (PageRelease, 0.1)]);
+    shared.recording.prices = Err(absent());
+    shared.map_call("shmem_fault", false, 400);
+    shared.map_call("zap_pte_range", false, 400);
+    let remedies = shared.verdict().remedies;
+    assert!(remedies.iter().all(|p| p.remedy != "glibc-hugetlb"));
+    let kept = remedies.iter().any(|p| p.remedy == "glibc-keep-memory");
+    assert!(!kept, "no call is malloc's");
+}
+
+#[test]
+fn keeping_memory_goes_before_huge_pages_where_malloc_maps() {
+    let first = |by_malloc| {
+        let mut subject = with_shares(&[(FaultPath, 0.5), (MapCalls, 0.1), (PageRelease, 0.1)]);
+        subject.map_call("do_mmap", true, by_malloc);
+        subject.map_call("do_mmap", false, 300 - by_malloc);
+        let remedies = subject.verdict().remedies;
+        let at = |key: &str| remedies.iter().position(|p| p.remedy == key).unwrap();
+        at("glibc-keep-memory") < at("glibc-hugetlb")
+    };
+    assert!(first(300));
+    assert!(!first(20));
+}
+
+#[test]
+fn keeping_memory_gains_only_where_malloc_makes_the_map_calls() {
+    // As they read on 6.18, where mmap's `sys_mmap` is not on the stack.
+    let keep = |by_malloc| {
+        let mut subject = with_shares(&[(MapCalls, 0.3), (PageRelease, 0.1), (FaultPath, 0.2)]);
+        subject.map_call("do_mmap", true, by_malloc);
+        subject.map_call("do_mprotect_pkey", false, 300 - by_malloc);
+        let remedies = subject.verdict().remedies;
+        let p = remedies.into_iter().find(|p| p.remedy == "glibc-keep-memory");
+        p.map(|p| p.gain.expect("priced"))
+    };
+    let all = keep(300).expect("offered");
+    assert!(all.low > 0.35 && all.high > 0.5 && all.high <= 0.7, "{all:?}");
+    // Whose calls they are bounds the first touches behind them too.
+    let few = keep(30).expect("offered");
+    assert!(few.point < 0.07 && few.high < 0.1, "{few:?}");
+    assert_eq!(keep(0), None);
+}
+
+#[test]
+fn the_mmap_threshold_is_one_that_this_glibc_takes() {
+    for (version, expected) in [("2.36", "268435456"), ("2.31", "33554432")] {
+        let mut subject = with_shares(&[(MapCalls, 0.3), (PageRelease, 0.1), (FaultPath, 0.2)]);
+        subject.recording.processes[0].libc = Ok(Libc::Glibc {
+            version: version.into(),
+        });
+        let remedies = subject.verdict().remedies;
+        let keep: Vec<_> = remedies
+            .iter()
+            .filter(|p| p.remedy.starts_with("glibc-keep-memory"))
+            .collect();
+        assert_eq!(keep.len(), 1, "{version}");
+        assert!(
+            keep[0].how.contains(&format!("mmap_threshold={expected}:")),
+            "{}",
+            keep[0].how
+        );
+    }
+}
+
+#[test]
+fn advice_comes_last_and_the_surest_gain_first() {
+    let mut subject = with_shares(&[(MapCalls, 0.3), (PageRelease, 0.1), (FaultPath, 0.2)]);
+    subject.map_call("__x64_sys_munmap", true, 300);
+    let remedies = subject.verdict().remedies;
+    assert_eq!(remedies[0].remedy, "glibc-keep-memory");
+    let advice = ["reuse-buffers", "populate"];
+    let first = remedies
+        .iter()
+        .position(|p| advice.contains(&p.remedy.as_str()))
+        .expect("offered");
+    assert!(
+        remedies[first..]
+            .iter()
+            .all(|p| advice.contains(&p.remedy.as_str()))
+    );
+}
+
+#[test]
+fn what_to_type_is_one_safe_shell_line() {
+    let mut subject = with_shares(&[(FaultPath, 0.5)]);
+    subject.recording.meta.command = Some(vec!["sh".into(), "-c".into(), "it's; rm -rf /".into()]);
+    let how = |s: &Subject| {
+        s.verdict()
+            .remedies
+            .into_iter()
+            .find(|p| p.remedy == "glibc-hugetlb")
+            .expect("offered")
+            .how
+    };
+    assert!(
+        how(&subject).ends_with(r"sh -c 'it'\''s; rm -rf /'"),
+        "{}",
+        how(&subject)
+    );
+    subject.recording.meta.command = Some(vec!["x".repeat(500)]);
+    assert!(how(&subject).ends_with(" CMD"));
+    subject.recording.meta.command = Some(vec!["a\u{1b}[2J".into()]);
+    assert!(how(&subject).ends_with(" CMD"));
+}

@@ -1,0 +1,121 @@
+//! Clocks: wall, and CPU time of other processes.
+
+use crate::file::errno_text;
+use crate::proc::ProcFs;
+use allocwall_model::units::{Absence, Measured, Reason};
+use std::sync::OnceLock;
+
+/// CLOCK_MONOTONIC as the kernel itself counts it, the clock of the samples too: a time namespace shifts what its
+/// processes read, and not the stamps of perf events.
+pub fn monotonic_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let here = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
+    // Unknown: then nothing is compared with the samples.
+    here.saturating_add_signed(-ahead_ns().as_ref().copied().unwrap_or(0))
+}
+
+/// What this process's own CLOCK_MONOTONIC reads when [`monotonic_ns`] is `ns`.
+pub fn in_own_namespace(ns: u64) -> u64 {
+    ns.saturating_add_signed(ahead_ns().as_ref().copied().unwrap_or(0))
+}
+
+/// Whether the times of samples can be compared with [`monotonic_ns`].
+pub fn comparable() -> Measured<()> {
+    ahead_ns().as_ref().map(|_| ()).map_err(Clone::clone)
+}
+
+/// How far the time namespace of this process sets its CLOCK_MONOTONIC ahead (time_namespaces(7)).
+fn ahead_ns() -> &'static Measured<i64> {
+    static AHEAD: OnceLock<Measured<i64>> = OnceLock::new();
+    AHEAD.get_or_init(|| ProcFs::live().own_clock_ahead_ns())
+}
+
+pub fn unix_ms() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |d| d.as_millis() as u64)
+}
+
+/// CPU time of this process so far.
+pub fn own_cpu_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// CPU time of the calling thread so far.
+pub fn thread_cpu_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Sleeps until CLOCK_MONOTONIC reads `ns`, or a signal comes.
+pub fn sleep_until(ns: u64) {
+    let left = ns.saturating_sub(monotonic_ns());
+    if left > 0 {
+        let request = rustix::time::Timespec {
+            tv_sec: (left / 1_000_000_000) as i64,
+            tv_nsec: (left % 1_000_000_000) as _,
+        };
+        // Interrupted early is early, not wrong: the caller looks at the clock.
+        let _ = rustix::thread::nanosleep(&request);
+    }
+}
+
+/// CPU time of a whole live process to the nanosecond, all threads, dead ones included, without walking them.
+/// Needs no privilege (clock_getcpuclockid(3)); /proc/PID/stat counts in ticks of 10 ms and /proc/PID/schedstat only the main thread.
+pub fn process_cpu_ns(pid: i32) -> Measured<u64> {
+    let mut clock: libc::clockid_t = 0;
+    // SAFETY: `clock` is a valid place for the result and outlives the call.
+    let code = unsafe { libc::clock_getcpuclockid(pid, &mut clock) };
+    if code != 0 {
+        return Err(clock_absence(pid, &std::io::Error::from_raw_os_error(code)));
+    }
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is a valid timespec and outlives the call.
+    if unsafe { libc::clock_gettime(clock, &mut time) } != 0 {
+        return Err(clock_absence(pid, &std::io::Error::last_os_error()));
+    }
+    Ok(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}
+
+fn clock_absence(pid: i32, error: &std::io::Error) -> Absence {
+    // The kernel answers EINVAL where the process behind a clock id is gone.
+    let reason = match error.raw_os_error() {
+        Some(libc::ESRCH | libc::EINVAL) => Reason::Vanished,
+        Some(libc::EPERM | libc::EACCES) => Reason::NotPermitted,
+        _ => Reason::NotSupported,
+    };
+    Absence::new(
+        reason,
+        format!("CPU clock of process {pid}: {}", errno_text(error)),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_clock_runs_and_a_dead_one_is_absent() {
+        let pid = std::process::id() as i32;
+        let before = process_cpu_ns(pid).unwrap();
+        let mut x = 0u64;
+        let after = loop {
+            for i in 0..10_000u64 {
+                x = std::hint::black_box(x.wrapping_mul(31).wrapping_add(i));
+            }
+            let now = process_cpu_ns(pid).unwrap();
+            if now > before {
+                break now;
+            }
+        };
+        assert!(after > before);
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let dead = child.id() as i32;
+        child.wait().unwrap();
+        assert_eq!(process_cpu_ns(dead).unwrap_err().reason, Reason::Vanished);
+    }
+}

@@ -1,0 +1,219 @@
+//! Reading small kernel files: bytes or a typed reason, never a default.
+
+use allocwall_model::units::{Absence, Measured, Reason};
+use rustix::fs::{Access, AtFlags, CWD, accessat};
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
+use std::path::Path;
+
+/// Enough for numa_maps of a process with 100,000 mappings; a file beyond it is not what it claims to be.
+const LARGEST: usize = 32 << 20;
+
+thread_local! {
+    /// Kernel files are read ten times a second: one buffer a thread spares the allocator that we judge.
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Reads the whole file and hands its bytes to `parse`.
+pub fn read<T>(path: &Path, parse: impl FnOnce(&[u8]) -> Measured<T>) -> Measured<T> {
+    with_bytes(path, LARGEST, |bytes, whole| {
+        if !whole {
+            let detail = format!("{} is larger than {} MiB", path.display(), LARGEST >> 20);
+            return Err(Absence::new(Reason::TooCostly, detail));
+        }
+        parse(bytes)
+    })
+}
+
+/// The first `limit` bytes, for files whose head is useful without the rest (cmdline, environ).
+pub fn read_prefix<T>(path: &Path, limit: usize, parse: impl FnOnce(&[u8]) -> T) -> Measured<T> {
+    with_bytes(path, limit, |bytes, _| Ok(parse(bytes)))
+}
+
+/// Trimmed text of a one-line file; bytes that are no UTF-8 are replaced visibly.
+pub fn read_line(path: &Path) -> Measured<String> {
+    read(path, |bytes| {
+        Ok(String::from_utf8_lossy(bytes.trim_ascii()).into_owned())
+    })
+}
+
+pub fn read_number<T: std::str::FromStr>(path: &Path) -> Measured<T> {
+    read(path, |bytes| {
+        number(bytes).ok_or_else(|| unparsable(&path.display(), bytes))
+    })
+}
+
+fn with_bytes<T>(path: &Path, limit: usize, parse: impl FnOnce(&[u8], bool) -> Measured<T>) -> Measured<T> {
+    // Taken, not borrowed: a reentrant call then gets a fresh buffer instead of a panic.
+    let mut buffer = BUFFER.take();
+    let outcome = fill(path, limit, &mut buffer)
+        .map_err(|error| absence_of(path, &error))
+        .and_then(|whole| parse(&buffer, whole));
+    // A rare giant must not stay resident for the whole recording.
+    if buffer.capacity() > 1 << 20 {
+        buffer = Vec::new();
+    }
+    BUFFER.set(buffer);
+    outcome
+}
+
+fn fill(path: &Path, limit: usize, buffer: &mut Vec<u8>) -> std::io::Result<bool> {
+    let mut file = File::open(path)?;
+    let mut used = 0;
+    loop {
+        if used == limit {
+            buffer.truncate(used);
+            return Ok(file.read(&mut [0; 1])? == 0);
+        }
+        if buffer.len() < used + 4096 {
+            buffer.resize((used * 2).max(8192), 0);
+        }
+        let end = buffer.len().min(limit);
+        match file.read(&mut buffer[used..end]) {
+            Ok(0) => {
+                buffer.truncate(used);
+                return Ok(true);
+            }
+            Ok(n) => used += n,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// What an error of a kernel file means to a person.
+pub fn absence_of(path: &Path, error: &std::io::Error) -> Absence {
+    let reason = match error.raw_os_error() {
+        Some(libc::EACCES | libc::EPERM) => Reason::NotPermitted,
+        Some(libc::ESRCH) => Reason::Vanished,
+        Some(libc::ENOENT | libc::ENOTDIR) => Reason::NotFound,
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => Reason::Exhausted,
+        _ => Reason::NotSupported,
+    };
+    let absence = Absence::new(reason, format!("{}: {}", path.display(), errno_text(error)));
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => absence.mend("raise the limit of open files: ulimit -n 65536"),
+        _ => absence,
+    }
+}
+
+/// `Permission denied (EACCES)`: the words for people, the name for search engines.
+pub fn errno_text(error: &std::io::Error) -> String {
+    let Some(code) = error.raw_os_error() else {
+        return error.to_string();
+    };
+    let text = error.to_string();
+    let words = text.split(" (os error").next().unwrap_or(&text);
+    match ERRNO_NAMES.iter().find(|(value, _)| *value == code) {
+        Some((_, name)) => format!("{words} ({name})"),
+        None => format!("{words} (errno {code})"),
+    }
+}
+
+const ERRNO_NAMES: [(i32, &str); 13] = [
+    (libc::EACCES, "EACCES"),
+    (libc::EPERM, "EPERM"),
+    (libc::ENOENT, "ENOENT"),
+    (libc::ENOSYS, "ENOSYS"),
+    (libc::ENODEV, "ENODEV"),
+    (libc::EOPNOTSUPP, "EOPNOTSUPP"),
+    (libc::EINVAL, "EINVAL"),
+    (libc::EIO, "EIO"),
+    (libc::ESRCH, "ESRCH"),
+    (libc::EMFILE, "EMFILE"),
+    (libc::ENFILE, "ENFILE"),
+    (libc::EBUSY, "EBUSY"),
+    (libc::ENOMEM, "ENOMEM"),
+];
+
+/// Shows the head of what was found, so that a report of the fault can be acted on.
+pub fn unparsable(what: &dyn std::fmt::Display, bytes: &[u8]) -> Absence {
+    let head = String::from_utf8_lossy(&bytes[..bytes.len().min(40)]);
+    Absence::new(
+        Reason::Unparsable,
+        format!("{what} does not parse: {:?}", head.trim_end()),
+    )
+}
+
+/// A number with blanks around it and nothing else.
+pub fn number<T: std::str::FromStr>(bytes: &[u8]) -> Option<T> {
+    std::str::from_utf8(bytes.trim_ascii()).ok()?.parse().ok()
+}
+
+/// Non-empty fields between blanks.
+pub fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+    line.split(u8::is_ascii_whitespace)
+        .filter(|word| !word.is_empty())
+}
+
+pub fn lines(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    bytes.split(|&b| b == b'\n')
+}
+
+/// Where a file of this path lies.
+pub fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// Whether we may create files in a folder; asked and not tried, so that nothing is left by who is killed meanwhile.
+///
+/// # Errors
+/// access(2)'s.
+pub fn takes_new_files(folder: &Path) -> io::Result<()> {
+    // A folder's own entry, so that a file is told from it.
+    let entry = folder.join(".");
+    Ok(accessat(
+        CWD,
+        entry,
+        Access::WRITE_OK | Access::EXEC_OK,
+        AtFlags::EACCESS,
+    )?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_files_and_prefixes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let body: Vec<u8> = (0..50_000u32).map(|i| b'a' + (i % 26) as u8).collect();
+        std::fs::write(&path, &body).unwrap();
+        assert!(read(&path, |bytes| Ok(bytes == body)).unwrap());
+        assert!(read_prefix(&path, 100, |bytes| bytes == &body[..100]).unwrap());
+        // A long read before a short one leaves nothing behind.
+        std::fs::write(&path, b" 7\n").unwrap();
+        assert_eq!(read_number::<u64>(&path), Ok(7));
+        std::fs::write(&path, b"").unwrap();
+        assert_eq!(read_line(&path), Ok(String::new()));
+    }
+
+    #[test]
+    fn errors_keep_their_meaning() {
+        let path = Path::new("/p");
+        let reason = |code| absence_of(path, &std::io::Error::from_raw_os_error(code)).reason;
+        assert_eq!(reason(libc::EACCES), Reason::NotPermitted);
+        assert_eq!(reason(libc::EPERM), Reason::NotPermitted);
+        assert_eq!(reason(libc::ENOENT), Reason::NotFound);
+        assert_eq!(reason(libc::ESRCH), Reason::Vanished);
+        assert_eq!(reason(libc::ENOSYS), Reason::NotSupported);
+        assert_eq!(reason(libc::EMFILE), Reason::Exhausted);
+        let text = errno_text(&std::io::Error::from_raw_os_error(libc::EPERM));
+        assert_eq!(text, "Operation not permitted (EPERM)");
+    }
+
+    #[test]
+    fn numbers_are_whole_or_refused() {
+        assert_eq!(number::<u64>(b" 12\n"), Some(12));
+        assert_eq!(number::<u64>(b"-1"), None);
+        assert_eq!(number::<i64>(b"-1"), Some(-1));
+        assert_eq!(number::<u64>(b"12 3"), None);
+        assert_eq!(number::<u64>(b"99999999999999999999999"), None);
+        assert_eq!(number::<u64>(b"\xff"), None);
+    }
+}

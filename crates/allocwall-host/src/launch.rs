@@ -1,0 +1,316 @@
+//! Starting the target held back before its exec, so that the first instruction is already watched.
+
+use crate::proc::ProcFs;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// A child that waits just before exec.
+pub struct Held {
+    pub pid: i32,
+    gate: std::fs::File,
+    spawner: JoinHandle<io::Result<Child>>,
+}
+
+/// A child that runs, leader of its own process group. Dropping it ends the whole group.
+pub struct Launched {
+    child: Child,
+    keep: bool,
+    reaped: bool,
+}
+
+fn pipe() -> io::Result<(std::fs::File, std::fs::File)> {
+    let mut ends = [0; 2];
+    // SAFETY: `ends` has room for the two descriptors; both are new and owned by nobody else.
+    let (read, write) = unsafe {
+        if libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
+    };
+    Ok((read.into(), write.into()))
+}
+
+/// A command that is started here gets no terminal to read from: its group is in the terminal's background, and the
+/// first read would stop it (SIGTTIN, termios(3)).
+pub fn stdin_withheld() -> bool {
+    io::stdin().is_terminal()
+}
+
+/// Where a command's output goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Talk {
+    /// Both streams to our standard error: our standard output is data.
+    Aside,
+    Nowhere,
+}
+
+/// Forks; the child stops before exec until `release`. `env` is added to our environment.
+pub fn hold(command: &[OsString], env: &[(OsString, OsString)], talk: Talk) -> io::Result<Held> {
+    let (program, args) = command
+        .split_first()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no command given"))?;
+    let (gate_in, gate_out) = pipe()?;
+    let (mut pid_in, pid_out) = pipe()?;
+    let mut command = Command::new(program);
+    command.args(args).process_group(0);
+    command.envs(env.iter().map(|(name, value)| (name, value)));
+    if stdin_withheld() {
+        command.stdin(Stdio::null());
+    }
+    match talk {
+        Talk::Nowhere => {
+            command.stdout(Stdio::null()).stderr(Stdio::null());
+        }
+        Talk::Aside => {
+            // SAFETY: duplicating our own standard error; the descriptor is checked below.
+            let stderr = unsafe { libc::fcntl(2, libc::F_DUPFD_CLOEXEC, 3) };
+            if stderr >= 0 {
+                // SAFETY: `stderr` is a fresh descriptor that nobody else owns.
+                command.stdout(Stdio::from(unsafe { OwnedFd::from_raw_fd(stderr) }));
+            }
+        }
+    }
+    let (gate_fd, pid_fd, our_gate_fd) = (gate_in.as_raw_fd(), pid_out.as_raw_fd(), gate_out.as_raw_fd());
+    let limit = crate::limits::before();
+    // SAFETY: between fork and exec the closure calls only async-signal-safe functions (getpid, write, close, read) on
+    // descriptors that the parent keeps open until the child is past this point, and setrlimit, a bare system call.
+    unsafe {
+        command.pre_exec(move || {
+            let pid = libc::getpid().to_ne_bytes();
+            if libc::write(pid_fd, pid.as_ptr().cast(), pid.len()) != pid.len() as isize {
+                return Err(io::Error::last_os_error());
+            }
+            // Our copy of the gate's other end: with it open, the parent's death would never be noticed.
+            libc::close(our_gate_fd);
+            if let Some(limit) = limit {
+                // At most it keeps the raised one, which is no reason not to run.
+                let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
+            }
+            let mut byte = 0u8;
+            loop {
+                match libc::read(gate_fd, (&raw mut byte).cast(), 1) {
+                    1 => return Ok(()),
+                    -1 if *libc::__errno_location() == libc::EINTR => {}
+                    _ => return Err(io::Error::from_raw_os_error(libc::ECANCELED)),
+                }
+            }
+        });
+    }
+    // `spawn` returns only after exec, so it waits in a thread of its own.
+    let spawner = std::thread::Builder::new().spawn(move || {
+        let spawned = command.spawn();
+        drop((gate_in, pid_out));
+        spawned
+    })?;
+    let mut pid = [0; 4];
+    if pid_in.read_exact(&mut pid).is_err() {
+        // fork itself failed.
+        return Err(spawner
+            .join()
+            .ok()
+            .and_then(Result::err)
+            .unwrap_or_else(|| io::Error::other("fork failed")));
+    }
+    Ok(Held {
+        pid: i32::from_ne_bytes(pid),
+        gate: gate_out,
+        spawner,
+    })
+}
+
+impl Held {
+    /// Lets it exec; the error is exec's own.
+    pub fn release(mut self) -> io::Result<Launched> {
+        self.gate.write_all(&[1])?;
+        drop(self.gate);
+        let child = self
+            .spawner
+            .join()
+            .map_err(|_| io::Error::other("the spawning thread died"))??;
+        Ok(Launched {
+            child,
+            keep: false,
+            reaped: false,
+        })
+    }
+}
+
+impl Launched {
+    /// How the command itself ended, if it has. It is not reaped: as a zombie it keeps the group's number from anybody
+    /// else, for what it left in the group is still to be ended.
+    pub fn exited(&self) -> Option<ExitStatus> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let status = waitid(WaitId::Pid(self.group()?), options).ok()??;
+        // wait(2)'s encoding from waitid's parts.
+        let raw = match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => (code & 0xff) << 8,
+            (None, Some(signal)) => signal | if status.dumped() { 0x80 } else { 0 },
+            (None, None) => return None,
+        };
+        Some(ExitStatus::from_raw(raw))
+    }
+
+    /// Something of it still runs: the command, or what it left in its process group.
+    pub fn running(&self) -> bool {
+        !self.reaped && (self.exited().is_none() || self.others_run())
+    }
+
+    /// Leaves it running when dropped.
+    pub fn keep(&mut self) {
+        self.keep = true;
+    }
+
+    /// Asks the whole group to end, then makes it.
+    pub fn end(&mut self) {
+        if self.reaped {
+            return;
+        }
+        self.signal(Signal::TERM);
+        for _ in 0..50 {
+            if !self.running() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // In any case: nothing happens to those that are gone, and one may have been forked in the meantime.
+        self.signal(Signal::KILL);
+        let _ = self.child.wait();
+        self.reaped = true;
+    }
+
+    fn group(&self) -> Option<Pid> {
+        Pid::from_raw(self.child.id() as i32)
+    }
+
+    fn others_run(&self) -> bool {
+        let proc = ProcFs::live();
+        // Not rustix's getpgid: it takes a group above 0 for granted, and the kernel's own threads are in group 0.
+        // SAFETY: getpgid takes a number and touches no memory.
+        let member = |pid: &i32| unsafe { libc::getpgid(*pid) } == self.child.id() as i32;
+        let runs = |pid: i32| proc.process_stat(pid).is_ok_and(|stat| !stat.ended());
+        let pids = proc.pids().unwrap_or_default();
+        pids.into_iter().filter(member).any(runs)
+    }
+
+    /// The group is the child's own (process_group(0)), and the child not yet reaped: its number is nobody else's.
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = self.group() {
+            let _ = kill_process_group(group, signal);
+        }
+    }
+}
+
+impl Drop for Launched {
+    fn drop(&mut self) {
+        if !self.keep {
+            self.end();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exec_waits_for_the_gate() {
+        let held = hold(
+            &["/bin/sh".into(), "-c".into(), "exit $STATUS".into()],
+            &[("STATUS".into(), "7".into())],
+            Talk::Aside,
+        )
+        .unwrap();
+        let exe = std::fs::read_link(format!("/proc/{}/exe", held.pid)).unwrap();
+        assert_eq!(exe, std::env::current_exe().unwrap());
+        let child = held.release().unwrap();
+        let status = loop {
+            if let Some(status) = child.exited() {
+                break status;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        };
+        assert_eq!(status.code(), Some(7));
+    }
+
+    #[test]
+    fn exec_failure_is_exec_s_own_error() {
+        let held = hold(&["/nonexistent/program".into()], &[], Talk::Aside).unwrap();
+        assert_eq!(held.release().err().unwrap().raw_os_error(), Some(libc::ENOENT));
+    }
+
+    /// Starts a shell whose script prints the pid of a process that it starts; both pids once that is known.
+    fn launched(script: &str) -> (Launched, i32) {
+        let dir = tempfile::tempdir().unwrap();
+        let note = dir.path().join("pid");
+        let script = script.replace("NOTE", &note.display().to_string());
+        let child = hold(&["/bin/sh".into(), "-c".into(), script.into()], &[], Talk::Aside)
+            .unwrap()
+            .release()
+            .unwrap();
+        let other = (0..500).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(5));
+            std::fs::read_to_string(&note).ok()?.trim().parse().ok()
+        });
+        (child, other.expect("the script tells a pid"))
+    }
+
+    fn runs(pid: i32) -> bool {
+        let stat = ProcFs::live().process_stat(pid);
+        stat.is_ok_and(|stat| !stat.ended())
+    }
+
+    #[test]
+    fn dropping_ends_the_group() {
+        let (child, other) = launched("sleep 100 & echo $! > NOTE; sleep 100");
+        let pid = child.child.id() as i32;
+        assert!(runs(other) && child.running());
+        drop(child);
+        assert!(!ProcFs::live().exists(pid) && !runs(other));
+    }
+
+    #[test]
+    fn what_a_command_left_behind_is_ended_too() {
+        let (child, other) = launched("sleep 100 & echo $! > NOTE; exit 3");
+        let pid = child.child.id() as i32;
+        let status = loop {
+            if let Some(status) = child.exited() {
+                break status;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        // Told again and again, while others live.
+        assert_eq!((status.code(), child.exited()), (Some(3), Some(status)));
+        assert!(runs(other) && child.running());
+        drop(child);
+        assert!(!ProcFs::live().exists(pid) && !runs(other));
+    }
+
+    #[test]
+    fn a_child_that_ignores_the_request_is_made_to_end() {
+        let (child, other) = launched(
+            "(trap '' TERM; echo $(exec sh -c 'echo $PPID') > NOTE; while :; do sleep 1; done) & sleep 100",
+        );
+        assert!(runs(other));
+        drop(child);
+        assert!((0..100).any(|_| {
+            std::thread::sleep(Duration::from_millis(5));
+            !runs(other)
+        }));
+    }
+
+    #[test]
+    fn what_is_to_be_kept_is_left_alone() {
+        let (mut child, other) = launched("sleep 100 & echo $! > NOTE; exit 0");
+        child.keep();
+        drop(child);
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(runs(other));
+        let _ = rustix::process::kill_process(Pid::from_raw(other).unwrap(), Signal::KILL);
+    }
+}

@@ -1,0 +1,356 @@
+//! The C library's allocator, timed in a forked child: the settings that pin its thresholds, and the holes that the
+//! timing leaves in its heap, are the child's alone.
+
+use crate::memory::thread_counts;
+use allocwall_model::units::{Absence, Measured, Reason};
+use std::ffi::CStr;
+use std::fs::File;
+use std::hint::black_box;
+use std::io::{self, Read, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::time::Instant;
+
+/// Nanoseconds per malloc + free pair on each of the three paths.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PairTimes {
+    pub cached: f64,
+    pub arena: f64,
+    pub mapped: f64,
+}
+
+/// A process that times one repetition when asked and sleeps in between. Ends with this value.
+#[derive(Debug)]
+pub struct MallocChild {
+    pid: libc::pid_t,
+    ask: File,
+    answer: File,
+}
+
+/// Served by the thread cache: one block, again and again.
+const CACHED_BYTES: usize = 64;
+const CACHED_PAIRS: usize = 2000;
+/// Falls through to the arena: the thread cache holds 7 blocks a class (glibc, malloc.c, TCACHE_FILL_COUNT), a batch of
+/// 200 is 96 % arena. Above the fast bins (128 bytes), as most blocks that overflow the cache for long are.
+const ARENA_BYTES: usize = 256;
+const ARENA_BATCH: usize = 200;
+/// Above the mmap threshold, which is pinned to its initial 128 KiB (mallopt(3)). malloc writes its header: one
+/// first touch is in the price, as in real life.
+const MAPPED_BYTES: usize = 256 << 10;
+const MAPPED_PAIRS: usize = 32;
+
+impl MallocChild {
+    pub fn start() -> Measured<MallocChild> {
+        undisturbed_libc()?;
+        let (child_ask, ask) = pipe()?;
+        let (answer, child_answer) = pipe()?;
+        // SAFETY: glibc and musl make malloc usable in the child of a threaded process (POSIX does not promise it);
+        // beyond malloc the child reads and writes two pipes, starts one thread, and leaves by _exit.
+        match unsafe { libc::fork() } {
+            -1 => Err(Absence::new(
+                Reason::NotPermitted,
+                format!("fork: {}", io::Error::last_os_error()),
+            )),
+            0 => {
+                drop((ask, answer));
+                serve(child_ask, child_answer);
+                // SAFETY: ends the process at once; nothing of the parent's is flushed or run twice.
+                unsafe { libc::_exit(0) }
+            }
+            pid => Ok(MallocChild { pid, ask, answer }),
+        }
+    }
+
+    /// One repetition of each path.
+    pub fn repeat(&mut self) -> Measured<PairTimes> {
+        let mut bytes = [0; 24];
+        self.ask
+            .write_all(&[1])
+            .and_then(|()| self.answer.read_exact(&mut bytes))
+            .map_err(|error| {
+                Absence::new(
+                    Reason::Vanished,
+                    format!("the process that times malloc: {error}"),
+                )
+            })?;
+        let value = |i: usize| f64::from_ne_bytes(std::array::from_fn(|j| bytes[i * 8 + j]));
+        let (cached, arena, mapped) = (value(0), value(1), value(2));
+        if mapped.is_nan() {
+            return Err(Absence::new(
+                Reason::NotApplicable,
+                format!(
+                    "a block of {} KiB is not served by mmap in this process",
+                    MAPPED_BYTES >> 10
+                ),
+            ));
+        }
+        Ok(PairTimes {
+            cached,
+            arena,
+            mapped,
+        })
+    }
+}
+
+impl Drop for MallocChild {
+    fn drop(&mut self) {
+        // SAFETY: `pid` is our own child, not yet waited for, so the number cannot have been given to another process.
+        unsafe {
+            libc::kill(self.pid, libc::SIGKILL);
+            libc::waitpid(self.pid, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+/// The price would be another allocator's, or another setting's, than what a target in its default state pays.
+fn undisturbed_libc() -> Measured<()> {
+    if let Some(owner) = owner_of_malloc().filter(|owner| !is_libc(owner)) {
+        return Err(Absence::new(
+            Reason::NotApplicable,
+            format!("malloc of this process belongs to {owner}, not to the C library"),
+        )
+        .mend("LD_PRELOAD= allocwall calibrate --fresh"));
+    }
+    let setting = std::env::vars_os()
+        .map(|(name, value)| (name.into_string(), value))
+        .find_map(|(name, value)| {
+            let name = name.ok()?;
+            let touches_malloc = match name.as_str() {
+                "GLIBC_TUNABLES" => value.to_string_lossy().contains("glibc.malloc."),
+                // MALLOC_PERTURB_ and its like; without the underscore at the end, MALLOC_ARENA_MAX changes no price
+                // of a thread alone, and jemalloc has variables of its own.
+                _ => name.starts_with("MALLOC_") && name.ends_with('_'),
+            };
+            touches_malloc.then_some(name)
+        });
+    match setting {
+        None => Ok(()),
+        Some(name) => Err(Absence::new(
+            Reason::NotApplicable,
+            format!("{name} changes malloc's settings for this process"),
+        )
+        .mend(format!("env -u {name} allocwall calibrate --fresh"))),
+    }
+}
+
+/// Path of the module that serves malloc here.
+fn owner_of_malloc() -> Option<String> {
+    // SAFETY: an all-zero Dl_info is a valid value (null pointers).
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: `info` is a live Dl_info that the call fills; the address need not be valid.
+    let found = unsafe { libc::dladdr(libc::malloc as *const () as *const libc::c_void, &raw mut info) };
+    if found == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: dladdr succeeded, so the name is a NUL-terminated string that lives as long as its module.
+    Some(
+        unsafe { CStr::from_ptr(info.dli_fname) }
+            .to_string_lossy()
+            .into_owned(),
+    )
+}
+
+/// A static libc is owned by the executable itself.
+fn is_libc(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    let own = std::env::current_exe().is_ok_and(|exe| exe.as_os_str() == path || exe.ends_with(name));
+    own || ["libc.so", "libc-", "ld-musl", "libc.musl"]
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
+}
+
+/// The version of the C library in use, for the machine's identity.
+pub fn libc_name() -> String {
+    #[cfg(target_env = "gnu")]
+    {
+        // SAFETY: returns a static NUL-terminated string.
+        let version = unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) };
+        format!("glibc {}", version.to_string_lossy())
+    }
+    #[cfg(not(target_env = "gnu"))]
+    {
+        "musl".to_owned()
+    }
+}
+
+fn pipe() -> Measured<(File, File)> {
+    let mut ends = [0; 2];
+    // SAFETY: `ends` has room for the two descriptors.
+    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
+        return Err(Absence::new(
+            Reason::NotPermitted,
+            format!("pipe: {}", io::Error::last_os_error()),
+        ));
+    }
+    // SAFETY: both descriptors were just opened and belong to nobody else.
+    Ok(unsafe {
+        (
+            File::from(OwnedFd::from_raw_fd(ends[0])),
+            File::from(OwnedFd::from_raw_fd(ends[1])),
+        )
+    })
+}
+
+/// The child's life: one repetition for every byte read, until the parent is gone.
+fn serve(mut ask: File, mut answer: File) {
+    // SAFETY: a plain request about this process; the worst that its failure does is a child that outlives a killed
+    // parent until its next read.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    pin_thresholds();
+    fill_holes();
+    // glibc takes no locks while a process has one thread (SINGLE_THREAD_P); services have more.
+    let _ = std::thread::Builder::new().spawn(|| {
+        loop {
+            std::thread::park();
+        }
+    });
+    let mut byte = [0];
+    while ask.read_exact(&mut byte).is_ok() {
+        let times = [time_cached(), time_arena(), time_mapped()];
+        let bytes: Vec<u8> = times.iter().flat_map(|ns| ns.to_ne_bytes()).collect();
+        if answer.write_all(&bytes).is_err() {
+            return;
+        }
+    }
+}
+
+/// glibc raises its mmap threshold at the first free of a mapped block, and trims the heap at twice that; both would
+/// make the prices depend on the order in which they are taken.
+fn pin_thresholds() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: mallopt only changes settings of this process's allocator.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 64 << 20);
+    }
+}
+
+/// malloc asks its free lists and the top of the heap first and mmap only then: holes that the parent's heap left are
+/// filled, until a block of the mapped size is served by mmap.
+fn fill_holes() {
+    const MOST: usize = 1 << 10;
+    for _ in 0..MOST {
+        if time_mapped().is_finite() {
+            return;
+        }
+        // Never freed: the process is short-lived, and untouched memory costs nothing.
+        allocate(MAPPED_BYTES);
+    }
+}
+
+fn time_cached() -> f64 {
+    per_pair(CACHED_PAIRS, || {
+        for _ in 0..CACHED_PAIRS {
+            free(allocate(CACHED_BYTES));
+        }
+    })
+}
+
+fn time_arena() -> f64 {
+    let mut blocks = [std::ptr::null_mut(); ARENA_BATCH];
+    per_pair(ARENA_BATCH, || {
+        for block in &mut blocks {
+            *block = allocate(ARENA_BYTES);
+        }
+        // Every other one first: chunks are freed between live ones and later merged, as in a real heap.
+        for start in [0, 1] {
+            for &block in blocks[start..].iter().step_by(2) {
+                free(block);
+            }
+        }
+    })
+}
+
+/// Not a number where no mmap took place: a fresh mapping faults at malloc's header, a recycled block does not.
+fn time_mapped() -> f64 {
+    let faults = thread_counts().minor_faults;
+    let ns = per_pair(MAPPED_PAIRS, || {
+        for _ in 0..MAPPED_PAIRS {
+            free(allocate(MAPPED_BYTES));
+        }
+    });
+    match thread_counts().minor_faults - faults {
+        faults if faults >= 2 * MAPPED_PAIRS as u64 => ns,
+        _ => f64::NAN,
+    }
+}
+
+/// Once to warm up, once timed.
+fn per_pair(pairs: usize, mut run: impl FnMut()) -> f64 {
+    run();
+    let start = Instant::now();
+    run();
+    start.elapsed().as_nanos() as f64 / pairs as f64
+}
+
+fn allocate(bytes: usize) -> *mut libc::c_void {
+    // SAFETY: malloc may be called with any size; a null answer is only ever passed to free, which takes it.
+    black_box(unsafe { libc::malloc(black_box(bytes)) })
+}
+
+fn free(block: *mut libc::c_void) {
+    // SAFETY: every caller passes a block from `allocate`, once.
+    unsafe { libc::free(block) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapped_block_is_dearer_than_a_cached_one() {
+        let mut child = match MallocChild::start() {
+            Ok(child) => child,
+            Err(absence) => return println!("skipped: {absence}"),
+        };
+        let mut times: Vec<PairTimes> = (0..9).map(|_| child.repeat().unwrap()).collect();
+        times.sort_by(|a, b| a.cached.total_cmp(&b.cached));
+        let PairTimes {
+            cached,
+            arena,
+            mapped,
+        } = times[4];
+        assert!(0.0 < cached && cached < mapped, "{cached} {arena} {mapped}");
+        assert!(0.0 < arena && arena < mapped, "{cached} {arena} {mapped}");
+    }
+
+    #[test]
+    fn a_hole_in_the_heap_does_not_pass_for_a_mapping() {
+        // Below the threshold while it is taken, so that it comes from the heap and leaves a hole there when freed;
+        // the guard behind it keeps the hole from being trimmed away.
+        let holes: Vec<_> = (0..64).map(|_| allocate(100 << 10)).collect();
+        let guard = allocate(1000);
+        holes.into_iter().for_each(free);
+        let Ok(mut child) = MallocChild::start() else {
+            return println!("skipped: malloc is not libc's here");
+        };
+        let times = child.repeat().unwrap();
+        assert!(times.mapped > times.arena, "{times:?}");
+        free(guard);
+    }
+
+    #[test]
+    fn a_child_that_died_is_an_absence() {
+        let Ok(mut child) = MallocChild::start() else {
+            return println!("skipped: malloc is not libc's here");
+        };
+        // SAFETY: our own child.
+        unsafe { libc::kill(child.pid, libc::SIGKILL) };
+        // The first question may still find the pipe open.
+        let last = (0..3).map(|_| child.repeat()).last().unwrap();
+        assert_eq!(last.unwrap_err().reason, Reason::Vanished);
+    }
+
+    #[test]
+    fn who_owns_malloc() {
+        for (path, libc) in [
+            ("/lib/x86_64-linux-gnu/libc.so.6", true),
+            ("/lib64/libc-2.31.so", true),
+            ("/lib/ld-musl-x86_64.so.1", true),
+            ("/usr/lib/libjemalloc.so.2", false),
+            ("/usr/lib/libmimalloc.so", false),
+        ] {
+            assert_eq!(is_libc(path), libc, "{path}");
+        }
+        assert!(owner_of_malloc().is_some());
+    }
+}

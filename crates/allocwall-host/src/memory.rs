@@ -1,0 +1,377 @@
+//! Anonymous mappings that own their pages, and what the kernel tells about this process's memory.
+
+use crate::topology::kilobytes;
+use allocwall_model::machine::chosen;
+use allocwall_model::units::{Absence, Measured, Reason};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use std::fs;
+use std::path::Path;
+use std::ptr::NonNull;
+
+pub const PAGE: usize = 4 << 10;
+pub const HUGE: usize = 2 << 20;
+
+/// Private anonymous memory, unmapped when dropped. Starts and ends on 2 MiB boundaries where the size allows.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: it owns its range of the address space like a Box<[u8]> does; nothing about it belongs to a thread.
+unsafe impl Send for Mapping {}
+
+/// The page policy of a mapping (madvise(2)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pages {
+    /// MADV_NOHUGEPAGE: neither 2 MiB nor any of the sizes between, whatever the system-wide mode is.
+    Small,
+    /// MADV_HUGEPAGE: a request, which the kernel may not be able to meet.
+    Huge,
+}
+
+impl Mapping {
+    /// Untouched memory. `length` is a multiple of 2 MiB, and so is its address.
+    pub fn new(length: usize, pages: Pages) -> Measured<Mapping> {
+        debug_assert!(length > 0 && length.is_multiple_of(HUGE));
+        let mut mapping = Self::plain(length + HUGE)?;
+        mapping.trim_to_boundary(length);
+        mapping
+            .advise(match pages {
+                Pages::Small => Advice::LinuxNoHugepage,
+                Pages::Huge => Advice::LinuxHugepage,
+            })
+            .or_else(|error| match (pages, error) {
+                // A kernel built without huge pages rejects the advice and has only small ones.
+                (Pages::Small, Errno::INVAL) => Ok(()),
+                _ => Err(refused("madvise", length, error)),
+            })?;
+        Ok(mapping)
+    }
+
+    /// Untouched memory as a bare mmap gives it: page-aligned, system-wide page policy.
+    pub fn plain(length: usize) -> Measured<Mapping> {
+        Self::map(length, MapFlags::PRIVATE | MapFlags::NORESERVE)
+    }
+
+    /// MAP_POPULATE: every page touched by the kernel within the call.
+    pub fn populated(length: usize) -> Measured<Mapping> {
+        Self::map(length, MapFlags::PRIVATE | MapFlags::POPULATE)
+    }
+
+    fn map(length: usize, flags: MapFlags) -> Measured<Mapping> {
+        // SAFETY: no address is asked for, so the kernel picks a range that nothing else uses.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                length,
+                ProtFlags::READ | ProtFlags::WRITE,
+                flags,
+            )
+        }
+        .map_err(|error| refused("mmap", length, error))?;
+        let start = NonNull::new(start.cast()).ok_or_else(|| refused("mmap", length, Errno::NOMEM))?;
+        Ok(Mapping { start, length })
+    }
+
+    /// Gives back what lies before the first 2 MiB boundary and after `length` from there.
+    fn trim_to_boundary(&mut self, length: usize) {
+        let address = self.start.as_ptr() as usize;
+        let head = address.next_multiple_of(HUGE) - address;
+        let tail = self.length - head - length;
+        let start = self.start.as_ptr();
+        // SAFETY: head + length + tail is the length of the mapping, so both ranges lie within it, on page
+        // boundaries, and are not used again: the fields below exclude them. A refusal only leaves memory mapped.
+        let aligned = unsafe {
+            for (from, bytes) in [(start, head), (start.add(head + length), tail)] {
+                if bytes > 0 {
+                    let _ = rustix::mm::munmap(from.cast(), bytes);
+                }
+            }
+            start.add(head)
+        };
+        if let Some(aligned) = NonNull::new(aligned) {
+            (self.start, self.length) = (aligned, length);
+        }
+    }
+
+    pub fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the range is mapped readable and writable, zero-filled by the kernel, and borrowed through self alone.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }
+    }
+
+    pub fn words(&mut self) -> &mut [u64] {
+        // SAFETY: as for `bytes`; pages are aligned for u64, of which every bit pattern is a value.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.length / size_of::<u64>()) }
+    }
+
+    /// MADV_DONTNEED: the pages go back to the kernel, the range stays and reads as zeros.
+    pub fn release_pages(&mut self) -> Measured<()> {
+        self.advise(Advice::LinuxDontNeed)
+            .map_err(|error| refused("madvise", self.length, error))
+    }
+
+    /// MADV_POPULATE_WRITE (Linux 5.14): what MAP_POPULATE does, on a mapping whose page policy is set.
+    pub fn populate(&mut self) -> Result<(), Errno> {
+        self.advise(Advice::LinuxPopulateWrite)
+    }
+
+    fn advise(&mut self, advice: Advice) -> Result<(), Errno> {
+        // SAFETY: the range is ours and exclusively borrowed; none of the advices used unmaps or protects it, and
+        // the one that drops contents leaves zeros, a valid value of everything that we hand out.
+        unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.length, advice) }
+    }
+
+    /// Bytes of it that lie on huge pages, from /proc/self/smaps (`AnonHugePages`). The kernel may have joined it with
+    /// a neighbour of the same policy, then the neighbour's count too, up to the length of this one.
+    pub fn huge_bytes(&self) -> Measured<u64> {
+        let path = "/proc/self/smaps";
+        let smaps = fs::read_to_string(path)
+            .map_err(|error| Absence::new(Reason::NotPermitted, format!("{path}: {error}")))?;
+        let start = self.start.as_ptr() as u64;
+        Ok(huge_bytes_within(&smaps, start, start + self.length as u64).min(self.length as u64))
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is this mapping's own and no borrow of it can outlive it.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.length) };
+    }
+}
+
+pub(crate) fn huge_bytes_within(smaps: &str, low: u64, high: u64) -> u64 {
+    let mut overlaps = false;
+    let mut kb = 0;
+    for line in smaps.lines() {
+        if let Some((from, to)) = address_range(line) {
+            overlaps = from < high && low < to;
+        } else if overlaps {
+            kb += kilobytes(line, "AnonHugePages").unwrap_or(0);
+        }
+    }
+    kb << 10
+}
+
+fn address_range(line: &str) -> Option<(u64, u64)> {
+    let (from, to) = line.split_once(' ')?.0.split_once('-')?;
+    Some((
+        u64::from_str_radix(from, 16).ok()?,
+        u64::from_str_radix(to, 16).ok()?,
+    ))
+}
+
+fn refused(call: &str, length: usize, error: Errno) -> Absence {
+    let detail = format!("{call} of {} MiB: {error}", length >> 20);
+    let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
+    match (error, limit) {
+        (Errno::NOMEM, Some(limit)) => Absence::new(
+            Reason::NotPermitted,
+            format!("{detail} (address space limited to {} MiB)", limit >> 20),
+        )
+        .mend("ulimit -v unlimited; allocwall calibrate --fresh"),
+        (Errno::NOMEM, None) => Absence::new(Reason::TooLittle, detail),
+        (Errno::INVAL, _) => Absence::new(Reason::NotSupported, detail),
+        _ => Absence::new(Reason::NotPermitted, detail),
+    }
+}
+
+/// What the kernel has counted for the calling thread so far (getrusage(2), RUSAGE_THREAD).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadCounts {
+    pub minor_faults: u64,
+    /// Times that it lost its CPU to other work while it wanted to run.
+    pub involuntary_switches: u64,
+}
+
+pub fn thread_counts() -> ThreadCounts {
+    // SAFETY: an all-zero rusage is a valid value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is a live rusage that the call fills; with these arguments it cannot fail.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    ThreadCounts {
+        minor_faults: usage.ru_minflt as u64,
+        involuntary_switches: usage.ru_nivcsw as u64,
+    }
+}
+
+/// Whether this process can get transparent huge pages of 2 MiB by asking for them.
+pub fn huge_pages_on_request(sys: &Path) -> Measured<()> {
+    let enabled = sys.join("kernel/mm/transparent_hugepage/enabled");
+    let size = sys.join("kernel/mm/transparent_hugepage/hpage_pmd_size");
+    let text = fs::read_to_string(&enabled).map_err(|error| {
+        Absence::new(
+            Reason::NotSupported,
+            format!("no transparent huge pages: {}: {error}", enabled.display()),
+        )
+    })?;
+    let mode = chosen(&text).ok_or_else(|| {
+        Absence::new(
+            Reason::Unparsable,
+            format!("{}: {:?} selects no mode", enabled.display(), text.trim()),
+        )
+    })?;
+    if mode == "never" {
+        return Err(Absence::new(
+            Reason::Disabled,
+            "transparent huge pages are switched off (mode `never`)",
+        )
+        .mend(format!(
+            "echo madvise > {}, as root; then allocwall calibrate --fresh",
+            enabled.display()
+        )));
+    }
+    if rustix::thread::transparent_huge_pages_are_disabled().unwrap_or(false) {
+        return Err(Absence::new(
+            Reason::Disabled,
+            "transparent huge pages are switched off for this process and its parents (PR_SET_THP_DISABLE)",
+        )
+        .mend("start it from a shell that was not itself started with PR_SET_THP_DISABLE"));
+    }
+    // The file is there since Linux 4.20; before that x86 has no other size.
+    match fs::read_to_string(&size).map(|text| text.trim().parse::<usize>()) {
+        Ok(Ok(bytes)) if bytes != HUGE => Err(Absence::new(
+            Reason::NotSupported,
+            format!("huge pages are of {bytes} bytes here, not 2 MiB"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes that this process can take without swapping or reaching a limit of its memory cgroup.
+pub fn headroom(proc: &Path, sys: &Path) -> Measured<u64> {
+    let path = proc.join("meminfo");
+    let available = fs::read_to_string(&path)
+        .ok()
+        .as_deref()
+        .and_then(|text| kilobytes(text, "MemAvailable"));
+    let available = available.ok_or_else(|| {
+        Absence::new(
+            Reason::Unparsable,
+            format!("{}: no MemAvailable in it", path.display()),
+        )
+    })?;
+    let membership = fs::read_to_string(proc.join("self/cgroup")).unwrap_or_default();
+    Ok(cgroup_rooms(&membership, &sys.join("fs/cgroup")).fold(available << 10, u64::min))
+}
+
+/// Limit minus usage of this process's memory cgroup and of its ancestors, where they can be read.
+fn cgroup_rooms<'a>(membership: &'a str, root: &'a Path) -> impl Iterator<Item = u64> + 'a {
+    let number = |path: &Path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    membership
+        .lines()
+        .filter_map(move |line| {
+            let mut fields = line.splitn(3, ':').skip(1);
+            let (controllers, group) = (fields.next()?, fields.next()?.trim_start_matches('/'));
+            Some(match controllers {
+                "" => (root.to_owned(), group, "memory.max", "memory.current"),
+                _ if controllers.split(',').any(|c| c == "memory") => (
+                    root.join("memory"),
+                    group,
+                    "memory.limit_in_bytes",
+                    "memory.usage_in_bytes",
+                ),
+                _ => return None,
+            })
+        })
+        .flat_map(move |(root, group, limit, usage)| {
+            Path::new(group)
+                .ancestors()
+                .filter_map(|group| {
+                    let folder = root.join(group);
+                    Some(number(&folder.join(limit))?.saturating_sub(number(&folder.join(usage))?))
+                })
+                .collect::<Vec<u64>>()
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_is_aligned_zeroed_and_faults_once_a_page() {
+        let mut mapping = Mapping::new(HUGE, Pages::Small).unwrap();
+        assert!((mapping.bytes().as_ptr() as usize).is_multiple_of(HUGE));
+        let before = thread_counts().minor_faults;
+        for byte in mapping.bytes().iter_mut().step_by(PAGE) {
+            assert_eq!(*std::hint::black_box(&mut *byte), 0);
+            *byte = 7;
+        }
+        // A read maps the shared zero page, the write behind it the page itself: one or two faults each.
+        assert!(thread_counts().minor_faults - before >= (HUGE / PAGE) as u64);
+        assert_eq!(mapping.huge_bytes().unwrap(), 0);
+        mapping.release_pages().unwrap();
+        assert!(mapping.bytes().iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn a_mapping_that_does_not_fit_says_so() {
+        let absence = Mapping::plain(1 << 56).unwrap_err();
+        assert!(absence.detail.contains("mmap"), "{absence}");
+    }
+
+    #[test]
+    fn huge_pages_of_a_range() {
+        let smaps = "1000-3000 rw-p 00000000 00:00 0 \nRss: 4 kB\nAnonHugePages:  2048 kB\nVmFlags: rd wr\n\
+                     3000-4000 rw-p 00000000 00:00 0 \nAnonHugePages:  4096 kB\n";
+        assert_eq!(huge_bytes_within(smaps, 0x1000, 0x3000), 2 << 20);
+        assert_eq!(huge_bytes_within(smaps, 0x2000, 0x3800), 6 << 20);
+        assert_eq!(huge_bytes_within(smaps, 0x4000, 0x5000), 0);
+        assert_eq!(huge_bytes_within("garbage\n-\n", 0, u64::MAX), 0);
+    }
+
+    #[test]
+    fn modes() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(
+            huge_pages_on_request(root.path()).unwrap_err().reason,
+            Reason::NotSupported
+        );
+        let folder = root.path().join("kernel/mm/transparent_hugepage");
+        fs::create_dir_all(&folder).unwrap();
+        for (enabled, size, reason) in [
+            ("always madvise [never]", "2097152", Some(Reason::Disabled)),
+            ("always madvise never", "2097152", Some(Reason::Unparsable)),
+            ("always [madvise] never", "536870912", Some(Reason::NotSupported)),
+            ("always [madvise] never", "2097152", None),
+        ] {
+            fs::write(folder.join("enabled"), enabled).unwrap();
+            fs::write(folder.join("hpage_pmd_size"), size).unwrap();
+            let answer = huge_pages_on_request(root.path());
+            assert_eq!(
+                answer.err().map(|absence| absence.reason),
+                reason,
+                "{enabled} {size}"
+            );
+        }
+    }
+
+    #[test]
+    fn headroom_heeds_the_tightest_cgroup() {
+        let root = tempfile::tempdir().unwrap();
+        let (proc, sys) = (root.path().join("proc"), root.path().join("sys"));
+        let write = |path: &Path, text: &str| {
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        assert!(headroom(&proc, &sys).is_err());
+        write(&proc.join("meminfo"), "MemAvailable: 1000000 kB\n");
+        assert_eq!(headroom(&proc, &sys), Ok(1_000_000 << 10));
+        write(&proc.join("self/cgroup"), "4:memory:/a/b\n0::/a\n");
+        write(
+            &sys.join("fs/cgroup/memory/a/b/memory.limit_in_bytes"),
+            "9223372036854771712",
+        );
+        write(&sys.join("fs/cgroup/memory/a/b/memory.usage_in_bytes"), "100");
+        write(&sys.join("fs/cgroup/memory/a/memory.limit_in_bytes"), "5000");
+        write(&sys.join("fs/cgroup/memory/a/memory.usage_in_bytes"), "1000");
+        assert_eq!(headroom(&proc, &sys), Ok(4000));
+        write(&sys.join("fs/cgroup/a/memory.max"), "max");
+        assert_eq!(headroom(&proc, &sys), Ok(4000));
+        write(&sys.join("fs/cgroup/a/memory.max"), "300");
+        write(&sys.join("fs/cgroup/a/memory.current"), "400");
+        assert_eq!(headroom(&proc, &sys), Ok(0));
+    }
+}

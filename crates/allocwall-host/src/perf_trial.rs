@@ -1,0 +1,95 @@
+//! What perf_event_open(2) grants, found by opening an event and closing it again. A sysctl alone does not tell:
+//! capabilities, seccomp filters, security modules and distributions' patches all have a say.
+
+use crate::file::errno_text;
+use allocwall_model::units::{Absence, Measured, Reason};
+use perf_event::Builder;
+use perf_event::events::{Event, Hardware, Software};
+
+/// Whose time a sampling event is to watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whom {
+    Myself,
+    Process(i32),
+    /// Everything on CPU 0.
+    EveryProcess,
+}
+
+/// Tries a CPU-clock sampling event, with or without samples in the kernel. Nothing is ever counted: events start disabled.
+pub fn cpu_clock(whom: Whom, kernel: bool) -> std::io::Result<()> {
+    open(Software::CPU_CLOCK, whom, kernel)
+}
+
+/// Tries a tracepoint by its number.
+pub fn tracepoint(id: u64, whom: Whom) -> std::io::Result<()> {
+    open(perf_event::events::Tracepoint::with_id(id), whom, true)
+}
+
+fn open(event: impl Event, whom: Whom, kernel: bool) -> std::io::Result<()> {
+    let mut builder = Builder::new(event);
+    builder
+        .sample_period(1_000_000)
+        .exclude_kernel(!kernel)
+        .exclude_hv(true);
+    match whom {
+        Whom::Myself => builder.observe_self().any_cpu(),
+        Whom::Process(pid) => builder.observe_pid(pid).any_cpu(),
+        Whom::EveryProcess => builder.any_pid().one_cpu(0),
+    };
+    builder.build().map(drop)
+}
+
+/// Whether the processor's own counters can be read: cycles of this very thread in user mode, the least that can be asked.
+pub fn hardware_cycles() -> Measured<()> {
+    Builder::new(Hardware::CPU_CYCLES)
+        .build()
+        .map(drop)
+        .map_err(|error| match error.raw_os_error() {
+            Some(libc::ENOENT | libc::EOPNOTSUPP | libc::ENODEV) => Absence::new(
+                Reason::NotSupported,
+                "no hardware counters: the processor's PMU is not passed through to this machine",
+            ),
+            _ => refusal("hardware counters", &error),
+        })
+}
+
+/// A refusal in the kernel's own terms, with the reason that its errno stands for.
+pub fn refusal(what: &str, error: &std::io::Error) -> Absence {
+    let reason = match error.raw_os_error() {
+        Some(libc::EACCES | libc::EPERM) => Reason::NotPermitted,
+        Some(libc::ESRCH) => Reason::Vanished,
+        _ => Reason::NotSupported,
+    };
+    Absence::new(reason, format!("{what}: perf_event_open: {}", errno_text(error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dead_process_is_not_a_forbidden_one() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id() as i32;
+        child.wait().unwrap();
+        if let Err(error) = cpu_clock(Whom::Myself, false) {
+            println!("skipped: {}", errno_text(&error));
+            return;
+        }
+        let error = cpu_clock(Whom::Process(pid), false).unwrap_err();
+        assert_eq!(refusal("samples", &error).reason, Reason::Vanished);
+    }
+
+    #[test]
+    fn errnos_keep_their_meaning() {
+        let reason = |code| refusal("x", &std::io::Error::from_raw_os_error(code)).reason;
+        assert_eq!(
+            (reason(libc::EACCES), reason(libc::EPERM)),
+            (Reason::NotPermitted, Reason::NotPermitted)
+        );
+        assert_eq!(
+            (reason(libc::ENOSYS), reason(libc::ENOENT)),
+            (Reason::NotSupported, Reason::NotSupported)
+        );
+    }
+}

@@ -1,0 +1,123 @@
+//! Where a CPython reads the files that run at its start, by the layout of its folders (Lib/site.py, Modules/getpath.py of CPython):
+//! nothing is run.
+
+use allocwall_model::units::{Absence, Measured, Reason};
+use std::path::{Path, PathBuf};
+
+/// Folders whose start files this interpreter reads, those that are there. `home` is the user's, which has a folder of its own
+/// unless the interpreter is a virtual environment's.
+///
+/// # Errors
+/// `NotFound` where none of them is there: this interpreter has another layout.
+pub fn folders(interpreter: &Path, version: (u32, u32), home: Option<&Path>) -> Measured<Vec<PathBuf>> {
+    let library = format!("python{}.{}", version.0, version.1);
+    let mut found = Vec::new();
+    let environment = environment(interpreter);
+    if let Some((root, _)) = &environment {
+        found.push(root.join("lib").join(&library).join("site-packages"));
+    }
+    if environment.as_ref().is_none_or(|(_, shared)| *shared) {
+        let real = interpreter
+            .canonicalize()
+            .unwrap_or_else(|_| interpreter.to_owned());
+        if let Some(prefix) = real.parent().and_then(Path::parent) {
+            // dist-packages are Debian's.
+            for below in [
+                "lib/{}/site-packages",
+                "lib64/{}/site-packages",
+                "lib/python3/dist-packages",
+            ] {
+                found.push(prefix.join(below.replace("{}", &library)));
+            }
+            found.push(prefix.join("local/lib").join(&library).join("dist-packages"));
+        }
+        found.extend(home.map(|home| home.join(".local/lib").join(&library).join("site-packages")));
+    }
+    found.retain(|folder| folder.is_dir());
+    match found.is_empty() {
+        false => Ok(found),
+        true => Err(Absence::new(
+            Reason::NotFound,
+            format!("the site-packages of {} were not found", interpreter.display()),
+        )),
+    }
+}
+
+/// Of a virtual environment its root, and whether it sees the packages of the interpreter that it was made from (PEP 405).
+fn environment(interpreter: &Path) -> Option<(PathBuf, bool)> {
+    let beside = interpreter.parent()?;
+    for root in [Some(beside), beside.parent()].into_iter().flatten() {
+        if let Ok(text) = std::fs::read_to_string(root.join("pyvenv.cfg")) {
+            let shared = text
+                .lines()
+                .filter_map(|line| line.split_once('='))
+                .any(|(key, value)| {
+                    key.trim() == "include-system-site-packages" && value.trim().eq_ignore_ascii_case("true")
+                });
+            return Some((root.to_owned(), shared));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn layout(folders: &[&str]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for folder in folders {
+            fs::create_dir_all(root.path().join(folder)).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn an_interpreter_has_its_prefix_and_the_users_folder() {
+        let root = layout(&[
+            "usr/bin",
+            "usr/lib/python3.11/site-packages",
+            "usr/lib/python3.12/site-packages",
+            "usr/local/lib/python3.11/dist-packages",
+            "home/.local/lib/python3.11/site-packages",
+        ]);
+        let at = |name: &str| root.path().canonicalize().unwrap().join(name);
+        fs::write(at("usr/bin/python3.11"), "").unwrap();
+        let found = folders(&at("usr/bin/python3.11"), (3, 11), Some(&at("home"))).unwrap();
+        assert_eq!(
+            found,
+            [
+                at("usr/lib/python3.11/site-packages"),
+                at("usr/local/lib/python3.11/dist-packages"),
+                at("home/.local/lib/python3.11/site-packages"),
+            ]
+        );
+        let none = folders(&at("usr/bin/python3.11"), (3, 9), None).unwrap_err();
+        assert_eq!(none.reason, Reason::NotFound);
+    }
+
+    #[test]
+    fn a_virtual_environment_has_its_own_unless_it_shares() {
+        let root = layout(&[
+            "usr/bin",
+            "usr/lib/python3.11/site-packages",
+            "venv/bin",
+            "venv/lib/python3.11/site-packages",
+        ]);
+        let at = |name: &str| root.path().canonicalize().unwrap().join(name);
+        fs::write(at("usr/bin/python3.11"), "").unwrap();
+        std::os::unix::fs::symlink(at("usr/bin/python3.11"), at("venv/bin/python")).unwrap();
+        let found = |shared: &str| {
+            let text = format!(
+                "home = {}\ninclude-system-site-packages = {shared}\n",
+                at("usr/bin").display()
+            );
+            fs::write(at("venv/pyvenv.cfg"), text).unwrap();
+            folders(&at("venv/bin/python"), (3, 11), Some(&at("home"))).unwrap()
+        };
+        let own = at("venv/lib/python3.11/site-packages");
+        assert_eq!(found("false"), std::slice::from_ref(&own));
+        assert_eq!(found("true"), [own, at("usr/lib/python3.11/site-packages")]);
+    }
+}

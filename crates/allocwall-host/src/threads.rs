@@ -1,0 +1,243 @@
+//! Looking at a thread that does not run: what it waits for, from /proc/PID/task/TID.
+
+use crate::proc::{ProcFs, SyscallState};
+use crate::worker::not_started;
+use allocwall_model::units::{Absence, Measured, Reason};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+/// One thread that was found off its CPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Blocked {
+    /// Scheduler state letter (proc_pid_stat(5)).
+    pub state: char,
+    /// None where reading it is not permitted; -1 when blocked outside a system call.
+    pub syscall: Option<i64>,
+    /// User instruction and stack pointer, where `syscall` was readable.
+    pub ip_sp: Option<(u64, u64)>,
+    /// Kernel functions, leaf first; only the blocking one where the stack is not readable (not root).
+    pub kernel: Vec<String>,
+}
+
+/// Remembers what was refused, so that it is not asked for again at every look.
+#[derive(Default)]
+pub struct Looker {
+    stacks_refused: bool,
+    syscalls_refused: bool,
+    /// Why a thread's system call could not be read, the first time.
+    pub refusal: Option<Absence>,
+}
+
+pub enum Look {
+    /// On a CPU or ready to be.
+    Runnable,
+    Gone,
+    /// It may be there, and doing anything.
+    Unread(Absence),
+    Blocked(Blocked),
+}
+
+impl Looker {
+    pub fn look(&mut self, proc: &ProcFs, pid: i32, tid: i32) -> Look {
+        let stat = match proc.thread_stat(pid, tid) {
+            Ok(stat) => stat,
+            Err(absence) if absence.is_gone() => return Look::Gone,
+            Err(absence) => return Look::Unread(absence),
+        };
+        match stat.state {
+            'X' | 'x' | 'Z' => return Look::Gone,
+            'R' => return Look::Runnable,
+            _ => {}
+        }
+        let mut blocked = Blocked {
+            state: stat.state,
+            ..Blocked::default()
+        };
+        if !self.syscalls_refused {
+            match proc.thread_syscall(pid, tid) {
+                // It woke up in the meantime: what the two reads say together is "runnable".
+                Ok(SyscallState::Running) => return Look::Runnable,
+                Ok(SyscallState::Blocked { number, ip_sp }) => {
+                    blocked.syscall = Some(number);
+                    blocked.ip_sp = ip_sp;
+                }
+                Err(absence) => {
+                    self.syscalls_refused = absence.reason == Reason::NotPermitted;
+                    self.refusal.get_or_insert(absence);
+                }
+            }
+        }
+        if !self.stacks_refused {
+            match proc.thread_kernel_stack(pid, tid) {
+                Ok(kernel) => blocked.kernel = kernel,
+                Err(absence) => self.stacks_refused = absence.reason == Reason::NotPermitted,
+            }
+        }
+        if blocked.kernel.is_empty() {
+            blocked.kernel.extend(proc.thread_wchan(pid, tid).ok().flatten());
+        }
+        Look::Blocked(blocked)
+    }
+}
+
+/// Reads other processes' memory in a thread of its own. A page may lie in a file whose server never answers (FUSE): reading it ends
+/// with this process and not before, so who asks waits no longer than a second.
+#[derive(Default)]
+pub struct MemoryReader(Option<Measured<Reading>>);
+
+struct Reading {
+    ask: SyncSender<(i32, u64, Vec<u8>)>,
+    answer: Receiver<(Vec<u8>, usize)>,
+}
+
+impl MemoryReader {
+    /// As [`read_memory`]. After a failure it isn't tried again.
+    ///
+    /// # Errors
+    /// No thread could be started, or it does not come back.
+    pub fn read(&mut self, pid: i32, address: u64, buffer: &mut Vec<u8>) -> Measured<usize> {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let reading = self
+            .0
+            .get_or_insert_with(Reading::start)
+            .as_ref()
+            .map_err(Clone::clone)?;
+        let length = buffer.len();
+        let answer = reading
+            .ask
+            .send((pid, address, std::mem::take(buffer)))
+            .ok()
+            .and_then(|()| reading.answer.recv_timeout(PATIENCE).ok());
+        let Some((bytes, read)) = answer else {
+            *buffer = vec![0; length];
+            let absence = Absence::new(
+                Reason::TooCostly,
+                format!("memory of process {pid} could not be read within a second"),
+            );
+            self.0 = Some(Err(absence.clone()));
+            return Err(absence);
+        };
+        *buffer = bytes;
+        Ok(read)
+    }
+}
+
+impl Reading {
+    fn start() -> Measured<Reading> {
+        let (ask, asked) = sync_channel::<(i32, u64, Vec<u8>)>(1);
+        let (told, answer) = sync_channel(1);
+        let work = move || {
+            for (pid, address, mut buffer) in asked {
+                let read = read_memory(pid, address, &mut buffer);
+                if told.send((buffer, read)).is_err() {
+                    break;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().spawn(work);
+        thread
+            .map(|_| Reading { ask, answer })
+            .map_err(|error| not_started("reads memory", &error))
+    }
+}
+
+/// Copies target memory from `address` upwards into `buffer` without stopping the target; the number of bytes that
+/// were readable.
+fn read_memory(pid: i32, address: u64, buffer: &mut [u8]) -> usize {
+    let local = libc::iovec {
+        iov_base: buffer.as_mut_ptr().cast(),
+        iov_len: buffer.len(),
+    };
+    // Two pieces, cut at a page: a read that runs off the end of a stack still returns the first.
+    let page = 4096;
+    let first = (page - (address % page) as usize as u64).min(buffer.len() as u64);
+    let remote = [
+        libc::iovec {
+            iov_base: address as *mut libc::c_void,
+            iov_len: first as usize,
+        },
+        libc::iovec {
+            iov_base: address.wrapping_add(first) as *mut libc::c_void,
+            iov_len: buffer.len() - first as usize,
+        },
+    ];
+    // SAFETY: `local` describes `buffer`, which outlives the call and is ours to write; the remote addresses are only
+    // interpreted in the other process, where the kernel checks them.
+    let read = unsafe { libc::process_vm_readv(pid, &local, 1, remote.as_ptr(), 2, 0) };
+    usize::try_from(read).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_hangs_is_not_waited_for() {
+        let (ask, asked) = sync_channel(1);
+        let (_told, answer) = sync_channel(1);
+        let mut reader = MemoryReader(Some(Ok(Reading { ask, answer })));
+        let mut buffer = vec![0; 16];
+        let absence = reader.read(7, 0, &mut buffer).unwrap_err();
+        assert_eq!((absence.reason, buffer.len()), (Reason::TooCostly, 16));
+        drop(asked);
+        assert_eq!(reader.read(7, 0, &mut buffer), Err(absence), "at once");
+    }
+
+    #[test]
+    fn own_memory_reads_like_anybodys() {
+        let source = [7u8; 10_000];
+        let mut copy = vec![0u8; 10_000];
+        let (mut reader, pid) = (MemoryReader::default(), std::process::id() as i32);
+        assert_eq!(reader.read(pid, source.as_ptr() as u64, &mut copy), Ok(10_000));
+        assert_eq!(source[..], copy);
+        assert_eq!(reader.read(pid, 16, &mut copy), Ok(0));
+        assert_eq!(copy.len(), 10_000);
+    }
+
+    #[test]
+    fn reads_stop_where_memory_ends() {
+        let source = [7u8; 10_000];
+        let mut copy = [0u8; 10_000];
+        let pid = std::process::id() as i32;
+        assert_eq!(read_memory(pid, source.as_ptr() as u64, &mut copy), 10_000);
+        assert_eq!(source, copy);
+        assert_eq!(read_memory(pid, 16, &mut copy), 0);
+    }
+
+    #[test]
+    fn a_sleeping_thread_is_blocked_and_a_spinning_one_is_not() {
+        use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+        static TID: [AtomicI32; 2] = [AtomicI32::new(0), AtomicI32::new(0)];
+        static STOP: AtomicBool = AtomicBool::new(false);
+        let spawn = |slot: usize| {
+            std::thread::spawn(move || {
+                TID[slot].store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::SeqCst);
+                while !STOP.load(Ordering::SeqCst) {
+                    if slot == 0 {
+                        std::thread::park_timeout(std::time::Duration::from_secs(1));
+                    } else {
+                        std::hint::spin_loop();
+                    }
+                }
+            })
+        };
+        let threads = [spawn(0), spawn(1)];
+        while TID.iter().any(|t| t.load(Ordering::SeqCst) == 0) {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let pid = std::process::id() as i32;
+        let mut looker = Looker::default();
+        let proc = ProcFs::live();
+        let parked = looker.look(&proc, pid, TID[0].load(Ordering::SeqCst));
+        let spinning = looker.look(&proc, pid, TID[1].load(Ordering::SeqCst));
+        STOP.store(true, Ordering::SeqCst);
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        let Look::Blocked(blocked) = parked else {
+            panic!("the parked thread was not seen waiting")
+        };
+        assert_eq!(blocked.state, 'S');
+        assert!(matches!(spinning, Look::Runnable));
+        assert!(matches!(looker.look(&proc, pid, i32::MAX), Look::Gone));
+    }
+}

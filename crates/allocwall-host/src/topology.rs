@@ -1,0 +1,520 @@
+//! CPUs and how they are related, from sysfs (Documentation/admin-guide/cputopology.rst), and pinning to them.
+
+use crate::place;
+use allocwall_model::units::{Absence, Measured, Reason};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topology {
+    /// Online CPUs in the order of their numbers.
+    pub cpus: Vec<Cpu>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cpu {
+    pub id: u32,
+    /// Hardware threads of the same core, itself included.
+    pub siblings: Measured<Vec<u32>>,
+    /// CPUs that share its level-3 cache, itself included; the package where sysfs describes no level 3.
+    pub l3: Measured<Vec<u32>>,
+    /// 0 on kernels without NUMA.
+    pub node: u32,
+}
+
+/// How near two different CPUs are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Relation {
+    Smt,
+    SameL3,
+    OtherL3,
+    OtherNode,
+}
+
+impl Relation {
+    pub const ALL: [Relation; 4] = [
+        Relation::Smt,
+        Relation::SameL3,
+        Relation::OtherL3,
+        Relation::OtherNode,
+    ];
+
+    /// As in the names of prices.
+    pub fn key(self) -> &'static str {
+        match self {
+            Relation::Smt => "smt",
+            Relation::SameL3 => "same_l3",
+            Relation::OtherL3 => "other_l3",
+            Relation::OtherNode => "other_node",
+        }
+    }
+}
+
+impl Topology {
+    /// `sys` is `/sys`, or a copy of it.
+    pub fn read(sys: &Path) -> Measured<Topology> {
+        let cpu_root = sys.join("devices/system/cpu");
+        let nodes = read_nodes(&sys.join("devices/system/node"))?;
+        let cpus = online_cpus(sys)?
+            .into_iter()
+            .map(|id| {
+                let topology = cpu_root.join(format!("cpu{id}/topology"));
+                // `core_cpus_list` is the name since Linux 5.3; the older one is still there on most.
+                let siblings = read_list(&topology.join("thread_siblings_list"))
+                    .or_else(|_| read_list(&topology.join("core_cpus_list")));
+                let l3 = match read_l3(&cpu_root.join(format!("cpu{id}/cache"))) {
+                    Ok(Some(l3)) => Ok(l3),
+                    Ok(None) => read_list(&topology.join("core_siblings_list"))
+                        .or_else(|_| read_list(&topology.join("package_cpus_list"))),
+                    Err(absence) => Err(absence),
+                };
+                let node = nodes
+                    .iter()
+                    .find(|(_, cpus)| cpus.contains(&id))
+                    .map_or(0, |n| n.0);
+                Cpu {
+                    id,
+                    siblings,
+                    l3,
+                    node,
+                }
+            })
+            .collect();
+        Ok(Topology { cpus })
+    }
+
+    /// None for a CPU and itself, for one that is not online, and where sysfs doesn't tell.
+    pub fn relation(&self, a: u32, b: u32) -> Option<Relation> {
+        let (a, b) = (self.cpu(a)?, self.cpu(b)?);
+        // Both lists are symmetric: either CPU's tells.
+        let together = |list: fn(&Cpu) -> &Measured<Vec<u32>>| match (list(a), list(b)) {
+            (Ok(of_a), _) => Some(of_a.contains(&b.id)),
+            (_, Ok(of_b)) => Some(of_b.contains(&a.id)),
+            _ => None,
+        };
+        match () {
+            () if a.id == b.id => None,
+            // A core lies in one node.
+            () if a.node != b.node => Some(Relation::OtherNode),
+            () if together(|cpu| &cpu.siblings)? => Some(Relation::Smt),
+            () if together(|cpu| &cpu.l3)? => Some(Relation::SameL3),
+            () => Some(Relation::OtherL3),
+        }
+    }
+
+    /// Pairs of CPUs out of `among` that are related in this way.
+    pub fn pairs(&self, relation: Relation, among: &[u32]) -> Vec<(u32, u32)> {
+        let mut pairs = Vec::new();
+        for (i, &a) in among.iter().enumerate() {
+            for &b in &among[i + 1..] {
+                if self.relation(a, b) == Some(relation) {
+                    pairs.push((a, b));
+                }
+            }
+        }
+        pairs
+    }
+
+    /// `among`, one CPU of every core first, second hardware threads last: the order in which to place threads.
+    pub fn spread(&self, among: &[u32]) -> Vec<u32> {
+        let mut order = among.to_vec();
+        order.sort_by_key(|&id| {
+            let depth = self.cpu(id).map_or(0, |cpu| {
+                cpu.siblings
+                    .iter()
+                    .flatten()
+                    .filter(|s| **s < id && among.contains(s))
+                    .count()
+            });
+            (depth, id)
+        });
+        order
+    }
+
+    fn cpu(&self, id: u32) -> Option<&Cpu> {
+        let at = self.cpus.binary_search_by_key(&id, |cpu| cpu.id).ok()?;
+        Some(&self.cpus[at])
+    }
+}
+
+/// Online CPUs in the order of their numbers, which may have holes. `sys` is `/sys`, or a copy of it.
+pub fn online_cpus(sys: &Path) -> Measured<Vec<u32>> {
+    let path = sys.join("devices/system/cpu/online");
+    let mut cpus = read_list(&path)?;
+    cpus.sort_unstable();
+    cpus.dedup();
+    match cpus.is_empty() {
+        // This code runs on one.
+        true => Err(Absence::new(
+            Reason::Unparsable,
+            format!("{}: no CPU is online", path.display()),
+        )),
+        false => Ok(cpus),
+    }
+}
+
+/// The kernel's list format, `0-3,8,10-11` (lib/bitmap.c, without its strides); empty text is an empty list.
+pub fn parse_cpu_list(text: &str) -> Option<Vec<u32>> {
+    /// CONFIG_NR_CPUS goes to 8192; a larger number is no CPU list but something else.
+    const MOST: u32 = 1 << 16;
+    let text = text.trim();
+    let mut list = Vec::new();
+    for part in text.split(',').filter(|_| !text.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+        if first > last || last >= MOST {
+            return None;
+        }
+        list.extend(first..=last);
+    }
+    Some(list)
+}
+
+fn read_text(path: &Path) -> Measured<String> {
+    fs::read_to_string(path).map_err(|error| {
+        let reason = match error.kind() {
+            io::ErrorKind::NotFound => Reason::NotFound,
+            io::ErrorKind::PermissionDenied => Reason::NotPermitted,
+            _ => Reason::NotSupported,
+        };
+        Absence::new(reason, format!("{}: {error}", path.display()))
+    })
+}
+
+fn read_list(path: &Path) -> Measured<Vec<u32>> {
+    let text = read_text(path)?;
+    parse_cpu_list(&text).ok_or_else(|| {
+        Absence::new(
+            Reason::Unparsable,
+            format!("{}: {:?} is no list of CPUs", path.display(), text.trim()),
+        )
+    })
+}
+
+fn numbered(root: &Path, prefix: &str) -> Vec<(u32, PathBuf)> {
+    let mut found: Vec<(u32, PathBuf)> = fs::read_dir(root)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let number = entry.file_name().to_str()?.strip_prefix(prefix)?.parse().ok()?;
+            Some((number, entry.path()))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+/// Empty on kernels built without NUMA, which have no such folder.
+fn read_nodes(root: &Path) -> Measured<Vec<(u32, Vec<u32>)>> {
+    numbered(root, "node")
+        .into_iter()
+        .map(|(number, path)| Ok((number, read_list(&path.join("cpulist"))?)))
+        .collect()
+}
+
+fn read_l3(root: &Path) -> Measured<Option<Vec<u32>>> {
+    for (_, index) in numbered(root, "index") {
+        if read_text(&index.join("level")).is_ok_and(|level| level.trim() == "3") {
+            return read_list(&index.join("shared_cpu_list")).map(Some);
+        }
+    }
+    Ok(None)
+}
+
+/// CPUs that this thread may run on.
+pub fn allowed_cpus() -> Measured<Vec<u32>> {
+    place::allowed_cpus().map_err(affinity_absence)
+}
+
+/// The calling thread on one CPU for as long as this lives; then where it was allowed before.
+#[derive(Debug)]
+pub struct Pinned {
+    before: Vec<u32>,
+}
+
+impl Pinned {
+    pub fn to(cpu: u32) -> Measured<Pinned> {
+        let before = allowed_cpus()?;
+        place::set_affinity(&[cpu]).map_err(affinity_absence)?;
+        Ok(Pinned { before })
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let _ = place::set_affinity(&self.before);
+    }
+}
+
+fn affinity_absence(error: io::Error) -> Absence {
+    let reason = match error.kind() {
+        io::ErrorKind::PermissionDenied => Reason::NotPermitted,
+        _ => Reason::NotSupported,
+    };
+    Absence::new(reason, format!("CPU affinity of this thread: {error}"))
+}
+
+/// What a price list is good for: the same CPU model, CPUs, memory, hypervisor and kernel. Same after a reboot.
+pub fn machine_identity(proc: &Path, sys: &Path) -> Measured<String> {
+    let kernel = read_text(&proc.join("sys/kernel/osrelease"))?;
+    let cpuinfo = read_text(&proc.join("cpuinfo"))?;
+    let meminfo = read_text(&proc.join("meminfo"))?;
+    let online = read_list(&sys.join("devices/system/cpu/online"))?.len();
+    // A quarter of a GiB: the kernel's own share of the memory differs a little from boot to boot.
+    let memory = kilobytes(&meminfo, "MemTotal").map_or_else(
+        || "memory unknown".to_owned(),
+        |kb| format!("{:.2} GiB", (kb as f64 / f64::from(1 << 20) * 4.0).round() / 4.0),
+    );
+    Ok(format!(
+        "{}, {online} {}, {memory}, {}, Linux {}",
+        cpu_model(&cpuinfo),
+        if online == 1 { "CPU" } else { "CPUs" },
+        hypervisor().unwrap_or_else(|| "no hypervisor seen".to_owned()),
+        kernel.trim()
+    ))
+}
+
+/// A line of /proc/meminfo.
+pub fn kilobytes(meminfo: &str, key: &str) -> Option<u64> {
+    meminfo.lines().find_map(|line| {
+        let value = line.strip_prefix(key)?.strip_prefix(':')?;
+        value.trim().strip_suffix("kB")?.trim().parse().ok()
+    })
+}
+
+pub(crate) fn cpu_model(cpuinfo: &str) -> String {
+    let field = |wanted: &str| {
+        cpuinfo.lines().find_map(|line| {
+            let (key, value) = line.split_once(':')?;
+            (key.trim() == wanted).then(|| value.trim().to_owned())
+        })
+    };
+    // Arm names no model, only numbers (Documentation/arch/arm64/cpu-feature-registers.rst).
+    field("model name")
+        .or_else(|| {
+            Some(format!(
+                "CPU {}/{}",
+                field("CPU implementer")?,
+                field("CPU part")?
+            ))
+        })
+        .unwrap_or_else(|| format!("{} CPU", std::env::consts::ARCH))
+}
+
+/// The hypervisor's name as CPUID gives it; elsewhere nothing tells.
+#[cfg(any(target_arch = "x86", target_arch = "x86_64"))]
+fn hypervisor() -> Option<String> {
+    let info = raw_cpuid::CpuId::new().get_hypervisor_info()?;
+    Some(format!("{:?}", info.identify()))
+}
+
+#[cfg(not(any(target_arch = "x86", target_arch = "x86_64")))]
+fn hypervisor() -> Option<String> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two sockets of two cores with two hardware threads; each socket is one L3 domain and one node.
+    fn two_sockets() -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        write(&root, "cpu/online", "0-7\n");
+        for (node, cpus) in [(0, "0-1,4-5"), (1, "2-3,6-7")] {
+            write(&root, &format!("node/node{node}/cpulist"), cpus);
+        }
+        for cpu in 0..8 {
+            let (low, domain) = (cpu % 4, if cpu % 4 < 2 { "0-1,4-5" } else { "2-3,6-7" });
+            write(
+                &root,
+                &format!("cpu/cpu{cpu}/topology/thread_siblings_list"),
+                &format!("{low},{}", low + 4),
+            );
+            write(&root, &format!("cpu/cpu{cpu}/cache/index0/level"), "1");
+            write(
+                &root,
+                &format!("cpu/cpu{cpu}/cache/index0/shared_cpu_list"),
+                &format!("{low},{}", low + 4),
+            );
+            write(&root, &format!("cpu/cpu{cpu}/cache/index3/level"), "3");
+            write(
+                &root,
+                &format!("cpu/cpu{cpu}/cache/index3/shared_cpu_list"),
+                domain,
+            );
+        }
+        root
+    }
+
+    fn write(root: &tempfile::TempDir, path: &str, text: &str) {
+        let path = root.path().join("devices/system").join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn two_sockets_with_smt() {
+        let root = two_sockets();
+        let topology = Topology::read(root.path()).unwrap();
+        let all: Vec<u32> = topology.cpus.iter().map(|cpu| cpu.id).collect();
+        assert_eq!(topology.relation(0, 4), Some(Relation::Smt));
+        assert_eq!(topology.relation(0, 1), Some(Relation::SameL3));
+        assert_eq!(topology.relation(0, 2), Some(Relation::OtherNode));
+        assert_eq!(topology.relation(3, 3), None);
+        assert_eq!(topology.relation(0, 99), None);
+        assert_eq!(
+            topology.pairs(Relation::Smt, &all),
+            [(0, 4), (1, 5), (2, 6), (3, 7)]
+        );
+        assert_eq!(topology.pairs(Relation::OtherL3, &all), []);
+        assert_eq!(topology.pairs(Relation::Smt, &[0, 1, 2]), []);
+        assert_eq!(topology.spread(&[0, 4, 5, 1]), [0, 1, 4, 5]);
+        assert_eq!(topology.spread(&[4, 5]), [4, 5]);
+    }
+
+    #[test]
+    fn two_l3_domains_in_one_node() {
+        let root = two_sockets();
+        write(&root, "node/node0/cpulist", "0-7");
+        fs::remove_dir_all(root.path().join("devices/system/node/node1")).unwrap();
+        let topology = Topology::read(root.path()).unwrap();
+        assert_eq!(topology.relation(0, 2), Some(Relation::OtherL3));
+        assert_eq!(topology.relation(0, 5), Some(Relation::SameL3));
+    }
+
+    #[test]
+    fn without_a_described_l3_the_package_stands_for_it() {
+        let root = two_sockets();
+        for cpu in 0..8 {
+            let base = root.path().join(format!("devices/system/cpu/cpu{cpu}"));
+            fs::remove_dir_all(base.join("cache")).unwrap();
+            write(&root, &format!("cpu/cpu{cpu}/topology/core_siblings_list"), "0-7");
+        }
+        let topology = Topology::read(root.path()).unwrap();
+        assert_eq!(topology.relation(0, 1), Some(Relation::SameL3));
+    }
+
+    #[test]
+    fn lists() {
+        assert_eq!(parse_cpu_list("0-3,8,10-11\n"), Some(vec![0, 1, 2, 3, 8, 10, 11]));
+        assert_eq!(parse_cpu_list("\n"), Some(vec![]));
+        for malformed in [
+            "0-",
+            "-3",
+            "a",
+            "3-1",
+            "0,,1",
+            "0-99999999",
+            "1 2",
+            "0-1-2",
+            "4294967296",
+            "\u{1b}[31m",
+        ] {
+            assert_eq!(parse_cpu_list(malformed), None, "{malformed:?}");
+        }
+    }
+
+    #[test]
+    fn a_malformed_file_is_an_absence_that_names_it() {
+        let root = two_sockets();
+        write(&root, "cpu/cpu3/topology/thread_siblings_list", "3;7");
+        write(&root, "cpu/cpu3/topology/core_cpus_list", "x");
+        let topology = Topology::read(root.path()).unwrap();
+        let absence = topology.cpu(3).unwrap().siblings.clone().unwrap_err();
+        assert_eq!(absence.reason, Reason::Unparsable);
+        assert!(absence.detail.contains("cpu3"), "{absence}");
+
+        let empty = tempfile::tempdir().unwrap();
+        assert_eq!(Topology::read(empty.path()).unwrap_err().reason, Reason::NotFound);
+        write(&empty, "cpu/online", "\n");
+        assert_eq!(
+            Topology::read(empty.path()).unwrap_err().reason,
+            Reason::Unparsable
+        );
+    }
+
+    #[test]
+    fn a_cpu_without_sibling_files_takes_nothing_from_the_others() {
+        let root = two_sockets();
+        let topology_of = |cpu: u32| root.path().join(format!("devices/system/cpu/cpu{cpu}/topology"));
+        fs::remove_dir_all(topology_of(5)).unwrap();
+        let one = Topology::read(root.path()).unwrap();
+        assert_eq!(one.cpus.len(), 8);
+        assert_eq!(one.relation(0, 4), Some(Relation::Smt));
+        // The other one's list tells.
+        assert_eq!(one.relation(5, 1), Some(Relation::Smt));
+        assert_eq!(one.relation(5, 2), Some(Relation::OtherNode));
+        // With both missing it is unknown whether they are one core.
+        fs::remove_dir_all(topology_of(1)).unwrap();
+        let two = Topology::read(root.path()).unwrap();
+        assert_eq!((two.relation(5, 1), two.relation(1, 5)), (None, None));
+        assert_eq!(two.spread(&[0, 4, 1, 5]), [0, 1, 5, 4]);
+    }
+
+    #[test]
+    fn holes_in_the_list_and_nodes_without_cpus() {
+        let root = two_sockets();
+        // CPUs 1 and 5 were taken offline, and a node of memory alone (CXL) came.
+        write(&root, "cpu/online", "0,2-4,6-7\n");
+        write(&root, "node/node0/cpulist", "0,4");
+        write(&root, "node/node9/cpulist", "\n");
+        let topology = Topology::read(root.path()).unwrap();
+        assert_eq!(online_cpus(root.path()), Ok(vec![0, 2, 3, 4, 6, 7]));
+        assert_eq!(topology.relation(0, 4), Some(Relation::Smt));
+        assert_eq!(topology.relation(0, 1), None);
+        assert_eq!(topology.relation(4, 6), Some(Relation::OtherNode));
+        assert!(topology.cpus.iter().all(|cpu| cpu.node < 2));
+    }
+
+    #[test]
+    fn this_machine_is_readable() {
+        let topology = Topology::read(Path::new("/sys")).unwrap();
+        let allowed = allowed_cpus().unwrap();
+        assert!(!allowed.is_empty());
+        assert!(
+            allowed
+                .iter()
+                .all(|id| topology.cpus.iter().any(|cpu| cpu.id == *id))
+        );
+    }
+
+    #[test]
+    fn a_pin_is_undone() {
+        let before = allowed_cpus().unwrap();
+        let target = *before.last().unwrap();
+        {
+            let _pinned = Pinned::to(target).unwrap();
+            assert_eq!(allowed_cpus().unwrap(), [target]);
+        }
+        assert_eq!(allowed_cpus().unwrap(), before);
+        assert!(Pinned::to(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn identity_names_what_prices_depend_on() {
+        let identity = machine_identity(Path::new("/proc"), Path::new("/sys")).unwrap();
+        assert!(identity.contains("Linux "), "{identity}");
+        assert_eq!(
+            identity,
+            machine_identity(Path::new("/proc"), Path::new("/sys")).unwrap()
+        );
+        assert!(machine_identity(Path::new("/nonexistent"), Path::new("/sys")).is_err());
+    }
+
+    #[test]
+    fn meminfo_and_cpuinfo() {
+        assert_eq!(
+            kilobytes("MemTotal:       24682416 kB\n", "MemTotal"),
+            Some(24682416)
+        );
+        assert_eq!(kilobytes("MemTotalX: 1 kB\nMemTotal: x kB\n", "MemTotal"), None);
+        assert_eq!(cpu_model("processor\t: 0\nmodel name\t: Fast CPU\n"), "Fast CPU");
+        assert_eq!(
+            cpu_model("CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"),
+            "CPU 0x41/0xd0c"
+        );
+    }
+}

@@ -1,0 +1,174 @@
+//! How often a place in a file is passed, by counting uprobes through perf_event_open(2).
+//!
+//! A probe is a breakpoint in every thread of the process, also in those that are not counted: each pass traps into the kernel, 0.7 µs
+//! on a virtual machine. Closing one waits until no CPU is in it any more, some 85 ms there (Linux 6.18), one after the other.
+//! So probes are few, and stay for a moment.
+//!
+//! Threads that a counted one starts are not counted. With `inherit` the kernel would look for the file's name a second time, in the
+//! memory of the program that starts the thread (perf_uprobe_init, kernel/trace/trace_event_perf.c): each of its clone(2)s
+//! then fails with EFAULT, as seen on Linux 6.18.
+
+use crate::file;
+use crate::perf;
+use crate::rights::run_as_root;
+use allocwall_model::units::{Absence, Measured, Reason};
+use perf_event::events::{Event, EventData};
+use perf_event::{Builder, Counter};
+use perf_event_open_sys::bindings::perf_event_attr;
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The kernel's uprobe PMU.
+#[derive(Clone, Copy, Debug)]
+pub struct Uprobes {
+    kind: u32,
+}
+
+impl Uprobes {
+    pub fn live() -> Measured<Uprobes> {
+        Self::below(Path::new("/"))
+    }
+
+    /// # Errors
+    /// `NotSupported` where the kernel was built without (CONFIG_UPROBE_EVENTS), or is older than 4.17.
+    pub fn below(root: &Path) -> Measured<Uprobes> {
+        let path = root.join("sys/bus/event_source/devices/uprobe/type");
+        match file::read_number(&path) {
+            Ok(kind) => Ok(Uprobes { kind }),
+            Err(absence) if absence.reason == Reason::NotFound => Err(Absence::new(
+                Reason::NotSupported,
+                "the kernel has no uprobes for perf events",
+            )),
+            Err(absence) => Err(absence),
+        }
+    }
+
+    /// Counts how often a thread passes this byte of a file, wherever that is mapped. Stopped at first.
+    pub fn open(self, file: &File, offset: u64, tid: i32) -> Measured<Passes> {
+        // The very file that was opened, whatever has become of its name, and in whatever mount namespace that holds.
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let place = Place {
+            kind: self.kind,
+            path: CString::new(path).unwrap_or_default(),
+            offset,
+        };
+        Builder::new(place)
+            .observe_pid(tid)
+            .any_cpu()
+            .include_kernel()
+            .enabled(false)
+            .build()
+            .map(Passes)
+            .map_err(|error| match error.raw_os_error() {
+                // Whatever perf_event_paranoid says (perf_uprobe_event_init, kernel/events/core.c).
+                Some(libc::EACCES) => {
+                    Absence::new(Reason::NotPermitted, "this user may set no probes").mend(run_as_root())
+                }
+                _ => perf::absence(&error),
+            })
+    }
+}
+
+struct Place {
+    kind: u32,
+    path: CString,
+    offset: u64,
+}
+
+impl Event for Place {
+    /// Only with its data, which the builder asks for, does the name live until the kernel has read it.
+    fn update_attrs(self, attr: &mut perf_event_attr) {
+        attr.type_ = self.kind;
+        attr.probe_offset = self.offset;
+    }
+
+    fn update_attrs_with_data(self, attr: &mut perf_event_attr) -> Option<Arc<dyn EventData>> {
+        let path = Arc::new(self.path.clone());
+        attr.uprobe_path = path.as_ptr() as u64;
+        self.update_attrs(attr);
+        Some(path)
+    }
+}
+
+/// A probe. Dropped, it is taken out, which takes its time.
+pub struct Passes(Counter);
+
+impl Passes {
+    pub fn start(&mut self) -> io::Result<()> {
+        self.0.enable()
+    }
+
+    pub fn stop(&mut self) -> io::Result<()> {
+        self.0.disable()
+    }
+
+    /// So far. A thread that has ended keeps its count.
+    pub fn count(&mut self) -> io::Result<u64> {
+        self.0.read()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::elf::{ElfFile, Table};
+
+    #[test]
+    fn a_kernel_without_says_so() {
+        let empty = tempfile::tempdir().unwrap();
+        let reason = Uprobes::below(empty.path()).unwrap_err().reason;
+        assert_eq!(reason, Reason::NotSupported);
+        let folder = empty.path().join("sys/bus/event_source/devices/uprobe");
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("type"), "9\n").unwrap();
+        assert_eq!(Uprobes::below(empty.path()).unwrap().kind, 9);
+    }
+
+    #[test]
+    fn the_calls_of_one_thread_are_counted_and_of_no_other_function() {
+        let path = "/usr/lib/x86_64-linux-gnu/libc.so.6";
+        let Ok(file) = File::open(path) else {
+            println!("skipped: no {path} on this machine");
+            return;
+        };
+        let libc = ElfFile::new(file.try_clone().unwrap());
+        let libc = libc.parse().unwrap();
+        let offset = |name: &[u8]| {
+            let mut found = None;
+            let mut visit = |symbol: crate::elf::Symbol<'_>| {
+                if symbol.name == name {
+                    found = libc.facts.offset_of_address(symbol.address);
+                }
+            };
+            libc.symbols(Table::Exported, &mut visit).unwrap();
+            found.unwrap()
+        };
+        // SAFETY: takes no argument and can't fail (gettid(2)).
+        let tid = unsafe { libc::gettid() };
+        let open = |name| Uprobes::live().and_then(|probes| probes.open(&file, offset(name), tid));
+        let (mut called, mut spared) = match (open(b"getppid"), open(b"getpgrp")) {
+            (Ok(called), Ok(spared)) => (called, spared),
+            (Err(absence), _) | (_, Err(absence)) => {
+                println!("skipped: {absence}");
+                return;
+            }
+        };
+        // SAFETY: takes no argument and can't fail (getppid(2)).
+        let call = || unsafe { libc::getppid() };
+        call();
+        called.start().unwrap();
+        spared.start().unwrap();
+        for _ in 0..30 {
+            call();
+        }
+        // With `inherit`, this thread could not be started.
+        std::thread::spawn(call).join().unwrap();
+        called.stop().unwrap();
+        call();
+        assert_eq!((called.count().unwrap(), spared.count().unwrap()), (30, 0));
+    }
+}

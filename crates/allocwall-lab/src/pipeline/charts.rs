@@ -1,0 +1,176 @@
+//! The order pipeline drawn: how many orders take longer than a time, and how the tail follows the heap pressure.
+
+use super::results::{Point, shown};
+use super::text::Experiment;
+use super::{By, Measure, Orders};
+use crate::chart::{Chart, Line, svg};
+use allocwall_model::units::{count, thousands};
+
+/// The rarest share that is drawn: a run has a million orders, and some runs are merged.
+const RAREST: f64 = 1e-6;
+/// Where a sweep without pressure is drawn, blocks a second.
+const NONE_AT: f64 = 50_000.0;
+
+/// File names and what goes into them.
+pub fn all(e: &Experiment) -> Vec<(String, String)> {
+    let mut charts = vec![];
+    if e.rate.is_none() {
+        return charts;
+    }
+    let sweep = e.points.iter().any(|p| p.pressure != e.points[0].pressure);
+    if sweep {
+        for orders in [Orders::Undisturbed, Orders::All] {
+            charts.push((format!("sweep-{}.svg", orders.key()), pressure(e, orders)));
+        }
+        return charts;
+    }
+    for point in &e.points {
+        let place = match e.points.len() {
+            1 => String::new(),
+            _ => format!("-{}", point.placement.name),
+        };
+        for orders in [Orders::Undisturbed, Orders::All] {
+            charts.push((
+                format!("ccdf-{}{place}.svg", orders.key()),
+                ccdf(e, point, orders),
+            ));
+        }
+    }
+    charts
+}
+
+fn notes(e: &Experiment, point: &Point, orders: Orders) -> Vec<String> {
+    let rate = e.rate.map_or(String::new(), |rate| {
+        format!("{} orders/s", thousands(rate as u64))
+    });
+    let pressure = match (point.pressure, e.pressure_by) {
+        (0.0, _) => "no heap pressure".to_owned(),
+        (per_s, By::Thread) => format!("heap pressure {}/s by a thread", thousands(per_s as u64)),
+        (per_s, By::Producer) => format!("heap pressure {}/s by the producer", thousands(per_s as u64)),
+    };
+    let cpus: Vec<String> = point.placement.cpus.iter().map(u32::to_string).collect();
+    let mut notes = vec![format!(
+        "{rate}, {}, {}, CPUs {}, {}",
+        e.sizes.title(),
+        pressure,
+        cpus.join(" and "),
+        count(point.outcome.blocks, "block")
+    )];
+    let most = point
+        .arms
+        .iter()
+        .filter_map(|arm| arm.disturbed)
+        .map(|share| share.point)
+        .fold(0.0, f64::max);
+    notes.push(match orders {
+        Orders::Undisturbed => format!(
+            "Orders that met a stall of the machine are left out: at most {:.1} % of an arm's.",
+            most * 100.0
+        ),
+        Orders::All => "All orders: most of the tail is the machine's stalls.".to_owned(),
+    });
+    if point.placement.crowded {
+        notes.push("Oversubscribed: threads share a CPU.".into());
+    }
+    notes
+}
+
+fn ccdf(e: &Experiment, point: &Point, orders: Orders) -> String {
+    let lines: Vec<Line> = shown(point)
+        .enumerate()
+        .filter_map(|(style, arm)| {
+            let arm = &point.arms[arm];
+            let points: Vec<(f64, f64)> = arm
+                .histogram(Measure::Dequeue, orders)?
+                .above()
+                .into_iter()
+                .filter(|(ns, share)| *ns > 0.0 && *share >= RAREST)
+                .collect();
+            Some(Line {
+                label: arm.name.clone(),
+                points,
+                style,
+                steps: true,
+                marks: false,
+            })
+        })
+        .collect();
+    let longest = lines
+        .iter()
+        .filter_map(|l| l.points.last())
+        .map(|p| p.0)
+        .fold(100.0, f64::max);
+    let shortest = lines
+        .iter()
+        .filter_map(|l| l.points.first())
+        .map(|p| p.0)
+        .fold(longest, f64::min);
+    svg(&Chart {
+        title: "Orders that take longer, from intended arrival to dequeue",
+        notes: &notes(e, point, orders),
+        x_title: "ns",
+        y_title: "share of orders",
+        x_names: &[],
+        x: (power_below(shortest), power_above(longest)),
+        y: (RAREST, 1.0),
+        lines: &lines,
+    })
+}
+
+fn pressure(e: &Experiment, orders: Orders) -> String {
+    let first = &e.points[0];
+    let at = |point: &Point| point.pressure.max(NONE_AT);
+    let lines: Vec<Line> = shown(first)
+        .enumerate()
+        .map(|(style, arm)| {
+            let points = e
+                .points
+                .iter()
+                .filter(|point| point.placement.name == first.placement.name)
+                .filter_map(|point| {
+                    let p999 = point.arms[arm].percentile(Measure::Dequeue, "p999", orders)?;
+                    Some((at(point), p999.point))
+                })
+                .collect();
+            Line {
+                label: first.arms[arm].name.clone(),
+                points,
+                style,
+                steps: false,
+                marks: true,
+            }
+        })
+        .collect();
+    let values = || lines.iter().flat_map(|l| &l.points).map(|p| p.1);
+    let (low, high) = (
+        values().fold(f64::INFINITY, f64::min),
+        values().fold(1.0, f64::max),
+    );
+    let most = e.points.iter().map(at).fold(NONE_AT, f64::max);
+    let mut notes = notes(e, first, orders);
+    notes[0] = format!(
+        "{} orders/s, {}, pressure by {}, {} a point",
+        thousands(e.rate.unwrap_or(0.0) as u64),
+        e.sizes.title(),
+        e.pressure_by.key(),
+        count(first.outcome.blocks, "block")
+    );
+    svg(&Chart {
+        title: "p99.9 from intended arrival to dequeue, by heap pressure",
+        notes: &notes,
+        x_title: "blocks freed and allocated a second",
+        y_title: "ns",
+        x_names: &[(NONE_AT, "none")],
+        x: (NONE_AT, most.max(NONE_AT * 2.0)),
+        y: (power_below(low.min(high)), power_above(high)),
+        lines: &lines,
+    })
+}
+
+fn power_below(value: f64) -> f64 {
+    10f64.powf(value.max(1.0).log10().floor())
+}
+
+fn power_above(value: f64) -> f64 {
+    10f64.powf(value.max(10.0).log10().ceil())
+}

@@ -1,0 +1,270 @@
+//! Which CPUs the threads run on.
+
+use super::results::Placement;
+use allocwall_host::topology::{Relation, Topology, parse_cpu_list};
+
+/// What `--cpus` asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// Two cores as near as the machine has them.
+    Auto,
+    /// Producer and consumer related like this.
+    Related(Relation),
+    /// Every relation that the machine has, one after the other.
+    All,
+    /// Producers, consumers, then the heap pressure where it has a thread.
+    These(Vec<u32>),
+}
+
+/// How many threads of each kind there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Threads {
+    pub producers: usize,
+    pub consumers: usize,
+    pub pressure: bool,
+}
+
+impl Threads {
+    pub fn count(self) -> usize {
+        self.producers + self.consumers + usize::from(self.pressure)
+    }
+}
+
+/// As people type them, and the order in which `auto` prefers them: hardware threads of a core share more than a queue.
+const NAMES: [(&str, Relation); 4] = [
+    ("same-l3", Relation::SameL3),
+    ("smt", Relation::Smt),
+    ("other-l3", Relation::OtherL3),
+    ("other-node", Relation::OtherNode),
+];
+
+impl Asked {
+    /// # Errors
+    /// One line.
+    pub fn parse(text: &str) -> Result<Asked, String> {
+        match text {
+            "auto" => return Ok(Asked::Auto),
+            "all" => return Ok(Asked::All),
+            _ => {}
+        }
+        if let Some((_, relation)) = NAMES.iter().find(|(name, _)| *name == text) {
+            return Ok(Asked::Related(*relation));
+        }
+        match text
+            .split(',')
+            .map(|n| n.trim().parse())
+            .collect::<Result<Vec<u32>, _>>()
+        {
+            Ok(cpus) => Ok(Asked::These(cpus)),
+            // A range is a list too.
+            Err(_) => parse_cpu_list(text)
+                .filter(|cpus| !cpus.is_empty())
+                .map(Asked::These)
+                .ok_or_else(|| {
+                    format!(
+                        "{text:?} is none of auto, all, same-l3, smt, other-l3, other-node, or CPUs like 2,3"
+                    )
+                }),
+        }
+    }
+}
+
+/// The placements that are asked for.
+///
+/// # Errors
+/// One line: CPUs that don't exist or may not be used, a number of them that is not that of the threads, a relation that no two have.
+pub fn places(
+    topology: &Topology,
+    allowed: &[u32],
+    asked: &Asked,
+    threads: Threads,
+) -> Result<Vec<Placement>, String> {
+    let has = |relation| !topology.pairs(relation, allowed).is_empty();
+    match asked {
+        Asked::These(cpus) => {
+            if let Some(cpu) = cpus
+                .iter()
+                .find(|cpu| !topology.cpus.iter().any(|c| c.id == **cpu))
+            {
+                return Err(format!(
+                    "there is no CPU {cpu}: this machine has {}",
+                    list(topology)
+                ));
+            }
+            if let Some(cpu) = cpus.iter().find(|cpu| !allowed.contains(cpu)) {
+                return Err(format!(
+                    "CPU {cpu} is not one that this process may use (taskset, cpuset): allowed are {allowed:?}"
+                ));
+            }
+            if cpus.len() != threads.count() {
+                return Err(format!(
+                    "{} CPUs for {} threads: {} producers, {} consumers{}",
+                    cpus.len(),
+                    threads.count(),
+                    threads.producers,
+                    threads.consumers,
+                    if threads.pressure {
+                        " and the heap pressure"
+                    } else {
+                        ""
+                    },
+                ));
+            }
+            let name = cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+            Ok(vec![placement(topology, &name, cpus.clone(), threads)])
+        }
+        Asked::Related(relation) => match has(*relation) {
+            true => Ok(vec![related(topology, allowed, *relation, threads)]),
+            false => Err(format!(
+                "no two of the CPUs {allowed:?} are {}: --cpus auto takes what there is",
+                Placement::near(Some(*relation)).unwrap_or_default()
+            )),
+        },
+        Asked::All => {
+            let all: Vec<Placement> = NAMES
+                .iter()
+                .filter(|(_, relation)| has(*relation))
+                .map(|(_, relation)| related(topology, allowed, *relation, threads))
+                .collect();
+            match all.is_empty() {
+                true => places(topology, allowed, &Asked::Auto, threads),
+                false => Ok(all),
+            }
+        }
+        Asked::Auto => Ok(vec![match NAMES.iter().find(|(_, relation)| has(*relation)) {
+            Some((_, relation)) => related(topology, allowed, *relation, threads),
+            None => {
+                let cpus = vec![*allowed.first().ok_or("this process may use no CPU")?; threads.count()];
+                placement(topology, "one CPU", cpus, threads)
+            }
+        }]),
+    }
+}
+
+/// The first producer and the first consumer on such a pair, everybody else on what is left, in turn.
+fn related(topology: &Topology, allowed: &[u32], relation: Relation, threads: Threads) -> Placement {
+    let (first, second) = topology.pairs(relation, allowed)[0];
+    let mut others: Vec<u32> = topology.spread(allowed);
+    others.retain(|cpu| ![first, second].contains(cpu));
+    // Twice on a CPU only where none is left.
+    let mut rest = others.iter().chain([&second, &first]).copied().cycle();
+    let mut cpus = vec![];
+    for n in 0..threads.count() {
+        cpus.push(match n {
+            0 => first,
+            n if n == threads.producers => second,
+            _ => rest.next().unwrap_or(first),
+        });
+    }
+    let name = NAMES
+        .iter()
+        .find(|(_, r)| *r == relation)
+        .map_or("", |(name, _)| name);
+    placement(topology, name, cpus, threads)
+}
+
+/// Whether some CPU has two threads: who waits there must let the other run.
+pub fn crowded(cpus: &[u32]) -> bool {
+    (1..cpus.len()).any(|n| cpus[..n].contains(&cpus[n]))
+}
+
+fn placement(topology: &Topology, name: &str, cpus: Vec<u32>, threads: Threads) -> Placement {
+    let crowded = crowded(&cpus);
+    let near = topology.relation(cpus[0], cpus[threads.producers]);
+    Placement {
+        name: name.to_owned(),
+        near: Placement::near(near),
+        cpus,
+        crowded,
+    }
+}
+
+fn list(topology: &Topology) -> String {
+    let ids: Vec<String> = topology.cpus.iter().map(|cpu| cpu.id.to_string()).collect();
+    ids.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use allocwall_host::topology::Cpu;
+
+    /// Two cores of two threads under each of two L3.
+    fn machine() -> Topology {
+        let cpu = |id: u32| Cpu {
+            id,
+            siblings: Ok(vec![id & !1, id | 1]),
+            l3: Ok((id / 4 * 4..id / 4 * 4 + 4).collect()),
+            node: 0,
+        };
+        Topology {
+            cpus: (0..8).map(cpu).collect(),
+        }
+    }
+
+    fn small() -> Topology {
+        let cpu = |id: u32| Cpu {
+            id,
+            siblings: Ok(vec![id]),
+            l3: Ok(vec![0, 1]),
+            node: 0,
+        };
+        Topology {
+            cpus: (0..2).map(cpu).collect(),
+        }
+    }
+
+    const ONE_EACH: Threads = Threads {
+        producers: 1,
+        consumers: 1,
+        pressure: true,
+    };
+
+    fn cpus(topology: &Topology, asked: &str, threads: Threads) -> Result<Vec<Vec<u32>>, String> {
+        let allowed: Vec<u32> = topology.cpus.iter().map(|cpu| cpu.id).collect();
+        let places = places(topology, &allowed, &Asked::parse(asked)?, threads)?;
+        Ok(places.into_iter().map(|place| place.cpus).collect())
+    }
+
+    #[test]
+    fn auto_takes_two_cores_under_one_cache_and_leaves_the_pressure_its_own() {
+        assert_eq!(cpus(&machine(), "auto", ONE_EACH).unwrap(), [[0, 2, 4]]);
+        assert_eq!(cpus(&machine(), "smt", ONE_EACH).unwrap(), [[0, 1, 2]]);
+        assert_eq!(cpus(&machine(), "other-l3", ONE_EACH).unwrap(), [[0, 4, 2]]);
+        assert_eq!(cpus(&machine(), "all", ONE_EACH).unwrap().len(), 3);
+        assert!(
+            cpus(&machine(), "other-node", ONE_EACH)
+                .unwrap_err()
+                .contains("auto")
+        );
+    }
+
+    #[test]
+    fn threads_beyond_the_cpus_are_crowded_and_that_is_known() {
+        let place = |threads| {
+            places(&small(), &[0, 1], &Asked::Auto, threads)
+                .unwrap()
+                .remove(0)
+        };
+        let three = place(ONE_EACH);
+        assert_eq!((three.cpus, three.crowded), (vec![0, 1, 1], true));
+        let two = place(Threads {
+            pressure: false,
+            ..ONE_EACH
+        });
+        assert_eq!((two.cpus, two.crowded), (vec![0, 1], false));
+        let one = places(&small(), &[1], &Asked::Auto, ONE_EACH).unwrap().remove(0);
+        assert_eq!((one.cpus, one.near, one.crowded), (vec![1, 1, 1], None, true));
+    }
+
+    #[test]
+    fn cpus_that_do_not_fit_are_refused_in_a_line() {
+        let refused = |asked| cpus(&small(), asked, ONE_EACH).unwrap_err();
+        assert!(refused("0,1,9").contains("no CPU 9"));
+        assert!(refused("0,1").contains("2 CPUs for 3 threads"));
+        assert!(refused("fast").contains("none of auto"));
+        let allowed = places(&small(), &[0], &Asked::These(vec![0, 0, 1]), ONE_EACH).unwrap_err();
+        assert!(allowed.contains("may use"), "{allowed}");
+        assert_eq!(cpus(&small(), "1,0,0", ONE_EACH).unwrap(), [[1, 0, 0]]);
+    }
+}

@@ -1,0 +1,333 @@
+//! The runs of all arms, put together: a trial's words on the percentiles, and each arm's histograms merged.
+
+use super::variants::Variant;
+use super::{Measure, Orders, Pair, QUANTILES, Spec, ThreadTold, Told, figures, metric_key};
+use crate::histogram::Histogram;
+use allocwall_host::topology::Relation;
+use allocwall_model::error::Result;
+use allocwall_model::stats::median_interval;
+use allocwall_model::stats::ranks::{self, Set};
+use allocwall_model::units::{Interval, Measured};
+use allocwall_trial::batch::{Close, Fresh, Prepared, Watcher, failure};
+use allocwall_trial::conduct::{Ran, Subject};
+use allocwall_trial::proof::Seen;
+use allocwall_trial::run::{self, Start};
+use allocwall_trial::{BASELINES, Block, Direction, Metric, Outcome, ProofItem, ProofState, Run, Unit};
+use serde::{Deserialize, Serialize};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+
+/// One place and one heap pressure: a trial of its own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    pub placement: Placement,
+    /// Blocks a second that were asked for.
+    pub pressure: f64,
+    /// Arms 0 and 1 are malloc twice.
+    pub outcome: Outcome,
+    /// By arm.
+    pub arms: Vec<ArmResult>,
+    /// By arm and percentile of [`Measure::Dequeue`], undisturbed: against the by-value ring of the same block. Empty without one.
+    pub floor: BTreeMap<String, Vec<Option<Interval>>>,
+}
+
+/// Where threads run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Placement {
+    /// As in `--cpus`.
+    pub name: String,
+    pub cpus: Vec<u32>,
+    /// Between the first producer's CPU and the first consumer's; None on one CPU.
+    pub near: Option<String>,
+    /// Threads that share a CPU with another: everything is then said of threads that wait for their turn.
+    pub crowded: bool,
+}
+
+impl Placement {
+    pub fn near(relation: Option<Relation>) -> Option<String> {
+        let text = match relation? {
+            Relation::Smt => "two hardware threads of a core",
+            Relation::SameL3 => "one L3",
+            Relation::OtherL3 => "two L3 domains",
+            Relation::OtherNode => "two NUMA nodes",
+        };
+        Some(text.to_owned())
+    }
+}
+
+/// What an arm's runs tell together.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ArmResult {
+    pub name: String,
+    /// Runs that told, and those of them that were saturated: these are in no percentile.
+    pub runs: usize,
+    pub saturated: usize,
+    /// Merged over the runs that were not.
+    pub latencies: BTreeMap<Measure, Pair>,
+    /// ns, by [`metric_key`]: median of the runs' own percentiles, and the interval of that median.
+    pub percentiles: BTreeMap<String, Interval>,
+    /// Orders a second, median over runs and its interval.
+    pub achieved: Option<Interval>,
+    pub handoff_ns: Option<Interval>,
+    /// Share of orders, the same.
+    pub disturbed: Option<Interval>,
+    pub pressure: Option<Interval>,
+    /// Over all runs.
+    pub refused: u64,
+    pub unseen: f64,
+    pub stolen_ns: Option<u64>,
+    pub threads: Vec<ThreadTold>,
+}
+
+impl ArmResult {
+    fn of(name: &str, told: &[&Told], offered: Option<f64>) -> ArmResult {
+        let over_runs = |figure: &dyn Fn(&Told) -> Option<f64>| {
+            median_interval(&told.iter().filter_map(|t| figure(t)).collect::<Vec<_>>())
+        };
+        let held: Vec<&&Told> = told.iter().filter(|t| !t.saturated(offered)).collect();
+        let mut latencies: BTreeMap<Measure, Pair> = BTreeMap::new();
+        for (measure, pair) in held.iter().flat_map(|t| &t.latencies) {
+            latencies.entry(*measure).or_default().add(pair);
+        }
+        let mut percentiles = BTreeMap::new();
+        for measure in Measure::ALL {
+            for orders in [Orders::Undisturbed, Orders::All] {
+                for (key, _, share) in QUANTILES {
+                    let of_run = |t: &&&Told| t.latencies.get(&measure)?.of(orders).quantile(share);
+                    let values: Vec<f64> = held.iter().filter_map(of_run).collect();
+                    if let Some(interval) = median_interval(&values) {
+                        percentiles.insert(metric_key(measure, key, orders), interval);
+                    }
+                }
+            }
+        }
+        let mut threads: Vec<ThreadTold> = vec![];
+        for told in told {
+            for (n, thread) in told.threads.iter().enumerate() {
+                match threads.get_mut(n) {
+                    Some(sum) => sum.add(thread),
+                    None => threads.push(thread.clone()),
+                }
+            }
+        }
+        ArmResult {
+            name: name.to_owned(),
+            runs: told.len(),
+            saturated: told.len() - held.len(),
+            latencies,
+            percentiles,
+            achieved: over_runs(&|t| Some(t.achieved)),
+            handoff_ns: over_runs(&|t| t.handoff_ns),
+            disturbed: over_runs(&|t| t.disturbed_share()),
+            pressure: over_runs(&|t| Some(t.pressure_per_s)),
+            refused: told.iter().map(|t| t.refused).sum(),
+            unseen: told.iter().map(|t| t.unseen).sum(),
+            stolen_ns: told.iter().map(|t| t.stolen_ns).sum(),
+            threads,
+        }
+    }
+
+    pub fn percentile(&self, measure: Measure, quantile: &str, orders: Orders) -> Option<Interval> {
+        self.percentiles
+            .get(&metric_key(measure, quantile, orders))
+            .copied()
+    }
+
+    pub fn histogram(&self, measure: Measure, orders: Orders) -> Option<&Histogram> {
+        Some(self.latencies.get(&measure)?.of(orders)).filter(|h| h.count() > 0)
+    }
+}
+
+/// What a trial of arms compares. Percentiles from the intended arrival to the dequeue are what it is about; where nobody arrives at
+/// an intended time, orders a second.
+pub fn metrics(offered: Option<f64>) -> Vec<Metric> {
+    let achieved = Metric {
+        key: "achieved_per_s".into(),
+        title: "orders a second".into(),
+        unit: Unit::PerSecond,
+        direction: Direction::HigherIsBetter,
+        primary: offered.is_none(),
+    };
+    if offered.is_none() {
+        return vec![achieved];
+    }
+    let percentile = |measure: Measure, orders: Orders, (key, title, _): &(&str, &str, f64)| Metric {
+        key: metric_key(measure, key, orders),
+        title: format!("{title}, {}, {}", measure.title(), orders.key()),
+        unit: Unit::Ns,
+        direction: Direction::LowerIsBetter,
+        primary: measure == Measure::Dequeue && orders == Orders::Undisturbed,
+    };
+    let mut metrics = vec![];
+    for (measure, orders) in [
+        (Measure::Dequeue, Orders::Undisturbed),
+        (Measure::Dequeue, Orders::All),
+        (Measure::Done, Orders::Undisturbed),
+        (Measure::Done, Orders::All),
+    ] {
+        metrics.extend(
+            QUANTILES
+                .iter()
+                .map(|quantile| percentile(measure, orders, quantile)),
+        );
+    }
+    metrics.push(achieved);
+    metrics
+}
+
+/// Each arm's figures, and how it stands to the by-value ring.
+pub fn point(
+    placement: Placement,
+    spec: &Spec,
+    outcome: Outcome,
+    blocks: &[Block],
+    told: &[(usize, Option<Told>)],
+) -> Point {
+    let arms = &outcome.design.arms;
+    let results = arms
+        .iter()
+        .enumerate()
+        .map(|(n, arm)| {
+            let own: Vec<&Told> = told
+                .iter()
+                .filter(|(of, _)| *of == n)
+                .filter_map(|(_, t)| t.as_ref())
+                .collect();
+            ArmResult::of(&arm.name, &own, spec.rate)
+        })
+        .collect();
+    let floor = match arms.iter().position(|arm| arm.name == "by-value") {
+        None => BTreeMap::new(),
+        Some(floor) => QUANTILES
+            .iter()
+            .map(|(key, ..)| {
+                let metric = metric_key(Measure::Dequeue, key, Orders::Undisturbed);
+                let against = (0..arms.len()).map(|arm| against(blocks, arm, floor, &metric));
+                let against = against.collect();
+                (metric, against)
+            })
+            .collect(),
+    };
+    Point {
+        placement,
+        pressure: spec.pressure.per_s,
+        arms: results,
+        outcome,
+        floor,
+    }
+}
+
+/// Relative change of one arm against another of the same blocks, at 95 %; None where too few blocks have both.
+pub fn against(blocks: &[Block], arm: usize, other: usize, metric: &str) -> Option<Interval> {
+    if arm == other {
+        return None;
+    }
+    let value = |block: &Block, arm: usize| {
+        let run: &Run = block.runs.iter().find(|run| run.arm == arm)?;
+        let value = *run.metrics.get(metric)?.as_ref().ok()?;
+        (run.failure.is_none() && value > 0.0).then(|| value.ln())
+    };
+    let sets: Vec<Set> = blocks
+        .iter()
+        .filter_map(|block| {
+            Some(Set {
+                treated: value(block, arm)?,
+                untreated: vec![value(block, other)?],
+            })
+        })
+        .collect();
+    let shift = ranks::shift(&sets, 0.05)?;
+    Some(Interval::new(
+        shift.low.exp_m1(),
+        shift.point.exp_m1(),
+        shift.high.exp_m1(),
+    ))
+}
+
+/// The pipeline as what a trial runs again and again.
+pub struct Runs<'a> {
+    pub once: Once<'a>,
+    /// By arm.
+    pub variants: Vec<Variant>,
+    /// What each run told, with its arm, in the order of the runs; None of one that failed.
+    pub told: Vec<(usize, Option<Told>)>,
+}
+
+pub struct Once<'a> {
+    pub arms: Vec<Prepared>,
+    pub keeper_exe: PathBuf,
+    pub offered: Option<f64>,
+    pub interrupted: &'a AtomicBool,
+    /// By the last run.
+    pub last: RefCell<Option<Told>>,
+}
+
+impl Fresh for Once<'_> {
+    fn arms(&mut self) -> &mut [Prepared] {
+        &mut self.arms
+    }
+
+    /// Looked at before anything is timed, and no more: looks take CPU, and it uses every CPU that it has.
+    fn once(&self, start: &Start, close: &Close) -> Result<(Ran, Seen)> {
+        let mut running = run::start(start, &self.keeper_exe)?;
+        let looks = close.start(running.family());
+        let mut watcher = Watcher::of(&self.arms);
+        watcher.look_now(&running);
+        // It sets up for some tens of milliseconds before anything is timed.
+        std::thread::sleep(SETTING_UP);
+        if running.exited().is_none() {
+            watcher.look_now(&running);
+        }
+        let finished = running.wait(close.stop(self.interrupted))?;
+        let seen = watcher.seen(&finished, looks.finish());
+        let mut failed = failure(&finished, &[]);
+        let told = serde_json::from_slice::<Told>(&finished.stdout.bytes);
+        let metrics: BTreeMap<String, Measured<f64>> = match told {
+            Ok(told) => {
+                let figures = figures(&told, self.offered);
+                *self.last.borrow_mut() = Some(told);
+                figures
+            }
+            Err(error) => {
+                failed.get_or_insert_with(|| format!("what it told is not understood: {error}"));
+                BTreeMap::new()
+            }
+        };
+        let ran = Ran {
+            metrics,
+            failure: failed,
+            ..Ran::default()
+        };
+        Ok((ran, seen))
+    }
+}
+
+const SETTING_UP: std::time::Duration = std::time::Duration::from_millis(20);
+
+impl Subject for Runs<'_> {
+    fn run(&mut self, arm: usize) -> Result<Ran> {
+        let mut ran = self.once.run(arm)?;
+        let told = self.once.last.take();
+        if let Some(told) = &told {
+            ran.proof.push(ProofItem {
+                what: "variant".into(),
+                state: match told.variant == self.variants[arm] {
+                    true => ProofState::Proven,
+                    false => ProofState::Refuted,
+                },
+                detail: told.variant.entry().title.into(),
+                needed: true,
+                absent: None,
+            });
+        }
+        self.told.push((arm, told));
+        Ok(ran)
+    }
+}
+
+/// The arms that a reader compares: malloc once, then the others.
+pub fn shown(point: &Point) -> impl Iterator<Item = usize> {
+    (0..point.arms.len()).filter(|arm| *arm == 0 || *arm >= BASELINES)
+}

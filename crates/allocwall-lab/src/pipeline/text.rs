@@ -1,0 +1,501 @@
+//! The order pipeline for people: a table of each arm, what the machine did to it, what it means.
+
+use super::results::{ArmResult, Point, shown};
+use super::variants::Sizes;
+use super::{Arrivals, By, Measure, Orders, QUANTILES, metric_key};
+use allocwall_model::units::{Interval, Reason, count, thousands};
+use allocwall_report::layout::{elide_end, left, right};
+use allocwall_report::text::{Ink, Page, Style};
+use allocwall_trial::{Comparison, Word};
+
+/// What was asked, and what came of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Experiment {
+    /// None is as fast as they can.
+    pub rate: Option<f64>,
+    pub arrivals: Arrivals,
+    pub sizes: Sizes,
+    pub producers: usize,
+    pub consumers: usize,
+    pub pressure_by: By,
+    pub check_ns: f64,
+    pub orders: u64,
+    pub warm_up: u64,
+    pub seed: u64,
+    pub locked: bool,
+    pub points: Vec<Point>,
+}
+
+const NAME: usize = 36;
+/// Of an interval's column.
+const FIGURE: usize = 22;
+/// Orders that must be undisturbed before their distribution alone is called the allocators' own.
+const ENOUGH: f64 = 0.9;
+
+/// The whole report, newline-terminated.
+pub fn report(experiment: &Experiment, style: Style) -> String {
+    let mut page = Page::new(style);
+    header(&mut page, experiment);
+    for point in &experiment.points {
+        place(&mut page, experiment, point);
+        if experiment.rate.is_none() {
+            throughput(&mut page, point);
+        } else {
+            latencies(&mut page, point, Orders::Undisturbed);
+            latencies(&mut page, point, Orders::All);
+            words(&mut page, point);
+            hidden(&mut page, point);
+        }
+        machine(&mut page, point);
+    }
+    page.out
+}
+
+fn header(page: &mut Page, e: &Experiment) {
+    let line = page.paint(Ink::Heading, "allocwall bench pipeline");
+    page.line(&line);
+    let rate = match e.rate {
+        Some(rate) => format!("{} orders/s, {}", thousands(rate as u64), e.arrivals.key()),
+        None => "orders as fast as they can be sent".to_owned(),
+    };
+    let mut facts = vec![
+        rate,
+        format!("{} each", e.sizes.title()),
+        format!("{} x {} threads", e.producers, e.consumers),
+        format!("check {:.0} ns", e.check_ns),
+        format!(
+            "{} orders a run count, after {}",
+            thousands(e.orders),
+            thousands(e.warm_up)
+        ),
+        format!("seed {}", e.seed),
+    ];
+    if e.locked {
+        facts.push("memory locked".into());
+    }
+    page.wrapped(2, &facts.join(" · "), Ink::Plain);
+}
+
+fn place(page: &mut Page, e: &Experiment, point: &Point) {
+    let pressure = match (point.pressure, e.pressure_by) {
+        (0.0, _) => "NO HEAP PRESSURE".to_owned(),
+        (per_s, By::Thread) => format!("HEAP PRESSURE {}/s BY A THREAD", thousands(per_s as u64)),
+        (per_s, By::Producer) => format!("HEAP PRESSURE {}/s BY THE PRODUCER", thousands(per_s as u64)),
+    };
+    let cpus: Vec<String> = point.placement.cpus.iter().map(u32::to_string).collect();
+    let near = point.placement.near.as_deref().unwrap_or("one CPU");
+    let handoff = point.arms.first().and_then(|arm| arm.handoff_ns);
+    let handoff = handoff.map_or(String::new(), |ns| format!(", a line takes {:.0} ns", ns.point));
+    page.section(
+        &pressure,
+        &format!(
+            "CPUs {} ({near}{handoff}), {}",
+            cpus.join(", "),
+            count(point.outcome.blocks, "block")
+        ),
+    );
+    if point.placement.crowded {
+        page.wrapped(
+            2,
+            "Oversubscribed: threads share a CPU, so every figure below is of threads that wait for their turn.",
+            Ink::Warn,
+        );
+    }
+}
+
+fn latencies(page: &mut Page, point: &Point, orders: Orders) {
+    page.blank();
+    let title = match orders {
+        Orders::Undisturbed => "  undisturbed orders, ns or as said",
+        Orders::All => "  all orders, ns or as said",
+    };
+    let heads: String = QUANTILES
+        .iter()
+        .map(|(_, title, _)| right(title, FIGURE))
+        .collect();
+    let last = match orders {
+        Orders::Undisturbed => "hand-offs",
+        Orders::All => "max, one order",
+    };
+    let line = format!("{}{heads}{}", left(title, NAME), right(last, 16));
+    let line = page.paint(Ink::Faint, &line);
+    page.line(&line);
+    for measure in [Measure::Dequeue, Measure::Done] {
+        page.line(&format!("  {}", measure.title()));
+        for arm in shown(point) {
+            let arm = &point.arms[arm];
+            page.line(&format!(
+                "    {}{}",
+                left(&arm.name, NAME - 4),
+                row(arm, measure, orders)
+            ));
+        }
+    }
+}
+
+fn row(arm: &ArmResult, measure: Measure, orders: Orders) -> String {
+    if arm.saturated > 0 && arm.latencies.is_empty() {
+        let achieved = arm.achieved.map_or(0.0, |a| a.point);
+        return format!(
+            "  saturated: {} orders/s were done, so there are no percentiles",
+            thousands(achieved as u64)
+        );
+    }
+    let figures: String = QUANTILES
+        .iter()
+        .map(|(key, ..)| match arm.percentile(measure, key, orders) {
+            Some(interval) => right(&figure(interval), FIGURE),
+            None => right("none", FIGURE),
+        })
+        .collect();
+    let last = match orders {
+        Orders::Undisturbed => {
+            let p50 = arm.percentile(measure, "p50", orders).map(|i| i.point);
+            let line = arm.handoff_ns.map(|i| i.point);
+            p50.zip(line)
+                .map_or(String::new(), |(p50, line)| format!("{:.1}", p50 / line))
+        }
+        Orders::All => arm
+            .histogram(measure, orders)
+            .and_then(|h| h.max())
+            .map_or(String::new(), |max| thousands(max as u64)),
+    };
+    let some = match arm.saturated {
+        0 => String::new(),
+        n => format!("  {n} of {} runs saturated, left out", arm.runs),
+    };
+    format!("{figures}{}{some}", right(&last, 16))
+}
+
+/// Its point and ends, to three digits, in the unit of the largest; nanoseconds have none.
+fn figure(interval: Interval) -> String {
+    let (of, unit) = match interval.high {
+        ns if ns < 1e5 => (1.0, ""),
+        ns if ns < 1e6 => (1e3, " µs"),
+        _ => (1e6, " ms"),
+    };
+    let show = |ns: f64| match unit {
+        "" => thousands(rounded(ns)),
+        _ => three_digits(ns / of),
+    };
+    match of_one_block(interval) {
+        true => format!("{}{unit}", show(interval.point)),
+        false => format!(
+            "{} ({}–{}){unit}",
+            show(interval.point),
+            show(interval.low),
+            show(interval.high)
+        ),
+    }
+}
+
+/// One run has no spread, and an interval without width would claim to be sure.
+fn of_one_block(interval: Interval) -> bool {
+    interval.low == interval.high
+}
+
+fn three_digits(value: f64) -> String {
+    match value {
+        v if v >= 99.95 => thousands(rounded(v)),
+        v if v >= 9.995 => format!("{v:.1}"),
+        v => format!("{v:.2}"),
+    }
+}
+
+fn rounded(ns: f64) -> u64 {
+    let digits = ns.max(1.0).log10() as u32;
+    let unit = 10u64.pow(digits.saturating_sub(2)) as f64;
+    ((ns / unit).round() * unit) as u64
+}
+
+fn throughput(page: &mut Page, point: &Point) {
+    page.blank();
+    let line = format!(
+        "{}{}{}",
+        left("  orders a second", NAME),
+        right("M/s", FIGURE),
+        right("of malloc's", FIGURE)
+    );
+    let line = page.paint(Ink::Faint, &line);
+    page.line(&line);
+    for n in shown(point) {
+        let arm = &point.arms[n];
+        let Some(achieved) = arm.achieved else {
+            page.line(&format!("    {}  no run told", left(&arm.name, NAME - 4)));
+            continue;
+        };
+        let rate = format!(
+            "{:.2} ({:.2}–{:.2})",
+            achieved.point / 1e6,
+            achieved.low / 1e6,
+            achieved.high / 1e6
+        );
+        let against = comparison(point, n, "achieved_per_s")
+            .and_then(|c| c.effect.as_ref().ok())
+            .map_or(String::new(), |e| {
+                format!("{:.2} ({:.2}–{:.2})", 1.0 + e.point, 1.0 + e.low, 1.0 + e.high)
+            });
+        page.line(&format!(
+            "    {}{}{}",
+            left(&arm.name, NAME - 4),
+            right(&rate, FIGURE),
+            right(&against, FIGURE)
+        ));
+    }
+}
+
+fn comparison<'a>(point: &'a Point, arm: usize, metric: &str) -> Option<&'a Comparison> {
+    point
+        .outcome
+        .comparisons
+        .iter()
+        .find(|c| c.arm == arm && c.metric == metric)
+}
+
+/// Against malloc and against the floor, with intervals.
+fn words(page: &mut Page, point: &Point) {
+    page.blank();
+    let head = format!(
+        "{}{}{}{}",
+        left("  against malloc, undisturbed", NAME),
+        right("p99", FIGURE + 12),
+        right("p99.9", FIGURE + 12),
+        ""
+    );
+    let head = page.paint(Ink::Faint, head.trim_end());
+    page.line(&head);
+    for arm in shown(point).skip(1) {
+        let cells: String = ["p99", "p999"]
+            .iter()
+            .map(|key| {
+                let metric = metric_key(Measure::Dequeue, key, Orders::Undisturbed);
+                let text = match comparison(point, arm, &metric) {
+                    Some(c) => match &c.effect {
+                        Ok(effect) => format!("{} {}", change(*effect), said(c.word)),
+                        Err(absence) if absence.reason == Reason::TooLittle => "too few blocks".to_owned(),
+                        Err(absence) => elide_end(&absence.detail, FIGURE + 10),
+                    },
+                    None => String::new(),
+                };
+                right(&text, FIGURE + 12)
+            })
+            .collect();
+        page.line(&format!("    {}{cells}", left(&point.arms[arm].name, NAME - 4)));
+    }
+    let baseline = point
+        .outcome
+        .baseline
+        .iter()
+        .find(|c| c.metric == metric_key(Measure::Dequeue, "p999", Orders::Undisturbed));
+    if let Some(Ok(effect)) = baseline.map(|c| &c.effect) {
+        page.wrapped(
+            4,
+            &format!("malloc against itself, p99.9: {}", change(*effect)),
+            Ink::Faint,
+        );
+    }
+    if point.floor.is_empty() {
+        return;
+    }
+    page.blank();
+    let head = format!(
+        "{}{}{}",
+        left("  against by-value, undisturbed", NAME),
+        right("p99", FIGURE + 12),
+        right("p99.9", FIGURE + 12),
+    );
+    let head = page.paint(Ink::Faint, &head);
+    page.line(&head);
+    for arm in shown(point).filter(|arm| point.arms[*arm].name != "by-value") {
+        let cells: String = ["p99", "p999"]
+            .iter()
+            .map(|key| {
+                let metric = metric_key(Measure::Dequeue, key, Orders::Undisturbed);
+                let effect = point
+                    .floor
+                    .get(&metric)
+                    .and_then(|arms| arms.get(arm).copied().flatten());
+                right(&effect.map_or("too few blocks".into(), change), FIGURE + 12)
+            })
+            .collect();
+        page.line(&format!("    {}{cells}", left(&point.arms[arm].name, NAME - 4)));
+    }
+}
+
+fn change(effect: Interval) -> String {
+    let percent = |share: f64| {
+        let sign = if share < 0.0 { "−" } else { "+" };
+        format!("{sign}{:.0}", share.abs() * 100.0)
+    };
+    match of_one_block(effect) {
+        true => format!("{} %", percent(effect.point)),
+        false => format!(
+            "{} % ({} to {})",
+            percent(effect.point),
+            percent(effect.low),
+            percent(effect.high)
+        ),
+    }
+}
+
+fn said(word: Word) -> &'static str {
+    match word {
+        Word::Better => "better",
+        Word::Worse => "worse",
+        Word::Equivalent => "same",
+        Word::Unresolved => "open",
+    }
+}
+
+/// What the published measure doesn't see.
+fn hidden(page: &mut Page, point: &Point) {
+    let Some(malloc) = point.arms.first() else { return };
+    let both = [Orders::Undisturbed, Orders::All].map(|orders| {
+        let of = |measure| malloc.percentile(measure, "p999", orders).map(|i| i.point);
+        of(Measure::Dequeue).zip(of(Measure::Queue))
+    });
+    let [Some((intended, created)), Some((all, all_created))] = both else {
+        return;
+    };
+    page.blank();
+    page.wrapped(
+        2,
+        &format!(
+            "Timed from the order's creation, as published, malloc's p99.9 is {} ns instead of {} (all orders: {} instead of {}): what \
+             delays the allocation itself is in nobody's latency then.",
+            thousands(rounded(created)),
+            thousands(rounded(intended)),
+            thousands(rounded(all_created)),
+            thousands(rounded(all)),
+        ),
+        Ink::Plain,
+    );
+}
+
+/// What heap blocks of the pressure did to orders that share their thread, where it is most.
+fn held_up(point: &Point) -> Option<String> {
+    let held = |arm: &ArmResult| -> (u64, f64) {
+        let runs = arm.runs.max(1);
+        let threads = || arm.threads.iter();
+        let blocks: u64 = threads().map(|t| t.held).sum();
+        let ns: f64 = threads().map(|t| t.held_ns).sum();
+        (blocks / runs as u64, ns / runs as f64)
+    };
+    let arms = shown(point).map(|n| &point.arms[n]);
+    let most = arms.max_by(|a, b| held(a).1.total_cmp(&held(b).1))?;
+    let (blocks, ns) = held(most);
+    (blocks > 0).then(|| {
+        format!(
+            "Orders behind a heap block of the pressure that took over 5 µs are disturbed too: a pressure that has a thread of its own holds \
+             no order up. Most of them for {}: {} blocks a run, {:.1} ms.",
+            most.name,
+            thousands(blocks),
+            ns / 1e6
+        )
+    })
+}
+
+/// What the machine did, and whether the figures can be told from it.
+fn machine(page: &mut Page, point: &Point) {
+    page.blank();
+    let line = page.paint(
+        Ink::Faint,
+        &format!(
+            "{}{}{}{}{}{}",
+            left("  the machine", NAME),
+            right("disturbed", 12),
+            right("stalls a run", 14),
+            right("longest, µs", 13),
+            right("switches", 10),
+            right("unseen stalls", 15)
+        ),
+    );
+    page.line(&line);
+    let mut fewest: f64 = 1.0;
+    for n in shown(point) {
+        let arm = &point.arms[n];
+        let runs = arm.runs.max(1) as u64;
+        let stalls: u64 = arm.threads.iter().map(|t| t.stalls).sum();
+        let longest = arm.threads.iter().map(|t| t.longest_ns).fold(0.0, f64::max);
+        let switches: u64 = arm.threads.iter().map(|t| t.involuntary_switches).sum();
+        let disturbed = arm.disturbed.map_or(String::new(), |share| {
+            fewest = fewest.min(1.0 - share.point);
+            format!("{:.1} %", share.point * 100.0)
+        });
+        page.line(&format!(
+            "    {}{}{}{}{}{}",
+            left(&arm.name, NAME - 4),
+            right(&disturbed, 12),
+            right(&thousands(stalls / runs), 14),
+            right(&thousands((longest / 1e3) as u64), 13),
+            right(&thousands(switches / runs), 10),
+            right(&format!("{:.0}", arm.unseen / runs as f64), 15)
+        ));
+    }
+    if let Some(text) = held_up(point) {
+        page.wrapped(4, &text, Ink::Faint);
+    }
+    let stolen: Option<u64> = point.arms.iter().map(|arm| arm.stolen_ns).sum();
+    let mut text = match stolen {
+        Some(ns) => format!(
+            "The hypervisor says that it took {:.0} ms of CPU time in all runs.",
+            ns as f64 / 1e6
+        ),
+        None => "The kernel doesn't say what a hypervisor took.".to_owned(),
+    };
+    if fewest < ENOUGH {
+        text.push_str(&format!(
+            " Only {:.0} % of some arm's orders were undisturbed: too few for its tail.",
+            fewest * 100.0
+        ));
+    }
+    page.wrapped(4, &text, Ink::Faint);
+    let refused: Vec<String> = point
+        .arms
+        .iter()
+        .filter(|arm| arm.refused > 0)
+        .map(|arm| format!("{} {}", arm.name, thousands(arm.refused)))
+        .collect();
+    if !refused.is_empty() {
+        page.wrapped(
+            4,
+            &format!(
+                "Exhausted behind a stall, and waited for a slot (tries): {}.",
+                refused.join(", ")
+            ),
+            Ink::Faint,
+        );
+    }
+    let held = |arm: &ArmResult| arm.pressure.is_some_and(|p| p.point < point.pressure * 0.98);
+    if let Some(arm) = point.arms.iter().find(|arm| held(arm)) {
+        page.wrapped(
+            4,
+            &format!(
+                "The heap pressure could not be held: {} of {} blocks a second ({}).",
+                thousands(arm.pressure.map_or(0.0, |p| p.point) as u64),
+                thousands(point.pressure as u64),
+                arm.name
+            ),
+            Ink::Warn,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_is_in_the_unit_of_its_largest() {
+        for (low, point, high, text) in [
+            (172.0, 388.4, 416.0, "388 (172–416)"),
+            (4_580.0, 4_984.0, 99_999.0, "4,980 (4,580–100,000)"),
+            (800.0, 9_940.0, 121_000.0, "9.94 (0.80–121) µs"),
+            (719.0, 271_000.0, 914_900.0, "271 (0.72–915) µs"),
+            (719_000.0, 2_710_000.0, 13_100_000.0, "2.71 (0.72–13.1) ms"),
+            (271_000.0, 271_000.0, 271_000.0, "271 µs"),
+        ] {
+            assert_eq!(figure(Interval { low, point, high }), text);
+        }
+    }
+}

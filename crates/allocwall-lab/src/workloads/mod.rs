@@ -1,0 +1,327 @@
+//! Built-in subjects: programs with one known wall, a dial for its share, and their own account of the truth.
+
+mod calls;
+mod clock;
+mod collector;
+mod computing;
+mod first_touch;
+mod interference;
+mod mapping;
+pub mod pipeline;
+mod process;
+mod retention;
+mod stage;
+mod waiting;
+
+use allocwall_model::catalogue::cost::{CostClass, WaitClass};
+use allocwall_model::catalogue::walls::Wall;
+use anyhow::Result;
+pub use stage::{Options, Stage};
+
+pub struct Subject {
+    pub name: &'static str,
+    pub summary: &'static str,
+    /// None: there is no wall to name.
+    pub wall: Option<Wall>,
+    /// The on-CPU truths it keeps, the dial's own first. Each may span several lines of the bill.
+    pub lines: &'static [&'static [CostClass]],
+    /// The off-CPU truths it keeps, in thread-seconds.
+    pub waits: &'static [WaitClass],
+    pub dial: Dial,
+    pub default_dial: f64,
+    /// The wall that the twin does without. None where the subject is everybody's twin.
+    pub twin: Option<&'static str>,
+    pub threads: usize,
+    /// Fewer or more threads would be another program.
+    pub threads_fixed: bool,
+    run: fn(&Stage) -> Result<()>,
+}
+
+/// What the dial is the share of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dial {
+    /// The first line's CPU time in all CPU time.
+    Line,
+    /// The first wait's thread-seconds in the threads' wall time.
+    Wait,
+    /// Memory that is no longer needed in the memory that once was.
+    Memory,
+    /// Nothing: there is no wall.
+    Nothing,
+}
+
+impl Dial {
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Dial::Line => "share of CPU time",
+            Dial::Wait => "share of thread time",
+            Dial::Memory => "share of the high-water mark no longer needed",
+            Dial::Nothing => "none",
+        }
+    }
+}
+
+/// `fault_path+zeroing`: the keys of the lines that a truth spans.
+pub fn line_key(classes: &[CostClass]) -> String {
+    classes
+        .iter()
+        .map(|class| class.key())
+        .collect::<Vec<_>>()
+        .join("+")
+}
+
+use CostClass::{AllocatorCode, AllocatorLocks, FaultPath, GarbageCollector, MapCalls, PageRelease, Zeroing};
+
+pub const SUBJECTS: &[Subject] = &[
+    Subject {
+        name: "cold-touch",
+        summary: "first writes to fresh pages",
+        wall: Some(Wall::FirstTouch),
+        lines: &[&[FaultPath, Zeroing], &[MapCalls, PageRelease]],
+        waits: &[],
+        dial: Dial::Line,
+        default_dial: 0.3,
+        twin: Some("the same writes to a warm pool"),
+        threads: 1,
+        threads_fixed: false,
+        run: first_touch::cold_touch,
+    },
+    Subject {
+        name: "map-churn",
+        summary: "malloc above the mapping threshold: a map and an unmap for each block",
+        wall: Some(Wall::MapChurn),
+        lines: &[&[
+            FaultPath,
+            Zeroing,
+            MapCalls,
+            PageRelease,
+            CostClass::AddressSpaceLock,
+            AllocatorCode,
+        ]],
+        waits: &[],
+        dial: Dial::Line,
+        default_dial: 0.3,
+        twin: Some("the same blocks, mapped once and reused"),
+        threads: 1,
+        threads_fixed: false,
+        run: mapping::map_churn,
+    },
+    Subject {
+        name: "map-direct",
+        summary: "map, write one page, unmap, by the program itself",
+        wall: Some(Wall::MapChurn),
+        lines: &[
+            &[MapCalls, PageRelease, CostClass::AddressSpaceLock],
+            &[FaultPath, Zeroing],
+        ],
+        waits: &[],
+        dial: Dial::Line,
+        default_dial: 0.3,
+        twin: Some("one mapping, reused"),
+        threads: 1,
+        threads_fixed: false,
+        run: mapping::map_direct,
+    },
+    Subject {
+        name: "address-space-lock",
+        summary: "threads that map, populate and unmap in one address space",
+        wall: Some(Wall::AddressSpaceLock),
+        lines: &[],
+        waits: &[WaitClass::AddressSpaceLock],
+        dial: Dial::Wait,
+        default_dial: 0.15,
+        twin: Some("the same calls by one thread, with nobody to wait for"),
+        threads: 2,
+        threads_fixed: false,
+        run: mapping::address_space_lock,
+    },
+    Subject {
+        name: "call-rate",
+        summary: "very many small blocks, all from the thread's cache",
+        wall: Some(Wall::CallRate),
+        lines: &[&[AllocatorCode]],
+        waits: &[],
+        dial: Dial::Line,
+        default_dial: 0.3,
+        twin: Some("blocks from a pool of its own"),
+        threads: 1,
+        threads_fixed: false,
+        run: calls::call_rate,
+    },
+    Subject {
+        name: "contention",
+        summary: "threads that share one malloc arena",
+        wall: Some(Wall::AllocatorContention),
+        lines: &[&[AllocatorCode, AllocatorLocks]],
+        waits: &[WaitClass::Allocator],
+        dial: Dial::Line,
+        default_dial: 0.5,
+        twin: Some("the same calls, an arena for each thread: allocator code without the lock"),
+        threads: 2,
+        threads_fixed: false,
+        run: calls::contention,
+    },
+    Subject {
+        name: "remote-free",
+        summary: "one thread allocates, another frees",
+        wall: Some(Wall::AllocatorContention),
+        lines: &[&[AllocatorCode, AllocatorLocks]],
+        waits: &[WaitClass::Allocator],
+        dial: Dial::Line,
+        default_dial: 0.3,
+        twin: Some("each thread frees its own: allocator code without the lock"),
+        threads: 2,
+        threads_fixed: true,
+        run: calls::remote_free,
+    },
+    Subject {
+        name: "retention",
+        summary: "a heap held at its high-water mark by what is left in it",
+        wall: Some(Wall::Retention),
+        lines: &[],
+        waits: &[],
+        dial: Dial::Memory,
+        default_dial: 0.9,
+        twin: Some("the same blocks, freed so that the heap shrinks"),
+        threads: 1,
+        threads_fixed: false,
+        run: retention::retention,
+    },
+    Subject {
+        name: "collector",
+        summary: "CPython: cyclic garbage in a large heap",
+        wall: Some(Wall::GarbageCollector),
+        lines: &[&[GarbageCollector]],
+        waits: &[],
+        dial: Dial::Line,
+        default_dial: 0.3,
+        twin: Some("the same objects without cycles, the collector off"),
+        threads: 1,
+        threads_fixed: true,
+        run: collector::collector,
+    },
+    Subject {
+        name: "throttling",
+        summary: "a busy program under a cgroup's CPU quota",
+        wall: Some(Wall::CgroupThrottling),
+        lines: &[],
+        waits: &[WaitClass::Throttled],
+        dial: Dial::Wait,
+        default_dial: 0.5,
+        twin: Some("no quota"),
+        threads: 1,
+        threads_fixed: false,
+        run: interference::throttling,
+    },
+    Subject {
+        name: "run-queue",
+        summary: "a busy program that shares its CPU with another",
+        wall: Some(Wall::RunQueue),
+        lines: &[],
+        waits: &[WaitClass::RunQueue],
+        dial: Dial::Wait,
+        default_dial: 0.4,
+        twin: Some("no competitor"),
+        threads: 1,
+        threads_fixed: true,
+        run: interference::run_queue,
+    },
+    Subject {
+        name: "io-wait",
+        summary: "small writes, each made durable",
+        wall: Some(Wall::Waiting),
+        lines: &[],
+        waits: &[WaitClass::Storage],
+        dial: Dial::Wait,
+        default_dial: 0.6,
+        twin: Some("computing instead"),
+        threads: 1,
+        threads_fixed: true,
+        run: waiting::io_wait,
+    },
+    Subject {
+        name: "pipe-wait",
+        summary: "requests to a slow peer over a pipe",
+        wall: Some(Wall::Waiting),
+        lines: &[],
+        waits: &[WaitClass::Idle],
+        dial: Dial::Wait,
+        default_dial: 0.6,
+        twin: Some("computing instead"),
+        threads: 1,
+        threads_fixed: true,
+        run: waiting::pipe_wait,
+    },
+    Subject {
+        name: "application-mutex",
+        summary: "threads that contend for a mutex of the application",
+        wall: Some(Wall::ApplicationLock),
+        lines: &[],
+        waits: &[WaitClass::ApplicationLock],
+        dial: Dial::Wait,
+        default_dial: 0.3,
+        twin: Some("a mutex for each thread"),
+        threads: 2,
+        threads_fixed: false,
+        run: waiting::application_mutex,
+    },
+    Subject {
+        name: "computing",
+        summary: "integer hashing in the first-level cache",
+        wall: None,
+        lines: &[],
+        waits: &[],
+        dial: Dial::Nothing,
+        default_dial: 0.0,
+        twin: None,
+        threads: 1,
+        threads_fixed: false,
+        run: computing::computing,
+    },
+];
+
+pub fn find(name: &str) -> Option<&'static Subject> {
+    SUBJECTS.iter().find(|subject| subject.name == name)
+}
+
+impl Stage<'_> {
+    pub fn run(&self) -> Result<()> {
+        (self.subject.run)(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_found() {
+        for subject in SUBJECTS {
+            assert_eq!(
+                find(subject.name).map(|found| found.summary),
+                Some(subject.summary)
+            );
+        }
+        assert!(find("cold_touch").is_none());
+        assert!(find("").is_none());
+    }
+
+    #[test]
+    fn each_dial_has_the_truth_that_it_turns() {
+        for subject in SUBJECTS {
+            let fits = match subject.dial {
+                Dial::Line => !subject.lines.is_empty(),
+                Dial::Wait => !subject.waits.is_empty(),
+                Dial::Memory | Dial::Nothing => subject.lines.is_empty() && subject.waits.is_empty(),
+            };
+            assert!(fits, "{}", subject.name);
+            assert_eq!(subject.wall.is_none(), subject.twin.is_none(), "{}", subject.name);
+        }
+    }
+
+    #[test]
+    fn a_key_joins_the_lines_that_it_spans() {
+        assert_eq!(line_key(&[FaultPath, Zeroing]), "fault_path+zeroing");
+        assert_eq!(line_key(&[AllocatorCode]), "allocator_code");
+    }
+}

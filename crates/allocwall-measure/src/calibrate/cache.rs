@@ -1,0 +1,181 @@
+//! One file a machine and kernel, in the user's cache folder.
+
+use allocwall_host::own;
+use allocwall_model::recording::PriceList;
+use allocwall_model::units::{Absence, Measured, Reason};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+/// A list is a few KiB; a larger file is not one of ours.
+const MOST_BYTES: u64 = 1 << 20;
+const MEASURE: &str = "allocwall calibrate";
+
+pub(super) fn file(dir: &Path, machine: &str) -> PathBuf {
+    dir.join(format!("prices-{:08x}.json", crc32fast::hash(machine.as_bytes())))
+}
+
+pub(super) fn load(file: &Path, machine: &str) -> Measured<PriceList> {
+    let mut text = String::new();
+    File::open(file)
+        .and_then(|file| file.take(MOST_BYTES).read_to_string(&mut text))
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Absence::new(
+                Reason::NotFound,
+                "this machine's prices have not been measured yet",
+            )
+            .mend(MEASURE),
+            io::ErrorKind::InvalidData => unusable(file, "not text"),
+            _ => Absence::new(Reason::NotPermitted, format!("{}: {error}", file.display())).mend(MEASURE),
+        })?;
+    let list: PriceList = serde_json::from_str(&text).map_err(|error| unusable(file, &error.to_string()))?;
+    if list.machine != machine {
+        return Err(Absence::new(
+            Reason::NotApplicable,
+            format!(
+                "{} holds the prices of another machine ({})",
+                file.display(),
+                list.machine
+            ),
+        )
+        .mend(MEASURE));
+    }
+    // Earlier versions kept what a machine without a stable price gave.
+    if list.prices.is_empty() {
+        return Err(
+            Absence::new(Reason::NotFound, "no event had a stable price on this machine").mend(MEASURE),
+        );
+    }
+    match list.prices.iter().find(|price| !is_sane(price.ns)) {
+        None => Ok(list),
+        Some(price) => Err(unusable(file, &format!("price {} is {:?}", price.name, price.ns))),
+    }
+}
+
+fn is_sane(ns: allocwall_model::units::Interval) -> bool {
+    ns.low >= 0.0 && ns.low <= ns.point && ns.point > 0.0 && ns.point <= ns.high && ns.high.is_finite()
+}
+
+fn unusable(file: &Path, detail: &str) -> Absence {
+    Absence::new(
+        Reason::Unparsable,
+        format!("{} is no usable price list: {detail}", file.display()),
+    )
+    .mend(MEASURE)
+}
+
+/// Under another name first, so that a reader sees the old list or the new one and never half of it. Mode 0600.
+pub(super) fn store(file: &Path, list: &PriceList) -> io::Result<()> {
+    let dir = file.parent().unwrap_or(Path::new("."));
+    let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", file.display()));
+    own::create(dir, 0o700)?;
+    let mut temporary = tempfile::NamedTempFile::new_in(dir)?;
+    serde_json::to_writer_pretty(&mut temporary, list)?;
+    temporary.write_all(b"\n").map_err(named)?;
+    temporary.persist(file).map_err(|error| named(error.error))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use allocwall_model::catalogue::prices;
+    use allocwall_model::recording::Price;
+    use allocwall_model::units::Interval;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn list(machine: &str) -> PriceList {
+        PriceList {
+            measured_unix_s: 1_700_000_000,
+            machine: machine.into(),
+            prices: vec![Price {
+                name: prices::TOUCH_4K.into(),
+                ns: Interval::new(1500.0, 1550.5, 1600.0),
+                repetitions: 200,
+            }],
+            absent: vec![(
+                prices::TOUCH_2M.into(),
+                Absence::new(Reason::Disabled, "off").mend("switch it on"),
+            )],
+        }
+    }
+
+    #[test]
+    fn a_list_comes_back_as_it_was_kept_and_for_its_owner_alone() {
+        let root = tempfile::tempdir().unwrap();
+        let file = file(&root.path().join("a/b"), "m");
+        assert_eq!(load(&file, "m").unwrap_err().reason, Reason::NotFound);
+        store(&file, &list("m")).unwrap();
+        store(&file, &list("m")).unwrap();
+        assert_eq!(load(&file, "m"), Ok(list("m")));
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::read_dir(file.parent().unwrap()).unwrap().count(),
+            1,
+            "no temporary file stays"
+        );
+    }
+
+    #[test]
+    fn a_list_without_a_price_is_none() {
+        let root = tempfile::tempdir().unwrap();
+        let file = file(root.path(), "m");
+        let empty = PriceList {
+            prices: vec![],
+            ..list("m")
+        };
+        store(&file, &empty).unwrap();
+        assert_eq!(load(&file, "m").unwrap_err().reason, Reason::NotFound);
+    }
+
+    #[test]
+    fn another_machines_list_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let file = file(root.path(), "here");
+        store(&file, &list("there")).unwrap();
+        let absence = load(&file, "here").unwrap_err();
+        assert_eq!(absence.reason, Reason::NotApplicable);
+        assert_eq!(absence.mend.as_deref(), Some(MEASURE));
+        assert_ne!(
+            super::file(root.path(), "here"),
+            super::file(root.path(), "there")
+        );
+    }
+
+    #[test]
+    fn damage_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let file = file(root.path(), "m");
+        let whole = serde_json::to_string(&list("m")).unwrap();
+        for damaged in [
+            "".to_owned(),
+            "{}".to_owned(),
+            "[1,2".to_owned(),
+            whole[..whole.len() / 2].to_owned(),
+            whole.replace("1550.5", "-1"),
+            whole.replace("1550.5", "1e999"),
+            whole.replace("1500.0", "1599.0"),
+            "x".repeat(2 << 20),
+            "[".repeat(1 << 16),
+        ] {
+            fs::write(&file, &damaged).unwrap();
+            let absence = load(&file, "m").unwrap_err();
+            assert_eq!(absence.reason, Reason::Unparsable, "{:.80}", damaged);
+            assert!(!absence.detail.contains('\n'));
+        }
+        fs::write(&file, [0xff, 0xfe, 0]).unwrap();
+        assert_eq!(load(&file, "m").unwrap_err().reason, Reason::Unparsable);
+        fs::write(&file, whole).unwrap();
+        assert!(load(&file, "m").is_ok());
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_an_error_that_names_it() {
+        let root = tempfile::tempdir().unwrap();
+        let blocked = root.path().join("file");
+        fs::write(&blocked, "").unwrap();
+        let error = store(&file(&blocked, "m"), &list("m")).unwrap_err();
+        assert!(error.to_string().contains(&*blocked.to_string_lossy()), "{error}");
+    }
+}

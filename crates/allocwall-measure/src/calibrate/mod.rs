@@ -1,0 +1,359 @@
+//! This machine's price list: what each event of `catalogue::prices` costs here, measured in under ten seconds.
+//!
+//! Many short repetitions, interleaved across all prices, so that drift and stolen time hit none alone; medians with
+//! order-statistic intervals, so that a pause of the hypervisor moves none. Memory is set aside at the start and left
+//! alone while everything else is measured: it is then idle, and a hypervisor may have taken it back.
+
+mod cache;
+mod experiments;
+mod facts;
+
+use allocwall_host::topology::{self, Pinned, Topology};
+use allocwall_host::{libc_malloc, memory, own};
+use allocwall_model::catalogue::prices;
+use allocwall_model::error::{Error, Result};
+use allocwall_model::recording::{Price, PriceList};
+use allocwall_model::stats::median_interval;
+use allocwall_model::units::{Absence, Measured, Reason};
+use experiments::{Experiment, IdleMemory};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+pub use facts::facts;
+
+/// How long memory lies idle before it is touched again. Free page reporting starts two seconds after a page was freed
+/// (Linux, mm/page_reporting.c, PAGE_REPORTING_DELAY).
+const IDLE: Duration = Duration::from_secs(5);
+/// No repetition starts after this.
+const DEADLINE: Duration = Duration::from_millis(9_000);
+/// Repetitions of the interleaved part, if the time allows: the interval then spans ranks 86 to 115.
+const ROUNDS: u32 = 200;
+/// Below this the interval would be that of a handful of values: no price.
+const FEWEST: usize = 9;
+/// Below this the interval is wide enough to tell the user.
+const FEW: u32 = 20;
+
+/// A price list and where it came from.
+#[derive(Clone, Debug)]
+pub struct Calibration {
+    pub list: PriceList,
+    pub origin: Origin,
+    /// Where it is kept. Absent where there is no place for it.
+    pub file: Measured<PathBuf>,
+    /// What the user should know: a damaged cache, a list that could not be kept.
+    pub warnings: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    Cache,
+    Measured,
+}
+
+/// The kept list of this machine, else (or with `fresh`) a new one, which is then kept. `progress` gets 0 to 1.
+pub fn price_list(fresh: bool, progress: &mut dyn FnMut(f32)) -> Result<Calibration> {
+    let machine = machine()?;
+    let place = own::place(own::Kind::Cache);
+    let mut warnings = Vec::new();
+    let file = place.map(|place| {
+        warnings.extend(place.instead);
+        cache::file(&place.folder, &machine)
+    });
+    if let (false, Ok(file)) = (fresh, &file) {
+        match cache::load(file, &machine) {
+            Ok(list) => {
+                let file = Ok(file.clone());
+                return Ok(Calibration {
+                    list,
+                    origin: Origin::Cache,
+                    file,
+                    warnings,
+                });
+            }
+            Err(absence) if absence.reason == Reason::NotFound => {}
+            Err(absence) => warnings.push(format!("{absence}; measured again")),
+        }
+    }
+    let list = measure(machine, progress)?;
+    if list.prices.iter().any(|price| price.repetitions < FEW) {
+        warnings.push(
+            "other work kept the CPUs busy, so intervals are wide: `allocwall calibrate --fresh` at a quieter time"
+                .to_owned(),
+        );
+    }
+    let file = match list.prices.is_empty() {
+        true => Err(Absence::new(Reason::TooLittle, "there is no price to keep")),
+        false => file,
+    };
+    match &file {
+        Ok(file) => warnings.extend(
+            cache::store(file, &list)
+                .err()
+                .map(|error| format!("price list not kept: {error}")),
+        ),
+        Err(_) if list.prices.is_empty() => {}
+        Err(absence) => warnings.push(format!("price list not kept: {absence}")),
+    }
+    Ok(Calibration {
+        list,
+        origin: Origin::Measured,
+        file,
+        warnings,
+    })
+}
+
+/// The kept list of this machine, without measuring anything: what a diagnosis uses, since it must not disturb.
+pub fn cached() -> Measured<PriceList> {
+    let machine = machine_identity()?;
+    load_cached(&own::place(own::Kind::Cache)?.folder, &machine)
+}
+
+/// As `cached`, from a folder and for a machine of the caller's choice.
+pub fn load_cached(dir: &Path, machine: &str) -> Measured<PriceList> {
+    cache::load(&cache::file(dir, machine), machine)
+}
+
+/// What a list must match to be used here.
+pub fn machine_identity() -> Measured<String> {
+    let machine = topology::machine_identity(Path::new("/proc"), Path::new("/sys"))?;
+    Ok(format!("{machine}, {}", libc_malloc::libc_name()))
+}
+
+fn machine() -> Result<String> {
+    machine_identity()
+        .map_err(|absence| Error::Refused(format!("this machine cannot be identified: {absence}")))
+}
+
+/// All prices, measured now; nothing is read from or written to the cache.
+pub fn measure(machine: String, progress: &mut dyn FnMut(f32)) -> Result<PriceList> {
+    let begun = Instant::now();
+    let bench = Bench::new().map_err(|absence| Error::Refused(format!("cannot calibrate: {absence}")))?;
+    // First touch, faults and loads are local to this CPU; children and threads start from here.
+    let _pinned =
+        Pinned::to(bench.cpu).map_err(|absence| Error::Refused(format!("cannot calibrate: {absence}")))?;
+    let mut table = experiments::interleaved(&bench);
+    let mut idle = IdleMemory::set_aside(&bench);
+
+    let idle_since = Instant::now();
+    let expected = begun.elapsed().as_secs_f32() + IDLE.as_secs_f32() * 1.1;
+    let mut report = |now: Instant| progress(((now - begun).as_secs_f32() / expected).min(1.0));
+    for round in 0..ROUNDS {
+        // Spread over the time that the idle memory needs anyway: many looks at a drifting machine, and a CPU left
+        // free between them.
+        let due = idle_since + IDLE * round / ROUNDS;
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        if idle_since.elapsed() >= IDLE || begun.elapsed() >= DEADLINE {
+            break;
+        }
+        report(Instant::now());
+        // Who comes first after the pause pays for cold caches: take turns.
+        let count = table.len();
+        for i in 0..count {
+            let experiment = &mut table[(i + round as usize) % count];
+            if may_go_on(experiment, IDLE / count as u32) {
+                experiment.repeat(round);
+            }
+        }
+    }
+    std::thread::sleep((idle_since + IDLE).saturating_duration_since(Instant::now()));
+    idle.measure(begun + DEADLINE);
+    report(begun + DEADLINE);
+
+    table.extend(idle.into_experiments());
+    Ok(tally(machine, table))
+}
+
+/// On a machine with other work, experiments with two threads wait for time slices: none may use up the others' time.
+fn may_go_on(experiment: &Experiment, fair_share: Duration) -> bool {
+    let enough = experiment.repetitions() >= FEWEST;
+    experiment.spent < if enough { fair_share } else { 3 * fair_share }
+}
+
+/// What every experiment needs to know about this machine.
+struct Bench {
+    topology: Measured<Topology>,
+    /// CPUs that this process may use.
+    allowed: Vec<u32>,
+    /// Where the single-threaded experiments run.
+    cpu: u32,
+    huge: Measured<()>,
+    /// Bytes that may be taken without hurting anybody.
+    headroom: u64,
+}
+
+impl Bench {
+    fn new() -> Measured<Bench> {
+        let page = rustix::param::page_size();
+        if page != memory::PAGE {
+            return Err(Absence::new(
+                Reason::NotSupported,
+                format!("pages are of {page} bytes here; the prices are of 4 KiB pages"),
+            ));
+        }
+        let (proc, sys) = (Path::new("/proc"), Path::new("/sys"));
+        let allowed = topology::allowed_cpus()?;
+        // The last one: interrupts and the rest of the system tend to live on the first.
+        let cpu = *allowed
+            .last()
+            .ok_or_else(|| Absence::new(Reason::NotPermitted, "this process may run on no CPU"))?;
+        Ok(Bench {
+            topology: Topology::read(sys),
+            allowed,
+            cpu,
+            huge: memory::huge_pages_on_request(sys),
+            headroom: memory::headroom(proc, sys)?,
+        })
+    }
+}
+
+/// Repetitions to prices, in the order of the catalogue.
+fn tally(machine: String, table: Vec<Experiment>) -> PriceList {
+    let mut list = PriceList {
+        measured_unix_s: SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs()),
+        machine,
+        prices: Vec::new(),
+        absent: Vec::new(),
+    };
+    for experiment in table {
+        let Experiment {
+            mut series, missed, ..
+        } = experiment;
+        for (name, values) in &mut series {
+            match median_interval(values) {
+                Some(ns) if values.len() >= FEWEST && ns.point > 0.0 => list.prices.push(Price {
+                    name: name.clone(),
+                    ns,
+                    repetitions: values.len() as u32,
+                }),
+                _ => list
+                    .absent
+                    .push((name.clone(), shortfall(values.len(), missed.as_ref()))),
+            }
+        }
+    }
+    list.prices.sort_by_key(|price| rank(&price.name));
+    list.absent.sort_by_key(|(name, _)| rank(name));
+    list
+}
+
+fn shortfall(repetitions: usize, missed: Option<&Absence>) -> Absence {
+    match (repetitions, missed) {
+        (0, Some(absence)) => absence.clone(),
+        // Without how many, so that prices that share a reason share a line of the report.
+        (_, Some(absence)) => Absence {
+            reason: Reason::TooLittle,
+            detail: format!(
+                "fewer than {FEWEST} repetitions succeeded; the others: {}",
+                absence.detail
+            ),
+            mend: absence.mend.clone(),
+        },
+        (_, None) => Absence::new(
+            Reason::TooLittle,
+            format!("fewer than {FEWEST} repetitions in the time there was"),
+        )
+        .mend("allocwall calibrate --fresh, on a less busy machine"),
+    }
+}
+
+fn rank(name: &str) -> (usize, String) {
+    let place =
+        prices::describe(name).and_then(|(entry, _)| prices::DESCRIPTIONS.iter().position(|d| d == entry));
+    (place.unwrap_or(usize::MAX), name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use allocwall_host::topology::Relation;
+
+    fn experiment(values: usize, missed: Option<Absence>) -> Experiment {
+        let mut experiment = Experiment::absent(&[prices::SYSCALL], Absence::new(Reason::NotSupported, "no"));
+        experiment.series[0].1 = (0..values).map(|i| 100.0 + i as f64).collect();
+        experiment.missed = missed;
+        experiment
+    }
+
+    #[test]
+    fn enough_repetitions_are_a_price_and_fewer_are_an_absence() {
+        let list = tally("m".into(), vec![experiment(FEWEST, None)]);
+        assert_eq!((list.prices.len(), list.absent.len()), (1, 0));
+        assert_eq!(list.get(prices::SYSCALL).unwrap().point, 104.0);
+
+        let list = tally("m".into(), vec![experiment(FEWEST - 1, None)]);
+        assert_eq!(list.prices, []);
+        assert_eq!(list.absent[0].1.reason, Reason::TooLittle);
+    }
+
+    #[test]
+    fn a_slow_experiment_leaves_time_to_the_others() {
+        let share = Duration::from_millis(100);
+        let mut slow = experiment(FEWEST, None);
+        slow.spent = share / 2;
+        assert!(may_go_on(&slow, share));
+        slow.spent = share * 2;
+        assert!(!may_go_on(&slow, share));
+        slow.series[0].1.truncate(FEWEST - 1);
+        assert!(may_go_on(&slow, share));
+        slow.spent = share * 4;
+        assert!(!may_go_on(&slow, share));
+    }
+
+    #[test]
+    fn an_absence_keeps_its_reason() {
+        let why = Absence::new(Reason::Disabled, "switched off").mend("switch it on");
+        let list = tally("m".into(), vec![experiment(0, Some(why.clone()))]);
+        assert_eq!(list.absent, [(prices::SYSCALL.to_owned(), why)]);
+    }
+
+    /// The whole of it, once: seconds long, so everything that needs real prices is checked here.
+    #[test]
+    fn prices_of_this_machine_are_in_order() {
+        let begun = Instant::now();
+        let mut last = 0.0;
+        let list = measure("test".into(), &mut |share| {
+            assert!((0.0..=1.0).contains(&share));
+            last = share;
+        })
+        .unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+        assert_eq!(last, 1.0);
+
+        for price in &list.prices {
+            assert!(0.0 < price.ns.low, "{price:?}");
+            assert!(
+                price.ns.low <= price.ns.point && price.ns.point <= price.ns.high,
+                "{price:?}"
+            );
+            assert!(prices::describe(&price.name).is_some(), "{price:?}");
+        }
+        // Every name of the catalogue is there, with a price or with a reason.
+        for entry in prices::DESCRIPTIONS {
+            let known = |name: &String| name.starts_with(entry.name);
+            let priced = list.prices.iter().any(|p| known(&p.name));
+            assert!(
+                priced || list.absent.iter().any(|(name, _)| known(name)),
+                "{}",
+                entry.name
+            );
+        }
+        for relation in Relation::ALL {
+            let name = format!("{}{}", prices::HANDOFF_PREFIX, relation.key());
+            let absent = list.absent.iter().any(|(n, _)| *n == name);
+            assert!(list.get(&name).is_some() != absent, "{name}");
+        }
+
+        let in_order = |dear: &str, cheap: &str| match (list.get(dear), list.get(cheap)) {
+            (Some(a), Some(b)) => assert!(a.point > b.point, "{dear} {a:?} {cheap} {b:?}"),
+            _ => println!("skipped: {dear} or {cheap} has no price here: {:?}", list.absent),
+        };
+        in_order(prices::TOUCH_2M, prices::TOUCH_4K);
+        in_order(prices::TOUCH_4K, prices::SYSCALL);
+        in_order(prices::MALLOC_MAPPED, prices::MALLOC_ARENA);
+        in_order(prices::MALLOC_MAPPED, prices::MALLOC_CACHED);
+        in_order(prices::CONTEXT_SWITCH, prices::SYSCALL);
+        in_order(prices::LOAD_4K, prices::MALLOC_CACHED);
+    }
+}

@@ -1,0 +1,179 @@
+//! How often the target maps, unmaps and advises: counted in short slices of the window, or over all of it where nobody minds the cost.
+//!
+//! While any system-call tracepoint is open, every system call of the machine takes the slow way in
+//! (SYSCALL_WORK_SYSCALL_TRACEPOINT, include/linux/thread_info.h). So by default it is open for a small part of the window only.
+
+use super::record::probe;
+use allocwall_host::perf::EventCounter;
+use allocwall_host::proc::ProcFs;
+use allocwall_host::tracefs;
+use allocwall_host::worker::Worker;
+use allocwall_model::recording::{EventCount, Probe, ProbeState};
+use allocwall_model::units::{Absence, Reason};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+const CALLS: [&str; 6] = ["mmap", "munmap", "brk", "madvise", "mremap", "mprotect"];
+/// Where the slices begin, as parts of the window.
+const SLICES: [f64; 3] = [0.15, 0.5, 0.8];
+/// All slices together take a tenth of the window at most, and no slice more than this.
+const SLICE: Duration = Duration::from_millis(200);
+/// An event per thread and call: more threads are not counted, and their calls not guessed.
+const THREADS_LIMIT: usize = 128;
+
+type Outcome = (Vec<EventCount>, ProbeState);
+
+pub struct Counting {
+    stop: Arc<AtomicBool>,
+    /// The target's processes as they are now: a slice counts those that run when it begins.
+    pids: Arc<Mutex<Vec<i32>>>,
+    thread: Worker<Outcome>,
+}
+
+/// Counts in a thread of its own: closing a tracepoint waits for the kernel's grace period.
+pub fn start(proc: &ProcFs, pids: &[i32], window: Duration, throughout: bool) -> Counting {
+    let stop = Arc::new(AtomicBool::new(false));
+    let pids = Arc::new(Mutex::new(pids.to_vec()));
+    let (proc, stopped, shared) = (proc.clone(), stop.clone(), pids.clone());
+    let thread = Worker::start("counts map calls", move || {
+        count(&proc, &shared, window, throughout, &stopped)
+    });
+    Counting { stop, pids, thread }
+}
+
+impl Counting {
+    /// Processes come and go within the window.
+    pub fn follow(&self, pids: &[i32]) {
+        let mut shared = self.pids.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.clear();
+        shared.extend_from_slice(pids);
+    }
+
+    pub fn finish(self) -> (Vec<EventCount>, Probe) {
+        self.stop.store(true, Ordering::Relaxed);
+        let absent = |absence| (Vec::new(), ProbeState::Absent(absence));
+        let (counts, state) = self.thread.finish().unwrap_or_else(absent);
+        (counts, probe("map_calls", "how often it maps and unmaps", state))
+    }
+}
+
+fn count(
+    proc: &ProcFs,
+    pids: &Mutex<Vec<i32>>,
+    window: Duration,
+    throughout: bool,
+    stop: &AtomicBool,
+) -> Outcome {
+    if !proc.is_live() {
+        let absence = Absence::new(Reason::NotApplicable, "a copy of /proc makes no system calls");
+        return (Vec::new(), ProbeState::Absent(absence));
+    }
+    let mut ids = Vec::new();
+    for call in CALLS {
+        match tracefs::event_id("syscalls", &format!("sys_enter_{call}")) {
+            Ok(id) => ids.push((call, id)),
+            Err(absence) => return (Vec::new(), ProbeState::Absent(absence)),
+        }
+    }
+    let begun = Instant::now();
+    let (begins, slice) = match throughout {
+        true => (&[0.0][..], window),
+        false => (&SLICES[..], SLICE.min(window.mul_f64(0.1 / SLICES.len() as f64))),
+    };
+    let mut totals = vec![(0u64, Duration::ZERO); ids.len()];
+    let mut partial = None;
+    for part in begins {
+        if !sleep(begun + window.mul_f64(*part), stop) {
+            break;
+        }
+        let now = pids.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut tids = Vec::new();
+        for pid in now {
+            match proc.threads(pid) {
+                Ok(threads) => tids.extend(threads),
+                Err(absence) if absence.is_gone() => {}
+                Err(absence) => _ = partial.get_or_insert(lower_bounds(&absence)),
+            }
+        }
+        // No count of nothing: what could not be listed may have called.
+        if tids.is_empty() {
+            continue;
+        }
+        if tids.len() > THREADS_LIMIT {
+            partial = Some(Absence::new(
+                Reason::TooCostly,
+                format!(
+                    "counted on {THREADS_LIMIT} of {} threads: the figures are lower bounds",
+                    tids.len()
+                ),
+            ));
+            tids.truncate(THREADS_LIMIT);
+        }
+        let mut open = Vec::new();
+        for (slot, (_, id)) in ids.iter().enumerate() {
+            match EventCounter::open(*id, &tids) {
+                Ok(counter) => {
+                    if let Some(missed) = &counter.missed {
+                        partial.get_or_insert(lower_bounds(missed));
+                    }
+                    open.push((slot, Instant::now(), counter));
+                }
+                Err(absence) => return (Vec::new(), ProbeState::Absent(absence)),
+            }
+        }
+        sleep(Instant::now() + slice, stop);
+        for (slot, since, mut counter) in open {
+            let (count, over) = &mut totals[slot];
+            let (sum, unread) = counter.total();
+            if unread > 0 {
+                partial.get_or_insert(Absence::new(
+                    Reason::Vanished,
+                    format!(
+                        "the counters of {unread} threads were not readable: the figures are lower bounds"
+                    ),
+                ));
+            }
+            *count += sum;
+            *over += since.elapsed();
+        }
+    }
+    if totals.iter().all(|(_, over)| over.is_zero()) {
+        let absence = partial.unwrap_or_else(|| {
+            Absence::new(
+                Reason::TooLittle,
+                "the window closed before map calls were counted",
+            )
+        });
+        return (Vec::new(), ProbeState::Absent(absence));
+    }
+    let counts = ids
+        .iter()
+        .zip(totals)
+        .map(|((call, _), (count, over))| EventCount {
+            name: call.to_string(),
+            count,
+            over_ns: over.as_nanos() as u64,
+        })
+        .collect();
+    (counts, partial.map_or(ProbeState::Measured, ProbeState::Partial))
+}
+
+/// Why a part of the threads was not counted, and what that makes of the figures.
+fn lower_bounds(missed: &Absence) -> Absence {
+    let mut absence = missed.clone();
+    absence.detail += "; some threads were not counted: the figures are lower bounds";
+    absence
+}
+
+/// False when told to stop.
+fn sleep(until: Instant, stop: &AtomicBool) -> bool {
+    while !stop.load(Ordering::Relaxed) {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return true;
+        }
+        std::thread::sleep(left.min(Duration::from_millis(20)));
+    }
+    false
+}

@@ -1,0 +1,549 @@
+//! A recording on disk: written as it is made, read back as it was.
+//!
+//! Layout: `MAGIC`, format version (u16, little endian), then chunks. A chunk is the length and the CRC-32 of its body
+//! (u32 each, little endian) and the body: a `Part` in postcard, deflated. A file without a `Tail` broke off; what came
+//! before is still a recording. The reader trusts nothing: lengths, checksums, indices and numbers are checked, and
+//! nothing is allocated on a length's word alone.
+
+use allocwall_host::file;
+use allocwall_model::error::{Error, Result};
+use allocwall_model::recording::*;
+use allocwall_model::room;
+use allocwall_model::units::{Absence, Interval, Measured, Reason};
+use flate2::Compression;
+use flate2::read::DeflateDecoder;
+use flate2::write::DeflateEncoder;
+use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+const MAGIC: &[u8; 10] = b"allocwall\0";
+const HEADER: usize = MAGIC.len() + 2;
+/// Raised whenever `Part` or anything in it changes shape.
+pub const FORMAT_VERSION: u16 = 2;
+
+const FILE_LIMIT: u64 = 256 << 20;
+const PART_LIMIT: u64 = 64 << 20;
+/// Values take up to 24 times the memory of their bytes here (empty strings), so a small file must not unpack to much.
+/// Times and numbers in a real one keep it above a tenth of what it holds.
+const UNPACKED_LIMIT: u64 = 256 << 20;
+const UNPACKED_SMALL: u64 = 8 << 20;
+const UNPACKED_RATIO: u64 = 32;
+/// What the lists of a recording may take in memory; the recorder's own budgets come to less than 300 MiB.
+const MEMORY_LIMIT: usize = 384 << 20;
+const PARTS_LIMIT: usize = 100_000;
+/// Above what the recorder keeps, in number.
+const SAMPLES_LIMIT: usize = 2_000_000;
+const PROCESSES_LIMIT: usize = 1 << 16;
+const THREADS_LIMIT: usize = 1 << 20;
+/// Frames behind all samples and waits: they are walked for each.
+const FRAMES_WALKED: usize = 1_000_000_000;
+
+#[derive(Serialize, Deserialize)]
+pub enum Part {
+    Head(Box<Head>),
+    Batch(Box<Batch>),
+    Tail(Box<Tail>),
+}
+
+/// Known when the window opens.
+#[derive(Serialize, Deserialize)]
+pub struct Head {
+    pub meta: Meta,
+    pub host: HostFacts,
+    pub cgroup: Option<String>,
+    #[serde(deserialize_with = "allocwall_model::room::charged")]
+    pub processes: Vec<Process>,
+    #[serde(deserialize_with = "allocwall_model::room::charged")]
+    pub modules: Vec<Module>,
+    pub prices: Measured<PriceList>,
+}
+
+/// What one second brought. Indices count from the start of the recording.
+#[derive(Default, Serialize, Deserialize)]
+pub struct Batch {
+    #[serde(deserialize_with = "allocwall_model::room::charged")]
+    pub frames: Vec<Frame>,
+    #[serde(deserialize_with = "allocwall_model::room::charged")]
+    pub stacks: Vec<Stack>,
+    /// User stacks hold the leaf alone until the `Tail` replaces them: unwinding waits for the window's end.
+    #[serde(deserialize_with = "allocwall_model::room::charged")]
+    pub samples: Vec<CpuSample>,
+    #[serde(deserialize_with = "allocwall_model::room::charged")]
+    pub waits: Vec<WaitSample>,
+    #[serde(deserialize_with = "allocwall_model::room::charged")]
+    pub ticks: Vec<Tick>,
+    #[serde(deserialize_with = "allocwall_model::room::charged")]
+    pub python: Vec<PythonSample>,
+}
+
+/// Known when the window has closed.
+#[derive(Serialize, Deserialize)]
+pub struct Tail {
+    pub meta: Meta,
+    #[serde(deserialize_with = "allocwall_model::room::charged")]
+    pub processes: Vec<Process>,
+    #[serde(deserialize_with = "allocwall_model::room::charged")]
+    pub probes: Vec<Probe>,
+    #[serde(deserialize_with = "allocwall_model::room::charged")]
+    pub threads: Vec<ThreadTimes>,
+    #[serde(deserialize_with = "allocwall_model::room::charged")]
+    pub modules: Vec<Module>,
+    #[serde(deserialize_with = "allocwall_model::room::charged")]
+    pub counts: Vec<EventCount>,
+    #[serde(deserialize_with = "allocwall_model::room::charged")]
+    pub neighbours: Vec<Neighbour>,
+    pub heap: Measured<HeapView>,
+    /// Replace all frames and stacks; the samples of the batches follow in order.
+    #[serde(deserialize_with = "allocwall_model::room::charged")]
+    pub frames: Vec<Frame>,
+    #[serde(deserialize_with = "allocwall_model::room::charged")]
+    pub stacks: Vec<Stack>,
+    #[serde(deserialize_with = "allocwall_model::room::charged")]
+    pub sample_stacks: Vec<StackPair>,
+    #[serde(deserialize_with = "allocwall_model::room::charged")]
+    pub wait_stacks: Vec<StackPair>,
+}
+
+/// Kernel and user stack of one sample.
+pub type StackPair = (Option<u32>, Option<u32>);
+
+/// Writes parts to a file and keeps them in memory, so that a full disk loses the file and not the diagnosis.
+///
+/// Until the first part comes there is no file: a session that never opens takes nothing away and leaves nothing behind,
+/// however it ends.
+pub struct Writer {
+    path: Option<PathBuf>,
+    begun: bool,
+    file: Option<File>,
+    bytes: Vec<u8>,
+    /// Of all parts, before they were deflated.
+    unpacked: u64,
+    failure: Option<Error>,
+}
+
+impl Writer {
+    /// `path`: where to write, readable by the owner alone; None keeps the recording in memory only.
+    /// What stands there already is replaced only when it is a recording itself, or an empty file.
+    pub fn create(path: Option<&Path>) -> Result<Writer> {
+        let mut writer = Writer {
+            path: path.map(Path::to_path_buf),
+            begun: false,
+            file: None,
+            bytes: Vec::new(),
+            unpacked: 0,
+            failure: None,
+        };
+        if let Some(path) = path {
+            may_replace(path)?;
+            file::takes_new_files(file::folder_of(path)).map_err(|cause| failed(path, cause))?;
+        }
+        writer.bytes.extend_from_slice(MAGIC);
+        writer.bytes.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
+        Ok(writer)
+    }
+
+    /// Gives the file its name and its header.
+    fn begin(&mut self) {
+        let path = match &self.path {
+            Some(path) if !self.begun => path,
+            _ => return,
+        };
+        self.begun = true;
+        match create(path) {
+            Ok(file) => self.file = Some(file),
+            Err(cause) => self.failure = Some(failed(path, cause)),
+        }
+        let header = std::mem::take(&mut self.bytes);
+        self.put(&header);
+    }
+
+    pub fn write(&mut self, part: &Part) {
+        self.begin();
+        // Neither step can fail: postcard into a growing Vec, deflate into a Vec.
+        self.body(&postcard::to_stdvec(part).unwrap_or_default());
+    }
+
+    /// A part as postcard has it.
+    #[doc(hidden)]
+    pub fn body(&mut self, plain: &[u8]) {
+        self.unpacked += plain.len() as u64;
+        let mut body = deflated(plain, Compression::fast());
+        // A reader takes what deflates better than any real data for an attack: then it is only stored.
+        if self.unpacked > UNPACKED_SMALL / 2 && plain.len() as u64 > body.len() as u64 * UNPACKED_RATIO / 2 {
+            body = deflated(plain, Compression::none());
+        }
+        let mut header = [0; 8];
+        header[..4].copy_from_slice(&(body.len() as u32).to_le_bytes());
+        header[4..].copy_from_slice(&crc32fast::hash(&body).to_le_bytes());
+        self.put(&header);
+        self.put(&body);
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        if let (Some(file), Some(path)) = (&mut self.file, &self.path)
+            && let Err(cause) = file.write_all(bytes)
+        {
+            self.failure = Some(failed(path, cause));
+            self.file = None;
+        }
+    }
+
+    /// The recording as a reader of the file would see it, and what went wrong with the file, if anything did.
+    pub fn finish(self) -> (Result<Recording>, Option<Error>) {
+        let path = self.path.unwrap_or_else(|| PathBuf::from("(memory)"));
+        (decode(&path, &self.bytes), self.failure)
+    }
+}
+
+fn failed(path: &Path, cause: io::Error) -> Error {
+    Error::File {
+        path: path.to_path_buf(),
+        cause,
+    }
+}
+
+/// Readable by its owner alone. What stands there is replaced at once, never written into: another name of it keeps it.
+fn create(path: &Path) -> io::Result<File> {
+    let new = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path);
+    match new {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+        new => return new,
+    }
+    // tempfile creates with mode 0600 on Unix. Its errors name the temporary file: the kind is enough.
+    let waiting = tempfile::Builder::new()
+        .prefix(".allocwall-")
+        .tempfile_in(file::folder_of(path))
+        .map_err(|e| io::Error::from(e.kind()))?;
+    Ok(waiting.persist(path)?)
+}
+
+/// Looked at without opening it first: a pipe would block, and a device is never to be replaced by a file.
+fn may_replace(path: &Path) -> Result<()> {
+    let found = match std::fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(cause) => return Err(failed(path, cause)),
+    };
+    if !found.is_file() {
+        return Err(Error::Refused(format!(
+            "{} is no regular file and is not overwritten; name another file with -o",
+            path.display()
+        )));
+    }
+    // Writing is asked for as well: the rename needs the folder's permission alone, but a file made read-only is meant
+    // to stay.
+    let mut existing = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(|cause| failed(path, cause))?;
+    let mut start = [0; MAGIC.len()];
+    if found.len() > 0 && !(existing.read_exact(&mut start).is_ok() && start == *MAGIC) {
+        return Err(Error::Refused(format!(
+            "{} exists and is no recording; name another file with -o, or remove it first",
+            path.display()
+        )));
+    }
+    Ok(())
+}
+
+fn deflated(plain: &[u8], level: Compression) -> Vec<u8> {
+    let mut deflate = DeflateEncoder::new(Vec::with_capacity(plain.len() / 3), level);
+    let _ = deflate.write_all(plain);
+    deflate.finish().unwrap_or_default()
+}
+
+/// Reads a recording. Errors say which of "no recording", "newer", "damaged" it is.
+pub fn read(path: &Path) -> Result<Recording> {
+    let fail = |cause| failed(path, cause);
+    let file = File::open(path).map_err(fail)?;
+    let meta = file.metadata().map_err(fail)?;
+    if meta.is_dir() {
+        return Err(fail(io::Error::from(io::ErrorKind::IsADirectory)));
+    }
+    // The header first: what is no recording is not read in, however long it is.
+    let mut bytes = Vec::new();
+    (&file)
+        .take(HEADER as u64)
+        .read_to_end(&mut bytes)
+        .map_err(fail)?;
+    if check_header(&bytes).is_ok() {
+        file.take(FILE_LIMIT + 1 - HEADER as u64)
+            .read_to_end(&mut bytes)
+            .map_err(fail)?;
+    }
+    decode(path, &bytes)
+}
+
+/// `path` is only for the messages.
+pub fn decode(path: &Path, bytes: &[u8]) -> Result<Recording> {
+    room::bounded(MEMORY_LIMIT, || decode_parts(bytes)).map_err(|detail| Error::Recording {
+        path: path.to_path_buf(),
+        detail,
+    })
+}
+
+/// What follows the header of a recording that this program reads.
+fn check_header(bytes: &[u8]) -> std::result::Result<&[u8], String> {
+    if bytes.is_empty() {
+        return Err("it is empty".into());
+    }
+    let rest = bytes
+        .strip_prefix(MAGIC)
+        .ok_or_else(|| match MAGIC.starts_with(bytes) {
+            true => "it ends within its header",
+            false => "it does not start like one",
+        })?;
+    let (version, rest) = rest.split_first_chunk::<2>().ok_or("it ends within its header")?;
+    let version = u16::from_le_bytes(*version);
+    if version > FORMAT_VERSION {
+        return Err(format!(
+            "it is of format {version}, newer than this program's {FORMAT_VERSION}; use the allocwall that wrote it, or a newer one"
+        ));
+    }
+    if version != FORMAT_VERSION {
+        return Err(format!(
+            "it is of format {version}; this program reads format {FORMAT_VERSION}"
+        ));
+    }
+    Ok(rest)
+}
+
+fn decode_parts(bytes: &[u8]) -> std::result::Result<Recording, String> {
+    if bytes.len() as u64 > FILE_LIMIT {
+        return Err(format!(
+            "larger than {} MiB, which no recording is",
+            FILE_LIMIT >> 20
+        ));
+    }
+    let mut rest = check_header(bytes)?;
+    let mut budget = (bytes.len() as u64 * UNPACKED_RATIO).clamp(UNPACKED_SMALL, UNPACKED_LIMIT);
+    let mut head = None;
+    let mut batches: Vec<Batch> = Vec::new();
+    let mut tail = None;
+    let mut parts = 0;
+    while !rest.is_empty() {
+        parts += 1;
+        if parts > PARTS_LIMIT {
+            return Err("it has too many parts".into());
+        }
+        let broken_off = rest.len() < 8
+            || (u32::from_le_bytes([rest[0], rest[1], rest[2], rest[3]]) as usize) > rest.len() - 8;
+        if broken_off {
+            // The writer was killed, or the copy was cut: keep the whole parts.
+            if head.is_none() {
+                return Err("it is cut off before its first part ends".into());
+            }
+            break;
+        }
+        let length = u32::from_le_bytes([rest[0], rest[1], rest[2], rest[3]]) as usize;
+        let checksum = u32::from_le_bytes([rest[4], rest[5], rest[6], rest[7]]);
+        let body = &rest[8..8 + length];
+        rest = &rest[8 + length..];
+        if crc32fast::hash(body) != checksum {
+            return Err(format!("part {parts} is damaged (its checksum does not match)"));
+        }
+        match decode_part(body, &mut budget).map_err(|e| format!("part {parts} {e}"))? {
+            Part::Head(part) if head.is_none() && parts == 1 => head = Some(*part),
+            Part::Batch(part) if head.is_some() && tail.is_none() => batches.push(*part),
+            Part::Tail(part) if head.is_some() && tail.is_none() => tail = Some(*part),
+            _ => return Err(format!("part {parts} is out of order")),
+        }
+    }
+    let head = head.ok_or("it has a header and nothing else")?;
+    let recording = assemble(head, batches, tail)?;
+    validate(&recording)?;
+    Ok(recording)
+}
+
+fn decode_part(body: &[u8], budget: &mut u64) -> std::result::Result<Part, String> {
+    let limit = PART_LIMIT.min(*budget);
+    let mut plain = Vec::new();
+    DeflateDecoder::new(body)
+        .take(limit + 1)
+        .read_to_end(&mut plain)
+        .map_err(|_| "does not unpack".to_string())?;
+    if plain.len() as u64 > limit {
+        return Err("unpacks to more than a recording holds".into());
+    }
+    *budget -= plain.len() as u64;
+    let (part, left) = postcard::take_from_bytes(&plain).map_err(|_| "does not parse".to_string())?;
+    if !left.is_empty() {
+        return Err("has bytes to spare".into());
+    }
+    Ok(part)
+}
+
+fn assemble(head: Head, batches: Vec<Batch>, tail: Option<Tail>) -> std::result::Result<Recording, String> {
+    let cut_off = || {
+        Absence::new(
+            Reason::Vanished,
+            "the recording breaks off: its writer was killed",
+        )
+    };
+    let mut recording = Recording {
+        meta: head.meta,
+        host: head.host,
+        cgroup: head.cgroup,
+        processes: head.processes,
+        probes: Vec::new(),
+        prices: head.prices,
+        ticks: Vec::new(),
+        threads: Vec::new(),
+        modules: head.modules,
+        frames: Vec::new(),
+        stacks: Vec::new(),
+        samples: Vec::new(),
+        waits: Vec::new(),
+        python: Vec::new(),
+        counts: Vec::new(),
+        neighbours: Vec::new(),
+        heap: Err(cut_off()),
+    };
+    for batch in batches {
+        recording.frames.extend(batch.frames);
+        recording.stacks.extend(batch.stacks);
+        recording.samples.extend(batch.samples);
+        recording.waits.extend(batch.waits);
+        recording.ticks.extend(batch.ticks);
+        recording.python.extend(batch.python);
+    }
+    let Some(tail) = tail else {
+        recording.meta.ended = Ended::CutOff;
+        let last = recording.ticks.last().map_or(0, |t| t.t_ns);
+        recording.meta.window_ns = recording
+            .samples
+            .iter()
+            .map(|s| s.t_ns)
+            .max()
+            .unwrap_or(0)
+            .max(last);
+        recording.probes.push(Probe {
+            name: "tail".into(),
+            what: "symbols, whole stacks and thread times".into(),
+            state: ProbeState::Absent(cut_off()),
+        });
+        return Ok(recording);
+    };
+    if tail.sample_stacks.len() != recording.samples.len() || tail.wait_stacks.len() != recording.waits.len()
+    {
+        return Err("its tail does not fit its samples".into());
+    }
+    for (sample, (kernel, user)) in recording.samples.iter_mut().zip(tail.sample_stacks) {
+        (sample.kernel, sample.user) = (kernel, user);
+    }
+    for (wait, (kernel, user)) in recording.waits.iter_mut().zip(tail.wait_stacks) {
+        (wait.kernel, wait.user) = (kernel, user);
+    }
+    recording.meta = tail.meta;
+    recording.processes = tail.processes;
+    recording.probes = tail.probes;
+    recording.threads = tail.threads;
+    recording.modules = tail.modules;
+    recording.counts = tail.counts;
+    recording.neighbours = tail.neighbours;
+    recording.heap = tail.heap;
+    recording.frames = tail.frames;
+    recording.stacks = tail.stacks;
+    Ok(recording)
+}
+
+/// After this, every index is within bounds and every number is finite, so that nothing downstream can fail on them.
+fn validate(r: &Recording) -> std::result::Result<(), String> {
+    let fits = |index: Option<u32>, length: usize| index.is_none_or(|i| (i as usize) < length);
+    let ok = |holds: bool, what: &str| {
+        if holds {
+            Ok(())
+        } else {
+            Err(format!("its {what} contradict one another"))
+        }
+    };
+    ok(!r.processes.is_empty(), "processes")?;
+    let few = |holds: bool, what: &str| match holds {
+        true => Ok(()),
+        false => Err(format!("it has more {what} than a recording holds")),
+    };
+    few(r.processes.len() <= PROCESSES_LIMIT, "processes")?;
+    few(
+        r.processes.iter().all(|p| p.cmdline.len() <= CMDLINE_WORDS),
+        "words in a command line",
+    )?;
+    few(r.threads.len() <= THREADS_LIMIT, "threads")?;
+    few(
+        r.samples.len() <= SAMPLES_LIMIT && r.waits.len() <= SAMPLES_LIMIT,
+        "samples",
+    )?;
+    few(
+        r.stacks.iter().all(|s| s.frames.len() <= STACK_DEPTH),
+        "frames in a stack",
+    )?;
+    few(
+        r.python.iter().all(|s| s.frames.len() <= PYTHON_DEPTH),
+        "frames in a Python stack",
+    )?;
+    ok(r.frames.iter().all(|f| fits(f.module, r.modules.len())), "frames")?;
+    ok(
+        r.stacks
+            .iter()
+            .all(|s| s.frames.iter().all(|f| fits(Some(*f), r.frames.len()))),
+        "stacks",
+    )?;
+    let window = r.meta.window_ns;
+    // A day: far above any window, far below where sums of nanoseconds overflow.
+    const DAY_NS: u64 = 86_400_000_000_000;
+    ok(window <= DAY_NS && r.meta.requested_ns <= DAY_NS, "times")?;
+    ok(
+        (1..=1_000_000_000).contains(&r.meta.sample_period_ns),
+        "sampling period",
+    )?;
+    ok(
+        r.samples
+            .iter()
+            .all(|s| fits(s.kernel, r.stacks.len()) && fits(s.user, r.stacks.len()) && s.t_ns <= DAY_NS),
+        "samples",
+    )?;
+    ok(
+        r.waits.iter().all(|w| {
+            fits(w.kernel, r.stacks.len())
+                && fits(w.user, r.stacks.len())
+                && w.t_ns <= DAY_NS
+                && w.weight_ns <= DAY_NS
+        }),
+        "waits",
+    )?;
+    let depth = |stack: Option<u32>| stack.map_or(0, |s| r.stacks[s as usize].frames.len());
+    let sampled = r.samples.iter().map(|s| depth(s.kernel) + depth(s.user));
+    let waited = r.waits.iter().map(|w| depth(w.kernel) + depth(w.user));
+    few(
+        sampled.chain(waited).sum::<usize>() <= FRAMES_WALKED,
+        "frames behind its samples",
+    )?;
+    ok(r.ticks.windows(2).all(|w| w[0].t_ns <= w[1].t_ns), "series")?;
+    // Counters are not limited: a machine's reach any height with time, and nothing downstream adds them unchecked.
+    let tick_sane =
+        |t: &Tick| t.t_ns <= DAY_NS && t.cgroup.is_none_or(|c| c.quota_cpus.is_none_or(f64::is_finite));
+    ok(r.ticks.iter().all(tick_sane), "series")?;
+    ok(r.threads.iter().all(|t| t.seen_ns <= DAY_NS), "thread times")?;
+    let sane = |i: &Interval| i.low.is_finite() && i.point.is_finite() && i.high.is_finite() && i.low >= 0.0;
+    if let Ok(prices) = &r.prices {
+        ok(
+            prices.prices.iter().all(|p| sane(&p.ns) && p.ns.low <= p.ns.high),
+            "prices",
+        )?;
+    }
+    if let Ok(heap) = &r.heap {
+        ok(sane(&heap.live_bytes) && sane(&heap.free_bytes), "heap")?;
+    }
+    ok(r.counts.iter().all(|c| c.over_ns <= DAY_NS), "counts")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,520 @@
+use super::*;
+use allocwall_host::facts;
+use allocwall_model::catalogue::modules::ModuleRole;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+fn absent<T>() -> Measured<T> {
+    Err(Absence::new(Reason::NotFound, "not in this test"))
+}
+
+fn meta() -> Meta {
+    Meta {
+        tool_version: "0".into(),
+        started_unix_ms: 1,
+        window_ns: 2_000_000_000,
+        requested_ns: 2_000_000_000,
+        ended: Ended::Complete,
+        sample_period_ns: 1_000_000,
+        kernel_samples: true,
+        system_wide: true,
+        wait_period_ns: 4_000_000,
+        command: Some(vec!["service".into()]),
+        own_cpu_ns: 5,
+        lost_records: 6,
+    }
+}
+
+fn process() -> Process {
+    Process {
+        pid: 7,
+        ppid: 1,
+        comm: "service".into(),
+        exe: Ok("/usr/bin/service".into()),
+        cmdline: vec!["service".into(), "--fast".into()],
+        libc: Ok(Libc::Glibc {
+            version: "2.36".into(),
+        }),
+        runtime: Ok(Runtime::Native),
+        allocator: absent(),
+        environment: vec![("MALLOC_ARENA_MAX".into(), "1".into())],
+        thp_disabled: Ok(false),
+        secure_exec: absent(),
+    }
+}
+
+fn head() -> Head {
+    Head {
+        meta: meta(),
+        host: facts::Machine::live().facts(),
+        cgroup: Some("/group".into()),
+        processes: vec![process()],
+        modules: vec![Module {
+            path: "[kernel]".into(),
+            build_id: None,
+            role: ModuleRole::Kernel,
+            malloc_ranges: vec![],
+            has_symbols: true,
+        }],
+        prices: Ok(PriceList {
+            measured_unix_s: 1,
+            machine: "m".into(),
+            prices: vec![Price {
+                name: "syscall".into(),
+                ns: Interval::new(1.0, 2.0, 3.0),
+                repetitions: 9,
+            }],
+            absent: vec![],
+        }),
+    }
+}
+
+fn frame(name: &str) -> Frame {
+    Frame {
+        module: Some(0),
+        symbol: Some(name.into()),
+        offset: 0,
+    }
+}
+
+fn stack(frames: &[u32]) -> Stack {
+    Stack {
+        frames: frames.to_vec(),
+        complete: true,
+    }
+}
+
+fn batch() -> Batch {
+    Batch {
+        frames: vec![frame("leaf")],
+        stacks: vec![stack(&[0])],
+        samples: vec![CpuSample {
+            t_ns: 5,
+            pid: 7,
+            tid: 7,
+            cpu: 1,
+            kernel: None,
+            user: Some(0),
+            deep: true,
+        }],
+        waits: vec![WaitSample {
+            t_ns: 6,
+            pid: 7,
+            tid: 7,
+            weight_ns: 9,
+            state: 'S',
+            syscall: Some(202),
+            kernel: Some(0),
+            user: None,
+        }],
+        ticks: vec![
+            Tick::default(),
+            Tick {
+                t_ns: 1_000_000_000,
+                user_ns: 10,
+                ..Tick::default()
+            },
+        ],
+        python: vec![PythonSample {
+            t_ns: 3,
+            pid: 7,
+            tid: 7,
+            frames: vec!["f (a.py:1)".into()],
+        }],
+    }
+}
+
+fn tail() -> Tail {
+    let head = head();
+    Tail {
+        meta: Meta {
+            lost_records: 60,
+            ..meta()
+        },
+        processes: head.processes,
+        probes: vec![Probe {
+            name: "waits".into(),
+            what: "w".into(),
+            state: ProbeState::Measured,
+        }],
+        threads: vec![ThreadTimes {
+            pid: 7,
+            tid: 7,
+            comm: "t".into(),
+            seen_ns: 2,
+            cpu_ns: 1,
+            run_delay_ns: None,
+        }],
+        modules: head.modules,
+        counts: vec![EventCount {
+            name: "mmap".into(),
+            count: 3,
+            over_ns: 4,
+        }],
+        neighbours: vec![Neighbour {
+            pid: 8,
+            comm: "n".into(),
+            cpu_ns: 5,
+        }],
+        heap: Ok(HeapView {
+            method: "m".into(),
+            mapped_bytes: 4,
+            resident_bytes: 3,
+            live_bytes: Interval::exact(1.0),
+            free_bytes: Interval::exact(2.0),
+        }),
+        frames: vec![frame("leaf"), frame("main")],
+        stacks: vec![stack(&[0, 1])],
+        sample_stacks: vec![(None, Some(0))],
+        wait_stacks: vec![(Some(0), None)],
+    }
+}
+
+fn bytes(parts: &[Part]) -> Vec<u8> {
+    let mut writer = Writer::create(None).unwrap();
+    parts.iter().for_each(|p| writer.write(p));
+    writer.bytes
+}
+
+fn whole() -> Vec<u8> {
+    bytes(&[
+        Part::Head(Box::new(head())),
+        Part::Batch(Box::new(batch())),
+        Part::Tail(Box::new(tail())),
+    ])
+}
+
+fn decoded(bytes: &[u8]) -> std::result::Result<Recording, String> {
+    decode(Path::new("x"), bytes).map_err(|e| e.to_string())
+}
+
+/// Ends of the chunks, the header's included.
+fn boundaries(bytes: &[u8]) -> Vec<usize> {
+    let mut at = HEADER;
+    let mut found = vec![at];
+    while at < bytes.len() {
+        at += 8 + u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
+        found.push(at);
+    }
+    found
+}
+
+#[test]
+fn every_part_comes_back_as_it_was() {
+    let r = decoded(&whole()).unwrap();
+    let (head, batch, tail) = (head(), batch(), tail());
+    assert_eq!(r.meta, tail.meta);
+    assert_eq!(
+        (r.host, r.cgroup, r.prices),
+        (head.host, head.cgroup, head.prices)
+    );
+    assert_eq!((r.processes, r.modules), (tail.processes, tail.modules));
+    assert_eq!((r.ticks, r.python), (batch.ticks, batch.python));
+    assert_eq!(
+        (r.probes, r.threads, r.counts, r.neighbours),
+        (tail.probes, tail.threads, tail.counts, tail.neighbours)
+    );
+    assert_eq!(r.heap, tail.heap);
+    assert_eq!((r.frames, r.stacks), (tail.frames, tail.stacks));
+    assert_eq!(r.samples, batch.samples);
+    assert_eq!(r.waits, batch.waits);
+}
+
+#[test]
+fn cut_anywhere_it_is_a_recording_of_what_came_before_or_says_why_not() {
+    let whole = whole();
+    let ends = boundaries(&whole);
+    for length in 0..whole.len() {
+        let cut = decoded(&whole[..length]);
+        if length < ends[1] {
+            let why = cut.expect_err("without its first part it is no recording");
+            let told = ["empty", "within its header", "nothing else", "cut off before"];
+            assert!(told.iter().any(|t| why.contains(t)), "{length}: {why}");
+            continue;
+        }
+        let cut = cut.unwrap_or_else(|e| panic!("{length} of {}: {e}", whole.len()));
+        assert_eq!(cut.meta.ended, Ended::CutOff, "{length}");
+        assert_eq!(cut.samples.len(), usize::from(length >= ends[2]), "{length}");
+        assert!(cut.probes.iter().any(|p| p.name == "tail") && cut.heap.is_err());
+    }
+}
+
+#[test]
+fn no_single_flipped_bit_goes_unnoticed() {
+    let whole = whole();
+    let ends = boundaries(&whole);
+    for at in 0..whole.len() * 8 {
+        let mut bytes = whole.clone();
+        bytes[at / 8] ^= 1 << (at % 8);
+        // A chunk's length that grew beyond the file can't be told from a file that was cut off there.
+        let in_length = ends.iter().any(|e| (*e..*e + 4).contains(&(at / 8)));
+        match decoded(&bytes) {
+            Ok(r) => assert!(in_length && r.meta.ended == Ended::CutOff, "bit {at}"),
+            Err(why) => assert!(!why.is_empty()),
+        }
+    }
+}
+
+#[test]
+fn other_formats_are_told_by_name() {
+    let with_version = |v: u16| {
+        let mut bytes = whole();
+        bytes[MAGIC.len()..HEADER].copy_from_slice(&v.to_le_bytes());
+        decoded(&bytes).unwrap_err()
+    };
+    let newer = with_version(FORMAT_VERSION + 1);
+    assert!(
+        newer.contains(&format!("format {}", FORMAT_VERSION + 1)) && newer.contains("newer"),
+        "{newer}"
+    );
+    let older = with_version(FORMAT_VERSION - 1);
+    assert!(
+        older.contains(&format!("this program reads format {FORMAT_VERSION}")),
+        "{older}"
+    );
+    assert!(
+        decoded(b"{\"verdict\": 1}")
+            .unwrap_err()
+            .contains("does not start like one")
+    );
+}
+
+#[test]
+fn parts_out_of_order_are_refused() {
+    let (h, b, t) = (
+        || Part::Head(Box::new(head())),
+        || Part::Batch(Box::new(batch())),
+        || Part::Tail(Box::new(tail())),
+    );
+    for parts in [
+        vec![b()],
+        vec![t()],
+        vec![h(), h()],
+        vec![h(), b(), t(), b()],
+        vec![h(), b(), t(), t()],
+    ] {
+        let why = decoded(&bytes(&parts)).unwrap_err();
+        assert!(why.contains("out of order"), "{why}");
+    }
+    // A tail for other samples than these.
+    assert!(decoded(&bytes(&[h(), t()])).unwrap_err().contains("tail"));
+}
+
+#[test]
+fn a_chunk_that_unpacks_to_more_than_it_may_is_refused() {
+    let mut deflate = DeflateEncoder::new(Vec::new(), Compression::best());
+    deflate.write_all(&vec![0; UNPACKED_SMALL as usize + 1]).unwrap();
+    let body = deflate.finish().unwrap();
+    let mut bomb = MAGIC.to_vec();
+    bomb.extend(FORMAT_VERSION.to_le_bytes());
+    bomb.extend((body.len() as u32).to_le_bytes());
+    bomb.extend(crc32fast::hash(&body).to_le_bytes());
+    bomb.extend(&body);
+    assert!(bomb.len() < 100_000);
+    assert!(decoded(&bomb).unwrap_err().contains("unpacks to more"));
+    // A length's word alone brings nothing about.
+    let mut long = bytes(&[Part::Head(Box::new(head()))]);
+    long.extend(u32::MAX.to_le_bytes());
+    long.extend([0; 4]);
+    assert_eq!(decoded(&long).unwrap().meta.ended, Ended::CutOff);
+}
+
+#[test]
+fn indices_and_numbers_beyond_their_limits_are_refused() {
+    type Spoil = fn(&mut Head, &mut Batch, &mut Tail);
+    let spoilt: [(&str, Spoil); 9] = [
+        ("frames", |_, _, t| t.frames[0].module = Some(1)),
+        ("stacks", |_, _, t| t.stacks[0].frames[0] = 2),
+        ("samples", |_, _, t| t.sample_stacks[0].1 = Some(1)),
+        ("waits", |_, _, t| t.wait_stacks[0].0 = Some(1)),
+        ("times", |_, _, t| t.meta.window_ns = u64::MAX),
+        ("series", |_, b, _| b.ticks[0].t_ns = u64::MAX),
+        ("sampling period", |_, _, t| t.meta.sample_period_ns = 0),
+        ("prices", |h, _, _| {
+            h.prices.as_mut().unwrap().prices[0].ns.high = f64::NAN
+        }),
+        ("heap", |_, _, t| {
+            t.heap.as_mut().unwrap().live_bytes.point = f64::INFINITY
+        }),
+    ];
+    for (what, spoil) in spoilt {
+        let (mut h, mut b, mut t) = (head(), batch(), tail());
+        spoil(&mut h, &mut b, &mut t);
+        let parts = [
+            Part::Head(Box::new(h)),
+            Part::Batch(Box::new(b)),
+            Part::Tail(Box::new(t)),
+        ];
+        let why = decoded(&bytes(&parts)).expect_err(what);
+        assert!(why.contains(what), "{what}: {why}");
+    }
+}
+
+#[test]
+fn only_recordings_are_replaced_and_only_once_there_is_something_to_write() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.allocwall");
+    let entries = || std::fs::read_dir(folder.path()).unwrap().count();
+
+    let unopened = Writer::create(Some(&path)).unwrap();
+    assert_eq!(
+        entries(),
+        0,
+        "who is killed before a session opens leaves nothing"
+    );
+    drop(unopened);
+    assert_eq!(entries(), 0, "a session that never opened leaves nothing");
+
+    let mut writer = Writer::create(Some(&path)).unwrap();
+    writer.write(&Part::Head(Box::new(head())));
+    assert!(read(&path).is_ok(), "what is written is there at once");
+    let (recording, failure) = writer.finish();
+    assert!(recording.is_ok() && failure.is_none());
+    assert_eq!(
+        std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
+
+    let before = std::fs::metadata(&path).unwrap().ino();
+    drop(Writer::create(Some(&path)).unwrap());
+    assert_eq!(
+        std::fs::metadata(&path).unwrap().ino(),
+        before,
+        "the old one stays until then"
+    );
+    Writer::create(Some(&path))
+        .unwrap()
+        .write(&Part::Head(Box::new(head())));
+    assert_ne!(std::fs::metadata(&path).unwrap().ino(), before);
+    assert_eq!(entries(), 1);
+
+    let text = folder.path().join("notes.txt");
+    std::fs::write(&text, "mine").unwrap();
+    let link = folder.path().join("link");
+    symlink(&path, &link).unwrap();
+    for refused in [text.as_path(), link.as_path(), folder.path()] {
+        let error = Writer::create(Some(refused)).err().expect("refused").to_string();
+        assert!(error.contains("name another file"), "{error}");
+    }
+    assert_eq!(std::fs::read(&text).unwrap(), b"mine");
+    let error = Writer::create(Some(Path::new("/nonexistent/x"))).err().unwrap();
+    assert_eq!(
+        error.to_string(),
+        "/nonexistent/x: No such file or directory (os error 2)"
+    );
+}
+
+#[test]
+fn a_file_that_fails_loses_the_file_alone() {
+    // Opened read-only: every write fails, as on a full disk.
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut writer = Writer::create(None).unwrap();
+    writer.path = Some(file.path().to_path_buf());
+    writer.begun = true;
+    writer.file = Some(File::open(file.path()).unwrap());
+    writer.write(&Part::Head(Box::new(head())));
+    let (recording, failure) = writer.finish();
+    assert!(recording.is_ok());
+    assert!(
+        failure
+            .unwrap()
+            .to_string()
+            .contains(&file.path().display().to_string())
+    );
+}
+
+/// The recorder's own limits in one recording: long, wide, deep, and of data that deflates to nearly nothing.
+#[test]
+fn the_largest_recording_that_is_made_reads_back() {
+    const SAMPLES: u32 = 1_200_000;
+    const WAITS: u32 = 900_000;
+    let mut writer = Writer::create(None).unwrap();
+    writer.write(&Part::Head(Box::new(head())));
+    for second in 0..100 {
+        let t_ns = 3_600_000_000_000 - second;
+        let sample = CpuSample {
+            t_ns,
+            pid: 4_194_303,
+            tid: 4_194_303,
+            ..batch().samples[0]
+        };
+        let wait = WaitSample {
+            t_ns,
+            pid: 4_194_303,
+            tid: 4_194_303,
+            weight_ns: 1_000_000_000,
+            ..batch().waits[0]
+        };
+        writer.write(&Part::Batch(Box::new(Batch {
+            samples: vec![sample; SAMPLES as usize / 100],
+            waits: vec![wait; WAITS as usize / 100],
+            ticks: Vec::new(),
+            python: vec![
+                PythonSample {
+                    t_ns,
+                    pid: 1,
+                    tid: 1,
+                    frames: vec!["function_with_a_name (folder/file.py:1000)".into(); 16],
+                };
+                400
+            ],
+            ..Batch::default()
+        })));
+    }
+    // 32 MiB of stacks, 32 MiB of frames: see `collect`.
+    const STACKS: u32 = 41_000;
+    const FRAMES: u32 = 260_000;
+    writer.write(&Part::Tail(Box::new(Tail {
+        frames: (0..FRAMES).map(|n| frame(&format!("{n:080}"))).collect(),
+        stacks: (0..STACKS).map(|n| stack(&[n % FRAMES; 192])).collect(),
+        sample_stacks: (0..SAMPLES).map(|n| (Some(n % 8), Some(n % STACKS))).collect(),
+        wait_stacks: (0..WAITS).map(|n| (Some(n % 8), Some(n % STACKS))).collect(),
+        ..tail()
+    })));
+    let size = writer.bytes.len();
+    let recording = writer.finish().0.expect("it reads back");
+    assert_eq!(
+        (recording.samples.len(), recording.waits.len()),
+        (SAMPLES as usize, WAITS as usize)
+    );
+    assert_eq!(
+        (recording.python.len(), recording.stacks.len()),
+        (40_000, STACKS as usize)
+    );
+    println!("{} MiB", size >> 20);
+}
+
+#[test]
+fn lists_longer_than_the_recorder_s_are_refused() {
+    type Spoil = fn(&mut Batch, &mut Tail);
+    let spoilt: [(&str, usize, Spoil); 3] = [
+        ("frames in a stack", STACK_DEPTH, |_, t| {
+            t.stacks[0].frames.push(0)
+        }),
+        ("frames in a Python stack", PYTHON_DEPTH, |b, _| {
+            b.python[0].frames.push("f".into());
+        }),
+        ("words in a command line", CMDLINE_WORDS, |_, t| {
+            t.processes[0].cmdline.push("x".into());
+        }),
+    ];
+    for (what, limit, add) in spoilt {
+        let (mut b, mut t) = (batch(), tail());
+        (t.stacks[0].frames, b.python[0].frames, t.processes[0].cmdline) = (vec![], vec![], vec![]);
+        for _ in 0..limit {
+            add(&mut b, &mut t);
+        }
+        let file = |b: &Batch, t: &Tail| {
+            let tail = postcard::from_bytes::<Tail>(&postcard::to_stdvec(t).unwrap()).unwrap();
+            let batch = postcard::from_bytes::<Batch>(&postcard::to_stdvec(b).unwrap()).unwrap();
+            bytes(&[
+                Part::Head(Box::new(head())),
+                Part::Batch(Box::new(batch)),
+                Part::Tail(Box::new(tail)),
+            ])
+        };
+        assert!(decoded(&file(&b, &t)).is_ok(), "{what}: as many as that are held");
+        add(&mut b, &mut t);
+        let why = decoded(&file(&b, &t)).expect_err(what);
+        assert!(why.contains(what), "{why}");
+    }
+}

@@ -1,0 +1,172 @@
+//! The control groups of a target, of which a recording holds one's figures.
+
+use allocwall_host::cgroup::{Cgroup, CgroupFs};
+use allocwall_host::facts::Machine;
+use allocwall_model::recording::{CgroupTick, ProbeState};
+use allocwall_model::units::{Absence, Measured, Reason};
+
+/// Processes whose group is looked up, and groups that are compared.
+const ASKED: usize = 256;
+const GROUPS: usize = 16;
+
+/// The groups of a target's roots: in a pod each container has one, and the first process is in none that matters.
+pub struct Groups {
+    groups: Vec<Group>,
+    chosen: usize,
+    /// Some were not compared.
+    more: bool,
+}
+
+struct Group {
+    cgroup: Cgroup,
+    first: Option<CgroupTick>,
+}
+
+/// What the choice is made by.
+struct Standing<'a> {
+    path: &'a str,
+    /// Throttled in the window.
+    grown_ns: u64,
+}
+
+impl Groups {
+    pub fn of(machine: &Machine, roots: &[i32]) -> Measured<Groups> {
+        let fs = CgroupFs::of(machine)?;
+        let mut groups: Vec<Group> = Vec::new();
+        let mut last = Absence::new(Reason::NotFound, "no process");
+        let mut more = roots.len() > ASKED;
+        for &pid in roots.iter().take(ASKED) {
+            match fs.group_of(pid) {
+                Ok(cgroup) if groups.iter().any(|g| g.cgroup.path == cgroup.path) => {}
+                Ok(_) if groups.len() >= GROUPS => more = true,
+                Ok(cgroup) => {
+                    let first = cgroup.tick().ok();
+                    groups.push(Group { cgroup, first });
+                }
+                Err(absence) => last = absence,
+            }
+        }
+        if groups.is_empty() {
+            return Err(last);
+        }
+        let ticks: Vec<Option<CgroupTick>> = groups.iter().map(|g| g.first).collect();
+        Ok(Groups {
+            chosen: choose(&ticks),
+            groups,
+            more,
+        })
+    }
+
+    pub fn path(&self) -> &str {
+        &self.groups[self.chosen].cgroup.path
+    }
+
+    pub fn tick(&self) -> Measured<CgroupTick> {
+        self.groups[self.chosen].cgroup.tick()
+    }
+
+    /// Of the probe, at the end of the window: what it measured, and whether that was the right group.
+    pub fn outcome(&self) -> (String, ProbeState) {
+        let grown = |group: &Group| {
+            let now = group.cgroup.tick().ok()?.throttled_ns;
+            Some(now.saturating_sub(group.first?.throttled_ns))
+        };
+        let standings: Vec<Standing<'_>> = self
+            .groups
+            .iter()
+            .map(|group| Standing {
+                path: &group.cgroup.path,
+                grown_ns: grown(group).unwrap_or(0),
+            })
+            .collect();
+        outcome(&standings, self.chosen, self.more)
+    }
+}
+
+/// The group that its quota has held back most so far; where none was, the one with the tightest quota, and without any
+/// the first.
+fn choose(ticks: &[Option<CgroupTick>]) -> usize {
+    let throttled = |tick: &Option<CgroupTick>| tick.map_or(0, |t| t.throttled_ns);
+    let quota = |tick: &Option<CgroupTick>| tick.and_then(|t| t.quota_cpus).unwrap_or(f64::INFINITY);
+    let order = |a: &usize, b: &usize| {
+        throttled(&ticks[*b])
+            .cmp(&throttled(&ticks[*a]))
+            .then(quota(&ticks[*a]).total_cmp(&quota(&ticks[*b])))
+            .then(a.cmp(b))
+    };
+    (0..ticks.len()).min_by(order).unwrap_or(0)
+}
+
+fn outcome(groups: &[Standing<'_>], chosen: usize, more: bool) -> (String, ProbeState) {
+    const WHAT: &str = "quota and throttling";
+    let shown = &groups[chosen];
+    if groups.len() == 1 && !more {
+        return (WHAT.into(), ProbeState::Measured);
+    }
+    let what = format!("{WHAT} of {}, one of {} groups", shown.path, groups.len());
+    let worst = groups.iter().max_by_key(|g| g.grown_ns).unwrap_or(shown);
+    if worst.grown_ns > shown.grown_ns {
+        let ms = |group: &Standing<'_>| group.grown_ns / 1_000_000;
+        let detail = format!(
+            "the figures are those of cgroup {}, throttled for {} ms in the window; {} was throttled for {} ms",
+            shown.path,
+            ms(shown),
+            worst.path,
+            ms(worst)
+        );
+        let absence = Absence::new(Reason::TooLittle, detail);
+        return (
+            what,
+            ProbeState::Partial(absence.mend("diagnose that group by itself with --cgroup")),
+        );
+    }
+    if more {
+        let detail = format!(
+            "the target is in more groups than the {} that were compared",
+            groups.len()
+        );
+        return (what, ProbeState::Partial(Absence::new(Reason::TooCostly, detail)));
+    }
+    (what, ProbeState::Measured)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tick(throttled_ns: u64, quota_cpus: Option<f64>) -> Option<CgroupTick> {
+        Some(CgroupTick {
+            throttled_ns,
+            quota_cpus,
+            ..CgroupTick::default()
+        })
+    }
+
+    #[test]
+    fn the_group_that_is_held_back_is_looked_at() {
+        let pause = tick(0, None);
+        assert_eq!(choose(&[pause, tick(0, Some(2.0)), tick(0, Some(0.5))]), 2);
+        assert_eq!(choose(&[pause, tick(9, Some(2.0)), tick(0, Some(0.5))]), 1);
+        assert_eq!(choose(&[pause, pause]), 0);
+        assert_eq!(choose(&[None, tick(0, Some(4.0))]), 1);
+    }
+
+    #[test]
+    fn a_wrong_choice_is_admitted() {
+        let standing = |path, grown_ns| Standing { path, grown_ns };
+        let groups = [standing("/a", 5_000_000), standing("/b", 90_000_000)];
+        let (what, state) = outcome(&groups, 1, false);
+        assert_eq!(what, "quota and throttling of /b, one of 2 groups");
+        assert_eq!(state, ProbeState::Measured);
+        let ProbeState::Partial(absence) = outcome(&groups, 0, false).1 else {
+            panic!("the other one was throttled more");
+        };
+        assert!(absence.detail.contains("/b was throttled for 90 ms"), "{absence}");
+        assert!(matches!(outcome(&groups, 1, true).1, ProbeState::Partial(_)));
+        let (what, state) = outcome(&groups[..1], 0, false);
+        assert_eq!(
+            (what.as_str(), state),
+            ("quota and throttling", ProbeState::Measured)
+        );
+    }
+}

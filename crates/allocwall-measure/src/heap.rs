@@ -1,0 +1,303 @@
+//! How much of glibc's main heap is held by the application and how much lies free in it, seen from outside.
+//!
+//! The heap is a chain of chunks: each starts with a word that holds its size and, in its lowest bit, whether the chunk
+//! before it is in use (malloc/malloc.c, "Malloc_chunk details"). Walking the chain needs no symbol and runs nothing in
+//! the target. Chunks in thread caches and fast bins look used. The target runs on meanwhile: a chain that stops making
+//! sense ends the walk, and what was walked is scaled to the whole.
+
+use allocwall_host::maps::Mapping;
+use allocwall_host::proc::ProcFs;
+use allocwall_host::rights::run_as_root;
+use allocwall_host::threads::MemoryReader;
+use allocwall_model::recording::{AllocatorKind, HeapView, Process};
+use allocwall_model::units::{Absence, Interval, Measured, Reason};
+use std::io::{Read, Seek, SeekFrom};
+use std::time::{Duration, Instant};
+
+const PAGE: u64 = 4096;
+/// Enough for most heaps, and a tenth of a second of copying at most.
+const BYTES_WALKED: u64 = 512 << 20;
+/// For finding the heap and walking it: the report waits for it.
+const TIME: Duration = Duration::from_millis(300);
+const BLOCK: usize = 64 << 10;
+/// Below this much walked, the rest is not judged by it.
+const LEAST_COVERED: f64 = 0.02;
+const SMALLEST_CHUNK: u64 = 32;
+
+/// The largest heap among the target's processes that glibc serves.
+pub fn walk(proc: &ProcFs, processes: &[Process], alive: &[i32]) -> Measured<HeapView> {
+    let served: Vec<i32> = processes
+        .iter()
+        .filter(|p| matches!(&p.allocator, Ok(a) if a.kind == AllocatorKind::Glibc))
+        .map(|p| p.pid)
+        .filter(|pid| alive.contains(pid))
+        .collect();
+    if served.is_empty() {
+        return Err(Absence::new(
+            Reason::NotApplicable,
+            "only glibc's heap can be walked from outside, and no living process of the target uses it",
+        ));
+    }
+    if !proc.is_live() {
+        return Err(Absence::new(
+            Reason::NotApplicable,
+            "a copy of /proc has no memory that could be walked",
+        ));
+    }
+    let deadline = Instant::now() + TIME;
+    let mut largest: Option<(i32, i32, Mapping)> = None;
+    let mut refused = None;
+    // By size alone: a server's hundred workers are looked for and one of them is walked.
+    for pid in served {
+        if Instant::now() > deadline {
+            return Err(out_of_time());
+        }
+        let thread = proc.living_thread(pid);
+        match proc.maps(thread, |m| m.path == b"[heap]") {
+            Ok(found) => {
+                let heap = found.mappings.into_iter().next();
+                let size = |m: &Mapping| m.end - m.start;
+                if let Some(heap) = heap
+                    && largest
+                        .as_ref()
+                        .is_none_or(|(.., known)| size(known) < size(&heap))
+                {
+                    largest = Some((pid, thread, heap));
+                }
+            }
+            Err(absence) => refused = Some(absence),
+        }
+    }
+    match (largest, refused) {
+        (Some((pid, thread, heap)), _) => walk_one(pid, thread, &heap, deadline),
+        (None, Some(absence)) => Err(absence),
+        (None, None) => Err(Absence::new(
+            Reason::NotFound,
+            "the target has no [heap]: it never grew one with brk",
+        )),
+    }
+}
+
+fn out_of_time() -> Absence {
+    Absence::new(
+        Reason::TooCostly,
+        format!("glibc's heap could not be walked within {} ms", TIME.as_millis()),
+    )
+}
+
+/// `thread`: one of the process's that lives.
+fn walk_one(pid: i32, thread: i32, heap: &Mapping, deadline: Instant) -> Measured<HeapView> {
+    let present = present_pages(thread, heap.start, heap.end)?;
+    let resident_bytes = present.iter().filter(|p| **p).count() as u64 * PAGE;
+    let mut reader = Reader {
+        pid: thread,
+        start: heap.start,
+        end: heap.end,
+        present: &present,
+        memory: MemoryReader::default(),
+        block: Vec::new(),
+        at: 0,
+        read: 0,
+        deadline,
+    };
+    let chain = walk_chain(heap.start, heap.end, &mut |address| reader.word(address));
+    let covered = (chain.walked as f64 / (heap.end - heap.start) as f64).min(1.0);
+    if covered < LEAST_COVERED && Instant::now() > deadline {
+        return Err(out_of_time());
+    }
+    if covered < LEAST_COVERED {
+        return Err(Absence::new(
+            Reason::TooLittle,
+            "glibc's heap changed too fast to be walked from outside",
+        ));
+    }
+    let mapped_bytes = heap.end - heap.start;
+    // What was not reached may be anything: the interval says so, the point takes it to be like the rest.
+    let unseen = mapped_bytes.saturating_sub(chain.walked) as f64;
+    let interval = |seen: u64| Interval::new(seen as f64, seen as f64 / covered, seen as f64 + unseen);
+    Ok(HeapView {
+        method: format!(
+            "[heap] of {pid}: chain of chunk headers, {:.0} % walked",
+            covered * 100.0
+        ),
+        mapped_bytes,
+        resident_bytes,
+        live_bytes: interval(chain.live),
+        free_bytes: interval(chain.free),
+    })
+}
+
+pub(crate) struct Chain {
+    pub live: u64,
+    pub free: u64,
+    /// Bytes from the heap's start to where the walk ended.
+    pub walked: u64,
+}
+
+pub(crate) fn walk_chain(start: u64, end: u64, word: &mut dyn FnMut(u64) -> Option<u64>) -> Chain {
+    let mut chain = Chain {
+        live: 0,
+        free: 0,
+        walked: 0,
+    };
+    let mut chunk = start;
+    let mut size = match word(chunk + 8) {
+        Some(header) => header & !7,
+        None => return chain,
+    };
+    loop {
+        let sound = size >= SMALLEST_CHUNK && size % 16 == 0 && size <= end - chunk;
+        if !sound {
+            return chain;
+        }
+        let next = chunk + size;
+        if next + 16 > end {
+            // The top chunk: free, and the heap's end.
+            chain.free += size;
+            chain.walked = end - start;
+            return chain;
+        }
+        let Some(header) = word(next + 8) else {
+            return chain;
+        };
+        if header & 1 == 1 {
+            chain.live += size;
+        } else {
+            chain.free += size;
+        }
+        chain.walked = next - start;
+        chunk = next;
+        size = header & !7;
+    }
+}
+
+/// Words of the heap, read in blocks, and only from pages that are there: touching others would fault them in.
+struct Reader<'a> {
+    pid: i32,
+    start: u64,
+    end: u64,
+    present: &'a [bool],
+    memory: MemoryReader,
+    block: Vec<u8>,
+    at: u64,
+    read: u64,
+    deadline: Instant,
+}
+
+impl Reader<'_> {
+    fn word(&mut self, address: u64) -> Option<u64> {
+        if address < self.at || address + 8 > self.at + self.block.len() as u64 {
+            self.load(address)?;
+        }
+        let offset = (address - self.at) as usize;
+        let bytes = self.block.get(offset..offset + 8)?;
+        Some(u64::from_le_bytes(bytes.try_into().ok()?))
+    }
+
+    fn load(&mut self, address: u64) -> Option<()> {
+        let first = (address - self.start) / PAGE;
+        let run = self
+            .present
+            .get(first as usize..)?
+            .iter()
+            .take(BLOCK / PAGE as usize)
+            .take_while(|p| **p)
+            .count();
+        if run == 0 || self.read > BYTES_WALKED || Instant::now() > self.deadline {
+            return None;
+        }
+        self.at = self.start + first * PAGE;
+        let length = ((run as u64 * PAGE).min(self.end - self.at)) as usize;
+        self.block.resize(length, 0);
+        let read = self.memory.read(self.pid, self.at, &mut self.block).ok()?;
+        self.block.truncate(read);
+        self.read += read as u64;
+        (read >= 8).then_some(())
+    }
+}
+
+/// Documentation/admin-guide/mm/pagemap.rst: one word a page, bit 63 says present, bit 62 swapped.
+fn present_pages(pid: i32, start: u64, end: u64) -> Measured<Vec<bool>> {
+    let absent = |e: std::io::Error| {
+        Absence::new(Reason::NotPermitted, format!("/proc/{pid}/pagemap: {e}"))
+            .mend(format!("{}, or as the owner of the process", run_as_root()))
+    };
+    let mut file = std::fs::File::open(format!("/proc/{pid}/pagemap")).map_err(absent)?;
+    file.seek(SeekFrom::Start(start / PAGE * 8)).map_err(absent)?;
+    let pages = (end - start) / PAGE;
+    // 64 GiB of heap: beyond it the walk would see too little anyway.
+    if pages > 16 << 20 {
+        return Err(Absence::new(
+            Reason::TooCostly,
+            "glibc's heap is too large to be walked from outside",
+        ));
+    }
+    // In blocks: the words of a large heap would take more memory than all else.
+    let mut file = file.take(pages * 8);
+    let mut block = Vec::new();
+    let mut present = Vec::new();
+    loop {
+        block.clear();
+        (&mut file)
+            .take(BLOCK as u64)
+            .read_to_end(&mut block)
+            .map_err(absent)?;
+        if block.is_empty() {
+            return Ok(present);
+        }
+        present.extend(block.chunks_exact(8).map(|word| word[7] & 0x80 != 0));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Chunks of the given sizes and use, the last one being the top.
+    fn heap(chunks: &[(u64, bool)]) -> (u64, u64, Vec<u64>) {
+        let total: u64 = chunks.iter().map(|c| c.0).sum();
+        let mut words = vec![0u64; (total / 8) as usize];
+        let (mut at, mut previous_used) = (0u64, true);
+        for &(size, used) in chunks {
+            words[(at / 8 + 1) as usize] = size | u64::from(previous_used);
+            at += size;
+            previous_used = used;
+        }
+        (0x1000, 0x1000 + total, words)
+    }
+
+    fn walked(chunks: &[(u64, bool)]) -> Chain {
+        let (start, end, words) = heap(chunks);
+        walk_chain(start, end, &mut |address| {
+            words.get(((address - start) / 8) as usize).copied()
+        })
+    }
+
+    #[test]
+    fn used_and_free_chunks_are_told_apart() {
+        let chain = walked(&[(64, true), (128, false), (32, true), (4096, false)]);
+        assert_eq!((chain.live, chain.free), (96, 128 + 4096));
+        assert_eq!(chain.walked, 64 + 128 + 32 + 4096);
+    }
+
+    #[test]
+    fn a_chain_that_makes_no_sense_ends() {
+        for bad in [0u64, 8, 24, 40, 1 << 40, u64::MAX] {
+            let (start, end, mut words) = heap(&[(64, true), (128, true), (4096, false)]);
+            words[64 / 8 + 1] = bad;
+            let chain = walk_chain(start, end, &mut |a| {
+                words.get(((a - start) / 8) as usize).copied()
+            });
+            assert!(chain.walked <= 64, "{bad}");
+        }
+    }
+
+    #[test]
+    fn pages_that_are_absent_end_it() {
+        let (start, end, words) = heap(&[(64, true), (128, true), (4096, false)]);
+        let chain = walk_chain(start, end, &mut |a| {
+            (a < start + 70).then(|| words[((a - start) / 8) as usize])
+        });
+        assert_eq!(chain.walked, 0);
+    }
+}

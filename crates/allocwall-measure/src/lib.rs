@@ -1,0 +1,20 @@
+//! From a target to a recording: samples, waits, counters, names, and the file that keeps them.
+
+#![forbid(unsafe_code)]
+
+pub mod calibrate;
+mod collect;
+mod counts;
+pub mod file;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
+mod groups;
+pub(crate) mod heap;
+pub mod malloc_range;
+pub mod python;
+pub mod reading;
+pub mod record;
+pub(crate) mod symbols;
+pub mod target;
+mod ticks;
+pub mod unwind;

@@ -1,0 +1,225 @@
+//! Python's own function names. They are read from the target's memory and files, in a child process, which a hostile target
+//! may kill. What it reported until then stands, and why it reported no more is in the recording.
+
+mod stacks;
+
+use super::reading::{PYTHON, Readers};
+use super::record::{full, probe};
+use allocwall_host::clock::monotonic_ns;
+use allocwall_host::confined::Child;
+use allocwall_model::recording::{PYTHON_DEPTH, Probe, ProbeState, Process, PythonSample, Runtime};
+use allocwall_model::units::{Absence, Reason};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeSet, HashSet};
+use std::io;
+
+pub use stacks::serve;
+
+/// Python stacks that a recording holds, and what they may take in memory.
+const STACKS: usize = 40_000;
+const STACKS_BYTES: usize = 32 << 20;
+/// A look takes a millisecond or two a process.
+const LOOK_NS: u64 = 2_000_000_000;
+const FINISH_NS: u64 = 400_000_000;
+/// Sending never waits for the child: it reads one question after the other.
+const SEND_NS: u64 = 100_000_000;
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Ask {
+    /// The Python processes that are alive now. Not answered.
+    Follow(BTreeSet<i32>),
+    Look,
+    Finish,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    Looked(Vec<PythonSample>),
+    Finished(Box<Option<Probe>>),
+}
+
+/// The child, from the first Python process on.
+pub struct Pythons {
+    readers: Readers,
+    start_ns: u64,
+    child: Option<Child>,
+    lost: Option<Absence>,
+    /// When it was asked for a look that it has not answered yet.
+    asked_ns: Option<u64>,
+    /// Stacks so far, and when there was no room for more.
+    kept: usize,
+    kept_bytes: usize,
+    full_at_ns: Option<u64>,
+    cpu_ns: u64,
+}
+
+impl Pythons {
+    /// `start_ns`: CLOCK_MONOTONIC at the start of the window.
+    pub fn new(readers: Readers, start_ns: u64) -> Pythons {
+        Pythons {
+            readers,
+            start_ns,
+            child: None,
+            lost: None,
+            asked_ns: None,
+            kept: 0,
+            kept_bytes: 0,
+            full_at_ns: None,
+            cpu_ns: 0,
+        }
+    }
+
+    /// Tells which processes are there. Once a tick.
+    pub fn follow(&mut self, processes: &[Process], alive: &[i32]) {
+        let alive: HashSet<i32> = alive.iter().copied().collect();
+        let python: BTreeSet<i32> = processes
+            .iter()
+            .filter(|process| matches!(process.runtime, Ok(Runtime::Cpython { .. })))
+            .map(|process| process.pid)
+            .filter(|pid| alive.contains(pid))
+            .collect();
+        if self.child.is_none() && (python.is_empty() || !self.started()) {
+            return;
+        }
+        self.send(&Ask::Follow(python));
+    }
+
+    fn started(&mut self) -> bool {
+        let Readers::Program(program) = &self.readers else {
+            return false;
+        };
+        if self.lost.is_some() {
+            return false;
+        }
+        match Child::start(program, &["read", PYTHON]) {
+            Ok(child) => self.child = Some(child),
+            Err(error) => {
+                self.lost = Some(Absence::new(
+                    Reason::NotSupported,
+                    format!("the process that reads Python's stacks could not be started: {error}"),
+                ));
+            }
+        }
+        self.child.is_some()
+    }
+
+    /// Takes what the last look brought, and asks for the next.
+    pub fn look(&mut self, t_ns: u64, out: &mut Vec<PythonSample>) {
+        self.take(out);
+        if self.is_full() {
+            self.full_at_ns.get_or_insert(t_ns);
+        }
+        let now = monotonic_ns();
+        match self.asked_ns {
+            Some(asked) if now - asked > LOOK_NS => self.lose(),
+            Some(_) => {}
+            None => {
+                if self.full_at_ns.is_none() && self.send(&Ask::Look) {
+                    self.asked_ns = Some(now);
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, out: &mut Vec<PythonSample>) {
+        let Some(child) = &mut self.child else { return };
+        match child.arrived().and_then(decoded) {
+            Ok(None) => {}
+            Ok(Some(Answer::Looked(samples))) => {
+                self.asked_ns = None;
+                self.keep(samples, out);
+            }
+            Ok(Some(Answer::Finished(_))) | Err(_) => self.lose(),
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.kept >= STACKS || self.kept_bytes >= STACKS_BYTES
+    }
+
+    fn keep(&mut self, samples: Vec<PythonSample>, out: &mut Vec<PythonSample>) {
+        for sample in samples {
+            // A stack that is too deep would make the recording one that can't be read.
+            if self.is_full() || sample.frames.len() > PYTHON_DEPTH {
+                continue;
+            }
+            let names = sample
+                .frames
+                .iter()
+                .map(|frame| size_of::<String>() + frame.len());
+            self.kept += 1;
+            self.kept_bytes += size_of::<PythonSample>() + names.sum::<usize>();
+            out.push(PythonSample {
+                t_ns: sample.t_ns.saturating_sub(self.start_ns),
+                ..sample
+            });
+        }
+    }
+
+    /// The end: what the last look brought, and what became of it all. None where the target has no Python.
+    pub fn finish(&mut self, out: &mut Vec<PythonSample>) -> Option<Probe> {
+        if self.child.is_some() && self.send(&Ask::Finish) {
+            let deadline = monotonic_ns() + FINISH_NS;
+            while let Some(child) = &mut self.child {
+                match child.receive(deadline).and_then(|message| decoded(Some(message))) {
+                    Ok(Some(Answer::Looked(samples))) => self.keep(samples, out),
+                    Ok(Some(Answer::Finished(state))) => return self.full(*state),
+                    Ok(None) | Err(_) => self.lose(),
+                }
+            }
+        }
+        let absence = self.lost.clone()?;
+        let state = match self.kept {
+            0 => ProbeState::Absent(absence),
+            _ => ProbeState::Partial(absence),
+        };
+        self.full(Some(python_probe(state)))
+    }
+
+    fn full(&self, state: Option<Probe>) -> Option<Probe> {
+        match self.full_at_ns {
+            Some(t_ns) => Some(python_probe(ProbeState::Partial(full(t_ns)))),
+            None => state,
+        }
+    }
+
+    /// CPU time of the child so far.
+    pub fn cpu_ns(&self) -> u64 {
+        let now = self.child.as_ref().and_then(|child| child.cpu_ns().ok());
+        self.cpu_ns + now.unwrap_or(0)
+    }
+
+    fn send(&mut self, ask: &Ask) -> bool {
+        let Some(child) = &mut self.child else {
+            return false;
+        };
+        let message = postcard::to_stdvec(ask).unwrap_or_default();
+        let sent = child.send(&[&message], None, monotonic_ns() + SEND_NS);
+        if sent.is_err() {
+            self.lose();
+        }
+        sent.is_ok()
+    }
+
+    fn lose(&mut self) {
+        let Some(child) = self.child.take() else { return };
+        self.cpu_ns += child.cpu_ns().unwrap_or(0);
+        self.lost = Some(Absence::new(
+            Reason::TooCostly,
+            format!(
+                "the process that reads Python's stacks was ended: {}",
+                child.end()
+            ),
+        ));
+    }
+}
+
+fn python_probe(state: ProbeState) -> Probe {
+    probe("python_stacks", "Python function names", state)
+}
+
+fn decoded(message: Option<Vec<u8>>) -> io::Result<Option<Answer>> {
+    let decode =
+        |message: Vec<u8>| postcard::from_bytes(&message).map_err(|_| io::ErrorKind::InvalidData.into());
+    message.map(decode).transpose()
+}

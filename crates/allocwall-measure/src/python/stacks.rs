@@ -1,0 +1,431 @@
+//! What runs in the child: Python's own function names, read from outside without stopping the interpreter.
+
+use super::{Answer, Ask, python_probe};
+use allocwall_host::clock::monotonic_ns;
+use allocwall_host::confined::{Limits, Parent};
+use allocwall_host::rights::run_as_root;
+use allocwall_host::worker::Worker;
+use allocwall_model::recording::{Probe, ProbeState, PythonSample};
+use allocwall_model::units::{Absence, Measured, Reason};
+use py_spy::config::LockingStrategy;
+use py_spy::{Config, PythonSpy};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const FRAME_LIMIT: usize = 16;
+/// Each look at a process reads its interpreter's thread list and every frame.
+const PROCESSES: usize = 8;
+/// So many looks that fail one after the other: it was attached too early, or started another interpreter.
+const EMPTY_LOOKS: u32 = 20;
+/// Ticks between two tries grow up to this: a process that never gets an interpreter is not asked all the time.
+const LONGEST_REST: u32 = 16;
+/// At the end the one that is being attached to is waited for so long.
+const LAST_ATTACH: Duration = Duration::from_millis(150);
+/// An interpreter's file and its libraries are mapped while their symbols are read; a name is copied from the target as long as
+/// the target says that it is.
+const LIMITS: Limits = Limits {
+    memory: 64 << 20,
+    mapped: 512 << 20,
+    cpu_seconds: 60,
+    keeps_rights: true,
+};
+/// More of the target's files in memory than this, and it gives up.
+const RESIDENT_LIMIT: u64 = 100 << 20;
+
+/// The child's whole life: limits itself, and answers until its parent is gone.
+///
+/// # Errors
+/// It was not started by this program, or a limit could not be set.
+pub fn serve() -> io::Result<()> {
+    let mut parent = Parent::confined(LIMITS)?;
+    let mut pythons = Pythons::default();
+    while let Some((message, _)) = parent.question()? {
+        let answer = match postcard::from_bytes(&message).map_err(|_| io::ErrorKind::InvalidData)? {
+            Ask::Follow(pids) => {
+                pythons.follow(pids);
+                continue;
+            }
+            Ask::Look => Answer::Looked(pythons.look()),
+            Ask::Finish => Answer::Finished(Box::new(pythons.finish())),
+        };
+        parent.answer(&postcard::to_stdvec(&answer).map_err(io::Error::other)?)?;
+    }
+    Ok(())
+}
+
+/// The target's Python processes, attached to one at a time in a thread of its own: reading an interpreter's symbols
+/// takes longer than the rings hold.
+#[derive(Default)]
+pub struct Pythons {
+    found: BTreeMap<i32, Followed>,
+    attaching: Option<(i32, Worker<Measured<PythonSpy>>)>,
+    beyond: HashSet<i32>,
+    /// Some ended before they could be read: children on their way to another program, mostly.
+    passing: bool,
+}
+
+#[derive(Default)]
+struct Followed {
+    spy: Option<PythonSpy>,
+    ended: bool,
+    /// Ticks until the next try, and between that and the one after.
+    rest: u32,
+    pause: u32,
+    /// Looks that failed one after the other.
+    failed: u32,
+    seen: Seen,
+}
+
+/// What became of one process.
+#[derive(Clone, Default)]
+struct Seen {
+    looks: u64,
+    /// Looks that came back empty: the interpreter was mid-change. Normal now and then without stopping it.
+    misses: u64,
+    /// Why the last try to attach failed.
+    refused: Option<Absence>,
+}
+
+impl Seen {
+    /// It was read, or rights are missing that the next one will miss too.
+    fn tells(&self) -> bool {
+        let forbidden = |why: &Absence| why.reason == Reason::NotPermitted;
+        self.looks > self.misses || self.refused.as_ref().is_some_and(forbidden)
+    }
+}
+
+impl Pythons {
+    /// Takes up new processes and tries again where there was no interpreter yet. Once a tick.
+    pub fn follow(&mut self, python: BTreeSet<i32>) {
+        self.found.retain(|pid, followed| {
+            followed.rest = followed.rest.saturating_sub(1);
+            if python.contains(pid) {
+                return true;
+            }
+            followed.ended = true;
+            followed.spy = None;
+            let kept = followed.seen.tells();
+            self.passing |= !kept;
+            kept
+        });
+        for &pid in &python {
+            if let Some(followed) = self.found.get_mut(&pid) {
+                // A number that was used again.
+                followed.ended = false;
+                continue;
+            }
+            // Those that ended make no room: what is kept of them is shown.
+            if self.found.len() < PROCESSES {
+                self.found.insert(pid, Followed::default());
+            } else {
+                self.beyond.insert(pid);
+            }
+        }
+        self.attach_next();
+    }
+
+    fn attach_next(&mut self) {
+        self.take_attached();
+        if self.attaching.is_some() {
+            return;
+        }
+        let due = self
+            .found
+            .iter()
+            .find(|(_, f)| !f.ended && f.spy.is_none() && f.rest == 0);
+        self.attaching =
+            due.map(|(&pid, _)| (pid, Worker::start("reads Python's stacks", move || attach(pid))));
+    }
+
+    /// The outcome of the try under way, when it is there.
+    fn take_attached(&mut self) {
+        let Some((pid, thread)) = self.attaching.take_if(|(_, thread)| thread.is_finished()) else {
+            return;
+        };
+        let outcome = thread.finish().and_then(|attached| attached);
+        let Some(followed) = self.found.get_mut(&pid) else {
+            return;
+        };
+        match outcome {
+            Ok(spy) => followed.spy = Some(spy),
+            Err(absence) => followed.put_off(absence),
+        }
+    }
+
+    /// Stacks of the threads that are running Python code now; times are CLOCK_MONOTONIC.
+    pub fn look(&mut self) -> Vec<PythonSample> {
+        self.attach_next();
+        let t_ns = monotonic_ns();
+        let mut out = Vec::new();
+        for (&pid, followed) in &mut self.found {
+            followed.look(pid, t_ns, &mut out);
+        }
+        out
+    }
+
+    /// None where the target has no Python.
+    pub fn finish(&mut self) -> Option<Probe> {
+        let deadline = Instant::now() + LAST_ATTACH;
+        while self.attaching.is_some() && Instant::now() < deadline {
+            self.take_attached();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if let Some((pid, _)) = &self.attaching
+            && let Some(followed) = self.found.get_mut(pid)
+        {
+            let detail = format!("reading Python's interpreter in {pid} took too long");
+            followed.seen.refused = Some(Absence::new(Reason::TooCostly, detail));
+        }
+        let seen: Vec<Seen> = std::mem::take(&mut self.found)
+            .into_values()
+            .map(|f| f.seen)
+            .collect();
+        if seen.is_empty() && !self.passing {
+            return None;
+        }
+        Some(python_probe(state(&seen, self.beyond.len())))
+    }
+}
+
+/// No limit of the kernel's counts the pages of mapped files, so they are looked at while files are read. Ends this process
+/// when there are too many: its parent says so.
+fn watch_memory(until: &AtomicBool) {
+    const EVERY: Duration = Duration::from_millis(5);
+    while !until.load(Ordering::Relaxed) {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+        let pages = statm
+            .split_whitespace()
+            .nth(1)
+            .and_then(|pages| pages.parse::<u64>().ok());
+        if pages.is_some_and(|pages| pages * rustix::param::page_size() as u64 > RESIDENT_LIMIT) {
+            std::process::abort();
+        }
+        std::thread::sleep(EVERY);
+    }
+}
+
+impl Followed {
+    fn put_off(&mut self, why: Absence) {
+        self.seen.refused = Some(why);
+        self.pause = (self.pause * 2).clamp(1, LONGEST_REST);
+        self.rest = self.pause;
+    }
+
+    fn look(&mut self, pid: i32, t_ns: u64, out: &mut Vec<PythonSample>) {
+        let Some(spy) = &mut self.spy else { return };
+        self.seen.looks += 1;
+        let traces = match spy.get_stack_traces() {
+            Ok(traces) => traces,
+            Err(e) => {
+                self.seen.misses += 1;
+                self.failed += 1;
+                if self.failed == EMPTY_LOOKS {
+                    self.failed = 0;
+                    self.spy = None;
+                    self.put_off(unreadable(pid, &format!("{e:#}")));
+                }
+                return;
+            }
+        };
+        self.failed = 0;
+        let mut empty = false;
+        for trace in traces {
+            let Some(tid) = trace.os_thread_id else { continue };
+            if !trace.active && !trace.owns_gil {
+                continue;
+            }
+            // Read while the interpreter changed it: it names nothing.
+            if trace.frames.is_empty() {
+                empty = true;
+                continue;
+            }
+            let frames = trace
+                .frames
+                .iter()
+                .take(FRAME_LIMIT)
+                .map(|f| {
+                    let file = f.short_filename.as_deref().unwrap_or(&f.filename);
+                    format!("{} ({}:{})", cut(&f.name), cut(file), f.line)
+                })
+                .collect();
+            out.push(PythonSample {
+                t_ns,
+                pid,
+                tid: tid as i32,
+                frames,
+            });
+        }
+        self.seen.misses += u64::from(empty);
+    }
+}
+
+/// The target says how long its names are.
+fn cut(name: &str) -> &str {
+    const LIMIT: usize = 200;
+    name.char_indices()
+        .nth(LIMIT)
+        .map_or(name, |(end, _)| &name[..end])
+}
+
+fn attach(pid: i32) -> Measured<PythonSpy> {
+    let config = Config {
+        blocking: LockingStrategy::NonBlocking,
+        native: false,
+        ..Config::default()
+    };
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| watch_memory(&done));
+        // However reading ends, by a panic too, the watch ends with it.
+        let _ended = Ended(&done);
+        PythonSpy::new(pid, &config).map_err(|e| unreadable(pid, &format!("{e:#}")))
+    })
+}
+
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The reader's errors are text: whether it was a matter of rights is in the system's words.
+fn unreadable(pid: i32, why: &str) -> Absence {
+    let detail = format!("Python's stacks of {pid} are not readable: {why}");
+    let refused = ["Permission denied", "Operation not permitted"];
+    if refused.iter().any(|words| why.contains(words)) {
+        return Absence::new(Reason::NotPermitted, detail).mend(format!(
+            "{} or grant CAP_SYS_PTRACE; or start it with python -X perf (3.12+)",
+            run_as_root()
+        ));
+    }
+    Absence::new(Reason::NotFound, detail).mend("start it with python -X perf (3.12+)")
+}
+
+/// One state over all Python processes, those `beyond` the limit included.
+fn state(seen: &[Seen], beyond: usize) -> ProbeState {
+    let total = seen.len() + beyond;
+    let read = seen.iter().filter(|s| s.looks > s.misses).count();
+    let (looks, misses) = seen
+        .iter()
+        .fold((0, 0), |(looks, misses), s| (looks + s.looks, misses + s.misses));
+    let refused = seen
+        .iter()
+        .filter(|s| s.looks <= s.misses)
+        .find_map(|s| s.refused.clone());
+    if read == 0 {
+        return ProbeState::Absent(refused.unwrap_or_else(|| {
+            Absence::new(
+                Reason::TooLittle,
+                "no Python process ran long enough for its interpreter to be found",
+            )
+        }));
+    }
+    if read < total {
+        let (reason, why, mend) = match refused {
+            Some(absence) => (absence.reason, absence.detail, absence.mend),
+            None if beyond > 0 => (
+                Reason::TooCostly,
+                format!("at most {PROCESSES} are looked at"),
+                None,
+            ),
+            None => (Reason::TooLittle, "the others ended too soon".to_string(), None),
+        };
+        let detail = format!("Python's stacks were read in {read} of {total} processes: {why}");
+        return ProbeState::Partial(Absence { reason, detail, mend });
+    }
+    if misses * 2 > looks {
+        let detail = format!(
+            "{misses} of {looks} looks at Python's stacks came back empty: the interpreter was changing them"
+        );
+        return ProbeState::Partial(Absence::new(Reason::TooLittle, detail));
+    }
+    ProbeState::Measured
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(looks: u64, misses: u64) -> Seen {
+        Seen {
+            looks,
+            misses,
+            refused: None,
+        }
+    }
+
+    fn refused(why: &str) -> Seen {
+        Seen {
+            refused: Some(unreadable(7, why)),
+            ..Seen::default()
+        }
+    }
+
+    #[test]
+    fn one_state_over_all_processes() {
+        assert_eq!(state(&[seen(100, 3), seen(50, 0)], 0), ProbeState::Measured);
+        let ProbeState::Partial(absence) = state(&[seen(100, 3), refused("Permission denied")], 0) else {
+            panic!("one of two");
+        };
+        assert_eq!(absence.reason, Reason::NotPermitted);
+        assert!(absence.detail.contains("1 of 2 processes"), "{absence}");
+        let ProbeState::Partial(absence) = state(&[seen(100, 0)], 4) else {
+            panic!("one of five");
+        };
+        assert_eq!(absence.reason, Reason::TooCostly);
+        assert!(absence.detail.contains("1 of 5 processes"), "{absence}");
+    }
+
+    #[test]
+    fn looks_that_come_back_empty_are_no_measurement() {
+        let of = |misses| state(&[seen(100, misses)], 0);
+        assert_eq!(of(50), ProbeState::Measured);
+        assert!(matches!(of(51), ProbeState::Partial(a) if a.reason == Reason::TooLittle));
+        assert!(matches!(of(100), ProbeState::Absent(_)));
+        // A process that was refused first and read later was read.
+        let late = Seen {
+            refused: Some(unreadable(7, "no interpreter yet")),
+            ..seen(10, 0)
+        };
+        assert_eq!(state(&[late], 0), ProbeState::Measured);
+    }
+
+    #[test]
+    fn only_what_rights_would_mend_is_a_matter_of_rights() {
+        let reason = |why| unreadable(7, why).reason;
+        assert_eq!(
+            reason("Failed to open process: Permission denied (os error 13)"),
+            Reason::NotPermitted
+        );
+        assert_eq!(reason("Failed to find a python interpreter"), Reason::NotFound);
+    }
+
+    #[test]
+    fn one_that_soon_becomes_another_program_says_nothing() {
+        assert!(seen(2, 1).tells() && refused("Permission denied").tells());
+        assert!(!refused("No such file").tells() && !Seen::default().tells());
+        let mut pythons = Pythons::default();
+        assert!(pythons.finish().is_none());
+        pythons.found.insert(7, Followed::default());
+        pythons.follow(BTreeSet::new());
+        assert!(pythons.found.is_empty());
+        let state = pythons.finish().unwrap().state;
+        assert!(matches!(state, ProbeState::Absent(a) if a.reason == Reason::TooLittle));
+    }
+
+    #[test]
+    fn tries_become_rarer() {
+        let mut followed = Followed::default();
+        let rests: Vec<u32> = (0..6)
+            .map(|_| {
+                followed.put_off(unreadable(7, ""));
+                followed.rest
+            })
+            .collect();
+        assert_eq!(rests, [1, 2, 4, 8, 16, 16]);
+    }
+}

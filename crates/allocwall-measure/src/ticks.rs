@@ -1,0 +1,694 @@
+//! The slow counters: one reading of /proc and the cgroup files for the whole target.
+
+use super::record::probe;
+use allocwall_host::proc::{ProcFs, ProcessStat};
+use allocwall_model::recording::{CgroupTick, Probe, ProbeState, Smaps, ThreadTimes, Tick};
+use allocwall_model::units::{Absence, Measured, Reason};
+use std::collections::{BTreeMap, HashMap};
+
+/// What its probe measures.
+pub const SMAPS: &str = "huge pages, lazily freed pages, shares";
+/// smaps_rollup and numa_maps walk the page tables with the map lock held: not on targets larger than this.
+pub const SMAPS_LIMIT: u64 = 8 << 30;
+
+/// Sums over the target's processes that go on growing when one of them ends: each reading adds what every process
+/// gained since the last.
+#[derive(Default)]
+pub struct TickReader {
+    several_nodes: bool,
+    /// Since the first reading.
+    sum: Spent,
+    opened: bool,
+    known: HashMap<i32, Known>,
+    /// Spent by members that ended, as last seen, by parent: it comes a second time when the parent reaps them.
+    awaited: HashMap<i32, Spent>,
+    switches: (u64, u64),
+    /// Last counts of each thread; beyond a number of threads they are not summed (the kernel keeps them per thread
+    /// only).
+    threads: HashMap<i32, (u64, u64)>,
+    switches_missed: bool,
+    /// Readings that were asked for, and those that were whole.
+    asked: usize,
+    read: usize,
+    unread: Option<Absence>,
+    sizes: Source,
+    smaps: Source,
+    nodes: Source,
+    host: Option<Absence>,
+}
+
+/// What the kernel adds up for a process: CPU time in clock ticks, and faults.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+struct Spent {
+    user: u64,
+    system: u64,
+    minor: u64,
+    major: u64,
+}
+
+impl Spent {
+    fn of(self, other: Spent, each: impl Fn(u64, u64) -> u64) -> Spent {
+        Spent {
+            user: each(self.user, other.user),
+            system: each(self.system, other.system),
+            minor: each(self.minor, other.minor),
+            major: each(self.major, other.major),
+        }
+    }
+
+    fn plus(self, other: Spent) -> Spent {
+        self.of(other, u64::saturating_add)
+    }
+
+    fn minus(self, other: Spent) -> Spent {
+        self.of(other, u64::saturating_sub)
+    }
+
+    fn at_most(self, other: Spent) -> Spent {
+        self.of(other, u64::min)
+    }
+}
+
+/// One process as it was last read.
+struct Known {
+    start_ticks: u64,
+    parent: i32,
+    own: Spent,
+    /// Of children that were waited for.
+    children: Spent,
+}
+
+impl Known {
+    fn of(stat: &ProcessStat) -> Known {
+        Known {
+            start_ticks: stat.start_ticks,
+            parent: stat.ppid,
+            own: Spent {
+                user: stat.user_ticks,
+                system: stat.system_ticks,
+                minor: stat.minor_faults,
+                major: stat.major_faults,
+            },
+            children: Spent {
+                user: stat.child_user_ticks,
+                system: stat.child_system_ticks,
+                minor: stat.child_minor_faults,
+                major: stat.child_major_faults,
+            },
+        }
+    }
+}
+
+/// More threads than this are not asked one by one at every tick.
+pub const THREADS_ASKED: usize = 64;
+
+impl TickReader {
+    pub fn new(numa_nodes: u32) -> TickReader {
+        TickReader {
+            several_nodes: numa_nodes > 1,
+            ..TickReader::default()
+        }
+    }
+
+    /// # Errors
+    /// The accounts of some process could not be read: the sums would be short, and a later reading would take what it
+    /// had used before for its use since. A process that is gone is no error.
+    pub fn read(
+        &mut self,
+        proc: &ProcFs,
+        pids: &[i32],
+        t_ns: u64,
+        cgroup: Option<CgroupTick>,
+        deep: bool,
+    ) -> Measured<Tick> {
+        self.asked += 1;
+        let tick = self.read_whole(proc, pids, t_ns, cgroup, deep);
+        match &tick {
+            Ok(_) => self.read += 1,
+            Err(absence) => _ = self.unread.get_or_insert_with(|| absence.clone()),
+        }
+        tick
+    }
+
+    fn read_whole(
+        &mut self,
+        proc: &ProcFs,
+        pids: &[i32],
+        t_ns: u64,
+        cgroup: Option<CgroupTick>,
+        deep: bool,
+    ) -> Measured<Tick> {
+        let mut tick = Tick {
+            t_ns,
+            cgroup,
+            ..Tick::default()
+        };
+        let mut seen = HashMap::new();
+        let mut memory = Vec::new();
+        let mut forbidden = None;
+        for &pid in pids {
+            let stat = match proc.process_stat(pid) {
+                Ok(stat) => stat,
+                Err(absence) if absence.is_gone() => continue,
+                // For good: the others still count.
+                Err(absence) if absence.reason == Reason::NotPermitted => {
+                    forbidden = Some(absence);
+                    continue;
+                }
+                Err(absence) => return Err(absence),
+            };
+            seen.insert(pid, Known::of(&stat));
+            let resident = stat.resident_pages.saturating_mul(proc.page_bytes());
+            tick.threads = tick.threads.saturating_add(stat.threads);
+            tick.resident = tick.resident.saturating_add(resident);
+            tick.vm_size = tick.vm_size.saturating_add(stat.virtual_bytes);
+            memory.push(match stat.ended() {
+                true => proc.living_thread(pid),
+                false => pid,
+            });
+        }
+        if let Some(absence) = forbidden {
+            if seen.is_empty() {
+                return Err(absence);
+            }
+            self.unread.get_or_insert(absence);
+        }
+        let mut sizes = (0, 0);
+        let read = of_all(
+            &memory,
+            |pid| proc.status(pid),
+            |status| {
+                raise(&mut sizes.0, status.rss_anon.unwrap_or(0));
+                raise(&mut sizes.1, status.vm_data.unwrap_or(0));
+            },
+        );
+        if self.sizes.note(read) {
+            (tick.anonymous, tick.vm_data) = (Some(sizes.0), Some(sizes.1));
+        }
+        self.add(seen);
+        tick.user_ns = self.sum.user.saturating_mul(proc.ns_per_tick());
+        tick.system_ns = self.sum.system.saturating_mul(proc.ns_per_tick());
+        tick.minor_faults = self.sum.minor;
+        tick.major_faults = self.sum.major;
+        if (tick.threads as usize) <= THREADS_ASKED {
+            // Once a thread was missed, what it did before is not to be told from what it did since.
+            self.switches_missed |= self.read_switches(proc, pids).is_err();
+            if !self.switches_missed {
+                tick.voluntary_switches = Some(self.switches.0);
+                tick.involuntary_switches = Some(self.switches.1);
+            }
+        }
+        if deep && tick.resident <= SMAPS_LIMIT {
+            let mut sum = Smaps::default();
+            let read = of_all(
+                &memory,
+                |pid| proc.smaps_rollup(pid),
+                |smaps| add_smaps(&mut sum, &smaps),
+            );
+            tick.smaps = self.smaps.note(read).then_some(sum);
+            // Walking every page table for an answer that is known would be a waste.
+            if self.several_nodes {
+                let mut nodes = Vec::new();
+                let read = of_all(
+                    &memory,
+                    |pid| proc.numa_resident(pid),
+                    |own| add_nodes(&mut nodes, &own),
+                );
+                tick.numa_resident = self.nodes.note(read).then_some(nodes);
+            }
+        }
+        match proc.host_tick() {
+            Ok(host) => tick.host = Some(host),
+            Err(absence) => _ = self.host.get_or_insert(absence),
+        }
+        Ok(tick)
+    }
+
+    /// What could not be read, where anything could not.
+    pub fn probes(&self) -> Vec<Probe> {
+        let counters = self.unread.clone().map(|mut absence| {
+            if self.read < 2 {
+                return ProbeState::Absent(absence);
+            }
+            if self.read < self.asked {
+                let missed = self.asked - self.read;
+                absence.detail += &format!(": {missed} of {} readings were not whole", self.asked);
+            }
+            ProbeState::Partial(absence)
+        });
+        let host = self.host.clone().map(ProbeState::Partial);
+        [
+            (
+                "counters",
+                "the kernel's account of its CPU time and faults",
+                counters,
+            ),
+            ("sizes", "anonymous memory and data", self.sizes.0.clone()),
+            ("smaps", SMAPS, self.smaps.0.clone()),
+            ("numa", "resident memory by node", self.nodes.0.clone()),
+            ("host", "the machine's own counters", host),
+        ]
+        .into_iter()
+        .filter_map(|(name, what, state)| Some(probe(name, what, state?)))
+        .collect()
+    }
+
+    /// The processes as they are at this reading. The first reading's are the base; who comes later was born since,
+    /// and counts from its birth.
+    fn add(&mut self, seen: HashMap<i32, Known>) {
+        // First who is gone: an ancestor may have reaped it already, over its parent if that ended as well.
+        let gone: HashMap<i32, Known> = self
+            .known
+            .extract_if(|pid, before| {
+                seen.get(pid)
+                    .is_none_or(|now| now.start_ticks != before.start_ticks)
+            })
+            .collect();
+        for (pid, before) in &gone {
+            let mut ancestor = before.parent;
+            for _ in 0..gone.len() {
+                let Some(ended) = gone.get(&ancestor) else { break };
+                ancestor = ended.parent;
+            }
+            let before = before.own.plus(before.children);
+            let passed_on = self.awaited.remove(pid).unwrap_or_default();
+            let awaited = self.awaited.entry(ancestor).or_default();
+            *awaited = awaited.plus(before).plus(passed_on);
+        }
+        self.awaited.retain(|parent, _| seen.contains_key(parent));
+        for (pid, now) in seen {
+            let before = self.known.get(&pid);
+            let (own, children) = match before {
+                Some(before) => (before.own, before.children),
+                None if !self.opened => (now.own, now.children),
+                None => (Spent::default(), Spent::default()),
+            };
+            let reaped = now.children.minus(children);
+            let awaited = self.awaited.entry(pid).or_default();
+            let known_already = reaped.at_most(*awaited);
+            *awaited = awaited.minus(known_already);
+            self.sum = self
+                .sum
+                .plus(now.own.minus(own))
+                .plus(reaped.minus(known_already));
+            self.known.insert(pid, now);
+        }
+        self.opened = true;
+    }
+
+    fn read_switches(&mut self, proc: &ProcFs, pids: &[i32]) -> Measured<()> {
+        for &pid in pids {
+            for tid in unless_gone(proc.threads(pid))?.unwrap_or_default() {
+                if let Some(status) = unless_gone(proc.thread_status(pid, tid))?
+                    && let (Some(v), Some(i)) = (status.voluntary_switches, status.involuntary_switches)
+                {
+                    // A number that was used before starts again from zero.
+                    let (before_v, before_i) = self
+                        .threads
+                        .insert(tid, (v, i))
+                        .filter(|before| before.0 <= v && before.1 <= i)
+                        .unwrap_or_default();
+                    raise(&mut self.switches.0, v - before_v);
+                    raise(&mut self.switches.1, i - before_i);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is gone is no error: it has nothing more to tell.
+fn unless_gone<T>(read: Measured<T>) -> Measured<Option<T>> {
+    match read {
+        Err(absence) if absence.is_gone() => Ok(None),
+        read => read.map(Some),
+    }
+}
+
+/// What several processes told of one thing.
+enum OfAll {
+    Whole,
+    /// Some must not be looked at, the others told.
+    Part(Absence),
+    None(Absence),
+}
+
+/// Hands to `take` what each process tells.
+fn of_all<T>(pids: &[i32], read: impl Fn(i32) -> Measured<T>, mut take: impl FnMut(T)) -> OfAll {
+    let (mut told, mut forbidden) = (0, None);
+    for &pid in pids {
+        match read(pid) {
+            Ok(value) => {
+                told += 1;
+                take(value);
+            }
+            // It ended meanwhile; where the others tell, the kernel has such a file.
+            Err(absence) if absence.reason == Reason::Vanished => {}
+            Err(absence) if absence.reason == Reason::NotPermitted => forbidden = Some(absence),
+            Err(absence) => return OfAll::None(absence),
+        }
+    }
+    match forbidden {
+        Some(absence) if told == 0 => OfAll::None(absence),
+        Some(absence) => OfAll::Part(absence),
+        None if told == 0 => OfAll::None(Absence::new(Reason::Vanished, "the target is gone")),
+        None => OfAll::Whole,
+    }
+}
+
+/// A source of several processes' figures, and why it did not tell all of them.
+#[derive(Default)]
+struct Source(Option<ProbeState>);
+
+impl Source {
+    /// Whether there is a sum to keep.
+    fn note(&mut self, read: OfAll) -> bool {
+        let (told, missed) = match read {
+            OfAll::Whole => (true, None),
+            OfAll::Part(absence) => (true, Some(ProbeState::Partial(absence))),
+            // That it ended is known without being said for each of its figures.
+            OfAll::None(absence) if absence.reason == Reason::Vanished => (false, None),
+            OfAll::None(absence) => (false, Some(ProbeState::Absent(absence))),
+        };
+        self.0 = self.0.take().or(missed);
+        told
+    }
+}
+
+/// A sum that what /proc says cannot overflow.
+fn raise(sum: &mut u64, by: u64) {
+    *sum = sum.saturating_add(by);
+}
+
+fn add_smaps(sum: &mut Smaps, s: &Smaps) {
+    raise(&mut sum.rss, s.rss);
+    raise(&mut sum.pss, s.pss);
+    raise(&mut sum.anonymous, s.anonymous);
+    raise(&mut sum.lazy_free, s.lazy_free);
+    raise(&mut sum.anon_huge, s.anon_huge);
+    raise(&mut sum.hugetlb, s.hugetlb);
+    raise(&mut sum.swap, s.swap);
+}
+
+fn add_nodes(sum: &mut Vec<u64>, nodes: &[u64]) {
+    sum.resize(sum.len().max(nodes.len()), 0);
+    nodes.iter().zip(sum).for_each(|(n, s)| raise(s, *n));
+}
+
+/// Exact CPU time and run delay of each thread, as differences of the kernel's own counters.
+#[derive(Default)]
+pub struct ThreadClock {
+    threads: BTreeMap<(i32, i32), Watched>,
+    /// The last reading missed no thread: one that comes up now was born since.
+    whole: bool,
+    alive: usize,
+    missed: Option<Absence>,
+}
+
+struct Watched {
+    comm: String,
+    first_t: u64,
+    last_t: u64,
+    first: (u64, u64),
+    last: (u64, u64),
+    delay_known: bool,
+}
+
+impl ThreadClock {
+    /// The last reading, of processes that live. If it finds none of their threads, what those did since the reading before is not
+    /// known.
+    pub fn close(&mut self, proc: &ProcFs, pids: &[i32], t_ns: u64) {
+        if self.read(proc, pids, t_ns) == 0 {
+            let detail = "none of the target's threads was there to be read at the window's end";
+            self.missed.get_or_insert(Absence::new(Reason::Vanished, detail));
+        }
+    }
+
+    /// Reads every thread of `pids`; how many. Threads that were not there at the last reading count from their birth.
+    pub fn read(&mut self, proc: &ProcFs, pids: &[i32], t_ns: u64) -> usize {
+        let born_since = self.whole;
+        self.whole = true;
+        let mut count = 0;
+        for &pid in pids {
+            let tids = self.told(proc.threads(pid)).unwrap_or_default();
+            for tid in tids {
+                let Some(stat) = self.told(proc.thread_schedstat(pid, tid)) else {
+                    continue;
+                };
+                let now = (stat.cpu_ns, stat.run_delay_ns);
+                let watched = self.threads.entry((pid, tid)).or_insert_with(|| Watched {
+                    comm: String::new(),
+                    first_t: t_ns,
+                    last_t: t_ns,
+                    first: if born_since { (0, 0) } else { now },
+                    last: now,
+                    delay_known: stat.timeslices > 0 || stat.run_delay_ns > 0,
+                });
+                if watched.comm.is_empty() {
+                    watched.comm = proc.thread_comm(pid, tid).unwrap_or_default();
+                }
+                // A tid that was re-used starts again from zero.
+                if now.0 < watched.last.0 {
+                    watched.first = (0, 0);
+                }
+                watched.last_t = t_ns;
+                watched.last = now;
+                watched.delay_known |= stat.timeslices > 0;
+                count += 1;
+            }
+        }
+        self.alive = count;
+        count
+    }
+
+    fn told<T>(&mut self, read: Measured<T>) -> Option<T> {
+        let absence = match read {
+            Ok(value) => return Some(value),
+            Err(absence) => absence,
+        };
+        if !absence.is_gone() {
+            self.whole = false;
+            self.missed.get_or_insert(absence);
+        }
+        None
+    }
+
+    /// Why not every thread was read, where that is so.
+    pub fn probe(&self) -> Option<Probe> {
+        let absence = self.missed.clone()?;
+        let state = match self.threads.is_empty() {
+            true => ProbeState::Absent(absence),
+            false => ProbeState::Partial(absence),
+        };
+        Some(probe(
+            "run_delay",
+            "CPU time and run-queue time of its threads",
+            state,
+        ))
+    }
+
+    /// Threads that the last reading found.
+    pub fn alive(&self) -> usize {
+        self.alive
+    }
+
+    pub fn finish(self) -> Vec<ThreadTimes> {
+        self.threads
+            .into_iter()
+            .map(|((pid, tid), w)| ThreadTimes {
+                pid,
+                tid,
+                comm: w.comm,
+                seen_ns: w.last_t - w.first_t,
+                cpu_ns: w.last.0.saturating_sub(w.first.0),
+                run_delay_ns: w.delay_known.then(|| w.last.1.saturating_sub(w.first.1)),
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn known(parent: i32, user: u64, children: u64) -> Known {
+        let spent = |user| Spent {
+            user,
+            ..Spent::default()
+        };
+        Known {
+            start_ticks: 1,
+            parent,
+            own: spent(user),
+            children: spent(children),
+        }
+    }
+
+    /// The sum of user time after each reading, from the first on.
+    fn sums(readings: Vec<Vec<(i32, Known)>>) -> Vec<u64> {
+        let mut reader = TickReader::default();
+        let mut sums = Vec::new();
+        for reading in readings {
+            reader.add(reading.into_iter().collect());
+            sums.push(reader.sum.user);
+        }
+        sums
+    }
+
+    #[test]
+    fn the_end_of_one_with_a_large_past_stops_nobody_s_count() {
+        let grown = sums(vec![
+            vec![(1, known(0, 1_000_000, 0)), (2, known(0, 10, 0))],
+            vec![(1, known(0, 1_000_005, 0)), (2, known(0, 20, 0))],
+            vec![(2, known(0, 30, 0))],
+            vec![(2, known(0, 40, 0))],
+        ]);
+        assert_eq!(grown, [0, 15, 25, 35]);
+    }
+
+    #[test]
+    fn a_child_is_counted_once_whether_seen_or_not() {
+        let grown = sums(vec![
+            vec![(1, known(0, 100, 50))],
+            vec![(1, known(0, 101, 50)), (2, known(1, 7, 0))],
+            // Ended, not yet reaped.
+            vec![(1, known(0, 102, 50))],
+            // Reaped: 9 of the one that was seen up to 7, and 4 of one that nobody saw.
+            vec![(1, known(0, 103, 63))],
+            vec![(1, known(0, 104, 68))],
+        ]);
+        assert_eq!(grown, [0, 8, 9, 16, 22]);
+    }
+
+    #[test]
+    fn a_parent_that_ends_with_its_child_passes_it_on() {
+        let grown = sums(vec![
+            vec![(1, known(0, 0, 0))],
+            vec![(1, known(0, 0, 0)), (2, known(1, 3, 0)), (3, known(2, 100, 0))],
+            vec![(1, known(0, 0, 105))],
+        ]);
+        assert_eq!(grown, [0, 103, 105]);
+    }
+
+    /// A /proc of one process whose account reads as given; no account at all where it is None.
+    fn fake(pid: i32, ticks: Option<u64>) -> (ProcFs, tempfile::TempDir) {
+        let dir = tempfile::tempdir().unwrap();
+        write_stat(dir.path(), pid, ticks);
+        (ProcFs::at(dir.path()), dir)
+    }
+
+    fn write_stat(root: &std::path::Path, pid: i32, ticks: Option<u64>) {
+        let path = root.join(format!("{pid}/stat"));
+        let _ = std::fs::remove_dir(&path);
+        let Some(t) = ticks else {
+            // A folder opens and cannot be read: neither gone nor forbidden.
+            let _ = std::fs::remove_file(&path);
+            return std::fs::create_dir_all(path).unwrap();
+        };
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let line = format!(
+            "{pid} (x) S 1 1 1 0 -1 0 {t} 0 {t} 0 {t} {t} 0 0 20 0 1 0 9 {} {} 3 1 1 0 0 0 0 0 0 0 0 0 0 17 1 0\n",
+            u64::MAX,
+            u64::MAX
+        );
+        std::fs::write(path, line).unwrap();
+    }
+
+    #[test]
+    fn counters_of_any_height_tell_their_differences() {
+        for base in [0, 1 << 40, 1 << 62, u64::MAX - 10] {
+            let (proc, dir) = fake(7, Some(base));
+            let mut reader = TickReader::new(2);
+            let first = reader.read(&proc, &[7], 0, None, true).unwrap();
+            write_stat(dir.path(), 7, Some(base + 5));
+            let last = reader.read(&proc, &[7], 1, None, true).unwrap();
+            assert_eq!((first.user_ns, first.minor_faults), (0, 0), "{base}");
+            assert_eq!(
+                (last.user_ns, last.system_ns, last.major_faults),
+                (5 * proc.ns_per_tick(), 5 * proc.ns_per_tick(), 5),
+                "{base}"
+            );
+            assert_eq!(last.resident, u64::MAX);
+        }
+    }
+
+    #[test]
+    fn an_account_that_cannot_be_read_is_neither_zero_nor_the_end() {
+        let (proc, dir) = fake(7, Some(1_000));
+        let mut reader = TickReader::new(1);
+        let mut read = |ticks| {
+            write_stat(dir.path(), 7, ticks);
+            reader
+                .read(&proc, &[7], 0, None, false)
+                .map(|tick| tick.minor_faults)
+        };
+        assert_eq!(read(Some(1_000)), Ok(0));
+        assert_eq!(read(None).unwrap_err().reason, Reason::NotSupported);
+        assert_eq!(read(Some(1_003)), Ok(3), "what it used before is not used since");
+        let probes = reader.probes();
+        let counters = probes.iter().find(|p| p.name == "counters").unwrap();
+        assert!(
+            matches!(&counters.state, ProbeState::Partial(a) if a.detail.ends_with("1 of 3 readings were not whole")),
+            "{counters:?}"
+        );
+        // Not read at first: its past is not known either.
+        let (proc, dir) = fake(7, None);
+        let mut reader = TickReader::new(1);
+        assert!(reader.read(&proc, &[7], 0, None, false).is_err());
+        assert!(matches!(&reader.probes()[0].state, ProbeState::Absent(_)));
+        write_stat(dir.path(), 7, Some(1_000));
+        assert_eq!(reader.read(&proc, &[7], 0, None, false).unwrap().minor_faults, 0);
+    }
+
+    #[test]
+    fn a_thread_that_was_missed_counts_from_when_it_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let proc = ProcFs::at(dir.path());
+        let path = |tid: i32| dir.path().join(format!("7/task/{tid}/schedstat"));
+        let write = |tid, cpu: u64| {
+            std::fs::create_dir_all(path(tid).parent().unwrap()).unwrap();
+            let _ = std::fs::remove_dir(path(tid));
+            std::fs::write(path(tid), format!("{cpu} 0 1\n")).unwrap();
+        };
+        write(7, 100);
+        std::fs::create_dir_all(path(8)).unwrap();
+        let mut clock = ThreadClock::default();
+        clock.read(&proc, &[7], 0);
+        assert!(clock.probe().is_some());
+        write(8, 5_000);
+        clock.read(&proc, &[7], 10);
+        write(9, 3);
+        clock.read(&proc, &[7], 20);
+        let cpu: Vec<u64> = clock.finish().iter().map(|t| t.cpu_ns).collect();
+        assert_eq!(cpu, [0, 0, 3], "the last was born since a whole reading");
+    }
+
+    #[test]
+    fn a_last_reading_that_finds_nothing_is_no_account_of_the_window() {
+        let dir = tempfile::tempdir().unwrap();
+        let proc = ProcFs::at(dir.path());
+        let thread = dir.path().join("7/task/7");
+        std::fs::create_dir_all(&thread).unwrap();
+        std::fs::write(thread.join("schedstat"), "100 0 1\n").unwrap();
+        for gone in [false, true] {
+            let mut clock = ThreadClock::default();
+            clock.read(&proc, &[7], 0);
+            if gone {
+                std::fs::remove_dir_all(&thread).unwrap();
+            }
+            clock.close(&proc, &[7], 10);
+            assert_eq!(clock.probe().is_some(), gone);
+        }
+    }
+
+    #[test]
+    fn reaped_between_two_readings_or_its_number_used_again() {
+        let mut another = known(1, 5, 0);
+        another.start_ticks = 2;
+        let grown = sums(vec![
+            vec![(1, known(0, 0, 0)), (2, known(1, 1000, 0))],
+            vec![(1, known(0, 0, 1001)), (2, another)],
+        ]);
+        assert_eq!(grown, [0, 6]);
+    }
+}

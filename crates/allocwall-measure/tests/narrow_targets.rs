@@ -1,0 +1,94 @@
+//! A 32-bit program on a 64-bit kernel: its samples are classed by their leaf, and nothing is made up of its stack.
+
+#![cfg(target_arch = "x86_64")]
+
+use allocwall_measure::reading::Readers;
+use allocwall_measure::record::{self, Ask, Request};
+use allocwall_model::recording::ProbeState;
+use allocwall_model::units::{Absence, Reason};
+use std::path::Path;
+use std::process::{Child, Command};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+/// Loops, and calls getpid now and then.
+const SOURCE: &str = "
+.globl _start
+_start: pushl $0x1234
+        call work
+work:   movl $100000, %ecx
+spin:   decl %ecx
+        jnz spin
+        movl $20, %eax
+        int $0x80
+        jmp work
+";
+
+fn built(folder: &Path) -> Option<Child> {
+    let source = folder.join("narrow.s");
+    let (object, program) = (folder.join("narrow.o"), folder.join("narrow"));
+    std::fs::write(&source, SOURCE).unwrap();
+    let run = |program: &str, kind: &str, from: &Path, to: &Path| {
+        let kind: Vec<&str> = kind.split(' ').collect();
+        let done = Command::new(program)
+            .args(kind)
+            .arg(from)
+            .arg("-o")
+            .arg(to)
+            .status();
+        done.is_ok_and(|status| status.success())
+    };
+    if !(run("as", "--32", &source, &object) && run("ld", "-m elf_i386", &object, &program)) {
+        println!("skipped: no assembler and linker for 32-bit programs");
+        return None;
+    }
+    match Command::new(&program).spawn() {
+        Ok(child) => Some(child),
+        Err(error) => {
+            println!("skipped: this kernel runs no 32-bit programs: {error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn a_32_bit_program_keeps_its_leaves() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mut child) = built(folder.path()) else {
+        return;
+    };
+    let recorded = record::record(Request {
+        ask: Ask::Pids(vec![child.id() as i32]),
+        window: Duration::from_millis(800),
+        rate_hz: None,
+        closely: false,
+        output: None,
+        prices: Err(Absence::new(Reason::NotFound, "no price list")),
+        readers: Readers::Here,
+        interrupted: &AtomicBool::new(false),
+        progress: &mut |_| {},
+    });
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let recording = recorded.expect("a recording").recording;
+    let state = |name: &str| &recording.probes.iter().find(|p| p.name == name).unwrap().state;
+    match state("cpu_samples") {
+        ProbeState::Absent(absence) => return println!("skipped: {absence}"),
+        ProbeState::Partial(absence) => assert!(absence.detail.contains("32-bit"), "{absence}"),
+        ProbeState::Measured => panic!("nothing is said of the missing callers"),
+    }
+    let in_program = |index: u32| {
+        let stack = &recording.stacks[index as usize];
+        let leaf = &recording.frames[stack.frames[0] as usize];
+        assert!(stack.frames.len() == 1 && !stack.complete, "{stack:?}");
+        recording.modules[leaf.module.unwrap() as usize]
+            .path
+            .ends_with("/narrow")
+    };
+    let user: Vec<u32> = recording.samples.iter().filter_map(|s| s.user).collect();
+    assert!(!user.is_empty() && user.into_iter().all(in_program));
+    // Its calls pass the tracepoints by: none counted is not none made.
+    assert!(recording.counts.is_empty(), "{:?}", recording.counts);
+    assert!(matches!(state("map_calls"), ProbeState::Absent(_)));
+    assert!(recording.heap.is_err());
+}

@@ -1,0 +1,12 @@
+//! The values that the rest passes on: units, errors, the catalogue (walls, remedies, symbols, thresholds), statistics, and the
+//! recording of one window. No I/O.
+
+#![forbid(unsafe_code)]
+
+pub mod catalogue;
+pub mod error;
+pub mod machine;
+pub mod recording;
+pub mod room;
+pub mod stats;
+pub mod units;

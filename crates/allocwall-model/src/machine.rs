@@ -1,0 +1,92 @@
+//! Plain values that describe a machine and a process. The readers in `allocwall-host` fill them, and a recording holds them.
+
+use crate::units::Measured;
+use serde::{Deserialize, Serialize};
+
+/// Facts about the machine that judgements depend on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HostFacts {
+    pub kernel_release: String,
+    pub architecture: String,
+    pub cpu_model: String,
+    pub online_cpus: u32,
+    pub numa_nodes: u32,
+    /// 0 where /proc/meminfo could not be read.
+    pub memory_bytes: u64,
+    pub page_bytes: u64,
+    /// Hypervisor's name or None on bare metal (as far as CPUID tells).
+    pub hypervisor: Option<String>,
+    /// The guest reports free pages to the host, which may take them back.
+    pub free_page_reporting: Measured<bool>,
+    pub thp_enabled: Measured<String>,
+    pub thp_defrag: Measured<String>,
+    pub hugepages_total: u64,
+    pub hugepages_free: u64,
+    pub cgroup_version: Measured<u8>,
+    /// Name of the container technology this tool runs in, if any.
+    pub container: Option<String>,
+    pub euid: u32,
+    pub perf_event_paranoid: Measured<i32>,
+    pub kptr_restrict: Measured<i32>,
+    pub pmu: Measured<()>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Smaps {
+    pub rss: u64,
+    pub pss: u64,
+    pub anonymous: u64,
+    pub lazy_free: u64,
+    pub anon_huge: u64,
+    pub hugetlb: u64,
+    pub swap: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CgroupTick {
+    pub periods: u64,
+    pub throttled_periods: u64,
+    /// Summed over the CPUs' run queues, as the kernel counts it.
+    pub throttled_ns: u64,
+    /// CPUs' worth of quota; None without a limit.
+    pub quota_cpus: Option<f64>,
+    pub memory: Option<u64>,
+    pub memory_limit: Option<u64>,
+}
+
+/// Machine-wide, cumulative.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostTick {
+    pub busy_ns: u64,
+    pub idle_ns: u64,
+    pub iowait_ns: u64,
+    pub steal_ns: u64,
+    /// PSI `some` totals; None where PSI is off.
+    pub psi_cpu_us: Option<u64>,
+    pub psi_memory_us: Option<u64>,
+    pub psi_io_us: Option<u64>,
+    pub direct_reclaim_pages: Option<u64>,
+    pub compact_stalls: Option<u64>,
+    pub thp_fault_alloc: Option<u64>,
+    pub thp_fault_fallback: Option<u64>,
+    pub numa_remote: Option<u64>,
+    pub numa_local: Option<u64>,
+}
+
+/// The bracketed part of a sysfs choice: `always [madvise] never`.
+pub fn chosen(text: &str) -> Option<&str> {
+    let (_, rest) = text.split_once('[')?;
+    rest.split_once(']').map(|(word, _)| word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::chosen;
+
+    #[test]
+    fn the_choice_stands_in_brackets() {
+        assert_eq!(chosen("always [madvise] never\n"), Some("madvise"));
+        assert_eq!(chosen("always madvise never\n"), None);
+        assert_eq!(chosen("[x"), None);
+    }
+}

@@ -1,0 +1,392 @@
+//! A flamegraph whose colours are the lines of the bill: a box that is itself fault handling, zeroing, allocator… has
+//! that line's colour, and everything else stays pale, so that the bill can be seen at a glance.
+//!
+//! The colour of a box, by the first rule that applies:
+//! 1. samples end in it: the class of most of them;
+//! 2. samples end in the same function elsewhere: the class of most of those;
+//! 3. it is a kernel frame: the class of most samples above it;
+//! 4. application.
+
+use super::collapsed::{Names, Place, drawn, place};
+use super::escape::markup;
+use allocwall_diagnose::bill::{Bill, Classifier};
+use allocwall_model::catalogue::cost::CostClass;
+use allocwall_model::recording::Recording;
+use allocwall_model::units::{Absence, Measured, Reason};
+use inferno::flamegraph::color::{BackgroundColor, Color, PaletteMap};
+use inferno::flamegraph::{self as inferno_graph, Options, TextTruncateDirection};
+use std::collections::{BTreeMap, HashMap};
+
+/// Fill of each class. Light enough for black letters, apart from one another in lightness too, so that a print in
+/// grey and a reader who confuses red and green still tell neighbours apart. Hues after Okabe and Ito's palette.
+fn fill(class: CostClass) -> (u8, u8, u8) {
+    match class {
+        CostClass::Application => (232, 232, 232),
+        CostClass::AllocatorCode => (86, 180, 233),
+        CostClass::AllocatorLocks => (30, 130, 190),
+        CostClass::RuntimeAllocator => (168, 215, 242),
+        CostClass::GarbageCollector => (120, 200, 160),
+        CostClass::FaultPath => (230, 120, 50),
+        CostClass::Zeroing => (250, 180, 70),
+        CostClass::MapCalls => (240, 228, 66),
+        CostClass::PageRelease => (200, 180, 90),
+        CostClass::AddressSpaceLock => (214, 80, 90),
+        CostClass::Reclaim => (204, 140, 180),
+        CostClass::OtherKernel => (190, 185, 205),
+        CostClass::UnnamedKernel => (165, 165, 165),
+    }
+}
+
+const WIDTH: usize = 1200;
+const LEGEND_ROW: usize = 20;
+const LEGEND_COLUMNS: usize = 4;
+
+/// One SVG document, coloured by the bill's own classing of each sample.
+pub fn svg(rec: &Recording, bill: &Bill) -> Measured<String> {
+    let mut tree = Tree::default();
+    // The classer looks at all samples: what a fault's entry path belongs to shows in its neighbours.
+    let classes = Classifier::new(rec).cpu(&rec.samples);
+    let names = Names::of(rec);
+    // A busy target has a hundred samples of one stack: each is spelled out once.
+    let mut seen: BTreeMap<(Place, CostClass), u64> = BTreeMap::new();
+    for (index, sample) in drawn(rec) {
+        *seen.entry((place(sample), classes[index])).or_default() += 1;
+    }
+    for ((place, class), count) in seen {
+        tree.add(&names.frames(place), class, count);
+    }
+    if tree.samples == 0 {
+        let why = "the recording holds no CPU samples to draw";
+        return Err(
+            Absence::new(Reason::TooLittle, why).mend("record for longer (-d), or while the target is busy")
+        );
+    }
+    let mut palette = PaletteMap::default();
+    // The root box, which inferno names "", is nobody's cost.
+    let (r, g, b) = fill(CostClass::Application);
+    palette.insert("", Color { r, g, b });
+    let lines = tree.lines(&mut palette);
+    let mut options = Options::default();
+    options.title = " ".to_string();
+    options.palette_map = Some(&mut palette);
+    options.bgcolors = Some(BackgroundColor::Flat(Color {
+        r: 255,
+        g: 255,
+        b: 255,
+    }));
+    options.text_truncate_direction = TextTruncateDirection::Right;
+    options.min_width = 0.05;
+    options.image_width = None;
+    let mut out = vec![];
+    inferno_graph::from_lines(&mut options, lines.iter().map(String::as_str), &mut out).map_err(|e| {
+        Absence::new(
+            Reason::Unparsable,
+            format!("the flamegraph could not be drawn: {e}"),
+        )
+    })?;
+    let drawing = String::from_utf8_lossy(&out);
+    let drawing: String = drawing.chars().filter(|&c| marked_class(c).is_none()).collect();
+    Ok(with_head(&drawing, &head(rec, bill, &tree)))
+}
+
+/// Colours go by name in inferno, ours by place: each name carries a leading mark of its class, a control character
+/// that no escaped name can hold, and the marks are taken out of the drawing.
+fn mark(class: CostClass) -> char {
+    let at = CostClass::ALL.iter().position(|c| *c == class).unwrap_or(0);
+    MARKS[at]
+}
+
+fn marked_class(c: char) -> Option<CostClass> {
+    MARKS.iter().position(|m| *m == c).map(|at| CostClass::ALL[at])
+}
+
+/// C0 controls without tab, line feed and the other blanks, which inferno would trim.
+const MARKS: [char; CostClass::ALL.len()] = [
+    '\u{1}', '\u{2}', '\u{3}', '\u{4}', '\u{5}', '\u{6}', '\u{7}', '\u{8}', '\u{e}', '\u{f}', '\u{10}',
+    '\u{11}', '\u{12}',
+];
+
+type Votes = BTreeMap<CostClass, u64>;
+
+fn winner(votes: &Votes) -> Option<CostClass> {
+    // The earlier line of the bill wins a tie.
+    votes
+        .iter()
+        .rev()
+        .max_by_key(|(_, n)| **n)
+        .map(|(class, _)| *class)
+}
+
+#[derive(Default)]
+struct Node {
+    ending: Votes,
+    passing: Votes,
+    children: BTreeMap<String, Node>,
+}
+
+#[derive(Default)]
+struct Tree {
+    root: Node,
+    samples: u64,
+    /// Classes of the samples that end in a function, wherever.
+    by_name: HashMap<String, Votes>,
+}
+
+impl Tree {
+    fn add(&mut self, frames: &[String], class: CostClass, count: u64) {
+        let mut node = &mut self.root;
+        for frame in frames {
+            node = node.children.entry(frame.clone()).or_default();
+            *node.passing.entry(class).or_default() += count;
+        }
+        *node.ending.entry(class).or_default() += count;
+        if let Some(leaf) = frames.last() {
+            *self
+                .by_name
+                .entry(leaf.clone())
+                .or_default()
+                .entry(class)
+                .or_default() += count;
+        }
+        self.samples += count;
+    }
+
+    fn color(&self, name: &str, node: &Node) -> CostClass {
+        let elsewhere = || self.by_name.get(name).and_then(winner);
+        let above = || name.ends_with("_[k]").then(|| winner(&node.passing)).flatten();
+        winner(&node.ending)
+            .or_else(elsewhere)
+            .or_else(above)
+            .unwrap_or(CostClass::Application)
+    }
+
+    /// Lines for inferno; every marked name is entered in the palette.
+    fn lines(&self, palette: &mut PaletteMap) -> Vec<String> {
+        let mut lines = vec![];
+        // By hand instead of by recursion: a stack may be as deep as the collapser allows.
+        let mut open: Vec<(&Node, String)> = vec![(&self.root, String::new())];
+        while let Some((node, path)) = open.pop() {
+            let ending: u64 = node.ending.values().sum();
+            if ending > 0 {
+                lines.push(format!("{path} {ending}"));
+            }
+            for (name, child) in &node.children {
+                let class = self.color(name, child);
+                let marked = format!("{}{name}", mark(class));
+                let (r, g, b) = fill(class);
+                palette.insert(&marked, Color { r, g, b });
+                let path = if path.is_empty() {
+                    marked
+                } else {
+                    format!("{path};{marked}")
+                };
+                open.push((child, path));
+            }
+        }
+        lines.sort_unstable();
+        lines
+    }
+}
+
+struct Head {
+    markup: String,
+    height: usize,
+}
+
+/// Title, scale and legend, above inferno's own drawing.
+fn head(rec: &Recording, bill: &Bill, tree: &Tree) -> Head {
+    let target = rec.processes.first().map_or("no process".to_string(), |p| {
+        format!("{} (pid {})", p.comm, p.pid)
+    });
+    let title = format!("{target}: {:.1} CPU-s in {:.1} s", bill.cpu_s, bill.window_s);
+    let scale = format!(
+        "{} samples with whole stacks of {} taken; one stands for {:.1} ms of CPU. Colour: the bill's line; share of all CPU time beside it.",
+        tree.samples,
+        rec.samples.len(),
+        bill.cpu_s * 1e3 / tree.samples as f64
+    );
+    let mut shares: Vec<(CostClass, f64)> = match &bill.on_cpu {
+        Ok(lines) => lines.iter().map(|l| (l.class, l.share.point)).collect(),
+        Err(_) => tree.shares(),
+    };
+    shares.retain(|(_, share)| *share >= 0.0005);
+    let rows = shares.len().div_ceil(LEGEND_COLUMNS);
+    let mut out = format!(
+        "<text x=\"10\" y=\"26\" style=\"font-size:17px\">{}</text><text x=\"10\" y=\"46\">{}</text><g id=\"legend\">",
+        markup(&title),
+        markup(&scale)
+    );
+    for (nth, (class, share)) in shares.iter().enumerate() {
+        let x = 10 + nth % LEGEND_COLUMNS * ((WIDTH - 20) / LEGEND_COLUMNS);
+        let y = 56 + nth / LEGEND_COLUMNS * LEGEND_ROW;
+        let (r, g, b) = fill(*class);
+        out.push_str(&format!(
+            "<rect x=\"{x}\" y=\"{y}\" width=\"14\" height=\"14\" fill=\"rgb({r},{g},{b})\" stroke=\"#666\" stroke-width=\"0.5\"/>\
+             <text x=\"{}\" y=\"{}\">{} {:.1} %</text>",
+            x + 20,
+            y + 11,
+            markup(class.title()),
+            share * 100.0
+        ));
+    }
+    out.push_str("</g>");
+    Head {
+        markup: out,
+        height: 44 + rows * LEGEND_ROW,
+    }
+}
+
+impl Tree {
+    fn shares(&self) -> Vec<(CostClass, f64)> {
+        let mut votes = Votes::new();
+        for node in self.root.children.values() {
+            node.passing
+                .iter()
+                .for_each(|(class, n)| *votes.entry(*class).or_default() += n);
+        }
+        votes
+            .into_iter()
+            .map(|(class, n)| (class, n as f64 / self.samples as f64))
+            .collect()
+    }
+}
+
+/// Moves inferno's drawing down by the height of the head. Everything searched for is inferno's own preamble: names
+/// stand behind it and are escaped.
+fn with_head(drawing: &str, head: &Head) -> String {
+    const AFTER: &str = "</script>";
+    let moved = || -> Option<String> {
+        let height: usize = between(drawing, " height=\"", "\"")?.parse().ok()?;
+        let start = drawing.find(AFTER)? + AFTER.len();
+        let end = drawing.rfind("</svg>")?;
+        let taller = height + head.height;
+        let preamble = drawing[..start]
+            .replacen(
+                &format!(" height=\"{height}\""),
+                &format!(" height=\"{taller}\""),
+                1,
+            )
+            .replacen(
+                &format!("viewBox=\"0 0 {WIDTH} {height}\""),
+                &format!("viewBox=\"0 0 {WIDTH} {taller}\""),
+                1,
+            );
+        Some(format!(
+            "{preamble}<rect width=\"100%\" height=\"100%\" fill=\"white\"/><g transform=\"translate(0,{})\">{}</g>{}</svg>",
+            head.height,
+            &drawing[start..end],
+            head.markup
+        ))
+    };
+    moved().unwrap_or_else(|| drawing.to_string())
+}
+
+fn between<'a>(text: &'a str, before: &str, after: &str) -> Option<&'a str> {
+    let rest = &text[text.find(before)? + before.len()..];
+    Some(&rest[..rest.find(after)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sketches;
+    use super::*;
+
+    fn draw() -> String {
+        let case = sketches::first_touch();
+        svg(&case.rec, &case.bill).expect("has samples")
+    }
+
+    fn parse(svg: &str) -> roxmltree::Document<'_> {
+        let options = roxmltree::ParsingOptions {
+            allow_dtd: true,
+            ..Default::default()
+        };
+        roxmltree::Document::parse_with_options(svg, options).expect("well-formed")
+    }
+
+    /// Fill of the box whose title begins with `name`.
+    fn color_of(document: &roxmltree::Document, name: &str) -> Option<String> {
+        let title = document
+            .descendants()
+            .find(|n| n.has_tag_name("title") && n.text().is_some_and(|t| t.starts_with(name)))?;
+        let rect = title.parent()?.children().find(|n| n.has_tag_name("rect"))?;
+        rect.attribute("fill").map(String::from)
+    }
+
+    #[test]
+    fn boxes_have_the_colour_of_their_line() {
+        let svg = draw();
+        let document = parse(&svg);
+        let rgb = |class| {
+            let (r, g, b) = fill(class);
+            Some(format!("rgb({r},{g},{b})"))
+        };
+        assert_eq!(color_of(&document, "clear_page_erms"), rgb(CostClass::Zeroing));
+        assert_eq!(color_of(&document, "handle_mm_fault"), rgb(CostClass::FaultPath));
+        assert_eq!(color_of(&document, "memset"), rgb(CostClass::Application));
+        assert_eq!(color_of(&document, "[libc.so.6]"), rgb(CostClass::AllocatorCode));
+        assert_eq!(color_of(&document, "main"), rgb(CostClass::Application));
+    }
+
+    #[test]
+    fn the_legend_bears_the_shares_of_the_bill() {
+        let svg = draw();
+        let document = parse(&svg);
+        let legend = document
+            .descendants()
+            .find(|n| n.attribute("id") == Some("legend"))
+            .expect("legend");
+        let texts: Vec<&str> = legend
+            .descendants()
+            .filter(|n| n.has_tag_name("text"))
+            .filter_map(|n| n.text())
+            .collect();
+        assert!(texts.contains(&"first touch: fault path 33.1 %"), "{texts:?}");
+        assert!(!texts.iter().any(|t| t.contains("garbage")), "{texts:?}");
+    }
+
+    #[test]
+    fn hostile_names_stay_text() {
+        let svg = draw();
+        let document = parse(&svg);
+        assert!(!svg.contains('\u{1b}') && !svg.contains("<script>alert"));
+        assert!(svg.chars().all(|c| marked_class(c).is_none()));
+        assert_eq!(
+            document
+                .descendants()
+                .filter(|n| n.has_tag_name("script"))
+                .count(),
+            1
+        );
+        assert!(color_of(&document, "<script>alert(1)</script>\\u{1b}[2J, drop").is_some());
+    }
+
+    #[test]
+    fn room_is_made_for_the_head() {
+        let svg = draw();
+        let document = parse(&svg);
+        let root = document.root_element();
+        let height = root.attribute("height").unwrap();
+        assert_eq!(
+            root.attribute("viewBox"),
+            Some(format!("0 0 {WIDTH} {height}").as_str())
+        );
+        assert!(svg.contains("<g transform=\"translate(0,"));
+    }
+
+    #[test]
+    fn nothing_to_draw_is_said_not_drawn() {
+        let mut case = sketches::first_touch();
+        case.rec.samples.clear();
+        let absence = svg(&case.rec, &case.bill).unwrap_err();
+        assert_eq!(absence.reason, Reason::TooLittle);
+    }
+
+    /// ALLOCWALL_DRAW=path writes the drawing, to be looked at.
+    #[test]
+    fn can_be_looked_at() {
+        if let Some(path) = std::env::var_os("ALLOCWALL_DRAW") {
+            std::fs::write(path, draw()).expect("writable");
+        }
+    }
+}

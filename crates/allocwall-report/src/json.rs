@@ -1,0 +1,421 @@
+//! The JSON document, version 1. Every field is described in docs/json.md; a test holds the two together.
+
+use super::escape;
+use allocwall_diagnose::bill::{Bill, CpuLine, Site, WaitLine};
+use allocwall_diagnose::{Finding, Prescription, Verdict};
+use allocwall_model::recording::{Allocator, HostFacts, Meta, Price, Probe, ProbeState, Process, Recording};
+use allocwall_model::units::{Absence, Interval, Measured};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// Raised when a field changes its meaning or goes away; new fields do not raise it.
+pub const VERSION: u32 = 1;
+
+/// The document, indented, newline-terminated.
+pub fn document(rec: &Recording, bill: &Bill, verdict: &Verdict) -> String {
+    printed(&value(rec, bill, verdict))
+}
+
+/// Indented, newline-terminated. Characters that could act on a terminal are `\u` escapes, which every reader turns back.
+pub fn printed(value: &Value) -> String {
+    let text = format!("{value:#}\n");
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        // Outside strings JSON has no such characters but its own line feeds.
+        if c == '\n' || escape::is_harmless(c) {
+            safe.push(c);
+        } else {
+            c.encode_utf16(&mut [0; 2])
+                .iter()
+                .for_each(|unit| safe.push_str(&format!("\\u{unit:04x}")));
+        }
+    }
+    safe
+}
+
+pub fn value(rec: &Recording, bill: &Bill, verdict: &Verdict) -> Value {
+    json!({
+        "version": VERSION,
+        "tool": { "name": "allocwall", "version": env!("CARGO_PKG_VERSION") },
+        "verdict": {
+            "sentence": verdict.sentence,
+            "walls": verdict.walls.iter().map(|w| w.key()).collect::<Vec<_>>(),
+        },
+        "findings": list(&verdict.findings, finding),
+        "remedies": list(&verdict.remedies, remedy),
+        "next": verdict.next,
+        "bill": bill_value(bill),
+        "target": {
+            "cgroup": rec.cgroup,
+            "launched": rec.meta.command,
+            "processes": list(&rec.processes, process),
+        },
+        "host": host(&rec.host),
+        "prices": measured(&rec.prices, |p| list(&p.prices, price)),
+        "probes": list(&rec.probes, probe),
+        "recording": recording(rec),
+    })
+}
+
+pub fn list<T>(items: &[T], of: impl Fn(&T) -> Value) -> Value {
+    Value::Array(items.iter().map(of).collect())
+}
+
+/// The value, or `{"absent": …}`: a reason, never null.
+pub fn measured<T>(value: &Measured<T>, of: impl Fn(&T) -> Value) -> Value {
+    match value {
+        Ok(value) => of(value),
+        Err(why) => json!({ "absent": absence(why) }),
+    }
+}
+
+pub fn absence(absence: &Absence) -> Value {
+    json!({ "reason": plain(&absence.reason), "detail": absence.detail, "mend": absence.mend })
+}
+
+/// A value whose serialised form cannot fail: enums with text names, numbers, strings.
+pub fn plain<T: Serialize>(value: &T) -> Value {
+    serde_json::to_value(value).unwrap_or(Value::Null)
+}
+
+/// JSON has no NaN and no infinity: such a number is null.
+pub fn number(value: f64) -> Value {
+    if value.is_finite() {
+        json!(value)
+    } else {
+        Value::Null
+    }
+}
+
+pub fn interval(value: &Interval) -> Value {
+    json!({ "low": number(value.low), "point": number(value.point), "high": number(value.high) })
+}
+
+fn finding(f: &Finding) -> Value {
+    json!({
+        "wall": f.wall.key(),
+        "title": f.wall.title(),
+        "rung": f.rung,
+        "status": plain(&f.status),
+        "share": f.share.as_ref().map(interval),
+        "of": plain(&f.of),
+        "because": f.because,
+        "evidence": f.evidence,
+        "show": f.show,
+        "missing": f.missing.as_ref().map(absence),
+        "estimate": f.estimate,
+    })
+}
+
+fn remedy(r: &Prescription) -> Value {
+    json!({
+        "remedy": r.remedy,
+        "title": r.title,
+        "gain": r.gain.as_ref().map(interval),
+        "at_most": r.at_most.map(number),
+        "basis": r.basis,
+        "restart": r.restart,
+        "how": r.how,
+        "moves": r.moves,
+        "backfires": r.backfires,
+        "undo": r.undo,
+    })
+}
+
+fn bill_value(bill: &Bill) -> Value {
+    let rates = &bill.rates;
+    let rate = |r: &Measured<f64>| measured(r, |v| number(*v));
+    json!({
+        "window_s": number(bill.window_s),
+        "cpu_s": number(bill.cpu_s),
+        "sampled_cpu_s": number(bill.sampled_cpu_s),
+        "switching_cpu_s": number(bill.switching_cpu_s),
+        "on_cpu": measured(&bill.on_cpu, |lines| list(lines, cpu_line)),
+        "off_cpu": list(&bill.off_cpu, wait_line),
+        "rates": {
+            "minor_faults_per_s": rate(&rates.minor_faults),
+            "major_faults_per_s": rate(&rates.major_faults),
+            "map_calls_per_s": rate(&rates.map_calls),
+            "voluntary_switches_per_s": rate(&rates.voluntary_switches),
+            "involuntary_switches_per_s": rate(&rates.involuntary_switches),
+            "threads_peak": rates.threads_peak,
+            "thread_s": number(rates.thread_s),
+            "resident_end_bytes": rates.resident_end,
+            "resident_growth_bytes": rates.resident_growth,
+        },
+    })
+}
+
+fn cpu_line(line: &CpuLine) -> Value {
+    json!({
+        "class": line.class.key(),
+        "title": line.class.title(),
+        "share": interval(&line.share),
+        "cpu_s": interval(&line.cpu_s),
+        "samples": line.samples,
+        "method": line.method,
+        "sites": list(&line.sites, site),
+    })
+}
+
+fn wait_line(line: &WaitLine) -> Value {
+    json!({
+        "class": line.class.key(),
+        "title": line.class.title(),
+        "thread_s": measured(&line.thread_s, interval),
+        "method": line.method,
+        "sites": list(&line.sites, site),
+    })
+}
+
+fn site(site: &Site) -> Value {
+    json!({
+        "function": site.function,
+        "module": site.module,
+        "python": site.python,
+        "share": number(site.share),
+        "path": site.path,
+    })
+}
+
+fn process(p: &Process) -> Value {
+    let pairs = p
+        .environment
+        .iter()
+        .map(|(name, value)| json!({ "name": name, "value": value }));
+    json!({
+        "pid": p.pid,
+        "ppid": p.ppid,
+        "comm": p.comm,
+        "exe": measured(&p.exe, plain),
+        "cmdline": p.cmdline,
+        "libc": measured(&p.libc, named),
+        "runtime": measured(&p.runtime, named),
+        "allocator": measured(&p.allocator, allocator),
+        "environment": pairs.collect::<Vec<_>>(),
+        "thp_disabled": measured(&p.thp_disabled, plain),
+    })
+}
+
+/// `"static"` and `{"glibc": {"version": …}}` alike as `{"kind": …, …}`.
+fn named<T: Serialize>(value: &T) -> Value {
+    match plain(value) {
+        Value::Object(variants) => variants.into_iter().next().map_or(Value::Null, |(name, fields)| {
+            let mut object = serde_json::Map::from_iter([("kind".to_string(), Value::String(name))]);
+            if let Value::Object(fields) = fields {
+                object.extend(fields);
+            }
+            Value::Object(object)
+        }),
+        name => json!({ "kind": name }),
+    }
+}
+
+fn allocator(a: &Allocator) -> Value {
+    json!({ "kind": plain(&a.kind), "how": plain(&a.how), "module": a.module, "version": a.version })
+}
+
+fn host(h: &HostFacts) -> Value {
+    json!({
+        "kernel_release": h.kernel_release,
+        "architecture": h.architecture,
+        "cpu_model": h.cpu_model,
+        "online_cpus": h.online_cpus,
+        "numa_nodes": h.numa_nodes,
+        "memory_bytes": (h.memory_bytes > 0).then_some(h.memory_bytes),
+        "page_bytes": h.page_bytes,
+        "hypervisor": h.hypervisor,
+        "free_page_reporting": measured(&h.free_page_reporting, plain),
+        "thp_enabled": measured(&h.thp_enabled, plain),
+        "thp_defrag": measured(&h.thp_defrag, plain),
+        "hugepages_total": h.hugepages_total,
+        "hugepages_free": h.hugepages_free,
+        "cgroup_version": measured(&h.cgroup_version, plain),
+        "container": h.container,
+        "euid": h.euid,
+        "perf_event_paranoid": measured(&h.perf_event_paranoid, plain),
+        "kptr_restrict": measured(&h.kptr_restrict, plain),
+        "pmu": measured(&h.pmu, |()| Value::Bool(true)),
+    })
+}
+
+fn price(p: &Price) -> Value {
+    json!({ "name": p.name, "ns": interval(&p.ns), "repetitions": p.repetitions })
+}
+
+fn probe(p: &Probe) -> Value {
+    let (state, why) = match &p.state {
+        ProbeState::Measured => ("measured", None),
+        ProbeState::Partial(why) => ("partial", Some(why)),
+        ProbeState::Absent(why) => ("absent", Some(why)),
+    };
+    json!({ "name": p.name, "what": p.what, "state": state, "missing": why.map(absence) })
+}
+
+fn recording(rec: &Recording) -> Value {
+    let Meta {
+        tool_version,
+        started_unix_ms,
+        window_ns,
+        requested_ns,
+        ended,
+        sample_period_ns,
+        kernel_samples,
+        system_wide,
+        wait_period_ns,
+        own_cpu_ns,
+        lost_records,
+        ..
+    } = &rec.meta;
+    json!({
+        "tool_version": tool_version,
+        "started_unix_ms": started_unix_ms,
+        "window_ns": window_ns,
+        "requested_ns": requested_ns,
+        "ended": named(ended),
+        "sample_period_ns": sample_period_ns,
+        "kernel_samples": kernel_samples,
+        "system_wide": system_wide,
+        "wait_period_ns": wait_period_ns,
+        "own_cpu_ns": own_cpu_ns,
+        "lost_records": lost_records,
+        "cpu_samples": rec.samples.len(),
+        "wait_samples": rec.waits.len(),
+        "python_samples": rec.python.len(),
+        "threads": rec.threads.len(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sketches;
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// Every path of a document, `bill.on_cpu[].share.low`, down to strings, numbers and lists of strings; an empty list
+    /// tells nothing of its items.
+    fn paths(value: &Value, at: &str, into: &mut BTreeSet<String>) {
+        match value {
+            Value::Object(fields) if fields.contains_key("absent") => {}
+            Value::Object(fields) => {
+                for (name, value) in fields {
+                    let at = if at.is_empty() {
+                        name.clone()
+                    } else {
+                        format!("{at}.{name}")
+                    };
+                    match name.as_str() {
+                        "missing" => drop(into.insert(at)),
+                        _ => paths(value, &at, into),
+                    }
+                }
+            }
+            Value::Array(items) if items.iter().all(|i| !i.is_string()) => {
+                items
+                    .iter()
+                    .for_each(|item| paths(item, &format!("{at}[]"), into));
+            }
+            _ => drop(into.insert(at.to_string())),
+        }
+    }
+
+    /// Paths in the first column of the tables of docs/json.md, as far as it is about this document.
+    fn documented() -> BTreeSet<String> {
+        let page = include_str!("../../../docs/json.md");
+        let (page, _) = page.split_once("\n# Other documents").unwrap_or((page, ""));
+        let rows = page.lines().filter_map(|l| l.strip_prefix("| `"));
+        rows.filter_map(|l| l.split('`').next())
+            .map(String::from)
+            .collect()
+    }
+
+    #[test]
+    fn the_page_and_the_document_name_the_same_fields() {
+        let mut fields = BTreeSet::new();
+        for case in sketches::all() {
+            paths(&value(&case.rec, &case.bill, &case.verdict), "", &mut fields);
+        }
+        // An interval is one row; so is anything that is an interval in one case and null in another.
+        let intervals: BTreeSet<String> = fields
+            .iter()
+            .filter_map(|f| f.strip_suffix(".low"))
+            .map(String::from)
+            .collect();
+        fields.retain(|f| {
+            f.rsplit_once('.')
+                .is_none_or(|(parent, _)| !intervals.contains(parent))
+        });
+        fields.extend(intervals);
+        let documented = documented();
+        let missing: Vec<_> = fields.difference(&documented).collect();
+        let stale: Vec<_> = documented.difference(&fields).collect();
+        assert!(
+            missing.is_empty() && stale.is_empty(),
+            "not in docs/json.md: {missing:#?}\nonly there: {stale:#?}"
+        );
+    }
+
+    #[test]
+    fn status_is_one_of_four_words() {
+        for case in sketches::all() {
+            let document = value(&case.rec, &case.bill, &case.verdict);
+            for finding in document["findings"].as_array().unwrap() {
+                let status = finding["status"].as_str().unwrap();
+                assert!(
+                    ["wall", "contributor", "ruled_out", "not_measured"].contains(&status),
+                    "{status}"
+                );
+                assert_eq!(finding["share"].is_null(), status == "not_measured", "{finding}");
+                assert_eq!(
+                    finding["missing"].is_null(),
+                    status != "not_measured",
+                    "{finding}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn no_number_breaks_the_document() {
+        let mut case = sketches::first_touch();
+        case.bill.cpu_s = f64::NAN;
+        case.bill.sampled_cpu_s = f64::INFINITY;
+        case.verdict.findings[0].share = Some(Interval::new(f64::NEG_INFINITY, f64::NAN, 1.0));
+        let text = document(&case.rec, &case.bill, &case.verdict);
+        let back: Value = serde_json::from_str(&text).expect("valid JSON");
+        assert!(back["bill"]["cpu_s"].is_null() && back["bill"]["sampled_cpu_s"].is_null());
+        assert!(!text.contains("NaN") && !text.contains("inf"));
+    }
+
+    #[test]
+    fn names_survive_the_way_but_reach_no_terminal() {
+        let mut case = sketches::first_touch();
+        let name = "a\u{1b}[2J\u{9b}31m\u{202e}\u{e0041}\"\\\n";
+        case.rec.processes[0].comm = name.into();
+        let text = document(&case.rec, &case.bill, &case.verdict);
+        assert!(text.chars().all(|c| c == '\n' || escape::is_harmless(c)));
+        let back: Value = serde_json::from_str(&text).expect("valid JSON");
+        assert_eq!(back["target"]["processes"][0]["comm"], name);
+    }
+
+    #[test]
+    fn what_is_absent_says_why() {
+        let case = sketches::not_root();
+        let document = value(&case.rec, &case.bill, &case.verdict);
+        assert_eq!(document["prices"]["absent"]["reason"], "not_found");
+        assert_eq!(document["prices"]["absent"]["mend"], "allocwall calibrate");
+        assert_eq!(
+            document["bill"]["off_cpu"][0]["thread_s"]["absent"]["reason"],
+            "not_permitted"
+        );
+        assert_eq!(document["recording"]["ended"]["kind"], "target_exited");
+    }
+
+    #[test]
+    fn verdict_and_findings_stand_at_the_top() {
+        let case = sketches::first_touch();
+        let text = document(&case.rec, &case.bill, &case.verdict);
+        let own = format!("\"version\": \"{}\"", env!("CARGO_PKG_VERSION"));
+        insta::assert_snapshot!(text.replacen(&own, "\"version\": \"[own]\"", 1));
+    }
+}

@@ -1,0 +1,18 @@
+//! Recording, Bill and Verdict as text, JSON, flamegraph, collapsed stacks; a trial's Outcome as text, JSON, CSV. Pure.
+
+#![forbid(unsafe_code)]
+
+pub mod collapsed;
+pub mod escape;
+pub mod flamegraph;
+pub mod json;
+pub mod layout;
+pub mod text;
+pub mod trial_csv;
+pub mod trial_json;
+pub mod trial_text;
+
+#[cfg(test)]
+mod sketches;
+#[cfg(test)]
+mod trial_sketches;

@@ -1,0 +1,1356 @@
+//! What the person on call reads: verdict first, then the bill that supports it, then what to do.
+
+use super::escape::terminal;
+use super::layout::{apportion, columns, elide_end, elide_middle, left, right, shell_lines, wrap};
+use allocwall_diagnose::bill::{Bill, CpuLine, Site, WaitLine};
+use allocwall_diagnose::remedies::{quoted, treated};
+use allocwall_diagnose::{Finding, Prescription, Status, Verdict};
+use allocwall_model::catalogue::cost::{CostClass, WaitClass};
+use allocwall_model::catalogue::remedies::{self, Effect, Remedy};
+use allocwall_model::catalogue::walls::Wall;
+use allocwall_model::recording::{
+    Allocator, AllocatorKind, Ended, Libc, Linkage, ModuleRole, ProbeState, Process, Recording, Runtime,
+};
+use allocwall_model::units::{Absence, Interval, Reason, plural, thousands};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Style {
+    pub color: bool,
+    /// Columns of the terminal; at least 40 are used.
+    pub width: usize,
+}
+
+impl Style {
+    /// For files and pipes.
+    pub const FILE: Style = Style {
+        color: false,
+        width: 100,
+    };
+}
+
+/// Call sites are shown for lines of at least this share of the target's CPU (or, for waits, of its thread time).
+/// Twice that for on-CPU lines that are no part of a wall.
+const COSTLY: f64 = 0.05;
+/// A site below this share of its line is noise.
+const SITE_FLOOR: f64 = 0.05;
+/// Remedies beyond these are named, not spelt out: nobody tries a third before the first.
+const REMEDIES_SHOWN: usize = 2;
+/// Between the samples' and the kernel's account of CPU time; above it the reader should know.
+const TOLERATED_DISAGREEMENT: f64 = 0.03;
+const NEXT_SHOWN: usize = 3;
+const NARROWEST: usize = 40;
+
+/// The whole report, newline-terminated; no line is wider than `style.width` (or 40, if that is less). `file` is where
+/// the recording lies, if anywhere: the next steps name it.
+pub fn diagnosis(
+    rec: &Recording,
+    bill: &Bill,
+    verdict: &Verdict,
+    file: Option<&str>,
+    style: Style,
+) -> String {
+    let mut page = Page::new(style);
+    header(&mut page, rec, bill);
+    verdict_sentence(&mut page, verdict);
+    on_cpu(&mut page, rec, bill);
+    off_cpu(&mut page, bill);
+    let limits = Limits::of(rec, bill, verdict);
+    ladder(&mut page, verdict, &limits);
+    sites(&mut page, bill, verdict);
+    remedies(&mut page, verdict);
+    page.section("LIMITS", "what this run could not see, and what it cost");
+    limits.print(&mut page);
+    own_cost(&mut page, rec, bill);
+    // Without samples there is no flamegraph.
+    next(&mut page, verdict, file.filter(|_| !rec.samples.is_empty()));
+    page.out
+}
+
+#[derive(Clone, Copy)]
+pub enum Ink {
+    Plain,
+    Heading,
+    Bad,
+    Warn,
+    Good,
+    Faint,
+}
+
+impl Ink {
+    /// ANSI SGR parameters (ECMA-48).
+    fn sgr(self) -> Option<&'static str> {
+        match self {
+            Ink::Plain => None,
+            Ink::Heading => Some("1"),
+            Ink::Bad => Some("1;31"),
+            Ink::Warn => Some("33"),
+            Ink::Good => Some("32"),
+            Ink::Faint => Some("2"),
+        }
+    }
+}
+
+pub struct Page {
+    pub out: String,
+    color: bool,
+    pub width: usize,
+}
+
+impl Page {
+    pub fn new(style: Style) -> Self {
+        Page {
+            out: String::new(),
+            color: style.color,
+            width: style.width.max(NARROWEST),
+        }
+    }
+
+    pub fn line(&mut self, text: &str) {
+        self.out.push_str(text.trim_end());
+        self.out.push('\n');
+    }
+
+    pub fn blank(&mut self) {
+        self.out.push('\n');
+    }
+
+    pub fn paint(&self, ink: Ink, text: &str) -> String {
+        match ink.sgr() {
+            Some(sgr) if self.color && !text.is_empty() => format!("\x1b[{sgr}m{text}\x1b[0m"),
+            _ => text.to_string(),
+        }
+    }
+
+    /// A heading in capitals, so that sections stand out without colour, and what qualifies it.
+    pub fn section(&mut self, title: &str, aside: &str) {
+        self.blank();
+        let room = self.width.saturating_sub(columns(title) + 2);
+        let aside = elide_end(aside, room);
+        let line = format!(
+            "{}  {}",
+            self.paint(Ink::Heading, title),
+            self.paint(Ink::Faint, &aside)
+        );
+        self.line(if aside.is_empty() {
+            line.trim_end_matches(' ')
+        } else {
+            &line
+        });
+    }
+
+    /// `lead`, then `text` wrapped in a column that starts at `indent`.
+    pub fn hang(&mut self, lead: &str, lead_ink: Ink, indent: usize, text: &str, ink: Ink) {
+        // On a narrow page the column would be a ribbon: the text then starts on its own line.
+        let beside = self.width >= indent + 24;
+        let column = if beside { indent } else { 4 };
+        let lines = wrap(&terminal(text), self.width - column);
+        let lead_lines = if beside {
+            vec![lead.to_string()]
+        } else {
+            vec![elide_end(lead, self.width)]
+        };
+        if beside {
+            let first = format!(
+                "{}{}",
+                self.paint(lead_ink, &left(&lead_lines[0], indent)),
+                self.paint(ink, &lines[0])
+            );
+            self.line(&first);
+        } else {
+            let first = self.paint(lead_ink, &lead_lines[0]);
+            self.line(&first);
+            self.line(&format!("    {}", self.paint(ink, &lines[0])));
+        }
+        for line in &lines[1..] {
+            let line = format!("{}{}", " ".repeat(column), self.paint(ink, line));
+            self.line(&line);
+        }
+    }
+
+    /// The heading of a table, with its columns' heads beside it.
+    fn table(&mut self, title: &str, aside: &str, table: &Columns, heads: [&str; 3]) {
+        self.blank();
+        let [share, seconds, interval] = heads;
+        let whole = table.wide_row(title, &format!("{title}  {aside}"), share, seconds, interval);
+        let rest = whole.strip_prefix(title).unwrap_or_default();
+        let line = format!(
+            "{}{}",
+            self.paint(Ink::Heading, title),
+            self.paint(Ink::Faint, rest)
+        );
+        self.line(&line);
+    }
+
+    /// What to type, so that it can be copied as it stands: broken between words with a backslash. A remark behind `#`
+    /// goes to its own line.
+    pub fn command(&mut self, indent: usize, text: &str) {
+        self.command_after("", indent, text);
+    }
+
+    pub fn command_after(&mut self, heading: &str, indent: usize, text: &str) {
+        let (command, remark) = match text.split_once("  #") {
+            Some((command, remark)) => (command.trim_end(), Some(remark.trim())),
+            None => (text, None),
+        };
+        let lead = format!(
+            "{}{}",
+            self.paint(Ink::Heading, heading),
+            self.paint(Ink::Faint, &right("$ ", indent + 2 - columns(heading)))
+        );
+        let column = indent + 2;
+        let command = terminal(command);
+        let whole = match remark {
+            Some(remark) => format!("{command}  # {}", terminal(remark)),
+            None => command.clone(),
+        };
+        if column + columns(&whole) <= self.width {
+            return self.line(&format!("{lead}{whole}"));
+        }
+        let lines = shell_lines(&command, self.width, column);
+        for (nth, line) in lines.iter().enumerate() {
+            let lead = if nth == 0 { &lead } else { "" };
+            self.line(&format!("{lead}{line}"));
+        }
+        if let Some(remark) = remark {
+            let tail = format!("  # {}", terminal(remark));
+            let last = lines.last().map_or(0, |l| columns(l)) + if lines.len() == 1 { column } else { 0 };
+            if last + columns(&tail) <= self.width {
+                self.out.pop();
+                return self.line(&self.paint(Ink::Faint, &tail));
+            }
+            self.hang(
+                &format!("{}# ", " ".repeat(column)),
+                Ink::Faint,
+                column + 2,
+                remark,
+                Ink::Faint,
+            );
+        }
+    }
+
+    pub fn wrapped(&mut self, indent: usize, text: &str, ink: Ink) {
+        self.hang("", Ink::Plain, indent, text, ink);
+    }
+}
+
+fn header(page: &mut Page, rec: &Recording, bill: &Bill) {
+    let cpus = if bill.window_s > 0.0 {
+        bill.cpu_s / bill.window_s
+    } else {
+        0.0
+    };
+    let mut facts = vec![];
+    if let Some(process) = rec.processes.first() {
+        facts.push(format!("pid {}", process.pid));
+        facts.extend(runtime(process));
+        facts.extend(libc(process));
+        facts.push(allocator(process));
+        if rec.processes.len() > 1 {
+            facts.push(format!("{} processes", rec.processes.len()));
+        }
+    }
+    facts.push(match &rec.host.hypervisor {
+        Some(name) => format!("Linux {} on {name}", rec.host.kernel_release),
+        None => format!("Linux {}", rec.host.kernel_release),
+    });
+    let command = rec
+        .processes
+        .first()
+        .map_or_else(|| "no process seen".to_string(), command);
+    let room = page.width - columns("allocwall  ");
+    let line = format!(
+        "{}  {}",
+        page.paint(Ink::Heading, "allocwall"),
+        page.paint(Ink::Heading, &elide_middle(&command, room))
+    );
+    page.line(&line);
+    page.wrapped(2, &facts.join(" · "), Ink::Plain);
+    let seen = [
+        format!("{:.1} s window", bill.window_s),
+        format!("{cpus:.2} of {} CPUs used", rec.host.online_cpus),
+        format!(
+            "{} {}",
+            bill.rates.threads_peak,
+            plural(bill.rates.threads_peak as u64, "thread")
+        ),
+        format!("{} resident", bytes(bill.rates.resident_end)),
+    ];
+    page.wrapped(2, &seen.join(" · "), Ink::Plain);
+    if let Some(warning) = ended(rec) {
+        page.wrapped(2, &warning, Ink::Warn);
+    }
+}
+
+fn ended(rec: &Recording) -> Option<String> {
+    let asked = rec.meta.requested_ns as f64 / 1e9;
+    Some(match &rec.meta.ended {
+        Ended::Complete => return None,
+        Ended::Interrupted => {
+            format!("Interrupted: {asked:.0} s were asked for; everything below is what was seen.")
+        }
+        Ended::TargetExited { status } => format!(
+            "The target ended within the window{} ({asked:.0} s were asked for); everything below is what was seen.",
+            status.as_ref().map_or(String::new(), |s| format!(": {s}"))
+        ),
+        Ended::CutOff => "The recording breaks off; everything below is what it still holds.".to_string(),
+    })
+}
+
+fn command(process: &Process) -> String {
+    let words = if process.cmdline.is_empty() {
+        vec![process.comm.clone()]
+    } else {
+        process.cmdline.clone()
+    };
+    terminal(&words.join(" "))
+}
+
+fn runtime(process: &Process) -> Option<String> {
+    let versioned = |name: &str, version: &Option<String>| match version {
+        Some(v) => format!("{name} {v}"),
+        None => name.to_string(),
+    };
+    Some(match process.runtime.as_ref() {
+        Ok(Runtime::Native) => return None,
+        Ok(Runtime::Cpython {
+            version,
+            free_threaded,
+        }) => {
+            format!(
+                "CPython {version}{}",
+                if *free_threaded { " (free-threaded)" } else { "" }
+            )
+        }
+        Ok(Runtime::Jvm { version }) => versioned("JVM", version),
+        Ok(Runtime::Go { version }) => versioned("Go", version),
+        Ok(Runtime::Node { version }) => versioned("Node", version),
+        Err(_) => "runtime unknown".to_string(),
+    })
+}
+
+fn libc(process: &Process) -> Option<String> {
+    Some(match process.libc.as_ref() {
+        Ok(Libc::Glibc { version }) => format!("glibc {version}"),
+        Ok(Libc::Musl { version }) => format!("musl {}", version.as_deref().unwrap_or(""))
+            .trim_end()
+            .to_string(),
+        Ok(Libc::Static) => "static binary".to_string(),
+        Ok(Libc::Other { name }) => name.clone(),
+        Err(_) => "libc unknown".to_string(),
+    })
+}
+
+fn allocator(process: &Process) -> String {
+    match process.allocator.as_ref() {
+        Ok(a) => format!("malloc is {}", allocator_name(a)),
+        Err(_) => "allocator unknown".to_string(),
+    }
+}
+
+fn allocator_name(allocator: &Allocator) -> String {
+    let name = match allocator.kind {
+        AllocatorKind::Glibc => "glibc's",
+        AllocatorKind::Musl => "musl's",
+        AllocatorKind::Jemalloc => "jemalloc",
+        AllocatorKind::Tcmalloc => "tcmalloc",
+        AllocatorKind::Mimalloc => "mimalloc",
+        AllocatorKind::Snmalloc => "snmalloc",
+        AllocatorKind::Other => basename(&allocator.module),
+    };
+    let version = match (&allocator.version, allocator.how) {
+        (Some(v), how) if how != Linkage::Libc => format!(" {v}"),
+        _ => String::new(),
+    };
+    let how = match allocator.how {
+        Linkage::Libc => "",
+        Linkage::Linked => " (linked)",
+        Linkage::Preloaded => " (preloaded)",
+        Linkage::Static => " (static)",
+    };
+    format!("{name}{version}{how}")
+}
+
+fn verdict_sentence(page: &mut Page, verdict: &Verdict) {
+    page.blank();
+    let ink = if verdict.walls.is_empty() {
+        Ink::Good
+    } else {
+        Ink::Bad
+    };
+    page.hang("VERDICT", Ink::Heading, 9, &verdict.sentence, ink);
+}
+
+/// Columns of the bill. What doesn't fit is left out in the order of its worth: bar, interval.
+struct Columns {
+    title: usize,
+    bar: usize,
+    interval: bool,
+}
+
+impl Columns {
+    /// The longest title of the bill that bears no bracket: both tables share their columns.
+    const TITLE: usize = 33;
+    const SHARE: usize = 9;
+    const SECONDS: usize = 10;
+    const INTERVAL: usize = 20;
+
+    fn fit(width: usize, title: usize) -> Self {
+        let fixed = 2 + title + Self::SHARE + Self::SECONDS;
+        let interval = width >= fixed + Self::INTERVAL;
+        let left = width.saturating_sub(fixed + if interval { Self::INTERVAL } else { 0 });
+        Columns {
+            title: title.min(width.saturating_sub(2 + Self::SHARE + Self::SECONDS)),
+            bar: if left >= 12 { (left - 2).min(24) } else { 0 },
+            interval,
+        }
+    }
+
+    fn row(&self, title: &str, bar: &str, share: &str, seconds: &str, interval: &str) -> String {
+        let title = match title.split_once(" (") {
+            Some((short, _)) if columns(title) > self.title => short,
+            _ => title,
+        };
+        let mut line = format!("  {}", left(&elide_end(title, self.title), self.title));
+        if self.bar > 0 {
+            line.push_str(&format!("  {}", left(bar, self.bar)));
+        }
+        line.push_str(&right(share, Self::SHARE));
+        line.push_str(&right(seconds, Self::SECONDS));
+        if self.interval {
+            line.push_str(&right(interval, Self::INTERVAL));
+        }
+        line
+    }
+
+    /// A row whose title may reach over the bar: the longer of two that fits.
+    fn wide_row(&self, short: &str, long: &str, share: &str, seconds: &str, interval: &str) -> String {
+        let bar = if self.bar > 0 { self.bar + 2 } else { 0 };
+        let room = 2 + self.title + bar;
+        let title = if columns(long) <= room { long } else { short };
+        let mut line = left(&elide_end(title, room), room);
+        line.push_str(&right(share, Self::SHARE));
+        line.push_str(&right(seconds, Self::SECONDS));
+        if self.interval {
+            line.push_str(&right(interval, Self::INTERVAL));
+        }
+        line
+    }
+
+    fn bar(&self, share: f64) -> String {
+        let eighths = (share.clamp(0.0, 1.0) * self.bar as f64 * 8.0).round() as usize;
+        let mut bar = "█".repeat(eighths / 8);
+        bar.extend(['▏', '▎', '▍', '▌', '▋', '▊', '▉'].get((eighths % 8).wrapping_sub(1)));
+        bar
+    }
+}
+
+fn on_cpu(page: &mut Page, rec: &Recording, bill: &Bill) {
+    let lines = match &bill.on_cpu {
+        Ok(lines) => lines,
+        Err(absence) => {
+            page.section("BILL", "where the target's CPU time went");
+            return page.wrapped(
+                2,
+                &format!("Not measured: {}", reason_and_mend(absence)),
+                Ink::Warn,
+            );
+        }
+    };
+    let shares: Vec<f64> = lines.iter().map(|l| l.share.point).collect();
+    let tenths = apportion(&shares, 1000);
+    let hundredths = apportion(&shares, (bill.cpu_s.max(0.0) * 100.0).round() as u64);
+    let table = Columns::fit(page.width, Columns::TITLE);
+    page.table(
+        "BILL",
+        "where its CPU time went",
+        &table,
+        ["share", "CPU-s", "95 % interval"],
+    );
+    for ((line, tenths), hundredths) in lines.iter().zip(&tenths).zip(&hundredths) {
+        if *tenths > 0 {
+            page.line(&table.row(
+                line.class.title(),
+                &table.bar(line.share.point),
+                &format!("{} %", decimal(*tenths, 1)),
+                &decimal(*hundredths, 2),
+                &percents(line.share),
+            ));
+        }
+    }
+    let ratio = (bill.sampled_cpu_s + bill.switching_cpu_s) / bill.cpu_s.max(1e-9);
+    let agrees = (ratio - 1.0).abs() <= TOLERATED_DISAGREEMENT;
+    let agreement = format!(
+        "  total; samples agree with the kernel's accounting ({:.1} %)",
+        ratio * 100.0
+    );
+    let total = table.wide_row(
+        "  total",
+        if agrees { &agreement } else { "  total" },
+        &format!("{} %", decimal(tenths.iter().sum(), 1)),
+        &decimal(hundredths.iter().sum(), 2),
+        "",
+    );
+    let total = page.paint(Ink::Heading, &total);
+    page.line(&total);
+    zero_lines(page, rec, lines, &tenths);
+    caveats(page, lines);
+    // Without kernel samples they cannot agree; how the kernel's part came about is said as a caveat.
+    if !agrees && rec.meta.kernel_samples {
+        let text = format!(
+            "The samples account for {:.1} % of what the kernel charged: shares may lean.",
+            ratio * 100.0
+        );
+        page.wrapped(2, &text, Ink::Warn);
+    }
+}
+
+/// The lines that print as 0.0 %, folded. Where the kernel side was not told apart, a zero would be a lie.
+fn zero_lines(page: &mut Page, rec: &Recording, lines: &[CpuLine], tenths: &[u64]) {
+    let unnamed = lines
+        .iter()
+        .any(|l| l.class == CostClass::UnnamedKernel && l.share.point > 0.0);
+    let blind = |class: CostClass| is_named_kernel(class) && (unnamed || !rec.meta.kernel_samples);
+    let titles = |wanted: bool| {
+        let folded = lines
+            .iter()
+            .zip(tenths)
+            .filter(|(l, t)| **t == 0 && blind(l.class) == wanted);
+        folded.map(|(l, _)| plain(l.class.key())).collect::<Vec<_>>()
+    };
+    let nothing = titles(false);
+    if !nothing.is_empty() {
+        page.wrapped(2, &format!("0.0 %: {}", nothing.join(", ")), Ink::Faint);
+    }
+    let hidden = titles(true);
+    if !hidden.is_empty() {
+        let within = CostClass::UnnamedKernel.title();
+        let text = format!("not told apart within “{within}”: {}", hidden.join(", "));
+        page.wrapped(2, &text, Ink::Warn);
+    }
+}
+
+/// A stable key as words.
+fn plain(key: &str) -> String {
+    key.replace('_', " ")
+}
+
+fn is_named_kernel(class: CostClass) -> bool {
+    use CostClass::*;
+    matches!(
+        class,
+        FaultPath | Zeroing | MapCalls | PageRelease | AddressSpaceLock | Reclaim | OtherKernel
+    )
+}
+
+/// How a line was measured is worth a line only where it is unusual; JSON has it for all.
+fn caveats(page: &mut Page, lines: &[CpuLine]) {
+    let mut said: Vec<String> = vec![];
+    for line in lines {
+        let caveat = match line.method.split_once("; ") {
+            _ if !line.method.starts_with("CPU samples") && line.share.point > 0.0 => line.method.clone(),
+            Some((_, note)) if !line.class.is_kernel() => note.to_string(),
+            _ => continue,
+        };
+        if !caveat.is_empty() && !said.contains(&caveat) {
+            page.wrapped(2, &format!("{}: {caveat}", line.class.title()), Ink::Warn);
+            said.push(caveat);
+        }
+    }
+}
+
+fn off_cpu(page: &mut Page, bill: &Bill) {
+    let whole = bill.rates.thread_s;
+    let table = Columns::fit(page.width, Columns::TITLE);
+    let aside = format!("of {whole:.1} thread-seconds of life");
+    page.table("WAITS", &aside, &table, ["share", "thread-s", "95 % interval"]);
+    let mut zero = vec![];
+    let mut absent: Vec<(&Absence, Vec<String>)> = vec![];
+    for line in &bill.off_cpu {
+        match &line.thread_s {
+            Ok(time) if time.point < 0.005 => zero.push(plain(line.class.key())),
+            Ok(time) => {
+                let share = if whole > 0.0 { time.point / whole } else { 0.0 };
+                page.line(&table.row(
+                    line.class.title(),
+                    &table.bar(share),
+                    &format!("{:.1} %", share * 100.0),
+                    &format!("{:.2}", time.point),
+                    &range(*time, 2),
+                ));
+            }
+            Err(absence) => match absent.iter_mut().find(|(a, _)| *a == absence) {
+                Some((_, titles)) => titles.push(plain(line.class.key())),
+                None => absent.push((absence, vec![plain(line.class.key())])),
+            },
+        }
+    }
+    if !zero.is_empty() {
+        page.wrapped(2, &format!("0.00: {}", zero.join(", ")), Ink::Faint);
+    }
+    for (_, titles) in absent {
+        let text = format!("not measured (see LIMITS): {}", titles.join(", "));
+        page.wrapped(2, &text, Ink::Warn);
+    }
+}
+
+fn ladder(page: &mut Page, verdict: &Verdict, limits: &Limits) {
+    page.section(
+        "LADDER",
+        "walked from what hides the others to the allocator's own code",
+    );
+    let mut last_rung = 0;
+    for finding in &verdict.findings {
+        let number = if finding.rung == last_rung {
+            String::new()
+        } else {
+            finding.rung.to_string()
+        };
+        last_rung = finding.rung;
+        let (word, ink) = match finding.status {
+            Status::Wall => ("WALL", Ink::Bad),
+            Status::Contributor => ("contributor", Ink::Warn),
+            Status::RuledOut => ("ruled out", Ink::Good),
+            Status::NotMeasured => ("not measured", Ink::Warn),
+        };
+        let lead = format!(
+            " {} {} {}",
+            right(&number, 2),
+            left(finding.wall.title(), 20),
+            left(word, 13)
+        );
+        let indent = columns(&lead);
+        page.hang(&lead, ink, indent, &reading(finding, limits), Ink::Plain);
+        if finding.status == Status::Wall || finding.status == Status::Contributor {
+            behind(page, finding);
+        }
+    }
+}
+
+/// The numbers behind what fired, and for a wall how to see the same with other tools.
+fn behind(page: &mut Page, finding: &Finding) {
+    let column = if page.width >= 80 { 25 } else { 4 };
+    let wall = finding.status == Status::Wall;
+    let estimate = finding.estimate.as_ref().map(|kind| format!("estimate: {kind}"));
+    let numbers: Vec<&str> = finding
+        .evidence
+        .iter()
+        .take(if wall { usize::MAX } else { 1 })
+        .chain(estimate.iter().filter(|_| wall))
+        .map(String::as_str)
+        .collect();
+    if !numbers.is_empty() {
+        page.wrapped(column, &numbers.join(" · "), Ink::Faint);
+    }
+    if wall && !finding.show.is_empty() {
+        page.command(column, &finding.show);
+    }
+}
+
+/// What stands beside the status word. Why something could not be measured stands in the limits, once.
+fn reading(finding: &Finding, limits: &Limits) -> String {
+    // A table has no full stops.
+    let because = finding.because.trim().trim_end_matches('.');
+    if let Some(missing) = &finding.missing {
+        let known = match because == missing.detail.trim_end_matches('.') || because.is_empty() {
+            true => String::new(),
+            false => format!("{because}; "),
+        };
+        return format!("{known}see limit {}", limits.number(missing));
+    }
+    match &finding.estimate {
+        Some(_) if finding.status != Status::Wall => format!("{because} (estimate)"),
+        _ => because.to_string(),
+    }
+}
+
+/// What could not be seen, by what stands in the way: each obstacle once, with all that it hides.
+struct Limits {
+    obstacles: Vec<Obstacle>,
+}
+
+struct Obstacle {
+    absences: Vec<Absence>,
+    hides: Vec<String>,
+}
+
+impl Limits {
+    fn of(rec: &Recording, bill: &Bill, verdict: &Verdict) -> Limits {
+        let mut limits = Limits { obstacles: vec![] };
+        for finding in &verdict.findings {
+            if let Some(missing) = &finding.missing {
+                limits.add(missing, finding.wall.title().to_string());
+            }
+        }
+        for line in &bill.off_cpu {
+            if let Err(absence) = &line.thread_s {
+                limits.add(absence, format!("{} waits", plain(line.class.key())));
+            }
+        }
+        if let Err(absence) = &bill.on_cpu {
+            limits.add(absence, "the bill".to_string());
+        }
+        for probe in &rec.probes {
+            match &probe.state {
+                ProbeState::Measured => {}
+                ProbeState::Partial(absence) => {
+                    limits.add_probe(absence, format!("{} (in part)", probe.what))
+                }
+                ProbeState::Absent(absence) => limits.add_probe(absence, probe.what.clone()),
+            }
+        }
+        if let Some(absence) = nameless_code(rec, bill) {
+            limits.add(&absence, "names of generated code".to_string());
+        }
+        if let Err(absence) = &rec.prices
+            && !verdict.remedies.is_empty()
+        {
+            limits.add(absence, "what remedies gain here".to_string());
+        }
+        limits
+    }
+
+    /// Probes are named where nothing that a reader looks for hides behind their absence.
+    fn add_probe(&mut self, absence: &Absence, what: String) {
+        let before = self.obstacles.len();
+        let hides: Vec<usize> = self.obstacles.iter().map(|o| o.hides.len()).collect();
+        self.add(absence, what);
+        let same_detail = |o: &Obstacle| o.absences[0].detail == absence.detail;
+        if self.obstacles.len() == before && self.obstacles.iter().any(same_detail) {
+            for (obstacle, count) in self.obstacles.iter_mut().zip(hides) {
+                obstacle.hides.truncate(count);
+            }
+        }
+    }
+
+    fn add(&mut self, absence: &Absence, hidden: String) {
+        // Whatever root would lift is one obstacle, in however many places it stands.
+        let root = |a: &Absence| a.mend.as_ref().is_some_and(|m| m.contains("root"));
+        let same = |a: &Absence| {
+            a.detail == absence.detail
+                || (a.mend.is_some() && a.mend == absence.mend)
+                || (root(a) && root(absence))
+        };
+        match self.obstacles.iter_mut().find(|o| o.absences.iter().any(same)) {
+            Some(obstacle) => {
+                if !obstacle.absences.contains(absence) {
+                    obstacle.absences.push(absence.clone());
+                }
+                if !obstacle.hides.contains(&hidden) {
+                    obstacle.hides.push(hidden);
+                }
+            }
+            None => self.obstacles.push(Obstacle {
+                absences: vec![absence.clone()],
+                hides: vec![hidden],
+            }),
+        }
+    }
+
+    /// As printed, from 1 on.
+    fn number(&self, absence: &Absence) -> usize {
+        let at = self.obstacles.iter().position(|o| o.absences.contains(absence));
+        at.map_or(0, |i| i + 1)
+    }
+
+    fn print(&self, page: &mut Page) {
+        for (nth, obstacle) in self.obstacles.iter().enumerate() {
+            let mend = obstacle.absences.iter().find_map(|a| a.mend.as_deref());
+            // One mend lifts them all: the first reason, that of the lowest rung, is enough.
+            let detail = obstacle.absences[0].detail.trim_end_matches('.');
+            let hides = obstacle.hides.join(", ");
+            // "hardware counters: no hardware counters: …"
+            let hides = match detail.contains(&hides) {
+                true => String::new(),
+                false => format!("{hides}: "),
+            };
+            let text = format!(
+                "{hides}{detail}{}",
+                mend.map_or(String::new(), |mend| format!(" → {mend}"))
+            );
+            page.hang(&format!("  {}. ", nth + 1), Ink::Warn, 5, &text, Ink::Plain);
+        }
+    }
+}
+
+/// Where much of the CPU time lies in code that a JIT made and left no names for: what would name it.
+fn nameless_code(rec: &Recording, bill: &Bill) -> Option<Absence> {
+    /// Of CPU time; below it nobody looks for the names.
+    const MUCH: f64 = 0.1;
+    let lines = bill.on_cpu.as_ref().ok()?;
+    let made_by_jit = |path: &str| {
+        rec.modules
+            .iter()
+            .any(|m| m.role == ModuleRole::Jit && m.path == path)
+    };
+    let nameless: f64 = lines
+        .iter()
+        .flat_map(|l| l.sites.iter().map(move |s| (s, l.share.point)))
+        .filter(|(site, _)| site.function == "(no symbol)" && made_by_jit(&site.module))
+        .map(|(site, share)| site.share * share)
+        .sum();
+    if nameless < MUCH {
+        return None;
+    }
+    let process = rec
+        .processes
+        .iter()
+        .find(|p| matches!(p.runtime, Ok(Runtime::Jvm { .. } | Runtime::Node { .. })))?;
+    let mend = match process.runtime {
+        Ok(Runtime::Jvm { .. }) => format!(
+            "jcmd {} Compiler.perfmap (JDK 17 or newer), then again",
+            process.pid
+        ),
+        _ => "start node with --perf-basic-prof".to_string(),
+    };
+    let detail = format!("no /tmp/perf-{}.map", process.pid);
+    Some(Absence::new(Reason::NotFound, detail).mend(mend))
+}
+
+/// The lines of the bill that a wall is made of.
+fn cpu_classes(wall: Wall) -> &'static [CostClass] {
+    use CostClass::*;
+    match wall {
+        Wall::GarbageCollector => &[GarbageCollector],
+        Wall::FirstTouch => &[FaultPath, Zeroing],
+        Wall::MapChurn => &[MapCalls, PageRelease],
+        Wall::AddressSpaceLock => &[AddressSpaceLock],
+        Wall::CallRate => &[AllocatorCode, RuntimeAllocator],
+        Wall::AllocatorCode => &[AllocatorCode],
+        Wall::AllocatorContention => &[AllocatorLocks],
+        _ => &[],
+    }
+}
+
+fn wait_classes(wall: Wall) -> &'static [WaitClass] {
+    match wall {
+        Wall::Waiting => &[WaitClass::Storage],
+        Wall::ApplicationLock => &[WaitClass::ApplicationLock],
+        Wall::AddressSpaceLock => &[WaitClass::AddressSpaceLock],
+        Wall::AllocatorContention => &[WaitClass::Allocator],
+        _ => &[],
+    }
+}
+
+fn sites(page: &mut Page, bill: &Bill, verdict: &Verdict) {
+    let treated = treated(&verdict.findings);
+    let of_wall = |class: CostClass| treated.iter().any(|&w| cpu_classes(w).contains(&class));
+    let mut lines: Vec<&CpuLine> = bill.on_cpu.iter().flatten().collect();
+    lines.retain(|l| {
+        !l.sites.is_empty() && l.share.point >= if of_wall(l.class) { COSTLY } else { 2.0 * COSTLY }
+    });
+    lines.sort_by(|a, b| {
+        let by_wall = of_wall(b.class).cmp(&of_wall(a.class));
+        by_wall.then(b.share.point.total_cmp(&a.share.point))
+    });
+    let waits: Vec<&WaitLine> = bill
+        .off_cpu
+        .iter()
+        .filter(|l| costly_wait(l, bill, verdict))
+        .collect();
+    let named = |s: &Site| {
+        verdict.sentence.contains(&s.function)
+            || s.python
+                .as_ref()
+                .is_some_and(|p| verdict.sentence.contains(p.as_str()))
+    };
+    // The sentence says it where nothing was found and one place has most of the time.
+    let told = verdict.walls.is_empty()
+        && matches!(&lines[..], [line] if line.sites[0].share > 0.8 && named(&line.sites[0]));
+    if waits.is_empty() && (lines.is_empty() || told) {
+        return;
+    }
+    page.section("CALL SITES", "behind each costly line, as a share of that line");
+    for line in lines {
+        let limit = if of_wall(line.class) { 3 } else { 1 };
+        site_lines(page, line.class.title(), &line.sites, limit);
+    }
+    for line in waits {
+        site_lines(page, line.class.title(), &line.sites, 2);
+    }
+}
+
+fn costly_wait(line: &WaitLine, bill: &Bill, verdict: &Verdict) -> bool {
+    let Ok(time) = &line.thread_s else { return false };
+    let of_wall = verdict
+        .walls
+        .iter()
+        .any(|&w| wait_classes(w).contains(&line.class));
+    let waits_for_work = matches!(line.class, WaitClass::Idle | WaitClass::Other);
+    let costly = !waits_for_work && time.point >= COSTLY * bill.rates.thread_s;
+    !line.sites.is_empty() && (of_wall || costly)
+}
+
+fn site_lines(page: &mut Page, title: &str, sites: &[Site], limit: usize) {
+    // On a narrow page the title takes a line of its own.
+    let column = if page.width >= 76 { 36 } else { 4 };
+    let mut lead = left(
+        &format!("  {}", elide_end(title, column.max(page.width / 2) - 3)),
+        column,
+    );
+    if column == 4 {
+        page.line(&lead);
+        lead = " ".repeat(column);
+    }
+    for site in sites.iter().take(limit).filter(|s| s.share >= SITE_FLOOR) {
+        let share = format!("{} ", right(&format!("{:.0} %", site.share * 100.0), 5));
+        let room = page.width - column - columns(&share);
+        let line = format!("{lead}{share}{}", elide_end(&site_text(site, room), room));
+        page.line(&line);
+        lead = " ".repeat(column);
+    }
+}
+
+/// A C++ or Rust function without its argument list, which fills a line and tells nobody which function it is.
+fn without_arguments(name: &str) -> &str {
+    let Some(end) = name.rfind(')') else { return name };
+    // Behind the list only qualifiers may stand: `f(int) const`, but not `f(int)::{lambda}`.
+    if name[end..].contains(':') {
+        return name;
+    }
+    let mut depth = 0;
+    for (at, c) in name[..=end].char_indices().rev() {
+        match c {
+            ')' => depth += 1,
+            '(' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            let head = name[..at].trim_end();
+            return if head.is_empty() || head.ends_with("operator") {
+                name
+            } else {
+                head
+            };
+        }
+    }
+    name
+}
+
+fn site_text(site: &Site, room: usize) -> String {
+    let function = terminal(without_arguments(&site.function));
+    let mut text = match &site.python {
+        // The person knows the Python function, not the C function below it.
+        Some(python) => {
+            let python = elide_middle(&terminal(python), room);
+            match format!("{python}  [{function}]") {
+                both if columns(&both) <= room && function != "_start" => both,
+                _ => python,
+            }
+        }
+        None => {
+            let module = elide_end(&terminal(basename(&site.module)), 22.min(room / 3));
+            let rest = room.saturating_sub(columns(&module) + 2);
+            format!("{}  {module}", elide_middle(&function, rest))
+        }
+    };
+    // What it called there, where there is room for it: `memset`, `free`.
+    let called: Vec<String> = site
+        .path
+        .iter()
+        .take_while(|p| **p != site.function)
+        .filter(|p| columns(p) <= 24 && !p.starts_with('('))
+        .map(|p| terminal(p))
+        .collect();
+    let via = format!("  via {}", called.join(" ← "));
+    if !called.is_empty() && columns(&text) + columns(&via) <= room {
+        text.push_str(&via);
+    }
+    text
+}
+
+fn remedies(page: &mut Page, verdict: &Verdict) {
+    if verdict.remedies.is_empty() {
+        return;
+    }
+    page.section("REMEDIES", "in the order to try; gains are predictions");
+    for (nth, remedy) in verdict.remedies.iter().take(REMEDIES_SHOWN).enumerate() {
+        let entry = remedies::find(&remedy.remedy);
+        let lead = format!("  {}. ", nth + 1);
+        let restart = if remedy.restart { "restart" } else { "no restart" };
+        let facts = format!("{} · {restart}", gain(remedy, entry));
+        let title = terminal(&remedy.title);
+        if columns(&lead) + columns(&title) + 2 + columns(&facts) <= page.width {
+            let gap = page.width - columns(&lead) - columns(&title) - columns(&facts);
+            let title = page.paint(Ink::Heading, &title);
+            page.line(&format!("{lead}{title}{}{facts}", " ".repeat(gap)));
+        } else {
+            page.hang(&lead, Ink::Plain, 5, &remedy.title, Ink::Heading);
+            page.wrapped(5, &facts, Ink::Plain);
+        }
+        match entry.is_some_and(|r| !r.is_command(&remedy.how)) {
+            true => page.wrapped(5, &remedy.how, Ink::Plain),
+            false => page.command(5, &remedy.how),
+        }
+        let rows = [
+            ("why", &remedy.basis, nth == 0),
+            ("risk", &remedy.backfires, true),
+            ("undo", &remedy.undo, nth == 0),
+        ];
+        for (label, text, shown) in rows {
+            if shown && !text.is_empty() {
+                page.hang(&format!("     {label}"), Ink::Faint, 12, text, Ink::Plain);
+            }
+        }
+    }
+    let rest: Vec<String> = verdict
+        .remedies
+        .iter()
+        .skip(REMEDIES_SHOWN)
+        .map(|r| format!("{} ({})", r.title, gain(r, remedies::find(&r.remedy))))
+        .collect();
+    if !rest.is_empty() {
+        page.wrapped(2, &format!("Then: {}", rest.join("; ")), Ink::Faint);
+    }
+}
+
+fn gain(remedy: &Prescription, entry: Option<&Remedy>) -> String {
+    match (remedy.gain, remedy.at_most, entry.map(|r| r.effect)) {
+        (Some(gain), ..) => {
+            // Plus zero: what rounds to nothing has no sign.
+            let whole = |share: f64| (share * 100.0).round() + 0.0;
+            let (least, most) = (whole(gain.low), whole(gain.high));
+            match (least < 0.0, most > 0.0) {
+                (false, _) => format!("saves {least:.0} to {most:.0} % of CPU"),
+                (true, true) => format!("saves up to {most:.0} % of CPU, or costs {:.0} %", -least),
+                (true, false) => format!("costs {:.0} to {:.0} % of CPU", 0.0 - most, 0.0 - least),
+            }
+        }
+        (None, Some(most), _) if most < 0.005 => "saves memory, next to no CPU".to_string(),
+        (None, Some(most), _) => format!("saves at most {:.0} % of CPU", most * 100.0),
+        (None, None, Some(Effect::NotCpu(_))) => "saves time or memory, not CPU".to_string(),
+        (None, None, _) => "gain unknown: its lines were not measured".to_string(),
+    }
+}
+
+fn own_cost(page: &mut Page, rec: &Recording, bill: &Bill) {
+    let own = rec.meta.own_cpu_ns as f64 / 1e9;
+    let of_target = if bill.cpu_s > 0.0 {
+        format!(" ({:.1} % of the target's)", own / bill.cpu_s * 100.0)
+    } else {
+        String::new()
+    };
+    let lost = match rec.meta.lost_records {
+        0 => String::new(),
+        n => format!("; {} {} lost", thousands(n), plural(n, "record")),
+    };
+    page.wrapped(
+        2,
+        &format!("allocwall itself used {own:.2} CPU-s{of_target}{lost}."),
+        Ink::Faint,
+    );
+}
+
+/// What was not yet said above: a command that stands at a remedy or at its wall is not repeated.
+fn next(page: &mut Page, verdict: &Verdict, file: Option<&str>) {
+    let shown = verdict.remedies.iter().take(REMEDIES_SHOWN).map(|r| &r.how);
+    let walls = verdict
+        .findings
+        .iter()
+        .filter(|f| f.status == Status::Wall)
+        .map(|f| &f.show);
+    let said: Vec<&String> = shown.chain(walls).collect();
+    let mut steps: Vec<String> = verdict
+        .next
+        .iter()
+        .filter(|n| !said.contains(n))
+        .cloned()
+        .collect();
+    if let Some(file) = file {
+        steps.push(format!(
+            "allocwall report {} --format flamegraph -o wall.svg",
+            quoted(file)
+        ));
+    }
+    if steps.is_empty() {
+        return;
+    }
+    page.blank();
+    for (nth, step) in steps.iter().take(NEXT_SHOWN).enumerate() {
+        page.command_after(if nth == 0 { "NEXT" } else { "" }, 6, step);
+    }
+}
+
+fn reason_and_mend(absence: &Absence) -> String {
+    match &absence.mend {
+        Some(mend) => format!("{}. To measure it: {mend}", absence.detail.trim_end_matches('.')),
+        None => absence.detail.clone(),
+    }
+}
+
+fn percents(share: Interval) -> String {
+    format!("{:.1} to {:.1} %", share.low * 100.0, share.high * 100.0)
+}
+
+fn range(value: Interval, decimals: usize) -> String {
+    if value.low == value.high {
+        return "exact".to_string();
+    }
+    format!("{:.decimals$} to {:.decimals$}", value.low, value.high)
+}
+
+/// A fixed-point number of `decimals` places.
+fn decimal(units: u64, decimals: u32) -> String {
+    let base = 10u64.pow(decimals);
+    format!(
+        "{}.{:0width$}",
+        units / base,
+        units % base,
+        width = decimals as usize
+    )
+}
+
+pub fn bytes(n: u64) -> String {
+    const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    match UNITS.iter().find(|(_, size)| n >= *size) {
+        Some((unit, size)) => format!("{:.1} {unit}", n as f64 / *size as f64),
+        None => format!("{n} B"),
+    }
+}
+
+fn basename(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sketches::{self, Case};
+    use super::*;
+    use allocwall_model::recording::Module;
+    use proptest::prelude::*;
+
+    fn printed(case: &Case, width: usize) -> String {
+        diagnosis(
+            &case.rec,
+            &case.bill,
+            &case.verdict,
+            Some("/state/42.allocwall"),
+            Style { color: false, width },
+        )
+    }
+
+    #[test]
+    fn reports_read_as_they_were_approved() {
+        for case in sketches::all() {
+            insta::assert_snapshot!(case.name, printed(&case, 100));
+        }
+        insta::assert_snapshot!("first_touch_narrow", printed(&sketches::first_touch(), 52));
+    }
+
+    #[test]
+    fn colour_adds_nothing_but_colour() {
+        for case in sketches::all() {
+            let color = diagnosis(
+                &case.rec,
+                &case.bill,
+                &case.verdict,
+                Some("/state/42.allocwall"),
+                Style {
+                    color: true,
+                    width: 100,
+                },
+            );
+            assert!(color.contains("\x1b["));
+            let mut stripped = String::new();
+            let mut rest = color.as_str();
+            while let Some(at) = rest.find("\x1b[") {
+                stripped.push_str(&rest[..at]);
+                rest = &rest[at + rest[at..].find('m').expect("SGR ends in m") + 1..];
+            }
+            stripped.push_str(rest);
+            let lines = |s: &str| s.lines().map(|l| l.trim_end().to_string()).collect::<Vec<_>>();
+            assert_eq!(lines(&stripped), lines(&printed(&case, 100)));
+        }
+    }
+
+    /// Sum of the figures in the column, read back from the print.
+    fn printed_sum(page: &str) -> (f64, f64) {
+        let bill = page.split("BILL").nth(1).unwrap().split("WAITS").next().unwrap();
+        let share = |line: &str| -> Option<f64> {
+            let before = line.split(" %").next()?;
+            before.split_whitespace().last()?.parse().ok()
+        };
+        let rows: Vec<&str> = bill
+            .lines()
+            .skip(1)
+            .take_while(|l| !l.trim_start().starts_with("total"))
+            .collect();
+        let total = bill
+            .lines()
+            .find(|l| l.trim_start().starts_with("total"))
+            .unwrap();
+        // Behind the agreement with the kernel, which is a percentage too.
+        let total = total.split(')').next_back().unwrap();
+        (rows.iter().filter_map(|l| share(l)).sum(), share(total).unwrap())
+    }
+
+    #[test]
+    fn thirds_still_print_to_a_hundred() {
+        let mut case = sketches::nothing_found();
+        for line in case.bill.on_cpu.as_mut().unwrap() {
+            line.share = Interval::new(0.0, 1.0 / 13.0, 0.2);
+        }
+        let (sum, total) = printed_sum(&printed(&case, 100));
+        assert!((sum - 100.0).abs() < 1e-9 && total == 100.0, "{sum} {total}");
+    }
+
+    #[test]
+    fn hidden_kernel_lines_are_not_printed_as_zero() {
+        let page = printed(&sketches::not_root(), 100);
+        let zero = page.split("0.0 %: ").nth(1).unwrap().lines().next().unwrap();
+        assert!(
+            !zero.contains("fault path") && !zero.contains("zeroing"),
+            "{zero}"
+        );
+        assert!(page.contains("not told apart"));
+        assert!(!printed(&sketches::nothing_found(), 100).contains("not told apart"));
+    }
+
+    #[test]
+    fn a_bill_that_is_absent_says_why() {
+        let mut case = sketches::not_root();
+        case.bill.on_cpu = Err(
+            Absence::new(allocwall_model::units::Reason::TooLittle, "12 samples")
+                .mend("diagnose for longer: -d 60"),
+        );
+        let page = printed(&case, 100);
+        assert!(
+            page.contains("Not measured: 12 samples. To measure it: diagnose for longer"),
+            "{page}"
+        );
+    }
+
+    #[test]
+    fn functions_lose_their_arguments_and_nothing_else() {
+        for (name, short) in [
+            ("v8::Json::Parse(v8::Isolate*, bool (*)(int))", "v8::Json::Parse"),
+            (
+                "a::(anonymous namespace)::f(int) const",
+                "a::(anonymous namespace)::f",
+            ),
+            ("operator()(int)", "operator()"),
+            (
+                "f(int)::{lambda()#1}::operator()",
+                "f(int)::{lambda()#1}::operator()",
+            ),
+            ("f(int)::{closure}", "f(int)::{closure}"),
+            ("core::ops::FnOnce::call_once", "core::ops::FnOnce::call_once"),
+            ("(no symbol)", "(no symbol)"),
+            ("odd)", "odd)"),
+            ("", ""),
+        ] {
+            assert_eq!(without_arguments(name), short);
+        }
+    }
+
+    #[test]
+    fn generated_code_without_names_says_what_would_name_it() {
+        let page = |runtime, role, share| {
+            let mut case = sketches::nothing_found();
+            case.rec.processes[0].runtime = Ok(runtime);
+            let path = "[generated code]".to_string();
+            case.rec.modules = vec![Module {
+                path: path.clone(),
+                build_id: None,
+                role,
+                malloc_ranges: vec![],
+                has_symbols: false,
+            }];
+            let line = &mut case.bill.on_cpu.as_mut().unwrap()[0];
+            line.share = Interval::exact(share);
+            line.sites = vec![Site {
+                function: "(no symbol)".into(),
+                module: path,
+                python: None,
+                share: 1.0,
+                path: vec![],
+            }];
+            printed(&case, 100)
+        };
+        let jvm = || Runtime::Jvm { version: None };
+        assert!(page(jvm(), ModuleRole::Jit, 0.5).contains("Compiler.perfmap"));
+        assert!(page(Runtime::Node { version: None }, ModuleRole::Jit, 0.5).contains("--perf-basic-prof"));
+        assert!(!page(jvm(), ModuleRole::Jit, 0.05).contains("perfmap"));
+        assert!(!page(jvm(), ModuleRole::Libc, 0.5).contains("perfmap"));
+        assert!(!page(Runtime::Native, ModuleRole::Jit, 0.5).contains("perf-"));
+    }
+
+    #[test]
+    fn hostile_names_reach_no_terminal() {
+        let mut case = sketches::first_touch();
+        hostile(&mut case, "x\u{1b}[2J\u{202e}\n\u{9b}31m");
+        let page = printed(&case, 100);
+        assert!(page.chars().all(|c| c == '\n' || !c.is_control()), "{page:?}");
+        assert!(!page.contains('\u{202e}'));
+        assert!(page.contains("\\u{1b}[2J"));
+    }
+
+    /// Puts `name` wherever a name from outside can stand.
+    fn hostile(case: &mut Case, name: &str) {
+        let process = &mut case.rec.processes[0];
+        process.cmdline = vec![name.into(), name.into()];
+        process.libc = Ok(Libc::Other { name: name.into() });
+        process.allocator.as_mut().unwrap().kind = AllocatorKind::Other;
+        process.allocator.as_mut().unwrap().module = name.into();
+        process.runtime = Ok(Runtime::Jvm {
+            version: Some(name.into()),
+        });
+        case.rec.host.kernel_release = name.into();
+        case.rec.host.hypervisor = Some(name.into());
+        case.rec.probes[0].what = name.into();
+        case.rec.probes[0].state =
+            ProbeState::Partial(Absence::new(allocwall_model::units::Reason::NotFound, name).mend(name));
+        case.rec.meta.ended = Ended::TargetExited {
+            status: Some(name.into()),
+        };
+        for line in case.bill.on_cpu.as_mut().unwrap() {
+            line.method = name.into();
+            for site in &mut line.sites {
+                site.function = name.into();
+                site.module = name.into();
+                site.python = site.python.as_ref().map(|_| name.into());
+                site.path = vec![name.into(), name.into()];
+            }
+        }
+        case.verdict.sentence = name.into();
+        for finding in &mut case.verdict.findings {
+            finding.because = name.into();
+            finding.evidence = vec![name.into()];
+            finding.show = name.into();
+        }
+        for remedy in &mut case.verdict.remedies {
+            remedy.title = name.into();
+            remedy.how = name.into();
+            remedy.backfires = name.into();
+        }
+        case.verdict.next = vec![name.into()];
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn no_line_is_wider_than_the_page(name in "\\PC{0,60}|[a-z]{1,300}|[\\x00-\\x1f a]{0,30}", width in 40usize..140, color: bool) {
+            for mut case in sketches::all() {
+                hostile(&mut case, &name);
+                let page = diagnosis(&case.rec, &case.bill, &case.verdict, Some("/state/42.allocwall"), Style { color: false, width });
+                for line in page.lines() {
+                    prop_assert!(columns(line) <= width, "{} columns of {width}: {line:?}", columns(line));
+                }
+                if color {
+                    diagnosis(&case.rec, &case.bill, &case.verdict, Some("/state/42.allocwall"), Style { color: true, width });
+                }
+            }
+        }
+
+        #[test]
+        fn printed_shares_sum_to_a_hundred(parts in prop::collection::vec(0.0..1.0f64, 13)) {
+            let whole: f64 = parts.iter().sum();
+            prop_assume!(whole > 0.1);
+            let mut case = sketches::first_touch();
+            for (line, part) in case.bill.on_cpu.as_mut().unwrap().iter_mut().zip(&parts) {
+                line.share = Interval::exact(part / whole);
+            }
+            let (sum, total) = printed_sum(&printed(&case, 100));
+            prop_assert!((sum - 100.0).abs() < 1e-6 && total == 100.0, "{sum} {total}");
+        }
+    }
+}

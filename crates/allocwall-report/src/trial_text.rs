@@ -1,0 +1,749 @@
+//! A trial for people: what came out, the baseline against itself, each remedy with its proof and its figures, what to type next.
+
+use super::escape::terminal;
+use super::layout::{columns, elide_end, left, right};
+use super::text::{Ink, Page, Style, bytes};
+use allocwall_diagnose::remedies::quoted;
+use allocwall_model::units::{Interval, Measured, Reason};
+use allocwall_trial::compare::decided;
+use allocwall_trial::plan::MOST_BLOCKS;
+use allocwall_trial::{ArmProof, BASELINES, Comparison, Metric, Outcome, ProofState, Unit, Word};
+
+/// Failures beyond these are counted, not told.
+const FAILURES_SHOWN: usize = 3;
+/// Columns of a reason in the verdict; the whole stands with its remedy.
+const WHY_SHOWN: usize = 70;
+
+/// The whole report, newline-terminated; no line is wider than `style.width` (or 40, if that is less), but for a command's words.
+/// `command` is what was tried; empty where it is not known. `options` are those that say how it was measured: they belong to what is
+/// typed next.
+pub fn trial(outcome: &Outcome, command: &[String], options: &[String], style: Style) -> String {
+    let mut page = Page::new(style);
+    header(&mut page, outcome, command);
+    verdict(&mut page, outcome);
+    baseline(&mut page, outcome);
+    for arm in BASELINES..outcome.design.arms.len() {
+        remedy(&mut page, outcome, arm);
+    }
+    next(&mut page, outcome, command, options);
+    page.out
+}
+
+fn header(page: &mut Page, outcome: &Outcome, command: &[String]) {
+    let title = "allocwall trial";
+    let shown = match command.is_empty() {
+        true => "of an unknown command".to_string(),
+        false => terminal(&quoted_words(command)),
+    };
+    let room = page.width.saturating_sub(columns(title) + 2);
+    let line = format!(
+        "{}  {}",
+        page.paint(Ink::Heading, title),
+        page.paint(Ink::Heading, &elide_end(&shown, room))
+    );
+    page.line(&line);
+    let settings = &outcome.design.settings;
+    let remedies = outcome.design.arms.len().saturating_sub(BASELINES);
+    let facts = [
+        match remedies {
+            0 => "the baseline against itself".to_string(),
+            1 => "1 remedy and the baseline twice".to_string(),
+            n => format!("{n} remedies and the baseline twice"),
+        },
+        format!("{} of {} planned blocks", outcome.blocks, settings.planned),
+        format!("changes of {} matter", percent(settings.effect)),
+        format!("seed {}", settings.seed),
+    ];
+    page.wrapped(2, &facts.join(" · "), Ink::Plain);
+    let open = !settings.looks.contains(&outcome.blocks) || !decided(outcome);
+    if outcome.blocks < settings.planned {
+        let (text, ink) = match open {
+            true => (
+                "The trial ended before its plan; words are given on what there is.",
+                Ink::Warn,
+            ),
+            false => (
+                "Decided before the end of its plan, at a planned look.",
+                Ink::Plain,
+            ),
+        };
+        page.wrapped(2, text, ink);
+    }
+}
+
+/// Which arm has which word on the primary metrics.
+fn verdict(page: &mut Page, outcome: &Outcome) {
+    page.blank();
+    let words = [
+        (Word::Better, "Better"),
+        (Word::Worse, "Worse"),
+        (Word::Equivalent, "Equivalent"),
+        (Word::Unresolved, "Unresolved"),
+    ];
+    let mut sentences = vec![];
+    for (word, said) in words {
+        let arms: Vec<String> = outcome
+            .comparisons
+            .iter()
+            .filter(|c| c.word == word && is_primary(outcome, c))
+            .map(|c| in_short(outcome, c))
+            .collect();
+        if !arms.is_empty() {
+            sentences.push(format!("{said}: {}.", arms.join("; ")));
+        }
+    }
+    let has = |word| {
+        outcome
+            .comparisons
+            .iter()
+            .any(|c| c.word == word && is_primary(outcome, c))
+    };
+    let ink = match (has(Word::Better), has(Word::Worse)) {
+        (true, _) => Ink::Good,
+        (_, true) => Ink::Bad,
+        _ => Ink::Plain,
+    };
+    let text = match sentences.is_empty() {
+        true => "Nothing was compared.".to_string(),
+        false => sentences.join(" "),
+    };
+    page.hang("VERDICT", Ink::Heading, 9, &text, ink);
+    for warning in &outcome.warnings {
+        page.wrapped(9, warning, Ink::Warn);
+    }
+}
+
+fn in_short(outcome: &Outcome, c: &Comparison) -> String {
+    let name = match outcome.design.arms.len() > BASELINES {
+        true => format!("{}, ", outcome.design.arms[c.arm].name),
+        false => "the baseline against itself, ".to_string(),
+    };
+    // A figure that could not be judged is no headline; too few blocks only leave it open.
+    let figure = match (&c.effect, &c.why) {
+        (_, Some(why)) if why.reason != Reason::TooLittle => {
+            format!(" ({})", elide_end(&why.detail, WHY_SHOWN))
+        }
+        (Ok(effect), _) if c.word == Word::Equivalent => {
+            format!(" {} (within ±{})", change(effect.point), percent(c.margin))
+        }
+        (Ok(effect), _) => format!(" {}", change(effect.point)),
+        (Err(_), _) => String::new(),
+    };
+    let warning = c.warning.as_ref().map_or(String::new(), |w| format!(" ({w})"));
+    format!("{name}{}{figure}{warning}", title(outcome, c))
+}
+
+fn baseline(page: &mut Page, outcome: &Outcome) {
+    page.section(
+        "BASELINE",
+        "twice in each block, as A and A′: what chance and the machine do to one command",
+    );
+    for (arm, name) in [(0, "A"), (1, "A′")] {
+        failures(page, outcome, arm, &format!("{name} failed"));
+    }
+    let margins: Vec<String> = outcome.baseline.iter().map(|c| margin(outcome, c)).collect();
+    let table = Table::fit(page.width, true);
+    table.heads(page, ["A", "A′", "effect", "word", "margin"], &outcome.baseline);
+    for (c, margin) in outcome.baseline.iter().zip(&margins) {
+        if tells(outcome, c) {
+            table.row(page, outcome, c, Some(("margin", margin)));
+        }
+    }
+    rest(page, outcome, &outcome.baseline, tells);
+    notes(page, outcome, &outcome.baseline, tells);
+}
+
+/// What has a row of its own: what the trial is about, and what it found. The rest is said in a line.
+fn tells(outcome: &Outcome, c: &Comparison) -> bool {
+    is_primary(outcome, c) || matches!(c.word, Word::Better | Word::Worse)
+}
+
+/// The metrics that have no row, by their word; those that are nothing in any run are left out.
+fn rest(
+    page: &mut Page,
+    outcome: &Outcome,
+    comparisons: &[Comparison],
+    has_row: impl Fn(&Outcome, &Comparison) -> bool,
+) {
+    for (word, lead) in [(Word::Equivalent, "equivalent"), (Word::Unresolved, "unresolved")] {
+        let titles: Vec<String> = comparisons
+            .iter()
+            .filter(|c| !has_row(outcome, c) && c.word == word && c.effect.is_ok())
+            .map(|c| match &c.effect {
+                Ok(effect) => format!("{} {}", title(outcome, c), change(effect.point)),
+                Err(_) => title(outcome, c),
+            })
+            .collect();
+        if !titles.is_empty() {
+            page.hang(
+                &format!("  {lead}"),
+                Ink::Faint,
+                14,
+                &titles.join(", "),
+                Ink::Faint,
+            );
+        }
+    }
+}
+
+/// What remedies were measured with, by the metric of an A/A comparison.
+fn margin(outcome: &Outcome, baseline: &Comparison) -> String {
+    let of_remedies = outcome
+        .comparisons
+        .iter()
+        .filter(|c| c.metric == baseline.metric)
+        .map(|c| c.margin);
+    format!("±{}", percent(of_remedies.fold(baseline.margin, f64::max)))
+}
+
+fn remedy(page: &mut Page, outcome: &Outcome, arm: usize) {
+    page.section("REMEDY", &terminal(&outcome.design.arms[arm].name));
+    let summary = &outcome.summaries[arm];
+    for proof in &summary.proof {
+        let (lead, ink) = match (proof.state, proof.needed) {
+            (ProofState::Proven, _) => ("  proved", Ink::Good),
+            (ProofState::Unknown, true) => ("  unproved", Ink::Warn),
+            (ProofState::Unknown, false) => ("  not seen", Ink::Faint),
+            (ProofState::Refuted, _) => ("  refuted", Ink::Bad),
+        };
+        page.hang(lead, ink, 12, &proof_text(proof), Ink::Plain);
+    }
+    if summary.proof.is_empty() {
+        page.hang(
+            "  unproved",
+            Ink::Warn,
+            12,
+            "nothing shows that the remedy took",
+            Ink::Plain,
+        );
+    }
+    failures(page, outcome, arm, "failed");
+    let comparisons: Vec<Comparison> = outcome
+        .comparisons
+        .iter()
+        .filter(|c| c.arm == arm)
+        .cloned()
+        .collect();
+    let predicted: Vec<Option<String>> = comparisons.iter().map(|c| c.predicted.map(range)).collect();
+    let has_row = |outcome: &Outcome, c: &Comparison| tells(outcome, c) || c.predicted.is_some();
+    let table = Table::fit(page.width, predicted.iter().any(Option::is_some));
+    table.heads(
+        page,
+        ["baseline", "with it", "effect", "word", "predicted"],
+        &comparisons,
+    );
+    for (c, predicted) in comparisons.iter().zip(&predicted) {
+        if !has_row(outcome, c) {
+            continue;
+        }
+        table.row(
+            page,
+            outcome,
+            c,
+            predicted.as_deref().map(|text| ("predicted", text)),
+        );
+    }
+    rest(page, outcome, &comparisons, has_row);
+    notes(page, outcome, &comparisons, has_row);
+}
+
+fn proof_text(proof: &ArmProof) -> String {
+    let detail = match proof.detail.is_empty() {
+        true => String::new(),
+        false => format!(": {}", proof.detail),
+    };
+    let seen_in = match (proof.needed, &proof.absent) {
+        (true, _) => format!(" ({} of {} runs)", proof.proven, proof.runs),
+        (false, None) => " (in the run that is not counted)".to_owned(),
+        (false, Some(absence)) => absence
+            .mend
+            .as_ref()
+            .map_or_else(String::new, |mend| format!("; {mend}")),
+    };
+    format!("{}{detail}{seen_in}", proof.what)
+}
+
+fn failures(page: &mut Page, outcome: &Outcome, arm: usize, lead: &str) {
+    let summary = &outcome.summaries[arm];
+    if summary.failures.is_empty() {
+        return;
+    }
+    let mut told: Vec<String> = summary
+        .failures
+        .iter()
+        .take(FAILURES_SHOWN)
+        .map(|f| format!("{} (block {})", f.text, f.block))
+        .collect();
+    if summary.failures.len() > FAILURES_SHOWN {
+        told.push(format!("and {} more", summary.failures.len() - FAILURES_SHOWN));
+    }
+    let text = format!(
+        "{} of {} runs: {}",
+        summary.failures.len(),
+        summary.runs,
+        told.join("; ")
+    );
+    page.hang(&format!("  {lead}"), Ink::Bad, 12, &text, Ink::Plain);
+}
+
+/// Warnings, and why there is no word: each reason once, with the metrics that it concerns.
+fn notes(
+    page: &mut Page,
+    outcome: &Outcome,
+    comparisons: &[Comparison],
+    has_row: impl Fn(&Outcome, &Comparison) -> bool,
+) {
+    let mut notes: Vec<(String, Vec<String>)> = vec![];
+    // What explains is explained in the JSON document.
+    for c in comparisons.iter().filter(|c| has_row(outcome, c)) {
+        let said = c
+            .why
+            .iter()
+            .map(|why| why.detail.clone())
+            .chain(c.warning.clone());
+        for text in said {
+            match notes.iter_mut().find(|(known, _)| *known == text) {
+                Some((_, titles)) => titles.push(title(outcome, c)),
+                None => notes.push((text, vec![title(outcome, c)])),
+            }
+        }
+    }
+    for (text, titles) in notes {
+        let rows = comparisons.iter().filter(|c| has_row(outcome, c)).count();
+        let text = match titles.len() == rows {
+            true => text,
+            false => format!("{}: {text}", titles.join(", ")),
+        };
+        page.wrapped(4, &text, Ink::Warn);
+    }
+}
+
+/// Columns of figures. What doesn't fit is left out in the order of its worth: the last column goes below its row, then the
+/// medians, then the interval are left out.
+struct Table {
+    title: usize,
+    extra: bool,
+    medians: bool,
+    interval: bool,
+}
+
+impl Table {
+    const TITLE: usize = 20;
+    const MEDIAN: usize = 11;
+    const EFFECT: usize = 9;
+    const INTERVAL: usize = 18;
+    const WORD: usize = 12;
+    const EXTRA: usize = 17;
+
+    fn fit(width: usize, extra: bool) -> Self {
+        let least = 2 + Self::TITLE + Self::EFFECT + Self::WORD;
+        let interval = width >= least + Self::INTERVAL;
+        let medians = width >= least + Self::INTERVAL + 2 * Self::MEDIAN;
+        let all = least + Self::INTERVAL + 2 * Self::MEDIAN + Self::EXTRA;
+        Table {
+            title: Self::TITLE.min(width.saturating_sub(2 + Self::EFFECT + Self::WORD)),
+            extra: extra && width >= all,
+            medians,
+            interval,
+        }
+    }
+
+    fn heads(&self, page: &mut Page, heads: [&str; 5], comparisons: &[Comparison]) {
+        let [untreated, treated, effect, word, extra] = heads;
+        // Words from different looks have different levels: what holds for all of them.
+        let level = comparisons.iter().map(|c| c.level).fold(0.0, f64::max);
+        let confidence = match comparisons.is_empty() {
+            true => "interval".to_string(),
+            false => format!("{} % interval", confidence(level)),
+        };
+        let mut line = self.figures("", untreated, treated, effect, &confidence);
+        line.push_str(&format!("  {}", left(word, Self::WORD - 2)));
+        if self.extra {
+            line.push_str(&right(extra, Self::EXTRA));
+        }
+        let line = page.paint(Ink::Faint, line.trim_end());
+        page.line(&line);
+    }
+
+    fn figures(&self, title: &str, untreated: &str, treated: &str, effect: &str, interval: &str) -> String {
+        let mut line = format!("  {}", left(&elide_end(title, self.title), self.title));
+        let mut cell = |text: &str, width: usize| line.push_str(&right(&elide_end(text, width), width));
+        if self.medians {
+            cell(untreated, Self::MEDIAN);
+            cell(treated, Self::MEDIAN);
+        }
+        cell(effect, Self::EFFECT);
+        if self.interval {
+            cell(interval, Self::INTERVAL);
+        }
+        line
+    }
+
+    fn row(&self, page: &mut Page, outcome: &Outcome, c: &Comparison, extra: Option<(&str, &str)>) {
+        let metric = outcome.metric(&c.metric);
+        let treated = outcome.summaries[c.arm].medians.get(&c.metric);
+        let (effect, interval) = match &c.effect {
+            Ok(effect) => (change(effect.point), range(*effect)),
+            Err(_) => (String::new(), String::new()),
+        };
+        let mut line = self.figures(
+            &terminal(&title(outcome, c)),
+            &value(metric, outcome.untreated_median(c)),
+            &value(metric, treated),
+            &effect,
+            &interval,
+        );
+        let ink = match c.word {
+            Word::Better => Ink::Good,
+            Word::Worse => Ink::Bad,
+            Word::Equivalent => Ink::Plain,
+            Word::Unresolved => Ink::Warn,
+        };
+        let word = left(c.word.key(), Self::WORD - 2);
+        line.push_str(&format!("  {}", page.paint(ink, &word)));
+        match extra {
+            Some((_, text)) if self.extra => line.push_str(&right(text, Self::EXTRA)),
+            Some((name, text)) => {
+                page.line(&line);
+                return page.wrapped(4, &format!("{name} {text}"), Ink::Faint);
+            }
+            None => {}
+        }
+        page.line(&line);
+    }
+}
+
+fn next(page: &mut Page, outcome: &Outcome, command: &[String], options: &[String]) {
+    let tail = match command.is_empty() {
+        true => "CMD".to_string(),
+        false => quoted_words(command),
+    };
+    let mut steps = vec![];
+    if let Some(arm) = winner(outcome) {
+        let name = quoted(&outcome.design.arms[arm].name);
+        steps.push(format!("allocwall run --with {name} -- {tail}"));
+    }
+    let open = outcome.comparisons.iter().filter(|c| is_primary(outcome, c));
+    let needed = open.filter_map(|c| Some((c.arm, c.blocks_needed.filter(|n| *n <= MOST_BLOCKS)?)));
+    let needed: Vec<(usize, usize)> = needed.collect();
+    if let Some(blocks) = needed.iter().map(|(_, blocks)| *blocks).max() {
+        let mut arms: Vec<usize> = needed.iter().map(|(arm, _)| *arm).collect();
+        arms.dedup();
+        let with: Vec<String> = arms
+            .iter()
+            .map(|&arm| match arm < BASELINES {
+                true => "--with none".to_string(),
+                false => format!("--with {}", quoted(&outcome.design.arms[arm].name)),
+            })
+            .collect();
+        let mut words = with;
+        words.push(format!("--blocks {blocks}"));
+        words.extend(options.iter().map(|word| quoted(word)));
+        steps.push(format!("allocwall trial {} -- {tail}", words.join(" ")));
+    }
+    if steps.is_empty() {
+        return;
+    }
+    page.blank();
+    page.command_after("NEXT", 6, &steps[0]);
+    for step in &steps[1..] {
+        page.command(6, step);
+    }
+}
+
+/// The remedy that is better on a primary metric and worse on none, with nothing to be warned of; of several, the one with the
+/// largest change on the first metric that tells them apart.
+fn winner(outcome: &Outcome) -> Option<usize> {
+    let primary = |arm: usize| {
+        let of_arm = outcome.comparisons.iter().filter(move |c| c.arm == arm);
+        of_arm.filter(|c| is_primary(outcome, c))
+    };
+    let gain = |arm: usize| {
+        let better = primary(arm).filter(|c| c.word == Word::Better);
+        let changes = better.filter_map(|c| Some(c.effect.as_ref().ok()?.point.ln_1p().abs()));
+        changes.fold(0.0, f64::max)
+    };
+    (BASELINES..outcome.design.arms.len())
+        .filter(|&arm| primary(arm).any(|c| c.word == Word::Better))
+        .filter(|&arm| primary(arm).all(|c| c.word != Word::Worse && c.warning.is_none()))
+        .max_by(|&a, &b| gain(a).total_cmp(&gain(b)))
+}
+
+fn quoted_words(command: &[String]) -> String {
+    let words: Vec<String> = command.iter().map(|word| quoted(word)).collect();
+    words.join(" ")
+}
+
+fn is_primary(outcome: &Outcome, c: &Comparison) -> bool {
+    outcome.metric(&c.metric).is_some_and(|m| m.primary)
+}
+
+fn title(outcome: &Outcome, c: &Comparison) -> String {
+    outcome.metric(&c.metric).map_or(&c.metric, |m| &m.title).clone()
+}
+
+/// "95" for a level of 5 %; more nines where it takes them.
+fn confidence(level: f64) -> String {
+    let percent = (1.0 - level) * 100.0;
+    let decimals = match level {
+        0.01.. => 0,
+        0.001.. => 1,
+        _ => 2,
+    };
+    // Never more than was computed: 95.6 % is shown as 95 %.
+    let scale = 10f64.powi(decimals);
+    format!(
+        "{:.*}",
+        decimals as usize,
+        (percent * scale + 1e-6).floor() / scale
+    )
+}
+
+fn percent(fraction: f64) -> String {
+    format!("{:.1} %", fraction * 100.0)
+}
+
+/// A relative change with its sign; from tenfold on as a factor.
+fn change(effect: f64) -> String {
+    let tenths = (effect * 1000.0).round() / 10.0;
+    match effect {
+        e if e >= 9.0 => format!("×{}", factor(e)),
+        _ if tenths == 0.0 => "0.0 %".to_string(),
+        _ => format!("{tenths:+.1} %"),
+    }
+}
+
+fn factor(effect: f64) -> String {
+    match effect + 1.0 {
+        f if f < 1e5 => format!("{f:.0}"),
+        f => format!("{f:.0e}"),
+    }
+}
+
+fn range(effect: Interval) -> String {
+    if effect.high >= 9.0 {
+        return format!("{} to {}", change(effect.low), change(effect.high));
+    }
+    let low = change(effect.low);
+    format!("{} to {}", low.trim_end_matches(" %"), change(effect.high))
+}
+
+fn value(metric: Option<&Metric>, value: Option<&Measured<f64>>) -> String {
+    let Some(Ok(value)) = value else {
+        return "absent".to_string();
+    };
+    let of_time = |seconds: f64| match seconds.abs() {
+        s if s >= 1.0 => format!("{} s", digits(seconds)),
+        s if s >= 1e-3 => format!("{} ms", digits(seconds * 1e3)),
+        s if s >= 1e-6 => format!("{} µs", digits(seconds * 1e6)),
+        _ => format!("{} ns", digits(seconds * 1e9)),
+    };
+    match metric.map_or(Unit::None, |m| m.unit) {
+        Unit::Seconds => of_time(*value),
+        Unit::Ns => of_time(*value * 1e-9),
+        Unit::Bytes if *value >= 0.0 => bytes(*value as u64),
+        Unit::Ratio => format!("{} %", digits(*value * 100.0)),
+        Unit::PerSecond => format!("{}/s", large(*value)),
+        Unit::Bytes | Unit::Count | Unit::None => large(*value),
+    }
+}
+
+fn large(value: f64) -> String {
+    const PREFIXES: [(f64, &str); 4] = [(1e12, " T"), (1e9, " G"), (1e6, " M"), (1e4, " k")];
+    match PREFIXES.iter().find(|(least, _)| value.abs() >= *least) {
+        // From 10 k on, in thousands.
+        Some((1e4, prefix)) => format!("{}{prefix}", digits(value / 1e3)),
+        Some((scale, prefix)) if value.abs() < 1e16 => format!("{}{prefix}", digits(value / scale)),
+        Some(_) => format!("{value:.2e}"),
+        None if value.fract() == 0.0 => format!("{value:.0}"),
+        None => digits(value),
+    }
+}
+
+/// Four digits, or as many as stand before the point.
+fn digits(value: f64) -> String {
+    match value.abs() {
+        v if v >= 1e7 => format!("{value:.2e}"),
+        v if v >= 1000.0 => format!("{value:.0}"),
+        v if v >= 100.0 => format!("{value:.1}"),
+        v if v >= 10.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trial_sketches as sketches;
+    use super::*;
+    use allocwall_model::units::Absence;
+    use proptest::prelude::*;
+
+    fn command() -> Vec<String> {
+        ["python3", "-m", "service", "a b"].map(String::from).to_vec()
+    }
+
+    fn printed(outcome: &Outcome, width: usize) -> String {
+        trial(outcome, &command(), &[], Style { color: false, width })
+    }
+
+    #[test]
+    fn one_better() {
+        insta::assert_snapshot!(printed(&sketches::one_better(), 100));
+    }
+
+    #[test]
+    fn mixed() {
+        insta::assert_snapshot!(printed(&sketches::mixed(), 100));
+    }
+
+    #[test]
+    fn mixed_narrow() {
+        insta::assert_snapshot!(printed(&sketches::mixed(), 60));
+    }
+
+    #[test]
+    fn a_proof_that_could_not_be_had_is_told_beside_the_others() {
+        let mut outcome = sketches::interrupted();
+        let proof = &mut outcome.summaries[2].proof;
+        let share = |state, detail: &str, absent| ArmProof {
+            what: "calls that it serves".to_string(),
+            state,
+            proven: 0,
+            runs: 4,
+            detail: detail.to_string(),
+            needed: false,
+            absent,
+        };
+        let why = Absence::new(Reason::NotPermitted, "no probes").mend("run as root");
+        proof.push(share(ProofState::Unknown, "no probes", Some(why)));
+        proof.push(share(ProofState::Proven, "99.9 % of 48,211 in 0.1 s", None));
+        let page = printed(&outcome, 100);
+        for line in [
+            "  not seen  calls that it serves: no probes; run as root\n",
+            "  proved    calls that it serves: 99.9 % of 48,211 in 0.1 s (in the run that is not counted)\n",
+        ] {
+            assert!(page.contains(line), "{page}");
+        }
+    }
+
+    #[test]
+    fn interrupted() {
+        insta::assert_snapshot!(printed(&sketches::interrupted(), 100));
+    }
+
+    #[test]
+    fn baseline_alone() {
+        insta::assert_snapshot!(printed(&sketches::baseline_alone(), 100));
+    }
+
+    #[test]
+    fn what_was_proven_better_can_be_run_and_what_was_not_cannot() {
+        let page = printed(&sketches::one_better(), 100);
+        assert!(
+            page.contains("$ allocwall run --with jemalloc+thp -- python3 -m service 'a b'"),
+            "{page}"
+        );
+        for outcome in [
+            sketches::mixed(),
+            sketches::interrupted(),
+            sketches::baseline_alone(),
+        ] {
+            assert!(!printed(&outcome, 100).contains("allocwall run"));
+        }
+    }
+
+    #[test]
+    fn figures_are_written_as_people_do() {
+        for (effect, text) in [
+            (0.0312, "+3.1 %"),
+            (-0.0004, "0.0 %"),
+            (-0.5, "-50.0 %"),
+            (11.2, "×12"),
+        ] {
+            assert_eq!(change(effect), text);
+        }
+        for (unit, number, text) in [
+            (Unit::Seconds, 1.20412, "1.204 s"),
+            (Unit::Seconds, 0.0312, "31.20 ms"),
+            (Unit::Ns, 812.0, "812.0 ns"),
+            (Unit::Bytes, 1_363_148.0, "1.3 MiB"),
+            (Unit::Count, 12.0, "12"),
+            (Unit::Count, 1_234_567.0, "1.235 M"),
+            (Unit::PerSecond, 48_123.0, "48.12 k/s"),
+            (Unit::Ratio, 0.1234, "12.34 %"),
+            (Unit::None, 0.25, "0.250"),
+        ] {
+            let metric = Metric {
+                key: String::new(),
+                title: String::new(),
+                unit,
+                direction: allocwall_trial::Direction::LowerIsBetter,
+                primary: true,
+            };
+            assert_eq!(value(Some(&metric), Some(&Ok(number))), text);
+        }
+        for (level, text) in [(0.05, "95"), (0.0444, "95"), (0.0055, "99.4"), (8.9e-5, "99.99")] {
+            assert_eq!(confidence(level), text);
+        }
+    }
+
+    #[test]
+    fn hostile_names_reach_no_terminal() {
+        let name = "x\u{1b}[2J\u{202e}\n\u{9b}31m";
+        for mut outcome in sketches::all() {
+            hostile(&mut outcome, name);
+            let page = trial(&outcome, &[name.to_string()], &[], Style::FILE);
+            assert!(page.chars().all(|c| c == '\n' || !c.is_control()), "{page:?}");
+            assert!(!page.contains('\u{202e}'));
+            assert!(page.contains("\\u{1b}[2J"));
+        }
+    }
+
+    /// Puts `name` wherever a name from outside can stand.
+    fn hostile(outcome: &mut Outcome, name: &str) {
+        for arm in &mut outcome.design.arms {
+            arm.name = name.to_string();
+        }
+        for metric in &mut outcome.design.metrics {
+            metric.title = name.to_string();
+        }
+        for summary in &mut outcome.summaries {
+            summary
+                .failures
+                .iter_mut()
+                .for_each(|f| f.text = name.to_string());
+            for proof in &mut summary.proof {
+                proof.what = name.to_string();
+                proof.detail = name.to_string();
+            }
+        }
+        let comparisons = outcome.comparisons.iter_mut().chain(&mut outcome.baseline);
+        for why in comparisons.filter_map(|c| c.why.as_mut()) {
+            why.detail = name.to_string();
+        }
+        outcome.warnings.push(name.to_string());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn no_line_is_wider_than_the_page(name in "\\PC{0,60}|[a-z]{1,300}|[\\x00-\\x1f a]{0,30}", width in 40usize..140, scale in -12.0..15.0f64) {
+            for mut outcome in sketches::all() {
+                hostile(&mut outcome, &name);
+                let factor = 10f64.powf(scale);
+                for c in outcome.comparisons.iter_mut().chain(&mut outcome.baseline) {
+                    let bounded = |v: f64| (v * factor).max(-1.0);
+                    c.effect = c.effect.clone().map(|e| Interval::new(bounded(e.low), bounded(e.point), bounded(e.high)));
+                }
+                for summary in &mut outcome.summaries {
+                    summary.medians.values_mut().flatten().for_each(|m| *m *= factor);
+                }
+                let page = trial(&outcome, std::slice::from_ref(&name), &[], Style { color: false, width });
+                for line in page.lines() {
+                    prop_assert!(columns(line) <= width, "{} columns of {width}: {line:?}", columns(line));
+                }
+                trial(&outcome, std::slice::from_ref(&name), &[], Style { color: true, width });
+            }
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! What tests look at in place of real machines and real targets: /proc and /sys trees, and recordings. Not part of the tool.
+
+#![forbid(unsafe_code)]
+
+pub mod machines;
+pub mod recording;

@@ -1,0 +1,239 @@
+//! Small recordings for tests: a window, modules by role, stacks from names.
+
+use allocwall_model::recording::*;
+use allocwall_model::units::{Absence, Interval, Reason};
+
+/// A recording under construction. Stacks are written leaf first, frames separated by `;`, each `module!symbol`, `module+offset` or a bare
+/// kernel symbol.
+pub struct Sketch {
+    pub recording: Recording,
+}
+
+pub const MS: u64 = 1_000_000;
+pub const PID: i32 = 100;
+
+impl Default for Sketch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Sketch {
+    /// A 15 s window of one native process, with kernel stacks, one sample a millisecond of CPU time, and no sample yet.
+    pub fn new() -> Self {
+        let unknown = || Absence::new(Reason::NotApplicable, "sketch");
+        let recording = Recording {
+            meta: Meta {
+                tool_version: "0".into(),
+                started_unix_ms: 0,
+                window_ns: 15_000 * MS,
+                requested_ns: 15_000 * MS,
+                ended: Ended::Complete,
+                sample_period_ns: MS,
+                kernel_samples: true,
+                system_wide: true,
+                wait_period_ns: 10 * MS,
+                command: None,
+                own_cpu_ns: 0,
+                lost_records: 0,
+            },
+            host: HostFacts {
+                kernel_release: "6.18.0".into(),
+                architecture: "x86_64".into(),
+                cpu_model: String::new(),
+                online_cpus: 2,
+                numa_nodes: 1,
+                memory_bytes: 8 << 30,
+                page_bytes: 4096,
+                hypervisor: None,
+                free_page_reporting: Err(unknown()),
+                thp_enabled: Ok("madvise".into()),
+                thp_defrag: Ok("madvise".into()),
+                hugepages_total: 0,
+                hugepages_free: 0,
+                cgroup_version: Ok(2),
+                container: None,
+                euid: 0,
+                perf_event_paranoid: Ok(1),
+                kptr_restrict: Ok(0),
+                pmu: Err(unknown()),
+            },
+            cgroup: None,
+            processes: vec![Process {
+                pid: PID,
+                ppid: 1,
+                comm: "service".into(),
+                exe: Ok("/usr/bin/service".into()),
+                cmdline: vec![],
+                libc: Ok(Libc::Glibc {
+                    version: "2.36".into(),
+                }),
+                runtime: Ok(Runtime::Native),
+                allocator: Err(unknown()),
+                environment: vec![],
+                thp_disabled: Ok(false),
+                secure_exec: Ok(false),
+            }],
+            probes: vec![],
+            prices: Err(unknown()),
+            ticks: vec![],
+            threads: vec![],
+            modules: vec![],
+            frames: vec![],
+            stacks: vec![],
+            samples: vec![],
+            waits: vec![],
+            python: vec![],
+            counts: vec![],
+            neighbours: vec![],
+            heap: Err(unknown()),
+        };
+        let mut sketch = Sketch { recording };
+        sketch.module("[kernel]", ModuleRole::Kernel);
+        let libc = sketch.module("libc", ModuleRole::Libc);
+        sketch.recording.modules[libc as usize].malloc_ranges = vec![(0x9000, 0xd000)];
+        sketch.module("app", ModuleRole::Other);
+        sketch
+    }
+
+    pub fn module(&mut self, path: &str, role: ModuleRole) -> u32 {
+        self.recording.modules.push(Module {
+            path: path.into(),
+            build_id: None,
+            role,
+            malloc_ranges: vec![],
+            has_symbols: true,
+        });
+        self.recording.modules.len() as u32 - 1
+    }
+
+    pub fn runtime(&mut self, runtime: Runtime) {
+        self.recording.processes[0].runtime = Ok(runtime);
+    }
+
+    pub fn thread(&mut self, tid: i32, comm: &str, cpu_ms: u64) {
+        self.recording.threads.push(ThreadTimes {
+            pid: PID,
+            tid,
+            comm: comm.into(),
+            seen_ns: self.recording.meta.window_ns,
+            cpu_ns: cpu_ms * MS,
+            run_delay_ns: Some(0),
+        });
+    }
+
+    /// Index of the stack; None for an empty text.
+    pub fn stack(&mut self, text: &str) -> Option<u32> {
+        if text.is_empty() {
+            return None;
+        }
+        let frames = text.split(';').map(|f| self.frame(f)).collect();
+        self.recording.stacks.push(Stack {
+            frames,
+            complete: true,
+        });
+        Some(self.recording.stacks.len() as u32 - 1)
+    }
+
+    fn frame(&mut self, text: &str) -> u32 {
+        let module_at = |s: &Self, path: &str| {
+            Some(
+                s.recording
+                    .modules
+                    .iter()
+                    .position(|m| m.path == path)
+                    .expect(path) as u32,
+            )
+        };
+        let frame = match (text.split_once('!'), text.split_once('+')) {
+            (Some((path, symbol)), _) => Frame {
+                module: module_at(self, path),
+                symbol: Some(symbol.into()),
+                offset: 0x10,
+            },
+            (None, Some((path, offset))) => Frame {
+                module: module_at(self, path),
+                symbol: None,
+                offset: u64::from_str_radix(offset, 16).expect(offset),
+            },
+            (None, None) => Frame {
+                module: Some(0),
+                symbol: Some(text.into()),
+                offset: 0x10,
+            },
+        };
+        let known = self.recording.frames.iter().position(|f| *f == frame);
+        known.unwrap_or_else(|| {
+            self.recording.frames.push(frame);
+            self.recording.frames.len() - 1
+        }) as u32
+    }
+
+    /// `count` samples of one thread, spread evenly over the window.
+    pub fn samples(&mut self, count: u64, tid: i32, kernel: &str, user: &str) {
+        let (kernel, user) = (self.stack(kernel), self.stack(user));
+        let window = self.recording.meta.window_ns;
+        self.recording.samples.extend((0..count).map(|i| CpuSample {
+            t_ns: window / count * i,
+            pid: PID,
+            tid,
+            cpu: 0,
+            kernel,
+            user,
+            deep: true,
+        }));
+    }
+
+    pub fn waits(
+        &mut self,
+        count: u64,
+        tid: i32,
+        state: char,
+        syscall: Option<i64>,
+        kernel: &str,
+        user: &str,
+    ) {
+        let (kernel, user) = (self.stack(kernel), self.stack(user));
+        let period = self.recording.meta.wait_period_ns;
+        self.recording.waits.extend((0..count).map(|i| WaitSample {
+            t_ns: period * i,
+            pid: PID,
+            tid,
+            weight_ns: period,
+            state,
+            syscall,
+            kernel,
+            user,
+        }));
+    }
+
+    /// A price list of one entry.
+    pub fn price(&mut self, name: &str, ns: f64) {
+        self.recording.prices = Ok(PriceList {
+            machine: String::new(),
+            measured_unix_s: 0,
+            prices: vec![Price {
+                name: name.into(),
+                ns: Interval::exact(ns),
+                repetitions: 9,
+            }],
+            absent: vec![],
+        });
+    }
+
+    /// First and last tick, with CPU time between them.
+    pub fn ticks(&mut self, user_ms: u64, system_ms: u64) -> &mut Tick {
+        let start = Tick {
+            host: Some(HostTick::default()),
+            ..Tick::default()
+        };
+        let end = Tick {
+            t_ns: self.recording.meta.window_ns,
+            user_ns: user_ms * MS,
+            system_ns: system_ms * MS,
+            ..start.clone()
+        };
+        self.recording.ticks = vec![start, end];
+        &mut self.recording.ticks[1]
+    }
+}

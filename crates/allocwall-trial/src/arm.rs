@@ -1,0 +1,555 @@
+//! An arm of a trial: remedies as a user types them (`jemalloc+thp+prefault=256M`), and what they come to for one command.
+
+mod facts;
+mod resolve;
+
+pub use facts::{Inventory, Program, TargetFacts};
+pub use resolve::{Applied, Expectation};
+
+use allocwall_host::topology::parse_cpu_list;
+use allocwall_host::tunables::parse_size;
+use allocwall_model::catalogue::modules::AllocatorKind;
+use allocwall_model::catalogue::nearest::hint;
+use allocwall_model::catalogue::remedies::{
+    ARENA_HOOK, ARENA_HOOK_ON, Argument, Change, Form, Library, Need, PAGES, Pages, Remedy, TABLE, find,
+};
+use allocwall_model::catalogue::tunables;
+use std::fmt;
+use std::path::PathBuf;
+
+/// Why something is not done: one line that says what to do instead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal(pub String);
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+fn refuse<T>(line: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal(line.into()))
+}
+
+/// Remedies that are applied together. Whether they can be, on this machine and to a certain command, says
+/// [`resolve`](Arm::resolve).
+#[derive(Clone, Debug)]
+pub struct Arm {
+    /// As it was typed.
+    pub name: String,
+    /// In the order in which they were named.
+    pub parts: Vec<Part>,
+}
+
+/// One remedy of an arm.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// As it was typed.
+    pub text: String,
+    pub remedy: &'static Remedy,
+    pub settings: Vec<Setting>,
+}
+
+/// A [`Change`] with its values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Setting {
+    Preload {
+        library: Library,
+        source: Source,
+    },
+    Tunable {
+        name: String,
+        value: String,
+    },
+    Env {
+        name: String,
+        value: String,
+    },
+    Append {
+        name: &'static str,
+        separator: char,
+        value: String,
+    },
+    Unset(String),
+    CommandOption(String),
+    /// Bytes.
+    Prefault(u64),
+    Cpus(Vec<u32>),
+    Nodes(Vec<u32>),
+    Pages(Pages),
+    ArenaHook,
+}
+
+/// Where an allocator's library comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The system's, else the bundled one.
+    Any,
+    System,
+    Bundled,
+    /// As far as it is given: `5.3` is any 5.3.
+    Version(String),
+    Path(PathBuf),
+}
+
+/// Names that `--with` takes, as they stand in the table.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    TABLE.iter().filter(|r| r.start.is_some()).map(|r| r.key)
+}
+
+impl Arm {
+    /// # Errors
+    /// One line: an unknown name with the nearest known ones, a value that is none, or two parts that contradict each
+    /// other.
+    pub fn parse(text: &str) -> Result<Arm, Refusal> {
+        Self::combined(&[text])
+    }
+
+    /// Several arms as one, as if `+` stood between them.
+    pub fn combined<T: AsRef<str>>(texts: &[T]) -> Result<Arm, Refusal> {
+        let pieces: Vec<&str> = texts.iter().flat_map(|text| split(text.as_ref())).collect();
+        let parts = pieces
+            .iter()
+            .map(|piece| part(piece))
+            .collect::<Result<Vec<Part>, Refusal>>()?;
+        let arm = Arm {
+            name: pieces.join("+"),
+            parts,
+        };
+        if arm.parts.len() > 1 && arm.parts.iter().any(|part| part.remedy.key == "none") {
+            return refuse("none changes nothing: it can't be combined");
+        }
+        contradictions(&arm.settings())?;
+        arm.unfit_parts()?;
+        Ok(arm)
+    }
+
+    /// Every setting with the text of the part that it comes from.
+    fn settings(&self) -> Vec<(&str, Setting)> {
+        let mut all = Vec::new();
+        for part in &self.parts {
+            all.extend(
+                part.settings
+                    .iter()
+                    .map(|setting| (part.text.as_str(), setting.clone())),
+            );
+        }
+        all
+    }
+
+    /// The library that this arm preloads, with the part that says so.
+    fn library(&self) -> Option<(&Part, Library)> {
+        self.parts.iter().find_map(|part| {
+            part.settings.iter().find_map(|setting| match setting {
+                Setting::Preload { library, .. } => Some((part, *library)),
+                _ => None,
+            })
+        })
+    }
+
+    /// Parts whose needs or settings exclude the allocator, the runtime or the C library of another.
+    fn unfit_parts(&self) -> Result<(), Refusal> {
+        if let Some((swap, library)) = self.library() {
+            let kind = library.kind();
+            for part in &self.parts {
+                let wanted = part.remedy.needs.iter().find_map(|need| allocator_of(*need));
+                let tunes_malloc = part.settings.iter().any(|setting| {
+                    matches!(setting, Setting::Tunable { name, .. } if name.starts_with(tunables::PREFIX))
+                });
+                let wanted = wanted.or(tunes_malloc.then_some(AllocatorKind::Glibc));
+                if let Some(wanted) = wanted.filter(|wanted| *wanted != kind) {
+                    return refuse(format!(
+                        "{} acts on {}, which {} replaces",
+                        part.text,
+                        wanted.title(),
+                        swap.text
+                    ));
+                }
+                for setting in &part.settings {
+                    if let Setting::Pages(pages) = setting {
+                        pages_of(kind, *pages)?;
+                    }
+                }
+            }
+        }
+        for family in [runtime_of as fn(Need) -> Option<&'static str>, libc_of] {
+            let mut first: Option<(&Part, &str)> = None;
+            for part in &self.parts {
+                let Some(named) = part.remedy.needs.iter().find_map(|need| family(*need)) else {
+                    continue;
+                };
+                match first {
+                    Some((other, before)) if before != named => {
+                        return refuse(format!(
+                            "{} is for {before} and {} for {named}: no program is both",
+                            other.text, part.text
+                        ));
+                    }
+                    _ => first = Some((part, named)),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Which allocator must serve the program.
+fn allocator_of(need: Need) -> Option<AllocatorKind> {
+    match need {
+        Need::GlibcMalloc => Some(AllocatorKind::Glibc),
+        Need::Jemalloc => Some(AllocatorKind::Jemalloc),
+        Need::Mimalloc => Some(AllocatorKind::Mimalloc),
+        Need::Tcmalloc => Some(AllocatorKind::Tcmalloc),
+        _ => None,
+    }
+}
+
+/// Which runtime the program must be.
+fn runtime_of(need: Need) -> Option<&'static str> {
+    match need {
+        Need::Cpython | Need::CpythonAtLeast(_) | Need::CpythonFreeThreaded => Some("CPython"),
+        Need::Jvm => Some("Java"),
+        Need::Go => Some("Go"),
+        Need::Node => Some("Node"),
+        _ => None,
+    }
+}
+
+fn libc_of(need: Need) -> Option<&'static str> {
+    match need {
+        Need::Musl => Some("musl"),
+        Need::Glibc(..) | Need::GlibcBefore(..) | Need::GlibcMalloc => Some("glibc"),
+        _ => None,
+    }
+}
+
+/// How this allocator is told to use such pages.
+fn pages_of(kind: AllocatorKind, pages: Pages) -> Result<Change, Refusal> {
+    let row = PAGES.iter().find(|row| row.0 == kind && row.1 == pages);
+    row.map(|row| row.2).ok_or_else(|| {
+        let kinds: Vec<&str> = PAGES
+            .iter()
+            .filter(|row| row.1 == pages)
+            .map(|row| row.0.title())
+            .collect();
+        Refusal(format!(
+            "{} has no setting for {}: {} have",
+            kind.title(),
+            match pages {
+                Pages::Transparent => "transparent huge pages",
+                Pages::Reserved => "reserved huge pages",
+            },
+            kinds.join(", ")
+        ))
+    })
+}
+
+// ---- parsing ----
+
+/// At each `+`, but within a free text (the value of a variable, a path) only where a known name follows.
+fn split(text: &str) -> Vec<&str> {
+    let mut pieces = Vec::new();
+    let mut start = 0;
+    for (at, _) in text.match_indices('+') {
+        let piece = &text[start..at];
+        let free = piece.starts_with("env:") || piece.contains("@/") || piece.contains("@.");
+        if !free || starts_with_name(&text[at + 1..]) {
+            pieces.push(piece);
+            start = at + 1;
+        }
+    }
+    pieces.push(&text[start..]);
+    pieces
+}
+
+fn starts_with_name(rest: &str) -> bool {
+    let end = rest.find(['+', '=', '@', ':']).unwrap_or(rest.len());
+    let with_colon = rest[end..].starts_with(':').then(|| &rest[..=end]);
+    names().any(|name| name == &rest[..end] && with_colon.is_none() || Some(name) == with_colon)
+}
+
+fn part(text: &str) -> Result<Part, Refusal> {
+    let mark = text.find(['=', '@', ':']);
+    let (key, argument) = match mark {
+        None => (text, None),
+        Some(at) if text[at..].starts_with(':') => (&text[..=at], Some(&text[at + 1..])),
+        Some(at) => (&text[..at], Some(&text[at + 1..])),
+    };
+    let remedy = find(key).ok_or_else(|| unknown(key))?;
+    let Some(start) = remedy.start else {
+        return refuse(format!(
+            "{key} is nothing that a start can set: {}",
+            remedy.shell_line()
+        ));
+    };
+    let by_source = mark.is_some_and(|at| text[at..].starts_with('@'));
+    if by_source && start.argument != Argument::Source {
+        return refuse(format!("{key} takes no @SOURCE: {}", remedy.usage()));
+    }
+    let source = match start.argument {
+        Argument::Source => source(
+            remedy,
+            argument.filter(|_| by_source),
+            argument.is_some() && !by_source,
+        )?,
+        _ => Source::Any,
+    };
+    let value = match (start.argument, argument) {
+        (Argument::None, Some(_)) => return refuse(format!("{key} takes no value")),
+        (Argument::None | Argument::Source | Argument::Maybe(_), None) | (Argument::Source, Some(_)) => None,
+        (Argument::Or(form, default), None) => Some(form_of(remedy, form, default)?),
+        (Argument::Value(form) | Argument::Or(form, _) | Argument::Maybe(form), Some(given)) => {
+            Some(form_of(remedy, form, given)?)
+        }
+        (Argument::Tunables, Some(given)) => return free_part(text, remedy, tunables_of(given)?),
+        (Argument::Variable, Some(given)) => return free_part(text, remedy, vec![variable_of(given)?]),
+        (Argument::Value(_) | Argument::Tunables | Argument::Variable, None) => {
+            return refuse(format!("{key} needs a value: {}", remedy.usage()));
+        }
+    };
+    let settings = start
+        .applied
+        .iter()
+        .filter_map(|change| setting(change, value.as_deref(), &source))
+        .collect();
+    free_part(text, remedy, settings)
+}
+
+fn free_part(text: &str, remedy: &'static Remedy, settings: Vec<Setting>) -> Result<Part, Refusal> {
+    let text = text.to_owned();
+    Ok(Part {
+        text,
+        remedy,
+        settings,
+    })
+}
+
+fn unknown(key: &str) -> Refusal {
+    if key.is_empty() {
+        return Refusal("an empty name: `allocwall list` shows what there is".to_owned());
+    }
+    if let Some(known) = tunables::find(key) {
+        return Refusal(format!(
+            "no remedy {key}; the tunable is set by glibc:{}=VALUE",
+            known.name
+        ));
+    }
+    Refusal(format!(
+        "no remedy {key}{}; `allocwall list` shows what there is",
+        hint(key, names())
+    ))
+}
+
+fn source(remedy: &Remedy, given: Option<&str>, wrong_mark: bool) -> Result<Source, Refusal> {
+    let key = remedy.key;
+    if wrong_mark {
+        return refuse(format!(
+            "{key} takes no value; which library it is says @: {}",
+            remedy.usage()
+        ));
+    }
+    Ok(match given {
+        None => Source::Any,
+        Some("system") => Source::System,
+        Some("bundled") => Source::Bundled,
+        Some(path) if path.starts_with(['/', '.']) => Source::Path(PathBuf::from(path)),
+        Some(version) if version.starts_with(|c: char| c.is_ascii_digit()) => {
+            Source::Version(version.to_owned())
+        }
+        Some(other) => {
+            return refuse(format!(
+                "{key}@{other}: a source is `system`, `bundled`, a version, or a path with a slash"
+            ));
+        }
+    })
+}
+
+/// The value as it is to be set.
+fn form_of(remedy: &Remedy, form: Form, given: &str) -> Result<String, Refusal> {
+    let key = remedy.key;
+    let list = |given: &str| {
+        let mut list = parse_cpu_list(given).filter(|list| !list.is_empty())?;
+        list.sort_unstable();
+        list.dedup();
+        Some(list.iter().map(u32::to_string).collect::<Vec<_>>().join(","))
+    };
+    match form {
+        Form::Count(low, high) => match given.parse::<u64>() {
+            Ok(number) if (low..=high).contains(&number) => Ok(number.to_string()),
+            _ => refuse(format!(
+                "{key}={given}: a whole number from {low} to {high} is wanted"
+            )),
+        },
+        Form::Bytes => match parse_size(given) {
+            Some(bytes) if bytes > 0 => Ok(bytes.to_string()),
+            _ => refuse(format!("{key}={given}: a size is wanted, as 256M or 2G")),
+        },
+        Form::Cpus | Form::Nodes => list(given).map_or_else(
+            || refuse(format!("{key}={given}: a list is wanted, as 0-3,8")),
+            Ok,
+        ),
+        Form::OneOf(names) if names.contains(&given) => Ok(given.to_owned()),
+        Form::OneOf(names) => refuse(format!("{key}={given}: one of {} is wanted", names.join(", "))),
+    }
+}
+
+fn tunables_of(given: &str) -> Result<Vec<Setting>, Refusal> {
+    given
+        .split(',')
+        .map(|entry| match entry.split_once('=') {
+            Some((name, value)) if !name.is_empty() && !value.is_empty() && !value.contains(':') => {
+                Ok(Setting::Tunable {
+                    name: tunables::full_name(name),
+                    value: value.to_owned(),
+                })
+            }
+            _ => refuse(format!(
+                "glibc:{entry}: NAME=VALUE is wanted, as glibc:arena_max=2"
+            )),
+        })
+        .collect()
+}
+
+fn variable_of(given: &str) -> Result<Setting, Refusal> {
+    match given.split_once('=') {
+        Some((name, value)) if !name.is_empty() && !given.contains('\0') => Ok(Setting::Env {
+            name: name.to_owned(),
+            value: value.to_owned(),
+        }),
+        _ => refuse(format!(
+            "env:{given}: NAME=VALUE is wanted, as env:OMP_NUM_THREADS=1"
+        )),
+    }
+}
+
+/// None where the change needs an argument and there is none.
+fn setting(change: &Change, argument: Option<&str>, source: &Source) -> Option<Setting> {
+    let filled = |template: &str| match (template.contains("{}"), argument) {
+        (true, None) => None,
+        (true, Some(argument)) => Some(template.replace("{}", argument)),
+        (false, _) => Some(template.to_owned()),
+    };
+    let numbers = |template: &str| filled(template).and_then(|text| parse_cpu_list(&text));
+    match *change {
+        Change::Preload(library) => Some(Setting::Preload {
+            library,
+            source: source.clone(),
+        }),
+        Change::Tunable(name, value) => filled(value).map(|value| Setting::Tunable {
+            name: name.to_owned(),
+            value,
+        }),
+        Change::Env(name, value) => filled(value).map(|value| Setting::Env {
+            name: name.to_owned(),
+            value,
+        }),
+        Change::EnvAppend {
+            name,
+            separator,
+            value,
+        } => filled(value).map(|value| Setting::Append {
+            name,
+            separator,
+            value,
+        }),
+        Change::Unset(name) => Some(Setting::Unset(name.to_owned())),
+        Change::CommandOption(option) => filled(option).map(Setting::CommandOption),
+        Change::Prefault(bytes) => filled(bytes)
+            .and_then(|text| text.parse().ok())
+            .map(Setting::Prefault),
+        Change::Cpus(list) => numbers(list).map(Setting::Cpus),
+        Change::Nodes(list) => numbers(list).map(Setting::Nodes),
+        Change::Pages(pages) => Some(Setting::Pages(pages)),
+        Change::ArenaHook => Some(Setting::ArenaHook),
+    }
+}
+
+// ---- contradictions ----
+
+impl Setting {
+    /// What it sets, each with its value: of one thing there can be one value.
+    fn slots(&self) -> Vec<(String, String)> {
+        let one = |slot: &str, value: String| vec![(slot.to_owned(), value)];
+        match self {
+            Setting::Preload { library, source } => one("the allocator", format!("{library:?} {source:?}")),
+            Setting::Tunable { name, value } => one(name, value.clone()),
+            Setting::Env { name, value } => one(name, format!("={value}")),
+            Setting::Unset(name) => one(name, String::new()),
+            // jemalloc's list has `name:value`, the others have options.
+            Setting::Append {
+                name,
+                separator: ',',
+                value,
+            } => value
+                .split(',')
+                .map(|entry| {
+                    let (option, value) = entry.split_once(':').unwrap_or((entry, ""));
+                    (format!("{option} of {name}"), value.to_owned())
+                })
+                .collect(),
+            Setting::Append { name, value, .. } => {
+                one(&format!("{} of {name}", option(value)), value.clone())
+            }
+            Setting::CommandOption(value) => one(&format!("the option {}", option(value)), value.clone()),
+            Setting::Prefault(bytes) => one("how much is touched", bytes.to_string()),
+            Setting::Cpus(list) => one("the CPUs", format!("{list:?}")),
+            Setting::Nodes(list) => one("the nodes", format!("{list:?}")),
+            Setting::Pages(pages) => one("the heap's pages", format!("{pages:?}")),
+            Setting::ArenaHook => one(ARENA_HOOK, format!("={ARENA_HOOK_ON}")),
+        }
+    }
+
+    /// The variable whose list it adds to.
+    fn adds_to(&self) -> Option<&str> {
+        match self {
+            Setting::Preload { .. } | Setting::Prefault(_) => Some("LD_PRELOAD"),
+            Setting::Tunable { .. } => Some("GLIBC_TUNABLES"),
+            Setting::Append { name, .. } => Some(name),
+            _ => None,
+        }
+    }
+
+    /// The variable that it sets or unsets as a whole.
+    fn replaces(&self) -> Option<&str> {
+        match self {
+            Setting::Env { name, .. } | Setting::Unset(name) => Some(name),
+            Setting::ArenaHook => Some(ARENA_HOOK),
+            _ => None,
+        }
+    }
+}
+
+/// `-Xmx2g` and `-Xmx4g` are one option, and so are `--x=1` and `--x=2`.
+fn option(text: &str) -> &str {
+    let end = text.find(|c: char| c == '=' || c.is_ascii_digit());
+    &text[..end.unwrap_or(text.len())]
+}
+
+fn contradictions(settings: &[(&str, Setting)]) -> Result<(), Refusal> {
+    for (at, (text, setting)) in settings.iter().enumerate() {
+        for (other_text, other) in &settings[at + 1..] {
+            for (slot, value) in setting.slots() {
+                if other.slots().iter().any(|(s, v)| *s == slot && *v != value) {
+                    return refuse(match text == other_text {
+                        true => format!("{text} sets {slot} twice, to different values"),
+                        false => format!("{text} and {other_text} contradict each other: both set {slot}"),
+                    });
+                }
+            }
+            for (one, two) in [(setting, other), (other, setting)] {
+                if one.replaces().is_some() && one.replaces() == two.adds_to() {
+                    let variable = one.replaces().unwrap_or_default();
+                    return refuse(format!(
+                        "{text} and {other_text} contradict each other: one sets {variable} as a whole, the other adds to it"
+                    ));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

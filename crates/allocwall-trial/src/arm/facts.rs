@@ -1,0 +1,481 @@
+//! What is known before a command runs: the programs that it becomes, and what this machine has to offer.
+
+use super::Refusal;
+use allocwall_diagnose::remedies::version_of;
+use allocwall_host::facts::Machine;
+use allocwall_host::installed::{self, BundledLibrary, InstalledAllocator};
+use allocwall_host::program::Rights;
+use allocwall_host::topology::{self, Topology};
+use allocwall_host::tunables::{self, Tunable};
+use allocwall_host::{file, loader, program, site_packages};
+use allocwall_measure::target::{FileView, view_file};
+use allocwall_model::catalogue::modules::{AllocatorKind, ModuleRole, role_of_library};
+use allocwall_model::recording::{Libc, Runtime};
+use allocwall_model::units::{Absence, Measured, Reason};
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+/// What this machine has to offer.
+#[derive(Clone, Debug)]
+pub struct Inventory {
+    pub installed: Vec<InstalledAllocator>,
+    pub bundled: Vec<BundledLibrary>,
+    /// The library that touches the heap before main.
+    pub prefault: Measured<PathBuf>,
+    pub topology: Measured<Topology>,
+    /// CPUs that this process may run on.
+    pub allowed_cpus: Measured<Vec<u32>>,
+    /// NUMA nodes with memory.
+    pub memory_nodes: Measured<Vec<u32>>,
+    /// `always`, `madvise` or `never`.
+    pub thp: Measured<String>,
+    /// Reserved huge pages of the default size that are free, or may be made on demand.
+    pub reserved_pages: Measured<u64>,
+    /// Memory that can be had without swapping.
+    pub available_bytes: Measured<u64>,
+}
+
+impl Inventory {
+    /// Looks round; `bundled` and `prefault` are what the caller has unpacked.
+    pub fn of(machine: &Machine, bundled: Vec<BundledLibrary>, prefault: Option<PathBuf>) -> Inventory {
+        let memory = machine.proc.meminfo();
+        let absent =
+            |what: &str| Absence::new(Reason::NotFound, format!("/proc/meminfo does not say {what}"));
+        let on_demand: u64 = machine.proc.sysctl("vm/nr_overcommit_hugepages").unwrap_or(0);
+        let nodes = file::read_line(&machine.path("/sys/devices/system/node/has_memory"));
+        Inventory {
+            installed: installed::allocators(machine),
+            bundled,
+            prefault: prefault.ok_or_else(|| {
+                Absence::new(
+                    Reason::NotSupported,
+                    "this build carries no library that touches the heap before main",
+                )
+            }),
+            topology: Topology::read(&machine.path("/sys")),
+            allowed_cpus: topology::allowed_cpus(),
+            memory_nodes: nodes.and_then(|text| {
+                topology::parse_cpu_list(&text)
+                    .ok_or_else(|| file::unparsable(&"the list of NUMA nodes", text.as_bytes()))
+            }),
+            thp: machine.thp("enabled"),
+            reserved_pages: memory.clone().and_then(|memory| {
+                memory
+                    .hugepages_free
+                    .map(|free| free + on_demand)
+                    .ok_or_else(|| absent("how many reserved huge pages are free"))
+            }),
+            available_bytes: memory.and_then(|memory| {
+                memory
+                    .available
+                    .ok_or_else(|| absent("how much memory is available"))
+            }),
+        }
+    }
+}
+
+/// A command before it runs.
+#[derive(Clone, Debug)]
+pub struct TargetFacts {
+    pub command: Vec<OsString>,
+    /// What it would get without any arm.
+    pub environment: Vec<(OsString, OsString)>,
+    /// The programs that become one another by exec, as far as that is certain; never empty.
+    pub programs: Vec<Program>,
+    /// Why it is not known what the last of them starts; None where that one is what runs.
+    pub beyond: Option<Absence>,
+    /// `env -i` stands in the command.
+    pub env_cleared: bool,
+    /// Variables that `env` in the command sets or unsets.
+    pub env_changed: Vec<String>,
+    /// Of the last program's loader.
+    pub tunables: Measured<Vec<Tunable>>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Program {
+    pub path: PathBuf,
+    /// Its place among the words of the command; None where a script or another program's argument names it.
+    pub place: Option<usize>,
+    pub view: FileView,
+    pub libc: Measured<Libc>,
+    /// The file of its C library; None where it has none of its own.
+    pub libc_file: Option<PathBuf>,
+    pub runtime: Measured<Runtime>,
+    /// What serves its malloc, and the library that it is in; no library where that is the program itself.
+    pub allocator: Measured<(AllocatorKind, Option<PathBuf>)>,
+    /// `setuid` and its like.
+    pub raised: Option<Rights>,
+    /// Of a CPython: names of the files that it runs at its start.
+    pub start_files: Option<Measured<Vec<String>>>,
+}
+
+impl TargetFacts {
+    /// Reads the files that a command names; none of them is run, only asked for its libraries is its loader.
+    ///
+    /// # Errors
+    /// One line: there is no command, or its program can't be started.
+    pub fn of(command: &[OsString], environment: &[(OsString, OsString)]) -> Result<TargetFacts, Refusal> {
+        let words = command.iter().cloned().enumerate();
+        let mut chase = Chase {
+            path: variable(environment, "PATH").map(OsStr::to_owned),
+            programs: Vec::new(),
+            beyond: None,
+            env_cleared: false,
+            env_changed: Vec::new(),
+        };
+        chase.follow(words.map(|(at, word)| (word, Some(at))).collect())?;
+        let interpreter = chase
+            .programs
+            .last()
+            .and_then(|last| last.view.interpreter.clone());
+        let tunables = match interpreter {
+            Some(loader) => tunables::of_loader(Path::new(&loader)),
+            None => Err(Absence::new(
+                Reason::NotApplicable,
+                "a static program has no loader that could list its tunables",
+            )),
+        };
+        Ok(TargetFacts {
+            command: command.to_vec(),
+            environment: environment.to_vec(),
+            programs: chase.programs,
+            beyond: chase.beyond,
+            env_cleared: chase.env_cleared,
+            env_changed: chase.env_changed,
+            tunables,
+        })
+    }
+
+    pub fn variable(&self, name: &str) -> Option<&OsStr> {
+        variable(&self.environment, name)
+    }
+
+    /// The last program that is known.
+    pub fn last(&self) -> Option<&Program> {
+        self.programs.last()
+    }
+
+    /// The program that runs, where that is certain.
+    pub fn certain(&self) -> Option<&Program> {
+        self.programs.last().filter(|_| self.beyond.is_none())
+    }
+}
+
+fn variable<'a>(environment: &'a [(OsString, OsString)], name: &str) -> Option<&'a OsStr> {
+    environment
+        .iter()
+        .find(|(known, _)| known == name)
+        .map(|(_, value)| value.as_os_str())
+}
+
+/// Words of a command, each with its place in what the user typed.
+type Words = Vec<(OsString, Option<usize>)>;
+
+struct Chase {
+    path: Option<OsString>,
+    programs: Vec<Program>,
+    beyond: Option<Absence>,
+    env_cleared: bool,
+    env_changed: Vec<String>,
+}
+
+/// Programs that start another one in their own place: options that take a value of their own, and how many words
+/// come before the command.
+const STARTERS: &[(&str, &[&str], usize)] = &[
+    ("nohup", &[], 0),
+    ("setsid", &[], 0),
+    ("nice", &["-n"], 0),
+    ("ionice", &["-c", "-n"], 0),
+    ("stdbuf", &["-i", "-o", "-e"], 0),
+    ("timeout", &["-k", "-s"], 1),
+    ("taskset", &[], 1),
+];
+
+const SHELLS: &[&str] = &["sh", "bash", "dash", "ash", "ksh", "zsh"];
+
+/// Scripts whose interpreter is a script, starters of starters: execve itself gives up after five.
+const DEEPEST: usize = 8;
+
+impl Chase {
+    fn follow(&mut self, words: Words) -> Result<(), Refusal> {
+        let mut words = words;
+        for depth in 0..DEEPEST {
+            let Some((name, place)) = words.first().cloned() else {
+                return match depth {
+                    0 => Err(Refusal("no command given: put it behind --".to_owned())),
+                    _ => self.uncertain(Reason::NotFound, "no command follows"),
+                };
+            };
+            let file = match program::find(&name, self.path.as_deref()) {
+                Ok(file) => file,
+                Err(line) if depth == 0 => return Err(Refusal(line)),
+                // The starter will say so itself, or knows better.
+                Err(line) => return self.uncertain(Reason::NotFound, &line),
+            };
+            let interpreter = program::interpreter(&file)
+                .map_err(|error| Refusal(format!("{} can't be read: {error}", file.display())))?;
+            if let Some((interpreter, argument)) = interpreter {
+                let head = [
+                    Some(interpreter.into_os_string()),
+                    argument,
+                    Some(file.into_os_string()),
+                ];
+                let head = head.into_iter().flatten().map(|word| (word, None));
+                words = head.chain(words.into_iter().skip(1)).collect();
+                continue;
+            }
+            let is_elf = program::is_elf(&file)
+                .map_err(|error| Refusal(format!("{} can't be read: {error}", file.display())))?;
+            // A text without a first line: execvp hands it to the shell.
+            if !is_elf {
+                let head = [OsString::from("/bin/sh"), file.into_os_string()];
+                let head = head.into_iter().map(|word| (word, None));
+                words = head.chain(words.into_iter().skip(1)).collect();
+                continue;
+            }
+            let view = view_file(&file)
+                .map_err(|absence| Refusal(format!("cannot start {}: {absence}", file.display())))?;
+            let mut program = Program::of(file, view);
+            program.place = place;
+            self.programs.push(program);
+            let base = Path::new(&name)
+                .file_name()
+                .unwrap_or(&name)
+                .to_string_lossy()
+                .into_owned();
+            match self.next(&base, &words) {
+                Next::Nothing => return Ok(()),
+                Next::Unknown(why) => return self.uncertain(Reason::NotApplicable, &why),
+                Next::Words(rest) => words = rest,
+            }
+        }
+        self.uncertain(Reason::TooCostly, "too many programs start one another")
+    }
+
+    fn uncertain(&mut self, reason: Reason, why: &str) -> Result<(), Refusal> {
+        if self.programs.is_empty() {
+            return Err(Refusal(format!("cannot start the command: {why}")));
+        }
+        self.beyond = Some(Absence::new(reason, why));
+        Ok(())
+    }
+
+    /// What a program starts in its own place.
+    fn next(&mut self, base: &str, words: &[(OsString, Option<usize>)]) -> Next {
+        if base == "env" {
+            return self.behind_env(words);
+        }
+        if SHELLS.contains(&base) {
+            return behind_shell(words);
+        }
+        let Some((_, valued, before)) = STARTERS.iter().find(|(name, ..)| *name == base) else {
+            return Next::Nothing;
+        };
+        let mut at = 1;
+        while let Some(word) = words.get(at).and_then(|(word, _)| word.to_str()) {
+            if word == "--" {
+                at += 1;
+                break;
+            }
+            match word.strip_prefix('-') {
+                None => break,
+                Some(_) if valued.contains(&word) => at += 2,
+                // `-n5`, `--signal=TERM`; a long option that takes the next word is not told from one that doesn't.
+                Some(rest) if rest.starts_with('-') && !rest.contains('=') => {
+                    return Next::Unknown(format!("the option {word} of {base} is not known here"));
+                }
+                Some(_) => at += 1,
+            }
+        }
+        Next::Words(words.get(at + before..).unwrap_or_default().to_vec())
+    }
+
+    /// `env [-i] [-u NAME] [NAME=VALUE…] COMMAND…`, and `env -S 'COMMAND…'` of a script's first line.
+    fn behind_env(&mut self, words: &[(OsString, Option<usize>)]) -> Next {
+        let mut rest = words.get(1..).unwrap_or_default().to_vec();
+        while let Some(word) = rest.first().map(|(word, _)| word.to_string_lossy().into_owned()) {
+            let mut taken = 1;
+            match word.as_str() {
+                "-i" | "-" | "--ignore-environment" => self.env_cleared = true,
+                "-u" | "--unset" => {
+                    let name = rest.get(1).map(|(name, _)| name.to_string_lossy().into_owned());
+                    self.env_changed.extend(name);
+                    taken = 2;
+                }
+                "--" => {
+                    return Next::Words(rest.split_off(1));
+                }
+                _ if word.starts_with("-S") || word.starts_with("--split-string=") => {
+                    let inner = word.strip_prefix("--split-string=").unwrap_or(&word[2..]);
+                    let Some(inner) = plain_words(inner) else {
+                        return Next::Unknown("env -S splits a text that is not plain words".to_owned());
+                    };
+                    let tail = rest.split_off(1);
+                    rest = inner.into_iter().map(|word| (word, None)).chain(tail).collect();
+                    continue;
+                }
+                _ if word.starts_with('-') => match word.strip_prefix("--unset=").or(word.strip_prefix("-u"))
+                {
+                    Some(name) => self.env_changed.push(name.to_owned()),
+                    None => return Next::Unknown(format!("the option {word} of env is not known here")),
+                },
+                _ => match word.split_once('=') {
+                    // It then looks for the command elsewhere.
+                    Some(("PATH", _)) => return Next::Unknown("env sets another PATH".to_owned()),
+                    Some((name, _)) => self.env_changed.push(name.to_owned()),
+                    None => return Next::Words(rest),
+                },
+            }
+            rest.drain(..taken.min(rest.len()));
+        }
+        // It prints its variables.
+        Next::Nothing
+    }
+}
+
+enum Next {
+    /// The program itself is what runs.
+    Nothing,
+    Words(Words),
+    Unknown(String),
+}
+
+/// `sh -c 'exec COMMAND…'` of plain words is certain; anything else only the shell knows.
+fn behind_shell(words: &[(OsString, Option<usize>)]) -> Next {
+    let word = |at: usize| words.get(at).and_then(|(word, _)| word.to_str());
+    if word(1) == Some("-c")
+        && let Some(inner) = word(2).and_then(|text| text.trim().strip_prefix("exec "))
+        && let Some(inner) = plain_words(inner)
+        && !inner
+            .first()
+            .is_some_and(|first| first.as_encoded_bytes().starts_with(b"-"))
+    {
+        return Next::Words(inner.into_iter().map(|word| (word, None)).collect());
+    }
+    Next::Unknown("a shell decides what it starts".to_owned())
+}
+
+/// Words without anything that a shell reads otherwise.
+fn plain_words(text: &str) -> Option<Vec<OsString>> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,+@% \t".contains(c);
+    text.chars()
+        .all(plain)
+        .then(|| text.split_whitespace().map(OsString::from).collect())
+}
+
+impl Program {
+    /// By its file, and by the libraries that its loader would load.
+    fn of(path: PathBuf, view: FileView) -> Program {
+        let raised = program::raised_rights(&path).ok().flatten();
+        let libraries = match &view.interpreter {
+            Some(interpreter) => {
+                // Where a library is looked for relative to the program ($ORIGIN), the kernel tells the loader the real path.
+                let real = path.canonicalize().unwrap_or_else(|_| path.clone());
+                loader::libraries(Path::new(interpreter), &real)
+            }
+            None => Ok(Vec::new()),
+        };
+        let viewed: Measured<Vec<(PathBuf, ModuleRole, FileView)>> = libraries.map(|libraries| {
+            let role = |name: &str, path: &Path| {
+                let file = path.file_name().unwrap_or_default().to_string_lossy();
+                role_of_library(name)
+                    .or(role_of_library(&file))
+                    .unwrap_or(ModuleRole::Other)
+            };
+            libraries
+                .into_iter()
+                .filter_map(|(name, path)| Some((path.clone(), role(&name, &path), view_file(&path).ok()?)))
+                // The loader's own malloc of old versions serves nobody else.
+                .filter(|(_, role, _)| *role != ModuleRole::Loader)
+                .collect()
+        });
+        let runtime = runtime(&view, &viewed);
+        Program {
+            libc: libc(&view, &viewed),
+            libc_file: viewed.as_ref().ok().and_then(|libraries| {
+                let libc = libraries.iter().find(|(_, _, library)| library.libc.is_some());
+                libc.map(|(path, ..)| path.clone())
+            }),
+            start_files: match &runtime {
+                Ok(Runtime::Cpython { version, .. }) => Some(start_files(&path, version)),
+                _ => None,
+            },
+            runtime,
+            allocator: allocator(&view, &viewed),
+            place: None,
+            path,
+            view,
+            raised,
+        }
+    }
+
+    pub fn allocator_kind(&self) -> Option<AllocatorKind> {
+        self.allocator.as_ref().ok().map(|(kind, _)| *kind)
+    }
+}
+
+type Viewed = Measured<Vec<(PathBuf, ModuleRole, FileView)>>;
+
+fn libc(view: &FileView, libraries: &Viewed) -> Measured<Libc> {
+    if view.kind.is_static() {
+        return Ok(Libc::Static);
+    }
+    let found = libraries.as_ref().map_err(Absence::clone)?.iter();
+    found
+        .filter_map(|(_, _, library)| library.libc.clone())
+        .next()
+        .ok_or_else(|| {
+            Absence::new(
+                Reason::NotFound,
+                "none of the libraries that it loads is a known C library",
+            )
+        })
+}
+
+fn runtime(view: &FileView, libraries: &Viewed) -> Measured<Runtime> {
+    if let Some(runtime) = &view.runtime {
+        return Ok(runtime.clone());
+    }
+    let libraries = libraries.as_ref().map_err(Absence::clone)?;
+    let by_library = libraries.iter().find_map(|(path, _, library)| {
+        // Java's launcher opens the virtual machine itself later.
+        let launcher = path.file_name() == Some(OsStr::new("libjli.so"));
+        library
+            .runtime
+            .clone()
+            .or(launcher.then_some(Runtime::Jvm { version: None }))
+    });
+    Ok(by_library.unwrap_or(Runtime::Native))
+}
+
+/// What stands in the folders of site packages and runs at the interpreter's start: `.pth` files, and `.start` files since 3.15.
+fn start_files(interpreter: &Path, version: &str) -> Measured<Vec<String>> {
+    let version = version_of(version).ok_or_else(|| {
+        Absence::new(
+            Reason::Unparsable,
+            format!("version {version:?} is not understood"),
+        )
+    })?;
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let folders = site_packages::folders(interpreter, version, home.as_deref())?;
+    let names = folders
+        .iter()
+        .flat_map(|folder| std::fs::read_dir(folder).into_iter().flatten().flatten())
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| name.ends_with(".pth") || name.ends_with(".start"));
+    Ok(names.collect())
+}
+
+fn allocator(view: &FileView, libraries: &Viewed) -> Measured<(AllocatorKind, Option<PathBuf>)> {
+    let kind = |view: &FileView| view.allocators.first().copied().unwrap_or(AllocatorKind::Other);
+    if view.serves_malloc {
+        return Ok((kind(view), None));
+    }
+    let libraries = libraries.as_ref().map_err(Absence::clone)?;
+    libraries
+        .iter()
+        .find(|(_, _, library)| library.serves_malloc)
+        .map(|(path, _, library)| (kind(library), Some(path.clone())))
+        .ok_or_else(|| Absence::new(Reason::NotFound, "no malloc is found in it or in what it loads"))
+}

@@ -1,0 +1,1032 @@
+//! An arm and a command become what is set before an exec, or one line that says why not.
+
+use super::facts::{Inventory, Program, TargetFacts};
+use super::{
+    Arm, Part, Refusal, Setting, Source, allocator_of, contradictions, pages_of, refuse, runtime_of, setting,
+};
+use allocwall_diagnose::remedies::{merged, quoted, version_of};
+use allocwall_host::tunables::parse_size;
+use allocwall_measure::target::{FileView, view_file};
+use allocwall_model::catalogue::modules::{AllocatorKind, ModuleRole, role_of_library};
+use allocwall_model::catalogue::nearest::hint;
+use allocwall_model::catalogue::remedies::{
+    ARENA_HOOK, ARENA_HOOK_FILES, ARENA_HOOK_ON, Change, Effect, Library, Need, Pages, Remedy,
+};
+use allocwall_model::catalogue::tunables as known;
+use allocwall_model::recording::{Libc, Runtime};
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// What is different when a command is started as an arm.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// The command, with options of its own inserted.
+    pub command: Vec<OsString>,
+    /// Variables that differ from what the command would get otherwise, by name; None is taken away.
+    pub env: Vec<(OsString, Option<OsString>)>,
+    pub cpus: Option<Vec<u32>>,
+    /// NUMA nodes that all memory comes from.
+    pub nodes: Option<Vec<u32>>,
+    /// What must show on the running target, or the arm proves nothing.
+    pub expects: Vec<Expectation>,
+    /// What could not be checked: a line each.
+    pub notes: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Expectation {
+    /// The file is mapped.
+    Mapped(PathBuf),
+    /// The loader has bound malloc to this file.
+    MallocFrom(PathBuf),
+    /// The calls that are counted for a moment arrive in this file. Beside the others: what can't be counted is no doubt.
+    Serves(PathBuf),
+    Environment(String, String),
+    /// A word of the command line.
+    CommandLine(String),
+    /// Transparent or reserved huge pages are resident.
+    HugeResident,
+    /// CPython's arenas are on huge pages, by the hook of the Python package.
+    ArenasHuge,
+    Cpus(Vec<u32>),
+    Nodes(Vec<u32>),
+    /// Bytes, before main runs.
+    ResidentAtStart(u64),
+}
+
+impl Arm {
+    /// # Errors
+    /// One line: why this arm does not apply to this command on this machine, and what to do instead.
+    pub fn resolve(&self, inventory: &Inventory, facts: &TargetFacts) -> Result<Applied, Refusal> {
+        let Some(program) = facts.last() else {
+            return refuse("no command given: put it behind --");
+        };
+        for part in &self.parts {
+            self.needs_met(part, inventory, facts)?;
+        }
+        let settings = self.expanded(inventory, facts)?;
+        contradictions(&settings)?;
+        let mut work = Work {
+            facts,
+            inventory,
+            program,
+            preloads: Vec::new(),
+            drop_preloaded: false,
+            jemalloc_variable: None,
+            tunables: Vec::new(),
+            env: BTreeMap::new(),
+            options: Vec::new(),
+            done: Applied::default(),
+        };
+        // Preloads first: which variable jemalloc reads depends on the library.
+        let (first, then): (Vec<_>, Vec<_>) = settings
+            .iter()
+            .partition(|(_, setting)| matches!(setting, Setting::Preload { .. }));
+        for (text, setting) in first.into_iter().chain(then) {
+            work.apply(text, setting, self)?;
+        }
+        // The hook has a proof of its own.
+        let of_malloc =
+            |part: &&Part| part.remedy.effect == Effect::HugeTouch && !part.remedy.applies(Change::ArenaHook);
+        if self.parts.iter().any(|part| of_malloc(&part)) {
+            work.expect(Expectation::HugeResident);
+        }
+        work.finish(self)
+    }
+
+    /// The settings, with pages in the way of the allocator that will serve the program.
+    fn expanded<'a>(
+        &'a self,
+        inventory: &Inventory,
+        facts: &TargetFacts,
+    ) -> Result<Vec<(&'a str, Setting)>, Refusal> {
+        let mut settings = self.settings();
+        for (text, each) in &mut settings {
+            let Setting::Pages(pages) = *each else { continue };
+            let kind = match self.library() {
+                Some((_, library)) => library.kind(),
+                None => served_by(facts).map_err(|why| {
+                    Refusal(format!(
+                        "{text} depends on the allocator, and {why}: name it in the same arm, as glibc+{text}"
+                    ))
+                })?,
+            };
+            match pages {
+                Pages::Transparent => thp(inventory, text)?,
+                Pages::Reserved => reserved_pages(inventory, text)?,
+            }
+            let change = pages_of(kind, pages)?;
+            if let Some(expanded) = setting(&change, None, &Source::Any) {
+                *each = expanded;
+            }
+        }
+        Ok(settings)
+    }
+
+    fn needs_met(&self, part: &Part, inventory: &Inventory, facts: &TargetFacts) -> Result<(), Refusal> {
+        let text = &part.text;
+        for need in part.remedy.needs {
+            if let Some(wanted) = allocator_of(*need) {
+                self.allocator_fits(text, wanted, facts)?;
+            }
+            if let Some(wanted) = runtime_of(*need) {
+                runtime_fits(part, *need, wanted, facts)?;
+            }
+            match *need {
+                Need::Glibc(major, minor) => glibc_fits(text, facts, |version| {
+                    (version < (major, minor)).then(|| format!("needs glibc {major}.{minor} or later"))
+                })?,
+                Need::GlibcBefore(major, minor) => glibc_fits(text, facts, |version| {
+                    (version >= (major, minor)).then(|| format!("is for glibc before {major}.{minor}"))
+                })?,
+                Need::Musl => match facts.certain().map(|program| (program, &program.libc)) {
+                    Some((program, Ok(libc))) if !matches!(libc, Libc::Musl { .. }) => {
+                        return refuse(format!(
+                            "{text} is for musl, and {} is not linked with it",
+                            program.name()
+                        ));
+                    }
+                    _ => {}
+                },
+                Need::ThpByAdvice | Need::ThpModeMadvise => thp(inventory, text)?,
+                Need::MoreThanOneNode => {
+                    if let Ok(nodes) = &inventory.memory_nodes
+                        && nodes.len() < 2
+                    {
+                        return refuse(format!(
+                            "{text}: this machine has one NUMA node, so there is nothing to bind to"
+                        ));
+                    }
+                }
+                // What else a remedy needs makes it worth while, and a diagnosis says so; it can be applied all the same.
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn allocator_fits(&self, text: &str, wanted: AllocatorKind, facts: &TargetFacts) -> Result<(), Refusal> {
+        if let Some((_, library)) = self.library() {
+            // That they agree was said when the arm was read.
+            debug_assert_eq!(library.kind(), wanted);
+            return Ok(());
+        }
+        let Some(program) = facts.certain() else {
+            return Ok(());
+        };
+        match served_by(facts) {
+            Ok(kind) if kind == wanted => Ok(()),
+            // No library goes before what is linked in.
+            Ok(kind) if matches!(program.allocator, Ok((_, None))) => refuse(format!(
+                "{text} acts on {}, and {} has {} linked in",
+                wanted.title(),
+                program.name(),
+                kind.title()
+            )),
+            Ok(kind) => refuse(format!(
+                "{text} acts on {}, and {} has {}: add an allocator to the arm, as {}+{text}",
+                wanted.title(),
+                program.name(),
+                kind.title(),
+                match wanted {
+                    AllocatorKind::Jemalloc => "jemalloc",
+                    AllocatorKind::Mimalloc => "mimalloc",
+                    AllocatorKind::Tcmalloc => "tcmalloc",
+                    _ => "glibc",
+                }
+            )),
+            // Whether it took, the running target will show.
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+/// The allocator that would serve the command as it is; else why that is not known.
+fn served_by(facts: &TargetFacts) -> Result<AllocatorKind, String> {
+    let Some(program) = facts.certain() else {
+        let why = facts
+            .beyond
+            .as_ref()
+            .map_or("", |absence| absence.detail.as_str());
+        return Err(format!("which program runs is not known ({why})"));
+    };
+    if let Some(kind) = preloaded_allocators(facts).first() {
+        return Ok(*kind);
+    }
+    program
+        .allocator
+        .as_ref()
+        .map(|(kind, _)| *kind)
+        .map_err(|absence| format!("that of {} is not known ({absence})", program.name()))
+}
+
+/// Allocators among the libraries that are preloaded already, by their names.
+fn preloaded_allocators(facts: &TargetFacts) -> Vec<AllocatorKind> {
+    let list = facts.variable("LD_PRELOAD").unwrap_or_default();
+    entries(list).filter_map(allocator_library).collect()
+}
+
+/// LD_PRELOAD is split at blanks and colons (ld.so(8)).
+fn entries(list: &OsStr) -> impl Iterator<Item = &OsStr> {
+    list.as_bytes()
+        .split(|b| matches!(b, b' ' | b':'))
+        .filter(|entry| !entry.is_empty())
+        .map(OsStr::from_bytes)
+}
+
+fn allocator_library(entry: &OsStr) -> Option<AllocatorKind> {
+    let name = Path::new(entry).file_name()?.to_str()?;
+    match role_of_library(name)? {
+        ModuleRole::Allocator(kind) => Some(kind),
+        _ => None,
+    }
+}
+
+fn thp(inventory: &Inventory, text: &str) -> Result<(), Refusal> {
+    match &inventory.thp {
+        Ok(mode) if mode == "never" => refuse(format!(
+            "{text}: transparent huge pages are switched off (mode never): echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, as root"
+        )),
+        Ok(_) => Ok(()),
+        Err(absence) => refuse(format!("{text}: {absence}")),
+    }
+}
+
+fn reserved_pages(inventory: &Inventory, text: &str) -> Result<(), Refusal> {
+    match &inventory.reserved_pages {
+        Ok(0) => refuse(format!(
+            "{text}: no reserved huge page is free: echo PAGES > /proc/sys/vm/nr_hugepages, as root"
+        )),
+        Ok(_) => Ok(()),
+        Err(absence) => refuse(format!("{text}: {absence}")),
+    }
+}
+
+fn runtime_fits(part: &Part, need: Need, wanted: &str, facts: &TargetFacts) -> Result<(), Refusal> {
+    let Some(program) = facts.certain() else {
+        return Ok(());
+    };
+    let Ok(runtime) = &program.runtime else {
+        return Ok(());
+    };
+    let text = &part.text;
+    let name = program.name();
+    // A program may start the runtime as a child: then a variable is passed on.
+    let instead = match part.settings.iter().find_map(Setting::replaces) {
+        Some(variable) => format!("; env:{variable}=VALUE sets the variable all the same"),
+        None => String::new(),
+    };
+    let other = |is: &str| refuse(format!("{text} acts on {wanted}, and {name} {is}{instead}"));
+    match (need, runtime) {
+        (Need::Jvm, Runtime::Jvm { .. })
+        | (Need::Go, Runtime::Go { .. })
+        | (Need::Node, Runtime::Node { .. }) => Ok(()),
+        (Need::Cpython, Runtime::Cpython { version, .. }) => {
+            let names_mimalloc = part.settings.iter().any(
+                |setting| matches!(setting, Setting::Env { name, value } if name == "PYTHONMALLOC" && value.starts_with("mimalloc")),
+            );
+            match version_of(version) {
+                Some(version) if names_mimalloc && version < (3, 13) => refuse(format!(
+                    "{text} needs CPython 3.13 or later, and {name} is {}.{}",
+                    version.0, version.1
+                )),
+                _ => Ok(()),
+            }
+        }
+        (Need::CpythonFreeThreaded, Runtime::Cpython { free_threaded, .. }) => match free_threaded {
+            true => Ok(()),
+            false => refuse(format!(
+                "{text} is for the free-threaded build of CPython, and {name} is a default one"
+            )),
+        },
+        (
+            Need::CpythonAtLeast(_),
+            Runtime::Cpython {
+                free_threaded: true, ..
+            },
+        ) => refuse(format!(
+            "{text} is for the default build of CPython, and {name} is a free-threaded one: cpython-nogil-huge is for that"
+        )),
+        (Need::CpythonAtLeast(minor), Runtime::Cpython { version, .. }) => match version_of(version) {
+            Some(found) if found < (3, minor) => refuse(format!(
+                "{text} needs CPython 3.{minor} or later, and {name} is {}.{}",
+                found.0, found.1
+            )),
+            _ => Ok(()),
+        },
+        (_, Runtime::Cpython { .. }) => other("is CPython"),
+        (_, Runtime::Jvm { .. }) => other("is Java"),
+        (_, Runtime::Go { .. }) => other("is a Go program"),
+        (_, Runtime::Node { .. }) => other("is Node"),
+        (_, Runtime::Native) => other("is neither that nor linked with it"),
+    }
+}
+
+fn glibc_fits(
+    text: &str,
+    facts: &TargetFacts,
+    wrong: impl Fn((u32, u32)) -> Option<String>,
+) -> Result<(), Refusal> {
+    let Some(program) = facts.last() else {
+        return Ok(());
+    };
+    let name = program.name();
+    match &program.libc {
+        Ok(Libc::Glibc { version }) => match version_of(version).and_then(&wrong) {
+            Some(why) => refuse(format!("{text} {why}, and {name} has {version}")),
+            None => Ok(()),
+        },
+        Ok(Libc::Musl { .. }) if facts.beyond.is_none() => {
+            refuse(format!("{text} is for glibc, and {name} is linked with musl"))
+        }
+        Ok(Libc::Other { name: libc }) if facts.beyond.is_none() => {
+            refuse(format!("{text} is for glibc, and {name} is linked with {libc}"))
+        }
+        // A static program is judged where it matters: a preload can't, a tunable can reach it.
+        _ => Ok(()),
+    }
+}
+
+impl Program {
+    /// Its file's name, for people.
+    pub fn name(&self) -> String {
+        let name = self.path.file_name().unwrap_or(self.path.as_os_str());
+        name.to_string_lossy().into_owned()
+    }
+}
+
+/// ELF machine numbers (include/uapi/linux/elf-em.h).
+fn machine_name(machine: u16) -> String {
+    match machine {
+        3 => "x86".to_owned(),
+        22 => "s390x".to_owned(),
+        21 => "ppc64".to_owned(),
+        40 => "arm".to_owned(),
+        62 => "x86-64".to_owned(),
+        183 => "aarch64".to_owned(),
+        243 => "riscv".to_owned(),
+        other => format!("ELF machine {other}"),
+    }
+}
+
+struct Work<'a> {
+    facts: &'a TargetFacts,
+    inventory: &'a Inventory,
+    program: &'a Program,
+    preloads: Vec<PathBuf>,
+    /// Other allocators leave the list of preloaded libraries.
+    drop_preloaded: bool,
+    /// As the library of this arm has it.
+    jemalloc_variable: Option<String>,
+    tunables: Vec<String>,
+    env: BTreeMap<OsString, Option<OsString>>,
+    options: Vec<String>,
+    done: Applied,
+}
+
+impl Work<'_> {
+    fn apply(&mut self, text: &str, setting: &Setting, arm: &Arm) -> Result<(), Refusal> {
+        match setting {
+            Setting::Preload { library, source } => {
+                let part = arm.parts.iter().find(|part| part.text == text);
+                self.preload(text, *library, source, part.map(|part| part.remedy))
+            }
+            Setting::Tunable { name, value } => self.tunable(text, name, value, arm),
+            Setting::Env { name, value } => {
+                self.env.insert(name.into(), Some(value.into()));
+                self.expect(Expectation::Environment(name.clone(), value.clone()));
+                Ok(())
+            }
+            Setting::Append {
+                name,
+                separator,
+                value,
+            } => self.append(text, name, *separator, value),
+            Setting::Unset(name) => {
+                if self.facts.variable(name).is_some() {
+                    self.env.insert(name.into(), None);
+                }
+                Ok(())
+            }
+            Setting::CommandOption(option) => {
+                self.options.push(option.clone());
+                self.expect(Expectation::CommandLine(option.clone()));
+                Ok(())
+            }
+            Setting::Prefault(bytes) => self.prefault(text, *bytes),
+            Setting::Cpus(cpus) => self.cpus(text, cpus),
+            Setting::Nodes(nodes) => self.nodes(text, nodes),
+            // Expanded before.
+            Setting::Pages(_) => Ok(()),
+            Setting::ArenaHook => self.arena_hook(text),
+        }
+    }
+
+    /// Each once, however many settings lead to it.
+    fn expect(&mut self, expectation: Expectation) {
+        if !self.done.expects.contains(&expectation) {
+            self.done.expects.push(expectation);
+        }
+    }
+
+    // ---- libraries ----
+
+    fn preload(
+        &mut self,
+        text: &str,
+        library: Library,
+        source: &Source,
+        remedy: Option<&Remedy>,
+    ) -> Result<(), Refusal> {
+        self.preload_reaches(text)?;
+        if library == Library::Glibc {
+            return self.glibc(text);
+        }
+        let (path, view) = self.library(text, library, source, remedy)?;
+        // The kind that it is named as: a library under another's name proves nothing.
+        if !view.serves_malloc {
+            return refuse(format!(
+                "{text}: {} defines no malloc, so preloading it changes nothing",
+                path.display()
+            ));
+        }
+        self.jemalloc_variable = view.jemalloc_variable;
+        self.preloads.insert(0, path.clone());
+        self.expect(Expectation::Mapped(path.clone()));
+        self.expect(Expectation::MallocFrom(path.clone()));
+        self.expect(Expectation::Serves(path));
+        Ok(())
+    }
+
+    /// A loader that honours LD_PRELOAD, and a malloc that it binds.
+    fn preload_reaches(&self, text: &str) -> Result<(), Refusal> {
+        let Some(program) = self.facts.certain() else {
+            return Ok(());
+        };
+        let name = program.name();
+        // A static Go program is both: that it is Go says more.
+        if matches!(program.runtime, Ok(Runtime::Go { .. })) {
+            return refuse(format!(
+                "{text} is preloaded, and {name} is a Go program, whose runtime allocates without malloc"
+            ));
+        }
+        if program.view.kind.is_static() {
+            return refuse(format!(
+                "{text} is preloaded, and {name} is statically linked: no loader reads LD_PRELOAD; link the allocator into it instead"
+            ));
+        }
+        if matches!(program.allocator, Ok((_, None))) {
+            return refuse(format!(
+                "{text} is preloaded, and {name} has a malloc of its own linked in, which goes before every library's"
+            ));
+        }
+        Ok(())
+    }
+
+    /// The C library itself goes first, where anything else would serve malloc.
+    fn glibc(&mut self, text: &str) -> Result<(), Refusal> {
+        let Ok(Libc::Glibc { .. }) = &self.program.libc else {
+            return refuse(format!(
+                "{text}: {} is not linked with glibc",
+                self.program.name()
+            ));
+        };
+        self.drop_preloaded = !preloaded_allocators(self.facts).is_empty();
+        if let Ok((AllocatorKind::Glibc, Some(libc))) = &self.program.allocator
+            && self.facts.beyond.is_none()
+        {
+            self.expect(Expectation::MallocFrom(libc.clone()));
+            return Ok(());
+        }
+        let Some(libc) = self.program.libc_file.clone() else {
+            return refuse(format!(
+                "{text}: the C library of {} was not found",
+                self.program.name()
+            ));
+        };
+        self.preloads.insert(0, libc.clone());
+        self.expect(Expectation::MallocFrom(libc));
+        Ok(())
+    }
+
+    /// The first library that fits the program, of those that the source allows.
+    fn library(
+        &self,
+        text: &str,
+        library: Library,
+        source: &Source,
+        remedy: Option<&Remedy>,
+    ) -> Result<(PathBuf, FileView), Refusal> {
+        let kind = library.kind();
+        let is_minimal = |path: &Path| path.to_string_lossy().contains("_minimal");
+        let mut system: Vec<&Path> = self
+            .inventory
+            .installed
+            .iter()
+            .filter(|found| found.kind == kind)
+            .map(|found| found.path.as_path())
+            .filter(|path| library != Library::TcmallocMinimal || is_minimal(path))
+            .collect();
+        system.sort_by_key(|path| is_minimal(path));
+        let bundled = self.inventory.bundled.iter().filter(|found| found.kind == kind);
+        let bundled: Vec<(&Path, &str)> = bundled
+            .map(|found| (found.path.as_path(), found.version.as_str()))
+            .collect();
+        let paths = |bundled: &[(&Path, &str)]| -> Vec<PathBuf> {
+            bundled.iter().map(|(path, _)| path.to_path_buf()).collect()
+        };
+        let system_paths = || system.iter().map(|path| path.to_path_buf());
+        let candidates: Vec<PathBuf> = match source {
+            Source::System => system_paths().collect(),
+            Source::Bundled => paths(&bundled),
+            Source::Any | Source::Version(_) => system_paths().chain(paths(&bundled)).collect(),
+            Source::Path(path) => vec![std::path::absolute(path).unwrap_or_else(|_| path.clone())],
+        };
+        let mut refused = None;
+        for path in candidates {
+            let fits = self.fits(&path).and_then(|view| match source {
+                Source::Version(wanted) => {
+                    let stated = bundled.iter().find(|(known, _)| *known == path).map(|(_, v)| *v);
+                    let found = stated.or(view.allocator_version.as_deref());
+                    match found.is_some_and(|found| is_of_version(found, wanted)) {
+                        true => Ok(view),
+                        false => Err(format!(
+                            "{} is of version {}",
+                            path.display(),
+                            found.unwrap_or("unknown")
+                        )),
+                    }
+                }
+                _ => Ok(view),
+            });
+            match fits {
+                Ok(view) => return Ok((path, view)),
+                Err(why) => refused = refused.or(Some(why)),
+            }
+        }
+        if let Some(why) = refused {
+            return refuse(format!("{text}: {why}"));
+        }
+        let package = remedy
+            .and_then(|remedy| remedy.how.split_once("# "))
+            .map_or_else(String::new, |(_, package)| format!("install it ({package}), or "));
+        let lacks = match source {
+            Source::Bundled => "this build does not carry it",
+            _ => "no such library is found on this machine",
+        };
+        refuse(format!(
+            "{text}: {lacks}: {package}name a file, as {}@/path/lib.so",
+            remedy.map_or(text, |r| r.key)
+        ))
+    }
+
+    /// Whether the program's loader would take it; else why not.
+    fn fits(&self, path: &Path) -> Result<FileView, String> {
+        let shown = path.display();
+        if path
+            .as_os_str()
+            .as_bytes()
+            .iter()
+            .any(|b| matches!(b, b' ' | b':'))
+        {
+            return Err(format!(
+                "LD_PRELOAD can't hold a path with a blank or a colon: {shown}"
+            ));
+        }
+        let view =
+            view_file(path).map_err(
+                |absence| match absence.detail.contains(&*path.to_string_lossy()) {
+                    true => absence.detail,
+                    false => format!("{shown}: {absence}"),
+                },
+            )?;
+        let program = &self.program.view;
+        if (view.machine, view.is_64) != (program.machine, program.is_64) {
+            return Err(format!(
+                "{shown} is for {}, and {} is for {}",
+                machine_name(view.machine),
+                self.program.name(),
+                machine_name(program.machine)
+            ));
+        }
+        let wants = |libc: &str| view.needed.iter().any(|needed| needed.starts_with(libc));
+        let name = self.program.name();
+        match &self.program.libc {
+            Ok(Libc::Musl { .. }) if wants("libc.so.6") => {
+                Err(format!("{shown} is linked with glibc, and {name} with musl"))
+            }
+            Ok(Libc::Glibc { .. }) if wants("libc.musl") => {
+                Err(format!("{shown} is linked with musl, and {name} with glibc"))
+            }
+            _ => Ok(view),
+        }
+    }
+
+    fn prefault(&mut self, text: &str, bytes: u64) -> Result<(), Refusal> {
+        self.preload_reaches(text)?;
+        if let Ok(available) = self.inventory.available_bytes
+            && bytes > available
+        {
+            return refuse(format!(
+                "{text} is more than the {} MiB of memory that are available",
+                available >> 20
+            ));
+        }
+        let library = match &self.inventory.prefault {
+            Ok(library) => library.clone(),
+            Err(absence) => return refuse(format!("{text}: {absence}")),
+        };
+        self.fits(&library)
+            .map_err(|why| Refusal(format!("{text}: {why}")))?;
+        self.preloads.push(library.clone());
+        self.env
+            .insert("ALLOCWALL_PREFAULT".into(), Some(bytes.to_string().into()));
+        self.expect(Expectation::Mapped(library));
+        self.expect(Expectation::ResidentAtStart(bytes));
+        Ok(())
+    }
+
+    // ---- variables ----
+
+    fn tunable(&mut self, text: &str, name: &str, value: &str, arm: &Arm) -> Result<(), Refusal> {
+        let program_name = self.program.name();
+        let of_malloc = name.starts_with(known::PREFIX);
+        if let Some(program) = self.facts.certain() {
+            if matches!(program.libc, Ok(Libc::Musl { .. })) {
+                return refuse(format!(
+                    "{text}: {program_name} is linked with musl, which has no tunables"
+                ));
+            }
+            if of_malloc && matches!(program.runtime, Ok(Runtime::Go { .. })) {
+                return refuse(format!(
+                    "{text} acts on malloc, and {program_name} is a Go program, whose runtime allocates without it"
+                ));
+            }
+            let kind = program.allocator_kind();
+            if of_malloc && program.view.kind.is_static() && kind != Some(AllocatorKind::Glibc) {
+                return refuse(format!(
+                    "{text}: {program_name} is statically linked, and nothing in it shows that it has glibc's malloc"
+                ));
+            }
+            if of_malloc {
+                arm.allocator_fits(text, AllocatorKind::Glibc, self.facts)?;
+            }
+        }
+        // Eight a CPU: NARENAS_FROM_NCORES of malloc/arena.c.
+        let cpus = self
+            .inventory
+            .topology
+            .as_ref()
+            .map_or(1, |topology| topology.cpus.len());
+        let value = value.replace("{arenas}", &(8 * cpus.max(1)).to_string());
+        let value = self.checked(text, name, &value)?;
+        if name == "glibc.malloc.hugetlb" && value != "0" {
+            self.expect(Expectation::HugeResident);
+            match value.as_str() {
+                "1" => thp(self.inventory, text)?,
+                _ => reserved_pages(self.inventory, text)?,
+            }
+        }
+        self.tunables.push(format!("{name}={value}"));
+        Ok(())
+    }
+
+    /// The value as the loader takes it. A name or a value that it doesn't know it would ignore in silence.
+    fn checked(&mut self, text: &str, name: &str, value: &str) -> Result<String, Refusal> {
+        let list = match &self.facts.tunables {
+            Ok(list) => list,
+            Err(absence) => {
+                self.done
+                    .notes
+                    .push(format!("{name}={value} is not checked: {absence}"));
+                return Ok(parse_size(value).map_or_else(|| value.to_owned(), |size| size.to_string()));
+            }
+        };
+        let Some(tunable) = list.iter().find(|tunable| tunable.name == name) else {
+            let short = |name: &str| name.strip_prefix(known::PREFIX).unwrap_or(name).to_owned();
+            let names: Vec<String> = list.iter().map(|tunable| short(&tunable.name)).collect();
+            return refuse(format!(
+                "{text}: the loader of {} knows no tunable {name}{}",
+                self.program.name(),
+                hint(&short(name), names.iter().map(String::as_str))
+            ));
+        };
+        let taken = tunable
+            .check(value)
+            .map_err(|why| Refusal(format!("{text}: {why}")))?;
+        let version = match &self.program.libc {
+            Ok(Libc::Glibc { version }) => version_of(version),
+            _ => None,
+        };
+        let limit = version.and_then(|version| known::malloc_limit(name, version));
+        match (limit, taken.parse::<u64>()) {
+            (Some(limit), Ok(number)) if number > limit => refuse(format!(
+                "{text}: {name}={value} is out of range: this glibc takes at most {limit} and ignores more"
+            )),
+            _ => Ok(taken),
+        }
+    }
+
+    fn append(&mut self, text: &str, name: &str, separator: char, value: &str) -> Result<(), Refusal> {
+        let name = match name {
+            "MALLOC_CONF" => self.jemalloc_variable(),
+            name => name.to_owned(),
+        };
+        let key = OsString::from(&name);
+        let held = match self.env.get(&key) {
+            Some(value) => value.clone(),
+            None => self.facts.variable(&name).map(OsStr::to_owned),
+        };
+        let held = self.text_of(text, &name, held.as_deref())?;
+        let value = match separator {
+            // jemalloc's list; the last of one name counts, and one is enough.
+            ',' => merged(&held, value, ',', ':'),
+            _ if held.is_empty() => value.to_owned(),
+            _ => format!("{held}{separator}{value}"),
+        };
+        // The last value of a variable that is added to twice is what must show.
+        self.done.expects.retain(
+            |expectation| !matches!(expectation, Expectation::Environment(known, _) if *known == name),
+        );
+        self.expect(Expectation::Environment(name, value.clone()));
+        self.env.insert(key, Some(value.into()));
+        Ok(())
+    }
+
+    /// As the functions of a build are prefixed, so is its variable.
+    fn jemalloc_variable(&self) -> String {
+        let own = || {
+            let program = self.facts.certain()?;
+            match &program.allocator {
+                Ok((AllocatorKind::Jemalloc, Some(library))) => view_file(library).ok()?.jemalloc_variable,
+                _ => program.view.jemalloc_variable.clone(),
+            }
+        };
+        let variable = self.jemalloc_variable.clone().or_else(own);
+        variable.unwrap_or_else(|| "MALLOC_CONF".to_owned())
+    }
+
+    /// A list can only be added to where it can be read.
+    fn text_of(&self, text: &str, name: &str, held: Option<&OsStr>) -> Result<String, Refusal> {
+        match held.unwrap_or_default().to_str() {
+            Some(held) => Ok(held.to_owned()),
+            None => refuse(format!(
+                "{text} adds to {name}, which holds what is no text: unset it first"
+            )),
+        }
+    }
+
+    /// The variable is read by a file that the package lays beside those that the interpreter reads at its start.
+    fn arena_hook(&mut self, text: &str) -> Result<(), Refusal> {
+        if let Some(program) = self.facts.certain()
+            && let Some(read) = &program.start_files
+        {
+            let name = program.name();
+            if !program.view.is_64 {
+                return refuse(format!(
+                    "{text}: {name} is a 32-bit interpreter, which has no room for slabs of 2 MiB"
+                ));
+            }
+            match read {
+                Ok(files) if files.iter().any(|file| ARENA_HOOK_FILES.contains(&file.as_str())) => {}
+                Ok(_) => {
+                    return refuse(format!(
+                        "{text}: {} has no allocwall package: {} -m pip install allocwall",
+                        program.path.display(),
+                        program.path.display()
+                    ));
+                }
+                Err(absence) => self.done.notes.push(format!(
+                    "whether {name} has the allocwall package is not known: {absence}"
+                )),
+            }
+        }
+        self.env.insert(ARENA_HOOK.into(), Some(ARENA_HOOK_ON.into()));
+        self.expect(Expectation::Environment(
+            ARENA_HOOK.to_owned(),
+            ARENA_HOOK_ON.to_owned(),
+        ));
+        self.expect(Expectation::ArenasHuge);
+        Ok(())
+    }
+
+    // ---- place ----
+
+    fn cpus(&mut self, text: &str, cpus: &[u32]) -> Result<(), Refusal> {
+        let shown = |list: &[u32]| list.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        if let Ok(topology) = &self.inventory.topology {
+            let online: Vec<u32> = topology.cpus.iter().map(|cpu| cpu.id).collect();
+            if let Some(missing) = cpus.iter().find(|cpu| !online.contains(cpu)) {
+                return refuse(format!(
+                    "{text}: there is no CPU {missing} online, only {}",
+                    shown(&online)
+                ));
+            }
+        }
+        if let Ok(allowed) = &self.inventory.allowed_cpus
+            && let Some(refused) = cpus.iter().find(|cpu| !allowed.contains(cpu))
+        {
+            return refuse(format!(
+                "{text}: CPU {refused} is not allowed to this process, only {} (cpuset or affinity of its starter)",
+                shown(allowed)
+            ));
+        }
+        self.done.cpus = Some(cpus.to_vec());
+        Ok(())
+    }
+
+    fn nodes(&mut self, text: &str, nodes: &[u32]) -> Result<(), Refusal> {
+        let with_memory = match &self.inventory.memory_nodes {
+            Ok(nodes) => nodes,
+            Err(absence) => {
+                return refuse(format!(
+                    "{text}: the NUMA nodes of this machine are not known: {absence}"
+                ));
+            }
+        };
+        if let Some(missing) = nodes.iter().find(|node| !with_memory.contains(node)) {
+            let shown: Vec<String> = with_memory.iter().map(u32::to_string).collect();
+            return refuse(format!(
+                "{text}: there is no NUMA node {missing} with memory, only {}",
+                shown.join(",")
+            ));
+        }
+        self.done.nodes = Some(nodes.to_vec());
+        Ok(())
+    }
+
+    // ---- all together ----
+
+    fn finish(mut self, arm: &Arm) -> Result<Applied, Refusal> {
+        self.join_lists(arm)?;
+        self.nodes_have_cpus();
+        self.done.command = self.command(arm)?;
+        self.done.env = std::mem::take(&mut self.env).into_iter().collect();
+        if let Some(cpus) = self.done.cpus.clone() {
+            self.expect(Expectation::Cpus(cpus));
+        }
+        if let Some(nodes) = self.done.nodes.clone() {
+            self.expect(Expectation::Nodes(nodes));
+        }
+        self.environment_arrives(arm)?;
+        Ok(self.done)
+    }
+
+    /// LD_PRELOAD and GLIBC_TUNABLES keep what they hold.
+    fn join_lists(&mut self, arm: &Arm) -> Result<(), Refusal> {
+        if !self.preloads.is_empty() || self.drop_preloaded {
+            let present = self.facts.variable("LD_PRELOAD").unwrap_or_default();
+            // Ours first: the first library that has a malloc serves it.
+            let ours = self.preloads.iter().map(|path| path.as_os_str());
+            let kept = entries(present)
+                .filter(|entry| !(self.drop_preloaded && allocator_library(entry).is_some()))
+                .filter(|entry| !self.preloads.iter().any(|path| path.as_os_str() == *entry));
+            let all: Vec<&OsStr> = ours.chain(kept).collect();
+            let value = (!all.is_empty()).then(|| all.join(OsStr::new(":")));
+            self.env.insert("LD_PRELOAD".into(), value);
+        }
+        if !self.tunables.is_empty() {
+            let held = self.text_of(&arm.name, "GLIBC_TUNABLES", self.facts.variable("GLIBC_TUNABLES"))?;
+            let value = merged(&held, &self.tunables.join(":"), ':', '=');
+            self.env
+                .insert("GLIBC_TUNABLES".into(), Some(value.clone().into()));
+            self.expect(Expectation::Environment("GLIBC_TUNABLES".to_owned(), value));
+        }
+        Ok(())
+    }
+
+    /// Threads run where their memory is, unless CPUs were named.
+    fn nodes_have_cpus(&mut self) {
+        if let (Some(nodes), None, Ok(topology)) =
+            (&self.done.nodes, &self.done.cpus, &self.inventory.topology)
+        {
+            let allowed = self.inventory.allowed_cpus.as_deref().ok();
+            let cpus: Vec<u32> = topology
+                .cpus
+                .iter()
+                .filter(|cpu| nodes.contains(&cpu.node))
+                .map(|cpu| cpu.id)
+                .filter(|cpu| allowed.is_none_or(|allowed| allowed.contains(cpu)))
+                .collect();
+            // A node may have memory alone.
+            self.done.cpus = (!cpus.is_empty()).then_some(cpus);
+        }
+    }
+
+    fn command(&self, arm: &Arm) -> Result<Vec<OsString>, Refusal> {
+        let mut command = self.facts.command.clone();
+        if self.options.is_empty() {
+            return Ok(command);
+        }
+        match self.facts.certain().and_then(|program| program.place) {
+            Some(place) => {
+                let options = self.options.iter().map(OsString::from);
+                command.splice(place + 1..place + 1, options);
+                Ok(command)
+            }
+            None => refuse(format!(
+                "{} puts {} on the command line, and the command starts its program through a script: put it there",
+                arm.name,
+                self.options.join(" ")
+            )),
+        }
+    }
+
+    /// Nothing on the way to the program takes the variables away.
+    fn environment_arrives(&self, arm: &Arm) -> Result<(), Refusal> {
+        let Some((first, _)) = self.done.env.first() else {
+            return Ok(());
+        };
+        let text = &arm.name;
+        for program in &self.facts.programs {
+            if let Some(raised) = program.raised {
+                return refuse(format!(
+                    "{text} sets {}, and {} has {} rights: its loader ignores that, and it is refused",
+                    first.to_string_lossy(),
+                    program.path.display(),
+                    raised.key()
+                ));
+            }
+        }
+        let by_name = |word: &OsString| !word.as_bytes().contains(&b'/');
+        if self.done.env.iter().any(|(name, _)| name == "PATH")
+            && self.facts.command.first().is_some_and(by_name)
+        {
+            return refuse(format!(
+                "{text} sets PATH, where the command itself is looked for: name it by its path"
+            ));
+        }
+        if self.facts.env_cleared {
+            return refuse(format!(
+                "{text} sets {}, and `env -i` in the command drops it: put `allocwall run` behind it",
+                first.to_string_lossy()
+            ));
+        }
+        let changed = |name: &OsString| self.facts.env_changed.iter().any(|changed| *name == **changed);
+        match self.done.env.iter().find(|(name, _)| changed(name)) {
+            Some((name, _)) => refuse(format!(
+                "{text} sets {0}, and `env` in the command sets or drops {0} itself: take one of them away",
+                name.to_string_lossy()
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// `5.3` is any 5.3, and not 5.30.
+fn is_of_version(found: &str, wanted: &str) -> bool {
+    found
+        .strip_prefix(wanted)
+        .is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+impl Applied {
+    /// The line of a POSIX shell that starts the same without this program (control characters need `$'…'`, of POSIX 2024
+    /// and of bash, ksh and zsh).
+    pub fn shell_line(&self) -> String {
+        let list = |list: &[u32]| list.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        let mut words: Vec<String> = Vec::new();
+        if let Some(cpus) = &self.cpus {
+            words.extend(["taskset".to_owned(), "-c".to_owned(), list(cpus)]);
+        }
+        if let Some(nodes) = &self.nodes {
+            words.extend(["numactl".to_owned(), format!("--membind={}", list(nodes))]);
+        }
+        let dropped: Vec<&OsString> = self.env.iter().filter(|e| e.1.is_none()).map(|e| &e.0).collect();
+        // What a plain assignment sets would be set for taskset and numactl too.
+        if !dropped.is_empty() || (!words.is_empty() && !self.env.is_empty()) {
+            words.push("env".to_owned());
+        }
+        for name in dropped {
+            words.extend(["-u".to_owned(), shell_word(name)]);
+        }
+        for (name, value) in &self.env {
+            if let Some(value) = value {
+                words.push(format!("{}={}", shell_word(name), shell_word(value)));
+            }
+        }
+        words.extend(self.command.iter().map(|word| shell_word(word)));
+        words.join(" ")
+    }
+}
+
+fn shell_word(word: &OsStr) -> String {
+    match word.to_str() {
+        Some(text) if !text.chars().any(char::is_control) => quoted(text),
+        _ => {
+            let escaped: String = word
+                .as_bytes()
+                .iter()
+                .map(|&b| match b {
+                    b'\'' | b'\\' => format!("\\{}", b as char),
+                    b' '..=b'~' => (b as char).to_string(),
+                    // Octal, always of three digits: what follows can't be read into it.
+                    _ => format!("\\{b:03o}"),
+                })
+                .collect();
+            format!("$'{escaped}'")
+        }
+    }
+}

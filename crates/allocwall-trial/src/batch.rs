@@ -1,0 +1,418 @@
+//! A command that runs to its end: its time, CPU, memory, faults and switches, and what it prints of itself.
+
+use super::account::{Reader, Room};
+use super::arm::{Applied, Expectation};
+use super::calls::Counting;
+use super::conduct::{Ran, Subject};
+use super::huge::Looking;
+use super::load::metric::Metric as Figure;
+use super::load::{Better, Reading, Unit as ReadingUnit};
+use super::proof::{self, Bindings, Seen, Told};
+use super::run::{self, Exit, Family, Finished, Look, Running, Start, Tail};
+use super::{Direction, Metric, ProofItem, Unit};
+use allocwall_host::clock;
+use allocwall_host::perf::TlbMisses;
+use allocwall_host::proc::ProcFs;
+use allocwall_model::error::{Error, Result};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// When a run's processes are looked at, after its start. Short and few: the looks take CPU from the run, from every arm's alike.
+const LOOKS_MS: &[u64] = &[0, 15, 60, 250, 1_000, 4_000];
+/// How long a run that is not counted is waited for, where counted ones may take longer.
+const GLANCE: Duration = Duration::from_millis(2);
+
+/// Key of the metric.
+pub const TLB_MISSES: &str = "dtlb_misses";
+
+/// One arm, ready to be started.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    pub start: Start,
+    pub expects: Vec<Expectation>,
+    /// By the run that is not counted.
+    pub told: Told,
+}
+
+impl Prepared {
+    /// The command with an arm's changes.
+    pub fn of(base: &Start, applied: &Applied) -> Prepared {
+        let mut start = base.clone();
+        start.command = applied.command.clone();
+        start.env.extend(applied.env.iter().cloned());
+        start.cpus = applied.cpus.clone().or(start.cpus);
+        start.nodes = applied.nodes.clone().or(start.nodes);
+        Prepared {
+            start,
+            expects: applied.expects.clone(),
+            told: Told::default(),
+        }
+    }
+
+    pub fn judge(&self, seen: &Seen) -> Vec<ProofItem> {
+        proof::judge(&self.expects, seen, &self.told)
+    }
+
+    /// What its proof has to be looked for closely.
+    fn close(&self) -> Close {
+        Close {
+            serves: self.expects.iter().find_map(|e| match e {
+                Expectation::Serves(library) => Some(library.clone()),
+                _ => None,
+            }),
+            huge: self
+                .expects
+                .iter()
+                .any(|e| matches!(e, Expectation::HugeResident | Expectation::ArenasHuge)),
+            stop: None,
+        }
+    }
+
+    /// Has the loader tell, in a new folder, where it binds `malloc`; false where nobody wants to know.
+    pub fn ask_for_bindings(&self, start: &mut Start, account: &Path) -> Result<bool> {
+        let wanted = |e: &Expectation| matches!(e, Expectation::MallocFrom(_) | Expectation::Mapped(_));
+        if !self.expects.iter().any(wanted) {
+            return Ok(false);
+        }
+        std::fs::create_dir(account).map_err(|cause| Error::File {
+            path: account.to_owned(),
+            cause,
+        })?;
+        open_to_all(account);
+        start.env.extend(
+            Bindings::environment(account)
+                .into_iter()
+                .map(|(name, value)| (OsString::from(name), Some(OsString::from(value)))),
+        );
+        Ok(true)
+    }
+}
+
+/// The most that was on huge pages. That there were none only a walk of nearly all its memory can say.
+fn peak_huge(looks: &[Look]) -> Option<u64> {
+    let peak = looks.iter().map(|look| look.rss_bytes).max()?;
+    let walked = |look: &Look| Some((look.rss_bytes, look.walked.as_ref().ok()?.huge_bytes));
+    let most = looks.iter().filter_map(walked).max_by_key(|(_, huge)| *huge)?;
+    let near_peak = looks
+        .iter()
+        .filter_map(walked)
+        .any(|(resident, _)| resident >= peak / 10 * 8);
+    (most.1 > 0 || near_peak).then_some(most.1)
+}
+
+/// Looks at a run's processes when it is time to.
+pub struct Watcher {
+    proc: ProcFs,
+    seen: Seen,
+    next: usize,
+    /// Some arm binds memory to nodes; then all arms' runs are asked, so that all are disturbed alike.
+    nodes: bool,
+}
+
+impl Watcher {
+    pub fn of(arms: &[Prepared]) -> Watcher {
+        let nodes = |e: &Expectation| matches!(e, Expectation::Nodes(_));
+        Watcher {
+            nodes: arms.iter().flat_map(|arm| &arm.expects).any(nodes),
+            proc: ProcFs::live(),
+            seen: Seen::default(),
+            next: 0,
+        }
+    }
+
+    /// Whether there is more to look at.
+    pub fn look(&mut self, running: &Running) -> bool {
+        let Some(&due_ms) = LOOKS_MS.get(self.next) else {
+            return false;
+        };
+        if clock::monotonic_ns().saturating_sub(running.start_ns()) >= due_ms * 1_000_000 {
+            self.next += 1;
+            self.seen.look(&self.proc, &running.processes(), self.nodes);
+        }
+        true
+    }
+
+    /// Whenever it is.
+    pub fn look_now(&mut self, running: &Running) {
+        self.seen.look(&self.proc, &running.processes(), self.nodes);
+    }
+
+    /// With what the run's memory series showed, and what was seen closely.
+    pub fn seen(self, finished: &Finished, closely: Seen) -> Seen {
+        Seen {
+            peak_huge: peak_huge(&finished.memory),
+            peak_resident: finished.peak_rss_bytes.as_ref().ok().copied(),
+            processes: self.seen.processes,
+            ..closely
+        }
+    }
+}
+
+pub struct Batch<'a> {
+    pub arms: Vec<Prepared>,
+    pub keeper_exe: PathBuf,
+    /// What the command prints of itself.
+    pub figures: Vec<Figure>,
+    /// Loads that missed the TLB are counted as well, where the hardware does.
+    pub tlb_misses: bool,
+    /// Exit statuses that are no failure.
+    pub fine: Vec<i32>,
+    pub interrupted: &'a AtomicBool,
+}
+
+/// What is looked at in a run beyond what every run is looked at; it disturbs the run.
+#[derive(Clone, Debug, Default)]
+pub struct Close {
+    /// This library's share of the calls is counted.
+    pub serves: Option<PathBuf>,
+    /// Its huge pages are counted, again and again.
+    pub huge: bool,
+    /// Ends the run when it is set, in place of the user's interruption, which sets it as well.
+    pub stop: Option<Arc<AtomicBool>>,
+}
+
+/// The looks that go on beside a run.
+pub struct CloseLooks {
+    calls: Option<Counting>,
+    huge: Option<Looking>,
+}
+
+impl Close {
+    /// What ends the run: this, or else the user's interruption.
+    pub fn stop<'a>(&'a self, interrupted: &'a AtomicBool) -> &'a AtomicBool {
+        self.stop.as_deref().unwrap_or(interrupted)
+    }
+
+    pub fn start(&self, family: Family) -> CloseLooks {
+        CloseLooks {
+            calls: self
+                .serves
+                .as_deref()
+                .map(|library| Counting::start(family, library)),
+            huge: self.huge.then(|| Looking::start(family)),
+        }
+    }
+}
+
+impl CloseLooks {
+    /// What they saw, when the run is over or about to be ended; the rest is still to be seen.
+    pub fn finish(self) -> Seen {
+        Seen {
+            calls: self.calls.map(Counting::finish),
+            huge: self.huge.map(Looking::finish),
+            ..Seen::default()
+        }
+    }
+}
+
+/// What a run of an arm is made of, whatever it measures.
+pub trait Fresh {
+    fn arms(&mut self) -> &mut [Prepared];
+
+    /// One fresh run, started so, and what was seen of it. Its proof is still open.
+    fn once(&self, start: &Start, close: &Close) -> Result<(Ran, Seen)>;
+
+    /// One run of each arm that is not counted: it warms caches, shows that the arm works, and tells where `malloc` is bound and
+    /// where calls arrive.
+    /// `room` is for the loader's account, and for nothing else.
+    fn prove(
+        &mut self,
+        room: &Room,
+        interrupted: &AtomicBool,
+        mut told: impl FnMut(usize),
+    ) -> Result<Vec<Ran>> {
+        let mut runs = Vec::new();
+        for arm in 0..self.arms().len() {
+            if interrupted.load(Ordering::Relaxed) {
+                break;
+            }
+            told(arm);
+            let account = room.account(&format!("arm-{arm}"));
+            let mut start = self.arms()[arm].start.clone();
+            let asked = self.arms()[arm].ask_for_bindings(&mut start, &account)?;
+            let mut close = self.arms()[arm].close();
+            let (outcome, ended, bindings) = std::thread::scope(|scope| {
+                let reader = asked.then(|| room.read(&account, scope, interrupted));
+                match &reader {
+                    Some(Ok(reader)) => close.stop = Some(reader.stop()),
+                    // What the loader wrote would not be read, so it is not asked to write.
+                    Some(Err(_)) => start = self.arms()[arm].start.clone(),
+                    None => {}
+                }
+                let outcome = self.once(&start, &close);
+                let ended = close
+                    .stop
+                    .as_ref()
+                    .is_some_and(|stop| stop.load(Ordering::Relaxed));
+                let bindings = reader.map(|reader| reader.and_then(Reader::finish));
+                (outcome, ended, bindings)
+            });
+            let (mut ran, mut seen) = outcome?;
+            // A run that was ended before its time shows nothing, and is no failure of the arm's.
+            if let (true, Some(Err(too_long))) = (ended, &bindings) {
+                ran.failure = None;
+                seen = Seen {
+                    calls: seen.calls.map(|_| Err(too_long.clone())),
+                    huge: seen.huge.map(|_| Err(too_long.clone())),
+                    ..Seen::default()
+                };
+            }
+            self.arms()[arm].told = Told {
+                bindings,
+                calls: seen.calls.clone(),
+                huge: seen.huge.clone(),
+            };
+            ran.proof = self.arms()[arm].judge(&seen);
+            runs.push(ran);
+        }
+        Ok(runs)
+    }
+}
+
+impl<T: Fresh> Subject for T {
+    fn run(&mut self, arm: usize) -> Result<Ran> {
+        let start = self.arms()[arm].start.clone();
+        let (mut ran, seen) = self.once(&start, &Close::default())?;
+        ran.proof = self.arms()[arm].judge(&seen);
+        Ok(ran)
+    }
+}
+
+impl Fresh for Batch<'_> {
+    fn arms(&mut self) -> &mut [Prepared] {
+        &mut self.arms
+    }
+
+    fn once(&self, start: &Start, close: &Close) -> Result<(Ran, Seen)> {
+        let mut running = run::start(start, &self.keeper_exe)?;
+        let looks = close.start(running.family());
+        let tlb_misses = self.tlb_misses.then(|| TlbMisses::open(running.pid()));
+        let mut watcher = Watcher::of(&self.arms);
+        let stop = close.stop(self.interrupted);
+        while running.exited().is_none() && watcher.look(&running) && !stop.load(Ordering::Relaxed) {
+            std::thread::sleep(GLANCE);
+        }
+        let finished = running.wait(stop)?;
+        let seen = watcher.seen(&finished, looks.finish());
+        let output = output(&finished);
+        let mut metrics = finished.metrics();
+        if let Some(counted) = tlb_misses {
+            let misses = counted.and_then(|mut counter| counter.total());
+            metrics.insert(TLB_MISSES.to_owned(), misses.map(|count| count as f64));
+        }
+        let mut readings = Vec::new();
+        for figure in &self.figures {
+            let reading = figure.read(&output);
+            metrics.insert(
+                figure.name.clone(),
+                reading.as_ref().map(|r| r.value).map_err(Clone::clone),
+            );
+            readings.extend(reading.ok());
+        }
+        let ran = Ran {
+            metrics,
+            failure: failure(&finished, &self.fine),
+            proof: vec![],
+            readings,
+        };
+        Ok((ran, seen))
+    }
+}
+
+/// A target that gave up its rights must be able to write there.
+fn open_to_all(folder: &Path) {
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+    // Never through a link.
+    let mode = |path: &Path, mode| {
+        let folder = std::fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW)
+            .open(path)?;
+        folder.set_permissions(std::fs::Permissions::from_mode(mode))
+    };
+    let _ = mode(folder, 0o1777);
+    // Passed through, not listed: nobody else learns the name.
+    if let Some(above) = folder.parent() {
+        let _ = mode(above, 0o711);
+    }
+}
+
+/// The last line that it said, where it said one.
+pub fn failure(finished: &Finished, fine: &[i32]) -> Option<String> {
+    let how = match finished.exit {
+        _ if finished.timed_out() => "it ran into the time limit".to_owned(),
+        Exit::Code(code) if code == 0 || fine.contains(&code) => return None,
+        exit => exit.to_string(),
+    };
+    Some(match last_words(finished) {
+        Some(line) => format!("{how}: {line}"),
+        None => how,
+    })
+}
+
+/// The last line of its standard error, as far as a message has room for it.
+pub fn last_words(finished: &Finished) -> Option<String> {
+    let said = text(&finished.stderr);
+    let last = said.lines().rev().find(|line| !line.trim().is_empty())?;
+    Some(last.trim().chars().take(160).collect())
+}
+
+/// All that it said. Standard output first: what is said on standard error is talk.
+pub fn output(finished: &Finished) -> String {
+    [text(&finished.stdout), text(&finished.stderr)].join("\n")
+}
+
+/// From outside; to be escaped.
+fn text(tail: &Tail) -> String {
+    String::from_utf8_lossy(&tail.bytes).into_owned()
+}
+
+/// What every run is measured by. The time is what the trial is about, unless the command has figures of its own.
+pub fn metrics(figures: &[Reading]) -> Vec<Metric> {
+    const TABLE: &[(&str, &str, Unit)] = &[
+        ("wall_s", "wall time", Unit::Seconds),
+        ("cpu_s", "CPU time", Unit::Seconds),
+        ("user_s", "user time", Unit::Seconds),
+        ("system_s", "system time", Unit::Seconds),
+        ("peak_rss_bytes", "peak resident", Unit::Bytes),
+        ("peak_pss_bytes", "peak PSS", Unit::Bytes),
+        ("final_rss_bytes", "final resident", Unit::Bytes),
+        ("final_pss_bytes", "final PSS", Unit::Bytes),
+        ("minor_faults", "minor faults", Unit::Count),
+        ("major_faults", "major faults", Unit::Count),
+        ("voluntary_switches", "voluntary switches", Unit::Count),
+        ("involuntary_switches", "involuntary switches", Unit::Count),
+    ];
+    let mut metrics: Vec<Metric> = figures.iter().map(|figure| metric_of(figure, true)).collect();
+    metrics.extend(TABLE.iter().map(|&(key, title, unit)| Metric {
+        key: key.into(),
+        title: title.into(),
+        unit,
+        direction: Direction::LowerIsBetter,
+        primary: figures.is_empty() && key == "wall_s",
+    }));
+    metrics
+}
+
+/// A figure that a program printed, as a metric.
+pub fn metric_of(reading: &Reading, primary: bool) -> Metric {
+    Metric {
+        key: reading.name.clone(),
+        title: reading.name.replace('_', " "),
+        unit: match reading.unit {
+            ReadingUnit::PerSecond => Unit::PerSecond,
+            ReadingUnit::Nanoseconds => Unit::Ns,
+            ReadingUnit::Bytes => Unit::Bytes,
+            ReadingUnit::Count => Unit::Count,
+            ReadingUnit::Plain => Unit::None,
+        },
+        direction: match reading.better {
+            Better::Lower => Direction::LowerIsBetter,
+            Better::Higher => Direction::HigherIsBetter,
+        },
+        primary,
+    }
+}

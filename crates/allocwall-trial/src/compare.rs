@@ -1,0 +1,540 @@
+//! Blocks -> Comparisons.
+//!
+//! The unit is one run. An arm's effect in a block is its logarithm less the mean of the baseline's two: what slows a whole block
+//! cancels, and a run counts once however many requests it served. Effects are judged over blocks by ranks
+//! ([`allocwall_model::stats::ranks`]), so that one slow run is one rank, and none is ever dropped for being slow.
+
+use super::{
+    ArmProof, ArmSummary, BASELINES, Block, Comparison, Design, Direction, Failure, Metric, Outcome,
+    ProofState, Run, Settings, Word, plan,
+};
+use allocwall_model::stats::ranks::{self, Set};
+use allocwall_model::stats::size::Spread;
+use allocwall_model::stats::{median, several};
+use allocwall_model::units::{Absence, Interval, Measured, Reason};
+use std::collections::BTreeMap;
+
+/// Share of an arm's runs that may fail, miss a metric or leave its proof open before its words carry a warning or are withheld.
+const TOLERATED: f64 = 0.1;
+/// The baseline's own noise widens the margin up to this; beyond, a difference that people care about could be called equivalent.
+const MOST_MARGIN: f64 = 0.05;
+/// Standard deviation of an arm less the mean of two baseline runs, √(3/2) of one run's, over that of A′ less A, √2.
+const ARM_TO_BASELINE: f64 = 0.866_025_403_784_438_6;
+
+/// What the blocks say, judged at the looks that they reach and, where they end between two (the trial was interrupted), at the
+/// last. Blocks beyond the plan have no share of the level and add nothing to a word.
+///
+/// A word that was given at a look stands. All looks' intervals hold together, so of several the one shown is that of the latest
+/// look that decided, else the narrowest.
+///
+/// Time grows with arms × metrics × looks × blocks², so that it is not for every tick of a progress bar.
+pub fn compare(design: &Design, blocks: &[Block]) -> Outcome {
+    let summaries: Vec<ArmSummary> = (0..design.arms.len())
+        .map(|arm| summary(design, blocks, arm))
+        .collect();
+    let looks: Vec<Look> = looks(&design.settings, blocks.len())
+        .into_iter()
+        .map(|(taken, level)| look(design, &blocks[..taken], level, &summaries))
+        .collect();
+    let baseline = chosen(looks.iter().map(|l| &l.baseline[..]));
+    let comparisons = match design.arms.len() > BASELINES {
+        true => chosen(looks.iter().map(|l| &l.remedies[..])),
+        false => baseline.clone(),
+    };
+    let baseline_medians = design
+        .metrics
+        .iter()
+        .map(|m| (m.key.clone(), median_of(blocks, &m.key, |arm| arm < BASELINES)))
+        .collect();
+    let warnings = match design.arms.len() > BASELINES {
+        true => differs_from_itself(design, &baseline),
+        false => vec![],
+    };
+    Outcome {
+        design: design.clone(),
+        blocks: blocks.len(),
+        comparisons,
+        baseline,
+        summaries,
+        baseline_medians,
+        warnings,
+    }
+}
+
+/// Every comparison of a primary metric has a word, or can get none: one of which only more blocks could tell is open.
+pub fn decided(outcome: &Outcome) -> bool {
+    let open = |c: &Comparison| match &c.effect {
+        Ok(_) => c.word == Word::Unresolved,
+        Err(why) => why.reason == Reason::TooLittle,
+    };
+    let primary = |c: &&Comparison| outcome.metric(&c.metric).is_some_and(|m| m.primary);
+    !outcome.comparisons.iter().filter(primary).any(open)
+}
+
+/// The noise of a metric in these blocks, of a remedy against the mean of two baseline runs, pooled over the remedies and the
+/// baseline itself; in logarithms. Of a trial without remedies, that of A′ against A. None where too little was measured.
+pub fn spread(design: &Design, blocks: &[Block], metric: &str) -> Option<Spread> {
+    let differences = |arm: usize, scale: f64| -> Vec<f64> {
+        let sets = matched(blocks, arm, metric).sets;
+        sets.iter()
+            .filter_map(Set::difference)
+            .map(|d| d * scale)
+            .collect()
+    };
+    if design.arms.len() <= BASELINES {
+        return Spread::pooled(&[differences(1, 1.0)]);
+    }
+    let mut arms = vec![differences(1, ARM_TO_BASELINE)];
+    arms.extend((BASELINES..design.arms.len()).map(|arm| differences(arm, 1.0)));
+    Spread::pooled(&arms)
+}
+
+/// The looks that so many blocks reach, each with its level.
+fn looks(settings: &Settings, blocks: usize) -> Vec<(usize, f64)> {
+    let mut at: Vec<usize> = settings.looks.iter().copied().filter(|l| *l < blocks).collect();
+    at.push(blocks);
+    let levels = several::levels(&at, settings.planned);
+    let looks: Vec<_> = at
+        .into_iter()
+        .zip(levels)
+        .filter(|(_, level)| *level > 0.0)
+        .collect();
+    match looks.is_empty() {
+        true => vec![(blocks, several::ALPHA)],
+        false => looks,
+    }
+}
+
+struct Look {
+    baseline: Vec<Comparison>,
+    remedies: Vec<Comparison>,
+}
+
+fn look(design: &Design, blocks: &[Block], level: f64, summaries: &[ArmSummary]) -> Look {
+    let compared = |arm: usize, metric: &Metric, margin: f64| {
+        measure(design, blocks, summaries, arm, metric, level, margin)
+    };
+    // A margin from A/A's own interval would call it equivalent for being wide.
+    let mut baseline: Vec<Comparison> = match design.arms.len() {
+        0..BASELINES => vec![],
+        _ => design
+            .metrics
+            .iter()
+            .map(|m| compared(1, m, design.settings.effect))
+            .collect(),
+    };
+    let margins: Vec<f64> = baseline
+        .iter()
+        .map(|c| margin(design.settings.effect, &c.effect))
+        .collect();
+    let mut remedies: Vec<Comparison> = (BASELINES..design.arms.len())
+        .flat_map(|arm| {
+            let metrics = design.metrics.iter().zip(&margins);
+            metrics.map(move |(metric, margin)| (arm, metric, *margin))
+        })
+        .map(|(arm, metric, margin)| compared(arm, metric, margin))
+        .collect();
+    judge(design, blocks.len(), &mut baseline);
+    judge(design, blocks.len(), &mut remedies);
+    Look { baseline, remedies }
+}
+
+/// The larger of the effect that is worth knowing and what the baseline leaves open about itself: half the width of its interval,
+/// scaled to the smaller noise of an arm against two baseline runs. A trial cannot tell apart what it cannot tell from its own copy.
+fn margin(asked: f64, baseline: &Measured<Interval>) -> f64 {
+    let shown = match baseline {
+        Ok(interval) => interval.half_width() * ARM_TO_BASELINE,
+        Err(_) => 0.0,
+    };
+    asked.max(shown.min(MOST_MARGIN))
+}
+
+/// The figures of a comparison, its word still open.
+fn measure(
+    design: &Design,
+    blocks: &[Block],
+    summaries: &[ArmSummary],
+    arm: usize,
+    metric: &Metric,
+    level: f64,
+    margin: f64,
+) -> Comparison {
+    let matched = matched(blocks, arm, &metric.key);
+    let sets = &matched.sets;
+    let why = no_verdict(&matched, arm, &summaries[arm]);
+    let comparable = matched.unusable.is_none() && !sets.is_empty();
+    let effect = match (ranks::shift(sets, level), &why) {
+        (Some(shift), _) if comparable => Ok(relative(shift)),
+        (_, Some(why)) => Err(why.clone()),
+        _ => Err(too_few(
+            sets.len(),
+            design.settings.planned,
+            ranks::fewest(untreated(arm), level),
+        )),
+    };
+    Comparison {
+        arm,
+        metric: metric.key.clone(),
+        blocks: sets.len(),
+        effect,
+        p: if comparable {
+            ranks::p_value(sets, 0.0)
+        } else {
+            1.0
+        },
+        p_holm: 1.0,
+        level,
+        word: Word::Unresolved,
+        margin,
+        why,
+        warning: warning(&matched, arm, summaries),
+        blocks_needed: Spread::pooled(&[sets.iter().filter_map(Set::difference).collect()])
+            .and_then(|spread| {
+                let arms = design.arms.len();
+                plan::blocks_for(margin, spread, arms, plan::family(arms, &design.metrics))
+            })
+            .filter(|needed| *needed > sets.len()),
+        predicted: design.arms[arm].predicted.get(&metric.key).copied(),
+    }
+}
+
+/// Adjusts for the comparisons of each family, and gives the words.
+///
+/// The primary metrics over all arms are one family: any of them may be the reason why a remedy is taken. The others explain, and
+/// their number should not blunt the question that was asked: they are a family of their own.
+fn judge(design: &Design, taken: usize, comparisons: &mut [Comparison]) {
+    for primary in [true, false] {
+        let of_family = |c: &Comparison| {
+            let metric = design.metrics.iter().find(|m| m.key == c.metric);
+            c.why.is_none() && metric.is_some_and(|m| m.primary == primary)
+        };
+        let mut family: Vec<&mut Comparison> = comparisons.iter_mut().filter(|c| of_family(c)).collect();
+        let adjusted = several::holm(&family.iter().map(|c| c.p).collect::<Vec<_>>());
+        let size = family.len();
+        for (comparison, p) in family.iter_mut().zip(adjusted) {
+            comparison.p_holm = p;
+            let metric = design.metrics.iter().find(|m| m.key == comparison.metric);
+            comparison.word = word(
+                comparison,
+                metric.map_or(Direction::LowerIsBetter, |m| m.direction),
+            );
+            if comparison.word == Word::Unresolved {
+                comparison.why = Some(undecided(comparison, taken, design.settings.planned, size));
+            }
+        }
+    }
+    for decided in comparisons
+        .iter_mut()
+        .filter(|c| c.word != Word::Unresolved || c.effect.is_err())
+    {
+        decided.blocks_needed = None;
+    }
+}
+
+fn word(comparison: &Comparison, direction: Direction) -> Word {
+    let Ok(effect) = &comparison.effect else {
+        return Word::Unresolved;
+    };
+    let inside = effect.low >= -comparison.margin && effect.high <= comparison.margin;
+    let significant = comparison.p_holm <= comparison.level && effect.point != 0.0;
+    match (inside, significant, direction) {
+        (true, ..) => Word::Equivalent,
+        (_, false, _) => Word::Unresolved,
+        (_, _, Direction::HigherIsBetter) if effect.point > 0.0 => Word::Better,
+        (_, _, Direction::LowerIsBetter) if effect.point < 0.0 => Word::Better,
+        _ => Word::Worse,
+    }
+}
+
+fn undecided(comparison: &Comparison, taken: usize, planned: usize, family: usize) -> Absence {
+    let fewest = ranks::fewest(untreated(comparison.arm), comparison.level / family.max(1) as f64);
+    if comparison.blocks < fewest {
+        return too_few(comparison.blocks, planned, fewest);
+    }
+    let margin = comparison.margin * 100.0;
+    let detail = format!("neither a difference nor equality within ±{margin:.1} % is shown");
+    let absence = Absence::new(Reason::TooLittle, detail);
+    match comparison.blocks_needed {
+        Some(needed) if needed > taken && needed <= plan::MOST_BLOCKS => {
+            absence.mend(format!("--blocks {needed}"))
+        }
+        _ => absence,
+    }
+}
+
+fn too_few(blocks: usize, planned: usize, fewest: usize) -> Absence {
+    let detail = match blocks < planned && fewest <= planned {
+        true => {
+            format!("{blocks} of {planned} planned blocks count; so early a word takes {fewest} at least")
+        }
+        false => format!("only {blocks} blocks count; a word takes {fewest} at least"),
+    };
+    Absence::new(Reason::TooLittle, detail).mend(format!("--blocks {}", fewest.max(planned)))
+}
+
+/// Of each comparison the look to show.
+fn chosen<'a>(looks: impl Iterator<Item = &'a [Comparison]>) -> Vec<Comparison> {
+    let width = |c: &Comparison| c.effect.as_ref().map_or(f64::INFINITY, |e| e.half_width());
+    let mut best: Vec<Comparison> = Vec::new();
+    for look in looks {
+        if best.is_empty() {
+            best = look.to_vec();
+            continue;
+        }
+        for (shown, new) in best.iter_mut().zip(look) {
+            let decides = new.word != Word::Unresolved;
+            let open = shown.word == Word::Unresolved;
+            if decides || (open && width(new) <= width(shown)) {
+                *shown = new.clone();
+            }
+        }
+    }
+    best
+}
+
+fn untreated(arm: usize) -> usize {
+    if arm < BASELINES { 1 } else { BASELINES }
+}
+
+fn relative(shift: Interval) -> Interval {
+    Interval::new(shift.low.exp_m1(), shift.point.exp_m1(), shift.high.exp_m1())
+}
+
+/// An arm's runs beside those of the baseline.
+struct Matched {
+    /// In logarithms; one for each block in which both have the metric.
+    sets: Vec<Set>,
+    /// The arm's runs that did not fail.
+    runs: usize,
+    /// Why the first of those without the metric lacks it, and how many do.
+    missing: Option<(Absence, usize)>,
+    /// A value that no ratio can be taken of.
+    unusable: Option<Absence>,
+}
+
+fn matched(blocks: &[Block], arm: usize, key: &str) -> Matched {
+    let mut matched = Matched {
+        sets: vec![],
+        runs: 0,
+        missing: None,
+        unusable: None,
+    };
+    let (mut values, mut zeros) = (0, 0);
+    for block in blocks {
+        let mut value = |of: usize| -> Option<Measured<f64>> {
+            let value = value(successful(block, of)?, key);
+            values += usize::from(value.is_ok());
+            zeros += usize::from(matches!(value, Ok(v) if v <= 0.0));
+            Some(value)
+        };
+        let untreated: Vec<f64> = (0..untreated(arm))
+            .filter_map(|of| value(of)?.ok())
+            .filter(|v| *v > 0.0)
+            .map(f64::ln)
+            .collect();
+        let Some(treated) = value(arm) else { continue };
+        matched.runs += 1;
+        match treated {
+            Ok(treated) if treated > 0.0 && !untreated.is_empty() => matched.sets.push(Set {
+                treated: treated.ln(),
+                untreated,
+            }),
+            Ok(_) => {}
+            Err(absence) => match &mut matched.missing {
+                Some((_, count)) => *count += 1,
+                none => *none = Some((absence, 1)),
+            },
+        }
+    }
+    if zeros > 0 {
+        // To leave those runs out would be to leave out the best, or the worst.
+        let detail = format!("0 or less in {zeros} of {values} runs: there is no ratio to it");
+        matched.unusable = Some(Absence::new(Reason::NotApplicable, detail));
+    }
+    matched
+}
+
+/// The arm's run in a block, unless it failed.
+fn successful(block: &Block, arm: usize) -> Option<&Run> {
+    block.runs.iter().find(|r| r.arm == arm && r.failure.is_none())
+}
+
+fn value(run: &Run, key: &str) -> Measured<f64> {
+    match run.metrics.get(key) {
+        None => Err(Absence::new(Reason::NotFound, "not among what the run reported")),
+        Some(Err(absence)) => Err(absence.clone()),
+        Some(Ok(value)) if value.is_finite() => Ok(*value),
+        Some(Ok(value)) => Err(Absence::new(
+            Reason::Unparsable,
+            format!("{value} is no number to compare"),
+        )),
+    }
+}
+
+fn no_verdict(matched: &Matched, arm: usize, summary: &ArmSummary) -> Option<Absence> {
+    if summary.runs > 0 && summary.failures.len() == summary.runs {
+        let detail = format!("all {} runs failed: {}", summary.runs, summary.failures[0].text);
+        return Some(Absence::new(Reason::NotFound, detail));
+    }
+    if arm >= BASELINES
+        && let Some(absence) = unproven(&summary.proof)
+    {
+        return Some(absence);
+    }
+    if let Some(unusable) = &matched.unusable {
+        return Some(unusable.clone());
+    }
+    match (&matched.missing, matched.sets.is_empty()) {
+        (Some((absence, _)), true) => Some(absence.clone()),
+        (None, true) => Some(Absence::new(
+            Reason::TooLittle,
+            "no block yet in which both this arm and the baseline ran",
+        )),
+        _ => None,
+    }
+}
+
+fn unproven(proof: &[ArmProof]) -> Option<Absence> {
+    let heard = |p: &&ArmProof| p.needed || p.state == ProofState::Refuted;
+    let Some(worst) = proof.iter().filter(heard).max_by_key(|p| p.state) else {
+        return Some(Absence::new(
+            Reason::NotFound,
+            "nothing shows that the remedy took",
+        ));
+    };
+    let said = format!("{}: {}", worst.what, worst.detail);
+    match worst.state {
+        ProofState::Proven => None,
+        ProofState::Unknown => Some(Absence::new(
+            Reason::NotFound,
+            format!("whether the remedy took is unknown: {said}"),
+        )),
+        ProofState::Refuted => Some(Absence::new(
+            Reason::NotApplicable,
+            format!("the remedy did not take: {said}"),
+        )),
+    }
+}
+
+fn warning(matched: &Matched, arm: usize, summaries: &[ArmSummary]) -> Option<String> {
+    let mut said = vec![];
+    let mut failed = |who: &str, of: &[ArmSummary]| {
+        let failures: usize = of.iter().map(|s| s.failures.len()).sum();
+        let runs: usize = of.iter().map(|s| s.runs).sum();
+        if failures as f64 > TOLERATED * runs as f64 {
+            said.push(format!("{who}failed {failures} of {runs}"));
+        }
+    };
+    if arm >= BASELINES {
+        failed("", &summaries[arm..=arm]);
+    }
+    failed("baseline ", &summaries[..BASELINES.min(summaries.len())]);
+    // Missing everywhere, it is why there is no word, and said there.
+    if let Some((_, count)) = matched.missing.as_ref().filter(|_| !matched.sets.is_empty()) {
+        said.push(format!("missing in {count} of {} runs", matched.runs));
+    }
+    (!said.is_empty()).then(|| said.join(", "))
+}
+
+fn summary(design: &Design, blocks: &[Block], arm: usize) -> ArmSummary {
+    let runs: Vec<&Run> = blocks
+        .iter()
+        .flat_map(|b| &b.runs)
+        .filter(|r| r.arm == arm)
+        .collect();
+    let failures = runs
+        .iter()
+        .filter_map(|run| {
+            Some(Failure {
+                block: run.block,
+                text: run.failure.clone()?,
+            })
+        })
+        .collect();
+    let medians = design
+        .metrics
+        .iter()
+        .map(|m| (m.key.clone(), median_of(blocks, &m.key, |of| of == arm)))
+        .collect();
+    ArmSummary {
+        runs: runs.len(),
+        failures,
+        medians,
+        proof: proof(&runs),
+    }
+}
+
+/// By promise, in the order in which they first came up.
+fn proof(runs: &[&Run]) -> Vec<ArmProof> {
+    let looked_at: Vec<&&Run> = runs.iter().filter(|r| r.failure.is_none()).collect();
+    let mut promises: Vec<&str> = vec![];
+    for item in looked_at.iter().flat_map(|r| &r.proof) {
+        if !promises.contains(&item.what.as_str()) {
+            promises.push(&item.what);
+        }
+    }
+    promises
+        .into_iter()
+        .map(|what| {
+            let items = || looked_at.iter().flat_map(|r| &r.proof).filter(|i| i.what == what);
+            let count = |state: ProofState| items().filter(|i| i.state == state).count();
+            let proven = count(ProofState::Proven);
+            // A run that says nothing of a promise has not proven it.
+            let open = looked_at.len().saturating_sub(proven);
+            let needed = items().all(|i| i.needed);
+            let tolerated = match needed {
+                true => TOLERATED * looked_at.len() as f64,
+                // A trial that was begun without it may go on with it.
+                false => looked_at.len().saturating_sub(1) as f64,
+            };
+            let state = match (count(ProofState::Refuted), open) {
+                (1.., _) => ProofState::Refuted,
+                (0, open) if open as f64 > tolerated => ProofState::Unknown,
+                _ => ProofState::Proven,
+            };
+            let decides = items().find(|i| i.state == state).or_else(|| items().next());
+            ArmProof {
+                what: what.to_string(),
+                state,
+                proven,
+                runs: looked_at.len(),
+                detail: decides.map(|i| i.detail.clone()).unwrap_or_default(),
+                needed,
+                absent: decides.and_then(|i| i.absent.clone()),
+            }
+        })
+        .collect()
+}
+
+fn median_of(blocks: &[Block], key: &str, arms: impl Fn(usize) -> bool) -> Measured<f64> {
+    let runs = blocks.iter().flat_map(|b| &b.runs);
+    let found: Vec<Measured<f64>> = runs
+        .filter(|r| arms(r.arm) && r.failure.is_none())
+        .map(|r| value(r, key))
+        .collect();
+    let values: Vec<f64> = found.iter().filter_map(|v| v.as_ref().ok().copied()).collect();
+    match (median(&values), found.into_iter().find_map(Result::err)) {
+        (Some(median), _) => Ok(median),
+        (None, Some(absence)) => Err(absence),
+        (None, None) => Err(Absence::new(Reason::TooLittle, "no run that did not fail")),
+    }
+}
+
+/// The baseline is one command run twice: where it differs from itself, something other than the remedies is at work.
+fn differs_from_itself(design: &Design, baseline: &[Comparison]) -> Vec<String> {
+    let titles: BTreeMap<&str, &Metric> = design.metrics.iter().map(|m| (m.key.as_str(), m)).collect();
+    baseline
+        .iter()
+        .filter(|c| c.p_holm <= c.level)
+        .filter_map(|c| {
+            let metric = titles.get(c.metric.as_str()).filter(|m| m.primary)?;
+            let effect = c.effect.as_ref().ok()?;
+            Some(format!(
+                "The baseline differs from itself in {} by {:+.1} %: chance does that in one trial of twenty, \
+                 a disturbed machine in many. Trust these words only if a second trial agrees.",
+                metric.title,
+                effect.point * 100.0
+            ))
+        })
+        .collect()
+}

@@ -1,0 +1,492 @@
+//! The blocks of a trial, one run after the other: in the planned order, saved as they are finished, looked at when that was
+//! planned, ended early where everything is decided or somebody asks for it.
+
+use super::compare::{compare, decided, spread};
+use super::journal::{Journal, Writer};
+use super::load::Reading;
+use super::{BASELINES, Block, Design, ProofItem, Run, plan};
+use allocwall_host::clock;
+use allocwall_model::error::{Error, Result};
+use allocwall_model::units::Measured;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Blocks from which the time a block takes, or the noise of a run, is known well enough to plan by.
+const PILOT: usize = 4;
+/// A baseline that failed so often in a row won't mend itself.
+const HOPELESS: usize = 3;
+
+/// What can be run again and again: an arm is how it is started.
+pub trait Subject {
+    /// # Errors
+    /// Only what makes further runs pointless; a run that fails is a `Ran` with its failure.
+    fn run(&mut self, arm: usize) -> Result<Ran>;
+}
+
+/// One run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ran {
+    pub metrics: BTreeMap<String, Measured<f64>>,
+    pub failure: Option<String>,
+    pub proof: Vec<ProofItem>,
+    /// Figures that it told of itself, with their units.
+    pub readings: Vec<Reading>,
+}
+
+/// How long a trial may become.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Length {
+    Blocks(usize),
+    /// As many blocks as fit.
+    Budget(Duration),
+    /// As many as find the design's effect, planned from a pilot; at most so long where that is given.
+    Effect(Option<Duration>),
+}
+
+/// What is told while a trial runs.
+pub enum Told<'a> {
+    /// A run is about to start: block and place from 0, of so many places.
+    Starts {
+        block: usize,
+        place: usize,
+        places: usize,
+    },
+    /// A block has been finished and saved. What they come to so far is for who wants to know: it takes time.
+    Finished { design: &'a Design, blocks: &'a [Block] },
+    /// How many blocks there will be, and why.
+    Planned { blocks: usize, each_s: f64, why: String },
+}
+
+/// Why a trial ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// All planned blocks were run.
+    Planned,
+    /// Every comparison that the trial is about was decided at a look.
+    Decided,
+    Interrupted,
+    /// The time was over before the blocks were.
+    TimeOver,
+    /// A run could not be started any more, and why.
+    Failed(String),
+}
+
+pub struct Conduct<'a> {
+    pub subject: &'a mut dyn Subject,
+    pub writer: &'a mut Writer,
+    pub interrupted: &'a AtomicBool,
+    pub told: &'a mut dyn FnMut(Told<'_>),
+}
+
+impl Conduct<'_> {
+    /// Runs the blocks that the journal lacks; a plan that it has is kept, and `length` is then how long it may take at most.
+    pub fn run(&mut self, journal: &mut Journal, length: Length) -> Result<End> {
+        let arms = journal.head.design.arms.len();
+        let family = plan::family(arms, &journal.head.design.metrics);
+        let began = clock::monotonic_ns();
+        let before = journal.blocks.len();
+        let spent = || (clock::monotonic_ns() - began) as f64 / 1e9;
+        journal.planned |= matches!(length, Length::Blocks(_));
+        let most = plan::MOST_BLOCKS.max(journal.head.design.settings.planned);
+        let order = plan::order(arms, most, journal.head.design.settings.seed);
+        loop {
+            let done = journal.blocks.len();
+            let own = done - before;
+            if !journal.planned && own > 0 && done >= self.pilot(length, arms, family) {
+                self.plan(journal, length, spent() / own as f64, own)?;
+            }
+            if let Some(end) = over(journal) {
+                return Ok(end);
+            }
+            if let Length::Budget(budget) | Length::Effect(Some(budget)) = length
+                && own > 0
+                && spent() + spent() / own as f64 > budget.as_secs_f64() * 1.05
+            {
+                return Ok(End::TimeOver);
+            }
+            if self.stopped() {
+                return Ok(End::Interrupted);
+            }
+            let block = match self.block(done, &order[done]) {
+                Ok(Some(block)) => block,
+                Ok(None) => return Ok(End::Interrupted),
+                // What was finished is worth its words all the same.
+                Err(error) if done > 0 => return Ok(End::Failed(error.to_string())),
+                Err(error) => return Err(error),
+            };
+            self.writer.block(&block)?;
+            journal.blocks.push(block);
+            hopeless(&journal.blocks)?;
+            (self.told)(Told::Finished {
+                design: &journal.head.design,
+                blocks: &journal.blocks,
+            });
+        }
+    }
+
+    fn pilot(&self, length: Length, arms: usize, family: usize) -> usize {
+        match length {
+            Length::Effect(_) => PILOT.max(plan::fewest_blocks(arms, family).min(2 * PILOT)),
+            _ => PILOT,
+        }
+    }
+
+    /// Once, after the pilot, the last `own` blocks of which ran just now: how many blocks, and when to look. Neither depends on
+    /// which arm was faster.
+    fn plan(&mut self, journal: &mut Journal, length: Length, each_s: f64, own: usize) -> Result<()> {
+        let blocks = &journal.blocks;
+        let design = &mut journal.head.design;
+        let arms = design.arms.len();
+        let family = plan::family(arms, &design.metrics);
+        let earlier_s = (blocks.len() - own) as f64 * each_s;
+        let fitting = |budget: Duration| {
+            let spent_s = blocks.len() as f64 * each_s;
+            plan::for_budget(
+                earlier_s + budget.as_secs_f64(),
+                blocks.len(),
+                spent_s,
+                arms,
+                family,
+            )
+        };
+        let (count, why) = match length {
+            Length::Blocks(count) => (count, String::new()),
+            Length::Budget(budget) => {
+                let fits = fitting(budget);
+                let why = match fits.short_of {
+                    Some(fewest) => {
+                        format!("no word is possible with fewer than {fewest}: give it more time")
+                    }
+                    None => "what fits the budget".to_owned(),
+                };
+                (fits.blocks, why)
+            }
+            Length::Effect(budget) => {
+                let percent = design.settings.effect * 100.0;
+                let needed = design
+                    .metrics
+                    .iter()
+                    .filter(|m| m.primary)
+                    .map(|m| {
+                        plan::blocks_for(
+                            design.settings.effect,
+                            spread(design, blocks, &m.key)?,
+                            arms,
+                            family,
+                        )
+                    })
+                    .collect::<Option<Vec<_>>>()
+                    .and_then(|needed| needed.into_iter().max());
+                let most = budget.map_or(plan::MOST_BLOCKS, |b| fitting(b).blocks);
+                match needed {
+                    Some(needed) if needed <= most => {
+                        (needed, format!("to find {percent:.1} % with nine chances in ten"))
+                    }
+                    Some(needed) => (most, format!("finding {percent:.1} % would take {needed}")),
+                    // Nothing says that more would help.
+                    None => (
+                        plan::default_blocks(arms, family).min(most),
+                        format!(
+                            "the pilot doesn't tell how many find {percent:.1} %, so they are as many as without --effect"
+                        ),
+                    ),
+                }
+            }
+        };
+        let count = count.clamp(blocks.len(), plan::MOST_BLOCKS);
+        design.settings.planned = count;
+        design.settings.looks = plan::looks(count, arms, family);
+        self.writer.plan(design)?;
+        journal.planned = true;
+        (self.told)(Told::Planned {
+            blocks: count,
+            each_s,
+            why,
+        });
+        Ok(())
+    }
+
+    /// One block; None where it was interrupted, since a part of a block compares nothing.
+    fn block(&mut self, number: usize, order: &[usize]) -> Result<Option<Block>> {
+        let mut runs = Vec::with_capacity(order.len());
+        for (place, &arm) in order.iter().enumerate() {
+            (self.told)(Told::Starts {
+                block: number,
+                place,
+                places: order.len(),
+            });
+            let started_unix_ms = clock::unix_ms();
+            let ran = self.subject.run(arm)?;
+            if self.stopped() {
+                return Ok(None);
+            }
+            runs.push(Run {
+                block: number,
+                place,
+                arm,
+                started_unix_ms,
+                metrics: ran.metrics,
+                failure: ran.failure,
+                proof: ran.proof,
+            });
+        }
+        Ok(Some(Block { number, runs }))
+    }
+
+    fn stopped(&self) -> bool {
+        // Relaxed: the flag carries nothing but itself.
+        self.interrupted.load(Ordering::Relaxed)
+    }
+}
+
+/// Why a trial has no more blocks to run, where it has none.
+pub fn over(journal: &Journal) -> Option<End> {
+    let (design, done) = (&journal.head.design, journal.blocks.len());
+    let looked = || design.settings.looks.contains(&done);
+    match journal.planned {
+        true if done >= design.settings.planned => Some(End::Planned),
+        true if looked() && decided(&compare(design, &journal.blocks)) => Some(End::Decided),
+        _ => None,
+    }
+}
+
+fn hopeless(blocks: &[Block]) -> Result<()> {
+    if blocks.len() < HOPELESS {
+        return Ok(());
+    }
+    let failure = |block: &Block| {
+        let mut baseline = block.runs.iter().filter(|run| run.arm < BASELINES);
+        let first = baseline.next()?.failure.clone()?;
+        baseline.all(|run| run.failure.is_some()).then_some(first)
+    };
+    let last = &blocks[blocks.len() - HOPELESS..];
+    match last.iter().map(failure).collect::<Option<Vec<String>>>() {
+        Some(failures) => Err(Error::Refused(format!(
+            "the command fails without any remedy, in {HOPELESS} blocks on end: {}",
+            failures[HOPELESS - 1]
+        ))),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::journal::{self, Head};
+    use super::super::{ArmInfo, Direction, Metric, Outcome, ProofState, Settings, Unit, Word};
+    use super::*;
+
+    /// Arms of these run times, with noise that is the same for all arms of a block's turn.
+    struct Fake {
+        times: Vec<f64>,
+        turns: usize,
+        stop_after: usize,
+        stop: &'static AtomicBool,
+        fails: bool,
+    }
+
+    impl Subject for Fake {
+        fn run(&mut self, arm: usize) -> Result<Ran> {
+            self.turns += 1;
+            if self.turns >= self.stop_after {
+                self.stop.store(true, Ordering::Relaxed);
+            }
+            let noise = 1.0 + 1e-4 * ((self.turns * 7919) % 101) as f64;
+            Ok(Ran {
+                metrics: BTreeMap::from([("wall_s".to_owned(), Ok(self.times[arm] * noise))]),
+                failure: self.fails.then(|| "exit status 3".to_owned()),
+                proof: vec![ProofItem {
+                    what: "it".into(),
+                    state: ProofState::Proven,
+                    detail: String::new(),
+                    needed: true,
+                    absent: None,
+                }],
+                readings: vec![],
+            })
+        }
+    }
+
+    fn head(arms: usize, planned: usize) -> Head {
+        let arms: Vec<ArmInfo> = (0..arms)
+            .map(|n| ArmInfo {
+                name: format!("arm {n}"),
+                baseline: n < BASELINES,
+                predicted: BTreeMap::new(),
+            })
+            .collect();
+        let metrics = vec![Metric {
+            key: "wall_s".into(),
+            title: "wall time".into(),
+            unit: Unit::Seconds,
+            direction: Direction::LowerIsBetter,
+            primary: true,
+        }];
+        let family = plan::family(arms.len(), &metrics);
+        Head {
+            version: journal::VERSION,
+            tool_version: String::new(),
+            started_unix_ms: 0,
+            command: vec![],
+            options: vec![],
+            design: Design {
+                settings: Settings {
+                    seed: 7,
+                    effect: 0.01,
+                    planned,
+                    looks: plan::looks(planned, arms.len(), family),
+                },
+                arms,
+                metrics,
+            },
+            rates: vec![],
+            proof: BTreeMap::new(),
+            machine: vec![],
+            origin: None,
+        }
+    }
+
+    fn conduct(
+        times: &[f64],
+        planned: usize,
+        length: Length,
+        stop_after: usize,
+        fails: bool,
+    ) -> Result<(Outcome, End)> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t");
+        drop(Writer::create(&path, &head(times.len(), planned))?);
+        go_on(&path, times, length, stop_after, fails)
+    }
+
+    fn go_on(
+        path: &std::path::Path,
+        times: &[f64],
+        length: Length,
+        stop_after: usize,
+        fails: bool,
+    ) -> Result<(Outcome, End)> {
+        let stop: &'static AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
+        let mut fake = Fake {
+            times: times.to_vec(),
+            turns: 0,
+            stop_after,
+            stop,
+            fails,
+        };
+        let mut journal = journal::read(path)?;
+        let mut writer = Writer::append_to(path)?;
+        let mut conduct = Conduct {
+            subject: &mut fake,
+            writer: &mut writer,
+            interrupted: stop,
+            told: &mut |_| {},
+        };
+        let end = conduct.run(&mut journal, length)?;
+        let saved = journal::read(path)?;
+        assert_eq!((&saved.head, &saved.blocks), (&journal.head, &journal.blocks));
+        Ok((compare(&journal.head.design, &journal.blocks), end))
+    }
+
+    const FOREVER: usize = usize::MAX;
+
+    #[test]
+    fn a_large_effect_ends_it_at_a_look_and_none_runs_to_the_plan() {
+        let (outcome, end) = conduct(&[1.0, 1.0, 0.5], 40, Length::Blocks(40), FOREVER, false).unwrap();
+        assert_eq!((end, outcome.comparisons[0].word), (End::Decided, Word::Better));
+        assert!(outcome.blocks < 40);
+        let (outcome, end) = conduct(&[1.0, 1.0, 1.0], 12, Length::Blocks(12), FOREVER, false).unwrap();
+        assert_ne!(end, End::Interrupted);
+        assert!(matches!(
+            outcome.comparisons[0].word,
+            Word::Equivalent | Word::Unresolved
+        ));
+    }
+
+    #[test]
+    fn an_interruption_keeps_the_finished_blocks_alone() {
+        let (outcome, end) = conduct(&[1.0, 1.0, 0.5], 12, Length::Blocks(12), 5, false).unwrap();
+        assert_eq!((end, outcome.blocks), (End::Interrupted, 1));
+        assert_eq!(outcome.comparisons[0].word, Word::Unresolved);
+    }
+
+    #[test]
+    fn a_baseline_that_always_fails_ends_it_with_its_reason() {
+        let error = conduct(&[1.0, 1.0, 0.5], 12, Length::Blocks(12), FOREVER, true).unwrap_err();
+        assert!(error.to_string().contains("exit status 3"), "{error}");
+    }
+
+    #[test]
+    fn a_plan_is_kept_and_one_that_was_not_made_yet_is_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let same = [1.0, 1.0, 1.0];
+        // Within the pilot: three blocks of three runs and a part.
+        let cut = dir.path().join("cut");
+        drop(Writer::create(&cut, &head(3, 12)).unwrap());
+        let hour = Length::Budget(Duration::from_secs(3600));
+        let (outcome, end) = go_on(&cut, &same, hour, 11, false).unwrap();
+        assert_eq!((outcome.blocks, end), (3, End::Interrupted));
+        let (outcome, _) = go_on(&cut, &same, hour, 40, false).unwrap();
+        assert!(outcome.design.settings.planned > 12, "what fits an hour");
+        let plan = outcome.design.settings;
+        // Another time has no other plan, and a trial that is over runs no more.
+        let minute = Length::Budget(Duration::from_secs(60));
+        let (outcome, _) = go_on(&cut, &same, minute, 30, false).unwrap();
+        assert_eq!(outcome.design.settings, plan);
+        let done = dir.path().join("done");
+        drop(Writer::create(&done, &head(3, 4)).unwrap());
+        go_on(&done, &same, Length::Blocks(4), FOREVER, false).unwrap();
+        let (outcome, end) = go_on(&done, &same, Length::Blocks(4), FOREVER, true).unwrap();
+        assert_eq!((outcome.blocks, end), (4, End::Planned));
+    }
+
+    #[test]
+    fn an_effect_is_planned_from_the_pilot() {
+        let (outcome, _) = conduct(&[1.0, 1.0, 1.03], 12, Length::Effect(None), FOREVER, false).unwrap();
+        assert_eq!(outcome.comparisons[0].word, Word::Worse);
+        assert!(outcome.design.settings.planned >= PILOT);
+    }
+
+    #[test]
+    fn where_the_pilot_tells_nothing_the_plan_is_as_without_an_effect() {
+        // Figures of nothing have no relative change, hence no noise to plan by.
+        let planned = |times: &[f64], length| {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("t");
+            drop(Writer::create(&path, &head(3, 12)).unwrap());
+            let mut journal = journal::read(&path).unwrap();
+            let mut said = String::new();
+            let stop: &'static AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
+            Conduct {
+                subject: &mut Fake {
+                    times: times.to_vec(),
+                    turns: 0,
+                    stop_after: FOREVER,
+                    stop,
+                    fails: false,
+                },
+                writer: &mut Writer::append_to(&path).unwrap(),
+                interrupted: stop,
+                told: &mut |told| {
+                    if let Told::Planned { why, .. } = told {
+                        said = why;
+                    }
+                },
+            }
+            .run(&mut journal, length)
+            .unwrap();
+            (journal.head.design.settings.planned, said)
+        };
+        let (blocks, why) = planned(&[0.0; 3], Length::Effect(None));
+        assert_eq!(blocks, plan::default_blocks(3, 1));
+        assert!(
+            why.contains("doesn't tell") && why.contains("without --effect"),
+            "{why}"
+        );
+        // Time for more changes nothing.
+        let (blocks, _) = planned(&[0.0; 3], Length::Effect(Some(Duration::from_secs(3600))));
+        assert_eq!(blocks, plan::default_blocks(3, 1));
+        let (_, why) = planned(&[1.0; 3], Length::Effect(None));
+        assert!(why.contains("nine chances in ten"), "{why}");
+    }
+}

@@ -1,0 +1,60 @@
+//! Readers of foreign bytes in this crate, by name, for fuzzing.
+
+use crate::load::adapters::ADAPTERS;
+use crate::load::metric::Metric;
+use crate::load::response;
+use crate::proof::ProcessBindings;
+use allocwall_host::fuzzing::{Reader, reader};
+use std::sync::LazyLock;
+
+pub const READERS: &[Reader] = &[
+    reader("bindings", bindings, 4096),
+    reader("http", http, 4096),
+    reader("load_output", load_output, 4096),
+];
+
+fn bindings(bytes: &[u8]) {
+    ProcessBindings::default().add(bytes);
+}
+
+/// Whether the request was a HEAD, then what the server sent; whole and byte by byte it must say the same.
+fn http(bytes: &[u8]) {
+    let Some((&kind, bytes)) = bytes.split_first() else {
+        return;
+    };
+    let bodyless = kind & 1 == 1;
+    let read = |size: usize| {
+        let mut reader = response::Reader::default();
+        let mut pieces = bytes.chunks(size);
+        while let Some(piece) = pieces.next() {
+            match reader.feed(piece, bodyless) {
+                Ok(None) => {}
+                // Bytes behind the end are malformed; in pieces that shows with the next one.
+                Ok(Some(_)) if pieces.next().is_some() => return Err(response::Malformed),
+                end => return end,
+            }
+        }
+        Ok(reader.closed())
+    };
+    assert_eq!(read(1), read(bytes.len().max(1)));
+}
+
+fn load_output(bytes: &[u8]) {
+    static METRICS: LazyLock<Vec<Metric>> = LazyLock::new(|| {
+        ["a:lower=$.a[-1].b", r"b:higher=took (\S+)"]
+            .iter()
+            .map(|text| Metric::parse(text).expect("a metric"))
+            .collect()
+    });
+    let output = String::from_utf8_lossy(bytes);
+    for adapter in ADAPTERS {
+        for reading in adapter.read(&output).unwrap_or_default() {
+            assert!(reading.value.is_finite(), "{} of {}", reading.name, adapter.name);
+        }
+    }
+    for metric in METRICS.iter() {
+        if let Ok(reading) = metric.read(&output) {
+            assert!(reading.value.is_finite());
+        }
+    }
+}

@@ -1,0 +1,394 @@
+//! How many requests a second the server can answer: closed loops, each of which sends its next request when the last is answered,
+//! on 1, 2, 4, … connections until more of them bring no more throughput or no more may be had. Its latencies would be blind to stalls, so it has none.
+
+use crate::load::client::Client;
+use crate::load::failure::{Failure, Failures};
+use crate::load::open::Own;
+use crate::load::request::Request;
+use allocwall_host::clock::{monotonic_ns, thread_cpu_ns};
+use allocwall_model::units::{Absence, Measured, Reason};
+use serde::{Deserialize, Serialize};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Two steps in a row that bring less than this more than the best before them: the top is reached.
+const RISE: f64 = 0.03;
+/// With fewer answers, one more or less at the edges of a step would be as much as the rise that is looked for.
+const ENOUGH: u64 = 50;
+/// A failed loop rests so long before it tries again, or a closed port would be hammered.
+const REST_NS: u64 = 10_000_000;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Search {
+    /// Before each step, not counted.
+    pub settle: Duration,
+    pub step: Duration,
+    /// A slow server's step goes on until it has enough answers, up to this.
+    pub longest_step: Duration,
+    pub timeout: Duration,
+    /// The last step, where throughput rises that far, has exactly so many.
+    pub most_connections: usize,
+}
+
+impl Default for Search {
+    /// Steps of 1 s after 0.25 s to settle, up to 256 connections: 11 s at most where there are 50 answers a second. Slower servers
+    /// get steps of up to 6 s, which is longer than the timeout, so that one without an answer fails by it.
+    fn default() -> Self {
+        Search {
+            settle: Duration::from_millis(250),
+            step: Duration::from_secs(1),
+            longest_step: Duration::from_secs(6),
+            timeout: Duration::from_secs(5),
+            most_connections: 256,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    pub connections: usize,
+    /// Good answers.
+    pub per_second: f64,
+    pub failures: Failures,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Capacity {
+    /// Good answers a second in the best step: the highest of several noisy figures, so rather high than low.
+    pub per_second: f64,
+    /// Connections of that step.
+    pub connections: usize,
+    pub steps: Vec<Step>,
+    /// Throughput still rose at the last step, which was the last that connections allowed: the capacity is at least this.
+    pub still_rising: bool,
+    /// What the generator cost over all steps; where it takes most of a CPU that the target shares, capacity alone would be higher.
+    pub own: Own,
+}
+
+/// Searches on the calling thread.
+///
+/// # Errors
+/// `NotFound` when no request had a good answer, with what came instead; `TooLittle` when `stop` was set meanwhile;
+/// `NotSupported` when the system grants no event loop.
+pub fn find(request: &Request, search: &Search, stop: &AtomicBool) -> Measured<Capacity> {
+    let no_loop = |cause: std::io::Error| {
+        Absence::new(
+            Reason::NotSupported,
+            format!("the load generator got no event loop: {cause}"),
+        )
+        .mend("look at ulimit -n")
+    };
+    let most = search.most_connections.max(1);
+    let client = Client::new(request, most).map_err(no_loop)?;
+    let mut loops = Loops::new(client, search);
+    let started = (monotonic_ns(), thread_cpu_ns());
+    let mut steps: Vec<Step> = Vec::new();
+    while let Some(connections) = next_step(&steps, most) {
+        loops.add(connections);
+        loops
+            .run_for(search.settle, search.settle, stop)
+            .map_err(no_loop)?;
+        let step = loops
+            .run_for(search.step, search.longest_step, stop)
+            .map_err(no_loop)?;
+        if stop.load(Ordering::Relaxed) {
+            return Err(Absence::new(
+                Reason::TooLittle,
+                "the search for the server's capacity was interrupted",
+            ));
+        }
+        steps.push(step);
+    }
+    let own = Own {
+        cpu_ns: thread_cpu_ns() - started.1,
+        wall_ns: monotonic_ns() - started.0,
+        threads: 1,
+    };
+    match best(&steps) {
+        Some(top) if top.per_second > 0.0 => Ok(Capacity {
+            per_second: top.per_second,
+            connections: top.connections,
+            still_rising: still_rising(&steps),
+            steps: steps.clone(),
+            own,
+        }),
+        _ => Err(nothing_answered(request, &steps)),
+    }
+}
+
+/// Connections of the step after these: twice as many, up to `most`. None after two flat steps, one without any answer, or `most`.
+fn next_step(steps: &[Step], most: usize) -> Option<usize> {
+    let Some(last) = steps.last() else { return Some(1) };
+    let over = last.per_second == 0.0 || last.connections >= most || flat(steps) >= 2;
+    (!over).then(|| most.min(last.connections * 2))
+}
+
+/// Steps at the end that brought no more than those before them.
+fn flat(steps: &[Step]) -> usize {
+    let rose = |n: usize| {
+        let before = best(&steps[..n]).map_or(0.0, |step| step.per_second);
+        steps[n].per_second >= before * (1.0 + RISE)
+    };
+    (0..steps.len()).rev().take_while(|n| !rose(*n)).count()
+}
+
+/// A single step rose over nothing.
+fn still_rising(steps: &[Step]) -> bool {
+    steps.len() > 1 && flat(steps) == 0 && steps.last().is_some_and(|last| last.per_second > 0.0)
+}
+
+fn best(steps: &[Step]) -> Option<&Step> {
+    steps.iter().max_by(|a, b| a.per_second.total_cmp(&b.per_second))
+}
+
+fn nothing_answered(request: &Request, steps: &[Step]) -> Absence {
+    let seen = steps
+        .last()
+        .map_or(String::new(), |step| step.failures.to_string());
+    let seen = if steps.iter().all(|step| step.failures.total() == 0) {
+        "no answer at all".to_string()
+    } else {
+        seen
+    };
+    Absence::new(
+        Reason::NotFound,
+        format!("{} gave no good answer: {seen}", request.url.escape_debug()),
+    )
+    .mend("check the URL with curl while the server runs")
+}
+
+struct Loops<'a> {
+    client: Client<'a>,
+    timeout_ns: u64,
+    loops: Vec<Loop>,
+    jobs: u64,
+}
+
+/// One connection's worth of requests.
+#[derive(Clone, Copy)]
+enum Loop {
+    Waits { job: u64, slot: usize, since_ns: u64 },
+    Rests { until_ns: u64 },
+}
+
+impl<'a> Loops<'a> {
+    fn new(client: Client<'a>, search: &Search) -> Self {
+        Loops {
+            client,
+            timeout_ns: search.timeout.as_nanos() as u64,
+            loops: Vec::new(),
+            jobs: 0,
+        }
+    }
+
+    fn add(&mut self, total: usize) {
+        self.loops.resize(total, Loop::Rests { until_ns: 0 });
+    }
+
+    /// Good answers a second and failures in the next `time`, or until there are enough answers, up to `longest`.
+    fn run_for(&mut self, time: Duration, longest: Duration, stop: &AtomicBool) -> std::io::Result<Step> {
+        let from = monotonic_ns();
+        let to = from + time.as_nanos() as u64;
+        let at_last = from + longest.as_nanos() as u64;
+        let mut good = 0u64;
+        let mut failures = Failures::default();
+        let mut finished = Vec::new();
+        loop {
+            let now = monotonic_ns();
+            let enough = now >= to && (good >= ENOUGH || now >= at_last);
+            if enough || stop.load(Ordering::Relaxed) {
+                return Ok(Step {
+                    connections: self.loops.len(),
+                    per_second: good as f64 * 1e9 / (now - from).max(1) as f64,
+                    failures,
+                });
+            }
+            let wake = self.turn(now, &mut failures);
+            let end = if now < to { to } else { at_last };
+            self.client.wait(wake.min(end))?;
+            self.client.take_finished(&mut finished);
+            for end in finished.drain(..) {
+                match end.failure {
+                    None => good += 1,
+                    Some(failure) => failures.add(failure),
+                }
+                self.next(end.job, end.failure.map(|_| end.end_ns + REST_NS));
+            }
+        }
+    }
+
+    /// Starts what has rested, ends what is too late; when to look again.
+    fn turn(&mut self, now: u64, failures: &mut Failures) -> u64 {
+        let mut wake = u64::MAX;
+        for one in &mut self.loops {
+            if let Loop::Waits { job, slot, since_ns } = *one
+                && since_ns + self.timeout_ns <= now
+            {
+                self.client.cancel(slot, job);
+                failures.add(Failure::TimedOut);
+                *one = Loop::Rests { until_ns: 0 };
+            }
+            if let Loop::Rests { until_ns } = *one
+                && until_ns <= now
+                && let Some(slot) = self.client.start(self.jobs)
+            {
+                *one = Loop::Waits {
+                    job: self.jobs,
+                    slot,
+                    since_ns: now,
+                };
+                self.jobs += 1;
+            }
+            wake = wake.min(match *one {
+                Loop::Waits { since_ns, .. } => since_ns + self.timeout_ns,
+                Loop::Rests { until_ns } => until_ns,
+            });
+        }
+        wake
+    }
+
+    /// The loop behind `job` goes on at once, or rests first.
+    fn next(&mut self, job: u64, rest_until: Option<u64>) {
+        let waits_for = |one: &&mut Loop| matches!(one, Loop::Waits { job: of, .. } if *of == job);
+        if let Some(one) = self.loops.iter_mut().find(waits_for) {
+            *one = Loop::Rests {
+                until_ns: rest_until.unwrap_or(0),
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::request::Ask;
+    use crate::load::test_server::{Server, answer};
+    use std::thread::sleep;
+
+    fn search() -> Search {
+        Search {
+            settle: Duration::from_millis(30),
+            step: Duration::from_millis(200),
+            longest_step: Duration::from_millis(600),
+            timeout: Duration::from_millis(500),
+            most_connections: 16,
+        }
+    }
+
+    fn find_at(url: &str) -> Measured<Capacity> {
+        find(
+            &Request::new(&Ask::get(url)).unwrap(),
+            &search(),
+            &AtomicBool::new(false),
+        )
+    }
+
+    /// Each connection of this server is answered after 10 ms, on as many connections as there are: 100 a second and
+    /// connection is the most, whatever the machine; the rise must be seen to the end.
+    #[test]
+    fn throughput_that_rises_with_connections_is_followed() {
+        let server = Server::start(|_, stream| {
+            sleep(Duration::from_millis(10));
+            answer(stream, 200)
+        });
+        let capacity = find_at(&server.url()).unwrap();
+        for step in &capacity.steps {
+            assert!(
+                step.per_second <= 100.0 * step.connections as f64 * 1.2,
+                "{step:?}"
+            );
+        }
+        assert!(capacity.steps.len() >= 3, "{capacity:?}");
+        assert!(capacity.per_second > capacity.steps[0].per_second);
+        assert!(capacity.own.cpu_ns > 0 && capacity.own.cpu_ns <= capacity.own.wall_ns);
+    }
+
+    /// The twin: one request at a time, however many connections; two flat steps end the search.
+    #[test]
+    fn throughput_that_does_not_rise_ends_the_search() {
+        let one_at_a_time = std::sync::Mutex::new(());
+        let server = Server::start(move |_, stream| {
+            let held = one_at_a_time.lock().unwrap();
+            sleep(Duration::from_millis(5));
+            drop(held);
+            answer(stream, 200)
+        });
+        let capacity = find_at(&server.url()).unwrap();
+        assert!(capacity.per_second <= 200.0 * 1.2, "{capacity:?}");
+    }
+
+    #[test]
+    fn the_search_ends_at_the_top_or_at_the_most_connections() {
+        let searched = |answers: &[f64], most: usize| {
+            let mut steps: Vec<Step> = Vec::new();
+            while let Some(connections) = next_step(&steps, most) {
+                let failures = Failures::default();
+                steps.push(Step {
+                    connections,
+                    per_second: answers[steps.len()],
+                    failures,
+                });
+            }
+            let connections: Vec<usize> = steps.iter().map(|step| step.connections).collect();
+            (connections, still_rising(&steps))
+        };
+        let rises = [100.0, 200.0, 400.0, 800.0, 1600.0];
+        assert_eq!(searched(&rises, 4), (vec![1, 2, 4], true));
+        // Not only powers of two, and never more.
+        assert_eq!(searched(&rises, 6), (vec![1, 2, 4, 6], true));
+        assert_eq!(searched(&rises, 1), (vec![1], false));
+        // The twin reaches its top before them, or with them.
+        let flattens = [100.0, 200.0, 202.0, 198.0, 1600.0];
+        assert_eq!(searched(&flattens, 256), (vec![1, 2, 4, 8], false));
+        assert_eq!(searched(&flattens, 4), (vec![1, 2, 4], false));
+        // One flat step is a chance.
+        assert_eq!(
+            searched(&[100.0, 101.0, 300.0, 600.0], 8),
+            (vec![1, 2, 4, 8], true)
+        );
+        assert_eq!(searched(&[100.0, 0.0], 8), (vec![1, 2], false));
+    }
+
+    #[test]
+    fn what_gives_no_good_answer_is_told() {
+        let closed = find_at(&format!("http://{}/", Server::closed_address())).unwrap_err();
+        assert_eq!(closed.reason, Reason::NotFound);
+        assert!(closed.detail.contains("connection refused"), "{closed}");
+        let failing = Server::start(|_, stream| answer(stream, 503));
+        let failing = find_at(&failing.url()).unwrap_err();
+        assert!(failing.detail.contains("status 5xx"), "{failing}");
+        let silent = Server::start(|_, _| {
+            sleep(Duration::from_secs(2));
+            Ok(())
+        });
+        let silent = find_at(&silent.url()).unwrap_err();
+        assert_eq!(silent.reason, Reason::NotFound);
+        assert!(silent.detail.contains("no answer"), "{silent}");
+    }
+
+    /// An answer takes longer than a step: the step waits for it, and the server isn't said to be silent.
+    #[test]
+    fn a_slow_server_is_waited_for() {
+        let server = Server::start(|_, stream| {
+            sleep(Duration::from_millis(300));
+            answer(stream, 200)
+        });
+        let patient = Search {
+            timeout: Duration::from_secs(30),
+            longest_step: Duration::from_secs(3),
+            most_connections: 1,
+            ..search()
+        };
+        let request = Request::new(&Ask::get(&server.url())).unwrap();
+        let capacity = find(&request, &patient, &AtomicBool::new(false)).unwrap();
+        assert!(capacity.per_second <= 1.0 / 0.3 * 1.5, "{capacity:?}");
+    }
+
+    #[test]
+    fn a_stop_ends_the_search() {
+        let server = Server::start(|_, stream| answer(stream, 200));
+        let request = Request::new(&Ask::get(&server.url())).unwrap();
+        let stopped = find(&request, &search(), &AtomicBool::new(true)).unwrap_err();
+        assert_eq!(stopped.reason, Reason::TooLittle);
+    }
+}

@@ -1,0 +1,860 @@
+//! Whether an arm's settings took, seen in the running target: what it maps, what its environment says, where it may
+//! run, and to which library its `malloc` was bound.
+//!
+//! Three sources. Each counted run is looked at in /proc a few times, every arm as often, so that all are disturbed alike. And
+//! one run a trial that is not counted, per arm, is started with the loader's own account of its bindings (`LD_DEBUG` of
+//! ld.so(8)): it tells of every process of the tree which library each module's `malloc` comes from, also of those that
+//! end too soon to be looked at. In the same run the calls themselves are counted for a moment, where the kernel lets us: that can
+//! refute what the others say, but where it can't be had they stand without it.
+
+use super::arm::Expectation;
+use super::calls::Calls;
+use super::{ProofItem, ProofState};
+use allocwall_host::proc::{HugePages, ProcFs, is_arena_hook};
+use allocwall_host::topology::parse_cpu_list;
+use allocwall_model::units::{Absence, Measured, Reason, thousands};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// Looks at one process: the loader may not have mapped all of it at the first, and an interpreter on a machine that has lain idle
+/// may take more than the first three, 60 ms, to import what it is started with.
+const LOOKS: u32 = 4;
+/// Processes of one run that are looked at.
+const PROCESSES: usize = 256;
+
+/// What was seen of one run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Seen {
+    pub processes: BTreeMap<i32, SeenProcess>,
+    /// The most that was on huge pages at a time, transparent or reserved, bytes.
+    pub peak_huge: Option<u64>,
+    /// Resident when the target was first looked at after it had become itself, bytes.
+    pub peak_resident: Option<u64>,
+    /// Where its allocator calls arrived, in a run in which that was counted.
+    pub calls: Option<Measured<Calls>>,
+    /// What lay on huge pages, in a run in which that was looked at closely.
+    pub huge: Option<Measured<HugePages>>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SeenProcess {
+    pub comm: String,
+    looks: u32,
+    /// CPU time when it was last looked at, in clock ticks.
+    pub cpu_ticks: u64,
+    /// Files mapped with execute permission.
+    pub mapped: BTreeSet<PathBuf>,
+    pub environment: BTreeMap<String, String>,
+    pub command_line: Vec<String>,
+    /// As /proc/PID/status has it: `0-1,4`.
+    pub cpus: Option<String>,
+    /// The nodes that its memory is bound to, from numa_maps(5).
+    pub nodes: Option<String>,
+}
+
+impl Seen {
+    /// One look at these processes, those that were looked at often enough left out. `nodes`: where their memory is bound to is
+    /// asked as well, which walks their page tables.
+    pub fn look(&mut self, proc: &ProcFs, pids: &[i32], nodes: bool) {
+        for &pid in pids {
+            if !self.processes.contains_key(&pid) && self.processes.len() >= PROCESSES {
+                continue;
+            }
+            let seen = self.processes.entry(pid).or_default();
+            if let Ok(stat) = proc.process_stat(pid) {
+                seen.cpu_ticks = stat.user_ticks + stat.system_ticks;
+            }
+            if seen.looks >= LOOKS {
+                continue;
+            }
+            seen.look(proc, pid, nodes);
+        }
+    }
+}
+
+impl SeenProcess {
+    fn look(&mut self, proc: &ProcFs, pid: i32, nodes: bool) {
+        self.looks += 1;
+        let Ok(comm) = proc.comm(pid) else { return };
+        self.comm = comm;
+        if let Ok(code) = proc.code(pid) {
+            self.mapped.extend(
+                code.mappings
+                    .iter()
+                    .filter(|m| m.is_file())
+                    .map(|m| PathBuf::from(m.display_path())),
+            );
+        }
+        if let Ok(environment) = proc.environ(pid) {
+            self.environment = environment.into_iter().collect();
+        }
+        if let Ok(words) = proc.cmdline(pid) {
+            self.command_line = words;
+        }
+        self.cpus = proc.status(pid).ok().and_then(|status| status.cpus_allowed);
+        if nodes {
+            self.nodes = proc.bound_nodes(pid).ok().flatten();
+        }
+    }
+}
+
+/// Which library each process's modules got `malloc` from, as the loader tells it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Bindings(BTreeMap<u32, ProcessBindings>);
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ProcessBindings {
+    /// Module that calls -> files that it is bound to: for its calls, and for malloc's address where it takes that.
+    malloc: BTreeMap<PathBuf, BTreeSet<PathBuf>>,
+}
+
+impl Bindings {
+    /// The settings that make the loader tell, of every process, to `DIR/bindings.PID`.
+    pub fn environment(dir: &Path) -> [(String, String); 3] {
+        let file = dir.join("bindings").display().to_string();
+        [
+            ("LD_DEBUG".into(), "bindings".into()),
+            ("LD_DEBUG_OUTPUT".into(), file),
+            // All at once, so that a function that is not called in this run is told as well.
+            ("LD_BIND_NOW".into(), "1".into()),
+        ]
+    }
+
+    /// The file whose malloc the library itself asks for.
+    fn next_of(&self, library: &Path) -> Option<&PathBuf> {
+        let own = |(module, _): &(&PathBuf, _)| is_file_at(module, library);
+        let calls = self.0.values().flat_map(|p| p.malloc.iter().filter(own));
+        calls.flat_map(|(_, to)| to).find(|to| !is_file_at(to, library))
+    }
+
+    /// (processes that bind malloc to this library, processes that bind malloc, modules bound, modules that call).
+    fn of(&self, library: &Path) -> Bound {
+        let same = |path: &Path| is_file_at(path, library);
+        let mut bound = Bound::default();
+        for process in self.0.values().filter(|p| !p.malloc.is_empty()) {
+            // The library itself may reach for the next malloc, as tcmalloc's tools do.
+            let callers: Vec<&PathBuf> = process.malloc.keys().filter(|module| !same(module)).collect();
+            let astray = callers.iter().find(|module| !process.ends_at(module, &same));
+            let hits = callers
+                .iter()
+                .filter(|module| process.ends_at(module, &same))
+                .count();
+            bound.processes += 1;
+            bound.taken += usize::from(hits > 0 && hits == callers.len());
+            bound.modules += callers.len();
+            bound.hits += hits;
+            if let (None, Some(&module)) = (&bound.astray, astray) {
+                let to = process.malloc[module].iter().find(|to| !same(to));
+                bound.astray = to.map(|to| (module.clone(), to.clone()));
+            }
+        }
+        bound
+    }
+}
+
+/// By process id.
+impl FromIterator<(u32, ProcessBindings)> for Bindings {
+    fn from_iter<I: IntoIterator<Item = (u32, ProcessBindings)>>(processes: I) -> Bindings {
+        Bindings(processes.into_iter().collect())
+    }
+}
+
+#[derive(Default)]
+struct Bound {
+    processes: usize,
+    taken: usize,
+    modules: usize,
+    hits: usize,
+    astray: Option<(PathBuf, PathBuf)>,
+}
+
+/// Whether two paths are one file's, as far as they can be followed.
+pub fn is_file_at(path: &Path, library: &Path) -> bool {
+    path == library || matches!((path.canonicalize(), library.canonicalize()), (Ok(a), Ok(b)) if a == b)
+}
+
+impl ProcessBindings {
+    /// Whether all that a module is bound to is this library in the end. A program that takes malloc's address is itself what other
+    /// modules are bound to, and its entry jumps on to where its own calls go (a canonical PLT entry, System V ABI for AMD64,
+    /// "Function Addresses"). A library passes nothing on: one that is bound twice was loaded before and after an exec of the same
+    /// process, and what follows it to one of the two may have the other.
+    fn ends_at(&self, module: &Path, library: &dyn Fn(&Path) -> bool) -> bool {
+        let onward = |through: &Path| {
+            if file_name(through).contains(".so") {
+                return None;
+            }
+            let calls = self.malloc.get(through)?;
+            let mut others = calls.iter().filter(|to| *to != through).peekable();
+            others.peek()?;
+            Some(others.all(|to| library(to)))
+        };
+        self.malloc[module]
+            .iter()
+            .all(|to| library(to) || onward(to).unwrap_or(false))
+    }
+
+    /// Adds whole lines like `  7: binding file /usr/bin/x [0] to /lib/libc.so.6 [0]: normal symbol `malloc' [GLIBC_2.2.5]`.
+    pub fn add(&mut self, text: &[u8]) {
+        const SYMBOL: &[u8] = b"symbol `malloc'";
+        for at in memchr::memmem::find_iter(text, SYMBOL) {
+            // Few are about malloc, so no other line is looked at.
+            let start = memchr::memrchr(b'\n', &text[..at]).map_or(0, |end| end + 1);
+            let line = String::from_utf8_lossy(&text[start..at]);
+            let Some((_, rest)) = line.split_once("binding file ") else {
+                continue;
+            };
+            let Some((files, _)) = rest.rsplit_once("]: ") else {
+                continue;
+            };
+            let Some((from, to)) = files.split_once("] to ") else {
+                continue;
+            };
+            let name = |text: &str| text.rsplit_once(" [").map_or(text, |(name, _)| name).to_owned();
+            let calls = self.malloc.entry(PathBuf::from(name(from))).or_default();
+            calls.insert(PathBuf::from(name(to)));
+        }
+    }
+}
+
+/// What the run of an arm that was not counted told of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Told {
+    pub bindings: Option<Measured<Bindings>>,
+    pub calls: Option<Measured<Calls>>,
+    pub huge: Option<Measured<HugePages>>,
+}
+
+/// What an arm's expectations came to in one run, with what the run that was not counted told.
+pub fn judge(expects: &[Expectation], seen: &Seen, told: &Told) -> Vec<ProofItem> {
+    expects.iter().map(|e| item(e, seen, told)).collect()
+}
+
+fn item(expectation: &Expectation, seen: &Seen, told: &Told) -> ProofItem {
+    let bindings = told.bindings();
+    let (what, (state, mut detail)) = match expectation {
+        Expectation::Mapped(path) => (
+            format!("{} mapped", file_name(path)),
+            mapped(path, seen, bindings),
+        ),
+        Expectation::MallocFrom(path) => (
+            format!("malloc from {}", file_name(path)),
+            malloc_from(path, seen, bindings),
+        ),
+        Expectation::Serves(path) => return serves(path, told),
+        Expectation::Environment(name, value) => (format!("{name} set"), environment(name, value, seen)),
+        Expectation::CommandLine(word) => (format!("{word} on the command line"), command_line(word, seen)),
+        Expectation::HugeResident => ("huge pages resident".to_owned(), huge(seen, told)),
+        Expectation::ArenasHuge => ("arenas on huge pages".to_owned(), arenas(seen, told)),
+        Expectation::Cpus(cpus) => (
+            "CPU affinity in force".to_owned(),
+            place(cpus, seen, |process| process.cpus.as_deref()),
+        ),
+        Expectation::Nodes(nodes) => (
+            "memory nodes in force".to_owned(),
+            place(nodes, seen, |process| process.nodes.as_deref()),
+        ),
+        Expectation::ResidentAtStart(bytes) => ("memory touched at start".to_owned(), resident(*bytes, seen)),
+    };
+    // Why there are no bindings is why nothing is known of what they would have told.
+    let absent = match (expectation, &told.bindings) {
+        (Expectation::Mapped(_) | Expectation::MallocFrom(_), Some(Err(absence)))
+            if state == ProofState::Unknown =>
+        {
+            Some(absence.clone())
+        }
+        _ => None,
+    };
+    if let Some(absence) = &absent {
+        detail = absence.to_string();
+    }
+    ProofItem {
+        what,
+        state,
+        detail,
+        needed: true,
+        absent,
+    }
+}
+
+impl Told {
+    fn bindings(&self) -> Option<&Bindings> {
+        self.bindings.as_ref()?.as_ref().ok()
+    }
+}
+
+type Judgement = (ProofState, String);
+
+fn nothing_seen() -> Judgement {
+    (
+        ProofState::Unknown,
+        "the processes ended before they could be looked at".into(),
+    )
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().map_or_else(
+        || path.display().to_string(),
+        |n| n.to_string_lossy().into_owned(),
+    )
+}
+
+/// The one that a remedy is for, where a command is several: that which used most CPU; of equals the youngest, since a starter
+/// starts first.
+fn busiest<'a>(processes: impl Iterator<Item = &'a SeenProcess>) -> Option<&'a SeenProcess> {
+    processes.max_by_key(|p| p.cpu_ticks)
+}
+
+/// By the busiest process, with how many have it.
+fn by_the_busiest<'a>(
+    looked: impl Iterator<Item = &'a SeenProcess> + Clone,
+    has: impl Fn(&SeenProcess) -> bool,
+    lacks: &str,
+) -> Judgement {
+    let Some(busiest) = busiest(looked.clone()) else {
+        return nothing_seen();
+    };
+    let (hits, all) = (looked.clone().filter(|p| has(p)).count(), looked.count());
+    match has(busiest) {
+        true => (ProofState::Proven, format!("in {hits} of {all} processes")),
+        false if hits > 0 => (
+            ProofState::Refuted,
+            format!(
+                "in {hits} of {all} processes, but {}, which uses most CPU, {lacks}",
+                busiest.comm
+            ),
+        ),
+        false => (ProofState::Refuted, format!("{} {lacks}", busiest.comm)),
+    }
+}
+
+fn mapped(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgement {
+    let has = |p: &SeenProcess| p.mapped.iter().any(|m| is_file_at(m, path));
+    let looked = seen.processes.values().filter(|p| !p.mapped.is_empty());
+    // At its first look the loader may not have mapped it yet.
+    let settled = looked.clone().filter(|p| p.looks > 1 || has(p));
+    if settled.clone().next().is_some() {
+        return by_the_busiest(settled, has, &format!("does not map {}", path.display()));
+    }
+    match bindings.map(|b| b.of(path)).filter(|bound| bound.hits > 0) {
+        Some(bound) => (
+            ProofState::Proven,
+            format!(
+                "by the loader's account, for {} of {} modules that call malloc",
+                bound.hits, bound.modules
+            ),
+        ),
+        None => nothing_seen(),
+    }
+}
+
+fn malloc_from(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgement {
+    if let (ProofState::Refuted, why) = mapped(path, seen, None) {
+        return (ProofState::Refuted, why);
+    }
+    let Some(bindings) = bindings else {
+        return (
+            ProofState::Unknown,
+            "the loader's bindings were not asked for".into(),
+        );
+    };
+    let bound = bindings.of(path);
+    if bound.processes == 0 {
+        // musl's loader tells nothing; a library that it maps first serves malloc all the same.
+        let loader = |p: &SeenProcess| p.mapped.iter().any(|m| file_name(m).starts_with("ld-musl"));
+        return match mapped(path, seen, None) {
+            (ProofState::Proven, _) if seen.processes.values().any(loader) => (
+                ProofState::Proven,
+                "preloaded before musl, whose loader binds in that order".into(),
+            ),
+            _ => (ProofState::Unknown, "the loader told of no malloc".into()),
+        };
+    }
+    let count = format!(
+        "{} of {} modules that call it, in {} of {} processes",
+        bound.hits, bound.modules, bound.taken, bound.processes
+    );
+    match &bound.astray {
+        None => (ProofState::Proven, count),
+        Some((module, library)) => (
+            ProofState::Refuted,
+            format!(
+                "{count}; {} gets it from {}",
+                file_name(module),
+                library.display()
+            ),
+        ),
+    }
+}
+
+/// Calls from which a share is told.
+const ENOUGH_CALLS: u64 = 100;
+/// Less than this share of the calls, and it is another allocator's run as much as the arm's. A little always goes past: what was
+/// started without the preload, what asks libc by a private name.
+const SERVED: f64 = 0.9;
+
+/// Beside the bindings, which prove that calls would arrive: that they do.
+fn serves(library: &Path, told: &Told) -> ProofItem {
+    let judged = match &told.calls {
+        None => Err(Absence::new(Reason::NotFound, "they were not counted")),
+        Some(Err(absence)) => Err(absence.clone()),
+        Some(Ok(calls)) => served(library, calls, told.bindings()),
+    };
+    let (state, detail, absent) = match judged {
+        Ok((state, detail)) => (state, detail, None),
+        Err(absence) => (ProofState::Unknown, absence.to_string(), Some(absence)),
+    };
+    ProofItem {
+        what: format!("calls that {} serves", file_name(library)),
+        state,
+        detail,
+        needed: false,
+        absent,
+    }
+}
+
+fn served(library: &Path, calls: &Calls, bindings: Option<&Bindings>) -> Measured<Judgement> {
+    let all = calls.all();
+    let seconds = calls.counted_ns as f64 / 1e9;
+    if all < ENOUGH_CALLS {
+        let detail = format!("only {all} calls in {seconds:.1} s, too few to tell a share");
+        return Err(Absence::new(Reason::TooLittle, detail));
+    }
+    let share = calls.served as f64 / all as f64;
+    let threads = match calls.threads - calls.counted_threads {
+        0 => String::new(),
+        _ => format!(
+            ", in the {} busiest of {} threads",
+            calls.counted_threads, calls.threads
+        ),
+    };
+    let count = format!(
+        "{} of {} in {seconds:.1} s{threads}",
+        percent(share),
+        thousands(all)
+    );
+    if share >= SERVED {
+        return Ok((ProofState::Proven, count));
+    }
+    // A library that hands calls on has them counted twice.
+    if let Some(next) = bindings.and_then(|b| b.next_of(library)) {
+        let detail = format!("it calls the malloc of {} itself: {count}", file_name(next));
+        return Err(Absence::new(Reason::NotApplicable, detail));
+    }
+    let rest: Vec<String> = calls
+        .elsewhere
+        .iter()
+        .filter(|(_, count)| **count > 0)
+        .map(|(path, count)| format!("{} to {}", percent(*count as f64 / all as f64), path.display()))
+        .collect();
+    Ok((ProofState::Refuted, format!("{count}; {}", rest.join(", "))))
+}
+
+/// Rounded down: what is said to be 100 % is all.
+fn percent(share: f64) -> String {
+    format!("{:.1} %", (share * 1000.0).floor() / 10.0)
+}
+
+fn environment(name: &str, value: &str, seen: &Seen) -> Judgement {
+    let looked = seen.processes.values().filter(|p| !p.environment.is_empty());
+    let has = |p: &SeenProcess| p.environment.get(name).is_some_and(|v| v == value);
+    by_the_busiest(looked, has, "does not have it")
+}
+
+fn command_line(word: &str, seen: &Seen) -> Judgement {
+    let mut looked = seen.processes.values().filter(|p| !p.command_line.is_empty());
+    let has = |p: &SeenProcess| p.command_line.iter().any(|w| w == word);
+    match looked.clone().any(has) {
+        true => (ProofState::Proven, "seen there".into()),
+        false => match looked.next() {
+            Some(process) => (ProofState::Refuted, format!("not on that of {}", process.comm)),
+            None => nothing_seen(),
+        },
+    }
+}
+
+/// By this run's own walks; where there was no time for them, by those of the run that is not counted.
+fn huge(seen: &Seen, told: &Told) -> Judgement {
+    let closely = told.huge.as_ref().and_then(|huge| huge.as_ref().ok());
+    match (seen.peak_huge, closely) {
+        (None, None) => (ProofState::Unknown, "huge pages could not be counted".into()),
+        (Some(0), _) | (None, Some(HugePages { all: 0, .. })) => {
+            (ProofState::Refuted, "no huge page was resident".into())
+        }
+        (Some(bytes), _) => (ProofState::Proven, format!("{} at the peak", mebibytes(bytes))),
+        (None, Some(huge)) => (
+            ProofState::Proven,
+            format!(
+                "{} at the peak of the run that is not counted",
+                mebibytes(huge.all)
+            ),
+        ),
+    }
+}
+
+/// That the hook is there shows in each run; what stands on huge pages, in the run that is not counted alone: to look is to walk
+/// the page tables, which a program on small pages pays dearly.
+fn arenas(seen: &Seen, told: &Told) -> Judgement {
+    let closely = match &told.huge {
+        None => return (ProofState::Unknown, "its pages were not looked at".into()),
+        Some(Err(absence)) => return (ProofState::Unknown, absence.to_string()),
+        Some(Ok(huge)) if !huge.hook => {
+            let why = "no process mapped the hook of the allocwall package (allocwall/_native)";
+            return (ProofState::Refuted, why.into());
+        }
+        Some(Ok(huge)) if huge.arenas < ONE_SLAB => {
+            let why = "the hook was there, and none of its slabs lay on a huge page";
+            return (ProofState::Refuted, why.into());
+        }
+        Some(Ok(huge)) => huge,
+    };
+    let looked = seen.processes.values().filter(|p| !p.mapped.is_empty());
+    let has = |p: &SeenProcess| p.mapped.iter().any(|m| is_arena_hook(&m.to_string_lossy()));
+    match by_the_busiest(looked, has, "was not seen to map the hook") {
+        (ProofState::Proven, _) => (
+            ProofState::Proven,
+            format!(
+                "{} of them at the peak of the run that is not counted",
+                mebibytes(closely.arenas)
+            ),
+        ),
+        // It may have been looked at too early, or ended too soon.
+        (_, why) => (ProofState::Unknown, why),
+    }
+}
+
+const ONE_SLAB: u64 = 2 << 20;
+
+fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+fn resident(bytes: u64, seen: &Seen) -> Judgement {
+    match seen.peak_resident {
+        None => nothing_seen(),
+        Some(peak) if peak >= bytes => (
+            ProofState::Proven,
+            format!("{:.1} MiB resident", peak as f64 / f64::from(1 << 20)),
+        ),
+        Some(peak) => (
+            ProofState::Refuted,
+            format!(
+                "{:.1} of {:.1} MiB resident",
+                peak as f64 / f64::from(1 << 20),
+                bytes as f64 / f64::from(1 << 20)
+            ),
+        ),
+    }
+}
+
+fn place<'a>(wanted: &[u32], seen: &'a Seen, read: impl Fn(&'a SeenProcess) -> Option<&'a str>) -> Judgement {
+    let wanted: BTreeSet<u32> = wanted.iter().copied().collect();
+    let looked: Vec<(&SeenProcess, &str)> = seen
+        .processes
+        .values()
+        .filter_map(|p| Some((p, read(p)?)))
+        .collect();
+    let kept = |list: &str| {
+        parse_cpu_list(list).is_some_and(|l| l.into_iter().collect::<BTreeSet<u32>>().is_subset(&wanted))
+    };
+    let hits = looked.iter().filter(|(_, list)| kept(list)).count();
+    match looked.iter().find(|(_, list)| !kept(list)) {
+        None if looked.is_empty() => nothing_seen(),
+        None => (ProofState::Proven, format!("in {hits} of {hits} processes")),
+        Some((process, list)) => (ProofState::Refuted, format!("{} may use {list}", process.comm)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &str = "     7:\tbinding file /usr/bin/x y [0] to /opt/lib/libjemalloc.so.2 [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
+    const OTHER: &str = "     7:\tbinding file /lib/libz.so [0] to /lib/libc.so.6 [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
+    const NOT_MALLOC: &str = "     7:\tbinding file /lib/libz.so [0] to /lib/libc.so.6 [0]: normal symbol `malloc_trim' [GLIBC_2.2.5]\n";
+    const JEMALLOC: &str = "/opt/lib/libjemalloc.so.2";
+
+    fn bindings(processes: &[&[&str]]) -> Bindings {
+        let parsed = processes.iter().enumerate().map(|(pid, lines)| {
+            let mut found = ProcessBindings::default();
+            found.add(lines.concat().as_bytes());
+            (pid as u32, found)
+        });
+        parsed.collect()
+    }
+
+    #[test]
+    fn a_program_that_others_are_bound_to_passes_the_call_on() {
+        const THROUGH: &str = "     7:\tbinding file /lib/libz.so [0] to /usr/bin/x y [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
+        let (state, detail) = malloc_state(&bindings(&[&[LINE, THROUGH]]));
+        assert_eq!(state, ProofState::Proven, "{detail}");
+        // It takes the address as well as it calls.
+        const ITSELF: &str = "     7:\tbinding file /usr/bin/x y [0] to /usr/bin/x y [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
+        assert_eq!(
+            malloc_state(&bindings(&[&[LINE, ITSELF, THROUGH]])).0,
+            ProofState::Proven
+        );
+        assert_eq!(
+            malloc_state(&bindings(&[&[ITSELF, THROUGH]])).0,
+            ProofState::Refuted
+        );
+        // One process before and after an exec that took the preload away.
+        const LIBC: &str = "     7:\tbinding file /lib/libc.so.6 [0] to /opt/lib/libjemalloc.so.2 [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
+        const LIBC_AFTER: &str = "     7:\tbinding file /lib/libc.so.6 [0] to /lib/libc.so.6 [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
+        const AFTER: &str =
+            "     7:\tbinding file sort [0] to /lib/libc.so.6 [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
+        assert_eq!(
+            malloc_state(&bindings(&[&[LINE, LIBC, LIBC_AFTER, AFTER]])).0,
+            ProofState::Refuted
+        );
+        const ROUND: &str = "     7:\tbinding file /usr/bin/x y [0] to /lib/libz.so [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
+        assert_eq!(
+            malloc_state(&bindings(&[&[ROUND, THROUGH]])).0,
+            ProofState::Refuted
+        );
+    }
+
+    fn malloc_state(bindings: &Bindings) -> (ProofState, String) {
+        malloc_from(Path::new(JEMALLOC), &Seen::default(), Some(bindings))
+    }
+
+    #[test]
+    fn every_module_of_every_process_must_be_bound() {
+        let (state, detail) = malloc_state(&bindings(&[&[LINE, NOT_MALLOC], &[LINE]]));
+        assert_eq!(
+            (state, &detail[..]),
+            (
+                ProofState::Proven,
+                "2 of 2 modules that call it, in 2 of 2 processes"
+            )
+        );
+        let (state, detail) = malloc_state(&bindings(&[&[LINE], &[OTHER]]));
+        assert_eq!(state, ProofState::Refuted);
+        assert!(detail.contains("libz.so gets it from /lib/libc.so.6"), "{detail}");
+        assert_eq!(malloc_state(&bindings(&[&[NOT_MALLOC]])).0, ProofState::Unknown);
+    }
+
+    /// Name, what it maps, its environment.
+    type Sketch<'a> = (&'a str, &'a [&'a str], &'a [(&'a str, &'a str)]);
+
+    fn seen(processes: &[Sketch]) -> Seen {
+        let process = |&(comm, mapped, environment): &Sketch| SeenProcess {
+            comm: comm.into(),
+            looks: 2,
+            cpu_ticks: 0,
+            mapped: mapped.iter().map(PathBuf::from).collect(),
+            environment: environment.iter().map(|&(k, v)| (k.into(), v.into())).collect(),
+            command_line: vec![],
+            cpus: Some("0-1".into()),
+            nodes: None,
+        };
+        Seen {
+            processes: (1..).zip(processes.iter().map(process)).collect(),
+            ..Seen::default()
+        }
+    }
+
+    #[test]
+    fn a_library_is_mapped_or_not_or_nobody_saw() {
+        let looked_at = |looks, mut seen: Seen| {
+            seen.processes.values_mut().for_each(|p| p.looks = looks);
+            seen
+        };
+        let once = looked_at(1, seen(&[("x", &["/lib/libc.so.6"], &[])]));
+        assert_eq!(mapped(Path::new(JEMALLOC), &once, None).0, ProofState::Unknown);
+        let state = |seen: &Seen| mapped(Path::new(JEMALLOC), seen, None).0;
+        assert_eq!(state(&seen(&[("x", &[JEMALLOC], &[])])), ProofState::Proven);
+        assert_eq!(
+            state(&seen(&[("x", &["/lib/libc.so.6"], &[])])),
+            ProofState::Refuted
+        );
+        assert_eq!(state(&Seen::default()), ProofState::Unknown);
+        // Too short to be looked at, but the loader told.
+        let told = bindings(&[&[LINE]]);
+        assert_eq!(
+            mapped(Path::new(JEMALLOC), &Seen::default(), Some(&told)).0,
+            ProofState::Proven
+        );
+    }
+
+    #[test]
+    fn the_environment_of_the_right_process() {
+        let state = |seen: &Seen| environment("A", "1", seen).0;
+        assert_eq!(state(&seen(&[("x", &[], &[("A", "1")])])), ProofState::Proven);
+        assert_eq!(state(&seen(&[("x", &[], &[("A", "2")])])), ProofState::Refuted);
+        assert_eq!(state(&seen(&[("x", &[], &[("B", "1")])])), ProofState::Refuted);
+        // The youngest of equals decides, else whoever uses the CPU.
+        let mut two = seen(&[("x", &[], &[("A", "1")]), ("y", &[], &[("B", "1")])]);
+        assert_eq!(state(&two), ProofState::Refuted);
+        two.processes.get_mut(&1).unwrap().cpu_ticks = 5;
+        let (state, detail) = environment("A", "1", &two);
+        assert_eq!((state, &detail[..]), (ProofState::Proven, "in 1 of 2 processes"));
+    }
+
+    fn counted(served: u64, libc: u64) -> Told {
+        let calls = Calls {
+            served,
+            elsewhere: BTreeMap::from([("/lib/libc.so.6".into(), libc)]),
+            counted_ns: 100_000_000,
+            threads: 1,
+            counted_threads: 1,
+        };
+        Told {
+            bindings: None,
+            calls: Some(Ok(calls)),
+            huge: None,
+        }
+    }
+
+    #[test]
+    fn the_share_of_the_calls() {
+        let item = |told: &Told| serves(Path::new(JEMALLOC), told);
+        let said = |told: &Told| {
+            let item = item(told);
+            assert!(!item.needed);
+            (item.state, item.detail, item.absent.map(|a| a.reason))
+        };
+        let proven = |text: &str| (ProofState::Proven, text.to_owned(), None);
+        assert_eq!(said(&counted(48_211, 0)), proven("100.0 % of 48,211 in 0.1 s"));
+        assert_eq!(said(&counted(48_210, 1)), proven("99.9 % of 48,211 in 0.1 s"));
+        assert_eq!(said(&counted(90, 10)), proven("90.0 % of 100 in 0.1 s"));
+        assert_eq!(
+            said(&counted(1_000, 1_000)),
+            (
+                ProofState::Refuted,
+                "50.0 % of 2,000 in 0.1 s; 50.0 % to /lib/libc.so.6".to_owned(),
+                None
+            )
+        );
+        let absent = |text: &str, reason| (ProofState::Unknown, text.to_owned(), Some(reason));
+        assert_eq!(
+            said(&counted(1, 98)),
+            absent(
+                "only 99 calls in 0.1 s, too few to tell a share",
+                Reason::TooLittle
+            )
+        );
+        assert_eq!(
+            said(&Told::default()),
+            absent("they were not counted", Reason::NotFound)
+        );
+        let refused = Absence::new(Reason::NotPermitted, "not allowed").mend("run as root");
+        let told = Told {
+            calls: Some(Err(refused.clone())),
+            ..Told::default()
+        };
+        assert_eq!(item(&told).absent, Some(refused));
+        // Threads that were busy and not counted are told.
+        let mut many = counted(1_000, 0);
+        if let Some(Ok(calls)) = &mut many.calls {
+            (calls.threads, calls.counted_threads) = (14, 2);
+        }
+        assert_eq!(
+            said(&many),
+            proven("100.0 % of 1,000 in 0.1 s, in the 2 busiest of 14 threads")
+        );
+    }
+
+    #[test]
+    fn a_library_that_hands_calls_on_is_not_refuted_by_their_second_count() {
+        const ONWARD: &str = "     7:\tbinding file /opt/lib/libjemalloc.so.2 [0] to /lib/libc.so.6 [0]: normal symbol `malloc'\n";
+        let state = |lines: &[&str]| {
+            let told = Told {
+                bindings: Some(Ok(bindings(&[lines]))),
+                ..counted(1_000, 1_000)
+            };
+            let item = serves(Path::new(JEMALLOC), &told);
+            (item.state, item.absent.map(|a| a.reason))
+        };
+        assert_eq!(
+            state(&[LINE, ONWARD]),
+            (ProofState::Unknown, Some(Reason::NotApplicable))
+        );
+        assert_eq!(state(&[LINE, OTHER]), (ProofState::Refuted, None));
+    }
+
+    #[test]
+    fn pages_and_places() {
+        let with = |peak_huge| Seen {
+            peak_huge,
+            ..Seen::default()
+        };
+        let told = |all| Told {
+            huge: all,
+            ..Told::default()
+        };
+        let pages = |all| {
+            Some(Ok(HugePages {
+                all,
+                ..HugePages::default()
+            }))
+        };
+        let state = |peak, closely| huge(&with(peak), &told(closely)).0;
+        assert_eq!(state(None, None), ProofState::Unknown);
+        assert_eq!(state(Some(0), None), ProofState::Refuted);
+        assert_eq!(state(Some(2 << 20), None), ProofState::Proven);
+        // A run too short to be walked is known by the one that is not counted, and its own walks go first.
+        assert_eq!(state(None, pages(2 << 20)), ProofState::Proven);
+        assert_eq!(state(None, pages(0)), ProofState::Refuted);
+        assert_eq!(state(Some(0), pages(2 << 20)), ProofState::Refuted);
+        let on_two = seen(&[("x", &[], &[])]);
+        let state = |cpus: &[u32]| place(cpus, &on_two, |p| p.cpus.as_deref()).0;
+        assert_eq!(state(&[0, 1]), ProofState::Proven);
+        assert_eq!(state(&[0]), ProofState::Refuted);
+    }
+
+    #[test]
+    fn arenas_are_proven_by_the_hook_and_by_pages_under_it() {
+        const HOOK: &str = "/v/lib/python3.11/site-packages/allocwall/_native.abi3.so";
+        let with = seen(&[("python", &["/lib/libc.so.6", HOOK], &[])]);
+        let without = seen(&[("python", &["/lib/libc.so.6"], &[])]);
+        let told = |huge| Told {
+            huge,
+            ..Told::default()
+        };
+        let pages = |hook, arenas| {
+            Some(Ok(HugePages {
+                all: 64 << 20,
+                arenas,
+                hook,
+            }))
+        };
+        let state = |seen: &Seen, huge| arenas(seen, &told(huge)).0;
+        assert_eq!(state(&with, pages(true, 2 << 20)), ProofState::Proven);
+        // Huge pages of somebody else's, less than a slab, another interpreter, nobody looked.
+        assert_eq!(state(&with, pages(false, 0)), ProofState::Refuted);
+        assert_eq!(state(&with, pages(true, 0)), ProofState::Refuted);
+        assert_eq!(state(&without, pages(true, 2 << 20)), ProofState::Unknown);
+        assert_eq!(state(&Seen::default(), pages(true, 2 << 20)), ProofState::Unknown);
+        assert_eq!(state(&with, None), ProofState::Unknown);
+        let over = Some(Err(Absence::new(Reason::TooLittle, "over")));
+        assert_eq!(state(&with, over), ProofState::Unknown);
+    }
+
+    #[test]
+    fn an_account_that_was_too_long_leaves_open_what_it_would_have_told() {
+        let too_long = Absence::new(Reason::TooCostly, "too long").mend("less");
+        let told = Told {
+            bindings: Some(Err(too_long.clone())),
+            ..Told::default()
+        };
+        let of = |expectation: Expectation, seen: &Seen| {
+            let item = item(&expectation, seen, &told);
+            assert!(item.needed);
+            (item.state, item.detail, item.absent)
+        };
+        let unknown = (ProofState::Unknown, "too long".to_owned(), Some(too_long));
+        let none = Seen::default();
+        assert_eq!(of(Expectation::MallocFrom(JEMALLOC.into()), &none), unknown);
+        assert_eq!(of(Expectation::Mapped(JEMALLOC.into()), &none), unknown);
+        // What was seen stands: mapped proves that it is mapped, and refutes what it lacks.
+        let with = seen(&[("x", &[JEMALLOC], &[])]);
+        assert_eq!(
+            of(Expectation::Mapped(JEMALLOC.into()), &with).0,
+            ProofState::Proven
+        );
+        assert_eq!(of(Expectation::MallocFrom(JEMALLOC.into()), &with), unknown);
+        let without = seen(&[("x", &["/lib/libc.so.6"], &[])]);
+        let (state, _, absent) = of(Expectation::MallocFrom(JEMALLOC.into()), &without);
+        assert_eq!((state, absent), (ProofState::Refuted, None));
+    }
+}

@@ -1,0 +1,458 @@
+//! A server: started, waited for, loaded at rates that are the same for all arms, looked at after the load, and ended.
+
+use super::batch::{Close, CloseLooks, Fresh, Prepared, Watcher, failure, last_words, metric_of, output};
+use super::conduct::Ran;
+use super::load::adapters::Adapter;
+use super::load::closed::{self, Capacity, Search};
+use super::load::metric::Metric as Figure;
+use super::load::open::{self, Plan};
+use super::load::ready::{self, Ready};
+use super::load::request::Request;
+use super::load::{Better, Reading, Unit as ReadingUnit};
+use super::proof::Seen;
+use super::run::{self, Output, Running, Start};
+use super::{Direction, Metric, Unit};
+use allocwall_host::clock;
+use allocwall_host::proc::ProcFs;
+use allocwall_model::error::{Error, Result};
+use allocwall_model::units::{Absence, Measured, Reason};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// A share of failed requests from which a run is one that failed.
+const FAILED_REQUESTS: f64 = 0.01;
+const GLANCE: Duration = Duration::from_millis(20);
+/// How long servers get to end by themselves: some write their data out.
+const GRACE: Duration = Duration::from_secs(5);
+/// A load takes a moment to begin.
+const BEFORE_OBSERVING: Duration = Duration::from_millis(300);
+/// Kept of what a server says, for messages.
+const SAID: usize = 64 << 10;
+
+/// What loads it.
+pub enum Load {
+    /// The generator inside, one window for each plan.
+    Inside {
+        request: Request,
+        plans: Vec<(String, Plan)>,
+    },
+    /// A command line for `/bin/sh`, whose output is read.
+    Command {
+        line: String,
+        read: Read,
+        limit: Duration,
+    },
+}
+
+pub enum Read {
+    Adapter(&'static Adapter),
+    Figures(Vec<Figure>),
+}
+
+pub struct Server<'a> {
+    pub arms: Vec<Prepared>,
+    pub keeper_exe: PathBuf,
+    pub ready: Ready,
+    pub patience: Duration,
+    pub load: Load,
+    /// After the load, when memory is looked at.
+    pub rest: Vec<Duration>,
+    pub interrupted: &'a AtomicBool,
+}
+
+/// What a share of CPU time must be larger than to be known to a hundredth, where it is counted in clock ticks.
+const TICKS_ENOUGH: f64 = 100.0;
+
+/// CPU time of a run's processes so far, in seconds.
+struct Spent {
+    /// In clock ticks; what ended is in it, by whoever waited for it: its parent, or at last the keeper.
+    coarse_s: f64,
+    /// In nanoseconds; threads and processes that ended are not in it.
+    fine_s: f64,
+    processes: Vec<i32>,
+}
+
+impl Spent {
+    fn now(proc: &ProcFs, running: &Running) -> Spent {
+        let mut processes = running.processes();
+        processes.push(running.keeper_pid());
+        let ticks = |&pid: &i32| {
+            let s = proc.process_stat(pid).ok()?;
+            Some(s.user_ticks + s.system_ticks + s.child_user_ticks + s.child_system_ticks)
+        };
+        let ns = |&pid: &i32| -> u64 {
+            let threads = proc.threads(pid).unwrap_or_default();
+            let of = |&tid: &i32| proc.thread_schedstat(pid, tid).map_or(0, |s| s.cpu_ns);
+            threads.iter().map(of).sum()
+        };
+        processes.sort_unstable();
+        Spent {
+            coarse_s: (processes.iter().filter_map(ticks).sum::<u64>() * proc.ns_per_tick()) as f64 / 1e9,
+            fine_s: processes.iter().map(ns).sum::<u64>() as f64 / 1e9,
+            processes,
+        }
+    }
+
+    /// Spent since; fine where no thread took its part away with it.
+    fn since(&self, before: &Spent, tick_s: f64) -> Measured<f64> {
+        let (coarse, fine) = (self.coarse_s - before.coarse_s, self.fine_s - before.fine_s);
+        if self.processes == before.processes && (coarse - fine).abs() <= 0.01 * coarse + 4.0 * tick_s {
+            return Ok(fine);
+        }
+        match coarse >= TICKS_ENOUGH * tick_s {
+            true => Ok(coarse),
+            false => Err(Absence::new(
+                Reason::TooLittle,
+                "under a hundred clock ticks of CPU time, by threads or processes that ended",
+            )),
+        }
+    }
+}
+
+impl Server<'_> {
+    /// How many requests a second an arm answers, by closed loops on so many connections at most; for the rates of all arms.
+    pub fn capacity(&self, arm: usize, most_connections: usize) -> Result<Capacity> {
+        let Load::Inside { request, .. } = &self.load else {
+            return Err(Error::Refused(
+                "a load command sets its own rate: there is no capacity to look for".into(),
+            ));
+        };
+        let mut running = self.begin(&self.arms[arm].start)?;
+        self.await_ready(&mut running, self.interrupted)?;
+        let search = Search {
+            most_connections,
+            ..Search::default()
+        };
+        let found = closed::find(request, &search, self.interrupted);
+        let _ = running.end();
+        found
+            .map_err(|absence| Error::Refused(format!("the server's capacity could not be found: {absence}")))
+    }
+
+    /// Does something with an arm's server while it is under load, and ends it. The flag is set when the load is over.
+    pub fn under_observation<T>(&self, arm: usize, observe: impl FnOnce(i32, &AtomicBool) -> T) -> Result<T> {
+        let mut running = self.begin(&self.arms[arm].start)?;
+        self.await_ready(&mut running, self.interrupted)?;
+        let pid = running.pid();
+        let over = AtomicBool::new(false);
+        let (observed, loaded) = std::thread::scope(|scope| {
+            let loading = || match &self.load {
+                Load::Inside { request, plans } => match plans.last() {
+                    Some((_, plan)) => open::run(request, plan, self.interrupted).map(drop),
+                    None => Err(Error::Refused("no rate is planned".into())),
+                },
+                Load::Command { line, read, limit } => self
+                    .load_by_command(line, read, *limit, self.interrupted)
+                    .map(drop),
+            };
+            let done = &over;
+            let load = scope.spawn(move || {
+                let loaded = loading();
+                done.store(true, Ordering::Relaxed);
+                loaded
+            });
+            std::thread::sleep(BEFORE_OBSERVING);
+            let observed = observe(pid, &over);
+            let loaded = load
+                .join()
+                .unwrap_or_else(|_| Err(Error::Refused("the load failed".into())));
+            (observed, loaded)
+        });
+        let _ = running.end();
+        loaded.map(|()| observed)
+    }
+
+    /// For all that a run has to do; longer is a hang.
+    fn limit(&self) -> Duration {
+        let load = match &self.load {
+            Load::Inside { plans, .. } => plans
+                .iter()
+                .map(|(_, plan)| plan.warm_up + plan.window + plan.timeout)
+                .sum(),
+            Load::Command { limit, .. } => *limit,
+        };
+        let rest = self.rest.iter().max().copied().unwrap_or_default();
+        // The search for the capacity and a diagnosis, which are no runs, take their time as well.
+        self.patience + load + rest + GRACE + Duration::from_secs(300)
+    }
+
+    fn begin(&self, start: &Start) -> Result<Running> {
+        ready::port_is_free(&self.ready.address())?;
+        if let Load::Inside { request, .. } = &self.load {
+            ready::port_is_free(&request.address)?;
+        }
+        let mut start = start.clone();
+        start.limit = self.limit();
+        start.stdout = Output::Keep(SAID);
+        start.stderr = Output::Keep(SAID);
+        start.grace = GRACE;
+        run::start(&start, &self.keeper_exe)
+    }
+
+    fn await_ready(&self, running: &mut Running, stop: &AtomicBool) -> Result<Duration> {
+        ready::wait(
+            &self.ready,
+            self.patience,
+            || running.exited().map(|exit| exit.to_string()),
+            stop,
+        )
+    }
+
+    fn under_load(
+        &self,
+        running: &mut Running,
+        watcher: &mut Watcher,
+        took: Duration,
+        ran: &mut Ran,
+        stop: &AtomicBool,
+    ) -> Result<()> {
+        let proc = ProcFs::live();
+        let tick_s = proc.ns_per_tick() as f64 / 1e9;
+        ran.metrics.insert("ready_s".into(), Ok(took.as_secs_f64()));
+        watcher.look_now(running);
+        match &self.load {
+            Load::Inside { request, plans } => {
+                for (suffix, plan) in plans {
+                    let before = Spent::now(&proc, running);
+                    let load = open::run(request, plan, stop)?;
+                    let used = Spent::now(&proc, running).since(&before, tick_s);
+                    for (name, reading) in load.readings() {
+                        if KEPT.contains(&name.as_str()) {
+                            let value = reading.as_ref().map(|r| r.value).map_err(Clone::clone);
+                            ran.metrics.insert(format!("{name}{suffix}"), value);
+                        }
+                    }
+                    let all = plan.rate_per_s * (plan.warm_up + plan.window).as_secs_f64();
+                    ran.metrics.insert(
+                        format!("cpu_per_request_s{suffix}"),
+                        used.and_then(|used| per(used, all)),
+                    );
+                    let failed = load.failures.total() as f64;
+                    if failed > FAILED_REQUESTS * load.offered as f64 {
+                        return Err(Error::Refused(format!(
+                            "{failed} of {} requests failed: {}",
+                            load.offered, load.failures
+                        )));
+                    }
+                }
+            }
+            Load::Command { line, read, limit } => {
+                let before = Spent::now(&proc, running);
+                let began = clock::monotonic_ns();
+                let readings = self.load_by_command(line, read, *limit, stop)?;
+                let seconds = (clock::monotonic_ns() - began) as f64 / 1e9;
+                let used = Spent::now(&proc, running).since(&before, tick_s);
+                // Of tools that load for a fixed time, the time alone would call a faster server dearer.
+                if let Some(throughput) = the_throughput(&readings) {
+                    ran.metrics.insert(
+                        "cpu_per_request_s".into(),
+                        used.and_then(|used| per(used, throughput * seconds)),
+                    );
+                }
+                for reading in &readings {
+                    ran.metrics.insert(reading.name.clone(), Ok(reading.value));
+                }
+                ran.readings = readings;
+            }
+        }
+        watcher.look_now(running);
+        self.rest_after(running, ran, stop);
+        Ok(())
+    }
+
+    fn load_by_command(
+        &self,
+        line: &str,
+        read: &Read,
+        limit: Duration,
+        stop: &AtomicBool,
+    ) -> Result<Vec<Reading>> {
+        let words = ["/bin/sh", "-c", line].map(OsString::from).to_vec();
+        let finished = run::start(&Start::new(words, limit), &self.keeper_exe)?.wait(stop)?;
+        if stop.load(Ordering::Relaxed) {
+            return Err(Error::Refused("interrupted".into()));
+        }
+        if let Some(failure) = failure(&finished, &[]) {
+            return Err(Error::Refused(format!("the load command failed: {failure}")));
+        }
+        let output = output(&finished);
+        let readings = match read {
+            Read::Adapter(adapter) => adapter.read(&output),
+            Read::Figures(figures) => figures.iter().map(|figure| figure.read(&output)).collect(),
+        };
+        readings.map_err(|absence| match absence.mend {
+            Some(mend) => Error::Refused(format!("{}; {mend}", absence.detail)),
+            None => Error::Refused(absence.detail),
+        })
+    }
+
+    /// Memory right after the load and after each rest.
+    fn rest_after(&self, running: &mut Running, ran: &mut Ran, stop: &AtomicBool) {
+        let end = clock::monotonic_ns();
+        let mut at = vec![("loaded".to_owned(), Duration::ZERO)];
+        at.extend(
+            self.rest
+                .iter()
+                .map(|rest| (format!("rest_{}s", rest.as_secs_f64()), *rest)),
+        );
+        for (name, after) in at {
+            let due = end + after.as_nanos() as u64;
+            while clock::monotonic_ns() < due && !stop.load(Ordering::Relaxed) {
+                std::thread::sleep(GLANCE);
+            }
+            let proc = ProcFs::live();
+            let resident: Measured<u64> = running
+                .processes()
+                .iter()
+                .map(|&pid| Ok(proc.process_stat(pid)?.resident_pages * proc.page_bytes()))
+                .sum();
+            ran.metrics
+                .insert(format!("{name}_rss_bytes"), resident.map(|bytes| bytes as f64));
+        }
+    }
+}
+
+impl Fresh for Server<'_> {
+    fn arms(&mut self) -> &mut [Prepared] {
+        &mut self.arms
+    }
+
+    fn once(&self, start: &Start, close: &Close) -> Result<(Ran, Seen)> {
+        let mut running = self.begin(start)?;
+        let mut watcher = Watcher::of(&self.arms);
+        let mut ran = Ran::default();
+        let mut looks = None;
+        let stop = close.stop(self.interrupted);
+        let loaded = self.await_ready(&mut running, stop).and_then(|took| {
+            looks = Some(close.start(running.family()));
+            self.under_load(&mut running, &mut watcher, took, &mut ran, stop)
+        });
+        let closely = looks.map(CloseLooks::finish).unwrap_or_default();
+        let early = running.exited();
+        let finished = running.end()?;
+        if let Err(error) = loaded {
+            // An interruption is no failure of the arm's; the block is not kept anyway.
+            ran.failure = Some(match last_words(&finished) {
+                Some(line) => format!("{error}; it said: {line}"),
+                None => error.to_string(),
+            });
+        } else if early.is_some() {
+            ran.failure = Some(failure(&finished, &[]).unwrap_or_else(|| "it ended under load".into()));
+        }
+        for (key, value) in finished.metrics() {
+            if matches!(key.as_str(), "peak_rss_bytes" | "peak_pss_bytes" | "minor_faults") {
+                ran.metrics.insert(key, value);
+            }
+        }
+        Ok((ran, watcher.seen(&finished, closely)))
+    }
+}
+
+/// What is compared of the generator's figures.
+const KEPT: &[&str] = &[
+    "throughput",
+    "response_p50",
+    "response_p90",
+    "response_p99",
+    "response_p999",
+    "service_p50",
+    "service_p99",
+    "lag_p99",
+];
+
+/// Of one kind of request; the CPU time of several can't be told apart.
+fn the_throughput(readings: &[Reading]) -> Option<f64> {
+    let mut found = readings.iter().filter(|r| r.name.ends_with("throughput"));
+    let one = found.next()?;
+    found.next().is_none().then_some(one.value)
+}
+
+fn per(amount: f64, count: f64) -> Measured<f64> {
+    if count > 0.0 {
+        return Ok(amount / count);
+    }
+    Err(Absence::new(Reason::TooLittle, "no requests"))
+}
+
+/// What a server is measured by: of the generator inside, the tail of response times and the CPU time of a request; of a load
+/// command, its throughput and its 99th percentile.
+pub fn metrics(server: &Server, first: &Ran) -> Vec<Metric> {
+    let fixed = |key: &str, title: &str, unit, primary| Metric {
+        key: key.to_owned(),
+        title: title.to_owned(),
+        unit,
+        direction: Direction::LowerIsBetter,
+        primary,
+    };
+    let mut metrics = Vec::new();
+    match &server.load {
+        Load::Inside { plans, .. } => {
+            for (suffix, _) in plans {
+                metrics.push(fixed(
+                    &format!("cpu_per_request_s{suffix}"),
+                    &format!("CPU a request{suffix}"),
+                    Unit::Seconds,
+                    true,
+                ));
+                for name in KEPT {
+                    let (unit, better) = match *name {
+                        "throughput" => (ReadingUnit::PerSecond, Better::Higher),
+                        _ => (ReadingUnit::Nanoseconds, Better::Lower),
+                    };
+                    let reading = Reading::new(format!("{name}{suffix}"), 0.0, unit, better);
+                    metrics.push(metric_of(&reading, *name == "response_p99"));
+                }
+            }
+        }
+        Load::Command { read, .. } => {
+            let own = matches!(read, Read::Figures(_));
+            let tail = |name: &str| name.ends_with("throughput") || name.ends_with("_p99");
+            metrics.extend(first.readings.iter().map(|r| metric_of(r, own || tail(&r.name))));
+            if the_throughput(&first.readings).is_some() {
+                metrics.push(fixed("cpu_per_request_s", "CPU a request", Unit::Seconds, false));
+            }
+        }
+    }
+    metrics.push(fixed("ready_s", "time to be ready", Unit::Seconds, false));
+    metrics.push(fixed("minor_faults", "minor faults", Unit::Count, false));
+    metrics.push(fixed("peak_rss_bytes", "peak resident", Unit::Bytes, false));
+    metrics.push(fixed("peak_pss_bytes", "peak PSS", Unit::Bytes, false));
+    metrics.push(fixed(
+        "loaded_rss_bytes",
+        "resident under load",
+        Unit::Bytes,
+        false,
+    ));
+    for rest in &server.rest {
+        let seconds = rest.as_secs_f64();
+        metrics.push(fixed(
+            &format!("rest_{seconds}s_rss_bytes"),
+            &format!("resident {seconds} s later"),
+            Unit::Bytes,
+            false,
+        ));
+    }
+    metrics
+}
+
+/// By arm, so that each fraction of the baseline's capacity is one rate for all.
+pub fn plans(rates: &[(String, f64)], like: &Plan) -> Vec<(String, Plan)> {
+    let suffixed = rates.len() > 1;
+    rates
+        .iter()
+        .map(|(name, rate)| {
+            let suffix = if suffixed {
+                format!("@{name}")
+            } else {
+                String::new()
+            };
+            let plan = Plan {
+                rate_per_s: *rate,
+                ..like.clone()
+            };
+            (suffix, plan)
+        })
+        .collect()
+}

@@ -1,0 +1,502 @@
+//! Trials simulated from known effects and noise: what is called a difference, what an interval covers, what is found.
+
+use super::compare::{compare, spread};
+use super::testing::{NOISES, Noise, design, metric, proven, simulated};
+use super::*;
+use allocwall_model::stats::size::Spread;
+use allocwall_model::units::Reason;
+
+/// A standard deviation of one run of 1 %.
+const SD: f64 = 0.01;
+
+/// Three standard deviations above a twentieth: what chance leaves of an exact 5 %.
+fn most_of(cases: u64) -> usize {
+    let cases = cases as f64;
+    (0.05 * cases + 3.0 * (0.05 * 0.95 * cases).sqrt()) as usize
+}
+
+fn difference(c: &Comparison) -> bool {
+    matches!(c.word, Word::Better | Word::Worse)
+}
+
+#[test]
+fn a_trial_of_one_command_reports_a_difference_in_a_twentieth_of_the_cases_at_most() {
+    for noise in NOISES {
+        let cases = 400;
+        let design = design(&["a", "b", "c"], 16);
+        let alarms = (0..cases)
+            .filter(|seed| {
+                let blocks = simulated(&design, &[0.0; 5], SD, noise, *seed);
+                compare(&design, &blocks).comparisons.iter().any(difference)
+            })
+            .count();
+        assert!(alarms <= most_of(cases), "{noise:?}: {alarms} of {cases}");
+    }
+}
+
+#[test]
+fn looking_several_times_raises_no_more_alarms() {
+    for noise in [Noise::Normal, Noise::Skewed, Noise::Spikes] {
+        let cases = 300;
+        let mut design = design(&["a"], 40);
+        design.settings.looks = plan::looks(40, 3, 1);
+        assert_eq!(design.settings.looks, [10, 20, 40]);
+        let alarms = (0..cases)
+            .filter(|seed| {
+                let blocks = simulated(&design, &[0.0; 3], SD, noise, *seed);
+                design
+                    .settings
+                    .looks
+                    .iter()
+                    .any(|look| difference(&compare(&design, &blocks[..*look]).comparisons[0]))
+            })
+            .count();
+        assert!(alarms <= most_of(cases), "{noise:?}: {alarms} of {cases}");
+    }
+}
+
+#[test]
+fn a_trial_without_remedies_alarms_no_more_often() {
+    for noise in [Noise::Normal, Noise::Skewed, Noise::Drifting, Noise::Pulsing] {
+        let cases = 400;
+        let design = design(&[], 12);
+        let alarms = (0..cases)
+            .filter(|seed| {
+                let outcome = compare(&design, &simulated(&design, &[0.0; 2], SD, noise, *seed));
+                assert_eq!(outcome.comparisons, outcome.baseline);
+                difference(&outcome.comparisons[0])
+            })
+            .count();
+        assert!(alarms <= most_of(cases), "{noise:?}: {alarms} of {cases}");
+    }
+}
+
+#[test]
+fn the_interval_covers_the_planted_effect() {
+    for noise in NOISES {
+        for (planned, cases) in [(6, 1000), (12, 600), (30, 300)] {
+            let design = design(&["slower"], planned);
+            let covered = (0..cases)
+                .filter(|seed| {
+                    let blocks = simulated(&design, &[0.0, 0.0, 1.03f64.ln()], SD, noise, *seed);
+                    let outcome = compare(&design, &blocks);
+                    let effect = outcome.comparisons[0].effect.clone().unwrap();
+                    effect.low <= 0.03 && 0.03 <= effect.high
+                })
+                .count();
+            assert!(
+                covered as f64 >= 0.93 * cases as f64,
+                "{noise:?}, {planned} blocks: {covered} of {cases}"
+            );
+        }
+    }
+}
+
+#[test]
+fn an_effect_is_found_when_planned_for_from_a_pilot() {
+    for (noise, sd) in [
+        (Noise::Normal, 0.02),
+        (Noise::Skewed, 0.02),
+        (Noise::Drifting, 0.015),
+    ] {
+        let cases = 200;
+        let (mut found, mut sizes) = (0, 0);
+        for seed in 0..cases {
+            let shifts = [0.0, 0.0, 1.03f64.ln()];
+            let pilot = design(&["slower"], 6);
+            let noise_seen = spread(&pilot, &simulated(&pilot, &shifts, sd, noise, seed), "wall").unwrap();
+            let blocks = plan::blocks_for(0.03, noise_seen, 3, 1).unwrap();
+            let mut design = design(&["slower"], blocks);
+            design.settings.looks = plan::looks(blocks, 3, 1);
+            let runs = simulated(&design, &shifts, sd, noise, seed + 1_000_000);
+            let word = compare(&design, &runs).comparisons[0].word;
+            assert_ne!(word, Word::Better);
+            found += usize::from(word == Word::Worse);
+            sizes += blocks;
+        }
+        assert!(
+            found as f64 >= 0.9 * cases as f64,
+            "{noise:?}: {found} of {cases}, {} blocks on average",
+            sizes / cases as usize
+        );
+    }
+}
+
+#[test]
+fn equal_arms_are_equivalent_once_there_are_enough_blocks_and_never_by_noise() {
+    let equivalent = |sd: f64, shift: f64| {
+        let design = design(&["same"], 40);
+        (0..100)
+            .filter(|seed| {
+                let blocks = simulated(&design, &[0.0, 0.0, shift], sd, Noise::Normal, *seed);
+                compare(&design, &blocks).comparisons[0].word == Word::Equivalent
+            })
+            .count()
+    };
+    assert!(equivalent(0.01, 0.0) > 90);
+    assert_eq!(equivalent(0.01, 0.03), 0);
+    // 60 % noise widens the margin to 5 % at most, which no interval fits.
+    assert_eq!(equivalent(0.6, 0.0), 0);
+}
+
+#[test]
+fn the_pilot_sees_the_noise_of_an_arm_against_two_baseline_runs() {
+    let design = design(&["a", "b"], 400);
+    let blocks = simulated(&design, &[0.0, 0.0, 0.1, -0.2], SD, Noise::Normal, 3);
+    let Spread { sd, .. } = spread(&design, &blocks, "wall").unwrap();
+    assert!((sd / (SD * 1.5f64.sqrt()) - 1.0).abs() < 0.05, "{sd}");
+    assert_eq!(spread(&design, &blocks[..1], "wall"), None);
+    assert_eq!(spread(&design, &blocks, "none such"), None);
+}
+
+fn quiet(shift: f64) -> (Design, Vec<Block>) {
+    let design = design(&["remedy"], 12);
+    let blocks = simulated(&design, &[0.0, 0.0, shift], 0.003, Noise::Normal, 5);
+    (design, blocks)
+}
+
+fn runs_of(blocks: &mut [Block], arm: usize) -> impl Iterator<Item = &mut Run> {
+    blocks
+        .iter_mut()
+        .flat_map(|b| &mut b.runs)
+        .filter(move |r| r.arm == arm)
+}
+
+#[test]
+fn the_word_follows_the_direction() {
+    for (shift, lower, higher) in [
+        (-0.1, Word::Better, Word::Worse),
+        (0.1, Word::Worse, Word::Better),
+        (0.0, Word::Equivalent, Word::Equivalent),
+    ] {
+        let (mut design, blocks) = quiet(shift);
+        let outcome = compare(&design, &blocks);
+        assert_eq!(outcome.comparisons[0].word, lower);
+        assert_eq!(outcome.comparisons[0].why, None);
+        design.metrics[0].direction = Direction::HigherIsBetter;
+        assert_eq!(compare(&design, &blocks).comparisons[0].word, higher);
+    }
+}
+
+#[test]
+fn few_blocks_give_no_word_and_say_how_many_do() {
+    let (mut design, blocks) = quiet(-0.5);
+    for (planned, untreated) in [(3, 2), (5, 1)] {
+        design.settings.planned = planned;
+        design.settings.looks = vec![planned];
+        design.arms.truncate(1 + untreated);
+        let outcome = compare(&design, &blocks[..planned]);
+        let c = &outcome.comparisons[0];
+        assert_eq!(c.word, Word::Unresolved);
+        assert!(c.effect.is_err());
+        let why = c.why.clone().unwrap();
+        assert_eq!(why.reason, Reason::TooLittle);
+        let fewest = planned + 1;
+        assert_eq!(
+            why.detail,
+            format!("only {planned} blocks count; a word takes {fewest} at least")
+        );
+        assert_eq!(why.mend, Some(format!("--blocks {fewest}")));
+    }
+    // The twin: one block more is enough for such an effect.
+    let (mut design, blocks) = quiet(-0.5);
+    design.settings.planned = 4;
+    design.settings.looks = vec![4];
+    assert_eq!(compare(&design, &blocks[..4]).comparisons[0].word, Word::Better);
+}
+
+#[test]
+fn a_failed_run_leaves_its_arm_out_of_its_block_and_is_told() {
+    let (design, mut blocks) = quiet(-0.1);
+    for nth in [1, 4, 9] {
+        runs_of(&mut blocks, 2).nth(nth).unwrap().failure = Some("exit code 1".to_string());
+    }
+    let outcome = compare(&design, &blocks);
+    let c = &outcome.comparisons[0];
+    assert_eq!((c.blocks, c.word), (9, Word::Better));
+    assert_eq!(c.warning.as_deref(), Some("failed 3 of 12"));
+    assert_eq!(
+        (outcome.summaries[2].runs, outcome.summaries[2].failures.len()),
+        (12, 3)
+    );
+    assert_eq!(outcome.summaries[2].failures[0].block, 1);
+    // The twin: one in twelve is told with the arm, and puts no warning beside the word.
+    let (design, mut blocks) = quiet(-0.1);
+    runs_of(&mut blocks, 2).next().unwrap().failure = Some("exit code 1".to_string());
+    let outcome = compare(&design, &blocks);
+    assert_eq!(
+        (outcome.comparisons[0].blocks, &outcome.comparisons[0].warning),
+        (11, &None)
+    );
+    assert_eq!(outcome.summaries[2].failures.len(), 1);
+}
+
+#[test]
+fn a_failed_baseline_run_leaves_its_twin_to_compare_with() {
+    let (design, mut blocks) = quiet(-0.1);
+    runs_of(&mut blocks, 0).for_each(|r| r.failure = Some("exit code 1".to_string()));
+    let outcome = compare(&design, &blocks);
+    let c = &outcome.comparisons[0];
+    assert_eq!((c.blocks, c.word), (12, Word::Better));
+    assert_eq!(c.warning.as_deref(), Some("baseline failed 12 of 24"));
+    assert!(outcome.baseline[0].why.is_some());
+    runs_of(&mut blocks, 1).for_each(|r| r.failure = Some("exit code 1".to_string()));
+    let c = &compare(&design, &blocks).comparisons[0];
+    assert_eq!((c.blocks, c.word, c.why.is_some()), (0, Word::Unresolved, true));
+}
+
+#[test]
+fn an_arm_that_always_fails_says_so() {
+    let (design, mut blocks) = quiet(-0.1);
+    runs_of(&mut blocks, 2).for_each(|r| r.failure = Some("exec: not found".to_string()));
+    let c = &compare(&design, &blocks).comparisons[0];
+    assert_eq!(c.word, Word::Unresolved);
+    assert_eq!(
+        c.why.clone().unwrap().detail,
+        "all 12 runs failed: exec: not found"
+    );
+}
+
+#[test]
+fn a_slow_run_is_never_dropped() {
+    let (design, mut blocks) = quiet(-0.1);
+    let slow = runs_of(&mut blocks, 2).next().unwrap();
+    slow.metrics.insert("wall".to_string(), Ok(100.0));
+    let c = &compare(&design, &blocks).comparisons[0];
+    assert_eq!((c.blocks, c.word), (12, Word::Better));
+}
+
+#[test]
+fn without_proof_there_is_no_word() {
+    let (design, mut blocks) = quiet(-0.1);
+    let of = |blocks: &[Block]| compare(&design, blocks).comparisons[0].clone();
+    // One run in twelve that could not be looked at is tolerated, one that refutes is not.
+    runs_of(&mut blocks, 2).next().unwrap().proof = proven(ProofState::Unknown);
+    assert_eq!(of(&blocks).word, Word::Better);
+    assert_eq!(compare(&design, &blocks).summaries[2].proof[0].proven, 11);
+    runs_of(&mut blocks, 2).nth(1).unwrap().proof = vec![];
+    let c = of(&blocks);
+    assert_eq!(c.word, Word::Unresolved);
+    assert!(
+        c.why
+            .unwrap()
+            .detail
+            .starts_with("whether the remedy took is unknown: libjemalloc")
+    );
+    runs_of(&mut blocks, 2).next().unwrap().proof = proven(ProofState::Refuted);
+    let c = of(&blocks);
+    assert_eq!(c.word, Word::Unresolved);
+    // The figures are shown all the same.
+    assert!(c.effect.is_ok() && c.p < 0.05);
+    assert!(
+        c.why
+            .unwrap()
+            .detail
+            .starts_with("the remedy did not take: libjemalloc")
+    );
+    runs_of(&mut blocks, 2).for_each(|r| r.proof.clear());
+    assert_eq!(
+        of(&blocks).why.unwrap().detail,
+        "nothing shows that the remedy took"
+    );
+    // The baseline has nothing to prove.
+    let (design, mut blocks) = quiet(-0.1);
+    runs_of(&mut blocks, 0).for_each(|r| r.proof.clear());
+    assert_eq!(compare(&design, &blocks).comparisons[0].word, Word::Better);
+}
+
+#[test]
+fn what_is_not_needed_has_a_say_where_it_refutes() {
+    let (design, mut blocks) = quiet(-0.1);
+    let share = |state, absent: Option<Absence>| ProofItem {
+        what: "calls that it serves".to_string(),
+        state,
+        detail: "seen once".to_string(),
+        needed: false,
+        absent,
+    };
+    let with = |blocks: &mut [Block], item: ProofItem| {
+        runs_of(blocks, 2).for_each(|r| {
+            r.proof.truncate(1);
+            r.proof.push(item.clone());
+        });
+        let outcome = compare(&design, blocks);
+        (
+            outcome.comparisons[0].clone(),
+            outcome.summaries[2].proof[1].clone(),
+        )
+    };
+    let why = Absence::new(Reason::NotPermitted, "no probes").mend("run as root");
+    let (c, proof) = with(&mut blocks, share(ProofState::Unknown, Some(why.clone())));
+    assert_eq!((c.word, c.why), (Word::Better, None));
+    assert_eq!((proof.state, proof.absent), (ProofState::Unknown, Some(why)));
+    let (c, proof) = with(&mut blocks, share(ProofState::Proven, None));
+    assert_eq!((c.word, proof.state), (Word::Better, ProofState::Proven));
+    // A trial that was begun before there was such an item goes on with it.
+    runs_of(&mut blocks, 2).take(9).for_each(|r| r.proof.truncate(1));
+    let outcome = compare(&design, &blocks);
+    assert_eq!(outcome.summaries[2].proof[1].state, ProofState::Proven);
+    let (c, _) = with(&mut blocks, share(ProofState::Refuted, None));
+    assert_eq!(c.word, Word::Unresolved);
+    let said = c.why.unwrap().detail;
+    assert_eq!(said, "the remedy did not take: calls that it serves: seen once");
+    // Alone it proves nothing.
+    runs_of(&mut blocks, 2).for_each(|r| r.proof = vec![share(ProofState::Proven, None)]);
+    assert_eq!(compare(&design, &blocks).comparisons[0].word, Word::Unresolved);
+}
+
+#[test]
+fn items_of_older_files_are_needed() {
+    let older = r#"{"what": "x mapped", "state": "proven", "detail": "in 1 of 1 processes"}"#;
+    let item: ProofItem = serde_json::from_str(older).unwrap();
+    assert!(item.needed && item.absent.is_none());
+    let again = serde_json::to_value(&item).unwrap();
+    assert_eq!(serde_json::from_value::<ProofItem>(again).unwrap(), item);
+}
+
+#[test]
+fn what_is_zero_or_absent_has_a_reason_and_no_effect() {
+    let reason = |change: &dyn Fn(&mut Run)| {
+        let (design, mut blocks) = quiet(-0.1);
+        runs_of(&mut blocks, 2).step_by(5).for_each(change);
+        let c = compare(&design, &blocks).comparisons[0].clone();
+        (c.word, c.blocks, c.why.map(|w| w.reason), c.warning)
+    };
+    let set =
+        |value: Measured<f64>| move |r: &mut Run| drop(r.metrics.insert("wall".to_string(), value.clone()));
+    let (word, _, why, _) = reason(&set(Ok(0.0)));
+    assert_eq!((word, why), (Word::Unresolved, Some(Reason::NotApplicable)));
+    let absent = Absence::new(Reason::NotPermitted, "no");
+    let said = Some("missing in 3 of 12 runs".to_string());
+    for change in [
+        set(Err(absent.clone())),
+        set(Ok(f64::NAN)),
+        set(Ok(f64::INFINITY)),
+    ] {
+        assert_eq!(reason(&change), (Word::Better, 9, None, said.clone()));
+    }
+    let (design, mut blocks) = quiet(-0.1);
+    runs_of(&mut blocks, 2).for_each(set(Err(absent.clone())));
+    let outcome = compare(&design, &blocks);
+    assert_eq!(outcome.comparisons[0].why, Some(absent.clone()));
+    assert_eq!(outcome.comparisons[0].effect, Err(absent.clone()));
+    assert_eq!(outcome.summaries[2].medians["wall"], Err(absent));
+}
+
+#[test]
+fn the_margin_follows_the_baseline_up_to_a_limit() {
+    let margin = |sd: f64| {
+        let design = design(&["a"], 12);
+        let blocks = simulated(&design, &[0.0; 3], sd, Noise::Normal, 11);
+        let outcome = compare(&design, &blocks);
+        assert_eq!(outcome.baseline[0].margin, 0.01, "A/A is not its own measure");
+        (
+            outcome.comparisons[0].margin,
+            outcome.baseline[0].effect.clone().unwrap(),
+        )
+    };
+    assert_eq!(margin(0.001).0, 0.01);
+    let (shown, baseline) = margin(0.02);
+    assert!((shown / (baseline.half_width() * 0.75f64.sqrt()) - 1.0).abs() < 1e-9);
+    assert!(shown > 0.01 && shown < 0.05);
+    assert_eq!(margin(0.5).0, 0.05);
+}
+
+#[test]
+fn a_word_given_at_a_look_stands() {
+    let mut design = design(&["a"], 48);
+    design.settings.looks = vec![12, 48];
+    let shifts = [0.0, 0.0, -0.05];
+    let mut blocks = simulated(&design, &shifts, 0.003, Noise::Normal, 1);
+    // After the look the remedy turns into noise.
+    let noisy = simulated(&design, &[0.0; 3], 0.5, Noise::Normal, 2);
+    blocks.splice(12.., noisy[12..].iter().cloned());
+    let at_the_look = compare(&design, &blocks[..12]).comparisons[0].clone();
+    assert_eq!((at_the_look.word, at_the_look.blocks), (Word::Better, 12));
+    assert!(at_the_look.level < 0.001);
+    assert_eq!(compare(&design, &blocks).comparisons[0], at_the_look);
+    // The twin: one look alone sees all of the noise.
+    design.settings.looks = vec![48];
+    assert_eq!(compare(&design, &blocks).comparisons[0].word, Word::Unresolved);
+    // Blocks beyond the plan find the level spent.
+    design.settings.planned = 12;
+    design.settings.looks = vec![12];
+    assert_eq!(compare(&design, &blocks).comparisons[0].blocks, 12);
+}
+
+#[test]
+fn primary_metrics_are_one_family_and_the_others_another() {
+    let (mut design, mut blocks) = quiet(0.0);
+    for nth in 0..8 {
+        let key = format!("other{nth}");
+        design
+            .metrics
+            .push(metric(&key, &key, Unit::Count, Direction::LowerIsBetter, false));
+        for run in blocks.iter_mut().flat_map(|b| &mut b.runs) {
+            let value = 1.0 + ((run.block * 13 + run.arm * 7 + nth * 5) % 11) as f64;
+            run.metrics.insert(key.clone(), Ok(value));
+        }
+    }
+    let outcome = compare(&design, &blocks);
+    assert_eq!(outcome.comparisons.len(), 9);
+    assert_eq!(outcome.comparisons[0].p_holm, outcome.comparisons[0].p);
+    let others = &outcome.comparisons[1..];
+    let least = others.iter().min_by(|a, b| a.p.total_cmp(&b.p)).unwrap();
+    assert!((least.p_holm - (8.0 * least.p).min(1.0)).abs() < 1e-12);
+}
+
+#[test]
+fn a_baseline_that_differs_from_itself_is_told() {
+    let design = design(&["a"], 12);
+    let disturbed = compare(
+        &design,
+        &simulated(&design, &[0.0, 0.05, 0.0], 0.003, Noise::Normal, 1),
+    );
+    assert_eq!(disturbed.warnings.len(), 1);
+    assert!(
+        disturbed.warnings[0].contains("wall time by +5"),
+        "{:?}",
+        disturbed.warnings
+    );
+    let quiet = compare(&design, &simulated(&design, &[0.0; 3], 0.003, Noise::Normal, 1));
+    assert_eq!(quiet.warnings, Vec::<String>::new());
+}
+
+#[test]
+fn nothing_measured_is_no_panic() {
+    let (design, _) = quiet(0.0);
+    for blocks in [
+        vec![],
+        vec![Block {
+            number: 0,
+            runs: vec![],
+        }],
+    ] {
+        let outcome = compare(&design, &blocks);
+        assert_eq!(outcome.comparisons[0].word, Word::Unresolved);
+        assert!(outcome.comparisons[0].why.is_some());
+    }
+    let none = Design {
+        arms: vec![],
+        ..design
+    };
+    assert!(compare(&none, &[]).comparisons.is_empty());
+}
+
+#[test]
+fn values_survive_the_journal() {
+    let (design, mut blocks) = quiet(-0.1);
+    let absent = Absence::new(Reason::NotPermitted, "no").mend("run as root");
+    runs_of(&mut blocks, 2).for_each(|r| drop(r.metrics.insert("rss".to_string(), Err(absent.clone()))));
+    // serde_json reads a number back to within its last digit.
+    runs_of(&mut blocks, 2).for_each(|r| drop(r.metrics.insert("wall".to_string(), Ok(0.8125))));
+    blocks[0].runs.retain(|r| r.arm == 2);
+    let line = serde_json::to_string(&blocks[0]).unwrap();
+    assert!(!line.contains('\n'));
+    assert_eq!(serde_json::from_str::<Block>(&line).unwrap(), blocks[0]);
+    let line = serde_json::to_string(&design).unwrap();
+    assert_eq!(serde_json::from_str::<Design>(&line).unwrap(), design);
+    // A journal of before there were predictions.
+    let arm: ArmInfo = serde_json::from_str(r#"{"name":"jemalloc","baseline":false}"#).unwrap();
+    assert!(arm.predicted.is_empty());
+}
