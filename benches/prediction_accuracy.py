@@ -435,7 +435,7 @@ def row(comparison):
         "predicted": comparison["predicted"],
         "measured": None if "absent" in measured else measured,
         "why_not": measured["absent"]["detail"] if "absent" in measured else None,
-        "word": comparison["word"],
+        "outcome": comparison["outcome"],
         "median_s": comparison["baseline_median"] if isinstance(comparison["baseline_median"], float) else None,
     }
 

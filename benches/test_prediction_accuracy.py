@@ -10,7 +10,7 @@ def interval(low, point, high):
 
 
 def arm(name, measured, predicted=None):
-    return {"arm": name, "predicted": predicted, "measured": measured, "why_not": None, "word": "unresolved", "median_s": 1.0}
+    return {"arm": name, "predicted": predicted, "measured": measured, "why_not": None, "outcome": "unresolved", "median_s": 1.0}
 
 
 def result(first, *arms):

@@ -47,7 +47,7 @@ class Statistics(unittest.TestCase):
                 "tool": "allocwall",
                 "pair": pair,
                 "took_s": 1.0,
-                "word": word,
+                "outcome": word,
                 "interval": interval,
                 "effect": sum(interval) / 2,
                 "confidence": 0.95,

@@ -219,18 +219,18 @@ class Bench:
         document = json.loads(self.run(command))
         took = time.perf_counter() - began
         about = next(c for c in document["comparisons"] if c["metric"] == "wall_s")
-        if about["word"] not in (*FOUND, "equivalent", "unresolved"):
+        if about["outcome"] not in (*FOUND, "equivalent", "unresolved"):
             raise SystemExit(f"error: a word that is none: {about['word']}")
         interval = about["interval"]
         return {
             "took_s": took,
-            "word": about["word"],
+            "outcome": about["outcome"],
             "interval": None if "absent" in interval else [interval["low"], interval["high"]],
             "effect": None if "absent" in interval else interval["point"],
             "confidence": about["confidence"],
             "blocks": document["blocks"],
             "seed": document["settings"]["seed"],
-            "others": {c["metric"]: c["word"] for c in document["comparisons"] if c["metric"] != "wall_s"},
+            "others": {c["metric"]: c["outcome"] for c in document["comparisons"] if c["metric"] != "wall_s"},
             "runs": runs_of(saved),
         }
 
@@ -252,7 +252,7 @@ class Bench:
         shown = self.run([self.tools["poop"], "-d", str(round(budget_s * 500)), "--color", "ansi", *commands])
         took = time.perf_counter() - began
         line = [line for line in shown.splitlines() if "wall_time" in line][-1]
-        return {"took_s": took, "word": "worse" if "💩" in line else "better" if "⚡" in line else "unresolved", "line": line}
+        return {"took_s": took, "outcome": "worse" if "💩" in line else "better" if "⚡" in line else "unresolved", "line": line}
 
 
 def runs_of(saved):
@@ -356,7 +356,7 @@ def verdicts(comparisons):
         judged = (
             {name: rule(*times) for name, rule in RULES.items()}
             if times
-            else {comparison["tool"]: (comparison["word"], comparison.get("interval"))}
+            else {comparison["tool"]: (comparison["outcome"], comparison.get("interval"))}
         )
         for judge, (word, interval) in judged.items():
             found.setdefault((judge, comparison["pair"]), []).append((word, interval, comparison))

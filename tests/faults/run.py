@@ -169,7 +169,7 @@ def judge_diagnosis(document, clean):
 
 def judge_trial(document, clean):
     for comparison in document.get("comparisons", []) + document.get("baseline", []):
-        if comparison.get("word") in ("better", "worse"):
+        if comparison.get("outcome") in ("better", "worse"):
             yield f"one block cannot tell {comparison['word']}"
     for path, value in leaves(document):
         if path[-1] == "wall_s" and isinstance(value, (int, float)) and not 0.05 <= value < 30:

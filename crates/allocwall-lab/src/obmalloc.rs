@@ -13,7 +13,7 @@ use allocwall_trial::batch::{Batch, Prepared, TLB_MISSES};
 use allocwall_trial::conduct::{Ran, Subject};
 use allocwall_trial::load::metric::Metric as Figure;
 use allocwall_trial::run::Start;
-use allocwall_trial::{BASELINES, Comparison, Direction, Metric, Outcome, Unit};
+use allocwall_trial::{BASELINES, Comparison, Direction, Metric, TrialResult, Unit};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -405,7 +405,7 @@ const HEAD: &str =
     "  arm            build      use     down    total      faults  resident    huge   total against stock";
 
 /// A program's lines, newline-terminated: medians of each arm, and its effect with the trial's word.
-pub fn table(program: &Program, outcome: &Outcome) -> String {
+pub fn table(program: &Program, outcome: &TrialResult) -> String {
     let mut out = format!(
         "\n{}: {}\n{HEAD}\n",
         terminal(&program.name),
@@ -478,7 +478,7 @@ fn said(comparison: &Comparison) -> String {
             "{} ({}) {}",
             percent(effect.point),
             range(*effect),
-            comparison.word.key()
+            comparison.outcome.key()
         ),
         Err(absence) => absence.detail.clone(),
     }
@@ -493,7 +493,7 @@ fn percent(change: f64) -> String {
 }
 
 /// Why loads that miss the TLB have no figure, where they have none in any run.
-pub fn no_tlb(outcome: &Outcome) -> Option<String> {
+pub fn no_tlb(outcome: &TrialResult) -> Option<String> {
     let first = outcome.summaries.first()?.medians.get(TLB_MISSES)?;
     first.as_ref().err().map(|absence| absence.detail.clone())
 }

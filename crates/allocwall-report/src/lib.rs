@@ -1,4 +1,4 @@
-//! Recording, Bill and Verdict as text, JSON, flamegraph, collapsed stacks; a trial's Outcome as text, JSON, CSV. Pure.
+//! Recording, Bill and Verdict as text, JSON, flamegraph, collapsed stacks; a trial's TrialResult as text, JSON, CSV. Pure.
 
 #![forbid(unsafe_code)]
 

@@ -3,7 +3,7 @@
 
 use super::escape;
 use allocwall_model::units::{Interval, Measured};
-use allocwall_trial::{Comparison, Direction, Outcome};
+use allocwall_trial::{Comparison, Direction, TrialResult};
 
 const HEAD: &[&str] = &[
     "arm",
@@ -20,7 +20,7 @@ const HEAD: &[&str] = &[
     "p",
     "p_holm",
     "level",
-    "word",
+    "outcome",
     "margin",
     "predicted_low",
     "predicted_high",
@@ -31,7 +31,7 @@ const HEAD: &[&str] = &[
 ];
 
 /// Lines end with CR LF.
-pub fn table(outcome: &Outcome) -> String {
+pub fn table(outcome: &TrialResult) -> String {
     let head = HEAD.iter().map(|title| title.to_string()).collect();
     let rows = outcome.comparisons.iter().map(|c| row(outcome, c));
     std::iter::once(head)
@@ -40,7 +40,7 @@ pub fn table(outcome: &Outcome) -> String {
         .collect()
 }
 
-fn row(outcome: &Outcome, c: &Comparison) -> Vec<String> {
+fn row(outcome: &TrialResult, c: &Comparison) -> Vec<String> {
     let summary = &outcome.summaries[c.arm];
     let metric = outcome.metric(&c.metric);
     let median = |of: Option<&Measured<f64>>| of.and_then(|m| m.as_ref().ok()).copied();
@@ -65,7 +65,7 @@ fn row(outcome: &Outcome, c: &Comparison) -> Vec<String> {
         number(Some(c.p)),
         number(Some(c.p_holm)),
         number(Some(c.level)),
-        c.word.key().to_string(),
+        c.outcome.key().to_string(),
         number(Some(c.margin)),
         number(predicted(|i| i.low)),
         number(predicted(|i| i.high)),

@@ -2,18 +2,18 @@
 
 use super::json::{absence, interval, list, measured, number, plain, printed};
 use allocwall_model::units::Measured;
-use allocwall_trial::{ArmProof, Comparison, Failure, Metric, Outcome};
+use allocwall_trial::{ArmProof, Comparison, Failure, Metric, TrialResult};
 use serde_json::{Value, json};
 
 /// Raised when a field changes its meaning or goes away; new fields do not raise it.
 pub const VERSION: u32 = 1;
 
 /// The document, indented, newline-terminated, safe to print. `command` is what was tried.
-pub fn document(outcome: &Outcome, command: &[String]) -> String {
+pub fn document(outcome: &TrialResult, command: &[String]) -> String {
     printed(&value(outcome, command))
 }
 
-pub fn value(outcome: &Outcome, command: &[String]) -> Value {
+pub fn value(outcome: &TrialResult, command: &[String]) -> Value {
     let settings = &outcome.design.settings;
     json!({
         "version": VERSION,
@@ -35,7 +35,7 @@ pub fn value(outcome: &Outcome, command: &[String]) -> Value {
     })
 }
 
-fn comparison(outcome: &Outcome, c: &Comparison) -> Value {
+fn comparison(outcome: &TrialResult, c: &Comparison) -> Value {
     let arm_median = outcome.summaries[c.arm].medians.get(&c.metric);
     json!({
         "arm": outcome.design.arms[c.arm].name,
@@ -44,7 +44,7 @@ fn comparison(outcome: &Outcome, c: &Comparison) -> Value {
         "effect": measured(&c.effect, |i| number(i.point)),
         "interval": measured(&c.effect, interval),
         "confidence": number(1.0 - c.level),
-        "word": c.word.key(),
+        "outcome": c.outcome.key(),
         "margin": number(c.margin),
         "blocks": c.blocks,
         "p": number(c.p),
@@ -73,7 +73,7 @@ fn metric(m: &Metric) -> Value {
     })
 }
 
-fn arm(outcome: &Outcome, nth: usize) -> Value {
+fn arm(outcome: &TrialResult, nth: usize) -> Value {
     let (info, summary) = (&outcome.design.arms[nth], &outcome.summaries[nth]);
     let medians: Vec<Value> = summary
         .medians
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    fn document_of(outcome: &Outcome) -> Value {
+    fn document_of(outcome: &TrialResult) -> Value {
         value(outcome, &["sort".to_string(), "big file".to_string()])
     }
 
@@ -130,7 +130,7 @@ mod tests {
             let document = document_of(&outcome);
             assert_eq!(document["version"], 1);
             for c in document["comparisons"].as_array().unwrap() {
-                let word = c["word"].as_str().unwrap();
+                let word = c["outcome"].as_str().unwrap();
                 assert!(["better", "worse", "equivalent", "unresolved"].contains(&word));
                 assert_eq!(c["why"].is_null(), word != "unresolved", "{c}");
                 match c["effect"].is_object() {

@@ -3,14 +3,14 @@
 use allocwall_model::units::{Absence, Interval, Reason};
 use allocwall_trial::compare::compare;
 use allocwall_trial::testing::{design, metric, proven, run};
-use allocwall_trial::{Block, Design, Direction, Outcome, ProofState, Unit, plan};
+use allocwall_trial::{Block, Design, Direction, TrialResult, ProofState, Unit, plan};
 
-pub fn all() -> Vec<Outcome> {
+pub fn all() -> Vec<TrialResult> {
     vec![one_better(), mixed(), interrupted(), baseline_alone()]
 }
 
 /// A server, two remedies: the first helps, the second makes no difference.
-pub fn one_better() -> Outcome {
+pub fn one_better() -> TrialResult {
     let mut design = service(&["jemalloc+thp", "glibc:arena_max=2"], 12);
     let predicted = Interval::new(-0.12, -0.09, -0.05);
     design.arms[2].predicted.insert("wall".to_string(), predicted);
@@ -18,7 +18,7 @@ pub fn one_better() -> Outcome {
 }
 
 /// The first crashes at times and is slower, the second did not take, the third is lost in the noise.
-pub fn mixed() -> Outcome {
+pub fn mixed() -> TrialResult {
     let design = service(&["mimalloc", "hugetlb", "tcmalloc"], 12);
     let mut blocks = blocks(&design, &[0.0, 0.0, 0.04, -0.3, -0.012], 12);
     for block in &mut blocks {
@@ -43,19 +43,19 @@ pub fn mixed() -> Outcome {
 }
 
 /// Ctrl-C after the fourth of twelve blocks.
-pub fn interrupted() -> Outcome {
+pub fn interrupted() -> TrialResult {
     let design = service(&["jemalloc"], 12);
     judged(&design, &blocks(&design, &[0.0, 0.0, -0.2], 4))
 }
 
 /// `--with none`.
-pub fn baseline_alone() -> Outcome {
+pub fn baseline_alone() -> TrialResult {
     let design = service(&[], 12);
     judged(&design, &blocks(&design, &[0.0, 0.0], 12))
 }
 
 /// To six digits: the last ones are the C library's, and differ between machines.
-fn judged(design: &Design, blocks: &[Block]) -> Outcome {
+fn judged(design: &Design, blocks: &[Block]) -> TrialResult {
     let mut outcome = compare(design, blocks);
     let round = |v: &mut f64| *v = format!("{v:.5e}").parse().expect("a number");
     let all = outcome.comparisons.iter_mut().chain(&mut outcome.baseline);

@@ -7,7 +7,7 @@ use allocwall_diagnose::remedies::quoted;
 use allocwall_model::units::{Interval, Measured, Reason};
 use allocwall_trial::compare::decided;
 use allocwall_trial::plan::MOST_BLOCKS;
-use allocwall_trial::{ArmProof, BASELINES, Comparison, Metric, Outcome, ProofState, Unit, Word};
+use allocwall_trial::{ArmProof, BASELINES, Comparison, Metric, TrialResult, ProofState, Unit, Outcome};
 
 /// Failures beyond these are counted, not told.
 const FAILURES_SHOWN: usize = 3;
@@ -17,7 +17,7 @@ const WHY_SHOWN: usize = 70;
 /// The whole report, newline-terminated; no line is wider than `style.width` (or 40, if that is less), but for a command's words.
 /// `command` is what was tried; empty where it is not known. `options` are those that say how it was measured: they belong to what is
 /// typed next.
-pub fn trial(outcome: &Outcome, command: &[String], options: &[String], style: Style) -> String {
+pub fn trial(outcome: &TrialResult, command: &[String], options: &[String], style: Style) -> String {
     let mut page = Page::new(style);
     header(&mut page, outcome, command);
     verdict(&mut page, outcome);
@@ -29,7 +29,7 @@ pub fn trial(outcome: &Outcome, command: &[String], options: &[String], style: S
     page.out
 }
 
-fn header(page: &mut Page, outcome: &Outcome, command: &[String]) {
+fn header(page: &mut Page, outcome: &TrialResult, command: &[String]) {
     let title = "allocwall trial";
     let shown = match command.is_empty() {
         true => "of an unknown command".to_string(),
@@ -72,20 +72,20 @@ fn header(page: &mut Page, outcome: &Outcome, command: &[String]) {
 }
 
 /// Which arm has which word on the primary metrics.
-fn verdict(page: &mut Page, outcome: &Outcome) {
+fn verdict(page: &mut Page, outcome: &TrialResult) {
     page.blank();
     let words = [
-        (Word::Better, "Better"),
-        (Word::Worse, "Worse"),
-        (Word::Equivalent, "Equivalent"),
-        (Word::Unresolved, "Unresolved"),
+        (Outcome::Better, "Better"),
+        (Outcome::Worse, "Worse"),
+        (Outcome::Equivalent, "Equivalent"),
+        (Outcome::Unresolved, "Unresolved"),
     ];
     let mut sentences = vec![];
     for (word, said) in words {
         let arms: Vec<String> = outcome
             .comparisons
             .iter()
-            .filter(|c| c.word == word && is_primary(outcome, c))
+            .filter(|c| c.outcome == word && is_primary(outcome, c))
             .map(|c| in_short(outcome, c))
             .collect();
         if !arms.is_empty() {
@@ -96,9 +96,9 @@ fn verdict(page: &mut Page, outcome: &Outcome) {
         outcome
             .comparisons
             .iter()
-            .any(|c| c.word == word && is_primary(outcome, c))
+            .any(|c| c.outcome == word && is_primary(outcome, c))
     };
-    let ink = match (has(Word::Better), has(Word::Worse)) {
+    let ink = match (has(Outcome::Better), has(Outcome::Worse)) {
         (true, _) => Ink::Good,
         (_, true) => Ink::Bad,
         _ => Ink::Plain,
@@ -113,7 +113,7 @@ fn verdict(page: &mut Page, outcome: &Outcome) {
     }
 }
 
-fn in_short(outcome: &Outcome, c: &Comparison) -> String {
+fn in_short(outcome: &TrialResult, c: &Comparison) -> String {
     let name = match outcome.design.arms.len() > BASELINES {
         true => format!("{}, ", outcome.design.arms[c.arm].name),
         false => "the baseline against itself, ".to_string(),
@@ -123,7 +123,7 @@ fn in_short(outcome: &Outcome, c: &Comparison) -> String {
         (_, Some(why)) if why.reason != Reason::TooLittle => {
             format!(" ({})", elide_end(&why.detail, WHY_SHOWN))
         }
-        (Ok(effect), _) if c.word == Word::Equivalent => {
+        (Ok(effect), _) if c.outcome == Outcome::Equivalent => {
             format!(" {} (within ±{})", change(effect.point), percent(c.margin))
         }
         (Ok(effect), _) => format!(" {}", change(effect.point)),
@@ -133,7 +133,7 @@ fn in_short(outcome: &Outcome, c: &Comparison) -> String {
     format!("{name}{}{figure}{warning}", title(outcome, c))
 }
 
-fn baseline(page: &mut Page, outcome: &Outcome) {
+fn baseline(page: &mut Page, outcome: &TrialResult) {
     page.section(
         "BASELINE",
         "twice in each block, as A and A′: what chance and the machine do to one command",
@@ -143,7 +143,7 @@ fn baseline(page: &mut Page, outcome: &Outcome) {
     }
     let margins: Vec<String> = outcome.baseline.iter().map(|c| margin(outcome, c)).collect();
     let table = Table::fit(page.width, true);
-    table.heads(page, ["A", "A′", "effect", "word", "margin"], &outcome.baseline);
+    table.heads(page, ["A", "A′", "effect", "outcome", "margin"], &outcome.baseline);
     for (c, margin) in outcome.baseline.iter().zip(&margins) {
         if tells(outcome, c) {
             table.row(page, outcome, c, Some(("margin", margin)));
@@ -154,21 +154,21 @@ fn baseline(page: &mut Page, outcome: &Outcome) {
 }
 
 /// What has a row of its own: what the trial is about, and what it found. The rest is said in a line.
-fn tells(outcome: &Outcome, c: &Comparison) -> bool {
-    is_primary(outcome, c) || matches!(c.word, Word::Better | Word::Worse)
+fn tells(outcome: &TrialResult, c: &Comparison) -> bool {
+    is_primary(outcome, c) || matches!(c.outcome, Outcome::Better | Outcome::Worse)
 }
 
 /// The metrics that have no row, by their word; those that are nothing in any run are left out.
 fn rest(
     page: &mut Page,
-    outcome: &Outcome,
+    outcome: &TrialResult,
     comparisons: &[Comparison],
-    has_row: impl Fn(&Outcome, &Comparison) -> bool,
+    has_row: impl Fn(&TrialResult, &Comparison) -> bool,
 ) {
-    for (word, lead) in [(Word::Equivalent, "equivalent"), (Word::Unresolved, "unresolved")] {
+    for (word, lead) in [(Outcome::Equivalent, "equivalent"), (Outcome::Unresolved, "unresolved")] {
         let titles: Vec<String> = comparisons
             .iter()
-            .filter(|c| !has_row(outcome, c) && c.word == word && c.effect.is_ok())
+            .filter(|c| !has_row(outcome, c) && c.outcome == word && c.effect.is_ok())
             .map(|c| match &c.effect {
                 Ok(effect) => format!("{} {}", title(outcome, c), change(effect.point)),
                 Err(_) => title(outcome, c),
@@ -187,7 +187,7 @@ fn rest(
 }
 
 /// What remedies were measured with, by the metric of an A/A comparison.
-fn margin(outcome: &Outcome, baseline: &Comparison) -> String {
+fn margin(outcome: &TrialResult, baseline: &Comparison) -> String {
     let of_remedies = outcome
         .comparisons
         .iter()
@@ -196,7 +196,7 @@ fn margin(outcome: &Outcome, baseline: &Comparison) -> String {
     format!("±{}", percent(of_remedies.fold(baseline.margin, f64::max)))
 }
 
-fn remedy(page: &mut Page, outcome: &Outcome, arm: usize) {
+fn remedy(page: &mut Page, outcome: &TrialResult, arm: usize) {
     page.section("REMEDY", &terminal(&outcome.design.arms[arm].name));
     let summary = &outcome.summaries[arm];
     for proof in &summary.proof {
@@ -225,11 +225,11 @@ fn remedy(page: &mut Page, outcome: &Outcome, arm: usize) {
         .cloned()
         .collect();
     let predicted: Vec<Option<String>> = comparisons.iter().map(|c| c.predicted.map(range)).collect();
-    let has_row = |outcome: &Outcome, c: &Comparison| tells(outcome, c) || c.predicted.is_some();
+    let has_row = |outcome: &TrialResult, c: &Comparison| tells(outcome, c) || c.predicted.is_some();
     let table = Table::fit(page.width, predicted.iter().any(Option::is_some));
     table.heads(
         page,
-        ["baseline", "with it", "effect", "word", "predicted"],
+        ["baseline", "with it", "effect", "outcome", "predicted"],
         &comparisons,
     );
     for (c, predicted) in comparisons.iter().zip(&predicted) {
@@ -263,7 +263,7 @@ fn proof_text(proof: &ArmProof) -> String {
     format!("{}{detail}{seen_in}", proof.what)
 }
 
-fn failures(page: &mut Page, outcome: &Outcome, arm: usize, lead: &str) {
+fn failures(page: &mut Page, outcome: &TrialResult, arm: usize, lead: &str) {
     let summary = &outcome.summaries[arm];
     if summary.failures.is_empty() {
         return;
@@ -289,9 +289,9 @@ fn failures(page: &mut Page, outcome: &Outcome, arm: usize, lead: &str) {
 /// Warnings, and why there is no word: each reason once, with the metrics that it concerns.
 fn notes(
     page: &mut Page,
-    outcome: &Outcome,
+    outcome: &TrialResult,
     comparisons: &[Comparison],
-    has_row: impl Fn(&Outcome, &Comparison) -> bool,
+    has_row: impl Fn(&TrialResult, &Comparison) -> bool,
 ) {
     let mut notes: Vec<(String, Vec<String>)> = vec![];
     // What explains is explained in the JSON document.
@@ -379,7 +379,7 @@ impl Table {
         line
     }
 
-    fn row(&self, page: &mut Page, outcome: &Outcome, c: &Comparison, extra: Option<(&str, &str)>) {
+    fn row(&self, page: &mut Page, outcome: &TrialResult, c: &Comparison, extra: Option<(&str, &str)>) {
         let metric = outcome.metric(&c.metric);
         let treated = outcome.summaries[c.arm].medians.get(&c.metric);
         let (effect, interval) = match &c.effect {
@@ -393,13 +393,13 @@ impl Table {
             &effect,
             &interval,
         );
-        let ink = match c.word {
-            Word::Better => Ink::Good,
-            Word::Worse => Ink::Bad,
-            Word::Equivalent => Ink::Plain,
-            Word::Unresolved => Ink::Warn,
+        let ink = match c.outcome {
+            Outcome::Better => Ink::Good,
+            Outcome::Worse => Ink::Bad,
+            Outcome::Equivalent => Ink::Plain,
+            Outcome::Unresolved => Ink::Warn,
         };
-        let word = left(c.word.key(), Self::WORD - 2);
+        let word = left(c.outcome.key(), Self::WORD - 2);
         line.push_str(&format!("  {}", page.paint(ink, &word)));
         match extra {
             Some((_, text)) if self.extra => line.push_str(&right(text, Self::EXTRA)),
@@ -413,7 +413,7 @@ impl Table {
     }
 }
 
-fn next(page: &mut Page, outcome: &Outcome, command: &[String], options: &[String]) {
+fn next(page: &mut Page, outcome: &TrialResult, command: &[String], options: &[String]) {
     let tail = match command.is_empty() {
         true => "CMD".to_string(),
         false => quoted_words(command),
@@ -453,19 +453,19 @@ fn next(page: &mut Page, outcome: &Outcome, command: &[String], options: &[Strin
 
 /// The remedy that is better on a primary metric and worse on none, with nothing to be warned of; of several, the one with the
 /// largest change on the first metric that tells them apart.
-fn winner(outcome: &Outcome) -> Option<usize> {
+fn winner(outcome: &TrialResult) -> Option<usize> {
     let primary = |arm: usize| {
         let of_arm = outcome.comparisons.iter().filter(move |c| c.arm == arm);
         of_arm.filter(|c| is_primary(outcome, c))
     };
     let gain = |arm: usize| {
-        let better = primary(arm).filter(|c| c.word == Word::Better);
+        let better = primary(arm).filter(|c| c.outcome == Outcome::Better);
         let changes = better.filter_map(|c| Some(c.effect.as_ref().ok()?.point.ln_1p().abs()));
         changes.fold(0.0, f64::max)
     };
     (BASELINES..outcome.design.arms.len())
-        .filter(|&arm| primary(arm).any(|c| c.word == Word::Better))
-        .filter(|&arm| primary(arm).all(|c| c.word != Word::Worse && c.warning.is_none()))
+        .filter(|&arm| primary(arm).any(|c| c.outcome == Outcome::Better))
+        .filter(|&arm| primary(arm).all(|c| c.outcome != Outcome::Worse && c.warning.is_none()))
         .max_by(|&a, &b| gain(a).total_cmp(&gain(b)))
 }
 
@@ -474,11 +474,11 @@ fn quoted_words(command: &[String]) -> String {
     words.join(" ")
 }
 
-fn is_primary(outcome: &Outcome, c: &Comparison) -> bool {
+fn is_primary(outcome: &TrialResult, c: &Comparison) -> bool {
     outcome.metric(&c.metric).is_some_and(|m| m.primary)
 }
 
-fn title(outcome: &Outcome, c: &Comparison) -> String {
+fn title(outcome: &TrialResult, c: &Comparison) -> String {
     outcome.metric(&c.metric).map_or(&c.metric, |m| &m.title).clone()
 }
 
@@ -582,7 +582,7 @@ mod tests {
         ["python3", "-m", "service", "a b"].map(String::from).to_vec()
     }
 
-    fn printed(outcome: &Outcome, width: usize) -> String {
+    fn printed(outcome: &TrialResult, width: usize) -> String {
         trial(outcome, &command(), &[], Style { color: false, width })
     }
 
@@ -700,7 +700,7 @@ mod tests {
     }
 
     /// Puts `name` wherever a name from outside can stand.
-    fn hostile(outcome: &mut Outcome, name: &str) {
+    fn hostile(outcome: &mut TrialResult, name: &str) {
         for arm in &mut outcome.design.arms {
             arm.name = name.to_string();
         }

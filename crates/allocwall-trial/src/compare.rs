@@ -5,8 +5,8 @@
 //! ([`allocwall_model::stats::ranks`]), so that one slow run is one rank, and none is ever dropped for being slow.
 
 use super::{
-    ArmProof, ArmSummary, BASELINES, Block, Comparison, Design, Direction, Failure, Metric, Outcome,
-    ProofState, Run, Settings, Word, plan,
+    ArmProof, ArmSummary, BASELINES, Block, Comparison, Design, Direction, Failure, Metric, TrialResult,
+    ProofState, Run, Settings, Outcome, plan,
 };
 use allocwall_model::stats::ranks::{self, Set};
 use allocwall_model::stats::size::Spread;
@@ -28,7 +28,7 @@ const ARM_TO_BASELINE: f64 = 0.866_025_403_784_438_6;
 /// look that decided, else the narrowest.
 ///
 /// Time grows with arms × metrics × looks × blocks², so that it is not for every tick of a progress bar.
-pub fn compare(design: &Design, blocks: &[Block]) -> Outcome {
+pub fn compare(design: &Design, blocks: &[Block]) -> TrialResult {
     let summaries: Vec<ArmSummary> = (0..design.arms.len())
         .map(|arm| summary(design, blocks, arm))
         .collect();
@@ -50,7 +50,7 @@ pub fn compare(design: &Design, blocks: &[Block]) -> Outcome {
         true => differs_from_itself(design, &baseline),
         false => vec![],
     };
-    Outcome {
+    TrialResult {
         design: design.clone(),
         blocks: blocks.len(),
         comparisons,
@@ -62,9 +62,9 @@ pub fn compare(design: &Design, blocks: &[Block]) -> Outcome {
 }
 
 /// Every comparison of a primary metric has a word, or can get none: one of which only more blocks could tell is open.
-pub fn decided(outcome: &Outcome) -> bool {
+pub fn decided(outcome: &TrialResult) -> bool {
     let open = |c: &Comparison| match &c.effect {
-        Ok(_) => c.word == Word::Unresolved,
+        Ok(_) => c.outcome == Outcome::Unresolved,
         Err(why) => why.reason == Reason::TooLittle,
     };
     let primary = |c: &&Comparison| outcome.metric(&c.metric).is_some_and(|m| m.primary);
@@ -184,7 +184,7 @@ fn measure(
         },
         p_holm: 1.0,
         level,
-        word: Word::Unresolved,
+        outcome: Outcome::Unresolved,
         margin,
         why,
         warning: warning(&matched, arm, summaries),
@@ -214,35 +214,35 @@ fn judge(design: &Design, taken: usize, comparisons: &mut [Comparison]) {
         for (comparison, p) in family.iter_mut().zip(adjusted) {
             comparison.p_holm = p;
             let metric = design.metrics.iter().find(|m| m.key == comparison.metric);
-            comparison.word = word(
+            comparison.outcome = word(
                 comparison,
                 metric.map_or(Direction::LowerIsBetter, |m| m.direction),
             );
-            if comparison.word == Word::Unresolved {
+            if comparison.outcome == Outcome::Unresolved {
                 comparison.why = Some(undecided(comparison, taken, design.settings.planned, size));
             }
         }
     }
     for decided in comparisons
         .iter_mut()
-        .filter(|c| c.word != Word::Unresolved || c.effect.is_err())
+        .filter(|c| c.outcome != Outcome::Unresolved || c.effect.is_err())
     {
         decided.blocks_needed = None;
     }
 }
 
-fn word(comparison: &Comparison, direction: Direction) -> Word {
+fn word(comparison: &Comparison, direction: Direction) -> Outcome {
     let Ok(effect) = &comparison.effect else {
-        return Word::Unresolved;
+        return Outcome::Unresolved;
     };
     let inside = effect.low >= -comparison.margin && effect.high <= comparison.margin;
     let significant = comparison.p_holm <= comparison.level && effect.point != 0.0;
     match (inside, significant, direction) {
-        (true, ..) => Word::Equivalent,
-        (_, false, _) => Word::Unresolved,
-        (_, _, Direction::HigherIsBetter) if effect.point > 0.0 => Word::Better,
-        (_, _, Direction::LowerIsBetter) if effect.point < 0.0 => Word::Better,
-        _ => Word::Worse,
+        (true, ..) => Outcome::Equivalent,
+        (_, false, _) => Outcome::Unresolved,
+        (_, _, Direction::HigherIsBetter) if effect.point > 0.0 => Outcome::Better,
+        (_, _, Direction::LowerIsBetter) if effect.point < 0.0 => Outcome::Better,
+        _ => Outcome::Worse,
     }
 }
 
@@ -282,8 +282,8 @@ fn chosen<'a>(looks: impl Iterator<Item = &'a [Comparison]>) -> Vec<Comparison> 
             continue;
         }
         for (shown, new) in best.iter_mut().zip(look) {
-            let decides = new.word != Word::Unresolved;
-            let open = shown.word == Word::Unresolved;
+            let decides = new.outcome != Outcome::Unresolved;
+            let open = shown.outcome == Outcome::Unresolved;
             if decides || (open && width(new) <= width(shown)) {
                 *shown = new.clone();
             }

@@ -273,7 +273,7 @@ fn hopeless(blocks: &[Block]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::super::journal::{self, Head};
-    use super::super::{ArmInfo, Direction, Metric, Outcome, ProofState, Settings, Unit, Word};
+    use super::super::{ArmInfo, Direction, Metric, TrialResult, ProofState, Settings, Unit, Outcome};
     use super::*;
 
     /// Arms of these run times, with noise that is the same for all arms of a block's turn.
@@ -352,7 +352,7 @@ mod tests {
         length: Length,
         stop_after: usize,
         fails: bool,
-    ) -> Result<(Outcome, End)> {
+    ) -> Result<(TrialResult, End)> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("t");
         drop(Writer::create(&path, &head(times.len(), planned))?);
@@ -365,7 +365,7 @@ mod tests {
         length: Length,
         stop_after: usize,
         fails: bool,
-    ) -> Result<(Outcome, End)> {
+    ) -> Result<(TrialResult, End)> {
         let stop: &'static AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
         let mut fake = Fake {
             times: times.to_vec(),
@@ -393,13 +393,13 @@ mod tests {
     #[test]
     fn a_large_effect_ends_it_at_a_look_and_none_runs_to_the_plan() {
         let (outcome, end) = conduct(&[1.0, 1.0, 0.5], 40, Length::Blocks(40), FOREVER, false).unwrap();
-        assert_eq!((end, outcome.comparisons[0].word), (End::Decided, Word::Better));
+        assert_eq!((end, outcome.comparisons[0].outcome), (End::Decided, Outcome::Better));
         assert!(outcome.blocks < 40);
         let (outcome, end) = conduct(&[1.0, 1.0, 1.0], 12, Length::Blocks(12), FOREVER, false).unwrap();
         assert_ne!(end, End::Interrupted);
         assert!(matches!(
-            outcome.comparisons[0].word,
-            Word::Equivalent | Word::Unresolved
+            outcome.comparisons[0].outcome,
+            Outcome::Equivalent | Outcome::Unresolved
         ));
     }
 
@@ -407,7 +407,7 @@ mod tests {
     fn an_interruption_keeps_the_finished_blocks_alone() {
         let (outcome, end) = conduct(&[1.0, 1.0, 0.5], 12, Length::Blocks(12), 5, false).unwrap();
         assert_eq!((end, outcome.blocks), (End::Interrupted, 1));
-        assert_eq!(outcome.comparisons[0].word, Word::Unresolved);
+        assert_eq!(outcome.comparisons[0].outcome, Outcome::Unresolved);
     }
 
     #[test]
@@ -443,7 +443,7 @@ mod tests {
     #[test]
     fn an_effect_is_planned_from_the_pilot() {
         let (outcome, _) = conduct(&[1.0, 1.0, 1.03], 12, Length::Effect(None), FOREVER, false).unwrap();
-        assert_eq!(outcome.comparisons[0].word, Word::Worse);
+        assert_eq!(outcome.comparisons[0].outcome, Outcome::Worse);
         assert!(outcome.design.settings.planned >= PILOT);
     }
 

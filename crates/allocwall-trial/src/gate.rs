@@ -1,6 +1,6 @@
 //! `--fail-on 'p99>+5%'`: when a trial stops a pipeline.
 
-use super::{Metric, Outcome, Word};
+use super::{Metric, TrialResult, Outcome};
 use allocwall_model::error::{Error, Result};
 
 /// A metric, and the relative change beyond which it stops.
@@ -64,7 +64,7 @@ impl Gate {
     ///
     /// # Errors
     /// `Refused`: the trial has no such metric.
-    pub fn stops(&self, outcome: &Outcome) -> Result<Option<String>> {
+    pub fn stops(&self, outcome: &TrialResult) -> Result<Option<String>> {
         let metrics = self.among(&outcome.design.metrics)?;
         let stopped = outcome
             .comparisons
@@ -79,7 +79,7 @@ impl Gate {
                             true => effect.point > self.change,
                             false => effect.point < self.change,
                         };
-                        let told = matches!(c.word, Word::Better | Word::Worse);
+                        let told = matches!(c.outcome, Outcome::Better | Outcome::Worse);
                         (beyond && told).then(|| {
                             format!(
                                 "{arm}: {} changed by {:+.1} %, the gate is {:+.1} %",

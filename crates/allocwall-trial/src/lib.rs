@@ -164,7 +164,7 @@ pub struct Settings {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Word {
+pub enum Outcome {
     Better,
     Worse,
     /// The whole interval lies within the margin.
@@ -172,13 +172,13 @@ pub enum Word {
     Unresolved,
 }
 
-impl Word {
+impl Outcome {
     pub fn key(self) -> &'static str {
         match self {
-            Word::Better => "better",
-            Word::Worse => "worse",
-            Word::Equivalent => "equivalent",
-            Word::Unresolved => "unresolved",
+            Outcome::Better => "better",
+            Outcome::Worse => "worse",
+            Outcome::Equivalent => "equivalent",
+            Outcome::Unresolved => "unresolved",
         }
     }
 }
@@ -199,7 +199,7 @@ pub struct Comparison {
     pub p_holm: f64,
     /// What `p_holm` has to reach; less than 0.05 where the trial is looked at more than once.
     pub level: f64,
-    pub word: Word,
+    pub outcome: Outcome,
     /// Relative change within which arms are called equivalent.
     pub margin: f64,
     /// Why there is no verdict, where the word is unresolved.
@@ -247,7 +247,7 @@ pub struct ArmProof {
 
 /// All that a trial says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct TrialResult {
     pub design: Design,
     /// Blocks that were finished.
     pub blocks: usize,
@@ -263,7 +263,7 @@ pub struct Outcome {
     pub warnings: Vec<String>,
 }
 
-impl Outcome {
+impl TrialResult {
     pub fn metric(&self, key: &str) -> Option<&Metric> {
         self.design.metrics.iter().find(|m| m.key == key)
     }

@@ -16,7 +16,7 @@ fn most_of(cases: u64) -> usize {
 }
 
 fn difference(c: &Comparison) -> bool {
-    matches!(c.word, Word::Better | Word::Worse)
+    matches!(c.outcome, Outcome::Better | Outcome::Worse)
 }
 
 #[test]
@@ -109,9 +109,9 @@ fn an_effect_is_found_when_planned_for_from_a_pilot() {
             let mut design = design(&["slower"], blocks);
             design.settings.looks = plan::looks(blocks, 3, 1);
             let runs = simulated(&design, &shifts, sd, noise, seed + 1_000_000);
-            let word = compare(&design, &runs).comparisons[0].word;
-            assert_ne!(word, Word::Better);
-            found += usize::from(word == Word::Worse);
+            let word = compare(&design, &runs).comparisons[0].outcome;
+            assert_ne!(word, Outcome::Better);
+            found += usize::from(word == Outcome::Worse);
             sizes += blocks;
         }
         assert!(
@@ -129,7 +129,7 @@ fn equal_arms_are_equivalent_once_there_are_enough_blocks_and_never_by_noise() {
         (0..100)
             .filter(|seed| {
                 let blocks = simulated(&design, &[0.0, 0.0, shift], sd, Noise::Normal, *seed);
-                compare(&design, &blocks).comparisons[0].word == Word::Equivalent
+                compare(&design, &blocks).comparisons[0].outcome == Outcome::Equivalent
             })
             .count()
     };
@@ -165,16 +165,16 @@ fn runs_of(blocks: &mut [Block], arm: usize) -> impl Iterator<Item = &mut Run> {
 #[test]
 fn the_word_follows_the_direction() {
     for (shift, lower, higher) in [
-        (-0.1, Word::Better, Word::Worse),
-        (0.1, Word::Worse, Word::Better),
-        (0.0, Word::Equivalent, Word::Equivalent),
+        (-0.1, Outcome::Better, Outcome::Worse),
+        (0.1, Outcome::Worse, Outcome::Better),
+        (0.0, Outcome::Equivalent, Outcome::Equivalent),
     ] {
         let (mut design, blocks) = quiet(shift);
         let outcome = compare(&design, &blocks);
-        assert_eq!(outcome.comparisons[0].word, lower);
+        assert_eq!(outcome.comparisons[0].outcome, lower);
         assert_eq!(outcome.comparisons[0].why, None);
         design.metrics[0].direction = Direction::HigherIsBetter;
-        assert_eq!(compare(&design, &blocks).comparisons[0].word, higher);
+        assert_eq!(compare(&design, &blocks).comparisons[0].outcome, higher);
     }
 }
 
@@ -187,7 +187,7 @@ fn few_blocks_give_no_word_and_say_how_many_do() {
         design.arms.truncate(1 + untreated);
         let outcome = compare(&design, &blocks[..planned]);
         let c = &outcome.comparisons[0];
-        assert_eq!(c.word, Word::Unresolved);
+        assert_eq!(c.outcome, Outcome::Unresolved);
         assert!(c.effect.is_err());
         let why = c.why.clone().unwrap();
         assert_eq!(why.reason, Reason::TooLittle);
@@ -202,7 +202,7 @@ fn few_blocks_give_no_word_and_say_how_many_do() {
     let (mut design, blocks) = quiet(-0.5);
     design.settings.planned = 4;
     design.settings.looks = vec![4];
-    assert_eq!(compare(&design, &blocks[..4]).comparisons[0].word, Word::Better);
+    assert_eq!(compare(&design, &blocks[..4]).comparisons[0].outcome, Outcome::Better);
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn a_failed_run_leaves_its_arm_out_of_its_block_and_is_told() {
     }
     let outcome = compare(&design, &blocks);
     let c = &outcome.comparisons[0];
-    assert_eq!((c.blocks, c.word), (9, Word::Better));
+    assert_eq!((c.blocks, c.outcome), (9, Outcome::Better));
     assert_eq!(c.warning.as_deref(), Some("failed 3 of 12"));
     assert_eq!(
         (outcome.summaries[2].runs, outcome.summaries[2].failures.len()),
@@ -237,12 +237,12 @@ fn a_failed_baseline_run_leaves_its_twin_to_compare_with() {
     runs_of(&mut blocks, 0).for_each(|r| r.failure = Some("exit code 1".to_string()));
     let outcome = compare(&design, &blocks);
     let c = &outcome.comparisons[0];
-    assert_eq!((c.blocks, c.word), (12, Word::Better));
+    assert_eq!((c.blocks, c.outcome), (12, Outcome::Better));
     assert_eq!(c.warning.as_deref(), Some("baseline failed 12 of 24"));
     assert!(outcome.baseline[0].why.is_some());
     runs_of(&mut blocks, 1).for_each(|r| r.failure = Some("exit code 1".to_string()));
     let c = &compare(&design, &blocks).comparisons[0];
-    assert_eq!((c.blocks, c.word, c.why.is_some()), (0, Word::Unresolved, true));
+    assert_eq!((c.blocks, c.outcome, c.why.is_some()), (0, Outcome::Unresolved, true));
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn an_arm_that_always_fails_says_so() {
     let (design, mut blocks) = quiet(-0.1);
     runs_of(&mut blocks, 2).for_each(|r| r.failure = Some("exec: not found".to_string()));
     let c = &compare(&design, &blocks).comparisons[0];
-    assert_eq!(c.word, Word::Unresolved);
+    assert_eq!(c.outcome, Outcome::Unresolved);
     assert_eq!(
         c.why.clone().unwrap().detail,
         "all 12 runs failed: exec: not found"
@@ -263,7 +263,7 @@ fn a_slow_run_is_never_dropped() {
     let slow = runs_of(&mut blocks, 2).next().unwrap();
     slow.metrics.insert("wall".to_string(), Ok(100.0));
     let c = &compare(&design, &blocks).comparisons[0];
-    assert_eq!((c.blocks, c.word), (12, Word::Better));
+    assert_eq!((c.blocks, c.outcome), (12, Outcome::Better));
 }
 
 #[test]
@@ -272,11 +272,11 @@ fn without_proof_there_is_no_word() {
     let of = |blocks: &[Block]| compare(&design, blocks).comparisons[0].clone();
     // One run in twelve that could not be looked at is tolerated, one that refutes is not.
     runs_of(&mut blocks, 2).next().unwrap().proof = proven(ProofState::Unknown);
-    assert_eq!(of(&blocks).word, Word::Better);
+    assert_eq!(of(&blocks).outcome, Outcome::Better);
     assert_eq!(compare(&design, &blocks).summaries[2].proof[0].proven, 11);
     runs_of(&mut blocks, 2).nth(1).unwrap().proof = vec![];
     let c = of(&blocks);
-    assert_eq!(c.word, Word::Unresolved);
+    assert_eq!(c.outcome, Outcome::Unresolved);
     assert!(
         c.why
             .unwrap()
@@ -285,7 +285,7 @@ fn without_proof_there_is_no_word() {
     );
     runs_of(&mut blocks, 2).next().unwrap().proof = proven(ProofState::Refuted);
     let c = of(&blocks);
-    assert_eq!(c.word, Word::Unresolved);
+    assert_eq!(c.outcome, Outcome::Unresolved);
     // The figures are shown all the same.
     assert!(c.effect.is_ok() && c.p < 0.05);
     assert!(
@@ -302,7 +302,7 @@ fn without_proof_there_is_no_word() {
     // The baseline has nothing to prove.
     let (design, mut blocks) = quiet(-0.1);
     runs_of(&mut blocks, 0).for_each(|r| r.proof.clear());
-    assert_eq!(compare(&design, &blocks).comparisons[0].word, Word::Better);
+    assert_eq!(compare(&design, &blocks).comparisons[0].outcome, Outcome::Better);
 }
 
 #[test]
@@ -328,21 +328,21 @@ fn what_is_not_needed_has_a_say_where_it_refutes() {
     };
     let why = Absence::new(Reason::NotPermitted, "no probes").mend("run as root");
     let (c, proof) = with(&mut blocks, share(ProofState::Unknown, Some(why.clone())));
-    assert_eq!((c.word, c.why), (Word::Better, None));
+    assert_eq!((c.outcome, c.why), (Outcome::Better, None));
     assert_eq!((proof.state, proof.absent), (ProofState::Unknown, Some(why)));
     let (c, proof) = with(&mut blocks, share(ProofState::Proven, None));
-    assert_eq!((c.word, proof.state), (Word::Better, ProofState::Proven));
+    assert_eq!((c.outcome, proof.state), (Outcome::Better, ProofState::Proven));
     // A trial that was begun before there was such an item goes on with it.
     runs_of(&mut blocks, 2).take(9).for_each(|r| r.proof.truncate(1));
     let outcome = compare(&design, &blocks);
     assert_eq!(outcome.summaries[2].proof[1].state, ProofState::Proven);
     let (c, _) = with(&mut blocks, share(ProofState::Refuted, None));
-    assert_eq!(c.word, Word::Unresolved);
+    assert_eq!(c.outcome, Outcome::Unresolved);
     let said = c.why.unwrap().detail;
     assert_eq!(said, "the remedy did not take: calls that it serves: seen once");
     // Alone it proves nothing.
     runs_of(&mut blocks, 2).for_each(|r| r.proof = vec![share(ProofState::Proven, None)]);
-    assert_eq!(compare(&design, &blocks).comparisons[0].word, Word::Unresolved);
+    assert_eq!(compare(&design, &blocks).comparisons[0].outcome, Outcome::Unresolved);
 }
 
 #[test]
@@ -360,12 +360,12 @@ fn what_is_zero_or_absent_has_a_reason_and_no_effect() {
         let (design, mut blocks) = quiet(-0.1);
         runs_of(&mut blocks, 2).step_by(5).for_each(change);
         let c = compare(&design, &blocks).comparisons[0].clone();
-        (c.word, c.blocks, c.why.map(|w| w.reason), c.warning)
+        (c.outcome, c.blocks, c.why.map(|w| w.reason), c.warning)
     };
     let set =
         |value: Measured<f64>| move |r: &mut Run| drop(r.metrics.insert("wall".to_string(), value.clone()));
     let (word, _, why, _) = reason(&set(Ok(0.0)));
-    assert_eq!((word, why), (Word::Unresolved, Some(Reason::NotApplicable)));
+    assert_eq!((word, why), (Outcome::Unresolved, Some(Reason::NotApplicable)));
     let absent = Absence::new(Reason::NotPermitted, "no");
     let said = Some("missing in 3 of 12 runs".to_string());
     for change in [
@@ -373,7 +373,7 @@ fn what_is_zero_or_absent_has_a_reason_and_no_effect() {
         set(Ok(f64::NAN)),
         set(Ok(f64::INFINITY)),
     ] {
-        assert_eq!(reason(&change), (Word::Better, 9, None, said.clone()));
+        assert_eq!(reason(&change), (Outcome::Better, 9, None, said.clone()));
     }
     let (design, mut blocks) = quiet(-0.1);
     runs_of(&mut blocks, 2).for_each(set(Err(absent.clone())));
@@ -412,12 +412,12 @@ fn a_word_given_at_a_look_stands() {
     let noisy = simulated(&design, &[0.0; 3], 0.5, Noise::Normal, 2);
     blocks.splice(12.., noisy[12..].iter().cloned());
     let at_the_look = compare(&design, &blocks[..12]).comparisons[0].clone();
-    assert_eq!((at_the_look.word, at_the_look.blocks), (Word::Better, 12));
+    assert_eq!((at_the_look.outcome, at_the_look.blocks), (Outcome::Better, 12));
     assert!(at_the_look.level < 0.001);
     assert_eq!(compare(&design, &blocks).comparisons[0], at_the_look);
     // The twin: one look alone sees all of the noise.
     design.settings.looks = vec![48];
-    assert_eq!(compare(&design, &blocks).comparisons[0].word, Word::Unresolved);
+    assert_eq!(compare(&design, &blocks).comparisons[0].outcome, Outcome::Unresolved);
     // Blocks beyond the plan find the level spent.
     design.settings.planned = 12;
     design.settings.looks = vec![12];
@@ -473,7 +473,7 @@ fn nothing_measured_is_no_panic() {
         }],
     ] {
         let outcome = compare(&design, &blocks);
-        assert_eq!(outcome.comparisons[0].word, Word::Unresolved);
+        assert_eq!(outcome.comparisons[0].outcome, Outcome::Unresolved);
         assert!(outcome.comparisons[0].why.is_some());
     }
     let none = Design {

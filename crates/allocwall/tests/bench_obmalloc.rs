@@ -125,6 +125,6 @@ fn a_program_is_measured_beside_itself() {
     let of = |metric: &str| comparisons.iter().find(|c| c["metric"] == metric).unwrap();
     assert!(of("total_s")["effect"].is_object(), "{}", of("total_s"));
     // The same interpreter has no more huge pages as an arm than as itself, so that no word is given.
-    assert_eq!(of("total_s")["word"], "unresolved");
+    assert_eq!(of("total_s")["outcome"], "unresolved");
     assert!(folder.path().join("trials/instances.trial").exists());
 }

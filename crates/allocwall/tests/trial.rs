@@ -633,7 +633,7 @@ fn a_figure_that_is_never_printed_is_refused_and_one_that_is_has_its_unit() {
         (&1.5e6.into(), &3e6.into()),
         "{found}"
     );
-    assert_eq!(found["word"], "worse");
+    assert_eq!(found["outcome"], "worse");
     assert!((found["effect"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{found}");
     // Of a rate, the same is better.
     let rate = "rate:higher=took ([0-9.]+)ms";
@@ -649,7 +649,7 @@ fn a_figure_that_is_never_printed_is_refused_and_one_that_is_has_its_unit() {
         "-c",
         command,
     ]);
-    assert_eq!(comparison(&document, "env:TOOK=3", "rate")["word"], "better");
+    assert_eq!(comparison(&document, "env:TOOK=3", "rate")["outcome"], "better");
 }
 
 #[test]
@@ -715,7 +715,7 @@ fn where_it_is_saved_must_be_new() {
 
 // ---- what is said ----
 
-const WORDS: [&str; 4] = ["better", "worse", "equivalent", "unresolved"];
+const OUTCOMES: [&str; 4] = ["better", "worse", "equivalent", "unresolved"];
 
 #[test]
 fn documents_hold_a_comparison_each_and_exactly_four_words() {
@@ -732,7 +732,7 @@ fn documents_hold_a_comparison_each_and_exactly_four_words() {
     assert_eq!(comparisons.len(), 2 * metrics);
     for comparison in comparisons {
         assert!(
-            WORDS.contains(&comparison["word"].as_str().unwrap()),
+            OUTCOMES.contains(&comparison["outcome"].as_str().unwrap()),
             "{comparison}"
         );
         assert!(["env:A=1", "env:B=1"].contains(&comparison["arm"].as_str().unwrap()));
@@ -741,11 +741,11 @@ fn documents_hold_a_comparison_each_and_exactly_four_words() {
     let table = data(&output);
     let mut rows = table.split("\r\n").filter(|row| !row.is_empty());
     let head: Vec<&str> = rows.next().unwrap().split(',').collect();
-    let word = head.iter().position(|title| *title == "word").unwrap();
+    let word = head.iter().position(|title| *title == "outcome").unwrap();
     let mut count = 0;
     for row in rows {
         // No field up to the word holds a comma.
-        assert!(WORDS.contains(&row.split(',').nth(word).unwrap()), "{row}");
+        assert!(OUTCOMES.contains(&row.split(',').nth(word).unwrap()), "{row}");
         count += 1;
     }
     assert_eq!(count, comparisons.len());
@@ -765,7 +765,7 @@ fn none_compares_the_command_with_itself() {
         );
         // Five blocks of two arms can't tell a difference: 2 / 2^5 is above 0.05.
         assert!(
-            !["better", "worse"].contains(&comparison["word"].as_str().unwrap()),
+            !["better", "worse"].contains(&comparison["outcome"].as_str().unwrap()),
             "{comparison}"
         );
     }
@@ -784,14 +784,14 @@ fn a_planted_slowdown_is_worse_with_the_interval_around_it_and_its_twin_is_not()
     };
     let document = tried(FIGURE);
     let found = comparison(&document, "env:SLOW=150", "figure");
-    assert_eq!(found["word"], "worse", "{found}");
+    assert_eq!(found["outcome"], "worse", "{found}");
     let (low, high) = interval(found);
     // The truth is +50 %; no more than the noise beside it.
     assert!(low < 0.52 && high > 0.48 && high - low < 0.2, "{found}");
     let twin = "sleep 0.1; echo figure=${SLOW:+1000}${SLOW:-1000} | head -c 11";
     let document = tried(twin);
     let found = comparison(&document, "env:SLOW=150", "figure");
-    assert_eq!(found["word"], "equivalent", "{found}");
+    assert_eq!(found["outcome"], "equivalent", "{found}");
 }
 
 #[test]
@@ -923,7 +923,7 @@ fn a_preload_that_is_taken_away_is_refuted_and_one_that_is_left_is_proven() {
     assert_eq!(malloc(&document).1, "refuted", "{document}");
     for comparison in document["comparisons"].as_array().unwrap() {
         if comparison["arm"] == "mimalloc" {
-            assert_eq!(comparison["word"], "unresolved", "{comparison}");
+            assert_eq!(comparison["outcome"], "unresolved", "{comparison}");
             let why = comparison["why"]["detail"].as_str().unwrap();
             assert!(why.contains("did not take"), "{comparison}");
         }

@@ -12,7 +12,7 @@ use allocwall_trial::batch::{Close, Fresh, Prepared, Watcher, failure};
 use allocwall_trial::conduct::{Ran, Subject};
 use allocwall_trial::proof::Seen;
 use allocwall_trial::run::{self, Start};
-use allocwall_trial::{BASELINES, Block, Direction, Metric, Outcome, ProofItem, ProofState, Run, Unit};
+use allocwall_trial::{BASELINES, Block, Direction, Metric, TrialResult, ProofItem, ProofState, Run, Unit};
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ pub struct Point {
     /// Blocks a second that were asked for.
     pub pressure: f64,
     /// Arms 0 and 1 are malloc twice.
-    pub outcome: Outcome,
+    pub outcome: TrialResult,
     /// By arm.
     pub arms: Vec<ArmResult>,
     /// By arm and percentile of [`Measure::Dequeue`], undisturbed: against the by-value ring of the same block. Empty without one.
@@ -181,7 +181,7 @@ pub fn metrics(offered: Option<f64>) -> Vec<Metric> {
 pub fn point(
     placement: Placement,
     spec: &Spec,
-    outcome: Outcome,
+    outcome: TrialResult,
     blocks: &[Block],
     told: &[(usize, Option<Told>)],
 ) -> Point {

@@ -6,7 +6,7 @@ use super::{Arrivals, By, Measure, Orders, QUANTILES, metric_key};
 use allocwall_model::units::{Interval, Reason, count, thousands};
 use allocwall_report::layout::{elide_end, left, right};
 use allocwall_report::text::{Ink, Page, Style};
-use allocwall_trial::{Comparison, Word};
+use allocwall_trial::{Comparison, Outcome};
 
 /// What was asked, and what came of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -271,7 +271,7 @@ fn words(page: &mut Page, point: &Point) {
                 let metric = metric_key(Measure::Dequeue, key, Orders::Undisturbed);
                 let text = match comparison(point, arm, &metric) {
                     Some(c) => match &c.effect {
-                        Ok(effect) => format!("{} {}", change(*effect), said(c.word)),
+                        Ok(effect) => format!("{} {}", change(*effect), said(c.outcome)),
                         Err(absence) if absence.reason == Reason::TooLittle => "too few blocks".to_owned(),
                         Err(absence) => elide_end(&absence.detail, FIGURE + 10),
                     },
@@ -338,12 +338,12 @@ fn change(effect: Interval) -> String {
     }
 }
 
-fn said(word: Word) -> &'static str {
+fn said(word: Outcome) -> &'static str {
     match word {
-        Word::Better => "better",
-        Word::Worse => "worse",
-        Word::Equivalent => "same",
-        Word::Unresolved => "open",
+        Outcome::Better => "better",
+        Outcome::Worse => "worse",
+        Outcome::Equivalent => "same",
+        Outcome::Unresolved => "open",
     }
 }
 

@@ -29,7 +29,7 @@ use allocwall_trial::load::request::{Ask as HttpAsk, Request};
 use allocwall_trial::run::{self, Guard, Start};
 use allocwall_trial::server::{self, Load, Read, Server};
 use allocwall_trial::{
-    ArmInfo, BASELINES, Design, Metric, Outcome, ProofState, Settings, Word, plan, predict,
+    ArmInfo, BASELINES, Design, Metric, TrialResult, ProofState, Settings, Outcome, plan, predict,
 };
 use anyhow::{Context, anyhow, bail};
 use clap::parser::ValueSource;
@@ -504,7 +504,7 @@ struct Trial<'a> {
 
 /// What a trial came to, and where it is saved.
 struct Tried {
-    outcome: Outcome,
+    outcome: TrialResult,
     path: PathBuf,
     /// Why it could not go on.
     failed: Option<String>,
@@ -1155,7 +1155,7 @@ impl<'a> Progress<'a> {
 }
 
 /// Of the metrics that the trial is about.
-fn estimate(outcome: &Outcome) -> String {
+fn estimate(outcome: &TrialResult) -> String {
     let primary = |metric: &str| outcome.metric(metric).is_some_and(|m| m.primary);
     let shown: Vec<String> = outcome
         .comparisons
@@ -1166,8 +1166,8 @@ fn estimate(outcome: &Outcome) -> String {
             let name = &outcome.design.arms[c.arm].name;
             // Between looks a word would tempt to stop where it pleases.
             let looked = outcome.design.settings.looks.contains(&outcome.blocks);
-            let word = match c.word {
-                Word::Unresolved => String::new(),
+            let word = match c.outcome {
+                Outcome::Unresolved => String::new(),
                 _ if !looked => String::new(),
                 word => format!(" {}", word.key()),
             };

@@ -13,7 +13,7 @@ use allocwall_trial::compare::compare;
 use allocwall_trial::conduct::{Conduct, End, Length, Ran, Told};
 use allocwall_trial::journal::{self, Head, Journal, Writer};
 use allocwall_trial::run::{self, Start};
-use allocwall_trial::{ArmInfo, BASELINES, Design, Outcome, ProofState, Settings, plan};
+use allocwall_trial::{ArmInfo, BASELINES, Design, TrialResult, ProofState, Settings, plan};
 use anyhow::{Context, anyhow, bail};
 use serde_json::json;
 use std::ffi::OsString;
@@ -260,7 +260,7 @@ impl Bench<'_> {
     }
 
     /// None where it was interrupted before its first block was over.
-    fn program(&self, program: &Program, set: Set, arms: &[BenchArm]) -> anyhow::Result<Option<Outcome>> {
+    fn program(&self, program: &Program, set: Set, arms: &[BenchArm]) -> anyhow::Result<Option<TrialResult>> {
         let mut batch = self.batch(program, set, arms)?;
         let first = self.prove(program, &mut batch, arms)?;
         if self.stopped() {
