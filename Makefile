@@ -1,5 +1,5 @@
-# Each target installs what it needs (Debian packages, only the missing ones) and says so in one line.
-# Builds go to target/ alone.
+# Each target installs the Debian packages that it needs and that are missing, and prints one line about it.
+# Builds write only to target/.
 
 CARGO ?= cargo
 NIGHTLY ?= nightly
@@ -7,14 +7,14 @@ BINARY := target/release/allocwall
 
 .PHONY: demo test fuzz faults lab models miri tsan wheel python-test python-reliability bench trial-accuracy accuracy build
 
-## A Python service with a wall in it, under load, diagnosed: under a minute after the build.
+## Diagnoses a Python service with a known wall, under load. Under a minute after the build.
 demo: build
 	@tools/need.sh python3=python3
 	@tools/demo.sh $(BINARY)
 
-## Unit tests, subjects with a known truth, the bill beside perf record, then real programs under real load; the pool library's
-## models, and the Python package on every CPython that is here. Goes on after a failure, and ends with how many passed, failed
-## and were skipped.
+## Unit tests, subjects with a known truth, the bill compared with perf record, real programs under real load, the pool library's
+## models, and the Python package on every installed CPython. Continues after a failure, and ends with the numbers of passed, failed
+## and skipped tests.
 test:
 	@tools/need.sh python3=python3
 	@python3 tests/run.py
@@ -23,35 +23,35 @@ test:
 models:
 	RUSTFLAGS='--cfg loom' $(CARGO) test -p allocwall-pool --release --locked --test loom --target-dir target/loom -- --show-output
 
-## The same under Miri: what the language allows of pointers, and weak memory by chance. Nightly Rust; takes minutes.
+## The same under Miri, which checks the use of pointers, and weak memory in random orders. Nightly Rust; takes minutes.
 miri:
 	@tools/nightly.sh $(NIGHTLY) miri miri rust-src || exit 0; set -ex; export MIRIFLAGS=-Zmiri-strict-provenance; \
 	$(CARGO) +$(NIGHTLY) miri test -p allocwall-pool --locked --no-fail-fast --target-dir target/miri \
 	    --test model --test threads --test request -- --show-output; \
 	$(CARGO) +$(NIGHTLY) miri test -p allocwall-pool --locked --target-dir target/miri --lib memory::tests -- --show-output
 
-## Its threads under ThreadSanitizer, the standard library included. Nightly Rust.
+## The pool library's threads under ThreadSanitizer, including the standard library. Nightly Rust.
 tsan:
 	@tools/nightly.sh $(NIGHTLY) tsan rust-src || exit 0; set -ex; \
 	export RUSTFLAGS=-Zsanitizer=thread TSAN_OPTIONS=allocator_may_return_null=1; \
 	$(CARGO) +$(NIGHTLY) test -p allocwall-pool --locked --no-fail-fast --target-dir target/tsan -Zbuild-std \
 	    --target $(shell rustc -vV | sed -n 's/host: //p') --test threads --test request -- --show-output
 
-## Every reader of foreign bytes under libFuzzer: a minute of it, and with LONG=1 ten minutes a reader. Nightly Rust.
+## Every reader of foreign bytes under libFuzzer: one minute in all; with LONG=1 ten minutes a reader. Nightly Rust.
 fuzz:
 	@tools/need.sh python3=python3 c++=build-essential
 	@tools/nightly.sh $(NIGHTLY) fuzz || exit 0; set -e; \
 	cargo fuzz --version >/dev/null 2>&1 || { echo "installing: cargo-fuzz" >&2; $(CARGO) install --quiet --locked cargo-fuzz@0.13.2; }; \
 	python3 fuzz/run.py --toolchain $(NIGHTLY) --seconds $(if $(LONG),600,3)
 
-## Every system call of a short diagnosis and a short trial fails once, or is the last before somebody is killed. Hours; with
-## FAULTS_SECONDS=120 what fits into two minutes, by chance. As root.
+## Each system call of a short diagnosis and a short trial fails once, or a process is killed at it. Takes hours; FAULTS_SECONDS=120
+## runs a random selection for two minutes. As root.
 faults:
 	@tools/need.sh python3=python3 cc=build-essential
 	$(CARGO) build --locked
 	python3 tests/faults/run.py --binary target/debug/allocwall $(if $(FAULTS_SECONDS),--seconds $(FAULTS_SECONDS))
 
-## The wheel, with the program in it, under target/wheels.
+## The wheel, which contains the program, in target/wheels.
 wheel:
 	@tools/need.sh python3=python3 cc=build-essential c++=build-essential
 	@/usr/bin/python3 -c 'import ensurepip' 2>/dev/null || tools/need.sh venv=python3-venv
@@ -59,7 +59,7 @@ wheel:
 	rm -rf target/wheels
 	target/venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir target/wheels .
 
-## The wheel's tests on every CPython from 3.9 on that is installed, and its refusals on PyPy.
+## The wheel's tests on every installed CPython from 3.9 on, and its refusals on PyPy.
 python-test: wheel
 	@tools/need.sh pypy3=pypy3
 	python3 python/tests/run.py target/wheels/*.whl
@@ -68,22 +68,22 @@ python-test: wheel
 python-reliability: wheel
 	python3 python/tests/reliability/run_all.py target/wheels/*.whl
 
-## Diagnoses on Linux 5.10, 6.1 and 6.12, emulated: tests/lab. About twenty-five minutes; LAB=ci takes three.
+## Diagnoses on Linux 5.10, 6.1 and 6.12, emulated (tests/lab). About twenty-five minutes; LAB=ci takes three.
 lab: build
 	@tools/need.sh python3=python3
 	tests/lab/run.py --install $(LAB)
 
-## What a diagnosis costs its target. About seventeen minutes; wants a quiet machine.
+## What a diagnosis costs its target. About seventeen minutes; needs a quiet machine.
 bench: build
 	@tools/need.sh python3=python3
 	benches/overhead.py --binary $(BINARY) --json target/overhead.json
 
-## How often a trial is wrong, beside hyperfine and poop where they are installed. About six minutes; wants a quiet machine.
+## How often a trial is wrong, compared with hyperfine and poop if they are installed. About six minutes; needs a quiet machine.
 trial-accuracy: build
 	@tools/need.sh python3=python3
 	benches/trial_accuracy.py target/trial-accuracy.json --binary $(BINARY)
 
-## Predicted gains beside measured ones, by program and remedy: docs/prediction-accuracy.md. About forty minutes; wants a quiet machine.
+## Predicted and measured gains, by program and remedy: docs/prediction-accuracy.md. About forty minutes; needs a quiet machine.
 accuracy: build
 	@tools/need.sh python3=python3
 	benches/prediction_accuracy.py --binary $(BINARY)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """What a diagnosis costs its target: throughput with and without `allocwall diagnose`, paired and interleaved.
 
-The target runs all the time and counts its own operations in a mapped file. Time is cut into slices, in the order
-A B B A: in B the tool runs from its start to its exit, attach, window, analysis and report included; in A nothing
+The target runs all the time and counts its own operations in a mapped file. Time is divided into slices, in the order
+A B B A. In a slice B the tool runs from start to exit: attach, window, analysis and report. In a slice A nothing
 runs for the same time. The effect is the median over neighbouring slices of log(B / A), with a percentile bootstrap
-interval (Efron and Tibshirani 1993, chapter 13) and an exact sign test. A second arm does the same with `sleep` in
-place of the tool: what it shows is this machine's noise, and no effect smaller than that can be claimed.
-Operations per CPU-second of the target stand beside throughput: neighbours on the machine disturb them less, but they
-miss what the tool takes from the target by using a CPU itself.
+interval (Efron and Tibshirani 1993, chapter 13) and an exact sign test. A second arm does the same with `sleep`
+instead of the tool: it shows this machine's noise, and smaller effects cannot be claimed.
+The bench also reports operations per CPU-second of the target. Other programs on the machine disturb this figure less
+than throughput, but it does not include the CPU time that the tool takes away from the target.
 
     benches/overhead.py                    both targets, 8 pairs each
     benches/overhead.py storm --pairs 40 --json overhead.json
@@ -34,7 +34,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SERVICE = ROOT / "examples" / "manifest-service"
 WARM_UP_S = 2
-# Between two slices, so that what one stirred up doesn't fall into the next.
+# Pause between two slices, so that after-effects of one are not in the next.
 SETTLE_S = 0.3
 RESAMPLES = 10_000
 LINE_BYTES = 64
@@ -55,7 +55,7 @@ class Counter:
 
 @contextlib.contextmanager
 def running(commands):
-    """Starts the commands, ends them whatever happens."""
+    """Starts the commands, and always ends them."""
     processes = []
     try:
         for command in commands:
@@ -74,7 +74,7 @@ def running(commands):
 
 @contextlib.contextmanager
 def storm(directory, seconds):
-    """Two threads that do nothing but malloc, touch and free."""
+    """Two threads that only allocate, touch and free."""
     program = directory / "storm"
     subprocess.run(["gcc", "-O2", "-pthread", "-o", program, ROOT / "benches" / "storm.c"], check=True)
     counter = directory / "storm.count"
@@ -98,14 +98,14 @@ TARGETS = {"python": python, "storm": storm}
 
 
 def slice_of(counter, pid, action):
-    """What the target did while the action ran: operations per second, and per second of its own CPU time."""
+    """The target's operations while the action ran: per second, and per second of its own CPU time."""
     count, cpu, began = counter.read(), cpu_seconds(pid), time.perf_counter()
     result = action()
     elapsed = time.perf_counter() - began
     done = counter.read() - count
     used = cpu_seconds(pid) - cpu
     if done <= 0 or used <= 0:
-        raise SystemExit("error: the target stands still")
+        raise SystemExit("error: the target does no operations")
     return {"throughput": done / elapsed, "per_cpu_s": done / used}, elapsed, result
 
 
@@ -131,7 +131,7 @@ def diagnose(binary, pid, window_s, recording):
     run = {
         "beyond_window_s": elapsed - window_s,
         "tool_cpu_s": resources.ru_utime + resources.ru_stime,
-        # The kernel counts from fork on, so never below this script's own size (about 16 MB).
+        # The kernel counts from fork on, so the value is at least this script's own size (about 16 MB).
         "peak_rss_mb": resources.ru_maxrss * 1024 / 1e6,
         "recording_mb": recording.stat().st_size / 1e6,
     }
@@ -146,7 +146,7 @@ def pairs_of(counter, pid, treatment, slice_s, pairs):
         seen = {}
         for arm in "AB" if pair % 2 == 0 else "BA":
             if arm == "B":
-                # The idle slices follow the tool's own length, so that both see the same stretch of time.
+                # An idle slice has the length of the tool's own run, so that both have the same length.
                 seen["B"], slice_s, result = slice_of(counter, pid, treatment)
                 results.append(result)
             else:
@@ -164,7 +164,7 @@ def progress(done, whole):
 
 
 def effect(ratios, seed=20):
-    """What was lost, in per cent: median, 95 % bootstrap interval, two-sided sign test."""
+    """Loss in per cent: median, 95 % bootstrap interval, two-sided sign test."""
     generator = random.Random(seed)
     resampled = sorted(statistics.median(generator.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
     low, high = resampled[int(0.025 * RESAMPLES)], resampled[int(0.975 * RESAMPLES) - 1]
@@ -199,7 +199,7 @@ def measure(name, arguments):
             time.sleep(WARM_UP_S)
             recording = directory / "bench.allocwall"
             tool = functools.partial(diagnose, arguments.binary, target.pid, arguments.window, recording)
-            # Once before: fills the page cache and tells the length of a slice.
+            # One run before: it fills the page cache and gives the length of a slice.
             slice_s = arguments.window + tool()["beyond_window_s"]
             ratios, runs = pairs_of(counter, target.pid, tool, slice_s, arguments.pairs)
             nothing = functools.partial(time.sleep, slice_s)
@@ -233,9 +233,9 @@ def table(results):
                     f"{result['target']:<8} {arm:<9} {METRICS[metric]:<26} {found['pairs']:>5} "
                     f"{loss['point']:>+7.2f} {interval:>16} {p:>10}"
                 )
-    lines += ["", f"{'target':<8} {'of the tool':<38} {'median':>8} {'worst':>8}"]
+    lines += ["", f"{'target':<8} {'cost of allocwall itself':<38} {'median':>8} {'worst':>8}"]
     names = {
-        "beyond_window_s": "start, end and verdict, beyond window s",
+        "beyond_window_s": "run time beyond the window s",
         "tool_cpu_s": "CPU time s",
         "peak_rss_mb": "peak resident MB",
         "recording_mb": "recording MB",
@@ -252,16 +252,16 @@ def main():
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="python, storm (default: both)")
     parser.add_argument("--binary", type=Path, default=ROOT / "target" / "release" / "allocwall")
     parser.add_argument("--pairs", type=int, default=8)
-    parser.add_argument("--window", type=float, default=15, help="seconds of each diagnosis; as long as the tool's own by default")
-    parser.add_argument("--json", type=Path, help="write all figures, every pair's too, to this file")
+    parser.add_argument("--window", type=float, default=15, help="seconds of each diagnosis (default: 15)")
+    parser.add_argument("--json", type=Path, help="write all figures, including those of each pair, to this file")
     arguments = parser.parse_args()
     unknown = set(arguments.targets) - set(TARGETS)
     if unknown:
         parser.error(f"no target named {', '.join(sorted(unknown))}")
     if arguments.pairs < 2 or not 1 <= arguments.window <= 60:
-        parser.error("at least 2 pairs, and windows of 1 to 60 seconds")
+        parser.error("--pairs must be at least 2, and --window 1 to 60 seconds")
     if not arguments.binary.is_file():
-        parser.error(f"{arguments.binary} is not there: make build")
+        parser.error(f"{arguments.binary} does not exist; run make build")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results = [measure(name, arguments) for name in arguments.targets or TARGETS]
     print(table(results))

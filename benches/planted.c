@@ -1,10 +1,9 @@
-/* A fixed amount of mixed work, and a known share more of it when told so: what a comparison of commands has to find.
+/* A fixed amount of mixed work, or a known share more: the difference that a comparison of commands must find.
  *
- *     planted [PERMILLE]     or ALLOCWALL_PLANTED=PERMILLE in the environment; prints the operations that it did
+ *     planted [PERMILLE]     or ALLOCWALL_PLANTED=PERMILLE in the environment; prints the number of operations
  *
- * A step is some allocations of mixed sizes into a live set, with their first and last byte touched, and some computing on a
- * buffer that fits the first cache. The share adds whole steps, so that it is a share of all that is counted here; starting and
- * ending the process is not.
+ * A step allocates blocks of mixed sizes into a live set, touches their first and last byte, and computes on a buffer that fits
+ * the L1 cache. The share adds whole steps, so it is a share of all counted work; the start and end of the process are not counted.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -20,7 +19,7 @@ int main(int argc, char **argv) {
     const char *share = argc > 1 ? argv[1] : getenv("ALLOCWALL_PLANTED");
     long permille = share ? strtol(share, NULL, 10) : 0;
     if (permille < -1000 || permille > 1000) {
-        fprintf(stderr, "a share is -1000 to 1000 permille\n");
+        fprintf(stderr, "planted: the share must be -1000 to 1000 permille\n");
         return 2;
     }
     uint64_t random = 0x9e3779b97f4a7c15u;

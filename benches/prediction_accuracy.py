@@ -1,23 +1,22 @@
 #!/usr/bin/env python3
-"""How often a predicted gain holds: for each program and each remedy that applies, the prediction beside what a trial measures.
+"""How often a predicted gain is right: for each program and each remedy that applies, the prediction and the result of a trial.
 
-For each program one `allocwall diagnose --json` (its first remedy that a start can apply is the first choice) and one
-`allocwall trial --json` with the remedies as arms: it diagnoses the untreated command, predicts, and measures in interleaved runs.
-All programs do a fixed amount of work, so that CPU time is what a remedy saves.
+For each program the bench runs one `allocwall diagnose --json` and one `allocwall trial --json` with the remedies as arms. The first
+choice is the first remedy of the diagnosis that can be applied at the start of a command. The trial diagnoses the baseline, predicts,
+and measures in interleaved runs. All programs do a fixed amount of work, so a remedy shows as saved CPU time.
 
-    benches/prediction_accuracy.py                         all programs; about forty minutes, wants a quiet machine
-    benches/prediction_accuracy.py sort gcc                some; what other runs found stays in the JSON file
-    benches/prediction_accuracy.py --predict               predict again, and keep what was measured: after a change of the model
+    benches/prediction_accuracy.py                         all programs; about forty minutes, needs a quiet machine
+    benches/prediction_accuracy.py sort gcc                only these; results of other programs stay in the JSON file
+    benches/prediction_accuracy.py --predict               predict again and keep the measured values: after a change of the model
     benches/prediction_accuracy.py --report                write the page again from the JSON file
     benches/prediction_accuracy.py --lock FILE             hold this lock (flock) for two minutes at a time
 
-A *hit*: the measured 95 % interval of the change in CPU time and the predicted interval have a point in common. Both are
-statements about one true change; where they have none in common, one of the two is wrong. Since a wide measured interval hits
-easily, the page also counts how often the measured *point* lies in the predicted interval.
+A *hit*: the measured 95 % interval of the change in CPU time and the predicted interval have a point in common. Both describe
+one true change; if they have no point in common, one of them is wrong. A wide measured interval hits easily, so the page also counts
+how often the measured *point* is in the predicted interval.
 
-The first choice is *right* when no other arm is shown to save more: with its whole measured interval, and by 2 points or more. The
-untreated command is an arm too: a first choice that makes things worse is wrong, and so is none where an arm saves more than 2 %
-with its whole interval.
+The first choice is *right* if no other arm saves more by 2 points or more, with its whole measured interval. The baseline is an arm too:
+a first choice that makes things worse is wrong. No first choice is wrong if an arm saves more than 2 % with its whole interval.
 Standard library only.
 """
 
@@ -40,7 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "real"))
 from services import LOAD, find_program, system_python, unprivileged  # noqa: E402
 
-# A gain below this is nobody's first choice, nor a reason to choose otherwise.
+# A gain below this is neither a first choice nor a reason for another choice.
 WORTH = 0.02
 CPU_METRICS = ("cpu_s", "cpu_per_request_s")
 NATIVE = ("jemalloc", "tcmalloc", "mimalloc", "glibc-keep-memory", "glibc-hugetlb", "glibc-tcache-count")
@@ -55,12 +54,12 @@ class Program:
 
     name: str
     kind: str
-    # The command, from a folder of its own: its inputs are made there.
+    # Returns the command, given a folder of its own for the inputs.
     command: object
     arms: tuple
     environment: dict = field(default_factory=dict)
     needs: tuple = ()
-    # Of a server: options for the trial, and the command of its load, from (folder, port).
+    # For a server: returns the command of the load, given (folder, port).
     load: object = None
 
 
@@ -195,7 +194,7 @@ def git(folder):
         at = generator.randrange(len(lines))
         lines[at : at + 2] = [f"{generator.getrandbits(40):010x} other\n"]
     (folder / "after").write_text("".join(lines))
-    # It exits with 1 where files differ.
+    # git exits with 1 if the files differ.
     return ["sh", "-c", 'git diff --no-index --stat "$1" "$2"; exit 0', "sh", folder / "before", folder / "after"]
 
 
@@ -233,7 +232,7 @@ def redis_load(folder, port):
 
 
 def postgres(folder, port):
-    """The cluster is made on the first call of a folder."""
+    """Creates the cluster on the first call for a folder."""
     prefix, uid, gid = unprivileged()
     data = folder / "data"
     server = [*prefix, find_program("postgres"), "-D", data, "-p", port, "-c", "listen_addresses=127.0.0.1"]
@@ -280,7 +279,7 @@ PROGRAMS = [
     real("python-bytes", lambda folder: python(folder, BYTES_WORK), PYTHON),
     real("numpy", lambda folder: python(folder, NUMPY_WORK), PYTHON, ("numpy",)),
     real("sqlite", sqlite, NATIVE, ("sqlite3",)),
-    # Without a seed each run orders its hashes anew, and works more or less.
+    # Without a fixed seed, each run orders its hashes differently and does a different amount of work.
     Program("perl", "real", perl, NATIVE, {"PERL_HASH_SEED": "0"}, ("perl",)),
     real("git", git, NATIVE, ("git",)),
     real("tcl", tcl, NATIVE, ("tclsh",)),
@@ -293,25 +292,25 @@ PROGRAMS = [
 ]
 
 
-# Why a prediction missed, where it did and the reason is known. Shown only beside a miss.
-HEAP = "its heap of small blocks is far beyond the TLB's reach: another allocator lays them closer, huge pages map them, and the program's own loads gain, of which a bill without hardware counters says nothing"
-SPINS = "its two threads wait for each other by spinning, on the application's line, and how much of that line is waiting no sample tells"
-NOISY = "by tenths of a point: the interval of a small line that one diagnosis saw, against a trial of short runs"
+# Known reasons for missed predictions. The page shows them only for a miss.
+HEAP = "its heap of small blocks is far larger than the TLB's reach. Another allocator places the blocks closer together, or huge pages map them, and the program's own loads become faster. A bill without hardware counters does not show that"
+SPINS = "its two threads spin while they wait for each other. That time is on the application's line, and samples do not show how much of it is waiting"
+NOISY = "by tenths of a point: one diagnosis measured a small line, and the trial had short runs"
 PREDICTED_AGAIN = [
-    "Predictions were made again after the model was mended, from a new diagnosis each; what was measured is from before. So what was",
-    "mended after these measurements (contention, large blocks, what moves in the application) foretold nothing here yet.",
+    "After the model was corrected, predictions were made again, each from a new diagnosis. The measured values are from before. So the",
+    "corrections (contention, large blocks, changes in the application's own time) are not tested here yet.",
 ]
 NOTES = {
     **{f"perl {arm}": HEAP for arm in (*SWAPS, "glibc-hugetlb")},
     **{f"remote-free {arm}": SPINS for arm in (*SWAPS, "snmalloc", "glibc-tcache-count")},
     **{f"sqlite {arm}": NOISY for arm in NATIVE},
-    "numpy jemalloc": "it gives blocks from 8 MiB on back at once (opt.oversize_threshold) and so touches anew what glibc keeps: no line of the untreated program's bill shows that",
-    "python-json mimalloc": "CPython serves its own small objects, and mimalloc costs more here than its range says",
-    "python-wall glibc-hugetlb": "touching 2 MiB at once was cheaper here than the price list says",
-    "node node-semi-space=64": "a larger young generation left the cache: the prediction knows only what a collection costs",
-    "storm glibc-hugetlb": "fewer TLB misses in the application's own loads, beyond what is allowed for them",
+    "numpy jemalloc": "it returns blocks of 8 MiB and more at once (opt.oversize_threshold), and so touches memory again that glibc keeps. No line of the baseline's bill shows that",
+    "python-json mimalloc": "CPython has its own allocator for small objects, and mimalloc costs more here than the predicted range",
+    "python-wall glibc-hugetlb": "touching 2 MiB at once was cheaper here than the calibrated price",
+    "node node-semi-space=64": "a larger young generation does not fit the CPU cache. The prediction includes only the cost of collections",
+    "storm glibc-hugetlb": "fewer TLB misses in the application's own loads, more than the prediction allows for",
     "redis jemalloc-thp": HEAP,
-    "storm jemalloc": "its saving of calls that miss glibc's cache differs from none (arena) to six sevenths (storm), by the sizes",
+    "storm jemalloc": "of the calls that miss glibc's cache it saves between none (arena) and six sevenths (storm), depending on the sizes",
 }
 
 
@@ -339,7 +338,7 @@ def free_port():
 
 @contextlib.contextmanager
 def running(command, port):
-    """A server, until it listens; ended whatever happens."""
+    """Starts a server, waits until it listens, and always ends it."""
     process = subprocess.Popen(
         [str(w) for w in command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -362,15 +361,15 @@ def tool(arguments, words, env):
     command = [str(w) for w in [arguments.binary, *words]]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=env, timeout=LIMIT_S)
     try:
-        # A trial of too few blocks for any word ends with status 1, and its predictions stand all the same.
+        # A trial with too few blocks for an outcome exits with 1, but its predictions are complete.
         return json.loads(done.stdout)
     except json.JSONDecodeError:
         said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise RuntimeError(f"{words[0]} ({done.returncode}): {said[-1] if said else 'nothing was said'}") from None
+        raise RuntimeError(f"{words[0]} ({done.returncode}): {said[-1] if said else 'no error message'}") from None
 
 
 def look_at(program, arguments):
-    """What the diagnosis and the trial of one program say."""
+    """Runs the diagnosis and the trial of one program."""
     with tempfile.TemporaryDirectory(prefix="allocwall-accuracy-") as folder:
         folder = Path(folder)
         folder.chmod(0o755)
@@ -380,7 +379,7 @@ def look_at(program, arguments):
         options += [word for arm in program.arms for word in ("--with", arm)]
         if program.load is None:
             command = program.command(folder)
-            # A second of the program for the usual fifteen of a service: as many samples, and no fewer.
+            # A high rate: the program runs about a second, and needs as many samples as 15 s of a service.
             diagnosis = tool(arguments, ["diagnose", "--json", "--rate", 3999, "-d", 15, "-o", folder / "rec", "--", *command], env)
         else:
             port = free_port()
@@ -414,7 +413,7 @@ def look_at(program, arguments):
 
 
 def predict_again(known, program, arguments):
-    """The measured half of a result with what a new diagnosis says."""
+    """Keeps the measured values of a result, with the predictions of a new diagnosis."""
     new = look_at(program, arguments)
     predicted = {row["arm"]: row["predicted"] for row in new["arms"]}
     arms = [{**row, "predicted": predicted.get(row["arm"])} for row in known["arms"]]
@@ -456,12 +455,12 @@ def width(interval):
 
 
 def scored(results):
-    """(result, arm) of those with a prediction and a measurement."""
+    """(result, arm) for arms with a prediction and a measurement."""
     return [(r, a) for r in results for a in r["arms"] if a["predicted"] and a["measured"]]
 
 
 def choice(result):
-    """(right, best arm by its point, why): None for right where the first choice was not among the arms."""
+    """(right, best arm by its point, why); right is None if the first choice was not among the arms."""
     measured = {a["arm"].split("=")[0]: a["measured"] for a in result["arms"] if a["measured"]}
     nothing = {"low": -WORTH, "point": 0.0, "high": 0.0}
     best = min([*measured, None], key=lambda arm: measured[arm]["point"] if arm else 0.0)
@@ -512,9 +511,9 @@ def share(part, whole):
 def page(document):
     results, head = document["results"], headline(document["results"])
     lines = [
-        "# Predictions, scored",
+        "# How often predictions are right",
         "",
-        "The aims are 90 % hits, 90 % right first choices, and predicted intervals of less than 12 points in the median. What was reached:",
+        "The aims are 90 % hits, 90 % right first choices, and predicted intervals with a median of less than 12 points. Results:",
         "",
         f"- Hits: **{share(head['hits'], head['predictions'])}**: the two intervals have a point in common. "
         f"By kind: {', '.join(by_kind(results))}.",
@@ -524,13 +523,13 @@ def page(document):
         f"- Right first choices: **{share(head['right_first_choices'], head['first_choices'])}**.",
         f"- Arms without a prediction: {head['without_prediction']}; arms that could not be measured: {head['not_measured']}.",
         "",
-        "`make accuracy` writes this page (`benches/prediction_accuracy.py`, which defines hit and right first choice). Change in CPU time",
-        "of a fixed amount of work, in per cent: what the diagnosis of the untreated program predicts for a remedy, beside the 95 %",
+        "`make accuracy` writes this page (`benches/prediction_accuracy.py`, which defines *hit* and *right first choice*). Figures are the change",
+        "in the CPU time of a fixed amount of work, in per cent: the prediction from a diagnosis of the baseline, and the measured 95 %",
         f"interval of an interleaved trial of {document['blocks']} blocks. Machine: {'; '.join(document['machine'])}.",
         "",
-        "The ranges by which an allocator swap is predicted (`catalogue/swaps.rs`) were set from measurements of the subjects, and for large",
-        "blocks from python-bytes: that they hit there shows that the form fits, not that it foretells. Other real programs are the test,",
-        "git and tcl above all: they were added and measured when nothing was changed any more.",
+        "The predicted ranges for another allocator (`catalogue/swaps.rs`) were fitted to measurements of the subjects, and for large blocks to",
+        "python-bytes. Hits on these programs show that the model fits, not that it predicts. The test is the other real programs, and above all",
+        "git and tcl: they were added and measured after the last change of the model.",
         *PREDICTED_AGAIN[: 2 * bool(document.get("predicted_again"))],
         "",
         "| program | arm | predicted | measured | point | |",
@@ -573,7 +572,7 @@ def machine():
 
 
 class Lock:
-    """Held for a slice of time, so that others get their turn: given back between two programs once the slice is used up."""
+    """Held for a slice of time, so that other holders get a turn: released between two programs when the slice is used up."""
 
     SLICE_S = 120
 
@@ -596,7 +595,7 @@ class Lock:
 
 
 def save(arguments, document, results, left_out):
-    """After each program, so that what was measured outlives a run that is cut off."""
+    """Called after each program, so that an interrupted run keeps its measurements."""
     order = [p.name for p in PROGRAMS]
     document |= {
         "blocks": document["blocks"] if arguments.report or arguments.predict else arguments.blocks,
@@ -616,10 +615,10 @@ def main():
     parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=", ".join(p.name for p in PROGRAMS))
     parser.add_argument("--binary", type=Path, default=ROOT / "target" / "release" / "allocwall")
     parser.add_argument("--blocks", type=int, default=6)
-    parser.add_argument("--json", type=Path, default=ROOT / "target" / "accuracy.json", help="all figures; results of other programs stay")
+    parser.add_argument("--json", type=Path, default=ROOT / "target" / "accuracy.json", help="file of all figures; it keeps the results of other programs")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "prediction-accuracy.md")
-    parser.add_argument("--predict", action="store_true", help="take the predictions alone from this run, where a program was measured")
-    parser.add_argument("--report", action="store_true", help="measure nothing")
+    parser.add_argument("--predict", action="store_true", help="only predict again; keep the measured values of programs that were measured")
+    parser.add_argument("--report", action="store_true", help="measure nothing; write the page again from the JSON file")
     parser.add_argument("--lock", type=Path)
     arguments = parser.parse_args()
     arguments.applicable = None
@@ -632,7 +631,7 @@ def main():
     lock = Lock(arguments.lock)
     if not arguments.report:
         if not arguments.binary.is_file():
-            parser.error(f"{arguments.binary} is not there: make build")
+            parser.error(f"{arguments.binary} does not exist; run make build")
         with tempfile.TemporaryDirectory(prefix="allocwall-work-") as built:
             arguments.work = Path(built) / "work"
             subprocess.run(["cc", "-O2", "-o", arguments.work, ROOT / "benches" / "work.c", "-pthread"], check=True)

@@ -1,5 +1,5 @@
 /* An allocation storm: threads that allocate, touch and free small blocks without pause, each with its own live set.
- * Operations are counted in a mapped file, one counter a cache line: the bench reads them without asking this process.
+ * Operations are counted in a mapped file, one counter a cache line. The bench reads the file and does not disturb this process.
  *
  *     storm COUNTER_FILE [THREADS]      runs until killed
  */
@@ -31,7 +31,7 @@ static void *storm(void *argument) {
             exit(1);
         }
         (*slot)[0] = (*slot)[size - 1] = 1;
-        /* Own line, one writer: relaxed is enough for a count. */
+        /* One writer, own cache line: relaxed is enough for a count. */
         __atomic_store_n((uint64_t *)counter, ++operations, __ATOMIC_RELAXED);
     }
     return NULL;
@@ -44,7 +44,7 @@ int main(int argc, char **argv) {
     }
     long threads = argc > 2 ? strtol(argv[2], NULL, 10) : 2;
     if (threads < 1 || threads > MAX_THREADS) {
-        fprintf(stderr, "storm: 1 to %d threads\n", MAX_THREADS);
+        fprintf(stderr, "storm: THREADS must be 1 to %d\n", MAX_THREADS);
         return 2;
     }
     long page = sysconf(_SC_PAGESIZE);
@@ -61,7 +61,7 @@ int main(int argc, char **argv) {
     for (uintptr_t index = 1; index < (uintptr_t)threads; index++) {
         pthread_t thread;
         if (pthread_create(&thread, NULL, storm, (void *)index)) {
-            fprintf(stderr, "storm: no thread\n");
+            fprintf(stderr, "storm: cannot start a thread\n");
             return 1;
         }
     }

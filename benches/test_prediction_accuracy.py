@@ -1,4 +1,4 @@
-"""The judging of predictions, without measuring."""
+"""How predictions are judged; nothing is measured."""
 
 import unittest
 
@@ -26,21 +26,21 @@ class Judging(unittest.TestCase):
         self.assertTrue(hit(predicted, interval(-0.5, 0.1, 0.5)))
         self.assertFalse(point_in(predicted, interval(-0.5, 0.1, 0.5)))
 
-    def test_a_first_choice_is_right_where_nothing_is_shown_to_save_more(self):
+    def test_a_first_choice_is_right_if_no_arm_saves_significantly_more(self):
         a, b = arm("a", interval(-0.12, -0.1, -0.08)), arm("b", interval(-0.2, -0.15, -0.09))
         self.assertEqual(choice(result("a", a, b))[:2], (True, "b"))
         clear = arm("b", interval(-0.2, -0.15, -0.13))
         self.assertEqual(choice(result("a", a, clear))[:2], (False, "b"))
         self.assertEqual(choice(result("b", a, clear))[:2], (True, "b"))
 
-    def test_no_choice_is_right_where_nothing_saves_and_a_harmful_one_is_wrong(self):
+    def test_no_first_choice_is_right_if_nothing_saves_and_a_harmful_one_is_wrong(self):
         small, large = arm("a", interval(-0.019, -0.01, -0.005)), arm("a", interval(-0.06, -0.05, -0.04))
         self.assertTrue(choice(result(None, small))[0])
         self.assertFalse(choice(result(None, large))[0])
         self.assertFalse(choice(result("a", arm("a", interval(0.01, 0.02, 0.03))))[0])
         self.assertIsNone(choice(result("pool", small))[0])
 
-    def test_the_page_counts_what_is_there(self):
+    def test_the_page_counts_predictions_and_hits(self):
         good = arm("a", interval(-0.1, -0.1, -0.1), interval(-0.2, -0.1, 0.0))
         bad = arm("b=1", interval(0.1, 0.1, 0.1), interval(-0.2, -0.1, 0.0))
         results = [result("b", good, bad, arm("c", interval(0.0, 0.0, 0.0)), arm("d", None))]

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""How often `allocwall trial` is wrong: false alarms, misses and coverage on pairs whose truth is known, beside other tools.
+"""How often `allocwall trial` is wrong: false alarms, misses and coverage on pairs with a known truth, compared with other tools.
 
-The subject (planted.c) does a fixed amount of work, or 3 % more of it when told so, and counts its own operations. Three trials
-a round, each with a fresh seed: the command against itself (`--with none`), a remedy that does nothing, and the planted 3 %.
-hyperfine and poop then compare the same null pair and the same planted pair for as long as the trial of that pair took.
-In the disturbed condition, two processes besides compute and rest by turns, for random times of about a second.
+The subject (planted.c) does a fixed amount of work, or 3 % more if requested, and counts its own operations. A round has three trials,
+each with a new random seed: the command against itself (`--with none`), a remedy that does nothing, and the planted 3 %.
+Then hyperfine and poop compare the same null pair and the same planted pair, for as long as the trial of that pair took.
+In the disturbed condition, two other processes alternately compute and sleep, for random times of about a second.
 
-    benches/trial_accuracy.py accuracy.json                      60 rounds; delete the file to start afresh
-    benches/trial_accuracy.py accuracy.json --for 170            as many as fit into 170 s; again: goes on where it was
+    benches/trial_accuracy.py accuracy.json                      60 rounds; delete the file to start again
+    benches/trial_accuracy.py accuracy.json --for 170            as many rounds as fit into 170 s; run it again to continue
     benches/trial_accuracy.py accuracy.json --disturbed          the same in the disturbed condition, in the same file
-    benches/trial_accuracy.py accuracy.json --rounds 0           only the tables, from what there is
+    benches/trial_accuracy.py accuracy.json --rounds 0           only the tables, from the saved comparisons
 
 Every comparison is saved when it is finished, with the times of all its runs. Standard library only.
 """
@@ -35,17 +35,17 @@ ROOT = Path(__file__).resolve().parents[1]
 PERMILLE = 30
 EFFECT = f"{PERMILLE / 10:g}%"
 TRUTH = PERMILLE / 1000
-# Of standard normal, 97.5 %.
+# 97.5 % quantile of the standard normal distribution.
 Z95 = 1.959963984540054
 START_RUNS = 20
-# So noisy a machine would have a trial planned for minutes.
+# On such a noisy machine a trial would plan for minutes.
 DISTURBED = ["--budget", "3s"]
 TRIALS = {
     "self": ["--with", "none"],
     "null": ["--with", "env:ALLOCWALL_NULL=1", "--effect", EFFECT],
     "planted": ["--with", f"env:ALLOCWALL_PLANTED={PERMILLE}", "--effect", EFFECT],
 }
-# What the other tools run as the pair's second command; the first is always 0. Arguments, as they set no variables.
+# The argument of the second command of each pair for the other tools, which cannot set variables; the first is always 0.
 PAIRS = {"null": 0, "planted": PERMILLE}
 FOUND = ("better", "worse")
 NEIGHBOUR = """
@@ -79,7 +79,7 @@ def incomplete_beta(a, b, x):
     if x > (a + 1) / (a + b + 2):
         return 1 - incomplete_beta(b, a, 1 - x)
     front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
-    # From the tail inwards; two hundred terms are far more than these arguments need.
+    # From the last term to the first; 200 terms are far more than these arguments need.
     fraction = 1.0
     for m in range(200, 0, -1):
         even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
@@ -90,7 +90,7 @@ def incomplete_beta(a, b, x):
 
 
 def t_two_sided(t, freedom):
-    """Chance that Student's t lies further from 0."""
+    """Probability that Student's t is further from 0."""
     return incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
 
 
@@ -107,7 +107,7 @@ def signed(significant, change):
 
 
 def welch(base, other):
-    """As hyperfine's scripts/welch_ttest.py judges, at 5 %, with the interval that belongs to it, relative to the first mean."""
+    """The rule of hyperfine's scripts/welch_ttest.py, at 5 %, and its interval relative to the first mean."""
     change = statistics.mean(other) - statistics.mean(base)
     parts = [statistics.variance(times) / len(times) for times in (base, other)]
     error = math.sqrt(sum(parts))
@@ -118,7 +118,7 @@ def welch(base, other):
 
 
 def printed_ratio(base, other):
-    """The line `ran 1.03 ± 0.02 times faster`, a difference where it excludes 1 (src/benchmark/relative_speed.rs)."""
+    """The line `ran 1.03 ± 0.02 times faster`: a difference if it excludes 1 (hyperfine, src/benchmark/relative_speed.rs)."""
     slow, fast = sorted((base, other), key=statistics.mean, reverse=True)
     ratio = statistics.mean(slow) / statistics.mean(fast)
     spread = ratio * math.hypot(*(statistics.stdev(times) / statistics.mean(times) for times in (slow, fast)))
@@ -126,7 +126,7 @@ def printed_ratio(base, other):
 
 
 def coloured(base, other):
-    """What poop colours: the pooled t interval of the means lies beyond 1 % (poop, src/main.zig, printMeasurement)."""
+    """When poop colours a result: the pooled t interval of the means is beyond 1 % (poop, src/main.zig, printMeasurement)."""
     counts, means = [len(base), len(other)], [statistics.mean(base), statistics.mean(other)]
     freedom = sum(counts) - 2
     squares = sum((n - 1) * statistics.variance(times) for n, times in zip(counts, (base, other)))
@@ -163,14 +163,14 @@ class Bench:
         return ended.stdout
 
     def operations(self):
-        """What the program counts of itself, untreated and planted; the share of its time that doesn't grow with them."""
+        """The program's own counts, untreated and planted, and the times of an empty and a whole run."""
         counts = [
             [int(n) for n in re.findall(r"(\d+) (?:allocations|computed)", self.run([self.program, str(permille)]))]
             for permille in (0, PERMILLE)
         ]
         ratios = [more / fewer - 1 for fewer, more in zip(*counts)]
         if any(abs(ratio - TRUTH) > 1e-9 for ratio in ratios):
-            raise SystemExit(f"error: the program does {ratios} more where {TRUTH} was asked for")
+            raise SystemExit(f"error: the program does {ratios} more work, {TRUTH} was requested")
         empty, whole = [], []
         for _ in range(START_RUNS):
             for times, permille in ((empty, "-1000"), (whole, "0")):
@@ -185,7 +185,7 @@ class Bench:
         }
 
     def unusable(self):
-        """By tool: why it is left out."""
+        """Tools that cannot be used, each with the reason."""
         return {tool: reason for tool in self.tools if (reason := self.reason(tool))}
 
     def reason(self, tool):
@@ -202,7 +202,7 @@ class Bench:
         said = [line for line in tried.stderr.splitlines() if line.strip()]
         if tried.returncode == 0:
             return None
-        return re.sub(r"^thread \d+ ", "", said[0].strip()) if said else f"it failed ({tried.returncode}) without a word"
+        return re.sub(r"^thread \d+ ", "", said[0].strip()) if said else f"it failed ({tried.returncode}) without an error message"
 
     def versions(self):
         found = {"allocwall": self.run([self.binary, "--version"]).strip()}
@@ -220,7 +220,7 @@ class Bench:
         took = time.perf_counter() - began
         about = next(c for c in document["comparisons"] if c["metric"] == "wall_s")
         if about["outcome"] not in (*FOUND, "equivalent", "unresolved"):
-            raise SystemExit(f"error: a word that is none: {about['word']}")
+            raise SystemExit(f"error: unknown outcome: {about['outcome']}")
         interval = about["interval"]
         return {
             "took_s": took,
@@ -236,7 +236,7 @@ class Bench:
 
     def hyperfine(self, pair, budget_s, run_s):
         exported = self.directory / "hyperfine.json"
-        # One run of each is not counted.
+        # hyperfine also runs each command once for warm-up.
         runs = max(2, round(budget_s / (2 * run_s)) - 1)
         commands = [f"{self.program} {permille}" for permille in (0, PAIRS[pair])]
         began = time.perf_counter()
@@ -256,7 +256,7 @@ class Bench:
 
 
 def runs_of(saved):
-    """By block: [arm, seconds] of each run, in their order."""
+    """For each block: [arm, seconds] of each run, in order."""
     blocks = [json.loads(line).get("block") for line in saved.read_text().splitlines()]
     return [[[run["arm"], run["metrics"]["wall_s"].get("Ok")] for run in block["runs"]] for block in blocks if block]
 
@@ -274,7 +274,7 @@ def neighbours(wanted):
             process.wait()
 
 
-# What is saved, and what is left to do
+# Saving, and the rounds that are missing
 
 
 def machine():
@@ -294,7 +294,7 @@ def save(state, path):
 
 
 def measure(state, arguments, save_now):
-    """The rounds that are missing, until the time is over."""
+    """Runs the missing rounds until the time is over."""
     condition = "disturbed" if arguments.disturbed else "quiet"
     until = time.monotonic() + arguments.seconds if arguments.seconds else math.inf
     with tempfile.TemporaryDirectory(prefix="allocwall-accuracy-") as directory:
@@ -303,7 +303,9 @@ def measure(state, arguments, save_now):
         now = {"machine": machine(), "versions": bench.versions()}
         for key, found in now.items():
             if any(found.get(name) != earlier for name, earlier in state.get(key, {}).items()):
-                raise SystemExit(f"error: {arguments.json} was begun with another {key}: {state[key]}")
+                raise SystemExit(
+                    f"error: {arguments.json} has results of another {key} ({state[key]}); use another file"
+                )
         state.update({**now, "left_out": unusable, "last_day": datetime.date.today().isoformat()})
         if "operations" not in state:
             state["operations"] = bench.operations()
@@ -349,7 +351,7 @@ def row(*cells):
 
 
 def verdicts(comparisons):
-    """By judge and pair: [word, interval, comparison]."""
+    """For each judge and pair: [outcome, interval, comparison]."""
     found = {}
     for comparison in comparisons:
         times = comparison.get("times")
@@ -374,14 +376,14 @@ def tables(state):
     lines = []
     for condition in dict.fromkeys(c["condition"] for c in state["comparisons"]):
         found = verdicts(c for c in state["comparisons"] if c["condition"] == condition)
-        heads = ["judge", "pair", "says a difference", "", "95 % interval", "median time"]
+        heads = ["judge", "pair", "reports a difference", "", "95 % interval", "median time"]
         lines += ["", f"**{condition}**", "", row(*heads), "|---" * 6 + "|"]
         for (judge, pair), results in sorted(found.items(), key=lambda item: list(TITLES).index(item[0][1])):
             right = ("worse",) if pair == "planted" else FOUND
             count = sum(word in right for word, *_ in results)
             took = statistics.median(c["took_s"] for *_, c in results)
             lines.append(row(judge, TITLES[pair], *share(count, len(results)), f"{took:.2f} s"))
-        heads = ["judge", "pair", "interval holds the truth", "", "95 % interval", "nominal, mean", "half its width, median"]
+        heads = ["judge", "pair", "interval holds the truth", "", "95 % interval", "nominal, mean", "half width, median"]
         lines += ["", row(*heads), "|---" * 7 + "|"]
         for (judge, pair), results in sorted(found.items(), key=lambda item: list(TITLES).index(item[0][1])):
             truth = TRUTH if pair == "planted" else 0.0
@@ -397,7 +399,7 @@ def tables(state):
 
 
 def details(found):
-    """Of the tool's own trials: words, blocks, and the metrics that only explain."""
+    """For allocwall's own trials: outcomes, blocks, and how often a metric other than wall time differs."""
     heads = ["trials", *FOUND, "equivalent", "unresolved", "effect, median", "blocks", "any other metric better or worse"]
     lines = [row(*heads), "|---" * 8 + "|"]
     for pair in TRIALS:
@@ -415,16 +417,16 @@ def details(found):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("json", type=Path, help="where every comparison is saved; where it exists, it is continued")
+    parser.add_argument("json", type=Path, help="file for all comparisons; if it exists, the bench continues it")
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--for", dest="seconds", type=float, metavar="SECONDS", help="stop after so long, between two comparisons")
-    parser.add_argument("--disturbed", action="store_true", help="with two neighbours that compute and rest by turns")
+    parser.add_argument("--for", dest="seconds", type=float, metavar="SECONDS", help="stop after this time, between two comparisons")
+    parser.add_argument("--disturbed", action="store_true", help="with two other processes that alternately compute and sleep")
     parser.add_argument("--binary", type=Path, default=ROOT / "target" / "release" / "allocwall")
     parser.add_argument("--hyperfine", default=shutil.which("hyperfine"), metavar="PATH")
     parser.add_argument("--poop", default=shutil.which("poop"), metavar="PATH")
     arguments = parser.parse_args()
     if arguments.rounds > 0 and not arguments.binary.is_file():
-        parser.error(f"{arguments.binary} is not there: make build")
+        parser.error(f"{arguments.binary} does not exist; run make build")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     state = json.loads(arguments.json.read_text()) if arguments.json.exists() else {"comparisons": []}
     if arguments.rounds > 0:

@@ -1,8 +1,8 @@
-/* Programs of a fixed amount of work, each with one wall or none: what a trial of a remedy can be held against.
+/* Programs with a fixed amount of work, each with one known wall or none, for trials of remedies.
  *
- *     work NAME ROUNDS      does its rounds, prints a sum that depends on all of them, ends
+ *     work NAME ROUNDS      runs the rounds, prints a sum that depends on all of them, and ends
  *
- * Every round mixes the wall's work with plain computing in a fixed ratio, so that a remedy has only its own line to save.
+ * Every round mixes the work of the wall with plain computing in a fixed ratio, so that a remedy can save only its own line.
  */
 #include <pthread.h>
 #include <sched.h>
@@ -38,7 +38,7 @@ static uint64_t touch(char *block, size_t size) {
     return (uint64_t)block[0];
 }
 
-/* Above the largest threshold that glibc sets by itself, 32 MiB: mapped and unmapped each time. */
+/* Larger than glibc's largest dynamic threshold, 32 MiB: mapped and unmapped each time. */
 static uint64_t cold_touch(uint64_t value) {
     char *block = need(malloc(BIG));
     value += touch(block, BIG);
@@ -53,7 +53,7 @@ static uint64_t warm_touch(uint64_t value) {
     return compute(value + touch(block, BIG), 12000000);
 }
 
-/* Mapped one by one where MALLOC_MMAP_THRESHOLD_ or its tunable pins the threshold below. */
+/* Mapped one by one if MALLOC_MMAP_THRESHOLD_ or its tunable fixes the threshold below this size. */
 static uint64_t map_churn(uint64_t value) {
     char *blocks[BATCH];
     for (int n = 0; n < BATCH; n++)
@@ -63,7 +63,7 @@ static uint64_t map_churn(uint64_t value) {
     return compute(value, 700000);
 }
 
-/* A block at a time: the thread's cache serves all. */
+/* One block at a time: the thread cache serves all calls. */
 static uint64_t call_rate(uint64_t value) {
     for (int n = 0; n < 20000; n++) {
         char *volatile block = need(malloc(64));
@@ -74,7 +74,7 @@ static uint64_t call_rate(uint64_t value) {
     return value;
 }
 
-/* More blocks of a size at a time than the thread's cache holds. */
+/* More blocks of one size at a time than the thread cache holds. */
 static uint64_t arena(uint64_t value) {
     char *blocks[BATCH];
     for (int turn = 0; turn < 80; turn++) {
@@ -87,7 +87,7 @@ static uint64_t arena(uint64_t value) {
     return value;
 }
 
-/* Sizes and lifetimes at random. */
+/* Random sizes and lifetimes. */
 static uint64_t storm_on(char **live, uint64_t value) {
     for (int n = 0; n < 10000; n++) {
         char **slot = &live[step(&value) % LIVE];
@@ -154,7 +154,7 @@ static void *giving(void *unused) {
 static int two(void *(*first)(void *), void *(*second)(void *)) {
     pthread_t threads[2];
     if (pthread_create(&threads[0], NULL, first, (void *)0) || pthread_create(&threads[1], NULL, second, (void *)1)) {
-        fprintf(stderr, "work: no thread\n");
+        fprintf(stderr, "work: cannot start a thread\n");
         return 1;
     }
     pthread_join(threads[0], NULL), pthread_join(threads[1], NULL);
@@ -189,6 +189,6 @@ int main(int argc, char **argv) {
         printf("%llu\n", (unsigned long long)value);
         return 0;
     }
-    fprintf(stderr, "work: no program %s\n", argv[1]);
+    fprintf(stderr, "work: unknown program %s\n", argv[1]);
     return 2;
 }

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Feeds every reader of foreign bytes with what libFuzzer thinks of; its inputs start from fuzz/kept and grow in target/fuzz-corpus.
+"""Runs every reader of foreign bytes under libFuzzer. The inputs start from fuzz/kept and grow in target/fuzz-corpus.
 
-    fuzz/run.py                    a short run: what is kept, then 3 s a reader
-    fuzz/run.py --seconds 600      longer
-    fuzz/run.py elf maps           these readers alone
+    fuzz/run.py                    a short run: the inputs in fuzz/kept, then 3 s a reader
+    fuzz/run.py --seconds 600      600 s a reader
+    fuzz/run.py elf maps           only these readers
 
-What it finds is written to target/fuzz-found, and the line that repeats it is printed. Put the input into fuzz/kept/READER with the
-mend: a test of allocwall-readers reads all of those.
+An input that fails is written to target/fuzz-found, and the command that repeats it is printed. Add the input to fuzz/kept/READER
+together with the fix: a test of allocwall-readers reads all of them.
 """
 
 import argparse
@@ -19,21 +19,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "fuzz/kept"
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-# Inputs that lie elsewhere already.
+# Inputs in other folders.
 MORE = {"load_output": [ROOT / "crates/allocwall-trial/tests/fixtures/load"]}
-# A reader must stay within this, whatever it reads: a thousandth of the memory of a machine that is worth a diagnosis.
+# Limits that a reader must keep for every input.
 LIMITS = ["-malloc_limit_mb=150", "-rss_limit_mb=1024", "-timeout=2"]
 
 
 def build(toolchain):
-    # One unit, as cargo-fuzz has it, takes four minutes.
+    # With one unit, the default of cargo-fuzz, the build takes four minutes.
     command = ["cargo", f"+{toolchain}", "fuzz", "build", "--codegen-units", "16", "--target-dir", str(TARGET / "fuzz"), "reader"]
     subprocess.run(command, cwd=ROOT, check=True)
     return next((TARGET / "fuzz").glob("*/release/reader"))
 
 
 def readers(binary):
-    """Names with the longest input of each."""
+    """The names of the readers, each with the length of its longest input."""
     lines = subprocess.run([binary], stdout=subprocess.PIPE, text=True, env={}, check=True).stdout.split("\n")
     return dict(line.split() for line in lines if line)
 
@@ -41,16 +41,16 @@ def readers(binary):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("reader", nargs="*")
-    parser.add_argument("--seconds", type=int, default=3, help="for each reader")
-    parser.add_argument("--binary", type=Path, help="one that is built already")
+    parser.add_argument("--seconds", type=int, default=3, help="seconds for each reader (default: 3)")
+    parser.add_argument("--binary", type=Path, help="use this binary instead of building one")
     parser.add_argument("--toolchain", default="nightly")
     args = parser.parse_args()
     binary = args.binary or build(args.toolchain)
     known = readers(binary)
     if unknown := set(args.reader) - set(known):
-        parser.error(f"no reader {', '.join(unknown)}; there are {', '.join(known)}")
+        parser.error(f"unknown reader {', '.join(unknown)}; the readers are {', '.join(known)}")
     if missing := [name for name in known if not list(KEPT.glob(f"{name}/*"))]:
-        parser.error(f"nothing in fuzz/kept for {', '.join(missing)}")
+        parser.error(f"fuzz/kept has no input for {', '.join(missing)}: add one")
     chosen = args.reader or list(known)
     total, failed = 0, []
     for name in chosen:

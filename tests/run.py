@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Runs every test, goes on after a failure, and ends with one line: `N passed, N failed, N skipped`.
+"""Runs every test, continues after a failure, and ends with one line: `N passed, N failed, N skipped`.
 
-    tests/run.py            what `make test` runs
-    tests/run.py --ci       also format, lints, licences, the bundled jemalloc, the pool under Miri and ThreadSanitizer, a short run of
-                            the fuzzer, of faults in system calls, and of another kernel
-    tests/run.py rust real  these steps alone; --list names them
+    tests/run.py            the steps of `make test`
+    tests/run.py --ci       also format, lints, licences, the bundled jemalloc, the pool under Miri and ThreadSanitizer, and a short run
+                            of the fuzzer, of faults in system calls, and of another kernel
+    tests/run.py rust real  only these steps; --list prints their names
 
-A test that can't run on a machine prints `skipped: reason` and passes, or in a script `skipped: test: reason`. Each is counted here as
-skipped. The run fails if a test failed, or if a skip is not on the list in tests/skips.txt.
+A test that cannot run on a machine prints `skipped: reason` and passes; a script prints `skipped: test: reason`. This runner counts it
+as skipped. The run fails if a test failed, or if a skip is not listed in tests/skips.txt.
 """
 
 import argparse
@@ -22,9 +22,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tests" / "skips.txt"
-# A step that takes longer hangs.
+# A step that takes longer is ended.
 LIMIT_S = 40 * 60
-# What the tests of the Rust crates start, beside the compilers.
+# Programs and libraries that the tests of the Rust crates use, each with its package.
 PACKAGES = {
     "cc": "build-essential",
     "c++": "build-essential",
@@ -48,7 +48,7 @@ class Step:
     directory: str = "."
     ci: bool = False
     needs: str = None
-    # Where a run of cargo has the names of tests from.
+    # Prefix for the names of the tests of a cargo run.
     prefix: str = ""
 
 
@@ -67,17 +67,17 @@ STEPS = [
     Step("expectations", **unittests(REAL, "test_expectations", "test_evidence")),
     Step("benches", **unittests("benches", "test_overhead", "test_trial_accuracy", "test_prediction_accuracy")),
     Step("models", ["make", "models"]),
-    # Miri runs on one core, whatever there is: beside it the others build. Each one's output stays together.
+    # Miri uses only one core, so the others build at the same time. The output of each target stays together.
     Step("nightly", ["make", "-j2", "--output-sync=target", "miri", "tsan", "fuzz"], ci=True),
     Step("python", ["make", "python-test"], needs="build"),
     Step("rust", ["cargo", "test", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"]),
     Step("hostile", [sys.executable, "tests/hostile/run.py", "--binary", "target/release/allocwall"], needs="build"),
-    # With the program that cargo's tests ran: another build would take a minute.
+    # Uses the program that cargo's tests built: another build would take a minute.
     Step("faults", [sys.executable, "tests/faults/run.py", "--binary", "target/debug/allocwall", "--seconds", "60"], ci=True),
     Step("lab", [sys.executable, "tests/lab/run.py", "--install", "ci"], needs="build", ci=True),
     Step("perf", [sys.executable, f"{REAL}/beside_perf.py", "--install"], needs="build"),
     Step("real", [sys.executable, f"{REAL}/run.py", "--install"], needs="build"),
-    # jemalloc takes minutes to build and is in no other step: last, beside what those built.
+    # jemalloc takes minutes to build, and no other step needs it. This step is last, so that it uses the builds of the others.
     Step(
         "bundled",
         ["cargo", "test", "--workspace", "--locked", "--no-fail-fast", "--features", "bundled", "--test", "takeover", "--test", "bundled"]
@@ -99,26 +99,26 @@ NAMED = re.compile(r"^(skipped|failed): (.+?): (.*)$")
 
 @dataclass
 class Count:
-    """What a step's output says, read line by line: cargo's, or that of a script which ends with `N passed, N failed, N skipped`."""
+    """Counts tests from a step's output, line by line: cargo's, or that of a script that ends with `N passed, N failed, N skipped`."""
 
     prefix: str = ""
     passed: int = 0
     skipped: int = 0
     # Names.
     failed: list = field(default_factory=list)
-    # (test, reason); one that was skipped in part may have several.
+    # (test, reason); a test that was skipped in part may have several.
     reasons: list = field(default_factory=list)
-    # cargo's: the test program, its tests that were skipped, the one whose output is printed, and whether it passed: then its output
-    # is read, and not shown.
+    # For cargo: the test program, its skipped tests, the test whose output is being read, and whether that test passed. The output of
+    # a test that passed is read, but not shown.
     program: str = ""
     here: set = field(default_factory=set)
     speaks: str = None
     quiet: bool = False
-    # A script's since its last summary: how many skips and failures had a name.
+    # For a script: the number of skips and failures with a name since its last summary.
     named: dict = field(default_factory=lambda: {"skipped": 0, "failed": 0})
 
     def read(self, line):
-        """Whether the line is to be shown."""
+        """Reads one line; returns whether to show it."""
         if match := PROGRAM.match(line) or DOCTESTS.match(line):
             self.program = self.prefix + match[1]
             self.leave()
@@ -143,7 +143,7 @@ class Count:
         elif match := SUMMARY.match(line):
             self.passed += int(match[1])
             self.skipped += int(match[3])
-            # One without a name is on no list.
+            # A skip without a name matches no line of the list.
             self.failed += ["a test without a name"] * (int(match[2]) - self.named["failed"])
             self.reasons += [("a test without a name", "no reason")] * (int(match[3]) - self.named["skipped"])
             self.named = {"skipped": 0, "failed": 0}
@@ -160,7 +160,7 @@ class Count:
 
 
 def listed(text):
-    """Patterns of the list: `test: reason` a line, in which `*` stands for anything; `#` begins a comment."""
+    """Patterns of the list: one `test: reason` a line; `*` matches anything; `#` begins a comment."""
     lines = (line.strip() for line in text.splitlines())
     parts = (line.split("*") for line in lines if line and not line.startswith("#"))
     return [re.compile(".*".join(map(re.escape, part)), re.DOTALL) for part in parts]
@@ -172,7 +172,7 @@ def unlisted(reasons, patterns):
 
 
 def run(step):
-    """Runs a step to its end; its count."""
+    """Runs a step to its end; returns its count."""
     count = Count(step.prefix)
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
     environment.update(CARGO_TERM_COLOR="never", PYTHONUNBUFFERED="1")
@@ -209,18 +209,18 @@ def run(step):
         reason = ended[0] if ended else f"exit status {status}"
         count.failed.append(f"{step.name} ({reason})")
     elif count.passed == 0 and not count.failed and not count.skipped:
-        # A step without tests of its own is one.
+        # A step that prints no counts is one test.
         count.passed = 1
     return count
 
 
 def install():
-    """What the tests need and is not here. Where it can't be had they say so."""
+    """Installs packages that the tests need and that are missing. A test whose package is not available is skipped with a reason."""
     sys.path.insert(0, str(ROOT / REAL))
     from services import SERVICES
 
     wanted = {**PACKAGES, **{program: package for service in SERVICES for program, package in service.programs.items()}}
-    # One by one: a package that this distribution lacks keeps none of the others away.
+    # One by one: a package that this distribution lacks does not prevent the others.
     for program, package in wanted.items():
         subprocess.run([ROOT / "tools" / "need.sh", f"{program}={package}"], stdin=subprocess.DEVNULL, check=False)
 
@@ -228,15 +228,15 @@ def install():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("steps", nargs="*", metavar="STEP")
-    parser.add_argument("--ci", action="store_true", help="also what only CI runs")
-    parser.add_argument("--list", action="store_true", help="names of the steps")
+    parser.add_argument("--ci", action="store_true", help="also run the steps that only CI runs")
+    parser.add_argument("--list", action="store_true", help="print the names of the steps")
     arguments = parser.parse_args()
     names = [step.name for step in STEPS]
     if arguments.list:
         print("\n".join(names))
         return 0
     if unknown := set(arguments.steps) - set(names):
-        parser.error(f"no step named {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+        parser.error(f"unknown step {', '.join(sorted(unknown))}; the steps are {', '.join(names)}")
     chosen = [step for step in STEPS if (step.name in arguments.steps if arguments.steps else arguments.ci or not step.ci)]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     install()
@@ -260,7 +260,7 @@ def main():
         print(f"skipped: {test}: {reason}")
     refused = unlisted(total.reasons, listed(LIST.read_text()))
     for skip in refused:
-        print(f"not on the list of skips ({LIST.relative_to(ROOT)}): {skip}")
+        print(f"skip not listed in {LIST.relative_to(ROOT)}: {skip}")
     for name in total.failed:
         print(f"failed: {name}")
     print(f"{total.passed} passed, {len(total.failed)} failed, {total.skipped} skipped")

@@ -1,4 +1,4 @@
-"""The runner's own account: what it counts, what it shows, and which skips it refuses."""
+"""The runner: what it counts, what it shows, and which skips it refuses."""
 
 import unittest
 
@@ -17,7 +17,7 @@ test a::fails ... FAILED
 successes:
 
 ---- a::passes stdout ----
-not skipped: it says so in the middle of a line
+not skipped: the word is in the middle of a line
 
 ---- a::cannot stdout ----
 skipped: no counter: ENOENT
@@ -85,7 +85,7 @@ class Counting(unittest.TestCase):
         self.assertIn("skipped: it failed all the same", shown)
         self.assertNotIn("skipped: no counter: ENOENT", shown)
 
-    def test_a_prefix_tells_two_runs_of_a_program_apart(self):
+    def test_a_prefix_distinguishes_two_runs_of_a_program(self):
         counted, _ = count(CARGO, prefix="bundled ")
         self.assertEqual(counted.failed, ["bundled allocwall_model::a::fails"])
 
@@ -95,7 +95,7 @@ class Counting(unittest.TestCase):
         self.assertEqual(counted.reasons, [("nginx", "no wrk (Debian: wrk)")])
         self.assertEqual(shown, SCRIPT)
 
-    def test_what_has_no_name_is_counted_all_the_same(self):
+    def test_failures_and_skips_without_a_name_are_counted(self):
         counted, _ = count(["0 passed, 1 failed, 1 skipped"])
         self.assertEqual((len(counted.failed), counted.skipped), (1, 1))
         self.assertEqual(len(unlisted(counted.reasons, listed("*::*: *"))), 1)
@@ -110,7 +110,7 @@ class List(unittest.TestCase):
         self.assertEqual(self.refused(text, "core::cycles::a", "no counter: ENOENT"), [])
         self.assertEqual(self.refused(text, "core::cycles::a", "no C compiler"), ["core::cycles::a: no C compiler"])
         self.assertEqual(len(self.refused(text, "core::perf::a", "no counter: ENOENT")), 1)
-        # A comment lists nothing, and what looks like a pattern's sign stands for itself.
+        # A comment lists nothing, and characters with a meaning in regular expressions match themselves.
         self.assertEqual(len(self.refused("# a: b\n", "a", "b")), 1)
         self.assertEqual(len(self.refused("a.c: b", "abc", "b")), 1)
 

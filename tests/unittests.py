@@ -1,6 +1,6 @@
-"""Runs unittest modules of the current directory and says what was skipped: unittests.py [MODULE...]; without modules all test_*.py.
+"""Runs unittest modules of the current directory: unittests.py [MODULE...]; without modules all test_*.py.
 
-Prints `skipped: test: reason` and `failed: test: its error's last line`, and ends with `N passed, N failed, N skipped`. Runs on
+Prints `skipped: test: reason` and `failed: test: last line of the error`, and ends with `N passed, N failed, N skipped`. Works with
 CPython 3.9 and later.
 """
 
@@ -27,7 +27,7 @@ def main(modules):
     for test, trace in failed:
         print("failed: %s: %s" % (test.id(), trace.strip().splitlines()[-1]))
     for test in result.unexpectedSuccesses:
-        print("failed: %s: it was expected to fail" % test.id())
+        print("failed: %s: passed, but was expected to fail" % test.id())
     passed = result.passed + len(result.expectedFailures)
     print("%d passed, %d failed, %d skipped" % (passed, len(failed) + len(result.unexpectedSuccesses), len(result.skipped)), flush=True)
     return 0 if result.wasSuccessful() else 1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts a Python service that has a memory wall, loads it, diagnoses it, stops it: demo.sh BINARY
+# Starts a Python service with a memory wall, puts load on it, diagnoses it, and stops it: demo.sh BINARY
 set -euo pipefail
 
 binary=$(realpath "$1")
@@ -28,16 +28,16 @@ for _ in $(seq 50); do
     [ -z "$port" ] || break
     sleep 0.1
 done
-[ -n "$port" ] || { echo "demo: the service does not start" >&2; exit 1; }
+[ -n "$port" ] || { echo "demo: the service did not start within 5 s" >&2; exit 1; }
 
 "$python" "$service/load.py" --port "$port" --duration 60 >"$work/load" &
 started+=("$!")
 sleep 2
 
-echo "demo: examples/manifest-service/service.py --wall runs as $server under load; now:" >&2
+echo "demo: examples/manifest-service/service.py --wall runs as pid $server under load; the next command is:" >&2
 echo "\$ allocwall diagnose -p $server -d $window_s" >&2
-# Beside the binary: the recording outlives the demo, so that what is suggested for it can be typed.
+# Next to the binary: the suggested commands need the recording after the demo.
 recording=$(dirname "$binary")/demo.allocwall
 rm -f "$recording"
 "$binary" diagnose -p "$server" -d "$window_s" -o "$recording"
-kill -0 "${started[1]}" 2>/dev/null || { echo "demo: the load ended before the window did" >&2; exit 1; }
+kill -0 "${started[1]}" 2>/dev/null || { echo "demo: the load ended before the end of the window" >&2; exit 1; }

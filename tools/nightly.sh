@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Nightly Rust with components, installed where it or they are missing: nightly.sh TOOLCHAIN TEST [COMPONENT...]
-# Where they can't be had, says that TEST is skipped and why, and fails.
+# Installs nightly Rust and components if they are missing: nightly.sh TOOLCHAIN TEST [COMPONENT...]
+# If they are not available, prints that TEST is skipped, with the reason, and fails.
 set -euo pipefail
 
 toolchain=$1 test=$2

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Checks the licences of everything that the binary is built from.
+"""Checks the licences of all dependencies of the binary.
 
-Each dependency's licence must be satisfied by the allow list below; those that ask to be named must stand in NOTICE.
-Exits 1 with one line for each that is not. `--list` prints name, version and licence of all.
+The allow list below must satisfy each dependency's licence. Dependencies whose licence asks for attribution must be in NOTICE.
+Exits with 1 and one line for each problem. `--list` prints name, version and licence of all.
 """
 
 import json
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Permissive: may be linked into a program under Apache-2.0 OR MIT.
+# Permissive licences: code under them may be linked into a program under Apache-2.0 OR MIT.
 ALLOWED = {
     "0BSD",
     "Apache-2.0",
@@ -26,9 +26,9 @@ ALLOWED = {
     "Unlicense",
     "Zlib",
 }
-# Weak copyleft, file by file: allowed for these packages, unchanged, and named in NOTICE.
+# Weak copyleft, file by file: allowed only for these packages, unchanged and named in NOTICE.
 ALLOWED_FOR = {"inferno": {"CDDL-1.0"}}
-# Licences whose text asks for attribution also in binaries, beyond the MIT notice that all share.
+# Licences that require attribution also in binaries, in addition to the MIT notice that all share.
 NAMED = {"CDDL-1.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "Unicode-3.0", "Zlib"}
 
 
@@ -42,7 +42,7 @@ def packages():
 
 
 def tokens(expression):
-    """An SPDX expression's tokens; the old `A/B` means OR."""
+    """The tokens of an SPDX expression; the old form `A/B` means OR."""
     found = re.findall(r"\(|\)|[^\s()]+", expression.replace("/", " OR "))
     joined = []
     for token in found:
@@ -95,12 +95,12 @@ def problem(name, expression, notice):
     try:
         acceptable = [choice for choice in choices(expression or "") if set(choice) <= allowed]
     except ValueError:
-        return f"{name}: licence {expression!r} can't be read"
+        return f"{name}: licence {expression!r} is not a valid SPDX expression"
     if not acceptable:
         return f"{name}: licence {expression} is not on the allow list"
-    # Whoever offers a choice without attribution leaves it to us: take that one.
+    # If a choice needs no attribution, take that one.
     if all(set(choice) & NAMED for choice in acceptable) and not re.search(rf"^- {re.escape(name)}\b", notice, re.M):
-        return f"{name}: {expression} asks to be named in NOTICE"
+        return f"{name}: {expression} requires attribution; add `- {name}, ...` to NOTICE"
     return None
 
 
@@ -110,18 +110,18 @@ def self_test():
     cases = {
         ("a", "MIT OR Apache-2.0"): None,
         ("a", "MIT/Apache-2.0"): None,
-        ("a", "(MIT OR Apache-2.0) AND Unicode-3.0"): "named",
+        ("a", "(MIT OR Apache-2.0) AND Unicode-3.0"): "attribution",
         ("a", "Apache-2.0 WITH LLVM-exception OR MIT"): None,
         ("a", "GPL-3.0-only"): "allow list",
         ("a", "MIT AND GPL-3.0-only"): "allow list",
         ("a", "MIT OR GPL-3.0-only"): None,
         ("a", "CDDL-1.0"): "allow list",
         ("inferno", "CDDL-1.0"): None,
-        ("a", "Zlib"): "named",
+        ("a", "Zlib"): "attribution",
         ("a", "Zlib OR MIT"): None,
-        ("a", None): "can't be read",
-        ("a", "MIT OR"): "can't be read",
-        ("a", "(MIT"): "can't be read",
+        ("a", None): "not a valid",
+        ("a", "MIT OR"): "not a valid",
+        ("a", "(MIT"): "not a valid",
     }
     for (name, expression), word in cases.items():
         found = problem(name, expression, notice)

@@ -1,14 +1,15 @@
-//! Compiles the libraries that other processes are given by LD_PRELOAD, and writes the table that embeds them.
+//! Compiles the libraries for LD_PRELOAD, and writes the table that embeds them.
 //!
-//! A Rust `cdylib` that depends on an allocator's `-sys` crate exports no `malloc`, so each library is linked here, by
-//! the C compiler, from those crates' own sources: none of them is copied into this repository.
+//! A Rust `cdylib` that depends on an allocator's `-sys` crate exports no `malloc`. So the C compiler links each
+//! library here, from the sources in those crates: none of them is copied into this repository.
 //!
-//! - **mimalloc**: one compilation of `static.c`. Cargo tells its folder (`DEP_MIMALLOC_INCLUDE_DIR`). The crate's own
-//!   build of it is of no use here; the workspace's profiles keep that one unoptimised, hence short.
-//! - **jemalloc**: the crate's own build (configure, make) is the one that counts; its archive becomes the library, so
-//!   it is compiled once. Its optimisation comes from the profile: the workspace sets that for dev builds too.
-//! - **snmalloc**: the crate tells no folder. All crates from one registry, or of one vendored tree, lie side by side;
-//!   `cargo metadata` would tell it too, but asks for packages that a plain build doesn't download.
+//! - **mimalloc**: one compilation of `static.c`. Cargo gives its folder (`DEP_MIMALLOC_INCLUDE_DIR`). The crate's own
+//!   build is not used; the workspace's profiles leave it unoptimised, so that it is short.
+//! - **jemalloc**: the crate's own build (configure, make) is used: its archive becomes the library, so it is
+//!   compiled only once. Its optimisation comes from the profile, which the workspace sets for dev builds too.
+//! - **snmalloc**: the crate reports no folder. All crates of one registry, or of one vendored tree, are in the same
+//!   folder, so it is found there. `cargo metadata` would also report it, but needs packages that a plain build does
+//!   not download.
 
 use std::env;
 use std::fmt::Write;
@@ -16,7 +17,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A symbol that nothing provides is an error of this build, not of somebody's process.
+/// An undefined symbol is an error of this build, not an error in a user's process.
 const COMPLETE: &str = "-Wl,--no-undefined";
 
 /// One line of the table.
@@ -26,7 +27,7 @@ struct Library {
     file_name: &'static str,
     path: PathBuf,
     licence: &'static str,
-    /// The licence's text, for the work of others.
+    /// The text of the licence, for code from other projects.
     notice: Option<PathBuf>,
 }
 
@@ -62,8 +63,8 @@ fn entry(library: &Library) -> String {
     )
 }
 
-/// Linked against nothing, so that the same file loads beside any version of the C library: its few functions are
-/// found in whatever the process has.
+/// Linked against no library, so that the same file works with any version of the C library: the loader finds its few
+/// functions in the C library of the process.
 fn prefault(here: &Path, out: &Path) -> Library {
     let source = here.join("src/prefault.c");
     println!("cargo:rerun-if-changed={}", source.display());
@@ -85,10 +86,10 @@ fn prefault(here: &Path, out: &Path) -> Library {
     }
 }
 
-/// As mimalloc's own build makes its shared library: C, not C++, so that it needs no C++ library in the process.
+/// Built as C, as mimalloc's own build of its shared library does, so that the process needs no C++ library.
 fn mimalloc(out: &Path) -> Library {
     let include = PathBuf::from(variable("DEP_MIMALLOC_INCLUDE_DIR"));
-    let root = include.parent().expect("include/ lies in a folder");
+    let root = include.parent().expect("include/ has a parent folder");
     let mut build = compiler();
     nameless(&mut build, root);
     build
@@ -106,11 +107,11 @@ fn mimalloc(out: &Path) -> Library {
     let source = root.join("src/static.c");
     let arguments = [source.as_os_str(), "-pthread".as_ref(), COMPLETE.as_ref()];
     link(&build, file_name, &path, arguments);
-    // `major + 2 digits minor + 2 digits patch`, says the header.
+    // The header defines it as `major + 2 digits minor + 2 digits patch`.
     let header = include.join("mimalloc.h");
     let number: u32 = defined(&header, "MI_MALLOC_VERSION")
         .parse()
-        .unwrap_or_else(|_| panic!("{}: MI_MALLOC_VERSION is no number", header.display()));
+        .unwrap_or_else(|_| panic!("{}: MI_MALLOC_VERSION is not a number", header.display()));
     Library {
         kind: "mimalloc",
         version: format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100),
@@ -144,13 +145,13 @@ fn jemalloc(here: &Path, out: &Path) -> Library {
         file_name,
         path,
         licence: "BSD-2-Clause",
-        // The crate removes its copy of the sources after the build, so the text is our own copy.
+        // The crate removes its copy of the sources after the build, so the text is a copy in this repository.
         notice: Some(here.join("licences/jemalloc.txt")),
     }
 }
 
-/// snmalloc's own `snmalloc-minimal`: without `new.cc`, whose exceptions would bring a C++ library into every process,
-/// or a second copy of one. C++ programs reach it through their own library's `operator new`.
+/// Like snmalloc's own `snmalloc-minimal`: without `new.cc`, whose exceptions would load a C++ library into every
+/// process, or a second copy of one. C++ programs use it through the `operator new` of their own library.
 fn snmalloc(here: &Path, out: &Path) -> Library {
     const VERSION: &str = "0.7.6";
     let root = beside_mimalloc("snmalloc-sys", VERSION).join("upstream/src");
@@ -167,7 +168,7 @@ fn snmalloc(here: &Path, out: &Path) -> Library {
         ("SNMALLOC_NO_REALLOCARRAY", "1"),
         ("SNMALLOC_NO_REALLOCARR", "1"),
         ("SNMALLOC_PLATFORM_HAS_GETENTROPY", "1"),
-        // A fork while another thread is in the allocator must not leave the child a lock that nobody holds.
+        // After a fork while another thread is in the allocator, the child must not inherit a held lock.
         ("SNMALLOC_PTHREAD_ATFORK_WORKS", "1"),
         ("SNMALLOC_PTHREAD_FORK_PROTECTION", "1"),
         ("SNMALLOC_HAS_LINUX_RANDOM_H", "1"),
@@ -206,8 +207,8 @@ fn snmalloc(here: &Path, out: &Path) -> Library {
     }
 }
 
-/// Optimised, position-independent and without debug information in every profile: these run in processes that are
-/// measured.
+/// Optimised, position-independent and without debug information in every profile, because the libraries run in
+/// processes that are measured.
 fn compiler() -> cc::Build {
     let mut build = cc::Build::new();
     build
@@ -219,12 +220,12 @@ fn compiler() -> cc::Build {
     build
 }
 
-/// Messages of a library name its source files: from its own root, not from this machine's.
+/// Messages of a library contain its source file names. Make them relative to the library's root.
 fn nameless(build: &mut cc::Build, root: &Path) {
     build.flag_if_supported(format!("-ffile-prefix-map={}=.", root.display()));
 }
 
-/// Compiles and links one shared library, stripped, with every symbol bound when it is loaded.
+/// Compiles and links one shared library. It is stripped, and every symbol is bound at load time.
 fn link<'a>(
     build: &cc::Build,
     soname: &str,
@@ -240,9 +241,7 @@ fn link<'a>(
         .arg(format!("-Wl,-soname,{soname}"))
         .args(["-Wl,-z,relro,-z,now", "-Wl,--gc-sections", "-s"]);
     let output = command.output().unwrap_or_else(|e| {
-        panic!(
-            "{soname}: can't run {command:?}: {e}; a C compiler is needed, and for snmalloc a C++ compiler"
-        )
+        panic!("{soname}: cannot run {command:?}: {e}; install a C compiler, and for snmalloc a C++ compiler")
     });
     assert!(
         output.status.success(),
@@ -251,14 +250,14 @@ fn link<'a>(
     );
 }
 
-/// The sources of a crate that lies where the mimalloc crate lies.
+/// The sources of a crate in the folder that contains the mimalloc crate.
 fn beside_mimalloc(name: &str, version: &str) -> PathBuf {
     let include = PathBuf::from(variable("DEP_MIMALLOC_INCLUDE_DIR"));
     let crates = include
         .ancestors()
         .find(|folder| folder.join("Cargo.toml").exists())
         .and_then(Path::parent)
-        .unwrap_or_else(|| panic!("{} lies in no crate", include.display()));
+        .unwrap_or_else(|| panic!("{} is not inside a crate", include.display()));
     let is_it = |folder: &PathBuf| {
         fs::read_to_string(folder.join("Cargo.toml"))
             .is_ok_and(|text| text.lines().any(|line| line == format!("version = {version:?}")))
@@ -269,7 +268,7 @@ fn beside_mimalloc(name: &str, version: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("the sources of {name} {version} are not in {}", crates.display()))
 }
 
-/// What a header defines a name as.
+/// The value that a header defines for a name.
 fn defined(header: &Path, name: &str) -> String {
     let text = fs::read_to_string(header).unwrap_or_else(|e| panic!("{}: {e}", header.display()));
     text.lines()
@@ -279,7 +278,7 @@ fn defined(header: &Path, name: &str) -> String {
                 .then(|| words.next())
                 .flatten()
         })
-        .unwrap_or_else(|| panic!("{} doesn't define {name}", header.display()))
+        .unwrap_or_else(|| panic!("{} does not define {name}", header.display()))
         .to_owned()
 }
 

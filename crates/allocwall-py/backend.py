@@ -1,7 +1,7 @@
-"""Builds the wheel (PEP 517): maturin's backend, with the program `allocwall` laid where maturin takes a wheel's scripts from.
+"""Builds the wheel (PEP 517): calls maturin's backend, after it has put the program `allocwall` into maturin's data folder.
 
-maturin builds either an extension or a program into a wheel. Here the extension is its own, and the program comes from the data
-folder, put together under target/: the program in scripts/, which pip lays beside python, the start files in platlib/.
+maturin builds either an extension or a program into a wheel. Here it builds the extension, and the program comes from the data
+folder under target/: the program in scripts/, which pip installs next to python, and the start files in platlib/.
 """
 
 import json
@@ -37,8 +37,8 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
 
 
 def build_sdist(sdist_directory, config_settings=None):
-    # maturin would pack the extension's crates and leave out the program's.
-    sys.exit("allocwall: there is no source distribution: build a wheel from a checkout (pip wheel .)")
+    # maturin would include the extension's crates but not the program's.
+    sys.exit("allocwall: a source distribution is not supported: build a wheel from a checkout (pip wheel .)")
 
 
 def _build(what, wheel_directory, config_settings):
@@ -50,33 +50,33 @@ def _build(what, wheel_directory, config_settings):
     import maturin
 
     needed = _lay_out(_program())
-    # Without a word of ours maturin looks at the extension alone. A caller's own word stands.
+    # By default maturin derives the tag from the extension only. A tag that the caller chose is kept.
     chosen = maturin.get_maturin_pep517_args(config_settings)
     if not any(word.startswith(("--compatibility", "--manylinux")) for word in chosen):
         policy = next((minor for minor in _POLICIES if needed and minor >= needed), None)
-        # Without one the wheel is tagged for this machine alone.
+        # If no policy fits, the wheel is tagged for this machine only.
         chosen = [*chosen, "--compatibility", "manylinux_2_%d" % policy if policy else "off"]
     return getattr(maturin, what)(wheel_directory, {"build-args": chosen})
 
 
 def _program():
-    """Built, or found built: cargo's path of it."""
+    """Builds the program if needed, and returns its path as cargo reports it."""
     command = ("cargo", "build", "--release", "--locked", "--package", "allocwall", "--message-format", "json-render-diagnostics")
     run = subprocess.run(command, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     if run.returncode != 0:
-        sys.exit("allocwall: the program can't be built: cargo's reason stands above")
+        sys.exit("allocwall: the program could not be built: see cargo's messages above")
     messages = map(json.loads, run.stdout.splitlines())
     return [path for path in (message.get("executable") for message in messages) if path][-1]
 
 
 def _lay_out(program):
-    """Fills the data folder. The minor version of the glibc that the program needs, its embedded libraries included; None where
-    that is none."""
+    """Fills the data folder. Returns the minor version of glibc that the program and its embedded libraries need; None if they need
+    no glibc."""
     shutil.rmtree(_DATA, ignore_errors=True)
     shutil.copytree(_HERE / "wheel", _DATA)
     target = _DATA / "scripts" / "allocwall"
     target.parent.mkdir()
-    # Line tables are three quarters of it.
+    # Debug line tables are three quarters of the file.
     subprocess.run(("strip", "--strip-debug", "-o", os.fspath(target), program), check=True, stdin=subprocess.DEVNULL)
-    # Versions of symbols stand by name in the string tables (ELF's .dynstr), in an embedded library's too.
+    # The names of symbol versions are in the string tables (ELF's .dynstr), also in those of embedded libraries.
     return max((int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)\0", target.read_bytes())), default=None)

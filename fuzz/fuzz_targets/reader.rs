@@ -1,5 +1,5 @@
-//! One binary for all readers, since each would link the same libraries again: `READER` says which one. `run.py` knows the names
-//! from here: without it they are listed, each with its longest input.
+//! One binary for all readers, because each would link the same libraries again. The variable `READER` selects the reader. Without it,
+//! the binary prints the names of all readers, each with the length of its longest input; `run.py` reads that list.
 #![no_main]
 
 use allocwall_readers::{Reader, readers};
@@ -17,5 +17,5 @@ static READER: LazyLock<&Reader> = LazyLock::new(|| {
         })
 });
 
-// Once before anything is timed: some readers compile their expressions first.
+// One call before libFuzzer measures time: some readers compile their regular expressions first.
 fuzz_target!(init: (READER.read)(b""), |bytes: &[u8]| (READER.read)(bytes));

@@ -1,9 +1,9 @@
-"""CPython's small objects on huge pages, on interpreters nobody rebuilt; and exact counts of what code asks of its allocators.
+"""CPython's small objects on huge pages, without rebuilding the interpreter; and exact counts of allocator calls.
 
     import allocwall
     allocwall.hugepages.enable()
 
-or `python -m allocwall run [-m] app.py ...`, or ALLOCWALL_HUGEPAGES=1 in the environment.
+or run `python -m allocwall run [-m] app.py ...`, or set ALLOCWALL_HUGEPAGES=1 in the environment.
 
     with allocwall.count() as c:
         ...
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from . import hugepages
 
-# Imported at the start of programs that expect to import things first: `count` and `Totals` are when they are asked for.
+# A start file imports this package before the program's own imports. So `count` and `Totals` are imported on first use.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -29,6 +29,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError("module %r has no attribute %r" % (__name__, name))
     from . import counting
 
-    # Once: an import takes a lock, which a fork at that moment would leave closed.
+    # Import only once: an import takes a lock, and a fork at that moment would leave the lock held in the child.
     globals().update(count=counting.count, Totals=counting.Totals)
     return globals()[name]

@@ -13,13 +13,13 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m allocwall",
         description="CPython's arenas on huge pages.",
-        epilog="The tool itself is the program `allocwall`, which pip lays beside this interpreter.",
+        epilog="The tool itself is the program `allocwall`, which pip installs next to this interpreter.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="run a program with its arenas on huge pages")
     run.add_argument("--mode", choices=hugepages.MODES, default="thp", help="(default: %(default)s)")
-    run.add_argument("--fork-unsafe", action="store_true", help="hugetlb: this program doesn't fork")
-    run.add_argument("--require", action="store_true", help="exit with 1 where huge pages are refused")
+    run.add_argument("--fork-unsafe", action="store_true", help="confirm that this program does not fork; required for hugetlb")
+    run.add_argument("--require", action="store_true", help="exit with status 1 if huge pages are refused")
     run.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module, as in python -m")
     run.add_argument("program", metavar="PROGRAM")
     run.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
@@ -33,7 +33,8 @@ def _run(options: argparse.Namespace) -> int:
         print("allocwall: not on huge pages: %s" % refused, file=sys.stderr)
         if options.require:
             return 1
-    # As the interpreter itself would have it: the program's name first, its folder (for a module, ours) on the path.
+    # As the interpreter does it: the program's name is first in argv, and its folder (for a module, the current one) is
+    # first on the path.
     sys.argv[:] = [options.program, *options.arguments]
     if options.module:
         sys.path[0] = os.getcwd()

@@ -6,16 +6,16 @@ from typing import Dict
 
 from .counting import Totals, count
 
-#: Where an application of any framework may put a route's name itself: a key of the scope or the environment.
+#: The key of the scope or the environment under which an application of any framework may put the name of the route.
 TOLD = "allocwall.route"
-#: Where requests go whose route the application didn't tell.
+#: The route of requests without a known route.
 UNTOLD = "(no route)"
-#: Where they go once there are as many routes as may be.
+#: The route of requests whose route is new after the limit of routes is reached.
 OTHERS = "(other routes)"
 
 
 class Routes(Dict[str, Totals]):
-    """Totals by route: at most so many routes, and one of the others."""
+    """Totals by route: at most `most` routes, and one entry for all others."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -27,6 +27,6 @@ class Routes(Dict[str, Totals]):
         if totals is None:
             if len(self) >= self.most:
                 key = OTHERS
-            # So that two threads with the same new route have one.
+            # Atomic, so that two threads with the same new route share one entry.
             totals = self.setdefault(key, Totals())
         totals.add(counted)

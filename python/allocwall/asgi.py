@@ -1,11 +1,11 @@
-"""ASGI middleware: what each route's requests ask of CPython's allocators.
+"""ASGI middleware: counts the calls that the requests of each route make to CPython's allocators.
 
     app = allocwall.asgi.CountAllocations(app)
     ...
     print(app.routes["GET /items/{item_id}"])
 
-A request's count is of the steps of its own task: other requests' steps in between are not in it, and neither are tasks that
-it starts or functions that it sends to other threads.
+A request's count contains the steps of its own task. It contains no steps of other requests in between, no tasks that the request
+starts, and no functions that it sends to other threads.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Scope = Dict[str, Any]
 
 
 def route_of(scope: Scope) -> str:
-    """What the application put under `allocwall.route`; else the path's template as its router left it in the scope; else the name
-    of the endpoint that it found there; else UNTOLD. Never the path itself: there is no end of those."""
+    """The route of a request: the application's entry `allocwall.route` in the scope; else the path template that the router put
+    into the scope; else the name of the endpoint there; else UNTOLD. Never the path itself: their number is unlimited."""
     told = scope.get(TOLD)
     if isinstance(told, str):
         return told
@@ -41,8 +41,9 @@ def route_of(scope: Scope) -> str:
 class CountAllocations:
     """Wraps an application; `routes` has the totals by method and route.
 
-    route: a function of the scope, called when the application has returned, that names the route. Default: `route_of`.
-    most: so many routes are kept apart at most; those that come later are in one, `(other routes)`.
+    route: a function of the scope that returns the name of the route. Called when the application has returned. Default:
+        `route_of`.
+    most: the maximum number of routes; later ones share the entry `(other routes)`.
     """
 
     def __init__(

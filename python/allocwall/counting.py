@@ -1,20 +1,22 @@
-"""What a block of code asks of CPython's allocators: exact counts, for this block and this thread.
+"""Exact counts of the calls that a block of code makes to CPython's allocators, for this block and this thread.
 
     with allocwall.count() as c:
         handle(request)
     print(c)
 
-`calls` are requests that gave a block (malloc, calloc, realloc), `reallocs` those of them that resized one, `frees` blocks
-given back, of which `older_frees` were not allocated in the block: before it, or on another thread. `bytes` is what was asked
-for, a realloc's in full. `live_bytes` is what was allocated (or resized) in the block and not freed since, `peak_bytes` the
-most of it at any moment. A request that fails is not counted.
+* `calls`: requests that returned memory (malloc, calloc, realloc). A request that fails is not counted.
+* `reallocs`: the calls that resized memory.
+* `frees`: frees, including `older_frees`: frees of memory that was allocated before the block or on another thread.
+* `bytes`: the bytes requested; for a realloc, its full new size.
+* `live_bytes`: the bytes that were allocated or resized in the block and are not freed yet; `peak_bytes`: their maximum.
 
-Each is counted once, in the domain where it came in (raw, mem or obj), and in the size class of the bytes asked for: pymalloc's,
-16 bytes apart, to 512, and powers of two above. Older frees have no class: their size isn't known.
+Each call is counted once, in the domain in which it arrives (raw, mem or obj), and in the size class of the requested bytes:
+pymalloc's classes, 16 bytes apart, up to 512 bytes, and powers of two above. Older frees have no class, because their size is
+unknown.
 
-Not counted, since it never asks an allocator: objects from a type's own free list (floats, small tuples, lists, dicts, frames and
-others, by version), memory that was there already, what C libraries allocate by malloc themselves; and arenas, from which
-pymalloc serves what is counted here.
+Not counted, because no allocator is called: objects from a type's own free list (floats, small tuples, lists, dicts, frames and
+others, depending on the version), memory that already existed, and memory that C libraries get from malloc directly. Arenas,
+from which pymalloc serves the counted calls, are not counted either.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ else:
     try:
         from . import _native
     except ImportError as error:
-        # Which interpreter it is says more than which symbol is missing.
+        # The kind of interpreter tells the user more than the name of a missing symbol.
         _why = (
             "it is for CPython, not %s" % sys.implementation.name
             if sys.implementation.name != "cpython"
@@ -38,7 +40,7 @@ else:
             if "t" in getattr(sys, "abiflags", "")
             else str(error)
         )
-        raise ImportError("allocwall.count is in an extension that can't be loaded here: %s" % _why) from None
+        raise ImportError("allocwall.count needs an extension that can't be loaded here: %s" % _why) from None
 
 __all__ = ["count", "Totals", "Counts", "Domain", "SizeClass", "Line"]
 
@@ -62,7 +64,7 @@ class SizeClass(NamedTuple):
     largest: int
     calls: int
     reallocs: int
-    #: Of blocks that were allocated in the block of code.
+    #: Frees of memory that was allocated in the counted block of code.
     frees: int
     bytes: int
     live_bytes: int
@@ -70,7 +72,7 @@ class SizeClass(NamedTuple):
 
 
 class Line(NamedTuple):
-    #: None where no Python code ran, or the interpreter's lock wasn't held.
+    #: None if no Python code ran, or if the thread did not hold the interpreter's lock.
     file: Optional[str]
     line: int
     function: Optional[str]
@@ -79,7 +81,7 @@ class Line(NamedTuple):
 
 
 class Counts:
-    """What `count` and `Totals` can be asked."""
+    """The values that `count` and `Totals` have in common."""
 
     __slots__ = ()
 
@@ -89,8 +91,8 @@ class Counts:
 
     @property
     def complete(self) -> bool:
-        """False where something went by uncounted: other hooks took these out (tracemalloc, if it was on before them, when it
-        stops), a step ran on another thread, or a block's size couldn't be kept."""
+        """False if some calls were not seen: other hooks removed these (tracemalloc does so when it stops, if it started first),
+        a step ran on another thread, or the size of an allocation could not be stored."""
         return self.figures()[0]
 
     @property
@@ -103,7 +105,7 @@ class Counts:
 
     @property
     def size_classes(self) -> List[SizeClass]:
-        """Those that have something in them, by domain and size."""
+        """The size classes with any calls, in the order of domain and size."""
         return [SizeClass(*row) for row in self.figures()[3]]
 
     @property
@@ -144,32 +146,33 @@ class Counts:
         sums = [sum(row[index] for row in domains) for index in range(1, 7)]
         lines.append(head % ("all", "", *sums, peak))
         if not complete:
-            lines.append("not complete: some of it went by uncounted")
+            lines.append("not complete: some allocator calls were not seen")
         return "\n".join(lines)
 
 
 class count(Counts, _native.Counter):
-    """Counts what this thread asks of the allocators in a with block: see this module for what that is.
+    """Counts the calls that this thread makes to the allocators in a with block. The module's documentation defines the values.
 
-    What the thread does meanwhile counts, whoever's it is: around an `await`, other tasks too. A decorated coroutine function
-    counts its own steps alone, and so do the middlewares. Counts may be nested or overlap: each is right by itself. Other
-    threads' calls are in none. It can be asked meanwhile on its own thread, from elsewhere once it has ended. Used again, it
-    begins at nothing.
+    All work of the thread counts until the block ends: around an `await`, the steps of other tasks too. A decorated coroutine
+    function counts only its own steps, and so do the middlewares. Counts may be nested or overlap; each is exact by itself.
+    Calls of other threads are never counted. The values can be read on the same thread at any time, and on other threads once
+    the count has ended. A count that is used again starts at zero.
 
-    by_line: also keep which line asked: `lines`. Costs some hundred nanoseconds a call. Since 3.11 frame objects are then not
-        counted: asking makes them.
+    by_line: also record the line of each call, for `lines`. Costs some hundred nanoseconds per call. Since 3.11, frame
+        objects are then not counted, because to find the line creates them.
 
-    As a decorator of a function, coroutine function or generator function, it counts each call by itself; the function's
-    attribute `counts` has the totals.
+    As a decorator of a function, coroutine function or generator function, it counts each call separately; the attribute
+    `counts` of the function has the totals.
 
-    Raises RuntimeError where the interpreter hides its hooks, or on another thread than it began on.
+    Raises RuntimeError if the interpreter hides its hooks, or on another thread than the one that it began on.
     """
 
     __slots__ = ()
 
     @property
     def lines(self) -> List[Line]:
-        """What each line asked for, most calls first; empty without `by_line`. Once: the second time it is empty."""
+        """The calls and bytes of each line, most calls first; empty without `by_line`. Can be read only once: the second time
+        it is empty."""
         rows = [
             Line(
                 code.co_filename if code else None,
@@ -183,7 +186,7 @@ class count(Counts, _native.Counter):
         return sorted(rows, key=lambda row: (-row.calls, -row.bytes, row.file or "", row.line))
 
     def decorated(self, function: F) -> F:
-        """The function, each of its calls counted by itself into its attribute `counts`."""
+        """Wraps the function: each call is counted separately and added to the attribute `counts`."""
         totals = Totals()
 
         def done(counted: count) -> None:
@@ -195,17 +198,17 @@ class count(Counts, _native.Counter):
 
 
 class Totals(Counts, _native.Totals):
-    """The sum of many counts; of peaks the highest. `counts` says of how many."""
+    """The sum of several counts, and the highest of their peaks. `counts` is the number of counts."""
 
     __slots__ = ()
 
 
 class Steps:
-    """A coroutine, generator or iterator, counted while it runs and not while it waits. It is what it holds: to be awaited, or
-    iterated over."""
+    """Wraps a coroutine, generator or iterator, and counts while it runs and not while it waits. It can be awaited or iterated
+    over, as the object that it wraps."""
 
     def __init__(self, inner: Any, done: Callable[[count], None], counted: Optional[count] = None) -> None:
-        # Until there is something to end.
+        # True until there is a count to end.
         self._ended = True
         self._inner = inner if hasattr(inner, "send") or not hasattr(inner, "__await__") else inner.__await__()
         self._done = done
@@ -262,10 +265,10 @@ class Steps:
 
 
 def wrap(function: F, done: Callable[[count], None], **options: Any) -> F:
-    """The function, coroutine function or generator function, each call of it counted; `done` is given each count when it has
-    ended."""
+    """Wraps a function, coroutine function or generator function: each call is counted, and `done` is called with each count
+    when it has ended."""
     if inspect.isasyncgenfunction(function):
-        raise TypeError("an asynchronous generator can't be counted: count what its caller does")
+        raise TypeError("an asynchronous generator can't be counted: count its caller instead")
     wrapped: Any
     if inspect.iscoroutinefunction(function):
 

@@ -1,12 +1,12 @@
 """CPython's arenas on huge pages.
 
-pymalloc carves objects of at most 512 bytes from arenas: 256 KiB each before Python 3.10, 1 MiB since, on 4 KiB pages.
-`enable` has new arenas packed into 2 MiB slabs that the kernel can put on one huge page each. Arenas that exist already
-stay where they are until their last object dies.
+pymalloc allocates objects of at most 512 bytes in arenas: 256 KiB each before Python 3.10, 1 MiB since, on 4 KiB pages.
+`enable` puts new arenas into slabs of 2 MiB, so that the kernel can use one huge page for each slab. Arenas that already
+exist stay where they are until their last object is freed.
 
-What it moves, and to where: one fault a slab instead of one a page, so a slab is resident as a whole from its first object
-on: at most 2 MiB more than stock for a heap that only grows. Of empty slabs that a heap needs again and again a few are kept
-(`keep_mib`). In a child of `fork`, the first write to a huge page splits it: `collapse` there makes it whole again.
+Costs: there is one page fault per slab instead of one per page, so the whole slab is resident from its first object on: at
+most 2 MiB more than stock for a heap that only grows. A few empty slabs that the heap needs again and again are kept
+(`keep_mib`). In a child of `fork`, the first write to a huge page splits it; `collapse` in the child makes it whole again.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from __future__ import annotations
 import os
 import sys
 
-# Imported at the start of programs that expect to import things first: nothing is that can be done without.
+# A start file imports this module before the program's own imports, so it imports as little as possible.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Optional, Tuple
 
 __all__ = ["MODES", "Refused", "enable", "disable", "status", "collapse"]
 
-#: thp: transparent huge pages for new arenas. hugetlb: the reserved pool's. collapse: no hook; what is there already is
-#: made huge, once. auto: collapse where the kernel can, then thp.
+#: thp: transparent huge pages for new arenas. hugetlb: huge pages of the reserved pool for new arenas. collapse: no hook;
+#: existing memory is moved to huge pages, once. auto: collapse if the kernel supports it, then thp.
 MODES = ("thp", "hugetlb", "collapse", "auto")
 
 _VARIABLE = "ALLOCWALL_HUGEPAGES"
 
-# What is collapsed must be mostly there, so that it grows little.
+# Memory to be collapsed must be mostly resident, so that the resident set grows little.
 _LEAST_RESIDENT = 0.9
 
 _state: Dict[str, Any] = {"mode": "off", "refused": None, "collapsed": None}
@@ -35,7 +35,7 @@ _collapses_in_children = False
 
 
 class Refused(RuntimeError):
-    """Huge pages can't be had here. `reason` is a stable key, the message one line that says what would help."""
+    """Huge pages are not possible here. `reason` is a stable key; the message is one line and says what to change."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -50,26 +50,27 @@ def enable(
     watch_price: bool = True,
     collapse_in_children: bool = False,
 ) -> None:
-    """Puts new arenas on huge pages, for every thread and interpreter of this process, until it ends or `disable`.
+    """Puts new arenas on huge pages, for every thread and interpreter of this process, until the process ends or `disable`.
 
     mode: one of MODES.
-    fork_unsafe: hugetlb needs it to be True. After a fork, the first write to a reserved page takes another one from the
-        pool, and an exhausted pool is then a SIGBUS. Only for processes that don't fork.
-    keep_mib: MiB of empty slabs, 2 MiB each, that may be kept for a heap that goes up and down, beside 5 % of those in
-        use; 0: none at all. They count as resident, and the kernel takes them when it is short. As much, or 5 %, or one
-        slab's worth, may lie idle in slabs of which some arenas are in use; what is more goes back to the system.
-    watch_price: ask for small pages while huge ones cost more than they save, as after the host of a virtual machine
-        took memory back, and for the first slab, which tells what small ones cost.
-    collapse_in_children: `collapse` in each child after os.fork, which costs a copy of what it inherited.
+    fork_unsafe: must be True for hugetlb. After a fork, the first write to a reserved page takes another page from the
+        pool; if the pool is empty, the process gets a SIGBUS. Use it only for processes that do not fork.
+    keep_mib: MiB of empty slabs (2 MiB each) to keep for a heap that grows and shrinks, in addition to 5 % of the slabs in
+        use; 0 keeps none. Kept slabs count as resident, and the kernel reclaims them when memory is short. Slabs of which
+        some arenas are in use may hold as much unused memory, or 5 %, or one slab, whichever is most; the rest is returned
+        to the system.
+    watch_price: use small pages while huge pages cost more than they save (for example after the host of a virtual machine
+        reclaimed memory), and for the first slab, to measure the price of small pages.
+    collapse_in_children: call `collapse` in each child after os.fork; this costs a copy of the inherited memory.
 
-    Raises Refused, and ValueError for a mode that isn't one. A second call with the same settings switches on again after
-    `disable`; with others it is refused.
+    Raises Refused, and ValueError for an unknown mode. After `disable`, a second call with the same settings switches the hook
+    on again; a call with other settings is refused.
     """
     global _collapses_in_children
     if mode not in MODES:
-        raise ValueError("mode is one of %s, not %r" % (", ".join(MODES), mode))
+        raise ValueError("mode must be one of %s, not %r" % (", ".join(MODES), mode))
     if keep_mib < 0:
-        raise ValueError("keep_mib is not negative")
+        raise ValueError("keep_mib must not be negative, but is %r" % keep_mib)
     try:
         _refuse(mode, fork_unsafe)
         native = _native()
@@ -77,7 +78,7 @@ def enable(
             try:
                 _state["collapsed"] = collapse()
             except Refused:
-                # Linux before 6.1: auto goes on without.
+                # Linux before 6.1: auto continues without a collapse.
                 if mode == "collapse":
                     raise
         if mode != "collapse":
@@ -100,19 +101,21 @@ def enable(
 
 
 def disable() -> None:
-    """New arenas come from the interpreter's own allocator again. Those that are out stay where they are, and come back to
-    their slabs: the hook stays installed. Does nothing where it isn't."""
+    """New arenas come from the interpreter's own allocator again. Existing arenas stay in their slabs, and the hook stays
+    installed to take them back. Does nothing if the hook is not on."""
     if _state["mode"] != "off":
         _native().pause()
         _state["mode"] = "off"
 
 
 def collapse(least_resident: float = _LEAST_RESIDENT) -> Dict[str, Any]:
-    """Makes huge what this process has already (MADV_COLLAPSE, Linux 6.1): each aligned 2 MiB of private anonymous memory of
-    which at least this share is resident. Arenas, and large blocks of other allocators.
+    """Moves existing memory of this process to huge pages (MADV_COLLAPSE, Linux 6.1): each aligned 2 MiB of private anonymous
+    memory of which at least the share `least_resident` (0 to 1) is resident. This includes arenas, and large blocks of other
+    allocators.
 
-    It copies, at some 0.3 ms for 2 MiB, and other threads' page faults wait meanwhile. Returns the number of huge pages
-    that stand there now, of those left alone as too sparse, of failures, and the last failure's key. Raises Refused.
+    The kernel copies the memory, which takes some 0.3 ms per 2 MiB; page faults of other threads wait meanwhile. Returns the
+    number of huge pages in place now (pages), of ranges with too little resident memory (sparse), of failures (failed), and
+    the key of the last failure (last_failure). Raises Refused.
     """
     _refuse("collapse", False)
     try:
@@ -122,18 +125,25 @@ def collapse(least_resident: float = _LEAST_RESIDENT) -> Dict[str, Any]:
 
 
 def status() -> Dict[str, Any]:
-    """What there is, in bytes, nanoseconds and counts.
+    """The state of the hook, in bytes, nanoseconds and counts.
 
-    mode: of the last `enable`, or "off"; refused: the last refusal as (key, message), or None; collapsed: what the last
-    collapse of `enable` did; allocator: the objects' allocator, where the interpreter tells.
+    mode: the mode of the last `enable`, or "off". refused: the last refusal as (key, message), or None. collapsed: the result
+    of the last collapse by `enable`. allocator: the allocator of objects, if the interpreter reports it.
 
-    With a hook also: arenas and slabs now; slab_bytes and, of them, huge_bytes in truth (from /proc/self/smaps; None where
-    that can't be read); slabs_kept empty, and as many as may be (keep_target); of the others, arenas that aren't in use,
-    with memory that could go (arenas_idle) and without (arenas_trimmed); sums since the start of arenas_given and arenas_returned,
-    slabs_mapped, slabs_released and slabs_reused, trims (of arenas, one by one), foreign_frees (of arenas that were there before);
-    fallbacks by reason; faults: huge first touches and their price, how many were dearer than small pages and by how much
-    (lost_ns), and small_ns, the price of a small one, 0 before the first and where prices aren't watched (dear is 0 then
-    too); time_ns spent in here. A forked child goes on with its parent's sums.
+    If the hook is installed, also:
+
+    * arenas, slabs: the numbers now. slab_bytes: the size of the slabs; huge_bytes: the part of it that is on huge pages, from
+      /proc/self/smaps (None if that cannot be read).
+    * slabs_kept: empty slabs kept now; keep_target: the number that may be kept. In the other slabs: arenas_idle, unused arenas
+      that still hold memory; arenas_trimmed, unused arenas whose memory was returned.
+    * sums since the start: arenas_given, arenas_returned, slabs_mapped, slabs_released, slabs_reused; trims (arenas whose
+      memory was returned one by one); foreign_frees (frees of arenas from before the hook). A forked child continues its
+      parent's sums.
+    * fallbacks: the number of fallbacks by reason.
+    * faults: first touches on huge pages (huge) and their price (huge_ns); those that cost more than small pages (dear) and how
+      much more (lost_ns); the price of a first touch of a small page (small_ns). The last three are 0 until the price of a small page
+      is known, and always without watch_price.
+    * time_ns: the time spent in the hook.
     """
     report: Dict[str, Any] = dict(_state)
     try:
@@ -147,7 +157,7 @@ def status() -> Dict[str, Any]:
 
 
 def _native() -> Any:
-    """The extension. Not at import: where it can't be loaded, the refusal says why."""
+    """The extension. Loaded on first use, so that a failure becomes a refusal with a reason."""
     try:
         from . import _native as native
     except ImportError as error:
@@ -156,7 +166,7 @@ def _native() -> Any:
 
 
 def _arena_bytes() -> int:
-    # Objects/obmalloc.c, ARENA_BITS: 18 before 3.10, 20 since; 21 in a 3.15 that was built for huge pages.
+    # Objects/obmalloc.c, ARENA_BITS: 18 before 3.10; 20 since; 21 in a 3.15 that was built for huge pages.
     if sys.version_info < (3, 10):
         return 256 << 10
     return 2 << 20 if _built_for_huge_pages() else 1 << 20
@@ -165,8 +175,8 @@ def _arena_bytes() -> int:
 def _built_for_huge_pages() -> bool:
     if sys.version_info < (3, 15):
         return False
-    # What sysconfig reads (sysconfig/__init__.py, _get_sysconfigdata_name), without the modules that it imports: threading among
-    # them, which gevent wants to be first at.
+    # The module that sysconfig reads (sysconfig/__init__.py, _get_sysconfigdata_name), but without the modules that
+    # sysconfig imports: one is threading, which gevent must patch before anything imports it.
     multiarch = getattr(sys.implementation, "_multiarch", "")
     try:
         variables = __import__("_sysconfigdata_%s_%s_%s" % (sys.abiflags, sys.platform, multiarch)).build_time_vars
@@ -179,13 +189,13 @@ def _built_for_huge_pages() -> bool:
 
 def _other_implementation() -> Optional[str]:
     name = sys.implementation.name
-    return None if name == "cpython" else "%s has no pymalloc arenas: this is for CPython" % name
+    return None if name == "cpython" else "%s has no pymalloc arenas: use CPython" % name
 
 
 def _other_system() -> Optional[str]:
     if not sys.platform.startswith("linux"):
-        return "huge pages for arenas are for Linux, not %s" % sys.platform
-    return None if sys.maxsize > 2**32 else "a 32-bit interpreter has no room for 2 MiB slabs"
+        return "huge pages for arenas need Linux; this is %s" % sys.platform
+    return None if sys.maxsize > 2**32 else "a 32-bit interpreter has no room for 2 MiB slabs: use a 64-bit one"
 
 
 def _free_threaded() -> Optional[str]:
@@ -193,27 +203,28 @@ def _free_threaded() -> Optional[str]:
     if "t" not in getattr(sys, "abiflags", ""):
         return None
     return (
-        "a free-threaded interpreter has mimalloc instead of arenas: "
+        "a free-threaded interpreter uses mimalloc instead of arenas: "
         "start it with MIMALLOC_ALLOW_LARGE_OS_PAGES=1 in the environment"
     )
 
 
 def _own_switch() -> Optional[str]:
     if _built_for_huge_pages() and os.environ.get("PYTHON_PYMALLOC_HUGEPAGES") == "1":
-        return "this interpreter has its own arenas on huge pages already (PYTHON_PYMALLOC_HUGEPAGES=1)"
+        return "this interpreter already puts its arenas on huge pages itself (PYTHON_PYMALLOC_HUGEPAGES=1)"
     return None
 
 
 def _without_pymalloc() -> Optional[str]:
-    # Where something stands before the allocator (tracemalloc), the interpreter doesn't tell, but the variable does.
+    # If another hook (tracemalloc) is in front of the allocator, the interpreter reports no name, but the variable
+    # has it.
     name = _native().allocator_name() or os.environ.get("PYTHONMALLOC") or "pymalloc"
     if name in ("default", "debug") or name.startswith("pymalloc"):
         return None
     if name.startswith("mimalloc"):
-        return "objects come from mimalloc (PYTHONMALLOC): MIMALLOC_ALLOW_LARGE_OS_PAGES=1 is its own way to huge pages"
+        return "objects come from mimalloc (PYTHONMALLOC): for huge pages set MIMALLOC_ALLOW_LARGE_OS_PAGES=1"
     if os.environ.get("PYTHONMALLOC"):
         return "objects come from %s, not from pymalloc: unset PYTHONMALLOC" % name
-    return "objects come from %s: this interpreter was built or set up without pymalloc" % name
+    return "objects come from %s: this interpreter was built or configured without pymalloc" % name
 
 
 def _no_transparent_pages() -> Optional[str]:
@@ -226,7 +237,7 @@ def _no_reserved_pages() -> Optional[str]:
     return message
 
 
-# In this order: what makes the next question meaningless comes first.
+# In this order: a check comes before those that it makes meaningless.
 _EVERYWHERE: Tuple[Tuple[str, Callable[[], Optional[str]]], ...] = (
     ("implementation", _other_implementation),
     ("system", _other_system),
@@ -237,12 +248,12 @@ _EVERYWHERE: Tuple[Tuple[str, Callable[[], Optional[str]]], ...] = (
 
 
 def _refuse(mode: str, fork_unsafe: bool) -> None:
-    """Raises Refused where the mode can't work."""
+    """Raises Refused if the mode cannot work."""
     if mode == "hugetlb" and not fork_unsafe:
         raise Refused(
             "fork",
-            "reserved pages are unsafe with fork (a copy from an exhausted pool is a SIGBUS): "
-            "fork_unsafe=True if this process doesn't fork",
+            "reserved pages are unsafe with fork (a write in the child is a SIGBUS if the pool is empty): "
+            "pass fork_unsafe=True if this process does not fork",
         )
     pages = ("reserved", _no_reserved_pages) if mode == "hugetlb" else ("transparent", _no_transparent_pages)
     for reason, refusal in (*_EVERYWHERE, pages):
@@ -252,7 +263,7 @@ def _refuse(mode: str, fork_unsafe: bool) -> None:
 
 
 def _collapse_quietly() -> None:
-    """After a fork, where nobody can be told: what was refused, `status` says."""
+    """Called in a forked child, where there is no caller to raise an error to: `status` reports a refusal."""
     if _state["mode"] == "off":
         return
     try:
@@ -262,14 +273,14 @@ def _collapse_quietly() -> None:
 
 
 def _from_environment() -> None:
-    """Called at start by the .pth file (.start since 3.15): silent in every case, since it runs in every interpreter that
-    inherits the variable. `status` tells what was refused."""
+    """Called at start by the .pth file (.start since 3.15). Silent in every case, because it runs in every interpreter that
+    inherits the variable. `status` reports a refusal."""
     value = os.environ.get(_VARIABLE, "")
     if value in ("", "0"):
         return
     mode = "thp" if value == "1" else value
     if mode not in ("thp", "collapse", "auto"):
-        _state["refused"] = ("variable", "%s is 1, thp, collapse or auto, not %r" % (_VARIABLE, value))
+        _state["refused"] = ("variable", "%s must be 1, thp, collapse or auto, not %r" % (_VARIABLE, value))
         return
     try:
         enable(mode)

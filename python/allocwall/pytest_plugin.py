@@ -1,13 +1,15 @@
-"""The pytest plugin: a test fails when it asks more of CPython's allocators than its budget.
+"""The pytest plugin: a test fails if its use of CPython's allocators exceeds its budget.
 
     @pytest.mark.alloc_budget(calls=30, bytes=4096, peak=2048)
     def test_handle(): ...
 
-calls, bytes and peak are those of `allocwall.count`, at most. Of the test's own call: neither fixtures nor other threads, and of
-an asynchronous test its own steps. What it does for the first time counts too: imports, caches.
+calls, bytes and peak are upper limits for the values of `allocwall.count`. The plugin counts the call of the test function:
+no fixtures and no other threads; of an asynchronous test, its own steps. Work that is done only the first time (imports,
+caches) counts too.
 
-`by_line=True` in the mark, or `alloc_budget_by_line = true` in the configuration, also says which lines asked, at some hundred
-nanoseconds a call. The counts are the same, but for the frame objects that exceptions make since 3.11: they are there already.
+With `by_line=True` in the mark, or `alloc_budget_by_line = true` in the configuration, the failure also lists the lines that
+allocated. It costs some hundred nanoseconds per call. The counts are the same, with one exception: since 3.11, the frame
+objects that exceptions create already exist, so they are not counted.
 """
 
 from __future__ import annotations
@@ -19,24 +21,24 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List
 import pytest
 
 if TYPE_CHECKING:
-    # It loads the extension: only where a test has a budget.
+    # This loads the extension, so it is imported only for tests that have a budget.
     from .counting import count
 
-#: What can be limited, and where a count has it.
+#: The values that can be limited, and their attributes of a count.
 _LIMITS = {"calls": "calls", "bytes": "bytes", "peak": "peak_bytes"}
 _BY_LINE = "alloc_budget_by_line"
-#: So many lines are shown at most.
+#: The maximum number of lines to show.
 _LINES = 20
 
 
 def pytest_addoption(parser: Any) -> None:
-    parser.addini(_BY_LINE, "alloc_budget: say which lines asked", type="bool", default=False)
+    parser.addini(_BY_LINE, "alloc_budget: list the lines that allocated", type="bool", default=False)
 
 
 def pytest_configure(config: Any) -> None:
     config.addinivalue_line(
         "markers",
-        "alloc_budget(calls=N, bytes=N, peak=N, by_line=False): fail a test that asks CPython's allocators for more (allocwall)",
+        "alloc_budget(calls=N, bytes=N, peak=N, by_line=False): fail a test that allocates more from CPython (allocwall)",
     )
 
 
@@ -65,7 +67,7 @@ def pytest_runtest_call(item: Any) -> Iterator[None]:
 
 
 def _checked(counted: Any, test: Any, counts: List[count], budget: Dict[str, Any]) -> Any:
-    """The counted test, which fails when it was over its budget and nothing else failed."""
+    """The counted test. It fails if it exceeded its budget and did not fail otherwise."""
     if inspect.iscoroutinefunction(test):
 
         @functools.wraps(test)
@@ -93,7 +95,7 @@ def _check(counted: count, budget: Dict[str, Any]) -> None:
     ]
     if not over:
         if not counted.complete:
-            pytest.fail("alloc_budget: some of it went by uncounted", pytrace=False)
+            pytest.fail("alloc_budget: the count is incomplete: some allocator calls were not seen", pytrace=False)
         return
     lines = ["alloc_budget: " + "; ".join(over), str(counted)]
     asked = counted.lines
@@ -111,7 +113,7 @@ def _check(counted: count, budget: Dict[str, Any]) -> None:
 
 
 def _budget(item: Any) -> Dict[str, Any]:
-    """A test's budget, of its nearest mark; empty without one."""
+    """A test's budget, from its closest mark; empty without a mark."""
     mark = item.get_closest_marker("alloc_budget")
     if mark is None:
         return {}
@@ -122,6 +124,6 @@ def _budget(item: Any) -> Dict[str, Any]:
         or any(name not in _LIMITS or type(value) is not int or value < 0 for name, value in numbers.items())
     ):
         raise pytest.UsageError(
-            "%s: alloc_budget takes calls, bytes or peak, whole numbers from 0 on, and by_line" % item.nodeid
+            "%s: alloc_budget takes calls, bytes or peak as integers of at least 0, and optionally by_line" % item.nodeid
         )
     return dict(mark.kwargs)

@@ -1,11 +1,11 @@
-"""WSGI middleware: what each route's requests ask of CPython's allocators.
+"""WSGI middleware: counts the calls that the requests of each route make to CPython's allocators.
 
     app = allocwall.wsgi.CountAllocations(app)
     ...
     print(app.routes["GET /items/<item_id>"])
 
-A request's count is of the application's call and of each step of what it returns, until that is closed; not of the server's
-work in between, `start_response` included.
+A request's count contains the call of the application and each step of the iterable that it returns, until that is closed. It does
+not contain the server's work in between, including `start_response`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ __all__ = ["CountAllocations"]
 
 Environ = Dict[str, Any]
 
-#: Where routers leave what they found: a key of the environment, and the way from there to the template.
+#: Where routers store the route: a key of the environment, and the attributes that lead from there to the template.
 _TEMPLATES: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
     (TOLD, ()),
-    # Flask: there until its response has begun, and taken out before it returns.
+    # Flask: present until its response starts; removed before it returns.
     ("werkzeug.request", ("url_rule", "rule")),
     ("bottle.route", ("rule",)),
 )
 
 
 def route_of(environ: Environ) -> str:
-    """What the application put under `allocwall.route`; else the path's template as its router left it in the environment; else
-    UNTOLD. Never the path itself: there is no end of those."""
+    """The route of a request: the application's entry `allocwall.route` in the environment; else the path template that the router
+    put there; else UNTOLD. Never the path itself: their number is unlimited."""
     for key, way in _TEMPLATES:
         found = environ.get(key)
         for name in way:
@@ -44,9 +44,9 @@ def route_of(environ: Environ) -> str:
 class CountAllocations:
     """Wraps an application; `routes` has the totals by method and route.
 
-    route: a function of the environment that names the route. Called when the application begins its answer, and when the request
-        is done if it hadn't begun or the function said UNTOLD. Default: `route_of`.
-    most: so many routes are kept apart at most; those that come later are in one, `(other routes)`.
+    route: a function of the environment that returns the name of the route. Called when the application starts its response; and
+        again at the end of the request if no response was started or the function returned UNTOLD. Default: `route_of`.
+    most: the maximum number of routes; later ones share the entry `(other routes)`.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class CountAllocations:
             done()
             raise
         if isinstance(answer, (list, tuple)):
-            # Nothing is left to be done; and a server may look at its length.
+            # The application is finished; and a server may need the length of the list.
             done()
             return answer
         return _Answer(answer, counted, done)
 
 
 class _Answer:
-    """What the application returned, counted while it runs. The server closes it."""
+    """Wraps the iterable that the application returned, and counts while it runs. The server closes it."""
 
     def __init__(self, answer: Any, counted: count, done: Callable[[], None]) -> None:
         self._answer = answer

@@ -1,4 +1,4 @@
-"""Interpreters that the package is not for, where one is on the path: what somebody who tries it there meets."""
+"""Interpreters that the package does not support, if one is on the path: what a user who tries it there sees."""
 
 import os
 import shutil
@@ -67,7 +67,7 @@ class Elsewhere:
 
 class PyPy(Elsewhere, unittest.TestCase):
     NAMES = ("pypy3",)
-    WORDS = "implementation pypy has no pymalloc arenas: this is for CPython"
+    WORDS = "implementation pypy has no pymalloc arenas: use CPython"
 
     def test_a_build_from_a_checkout_ends_before_it_starts(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -79,10 +79,10 @@ class PyPy(Elsewhere, unittest.TestCase):
 
 class FreeThreaded(Elsewhere, unittest.TestCase):
     NAMES = ("python3.15t", "python3.14t", "python3.13t")
-    WORDS = "free_threaded a free-threaded interpreter has mimalloc instead of arenas: start it with MIMALLOC_ALLOW_LARGE_OS_PAGES=1"
+    WORDS = "free_threaded a free-threaded interpreter uses mimalloc instead of arenas: start it with MIMALLOC_ALLOW_LARGE_OS_PAGES=1"
 
     def pip(self):
-        # Its own: a pip from before 2024 takes every abi3 wheel to fit.
+        # Its own pip: a pip from before 2024 accepts every abi3 wheel.
         return self.interpreter, "-m", "pip"
 
 

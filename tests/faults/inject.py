@@ -1,8 +1,8 @@
-"""Runs a program under ptrace(2), and lets one of its system calls fail, or one be the last before a process is killed.
+"""Runs a program under ptrace(2) and makes one of its system calls fail, or kills a process at one of them.
 
-Why not strace: it counts a call in each thread by itself, and can't tell the tool's helpers from the command that the tool starts. Here
-a call is told by its site: the process's role, the call's name and what it is called on. Only the tool's own processes are followed:
-one that starts another program is let go.
+strace cannot do this: it counts calls separately for each thread, and it cannot distinguish the tool's helpers from the command that the
+tool starts. Here a call is identified by its site: the role of the process, the name of the call, and its file or descriptor. Only the
+tool's own processes are traced; a process that starts another program is detached.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ RAX, ORIG_RAX = 80, 120
 ENTRY, EXIT = 1, 2
 AT_FDCWD = -100 & 0xFFFFFFFF
 
-# What a call is called on: a path (with the number of its argument), or a descriptor in the first argument.
+# The object of a call: a path (with the number of its argument), or a descriptor in the first argument.
 PATHS = {
     "open": 0, "openat": 1, "newfstatat": 1, "statx": 1, "stat": 0, "lstat": 0, "access": 0, "faccessat": 1, "faccessat2": 1,
     "readlink": 0, "readlinkat": 1, "mkdir": 0, "mkdirat": 1, "unlink": 0, "unlinkat": 1, "rmdir": 0, "rename": 0, "renameat": 1,
@@ -64,14 +64,14 @@ def ptrace(request, pid, address=0, data=0):
 
 
 def normal(text):
-    """Without what differs from run to run: numbers, and the names of temporary files."""
+    """Replaces parts that differ from run to run: numbers, and the names of temporary files."""
     text = re.sub(r"(allocwall-[a-z-]*)[A-Za-z0-9]{6}\b", r"\1X", text)
     text = re.sub(r"[0-9a-f]{8,}", "H", text)
     return re.sub(r"\d+", "N", text)
 
 
 class Fault:
-    """At the `when`-th call of a site: an errno, or what is killed (`self`, `target`)."""
+    """A fault at the `when`-th call of a site: an errno, or a process to kill (`self`, `target`)."""
 
     def __init__(self, site, when, what):
         self.site, self.when, self.what = site, when, what
@@ -81,14 +81,14 @@ class Fault:
 
 
 class Tracer:
-    """One run. `is_own(argv)` says whether a program that is started is the tool's own, and names its role."""
+    """One run. `is_own(argv)` returns the role of a started program if it is the tool's own, else None."""
 
     def __init__(self, names, is_own, root, fault=None, vanish=None, deadline_s=120):
         self.names, self.is_own, self.root, self.fault, self.vanish = names, is_own, root, fault, vanish
         self.deadline_s = deadline_s
         self.sites = {}
         self.injected = False
-        # By thread: whether its process runs the tool past its loader's and language's start, and its role.
+        # `roles`: the role of each process. `ready`: processes that have finished the start of the loader and the Rust runtime.
         self.roles = {}
         self.ready = set()
         self.pending = {}
@@ -97,7 +97,7 @@ class Tracer:
         self.starting = set()
 
     def run(self, argv, env, stdin, stdout, stderr, cwd):
-        """The wait status of the program's first process."""
+        """Runs the program; returns the wait status of its first process."""
         pid = os.fork()
         if pid == 0:
             try:
@@ -157,7 +157,7 @@ class Tracer:
         if tid not in self.groups:
             self.newcomer(tid)
         if event == EVENT_EXEC:
-            # A thread that calls exec takes its leader's number.
+            # A thread that calls exec gets the thread id of its leader.
             self.groups[tid] = tid
             self.ready.discard(tid)
             self.pending.pop(tid, None)
@@ -174,13 +174,13 @@ class Tracer:
             if not self.call(tid):
                 return
             return ptrace(SYSCALL, tid)
-        # The stop with which a new child begins is no signal of anybody's.
+        # The first SIGSTOP of a new child comes from ptrace; do not deliver it.
         quiet = sig == signal.SIGSTOP and tid in self.fresh
         self.fresh.discard(tid)
         ptrace(SYSCALL, tid, 0, 0 if quiet else sig)
 
     def newcomer(self, tid):
-        """A thread or a child; a child goes on as its parent's role until it starts a program of its own."""
+        """A new thread or child. A child has its parent's role until it starts another program."""
         fields = dict(line.split(":\t", 1) for line in lines(f"/proc/{tid}/status") if ":\t" in line)
         group, parent = int(fields.get("Tgid", tid)), int(fields.get("PPid", 0))
         self.groups[tid] = group
@@ -191,7 +191,7 @@ class Tracer:
                 self.ready.add(group)
 
     def call(self, tid):
-        """At a system call's entry or exit. False where the thread is gone."""
+        """Handles the entry or exit of a system call. Returns False if the thread no longer exists."""
         info = (ctypes.c_char * 88)()
         LIBC.ptrace(GET_SYSCALL_INFO, tid, ctypes.c_void_p(88), ctypes.byref(info))
         raw = bytes(info)
@@ -206,8 +206,8 @@ class Tracer:
             return True
         number, *args = struct.unpack_from("<7Q", raw, 24)
         name = self.names.get(number, str(number))
-        # Rust's own start of a program, and of a thread, ends with an alternate signal stack, which it asks about first; a fault
-        # before that is the loader's or the language's.
+        # Rust's start of a program or a thread ends when it sets an alternate signal stack, which it queries first. A fault before that
+        # would hit the loader or the Rust runtime.
         if name == "sigaltstack":
             if args[0]:
                 self.starting.discard(tid)
@@ -252,7 +252,7 @@ class Tracer:
 
 
 def text_at(tid, address):
-    """A string in another process; at most 256 bytes of it."""
+    """Reads a string in another process, at most 256 bytes."""
     try:
         with open(f"/proc/{tid}/mem", "rb", buffering=0) as memory:
             memory.seek(address)

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Lets every system call of a short diagnosis and of a short trial fail, one in each run, and judges what comes of it.
+"""Makes each system call of a short diagnosis and of a short trial fail, one in each run, and checks the result.
 
-A dry run lists the call sites (inject.py). Then, a run each: the call fails as it may on a real machine, or the tool is killed at it,
-or its target is. Whatever happens:
-  - the exit status is 0, 1 or 2; the tool dies of no signal but the one that is injected;
-  - an error is a line on standard error, and no panic;
-  - a report is valid JSON that sums up, and says the truth about the subject, or names what it lacks;
-  - no process, file or control group is left.
+A run without faults lists the call sites (inject.py). Then there is one run for each fault: the call fails as it may on a real machine,
+or the tool or its target is killed at the call. Every run must satisfy:
+  - the exit status is 0, 1 or 2; only an injected signal may end the tool;
+  - an error is one line on standard error; there is no panic;
+  - a report is valid JSON with a correct sum, and either right about the subject or with the reason for what is missing;
+  - no process, file or control group remains.
 
-    run.py --binary target/debug/allocwall                 everything: hours
-    run.py --binary target/debug/allocwall --seconds 120   what fits into two minutes, by chance; the seed is printed
-    run.py ... --only 'diagnose-attach: ENOMEM at tool mmap'     those whose name holds this
+    run.py --binary target/debug/allocwall                 all faults: hours
+    run.py --binary target/debug/allocwall --seconds 120   a random selection for two minutes; prints the random seed
+    run.py ... --only 'diagnose-attach: ENOMEM at tool mmap'     only faults whose name contains this text
 """
 
 import argparse
@@ -37,7 +37,7 @@ NEW_DESCRIPTORS = (
     f"{OPENING} dup dup3 pipe pipe2 socket socketpair accept4 epoll_create1 eventfd2 timerfd_create signalfd4 pidfd_open memfd_create"
     " perf_event_open inotify_init1"
 )
-# What may fail how on a real machine (the manual page of each call).
+# Errors that each call may return on a real machine (the manual page of each call).
 FAULTS = {
     "ENOSPC": "write pwrite64 writev ftruncate fallocate mkdir mkdirat rename renameat renameat2 linkat symlink fsync",
     "EMFILE": NEW_DESCRIPTORS,
@@ -49,12 +49,12 @@ FAULTS = {
     "EINTR": f"{OPENING} read write wait4 waitid poll ppoll epoll_wait epoll_pwait nanosleep clock_nanosleep futex accept4 connect"
     " recvfrom sendto recvmsg sendmsg flock close ioctl pread64 writev",
     "EIO": "read pread64 write fsync getdents64",
-    # A process that ended meanwhile: proc(5).
+    # For a process that has ended: proc(5).
     "ESRCH": "read open openat process_vm_readv kill ioctl perf_event_open ptrace sched_getaffinity prlimit64 pidfd_open setpgid",
 }
 FAULTS = {error: set(names.split()) for error, names in FAULTS.items()}
 ENDS = ["kill self", "kill target"]
-# Nothing is different before and after these.
+# Calls that change nothing outside the process; killing a process at one of them tests nothing new.
 SILENT = set(
     "rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack set_robust_list rseq getpid gettid getppid geteuid getuid close lseek fstat"
     " fcntl getcwd sched_getaffinity restart_syscall exit prlimit64 munmap mprotect madvise brk futex sched_yield getrandom".split()
@@ -63,7 +63,7 @@ LEFT_S = 6
 
 
 class Scenario:
-    """`command(binary, files, target)`: what is run; `attach`: a subject is started first, and its pid is the target."""
+    """`command(binary, files, target)` is the command to run. With `attach`, a subject is started first; its pid is the target."""
 
     def __init__(self, name, command, judge, attach=None):
         self.name, self.command, self.judge, self.attach = name, command, judge, attach
@@ -96,7 +96,7 @@ def trial_arm(binary, files, _):
 
 
 def leaves(value, path=()):
-    """All plain values, by path; entries of a list by the name that they have, if any."""
+    """All plain values with their paths; an entry of a list is identified by its name if it has one, else by its index."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from leaves(inner, path + (key,))
@@ -109,7 +109,7 @@ def leaves(value, path=()):
 
 
 def absences(document):
-    """What the document says it lacks."""
+    """The values that the document reports as missing."""
     found = set()
 
     def walk(value, path):
@@ -128,7 +128,7 @@ def absences(document):
 
 
 def judge_diagnosis(document, clean):
-    """Complaints about one report, beside those of undisturbed runs."""
+    """The problems of one report, compared with those of undisturbed runs."""
     lines = document["bill"]["on_cpu"]
     if isinstance(lines, list):
         total = sum(line["share"]["point"] for line in lines)
@@ -138,27 +138,27 @@ def judge_diagnosis(document, clean):
     if len(findings) != 15:
         yield f"{len(findings)} findings"
     status = findings["first_touch"]["status"]
-    # Where the machine was too busy to let it run, it had no time to lose; then that is the wall.
+    # On a busy machine the target may run too little to show a first-touch wall; then the run queue is the wall.
     busy = findings["run_queue"]["status"] == "wall"
     if busy and "ms a second" in findings["first_touch"]["because"]:
         status = "not_measured"
     if status not in ("wall", "not_measured") and status not in {c["findings"][6]["status"] for c in clean}:
         yield f"first touch is {status}: {findings['first_touch']['because']}"
     for wall in document["verdict"]["walls"]:
-        # On a busy machine the last two are true.
+        # On a busy machine the last two are right.
         if wall not in ("first_touch", "run_queue", "steal") and not any(wall in c["verdict"]["walls"] for c in clean):
             yield f"{wall} is named: {findings[wall]['because']}"
     for finding in findings.values():
         if finding["status"] == "not_measured" and not (finding.get("missing") or {}).get("reason"):
-            yield f"{finding['wall']} was not measured, and nothing says why"
+            yield f"{finding['wall']} was not measured, and has no reason"
     lacking = absences(document) - set.union(*(absences(c) for c in clean))
     if lacking:
         return
-    # Nothing is said to be lacking, so no figure may have become zero that never is.
+    # The report has no missing values, so a figure that is never 0 must not be 0.
     now = dict(leaves(document))
     for path, value in leaves(clean[0]):
         number = lambda v: isinstance(v, (int, float)) and not isinstance(v, bool)
-        # Facts alone: what is sampled, and what the machine does beside, may well be 0 once.
+        # Only facts: counts of samples and activity of the machine may be 0 in a run.
         name = str(path[-1])
         fact = path[0] in ("host", "target", "recording") and "samples" not in name and name != "lost_records"
         if (fact or path == ("bill", "cpu_s")) and number(value) and now.get(path) == 0:
@@ -170,10 +170,10 @@ def judge_diagnosis(document, clean):
 def judge_trial(document, clean):
     for comparison in document.get("comparisons", []) + document.get("baseline", []):
         if comparison.get("outcome") in ("better", "worse"):
-            yield f"one block cannot tell {comparison['word']}"
+            yield f"one block cannot have the outcome {comparison['outcome']}"
     for path, value in leaves(document):
         if path[-1] == "wall_s" and isinstance(value, (int, float)) and not 0.05 <= value < 30:
-            yield f"{'.'.join(map(str, path))} is {value}, and the command takes 0.05 s at least"
+            yield f"{'.'.join(map(str, path))} is {value}, but the command takes at least 0.05 s"
 
 
 SCENARIOS = [
@@ -185,7 +185,7 @@ SCENARIOS = [
 
 
 def own(argv):
-    """The role of a program that is the tool itself; a subject is a target."""
+    """The role of a program that is the tool itself, else None; a subject is a target."""
     for verb in ("diagnose", "trial", "keep"):
         if len(argv) > 1 and os.path.basename(argv[0]).startswith("allocwall") and argv[1] == verb:
             return "keeper" if verb == "keep" else "tool"
@@ -198,7 +198,7 @@ class Outcome:
 
 
 def marked(mark):
-    """Living processes whose environment holds the mark: pid and command line."""
+    """Running processes whose environment contains the mark: pid and command line."""
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -218,13 +218,13 @@ def files_below(folder):
 
 
 def groups():
-    """Control groups that a subject made which is gone."""
+    """Control groups that a subject made and that still exist after the subject ended."""
     found = {path for path, _, _ in os.walk("/sys/fs/cgroup") if os.path.basename(path).startswith("allocwall-subject-")}
     return {path for path in found if not os.path.exists(f"/proc/{path.rpartition('-')[2]}")}
 
 
 def start(command):
-    """A process that is not our child, so that waiting for the tool's does not meet it; its pid, when it is at work."""
+    """Starts a process that is not our child, so that waiting for the tool does not return it; returns its pid."""
     shell = ["sh", "-c", '"$@" >/dev/null 2>&1 & echo $!', "sh", *command]
     pid = int(subprocess.run(shell, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True).stdout)
     time.sleep(0.15)
@@ -232,7 +232,7 @@ def start(command):
 
 
 def end_target(pid):
-    """Gone in every sense when this returns."""
+    """Kills the process and waits until it no longer runs."""
     inject.kill(pid)
     while os.path.exists(f"/proc/{pid}") and not any(line.startswith("State:\tZ") for line in inject.lines(f"/proc/{pid}/status")):
         time.sleep(0.002)
@@ -275,7 +275,7 @@ def run(scenario, binary, names, fault=None):
         while (left := marked(mark)) and time.monotonic() < end:
             time.sleep(0.02)
         for pid, line in left:
-            outcome.complaints.append(f"process {pid} is left: {line}")
+            outcome.complaints.append(f"process {pid} still runs: {line}")
             inject.kill(pid)
         outcome.files = {f"{name}/{path}" for name, folder in (("home", home), ("tmp", tmp), ("files", files)) for path in files_below(folder)}
         outcome.groups = groups() - before
@@ -287,7 +287,7 @@ def run(scenario, binary, names, fault=None):
 
 
 def judge(scenario, outcome, fault, clean):
-    """What is wrong with one disturbed run."""
+    """The problems of one disturbed run."""
     wrong = list(outcome.complaints)
     status, stderr = outcome.status, outcome.stderr
     killed = fault.what == "kill self" and fault.site[0] == "tool"
@@ -300,7 +300,7 @@ def judge(scenario, outcome, fault, clean):
         wrong.append(f"exit status {os.WEXITSTATUS(status)}")
     elif os.WEXITSTATUS(status) != 0 and not killed:
         if not any(line.startswith("error") for line in stderr.splitlines()) and not outcome.stdout.strip():
-            wrong.append(f"exit status {os.WEXITSTATUS(status)} without a line that says why")
+            wrong.append(f"exit status {os.WEXITSTATUS(status)} without an error line")
     if "panicked" in stderr or "RUST_BACKTRACE" in stderr:
         wrong.append("it panicked")
     errors = [line for line in stderr.splitlines() if line.startswith("error")]
@@ -318,14 +318,14 @@ def judge(scenario, outcome, fault, clean):
         wrong.append("exit status 0 without a report")
     known = set.union(*(c.files for c in clean))
     if left := outcome.files - known:
-        wrong.append(f"files are left: {sorted(left)}")
+        wrong.append(f"files remain: {sorted(left)}")
     if outcome.groups:
-        wrong.append(f"control groups are left: {outcome.groups}")
+        wrong.append(f"control groups remain: {outcome.groups}")
     return wrong
 
 
 def plan(scenario, clean):
-    """Every fault of every site, at its first and its last call."""
+    """All faults of all sites, at the first and the last call of each site."""
     sites = clean[0].tracer.sites
     faults = []
     for site, count in sorted(sites.items()):
@@ -339,10 +339,10 @@ def plan(scenario, clean):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", required=True)
-    parser.add_argument("--seconds", type=float, help="end after this time; the order is by chance")
+    parser.add_argument("--seconds", type=float, help="end after this time; faults run in random order")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     parser.add_argument("--scenario", action="append", choices=[s.name for s in SCENARIOS])
-    parser.add_argument("--only", default="", help="a part of the names of the faults to inject")
+    parser.add_argument("--only", default="", help="inject only faults whose name contains this text")
     parser.add_argument("--list", action="store_true", help="only list the faults")
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
@@ -359,7 +359,7 @@ def main():
             continue
         clean = [run(scenario, binary, names) for _ in range(3)]
         for outcome in clean:
-            # A trial of one block gives no verdict, which is status 1.
+            # A trial of one block has no outcome, which is exit status 1.
             if outcome.status not in (0, 1 << 8) or outcome.complaints or not outcome.stdout.startswith("{"):
                 print(f"failed: faults.{scenario.name}: undisturbed: {outcome.status} {outcome.complaints}")
                 print(f"{outcome.stderr}\n0 passed, 1 failed, 0 skipped")
@@ -382,7 +382,7 @@ def main():
         outcome = run(scenario, binary, names, fault)
         wrong = judge(scenario, outcome, fault, cleans[scenario.name])
         if wrong:
-            # What a busy machine did would hardly come a second time.
+            # Repeat once: an effect of a busy machine rarely comes twice.
             outcome = run(scenario, binary, names, fault)
             wrong = judge(scenario, outcome, fault, cleans[scenario.name])
         done += 1

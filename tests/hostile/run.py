@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Diagnoses targets that were made to stop the tool: each must end with a report, in time and within its memory.
+"""Diagnoses hostile targets. Each diagnosis must end with a report, within limits of time and memory.
 
     tests/hostile/run.py --binary target/release/allocwall [CASE…]
 
-Each case starts one odd target and diagnoses it. What must hold of every one: exit status 0, a report whose bill has lines, no
-panic, at most 150 MB resident in the tool and each of its children, and an end soon after the window. Cases that say so must
-also name what could not be read. `plain` is the near twin without any trick: nothing may be missing there.
+Each case starts one target and diagnoses it. Every case requires: exit status 0, a report whose bill has lines, no panic, at most
+150 MB resident in the tool and each of its children, and an end soon after the window. Some cases also require that the report names
+what could not be read. `plain` is the near twin without a trick: there, nothing may be missing.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from pathlib import Path
 
 WINDOW_S = 2.0
 RESIDENT_MB = 150
-# The tool has two seconds; a machine that is busy with something else gets more before it is called a hang.
+# A run that ends later than 2 s after the window is marked slow. It counts as a hang only after 20 s, because the machine may be busy.
 BEYOND_WINDOW_S = 2.0
 HANG_S = 20.0
 
@@ -37,7 +37,7 @@ class Skip(Exception):
 
 
 class Bench:
-    """A folder, and processes that end with it."""
+    """A folder, and the processes of one case."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
@@ -68,7 +68,7 @@ class Bench:
 
 
 class Elf:
-    """The section headers of a 64-bit little-endian file, to be patched."""
+    """The section headers of a 64-bit little-endian ELF file, for patching."""
 
     def __init__(self, path):
         self.path = path
@@ -83,7 +83,7 @@ class Elf:
         }
 
     def patch(self, name, **fields):
-        """`offset` and `size` of a section, as its header claims them."""
+        """Changes `offset` and `size` in a section's header."""
         index, header = self.sections[name]
         places = {"offset": 4, "size": 5}
         for field, value in fields.items():
@@ -93,7 +93,7 @@ class Elf:
             file.write(struct.pack("<IIQQQQIIQQ", *header))
 
     def grow(self, name, size):
-        """The section lies at the file's end from now on, in a hole of `size` bytes behind its own contents."""
+        """Moves the section to the end of the file and extends it to `size` bytes with a hole."""
         _, header = self.sections[name]
         with open(self.path, "r+b") as file:
             file.seek(header[4])
@@ -107,7 +107,7 @@ class Elf:
 
 
 def doubled_name(levels=40):
-    """A mangled C++ name of some 450 bytes, each of whose parameters names the one before it twice."""
+    """A mangled C++ name of about 450 bytes. Each parameter refers to the one before it twice, so its full name doubles each time."""
     def base36(n):
         digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
         return digits[n] if n < 36 else base36(n // 36) + digits[n % 36]
@@ -115,7 +115,7 @@ def doubled_name(levels=40):
     return "_Z1f1a1bIS_S_E" + "".join(f"S0_IS{n}_S{n}_E" for n in names)
 
 
-# The cases. Each starts its target and returns the pids to diagnose, and what must be said to be missing (or None).
+# The cases. Each starts its target and returns the pids to diagnose, and what the report must name as missing (or None).
 
 
 def plain(bench):
@@ -150,7 +150,7 @@ int main(int argc, char **argv) {
 
 
 def loaded(bench, count, change):
-    """A program that has loaded `count` libraries, each changed before."""
+    """A program that has loaded `count` libraries; `change` is applied to each before."""
     libraries = []
     for n in range(count):
         library = bench.compile(f"int f{n}(void) {{ return {n}; }}\n", f"lib{n}.so", "-shared", "-fPIC")
@@ -211,7 +211,7 @@ def large_perf_maps(bench):
 
 
 def with_perf_map(bench, make):
-    """A program of generated code, beside what `make` puts in the place of its map."""
+    """A program of generated code; `make` creates the file at the path of its perf map."""
     pid = bench.start(bench.compile(GENERATED))
     place = Path(f"/tmp/perf-{pid}.map")
     make(place)
@@ -232,21 +232,21 @@ def interpreters():
         found = shutil.which(name)
         if found is None:
             continue
-        say = [found, "-c", "import os, sys; print(os.path.realpath(sys.executable), sys.base_prefix, sep='\\n')"]
-        told = subprocess.run(say, capture_output=True, text=True).stdout.split("\n")
-        if len(told) >= 2 and Path(told[0]).is_file():
-            yield Path(told[0]), told[1]
+        command = [found, "-c", "import os, sys; print(os.path.realpath(sys.executable), sys.base_prefix, sep='\\n')"]
+        lines = subprocess.run(command, capture_output=True, text=True).stdout.split("\n")
+        if len(lines) >= 2 and Path(lines[0]).is_file():
+            yield Path(lines[0]), lines[1]
 
 
 def linked_library(path, environment=None):
-    """The libpython that a program asks for, or None."""
+    """The libpython that a program is linked with, or None."""
     lines = subprocess.run(["ldd", path], capture_output=True, text=True, env=environment).stdout.splitlines()
     found = [line.split("=>")[1].split()[0] for line in lines if "libpython" in line and "=> /" in line]
     return Path(found[0]) if found else None
 
 
 def own_python(bench, shared=False):
-    """A copy of an interpreter, its code in the program itself or in a library of its own: program, environment, library."""
+    """A copy of an interpreter, with its code in the program or in a copied library: program, environment, library."""
     for path, prefix in interpreters():
         library = linked_library(path)
         if (library is not None) != shared:
@@ -280,13 +280,13 @@ def python_library_is_a_pipe(bench):
     script = busy_script(bench)
     pipe = bench.folder / "pipe"
     os.mkfifo(pipe)
-    # A mount over the library's name: the kernel goes on calling the mapped file so.
+    # A mount over the library's path: the kernel keeps this path as the name of the mapped file.
     inside = 'LD_LIBRARY_PATH="$5" PYTHONHOME="$6" "$1" "$2" & echo $! > "$7"; sleep 1; mount --bind "$3" "$4"; wait'
-    told = bench.folder / "pid"
+    pid_file = bench.folder / "pid"
     bench.start("unshare", "-m", "sh", "-c", inside, "sh", program, script, pipe, library, bench.folder,
-                environment["PYTHONHOME"], told)
+                environment["PYTHONHOME"], pid_file)
     time.sleep(1.5)
-    pid = int(told.read_text())
+    pid = int(pid_file.read_text())
     bench.pids.append(pid)
     if not stat.S_ISFIFO(os.stat(f"/proc/{pid}/root{library}").st_mode):
         raise Skip("no file can be mounted over another here")
@@ -295,7 +295,7 @@ def python_library_is_a_pipe(bench):
 
 def python_claims_a_huge_bss(bench):
     program, environment, _ = own_python(bench)
-    # Without this symbol the interpreter is searched for in the data segments.
+    # Without this symbol, allocwall searches the data segments for the interpreter.
     data = program.read_bytes()
     program.write_bytes(data.replace(b"\0_PyRuntime\0", b"\0_PyRuntimX\0"))
     Elf(program).patch(".bss", size=1 << 44)
@@ -327,7 +327,7 @@ CASES = [
 
 
 def diagnose(binary, pids, home):
-    """The tool's report, what it used, and what it said."""
+    """Runs the tool: exit status, report, stderr, seconds, peak resident MB."""
     command = [binary, "diagnose", "--json", "-d", f"{WINDOW_S}", "-p", ",".join(map(str, pids))]
     environment = {**os.environ, "HOME": str(home), "XDG_STATE_HOME": str(home)}
     out, err = open(home / "out", "w+b"), open(home / "err", "w+b")
@@ -335,7 +335,7 @@ def diagnose(binary, pids, home):
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment)
     hung = threading.Timer(WINDOW_S + HANG_S, process.kill)
     hung.start()
-    # The peak is the largest of the tool and of each child that it waited for (getrusage(2)).
+    # The peak is the maximum over the tool and each child that it waited for (getrusage(2)).
     _, status, usage = os.wait4(process.pid, 0)
     hung.cancel()
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -346,7 +346,7 @@ def diagnose(binary, pids, home):
 
 
 def judge(case, report, error, status, resident, missing, took):
-    """What is wrong, in a sentence each."""
+    """The problems of one run, as sentences."""
     wrong = []
     if status != 0:
         wrong.append("it hung and was killed" if status == -signal.SIGKILL else f"exit status {status}")
@@ -362,12 +362,12 @@ def judge(case, report, error, status, resident, missing, took):
         if not lines:
             wrong.append("its bill has no lines")
         states = {p["name"]: p for p in document["probes"]}
-        said = json.dumps([p["missing"] for p in document["probes"]])
-        if missing and missing not in said:
-            wrong.append(f"it does not say {missing!r}: {said}")
+        reasons = json.dumps([p["missing"] for p in document["probes"]])
+        if missing and missing not in reasons:
+            wrong.append(f"the report does not name {missing!r} as missing: {reasons}")
         unread = [n for n in ("names", "python_stacks") if n in states and states[n]["state"] != "measured"]
         if case.__name__.startswith("plain") and unread:
-            wrong.append(f"a plain target, and yet missing: {said}")
+            wrong.append(f"a plain target must have nothing missing: {reasons}")
     return wrong
 
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs as the first process of the emulated machine: mounts, then the plan, then power off. Results leave by the second
-# serial port, each scenario's folder as a block of base64.
+# The first process of the emulated machine: mounts file systems, runs the plan, powers off. It sends the results through the second
+# serial port, the folder of each scenario as a block of base64.
 export PATH=/bin HOME=/root TERM=dumb NO_COLOR=1
 
 send() { # the folder of one scenario
@@ -11,10 +11,10 @@ send() { # the folder of one scenario
     } >/dev/ttyS1
 }
 
-# The process of allocwall in the tree that a wrapper started: namespaces put a parent before it.
+# Finds the allocwall process in the tree that a wrapper started: with namespaces, allocwall is a child of the wrapper.
 innermost() {
     p=$1
-    # Not the name of the process: that changes where a subject starts itself again.
+    # By file, not by process name: the name changes when a subject starts itself again.
     while [ "$(readlink "/proc/$p/exe" | grep -c '/allocwall$')" != 1 ]; do
         p=$(cut -d ' ' -f 1 "/proc/$p/task/$p/children" 2>/dev/null)
         [ -n "$p" ] || return 1
@@ -22,8 +22,8 @@ innermost() {
     echo "$p"
 }
 
-# observe FOLDER WINDOW INSIDE TOOL DURING SUBJECT...: one subject, diagnosed. INSIDE and TOOL are wrappers of the subject
-# and of the diagnosis; DURING runs beside the window.
+# observe FOLDER WINDOW INSIDE TOOL DURING SUBJECT...: diagnoses one subject. INSIDE and TOOL are wrapper commands around the subject
+# and the diagnosis. DURING runs in the middle of the window.
 observe() {
     out=$1 window=$2 inside=$3 tool=$4 during=$5
     shift 5
@@ -40,21 +40,21 @@ observe() {
         sleep 0.1
     done
     pid=$(innermost $subject) || return
-    # The first line of truth after "ready" lies before the window.
+    # Wait so that the first line of truth after "ready" is before the window.
     sleep 1.2
     if [ -n "$during" ]; then
-        # The recording gets its name when the window opens.
+        # The recording's file appears when the window starts.
         (until [ -e "$out/recording" ]; do sleep 0.1; done; sleep $((window / 2)); eval "$during") 2>"$out/during" &
     fi
     $tool /bin/allocwall diagnose -p "$pid" -d "${window}s" --rate 99 --json -o "$out/recording" >"$out/report" 2>"$out/talk" </dev/null
     echo $? >"$out/status"
-    # Two more lines of truth bracket the window's end.
+    # Wait for lines of truth after the end of the window.
     sleep 2.2
     kill "$pid"
     wait $subject
 }
 
-# A root file system that exists in one mount namespace alone.
+# Makes a root file system that exists in only one mount namespace.
 jail() {
     mount -t tmpfs none /jail
     cp -a /bin /lib /lib64 /etc /jail
@@ -64,7 +64,7 @@ jail() {
     exec chroot /jail "$@"
 }
 
-# plain FOLDER ARGUMENTS...: one run of the tool.
+# plain FOLDER ARGUMENTS...: runs the tool once.
 plain() {
     out=$1
     shift

@@ -1,4 +1,4 @@
-"""The emulated machine's root: an initramfs of busybox, the C library, util-linux's namespace tools and allocwall."""
+"""The root file system of the emulated machine: busybox, the C library, util-linux's namespace tools and allocwall."""
 
 import re
 import shutil
@@ -6,21 +6,21 @@ import stat
 import subprocess
 from pathlib import Path
 
-# Programs beside busybox: its own have no time namespaces and no change of user without a password file.
+# Programs in addition to busybox. Its own ones cannot make time namespaces, and need a password file to change the user.
 PROGRAMS = ("unshare", "setpriv")
 FOLDERS = ("bin", "dev", "etc", "jail", "lib", "lib64", "out", "proc", "root", "sys", "tmp", "home", "home/user")
 
 
 class Unavailable(Exception):
-    """What this machine lacks to build the image."""
+    """This machine lacks something to build the image; the text names it."""
 
 
 def libraries(program):
-    """Shared libraries of a program by the paths that the loader looks for, the loader included."""
-    told = subprocess.run(["ldd", program], capture_output=True, text=True).stdout
-    if "not found" in told:
-        raise Unavailable(f"{program} lacks a library: {told.strip()}")
-    return re.findall(r"(/\S+) \(0x", told)
+    """Shared libraries of a program, by the paths that the loader searches, and the loader itself."""
+    output = subprocess.run(["ldd", program], capture_output=True, text=True).stdout
+    if "not found" in output:
+        raise Unavailable(f"{program} lacks a library: {output.strip()}")
+    return re.findall(r"(/\S+) \(0x", output)
 
 
 def archive(entries):
@@ -37,7 +37,7 @@ def archive(entries):
 
 
 def strip(binary, target):
-    """The binary as a package would ship it: it is unpacked into memory, at emulated speed."""
+    """Strips the binary as a package would: a small file unpacks faster on the emulated machine."""
     subprocess.run(["strip", "--strip-debug", "-o", target, binary], check=True)
 
 

@@ -1,29 +1,29 @@
-"""Whether what came back from the emulated machine is right: reports beside the subjects' own accounts.
+"""Checks the results of the emulated machine: compares reports with the subjects' own accounts.
 
-An emulated machine is slow and its time uneven, so shares are compared and no speeds. The subject's truth must lie within the
-report's own 95 % interval, or beside it by no more than TOLERANCE: there the clock's interrupts come late and in
-bunches, and a sixth of a window may pass between two of the subject's own readings.
+An emulated machine is slow and its time is uneven, so shares are compared, not speeds. The subject's truth must be within the
+report's own 95 % interval, or at most TOLERANCE outside it. The reason: clock interrupts come late and in groups, and a sixth of
+a window may pass between two of the subject's own readings.
 """
 
 import json
 from dataclasses import dataclass
 
 TOLERANCE = 0.10
-# What a diagnosis says of every window.
+# Number of findings in every report.
 FINDINGS = 15
-# More than this is a table.
+# An error may have at most so many lines.
 ONE_LINE = 2
-# A window that took so many times what was asked for: this machine gave the emulated one too little time to judge by.
+# If a window took more than this multiple of its requested length, the emulated machine had too little time for a judgement.
 STRETCHED = 1.5
 
 
 class Starved(Exception):
-    """Nothing wrong was said, but what is missing may be missing for lack of time."""
+    """The report is consistent, but values may be missing because the emulated machine had too little time."""
 
 
 @dataclass
 class Machine:
-    """What the emulated machine is: reports must say the same."""
+    """Facts about the emulated machine; reports must agree with them."""
 
     kernel: str
     cpus: int
@@ -33,7 +33,7 @@ class Machine:
 
 
 class Wall:
-    """One of `walls` is named, and the bill's line (on-CPU, or a wait) agrees with the subject."""
+    """The report must name one of `walls`, and the bill's line (on-CPU, or a wait) must agree with the subject."""
 
     exit_status = "0"
 
@@ -42,17 +42,17 @@ class Wall:
 
     def problems(self, seen):
         if not set(self.walls) & set(seen.report["verdict"]["walls"]):
-            yield f"named {seen.named()}, not {' or '.join(self.walls)}: {seen.because(self.walls[0])}"
+            yield f"the report names {seen.named()}, not {' or '.join(self.walls)}: {seen.because(self.walls[0])}"
         truth, (low, point, high) = seen.cpu_shares(self.line) if self.line else seen.wait_shares(self.wait)
         seen.note = f"{truth:.1%} by the subject, {point:.1%} by the bill ({low:.1%} to {high:.1%})"
-        # Written so that a share that is not a number fails.
+        # The condition is written so that NaN fails.
         if not low - TOLERANCE <= truth <= high + TOLERANCE:
             yield f"{self.line or self.wait}: {seen.note}"
 
 
 class Status:
-    """The wall has one of these statuses: of a near twin, ruled out. Where too little was seen, and the interval still holds
-    nothing at all, the report says that it doesn't know, which is no wrong answer either."""
+    """The wall must have one of these statuses; for a near twin: ruled out. With too few samples, `contributor` with an interval that
+    reaches almost 0, and `not_measured` for lack of samples, are right too."""
 
     exit_status = "0"
 
@@ -73,7 +73,7 @@ class Status:
 
 
 class NotSampled:
-    """No CPU time could be sampled: a report all the same, with the reason and no verdict."""
+    """No CPU time could be sampled: there must be a report with the reason, and no verdict."""
 
     exit_status = "1"
 
@@ -86,7 +86,7 @@ class NotSampled:
         if absent is None:
             yield "the bill was measured"
         elif absent["reason"] != self.reason or not absent["mend"]:
-            yield f"the bill's absence: {absent}"
+            yield f"the bill is absent with a wrong reason or without advice: {absent}"
         else:
             seen.note = absent["detail"]
         sentence = seen.report["verdict"]["sentence"]
@@ -95,7 +95,7 @@ class NotSampled:
 
 
 class Refused:
-    """No report; one line of error that says why."""
+    """There must be no report, and one error line with the reason."""
 
     exit_status = "1"
 
@@ -105,13 +105,13 @@ class Refused:
     def refusal(self, files):
         lines = files["talk"].strip().splitlines()
         if len(lines) != 1 or not lines[0].startswith("error: ") or self.why not in lines[0]:
-            yield f"said {files['talk'].strip()!r}, not one line with {self.why!r}"
+            yield f"stderr is {files['talk'].strip()!r}, not one error line with {self.why!r}"
         if files["report"]:
-            yield "and there is a report"
+            yield "there is a report"
 
 
 class Check:
-    """`check` knows the machine, and what its user may measure."""
+    """`check` must report the machine, and what its user may measure."""
 
     def __init__(self, available=(), absent=()):
         self.available, self.absent = available, absent
@@ -127,24 +127,24 @@ class Check:
                     yield f"{name} is {checks[name]['state']}: {checks[name]['detail']}"
         for name in self.absent:
             if not checks[name]["mend"]:
-                yield f"{name} is absent, and nothing is said to mend it"
+                yield f"{name} is absent, without advice what to change"
         if not checks["cgroup"]["detail"].startswith(f"v{machine.cgroup},"):
             yield f"cgroup: {checks['cgroup']['detail']}"
 
 
 class Calibrated:
-    """A price list; or, where no price is stable, one line that says so."""
+    """There must be prices; if no price is stable, one line that reports that."""
 
     def problems(self, files, _machine):
         status, lines = files["status"].strip(), (files["report"] + files["talk"]).strip().splitlines()
         if status == "1" and len(lines) > ONE_LINE:
-            yield f"no price in {len(lines)} lines"
+            yield f"no price is stable, reported in {len(lines)} lines instead of one"
         if status not in ("0", "1") or not lines:
             yield f"exit status {status}: {last_line(files['talk'])}"
 
 
 class Seen:
-    """A report beside the subject's account of the same window."""
+    """A report and the subject's account of the same window."""
 
     def __init__(self, report, truth):
         self.report, self.note = report, ""
@@ -154,7 +154,7 @@ class Seen:
         self.end = self.begin + recording["window_ns"] / 1e6
 
     def over(self, value):
-        """Growth of a cumulative value over the window, between readings by straight lines."""
+        """Growth of a cumulative value over the window, with linear interpolation between readings."""
         points = [(reading["t_real_ms"], value(reading)) for reading in self.readings]
 
         def at(t):
@@ -170,7 +170,7 @@ class Seen:
         truth = self.over(lambda r: r["lines"][key]) / self.over(lambda r: r["cpu_s"])
         lines = self.report["bill"]["on_cpu"]
         parts = [line["share"] for line in lines if line["class"] in key.split("+")] if isinstance(lines, list) else []
-        # Of a sum, the intervals of its parts promise too little at worst.
+        # The sum of the parts' intervals is at least as wide as the interval of the sum.
         return truth, tuple(sum(part[end] for part in parts) if parts else float("nan") for end in ("low", "point", "high"))
 
     def wait_shares(self, key):
@@ -191,7 +191,7 @@ class Seen:
 
 
 def sound(seen, machine):
-    """What holds of every diagnosis."""
+    """Rules for every diagnosis."""
     report = seen.report
     if len(report["findings"]) != FINDINGS:
         yield f"{len(report['findings'])} findings"
@@ -204,17 +204,17 @@ def sound(seen, machine):
         if finding["status"] == "not_measured" and not (finding["missing"] or {}).get("reason"):
             yield f"{finding['wall']} was not measured, without a reason"
     host = report["host"]
-    told = (host["online_cpus"], host["numa_nodes"], host["cgroup_version"], host["thp_enabled"])
-    if told != (machine.cpus, machine.nodes, machine.cgroup, machine.huge_pages):
-        yield f"of CPUs, nodes, cgroups and huge pages it says {told}"
+    reported = (host["online_cpus"], host["numa_nodes"], host["cgroup_version"], host["thp_enabled"])
+    if reported != (machine.cpus, machine.nodes, machine.cgroup, machine.huge_pages):
+        yield f"CPUs, nodes, cgroup version and huge pages are {reported} in the report"
     if not host["kernel_release"].startswith(f"{machine.kernel}."):
-        yield f"of the kernel it says {host['kernel_release']}"
+        yield f"the kernel is {host['kernel_release']} in the report"
     if machine.nodes == 1 and seen.finding("numa")["status"] != "ruled_out":
-        yield f"NUMA, on one node: {seen.because('numa')}"
+        yield f"the machine has one NUMA node, but {seen.because('numa')}"
 
 
 def judge_observation(expect, files, machine):
-    """Complaints, and what is said of it where there are none."""
+    """The problems of an observation, and a note for the table if there are none."""
     if "status" not in files:
         return [last_line(files.get("subject", "")) or "no diagnosis came back"], ""
     status = files["status"].strip()
@@ -225,7 +225,7 @@ def judge_observation(expect, files, machine):
     try:
         seen = Seen(json.loads(files["report"]), files["truth"])
     except json.JSONDecodeError as error:
-        return [f"the report is no JSON: {error}"], ""
+        return [f"the report is not valid JSON: {error}"], ""
     complaints = [*sound(seen, machine)]
     misses = [*expect.problems(seen)]
     recording = seen.report["recording"]
@@ -242,4 +242,4 @@ def judge_command(expect, files, machine):
 
 
 def last_line(text):
-    return (text.strip().splitlines() or ["without a word"])[-1]
+    return (text.strip().splitlines() or ["no output"])[-1]

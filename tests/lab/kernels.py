@@ -1,4 +1,4 @@
-"""Debian's cloud kernels, from the mirror that this machine's own apt configuration names. Kept under the cache."""
+"""Debian's cloud kernels, from the mirror in this machine's own apt configuration. They are kept in the cache folder."""
 
 import os
 import shutil
@@ -11,11 +11,11 @@ PACKAGE = "linux-image-cloud-amd64"
 
 
 class Unavailable(Exception):
-    """Why a kernel cannot be had on this machine."""
+    """A kernel is not available on this machine; the text has the reason."""
 
 
 def stanzas(text):
-    """The entries of a sources file: fields in lower case to lists of words. Both of apt's formats (sources.list(5))."""
+    """The entries of a sources file: a dict from field names in lower case to lists of words. Both formats of sources.list(5)."""
     found, fields, last = [], {}, None
     for line in [*text.splitlines(), ""]:
         if line.startswith("#"):
@@ -43,7 +43,7 @@ def stanzas(text):
 
 
 def sources_for(suite, texts, codename):
-    """A sources file for `suite`: this machine's own entry for its release, with the suite's name replaced."""
+    """A sources file for `suite`: this machine's own entry for its release, with the name of the suite replaced."""
     for text in texts:
         for entry in stanzas(text):
             usable = "deb" in entry.get("types", []) and "main" in entry.get("components", [])
@@ -58,7 +58,7 @@ def sources_for(suite, texts, codename):
                 if "signed-by" in entry:
                     lines.append("Signed-By: " + " ".join(entry["signed-by"]))
                 return "\n".join(lines) + "\n"
-    raise Unavailable(f"apt here has no entry for {codename}'s own archive to take the mirror from")
+    raise Unavailable(f"no mirror is known: apt here has no entry for {codename}'s own archive")
 
 
 def own_sources():
@@ -72,7 +72,7 @@ def own_sources():
 
 
 def image(suite, cache):
-    """Path of the suite's kernel, downloaded where the cache lacks it. It is a plain bzImage."""
+    """Path of the suite's kernel, a bzImage; downloads it if the cache does not have it."""
     kept = cache / f"{suite}.vmlinuz"
     if kept.is_file():
         return kept
@@ -93,7 +93,7 @@ def image(suite, cache):
         "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled": "false",
         "Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled": "false",
         "Acquire::Languages": "none",
-        # It runs in a folder that the user of the sandbox cannot reach.
+        # apt runs in a folder that the user of its sandbox cannot reach.
         "APT::Sandbox::User": "root",
         "APT::Architecture": "amd64",
     }

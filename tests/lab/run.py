@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Diagnoses on other kernels: Debian's 5.10, 6.1 and 6.12 under QEMU, emulated, each with both versions of cgroups.
+"""Diagnoses on other kernels: Debian's 5.10, 6.1 and 6.12 in QEMU, emulated, each with both versions of cgroups.
 
-    tests/lab/run.py                     all of them, with the release binary: about twenty minutes
-    tests/lab/run.py ci                  one kernel, the most telling scenarios: three minutes at most
-    tests/lab/run.py 6.1 5.10            some kernels
-    tests/lab/run.py --only throttled    scenarios whose name begins so
-    tests/lab/run.py --install           install what is missing (Debian); also when CI is set
+    tests/lab/run.py                     all kernels, with the release binary: about twenty minutes
+    tests/lab/run.py ci                  one kernel, the most important scenarios: three minutes at most
+    tests/lab/run.py 6.1 5.10            only these kernels
+    tests/lab/run.py --only throttled    only scenarios whose name begins with this word
+    tests/lab/run.py --install           install missing packages (Debian); also if CI is set
 
-Consoles, reports and the subjects' accounts stay in target/lab. Standard library only. Ends with `N passed, N failed, N skipped`, and
-before it a line for each that failed or was skipped.
+Consoles, reports and the subjects' accounts stay in target/lab. Standard library only. Prints a line for each scenario that failed or was
+skipped, and ends with `N passed, N failed, N skipped`.
 """
 
 import argparse
@@ -36,14 +36,14 @@ HERE = Path(__file__).resolve().parent
 WIDTH = 200
 MEMORY_MIB = 3072
 CPUS = 4
-# A scenario takes some fifteen seconds; a busy machine may take four times that.
+# A scenario takes about 15 s; a busy machine may need four times as long.
 SILENCE_S = 90
 MOST_BOOTS = 4
 NEEDED = {"qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static", "strip": "binutils"}
 
 
 def qemu(kernel, initramfs, boot, folder):
-    """Emulated, since KVM within a virtual machine may hang (QEMU's tcg; one host thread for each CPU)."""
+    """The command of the emulator. QEMU's tcg, one host thread for each CPU: KVM inside a virtual machine may hang."""
     command = ["qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max,-cx16", "-smp", str(CPUS), "-m", str(MEMORY_MIB)]
     command += ["-nodefaults", "-display", "none", "-no-reboot", "-kernel", kernel, "-initrd", initramfs]
     command += ["-append", "console=ttyS0 panic=-1 loglevel=4 no_timer_check"]
@@ -57,7 +57,7 @@ def qemu(kernel, initramfs, boot, folder):
 
 
 def blocks(folder):
-    """Unpacks what the emulated machine has sent since the last call; names of the scenarios."""
+    """Unpacks the results that the emulated machine has sent since the last call; yields the names of their scenarios."""
     data = (folder / "data").read_text(errors="replace").replace("\r", "")
     for found in re.finditer(r"^begin (\S+)\n(.*?)^end \1$", data, re.MULTILINE | re.DOTALL):
         name = found[1]
@@ -72,7 +72,7 @@ def blocks(folder):
 
 
 class Table:
-    """What became of each scenario; the last try counts."""
+    """The outcome of each scenario; the last attempt counts."""
 
     def __init__(self):
         self.outcomes = {}
@@ -85,7 +85,7 @@ class Table:
         self.outcomes[f"lab.{version}"] = "skipped", str(reason)
 
     def end(self):
-        """Prints what went wrong; how many passed, failed and were skipped."""
+        """Prints the scenarios that did not pass; returns the numbers of passed, failed and skipped."""
         for name, (outcome, note) in self.outcomes.items():
             if outcome != "passed":
                 print(f"{outcome}: {name}: {note}")
@@ -94,7 +94,7 @@ class Table:
 
 
 def try_boot(version, boot, scenarios, folder, args, table):
-    """Boots once and judges each scenario as it comes back. Those that failed, and those that nothing is known of yet."""
+    """Boots once and judges each scenario when its result arrives. Returns the scenarios that failed, and those without a judgement."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     initramfs = folder / "initramfs"
@@ -129,13 +129,13 @@ def try_boot(version, boot, scenarios, folder, args, table):
         emulator.wait()
         initramfs.unlink()
     for name in waiting:
-        table.add(version, boot.name, name, "failed", f"never came back: {folder}/console")
+        table.add(version, boot.name, name, "failed", f"no result came back; see {folder}/console")
     return failed, starved + list(waiting.values())
 
 
 def try_again(version, boot, args, table):
-    """What fails twice has failed: other work on this machine stretches an emulated one's time as it likes. What never came
-    back gets more boots: emulated CPUs that patch the kernel's code while others run it may panic (QEMU 7.2)."""
+    """A scenario fails only if it fails twice: other work on this machine slows the emulated one down. A scenario without a result
+    gets more boots: the kernel may panic when an emulated CPU patches code that others run (QEMU 7.2)."""
     pending = [scenario for scenario in boot.scenarios if wanted(scenario.name, args.only)]
     wrong = collections.Counter()
     folder = args.folder / f"{version}-{boot.name}"
@@ -156,7 +156,7 @@ def wanted(name, beginnings):
 
 
 def missing(args):
-    """Why nothing can be tried here, or None."""
+    """Why the lab cannot run on this machine, or None."""
     if platform.machine() != "x86_64":
         return f"the lab boots x86-64 kernels, with this machine's C library; this machine is {platform.machine()}"
     if args.install:
@@ -172,12 +172,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", help=f"{', '.join(KERNELS)}, or ci")
     parser.add_argument("--binary", type=Path, default=ROOT / "target/release/allocwall")
-    parser.add_argument("--folder", type=Path, default=ROOT / "target/lab", help="kernels, consoles, reports")
+    parser.add_argument("--folder", type=Path, default=ROOT / "target/lab", help="folder for kernels, consoles and reports")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
-    parser.add_argument("--window", type=int, metavar="SECONDS", help="of each diagnosis: 8; ci: 6")
+    parser.add_argument("--window", type=int, metavar="SECONDS", help="window of each diagnosis (default: 8; ci: 6)")
     parser.add_argument("--install", action="store_true", default="CI" in os.environ)
     args = parser.parse_args()
-    # An emulator doesn't outlive this, however it ends.
+    # The emulator must end with this script, also on SIGTERM.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     args.folder, args.binary = args.folder.resolve(), args.binary.resolve()
     short = args.kernels == ["ci"]
@@ -185,9 +185,9 @@ def main():
     versions, boots = ([CI_KERNEL], [CI]) if short else (args.kernels or list(KERNELS), BOOTS)
     unknown = [version for version in versions if version not in KERNELS]
     if unknown:
-        parser.error(f"no kernel {unknown[0]}: {', '.join(KERNELS)}, or ci alone")
+        parser.error(f"unknown kernel {unknown[0]}; use {', '.join(KERNELS)}, or only ci")
     if not args.binary.is_file():
-        parser.error(f"no binary {args.binary}: cargo build --release, or --binary")
+        parser.error(f"{args.binary} does not exist; run cargo build --release, or use --binary")
 
     table = Table()
     args.folder.mkdir(parents=True, exist_ok=True)

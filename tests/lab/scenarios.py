@@ -1,26 +1,26 @@
-"""What is tried on each kernel: on how many boots, with what settings."""
+"""The scenarios for each kernel, and the boots with their settings."""
 
 import shlex
 from dataclasses import dataclass, field
 
 from judge import Calibrated, Check, NotSampled, Refused, Status, Wall, judge_command, judge_observation
 
-# The suite of Debian that brings each.
+# The Debian suite of each kernel.
 KERNELS = {"5.10": "bullseye", "6.1": "bookworm", "6.12": "trixie"}
 
 
 @dataclass
 class Observation:
-    """A subject, diagnosed."""
+    """A diagnosis of a subject."""
 
     name: str
     subject: str  # its name and options
     expect: object
-    # Wrappers: of subject and tool together, of the subject, of the tool.
+    # Wrapper commands: around subject and tool together, around the subject, around the tool.
     around: str = ""
     inside: str = ""
     tool: str = ""
-    # Shell of the emulated machine: before, in the middle of the window, afterwards.
+    # Shell commands on the emulated machine: before, in the middle of the window, and after.
     before: str = ""
     during: str = ""
     after: str = ""
@@ -53,7 +53,7 @@ class Command:
 
 @dataclass
 class Boot:
-    """One configuration of the emulated machine, and what is tried on it."""
+    """One configuration of the emulated machine, and its scenarios."""
 
     name: str
     cgroup: int
@@ -83,13 +83,13 @@ echo '+cpu +memory' >/sys/fs/cgroup/cgroup.subtree_control""",
 PID_NAMESPACE = "/bin/unshare --pid --fork --mount-proc"
 TIME_NAMESPACE = "/bin/unshare --time --boottime 1000000 --monotonic 1000000 --fork"
 USER_NAMESPACE = "/bin/unshare --user --map-root-user"
-# With a root file system that no other namespace can reach by its path.
+# With a root file system whose path exists in no other namespace.
 MOUNT_NAMESPACE = "/bin/unshare --mount /bin/guest.sh jail"
 USER = "/bin/setpriv --reuid 1000 --regid 1000 --clear-groups /bin/env HOME=/home/user"
 
 
 def paranoid(level):
-    """Debian's own level is 3, which the kernel's documentation doesn't know: no performance events for users at all."""
+    """Debian's default level is 3, which is not in the kernel's documentation: users have no performance events at all."""
     return {
         "before": f"echo {level} >/proc/sys/kernel/perf_event_paranoid",
         "after": "echo 3 >/proc/sys/kernel/perf_event_paranoid",
@@ -100,7 +100,7 @@ TOUCH = "cold-touch --dial 0.6"
 FIRST_TOUCH = Wall("first_touch", line="fault_path+zeroing")
 LOCK = "address-space-lock --dial 0.3"
 CONTENTION = "contention --dial 0.5"
-# Too many calls, each slow, and in one another's way: which of the three leads is a matter of how fast the CPUs are.
+# The subject has many calls, slow calls and contention. Which of the three is the wall depends on the speed of the CPUs.
 IN_ALLOCATOR = Wall(
     "allocator_contention", "allocator_code", "call_rate", line="allocator_code+allocator_locks"
 )
@@ -120,7 +120,7 @@ LOCK_PAIR = [
 ]
 CONTENTION_PAIR = [
     Observation("contention", CONTENTION, IN_ALLOCATOR),
-    # It still computes the same way in the allocator.
+    # The twin still uses the same CPU time in the allocator.
     Observation("contention-twin", f"{CONTENTION} --twin", Status("allocator_contention", "ruled_out", "contributor")),
 ]
 THROTTLED_PAIR = [
@@ -134,18 +134,18 @@ NAMESPACES = [
     Observation("time-namespace-target", TOUCH, FIRST_TOUCH, inside=TIME_NAMESPACE),
     Observation("time-namespace-both", TOUCH, FIRST_TOUCH, around=TIME_NAMESPACE),
     Observation("user-namespace-target", TOUCH, FIRST_TOUCH, inside=USER_NAMESPACE),
-    # Root there has no rights over the kernel's performance events.
+    # Root in a user namespace may not use the kernel's performance events.
     Observation("user-namespace-both", TOUCH, NotSampled("not_permitted"), around=USER_NAMESPACE),
 ]
 USERS = [
     Observation("user-target", TOUCH, FIRST_TOUCH, inside=USER),
     Observation("user-both", TOUCH, NotSampled("not_permitted"), around=USER),
     Observation("user-both-paranoid-1", TOUCH, FIRST_TOUCH, around=USER, **paranoid(1)),
-    # No kernel samples: what is not seen is not ruled out.
+    # Without kernel samples, first touch cannot be ruled out.
     Observation(
         "user-both-paranoid-2", TOUCH, Status("first_touch", "not_measured", "contributor", "wall"), around=USER, **paranoid(2)
     ),
-    Observation("user-looks-at-root", TOUCH, Refused("not permitted to look at process"), tool=USER),
+    Observation("user-looks-at-root", TOUCH, Refused("not permitted to read process"), tool=USER),
 ]
 UNPLUGGED = Observation(
     "cpu-unplugged",
@@ -183,7 +183,7 @@ BOOTS = [
     ),
 ]
 
-# What one kernel must show in three minutes.
+# The scenarios for one kernel in three minutes.
 CI_KERNEL = "6.12"
 CI = Boot(
     "v2-2nodes",

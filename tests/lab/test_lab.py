@@ -1,4 +1,4 @@
-"""The lane's own parts that need no emulator: python3 -m unittest test_lab, in this folder."""
+"""Tests of the lab's parts that need no emulator: python3 -m unittest test_lab, in this folder."""
 
 import copy
 import json
@@ -107,7 +107,7 @@ class Judge(unittest.TestCase):
     def test_a_named_wall_whose_line_agrees(self):
         self.assertEqual(self.complaints(self.touch, files(report(0.5), 0.45)), [])
         self.assertEqual(self.complaints(Wall("first_touch", wait="throttled"), files(report(0.5), 0.45)), [])
-        # A wide interval is no error, a narrow one beside the truth is.
+        # A wide interval is right, a narrow one that misses the truth is wrong.
         self.assertEqual(self.complaints(self.touch, files(report(0.5, half=0.2), 0.25)), [])
         self.assertTrue(self.complaints(self.touch, files(report(0.5), 0.25)))
         self.assertTrue(self.complaints(Wall("first_touch", wait="throttled"), files(report(0.5), 0.25)))

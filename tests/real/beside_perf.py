@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""The bill beside `perf record` on the same process in the same seconds, classed here by rules of its own.
+"""Compares the bill with `perf record` on the same process at the same time. This script classifies perf's samples by its own rules.
 
-    tests/real/beside_perf.py              all of them, with the release binary
-    tests/real/beside_perf.py --install    install what is missing (Debian); also when CI is set
+    tests/real/beside_perf.py              all programs, with the release binary
+    tests/real/beside_perf.py --install    install missing packages (Debian); also if CI is set
 
-perf's samples are read as text and put into four groups by a few names alone; nothing of the tool's tables is used.
-Each group must lie within three points of the same lines of the bill, as the subjects' own accounts do, over one window or, failing
-that, over three.
-Ends with `N passed, N failed, N skipped`.
+perf's samples are read as text and divided into four groups by a few names; allocwall's tables are not used. Each group must be within
+three points of the same lines of the bill, the same limit as for the subjects' own accounts. If one window fails, three windows
+together must pass. Ends with `N passed, N failed, N skipped`.
 """
 
 import argparse
@@ -28,15 +27,14 @@ MARGIN = 0.03
 WINDOWS = 3
 RATE_HZ = 999
 
-# What perf's group must equal in the bill.
+# The lines of the bill that each of perf's groups must agree with.
 GROUPS = {
     "first touch": ("fault_path", "zeroing"),
     "map calls": ("map_calls", "page_release", "address_space_lock"),
     "other kernel": ("other_kernel", "reclaim", "unnamed_kernel"),
     "malloc": ("allocator_code", "allocator_locks"),
 }
-# Built-in subjects: all that they do in libc is malloc's work, malloc alone waits on futexes, and all their faults are
-# first touches.
+# Built-in subjects: in libc they only run malloc, only malloc waits on futexes, and all their faults are first touches.
 SUBJECTS = [
     ("cold-touch", "--dial", "0.4", "--threads", "2"),
     ("map-direct", "--dial", "0.4", "--threads", "2"),
@@ -44,25 +42,25 @@ SUBJECTS = [
     ("call-rate", "--dial", "0.4", "--threads", "2"),
     ("contention", "--dial", "0.4", "--threads", "2"),
 ]
-# Of a real service in Python only the kernel's groups: in libc it does much else.
+# For a real service in Python only the kernel's groups: it uses many other functions of libc.
 SERVICE, SERVICE_GROUPS = "python-wall", ("first touch", "map calls", "other kernel")
 
 
 def window(binary, pid, directory):
-    """Both samplers on one process at once: samples by the bill's class, and by perf's group."""
+    """Runs both samplers on one process at the same time: samples by class of the bill, and by perf's group."""
     data = Path(directory) / "perf.data"
     perf = start_perf(SECONDS, data)
     report = parse(tool([binary, "diagnose", "-p", pid, "-d", SECONDS, "--rate", RATE_HZ, "--json", "-o", Path(directory) / "r"], SECONDS + 60))
     theirs = perf_groups(perf, pid, data)
     if theirs.total() < PERF_HZ * SECONDS / 4:
-        raise Failure(f"perf took {theirs.total()} samples alone")
-    # Samples beside samples: the share also holds the switches to idle that no sampler hits.
+        raise Failure(f"perf took only {theirs.total()} samples")
+    # Compare samples with samples: the bill's share also includes switches to idle, which no sampler sees.
     return Counter({line["class"]: line["samples"] for line in report["bill"]["on_cpu"]}), theirs
 
 
 def compare(binary, pid, directory, groups):
-    """Returns a line with the figures. Where one window differs, as it does when the machine's time is stolen between the
-    two samplers' looks, two more are taken and all judged as one."""
+    """Returns a line with the figures. If the first window differs, for example because time was stolen between samples of the two
+    samplers, two more windows are taken, and all three are judged together."""
     ours, theirs = Counter(), Counter()
     for taken in range(1, WINDOWS + 1):
         more = window(binary, pid, directory)
@@ -112,7 +110,7 @@ def main():
     if not find_program("perf"):
         print("skipped: beside perf: no perf (Debian: linux-perf)\n0 passed, 0 failed, 1 skipped")
         return 0
-    # Without a price list: with one the bill gives faults what no sampler sees of them, and perf does not.
+    # Without prices: with them, the bill adds the time of faults that no sampler sees, and perf does not.
     nowhere = tempfile.TemporaryDirectory(prefix="allocwall-perf-")
     os.environ["XDG_CACHE_HOME"] = nowhere.name
     cases = [(subject[0], lambda subject=subject: on_subject(arguments.binary, subject)) for subject in SUBJECTS]

@@ -1,21 +1,21 @@
-"""What a program's own log, the kernel and perf say of a window, beside which a diagnosis of that window is held.
+"""Evidence from a program's own log, the kernel and perf, with which the diagnosis of the same window is compared.
 
-A share of time differs from machine to machine: none is expected here. What is expected follows from the same run.
+Shares of time differ from machine to machine, so no fixed share is expected. The expectation follows from the same run.
 """
 
 import re
 import subprocess
 from collections import Counter
 
-# Shares from which the tool calls something a contributor, and the wall (`allocwall explain WALL`).
+# Thresholds for a contributor and for a wall (`allocwall explain WALL`).
 CONTRIBUTOR, WALL = 0.05, 0.15
-# Two samplers of one process differ by so much at most: the promise of beside_perf.py.
+# Tolerated difference between two samplers of one process.
 MARGIN = 0.02
 
-# Of two samplers at one rate each hits the same moments of the other's handling, again and again.
+# Not the rate of allocwall: with equal rates, each sampler would hit the same moments of the other's work again and again.
 PERF_HZ = 1117
 MAP_CALL = re.compile(r"(^|_)(mmap|munmap|brk|madvise|mremap)(64|_pgoff)?$")
-# perf puts the kernel's modules into brackets too.
+# Other names that perf prints in brackets; it prints kernel modules in brackets too.
 NOT_THE_KERNEL = {"[unknown]", "[vdso]", "[vsyscall]", "[stack]", "[heap]"}
 LIBC = re.compile(r"/libc[.-][^/]*$")
 
@@ -27,7 +27,7 @@ JVM_PAUSE = re.compile(r"\[gc\s*\] GC\(\d+\) Pause .* ([\d.]+)ms$", re.MULTILINE
 
 
 class Failure(Exception):
-    """What went wrong with one program; the others go on."""
+    """One program failed; the others continue."""
 
 
 def paused_s(log, pattern):
@@ -37,36 +37,36 @@ def paused_s(log, pattern):
 def collected(paused_s, cpu_s, delay_s, cpus):
     """Bounds of the collector's share of the CPU time, from its pauses.
 
-    In a pause at least one thread collects, at most one on each CPU. A pause is wall time: of that the program got as much CPU as of
-    its whole runnable time, which is `cpu_s` on a CPU and `delay_s` waiting for one.
+    In a pause at least one thread collects, and at most one on each CPU. A pause is wall time. The share of it that the program ran on
+    a CPU is assumed to be the same as for its whole runnable time: `cpu_s` on a CPU and `delay_s` waiting for one.
     """
     least = paused_s / max(cpu_s + delay_s, 1e-9)
     return least, least * cpus
 
 
 def problems_beside(report, expect, bounds):
-    """What is wrong with a report, by evidence: `bounds` are (least, most) of a wall's share, either None where it is unknown."""
+    """Where a report contradicts the evidence: `bounds` are (least, most) of a wall's share; each is None if unknown."""
     status = {finding["wall"]: finding["status"] for finding in report["findings"]}
     for wall, (least, most) in sorted(bounds.items()):
         said = f"{wall} is {status.get(wall)}"
         if least is not None:
             if wall in expect.must_be_wall and least >= WALL + MARGIN and status.get(wall) != "wall":
-                yield f"{said}; it takes {least:.1%} at least, by other evidence of the same run"
+                yield f"{said}; by other evidence of the same run it takes at least {least:.1%}"
             if least >= CONTRIBUTOR + MARGIN and status.get(wall) not in ("wall", "contributor"):
-                yield f"{said}; it takes {least:.1%} at least, by other evidence of the same run"
+                yield f"{said}; by other evidence of the same run it takes at least {least:.1%}"
         if most is not None and most < WALL - MARGIN and status.get(wall) == "wall":
-            yield f"{said}; it takes {most:.1%} at most, by other evidence of the same run"
+            yield f"{said}; by other evidence of the same run it takes at most {most:.1%}"
 
 
 def group(stack):
-    """Group of one sample: (symbol, module) from the leaf to the root."""
+    """Group of one sample; `stack` has (symbol, module) from the leaf to the root."""
     kernel = [symbol for symbol, module in stack if module.startswith("[") and module not in NOT_THE_KERNEL]
     leaf, module = stack[0]
     if any("page_fault" in symbol for symbol in kernel):
         return "first touch"
     if any(MAP_CALL.search(symbol) for symbol in kernel):
         return "map calls"
-    # On its way into the call and out of it the stack doesn't show which call it is; libc's function around it does.
+    # At the entry and exit of a system call the kernel stack does not show which call it is; libc's function does.
     if kernel and any("sys_futex" in symbol or "lll_lock" in symbol for symbol, _ in stack):
         return "malloc"
     if kernel:
@@ -90,8 +90,8 @@ def stacks(script):
 
 
 def start_perf(seconds, data):
-    """perf's sampling of all CPUs for so long. A clock that goes with a process (-p) rings more often where the process was just
-    switched in: at 22,700 switches a second it put 8.8 % of the samples there, and this one 1.3 %."""
+    """Starts perf on all CPUs for `seconds`. The clock of a process (-p) fires more often just after the process was switched in: at
+    22,700 switches a second, 8.8 % of the samples were there; with this clock 1.3 %."""
     return subprocess.Popen(
         ["perf", "record", "-q", "-F", str(PERF_HZ), "-e", "cpu-clock", "-g", "-o", str(data), "-a", "--", "sleep", str(seconds)],
         stdin=subprocess.DEVNULL,
@@ -102,7 +102,7 @@ def start_perf(seconds, data):
 
 
 def perf_groups(perf, pids, data):
-    """What that saw of these processes (`7,8`): samples by group."""
+    """Samples of these processes (`7,8`) by group, from the perf that `start_perf` started."""
     said = perf.communicate(timeout=60)[1]
     if perf.returncode != 0:
         raise Failure(f"perf record: {said.strip()}")

@@ -1,6 +1,6 @@
-"""What every report must hold, whatever the service: pure checks of the JSON and the text of a diagnosis.
+"""Rules for every report, independent of the service: pure checks of the JSON and the text of a diagnosis.
 
-Each check yields the sentences that say what is wrong; no sentence, no fault.
+Each check yields one sentence for each problem.
 """
 
 import unicodedata
@@ -27,28 +27,28 @@ COLUMNS = 100
 
 
 def problems(report, expect):
-    """Everything that is wrong with a report (parsed JSON) of a service with these expectations."""
+    """All problems of a report (parsed JSON) of a service with these expectations."""
     try:
         return [*check_findings(report), *check_bill(report), *check_verdict(report), *check_expected(report, expect)]
     except (KeyError, TypeError, AttributeError) as error:
-        return [f"the report lacks what the format promises: {type(error).__name__}: {error}"]
+        return [f"the report does not have the documented format: {type(error).__name__}: {error}"]
 
 
 def check_findings(report):
     findings = report["findings"]
     names = [finding["wall"] for finding in findings]
     if sorted(names) != sorted(WALLS):
-        yield f"findings are not one a wall: missing {sorted(WALLS - set(names))}, unknown {sorted(set(names) - WALLS)}"
+        yield f"there is not one finding for each wall: missing {sorted(WALLS - set(names))}, unknown {sorted(set(names) - WALLS)}"
     rungs = [finding["rung"] for finding in findings]
     if rungs != sorted(rungs):
         yield f"findings are not in the order of the ladder: rungs {rungs}"
     for finding in findings:
         name, status, share = finding["wall"], finding["status"], finding["share"]
         if status not in STATUSES:
-            yield f"{name}: status {status!r} is none of the four"
+            yield f"{name}: unknown status {status!r}"
         if status == "not_measured":
             if not finding.get("missing"):
-                yield f"{name}: not measured, and no reason given"
+                yield f"{name}: not measured, without a reason"
         elif share is not None:
             yield from check_interval(name, share)
 
@@ -72,7 +72,7 @@ def check_bill(report):
     for line in lines:
         yield from check_interval(f"bill line {line['class']}", line["share"])
     if len({line["class"] for line in lines}) != len(lines):
-        yield "a class has two lines on the bill"
+        yield "a class has two lines in the bill"
     if not report["bill"]["off_cpu"]:
         yield "the bill has no off-CPU line"
 
@@ -80,7 +80,7 @@ def check_bill(report):
 def check_verdict(report):
     verdict = report["verdict"]
     if not verdict["sentence"].strip():
-        yield "the verdict says nothing"
+        yield "the verdict's sentence is empty"
     walls = {finding["wall"] for finding in report["findings"] if finding["status"] == "wall"}
     if set(verdict["walls"]) != walls:
         yield f"the verdict names {sorted(verdict['walls'])}, the findings {sorted(walls)}"
@@ -88,7 +88,7 @@ def check_verdict(report):
 
 def check_expected(report, expect):
     status = {finding["wall"]: finding["status"] for finding in report["findings"]}
-    # A wall's place is named where it is one; whether it is one, the evidence of the same run tells.
+    # The place must be named only if the report calls it a wall; evidence.py checks whether it is one.
     if expect.must_name and any(status.get(wall) == "wall" for wall in expect.must_be_wall):
         evidence = [line for finding in report["findings"] if finding["status"] == "wall" for line in finding["evidence"]]
         if not any(expect.must_name in line for line in [report["verdict"]["sentence"], *evidence]):
@@ -99,7 +99,7 @@ def check_expected(report, expect):
     for what, expected in (("runtime", expect.runtime), ("allocator", expect.allocator)):
         seen = [process[what] for process in report["target"]["processes"]]
         if expected not in [detected.get("kind") for detected in seen]:
-            yield f"the target's {what} should be {expected}, and is {seen}"
+            yield f"the target's {what} should be {expected}, but is {seen}"
 
 
 def sentence_of(report, wall):
@@ -107,14 +107,14 @@ def sentence_of(report, wall):
 
 
 def text_problems(text):
-    """The report for people: fits a terminal and holds nothing that steers one."""
+    """Problems of the text report: it must fit a terminal and must not contain control characters."""
     if not text.strip():
         yield "the text report is empty"
     for number, line in enumerate(text.splitlines(), 1):
         if columns(line) > COLUMNS:
             yield f"line {number} of the text has {columns(line)} columns: {line[:60]}..."
         if any(unicodedata.category(character) == "Cc" for character in line):
-            yield f"line {number} of the text holds a control character"
+            yield f"line {number} of the text contains a control character"
 
 
 def columns(line):

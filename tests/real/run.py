@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Real programs, end to end: start each under load from other processes, diagnose it, check what is said.
+"""Real programs, end to end: starts each under load from other processes, diagnoses it, and checks the report.
 
-    tests/real/run.py                      all of them, with the release binary
-    tests/real/run.py redis nginx          some
-    tests/real/run.py --no-diagnose        only start and load them, and say how fast they go
-    tests/real/run.py --install            install what is missing (Debian); also when CI is set
+    tests/real/run.py                      all programs, with the release binary
+    tests/real/run.py redis nginx          only these
+    tests/real/run.py --no-diagnose        only start and load them, and print their rates
+    tests/real/run.py --install            install missing packages (Debian); also if CI is set
 
-Servers run in directories of their own on free loopback ports, and are stopped whatever happens. Standard library
-only. Ends with `N passed, N failed, N skipped`.
+Each server runs in its own directory on a free loopback port, and is always stopped. Standard library only. Ends with
+`N passed, N failed, N skipped`.
 """
 
 import argparse
@@ -34,9 +34,9 @@ START_LIMIT_S = 60
 STEADY_LIMIT_S = 20
 # A target below this share of one CPU is not under load.
 STEADY_CPUS = 0.25
-# Above this share of the machine's CPUs other programs run beside: this suite's own scripts and the tool stay below.
+# If unrelated programs use more than this share of the machine's CPUs, the machine is busy. This suite's scripts and the tool use less.
 OTHERS = 0.15
-# Load goes on around the window, so that both of its ends are steady.
+# The load runs longer than the window, so that it is steady at both ends.
 LOAD_MARGIN_S = 12
 
 
@@ -45,7 +45,7 @@ class Stage:
 
     def __init__(self, directory):
         self.directory = Path(directory)
-        # Servers that drop privileges must be able to walk through.
+        # Servers that drop privileges must be able to enter it.
         self.directory.chmod(0o755)
         self.log = open(self.directory / "log", "w+b")
         self.port = free_port()
@@ -65,7 +65,7 @@ class Stage:
         return process
 
     def run(self, command):
-        """A step that ends by itself."""
+        """Runs a command to its end."""
         process = self.spawn(command)
         if process.wait(timeout=START_LIMIT_S) != 0:
             raise Failure(f"{command[0]} failed ({process.returncode}): {self.log_tail()}")
@@ -96,13 +96,13 @@ class Stage:
 
 
 def environment():
-    """The caller's environment without what would change an allocator or a runtime."""
+    """The caller's environment without variables that change an allocator or a runtime."""
     meddling = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_", "PYTHON", "NODE_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
     return {name: value for name, value in os.environ.items() if not name.startswith(meddling)}
 
 
 def stop(process):
-    """Ends the process's whole group: politely, then not."""
+    """Ends the whole process group: with SIGTERM, then with SIGKILL."""
     for number, patience in ((signal.SIGTERM, 5), (signal.SIGKILL, 5)):
         try:
             os.killpg(process.pid, number)
@@ -124,7 +124,7 @@ def group_lives(process):
 
 
 def free_port():
-    """Below the ephemeral range (32768 and up on Linux), so that no client's own port takes it meanwhile."""
+    """A free port below the ephemeral range (32768 and up on Linux), so that no client gets it meanwhile."""
     for port in random.sample(range(20_000, 32_000), 50):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -156,7 +156,7 @@ def process_tree(root):
 
 
 def stat_fields(pid):
-    """Fields of /proc/PID/stat behind the name: state, ppid, ... (proc(5), fields 3 and on)."""
+    """Fields of /proc/PID/stat after the name: state, ppid, ... (proc(5), from field 3 on)."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
@@ -174,7 +174,7 @@ def usage(root):
 
 
 def scheduled(root):
-    """Seconds that the tree's threads spent on a CPU, and that they waited for one (sched-stats.rst)."""
+    """Seconds that the tree's threads ran on a CPU, and waited for one (sched-stats.rst)."""
     cpu = delay = 0
     for pid in process_tree(root):
         for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
@@ -193,8 +193,8 @@ def machine_s():
     return (sum(fields) - fields[3] - fields[4]) / CLOCK_TICKS
 
 
-class Beside:
-    """Evidence of the window, by others than the tool."""
+class Evidence:
+    """Evidence of the window from other sources than allocwall."""
 
     def __init__(self, service, stage, pid, load_pids, duration):
         self.service, self.stage, self.pid, self.load_pids = service, stage, pid, load_pids
@@ -209,7 +209,7 @@ class Beside:
         return (self.stage.directory / "log").stat().st_size, *scheduled(self.pid), machine_s(), loads, time.monotonic()
 
     def bounds(self):
-        """Bounds of the walls' shares; and the share of the machine that went to programs which have nothing to do with this."""
+        """Bounds of the walls' shares, and the share of the machine's CPUs that unrelated programs used."""
         log, cpu, delay, machine, loads, now = (after - before for after, before in zip(self.read(), self.before))
         bounds = {}
         if self.service.pauses:
@@ -221,12 +221,12 @@ class Beside:
             seen = {"first_touch": (share["first touch"],) * 2, "map_churn": (share["map calls"],) * 2}
             bounds.update({wall: seen[wall] for wall in self.service.perf})
         elif self.service.perf:
-            print(f"skipped: {self.service.name}: no perf to hold it against (Debian: linux-perf)")
+            print(f"skipped: {self.service.name}: no perf for independent evidence (Debian: linux-perf)")
         return bounds, max(0.0, machine - cpu - loads) / (now * os.cpu_count())
 
 
 def wait_until_steady(pid):
-    """Two seconds in a row in which the target computes, or would if others left it a CPU; returns its CPUs' worth in the second."""
+    """Waits for two seconds in a row in which the target runs or waits for a CPU; returns how many CPUs it used in the second one."""
     deadline = time.monotonic() + STEADY_LIMIT_S
     steady = 0
     while time.monotonic() < deadline:
@@ -237,11 +237,11 @@ def wait_until_steady(pid):
         steady = steady + 1 if cpus + runnable >= STEADY_CPUS else 0
         if steady == 2:
             return cpus
-    raise Failure(f"the target never was under load: {cpus:.2f} CPUs")
+    raise Failure(f"the target was not under load within {STEADY_LIMIT_S} s: it used {cpus:.2f} CPUs")
 
 
 def missing_reason(service, install):
-    """Why the service cannot run here, after installing what may be installed; None when it can."""
+    """Installs missing programs if allowed; returns why the service cannot run here, or None."""
     if install:
         pairs = [f"{program}={package}" for program, package in service.programs.items()]
         subprocess.run([ROOT / "tools" / "need.sh", *pairs], check=False)
@@ -250,7 +250,7 @@ def missing_reason(service, install):
 
 
 def exercise(service, arguments, keep):
-    """Runs one service through; returns one line about it."""
+    """Starts, loads, diagnoses and stops one service; returns one line about it."""
     with tempfile.TemporaryDirectory(prefix=f"allocwall-{service.name}-", ignore_cleanup_errors=True) as directory:
         stage = Stage(directory)
         try:
@@ -261,7 +261,7 @@ def exercise(service, arguments, keep):
                 cpus = wait_until_steady(pid)
             except Failure as failure:
                 said = " / ".join(output.read_text(errors="replace")[-300:].strip() for output in outputs if output.exists())
-                raise Failure(f"{failure}; the load says: {said or 'nothing'}; the log: {stage.log_tail()}") from None
+                raise Failure(f"{failure}; output of the load: {said or 'none'}; log: {stage.log_tail()}") from None
             served, faults, began = counters(service, stage, pid)
             line = "" if arguments.no_diagnose else diagnose(service, stage, pid, [load.pid for load in loads], arguments, keep)
             if arguments.no_diagnose:
@@ -278,7 +278,7 @@ def exercise(service, arguments, keep):
 
 
 def start_load(service, stage, seconds):
-    """Starts the service's load for so long; its processes, and the files that hold what they say."""
+    """Starts the service's load for `seconds`; returns its processes and the files with their output."""
     outputs = [stage.directory / f"load-{number}" for number in range(8)]
     loads = [
         stage.spawn(command, stdout=open(output, "wb"))
@@ -292,30 +292,30 @@ def counters(service, stage, pid):
 
 
 def finished_rate(service, loads, outputs, stage):
-    """Waits for the load's own end and reads its rate."""
+    """Waits until the load ends, and reads its rate."""
     rate = 0.0
     for load, output in zip(loads, outputs, strict=False):
         if load.wait(timeout=120) != 0:
             raise Failure(f"the load failed ({load.returncode}): {output.read_text(errors='replace')[-300:]} {stage.log_tail()}")
         found = re.search(service.rate_pattern, output.read_text(errors="replace"))
         if not found:
-            raise Failure(f"the load tells no rate: {output.read_text(errors='replace')[-300:]}")
+            raise Failure(f"the load's output has no rate: {output.read_text(errors='replace')[-300:]}")
         rate += float(found[1])
     return rate
 
 
 def diagnose(service, stage, pid, load_pids, arguments, keep):
-    """Records and judges the running service; raises with all that is wrong with the answer."""
+    """Diagnoses the running service and checks the reports; raises Failure with all problems."""
     recording = keep / f"{service.name}.allocwall"
     pids = ",".join(str(one) for one in process_tree(pid))
     command = [arguments.binary, "diagnose", "-p", pids, "-d", str(arguments.duration), "--json", "-o", recording]
-    beside = Beside(service, stage, pid, load_pids, arguments.duration)
+    evidence = Evidence(service, stage, pid, load_pids, arguments.duration)
     live = tool(command, arguments.duration + 60)
-    bounds, others = beside.bounds()
+    bounds, others = evidence.bounds()
     (keep / f"{service.name}.json").write_text(live)
     expect = service.expect
     if others > OTHERS:
-        # Then the program really waits for its CPU.
+        # On a busy machine the program really waits for a CPU.
         expect = replace(expect, must_not_be_wall=expect.must_not_be_wall - {"run_queue"})
     faults = [*problems(parse(live), expect), *problems_beside(parse(live), expect, bounds)]
     replayed = tool([arguments.binary, "diagnose", recording, "--json"], 60)
@@ -331,7 +331,7 @@ def diagnose(service, stage, pid, load_pids, arguments, keep):
 
 
 def tool(command, limit_s):
-    """Stdout of the tool, which must succeed."""
+    """Runs the tool, which must succeed; returns its stdout."""
     try:
         done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=limit_s, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
@@ -345,7 +345,7 @@ def parse(text):
     try:
         return json.loads(text)
     except ValueError as error:
-        raise Failure(f"stdout is no JSON: {error}") from None
+        raise Failure(f"stdout is not valid JSON: {error}") from None
 
 
 def parse_arguments():
@@ -359,9 +359,9 @@ def parse_arguments():
     arguments = parser.parse_args()
     unknown = set(arguments.names) - {service.name for service in SERVICES}
     if unknown:
-        parser.error(f"no service named {', '.join(sorted(unknown))}")
+        parser.error(f"unknown service {', '.join(sorted(unknown))}")
     if not arguments.no_diagnose and not arguments.binary.is_file():
-        parser.error(f"{arguments.binary} is not there: make build")
+        parser.error(f"{arguments.binary} does not exist; run make build")
     return arguments
 
 

@@ -1,7 +1,7 @@
-"""The real programs: how each is started and loaded, and what a diagnosis of it may and must say.
+"""The real programs: how each is started and loaded, and what its report may and must contain.
 
-A table. Each entry starts one server in its own directory on a free loopback port and names the commands that load
-it from other processes. Nothing here knows how the tool is run.
+Each entry of the table starts one server in its own directory on a free loopback port, and has the commands that load it from other
+processes. Nothing here depends on how allocwall is run.
 """
 
 import os
@@ -20,56 +20,56 @@ from evidence import JVM_PAUSE, NODE_PAUSE
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 LOAD = EXAMPLES / "manifest-service" / "load.py"
 
-# Walls that need several threads in one address space, and those that need a collector.
+# Walls that need several threads in one address space, and walls that need a collector.
 THREADED = {"address_space_lock", "allocator_contention"}
 COLLECTED = {"garbage_collector"}
-# What a program that computes on warm memory must never be told.
+# Walls that are wrong for a program that computes on warm memory.
 COLD_MEMORY = {"first_touch", "map_churn", "retention"}
-# What a program that seldom calls malloc must not be told; bounds without counters never convict.
+# Walls that are wrong for a program that rarely calls malloc. NUMA and TLB have only upper bounds here, so they can never be walls.
 NOT_THE_ALLOCATOR = {"call_rate", "allocator_code", "numa", "tlb"}
 
 
 @dataclass
 class Expectation:
-    """What a report on the service must hold. Cautious: only what would be indefensible is forbidden."""
+    """What a report on the service must contain. Only clearly wrong walls are forbidden."""
 
     runtime: str
     allocator: str
-    # Called a wall where the evidence of the same run says that it is one (evidence.py), rather than a contributor.
+    # Walls that must be called a wall, not a contributor, if the evidence of the same run shows it (evidence.py).
     must_be_wall: set = field(default_factory=set)
-    # A place in the code that these walls must name.
+    # A place in the code that one of these walls must name.
     must_name: str = None
-    # Not to be called a wall.
+    # Walls that must not be called a wall.
     must_not_be_wall: set = field(default_factory=set)
 
 
 @dataclass
 class Service:
     name: str
-    # Programs that must be there, each with the Debian package that brings it.
+    # Required programs, each with its Debian package.
     programs: dict
     # Starts the server: gets the Stage, returns the pid to diagnose.
     start: Callable
-    # Load commands for so many seconds: gets the Stage and seconds.
+    # Returns the load commands: gets the Stage and the number of seconds.
     load: Callable
-    # Requests so far, or None: then the rate is read from the load's own output by `rate_pattern`.
+    # Returns the number of requests so far. If it is None, the rate is read from the load's output with `rate_pattern`.
     served: Callable = None
     rate_pattern: str = None
     expect: Expectation = None
-    # Pauses in the collector's own log, which is the server's output.
+    # Pattern of a pause in the collector's log, which is the server's output.
     pauses: re.Pattern = None
-    # Walls that perf has a group for: beside it they are judged.
+    # Walls whose shares are compared with perf's groups.
     perf: tuple = ()
 
 
 def find_program(name):
-    """Path of a program: also where Debian keeps servers out of the ordinary PATH."""
+    """Path of a program, also in the folders of servers that Debian does not have in PATH."""
     places = os.environ.get("PATH", "").split(":") + ["/usr/sbin", *sorted(glob("/usr/lib/postgresql/*/bin"), reverse=True)]
     return shutil.which(name, path=":".join(places))
 
 
 def system_python():
-    """Debian's interpreter where there is one: the one that services run on."""
+    """Debian's interpreter if it exists: services run on it."""
     return "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 
 
@@ -119,7 +119,7 @@ def start_redis(stage):
 
 
 def load_redis(stage, seconds):
-    # 200,000 keys of up to 512 B: some 150 MB at most. Loops until it is stopped.
+    # 200,000 keys of up to 512 B: about 150 MB at most. Loops until it is stopped.
     mix = ["-t", "set,get,lpush,lpop", "-r", 200_000, "-d", 512]
     return [[find_program("redis-benchmark"), "-h", "127.0.0.1", "-p", stage.port, *mix, "-c", 16, "-P", 8, "-l", "-q"]]
 
@@ -264,7 +264,7 @@ SERVICES = [
         start=start_redis,
         load=load_redis,
         served=served_by_redis,
-        # Its lists and strings really are allocated: call rate or allocator code may be the wall, contention may not.
+        # Redis really allocates its lists and strings: call rate or allocator code may be the wall, contention may not.
         expect=Expectation(
             runtime="native",
             allocator="jemalloc",
@@ -289,7 +289,7 @@ SERVICES = [
         start=start_nginx,
         load=load_nginx,
         rate_pattern=r"Requests/sec:\s+([\d.]+)",
-        # Each request takes memory from the heap's top and gives it back: brk calls, and about one fault a request.
+        # Each request grows the top of the heap and trims it again: brk calls, and about one fault a request.
         expect=Expectation(
             runtime="native",
             allocator="glibc",
@@ -306,7 +306,7 @@ SERVICES = [
         expect=Expectation(
             runtime="jvm",
             allocator="glibc",
-            # Its own threads fill the CPUs: that they wait for one another is no interference.
+            # Its own threads use all CPUs. That they wait for each other is not interference.
             must_not_be_wall=COLD_MEMORY | THREADED | NOT_THE_ALLOCATOR | {"application_lock", "waiting", "run_queue"},
         ),
         pauses=JVM_PAUSE,

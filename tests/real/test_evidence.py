@@ -1,4 +1,4 @@
-"""The evidence itself: each log line is read, and each rule finds its planted fault and passes the near twin."""
+"""Tests of the evidence: each log line is read, and each rule finds a planted fault and passes the near twin."""
 
 import unittest
 
@@ -30,7 +30,7 @@ def found(bounds, **status):
 
 
 class Stacks(unittest.TestCase):
-    def test_a_call_is_known_by_libcs_function_on_the_way_into_it(self):
+    def test_at_its_entry_a_call_is_known_by_libcs_function(self):
         entry = [("do_syscall_64", "[kernel.kallsyms]"), ("entry_SYSCALL_64_after_hwframe", "[kernel.kallsyms]")]
         libc = "/usr/lib/x86_64-linux-gnu/libc.so.6"
         self.assertEqual(group([*entry, ("__lll_lock_wait_private", libc)]), "malloc")
@@ -43,32 +43,32 @@ class Logs(unittest.TestCase):
         self.assertAlmostEqual(paused_s(JVM, JVM_PAUSE), 0.010)
         self.assertEqual(paused_s("", NODE_PAUSE), 0)
 
-    def test_a_pause_beside_a_busy_program_is_not_all_the_collectors(self):
+    def test_a_pause_counts_only_the_time_in_which_the_program_ran(self):
         self.assertEqual(collected(1, 10, 0, 2), (0.1, 0.2))
-        # Half of its runnable time the program waited for a CPU: of its pauses too.
+        # The program waited for a CPU in half of its runnable time, and so in half of its pauses.
         self.assertEqual(collected(1, 5, 5, 2), (0.1, 0.2))
         self.assertEqual(collected(0, 0, 0, 2), (0, 0))
 
 
 class Rules(unittest.TestCase):
-    def test_what_is_large_must_be_found(self):
+    def test_a_large_share_must_be_found(self):
         self.assertIn("8.0%", found({"garbage_collector": (0.08, 0.16)}, garbage_collector="ruled_out")[0])
         self.assertIn("8.0%", found({"garbage_collector": (0.08, 0.16)}, garbage_collector="not_measured")[0])
         self.assertEqual(found({"garbage_collector": (0.08, 0.16)}, garbage_collector="contributor"), [])
         self.assertEqual(found({"garbage_collector": (0.08, None)}, garbage_collector="wall"), [])
 
-    def test_what_is_small_may_be_ruled_out_and_is_no_wall(self):
+    def test_a_small_share_may_be_ruled_out_and_is_no_wall(self):
         self.assertEqual(found({"garbage_collector": (0.037, 0.074)}, garbage_collector="ruled_out"), [])
         self.assertEqual(found({"garbage_collector": (0.037, 0.074)}, garbage_collector="contributor"), [])
         self.assertIn("7.4%", found({"garbage_collector": (0.037, 0.074)}, garbage_collector="wall")[0])
         self.assertEqual(found({"garbage_collector": (0.037, 0.14)}, garbage_collector="wall"), [])
 
-    def test_a_wall_is_asked_for_where_it_is_one(self):
+    def test_an_expected_wall_must_be_called_a_wall(self):
         self.assertEqual(len(found({"first_touch": (0.2, 0.2)}, first_touch="contributor")), 1)
         self.assertEqual(found({"first_touch": (0.16, 0.16)}, first_touch="contributor"), [])
         self.assertEqual(found({"map_churn": (0.2, None)}, map_churn="contributor"), [])
 
-    def test_without_evidence_nothing_is_asked(self):
+    def test_without_evidence_nothing_is_required(self):
         self.assertEqual(found({}, first_touch="ruled_out"), [])
         self.assertEqual(found({"first_touch": (None, None)}, first_touch="ruled_out"), [])
 

@@ -1,4 +1,4 @@
-"""The checks themselves: each must pass a good report and find the fault planted in its near twin."""
+"""Tests of the checks: each must pass a good report and find a planted fault."""
 
 import copy
 import unittest
@@ -68,26 +68,26 @@ EXPECT = Expectation(
     must_not_be_wall={"allocator_contention"},
 )
 
-# Fault planted, and a word of the sentence that must name it.
+# Each planted fault, and a part of the sentence that must report it.
 FAULTS = {
-    "a wall is missing": (lambda r: r["findings"].pop(), "one a wall"),
+    "a wall is missing": (lambda r: r["findings"].pop(), "one finding for each wall"),
     "ladder out of order": (lambda r: r["findings"].reverse(), "order of the ladder"),
-    "a fifth status": (lambda r: finding(r, "tlb").update(status="maybe"), "none of the four"),
-    "absence without reason": (lambda r: finding(r, "numa").update(missing=None), "no reason"),
+    "a fifth status": (lambda r: finding(r, "tlb").update(status="maybe"), "unknown status"),
+    "absence without reason": (lambda r: finding(r, "numa").update(missing=None), "without a reason"),
     "interval upside down": (lambda r: finding(r, "tlb")["share"].update(low=0.5), "not in order"),
     "bill short": (lambda r: r["bill"]["on_cpu"][0]["share"].update(point=0.399), "not to 1"),
     "bill empty": (lambda r: r["bill"].update(on_cpu=[]), "no on-CPU line"),
     "bill not measured": (lambda r: r["bill"].update(on_cpu={"absent": {"reason": "not_permitted"}}), "not_permitted"),
     "class twice": (lambda r: r["bill"]["on_cpu"][1].update({"class": "application"}), "two lines"),
-    "verdict says nothing": (lambda r: r["verdict"].update(sentence=" "), "says nothing"),
+    "verdict without a sentence": (lambda r: r["verdict"].update(sentence=" "), "sentence is empty"),
     "verdict against findings": (lambda r: r["verdict"].update(walls=[]), "the verdict names"),
     "place not named": (lambda r: r["verdict"].update(sentence="First touch is the wall."), "no wall names rewrite"),
     "absurd wall": (lambda r: absurd(r), "is called a wall"),
     "wrong runtime": (lambda r: r["target"]["processes"][0].update(runtime={"kind": "native"}), "runtime should be"),
     "wrong allocator": (lambda r: r["target"]["processes"][0]["allocator"].update(kind="musl"), "allocator should be"),
-    "runtime not told": (lambda r: r["target"]["processes"][0].update(runtime={"absent": {}}), "runtime should be"),
-    "no bill at all": (lambda r: r.pop("bill"), "promises"),
-    "findings of another shape": (lambda r: r.update(findings=None), "promises"),
+    "runtime not measured": (lambda r: r["target"]["processes"][0].update(runtime={"absent": {}}), "runtime should be"),
+    "no bill at all": (lambda r: r.pop("bill"), "documented format"),
+    "findings of another shape": (lambda r: r.update(findings=None), "documented format"),
 }
 
 
@@ -107,7 +107,7 @@ class Expectations(unittest.TestCase):
                 plant(report)
                 self.assertIn(word, "; ".join(problems(report, EXPECT)))
 
-    def test_a_place_is_asked_of_a_wall_alone(self):
+    def test_only_a_wall_must_name_a_place(self):
         report = sample()
         finding(report, "first_touch").update(status="contributor")
         report["verdict"].update(sentence="Retention is the wall.", walls=["retention"])
@@ -119,7 +119,7 @@ class Expectations(unittest.TestCase):
         self.assertIn("control character", "".join(text_problems("a\x1b[31mred")))
         self.assertIn("empty", "".join(text_problems(" \n")))
 
-    def test_the_table_of_services_speaks_of_known_walls(self):
+    def test_the_table_of_services_has_only_known_walls(self):
         self.assertEqual({wall for walls in RUNGS.values() for wall in walls}, WALLS)
         self.assertEqual(len(STATUSES), 4)
         for service in SERVICES:

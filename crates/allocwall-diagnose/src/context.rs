@@ -1,4 +1,5 @@
-//! What the rungs read: the bill's lines, the counters' change over the window, the process that used most CPU.
+//! The values that the rungs use: lines of the bill, changes of counters over the window, the process that used most
+//! CPU.
 
 use super::remedies;
 use crate::bill::{Bill, Classifier, Site, WaitLine};
@@ -21,7 +22,7 @@ pub struct Context<'a> {
     pub window_s: f64,
     /// CPU-seconds per second that the kernel charged to the target.
     pub cpu_rate: f64,
-    // What takes a look at every sample is asked for by many remedies, and looked for once.
+    // Each of these reads every sample, and many remedies need it, so it is computed once.
     served: OnceCell<(Served, String)>,
     map_calls_by_malloc: OnceCell<Measured<Interval>>,
     past_huge_pages: OnceCell<Interval>,
@@ -30,9 +31,10 @@ pub struct Context<'a> {
 /// Several lines of the bill as one.
 #[derive(Clone, Copy, Debug)]
 pub struct Sum {
-    /// Fraction of the target's CPU time; kernel time without names may belong to kernel lines, and is in their upper end.
+    /// Fraction of the target's CPU time. The upper end includes the kernel time without symbols, which may belong to
+    /// it.
     pub share: Interval,
-    /// The same without what may hide there.
+    /// The same without the kernel time without symbols.
     pub named: Interval,
     /// CPU-seconds per second of the window.
     pub rate: Interval,
@@ -46,7 +48,7 @@ impl Sum {
     };
 }
 
-/// How the allocator's calls are served, as far as sampled addresses tell.
+/// Whether the thread cache serves the allocator's calls, as far as the sampled addresses show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Served {
     Cached,
@@ -65,10 +67,10 @@ const KERNEL_LINES: &[CostClass] = &[
     CostClass::OtherKernel,
 ];
 
-/// From this part of the threads' time on a target that was stopped is told as such.
+/// A target that was stopped for this part of its threads' time, or more, gets no verdict.
 const MOSTLY: f64 = 0.5;
 
-/// Where every stack starts: named as a call site it tells nothing.
+/// Functions at the root of every stack. As a call site they say nothing.
 const NOWHERE: &[&str] = &[
     "[unknown]",
     "_start",
@@ -82,9 +84,9 @@ const NOWHERE: &[&str] = &[
 pub fn ended_unread() -> Absence {
     Absence::new(
         Reason::TooLittle,
-        "the target ended before the scheduler's account of it was read again",
+        "the target ended before its scheduler times were read again",
     )
-    .mend("a target that runs for longer")
+    .mend("diagnose a target that runs longer")
 }
 
 impl<'a> Context<'a> {
@@ -101,7 +103,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// The process that used most CPU; a launched command is often a shell's child.
+    /// The process that used most CPU. A launched command is often the child of a shell.
     pub fn process(&self) -> Option<&'a Process> {
         main_process(self.recording)
     }
@@ -132,9 +134,9 @@ impl<'a> Context<'a> {
         if samples < MIN_SAMPLES {
             return Err(Absence::new(
                 Reason::TooLittle,
-                format!("{samples} CPU samples; shares are judged from {MIN_SAMPLES} on"),
+                format!("{samples} CPU samples: at least {MIN_SAMPLES} are needed to judge shares"),
             )
-            .mend("a longer window: -d 60"));
+            .mend("use a longer window: -d 60"));
         }
         let named = sampled.share(classes);
         let hidden = if touches_kernel {
@@ -150,7 +152,7 @@ impl<'a> Context<'a> {
         })
     }
 
-    /// Kernel time without names, which could belong to any kernel line.
+    /// Kernel time without symbols, which may belong to any line of the kernel.
     pub fn unnamed_kernel(&self) -> f64 {
         self.bill.on_cpu.as_ref().map_or(0.0, |lines| {
             lines
@@ -166,7 +168,7 @@ impl<'a> Context<'a> {
             Some(line) => line.thread_s.clone(),
             None => Err(Absence::new(
                 Reason::NotFound,
-                format!("no line for {}", class.title()),
+                format!("the bill has no line for {}", class.title()),
             )),
         }
     }
@@ -179,13 +181,14 @@ impl<'a> Context<'a> {
         self.bill.off_cpu.iter().find(|l| l.class == class)
     }
 
-    /// Of the application's lock waits, the part of which nothing but its thread's CPU time says that it is one.
+    /// The part of the application's lock waits that was counted there only because the thread was busy.
     pub fn untold_locks(&self) -> f64 {
         self.wait_line(WaitClass::ApplicationLock)
             .map_or(0.0, |l| l.untold)
     }
 
-    /// Seconds in futexes whose callers' stacks were not read: on which line they stand is a guess. `of` picks the lines.
+    /// Seconds in futex waits whose callers' stacks were not read, so that their line is a guess. `of` selects the
+    /// lines.
     pub fn unread_futex_s(&self, of: impl Fn(WaitClass) -> bool) -> f64 {
         self.bill
             .off_cpu
@@ -195,8 +198,7 @@ impl<'a> Context<'a> {
             .sum()
     }
 
-    /// Seconds at the window's end in which the scheduler's account of the threads was not read any more: a target that ends takes it
-    /// along.
+    /// Seconds at the end of the window without scheduler times: when a target ends, its times can no longer be read.
     pub fn unread_s(&self) -> f64 {
         let threads = &self.recording.threads;
         match self.recording.meta.ended {
@@ -208,7 +210,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Seconds of thread time in which the target ran or would have liked to.
+    /// Thread-seconds in which the target ran, or waited for a CPU or a lock.
     pub fn active_thread_s(&self) -> f64 {
         let lock = 1.0 - self.untold_locks();
         self.bill.cpu_s
@@ -225,10 +227,10 @@ impl<'a> Context<'a> {
             + lock * self.wait_point(WaitClass::ApplicationLock)
     }
 
-    /// Of the time on run queues, the part spent behind others than the target itself: 0 to 1.
+    /// The part of the run-queue time that the target waited for other processes: 0 to 1.
     ///
-    /// A waiting thread is taken to stand behind whoever runs, in proportion to the CPU time of each; a lone thread waits for others
-    /// alone.
+    /// A waiting thread is assumed to wait for each running thread in proportion to its CPU time. A target with one
+    /// thread waits only for other processes.
     pub fn behind_others(&self) -> f64 {
         let threads = &self.recording.threads;
         let own = total(threads.iter().map(|t| t.cpu_ns));
@@ -249,7 +251,7 @@ impl<'a> Context<'a> {
         if all > 0.0 { behind / all } else { 1.0 }
     }
 
-    /// The part of the time in which the target's threads could have run that they waited for one another's CPU.
+    /// The part of runnable time in which the target's threads waited for one another.
     pub fn behind_itself(&self) -> f64 {
         let delay = self.wait_point(WaitClass::RunQueue);
         let whole = delay + self.bill.cpu_s;
@@ -260,13 +262,13 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// The largest named site of these lines, weighted by the lines, and its fraction of them.
+    /// The largest call site of these lines that has a name, weighted by the lines, and its fraction of them.
     pub fn top_site(&self, classes: &[CostClass]) -> Option<(String, f64)> {
         let lines = self.bill.on_cpu.as_ref().ok()?;
         let mut weight: BTreeMap<&str, f64> = BTreeMap::new();
         for line in lines.iter().filter(|l| classes.contains(&l.class)) {
             for site in &line.sites {
-                let name = site.python.as_deref().unwrap_or_else(|| spoken_of(site));
+                let name = site.python.as_deref().unwrap_or_else(|| printed_name(site));
                 *weight.entry(name).or_default() += site.share * line.share.point;
             }
         }
@@ -282,7 +284,7 @@ impl<'a> Context<'a> {
             .map(|(name, part)| (name.to_owned(), part / all.max(f64::MIN_POSITIVE)))
     }
 
-    /// Change of a cumulative counter over the window; None where either end lacks it or it tells nothing: [`gained`].
+    /// Change of a cumulative counter over the window. None if either end lacks it, or if [`gained`] rejects it.
     pub fn change<T: Into<Option<u64>>>(&self, read: impl Fn(&Tick) -> T) -> Option<u64> {
         let (first, last) = (self.recording.ticks.first()?, self.recording.ticks.last()?);
         gained(read(first).into()?, read(last).into()?)
@@ -296,8 +298,8 @@ impl<'a> Context<'a> {
         self.change(|t| read(t.host.as_ref()?).into())
     }
 
-    /// Whether the kernel's own account of the target's CPU time was read, for most of the window: without file descriptors some
-    /// readings fail, and two that follow one another at its start say nothing of the rest.
+    /// Whether the kernel's account of the target's CPU time was read for at least half of the window. Without free
+    /// file descriptors some readings fail; two readings at the start say nothing about the rest.
     pub fn cpu_is_known(&self) -> bool {
         let most = |span_ns: u64| span_ns >= self.recording.meta.window_ns / 2;
         let ticks = &self.recording.ticks;
@@ -309,22 +311,22 @@ impl<'a> Context<'a> {
             || self.recording.threads.iter().any(|thread| most(thread.seen_ns))
     }
 
-    /// Somebody kept the target from running most of the time, and too little is left to judge by.
+    /// The target was stopped most of the time, and the rest is too little to judge.
     pub fn stopped(&self) -> Option<Absence> {
         let share = self.wait_point(WaitClass::Stopped) / self.bill.rates.thread_s.max(1e-9);
         if share < MOSTLY || self.cpu(&[CostClass::Application]).is_ok() {
             return None;
         }
         let head = format!(
-            "it was stopped for {} of its threads' time",
+            "the target was stopped for {} of its threads' time",
             percent(share.min(1.0))
         );
         Some(match self.probe_absence("stopped") {
             Some(mut why) => {
-                why.detail = format!("{head}: {}", why.detail);
+                why.detail = format!("{head}; {}", why.detail);
                 why
             }
-            // It ran again when the window closed.
+            // The probe has no reason if the target ran again at the end of the window.
             None => Absence::new(
                 Reason::TooLittle,
                 format!("{head}, by a signal, a tracer or its cgroup's freezer"),
@@ -362,7 +364,7 @@ impl<'a> Context<'a> {
         (c.over_ns > 0).then(|| c.count as f64 * 1e9 / c.over_ns as f64)
     }
 
-    /// The samples whose innermost user frame is the allocator's own code.
+    /// Counts the samples whose innermost user frame is the allocator's own code.
     fn allocator_leaves(&self) -> Leaves {
         let classifier = Classifier::new(self.recording);
         let mut leaves = Leaves::default();
@@ -398,13 +400,13 @@ impl<'a> Context<'a> {
             .is_some_and(|m| m.role == ModuleRole::Libc)
     }
 
-    /// The part of the samples on the bill's lines of map calls that came through malloc.
+    /// The part of the samples in map calls that malloc made.
     pub fn map_calls_by_malloc(&self) -> Measured<Interval> {
         let look = || remedies::map_calls_by_malloc(self.recording);
         self.map_calls_by_malloc.get_or_init(look).clone()
     }
 
-    /// The part of first touch that huge pages would not change, by time. Nothing seen: none, which leaves most to gain.
+    /// The part of first touch, by time, that huge pages would not change. Without samples it is 0.
     pub fn past_huge_pages(&self) -> Interval {
         *self.past_huge_pages.get_or_init(|| {
             match Classifier::new(self.recording).touches_past_huge_pages(&self.recording.samples) {
@@ -414,22 +416,22 @@ impl<'a> Context<'a> {
         })
     }
 
-    /// How malloc's calls are served, with the figures behind it.
+    /// Whether the thread cache serves malloc's calls, with the figures for it.
     pub fn served(&self) -> (Served, String) {
-        self.served.get_or_init(|| self.look_how_served()).clone()
+        self.served.get_or_init(|| self.compute_served()).clone()
     }
 
-    fn look_how_served(&self) -> (Served, String) {
+    fn compute_served(&self) -> (Served, String) {
         use allocwall_model::catalogue::thresholds::{ENTRY_SHARE, MISS_SHARE};
         let leaves = self.allocator_leaves();
         let all = leaves.all;
         if all < MIN_SAMPLES / 2 {
             return (
                 Served::Unknown,
-                format!("{all} samples in malloc: too few to tell its fast path"),
+                format!("only {all} samples in malloc: too few to recognize its fast path"),
             );
         }
-        // Where nearly all functions have names, a miss would have shown.
+        // If nearly all functions have names, a miss would be visible.
         if leaves.miss > 0 || leaves.named as f64 >= NEARLY_ALL * all as f64 && leaves.in_libc == 0 {
             let share = leaves.miss as f64 / all as f64;
             let served = if share >= MISS_SHARE.missing {
@@ -440,19 +442,19 @@ impl<'a> Context<'a> {
                 Served::Mixed
             };
             let text = format!(
-                "{} of malloc's samples in functions that run only when its thread cache misses",
+                "{} of malloc's samples are in functions that run only when its thread cache misses",
                 percent(share)
             );
             return (served, text);
         }
-        // How the entry points' share tells hits from misses was measured on glibc.
+        // The relation between the share of the entry points and cache hits was measured with glibc only.
         let glibc = self
             .process()
             .is_some_and(|p| matches!(&p.allocator, Ok(a) if a.kind == AllocatorKind::Glibc));
         if leaves.libc_entry == 0 || !glibc || leaves.in_libc < MIN_SAMPLES / 2 {
             return (
                 Served::Unknown,
-                "no function of this allocator tells hits of its cache from misses".into(),
+                "the functions of this allocator do not show whether its cache hits or misses".into(),
             );
         }
         let share = leaves.libc_entry as f64 / leaves.in_libc as f64;
@@ -464,14 +466,14 @@ impl<'a> Context<'a> {
             Served::Mixed
         };
         let text = format!(
-            "{} of malloc's samples in its entry points (cached calls: about 55 %, misses: 24 %)",
+            "{} of malloc's samples are in its entry points (cached calls: about 55 %, misses: 24 %)",
             percent(share)
         );
         (served, text)
     }
 }
 
-/// Samples in the allocator's own code, by what their function is known to do.
+/// Samples in the allocator's own code, by the kind of function.
 #[derive(Default)]
 struct Leaves {
     all: u64,
@@ -481,11 +483,11 @@ struct Leaves {
     miss: u64,
 }
 
-/// So large a part of the allocator's samples with names is as good as all.
+/// If this part of the allocator's samples has names, that counts as all.
 const NEARLY_ALL: f64 = 0.9;
 
-/// A function without a name is spoken of by its file: `libz.so.1`, `generated code`.
-fn spoken_of(site: &Site) -> &str {
+/// The name to print. A function without a symbol gets the name of its file: `libz.so.1`, `generated code`.
+fn printed_name(site: &Site) -> &str {
     match site.function.as_str() {
         "(no symbol)" | "(generated code)" if !site.module.is_empty() => {
             let file = site.module.rsplit('/').next().unwrap_or(&site.module);
@@ -497,18 +499,18 @@ fn spoken_of(site: &Site) -> &str {
     }
 }
 
-/// A recording's numbers may be anything.
+/// Saturates, because a recording may contain any number.
 pub fn total(numbers: impl Iterator<Item = u64>) -> u64 {
     numbers.fold(0, u64::saturating_add)
 }
 
-/// The process that used most CPU in the window, else the first.
+/// The process that used most CPU in the window; the first one if there is a tie.
 pub fn main_process(recording: &Recording) -> Option<&Process> {
     let cpu = |pid: i32| -> u64 {
         let own = recording.threads.iter().filter(|t| t.pid == pid);
         total(own.map(|t| t.cpu_ns))
     };
-    // `rev`: of equals the first one wins.
+    // `rev`: among equals, `max_by_key` returns the last one.
     recording.processes.iter().rev().max_by_key(|p| cpu(p.pid))
 }
 
@@ -523,7 +525,7 @@ impl MendIfNone for Absence {
     }
 }
 
-/// `0.414` as `41 %`; small shares keep a digit so that they are not read as nothing.
+/// `0.414` as `41 %`. Small shares have one decimal.
 pub fn percent(share: f64) -> String {
     let p = share * 100.0;
     if p < 9.95 && (p - p.round()).abs() > 0.05 {
@@ -533,7 +535,7 @@ pub fn percent(share: f64) -> String {
     }
 }
 
-/// `41 % (38–44 %)`; a value without sampling error has no brackets.
+/// `41 % (38–44 %)`. A value without sampling error has no interval.
 pub fn percent_interval(i: Interval) -> String {
     if i.high - i.low < 1e-9 {
         return percent(i.point);

@@ -1,31 +1,33 @@
-//! What a trial of a remedy is expected to show: the change in CPU time of the same work.
+//! The effect that a trial of a remedy is expected to show: the change in CPU time for the same work.
 //!
-//! Every remedy that acts on CPU time has bounds: from the lines that it acts on, and from what is known of how much of them it can
-//! reach. A diagnosis prints them as the gain where more than the lines stands behind them.
+//! Every remedy that acts on CPU time has bounds. They come from its lines of the bill, and from the known part of
+//! these lines that it can change. A diagnosis prints the bounds as the gain if they come from more than the lines
+//! alone.
 
 use super::context::{Context, Served};
 use super::remedies;
 use crate::bill::Bill;
 use allocwall_model::catalogue::cost::CostClass::{
-    self, AddressSpaceLock, AllocatorCode, AllocatorLocks, FaultPath, MapCalls, PageRelease, Zeroing,
+    self, AddressSpaceLock, AllocatorCode, AllocatorLocks, MapCalls, PageRelease,
 };
 use allocwall_model::catalogue::modules::AllocatorKind;
 use allocwall_model::catalogue::prices::{MALLOC_ARENA, MALLOC_CACHED};
-use allocwall_model::catalogue::remedies::{Change, Effect, Remedy};
+use allocwall_model::catalogue::remedies::{ALLOCATOR_LINES, Change, Effect, Remedy};
 use allocwall_model::catalogue::swaps::{self, Part, Swap};
 use allocwall_model::catalogue::thresholds::TLB_REACH_BYTES;
+use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::Recording;
 use allocwall_model::units::{Interval, Measured};
 
-/// Whether there is a bill to expect anything from.
+/// Whether the bill allows predictions.
 pub fn possible(recording: &Recording, bill: &Bill) -> Measured<()> {
     Context::new(recording, bill)
         .cpu(&[CostClass::Application])
         .map(drop)
 }
 
-/// Relative change, negative where it saves. None where the remedy does not apply, saves something else than CPU time, or its lines
-/// were not measured.
+/// Relative change; negative if the remedy saves CPU time. None if the remedy does not apply, if it does not act on
+/// CPU time, or if its lines of the bill were not measured.
 pub fn change(recording: &Recording, bill: &Bill, remedy: &Remedy) -> Option<Interval> {
     let ctx = Context::new(recording, bill);
     remedies::all_met(&ctx, remedy).ok()?;
@@ -33,7 +35,7 @@ pub fn change(recording: &Recording, bill: &Bill, remedy: &Remedy) -> Option<Int
     Some(Interval::new(-saved.high, -saved.point, -saved.low))
 }
 
-/// The same as a share of the target's CPU time that is saved, for a remedy that applies.
+/// The saved share of the target's CPU time, for a remedy that applies.
 pub(super) fn saved(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
     let library = remedy.start.iter().flat_map(|s| s.applied).find_map(|c| match c {
         Change::Preload(library) => Some(library.kind()),
@@ -49,7 +51,7 @@ pub(super) fn saved(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
         (None, _) => (bounded(ctx, remedy)?, times(own, swaps::PLACES)),
     };
     let saved = sum(&[saved, aside]);
-    // Nothing saves more than all.
+    // No remedy saves more than all of the CPU time.
     Some(Interval::new(
         saved.low.min(1.0),
         saved.point.min(1.0),
@@ -64,7 +66,7 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
     let gain = remedies::gain(ctx, remedy);
     match remedy.effect {
         Effect::NotCpu(_) | Effect::Swap => None,
-        // Calls that the cache serves already are beyond help; of the others it saves the way to the arena.
+        // It saves nothing for calls that the cache already serves. For the others it saves the call of the arena.
         Effect::DeeperCache => {
             if contended(ctx) {
                 return Some(times(lines, DEEPER_WHERE_CONTENDED));
@@ -72,7 +74,7 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
             let misses = match ctx.served().0 {
                 Served::Cached => part(0.0, 0.1),
                 Served::Mixed => part(0.0, 0.4),
-                // Its slots are 127 blocks: what comes and goes in larger numbers misses them too.
+                // A size class holds 127 blocks. Larger numbers of blocks miss the deeper cache too.
                 Served::Missing | Served::Unknown => part(0.0, 0.5),
             };
             let cached = ctx.price(MALLOC_CACHED).zip(ctx.price(MALLOC_ARENA));
@@ -83,16 +85,16 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
         }
         Effect::OwnArenas if !contended(ctx) => Some(times(lines, part(0.0, 1.0))),
         Effect::OwnArenas => {
-            let met = ctx.cpu(&[AllocatorCode, AllocatorLocks]).ok()?.share;
+            let met = ctx.cpu(ALLOCATOR_LINES).ok()?.share;
             Some(sum(&[times(met, swaps::ARENAS), spinning(ctx)?]))
         }
         Effect::AtMost(fraction, _) => Some(times(lines, part(0.0, fraction))),
-        // Memory on huge pages is given back in fewer pieces as well.
+        // Memory on huge pages is also released in fewer pieces.
         Effect::HugeTouch => {
             let gain = gain?;
             let release = ctx.cpu(&[PageRelease]).map_or(0.0, |s| s.share.high);
             let high = gain.high + release;
-            // Which of them are of arenas is not seen: malloc's blocks are none.
+            // It is unknown which blocks belong to arenas of the runtime.
             let sure = match remedy.applies(Change::ArenaHook) {
                 true => 0.0,
                 false => large_blocks(ctx),
@@ -101,16 +103,17 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
             Some(Interval::new(low, gain.point.clamp(low, high), high))
         }
         Effect::Populate => gain,
-        // What has never been touched before is touched in the arena too.
+        // Memory that is used for the first time is touched in an arena too.
         Effect::ArenaInsteadOfMap => {
-            let touched = ctx.cpu(&[FaultPath, Zeroing]).ok()?.share;
+            let touched = ctx.cpu(Wall::FirstTouch.lines()).ok()?.share;
             let maps = ctx.cpu(MAPPING).ok()?.share;
             let again = recycled(ctx);
             let Some((gain, by_malloc)) = gain.zip(ctx.map_calls_by_malloc().ok()) else {
                 let most = maps.high + touched.high * again;
                 return Some(Interval::new(0.0, most / 2.0, most));
             };
-            // Of one process what comes back is what it gave; of several also what another one had before it ended.
+            // One process gets back memory that it released itself. With several processes, it may be that of another
+            // one.
             let sure = if ctx.recording.processes.len() == 1 {
                 again
             } else {
@@ -127,20 +130,22 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
     }
 }
 
-/// Of the first touches that it spares, what keeping memory saves: a page that is kept is not in the cache as one is that was just
-/// zeroed, and the program's own loads gain by pages that stay where they are.
+/// The part that keeping memory saves of the first touches that it avoids. It can be below 1, because a kept page is
+/// not in the CPU cache as a page that was just zeroed is. It can be above 1, because the program's own loads are
+/// faster on kept pages.
 const KEPT: Part = Part {
     least: 0.75,
     most: 1.1,
 };
-/// Of contended allocation, a deeper cache: each thread holds what another one could have had.
+/// The part of contended allocation that a deeper cache saves. It can be negative, because each thread keeps blocks
+/// that another one could use.
 const DEEPER_WHERE_CONTENDED: Part = Part {
     least: -0.4,
     most: 0.5,
 };
 
-/// What the application's loads gain when its small objects lie on huge pages. Nothing within the TLB's reach; beyond it no price
-/// tells, so that the middle stays at nothing.
+/// What the application's loads save if small objects are on huge pages. Within the TLB's reach it is close to zero.
+/// Beyond it, no price predicts the value, so the point stays at zero.
 fn loads_of_arenas(ctx: &Context, own: Interval) -> Interval {
     match ctx.last_tick() {
         Some(tick) if tick.resident <= TLB_REACH_BYTES => times(own, swaps::ON_HUGE_PAGES),
@@ -151,7 +156,7 @@ fn loads_of_arenas(ctx: &Context, own: Interval) -> Interval {
     }
 }
 
-/// What comes and goes with map calls.
+/// The lines of the bill that map calls cause.
 const MAPPING: &[CostClass] = &[MapCalls, PageRelease, AddressSpaceLock];
 
 // ---- another allocator ----
@@ -159,7 +164,7 @@ const MAPPING: &[CostClass] = &[MapCalls, PageRelease, AddressSpaceLock];
 fn swapped(ctx: &Context, kind: AllocatorKind) -> Option<Interval> {
     let share = |classes: &[CostClass]| ctx.cpu(classes).map(|s| s.share).ok();
     let (code, locks) = (share(&[AllocatorCode])?, share(&[AllocatorLocks])?);
-    let (maps, touches) = (share(MAPPING)?, share(&[FaultPath, Zeroing])?);
+    let (maps, touches) = (share(MAPPING)?, share(Wall::FirstTouch.lines())?);
     let present = ctx.process()?.allocator.as_ref().ok()?.kind;
     let known = swaps::of(kind).filter(|_| present == AllocatorKind::Glibc);
     let by_malloc = ctx.map_calls_by_malloc().unwrap_or(Interval::new(0.0, 0.5, 1.0));
@@ -191,7 +196,7 @@ fn swapped(ctx: &Context, kind: AllocatorKind) -> Option<Interval> {
     ]))
 }
 
-/// Only what malloc maps is another malloc's to save.
+/// Another malloc can save only the mappings that malloc makes.
 fn of_malloc(saved: Part, by_malloc: Interval) -> Part {
     let by = |end: f64| match end > 0.0 {
         true => by_malloc.low,
@@ -200,32 +205,35 @@ fn of_malloc(saved: Part, by_malloc: Interval) -> Part {
     part(saved.least * by(saved.least), saved.most * by_malloc.high)
 }
 
-/// What loading another allocator adds to each process's start, as a share of the target's CPU time; it saves less than nothing.
+/// What loading another allocator adds to the start of each process, as a share of the target's CPU time. As a saving
+/// it is negative.
 fn start_cost(ctx: &Context, kind: AllocatorKind) -> Interval {
-    // Of a command of less than a second the kernel's account is read too seldom to hold all of it; the samples do.
+    // For a command of less than a second, the kernel's account is read too seldom to be complete. The samples are
+    // complete.
     let cpu_s = ctx.bill.cpu_s.max(ctx.bill.sampled_cpu_s);
     let starts = ctx.recording.processes.len() as f64 / cpu_s.max(1e-9);
     let cost = swaps::of(kind).map_or(part(0.0, 0.0), |swap| swap.start_s);
     times(Interval::exact(starts), part(-cost.most, -cost.least))
 }
 
-/// What of the application's own time goes with the contention.
+/// The part of the application's own time that disappears with the contention.
 fn spinning(ctx: &Context) -> Option<Interval> {
     let own = ctx.cpu(&[CostClass::Application]).ok()?.share;
     Some(times(own, swaps::SPINNING))
 }
 
-/// Threads that meet in an allocator pay in its code too: for the cache lines of its locks.
+/// Contention also slows the allocator's code, because threads share the cache lines of its locks.
 fn contended(ctx: &Context) -> bool {
     ctx.cpu(&[AllocatorLocks])
         .is_ok_and(|sum| sum.share.low >= CONTENDED)
 }
 
-/// The part of the first touches that is sure to lie in blocks which hold whole 2 MiB pages: malloc's own, by the pages touched for
-/// each block that is mapped. A block begins and ends within a huge page, which stays small.
+/// The part of the first touches that is certainly in blocks of malloc with whole 2 MiB pages, estimated from the
+/// pages touched per mapped block. The start and the end of a block share a huge page with other memory and stay on
+/// small pages.
 fn large_blocks(ctx: &Context) -> f64 {
     const ENDS: f64 = 2.0 * 512.0;
-    /// glibc takes this much of the heap's end at a time: 132 KiB.
+    /// glibc grows the heap by this much at a time: 132 KiB.
     const BREAK_PAGES: f64 = 33.0;
     let faults = ctx.bill.rates.minor_faults.as_ref().copied();
     let by_malloc = ctx.map_calls_by_malloc().map_or(0.0, |part| part.low);
@@ -238,15 +246,15 @@ fn large_blocks(ctx: &Context) -> f64 {
     }
 }
 
-/// From this share of the CPU time in the allocator's locks on.
+/// Allocation counts as contended from this share of CPU time in the allocator's locks.
 const CONTENDED: f64 = 0.02;
-/// Blocks from this size on are no size class of an arena in most allocators.
+/// From this size on, most allocators have no size class in an arena.
 const LARGE_PAGES: f64 = 2048.0;
-/// Up to this size in the mean it is not a few large ones among many small ones that most pages belong to.
+/// If the mean size is below this, most pages do not belong to a few large blocks.
 const SMALL_PAGES: f64 = 256.0;
 
-/// Of map calls and of first touches, by how many pages are touched for each map call: a block takes two, one to map and one to
-/// unmap it.
+/// The saved parts of map calls and of first touches, by the number of pages touched per block. A block takes two map
+/// calls, one to map it and one to unmap it.
 fn by_size(ctx: &Context, swap: &Swap) -> (Part, Part) {
     let rates = &ctx.bill.rates;
     let either = |a: Part, b: Part| part(a.least.min(b.least), a.most.max(b.most));
@@ -264,8 +272,8 @@ fn by_size(ctx: &Context, swap: &Swap) -> (Part, Part) {
     }
 }
 
-/// The most of the first touches that can be of memory which the process had before: all but those that made it grow to the most
-/// that was seen of it.
+/// Upper bound of the first touches on memory that the process had before: all, except those by which it grew to its
+/// largest measured size.
 fn recycled(ctx: &Context) -> f64 {
     const PAGE: f64 = 4096.0;
     let ticks = &ctx.recording.ticks;
@@ -286,7 +294,7 @@ fn part(least: f64, most: f64) -> Part {
     Part { least, most }
 }
 
-/// A line times the part of it that is saved; the wider end of each.
+/// A line times the saved part, with the wider end of each.
 fn times(line: Interval, part: Part) -> Interval {
     let low = part.least * if part.least < 0.0 { line.high } else { line.low };
     let high = part.most * if part.most < 0.0 { line.low } else { line.high };
@@ -297,7 +305,7 @@ fn added(a: Interval, b: Interval) -> Interval {
     Interval::new(a.low + b.low, a.point + b.point, a.high + b.high)
 }
 
-/// What is known of one line says nothing of how far another one is off: distances from the points add as squares.
+/// The errors of the lines are independent, so the distances from the points are added as squares.
 fn sum(all: &[Interval]) -> Interval {
     let point: f64 = all.iter().map(|i| i.point).sum();
     let off = |end: fn(&Interval) -> f64| all.iter().map(|i| (end(i) - i.point).powi(2)).sum::<f64>().sqrt();
@@ -308,6 +316,7 @@ fn sum(all: &[Interval]) -> Interval {
 mod tests {
     use super::*;
     use crate::testing::{Subject, computing};
+    use allocwall_model::catalogue::cost::CostClass::{FaultPath, Zeroing};
     use allocwall_model::catalogue::remedies::find;
     use allocwall_model::recording::{EventCount, Runtime};
 
@@ -315,7 +324,7 @@ mod tests {
         change(&subject.recording, &subject.bill, find(key).expect(key))
     }
 
-    /// What moves in the application alone.
+    /// A change as small as that of the application's own time.
     fn next_to_nothing(cost: f64) -> bool {
         cost.abs() < 0.005
     }
@@ -329,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn another_allocator_saves_what_misses_the_cache_and_nothing_that_is_sure_of_what_hits_it() {
+    fn another_allocator_saves_calls_that_miss_the_cache() {
         let missing = of(&calls("_int_malloc"), "tcmalloc").unwrap();
         assert!(missing.high < -0.15 && missing.low > -0.41, "{missing:?}");
         let cached = of(&calls("malloc"), "tcmalloc").unwrap();
@@ -349,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_grows_is_touched_whoever_keeps_it() {
+    fn keeping_memory_saves_no_first_touches_of_a_growing_heap() {
         let touching = |grown: u64| {
             let mut subject = computing();
             subject.shares(&[(FaultPath, 0.3), (Zeroing, 0.1), (MapCalls, 0.02)]);
@@ -384,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_process_gives_back_and_touches_again_is_sure_to_be_spared_by_keeping_it() {
+    fn keeping_memory_saves_the_first_touches_of_one_process() {
         let one = of(&mapping(64, true), "glibc-keep-memory").unwrap();
         assert!(one.high < -0.25 && one.low > -0.45, "{one:?}");
         let mut forking = mapping(64, true);
@@ -397,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_are_sure_to_help_blocks_of_many_of_them() {
+    fn huge_pages_certainly_help_large_blocks() {
         let large = of(&mapping(10_000, true), "glibc-hugetlb").unwrap();
         assert!(large.high < -0.1, "{large:?}");
         for (pages, by_malloc) in [(256, true), (10_000, false)] {
@@ -408,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn arenas_on_huge_pages_may_spare_first_touches_and_nobody_knows_what_the_tlb_does() {
+    fn arenas_on_huge_pages_may_save_first_touches_and_tlb_misses() {
         let python = |touched: f64, resident: u64| {
             let mut subject = mapping(10_000, true);
             subject.shares(&[(FaultPath, touched * 0.7), (Zeroing, touched * 0.3)]);
@@ -424,7 +433,7 @@ mod tests {
         let computing = of(&python(0.0, BEYOND), "pymalloc-hugepages").unwrap();
         let within = of(&python(0.0, 1 << 20), "pymalloc-hugepages").unwrap();
         assert!(touching.low < -0.3, "{touching:?}");
-        // Large blocks of malloc's promise nothing of the arenas.
+        // Large blocks of malloc say nothing about the arenas.
         assert!(
             touching.high > 0.0 && computing.high > 0.0,
             "{touching:?} {computing:?}"
@@ -443,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn large_blocks_are_given_back_at_once_by_some_allocators() {
+    fn some_allocators_return_large_blocks_at_once() {
         let [small, large] = [64, 10_000].map(|pages| {
             let subject = mapping(pages, true);
             ["jemalloc", "tcmalloc"].map(|key| of(&subject, key).unwrap())
@@ -456,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_meet_in_the_allocator_gain_by_any_other_one() {
+    fn any_other_allocator_helps_contending_threads() {
         let meeting = |locks: f64| {
             let mut subject = calls("_int_malloc");
             subject.shares(&[(AllocatorCode, 0.4), (AllocatorLocks, locks)]);
@@ -475,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn what_several_lines_save_is_known_better_than_all_their_ends_at_once() {
+    fn the_sum_of_lines_has_a_narrower_interval_than_the_sum_of_their_ends() {
         let line = Interval::new(0.0, 0.1, 0.2);
         let both = sum(&[line, line]);
         assert!((both.point - 0.2).abs() < 1e-12);
@@ -484,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn what_saves_no_cpu_time_or_does_not_apply_has_no_change() {
+    fn a_remedy_that_does_not_apply_or_saves_no_cpu_time_has_no_change() {
         let mut subject = calls("_int_malloc");
         assert_eq!(of(&subject, "none"), None);
         assert_eq!(of(&subject, "glibc-arenas-free"), None);

@@ -1,4 +1,4 @@
-//! From a figure with its interval to one of the four words, by the table of thresholds.
+//! Judges a share with its interval against the table of thresholds. The result is one of the four statuses.
 
 use super::context::{percent, percent_interval};
 use super::{Finding, Status, Whole};
@@ -6,12 +6,15 @@ use allocwall_model::catalogue::thresholds::{self, Floor, Threshold};
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::units::{Absence, Interval, Reason};
 
-/// A finding and what it costs, for ordering walls.
+/// A finding, and its cost, by which the walls are sorted.
 #[derive(Clone, Debug)]
 pub struct Judged {
     pub finding: Finding,
     /// Seconds lost per second of the window (bytes for retention).
     pub cost: f64,
+    /// The measured share, with which the reason begins: `48 % (45–51 %) of CPU goes to …`. Empty if nothing was
+    /// measured.
+    figures: String,
 }
 
 /// What a rung measured.
@@ -21,33 +24,35 @@ pub struct Case<'a> {
     pub of: Whole,
     /// In the unit of the wall's floor.
     pub amount: Interval,
-    /// "of CPU": what the share is of, for people.
+    /// The whole that the share belongs to, for the text: "of CPU".
     pub unit: &'a str,
-    /// "goes to faulting in pages": what follows share and unit in a sentence.
+    /// The text after share and unit: "goes to faulting in pages".
     pub phrase: &'a str,
     pub show: String,
 }
 
-/// An interval that begins where a wall doesn't count and is wider than this part of the whole tells nothing.
-const TELLS_NOTHING: f64 = 0.5;
+/// An interval that starts below the contributor threshold and is wider than this fraction of the whole is not judged.
+const TOO_WIDE: f64 = 0.5;
 
 impl Case<'_> {
     pub fn judge(self) -> Judged {
         let t = thresholds::of(self.wall);
         let status = status(t, self.share, self.amount);
+        let figures = figures(&self);
         let because = because(t, status, &self);
         let width = self.share.high - self.share.low;
-        if status == Status::Contributor && self.share.low < t.contributor && width > TELLS_NOTHING {
+        if status == Status::Contributor && self.share.low < t.contributor && width > TOO_WIDE {
             let figure = format!("{} {}", percent_interval(self.share), self.unit);
             let absence = Absence::new(
                 Reason::TooLittle,
-                format!("{figure}: too wide an interval to judge by"),
+                format!("{figure}: the interval is too wide to judge"),
             )
-            .mend("a longer window: -d 60");
+            .mend("use a longer window: -d 60");
             return Judged::not_measured(self.wall, self.of, absence, self.show);
         }
         Judged {
             cost: self.amount.point,
+            figures,
             finding: Finding {
                 wall: self.wall,
                 rung: self.wall.rung(),
@@ -64,7 +69,8 @@ impl Case<'_> {
     }
 }
 
-/// The wall needs the whole interval above its threshold, ruling out needs all of it below the contributor's.
+/// `Wall` needs the whole interval above the wall threshold. `RuledOut` needs the whole interval below the
+/// contributor threshold.
 fn status(t: &Threshold, share: Interval, amount: Interval) -> Status {
     let floor = floor_of(t);
     if share.high < t.contributor || amount.high < floor {
@@ -83,24 +89,28 @@ fn floor_of(t: &Threshold) -> f64 {
     }
 }
 
+fn figures(case: &Case) -> String {
+    format!("{} {} {}", percent_interval(case.share), case.unit, case.phrase)
+}
+
 fn because(t: &Threshold, status: Status, case: &Case) -> String {
-    let said = format!("{} {} {}", percent_interval(case.share), case.unit, case.phrase);
+    let figures = figures(case);
     let (contributor, wall) = (percent(t.contributor), percent(t.wall_from));
     match status {
-        Status::Wall => format!("{said}; a wall from {wall} on"),
+        Status::Wall => format!("{figures}; wall threshold {wall}"),
         Status::Contributor if case.share.low < t.contributor => {
-            format!("{said}; straddles the {contributor} from which it counts")
+            format!("{figures}; the interval includes the contributor threshold, {contributor}")
         }
         Status::Contributor if case.amount.low < floor_of(t) => {
             format!(
-                "{said}, but {} may be too little to notice",
+                "{figures}; but it may be only {}, too little to notice",
                 floor_text(t, case.amount.low)
             )
         }
         Status::Contributor if t.wall_from.is_finite() && case.share.high >= t.wall_from => {
-            format!("{said}; straddles the {wall} that make it a wall")
+            format!("{figures}; the interval includes the wall threshold, {wall}")
         }
-        Status::Contributor => format!("{said}; counts from {contributor} on"),
+        Status::Contributor => format!("{figures}; contributor threshold {contributor}"),
         _ if case.share.high < t.contributor => small(t, case),
         _ => format!(
             "{} {}, but only {}",
@@ -111,7 +121,7 @@ fn because(t: &Threshold, status: Status, case: &Case) -> String {
     }
 }
 
-/// Ruled out by its share: the figure, its bound, and the threshold where that is near.
+/// Text for a wall that its share rules out: the share, its upper bound and, if the bound is near it, the threshold.
 fn small(t: &Threshold, case: &Case) -> String {
     let Interval { point, high, .. } = case.share;
     let bound = match percent(high) {
@@ -119,7 +129,7 @@ fn small(t: &Threshold, case: &Case) -> String {
         _ => String::new(),
     };
     let near = match high >= t.contributor / 2.0 {
-        true => format!("; counts from {}", percent(t.contributor)),
+        true => format!("; threshold {}", percent(t.contributor)),
         false => String::new(),
     };
     format!("{} {}{bound}{near}", percent(point), case.unit)
@@ -136,6 +146,7 @@ impl Judged {
     pub fn not_measured(wall: Wall, of: Whole, missing: Absence, show: String) -> Self {
         Judged {
             cost: 0.0,
+            figures: String::new(),
             finding: Finding {
                 wall,
                 rung: wall.rung(),
@@ -151,8 +162,8 @@ impl Judged {
         }
     }
 
-    /// `self` is judged by what is known, `at_most` with all that may belong to it: what only the former rules out was not
-    /// measured.
+    /// `self` is judged on the known cost, `at_most` on the known cost plus all unknown cost that may belong to it.
+    /// If only the known cost rules the wall out, the wall was not measured.
     pub fn unless_hidden(self, at_most: Judged, why: impl FnOnce() -> Absence) -> Judged {
         let hidden = match (self.finding.status, at_most.finding.status) {
             (Status::NotMeasured, _) => return self,
@@ -170,6 +181,7 @@ impl Judged {
     pub fn ruled_out(wall: Wall, of: Whole, because: impl Into<String>, show: String) -> Self {
         Judged {
             cost: 0.0,
+            figures: String::new(),
             finding: Finding {
                 wall,
                 rung: wall.rung(),
@@ -207,18 +219,11 @@ impl Judged {
         self
     }
 
-    /// A wall by its figures that another one explains better.
+    /// Turns a wall into a contributor if another wall explains it better.
     pub fn at_most_contributor(mut self, why: &str) -> Self {
         if self.finding.status == Status::Wall {
             self.finding.status = Status::Contributor;
-            let said = self
-                .finding
-                .because
-                .split(';')
-                .next()
-                .unwrap_or_default()
-                .to_owned();
-            self.finding.because = format!("{said}; {why}");
+            self.finding.because = format!("{}; {why}", self.figures);
         }
         self
     }
@@ -252,13 +257,17 @@ mod tests {
         let straddling = judged(0.14, 0.22, 1.0).finding;
         assert_eq!(straddling.status, Status::Contributor);
         assert!(
-            straddling.because.contains("straddles the 15 %"),
+            straddling.because.contains("includes the wall threshold, 15 %"),
             "{}",
             straddling.because
         );
         let low = judged(0.03, 0.07, 1.0).finding;
         assert_eq!(low.status, Status::Contributor);
-        assert!(low.because.contains("straddles the 5 %"), "{}", low.because);
+        assert!(
+            low.because.contains("includes the contributor threshold, 5 %"),
+            "{}",
+            low.because
+        );
         assert_eq!(judged(0.03, 0.049, 1.0).finding.status, Status::RuledOut);
     }
 
@@ -272,7 +281,7 @@ mod tests {
             wide.because
         );
         assert!(wide.missing.is_some_and(|m| m.mend.is_some()));
-        // Where it counts for certain, however much it is.
+        // The whole interval is above the contributor threshold.
         assert_eq!(judged(0.06, 0.96, 1.0).finding.status, Status::Contributor);
         assert_eq!(judged(0.0, 0.96, 0.01).finding.status, Status::RuledOut);
     }

@@ -1,4 +1,5 @@
-//! From a recording to the bill, the findings, the verdict and the remedies that fit. Pure: no clock, no file, no system call.
+//! Makes the bill, the findings, the verdict and the remedies from a recording. Pure: no clock, no file, no system
+//! call.
 
 #![forbid(unsafe_code)]
 
@@ -21,7 +22,8 @@ use allocwall_model::units::{Absence, Interval};
 use context::Context;
 use serde::{Deserialize, Serialize};
 
-/// Walks the ladder: fifteen findings in its order, the sentence, and the remedies that fit this target.
+/// Judges all rungs of the ladder. Returns fifteen findings in the order of the ladder, the sentence, and the
+/// remedies that apply to this target.
 pub fn verdict(recording: &Recording, bill: &Bill) -> Verdict {
     let ctx = Context::new(recording, bill);
     let judged = rungs::walk(&ctx);
@@ -43,11 +45,11 @@ pub fn verdict(recording: &Recording, bill: &Bill) -> Verdict {
     }
 }
 
-/// How far a verdict that names no wall carries.
+/// Whether a verdict without a wall is a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
     Decided,
-    /// So much of the CPU is kernel time without names that a wall may hide in it, or no memory wall was measured.
+    /// A wall may hide in the kernel time without symbols, or no memory wall was measured.
     Undecided,
     /// The target's CPU time could not be sampled.
     NotSampled,
@@ -60,8 +62,8 @@ pub fn reach(recording: &Recording, bill: &Bill, verdict: &Verdict) -> Reach {
     }
 }
 
-/// Whether a gate that lets no wall pass has to stop this: at a wall, or where none was told but one may be there. That
-/// the target waits is no wall of its CPU or memory, and an idle service passes.
+/// Whether a gate that forbids walls fails: because a wall was found, or because the verdict is undecided.
+/// `Wall::Waiting` alone does not fail it, so that an idle service passes.
 pub fn stops_a_gate(recording: &Recording, bill: &Bill, verdict: &Verdict) -> bool {
     verdict.walls.iter().any(|w| *w != Wall::Waiting) || reach(recording, bill, verdict) != Reach::Decided
 }
@@ -75,24 +77,24 @@ pub enum Status {
     NotMeasured,
 }
 
-/// What one rung says about one wall.
+/// The judgement of one wall.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
     pub wall: Wall,
     pub rung: u8,
     pub status: Status,
-    /// Fraction of the whole named by `of`; None where not measured.
+    /// Fraction of the whole that `of` names. None if not measured.
     pub share: Option<Interval>,
     pub of: Whole,
-    /// Why this status, in one sentence; for `RuledOut` the figure alone, in at most 60 characters.
+    /// The reason for this status, in one sentence. For `RuledOut` only the figure, in at most 60 characters.
     pub because: String,
-    /// The numbers behind it, one a line.
+    /// The measured numbers, one per line.
     pub evidence: Vec<String>,
-    /// A command that shows the same evidence with public tools.
+    /// A command that shows the same evidence with other tools.
     pub show: String,
-    /// For `NotMeasured`: why, and what would measure it.
+    /// For `NotMeasured`: the reason, and what to change.
     pub missing: Option<Absence>,
-    /// The figure is an estimate, not a measurement; says of what kind.
+    /// The kind of estimate, if the figure is not measured directly.
     pub estimate: Option<String>,
 }
 
@@ -111,35 +113,40 @@ pub enum Whole {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// The one sentence that a tired person needs.
+    /// The result in one sentence.
     pub sentence: String,
-    /// Walls found, worst first; empty when memory is not the wall.
+    /// Walls found, worst first. Empty if there is none.
     pub walls: Vec<Wall>,
-    /// One a wall, in the order of the ladder.
+    /// One per wall, in the order of the ladder.
     pub findings: Vec<Finding>,
-    /// In the order to try.
+    /// Sorted: try them in this order.
     pub remedies: Vec<Prescription>,
-    /// What to type next.
+    /// Commands to run next.
     pub next: Vec<String>,
 }
 
-/// A remedy fitted to this target.
+/// A remedy with the command for this target.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prescription {
     /// Key in the catalogue of remedies.
     pub remedy: String,
     pub title: String,
-    /// Predicted fraction of the target's CPU time saved; None where nothing on this machine's price list tells.
+    /// Predicted saving, as a fraction of the target's CPU time. None if this machine's prices do not allow a
+    /// prediction.
     pub gain: Option<Interval>,
-    /// It cannot save more than this fraction; None where it saves no CPU time, or its lines were not measured.
+    /// Upper bound of the saving. None if the remedy saves no CPU time, or if its lines of the bill were not measured.
     pub at_most: Option<f64>,
-    /// How the prediction was made, or why there is none.
+    /// How the prediction was made, or why there is no prediction.
     pub basis: String,
     pub restart: bool,
-    /// What to type or to change.
+    /// The command, or what to do in words.
     pub how: String,
+    /// `how` is a command.
+    pub is_command: bool,
+    /// A remark on `how`; None without one.
+    pub note: Option<String>,
     pub backfires: String,
     pub undo: String,
-    /// Every remedy relocates a cost: to where.
+    /// Where the remedy moves the cost to.
     pub moves: String,
 }

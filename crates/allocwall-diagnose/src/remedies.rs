@@ -1,12 +1,14 @@
-//! Which remedies fit a target, and what each would gain there: the bill's lines × what the price list says.
+//! Selects the remedies that apply to a target, and predicts the gain of each: lines of the bill × prices of this
+//! machine.
 
 use super::context::{Context, main_process, percent};
 use super::expected;
 use super::{Finding, Prescription, Status};
 use crate::bill::{Bill, Classifier};
-use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::prices::*;
-use allocwall_model::catalogue::remedies::{Effect, Kind, MAP_LINES, Need, Remedy, TABLE, UNKNOWN_COMMAND};
+use allocwall_model::catalogue::remedies::{
+    ALLOCATOR_LINES, Effect, Kind, Need, Remedy, TABLE, UNKNOWN_COMMAND,
+};
 use allocwall_model::catalogue::thresholds;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::machine::chosen;
@@ -16,8 +18,8 @@ use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// The remedies for the walls that were found, in the order to try; the first one is for the wall that the sentence
-/// names. Contributors are treated only where there is no wall.
+/// The remedies for the walls that were found, sorted: try them in this order. The first one is for the wall that the
+/// sentence names. Remedies for contributors are included only if there is no wall.
 pub fn prescribe(
     recording: &Recording,
     bill: &Bill,
@@ -55,13 +57,13 @@ pub fn prescribe(
     ranked.into_iter().map(|(_, p)| p).collect()
 }
 
-/// What the remedies act on: the walls, or what contributes where there is none.
+/// What the remedies act on: the walls, or the contributors if there is no wall.
 pub fn treated(findings: &[Finding]) -> Vec<Wall> {
     let walls = with(findings, Status::Wall);
     if !walls.is_empty() {
         return walls;
     }
-    // Interference and waiting below a wall's size are the ordinary life of a shared machine.
+    // Some interference and waiting is normal on a shared machine.
     let mut contributors = with(findings, Status::Contributor);
     contributors.retain(|w| w.rung() >= 3);
     contributors
@@ -77,16 +79,16 @@ fn with(findings: &[Finding], status: Status) -> Vec<Wall> {
 
 struct Rank {
     advice: bool,
-    /// It undoes a setting of the target's own.
+    /// It undoes a setting of the target.
     cause: bool,
     /// It acts on the wall that the sentence names.
     leading: bool,
-    /// It is made for the target's runtime: of two that may save the same, and are as sure to, it reaches more of what that runtime
-    /// allocates.
+    /// It is made for the target's runtime. It decides between two remedies with the same expected and least saving,
+    /// because it affects more of the runtime's allocations.
     for_its_runtime: bool,
-    /// Of the CPU time, what a trial is expected to show; less than `WORTH` is nothing.
+    /// Saving of CPU time that a trial is expected to show. Less than `WORTH` counts as zero.
     saved: f64,
-    /// The least of it.
+    /// The low end of that saving.
     sure: f64,
     kind: Kind,
     restart: bool,
@@ -94,14 +96,14 @@ struct Rank {
 }
 
 impl Rank {
-    /// What undoes a setting is tried before what works round it, where it is expected to save nearly as much.
+    /// A remedy that undoes a setting goes before one that works around it, if it is expected to save nearly as much.
     fn goes_first(&self, best: f64) -> bool {
         const NEARLY: f64 = 0.85;
         self.cause && self.saved >= NEARLY * best
     }
 }
 
-/// An expected gain below this is no reason to try one remedy before another.
+/// Expected gains below this do not affect the order.
 const WORTH: f64 = 0.01;
 
 fn rank(remedy: &Remedy, process: Option<&Process>, leading: Option<Wall>, promise: Promise) -> Rank {
@@ -118,15 +120,15 @@ fn rank(remedy: &Remedy, process: Option<&Process>, leading: Option<Wall>, promi
     }
 }
 
-/// Fitted to the target; or the reason why it does not apply.
+/// The remedy with its command for this target, or the reason why it does not apply.
 pub type Offer = Result<(Prescription, Promise), String>;
 
-/// What a remedy is ranked by, in shares of the target's CPU time.
+/// The values that a remedy is ranked by, as shares of the target's CPU time.
 #[derive(Clone, Copy, Debug)]
 pub struct Promise {
-    /// What a trial is expected to show.
+    /// The saving that a trial is expected to show.
     saved: Option<Interval>,
-    /// The sum of the lines that it acts on, as far as it can reach them.
+    /// Upper bound of the saving: the part of its lines of the bill that it can act on.
     most: f64,
 }
 
@@ -147,25 +149,25 @@ fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
             .map_calls_by_malloc()
             .is_ok_and(|part| part.high < MALLOCS_PART)
     {
-        return Err("next to none of its map calls are malloc's".into());
+        return Err("almost none of the map calls come from malloc".into());
     }
     if remedy.effect == Effect::HugeTouch && ctx.past_huge_pages().point > MOSTLY_PAST {
-        return Err("most of its first touches are of huge pages already, or of shared memory".into());
+        return Err("most of the first touches are already on huge pages, or on shared memory".into());
     }
     let mut prediction = predict(ctx, remedy);
-    let told = match remedy.effect {
+    let priced = match remedy.effect {
         Effect::Swap | Effect::DeeperCache | Effect::OwnArenas => true,
         Effect::HugeTouch | Effect::ArenaInsteadOfMap | Effect::Populate => prediction.gain.is_some(),
         Effect::AtMost(..) | Effect::NotCpu(_) => false,
     };
     let saved = expected::saved(ctx, remedy);
-    prediction.gain = saved.filter(|_| told);
+    prediction.gain = saved.filter(|_| priced);
     let saves_cpu = !matches!(remedy.effect, Effect::NotCpu(_));
     let most = prediction
         .gain
         .map_or(prediction.most, |gain| gain.high.max(prediction.most));
     prediction.at_most = (saves_cpu && ctx.cpu(remedy.acts_on).is_ok()).then_some(most);
-    let how = fill(ctx, remedy.how);
+    let (how, note) = filled_in(ctx, remedy);
     let prescription = Prescription {
         remedy: remedy.key.to_owned(),
         title: remedy.title.to_owned(),
@@ -173,9 +175,11 @@ fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
         at_most: prediction.at_most,
         basis: prediction.basis,
         restart: remedy.restart,
-        how,
+        is_command: remedy.is_command() && !how.words,
+        how: how.text,
+        note,
         backfires: remedy.backfires.to_owned(),
-        undo: fill(ctx, remedy.undo),
+        undo: with_notes(fill(ctx, remedy.undo)),
         moves: remedy.moves.to_owned(),
     };
     let most = prediction.most;
@@ -184,7 +188,7 @@ fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
 
 // ---- applicability ----
 
-/// Whether a remedy that was asked for, whatever the walls, can do anything to the target.
+/// Whether a remedy that the user chose can have an effect on the target, whatever the walls are.
 pub(super) fn all_met(ctx: &Context, remedy: &Remedy) -> Result<(), String> {
     needs_met(ctx, remedy, &Wall::ALL)
 }
@@ -193,9 +197,9 @@ fn needs_met(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Result<(), Strin
     remedy.needs.iter().try_for_each(|need| met(ctx, *need, walls))
 }
 
-/// Ok where the need is met; else the reason, for people. What is not known is not met.
+/// Ok if the need is met, else the reason as text. An unknown fact counts as not met.
 fn met(ctx: &Context, need: Need, walls: &[Wall]) -> Result<(), String> {
-    let process = ctx.process().ok_or("nothing is known about the target")?;
+    let process = ctx.process().ok_or("the target was not identified")?;
     let require = |holds: bool, reason: &str| if holds { Ok(()) } else { Err(reason.to_owned()) };
     let runtime = process.runtime.as_ref().ok();
     match need {
@@ -204,7 +208,7 @@ fn met(ctx: &Context, need: Need, walls: &[Wall]) -> Result<(), String> {
         Need::GlibcBefore(major, minor) => match &process.libc {
             Ok(Libc::Glibc { version }) => require(
                 version_of(version).is_some_and(|v| v < (major, minor)),
-                "glibc is newer",
+                &format!("needs a glibc before {major}.{minor}"),
             ),
             _ => Err("the target's C library is not the dynamic glibc".into()),
         },
@@ -216,7 +220,7 @@ fn met(ctx: &Context, need: Need, walls: &[Wall]) -> Result<(), String> {
             glibc(process, (2, 0))?;
             require(
                 kind(process) == Some(AllocatorKind::Glibc),
-                "glibc's malloc does not serve this process",
+                "the target does not use glibc's malloc",
             )
         }
         Need::Jemalloc => require(
@@ -271,7 +275,7 @@ fn met(ctx: &Context, need: Need, walls: &[Wall]) -> Result<(), String> {
             "the target is not Node",
         ),
         Need::NotJvm => match runtime {
-            Some(Runtime::Jvm { .. }) => Err("the Java heap does not lie in malloc".into()),
+            Some(Runtime::Jvm { .. }) => Err("the Java heap is not allocated with malloc".into()),
             Some(_) => Ok(()),
             None => Err("the target's runtime is not known".into()),
         },
@@ -292,14 +296,14 @@ fn met(ctx: &Context, need: Need, walls: &[Wall]) -> Result<(), String> {
         },
         Need::ArenasLimited => require(
             arena_limit(process).is_some_and(|limit| limit < arenas_by_default(ctx)),
-            "nothing limits the arenas below what glibc does by itself",
+            "the number of arenas is not limited below glibc's default",
         ),
         Need::MoreThanOneNode => require(ctx.recording.host.numa_nodes > 1, "the machine has one NUMA node"),
         Need::Quota => require(
             ctx.last_tick()
                 .and_then(|t| t.cgroup)
                 .is_some_and(|c| c.quota_cpus.is_some()),
-            "no quota is known",
+            "the cgroup has no CPU quota, or it is unknown",
         ),
     }
 }
@@ -310,7 +314,7 @@ fn kind(process: &Process) -> Option<AllocatorKind> {
 
 fn preload(process: &Process) -> Result<(), String> {
     match &process.libc {
-        Ok(Libc::Static) => return Err("statically linked: no loader reads LD_PRELOAD".into()),
+        Ok(Libc::Static) => return Err("the target is statically linked: no loader reads LD_PRELOAD".into()),
         Ok(Libc::Glibc { .. } | Libc::Musl { .. }) => {}
         Ok(Libc::Other { name }) => return Err(format!("unknown C library {name}")),
         Err(absence) => return Err(format!("the target's C library is not known: {absence}")),
@@ -321,9 +325,9 @@ fn preload(process: &Process) -> Result<(), String> {
         Err(absence) => return Err(format!("the target's runtime is not known: {absence}")),
     }
     if process.secure_exec == Ok(true) {
-        return Err("setuid or file capabilities: the loader ignores LD_PRELOAD".into());
+        return Err("the target has setuid or file capabilities: the loader ignores LD_PRELOAD".into());
     }
-    // A malloc of its own, linked into the program, is found before a preloaded one is asked.
+    // A malloc that is linked into the program takes precedence over a preloaded one.
     if matches!(
         &process.allocator,
         Ok(Allocator {
@@ -331,7 +335,7 @@ fn preload(process: &Process) -> Result<(), String> {
             ..
         })
     ) {
-        return Err("its allocator is linked into the program: a preload does not replace it".into());
+        return Err("the allocator is linked into the program: a preload does not replace it".into());
     }
     Ok(())
 }
@@ -341,13 +345,13 @@ fn glibc(process: &Process, at_least: (u32, u32)) -> Result<(), String> {
         Ok(Libc::Glibc { version }) => match version_of(version) {
             Some(v) if v >= at_least && process.secure_exec != Ok(true) => Ok(()),
             Some(v) if v >= at_least => {
-                Err("setuid or file capabilities: the loader ignores tunables".into())
+                Err("the target has setuid or file capabilities: the loader ignores tunables".into())
             }
             Some(_) => Err(format!(
                 "needs glibc {}.{}, the target has {version}",
                 at_least.0, at_least.1
             )),
-            None => Err(format!("glibc version {version:?} is not understood")),
+            None => Err(format!("unknown format of the glibc version: {version:?}")),
         },
         Ok(_) => Err("the target's C library is not the dynamic glibc".into()),
         Err(absence) => Err(format!("the target's C library is not known: {absence}")),
@@ -362,8 +366,8 @@ fn not_already(process: &Process, unwanted: AllocatorKind) -> Result<(), String>
     }
 }
 
-/// A swap of malloc does nothing for objects that a runtime serves itself (CPython: up to 512 bytes; the Java, Go and
-/// V8 heaps). It is offered there only where malloc's own line is what fired.
+/// Another malloc has no effect on objects that a runtime allocates itself (CPython: up to 512 bytes; the Java, Go
+/// and V8 heaps). For such a runtime it is offered only if malloc's own line of the bill is large.
 fn malloc_matters(ctx: &Context, runtime: Option<&Runtime>, walls: &[Wall]) -> Result<(), String> {
     if matches!(runtime, Some(Runtime::Native)) {
         return Ok(());
@@ -371,26 +375,26 @@ fn malloc_matters(ctx: &Context, runtime: Option<&Runtime>, walls: &[Wall]) -> R
     if walls.contains(&Wall::AllocatorCode) || walls.contains(&Wall::AllocatorContention) {
         return Ok(());
     }
-    let lines = ctx.cpu(&[CostClass::AllocatorCode, CostClass::AllocatorLocks]);
+    let lines = ctx.cpu(ALLOCATOR_LINES);
     match lines {
         Ok(sum) if sum.share.low >= thresholds::of(Wall::AllocatorCode).contributor => Ok(()),
-        Ok(_) => Err("the runtime serves its own objects: little of the time is malloc's".into()),
-        Err(_) => Err("the runtime serves its own objects, and malloc's part was not measured".into()),
+        Ok(_) => Err("the runtime allocates its own objects, and malloc takes little of the CPU time".into()),
+        Err(_) => Err("the runtime allocates its own objects, and malloc's share was not measured".into()),
     }
 }
 
-/// `always [madvise] never` as in sysfs, or the bare word.
+/// The recorded mode has the form of sysfs, `always [madvise] never`, or is the mode alone.
 fn thp(ctx: &Context, process: &Process, modes: &[&str]) -> Result<(), String> {
     let mode = match &ctx.recording.host.thp_enabled {
         Ok(text) => chosen(text).unwrap_or(text.trim()),
         Err(absence) => {
             return Err(format!(
-                "the mode of transparent huge pages is not known: {absence}"
+                "the mode of transparent huge pages is unknown: {absence}"
             ));
         }
     };
     if process.thp_disabled == Ok(true) {
-        return Err("huge pages are disabled for this process (prctl)".into());
+        return Err("transparent huge pages are disabled for this process (prctl)".into());
     }
     if modes.contains(&mode) {
         Ok(())
@@ -407,7 +411,7 @@ fn setting_mentions(process: &Process, name: &str) -> bool {
     environment || process.cmdline.iter().any(|word| word.contains(name))
 }
 
-/// A setting of the target's own that is itself the cause: what undoes it goes before what works round it.
+/// Whether the remedy undoes a setting of the target that causes the wall.
 fn undoes_a_setting(process: Option<&Process>, remedy: &Remedy) -> bool {
     remedy.needs.iter().any(|need| match need {
         Need::ArenasLimited => true,
@@ -418,7 +422,7 @@ fn undoes_a_setting(process: Option<&Process>, remedy: &Remedy) -> bool {
     })
 }
 
-/// What the environment limits glibc's arenas to; 0 is no limit.
+/// The limit on glibc's arenas from the environment. 0 means no limit.
 fn arena_limit(process: &Process) -> Option<u64> {
     let variable = || {
         let found = process
@@ -432,8 +436,8 @@ fn arena_limit(process: &Process) -> Option<u64> {
         .filter(|limit| *limit > 0)
 }
 
-/// Value of an entry of GLIBC_TUNABLES in the target's environment; the inner None is one that is no number. As for the
-/// loader, the last one counts.
+/// Value of an entry of GLIBC_TUNABLES in the target's environment. The inner None is a value that is not a number.
+/// The last entry counts, as it does for the loader.
 fn tunable(process: &Process, name: &str) -> Option<Option<u64>> {
     let list = &process.environment.iter().find(|(k, _)| k == "GLIBC_TUNABLES")?.1;
     let (_, value) = list
@@ -443,7 +447,7 @@ fn tunable(process: &Process, name: &str) -> Option<Option<u64>> {
     Some(number(value))
 }
 
-/// As the loader reads one: decimal, or in `0x` or `0` notation.
+/// A number in the notation of the loader: decimal, hexadecimal with `0x`, or octal with `0`.
 fn number(value: &str) -> Option<u64> {
     match value.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16).ok(),
@@ -461,9 +465,45 @@ pub fn version_of(text: &str) -> Option<(u32, u32)> {
     Some((major, minor[..digits].parse().ok()?))
 }
 
-// ---- what to type ----
+// ---- commands ----
 
-fn fill(ctx: &Context, template: &str) -> String {
+/// A template whose placeholders are filled in.
+struct Filled {
+    text: String,
+    /// The result is advice, although the template is a command.
+    words: bool,
+    notes: Vec<String>,
+}
+
+/// The command or advice, and the notes on it.
+fn filled_in(ctx: &Context, remedy: &Remedy) -> (Filled, Option<String>) {
+    let how = fill(ctx, &remedy.template());
+    let mut notes = vec![];
+    if !remedy.note.is_empty() {
+        notes.push(fill(ctx, remedy.note).text);
+    }
+    notes.extend(how.notes.iter().cloned());
+    // These variables are lists: setting one drops its present value.
+    let held = ctx
+        .process()
+        .into_iter()
+        .flat_map(|p| &p.environment)
+        .find(|(k, _)| LISTS.contains(&k.as_str()) && how.text.starts_with(&format!("{k}=")));
+    notes.extend(held.map(|(name, value)| format!("{name} already contains {}: keep it", quoted(value))));
+    let note = notes.join("; ");
+    (how, (!note.is_empty()).then_some(note))
+}
+
+/// One line for a shell, with the notes as its comment.
+fn with_notes(filled: Filled) -> String {
+    if filled.notes.is_empty() {
+        filled.text
+    } else {
+        format!("{}   # {}", filled.text, filled.notes.join("; "))
+    }
+}
+
+fn fill(ctx: &Context, template: &str) -> Filled {
     let process = ctx.process();
     let triple = match ctx.recording.host.architecture.as_str() {
         "aarch64" => "aarch64-linux-gnu",
@@ -482,23 +522,28 @@ fn fill(ctx: &Context, template: &str) -> String {
         )
         .replace("{arenas}", &arenas_by_default(ctx).to_string())
         .replace("{java_heap}", &java_heap(process));
-    let text = match text.contains("{threads}") {
-        true => for_threads(ctx, &text),
-        false => text,
+    let mut filled = Filled {
+        text,
+        words: false,
+        notes: vec![],
     };
-    let text = filled(&text, "{tunables:", |new| merged_tunables(process, new));
-    let text = filled(&text, "{jemalloc:", |options| jemalloc_settings(ctx, options));
-    let text = filled(&text, "{node:", |option| node_command(ctx, option));
-    let text = text.replace("{cmd}", &command(ctx));
-    // These are lists: setting one drops what it holds.
-    let held = process
-        .into_iter()
-        .flat_map(|p| &p.environment)
-        .find(|(k, _)| LISTS.contains(&k.as_str()) && text.starts_with(&format!("{k}=")));
-    match held {
-        Some((name, value)) => format!("{text}   # {name} holds {} already: keep it", quoted(value)),
-        None => text,
+    if filled.text.contains("{threads}") {
+        let (threads, note) = busy_threads(ctx);
+        filled.text = filled.text.replace("{threads}", &threads);
+        filled.notes.extend(note);
     }
+    filled.text = replaced(&filled.text, "{tunables:", |new| merged_tunables(process, new));
+    filled.text = replaced(&filled.text, "{jemalloc:", |options| {
+        jemalloc_settings(ctx, options)
+    });
+    filled.text = replaced(&filled.text, "{node:", |option| {
+        node_command(ctx, option).unwrap_or_else(|| {
+            filled.words = true;
+            format!("start node with {option}")
+        })
+    });
+    filled.text = filled.text.replace("{cmd}", &command(ctx));
+    filled
 }
 
 const LISTS: &[&str] = &[
@@ -509,8 +554,8 @@ const LISTS: &[&str] = &[
     "JAVA_TOOL_OPTIONS",
 ];
 
-/// `{name:argument}` replaced, where the text has one.
-fn filled(text: &str, opening: &str, with: impl Fn(&str) -> String) -> String {
+/// Replaces `{name:argument}` in the text, if it is there.
+fn replaced(text: &str, opening: &str, with: impl FnOnce(&str) -> String) -> String {
     match text.split_once(opening) {
         Some((before, rest)) => {
             let (argument, after) = rest.split_once('}').unwrap_or((rest, ""));
@@ -525,11 +570,12 @@ fn arenas_by_default(ctx: &Context) -> u64 {
     8 * u64::from(ctx.recording.host.online_cpus.max(1))
 }
 
-/// Processes named in a command at most.
+/// Maximum number of processes in a command.
 const NAMED_PROCESSES: usize = 8;
 
-/// The threads of the processes that used CPU, busiest first, and a word where these are not all.
-fn for_threads(ctx: &Context, template: &str) -> String {
+/// A shell expression for the threads of the processes that used CPU, busiest first. The note says if some processes
+/// are left out.
+fn busy_threads(ctx: &Context) -> (String, Option<String>) {
     let mut cpu: BTreeMap<i32, u64> = BTreeMap::new();
     for thread in ctx.recording.threads.iter().filter(|t| t.cpu_ns > 0) {
         let spent = cpu.entry(thread.pid).or_default();
@@ -537,25 +583,19 @@ fn for_threads(ctx: &Context, template: &str) -> String {
     }
     let mut busy: Vec<i32> = cpu.keys().copied().collect();
     busy.sort_by_key(|pid| Reverse(cpu[pid]));
-    let pids = match busy.is_empty() {
-        true => ctx.pid(),
-        false => {
-            let named: Vec<String> = busy.iter().take(NAMED_PROCESSES).map(i32::to_string).collect();
-            named.join(",")
-        }
+    let pids = if busy.is_empty() {
+        ctx.pid().to_string()
+    } else {
+        let named: Vec<String> = busy.iter().take(NAMED_PROCESSES).map(i32::to_string).collect();
+        named.join(",")
     };
-    let text = template.replace("{threads}", &format!("$(ps -L -o tid= -p {pids})"));
-    match busy.len() > NAMED_PROCESSES {
-        true => {
-            let mark = if text.contains(" # ") { ";" } else { "   #" };
-            let all = busy.len();
-            format!("{text}{mark} the busiest {NAMED_PROCESSES} of {all} processes")
-        }
-        false => text,
-    }
+    let all = busy.len();
+    let note = (all > NAMED_PROCESSES).then(|| format!("the busiest {NAMED_PROCESSES} of {all} processes"));
+    (format!("$(ps -L -o tid= -p {pids})"), note)
 }
 
-/// Where the Java heap's limit stands: the command line goes before the environment, and of several options the last.
+/// The present limit of the Java heap. The command line overrides the environment; of several options the last one
+/// counts.
 fn java_heap(process: Option<&Process>) -> String {
     let environment = process.into_iter().flat_map(|p| &p.environment);
     let set = environment.flat_map(|(_, value)| value.split_whitespace());
@@ -565,17 +605,17 @@ fn java_heap(process: Option<&Process>) -> String {
         .filter(|w| w.starts_with("-Xmx") && w.chars().all(plain));
     match options.next_back() {
         Some(option) => format!("now {option}"),
-        None => "a quarter of the memory where no -Xmx is given".to_owned(),
+        None => "a quarter of the memory if no -Xmx is given".to_owned(),
     }
 }
 
-/// Names of jemalloc's entry points, after the prefix of a build.
+/// Names of jemalloc's entry points, without the prefix of a build.
 const JEMALLOC_ENTRIES: &[&str] = &[
     "malloc", "free", "calloc", "realloc", "mallocx", "rallocx", "sdallocx",
 ];
 
-/// The variable that this build of jemalloc reads: prefixed as its functions are (--with-jemalloc-prefix; tikv-jemallocator
-/// has `_rjem_`, Redis `je_`). A build inside the program whose prefix no sampled function shows may read any of them.
+/// The variable that this build of jemalloc reads. It has the same prefix as the functions (--with-jemalloc-prefix;
+/// tikv-jemallocator has `_rjem_`, Redis `je_`). If no sampled function shows the prefix, all variables are set.
 fn jemalloc_settings(ctx: &Context, options: &str) -> String {
     const ALL: [&str; 3] = ["MALLOC_CONF", "_RJEM_MALLOC_CONF", "JE_MALLOC_CONF"];
     let allocator = ctx.process().and_then(|p| p.allocator.as_ref().ok());
@@ -606,7 +646,7 @@ fn jemalloc_prefix(recording: &Recording, path: &str) -> Option<&'static str> {
             .filter(move |f| f.module.is_some_and(of_module));
         frames.filter_map(|f| f.symbol.as_deref())
     };
-    // `je_` alone also begins the inner functions of a build without a prefix.
+    // In a build without a prefix the inner functions begin with `je_` too.
     let prefixes = ["_rjem_", "je_", ""];
     prefixes.into_iter().find(|prefix| {
         names().any(|name| {
@@ -616,24 +656,19 @@ fn jemalloc_prefix(recording: &Recording, path: &str) -> Option<&'static str> {
     })
 }
 
-/// The target's command with an option for Node itself, or prose where Node does not stand at its head.
-fn node_command(ctx: &Context, option: &str) -> String {
+/// The target's command with an option for Node itself. None if its program is not Node.
+fn node_command(ctx: &Context, option: &str) -> Option<String> {
     let words = words(ctx);
-    let is_node = |word: &String| matches!(word.rsplit('/').next(), Some("node" | "nodejs"));
-    match words
-        .split_first()
-        .filter(|(first, _)| is_node(first))
-        .and(line_of(words))
-    {
-        Some(line) => {
-            let first = quoted(&words[0]);
-            format!("{first} {option}{}", &line[first.len()..])
-        }
-        None => format!("start node with {option}"),
+    let (first, _) = words.split_first()?;
+    if !matches!(first.rsplit('/').next(), Some("node" | "nodejs")) {
+        return None;
     }
+    let line = line_of(words)?;
+    let first = quoted(first);
+    Some(format!("{first} {option}{}", &line[first.len()..]))
 }
 
-/// GLIBC_TUNABLES is one list: what is set already stays, unless the remedy sets the same.
+/// GLIBC_TUNABLES is one list. Present entries stay, unless the remedy sets the same tunable.
 fn merged_tunables(process: Option<&Process>, new: &str) -> String {
     let present = process
         .and_then(|p| p.environment.iter().find(|(k, _)| k == "GLIBC_TUNABLES"))
@@ -646,8 +681,7 @@ fn merged_tunables(process: Option<&Process>, new: &str) -> String {
     }
 }
 
-/// Two lists of settings as one: entries end at `separator`, their names at `mark`, and what the second sets goes before
-/// what the first has.
+/// Merges two lists of settings. Entries end at `separator`, their names at `mark`. `new` overrides `present`.
 pub fn merged(present: &str, new: &str, separator: char, mark: char) -> String {
     let name = |entry: &str| entry.split(mark).next().unwrap_or_default().to_owned();
     let replaced: Vec<String> = new.split(separator).map(name).collect();
@@ -658,7 +692,7 @@ pub fn merged(present: &str, new: &str, separator: char, mark: char) -> String {
     all.join(&separator.to_string())
 }
 
-/// The command line as it was given or seen.
+/// The command line that the user gave, else the one that the kernel reports.
 fn words<'a>(ctx: &Context<'a>) -> &'a [String] {
     let given = ctx.recording.meta.command.as_ref();
     given
@@ -666,7 +700,7 @@ fn words<'a>(ctx: &Context<'a>) -> &'a [String] {
         .map_or(&[], Vec::as_slice)
 }
 
-/// If it is short enough to be read in a line.
+/// The command as one line, if it is short enough.
 fn line_of(words: &[String]) -> Option<String> {
     const LONGEST: usize = 80;
     let line = words.iter().map(|w| quoted(w)).collect::<Vec<_>>().join(" ");
@@ -682,7 +716,7 @@ fn plain(c: char) -> bool {
     c.is_ascii_alphanumeric() || "_-./=:,+@%".contains(c)
 }
 
-/// As one word of a POSIX shell.
+/// Quoted as one word of a POSIX shell.
 pub fn quoted(word: &str) -> String {
     if !word.is_empty() && word.chars().all(plain) {
         word.to_owned()
@@ -696,12 +730,12 @@ pub fn quoted(word: &str) -> String {
 struct Prediction {
     gain: Option<Interval>,
     basis: String,
-    /// The most that it could gain: the sum of its lines; 0 where they were not measured.
+    /// Upper bound of the gain: the sum of its lines. 0 if they were not measured.
     most: f64,
     at_most: Option<f64>,
 }
 
-/// What the price list says that it saves, as a share of the target's CPU time.
+/// The gain by this machine's prices, as a share of the target's CPU time.
 pub(super) fn gain(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
     predict(ctx, remedy).gain
 }
@@ -723,21 +757,21 @@ fn predict(ctx: &Context, remedy: &Remedy) -> Prediction {
     let Ok(sum) = ctx.cpu(remedy.acts_on) else {
         return none(match remedy.effect {
             Effect::NotCpu(what) => format!("acts on {what}, not on CPU time"),
-            _ => "the lines that it acts on were not measured".into(),
+            _ => "the lines of the bill that it acts on were not measured".into(),
         });
     };
     match remedy.effect {
         Effect::NotCpu(what) => none(format!("acts on {what}, not on CPU time")),
         Effect::Swap => none(format!(
-            "{} of CPU ({lines}) × what it saved of them in programs that were measured",
+            "{} of CPU ({lines}) × the part that it saved in other programs that were measured",
             percent(sum.share.point)
         )),
         Effect::OwnArenas => none(format!(
-            "{} of CPU ({lines}), and the code that waiting threads slow; blocks freed by another thread still lock",
+            "{} of CPU ({lines}), and the code that contention slows; freeing a block of another thread still needs a lock",
             percent(sum.share.point)
         )),
         Effect::DeeperCache => none(format!(
-            "{} of CPU ({lines}) × the calls that miss the thread cache × what a cached call saves here",
+            "{} of CPU ({lines}) × the part of calls that miss the thread cache × what a cached call saves on this machine",
             percent(sum.share.point)
         )),
         Effect::AtMost(fraction, why) => Prediction {
@@ -750,7 +784,7 @@ fn predict(ctx: &Context, remedy: &Remedy) -> Prediction {
                 removed,
                 most,
                 format!(
-                    "{} of CPU ({lines}) × {} that huge pages save here, if all fresh memory gets them; blocks below 2 MiB that are mapped one by one do not",
+                    "{} of CPU ({lines}) × {} that huge pages save on this machine, if all fresh memory gets them; blocks below 2 MiB that are mapped one by one do not get them",
                     percent(sum.share.point),
                     percent(removed.point)
                 ),
@@ -765,7 +799,7 @@ fn predict(ctx: &Context, remedy: &Remedy) -> Prediction {
                     removed,
                     most,
                     format!(
-                        "{} of CPU ({lines}) × {} that populating saves a page here",
+                        "{} of CPU ({lines}) × {} that populating saves per page on this machine",
                         percent(sum.share.point),
                         percent(removed.point)
                     ),
@@ -794,12 +828,12 @@ fn priced(line: Interval, removed: Interval, most: f64, basis: String) -> Predic
 fn unpriced(ctx: &Context, name: &str) -> String {
     let why = match &ctx.recording.prices {
         Err(absence) => absence.detail.clone(),
-        Ok(_) => format!("this machine's price list lacks {name}"),
+        Ok(_) => format!("this machine's price list has no {name}"),
     };
-    format!("{why} (allocwall calibrate)")
+    format!("{why} (run allocwall calibrate)")
 }
 
-/// 1 − after/before, both with their intervals, clamped to what can be removed at all.
+/// 1 − after/before, both with their intervals, clamped to 0 to 1.
 fn removed(after: Interval, before: Interval) -> Interval {
     let fraction = |a: f64, b: f64| {
         if b > 0.0 {
@@ -815,19 +849,19 @@ fn removed(after: Interval, before: Interval) -> Interval {
     )
 }
 
-/// Below this part of the map calls, what malloc does with them matters to nobody.
+/// Below this part of the map calls, malloc's own map calls are negligible.
 const MALLOCS_PART: f64 = 0.05;
 
-/// From this part of the first touches on, there is little left to put on huge pages.
+/// From this part of the first touches on, huge pages can save little.
 const MOSTLY_PAST: f64 = 0.5;
 
-/// What a first touch of 2 MiB at once saves of 512 touches of 4 KiB.
+/// The part that one first touch of 2 MiB saves of 512 touches of 4 KiB.
 pub(super) fn touch_price_saved(ctx: &Context) -> Option<Interval> {
     Some(removed(ctx.price(TOUCH_2M)?, ctx.price(TOUCH_4K)?.scaled(512.0)))
 }
 
-/// Whether the memory that is touched lies in ranges that can take huge pages is not seen: nothing at the low end. The high
-/// end also holds for memory that lay idle, where a hypervisor has to find 512 pages one by one.
+/// The low end is 0, because it is unknown whether the touched memory is in ranges that can have huge pages. The high
+/// end also holds for memory that was idle, for which the hypervisor has to find 512 pages one by one.
 fn huge_touch(ctx: &Context) -> Option<Interval> {
     let warm = touch_price_saved(ctx)?;
     let idle = ctx
@@ -842,8 +876,8 @@ fn huge_touch(ctx: &Context) -> Option<Interval> {
     ))
 }
 
-/// Map calls whose caller is malloc go, less what the arena's own work costs; whether the first touches behind them go
-/// too cannot be seen from outside, so those only raise the upper end, by as large a part of them as of the calls.
+/// The map calls of malloc are saved, less the cost of the arena. Whether their first touches are saved too cannot be
+/// measured from outside: they only raise the upper end, by the same part as for the calls.
 fn arena_instead(ctx: &Context, most: f64) -> Prediction {
     let none = |basis| Prediction {
         gain: None,
@@ -851,14 +885,14 @@ fn arena_instead(ctx: &Context, most: f64) -> Prediction {
         most,
         at_most: None,
     };
-    let Ok(maps) = ctx.cpu(MAP_LINES) else {
-        return none("the lines that it acts on were not measured".to_owned());
+    let Ok(maps) = ctx.cpu(Wall::MapChurn.lines()) else {
+        return none("the lines of the bill that it acts on were not measured".to_owned());
     };
     let (Some(arena), Some(mapped)) = (ctx.price(MALLOC_ARENA), ctx.price(MALLOC_MAPPED)) else {
         return none(unpriced(ctx, "malloc_arena or malloc_mapped"));
     };
     let Ok(by_malloc) = ctx.map_calls_by_malloc() else {
-        return none("whose map calls they are was not seen".to_owned());
+        return none("the callers of the map calls are unknown".to_owned());
     };
     let removed = removed(arena, mapped);
     let point = maps.share.point * by_malloc.point * removed.point;
@@ -870,7 +904,7 @@ fn arena_instead(ctx: &Context, most: f64) -> Prediction {
     Prediction {
         gain: Some(gain),
         basis: format!(
-            "{} of CPU (map calls, release) × {} by malloc × {} that its arena saves, and what it touches again",
+            "{} of CPU (map calls, release) × {} by malloc × {} that an arena saves, and first touches of memory that is used again",
             percent(maps.share.point),
             percent(by_malloc.point),
             percent(removed.point)
@@ -880,15 +914,14 @@ fn arena_instead(ctx: &Context, most: f64) -> Prediction {
     }
 }
 
-/// Fraction of the samples on the bill's lines of map calls that came through the process-wide allocator, by the frames
-/// nearest to the call.
+/// Fraction of the samples in map calls that the process-wide allocator made, by the frames nearest to the call.
 pub(super) fn map_calls_by_malloc(recording: &Recording) -> Measured<Interval> {
     const FEWEST: u64 = 20;
     let classifier = Classifier::new(recording);
     let classes = classifier.cpu(&recording.samples);
     let (mut calls, mut by_malloc) = (0u64, 0u64);
     for (sample, class) in recording.samples.iter().zip(classes) {
-        if MAP_LINES.contains(&class)
+        if Wall::MapChurn.lines().contains(&class)
             && let Some(malloc) = classifier.called_by_allocator(sample)
         {
             calls += 1;
@@ -898,7 +931,7 @@ pub(super) fn map_calls_by_malloc(recording: &Recording) -> Measured<Interval> {
     if calls < FEWEST {
         return Err(Absence::new(
             Reason::TooLittle,
-            format!("{calls} samples in map calls"),
+            format!("only {calls} samples in map calls"),
         ));
     }
     Ok(wilson(by_malloc, calls))

@@ -1,31 +1,31 @@
-//! The one sentence that a tired person needs, and what to type next.
+//! Writes the sentence of the verdict, and the next commands.
 
 use super::context::{Context, count, percent, percent_interval};
 use super::judge::Judged;
 use super::rungs::named;
 use super::{Finding, Prescription, Reach, Status};
 use allocwall_model::catalogue::cost::CostClass;
-use allocwall_model::catalogue::remedies::{UNKNOWN_COMMAND, find as find_remedy};
+use allocwall_model::catalogue::remedies::UNKNOWN_COMMAND;
 use allocwall_model::catalogue::thresholds;
 use allocwall_model::catalogue::walls::Wall;
 
-/// Site names longer than this are cut: C++ and Rust names run to hundreds of characters.
+/// Longer names of call sites are cut. C++ and Rust names can have hundreds of characters.
 const LONGEST_NAME: usize = 40;
 
-/// Longer ones are not read at three in the morning.
+/// A longer sentence is hard to read.
 pub const LONGEST_SENTENCE: usize = 200;
 
 pub fn write(ctx: &Context, judged: &[Judged], walls: &[Wall]) -> String {
     if let Some(stopped) = ctx.stopped() {
         return fitting([
-            format!("No verdict, since the target did not run: {}.", stopped.detail),
-            "No verdict, since the target did not run: it was stopped most of the time.".to_owned(),
+            format!("No verdict: {}.", stopped.detail),
+            "No verdict: the target was stopped most of the time.".to_owned(),
         ]);
     }
     let Some(&worst) = walls.first() else {
         return no_wall(ctx, judged);
     };
-    // The next one that is not merely the same time under another name.
+    // Leaves out walls that are the same CPU time as the worst one.
     let next = walls[1..]
         .iter()
         .find(|w| !same_time(worst, **w) && **w != Wall::Waiting);
@@ -37,7 +37,7 @@ pub fn write(ctx: &Context, judged: &[Judged], walls: &[Wall]) -> String {
     ])
 }
 
-/// The first that is short enough, else the last: the fullest comes first.
+/// Returns the first text that is short enough, else the last one. The caller sorts them, longest first.
 fn fitting<const N: usize>(texts: [String; N]) -> String {
     let fits = |text: &String| text.chars().count() <= LONGEST_SENTENCE;
     let at = texts.iter().position(fits).unwrap_or(N - 1);
@@ -49,13 +49,13 @@ fn also(judged: &[Judged], wall: Wall) -> String {
         .and_then(|f| f.share)
         .map_or_else(|| "part".to_owned(), |s| percent(s.point));
     let text = match wall {
-        Wall::CgroupThrottling => format!("the cgroup's quota stops it {s} of the time"),
-        Wall::Steal => format!("the hypervisor runs others {s} of the time"),
-        Wall::RunQueue => format!("its threads wait {s} of the time for a CPU"),
-        Wall::ApplicationLock => format!("its own locks take {s} of working time"),
+        Wall::CgroupThrottling => format!("the cgroup's CPU quota takes {s} of runnable time"),
+        Wall::Steal => format!("steal takes {s} of runnable time"),
+        Wall::RunQueue => format!("waits for a CPU take {s} of runnable time"),
+        Wall::ApplicationLock => format!("application locks take {s} of working time"),
         Wall::AddressSpaceLock => format!("the address-space lock takes {s} of working time"),
         Wall::AllocatorContention => format!("waits in the allocator take {s} of working time"),
-        Wall::Retention => format!("{s} of resident memory is kept for nobody"),
+        Wall::Retention => format!("{s} of resident memory is free, but not returned to the system"),
         Wall::CallRate => format!("allocating and freeing takes {s} of CPU"),
         Wall::AllocatorCode => format!("the allocator's slow paths take {s} of CPU"),
         Wall::GarbageCollector => format!("the garbage collector takes {s} of CPU"),
@@ -66,14 +66,14 @@ fn also(judged: &[Judged], wall: Wall) -> String {
     format!(" Also: {text}.")
 }
 
-/// `map churn takes 9 % (8–10 %)`: a contributor with its interval.
+/// A contributor with its interval: `map churn takes 9 % (8–10 %)`.
 fn part(judged: &[Judged], wall: Wall) -> String {
     let share = share(judged, wall);
     match wall {
-        Wall::Numa => format!("{share} of new pages lie on a remote node"),
-        // A stripped runtime's collector may be part of it.
+        Wall::Numa => format!("{share} of new pages are on a remote node"),
+        // The collector of a stripped runtime may be part of this time.
         Wall::CallRate if find(judged, wall).is_some_and(|f| f.estimate.is_some()) => {
-            format!("{share} of CPU goes to allocating, freeing or collecting, not told apart")
+            format!("{share} of CPU goes to allocation and garbage collection together")
         }
         _ => format!("{} takes {share}", wall.title()),
     }
@@ -115,7 +115,7 @@ fn name(site: &str) -> String {
     format!("{cut}…")
 }
 
-/// `place`: with the call site behind it.
+/// `place`: whether to name the call site.
 fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> String {
     use CostClass::*;
     let s = share(judged, wall);
@@ -128,10 +128,10 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> S
             "The cgroup's CPU quota is the wall: it stopped the target for {s} of the time in which it could have run."
         ),
         Wall::Steal => format!(
-            "The hypervisor is the wall: it ran others for {s} of the time in which the target could have run."
+            "The hypervisor is the wall: it ran other machines for {s} of the time in which the target could have run."
         ),
         Wall::RunQueue => format!(
-            "The target waits for a CPU {s} of the time in which it could run{}.",
+            "Run-queue wait is the wall: the target waited for a CPU for {s} of the time in which it could have run{}.",
             competitor(ctx)
         ),
         Wall::Waiting => format!(
@@ -140,43 +140,43 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> S
             waits_for(ctx)
         ),
         Wall::ApplicationLock => format!(
-            "The application's own locks are the wall, not the allocator: {s} of its threads' working time waits for them."
+            "The application's own locks are the wall, not the allocator: threads spend {s} of their working time waiting for them."
         ),
         Wall::GarbageCollector => format!(
-            "The garbage collector is the wall: {s} of CPU{}.",
-            from(ctx, &[GarbageCollector])
+            "The garbage collector is the wall: it uses {s} of CPU{}.",
+            from(ctx, wall.lines())
         ),
         Wall::FirstTouch => format!(
             "First touch is the wall: {s} of CPU goes to faulting in and zeroing fresh pages{}.",
-            from(ctx, &[FaultPath, Zeroing])
+            from(ctx, wall.lines())
         ),
         Wall::MapChurn => format!(
-            "Map churn is the wall: {s} of CPU goes to mapping memory and giving it back{}.",
-            from(ctx, &[MapCalls, PageRelease])
+            "Map churn is the wall: {s} of CPU goes to mapping memory and returning it to the kernel{}.",
+            from(ctx, wall.lines())
         ),
         Wall::AddressSpaceLock => format!(
-            "The address-space lock is the wall: threads wait {s} of their working time for one another's maps and faults."
+            "The address-space lock is the wall: threads spend {s} of their working time waiting for it."
         ),
-        // No share reaches their thresholds; should one ever, it is said plainly.
+        // Their thresholds are out of reach today.
         Wall::Tlb | Wall::Numa => format!("{} is the wall: {s}.", wall.title()),
         Wall::CallRate => {
-            let place = from(ctx, &[AllocatorCode, RuntimeAllocator]);
+            let place = from(ctx, wall.lines());
             let why = match find(judged, wall).is_some_and(|f| f.estimate.is_some()) {
-                true => format!("{place}; whether too often or too slowly could not be told"),
-                false => format!(", too often rather than too slowly{place}"),
+                true => format!("{place}; it is unknown whether the calls are too many or too slow"),
+                false => format!(": many cheap calls, each one fast{place}"),
             };
             format!("Call rate is the wall: {s} of CPU goes to allocating and freeing{why}.")
         }
         Wall::AllocatorCode => format!(
-            "The allocator's code is the wall: {s} of CPU, with calls that miss its thread cache{}.",
-            from(ctx, &[AllocatorCode])
+            "The allocator's code is the wall: it uses {s} of CPU{}; calls miss its thread cache.",
+            from(ctx, wall.lines())
         ),
         Wall::AllocatorContention => format!(
-            "Allocator contention is the wall: threads wait {s} of their working time for one another in it{}.",
+            "Allocator contention is the wall: threads spend {s} of their working time waiting for its locks{}.",
             from(ctx, &[AllocatorLocks, AllocatorCode])
         ),
         Wall::Retention => format!(
-            "Retention is the wall, in memory rather than time: {s} of resident memory is kept for nobody."
+            "Retention is the wall: {s} of resident memory is free, but not returned to the system. It costs memory, not time."
         ),
     }
 }
@@ -187,7 +187,7 @@ fn competitor(ctx: &Context) -> String {
         .iter()
         .max_by_key(|n| n.cpu_ns)
         .filter(|n| n.cpu_ns as f64 / 1e9 / ctx.window_s > 0.01)
-        .map_or_else(String::new, |n| format!(", mostly behind {}", named(n)))
+        .map_or_else(String::new, |n| format!(", mostly because of {}", named(n)))
 }
 
 fn waits_for(ctx: &Context) -> String {
@@ -211,10 +211,10 @@ fn waits_for(ctx: &Context) -> String {
     })
 }
 
-/// The walls of which a target that names none is asked first.
+/// The memory walls that must be measured for a decision.
 const MEMORY: [Wall; 3] = [Wall::FirstTouch, Wall::MapChurn, Wall::CallRate];
 
-/// How far findings without a wall carry.
+/// Whether findings without a wall are a decision.
 pub fn reach<'a>(ctx: &Context, findings: impl Iterator<Item = &'a Finding>) -> Reach {
     let unknown = findings
         .filter(|f| MEMORY.contains(&f.wall) && f.status == Status::NotMeasured)
@@ -229,7 +229,7 @@ pub fn reach<'a>(ctx: &Context, findings: impl Iterator<Item = &'a Finding>) -> 
     }
 }
 
-/// A wall may hide in the kernel time without names.
+/// Whether a wall may hide in the kernel time without symbols.
 fn much_unnamed(ctx: &Context) -> bool {
     ctx.unnamed_kernel() >= thresholds::of(Wall::FirstTouch).wall_from
 }
@@ -244,10 +244,10 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
     if reach == Reach::NotSampled {
         let why = find(judged, Wall::CallRate).map_or("", |f| f.because.as_str());
         let why = match why.chars().count() {
-            1..=120 => format!(": {why}"),
+            1..=120 => format!("; {why}"),
             _ => String::new(),
         };
-        return format!("No verdict, since the target's CPU time could not be sampled{why}.");
+        return format!("No verdict: the target's CPU time could not be sampled{why}.");
     }
     if reach == Reach::Undecided && !much_unnamed(ctx) {
         return format!(
@@ -263,9 +263,9 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
                 format!("; the allocator itself takes {}", percent(s.point))
             });
         return format!(
-            "Undecided: {} of CPU is kernel time that could not be told apart ({}){allocator}.",
+            "Undecided: {} of CPU is kernel time without symbols; not measured: {}{allocator}.",
             percent(ctx.unnamed_kernel()),
-            unknown.join(" or ")
+            unknown.join(", ")
         );
     }
     let collector = find(judged, Wall::GarbageCollector).filter(|f| f.status == Status::NotMeasured);
@@ -273,7 +273,7 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
         .into_iter()
         .chain(collector.map(|f| f.wall.title()))
         .collect();
-    let not_told = if unknown.is_empty() {
+    let not_measured = if unknown.is_empty() {
         String::new()
     } else {
         format!(" Not measured: {}.", unknown.join(", "))
@@ -282,34 +282,34 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
     let kept = find(judged, Wall::Retention)
         .filter(|f| f.status == Status::Contributor)
         .map_or_else(String::new, |_| also(judged, Wall::Retention));
-    let told = |head: String| {
+    let with_details = |head: String| {
         fitting([
             format!(
-                "{head}; {}.{kept}{}{not_told}",
+                "{head}; {}.{kept}{}{not_measured}",
                 own_computing(ctx, true),
                 crowded(ctx)
             ),
             format!(
-                "{head}; {}.{kept}{}{not_told}",
+                "{head}; {}.{kept}{}{not_measured}",
                 own_computing(ctx, false),
                 crowded(ctx)
             ),
-            format!("{head}; {}.{kept}{not_told}", own_computing(ctx, true)),
-            format!("{head}; {}.{kept}{not_told}", own_computing(ctx, false)),
-            format!("{head}.{kept}{not_told}"),
+            format!("{head}; {}.{kept}{not_measured}", own_computing(ctx, true)),
+            format!("{head}; {}.{kept}{not_measured}", own_computing(ctx, false)),
+            format!("{head}.{kept}{not_measured}"),
         ])
     };
     if let Some(pressure) = pressure(ctx) {
         return match contributor {
             Some(wall) => fitting([
-                format!("{pressure}; {}.{not_told}", part(judged, wall)),
+                format!("{pressure}; {}.{not_measured}", part(judged, wall)),
                 format!("{pressure}."),
             ]),
-            None => told(pressure),
+            None => with_details(pressure),
         };
     }
     if let Some(wall) = contributor {
-        return told(format!("No wall, but {}", part(judged, wall)));
+        return with_details(format!("No wall, but {}", part(judged, wall)));
     }
     let brief = |wall: Wall, label: &str| {
         find(judged, wall)
@@ -326,19 +326,19 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
     .collect();
     if figures.is_empty() {
         return format!(
-            "Memory is not your wall: the target used only {:.2} CPUs; {:.2} of it could be waits.{kept}{not_told}",
+            "Memory is not your wall: the target used only {:.2} CPUs; up to {:.2} CPUs may be waits.{kept}{not_measured}",
             ctx.cpu_rate,
             (1.0 - ctx.cpu_rate).max(0.0)
         );
     }
     let verdict = match unknown.is_empty() {
         true => "Memory is not your wall",
-        false => "No wall in what was measured",
+        false => "No wall found in the measured part",
     };
-    told(format!("{verdict}: {}", figures.join(", ")))
+    with_details(format!("{verdict}: {}", figures.join(", ")))
 }
 
-/// Memory is short: no wall of the allocator's, but not nothing either.
+/// The machine is short of memory. That is no wall of the allocator, but the sentence reports it.
 fn pressure(ctx: &Context) -> Option<String> {
     const LIMITS: thresholds::Pressure = thresholds::PRESSURE;
     let reclaim = ctx.cpu(&[CostClass::Reclaim]).ok().map(|sum| sum.named);
@@ -357,7 +357,7 @@ fn pressure(ctx: &Context) -> Option<String> {
         .map(|us| us as f64 / 1e6 / ctx.window_s);
     if let Some(part) = stalled.filter(|part| *part >= LIMITS.stalled) {
         return Some(format!(
-            "Memory pressure: tasks of this machine stall for memory {} of the time",
+            "Memory pressure: tasks on this machine stall for memory {} of the time",
             percent(part.min(1.0))
         ));
     }
@@ -370,19 +370,19 @@ fn pressure(ctx: &Context) -> Option<String> {
     })
 }
 
-/// More threads with work than CPUs: said, because no rung calls it a wall.
+/// More runnable threads than CPUs. No rung judges this, so the sentence reports it.
 fn crowded(ctx: &Context) -> String {
     let own = ctx.behind_itself();
     if own < thresholds::of(Wall::RunQueue).wall_from {
         return String::new();
     }
     format!(
-        " The CPUs are full: its threads wait for one another {} of runnable time.",
+        " All CPUs are busy: its threads wait for one another for {} of runnable time.",
         percent(own)
     )
 }
 
-/// Of what the allocator causes: the dearest.
+/// The most expensive contributor that the allocator causes.
 pub fn leading_contributor(judged: &[Judged]) -> Option<Wall> {
     judged
         .iter()
@@ -391,7 +391,7 @@ pub fn leading_contributor(judged: &[Judged]) -> Option<Wall> {
         .map(|j| j.finding.wall)
 }
 
-/// `place`: with the call site behind it.
+/// `place`: whether to name the call site.
 fn own_computing(ctx: &Context, place: bool) -> String {
     match ctx.cpu(&[CostClass::Application]) {
         Ok(sum) => {
@@ -416,8 +416,8 @@ fn own_computing(ctx: &Context, place: bool) -> String {
     }
 }
 
-/// Commands to run now, at most three: prices where a prediction waits for them, rights where a wall could not be
-/// seen, the best remedy that is a command, and the tool that shows the wall by other means.
+/// Commands to run next, at most three: `calibrate` if a prediction needs prices, `sudo` if a wall was not measured,
+/// the first remedy that is a command, and a command that shows the wall with another tool.
 pub fn next_steps(
     ctx: &Context,
     findings: &[Finding],
@@ -452,10 +452,9 @@ pub fn next_steps(
 
 const CALIBRATE: &str = "allocwall calibrate";
 
-/// It can be typed as it stands: no advice in prose, and the target's own command is known.
+/// Whether it can be typed unchanged: it is not advice, and the target's own command is known.
 fn is_command(remedy: &Prescription) -> bool {
-    let how = &remedy.how;
-    find_remedy(&remedy.remedy).is_some_and(|r| r.is_command(how)) && !has_a_gap(how)
+    remedy.is_command && !has_a_gap(&remedy.how)
 }
 
 fn has_a_gap(command: &str) -> bool {

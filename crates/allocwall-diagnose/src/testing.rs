@@ -1,4 +1,4 @@
-//! Synthetic recordings and bills: a target that only computes, to which a test adds one wall.
+//! Synthetic recordings and bills for tests: a target that only computes, to which a test adds one wall.
 
 use super::{Finding, Verdict, verdict};
 use crate::bill::{Bill, CpuLine, Rates, Sampled, Site, WaitLine};
@@ -7,6 +7,7 @@ use allocwall_model::catalogue::prices::*;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::*;
 use allocwall_model::units::{Absence, Interval, Reason};
+use allocwall_sketches::recording::empty;
 
 pub const WINDOW_S: f64 = 10.0;
 
@@ -61,7 +62,7 @@ pub fn computing() -> Subject {
 }
 
 impl Subject {
-    /// These shares, the rest application; intervals of 10,000 samples.
+    /// Sets these shares; the rest is application. The intervals are those of 10,000 samples.
     pub fn shares(&mut self, shares: &[(CostClass, f64)]) -> &mut Self {
         self.shares_with_samples(shares, 10_000)
     }
@@ -94,6 +95,7 @@ impl Subject {
                     cpu_s: share.scaled(self.bill.cpu_s),
                     samples,
                     method: "test".into(),
+                    notes: vec![],
                     sites: vec![Site {
                         function: format!("site_of_{}", class.key()),
                         module: "subject".into(),
@@ -125,7 +127,7 @@ impl Subject {
         self
     }
 
-    /// Fractions of a line's waits of which nothing tells what for, and whose callers were not read.
+    /// Sets the fractions of a line's waits of unknown purpose, and of those whose callers were not read.
     pub fn untold(&mut self, class: WaitClass, untold: f64, unread: f64) -> &mut Self {
         let line = self.wait_line(class);
         (line.untold, line.unread) = (untold, unread);
@@ -222,6 +224,7 @@ impl Subject {
 }
 
 fn recording() -> Recording {
+    let window_ns = (WINDOW_S * 1e9) as u64;
     let module = |path: &str, role, malloc_ranges| Module {
         path: path.into(),
         build_id: None,
@@ -229,80 +232,37 @@ fn recording() -> Recording {
         malloc_ranges,
         has_symbols: false,
     };
+    let mut recording = empty();
+    recording.meta = Meta {
+        window_ns,
+        requested_ns: window_ns,
+        ..recording.meta
+    };
+    recording.host = HostFacts {
+        hypervisor: Some("KVM".into()),
+        thp_enabled: Ok("always [madvise] never".into()),
+        cgroup_version: Ok(1),
+        perf_event_paranoid: Ok(2),
+        ..recording.host
+    };
+    recording.cgroup = Some("/sys/fs/cgroup/cpu/service".into());
+    let process = &mut recording.processes[0];
+    process.cmdline = vec!["service".into(), "--port".into(), "80".into()];
+    process.allocator = Ok(Allocator {
+        kind: AllocatorKind::Glibc,
+        how: Linkage::Libc,
+        module: "libc.so.6".into(),
+        version: None,
+    });
     Recording {
-        meta: Meta {
-            tool_version: "0".into(),
-            started_unix_ms: 0,
-            window_ns: (WINDOW_S * 1e9) as u64,
-            requested_ns: (WINDOW_S * 1e9) as u64,
-            ended: Ended::Complete,
-            sample_period_ns: 1_001_001,
-            kernel_samples: true,
-            system_wide: true,
-            wait_period_ns: 10_000_000,
-            command: None,
-            own_cpu_ns: 0,
-            lost_records: 0,
-        },
-        host: HostFacts {
-            kernel_release: "6.18.0".into(),
-            architecture: "x86_64".into(),
-            cpu_model: "test".into(),
-            online_cpus: 2,
-            numa_nodes: 1,
-            memory_bytes: 8 << 30,
-            page_bytes: 4096,
-            hypervisor: Some("KVM".into()),
-            free_page_reporting: Err(absent()),
-            thp_enabled: Ok("always [madvise] never".into()),
-            thp_defrag: Ok("madvise".into()),
-            hugepages_total: 0,
-            hugepages_free: 0,
-            cgroup_version: Ok(1),
-            container: None,
-            euid: 0,
-            perf_event_paranoid: Ok(2),
-            kptr_restrict: Ok(0),
-            pmu: Err(absent()),
-        },
-        cgroup: Some("/sys/fs/cgroup/cpu/service".into()),
-        processes: vec![Process {
-            pid: 100,
-            ppid: 1,
-            comm: "service".into(),
-            exe: Ok("/usr/bin/service".into()),
-            cmdline: vec!["service".into(), "--port".into(), "80".into()],
-            libc: Ok(Libc::Glibc {
-                version: "2.36".into(),
-            }),
-            runtime: Ok(Runtime::Native),
-            allocator: Ok(Allocator {
-                kind: AllocatorKind::Glibc,
-                how: Linkage::Libc,
-                module: "libc.so.6".into(),
-                version: None,
-            }),
-            environment: Vec::new(),
-            thp_disabled: Ok(false),
-            secure_exec: Ok(false),
-        }],
-        probes: Vec::new(),
         prices: Ok(prices()),
-        ticks: vec![tick(0), tick((WINDOW_S * 1e9) as u64)],
-        threads: Vec::new(),
+        ticks: vec![tick(0), tick(window_ns)],
         modules: vec![
             module("/lib/libc.so.6", ModuleRole::Libc, vec![(0x1000, 0x2000)]),
             module("/usr/bin/service", ModuleRole::Other, Vec::new()),
             module("[kernel]", ModuleRole::Kernel, Vec::new()),
         ],
-        frames: Vec::new(),
-        stacks: Vec::new(),
-        samples: Vec::new(),
-        waits: Vec::new(),
-        python: Vec::new(),
-        counts: Vec::new(),
-        neighbours: Vec::new(),
-        heap: Err(absent()),
+        ..recording
     }
 }
 

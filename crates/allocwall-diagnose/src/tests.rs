@@ -1,5 +1,5 @@
-//! Each wall in pairs: it fires, its near twin is ruled out, a straddling interval stays a contributor, and what was
-//! not measured says so.
+//! Tests each wall in pairs: the wall is found, its twin is ruled out, an interval that includes a threshold gives a
+//! contributor, and a wall that could not be measured has a reason.
 
 use super::testing::{Subject, WINDOW_S, absent, computing};
 use super::{Finding, Reach, Status, Whole, remedies};
@@ -70,7 +70,7 @@ fn cpu_walls_are_ruled_out_when_small_and_contribute_in_between() {
         let finding = straddling.finding(*wall);
         assert_eq!(finding.status, Status::Contributor, "{class:?}");
         assert!(
-            finding.because.contains("straddles the 15 %"),
+            finding.because.contains("includes the wall threshold, 15 %"),
             "{}",
             finding.because
         );
@@ -94,7 +94,7 @@ fn too_few_samples_are_not_judged() {
         subject.shares_with_samples(&[(*class, 0.40)], 50);
         let finding = subject.finding(*wall);
         if *wall == Wall::FirstTouch {
-            // Here the faults × prices still tell that there are next to none.
+            // Number of faults × prices shows that first touch costs almost nothing.
             assert_eq!(finding.status, Status::RuledOut);
             continue;
         }
@@ -103,7 +103,7 @@ fn too_few_samples_are_not_judged() {
     }
 }
 
-// ---- collectors that are not told apart ----
+// ---- collectors that cannot be recognized ----
 
 #[test]
 fn a_stripped_interpreter_s_collector_is_not_ruled_out() {
@@ -125,12 +125,12 @@ fn a_stripped_interpreter_s_collector_is_not_ruled_out() {
         Status::RuledOut
     );
     assert_eq!(status(&python(true, &[]), Wall::CallRate), Status::RuledOut);
-    // What looks like allocation may be collection.
+    // Time that looks like allocation may be garbage collection.
     let led = python(false, &[(RuntimeAllocator, 0.45)]);
     assert_eq!(status(&led, Wall::CallRate), Status::Contributor);
     let sentence = led.verdict().sentence;
     assert!(
-        sentence.contains("allocating, freeing or collecting, not told apart"),
+        sentence.contains("allocation and garbage collection together"),
         "{sentence}"
     );
     assert!(
@@ -141,7 +141,7 @@ fn a_stripped_interpreter_s_collector_is_not_ruled_out() {
         status(&python(true, &[(RuntimeAllocator, 0.45)]), Wall::CallRate),
         Status::Wall
     );
-    // Nor are kernel stacks sampled: something was, and nothing is decided.
+    // Without kernel samples too: there are samples, but the verdict is undecided.
     let mut user = python(false, &[(UnnamedKernel, 0.02)]);
     user.recording.meta.kernel_samples = false;
     user.recording.prices = Err(absent());
@@ -155,7 +155,8 @@ fn a_stripped_interpreter_s_collector_is_not_ruled_out() {
         super::reach(&user.recording, &user.bill, &verdict),
         Reach::Undecided
     );
-    // A collector that was seen is a wall, stripped or not; and where nothing is left for it to hide in, it is ruled out.
+    // A recognized collector is a wall, in a stripped runtime too. If no other line can contain its time, it is ruled
+    // out.
     let seen = python(false, &[(GarbageCollector, 0.3)]);
     assert_eq!(status(&seen, Wall::GarbageCollector), Status::Wall);
     let kernel = python(false, &[(OtherKernel, 0.98)]);
@@ -172,10 +173,13 @@ fn only_collectors_that_this_tool_knows_are_ruled_out_by_name() {
     };
     let (status, text) = because("/usr/bin/ruby3.1");
     assert_eq!(status, Status::NotMeasured);
-    assert!(text.starts_with("Ruby's collector is not told apart"), "{text}");
+    assert!(
+        text.starts_with("Ruby's garbage collector cannot be recognized"),
+        "{text}"
+    );
     let (status, text) = because("/usr/bin/service");
     assert_eq!(status, Status::RuledOut);
-    assert_eq!(text, "no collector known to this tool runs in it");
+    assert_eq!(text, "allocwall knows no garbage collector in this program");
     let mut dotnet = computing();
     dotnet.recording.modules[1].path = "/usr/share/dotnet/libcoreclr.so".into();
     assert_eq!(dotnet.finding(Wall::GarbageCollector).status, Status::NotMeasured);
@@ -255,7 +259,7 @@ fn steal_is_judged_on_the_target_s_part() {
     assert_eq!(status(&stolen(0.5, 0.5, 0.5), Wall::Steal), Status::Wall);
     assert_eq!(status(&stolen(0.1, 0.1, 0.1), Wall::Steal), Status::Contributor);
     assert_eq!(status(&stolen(0.01, 0.01, 0.01), Wall::Steal), Status::RuledOut);
-    // Much by its point, but it may be the others'.
+    // The point is large, but the interval is wide: other processes may have lost this time.
     assert_eq!(status(&stolen(0.1, 0.35, 0.8), Wall::Steal), Status::Contributor);
     let mut once = stolen(0.5, 0.5, 0.5);
     once.recording.ticks.clear();
@@ -274,7 +278,7 @@ fn run_queue_names_the_competitor() {
     let verdict = subject.verdict();
     assert_eq!(verdict.walls, [Wall::RunQueue]);
     assert!(
-        verdict.sentence.contains("mostly behind hog (pid 7)"),
+        verdict.sentence.contains("mostly because of hog (pid 7)"),
         "{}",
         verdict.sentence
     );
@@ -305,7 +309,7 @@ fn threads_that_wait_for_one_another_are_no_interference() {
         comm: "load".into(),
         cpu_ns,
     };
-    // The load takes a tenth of a CPU, the target's other threads 1.35: their waits are their own.
+    // The load uses 0.1 CPUs, the target's other threads 1.35: the threads wait for one another.
     subject.recording.neighbours = vec![load(1_000_000_000)];
     assert_eq!(status(&subject, Wall::RunQueue), Status::RuledOut);
     let sentence = subject.verdict().sentence;
@@ -313,13 +317,13 @@ fn threads_that_wait_for_one_another_are_no_interference() {
         sentence.contains("its threads wait for one another"),
         "{sentence}"
     );
-    // A lone thread has only others to wait for.
+    // A single thread waits only for other processes.
     subject.recording.threads.truncate(1);
     assert_eq!(status(&subject, Wall::RunQueue), Status::Wall);
 }
 
 #[test]
-fn a_place_without_a_name_is_spoken_of_by_its_file() {
+fn a_call_site_without_a_symbol_has_the_name_of_its_file() {
     let mut subject = computing();
     let lines = subject.bill.on_cpu.as_mut().expect("sampled");
     lines[0].sites[0].function = "(no symbol)".into();
@@ -338,7 +342,7 @@ fn without_a_line_the_threads_own_counters_tell() {
         comm: "service".into(),
         seen_ns: 10_000_000_000,
         cpu_ns: 5_000_000_000,
-        // All of it is throttled time, which the run delay includes.
+        // All of the run delay is throttled time.
         run_delay_ns: Some(5_000_000_000),
     };
     subject.recording.threads = vec![thread.clone()];
@@ -352,7 +356,7 @@ fn without_a_line_the_threads_own_counters_tell() {
 fn others_on_the_cpu_come_first_named_or_not() {
     let mut subject = with_shares(&[(FaultPath, 0.6)]);
     subject.threads(4).cpus(1.0).waits(WaitClass::RunQueue, 0.5);
-    // Without root nobody has a name.
+    // Without root, the names of other processes are unknown.
     let verdict = subject.verdict();
     assert_eq!(verdict.walls, [Wall::RunQueue, Wall::FirstTouch]);
     assert!(
@@ -368,17 +372,17 @@ fn others_on_the_cpu_come_first_named_or_not() {
     let verdict = subject.verdict();
     assert_eq!(verdict.walls, [Wall::RunQueue, Wall::FirstTouch]);
     assert!(
-        verdict.sentence.contains("mostly behind pid 7"),
+        verdict.sentence.contains("mostly because of pid 7"),
         "{}",
         verdict.sentence
     );
     assert_eq!(verdict.remedies[0].remedy, "nice");
 }
 
-// ---- may it run at all? ----
+// ---- stopped targets ----
 
 #[test]
-fn a_stopped_target_is_told_as_stopped_and_nothing_is_ruled_out() {
+fn a_stopped_target_gets_no_verdict_and_nothing_is_ruled_out() {
     let mut subject = with_shares(&[]);
     subject.cpus(0.0);
     subject.bill.on_cpu = Err(absent());
@@ -388,14 +392,13 @@ fn a_stopped_target_is_told_as_stopped_and_nothing_is_ruled_out() {
         .mend("kill -CONT 100");
     subject.recording.probes.push(Probe {
         name: "stopped".into(),
-        what: "what it does when it runs".into(),
+        what: "the target's work while it runs".into(),
         state: ProbeState::Partial(why),
     });
     let verdict = subject.verdict();
     assert_eq!(
         verdict.sentence,
-        "No verdict, since the target did not run: it was stopped for 100 % of its threads' time: \
-         process 100 (service) is stopped by a signal."
+        "No verdict: the target was stopped for 100 % of its threads' time; process 100 (service) is stopped by a signal."
     );
     assert_eq!(
         (&verdict.walls[..], &verdict.next[0][..]),
@@ -409,12 +412,12 @@ fn a_stopped_target_is_told_as_stopped_and_nothing_is_ruled_out() {
             .filter(measured)
             .all(|f| f.of == Whole::Resident)
     );
-    // The twin sleeps as long, by itself.
+    // The twin sleeps for the same time, by itself.
     subject.waits(WaitClass::Stopped, 0.0).waits(WaitClass::Idle, 1.0);
     let verdict = subject.verdict();
     assert_eq!(verdict.walls, [Wall::Waiting]);
     assert!(!verdict.sentence.contains("stopped"), "{}", verdict.sentence);
-    // Under strace it is stopped most of the time, and what it does in the rest is seen.
+    // Under strace it is stopped most of the time, but the rest is sampled.
     let mut traced = with_shares(&[(FaultPath, 0.6)]);
     traced.waits(WaitClass::Stopped, 0.6);
     assert_eq!(traced.verdict().walls[0], Wall::FirstTouch);
@@ -438,7 +441,7 @@ fn an_account_that_was_not_read_rules_nothing_out() {
     );
 }
 
-// ---- is it CPU at all? ----
+// ---- waiting ----
 
 #[test]
 fn a_waiting_target_is_no_cpu_problem() {
@@ -464,7 +467,7 @@ fn a_waiting_target_is_no_cpu_problem() {
 }
 
 #[test]
-fn what_an_ended_target_did_since_it_was_last_read_is_not_called_waiting() {
+fn time_after_the_last_reading_of_an_ended_target_is_not_waiting() {
     let mut subject = computing();
     subject.cpus(0.04).threads(1);
     subject.recording.meta.ended = Ended::TargetExited { status: None };
@@ -490,13 +493,13 @@ fn what_an_ended_target_did_since_it_was_last_read_is_not_called_waiting() {
         let known = expected == Status::Wall;
         assert_eq!(status(&subject, Wall::RunQueue) != Status::NotMeasured, known);
     }
-    // A window that closed by itself was read to its end, whenever its threads began.
+    // A window that ended normally was read to its end, whenever its threads started.
     subject.recording.meta.ended = Ended::Complete;
     assert_eq!(status(&subject, Wall::Waiting), Status::Wall);
 }
 
 #[test]
-fn application_locks_are_told_from_idle_pools() {
+fn application_locks_are_distinguished_from_idle_pools() {
     let mut subject = computing();
     subject.threads(2).waits(WaitClass::ApplicationLock, 1.0);
     let verdict = subject.verdict();
@@ -506,13 +509,13 @@ fn application_locks_are_told_from_idle_pools() {
         "{}",
         verdict.sentence
     );
-    // Nothing tells what for: neither a wall nor ruled out.
+    // Unknown purpose: neither a wall nor ruled out.
     subject.untold(WaitClass::ApplicationLock, 1.0, 0.0);
     let untold = subject.finding(Wall::ApplicationLock);
     assert_eq!(untold.status, Status::NotMeasured);
-    assert!(untold.because.contains("not known"), "{}", untold.because);
+    assert!(untold.because.contains("unknown callers"), "{}", untold.because);
     assert_eq!(status(&subject, Wall::AllocatorContention), Status::RuledOut);
-    // Known locks stay a wall, whatever else may be one.
+    // Known lock waits are enough for a wall.
     subject
         .untold(WaitClass::ApplicationLock, 0.5, 0.0)
         .waits(WaitClass::ApplicationLock, 2.0);
@@ -522,7 +525,7 @@ fn application_locks_are_told_from_idle_pools() {
 }
 
 #[test]
-fn futexes_whose_callers_were_not_read_may_be_anybody_s_locks() {
+fn futex_waits_with_unknown_callers_may_be_for_any_lock() {
     for class in [WaitClass::ApplicationLock, WaitClass::Idle] {
         let mut subject = computing();
         subject.threads(5).waits(class, 4.0).untold(class, 1.0, 1.0);
@@ -535,7 +538,7 @@ fn futexes_whose_callers_were_not_read_may_be_anybody_s_locks() {
         }
         assert!(subject.verdict().walls.is_empty());
     }
-    // Read, and waiting for work.
+    // The stacks were read, and the threads wait for work.
     let mut pool = computing();
     pool.threads(5).waits(WaitClass::Idle, 4.0);
     assert_eq!(status(&pool, Wall::ApplicationLock), Status::RuledOut);
@@ -543,7 +546,7 @@ fn futexes_whose_callers_were_not_read_may_be_anybody_s_locks() {
 }
 
 #[test]
-fn few_looks_at_very_many_threads_measure_no_contention() {
+fn few_samples_of_very_many_threads_measure_no_contention() {
     let mut subject = computing();
     subject.threads(10_000);
     subject.wait_line(WaitClass::Allocator).thread_s = Ok(Interval::new(0.0, 0.0, 200.0));
@@ -563,7 +566,7 @@ fn an_idle_pool_does_not_hide_that_the_target_waits() {
     assert_eq!(status(&subject, Wall::Waiting), Status::Wall);
 }
 
-// ---- the kernel's part ----
+// ---- the kernel ----
 
 #[test]
 fn unnamed_kernel_time_is_not_ruled_out() {
@@ -587,9 +590,9 @@ fn unnamed_kernel_time_is_not_ruled_out() {
     );
 }
 
-/// By way of the bill, whose lines already say what may hide in them.
+/// Uses the real bill, whose upper bounds include the kernel time without symbols.
 #[test]
-fn walls_of_which_nothing_was_seen_are_not_found_in_unnamed_kernel_time() {
+fn kernel_time_without_symbols_is_no_evidence_of_a_wall() {
     let verdict = |unnamed, maps| {
         let mut s = Sketch::new();
         s.thread(PID, "work", 10_000);
@@ -609,11 +612,11 @@ fn walls_of_which_nothing_was_seen_are_not_found_in_unnamed_kernel_time() {
         assert_eq!(status(&blind, wall), Status::NotMeasured, "{wall:?}");
     }
     assert!(blind.sentence.starts_with("Undecided: 4"), "{}", blind.sentence);
-    // What was seen counts, and what could hide keeps the rest open.
+    // A line with samples counts. The others stay undecided.
     let seen = verdict(4_200, 1_000);
     assert_eq!(status(&seen, Wall::MapChurn), Status::Contributor);
     assert_eq!(status(&verdict(4_200, 2_000), Wall::MapChurn), Status::Wall);
-    // Too little to hide anything that counts; nothing unnamed at all.
+    // Too little kernel time without symbols to hide a contributor, and none at all.
     assert_eq!(status(&verdict(100, 0), Wall::MapChurn), Status::RuledOut);
     assert_eq!(status(&verdict(0, 0), Wall::MapChurn), Status::RuledOut);
 }
@@ -645,7 +648,7 @@ fn much_kernel_time_without_names_leaves_the_verdict_open() {
 }
 
 #[test]
-fn memory_pressure_is_not_told_that_memory_is_no_wall() {
+fn memory_pressure_is_reported_in_the_sentence() {
     let quiet = "Memory is not your wall";
     let of = |share| {
         let verdict = with_shares(&[(Reclaim, share)]).verdict();
@@ -663,7 +666,7 @@ fn memory_pressure_is_not_told_that_memory_is_no_wall() {
         of(0.05)
     );
     assert!(of(0.04).starts_with(quiet), "{}", of(0.04));
-    // What contributes as well stays in the sentence.
+    // The sentence also names a contributor.
     let both = with_shares(&[(Reclaim, 0.2), (FaultPath, 0.1)])
         .verdict()
         .sentence;
@@ -693,7 +696,7 @@ fn memory_pressure_is_not_told_that_memory_is_no_wall() {
         major(500.0)
     );
     assert!(major(5.0).starts_with(quiet));
-    // However long the names, and whatever was not measured.
+    // With long names, and with walls that were not measured.
     let mut long = with_shares(&[(UnnamedKernel, 0.1)]);
     long.bill.rates.major_faults = Ok(123_456.0);
     long.recording.prices = Err(absent());
@@ -719,7 +722,7 @@ fn without_kernel_stacks_first_touch_is_estimated_from_the_price_list() {
     let finding = subject.finding(Wall::FirstTouch);
     assert_eq!(finding.status, Status::Wall);
     assert!(finding.estimate.is_some());
-    // 100 a second are nothing, unless each is a huge page of up to 4 ms.
+    // 100 a second cost almost nothing, unless each one zeroes a huge page, which takes up to 4 ms.
     subject.bill.rates.minor_faults = Ok(100.0);
     assert_eq!(status(&subject, Wall::FirstTouch), Status::NotMeasured);
     let mut counted = |huge| {
@@ -738,7 +741,7 @@ fn without_kernel_stacks_first_touch_is_estimated_from_the_price_list() {
 }
 
 #[test]
-fn map_churn_says_which_habit() {
+fn map_churn_names_its_cause() {
     let mut subject = with_shares(&[(MapCalls, 0.3)]);
     let event = |name: &str, count| EventCount {
         name: name.into(),
@@ -782,7 +785,7 @@ fn the_address_space_lock_counts_blocked_time_too() {
     assert_eq!(status(&subject, Wall::AddressSpaceLock), Status::RuledOut);
 }
 
-// ---- the hardware's part ----
+// ---- the hardware ----
 
 #[test]
 fn the_tlb_is_ruled_out_by_bounds_or_not_measured_never_the_wall() {
@@ -802,7 +805,7 @@ fn the_tlb_is_ruled_out_by_bounds_or_not_measured_never_the_wall() {
     assert!(finding.estimate.is_some() && finding.missing.is_some());
     subject.last().smaps = smaps(4 << 30, 4 << 30);
     assert_eq!(status(&subject, Wall::Tlb), Status::RuledOut);
-    // Shared memory and mapped files need the TLB as well.
+    // Shared memory and mapped files use the TLB too.
     let shared = Smaps {
         rss: 4 << 30,
         anonymous: 4 << 20,
@@ -835,13 +838,13 @@ fn numa_needs_two_nodes_and_is_never_more_than_a_contributor() {
         status(&subject, Wall::Numa)
     };
     assert_eq!(placed(47_000, 53_000), Status::Contributor);
-    // New pages only: a heap that was placed earlier may lie anywhere.
+    // The counters are of new pages only. Older pages may be on any node.
     assert_eq!(placed(1_000, 99_000), Status::NotMeasured);
     assert_eq!(placed(1, 1), Status::NotMeasured);
 }
 
 #[test]
-fn where_pages_lie_is_not_weighed_against_time() {
+fn numa_is_not_compared_with_walls_of_time() {
     let mut subject = with_shares(&[(FaultPath, 0.12)]);
     subject.recording.host.numa_nodes = 2;
     let first = subject.first_host();
@@ -857,16 +860,16 @@ fn where_pages_lie_is_not_weighed_against_time() {
     );
     subject.shares(&[]);
     assert!(
-        sentence(&subject).starts_with("No wall, but 30 % of new pages lie on a remote node;"),
+        sentence(&subject).starts_with("No wall, but 30 % of new pages are on a remote node;"),
         "{}",
         sentence(&subject)
     );
 }
 
-// ---- one line, three walls ----
+// ---- call rate, allocator code, contention ----
 
 #[test]
-fn cached_calls_are_too_many_missing_ones_too_slow() {
+fn cached_calls_are_call_rate_and_missing_calls_are_allocator_code() {
     let mut cached = with_shares(&[(AllocatorCode, 0.5)]);
     cached.malloc_leaves(Some("malloc"), 55).malloc_leaves(None, 45);
     assert_eq!(cached.verdict().walls, [Wall::CallRate]);
@@ -913,26 +916,20 @@ fn the_entry_points_share_is_read_on_glibc_alone() {
         let verdict = subject.verdict();
         (verdict.walls, verdict.sentence)
     };
-    // musl's entry points are all of its allocator: nothing tells.
+    // In musl, all samples of the allocator are in its entry points, so they show nothing.
     let (walls, sentence) = of(AllocatorKind::Musl, &[("malloc", 24), ("", 76)], 0);
     assert_eq!(walls, [Wall::CallRate]);
-    assert!(sentence.contains("could not be told"), "{sentence}");
+    assert!(sentence.contains("it is unknown whether"), "{sentence}");
     let (walls, sentence) = of(AllocatorKind::Glibc, &[("malloc", 55), ("", 45)], 0);
     assert_eq!(walls, [Wall::CallRate]);
-    assert!(
-        sentence.contains("too often rather than too slowly"),
-        "{sentence}"
-    );
-    // Linked into the program, known by its names alone.
+    assert!(sentence.contains("many cheap calls, each one fast"), "{sentence}");
+    // Linked into the program, recognized by its names only.
     let linked = [("_rjem_malloc", 40), ("_rjem_je_arena_cache_bin_fill_small", 60)];
     let (walls, _) = of(AllocatorKind::Jemalloc, &linked, 1);
     assert_eq!(walls, [Wall::AllocatorCode]);
     let (walls, sentence) = of(AllocatorKind::Jemalloc, &[("_rjem_malloc", 100)], 1);
     assert_eq!(walls, [Wall::CallRate]);
-    assert!(
-        sentence.contains("too often rather than too slowly"),
-        "{sentence}"
-    );
+    assert!(sentence.contains("many cheap calls, each one fast"), "{sentence}");
 }
 
 #[test]
@@ -999,7 +996,7 @@ fn retention_is_resident_memory_beyond_live_memory() {
         status(&heap(0.5 * GIB as f64, GIB), Wall::Retention),
         Status::Contributor
     );
-    // 90 % of 32 MiB is nothing to lose sleep over.
+    // 90 % of 32 MiB is below the floor.
     assert_eq!(status(&heap(3e6, 32 << 20), Wall::Retention), Status::RuledOut);
 }
 
@@ -1020,29 +1017,29 @@ fn memory_outside_the_heap_that_was_walked_is_not_ruled_out() {
     assert!(
         arenas
             .because
-            .starts_with("1.0 GiB of anonymous memory lie outside"),
+            .starts_with("1.0 GiB of anonymous memory are outside"),
         "{}",
         arenas.because
     );
-    // Too little in all, or mapped from files: no allocator's.
+    // Too little memory in total, or memory mapped from files, which no allocator holds.
     assert_eq!(status(&beside(32 << 20, 0.95), Wall::Retention), Status::RuledOut);
     let mut files = beside(GIB, 0.95);
     files.last().smaps.as_mut().expect("set").anonymous = 100_000_000;
     assert_eq!(status(&files, Wall::Retention), Status::RuledOut);
-    // What is known to be kept stays a wall.
+    // Known free memory is enough for a wall.
     assert_eq!(status(&beside(32 << 20, 0.1), Wall::Retention), Status::Wall);
 }
 
 #[test]
-fn memory_kept_below_a_wall_is_said_beside_the_verdict() {
+fn retention_below_a_wall_is_added_to_the_sentence() {
     let sentence = heap(0.6 * (1u64 << 30) as f64, 1 << 30).verdict().sentence;
     assert!(sentence.starts_with("Memory is not your wall"), "{sentence}");
     assert!(
-        sentence.contains("Also: 40 % of resident memory is kept for nobody."),
+        sentence.contains("Also: 40 % of resident memory is free, but not returned to the system."),
         "{sentence}"
     );
     let sentence = heap(0.9 * (1u64 << 30) as f64, 1 << 30).verdict().sentence;
-    assert!(!sentence.contains("kept for nobody"), "{sentence}");
+    assert!(!sentence.contains("not returned to the system"), "{sentence}");
 }
 
 #[test]
@@ -1072,7 +1069,7 @@ fn memory_kept_by_an_idle_target_is_named_before_its_idleness() {
     assert_eq!(subject.verdict().walls, [Wall::Retention, Wall::Waiting]);
 }
 
-// ---- the whole ----
+// ---- verdicts ----
 
 #[test]
 fn computing_is_not_your_wall() {
@@ -1178,7 +1175,7 @@ fn many() -> Vec<Subject> {
 }
 
 #[test]
-fn every_verdict_has_all_findings_in_order_and_no_loose_ends() {
+fn every_verdict_is_complete_and_in_order() {
     for subject in many() {
         let verdict = subject.verdict();
         assert!(verdict.findings.iter().map(|f| f.wall).eq(Wall::ALL));
@@ -1222,7 +1219,7 @@ fn no_gain_beyond_the_lines_that_it_acts_on() {
                 .filter(|l| remedy.acts_on.contains(&l.class))
                 .map(|l| l.share.high)
                 .sum();
-            // Memory that stays, or is kept another way, also spares what is not malloc's own work.
+            // Keeping memory also saves work outside malloc's own lines.
             let beyond = matches!(
                 remedy.effect,
                 Effect::Swap
@@ -1313,20 +1310,21 @@ fn a_preload_is_offered_only_where_the_loader_takes_it() {
 fn a_list_that_is_set_already_is_not_silently_replaced() {
     let mut subject = with_shares(&[(AllocatorCode, 0.5)]);
     subject.malloc_leaves(Some("malloc"), 24).malloc_leaves(None, 76);
-    let how = |s: &Subject| {
+    let note = |s: &Subject| {
         let remedies = s.verdict().remedies;
         remedies
             .into_iter()
             .find(|p| p.remedy == "jemalloc")
             .expect("offered")
-            .how
+            .note
+            .expect("the package")
     };
-    assert!(!how(&subject).contains("already"));
+    assert!(!note(&subject).contains("already"));
     subject.process().environment = vec![("LD_PRELOAD".into(), "/lib/other.so".into())];
     assert!(
-        how(&subject).ends_with("# LD_PRELOAD holds /lib/other.so already: keep it"),
+        note(&subject).ends_with("LD_PRELOAD already contains /lib/other.so: keep it"),
         "{}",
-        how(&subject)
+        note(&subject)
     );
 }
 
@@ -1473,7 +1471,7 @@ fn the_arena_hook_is_offered_to_a_python_that_has_arenas() {
     }
 }
 
-/// Python's own small objects, or blocks of many pages, which are malloc's whoever asks for them.
+/// Python's own small objects, or large blocks, which come from malloc.
 #[test]
 fn a_remedy_for_the_runtime_goes_before_one_for_any_program_that_is_no_surer() {
     let first = |runtime, large_blocks| {
@@ -1511,7 +1509,7 @@ fn a_limited_arena_count_is_lifted_not_lowered() {
     subject.threads(2);
     assert!(reason(&subject, contention, "glibc-arenas-free").is_some());
     subject.process().environment = vec![("GLIBC_TUNABLES".into(), "glibc.malloc.arena_max=1".into())];
-    // The limit is the cause: lifting it goes before another allocator, where it may save as much.
+    // The limit is the cause, so lifting it goes before another allocator if it may save as much.
     let first = subject.verdict().remedies.swap_remove(0);
     assert_eq!(first.remedy, "glibc-arenas-free");
     let how = first.how;
@@ -1559,8 +1557,9 @@ fn how_of(subject: &Subject, walls: &[Wall], key: &str) -> String {
 fn a_weight_is_raised_for_every_thread_of_every_busy_process() {
     let queue = &[Wall::RunQueue];
     let mut subject = computing();
-    assert!(
-        how_of(&subject, queue, "nice").starts_with("renice -n -5 -p $(ps -L -o tid= -p 100)   # counts")
+    assert_eq!(
+        how_of(&subject, queue, "nice"),
+        "renice -n -5 -p $(ps -L -o tid= -p 100)"
     );
     let mut with_backends = |busy: i32| {
         subject.recording.threads = (101..=112)
@@ -1579,16 +1578,16 @@ fn a_weight_is_raised_for_every_thread_of_every_busy_process() {
             .find(|(r, _)| r.key == "nice")
             .expect("in the catalogue");
         let (nice, _) = offer.expect("offered");
-        (nice.how, nice.undo)
+        (nice.how, nice.note.unwrap(), nice.undo)
     };
-    let (few, undo) = with_backends(3);
+    let (few, note, undo) = with_backends(3);
     assert!(
-        few.contains("-p 103,102,101)") && !few.contains("busiest"),
+        few.contains("-p 103,102,101)") && !note.contains("busiest"),
         "{few}"
     );
     assert_eq!(undo, "renice -n 0 -p $(ps -L -o tid= -p 103,102,101)");
-    let (many, undo) = with_backends(12);
-    assert!(many.ends_with("; the busiest 8 of 12 processes"), "{many}");
+    let (_, note, undo) = with_backends(12);
+    assert!(note.ends_with("; the busiest 8 of 12 processes"), "{note}");
     assert!(
         undo.ends_with(",105)   # the busiest 8 of 12 processes"),
         "{undo}"
@@ -1596,7 +1595,7 @@ fn a_weight_is_raised_for_every_thread_of_every_busy_process() {
 }
 
 #[test]
-fn an_option_for_node_stands_where_every_version_takes_it() {
+fn an_option_for_node_is_where_every_version_accepts_it() {
     let collector = &[Wall::GarbageCollector];
     let mut subject = with_shares(&[(GarbageCollector, 0.4)]);
     subject.process().runtime = Ok(Runtime::Node { version: None });
@@ -1621,7 +1620,7 @@ fn an_option_for_node_stands_where_every_version_takes_it() {
 }
 
 #[test]
-fn what_has_to_be_filled_in_is_no_next_step() {
+fn an_incomplete_command_is_no_next_step() {
     let mut subject = with_shares(&[(GarbageCollector, 0.4)]);
     subject.process().runtime = Ok(Runtime::Jvm { version: None });
     subject.process().cmdline = vec!["java".into(), "-Xmx48m".into(), "Service".into()];
@@ -1723,7 +1722,7 @@ fn huge_pages_on_first_touch_are_priced_by_this_machine() {
         .find(|p| p.remedy == "glibc-hugetlb")
         .expect("offered");
     let gain = p.gain.expect("priced");
-    // 1 − 100 µs / (512 × 1.5 µs) = 87 % of 40 %; nothing shows that the memory can be on huge pages at all.
+    // 1 − 100 µs / (512 × 1.5 µs) = 87 % of 40 %; it is unknown whether the memory can be on huge pages.
     assert!((gain.point - 0.4 * 0.87).abs() < 0.003, "{gain:?}");
     assert!(gain.low.abs() < 0.005, "{gain:?}");
     let mut unpriced = subject;
@@ -1751,7 +1750,7 @@ fn huge_pages_are_not_promised_to_memory_that_is_on_them() {
     let (none, some) = (gain(0, 500).unwrap(), gain(200, 300).unwrap());
     assert!((some / none - 0.6).abs() < 0.01, "{some} of {none}");
     assert!(gain(300, 200).is_err_and(|why| why.contains("already")));
-    // Nor where the memory is shared; what is bounded without prices is bounded by it as well.
+    // The same for shared memory. It also limits the bound without prices.
     let mut shared = with_shares(&[(FaultPath, 0.4), (PageRelease, 0.1)]);
     shared.recording.prices = Err(absent());
     shared.map_call("shmem_fault", false, 400);
@@ -1778,7 +1777,7 @@ fn keeping_memory_goes_before_huge_pages_where_malloc_maps() {
 
 #[test]
 fn keeping_memory_gains_only_where_malloc_makes_the_map_calls() {
-    // As they read on 6.18, where mmap's `sys_mmap` is not on the stack.
+    // Stacks as on Linux 6.18, where `sys_mmap` is not on the stack of mmap.
     let keep = |by_malloc| {
         let mut subject = with_shares(&[(MapCalls, 0.3), (PageRelease, 0.1), (FaultPath, 0.2)]);
         subject.map_call("do_mmap", true, by_malloc);
@@ -1789,7 +1788,7 @@ fn keeping_memory_gains_only_where_malloc_makes_the_map_calls() {
     };
     let all = keep(300).expect("offered");
     assert!(all.low > 0.35 && all.high > 0.5 && all.high <= 0.7, "{all:?}");
-    // Whose calls they are bounds the first touches behind them too.
+    // The part of the calls that malloc makes also limits the first touches.
     let few = keep(30).expect("offered");
     assert!(few.point < 0.07 && few.high < 0.1, "{few:?}");
     assert_eq!(keep(0), None);

@@ -1,12 +1,12 @@
-//! A timer that wakes an event loop at a given moment. The timeout of epoll_wait(2) is in whole milliseconds, and sleeps carry
-//! a slack of 50 µs (PR_SET_TIMERSLACK); a timerfd has neither.
+//! A timer that wakes an event loop at a given time. The timeout of epoll_wait(2) is in whole milliseconds,
+//! and sleeps have a slack of 50 µs (PR_SET_TIMERSLACK). A timerfd has neither limit.
 
 use crate::clock;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-/// Readable once its moment has come, until it is set anew.
+/// Readable from the set time on, until it is set again.
 pub struct Alarm {
     descriptor: OwnedFd,
     set_for: Option<u64>,
@@ -21,12 +21,13 @@ impl Alarm {
         })
     }
 
-    /// Rings when [`monotonic_ns`](clock::monotonic_ns) reads `ns`, at once if that is past; replaces what was set before.
+    /// Sets the alarm for the time when [`monotonic_ns`](clock::monotonic_ns) is `ns`, or at once if that is
+    /// past. It replaces an earlier setting.
     pub fn set(&mut self, ns: u64) -> io::Result<()> {
         if self.set_for == Some(ns) {
             return Ok(());
         }
-        // A moment of zero would disarm the timer (timerfd_settime(2)).
+        // A time of zero would disarm the timer (timerfd_settime(2)).
         let own = clock::in_own_namespace(ns).max(1);
         let moment = Itimerspec {
             it_interval: Timespec {
@@ -58,7 +59,7 @@ mod tests {
     use std::io::Read;
 
     #[test]
-    fn rings_at_its_moment_and_not_before() {
+    fn the_alarm_is_readable_at_its_time_and_not_before() {
         let mut alarm = Alarm::new().unwrap();
         let mut reader = File::from(alarm.descriptor.try_clone().unwrap());
         let mut count = [0; 8];
@@ -69,7 +70,7 @@ mod tests {
             assert!(monotonic_ns() >= moment);
             assert_eq!(u64::from_ne_bytes(count), 1);
         }
-        // A moment that is past rings too, though it is before the last one.
+        // A past time also triggers the alarm, even if it is before the last one.
         alarm.set(0).unwrap();
         reader.read_exact(&mut count).unwrap();
     }

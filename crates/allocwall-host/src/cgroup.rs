@@ -1,4 +1,4 @@
-//! Control groups, version 1, 2 and both at once: which group a process is in, what it may use and how often it was
+//! Control groups, version 1, 2 and both at once: the group of a process, its limits, and how often it was
 //! throttled. Sources: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/, scheduler/sched-bwc.rst.
 
 use crate::facts::Machine;
@@ -20,23 +20,25 @@ pub struct CgroupFs {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mount {
     version: u8,
-    /// v1: controllers or `name=…`. v2 has no list here: each group says which it has.
+    /// v1: controllers or `name=…`. v2 has no list here: each group has its own list.
     controllers: Vec<String>,
-    /// The part of the hierarchy that is mounted; not `/` inside containers that share the host's cgroup namespace.
+    /// The part of the hierarchy that is mounted. It is not `/` inside containers that share the host's
+    /// cgroup namespace.
     top: String,
-    /// Below the machine's root.
+    /// As a path below the machine's root.
     point: PathBuf,
 }
 
-/// A group as far as limits go: its own directory and those of its ancestors that are visible here.
+/// The limits of a group: its own directory, and those of its ancestors that are visible here.
 #[derive(Clone, Debug)]
 pub struct Cgroup {
-    /// As /proc/PID/cgroup names it, of the hierarchy that limits CPU.
+    /// The name in /proc/PID/cgroup, in the hierarchy that limits CPU.
     pub path: String,
     pub version: u8,
     cpu: Measured<Levels>,
     memory: Measured<Levels>,
-    /// Index of the level whose throttling is counted, fixed once there is a limit so that counters stay cumulative.
+    /// The index of the level whose throttling is counted. It stays the same once there is a limit, so that
+    /// counters stay cumulative.
     counted: Option<usize>,
 }
 
@@ -47,7 +49,7 @@ struct Levels {
     dirs: Vec<PathBuf>,
 }
 
-/// A quota and where it stands.
+/// A quota and the directory that sets it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quota {
     pub cpus: f64,
@@ -55,11 +57,11 @@ pub struct Quota {
     level: usize,
 }
 
-/// A group that keeps its processes from running.
+/// A group whose processes cannot run because it is frozen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frozen {
     pub dir: PathBuf,
-    /// What to type to let them run.
+    /// The command that thaws the group.
     pub thaw: String,
 }
 
@@ -73,7 +75,7 @@ impl CgroupFs {
         let mountinfo = machine.path("/proc/self/mountinfo");
         let mounts = file::read(&mountinfo, |bytes| Ok(cgroup_mounts(bytes, &root)))?;
         if mounts.is_empty() {
-            let detail = "no cgroup hierarchy is mounted here: CPU quotas and throttling cannot be seen";
+            let detail = "no cgroup hierarchy is mounted here, so CPU quotas and throttling are unknown";
             return Err(Absence::new(Reason::NotFound, detail).mend(
                 "mount it into the container (-v /sys/fs/cgroup:/sys/fs/cgroup:ro), or run on the host",
             ));
@@ -85,7 +87,7 @@ impl CgroupFs {
         })
     }
 
-    /// Version of the hierarchy that limits CPU; on hybrid machines that is usually 1.
+    /// The version of the hierarchy that limits CPU. On hybrid machines that is usually 1.
     pub fn version(&self) -> u8 {
         let first = |mount: &Mount| mount.version == 1 && mount.controllers.iter().any(|name| name == "cpu");
         if self.mounts.iter().any(first) { 1 } else { 2 }
@@ -114,7 +116,7 @@ impl CgroupFs {
         Ok(cgroup)
     }
 
-    /// The membership that governs a controller and the mounts that show it.
+    /// The membership line for a controller, and the mounts that show its group.
     fn line_for<'a>(
         &'a self,
         controller: &str,
@@ -166,7 +168,7 @@ impl CgroupFs {
             false => Absence::new(
                 Reason::NotFound,
                 format!(
-                    "cgroup {} lies outside the part of the {controller} hierarchy that is visible here",
+                    "cgroup {} is outside the part of the {controller} hierarchy that is visible here",
                     line.path
                 ),
             )
@@ -179,7 +181,7 @@ impl CgroupFs {
         })
     }
 
-    /// The group that is frozen with this process in it, the nearest one; None where there is none.
+    /// The nearest frozen group that contains this process; None if there is none.
     pub fn frozen(&self, pid: i32) -> Option<Frozen> {
         let membership = self.proc.cgroups(pid).ok()?;
         let unified: Vec<CgroupLine> = membership
@@ -196,8 +198,8 @@ impl CgroupFs {
         })
     }
 
-    /// Processes of a group and of all groups below it, for targets given by group. `path` is a directory of a mounted
-    /// hierarchy, or a path as /proc/PID/cgroup shows it.
+    /// The processes of a group and of all groups below it, for targets given by group. `path` is a directory
+    /// of a mounted hierarchy, or a path as in /proc/PID/cgroup.
     pub fn pids(&self, path: &str) -> Result<Vec<i32>> {
         let dir = self.directory(path)?;
         let mut pids = Vec::new();
@@ -213,11 +215,12 @@ impl CgroupFs {
             });
             match read {
                 Ok(found) => {
-                    // A process of a PID namespace that we cannot see into is listed as 0.
+                    // The kernel lists a process of a PID namespace that is not visible here as 0.
                     foreign |= found.contains(&0);
                     pids.extend(found.into_iter().filter(|&pid| pid > 0));
                 }
-                // Groups come and go; threaded ones (EOPNOTSUPP) are listed by their domain, which is an ancestor.
+                // Groups appear and disappear. Threaded groups (EOPNOTSUPP) are listed by their domain, which
+                // is an ancestor.
                 Err(absence)
                     if matches!(
                         absence.reason,
@@ -237,7 +240,7 @@ impl CgroupFs {
         match (pids.is_empty(), foreign) {
             (false, _) => Ok(pids),
             (true, true) => Err(Error::Refused(format!(
-                "cgroup {path}: its processes live in another PID namespace; run on the host or with --pid=host"
+                "cgroup {path}: its processes are in another PID namespace; run on the host or with --pid=host"
             ))),
             (true, false) => Err(Error::Refused(format!(
                 "cgroup {path} has no processes ({})",
@@ -270,7 +273,8 @@ impl CgroupFs {
                 false => refused(format!("no such group below {}", mount.point.display())),
             };
         }
-        // The hierarchy that limits CPU first: the others may sort the same processes differently.
+        // The hierarchy that limits CPU comes first: other hierarchies may group the same processes
+        // differently.
         let mut mounts: Vec<&Mount> = self.mounts.iter().collect();
         mounts
             .sort_by_key(|mount| !(mount.controllers.iter().any(|name| name == "cpu") || mount.version == 2));
@@ -291,7 +295,7 @@ impl CgroupFs {
 }
 
 impl Cgroup {
-    /// The tightest quota on the way to the top; None where there is no limit.
+    /// The tightest quota from this group up to the top; None if there is no limit.
     pub fn quota(&self) -> Measured<Option<Quota>> {
         let levels = self.cpu.as_ref().map_err(Absence::clone)?;
         let mut tightest: Option<Quota> = None;
@@ -310,7 +314,7 @@ impl Cgroup {
         Ok(tightest)
     }
 
-    /// Throttling is counted where the tightest quota stood when the group was first read.
+    /// Throttling is counted at the level that had the tightest quota when the group was first read.
     pub fn tick(&self) -> Measured<CgroupTick> {
         let levels = self.cpu.as_ref().map_err(Absence::clone)?;
         if !levels.dirs[0].is_dir() {
@@ -324,7 +328,7 @@ impl Cgroup {
             quota_cpus: quota.as_ref().map(|quota| quota.cpus),
             ..CgroupTick::default()
         };
-        // Without any quota nothing can throttle: the zeros are facts.
+        // Without a quota, the kernel does not throttle: the zeros are measured values.
         if let Some(level) = self.counted.or(quota.map(|quota| quota.level)) {
             let path = levels.dirs[level].join("cpu.stat");
             (tick.periods, tick.throttled_periods, tick.throttled_ns) = file::read(&path, |bytes| {
@@ -335,7 +339,8 @@ impl Cgroup {
         Ok(tick)
     }
 
-    /// Bytes in use and the tightest limit. At an unlimited top the usage would be the machine's: None.
+    /// Bytes in use, and the tightest limit. Usage is None at an unlimited top group, because it would be the
+    /// whole machine's.
     fn memory(&self) -> (Option<u64>, Option<u64>) {
         let Ok(levels) = &self.memory else {
             return (None, None);
@@ -344,7 +349,8 @@ impl Cgroup {
             1 => ("memory.usage_in_bytes", "memory.limit_in_bytes"),
             _ => ("memory.current", "memory.max"),
         };
-        // v1 writes "no limit" as the largest multiple of a page that fits a long; `max` of v2 is no number.
+        // v1 writes "no limit" as the largest multiple of a page that fits a long. v2 writes `max`, which is
+        // not a number.
         let limited = |bytes: &u64| *bytes < 1 << 62;
         let limit = levels
             .dirs
@@ -362,7 +368,8 @@ impl Cgroup {
     }
 }
 
-/// The group alone, not one above it: cgroup-v1/freezer-subsystem.rst, and `cgroup.freeze` in cgroup-v2.rst.
+/// Judges this group alone, not its ancestors: cgroup-v1/freezer-subsystem.rst, and `cgroup.freeze` in
+/// cgroup-v2.rst.
 fn frozen(dir: PathBuf, version: u8) -> Option<Frozen> {
     let (asked, file, thaw) = match version {
         1 => ("freezer.self_freezing", "freezer.state", "THAWED"),
@@ -375,7 +382,7 @@ fn frozen(dir: PathBuf, version: u8) -> Option<Frozen> {
     })
 }
 
-/// CPUs' worth of quota of one group; None where it has no limit or no CPU controller.
+/// The quota of one group in CPUs; None if it has no limit or no CPU controller.
 fn quota_cpus(dir: &Path, version: u8) -> Measured<Option<f64>> {
     let optional = |read: Measured<Option<f64>>| match read {
         Err(absence) if absence.reason == Reason::NotFound => Ok(None),
@@ -397,7 +404,7 @@ fn quota_cpus(dir: &Path, version: u8) -> Measured<Option<f64>> {
     }))
 }
 
-/// `max 100000` or `50000 100000`. The outer None is a line that does not parse.
+/// Parses `max 100000` or `50000 100000`. The outer None means that the line does not parse.
 pub(crate) fn cpu_max(bytes: &[u8]) -> Option<Option<f64>> {
     let mut fields = words(bytes);
     let quota = fields.next()?;
@@ -409,7 +416,7 @@ pub(crate) fn cpu_max(bytes: &[u8]) -> Option<Option<f64>> {
     (period > 0).then(|| Some(quota as f64 / period as f64))
 }
 
-/// Periods, throttled periods and throttled nanoseconds of cpu.stat, either version.
+/// Periods, throttled periods and throttled nanoseconds from cpu.stat of either version.
 pub(crate) fn throttling(bytes: &[u8]) -> Option<(u64, u64, u64)> {
     let (mut periods, mut throttled, mut ns) = (None, None, None);
     for line in lines(bytes) {
@@ -427,11 +434,11 @@ pub(crate) fn throttling(bytes: &[u8]) -> Option<(u64, u64, u64)> {
     Some((periods?, throttled?, ns?))
 }
 
-/// What remains of `path` under `top`; None where it lies outside.
+/// The part of `path` below `top`; None if `path` is outside.
 fn below<'a>(path: &'a str, top: &str) -> Option<&'a str> {
     let top = top.trim_end_matches('/');
     let rest = path.strip_prefix(top)?;
-    // `/ab` is not below `/a`, and a path that climbs is outside whatever it is relative to.
+    // `/ab` is not below `/a`. A path with `..` is always outside.
     let inside = (rest.is_empty() || rest.starts_with('/')) && !rest.split('/').any(|name| name == "..");
     inside.then(|| rest.trim_start_matches('/'))
 }
@@ -466,7 +473,7 @@ pub(crate) fn cgroup_mounts(bytes: &[u8], root: &Path) -> Vec<Mount> {
     lines(bytes).filter_map(mount).collect()
 }
 
-/// Blanks and backslashes in mountinfo are written `\040` and so on, in octal.
+/// mountinfo writes blanks and backslashes as octal escapes, for example `\040`.
 fn unescaped(bytes: &[u8]) -> String {
     let mut out = Vec::with_capacity(bytes.len());
     let mut rest = bytes;
@@ -566,7 +573,7 @@ mod tests {
         );
         assert_eq!(tick.throttled_ns, 123_456);
         assert_eq!((tick.memory, tick.memory_limit), (Some(4096), Some(1 << 20)));
-        // The level stays when the quotas change places: counters must not jump.
+        // The level stays when another quota becomes the tightest: counters must not jump.
         fake.write(&format!("{cpu}/pod/box/cpu.cfs_quota_us"), "10000\n");
         let tick = group.tick().unwrap();
         assert_eq!((tick.quota_cpus, tick.periods), (Some(0.1), 90));
@@ -627,13 +634,13 @@ mod tests {
         let group = fs.group_of(7).unwrap();
         assert_eq!((group.path.as_str(), group.version), ("/a", 1));
         let tick = group.tick().unwrap();
-        // The root's memory is the machine's, not the target's.
+        // The memory of the root group is that of the machine, not of the target.
         assert_eq!((tick.quota_cpus, tick.memory), (None, None));
     }
 
     #[test]
     fn containers_see_a_part_of_the_tree() {
-        // v1 without a cgroup namespace: the host's path is shown, and only that part is mounted.
+        // v1 without a cgroup namespace: the kernel shows the host's path, and only that part is mounted.
         let fake = Fake::new(
             "50 49 0:29 /docker/abc /sys/fs/cgroup/cpu ro - cgroup cgroup rw,cpu\n",
             &[
@@ -651,7 +658,7 @@ mod tests {
             assert_eq!(absence.reason, Reason::NotFound);
             assert!(absence.detail.contains("outside"), "{absence}");
         }
-        // A mount from outside our cgroup namespace: both the top and the path climb by the same steps.
+        // A mount from outside our cgroup namespace: the top and the path contain the same number of `..`.
         let fake = Fake::new(
             "50 49 0:29 /../.. /host/cgroup ro - cgroup2 cgroup rw\n",
             &[

@@ -1,20 +1,20 @@
-//! Clocks: wall, and CPU time of other processes.
+//! Clocks: monotonic time, and CPU time of processes and threads.
 
 use crate::file::errno_text;
 use crate::proc::ProcFs;
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::sync::OnceLock;
 
-/// CLOCK_MONOTONIC as the kernel itself counts it, the clock of the samples too: a time namespace shifts what its
-/// processes read, and not the stamps of perf events.
+/// CLOCK_MONOTONIC as the kernel counts it, which is also the clock of the samples. A time namespace shifts
+/// the clock that its processes read, but not the timestamps of perf events.
 pub fn monotonic_ns() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let here = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
-    // Unknown: then nothing is compared with the samples.
+    // If the offset is unknown, times are not compared with the samples.
     here.saturating_add_signed(-ahead_ns().as_ref().copied().unwrap_or(0))
 }
 
-/// What this process's own CLOCK_MONOTONIC reads when [`monotonic_ns`] is `ns`.
+/// The value of this process's own CLOCK_MONOTONIC when [`monotonic_ns`] is `ns`.
 pub fn in_own_namespace(ns: u64) -> u64 {
     ns.saturating_add_signed(ahead_ns().as_ref().copied().unwrap_or(0))
 }
@@ -24,7 +24,7 @@ pub fn comparable() -> Measured<()> {
     ahead_ns().as_ref().map(|_| ()).map_err(Clone::clone)
 }
 
-/// How far the time namespace of this process sets its CLOCK_MONOTONIC ahead (time_namespaces(7)).
+/// How far the time namespace of this process shifts its CLOCK_MONOTONIC ahead (time_namespaces(7)).
 fn ahead_ns() -> &'static Measured<i64> {
     static AHEAD: OnceLock<Measured<i64>> = OnceLock::new();
     AHEAD.get_or_init(|| ProcFs::live().own_clock_ahead_ns())
@@ -48,7 +48,7 @@ pub fn thread_cpu_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Sleeps until CLOCK_MONOTONIC reads `ns`, or a signal comes.
+/// Sleeps until [`monotonic_ns`] is `ns`, or until a signal.
 pub fn sleep_until(ns: u64) {
     let left = ns.saturating_sub(monotonic_ns());
     if left > 0 {
@@ -56,16 +56,17 @@ pub fn sleep_until(ns: u64) {
             tv_sec: (left / 1_000_000_000) as i64,
             tv_nsec: (left % 1_000_000_000) as _,
         };
-        // Interrupted early is early, not wrong: the caller looks at the clock.
+        // A signal ends the sleep early. The caller reads the clock.
         let _ = rustix::thread::nanosleep(&request);
     }
 }
 
-/// CPU time of a whole live process to the nanosecond, all threads, dead ones included, without walking them.
-/// Needs no privilege (clock_getcpuclockid(3)); /proc/PID/stat counts in ticks of 10 ms and /proc/PID/schedstat only the main thread.
+/// CPU time of a whole live process in nanoseconds, with threads that have ended, without a walk over its
+/// threads. It needs no privilege (clock_getcpuclockid(3)). /proc/PID/stat counts in ticks of 10 ms, and
+/// /proc/PID/schedstat counts only the main thread.
 pub fn process_cpu_ns(pid: i32) -> Measured<u64> {
     let mut clock: libc::clockid_t = 0;
-    // SAFETY: `clock` is a valid place for the result and outlives the call.
+    // SAFETY: `clock` is valid for the result and outlives the call.
     let code = unsafe { libc::clock_getcpuclockid(pid, &mut clock) };
     if code != 0 {
         return Err(clock_absence(pid, &std::io::Error::from_raw_os_error(code)));
@@ -82,7 +83,7 @@ pub fn process_cpu_ns(pid: i32) -> Measured<u64> {
 }
 
 fn clock_absence(pid: i32, error: &std::io::Error) -> Absence {
-    // The kernel answers EINVAL where the process behind a clock id is gone.
+    // The kernel returns EINVAL if the process of a clock id is gone.
     let reason = match error.raw_os_error() {
         Some(libc::ESRCH | libc::EINVAL) => Reason::Vanished,
         Some(libc::EPERM | libc::EACCES) => Reason::NotPermitted,

@@ -1,9 +1,9 @@
-//! A child process that reads foreign bytes for us and may die of them: this program again, started with an argument
-//! and with a socket as its standard input.
+//! A child process that parses untrusted bytes and may crash on them. It is this program again, started with
+//! an argument and with a socket as its standard input.
 //!
-//! The child limits its own memory and CPU time before it reads anything, and gains no rights afterwards. We wait for each of
-//! its answers only until a deadline, and take what it says as plain bytes. Messages are a length (u32, little endian) and
-//! that many bytes; an open file may travel with one.
+//! The child limits its own memory and CPU time before it reads anything, and gains no rights afterwards. The
+//! parent waits for each answer only until a deadline, and treats the answer as plain bytes. A message is a
+//! length (u32, little endian) and that many bytes; an open file may be sent with it.
 
 use crate::clock::{self, monotonic_ns};
 use allocwall_model::units::Measured;
@@ -23,47 +23,48 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// No message of either side is larger.
+/// The largest message of either side.
 const MESSAGE_LIMIT: usize = 16 << 20;
 
-/// What a child may use beyond what it has when it begins.
+/// What a child may use in addition to what it has at its start.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Memory of its own: heap and stacks.
+    /// The child's own memory: heap and stacks.
     pub memory: u64,
     /// Files mapped into memory.
     pub mapped: u64,
     pub cpu_seconds: u64,
-    /// It reads other processes' memory. Otherwise it gives up every capability.
+    /// The child reads other processes' memory. Otherwise it gives up every capability.
     pub keeps_rights: bool,
 }
 
-/// Our end.
+/// The parent's end.
 #[derive(Debug)]
 pub struct Child {
     process: std::process::Child,
     socket: UnixStream,
-    /// Of an answer that has arrived in part.
+    /// The part of an answer that has arrived.
     partial: Vec<u8>,
 }
 
 impl Child {
-    /// `program` is started with `arguments`. It has an environment of its own, so that no setting of ours changes its limits.
+    /// Starts `program` with `arguments`. The child gets a fresh environment, so that no variable of ours
+    /// changes its limits.
     ///
     /// # Errors
-    /// No process, socket or file descriptor is left, or there is no such program.
+    /// The system has no process, socket or file descriptor left, or the program does not exist.
     pub fn start(program: &Path, arguments: &[&str]) -> io::Result<Child> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         let process = Command::new(program)
             .args(arguments)
             .env_clear()
-            // Each arena reserves 64 MiB of addresses, which the limit counts.
+            // Each arena reserves 64 MiB of addresses, which count against the limit.
             .env("GLIBC_TUNABLES", "glibc.malloc.arena_max=1")
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // Ctrl-C is for us.
+            // Ctrl-C must reach the parent only.
             .process_group(0)
             .spawn()?;
         Ok(Child {
@@ -73,15 +74,15 @@ impl Child {
         })
     }
 
-    /// CPU time that it has used.
+    /// The CPU time that the child has used.
     pub fn cpu_ns(&self) -> Measured<u64> {
         clock::process_cpu_ns(self.process.id() as i32)
     }
 
-    /// Sends one message in several pieces, `file` with it.
+    /// Sends one message in several pieces, with `file`.
     ///
     /// # Errors
-    /// `TimedOut` when the deadline (CLOCK_MONOTONIC) passes; whatever else means that the child is gone.
+    /// `TimedOut` when the deadline (CLOCK_MONOTONIC) passes; any other error means that the child is gone.
     pub fn send(
         &mut self,
         pieces: &[&[u8]],
@@ -110,7 +111,7 @@ impl Child {
                 Err(error) => return Err(error.into()),
             }
         };
-        // The file went with the first byte; what is left of the header is plain.
+        // The file was sent with the first byte; the rest of the header is plain bytes.
         let rest = std::iter::once(&header[..]).chain(pieces.iter().copied());
         for piece in rest {
             let mut piece = &piece[sent.min(piece.len())..];
@@ -140,7 +141,7 @@ impl Child {
         }
     }
 
-    /// A whole message that is there already.
+    /// A complete message that has already arrived.
     ///
     /// # Errors
     /// As [`Child::receive`].
@@ -160,7 +161,7 @@ impl Child {
                 message.drain(..HEADER);
                 return Ok(Some(message));
             }
-            // In steps: no more than one is allocated before the bytes arrive.
+            // In steps: at most one step is allocated before its bytes arrive.
             let step = (whole - have).min(1 << 20);
             self.partial.resize(have + step, 0);
             let read = self.socket.read(&mut self.partial[have..]);
@@ -190,9 +191,9 @@ impl Child {
         }
     }
 
-    /// Ends it. Says how it ended, where that was before we did.
+    /// Ends the child. Returns how it ended, if it ended before the kill.
     pub fn end(mut self) -> String {
-        /// A child whose socket has closed is on its way out.
+        /// A child whose socket has closed is about to end.
         const LINGER_MS: u32 = 100;
         let mut status = None;
         for _ in 0..LINGER_MS {
@@ -205,7 +206,7 @@ impl Child {
         match status.map(|status| (status.code(), status.signal())) {
             Some((_, Some(libc::SIGXCPU))) => "it used up its CPU time".into(),
             Some((_, Some(libc::SIGABRT))) => "it aborted, probably at its memory limit".into(),
-            Some((_, Some(signal))) => format!("it died of signal {signal}"),
+            Some((_, Some(signal))) => format!("it was killed by signal {signal}"),
             Some((code, None)) => format!("it ended with status {}", code.unwrap_or(0)),
             None => "it did not answer in time".into(),
         }
@@ -213,7 +214,7 @@ impl Child {
 
     fn closed(&self) -> bool {
         let mut byte = [0; 1];
-        // Reset: it ended before it had read all that we sent.
+        // Reset: the child ended before it had read everything.
         matches!(
             recv(&self.socket, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT),
             Ok((_, 0)) | Err(Errno::CONNRESET)
@@ -223,9 +224,10 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        /// A child that hangs in the kernel ends when the kernel lets it. Then init reaps it, after us.
+        /// A child that hangs in the kernel ends when the kernel releases it. init reaps it after our own
+        /// end.
         const PATIENCE_MS: u32 = 1_000;
-        // Both fail only where it has been waited for already.
+        // Both fail only if the child has already been waited for.
         let _ = self.process.kill();
         for _ in 0..PATIENCE_MS {
             if !matches!(self.process.try_wait(), Ok(None)) {
@@ -242,15 +244,15 @@ pub struct Parent {
 }
 
 impl Parent {
-    /// Takes the socket that is standard input, and limits this process for good.
+    /// Takes the socket from standard input, and limits this process permanently.
     ///
     /// # Errors
-    /// Standard input is no socket, or a limit could not be set.
+    /// Standard input is not a socket, or a limit could not be set.
     pub fn confined(limits: Limits) -> io::Result<Parent> {
         let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         socket
             .peer_addr()
-            .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "standard input is no socket"))?;
+            .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "standard input is not a socket"))?;
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
         rustix::thread::set_no_new_privs(true)?;
         if !limits.keeps_rights {
@@ -261,15 +263,16 @@ impl Parent {
         let same = |resource, most| limit(resource, most, most);
         same(Resource::As, all + limits.memory + limits.mapped)?;
         same(Resource::Data, data + limits.memory)?;
-        // The soft limit sends SIGXCPU, which says why it ended; the hard one sends SIGKILL.
+        // The soft limit sends SIGXCPU, which shows the cause; the hard limit sends SIGKILL.
         limit(Resource::Cpu, limits.cpu_seconds, limits.cpu_seconds + 1)?;
-        // No core file is that small. At 0 the kernel still runs a core_pattern program, at 1 it does not (fs/coredump.c).
+        // No core file is that small. At 0 the kernel still runs a core_pattern program; at 1 it does not
+        // (fs/coredump.c).
         same(Resource::Core, 1)?;
         same(Resource::Fsize, 0)?;
         Ok(Parent { socket })
     }
 
-    /// The next message; None when we are gone.
+    /// The next message; None if the parent is gone.
     ///
     /// # Errors
     /// The socket failed, or a message is too long.
@@ -313,7 +316,7 @@ impl Parent {
     }
 }
 
-/// As far as the hard limit that is there allows it.
+/// Sets a limit, but not above the present hard limit.
 fn limit(resource: Resource, soft: u64, hard: u64) -> io::Result<()> {
     let hard = getrlimit(resource)
         .maximum
@@ -325,7 +328,7 @@ fn limit(resource: Resource, soft: u64, hard: u64) -> io::Result<()> {
     Ok(setrlimit(resource, limits)?)
 }
 
-/// Bytes of address space, and of those private and writable: fields 1 and 6 of /proc/self/statm.
+/// Bytes of address space, and of its private writable part: fields 1 and 6 of /proc/self/statm.
 fn memory_now() -> io::Result<(u64, u64)> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
     let mut pages = text.split_whitespace().map(|word| word.parse::<u64>().ok());
@@ -350,7 +353,7 @@ fn drop_capabilities() -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// A shell as the child: what it writes to its standard input is its answer.
+    /// A shell as the child: its answer is what it writes to its standard input.
     fn child(script: &str) -> Child {
         Child::start(Path::new("/bin/sh"), &["-c", script]).unwrap()
     }
@@ -362,7 +365,7 @@ mod tests {
     #[test]
     fn what_was_sent_in_pieces_comes_back_whole() {
         let mut echo = child("/bin/cat >&0");
-        // What the socket holds: cat writes before it has read all.
+        // As much as the socket holds: cat writes before it has read everything.
         let large = vec![7; 64 << 10];
         for pieces in [&[&b"a"[..], b"bc"][..], &[&large[..]], &[b"d"]] {
             echo.send(pieces, None, in_ms(20_000)).unwrap();
@@ -372,23 +375,23 @@ mod tests {
     }
 
     #[test]
-    fn one_that_hangs_is_waited_for_no_longer_than_the_deadline() {
+    fn a_hanging_child_is_waited_for_until_the_deadline() {
         let mut sleeper = child("exec /bin/sleep 1000");
         let waited = sleeper.receive(in_ms(10)).unwrap_err();
         assert_eq!(waited.kind(), io::ErrorKind::TimedOut);
-        // It reads nothing: the socket is full some time.
+        // The child reads nothing, so the socket fills up.
         let sent = sleeper.send(&[&vec![0; 8 << 20]], None, in_ms(10)).unwrap_err();
         assert_eq!(sent.kind(), io::ErrorKind::TimedOut);
         assert_eq!(sleeper.end(), "it did not answer in time");
     }
 
     #[test]
-    fn how_it_ended_is_told() {
+    fn the_cause_of_the_end_is_reported() {
         for (script, told) in [
             ("exit 3", "it ended with status 3"),
             ("kill -ABRT $$", "it aborted, probably at its memory limit"),
             ("kill -XCPU $$", "it used up its CPU time"),
-            ("kill -BUS $$", "it died of signal 7"),
+            ("kill -BUS $$", "it was killed by signal 7"),
         ] {
             let mut dead = child(script);
             let gone = dead.receive(in_ms(20_000)).unwrap_err();
@@ -404,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_ended_before_it_read_all_has_closed() {
+    fn a_child_that_ended_with_unread_data_counts_as_closed() {
         let mut dead = child("/bin/sleep 0.1; exit 3");
         dead.send(&[b"unread"], None, in_ms(20_000)).unwrap();
         dead.wait(PollFlags::IN, in_ms(20_000)).unwrap();

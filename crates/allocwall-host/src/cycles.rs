@@ -1,13 +1,13 @@
-//! The CPU's cycle counter as a clock: a read takes some ten nanoseconds and no system call.
+//! The CPU's cycle counter as a clock: one read takes about ten nanoseconds and no system call.
 
 use super::clock::monotonic_ns;
 
-/// What is read.
+/// The counter that is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The time-stamp counter, which runs evenly whatever the CPU's frequency (CPUID 80000007H, EDX bit 8).
+    /// The time-stamp counter, which has a constant rate at every CPU frequency (CPUID 80000007H, EDX bit 8).
     Tsc,
-    /// CLOCK_MONOTONIC, where there is no such counter: some twenty nanoseconds more a read.
+    /// CLOCK_MONOTONIC, if there is no such counter: about twenty nanoseconds more per read.
     Monotonic,
 }
 
@@ -20,7 +20,7 @@ impl Source {
     }
 }
 
-/// Counts at a rate of its own; the same on all CPUs.
+/// A counter with its own rate; the same on all CPUs.
 #[derive(Clone, Copy, Debug)]
 pub struct Cycles {
     source: Source,
@@ -28,7 +28,7 @@ pub struct Cycles {
 }
 
 impl Cycles {
-    /// Compares the counter with CLOCK_MONOTONIC for as long as `calibration_ns`.
+    /// Compares the counter with CLOCK_MONOTONIC for `calibration_ns`.
     pub fn start(calibration_ns: u64) -> Cycles {
         let source = source();
         let mut cycles = Cycles { source, per_ns: 1.0 };
@@ -43,7 +43,8 @@ impl Cycles {
         cycles
     }
 
-    /// Both clocks at one moment: the closest of a few readings, since anything can come between two.
+    /// Both clocks at the same time: the closest of sixteen readings, because an interruption can come
+    /// between two reads.
     fn both(self) -> (u64, u64) {
         let reading = |_| {
             let before = self.now();
@@ -51,10 +52,7 @@ impl Cycles {
             let after = self.now();
             (after - before, ns, before + (after - before) / 2)
         };
-        let (_, ns, cycles) = (0..16)
-            .map(reading)
-            .min()
-            .expect("sixteen readings have a smallest");
+        let (_, ns, cycles) = (0..16).map(reading).min().expect("the range is not empty");
         (ns, cycles)
     }
 
@@ -62,14 +60,14 @@ impl Cycles {
         self.source
     }
 
-    /// Everything before it in the program has been executed.
+    /// Runs after all earlier instructions of the program.
     #[inline(always)]
     pub fn now(self) -> u64 {
         match self.source {
             #[cfg(target_arch = "x86_64")]
             Source::Tsc => {
                 let mut cpu = 0;
-                // SAFETY: `source` has seen that the CPU has the instruction.
+                // SAFETY: `source` has checked that the CPU has the instruction.
                 unsafe { std::arch::x86_64::__rdtscp(&raw mut cpu) }
             }
             _ => monotonic_ns(),
@@ -95,7 +93,8 @@ fn source() -> Source {
     let reads = known
         .get_extended_processor_and_feature_identifiers()
         .is_some_and(|info| info.has_rdtscp());
-    // The kernel's own choice: it watches the counter, also against the other CPUs', and drops one that it caught out.
+    // The kernel's own judgement: it watches the counter, also against those of other CPUs, and removes an
+    // unreliable one from this list.
     let trusted =
         std::fs::read_to_string("/sys/devices/system/clocksource/clocksource0/available_clocksource")
             .is_ok_and(|list| list.split_whitespace().any(|name| name == "tsc"));
@@ -116,7 +115,7 @@ mod tests {
 
     #[test]
     fn it_runs_like_the_kernels_clock() {
-        // A CPU that the hypervisor takes away between two readings parts the clocks for once.
+        // One measurement may be off: the hypervisor can take the CPU away between two readings.
         let ratio = |_| {
             let cycles = Cycles::start(10_000_000);
             assert_eq!(cycles.of_ns(cycles.ns(1_000_000)), 1_000_000);

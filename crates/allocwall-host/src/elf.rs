@@ -1,5 +1,6 @@
-//! What one ELF file says about itself. Files belong to the target and are read as hostile: sizes are bounded, nothing
-//! is mapped (a file cut short under a mapping kills the reader with SIGBUS), and only the parts asked for are read.
+//! Reads facts from one ELF file. The files belong to the target and are treated as hostile: sizes are
+//! bounded, nothing is mapped (a file that is truncated under a mapping kills the reader with SIGBUS), and
+//! only the requested parts are read.
 
 use allocwall_model::units::{Absence, Measured, Reason};
 use object::elf;
@@ -12,20 +13,21 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// Most that one read may take: names of a program's symbols, or its constants. A browser with all its symbols has more.
+/// The most bytes of one read: the names of a program's symbols, or its constants. A browser with all its
+/// symbols has more.
 const MAX_READ: u64 = 64 << 20;
-/// Most that all reads of one file may take: they are kept while the file is looked at.
+/// The most bytes of all reads of one file; they are kept while the file is analysed.
 const MAX_READ_IN_ALL: u64 = 80 << 20;
-/// A section table is at most this long; ELF's own limit without extensions is 0xff00.
+/// The most sections; ELF's own limit without extensions is 0xff00.
 const MAX_SECTIONS: usize = 0x1_0000;
 const MAX_SEGMENTS: usize = 4096;
-/// Libraries that one file asks for; a browser's asks for a hundred.
+/// The most needed libraries of one file; a browser needs a hundred.
 const MAX_NEEDED: usize = 512;
-/// Names that this program looks for are shorter.
+/// allocwall looks for shorter names only.
 const LONGEST_SECTION_NAME: usize = 64;
 /// NAME_MAX of limits.h.
 const LONGEST_FILE_NAME: usize = 255;
-/// Symbols of one table that are looked at; a browser has a million.
+/// The most symbols of one table that are read; a browser has a million.
 const MAX_SYMBOLS: u64 = 8 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,7 +36,7 @@ pub enum ElfKind {
     Executable,
     /// Position-independent executable, with a loader.
     PieExecutable,
-    /// No loader asked for: everything is inside.
+    /// No loader: statically linked.
     StaticExecutable,
     StaticPieExecutable,
     SharedLibrary,
@@ -69,7 +71,7 @@ pub struct Section {
     link: usize,
 }
 
-/// The small part of a file, owned: costs a few reads.
+/// The small part of a file, owned by the caller. It takes only a few reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ElfFacts {
     pub kind: ElfKind,
@@ -86,7 +88,7 @@ pub struct ElfFacts {
 }
 
 impl ElfFacts {
-    /// `.symtab` is there with at least one symbol beside the null one.
+    /// The file has a `.symtab` with at least one symbol besides the null symbol.
     pub fn has_symtab(&self) -> bool {
         let entry = if self.is_64 { 24 } else { 16 };
         self.sections
@@ -98,13 +100,13 @@ impl ElfFacts {
         self.sections.iter().find(|section| section.name == name)
     }
 
-    /// The file's own address of a byte of the file, as mapped: segments are mapped in whole pages, so an executable
-    /// segment that shares its first or last page wins.
+    /// The address in the file's own numbering for an offset in the file, as mapped. Segments are mapped in
+    /// whole pages; if two share a page, the executable segment wins.
     pub fn address_of_offset(&self, offset: u64) -> Option<u64> {
         address_of_offset(&self.segments, offset)
     }
 
-    /// Where in the file the byte at one of its own addresses stands; None for what has no bytes there.
+    /// The offset in the file for one of its own addresses; None if the file has no bytes for it.
     pub fn offset_of_address(&self, address: u64) -> Option<u64> {
         self.segments.iter().find_map(|s| {
             let into = address
@@ -151,7 +153,7 @@ pub struct Symbol<'d> {
 pub enum SymbolKind {
     Function,
     Data,
-    /// Name of the source file that the local symbols after it come from.
+    /// The name of the source file of the local symbols that follow it.
     File,
 }
 
@@ -163,16 +165,16 @@ impl<'d> Symbol<'d> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Table {
-    /// `.dynsym`: survives stripping.
+    /// `.dynsym`: still present after stripping.
     Exported,
     /// `.symtab`
     All,
 }
 
-/// An open file whose reads are bounded, one by one and in all, and kept.
+/// An open file. Its reads are bounded, each one and all together, and are kept.
 pub struct ElfFile {
     cache: ReadCache<File>,
-    /// What is kept, by offset and length (0 for a string): it costs nothing to ask for it again.
+    /// The reads that are kept, by offset and length (0 for a string). Repeating them is free.
     kept: RefCell<HashSet<(u64, u64)>>,
     left: Cell<u64>,
 }
@@ -227,7 +229,7 @@ impl<'d> ReadRef<'d> for Bounded<'d> {
     }
 }
 
-/// An ELF file in bytes or behind an [`ElfFile`].
+/// An ELF file in memory or in an [`ElfFile`].
 pub struct Elf<'d, R: ReadRef<'d>> {
     data: R,
     endian: Endianness,
@@ -243,7 +245,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
     pub fn parse(data: R) -> Measured<Self> {
         let ident = data
             .read_bytes_at(0, 16)
-            .map_err(|()| malformed("shorter than its identification"))?;
+            .map_err(|()| malformed("shorter than its header"))?;
         if ident[..4] != elf::ELFMAG {
             return Err(Absence::new(Reason::NotApplicable, "not an ELF file"));
         }
@@ -260,7 +262,8 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         })
     }
 
-    /// Contents of a section, at most `limit` bytes of it; None where there is no such section or it has no bytes.
+    /// The contents of a section, at most `limit` bytes; None if the section does not exist or has no bytes
+    /// in the file.
     pub fn section_bytes(&self, name: &str, limit: u64) -> Option<&'d [u8]> {
         let section = self.facts.section(name)?;
         if section.kind == elf::SHT_NOBITS {
@@ -271,7 +274,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
             .ok()
     }
 
-    /// File contents at one of the file's own addresses.
+    /// The file's bytes at one of its own addresses.
     pub fn bytes_at(&self, address: u64, size: u64) -> Option<&'d [u8]> {
         let segment = self.facts.segments.iter().find(|s| {
             address
@@ -283,7 +286,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         self.data.read_bytes_at(offset, size).ok()
     }
 
-    /// Calls `visit` for every symbol of the table that this file defines, in the order of the table.
+    /// Calls `visit` for every symbol that the table defines in this file, in the order of the table.
     pub fn symbols(&self, table: Table, visit: &mut dyn FnMut(Symbol<'d>)) -> Measured<()> {
         if self.facts.is_64 {
             self.walk::<elf::FileHeader64<Endianness>>(table, visit)
@@ -310,7 +313,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
             .data
             .read_slice_at(section.offset, entries)
             .map_err(|()| malformed("symbol table"))?;
-        // Names are read as one block: one small read a name would cost a seek each.
+        // Names are read as one block: a read per name would need a seek each.
         let names = self
             .bytes_of(sections.get(section.link))
             .ok_or_else(|| malformed("symbol names"))?;
@@ -350,7 +353,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         self.data.read_bytes_at(section.offset, section.size).ok()
     }
 
-    /// Empty where the file has no symbol versions or they do not parse: a version is never essential.
+    /// Empty if the file has no symbol versions or they do not parse: a version is never essential.
     fn versions<E: FileHeader<Endian = Endianness>>(&self) -> VersionTable<'d, E> {
         let read = || -> Option<VersionTable<'d, E>> {
             let header = E::parse(self.data).ok()?;
@@ -364,22 +367,22 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
     }
 }
 
-/// A file's functions by address. Their names stay in the file until they are asked for, so a million functions take
+/// A file's functions by address. Their names are read from the file on request, so a million functions take
 /// 16 MB.
 #[derive(Debug)]
 pub struct Functions {
     file: File,
-    /// `.symtab` first: it knows more.
+    /// `.symtab` first: it has more functions.
     tables: Vec<FunctionTable>,
 }
 
 #[derive(Debug)]
 struct FunctionTable {
     entries: Vec<FunctionEntry>,
-    /// Where the names stand in the file.
+    /// The position of the names in the file.
     names: std::ops::Range<u64>,
     kind: elf::SectionType,
-    /// Sections of code.
+    /// The sections with code.
     code: Vec<std::ops::Range<u64>>,
 }
 
@@ -390,11 +393,11 @@ struct FunctionEntry {
     name: u32,
 }
 
-/// Symbols read at a time.
+/// The number of symbols that are read at a time.
 const SYMBOL_BLOCK: usize = 16 << 10;
 
 impl Functions {
-    /// At most `most` functions; None where the file has more.
+    /// At most `most` functions; None if the file has more.
     pub fn of(file: &File, most: usize) -> Measured<Option<Functions>> {
         let kept = file.try_clone().map_err(|error| {
             Absence::new(
@@ -412,7 +415,7 @@ impl Functions {
                 false => elf.function_table::<elf::FileHeader32<Endianness>>(&kept, kind, left),
             };
             match table {
-                // What a file exports is mostly in its own table too.
+                // Most exported functions are in `.symtab` too.
                 Ok(Some(table)) if table.entries.len() > left && tables.is_empty() => return Ok(None),
                 Ok(Some(table)) if table.entries.len() <= left => {
                     left -= table.entries.len();
@@ -425,7 +428,7 @@ impl Functions {
         Ok(Some(Functions { file: kept, tables }))
     }
 
-    /// How many there are.
+    /// The number of functions.
     pub fn len(&self) -> usize {
         self.tables.iter().map(|table| table.entries.len()).sum()
     }
@@ -434,7 +437,7 @@ impl Functions {
         self.len() == 0
     }
 
-    /// The name of the function at an address (as it stands in the file, at most `limit` bytes of it).
+    /// The name of the function at an address, as in the file, at most `limit` bytes.
     pub fn name(&self, address: u64, limit: usize) -> Option<Vec<u8>> {
         self.tables.iter().find_map(|table| {
             let entry = table.at(address)?;
@@ -452,13 +455,14 @@ impl Functions {
 
 impl FunctionTable {
     fn at(&self, address: u64) -> Option<FunctionEntry> {
-        /// Functions that start further below are not looked at: they would have to hold all those between.
+        /// Only this many functions before the address are tried: an earlier one would have to contain all
+        /// those between.
         const NESTED: usize = 16;
         let behind = self.entries.partition_point(|entry| entry.address <= address);
         let near = self.entries[..behind].iter().rev().take(NESTED);
         let nearest = near.clone().next().filter(|entry| {
-            // The table of exports has gaps: what follows a function of unknown size in it may be anything. So may what lies in
-            // another section.
+            // `.dynsym` has gaps: the bytes after a function of unknown size may belong to any function. The
+            // same holds for an address in another section.
             let together = |section: &std::ops::Range<u64>| {
                 section.contains(&entry.address) && section.contains(&address)
             };
@@ -486,13 +490,14 @@ fn read_up_to(file: &File, into: &mut [u8], offset: u64) -> Option<usize> {
 }
 
 impl<'d, R: ReadRef<'d>> Elf<'d, R> {
-    /// A section's bytes, read for the caller alone and not kept; None where it is absent. The caller bounds its size.
+    /// A copy of a section's bytes that is not kept; None if the section is absent. The caller bounds its
+    /// size.
     pub fn section_copy(&self, file: &File, name: &str) -> Option<Vec<u8>> {
         let section = self.facts.section(name)?;
         if section.kind == elf::SHT_NOBITS {
             return None;
         }
-        // Not more than the file has: a size in a header is a claim.
+        // Not more than the file has: the size in a header is only a claim.
         let there = file.metadata().ok()?.len().saturating_sub(section.offset);
         let mut bytes = vec![0; section.size.min(there) as usize];
         let read = read_up_to(file, &mut bytes, section.offset)?;
@@ -500,7 +505,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         Some(bytes)
     }
 
-    /// Up to one more than `most` functions of a table, by address; None where there is no such table.
+    /// Up to `most` + 1 functions of a table, by address; None if there is no such table.
     fn function_table<E: FileHeader<Endian = Endianness>>(
         &self,
         file: &File,
@@ -514,7 +519,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         let Some(names) = sections.get(section.link) else {
             return Err(malformed("symbol names"));
         };
-        // Time is bounded too: a sparse file may claim any number of symbols.
+        // The limit also bounds the time: a sparse file may claim any number of symbols.
         let size = size_of::<E::Sym>();
         let count = (section.size / size as u64).min(MAX_SYMBOLS);
         let mut entries = Vec::new();
@@ -553,7 +558,8 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
             }
             index += whole as u64;
         }
-        // The last of several at one address wins: one with a size, and of those the first in the file.
+        // Of several functions at one address, the last wins: one with a size, and among those the first in
+        // the file.
         entries.reverse();
         entries.sort_by_key(|entry| (entry.address, entry.size > 0));
         let code = sections.iter().filter(|section| section.executable);
@@ -577,7 +583,7 @@ fn read_facts<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
         .program_headers(endian, data)
         .map_err(|error| malformed(&error.to_string()))?;
     if segments.len() > MAX_SEGMENTS {
-        return Err(malformed("absurd number of segments"));
+        return Err(malformed("too many segments"));
     }
 
     let mut facts = ElfFacts {
@@ -603,21 +609,21 @@ fn read_facts<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
                 executable: segment.p_flags(endian).0 & elf::PF_X.0 != 0,
             }),
             elf::PT_INTERP => {
-                // A path: longer than PATH_MAX is none.
+                // A path: longer than PATH_MAX is not valid.
                 let size: u64 = segment.p_filesz(endian).into();
                 let bytes = data
                     .read_bytes_at(segment.p_offset(endian).into(), size.min(4096))
                     .unwrap_or(&[]);
                 facts.interpreter = Some(until_nul(bytes));
             }
-            // The loader takes one; a file may list thousands, each as large as it likes.
+            // The loader uses one PT_DYNAMIC. A file may list thousands of any size.
             elf::PT_DYNAMIC if !seen_dynamic => {
                 seen_dynamic = true;
                 dynamic = segment.dynamic(endian, data).ok().flatten().unwrap_or(&[]);
             }
             elf::PT_NOTE if facts.build_id.is_none() => {
                 let size: u64 = segment.p_filesz(endian).into();
-                // Build identifiers come first among notes that are small.
+                // Build identifiers are in the first note segment of small size.
                 if size <= 1 << 20 {
                     facts.build_id = build_id(segment.notes(endian, data).ok().flatten(), endian);
                 }
@@ -626,8 +632,8 @@ fn read_facts<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
         }
     }
 
-    // A file without sections (cut off by a packer) still has its segments; one with a broken table has neither names
-    // nor symbols to offer, which the readers of those say for themselves.
+    // A file without sections (removed by a packer) still has its segments. With a broken table there are no
+    // names and symbols, and the readers of those report it.
     if let Ok(table) = header.sections(endian, data)
         && table.len() <= MAX_SECTIONS
     {
@@ -664,7 +670,7 @@ fn read_facts<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
     facts.kind = match (header.e_type(endian), facts.interpreter.is_some()) {
         (elf::ET_EXEC, true) => ElfKind::Executable,
         (elf::ET_EXEC, false) => ElfKind::StaticExecutable,
-        // A shared library that can also be run (libc itself) asks for a loader too; it has a soname.
+        // A shared library that can also be run (libc itself) has a loader too, but also a soname.
         (elf::ET_DYN, true) if facts.soname.is_none() || pie_flag => ElfKind::PieExecutable,
         (elf::ET_DYN, false) if pie_flag => ElfKind::StaticPieExecutable,
         (elf::ET_DYN, _) => ElfKind::SharedLibrary,
@@ -673,7 +679,7 @@ fn read_facts<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
     Ok((endian, facts))
 }
 
-/// The string table that the dynamic section points to, through the segments: it needs no section table.
+/// The string table of the dynamic section, found through the segments: it needs no section table.
 fn dynamic_strings<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
     endian: Endianness,
     data: R,
@@ -720,7 +726,7 @@ fn until_nul(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
-/// Everything that can be asked of a file, with the answers thrown away.
+/// Calls every reader of a file and ignores the results.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn ask_everything(bytes: &[u8]) {
     let Ok(elf) = Elf::parse(bytes) else { return };
@@ -741,7 +747,7 @@ mod tests {
     use proptest::prelude::*;
     use std::sync::LazyLock;
 
-    /// A real file that every machine with these tests has and that is small: the shell's `sleep`, dynamically linked.
+    /// A small real file that every test machine has: the shell's `sleep`, dynamically linked.
     static REAL: LazyLock<Vec<u8>> = LazyLock::new(|| std::fs::read("/bin/sleep").unwrap_or_default());
 
     #[test]
@@ -815,7 +821,7 @@ mod tests {
             std::hint::black_box(1)
         }
         assert_eq!(landmark(), 1);
-        // Against the library that parses whole files.
+        // Compared with a library that parses whole files.
         let bytes = std::fs::read("/proc/self/exe").unwrap();
         let file = object::File::parse(&*bytes).unwrap();
         use object::{Object, ObjectSymbol};
@@ -851,7 +857,7 @@ mod tests {
     }
 
     #[test]
-    fn of_functions_that_overlap_the_one_around_the_address_is_named() {
+    fn overlapping_functions_are_named_by_the_one_that_contains_the_address() {
         let entry = |address, size| FunctionEntry {
             address,
             size,
@@ -879,7 +885,7 @@ mod tests {
 
     #[test]
     fn reads_are_bounded_in_all() {
-        // A sparse file: its length costs its maker nothing.
+        // A sparse file: its length costs nothing.
         let sparse = tempfile::tempfile().unwrap();
         sparse.set_len(1 << 40).unwrap();
         let file = ElfFile::new(sparse);
@@ -893,10 +899,10 @@ mod tests {
     }
 
     #[test]
-    fn of_many_dynamic_sections_the_first_is_read() {
+    fn only_the_first_dynamic_section_is_read() {
         let mut bytes = REAL.clone();
         let before = Elf::parse(&bytes[..]).unwrap().facts;
-        // Every segment behind PT_DYNAMIC (2) turned into another one.
+        // Turns every segment after PT_DYNAMIC (2) into another one.
         let (table, size, count) = (64, 56, usize::from(bytes[56]));
         let kinds: Vec<usize> = (0..count).map(|n| table + n * size).collect();
         let first = kinds.iter().position(|&at| bytes[at] == 2).unwrap();
@@ -907,7 +913,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_elf_file_says_so() {
+    fn a_file_that_is_not_elf_is_an_absence() {
         assert_eq!(
             Elf::parse(&b""[..]).err().map(|a| a.reason),
             Some(Reason::Unparsable)
@@ -963,7 +969,7 @@ mod tests {
             damage in proptest::collection::vec((0..4096usize, any::<u8>()), 1..40),
             tail in proptest::collection::vec((0..4096usize, any::<u8>()), 0..40),
         ) {
-            // Headers stand at the start, the section table at the end.
+            // Headers are at the start, the section table at the end.
             let mut bytes = REAL.clone();
             let length = bytes.len();
             for (at, value) in damage {

@@ -1,4 +1,4 @@
-//! The facts about a machine, gathered from its files.
+//! The facts about a machine, read from its files.
 
 use crate::file;
 use crate::perf_trial;
@@ -7,7 +7,7 @@ use allocwall_model::machine::{HostFacts, chosen};
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::path::PathBuf;
 
-/// Where a machine's files lie: `/`, or a copy for tests.
+/// The root of a machine's files: `/`, or a copy for tests.
 #[derive(Clone, Debug)]
 pub struct Machine {
     root: PathBuf,
@@ -27,18 +27,19 @@ impl Machine {
         }
     }
 
-    /// Its kernel is the running one, which answers questions that no file does: events, other processes' memory.
+    /// The kernel is the running one. It also answers questions that no file answers: perf events, memory of
+    /// other processes.
     pub fn is_live(&self) -> bool {
         self.proc.is_live()
     }
 
-    /// A path as the machine names it, below the root.
+    /// An absolute path of the machine, below the root.
     pub fn path(&self, absolute: &str) -> PathBuf {
         self.root.join(absolute.trim_start_matches('/'))
     }
 
-    /// What diagnosis and reports need to know. Three entries come from the processor and the kernel itself and
-    /// have no file: hypervisor, effective user and the hardware counters.
+    /// The facts that diagnosis and reports need. Three of them come from the processor and the kernel, not
+    /// from a file: hypervisor, effective user and hardware counters.
     pub fn facts(&self) -> HostFacts {
         let memory = self.proc.meminfo();
         HostFacts {
@@ -91,7 +92,7 @@ impl Machine {
             .unwrap_or(1)
     }
 
-    /// Nodes that have memory; a kernel without NUMA is one node.
+    /// NUMA nodes that have memory; a kernel without NUMA counts as one node.
     fn numa_nodes(&self) -> u32 {
         let with_memory = file::read_line(&self.path("/sys/devices/system/node/has_memory"));
         with_memory.ok().and_then(|text| list_len(&text)).unwrap_or(1)
@@ -112,9 +113,9 @@ impl Machine {
             .ok_or_else(|| file::unparsable(&path.display(), text.as_bytes()))
     }
 
-    /// Whether the guest tells the host which pages are free. The balloon device negotiates it: feature bit 5
-    /// (VIRTIO_BALLOON_F_REPORTING, Virtio 1.2 section 5.5.3), shown by sysfs as the sixth digit of `features`.
-    /// Hyper-V does the same through hv_balloon, which shows nothing.
+    /// Whether the guest reports its free pages to the host. The balloon device negotiates it: feature bit 5
+    /// (VIRTIO_BALLOON_F_REPORTING, Virtio 1.2 section 5.5.3), the sixth digit of `features` in sysfs.
+    /// Hyper-V uses hv_balloon for the same, which does not show its state.
     pub fn free_page_reporting(&self) -> Measured<bool> {
         let driver = self.path("/sys/bus/virtio/drivers/virtio_balloon");
         let Ok(devices) = std::fs::read_dir(&driver) else {
@@ -141,7 +142,8 @@ impl Machine {
         }
     }
 
-    /// A balloon driver serves a device: the host can ask for memory back even without free-page reporting.
+    /// Whether a balloon driver has a device: then the host can reclaim memory even without free-page
+    /// reporting.
     pub fn balloon(&self) -> bool {
         let bound = |driver: &str, prefix: &str| {
             std::fs::read_dir(self.path(driver)).is_ok_and(|entries| {
@@ -156,8 +158,9 @@ impl Machine {
             || self.path("/sys/devices/system/xen_memory").is_dir()
     }
 
-    /// The container technology around this tool. A marker file alone does not count: virtual machines are booted
-    /// from container images and keep it, but all their namespaces are the kernel's first.
+    /// The container technology that this process runs in. A marker file alone is not enough: virtual
+    /// machines that boot from container images keep the file, but all their namespaces are the kernel's
+    /// initial ones.
     pub fn container(&self) -> Option<String> {
         let cgroup_paths = || {
             let own = file::read(&self.path("/proc/self/cgroup"), |bytes| {
@@ -169,7 +172,7 @@ impl Machine {
             own.unwrap_or_default() + &init.unwrap_or_default()
         };
         let first = FIRST_NAMESPACES.iter().all(|(kind, inode)| {
-            // Unreadable or missing (a kernel without that namespace) says nothing.
+            // An unreadable or missing file (a kernel without that namespace) is no evidence.
             self.proc
                 .own_namespace(kind)
                 .map_or(true, |text| text == format!("{kind}:[{inode}]"))
@@ -205,7 +208,7 @@ impl Machine {
     }
 }
 
-/// Inode numbers of the namespaces that the kernel starts with: include/uapi/linux/nsfs.h, before it linux/proc_ns.h.
+/// Inode numbers of the initial namespaces: include/uapi/linux/nsfs.h, in older kernels linux/proc_ns.h.
 const FIRST_NAMESPACES: [(&str, u32); 4] = [
     ("ipc", 0xEFFF_FFFF),
     ("uts", 0xEFFF_FFFE),
@@ -229,7 +232,7 @@ fn uname_release() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
 }
 
-/// By CPUID leaf 0x40000000; None on bare metal, as far as the processor tells.
+/// From CPUID leaf 0x40000000; None on bare metal, or if the hypervisor hides itself.
 #[cfg(target_arch = "x86_64")]
 fn hypervisor() -> Option<String> {
     let cpuid = raw_cpuid::CpuId::new();
@@ -254,7 +257,7 @@ fn hypervisor() -> Option<String> {
     Some(name.to_owned())
 }
 
-/// Arm has no CPUID; firmware names the common ones.
+/// Arm has no CPUID; the firmware names the common hypervisors.
 #[cfg(not(target_arch = "x86_64"))]
 fn hypervisor() -> Option<String> {
     let vendor = file::read_line(std::path::Path::new("/sys/class/dmi/id/sys_vendor")).ok()?;

@@ -1,4 +1,4 @@
-//! Reading small kernel files: bytes or a typed reason, never a default.
+//! Reads small kernel files. The result is bytes or a typed reason, never a default.
 
 use allocwall_model::units::{Absence, Measured, Reason};
 use rustix::fs::{Access, AtFlags, CWD, accessat};
@@ -7,15 +7,16 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
-/// Enough for numa_maps of a process with 100,000 mappings; a file beyond it is not what it claims to be.
+/// Enough for numa_maps of a process with 100,000 mappings. A larger file is not what its name says.
 const LARGEST: usize = 32 << 20;
 
 thread_local! {
-    /// Kernel files are read ten times a second: one buffer a thread spares the allocator that we judge.
+    /// Kernel files are read ten times a second. One buffer per thread avoids calls of the allocator that
+    /// allocwall judges.
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Reads the whole file and hands its bytes to `parse`.
+/// Reads the whole file and passes its bytes to `parse`.
 pub fn read<T>(path: &Path, parse: impl FnOnce(&[u8]) -> Measured<T>) -> Measured<T> {
     with_bytes(path, LARGEST, |bytes, whole| {
         if !whole {
@@ -26,12 +27,12 @@ pub fn read<T>(path: &Path, parse: impl FnOnce(&[u8]) -> Measured<T>) -> Measure
     })
 }
 
-/// The first `limit` bytes, for files whose head is useful without the rest (cmdline, environ).
+/// The first `limit` bytes, for files that are useful without the rest (cmdline, environ).
 pub fn read_prefix<T>(path: &Path, limit: usize, parse: impl FnOnce(&[u8]) -> T) -> Measured<T> {
     with_bytes(path, limit, |bytes, _| Ok(parse(bytes)))
 }
 
-/// Trimmed text of a one-line file; bytes that are no UTF-8 are replaced visibly.
+/// Trimmed text of a one-line file. Bytes that are not UTF-8 are replaced visibly.
 pub fn read_line(path: &Path) -> Measured<String> {
     read(path, |bytes| {
         Ok(String::from_utf8_lossy(bytes.trim_ascii()).into_owned())
@@ -45,12 +46,12 @@ pub fn read_number<T: std::str::FromStr>(path: &Path) -> Measured<T> {
 }
 
 fn with_bytes<T>(path: &Path, limit: usize, parse: impl FnOnce(&[u8], bool) -> Measured<T>) -> Measured<T> {
-    // Taken, not borrowed: a reentrant call then gets a fresh buffer instead of a panic.
+    // Taken, not borrowed: a nested call gets a fresh buffer and does not panic.
     let mut buffer = BUFFER.take();
     let outcome = fill(path, limit, &mut buffer)
         .map_err(|error| absence_of(path, &error))
         .and_then(|whole| parse(&buffer, whole));
-    // A rare giant must not stay resident for the whole recording.
+    // One very large file must not stay resident for the whole recording.
     if buffer.capacity() > 1 << 20 {
         buffer = Vec::new();
     }
@@ -82,7 +83,7 @@ fn fill(path: &Path, limit: usize, buffer: &mut Vec<u8>) -> std::io::Result<bool
     }
 }
 
-/// What an error of a kernel file means to a person.
+/// The absence for an error of a kernel file.
 pub fn absence_of(path: &Path, error: &std::io::Error) -> Absence {
     let reason = match error.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => Reason::NotPermitted,
@@ -98,7 +99,7 @@ pub fn absence_of(path: &Path, error: &std::io::Error) -> Absence {
     }
 }
 
-/// `Permission denied (EACCES)`: the words for people, the name for search engines.
+/// `Permission denied (EACCES)`: the text for readers, the name for search engines.
 pub fn errno_text(error: &std::io::Error) -> String {
     let Some(code) = error.raw_os_error() else {
         return error.to_string();
@@ -127,7 +128,7 @@ const ERRNO_NAMES: [(i32, &str); 13] = [
     (libc::ENOMEM, "ENOMEM"),
 ];
 
-/// Shows the head of what was found, so that a report of the fault can be acted on.
+/// Shows the start of the bytes, so that a bug report can be acted on.
 pub fn unparsable(what: &dyn std::fmt::Display, bytes: &[u8]) -> Absence {
     let head = String::from_utf8_lossy(&bytes[..bytes.len().min(40)]);
     Absence::new(
@@ -136,12 +137,12 @@ pub fn unparsable(what: &dyn std::fmt::Display, bytes: &[u8]) -> Absence {
     )
 }
 
-/// A number with blanks around it and nothing else.
+/// A number, with optional white space around it and nothing else.
 pub fn number<T: std::str::FromStr>(bytes: &[u8]) -> Option<T> {
     std::str::from_utf8(bytes.trim_ascii()).ok()?.parse().ok()
 }
 
-/// Non-empty fields between blanks.
+/// The non-empty fields between white space.
 pub fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     line.split(u8::is_ascii_whitespace)
         .filter(|word| !word.is_empty())
@@ -151,7 +152,7 @@ pub fn lines(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     bytes.split(|&b| b == b'\n')
 }
 
-/// Where a file of this path lies.
+/// The folder that contains the file with this path.
 pub fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -159,12 +160,13 @@ pub fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Whether we may create files in a folder; asked and not tried, so that nothing is left by who is killed meanwhile.
+/// Whether allocwall may create files in a folder. It asks the kernel and creates nothing, so a killed
+/// process leaves no file.
 ///
 /// # Errors
-/// access(2)'s.
+/// The errors of access(2).
 pub fn takes_new_files(folder: &Path) -> io::Result<()> {
-    // A folder's own entry, so that a file is told from it.
+    // The folder's own entry; it fails for a file.
     let entry = folder.join(".");
     Ok(accessat(
         CWD,
@@ -186,7 +188,7 @@ mod tests {
         std::fs::write(&path, &body).unwrap();
         assert!(read(&path, |bytes| Ok(bytes == body)).unwrap());
         assert!(read_prefix(&path, 100, |bytes| bytes == &body[..100]).unwrap());
-        // A long read before a short one leaves nothing behind.
+        // A short read after a long one contains nothing of the long one.
         std::fs::write(&path, b" 7\n").unwrap();
         assert_eq!(read_number::<u64>(&path), Ok(7));
         std::fs::write(&path, b"").unwrap();

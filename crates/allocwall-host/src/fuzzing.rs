@@ -1,7 +1,8 @@
-//! Readers of foreign bytes in this crate, by name, for fuzzing: `allocwall-readers` gathers those of all crates.
+//! The readers of untrusted bytes in this crate, by name, for fuzzing. `allocwall-readers` gathers those of
+//! all crates.
 //!
-//! A reader must not panic, hang or take much memory, whatever it reads. Where its answer has a property that can be checked
-//! without reading the bytes a second way, it is checked.
+//! A reader must not panic, hang or use much memory on any input. If its result has a property that can be
+//! checked without a second parser, that is checked.
 
 use crate::proc::parse as proc;
 use crate::{cgroup, elf, installed, link_map, loader, memory, perf, program, topology, tunables};
@@ -14,7 +15,7 @@ use std::path::PathBuf;
 pub struct Reader {
     pub name: &'static str,
     pub read: fn(&[u8]),
-    /// What libFuzzer should not go beyond: longer inputs are slower and rarely show more.
+    /// The longest input for libFuzzer: longer inputs are slower and rarely find more.
     pub longest: usize,
 }
 
@@ -30,7 +31,7 @@ pub const fn reader(name: &'static str, read: fn(&[u8]), longest: usize) -> Read
     Reader { name, read, longest }
 }
 
-/// A file with these contents that has no name, and a path that opens it while the file lives.
+/// A file with these contents and without a name, and a path that opens it while the file lives.
 pub fn nameless(bytes: &[u8]) -> (File, PathBuf) {
     let fd = memfd_create("fuzzing", MemfdFlags::CLOEXEC).expect("a file in memory");
     let mut file = File::from(fd);
@@ -39,7 +40,7 @@ pub fn nameless(bytes: &[u8]) -> (File, PathBuf) {
     (file, path.into())
 }
 
-/// A number from the front of the bytes; zeros where they end.
+/// A number from the start of the bytes, padded with zeros.
 pub fn word(bytes: &mut &[u8]) -> u64 {
     let mut word = [0; 8];
     let taken = bytes.len().min(8);
@@ -48,7 +49,7 @@ pub fn word(bytes: &mut &[u8]) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// A piece from the front of the bytes, with its length before it as two bytes.
+/// A piece from the start of the bytes, preceded by its length in two bytes.
 pub fn piece<'a>(bytes: &mut &'a [u8]) -> &'a [u8] {
     let Some((length, rest)) = bytes.split_first_chunk::<2>() else {
         return std::mem::take(bytes);
@@ -58,7 +59,7 @@ pub fn piece<'a>(bytes: &mut &'a [u8]) -> &'a [u8] {
     piece
 }
 
-/// What this crate reads of an ELF file.
+/// Everything that this crate reads of an ELF file.
 pub fn elf(bytes: &[u8]) {
     elf::ask_everything(bytes);
     let (file, _) = nameless(bytes);
@@ -78,7 +79,7 @@ fn cgroup_files(bytes: &[u8]) {
     let _ = cgroup::cgroup_mounts(bytes, "/nowhere".as_ref());
 }
 
-/// What the kernel, the loader and ldconfig print.
+/// The text that the kernel, the loader and ldconfig print.
 fn lists(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let _ = topology::parse_cpu_list(&text);

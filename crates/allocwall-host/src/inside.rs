@@ -1,8 +1,9 @@
-//! Files by a name that others chose: in a target's own view of the file system, or in a folder that all may write to.
+//! Files by a name that other users chose: in a target's own view of the file system, or in a folder that all
+//! users may write to.
 //!
-//! A link leads where its maker wants it to. Below a target's root it is followed as the target would follow it and never
-//! out of there, and what is found is only looked at (`O_PATH`) until it is known to be a regular file: opening a FIFO
-//! waits for its other end, and opening a device can do things.
+//! A link may point anywhere. Below a target's root it is followed as the target would follow it, and never
+//! out of that root. A found file is opened with `O_PATH` only, until it is known to be a regular file:
+//! opening a FIFO waits for its other end, and opening a device can have effects.
 
 use crate::file;
 use allocwall_model::units::Measured;
@@ -14,19 +15,20 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
-/// What is to be done where the name itself is a link.
+/// What to do if the name itself is a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
     Follow,
     Refuse,
 }
 
-/// A regular file by its name in the process's own mount namespace. `proc_root` is `/proc`, or a copy of it in a test.
+/// Opens a regular file by its name in the process's own mount namespace. `proc_root` is `/proc`, or a copy
+/// of it in a test.
 pub fn open(proc_root: &Path, pid: i32, name: &Path, link: Link) -> io::Result<(File, Metadata)> {
     regular(&handle(proc_root, pid, name, link)?)
 }
 
-/// The same, at most `limit` bytes of it.
+/// Reads the same file, at most `limit` bytes.
 pub fn read(proc_root: &Path, pid: i32, name: &Path, limit: u64) -> Measured<Vec<u8>> {
     let read = || -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
@@ -37,13 +39,13 @@ pub fn read(proc_root: &Path, pid: i32, name: &Path, limit: u64) -> Measured<Vec
     read().map_err(|error| file::absence_of(&shown(proc_root, pid, name), &error))
 }
 
-/// Device and inode of a name in the process's own mount namespace, links followed.
+/// Device and inode of a name in the process's own mount namespace; links are followed.
 pub fn identity(proc_root: &Path, pid: i32, name: &Path) -> Option<((u32, u32), u64)> {
     let facts = handle(proc_root, pid, name, Link::Follow).ok()?.metadata().ok()?;
     Some((device(&facts), facts.ino()))
 }
 
-/// A regular file by a path of our own, links followed.
+/// Opens a regular file by a path in our own namespace; links are followed.
 pub fn open_ours(path: &Path) -> io::Result<(File, Metadata)> {
     let handle = OpenOptions::new()
         .read(true)
@@ -62,7 +64,7 @@ fn shown(proc_root: &Path, pid: i32, name: &Path) -> PathBuf {
         .join(name.strip_prefix("/").unwrap_or(name))
 }
 
-/// Opens for reading what a handle stands for: that very file, whatever has become of its name since.
+/// Opens the file of a handle for reading: exactly that file, even if its name has changed since.
 fn regular(handle: &File) -> io::Result<(File, Metadata)> {
     let facts = handle.metadata()?;
     if !facts.is_file() {
@@ -94,13 +96,14 @@ fn handle(proc_root: &Path, pid: i32, name: &Path, link: Link) -> io::Result<Fil
         scope,
     ) {
         Ok(found) => Ok(File::from(found)),
-        // Before Linux 5.6, or behind a container's filter that doesn't know the call (it says EPERM).
+        // Before Linux 5.6, or behind a container's seccomp filter that doesn't know the call (it returns
+        // EPERM).
         Err(Errno::NOSYS | Errno::PERM) => walk(root, name),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Step by step, and not over any link: without openat2 nobody says where one would lead.
+/// Walks step by step and follows no link: without openat2, a link could lead out of the root.
 fn walk(root: File, name: &Path) -> io::Result<File> {
     let mut here = OwnedFd::from(root);
     let mut parts = name.components().peekable();
@@ -125,7 +128,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// A /proc with one process, whose root is a folder.
+    /// A /proc with one process whose root is a folder.
     fn fake() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("7/root");

@@ -1,4 +1,5 @@
-//! Allocators and language runtimes found on this machine. Nothing found is executed: it may be anybody's.
+//! Finds allocators and language runtimes on this machine. Nothing found is executed: any user may have put
+//! it there.
 
 use crate::facts::Machine;
 use allocwall_model::catalogue::modules::AllocatorKind;
@@ -10,13 +11,13 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstalledAllocator {
     pub kind: AllocatorKind,
-    /// What to give to LD_PRELOAD.
+    /// The value for LD_PRELOAD.
     pub path: PathBuf,
-    /// As far as the file's name tells; the interface's version rather than the package's.
+    /// From the file's name; the version of the interface, not of the package.
     pub version: Option<String>,
 }
 
-/// An allocator that this program brings along, unpacked where a target can read it.
+/// An allocator that ships with this program, unpacked to a place where a target can read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BundledLibrary {
     pub kind: AllocatorKind,
@@ -32,8 +33,8 @@ pub struct InstalledRuntime {
     pub version: Option<String>,
 }
 
-/// Starts of library names. Order matters: the first that fits decides. Debug and profiling builds and allocators
-/// under another allocator's name are left out on purpose: a preload of those proves nothing.
+/// Prefixes of library names; the first match decides. Debug and profiling builds are left out on purpose,
+/// and so are allocators under another allocator's name: preloading those proves nothing.
 const ALLOCATOR_FILES: [(&str, AllocatorKind); 5] = [
     ("libjemalloc.so", AllocatorKind::Jemalloc),
     ("libtcmalloc.so", AllocatorKind::Tcmalloc),
@@ -42,7 +43,7 @@ const ALLOCATOR_FILES: [(&str, AllocatorKind); 5] = [
     ("libsnmallocshim.so", AllocatorKind::Snmalloc),
 ];
 
-/// Where distributions and `make install` put libraries; the linker's cache may know more.
+/// Folders that distributions and `make install` use; the linker's cache may know more.
 const LIBRARY_FOLDERS: [&str; 9] = [
     "/usr/lib",
     "/usr/lib64",
@@ -55,7 +56,7 @@ const LIBRARY_FOLDERS: [&str; 9] = [
     "/home/linuxbrew/.linuxbrew/lib",
 ];
 
-/// Libraries that can be preloaded, one entry a file however many names it has.
+/// Libraries that can be preloaded, one entry per file, even if the file has several names.
 pub fn allocators(machine: &Machine) -> Vec<InstalledAllocator> {
     let mut candidates = linker_cache();
     for folder in LIBRARY_FOLDERS {
@@ -68,7 +69,7 @@ pub fn allocators(machine: &Machine) -> Vec<InstalledAllocator> {
     distinct_allocators(candidates)
 }
 
-/// `ldconfig -p`, the system's own view of its cache. The path is fixed: whatever PATH offers is not asked.
+/// `ldconfig -p`, the system's view of its cache. The path is fixed, so a program from PATH is never run.
 fn linker_cache() -> Vec<PathBuf> {
     let Some(program) = ["/sbin/ldconfig", "/usr/sbin/ldconfig"]
         .iter()
@@ -85,7 +86,8 @@ fn linker_cache() -> Vec<PathBuf> {
         .unwrap_or_default()
 }
 
-/// `\tlibm.so.6 (libc6,x86-64) => /lib/x86_64-linux-gnu/libm.so.6`; libraries of another architecture are left out.
+/// Parses `\tlibm.so.6 (libc6,x86-64) => /lib/x86_64-linux-gnu/libm.so.6`; libraries of another architecture
+/// are left out.
 pub(crate) fn cached_paths(text: &str) -> Vec<PathBuf> {
     let foreign = |line: &&str| cfg!(target_arch = "x86_64") && !line.contains("x86-64");
     text.lines()
@@ -132,7 +134,7 @@ fn version_after_so(name: &str) -> Option<String> {
         .then(|| version.to_owned())
 }
 
-/// Runtimes on a PATH, by the names of files and the notes that installations carry.
+/// Runtimes in the folders of a PATH, from file names and version files.
 pub fn runtimes(path: &OsStr) -> Vec<InstalledRuntime> {
     let mut found: Vec<InstalledRuntime> = Vec::new();
     let mut seen = BTreeSet::new();
@@ -151,7 +153,7 @@ pub fn runtimes(path: &OsStr) -> Vec<InstalledRuntime> {
             if !is_program(&file) {
                 continue;
             }
-            // pyenv and asdf put one script under many names: which interpreter it starts is decided when it runs.
+            // pyenv and asdf link many names to one script, which chooses the interpreter when it runs.
             let name = match file.file_name().and_then(OsStr::to_str) {
                 Some(real) if is_python(&name) && is_python(real) => real.to_owned(),
                 _ => name,
@@ -170,7 +172,8 @@ pub fn runtimes(path: &OsStr) -> Vec<InstalledRuntime> {
     found
 }
 
-/// `python3.11` and `python3.13t`; not `python3-config`, not `python3`, which is a name for one of these.
+/// `python3.11` and `python3.13t`; not `python3-config`, and not `python3`, which is another name for one of
+/// these.
 fn is_python(name: &str) -> bool {
     let Some(version) = name.strip_prefix("python3.") else {
         return false;
@@ -199,7 +202,7 @@ fn noted_version(name: &str, file: &Path) -> Option<String> {
         // JAVA_VERSION="17.0.9"
         "java" => {
             let text = note("release").or_else(|| {
-                // JDK 8 keeps java in jre/bin below its home.
+                // JDK 8 has java in jre/bin below its home.
                 std::fs::read_to_string(home.parent()?.join("release")).ok()
             })?;
             let line = text.lines().find_map(|line| line.strip_prefix("JAVA_VERSION="))?;

@@ -1,12 +1,14 @@
-//! A small process between us and a command, which leaves nothing of the command behind however we end.
+//! A small process between allocwall and a command. It ends everything that the command started, even if
+//! allocwall is killed.
 //!
-//! It is the subreaper of whatever the command starts (prctl(2), PR_SET_CHILD_SUBREAPER): a process whose parent died
-//! becomes the keeper's own child, daemons included. So everything is gone when wait(2) says that there is no child left.
-//! Only its own children are signalled: nobody else can reap them, so that their numbers can't have become somebody
-//! else's; theirs are next when they are gone.
+//! The keeper is the subreaper of all processes that the command starts (prctl(2), PR_SET_CHILD_SUBREAPER): a
+//! process whose parent died becomes a child of the keeper, daemons included. So all of them have ended when
+//! wait(2) reports no child. The keeper signals only its own children: no other process can reap them, so
+//! their pids can't be reused. Their children follow when they have ended.
 //!
-//! It talks over a socket, its standard input, in lines of JSON: one order comes in, reports go out. The socket's end is
-//! our end, and ends the command. While the command runs the keeper sleeps.
+//! The keeper reads one order from a socket, its standard input, and writes reports, in lines of JSON. When
+//! allocwall ends, the socket closes, and the keeper ends the command. While the command runs, the keeper
+//! sleeps.
 
 use crate::clock::monotonic_ns;
 use crate::limits;
@@ -26,16 +28,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Arguments and environment may be a quarter of the stack, 2 MiB (execve(2)), and a byte takes up to four characters.
+/// Arguments and environment may take a quarter of the stack, 2 MiB (execve(2)), and a byte takes up to four
+/// characters.
 const LARGEST_ORDER: u64 = 32 << 20;
-/// What the command left may end by itself for so long, before it is ended and named: helpers that end when their parent
-/// does need a moment, and some tidy up (Python's resource tracker).
+/// How long the remaining processes may take to end by themselves before they are ended and reported. Helpers
+/// that end with their parent need a moment, and some clean up (Python's resource tracker).
 const LINGER_NS: u64 = 200_000_000;
-/// Nobody waits for a polite end any more when we are gone.
+/// The grace time if allocwall is gone.
 const GRACE_WHEN_GONE_NS: u64 = 300_000_000;
-/// What is not dead so long after SIGKILL waits in the kernel, or isn't ours to kill; then it is named and left.
+/// A process that survives SIGKILL this long hangs in the kernel, or may not be killed by this user. It is
+/// reported and left.
 const GIVE_UP_NS: u64 = 5_000_000_000;
-/// How often ends are looked for that no signal tells: those of a child's children.
+/// Poll interval for ends that no signal reports: those of a child's children.
 const ROUND_MS: i32 = 5;
 const MOST_NAMES: usize = 20;
 const LONGEST_NAME: usize = 80;
@@ -43,37 +47,38 @@ const LONGEST_NAME: usize = 80;
 /// What to start, and how to end it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Order {
-    /// Empty: nothing is started, and the folder is removed when we are gone.
+    /// Empty: no command is started, and the folder is removed when allocwall is gone.
     pub command: Vec<OsString>,
-    /// Changes to the environment that the keeper was given; None takes the variable away.
+    /// Changes to the keeper's environment; None removes the variable.
     pub env: Vec<(OsString, Option<OsString>)>,
     pub cwd: Option<PathBuf>,
-    /// /dev/null where there is none.
+    /// None: /dev/null.
     pub stdin: Option<PathBuf>,
     pub cpus: Option<Vec<u32>>,
     pub nodes: Option<Vec<u32>>,
     /// Soft and hard limit of open files.
     pub open_files: Option<(Option<u64>, Option<u64>)>,
     pub limit_ns: Option<u64>,
-    /// From SIGTERM to SIGKILL. None sends no SIGTERM.
+    /// The time from SIGTERM to SIGKILL; 0 sends no SIGTERM.
     pub grace_ns: u64,
     pub folder: Option<Folder>,
-    /// A variable and its value: whoever was started with it is killed at the end, children of others too.
+    /// A variable and its value. Every process that was started with it is killed at the end, also children
+    /// of other processes.
     pub marked: Option<(String, String)>,
 }
 
-/// A folder to remove at the end, with everything in it.
+/// A folder to remove at the end, with its contents.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Folder {
     path: PathBuf,
-    /// What is there under that name later must still be the same one.
+    /// The folder with this name at the end must still be the same one.
     device: u64,
     inode: u64,
 }
 
 impl Folder {
     /// # Errors
-    /// There is no such folder; a link to one is none.
+    /// The folder does not exist, or is a link.
     pub fn of(path: &Path) -> io::Result<Folder> {
         let path = std::path::absolute(path)?;
         let facts = path.symlink_metadata()?;
@@ -87,11 +92,11 @@ impl Folder {
         })
     }
 
-    /// One that is gone already is no error.
+    /// A folder that is already gone is not an error.
     pub fn remove(&self) -> io::Result<()> {
         match Folder::of(&self.path) {
             Ok(found) if found == *self => std::fs::remove_dir_all(&self.path),
-            Ok(_) => Err(io::Error::other("another folder has taken its place")),
+            Ok(_) => Err(io::Error::other("another folder has this name now")),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(error) => Err(error),
         }
@@ -100,42 +105,42 @@ impl Folder {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Report {
-    /// No command was asked for; the folder is kept.
+    /// No command was ordered; the keeper holds the folder.
     Ready,
     Started {
         pid: i32,
         /// CLOCK_MONOTONIC, taken by the child next to its exec.
         start_ns: u64,
-        /// What the keeper's own image, before the exec, already adds to the peak that wait4 tells later.
+        /// Memory that the keeper's own image, before the exec, already adds to the peak that wait4 reports.
         floor_bytes: u64,
     },
-    /// It did not come to run, and nothing of it is left.
+    /// The command did not run, and nothing of it is left.
     Failed {
         step: Step,
         detail: String,
         errno: Option<i32>,
     },
-    /// The command itself has ended. What it left behind is ended next.
+    /// The command itself has ended. The processes that it left behind are ended next.
     Exited {
         /// As wait(2) encodes it.
         status: i32,
-        /// CLOCK_MONOTONIC, taken next to the wait.
+        /// CLOCK_MONOTONIC, taken directly after the wait.
         end_ns: u64,
         ended: Ended,
     },
     /// The last report.
     Over {
         usage: Usage,
-        /// What outlived the command and was ended, by command line.
+        /// Processes that outlived the command and were ended, by command line.
         left_behind: Vec<String>,
-        /// What could not be ended.
+        /// Processes that could not be ended.
         stuck: Vec<String>,
-        /// Why the folder is still there, if it is.
+        /// Why the folder still exists, if it does.
         folder: Option<String>,
     },
 }
 
-/// On the way to running the command.
+/// The steps before the command runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Step {
     Subreaper,
@@ -147,21 +152,22 @@ pub enum Step {
     Exec,
 }
 
-/// Who ended it.
+/// Who ended the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ended {
     Itself,
     Limit,
-    /// We asked.
+    /// allocwall asked.
     Asked,
-    /// We are gone.
+    /// allocwall is gone.
     Gone,
     /// A signal to the keeper.
     Signal(i32),
 }
 
-/// Of the command and all that it started, as wait4(2) tells of each that ended: complete when no child is left, but for
-/// those whose parent ignored SIGCHLD, which the kernel does not count into anybody.
+/// Resource use of the command and all that it started, as wait4(2) reports it for each process that ended.
+/// It is complete when no child is left, except for children whose parent ignored SIGCHLD: the kernel adds
+/// those to no process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     pub user_ns: u64,
@@ -170,7 +176,7 @@ pub struct Usage {
     pub major_faults: u64,
     pub voluntary_switches: u64,
     pub involuntary_switches: u64,
-    /// Peak of one process: the kernel does not know that of several together.
+    /// The peak of a single process: the kernel does not report the peak of several together.
     pub largest_process_peak_rss_bytes: u64,
 }
 
@@ -183,13 +189,14 @@ impl Usage {
         self.major_faults += other.ru_majflt as u64;
         self.voluntary_switches += other.ru_nvcsw as u64;
         self.involuntary_switches += other.ru_nivcsw as u64;
-        // In KiB: getrusage(2).
+        // ru_maxrss is in KiB: getrusage(2).
         let peak = (other.ru_maxrss as u64) << 10;
         self.largest_process_peak_rss_bytes = self.largest_process_peak_rss_bytes.max(peak);
     }
 }
 
-/// The keeper's whole life. Its standard input is the socket, its standard output and error are the command's.
+/// Runs the keeper until its end. Its standard input is the socket; its standard output and error are those
+/// of the command.
 ///
 /// # Errors
 /// It was not started by [`Link::start`].
@@ -197,9 +204,9 @@ pub fn keep() -> io::Result<()> {
     let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     control
         .peer_addr()
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "standard input is no socket"))?;
-    // A signal from the terminal is ours to answer, and it is not to die of it. As leader of a group it may not, and
-    // needn't.
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "standard input is not a socket"))?;
+    // A new session: allocwall handles signals of the terminal, and the keeper must not die of them.
+    // setsid(2) fails for the leader of a process group, which is harmless.
     let _ = rustix::process::setsid();
     let signals = Signals::block()?;
     let mut line = Vec::new();
@@ -227,12 +234,12 @@ struct Keeper {
     signals: Signals,
     order: Order,
     main: Option<Main>,
-    /// The socket has told its end; it would tell it again and again.
+    /// The socket has closed; poll would report it again and again.
     gone: bool,
     ended: Option<Ended>,
     usage: Usage,
     left_behind: Vec<String>,
-    /// Children that were sent SIGTERM. A number stays theirs until it is reaped here.
+    /// Children that were sent SIGTERM. The pid stays theirs until this process reaps them.
     asked: BTreeSet<i32>,
     phase: Phase,
     proc: ProcFs,
@@ -250,7 +257,7 @@ enum Phase {
     Running {
         until: Option<u64>,
     },
-    /// The command has ended by itself, and others live.
+    /// The command has ended by itself, and other processes live on.
     Lingering {
         until: u64,
     },
@@ -298,7 +305,7 @@ impl Keeper {
         });
     }
 
-    /// Whoever should read it may be gone, which the socket tells too.
+    /// The reader may be gone; the socket reports that too.
     fn report(&self, report: &Report) {
         if let Ok(mut line) = serde_json::to_vec(report) {
             line.push(b'\n');
@@ -329,7 +336,7 @@ impl Keeper {
             Some(path) => Stdio::from(File::open(path).map_err(at(Step::Stdin))?),
             None => Stdio::null(),
         };
-        // Set on the keeper itself and inherited: so that their errors can't be taken for exec's.
+        // Set on the keeper itself and inherited, so that an error here can't be mistaken for one of exec.
         let own_place = place::allowed_cpus();
         if let Some(cpus) = &self.order.cpus {
             place::set_affinity(cpus).map_err(at(Step::Affinity))?;
@@ -339,11 +346,12 @@ impl Keeper {
         }
         let started = spawn(&self.order, &self.signals, stdin);
         if let (Some(_), Ok(own_place)) = (&self.order.cpus, own_place) {
-            // The keeper would take the command's CPU from it; where this fails it still sleeps.
+            // Otherwise the keeper would use the command's CPU. If this fails, the keeper still sleeps most
+            // of the time.
             let _ = place::set_affinity(&own_place);
         }
         let (pid, note) = started.map_err(at(Step::Exec))?;
-        // Neither a mount nor a pipe's end is held for the rest of the run.
+        // Releases the working directory's mount and the ends of the command's pipes.
         let _ = std::env::set_current_dir("/");
         let _ = let_go_of_output();
         self.main = Some(Main { pid, ended_ns: None });
@@ -360,7 +368,7 @@ impl Keeper {
         })
     }
 
-    /// Until nothing is left; what could not be ended comes back by name.
+    /// Runs until no process is left; returns the names of the processes that could not be ended.
     fn watch(&mut self) -> Vec<String> {
         loop {
             let left = self.main.is_some() && self.reap();
@@ -379,7 +387,8 @@ impl Keeper {
         }
     }
 
-    /// Takes what has ended. False when no child is left, and with the subreaper's children nobody at all.
+    /// Reaps the processes that have ended. False if there is no child left; then no process of the command
+    /// is left either.
     fn reap(&mut self) -> bool {
         loop {
             let (pid, status, usage) = match wait_any() {
@@ -430,7 +439,7 @@ impl Keeper {
         }
     }
 
-    /// From now on everything is ended. Who did it first is kept, and the end is never put off.
+    /// Ends everything from now on. The first cause is kept, and the deadline never moves back.
     fn end(&mut self, by: Ended, now: u64) {
         self.ended.get_or_insert(by);
         let grace = match by {
@@ -450,14 +459,14 @@ impl Keeper {
     fn children(&self) -> Vec<i32> {
         let own = std::process::id() as i32;
         let found = self.proc.children(own).unwrap_or_default();
-        // A /proc that shows nothing: the command itself is still known.
+        // If /proc shows no children, the command itself is still known.
         match self.main {
             Some(main) if main.ended_ns.is_none() && !found.contains(&main.pid) => vec![main.pid],
             _ => found,
         }
     }
 
-    /// SIGTERM, once each, and SIGCONT for those that are stopped and would not get it.
+    /// Sends SIGTERM once to each child, and SIGCONT so that stopped ones receive it.
     fn ask(&mut self) {
         for child in self.children() {
             if self.asked.insert(child) {
@@ -473,7 +482,7 @@ impl Keeper {
         }
     }
 
-    /// Of everything that lives, without the command itself.
+    /// The names of all living processes except the command itself.
     fn names(&self) -> Vec<String> {
         let own = std::process::id() as i32;
         let mut pids = self.proc.descendants(own).unwrap_or_default();
@@ -504,17 +513,17 @@ impl Keeper {
         format!("{cut}{dots} (pid {pid})")
     }
 
-    /// Until a child ends, the socket does, a signal comes or something is due.
+    /// Sleeps until a child ends, the socket closes, a signal arrives or a deadline passes.
     fn sleep(&mut self, now: u64) {
         let until = match self.phase {
             Phase::Running { until } => until,
             Phase::Lingering { until } => Some(until),
-            // Below.
+            // See below.
             Phase::Asking { .. } | Phase::Killing { .. } => None,
         };
         let milliseconds = match self.phase {
             Phase::Asking { .. } | Phase::Killing { .. } => ROUND_MS,
-            // Upwards, so that it is due when we wake.
+            // Rounded up, so that the deadline has passed at the wakeup.
             _ => until.map_or(-1, |until| {
                 i32::try_from(until.saturating_sub(now).div_ceil(1_000_000)).unwrap_or(i32::MAX)
             }),
@@ -540,14 +549,15 @@ fn killing(now: u64) -> Phase {
     }
 }
 
-/// To our own child, not reaped yet: the number is nobody else's. One that may not be signalled is named as stuck later.
+/// Signals our own child, which is not reaped yet, so the pid can't be reused. A child that may not be
+/// signalled is reported as stuck later.
 fn signal(child: i32, what: Signal) {
     if let Some(pid) = Pid::from_raw(child) {
         let _ = kill_process(pid, what);
     }
 }
 
-/// What the child tells about itself right before its exec.
+/// What the child writes right before its exec.
 struct Note {
     start_ns: u64,
     floor_bytes: u64,
@@ -565,27 +575,27 @@ fn spawn(order: &Order, signals: &Signals, stdin: Stdio) -> io::Result<(i32, Not
     }
     let (mut reader, writer) = io::pipe()?;
     let note = writer.as_raw_fd();
-    // The clock's first reading looks for the kernel's own function; that is done before the fork.
+    // The first use of the clock initialises it; that must happen before the fork.
     let before_fork = monotonic_ns();
     let keeper = rustix::process::getpid();
     let mask = signals.before;
     let open_files = order
         .open_files
         .map(|(current, maximum)| Rlimit { current, maximum });
-    // SAFETY: between fork and exec the closure makes only bare system calls (setsid, prctl, getppid, setrlimit,
-    // pthread_sigmask, getrusage, clock_gettime, write), on values of its own and a descriptor that is open until the
-    // child is past this point.
+    // SAFETY: between fork and exec the closure makes only bare system calls (setsid, prctl, getppid,
+    // setrlimit, pthread_sigmask, getrusage, clock_gettime, write). It uses its own values and a descriptor
+    // that stays open until the child has passed this point.
     unsafe {
         command.pre_exec(move || {
-            // A session of its own: leader of its group, and no terminal that could stop it.
+            // A new session: the child leads its own process group, and no terminal can stop it.
             rustix::process::setsid()?;
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-            // The keeper may have died before it could be told.
+            // The keeper may have died before the prctl.
             if rustix::process::getppid() != Some(keeper) {
                 return Err(io::Error::from_raw_os_error(libc::ECANCELED));
             }
             if let Some(limit) = open_files {
-                // At most it keeps the raised one, which is no reason not to run.
+                // If this fails, the command keeps the raised limit and runs all the same.
                 let _ = setrlimit(Resource::Nofile, limit);
             }
             libc::pthread_sigmask(libc::SIG_SETMASK, &mask, std::ptr::null_mut());
@@ -613,11 +623,12 @@ fn spawn(order: &Order, signals: &Signals, stdin: Stdio) -> io::Result<(i32, Not
     ))
 }
 
-/// The keeper's standard output and error are the command's: their readers must see the end when the command ends.
+/// Redirects the keeper's standard output and error to /dev/null. They belong to the command: their readers
+/// must see the end of file when the command ends.
 fn let_go_of_output() -> io::Result<()> {
     let null = File::options().write(true).open("/dev/null")?;
     for descriptor in [1, 2] {
-        // SAFETY: descriptor numbers, and no memory; whatever had the number is closed, as it should be.
+        // SAFETY: takes descriptor numbers and no memory. dup2 closes the old descriptor, as intended.
         if unsafe { libc::dup2(null.as_raw_fd(), descriptor) } < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -636,7 +647,7 @@ fn wait_any() -> Waited {
         let mut status = 0;
         // SAFETY: an all-zero rusage is a valid value.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-        // SAFETY: both places are live for the call, which fills them.
+        // SAFETY: both values are live during the call, which fills them.
         let pid = unsafe { libc::wait4(-1, &mut status, libc::WNOHANG | libc::__WALL, &mut usage) };
         match pid {
             0 => return Waited::NotYet,
@@ -647,7 +658,7 @@ fn wait_any() -> Waited {
     }
 }
 
-/// Signals as something to poll; none of them interrupts anything.
+/// Signals as a descriptor to poll; no signal interrupts a system call.
 struct Signals {
     descriptor: OwnedFd,
     before: libc::sigset_t,
@@ -655,9 +666,9 @@ struct Signals {
 
 impl Signals {
     fn block() -> io::Result<Signals> {
-        // SAFETY: all-zero sigset_t values are valid, and are filled by the calls on them. With SIGCHLD ignored, as a
-        // parent may leave it, children would be reaped by the kernel; the default has no handler to run. The new
-        // descriptor is checked before it is owned.
+        // SAFETY: all-zero sigset_t values are valid, and the calls fill them. SIGCHLD gets its default
+        // action, which runs no handler: if a parent left it ignored, the kernel would reap the children. The
+        // new descriptor is checked before it is owned.
         unsafe {
             let mut set: libc::sigset_t = std::mem::zeroed();
             let mut before: libc::sigset_t = std::mem::zeroed();
@@ -694,7 +705,7 @@ impl Signals {
     fn next(&self) -> Option<i32> {
         let mut bytes = [0u8; size_of::<libc::signalfd_siginfo>()];
         match rustix::io::read(&self.descriptor, &mut bytes) {
-            // ssi_signo comes first: signalfd(2).
+            // ssi_signo is the first field: signalfd(2).
             Ok(length) if length == bytes.len() => {
                 Some(i32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
             }
@@ -704,13 +715,14 @@ impl Signals {
 }
 
 struct Events {
-    /// The other end will send no more.
+    /// The other end will send nothing more.
     closed: bool,
-    /// And will read no more either: it is gone.
+    /// The other end will not read either: it is gone.
     hung_up: bool,
 }
 
-/// Waits for either, at most so long; -1 is for ever. A descriptor of -1 is left out.
+/// Waits for either descriptor, at most this many milliseconds; -1 waits forever. A descriptor of -1 is
+/// ignored.
 fn poll(signals: RawFd, control: RawFd, milliseconds: i32) -> Events {
     let mut polled = [
         libc::pollfd {
@@ -724,7 +736,7 @@ fn poll(signals: RawFd, control: RawFd, milliseconds: i32) -> Events {
             revents: 0,
         },
     ];
-    // SAFETY: two live pollfds, as said.
+    // SAFETY: `polled` holds two live pollfds.
     unsafe { libc::poll(polled.as_mut_ptr(), 2, milliseconds) };
     let told = polled[1].revents;
     Events {
@@ -733,17 +745,17 @@ fn poll(signals: RawFd, control: RawFd, milliseconds: i32) -> Events {
     }
 }
 
-/// Our side of a keeper.
+/// allocwall's side of a keeper.
 pub struct Link {
     process: std::process::Child,
     control: UnixStream,
 }
 
 impl Link {
-    /// Starts `keeper_exe keep` and gives it the order.
+    /// Starts `keeper_exe keep` and sends it the order.
     ///
     /// # Errors
-    /// The keeper can't be started, or ended before it had read its order.
+    /// The keeper can't be started, or ended before it read its order.
     pub fn start(keeper_exe: &Path, order: &Order, stdout: Stdio, stderr: Stdio) -> io::Result<Link> {
         let (ours, theirs) = UnixStream::pair()?;
         let process = Command::new(keeper_exe)
@@ -767,7 +779,8 @@ impl Link {
         }
     }
 
-    /// For a keeper that has not started anything yet. One that has failed to start its command is given the time to tidy.
+    /// For a keeper that has started no command yet. A keeper whose command failed to start gets time to
+    /// clean up.
     pub fn kill(&mut self) {
         self.ask_to_end();
         for _ in 0..100 {
@@ -784,7 +797,7 @@ impl Link {
         self.process.id() as i32
     }
 
-    /// Blocks in `next` until a report comes; None when the keeper has ended.
+    /// Each `next` blocks until a report arrives; None when the keeper has ended.
     pub fn reports(&self) -> io::Result<impl Iterator<Item = Report> + Send + use<>> {
         let lines = BufReader::new(self.control.try_clone()?).lines();
         Ok(lines
@@ -792,13 +805,13 @@ impl Link {
             .map_while(|line| serde_json::from_str(&line).ok()))
     }
 
-    /// Asks the keeper to end everything. It reports how that went.
+    /// Asks the keeper to end everything. The keeper reports the result.
     pub fn ask_to_end(&self) {
-        // It has ended already, or will.
+        // An error means that the keeper has ended or is ending.
         let _ = self.control.shutdown(std::net::Shutdown::Write);
     }
 
-    /// Waits for the keeper's own end; as text where it was not its own doing.
+    /// Waits for the keeper's own end. Returns a text if it ended abnormally.
     pub fn finish(&mut self) -> Option<String> {
         match self.process.wait() {
             Ok(status) if status.success() => None,
@@ -808,20 +821,22 @@ impl Link {
     }
 }
 
-/// The limit of open files that a command gets: the one that we were given ourselves.
+/// The limit of open files that a command gets: the limit that allocwall itself was started with.
 pub fn open_files_before() -> Option<(Option<u64>, Option<u64>)> {
     limits::before().map(|limit| (limit.current, limit.maximum))
 }
 
-/// A pipe that holds a megabyte where the kernel allows it: a command is not to wait for us to be scheduled.
+/// A pipe of one megabyte, if the kernel permits it, so that a command does not wait until allocwall is
+/// scheduled.
 pub fn roomy_pipe() -> io::Result<(PipeReader, PipeWriter)> {
     let (reader, writer) = io::pipe()?;
-    // SAFETY: a number about a descriptor that is open. Refused, the pipe has its usual size.
+    // SAFETY: passes a number for an open descriptor. If the kernel refuses, the pipe keeps its usual size.
     unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_SETPIPE_SZ, 1 << 20) };
     Ok((reader, writer))
 }
 
-/// Kills them again and again until nobody is found: what is being killed may still be starting others.
+/// Kills the marked processes repeatedly until none is found: a process may start others while it is being
+/// killed.
 pub fn sweep(name: &str, value: &str) {
     for _ in 0..200 {
         if kill_marked(name, value) == 0 {
@@ -831,8 +846,9 @@ pub fn sweep(name: &str, value: &str) {
     }
 }
 
-/// Kills whatever has `name=value` in the environment that it was started with: for what is left when a keeper itself was
-/// killed. What gave itself another environment is not found, nor is what this user may not look into.
+/// Kills every process that was started with `name=value` in its environment, for the case that a keeper
+/// itself was killed. It does not find processes that replaced their environment, nor processes that this
+/// user may not read.
 fn kill_marked(name: &str, value: &str) -> u32 {
     let proc = ProcFs::live();
     let own = std::process::id() as i32;
@@ -845,7 +861,7 @@ fn kill_marked(name: &str, value: &str) -> u32 {
         let Some(number) = Pid::from_raw(pid).filter(|_| pid != own && marked(pid)) else {
             continue;
         };
-        // Held first and looked at again: the number may have become somebody else's.
+        // The process is held by its pidfd and checked again, because the pid may have been reused.
         let held = rustix::process::pidfd_open(number, rustix::process::PidfdFlags::empty());
         if let Ok(held) = held
             && marked(pid)
@@ -862,13 +878,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_very_folder_is_removed() {
+    fn only_the_same_folder_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         std::fs::create_dir_all(path.join("deep")).unwrap();
         let folder = Folder::of(&path).unwrap();
         std::fs::rename(&path, dir.path().join("b")).unwrap();
-        assert!(folder.remove().is_ok(), "one that is gone");
+        assert!(folder.remove().is_ok(), "a folder that is gone is not an error");
         std::fs::create_dir(&path).unwrap();
         assert!(folder.remove().is_err());
         assert!(path.is_dir());
@@ -883,7 +899,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_and_reports_cross_the_wire_whole() {
+    fn orders_and_reports_survive_encoding() {
         use std::os::unix::ffi::OsStringExt;
         let order = Order {
             command: vec![OsString::from_vec(b"a\n\xff".to_vec())],
@@ -906,7 +922,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_end_is_told_apart_asking_and_gone() {
+    fn a_request_to_end_and_a_closed_socket_are_distinguished() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let events = || poll(-1, theirs.as_raw_fd(), 0);
         assert!(!events().closed);

@@ -1,4 +1,4 @@
-//! Starting the target held back before its exec, so that the first instruction is already watched.
+//! Starts the target stopped before its exec, so that measurement begins with the first instruction.
 
 use crate::proc::ProcFs;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
@@ -10,14 +10,14 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A child that waits just before exec.
+/// A child that waits directly before exec.
 pub struct Held {
     pub pid: i32,
     gate: std::fs::File,
     spawner: JoinHandle<io::Result<Child>>,
 }
 
-/// A child that runs, leader of its own process group. Dropping it ends the whole group.
+/// A running child, leader of its own process group. Dropping it ends the whole group.
 pub struct Launched {
     child: Child,
     keep: bool,
@@ -26,7 +26,7 @@ pub struct Launched {
 
 fn pipe() -> io::Result<(std::fs::File, std::fs::File)> {
     let mut ends = [0; 2];
-    // SAFETY: `ends` has room for the two descriptors; both are new and owned by nobody else.
+    // SAFETY: `ends` has room for the two descriptors; both are new and have no other owner.
     let (read, write) = unsafe {
         if libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) != 0 {
             return Err(io::Error::last_os_error());
@@ -36,21 +36,21 @@ fn pipe() -> io::Result<(std::fs::File, std::fs::File)> {
     Ok((read.into(), write.into()))
 }
 
-/// A command that is started here gets no terminal to read from: its group is in the terminal's background, and the
-/// first read would stop it (SIGTTIN, termios(3)).
+/// Whether commands started here get no terminal input. Their process group is in the background of the
+/// terminal, so the first read would stop them (SIGTTIN, termios(3)).
 pub fn stdin_withheld() -> bool {
     io::stdin().is_terminal()
 }
 
-/// Where a command's output goes.
+/// The destination of a command's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Talk {
-    /// Both streams to our standard error: our standard output is data.
+    /// Both streams go to our standard error: our standard output is for data.
     Aside,
     Nowhere,
 }
 
-/// Forks; the child stops before exec until `release`. `env` is added to our environment.
+/// Forks; the child waits before exec until `release`. `env` is added to our environment.
 pub fn hold(command: &[OsString], env: &[(OsString, OsString)], talk: Talk) -> io::Result<Held> {
     let (program, args) = command
         .split_first()
@@ -68,28 +68,30 @@ pub fn hold(command: &[OsString], env: &[(OsString, OsString)], talk: Talk) -> i
             command.stdout(Stdio::null()).stderr(Stdio::null());
         }
         Talk::Aside => {
-            // SAFETY: duplicating our own standard error; the descriptor is checked below.
+            // SAFETY: duplicates our own standard error; the descriptor is checked below.
             let stderr = unsafe { libc::fcntl(2, libc::F_DUPFD_CLOEXEC, 3) };
             if stderr >= 0 {
-                // SAFETY: `stderr` is a fresh descriptor that nobody else owns.
+                // SAFETY: `stderr` is a new descriptor without another owner.
                 command.stdout(Stdio::from(unsafe { OwnedFd::from_raw_fd(stderr) }));
             }
         }
     }
     let (gate_fd, pid_fd, our_gate_fd) = (gate_in.as_raw_fd(), pid_out.as_raw_fd(), gate_out.as_raw_fd());
     let limit = crate::limits::before();
-    // SAFETY: between fork and exec the closure calls only async-signal-safe functions (getpid, write, close, read) on
-    // descriptors that the parent keeps open until the child is past this point, and setrlimit, a bare system call.
+    // SAFETY: between fork and exec the closure calls only async-signal-safe functions (getpid, write, close,
+    // read) on descriptors that the parent keeps open until the child has passed this point, and setrlimit, a
+    // bare system call.
     unsafe {
         command.pre_exec(move || {
             let pid = libc::getpid().to_ne_bytes();
             if libc::write(pid_fd, pid.as_ptr().cast(), pid.len()) != pid.len() as isize {
                 return Err(io::Error::last_os_error());
             }
-            // Our copy of the gate's other end: with it open, the parent's death would never be noticed.
+            // Our copy of the gate's other end: while it is open, the child would not notice the parent's
+            // death.
             libc::close(our_gate_fd);
             if let Some(limit) = limit {
-                // At most it keeps the raised one, which is no reason not to run.
+                // If this fails, the command keeps the raised limit and runs all the same.
                 let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
             }
             let mut byte = 0u8;
@@ -102,7 +104,7 @@ pub fn hold(command: &[OsString], env: &[(OsString, OsString)], talk: Talk) -> i
             }
         });
     }
-    // `spawn` returns only after exec, so it waits in a thread of its own.
+    // `spawn` returns only after exec, so it waits in a separate thread.
     let spawner = std::thread::Builder::new().spawn(move || {
         let spawned = command.spawn();
         drop((gate_in, pid_out));
@@ -125,14 +127,14 @@ pub fn hold(command: &[OsString], env: &[(OsString, OsString)], talk: Talk) -> i
 }
 
 impl Held {
-    /// Lets it exec; the error is exec's own.
+    /// Lets the child call exec. The error is the error of exec.
     pub fn release(mut self) -> io::Result<Launched> {
         self.gate.write_all(&[1])?;
         drop(self.gate);
         let child = self
             .spawner
             .join()
-            .map_err(|_| io::Error::other("the spawning thread died"))??;
+            .map_err(|_| io::Error::other("the spawning thread panicked"))??;
         Ok(Launched {
             child,
             keep: false,
@@ -142,12 +144,12 @@ impl Held {
 }
 
 impl Launched {
-    /// How the command itself ended, if it has. It is not reaped: as a zombie it keeps the group's number from anybody
-    /// else, for what it left in the group is still to be ended.
+    /// How the command itself ended, if it has. It is not reaped: the zombie keeps the group's number from
+    /// being reused while other processes of the group must still be ended.
     pub fn exited(&self) -> Option<ExitStatus> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let status = waitid(WaitId::Pid(self.group()?), options).ok()??;
-        // wait(2)'s encoding from waitid's parts.
+        // Encodes waitid's parts as wait(2) does.
         let raw = match (status.exit_status(), status.terminating_signal()) {
             (Some(code), _) => (code & 0xff) << 8,
             (None, Some(signal)) => signal | if status.dumped() { 0x80 } else { 0 },
@@ -156,17 +158,17 @@ impl Launched {
         Some(ExitStatus::from_raw(raw))
     }
 
-    /// Something of it still runs: the command, or what it left in its process group.
+    /// Whether the command or another process of its group still runs.
     pub fn running(&self) -> bool {
         !self.reaped && (self.exited().is_none() || self.others_run())
     }
 
-    /// Leaves it running when dropped.
+    /// Leaves it running on drop.
     pub fn keep(&mut self) {
         self.keep = true;
     }
 
-    /// Asks the whole group to end, then makes it.
+    /// Sends SIGTERM to the whole group, then SIGKILL.
     pub fn end(&mut self) {
         if self.reaped {
             return;
@@ -178,7 +180,7 @@ impl Launched {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        // In any case: nothing happens to those that are gone, and one may have been forked in the meantime.
+        // Always: it has no effect on processes that ended, and one may have been forked in the meantime.
         self.signal(Signal::KILL);
         let _ = self.child.wait();
         self.reaped = true;
@@ -190,7 +192,7 @@ impl Launched {
 
     fn others_run(&self) -> bool {
         let proc = ProcFs::live();
-        // Not rustix's getpgid: it takes a group above 0 for granted, and the kernel's own threads are in group 0.
+        // Not rustix's getpgid: it assumes a group above 0, and kernel threads are in group 0.
         // SAFETY: getpgid takes a number and touches no memory.
         let member = |pid: &i32| unsafe { libc::getpgid(*pid) } == self.child.id() as i32;
         let runs = |pid: i32| proc.process_stat(pid).is_ok_and(|stat| !stat.ended());
@@ -198,7 +200,8 @@ impl Launched {
         pids.into_iter().filter(member).any(runs)
     }
 
-    /// The group is the child's own (process_group(0)), and the child not yet reaped: its number is nobody else's.
+    /// The group belongs to the child (process_group(0)), which is not reaped yet, so its number can't be
+    /// reused.
     fn signal(&self, signal: Signal) {
         if let Some(group) = self.group() {
             let _ = kill_process_group(group, signal);
@@ -239,12 +242,12 @@ mod tests {
     }
 
     #[test]
-    fn exec_failure_is_exec_s_own_error() {
+    fn a_failed_exec_returns_its_own_error() {
         let held = hold(&["/nonexistent/program".into()], &[], Talk::Aside).unwrap();
         assert_eq!(held.release().err().unwrap().raw_os_error(), Some(libc::ENOENT));
     }
 
-    /// Starts a shell whose script prints the pid of a process that it starts; both pids once that is known.
+    /// Starts a shell script that starts another process and prints its pid. Returns both.
     fn launched(script: &str) -> (Launched, i32) {
         let dir = tempfile::tempdir().unwrap();
         let note = dir.path().join("pid");
@@ -257,7 +260,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(5));
             std::fs::read_to_string(&note).ok()?.trim().parse().ok()
         });
-        (child, other.expect("the script tells a pid"))
+        (child, other.expect("the script prints a pid"))
     }
 
     fn runs(pid: i32) -> bool {
@@ -275,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_command_left_behind_is_ended_too() {
+    fn processes_left_behind_by_a_command_are_ended_too() {
         let (child, other) = launched("sleep 100 & echo $! > NOTE; exit 3");
         let pid = child.child.id() as i32;
         let status = loop {
@@ -284,7 +287,7 @@ mod tests {
             }
             std::thread::sleep(Duration::from_millis(5));
         };
-        // Told again and again, while others live.
+        // The status stays readable while other processes live.
         assert_eq!((status.code(), child.exited()), (Some(3), Some(status)));
         assert!(runs(other) && child.running());
         drop(child);
@@ -292,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_ignores_the_request_is_made_to_end() {
+    fn a_child_that_ignores_sigterm_is_killed() {
         let (child, other) = launched(
             "(trap '' TERM; echo $(exec sh -c 'echo $PPID') > NOTE; while :; do sleep 1; done) & sleep 100",
         );
@@ -305,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_be_kept_is_left_alone() {
+    fn a_kept_command_is_not_ended() {
         let (mut child, other) = launched("sleep 100 & echo $! > NOTE; exit 0");
         child.keep();
         drop(child);

@@ -1,4 +1,5 @@
-//! The only place with system calls and unsafe code. Readers of /proc, /sys and cgroup files take a root and parse bytes.
+//! All system calls and all unsafe code of allocwall are in this crate. Readers of /proc, /sys and cgroup
+//! files take a root folder and parse bytes.
 
 pub mod alarm;
 pub mod cgroup;
@@ -27,7 +28,6 @@ pub mod place;
 pub mod proc;
 pub mod program;
 pub mod rights;
-pub mod secure;
 pub mod site_packages;
 pub mod threads;
 pub mod topology;

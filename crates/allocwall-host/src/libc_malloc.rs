@@ -1,5 +1,5 @@
-//! The C library's allocator, timed in a forked child: the settings that pin its thresholds, and the holes that the
-//! timing leaves in its heap, are the child's alone.
+//! Times the C library's allocator in a forked child, so that the pinned thresholds and the fragmented heap
+//! affect only the child.
 
 use crate::memory::thread_counts;
 use allocwall_model::units::{Absence, Measured, Reason};
@@ -10,7 +10,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Instant;
 
-/// Nanoseconds per malloc + free pair on each of the three paths.
+/// Nanoseconds per pair of malloc and free, on each of three paths.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PairTimes {
     pub cached: f64,
@@ -18,7 +18,7 @@ pub struct PairTimes {
     pub mapped: f64,
 }
 
-/// A process that times one repetition when asked and sleeps in between. Ends with this value.
+/// A process that times one repetition on request and sleeps otherwise. It ends with this value.
 #[derive(Debug)]
 pub struct MallocChild {
     pid: libc::pid_t,
@@ -26,15 +26,16 @@ pub struct MallocChild {
     answer: File,
 }
 
-/// Served by the thread cache: one block, again and again.
+/// Served by the thread cache: the same block again and again.
 const CACHED_BYTES: usize = 64;
 const CACHED_PAIRS: usize = 2000;
-/// Falls through to the arena: the thread cache holds 7 blocks a class (glibc, malloc.c, TCACHE_FILL_COUNT), a batch of
-/// 200 is 96 % arena. Above the fast bins (128 bytes), as most blocks that overflow the cache for long are.
+/// Passes the thread cache and reaches the arena: the cache holds 7 blocks per class (glibc, malloc.c,
+/// TCACHE_FILL_COUNT), so 96 % of a batch of 200 come from the arena. Larger than the fast bins (128 bytes),
+/// like most blocks that overflow the cache for a long time.
 const ARENA_BYTES: usize = 256;
 const ARENA_BATCH: usize = 200;
-/// Above the mmap threshold, which is pinned to its initial 128 KiB (mallopt(3)). malloc writes its header: one
-/// first touch is in the price, as in real life.
+/// Above the mmap threshold, which is pinned to its initial 128 KiB (mallopt(3)). malloc writes its header,
+/// so the price includes one first touch, as in real programs.
 const MAPPED_BYTES: usize = 256 << 10;
 const MAPPED_PAIRS: usize = 32;
 
@@ -43,8 +44,9 @@ impl MallocChild {
         undisturbed_libc()?;
         let (child_ask, ask) = pipe()?;
         let (answer, child_answer) = pipe()?;
-        // SAFETY: glibc and musl make malloc usable in the child of a threaded process (POSIX does not promise it);
-        // beyond malloc the child reads and writes two pipes, starts one thread, and leaves by _exit.
+        // SAFETY: glibc and musl make malloc usable in the child of a threaded process (POSIX does not
+        // promise it). Besides malloc, the child reads and writes two pipes, starts one thread, and leaves by
+        // _exit.
         match unsafe { libc::fork() } {
             -1 => Err(Absence::new(
                 Reason::NotPermitted,
@@ -53,14 +55,14 @@ impl MallocChild {
             0 => {
                 drop((ask, answer));
                 serve(child_ask, child_answer);
-                // SAFETY: ends the process at once; nothing of the parent's is flushed or run twice.
+                // SAFETY: ends the process at once; no state of the parent is flushed or run twice.
                 unsafe { libc::_exit(0) }
             }
             pid => Ok(MallocChild { pid, ask, answer }),
         }
     }
 
-    /// One repetition of each path.
+    /// Times one repetition of each path.
     pub fn repeat(&mut self) -> Measured<PairTimes> {
         let mut bytes = [0; 24];
         self.ask
@@ -93,7 +95,7 @@ impl MallocChild {
 
 impl Drop for MallocChild {
     fn drop(&mut self) {
-        // SAFETY: `pid` is our own child, not yet waited for, so the number cannot have been given to another process.
+        // SAFETY: `pid` is our own child, not yet waited for, so its number cannot have been reused.
         unsafe {
             libc::kill(self.pid, libc::SIGKILL);
             libc::waitpid(self.pid, std::ptr::null_mut(), 0);
@@ -101,7 +103,7 @@ impl Drop for MallocChild {
     }
 }
 
-/// The price would be another allocator's, or another setting's, than what a target in its default state pays.
+/// Otherwise the price would be that of another allocator or setting than the target's default.
 fn undisturbed_libc() -> Measured<()> {
     if let Some(owner) = owner_of_malloc().filter(|owner| !is_libc(owner)) {
         return Err(Absence::new(
@@ -116,8 +118,9 @@ fn undisturbed_libc() -> Measured<()> {
             let name = name.ok()?;
             let touches_malloc = match name.as_str() {
                 "GLIBC_TUNABLES" => value.to_string_lossy().contains("glibc.malloc."),
-                // MALLOC_PERTURB_ and its like; without the underscore at the end, MALLOC_ARENA_MAX changes no price
-                // of a thread alone, and jemalloc has variables of its own.
+                // MALLOC_PERTURB_ and similar. Without the underscore at the end the name is not glibc's:
+                // MALLOC_ARENA_MAX changes no price of a single thread, and jemalloc has variables of its
+                // own.
                 _ => name.starts_with("MALLOC_") && name.ends_with('_'),
             };
             touches_malloc.then_some(name)
@@ -132,7 +135,7 @@ fn undisturbed_libc() -> Measured<()> {
     }
 }
 
-/// Path of the module that serves malloc here.
+/// The path of the module that provides malloc in this process.
 fn owner_of_malloc() -> Option<String> {
     // SAFETY: an all-zero Dl_info is a valid value (null pointers).
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
@@ -149,7 +152,7 @@ fn owner_of_malloc() -> Option<String> {
     )
 }
 
-/// A static libc is owned by the executable itself.
+/// With a static libc, the owner is the executable itself.
 fn is_libc(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     let own = std::env::current_exe().is_ok_and(|exe| exe.as_os_str() == path || exe.ends_with(name));
@@ -181,7 +184,7 @@ fn pipe() -> Measured<(File, File)> {
             format!("pipe: {}", io::Error::last_os_error()),
         ));
     }
-    // SAFETY: both descriptors were just opened and belong to nobody else.
+    // SAFETY: both descriptors were just opened and have no other owner.
     Ok(unsafe {
         (
             File::from(OwnedFd::from_raw_fd(ends[0])),
@@ -190,14 +193,14 @@ fn pipe() -> Measured<(File, File)> {
     })
 }
 
-/// The child's life: one repetition for every byte read, until the parent is gone.
+/// The child's main loop: one repetition for every byte read, until the parent is gone.
 fn serve(mut ask: File, mut answer: File) {
-    // SAFETY: a plain request about this process; the worst that its failure does is a child that outlives a killed
-    // parent until its next read.
+    // SAFETY: a plain request about this process. If it fails, the child of a killed parent lives until its
+    // next read.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     pin_thresholds();
     fill_holes();
-    // glibc takes no locks while a process has one thread (SINGLE_THREAD_P); services have more.
+    // glibc takes no locks while a process has one thread (SINGLE_THREAD_P); services have more threads.
     let _ = std::thread::Builder::new().spawn(|| {
         loop {
             std::thread::park();
@@ -213,8 +216,8 @@ fn serve(mut ask: File, mut answer: File) {
     }
 }
 
-/// glibc raises its mmap threshold at the first free of a mapped block, and trims the heap at twice that; both would
-/// make the prices depend on the order in which they are taken.
+/// glibc raises its mmap threshold at the first free of a mapped block, and trims the heap at twice that
+/// size. Both would make the prices depend on the order of the measurements.
 fn pin_thresholds() {
     #[cfg(target_env = "gnu")]
     // SAFETY: mallopt only changes settings of this process's allocator.
@@ -224,8 +227,8 @@ fn pin_thresholds() {
     }
 }
 
-/// malloc asks its free lists and the top of the heap first and mmap only then: holes that the parent's heap left are
-/// filled, until a block of the mapped size is served by mmap.
+/// malloc tries its free lists and the top of the heap before mmap. Holes from the parent's heap are filled
+/// until a block of the mapped size is served by mmap.
 fn fill_holes() {
     const MOST: usize = 1 << 10;
     for _ in 0..MOST {
@@ -251,7 +254,7 @@ fn time_arena() -> f64 {
         for block in &mut blocks {
             *block = allocate(ARENA_BYTES);
         }
-        // Every other one first: chunks are freed between live ones and later merged, as in a real heap.
+        // Every second block first: chunks are freed between live ones and merged later, as in a real heap.
         for start in [0, 1] {
             for &block in blocks[start..].iter().step_by(2) {
                 free(block);
@@ -260,7 +263,7 @@ fn time_arena() -> f64 {
     })
 }
 
-/// Not a number where no mmap took place: a fresh mapping faults at malloc's header, a recycled block does not.
+/// Not a number if no mmap took place: a fresh mapping faults at malloc's header, a reused block does not.
 fn time_mapped() -> f64 {
     let faults = thread_counts().minor_faults;
     let ns = per_pair(MAPPED_PAIRS, || {
@@ -274,7 +277,7 @@ fn time_mapped() -> f64 {
     }
 }
 
-/// Once to warm up, once timed.
+/// One run to warm up, one run timed.
 fn per_pair(pairs: usize, mut run: impl FnMut()) -> f64 {
     run();
     let start = Instant::now();
@@ -283,7 +286,7 @@ fn per_pair(pairs: usize, mut run: impl FnMut()) -> f64 {
 }
 
 fn allocate(bytes: usize) -> *mut libc::c_void {
-    // SAFETY: malloc may be called with any size; a null answer is only ever passed to free, which takes it.
+    // SAFETY: malloc accepts any size; a null result is only passed to free, which accepts it.
     black_box(unsafe { libc::malloc(black_box(bytes)) })
 }
 
@@ -314,9 +317,9 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_in_the_heap_does_not_pass_for_a_mapping() {
-        // Below the threshold while it is taken, so that it comes from the heap and leaves a hole there when freed;
-        // the guard behind it keeps the hole from being trimmed away.
+    fn a_hole_in_the_heap_is_not_timed_as_a_mapping() {
+        // Smaller than the threshold, so each block comes from the heap and leaves a hole there when freed.
+        // The guard after it keeps the hole from being trimmed.
         let holes: Vec<_> = (0..64).map(|_| allocate(100 << 10)).collect();
         let guard = allocate(1000);
         holes.into_iter().for_each(free);
@@ -335,7 +338,7 @@ mod tests {
         };
         // SAFETY: our own child.
         unsafe { libc::kill(child.pid, libc::SIGKILL) };
-        // The first question may still find the pipe open.
+        // The first request may still find the pipe open.
         let last = (0..3).map(|_| child.repeat()).last().unwrap();
         assert_eq!(last.unwrap_err().reason, Reason::Vanished);
     }

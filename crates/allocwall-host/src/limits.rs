@@ -1,17 +1,19 @@
-//! How many files this process may hold open: an event takes a descriptor, and there is one a thread and CPU.
+//! How many files this process may open. A perf event needs a descriptor, and there is one event per thread
+//! and CPU.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::OnceLock;
 
-/// Kept free of events, for files that are read meanwhile and modules that stay open: at least so many, and an eighth.
+/// Descriptors that events may not use, kept for files that are read meanwhile and modules that stay open:
+/// the larger of this number and an eighth of the limit.
 const RESERVE: u64 = 64;
-/// No more is worked with, whatever the limit says.
+/// Upper bound of the limit that is used, even if the real limit is higher.
 const MOST: u64 = 1 << 20;
 
 static BEFORE: OnceLock<Rlimit> = OnceLock::new();
 
-/// Raises the soft limit to the hard one. A program may count on the soft one that it was given (select(2) breaks above
-/// 1024), so children get the old one back: [`before`].
+/// Raises the soft limit to the hard limit. A program may rely on its original soft limit (select(2) breaks
+/// above 1024), so children get the old limit back: [`before`].
 pub fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
     BEFORE.get_or_init(|| limit);
@@ -19,23 +21,23 @@ pub fn raise_open_files() {
         current: limit.maximum,
         maximum: limit.maximum,
     };
-    // Refused: then it is as it was, and events are opened for as many threads as it allows.
+    // If the kernel refuses, the limit stays, and events are opened for as many threads as it permits.
     let _ = setrlimit(Resource::Nofile, raised);
 }
 
-/// The limit as it was before it was raised; None where it was not.
+/// The limit before it was raised; None if it was not raised.
 pub fn before() -> Option<Rlimit> {
     BEFORE.get().copied()
 }
 
-/// Descriptors that events may take.
+/// The number of descriptors that events may use.
 pub fn descriptors_to_spare() -> usize {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(MOST);
     match std::fs::read_dir("/proc/self/fd") {
-        // The one that lists them is among them.
+        // The list includes the descriptor that reads it.
         Ok(list) => spare(limit, list.count()),
         Err(error) if error.raw_os_error() == Some(libc::EMFILE) => 0,
-        // A /proc that does not show them.
+        // This /proc does not list descriptors.
         Err(_) => spare(limit, 0),
     }
 }

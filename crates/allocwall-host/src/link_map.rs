@@ -1,5 +1,6 @@
-//! What a process's dynamic loader has loaded, in its own order: the list that it keeps for debuggers (link.h, struct r_debug), read
-//! from the process's memory. glibc and musl keep it alike.
+//! The files that a process's dynamic loader has loaded, in its order. The loader keeps the list for
+//! debuggers (link.h, struct r_debug); it is read from the process's memory. glibc and musl use the same
+//! layout.
 
 use crate::file;
 use allocwall_model::units::{Absence, Measured, Reason};
@@ -10,7 +11,7 @@ use std::sync::mpsc::channel;
 use std::thread::Builder;
 use std::time::Duration;
 
-/// Programs load some hundreds of files. A hostile one may make the list circular.
+/// Programs load some hundreds of files. A hostile program may make the list circular.
 const MOST_FILES: usize = 4096;
 const MOST_HEADERS: u64 = 64;
 const MOST_DYNAMIC: u64 = 512;
@@ -24,7 +25,7 @@ const HEADER_BYTES: u64 = 56;
 const DT_NULL: u64 = 0;
 const DT_DEBUG: u64 = 21;
 
-/// A value of an auxiliary vector, as /proc/PID/auxv of a 64-bit process holds it.
+/// A value of the auxiliary vector in /proc/PID/auxv of a 64-bit process.
 pub fn auxiliary(auxv: &[u8], key: u64) -> Option<u64> {
     let (pairs, _) = auxv.as_chunks::<16>();
     pairs
@@ -37,8 +38,8 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(std::array::from_fn(|i| bytes[at + i]))
 }
 
-/// By how many bytes each file lies above its own addresses, the program first, then in the order in which the loader loaded them.
-/// Of a 64-bit process; `folder` is its /proc/PID.
+/// The load bias of each file, in bytes: the program first, then the files in the order in which the loader
+/// loaded them. For 64-bit processes; `folder` is the /proc/PID of the process.
 ///
 /// # Errors
 /// Its memory may not be read, it is linked statically, or its loader has not run yet.
@@ -46,7 +47,7 @@ pub fn biases(folder: &Path) -> Measured<Vec<u64>> {
     const PATIENCE: Duration = Duration::from_millis(200);
     let (done, waiting) = channel();
     let folder = folder.to_owned();
-    // In a thread of its own: a page of the list may lie in a file whose server never answers (FUSE).
+    // In a separate thread: a page of the list may belong to a file whose server never answers (FUSE).
     let started = Builder::new().spawn(move || done.send(biases_of(&folder)));
     let answer = started.ok().and_then(|_| waiting.recv_timeout(PATIENCE).ok());
     answer.unwrap_or_else(|| {
@@ -73,7 +74,7 @@ fn biases_of(folder: &Path) -> Measured<Vec<u64>> {
     })
 }
 
-/// None where the list isn't there whole. `read` fills the buffer from that address on.
+/// None if the list is not complete. `read` fills the buffer with the bytes at that address.
 fn walk(auxv: &[u8], read: impl Fn(u64, &mut [u8]) -> Option<()>) -> Option<Vec<u64>> {
     let headers = auxiliary(auxv, AT_PHDR)?;
     let header = |n: u64| {
@@ -86,7 +87,7 @@ fn walk(auxv: &[u8], read: impl Fn(u64, &mut [u8]) -> Option<()>) -> Option<Vec<
         let count = auxiliary(auxv, AT_PHNUM)?.min(MOST_HEADERS);
         (0..count).map_while(header).find(|(kind, _)| *kind == wanted)
     };
-    // Without PT_PHDR the program lies at its own addresses.
+    // Without PT_PHDR the bias of the program is 0.
     let bias = of_type(PT_PHDR).map_or(0, |(_, address)| headers.wrapping_sub(address));
     let dynamic = of_type(PT_DYNAMIC)?.1.wrapping_add(bias);
     let entries = (0..MOST_DYNAMIC).map_while(|n| {
@@ -115,7 +116,7 @@ fn walk(auxv: &[u8], read: impl Fn(u64, &mut [u8]) -> Option<()>) -> Option<Vec<
     (!biases.is_empty()).then_some(biases)
 }
 
-/// With whatever bytes for a vector and for memory.
+/// Walks a list in any bytes for the vector and the memory.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn walk_bytes(bytes: &[u8]) {
     let (auxv, memory) = bytes.split_at(bytes.len().min(64));
@@ -135,26 +136,26 @@ mod tests {
     use proptest::prelude::*;
     use std::process::{Command, Stdio};
 
-    /// What the C library itself says of this process.
+    /// The list of the C library itself for this process.
     fn by_dl_iterate() -> Vec<u64> {
         unsafe extern "C" fn keep(info: *mut libc::dl_phdr_info, _: usize, kept: *mut libc::c_void) -> i32 {
-            // SAFETY: dl_iterate_phdr passes a valid info, and what it was given below.
+            // SAFETY: dl_iterate_phdr passes a valid info and the pointer given below.
             unsafe { (*kept.cast::<Vec<u64>>()).push((*info).dlpi_addr) };
             0
         }
         let mut kept: Vec<u64> = Vec::new();
-        // SAFETY: `keep` is called with `kept` while this call lasts.
+        // SAFETY: `keep` runs with `kept` only during this call.
         unsafe { libc::dl_iterate_phdr(Some(keep), (&raw mut kept).cast()) };
         kept
     }
 
     #[test]
-    fn the_own_list_is_the_c_librarys() {
+    fn the_list_of_this_process_is_that_of_the_c_library() {
         assert_eq!(biases(Path::new("/proc/self")), Ok(by_dl_iterate()));
     }
 
     #[test]
-    fn a_process_that_is_gone_has_none_and_a_kernel_thread_has_none() {
+    fn an_ended_process_and_a_kernel_thread_have_no_list() {
         let mut child = Command::new("sleep")
             .arg("60")
             .stdout(Stdio::null())
@@ -167,7 +168,8 @@ mod tests {
         assert!(biases(Path::new("/proc/2")).is_err());
     }
 
-    /// A vector, two program headers, a dynamic section, r_debug and one entry of the list, whose next is `next`.
+    /// A vector, two program headers, a dynamic section, r_debug and one entry of the list, whose next entry
+    /// is `next`.
     fn memory(next: u64) -> (Vec<u8>, Vec<u8>) {
         let words = |words: &[u64]| {
             words
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_and_an_end_outside_memory_are_no_list() {
+    fn a_circular_list_and_an_unreadable_entry_are_rejected() {
         assert_eq!(walked(0), Some(vec![0x1000]));
         assert_eq!(walked(224), None);
         assert_eq!(walked(u64::MAX - 3), None);
@@ -199,7 +201,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_memory_holds_there_is_an_end(bytes: Vec<u8>) {
+        fn the_walk_ends_for_any_memory(bytes: Vec<u8>) {
             walk_bytes(&bytes);
         }
     }

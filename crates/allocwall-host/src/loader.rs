@@ -1,5 +1,5 @@
-//! What a program's dynamic loader says when it is asked: the libraries that it would load, the tunables that it knows.
-//! It is the loader that exec would run, so asking it trusts nobody whom starting the program wouldn't.
+//! Asks a program's dynamic loader for the libraries that it would load and the tunables that it knows. It is
+//! the loader that exec would run, so this trusts no more code than starting the program does.
 
 use crate::worker::Worker;
 use allocwall_model::units::{Absence, Measured, Reason};
@@ -9,23 +9,23 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-/// A program with a thousand libraries prints a tenth of it.
+/// A program with a thousand libraries prints a tenth of this.
 const LONGEST: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Which variables it sees.
+/// The environment variables of the loader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Surroundings {
-    /// Ours without LD_PRELOAD and tunables: LD_LIBRARY_PATH decides which library is found.
+    /// Ours, without LD_PRELOAD and tunables: LD_LIBRARY_PATH decides which library is found.
     Ours,
     /// None.
     Empty,
 }
 
-/// Standard output of the loader, run with these arguments.
+/// The standard output of the loader, run with these arguments.
 ///
 /// # Errors
-/// It can't be started, fails, prints too much, or doesn't end within 5 seconds.
+/// The loader can't be started, fails, prints too much, or doesn't end within 5 seconds.
 pub fn ask(loader: &Path, arguments: &[&std::ffi::OsStr], surroundings: Surroundings) -> Measured<Vec<u8>> {
     let shown = loader.display();
     let mut command = Command::new(loader);
@@ -46,7 +46,7 @@ pub fn ask(loader: &Path, arguments: &[&std::ffi::OsStr], surroundings: Surround
         Worker::start("reads its answer", move || {
             let mut bytes = Vec::new();
             let read = out.take(LONGEST + 1).read_to_end(&mut bytes);
-            // Nobody listens after the wait is over.
+            // After the timeout the receiver is gone.
             let _ = done.send(read.map(|_| bytes));
         })
     });
@@ -59,18 +59,18 @@ pub fn ask(loader: &Path, arguments: &[&std::ffi::OsStr], surroundings: Surround
         (Ok(Ok(bytes)), Ok(status)) if status.success() => Ok(bytes),
         (Ok(Ok(_)), Ok(status)) => Err(Absence::new(
             Reason::NotSupported,
-            format!("the loader {shown} refused: {status}"),
+            format!("the loader {shown} failed: {status}"),
         )),
-        // The reader is gone without a word: it did not start.
+        // The reader ended without sending: it did not start.
         (Err(RecvTimeoutError::Disconnected), _) => Err(reader
             .and_then(|reader| reader.finish().err())
             .unwrap_or_else(|| {
-                Absence::new(Reason::Unparsable, format!("the loader {shown} has no output"))
+                Absence::new(Reason::Unparsable, format!("the loader {shown} printed nothing"))
             })),
         (Err(_), _) => Err(Absence::new(
             Reason::TooCostly,
             format!(
-                "the loader {shown} gave no answer within {} s",
+                "the loader {shown} did not answer within {} s",
                 PATIENCE.as_secs()
             ),
         )),
@@ -81,14 +81,14 @@ pub fn ask(loader: &Path, arguments: &[&std::ffi::OsStr], surroundings: Surround
     }
 }
 
-/// The libraries that it would load for a program: the name that is asked for, and the file.
+/// The libraries that the loader would load for a program: the requested name, and the file.
 pub fn libraries(loader: &Path, program: &Path) -> Measured<Vec<(String, PathBuf)>> {
     let arguments = ["--list".as_ref(), program.as_os_str()];
     ask(loader, &arguments, Surroundings::Ours).map(|bytes| parse_list(&bytes))
 }
 
-/// `\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f…)`, and without the arrow for one that is asked for by its
-/// path. What has no file (the vdso, a library that is not found) is left out.
+/// Parses `\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f…)`, and lines without the arrow for a
+/// library requested by path. Entries without a file (the vdso, a library that is not found) are left out.
 pub fn parse_list(bytes: &[u8]) -> Vec<(String, PathBuf)> {
     String::from_utf8_lossy(bytes)
         .lines()

@@ -1,4 +1,4 @@
-//! /proc/PID/maps, and opening the files that are mapped there.
+//! /proc/PID/maps, and opening the files that are mapped.
 
 use crate::file;
 use crate::inside::{self, Link};
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
     pub start: u64,
-    /// First address behind it.
+    /// The first address after the mapping.
     pub end: u64,
     pub perms: Perms,
     /// Offset into the file, bytes.
@@ -23,8 +23,8 @@ pub struct Mapping {
     /// Major and minor.
     pub dev: (u32, u32),
     pub inode: u64,
-    /// As the kernel wrote it: `\012` for a newline, ` (deleted)` for an unlinked file, brackets for what is no file.
-    /// Empty for anonymous memory.
+    /// As the kernel writes it: `\012` for a newline, ` (deleted)` for an unlinked file, brackets for a name
+    /// that is not a file. Empty for anonymous memory.
     pub path: Vec<u8>,
 }
 
@@ -39,22 +39,23 @@ pub struct Perms {
 const DELETED: &[u8] = b" (deleted)";
 
 impl Mapping {
-    /// For people and for the recording; bytes that are no UTF-8 are replaced.
+    /// For display and for the recording; bytes that are not UTF-8 are replaced.
     pub fn display_path(&self) -> String {
         String::from_utf8_lossy(&self.path).into_owned()
     }
 
-    /// Backed by a file or memfd, not anonymous and none of the kernel's bracketed names.
+    /// Backed by a file or memfd: neither anonymous nor one of the kernel's bracketed names.
     pub fn is_file(&self) -> bool {
         self.inode != 0 && self.path.starts_with(b"/")
     }
 
-    /// The kernel appends ` (deleted)` to an unlinked file's name; a file may also be called that.
+    /// The kernel appends ` (deleted)` to an unlinked file's name. A file's own name may also end like that.
     pub fn looks_deleted(&self) -> bool {
         self.path.ends_with(DELETED)
     }
 
-    /// Memory with a file's form that never had a name in a file system: memfd, System V and shared anonymous memory.
+    /// Memory that the kernel shows like a file, but without a name in a file system: memfd, System V and
+    /// shared anonymous memory.
     pub fn is_nameless_memory(&self) -> bool {
         [
             &b"/memfd:"[..],
@@ -67,8 +68,8 @@ impl Mapping {
         .any(|start| self.path.starts_with(start))
     }
 
-    /// The name to open: `\012` turned back into the newline that the kernel escaped. A literal `\012` in a name is
-    /// written in the same way, so the file that opens must be checked by inode.
+    /// The name to open, with `\012` turned back into the newline that the kernel escaped. A literal `\012`
+    /// in a name looks the same, so the opened file must be checked by inode.
     fn file_name(&self) -> PathBuf {
         let mut name = Vec::with_capacity(self.path.len());
         let mut rest = &self.path[..];
@@ -85,25 +86,25 @@ impl Mapping {
     }
 }
 
-/// Lines that are read of one process: vm.max_map_count allows 65,530 by default and is raised to 262,144 for databases
-/// and Java services; this many take the kernel about a second.
+/// The most lines that are read of one process. vm.max_map_count is 65,530 by default and 262,144 for
+/// databases and Java services. The kernel needs about a second for this many lines.
 const LINES_READ: usize = 2 << 20;
-/// Mappings that are kept of one process, each some 150 bytes.
+/// The most mappings that are kept of one process, about 150 bytes each.
 const MOST_KEPT: usize = 64 << 10;
-/// A path of PATH_MAX bytes, each of them escaped, and what stands before it.
+/// A path of PATH_MAX bytes, all of them escaped, and the fields before it.
 const LONGEST_LINE: usize = 4 * 4096 + 256;
 
-/// The mappings of a process that were asked for.
+/// The selected mappings of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
     pub mappings: Vec<Mapping>,
-    /// Lines that read as no mapping.
+    /// Lines that do not parse as a mapping.
     pub malformed: usize,
     /// Why the rest of the file was not read.
     pub cut: Option<Absence>,
 }
 
-/// Reads line by line, however many there are, and keeps what is asked for.
+/// Reads line by line, for any number of lines, and keeps the mappings that `keep` selects.
 pub fn read(source: impl io::Read, keep: impl Fn(&Mapping) -> bool) -> io::Result<Kept> {
     read_within(source, keep, LINES_READ, MOST_KEPT)
 }
@@ -123,7 +124,7 @@ fn read_within(
         io::Read::take(&mut source, LONGEST_LINE as u64).read_until(b'\n', &mut line)?;
         match line.pop_if(|last| *last == b'\n') {
             None if line.is_empty() => return Ok(kept),
-            // No line of the kernel's is so long.
+            // The kernel never writes a line this long.
             None if line.len() >= LONGEST_LINE => {
                 kept.malformed += 1;
                 kept.cut = cut(format!("a line is longer than {LONGEST_LINE} bytes"));
@@ -192,7 +193,7 @@ fn split_once(bytes: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
 }
 
 fn hex(bytes: &[u8]) -> Option<u64> {
-    // from_str_radix alone would take a sign.
+    // from_str_radix alone would accept a sign.
     if bytes.is_empty() || !bytes.iter().all(u8::is_ascii_hexdigit) {
         return None;
     }
@@ -204,14 +205,14 @@ pub fn identity(path: &Path) -> Option<((u32, u32), u64)> {
     Some((inside::device(&facts), facts.ino()))
 }
 
-/// Opens the file behind a mapping, as the process sees it:
-/// the mapping itself (finds deleted and replaced files; root only), then the name in the process's own mount
-/// namespace, then the name in ours. A file found by name must be the mapped inode, or it is another file.
+/// Opens the file of a mapping, as the process sees it. It tries the mapping itself first (finds deleted and
+/// replaced files; root only), then the name in the process's mount namespace, then the name in allocwall's
+/// own. A file that is found by name must have the inode of the mapping; otherwise it is another file.
 pub fn open(proc_root: &Path, pid: i32, mapping: &Mapping) -> Measured<File> {
     if !mapping.is_file() {
         return Err(Absence::new(
             Reason::NotApplicable,
-            format!("{} is no file", mapping.display_path()),
+            format!("{} is not a file", mapping.display_path()),
         ));
     }
     let process = proc_root.join(pid.to_string());
@@ -222,7 +223,8 @@ pub fn open(proc_root: &Path, pid: i32, mapping: &Mapping) -> Measured<File> {
     };
     let name = mapping.file_name();
     match inside::open(proc_root, pid, &name, Link::Follow) {
-        // Only the inode: file systems that number devices per subvolume show another device here than in maps.
+        // Compares the inode only: file systems that number devices per subvolume show another device here
+        // than in maps.
         Ok((file, facts)) if facts.ino() == mapping.inode => return Ok(file),
         _ => {}
     }
@@ -311,7 +313,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
 
     #[test]
     fn a_process_of_many_mappings_is_read_to_its_last() {
-        // As a service with a million small buffers has them: the library stands behind them all.
+        // Like a service with a million small buffers: the library comes after all of them.
         let buffers = (0..1_000_000u64).map(|i| {
             let at = 0x7000_0000_0000 + i * 0x2000;
             format!("{at:x}-{:x} rw-p 00000000 00:00 0 \n", at + 0x1000)
@@ -322,7 +324,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
         let code = read(text.as_bytes(), |m| m.perms.execute).unwrap();
         assert_eq!((code.mappings.len(), code.malformed, &code.cut), (1, 0, &None));
         assert_eq!(code.mappings[0].path, b"/usr/lib/libc.so.6");
-        // Beyond the bounds the rest is absent by name.
+        // Beyond the limits, an absence replaces the rest.
         let lines = read_within(text.as_bytes(), |m| m.perms.execute, 1000, 10).unwrap();
         assert_eq!(lines.cut.unwrap().reason, Reason::TooCostly);
         let kept = read_within(text.as_bytes(), |_| true, 1000, 10).unwrap();
@@ -331,7 +333,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
 
     proptest! {
         #[test]
-        fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        fn any_bytes_are_read_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             read(&bytes[..], |_| true).unwrap();
         }
 
@@ -354,7 +356,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
             .expect("fstat");
         assert_eq!(facts.ino(), own.inode);
         let mut other = own.clone();
-        // No such range, so that only the name is left; and the name leads to another inode.
+        // The range does not exist, so only the name is left; and the name has another inode.
         other.start = 0x1000;
         other.end = 0x2000;
         assert!(open(root, pid, &other).is_ok());

@@ -1,4 +1,4 @@
-//! Anonymous mappings that own their pages, and what the kernel tells about this process's memory.
+//! Anonymous mappings that own their pages, and the kernel's data about the memory of this process.
 
 use crate::topology::kilobytes;
 use allocwall_model::machine::chosen;
@@ -12,27 +12,28 @@ use std::ptr::NonNull;
 pub const PAGE: usize = 4 << 10;
 pub const HUGE: usize = 2 << 20;
 
-/// Private anonymous memory, unmapped when dropped. Starts and ends on 2 MiB boundaries where the size allows.
+/// Private anonymous memory, unmapped on drop. It starts and ends on 2 MiB boundaries if it was made by
+/// `new`.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: it owns its range of the address space like a Box<[u8]> does; nothing about it belongs to a thread.
+// SAFETY: it owns its address range like a Box<[u8]> does; no part of it belongs to a thread.
 unsafe impl Send for Mapping {}
 
 /// The page policy of a mapping (madvise(2)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
-    /// MADV_NOHUGEPAGE: neither 2 MiB nor any of the sizes between, whatever the system-wide mode is.
+    /// MADV_NOHUGEPAGE: neither 2 MiB pages nor any size between, in every system-wide mode.
     Small,
-    /// MADV_HUGEPAGE: a request, which the kernel may not be able to meet.
+    /// MADV_HUGEPAGE: a request that the kernel may not be able to fulfil.
     Huge,
 }
 
 impl Mapping {
-    /// Untouched memory. `length` is a multiple of 2 MiB, and so is its address.
+    /// Untouched memory. `length` and the address are multiples of 2 MiB.
     pub fn new(length: usize, pages: Pages) -> Measured<Mapping> {
         debug_assert!(length > 0 && length.is_multiple_of(HUGE));
         let mut mapping = Self::plain(length + HUGE)?;
@@ -43,25 +44,25 @@ impl Mapping {
                 Pages::Huge => Advice::LinuxHugepage,
             })
             .or_else(|error| match (pages, error) {
-                // A kernel built without huge pages rejects the advice and has only small ones.
+                // A kernel built without huge pages rejects the advice and has only small pages.
                 (Pages::Small, Errno::INVAL) => Ok(()),
                 _ => Err(refused("madvise", length, error)),
             })?;
         Ok(mapping)
     }
 
-    /// Untouched memory as a bare mmap gives it: page-aligned, system-wide page policy.
+    /// Untouched memory from a plain mmap: page-aligned, with the system-wide page policy.
     pub fn plain(length: usize) -> Measured<Mapping> {
         Self::map(length, MapFlags::PRIVATE | MapFlags::NORESERVE)
     }
 
-    /// MAP_POPULATE: every page touched by the kernel within the call.
+    /// MAP_POPULATE: the kernel touches every page within the call.
     pub fn populated(length: usize) -> Measured<Mapping> {
         Self::map(length, MapFlags::PRIVATE | MapFlags::POPULATE)
     }
 
     fn map(length: usize, flags: MapFlags) -> Measured<Mapping> {
-        // SAFETY: no address is asked for, so the kernel picks a range that nothing else uses.
+        // SAFETY: no address is requested, so the kernel chooses an unused range.
         let start = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
@@ -75,14 +76,15 @@ impl Mapping {
         Ok(Mapping { start, length })
     }
 
-    /// Gives back what lies before the first 2 MiB boundary and after `length` from there.
+    /// Unmaps the part before the first 2 MiB boundary, and the part after `length` bytes from there.
     fn trim_to_boundary(&mut self, length: usize) {
         let address = self.start.as_ptr() as usize;
         let head = address.next_multiple_of(HUGE) - address;
         let tail = self.length - head - length;
         let start = self.start.as_ptr();
-        // SAFETY: head + length + tail is the length of the mapping, so both ranges lie within it, on page
-        // boundaries, and are not used again: the fields below exclude them. A refusal only leaves memory mapped.
+        // SAFETY: head + length + tail is the length of the mapping, so both ranges are within it, on page
+        // boundaries. They are not used again: the fields below exclude them. If munmap fails, memory only
+        // stays mapped.
         let aligned = unsafe {
             for (from, bytes) in [(start, head), (start.add(head + length), tail)] {
                 if bytes > 0 {
@@ -97,16 +99,17 @@ impl Mapping {
     }
 
     pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the range is mapped readable and writable, zero-filled by the kernel, and borrowed through self alone.
+        // SAFETY: the range is mapped readable and writable, zeroed by the kernel, and borrowed only through
+        // self.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }
     }
 
     pub fn words(&mut self) -> &mut [u64] {
-        // SAFETY: as for `bytes`; pages are aligned for u64, of which every bit pattern is a value.
+        // SAFETY: as for `bytes`; pages are aligned for u64, and every bit pattern is a valid u64.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.length / size_of::<u64>()) }
     }
 
-    /// MADV_DONTNEED: the pages go back to the kernel, the range stays and reads as zeros.
+    /// MADV_DONTNEED: the pages go back to the kernel. The range stays mapped and reads as zeros.
     pub fn release_pages(&mut self) -> Measured<()> {
         self.advise(Advice::LinuxDontNeed)
             .map_err(|error| refused("madvise", self.length, error))
@@ -118,13 +121,14 @@ impl Mapping {
     }
 
     fn advise(&mut self, advice: Advice) -> Result<(), Errno> {
-        // SAFETY: the range is ours and exclusively borrowed; none of the advices used unmaps or protects it, and
-        // the one that drops contents leaves zeros, a valid value of everything that we hand out.
+        // SAFETY: the range is ours and exclusively borrowed. None of the advice values in use unmaps or
+        // protects it. The one that drops contents leaves zeros, which are valid for every type handed out.
         unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.length, advice) }
     }
 
-    /// Bytes of it that lie on huge pages, from /proc/self/smaps (`AnonHugePages`). The kernel may have joined it with
-    /// a neighbour of the same policy, then the neighbour's count too, up to the length of this one.
+    /// Bytes of this mapping on huge pages, from /proc/self/smaps (`AnonHugePages`). The kernel may have
+    /// merged it with a neighbour of the same policy; then the neighbour's pages count too, up to the length
+    /// of this mapping.
     pub fn huge_bytes(&self) -> Measured<u64> {
         let path = "/proc/self/smaps";
         let smaps = fs::read_to_string(path)
@@ -136,7 +140,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is this mapping's own and no borrow of it can outlive it.
+        // SAFETY: the range belongs to this mapping, and no borrow of it can outlive it.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.length) };
     }
 }
@@ -177,18 +181,18 @@ fn refused(call: &str, length: usize, error: Errno) -> Absence {
     }
 }
 
-/// What the kernel has counted for the calling thread so far (getrusage(2), RUSAGE_THREAD).
+/// The counters of the calling thread so far (getrusage(2), RUSAGE_THREAD).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadCounts {
     pub minor_faults: u64,
-    /// Times that it lost its CPU to other work while it wanted to run.
+    /// How often the thread lost its CPU to other work while it was runnable.
     pub involuntary_switches: u64,
 }
 
 pub fn thread_counts() -> ThreadCounts {
     // SAFETY: an all-zero rusage is a valid value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: `usage` is a live rusage that the call fills; with these arguments it cannot fail.
+    // SAFETY: `usage` is a live rusage that the call fills; with these arguments the call cannot fail.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
     ThreadCounts {
         minor_faults: usage.ru_minflt as u64,
@@ -196,7 +200,7 @@ pub fn thread_counts() -> ThreadCounts {
     }
 }
 
-/// Whether this process can get transparent huge pages of 2 MiB by asking for them.
+/// Whether this process can get transparent huge pages of 2 MiB on request.
 pub fn huge_pages_on_request(sys: &Path) -> Measured<()> {
     let enabled = sys.join("kernel/mm/transparent_hugepage/enabled");
     let size = sys.join("kernel/mm/transparent_hugepage/hpage_pmd_size");
@@ -209,7 +213,7 @@ pub fn huge_pages_on_request(sys: &Path) -> Measured<()> {
     let mode = chosen(&text).ok_or_else(|| {
         Absence::new(
             Reason::Unparsable,
-            format!("{}: {:?} selects no mode", enabled.display(), text.trim()),
+            format!("{}: no mode is selected in {:?}", enabled.display(), text.trim()),
         )
     })?;
     if mode == "never" {
@@ -225,21 +229,21 @@ pub fn huge_pages_on_request(sys: &Path) -> Measured<()> {
     if rustix::thread::transparent_huge_pages_are_disabled().unwrap_or(false) {
         return Err(Absence::new(
             Reason::Disabled,
-            "transparent huge pages are switched off for this process and its parents (PR_SET_THP_DISABLE)",
+            "transparent huge pages are switched off for this process (PR_SET_THP_DISABLE, inherited)",
         )
         .mend("start it from a shell that was not itself started with PR_SET_THP_DISABLE"));
     }
-    // The file is there since Linux 4.20; before that x86 has no other size.
+    // The file exists since Linux 4.20; before that x86 has only this size.
     match fs::read_to_string(&size).map(|text| text.trim().parse::<usize>()) {
         Ok(Ok(bytes)) if bytes != HUGE => Err(Absence::new(
             Reason::NotSupported,
-            format!("huge pages are of {bytes} bytes here, not 2 MiB"),
+            format!("huge pages have {bytes} bytes here, not 2 MiB"),
         )),
         _ => Ok(()),
     }
 }
 
-/// Bytes that this process can take without swapping or reaching a limit of its memory cgroup.
+/// Bytes that this process can use without swapping or reaching a limit of its memory cgroup.
 pub fn headroom(proc: &Path, sys: &Path) -> Measured<u64> {
     let path = proc.join("meminfo");
     let available = fs::read_to_string(&path)
@@ -249,14 +253,14 @@ pub fn headroom(proc: &Path, sys: &Path) -> Measured<u64> {
     let available = available.ok_or_else(|| {
         Absence::new(
             Reason::Unparsable,
-            format!("{}: no MemAvailable in it", path.display()),
+            format!("{}: no MemAvailable line", path.display()),
         )
     })?;
     let membership = fs::read_to_string(proc.join("self/cgroup")).unwrap_or_default();
     Ok(cgroup_rooms(&membership, &sys.join("fs/cgroup")).fold(available << 10, u64::min))
 }
 
-/// Limit minus usage of this process's memory cgroup and of its ancestors, where they can be read.
+/// Limit minus usage of this process's memory cgroup and of each ancestor, where readable.
 fn cgroup_rooms<'a>(membership: &'a str, root: &'a Path) -> impl Iterator<Item = u64> + 'a {
     let number = |path: &Path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     membership
@@ -299,7 +303,8 @@ mod tests {
             assert_eq!(*std::hint::black_box(&mut *byte), 0);
             *byte = 7;
         }
-        // A read maps the shared zero page, the write behind it the page itself: one or two faults each.
+        // A read maps the shared zero page, and the write after it maps a real page: one or two faults per
+        // page.
         assert!(thread_counts().minor_faults - before >= (HUGE / PAGE) as u64);
         assert_eq!(mapping.huge_bytes().unwrap(), 0);
         mapping.release_pages().unwrap();
@@ -307,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_that_does_not_fit_says_so() {
+    fn a_mapping_that_does_not_fit_is_an_absence() {
         let absence = Mapping::plain(1 << 56).unwrap_err();
         assert!(absence.detail.contains("mmap"), "{absence}");
     }

@@ -1,10 +1,11 @@
-//! Folders for files of our own: recordings, price lists, libraries, temporary files.
+//! Folders for allocwall's own files: recordings, price lists, libraries, temporary files.
 //!
-//! Root with a user's environment (`sudo -E`, `su` without `-`) would leave files in that user's folders that the user can't
-//! remove, and would follow links that the user can plant there. So for root a folder counts only if no other user can
-//! change the way to it: each folder on it, and each link, belongs to root, and only root may write there (or it is sticky,
-//! as /tmp is). What doesn't count is passed over for root's own home. Other users have no rights to lose: theirs is taken as it is.
-//! A relative path is never used: where it leads depends on the current folder.
+//! Root with the environment of another user (`sudo -E`, `su` without `-`) would leave files in that user's
+//! folders that the user can't remove. It would also follow links that the user can create there. So root
+//! uses a folder only if no other user can change its path: each folder and each link on the path belongs to
+//! root, and only root may write there (or the folder is sticky, as /tmp is). Otherwise root's own home is
+//! used. For other users, the environment is used as it is: they have no rights to lose. A relative path is
+//! never used, because its meaning depends on the current folder.
 
 use allocwall_model::units::{Absence, Measured, Reason};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat};
@@ -19,7 +20,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Component, Path, PathBuf};
 
 const PASSWD: &str = "/etc/passwd";
-/// Links on one way (path_resolution(7)).
+/// The most links on one path (path_resolution(7)).
 const LINKS: usize = 40;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +32,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// XDG Base Directory Specification: the variable, and the folder below the home where it isn't set.
+    /// XDG Base Directory Specification: the variable, and the folder below the home if it isn't set.
     fn names(self) -> (&'static str, &'static str) {
         match self {
             Kind::State => ("XDG_STATE_HOME", ".local/state"),
@@ -40,24 +41,25 @@ impl Kind {
     }
 }
 
-/// A folder, which may not be there yet, and what to tell the user where it isn't the one that the environment names.
+/// A folder, which may not exist yet, and a message to the user if it isn't the one that the environment
+/// names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     pub folder: PathBuf,
     pub instead: Option<String>,
 }
 
-/// Where files of this kind go. Makes nothing.
+/// The folder for files of this kind. Creates nothing.
 ///
 /// # Errors
-/// The environment names no folder that counts, and the user database no home.
+/// The environment names no usable folder, and the user database has no home.
 pub fn place(kind: Kind) -> Measured<Place> {
     let user = rustix::process::geteuid().as_raw();
     let passwd = std::fs::read(PASSWD).unwrap_or_default();
     place_of(kind, user, &|name| std::env::var_os(name), &passwd)
 }
 
-/// Where temporary files go: TMPDIR, or /tmp.
+/// The folder for temporary files: TMPDIR, or /tmp.
 pub fn temporary() -> Place {
     let root = rustix::process::geteuid().is_root();
     temporary_of(root, std::env::var_os("TMPDIR"))
@@ -86,10 +88,11 @@ fn temporary_of(root: bool, named: Option<OsString>) -> Place {
     }
 }
 
-/// Makes a folder with those above it that are missing.
+/// Creates a folder and its missing parents.
 ///
 /// # Errors
-/// The system's, and `PermissionDenied` where root would have to go a way that others can change. The path is named.
+/// The errors of the system, with the path. `PermissionDenied` if root would have to use a path that other
+/// users can change.
 pub fn create(folder: &Path, mode: u32) -> io::Result<()> {
     let made = match rustix::process::geteuid().is_root() {
         true => create_as_root(folder, mode),
@@ -125,7 +128,7 @@ fn place_of(
                 (name == "HOME").then(|| refuse("HOME is not set".into()));
                 return None;
             };
-            // By the specification it is invalid and to be ignored.
+            // The specification says that a relative path is invalid and to be ignored.
             if !path.is_absolute() {
                 refuse(not_absolute(name, &path));
                 return None;
@@ -133,7 +136,7 @@ fn place_of(
             if user != 0 {
                 return Some(path.join(below));
             }
-            // Not made where it is missing: it is somebody's, and may be mounted or made later.
+            // A missing home is not created: it belongs to another user, and may be mounted or created later.
             if name == "HOME" && own.as_ref() != Some(&path) && !path.exists() {
                 refuse(format!("HOME={} does not exist", path.display()));
                 return None;
@@ -176,14 +179,14 @@ fn place_of(
 }
 
 fn passed_over(name: &str, refusal: &Refusal) -> String {
-    format!("{name} is not used by root, since {refusal}")
+    format!("{name} is not used by root: {refusal}")
 }
 
 fn not_absolute(name: &str, path: &Path) -> String {
-    format!("{name}={} is no absolute path", path.display())
+    format!("{name}={} is not an absolute path", path.display())
 }
 
-/// passwd(5). Root has one by convention where nothing says so: a container may be without users.
+/// passwd(5). Without an entry, root's home is /root by convention: a container may have no users.
 fn home_of(user: u32, passwd: &[u8]) -> Option<PathBuf> {
     let home = |line: &[u8]| {
         let mut fields = line.split(|&byte| byte == b':').skip(2);
@@ -195,7 +198,7 @@ fn home_of(user: u32, passwd: &[u8]) -> Option<PathBuf> {
     listed.or_else(|| (user == 0).then(|| "/root".into()))
 }
 
-/// Why a folder doesn't count for root.
+/// Why root does not use a folder.
 #[derive(Debug)]
 enum Refusal {
     Foreign { path: PathBuf, owner: u32 },
@@ -208,7 +211,7 @@ impl fmt::Display for Refusal {
         match self {
             Refusal::Foreign { path, owner } => write!(f, "{} belongs to user {owner}", path.display()),
             Refusal::Shared { path, mode } => {
-                write!(f, "others may write to {} (mode {mode:04o})", path.display())
+                write!(f, "other users may write to {} (mode {mode:04o})", path.display())
             }
             Refusal::TooManyLinks => f.write_str("its path has too many symbolic links"),
         }
@@ -226,8 +229,8 @@ impl From<Errno> for Stopped {
     }
 }
 
-/// As far as the path is there. A path that can't be walked (a file in it, a loop) is refused when it is made, with the system's
-/// own words: another place would hide the mistake.
+/// Judges the part of the path that exists. A path that can't be walked (a file in it, a loop) is refused
+/// later, when it is created, with the system's own message: another folder would hide the mistake.
 fn judge(folder: &Path) -> Result<(), Refusal> {
     match Way::walk(folder, None) {
         Err(Stopped::Refused(refusal)) => Err(refusal),
@@ -242,22 +245,23 @@ fn create_as_root(folder: &Path, mode: u32) -> io::Result<()> {
     })
 }
 
-/// A path, walked step by step: each folder is open, so that none is exchanged between the look at it and the step from it.
+/// A path that is walked step by step. Each folder stays open, so that it cannot be replaced between its
+/// check and the next step.
 struct Way {
     here: OwnedFd,
     at: PathBuf,
-    /// Ourselves, and whose the whole tree is: root, or what root looks like from inside a user namespace.
+    /// This user, and the owner of `/`: root, or the user id that stands for root inside a user namespace.
     owners: [u32; 2],
 }
 
 impl Way {
-    /// With a mode, what is missing is made; without, the walk ends there.
+    /// With a mode, missing folders are created; without a mode, the walk ends at the first missing one.
     fn walk(path: &Path, make: Option<Mode>) -> Result<(), Stopped> {
         const FOLDER: OFlags = OFlags::PATH
             .union(OFlags::DIRECTORY)
             .union(OFlags::NOFOLLOW)
             .union(OFlags::CLOEXEC);
-        // The walk begins at the root; a relative path would be used from the current folder.
+        // The walk starts at the root; a relative path would start at the current folder.
         let path = std::path::absolute(path).map_err(Stopped::Failed)?;
         let here = rustix::fs::openat(CWD, "/", FOLDER, Mode::empty())?;
         let root = rustix::fs::fstat(&here)?;
@@ -297,7 +301,7 @@ impl Way {
                 Err(Errno::NOENT) => match make {
                     None => return Ok(()),
                     Some(mode) => match rustix::fs::mkdirat(&way.here, &step, mode) {
-                        // Another run of ours may have been faster.
+                        // Another run of allocwall may have created it first.
                         Ok(()) | Err(Errno::EXIST) => {}
                         Err(errno) => return Err(errno.into()),
                     },
@@ -325,7 +329,7 @@ impl Way {
     fn judge(&self, facts: &Stat) -> Result<(), Refusal> {
         self.judge_owner(&self.at, facts)?;
         let mode = facts.st_mode & 0o7777;
-        // Root's own group is root. In a sticky folder only its owner may rename an entry (inode(7)).
+        // Root's own group is root. In a sticky folder only the owner of an entry may rename it (inode(7)).
         let shared = mode & 0o002 != 0 || (mode & 0o020 != 0 && facts.st_gid != 0);
         match shared && mode & 0o1000 == 0 {
             true => Err(Refusal::Shared {
@@ -376,7 +380,7 @@ mod tests {
         )
     }
 
-    /// Folders whose owners differ take root to make.
+    /// Only root can create folders of different owners.
     fn root() -> bool {
         let root = rustix::process::geteuid().is_root();
         if !root {
@@ -385,7 +389,7 @@ mod tests {
         root
     }
 
-    /// A home of another user's, in a folder of ours.
+    /// A home of another user, in a folder of ours.
     fn foreign_home() -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let home = dir.path().join("home");
@@ -395,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_users_environment_is_taken_as_it_is() {
+    fn the_environment_of_an_ordinary_user_is_used_unchanged() {
         let plain = |folder: &str| {
             Ok(Place {
                 folder: folder.into(),
@@ -413,7 +417,7 @@ mod tests {
         );
         for (home, why) in [
             (None, "HOME is not set"),
-            (Some("x/y"), "HOME=x/y is no absolute path"),
+            (Some("x/y"), "HOME=x/y is not an absolute path"),
         ] {
             let place = of(1000, None, home).unwrap();
             assert_eq!(place.folder, Path::new("/home/u/.cache/allocwall"));
@@ -421,7 +425,7 @@ mod tests {
         }
         let place = of(1000, Some("x"), None).unwrap();
         assert_eq!(place.folder, Path::new("/home/u/.cache/allocwall"));
-        let said = "XDG_CACHE_HOME=x is no absolute path; /home/u is used instead";
+        let said = "XDG_CACHE_HOME=x is not an absolute path; /home/u is used instead";
         assert_eq!(place.instead.as_deref(), Some(said));
         let absence = of(1001, None, None).unwrap_err();
         assert_eq!(absence.reason, Reason::NotFound);
@@ -437,7 +441,7 @@ mod tests {
             for path in [".", "tmp"] {
                 let place = temporary_of(root, Some(path.into()));
                 assert_eq!(place.folder, Path::new("/tmp"));
-                let said = format!("TMPDIR={path} is no absolute path; /tmp is used instead");
+                let said = format!("TMPDIR={path} is not an absolute path; /tmp is used instead");
                 assert_eq!(place.instead, Some(said));
             }
         }
@@ -460,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn root_passes_over_what_others_can_change() {
+    fn root_does_not_use_folders_that_others_can_change() {
         if !root() {
             return;
         }
@@ -475,11 +479,11 @@ mod tests {
             said.contains(&format!("{} belongs to user {OTHER}", home.display())),
             "{said}"
         );
-        // What root made there once changes nothing: the way to it is another's.
+        // A folder that root created earlier changes nothing: its path belongs to another user.
         fs::create_dir(home.join(".cache")).unwrap();
         assert!(at(None, Some(&home)).instead.is_some());
         assert!(at(Some(&home.join("deep/below")), None).instead.is_some());
-        // The twin: ours, and one that is still to be made.
+        // The twin: our own folder, and one that does not exist yet.
         let own = dir.path().join("own");
         fs::create_dir(&own).unwrap();
         for (xdg, home, folder) in [
@@ -490,13 +494,13 @@ mod tests {
             let place = at(xdg.map(PathBuf::as_path), home.map(PathBuf::as_path));
             assert_eq!((place.folder, place.instead), (folder, None));
         }
-        // Ours, where all may write; and with the sticky bit.
+        // Our own folder, writable for all; then with the sticky bit.
         fs::set_permissions(&own, fs::Permissions::from_mode(0o777)).unwrap();
         let said = at(Some(&own), None).instead.unwrap();
-        assert!(said.contains("others may write to"), "{said}");
+        assert!(said.contains("other users may write to"), "{said}");
         fs::set_permissions(&own, fs::Permissions::from_mode(0o1777)).unwrap();
         assert_eq!(at(Some(&own), None).instead, None);
-        // A home that isn't there is not made for somebody.
+        // A home that doesn't exist is not created for another user.
         let missing = dir.path().join("missing");
         assert!(
             at(None, Some(&missing))
@@ -527,7 +531,7 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
         assert!(error.to_string().contains("belongs to user"), "{error}");
         assert!(!target.join("theirs").exists());
-        // Relative links, and `..` in them, lead where they lead.
+        // Relative links, and `..` in them, are resolved.
         symlink("../target/ours", shared.join("up")).unwrap();
         create(&shared.join("up/b"), 0o700).unwrap();
         assert!(target.join("ours/b").is_dir());
@@ -536,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_way_is_an_error_that_names_the_folder() {
+    fn an_obstacle_is_an_error_that_names_the_folder() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, "").unwrap();

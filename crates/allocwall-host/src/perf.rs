@@ -1,8 +1,9 @@
 //! CPU-clock sampling through perf_event_open(2).
 //!
-//! Two clocks tick on every CPU. The frequent one dumps 1 KiB of user stack, enough for the callers nearest to the
-//! leaf; the rarer one dumps enough for the whole stack. Both count the same way, so a sample of either stands for
-//! 1 / (sum of their rates) of CPU time. One large dump at every tick would cost the target several times as much.
+//! Two clocks tick on every CPU. The frequent clock copies 1 KiB of the user stack, enough for the callers
+//! nearest to the leaf. The rarer clock copies enough for the whole stack. Both measure the same CPU time, so
+//! each sample stands for 1 / (sum of their rates) of CPU time. A large copy at every tick would cost the
+//! target several times as much.
 
 use crate::clock;
 use crate::limits;
@@ -21,11 +22,13 @@ use std::time::Duration;
 const SHALLOW_STACK: u32 = 1024;
 const DEEP_STACK: u32 = 16 * 1024;
 
-/// Samples that a recording holds: more CPU time than this many ticks is sampled less often. A share of one percent
-/// still has ten thousand of them; memory and file stay bounded whatever the machine and the window.
+/// The most samples that a recording holds. A window with more CPU time than this many ticks is sampled less
+/// often. A share of one percent still has ten thousand samples, and memory and file size stay bounded for
+/// every machine and window.
 pub const SAMPLE_BUDGET: u64 = 1_000_000;
 
-/// Samples a second, all CPUs together: the rings are sized for them, and one thread takes them all in.
+/// The most samples per second on all CPUs together. The ring sizes depend on it, and one thread reads all of
+/// them.
 const SAMPLES_A_SECOND: u64 = 100_000;
 
 /// How often the two clocks tick, in ns of CPU time.
@@ -35,18 +38,19 @@ pub struct Periods {
     deep_ns: u64,
 }
 
-/// Samples a second and CPU. In a virtual machine a clock's interrupt goes through the hypervisor, twice: one costs the
-/// target some 9 µs there (measured beside `perf record` on nested KVM), 1 to 2 µs on the machine itself.
+/// Samples per second and CPU. In a virtual machine the clock's interrupt passes through the hypervisor
+/// twice. One interrupt costs the target about 9 µs there (measured next to `perf record` on nested KVM), and
+/// 1 to 2 µs on bare metal.
 pub const RATE_HZ: u32 = 999;
-/// Of a target whose pace matters to nobody. A clock's interrupt costs it 4 % of its time where one takes 9 µs, and a command of
-/// a tenth of a second leaves 400 samples.
+/// The rate for a target whose own speed is not measured. The clock's interrupts cost it 4 % of its time if
+/// one takes 9 µs. A command that runs for a tenth of a second gets 400 samples.
 pub const RATE_CLOSE_HZ: u32 = 3_999;
 const RATE_HZ_VIRTUAL: std::ops::RangeInclusive<u32> = 199..=499;
-/// In a virtual machine a busy CPU is sampled no more often than for this many samples a window: a share of one half is
-/// then known to 1.4 points, one of 10 % to 0.8.
+/// In a virtual machine a busy CPU gets at most about this many samples per window. They give the standard
+/// error of a share: 1.4 points for a share of 50 %, 0.8 points for a share of 10 %.
 const ENOUGH_SAMPLES: f64 = 5_000.0;
 
-/// What is sampled where nobody says how often.
+/// The sampling rate if the user gives none.
 pub fn rate_by_default(virtual_machine: bool, window: Duration) -> u32 {
     if !virtual_machine {
         return RATE_HZ;
@@ -56,15 +60,16 @@ pub fn rate_by_default(virtual_machine: bool, window: Duration) -> u32 {
 }
 
 impl Periods {
-    /// At 999 Hz. Not multiples of one another nor of a timer tick, so that periodic programs don't alias.
+    /// At 999 Hz. The periods are not multiples of one another nor of a timer tick, so that periodic programs
+    /// don't alias.
     const FINEST: Periods = Periods {
         shallow_ns: 1_249_987,
         deep_ns: 5_025_127,
     };
-    /// Beyond it a sample would stand for more than a second.
+    /// With a larger factor, a sample would stand for more than a second.
     const COARSEST: u64 = 900;
 
-    /// For a window in which every CPU may be the target's.
+    /// For a window in which the target may use every CPU.
     pub fn for_window(rate_hz: u32, cpus: usize, window: Duration) -> Periods {
         let at_most = SAMPLE_BUDGET.min((SAMPLES_A_SECOND as f64 * window.as_secs_f64()) as u64);
         let at_rate = |ns: u64| ns * u64::from(RATE_HZ) / u64::from(rate_hz.max(1));
@@ -89,43 +94,46 @@ impl Periods {
     }
 }
 
-/// Kernel memory of all rings together, where the machine isn't so wide that the smallest ones take more.
+/// Kernel memory of all rings together. Machines with very many CPUs need more, because each ring has a
+/// minimum size.
 const RINGS_TOTAL: usize = 64 << 20;
 /// Ring sizes to try, largest first: unprivileged users may lock only perf_event_mlock_kb (516 KiB) per CPU.
 const RING_BYTES: [(usize, usize); 3] = [(2 << 20, 2 << 20), (512 << 10, 512 << 10), (128 << 10, 128 << 10)];
-/// Rings are drained at least so often.
+/// The longest time between two reads of the rings.
 const DRAINED_NS: u64 = 50_000_000;
-/// A record beside its dump: header, identity, registers and a kernel stack of usual depth.
+/// Size of a record without its stack copy: header, identity, registers and a kernel stack of usual depth.
 const RECORD_BYTES: usize = 512;
-/// Room for one large dump; and for what is told of programs that start, besides the small dumps.
+/// Least ring sizes. The deep ring needs room for one large stack copy. The shallow ring also takes the
+/// records of processes that start.
 const RING_LEAST: (usize, usize) = (16 << 10, 32 << 10);
 
-/// Records younger than this stay in the rings when they are drained: one that was given its time but is still being
-/// written on another CPU would otherwise come out of order.
+/// Records younger than this stay in the rings during a read. A record may already have its time but still be
+/// written on another CPU; without the delay it would arrive out of order.
 const SETTLING_NS: u64 = 2_000_000;
 
-/// Bytes that sample_id_all adds to the end of each record that is no sample, for TID, TIME and CPU (8 bytes each);
-/// the time stands in the middle.
+/// Bytes that sample_id_all appends to each record that is not a sample: TID, TIME and CPU, 8 bytes each.
+/// TIME is in the middle.
 const ID_BYTES: usize = 24;
 
-/// What to watch.
+/// What to sample.
 pub enum Scope {
-    /// Every process on every CPU; the caller picks its own out. Constant cost however many threads.
+    /// Every process on every CPU; the caller selects its own processes. The cost does not depend on the
+    /// number of threads.
     Machine,
-    /// These threads and what they start from now on.
+    /// These threads, and all threads and processes that they start from now on.
     Threads(Vec<i32>),
-    /// A child of ours that has not called exec yet: counting starts at exec.
+    /// A child of allocwall that has not called exec yet; counting starts at exec.
     UntilExec(i32),
 }
 
-/// What ticks on the target's CPUs and tells of its processes.
+/// A source of clock ticks on the target's CPUs and of records about its processes.
 pub trait Clocks {
     fn start(&mut self) -> io::Result<()>;
 
     fn stop(&mut self) -> io::Result<()>;
 
-    /// Hands on the records in order of time, up to a moment ago; the youngest wait for the next call. `last`: the clocks
-    /// are stopped, all that is left is wanted.
+    /// Passes on the records in order of time, up to a moment ago; younger records wait for the next call.
+    /// `last`: the clocks are stopped, and all remaining records are passed on.
     fn drain(&mut self, last: bool, sink: &mut dyn FnMut(u64, Event<'_>));
 
     /// Threads that are not sampled because file descriptors ran out.
@@ -134,21 +142,21 @@ pub trait Clocks {
     }
 }
 
-/// The kernel's own: perf events.
+/// The clocks of the kernel: perf events.
 pub struct CpuSampler {
     shallow: Vec<Sampler>,
     deep: Vec<Sampler>,
     /// Further events that write into the rings above.
     redirected: Vec<Counter>,
     started_by_exec: bool,
-    /// Kernel part of the sample at hand.
+    /// The kernel part of the current sample's stack.
     chain: Vec<u64>,
     left_out: usize,
 }
 
-/// Ring sizes to try on a machine of so many CPUs. No share of the total is smaller than what a busy CPU writes between
-/// two drains: 60 KiB of shallow and 170 KiB of deep samples at 999 Hz, and less on a wide machine, which is sampled less
-/// often.
+/// Ring sizes to try on a machine with this many CPUs. No ring is smaller than what a busy CPU writes between
+/// two reads: 60 KiB of shallow and 170 KiB of deep samples at 999 Hz. It is less on a machine with many
+/// CPUs, because that is sampled less often.
 fn ring_sizes(cpus: usize, periods: Periods) -> Vec<(usize, usize)> {
     let share = RINGS_TOTAL / 2 / cpus.max(1);
     // Rings are powers of two of pages (perf_event_open(2)).
@@ -201,9 +209,10 @@ pub struct RawSample<'a> {
     /// Kernel return addresses, leaf first; empty in user mode or without permission.
     pub kernel: &'a [u64],
     pub registers: Option<Registers>,
-    /// Bytes from the stack pointer upwards.
+    /// Bytes upwards from the stack pointer.
     pub stack: &'a [u8],
-    /// The thread ran in 32-bit mode: what is on its stack is not laid out as 64-bit code's. `stack` is empty then.
+    /// The thread ran in 32-bit mode: its stack does not have the layout of 64-bit code. `stack` is empty
+    /// then.
     pub narrow: bool,
     pub deep: bool,
 }
@@ -238,13 +247,13 @@ pub enum Event<'a> {
 }
 
 impl CpuSampler {
-    /// Opens the events, stopped. `kernel` asks for kernel time and stacks too.
+    /// Opens the events, stopped. `kernel`: sample kernel time and kernel stacks too.
     pub fn open(scope: &Scope, cpus: &[u32], kernel: bool, periods: Periods) -> Measured<CpuSampler> {
         let mut last = None;
         for (shallow_bytes, deep_bytes) in ring_sizes(cpus.len(), periods) {
             match Self::open_with(scope, cpus, kernel, periods, (shallow_bytes, deep_bytes)) {
                 Ok(sampler) => return Ok(sampler),
-                // Over the locked-memory limit (perf_mmap in kernel/events/core.c): a smaller ring may fit.
+                // Above the locked-memory limit (perf_mmap in kernel/events/core.c). A smaller ring may fit.
                 Err(Opening::Ring(e)) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::ENOMEM)) => {
                     last = Some(e)
                 }
@@ -272,7 +281,7 @@ impl CpuSampler {
                 &one
             }
         };
-        // An event takes a descriptor; what is left of them is shared out among whole threads.
+        // Each event needs a descriptor. The descriptors that are left are given to whole threads.
         let affordable = limits::descriptors_to_spare() / (2 * cpus.len()).max(1);
         let opened = open_all(
             tids,
@@ -317,10 +326,10 @@ impl Clocks for CpuSampler {
         self.left_out
     }
 
-    /// A fork is written on the parent's CPU and what the child does then on its own, so one ring after the other would
-    /// tell of a child before its birth.
+    /// A fork is recorded on the parent's CPU, and later events of the child on the child's CPU. Reading one
+    /// ring after the other could report a child before its fork.
     fn drain(&mut self, last: bool, sink: &mut dyn FnMut(u64, Event<'_>)) {
-        // Up to now at most: a clock that did not stop would fill the rings as fast as they are read.
+        // Stops at the present: a clock that did not stop would fill the rings as fast as they are read.
         let settling = if last { 0 } else { SETTLING_NS };
         let horizon = clock::monotonic_ns().saturating_sub(settling);
         let chain = &mut self.chain;
@@ -336,8 +345,9 @@ impl Clocks for CpuSampler {
     }
 }
 
-/// Merges sources that are each in order of time: `peek` tells the time of a source's next record, `take` consumes it.
-/// Records beyond `horizon` stay. Nothing is copied: a dump is read where the kernel wrote it.
+/// Merges sources that are each in order of time. `peek` returns the time of a source's next record, `take`
+/// consumes it. Records later than `horizon` stay. Nothing is copied: a stack is read where the kernel wrote
+/// it.
 fn in_time_order<S>(
     sources: &mut [S],
     horizon: u64,
@@ -365,15 +375,16 @@ enum Opening {
     Ring(io::Error),
 }
 
-/// Events of all threads on all CPUs: the shallow and the deep ring of each CPU, and what writes into them besides.
+/// Events of all threads on all CPUs: the shallow and the deep ring of each CPU, and the further events that
+/// write into them.
 struct Opened<R, E> {
     rings: Vec<(R, R)>,
     redirected: Vec<E>,
     left_out: usize,
 }
 
-/// The first thread that is still there brings a pair of rings for each CPU; the events of later threads are redirected
-/// into the rings of their own CPU. CPUs and threads may go while this runs.
+/// The first thread that still exists gets a pair of rings for each CPU. The events of later threads are
+/// redirected into the rings of their own CPU. CPUs and threads may disappear during the call.
 fn open_all<R, E>(
     tids: &[i32],
     cpus: &[u32],
@@ -388,7 +399,7 @@ fn open_all<R, E>(
         redirected: Vec::new(),
         left_out: 0,
     };
-    // Those that have rings, in the same order.
+    // The CPUs that have rings, in the same order.
     let mut ringed: Vec<u32> = Vec::new();
     let mut gone = io::Error::from_raw_os_error(libc::ESRCH);
     'threads: for (index, &tid) in tids.iter().enumerate() {
@@ -397,12 +408,12 @@ fn open_all<R, E>(
                 let pair = open(tid, cpu, false).and_then(|shallow| Ok((shallow, open(tid, cpu, true)?)));
                 let (shallow, deep) = match pair {
                     Ok(pair) => pair,
-                    // The CPU went offline since it was listed.
+                    // The CPU went offline after it was listed.
                     Err(e) if is(&e, libc::ENODEV) => {
                         gone = e;
                         continue;
                     }
-                    // The thread ended: another one brings the rings.
+                    // The thread ended: another thread gets the rings.
                     Err(e) if is(&e, libc::ESRCH) => {
                         gone = e;
                         opened.rings.clear();
@@ -476,7 +487,7 @@ fn open_clock(
         .exclude_idle(true)
         .clockid(Clock::MONOTONIC)
         .sample_id_all(true)
-        // Drained on our own clock: no wakeups.
+        // allocwall reads the rings at its own intervals: no wakeups.
         .wakeup_watermark(usize::MAX >> 33)
         .enabled(false);
     if !deep {
@@ -495,11 +506,12 @@ fn open_clock(
     builder.build()
 }
 
-/// Makes `counter` write into `ring`. Both must be bound to the same CPU.
+/// Makes `counter` write into `ring`. Both must belong to the same CPU.
 fn redirect(counter: &Counter, ring: &Sampler) -> io::Result<()> {
     /// _IO('$', 5), include/uapi/linux/perf_event.h.
     const PERF_EVENT_IOC_SET_OUTPUT: libc::c_ulong = 0x2405;
-    // SAFETY: both descriptors are open perf events; the ioctl takes a descriptor by value and touches no memory of ours.
+    // SAFETY: both descriptors are open perf events; the ioctl takes a descriptor by value and touches none
+    // of our memory.
     let rc = unsafe {
         libc::ioctl(
             counter.as_raw_fd(),
@@ -517,16 +529,17 @@ fn redirect(counter: &Counter, ring: &Sampler) -> io::Result<()> {
 // include/uapi/linux/perf_event.h: PERF_RECORD_SAMPLE
 const SAMPLE: u32 = 9;
 
-/// Time of the ring's next record, which stays there. One too short to hold a time is due at once.
+/// Time of the ring's next record, which stays in the ring. A record too short to contain a time is due at
+/// once.
 fn next_time(ring: &mut Sampler) -> Option<u64> {
     let record = ring.next_record()?;
     let time = record_time(record.ty(), &record.to_contiguous()).unwrap_or(0);
-    // Dropping the record would move the ring on.
+    // Dropping the record would advance the ring.
     std::mem::forget(record);
     Some(time)
 }
 
-/// Where a record's time stands: behind IP and TID in a sample, else in the trailer that sample_id_all adds.
+/// Position of a record's time: after IP and TID in a sample, else in the trailer that sample_id_all appends.
 pub(crate) fn record_time(kind: u32, body: &[u8]) -> Option<u64> {
     let at = match kind {
         SAMPLE => 16,
@@ -555,7 +568,7 @@ fn take_record(
         }
         return;
     }
-    // A record that doesn't parse is one lost record, not a reason to stop.
+    // A record that doesn't parse counts as one lost record. Reading goes on.
     let Ok(parsed) = record.parse_record() else {
         sink(Event::Lost(1));
         return;
@@ -605,8 +618,9 @@ fn trim_nul(bytes: &[u8]) -> &[u8] {
     &bytes[..bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len())]
 }
 
-/// The body of a sample as `open_clock` asks for it: IP, TID, TIME, CPU, CALLCHAIN, REGS_USER, STACK_USER, in the
-/// kernel's order (perf_event_open(2)). A thread without user memory has neither registers nor stack.
+/// Parses the body of a sample as `open_clock` requests it: IP, TID, TIME, CPU, CALLCHAIN, REGS_USER,
+/// STACK_USER, in the kernel's order (perf_event_open(2)). A thread without user memory has neither registers
+/// nor stack.
 pub(crate) fn parse_sample<'a>(
     bytes: &'a [u8],
     deep: bool,
@@ -665,7 +679,7 @@ pub(crate) fn parse_sample<'a>(
     })
 }
 
-/// Drops the PERF_CONTEXT_* markers (values from -4095 up) that separate kernel from user entries.
+/// Removes the PERF_CONTEXT_* markers (values from -4095 up) that separate kernel entries from user entries.
 fn kernel_part(chain: &[u64]) -> &[u64] {
     const MAX: u64 = -4095i64 as u64;
     const KERNEL: u64 = -128i64 as u64;
@@ -675,25 +689,25 @@ fn kernel_part(chain: &[u64]) -> &[u64] {
     }
 }
 
-/// Why perf_event_open or the mapping of its ring failed, and what mends it. perf_event_open(2), ERRORS.
+/// Why perf_event_open or the mapping of its ring failed, and how to fix it. perf_event_open(2), ERRORS.
 pub fn absence(error: &io::Error) -> Absence {
     let detail = |what: &str| format!("perf_event_open: {what} ({error})");
     match error.raw_os_error() {
-        Some(libc::EACCES) => Absence::new(Reason::NotPermitted, detail("not allowed to this user"))
+        Some(libc::EACCES) => Absence::new(Reason::NotPermitted, detail("this user is not permitted"))
             .mend(format!("{}, or: setcap cap_perfmon,cap_sys_ptrace+ep on the binary, or: sysctl kernel.perf_event_paranoid=1", run_as_root())),
-        Some(libc::EPERM) => Absence::new(Reason::NotPermitted, detail("forbidden by missing capabilities, seccomp or the locked-memory limit"))
+        Some(libc::EPERM) => Absence::new(Reason::NotPermitted, detail("missing capabilities, seccomp or the locked-memory limit forbid it"))
             .mend("in a container: --cap-add PERFMON --cap-add SYS_PTRACE and a seccomp profile that allows perf_event_open"),
-        Some(libc::ENOSYS) => Absence::new(Reason::NotSupported, detail("the kernel has no perf events or seccomp hides them"))
+        Some(libc::ENOSYS) => Absence::new(Reason::NotSupported, detail("the kernel has no perf events, or seccomp blocks them"))
             .mend("allow perf_event_open in the container's seccomp profile"),
         Some(libc::ENOENT | libc::EOPNOTSUPP) => Absence::new(Reason::NotSupported, detail("this machine has no such event")),
         Some(libc::ESRCH) => Absence::new(Reason::Vanished, detail("the target is gone")),
         Some(libc::EMFILE | libc::ENFILE) => Absence::new(Reason::TooCostly, detail("too many open files"))
-            .mend("raise it: ulimit -n 65536"),
+            .mend("raise the limit of open files: ulimit -n 65536"),
         _ => Absence::new(Reason::NotSupported, detail("failed")),
     }
 }
 
-/// Clock samples of the calling thread, told apart by mode alone.
+/// Clock samples of the calling thread, by CPU mode only.
 pub struct SelfSampler(Sampler);
 
 impl SelfSampler {
@@ -716,7 +730,7 @@ impl SelfSampler {
             .map_err(|e| absence(&e))
     }
 
-    /// Samples in user mode and in kernel mode while `run` ran.
+    /// The samples in user mode and in kernel mode during `run`.
     pub fn during(&mut self, run: impl FnOnce()) -> Measured<(u64, u64)> {
         self.0.as_counter_mut().enable().map_err(|e| absence(&e))?;
         run();
@@ -739,12 +753,12 @@ impl SelfSampler {
 /// Counts of one tracepoint over some threads.
 pub struct EventCounter {
     counters: Vec<Counter>,
-    /// Why some threads got no counter, though they are there.
+    /// Why some living threads have no counter.
     pub missed: Option<Absence>,
 }
 
 impl EventCounter {
-    /// Opens and starts; threads that are gone are left out.
+    /// Opens and starts the counters. Threads that have ended are left out.
     pub fn open(tracepoint_id: u64, tids: &[i32]) -> Measured<EventCounter> {
         let mut counters = Vec::with_capacity(tids.len());
         let mut failure = None;
@@ -783,12 +797,12 @@ impl EventCounter {
     }
 }
 
-/// Loads that missed the data TLB, of a process and all that it starts from now on.
+/// Loads that missed the data TLB, of a process and of all that it starts from now on.
 pub struct TlbMisses(Counter);
 
 impl TlbMisses {
     /// # Errors
-    /// `NotSupported` where the hardware's counters can't be had, as in most virtual machines.
+    /// `NotSupported` if there are no hardware counters, as in most virtual machines.
     pub fn open(pid: i32) -> Measured<TlbMisses> {
         Builder::new(Cache {
             which: CacheId::DTLB,
@@ -804,7 +818,7 @@ impl TlbMisses {
         .map_err(|e| absence(&e))
     }
 
-    /// So far; also after the end of what was counted.
+    /// The count so far; also readable after the process has ended.
     pub fn total(&mut self) -> Measured<u64> {
         self.0.read().map_err(|e| absence(&e))
     }
@@ -833,12 +847,12 @@ mod tests {
         assert!(2048 * 1_000_000_000 / short.sample_ns() <= SAMPLES_A_SECOND);
         let slower = Periods::for_window(499, 2, seconds(15));
         assert!((2_000_000..2_010_000).contains(&slower.sample_ns()));
-        // The reader takes no longer period than a second.
+        // The reader of recordings accepts no period above one second.
         assert!(Periods::for_window(RATE_HZ, 8192, seconds(3600)).sample_ns() <= 1_000_000_000);
     }
 
     #[test]
-    fn a_virtual_machine_is_sampled_for_what_is_enough() {
+    fn the_sampling_rate_of_a_virtual_machine_depends_on_the_window() {
         let rate = |virtual_machine, seconds| rate_by_default(virtual_machine, Duration::from_secs(seconds));
         assert_eq!([2, 10, 15, 60].map(|s| rate(true, s)), [499, 499, 333, 199]);
         assert_eq!([2, 60].map(|s| rate(false, s)), [RATE_HZ, RATE_HZ]);
@@ -895,7 +909,7 @@ mod tests {
         let mut chain = Vec::new();
         let sample = parse_sample(&kernel_thread, false, &mut chain).unwrap();
         assert!(sample.registers.is_none() && sample.stack.is_empty());
-        // More used than dumped, or cut anywhere: not a sample.
+        // More bytes used than copied, or truncated anywhere: not a sample.
         assert!(parse_sample(&body(2, &[5; 16], 17), false, &mut Vec::new()).is_none());
         for length in 0..whole.len() {
             assert!(
@@ -907,7 +921,8 @@ mod tests {
 
     #[test]
     fn records_of_all_rings_come_in_order_of_time() {
-        // The parent's ring holds the fork of 10, the child's what it did at 11: the child's comes first in the list.
+        // The fork at 10 is in the parent's ring. What the child did at 11 is in the child's ring, which is
+        // first in the list.
         let mut rings = vec![vec![11, 14, 30], vec![], vec![10, 12, 29, 31]];
         rings.iter_mut().for_each(|ring| ring.reverse());
         let mut seen = Vec::new();
@@ -921,7 +936,7 @@ mod tests {
             },
         );
         assert_eq!(seen, [10, 11, 12, 14, 29]);
-        // What lies beyond the horizon is still there.
+        // Records later than the horizon are still there.
         assert_eq!(rings, [vec![30], vec![], vec![31]]);
     }
 
@@ -959,7 +974,7 @@ mod tests {
         assert_eq!(sizes(64, 15.0).last(), Some(&(128 << 10, 128 << 10)));
     }
 
-    /// What `open_all` opened and redirected: a ring is (thread, CPU, deep), and so is an event.
+    /// What `open_all` opened and redirected: rings and events are both (thread, CPU, deep).
     type Told = (i32, u32, bool);
     type Faked = (Opened<Told, Told>, Vec<(Told, Told)>);
 
@@ -1010,7 +1025,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_that_goes_between_two_threads_costs_the_later_one_its_events_there() {
+    fn a_cpu_that_goes_offline_between_two_threads_has_no_events_of_the_second() {
         let refuse = |tid, cpu, _| (tid > 7 && cpu == 1).then_some(libc::ENODEV);
         let (opened, redirected) = open_fakes(&[7, 8], &[0, 1, 2], 99, refuse).unwrap();
         assert_eq!((opened.rings.len(), redirected.len()), (3, 4));

@@ -1,12 +1,12 @@
-//! What perf_event_open(2) grants, found by opening an event and closing it again. A sysctl alone does not tell:
-//! capabilities, seccomp filters, security modules and distributions' patches all have a say.
+//! What perf_event_open(2) permits, found by opening an event and closing it again. A sysctl alone does not
+//! show it: capabilities, seccomp filters, security modules and patches of distributions also matter.
 
 use crate::file::errno_text;
 use allocwall_model::units::{Absence, Measured, Reason};
 use perf_event::Builder;
 use perf_event::events::{Event, Hardware, Software};
 
-/// Whose time a sampling event is to watch.
+/// The process that a sampling event observes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whom {
     Myself,
@@ -15,12 +15,13 @@ pub enum Whom {
     EveryProcess,
 }
 
-/// Tries a CPU-clock sampling event, with or without samples in the kernel. Nothing is ever counted: events start disabled.
+/// Tries to open a CPU-clock sampling event, with or without samples in the kernel. Events start disabled, so
+/// nothing is counted.
 pub fn cpu_clock(whom: Whom, kernel: bool) -> std::io::Result<()> {
     open(Software::CPU_CLOCK, whom, kernel)
 }
 
-/// Tries a tracepoint by its number.
+/// Tries to open a tracepoint by its number.
 pub fn tracepoint(id: u64, whom: Whom) -> std::io::Result<()> {
     open(perf_event::events::Tracepoint::with_id(id), whom, true)
 }
@@ -39,7 +40,8 @@ fn open(event: impl Event, whom: Whom, kernel: bool) -> std::io::Result<()> {
     builder.build().map(drop)
 }
 
-/// Whether the processor's own counters can be read: cycles of this very thread in user mode, the least that can be asked.
+/// Whether the processor's own counters can be read. It tries cycles of this thread in user mode, which needs
+/// the fewest rights.
 pub fn hardware_cycles() -> Measured<()> {
     Builder::new(Hardware::CPU_CYCLES)
         .build()
@@ -53,7 +55,7 @@ pub fn hardware_cycles() -> Measured<()> {
         })
 }
 
-/// A refusal in the kernel's own terms, with the reason that its errno stands for.
+/// A refusal with the kernel's error text, and the reason for its errno.
 pub fn refusal(what: &str, error: &std::io::Error) -> Absence {
     let reason = match error.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => Reason::NotPermitted,

@@ -1,5 +1,5 @@
-//! Where a thread may run and where its memory comes from. Both are inherited by what it starts, and a process with one
-//! thread is that thread.
+//! Which CPUs a thread may use, and which NUMA nodes its memory comes from. Children inherit both. For a
+//! process with one thread, the thread's setting is the process's setting.
 
 use std::io;
 
@@ -7,15 +7,16 @@ const WORD_BITS: usize = usize::BITS as usize;
 /// Twice the kernel's largest configuration (NR_CPUS 8192), and far above its nodes (MAX_NUMNODES 1024).
 const MOST: usize = 16 << 10;
 
-/// Keeps the calling thread on these CPUs.
+/// Restricts the calling thread to these CPUs.
 ///
 /// # Errors
-/// sched_setaffinity(2)'s; `InvalidInput` where the list is empty, or the kernel would leave out one of them in silence
-/// because it doesn't exist or isn't allowed here. Then the thread may run where it could before.
+/// The errors of sched_setaffinity(2). `InvalidInput` if the list is empty, or if a CPU doesn't exist or
+/// isn't permitted here: the kernel would ignore it silently. After an error the thread may use the same CPUs
+/// as before.
 pub fn set_affinity(cpus: &[u32]) -> io::Result<()> {
     let asked = mask(cpus)?;
     let before = affinity()?;
-    // None of them: EINVAL. Some of them: those, and not a word.
+    // If no CPU is usable, the kernel returns EINVAL. If only some are, it uses those and reports nothing.
     apply_affinity(&asked).map_err(|error| named(error, "CPU", cpus))?;
     let missing = missing(cpus, &affinity()?);
     if missing.is_empty() {
@@ -25,18 +26,20 @@ pub fn set_affinity(cpus: &[u32]) -> io::Result<()> {
     Err(not_here("CPU", &missing))
 }
 
-/// New pages of the calling thread come from these NUMA nodes and no other (MPOL_BIND).
+/// Binds new pages of the calling thread to these NUMA nodes (MPOL_BIND).
 ///
 /// # Errors
-/// set_mempolicy(2)'s: ENOSYS without NUMA in the kernel, EPERM behind a container's filter; `InvalidInput` where the list
-/// is empty, or the kernel would leave out one of them in silence because it doesn't exist or isn't allowed here.
+/// The errors of set_mempolicy(2): ENOSYS without NUMA in the kernel, EPERM behind a container's seccomp
+/// filter. `InvalidInput` if the list is empty, or if a node doesn't exist or isn't permitted here: the
+/// kernel would ignore it silently.
 pub fn bind_memory(nodes: &[u32]) -> io::Result<()> {
     let asked = mask(nodes)?;
-    // The kernel reads one bit less than it is told (get_nodes, mm/mempolicy.c).
+    // The kernel reads one bit less than the given number (get_nodes, mm/mempolicy.c).
     let bits = asked.len() * WORD_BITS + 1;
     set_policy(libc::MPOL_BIND, &asked, bits).map_err(|error| named(error, "NUMA node", nodes))?;
     let mut effective = vec![0usize; MOST / WORD_BITS];
-    // SAFETY: `effective` is as long as said, and outlives the call; no mode is asked for and no address given.
+    // SAFETY: `effective` has the stated length and outlives the call; the call returns no mode and takes no
+    // address.
     let read = unsafe {
         libc::syscall(
             libc::SYS_get_mempolicy,
@@ -58,7 +61,7 @@ pub fn bind_memory(nodes: &[u32]) -> io::Result<()> {
     Err(not_here("NUMA node", &missing))
 }
 
-/// CPUs that the calling thread may run on, however many there are: a `cpu_set_t` ends at 1,024.
+/// The CPUs that the calling thread may use, for any number of CPUs: a `cpu_set_t` ends at 1,024.
 pub fn allowed_cpus() -> io::Result<Vec<u32>> {
     Ok(members(&affinity()?))
 }
@@ -71,7 +74,7 @@ fn members(mask: &[usize]) -> Vec<u32> {
 
 fn affinity() -> io::Result<Vec<usize>> {
     let mut mask = vec![0usize; MOST / WORD_BITS];
-    // SAFETY: `mask` is as long as said, and outlives the call, which fills at most that.
+    // SAFETY: `mask` has the stated length and outlives the call, which writes at most that many bytes.
     let length = unsafe {
         libc::syscall(
             libc::SYS_sched_getaffinity,
@@ -87,7 +90,7 @@ fn affinity() -> io::Result<Vec<usize>> {
 }
 
 fn apply_affinity(mask: &[usize]) -> io::Result<()> {
-    // SAFETY: `mask` is as long as said, and outlives the call, which only reads it.
+    // SAFETY: `mask` has the stated length and outlives the call, which only reads it.
     let outcome = unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size_of_val(mask), mask.as_ptr()) };
     match outcome {
         0 => Ok(()),
@@ -96,13 +99,14 @@ fn apply_affinity(mask: &[usize]) -> io::Result<()> {
 }
 
 fn set_policy(mode: libc::c_int, nodes: &[usize], bits: usize) -> io::Result<()> {
-    // A length of no bits is taken for the largest there is, unless there is no address.
+    // The kernel takes zero bits as the maximum, unless the address is null.
     let start = if nodes.is_empty() {
         std::ptr::null()
     } else {
         nodes.as_ptr()
     };
-    // SAFETY: `nodes` holds `bits` - 1 bits, which is what the kernel reads of it; an absent one isn't read.
+    // SAFETY: `nodes` holds `bits` - 1 bits, which is what the kernel reads; it does not read through a null
+    // address.
     let outcome = unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, start, bits) };
     match outcome {
         0 => Ok(()),
@@ -115,7 +119,7 @@ fn mask(numbers: &[u32]) -> io::Result<Vec<usize>> {
     if numbers.is_empty() || highest >= MOST {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            format!("a list of 1 or more numbers below {MOST}"),
+            format!("expected a list of 1 or more numbers below {MOST}"),
         ));
     }
     let mut mask = vec![0usize; highest / WORD_BITS + 1];
@@ -144,7 +148,7 @@ fn not_here(what: &str, numbers: &[u32]) -> io::Error {
     let numbers: Vec<String> = numbers.iter().map(u32::to_string).collect();
     io::Error::new(
         io::ErrorKind::InvalidInput,
-        format!("no {what} {} that this process may use", numbers.join(", ")),
+        format!("no {what} {} is available to this process", numbers.join(", ")),
     )
 }
 
@@ -152,7 +156,7 @@ fn not_here(what: &str, numbers: &[u32]) -> io::Error {
 mod tests {
     use super::*;
 
-    /// In a thread of its own: the test's keeps its place.
+    /// Runs in its own thread, so that the test's thread keeps its CPUs and nodes.
     fn aside<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
         std::thread::spawn(f).join().unwrap()
     }
@@ -193,7 +197,7 @@ mod tests {
         let cpu = first_allowed();
         aside(move || {
             let before = allowed();
-            // The first would be taken, and the second left out in silence.
+            // The kernel would use the first CPU and silently ignore the second.
             let error = set_affinity(&[cpu, 8191]).unwrap_err();
             assert!(error.to_string().contains("no CPU 8191 "), "{error}");
             assert!(set_affinity(&[8191]).is_err());

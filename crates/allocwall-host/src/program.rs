@@ -1,25 +1,28 @@
-//! The file that a command's name stands for, as exec finds it, and what makes the kernel raise its rights.
+//! Finds the file for a command's name as exec does, and what makes the kernel raise its rights.
 
+use crate::inside;
+use rustix::fs::{StatVfsMountFlags, statvfs};
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Where execvp looks when there is no PATH (confstr(_CS_PATH), glibc and musl alike).
+/// Where execvp searches without a PATH (confstr(_CS_PATH), the same in glibc and musl).
 pub(crate) const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
-/// The file that exec would start for a name: looked for in `path` where it has no slash.
+/// The file that exec would start for a name: searched in `path` if the name has no slash, else relative to
+/// `cwd`.
 ///
 /// # Errors
-/// One line: not found, not executable, or no file.
-pub fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, String> {
+/// One line: not found, not executable, or not a file.
+pub fn find(name: &OsStr, path: Option<&OsStr>, cwd: &Path) -> Result<PathBuf, String> {
     let shown = name.to_string_lossy();
     if name.is_empty() {
         return Err("the command's name is empty".to_owned());
     }
     if name.as_bytes().contains(&b'/') {
-        let file = PathBuf::from(name);
+        let file = cwd.join(name);
         return executable(&file)
             .map(|()| file)
             .map_err(|why| format!("cannot start {shown}: {why}"));
@@ -28,13 +31,10 @@ pub fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, String> {
     let mut refused = None;
     for folder in std::env::split_paths(&folders) {
         // An empty entry is the current folder.
-        let file = match folder.as_os_str().is_empty() {
-            true => Path::new(".").join(name),
-            false => folder.join(name),
-        };
+        let file = cwd.join(folder).join(name);
         match executable(&file) {
             Ok(()) => return Ok(file),
-            // As execvp: one that may not be executed is remembered, the search goes on.
+            // Like execvp: a file that may not be executed is remembered, and the search goes on.
             Err(why) if file.exists() => refused = refused.or(Some(format!("{}: {why}", file.display()))),
             Err(_) => {}
         }
@@ -52,9 +52,9 @@ fn executable(file: &Path) -> Result<(), String> {
     }
     let kind = facts.file_type();
     if kind.is_fifo() || kind.is_socket() || kind.is_char_device() || kind.is_block_device() {
-        return Err("it is no regular file".to_owned());
+        return Err("it is not a regular file".to_owned());
     }
-    // Effective rights, as exec asks; root needs one of the three bits.
+    // Effective rights, as exec checks; root needs one of the three execute bits.
     rustix::fs::accessat(
         rustix::fs::CWD,
         file,
@@ -81,7 +81,7 @@ impl Rights {
         }
     }
 
-    /// Said of a file.
+    /// Completes a sentence about a file.
     pub fn sentence(self) -> &'static str {
         match self {
             Rights::SetUser => "is set-user-ID",
@@ -91,46 +91,75 @@ impl Rights {
     }
 }
 
-/// What its file asks for: the loader then ignores LD_PRELOAD and tunables (AT_SECURE, getauxval(3)). On a nosuid mount the
-/// kernel heeds none of it.
+/// The rights that exec of this file raises. For a script the interpreter counts: the kernel ignores the
+/// set-ID bits of the script itself. The loader of such a program ignores LD_PRELOAD and tunables (AT_SECURE,
+/// getauxval(3)).
+///
+/// # Errors
+/// The file, or the file of its interpreter, cannot be read.
+pub fn gains_rights(file: &Path, cwd: &Path) -> io::Result<Option<(PathBuf, Rights)>> {
+    let mut file = cwd.join(file);
+    for _ in 0..=SCRIPTS {
+        match interpreter(&file) {
+            Ok(Some((next, _))) => file = cwd.join(next),
+            Ok(None) => return Ok(raised_rights(&file)?.map(|rights| (file, rights))),
+            // A program that may be executed but not read: an interpreter could not read it either.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && file.exists() => {
+                return Ok(raised_rights(&file)?.map(|rights| (file, rights)));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
+}
+
+/// The most interpreters that are scripts themselves. The kernel gives up with ELOOP beyond that (fs/exec.c,
+/// exec_binprm).
+const SCRIPTS: usize = 5;
+
+/// The rights that the kernel raises because of the mode and attributes of this file. On a nosuid mount it
+/// ignores them.
 pub fn raised_rights(file: &Path) -> io::Result<Option<Rights>> {
     let mode = file.metadata()?.permissions().mode();
+    if statvfs(file).is_ok_and(|mount| mount.f_flag.contains(StatVfsMountFlags::NOSUID)) {
+        return Ok(None);
+    }
     if mode & 0o4000 != 0 {
         return Ok(Some(Rights::SetUser));
     }
-    // Without the group's right to execute, the bit once meant mandatory locking (inode(7)).
+    // Without the group's execute bit, this bit once meant mandatory locking (inode(7)).
     if mode & 0o2010 == 0o2010 {
         return Ok(Some(Rights::SetGroup));
     }
     let mut value = [0u8; 64];
     match rustix::fs::getxattr(file, "security.capability", &mut value) {
         Ok(length) if length > 0 => Ok(Some(Rights::Capabilities)),
-        // No such attribute, or a file system without any.
+        // No such attribute, or a file system without attributes.
         _ => Ok(None),
     }
 }
 
-/// It begins as an ELF file does.
+/// Whether it starts like an ELF file.
 pub fn is_elf(file: &Path) -> io::Result<bool> {
     let mut head = Vec::new();
     std::fs::File::open(file)?.take(4).read_to_end(&mut head)?;
     Ok(head == *b"\x7fELF")
 }
 
-/// BINPRM_BUF_SIZE of include/uapi/linux/binfmts.h: what the kernel reads of a file's first line.
+/// BINPRM_BUF_SIZE of include/uapi/linux/binfmts.h: the part of a file's first line that the kernel reads.
 pub(crate) const FIRST_LINE: u64 = 256;
 
-/// What the first line of a script names: the interpreter, and everything behind it as one argument (execve(2)).
+/// The first line of a script: the interpreter, and all text after it as one argument (execve(2)).
 pub fn interpreter(file: &Path) -> io::Result<Option<(PathBuf, Option<OsString>)>> {
     let mut head = Vec::new();
-    std::fs::File::open(file)?
-        .take(FIRST_LINE)
-        .read_to_end(&mut head)?;
+    // Never opens a FIFO or a device.
+    let (opened, _) = inside::open_ours(file)?;
+    opened.take(FIRST_LINE).read_to_end(&mut head)?;
     Ok(shebang(&head))
 }
 
-/// Of a file's first [`FIRST_LINE`] bytes, as the kernel splits them (fs/binfmt_script.c): at spaces and tabs alone, so that a
-/// carriage return belongs to the name.
+/// Splits a file's first [`FIRST_LINE`] bytes as the kernel does (fs/binfmt_script.c): at spaces and tabs
+/// only, so a carriage return belongs to the name.
 pub(crate) fn shebang(head: &[u8]) -> Option<(PathBuf, Option<OsString>)> {
     let line = head
         .strip_prefix(b"#!")?
@@ -170,8 +199,9 @@ mod tests {
         file(&first.path().join("plain"), 0o644);
         fs::create_dir(first.path().join("dir")).unwrap();
         let path = std::env::join_paths([first.path(), second.path()]).unwrap();
-        let find = |name: &str| find(OsStr::new(name), Some(&path));
+        let find = |name: &str| find(OsStr::new(name), Some(&path), second.path());
         assert_eq!(find("tool"), Ok(second.path().join("tool")));
+        assert_eq!(find("./tool"), Ok(second.path().join("./tool")));
         for (name, words) in [
             ("missing", "no such program in PATH"),
             ("plain", "not executable"),
@@ -182,12 +212,15 @@ mod tests {
             let line = find(name).unwrap_err();
             assert!(line.contains(words) && line.lines().count() == 1, "{line}");
         }
-        assert!(super::find(OsStr::new("sh"), None).is_ok());
+        assert!(super::find(OsStr::new("sh"), None, Path::new("/")).is_ok());
     }
 
     #[test]
-    fn rights_are_raised_by_mode_bits_and_not_by_their_twins() {
+    fn rights_are_raised_only_by_set_id_bits() {
         let folder = folder();
+        if nosuid(folder.path()) {
+            return;
+        }
         let path = folder.path().join("tool");
         for (mode, raised) in [
             (0o4755, Some(Rights::SetUser)),
@@ -207,6 +240,9 @@ mod tests {
     #[test]
     fn capabilities_of_a_file() {
         let folder = folder();
+        if nosuid(folder.path()) {
+            return;
+        }
         let path = folder.path().join("tool");
         file(&path, 0o755);
         // VFS_CAP_REVISION_2, effective, CAP_NET_BIND_SERVICE permitted (include/uapi/linux/capability.h).
@@ -225,6 +261,48 @@ mod tests {
         }
     }
 
+    fn nosuid(folder: &Path) -> bool {
+        let nosuid = statvfs(folder)
+            .unwrap()
+            .f_flag
+            .contains(StatVfsMountFlags::NOSUID);
+        if nosuid {
+            println!("skipped: temporary folders are on a nosuid mount");
+        }
+        nosuid
+    }
+
+    #[test]
+    fn a_script_is_judged_by_its_interpreter() {
+        let folder = folder();
+        if nosuid(folder.path()) {
+            return;
+        }
+        let make = |name: &str, text: String, mode: u32| {
+            let path = folder.path().join(name);
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            path
+        };
+        let line = |interpreter: &Path| format!("#! {} -x\n", interpreter.display());
+        let strong = make("strong", "\u{7f}ELF".into(), 0o4755);
+        let weak = make("weak", "\u{7f}ELF".into(), 0o755);
+        let by_strong = make("a", line(&strong), 0o755);
+        let by_weak = make("b", line(&weak), 0o4755);
+        let by_script = make("c", line(&by_strong), 0o755);
+        let gained = |path: &Path| gains_rights(path, Path::new("/")).unwrap();
+        let raised = Some((strong.clone(), Rights::SetUser));
+        assert_eq!((gained(&by_strong), gained(&by_script)), (raised.clone(), raised));
+        assert_eq!(gained(&by_weak), None);
+        let round = make("d", line(&folder.path().join("d")), 0o755);
+        assert_eq!(gained(&round), None);
+        let lost = make("e", line(&folder.path().join("nothing")), 0o755);
+        assert_eq!(
+            gains_rights(&lost, Path::new("/")).unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
+    }
+
     #[test]
     fn first_lines_of_scripts() {
         let parse = |text: &str| {
@@ -241,7 +319,7 @@ mod tests {
             Some(("/usr/bin/env".into(), Some("-S python3 -u".into())))
         );
         assert_eq!(parse("#! \t/bin/sh"), Some(("/bin/sh".into(), None)));
-        // The kernel looks for a file of that name, and finds none.
+        // The kernel searches for a file with the carriage return in its name, and finds none.
         assert_eq!(parse("#!/bin/sh\r\n"), Some(("/bin/sh\r".into(), None)));
         for none in [
             "#!",

@@ -1,10 +1,10 @@
-//! What this process is allowed to do.
+//! The rights of this process.
 
 use crate::proc::ProcFs;
 use allocwall_model::units::Measured;
 use serde::{Deserialize, Serialize};
 
-/// Capabilities that matter for looking at other processes: include/uapi/linux/capability.h.
+/// The capabilities that allocwall needs to read other processes: include/uapi/linux/capability.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capabilities(pub u64);
 
@@ -19,7 +19,7 @@ impl Capabilities {
         capability < 64 && self.0 & (1 << capability) != 0
     }
 
-    /// CAP_SYS_ADMIN stands in for CAP_PERFMON: perfmon_capable() in include/linux/capability.h.
+    /// CAP_SYS_ADMIN includes CAP_PERFMON: perfmon_capable() in include/linux/capability.h.
     pub fn perfmon(self) -> bool {
         self.has(Self::PERFMON) || self.has(Self::SYS_ADMIN)
     }
@@ -36,18 +36,18 @@ pub enum Seccomp {
     Strict,
     /// A filter program: container runtimes and systemd units set one.
     Filter,
-    /// The kernel was built without it, or does not say.
+    /// The kernel was built without seccomp, or does not report it.
     Unknown,
 }
 
-/// Rights of this process as the kernel states them; whether they suffice is found by trying.
+/// The rights of this process as the kernel reports them. Only a trial shows whether they suffice.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rights {
     pub euid: u32,
     pub capabilities: Capabilities,
     pub seccomp: Seccomp,
     pub no_new_privs: Option<bool>,
-    /// kernel.yama.ptrace_scope; None where Yama is not in the kernel.
+    /// kernel.yama.ptrace_scope; None if the kernel has no Yama.
     pub yama_ptrace_scope: Option<u8>,
 }
 
@@ -69,8 +69,8 @@ impl Rights {
     }
 }
 
-/// What to do where a right is missing that root has. Root itself lacks it in a user namespace, and where a container or a
-/// service manager dropped capabilities.
+/// What to do when a right is missing that root normally has. Root itself lacks it in a user namespace, and
+/// where a container or a service manager dropped capabilities.
 pub fn run_as_root() -> &'static str {
     match rustix::process::geteuid().is_root() {
         false => "run as root",
@@ -80,8 +80,9 @@ pub fn run_as_root() -> &'static str {
     }
 }
 
-/// Whether another process's memory may be read, as reading Python stacks from outside does. Nothing is read: the
-/// kernel checks the right before the address, so an address that holds nothing answers EFAULT where it is granted.
+/// Whether allocwall may read the memory of another process; reading Python stacks from outside needs it.
+/// Nothing is read. The kernel checks the right before the address, so a granted right gives EFAULT for an
+/// unmapped address.
 pub fn can_read_memory(pid: i32) -> std::io::Result<()> {
     let mut byte = 0u8;
     let local = libc::iovec {
@@ -92,7 +93,8 @@ pub fn can_read_memory(pid: i32) -> std::io::Result<()> {
         iov_base: std::ptr::null_mut(),
         iov_len: 1,
     };
-    // SAFETY: `local` covers one live byte of ours; `remote` is only an address in the other process, which the kernel checks.
+    // SAFETY: `local` covers one live byte of our own. `remote` is only an address in the other process, and
+    // the kernel checks it.
     let read = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
     let error = std::io::Error::last_os_error();
     match read {
@@ -106,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn admin_stands_in_for_perfmon_but_not_the_other_way() {
+    fn cap_sys_admin_includes_cap_perfmon_but_not_the_reverse() {
         let admin = Capabilities(1 << Capabilities::SYS_ADMIN);
         let perfmon = Capabilities(1 << Capabilities::PERFMON);
         assert!(admin.perfmon() && perfmon.perfmon());

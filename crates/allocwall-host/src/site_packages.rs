@@ -1,14 +1,14 @@
-//! Where a CPython reads the files that run at its start, by the layout of its folders (Lib/site.py, Modules/getpath.py of CPython):
-//! nothing is run.
+//! Finds the folders with the files that CPython runs at start, from the layout of its folders (Lib/site.py,
+//! Modules/getpath.py of CPython). No program is run.
 
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::path::{Path, PathBuf};
 
-/// Folders whose start files this interpreter reads, those that are there. `home` is the user's, which has a folder of its own
-/// unless the interpreter is a virtual environment's.
+/// The existing folders whose start files this interpreter reads. `home` is the user's home, which has its
+/// own folder unless the interpreter belongs to a virtual environment.
 ///
 /// # Errors
-/// `NotFound` where none of them is there: this interpreter has another layout.
+/// `NotFound` if none of the folders exists: this interpreter has another layout.
 pub fn folders(interpreter: &Path, version: (u32, u32), home: Option<&Path>) -> Measured<Vec<PathBuf>> {
     let library = format!("python{}.{}", version.0, version.1);
     let mut found = Vec::new();
@@ -21,7 +21,7 @@ pub fn folders(interpreter: &Path, version: (u32, u32), home: Option<&Path>) -> 
             .canonicalize()
             .unwrap_or_else(|_| interpreter.to_owned());
         if let Some(prefix) = real.parent().and_then(Path::parent) {
-            // dist-packages are Debian's.
+            // Debian uses dist-packages.
             for below in [
                 "lib/{}/site-packages",
                 "lib64/{}/site-packages",
@@ -38,12 +38,12 @@ pub fn folders(interpreter: &Path, version: (u32, u32), home: Option<&Path>) -> 
         false => Ok(found),
         true => Err(Absence::new(
             Reason::NotFound,
-            format!("the site-packages of {} were not found", interpreter.display()),
+            format!("no site-packages folder of {} was found", interpreter.display()),
         )),
     }
 }
 
-/// Of a virtual environment its root, and whether it sees the packages of the interpreter that it was made from (PEP 405).
+/// The root of a virtual environment, and whether it includes the packages of its base interpreter (PEP 405).
 fn environment(interpreter: &Path) -> Option<(PathBuf, bool)> {
     let beside = interpreter.parent()?;
     for root in [Some(beside), beside.parent()].into_iter().flatten() {

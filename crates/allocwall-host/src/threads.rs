@@ -1,4 +1,4 @@
-//! Looking at a thread that does not run: what it waits for, from /proc/PID/task/TID.
+//! Reads what a thread that is not running waits for, from /proc/PID/task/TID.
 
 use crate::proc::{ProcFs, SyscallState};
 use crate::worker::not_started;
@@ -6,33 +6,33 @@ use allocwall_model::units::{Absence, Measured, Reason};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
-/// One thread that was found off its CPU.
+/// A thread that was not on a CPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Blocked {
     /// Scheduler state letter (proc_pid_stat(5)).
     pub state: char,
-    /// None where reading it is not permitted; -1 when blocked outside a system call.
+    /// None if reading it is not permitted; -1 if the thread is blocked outside a system call.
     pub syscall: Option<i64>,
-    /// User instruction and stack pointer, where `syscall` was readable.
+    /// User instruction and stack pointer, if `syscall` was readable.
     pub ip_sp: Option<(u64, u64)>,
-    /// Kernel functions, leaf first; only the blocking one where the stack is not readable (not root).
+    /// Kernel functions, leaf first. Only the blocking function if the stack is not readable (not root).
     pub kernel: Vec<String>,
 }
 
-/// Remembers what was refused, so that it is not asked for again at every look.
+/// Remembers which reads were refused, so that they are not tried again for every thread.
 #[derive(Default)]
 pub struct Looker {
     stacks_refused: bool,
     syscalls_refused: bool,
-    /// Why a thread's system call could not be read, the first time.
+    /// Why the system call of a thread could not be read: the first reason.
     pub refusal: Option<Absence>,
 }
 
 pub enum Look {
-    /// On a CPU or ready to be.
+    /// Running, or ready to run.
     Runnable,
     Gone,
-    /// It may be there, and doing anything.
+    /// The state is unknown: the thread may still exist.
     Unread(Absence),
     Blocked(Blocked),
 }
@@ -55,7 +55,7 @@ impl Looker {
         };
         if !self.syscalls_refused {
             match proc.thread_syscall(pid, tid) {
-                // It woke up in the meantime: what the two reads say together is "runnable".
+                // It woke up in the meantime, so it counts as runnable.
                 Ok(SyscallState::Running) => return Look::Runnable,
                 Ok(SyscallState::Blocked { number, ip_sp }) => {
                     blocked.syscall = Some(number);
@@ -80,8 +80,8 @@ impl Looker {
     }
 }
 
-/// Reads other processes' memory in a thread of its own. A page may lie in a file whose server never answers (FUSE): reading it ends
-/// with this process and not before, so who asks waits no longer than a second.
+/// Reads other processes' memory in a separate thread. A page may belong to a file whose server never answers
+/// (FUSE), and such a read ends only with this process. So the caller waits at most one second.
 #[derive(Default)]
 pub struct MemoryReader(Option<Measured<Reading>>);
 
@@ -91,10 +91,10 @@ struct Reading {
 }
 
 impl MemoryReader {
-    /// As [`read_memory`]. After a failure it isn't tried again.
+    /// Like [`read_memory`]. After a failure it is not tried again.
     ///
     /// # Errors
-    /// No thread could be started, or it does not come back.
+    /// The thread could not be started, or it did not answer within a second.
     pub fn read(&mut self, pid: i32, address: u64, buffer: &mut Vec<u8>) -> Measured<usize> {
         const PATIENCE: Duration = Duration::from_secs(1);
         let reading = self
@@ -141,14 +141,14 @@ impl Reading {
     }
 }
 
-/// Copies target memory from `address` upwards into `buffer` without stopping the target; the number of bytes that
-/// were readable.
+/// Copies memory of the target from `address` upwards into `buffer` without stopping the target. Returns the
+/// number of readable bytes.
 fn read_memory(pid: i32, address: u64, buffer: &mut [u8]) -> usize {
     let local = libc::iovec {
         iov_base: buffer.as_mut_ptr().cast(),
         iov_len: buffer.len(),
     };
-    // Two pieces, cut at a page: a read that runs off the end of a stack still returns the first.
+    // Two pieces, split at a page boundary: a read past the end of a stack still returns the first piece.
     let page = 4096;
     let first = (page - (address % page) as usize as u64).min(buffer.len() as u64);
     let remote = [
@@ -161,8 +161,8 @@ fn read_memory(pid: i32, address: u64, buffer: &mut [u8]) -> usize {
             iov_len: buffer.len() - first as usize,
         },
     ];
-    // SAFETY: `local` describes `buffer`, which outlives the call and is ours to write; the remote addresses are only
-    // interpreted in the other process, where the kernel checks them.
+    // SAFETY: `local` describes `buffer`, which outlives the call and is ours to write. The remote addresses
+    // are used only in the other process, and the kernel checks them.
     let read = unsafe { libc::process_vm_readv(pid, &local, 1, remote.as_ptr(), 2, 0) };
     usize::try_from(read).unwrap_or(0)
 }
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_that_hangs_is_not_waited_for() {
+    fn a_hanging_read_is_abandoned() {
         let (ask, asked) = sync_channel(1);
         let (_told, answer) = sync_channel(1);
         let mut reader = MemoryReader(Some(Ok(Reading { ask, answer })));
@@ -180,11 +180,15 @@ mod tests {
         let absence = reader.read(7, 0, &mut buffer).unwrap_err();
         assert_eq!((absence.reason, buffer.len()), (Reason::TooCostly, 16));
         drop(asked);
-        assert_eq!(reader.read(7, 0, &mut buffer), Err(absence), "at once");
+        assert_eq!(
+            reader.read(7, 0, &mut buffer),
+            Err(absence),
+            "it must fail at once"
+        );
     }
 
     #[test]
-    fn own_memory_reads_like_anybodys() {
+    fn own_memory_is_readable() {
         let source = [7u8; 10_000];
         let mut copy = vec![0u8; 10_000];
         let (mut reader, pid) = (MemoryReader::default(), std::process::id() as i32);
@@ -234,7 +238,7 @@ mod tests {
         STOP.store(true, Ordering::SeqCst);
         threads.into_iter().for_each(|t| t.join().unwrap());
         let Look::Blocked(blocked) = parked else {
-            panic!("the parked thread was not seen waiting")
+            panic!("the parked thread was not reported as blocked")
         };
         assert_eq!(blocked.state, 'S');
         assert!(matches!(spinning, Look::Runnable));

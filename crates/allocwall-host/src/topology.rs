@@ -1,4 +1,5 @@
-//! CPUs and how they are related, from sysfs (Documentation/admin-guide/cputopology.rst), and pinning to them.
+//! CPUs and their relations, from sysfs (Documentation/admin-guide/cputopology.rst), and pinning of threads
+//! to CPUs.
 
 use crate::place;
 use allocwall_model::units::{Absence, Measured, Reason};
@@ -15,15 +16,16 @@ pub struct Topology {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cpu {
     pub id: u32,
-    /// Hardware threads of the same core, itself included.
+    /// The hardware threads of the same core, with this CPU.
     pub siblings: Measured<Vec<u32>>,
-    /// CPUs that share its level-3 cache, itself included; the package where sysfs describes no level 3.
+    /// The CPUs that share its level-3 cache, with this CPU; the CPUs of its package if sysfs describes no
+    /// level 3.
     pub l3: Measured<Vec<u32>>,
     /// 0 on kernels without NUMA.
     pub node: u32,
 }
 
-/// How near two different CPUs are.
+/// How close two different CPUs are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Relation {
     Smt,
@@ -60,7 +62,7 @@ impl Topology {
             .into_iter()
             .map(|id| {
                 let topology = cpu_root.join(format!("cpu{id}/topology"));
-                // `core_cpus_list` is the name since Linux 5.3; the older one is still there on most.
+                // `core_cpus_list` is the name since Linux 5.3; most kernels still have the older name.
                 let siblings = read_list(&topology.join("thread_siblings_list"))
                     .or_else(|_| read_list(&topology.join("core_cpus_list")));
                 let l3 = match read_l3(&cpu_root.join(format!("cpu{id}/cache"))) {
@@ -84,10 +86,10 @@ impl Topology {
         Ok(Topology { cpus })
     }
 
-    /// None for a CPU and itself, for one that is not online, and where sysfs doesn't tell.
+    /// None for a CPU and itself, for a CPU that is not online, and where sysfs has no data.
     pub fn relation(&self, a: u32, b: u32) -> Option<Relation> {
         let (a, b) = (self.cpu(a)?, self.cpu(b)?);
-        // Both lists are symmetric: either CPU's tells.
+        // Both lists are symmetric, so the list of either CPU is enough.
         let together = |list: fn(&Cpu) -> &Measured<Vec<u32>>| match (list(a), list(b)) {
             (Ok(of_a), _) => Some(of_a.contains(&b.id)),
             (_, Ok(of_b)) => Some(of_b.contains(&a.id)),
@@ -95,7 +97,7 @@ impl Topology {
         };
         match () {
             () if a.id == b.id => None,
-            // A core lies in one node.
+            // A core belongs to one node.
             () if a.node != b.node => Some(Relation::OtherNode),
             () if together(|cpu| &cpu.siblings)? => Some(Relation::Smt),
             () if together(|cpu| &cpu.l3)? => Some(Relation::SameL3),
@@ -103,7 +105,7 @@ impl Topology {
         }
     }
 
-    /// Pairs of CPUs out of `among` that are related in this way.
+    /// Pairs of CPUs from `among` with this relation.
     pub fn pairs(&self, relation: Relation, among: &[u32]) -> Vec<(u32, u32)> {
         let mut pairs = Vec::new();
         for (i, &a) in among.iter().enumerate() {
@@ -116,7 +118,8 @@ impl Topology {
         pairs
     }
 
-    /// `among`, one CPU of every core first, second hardware threads last: the order in which to place threads.
+    /// `among` in the order in which to place threads: first one CPU of every core, then the second hardware
+    /// threads.
     pub fn spread(&self, among: &[u32]) -> Vec<u32> {
         let mut order = among.to_vec();
         order.sort_by_key(|&id| {
@@ -138,14 +141,14 @@ impl Topology {
     }
 }
 
-/// Online CPUs in the order of their numbers, which may have holes. `sys` is `/sys`, or a copy of it.
+/// Online CPUs in the order of their numbers, which may have gaps. `sys` is `/sys`, or a copy of it.
 pub fn online_cpus(sys: &Path) -> Measured<Vec<u32>> {
     let path = sys.join("devices/system/cpu/online");
     let mut cpus = read_list(&path)?;
     cpus.sort_unstable();
     cpus.dedup();
     match cpus.is_empty() {
-        // This code runs on one.
+        // At least the CPU that runs this code is online.
         true => Err(Absence::new(
             Reason::Unparsable,
             format!("{}: no CPU is online", path.display()),
@@ -154,9 +157,10 @@ pub fn online_cpus(sys: &Path) -> Measured<Vec<u32>> {
     }
 }
 
-/// The kernel's list format, `0-3,8,10-11` (lib/bitmap.c, without its strides); empty text is an empty list.
+/// Parses the kernel's list format, `0-3,8,10-11` (lib/bitmap.c, without its strides). Empty text is an empty
+/// list.
 pub fn parse_cpu_list(text: &str) -> Option<Vec<u32>> {
-    /// CONFIG_NR_CPUS goes to 8192; a larger number is no CPU list but something else.
+    /// The largest CONFIG_NR_CPUS is 8192; a list with a larger number is not a CPU list.
     const MOST: u32 = 1 << 16;
     let text = text.trim();
     let mut list = Vec::new();
@@ -187,7 +191,7 @@ fn read_list(path: &Path) -> Measured<Vec<u32>> {
     parse_cpu_list(&text).ok_or_else(|| {
         Absence::new(
             Reason::Unparsable,
-            format!("{}: {:?} is no list of CPUs", path.display(), text.trim()),
+            format!("{}: {:?} is not a list of CPUs", path.display(), text.trim()),
         )
     })
 }
@@ -223,12 +227,12 @@ fn read_l3(root: &Path) -> Measured<Option<Vec<u32>>> {
     Ok(None)
 }
 
-/// CPUs that this thread may run on.
+/// The CPUs that this thread may use.
 pub fn allowed_cpus() -> Measured<Vec<u32>> {
     place::allowed_cpus().map_err(affinity_absence)
 }
 
-/// The calling thread on one CPU for as long as this lives; then where it was allowed before.
+/// Pins the calling thread to one CPU. Dropping it restores the previous affinity.
 #[derive(Debug)]
 pub struct Pinned {
     before: Vec<u32>,
@@ -256,13 +260,14 @@ fn affinity_absence(error: io::Error) -> Absence {
     Absence::new(reason, format!("CPU affinity of this thread: {error}"))
 }
 
-/// What a price list is good for: the same CPU model, CPUs, memory, hypervisor and kernel. Same after a reboot.
+/// The machine that a price list is valid for: CPU model, CPUs, memory, hypervisor and kernel. It does not
+/// change with a reboot.
 pub fn machine_identity(proc: &Path, sys: &Path) -> Measured<String> {
     let kernel = read_text(&proc.join("sys/kernel/osrelease"))?;
     let cpuinfo = read_text(&proc.join("cpuinfo"))?;
     let meminfo = read_text(&proc.join("meminfo"))?;
     let online = read_list(&sys.join("devices/system/cpu/online"))?.len();
-    // A quarter of a GiB: the kernel's own share of the memory differs a little from boot to boot.
+    // Rounded to a quarter of a GiB: the kernel's own memory differs a little from boot to boot.
     let memory = kilobytes(&meminfo, "MemTotal").map_or_else(
         || "memory unknown".to_owned(),
         |kb| format!("{:.2} GiB", (kb as f64 / f64::from(1 << 20) * 4.0).round() / 4.0),
@@ -276,7 +281,7 @@ pub fn machine_identity(proc: &Path, sys: &Path) -> Measured<String> {
     ))
 }
 
-/// A line of /proc/meminfo.
+/// The value of a line of /proc/meminfo, in KiB.
 pub fn kilobytes(meminfo: &str, key: &str) -> Option<u64> {
     meminfo.lines().find_map(|line| {
         let value = line.strip_prefix(key)?.strip_prefix(':')?;
@@ -291,7 +296,7 @@ pub(crate) fn cpu_model(cpuinfo: &str) -> String {
             (key.trim() == wanted).then(|| value.trim().to_owned())
         })
     };
-    // Arm names no model, only numbers (Documentation/arch/arm64/cpu-feature-registers.rst).
+    // Arm gives no model name, only numbers (Documentation/arch/arm64/cpu-feature-registers.rst).
     field("model name")
         .or_else(|| {
             Some(format!(
@@ -303,7 +308,7 @@ pub(crate) fn cpu_model(cpuinfo: &str) -> String {
         .unwrap_or_else(|| format!("{} CPU", std::env::consts::ARCH))
 }
 
-/// The hypervisor's name as CPUID gives it; elsewhere nothing tells.
+/// The name of the hypervisor from CPUID; other architectures have no source for it.
 #[cfg(any(target_arch = "x86", target_arch = "x86_64"))]
 fn hypervisor() -> Option<String> {
     let info = raw_cpuid::CpuId::new().get_hypervisor_info()?;
@@ -444,10 +449,10 @@ mod tests {
         let one = Topology::read(root.path()).unwrap();
         assert_eq!(one.cpus.len(), 8);
         assert_eq!(one.relation(0, 4), Some(Relation::Smt));
-        // The other one's list tells.
+        // The list of the other CPU is enough.
         assert_eq!(one.relation(5, 1), Some(Relation::Smt));
         assert_eq!(one.relation(5, 2), Some(Relation::OtherNode));
-        // With both missing it is unknown whether they are one core.
+        // With both lists missing, it is unknown whether they belong to one core.
         fs::remove_dir_all(topology_of(1)).unwrap();
         let two = Topology::read(root.path()).unwrap();
         assert_eq!((two.relation(5, 1), two.relation(1, 5)), (None, None));
@@ -457,7 +462,7 @@ mod tests {
     #[test]
     fn holes_in_the_list_and_nodes_without_cpus() {
         let root = two_sockets();
-        // CPUs 1 and 5 were taken offline, and a node of memory alone (CXL) came.
+        // CPUs 1 and 5 went offline, and a node with only memory (CXL) was added.
         write(&root, "cpu/online", "0,2-4,6-7\n");
         write(&root, "node/node0/cpulist", "0,4");
         write(&root, "node/node9/cpulist", "\n");

@@ -1,4 +1,4 @@
-//! Event numbers of tracepoints. tracefs is often unmounted, and only its `id` files are needed.
+//! Event ids of tracepoints. tracefs is often not mounted, and only its `id` files are needed.
 
 use crate::facts::Machine;
 use crate::file::{self, errno_text};
@@ -9,11 +9,11 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Where event files are read from.
+/// The source of the event files.
 #[derive(Debug)]
 pub enum TraceFs {
     Mounted(PathBuf),
-    /// Our own mount, attached nowhere: no other process sees it and it goes with this value.
+    /// allocwall's own mount, attached to no path. No other process sees it, and it ends with this value.
     Detached(OwnedFd),
 }
 
@@ -28,7 +28,7 @@ impl TraceFs {
         })
     }
 
-    /// That of a machine; only the running one mounts it where it is not mounted.
+    /// The tracefs of a machine. Only the live machine mounts it if it is not mounted.
     pub fn of(machine: &Machine) -> Measured<Self> {
         match machine.is_live() {
             true => Self::live(),
@@ -36,7 +36,7 @@ impl TraceFs {
         }
     }
 
-    /// A tracefs that somebody mounted and that we may read.
+    /// A tracefs that is already mounted and readable.
     pub fn mounted_below(root: &Path) -> Measured<Self> {
         let mut refused = None;
         for place in ["sys/kernel/tracing", "sys/kernel/debug/tracing"] {
@@ -50,7 +50,7 @@ impl TraceFs {
         Err(match refused {
             Some(absence) => absence.mend("run allocwall as root"),
             None => Absence::new(Reason::NotFound, "tracefs is not mounted at /sys/kernel/tracing")
-                .mend("run allocwall as root: it then mounts tracefs for itself alone"),
+                .mend("run allocwall as root: it then mounts tracefs privately"),
         })
     }
 
@@ -85,7 +85,7 @@ impl TraceFs {
         {
             return Err(Absence::new(
                 Reason::NotFound,
-                format!("{system}:{event} is no tracepoint name"),
+                format!("{system}:{event} is not a tracepoint name"),
             ));
         }
         let path = format!("events/{system}/{event}/id");
@@ -110,7 +110,7 @@ impl TraceFs {
     }
 }
 
-/// One event's number; open a `TraceFs` once where several are needed.
+/// The id of one event. Open a `TraceFs` once to read several.
 pub fn event_id(system: &str, event: &str) -> Measured<u64> {
     TraceFs::live()?.event_id(system, event)
 }

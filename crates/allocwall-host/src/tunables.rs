@@ -1,4 +1,4 @@
-//! The tunables that a glibc knows, from its own loader: `ld.so --list-tunables`, since 2.33.
+//! The tunables that a glibc supports, from its own loader: `ld.so --list-tunables`, since 2.33.
 
 use crate::loader::{self, Surroundings};
 use allocwall_model::units::{Absence, Measured, Reason};
@@ -11,10 +11,10 @@ pub struct Tunable {
     pub values: Values,
 }
 
-/// How the loader prints it tells its type (elf/dl-tunables.c, __tunables_print).
+/// The format of the loader's line shows the type (elf/dl-tunables.c, __tunables_print).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Values {
-    /// A signed 32-bit number, both ends included.
+    /// A signed 32-bit number; both ends are included.
     Number {
         default: i64,
         min: i64,
@@ -29,16 +29,17 @@ pub enum Values {
     Text,
 }
 
-/// As a loader prints them: `glibc.malloc.perturb: 0 (min: 0, max: 255)`, sizes in hexadecimal, text without bounds.
+/// Parses the loader's list: `glibc.malloc.perturb: 0 (min: 0, max: 255)`, sizes in hexadecimal, text without
+/// bounds.
 ///
 /// # Errors
-/// Not a single line of that form.
+/// No line has that form.
 pub fn parse(bytes: &[u8]) -> Measured<Vec<Tunable>> {
     let mut found: Vec<Tunable> = String::from_utf8_lossy(bytes).lines().filter_map(line).collect();
     if found.is_empty() {
         return Err(Absence::new(
             Reason::Unparsable,
-            "the loader's list of tunables has no line of the known form",
+            "the loader's list of tunables has no line in the known format",
         ));
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));
@@ -74,10 +75,10 @@ fn hexadecimal(text: &str) -> Option<u64> {
     u64::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
-/// What this loader lists.
+/// The tunables that this loader lists.
 ///
 /// # Errors
-/// Typed: a loader that has no such list (before 2.33, or not glibc's), or can't be run.
+/// The loader has no such list (before 2.33, or not glibc's), or can't be run.
 pub fn of_loader(loader: &Path) -> Measured<Vec<Tunable>> {
     let answer = loader::ask(loader, &["--list-tunables".as_ref()], Surroundings::Empty);
     answer.and_then(|bytes| parse(&bytes)).map_err(|absence| Absence {
@@ -91,10 +92,10 @@ pub fn of_loader(loader: &Path) -> Measured<Vec<Tunable>> {
 }
 
 impl Tunable {
-    /// The value as it is to stand in GLIBC_TUNABLES.
+    /// The value as it is written in GLIBC_TUNABLES.
     ///
     /// # Errors
-    /// Why it is none, with the range: one line.
+    /// Why the value is not valid, with the range, in one line.
     pub fn check(&self, value: &str) -> Result<String, String> {
         let refuse = |what: &str| Err(format!("{}={value} {what}: {}", self.name, self.range()));
         match self.values {
@@ -102,18 +103,18 @@ impl Tunable {
             Values::Number { min, max, .. } => match value.parse::<i64>() {
                 Ok(number) if (min..=max).contains(&number) => Ok(number.to_string()),
                 Ok(_) => refuse("is out of range"),
-                Err(_) => refuse("is no whole number"),
+                Err(_) => refuse("is not a whole number"),
             },
             Values::Size { min, max, .. } => match parse_size(value) {
                 Some(size) if (min..=max).contains(&size) => Ok(size.to_string()),
-                // 0 is what malloc's own tunables have before anything is set, and means glibc's own choice.
+                // 0 is the state of malloc's own tunables before they are set, and means glibc's own choice.
                 Some(_) => refuse("is out of range"),
-                None => refuse("is no size"),
+                None => refuse("is not a size"),
             },
         }
     }
 
-    /// `1 to 255`, for people.
+    /// The range for display: `1 to 255`.
     pub fn range(&self) -> String {
         match self.values {
             Values::Text => "any text".to_owned(),
@@ -126,7 +127,8 @@ impl Tunable {
     }
 }
 
-/// Bytes or any other unsigned number: decimal, `0x…`, or with K, M or G (or KiB, MiB, GiB) for powers of 1,024.
+/// Bytes or another unsigned number: decimal, `0x…`, or with K, M or G (or KiB, MiB, GiB) for powers of
+/// 1,024.
 pub fn parse_size(text: &str) -> Option<u64> {
     if let Some(number) = hexadecimal(text) {
         return Some(number);
@@ -147,7 +149,7 @@ pub fn parse_size(text: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Of Debian's 2.36-9+deb12u14 on x86-64, shortened.
+    /// From Debian's 2.36-9+deb12u14 on x86-64, shortened.
     const LIST_2_36: &[u8] = b"glibc.rtld.nns: 0x4 (min: 0x1, max: 0x10)\n\
 glibc.elision.skip_lock_after_retries: 3 (min: 0, max: 2147483647)\n\
 glibc.malloc.trim_threshold: 0x0 (min: 0x0, max: 0xffffffffffffffff)\n\
@@ -186,7 +188,7 @@ glibc.gmon.minarcs: 50 (min: 50, max: 2147483647)\n";
     }
 
     #[test]
-    fn what_is_no_list_is_refused() {
+    fn output_that_is_not_a_list_is_refused() {
         let usage =
             b"Usage: ld.so [OPTION]... EXECUTABLE-FILE\nYou have invoked `ld.so', the helper: run it not\n";
         for bytes in [&b""[..], usage, b"\xff\xfe", b"a b.c: 1\n"] {

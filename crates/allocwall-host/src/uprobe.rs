@@ -1,12 +1,14 @@
-//! How often a place in a file is passed, by counting uprobes through perf_event_open(2).
+//! Counts how often threads execute one place in a file, with uprobes through perf_event_open(2).
 //!
-//! A probe is a breakpoint in every thread of the process, also in those that are not counted: each pass traps into the kernel, 0.7 µs
-//! on a virtual machine. Closing one waits until no CPU is in it any more, some 85 ms there (Linux 6.18), one after the other.
-//! So probes are few, and stay for a moment.
+//! A uprobe is a breakpoint in every thread of the process, also in threads that are not counted. Each
+//! execution traps into the kernel: 0.7 µs on a virtual machine. Closing one uprobe waits until no CPU
+//! executes in it, about 85 ms there (Linux 6.18), and the waits add up. So allocwall sets few uprobes, for a
+//! short time.
 //!
-//! Threads that a counted one starts are not counted. With `inherit` the kernel would look for the file's name a second time, in the
-//! memory of the program that starts the thread (perf_uprobe_init, kernel/trace/trace_event_perf.c): each of its clone(2)s
-//! then fails with EFAULT, as seen on Linux 6.18.
+//! Threads that a counted thread starts are not counted. With `inherit`, the kernel would look up the file's
+//! name a second time, in the memory of the program that starts the thread (perf_uprobe_init,
+//! kernel/trace/trace_event_perf.c). Each clone(2) of that program then fails with EFAULT, as observed on
+//! Linux 6.18.
 
 use crate::file;
 use crate::perf;
@@ -34,7 +36,7 @@ impl Uprobes {
     }
 
     /// # Errors
-    /// `NotSupported` where the kernel was built without (CONFIG_UPROBE_EVENTS), or is older than 4.17.
+    /// `NotSupported` if the kernel was built without CONFIG_UPROBE_EVENTS, or is older than 4.17.
     pub fn below(root: &Path) -> Measured<Uprobes> {
         let path = root.join("sys/bus/event_source/devices/uprobe/type");
         match file::read_number(&path) {
@@ -47,9 +49,11 @@ impl Uprobes {
         }
     }
 
-    /// Counts how often a thread passes this byte of a file, wherever that is mapped. Stopped at first.
+    /// Counts how often a thread executes the instruction at this file offset, in every mapping of the file.
+    /// The counter starts disabled.
     pub fn open(self, file: &File, offset: u64, tid: i32) -> Measured<Passes> {
-        // The very file that was opened, whatever has become of its name, and in whatever mount namespace that holds.
+        // This names the opened file itself, even if its name has changed or belongs to another mount
+        // namespace.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let place = Place {
             kind: self.kind,
@@ -64,9 +68,9 @@ impl Uprobes {
             .build()
             .map(Passes)
             .map_err(|error| match error.raw_os_error() {
-                // Whatever perf_event_paranoid says (perf_uprobe_event_init, kernel/events/core.c).
+                // Independent of perf_event_paranoid (perf_uprobe_event_init, kernel/events/core.c).
                 Some(libc::EACCES) => {
-                    Absence::new(Reason::NotPermitted, "this user may set no probes").mend(run_as_root())
+                    Absence::new(Reason::NotPermitted, "this user may not set uprobes").mend(run_as_root())
                 }
                 _ => perf::absence(&error),
             })
@@ -80,7 +84,8 @@ struct Place {
 }
 
 impl Event for Place {
-    /// Only with its data, which the builder asks for, does the name live until the kernel has read it.
+    /// Incomplete alone: only `update_attrs_with_data`, which the builder calls, keeps the name alive until
+    /// the kernel has read it.
     fn update_attrs(self, attr: &mut perf_event_attr) {
         attr.type_ = self.kind;
         attr.probe_offset = self.offset;
@@ -94,7 +99,7 @@ impl Event for Place {
     }
 }
 
-/// A probe. Dropped, it is taken out, which takes its time.
+/// A uprobe. Dropping it removes the breakpoint, which takes about 85 ms.
 pub struct Passes(Counter);
 
 impl Passes {
@@ -106,7 +111,7 @@ impl Passes {
         self.0.disable()
     }
 
-    /// So far. A thread that has ended keeps its count.
+    /// The count so far. It includes threads that have ended.
     pub fn count(&mut self) -> io::Result<u64> {
         self.0.read()
     }
@@ -118,7 +123,7 @@ mod tests {
     use crate::elf::{ElfFile, Table};
 
     #[test]
-    fn a_kernel_without_says_so() {
+    fn a_kernel_without_uprobes_is_an_absence() {
         let empty = tempfile::tempdir().unwrap();
         let reason = Uprobes::below(empty.path()).unwrap_err().reason;
         assert_eq!(reason, Reason::NotSupported);
@@ -129,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_calls_of_one_thread_are_counted_and_of_no_other_function() {
+    fn only_the_calls_of_one_thread_to_one_function_are_counted() {
         let path = "/usr/lib/x86_64-linux-gnu/libc.so.6";
         let Ok(file) = File::open(path) else {
             println!("skipped: no {path} on this machine");

@@ -1,29 +1,29 @@
-//! Line charts on logarithmic axes as SVG. Colours and text are classes of one style sheet, which follows the reader's light or dark
-//! scheme and prints black on white; each line is labelled at its end and told apart by its dashes too, so that no colour is needed.
+//! Line charts with logarithmic axes, as SVG. One style sheet sets the colours; it follows the reader's light or dark scheme and prints
+//! black on white. Each line has a label at its end and its own dash pattern, so that it can be read without colour.
 
 use std::fmt::Write;
 
 pub struct Line {
     pub label: String,
-    /// Ascending x; both above 0.
+    /// Points with ascending x; x and y above 0.
     pub points: Vec<(f64, f64)>,
-    /// Which of the styles.
+    /// Number of the style.
     pub style: usize,
-    /// Drawn as steps: the value holds until the next point.
+    /// Draw steps: the value is constant until the next point.
     pub steps: bool,
-    /// Each point is a measurement of its own and is marked.
+    /// Mark the points: each one is a separate measurement.
     pub marks: bool,
 }
 
 pub struct Chart<'a> {
     pub title: &'a str,
-    /// Beneath the title: what was measured, how, and what to bear in mind.
+    /// Text below the title: what was measured, how, and limits.
     pub notes: &'a [String],
     pub x_title: &'a str,
     pub y_title: &'a str,
-    /// Shown instead of a number at this x.
+    /// Text instead of a number at this x.
     pub x_names: &'a [(f64, &'a str)],
-    /// From and to.
+    /// Range of the axis.
     pub x: (f64, f64),
     pub y: (f64, f64),
     pub lines: &'a [Line],
@@ -35,13 +35,13 @@ const RIGHT: f64 = 170.0;
 const PLOT: f64 = 400.0;
 const NOTE: f64 = 17.0;
 const BELOW: f64 = 56.0;
-/// Pixels between two points of a line that are both drawn.
+/// Minimum distance, in pixels, of two drawn points of a line.
 const FINEST: f64 = 0.5;
-/// Between two labels.
+/// Minimum distance between two labels.
 const LABEL: f64 = 14.0;
-/// Dashes of the styles, in turn.
+/// Dash patterns of the styles, in order.
 const DASHES: [&str; 6] = ["", "7 3", "2 3", "9 3 2 3", "4 2", "1 2"];
-/// Hues for light and dark grounds, told apart also with colour-blind eyes (after Okabe and Ito, 2008).
+/// Colours for light and dark backgrounds, also distinguishable for colour-blind readers (after Okabe and Ito, 2008).
 const HUES: [(&str, &str); 8] = [
     ("#222222", "#eeeeee"),
     ("#0072b2", "#56b4e9"),
@@ -144,7 +144,7 @@ pub fn svg(chart: &Chart) -> String {
             let (at, value) = (x(at), y(value));
             let ends = n + 1 == line.points.len();
             if let Some((x, y)) = before {
-                // A histogram has hundreds of steps within a pixel.
+                // A histogram can have hundreds of steps within one pixel.
                 if !ends && (at - x).abs() < FINEST && (value - y).abs() < FINEST {
                     continue;
                 }
@@ -175,7 +175,7 @@ pub fn svg(chart: &Chart) -> String {
         let last = line.points[line.points.len() - 1];
         ends.push((y(last.1), x(last.0), style, &line.label));
     }
-    // Labels keep their order and their distance.
+    // Labels keep their order and their minimum distance.
     ends.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1).reverse()));
     let lowest = top + PLOT - LABEL * ends.len().saturating_sub(1) as f64;
     let mut free = f64::NEG_INFINITY;
@@ -223,7 +223,7 @@ fn style_sheet() -> String {
     )
 }
 
-/// 1, 2 … 9 of each power of ten; the powers are labelled, and 2 and 5 where there are few of them.
+/// 1, 2 … 9 of each power of ten. The powers have labels; 2 and 5 also have labels if the axis has few powers.
 fn ticks((from, to): (f64, f64)) -> Vec<(f64, bool)> {
     let decades = (to / from).log10();
     let mut ticks = vec![];
@@ -294,14 +294,14 @@ mod tests {
             .filter(|n| n.attribute("class").is_some_and(|c| c.starts_with("label")))
             .map(|n| n.text().unwrap())
             .collect();
-        // What has no point has no label.
+        // A line without points has no label.
         assert_eq!(labels, ["<b>"]);
         // From corner to corner of the plot.
         assert!(text.contains("d=\"M78.0 63.0 L690.0 463.0\""), "{text}");
     }
 
     #[test]
-    fn what_lies_within_a_pixel_is_drawn_once_and_the_end_always() {
+    fn points_within_a_pixel_are_drawn_once_and_the_end_always() {
         let many: Vec<(f64, f64)> = (0..100_000).map(|n| (10.0 + f64::from(n) * 1e-4, 0.1)).collect();
         let path = |points: &[(f64, f64)]| {
             let text = chart(&[line("a", points)]);
@@ -315,7 +315,7 @@ mod tests {
         // 37 pixels from 10 to 20.
         assert!(thin.split(" L").count() < 90, "{thin}");
         assert!(thin.ends_with(path(&many[99_998..]).split(" L").last().unwrap()));
-        // Points that lie apart are all there.
+        // Points that are further apart are all drawn.
         assert_eq!(
             path(&[(10.0, 0.1), (100.0, 0.1), (1000.0, 0.01)])
                 .split(" L")

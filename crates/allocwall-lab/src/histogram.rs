@@ -1,14 +1,14 @@
-//! Latencies to three digits, as they travel between processes and into files.
+//! Histograms of latencies with three digits, for transfer between processes and for files.
 
 use hdrhistogram::Histogram as Hdr;
 use serde::{Deserialize, Serialize};
 
-/// Three digits are kept.
+/// Significant digits.
 const DIGITS: u8 = 3;
-/// An hour. What is longer counts as that.
+/// One hour. Longer times count as one hour.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 
-/// Nanoseconds, each with how often it was seen; as JSON `[[ns, count], …]`, ascending. `ns` is the largest value that is counted there.
+/// Counts of times in nanoseconds; as JSON `[[ns, count], …]`, ascending. `ns` is the largest value of its bucket.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Vec<(u64, u64)>", into = "Vec<(u64, u64)>")]
 pub struct Histogram(Hdr<u64>);
@@ -32,17 +32,17 @@ impl Histogram {
         self.0.len()
     }
 
-    /// The value that this share of all (0 to 1) reaches at most; None of nothing.
+    /// The value that this share (0 to 1) of all values does not exceed; None without values.
     pub fn quantile(&self, share: f64) -> Option<f64> {
         (!self.0.is_empty()).then(|| self.0.value_at_quantile(share) as f64)
     }
 
-    /// A single sample, however many there are.
+    /// The largest value. It is a single sample, so it has no statistical confidence.
     pub fn max(&self) -> Option<f64> {
         (!self.0.is_empty()).then(|| self.0.max() as f64)
     }
 
-    /// Each value with the share of all that is above it, ascending; the last share is 0.
+    /// Each value with the share of all values above it, ascending; the last share is 0.
     pub fn above(&self) -> Vec<(f64, f64)> {
         let all = self.count() as f64;
         let mut left = self.count();
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_histogram_is_the_same_behind_its_journey() {
+    fn a_histogram_survives_json() {
         let mut one = Histogram::default();
         (1..=100_000).for_each(|ns| one.record(ns));
         let json = serde_json::to_string(&one).unwrap();
@@ -88,8 +88,8 @@ mod tests {
         assert_eq!(back, one);
         for share in [0.5, 0.99, 0.999] {
             let exact = 100_000.0 * share;
-            let told = back.quantile(share).unwrap();
-            assert!((told / exact - 1.0).abs() < 0.001, "{share}: {told}");
+            let value = back.quantile(share).unwrap();
+            assert!((value / exact - 1.0).abs() < 0.001, "{share}: {value}");
         }
         let mut both = back.clone();
         both.add(&one);

@@ -1,5 +1,5 @@
-//! The built-in experiments: the subjects, each with one known wall, and the pipeline and arena benches. A bench's statistics are a
-//! trial's.
+//! The built-in experiments: the subjects, each with one known wall, and the pipeline and arena benches. The benches use the
+//! statistics of a trial.
 
 mod chart;
 pub mod histogram;

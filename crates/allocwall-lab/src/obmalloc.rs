@@ -1,5 +1,5 @@
-//! CPython's object arenas, stock and on huge pages: which arms, what is measured, and the table. Each program is a trial of its own,
-//! whose blocks, statistics and words are the trial's; corrected for the arms of one program, not across programs.
+//! CPython's object arenas, stock and on huge pages: the arms, the metrics, and the table. Each program is a separate trial. Its
+//! statistics are corrected for the arms of one program, but not across programs.
 
 use allocwall_diagnose::remedies::version_of;
 use allocwall_model::catalogue::nearest::hint;
@@ -21,14 +21,14 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// What is run.
+/// The set of programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Set {
-    /// The nine of the published comparison.
+    /// The nine workloads of the published comparison.
     Workloads,
     /// Heaps of 200 MB to 2 GB.
     Real,
-    /// Heaps of some megabytes, where nothing is to be gained.
+    /// Heaps of some megabytes, for which no gain is expected.
     Ordinary,
 }
 
@@ -42,19 +42,19 @@ impl Set {
     }
 }
 
-/// What an interpreter tells of itself: `_workloads.py --probe`.
+/// Facts about an interpreter, from `_workloads.py --probe`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Probe {
-    /// As it was named, which is how it is started: a wrapper may set what the package is found by.
+    /// The name with which it is started. It is not resolved, because a wrapper may set the search path of the package.
     #[serde(skip)]
     pub python: String,
     pub executable: String,
     pub version: String,
     pub implementation: String,
     pub free_threaded: bool,
-    /// The file that holds the workloads; its folder the other sets.
+    /// The file with the workloads; the other sets are in the same folder.
     pub script: String,
-    /// By mode of the hook: why not, in one line. Empty where the package was not asked.
+    /// For each mode of the hook: why it is not possible, in one line. Empty if the package was not asked.
     pub refusals: BTreeMap<String, Option<String>>,
     pub programs: Vec<Program>,
 }
@@ -63,31 +63,31 @@ pub struct Probe {
 pub struct Program {
     pub name: String,
     pub about: String,
-    /// Packages that it needs and this interpreter lacks.
+    /// Packages that the program needs and this interpreter does not have.
     pub missing: Vec<String>,
 }
 
 impl Probe {
-    /// How it is asked, where the package is installed in it.
+    /// The command to probe an interpreter in which the package is installed.
     pub fn question(python: &str, set: Set) -> Vec<OsString> {
         [python, "-m", MODULE, "--probe", set.key()]
             .map(OsString::from)
             .to_vec()
     }
 
-    /// How an interpreter is asked that has no package: by the file of one that has.
+    /// The command to probe an interpreter without the package: it uses the file of an interpreter that has it.
     pub fn question_by_file(python: &str, script: &str, set: Set) -> Vec<OsString> {
         [python, script, "--probe", set.key()]
             .map(OsString::from)
             .to_vec()
     }
 
-    /// None where it is no answer.
+    /// None if the output is not a valid answer.
     pub fn answer(python: &str, output: &str) -> Option<Probe> {
-        let told = serde_json::from_str(output.trim_end().lines().last()?).ok()?;
+        let answer = serde_json::from_str(output.trim_end().lines().last()?).ok()?;
         Some(Probe {
             python: python.to_owned(),
-            ..told
+            ..answer
         })
     }
 }
@@ -98,15 +98,15 @@ const MODULE: &str = "allocwall._workloads";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BenchArm {
     pub name: String,
-    /// The interpreter, and what stands before the program's name.
+    /// The interpreter, and the arguments before the program's name.
     words: Vec<String>,
-    /// What the program does to itself.
+    /// The mode of the hook that the program sets itself.
     mode: String,
     env: Vec<(String, String)>,
     expects: Vec<Expectation>,
 }
 
-/// What is not run, and why.
+/// An arm or a program that is not run, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skipped {
     pub name: String,
@@ -114,20 +114,20 @@ pub struct Skipped {
 }
 
 pub const STOCK: &str = "stock";
-/// Beside stock, where nobody says.
+/// The default arms in addition to stock.
 pub const ARMS: &[&str] = &["thp", "hugetlb", "collapse", "mimalloc"];
-/// What the hook can do; a mode may have settings behind a colon (`thp:keep_mib=0`).
+/// The modes of the hook. A mode can have settings after a colon (`thp:keep_mib=0`).
 const MODES: &[&str] = &["thp", "hugetlb", "collapse", "auto"];
-/// Arms that are no mode of the hook's alone.
+/// Arms that are not only a mode of the hook.
 const MIMALLOC: &str = "mimalloc";
-/// The hook, and glibc's heap on transparent huge pages beside it: blocks of more than 512 bytes are malloc's.
+/// The hook, and glibc's heap on transparent huge pages: malloc serves blocks of more than 512 bytes.
 const WITH_MALLOC: &str = "thp+malloc";
 pub const REBUILT: &str = "rebuilt";
 
-/// Stock twice, then those arms that can run here.
+/// Stock twice, then the arms that can run on this machine.
 ///
 /// # Errors
-/// `Refused`: an arm that is none.
+/// `Refused`: an unknown arm.
 pub fn arms(
     asked: &[String],
     set: Set,
@@ -148,7 +148,7 @@ pub fn arms(
         if !MODES.contains(&mode) && ![MIMALLOC, WITH_MALLOC].contains(&name.as_str()) {
             let known = || MODES.iter().copied().chain([WITH_MALLOC, MIMALLOC]);
             return Err(Error::Refused(format!(
-                "no arm {name}{}: they are {}",
+                "no arm {name}{}: the arms are {}",
                 hint(name, known()),
                 known().collect::<Vec<_>>().join(", ")
             )));
@@ -168,14 +168,14 @@ pub fn arms(
             });
             continue;
         }
-        // An ordinary program may not fill a slab: that the hook is asked for is all that can be proved of it.
+        // An ordinary program may not fill a slab, so huge pages cannot be proved for it, only the setting.
         let pages = |expectation| match set {
             Set::Ordinary => vec![],
             _ => vec![expectation],
         };
         found.push(match name.as_str() {
             MIMALLOC => with_variable(own(name, STOCK), "PYTHONMALLOC", "mimalloc"),
-            // As a remedy starts it, and two.
+            // As the remedies do.
             "thp" | WITH_MALLOC => {
                 let mut arm = with_variable(own(name, STOCK), ARENA_HOOK, ARENA_HOOK_ON);
                 if name == WITH_MALLOC {
@@ -194,7 +194,7 @@ pub fn arms(
         });
     }
     if let Some(rebuilt) = rebuilt {
-        // With the switch that an interpreter built for huge pages needs since 3.15.
+        // Since 3.15 an interpreter that is built for huge pages needs this variable.
         let arm = BenchArm {
             words: vec![rebuilt.python.clone(), probe.script.clone()],
             ..own(REBUILT, STOCK)
@@ -219,18 +219,18 @@ fn no_mimalloc(probe: &Probe) -> Option<String> {
     let old = version_of(&probe.version).is_none_or(|version| version < (3, 13));
     match (old, probe.free_threaded) {
         (true, _) => Some(format!(
-            "PYTHONMALLOC=mimalloc is for CPython 3.13 and later, and this is {}",
+            "PYTHONMALLOC=mimalloc needs CPython 3.13 or later; this is {}",
             probe.version
         )),
-        (_, true) => Some("a free-threaded interpreter has mimalloc anyway".to_owned()),
+        (_, true) => Some("a free-threaded interpreter always uses mimalloc".to_owned()),
         _ => None,
     }
 }
 
-/// Programs of the set that were asked for, all where none was; and those that can't run.
+/// The requested programs of the set (all if none is requested), and those that cannot run.
 ///
 /// # Errors
-/// `Refused`: a program that is none.
+/// `Refused`: an unknown program.
 pub fn programs<'a>(
     asked: &[String],
     set: Set,
@@ -240,7 +240,7 @@ pub fn programs<'a>(
     let names = || probe.programs.iter().map(|program| program.name.as_str());
     if let Some(unknown) = asked.iter().find(|name| !names().any(|known| known == *name)) {
         return Err(Error::Refused(format!(
-            "no program {unknown} in the set {}{}: they are {}",
+            "no program {unknown} in the set {}{}: the programs are {}",
             set.key(),
             hint(unknown, names()),
             names().collect::<Vec<_>>().join(", ")
@@ -255,7 +255,7 @@ pub fn programs<'a>(
             _ => (probe.python.as_str(), &program.missing),
         };
         Some(format!(
-            "{who} lacks {}: pip install 'allocwall[bench]' into it",
+            "{who} lacks {}: pip install 'allocwall[bench]' in this interpreter",
             missing.join(", ")
         ))
     };
@@ -273,11 +273,11 @@ pub fn programs<'a>(
     Ok((found, skipped))
 }
 
-/// Variables that would make stock something else.
+/// Variables that would change the stock arm; they are removed.
 const TAKEN_AWAY: &[&str] = &[ARENA_HOOK, "PYTHONMALLOC", "PYTHON_PYMALLOC_HUGEPAGES"];
 
 impl BenchArm {
-    /// The arm on a program; `folder` is for inputs that a run makes and the next one reads.
+    /// The arm for a program. `folder` is for input files that one run makes and later runs read.
     pub fn prepared(&self, program: &Program, set: Set, folder: &Path, limit: Duration) -> Prepared {
         let mut command: Vec<OsString> = self.words.iter().map(OsString::from).collect();
         command.extend([program.name.as_str(), &self.mode, set.key()].map(OsString::from));
@@ -297,7 +297,7 @@ impl BenchArm {
     }
 }
 
-/// Key, title, unit, and whether more of it is better. The first is what a bench is about.
+/// Key, title, unit and direction. The first metric is the primary one.
 const METRICS: &[(&str, &str, Unit, Direction)] = &[
     (
         "total_s",
@@ -310,19 +310,19 @@ const METRICS: &[(&str, &str, Unit, Direction)] = &[
     ("teardown_s", "teardown", Unit::Seconds, Direction::LowerIsBetter),
     (
         "faults",
-        "page faults of these",
+        "page faults in build, use and teardown",
         Unit::Count,
         Direction::LowerIsBetter,
     ),
     (
         "resident_bytes",
-        "resident at the end of use",
+        "resident memory at the end of use",
         Unit::Bytes,
         Direction::LowerIsBetter,
     ),
     (
         "huge_bytes",
-        "of it on huge pages",
+        "resident memory on huge pages",
         Unit::Bytes,
         Direction::HigherIsBetter,
     ),
@@ -346,12 +346,12 @@ const METRICS: &[(&str, &str, Unit, Direction)] = &[
     ),
     (
         "peak_rss_bytes",
-        "peak resident",
+        "peak resident memory",
         Unit::Bytes,
         Direction::LowerIsBetter,
     ),
 ];
-/// Of these, how many the program itself prints.
+/// The first metrics are printed by the program itself; their number.
 const PRINTED: usize = 7;
 
 pub fn metrics() -> Vec<Metric> {
@@ -368,10 +368,10 @@ pub fn metrics() -> Vec<Metric> {
         .collect()
 }
 
-/// How they are read from what it prints.
+/// How to read the figures from the program's output.
 ///
 /// # Errors
-/// None: the table is right, which a test holds.
+/// None: a test checks that the table is valid.
 pub fn figures() -> Result<Vec<Figure>> {
     METRICS[..PRINTED]
         .iter()
@@ -379,7 +379,7 @@ pub fn figures() -> Result<Vec<Figure>> {
         .collect()
 }
 
-/// A program that is started after a time in which the machine did nothing: what a host takes back meanwhile, it has to give again.
+/// Starts each run after an idle time. A host may take idle memory back in this time, and has to provide it again in the run.
 pub struct AfterIdle<'a> {
     pub batch: Batch<'a>,
     pub idle: Duration,
@@ -389,7 +389,7 @@ impl Subject for AfterIdle<'_> {
     fn run(&mut self, arm: usize) -> Result<Ran> {
         const GLANCE: Duration = Duration::from_millis(50);
         let mut left = self.idle;
-        // Relaxed: the flag carries nothing but itself.
+        // Relaxed: no other data depends on the flag.
         while !left.is_zero() && !self.batch.interrupted.load(Ordering::Relaxed) {
             let step = left.min(GLANCE);
             std::thread::sleep(step);
@@ -399,12 +399,12 @@ impl Subject for AfterIdle<'_> {
     }
 }
 
-// ---- what it came to ----
+// ---- the table ----
 
 const HEAD: &str =
     "  arm            build      use     down    total      faults  resident    huge   total against stock";
 
-/// A program's lines, newline-terminated: medians of each arm, and its effect with the trial's word.
+/// The table of a program, newline-terminated: the medians of each arm, its effect, and the outcome.
 pub fn table(program: &Program, outcome: &TrialResult) -> String {
     let mut out = format!(
         "\n{}: {}\n{HEAD}\n",
@@ -427,7 +427,7 @@ pub fn table(program: &Program, outcome: &TrialResult) -> String {
         out += &row(
             &info.name,
             &summary.medians,
-            &compared.map_or(String::new(), said),
+            &compared.map_or(String::new(), effect_text),
         );
         let failed = summary.failures.first().map(|failure| {
             format!(
@@ -472,7 +472,7 @@ fn row(name: &str, medians: &BTreeMap<String, Measured<f64>>, effect: &str) -> S
     format!("{}\n", line.trim_end())
 }
 
-fn said(comparison: &Comparison) -> String {
+fn effect_text(comparison: &Comparison) -> String {
     match &comparison.effect {
         Ok(effect) => format!(
             "{} ({}) {}",
@@ -492,7 +492,7 @@ fn percent(change: f64) -> String {
     format!("{:+.1} %", change * 100.0).replace('-', "−")
 }
 
-/// Why loads that miss the TLB have no figure, where they have none in any run.
+/// The reason why TLB misses were not measured, if no run has a value.
 pub fn no_tlb(outcome: &TrialResult) -> Option<String> {
     let first = outcome.summaries.first()?.medians.get(TLB_MISSES)?;
     first.as_ref().err().map(|absence| absence.detail.clone())
@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_are_to_be_proved_where_there_is_a_heap_for_them() {
+    fn huge_pages_are_proved_only_for_large_heaps() {
         let proof = |set| {
             let (found, _) = arms(&names(&["thp", "collapse"]), set, &probe(), None).unwrap();
             found.iter().map(|arm| arm.expects.len()).collect::<Vec<_>>()
@@ -593,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arm_starts_the_program_and_takes_away_what_would_change_stock() {
+    fn an_arm_starts_the_program_and_removes_variables_that_change_stock() {
         let asked = names(&["thp", "thp+malloc"]);
         let (found, _) = arms(&asked, Set::Workloads, &probe(), Some(&probe())).unwrap();
         let program = &probe().programs[0];
@@ -622,7 +622,7 @@ mod tests {
     }
 
     #[test]
-    fn every_figure_can_be_read_and_one_is_what_it_is_about() {
+    fn every_figure_can_be_read_and_one_is_primary() {
         assert_eq!(figures().unwrap().len(), PRINTED);
         assert_eq!(metrics().iter().filter(|m| m.primary).count(), 1);
         let printed = r#"{"total_s": 0.5, "huge_bytes": 2097152}"#;
@@ -631,7 +631,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_none() {
+    fn an_invalid_answer_is_none() {
         for text in ["", "Traceback", "{}", "[1]"] {
             assert_eq!(Probe::answer("x", text), None, "{text}");
         }

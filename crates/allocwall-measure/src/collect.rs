@@ -1,8 +1,8 @@
-//! Raw samples -> interned frames and stacks.
+//! Turns raw samples into interned frames and stacks.
 //!
-//! Within the window a sample is only copied: registers and the dumped bytes of stack go into an arena. Unwinding and
-//! naming wait until the window has closed, or until the arena is full, so that the target isn't robbed of CPU while it
-//! is being measured.
+//! During the window a sample is only copied: registers and the copied stack bytes go into an arena.
+//! Unwinding and naming wait until the window has closed, or until the arena is full, so that they take no
+//! CPU time from the target during the measurement.
 
 use super::reading::{Dump, Readers};
 use super::symbols::{self, KernelNames};
@@ -16,37 +16,40 @@ use allocwall_model::units::{Absence, Measured, Reason};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::fs::File;
 
-/// Dumps kept before they are unwound early.
+/// The most bytes of stacks that are kept before an early unwind.
 const ARENA_LIMIT: usize = 56 << 20;
-/// A fifth more than the budget that the sampling period is chosen by: clocks that tick too often end here.
+/// A fifth above the budget for which the sampling period is chosen: a limit for clocks that tick too often.
 const SAMPLE_LIMIT: usize = perf::SAMPLE_BUDGET as usize * 6 / 5;
-/// What distinct stacks and frames may take, in bytes as they lie in memory. Beyond it a sample keeps its leaf alone.
+/// The most memory for distinct stacks and frames. Above it a sample keeps only its leaf.
 const STACKS_LIMIT: usize = 32 << 20;
 const FRAMES_LIMIT: usize = 32 << 20;
-/// Stacks that are unwound and named together.
+/// The number of stacks that are unwound and named together.
 const NAMED_AT_ONCE: usize = 4096;
-/// Bytes of registers and dumps in one question to the reader.
+/// Bytes of registers and stacks in one request to the reader.
 const UNWOUND_AT_ONCE: usize = 1 << 20;
-/// Processes of one target that run at a time, and processes whose facts are kept.
+/// The most processes of one target that run at the same time, and the most processes whose facts are kept.
 const PROCESS_LIMIT: usize = 4096;
-/// Members that ended, and images that nobody runs any more, before they are let go.
+/// How many ended members, and images without a process, are kept before they are removed.
 const ENDED_KEPT: usize = 1024;
-/// Samples of a member come at most this much later than its end is noticed: rings are drained far more often.
+/// How late a member's samples can arrive after its end is noticed: rings are read far more often.
 const LATE_NS: u64 = 1_000_000_000;
-/// Processes looked at a second time in one batch, some half a millisecond each, and when the window has closed.
+/// How many processes are inspected a second time per batch, about half a millisecond each, and at the end of
+/// the window.
 const FACTS_AT_ONCE: usize = 8;
 const FACTS_AT_END: usize = 32;
 
-/// One process image: what is mapped where. Children share their parent's until one of them maps code or execs.
+/// One process image: which file is mapped at which address. Children share their parent's image until one of
+/// them maps code or execs.
 struct Image {
     space: AddressSpace,
-    /// Of all images together, raised with each change of `space`.
+    /// Unique among all images; increased with each change of `space`.
     version: u64,
-    /// Where its JIT writes names; kept open, since the file goes when its process ends.
+    /// The file in which its JIT compiler writes names. It is kept open, because the file is removed when its
+    /// process ends.
     perf_map: Option<File>,
     /// 32-bit code.
     narrow: bool,
-    /// Members that run it.
+    /// The number of members that run it.
     users: usize,
 }
 
@@ -66,12 +69,12 @@ impl Image {
 #[derive(Clone, Copy)]
 struct Member {
     image: u32,
-    /// CLOCK_MONOTONIC: what older records tell of its birth is older than what is known of it.
+    /// CLOCK_MONOTONIC. Older fork records for this pid are ignored.
     since_ns: u64,
 }
 
 struct Pending {
-    /// Sample or wait that the stack belongs to.
+    /// The sample or wait of the stack.
     owner: Owner,
     image: u32,
     arena: usize,
@@ -79,18 +82,18 @@ struct Pending {
 }
 
 impl Pending {
-    /// First byte in the arena behind it.
+    /// The first byte in the arena after it.
     fn end(&self) -> usize {
         self.arena + REGISTERS * 8 + self.stack_bytes as usize
     }
 }
 
-/// Names of generated code by image and address; None where none is known.
+/// Names of generated code by image and address; None if there is no name.
 type Generated = HashMap<(u32, u64), Option<String>>;
 
-/// Where an address of the target lies.
+/// The location of an address of the target.
 enum Place {
-    /// In a module, by its own addresses.
+    /// In a module, with the module's own address.
     File(u32, u64),
     Generated(u32),
 }
@@ -110,27 +113,30 @@ pub struct Collector {
     unknown_module: u32,
 
     members: HashMap<i32, Member>,
-    /// Members that were seen to have ended, and when: not asked again at every tick. Their late samples still count.
+    /// Members whose end was noticed, with the time. They are not read at every tick. Their late samples
+    /// still count.
     ended: HashMap<i32, u64>,
-    /// When the kernel told of the last end of a thread of the target's (CLOCK_MONOTONIC).
+    /// When the kernel reported the last end of a thread of the target (CLOCK_MONOTONIC).
     pub last_exit_ns: Option<u64>,
-    /// Processes outside the target, with their parents: who joins late brings its children along.
+    /// Processes outside the target, with their parents. If the parent joins the target later, its children
+    /// join too.
     strangers: HashMap<i32, i32>,
-    /// Processes of the target beyond the limit: neither measured nor neighbours.
+    /// Processes of the target above the limit: neither measured nor neighbours.
     left_out: HashSet<i32>,
     images: Vec<Image>,
     versions: u64,
-    /// Images that nobody runs, and of those the ones that were emptied.
+    /// The number of images without a process, and the images among them that were emptied.
     unused: usize,
     free: Vec<u32>,
-    /// In order of appearance, those that ended included.
+    /// In order of appearance, with those that ended.
     pub processes: Vec<Process>,
-    /// Where each of them stands in the list.
+    /// The index of each process in the list.
     listed: HashMap<i32, usize>,
     processes_left_out: u64,
-    /// Followed, but beyond the limit of those whose facts are kept.
+    /// Processes that are measured, but above the limit of listed processes.
     unlisted: HashSet<i32>,
-    /// To be looked at once more: right after exec the libraries that tell what it is may not be mapped yet.
+    /// Processes to inspect again: directly after exec, the libraries that show what it is may not be mapped
+    /// yet.
     young: VecDeque<i32>,
     checked: Vec<i32>,
 
@@ -147,21 +153,21 @@ pub struct Collector {
     arena: Vec<u8>,
 
     pub lost: u64,
-    /// Samples that were not kept, and samples kept without their callers: no room.
+    /// Samples that were not kept, and samples kept without their callers, because of limits.
     pub samples_left_out: u64,
     pub without_callers: u64,
     /// Samples whose stacks could not be read.
     pub unread: u64,
-    /// Processes that ran 32-bit code, and samples of it: it is not unwound.
+    /// Processes that ran 32-bit code, and its samples: it is not unwound.
     pub narrow: HashSet<i32>,
     pub narrow_samples: u64,
-    /// Why the code of some process is not known whole.
+    /// Why the code of a process is known only in part.
     pub code_cut: Option<Absence>,
     neighbours: BTreeMap<i32, u64>,
     comms: HashMap<i32, String>,
 }
 
-/// How much of each list has gone into batches.
+/// How much of each list is already in batches.
 #[derive(Default)]
 struct Shipped {
     frames: usize,
@@ -223,7 +229,7 @@ impl Collector {
         self.start_ns = start_ns;
     }
 
-    /// Makes a process part of the target and learns what it is.
+    /// Makes a process part of the target and inspects it.
     pub fn adopt(&mut self, pid: i32) {
         if self.members.contains_key(&pid) {
             return;
@@ -235,7 +241,7 @@ impl Collector {
         self.enter_inspected(pid);
         self.strangers.remove(&pid);
         self.left_out.remove(&pid);
-        // What it started before it was known belongs to the target as well, and is no neighbour.
+        // Children that it started before belong to the target too, and are not neighbours.
         let children: Vec<i32> = self
             .strangers
             .iter()
@@ -250,12 +256,12 @@ impl Collector {
         }
     }
 
-    /// Processes of the target that are not in the recording, or not by name; None where all are.
+    /// Processes of the target that are not recorded, or not listed; None if all are.
     pub fn missing(&self) -> Option<String> {
         let mut missing = Vec::new();
         if self.processes_left_out > 0 {
             missing.push(format!(
-                "{} processes were not followed: more than {PROCESS_LIMIT} ran at a time",
+                "{} processes were not measured: more than {PROCESS_LIMIT} ran at the same time",
                 self.processes_left_out
             ));
         }
@@ -268,16 +274,19 @@ impl Collector {
         (!missing.is_empty()).then(|| missing.join("; "))
     }
 
-    /// What the reader of foreign files could not read; None where it read all.
+    /// What the reader of untrusted files could not read; None if it read everything.
     pub fn unread(&mut self) -> Option<String> {
         let mut missing = self.modules.reader().missing();
         if self.unread > 0 {
-            missing.push(format!("the callers of {} samples were not read", self.unread));
+            missing.push(format!(
+                "the callers of {} samples could not be read",
+                self.unread
+            ));
         }
         (!missing.is_empty()).then(|| missing.join("; "))
     }
 
-    /// The report waits from now on for what is read.
+    /// From now on the report waits for the reader.
     pub fn window_closed(&mut self) {
         let samples = self.samples.len() + self.waits.len();
         self.modules.reader().window_closed(samples);
@@ -294,7 +303,7 @@ impl Collector {
         }
     }
 
-    /// The process runs what /proc shows now.
+    /// Adds the process with the image that /proc shows now.
     fn enter_inspected(&mut self, pid: i32) {
         let since_ns = clock::monotonic_ns();
         let (process, space) = match self.modules.inspect(pid) {
@@ -304,7 +313,7 @@ impl Collector {
                 }
                 (view.process, view.space)
             }
-            // It ended before it could be looked at: what perf tells of its mappings is all there is.
+            // It ended before it could be inspected: only perf's mapping records are known.
             Err(error) => {
                 let mut process = unseen(pid, &error.to_string());
                 process.comm = self.comms.get(&pid).cloned().unwrap_or_default();
@@ -327,7 +336,7 @@ impl Collector {
         self.members.insert(pid, Member { image, since_ns });
     }
 
-    /// No longer a member: gone, or its number is another process's now.
+    /// Removes a member: it has ended, or its pid belongs to another process now.
     fn forget(&mut self, pid: i32) {
         self.ended.remove(&pid);
         if let Some(member) = self.members.remove(&pid) {
@@ -354,7 +363,8 @@ impl Collector {
         self.versions
     }
 
-    /// The image of a member alone: what it maps from now on is not in the others that came from the same fork.
+    /// An image that only this member uses: later mappings must not appear in other processes of the same
+    /// fork.
     fn own_image(&mut self, pid: i32) -> Option<u32> {
         let member = *self.members.get(&pid)?;
         let image = &self.images[member.image as usize];
@@ -390,7 +400,7 @@ impl Collector {
         }
     }
 
-    /// Looks again at what started lately, and keeps what is known better now.
+    /// Inspects recently started processes again, and keeps the better facts.
     pub fn check_facts(&mut self, at_end: bool) {
         let mut due: Vec<i32> = Vec::new();
         if at_end {
@@ -414,7 +424,7 @@ impl Collector {
         }
     }
 
-    /// Members that can still run. One that nobody has reaped yet has ended.
+    /// The members that can still run. A zombie has ended.
     pub fn alive(&mut self) -> Vec<i32> {
         let now = clock::monotonic_ns();
         let mut alive = Vec::new();
@@ -431,8 +441,8 @@ impl Collector {
         alive
     }
 
-    /// Lets go of members that ended a while ago and of images that nobody runs, so that a target that keeps starting
-    /// processes neither fills the memory nor its own limit.
+    /// Removes members that ended a while ago and images without a process, so that a target that constantly
+    /// starts processes neither fills the memory nor reaches its limit.
     fn let_go(&mut self, now_ns: u64) {
         if self.ended.len().max(self.unused) < ENDED_KEPT {
             return;
@@ -444,7 +454,7 @@ impl Collector {
             .map(|(&pid, _)| pid)
             .collect();
         ended.iter().for_each(|&pid| self.forget(pid));
-        // The dumps that wait to be unwound refer to images.
+        // Stacks that wait for unwinding refer to images.
         self.open_perf_maps();
         self.unwind_pending();
         let free: HashSet<u32> = self.free.iter().copied().collect();
@@ -457,7 +467,7 @@ impl Collector {
         self.unused = 0;
     }
 
-    /// At least one kernel function had a name; true as well before any was seen.
+    /// Whether at least one kernel function had a name; also true if there was none yet.
     pub fn kernel_named(&self) -> bool {
         let mut kernel = self
             .kernel_frames
@@ -466,7 +476,7 @@ impl Collector {
         self.kernel_frames.is_empty() || kernel.any(|frame| frame.symbol.is_some())
     }
 
-    /// Records in order of time (CLOCK_MONOTONIC).
+    /// Takes records in order of time (CLOCK_MONOTONIC).
     pub fn take(&mut self, time_ns: u64, event: Event<'_>) {
         match event {
             Event::Sample(sample) => self.take_sample(&sample),
@@ -508,8 +518,8 @@ impl Collector {
         }
     }
 
-    /// On a machine that keeps starting processes, what is known of those outside the target would fill the memory.
-    /// Members stay until /proc says that they ended: a leader may end before its threads.
+    /// On a machine that constantly starts processes, data of processes outside the target would fill the
+    /// memory. Members stay until /proc shows their end: a leader may end before its threads.
     fn take_exit(&mut self, pid: i32) {
         self.strangers.remove(&pid);
         self.left_out.remove(&pid);
@@ -526,7 +536,7 @@ impl Collector {
         {
             return;
         }
-        // The number is a new process's, whoever had it before.
+        // The pid belongs to a new process now.
         self.forget(pid);
         self.strangers.remove(&pid);
         self.left_out.remove(&pid);
@@ -541,7 +551,7 @@ impl Collector {
             self.leave_out(pid);
             return;
         }
-        // The same image until it execs.
+        // The child has the same image until exec.
         self.enter(pid, image, time_ns);
         if let Some(mut process) = self.listed(parent).cloned() {
             (process.pid, process.ppid) = (pid, parent);
@@ -549,7 +559,7 @@ impl Collector {
         }
     }
 
-    /// Whether a process that no fork record told of belongs to the target, by its ancestors.
+    /// Whether a process without a fork record belongs to the target, judged by its ancestors.
     fn belongs(&mut self, pid: i32) -> bool {
         if self.members.contains_key(&pid) {
             return true;
@@ -563,7 +573,7 @@ impl Collector {
             let stat = match self.proc.process_stat(ancestor) {
                 Ok(stat) => stat,
                 Err(absence) if absence.is_gone() => break,
-                // Not known now: asked again when it shows up again.
+                // Unknown now; tried again at its next sample.
                 Err(_) => return false,
             };
             ancestor = stat.ppid;
@@ -625,7 +635,7 @@ impl Collector {
         }
     }
 
-    /// A look at a waiting thread. `registers` and `stack` where they could be read.
+    /// A sample of a waiting thread. `registers` and `stack` are present if they could be read.
     pub fn take_wait(&mut self, wait: WaitSample, kernel: &[String], user: Option<(Registers, &[u8])>) {
         let Some(&Member { image, .. }) = self.members.get(&wait.pid) else {
             return;
@@ -646,7 +656,7 @@ impl Collector {
                 complete: true,
             })
         });
-        // Numbers of system calls are those of its own kind of code, and so is its stack.
+        // Its numbers of system calls, and its stack layout, are those of 32-bit code.
         let narrow = self.images[image as usize].narrow;
         let user = user.map(|(registers, stack)| (registers, if narrow { &[] } else { stack }));
         let wait = WaitSample {
@@ -670,7 +680,7 @@ impl Collector {
 
     fn defer(&mut self, owner: Owner, image: u32, registers: &Registers, stack: &[u8]) {
         if self.arena.len() + stack.len() > ARENA_LIMIT {
-            // What is unwound now has to be named now.
+            // Stacks that are unwound now must also be named now.
             self.open_perf_maps();
             self.unwind_pending();
         }
@@ -696,7 +706,7 @@ impl Collector {
             .take(STACK_DEPTH)
             .enumerate()
             .map(|(depth, &address)| {
-                // All but the leaf are return addresses: step back into the call.
+                // All addresses but the leaf are return addresses: step back into the call.
                 let address = if depth == 0 {
                     address
                 } else {
@@ -718,7 +728,7 @@ impl Collector {
             return known;
         }
         let symbol = self.kernel_names.name(address);
-        // Addresses of the kernel give away its layout: where a name is known they aren't kept.
+        // Kernel addresses reveal the kernel's layout, so they are not kept where a name is known.
         let frame = Frame {
             module: Some(self.kernel_module),
             symbol,
@@ -750,14 +760,16 @@ impl Collector {
     }
 
     fn unwind_pending(&mut self) {
-        /// Names of generated code that are kept from one segment to the next: their file is read for the others alone.
+        /// How many names of generated code are kept between segments: the file is then read only for the
+        /// others.
         const GENERATED_KEPT: usize = 64 << 10;
         let mut generated = Generated::new();
         let pending = std::mem::take(&mut self.pending);
         let mut arena = std::mem::take(&mut self.arena);
         let mut rest = &pending[..];
         while !rest.is_empty() {
-            // What is named at a time: few enough to keep, many enough to look through a file's symbols once.
+            // One segment at a time: small enough for memory, large enough to search a file's symbols once
+            // for many.
             let (segment, behind) = rest.split_at(rest.len().min(NAMED_AT_ONCE));
             rest = behind;
             if self.stacks.bytes > STACKS_LIMIT {
@@ -770,7 +782,7 @@ impl Collector {
             }
             self.name(segment, &unwound, &mut generated);
             for (item, unwound) in segment.iter().zip(&unwound) {
-                // The leaf alone stays where the stack could not be read.
+                // Only the leaf remains if the stack could not be read.
                 let Some(unwound) = unwound else {
                     self.unread += 1;
                     continue;
@@ -782,7 +794,7 @@ impl Collector {
                     .collect();
                 let stack = Some(self.stacks.id(Stack {
                     frames,
-                    // Nothing is known of callers where no stack was read.
+                    // The callers are unknown if no stack was read.
                     complete: !unwound.truncated && item.stack_bytes > 0,
                 }));
                 match item.owner {
@@ -795,7 +807,7 @@ impl Collector {
         self.arena = arena;
     }
 
-    /// Return addresses of each stack; None where it could not be read.
+    /// The return addresses of each stack; None if it could not be read.
     fn unwind(&mut self, segment: &[Pending], arena: &[u8]) -> Vec<Option<Unwound>> {
         let mut out = Vec::with_capacity(segment.len());
         let mut rest = segment;
@@ -805,7 +817,7 @@ impl Collector {
             rest = behind;
             let end = part.last().map_or(first.arena, Pending::end);
             let raw = &arena[first.arena..end];
-            // The child may have died of a table: the next one goes by frame pointers.
+            // The child may have crashed on an unwind table; the next child uses frame pointers only.
             let unwound = self
                 .ask_to_unwind(part, raw)
                 .or_else(|_| self.ask_to_unwind(part, raw));
@@ -829,7 +841,8 @@ impl Collector {
         self.modules.reader().unwind(dumps.collect(), raw)
     }
 
-    /// Learns the names that a segment's stacks need: of functions in files for good, of generated code for now.
+    /// Reads the names that a segment's stacks need. Names of functions in files are kept; those of generated
+    /// code are temporary.
     fn name(&mut self, segment: &[Pending], unwound: &[Option<Unwound>], names: &mut Generated) {
         let mut functions: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
         let mut generated: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
@@ -887,7 +900,7 @@ impl Collector {
                 Some(&known) => known,
                 None => self.keep_name(module, offset, None),
             },
-            // Its writer may have left names; without one, one frame stands for all of it.
+            // The JIT compiler may have written names. Code without a name shares one frame.
             Place::Generated(module) => self.frames.id(Frame {
                 module: Some(module),
                 symbol: generated.get(&(image, address)).cloned().flatten(),
@@ -904,8 +917,8 @@ impl Collector {
                 offset: 0,
             });
         }
-        // One frame a function: the instruction within it tells nothing more, but where there is no name the
-        // address decides whether it lies in malloc's range.
+        // One frame per function: the instruction within it gives no more information. Without a name, the
+        // address decides whether it is in malloc's range.
         let ranges = &self.modules.list()[module as usize].malloc_ranges;
         let inside = ranges.iter().find(|(s, e)| (*s..*e).contains(&offset));
         let kept = match (&symbol, inside) {
@@ -922,16 +935,17 @@ impl Collector {
         id
     }
 
-    /// Opens the files with the names of generated code, anew where they were open before: their writer may have begun
-    /// another.
+    /// Opens the files with names of generated code, again if they were open before: the JIT compiler may
+    /// have started a new file.
     fn open_perf_maps(&mut self) {
         for (pid, member) in &self.members {
             let image = &mut self.images[member.image as usize];
-            // Its own process's file before that of a child which shares the image.
+            // The file of the image's own process takes precedence over that of a child that shares the
+            // image.
             if image.perf_map.is_some() && image.space.pid != *pid {
                 continue;
             }
-            // One that ended since keeps what was opened of it.
+            // A process that has ended keeps the file that was opened before.
             let Ok(status) = self.proc.status(*pid) else {
                 continue;
             };
@@ -942,7 +956,7 @@ impl Collector {
         }
     }
 
-    /// What came since the last batch.
+    /// The data since the last batch.
     pub fn batch(&mut self) -> super::file::Batch {
         self.let_go(clock::monotonic_ns());
         let batch = super::file::Batch {
@@ -961,13 +975,13 @@ impl Collector {
         batch
     }
 
-    /// Unwinds and names everything. What there was no room for is known after it.
+    /// Unwinds and names everything. After it, the losses because of limits are known.
     pub fn unwind_all(&mut self) {
         self.open_perf_maps();
         self.unwind_pending();
     }
 
-    /// What is to be kept, after `unwind_all`.
+    /// The data to keep, after `unwind_all`.
     pub fn finish(self, sample_period_ns: u64) -> Collected {
         let neighbours = self.neighbours.iter().map(|(&pid, &samples)| Neighbour {
             pid,
@@ -983,7 +997,7 @@ impl Collector {
         neighbours.sort_by(|a, b| b.cpu_ns.cmp(&a.cpu_ns).then(a.pid.cmp(&b.pid)));
         neighbours.truncate(32);
 
-        // Only what the samples refer to: the leaf-only stacks of the batches are of no more use.
+        // Keeps only what the samples refer to; the leaf-only stacks of the batches are no longer needed.
         let mut keep = Compactor::new(&self.stacks.list, &self.frames.list);
         let sample_stacks = self
             .samples
@@ -1020,17 +1034,17 @@ pub struct Collected {
     pub lost: u64,
 }
 
-/// Whether a process can still run, by what /proc says of it. A refusal is no end: out of descriptors nothing can be
-/// read, and the target is there all the same.
+/// Whether a process can still run, judged by /proc. A failed read is not an end: without descriptors nothing
+/// can be read, but the target still exists.
 fn may_run(stat: &Measured<ProcessStat>) -> bool {
     match stat {
-        // A leader may end before its threads: then it is a zombie with threads beside it.
+        // A leader may end before its threads: then it is a zombie with living threads.
         Ok(stat) => !stat.ended() || stat.threads > 1,
         Err(absence) => !matches!(absence.reason, Reason::Vanished | Reason::NotFound),
     }
 }
 
-/// A later look at the same program: more of it is mapped by then. What it no longer tells is kept.
+/// Merges a later inspection of the same program, when more of it is mapped. Facts that it lacks are kept.
 fn keep_better(known: &mut Process, later: Process) {
     fn take<T>(known: &mut Measured<T>, later: Measured<T>) {
         if later.is_ok() || known.is_err() {
@@ -1073,7 +1087,7 @@ fn unseen(pid: i32, why: &str) -> Process {
 struct Interner<T> {
     list: Vec<T>,
     ids: HashMap<T, u32>,
-    /// Of the values in the list, what they point to included.
+    /// Size of the values in the list, with what they point to.
     bytes: usize,
 }
 
@@ -1167,11 +1181,11 @@ mod tests {
     use allocwall_host::maps::{Mapping, Perms};
     use allocwall_host::perf::RawSample;
 
-    /// Numbers that no process has: nothing of them can be inspected.
+    /// Process numbers that do not exist, so they cannot be inspected.
     const ROOT: i32 = 2_000_000_001;
     const LATER: u64 = u64::MAX;
 
-    /// A collector whose /proc holds these processes alone, and what keeps that there.
+    /// A collector whose /proc has only these processes, and the folder of that /proc.
     fn collector(alive: &[i32]) -> (Collector, tempfile::TempDir) {
         let proc = tempfile::tempdir().unwrap();
         for pid in alive {
@@ -1258,7 +1272,7 @@ mod tests {
     }
 
     #[test]
-    fn who_joins_late_brings_its_children() {
+    fn a_process_that_joins_late_brings_its_children() {
         let (child, grandchild, gone) = (ROOT + 1, ROOT + 2, ROOT + 3);
         let (mut c, _proc) = collector(&[grandchild]);
         fork(&mut c, 1, grandchild, child);
@@ -1275,7 +1289,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_nobody_s_business_is_forgotten_when_it_ends() {
+    fn processes_outside_the_target_are_removed_when_they_end() {
         let (mut c, _proc) = collector(&[]);
         let (quiet, busy, member) = (ROOT + 1, ROOT + 2, ROOT + 3);
         fork(&mut c, 1, member, ROOT);
@@ -1289,13 +1303,13 @@ mod tests {
             assert_eq!(c.last_exit_ns, None);
             c.take(3, Event::Exited { pid, tid });
         }
-        assert_eq!(c.last_exit_ns, Some(3), "that of the member alone");
+        assert_eq!(c.last_exit_ns, Some(3), "only the member's exit counts");
         assert!(c.strangers.is_empty() && !c.comms.contains_key(&quiet));
         assert!(c.comms.contains_key(&busy) && c.members.contains_key(&member));
     }
 
     #[test]
-    fn the_limit_is_of_those_that_run_and_who_is_left_out_is_no_neighbour() {
+    fn the_limit_counts_running_processes_and_the_rest_are_not_neighbours() {
         let (mut c, _proc) = collector(&[]);
         let limit = PROCESS_LIMIT as i32;
         for n in 1..limit {
@@ -1310,8 +1324,8 @@ mod tests {
             sample(&mut c, its_child);
         }
         assert!(c.neighbours.is_empty() && c.samples.is_empty());
-        assert!(c.missing().unwrap().starts_with("2 processes were not followed"));
-        // /proc has none of them any more: there is room again.
+        assert!(c.missing().unwrap().starts_with("2 processes were not measured"));
+        // /proc has none of them any more, so there is room again.
         assert!(c.alive().is_empty());
         fork(&mut c, 3, one, ROOT);
         sample(&mut c, one);
@@ -1319,7 +1333,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_ended_long_ago_are_let_go() {
+    fn members_that_ended_long_ago_are_removed() {
         let (mut c, _proc) = collector(&[]);
         for n in 1..=ENDED_KEPT as i32 {
             c.adopt(ROOT + n);
@@ -1332,7 +1346,7 @@ mod tests {
         c.let_go(now + 2 * LATE_NS);
         assert!(c.members.is_empty() && c.ended.is_empty());
         c.adopt(ROOT + 5000);
-        assert_eq!(c.images.len(), images, "emptied images are used again");
+        assert_eq!(c.images.len(), images, "emptied images must be reused");
     }
 
     #[test]
@@ -1374,19 +1388,19 @@ mod tests {
         assert_eq!(
             name(&mut c).as_deref(),
             Some("second"),
-            "a file that is gone takes nothing away"
+            "names remain after the file is removed"
         );
     }
 
     #[test]
-    fn only_what_is_gone_has_ended() {
+    fn only_a_missing_process_has_ended() {
         let refused = |reason| may_run(&Err(Absence::new(reason, "")));
         assert!(refused(Reason::NotSupported) && refused(Reason::NotPermitted));
         assert!(!refused(Reason::Vanished) && !refused(Reason::NotFound));
     }
 
     #[test]
-    fn a_later_look_adds_and_takes_nothing_away() {
+    fn a_later_inspection_only_adds_facts() {
         let mut known = unseen(ROOT, "too early");
         known.runtime = Ok(Runtime::Native);
         let mut later = known.clone();

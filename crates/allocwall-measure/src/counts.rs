@@ -1,7 +1,9 @@
-//! How often the target maps, unmaps and advises: counted in short slices of the window, or over all of it where nobody minds the cost.
+//! Counts how often the target maps, unmaps and advises memory: in short slices of the window, or during all
+//! of it if the cost doesn't matter.
 //!
-//! While any system-call tracepoint is open, every system call of the machine takes the slow way in
-//! (SYSCALL_WORK_SYSCALL_TRACEPOINT, include/linux/thread_info.h). So by default it is open for a small part of the window only.
+//! While a system-call tracepoint is open, every system call of the machine takes the slow entry path
+//! (SYSCALL_WORK_SYSCALL_TRACEPOINT, include/linux/thread_info.h). So by default it is open only for a small
+//! part of the window.
 
 use super::record::probe;
 use allocwall_host::perf::EventCounter;
@@ -15,23 +17,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const CALLS: [&str; 6] = ["mmap", "munmap", "brk", "madvise", "mremap", "mprotect"];
-/// Where the slices begin, as parts of the window.
+/// Where the slices start, as fractions of the window.
 const SLICES: [f64; 3] = [0.15, 0.5, 0.8];
-/// All slices together take a tenth of the window at most, and no slice more than this.
+/// All slices together take at most a tenth of the window, and one slice at most this.
 const SLICE: Duration = Duration::from_millis(200);
-/// An event per thread and call: more threads are not counted, and their calls not guessed.
+/// There is one event per thread and call. Further threads are not counted, and their calls are not
+/// estimated.
 const THREADS_LIMIT: usize = 128;
 
 type Outcome = (Vec<EventCount>, ProbeState);
 
 pub struct Counting {
     stop: Arc<AtomicBool>,
-    /// The target's processes as they are now: a slice counts those that run when it begins.
+    /// The current processes of the target. A slice counts those that run when it starts.
     pids: Arc<Mutex<Vec<i32>>>,
     thread: Worker<Outcome>,
 }
 
-/// Counts in a thread of its own: closing a tracepoint waits for the kernel's grace period.
+/// Counts in a separate thread: closing a tracepoint waits for a grace period of the kernel.
 pub fn start(proc: &ProcFs, pids: &[i32], window: Duration, throughout: bool) -> Counting {
     let stop = Arc::new(AtomicBool::new(false));
     let pids = Arc::new(Mutex::new(pids.to_vec()));
@@ -43,7 +46,7 @@ pub fn start(proc: &ProcFs, pids: &[i32], window: Duration, throughout: bool) ->
 }
 
 impl Counting {
-    /// Processes come and go within the window.
+    /// Updates the list of processes during the window.
     pub fn follow(&self, pids: &[i32]) {
         let mut shared = self.pids.lock().unwrap_or_else(PoisonError::into_inner);
         shared.clear();
@@ -54,7 +57,10 @@ impl Counting {
         self.stop.store(true, Ordering::Relaxed);
         let absent = |absence| (Vec::new(), ProbeState::Absent(absence));
         let (counts, state) = self.thread.finish().unwrap_or_else(absent);
-        (counts, probe("map_calls", "how often it maps and unmaps", state))
+        (
+            counts,
+            probe("map_calls", "number of mmap, munmap and similar calls", state),
+        )
     }
 }
 
@@ -96,7 +102,8 @@ fn count(
                 Err(absence) => _ = partial.get_or_insert(lower_bounds(&absence)),
             }
         }
-        // No count of nothing: what could not be listed may have called.
+        // Without threads there is no count, not a count of zero: threads that could not be listed may have
+        // called.
         if tids.is_empty() {
             continue;
         }
@@ -159,14 +166,14 @@ fn count(
     (counts, partial.map_or(ProbeState::Measured, ProbeState::Partial))
 }
 
-/// Why a part of the threads was not counted, and what that makes of the figures.
+/// Adds to the reason that the figures are lower bounds.
 fn lower_bounds(missed: &Absence) -> Absence {
     let mut absence = missed.clone();
     absence.detail += "; some threads were not counted: the figures are lower bounds";
     absence
 }
 
-/// False when told to stop.
+/// False if the counting must stop.
 fn sleep(until: Instant, stop: &AtomicBool) -> bool {
     while !stop.load(Ordering::Relaxed) {
         let left = until.saturating_duration_since(Instant::now());

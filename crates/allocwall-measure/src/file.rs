@@ -1,9 +1,9 @@
-//! A recording on disk: written as it is made, read back as it was.
+//! A recording on disk: written during the measurement, read back unchanged.
 //!
-//! Layout: `MAGIC`, format version (u16, little endian), then chunks. A chunk is the length and the CRC-32 of its body
-//! (u32 each, little endian) and the body: a `Part` in postcard, deflated. A file without a `Tail` broke off; what came
-//! before is still a recording. The reader trusts nothing: lengths, checksums, indices and numbers are checked, and
-//! nothing is allocated on a length's word alone.
+//! Layout: `MAGIC`, format version (u16, little endian), then chunks. A chunk has the length and the CRC-32
+//! of its body (u32 each, little endian) and the body: a `Part` in postcard, deflated. A file without a
+//! `Tail` was cut off; the parts before are still a recording. The reader trusts nothing: it checks lengths,
+//! checksums, indices and numbers, and allocates nothing only because a length says so.
 
 use allocwall_host::file;
 use allocwall_model::error::{Error, Result};
@@ -21,24 +21,24 @@ use std::path::{Path, PathBuf};
 
 const MAGIC: &[u8; 10] = b"allocwall\0";
 const HEADER: usize = MAGIC.len() + 2;
-/// Raised whenever `Part` or anything in it changes shape.
+/// Increased whenever `Part` or anything in it changes.
 pub const FORMAT_VERSION: u16 = 2;
 
 const FILE_LIMIT: u64 = 256 << 20;
 const PART_LIMIT: u64 = 64 << 20;
-/// Values take up to 24 times the memory of their bytes here (empty strings), so a small file must not unpack to much.
-/// Times and numbers in a real one keep it above a tenth of what it holds.
+/// Values take up to 24 times the memory of their bytes here (empty strings), so a small file must not unpack
+/// to much. Real files stay above a tenth of their unpacked size because of their times and numbers.
 const UNPACKED_LIMIT: u64 = 256 << 20;
 const UNPACKED_SMALL: u64 = 8 << 20;
 const UNPACKED_RATIO: u64 = 32;
-/// What the lists of a recording may take in memory; the recorder's own budgets come to less than 300 MiB.
+/// The most memory for the lists of a recording; the recorder's own budgets sum to less than 300 MiB.
 const MEMORY_LIMIT: usize = 384 << 20;
 const PARTS_LIMIT: usize = 100_000;
-/// Above what the recorder keeps, in number.
+/// The most items of each kind, above what the recorder keeps.
 const SAMPLES_LIMIT: usize = 2_000_000;
 const PROCESSES_LIMIT: usize = 1 << 16;
 const THREADS_LIMIT: usize = 1 << 20;
-/// Frames behind all samples and waits: they are walked for each.
+/// The most frames of all samples and waits together: they are walked for each sample.
 const FRAMES_WALKED: usize = 1_000_000_000;
 
 #[derive(Serialize, Deserialize)]
@@ -48,7 +48,7 @@ pub enum Part {
     Tail(Box<Tail>),
 }
 
-/// Known when the window opens.
+/// The data that is known when the window opens.
 #[derive(Serialize, Deserialize)]
 pub struct Head {
     pub meta: Meta,
@@ -61,14 +61,15 @@ pub struct Head {
     pub prices: Measured<PriceList>,
 }
 
-/// What one second brought. Indices count from the start of the recording.
+/// The data of one second. Indices count from the start of the recording.
 #[derive(Default, Serialize, Deserialize)]
 pub struct Batch {
     #[serde(deserialize_with = "allocwall_model::room::charged")]
     pub frames: Vec<Frame>,
     #[serde(deserialize_with = "allocwall_model::room::charged")]
     pub stacks: Vec<Stack>,
-    /// User stacks hold the leaf alone until the `Tail` replaces them: unwinding waits for the window's end.
+    /// User stacks have only the leaf until the `Tail` replaces them: unwinding waits for the end of the
+    /// window.
     #[serde(deserialize_with = "allocwall_model::room::charged")]
     pub samples: Vec<CpuSample>,
     #[serde(deserialize_with = "allocwall_model::room::charged")]
@@ -79,7 +80,7 @@ pub struct Batch {
     pub python: Vec<PythonSample>,
 }
 
-/// Known when the window has closed.
+/// The data that is known when the window has closed.
 #[derive(Serialize, Deserialize)]
 pub struct Tail {
     pub meta: Meta,
@@ -96,7 +97,7 @@ pub struct Tail {
     #[serde(deserialize_with = "allocwall_model::room::charged")]
     pub neighbours: Vec<Neighbour>,
     pub heap: Measured<HeapView>,
-    /// Replace all frames and stacks; the samples of the batches follow in order.
+    /// These replace all frames and stacks; the samples of the batches follow in order.
     #[serde(deserialize_with = "allocwall_model::room::charged")]
     pub frames: Vec<Frame>,
     #[serde(deserialize_with = "allocwall_model::room::charged")]
@@ -107,26 +108,26 @@ pub struct Tail {
     pub wait_stacks: Vec<StackPair>,
 }
 
-/// Kernel and user stack of one sample.
+/// The kernel stack and the user stack of one sample.
 pub type StackPair = (Option<u32>, Option<u32>);
 
-/// Writes parts to a file and keeps them in memory, so that a full disk loses the file and not the diagnosis.
+/// Writes parts to a file and keeps them in memory, so that a full disk loses the file but not the diagnosis.
 ///
-/// Until the first part comes there is no file: a session that never opens takes nothing away and leaves nothing behind,
-/// however it ends.
+/// No file exists until the first part comes. A measurement whose window never opens neither replaces nor
+/// creates a file.
 pub struct Writer {
     path: Option<PathBuf>,
     begun: bool,
     file: Option<File>,
     bytes: Vec<u8>,
-    /// Of all parts, before they were deflated.
+    /// Bytes of all parts before compression.
     unpacked: u64,
     failure: Option<Error>,
 }
 
 impl Writer {
-    /// `path`: where to write, readable by the owner alone; None keeps the recording in memory only.
-    /// What stands there already is replaced only when it is a recording itself, or an empty file.
+    /// `path`: the file to write, readable only by its owner; None keeps the recording in memory only. An
+    /// existing file is replaced only if it is a recording or empty.
     pub fn create(path: Option<&Path>) -> Result<Writer> {
         let mut writer = Writer {
             path: path.map(Path::to_path_buf),
@@ -145,7 +146,7 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Gives the file its name and its header.
+    /// Creates the file and writes the header.
     fn begin(&mut self) {
         let path = match &self.path {
             Some(path) if !self.begun => path,
@@ -166,12 +167,13 @@ impl Writer {
         self.body(&postcard::to_stdvec(part).unwrap_or_default());
     }
 
-    /// A part as postcard has it.
+    /// Writes a part that is already encoded with postcard.
     #[doc(hidden)]
     pub fn body(&mut self, plain: &[u8]) {
         self.unpacked += plain.len() as u64;
         let mut body = deflated(plain, Compression::fast());
-        // A reader takes what deflates better than any real data for an attack: then it is only stored.
+        // A reader rejects data that compresses better than real data, as a possible attack. Such data is
+        // stored uncompressed.
         if self.unpacked > UNPACKED_SMALL / 2 && plain.len() as u64 > body.len() as u64 * UNPACKED_RATIO / 2 {
             body = deflated(plain, Compression::none());
         }
@@ -192,7 +194,7 @@ impl Writer {
         }
     }
 
-    /// The recording as a reader of the file would see it, and what went wrong with the file, if anything did.
+    /// The recording as a reader of the file would see it, and the error of the file, if there was one.
     pub fn finish(self) -> (Result<Recording>, Option<Error>) {
         let path = self.path.unwrap_or_else(|| PathBuf::from("(memory)"));
         (decode(&path, &self.bytes), self.failure)
@@ -206,7 +208,8 @@ fn failed(path: &Path, cause: io::Error) -> Error {
     }
 }
 
-/// Readable by its owner alone. What stands there is replaced at once, never written into: another name of it keeps it.
+/// Creates the file, readable only by its owner. An existing file is replaced in one step and never
+/// overwritten: other hard links keep the old contents.
 fn create(path: &Path) -> io::Result<File> {
     let new = OpenOptions::new()
         .write(true)
@@ -217,7 +220,7 @@ fn create(path: &Path) -> io::Result<File> {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
         new => return new,
     }
-    // tempfile creates with mode 0600 on Unix. Its errors name the temporary file: the kind is enough.
+    // tempfile creates with mode 0600 on Unix. Its errors name the temporary file, so only the kind is kept.
     let waiting = tempfile::Builder::new()
         .prefix(".allocwall-")
         .tempfile_in(file::folder_of(path))
@@ -225,7 +228,7 @@ fn create(path: &Path) -> io::Result<File> {
     Ok(waiting.persist(path)?)
 }
 
-/// Looked at without opening it first: a pipe would block, and a device is never to be replaced by a file.
+/// Checks before opening: opening a pipe would block, and a device must never be replaced by a file.
 fn may_replace(path: &Path) -> Result<()> {
     let found = match std::fs::symlink_metadata(path) {
         Ok(found) => found,
@@ -234,12 +237,11 @@ fn may_replace(path: &Path) -> Result<()> {
     };
     if !found.is_file() {
         return Err(Error::Refused(format!(
-            "{} is no regular file and is not overwritten; name another file with -o",
+            "{} is not a regular file and is not overwritten; name another file with -o",
             path.display()
         )));
     }
-    // Writing is asked for as well: the rename needs the folder's permission alone, but a file made read-only is meant
-    // to stay.
+    // Opened for writing too: the rename needs only the folder's permission, but a read-only file must stay.
     let mut existing = OpenOptions::new()
         .read(true)
         .write(true)
@@ -248,7 +250,7 @@ fn may_replace(path: &Path) -> Result<()> {
     let mut start = [0; MAGIC.len()];
     if found.len() > 0 && !(existing.read_exact(&mut start).is_ok() && start == *MAGIC) {
         return Err(Error::Refused(format!(
-            "{} exists and is no recording; name another file with -o, or remove it first",
+            "{} exists and is not a recording; name another file with -o, or remove it first",
             path.display()
         )));
     }
@@ -261,7 +263,7 @@ fn deflated(plain: &[u8], level: Compression) -> Vec<u8> {
     deflate.finish().unwrap_or_default()
 }
 
-/// Reads a recording. Errors say which of "no recording", "newer", "damaged" it is.
+/// Reads a recording. The error says whether the file is not a recording, newer, or damaged.
 pub fn read(path: &Path) -> Result<Recording> {
     let fail = |cause| failed(path, cause);
     let file = File::open(path).map_err(fail)?;
@@ -269,7 +271,7 @@ pub fn read(path: &Path) -> Result<Recording> {
     if meta.is_dir() {
         return Err(fail(io::Error::from(io::ErrorKind::IsADirectory)));
     }
-    // The header first: what is no recording is not read in, however long it is.
+    // Reads the header first: a file that is not a recording is not read further, whatever its size.
     let mut bytes = Vec::new();
     (&file)
         .take(HEADER as u64)
@@ -283,7 +285,7 @@ pub fn read(path: &Path) -> Result<Recording> {
     decode(path, &bytes)
 }
 
-/// `path` is only for the messages.
+/// `path` is used only for messages.
 pub fn decode(path: &Path, bytes: &[u8]) -> Result<Recording> {
     room::bounded(MEMORY_LIMIT, || decode_parts(bytes)).map_err(|detail| Error::Recording {
         path: path.to_path_buf(),
@@ -291,7 +293,7 @@ pub fn decode(path: &Path, bytes: &[u8]) -> Result<Recording> {
     })
 }
 
-/// What follows the header of a recording that this program reads.
+/// Returns the bytes after the header of a recording that this program can read.
 fn check_header(bytes: &[u8]) -> std::result::Result<&[u8], String> {
     if bytes.is_empty() {
         return Err("it is empty".into());
@@ -299,19 +301,19 @@ fn check_header(bytes: &[u8]) -> std::result::Result<&[u8], String> {
     let rest = bytes
         .strip_prefix(MAGIC)
         .ok_or_else(|| match MAGIC.starts_with(bytes) {
-            true => "it ends within its header",
-            false => "it does not start like one",
+            true => "it ends inside its header",
+            false => "it does not start with the header of a recording",
         })?;
-    let (version, rest) = rest.split_first_chunk::<2>().ok_or("it ends within its header")?;
+    let (version, rest) = rest.split_first_chunk::<2>().ok_or("it ends inside its header")?;
     let version = u16::from_le_bytes(*version);
     if version > FORMAT_VERSION {
         return Err(format!(
-            "it is of format {version}, newer than this program's {FORMAT_VERSION}; use the allocwall that wrote it, or a newer one"
+            "it has format {version}, newer than this program's format {FORMAT_VERSION}; use the allocwall that wrote it, or a newer one"
         ));
     }
     if version != FORMAT_VERSION {
         return Err(format!(
-            "it is of format {version}; this program reads format {FORMAT_VERSION}"
+            "it has format {version}; this program reads format {FORMAT_VERSION}"
         ));
     }
     Ok(rest)
@@ -320,7 +322,7 @@ fn check_header(bytes: &[u8]) -> std::result::Result<&[u8], String> {
 fn decode_parts(bytes: &[u8]) -> std::result::Result<Recording, String> {
     if bytes.len() as u64 > FILE_LIMIT {
         return Err(format!(
-            "larger than {} MiB, which no recording is",
+            "it is larger than {} MiB, the most that a recording can have",
             FILE_LIMIT >> 20
         ));
     }
@@ -338,9 +340,9 @@ fn decode_parts(bytes: &[u8]) -> std::result::Result<Recording, String> {
         let broken_off = rest.len() < 8
             || (u32::from_le_bytes([rest[0], rest[1], rest[2], rest[3]]) as usize) > rest.len() - 8;
         if broken_off {
-            // The writer was killed, or the copy was cut: keep the whole parts.
+            // The writer was killed, or the copy is incomplete: keep the complete parts.
             if head.is_none() {
-                return Err("it is cut off before its first part ends".into());
+                return Err("it is cut off inside its first part".into());
             }
             break;
         }
@@ -358,7 +360,7 @@ fn decode_parts(bytes: &[u8]) -> std::result::Result<Recording, String> {
             _ => return Err(format!("part {parts} is out of order")),
         }
     }
-    let head = head.ok_or("it has a header and nothing else")?;
+    let head = head.ok_or("it has a header but no data")?;
     let recording = assemble(head, batches, tail)?;
     validate(&recording)?;
     Ok(recording)
@@ -372,12 +374,12 @@ fn decode_part(body: &[u8], budget: &mut u64) -> std::result::Result<Part, Strin
         .read_to_end(&mut plain)
         .map_err(|_| "does not unpack".to_string())?;
     if plain.len() as u64 > limit {
-        return Err("unpacks to more than a recording holds".into());
+        return Err("unpacks to more than a recording can have".into());
     }
     *budget -= plain.len() as u64;
     let (part, left) = postcard::take_from_bytes(&plain).map_err(|_| "does not parse".to_string())?;
     if !left.is_empty() {
-        return Err("has bytes to spare".into());
+        return Err("has extra bytes".into());
     }
     Ok(part)
 }
@@ -386,7 +388,7 @@ fn assemble(head: Head, batches: Vec<Batch>, tail: Option<Tail>) -> std::result:
     let cut_off = || {
         Absence::new(
             Reason::Vanished,
-            "the recording breaks off: its writer was killed",
+            "the recording is cut off: the allocwall that wrote it was killed",
         )
     };
     let mut recording = Recording {
@@ -428,14 +430,14 @@ fn assemble(head: Head, batches: Vec<Batch>, tail: Option<Tail>) -> std::result:
             .max(last);
         recording.probes.push(Probe {
             name: "tail".into(),
-            what: "symbols, whole stacks and thread times".into(),
+            what: "symbols, complete stacks and thread times".into(),
             state: ProbeState::Absent(cut_off()),
         });
         return Ok(recording);
     };
     if tail.sample_stacks.len() != recording.samples.len() || tail.wait_stacks.len() != recording.waits.len()
     {
-        return Err("its tail does not fit its samples".into());
+        return Err("its tail does not match its samples".into());
     }
     for (sample, (kernel, user)) in recording.samples.iter_mut().zip(tail.sample_stacks) {
         (sample.kernel, sample.user) = (kernel, user);
@@ -456,20 +458,21 @@ fn assemble(head: Head, batches: Vec<Batch>, tail: Option<Tail>) -> std::result:
     Ok(recording)
 }
 
-/// After this, every index is within bounds and every number is finite, so that nothing downstream can fail on them.
+/// After this check every index is within bounds and every number is finite, so that later code cannot fail
+/// on them.
 fn validate(r: &Recording) -> std::result::Result<(), String> {
     let fits = |index: Option<u32>, length: usize| index.is_none_or(|i| (i as usize) < length);
     let ok = |holds: bool, what: &str| {
         if holds {
             Ok(())
         } else {
-            Err(format!("its {what} contradict one another"))
+            Err(format!("its {what} are inconsistent"))
         }
     };
     ok(!r.processes.is_empty(), "processes")?;
     let few = |holds: bool, what: &str| match holds {
         true => Ok(()),
-        false => Err(format!("it has more {what} than a recording holds")),
+        false => Err(format!("it has more {what} than a recording can have")),
     };
     few(r.processes.len() <= PROCESSES_LIMIT, "processes")?;
     few(
@@ -497,7 +500,7 @@ fn validate(r: &Recording) -> std::result::Result<(), String> {
         "stacks",
     )?;
     let window = r.meta.window_ns;
-    // A day: far above any window, far below where sums of nanoseconds overflow.
+    // One day: far above any window, far below an overflow of nanosecond sums.
     const DAY_NS: u64 = 86_400_000_000_000;
     ok(window <= DAY_NS && r.meta.requested_ns <= DAY_NS, "times")?;
     ok(
@@ -524,10 +527,10 @@ fn validate(r: &Recording) -> std::result::Result<(), String> {
     let waited = r.waits.iter().map(|w| depth(w.kernel) + depth(w.user));
     few(
         sampled.chain(waited).sum::<usize>() <= FRAMES_WALKED,
-        "frames behind its samples",
+        "frames in its stacks",
     )?;
     ok(r.ticks.windows(2).all(|w| w[0].t_ns <= w[1].t_ns), "series")?;
-    // Counters are not limited: a machine's reach any height with time, and nothing downstream adds them unchecked.
+    // Counters are not limited: those of a machine grow without bound, and later code adds them with checks.
     let tick_sane =
         |t: &Tick| t.t_ns <= DAY_NS && t.cgroup.is_none_or(|c| c.quota_cpus.is_none_or(f64::is_finite));
     ok(r.ticks.iter().all(tick_sane), "series")?;

@@ -1,4 +1,4 @@
-//! Readers of foreign bytes in this crate, by name, for fuzzing.
+//! The readers of untrusted bytes in this crate, by name, for fuzzing.
 
 use crate::reading::Readers;
 use crate::target::{self, AddressSpace, Modules};
@@ -31,9 +31,10 @@ fn elf_file(bytes: &[u8]) {
     let _ = Tables::of(&file, &mut (1 << 20));
 }
 
-/// The heap's start and length in chunks of 16, then its words.
+/// The heap's start and length in units of 16 bytes, then its words.
 fn heap_walk(mut bytes: &[u8]) {
-    // User memory ends below 2^56 (Documentation/arch/x86/x86_64/5level-paging.rst), and a mapping holds a page at least.
+    // User memory ends below 2^56 (Documentation/arch/x86/x86_64/5level-paging.rst), and a mapping has at
+    // least one page.
     let start = (word(&mut bytes) & ((1 << 56) - 1)) & !0xfff;
     let length = ((word(&mut bytes) & ((1 << 48) - 1)) & !0xfff).max(4096);
     let end = start + length;
@@ -57,7 +58,7 @@ fn proc_maps(bytes: &[u8]) {
         let inside = space.lookup(mapping.start).is_some();
         assert_eq!(
             inside, mapping.perms.execute,
-            "the youngest mapping is the one that is there"
+            "the newest mapping must be the current one"
         );
     }
 }
@@ -69,7 +70,8 @@ fn perf_map(mut bytes: &[u8]) {
     let _ = symbols::scan_perf_map(file, &mut 1000, &[address, address.saturating_add(1)], &mut names);
 }
 
-/// Registers, the tables with their addresses, then the stack. Two samples, so that the second meets the cache.
+/// Registers, the tables with their addresses, then the stack. Two samples, so that the second one uses the
+/// cache.
 fn unwind(mut bytes: &[u8]) {
     const BIAS: u64 = 0x5555_5555_0000;
     let mut registers = unwind::waiting_registers(0, 0);
@@ -97,7 +99,7 @@ fn unwind(mut bytes: &[u8]) {
     }
 }
 
-/// Small files and lines in which versions and interpreters stand.
+/// Small files and lines that contain versions and interpreters.
 fn versions(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let _ = (target::release_version(&text), target::node_header_version(&text));

@@ -1,19 +1,20 @@
-//! The control groups of a target, of which a recording holds one's figures.
+//! The control groups of a target. A recording holds the figures of one of them.
 
 use allocwall_host::cgroup::{Cgroup, CgroupFs};
 use allocwall_host::facts::Machine;
 use allocwall_model::recording::{CgroupTick, ProbeState};
 use allocwall_model::units::{Absence, Measured, Reason};
 
-/// Processes whose group is looked up, and groups that are compared.
+/// The most processes whose group is read, and the most groups that are compared.
 const ASKED: usize = 256;
 const GROUPS: usize = 16;
 
-/// The groups of a target's roots: in a pod each container has one, and the first process is in none that matters.
+/// The groups of a target's root processes. In a pod each container has its own group, and the first process
+/// may be in an irrelevant one.
 pub struct Groups {
     groups: Vec<Group>,
     chosen: usize,
-    /// Some were not compared.
+    /// Some groups were not compared.
     more: bool,
 }
 
@@ -22,10 +23,10 @@ struct Group {
     first: Option<CgroupTick>,
 }
 
-/// What the choice is made by.
+/// The data for the comparison of groups.
 struct Standing<'a> {
     path: &'a str,
-    /// Throttled in the window.
+    /// Throttled time in the window.
     grown_ns: u64,
 }
 
@@ -65,7 +66,8 @@ impl Groups {
         self.groups[self.chosen].cgroup.tick()
     }
 
-    /// Of the probe, at the end of the window: what it measured, and whether that was the right group.
+    /// Description and state of the probe at the end of the window: which group it measured, and whether that
+    /// was the right group.
     pub fn outcome(&self) -> (String, ProbeState) {
         let grown = |group: &Group| {
             let now = group.cgroup.tick().ok()?.throttled_ns;
@@ -83,8 +85,8 @@ impl Groups {
     }
 }
 
-/// The group that its quota has held back most so far; where none was, the one with the tightest quota, and without any
-/// the first.
+/// The group that was throttled most so far. If none was throttled, the one with the smallest quota; without
+/// quotas, the first.
 fn choose(ticks: &[Option<CgroupTick>]) -> usize {
     let throttled = |tick: &Option<CgroupTick>| tick.map_or(0, |t| t.throttled_ns);
     let quota = |tick: &Option<CgroupTick>| tick.and_then(|t| t.quota_cpus).unwrap_or(f64::INFINITY);
@@ -108,7 +110,7 @@ fn outcome(groups: &[Standing<'_>], chosen: usize, more: bool) -> (String, Probe
     if worst.grown_ns > shown.grown_ns {
         let ms = |group: &Standing<'_>| group.grown_ns / 1_000_000;
         let detail = format!(
-            "the figures are those of cgroup {}, throttled for {} ms in the window; {} was throttled for {} ms",
+            "the figures are for cgroup {}, which was throttled for {} ms in the window; {} was throttled for {} ms",
             shown.path,
             ms(shown),
             worst.path,
@@ -117,14 +119,11 @@ fn outcome(groups: &[Standing<'_>], chosen: usize, more: bool) -> (String, Probe
         let absence = Absence::new(Reason::TooLittle, detail);
         return (
             what,
-            ProbeState::Partial(absence.mend("diagnose that group by itself with --cgroup")),
+            ProbeState::Partial(absence.mend("diagnose that group alone with --cgroup")),
         );
     }
     if more {
-        let detail = format!(
-            "the target is in more groups than the {} that were compared",
-            groups.len()
-        );
+        let detail = format!("the target has more groups; only {} were compared", groups.len());
         return (what, ProbeState::Partial(Absence::new(Reason::TooCostly, detail)));
     }
     (what, ProbeState::Measured)
@@ -143,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_group_that_is_held_back_is_looked_at() {
+    fn the_throttled_group_is_chosen() {
         let pause = tick(0, None);
         assert_eq!(choose(&[pause, tick(0, Some(2.0)), tick(0, Some(0.5))]), 2);
         assert_eq!(choose(&[pause, tick(9, Some(2.0)), tick(0, Some(0.5))]), 1);
@@ -152,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_choice_is_admitted() {
+    fn a_wrong_choice_is_reported() {
         let standing = |path, grown_ns| Standing { path, grown_ns };
         let groups = [standing("/a", 5_000_000), standing("/b", 90_000_000)];
         let (what, state) = outcome(&groups, 1, false);

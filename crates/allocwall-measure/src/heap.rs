@@ -1,9 +1,10 @@
-//! How much of glibc's main heap is held by the application and how much lies free in it, seen from outside.
+//! How much of glibc's main heap the application uses and how much is free, read from outside.
 //!
-//! The heap is a chain of chunks: each starts with a word that holds its size and, in its lowest bit, whether the chunk
-//! before it is in use (malloc/malloc.c, "Malloc_chunk details"). Walking the chain needs no symbol and runs nothing in
-//! the target. Chunks in thread caches and fast bins look used. The target runs on meanwhile: a chain that stops making
-//! sense ends the walk, and what was walked is scaled to the whole.
+//! The heap is a chain of chunks. Each chunk starts with a word that contains its size and, in its lowest
+//! bit, whether the chunk before it is in use (malloc/malloc.c, "Malloc_chunk details"). Walking the chain
+//! needs no symbols and runs no code in the target. Chunks in thread caches and fast bins are counted as
+//! used. The target runs on meanwhile: an inconsistent chain ends the walk, and the result is scaled to the
+//! whole heap.
 
 use allocwall_host::maps::Mapping;
 use allocwall_host::proc::ProcFs;
@@ -15,16 +16,16 @@ use std::io::{Read, Seek, SeekFrom};
 use std::time::{Duration, Instant};
 
 const PAGE: u64 = 4096;
-/// Enough for most heaps, and a tenth of a second of copying at most.
+/// Enough for most heaps, and at most a tenth of a second of copying.
 const BYTES_WALKED: u64 = 512 << 20;
-/// For finding the heap and walking it: the report waits for it.
+/// Time limit to find the heap and walk it: the report waits for it.
 const TIME: Duration = Duration::from_millis(300);
 const BLOCK: usize = 64 << 10;
-/// Below this much walked, the rest is not judged by it.
+/// Below this fraction of the heap, there is no estimate for the rest.
 const LEAST_COVERED: f64 = 0.02;
 const SMALLEST_CHUNK: u64 = 32;
 
-/// The largest heap among the target's processes that glibc serves.
+/// Walks the largest heap among the target's processes that use glibc's allocator.
 pub fn walk(proc: &ProcFs, processes: &[Process], alive: &[i32]) -> Measured<HeapView> {
     let served: Vec<i32> = processes
         .iter()
@@ -35,19 +36,19 @@ pub fn walk(proc: &ProcFs, processes: &[Process], alive: &[i32]) -> Measured<Hea
     if served.is_empty() {
         return Err(Absence::new(
             Reason::NotApplicable,
-            "only glibc's heap can be walked from outside, and no living process of the target uses it",
+            "only glibc's heap can be read from outside, and no living process of the target uses glibc's allocator",
         ));
     }
     if !proc.is_live() {
         return Err(Absence::new(
             Reason::NotApplicable,
-            "a copy of /proc has no memory that could be walked",
+            "a copy of /proc contains no memory",
         ));
     }
     let deadline = Instant::now() + TIME;
     let mut largest: Option<(i32, i32, Mapping)> = None;
     let mut refused = None;
-    // By size alone: a server's hundred workers are looked for and one of them is walked.
+    // By size only: of a server's hundred workers, only the one with the largest heap is walked.
     for pid in served {
         if Instant::now() > deadline {
             return Err(out_of_time());
@@ -73,7 +74,7 @@ pub fn walk(proc: &ProcFs, processes: &[Process], alive: &[i32]) -> Measured<Hea
         (None, Some(absence)) => Err(absence),
         (None, None) => Err(Absence::new(
             Reason::NotFound,
-            "the target has no [heap]: it never grew one with brk",
+            "the target has no [heap]: it never grew its heap with brk",
         )),
     }
 }
@@ -81,11 +82,11 @@ pub fn walk(proc: &ProcFs, processes: &[Process], alive: &[i32]) -> Measured<Hea
 fn out_of_time() -> Absence {
     Absence::new(
         Reason::TooCostly,
-        format!("glibc's heap could not be walked within {} ms", TIME.as_millis()),
+        format!("glibc's heap could not be read within {} ms", TIME.as_millis()),
     )
 }
 
-/// `thread`: one of the process's that lives.
+/// `thread`: a living thread of the process.
 fn walk_one(pid: i32, thread: i32, heap: &Mapping, deadline: Instant) -> Measured<HeapView> {
     let present = present_pages(thread, heap.start, heap.end)?;
     let resident_bytes = present.iter().filter(|p| **p).count() as u64 * PAGE;
@@ -108,11 +109,12 @@ fn walk_one(pid: i32, thread: i32, heap: &Mapping, deadline: Instant) -> Measure
     if covered < LEAST_COVERED {
         return Err(Absence::new(
             Reason::TooLittle,
-            "glibc's heap changed too fast to be walked from outside",
+            "glibc's heap changed too fast to be read from outside",
         ));
     }
     let mapped_bytes = heap.end - heap.start;
-    // What was not reached may be anything: the interval says so, the point takes it to be like the rest.
+    // The part that was not reached is unknown: it widens the interval, and the point assumes that it is like
+    // the rest.
     let unseen = mapped_bytes.saturating_sub(chain.walked) as f64;
     let interval = |seen: u64| Interval::new(seen as f64, seen as f64 / covered, seen as f64 + unseen);
     Ok(HeapView {
@@ -130,7 +132,7 @@ fn walk_one(pid: i32, thread: i32, heap: &Mapping, deadline: Instant) -> Measure
 pub(crate) struct Chain {
     pub live: u64,
     pub free: u64,
-    /// Bytes from the heap's start to where the walk ended.
+    /// Bytes from the start of the heap to the end of the walk.
     pub walked: u64,
 }
 
@@ -152,7 +154,7 @@ pub(crate) fn walk_chain(start: u64, end: u64, word: &mut dyn FnMut(u64) -> Opti
         }
         let next = chunk + size;
         if next + 16 > end {
-            // The top chunk: free, and the heap's end.
+            // The top chunk: free, and the end of the heap.
             chain.free += size;
             chain.walked = end - start;
             return chain;
@@ -171,7 +173,7 @@ pub(crate) fn walk_chain(start: u64, end: u64, word: &mut dyn FnMut(u64) -> Opti
     }
 }
 
-/// Words of the heap, read in blocks, and only from pages that are there: touching others would fault them in.
+/// Reads words of the heap in blocks, only from present pages: a read of other pages would fault them in.
 struct Reader<'a> {
     pid: i32,
     start: u64,
@@ -216,7 +218,7 @@ impl Reader<'_> {
     }
 }
 
-/// Documentation/admin-guide/mm/pagemap.rst: one word a page, bit 63 says present, bit 62 swapped.
+/// Documentation/admin-guide/mm/pagemap.rst: one word per page; bit 63 means present, bit 62 swapped.
 fn present_pages(pid: i32, start: u64, end: u64) -> Measured<Vec<bool>> {
     let absent = |e: std::io::Error| {
         Absence::new(Reason::NotPermitted, format!("/proc/{pid}/pagemap: {e}"))
@@ -225,14 +227,14 @@ fn present_pages(pid: i32, start: u64, end: u64) -> Measured<Vec<bool>> {
     let mut file = std::fs::File::open(format!("/proc/{pid}/pagemap")).map_err(absent)?;
     file.seek(SeekFrom::Start(start / PAGE * 8)).map_err(absent)?;
     let pages = (end - start) / PAGE;
-    // 64 GiB of heap: beyond it the walk would see too little anyway.
+    // 64 GiB of heap: above it, the walk would cover too little anyway.
     if pages > 16 << 20 {
         return Err(Absence::new(
             Reason::TooCostly,
-            "glibc's heap is too large to be walked from outside",
+            "glibc's heap is too large to be read from outside",
         ));
     }
-    // In blocks: the words of a large heap would take more memory than all else.
+    // In blocks: the page words of a large heap would take more memory than everything else.
     let mut file = file.take(pages * 8);
     let mut block = Vec::new();
     let mut present = Vec::new();
@@ -253,7 +255,7 @@ fn present_pages(pid: i32, start: u64, end: u64) -> Measured<Vec<bool>> {
 mod tests {
     use super::*;
 
-    /// Chunks of the given sizes and use, the last one being the top.
+    /// Chunks with these sizes and uses; the last one is the top chunk.
     fn heap(chunks: &[(u64, bool)]) -> (u64, u64, Vec<u64>) {
         let total: u64 = chunks.iter().map(|c| c.0).sum();
         let mut words = vec![0u64; (total / 8) as usize];
@@ -274,14 +276,14 @@ mod tests {
     }
 
     #[test]
-    fn used_and_free_chunks_are_told_apart() {
+    fn used_and_free_chunks_are_distinguished() {
         let chain = walked(&[(64, true), (128, false), (32, true), (4096, false)]);
         assert_eq!((chain.live, chain.free), (96, 128 + 4096));
         assert_eq!(chain.walked, 64 + 128 + 32 + 4096);
     }
 
     #[test]
-    fn a_chain_that_makes_no_sense_ends() {
+    fn an_inconsistent_chain_ends_the_walk() {
         for bad in [0u64, 8, 24, 40, 1 << 40, u64::MAX] {
             let (start, end, mut words) = heap(&[(64, true), (128, true), (4096, false)]);
             words[64 / 8 + 1] = bad;
@@ -293,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_absent_end_it() {
+    fn absent_pages_end_the_walk() {
         let (start, end, words) = heap(&[(64, true), (128, true), (4096, false)]);
         let chain = walk_chain(start, end, &mut |a| {
             (a < start + 70).then(|| words[((a - start) / 8) as usize])

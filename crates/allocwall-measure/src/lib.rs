@@ -1,4 +1,4 @@
-//! From a target to a recording: samples, waits, counters, names, and the file that keeps them.
+//! Measures a target and makes a recording: samples, waits, counters, names, and the file of the recording.
 
 #![forbid(unsafe_code)]
 

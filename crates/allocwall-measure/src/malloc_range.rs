@@ -1,28 +1,28 @@
-//! Where the C library's allocator lies inside its file. Pure.
+//! Finds the C library's allocator code inside its file. No I/O.
 //!
-//! The allocator of glibc is one object file (malloc/malloc.c includes arena.c), that of musl one folder of them, and a
-//! linker keeps an object file's code together. So the exported entry points bracket it, in a stripped library too.
-//! The compiler lays the internals (`_int_malloc`, `_int_free`, `sysmalloc`) out *before* the entry points that call
-//! them; the lowest lie below the lowest exported one. Downwards the bracket therefore goes on to the end of the
-//! nearest exported function of another object file; upwards it ends with the last entry point's own code.
-//! In glibc 2.36 for x86-64 that claims 512 bytes of the neighbour before it (the helper thread of POSIX timers) and
-//! misses none of the allocator's.
+//! The allocator of glibc is one object file (malloc/malloc.c includes arena.c), that of musl one folder of
+//! object files, and a linker keeps an object file's code together. So the exported entry points bracket the
+//! allocator, in a stripped library too. The compiler places the internals (`_int_malloc`, `_int_free`,
+//! `sysmalloc`) *before* the entry points that call them; some are below the lowest exported one. So the
+//! bracket is extended downwards to the end of the nearest exported function of another object file. Upwards
+//! it ends with the code of the last entry point. In glibc 2.36 for x86-64 this includes 512 bytes of a
+//! function before it (the helper thread of POSIX timers) and misses none of the allocator's code.
 
 use allocwall_model::catalogue::modules::{
     is_core_entry_point, is_malloc_export, is_malloc_internal, is_malloc_source,
 };
 
-/// Code alignment of functions: the gap between a function's last byte and the next one is padding.
+/// Alignment of functions: the gap between a function's last byte and the next function is padding.
 const ALIGNMENT: u64 = 16;
 
-/// Most that the bracket grows downwards: all of malloc.o below `malloc` is 17 KiB in glibc 2.36. A wider gap means
-/// that the neighbours are not exported, and then the rule knows no better than this.
+/// The most that the bracket is extended downwards: all of malloc.o below `malloc` is 17 KiB in glibc 2.36. A
+/// wider gap means that the neighbours are not exported; then this limit is the best estimate.
 const LARGEST_GROWTH: u64 = 32 << 10;
 
-/// Space between two functions of one cluster when all are named: padding and alignment only.
+/// The largest gap between two functions of one group if all are named: padding and alignment only.
 const LARGEST_PADDING: u64 = 64;
 
-/// A function with a name, in the file's own addresses.
+/// A function with a name, with the file's own addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
     pub address: u64,
@@ -34,7 +34,7 @@ pub struct Function {
 pub enum Part {
     Foreign,
     Malloc,
-    /// `malloc`, `free`, `calloc`, `realloc`: internals lie below.
+    /// `malloc`, `free`, `calloc`, `realloc`: internals are below them.
     MallocCore,
 }
 
@@ -56,11 +56,11 @@ impl Function {
     }
 }
 
-/// From exported functions alone.
+/// The ranges from exported functions only.
 pub fn bracketed(mut functions: Vec<Function>) -> Vec<(u64, u64)> {
     merge_aliases(&mut functions);
     let mut ranges = Vec::new();
-    // Furthest end of the foreign functions below the present one.
+    // The highest end of the foreign functions so far.
     let mut floor = 0;
     let mut rest = &functions[..];
     while let Some(first) = rest.first() {
@@ -87,7 +87,7 @@ pub fn bracketed(mut functions: Vec<Function>) -> Vec<(u64, u64)> {
     ranges
 }
 
-/// One entry an address, sorted; a name of malloc's at an address makes the function malloc's.
+/// Sorts, with one entry per address. A function with any name of malloc's counts as malloc's.
 fn merge_aliases(functions: &mut Vec<Function>) {
     functions.sort_by_key(|f| f.address);
     functions.dedup_by(|alias, kept| {
@@ -100,21 +100,21 @@ fn merge_aliases(functions: &mut Vec<Function>) {
     });
 }
 
-/// Groups a full symbol table's functions by the source file that its local symbols come from. A file is the
-/// allocator's when its name is one of malloc's and one of its functions is known to be; then all are. The name alone
-/// would take an application's malloc.c, the function alone the last group of a C library, where the linker puts the
-/// hidden symbols of all files.
+/// Groups the functions of a full symbol table by the source file of their local symbols. A file belongs to
+/// the allocator if its name is one of malloc's and one of its functions is known as malloc's; then all its
+/// functions count. The name alone would include an application's malloc.c. The function alone would include
+/// the last group of a C library, where the linker puts the hidden symbols of all files.
 #[derive(Debug, Default)]
 pub struct SymbolTable {
     functions: Vec<Function>,
-    /// Where the present source file's functions start in `functions`.
+    /// The index in `functions` where the functions of the current source file start.
     file_start: usize,
     named_malloc: bool,
     file_is_malloc: bool,
-    /// A source file was claimed whole.
+    /// A source file was assigned to the allocator as a whole.
     file_found: bool,
-    /// The same without local functions of unknown owner: what brackets where source files are not named, as in
-    /// programs linked with an archive that was stripped of them (Debian's libc.a).
+    /// The functions without local ones of unknown owner. They bracket the allocator if source files are not
+    /// named, as in programs linked with a stripped archive (Debian's libc.a).
     outline: Vec<Function>,
 }
 
@@ -137,7 +137,7 @@ impl SymbolTable {
             // Local symbols come first in a table; the first global one ends the last file.
             self.file("");
         }
-        // A full table writes the version behind the name: `cfree@GLIBC_2.2.5`.
+        // A full table appends the version to the name: `cfree@GLIBC_2.2.5`.
         let name = name.split('@').next().unwrap_or(name);
         let internal = is_malloc_internal(name);
         self.file_is_malloc |= local && internal;
@@ -164,7 +164,8 @@ impl SymbolTable {
         }
     }
 
-    /// The allocator's functions, neighbours joined. Exact where every function and its source file is named.
+    /// The ranges of the allocator's functions, with neighbours joined. Exact if every function and its
+    /// source file is named.
     pub fn ranges(mut self) -> Vec<(u64, u64)> {
         self.file("");
         if !self.file_found {
@@ -249,14 +250,14 @@ mod tests {
     fn with_names_a_source_file_is_claimed_whole_and_its_twin_is_left() {
         let mut table = SymbolTable::default();
         table.file("malloc.c");
-        // An application's own malloc.c: no function that only a C library's allocator has.
+        // An application's own malloc.c, without a function that only a C library's allocator has.
         table.function("malloc_stats", 0x1000, 0x10, true);
         table.function("helper", 0x1010, 0x10, true);
         table.file("malloc.c");
         table.function("int_mallinfo", 0x2000, 0x18, true);
         table.function("_int_malloc", 0x2020, 0x10, true);
         table.function("systrim.constprop.0", 0x9000, 0x10, true);
-        // Where the linker puts what was hidden in other files.
+        // The linker puts hidden symbols of other files here.
         table.file("");
         table.function("__malloc_fork_lock_parent", 0x2a00, 0x10, true);
         table.function("__nss_lookup", 0x2a10, 0x10, true);

@@ -1,4 +1,4 @@
-//! Target -> Recording: opens the probes, keeps the window, closes it, writes what was seen.
+//! Records a target: opens the probes, waits for the window, closes it, and writes the recording.
 
 use super::collect::Collector;
 use super::file::{Batch, Head, Part, Tail, Writer};
@@ -13,6 +13,7 @@ use allocwall_host::facts::Machine;
 use allocwall_host::launch::{self, Launched, Talk};
 use allocwall_host::perf::{self, Clocks, CpuSampler, Periods, Scope};
 use allocwall_host::proc::{ProcFs, refuse_thread};
+use allocwall_host::program::{self, Rights};
 use allocwall_host::rights::run_as_root;
 use allocwall_host::threads::{Look, Looker, MemoryReader};
 use allocwall_host::{clock, limits, topology};
@@ -25,7 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub const DEFAULT_WINDOW: Duration = Duration::from_secs(15);
-/// Shorter windows hold too few samples to judge by; longer ones outgrow the recording.
+/// Shorter windows have too few samples for a judgement; longer ones exceed the size of a recording.
 pub const SHORTEST_WINDOW: Duration = Duration::from_millis(500);
 pub const LONGEST_WINDOW: Duration = Duration::from_secs(3600);
 
@@ -33,25 +34,27 @@ const DRAIN_EVERY: Duration = Duration::from_millis(50);
 const TICK_EVERY: Duration = Duration::from_millis(250);
 const BATCH_EVERY: Duration = Duration::from_secs(1);
 const PYTHON_EVERY: Duration = Duration::from_millis(100);
-/// Looks at Python's stacks in a window; one look brings a kilobyte a thread.
+/// The most reads of Python's stacks in a window; one read gives a kilobyte per thread.
 const PYTHON_LOOKS: u32 = 4000;
 
-/// Looks at waiting threads a second, all threads together: some 15 µs each, so a fifth of a percent of two CPUs.
+/// Samples of waiting threads per second, all threads together: about 15 µs each, so a fifth of a percent of
+/// two CPUs.
 const LOOKS_PER_SECOND: u32 = 250;
-/// Rounds of looks are at least so far apart, as each wakes this program on a CPU that the target may be using.
+/// The least time between two rounds of samples: each round wakes allocwall on a CPU that the target may be
+/// using.
 const LOOKS_APART_NS: u64 = 20_000_000;
 const LOOKS_AT_ONCE: usize = 64;
 const WAIT_STACK: usize = 1024;
-/// Threads whose exact times are re-read every second; beyond it only at both ends of the window.
+/// Up to this many threads, exact times are read every second; above it, only at both ends of the window.
 const THREADS_FOLLOWED: usize = 512;
 
-/// Whom to look at.
+/// The target.
 pub enum Ask {
     /// These processes and their descendants.
     Pids(Vec<i32>),
     /// Every process of a control group.
     Cgroup(String),
-    /// A command to start, with this added to its environment; `keep` leaves it running afterwards.
+    /// A command to start, with `env` added to its environment; `keep` leaves it running afterwards.
     Launch {
         command: Vec<OsString>,
         env: Vec<(OsString, OsString)>,
@@ -63,32 +66,33 @@ pub enum Ask {
 pub struct Request<'a> {
     pub ask: Ask,
     pub window: Duration,
-    /// Samples a second and CPU; None leaves it to the kind of machine.
+    /// Samples per second and CPU; None chooses a rate for this kind of machine.
     pub rate_hz: Option<u32>,
-    /// The target's pace matters to nobody: its map calls are counted all the time, and short runs are sampled often.
+    /// The target's own speed is not measured, so its map calls are counted all the time, and short runs are
+    /// sampled often.
     pub closely: bool,
-    /// Where to write the recording; None keeps it in memory.
+    /// The file of the recording; None keeps it in memory.
     pub output: Option<PathBuf>,
     pub prices: Measured<PriceList>,
     pub readers: Readers,
-    /// Set by Ctrl-C: the window closes early and what was seen is reported.
+    /// Set by Ctrl-C: the window closes early, and the data so far is reported.
     pub interrupted: &'a AtomicBool,
-    /// Called now and then with the elapsed part of the window, 0 to 1.
+    /// Called from time to time with the elapsed fraction of the window, 0 to 1.
     pub progress: &'a mut dyn FnMut(f64),
 }
 
 pub struct Recorded {
     pub recording: Recording,
     pub path: Option<PathBuf>,
-    /// The file could not be written to the end; the recording in memory is whole.
+    /// Why the file could not be written completely; the recording in memory is complete.
     pub file_failure: Option<Error>,
-    /// From the closing of the window to this value.
+    /// The time from the end of the window to this value.
     pub after_window: Duration,
-    /// The launched command, ended when this is dropped unless it was to be kept.
+    /// The launched command. Dropping it ends the command, unless `keep` was set.
     pub launched: Option<Launched>,
 }
 
-/// Opens what samples the given CPUs; a copy of a machine has no perf events.
+/// Opens a sampler for the given CPUs; a copy of a machine has no perf events.
 pub type OpenClocks<'a> = &'a mut dyn FnMut(&[u32], Periods) -> Measured<Box<dyn Clocks>>;
 
 pub fn record(request: Request<'_>) -> Result<Recorded> {
@@ -101,8 +105,8 @@ pub fn record(request: Request<'_>) -> Result<Recorded> {
     record_on(&Machine::live(), None, request)
 }
 
-/// The same on a copy of a machine's files, sampled by `clocks`. What no file holds is absent there: memory, system calls,
-/// processes that start.
+/// Records from a copy of a machine's files, sampled by `clocks`. Data that is in no file is absent there:
+/// memory, system calls, processes that start.
 pub fn record_on(
     machine: &Machine,
     clocks: Option<OpenClocks<'_>>,
@@ -121,7 +125,7 @@ struct Session {
     kernel_samples: bool,
     system_wide: bool,
     cgroups: Measured<Groups>,
-    /// Why the group's figures, or the tree of processes, could not be read at some moment.
+    /// Why the group's figures, or the tree of processes, could not be read at some time.
     cgroup_unread: Option<Absence>,
     tree_unread: Option<Absence>,
     launched: Option<Launched>,
@@ -133,7 +137,7 @@ struct Session {
     keep: bool,
 }
 
-/// The moment at which the window opened.
+/// The time at which the window opened.
 #[derive(Clone, Copy)]
 struct Opened {
     monotonic_ns: u64,
@@ -162,7 +166,7 @@ impl Session {
         refuse_foreign_proc(&proc)?;
         let host = machine.facts();
         let mut collector = Collector::new(proc.clone(), clock::monotonic_ns(), request.readers.clone());
-        // Events take a descriptor each, and the files of the target's modules stay open.
+        // Each event takes a descriptor, and the files of the target's modules stay open.
         limits::raise_open_files();
         let mut held = None;
         let mut command = None;
@@ -179,7 +183,7 @@ impl Session {
                     .map_err(|a| Error::Refused(a.detail))?
                     .pids(path)?;
                 if pids.is_empty() {
-                    return Err(Error::Refused(format!("cgroup {path} has no process in it")));
+                    return Err(Error::Refused(format!("cgroup {path} has no processes")));
                 }
                 pids
             }
@@ -202,7 +206,7 @@ impl Session {
                 vec![pid]
             }
         };
-        // A held child is still this program: it is adopted when it has become its own.
+        // A held child is still a copy of this program. It is adopted after its exec.
         let mut tree_unread = None;
         if held.is_none() {
             for &pid in &roots {
@@ -233,7 +237,7 @@ impl Session {
             sampler = Err(absence);
         }
         let cgroups = Groups::of(machine, &roots);
-        // A launched command is measured from its first instruction on.
+        // A launched command is measured from its first instruction.
         let (launched, opened) = match held {
             None => (None, Opened::now()),
             Some(held) => {
@@ -301,7 +305,8 @@ impl Session {
         let mut pids = self.collector.alive();
         let mut at_ns = 0;
         if self.launched.is_some() {
-            // All that it has used by now it used within the window: the base is a program that has not begun.
+            // Everything that it has used so far belongs to the window, so the base is a program that has not
+            // started.
             let cgroup = self.cgroup_tick();
             batch_ticks.extend(ticks.read(&self.proc, &[], 0, cgroup, false));
             threads.read(&self.proc, &[], 0);
@@ -317,7 +322,7 @@ impl Session {
         {
             self.sampler = Err(perf::absence(&e));
         }
-        // From here on its end is told of. What ended since it was found has nothing to be measured by.
+        // From here on the end of the target is reported. A target that ended before has no data.
         if self.launched.is_none() && self.collector.alive().is_empty() {
             return Err(Error::Refused("the target ended before the window opened".into()));
         }
@@ -361,7 +366,7 @@ impl Session {
                 self.follow_pythons(&pids);
                 (request.progress)(t_ns as f64 / window_ns as f64);
             }
-            // Due in any case: a timer that nobody winds again would keep the loop from sleeping.
+            // Read on time in any case: a timer that is not set again would keep the loop from sleeping.
             if due.python.passed(now, python_every) {
                 self.pythons.look(t_ns, &mut batch_python);
             }
@@ -376,7 +381,7 @@ impl Session {
             clock::sleep_until(wake);
         }
 
-        // The window closes: stop the clocks first, so that what follows is not in the samples.
+        // The window closes. The clocks stop first, so that later work of allocwall is not in the samples.
         if let Ok(sampler) = &mut self.sampler {
             let _ = sampler.stop();
         }
@@ -387,7 +392,7 @@ impl Session {
             let exited = self.launched.as_ref().and_then(Launched::exited);
             let status = exited.map(|status| status.to_string());
             meta.ended = Ended::TargetExited { status };
-            // Its end was noticed some time after it came, in which nothing of it waited.
+            // The end was noticed with a delay; in that time no thread of the target waited.
             self.drain(true);
             let exit = self.collector.last_exit_ns.unwrap_or(end);
             meta.window_ns = exit.clamp(start + 1, end) - start;
@@ -419,7 +424,7 @@ impl Session {
         probes.extend(held.map(|absence| {
             probe(
                 "stopped",
-                "what it does when it runs",
+                "the target's work while it runs",
                 ProbeState::Partial(absence),
             )
         }));
@@ -469,13 +474,14 @@ impl Session {
         if wide.is_empty() && !pids.is_empty() {
             return Err(Absence::new(
                 Reason::NotSupported,
-                "the heap of a 32-bit program is not walked",
+                "the heap of a 32-bit program cannot be read",
             ));
         }
         heap::walk(&self.proc, &self.collector.processes, &wide)
     }
 
-    /// Tracepoints of system calls leave out those of 32-bit programs (arch_trace_is_compat_syscall, asm/ftrace.h).
+    /// Tracepoints of system calls do not include those of 32-bit programs (arch_trace_is_compat_syscall,
+    /// asm/ftrace.h).
     fn without_narrow(&self, (counts, probe): (Vec<EventCount>, Probe)) -> (Vec<EventCount>, Probe) {
         let narrow = &self.collector.narrow;
         if narrow.is_empty() || matches!(probe.state, ProbeState::Absent(_)) {
@@ -487,7 +493,7 @@ impl Session {
             true => (
                 Vec::new(),
                 ProbeState::Absent(absence(
-                    "the kernel's tracepoints leave out the system calls of 32-bit programs",
+                    "the kernel's tracepoints do not include system calls of 32-bit programs",
                 )),
             ),
             false => (
@@ -510,9 +516,9 @@ impl Session {
         }
     }
 
-    /// Who keeps the target from running, and what lets it run again; None where nothing does.
+    /// What keeps the target from running, and how to resume it; None if it can run.
     fn held(&self, pids: &[i32]) -> Option<Absence> {
-        /// Processes that are asked; whoever stops one of a tree mostly stops all.
+        /// The most processes that are checked; whatever stops one process of a tree usually stops all.
         const ASKED: usize = 64;
         let cgroups = CgroupFs::live().ok();
         let freezer = |pid: i32| cgroups.as_ref()?.frozen(pid);
@@ -560,14 +566,14 @@ impl Session {
             Ok(_) if self.collector.samples_left_out > 0 => ProbeState::Partial(Absence::new(
                 Reason::TooCostly,
                 format!(
-                    "the recording was full: its last {} samples were not kept",
+                    "the recording was full: the last {} samples are missing",
                     self.collector.samples_left_out
                 ),
             )),
             Ok(_) if self.collector.without_callers > 0 => ProbeState::Partial(Absence::new(
                 Reason::TooCostly,
                 format!(
-                    "the recording was full: the callers of {} samples were not kept",
+                    "the recording was full: the callers of {} samples are missing",
                     self.collector.without_callers
                 ),
             )),
@@ -644,7 +650,7 @@ impl Session {
         }
         if let Some(cut) = &self.collector.code_cut {
             let state = ProbeState::Partial(cut.clone());
-            probes.push(probe("code", "which code lies where", state));
+            probes.push(probe("code", "the addresses of code", state));
         }
         if let Err(absence) = &self.host.pmu {
             probes.push(probe(
@@ -657,12 +663,12 @@ impl Session {
     }
 }
 
-/// Why nothing more of one kind was kept.
+/// Why no more data of one kind was kept.
 pub(super) fn full(t_ns: u64) -> Absence {
     let seconds = t_ns as f64 / 1e9;
     Absence::new(
         Reason::TooCostly,
-        format!("the recording was full after {seconds:.1} s: later ones were not kept"),
+        format!("the recording was full after {seconds:.1} s: later data is missing"),
     )
 }
 
@@ -674,8 +680,8 @@ pub(super) fn probe(name: &str, what: &str, state: ProbeState) -> Probe {
     }
 }
 
-/// Root samples every CPU and picks the target out, at a cost that doesn't grow with the number of threads; others
-/// sample the target's threads, with the kernel's part if they may.
+/// Root samples every CPU and selects the target, at a cost that doesn't grow with the number of threads.
+/// Other users sample the target's threads, with kernel samples if permitted.
 fn open_sampler(
     proc: &ProcFs,
     collector: &Collector,
@@ -707,7 +713,7 @@ fn open_sampler(
     }
 }
 
-/// A leader that has ended before its threads has no event of its own any more.
+/// A leader that ended before its threads can no longer have an event.
 fn living_threads(proc: &ProcFs, pid: i32) -> Vec<i32> {
     let mut tids = proc.threads(pid).unwrap_or_default();
     if proc.living_thread(pid) != pid {
@@ -716,25 +722,26 @@ fn living_threads(proc: &ProcFs, pid: i32) -> Vec<i32> {
     tids
 }
 
-/// Numbers of processes in /proc are those of the PID namespace that it was mounted in. With another than this
-/// program's own each would mean one process to /proc and another one to every system call.
+/// Process numbers in /proc are those of the PID namespace that it was mounted in. In another namespace than
+/// allocwall's own, each number would mean one process in /proc and another one in system calls.
 fn refuse_foreign_proc(proc: &ProcFs) -> Result<()> {
     let foreign = match proc.own_status() {
-        // One number for each namespace from /proc's own down to this program's (NSpid, proc_pid_status(5)).
+        // One number for each namespace, from /proc's own down to that of this program (NSpid,
+        // proc_pid_status(5)).
         Ok(status) => status.ns_pids.len() > 1,
         Err(absence) => absence.is_gone(),
     };
     match foreign {
         false => Ok(()),
         true => Err(Error::Refused(
-            "/proc belongs to another PID namespace than the one that allocwall runs in: its process numbers do not fit; \
-             mount this namespace's own (unshare --mount-proc), or run in the namespace of that /proc"
+            "/proc belongs to another PID namespace than allocwall, so process numbers do not match; mount the /proc of \
+             this namespace (unshare --mount-proc), or run allocwall in the namespace of that /proc"
                 .into(),
         )),
     }
 }
 
-/// What keeps one process from running: a signal, a tracer, or the frozen cgroup that it is in.
+/// What keeps one process from running: a signal, a tracer, or its frozen cgroup.
 fn held(proc: &ProcFs, pid: i32, frozen: Option<Frozen>) -> Option<Absence> {
     let stopped = |detail: String| Absence::new(Reason::TooLittle, detail);
     if let Some(Frozen { dir, thaw }) = frozen {
@@ -742,7 +749,7 @@ fn held(proc: &ProcFs, pid: i32, frozen: Option<Frozen>) -> Option<Absence> {
         return Some(stopped(detail).mend(thaw));
     }
     let stat = proc.process_stat(pid).ok()?;
-    // A leader that has ended says nothing of the threads beside it.
+    // The state of a leader that has ended does not hold for its other threads.
     let state = match stat.ended() {
         true => proc.thread_stat(pid, proc.living_thread(pid)).ok()?.state,
         false => stat.state,
@@ -750,13 +757,13 @@ fn held(proc: &ProcFs, pid: i32, frozen: Option<Frozen>) -> Option<Absence> {
     match state {
         'T' => {
             let detail = format!(
-                "process {pid} ({}) is stopped by a signal (SIGSTOP or the like)",
+                "process {pid} ({}) is stopped by a signal (SIGSTOP or similar)",
                 stat.comm
             );
             Some(stopped(detail).mend(format!("kill -CONT {pid}")))
         }
         't' => {
-            // It is told by the tracing thread's number.
+            // The kernel reports the number of the tracing thread.
             let tracer = proc.status(pid).ok()?.tracer;
             let tracer = proc.status(tracer).map_or(tracer, |status| status.tgid);
             let name = proc
@@ -791,7 +798,7 @@ fn may_look_at(proc: &ProcFs, pid: i32) -> Result<()> {
             stat.comm
         )));
     }
-    // A kernel thread has no address space: nothing here applies to it.
+    // A kernel thread has no address space, so there is nothing to measure.
     if stat.virtual_bytes == 0 {
         return Err(Error::Refused(format!(
             "process {pid} ({}) is a kernel thread",
@@ -806,25 +813,20 @@ fn may_look_at(proc: &ProcFs, pid: i32) -> Result<()> {
         })
 }
 
-/// A set-user-ID program would run with rights that its caller doesn't have, and ignores most of what is asked of it.
+/// A set-user-ID program would run with rights that its caller doesn't have, and would ignore most settings.
 fn refuse_setuid(command: &[OsString]) -> Result<()> {
-    use std::os::unix::fs::MetadataExt;
-    let Some(program) = command.first() else {
+    let Some(name) = command.first() else {
         return Err(Error::Refused("no command given after --".into()));
     };
-    let found = if program.to_string_lossy().contains('/') {
-        Some(PathBuf::from(program))
-    } else {
-        std::env::var_os("PATH").and_then(|path| {
-            std::env::split_paths(&path)
-                .map(|dir| dir.join(program))
-                .find(|file| file.is_file())
-        })
-    };
-    match found.as_deref().map(Path::metadata) {
-        Some(Ok(meta)) if meta.mode() & 0o6000 != 0 => Err(Error::Refused(format!(
-            "{} is set-user-ID or set-group-ID: it is not started; start it yourself and attach with -p as root",
-            program.to_string_lossy()
+    let (path, cwd) = (std::env::var_os("PATH"), Path::new(""));
+    let gains = program::find(name, path.as_deref(), cwd)
+        .ok()
+        .and_then(|file| program::gains_rights(&file, cwd).ok().flatten());
+    match gains {
+        Some((file, rights)) if rights != Rights::Capabilities => Err(Error::Refused(format!(
+            "{} {}, so allocwall does not start it; start it yourself and attach with -p as root",
+            file.display(),
+            rights.sentence()
         ))),
         _ => Ok(()),
     }
@@ -833,7 +835,7 @@ fn refuse_setuid(command: &[OsString]) -> Result<()> {
 struct Timer(u64);
 
 impl Timer {
-    /// True when due; then due again `period` later. Missed turns are not made up for.
+    /// True when due; then due again after `period`. Missed turns are skipped.
     fn passed(&mut self, now: u64, period: u64) -> bool {
         if now < self.0 {
             return false;
@@ -872,8 +874,9 @@ impl Due {
     }
 }
 
-/// Looks at the target's threads at random moments: what share of the looks finds a thread waiting for something is
-/// the share of time that it waits for it. The cost is bounded however often the threads switch.
+/// Samples the target's threads at random times. The share of samples that find a thread waiting for
+/// something is the share of time that it waits for it. The cost is bounded, however often the threads
+/// switch.
 struct WaitSampler {
     looker: Looker,
     started: u64,
@@ -886,7 +889,7 @@ struct WaitSampler {
     random: u64,
     stack: Vec<u8>,
     memory: MemoryReader,
-    /// Why threads could not be listed, or not be looked at.
+    /// Why threads could not be listed or read.
     unread: Option<Absence>,
 }
 
@@ -901,7 +904,7 @@ impl WaitSampler {
             threads: Vec::new(),
             listed_at: 0,
             cursor: 0,
-            // Any odd seed does: it only has to be out of step with the target.
+            // Any odd seed works; it only has to be independent of the target.
             random: now | 1,
             stack: vec![0; WAIT_STACK],
             memory: MemoryReader::default(),
@@ -909,7 +912,8 @@ impl WaitSampler {
         }
     }
 
-    /// Time to the next round: the budget of looks divided by what one round takes, jittered by a third.
+    /// The time to the next round: the samples of one round divided by the rate, with random variation by a
+    /// third.
     fn next_in(&mut self) -> u64 {
         let per_round = self.threads.len().clamp(1, LOOKS_AT_ONCE) as u64;
         let period = (1_000_000_000 * per_round / u64::from(LOOKS_PER_SECOND)).max(LOOKS_APART_NS);
@@ -938,7 +942,8 @@ impl WaitSampler {
             return;
         }
         let count = self.threads.len().min(LOOKS_AT_ONCE);
-        // Each look stands for the time since the last round, and for the threads that it was not the turn of.
+        // Each sample stands for the time since the last round, and for the threads that were not sampled in
+        // this round.
         let weight_ns = ((now - self.last) as u128 * self.threads.len() as u128 / count as u128) as u64;
         self.last = now;
         self.rounds += 1;
@@ -965,7 +970,7 @@ impl WaitSampler {
                 user: None,
             };
             let user = blocked.ip_sp.map(|(ip, sp)| {
-                // By the thread's own number: a leader that has ended has no memory left.
+                // Read by the thread's own number: a leader that has ended has no memory left.
                 let read = match proc.is_live() {
                     true => self.memory.read(tid, sp, &mut self.stack),
                     false => Ok(0),
@@ -991,9 +996,9 @@ impl WaitSampler {
             (None, Some(absence)) if absence.reason == Reason::NotPermitted => ProbeState::Partial(
                 Absence::new(
                     Reason::NotPermitted,
-                    "what threads wait in is not readable (/proc/PID/task/TID/syscall)",
+                    "the system calls of waiting threads are not readable (/proc/PID/task/TID/syscall)",
                 )
-                .mend(format!("{} or grant CAP_SYS_PTRACE", run_as_root())),
+                .mend(format!("{}, or grant CAP_SYS_PTRACE", run_as_root())),
             ),
             (None, Some(absence)) if !absence.is_gone() => ProbeState::Partial(absence.clone()),
             _ => ProbeState::Measured,

@@ -1,4 +1,5 @@
-//! Names of functions: the kernel's own, what a name in a symbol table means, and what JITs write about their code.
+//! Names of functions: those of the kernel, readable forms of symbol names, and names of generated code from
+//! JIT maps.
 
 use allocwall_host::inside::{self, Link};
 use blazesym::MaybeDefault;
@@ -11,14 +12,14 @@ use std::io::{BufRead, BufReader, Read, Seek};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Template-heavy C++ names run to kilobytes; no reader needs more than this.
+/// C++ template names can have kilobytes; this is enough for readers.
 const NAME_LIMIT: usize = 384;
-/// A longer name in a symbol table is cut, and shown as it stands there.
+/// A longer name in a symbol table is truncated and shown as it is there.
 pub const MANGLED_LIMIT: usize = 4096;
-/// Levels of nesting in a C++ name.
+/// The deepest nesting in a C++ name.
 const DEMANGLE_DEPTH: u32 = 96;
 
-/// The kernel's functions.
+/// The names of the kernel's functions.
 pub struct KernelNames {
     symbolizer: Symbolizer,
     known: HashMap<u64, Option<String>>,
@@ -38,7 +39,7 @@ impl KernelNames {
         }
     }
 
-    /// From /proc/kallsyms; None where kptr_restrict hides it.
+    /// From /proc/kallsyms; None if kptr_restrict hides it.
     pub fn name(&mut self, address: u64) -> Option<String> {
         if let Some(known) = self.known.get(&address) {
             return known.clone();
@@ -57,13 +58,13 @@ impl KernelNames {
     }
 }
 
-/// A name as it stands in a symbol table, for people: demangled where it is marked as mangled, and cut. (A C function called
-/// `w` is no `wchar_t`, as a demangler of types would have it.) None where it is no text.
+/// The readable form of a name in a symbol table: demangled if it is marked as mangled, and truncated. (A
+/// demangler of types would take a C function called `w` for `wchar_t`.) None if the name is not text.
 pub fn readable(name: &[u8]) -> Option<String> {
     let name = std::str::from_utf8(name).ok()?;
     let mut out = Limited::default();
     if let Ok(rust) = rustc_demangle::try_demangle(name) {
-        // Without the hash that ends legacy names.
+        // Without the hash at the end of legacy names.
         let _ = write!(out, "{rust:#}");
         return Some(out.done());
     }
@@ -82,7 +83,7 @@ pub fn readable(name: &[u8]) -> Option<String> {
     Some(out.done())
 }
 
-/// Takes so many characters and no more: a name of 450 bytes can stand for one of gigabytes.
+/// Accepts a limited number of characters: a name of 450 bytes can expand to gigabytes.
 #[derive(Default)]
 struct Limited {
     text: String,
@@ -113,28 +114,28 @@ impl fmt::Write for Limited {
     }
 }
 
-/// The file that a JIT writes for profilers (`perf-PID.map`: START SIZE NAME, hex). `inner_pid`: the process's pid in its own
-/// namespace; `owner`: the user that it runs as.
+/// Opens the file that a JIT compiler writes for profilers (`perf-PID.map`: START SIZE NAME, hex).
+/// `inner_pid`: the process's pid in its own namespace; `owner`: the user that it runs as.
 ///
-/// All may write to /tmp: a file that is neither the process's own nor root's is not believed (perf refuses it too,
-/// tools/perf/util/symbol.c, `symbol__read_perf_map`).
+/// All users may write to /tmp, so a file is used only if it belongs to the process's user or to root. perf
+/// does the same (tools/perf/util/symbol.c, `symbol__read_perf_map`).
 pub fn perf_map(proc_root: &Path, pid: i32, inner_pid: i32, owner: u32) -> Option<File> {
     let name = PathBuf::from(format!("/tmp/perf-{inner_pid}.map"));
     let (file, facts) = inside::open(proc_root, pid, &name, Link::Refuse).ok()?;
     (facts.uid() == owner || facts.uid() == 0).then_some(file)
 }
 
-/// Names for `addresses`, which are in order: the last entry in the file that covers one. Reads at most `left` bytes and takes
-/// what it read from it; false where the file was longer.
+/// Names for `addresses`, which are sorted: for each, the last entry in the file that covers it. Reads at
+/// most `left` bytes and subtracts what it read. False if the file was longer.
 pub fn scan_perf_map(
     mut file: File,
     left: &mut u64,
     addresses: &[u64],
     names: &mut [Option<String>],
 ) -> bool {
-    /// A longer line is no entry.
+    /// A longer line is not an entry.
     const LINE_LIMIT: u64 = 16 << 10;
-    // Who sent the file has its place in common with us.
+    // The file position is shared with the sender of the file.
     if file.rewind().is_err() {
         return true;
     }
@@ -220,7 +221,7 @@ mod tests {
         let owner = map.metadata().unwrap().uid();
         let found = |owner| perf_map(dir.path(), 7, 3, owner).is_some();
         assert!(found(owner));
-        // Root's is anybody's to read; another user's is not.
+        // Every user may read root's file; another user's file is refused.
         assert_eq!(found(owner + 1), owner == 0);
         if !rustix::process::geteuid().is_root() {
             println!("skipped in part: needs root to give a file away");
@@ -260,9 +261,9 @@ mod tests {
         assert_eq!(readable(b"\xff"), None);
     }
 
-    /// Each parameter names the one before it twice: written out, 2^60 characters.
+    /// Each parameter names the one before it twice: 2^60 characters when expanded.
     #[test]
-    fn a_name_that_doubles_itself_is_cut() {
+    fn a_name_that_doubles_itself_is_truncated() {
         let doubled: String = (1..60u32)
             .map(radix36)
             .map(|before| format!("S0_IS{before}_S{before}_E"))

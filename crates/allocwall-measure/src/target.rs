@@ -1,6 +1,7 @@
-//! What a target is: its C library, runtime and allocator, and which file and function an address belongs to.
+//! What a target is: its C library, runtime and allocator, and the file and function of an address.
 //!
-//! Files are examined once, however many processes map them: [`Modules`] keeps what was found by device and inode.
+//! Each file is examined once, even if many processes map it: [`Modules`] keeps the result by device and
+//! inode.
 
 use crate::malloc_range::{Function, Part, SymbolTable, bracketed};
 use crate::reading::{Examined, Mapped, Reader, Readers};
@@ -25,35 +26,36 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Most of a file's constants that is searched for a version or a message.
+/// The most bytes of a file's constants that are searched for a version or a message.
 const SEARCH_LIMIT: u64 = 64 << 20;
 
-/// What is kept of all files together, beside their names. A browser with all its libraries takes some hundred kilobytes.
+/// The most memory for the facts of all files together, without their names. A browser with all its libraries
+/// takes some hundred kilobytes.
 const FACTS_LIMIT: usize = 16 << 20;
-/// Names that are looked for of those that LD_PRELOAD and /etc/ld.so.preload hold.
+/// The most names from LD_PRELOAD and /etc/ld.so.preload that are looked up.
 const PRELOADS_LIMIT: usize = 64;
-/// Ranges of allocator code in one file; glibc has two dozen.
+/// The most ranges of allocator code in one file; glibc has two dozen.
 const RANGES_LIMIT: usize = 1024;
 
-/// Files that are examined; each stays open. A browser with all its libraries maps some hundreds.
+/// The most files that are examined; each stays open. A browser with all its libraries maps some hundreds.
 const MODULES_LIMIT: usize = 4096;
 
-/// The files that the target's processes map, in order of appearance; indices stay valid.
+/// The files that the target's processes map, in order of appearance. Indices stay valid.
 pub struct Modules {
     proc_root: PathBuf,
     list: Vec<Module>,
     known: Vec<Known>,
     by_file: HashMap<FileKey, usize>,
-    /// Stands for all files beyond the limit.
+    /// The module for all files above the limit.
     beyond: Option<usize>,
-    /// Bytes that are left of [`FACTS_LIMIT`].
+    /// The remaining bytes of [`FACTS_LIMIT`].
     facts_left: usize,
     reader: Reader,
 }
 
 type FileKey = ((u32, u32), u64, Vec<u8>);
 
-/// What a file says of itself beyond what a recording keeps.
+/// The facts of a file that a recording does not keep.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct FileFacts {
     segments: Vec<Segment>,
@@ -62,9 +64,9 @@ pub struct FileFacts {
     kind: Option<ElfKind>,
     /// Code of a 32-bit processor.
     narrow: bool,
-    /// It defines `malloc`, so that the loader may bind others to it.
+    /// It defines `malloc`, so the loader may bind other files to it.
     serves_malloc: bool,
-    /// Allocators whose code is inside, the one that serves its `malloc` first.
+    /// The allocators whose code the file contains. The one behind its `malloc` comes first.
     allocators: Vec<AllocatorKind>,
     allocator_version: Option<String>,
     libc: Option<Libc>,
@@ -72,7 +74,7 @@ pub struct FileFacts {
 }
 
 impl FileFacts {
-    /// What it takes in memory beyond itself. A version is a line at most.
+    /// The memory that it owns besides itself. A version is at most a line.
     pub fn bytes(&self) -> usize {
         let names = self.needed.iter().chain(&self.soname);
         size_of_val(&self.segments[..])
@@ -86,29 +88,29 @@ impl FileFacts {
 struct Known {
     facts: FileFacts,
     identity: Option<((u32, u32), u64)>,
-    /// Kept open: names and unwind tables are read from the very file that is mapped, whatever becomes of its path.
+    /// Kept open: names and unwind tables are read from the mapped file itself, even if its path changes.
     file: Option<Arc<File>>,
-    /// Why it could not be examined.
+    /// Why the file could not be examined.
     absent: Option<Absence>,
 }
 
-/// One process, as far as its files tell.
+/// One process, as known from its files.
 #[derive(Debug)]
 pub struct TargetView {
     pub process: Process,
-    /// Allocators that are in the process beside the one that serves `malloc`: jemalloc for a Rust program's own
+    /// The allocators in the process that do not serve `malloc`: jemalloc for a Rust program's own
     /// allocations, a library opened later, CPython's mimalloc.
     pub also: Vec<Allocator>,
     pub space: AddressSpace,
-    /// Why its code is not known whole.
+    /// Why its code is known only in part.
     pub cut: Option<Absence>,
 }
 
-/// Executable memory of one process.
+/// The executable memory of one process.
 #[derive(Clone, Debug)]
 pub struct AddressSpace {
     pub pid: i32,
-    /// By first address; never overlapping.
+    /// By first address; the ranges never overlap.
     regions: BTreeMap<u64, Region>,
 }
 
@@ -116,7 +118,7 @@ pub struct AddressSpace {
 struct Region {
     end: u64,
     module: usize,
-    /// Wrapping difference from address to the module's own address.
+    /// What to add to an address to get the module's own address (wrapping).
     delta: u64,
 }
 
@@ -126,7 +128,7 @@ pub struct Code {
     pub start: u64,
     pub end: u64,
     pub module: usize,
-    /// Address in memory minus address in the module's own terms (wrapping).
+    /// Address in memory minus the module's own address (wrapping).
     pub bias: u64,
 }
 
@@ -149,15 +151,15 @@ impl AddressSpace {
         }
     }
 
-    /// The module at an address, and the address in the module's own terms (ELF virtual address; for generated code,
-    /// which has no file, the address itself).
+    /// The module at an address, and the address in the module's own numbering (ELF virtual address; for
+    /// generated code, which has no file, the address itself).
     pub fn lookup(&self, address: u64) -> Option<(usize, u64)> {
         let (_, region) = self.regions.range(..=address).next_back()?;
         (address < region.end).then(|| (region.module, address.wrapping_add(region.delta)))
     }
 
-    /// A mapping that appeared, as read from maps or as perf reports it. It replaces what was at its addresses.
-    /// Returns what it added; None where the mapping holds no code.
+    /// Adds a mapping, read from maps or reported by perf. It replaces the mappings at its addresses. Returns
+    /// the added code; None if the mapping has no code.
     pub fn add_mapping(&mut self, modules: &mut Modules, mapping: &Mapping) -> Option<Code> {
         self.remove(mapping.start, mapping.end);
         if !mapping.perms.execute || mapping.start >= mapping.end {
@@ -168,7 +170,7 @@ impl AddressSpace {
             ModuleRole::Jit => 0,
             _ if !mapping.is_file() => mapping.start.wrapping_neg(),
             _ => {
-                // Without segments the offset into the file is the best that there is.
+                // Without segments, the offset into the file is the best estimate.
                 let segments = &modules.known[module].facts.segments;
                 let address = elf::address_of_offset(segments, mapping.offset).unwrap_or(mapping.offset);
                 address.wrapping_sub(mapping.start)
@@ -183,7 +185,7 @@ impl AddressSpace {
         Some(Code::of(mapping.start, &region))
     }
 
-    /// Forgets all: the process started another program.
+    /// Removes everything: the process started another program.
     pub fn clear(&mut self) {
         self.regions.clear();
     }
@@ -245,7 +247,7 @@ impl Modules {
         self.list
     }
 
-    /// A module without a file behind it.
+    /// Adds a module without a file.
     pub fn add_special(&mut self, path: &str, role: ModuleRole) -> usize {
         self.list.push(bare(path.into(), role));
         self.known.push(Known::default());
@@ -257,29 +259,30 @@ impl Modules {
         self.known[module].facts.narrow
     }
 
-    /// Who reads the modules' files.
+    /// The reader of the modules' files.
     pub fn reader(&mut self) -> &mut Reader {
         &mut self.reader
     }
 
-    /// Names of functions by a module's own addresses, one an address; None where there is none.
+    /// Names of functions by the module's own addresses, one per address; None if there is no name.
     pub fn names(&mut self, module: usize, addresses: &[u64]) -> Vec<Option<String>> {
         let file = self.known.get(module).and_then(|known| known.file.clone());
         file.and_then(|file| self.reader.names(module as u32, &file, addresses).ok())
             .unwrap_or_else(|| vec![None; addresses.len()])
     }
 
-    /// Tells the reader what an image has mapped, where it doesn't know yet.
+    /// Sends the reader the code of an image, if it does not have it yet.
     ///
     /// # Errors
-    /// There is no reader any more.
+    /// The reader has failed for good.
     pub fn tell_image(&mut self, image: u32, version: u64, space: &AddressSpace) -> Measured<()> {
         if self.reader.knows_image(image, version) {
             return Ok(());
         }
         let code: Vec<Mapped> = space
             .code()
-            // Generated code has no tables, and a program that maps and unmaps it all the time would fill the unwinder.
+            // Generated code has no tables, and a program that constantly maps and unmaps it would fill the
+            // unwinder.
             .filter(|code| self.list[code.module].role != ModuleRole::Jit)
             .map(|code| Mapped {
                 start: code.start,
@@ -296,7 +299,7 @@ impl Modules {
         self.reader.image(image, version, code, files)
     }
 
-    /// The module of a mapping, examined when it is the first of its file.
+    /// The module of a mapping. The first mapping of a file is examined.
     pub fn intern(&mut self, pid: i32, mapping: &Mapping) -> usize {
         let generated = !mapping.path.starts_with(b"[v") && !mapping.is_file();
         let key = if generated {
@@ -338,7 +341,7 @@ impl Modules {
                 Absence::new(
                     Reason::TooCostly,
                     format!(
-                        "files of the target say more than {} MiB of themselves",
+                        "the facts about the target's files take more than {} MiB",
                         FACTS_LIMIT >> 20
                     ),
                 )
@@ -359,7 +362,8 @@ impl Modules {
             }
             Err(absent) => {
                 let role = match by_name {
-                    // Code in memory without a name in a file system, and no ELF file: a compiler wrote it.
+                    // Code in memory without a name in a file system, and not an ELF file: a JIT compiler
+                    // wrote it.
                     ModuleRole::Other if mapping.is_nameless_memory() => ModuleRole::Jit,
                     role => role,
                 };
@@ -372,16 +376,16 @@ impl Modules {
         }
     }
 
-    /// Versions that stand in a file beside the module.
+    /// Reads versions from a file next to the module.
     fn complete_version(&self, pid: i32, path: &str, runtime: &mut Runtime) {
-        // Generous for either file; both are a few KiB.
+        // More than enough for either file; both are a few KiB.
         let read = |name: PathBuf| {
             let bytes = inside::read(&self.proc_root, pid, &name, 256 << 10).ok()?;
             Some(String::from_utf8_lossy(&bytes).into_owned())
         };
         let path = Path::new(path);
         match runtime {
-            // JAVA_HOME/lib/server/libjvm.so, with jre/ and the architecture in between before version 9.
+            // JAVA_HOME/lib/server/libjvm.so; before version 9 with jre/ and the architecture in between.
             Runtime::Jvm {
                 version: version @ None,
             } => {
@@ -402,10 +406,10 @@ impl Modules {
         }
     }
 
-    /// Looks at a running process. What could not be found out is an [`Absence`] in its place.
+    /// Inspects a running process. Each fact that could not be found is an [`Absence`].
     ///
     /// # Errors
-    /// The process does not exist, or may not be looked at.
+    /// The process does not exist, or may not be inspected.
     pub fn inspect(&mut self, pid: i32) -> Result<TargetView> {
         let root = self.proc_root.clone();
         let proc = ProcFs::at(&root);
@@ -414,9 +418,9 @@ impl Modules {
             false => Error::Refused(absence.detail),
         };
         let stat = proc.process_stat(pid).map_err(refused)?;
-        // Where its memory, its files and its root still show.
+        // A thread whose /proc entries still show the memory, the files and the root.
         let thread = proc.living_thread(pid);
-        // Executable mappings only: every file that matters here has one.
+        // Executable mappings only: every relevant file has one.
         let code = proc.code(thread).map_err(|absence| match absence.reason {
             Reason::NotPermitted => Error::NotPermitted {
                 pid,
@@ -459,8 +463,9 @@ impl Modules {
         })
     }
 
-    /// The mapped file that /proc/PID/exe is. By its path where they agree (file systems may number devices otherwise in
-    /// maps), else by device and inode (the path of a deleted or renamed file differs).
+    /// The mapped file of /proc/PID/exe. It is found by path if the paths agree (some file systems number
+    /// devices differently in maps), else by device and inode (the path of a deleted or renamed file
+    /// differs).
     fn find_executable(&self, space: &AddressSpace, path: &Path) -> Option<usize> {
         let shown = path.to_string_lossy();
         let identity = maps::identity(&self.proc_root.join(space.pid.to_string()).join("exe"));
@@ -476,31 +481,31 @@ impl Modules {
     }
 }
 
-/// One file on its own: a program before it runs, or a library before it is loaded.
+/// A single file: a program before it runs, or a library before it is loaded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FileView {
     pub kind: ElfKind,
-    /// ELF machine number and class: both must agree between a program and what it loads.
+    /// ELF machine number and class. Both must agree between a program and its libraries.
     pub machine: u16,
     pub is_64: bool,
     pub interpreter: Option<String>,
-    /// Libraries that it asks for by itself.
+    /// The libraries that it needs.
     pub needed: Vec<String>,
-    /// It defines `malloc`, so that the loader may bind others to it.
+    /// It defines `malloc`, so the loader may bind other files to it.
     pub serves_malloc: bool,
-    /// Allocators whose code is inside, the one that serves its `malloc` first.
+    /// The allocators whose code the file contains. The one behind its `malloc` comes first.
     pub allocators: Vec<AllocatorKind>,
     pub allocator_version: Option<String>,
-    /// The variable that the jemalloc inside reads its options from: prefixed as its functions are.
+    /// The variable that its jemalloc reads options from; it has the same prefix as the functions.
     pub jemalloc_variable: Option<String>,
     pub libc: Option<Libc>,
     pub runtime: Option<Runtime>,
 }
 
-/// Looks at a file that need not be mapped by anybody.
+/// Examines a file that does not have to be mapped.
 ///
 /// # Errors
-/// It can't be opened, or is no ELF file.
+/// The file can't be opened, or is not an ELF file.
 pub fn view_file(path: &Path) -> Measured<FileView> {
     let file = File::open(path).map_err(|error| file::absence_of(path, &error))?;
     let file = ElfFile::new(file);
@@ -547,7 +552,7 @@ fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// What one pass over a file's symbol tables gathers.
+/// The result of one pass over a file's symbol tables.
 #[derive(Default)]
 struct Marks {
     exports: Vec<Function>,
@@ -557,14 +562,15 @@ struct Marks {
     entries: Vec<(u64, AllocatorKind)>,
     python: bool,
     python_version: Option<u64>,
-    /// A function that only builds without the global lock export (Objects/object.c, under Py_GIL_DISABLED).
+    /// It has a function that only builds without the global lock export (Objects/object.c, under
+    /// Py_GIL_DISABLED).
     python_free_threaded: bool,
     node: bool,
 }
 
 impl Marks {
     fn see(&mut self, symbol: &Symbol<'_>) {
-        // Bytes: a table has a hundred thousand names, few of which matter.
+        // Compares bytes: a table has a hundred thousand names, and few of them matter.
         let name = symbol.name;
         match (symbol.kind, name) {
             (SymbolKind::Function, b"malloc") if !symbol.local => self.malloc = Some(symbol.address),
@@ -584,10 +590,10 @@ impl Marks {
     }
 }
 
-/// What a file is. `path` tells only how it is called.
+/// The facts of a file. `path` is used only for its name.
 ///
 /// # Errors
-/// It is no ELF file, or a malformed one.
+/// The file is not an ELF file, or is malformed.
 pub fn examine_file(file: File, path: &str, by_name: ModuleRole) -> Measured<(Module, FileFacts)> {
     let file = ElfFile::new(file);
     let elf = file.parse()?;
@@ -606,7 +612,7 @@ fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: Module
     let is_libc = role == ModuleRole::Libc;
 
     let mut marks = Marks::default();
-    // No table is no error: a static program has no exports, a stripped one no names.
+    // A missing table is not an error: a static program has no exports, a stripped one no names.
     let _ = elf.symbols(Table::Exported, &mut |symbol| {
         marks.see(&symbol);
         if is_libc && symbol.kind == SymbolKind::Function {
@@ -623,7 +629,7 @@ fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: Module
         let _ = elf.symbols(Table::All, &mut |symbol| {
             marks.see(&symbol);
             match symbol.kind {
-                // Only a C library's own file, or one with a C library inside, has its allocator.
+                // Only a C library's own file, or a file that contains a C library, has its allocator.
                 _ if !(is_libc || is_static) => {}
                 SymbolKind::File => marks.table.file(symbol.text()),
                 SymbolKind::Function => {
@@ -659,7 +665,7 @@ fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: Module
         (None, kind) => allocator_version(kind, path, constants()),
     });
 
-    // A name table is exact; without one, the exports of a C library bracket its allocator.
+    // A symbol table with names is exact. Without one, the exports of a C library bracket its allocator.
     let named = std::mem::take(&mut marks.table).ranges();
     let mut malloc_ranges = match named.is_empty() {
         false => named,
@@ -690,9 +696,9 @@ fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: Module
         soname: facts.soname.clone(),
         needed: facts.needed.clone(),
         kind: Some(facts.kind),
-        // x32 is 64-bit code with short pointers: its stack is laid out as 64-bit code's.
+        // x32 is 64-bit code with short pointers: its stack has the layout of 64-bit code.
         narrow: !facts.is_64 && facts.machine != object::elf::EM_X86_64.0,
-        // The loader minds exports only; in a static program whatever it has is what it uses.
+        // The loader uses only exports. A static program uses the malloc that it contains.
         serves_malloc: exports_malloc || (is_static && (marks.malloc.is_some() || !allocators.is_empty())),
         allocators,
         allocator_version,
@@ -702,8 +708,8 @@ fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: Module
     (module, of_file)
 }
 
-/// Allocators whose code is in the file, the one behind its `malloc` first. `by_messages`: it has no names, so look for
-/// messages that only one allocator prints.
+/// The allocators whose code is in the file; the one behind its `malloc` comes first. `by_messages`: the file
+/// has no names, so look for messages that only one allocator prints.
 fn allocators_inside<'d, R: ReadRef<'d>>(
     elf: &Elf<'d, R>,
     marks: &Marks,
@@ -716,8 +722,8 @@ fn allocators_inside<'d, R: ReadRef<'d>>(
             .filter(|(message, _)| memmem::find(constants, message.as_bytes()).is_some());
         found.extend(hits.map(|&(_, kind)| (0, kind)));
     }
-    // The kind whose own name shares malloc's address serves it; among the rest, a linked-in allocator's `malloc`
-    // replaces the C library's.
+    // An allocator with an entry point at malloc's address serves malloc. Among the others, the `malloc` of a
+    // linked allocator replaces that of the C library.
     found.sort_by_key(|&(address, kind)| {
         let own = kind == AllocatorKind::Glibc || kind == AllocatorKind::Musl;
         (marks.malloc != Some(address), own)
@@ -758,7 +764,7 @@ fn libc_of(path: &str, soname: Option<&str>, constants: &[u8]) -> Libc {
 
 fn allocator_version(kind: AllocatorKind, path: &str, constants: &[u8]) -> Option<String> {
     match kind {
-        // "5.3.0-0-g54eaed1d8b56…": release, commits since, commit.
+        // "5.3.0-0-g54eaed1d8b56…": release, number of commits since, commit.
         AllocatorKind::Jemalloc => c_strings(constants).find_map(|text| {
             let (release, rest) = text.split_once('-')?;
             let (since, commit) = rest.split_once("-g")?;
@@ -775,7 +781,7 @@ fn allocator_version(kind: AllocatorKind, path: &str, constants: &[u8]) -> Optio
             b.is_ascii_digit() || b == b'.'
         })
         .map(|version| version.trim_end_matches('.').to_owned()),
-        // Only a number in code; the library's file carries it in its name.
+        // The code has only a number; the name of the library's file contains the version.
         _ => file_name(path)
             .split_once(".so.")
             .map(|(_, version)| version.to_owned())
@@ -800,7 +806,8 @@ fn runtime_of<'d, R: ReadRef<'d>>(
     if marks.node {
         let constants = || elf.section_bytes(".rodata", SEARCH_LIMIT);
         let name = file_name(path);
-        // The header beside an installation is cheaper to read than tens of MiB of constants: see `complete_version`.
+        // The header file next to an installation is cheaper to read than tens of MiB of constants: see
+        // `complete_version`.
         let version = (!name.starts_with("node"))
             .then(|| {
                 text_behind(constants()?, b"/download/release/v", |b| {
@@ -827,7 +834,8 @@ fn runtime_of<'d, R: ReadRef<'d>>(
     None
 }
 
-/// `libpython3.13t.so.1.0` or `python3.13t`: version, and whether it carries the mark of free-threaded builds.
+/// `libpython3.13t.so.1.0` or `python3.13t`: the version, and whether it has the mark of free-threaded
+/// builds.
 fn python_name(name: &str) -> (String, bool) {
     let rest = name
         .strip_prefix("lib")
@@ -845,7 +853,7 @@ fn python_name(name: &str) -> (String, bool) {
     (rest[..end].to_owned(), rest[end..].starts_with('t'))
 }
 
-/// The full version where the file tells it, else what its name says, else `unknown`.
+/// The full version if the file contains it, else the one in its name, else `unknown`.
 fn python_version<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, at: Option<u64>, named: &str) -> String {
     // `const unsigned long Py_Version = PY_VERSION_HEX`, since 3.11: 0x030B02F0 is 3.11.2 final.
     let encoded = at
@@ -867,7 +875,7 @@ fn python_version<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, at: Option<u64>, named: 
             (hex >> 8) & 0xff
         );
     }
-    // Before: the string that Py_GetVersion prints, known by the name's two numbers.
+    // Before 3.11: the string that Py_GetVersion prints, recognised by the two numbers in the name.
     let prefix = format!("{named}.");
     let constants = elf.section_bytes(".rodata", SEARCH_LIMIT).unwrap_or(&[]);
     // The linker may have stored it as the end of a longer string: `/opt/python/3.7.16`.
@@ -882,8 +890,8 @@ fn python_version<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, at: Option<u64>, named: 
     }
 }
 
-/// debug/buildinfo of Go: 14 bytes of magic, pointer size, flags; since 1.18 the version follows at byte 32 as length
-/// and text, before it byte 16 points to a Go string.
+/// debug/buildinfo of Go: 14 bytes of magic, pointer size, flags. Since 1.18, the version is at byte 32 as
+/// length and text; before, byte 16 points to a Go string.
 fn go_version<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Option<String> {
     let info = elf.section_bytes(".go.buildinfo", 4096)?;
     if !info.starts_with(b"\xff Go buildinf:") {
@@ -891,7 +899,7 @@ fn go_version<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Option<String> {
     }
     let (pointer_size, flags) = (*info.get(14)?, *info.get(15)?);
     let text = if flags & 2 != 0 {
-        // A length of two bytes or more would be no version.
+        // A length of two bytes or more would not be a version.
         let length = usize::from(*info.get(32)?);
         info.get(33..33 + length)?
     } else if pointer_size == 8 && flags & 1 == 0 {
@@ -928,7 +936,7 @@ pub(crate) fn node_header_version(header: &str) -> Option<String> {
     ))
 }
 
-/// The characters behind a marker that belong to the value; None where there are none.
+/// The characters after a marker that belong to the value; None if there are none.
 fn text_behind(bytes: &[u8], marker: &[u8], belongs: impl Fn(u8) -> bool) -> Option<String> {
     let at = memmem::find_iter(bytes, marker)
         .map(|at| at + marker.len())
@@ -949,7 +957,7 @@ fn c_strings(bytes: &[u8]) -> impl Iterator<Item = &str> {
         .filter_map(|text| std::str::from_utf8(text).ok())
 }
 
-/// Dotted numbers, the last of which may carry a short mark (`3.10.0rc1`), with at least one dot.
+/// Dotted numbers with at least one dot. The last one may have a short suffix (`3.10.0rc1`).
 fn is_version(text: &str, start: &str) -> bool {
     let mut parts = 0;
     text.starts_with(start)
@@ -962,13 +970,14 @@ fn is_version(text: &str, start: &str) -> bool {
         && (2..=4).contains(&parts)
 }
 
-/// A process's files in the order in which its loader looks for `malloc`.
+/// A process's files, in the order in which its loader searches for `malloc`.
 struct Loaded {
     exe: Option<usize>,
-    /// Every file, first mapped address descending: the loader maps downwards, so what it loaded first mostly comes first.
+    /// Every file, by descending first address: the loader maps downwards, so files loaded first usually come
+    /// first.
     modules: Vec<usize>,
     code: HashMap<usize, Code>,
-    /// By the names that other files ask for them with: what they call themselves, and what their files are called.
+    /// By the names that other files use for them: their sonames and their file names.
     by_name: HashMap<String, usize>,
 }
 
@@ -1000,8 +1009,9 @@ impl Loaded {
         }
     }
 
-    /// Whether a module was loaded before another: by the loader's own list. Where that can't be read, by addresses: since Linux 6.7
-    /// large mappings are aligned, and now and then a file fits into the gap above one that was loaded before it.
+    /// Whether a module was loaded before another one, from the loader's own list. If that can't be read,
+    /// from addresses. Those may be wrong: since Linux 6.7 large mappings are aligned, and sometimes a file
+    /// fits into the gap above an earlier one.
     fn before(&self, modules: &Modules, pid: i32, other: usize) -> impl Fn(usize) -> bool {
         let list = link_map::biases(&modules.proc_root.join(pid.to_string()));
         let other = self.code[&other];
@@ -1032,7 +1042,8 @@ impl Loaded {
         scope
     }
 
-    /// LD_PRELOAD and /etc/ld.so.preload, in order; then what only a preload can have put before the C library.
+    /// The files of LD_PRELOAD and /etc/ld.so.preload, in order; then files before the C library that only a
+    /// preload can explain.
     fn preloads(&self, modules: &Modules, space_pid: i32, environ: &[(String, String)]) -> Vec<usize> {
         let mut names: Vec<String> = Vec::new();
         if let Some((_, value)) = environ.iter().find(|(name, _)| name == "LD_PRELOAD") {
@@ -1074,8 +1085,9 @@ impl Loaded {
             };
             found.extend(module.filter(|module| Some(*module) != self.exe));
         }
-        // Servers that write their title over the environment (PostgreSQL, nginx, Redis) take LD_PRELOAD from view.
-        // What exports malloc, was loaded before the C library and is needed by no other file was preloaded.
+        // Servers that write their title over the environment (PostgreSQL, nginx, Redis) overwrite
+        // LD_PRELOAD. A file that exports malloc, was loaded before the C library and is needed by no other
+        // file was preloaded.
         let asked_for = self.closure(modules, &self.exe.into_iter().collect::<Vec<_>>());
         let by_nobody = self.modules.iter().copied().filter(|module| {
             modules.known[*module].facts.serves_malloc
@@ -1099,7 +1111,7 @@ impl Loaded {
         found
     }
 
-    /// The allocator that serves `malloc`, and those that are there beside it.
+    /// The allocator that serves `malloc`, and the other allocators in the process.
     fn allocators(
         &self,
         modules: &Modules,
@@ -1109,7 +1121,7 @@ impl Loaded {
         let Some(exe) = self.exe else {
             let absence = Absence::new(
                 Reason::NotFound,
-                format!("none of the files that process {pid} maps is its executable"),
+                format!("process {pid} does not map its own executable"),
             );
             return (Err(absence), Vec::new());
         };
@@ -1155,7 +1167,7 @@ impl Loaded {
         for &module in &self.modules {
             for (place, &kind) in modules.known[module].facts.allocators.iter().enumerate() {
                 let serves = server == Some(module) && place == 0;
-                // A C library that a linked or preloaded allocator replaces is still there; that is no news.
+                // A C library whose allocator is replaced is still present; that is not worth reporting.
                 if !serves && modules.list[module].role != ModuleRole::Libc {
                     also.push(describe(module, kind, place == 0));
                 }
@@ -1172,20 +1184,17 @@ impl Loaded {
         if matches!(known.facts.runtime, Some(Runtime::Go { .. })) {
             return Absence::new(
                 Reason::NotApplicable,
-                "a Go program without C code: the runtime allocates for itself, there is no malloc",
+                "a Go program without C code: the runtime has its own allocator, and there is no malloc",
             );
         }
         if known.facts.kind.is_some_and(ElfKind::is_static) {
             return Absence::new(
                 Reason::NotFound,
-                "a stripped static program: nothing in it names its allocator",
+                "a stripped static program: its allocator is unknown",
             )
             .mend("build it with symbols");
         }
-        Absence::new(
-            Reason::NotFound,
-            "none of the files that it loaded exports malloc",
-        )
+        Absence::new(Reason::NotFound, "none of its loaded files exports malloc")
     }
 
     fn libc(&self, modules: &Modules) -> Measured<Libc> {
@@ -1204,18 +1213,18 @@ impl Loaded {
             }) => Err(absent.clone()),
             _ => Err(Absence::new(
                 Reason::NotFound,
-                "no file that it maps is a known C library",
+                "none of its mapped files is a known C library",
             )),
         }
     }
 
-    /// The executable decides, then what it is linked with, then what it loaded: a Python process that has loaded a JVM
-    /// is Python.
+    /// The executable decides, then the files that it is linked with, then the files that it loaded. So a
+    /// Python process that loaded a JVM is Python.
     fn runtime(&self, modules: &Modules) -> Measured<Runtime> {
         let Some(exe) = self.exe else {
             return Err(Absence::new(
                 Reason::NotFound,
-                "its executable is not among the files that it maps",
+                "the process does not map its own executable",
             ));
         };
         let linked = self.closure(modules, &[exe]);
@@ -1233,7 +1242,7 @@ impl Loaded {
     }
 }
 
-/// The head of a command line, in words and in bytes: it is kept for each of thousands of processes.
+/// The start of a command line, limited in words and bytes: it is kept for thousands of processes.
 fn words_kept(words: Vec<String>) -> Vec<String> {
     const BYTES: usize = 16 << 10;
     let mut left = BYTES;
@@ -1244,7 +1253,8 @@ fn words_kept(words: Vec<String>) -> Vec<String> {
     words.into_iter().take(CMDLINE_WORDS).take_while(fits).collect()
 }
 
-/// Only what a diagnosis reads. Of Java's options, system properties are left out: they carry passwords.
+/// Only the variables that a diagnosis reads. System properties among Java's options are removed: they may
+/// contain passwords.
 fn settings(environ: Vec<(String, String)>) -> Vec<(String, String)> {
     let without_properties = |name: &str, value: String| {
         if name.contains("JAVA") {
@@ -1279,7 +1289,7 @@ fn thp_disabled(status: &Status) -> Measured<bool> {
     let enabled = status.thp_enabled.ok_or_else(|| {
         Absence::new(
             Reason::NotSupported,
-            "/proc/PID/status has no THP_enabled line: kernel without transparent huge pages, or before 5.0",
+            "/proc/PID/status has no THP_enabled line: the kernel has no transparent huge pages, or is older than 5.0",
         )
     })?;
     Ok(!enabled)

@@ -1,4 +1,4 @@
-//! The slow counters: one reading of /proc and the cgroup files for the whole target.
+//! The slow counters: each reading takes /proc and the cgroup files of the whole target once.
 
 use super::record::probe;
 use allocwall_host::proc::{ProcFs, ProcessStat};
@@ -6,13 +6,14 @@ use allocwall_model::recording::{CgroupTick, Probe, ProbeState, Smaps, ThreadTim
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::collections::{BTreeMap, HashMap};
 
-/// What its probe measures.
+/// The description of the probe.
 pub const SMAPS: &str = "huge pages, lazily freed pages, shares";
-/// smaps_rollup and numa_maps walk the page tables with the map lock held: not on targets larger than this.
+/// smaps_rollup and numa_maps walk the page tables while they hold the map lock, so they are not read on
+/// targets larger than this.
 pub const SMAPS_LIMIT: u64 = 8 << 30;
 
-/// Sums over the target's processes that go on growing when one of them ends: each reading adds what every process
-/// gained since the last.
+/// Sums over the target's processes that keep growing when a process ends: each reading adds what every
+/// process used since the last one.
 #[derive(Default)]
 pub struct TickReader {
     several_nodes: bool,
@@ -20,14 +21,15 @@ pub struct TickReader {
     sum: Spent,
     opened: bool,
     known: HashMap<i32, Known>,
-    /// Spent by members that ended, as last seen, by parent: it comes a second time when the parent reaps them.
+    /// Used by processes that have ended, as last read, by parent. The kernel counts it a second time when
+    /// the parent reaps them.
     awaited: HashMap<i32, Spent>,
     switches: (u64, u64),
-    /// Last counts of each thread; beyond a number of threads they are not summed (the kernel keeps them per thread
-    /// only).
+    /// The last counts of each thread. Above a number of threads they are not summed, because the kernel
+    /// keeps them per thread only.
     threads: HashMap<i32, (u64, u64)>,
     switches_missed: bool,
-    /// Readings that were asked for, and those that were whole.
+    /// Readings that were requested, and those that were complete.
     asked: usize,
     read: usize,
     unread: Option<Absence>,
@@ -37,7 +39,7 @@ pub struct TickReader {
     host: Option<Absence>,
 }
 
-/// What the kernel adds up for a process: CPU time in clock ticks, and faults.
+/// What the kernel counts for a process: CPU time in clock ticks, and faults.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 struct Spent {
     user: u64,
@@ -69,7 +71,7 @@ impl Spent {
     }
 }
 
-/// One process as it was last read.
+/// A process at its last reading.
 struct Known {
     start_ticks: u64,
     parent: i32,
@@ -99,7 +101,7 @@ impl Known {
     }
 }
 
-/// More threads than this are not asked one by one at every tick.
+/// With more threads than this, threads are not read one by one at every tick.
 pub const THREADS_ASKED: usize = 64;
 
 impl TickReader {
@@ -111,8 +113,8 @@ impl TickReader {
     }
 
     /// # Errors
-    /// The accounts of some process could not be read: the sums would be short, and a later reading would take what it
-    /// had used before for its use since. A process that is gone is no error.
+    /// The counters of a process could not be read. The sums would be too low, and a later reading would take
+    /// its earlier use for new use. A process that has ended is not an error.
     pub fn read(
         &mut self,
         proc: &ProcFs,
@@ -150,7 +152,7 @@ impl TickReader {
             let stat = match proc.process_stat(pid) {
                 Ok(stat) => stat,
                 Err(absence) if absence.is_gone() => continue,
-                // For good: the others still count.
+                // This lasts for the whole window; the others still count.
                 Err(absence) if absence.reason == Reason::NotPermitted => {
                     forbidden = Some(absence);
                     continue;
@@ -191,7 +193,7 @@ impl TickReader {
         tick.minor_faults = self.sum.minor;
         tick.major_faults = self.sum.major;
         if (tick.threads as usize) <= THREADS_ASKED {
-            // Once a thread was missed, what it did before is not to be told from what it did since.
+            // After a thread was missed, its earlier switches can't be separated from the new ones.
             self.switches_missed |= self.read_switches(proc, pids).is_err();
             if !self.switches_missed {
                 tick.voluntary_switches = Some(self.switches.0);
@@ -206,7 +208,7 @@ impl TickReader {
                 |smaps| add_smaps(&mut sum, &smaps),
             );
             tick.smaps = self.smaps.note(read).then_some(sum);
-            // Walking every page table for an answer that is known would be a waste.
+            // On a machine with one node the result is known without a walk of the page tables.
             if self.several_nodes {
                 let mut nodes = Vec::new();
                 let read = of_all(
@@ -224,7 +226,7 @@ impl TickReader {
         Ok(tick)
     }
 
-    /// What could not be read, where anything could not.
+    /// The probes with missing values.
     pub fn probes(&self) -> Vec<Probe> {
         let counters = self.unread.clone().map(|mut absence| {
             if self.read < 2 {
@@ -232,7 +234,7 @@ impl TickReader {
             }
             if self.read < self.asked {
                 let missed = self.asked - self.read;
-                absence.detail += &format!(": {missed} of {} readings were not whole", self.asked);
+                absence.detail += &format!(": {missed} of {} readings were incomplete", self.asked);
             }
             ProbeState::Partial(absence)
         });
@@ -240,23 +242,24 @@ impl TickReader {
         [
             (
                 "counters",
-                "the kernel's account of its CPU time and faults",
+                "CPU time and faults, from the kernel's counters",
                 counters,
             ),
             ("sizes", "anonymous memory and data", self.sizes.0.clone()),
             ("smaps", SMAPS, self.smaps.0.clone()),
             ("numa", "resident memory by node", self.nodes.0.clone()),
-            ("host", "the machine's own counters", host),
+            ("host", "counters of the whole machine", host),
         ]
         .into_iter()
         .filter_map(|(name, what, state)| Some(probe(name, what, state?)))
         .collect()
     }
 
-    /// The processes as they are at this reading. The first reading's are the base; who comes later was born since,
-    /// and counts from its birth.
+    /// Adds the processes of this reading. Those of the first reading are the base. A process that appears
+    /// later was started since, and counts from its start.
     fn add(&mut self, seen: HashMap<i32, Known>) {
-        // First who is gone: an ancestor may have reaped it already, over its parent if that ended as well.
+        // Processes that ended come first: an ancestor may have reaped one already, if its parent ended as
+        // well.
         let gone: HashMap<i32, Known> = self
             .known
             .extract_if(|pid, before| {
@@ -302,7 +305,7 @@ impl TickReader {
                 if let Some(status) = unless_gone(proc.thread_status(pid, tid))?
                     && let (Some(v), Some(i)) = (status.voluntary_switches, status.involuntary_switches)
                 {
-                    // A number that was used before starts again from zero.
+                    // A thread number that was used before starts again from zero.
                     let (before_v, before_i) = self
                         .threads
                         .insert(tid, (v, i))
@@ -317,7 +320,7 @@ impl TickReader {
     }
 }
 
-/// What is gone is no error: it has nothing more to tell.
+/// A process or thread that has ended is not an error.
 fn unless_gone<T>(read: Measured<T>) -> Measured<Option<T>> {
     match read {
         Err(absence) if absence.is_gone() => Ok(None),
@@ -325,15 +328,15 @@ fn unless_gone<T>(read: Measured<T>) -> Measured<Option<T>> {
     }
 }
 
-/// What several processes told of one thing.
+/// The result of reading one file from several processes.
 enum OfAll {
     Whole,
-    /// Some must not be looked at, the others told.
+    /// Some processes may not be read; the others were.
     Part(Absence),
     None(Absence),
 }
 
-/// Hands to `take` what each process tells.
+/// Passes each process's value to `take`.
 fn of_all<T>(pids: &[i32], read: impl Fn(i32) -> Measured<T>, mut take: impl FnMut(T)) -> OfAll {
     let (mut told, mut forbidden) = (0, None);
     for &pid in pids {
@@ -342,7 +345,7 @@ fn of_all<T>(pids: &[i32], read: impl Fn(i32) -> Measured<T>, mut take: impl FnM
                 told += 1;
                 take(value);
             }
-            // It ended meanwhile; where the others tell, the kernel has such a file.
+            // It ended in the meantime. If other processes have the file, this kernel has it.
             Err(absence) if absence.reason == Reason::Vanished => {}
             Err(absence) if absence.reason == Reason::NotPermitted => forbidden = Some(absence),
             Err(absence) => return OfAll::None(absence),
@@ -356,17 +359,17 @@ fn of_all<T>(pids: &[i32], read: impl Fn(i32) -> Measured<T>, mut take: impl FnM
     }
 }
 
-/// A source of several processes' figures, and why it did not tell all of them.
+/// One file of several processes, and why not all of them could be read.
 #[derive(Default)]
 struct Source(Option<ProbeState>);
 
 impl Source {
-    /// Whether there is a sum to keep.
+    /// Records the result; true if there is a sum to keep.
     fn note(&mut self, read: OfAll) -> bool {
         let (told, missed) = match read {
             OfAll::Whole => (true, None),
             OfAll::Part(absence) => (true, Some(ProbeState::Partial(absence))),
-            // That it ended is known without being said for each of its figures.
+            // The end of the target is reported once, not for each of its figures.
             OfAll::None(absence) if absence.reason == Reason::Vanished => (false, None),
             OfAll::None(absence) => (false, Some(ProbeState::Absent(absence))),
         };
@@ -375,7 +378,7 @@ impl Source {
     }
 }
 
-/// A sum that what /proc says cannot overflow.
+/// Adds without overflow, whatever /proc contains.
 fn raise(sum: &mut u64, by: u64) {
     *sum = sum.saturating_add(by);
 }
@@ -395,11 +398,11 @@ fn add_nodes(sum: &mut Vec<u64>, nodes: &[u64]) {
     nodes.iter().zip(sum).for_each(|(n, s)| raise(s, *n));
 }
 
-/// Exact CPU time and run delay of each thread, as differences of the kernel's own counters.
+/// Exact CPU time and run delay of each thread, as differences of the kernel's counters.
 #[derive(Default)]
 pub struct ThreadClock {
     threads: BTreeMap<(i32, i32), Watched>,
-    /// The last reading missed no thread: one that comes up now was born since.
+    /// The last reading missed no thread, so a new thread was started since then.
     whole: bool,
     alive: usize,
     missed: Option<Absence>,
@@ -415,16 +418,17 @@ struct Watched {
 }
 
 impl ThreadClock {
-    /// The last reading, of processes that live. If it finds none of their threads, what those did since the reading before is not
-    /// known.
+    /// The last reading, for processes that are still alive. If it finds none of their threads, their use
+    /// since the previous reading is unknown.
     pub fn close(&mut self, proc: &ProcFs, pids: &[i32], t_ns: u64) {
         if self.read(proc, pids, t_ns) == 0 {
-            let detail = "none of the target's threads was there to be read at the window's end";
+            let detail = "none of the target's threads could be read at the end of the window";
             self.missed.get_or_insert(Absence::new(Reason::Vanished, detail));
         }
     }
 
-    /// Reads every thread of `pids`; how many. Threads that were not there at the last reading count from their birth.
+    /// Reads every thread of `pids` and returns their number. Threads that were not there at the last reading
+    /// count from their start.
     pub fn read(&mut self, proc: &ProcFs, pids: &[i32], t_ns: u64) -> usize {
         let born_since = self.whole;
         self.whole = true;
@@ -447,7 +451,7 @@ impl ThreadClock {
                 if watched.comm.is_empty() {
                     watched.comm = proc.thread_comm(pid, tid).unwrap_or_default();
                 }
-                // A tid that was re-used starts again from zero.
+                // A reused thread number starts again from zero.
                 if now.0 < watched.last.0 {
                     watched.first = (0, 0);
                 }
@@ -473,7 +477,7 @@ impl ThreadClock {
         None
     }
 
-    /// Why not every thread was read, where that is so.
+    /// Why some threads were not read; None if all were.
     pub fn probe(&self) -> Option<Probe> {
         let absence = self.missed.clone()?;
         let state = match self.threads.is_empty() {
@@ -482,12 +486,12 @@ impl ThreadClock {
         };
         Some(probe(
             "run_delay",
-            "CPU time and run-queue time of its threads",
+            "CPU time and run-queue time of the threads",
             state,
         ))
     }
 
-    /// Threads that the last reading found.
+    /// The number of threads that the last reading found.
     pub fn alive(&self) -> usize {
         self.alive
     }
@@ -524,7 +528,7 @@ mod tests {
         }
     }
 
-    /// The sum of user time after each reading, from the first on.
+    /// The sum of user time after each reading.
     fn sums(readings: Vec<Vec<(i32, Known)>>) -> Vec<u64> {
         let mut reader = TickReader::default();
         let mut sums = Vec::new();
@@ -536,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_one_with_a_large_past_stops_nobody_s_count() {
+    fn the_end_of_an_old_process_does_not_stop_the_counts_of_others() {
         let grown = sums(vec![
             vec![(1, known(0, 1_000_000, 0)), (2, known(0, 10, 0))],
             vec![(1, known(0, 1_000_005, 0)), (2, known(0, 20, 0))],
@@ -547,13 +551,13 @@ mod tests {
     }
 
     #[test]
-    fn a_child_is_counted_once_whether_seen_or_not() {
+    fn a_child_is_counted_once() {
         let grown = sums(vec![
             vec![(1, known(0, 100, 50))],
             vec![(1, known(0, 101, 50)), (2, known(1, 7, 0))],
             // Ended, not yet reaped.
             vec![(1, known(0, 102, 50))],
-            // Reaped: 9 of the one that was seen up to 7, and 4 of one that nobody saw.
+            // Reaped: 9 of a process that was last read at 7, and 4 of a process that was never read.
             vec![(1, known(0, 103, 63))],
             vec![(1, known(0, 104, 68))],
         ]);
@@ -561,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_that_ends_with_its_child_passes_it_on() {
+    fn a_parent_that_ends_with_its_child_is_counted_once() {
         let grown = sums(vec![
             vec![(1, known(0, 0, 0))],
             vec![(1, known(0, 0, 0)), (2, known(1, 3, 0)), (3, known(2, 100, 0))],
@@ -570,7 +574,7 @@ mod tests {
         assert_eq!(grown, [0, 103, 105]);
     }
 
-    /// A /proc of one process whose account reads as given; no account at all where it is None.
+    /// A /proc of one process with the given counters; None makes the counters unreadable.
     fn fake(pid: i32, ticks: Option<u64>) -> (ProcFs, tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
         write_stat(dir.path(), pid, ticks);
@@ -581,7 +585,7 @@ mod tests {
         let path = root.join(format!("{pid}/stat"));
         let _ = std::fs::remove_dir(&path);
         let Some(t) = ticks else {
-            // A folder opens and cannot be read: neither gone nor forbidden.
+            // A folder can be opened but not read: neither gone nor forbidden.
             let _ = std::fs::remove_file(&path);
             return std::fs::create_dir_all(path).unwrap();
         };
@@ -595,7 +599,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_of_any_height_tell_their_differences() {
+    fn differences_of_counters_of_any_size_are_correct() {
         for base in [0, 1 << 40, 1 << 62, u64::MAX - 10] {
             let (proc, dir) = fake(7, Some(base));
             let mut reader = TickReader::new(2);
@@ -613,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn an_account_that_cannot_be_read_is_neither_zero_nor_the_end() {
+    fn unreadable_counters_are_neither_zero_nor_the_end() {
         let (proc, dir) = fake(7, Some(1_000));
         let mut reader = TickReader::new(1);
         let mut read = |ticks| {
@@ -624,14 +628,14 @@ mod tests {
         };
         assert_eq!(read(Some(1_000)), Ok(0));
         assert_eq!(read(None).unwrap_err().reason, Reason::NotSupported);
-        assert_eq!(read(Some(1_003)), Ok(3), "what it used before is not used since");
+        assert_eq!(read(Some(1_003)), Ok(3), "earlier use must not count as new use");
         let probes = reader.probes();
         let counters = probes.iter().find(|p| p.name == "counters").unwrap();
         assert!(
-            matches!(&counters.state, ProbeState::Partial(a) if a.detail.ends_with("1 of 3 readings were not whole")),
+            matches!(&counters.state, ProbeState::Partial(a) if a.detail.ends_with("1 of 3 readings were incomplete")),
             "{counters:?}"
         );
-        // Not read at first: its past is not known either.
+        // Unreadable at first: its earlier use is unknown too.
         let (proc, dir) = fake(7, None);
         let mut reader = TickReader::new(1);
         assert!(reader.read(&proc, &[7], 0, None, false).is_err());
@@ -660,11 +664,15 @@ mod tests {
         write(9, 3);
         clock.read(&proc, &[7], 20);
         let cpu: Vec<u64> = clock.finish().iter().map(|t| t.cpu_ns).collect();
-        assert_eq!(cpu, [0, 0, 3], "the last was born since a whole reading");
+        assert_eq!(
+            cpu,
+            [0, 0, 3],
+            "the last thread was started after a complete reading"
+        );
     }
 
     #[test]
-    fn a_last_reading_that_finds_nothing_is_no_account_of_the_window() {
+    fn a_last_reading_without_threads_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let proc = ProcFs::at(dir.path());
         let thread = dir.path().join("7/task/7");
@@ -682,7 +690,7 @@ mod tests {
     }
 
     #[test]
-    fn reaped_between_two_readings_or_its_number_used_again() {
+    fn a_process_reaped_between_two_readings_and_a_reused_pid() {
         let mut another = known(1, 5, 0);
         another.start_ticks = 2;
         let grown = sums(vec![

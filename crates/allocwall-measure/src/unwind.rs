@@ -1,4 +1,5 @@
-//! User stacks from registers and a dump of stack memory, by each module's own unwind tables: no frame pointers needed.
+//! Unwinds user stacks from registers and a copy of stack memory, with each module's own unwind tables. Frame
+//! pointers are not needed.
 
 use allocwall_host::elf::ElfFile;
 use allocwall_host::perf::Registers;
@@ -8,10 +9,10 @@ use std::fs::File;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-/// Deeper stacks are cut; recursion that deep says nothing more.
+/// Deeper stacks are truncated; deeper frames of a recursion add no information.
 const FRAME_LIMIT: usize = 192;
 
-/// A section, read and not mapped: a file that shrinks under a mapping would kill the reader.
+/// A section that is read, not mapped: a file that shrinks under a mapping would kill the reader.
 #[derive(Clone)]
 pub struct Bytes(pub(crate) Arc<[u8]>);
 
@@ -22,12 +23,12 @@ impl Deref for Bytes {
     }
 }
 
-/// Unwind tables of one file, in its own addresses.
+/// The unwind tables of one file, with the file's own addresses.
 #[derive(Clone)]
 pub struct Tables(pub(crate) ExplicitModuleSectionInfo<Bytes>);
 
 impl Tables {
-    /// A file without tables, or that is no ELF file: its frames are unwound by frame pointer.
+    /// For a file without tables, or that is not an ELF file: its frames are unwound by frame pointer.
     pub fn none() -> Tables {
         Tables(ExplicitModuleSectionInfo {
             base_svma: 0,
@@ -47,7 +48,7 @@ impl Tables {
         })
     }
 
-    /// Takes what it reads from `left`; None where that is not enough.
+    /// Subtracts what it reads from `left`; None if that is not enough.
     pub fn of(file: &File, left: &mut u64) -> Option<Tables> {
         let Tables(mut info) = Tables::none();
         let Ok(copy) = file.try_clone() else {
@@ -74,8 +75,8 @@ impl Tables {
         Some(Tables(info).with_sound_index())
     }
 
-    /// Without an index that points before the table: gimli 0.33 subtracts one from the other unchecked. The unwinder then makes an
-    /// index of its own.
+    /// Drops an index that points before the table: gimli 0.33 subtracts one address from the other
+    /// unchecked. The unwinder then builds its own index.
     pub(crate) fn with_sound_index(mut self) -> Tables {
         let start = self.0.eh_frame_hdr_svma.as_ref().map_or(0, |range| range.start);
         self.0
@@ -85,8 +86,8 @@ impl Tables {
     }
 }
 
-/// An `.eh_frame_hdr` as linkers write it (Linux Standard Base, Exception Frames): the table's address, then pairs of a function's and
-/// its entry's, which lies within the table.
+/// Checks an `.eh_frame_hdr` as linkers write it (Linux Standard Base, Exception Frames): the table's
+/// address, then pairs of the addresses of a function and of its entry, which is within the table.
 fn is_sound_index(header: &[u8], start: u64) -> bool {
     // DW_EH_PE_pcrel | sdata4, udata4, datarel | sdata4.
     let [1, 0x1b, 0x03, 0x3b, rest @ ..] = header else {
@@ -108,16 +109,17 @@ pub struct Unwinder(framehop::UnwinderNative<Bytes, MayAllocateDuringUnwind>);
 
 pub type Cache = framehop::CacheNative<MayAllocateDuringUnwind>;
 
-/// Return addresses, leaf first, each moved into the call that it returns from.
+/// Return addresses, leaf first. Each is moved back into the call instruction that it returns from.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Unwound {
     pub addresses: Vec<u64>,
-    /// The walk ended before the thread's first frame, at the dump's end for one: outer frames are missing.
+    /// The walk ended before the thread's first frame, for example at the end of the copied stack: outer
+    /// frames are missing.
     pub truncated: bool,
 }
 
 impl Unwound {
-    /// What is beyond them makes a recording that can't be read.
+    /// A recording with deeper stacks can't be read.
     pub fn is_within_limits(&self) -> bool {
         self.addresses.len() <= FRAME_LIMIT
     }
@@ -130,9 +132,9 @@ impl Default for Unwinder {
 }
 
 impl Unwinder {
-    /// `bias`: address in memory minus address in the file's own terms.
+    /// `bias`: address in memory minus the file's own address.
     pub fn add(&mut self, range: Range<u64>, bias: u64, tables: &Tables) {
-        // framehop takes the base as the address at which the file's address 0 would lie.
+        // framehop's base address is the address of the file's address 0.
         self.0
             .add_module(Module::new(String::new(), range, bias, tables.0.clone()));
     }
@@ -166,7 +168,8 @@ impl Unwinder {
                     reached_first = true;
                     break;
                 }
-                // No rule for where it stands, or one that leads nowhere: what lies beyond is not known.
+                // No rule for this address, or a rule that leads to unreadable memory: the outer frames are
+                // unknown.
                 Err(_) => break,
             }
         }
@@ -205,7 +208,7 @@ fn native(r: &Registers) -> (u64, u64, framehop::UnwindRegsNative) {
     (r[32], r[31], framehop::UnwindRegsNative::new(r[30], r[31], r[29]))
 }
 
-/// Instruction and stack pointer of a register set.
+/// Instruction pointer and stack pointer of a register set.
 #[cfg(target_arch = "x86_64")]
 pub fn ip_sp(r: &Registers) -> (u64, u64) {
     (r[8], r[7])
@@ -216,7 +219,7 @@ pub fn ip_sp(r: &Registers) -> (u64, u64) {
     (r[32], r[31])
 }
 
-/// Registers of a thread that waits in the kernel: only these two are known from outside.
+/// The registers of a thread that waits in the kernel: only these two are known from outside.
 pub fn waiting_registers(ip: u64, sp: u64) -> Registers {
     let mut r = [0; allocwall_host::perf::REGISTERS];
     #[cfg(target_arch = "x86_64")]
@@ -239,7 +242,7 @@ mod tests {
     #[test]
     fn an_index_that_points_before_its_table_is_not_used() {
         let index = |entries: &[i32]| {
-            // The table lies 0x100 beyond the index.
+            // The table is 0x100 bytes after the index.
             let words = [0xfc, 1]
                 .iter()
                 .chain(entries)
@@ -258,7 +261,7 @@ mod tests {
         ));
         let own = File::open("/proc/self/exe").unwrap();
         let tables = Tables::of(&own, &mut (1 << 30)).unwrap();
-        assert!(tables.0.eh_frame_hdr.is_some(), "a linker's own is sound");
+        assert!(tables.0.eh_frame_hdr.is_some(), "the index of a linker is sound");
     }
 
     #[test]
@@ -266,7 +269,7 @@ mod tests {
         let unwinder = Unwinder::default();
         let mut cache = Cache::default();
         let mut out = Unwound::default();
-        // A frame pointer that points at itself, beyond, or nowhere: no endless walk, no panic.
+        // A frame pointer that points at itself, past the stack, or to no memory: no endless walk, no panic.
         for bp in [0u64, 0x1000, 0x1008, u64::MAX, u64::MAX - 7] {
             let mut registers = waiting_registers(0x400000, 0x1000);
             registers[6] = bp;
@@ -274,7 +277,7 @@ mod tests {
             unwinder.unwind(&mut cache, &registers, &stack, &mut out);
             assert_eq!(out.addresses.first(), Some(&0x400000));
             assert!(out.addresses.len() <= FRAME_LIMIT);
-            // Within the dump it went in a circle: that is not the thread's first frame.
+            // Within the copy it went in a circle: that is not the thread's first frame.
             assert!(out.truncated || bp != 0x1000, "{bp:#x}");
         }
     }

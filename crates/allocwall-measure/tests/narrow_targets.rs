@@ -1,4 +1,5 @@
-//! A 32-bit program on a 64-bit kernel: its samples are classed by their leaf, and nothing is made up of its stack.
+//! A 32-bit program on a 64-bit kernel: its samples are classified by their leaf, and its stack is not
+//! guessed.
 
 #![cfg(target_arch = "x86_64")]
 
@@ -11,7 +12,7 @@ use std::process::{Child, Command};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// Loops, and calls getpid now and then.
+/// Runs a loop and sometimes calls getpid.
 const SOURCE: &str = "
 .globl _start
 _start: pushl $0x1234
@@ -75,7 +76,7 @@ fn a_32_bit_program_keeps_its_leaves() {
     match state("cpu_samples") {
         ProbeState::Absent(absence) => return println!("skipped: {absence}"),
         ProbeState::Partial(absence) => assert!(absence.detail.contains("32-bit"), "{absence}"),
-        ProbeState::Measured => panic!("nothing is said of the missing callers"),
+        ProbeState::Measured => panic!("the missing callers are not reported"),
     }
     let in_program = |index: u32| {
         let stack = &recording.stacks[index as usize];
@@ -87,7 +88,7 @@ fn a_32_bit_program_keeps_its_leaves() {
     };
     let user: Vec<u32> = recording.samples.iter().filter_map(|s| s.user).collect();
     assert!(!user.is_empty() && user.into_iter().all(in_program));
-    // Its calls pass the tracepoints by: none counted is not none made.
+    // Tracepoints do not include its calls: a count of none does not mean no calls.
     assert!(recording.counts.is_empty(), "{:?}", recording.counts);
     assert!(matches!(state("map_calls"), ProbeState::Absent(_)));
     assert!(recording.heap.is_err());

@@ -1,5 +1,5 @@
-//! Errors that end a command. Each message says what was wrong and what to do, whole in one line: causes are part of
-//! the text and not chained, or a printer that follows the chain would say them twice.
+//! Errors that end a command. Each message says in one line what is wrong and what to do. Causes are part of the text and
+//! not chained; otherwise a printer that follows the chain would print them twice.
 
 use std::path::PathBuf;
 
@@ -10,13 +10,13 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     #[error("no process {0}: it does not exist or has already exited")]
     NoSuchProcess(i32),
-    #[error("not permitted to look at process {pid}: {detail}; {mend}")]
+    #[error("not permitted to read process {pid}: {detail}; {mend}")]
     NotPermitted { pid: i32, detail: String, mend: String },
     #[error("cannot start {command}: {cause}")]
     Launch { command: String, cause: std::io::Error },
     #[error("{path}: {cause}")]
     File { path: PathBuf, cause: std::io::Error },
-    #[error("{path} is no usable recording: {detail}")]
+    #[error("{path} is not a usable recording: {detail}")]
     Recording { path: PathBuf, detail: String },
     #[error("{0}")]
     Refused(String),

@@ -1,5 +1,5 @@
-//! The values that the rest passes on: units, errors, the catalogue (walls, remedies, symbols, thresholds), statistics, and the
-//! recording of one window. No I/O.
+//! The values that the other crates share: units, errors, the catalogue (walls, remedies, symbols, thresholds), statistics, and
+//! the recording of one window. No I/O.
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,9 @@
-//! Plain values that describe a machine and a process. The readers in `allocwall-host` fill them, and a recording holds them.
+//! Plain values that describe a machine and a process. The readers in `allocwall-host` fill them in; a recording contains them.
 
 use crate::units::Measured;
 use serde::{Deserialize, Serialize};
 
-/// Facts about the machine that judgements depend on.
+/// Facts about the machine that the diagnosis uses.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HostFacts {
     pub kernel_release: String,
@@ -11,19 +11,19 @@ pub struct HostFacts {
     pub cpu_model: String,
     pub online_cpus: u32,
     pub numa_nodes: u32,
-    /// 0 where /proc/meminfo could not be read.
+    /// 0 if /proc/meminfo could not be read.
     pub memory_bytes: u64,
     pub page_bytes: u64,
-    /// Hypervisor's name or None on bare metal (as far as CPUID tells).
+    /// Name of the hypervisor; None on bare metal, according to CPUID.
     pub hypervisor: Option<String>,
-    /// The guest reports free pages to the host, which may take them back.
+    /// The guest reports free pages to the host, and the host can take them back.
     pub free_page_reporting: Measured<bool>,
     pub thp_enabled: Measured<String>,
     pub thp_defrag: Measured<String>,
     pub hugepages_total: u64,
     pub hugepages_free: u64,
     pub cgroup_version: Measured<u8>,
-    /// Name of the container technology this tool runs in, if any.
+    /// Name of the container technology in which allocwall runs, if any.
     pub container: Option<String>,
     pub euid: u32,
     pub perf_event_paranoid: Measured<i32>,
@@ -46,22 +46,22 @@ pub struct Smaps {
 pub struct CgroupTick {
     pub periods: u64,
     pub throttled_periods: u64,
-    /// Summed over the CPUs' run queues, as the kernel counts it.
+    /// Sum over the run queues of all CPUs, as the kernel counts it.
     pub throttled_ns: u64,
-    /// CPUs' worth of quota; None without a limit.
+    /// CPU quota, in CPUs; None without a limit.
     pub quota_cpus: Option<f64>,
     pub memory: Option<u64>,
     pub memory_limit: Option<u64>,
 }
 
-/// Machine-wide, cumulative.
+/// Counters of the whole machine, cumulative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HostTick {
     pub busy_ns: u64,
     pub idle_ns: u64,
     pub iowait_ns: u64,
     pub steal_ns: u64,
-    /// PSI `some` totals; None where PSI is off.
+    /// PSI `some` totals; None if PSI is off.
     pub psi_cpu_us: Option<u64>,
     pub psi_memory_us: Option<u64>,
     pub psi_io_us: Option<u64>,
@@ -84,7 +84,7 @@ mod tests {
     use super::chosen;
 
     #[test]
-    fn the_choice_stands_in_brackets() {
+    fn the_choice_is_in_brackets() {
         assert_eq!(chosen("always [madvise] never\n"), Some("madvise"));
         assert_eq!(chosen("always madvise never\n"), None);
         assert_eq!(chosen("[x"), None);

@@ -1,4 +1,4 @@
-//! Everything that was seen in one window. A plain value: the bill, the ladder and the reports read nothing else.
+//! Everything that was measured in one window, as a plain value. The bill, the ladder and the reports use only this.
 //!
 //! Times are nanoseconds since the start of the window unless the name says otherwise; sizes are bytes.
 
@@ -12,8 +12,8 @@ pub struct Recording {
     pub meta: Meta,
     pub host: HostFacts,
     pub cgroup: Option<String>,
-    /// The processes of the target that were seen, in order of appearance; the first is the one asked for. Of more than
-    /// some thousands only the first: the `processes` probe says so.
+    /// The processes of the target, in the order in which they were found; the first is the requested one. The number is
+    /// limited to some thousands; the `processes` probe says if there were more.
     pub processes: Vec<Process>,
     pub probes: Vec<Probe>,
     pub prices: Measured<PriceList>,
@@ -28,7 +28,7 @@ pub struct Recording {
     pub counts: Vec<EventCount>,
     /// CPU time of processes outside the target while the window was open, largest first.
     pub neighbours: Vec<Neighbour>,
-    /// The target's heap at the end of the window, as its own headers tell.
+    /// The target's heap at the end of the window, read from the allocator's headers.
     pub heap: Measured<HeapView>,
 }
 
@@ -36,23 +36,23 @@ pub struct Recording {
 pub struct Meta {
     pub tool_version: String,
     pub started_unix_ms: u64,
-    /// Length of the window as it was, not as it was asked for.
+    /// The real length of the window; the requested length is `requested_ns`.
     pub window_ns: u64,
     pub requested_ns: u64,
     pub ended: Ended,
-    /// The target's CPU time that one CPU sample stands for.
+    /// The target's CPU time that one CPU sample represents.
     pub sample_period_ns: u64,
-    /// Kernel stacks are in the samples.
+    /// Whether the samples contain kernel stacks.
     pub kernel_samples: bool,
-    /// Samples came from every CPU of the machine (root), so that neighbours are visible.
+    /// Whether samples were taken on all CPUs of the machine (as root), so that other processes are visible.
     pub system_wide: bool,
-    /// Mean distance between two looks at the target's waiting threads.
+    /// Mean time between two samples of the target's waiting threads.
     pub wait_period_ns: u64,
-    /// Launched by us: the command line. None when attached.
+    /// The command line, if allocwall started the target. None if it attached.
     pub command: Option<Vec<String>>,
-    /// CPU time used by this tool's own process within the window.
+    /// CPU time of allocwall's own process within the window.
     pub own_cpu_ns: u64,
-    /// Records that the kernel dropped because a ring was full.
+    /// Records that the kernel dropped because a ring buffer was full.
     pub lost_records: u64,
 }
 
@@ -62,10 +62,10 @@ pub enum Ended {
     Complete,
     Interrupted,
     TargetExited {
-        /// Exit status or signal as text, where it was our child.
+        /// Exit status or signal as text, if the target was a child of allocwall.
         status: Option<String>,
     },
-    /// The recording breaks off: its writer was killed.
+    /// The recording is incomplete, because its writer was killed.
     CutOff,
 }
 
@@ -81,7 +81,7 @@ pub struct Process {
     pub libc: Measured<Libc>,
     pub runtime: Measured<Runtime>,
     pub allocator: Measured<Allocator>,
-    /// Allocator and runtime settings found in its environment (GLIBC_TUNABLES, MALLOC_*, LD_PRELOAD, PYTHON*, JAVA_TOOL_OPTIONS, GO*…).
+    /// Settings of allocators and runtimes in its environment (GLIBC_TUNABLES, MALLOC_*, LD_PRELOAD, PYTHON*, JAVA_TOOL_OPTIONS, GO*…).
     #[serde(deserialize_with = "crate::room::charged")]
     pub environment: Vec<(String, String)>,
     pub thp_disabled: Measured<bool>,
@@ -127,12 +127,12 @@ pub enum Linkage {
     Static,
 }
 
-/// One source of measurements and what became of it.
+/// One source of measurements, and whether it worked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Probe {
     /// Stable key, for example `cpu_samples`, `kernel_stacks`, `waits`, `smaps`, `map_calls`, `python_stacks`.
     pub name: String,
-    /// What it measures, for people.
+    /// What it measures, as text for the report.
     pub what: String,
     pub state: ProbeState,
 }
@@ -141,7 +141,7 @@ pub struct Probe {
 #[serde(rename_all = "snake_case")]
 pub enum ProbeState {
     Measured,
-    /// Measured in part: what is missing.
+    /// Measured in part. The absence says what is missing.
     Partial(Absence),
     Absent(Absence),
 }
@@ -150,7 +150,7 @@ pub enum ProbeState {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PriceList {
     pub measured_unix_s: u64,
-    /// Identifies machine and kernel: a list is only used where this matches.
+    /// Identifies machine and kernel. The list is only used if this matches.
     pub machine: String,
     pub prices: Vec<Price>,
     pub absent: Vec<(String, Absence)>,
@@ -161,7 +161,7 @@ pub struct Price {
     pub name: String,
     /// Median and its 95 % interval, nanoseconds per event.
     pub ns: crate::units::Interval,
-    /// Independent repetitions behind the interval.
+    /// Number of independent repetitions from which the interval was computed.
     pub repetitions: u32,
 }
 
@@ -171,30 +171,30 @@ impl PriceList {
     }
 }
 
-/// More than any counter of a machine gains in a window: 2^56 ns are 8,192 CPUs (the most that a kernel for x86 is built
-/// for) busy for more than two hours.
+/// More than any counter of a machine grows in one window: 2^56 ns are 8,192 CPUs (the maximum of an x86 kernel) that are
+/// busy for more than two hours.
 const GAIN_LIMIT: u64 = 1 << 56;
 
-/// What a cumulative counter gained between two readings; None where it ran backwards, or gained what no window brings
-/// (a guest's steal jumps when it is migrated). Only the difference tells anything: idle time alone is beyond 2^56 ns on
-/// 64 CPUs after 13 days, and the sum over 2,048 CPUs starts again from zero once in four months.
+/// The growth of a cumulative counter between two readings. None if the counter went backwards, or grew by more than is
+/// possible in a window (a guest's steal jumps when it is migrated). Only the difference is meaningful: idle time alone is
+/// above 2^56 ns on 64 CPUs after 13 days, and the sum over 2,048 CPUs wraps around every four months.
 pub fn gained(from: u64, to: u64) -> Option<u64> {
     Some(to.wrapping_sub(from)).filter(|gain| *gain < GAIN_LIMIT)
 }
 
-/// One reading of the slow counters. Cumulative values unless said otherwise, of which only differences count: see
-/// [`gained`]; None where the source is not there (the probe of the same name says why).
+/// One reading of the slow counters. Values are cumulative unless the comment says otherwise; only differences are
+/// meaningful (see [`gained`]). None if the source does not exist; the probe of the same name says why.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tick {
     pub t_ns: u64,
-    // Sum over the target's processes since the first reading, dead children included.
+    // Sum over the target's processes since the first reading, including children that have exited.
     pub user_ns: u64,
     pub system_ns: u64,
     pub minor_faults: u64,
     pub major_faults: u64,
     pub voluntary_switches: Option<u64>,
     pub involuntary_switches: Option<u64>,
-    /// Present values.
+    /// Current values, not cumulative.
     pub threads: u32,
     pub resident: u64,
     pub anonymous: Option<u64>,
@@ -202,20 +202,20 @@ pub struct Tick {
     pub vm_size: u64,
     /// From smaps_rollup, read only at the start and the end.
     pub smaps: Option<Smaps>,
-    /// Resident pages per NUMA node, in bytes; not read on a machine of one node.
+    /// Resident bytes per NUMA node; not read on a machine with one node.
     pub numa_resident: Option<Vec<u64>>,
     pub cgroup: Option<CgroupTick>,
-    /// None where /proc/stat could not be read.
+    /// None if /proc/stat could not be read.
     pub host: Option<HostTick>,
 }
 
-/// What the kernel charged to one thread within the window.
+/// The time that the kernel charged to one thread within the window.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ThreadTimes {
     pub pid: i32,
     pub tid: i32,
     pub comm: String,
-    /// Part of the window in which it was seen alive.
+    /// Part of the window in which the thread existed.
     pub seen_ns: u64,
     pub cpu_ns: u64,
     /// Runnable but not running; includes throttled time.
@@ -224,15 +224,15 @@ pub struct ThreadTimes {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Module {
-    /// As in /proc/PID/maps; `[kernel]` and `[vdso]` for those.
+    /// As in /proc/PID/maps; `[kernel]` for the kernel, `[vdso]` for the vDSO.
     pub path: String,
     pub build_id: Option<String>,
     pub role: ModuleRole,
-    /// Where the C library's allocator lies in this module, in the module's own addresses (like `Frame::offset`):
-    /// the range bracketed by malloc's exported symbols, so that it holds in a stripped library.
+    /// Address ranges of the C library's allocator in this module, in the module's own addresses (like `Frame::offset`).
+    /// They are found from malloc's exported symbols, so they are also known in a stripped library.
     #[serde(deserialize_with = "crate::room::charged")]
     pub malloc_ranges: Vec<(u64, u64)>,
-    /// Function symbols were found beyond the exported ones.
+    /// Whether the module has function symbols other than the exported ones.
     pub has_symbols: bool,
 }
 
@@ -240,17 +240,17 @@ pub struct Module {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Frame {
     pub module: Option<u32>,
-    /// Demangled function name; None where no symbol covers the address.
+    /// Demangled function name; None if no symbol covers the address.
     pub symbol: Option<String>,
-    /// Address in the module's own terms (ELF virtual address), absolute where there is no module.
+    /// ELF virtual address within the module; absolute address if there is no module.
     pub offset: u64,
 }
 
-/// Frames of a stack. The kernel's own bound is 127, unless kernel.perf_event_max_stack was raised.
+/// Maximum number of frames of a stack. The kernel's own limit is 127, unless kernel.perf_event_max_stack is higher.
 pub const STACK_DEPTH: usize = 512;
-/// Frames of a Python stack that a reader takes; a recording keeps fewer.
+/// Maximum number of frames of a Python stack that a reader reads; a recording keeps fewer.
 pub const PYTHON_DEPTH: usize = 64;
-/// Words of a command line: what steers a program stands at the front.
+/// Maximum number of arguments of a command line; the important ones are at the front.
 pub const CMDLINE_WORDS: usize = 1024;
 
 /// Leaf first.
@@ -258,26 +258,26 @@ pub const CMDLINE_WORDS: usize = 1024;
 pub struct Stack {
     #[serde(deserialize_with = "crate::room::charged")]
     pub frames: Vec<u32>,
-    /// The unwinder reached the thread's first frame. When false, only the callers nearest to the leaf are there.
+    /// Whether the unwinder reached the thread's first frame. If not, the outer callers are missing.
     pub complete: bool,
 }
 
-/// One tick of the CPU clock that hit the target. All stand for `Meta::sample_period_ns`.
+/// One tick of the CPU clock in the target. Each one represents `Meta::sample_period_ns` of CPU time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuSample {
     pub t_ns: u64,
     pub pid: i32,
     pub tid: i32,
     pub cpu: u16,
-    /// Index into `stacks`; None when the CPU was in user mode.
+    /// Index into `stacks`; None if the CPU was in user mode.
     pub kernel: Option<u32>,
-    /// Index into `stacks`; None for kernel threads or where user registers were unreadable.
+    /// Index into `stacks`; None for kernel threads, or if the user registers were not readable.
     pub user: Option<u32>,
-    /// This sample carried a large stack dump: the ones to draw call sites and flamegraphs from.
+    /// Whether the sample has a large stack dump. Call sites and flame graphs use only such samples.
     pub deep: bool,
 }
 
-/// One look at one thread of the target that was not running. Stands for `weight_ns` of thread time.
+/// One sample of one waiting thread of the target. It represents `weight_ns` of thread time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitSample {
     pub t_ns: u64,
@@ -286,14 +286,14 @@ pub struct WaitSample {
     pub weight_ns: u64,
     /// Scheduler state letter of /proc/PID/stat.
     pub state: char,
-    /// System call it waits in; None where unreadable; -1 when blocked outside a system call (a page fault).
+    /// System call in which it waits; None if not readable; -1 if blocked outside a system call (a page fault).
     pub syscall: Option<i64>,
-    /// Kernel stack, leaf first, where readable; else wchan alone as a single frame.
+    /// Kernel stack, leaf first, if readable; else one frame with wchan.
     pub kernel: Option<u32>,
     pub user: Option<u32>,
 }
 
-/// One look at one thread's Python stack.
+/// One sample of one thread's Python stack.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PythonSample {
     pub t_ns: u64,
@@ -304,13 +304,13 @@ pub struct PythonSample {
     pub frames: Vec<String>,
 }
 
-/// A count of events, over all of the window or over slices of it.
+/// A count of events, over the whole window or over parts of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EventCount {
     /// `mmap`, `munmap`, `brk`, `madvise`, `mremap`, `mprotect`, `page_faults`, `context_switches`, `cpu_migrations`.
     pub name: String,
     pub count: u64,
-    /// Time over which it was counted.
+    /// Time during which the events were counted.
     pub over_ns: u64,
 }
 
@@ -321,17 +321,17 @@ pub struct Neighbour {
     pub cpu_ns: u64,
 }
 
-/// Live and free memory of a heap that was read from outside, without the allocator's help.
+/// Used and free memory of a heap that was read from outside, without the allocator's help.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeapView {
-    /// What was walked and how, for example `[heap]: chunk headers, 64 of 2,048 stretches`.
+    /// What was read and how, for example `[heap]: chunk headers, 64 of 2,048 stretches`.
     pub method: String,
-    /// Ranges that the allocator holds, whether walked or not.
+    /// All ranges that the allocator holds, also those that were not read.
     pub mapped_bytes: u64,
-    /// Of those, resident.
+    /// Resident bytes of these ranges.
     pub resident_bytes: u64,
-    /// In chunks that are in use; the interval is that of the sampling.
+    /// Bytes in chunks that are in use; the interval comes from sampling.
     pub live_bytes: crate::units::Interval,
-    /// In chunks that are free, resident or not.
+    /// Bytes in free chunks, resident or not.
     pub free_bytes: crate::units::Interval,
 }

@@ -1,16 +1,16 @@
-//! What a recording may take in memory while it is read: a list is charged by element, for an empty string is one byte in
-//! the file and 24 in memory.
+//! Limits the memory that a recording uses while it is read. Each element of a list is charged: an empty string is one byte
+//! in the file, but 24 bytes in memory.
 
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use std::cell::Cell;
 use std::marker::PhantomData;
 
 thread_local! {
-    /// Left on this thread; without bounds but within `bounded`.
+    /// Bytes left on this thread; unlimited outside of `bounded`.
     static ROOM: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// Runs `read` with room for lists of `bytes` in all.
+/// Runs `read`, with a limit of `bytes` for all lists together.
 pub fn bounded<T>(bytes: usize, read: impl FnOnce() -> T) -> T {
     ROOM.set(bytes);
     let outcome = read();
@@ -33,7 +33,9 @@ pub fn charged<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Resul
             let mut list = Vec::new();
             while let Some(element) = seq.next_element()? {
                 let left = ROOM.get().checked_sub(size_of::<T>());
-                ROOM.set(left.ok_or_else(|| A::Error::custom("a list beyond all measure"))?);
+                ROOM.set(
+                    left.ok_or_else(|| A::Error::custom("the lists of this recording need too much memory"))?,
+                );
                 list.push(element);
             }
             Ok(list)

@@ -1,8 +1,8 @@
-//! Quantities that every stage shares.
+//! Types for quantities that all stages share.
 
 use serde::{Deserialize, Serialize};
 
-/// An estimate with its 95 % interval, all three in one unit that the owner names.
+/// An estimate with its 95 % interval. All three values have one unit, which the owner documents.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
     pub low: f64,
@@ -15,7 +15,7 @@ impl Interval {
         Interval { low, point, high }
     }
 
-    /// A value known without sampling error (a kernel counter).
+    /// A value without sampling error, such as a kernel counter.
     pub const fn exact(point: f64) -> Self {
         Interval {
             low: point,
@@ -24,7 +24,7 @@ impl Interval {
         }
     }
 
-    /// Same interval in another unit; `factor` must not be negative.
+    /// The same interval in another unit; `factor` must not be negative.
     pub fn scaled(self, factor: f64) -> Self {
         debug_assert!(factor >= 0.0);
         Interval {
@@ -39,13 +39,13 @@ impl Interval {
     }
 }
 
-/// Why a measurement is not there. Every absence in the product is one of these, never a zero.
+/// The reason why a value was not measured. A missing value is always an `Absence`, never a zero.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Absence {
     pub reason: Reason,
-    /// What was asked and what the system answered, in one line.
+    /// What allocwall tried and what the system answered, in one line.
     pub detail: String,
-    /// What the user can change to get it: a command or a setting. None where nothing on this machine helps.
+    /// What the user can change to get the value: a command or a setting. None if nothing on this machine helps.
     pub mend: Option<String>,
 }
 
@@ -58,7 +58,7 @@ impl Absence {
         }
     }
 
-    /// It is not there, or not any more: something else than that it could not be read.
+    /// Whether the object does not exist or no longer exists, rather than being unreadable.
     pub fn is_gone(&self) -> bool {
         matches!(self.reason, Reason::Vanished | Reason::NotFound)
     }
@@ -82,15 +82,15 @@ pub enum Reason {
     NotSupported,
     NotFound,
     Disabled,
-    /// The target or the file went away while it was being read.
+    /// The target or the file disappeared while allocwall read it.
     Vanished,
-    /// Measured, but too little of it to judge by.
+    /// Measured, but with too little data for a judgement.
     TooLittle,
     Unparsable,
     NotApplicable,
-    /// Left out because measuring it would have disturbed the target.
+    /// Not measured, because the measurement would disturb the target.
     TooCostly,
-    /// This program ran out of descriptors or memory.
+    /// allocwall ran out of file descriptors or memory.
     Exhausted,
 }
 
@@ -99,13 +99,13 @@ pub fn count(n: usize, of: &str) -> String {
     format!("{n} {}", plural(n as u64, of))
 }
 
-/// The word alone: `block`, `blocks`.
+/// The noun without the number: `block`, `blocks`.
 pub fn plural(n: u64, word: &str) -> String {
     let end = if n == 1 { "" } else { "s" };
     format!("{word}{end}")
 }
 
-/// For people: `48,211`.
+/// With separators, for text output: `48,211`.
 pub fn thousands(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::new();

@@ -4,38 +4,38 @@
 #include <stddef.h>
 
 /**
- * Why there is no pool.
+ * The result of `aw_pool_new`.
  */
 typedef enum {
   /**
-   * There is one.
+   * The pool was made.
    */
   AW_OK = 0,
   /**
-   * A capacity of 0.
+   * The capacity is 0.
    */
   AW_NO_CAPACITY = 1,
   /**
-   * A limit below the capacity.
+   * The limit is below the capacity.
    */
   AW_LIMIT_BELOW_CAPACITY = 2,
   /**
-   * A slot of more than 65536 bytes.
+   * A slot has more than 65536 bytes.
    */
   AW_SLOT_TOO_LARGE = 3,
   /**
-   * No memory for so many slots.
+   * There is no memory for this number of slots.
    */
   AW_OUT_OF_MEMORY = 4,
 } aw_status;
 
 /**
- * A pool of slots of one size. One thread at a time.
+ * A pool of slots of one size. Only one thread at a time may use it.
  */
 typedef struct aw_pool aw_pool;
 
 /**
- * A consumer's end of a pool. One thread at a time.
+ * A consumer's end of a pool. Only one thread at a time may use it.
  */
 typedef struct aw_returner aw_returner;
 
@@ -44,16 +44,16 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * Makes a pool of slots that hold `size` bytes, aligned to 64: `capacity` of them, whose memory is had and touched here, and up
- * to `limit` when they are all in use: the pool then doubles, and a limit costs nothing until it does. NULL on failure. `status` says
- * why, or may be NULL.
+ * Makes a pool of `capacity` slots, each of `size` bytes, aligned to 64. All memory is allocated and touched here.
+ * When all slots are in use, the pool doubles, up to `limit` slots; the limit costs nothing until then. Returns NULL
+ * on failure. `*status` is set to the result, unless `status` is NULL.
  *
- * No function of this interface throws, unwinds or ends the process, unless the library was built with the feature `checked`:
- * then a slot that is given back twice ends it with a message (SIGABRT).
+ * No function of this interface throws, unwinds or ends the process, with one exception: if the library was built with
+ * the feature `checked`, a slot that is given back twice ends the process with a message (SIGABRT).
  *
  * # Safety
  *
- * `status` is NULL or can be written.
+ * `status` is NULL or points to writable memory.
  */
 aw_pool *aw_pool_new(size_t size,
                      size_t capacity,
@@ -61,47 +61,48 @@ aw_pool *aw_pool_new(size_t size,
                      aw_status *status);
 
 /**
- * Ends the pool. Slots that are in use stay so; the memory goes with the last of them and the last returner.
+ * Ends the pool. Slots that are in use stay valid. The memory is freed with the last of them and the last returner.
  *
  * # Safety
  *
- * From `aw_pool_new`, once; or NULL.
+ * The pointer comes from `aw_pool_new` and is passed here only once, or it is NULL.
  */
 void aw_pool_free(aw_pool *pool);
 
 /**
- * A free slot, or NULL when all are in use, and the limit is reached or there is no memory for more. Its bytes are not initialised.
+ * Returns a free slot. Returns NULL if all slots are in use and the pool cannot grow: the limit is reached, or there
+ * is no memory. The bytes of the slot are not initialised.
  *
  * # Safety
  *
- * The pool is one, and no other thread uses it meanwhile.
+ * The pointer is a valid pool, and no other thread uses the pool meanwhile.
  */
 void *aw_pool_take(aw_pool *pool);
 
 /**
- * Gives a slot back on the pool's own thread. Does nothing with NULL.
+ * Gives a slot back on the pool's own thread, without an atomic write. Does nothing with NULL.
  *
  * # Safety
  *
- * As `aw_pool_take`; the slot comes from `aw_pool_take` and is not used after, or is NULL.
+ * As for `aw_pool_take`. The slot comes from `aw_pool_take` and is not used afterwards, or it is NULL.
  */
 void aw_pool_give(aw_pool *pool, void *slot);
 
 /**
- * A consumer's end of the pool, or NULL where there is no memory for it.
+ * Makes a consumer's end of the pool. Returns NULL if there is no memory for it: one bit for each slot.
  *
  * # Safety
  *
- * As `aw_pool_take`.
+ * As for `aw_pool_take`.
  */
 aw_returner *aw_returner_new(aw_pool *pool);
 
 /**
- * Ends a consumer's end.
+ * Frees a consumer's end.
  *
  * # Safety
  *
- * From `aw_returner_new`, once; or NULL.
+ * The pointer comes from `aw_returner_new` and is passed here only once, or it is NULL.
  */
 void aw_returner_free(aw_returner *returner);
 
@@ -110,7 +111,8 @@ void aw_returner_free(aw_returner *returner);
  *
  * # Safety
  *
- * The returner is one, and no other thread uses it meanwhile; the slot comes from `aw_pool_take` and is not used after, or is NULL.
+ * The pointer is a valid returner, and no other thread uses the returner meanwhile. The slot comes from `aw_pool_take`
+ * and is not used afterwards, or it is NULL.
  */
 void aw_returner_give(aw_returner *returner,
                       void *slot);
@@ -120,7 +122,7 @@ void aw_returner_give(aw_returner *returner,
  *
  * # Safety
  *
- * The slot comes from `aw_pool_take` and is not used after, or is NULL.
+ * The slot comes from `aw_pool_take` and is not used afterwards, or it is NULL.
  */
 void aw_give(void *slot);
 

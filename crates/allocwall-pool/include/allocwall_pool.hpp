@@ -1,8 +1,8 @@
-// allocwall_pool.h for C++20: objects in a pool, owned by handles that may be destroyed on any thread.
+// The C++20 interface of allocwall_pool.h: objects in a pool, owned by handles that may be destroyed on any thread.
 //
 //     allocwall::pool<Order> pool(4096);
 //     auto home = pool.make_returner();           // for the consumer's thread
-//     auto order = pool.make(price, quantity);    // empty when every slot is in use
+//     auto order = pool.make(price, quantity);    // empty if every slot is in use
 //     ...                                         // to the other thread
 //     home.free(std::move(order));                // a plain store; ~order() works too, with one atomic addition
 #ifndef ALLOCWALL_POOL_HPP
@@ -26,10 +26,10 @@ struct to_pool {
     }
 };
 
-/// One pointer wide. May outlive its pool.
+/// Owns an object in a slot. One pointer wide. It may outlive its pool. To destroy it costs one atomic addition.
 template <class T> using handle = std::unique_ptr<T, to_pool>;
 
-/// A consumer's end: one thread at a time.
+/// A consumer's end of a pool. Only one thread at a time may use it.
 template <class T> class returner {
   public:
     explicit returner(aw_returner *raw) noexcept : raw_(raw) {}
@@ -48,13 +48,14 @@ template <class T> class returner {
     std::unique_ptr<aw_returner, end> raw_;
 };
 
-/// One owner makes objects: one thread at a time.
+/// A pool of objects. Only one thread at a time may use it; handles may be destroyed on any thread.
 template <class T> class pool {
     static_assert(alignof(T) <= 64, "slots are aligned to 64 bytes");
     static_assert(std::is_nothrow_destructible_v<T>, "a destructor that throws would lose its slot");
 
   public:
-    /// `capacity` slots, and up to `limit` when they are all in use. Throws std::invalid_argument or std::bad_alloc.
+    /// Makes a pool of `capacity` slots. It grows up to `limit` slots when all are in use; 0 means that it never grows.
+    /// Throws std::invalid_argument or std::bad_alloc.
     explicit pool(std::size_t capacity, std::size_t limit = 0) {
         aw_status status;
         raw_.reset(aw_pool_new(sizeof(T), capacity, limit ? limit : capacity, &status));
@@ -67,7 +68,7 @@ template <class T> class pool {
         }
     }
 
-    /// An object made in place; empty, with the arguments untouched, when every slot is in use.
+    /// Constructs an object in a slot. The handle is empty, and the arguments are not used, if every slot is in use.
     template <class... Args> handle<T> make(Args &&...args) {
         void *slot = aw_pool_take(raw_.get());
         if (!slot) {
@@ -85,7 +86,7 @@ template <class T> class pool {
         }
     }
 
-    /// Throws std::bad_alloc.
+    /// Makes a consumer's end. Throws std::bad_alloc.
     returner<T> make_returner() {
         aw_returner *raw = aw_returner_new(raw_.get());
         if (!raw) {

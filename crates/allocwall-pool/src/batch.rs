@@ -1,4 +1,5 @@
-//! The batch arena: arenas in rotation, each used from its start to its end, and again when all of it has come home.
+//! The batch arena: several arenas in rotation. Each is used from its start to its end, and again when all of its slots
+//! have come home.
 
 use alloc::{boxed::Box, vec::Vec};
 use core::alloc::Layout;
@@ -12,30 +13,30 @@ use crate::memory::{Block, Header, Heap, Memory, Shape, Slots, hands, header};
 use crate::sync::{AtomicUsize, Ordering, Padded, UnsafeCell, by_its_writer};
 use crate::{BuildError, Full};
 
-/// The kind of the slots of [`Batches`].
+/// The [`Kind`](crate::Kind) of the slots of [`Batches`].
 #[derive(Debug)]
 pub enum Batch {}
 
-/// An object in a slot of [`Batches`].
+/// Owns an object in a slot of [`Batches`]. See [`Handle`].
 pub type Batched<T> = Handle<T, Batch>;
 
-/// For each arena, how many of its slots were dropped without a returner, ever.
+/// For each arena, the number of its slots that were ever dropped without a returner.
 type BatchEstate = Estate<Box<[Padded<AtomicUsize>]>>;
 
-/// In an arena's count of drops once the owner is gone. The count itself never gets there.
+/// Set in an arena's count of drops once the owner is gone. The count itself never reaches this bit.
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
 impl Sealed for Batch {
     #[inline]
     unsafe fn send_home(slot: NonNull<u8>) {
-        // SAFETY: an arena of this kind; a slot that is out keeps its estate.
+        // SAFETY: the caller's promise; the estate has this kind, and a slot that is out keeps it alive.
         unsafe {
             let header = header(slot);
             let estate = NonNull::new_unchecked(header.estate.cast::<BatchEstate>().cast_mut());
             hands::given(slot);
             estate.as_ref().used();
-            // Release: all that was done with the slot comes before its arena is used again. Acquire: who sees that it
-            // is closed gives back a reference, so the owner's taking of it must come before.
+            // Release: all use of the slot happens before its arena is used again. Acquire: a thread that finds the
+            // closed mark gives back a reference, so the owner must have taken that reference before.
             let before = estate.as_ref().common[header.place].fetch_add(1, Ordering::AcqRel);
             if before & CLOSED != 0 {
                 Estate::release_slots(estate, 1);
@@ -44,19 +45,19 @@ impl Sealed for Batch {
     }
 }
 
-/// What one returner has sent home, an ever-growing count for each arena. Written by it alone, so without a
-/// read-modify-write; the owner looks at it only when an arena is used up.
+/// The slots that one returner has sent home: a count for each arena that only grows. Only the returner writes it, so
+/// it needs no read-modify-write. The owner reads it only when an arena is used up.
 struct Tally {
     counts: Padded<Box<[AtomicUsize]>>,
-    /// What they added up to as the owner left.
+    /// The sum of the counts when the owner left.
     seen: UnsafeCell<usize>,
     parting: Parting,
 }
 
 impl Tally {
     fn total(&self) -> usize {
-        // Relaxed: asked only as somebody leaves. Who wrote the counts has a reference of its own, which it gives back by a
-        // release after the last of them, and the end of the memory acquires that.
+        // Relaxed: called only when a party leaves. The writer of the counts has a reference of its own, which it
+        // gives back with a release after its last count, and the end of the memory acquires that.
         self.counts
             .iter()
             .fold(0, |sum, count| sum.wrapping_add(count.load(Ordering::Relaxed)))
@@ -64,25 +65,26 @@ impl Tally {
 
     /// # Safety
     ///
-    /// Nobody else has it.
+    /// The caller is the last party that has it.
     unsafe fn free(this: NonNull<Self>) {
-        // SAFETY: made by `Box::leak`, and the caller is the last.
+        // SAFETY: made by `Box::leak`; the caller is the last user.
         drop(unsafe { Box::from_raw(this.as_ptr()) });
     }
 }
 
-/// An arena as the owner sees it.
+/// The owner's data about one arena.
 struct Owned {
     slots: Slots,
     size: usize,
-    /// Slots handed out, ever; counted when the arena's turn begins, as if it were already used up.
+    /// Slots ever handed out. The whole arena is counted when its turn begins.
     handed: usize,
 }
 
-/// Batch arenas of `T`s with one owner: it allocates by moving a pointer, any thread frees by counting.
+/// Batch arenas of `T`s with one owner. The owner allocates by moving a pointer; any thread frees by counting.
 ///
-/// An arena is used again when **all** of it has come home: one object that is kept keeps its whole arena. Objects that come
-/// home in order never exhaust it while at most `(arenas - 1) * slots` are out; one straggler in each arena does.
+/// An arena is used again when **all** of its slots have come home: one object that is kept keeps its whole arena. If
+/// objects return in order and at most `(arenas - 1) * slots` of them are out, an allocation never fails. One late
+/// object in each arena is enough to make it fail.
 ///
 /// ```
 /// let mut batches = allocwall_pool::Batches::new(4, 1024)?;
@@ -92,7 +94,7 @@ struct Owned {
 /// # Ok::<(), allocwall_pool::BuildError>(())
 /// ```
 pub struct Batches<T> {
-    /// What is left of the arena whose turn it is.
+    /// The rest of the current arena.
     slots: Slots,
     current: usize,
     arenas: Vec<Owned>,
@@ -103,26 +105,29 @@ pub struct Batches<T> {
     of: PhantomData<T>,
 }
 
-// SAFETY: all that it points to is the owner's or made to be shared; the values in the slots are their handles'.
+// SAFETY: its pointers lead to data that only the owner uses or that is made to be shared; the values in the slots
+// belong to their handles.
 unsafe impl<T: Send> Send for Batches<T> {}
 
 impl<T> Batches<T> {
-    /// So many arenas of so many slots, never more.
+    /// Makes `arenas` arenas of `slots` slots each. Their number never grows. All memory is allocated and touched here.
     ///
     /// # Errors
     ///
-    /// [`BuildError`]: none of either, a `T` that is too large, no memory.
+    /// [`BuildError::NoCapacity`] if either number is 0, [`BuildError::SlotTooLarge`] if `T` is too large, and
+    /// [`BuildError::OutOfMemory`] if there is no memory.
     pub fn new(arenas: usize, slots: usize) -> Result<Self, BuildError> {
         Self::growable(arenas, slots, arenas)
     }
 
-    /// As [`new`](Self::new), and another arena whenever none has drained, up to `limit` arenas. An allocation that adds
-    /// one takes as long as memory of that size takes to get and to touch. Each arena that there may be has a count of
-    /// 128 bytes from the start, and 8 for each returner.
+    /// As [`new`](Self::new), and adds an arena whenever no arena has drained, up to `limit` arenas.
+    ///
+    /// Cost: an allocation that adds an arena also allocates and touches its memory. Each arena up to the limit has a
+    /// count of 128 bytes from the start, and 8 bytes for each returner.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new), and a limit below the number to start with.
+    /// As for [`new`](Self::new), and [`BuildError::LimitBelowCapacity`] for a limit below `arenas`.
     pub fn growable(arenas: usize, slots: usize, limit: usize) -> Result<Self, BuildError> {
         let shape = Shape::new(Layout::new::<T>())?;
         if arenas == 0 {
@@ -141,13 +146,14 @@ impl<T> Batches<T> {
         Self::of(memories, &blocks, shape, limit)
     }
 
-    /// So many arenas over this memory, for example a region of huge pages: equal parts of whole chunks of 256 KiB, which
-    /// begin at the first address that is aligned to that; what is left over is not used. The memory is dropped when
-    /// the last slot is home.
+    /// Makes `arenas` arenas in memory that you supply, for example a region of huge pages. The arenas are equal
+    /// parts of whole chunks of 256 KiB, which start at the first address that is aligned to 256 KiB; the rest is not
+    /// used. The memory is dropped when the owner and all returners are gone and the last slot is home.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new): no arenas, or less than a chunk for each.
+    /// [`BuildError::NoCapacity`] if `arenas` is 0 or the memory has less than a chunk for each arena; otherwise as for
+    /// [`new`](Self::new).
     pub fn over(memory: impl Memory + 'static, arenas: usize) -> Result<Self, BuildError> {
         let shape = Shape::new(Layout::new::<T>())?;
         if arenas == 0 {
@@ -160,14 +166,14 @@ impl<T> Batches<T> {
         Self::of([memory], &blocks, shape, arenas)
     }
 
-    /// An arena in each block, all of the same size; the blocks lie in the memories.
+    /// One arena in each block. The blocks have the same size and are parts of the memories.
     fn of(
         memories: impl IntoIterator<Item = impl Memory + 'static>,
         blocks: &[Block],
         shape: Shape,
         limit: usize,
     ) -> Result<Self, BuildError> {
-        // A line for each arena that there may be: a limit beyond all memory is an error, and not an end.
+        // A count for each arena up to the limit. A limit that exceeds all memory must be an error, not an abort.
         let mut counts = Vec::new();
         counts
             .try_reserve_exact(limit)
@@ -177,7 +183,7 @@ impl<T> Batches<T> {
         counts.extend((0..limit).map(|_| Padded(AtomicUsize::new(0))));
         let estate = Estate::new(counts.into_boxed_slice())?;
         for memory in memories {
-            // SAFETY: by the owner.
+            // SAFETY: the caller is the owner.
             unsafe { estate.as_ref().keep(Box::new(memory)) };
         }
         let own = |(at, &block)| own(estate, block, shape, at);
@@ -195,16 +201,17 @@ impl<T> Batches<T> {
         })
     }
 
-    /// How many slots there are now, in all arenas.
+    /// The number of slots in all arenas now, free or in use.
     pub fn capacity(&self) -> usize {
         self.arenas.iter().map(|arena| arena.size).sum()
     }
 
-    /// Stores a value.
+    /// Stores a value. Never waits. Cost: a moved pointer; at the end of an arena, one counter per returner for each
+    /// arena until a drained one is found.
     ///
     /// # Errors
     ///
-    /// [`Full`] with the value when the current arena is used up, no other one has drained, and there may be no more.
+    /// [`Full`] with the value if the current arena is used up, no other arena has drained, and none can be added.
     #[inline]
     pub fn alloc(&mut self, value: T) -> Result<Batched<T>, Full<T>> {
         let slot = match self.slots.next() {
@@ -215,14 +222,14 @@ impl<T> Batches<T> {
             },
             None => return Err(Full(value)),
         };
-        // SAFETY: a free slot of the shape of `T`.
+        // SAFETY: a free slot with the shape of `T`.
         unsafe {
             hands::taken(slot);
             Ok(Handle::new(slot, value))
         }
     }
 
-    /// Goes to the next arena that has drained; the one just used up comes last.
+    /// Goes to the next arena that has drained. The current one comes last.
     #[cold]
     fn rotate(&mut self) -> bool {
         let ready = (1..=self.arenas.len())
@@ -238,7 +245,7 @@ impl<T> Batches<T> {
                 let at = self.arenas.len();
                 self.arenas
                     .push(own(self.estate, Block::of(&memory), self.shape, at));
-                // SAFETY: by the owner.
+                // SAFETY: the caller is the owner.
                 unsafe { self.estate.as_ref().keep(Box::new(memory)) };
                 at
             }
@@ -250,21 +257,24 @@ impl<T> Batches<T> {
         true
     }
 
-    /// Whether all that was handed out of an arena has come home. No count can be ahead of what it counts, so counts read
-    /// one after the other add up to all only if all have come.
+    /// Whether all slots that were handed out of an arena have come home. No count can be ahead of the events that it
+    /// counts, so counts that are read one after the other add up to the total only if all slots have come home.
     fn has_drained(&self, at: usize) -> bool {
-        // Acquire, both: what was done with the slots comes before they are used again.
+        // Acquire, for both loads: all use of the slots happens before they are used again.
         // SAFETY: the owner has a reference to the estate, and tallies live until it leaves.
         let dropped = unsafe { self.estate.as_ref() }.common[at].load(Ordering::Acquire);
         let home = self.tallies.iter().fold(dropped, |sum, tally| {
-            // SAFETY: as above.
+            // SAFETY: tallies live until the owner leaves.
             sum.wrapping_add(unsafe { tally.as_ref() }.counts[at].load(Ordering::Acquire))
         });
-        // Of the counts' wrap only the sum's low bits matter, and `CLOSED` is not set while the owner lives.
+        // Counts may wrap: only equality matters. `CLOSED` is not set while the owner lives.
         home == self.arenas[at].handed
     }
 
-    /// A consumer's end: freeing through it costs a plain store.
+    /// Makes a consumer's end. To free an object through it costs a plain store.
+    ///
+    /// Cost: 8 bytes for each arena up to the limit. If there is no memory for that, the process ends, as with the
+    /// collections of the standard library. The counters of a dropped returner are used again.
     pub fn returner(&mut self) -> BatchReturner<T> {
         // SAFETY: tallies live until the owner leaves.
         let left = self
@@ -281,7 +291,7 @@ impl<T> Batches<T> {
             self.tallies.push(tally);
             tally
         });
-        // SAFETY: it has no other writer, and is freed by the last of the two.
+        // SAFETY: the tally has no other writer, and the second of its two parties to leave frees it.
         unsafe {
             tally.as_ref().parting.returner_comes();
             self.estate.as_ref().hold(1);
@@ -294,7 +304,7 @@ impl<T> Batches<T> {
     }
 }
 
-/// Makes an arena of a block, which is new and which the estate is to keep.
+/// Makes an arena of a new block. The caller puts the block's memory into the estate.
 fn own(estate: NonNull<BatchEstate>, block: Block, shape: Shape, place: usize) -> Owned {
     for (chunk, _) in block.chunks(shape) {
         let header = Header {
@@ -303,7 +313,7 @@ fn own(estate: NonNull<BatchEstate>, block: Block, shape: Shape, place: usize) -
             segment: 0,
             member: 0,
         };
-        // SAFETY: the chunk has room for its header, and is nobody else's.
+        // SAFETY: the chunk has room for its header, and nothing else uses it yet.
         unsafe { chunk.cast().write(header) };
     }
     let slots = Slots::new(block, shape);
@@ -319,10 +329,11 @@ fn own(estate: NonNull<BatchEstate>, block: Block, shape: Shape, place: usize) -
 impl<T> Drop for Batches<T> {
     fn drop(&mut self) {
         let capacity = self.capacity();
-        // SAFETY: the owner has a reference to the estate until the last line. Tallies are freed by who leaves second.
+        // SAFETY: the owner has a reference to the estate until the last line. The second party to leave frees a tally.
         unsafe {
             let estate = self.estate.as_ref();
-            // For every slot, before anybody can see that the owner is gone; those at home are given back at once.
+            // One reference for every slot, before another thread can see that the owner is gone. The references of
+            // slots at home are given back below.
             estate.hold_slots(capacity);
             let unused = self.slots.clone().count();
             let mut home = capacity.wrapping_add(unused);
@@ -339,7 +350,7 @@ impl<T> Drop for Batches<T> {
                 }
             }
             for dropped in &estate.common[..self.arenas.len()] {
-                // Release: the references are there before anybody sees it closed. Acquire: as in `has_drained`.
+                // Release: the references are taken before another thread sees the mark. Acquire: as in `has_drained`.
                 home = home.wrapping_add(dropped.fetch_or(CLOSED, Ordering::AcqRel));
             }
             Estate::release_slots(self.estate, home + 1);
@@ -347,18 +358,23 @@ impl<T> Drop for Batches<T> {
     }
 }
 
-/// A consumer's end of [`Batches`].
+/// A consumer's end of [`Batches`]. One thread at a time; `Send` if `T` is.
 pub struct BatchReturner<T> {
     tally: NonNull<Tally>,
     estate: NonNull<BatchEstate>,
     of: PhantomData<T>,
 }
 
-// SAFETY: one thread at a time writes its tally; the owner reads it as atomics allow.
+// SAFETY: one thread at a time writes its tally; the owner reads the tally through atomics.
 unsafe impl<T: Send> Send for BatchReturner<T> {}
 
 impl<T> BatchReturner<T> {
-    /// Drops the object here and sends its slot home. An object of other arenas goes home to those, as if it were dropped.
+    /// Drops the object on this thread and returns its slot, with a plain store. An object of other arenas goes to
+    /// those arenas, as if it were dropped.
+    ///
+    /// # Panics
+    ///
+    /// Only if the object's destructor panics. The slot is returned in that case too.
     #[inline]
     pub fn free(&mut self, object: Batched<T>) {
         // SAFETY: `finish` gives a slot that is out; the tally lives as long as its returner.
@@ -370,7 +386,7 @@ impl<T> BatchReturner<T> {
             hands::given(slot);
             self.estate.as_ref().used();
             let count = &self.tally.as_ref().counts[header.place];
-            // Release: all that was done with the slot comes before its arena's next use.
+            // Release: all use of the slot happens before its arena is used again.
             count.store(by_its_writer(count).wrapping_add(1), Ordering::Release);
         });
     }
@@ -378,8 +394,8 @@ impl<T> BatchReturner<T> {
 
 impl<T> Drop for BatchReturner<T> {
     fn drop(&mut self) {
-        // SAFETY: who leaves second frees the tally, and gives back the references of the slots that the first didn't
-        // see in it. This returner's own reference keeps the estate until then.
+        // SAFETY: the second party to leave frees the tally, and gives back the references of the slots that the
+        // first party did not see in it. This returner's own reference keeps the estate alive until then.
         unsafe {
             let tally = self.tally.as_ref();
             if tally.parting.returner_leaves() {

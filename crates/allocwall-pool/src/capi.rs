@@ -1,4 +1,5 @@
-//! The pool for C: slots without a type, by size. `include/allocwall_pool.h` is made from this file.
+//! The C interface: pools of slots of one size, without a type. cbindgen makes `include/allocwall_pool.h` from this
+//! file.
 
 use alloc::boxed::Box;
 use core::alloc::Layout;
@@ -10,37 +11,37 @@ use crate::memory::{LINE, VALUE_OFFSET, try_box};
 use crate::pool::{RawPool, RawReturner};
 use crate::{BuildError, Queue};
 
-/// A pool of slots of one size. One thread at a time.
+/// A pool of slots of one size. Only one thread at a time may use it.
 pub struct AwPool(RawPool);
 
-/// A consumer's end of a pool. One thread at a time.
+/// A consumer's end of a pool. Only one thread at a time may use it.
 pub struct AwReturner(RawReturner);
 
-/// Why there is no pool.
+/// The result of `aw_pool_new`.
 #[repr(C)]
 pub enum AwStatus {
-    /// There is one.
+    /// The pool was made.
     AW_OK = 0,
-    /// A capacity of 0.
+    /// The capacity is 0.
     AW_NO_CAPACITY = 1,
-    /// A limit below the capacity.
+    /// The limit is below the capacity.
     AW_LIMIT_BELOW_CAPACITY = 2,
-    /// A slot of more than 65536 bytes.
+    /// A slot has more than 65536 bytes.
     AW_SLOT_TOO_LARGE = 3,
-    /// No memory for so many slots.
+    /// There is no memory for this number of slots.
     AW_OUT_OF_MEMORY = 4,
 }
 
-/// Makes a pool of slots that hold `size` bytes, aligned to 64: `capacity` of them, whose memory is had and touched here, and up
-/// to `limit` when they are all in use: the pool then doubles, and a limit costs nothing until it does. NULL on failure. `status` says
-/// why, or may be NULL.
+/// Makes a pool of `capacity` slots, each of `size` bytes, aligned to 64. All memory is allocated and touched here.
+/// When all slots are in use, the pool doubles, up to `limit` slots; the limit costs nothing until then. Returns NULL
+/// on failure. `*status` is set to the result, unless `status` is NULL.
 ///
-/// No function of this interface throws, unwinds or ends the process, unless the library was built with the feature `checked`:
-/// then a slot that is given back twice ends it with a message (SIGABRT).
+/// No function of this interface throws, unwinds or ends the process, with one exception: if the library was built with
+/// the feature `checked`, a slot that is given back twice ends the process with a message (SIGABRT).
 ///
 /// # Safety
 ///
-/// `status` is NULL or can be written.
+/// `status` is NULL or points to writable memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aw_pool_new(
     size: usize,
@@ -60,33 +61,34 @@ pub unsafe extern "C" fn aw_pool_new(
         Err(BuildError::OutOfMemory { .. }) => (null_mut(), AwStatus::AW_OUT_OF_MEMORY),
     };
     if !status.is_null() {
-        // SAFETY: by the caller.
+        // SAFETY: the caller's promise.
         unsafe { status.write(why) };
     }
     pool
 }
 
-/// Ends the pool. Slots that are in use stay so; the memory goes with the last of them and the last returner.
+/// Ends the pool. Slots that are in use stay valid. The memory is freed with the last of them and the last returner.
 ///
 /// # Safety
 ///
-/// From `aw_pool_new`, once; or NULL.
+/// The pointer comes from `aw_pool_new` and is passed here only once, or it is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aw_pool_free(pool: *mut AwPool) {
     if !pool.is_null() {
-        // SAFETY: by the caller.
+        // SAFETY: the caller's promise.
         drop(unsafe { Box::from_raw(pool) });
     }
 }
 
-/// A free slot, or NULL when all are in use, and the limit is reached or there is no memory for more. Its bytes are not initialised.
+/// Returns a free slot. Returns NULL if all slots are in use and the pool cannot grow: the limit is reached, or there
+/// is no memory. The bytes of the slot are not initialised.
 ///
 /// # Safety
 ///
-/// The pool is one, and no other thread uses it meanwhile.
+/// The pointer is a valid pool, and no other thread uses the pool meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aw_pool_take(pool: *mut AwPool) -> *mut c_void {
-    // SAFETY: by the caller; the value lies in the slot.
+    // SAFETY: the caller's promise; the value is in the slot.
     unsafe {
         (*pool)
             .0
@@ -95,24 +97,24 @@ pub unsafe extern "C" fn aw_pool_take(pool: *mut AwPool) -> *mut c_void {
     }
 }
 
-/// The slot of what `aw_pool_take` gave; none of NULL.
+/// The slot of a pointer from `aw_pool_take`; `None` for NULL.
 ///
 /// # Safety
 ///
 /// The pointer comes from `aw_pool_take`, or is NULL.
 unsafe fn slot_of(value: *mut c_void) -> Option<NonNull<u8>> {
-    // SAFETY: by the caller: the slot begins so far before its value.
+    // SAFETY: the caller's promise; the slot starts `VALUE_OFFSET` bytes before its value.
     NonNull::new(value).map(|value| unsafe { value.cast::<u8>().sub(VALUE_OFFSET) })
 }
 
-/// Gives a slot back on the pool's own thread. Does nothing with NULL.
+/// Gives a slot back on the pool's own thread, without an atomic write. Does nothing with NULL.
 ///
 /// # Safety
 ///
-/// As `aw_pool_take`; the slot comes from `aw_pool_take` and is not used after, or is NULL.
+/// As for `aw_pool_take`. The slot comes from `aw_pool_take` and is not used afterwards, or it is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aw_pool_give(pool: *mut AwPool, slot: *mut c_void) {
-    // SAFETY: by the caller.
+    // SAFETY: the caller's promise.
     unsafe {
         if let Some(slot) = slot_of(slot) {
             (*pool).0.free(slot);
@@ -120,29 +122,29 @@ pub unsafe extern "C" fn aw_pool_give(pool: *mut AwPool, slot: *mut c_void) {
     }
 }
 
-/// A consumer's end of the pool, or NULL where there is no memory for it.
+/// Makes a consumer's end of the pool. Returns NULL if there is no memory for it: one bit for each slot.
 ///
 /// # Safety
 ///
-/// As `aw_pool_take`.
+/// As for `aw_pool_take`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aw_returner_new(pool: *mut AwPool) -> *mut AwReturner {
-    // SAFETY: by the caller.
+    // SAFETY: the caller's promise.
     let returner = unsafe { (*pool).0.returner() };
     returner
         .and_then(|returner| try_box(AwReturner(returner)))
         .map_or(null_mut(), Box::into_raw)
 }
 
-/// Ends a consumer's end.
+/// Frees a consumer's end.
 ///
 /// # Safety
 ///
-/// From `aw_returner_new`, once; or NULL.
+/// The pointer comes from `aw_returner_new` and is passed here only once, or it is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aw_returner_free(returner: *mut AwReturner) {
     if !returner.is_null() {
-        // SAFETY: by the caller.
+        // SAFETY: the caller's promise.
         drop(unsafe { Box::from_raw(returner) });
     }
 }
@@ -151,10 +153,11 @@ pub unsafe extern "C" fn aw_returner_free(returner: *mut AwReturner) {
 ///
 /// # Safety
 ///
-/// The returner is one, and no other thread uses it meanwhile; the slot comes from `aw_pool_take` and is not used after, or is NULL.
+/// The pointer is a valid returner, and no other thread uses the returner meanwhile. The slot comes from `aw_pool_take`
+/// and is not used afterwards, or it is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aw_returner_give(returner: *mut AwReturner, slot: *mut c_void) {
-    // SAFETY: by the caller.
+    // SAFETY: the caller's promise.
     unsafe {
         if let Some(slot) = slot_of(slot) {
             (*returner).0.free(slot);
@@ -166,10 +169,10 @@ pub unsafe extern "C" fn aw_returner_give(returner: *mut AwReturner, slot: *mut 
 ///
 /// # Safety
 ///
-/// The slot comes from `aw_pool_take` and is not used after, or is NULL.
+/// The slot comes from `aw_pool_take` and is not used afterwards, or it is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aw_give(slot: *mut c_void) {
-    // SAFETY: by the caller.
+    // SAFETY: the caller's promise.
     unsafe {
         if let Some(slot) = slot_of(slot) {
             Queue::send_home(slot);

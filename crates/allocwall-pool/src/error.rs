@@ -1,6 +1,8 @@
+//! The errors: of an allocation, and of a constructor.
+
 use core::{error, fmt};
 
-/// No room is free; holds what was to be stored. Nothing was allocated elsewhere instead.
+/// There was no room for a value. Contains that value; it was not stored anywhere else.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Full<T>(pub T);
 
@@ -12,7 +14,7 @@ impl<T> fmt::Debug for Full<T> {
 
 impl<T> fmt::Display for Full<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no room: what there is is in use")
+        f.write_str("no room: all of the memory is in use")
     }
 }
 
@@ -22,14 +24,25 @@ impl<T> error::Error for Full<T> {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// A capacity of 0, or memory in which not one slot fits, or the header of a request arena.
+    /// The capacity is 0, or the memory is too small for one slot or for the header of a request arena.
     NoCapacity,
-    /// A limit of growth below the capacity to start with.
-    LimitBelowCapacity { capacity: usize, limit: usize },
-    /// A slot of more than [`MAX_SLOT`](crate::MAX_SLOT) bytes, or aligned to more than 4096.
-    SlotTooLarge { bytes: usize },
+    /// The limit of growth is below the initial capacity.
+    LimitBelowCapacity {
+        /// The requested initial capacity, in slots; for [`Batches`](crate::Batches), in arenas.
+        capacity: usize,
+        /// The requested limit, in the same unit.
+        limit: usize,
+    },
+    /// A slot has more than [`MAX_SLOT`](crate::MAX_SLOT) bytes, or an alignment of more than 4096 bytes.
+    SlotTooLarge {
+        /// The size of the object, in bytes.
+        bytes: usize,
+    },
     /// The system has no memory for this many slots.
-    OutOfMemory { bytes: usize },
+    OutOfMemory {
+        /// The size of the allocation that failed, in bytes; `usize::MAX` if it cannot be represented.
+        bytes: usize,
+    },
 }
 
 impl fmt::Display for BuildError {
@@ -45,7 +58,7 @@ impl fmt::Display for BuildError {
             Self::SlotTooLarge { bytes } => {
                 write!(
                     f,
-                    "a slot of {bytes} bytes: the largest has {} and is aligned to 4096",
+                    "a slot of {bytes} bytes is too large: the maximum is {} bytes, aligned to 4096",
                     crate::MAX_SLOT
                 )
             }

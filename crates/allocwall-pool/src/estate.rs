@@ -1,4 +1,4 @@
-//! What outlives its owner: the memory, until the last slot is home.
+//! The part of a pool that outlives its owner: the memory, until the last slot is home.
 
 use alloc::{boxed::Box, vec::Vec};
 use core::ptr::NonNull;
@@ -7,20 +7,20 @@ use crate::BuildError;
 use crate::memory::{Memory, try_box};
 use crate::sync::{AtomicUsize, Ordering, Padded, UnsafeCell};
 
-/// A pool's memory and what its slots share. One reference each for the owner and for every returner, and, once the
-/// owner is gone, one for every slot that is out. While it lives, its own reference stands for them: no slot counts.
+/// A pool's memory and the data that its slots share. The owner has one reference and each returner has one. Once the
+/// owner is gone, each slot that is out has one too. While the owner lives, its own reference covers all slots.
 pub(crate) struct Estate<C> {
     references: AtomicUsize,
     blocks: UnsafeCell<Vec<Box<dyn Memory>>>,
-    /// No data: by it loom checks that slots' references are given back only after they were taken.
+    /// No data: with it loom checks that the references of slots are given back only after they were taken.
     taken: UnsafeCell<()>,
-    /// No data: by it loom checks that the end of the memory comes after its last use.
+    /// No data: with it loom checks that the memory is freed after its last use.
     used: UnsafeCell<()>,
     pub(crate) common: Padded<C>,
 }
 
 impl<C> Estate<C> {
-    /// With one reference, the owner's.
+    /// An estate with one reference, which is the owner's.
     pub(crate) fn new(common: C) -> Result<NonNull<Self>, BuildError> {
         let estate = Self {
             references: AtomicUsize::new(1),
@@ -32,11 +32,11 @@ impl<C> Estate<C> {
         try_box(estate).map(|estate| NonNull::from(Box::leak(estate)))
     }
 
-    /// Makes room for another memory, so that `keep` can't fail.
+    /// Makes room in the list for one more memory, so that `keep` cannot fail.
     ///
     /// # Safety
     ///
-    /// By the owner alone.
+    /// Only the owner calls this.
     pub(crate) unsafe fn make_room(&self) -> Result<(), BuildError> {
         // SAFETY: as in `keep`.
         let reserved = self.blocks.with_mut(|blocks| unsafe { (*blocks).try_reserve(1) });
@@ -45,27 +45,29 @@ impl<C> Estate<C> {
         })
     }
 
+    /// Adds a memory to the list. The estate frees it with itself.
+    ///
     /// # Safety
     ///
-    /// By the owner alone.
+    /// Only the owner calls this.
     pub(crate) unsafe fn keep(&self, memory: Box<dyn Memory>) {
-        // SAFETY: others read the blocks' list only to drop it, with the last reference; the owner has one.
+        // SAFETY: other threads read the list only to drop it, with the last reference; the owner still has one.
         self.blocks.with_mut(|blocks| unsafe { (*blocks).push(memory) });
     }
 
-    /// The caller has used the memory.
+    /// Records for loom that the caller has used the memory.
     #[inline(always)]
     pub(crate) fn used(&self) {
         self.used.with(|_| ());
     }
 
-    /// Takes references. Relaxed: the caller has one, so the count can't reach zero meanwhile, and whoever is to give
-    /// these back learns of them by a release of the caller's that comes after.
+    /// Takes references. Relaxed: the caller has one, so the count cannot reach zero meanwhile. The threads that give
+    /// these references back learn of them through a later release of the caller.
     pub(crate) fn hold(&self, references: usize) {
         self.references.fetch_add(references, Ordering::Relaxed);
     }
 
-    /// The same for all slots, by the owner as it leaves.
+    /// Takes the references of all slots. The owner calls this when it leaves.
     pub(crate) fn hold_slots(&self, references: usize) {
         self.taken.with_mut(|_| ());
         self.hold(references);
@@ -75,12 +77,13 @@ impl<C> Estate<C> {
     ///
     /// # Safety
     ///
-    /// The caller has so many references, and doesn't touch the estate or its slots after.
+    /// The caller has this number of references, and does not use the estate or its slots afterwards.
     pub(crate) unsafe fn release(this: NonNull<Self>, references: usize) {
-        // SAFETY: it is there, by the caller's references; the last one frees it, made by `Box::leak`.
+        // SAFETY: the caller's references keep it alive; the last one frees it. It was made by `Box::leak`.
         unsafe {
             this.as_ref().used();
-            // Release: what was done with the memory before comes before its end. Acquire: so does what others did.
+            // Release: the caller's use of the memory happens before it is freed. Acquire: so does that of other
+            // threads.
             let before = this.as_ref().references.fetch_sub(references, Ordering::AcqRel);
             debug_assert!(before >= references);
             if before == references {
@@ -90,13 +93,14 @@ impl<C> Estate<C> {
         }
     }
 
-    /// The same with slots' references among them.
+    /// Gives back references of which some belong to slots.
     ///
     /// # Safety
     ///
-    /// As `release`, and the owner's `hold_slots` came before: otherwise the count could reach zero first.
+    /// As for `release`. In addition the owner's `hold_slots` happened before; otherwise the count could reach zero
+    /// first.
     pub(crate) unsafe fn release_slots(this: NonNull<Self>, references: usize) {
-        // SAFETY: by the caller.
+        // SAFETY: the caller's promise.
         unsafe {
             this.as_ref().taken.with(|_| ());
             Self::release(this, references);
@@ -104,7 +108,8 @@ impl<C> Estate<C> {
     }
 }
 
-/// How an owner and a returner leave something that they share, in either order; the second one settles and frees it.
+/// How an owner and a returner leave an object that they share, in either order. The second one to leave counts the
+/// rest and frees the object.
 pub(crate) struct Parting(Padded<AtomicUsize>);
 
 const NOBODY: usize = 0;
@@ -116,25 +121,27 @@ impl Parting {
         Self(Padded(AtomicUsize::new(NOBODY)))
     }
 
-    /// The returner leaves. True if the owner has left before.
+    /// The returner leaves. Returns true if the owner left first.
     pub(crate) fn returner_leaves(&self) -> bool {
-        // Release: all that it wrote is there before it is seen to be gone. Acquire: what the owner wrote is.
+        // Release: the returner's writes are visible before it is seen to be gone. Acquire: the owner's writes are
+        // visible here.
         self.0.swap(RETURNER, Ordering::AcqRel) == OWNER
     }
 
-    /// The owner leaves. True if the returner has left before.
+    /// The owner leaves. Returns true if the returner left first.
     pub(crate) fn owner_leaves(&self) -> bool {
-        // As above.
+        // As in `returner_leaves`, with the roles exchanged.
         self.0.swap(OWNER, Ordering::AcqRel) == RETURNER
     }
 
-    /// Whether the returner has left, so that another may have its place.
+    /// Whether the returner has left, so that another one may use its place.
     pub(crate) fn returner_is_gone(&self) -> bool {
-        // Acquire: all that it wrote is there, so its successor goes on behind it.
+        // Acquire: all writes of the returner are visible, so its successor can continue from them.
         self.0.load(Ordering::Acquire) == RETURNER
     }
 
-    /// The place has a returner again. Relaxed: it gets there by its own way, and the owner is the caller.
+    /// The place has a returner again. Relaxed: the caller is the owner, and the user's own transfer of the returner
+    /// to its thread orders this store.
     pub(crate) fn returner_comes(&self) {
         self.0.store(NOBODY, Ordering::Relaxed);
     }

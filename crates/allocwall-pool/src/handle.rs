@@ -1,4 +1,4 @@
-//! The handle: an object in a slot, owned as a `Box` owns it.
+//! The handle: owns an object in a slot, as a `Box` owns its object.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -8,7 +8,8 @@ use core::ptr::NonNull;
 
 use crate::memory::VALUE_OFFSET;
 
-/// How a slot that is dropped without a returner comes home: [`Queue`](crate::Queue) or [`Batch`](crate::Batch).
+/// The kind of pool that a slot belongs to: [`Queue`](crate::Queue) or [`Batch`](crate::Batch). It decides how a slot
+/// that is dropped without a returner goes back to its pool.
 pub trait Kind: sealed::Sealed {}
 
 impl<K: sealed::Sealed> Kind for K {}
@@ -19,29 +20,30 @@ pub(crate) mod sealed {
     pub trait Sealed {
         /// # Safety
         ///
-        /// The slot is one of this kind, and the caller, who alone has it, gives it away with its value gone.
+        /// The slot is of this kind. The caller is its only holder, has already dropped or moved out its value, and
+        /// does not use the slot afterwards.
         unsafe fn send_home(slot: NonNull<u8>);
     }
 }
 
-/// Owns an object in a slot of a pool. One pointer wide, and so is an `Option` of it.
+/// Owns an object in a slot of a pool. One pointer wide, and so is `Option<Handle>`.
 ///
-/// Dropping it drops the object, on the thread where that happens, and sends the slot home with one atomic addition. A
+/// To drop it drops the object on the current thread and returns the slot to its pool, with one atomic addition. A
 /// returner does the same with a plain store. The handle may outlive its pool.
 pub struct Handle<T, K: Kind> {
     slot: NonNull<u8>,
     owns: PhantomData<(T, K)>,
 }
 
-// SAFETY: it owns the object as a `Box` does; slots come home from any thread.
+// SAFETY: it owns the object as a `Box` does; a slot can be returned from any thread.
 unsafe impl<T: Send, K: Kind> Send for Handle<T, K> {}
-// SAFETY: sharing it gives out `&T` and nothing else.
+// SAFETY: a shared handle gives access to `&T` and nothing else.
 unsafe impl<T: Sync, K: Kind> Sync for Handle<T, K> {}
 
 impl<T, K: Kind> Handle<T, K> {
     /// # Safety
     ///
-    /// The slot is of this kind and shape and the caller's alone.
+    /// The slot is of this kind and shape, and the caller is its only holder.
     #[inline]
     pub(crate) unsafe fn new(slot: NonNull<u8>, value: T) -> Self {
         let handle = Self {
@@ -55,15 +57,15 @@ impl<T, K: Kind> Handle<T, K> {
 
     #[inline]
     fn value(&self) -> NonNull<T> {
-        // SAFETY: the value lies in the slot.
+        // SAFETY: the value is inside the slot.
         unsafe { self.slot.add(VALUE_OFFSET).cast() }
     }
 
-    /// Moves the object out; its slot goes home.
+    /// Moves the object out and returns its slot to the pool, with one atomic addition.
     #[inline]
     pub fn into_inner(self) -> T {
         let slot = self.into_slot();
-        // SAFETY: the value is moved out, once, and then the slot is given away.
+        // SAFETY: the value is moved out once, and then the slot is given away.
         unsafe {
             let value = slot.add(VALUE_OFFSET).cast().read();
             K::send_home(slot);
@@ -71,21 +73,21 @@ impl<T, K: Kind> Handle<T, K> {
         }
     }
 
-    /// The object's address, for queues and interfaces that carry plain pointers. Its slot is lost unless
-    /// [`from_raw`](Self::from_raw) gets it back.
+    /// Turns the handle into the object's address, for queues and interfaces that carry plain pointers. Use
+    /// [`from_raw`](Self::from_raw) to get the handle back; without it, the slot and the object are leaked.
     #[inline]
     pub fn into_raw(self) -> NonNull<T> {
         ManuallyDrop::new(self).value()
     }
 
-    /// The handle again.
+    /// Makes the handle again from the object's address.
     ///
     /// # Safety
     ///
-    /// The pointer comes from [`into_raw`](Self::into_raw) of the same type, and nobody uses it after.
+    /// The pointer comes from [`into_raw`](Self::into_raw) of the same type, and it is not used afterwards.
     #[inline]
     pub unsafe fn from_raw(value: NonNull<T>) -> Self {
-        // SAFETY: the slot begins so far before its value.
+        // SAFETY: the slot starts `VALUE_OFFSET` bytes before its value.
         let slot = unsafe { value.cast::<u8>().sub(VALUE_OFFSET) };
         Self {
             slot,
@@ -93,7 +95,7 @@ impl<T, K: Kind> Handle<T, K> {
         }
     }
 
-    /// Drops the object, then hands the slot on, also if the destructor panics.
+    /// Drops the object, then passes the slot to `then`, even if the destructor panics.
     #[inline]
     pub(crate) fn finish(self, then: impl FnOnce(NonNull<u8>)) {
         struct Then<F: FnOnce(NonNull<u8>)>(NonNull<u8>, Option<F>);
@@ -108,7 +110,7 @@ impl<T, K: Kind> Handle<T, K> {
         let slot = self.into_slot();
         if needs_drop::<T>() {
             let _then = Then(slot, Some(then));
-            // SAFETY: the handle owned the value and is gone.
+            // SAFETY: the handle owned the value and no longer exists.
             unsafe { slot.add(VALUE_OFFSET).cast::<T>().drop_in_place() };
         } else {
             then(slot);
@@ -128,7 +130,7 @@ impl<T, K: Kind> Drop for Handle<T, K> {
             slot: self.slot,
             owns: PhantomData,
         };
-        // SAFETY: `finish` gives the slot away once; this handle isn't used after its drop.
+        // SAFETY: `finish` gives the slot away once; this handle is not used after its drop.
         again.finish(|slot| unsafe { K::send_home(slot) });
     }
 }
@@ -146,7 +148,7 @@ impl<T, K: Kind> Deref for Handle<T, K> {
 impl<T, K: Kind> DerefMut for Handle<T, K> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above, and the handle is borrowed mutably.
+        // SAFETY: the handle owns the value and is borrowed mutably.
         unsafe { self.value().as_mut() }
     }
 }

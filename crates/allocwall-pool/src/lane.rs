@@ -1,6 +1,7 @@
-//! A queue from one thread to another in which each entry says by itself whether it is there.
+//! A queue from one thread to another. Each entry contains a mark that says whether an object is there.
 //!
-//! A queue with a common count hands two lines over for one object: the count's, then the entry's. Here the receiver waits on the entry.
+//! A queue with a shared counter moves two cache lines for one object: the counter's and the entry's. Here the receiver
+//! reads only the entry.
 
 use alloc::alloc::{Layout, alloc, dealloc};
 use core::fmt;
@@ -10,31 +11,32 @@ use core::ptr::NonNull;
 use crate::sync::{Arc, AtomicUsize, Ordering, Padded, UnsafeCell};
 use crate::{BuildError, Full};
 
-/// How often in a turn of the queue the receiver tells how far it is.
+/// How often per turn of the queue the receiver publishes its position.
 const TOLD: usize = 8;
-/// Of the entries: an object and its mark share lines with others', but with nothing else.
+/// Alignment of the entries, in bytes: so no line of the entries contains other data.
 const ALIGN: usize = 128;
 
-/// Behind the value, so that 56 bytes and their mark are one line.
+/// The mark is after the value, so that an object of 56 bytes and its mark are one line.
 #[repr(C)]
 struct Entry<T> {
     value: UnsafeCell<MaybeUninit<T>>,
-    /// One more than the number of the object in it, the first object's being 0; else of an object a turn ago, or 0.
+    /// The number of the object in the entry, plus one; the first object has the number 0. An entry without an object
+    /// has the mark of the object of the previous turn, or 0.
     mark: AtomicUsize,
 }
 
 struct Shared<T> {
     entries: NonNull<Entry<T>>,
     mask: usize,
-    /// Objects taken, as far as the receiver has told; exact when it is gone.
+    /// Objects taken, as last published by the receiver; exact when the receiver is gone.
     taken: Padded<AtomicUsize>,
-    /// Objects sent; told when the sender goes.
+    /// Objects sent; stored when the sender leaves.
     sent: AtomicUsize,
 }
 
-// SAFETY: an object is reached by the sender until its mark is there, then by the receiver.
+// SAFETY: only the sender accesses an entry until its mark is stored, then only the receiver.
 unsafe impl<T: Send> Send for Shared<T> {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
@@ -44,30 +46,30 @@ impl<T> Shared<T> {
 
     /// # Safety
     ///
-    /// The shared part lives.
+    /// The shared part is alive.
     #[inline(always)]
     unsafe fn entry<'a>(entries: NonNull<Entry<T>>, mask: usize, number: usize) -> &'a Entry<T> {
-        // SAFETY: masked, so within the entries; by the caller they live.
+        // SAFETY: the number is masked, so it is within the entries; the caller promises that they are alive.
         unsafe { entries.add(number & mask).as_ref() }
     }
 }
 
 impl<T> Drop for Shared<T> {
     fn drop(&mut self) {
-        // Relaxed: both ends are gone, and the count of them has ordered what they did before this.
+        // Relaxed: both ends are gone, and the reference count of the `Arc` orders their writes before this.
         let (taken, sent) = (
             self.taken.load(Ordering::Relaxed),
             self.sent.load(Ordering::Relaxed),
         );
         for number in 0..sent.wrapping_sub(taken) {
-            // SAFETY: sent and never taken, so a value is there; nobody else reads it any more.
+            // SAFETY: sent and never taken, so a value is there; no other thread can read it any more.
             unsafe {
                 let entry = Self::entry(self.entries, self.mask, taken.wrapping_add(number));
                 entry.value.with_mut(|value| (*value).assume_init_drop());
             }
         }
         for number in 0..=self.mask {
-            // SAFETY: made by `lane`, and each dropped once; a value isn't dropped with it.
+            // SAFETY: made by `lane`, and each is dropped once; this does not drop a value.
             unsafe { self.entries.add(number).drop_in_place() };
         }
         if let Some(layout) = Self::layout(self.mask + 1) {
@@ -77,7 +79,10 @@ impl<T> Drop for Shared<T> {
     }
 }
 
-/// A queue for at least so many objects, rounded up to a power of two. One line goes over for an object of up to 56 bytes.
+/// Makes a queue from one thread to another for at least `capacity` objects, rounded up to a power of two.
+///
+/// Cost: an entry has the size of the object and 8 bytes, all allocated here. One cache line moves between the CPUs for
+/// an object of up to 56 bytes. Objects that were sent and never received are dropped with the second end.
 ///
 /// ```
 /// let mut pool = allocwall_pool::Pool::new(64)?;
@@ -97,7 +102,8 @@ impl<T> Drop for Shared<T> {
 ///
 /// # Errors
 ///
-/// [`BuildError`]: a capacity of 0, no memory.
+/// [`BuildError::NoCapacity`] for a capacity of 0, [`BuildError::OutOfMemory`] if there is no memory.
+/// If there is no memory for the shared counters (some 400 bytes), the process ends, as with `Arc::new`.
 pub fn lane<T>(capacity: usize) -> Result<(LaneSender<T>, LaneReceiver<T>), BuildError> {
     if capacity == 0 {
         return Err(BuildError::NoCapacity);
@@ -111,12 +117,12 @@ pub fn lane<T>(capacity: usize) -> Result<(LaneSender<T>, LaneReceiver<T>), Buil
     let Some(layout) = Shared::<T>::layout(count) else {
         return Err(no_memory);
     };
-    // SAFETY: an entry has a mark, so the size isn't zero.
+    // SAFETY: an entry has a mark, so the size is not zero.
     let Some(entries) = NonNull::new(unsafe { alloc(layout) }.cast::<Entry<T>>()) else {
         return Err(no_memory);
     };
     for number in 0..count {
-        // SAFETY: within what was just allocated.
+        // SAFETY: within the memory that was just allocated.
         unsafe {
             entries.add(number).write(Entry {
                 value: UnsafeCell::new(MaybeUninit::uninit()),
@@ -147,29 +153,32 @@ pub fn lane<T>(capacity: usize) -> Result<(LaneSender<T>, LaneReceiver<T>), Buil
     Ok((sender, receiver))
 }
 
-/// The sending end of a [`lane`].
+/// The sending end of a [`lane`]. `Send` if `T` is.
 pub struct LaneSender<T> {
     entries: NonNull<Entry<T>>,
     mask: usize,
     sent: usize,
-    /// As far as it is known here.
+    /// Objects taken, as far as this end knows.
     taken: usize,
     shared: Arc<Shared<T>>,
 }
 
-// SAFETY: it is the only sender, wherever it goes.
+// SAFETY: it is the only sender, whichever thread has it.
 unsafe impl<T: Send> Send for LaneSender<T> {}
 
 impl<T> LaneSender<T> {
-    /// Sends an object. Never waits.
+    /// Sends an object. Never waits. Cost: a write of the object and a store of its mark.
+    ///
+    /// The receiver publishes its position only eight times per turn of the queue, so the queue can look full a
+    /// little early.
     ///
     /// # Errors
     ///
-    /// [`Full`] with the object.
+    /// [`Full`] with the object if the queue is full.
     #[inline]
     pub fn send(&mut self, object: T) -> Result<(), Full<T>> {
         if self.sent.wrapping_sub(self.taken) > self.mask {
-            // Acquire: what the receiver read of the entry, it has read before the entry is written again.
+            // Acquire: the receiver's reads of the entry happen before the entry is written again.
             self.taken = self.shared.taken.load(Ordering::Acquire);
             if self.sent.wrapping_sub(self.taken) > self.mask {
                 return Err(Full(object));
@@ -177,15 +186,15 @@ impl<T> LaneSender<T> {
         }
         // SAFETY: the shared part lives as long as this end.
         let entry = unsafe { Shared::entry(self.entries, self.mask, self.sent) };
-        // SAFETY: taken a turn ago or never used, and the only sender writes.
+        // SAFETY: the entry was never used, or its object was taken; only this sender writes it.
         entry.value.with_mut(|value| unsafe { (*value).write(object) });
         self.sent = self.sent.wrapping_add(1);
-        // Release: the object, and all that was done with it, is there before its mark.
+        // Release: the object and all writes to it are visible before its mark.
         entry.mark.store(self.sent, Ordering::Release);
         Ok(())
     }
 
-    /// Whether the receiver is gone: what is sent is dropped with the queue.
+    /// Whether the receiver is gone. Objects that are sent afterwards are dropped with the queue.
     pub fn is_abandoned(&self) -> bool {
         Arc::strong_count(&self.shared) < 2
     }
@@ -193,46 +202,48 @@ impl<T> LaneSender<T> {
 
 impl<T> Drop for LaneSender<T> {
     fn drop(&mut self) {
-        // Relaxed: read by who drops the queue, ordered by the count of its ends.
+        // Relaxed: only the drop of the shared part reads it, and the reference count of the `Arc` orders the two.
         self.shared.sent.store(self.sent, Ordering::Relaxed);
     }
 }
 
-/// The receiving end of a [`lane`].
+/// The receiving end of a [`lane`]. `Send` if `T` is.
 pub struct LaneReceiver<T> {
     entries: NonNull<Entry<T>>,
     mask: usize,
     taken: usize,
-    /// Objects between two accounts to the sender.
+    /// Objects between two publications of the position.
     each: usize,
     shared: Arc<Shared<T>>,
 }
 
-// SAFETY: it is the only receiver, wherever it goes.
+// SAFETY: it is the only receiver, whichever thread has it.
 unsafe impl<T: Send> Send for LaneReceiver<T> {}
 
 impl<T> LaneReceiver<T> {
-    /// The oldest object that is there. Never waits.
+    /// Takes the oldest object, or returns `None` if the queue is empty. Never waits. Cost: a load of the mark and a
+    /// read of the object.
     #[inline]
     pub fn recv(&mut self) -> Option<T> {
         // SAFETY: the shared part lives as long as this end.
         let entry = unsafe { Shared::entry(self.entries, self.mask, self.taken) };
         let next = self.taken.wrapping_add(1);
-        // Acquire: the object, and all that was done with it before, is there with its mark.
+        // Acquire: with the mark, the object and all writes to it are visible.
         if entry.mark.load(Ordering::Acquire) != next {
             return None;
         }
-        // SAFETY: its mark says that it is there; it is read once, since the next look is for the next mark.
+        // SAFETY: the mark says that the object is there. It is read once, because the next call waits for the next
+        // mark.
         let object = entry.value.with(|value| unsafe { (*value).assume_init_read() });
         self.taken = next;
         if next.is_multiple_of(self.each) {
-            // Release: all reads up to here come before the sender's writes into these entries.
+            // Release: all reads up to here happen before the sender's writes into these entries.
             self.shared.taken.store(next, Ordering::Release);
         }
         Some(object)
     }
 
-    /// Whether the sender is gone: what is there now is the last.
+    /// Whether the sender is gone. The objects that are in the queue now are then the last.
     pub fn is_abandoned(&self) -> bool {
         Arc::strong_count(&self.shared) < 2
     }
@@ -240,7 +251,7 @@ impl<T> LaneReceiver<T> {
 
 impl<T> Drop for LaneReceiver<T> {
     fn drop(&mut self) {
-        // Release: a sender that lives on may write where this end has read.
+        // Release: a sender that is still alive may write where this end has read.
         self.shared.taken.store(self.taken, Ordering::Release);
     }
 }

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(not(feature = "std"), no_std)]
+#![warn(missing_docs)]
 
 extern crate alloc;
 
@@ -35,7 +36,7 @@ pub use pool::{Pool, Pooled, Queue, Returner};
 pub use request::{Bump, RequestArena, Whole};
 pub use shards::{Buffer, BufferReturner, Buffers, CLASSES, NoBuffer, ShardReturner, Shards, sharded};
 
-/// What the types refuse.
+/// Misuse that the types reject.
 ///
 /// Use after free:
 /// ```compile_fail,E0382
@@ -63,14 +64,14 @@ pub use shards::{Buffer, BufferReturner, Buffers, CLASSES, NoBuffer, ShardReturn
 /// println!("{borrowed}");
 /// # Ok::<(), allocwall_pool::BuildError>(())
 /// ```
-/// Sending what mustn't be sent:
+/// Sending an object that is not `Send`:
 /// ```compile_fail,E0277
 /// let mut pool = allocwall_pool::Pool::new(1)?;
 /// let object = pool.alloc(std::rc::Rc::new(7)).unwrap();
 /// std::thread::spawn(move || drop(object));
 /// # Ok::<(), allocwall_pool::BuildError>(())
 /// ```
-/// Two threads that allocate from one pool, even in turn by chance:
+/// Two threads that use one pool, even if not at the same time:
 /// ```compile_fail,E0277
 /// let mut pool = allocwall_pool::Pool::<u64>::new(1)?;
 /// std::thread::scope(|scope| { scope.spawn(|| { let shared = &pool; shared.capacity() }); });
@@ -84,13 +85,13 @@ pub use shards::{Buffer, BufferReturner, Buffers, CLASSES, NoBuffer, ShardReturn
 /// std::thread::scope(|scope| { scope.spawn(|| home.free(a)); scope.spawn(|| home.free(b)); });
 /// # Ok::<(), allocwall_pool::BuildError>(())
 /// ```
-/// An object of a batch arena to a queue pool's returner:
+/// An object of a batch arena, freed through the returner of a queue pool:
 /// ```compile_fail,E0308
 /// let mut home = allocwall_pool::Pool::<u64>::new(1)?.returner();
 /// home.free(allocwall_pool::Batches::new(1, 1)?.alloc(7u64).unwrap());
 /// # Ok::<(), allocwall_pool::BuildError>(())
 /// ```
-/// A handle that outlives what its object borrows:
+/// A handle that outlives a value that its object borrows:
 /// ```compile_fail,E0597
 /// let mut pool = allocwall_pool::Pool::new(1)?;
 /// let object = { let local = 7; pool.alloc(&local).unwrap() };

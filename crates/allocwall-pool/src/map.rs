@@ -1,5 +1,6 @@
-//! The way home: a map with a bit for each slot. Who frees a slot flips its bit; the owner finds what has flipped since it
-//! looked last. It can't be full, and a line of it serves 504 slots.
+//! The return path of slots: a map with one bit for each slot. A thread that frees a slot flips its bit. The owner
+//! finds the bits that have flipped since it last read them. The map cannot be full, and one cache line serves 504
+//! slots.
 
 use alloc::{boxed::Box, vec::Vec};
 use core::ptr::{NonNull, null_mut};
@@ -9,31 +10,32 @@ use crate::estate::Parting;
 use crate::memory::try_box;
 use crate::sync::{AtomicUsize, Ordering, UnsafeCell, before_change, by_its_writer};
 
-/// Slots in a word of a map. The bit at the top says that the owner is gone.
+/// Slots per word of a map. The top bit of a word says that the owner is gone.
 pub(crate) const WORD: usize = usize::BITS as usize - 1;
 const CLOSED: usize = 1 << WORD;
 
-/// Unused words before and behind the others, so that nothing else shares their pair of lines. Loom has no lines.
+/// Unused words before and after the others, so that no other data shares their pair of cache lines. Loom has no lines.
 const GAP: usize = if cfg!(loom) { 0 } else { 128 / size_of::<usize>() };
 
-/// Blocks of slots that a pool can have. It doubles: one for each bit of a length beside the first. Loom has small pools.
+/// Blocks of slots that a pool can have: the first, and one for each doubling of a 64-bit length. Under loom pools
+/// are small.
 pub(crate) const SEGMENTS: usize = if cfg!(loom) { 4 } else { usize::BITS as usize + 1 };
 
-/// Has a bit for every slot of its pool. It gets longer as the pool does, by a segment for each block of slots; those that are there
-/// stay where they are, since others flip bits in them meanwhile.
+/// A map with one bit for each slot of its pool. It grows with the pool, by one segment for each block of slots.
+/// Existing segments stay where they are, because other threads flip bits in them meanwhile.
 pub(crate) struct Map {
-    /// Where the words of each segment begin. Written before the first slot of its block is handed out, and read by who has such a
-    /// slot: so its way there orders the two, and the pointer needn't be atomic.
+    /// The start of each segment's words. Written before the first slot of its block is handed out, and read only by a
+    /// thread that has such a slot. The slot's path to that thread orders the two, so the pointer need not be atomic.
     segments: [UnsafeCell<Words>; SEGMENTS],
-    /// The memory of the segments, with the gaps. The owner's, until it leaves.
+    /// The memory of the segments, with the gaps. Only the owner uses it, until it leaves.
     memory: UnsafeCell<Vec<Vec<AtomicUsize>>>,
-    /// What the owner has found in each word, over all segments. Its own as well.
+    /// The value of each word that the owner last read, over all segments. Only the owner uses it, until it leaves.
     seen: UnsafeCell<Vec<usize>>,
     pub(crate) parting: Parting,
 }
 
 impl Map {
-    /// With its first segment.
+    /// A map with its first segment.
     pub(crate) fn new(words: usize) -> Result<Self, BuildError> {
         let map = Self {
             segments: core::array::from_fn(|_| UnsafeCell::new(Words(null_mut()))),
@@ -41,22 +43,22 @@ impl Map {
             seen: UnsafeCell::new(Vec::new()),
             parting: Parting::new(),
         };
-        // SAFETY: nobody else has it.
+        // SAFETY: no other party has the map yet.
         unsafe { map.lengthen(0, words)? };
         Ok(map)
     }
 
-    /// Adds a segment of so many words behind the others, unless it was added before.
+    /// Adds a segment of `words` words after the others, unless it was added before.
     ///
     /// # Safety
     ///
-    /// By the owner; no slot of that segment was handed out.
+    /// Only the owner calls this, and no slot of that segment was handed out.
     pub(crate) unsafe fn lengthen(&self, segment: usize, words: usize) -> Result<(), BuildError> {
         let length = words.saturating_add(2 * GAP);
         let none = |_| BuildError::OutOfMemory {
             bytes: length.saturating_mul(size_of::<usize>()),
         };
-        // SAFETY: by the owner, and nothing else of it is borrowed meanwhile.
+        // SAFETY: the caller is the owner, and has no other borrow of these lists.
         let (memory, seen) = unsafe {
             (
                 self.memory.with_mut(|memory| &mut *memory),
@@ -71,36 +73,39 @@ impl Map {
         seen.try_reserve(words).map_err(none)?;
         memory.try_reserve(1).map_err(none)?;
         new.extend((0..length).map(|_| AtomicUsize::new(0)));
-        // So that a word is found by its number in the whole map.
+        // Shifted, so that a word is indexed by its number in the whole map.
         let start = new.as_mut_ptr().wrapping_add(GAP).wrapping_sub(seen.len());
-        // SAFETY: nobody has a slot of the segment, so nobody reads this.
+        // SAFETY: no thread has a slot of the segment, so no thread reads this.
         self.segments[segment].with_mut(|place| unsafe { *place = Words(start) });
         memory.push(new);
         seen.resize(seen.len() + words, 0);
         Ok(())
     }
 
-    /// The words of a segment. Those of the first are kept where they are used: a free costs no look into the map itself.
+    /// The words of a segment. Returners keep a copy of the first segment's, so that a free need not read the map
+    /// itself.
     ///
     /// # Safety
     ///
-    /// The caller is the owner, or has or had a slot of that segment, and the map is there.
+    /// The caller is the owner, or has or had a slot of that segment. The map exists.
     #[inline(always)]
     pub(crate) unsafe fn words(&self, segment: usize) -> Words {
-        // SAFETY: by the caller: a segment that is there is one of these, and isn't written any more.
+        // SAFETY: the caller's promise: the segment exists, so its index is in range, and its address is not written
+        // any more.
         unsafe { self.segments.get_unchecked(segment).with(|words| *words) }
     }
 
-    /// The slots of a word that have come home since the last call, and all that was done with them.
+    /// The bits of a word's slots that have come home since the last call. All use of these slots happens before.
     ///
     /// # Safety
     ///
-    /// By the owner, or by who leaves last; the map is not closed, and the word is one of this segment.
+    /// The caller is the owner, or the last party to leave. The map is not closed, and the word belongs to this
+    /// segment.
     #[inline]
     pub(crate) unsafe fn come_home(&self, segment: usize, word: usize) -> usize {
-        // Acquire: pairs with the release of each flip. A bit flips once between two looks, since its slot is allocated
-        // only after a look that found it.
-        // SAFETY: by the caller.
+        // Acquire: pairs with the release of each flip. A bit flips at most once between two calls, because its slot is
+        // allocated only after a call that found it.
+        // SAFETY: the caller's promise.
         unsafe {
             let now = self.words(segment).at(word).load(Ordering::Acquire);
             self.seen.with_mut(|seen| {
@@ -114,9 +119,9 @@ impl Map {
     ///
     /// # Safety
     ///
-    /// By the owner, or by who leaves last.
+    /// The caller is the owner, or the last party to leave.
     unsafe fn each(&self) -> impl Iterator<Item = (usize, usize)> {
-        // SAFETY: by the caller: nobody writes the list meanwhile.
+        // SAFETY: the caller's promise: no other thread writes the list meanwhile.
         let segments = self.memory.with(|memory| unsafe { &*memory }.iter());
         let words = segments.enumerate().flat_map(|(segment, words)| {
             let count = words.len() - 2 * GAP;
@@ -125,13 +130,13 @@ impl Map {
         words.enumerate().map(|(word, segment)| (segment, word))
     }
 
-    /// How many slots have come home since the last look at each.
+    /// The number of slots that have come home since the last read of their words.
     ///
     /// # Safety
     ///
-    /// As `come_home`.
+    /// As for `come_home`.
     pub(crate) unsafe fn count_home(&self) -> usize {
-        // SAFETY: by the caller.
+        // SAFETY: the caller's promise.
         unsafe {
             self.each()
                 .map(|(segment, word)| self.come_home(segment, word).count_ones() as usize)
@@ -139,76 +144,80 @@ impl Map {
         }
     }
 
-    /// The same for a map that others flip bits of meanwhile, and the last time: who flips one after it is told so.
+    /// As `count_home`, for a map in which other threads still flip bits. It sets the closed mark: a thread that
+    /// flips a bit afterwards finds the mark.
     ///
     /// # Safety
     ///
-    /// By the owner alone.
+    /// Only the owner calls this.
     pub(crate) unsafe fn close(&self) -> usize {
         let close = |(segment, word)| {
-            // Release: the references taken for the slots that are out are there before anybody sees it closed. Acquire:
-            // as in `come_home`. What flips after is not counted here.
-            // SAFETY: by the caller; the word is of this segment.
+            // Release: the references for the slots that are out are taken before another thread sees the mark.
+            // Acquire: as in `come_home`. Later flips are not counted here.
+            // SAFETY: the caller's promise; the word belongs to this segment.
             unsafe {
                 let last = self.words(segment).at(word).fetch_or(CLOSED, Ordering::AcqRel);
                 let seen = self.seen.with(|seen| *(&*seen).get_unchecked(word));
                 (last ^ seen).count_ones() as usize
             }
         };
-        // SAFETY: by the caller.
+        // SAFETY: the caller's promise.
         unsafe { self.each() }.map(close).sum()
     }
 }
 
-/// The words of a segment, for who frees.
+/// The words of a segment, for threads that free.
 #[derive(Clone, Copy)]
 pub(crate) struct Words(*mut AtomicUsize);
 
 impl Words {
     /// # Safety
     ///
-    /// The map is there, and the word is one of this segment.
+    /// The map exists, and the word belongs to this segment.
     #[inline(always)]
     unsafe fn at<'a>(self, word: usize) -> &'a AtomicUsize {
-        // SAFETY: by the caller. It begins so far before its first word as that has a number.
+        // SAFETY: the caller's promise. The pointer is shifted back by the number of the segment's first word.
         unsafe { &*self.0.wrapping_add(word) }
     }
 
-    /// Sends a slot home by the map's only returner: a plain store.
+    /// Returns a slot through the map of a returner, with a plain store.
     ///
     /// # Safety
     ///
-    /// The map is there; the bit is that of a slot of its pool, and the caller, who alone has the slot and alone writes
-    /// the map, gives it away.
+    /// The map exists. The bit belongs to a slot of its pool. The caller is the slot's only holder and the map's only
+    /// writer, and does not use the slot afterwards.
     #[inline]
     pub(crate) unsafe fn flip(self, Place { word, bit, .. }: Place) {
-        // Relaxed: nobody else writes it, and a predecessor's writes come before, by `Parting` and the returner's own
-        // way here. Release: all that was done with the slot is there before the owner finds it.
-        // SAFETY: by the caller.
+        // Relaxed: no other thread writes the word, and a predecessor's writes happen before, through `Parting` and the
+        // returner's own path to this thread. Release: all use of the slot happens before the owner finds the flip.
+        // SAFETY: the caller's promise.
         let word = unsafe { self.at(word) };
         word.store(by_its_writer(word) ^ bit, Ordering::Release);
     }
 
-    /// The same from any thread. False if the owner is gone; then the slot's reference is the caller's to give back.
+    /// Returns a slot from any thread. The result is false if the owner is gone; the caller must then give back the
+    /// slot's reference.
     ///
     /// # Safety
     ///
-    /// As `flip`, but others may write.
+    /// As for `flip`, but other threads may write to the map.
     #[inline]
     #[must_use]
     pub(crate) unsafe fn flip_shared(self, Place { word, bit, .. }: Place) -> bool {
-        // SAFETY: by the caller.
+        // SAFETY: the caller's promise.
         let word = unsafe { self.at(word) };
-        // An addition that can't carry: x86 has no exclusive-or that says what was there before, and would have to retry.
-        // Relaxed: while the slot is out nobody else flips this bit, and its last flip came before, by the owner's look.
+        // An addition that cannot carry. x86 has no exclusive-or that returns the old value, so it would need a retry
+        // loop.
+        // Relaxed: while the slot is out no other thread flips this bit, and its last flip happened before, because
+        // the owner has seen it.
         let flip = if before_change(word) & bit == 0 {
             bit
         } else {
             bit.wrapping_neg()
         };
-        // Release: as above; later flips by others go on the release sequence, so the owner's one acquire reaches each
-        // (C++20, [intro.races]). Acquire: who sees that it is closed gives back a reference, so the owner's taking
-        // of it must come before.
+        // Release: as in `flip`. Later flips by other threads continue the release sequence, so the owner's one acquire
+        // synchronizes with each (C++20, [intro.races]). Acquire: a thread that finds the closed mark gives back a
+        // reference, so the owner must have taken that reference before.
         let before = word.fetch_add(flip, Ordering::AcqRel);
         before & CLOSED == 0
     }
@@ -218,21 +227,21 @@ impl Words {
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) segment: usize,
-    /// Over all segments.
+    /// The word's number over all segments.
     pub(crate) word: usize,
-    /// With this one bit set.
+    /// A mask with this one bit set.
     pub(crate) bit: usize,
 }
 
-/// A returner's map, which the last of its two parties frees.
+/// Makes a map that the owner and a returner share. The second of them to leave frees it.
 pub(crate) fn shared(words: usize) -> Result<NonNull<Map>, BuildError> {
     try_box(Map::new(words)?).map(|map| NonNull::from(Box::leak(map)))
 }
 
 /// # Safety
 ///
-/// From `shared`, and nobody else has it.
+/// The map comes from `shared`, and no other party has it.
 pub(crate) unsafe fn free(map: NonNull<Map>) {
-    // SAFETY: by the caller.
+    // SAFETY: the caller's promise.
     drop(unsafe { Box::from_raw(map.as_ptr()) });
 }

@@ -1,4 +1,5 @@
-//! Where slots lie: memory cut into chunks, each with a header that any of its slots finds by masking its address.
+//! The layout of slots: memory cut into chunks. Each chunk starts with a header, which is found by masking the
+//! address of any of its slots.
 
 use alloc::alloc::{Layout, alloc, dealloc};
 use alloc::boxed::Box;
@@ -6,73 +7,76 @@ use core::ptr::NonNull;
 
 use crate::BuildError;
 
-/// A slot is at least a line, so that no two objects on their way between CPUs share one.
+/// Bytes of a cache line. A slot is at least a line, so that objects that different CPUs use never share one.
 pub(crate) const LINE: usize = 64;
-/// Chunks are aligned to their size. A pool smaller than a chunk allocates only what it needs of it.
+/// Bytes of a chunk. Chunks are aligned to their size. A pool smaller than a chunk allocates only the part that it
+/// needs.
 pub(crate) const CHUNK: usize = 256 * 1024;
-/// The largest slot, in bytes: a quarter of a chunk, so that at most a quarter is left over.
+/// The largest object that a slot can hold, in bytes: a quarter of a chunk, so that at most a quarter of a chunk is
+/// unused.
 pub const MAX_SLOT: usize = CHUNK / 4;
 /// Alignments beyond a page would waste most of the first slot.
 const MAX_ALIGN: usize = 4096;
 
-/// Where the value lies in its slot: at its start, but behind loom's cell or the checked mode's mark where there is one.
+/// The offset of the value in its slot, in bytes: 0, or a line if loom's cell or the mark of the checked mode comes
+/// first.
 pub(crate) const VALUE_OFFSET: usize = if cfg!(any(loom, feature = "checked")) {
     LINE
 } else {
     0
 };
 
-/// `Box::new` that says so where there is no memory.
+/// `Box::new` that returns an error if there is no memory.
 pub(crate) fn try_box<T>(value: T) -> Result<Box<T>, BuildError> {
     let layout = Layout::new::<T>();
     if layout.size() == 0 {
         return Ok(Box::new(value));
     }
-    // SAFETY: the size isn't zero.
+    // SAFETY: the size is not zero.
     let place: *mut T = unsafe { alloc(layout) }.cast();
     if place.is_null() {
         return Err(BuildError::OutOfMemory { bytes: layout.size() });
     }
-    // SAFETY: new, of this layout, and filled before it is a box.
+    // SAFETY: newly allocated with this layout, and initialised before it becomes a box.
     unsafe {
         place.write(value);
         Ok(Box::from_raw(place))
     }
 }
 
-/// Where a call has no way to say so.
+/// Ends the process, for calls that cannot return an error.
 #[cold]
 pub(crate) fn no_memory() -> ! {
     alloc::alloc::handle_alloc_error(Layout::new::<u8>())
 }
 
-/// Memory for a pool's slots: what [`Pool::over`](crate::Pool::over) takes.
+/// Memory for the slots of a pool or an arena, for example for [`Pool::over`](crate::Pool::over).
 ///
 /// # Safety
 ///
-/// The `len()` bytes from `base()` are writable, stay where they are and are used by nobody else, from any thread,
-/// until the value is dropped.
+/// Until the value is dropped, the `len()` bytes from `base()` on stay at the same address, are writable from any
+/// thread, and are not used by any other code.
 pub unsafe trait Memory: Send {
-    /// The first byte.
+    /// The address of the first byte.
     fn base(&self) -> NonNull<u8>;
-    /// Length in bytes.
+    /// The length in bytes.
     fn len(&self) -> usize;
-    /// Whether there is nothing.
+    /// Whether the length is 0.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Memory from the global allocator, touched, so that no slot's first use is a page fault.
+/// Memory from the global allocator. It is touched, so that the first use of a slot is not a page fault.
 pub(crate) struct Heap {
     base: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: the block is ours alone and the global allocator takes memory back from any thread.
+// SAFETY: only this value uses the block, and the global allocator takes memory back from any thread.
 unsafe impl Send for Heap {}
 
-// SAFETY: allocated with this layout, freed only on drop, handed to nobody.
+// SAFETY: allocated with this layout, freed only on drop, and not given to other code.
 unsafe impl Memory for Heap {
     fn base(&self) -> NonNull<u8> {
         self.base
@@ -88,10 +92,10 @@ impl Heap {
         const PAGE: usize = 4096;
         let none = BuildError::OutOfMemory { bytes };
         let layout = Layout::from_size_align(bytes, CHUNK).map_err(|_| none)?;
-        // SAFETY: a slot's bytes are in it, so the size isn't zero.
+        // SAFETY: it has room for a slot, so the size is not zero.
         let base = NonNull::new(unsafe { alloc(layout) }).ok_or(none)?;
         for offset in (0..bytes).step_by(PAGE) {
-            // SAFETY: within the block. Volatile, or the compiler would drop a write that nobody reads.
+            // SAFETY: within the block. Volatile, so that the compiler keeps a write that no code reads.
             unsafe { base.as_ptr().add(offset).write_volatile(0) };
         }
         Ok(Self { base, layout })
@@ -100,18 +104,18 @@ impl Heap {
 
 impl Drop for Heap {
     fn drop(&mut self) {
-        // SAFETY: from `alloc` with this very layout.
+        // SAFETY: from `alloc` with the same layout.
         unsafe { dealloc(self.base.as_ptr(), self.layout) };
     }
 }
 
-/// How the slots of one pool lie in a chunk, in bytes.
+/// The layout of the slots of one pool in a chunk, in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) stride: usize,
     first: usize,
-    /// 2^32 by the stride in lines, rounded up: a multiplication finds which slot of its chunk a slot is. What rounding
-    /// adds is below 2^-20, as a chunk has 2^12 lines.
+    /// 2^32 divided by the stride in lines, rounded up. A multiplication by it gives a slot's index in its chunk. The
+    /// error of the rounding is below 2^-20, because a chunk has 2^12 lines.
     inverse: u64,
 }
 
@@ -129,18 +133,18 @@ impl Shape {
         })
     }
 
-    /// How many slots a chunk has.
+    /// The number of slots in a chunk.
     pub(crate) fn per_chunk(&self) -> usize {
         self.slots_in(CHUNK)
     }
 
-    /// The first slot of a chunk that has one.
+    /// The first slot of a chunk. The chunk must have one.
     pub(crate) fn first(&self, chunk: NonNull<u8>) -> NonNull<u8> {
-        // SAFETY: a chunk with a slot has what lies before it.
+        // SAFETY: a chunk that has a slot also has the bytes before it.
         unsafe { chunk.add(self.first) }
     }
 
-    /// Which slot of its chunk it is.
+    /// The index of a slot in its chunk.
     #[inline(always)]
     pub(crate) fn index(&self, slot: NonNull<u8>) -> usize {
         let lines = (slot.addr().get() % CHUNK - self.first) / LINE;
@@ -151,7 +155,7 @@ impl Shape {
         bytes.saturating_sub(self.first) / self.stride
     }
 
-    /// How many bytes, from a chunk's start, hold exactly so many slots.
+    /// The number of bytes, from the start of a chunk, that hold exactly this number of slots.
     pub(crate) fn bytes_for(&self, slots: usize) -> Result<usize, BuildError> {
         let last = slots.checked_sub(1).ok_or(BuildError::NoCapacity)?;
         let per_chunk = self.slots_in(CHUNK);
@@ -163,7 +167,7 @@ impl Shape {
     }
 }
 
-/// What a memory holds from its first aligned address on.
+/// A memory from its first aligned address on.
 #[derive(Clone, Copy)]
 pub(crate) struct Block {
     pub(crate) start: NonNull<u8>,
@@ -180,7 +184,7 @@ impl Block {
         }
     }
 
-    /// So many equal parts of whole chunks.
+    /// Splits the block into equal parts of whole chunks.
     pub(crate) fn split(self, parts: usize) -> impl Iterator<Item = Self> {
         let bytes = self.bytes / CHUNK / parts * CHUNK;
         (0..parts).map(move |part| Self {
@@ -190,7 +194,7 @@ impl Block {
         })
     }
 
-    /// The chunks that have slots, and how many.
+    /// The chunks that have slots, each with their number.
     pub(crate) fn chunks(self, shape: Shape) -> impl Iterator<Item = (NonNull<u8>, usize)> {
         (0..self.bytes)
             .step_by(CHUNK)
@@ -202,32 +206,34 @@ impl Block {
             .filter(|&(_, slots)| slots > 0)
     }
 
-    /// How many slots it holds.
+    /// The number of slots in the block.
     pub(crate) fn slots(self, shape: Shape) -> usize {
         self.chunks(shape).map(|(_, slots)| slots).sum()
     }
 }
 
-/// What stands at the start of each chunk. Written before its first slot is handed out and never after.
+/// The header at the start of each chunk. Written before the chunk's first slot is handed out, and never afterwards.
 pub(crate) struct Header {
     /// The estate that the slots belong to.
     pub(crate) estate: *const (),
-    /// Which batch arena they are part of; in a queue pool, the first word of their bits.
+    /// The number of the slots' batch arena; in a queue pool, the first word of their bits.
     pub(crate) place: usize,
-    /// In a queue pool, the segment of its maps that these words are in.
+    /// In a queue pool, the segment of the maps that contains these words.
     pub(crate) segment: usize,
-    /// Which shard or size class they belong to.
+    /// The number of the shard or size class that the slots belong to.
     pub(crate) member: usize,
 }
 
 const _: () = assert!(size_of::<Header>() <= LINE);
 
+/// The header of a slot's chunk.
+///
 /// # Safety
 ///
-/// The slot lies in a chunk with a header, and its memory is still there.
+/// The slot is in a chunk with a header, and its memory still exists.
 #[inline(always)]
 pub(crate) unsafe fn header<'a>(slot: NonNull<u8>) -> &'a Header {
-    // SAFETY: chunks are aligned to their size and start with a header; the pointer has the provenance of its block.
+    // SAFETY: chunks are aligned to their size and start with a header; the pointer has the provenance of the block.
     unsafe {
         slot.map_addr(|at| (at.get() & !(CHUNK - 1)).try_into().unwrap_unchecked())
             .cast::<Header>()
@@ -239,9 +245,9 @@ pub(crate) unsafe fn header<'a>(slot: NonNull<u8>) -> &'a Header {
 #[derive(Clone)]
 pub(crate) struct Slots {
     at: NonNull<u8>,
-    /// How many are left in this chunk.
+    /// The number of slots left in the current chunk.
     left: usize,
-    /// From this chunk's start on.
+    /// The block from the start of the current chunk on.
     block: Block,
     shape: Shape,
 }
@@ -258,7 +264,7 @@ impl Slots {
         slots
     }
 
-    /// Begins the chunk that it is at.
+    /// Starts the current chunk.
     fn enter(&mut self) {
         self.left = self.shape.slots_in(self.block.bytes.min(CHUNK));
         if self.left > 0 {
@@ -272,7 +278,7 @@ impl Slots {
             return false;
         }
         self.block.bytes -= CHUNK;
-        // SAFETY: the block goes on behind this chunk.
+        // SAFETY: the block continues after this chunk.
         self.block.start = unsafe { self.block.start.add(CHUNK) };
         self.enter();
         self.left > 0
@@ -295,17 +301,17 @@ impl Iterator for Slots {
     }
 }
 
-/// Called as a slot changes hands. Under loom each has a cell before its value, which checks that these changes are ordered; in the
-/// checked mode a mark, which says whether it is out.
+/// Called when a slot changes its holder. Under loom each slot has a cell before its value, which checks that these
+/// changes are ordered. In the checked mode each slot has a mark that says whether it is out.
 #[cfg(not(any(loom, feature = "checked")))]
 pub(crate) mod hands {
     use core::ptr::NonNull;
 
-    /// Before a slot's first use.
+    /// Called before a slot's first use.
     ///
     /// # Safety
     ///
-    /// The caller alone has the slot; so for all.
+    /// For this function and the others: the caller is the slot's only holder.
     #[inline(always)]
     pub(crate) unsafe fn first(_: NonNull<u8>) {}
 
@@ -323,12 +329,12 @@ pub(crate) mod hands {
     type Cell = loom::cell::UnsafeCell<()>;
 
     pub(crate) unsafe fn first(slot: NonNull<u8>) {
-        // SAFETY: the slot is the caller's, and a line before its value is free.
+        // SAFETY: the caller holds the slot, and the line before its value is free.
         unsafe { slot.cast::<Cell>().write(Cell::new(())) };
     }
 
     pub(crate) unsafe fn taken(slot: NonNull<u8>) {
-        // SAFETY: `first` came before; loom checks that nobody else has it.
+        // SAFETY: `first` was called before; loom checks that there is no other holder.
         unsafe { slot.cast::<Cell>().as_ref() }.with_mut(|_| ());
     }
 
@@ -345,31 +351,32 @@ pub(crate) mod hands {
     const OUT: usize = 0x4f55_5421;
 
     pub(crate) unsafe fn first(slot: NonNull<u8>) {
-        // SAFETY: the slot is the caller's, and a line before its value is free.
+        // SAFETY: the caller holds the slot, and the line before its value is free.
         unsafe { slot.cast::<AtomicUsize>().write(AtomicUsize::new(HOME)) };
     }
 
     pub(crate) unsafe fn taken(slot: NonNull<u8>) {
-        // Relaxed, both: the protocol orders the changes of hands; where it is broken, the swap still lets one of two through.
-        // SAFETY: `first` came before.
+        // Relaxed, here and in `given`: the protocol orders the changes of holder. After a double free, the swap
+        // still lets only one of the two pass.
+        // SAFETY: `first` was called before.
         unsafe { slot.cast::<AtomicUsize>().as_ref() }.store(OUT, Ordering::Relaxed);
     }
 
     pub(crate) unsafe fn given(slot: NonNull<u8>) {
-        // SAFETY: `first` came before.
+        // SAFETY: `first` was called before.
         let before = unsafe { slot.cast::<AtomicUsize>().as_ref() }.swap(HOME, Ordering::Relaxed);
         if before != OUT {
             refuse(slot, before);
         }
     }
 
-    /// Ends the process, as malloc does: a slot with two owners has no right way on, and the stack shows who gave it.
+    /// Ends the process, as malloc does. A slot with two holders cannot be repaired, and the stack shows the caller.
     #[cold]
     fn refuse(slot: NonNull<u8>, mark: usize) -> ! {
         let object = slot.addr().get() + super::VALUE_OFFSET;
         let why = match mark {
             HOME => "was given back twice",
-            _ => "is no slot in use, or its mark was overwritten",
+            _ => "is not a slot in use, or its mark was overwritten",
         };
         let _ = writeln!(std::io::stderr(), "allocwall-pool: {object:#x} {why}");
         std::process::abort();
@@ -381,7 +388,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_slot_is_told_from_its_neighbours() {
+    fn every_slot_has_its_own_index() {
         for bytes in (0..=MAX_SLOT).step_by(if cfg!(miri) { 4001 } else { 61 }) {
             for align in [1, 128, 4096] {
                 let shape = Shape::new(Layout::from_size_align(bytes, align).unwrap()).unwrap();
@@ -390,7 +397,7 @@ mod tests {
                     let slot = NonNull::new(core::ptr::without_provenance_mut(at)).unwrap();
                     assert_eq!(shape.index(slot), index, "{bytes} bytes, aligned to {align}");
                 }
-                // Exactly so many are in a chunk.
+                // A chunk has room for exactly this number of slots.
                 assert!(shape.first + shape.per_chunk() * shape.stride <= CHUNK);
                 assert!(shape.first + (shape.per_chunk() + 1) * shape.stride > CHUNK);
             }

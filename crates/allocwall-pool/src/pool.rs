@@ -13,36 +13,38 @@ use crate::map::{self, Map, Place, SEGMENTS, WORD, Words};
 use crate::memory::{Block, CHUNK, Header, Heap, Memory, Shape, hands, header, no_memory, try_box};
 use crate::{BuildError, Full};
 
-/// The kind of the slots of a [`Pool`].
+/// The [`Kind`](crate::Kind) of the slots of a [`Pool`] and of [`Buffers`](crate::Buffers).
 #[derive(Debug)]
 pub enum Queue {}
 
 impl Sealed for Queue {
     #[inline]
     unsafe fn send_home(slot: NonNull<u8>) {
-        // SAFETY: an estate of this kind, which lives as long as a slot of it is out.
+        // SAFETY: the caller's promise; the estate has this kind, and lives as long as one of its slots is out.
         unsafe { give_back(slot) };
     }
 }
 
-/// An object in a slot of a [`Pool`].
+/// Owns an object in a slot of a [`Pool`]. See [`Handle`].
 pub type Pooled<T> = Handle<T, Queue>;
 
-/// What all slots of a pool share.
+/// The data that all slots of a pool share.
 struct Common {
     shape: Shape,
-    /// Slots that were dropped without a returner.
+    /// The map of slots that were dropped without a returner.
     dropped: Map,
 }
 
 type QueueEstate = Estate<Common>;
 
+/// Returns a slot without a returner.
+///
 /// # Safety
 ///
-/// The slot is a queue pool's, out, and the caller's alone.
+/// The slot belongs to a queue pool and is out, and the caller is its only holder.
 unsafe fn give_back(slot: NonNull<u8>) {
-    // SAFETY: by the caller; a slot that is out keeps its estate. Once its bit has flipped, neither is touched, unless the
-    // slot's reference is the caller's.
+    // SAFETY: the caller's promise; a slot that is out keeps its estate alive. After the flip, neither the slot nor the
+    // estate is used, unless the caller has the slot's reference.
     unsafe {
         let header = header(slot);
         let estate = NonNull::new_unchecked(header.estate.cast::<QueueEstate>().cast_mut());
@@ -56,7 +58,7 @@ unsafe fn give_back(slot: NonNull<u8>) {
     }
 }
 
-/// Where a slot's bit is; `first` is its chunk's first word, in this segment.
+/// Where a slot's bit is. `first` is the first word of the slot's chunk.
 #[inline(always)]
 fn place(shape: &Shape, segment: usize, first: usize, slot: NonNull<u8>) -> Place {
     let index = shape.index(slot);
@@ -67,29 +69,29 @@ fn place(shape: &Shape, segment: usize, first: usize, slot: NonNull<u8>) -> Plac
     }
 }
 
-/// Whose slots an owner or a returner knows for its own.
+/// The data by which an owner or a returner recognizes the slots of its pool.
 #[derive(Clone, Copy)]
 struct Ground {
     estate: NonNull<QueueEstate>,
-    /// The first block, in which nearly always a slot is: then its chunk needn't be looked at. Headers are all alike
-    /// to a cache that picks a line's place by the low bits of its address.
+    /// The first block. Nearly every slot is in it, and then its chunk's header need not be read. Headers compete for
+    /// the same cache sets, because the low bits of their addresses are equal.
     block: Block,
     shape: Shape,
 }
 
 impl Ground {
-    /// Where the slot's bit is, if it is of this estate.
+    /// Where the slot's bit is, or `None` if the slot belongs to another estate.
     ///
     /// # Safety
     ///
-    /// The slot is a queue pool's, and out.
+    /// The slot belongs to a queue pool and is out.
     #[inline(always)]
     unsafe fn place(&self, slot: NonNull<u8>) -> Option<Place> {
         let offset = slot.addr().get().wrapping_sub(self.block.start.addr().get());
         let (segment, first) = if offset < self.block.bytes {
             (0, offset / CHUNK * words(self.shape.per_chunk()))
         } else {
-            // SAFETY: by the caller.
+            // SAFETY: the caller's promise.
             let header = unsafe { header(slot) };
             if header.estate != self.estate.as_ptr().cast_const().cast() {
                 return None;
@@ -100,26 +102,26 @@ impl Ground {
     }
 }
 
-/// Words for so many slots of one chunk. No word has slots of two.
+/// Words for this number of slots of one chunk. No word has slots of two chunks.
 fn words(slots: usize) -> usize {
     slots.div_ceil(WORD)
 }
 
-/// A word as the owner sees it.
+/// The owner's data about one word of the maps.
 struct Word {
     /// Its first slot; the others follow.
     first: NonNull<u8>,
-    /// Which block it is of.
+    /// The segment of the maps, one for each block.
     segment: usize,
-    /// Those that the owner has taken back itself, or that are new.
+    /// Bits of the slots that are new, or that the owner has taken back itself.
     home: usize,
 }
 
-/// The pool without its type: slots of one shape. In lines of its own, since each allocation writes it: it may lie
-/// beside something that another CPU reads.
+/// The pool without a type parameter: slots of one shape. Aligned to cache lines of its own, because each allocation
+/// writes to it and another CPU may read the data next to it.
 #[repr(align(128))]
 pub(crate) struct RawPool {
-    /// Slots at home in the word whose turn it is, its first one, and which word it is.
+    /// Bits of the slots at home in the current word; then that word's first slot, and its number.
     home: usize,
     first: NonNull<u8>,
     turn: usize,
@@ -129,12 +131,13 @@ pub(crate) struct RawPool {
     ground: Ground,
     capacity: usize,
     limit: usize,
-    /// Words of each block.
+    /// The number of words of each block.
     segments: Vec<usize>,
     member: usize,
 }
 
-// SAFETY: all that it points to is the owner's or made to be shared; the values in the slots are their handles'.
+// SAFETY: its pointers lead to data that only the owner uses or that is made to be shared; the values in the slots
+// belong to their handles.
 unsafe impl Send for RawPool {}
 
 impl RawPool {
@@ -148,13 +151,13 @@ impl RawPool {
             return Err(BuildError::LimitBelowCapacity { capacity, limit });
         }
         let shape = Shape::new(layout)?;
-        // What could never be had is said now.
+        // Report a limit that no machine can satisfy now, not when the pool grows.
         shape.bytes_for(limit)?;
         let memory = try_box(Heap::new(shape.bytes_for(capacity)?)?)?;
         Self::over(memory, shape, Some(limit), member)
     }
 
-    /// Over the whole of the memory. No limit: what fits.
+    /// A pool over the whole memory. Without a limit, it never grows.
     pub(crate) fn over(
         memory: Box<dyn Memory>,
         shape: Shape,
@@ -192,7 +195,8 @@ impl RawPool {
         Ok(pool)
     }
 
-    /// Everything that a new block needs beside its memory. What was made stays for the next time, if the rest can't be had.
+    /// Allocates everything that a new block needs except its memory. After an error, the parts that were allocated
+    /// stay for the next try.
     fn make_room(&mut self, words: usize) -> Result<(), BuildError> {
         let segment = self.segments.len();
         let none = |_| BuildError::OutOfMemory {
@@ -203,7 +207,7 @@ impl RawPool {
         }
         self.words.try_reserve(words).map_err(none)?;
         self.segments.try_reserve(1).map_err(none)?;
-        // SAFETY: by the owner; no slot of the new block is there yet. Maps live until the owner leaves.
+        // SAFETY: the caller is the owner; the new block has no slots yet. Maps live until the owner leaves.
         unsafe {
             let estate = self.ground.estate.as_ref();
             estate.make_room()?;
@@ -214,7 +218,7 @@ impl RawPool {
         }
     }
 
-    /// Puts the slots of a block at home, after `make_room`.
+    /// Adds the slots of a block as home, after `make_room`.
     fn add(&mut self, memory: Box<dyn Memory>) {
         let Ground { estate, shape, .. } = self.ground;
         let segment = self.segments.len();
@@ -226,10 +230,10 @@ impl RawPool {
                 segment,
                 member: self.member,
             };
-            // SAFETY: the chunk has room for its header, and is nobody else's.
+            // SAFETY: the chunk has room for its header, and nothing else uses it yet.
             unsafe { chunk.cast().write(header) };
             for from in (0..slots).step_by(WORD) {
-                // SAFETY: so many slots are in the chunk.
+                // SAFETY: the chunk has more slots than `slot`.
                 let at = |slot| unsafe { shape.first(chunk).add(slot * shape.stride) };
                 let to = slots.min(from + WORD);
                 // SAFETY: new slots.
@@ -242,7 +246,7 @@ impl RawPool {
             }
             self.capacity += slots;
         }
-        // SAFETY: by the owner. The estate keeps the block as long as a slot is out.
+        // SAFETY: the caller is the owner. The estate keeps the block as long as a slot is out.
         unsafe { estate.as_ref().keep(memory) };
     }
 
@@ -250,7 +254,7 @@ impl RawPool {
         self.capacity
     }
 
-    /// A free slot.
+    /// Takes a free slot, or `None` if all are out and the pool cannot grow.
     #[inline]
     pub(crate) fn take(&mut self) -> Option<NonNull<u8>> {
         if self.home == 0 && !self.turn() {
@@ -258,7 +262,7 @@ impl RawPool {
         }
         let at = self.home.trailing_zeros() as usize;
         self.home &= self.home - 1;
-        // SAFETY: the word's slots lie behind its first, and one at home is the owner's.
+        // SAFETY: the word's slots follow its first slot, and a slot at home belongs to the owner.
         unsafe {
             let slot = self.first.add(at * self.ground.shape.stride);
             hands::taken(slot);
@@ -266,7 +270,7 @@ impl RawPool {
         }
     }
 
-    /// Goes to the next word with slots at home; the one that is used up comes last, so that it fills meanwhile.
+    /// Goes to the next word with slots at home. The current word comes last, so that its slots have time to return.
     #[cold]
     fn turn(&mut self) -> bool {
         loop {
@@ -277,7 +281,8 @@ impl RawPool {
                 }
                 let word = &mut self.words[self.turn];
                 let mut home = take(&mut word.home);
-                // SAFETY: by the owner, which frees a map only as it leaves; maps have as many words as the pool.
+                // SAFETY: the caller is the owner, which frees a map only when it leaves. Maps have as many words as
+                // the pool.
                 unsafe {
                     let dropped = &self.ground.estate.as_ref().common.dropped;
                     home |= dropped.come_home(word.segment, self.turn);
@@ -311,19 +316,19 @@ impl RawPool {
         true
     }
 
-    /// Takes a slot back on the owner's own thread. It is the next to be taken if it is of the word whose turn it is.
+    /// Takes a slot back on the owner's own thread. If it belongs to the current word, it can be allocated at once.
     ///
     /// # Safety
     ///
-    /// The slot is a queue pool's, out, and the caller's alone.
+    /// The slot belongs to a queue pool and is out, and the caller is its only holder.
     #[inline]
     pub(crate) unsafe fn free(&mut self, slot: NonNull<u8>) {
-        // SAFETY: by the caller.
+        // SAFETY: the caller's promise.
         let Some(Place { word, bit, .. }) = (unsafe { self.ground.place(slot) }) else {
-            // SAFETY: by the caller.
+            // SAFETY: the caller's promise.
             return unsafe { give_back(slot) };
         };
-        // SAFETY: by the caller.
+        // SAFETY: the caller's promise.
         unsafe { hands::given(slot) };
         match word == self.turn {
             true => self.home |= bit,
@@ -341,7 +346,7 @@ impl RawPool {
             Some(map) => map,
             None => self.new_map()?,
         };
-        // SAFETY: it has no other writer, and is freed by the last of the two.
+        // SAFETY: the map has no other writer, and the second of its two parties to leave frees it.
         unsafe {
             map.as_ref().parting.returner_comes();
             self.ground.estate.as_ref().hold(1);
@@ -359,9 +364,9 @@ impl RawPool {
         })?;
         let map = map::shared(self.segments[0])?;
         for (segment, &words) in self.segments.iter().enumerate() {
-            // SAFETY: nobody else has the map.
+            // SAFETY: no other party has the map yet.
             if let Err(error) = unsafe { map.as_ref().lengthen(segment, words) } {
-                // SAFETY: as above.
+                // SAFETY: from `shared`, and no other party has it.
                 unsafe { map::free(map) };
                 return Err(error);
             }
@@ -371,18 +376,18 @@ impl RawPool {
     }
 }
 
-/// What is added to a pool that is exhausted, in slots.
+/// The number of slots to add to a pool that has no free slot.
 fn growth(capacity: usize, limit: usize) -> usize {
     capacity.min(limit - capacity)
 }
 
-/// Words for so many slots in a block of their own.
+/// Words for this number of slots in a block of their own.
 fn words_for(slots: usize, shape: Shape) -> usize {
     let full = slots / shape.per_chunk();
     full * words(shape.per_chunk()) + words(slots % shape.per_chunk())
 }
 
-/// Words for the slots that a block has.
+/// Words for the slots of a block.
 fn words_of(block: Block, shape: Shape) -> usize {
     block.chunks(shape).map(|(_, slots)| words(slots)).sum()
 }
@@ -396,9 +401,10 @@ impl Drop for RawPool {
             .iter()
             .map(|word| word.home.count_ones() as usize)
             .sum::<usize>();
-        // SAFETY: the owner has a reference to the estate until the last line. Maps are freed by who leaves second.
+        // SAFETY: the owner has a reference to the estate until the last line. The second party to leave frees a map.
         unsafe {
-            // For every slot, before anybody can see that the owner is gone; those at home are given back at once.
+            // One reference for every slot, before another thread can see that the owner is gone. The references of
+            // slots at home are given back below.
             ground.estate.as_ref().hold_slots(capacity);
             for map in self.maps.drain(..) {
                 if map.as_ref().parting.owner_leaves() {
@@ -412,24 +418,24 @@ impl Drop for RawPool {
     }
 }
 
-/// A consumer's end of a pool without its type.
+/// A consumer's end of a pool, without a type parameter.
 pub(crate) struct RawReturner {
-    /// Of the first block, in which nearly always a slot is.
+    /// The words of the first block, where nearly every slot is.
     words: Words,
     ground: Ground,
     map: NonNull<Map>,
 }
 
-// SAFETY: one thread at a time writes its map; the owner reads it as the map's protocol allows.
+// SAFETY: one thread at a time writes its map; the owner reads the map by its protocol.
 unsafe impl Send for RawReturner {}
 
 impl RawReturner {
     /// # Safety
     ///
-    /// The slot is a queue pool's, out, and the caller's alone.
+    /// The slot belongs to a queue pool and is out, and the caller is its only holder.
     #[inline]
     pub(crate) unsafe fn free(&mut self, slot: NonNull<u8>) {
-        // SAFETY: by the caller; the map lives as long as its returner.
+        // SAFETY: the caller's promise; the map lives as long as its returner.
         unsafe {
             match self.ground.place(slot) {
                 Some(place) => {
@@ -449,8 +455,8 @@ impl RawReturner {
 
 impl Drop for RawReturner {
     fn drop(&mut self) {
-        // SAFETY: who leaves second frees the map, and gives back the references of the slots that the first didn't
-        // find in it. This returner's own reference keeps the estate until then.
+        // SAFETY: the second party to leave frees the map, and gives back the references of the slots that the first
+        // party did not find in it. This returner's own reference keeps the estate alive until then.
         unsafe {
             if self.map.as_ref().parting.returner_leaves() {
                 let home = self.map.as_ref().count_home();
@@ -463,11 +469,12 @@ impl Drop for RawReturner {
     }
 }
 
-/// A pool of `T`s with one owner: it allocates, any thread frees.
+/// A pool of `T`s with one owner. The owner allocates; any thread frees.
 ///
-/// Costs: 64 bytes or a multiple for each slot; a header of 64 bytes for each 256 KiB of slots; a bit for each slot and
-/// returner. All is allocated and touched by the constructor. An allocation looks at one word for each returner and 63
-/// slots; when nearly all slots are out, at all words until it finds one that isn't.
+/// Costs: 64 bytes or a multiple for each slot; a header of 64 bytes for each 256 KiB of slots; one bit for each slot
+/// and returner. The constructor allocates and touches all of this except the returners' bits. For each 63 slots, an
+/// allocation reads one word per returner; if nearly all slots are out, it may read all words until it finds a free
+/// slot.
 ///
 /// ```
 /// let mut pool = allocwall_pool::Pool::new(1024)?;
@@ -482,22 +489,24 @@ pub struct Pool<T> {
 }
 
 impl<T> Pool<T> {
-    /// A pool of so many slots, never more.
+    /// Makes a pool of `capacity` slots. It never grows.
     ///
     /// # Errors
     ///
-    /// [`BuildError`]: a capacity of 0, a `T` that is too large, no memory.
+    /// [`BuildError::NoCapacity`] for a capacity of 0, [`BuildError::SlotTooLarge`] if `T` is too large, and
+    /// [`BuildError::OutOfMemory`] if there is no memory.
     pub fn new(capacity: usize) -> Result<Self, BuildError> {
         Self::growable(capacity, capacity)
     }
 
-    /// A pool that doubles when it is exhausted, up to `limit` slots. An allocation that grows it takes as long as
-    /// memory of that size takes to get and to touch; the maps grow with it, so the limit itself costs nothing. Where there is no
-    /// memory for more, it stays as it is.
+    /// Makes a pool of `capacity` slots that doubles when no slot is free, up to `limit` slots.
+    ///
+    /// Cost: an allocation that grows the pool also allocates and touches memory of that size. The maps grow with the
+    /// pool, so the limit itself costs nothing. If there is no memory to grow, the pool stays as it is.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new), and a limit below the capacity.
+    /// As for [`new`](Self::new), and [`BuildError::LimitBelowCapacity`] for a limit below the capacity.
     pub fn growable(capacity: usize, limit: usize) -> Result<Self, BuildError> {
         Ok(Self {
             raw: RawPool::new(Layout::new::<T>(), capacity, limit, 0)?,
@@ -517,12 +526,13 @@ impl<T> Pool<T> {
         &mut self.raw
     }
 
-    /// A pool over the whole of this memory, for example a region of huge pages; it should be aligned to 256 KiB, since
-    /// what lies before such an address is not used. Dropped when the last slot is home.
+    /// Makes a pool in memory that you supply, for example a region of huge pages. It never grows. The memory should be
+    /// aligned to 256 KiB: bytes before the first such address are not used. The memory is dropped when the owner and
+    /// all returners are gone and the last slot is home.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new): memory that is too small has a capacity of 0.
+    /// [`BuildError::NoCapacity`] if no slot fits into the memory; otherwise as for [`new`](Self::new).
     pub fn over(memory: impl Memory + 'static) -> Result<Self, BuildError> {
         let shape = Shape::new(Layout::new::<T>())?;
         Ok(Self {
@@ -531,45 +541,51 @@ impl<T> Pool<T> {
         })
     }
 
-    /// How many slots there are now.
+    /// The number of slots that the pool has now, free or in use.
     pub fn capacity(&self) -> usize {
         self.raw.capacity()
     }
 
-    /// Stores a value.
+    /// Stores a value in a free slot. Never waits. See [`Pool`] for the cost.
     ///
     /// # Errors
     ///
-    /// [`Full`] with the value when no slot is free and the pool can't grow.
+    /// [`Full`] with the value if no slot is free and the pool cannot grow.
     #[inline]
     pub fn alloc(&mut self, value: T) -> Result<Pooled<T>, Full<T>> {
         match self.raw.take() {
-            // SAFETY: a free slot of the shape of `T`.
+            // SAFETY: a free slot with the shape of `T`.
             Some(slot) => Ok(unsafe { Handle::new(slot, value) }),
             None => Err(Full(value)),
         }
     }
 
-    /// Takes back an object that never left, or has come back to, the owner's thread.
+    /// Drops an object on the owner's thread and takes its slot back. Cost: no atomic write. An object of another pool
+    /// goes to that pool, as if it were dropped.
+    ///
+    /// # Panics
+    ///
+    /// Only if the object's destructor panics. The slot is returned in that case too.
     #[inline]
     pub fn free(&mut self, object: Pooled<T>) {
         // SAFETY: `finish` gives a slot that is out.
         object.finish(|slot| unsafe { self.raw.free(slot) });
     }
 
-    /// A consumer's end: freeing through it costs a plain store. Each has a map of a bit a slot, which the owner looks at
-    /// from then on; the map of one that was dropped is used again.
+    /// Makes a consumer's end of the pool. To free an object through it costs a plain store.
     ///
-    /// Without memory for the map it ends the process, as the standard library's collections do.
+    /// Cost: a map with one bit for each slot, which the owner reads from then on. The map of a dropped returner is
+    /// used again. If there is no memory for the map, the process ends, as with the collections of the standard
+    /// library; [`try_returner`](Self::try_returner) returns an error instead.
     pub fn returner(&mut self) -> Returner<T> {
         self.try_returner().unwrap_or_else(|_| no_memory())
     }
 
-    /// As [`returner`](Self::returner).
+    /// As [`returner`](Self::returner), but with an error if there is no memory.
     ///
     /// # Errors
     ///
-    /// [`BuildError::OutOfMemory`]: no memory for its map.
+    /// [`BuildError::OutOfMemory`] if there is no memory for the map.
     pub fn try_returner(&mut self) -> Result<Returner<T>, BuildError> {
         Ok(Returner {
             raw: self.raw.returner()?,
@@ -578,26 +594,31 @@ impl<T> Pool<T> {
     }
 }
 
-/// A consumer's end of a [`Pool`].
+/// A consumer's end of a [`Pool`]. One thread at a time; `Send` if `T` is.
 ///
-/// What it frees can be allocated again at once: there is nothing to flush.
+/// A slot that it frees can be allocated again at once: there is nothing to flush.
 pub struct Returner<T> {
     raw: RawReturner,
     of: PhantomData<T>,
 }
 
 impl<T> Returner<T> {
-    /// Drops the object here and sends its slot home. An object of another pool goes home to that, as if it were dropped.
+    /// Drops the object on this thread and returns its slot, with a plain store. An object of another pool goes to that
+    /// pool, as if it were dropped.
+    ///
+    /// # Panics
+    ///
+    /// Only if the object's destructor panics. The slot is returned in that case too.
     #[inline]
     pub fn free(&mut self, object: Pooled<T>) {
         // SAFETY: `finish` gives a slot that is out.
         object.finish(|slot| unsafe { self.raw.free(slot) });
     }
 
-    /// Moves the object out and sends its slot home.
+    /// Moves the object out and returns its slot, with a plain store.
     #[inline]
     pub fn take(&mut self, object: Pooled<T>) -> T {
-        // SAFETY: the value is moved out once, then the slot is given away.
+        // SAFETY: the value is moved out once, and then the slot is given away.
         unsafe {
             let slot = object.into_slot();
             let value = slot.add(crate::memory::VALUE_OFFSET).cast().read();

@@ -1,4 +1,5 @@
-//! The request arena: scratch for one owner, given back all at once. The bumping is bump-scope's, the memory is ours.
+//! The request arena: scratch memory for one owner, freed all at once. bump-scope allocates; this module supplies the
+//! memory.
 
 use alloc::boxed::Box;
 use core::alloc::Layout;
@@ -13,13 +14,13 @@ use bump_scope::alloc::{AllocError, Allocator};
 use crate::memory::Heap;
 use crate::{BuildError, Full, Memory};
 
-/// Scratch memory for a request: allocating moves a pointer, and [`reset`](Self::reset) gives everything back at once.
+/// Scratch memory for a request. An allocation moves a pointer, and [`reset`](Self::reset) frees everything at once.
 ///
-/// **No destructors run**, so values that have one are refused at compile time; for those, and for collections, strings
-/// and scopes, [`bump`](Self::bump) has all of [`bump_scope`], within the same memory.
+/// **No destructors run**, so a value with a destructor is rejected at compile time. For such values, and for
+/// collections, strings and scopes, [`bump`](Self::bump) gives all of [`bump_scope`], within the same memory.
 ///
-/// Costs: a header of some 50 bytes at the start of the memory, and what alignment takes. Memory is never given back to the
-/// system before the arena is dropped, and never asked for: what doesn't fit is refused.
+/// Costs: a header of some 50 bytes at the start of the memory, and padding for alignment. The arena keeps its memory
+/// until it is dropped, and never asks the system for more: an allocation that does not fit returns an error.
 ///
 /// ```
 /// use allocwall_pool::region::{Region, Request};
@@ -36,7 +37,7 @@ use crate::{BuildError, Full, Memory};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// What was allocated is gone with the reset:
+/// The compiler rejects the use of an object after the reset:
 /// ```compile_fail,E0502
 /// let mut arena = allocwall_pool::RequestArena::new(4096)?;
 /// let number = arena.alloc(7).unwrap();
@@ -44,7 +45,7 @@ use crate::{BuildError, Full, Memory};
 /// println!("{number}");
 /// # Ok::<(), allocwall_pool::BuildError>(())
 /// ```
-/// Nor does it outlive the arena:
+/// It rejects an object that outlives the arena:
 /// ```compile_fail,E0505
 /// let arena = allocwall_pool::RequestArena::new(4096)?;
 /// let number = arena.alloc(7).unwrap();
@@ -52,44 +53,45 @@ use crate::{BuildError, Full, Memory};
 /// println!("{number}");
 /// # Ok::<(), allocwall_pool::BuildError>(())
 /// ```
-/// A destructor that would never run:
+/// It rejects a value whose destructor would never run:
 /// ```compile_fail,E0080
 /// let arena = allocwall_pool::RequestArena::new(4096)?;
 /// arena.alloc(String::from("leaked")).unwrap();
 /// # Ok::<(), allocwall_pool::BuildError>(())
 /// ```
-/// One owner:
+/// It rejects a second owner:
 /// ```compile_fail,E0277
 /// let arena = allocwall_pool::RequestArena::new(4096)?;
 /// std::thread::scope(|scope| { scope.spawn(|| arena.remaining()); });
 /// # Ok::<(), allocwall_pool::BuildError>(())
 /// ```
 pub struct RequestArena {
-    // Its header lies in the memory, so it goes first.
+    // Its header is in the memory, so it must be dropped first.
     bump: Bump,
     capacity: usize,
     _memory: Box<dyn Memory>,
 }
 
-/// bump-scope's allocator over one block.
+/// bump-scope's allocator over one block of memory.
 pub type Bump = bump_scope::Bump<Whole>;
 
-/// Gives its block away once and whole, and after that nothing: so a [`Bump`] never has a second chunk.
+/// The base allocator of a [`Bump`]. It gives out its one block once and then refuses, so a [`Bump`] never has a second
+/// chunk.
 #[derive(Debug)]
 pub struct Whole(Cell<Option<NonNull<[u8]>>>);
 
-// SAFETY: a `Memory` is used from any thread, and the block is reached by nobody else.
+// SAFETY: a `Memory` can be used from any thread, and no other code uses the block.
 unsafe impl Send for Whole {}
 
 impl Clone for Whole {
-    /// A clone has nothing to give: the block is in one place.
+    /// A clone has no block to give out, because there is only one.
     fn clone(&self) -> Self {
         Self(Cell::new(None))
     }
 }
 
-// SAFETY: the block is writable and nobody else's until the arena, which owns both, drops its memory after the bump. It is
-// given out once, at most its own length, aligned as asked.
+// SAFETY: the block is writable, and no other code uses it until the arena drops its memory; the arena owns both and
+// drops the bump first. The block is given out once, with at most its own length, aligned as requested.
 unsafe impl Allocator for Whole {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         let block = self.0.take().ok_or(AllocError)?;
@@ -99,7 +101,7 @@ unsafe impl Allocator for Whole {
         if len < layout.size() {
             return Err(AllocError);
         }
-        // SAFETY: no more than the block's length.
+        // SAFETY: `before` is at most the block's length.
         let start = unsafe { start.add(before) };
         Ok(NonNull::slice_from_raw_parts(start, len))
     }
@@ -108,11 +110,11 @@ unsafe impl Allocator for Whole {
 }
 
 impl RequestArena {
-    /// An arena over the whole of this memory, for example a region of huge pages.
+    /// Makes an arena in memory that you supply, for example a region of huge pages. It uses the whole memory.
     ///
     /// # Errors
     ///
-    /// [`BuildError::NoCapacity`] for less than half a KiB.
+    /// [`BuildError::NoCapacity`] if the memory has less than half a KiB.
     pub fn over(memory: impl Memory + 'static) -> Result<Self, BuildError> {
         let memory: Box<dyn Memory> = Box::new(memory);
         let block = NonNull::slice_from_raw_parts(memory.base(), memory.len());
@@ -126,11 +128,11 @@ impl RequestArena {
         })
     }
 
-    /// An arena in so many bytes from the global allocator, all touched.
+    /// Makes an arena of `bytes` bytes from the global allocator. All of it is touched here.
     ///
     /// # Errors
     ///
-    /// As [`over`](Self::over), and no memory.
+    /// As for [`over`](Self::over), and [`BuildError::OutOfMemory`] if there is no memory.
     pub fn new(bytes: usize) -> Result<Self, BuildError> {
         if bytes == 0 {
             return Err(BuildError::NoCapacity);
@@ -138,23 +140,23 @@ impl RequestArena {
         Self::over(Heap::new(bytes)?)
     }
 
-    /// How many bytes there are when all is free.
+    /// The number of bytes that can be allocated when the arena is empty.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// How many bytes are left. An allocation may take some more than its size, for alignment.
+    /// The number of free bytes. An allocation may take a few more bytes than its size, for alignment.
     pub fn remaining(&self) -> usize {
         self.bump.stats().remaining()
     }
 
-    /// Stores a value until the reset.
+    /// Stores a value until the reset. A value with a destructor does not compile.
     ///
     /// # Errors
     ///
-    /// [`Full`] with the value when there is no room for it.
+    /// [`Full`] with the value if there is no room for it.
     #[inline]
-    #[allow(clippy::mut_from_ref, reason = "each call gives memory that no other has")]
+    #[allow(clippy::mut_from_ref, reason = "each call returns separate memory")]
     pub fn alloc<T>(&self, value: T) -> Result<&mut T, Full<T>> {
         const { assert!(!needs_drop::<T>(), "its destructor would never run") };
         match self.bump.try_alloc_uninit::<T>() {
@@ -167,9 +169,9 @@ impl RequestArena {
     ///
     /// # Errors
     ///
-    /// [`Full`] with the slice when there is no room for it.
+    /// [`Full`] with the slice if there is no room for it.
     #[inline]
-    #[allow(clippy::mut_from_ref, reason = "as above")]
+    #[allow(clippy::mut_from_ref, reason = "as for `alloc`")]
     pub fn alloc_slice<'s, T: Copy>(&self, slice: &'s [T]) -> Result<&mut [T], Full<&'s [T]>> {
         match self.bump.try_alloc_slice_copy(slice) {
             Ok(copy) => Ok(BumpBox::leak(copy)),
@@ -181,9 +183,9 @@ impl RequestArena {
     ///
     /// # Errors
     ///
-    /// [`Full`] with the string when there is no room for it.
+    /// [`Full`] with the string if there is no room for it.
     #[inline]
-    #[allow(clippy::mut_from_ref, reason = "as above")]
+    #[allow(clippy::mut_from_ref, reason = "as for `alloc`")]
     pub fn alloc_str<'s>(&self, text: &'s str) -> Result<&mut str, Full<&'s str>> {
         match self.bump.try_alloc_str(text) {
             Ok(copy) => Ok(BumpBox::leak(copy)),
@@ -191,14 +193,15 @@ impl RequestArena {
         }
     }
 
-    /// All that bump-scope can do, within the same memory: boxes that run destructors, vectors, strings, scopes.
+    /// The allocator of bump-scope over the same memory: for boxes that run destructors, vectors, strings and scopes.
     ///
-    /// Shared, since who has a `&mut Bump` can swap it for another, whose memory ends at another time.
+    /// This is a shared reference, because with a `&mut Bump` one could swap it for another arena's, whose memory is
+    /// freed at another time.
     pub fn bump(&self) -> &Bump {
         &self.bump
     }
 
-    /// Gives back all that was allocated. Its pages stay, as warm as they are.
+    /// Frees everything that was allocated. Cost: one pointer is reset. The memory's pages stay resident.
     #[inline]
     pub fn reset(&mut self) {
         self.bump.reset_to_start();

@@ -1,4 +1,5 @@
-//! Several pools and consumers that free into any of them: shards for many producers, size classes for buffers.
+//! Groups of pools, with consumers that free into any pool of the group: shards for several producers, size classes for
+//! buffers.
 
 use alloc::{boxed::Box, vec::Vec};
 use core::fmt;
@@ -12,7 +13,7 @@ use crate::memory::{LINE, VALUE_OFFSET, header, no_memory};
 use crate::pool::{RawPool, RawReturner};
 use crate::{BuildError, Pool, Pooled, Queue};
 
-/// One returner for each member of a group; the slot itself knows which is its own.
+/// One returner for each member of a group. The slot's chunk header says which one to use.
 struct Router(Box<[RawReturner]>);
 
 impl Router {
@@ -26,10 +27,10 @@ impl Router {
 
     /// # Safety
     ///
-    /// The slot is a queue pool's, out, and the caller's alone.
+    /// The slot belongs to a queue pool and is out, and the caller is its only holder.
     #[inline]
     unsafe fn free(&mut self, slot: NonNull<u8>) {
-        // SAFETY: by the caller. Each returner sends home a slot that is not its pool's, also one of another group.
+        // SAFETY: the caller's promise. A returner also accepts slots of other pools and other groups.
         unsafe {
             match self.0.get_mut(header(slot).member) {
                 Some(returner) => returner.free(slot),
@@ -39,12 +40,15 @@ impl Router {
     }
 }
 
-/// A pool for each producer, a returner for each consumer.
+/// One pool for each producer, and one returner for each consumer: the result of [`sharded`].
 pub type Shards<T> = (Vec<Pool<T>>, Vec<ShardReturner<T>>);
 
-/// For many producers and many consumers: a pool for each producer, and for each consumer one returner that knows them all.
+/// Makes pools for several producers and consumers: one pool of `capacity` slots for each producer, and one returner
+/// for each consumer, which can free into all of these pools.
 ///
-/// Producers share nothing: one whose `capacity` slots are all out is told so, whatever the others have.
+/// Producers share nothing. An allocation fails if all `capacity` slots of that producer are in use, even if other
+/// producers have free slots. For the cost of a pool and of a returner see [`Pool`]; each consumer has a map for each
+/// producer. If there is no memory for a map, the process ends.
 ///
 /// ```
 /// let (mut pools, mut homes) = allocwall_pool::sharded(2, 3, 1024)?;
@@ -55,7 +59,7 @@ pub type Shards<T> = (Vec<Pool<T>>, Vec<ShardReturner<T>>);
 ///
 /// # Errors
 ///
-/// As [`Pool::new`]; also without producers.
+/// As for [`Pool::new`], and [`BuildError::NoCapacity`] if `producers` is 0.
 pub fn sharded<T>(producers: usize, consumers: usize, capacity: usize) -> Result<Shards<T>, BuildError> {
     if producers == 0 {
         return Err(BuildError::NoCapacity);
@@ -72,14 +76,19 @@ pub fn sharded<T>(producers: usize, consumers: usize, capacity: usize) -> Result
     Ok((pools, returners))
 }
 
-/// A consumer's end of all the pools of [`sharded`].
+/// A consumer's end of all pools of a [`sharded`] group. One thread at a time; `Send` if `T` is.
 pub struct ShardReturner<T> {
     router: Router,
     of: PhantomData<T>,
 }
 
 impl<T> ShardReturner<T> {
-    /// As [`Returner::free`](crate::Returner::free), to the pool that the object is from.
+    /// Drops the object on this thread and returns its slot to the pool that it came from, with a plain store. An
+    /// object of another group goes to its own pool, as if it were dropped.
+    ///
+    /// # Panics
+    ///
+    /// Only if the object's destructor panics. The slot is returned in that case too.
     #[inline]
     pub fn free(&mut self, object: Pooled<T>) {
         // SAFETY: `finish` gives a slot that is out.
@@ -87,16 +96,22 @@ impl<T> ShardReturner<T> {
     }
 }
 
-/// The sizes of [`Buffers`], in bytes. The smallest is a line: see [`Pool`] for why a slot is no less.
+/// The size classes of [`Buffers`], in bytes. The smallest is a cache line, so that two slots never share a line.
 pub const CLASSES: [usize; 7] = [64, 128, 256, 512, 1024, 2048, 4096];
 
-/// Why there is no buffer.
+/// Why a buffer could not be allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoBuffer {
-    /// All buffers of this size, in bytes, are in use.
-    Full { class: usize },
-    /// Longer than the largest of [`CLASSES`].
-    TooLong { len: usize },
+    /// All buffers of this class are in use.
+    Full {
+        /// The size of the class, in bytes: one of [`CLASSES`].
+        class: usize,
+    },
+    /// The requested length is more than the largest of [`CLASSES`].
+    TooLong {
+        /// The requested length, in bytes.
+        len: usize,
+    },
 }
 
 impl fmt::Display for NoBuffer {
@@ -105,7 +120,7 @@ impl fmt::Display for NoBuffer {
             Self::Full { class } => write!(f, "every buffer of {class} bytes is in use"),
             Self::TooLong { len } => write!(
                 f,
-                "{len} bytes: the largest buffer has {}",
+                "{len} bytes are too many: the largest buffer has {} bytes",
                 CLASSES[CLASSES.len() - 1]
             ),
         }
@@ -114,7 +129,9 @@ impl fmt::Display for NoBuffer {
 
 impl core::error::Error for NoBuffer {}
 
-/// Byte buffers of variable length, by size class: a pool for each of [`CLASSES`].
+/// Byte buffers of variable length: a pool for each size class of [`CLASSES`]. One owner allocates; any thread frees.
+///
+/// Cost: as for [`Pool`]; a buffer takes a slot of the smallest class that it fits in.
 ///
 /// ```
 /// let mut buffers = allocwall_pool::Buffers::new([256; 7])?;
@@ -126,11 +143,12 @@ impl core::error::Error for NoBuffer {}
 pub struct Buffers([RawPool; CLASSES.len()]);
 
 impl Buffers {
-    /// So many buffers of each class.
+    /// Makes the pools. `capacities` are the numbers of buffers of each class, in the order of [`CLASSES`]. All
+    /// memory is allocated and touched here.
     ///
     /// # Errors
     ///
-    /// [`BuildError`]: a capacity of 0, no memory.
+    /// [`BuildError::NoCapacity`] if a capacity is 0, [`BuildError::OutOfMemory`] if there is no memory.
     pub fn new(capacities: [usize; CLASSES.len()]) -> Result<Self, BuildError> {
         let mut pools = Vec::with_capacity(CLASSES.len());
         for (member, (class, capacity)) in CLASSES.into_iter().zip(capacities).enumerate() {
@@ -141,15 +159,16 @@ impl Buffers {
         pools.try_into().map(Self).map_err(|_| BuildError::NoCapacity)
     }
 
-    /// A buffer with these bytes.
+    /// Allocates a buffer and copies these bytes into it.
     ///
     /// # Errors
     ///
-    /// [`NoBuffer`]. A class that is exhausted doesn't borrow from the next.
+    /// [`NoBuffer::Full`] if the class has no free buffer (a larger class is not used instead), [`NoBuffer::TooLong`]
+    /// if there is no class for this length.
     #[inline]
     pub fn copy(&mut self, bytes: &[u8]) -> Result<Buffer, NoBuffer> {
         let buffer = self.take(bytes.len())?;
-        // SAFETY: the slot has room for so many, and is nobody else's.
+        // SAFETY: the slot has room for this number of bytes, and no other code uses it.
         unsafe {
             buffer
                 .start()
@@ -158,11 +177,11 @@ impl Buffers {
         Ok(buffer)
     }
 
-    /// A buffer of so many zeros.
+    /// Allocates a buffer of `len` bytes that are all 0.
     ///
     /// # Errors
     ///
-    /// As [`copy`](Self::copy).
+    /// As for [`copy`](Self::copy).
     #[inline]
     pub fn zeroed(&mut self, len: usize) -> Result<Buffer, NoBuffer> {
         let buffer = self.take(len)?;
@@ -171,10 +190,10 @@ impl Buffers {
         Ok(buffer)
     }
 
-    /// A buffer whose bytes have yet to be written.
+    /// A buffer whose bytes are not written yet.
     #[inline]
     fn take(&mut self, len: usize) -> Result<Buffer, NoBuffer> {
-        // 64 is the class 0, and each class is twice the one before.
+        // Class 0 has 64 bytes, and each class is twice the previous one.
         let class = len.max(LINE).next_power_of_two().trailing_zeros() - LINE.trailing_zeros();
         let pool = self.0.get_mut(class as usize).ok_or(NoBuffer::TooLong { len })?;
         let slot = pool.take().ok_or(NoBuffer::Full {
@@ -183,27 +202,30 @@ impl Buffers {
         Ok(Buffer { slot, len })
     }
 
-    /// A consumer's end of all classes.
+    /// Makes a consumer's end for all classes. To free a buffer through it costs a plain store.
+    ///
+    /// Cost: one bit for each buffer. If there is no memory for that, the process ends, as with the collections of the
+    /// standard library.
     pub fn returner(&mut self) -> BufferReturner {
         BufferReturner(Router::new(self.0.iter_mut()))
     }
 }
 
-/// Owns bytes in a slot of [`Buffers`]. Dropping it sends the slot home with one atomic addition.
+/// Owns bytes in a slot of [`Buffers`]. To drop it returns the slot with one atomic addition. It may outlive its pool.
 pub struct Buffer {
     slot: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: it owns its bytes; slots come home from any thread.
+// SAFETY: it owns its bytes; a slot can be returned from any thread.
 unsafe impl Send for Buffer {}
-// SAFETY: sharing it gives out `&[u8]` and nothing else.
+// SAFETY: a shared buffer gives access to `&[u8]` and nothing else.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
     #[inline]
     fn start(&self) -> NonNull<u8> {
-        // SAFETY: the bytes lie in the slot.
+        // SAFETY: the bytes are in the slot.
         unsafe { self.slot.add(VALUE_OFFSET) }
     }
 }
@@ -213,7 +235,7 @@ impl Deref for Buffer {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: so many bytes were written when it was made.
+        // SAFETY: `len` bytes were written when the buffer was made.
         unsafe { slice::from_raw_parts(self.start().as_ptr(), self.len) }
     }
 }
@@ -221,7 +243,7 @@ impl Deref for Buffer {
 impl DerefMut for Buffer {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and the handle is borrowed mutably.
+        // SAFETY: `len` bytes were written when the buffer was made, and it is borrowed mutably.
         unsafe { slice::from_raw_parts_mut(self.start().as_ptr(), self.len) }
     }
 }
@@ -229,20 +251,20 @@ impl DerefMut for Buffer {
 impl Drop for Buffer {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the slot is the buffer's, and given away once.
+        // SAFETY: the buffer owns the slot, and gives it away once.
         unsafe { Queue::send_home(self.slot) };
     }
 }
 
-/// A consumer's end of [`Buffers`].
+/// A consumer's end of [`Buffers`]. One thread at a time; it is `Send`.
 pub struct BufferReturner(Router);
 
 impl BufferReturner {
-    /// Sends the buffer home. A buffer from elsewhere goes home to there, as if it were dropped.
+    /// Frees the buffer with a plain store. A buffer of other [`Buffers`] goes to those, as if it were dropped.
     #[inline]
     pub fn free(&mut self, buffer: Buffer) {
         let buffer = core::mem::ManuallyDrop::new(buffer);
-        // SAFETY: the slot is the buffer's, and given away once.
+        // SAFETY: the buffer owned the slot, and it is given away once.
         unsafe { self.0.free(buffer.slot) };
     }
 }

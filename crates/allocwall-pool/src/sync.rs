@@ -1,4 +1,4 @@
-//! What the protocols are made of: atomics, shared cells and padding, from core or, under `cfg(loom)`, from loom.
+//! The primitives of the protocols: atomics, shared cells and padding, from core or, under `cfg(loom)`, from loom.
 
 #[cfg(not(loom))]
 pub(crate) use alloc::sync::Arc;
@@ -11,22 +11,23 @@ pub(crate) use loom::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-/// A word as the only thread that writes it sees it.
+/// A word, read by the only thread that writes it.
 #[cfg(not(loom))]
 #[inline(always)]
 pub(crate) fn by_its_writer(word: &AtomicUsize) -> usize {
     word.load(Ordering::Relaxed)
 }
 
-/// A relaxed load, right before a read-modify-write of the same word.
+/// A relaxed load directly before a read-modify-write of the same word.
 #[cfg(not(loom))]
 #[inline(always)]
 pub(crate) fn before_change(word: &AtomicUsize) -> usize {
     word.load(Ordering::Relaxed)
 }
 
-// Of an atomic's accesses loom 0.7 remembers the last. A load right before the same thread's store would so hide the loads of
-// others, and the orders in which the store comes before them would not be tried. These two are no loads to it.
+// Loom 0.7 remembers only the last access to an atomic. A load directly before the same thread's store would hide the
+// loads of other threads, and loom would not try the orders in which the store comes before them. Loom does not see
+// these two as loads.
 
 #[cfg(loom)]
 pub(crate) fn by_its_writer(word: &AtomicUsize) -> usize {
@@ -39,7 +40,7 @@ pub(crate) fn before_change(word: &AtomicUsize) -> usize {
     word.fetch_add(0, Ordering::Relaxed)
 }
 
-/// core's `UnsafeCell` with the interface of loom's, which checks each access.
+/// core's `UnsafeCell` with the interface of loom's `UnsafeCell`, which checks each access.
 #[cfg(not(loom))]
 #[repr(transparent)]
 pub(crate) struct UnsafeCell<T>(core::cell::UnsafeCell<T>);
@@ -62,8 +63,8 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// Keeps what two CPUs write apart. Two lines, since Intel's L2 fetches lines in pairs (Optimization Reference
-/// Manual, "Spatial prefetcher").
+/// Keeps data that different CPUs write on different cache lines. Two lines, because Intel's L2 fetches lines in pairs
+/// (Optimization Reference Manual, "Spatial prefetcher").
 #[repr(align(128))]
 pub(crate) struct Padded<T>(pub(crate) T);
 

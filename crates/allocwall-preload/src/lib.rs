@@ -1,12 +1,12 @@
-//! What goes into other processes by `LD_PRELOAD`: whole allocators, and pre-touch. The libraries are built by this
-//! crate's build script, embedded, and unpacked where a loader can map them.
+//! Libraries that are loaded into other processes with `LD_PRELOAD`: allocators, and pre-touch. This crate's build
+//! script builds them and embeds them; [`unpack`] writes them to a file that a loader can map.
 //!
-//! - Nothing of them is part of the program that embeds them: its own `malloc` stays the C library's.
-//! - mimalloc is compiled as C, as its own build does: where memory ends, `operator new` aborts under it instead of
+//! - They are not linked into the program that embeds them: its own `malloc` stays that of the C library.
+//! - mimalloc is compiled as C, as in its own build. So `operator new` aborts when memory is exhausted, instead of
 //!   throwing. jemalloc and snmalloc leave `operator new` to the program's C++ library, which calls their `malloc`.
-//! - The allocators need a GNU C library at least as new as the one that they were built beside. A loader that finds
-//!   an older one refuses to start the program.
-//! - [`prefault`] reads `ALLOCWALL_PREFAULT`, a plain decimal number of bytes. Its limits stand in `prefault.c`.
+//! - The allocators need a GNU C library at least as new as the one that they were built with. With an older one, the
+//!   loader refuses to start the program.
+//! - [`prefault`] reads `ALLOCWALL_PREFAULT`, a plain decimal number of bytes. `prefault.c` lists its limits.
 
 #![forbid(unsafe_code)]
 
@@ -17,48 +17,48 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A library to be preloaded.
+/// A library that can be preloaded.
 #[derive(Clone, Copy)]
 pub struct Bundled {
-    /// `mimalloc`, `jemalloc`, `snmalloc`; `prefault`.
+    /// `mimalloc`, `jemalloc`, `snmalloc` or `prefault`.
     pub kind: &'static str,
-    /// Its makers' number, from its own sources: `3.3.2`.
+    /// The upstream version, from the library's own sources: `3.3.2`.
     pub version: &'static str,
-    /// The name that it has among libraries, without version: `libmimalloc.so`.
+    /// The file name of the library, without version: `libmimalloc.so`.
     pub file_name: &'static str,
     /// The whole file: ELF, stripped, for the architecture of this program.
     pub bytes: &'static [u8],
-    /// SPDX expression.
+    /// The licence, as an SPDX expression.
     pub licence: &'static str,
-    /// The licence's text, which goes with every copy; none for this project's own work.
+    /// The text of the licence, which must accompany every copy; none for this project's own code.
     pub notice: Option<&'static str>,
 }
 
 include!(concat!(env!("OUT_DIR"), "/bundled.rs"));
 
-/// The allocators that this build holds, mimalloc first: the others by the features `snmalloc` (default) and `jemalloc`.
+/// The allocators in this build, mimalloc first. The features `snmalloc` (default) and `jemalloc` add the others.
 pub fn bundled() -> &'static [Bundled] {
     BUNDLED
 }
 
-/// Pre-touch: grows and touches the heap before `main`, as far as `ALLOCWALL_PREFAULT` says, in bytes.
+/// Pre-touch: grows the heap by `ALLOCWALL_PREFAULT` bytes and touches it, before `main`.
 pub fn prefault() -> &'static Bundled {
     &PREFAULT
 }
 
-/// Writes a library to `dir/NAME-VERSION-HASH.so` and gives its absolute path, fit for `LD_PRELOAD`. A file that is
-/// there with the same bytes is used as it is; one with others is replaced in one step, so that processes that have
-/// mapped it keep theirs.
+/// Writes a library to `dir/NAME-VERSION-HASH.so` and returns its absolute path, for use in `LD_PRELOAD`. An existing
+/// file with the same bytes is used as it is. A file with other bytes is replaced in one step, so processes that have
+/// mapped it keep the old one.
 ///
-/// The directory is made where it is missing, 0755, and the file is 0755, so that a target which drops its privileges
-/// can still open it; that the directories above let it through is the caller's choice.
+/// A missing directory is created with mode 0755. The file has mode 0755, so that a target that drops its privileges
+/// can still open it. The caller must choose a directory whose parents the target can access.
 ///
 /// # Errors
 ///
-/// What is preloaded runs with the target's rights, so nobody else may be able to put a file there:
-/// `PermissionDenied` where the directory is another user's, or where others may write to it, or may replace one of
-/// those above it. `InvalidInput` where `LD_PRELOAD` can't name the path, or where nothing may be mapped as code (a mount
-/// with `noexec`): the loader would go on without the library. Else what the file system says.
+/// A preloaded library runs with the rights of the target, so no other user may be able to put a file there.
+/// `PermissionDenied`: the directory belongs to another user, or other users may write to it or replace one of its
+/// parents. `InvalidInput`: `LD_PRELOAD` cannot contain the path, or the mount has the option `noexec`; in both cases
+/// the loader would continue without the library. Otherwise the error of the file system.
 pub fn unpack(item: &Bundled, dir: &Path) -> io::Result<PathBuf> {
     let user = user()?;
     if !dir.exists() {
@@ -70,7 +70,7 @@ pub fn unpack(item: &Bundled, dir: &Path) -> io::Result<PathBuf> {
     if may_not_execute(&text_of("/proc/self/mountinfo")?, &dir) {
         return Err(unfit(
             &dir,
-            "lies on a mount with noexec, where no library can be loaded from",
+            "is on a mount with noexec, so the loader cannot map a library from there",
         ));
     }
     let path = dir.join(name(item));
@@ -81,7 +81,7 @@ pub fn unpack(item: &Bundled, dir: &Path) -> io::Result<PathBuf> {
 }
 
 fn make(dir: &Path, user: u32) -> io::Result<()> {
-    // Before anything is made, or it would be made where others lead us.
+    // Checked before anything is created; otherwise another user's link could redirect it.
     let there = dir.ancestors().find(|above| above.exists());
     if let Some(above) = there {
         guarded(&above.canonicalize().map_err(|e| about(e, above))?, false, user)?;
@@ -89,18 +89,19 @@ fn make(dir: &Path, user: u32) -> io::Result<()> {
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(0o755);
     builder.create(dir).map_err(|e| about(e, dir))?;
-    // Whatever the umask took away; and of this very folder, not of what a link in its place leads to.
+    // Sets the bits that the umask removed, on the directory that was created and not on the target of a link in its
+    // place.
     let made = File::open(dir).map_err(|e| about(e, dir))?;
     let (facts, named) = (made.metadata(), fs::symlink_metadata(dir));
     match (facts, named) {
         (Ok(facts), Ok(named)) if (facts.dev(), facts.ino()) == (named.dev(), named.ino()) => made
             .set_permissions(Permissions::from_mode(0o755))
             .map_err(|e| about(e, dir)),
-        _ => Err(refused(dir, "it was exchanged while it was made")),
+        _ => Err(refused(dir, "another process replaced it while it was created")),
     }
 }
 
-/// The name tells builds apart; whether a file is the right one is judged by its bytes.
+/// The hash in the name distinguishes builds. Whether a file is the right one is decided by its bytes.
 fn name(item: &Bundled) -> String {
     let stem = item.file_name.trim_end_matches(".so");
     format!("{stem}-{}-{:016x}.so", item.version, fnv1a(item.bytes))
@@ -113,20 +114,25 @@ fn fnv1a(bytes: &[u8]) -> u64 {
     })
 }
 
-/// ld.so(8): the list is split at spaces and colons, without escapes, and dollar signs start names to be replaced.
+/// ld.so(8): LD_PRELOAD is split at spaces and colons, without escapes, and a dollar sign starts a token to be
+/// replaced.
 fn nameable(dir: &Path) -> io::Result<()> {
     let text = dir.as_os_str().as_bytes();
     match text.iter().find(|byte| b" :$\n".contains(byte)) {
         None => Ok(()),
         Some(byte) => {
-            let why = format!("has {:?} in it, which LD_PRELOAD can't name", char::from(*byte));
+            let why = format!(
+                "contains {:?}, which LD_PRELOAD cannot contain",
+                char::from(*byte)
+            );
             Err(unfit(dir, &why))
         }
     }
 }
 
-/// proc_pid_mountinfo(5): the mount that a directory lies on is the longest, the last among equals. Mount points with
-/// escaped characters stay escaped: below those no path gets past [`nameable`], but for a backslash's.
+/// proc_pid_mountinfo(5): a directory is on the mount with the longest matching mount point, and on the last one of
+/// equals. Mount points with escaped characters stay escaped: [`nameable`] rejects all paths below those, except for
+/// a backslash.
 fn may_not_execute(mounts: &str, dir: &Path) -> bool {
     let mount = |line: &str| {
         let mut fields = line.split(' ').skip(4);
@@ -144,8 +150,9 @@ fn unfit(dir: &Path, why: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidInput, text)
 }
 
-/// Whoever can replace the directory or one above it is us, or owns the whole tree: root, or what root looks like from inside a user
-/// namespace. As the `last` one it is ours and ours alone to write.
+/// Checks that only this user and the owner of `/` can replace the directory or one of its parents. The owner of `/`
+/// is root, or the user that root appears as in a user namespace. If `last`, this user must own the directory, and
+/// only it may write there.
 fn guarded(dir: &Path, last: bool, user: u32) -> io::Result<()> {
     let root = fs::symlink_metadata("/")
         .map_err(|e| about(e, Path::new("/")))?
@@ -157,12 +164,17 @@ fn guarded(dir: &Path, last: bool, user: u32) -> io::Result<()> {
         // In a sticky directory only a file's owner may rename it (inode(7)).
         let shared = mode & 0o022 != 0 && (own || mode & 0o1000 == 0);
         if owner != user && (own || owner != root) {
-            return Err(refused(folder, &format!("belongs to user {owner}, not {user}")));
+            return Err(refused(
+                folder,
+                &format!("it belongs to user {owner}, not {user}; choose another directory"),
+            ));
         }
         if shared {
             return Err(refused(
                 folder,
-                &format!("others may write there (mode {mode:04o}); chmod go-w, or choose another directory"),
+                &format!(
+                    "other users may write there (mode {mode:04o}); chmod go-w, or choose another directory"
+                ),
             ));
         }
     }
@@ -171,13 +183,14 @@ fn guarded(dir: &Path, last: bool, user: u32) -> io::Result<()> {
 
 fn refused(folder: &Path, why: &str) -> io::Error {
     let text = format!(
-        "{}: a library to preload isn't put there: {why}",
+        "{}: not a safe directory for a preload library: {why}",
         folder.display()
     );
     io::Error::new(ErrorKind::PermissionDenied, text)
 }
 
-/// Whose files this process makes. The owner of /proc/self would be root for a program with capabilities (proc(5)).
+/// The user who owns the files that this process creates. For a program with capabilities, /proc/self is owned by root
+/// (proc(5)), so it is not used here.
 fn user() -> io::Result<u32> {
     let status = text_of("/proc/self/status")?;
     filesystem_user(&status).ok_or_else(|| io::Error::other("/proc/self/status names no user"))
@@ -204,7 +217,7 @@ fn holds(path: &Path, bytes: &[u8]) -> bool {
     fs::symlink_metadata(path).is_ok_and(fits) && read().is_ok_and(|found| found == bytes)
 }
 
-/// Beside its place first, then renamed: nobody maps half a library.
+/// Writes a temporary file in the same directory, then renames it, so that no process maps an incomplete library.
 fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let own = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -220,7 +233,7 @@ fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
         })
         .and_then(|()| fs::rename(&part, path));
     if written.is_err() {
-        // Nothing of ours is left behind; the first error is the one that matters.
+        // Remove the temporary file. Report the first error, not this one.
         let _ = fs::remove_file(&part);
     }
     written
@@ -262,7 +275,7 @@ mod tests {
             assert!(name.starts_with(&format!("{stem}-{}-", item.version)), "{name}");
         }
         let files = fs::read_dir(&dir).unwrap().count();
-        assert_eq!(files, bundled().len() + 1, "something was left behind");
+        assert_eq!(files, bundled().len() + 1, "a temporary file was left");
     }
 
     #[test]
@@ -382,7 +395,7 @@ mod tests {
         ] {
             assert_eq!(may_not_execute(mounts, Path::new(dir)), noexec, "{dir}");
         }
-        // Where programs of this machine lie.
+        // The directory of this program.
         let own = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let program = std::env::current_exe().unwrap();
         assert!(!own.is_empty() && !may_not_execute(&own, &program));
@@ -395,7 +408,7 @@ mod tests {
         for broken in ["", "Uid:\t1\t2\t3\n", "Uid:\ta\tb\tc\td\n"] {
             assert_eq!(filesystem_user(broken), None, "{broken}");
         }
-        // What it is of this process: files that it makes belong to that user.
+        // Files that this process creates belong to that user.
         let file = tempfile::NamedTempFile::new().unwrap();
         assert_eq!(user().unwrap(), file.as_file().metadata().unwrap().uid());
     }

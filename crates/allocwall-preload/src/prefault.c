@@ -1,24 +1,25 @@
 /*
- * Pre-touch: pays a process's first touches before its main. Preloaded; ALLOCWALL_PREFAULT says how many bytes.
+ * Pre-touch: moves the first touches of a process's heap to before its main. The library is preloaded;
+ * ALLOCWALL_PREFAULT is the number of bytes.
  *
- * The constructor takes that much memory from whatever malloc the process has, in blocks of 64 KiB, touches each page
- * and frees them all, having told glibc to keep what is freed (mallopt(3)). What the program then allocates lies on
- * pages that are already there.
+ * The constructor allocates that many bytes from the process's malloc, in blocks of 64 KiB, touches each page and
+ * frees all blocks. Before that it tells glibc to keep freed memory (mallopt(3)). So the program's later allocations
+ * use pages that are already resident.
  *
- * It says nothing and never fails the program: a value that is no plain decimal number, or more than the machine or
- * the process's limits allow, changes nothing. Whether it took is seen from outside, in the resident set.
+ * It prints nothing and never makes the program fail. A value that is not a plain decimal number, or that exceeds the
+ * machine's memory or the process's limits, has no effect. The resident set shows whether it worked.
  *
  * Limits:
- * - glibc's main arena alone. Threads that are given an arena of their own still touch its pages first.
- * - What the touched heap has no room for is touched first as ever. glibc's mapping threshold is set to its largest
+ * - It works only for glibc's main arena. A thread with an arena of its own still pays for first touches there.
+ * - Allocations beyond the touched heap pay for first touches as usual. glibc's mmap threshold is set to its largest
  *   value (32 MiB on 64 bits), so that blocks below that grow the heap, and stay in it, too.
- * - Under another allocator it is that one's policy how long freed pages are kept.
- * - Each program that inherits the environment does it again: a shell in front of the program pays too.
- * - While it holds, freed memory at the heap's top is not given back to the kernel.
- * - A heap's setting that the environment makes itself (GLIBC_TUNABLES, MALLOC_TRIM_THRESHOLD_, MALLOC_TOP_PAD_,
- *   MALLOC_MMAP_THRESHOLD_) stays as it is.
+ * - Another allocator decides by its own policy how long it keeps freed pages.
+ * - Each program that inherits the environment does it again: a shell that starts the program pays too.
+ * - Freed memory at the top of the heap is not returned to the kernel.
+ * - Heap settings in the environment (GLIBC_TUNABLES, MALLOC_TRIM_THRESHOLD_, MALLOC_TOP_PAD_, MALLOC_MMAP_THRESHOLD_)
+ *   are not changed.
  *
- * C, linked against nothing: no thread-local storage of its own, no start-up code, no version of the C library asked for.
+ * C, linked against no library: no thread-local storage, no start-up code, no required version of the C library.
  */
 
 #include <errno.h>
@@ -31,20 +32,20 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-/* glibc has it; musl doesn't. */
+/* glibc has it; musl does not. */
 #pragma weak mallopt
 
-/* What glibc keeps in front of a block included, so that so many blocks take no more than was asked for. */
+/* 64 KiB minus glibc's block header, so that the blocks take no more memory than requested. */
 #define BLOCK (((size_t)64 << 10) - 2 * sizeof(size_t))
 #define LARGEST_STEP (64 << 20)
 /* malloc/malloc.c of glibc: DEFAULT_TOP_PAD; DEFAULT_MMAP_THRESHOLD_MAX on 64 and on 32 bits. */
 #define DEFAULT_TOP_PAD (128 << 10)
 #define LARGEST_MMAP_THRESHOLD (sizeof(long) == 8 ? 32 << 20 : 512 << 10)
 
-/* Also what getrlimit(2) says where there is no limit. */
+/* Also the value of getrlimit(2) for no limit. */
 #define UNKNOWN UINT64_MAX
 
-/* A small file, ended by a zero; empty where it can't be read. */
+/* The content of a small file, with a final zero; empty if it cannot be read. */
 struct text {
     char bytes[8192];
 };
@@ -62,7 +63,7 @@ static void read_text(struct text *text, const char *path) {
     text->bytes[length] = 0;
 }
 
-/* What follows a prefix, or null. */
+/* The text after a prefix, or null. */
 static const char *after(const char *text, const char *prefix) {
     while (*prefix)
         if (*text++ != *prefix++)
@@ -76,7 +77,7 @@ static const char *next_line(const char *text) {
     return *text ? text + 1 : NULL;
 }
 
-/* Decimal digits up to anything else; UNKNOWN where there is none, or too many. */
+/* The number at the start of a text; UNKNOWN if there is no digit, or if it overflows. */
 static uint64_t number(const char *text) {
     uint64_t value = 0;
     if (*text < '0' || *text > '9')
@@ -105,7 +106,7 @@ static uint64_t less(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-/* What is left of a limit. A limit that is not known, or not set, leaves all. */
+/* The unused part of a limit. An unknown or unset limit leaves everything. */
 static uint64_t left(uint64_t limit, uint64_t used) {
     if (limit == UNKNOWN)
         return UNKNOWN;
@@ -143,7 +144,7 @@ static uint64_t left_to_the_process(struct text *text, size_t page) {
     return most;
 }
 
-/* How one version of control groups names its files. */
+/* The file names of one version of control groups. */
 struct names {
     const char *root, *limit, *used, *reclaimable;
 };
@@ -151,7 +152,7 @@ static const struct names unified = {"/sys/fs/cgroup", "memory.max", "memory.cur
 static const struct names legacy = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
                                     "total_inactive_file "};
 
-/* Appends to a path; 0 where it doesn't fit. */
+/* Appends to a path; 0 if it does not fit. */
 static size_t append(char *path, size_t size, size_t length, const char *more) {
     while (*more && *more != '\n' && length < size - 1)
         path[length++] = *more++;
@@ -168,13 +169,13 @@ static uint64_t group_number(struct text *text, char *path, size_t size, size_t 
     return key ? field(text, key) : number(text->bytes);
 }
 
-/* Along one path, from the process's own group to the root: each group's limit holds. */
+/* The smallest rest along one path, from the process's own group to the root, because each group's limit applies. */
 static uint64_t left_on_path(struct text *text, const struct names *names, const char *group) {
     char path[4096];
     uint64_t most = UNKNOWN;
     size_t root = append(path, sizeof path, 0, names->root);
     size_t end = append(path, sizeof path, root, group);
-    /* In a container the path may be the host's, which is not there: its own group is then the root that it sees. */
+    /* In a container the path may be the host's, which does not exist here; the visible root is then its own group. */
     for (;;) {
         uint64_t limit = group_number(text, path, sizeof path, end, names->limit, NULL);
         if (limit != UNKNOWN) {
@@ -192,7 +193,7 @@ static uint64_t left_on_path(struct text *text, const struct names *names, const
     }
 }
 
-/* cgroups(7): lines of number, controllers, path. */
+/* cgroups(7): each line has number, controllers and path. */
 static uint64_t left_to_the_group(struct text *text) {
     struct text groups;
     uint64_t most = UNKNOWN;
@@ -226,7 +227,7 @@ static uint64_t left_to_the_group(struct text *text) {
     return most;
 }
 
-/* The bytes to touch; 0 for none. */
+/* The number of bytes to touch; 0 for none. */
 static size_t wanted(size_t page) {
     struct text text;
     const char *value = getenv("ALLOCWALL_PREFAULT");
@@ -239,7 +240,7 @@ static size_t wanted(size_t page) {
     if (bytes == UNKNOWN || bytes > SIZE_MAX / 2)
         return 0;
     uint64_t most = less(left_on_the_machine(&text), less(left_to_the_process(&text, page), left_to_the_group(&text)));
-    /* An eighth stays for what the program and its neighbours take meanwhile. */
+    /* An eighth stays free for the program and other processes. */
     return bytes <= most - most / 8 ? (size_t)bytes : 0;
 }
 
@@ -263,7 +264,7 @@ static void top_pad(size_t bytes) {
 }
 
 static void grow(size_t bytes, size_t page) {
-    /* Each block's first word leads to the one before. */
+    /* The first word of each block is a pointer to the previous block. */
     void **last = NULL;
     for (size_t done = 0; done < bytes; done += BLOCK) {
         void **block = malloc(BLOCK);
@@ -276,7 +277,7 @@ static void grow(size_t bytes, size_t page) {
         *block = last;
         last = block;
     }
-    /* From the heap's top down: each joins the free memory above it. */
+    /* From the top of the heap down, so that each block joins the free memory above it. */
     while (last) {
         void **before = *last;
         free(last);
@@ -290,12 +291,12 @@ __attribute__((constructor)) static void prefault(void) {
     if (page && !getauxval(AT_SECURE)) {
         size_t bytes = wanted(page);
         if (bytes) {
-            /* -1: mallopt(3) says that trimming is then disabled. */
+            /* -1 disables trimming (mallopt(3)). */
             option(M_TRIM_THRESHOLD, -1, "glibc.malloc.trim_threshold", "MALLOC_TRIM_THRESHOLD_");
             option(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD, "glibc.malloc.mmap_threshold",
                    "MALLOC_MMAP_THRESHOLD_");
-            /* Grown in large steps, so that huge pages fit where the kernel gives them, and to little more than is
-             * touched: the block more is for what the heap holds already. Later growth is as ever. */
+            /* Grow in large steps, so that huge pages fit if the kernel provides them, and to little more than is
+             * touched. The extra block is for what the heap already holds. Later growth is as usual. */
             top_pad(less(bytes + BLOCK, LARGEST_STEP));
             grow(bytes, page);
             top_pad(DEFAULT_TOP_PAD);

@@ -1,7 +1,7 @@
-//! Exact counts of what a thread asks of CPython's allocators in a block: `allocwall/counting.py` has the words.
+//! Exact counts of a thread's calls to CPython's allocators. `allocwall/counting.py` defines the values.
 //!
-//! `hooks` stands in the allocators, `current` says whether a thread counts, `thread` has its open counts, `table` the
-//! blocks that they allocated, `cells` the sums, `lines` where calls came from.
+//! `hooks`: the functions in the allocators. `current`: whether a thread counts. `thread`: a thread's open counts.
+//! `table`: the memory blocks that they allocated. `cells`: the sums. `lines`: the lines that the calls came from.
 
 mod cells;
 mod current;
@@ -25,7 +25,7 @@ use thread::Handle;
 type DomainRow = (&'static str, u64, u64, u64, u64, u64, i64, i64);
 /// (domain, largest size, calls, reallocs, frees, bytes, live bytes, peak bytes)
 type ClassRow = (&'static str, usize, u64, u64, u64, u64, i64, i64);
-/// Whether it is all, the peak of all domains together, the domains, and their size classes that have something in them.
+/// Whether the count is complete, the peak of all domains together, the domains, and their size classes with any calls.
 type Figures = (bool, i64, Vec<DomainRow>, Vec<ClassRow>);
 
 fn figures(cells: &Cells, complete: bool) -> Figures {
@@ -67,15 +67,15 @@ fn figures(cells: &Cells, complete: bool) -> Figures {
     (complete, cells.level.peak(), domains, classes)
 }
 
-/// Where a count is.
+/// The state of a count.
 enum State {
     New,
-    /// Not ended. Its second value: whether a step of it ran where it couldn't be counted.
+    /// Not ended. The second value: whether one of its steps ran on a thread where it could not be counted.
     Open(Handle, bool),
     Ended(Box<Cells>, bool),
 }
 
-/// The class behind `allocwall.count`: see there.
+/// The base class of `allocwall.count`.
 #[pyclass(subclass, module = "allocwall._native")]
 pub(crate) struct Counter {
     state: State,
@@ -83,10 +83,10 @@ pub(crate) struct Counter {
     lines: Option<Box<Lines>>,
 }
 
-/// The type's attribute `__enter__`: asked for by an instance, it is the instance, which begins when it is called.
+/// The type's attribute `__enter__`. Read from an instance, it is the instance itself, which begins when it is called.
 ///
-/// A method would do but for this: a with statement binds it, calls it, and drops the bound method, which is then the first
-/// thing that the block frees.
+/// A plain method does not work: a with statement binds it, calls it, and drops the bound method. That free would be
+/// the first one in the counted block.
 #[pyclass(frozen, module = "allocwall._native")]
 struct Entrance;
 
@@ -100,7 +100,7 @@ impl Entrance {
         }
     }
 
-    /// As `type(c).__enter__(c)`, which contextlib.ExitStack does.
+    /// For `type(c).__enter__(c)`, as contextlib.ExitStack calls it.
     fn __call__(&self, counter: Bound<'_, Counter>) -> PyResult<Py<Counter>> {
         counter.try_borrow_mut()?.begin()?;
         Ok(counter.unbind())
@@ -114,7 +114,7 @@ impl Counter {
     fn new(by_line: bool) -> PyResult<Self> {
         if by_line && !lines::available() {
             return Err(PyRuntimeError::new_err(
-                "this interpreter hides the functions that tell the current line",
+                "this interpreter hides the functions that report the current line: use count() without by_line",
             ));
         }
         Ok(Counter {
@@ -129,7 +129,7 @@ impl Counter {
         Entrance
     }
 
-    /// Without a function: begins, and returns itself. With one: `decorated(function)`.
+    /// Without a function: begins the count and returns itself. With a function: returns `decorated(function)`.
     #[pyo3(signature = (function=None))]
     fn __call__(slf: Bound<'_, Self>, function: Option<Bound<'_, PyAny>>) -> PyResult<Py<PyAny>> {
         match function {
@@ -148,15 +148,15 @@ impl Counter {
         value: Py<PyAny>,
         traceback: Py<PyAny>,
     ) -> PyResult<()> {
-        // First of all: the references are given back when this returns. And the lines of an earlier use when nothing is borrowed:
-        // the end of their code objects may run any Python code.
+        // Ends the count first: the references are released when this function returns. The lines of an earlier use
+        // are dropped when nothing is borrowed, because to drop their code objects may run any Python code.
         let earlier = slf.try_borrow_mut()?.end()?;
         drop(earlier);
         let _ = (kind, value, traceback);
         Ok(())
     }
 
-    /// Calls the function and counts what it does, beside what was counted in earlier steps; then waits for the next.
+    /// Calls the function and adds its calls to the count; pauses the count afterwards.
     #[pyo3(signature = (function, args, kwargs=None))]
     fn step<'py>(
         slf: &Bound<'py, Self>,
@@ -172,7 +172,7 @@ impl Counter {
         result
     }
 
-    /// As `step`, with the next step of a coroutine, generator or iterator: whether it has ended, and what it gave.
+    /// As `step`, for the next step of a coroutine, generator or iterator. Returns whether it has ended, and its value.
     fn send<'py>(
         slf: &Bound<'py, Self>,
         iterator: &Bound<'py, PyAny>,
@@ -186,7 +186,7 @@ impl Counter {
         result
     }
 
-    /// Calls the function without counting it, in the middle of a step or anywhere else.
+    /// Calls the function without counting it, within a step or elsewhere.
     #[pyo3(signature = (function, *args))]
     fn aside<'py>(
         slf: &Bound<'py, Self>,
@@ -204,17 +204,17 @@ impl Counter {
         result
     }
 
-    /// Ends what `step` and `send` began, if they did: without, the count is of nothing. Does nothing the second time.
+    /// Ends a count that `step` or `send` began. If there was no step, the count is zero. A second call does nothing.
     fn finish(slf: &Bound<'_, Self>) -> PyResult<()> {
         let earlier = slf.try_borrow_mut()?.finished();
-        // As in `__exit__`.
+        // When nothing is borrowed, as in `__exit__`.
         drop(earlier);
         Ok(())
     }
 
     fn figures(&self) -> PyResult<Figures> {
         match &self.state {
-            State::New => Err(PyRuntimeError::new_err("nothing was counted yet")),
+            State::New => Err(PyRuntimeError::new_err("this count has not begun")),
             State::Open(handle, missed) => handle
                 .look()
                 .map(|(cells, complete)| figures(&cells, complete && !missed))
@@ -223,15 +223,15 @@ impl Counter {
         }
     }
 
-    /// What each line asked for. Once.
+    /// The calls and bytes of each line. Can be read only once.
     fn take_lines(&mut self, py: Python<'_>) -> Vec<Row> {
-        // Each code object is then held by its rows.
+        // Afterwards only the rows hold the code objects.
         self.lines.take().map_or_else(Vec::new, |lines| lines.rows(py))
     }
 }
 
 impl Counter {
-    /// As `finish`; with the lines of an earlier use.
+    /// As `finish`. Returns the lines of an earlier use.
     fn finished(&mut self) -> Option<Box<Lines>> {
         let complete = match &self.state {
             State::Ended(..) => return None,
@@ -240,7 +240,7 @@ impl Counter {
                 if let Ok(earlier) = self.end() {
                     return earlier;
                 }
-                // On another thread, which can't read it.
+                // This is another thread, which cannot read the count.
                 if let State::Open(handle, _) = &self.state {
                     handle.give_up();
                 }
@@ -259,12 +259,12 @@ impl Counter {
             PyRuntimeError::new_err("this interpreter has no PyMem_SetAllocator, or hides it from extensions")
         })?;
         let handle = thread::begin(self.by_line.then(Box::default))
-            .ok_or_else(|| PyRuntimeError::new_err("this thread is about to end"))?;
+            .ok_or_else(|| PyRuntimeError::new_err("this thread is ending, so it cannot count"))?;
         self.state = State::Open(handle, false);
         Ok(())
     }
 
-    /// With the lines of an earlier use, to be dropped when nothing is borrowed.
+    /// Ends the count. Returns the lines of an earlier use, to be dropped when nothing is borrowed.
     fn end(&mut self) -> PyResult<Option<Box<Lines>>> {
         let State::Open(handle, missed) = &self.state else {
             return Err(PyRuntimeError::new_err("this count has not begun"));
@@ -272,13 +272,13 @@ impl Counter {
         let missed = *missed;
         let mut frame = handle.end().ok_or_else(elsewhere)?;
         let earlier = std::mem::replace(&mut self.lines, frame.lines.take());
-        // Somebody who was there before us may have put back what was there before him.
+        // A hook that was installed before ours may have removed ours by restoring its predecessor.
         let complete = frame.complete && !missed && hooks::reached();
         self.state = State::Ended(Box::new(frame.cells), complete);
         Ok(earlier)
     }
 
-    /// Whether the step is counted: it isn't on another thread than the first.
+    /// Returns whether the step is counted. It is not if it runs on another thread than the first step.
     fn resume(&mut self) -> PyResult<bool> {
         match &mut self.state {
             State::Open(handle, missed) => {
@@ -291,7 +291,7 @@ impl Counter {
         }
     }
 
-    /// On this thread, in the middle of a step or a block.
+    /// Whether the count is active on this thread, within a step or a block.
     fn is_active(&self) -> bool {
         matches!(&self.state, State::Open(handle, _) if handle.is_active())
     }
@@ -313,7 +313,7 @@ impl Drop for Counter {
     }
 }
 
-/// The class behind `allocwall.Totals`: see there.
+/// The base class of `allocwall.Totals`.
 #[pyclass(subclass, module = "allocwall._native")]
 pub(crate) struct Totals {
     cells: Box<Cells>,
@@ -343,7 +343,7 @@ impl Totals {
         Ok(())
     }
 
-    /// So many counts were added.
+    /// The number of counts that were added.
     #[getter]
     fn counts(&self) -> u64 {
         self.counts
@@ -355,10 +355,11 @@ impl Totals {
 }
 
 fn elsewhere() -> PyErr {
-    PyRuntimeError::new_err("a count belongs to the thread that it began on")
+    PyRuntimeError::new_err("this count began on another thread: use it there until it has ended")
 }
 
-/// Sends a value. Where the interpreter can (3.10), without the StopIteration at the end, which would be counted.
+/// Sends a value to an iterator. Since 3.10 this is possible without the StopIteration at the end, which would be
+/// counted.
 fn next<'py>(iterator: &Bound<'py, PyAny>, value: &Bound<'py, PyAny>) -> PyResult<(bool, Bound<'py, PyAny>)> {
     type Send =
         unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject, *mut *mut ffi::PyObject) -> c_int;
@@ -384,7 +385,7 @@ fn next<'py>(iterator: &Bound<'py, PyAny>, value: &Bound<'py, PyAny>) -> PyResul
         };
     };
     let mut given = ptr::null_mut();
-    // SAFETY: alive, both; gives a new reference, or null and an exception.
+    // SAFETY: both objects are alive; the call returns a new reference, or null and an exception.
     unsafe {
         let end = send(iterator.as_ptr(), value.as_ptr(), &mut given);
         Bound::from_owned_ptr_or_err(py, given).map(|given| (end == 0, given))

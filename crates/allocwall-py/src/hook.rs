@@ -1,10 +1,12 @@
-//! CPython's arena allocator, replaced while the interpreter runs (Include/cpython/objimpl.h, `PyObjectArenaAllocator`).
+//! CPython's arena allocator, replaced while the interpreter runs (Include/cpython/objimpl.h,
+//! `PyObjectArenaAllocator`).
 //!
-//! The functions are public but outside of the limited API, so they are looked up by name. What is installed stays: arenas
-//! that were handed out must come back here, whoever asks. "Off" means that new ones come from the allocator before us.
+//! The functions are public but not part of the limited API, so they are looked up by name. The hook is never removed:
+//! arenas that it handed out must come back to it. "Off" means that new arenas come from the previous allocator.
 //!
-//! Every interpreter and thread of the process comes through here, with the interpreter's lock or without. So: no Python
-//! call, no allocation, no output, `errno` as it was, and what can't be served goes to the allocator before us.
+//! Every interpreter and thread of the process calls the hook, with the interpreter's lock or without. So it makes no
+//! Python call, allocates nothing, prints nothing and keeps `errno`. A request that it cannot serve goes to the
+//! previous allocator.
 
 use allocwall_pool::region::Why;
 use allocwall_pool::slab::{Arenas, Counts, Freed, Settings};
@@ -17,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 type Alloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
 type Free = unsafe extern "C" fn(*mut c_void, *mut c_void, usize);
 
-/// As in CPython since 3.4. Functions are optional here only because C doesn't promise that they aren't null.
+/// As in CPython since 3.4. The functions are optional only because C does not promise that they are not null.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct ArenaAllocator {
@@ -26,7 +28,7 @@ struct ArenaAllocator {
     free: Option<Free>,
 }
 
-/// The allocator before us.
+/// The previous allocator.
 #[derive(Clone, Copy)]
 struct Before {
     alloc: Alloc,
@@ -36,7 +38,7 @@ struct Before {
 struct Hook {
     arenas: Arenas,
     before: Before,
-    /// Whether new arenas are ours.
+    /// Whether new arenas come from the hook.
     on: AtomicBool,
 }
 
@@ -45,7 +47,7 @@ static HOOK: OnceLock<Hook> = OnceLock::new();
 /// Why the hook is not installed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NotInstalled {
-    /// The interpreter doesn't have the functions, or hides them.
+    /// The interpreter does not have the functions, or hides them.
     NoFunction,
     /// Installed before, with other settings.
     OtherSettings,
@@ -58,7 +60,7 @@ pub(crate) fn install(settings: Settings) -> Result<(), NotInstalled> {
         if !same(hook.arenas.settings(), &settings) {
             return Err(NotInstalled::OtherSettings);
         }
-        // Relaxed: whoever sees it a moment later is as right.
+        // Relaxed: it does not matter if a thread sees the change a moment later.
         hook.on.store(true, Ordering::Relaxed);
         return Ok(());
     }
@@ -91,28 +93,28 @@ pub(crate) fn install(settings: Settings) -> Result<(), NotInstalled> {
         on: AtomicBool::new(true),
     };
     if HOOK.set(hook).is_err() {
-        // Another interpreter of the process came first, this very moment.
+        // Another interpreter of the process installed the hook at the same time.
         return install(settings);
     }
-    // The context stays that of the allocator before us and is handed on to it, so that an interpreter on another thread
-    // which reads the three fields while they are written has a pair that fits, whichever it reads.
+    // The context stays that of the previous allocator, to which it is passed on. So an interpreter on another thread
+    // that reads the three fields while they are written gets a function and a context that fit in any case.
     let mut ours = ArenaAllocator {
         ctx: current.ctx,
         alloc: Some(alloc),
         free: Some(free),
     };
-    // SAFETY: copies the structure. Both functions serve every size and address that the interpreter may bring.
+    // SAFETY: copies the structure. Both functions accept every size and address that the interpreter may pass.
     unsafe { set(&mut ours) };
     Ok(())
 }
 
-/// From now on new arenas come from the allocator before us. Whether the hook was on.
+/// From now on new arenas come from the previous allocator. Returns whether the hook was on.
 pub(crate) fn pause() -> bool {
     HOOK.get()
         .is_some_and(|hook| hook.on.swap(false, Ordering::Relaxed))
 }
 
-/// What the hook has done.
+/// The state and the counts of the hook.
 pub(crate) struct Report {
     pub(crate) on: bool,
     pub(crate) settings: Settings,
@@ -130,8 +132,8 @@ pub(crate) fn report() -> Option<Report> {
     })
 }
 
-/// The name of the allocator of objects: `pymalloc`, `malloc`, `mimalloc`, each also with `_debug`. None where something
-/// else stands before it (tracemalloc, memray), or the interpreter can't tell.
+/// The name of the allocator of objects: `pymalloc`, `malloc`, `mimalloc`, each also with `_debug`. None if another
+/// hook is in front of it (tracemalloc, memray), or if the interpreter does not report it.
 pub(crate) fn allocator_name() -> Option<&'static str> {
     let name = function(c"_PyMem_GetCurrentAllocatorName").ok()?;
     // SAFETY: CPython declares it `const char *(void)`; it returns a literal or null.
@@ -143,9 +145,9 @@ pub(crate) fn allocator_name() -> Option<&'static str> {
     }
 }
 
-/// A function of the interpreter by its name.
+/// Finds a function of the interpreter by its name.
 pub(crate) fn function(name: &CStr) -> Result<*mut c_void, NotInstalled> {
-    // SAFETY: looks a name up among what the process has loaded for everybody.
+    // SAFETY: looks a name up among the global symbols of the process.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     if found.is_null() {
         Err(NotInstalled::NoFunction)
@@ -166,7 +168,7 @@ fn same(one: &Settings, other: &Settings) -> bool {
 
 /// # Safety
 ///
-/// Called by the interpreter, as its arena allocator.
+/// Only the interpreter calls this, as its arena allocator.
 unsafe extern "C" fn alloc(ctx: *mut c_void, size: usize) -> *mut c_void {
     let Some(hook) = HOOK.get() else {
         return ptr::null_mut();
@@ -177,31 +179,33 @@ unsafe extern "C" fn alloc(ctx: *mut c_void, size: usize) -> *mut c_void {
     {
         return arena.as_ptr().cast();
     }
-    // SAFETY: what the interpreter would have called.
+    // SAFETY: the interpreter would have made the same call without the hook.
     unsafe { (hook.before.alloc)(ctx, size) }
 }
 
 /// # Safety
 ///
-/// Called by the interpreter, as its arena allocator, with an arena that nobody uses any more.
+/// Only the interpreter calls this, as its arena allocator, with an arena that is not used any more.
 unsafe extern "C" fn free(ctx: *mut c_void, address: *mut c_void, size: usize) {
     let (Some(hook), Some(arena)) = (HOOK.get(), NonNull::new(address.cast::<u8>())) else {
         return;
     };
-    // SAFETY: the caller's promise. If the bookkeeping fails, the arena is lost: better than giving it to the wrong one.
+    // SAFETY: the caller's promise. If the bookkeeping fails, the arena is lost; to give it to the wrong allocator is
+    // worse.
     let freed = quietly(|| unsafe { hook.arenas.free(arena) });
     if freed == Some(Freed::Foreign) {
-        // SAFETY: what the interpreter would have called; it isn't ours, so it came from there.
+        // SAFETY: the interpreter would have made the same call; the arena is not ours, so it came from that allocator.
         unsafe { (hook.before.free)(ctx, address, size) }
     }
 }
 
-/// Runs with `errno` as it was behind it. Nothing inside is meant to panic; a panic must not leave a function that C calls.
+/// Runs `inside` and restores `errno`. A panic is a bug, and must not leave a function that C calls; so it is caught
+/// here.
 fn quietly<R>(inside: impl FnOnce() -> R) -> Option<R> {
     // SAFETY: this thread's own `errno`.
     let errno = unsafe { *libc::__errno_location() };
     let result = catch_unwind(AssertUnwindSafe(inside)).ok();
-    // SAFETY: as above.
+    // SAFETY: this thread's own `errno`.
     unsafe { *libc::__errno_location() = errno };
     result
 }

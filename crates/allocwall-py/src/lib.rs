@@ -1,7 +1,7 @@
-//! `allocwall._native`: conversions between Python and the arena hook, and the counts of `count`. What is refused, and
-//! in which words, is decided in `allocwall/hugepages.py` and `allocwall/counting.py`.
+//! `allocwall._native`: converts between Python and the arena hook, and has the counters of `allocwall.count`.
+//! `allocwall/hugepages.py` and `allocwall/counting.py` decide what is refused, and write the messages.
 
-// On Linux alone: elsewhere the package refuses before it looks for this module.
+// Linux only: on other systems the package refuses before it imports this module.
 #[cfg(target_os = "linux")]
 mod count;
 #[cfg(target_os = "linux")]
@@ -22,7 +22,7 @@ mod _native {
 
     /// Puts new arenas on huge pages.
     ///
-    /// Raises RuntimeError, one line, where it can't.
+    /// Raises RuntimeError with a message of one line if that fails.
     #[pyfunction]
     #[pyo3(signature = (arena_bytes, *, reserved, keep_bytes, watch_price))]
     fn install(arena_bytes: usize, reserved: bool, keep_bytes: usize, watch_price: bool) -> PyResult<()> {
@@ -43,23 +43,24 @@ mod _native {
                         .to_string()
                 }
                 NotInstalled::OtherSettings => {
-                    "on in this process with other settings, which hold as long as it lives".to_string()
+                    "the hook is already installed with other settings: restart the process to change them"
+                        .to_string()
                 }
                 NotInstalled::Slabs(why) => why.to_string(),
             })
         })
     }
 
-    /// Stops new arenas; those that are out stay. Whether the hook was on.
+    /// Stops putting new arenas on huge pages; existing ones stay. Returns whether the hook was on.
     #[pyfunction]
     fn pause() -> bool {
         hook::pause()
     }
 
-    /// What the hook has done so far, or None without one.
+    /// The counts of the hook so far, or None without a hook.
     #[pyfunction]
     fn report(py: Python<'_>) -> PyResult<Option<Bound<'_, PyDict>>> {
-        // Before anything is allocated: the dictionary may itself need an arena.
+        // Read before anything is allocated, because the dictionary may itself need an arena.
         let Some(Report {
             on,
             settings,
@@ -113,15 +114,15 @@ mod _native {
         Ok(Some(report))
     }
 
-    /// Makes private anonymous memory huge where at least this share of 2 MiB is resident.
+    /// Moves private anonymous memory to huge pages: each aligned 2 MiB of which at least this share is resident.
     ///
-    /// Raises RuntimeError before Linux 6.1, ValueError for a share outside of 0 to 1.
+    /// Raises RuntimeError before Linux 6.1, and ValueError for a share outside 0 to 1.
     #[pyfunction]
     fn collapse(py: Python<'_>, least: f64) -> PyResult<Bound<'_, PyDict>> {
         if !(0.0..=1.0).contains(&least) {
-            return Err(PyValueError::new_err("a share is between 0 and 1"));
+            return Err(PyValueError::new_err("the share must be between 0 and 1"));
         }
-        // Other threads may run meanwhile: a collapse keeps contents.
+        // Other threads may run meanwhile, because a collapse keeps the contents.
         let done = py
             .detach(|| region::collapse_resident(least))
             .map_err(|why| PyRuntimeError::new_err(why.to_string()))?;
@@ -133,13 +134,13 @@ mod _native {
         Ok(report)
     }
 
-    /// Why no memory of this process can be on transparent huge pages, or None.
+    /// The reason why this process cannot use transparent huge pages, or None.
     #[pyfunction]
     fn transparent_refusal() -> Option<String> {
         Machine::this().transparent().err().map(|why| why.to_string())
     }
 
-    /// Why the reserved pool gives no page now, or None.
+    /// The reason why the reserved pool has no page now, or None.
     #[pyfunction]
     fn reserved_refusal() -> Option<String> {
         match Machine::this().pool() {
@@ -150,8 +151,8 @@ mod _native {
         }
     }
 
-    /// The allocator of objects by name (pymalloc, malloc, mimalloc, each also with _debug), or None where another hook
-    /// stands before it.
+    /// The name of the allocator of objects (pymalloc, malloc, mimalloc, each also with _debug), or None if another
+    /// hook is in front of it.
     #[pyfunction]
     fn allocator_name() -> Option<&'static str> {
         hook::allocator_name()

@@ -1,5 +1,5 @@
-//! Every reader of bytes that this program did not write, by name: those of each crate, and those that take a whole file through
-//! several. `fuzz/` feeds them; a test here runs what `fuzz/` keeps.
+//! All readers of bytes that this program did not write, by name: those of each crate, and those that pass a
+//! whole file through several crates. `fuzz/` feeds them; a test here runs the inputs that `fuzz/` keeps.
 
 #![forbid(unsafe_code)]
 
@@ -33,7 +33,7 @@ fn escaped(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let shown = escape::terminal(&text);
     assert!(shown.chars().all(escape::is_harmless));
-    // Nothing is left to escape.
+    // A second pass changes nothing.
     assert_eq!(escape::terminal(&shown), shown);
     let inert = escape::markup(&text);
     assert!(!inert.contains(['<', '>', '"', '\'']));
@@ -49,16 +49,19 @@ fn journal(bytes: &[u8]) {
     let shown = trial_text::trial(&outcome, &head.command, &head.options, Style::FILE);
     assert_inert(&shown);
     let document = trial_json::document(&outcome, &head.command);
-    serde_json::from_str::<serde_json::Value>(&document).expect("JSON stays JSON");
+    serde_json::from_str::<serde_json::Value>(&document).expect("the document is valid JSON");
     let _ = trial_csv::table(&outcome);
 }
 
 fn assert_inert(shown: &str) {
     let harmless = |c: char| c == '\n' || escape::is_harmless(c);
-    assert!(shown.chars().all(harmless), "an escape reaches the terminal");
+    assert!(
+        shown.chars().all(harmless),
+        "an escape sequence reaches the terminal"
+    );
 }
 
-/// The first byte says whether a whole file follows, or the parts of one before they are packed.
+/// The first byte says whether a whole file follows, or unpacked parts of a file.
 fn recording(bytes: &[u8]) {
     let Some((&kind, mut rest)) = bytes.split_first() else {
         return;
@@ -79,7 +82,7 @@ fn recording(bytes: &[u8]) {
     let verdict = allocwall_diagnose::verdict(&recording, &bill);
     assert_inert(&text::diagnosis(&recording, &bill, &verdict, None, Style::FILE));
     let document = json::document(&recording, &bill, &verdict);
-    serde_json::from_str::<serde_json::Value>(&document).expect("JSON stays JSON");
+    serde_json::from_str::<serde_json::Value>(&document).expect("the document is valid JSON");
     let _ = (collapsed::stacks(&recording), flamegraph::svg(&recording, &bill));
 }
 
@@ -89,7 +92,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::path::PathBuf;
 
-    /// What fuzzing found once, and what it starts from: a folder a reader.
+    /// Inputs that fuzzing found earlier or starts from: one folder per reader.
     #[test]
     fn kept_inputs_are_read() {
         let kept = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/kept");
@@ -97,7 +100,7 @@ mod tests {
         for folder in std::fs::read_dir(&kept).expect("fuzz/kept").map(Result::unwrap) {
             let name = folder.file_name();
             let reader = readers().find(|reader| name == reader.name);
-            let reader = reader.unwrap_or_else(|| panic!("{name:?} is no reader"));
+            let reader = reader.unwrap_or_else(|| panic!("{name:?} is not a reader"));
             for input in std::fs::read_dir(folder.path()).unwrap().map(Result::unwrap) {
                 (reader.read)(&std::fs::read(input.path()).unwrap());
                 without.remove(reader.name);

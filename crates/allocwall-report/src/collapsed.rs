@@ -1,19 +1,20 @@
-//! Collapsed stacks, as Brendan Gregg's FlameGraph scripts read them: `root;…;leaf count`, one line a distinct stack.
+//! Collapsed stacks in the format of Brendan Gregg's FlameGraph scripts: `root;…;leaf count`, one line per distinct
+//! stack.
 //!
-//! Drawn from the samples that carried a whole stack (`CpuSample::deep`), or from all where none did; the count is a
-//! number of such samples. Below the process, and the thread where its name differs, come the user frames, then the
-//! kernel frames with the suffix `_[k]`. A stack whose outermost callers are missing hangs below `[truncated]`.
+//! They are made from the samples with a whole stack (`CpuSample::deep`), or from all samples if no sample has one.
+//! The count is the number of samples. The order is: process, thread (if its name differs), user frames, kernel
+//! frames with the suffix `_[k]`. A stack without its outermost callers is below `[truncated]`.
 
 use super::escape::terminal;
 use allocwall_model::recording::{CpuSample, Frame, Module, Recording};
 use std::collections::{BTreeMap, HashMap};
 
-/// Frames nearest to the leaf that are kept: deeper recursion reads no better.
+/// Maximum number of frames that are kept, nearest to the leaf.
 const DEEPEST: usize = 512;
 
 pub fn stacks(rec: &Recording) -> String {
     let names = Names::of(rec);
-    // A busy target has a hundred samples of one stack: each is spelled out once.
+    // A busy target has hundreds of samples of the same stack, so each stack is formatted once.
     let mut seen: BTreeMap<Place, u64> = BTreeMap::new();
     for (_, sample) in drawn(rec) {
         *seen.entry(place(sample)).or_default() += 1;
@@ -28,14 +29,14 @@ pub fn stacks(rec: &Recording) -> String {
         .collect()
 }
 
-/// What a sample's names follow from: process, thread, kernel and user stack.
+/// The fields that determine a sample's names: process, thread, kernel stack, user stack.
 pub(super) type Place = (i32, i32, Option<u32>, Option<u32>);
 
 pub(super) fn place(sample: &CpuSample) -> Place {
     (sample.pid, sample.tid, sample.kernel, sample.user)
 }
 
-/// The samples that pictures are drawn from, with their places in the recording.
+/// The samples that flamegraphs and collapsed stacks use, with their index in the recording.
 pub(super) fn drawn(rec: &Recording) -> impl Iterator<Item = (usize, &CpuSample)> {
     let any_deep = rec.samples.iter().any(|s| s.deep);
     rec.samples
@@ -44,12 +45,12 @@ pub(super) fn drawn(rec: &Recording) -> impl Iterator<Item = (usize, &CpuSample)
         .filter(move |(_, s)| s.deep || !any_deep)
 }
 
-/// Names of processes and threads, found without a walk over all of them.
+/// Index of the names of processes and threads.
 pub(super) struct Names<'a> {
     rec: &'a Recording,
     processes: HashMap<i32, &'a str>,
     threads: HashMap<(i32, i32), &'a str>,
-    /// Of each frame, made safe.
+    /// The name of each frame, made safe.
     frames: Vec<String>,
 }
 
@@ -105,7 +106,7 @@ impl<'a> Names<'a> {
 fn name(rec: &Recording, frame: &Frame) -> String {
     match frame.symbol.as_deref().filter(|s| !s.trim().is_empty()) {
         Some(symbol) => safe(symbol),
-        // One box for a module's nameless code: an address each would scatter it.
+        // One box for all code of a module without symbols; single addresses would make many small boxes.
         None => safe(&format!(
             "[{}]",
             module(rec, frame).map_or("unknown", |m| basename(&m.path))
@@ -121,8 +122,8 @@ fn basename(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path).trim_matches(['[', ']'])
 }
 
-/// Readers split at `;` and at the last blank, take a second trailing number for a second count, and skip lines that
-/// begin with `# `.
+/// Makes a name safe for readers of the format. They split at `;` and at the last blank, take a second number at the
+/// end as a second count, and skip lines that begin with `# `.
 fn safe(name: &str) -> String {
     let mut safe = terminal(name).replace("; ", ", ").replace(';', ",");
     safe = safe.trim().to_string();

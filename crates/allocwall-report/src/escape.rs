@@ -1,6 +1,8 @@
-//! Names come from other processes: a comm, a path or a symbol may hold terminal escapes or HTML.
+//! Makes names safe to print. They come from other processes: a comm, a path or a symbol may contain terminal escapes
+//! or HTML.
 
-/// Replaces everything that could move a cursor, change a colour or reverse the reading direction by a visible escape.
+/// Replaces characters that could move the cursor, change the colour or reverse the reading direction with visible
+/// escapes.
 pub fn terminal(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

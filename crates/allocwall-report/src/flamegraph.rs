@@ -1,10 +1,10 @@
-//! A flamegraph whose colours are the lines of the bill: a box that is itself fault handling, zeroing, allocator… has
-//! that line's colour, and everything else stays pale, so that the bill can be seen at a glance.
+//! A flamegraph with the colours of the bill: boxes for page faults, zeroing, allocator and so on have the colour of
+//! their line. Application code is pale.
 //!
-//! The colour of a box, by the first rule that applies:
+//! The first of these rules that applies gives the colour of a box:
 //! 1. samples end in it: the class of most of them;
 //! 2. samples end in the same function elsewhere: the class of most of those;
-//! 3. it is a kernel frame: the class of most samples above it;
+//! 3. it is a kernel frame: the class of most samples that pass through it;
 //! 4. application.
 
 use super::collapsed::{Names, Place, drawn, place};
@@ -17,8 +17,8 @@ use inferno::flamegraph::color::{BackgroundColor, Color, PaletteMap};
 use inferno::flamegraph::{self as inferno_graph, Options, TextTruncateDirection};
 use std::collections::{BTreeMap, HashMap};
 
-/// Fill of each class. Light enough for black letters, apart from one another in lightness too, so that a print in
-/// grey and a reader who confuses red and green still tell neighbours apart. Hues after Okabe and Ito's palette.
+/// Fill colour of each class. The colours are light enough for black text. They also differ in lightness, so that
+/// they can be distinguished in grey and by readers who are red-green blind. Hues after Okabe and Ito's palette.
 fn fill(class: CostClass) -> (u8, u8, u8) {
     match class {
         CostClass::Application => (232, 232, 232),
@@ -41,13 +41,13 @@ const WIDTH: usize = 1200;
 const LEGEND_ROW: usize = 20;
 const LEGEND_COLUMNS: usize = 4;
 
-/// One SVG document, coloured by the bill's own classing of each sample.
+/// One SVG document. The colours come from the class that the bill gives each sample.
 pub fn svg(rec: &Recording, bill: &Bill) -> Measured<String> {
     let mut tree = Tree::default();
-    // The classer looks at all samples: what a fault's entry path belongs to shows in its neighbours.
+    // The classifier needs all samples, because it divides entry and exit of faults in proportion to the other samples.
     let classes = Classifier::new(rec).cpu(&rec.samples);
     let names = Names::of(rec);
-    // A busy target has a hundred samples of one stack: each is spelled out once.
+    // A busy target has hundreds of samples of the same stack, so each stack is formatted once.
     let mut seen: BTreeMap<(Place, CostClass), u64> = BTreeMap::new();
     for (index, sample) in drawn(rec) {
         *seen.entry((place(sample), classes[index])).or_default() += 1;
@@ -56,13 +56,12 @@ pub fn svg(rec: &Recording, bill: &Bill) -> Measured<String> {
         tree.add(&names.frames(place), class, count);
     }
     if tree.samples == 0 {
-        let why = "the recording holds no CPU samples to draw";
-        return Err(
-            Absence::new(Reason::TooLittle, why).mend("record for longer (-d), or while the target is busy")
-        );
+        let why = "the recording has no CPU samples";
+        return Err(Absence::new(Reason::TooLittle, why)
+            .mend("use a longer window (-d), or record while the target is busy"));
     }
     let mut palette = PaletteMap::default();
-    // The root box, which inferno names "", is nobody's cost.
+    // inferno gives the root box the name "".
     let (r, g, b) = fill(CostClass::Application);
     palette.insert("", Color { r, g, b });
     let lines = tree.lines(&mut palette);
@@ -89,8 +88,8 @@ pub fn svg(rec: &Recording, bill: &Bill) -> Measured<String> {
     Ok(with_head(&drawing, &head(rec, bill, &tree)))
 }
 
-/// Colours go by name in inferno, ours by place: each name carries a leading mark of its class, a control character
-/// that no escaped name can hold, and the marks are taken out of the drawing.
+/// inferno chooses the colour by name, but here it depends on the place. So each name gets a leading mark of its
+/// class: a control character, which no escaped name can contain. The marks are removed from the drawing.
 fn mark(class: CostClass) -> char {
     let at = CostClass::ALL.iter().position(|c| *c == class).unwrap_or(0);
     MARKS[at]
@@ -100,7 +99,7 @@ fn marked_class(c: char) -> Option<CostClass> {
     MARKS.iter().position(|m| *m == c).map(|at| CostClass::ALL[at])
 }
 
-/// C0 controls without tab, line feed and the other blanks, which inferno would trim.
+/// C0 control characters, without tab, line feed and other blanks, which inferno trims.
 const MARKS: [char; CostClass::ALL.len()] = [
     '\u{1}', '\u{2}', '\u{3}', '\u{4}', '\u{5}', '\u{6}', '\u{7}', '\u{8}', '\u{e}', '\u{f}', '\u{10}',
     '\u{11}', '\u{12}',
@@ -128,7 +127,7 @@ struct Node {
 struct Tree {
     root: Node,
     samples: u64,
-    /// Classes of the samples that end in a function, wherever.
+    /// Classes of the samples that end in a function, in any stack.
     by_name: HashMap<String, Votes>,
 }
 
@@ -160,10 +159,10 @@ impl Tree {
             .unwrap_or(CostClass::Application)
     }
 
-    /// Lines for inferno; every marked name is entered in the palette.
+    /// Lines for inferno. Adds every marked name to the palette.
     fn lines(&self, palette: &mut PaletteMap) -> Vec<String> {
         let mut lines = vec![];
-        // By hand instead of by recursion: a stack may be as deep as the collapser allows.
+        // An explicit stack instead of recursion, because call stacks can be deep.
         let mut open: Vec<(&Node, String)> = vec![(&self.root, String::new())];
         while let Some((node, path)) = open.pop() {
             let ending: u64 = node.ending.values().sum();
@@ -200,7 +199,7 @@ fn head(rec: &Recording, bill: &Bill, tree: &Tree) -> Head {
     });
     let title = format!("{target}: {:.1} CPU-s in {:.1} s", bill.cpu_s, bill.window_s);
     let scale = format!(
-        "{} samples with whole stacks of {} taken; one stands for {:.1} ms of CPU. Colour: the bill's line; share of all CPU time beside it.",
+        "{} of {} samples are drawn; each one stands for {:.1} ms of CPU. Colours show the lines of the bill, with their share of all CPU time.",
         tree.samples,
         rec.samples.len(),
         bill.cpu_s * 1e3 / tree.samples as f64
@@ -251,8 +250,8 @@ impl Tree {
     }
 }
 
-/// Moves inferno's drawing down by the height of the head. Everything searched for is inferno's own preamble: names
-/// stand behind it and are escaped.
+/// Moves inferno's drawing down by the height of the head. It searches only in inferno's preamble; names come after
+/// it and are escaped.
 fn with_head(drawing: &str, head: &Head) -> String {
     const AFTER: &str = "</script>";
     let moved = || -> Option<String> {
@@ -382,7 +381,7 @@ mod tests {
         assert_eq!(absence.reason, Reason::TooLittle);
     }
 
-    /// ALLOCWALL_DRAW=path writes the drawing, to be looked at.
+    /// With ALLOCWALL_DRAW=path the test writes the drawing to that file.
     #[test]
     fn can_be_looked_at() {
         if let Some(path) = std::env::var_os("ALLOCWALL_DRAW") {

@@ -1,4 +1,4 @@
-//! The JSON document, version 1. Every field is described in docs/json.md; a test holds the two together.
+//! The JSON document, version 1. docs/json.md describes every field; a test compares the two.
 
 use super::escape;
 use allocwall_diagnose::bill::{Bill, CpuLine, Site, WaitLine};
@@ -8,7 +8,7 @@ use allocwall_model::units::{Absence, Interval, Measured};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Raised when a field changes its meaning or goes away; new fields do not raise it.
+/// Incremented when a field changes its meaning or is removed. New fields do not increment it.
 pub const VERSION: u32 = 1;
 
 /// The document, indented, newline-terminated.
@@ -16,12 +16,12 @@ pub fn document(rec: &Recording, bill: &Bill, verdict: &Verdict) -> String {
     printed(&value(rec, bill, verdict))
 }
 
-/// Indented, newline-terminated. Characters that could act on a terminal are `\u` escapes, which every reader turns back.
+/// Indented, newline-terminated. Characters that could affect a terminal are `\u` escapes, which JSON readers decode.
 pub fn printed(value: &Value) -> String {
     let text = format!("{value:#}\n");
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
-        // Outside strings JSON has no such characters but its own line feeds.
+        // Outside strings, the only such character in JSON is the line feed.
         if c == '\n' || escape::is_harmless(c) {
             safe.push(c);
         } else {
@@ -73,7 +73,7 @@ pub fn absence(absence: &Absence) -> Value {
     json!({ "reason": plain(&absence.reason), "detail": absence.detail, "mend": absence.mend })
 }
 
-/// A value whose serialised form cannot fail: enums with text names, numbers, strings.
+/// A value that can always be serialized: enums with text names, numbers, strings.
 pub fn plain<T: Serialize>(value: &T) -> Value {
     serde_json::to_value(value).unwrap_or(Value::Null)
 }
@@ -116,6 +116,8 @@ fn remedy(r: &Prescription) -> Value {
         "basis": r.basis,
         "restart": r.restart,
         "how": r.how,
+        "is_command": r.is_command,
+        "note": r.note,
         "moves": r.moves,
         "backfires": r.backfires,
         "undo": r.undo,
@@ -154,6 +156,7 @@ fn cpu_line(line: &CpuLine) -> Value {
         "cpu_s": interval(&line.cpu_s),
         "samples": line.samples,
         "method": line.method,
+        "notes": line.notes,
         "sites": list(&line.sites, site),
     })
 }
@@ -292,8 +295,8 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Every path of a document, `bill.on_cpu[].share.low`, down to strings, numbers and lists of strings; an empty list
-    /// tells nothing of its items.
+    /// Every path of a document, such as `bill.on_cpu[].share.low`, down to strings, numbers and lists of strings. An
+    /// empty list has no paths for its items.
     fn paths(value: &Value, at: &str, into: &mut BTreeSet<String>) {
         match value {
             Value::Object(fields) if fields.contains_key("absent") => {}
@@ -319,7 +322,7 @@ mod tests {
         }
     }
 
-    /// Paths in the first column of the tables of docs/json.md, as far as it is about this document.
+    /// Paths in the first column of the tables of docs/json.md that describe this document.
     fn documented() -> BTreeSet<String> {
         let page = include_str!("../../../docs/json.md");
         let (page, _) = page.split_once("\n# Other documents").unwrap_or((page, ""));
@@ -335,7 +338,7 @@ mod tests {
         for case in sketches::all() {
             paths(&value(&case.rec, &case.bill, &case.verdict), "", &mut fields);
         }
-        // An interval is one row; so is anything that is an interval in one case and null in another.
+        // An interval is one row, also if it is null in another case.
         let intervals: BTreeSet<String> = fields
             .iter()
             .filter_map(|f| f.strip_suffix(".low"))

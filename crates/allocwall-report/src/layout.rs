@@ -1,8 +1,8 @@
-//! Fitting words into columns. Widths are terminal columns, not bytes and not characters.
+//! Fits text into columns. Widths are terminal columns, not bytes and not characters.
 
 use unicode_width::UnicodeWidthChar;
 
-/// The sum over characters, as terminals count; joined sequences are not resolved.
+/// Width of a text: the sum over its characters. Joined sequences are not resolved.
 pub fn columns(text: &str) -> usize {
     text.chars().map(char_columns).sum()
 }
@@ -11,8 +11,8 @@ fn char_columns(c: char) -> usize {
     c.width().unwrap_or(0)
 }
 
-/// Lines of at most `width` columns, broken at spaces, but not between a number and its `%`; a word that is longer than
-/// a line is cut.
+/// Breaks text into lines of at most `width` columns, at spaces, but not between a number and its `%`. A word that is
+/// longer than a line is cut.
 pub fn wrap(text: &str, width: usize) -> Vec<String> {
     let width = width.max(2);
     let mut lines = vec![String::new()];
@@ -49,9 +49,9 @@ pub fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// A shell command as lines of at most `width` columns, all but the last ended by a backslash; the first starts at
-/// `column`, the others are indented to it. A word that is longer than a line goes on in the first column, since blanks
-/// would cut it in two.
+/// Breaks a shell command into lines of at most `width` columns. All lines but the last end with a backslash. The
+/// first line starts at `column`, and the others are indented to it. A word that is longer than a line continues in
+/// the first column, because blanks would split it.
 pub fn shell_lines(command: &str, width: usize, column: usize) -> Vec<String> {
     let indent = " ".repeat(column);
     let room = width.saturating_sub(2);
@@ -81,7 +81,7 @@ pub fn shell_lines(command: &str, width: usize, column: usize) -> Vec<String> {
     lines
 }
 
-/// Split at blanks, but not within single quotes: a backslash at the line's end would be taken literally there.
+/// Splits at blanks, but not inside single quotes, where the shell takes a backslash at the end of a line literally.
 fn shell_words(command: &str) -> Vec<&str> {
     let mut quoted = false;
     let blank = move |c: char| {
@@ -91,7 +91,7 @@ fn shell_words(command: &str) -> Vec<&str> {
     command.split(blank).filter(|word| !word.is_empty()).collect()
 }
 
-/// Keeps both ends: the namespace tells whose it is, the end tells which function.
+/// Shortens in the middle: the start shows the namespace, the end shows the function.
 pub fn elide_middle(text: &str, width: usize) -> String {
     if columns(text) <= width {
         return text.to_string();
@@ -137,8 +137,8 @@ pub fn right(text: &str, width: usize) -> String {
     format!("{}{text}", " ".repeat(width.saturating_sub(columns(text))))
 }
 
-/// Parts of a whole as integers that sum to `units` exactly: each is rounded down, and what is missing goes to the
-/// largest remainders (Hamilton's method).
+/// Rounds parts of a whole to integers that sum to `units` exactly: each is rounded down, and the missing units go to
+/// the largest remainders (Hamilton's method).
 pub fn apportion(parts: &[f64], units: u64) -> Vec<u64> {
     let parts: Vec<f64> = parts
         .iter()
@@ -153,7 +153,7 @@ pub fn apportion(parts: &[f64], units: u64) -> Vec<u64> {
     let mut order: Vec<usize> = (0..parts.len()).collect();
     order.sort_by(|&a, &b| exact[b].fract().total_cmp(&exact[a].fract()).then(a.cmp(&b)));
     let missing = units.saturating_sub(whole.iter().sum());
-    // A line without a sample stays at zero: `fract` of it is 0, and at most parts - 1 units are missing.
+    // A line without a sample stays zero: its `fract` is 0, and at most parts - 1 units are missing.
     for &i in order.iter().take(missing as usize) {
         whole[i] += 1;
     }

@@ -1,4 +1,5 @@
-//! Recording, Bill and Verdict as text, JSON, flamegraph, collapsed stacks; a trial's TrialResult as text, JSON, CSV. Pure.
+//! Recording, Bill and Verdict as text, JSON, flamegraph, collapsed stacks; the result of a trial as text, JSON, CSV.
+//! Pure.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Invented cases for the tests of this folder: figures are made up, shapes are real.
+//! Cases for the tests of the reports. The figures are invented.
 
 use allocwall_diagnose::bill::{Bill, CpuLine, Rates, Sampled, Site, WaitLine};
 use allocwall_diagnose::{Finding, Prescription, Status, Verdict, Whole};
@@ -6,6 +6,7 @@ use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::*;
 use allocwall_model::units::{Absence, Interval, Reason};
+use allocwall_sketches::recording::empty;
 
 pub struct Case {
     pub name: &'static str,
@@ -34,54 +35,34 @@ fn no_pmu() -> Absence {
 }
 
 fn recording() -> Recording {
+    let mut recording = empty();
+    recording.meta = Meta {
+        tool_version: "0.1.0".into(),
+        started_unix_ms: 1_760_000_000_000,
+        sample_period_ns: 1_001_001,
+        wait_period_ns: 20_000_000,
+        own_cpu_ns: 182_000_000,
+        ..recording.meta
+    };
+    recording.host = HostFacts {
+        cpu_model: "AMD EPYC 7B13".into(),
+        hypervisor: Some("KVM".into()),
+        free_page_reporting: Ok(true),
+        cgroup_version: Ok(1),
+        perf_event_paranoid: Ok(2),
+        pmu: Err(no_pmu()),
+        ..recording.host
+    };
+    let process = recording.processes.remove(0);
     Recording {
-        meta: Meta {
-            tool_version: "0.1.0".into(),
-            started_unix_ms: 1_760_000_000_000,
-            window_ns: 15_000_000_000,
-            requested_ns: 15_000_000_000,
-            ended: Ended::Complete,
-            sample_period_ns: 1_001_001,
-            kernel_samples: true,
-            system_wide: true,
-            wait_period_ns: 20_000_000,
-            command: None,
-            own_cpu_ns: 182_000_000,
-            lost_records: 0,
-        },
-        host: HostFacts {
-            kernel_release: "6.18.0".into(),
-            architecture: "x86_64".into(),
-            cpu_model: "AMD EPYC 7B13".into(),
-            online_cpus: 2,
-            numa_nodes: 1,
-            memory_bytes: 8 << 30,
-            page_bytes: 4096,
-            hypervisor: Some("KVM".into()),
-            free_page_reporting: Ok(true),
-            thp_enabled: Ok("madvise".into()),
-            thp_defrag: Ok("madvise".into()),
-            hugepages_total: 0,
-            hugepages_free: 0,
-            cgroup_version: Ok(1),
-            container: None,
-            euid: 0,
-            perf_event_paranoid: Ok(2),
-            kptr_restrict: Ok(0),
-            pmu: Err(no_pmu()),
-        },
         cgroup: Some("/system.slice/api.service".into()),
         processes: vec![Process {
             pid: 4242,
-            ppid: 1,
             comm: "python3".into(),
             exe: Ok("/usr/bin/python3.11".into()),
             cmdline: ["python3", "-m", "service", "--port", "8080"]
                 .map(String::from)
                 .to_vec(),
-            libc: Ok(Libc::Glibc {
-                version: "2.36".into(),
-            }),
             runtime: Ok(Runtime::Cpython {
                 version: "3.11.2".into(),
                 free_threaded: false,
@@ -93,8 +74,7 @@ fn recording() -> Recording {
                 version: Some("2.36".into()),
             }),
             environment: vec![("MALLOC_ARENA_MAX".into(), "2".into())],
-            thp_disabled: Ok(false),
-            secure_exec: Ok(false),
+            ..process
         }],
         probes: vec![
             Probe {
@@ -121,7 +101,6 @@ fn recording() -> Recording {
                 Absence::new(Reason::NotApplicable, "no two CPUs share a core"),
             )],
         }),
-        ticks: vec![],
         threads: vec![
             thread(4242, "python3", 27_000_000_000),
             thread(4250, "worker;1", 600_000_000),
@@ -177,8 +156,6 @@ fn recording() -> Recording {
                 ..sample(6, None, Some(3))
             },
         ],
-        waits: vec![],
-        python: vec![],
         counts: vec![EventCount {
             name: "mmap".into(),
             count: 120,
@@ -189,7 +166,7 @@ fn recording() -> Recording {
             comm: "load".into(),
             cpu_ns: 1_200_000_000,
         }],
-        heap: Err(Absence::new(Reason::NotApplicable, "sketch")),
+        ..recording
     }
 }
 
@@ -235,10 +212,6 @@ fn sample(ms: u64, kernel: Option<u32>, user: Option<u32>) -> CpuSample {
 }
 
 fn bill(shares: &[(CostClass, f64)], cpu_s: f64) -> Bill {
-    let method = |class| match class {
-        CostClass::UnnamedKernel => "system time of the processes: kernel samples were not permitted",
-        _ => "CPU samples: leaf or stack in its functions",
-    };
     let line = |class: CostClass| {
         let p = shares.iter().find(|(c, _)| *c == class).map_or(0.0, |(_, p)| *p);
         let half = 1.96 * (p * (1.0 - p) / (cpu_s * 999.0)).sqrt() * 2.0;
@@ -248,7 +221,13 @@ fn bill(shares: &[(CostClass, f64)], cpu_s: f64) -> Bill {
             share,
             cpu_s: share.scaled(cpu_s),
             samples: (p * cpu_s * 999.0) as u64,
-            method: method(class).into(),
+            method: "CPU samples: leaf or stack in its functions".into(),
+            notes: match class {
+                CostClass::UnnamedKernel if p > 0.0 => {
+                    vec!["this is the system time of the processes: kernel samples were not permitted".into()]
+                }
+                _ => vec![],
+            },
             sites: vec![],
         }
     };
@@ -267,7 +246,7 @@ fn bill(shares: &[(CostClass, f64)], cpu_s: f64) -> Bill {
                     WaitClass::RunQueue => Ok(Interval::exact(0.31)),
                     _ => Ok(Interval::exact(0.0)),
                 },
-                method: "looks at /proc every 20 ms".into(),
+                method: "samples of /proc every 20 ms".into(),
                 sites: vec![],
                 untold: 0.0,
                 unread: 0.0,
@@ -333,12 +312,12 @@ fn ladder() -> Vec<Finding> {
         finding(Wall::ApplicationLock, RuledOut, "0 % of working time (≤ 0.1 %)"),
         finding(Wall::GarbageCollector, RuledOut, "0.4 % of CPU (≤ 0.6 %)"),
         finding(Wall::FirstTouch, RuledOut, "0.6 % of CPU (≤ 0.8 %)"),
+        finding(Wall::MapChurn, RuledOut, "4.3 % of CPU (≤ 4.9 %); threshold 5 %"),
         finding(
-            Wall::MapChurn,
+            Wall::AddressSpaceLock,
             RuledOut,
-            "4.3 % of CPU (≤ 4.9 %); counts from 5 %",
+            "one thread: no other thread to wait for",
         ),
-        finding(Wall::AddressSpaceLock, RuledOut, "one thread: nobody to wait for"),
         Finding {
             estimate: Some("reach of the second-level TLB against resident memory, no counter".into()),
             ..missing(Wall::Tlb, no_pmu())
@@ -377,6 +356,8 @@ fn remedy(key: &str, title: &str, gain: Option<Interval>, restart: bool, how: &s
         basis: "fault path and zeroing (60.8 % of CPU) × this machine's price of a 2 MiB touch against 512 of 4 KiB".into(),
         restart,
         how: how.into(),
+        is_command: key != "reuse-buffers",
+        note: None,
         backfires: "resident memory grows by up to 2 MiB an arena; forked workers that write lose it again".into(),
         undo: "unset the variable and restart".into(),
         moves: "zeroing to the first touch of each 2 MiB: one fault of about 100 µs instead of 512 of 1.5 µs".into(),
@@ -448,7 +429,7 @@ pub fn first_touch() -> Case {
             ..finding(
                 Wall::FirstTouch,
                 Status::Wall,
-                "61 % (59–62 %) of CPU goes to faulting in and zeroing fresh pages; a wall from 15 % on",
+                "61 % (59–62 %) of CPU goes to faulting in and zeroing fresh pages; wall threshold 15 %",
             )
         },
     );
@@ -459,7 +440,7 @@ pub fn first_touch() -> Case {
             ..finding(
                 Wall::MapChurn,
                 Status::Contributor,
-                "6.1 % (5.3–6.9 %) of CPU goes to mapping memory and giving it back; counts from 5 % on",
+                "6.1 % (5.3–6.9 %) of CPU goes to mapping memory and returning it to the kernel; contributor threshold 5 %",
             )
         },
     );
@@ -489,7 +470,7 @@ pub fn first_touch() -> Case {
                     "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 python3 -m service --port 8080",
                 ),
                 remedy("reuse-buffers", "Reuse the encoding buffer", None, false, "keep one Buffer a worker in encode_manifest"),
-                remedy("jemalloc", "jemalloc by preload", None, true, "LD_PRELOAD=libjemalloc.so.2 python3 -m service --port 8080"),
+                remedy("jemalloc", "preload jemalloc", None, true, "LD_PRELOAD=libjemalloc.so.2 python3 -m service --port 8080"),
             ],
             next: vec![
                 "allocwall trial --with glibc-keep-memory -- python3 -m service --port 8080".into(),
@@ -549,7 +530,7 @@ pub fn not_root() -> Case {
         },
         Probe {
             name: "waits".into(),
-            what: "where waiting threads wait".into(),
+            what: "what waiting threads wait for".into(),
             state: ProbeState::Partial(
                 Absence::new(
                     Reason::NotPermitted,
@@ -589,7 +570,7 @@ pub fn not_root() -> Case {
         rec,
         bill,
         verdict: Verdict {
-            sentence: "Not decided: 53 % of the CPU is spent in the kernel, and what it does there could not be seen without root.".into(),
+            sentence: "Undecided: 53 % of CPU is kernel time without symbols; not measured: first touch, map churn; the allocator itself takes 6.2 %.".into(),
             walls: vec![],
             findings,
             remedies: vec![],
@@ -633,7 +614,7 @@ pub fn throttled() -> Case {
             ..finding(
                 Wall::CgroupThrottling,
                 Status::Wall,
-                "62 % of runnable time the cgroup's quota stopped it; a wall from 10 % on",
+                "62 % of runnable time was lost to the cgroup's CPU quota; wall threshold 10 %",
             )
         },
     );
@@ -642,7 +623,7 @@ pub fn throttled() -> Case {
         rec: recording(),
         bill,
         verdict: Verdict {
-            sentence: "The cgroup's quota is the wall: threads stood still in 62 % of the window with work to do. Memory is not it.".into(),
+            sentence: "The cgroup's CPU quota is the wall: it stopped the target for 62 % of the time in which it could have run.".into(),
             walls: vec![Wall::CgroupThrottling],
             findings,
             remedies: vec![Prescription {

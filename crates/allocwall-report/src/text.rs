@@ -1,4 +1,4 @@
-//! What the person on call reads: verdict first, then the bill that supports it, then what to do.
+//! The text report of a diagnosis: the verdict, the bill, the ladder, the remedies, the limits and the next commands.
 
 use super::escape::terminal;
 use super::layout::{apportion, columns, elide_end, elide_middle, left, right, shell_lines, wrap};
@@ -7,7 +7,6 @@ use allocwall_diagnose::remedies::{quoted, treated};
 use allocwall_diagnose::{Finding, Prescription, Status, Verdict};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::remedies::{self, Effect, Remedy};
-use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::{
     Allocator, AllocatorKind, Ended, Libc, Linkage, ModuleRole, ProbeState, Process, Recording, Runtime,
 };
@@ -16,7 +15,7 @@ use allocwall_model::units::{Absence, Interval, Reason, plural, thousands};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
     pub color: bool,
-    /// Columns of the terminal; at least 40 are used.
+    /// Columns of the terminal. At least 40 are used.
     pub width: usize,
 }
 
@@ -28,20 +27,22 @@ impl Style {
     };
 }
 
-/// Call sites are shown for lines of at least this share of the target's CPU (or, for waits, of its thread time).
-/// Twice that for on-CPU lines that are no part of a wall.
+/// Call sites are shown for lines of at least this share of the target's CPU time (for waits: of its thread time).
+/// Lines of CPU time that do not belong to a wall need twice that.
 const COSTLY: f64 = 0.05;
-/// A site below this share of its line is noise.
+/// Call sites below this share of their line are not shown.
 const SITE_FLOOR: f64 = 0.05;
-/// Remedies beyond these are named, not spelt out: nobody tries a third before the first.
+/// Remedies that are shown with command and risk. The others are only named.
 const REMEDIES_SHOWN: usize = 2;
-/// Between the samples' and the kernel's account of CPU time; above it the reader should know.
+/// If the samples and the kernel's account of CPU time differ by more, the report warns.
 const TOLERATED_DISAGREEMENT: f64 = 0.03;
 const NEXT_SHOWN: usize = 3;
 const NARROWEST: usize = 40;
+/// The last line of the report.
+const TERMS: &str = "Terms: docs/glossary.md in the source, or `allocwall explain NAME`";
 
-/// The whole report, newline-terminated; no line is wider than `style.width` (or 40, if that is less). `file` is where
-/// the recording lies, if anywhere: the next steps name it.
+/// The whole report, newline-terminated. No line is wider than `style.width` (or 40, if that is less). `file` is the
+/// path of the recording, if it was written; the next commands use it.
 pub fn diagnosis(
     rec: &Recording,
     bill: &Bill,
@@ -58,11 +59,13 @@ pub fn diagnosis(
     ladder(&mut page, verdict, &limits);
     sites(&mut page, bill, verdict);
     remedies(&mut page, verdict);
-    page.section("LIMITS", "what this run could not see, and what it cost");
+    page.section("LIMITS", "what this run could not measure, and its own cost");
     limits.print(&mut page);
     own_cost(&mut page, rec, bill);
     // Without samples there is no flamegraph.
     next(&mut page, verdict, file.filter(|_| !rec.samples.is_empty()));
+    page.blank();
+    page.wrapped(0, TERMS, Ink::Faint);
     page.out
 }
 
@@ -121,7 +124,7 @@ impl Page {
         }
     }
 
-    /// A heading in capitals, so that sections stand out without colour, and what qualifies it.
+    /// A heading in capitals, which is visible without colour, and a short explanation.
     pub fn section(&mut self, title: &str, aside: &str) {
         self.blank();
         let room = self.width.saturating_sub(columns(title) + 2);
@@ -140,7 +143,7 @@ impl Page {
 
     /// `lead`, then `text` wrapped in a column that starts at `indent`.
     pub fn hang(&mut self, lead: &str, lead_ink: Ink, indent: usize, text: &str, ink: Ink) {
-        // On a narrow page the column would be a ribbon: the text then starts on its own line.
+        // On a narrow page the column would be too narrow, so the text starts on its own line.
         let beside = self.width >= indent + 24;
         let column = if beside { indent } else { 4 };
         let lines = wrap(&terminal(text), self.width - column);
@@ -167,7 +170,7 @@ impl Page {
         }
     }
 
-    /// The heading of a table, with its columns' heads beside it.
+    /// The heading of a table, with the heads of its columns in the same line.
     fn table(&mut self, title: &str, aside: &str, table: &Columns, heads: [&str; 3]) {
         self.blank();
         let [share, seconds, interval] = heads;
@@ -181,14 +184,14 @@ impl Page {
         self.line(&line);
     }
 
-    /// What to type, so that it can be copied as it stands: broken between words with a backslash. A remark behind `#`
-    /// goes to its own line.
+    /// A shell command that can be copied. Long ones are broken between words with a backslash. A remark after `#`
+    /// that does not fit is wrapped as a comment on its own lines.
     pub fn command(&mut self, indent: usize, text: &str) {
         self.command_after("", indent, text);
     }
 
     pub fn command_after(&mut self, heading: &str, indent: usize, text: &str) {
-        let (command, remark) = match text.split_once("  #") {
+        let (command, remark) = match text.split_once("  # ") {
             Some((command, remark)) => (command.trim_end(), Some(remark.trim())),
             None => (text, None),
         };
@@ -256,7 +259,7 @@ fn header(page: &mut Page, rec: &Recording, bill: &Bill) {
     let command = rec
         .processes
         .first()
-        .map_or_else(|| "no process seen".to_string(), command);
+        .map_or_else(|| "no process found".to_string(), command);
     let room = page.width - columns("allocwall  ");
     let line = format!(
         "{}  {}",
@@ -286,13 +289,18 @@ fn ended(rec: &Recording) -> Option<String> {
     Some(match &rec.meta.ended {
         Ended::Complete => return None,
         Ended::Interrupted => {
-            format!("Interrupted: {asked:.0} s were asked for; everything below is what was seen.")
+            format!(
+                "Interrupted before the end of the {asked:.0} s window. The report covers the time until then."
+            )
         }
         Ended::TargetExited { status } => format!(
-            "The target ended within the window{} ({asked:.0} s were asked for); everything below is what was seen.",
+            "The target ended before the end of the {asked:.0} s window{}. The report covers the time until then.",
             status.as_ref().map_or(String::new(), |s| format!(": {s}"))
         ),
-        Ended::CutOff => "The recording breaks off; everything below is what it still holds.".to_string(),
+        Ended::CutOff => {
+            "The recording is cut off, because its writer was killed. The report covers what was written."
+                .to_string()
+        }
     })
 }
 
@@ -380,7 +388,7 @@ fn verdict_sentence(page: &mut Page, verdict: &Verdict) {
     page.hang("VERDICT", Ink::Heading, 9, &verdict.sentence, ink);
 }
 
-/// Columns of the bill. What doesn't fit is left out in the order of its worth: bar, interval.
+/// Columns of the bill. If the page is too narrow, the bar is left out first, then the interval.
 struct Columns {
     title: usize,
     bar: usize,
@@ -388,7 +396,7 @@ struct Columns {
 }
 
 impl Columns {
-    /// The longest title of the bill that bears no bracket: both tables share their columns.
+    /// The longest title of the bill without a bracket. Both tables have the same columns.
     const TITLE: usize = 33;
     const SHARE: usize = 9;
     const SECONDS: usize = 10;
@@ -422,7 +430,7 @@ impl Columns {
         line
     }
 
-    /// A row whose title may reach over the bar: the longer of two that fits.
+    /// A row whose title may extend over the bar. The longer of the two titles is used if it fits.
     fn wide_row(&self, short: &str, long: &str, share: &str, seconds: &str, interval: &str) -> String {
         let bar = if self.bar > 0 { self.bar + 2 } else { 0 };
         let room = 2 + self.title + bar;
@@ -462,7 +470,7 @@ fn on_cpu(page: &mut Page, rec: &Recording, bill: &Bill) {
     let table = Columns::fit(page.width, Columns::TITLE);
     page.table(
         "BILL",
-        "where its CPU time went",
+        "where the target's CPU time went",
         &table,
         ["share", "CPU-s", "95 % interval"],
     );
@@ -494,22 +502,23 @@ fn on_cpu(page: &mut Page, rec: &Recording, bill: &Bill) {
     page.line(&total);
     zero_lines(page, rec, lines, &tenths);
     caveats(page, lines);
-    // Without kernel samples they cannot agree; how the kernel's part came about is said as a caveat.
+    // Without kernel samples they cannot agree. A note of the line says so.
     if !agrees && rec.meta.kernel_samples {
         let text = format!(
-            "The samples account for {:.1} % of what the kernel charged: shares may lean.",
+            "Shares may be biased: samples cover {:.1} % of the CPU time that the kernel charged.",
             ratio * 100.0
         );
         page.wrapped(2, &text, Ink::Warn);
     }
 }
 
-/// The lines that print as 0.0 %, folded. Where the kernel side was not told apart, a zero would be a lie.
+/// The lines that would print as 0.0 %, in one line. Kernel lines that may be part of the kernel time without symbols
+/// are listed separately, because their share is unknown.
 fn zero_lines(page: &mut Page, rec: &Recording, lines: &[CpuLine], tenths: &[u64]) {
     let unnamed = lines
         .iter()
         .any(|l| l.class == CostClass::UnnamedKernel && l.share.point > 0.0);
-    let blind = |class: CostClass| is_named_kernel(class) && (unnamed || !rec.meta.kernel_samples);
+    let blind = |class: CostClass| class.is_named_kernel() && (unnamed || !rec.meta.kernel_samples);
     let titles = |wanted: bool| {
         let folded = lines
             .iter()
@@ -524,7 +533,7 @@ fn zero_lines(page: &mut Page, rec: &Recording, lines: &[CpuLine], tenths: &[u64
     let hidden = titles(true);
     if !hidden.is_empty() {
         let within = CostClass::UnnamedKernel.title();
-        let text = format!("not told apart within “{within}”: {}", hidden.join(", "));
+        let text = format!("share unknown, may be part of “{within}”: {}", hidden.join(", "));
         page.wrapped(2, &text, Ink::Warn);
     }
 }
@@ -534,26 +543,18 @@ fn plain(key: &str) -> String {
     key.replace('_', " ")
 }
 
-fn is_named_kernel(class: CostClass) -> bool {
-    use CostClass::*;
-    matches!(
-        class,
-        FaultPath | Zeroing | MapCalls | PageRelease | AddressSpaceLock | Reclaim | OtherKernel
-    )
-}
-
-/// How a line was measured is worth a line only where it is unusual; JSON has it for all.
+/// Prints the notes of lines, each once. Notes of kernel lines are in the JSON document only.
 fn caveats(page: &mut Page, lines: &[CpuLine]) {
     let mut said: Vec<String> = vec![];
     for line in lines {
-        let caveat = match line.method.split_once("; ") {
-            _ if !line.method.starts_with("CPU samples") && line.share.point > 0.0 => line.method.clone(),
-            Some((_, note)) if !line.class.is_kernel() => note.to_string(),
-            _ => continue,
-        };
-        if !caveat.is_empty() && !said.contains(&caveat) {
-            page.wrapped(2, &format!("{}: {caveat}", line.class.title()), Ink::Warn);
-            said.push(caveat);
+        if line.class.is_named_kernel() {
+            continue;
+        }
+        for note in &line.notes {
+            if !said.contains(note) {
+                page.wrapped(2, &format!("{}: {note}", line.class.title()), Ink::Warn);
+                said.push(note.clone());
+            }
         }
     }
 }
@@ -561,7 +562,7 @@ fn caveats(page: &mut Page, lines: &[CpuLine]) {
 fn off_cpu(page: &mut Page, bill: &Bill) {
     let whole = bill.rates.thread_s;
     let table = Columns::fit(page.width, Columns::TITLE);
-    let aside = format!("of {whole:.1} thread-seconds of life");
+    let aside = format!("of {whole:.1} thread-seconds in total");
     page.table("WAITS", &aside, &table, ["share", "thread-s", "95 % interval"]);
     let mut zero = vec![];
     let mut absent: Vec<(&Absence, Vec<String>)> = vec![];
@@ -596,7 +597,7 @@ fn off_cpu(page: &mut Page, bill: &Bill) {
 fn ladder(page: &mut Page, verdict: &Verdict, limits: &Limits) {
     page.section(
         "LADDER",
-        "walked from what hides the others to the allocator's own code",
+        "rungs in order: interference first, the allocator's own code last",
     );
     let mut last_rung = 0;
     for finding in &verdict.findings {
@@ -626,7 +627,7 @@ fn ladder(page: &mut Page, verdict: &Verdict, limits: &Limits) {
     }
 }
 
-/// The numbers behind what fired, and for a wall how to see the same with other tools.
+/// The measured numbers of a wall or contributor. For a wall also a command that shows the same with another tool.
 fn behind(page: &mut Page, finding: &Finding) {
     let column = if page.width >= 80 { 25 } else { 4 };
     let wall = finding.status == Status::Wall;
@@ -646,7 +647,7 @@ fn behind(page: &mut Page, finding: &Finding) {
     }
 }
 
-/// What stands beside the status word. Why something could not be measured stands in the limits, once.
+/// The text next to the status. The reason why something was not measured is printed once, under LIMITS.
 fn reading(finding: &Finding, limits: &Limits) -> String {
     // A table has no full stops.
     let because = finding.because.trim().trim_end_matches('.');
@@ -663,7 +664,7 @@ fn reading(finding: &Finding, limits: &Limits) -> String {
     }
 }
 
-/// What could not be seen, by what stands in the way: each obstacle once, with all that it hides.
+/// What could not be measured, by obstacle: each obstacle once, with everything that it hides.
 struct Limits {
     obstacles: Vec<Obstacle>,
 }
@@ -704,12 +705,12 @@ impl Limits {
         if let Err(absence) = &rec.prices
             && !verdict.remedies.is_empty()
         {
-            limits.add(absence, "what remedies gain here".to_string());
+            limits.add(absence, "the gain of the remedies".to_string());
         }
         limits
     }
 
-    /// Probes are named where nothing that a reader looks for hides behind their absence.
+    /// A probe is named only if its absence hides no finding and no line.
     fn add_probe(&mut self, absence: &Absence, what: String) {
         let before = self.obstacles.len();
         let hides: Vec<usize> = self.obstacles.iter().map(|o| o.hides.len()).collect();
@@ -723,8 +724,8 @@ impl Limits {
     }
 
     fn add(&mut self, absence: &Absence, hidden: String) {
-        // Whatever root would lift is one obstacle, in however many places it stands.
-        let root = |a: &Absence| a.mend.as_ref().is_some_and(|m| m.contains("root"));
+        // Everything that is not permitted is one obstacle.
+        let root = |a: &Absence| a.reason == Reason::NotPermitted;
         let same = |a: &Absence| {
             a.detail == absence.detail
                 || (a.mend.is_some() && a.mend == absence.mend)
@@ -746,7 +747,7 @@ impl Limits {
         }
     }
 
-    /// As printed, from 1 on.
+    /// The printed number; the first one is 1.
     fn number(&self, absence: &Absence) -> usize {
         let at = self.obstacles.iter().position(|o| o.absences.contains(absence));
         at.map_or(0, |i| i + 1)
@@ -755,7 +756,7 @@ impl Limits {
     fn print(&self, page: &mut Page) {
         for (nth, obstacle) in self.obstacles.iter().enumerate() {
             let mend = obstacle.absences.iter().find_map(|a| a.mend.as_deref());
-            // One mend lifts them all: the first reason, that of the lowest rung, is enough.
+            // The same change removes all of them, so the first reason, that of the lowest rung, is enough.
             let detail = obstacle.absences[0].detail.trim_end_matches('.');
             let hides = obstacle.hides.join(", ");
             // "hardware counters: no hardware counters: …"
@@ -772,9 +773,9 @@ impl Limits {
     }
 }
 
-/// Where much of the CPU time lies in code that a JIT made and left no names for: what would name it.
+/// If much of the CPU time is in generated code without names: how to get the names.
 fn nameless_code(rec: &Recording, bill: &Bill) -> Option<Absence> {
-    /// Of CPU time; below it nobody looks for the names.
+    /// Share of CPU time from which on the names matter.
     const MUCH: f64 = 0.1;
     let lines = bill.on_cpu.as_ref().ok()?;
     let made_by_jit = |path: &str| {
@@ -797,43 +798,18 @@ fn nameless_code(rec: &Recording, bill: &Bill) -> Option<Absence> {
         .find(|p| matches!(p.runtime, Ok(Runtime::Jvm { .. } | Runtime::Node { .. })))?;
     let mend = match process.runtime {
         Ok(Runtime::Jvm { .. }) => format!(
-            "jcmd {} Compiler.perfmap (JDK 17 or newer), then again",
+            "run jcmd {} Compiler.perfmap (JDK 17 or newer), then diagnose again",
             process.pid
         ),
         _ => "start node with --perf-basic-prof".to_string(),
     };
-    let detail = format!("no /tmp/perf-{}.map", process.pid);
+    let detail = format!("/tmp/perf-{}.map does not exist", process.pid);
     Some(Absence::new(Reason::NotFound, detail).mend(mend))
-}
-
-/// The lines of the bill that a wall is made of.
-fn cpu_classes(wall: Wall) -> &'static [CostClass] {
-    use CostClass::*;
-    match wall {
-        Wall::GarbageCollector => &[GarbageCollector],
-        Wall::FirstTouch => &[FaultPath, Zeroing],
-        Wall::MapChurn => &[MapCalls, PageRelease],
-        Wall::AddressSpaceLock => &[AddressSpaceLock],
-        Wall::CallRate => &[AllocatorCode, RuntimeAllocator],
-        Wall::AllocatorCode => &[AllocatorCode],
-        Wall::AllocatorContention => &[AllocatorLocks],
-        _ => &[],
-    }
-}
-
-fn wait_classes(wall: Wall) -> &'static [WaitClass] {
-    match wall {
-        Wall::Waiting => &[WaitClass::Storage],
-        Wall::ApplicationLock => &[WaitClass::ApplicationLock],
-        Wall::AddressSpaceLock => &[WaitClass::AddressSpaceLock],
-        Wall::AllocatorContention => &[WaitClass::Allocator],
-        _ => &[],
-    }
 }
 
 fn sites(page: &mut Page, bill: &Bill, verdict: &Verdict) {
     let treated = treated(&verdict.findings);
-    let of_wall = |class: CostClass| treated.iter().any(|&w| cpu_classes(w).contains(&class));
+    let of_wall = |class: CostClass| treated.iter().any(|&w| w.lines().contains(&class));
     let mut lines: Vec<&CpuLine> = bill.on_cpu.iter().flatten().collect();
     lines.retain(|l| {
         !l.sites.is_empty() && l.share.point >= if of_wall(l.class) { COSTLY } else { 2.0 * COSTLY }
@@ -853,13 +829,16 @@ fn sites(page: &mut Page, bill: &Bill, verdict: &Verdict) {
                 .as_ref()
                 .is_some_and(|p| verdict.sentence.contains(p.as_str()))
     };
-    // The sentence says it where nothing was found and one place has most of the time.
+    // Without a wall, the sentence already names the call site that has most of the time.
     let told = verdict.walls.is_empty()
         && matches!(&lines[..], [line] if line.sites[0].share > 0.8 && named(&line.sites[0]));
     if waits.is_empty() && (lines.is_empty() || told) {
         return;
     }
-    page.section("CALL SITES", "behind each costly line, as a share of that line");
+    page.section(
+        "CALL SITES",
+        "functions that caused each large line, as a share of that line",
+    );
     for line in lines {
         let limit = if of_wall(line.class) { 3 } else { 1 };
         site_lines(page, line.class.title(), &line.sites, limit);
@@ -871,17 +850,14 @@ fn sites(page: &mut Page, bill: &Bill, verdict: &Verdict) {
 
 fn costly_wait(line: &WaitLine, bill: &Bill, verdict: &Verdict) -> bool {
     let Ok(time) = &line.thread_s else { return false };
-    let of_wall = verdict
-        .walls
-        .iter()
-        .any(|&w| wait_classes(w).contains(&line.class));
+    let of_wall = verdict.walls.iter().any(|&w| w.waits().contains(&line.class));
     let waits_for_work = matches!(line.class, WaitClass::Idle | WaitClass::Other);
     let costly = !waits_for_work && time.point >= COSTLY * bill.rates.thread_s;
     !line.sites.is_empty() && (of_wall || costly)
 }
 
 fn site_lines(page: &mut Page, title: &str, sites: &[Site], limit: usize) {
-    // On a narrow page the title takes a line of its own.
+    // On a narrow page the title has its own line.
     let column = if page.width >= 76 { 36 } else { 4 };
     let mut lead = left(
         &format!("  {}", elide_end(title, column.max(page.width / 2) - 3)),
@@ -900,10 +876,10 @@ fn site_lines(page: &mut Page, title: &str, sites: &[Site], limit: usize) {
     }
 }
 
-/// A C++ or Rust function without its argument list, which fills a line and tells nobody which function it is.
+/// Removes the argument list of a C++ or Rust function: it is long, and the name is clear without it.
 fn without_arguments(name: &str) -> &str {
     let Some(end) = name.rfind(')') else { return name };
-    // Behind the list only qualifiers may stand: `f(int) const`, but not `f(int)::{lambda}`.
+    // Only qualifiers may follow the list: `f(int) const`, but not `f(int)::{lambda}`.
     if name[end..].contains(':') {
         return name;
     }
@@ -929,7 +905,7 @@ fn without_arguments(name: &str) -> &str {
 fn site_text(site: &Site, room: usize) -> String {
     let function = terminal(without_arguments(&site.function));
     let mut text = match &site.python {
-        // The person knows the Python function, not the C function below it.
+        // Users know the Python function, not the C function below it.
         Some(python) => {
             let python = elide_middle(&terminal(python), room);
             match format!("{python}  [{function}]") {
@@ -943,7 +919,7 @@ fn site_text(site: &Site, room: usize) -> String {
             format!("{}  {module}", elide_middle(&function, rest))
         }
     };
-    // What it called there, where there is room for it: `memset`, `free`.
+    // The functions that it called, such as `memset` or `free`, if they fit.
     let called: Vec<String> = site
         .path
         .iter()
@@ -962,7 +938,7 @@ fn remedies(page: &mut Page, verdict: &Verdict) {
     if verdict.remedies.is_empty() {
         return;
     }
-    page.section("REMEDIES", "in the order to try; gains are predictions");
+    page.section("REMEDIES", "try them in this order; gains are predictions");
     for (nth, remedy) in verdict.remedies.iter().take(REMEDIES_SHOWN).enumerate() {
         let entry = remedies::find(&remedy.remedy);
         let lead = format!("  {}. ", nth + 1);
@@ -977,9 +953,11 @@ fn remedies(page: &mut Page, verdict: &Verdict) {
             page.hang(&lead, Ink::Plain, 5, &remedy.title, Ink::Heading);
             page.wrapped(5, &facts, Ink::Plain);
         }
-        match entry.is_some_and(|r| !r.is_command(&remedy.how)) {
-            true => page.wrapped(5, &remedy.how, Ink::Plain),
-            false => page.command(5, &remedy.how),
+        if remedy.is_command {
+            let note = remedy.note.iter().map(|note| format!("  # {note}"));
+            page.command(5, &note.fold(remedy.how.clone(), |how, note| how + &note));
+        } else {
+            page.wrapped(5, &remedy.how, Ink::Plain);
         }
         let rows = [
             ("why", &remedy.basis, nth == 0),
@@ -999,14 +977,14 @@ fn remedies(page: &mut Page, verdict: &Verdict) {
         .map(|r| format!("{} ({})", r.title, gain(r, remedies::find(&r.remedy))))
         .collect();
     if !rest.is_empty() {
-        page.wrapped(2, &format!("Then: {}", rest.join("; ")), Ink::Faint);
+        page.wrapped(2, &format!("Then try: {}", rest.join("; ")), Ink::Faint);
     }
 }
 
 fn gain(remedy: &Prescription, entry: Option<&Remedy>) -> String {
     match (remedy.gain, remedy.at_most, entry.map(|r| r.effect)) {
         (Some(gain), ..) => {
-            // Plus zero: what rounds to nothing has no sign.
+            // `+ 0.0` turns −0 into 0.
             let whole = |share: f64| (share * 100.0).round() + 0.0;
             let (least, most) = (whole(gain.low), whole(gain.high));
             match (least < 0.0, most > 0.0) {
@@ -1015,10 +993,10 @@ fn gain(remedy: &Prescription, entry: Option<&Remedy>) -> String {
                 (true, false) => format!("costs {:.0} to {:.0} % of CPU", 0.0 - most, 0.0 - least),
             }
         }
-        (None, Some(most), _) if most < 0.005 => "saves memory, next to no CPU".to_string(),
+        (None, Some(most), _) if most < 0.005 => "saves memory, almost no CPU".to_string(),
         (None, Some(most), _) => format!("saves at most {:.0} % of CPU", most * 100.0),
         (None, None, Some(Effect::NotCpu(_))) => "saves time or memory, not CPU".to_string(),
-        (None, None, _) => "gain unknown: its lines were not measured".to_string(),
+        (None, None, _) => "gain unknown: its lines of the bill were not measured".to_string(),
     }
 }
 
@@ -1040,7 +1018,7 @@ fn own_cost(page: &mut Page, rec: &Recording, bill: &Bill) {
     );
 }
 
-/// What was not yet said above: a command that stands at a remedy or at its wall is not repeated.
+/// The next commands. Commands that were already shown with a remedy or a wall are not repeated.
 fn next(page: &mut Page, verdict: &Verdict, file: Option<&str>) {
     let shown = verdict.remedies.iter().take(REMEDIES_SHOWN).map(|r| &r.how);
     let walls = verdict
@@ -1162,7 +1140,7 @@ mod tests {
         }
     }
 
-    /// Sum of the figures in the column, read back from the print.
+    /// Sum of the figures in the column, read back from the printed report.
     fn printed_sum(page: &str) -> (f64, f64) {
         let bill = page.split("BILL").nth(1).unwrap().split("WAITS").next().unwrap();
         let share = |line: &str| -> Option<f64> {
@@ -1178,7 +1156,7 @@ mod tests {
             .lines()
             .find(|l| l.trim_start().starts_with("total"))
             .unwrap();
-        // Behind the agreement with the kernel, which is a percentage too.
+        // The share comes after the agreement with the kernel, which is a percentage too.
         let total = total.split(')').next_back().unwrap();
         (rows.iter().filter_map(|l| share(l)).sum(), share(total).unwrap())
     }
@@ -1201,8 +1179,8 @@ mod tests {
             !zero.contains("fault path") && !zero.contains("zeroing"),
             "{zero}"
         );
-        assert!(page.contains("not told apart"));
-        assert!(!printed(&sketches::nothing_found(), 100).contains("not told apart"));
+        assert!(page.contains("share unknown"));
+        assert!(!printed(&sketches::nothing_found(), 100).contains("share unknown"));
     }
 
     #[test]
@@ -1220,7 +1198,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_lose_their_arguments_and_nothing_else() {
+    fn functions_are_printed_without_arguments() {
         for (name, short) in [
             ("v8::Json::Parse(v8::Isolate*, bool (*)(int))", "v8::Json::Parse"),
             (
@@ -1243,7 +1221,7 @@ mod tests {
     }
 
     #[test]
-    fn generated_code_without_names_says_what_would_name_it() {
+    fn generated_code_without_names_says_how_to_get_names() {
         let page = |runtime, role, share| {
             let mut case = sketches::nothing_found();
             case.rec.processes[0].runtime = Ok(runtime);
@@ -1284,7 +1262,7 @@ mod tests {
         assert!(page.contains("\\u{1b}[2J"));
     }
 
-    /// Puts `name` wherever a name from outside can stand.
+    /// Puts `name` in every place where a name from outside can be.
     fn hostile(case: &mut Case, name: &str) {
         let process = &mut case.rec.processes[0];
         process.cmdline = vec![name.into(), name.into()];
@@ -1304,6 +1282,7 @@ mod tests {
         };
         for line in case.bill.on_cpu.as_mut().unwrap() {
             line.method = name.into();
+            line.notes = vec![name.into()];
             for site in &mut line.sites {
                 site.function = name.into();
                 site.module = name.into();

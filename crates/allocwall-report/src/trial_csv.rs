@@ -1,5 +1,5 @@
-//! A trial as CSV (RFC 4180): a head, then one row a comparison. Figures as in the JSON document; what is absent is empty, and
-//! `reason` says why.
+//! A trial as CSV (RFC 4180): a header, then one row per comparison. The figures are those of the JSON document.
+//! Absent values are empty, and `reason` says why.
 
 use super::escape;
 use allocwall_model::units::{Interval, Measured};
@@ -83,7 +83,7 @@ fn number(value: Option<f64>) -> String {
     }
 }
 
-/// Spreadsheets take a cell that begins like a formula for one and run it: an apostrophe makes it text (OWASP, CSV Injection).
+/// A spreadsheet runs a cell that begins like a formula. An apostrophe makes it text (OWASP, CSV Injection).
 fn text(cell: &str) -> String {
     let cell = escape::terminal(cell);
     let starts = cell.trim_start().chars().next();

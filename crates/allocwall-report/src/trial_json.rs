@@ -1,14 +1,14 @@
-//! A trial as a JSON document, version 1. Every field is described in docs/trial-json.md; a test holds the two together.
+//! A trial as a JSON document, version 1. docs/trial-json.md describes every field; a test compares the two.
 
 use super::json::{absence, interval, list, measured, number, plain, printed};
 use allocwall_model::units::Measured;
 use allocwall_trial::{ArmProof, Comparison, Failure, Metric, TrialResult};
 use serde_json::{Value, json};
 
-/// Raised when a field changes its meaning or goes away; new fields do not raise it.
+/// Incremented when a field changes its meaning or is removed. New fields do not increment it.
 pub const VERSION: u32 = 1;
 
-/// The document, indented, newline-terminated, safe to print. `command` is what was tried.
+/// The document, indented, newline-terminated, safe to print. `command` is the command of the trial.
 pub fn document(outcome: &TrialResult, command: &[String]) -> String {
     printed(&value(outcome, command))
 }
@@ -26,7 +26,7 @@ pub fn value(outcome: &TrialResult, command: &[String]) -> Value {
         "arms": Value::Array((0..outcome.design.arms.len()).map(|nth| arm(outcome, nth)).collect()),
         "blocks": outcome.blocks,
         "settings": {
-            // A JSON number holds 53 bits safely.
+            // A JSON number is exact only up to 53 bits.
             "seed": settings.seed.to_string(),
             "effect": number(settings.effect),
             "planned_blocks": settings.planned,
@@ -167,7 +167,7 @@ mod tests {
         assert!(back["comparisons"][0]["effect"].is_null());
     }
 
-    /// Paths of all fields; an array of objects adds `[]`, and what is measured or an interval is one field.
+    /// Paths of all fields. An array of objects adds `[]`. A measured value or an interval is one field.
     fn paths(value: &Value, at: &str, into: &mut BTreeSet<String>) {
         match value {
             Value::Object(fields) if fields.contains_key("absent") || fields.contains_key("low") => {
@@ -203,7 +203,7 @@ mod tests {
         for outcome in sketches::all() {
             paths(&document_of(&outcome), "", &mut fields);
         }
-        // As `comparisons`, which the page says.
+        // The page says that these fields are the same as in `comparisons`.
         fields.retain(|f| !f.starts_with("baseline[]"));
         fields.extend(["baseline", "comparisons[].why", "warnings"].map(String::from));
         let missing: Vec<_> = fields.difference(&documented).collect();

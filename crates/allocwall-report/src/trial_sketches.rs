@@ -1,15 +1,15 @@
-//! Trials as a user meets them, judged by the real code, for the tests of the reports.
+//! Typical trials for the tests of the reports. The real code judges them.
 
 use allocwall_model::units::{Absence, Interval, Reason};
 use allocwall_trial::compare::compare;
 use allocwall_trial::testing::{design, metric, proven, run};
-use allocwall_trial::{Block, Design, Direction, TrialResult, ProofState, Unit, plan};
+use allocwall_trial::{Block, Design, Direction, ProofState, TrialResult, Unit, plan};
 
 pub fn all() -> Vec<TrialResult> {
     vec![one_better(), mixed(), interrupted(), baseline_alone()]
 }
 
-/// A server, two remedies: the first helps, the second makes no difference.
+/// A server and two remedies: the first one helps, the second one has no effect.
 pub fn one_better() -> TrialResult {
     let mut design = service(&["jemalloc+thp", "glibc:arena_max=2"], 12);
     let predicted = Interval::new(-0.12, -0.09, -0.05);
@@ -17,7 +17,8 @@ pub fn one_better() -> TrialResult {
     judged(&design, &blocks(&design, &[0.0, 0.0, -0.085, 0.001], 12))
 }
 
-/// The first crashes at times and is slower, the second did not take, the third is lost in the noise.
+/// The first remedy crashes sometimes and is slower, the second one did not take effect, the third one is within the
+/// noise.
 pub fn mixed() -> TrialResult {
     let design = service(&["mimalloc", "hugetlb", "tcmalloc"], 12);
     let mut blocks = blocks(&design, &[0.0, 0.0, 0.04, -0.3, -0.012], 12);
@@ -54,7 +55,7 @@ pub fn baseline_alone() -> TrialResult {
     judged(&design, &blocks(&design, &[0.0, 0.0], 12))
 }
 
-/// To six digits: the last ones are the C library's, and differ between machines.
+/// Rounds to six digits, because the last digits depend on the C library and differ between machines.
 fn judged(design: &Design, blocks: &[Block]) -> TrialResult {
     let mut outcome = compare(design, blocks);
     let round = |v: &mut f64| *v = format!("{v:.5e}").parse().expect("a number");
@@ -99,7 +100,7 @@ fn service(remedies: &[&str], planned: usize) -> Design {
     design
 }
 
-/// Runs with a little noise that repeats, in the planned order.
+/// Runs with a little deterministic noise, in the planned order.
 fn blocks(design: &Design, shifts: &[f64], count: usize) -> Vec<Block> {
     let order = plan::order(design.arms.len(), count, 42);
     let runs = |number: usize, order: Vec<usize>| {

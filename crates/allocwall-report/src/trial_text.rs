@@ -1,4 +1,5 @@
-//! A trial for people: what came out, the baseline against itself, each remedy with its proof and its figures, what to type next.
+//! The text report of a trial: the verdict, the baseline against itself, each remedy with its proof and figures, the
+//! next commands.
 
 use super::escape::terminal;
 use super::layout::{columns, elide_end, left, right};
@@ -7,16 +8,16 @@ use allocwall_diagnose::remedies::quoted;
 use allocwall_model::units::{Interval, Measured, Reason};
 use allocwall_trial::compare::decided;
 use allocwall_trial::plan::MOST_BLOCKS;
-use allocwall_trial::{ArmProof, BASELINES, Comparison, Metric, TrialResult, ProofState, Unit, Outcome};
+use allocwall_trial::{ArmProof, BASELINES, Comparison, Metric, Outcome, ProofState, TrialResult, Unit};
 
-/// Failures beyond these are counted, not told.
+/// Failures that are listed. The others are only counted.
 const FAILURES_SHOWN: usize = 3;
-/// Columns of a reason in the verdict; the whole stands with its remedy.
+/// Maximum columns of a reason in the verdict. The section of the remedy has the full text.
 const WHY_SHOWN: usize = 70;
 
-/// The whole report, newline-terminated; no line is wider than `style.width` (or 40, if that is less), but for a command's words.
-/// `command` is what was tried; empty where it is not known. `options` are those that say how it was measured: they belong to what is
-/// typed next.
+/// The whole report, newline-terminated. No line is wider than `style.width` (or 40, if that is less), except for
+/// long words of a command. `command` is the command of the trial; empty if it is unknown. `options` are the options
+/// that say how to measure; the next commands repeat them.
 pub fn trial(outcome: &TrialResult, command: &[String], options: &[String], style: Style) -> String {
     let mut page = Page::new(style);
     header(&mut page, outcome, command);
@@ -51,19 +52,19 @@ fn header(page: &mut Page, outcome: &TrialResult, command: &[String]) {
             n => format!("{n} remedies and the baseline twice"),
         },
         format!("{} of {} planned blocks", outcome.blocks, settings.planned),
-        format!("changes of {} matter", percent(settings.effect)),
-        format!("seed {}", settings.seed),
+        format!("changes of {} or more matter", percent(settings.effect)),
+        format!("random seed {}", settings.seed),
     ];
     page.wrapped(2, &facts.join(" · "), Ink::Plain);
     let open = !settings.looks.contains(&outcome.blocks) || !decided(outcome);
     if outcome.blocks < settings.planned {
         let (text, ink) = match open {
             true => (
-                "The trial ended before its plan; words are given on what there is.",
+                "The trial ended before the last planned block. Outcomes are based on the completed blocks.",
                 Ink::Warn,
             ),
             false => (
-                "Decided before the end of its plan, at a planned look.",
+                "The trial ended early: all outcomes were decided at an interim look.",
                 Ink::Plain,
             ),
         };
@@ -71,25 +72,25 @@ fn header(page: &mut Page, outcome: &TrialResult, command: &[String]) {
     }
 }
 
-/// Which arm has which word on the primary metrics.
+/// The outcome of each arm on the primary metrics.
 fn verdict(page: &mut Page, outcome: &TrialResult) {
     page.blank();
-    let words = [
+    let outcomes = [
         (Outcome::Better, "Better"),
         (Outcome::Worse, "Worse"),
         (Outcome::Equivalent, "Equivalent"),
         (Outcome::Unresolved, "Unresolved"),
     ];
     let mut sentences = vec![];
-    for (word, said) in words {
+    for (kind, heading) in outcomes {
         let arms: Vec<String> = outcome
             .comparisons
             .iter()
-            .filter(|c| c.outcome == word && is_primary(outcome, c))
+            .filter(|c| c.outcome == kind && is_primary(outcome, c))
             .map(|c| in_short(outcome, c))
             .collect();
         if !arms.is_empty() {
-            sentences.push(format!("{said}: {}.", arms.join("; ")));
+            sentences.push(format!("{heading}: {}.", arms.join("; ")));
         }
     }
     let has = |word| {
@@ -104,7 +105,7 @@ fn verdict(page: &mut Page, outcome: &TrialResult) {
         _ => Ink::Plain,
     };
     let text = match sentences.is_empty() {
-        true => "Nothing was compared.".to_string(),
+        true => "No comparison was made.".to_string(),
         false => sentences.join(" "),
     };
     page.hang("VERDICT", Ink::Heading, 9, &text, ink);
@@ -118,7 +119,7 @@ fn in_short(outcome: &TrialResult, c: &Comparison) -> String {
         true => format!("{}, ", outcome.design.arms[c.arm].name),
         false => "the baseline against itself, ".to_string(),
     };
-    // A figure that could not be judged is no headline; too few blocks only leave it open.
+    // If a figure could not be judged, the reason is shown instead of it, except for too few blocks.
     let figure = match (&c.effect, &c.why) {
         (_, Some(why)) if why.reason != Reason::TooLittle => {
             format!(" ({})", elide_end(&why.detail, WHY_SHOWN))
@@ -136,36 +137,43 @@ fn in_short(outcome: &TrialResult, c: &Comparison) -> String {
 fn baseline(page: &mut Page, outcome: &TrialResult) {
     page.section(
         "BASELINE",
-        "twice in each block, as A and A′: what chance and the machine do to one command",
+        "run twice in each block, as A and A′: their difference is noise",
     );
     for (arm, name) in [(0, "A"), (1, "A′")] {
         failures(page, outcome, arm, &format!("{name} failed"));
     }
     let margins: Vec<String> = outcome.baseline.iter().map(|c| margin(outcome, c)).collect();
     let table = Table::fit(page.width, true);
-    table.heads(page, ["A", "A′", "effect", "outcome", "margin"], &outcome.baseline);
+    table.heads(
+        page,
+        ["A", "A′", "effect", "outcome", "margin"],
+        &outcome.baseline,
+    );
     for (c, margin) in outcome.baseline.iter().zip(&margins) {
-        if tells(outcome, c) {
+        if has_own_row(outcome, c) {
             table.row(page, outcome, c, Some(("margin", margin)));
         }
     }
-    rest(page, outcome, &outcome.baseline, tells);
-    notes(page, outcome, &outcome.baseline, tells);
+    rest(page, outcome, &outcome.baseline, has_own_row);
+    notes(page, outcome, &outcome.baseline, has_own_row);
 }
 
-/// What has a row of its own: what the trial is about, and what it found. The rest is said in a line.
-fn tells(outcome: &TrialResult, c: &Comparison) -> bool {
+/// Whether a comparison has its own row: primary metrics, and metrics that changed. The others share a line.
+fn has_own_row(outcome: &TrialResult, c: &Comparison) -> bool {
     is_primary(outcome, c) || matches!(c.outcome, Outcome::Better | Outcome::Worse)
 }
 
-/// The metrics that have no row, by their word; those that are nothing in any run are left out.
+/// The metrics without a row, by outcome. Metrics without an effect are left out.
 fn rest(
     page: &mut Page,
     outcome: &TrialResult,
     comparisons: &[Comparison],
     has_row: impl Fn(&TrialResult, &Comparison) -> bool,
 ) {
-    for (word, lead) in [(Outcome::Equivalent, "equivalent"), (Outcome::Unresolved, "unresolved")] {
+    for (word, lead) in [
+        (Outcome::Equivalent, "equivalent"),
+        (Outcome::Unresolved, "unresolved"),
+    ] {
         let titles: Vec<String> = comparisons
             .iter()
             .filter(|c| !has_row(outcome, c) && c.outcome == word && c.effect.is_ok())
@@ -186,7 +194,7 @@ fn rest(
     }
 }
 
-/// What remedies were measured with, by the metric of an A/A comparison.
+/// The margin that the remedies' comparisons used for the metric of this A/A comparison.
 fn margin(outcome: &TrialResult, baseline: &Comparison) -> String {
     let of_remedies = outcome
         .comparisons
@@ -213,7 +221,7 @@ fn remedy(page: &mut Page, outcome: &TrialResult, arm: usize) {
             "  unproved",
             Ink::Warn,
             12,
-            "nothing shows that the remedy took",
+            "no proof that the remedy took effect",
             Ink::Plain,
         );
     }
@@ -225,11 +233,11 @@ fn remedy(page: &mut Page, outcome: &TrialResult, arm: usize) {
         .cloned()
         .collect();
     let predicted: Vec<Option<String>> = comparisons.iter().map(|c| c.predicted.map(range)).collect();
-    let has_row = |outcome: &TrialResult, c: &Comparison| tells(outcome, c) || c.predicted.is_some();
+    let has_row = |outcome: &TrialResult, c: &Comparison| has_own_row(outcome, c) || c.predicted.is_some();
     let table = Table::fit(page.width, predicted.iter().any(Option::is_some));
     table.heads(
         page,
-        ["baseline", "with it", "effect", "outcome", "predicted"],
+        ["baseline", "remedy", "effect", "outcome", "predicted"],
         &comparisons,
     );
     for (c, predicted) in comparisons.iter().zip(&predicted) {
@@ -254,7 +262,7 @@ fn proof_text(proof: &ArmProof) -> String {
     };
     let seen_in = match (proof.needed, &proof.absent) {
         (true, _) => format!(" ({} of {} runs)", proof.proven, proof.runs),
-        (false, None) => " (in the run that is not counted)".to_owned(),
+        (false, None) => " (in the run that does not count)".to_owned(),
         (false, Some(absence)) => absence
             .mend
             .as_ref()
@@ -268,25 +276,25 @@ fn failures(page: &mut Page, outcome: &TrialResult, arm: usize, lead: &str) {
     if summary.failures.is_empty() {
         return;
     }
-    let mut told: Vec<String> = summary
+    let mut listed: Vec<String> = summary
         .failures
         .iter()
         .take(FAILURES_SHOWN)
         .map(|f| format!("{} (block {})", f.text, f.block))
         .collect();
     if summary.failures.len() > FAILURES_SHOWN {
-        told.push(format!("and {} more", summary.failures.len() - FAILURES_SHOWN));
+        listed.push(format!("and {} more", summary.failures.len() - FAILURES_SHOWN));
     }
     let text = format!(
         "{} of {} runs: {}",
         summary.failures.len(),
         summary.runs,
-        told.join("; ")
+        listed.join("; ")
     );
     page.hang(&format!("  {lead}"), Ink::Bad, 12, &text, Ink::Plain);
 }
 
-/// Warnings, and why there is no word: each reason once, with the metrics that it concerns.
+/// Warnings, and why an outcome is unresolved. Each reason is printed once, with its metrics.
 fn notes(
     page: &mut Page,
     outcome: &TrialResult,
@@ -294,7 +302,7 @@ fn notes(
     has_row: impl Fn(&TrialResult, &Comparison) -> bool,
 ) {
     let mut notes: Vec<(String, Vec<String>)> = vec![];
-    // What explains is explained in the JSON document.
+    // The reasons of metrics without a row are in the JSON document.
     for c in comparisons.iter().filter(|c| has_row(outcome, c)) {
         let said = c
             .why
@@ -318,8 +326,8 @@ fn notes(
     }
 }
 
-/// Columns of figures. What doesn't fit is left out in the order of its worth: the last column goes below its row, then the
-/// medians, then the interval are left out.
+/// Columns of figures. If the page is too narrow, the last column moves below its row, then the medians are left out,
+/// then the interval.
 struct Table {
     title: usize,
     extra: bool,
@@ -350,7 +358,7 @@ impl Table {
 
     fn heads(&self, page: &mut Page, heads: [&str; 5], comparisons: &[Comparison]) {
         let [untreated, treated, effect, word, extra] = heads;
-        // Words from different looks have different levels: what holds for all of them.
+        // Outcomes of different interim looks have different levels. The largest level holds for all of them.
         let level = comparisons.iter().map(|c| c.level).fold(0.0, f64::max);
         let confidence = match comparisons.is_empty() {
             true => "interval".to_string(),
@@ -451,8 +459,8 @@ fn next(page: &mut Page, outcome: &TrialResult, command: &[String], options: &[S
     }
 }
 
-/// The remedy that is better on a primary metric and worse on none, with nothing to be warned of; of several, the one with the
-/// largest change on the first metric that tells them apart.
+/// The remedy that is better on a primary metric, worse on none, and has no warning. Among several, the one with the
+/// largest improvement of a primary metric.
 fn winner(outcome: &TrialResult) -> Option<usize> {
     let primary = |arm: usize| {
         let of_arm = outcome.comparisons.iter().filter(move |c| c.arm == arm);
@@ -482,7 +490,7 @@ fn title(outcome: &TrialResult, c: &Comparison) -> String {
     outcome.metric(&c.metric).map_or(&c.metric, |m| &m.title).clone()
 }
 
-/// "95" for a level of 5 %; more nines where it takes them.
+/// "95" for a level of 5 %. Smaller levels have decimals.
 fn confidence(level: f64) -> String {
     let percent = (1.0 - level) * 100.0;
     let decimals = match level {
@@ -490,7 +498,7 @@ fn confidence(level: f64) -> String {
         0.001.. => 1,
         _ => 2,
     };
-    // Never more than was computed: 95.6 % is shown as 95 %.
+    // Rounded down: 95.6 % is shown as 95 %.
     let scale = 10f64.powi(decimals);
     format!(
         "{:.*}",
@@ -503,7 +511,7 @@ fn percent(fraction: f64) -> String {
     format!("{:.1} %", fraction * 100.0)
 }
 
-/// A relative change with its sign; from tenfold on as a factor.
+/// A relative change with its sign. From tenfold on it is a factor.
 fn change(effect: f64) -> String {
     let tenths = (effect * 1000.0).round() / 10.0;
     match effect {
@@ -551,7 +559,7 @@ fn value(metric: Option<&Metric>, value: Option<&Measured<f64>>) -> String {
 fn large(value: f64) -> String {
     const PREFIXES: [(f64, &str); 4] = [(1e12, " T"), (1e9, " G"), (1e6, " M"), (1e4, " k")];
     match PREFIXES.iter().find(|(least, _)| value.abs() >= *least) {
-        // From 10 k on, in thousands.
+        // From 10,000 on, in thousands.
         Some((1e4, prefix)) => format!("{}{prefix}", digits(value / 1e3)),
         Some((scale, prefix)) if value.abs() < 1e16 => format!("{}{prefix}", digits(value / scale)),
         Some(_) => format!("{value:.2e}"),
@@ -560,7 +568,7 @@ fn large(value: f64) -> String {
     }
 }
 
-/// Four digits, or as many as stand before the point.
+/// Four significant digits, or all digits before the point.
 fn digits(value: f64) -> String {
     match value.abs() {
         v if v >= 1e7 => format!("{value:.2e}"),
@@ -602,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_that_could_not_be_had_is_told_beside_the_others() {
+    fn an_unknown_proof_is_listed_with_its_reason() {
         let mut outcome = sketches::interrupted();
         let proof = &mut outcome.summaries[2].proof;
         let share = |state, detail: &str, absent| ArmProof {
@@ -620,7 +628,7 @@ mod tests {
         let page = printed(&outcome, 100);
         for line in [
             "  not seen  calls that it serves: no probes; run as root\n",
-            "  proved    calls that it serves: 99.9 % of 48,211 in 0.1 s (in the run that is not counted)\n",
+            "  proved    calls that it serves: 99.9 % of 48,211 in 0.1 s (in the run that does not count)\n",
         ] {
             assert!(page.contains(line), "{page}");
         }
@@ -637,7 +645,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_proven_better_can_be_run_and_what_was_not_cannot() {
+    fn the_next_command_runs_only_a_better_remedy() {
         let page = printed(&sketches::one_better(), 100);
         assert!(
             page.contains("$ allocwall run --with jemalloc+thp -- python3 -m service 'a b'"),
@@ -653,7 +661,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_written_as_people_do() {
+    fn figures_have_units_and_few_digits() {
         for (effect, text) in [
             (0.0312, "+3.1 %"),
             (-0.0004, "0.0 %"),
@@ -699,7 +707,7 @@ mod tests {
         }
     }
 
-    /// Puts `name` wherever a name from outside can stand.
+    /// Puts `name` in every place where a name from outside can be.
     fn hostile(outcome: &mut TrialResult, name: &str) {
         for arm in &mut outcome.design.arms {
             arm.name = name.to_string();

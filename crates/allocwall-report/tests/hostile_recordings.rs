@@ -1,5 +1,5 @@
-//! Recordings come from strangers: whatever their bytes and numbers, reading, billing, judging and reporting them
-//! neither panics nor takes much memory.
+//! Recordings may come from untrusted sources. Reading, judging and reporting them must not panic or use much memory,
+//! whatever bytes and numbers they contain.
 
 use allocwall_diagnose::{self as diagnose, bill};
 use allocwall_measure::file::{self, Batch, Head, Part, Tail, Writer};
@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Peak memory of this whole test program, both tests at once.
+/// Limit for the peak memory of this test program, with both tests running at once.
 const PEAK_KIB: u64 = 700 << 10;
 
 /// A real recording of a shell that starts programs, cut down to the size of a test, with prices and a heap.
@@ -167,7 +167,7 @@ fn real_file() -> &'static (Vec<u8>, Vec<Vec<u8>>) {
     })
 }
 
-/// Everything right of the recording. True where there was a flamegraph.
+/// Makes the bill, the verdict and all reports. True if there is a flamegraph.
 fn all_the_way(recording: &Recording) -> bool {
     let bill = bill::of(recording);
     let verdict = diagnose::verdict(recording, &bill);
@@ -193,7 +193,7 @@ fn all_the_way(recording: &Recording) -> bool {
     svg.is_ok()
 }
 
-/// The nature of one change to a list of bytes, each from a position that is a fraction of the whole.
+/// One change of a list of bytes. Its position is a fraction of the whole.
 #[derive(Clone, Debug)]
 enum Edit {
     Flip(u8),
@@ -260,10 +260,10 @@ fn assert_small() {
     assert!(peak < PEAK_KIB, "{peak} KiB were resident at the peak");
 }
 
-/// The file's own bytes, which checksums mostly catch, and the unpacked ones under a fresh checksum, which only the
-/// parser and the validation can.
+/// Changes bytes of the file, which checksums usually detect, and unpacked bytes with a new checksum, which only the
+/// parser and the validation can detect.
 #[test]
-fn changed_bytes_never_end_it() {
+fn changed_bytes_never_panic() {
     let (bytes, plain) = real_file();
     let (parsed, refused) = (AtomicU32::new(0), AtomicU32::new(0));
     let outcome = runner(1_000).run(&(0..4_usize, edits()), |(which, edits)| {
@@ -348,7 +348,7 @@ fn spoiled(value: &Value, choice: usize) -> Value {
     }
 }
 
-/// Walks down by choices until a leaf, or until a list is to be changed as a whole.
+/// Walks down by the choices to a leaf, or to a list that is changed as a whole.
 fn spoil(value: &mut Value, choices: &[usize]) {
     let Some((&choice, rest)) = choices.split_first() else {
         *value = spoiled(value, 0);
@@ -369,7 +369,7 @@ fn spoil(value: &mut Value, choices: &[usize]) {
     }
 }
 
-/// What JSON cannot say.
+/// Numbers that JSON does not have.
 fn not_a_number(r: &mut Recording, which: usize) {
     let bad = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY][which % 3];
     match which / 3 {
@@ -398,7 +398,7 @@ fn not_a_number(r: &mut Recording, which: usize) {
 }
 
 #[test]
-fn changed_fields_never_end_it() {
+fn changed_fields_never_panic() {
     let base = serde_json::to_value(real()).unwrap();
     let (parsed, refused) = (AtomicU32::new(0), AtomicU32::new(0));
     let changes = prop::collection::vec(prop::collection::vec(any::<usize>(), 12), 1..6);
@@ -431,7 +431,7 @@ fn changed_fields_never_end_it() {
     assert_small();
 }
 
-/// Every number at once at its limits: what sums could overflow does so here.
+/// Sets all numbers to their limits at once, so that sums that can overflow do so.
 #[test]
 fn the_largest_numbers_that_pass_are_harmless() {
     const LARGEST: u64 = u64::MAX;
@@ -462,7 +462,7 @@ fn the_largest_numbers_that_pass_are_harmless() {
         parts(r).iter().for_each(|p| writer.write(p));
         all_the_way(&writer.finish().0.expect("within the limits"));
     }
-    // And none at all.
+    // The same with all numbers zero.
     let mut r = real().clone();
     let gone = || Absence::new(Reason::Vanished, "gone");
     (r.heap, r.prices) = (Err(gone()), Err(gone()));
@@ -516,7 +516,7 @@ fn counters(tick: &mut Tick) -> Vec<&mut u64> {
     all
 }
 
-/// What a user reads of a recording that went through a file.
+/// The reports of a recording that was written to a file and read back.
 fn read_back(r: Recording) -> (String, String) {
     let mut writer = Writer::create(None).unwrap();
     parts(r).iter().for_each(|p| writer.write(p));
@@ -547,7 +547,8 @@ fn a_machine_that_has_run_for_years_is_diagnosed_like_a_young_one() {
     }
 }
 
-/// Backwards, or by more than any window brings: of such a counter nothing is known, and the others tell what they tell.
+/// A counter that runs backwards, or jumps by more than is possible in a window, is absent. The other counters are
+/// used.
 #[test]
 fn a_counter_that_jumps_is_an_absence() {
     for to in [0, 1 << 60, 1 << 63, u64::MAX] {
@@ -571,7 +572,8 @@ fn a_counter_that_jumps_is_an_absence() {
     }
 }
 
-/// An empty string is a byte in the file and 24 in memory: forty million of them are refused before they are there.
+/// An empty string takes 1 byte in the file and 24 in memory. Forty million of them must be refused before they are
+/// allocated.
 #[test]
 fn lists_are_charged_by_what_they_take_in_memory() {
     const NAMES: u32 = 40_000_000;
@@ -580,7 +582,7 @@ fn lists_are_charged_by_what_they_take_in_memory() {
     let mut plain = vec![1, 0, 0, 0, 0, 0, 1, 1, 2, 2];
     plain.extend(postcard::to_stdvec(&NAMES).unwrap());
     plain.resize(plain.len() + NAMES as usize, 0);
-    // Stored, not deflated: what deflates too well is refused for that alone.
+    // Stored, not deflated, because data that deflates too well is refused anyway.
     let mut stored = flate2::write::DeflateEncoder::new(Vec::new(), flate2::Compression::none());
     stored.write_all(&plain).unwrap();
     drop(plain);

@@ -1,5 +1,6 @@
-//! Machines that we don't have: the whole diagnosis, from /proc and /sys to the reports, over generated trees. No perf event can be
-//! replayed: samples come from a generator in the place of the kernel's clocks, or are absent with their reason.
+//! The whole diagnosis, from /proc and /sys to the reports, over generated trees of machines that are not available.
+//! perf events cannot be replayed: samples come from a generator in place of the kernel's clocks, or are absent with
+//! a reason.
 
 use allocwall_diagnose::Verdict;
 use allocwall_diagnose::bill::{self, Bill};
@@ -21,11 +22,11 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Long enough for two looks at slow counters besides those at both ends.
+/// Long enough for two readings of slow counters, in addition to those at both ends.
 const WINDOW: Duration = Duration::from_millis(600);
 const SHORT: Duration = Duration::from_millis(30);
 
-/// In place of the kernel's clocks: half of the machine's CPUs run the target, and its counters move with them.
+/// Replaces the kernel's clocks. Half of the machine's CPUs run the target, and its counters change accordingly.
 struct Generated {
     tree: Rc<Tree>,
     cpus: Vec<u32>,
@@ -44,7 +45,7 @@ impl Clocks for Generated {
 
     fn stop(&mut self) -> io::Result<()> {
         let passed_ms = (clock::monotonic_ns() - self.started_ns) / 1_000_000;
-        // Whole clock ticks a thread, so that the kernel's account is exact.
+        // Whole clock ticks per thread, so that the kernel's account is exact.
         let server = &self.tree.server;
         let sharers = u64::from(server.processes * server.threads);
         let each = passed_ms * self.cpus.len() as u64 / 2 / sharers / 10 * 10;
@@ -73,7 +74,7 @@ impl Clocks for Generated {
                 tid,
                 cpu: self.cpus[n as usize % self.cpus.len()],
                 kernel: &[],
-                // In the program three times of four, else in the C library.
+                // Three of four samples are in the program, the others in the C library.
                 registers: Some(registers(match n % 4 {
                     0 => 0x7f00_0000_0100,
                     _ => 0x55d0_0000_0100 + n % 7 * 0x40,
@@ -87,7 +88,7 @@ impl Clocks for Generated {
     }
 }
 
-/// Instruction and stack pointer stand where asm/perf_regs.h has them.
+/// Instruction pointer and stack pointer have the indices of asm/perf_regs.h.
 fn registers(ip: u64) -> Registers {
     let mut registers = [0; REGISTERS];
     let (ip_at, sp_at) = if cfg!(target_arch = "x86_64") {
@@ -144,7 +145,7 @@ fn recorded(tree: &Rc<Tree>, ask: Ask, window: Duration, sampling: Sampling) -> 
         prices: Err(Absence::new(Reason::NotFound, "no price list")),
         readers: Readers::Here,
         interrupted: &AtomicBool::new(false),
-        // Where nothing samples, the target runs on all the same.
+        // Without sampling, the target still uses CPU time.
         progress: &mut |part| {
             if sampling == Sampling::Refused {
                 let passed_ms = (window.as_millis() as f64 * part) as u64;
@@ -156,7 +157,7 @@ fn recorded(tree: &Rc<Tree>, ask: Ask, window: Duration, sampling: Sampling) -> 
     record::record_on(&machine, Some(&mut open), request).map(|recorded| recorded.recording)
 }
 
-/// The recording with all that follows from it, each of which holds together.
+/// The recording with bill, verdict and reports, after consistency checks.
 fn judged(recording: Recording) -> Judged {
     let bill = bill::of(&recording);
     let verdict = allocwall_diagnose::verdict(&recording, &bill);
@@ -210,7 +211,7 @@ fn state<'a>(judged: &'a Judged, probe: &str) -> &'a ProbeState {
     &found.unwrap_or_else(|| panic!("no probe {probe}")).state
 }
 
-/// What holds of every machine whose files are all there.
+/// Checks that apply to every machine with all files.
 fn agrees(server: &Server) -> Judged {
     let judged = whole(server);
     let host = &judged.recording.host;
@@ -218,7 +219,7 @@ fn agrees(server: &Server) -> Judged {
     assert_eq!(host.online_cpus as usize, server.cpu_numbers().len());
     assert_eq!(judged.recording.processes.len(), server.processes as usize);
     assert_eq!(*state(&judged, "cpu_samples"), ProbeState::Measured);
-    // The kernel's account and the samples are of the same time.
+    // The kernel's account and the samples must agree.
     let bill = &judged.bill;
     assert!(bill.cpu_s > 0.0 && bill.on_cpu.is_ok(), "{}", judged.text);
     let covered = (bill.sampled_cpu_s + bill.switching_cpu_s) / bill.cpu_s;
@@ -245,7 +246,7 @@ fn from_eight_cpus_to_two_thousand() {
         ("0-2047", &["0-1023", "1024-2047"]),
     ] {
         let with_memory = if nodes.len() == 1 { "0" } else { "0-1" };
-        // Half of the CPUs' worth of busy threads.
+        // Busy threads on half of the CPUs.
         let threads = match cpus {
             "0-2047" => 256,
             "0-511" => 64,
@@ -265,7 +266,7 @@ fn from_eight_cpus_to_two_thousand() {
     }
 }
 
-/// Idle time alone outgrows 64 bits of nanoseconds on the wider one.
+/// On the larger machine, the idle time exceeds 64 bits of nanoseconds.
 #[test]
 fn counters_after_four_hundred_days_and_near_their_width() {
     let near_the_width = (1 << 62) / 10_000_000;
@@ -279,7 +280,7 @@ fn counters_after_four_hundred_days_and_near_their_width() {
             ..Server::usual()
         });
         let text = &judged.text;
-        assert!(!text.contains("no usable recording"), "{text}");
+        assert!(!text.contains("not a usable recording"), "{text}");
     }
 }
 
@@ -400,7 +401,7 @@ fn a_cpu_without_sibling_files_is_sampled_all_the_same() {
     fs::remove_dir_all(tree.root().join("sys/devices/system/node/node0")).unwrap();
     let judged = judged(recorded(&tree, ask(), SHORT, Sampling::Generated).unwrap());
     assert_eq!(*state(&judged, "cpu_samples"), ProbeState::Measured);
-    // Without the list nothing is known of where to sample.
+    // Without the list, the CPUs to sample are unknown.
     fs::remove_file(cpus.join("online")).unwrap();
     let without = self::judged(recorded(&tree, ask(), SHORT, Sampling::Generated).unwrap());
     assert!(matches!(state(&without, "cpu_samples"), ProbeState::Absent(a) if a.reason == Reason::NotFound));
@@ -425,7 +426,7 @@ fn a_process_with_a_million_mappings_is_known_by_its_code() {
     assert!(paths.contains(&"/usr/lib/libc.so.6"), "{paths:?}");
 }
 
-/// What is done to one file of a tree.
+/// A change of one file of a tree.
 #[derive(Clone, Copy, Debug)]
 enum Damage {
     Removed,
@@ -442,7 +443,7 @@ fn damage(path: &Path, damage: Damage) {
     }
 }
 
-/// Two CPUs and two processes, so that there are not too many files.
+/// Two CPUs and two processes, to keep the number of files small.
 fn small(groups: Groups) -> Server {
     Server {
         cpus: "0-1",
@@ -495,7 +496,7 @@ fn any_file_may_be_missing_empty_or_cut_short() {
             });
         }
     });
-    // Only what shows that the target is there, and whose it is, ends a diagnosis.
+    // Only files that identify the target and its owner can end a diagnosis.
     let refused = cases.len() - reports.into_inner();
     assert!(refused <= 8, "{refused} of {} were refused", cases.len());
 }

@@ -1,5 +1,5 @@
-//! A recording of a wide machine, 64 CPUs and 200 busy processes for 15 s, goes from its file to the reports within the tool's
-//! memory. How much CPU time it takes is printed; the promise is 3 s of an optimized build.
+//! Makes the reports from a recording of a large machine: 64 CPUs and 200 busy processes for 15 s. Checks the memory
+//! limit of the tool, and prints the CPU time. The limit for an optimized build is 3 s.
 
 use allocwall_diagnose::{self as diagnose, bill};
 use allocwall_host::clock;
@@ -9,11 +9,12 @@ use allocwall_model::recording::*;
 use allocwall_model::units::{Absence, Reason};
 use allocwall_report::text::Style;
 use allocwall_report::{collapsed, json, text};
+use allocwall_sketches::recording::empty;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// The promise is 150 MB for the tool; the test's own harness is small beside it.
+/// The limit of the tool is 150 MB. The test harness needs little in comparison.
 const PEAK_KIB: u64 = 150_000;
 const SECONDS: u64 = 15;
 const CPUS: u64 = 64;
@@ -25,10 +26,10 @@ const STACKS: u32 = 40_000;
 const FRAMES: u32 = 20_000;
 const MODULES: u32 = 300;
 const DEPTH: u32 = 24;
-/// Kernel stacks come first, each a fault or a system call in one of some variants.
+/// Kernel stacks come first. Each one is a variant of a fault or of a system call.
 const KERNEL_STACKS: u32 = 1_000;
 
-/// Names the file to the child, which is this program again.
+/// Variable with the path of the file, for the child process, which is this program again.
 const FILE: &str = "ALLOCWALL_TEST_WIDE_RECORDING";
 
 fn absence() -> Absence {
@@ -105,17 +106,9 @@ fn process(n: i32) -> Process {
     Process {
         pid: 1000 + n,
         ppid: if n == 0 { 1 } else { 1000 },
-        comm: "service".into(),
-        exe: Ok("/usr/bin/service".into()),
         cmdline: vec!["/usr/bin/service".into(), format!("--worker={n}")],
-        libc: Ok(Libc::Glibc {
-            version: "2.36".into(),
-        }),
-        runtime: Ok(Runtime::Native),
-        allocator: Err(absence()),
         environment: vec![("MALLOC_ARENA_MAX".into(), "4".into())],
-        thp_disabled: Ok(false),
-        secure_exec: Ok(false),
+        ..empty().processes.remove(0)
     }
 }
 
@@ -147,22 +140,15 @@ fn write(path: &Path) {
     let samples_a_second = CPUS * 1_000_000_000 / PERIOD_NS;
     let total = samples_a_second * SECONDS;
     let meta = Meta {
-        tool_version: "0".into(),
-        started_unix_ms: 1,
         window_ns: WINDOW_NS,
         requested_ns: WINDOW_NS,
-        ended: Ended::Complete,
         sample_period_ns: PERIOD_NS,
-        kernel_samples: true,
-        system_wide: true,
         wait_period_ns: 20_000_000,
-        command: None,
-        own_cpu_ns: 1_000_000,
-        lost_records: 0,
+        ..empty().meta
     };
     let processes: Vec<Process> = (0..PROCESSES).map(process).collect();
     let modules: Vec<Module> = (0..MODULES).map(module).collect();
-    // Which stacks a sample has: a quarter lies in the kernel too.
+    // The stacks of a sample: a quarter of the samples also have a kernel stack.
     let stacks_of = |n: u64| {
         let at = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let kernel = at.is_multiple_of(4).then_some((at / 4) as u32 % KERNEL_STACKS);
@@ -258,7 +244,7 @@ fn write(path: &Path) {
     assert!(failure.is_none() && written.is_ok(), "{failure:?}");
 }
 
-/// Does nothing but where a file is named: the other test's child.
+/// Runs only in the child process of the other test, which has the variable.
 #[test]
 fn judge_the_file_that_is_named() {
     let Some(path) = std::env::var_os(FILE) else {
@@ -286,7 +272,7 @@ fn judge_the_file_that_is_named() {
         passed(),
         peak_kib()
     );
-    // Drawing is not on the way to the verdict.
+    // The verdict does not need the flamegraph.
     assert!(judged_kib <= PEAK_KIB, "{judged_kib} KiB");
 }
 

@@ -1,4 +1,4 @@
-//! What tests look at in place of real machines and real targets: /proc and /sys trees, and recordings. Not part of the tool.
+//! Test data in place of real machines and targets: /proc and /sys trees, and recordings. Not part of the tool.
 
 #![forbid(unsafe_code)]
 

@@ -1,16 +1,16 @@
-//! /proc and /sys trees of machines that we don't have, by generation: no dump of a real one is in the repository.
+//! Generates /proc and /sys trees of machines that are not available. The repository has no dump of a real machine.
 //!
-//! Forms of the files: proc(5), Documentation/filesystems/proc.rst, admin-guide/cgroup-v2.rst, admin-guide/cgroup-v1/,
-//! admin-guide/cputopology.rst. Only what the tool reads is there.
+//! Formats of the files: proc(5), Documentation/filesystems/proc.rst, admin-guide/cgroup-v2.rst,
+//! admin-guide/cgroup-v1/, admin-guide/cputopology.rst. The trees have only what the tool reads.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-/// The target's first process; its workers follow.
+/// The target's first process. The workers have the next numbers.
 pub const TARGET: i32 = 4_000_001;
-/// Kernel's own choice on all machines of this kind.
+/// The kernel uses this value on all such machines.
 const TICKS_A_SECOND: u64 = 100;
 const PAGE_KIB: u64 = 4;
 
@@ -36,25 +36,26 @@ pub struct Server {
     pub kernel: &'static str,
     /// Online CPUs as the kernel lists them, with or without holes.
     pub cpus: &'static str,
-    /// CPUs of each node; an empty one has memory alone.
+    /// CPUs of each node. A node without CPUs has only memory.
     pub nodes: &'static [&'static str],
     /// Nodes that have memory.
     pub with_memory: &'static str,
     pub uptime_s: u64,
     pub groups: Groups,
     pub home: Home,
-    /// Other users' processes are not shown.
+    /// Processes of other users are hidden.
     pub hidepid: bool,
-    /// Pressure stall information, run delays and the list of children: each is an option of the kernel's build.
+    /// Pressure stall information, run delays and the list of children. Each needs an option of the kernel's
+    /// configuration.
     pub whole_kernel: bool,
     pub processes: u32,
     pub threads: u32,
-    /// What cumulative counters of processes and of the cgroup start from.
+    /// Start value of the cumulative counters of processes and of the cgroup.
     pub past: u64,
 }
 
 impl Server {
-    /// Eight CPUs, cgroup v2, a week up.
+    /// Eight CPUs, cgroup v2, one week of uptime.
     pub fn usual() -> Server {
         Server {
             kernel: "6.12.9-amd64",
@@ -338,8 +339,8 @@ impl Tree {
         }
     }
 
-    /// The counters as they are when the target has used so much CPU time, of `cpus` CPUs' worth of `passed_ms`. What a
-    /// test removed stays away.
+    /// Updates the counters: after `passed_ms`, the target has used `used_ms` of CPU time. Files that a test removed
+    /// stay removed.
     pub fn advance(&self, passed_ms: u64, used_ms: u64) {
         let s = &self.server;
         let first = passed_ms == 0;
@@ -347,7 +348,7 @@ impl Tree {
             let path = self.root().join(name);
             match first {
                 true => self.write(name, text),
-                // Emptied or cut short by a test: it stays so.
+                // A test emptied or truncated this file: it stays so.
                 false if fs::metadata(&path).is_ok_and(|file| file.len() >= text.len() as u64) => {
                     fs::write(path, text).unwrap()
                 }
@@ -356,7 +357,7 @@ impl Tree {
         };
         let cpus = s.cpu_numbers();
         let online = cpus.len() as u64;
-        // Widths stay: a file that was cut short is told by its length.
+        // The width of the numbers is constant, so that a truncated file is recognized by its length.
         let ticks = |ms: u64| ms * TICKS_A_SECOND / 1000;
         let up = s.uptime_s * TICKS_A_SECOND * online;
         let idle = up / 2 + ticks(passed_ms * online - used_ms);

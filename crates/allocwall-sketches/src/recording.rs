@@ -3,14 +3,86 @@
 use allocwall_model::recording::*;
 use allocwall_model::units::{Absence, Interval, Reason};
 
-/// A recording under construction. Stacks are written leaf first, frames separated by `;`, each `module!symbol`, `module+offset` or a bare
-/// kernel symbol.
+/// A recording under construction. Stacks are texts with the leaf first and frames separated by `;`. A frame is
+/// `module!symbol`, `module+offset` or a kernel symbol.
 pub struct Sketch {
     pub recording: Recording,
 }
 
 pub const MS: u64 = 1_000_000;
 pub const PID: i32 = 100;
+
+/// A 15 s window of one native process with pid [`PID`] on a machine of two CPUs, measured as root: kernel stacks,
+/// one sample a millisecond of CPU time, and no sample yet.
+pub fn empty() -> Recording {
+    let unknown = || Absence::new(Reason::NotApplicable, "sketch");
+    Recording {
+        meta: Meta {
+            tool_version: "0".into(),
+            started_unix_ms: 0,
+            window_ns: 15_000 * MS,
+            requested_ns: 15_000 * MS,
+            ended: Ended::Complete,
+            sample_period_ns: MS,
+            kernel_samples: true,
+            system_wide: true,
+            wait_period_ns: 10 * MS,
+            command: None,
+            own_cpu_ns: 0,
+            lost_records: 0,
+        },
+        host: HostFacts {
+            kernel_release: "6.18.0".into(),
+            architecture: "x86_64".into(),
+            cpu_model: String::new(),
+            online_cpus: 2,
+            numa_nodes: 1,
+            memory_bytes: 8 << 30,
+            page_bytes: 4096,
+            hypervisor: None,
+            free_page_reporting: Err(unknown()),
+            thp_enabled: Ok("madvise".into()),
+            thp_defrag: Ok("madvise".into()),
+            hugepages_total: 0,
+            hugepages_free: 0,
+            cgroup_version: Ok(2),
+            container: None,
+            euid: 0,
+            perf_event_paranoid: Ok(1),
+            kptr_restrict: Ok(0),
+            pmu: Err(unknown()),
+        },
+        cgroup: None,
+        processes: vec![Process {
+            pid: PID,
+            ppid: 1,
+            comm: "service".into(),
+            exe: Ok("/usr/bin/service".into()),
+            cmdline: vec![],
+            libc: Ok(Libc::Glibc {
+                version: "2.36".into(),
+            }),
+            runtime: Ok(Runtime::Native),
+            allocator: Err(unknown()),
+            environment: vec![],
+            thp_disabled: Ok(false),
+            secure_exec: Ok(false),
+        }],
+        probes: vec![],
+        prices: Err(unknown()),
+        ticks: vec![],
+        threads: vec![],
+        modules: vec![],
+        frames: vec![],
+        stacks: vec![],
+        samples: vec![],
+        waits: vec![],
+        python: vec![],
+        counts: vec![],
+        neighbours: vec![],
+        heap: Err(unknown()),
+    }
+}
 
 impl Default for Sketch {
     fn default() -> Self {
@@ -19,76 +91,9 @@ impl Default for Sketch {
 }
 
 impl Sketch {
-    /// A 15 s window of one native process, with kernel stacks, one sample a millisecond of CPU time, and no sample yet.
+    /// [`empty`], with the modules `[kernel]`, `libc` (malloc at 0x9000 to 0xd000) and `app`.
     pub fn new() -> Self {
-        let unknown = || Absence::new(Reason::NotApplicable, "sketch");
-        let recording = Recording {
-            meta: Meta {
-                tool_version: "0".into(),
-                started_unix_ms: 0,
-                window_ns: 15_000 * MS,
-                requested_ns: 15_000 * MS,
-                ended: Ended::Complete,
-                sample_period_ns: MS,
-                kernel_samples: true,
-                system_wide: true,
-                wait_period_ns: 10 * MS,
-                command: None,
-                own_cpu_ns: 0,
-                lost_records: 0,
-            },
-            host: HostFacts {
-                kernel_release: "6.18.0".into(),
-                architecture: "x86_64".into(),
-                cpu_model: String::new(),
-                online_cpus: 2,
-                numa_nodes: 1,
-                memory_bytes: 8 << 30,
-                page_bytes: 4096,
-                hypervisor: None,
-                free_page_reporting: Err(unknown()),
-                thp_enabled: Ok("madvise".into()),
-                thp_defrag: Ok("madvise".into()),
-                hugepages_total: 0,
-                hugepages_free: 0,
-                cgroup_version: Ok(2),
-                container: None,
-                euid: 0,
-                perf_event_paranoid: Ok(1),
-                kptr_restrict: Ok(0),
-                pmu: Err(unknown()),
-            },
-            cgroup: None,
-            processes: vec![Process {
-                pid: PID,
-                ppid: 1,
-                comm: "service".into(),
-                exe: Ok("/usr/bin/service".into()),
-                cmdline: vec![],
-                libc: Ok(Libc::Glibc {
-                    version: "2.36".into(),
-                }),
-                runtime: Ok(Runtime::Native),
-                allocator: Err(unknown()),
-                environment: vec![],
-                thp_disabled: Ok(false),
-                secure_exec: Ok(false),
-            }],
-            probes: vec![],
-            prices: Err(unknown()),
-            ticks: vec![],
-            threads: vec![],
-            modules: vec![],
-            frames: vec![],
-            stacks: vec![],
-            samples: vec![],
-            waits: vec![],
-            python: vec![],
-            counts: vec![],
-            neighbours: vec![],
-            heap: Err(unknown()),
-        };
-        let mut sketch = Sketch { recording };
+        let mut sketch = Sketch { recording: empty() };
         sketch.module("[kernel]", ModuleRole::Kernel);
         let libc = sketch.module("libc", ModuleRole::Libc);
         sketch.recording.modules[libc as usize].malloc_ranges = vec![(0x9000, 0xd000)];
@@ -122,7 +127,7 @@ impl Sketch {
         });
     }
 
-    /// Index of the stack; None for an empty text.
+    /// Index of the stack. None for an empty text.
     pub fn stack(&mut self, text: &str) -> Option<u32> {
         if text.is_empty() {
             return None;
@@ -207,7 +212,7 @@ impl Sketch {
         }));
     }
 
-    /// A price list of one entry.
+    /// Sets a price list with one entry.
     pub fn price(&mut self, name: &str, ns: f64) {
         self.recording.prices = Ok(PriceList {
             machine: String::new(),
@@ -221,7 +226,7 @@ impl Sketch {
         });
     }
 
-    /// First and last tick, with CPU time between them.
+    /// Sets the first and the last tick, with this CPU time between them.
     pub fn ticks(&mut self, user_ms: u64, system_ms: u64) -> &mut Tick {
         let start = Tick {
             host: Some(HostTick::default()),

@@ -1,9 +1,9 @@
-//! The loader's account of a run's bindings, read while it is written.
+//! Reads the loader's log of a run's bindings while the loader writes it.
 //!
-//! A loader that is asked writes a line a binding, for every process of the tree: a megabyte for each `cc -c`, 21 GB for a build of
-//! 20,000 files. One line in thousands is about `malloc`, so what has been read is given back to the disk at once (a hole in the
-//! file: who writes goes on at its end). If more than a budget lies there all the same, the run is ended, and what it would have
-//! proved is unknown.
+//! With LD_DEBUG the loader writes one line per binding, for every process of the tree: a megabyte for each `cc -c`, 21 GB for a
+//! build of 20,000 files. One line in thousands is about `malloc`, so the part that has been read is released on the disk at once
+//! (a hole in the file; the writer continues at its end). If the log still exceeds its budget on the disk, the run is ended and its
+//! proof is unknown.
 
 use super::proof::{Bindings, ProcessBindings};
 use allocwall_host::worker::not_started;
@@ -21,23 +21,23 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-/// What lies on the disk at a time, at most: as much as 64 CPUs write in a second.
+/// Largest log on the disk at a time: as much as 64 CPUs write in a second.
 const BUDGET: u64 = 256 << 20;
-/// Of the free space of the file system.
+/// The log may use at most 1/SHARE of the free space of the file system.
 const SHARE: u64 = 4;
-/// How long files grow before they are looked at again.
+/// Pause between two readings of the files.
 const PAUSE: Duration = Duration::from_millis(50);
-/// A tenth of a CPU at most goes into looking at files, of which there may be thousands.
+/// Pause at least this many times as long as the reading took: reading thousands of files uses at most a tenth of a CPU.
 const IDLE: u32 = 9;
 const PIECE: usize = 1 << 20;
-/// File systems give back whole blocks.
+/// File systems release whole blocks.
 const BLOCK: u64 = 4096;
-/// Names of files are shorter, and a binding has two of them.
+/// A binding names two files, and their names are shorter.
 const LONGEST_LINE: usize = 64 << 10;
-/// Each is remembered with its modules, some kilobytes.
+/// Each process takes some kilobytes of memory for its modules.
 const PROCESSES: usize = 50_000;
 
-/// A folder for accounts, and how much may lie there.
+/// A folder for the logs, and its limit in bytes.
 pub struct Room {
     folder: PathBuf,
     bytes: u64,
@@ -60,10 +60,10 @@ impl Room {
         self.folder.join(name)
     }
 
-    /// Reads what is written to this account from now on. `interrupted` is the user's, see [`Reader::stop`].
+    /// Starts reading this log. `interrupted` is set when the user interrupts; see [`Reader::stop`].
     ///
     /// # Errors
-    /// No thread could be started: then it is not read.
+    /// The thread could not be started; then the log is not read.
     pub fn read<'scope>(
         &self,
         account: &Path,
@@ -84,7 +84,7 @@ impl Room {
                 let began = Instant::now();
                 let read = files.read(interrupted);
                 if read.is_err() {
-                    // Relaxed: the flag carries nothing but itself.
+                    // Relaxed: the flag protects no other data.
                     ended.store(true, Ordering::Relaxed);
                 }
                 read?;
@@ -100,7 +100,7 @@ impl Room {
                 }
             }
         };
-        // Where tasks are limited, `Scope::spawn` panics.
+        // Under a limit of tasks, `Scope::spawn` would panic.
         let thread = Builder::new()
             .spawn_scoped(scope, work)
             .map_err(|error| not_started("reads the loader's log", &error))?;
@@ -113,7 +113,7 @@ impl Room {
     }
 }
 
-/// An account that is read in a thread of its own.
+/// A log that is read in its own thread.
 pub struct Reader<'scope> {
     stop: Arc<AtomicBool>,
     over: Sender<()>,
@@ -122,20 +122,20 @@ pub struct Reader<'scope> {
 }
 
 impl Reader<'_> {
-    /// Set when the run is to be ended: too much was written, or the user interrupts.
+    /// Set when the run must end: the log is too large, or the user interrupts.
     pub fn stop(&self) -> Arc<AtomicBool> {
         self.stop.clone()
     }
 
-    /// What was told, when all who write have ended. Nothing is left on the disk.
+    /// The bindings. Call it when all writers have ended. Removes the log from the disk.
     pub fn finish(self) -> Measured<Bindings> {
-        // A thread that has ended by itself doesn't listen any more.
+        // Sending fails if the thread has already ended.
         let _ = self.over.send(());
         let told = self.thread.join().unwrap_or_else(|_| {
             let failed = "the thread that reads the loader's log failed";
             Err(Absence::new(Reason::NotSupported, failed))
         });
-        // What can't be removed now goes with the folder that it lies in.
+        // Files that can't be removed now are removed with the parent folder.
         let _ = std::fs::remove_dir_all(&self.account);
         told
     }
@@ -152,13 +152,13 @@ struct Files {
 struct Part {
     read: u64,
     given_back: u64,
-    /// The begin of a line whose end isn't there yet.
+    /// The start of a line whose end is not written yet.
     rest: Vec<u8>,
     found: ProcessBindings,
 }
 
 impl Files {
-    /// What was written since the last time, unless the user interrupts: then nothing is known.
+    /// Reads the new part of all files. An error if the user interrupts or the log is too large.
     fn read(&mut self, interrupted: &AtomicBool) -> Measured<()> {
         let Ok(folder) = rustix::fs::openat(
             CWD,
@@ -174,28 +174,28 @@ impl Files {
         let sizes: Vec<(u32, u64)> = pids.filter_map(|pid| Some((pid, size(&folder, pid)?))).collect();
         let there = |parts: &BTreeMap<u32, Part>| -> u64 {
             let back = |pid| parts.get(pid).map_or(0, |part: &Part| part.given_back);
-            // Sparse files may claim more in all than a u64 holds.
+            // The sum of the sizes of sparse files may exceed a u64.
             sizes.iter().fold(0, |sum: u64, (pid, size)| {
                 sum.saturating_add(size.saturating_sub(back(pid)))
             })
         };
-        // Before anything is read: a file may claim any size.
+        // Checked before reading: a sparse file may have any size.
         if there(&self.parts) > self.budget {
-            return Err(self.too_much(format!("more than {} MiB lay on the disk", self.budget >> 20)));
+            return Err(self.too_much(format!("more than {} MiB on the disk", self.budget >> 20)));
         }
         for &(pid, size) in &sizes {
             if self.parts.len() >= PROCESSES && !self.parts.contains_key(&pid) {
-                return Err(self.too_much(format!("more than {PROCESSES} processes were started")));
+                return Err(self.too_much(format!("the command started more than {PROCESSES} processes")));
             }
             let part = self.parts.entry(pid).or_default();
             if size > part.read {
-                // One that can't be read tells nothing of its process, and counts as long as it lies there.
+                // If a file can't be read, its process stays unknown; its size still counts against the budget.
                 let _ = part.read_on(&folder, pid, size, interrupted);
             }
             if interrupted.load(Ordering::Relaxed) {
                 return Err(Absence::new(
                     Reason::TooLittle,
-                    "the reading of the loader's log was interrupted",
+                    "you interrupted the run while its loader log was read",
                 ));
             }
         }
@@ -205,9 +205,9 @@ impl Files {
     fn too_much(&self, why: String) -> Absence {
         Absence::new(
             Reason::TooCostly,
-            format!("the loader's LD_DEBUG log is too large: {why}, so that run was ended"),
+            format!("the loader's LD_DEBUG log is too large ({why}), so allocwall ended that run"),
         )
-        .mend("try a part of the command that starts fewer processes")
+        .mend("use a smaller command that starts fewer processes")
     }
 
     fn bindings(&mut self) -> Bindings {
@@ -216,7 +216,7 @@ impl Files {
     }
 }
 
-/// Of a plain file that has no other name: anybody may put something there.
+/// The size of a regular file with one hard link. Others are ignored: every user may create files in the folder.
 fn size(folder: &OwnedFd, pid: u32) -> Option<u64> {
     let facts = rustix::fs::statat(folder, name(pid), AtFlags::SYMLINK_NOFOLLOW).ok()?;
     is_plain(&facts).then_some(u64::try_from(facts.st_size).ok()?)
@@ -236,7 +236,7 @@ impl Part {
             let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             rustix::fs::openat(folder, name(pid), flags, Mode::empty())
         };
-        // Another user's is only read.
+        // A file of another user can only be read.
         let file = open(OFlags::RDWR).or_else(|_| open(OFlags::RDONLY))?;
         if !is_plain(&rustix::fs::fstat(&file)?) {
             return Ok(());
@@ -254,7 +254,7 @@ impl Part {
         let whole = self.read / BLOCK * BLOCK;
         if whole > self.given_back {
             let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            // Where the file system can't, all of it stays, and counts.
+            // If the file system does not support it, the whole file stays and counts against the budget.
             rustix::fs::fallocate(&file, hole, self.given_back, whole - self.given_back)?;
             self.given_back = whole;
         }
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_is_given_back_and_nothing_is_lost() {
+    fn the_part_that_was_read_is_released_and_nothing_is_lost() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("bindings.7");
         let mut files = Files {
@@ -322,7 +322,7 @@ mod tests {
             budget: 3 << 20,
             parts: BTreeMap::new(),
         };
-        // Five times the budget in all, and the line that matters in two pieces of it.
+        // Five times the budget in total; the relevant line is split over two pieces.
         let (head, tail) = LINE.split_at(LINE.len() / 2);
         for round in 0..8 {
             let text = match round {
@@ -333,7 +333,7 @@ mod tests {
             let file = append(&path, &text);
             let told = files.read(&NEVER);
             if round == 1 && told.is_err() {
-                println!("skipped: this file system gives nothing back");
+                println!("skipped: this file system does not release parts of a file");
                 return;
             }
             told.unwrap();
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_budget_is_refused_and_so_is_a_size_that_is_only_claimed() {
+    fn more_than_the_budget_is_refused_also_for_a_sparse_file() {
         for claimed in [false, true] {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("bindings.7");
@@ -363,7 +363,7 @@ mod tests {
         }
     }
 
-    /// 2^64 bytes in all, which is 0 in a u64. tmpfs has files that large.
+    /// 2^64 bytes in total, which is 0 in a u64. tmpfs allows files of this size.
     #[test]
     fn sizes_whose_sum_does_not_fit_are_refused() {
         let Ok(dir) = tempfile::tempdir_in("/dev/shm") else {
@@ -399,9 +399,9 @@ mod tests {
         assert_eq!(files.parts[&7].read, 0);
     }
 
-    /// Anybody may put something there: nothing of others is read, and none of it is given back.
+    /// Every user may create files in the folder: links and pipes are not read, and no hole is punched in their targets.
     #[test]
-    fn links_and_pipes_are_left_alone() {
+    fn links_and_pipes_are_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("account");
         std::fs::create_dir(&folder).unwrap();

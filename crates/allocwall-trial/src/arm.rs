@@ -1,4 +1,4 @@
-//! An arm of a trial: remedies as a user types them (`jemalloc+thp+prefault=256M`), and what they come to for one command.
+//! An arm of a trial: parses remedies as the user types them (`jemalloc+thp+prefault=256M`) and resolves them for one command.
 
 mod facts;
 mod resolve;
@@ -17,7 +17,7 @@ use allocwall_model::catalogue::tunables;
 use std::fmt;
 use std::path::PathBuf;
 
-/// Why something is not done: one line that says what to do instead.
+/// Why allocwall refuses an arm: one line that also says what to do instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal(pub String);
 
@@ -33,20 +33,19 @@ fn refuse<T>(line: impl Into<String>) -> Result<T, Refusal> {
     Err(Refusal(line.into()))
 }
 
-/// Remedies that are applied together. Whether they can be, on this machine and to a certain command, says
-/// [`resolve`](Arm::resolve).
+/// Remedies that are applied together. [`resolve`](Arm::resolve) checks whether they fit this machine and a command.
 #[derive(Clone, Debug)]
 pub struct Arm {
-    /// As it was typed.
+    /// As the user typed it.
     pub name: String,
-    /// In the order in which they were named.
+    /// In the order in which the user named them.
     pub parts: Vec<Part>,
 }
 
 /// One remedy of an arm.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// As it was typed.
+    /// As the user typed it.
     pub text: String,
     pub remedy: &'static Remedy,
     pub settings: Vec<Setting>,
@@ -85,29 +84,28 @@ pub enum Setting {
 /// Where an allocator's library comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The system's, else the bundled one.
+    /// The system's library, else the bundled one.
     Any,
     System,
     Bundled,
-    /// As far as it is given: `5.3` is any 5.3.
+    /// A version prefix: `5.3` is any 5.3.
     Version(String),
     Path(PathBuf),
 }
 
-/// Names that `--with` takes, as they stand in the table.
+/// Names that `--with` takes, in the order of the table.
 pub fn names() -> impl Iterator<Item = &'static str> {
     TABLE.iter().filter(|r| r.start.is_some()).map(|r| r.key)
 }
 
 impl Arm {
     /// # Errors
-    /// One line: an unknown name with the nearest known ones, a value that is none, or two parts that contradict each
-    /// other.
+    /// One line: an unknown name, with the nearest known names; an invalid value; or two parts that contradict each other.
     pub fn parse(text: &str) -> Result<Arm, Refusal> {
         Self::combined(&[text])
     }
 
-    /// Several arms as one, as if `+` stood between them.
+    /// Combines several arms into one, as if they were joined by `+`.
     pub fn combined<T: AsRef<str>>(texts: &[T]) -> Result<Arm, Refusal> {
         let pieces: Vec<&str> = texts.iter().flat_map(|text| split(text.as_ref())).collect();
         let parts = pieces
@@ -119,14 +117,14 @@ impl Arm {
             parts,
         };
         if arm.parts.len() > 1 && arm.parts.iter().any(|part| part.remedy.key == "none") {
-            return refuse("none changes nothing: it can't be combined");
+            return refuse("none can't be combined: it means the command without a remedy");
         }
         contradictions(&arm.settings())?;
         arm.unfit_parts()?;
         Ok(arm)
     }
 
-    /// Every setting with the text of the part that it comes from.
+    /// All settings, each with the text of its part.
     fn settings(&self) -> Vec<(&str, Setting)> {
         let mut all = Vec::new();
         for part in &self.parts {
@@ -139,7 +137,7 @@ impl Arm {
         all
     }
 
-    /// The library that this arm preloads, with the part that says so.
+    /// The library that this arm preloads, with its part.
     fn library(&self) -> Option<(&Part, Library)> {
         self.parts.iter().find_map(|part| {
             part.settings.iter().find_map(|setting| match setting {
@@ -149,7 +147,7 @@ impl Arm {
         })
     }
 
-    /// Parts whose needs or settings exclude the allocator, the runtime or the C library of another.
+    /// Refuses parts whose needs or settings conflict with the allocator, the runtime or the C library of another part.
     fn unfit_parts(&self) -> Result<(), Refusal> {
         if let Some((swap, library)) = self.library() {
             let kind = library.kind();
@@ -161,7 +159,7 @@ impl Arm {
                 let wanted = wanted.or(tunes_malloc.then_some(AllocatorKind::Glibc));
                 if let Some(wanted) = wanted.filter(|wanted| *wanted != kind) {
                     return refuse(format!(
-                        "{} acts on {}, which {} replaces",
+                        "{} acts on {}, but {} replaces that allocator: use only one of the two",
                         part.text,
                         wanted.title(),
                         swap.text
@@ -183,7 +181,7 @@ impl Arm {
                 match first {
                     Some((other, before)) if before != named => {
                         return refuse(format!(
-                            "{} is for {before} and {} for {named}: no program is both",
+                            "{} is for {before} and {} is for {named}: use only one of the two",
                             other.text, part.text
                         ));
                     }
@@ -195,7 +193,7 @@ impl Arm {
     }
 }
 
-/// Which allocator must serve the program.
+/// The allocator that must serve the program.
 fn allocator_of(need: Need) -> Option<AllocatorKind> {
     match need {
         Need::GlibcMalloc => Some(AllocatorKind::Glibc),
@@ -206,7 +204,7 @@ fn allocator_of(need: Need) -> Option<AllocatorKind> {
     }
 }
 
-/// Which runtime the program must be.
+/// The runtime that the program must have.
 fn runtime_of(need: Need) -> Option<&'static str> {
     match need {
         Need::Cpython | Need::CpythonAtLeast(_) | Need::CpythonFreeThreaded => Some("CPython"),
@@ -225,7 +223,7 @@ fn libc_of(need: Need) -> Option<&'static str> {
     }
 }
 
-/// How this allocator is told to use such pages.
+/// The setting that makes this allocator use such pages.
 fn pages_of(kind: AllocatorKind, pages: Pages) -> Result<Change, Refusal> {
     let row = PAGES.iter().find(|row| row.0 == kind && row.1 == pages);
     row.map(|row| row.2).ok_or_else(|| {
@@ -235,7 +233,7 @@ fn pages_of(kind: AllocatorKind, pages: Pages) -> Result<Change, Refusal> {
             .map(|row| row.0.title())
             .collect();
         Refusal(format!(
-            "{} has no setting for {}: {} have",
+            "{} has no setting for {}; these allocators have one: {}",
             kind.title(),
             match pages {
                 Pages::Transparent => "transparent huge pages",
@@ -248,7 +246,7 @@ fn pages_of(kind: AllocatorKind, pages: Pages) -> Result<Change, Refusal> {
 
 // ---- parsing ----
 
-/// At each `+`, but within a free text (the value of a variable, a path) only where a known name follows.
+/// Splits at each `+`. Within a free text (the value of a variable, a path) it splits only before a known name.
 fn split(text: &str) -> Vec<&str> {
     let mut pieces = Vec::new();
     let mut start = 0;
@@ -280,7 +278,7 @@ fn part(text: &str) -> Result<Part, Refusal> {
     let remedy = find(key).ok_or_else(|| unknown(key))?;
     let Some(start) = remedy.start else {
         return refuse(format!(
-            "{key} is nothing that a start can set: {}",
+            "{key} can't be set when a program starts: {}",
             remedy.shell_line()
         ));
     };
@@ -328,16 +326,16 @@ fn free_part(text: &str, remedy: &'static Remedy, settings: Vec<Setting>) -> Res
 
 fn unknown(key: &str) -> Refusal {
     if key.is_empty() {
-        return Refusal("an empty name: `allocwall list` shows what there is".to_owned());
+        return Refusal("the name of a remedy is empty: `allocwall list` shows all remedies".to_owned());
     }
     if let Some(known) = tunables::find(key) {
         return Refusal(format!(
-            "no remedy {key}; the tunable is set by glibc:{}=VALUE",
+            "no remedy {key}; to set the tunable, use glibc:{}=VALUE",
             known.name
         ));
     }
     Refusal(format!(
-        "no remedy {key}{}; `allocwall list` shows what there is",
+        "no remedy {key}{}; `allocwall list` shows all remedies",
         hint(key, names())
     ))
 }
@@ -346,7 +344,7 @@ fn source(remedy: &Remedy, given: Option<&str>, wrong_mark: bool) -> Result<Sour
     let key = remedy.key;
     if wrong_mark {
         return refuse(format!(
-            "{key} takes no value; which library it is says @: {}",
+            "{key} takes no value; choose a library with @SOURCE: {}",
             remedy.usage()
         ));
     }
@@ -360,13 +358,13 @@ fn source(remedy: &Remedy, given: Option<&str>, wrong_mark: bool) -> Result<Sour
         }
         Some(other) => {
             return refuse(format!(
-                "{key}@{other}: a source is `system`, `bundled`, a version, or a path with a slash"
+                "{key}@{other}: unknown source; use system, bundled, a version, or a path that starts with / or ."
             ));
         }
     })
 }
 
-/// The value as it is to be set.
+/// Checks a value and brings it into the form in which it is set.
 fn form_of(remedy: &Remedy, form: Form, given: &str) -> Result<String, Refusal> {
     let key = remedy.key;
     let list = |given: &str| {
@@ -378,20 +376,18 @@ fn form_of(remedy: &Remedy, form: Form, given: &str) -> Result<String, Refusal> 
     match form {
         Form::Count(low, high) => match given.parse::<u64>() {
             Ok(number) if (low..=high).contains(&number) => Ok(number.to_string()),
-            _ => refuse(format!(
-                "{key}={given}: a whole number from {low} to {high} is wanted"
-            )),
+            _ => refuse(format!("{key}={given}: give a whole number from {low} to {high}")),
         },
         Form::Bytes => match parse_size(given) {
             Some(bytes) if bytes > 0 => Ok(bytes.to_string()),
-            _ => refuse(format!("{key}={given}: a size is wanted, as 256M or 2G")),
+            _ => refuse(format!("{key}={given}: give a size, for example 256M or 2G")),
         },
         Form::Cpus | Form::Nodes => list(given).map_or_else(
-            || refuse(format!("{key}={given}: a list is wanted, as 0-3,8")),
+            || refuse(format!("{key}={given}: give a list, for example 0-3,8")),
             Ok,
         ),
         Form::OneOf(names) if names.contains(&given) => Ok(given.to_owned()),
-        Form::OneOf(names) => refuse(format!("{key}={given}: one of {} is wanted", names.join(", "))),
+        Form::OneOf(names) => refuse(format!("{key}={given}: give one of {}", names.join(", "))),
     }
 }
 
@@ -406,7 +402,7 @@ fn tunables_of(given: &str) -> Result<Vec<Setting>, Refusal> {
                 })
             }
             _ => refuse(format!(
-                "glibc:{entry}: NAME=VALUE is wanted, as glibc:arena_max=2"
+                "glibc:{entry}: give NAME=VALUE, for example glibc:arena_max=2"
             )),
         })
         .collect()
@@ -419,12 +415,12 @@ fn variable_of(given: &str) -> Result<Setting, Refusal> {
             value: value.to_owned(),
         }),
         _ => refuse(format!(
-            "env:{given}: NAME=VALUE is wanted, as env:OMP_NUM_THREADS=1"
+            "env:{given}: give NAME=VALUE, for example env:OMP_NUM_THREADS=1"
         )),
     }
 }
 
-/// None where the change needs an argument and there is none.
+/// None if the change needs an argument and the part has none.
 fn setting(change: &Change, argument: Option<&str>, source: &Source) -> Option<Setting> {
     let filled = |template: &str| match (template.contains("{}"), argument) {
         (true, None) => None,
@@ -469,7 +465,7 @@ fn setting(change: &Change, argument: Option<&str>, source: &Source) -> Option<S
 // ---- contradictions ----
 
 impl Setting {
-    /// What it sets, each with its value: of one thing there can be one value.
+    /// The things that this setting sets, each with its value. Two different values for one thing are a contradiction.
     fn slots(&self) -> Vec<(String, String)> {
         let one = |slot: &str, value: String| vec![(slot.to_owned(), value)];
         match self {
@@ -477,7 +473,7 @@ impl Setting {
             Setting::Tunable { name, value } => one(name, value.clone()),
             Setting::Env { name, value } => one(name, format!("={value}")),
             Setting::Unset(name) => one(name, String::new()),
-            // jemalloc's list has `name:value`, the others have options.
+            // jemalloc's list has entries `name:value`; the other lists have options.
             Setting::Append {
                 name,
                 separator: ',',
@@ -493,7 +489,7 @@ impl Setting {
                 one(&format!("{} of {name}", option(value)), value.clone())
             }
             Setting::CommandOption(value) => one(&format!("the option {}", option(value)), value.clone()),
-            Setting::Prefault(bytes) => one("how much is touched", bytes.to_string()),
+            Setting::Prefault(bytes) => one("the size of the prefault", bytes.to_string()),
             Setting::Cpus(list) => one("the CPUs", format!("{list:?}")),
             Setting::Nodes(list) => one("the nodes", format!("{list:?}")),
             Setting::Pages(pages) => one("the heap's pages", format!("{pages:?}")),
@@ -501,7 +497,7 @@ impl Setting {
         }
     }
 
-    /// The variable whose list it adds to.
+    /// The list variable that this setting extends.
     fn adds_to(&self) -> Option<&str> {
         match self {
             Setting::Preload { .. } | Setting::Prefault(_) => Some("LD_PRELOAD"),
@@ -511,7 +507,7 @@ impl Setting {
         }
     }
 
-    /// The variable that it sets or unsets as a whole.
+    /// The variable that this setting replaces or unsets.
     fn replaces(&self) -> Option<&str> {
         match self {
             Setting::Env { name, .. } | Setting::Unset(name) => Some(name),
@@ -521,7 +517,7 @@ impl Setting {
     }
 }
 
-/// `-Xmx2g` and `-Xmx4g` are one option, and so are `--x=1` and `--x=2`.
+/// The name of an option, without its value: `-Xmx2g` and `-Xmx4g` are the same option, and so are `--x=1` and `--x=2`.
 fn option(text: &str) -> &str {
     let end = text.find(|c: char| c == '=' || c.is_ascii_digit());
     &text[..end.unwrap_or(text.len())]
@@ -542,7 +538,7 @@ fn contradictions(settings: &[(&str, Setting)]) -> Result<(), Refusal> {
                 if one.replaces().is_some() && one.replaces() == two.adds_to() {
                     let variable = one.replaces().unwrap_or_default();
                     return refuse(format!(
-                        "{text} and {other_text} contradict each other: one sets {variable} as a whole, the other adds to it"
+                        "{text} and {other_text} contradict each other: one replaces {variable}, the other adds to it"
                     ));
                 }
             }

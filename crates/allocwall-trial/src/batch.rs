@@ -1,4 +1,4 @@
-//! A command that runs to its end: its time, CPU, memory, faults and switches, and what it prints of itself.
+//! A command that runs to its end: its wall time, CPU time, memory, faults, switches, and the figures that it prints.
 
 use super::account::{Reader, Room};
 use super::arm::{Applied, Expectation};
@@ -20,9 +20,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// When a run's processes are looked at, after its start. Short and few: the looks take CPU from the run, from every arm's alike.
+/// Times after the start at which the processes of a run are sampled. They are few, because each sample takes CPU time from the
+/// run, equally for every arm.
 const LOOKS_MS: &[u64] = &[0, 15, 60, 250, 1_000, 4_000];
-/// How long a run that is not counted is waited for, where counted ones may take longer.
+/// Pause between two checks whether a sample is due or the run has ended.
 const GLANCE: Duration = Duration::from_millis(2);
 
 /// Key of the metric.
@@ -33,7 +34,7 @@ pub const TLB_MISSES: &str = "dtlb_misses";
 pub struct Prepared {
     pub start: Start,
     pub expects: Vec<Expectation>,
-    /// By the run that is not counted.
+    /// Results of the run that is not counted.
     pub told: Told,
 }
 
@@ -56,7 +57,7 @@ impl Prepared {
         proof::judge(&self.expects, seen, &self.told)
     }
 
-    /// What its proof has to be looked for closely.
+    /// The additional observations that the arm's proof needs.
     fn close(&self) -> Close {
         Close {
             serves: self.expects.iter().find_map(|e| match e {
@@ -71,7 +72,7 @@ impl Prepared {
         }
     }
 
-    /// Has the loader tell, in a new folder, where it binds `malloc`; false where nobody wants to know.
+    /// Makes the loader log its bindings of `malloc` in a new folder. Returns false if no expectation of the arm needs the log.
     pub fn ask_for_bindings(&self, start: &mut Start, account: &Path) -> Result<bool> {
         let wanted = |e: &Expectation| matches!(e, Expectation::MallocFrom(_) | Expectation::Mapped(_));
         if !self.expects.iter().any(wanted) {
@@ -91,7 +92,7 @@ impl Prepared {
     }
 }
 
-/// The most that was on huge pages. That there were none only a walk of nearly all its memory can say.
+/// Peak memory on huge pages. Zero only if at least one sample walked nearly all of the memory.
 fn peak_huge(looks: &[Look]) -> Option<u64> {
     let peak = looks.iter().map(|look| look.rss_bytes).max()?;
     let walked = |look: &Look| Some((look.rss_bytes, look.walked.as_ref().ok()?.huge_bytes));
@@ -103,12 +104,12 @@ fn peak_huge(looks: &[Look]) -> Option<u64> {
     (most.1 > 0 || near_peak).then_some(most.1)
 }
 
-/// Looks at a run's processes when it is time to.
+/// Samples a run's processes at the planned times.
 pub struct Watcher {
     proc: ProcFs,
     seen: Seen,
     next: usize,
-    /// Some arm binds memory to nodes; then all arms' runs are asked, so that all are disturbed alike.
+    /// Whether some arm binds memory to nodes. Then the binding is read in the runs of all arms, so that all are disturbed alike.
     nodes: bool,
 }
 
@@ -123,7 +124,7 @@ impl Watcher {
         }
     }
 
-    /// Whether there is more to look at.
+    /// Samples if a sample is due. Returns whether more samples are planned.
     pub fn look(&mut self, running: &Running) -> bool {
         let Some(&due_ms) = LOOKS_MS.get(self.next) else {
             return false;
@@ -135,12 +136,12 @@ impl Watcher {
         true
     }
 
-    /// Whenever it is.
+    /// Samples now, whatever the planned time.
     pub fn look_now(&mut self, running: &Running) {
         self.seen.look(&self.proc, &running.processes(), self.nodes);
     }
 
-    /// With what the run's memory series showed, and what was seen closely.
+    /// All observations: the samples, the run's memory series, and the additional observations.
     pub fn seen(self, finished: &Finished, closely: Seen) -> Seen {
         Seen {
             peak_huge: peak_huge(&finished.memory),
@@ -154,34 +155,34 @@ impl Watcher {
 pub struct Batch<'a> {
     pub arms: Vec<Prepared>,
     pub keeper_exe: PathBuf,
-    /// What the command prints of itself.
+    /// Figures that the command prints.
     pub figures: Vec<Figure>,
-    /// Loads that missed the TLB are counted as well, where the hardware does.
+    /// Also count loads that missed the TLB, if the hardware can.
     pub tlb_misses: bool,
-    /// Exit statuses that are no failure.
+    /// Nonzero exit codes that are not failures.
     pub fine: Vec<i32>,
     pub interrupted: &'a AtomicBool,
 }
 
-/// What is looked at in a run beyond what every run is looked at; it disturbs the run.
+/// Additional observations of a run. They disturb the run, so counted runs do without them.
 #[derive(Clone, Debug, Default)]
 pub struct Close {
-    /// This library's share of the calls is counted.
+    /// Count the share of the calls that this library serves.
     pub serves: Option<PathBuf>,
-    /// Its huge pages are counted, again and again.
+    /// Sample its huge pages repeatedly.
     pub huge: bool,
-    /// Ends the run when it is set, in place of the user's interruption, which sets it as well.
+    /// When set, ends the run. It replaces the flag of the user's interruption, which also sets this flag.
     pub stop: Option<Arc<AtomicBool>>,
 }
 
-/// The looks that go on beside a run.
+/// The additional observations of a run while it runs.
 pub struct CloseLooks {
     calls: Option<Counting>,
     huge: Option<Looking>,
 }
 
 impl Close {
-    /// What ends the run: this, or else the user's interruption.
+    /// The flag that ends the run: `stop`, or the flag of the user's interruption.
     pub fn stop<'a>(&'a self, interrupted: &'a AtomicBool) -> &'a AtomicBool {
         self.stop.as_deref().unwrap_or(interrupted)
     }
@@ -198,7 +199,7 @@ impl Close {
 }
 
 impl CloseLooks {
-    /// What they saw, when the run is over or about to be ended; the rest is still to be seen.
+    /// The observations so far. Call it when the run is over or about to end. The other fields stay empty.
     pub fn finish(self) -> Seen {
         Seen {
             calls: self.calls.map(Counting::finish),
@@ -208,16 +209,16 @@ impl CloseLooks {
     }
 }
 
-/// What a run of an arm is made of, whatever it measures.
+/// One fresh run of an arm, for a command that ends (batch) or a server.
 pub trait Fresh {
     fn arms(&mut self) -> &mut [Prepared];
 
-    /// One fresh run, started so, and what was seen of it. Its proof is still open.
+    /// One fresh run with this start, and its observations. Its proof is not judged yet.
     fn once(&self, start: &Start, close: &Close) -> Result<(Ran, Seen)>;
 
-    /// One run of each arm that is not counted: it warms caches, shows that the arm works, and tells where `malloc` is bound and
-    /// where calls arrive.
-    /// `room` is for the loader's account, and for nothing else.
+    /// One run of each arm that is not counted: it warms caches, shows that the arm works, and records the bindings of `malloc` and
+    /// the library that serves the calls.
+    /// `room` is the folder for the loader's log only.
     fn prove(
         &mut self,
         room: &Room,
@@ -238,7 +239,7 @@ pub trait Fresh {
                 let reader = asked.then(|| room.read(&account, scope, interrupted));
                 match &reader {
                     Some(Ok(reader)) => close.stop = Some(reader.stop()),
-                    // What the loader wrote would not be read, so it is not asked to write.
+                    // Without a reader the loader must not write a log.
                     Some(Err(_)) => start = self.arms()[arm].start.clone(),
                     None => {}
                 }
@@ -251,7 +252,7 @@ pub trait Fresh {
                 (outcome, ended, bindings)
             });
             let (mut ran, mut seen) = outcome?;
-            // A run that was ended before its time shows nothing, and is no failure of the arm's.
+            // A run that was ended early proves nothing, and is not a failure of the arm.
             if let (true, Some(Err(too_long))) = (ended, &bindings) {
                 ran.failure = None;
                 seen = Seen {
@@ -322,10 +323,10 @@ impl Fresh for Batch<'_> {
     }
 }
 
-/// A target that gave up its rights must be able to write there.
+/// Makes the folder writable for a target that dropped its rights.
 fn open_to_all(folder: &Path) {
     use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-    // Never through a link.
+    // Do not follow a symbolic link.
     let mode = |path: &Path, mode| {
         let folder = std::fs::OpenOptions::new()
             .read(true)
@@ -334,16 +335,16 @@ fn open_to_all(folder: &Path) {
         folder.set_permissions(std::fs::Permissions::from_mode(mode))
     };
     let _ = mode(folder, 0o1777);
-    // Passed through, not listed: nobody else learns the name.
+    // Others may pass through the parent folder but not list it, so the name stays secret.
     if let Some(above) = folder.parent() {
         let _ = mode(above, 0o711);
     }
 }
 
-/// The last line that it said, where it said one.
+/// Why the run failed, with the last line of its standard error if there is one. None if it did not fail.
 pub fn failure(finished: &Finished, fine: &[i32]) -> Option<String> {
     let how = match finished.exit {
-        _ if finished.timed_out() => "it ran into the time limit".to_owned(),
+        _ if finished.timed_out() => "it exceeded the time limit".to_owned(),
         Exit::Code(code) if code == 0 || fine.contains(&code) => return None,
         exit => exit.to_string(),
     };
@@ -353,24 +354,24 @@ pub fn failure(finished: &Finished, fine: &[i32]) -> Option<String> {
     })
 }
 
-/// The last line of its standard error, as far as a message has room for it.
+/// The last line of its standard error, at most 160 characters.
 pub fn last_words(finished: &Finished) -> Option<String> {
     let said = text(&finished.stderr);
     let last = said.lines().rev().find(|line| !line.trim().is_empty())?;
     Some(last.trim().chars().take(160).collect())
 }
 
-/// All that it said. Standard output first: what is said on standard error is talk.
+/// All output. Standard output first, because figures on it are preferred to those on standard error.
 pub fn output(finished: &Finished) -> String {
     [text(&finished.stdout), text(&finished.stderr)].join("\n")
 }
 
-/// From outside; to be escaped.
+/// Untrusted text: escape it before printing.
 fn text(tail: &Tail) -> String {
     String::from_utf8_lossy(&tail.bytes).into_owned()
 }
 
-/// What every run is measured by. The time is what the trial is about, unless the command has figures of its own.
+/// The metrics of every run. Wall time is the primary metric, unless the command prints its own figures.
 pub fn metrics(figures: &[Reading]) -> Vec<Metric> {
     const TABLE: &[(&str, &str, Unit)] = &[
         ("wall_s", "wall time", Unit::Seconds),
@@ -397,7 +398,7 @@ pub fn metrics(figures: &[Reading]) -> Vec<Metric> {
     metrics
 }
 
-/// A figure that a program printed, as a metric.
+/// The metric of a figure that a program printed.
 pub fn metric_of(reading: &Reading, primary: bool) -> Metric {
     Metric {
         key: reading.name.clone(),

@@ -1,5 +1,5 @@
-//! How many of a running program's allocator calls arrive in an arm's library, counted for a moment in the run that is not counted
-//! itself: each counted call costs a trap (see [`allocwall_host::uprobe`]).
+//! Counts how many allocator calls of a running program the arm's library serves. It counts for a short time, in the run that is
+//! not part of the comparison: each counted call costs a trap (see [`allocwall_host::uprobe`]).
 
 use super::proof::is_file_at;
 use super::run::Family;
@@ -18,7 +18,7 @@ use std::rc::Rc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-/// Where calls enter an allocator; operator new and new[] of C++ as well. A library may have several names for one place.
+/// Entry points of an allocator, with operator new and new[] of C++. A library may have several names for one address.
 const ENTRIES: &[&[u8]] = &[
     b"malloc",
     b"calloc",
@@ -29,25 +29,27 @@ const ENTRIES: &[&[u8]] = &[
     b"_Znwm",
     b"_Znam",
 ];
-/// When it is tried, after the start or the beginning of the load: later where a program had few calls so far.
+/// Times of the counts, after the start or the beginning of the load. The later ones are used if there were few calls so far.
 const MOMENTS_MS: &[u64] = &[30, 250, 1_000, 4_000];
+/// Length of one count.
 const MOMENT: Duration = Duration::from_millis(100);
-/// Seen for so long, threads that run are known from those that sleep.
+/// Time over which the CPU time of threads is compared, to find those that run.
 const GLANCE: Duration = Duration::from_millis(10);
-/// Calls after which no other moment is waited for.
+/// Calls after which no further count is made.
 const PLENTY: u64 = 1_000;
-/// Probes at a time, in whole threads: each takes its time to be taken out again. Two threads of a library beside libc, or more.
+/// Limit of probes at a time, in whole threads, because removing a probe takes time. Enough for two threads with a library and
+/// libc.
 const MOST_PROBES: usize = 32;
 
-/// Where the calls of the busiest threads arrived.
+/// Which libraries served the calls of the busiest threads.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Calls {
-    /// In the arm's library.
+    /// Calls that the arm's library served.
     pub served: u64,
-    /// In another file that has a malloc.
+    /// Calls that another file with a malloc served.
     pub elsewhere: BTreeMap<PathBuf, u64>,
     pub counted_ns: u64,
-    /// The most threads that ran in one of the moments, and how many of them were counted.
+    /// The largest number of threads that ran during one count, and how many of them were counted.
     pub threads: usize,
     pub counted_threads: usize,
 }
@@ -69,7 +71,7 @@ impl Calls {
     }
 }
 
-/// A thread that counts when the moment has come.
+/// The counting thread.
 pub struct Counting {
     stop: Sender<()>,
     thread: Worker<Measured<Calls>>,
@@ -83,20 +85,20 @@ impl Counting {
         Counting { stop, thread }
     }
 
-    /// What was counted, once the run is over.
+    /// The counts. Call it when the run is over.
     pub fn finish(self) -> Measured<Calls> {
         drop(self.stop);
         self.thread.finish().and_then(|counted| counted)
     }
 }
 
-/// Whether the run goes on after this time.
+/// Waits, and returns whether the run goes on after this time.
 fn goes_on(stopped: &Receiver<()>, time: Duration) -> bool {
     stopped.recv_timeout(time) == Err(RecvTimeoutError::Timeout)
 }
 
 fn over() -> Absence {
-    Absence::new(Reason::TooLittle, "it was over before they could be counted")
+    Absence::new(Reason::TooLittle, "the run ended before its calls were counted")
 }
 
 fn count_until(stopped: &Receiver<()>, family: Family, library: &Path) -> Measured<Calls> {
@@ -129,24 +131,24 @@ fn count_until(stopped: &Receiver<()>, family: Family, library: &Path) -> Measur
     }
 }
 
-/// Device and inode, as maps has them.
+/// Device and inode, as in /proc/PID/maps.
 type FileId = ((u32, u32), u64);
 
 struct Counter<'a> {
     uprobes: Uprobes,
     proc: ProcFs,
     library: &'a Path,
-    /// By device and inode; None has no malloc.
+    /// By device and inode; None for a file without malloc.
     files: HashMap<FileId, Option<Rc<Allocator>>>,
 }
 
 /// A file with a malloc.
 struct Allocator {
     path: PathBuf,
-    /// It is the arm's library.
+    /// Whether it is the arm's library.
     ours: bool,
     file: File,
-    /// Where calls enter it, bytes from its start.
+    /// File offsets of its entry points, bytes.
     offsets: BTreeSet<u64>,
 }
 
@@ -171,12 +173,12 @@ impl Counter<'_> {
         if running.is_empty() {
             return Err(Absence::new(
                 Reason::TooLittle,
-                "it slept when they were to be counted",
+                "all threads slept during the count of calls",
             ));
         }
         let mut probes = Vec::new();
         let mut counted_threads = 0;
-        let mut why = Absence::new(Reason::NotFound, "no file that it maps has a malloc");
+        let mut why = Absence::new(Reason::NotFound, "the process maps no file with a malloc");
         for &(_, pid, tid) in &running {
             let allocators = self.allocators(pid);
             let more: usize = allocators.iter().map(|a| a.offsets.len()).sum();
@@ -200,7 +202,7 @@ impl Counter<'_> {
         Ok(calls)
     }
 
-    /// By process and thread, ns.
+    /// CPU time by process and thread, ns.
     fn cpu_times(&self, family: Family) -> BTreeMap<(i32, i32), u64> {
         let mut times = BTreeMap::new();
         for pid in family.now() {
@@ -246,11 +248,11 @@ impl Counter<'_> {
     }
 }
 
-/// All are opened before the first is started, so that none counts for longer than the others.
+/// All probes are opened before the first is started, so that all count for about the same time.
 fn count(stopped: &Receiver<()>, mut probes: Vec<Probe>) -> Calls {
     let mut calls = Calls::default();
     let began = monotonic_ns();
-    // What fails to start or to stop has counted nothing, or a little more; its count is read all the same.
+    // A probe that fails to start counts nothing; one that fails to stop counts slightly longer. Their counts are used anyway.
     probes.iter_mut().for_each(|probe| drop(probe.passes.start()));
     goes_on(stopped, MOMENT);
     probes.iter_mut().for_each(|probe| drop(probe.passes.stop()));
@@ -265,7 +267,7 @@ fn count(stopped: &Receiver<()>, mut probes: Vec<Probe>) -> Calls {
             false => *calls.elsewhere.entry(probe.allocator.path.clone()).or_default() += count,
         }
     }
-    // Those that cost the program most go first.
+    // Remove the probes with the most calls first: they cost the program most.
     counted.sort_unstable_by_key(|(count, _)| Reverse(*count));
     counted.into_iter().for_each(drop);
     calls
@@ -285,7 +287,7 @@ impl Allocator {
     }
 }
 
-/// None without a malloc: libstdc++'s operator new ends in somebody else's.
+/// None for a file without malloc, such as libstdc++, whose operator new calls the malloc of another library.
 fn entries(file: &File) -> Option<BTreeSet<u64>> {
     let elf = ElfFile::new(file.try_clone().ok()?);
     let elf = elf.parse().ok()?;
@@ -306,13 +308,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_real_files_the_c_library_alone_is_entered() {
+    fn only_the_c_library_has_entry_points() {
         let path = "/usr/lib/x86_64-linux-gnu/libc.so.6";
         let Ok(libc) = File::open(path) else {
             println!("skipped: no {path} on this machine");
             return;
         };
-        // aligned_alloc and memalign are one place in glibc.
+        // In glibc, aligned_alloc and memalign have one address.
         let found = entries(&libc).unwrap();
         assert!((4..=6).contains(&found.len()), "{found:?}");
         assert!(entries(&File::open("/bin/sleep").unwrap()).is_none());

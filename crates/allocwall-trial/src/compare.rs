@@ -1,12 +1,12 @@
 //! Blocks -> Comparisons.
 //!
-//! The unit is one run. An arm's effect in a block is its logarithm less the mean of the baseline's two: what slows a whole block
-//! cancels, and a run counts once however many requests it served. Effects are judged over blocks by ranks
-//! ([`allocwall_model::stats::ranks`]), so that one slow run is one rank, and none is ever dropped for being slow.
+//! The unit is one run: it counts once, however many requests it served. An arm's effect in a block is the logarithm of its value
+//! minus the mean logarithm of the two baseline runs, so a disturbance of the whole block cancels. Effects are judged over blocks
+//! by ranks ([`allocwall_model::stats::ranks`]): one slow run is one rank, and no run is dropped because it is slow.
 
 use super::{
-    ArmProof, ArmSummary, BASELINES, Block, Comparison, Design, Direction, Failure, Metric, TrialResult,
-    ProofState, Run, Settings, Outcome, plan,
+    ArmProof, ArmSummary, BASELINES, Block, Comparison, Design, Direction, Failure, Metric, Outcome,
+    ProofState, Run, Settings, TrialResult, plan,
 };
 use allocwall_model::stats::ranks::{self, Set};
 use allocwall_model::stats::size::Spread;
@@ -14,20 +14,22 @@ use allocwall_model::stats::{median, several};
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use std::collections::BTreeMap;
 
-/// Share of an arm's runs that may fail, miss a metric or leave its proof open before its words carry a warning or are withheld.
+/// Share of an arm's runs that may fail, or leave its proof unknown. Above it, the arm's outcomes carry a warning or are withheld.
 const TOLERATED: f64 = 0.1;
-/// The baseline's own noise widens the margin up to this; beyond, a difference that people care about could be called equivalent.
+/// The baseline's own noise widens the margin up to this limit. With a larger margin, a relevant change could be called equivalent.
 const MOST_MARGIN: f64 = 0.05;
-/// Standard deviation of an arm less the mean of two baseline runs, √(3/2) of one run's, over that of A′ less A, √2.
+/// Ratio of two standard deviations: an arm minus the mean of two baseline runs (√(3/2) times that of one run), and A′ minus A (√2
+/// times).
 const ARM_TO_BASELINE: f64 = 0.866_025_403_784_438_6;
 
-/// What the blocks say, judged at the looks that they reach and, where they end between two (the trial was interrupted), at the
-/// last. Blocks beyond the plan have no share of the level and add nothing to a word.
+/// Compares the arms. The blocks are judged at each look that they reach. If they end between two looks (the trial was
+/// interrupted), they are also judged at the last block. Blocks beyond the plan have no share of the level and don't change an
+/// outcome.
 ///
-/// A word that was given at a look stands. All looks' intervals hold together, so of several the one shown is that of the latest
-/// look that decided, else the narrowest.
+/// An outcome that was reported at a look is final. The intervals of all looks are valid together, so the result shows the interval
+/// of the latest look that decided, else the narrowest interval.
 ///
-/// Time grows with arms × metrics × looks × blocks², so that it is not for every tick of a progress bar.
+/// The time grows with arms × metrics × looks × blocks²: don't call it for every step of a progress bar.
 pub fn compare(design: &Design, blocks: &[Block]) -> TrialResult {
     let summaries: Vec<ArmSummary> = (0..design.arms.len())
         .map(|arm| summary(design, blocks, arm))
@@ -61,7 +63,8 @@ pub fn compare(design: &Design, blocks: &[Block]) -> TrialResult {
     }
 }
 
-/// Every comparison of a primary metric has a word, or can get none: one of which only more blocks could tell is open.
+/// Whether every comparison of a primary metric has an outcome, or can't get one. A comparison that more blocks could decide is
+/// open.
 pub fn decided(outcome: &TrialResult) -> bool {
     let open = |c: &Comparison| match &c.effect {
         Ok(_) => c.outcome == Outcome::Unresolved,
@@ -71,8 +74,8 @@ pub fn decided(outcome: &TrialResult) -> bool {
     !outcome.comparisons.iter().filter(primary).any(open)
 }
 
-/// The noise of a metric in these blocks, of a remedy against the mean of two baseline runs, pooled over the remedies and the
-/// baseline itself; in logarithms. Of a trial without remedies, that of A′ against A. None where too little was measured.
+/// The noise of a metric in these blocks, in logarithms: of a remedy against the mean of two baseline runs, pooled over the
+/// remedies and the baseline. In a trial without remedies, of A′ against A. None if there is too little data.
 pub fn spread(design: &Design, blocks: &[Block], metric: &str) -> Option<Spread> {
     let differences = |arm: usize, scale: f64| -> Vec<f64> {
         let sets = matched(blocks, arm, metric).sets;
@@ -89,7 +92,7 @@ pub fn spread(design: &Design, blocks: &[Block], metric: &str) -> Option<Spread>
     Spread::pooled(&arms)
 }
 
-/// The looks that so many blocks reach, each with its level.
+/// The looks that this number of blocks reaches, each with its level.
 fn looks(settings: &Settings, blocks: usize) -> Vec<(usize, f64)> {
     let mut at: Vec<usize> = settings.looks.iter().copied().filter(|l| *l < blocks).collect();
     at.push(blocks);
@@ -114,7 +117,7 @@ fn look(design: &Design, blocks: &[Block], level: f64, summaries: &[ArmSummary])
     let compared = |arm: usize, metric: &Metric, margin: f64| {
         measure(design, blocks, summaries, arm, metric, level, margin)
     };
-    // A margin from A/A's own interval would call it equivalent for being wide.
+    // The baseline gets no margin from its own interval: a wide interval would then always be called equivalent.
     let mut baseline: Vec<Comparison> = match design.arms.len() {
         0..BASELINES => vec![],
         _ => design
@@ -139,8 +142,9 @@ fn look(design: &Design, blocks: &[Block], level: f64, summaries: &[ArmSummary])
     Look { baseline, remedies }
 }
 
-/// The larger of the effect that is worth knowing and what the baseline leaves open about itself: half the width of its interval,
-/// scaled to the smaller noise of an arm against two baseline runs. A trial cannot tell apart what it cannot tell from its own copy.
+/// The larger of the requested effect and the uncertainty of the baseline against itself: half the width of its interval, scaled to
+/// the smaller noise of an arm against two baseline runs. A trial can't resolve a change smaller than the noise between two copies
+/// of one command.
 fn margin(asked: f64, baseline: &Measured<Interval>) -> f64 {
     let shown = match baseline {
         Ok(interval) => interval.half_width() * ARM_TO_BASELINE,
@@ -149,7 +153,7 @@ fn margin(asked: f64, baseline: &Measured<Interval>) -> f64 {
     asked.max(shown.min(MOST_MARGIN))
 }
 
-/// The figures of a comparison, its word still open.
+/// The figures of a comparison; its outcome is not decided yet.
 fn measure(
     design: &Design,
     blocks: &[Block],
@@ -198,10 +202,10 @@ fn measure(
     }
 }
 
-/// Adjusts for the comparisons of each family, and gives the words.
+/// Adjusts for the comparisons of each family, and sets the outcomes.
 ///
-/// The primary metrics over all arms are one family: any of them may be the reason why a remedy is taken. The others explain, and
-/// their number should not blunt the question that was asked: they are a family of their own.
+/// The primary metrics over all arms are one family: any of them may be the reason to choose a remedy. The other metrics explain.
+/// They are a separate family, so that their number does not reduce the power for the primary metrics.
 fn judge(design: &Design, taken: usize, comparisons: &mut [Comparison]) {
     for primary in [true, false] {
         let of_family = |c: &Comparison| {
@@ -214,7 +218,7 @@ fn judge(design: &Design, taken: usize, comparisons: &mut [Comparison]) {
         for (comparison, p) in family.iter_mut().zip(adjusted) {
             comparison.p_holm = p;
             let metric = design.metrics.iter().find(|m| m.key == comparison.metric);
-            comparison.outcome = word(
+            comparison.outcome = outcome(
                 comparison,
                 metric.map_or(Direction::LowerIsBetter, |m| m.direction),
             );
@@ -231,7 +235,7 @@ fn judge(design: &Design, taken: usize, comparisons: &mut [Comparison]) {
     }
 }
 
-fn word(comparison: &Comparison, direction: Direction) -> Outcome {
+fn outcome(comparison: &Comparison, direction: Direction) -> Outcome {
     let Ok(effect) = &comparison.effect else {
         return Outcome::Unresolved;
     };
@@ -252,7 +256,9 @@ fn undecided(comparison: &Comparison, taken: usize, planned: usize, family: usiz
         return too_few(comparison.blocks, planned, fewest);
     }
     let margin = comparison.margin * 100.0;
-    let detail = format!("neither a difference nor equality within ±{margin:.1} % is shown");
+    let detail = format!(
+        "undecided: the effect may be larger or smaller than {margin:.1} %; more blocks would decide"
+    );
     let absence = Absence::new(Reason::TooLittle, detail);
     match comparison.blocks_needed {
         Some(needed) if needed > taken && needed <= plan::MOST_BLOCKS => {
@@ -265,14 +271,16 @@ fn undecided(comparison: &Comparison, taken: usize, planned: usize, family: usiz
 fn too_few(blocks: usize, planned: usize, fewest: usize) -> Absence {
     let detail = match blocks < planned && fewest <= planned {
         true => {
-            format!("{blocks} of {planned} planned blocks count; so early a word takes {fewest} at least")
+            format!(
+                "{blocks} of {planned} planned blocks are usable; this early, a result needs at least {fewest}"
+            )
         }
-        false => format!("only {blocks} blocks count; a word takes {fewest} at least"),
+        false => format!("{blocks} blocks are usable; a result needs at least {fewest}"),
     };
     Absence::new(Reason::TooLittle, detail).mend(format!("--blocks {}", fewest.max(planned)))
 }
 
-/// Of each comparison the look to show.
+/// Selects, for each comparison, the look to show.
 fn chosen<'a>(looks: impl Iterator<Item = &'a [Comparison]>) -> Vec<Comparison> {
     let width = |c: &Comparison| c.effect.as_ref().map_or(f64::INFINITY, |e| e.half_width());
     let mut best: Vec<Comparison> = Vec::new();
@@ -300,15 +308,15 @@ fn relative(shift: Interval) -> Interval {
     Interval::new(shift.low.exp_m1(), shift.point.exp_m1(), shift.high.exp_m1())
 }
 
-/// An arm's runs beside those of the baseline.
+/// An arm's runs, matched with the baseline runs of the same blocks.
 struct Matched {
     /// In logarithms; one for each block in which both have the metric.
     sets: Vec<Set>,
     /// The arm's runs that did not fail.
     runs: usize,
-    /// Why the first of those without the metric lacks it, and how many do.
+    /// The reason of the first run without the metric, and the number of such runs.
     missing: Option<(Absence, usize)>,
-    /// A value that no ratio can be taken of.
+    /// Why no ratio can be formed: a value is zero or negative.
     unusable: Option<Absence>,
 }
 
@@ -347,8 +355,9 @@ fn matched(blocks: &[Block], arm: usize, key: &str) -> Matched {
         }
     }
     if zeros > 0 {
-        // To leave those runs out would be to leave out the best, or the worst.
-        let detail = format!("0 or less in {zeros} of {values} runs: there is no ratio to it");
+        // Leaving out only those runs would be biased: they are the best runs, or the worst.
+        let detail =
+            format!("the value is 0 or less in {zeros} of {values} runs, so there is no relative change");
         matched.unusable = Some(Absence::new(Reason::NotApplicable, detail));
     }
     matched
@@ -361,12 +370,12 @@ fn successful(block: &Block, arm: usize) -> Option<&Run> {
 
 fn value(run: &Run, key: &str) -> Measured<f64> {
     match run.metrics.get(key) {
-        None => Err(Absence::new(Reason::NotFound, "not among what the run reported")),
+        None => Err(Absence::new(Reason::NotFound, "the run did not report it")),
         Some(Err(absence)) => Err(absence.clone()),
         Some(Ok(value)) if value.is_finite() => Ok(*value),
         Some(Ok(value)) => Err(Absence::new(
             Reason::Unparsable,
-            format!("{value} is no number to compare"),
+            format!("{value} can't be compared"),
         )),
     }
 }
@@ -388,7 +397,7 @@ fn no_verdict(matched: &Matched, arm: usize, summary: &ArmSummary) -> Option<Abs
         (Some((absence, _)), true) => Some(absence.clone()),
         (None, true) => Some(Absence::new(
             Reason::TooLittle,
-            "no block yet in which both this arm and the baseline ran",
+            "no block yet has a usable run of both this arm and the baseline",
         )),
         _ => None,
     }
@@ -399,7 +408,7 @@ fn unproven(proof: &[ArmProof]) -> Option<Absence> {
     let Some(worst) = proof.iter().filter(heard).max_by_key(|p| p.state) else {
         return Some(Absence::new(
             Reason::NotFound,
-            "nothing shows that the remedy took",
+            "no proof that the remedy took effect",
         ));
     };
     let said = format!("{}: {}", worst.what, worst.detail);
@@ -407,11 +416,11 @@ fn unproven(proof: &[ArmProof]) -> Option<Absence> {
         ProofState::Proven => None,
         ProofState::Unknown => Some(Absence::new(
             Reason::NotFound,
-            format!("whether the remedy took is unknown: {said}"),
+            format!("it is unknown whether the remedy took effect: {said}"),
         )),
         ProofState::Refuted => Some(Absence::new(
             Reason::NotApplicable,
-            format!("the remedy did not take: {said}"),
+            format!("the remedy did not take effect: {said}"),
         )),
     }
 }
@@ -429,7 +438,7 @@ fn warning(matched: &Matched, arm: usize, summaries: &[ArmSummary]) -> Option<St
         failed("", &summaries[arm..=arm]);
     }
     failed("baseline ", &summaries[..BASELINES.min(summaries.len())]);
-    // Missing everywhere, it is why there is no word, and said there.
+    // If it is missing in all runs, it is already the reason of the unresolved outcome.
     if let Some((_, count)) = matched.missing.as_ref().filter(|_| !matched.sets.is_empty()) {
         said.push(format!("missing in {count} of {} runs", matched.runs));
     }
@@ -464,7 +473,7 @@ fn summary(design: &Design, blocks: &[Block], arm: usize) -> ArmSummary {
     }
 }
 
-/// By promise, in the order in which they first came up.
+/// One entry per proof item, in the order of first occurrence.
 fn proof(runs: &[&Run]) -> Vec<ArmProof> {
     let looked_at: Vec<&&Run> = runs.iter().filter(|r| r.failure.is_none()).collect();
     let mut promises: Vec<&str> = vec![];
@@ -479,12 +488,12 @@ fn proof(runs: &[&Run]) -> Vec<ArmProof> {
             let items = || looked_at.iter().flat_map(|r| &r.proof).filter(|i| i.what == what);
             let count = |state: ProofState| items().filter(|i| i.state == state).count();
             let proven = count(ProofState::Proven);
-            // A run that says nothing of a promise has not proven it.
+            // A run without the item has not proven it.
             let open = looked_at.len().saturating_sub(proven);
             let needed = items().all(|i| i.needed);
             let tolerated = match needed {
                 true => TOLERATED * looked_at.len() as f64,
-                // A trial that was begun without it may go on with it.
+                // A continued trial may have earlier runs without this item.
                 false => looked_at.len().saturating_sub(1) as f64,
             };
             let state = match (count(ProofState::Refuted), open) {
@@ -516,11 +525,11 @@ fn median_of(blocks: &[Block], key: &str, arms: impl Fn(usize) -> bool) -> Measu
     match (median(&values), found.into_iter().find_map(Result::err)) {
         (Some(median), _) => Ok(median),
         (None, Some(absence)) => Err(absence),
-        (None, None) => Err(Absence::new(Reason::TooLittle, "no run that did not fail")),
+        (None, None) => Err(Absence::new(Reason::TooLittle, "no run succeeded")),
     }
 }
 
-/// The baseline is one command run twice: where it differs from itself, something other than the remedies is at work.
+/// A and A′ are the same command: a difference between them has another cause than the remedies.
 fn differs_from_itself(design: &Design, baseline: &[Comparison]) -> Vec<String> {
     let titles: BTreeMap<&str, &Metric> = design.metrics.iter().map(|m| (m.key.as_str(), m)).collect();
     baseline
@@ -530,8 +539,8 @@ fn differs_from_itself(design: &Design, baseline: &[Comparison]) -> Vec<String> 
             let metric = titles.get(c.metric.as_str()).filter(|m| m.primary)?;
             let effect = c.effect.as_ref().ok()?;
             Some(format!(
-                "The baseline differs from itself in {} by {:+.1} %: chance does that in one trial of twenty, \
-                 a disturbed machine in many. Trust these words only if a second trial agrees.",
+                "The two baseline arms differ in {} by {:+.1} %. By chance this happens in 1 of 20 trials; on a \
+                 disturbed machine it is frequent. Trust these outcomes only if a second trial confirms them.",
                 metric.title,
                 effect.point * 100.0
             ))

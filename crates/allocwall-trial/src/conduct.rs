@@ -1,5 +1,5 @@
-//! The blocks of a trial, one run after the other: in the planned order, saved as they are finished, looked at when that was
-//! planned, ended early where everything is decided or somebody asks for it.
+//! Runs the blocks of a trial, one run after the other, in the planned order. Each finished block is saved. The trial ends early
+//! if a look decides every primary comparison, or if the user interrupts.
 
 use super::compare::{compare, decided, spread};
 use super::journal::{Journal, Writer};
@@ -12,15 +12,15 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Blocks from which the time a block takes, or the noise of a run, is known well enough to plan by.
+/// Blocks after which the time of a block and the noise of a run are known well enough for a plan.
 const PILOT: usize = 4;
-/// A baseline that failed so often in a row won't mend itself.
+/// If the baseline failed in this many blocks in a row, the trial ends.
 const HOPELESS: usize = 3;
 
-/// What can be run again and again: an arm is how it is started.
+/// Something that can be run repeatedly; an arm is one way to start it.
 pub trait Subject {
     /// # Errors
-    /// Only what makes further runs pointless; a run that fails is a `Ran` with its failure.
+    /// Only errors that make further runs useless. A failed run is a `Ran` with its failure.
     fn run(&mut self, arm: usize) -> Result<Ran>;
 }
 
@@ -30,31 +30,31 @@ pub struct Ran {
     pub metrics: BTreeMap<String, Measured<f64>>,
     pub failure: Option<String>,
     pub proof: Vec<ProofItem>,
-    /// Figures that it told of itself, with their units.
+    /// Figures that the command printed, with their units.
     pub readings: Vec<Reading>,
 }
 
-/// How long a trial may become.
+/// The length of a trial.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Length {
     Blocks(usize),
     /// As many blocks as fit.
     Budget(Duration),
-    /// As many as find the design's effect, planned from a pilot; at most so long where that is given.
+    /// As many blocks as the design's effect needs, planned from a pilot; at most this time, if given.
     Effect(Option<Duration>),
 }
 
-/// What is told while a trial runs.
+/// Progress reports of a trial.
 pub enum Told<'a> {
-    /// A run is about to start: block and place from 0, of so many places.
+    /// A run is about to start: block and place from 0, and the number of places.
     Starts {
         block: usize,
         place: usize,
         places: usize,
     },
-    /// A block has been finished and saved. What they come to so far is for who wants to know: it takes time.
+    /// A block has been finished and saved. The comparison is left to the receiver, because it takes time.
     Finished { design: &'a Design, blocks: &'a [Block] },
-    /// How many blocks there will be, and why.
+    /// The planned number of blocks, and the reason for it.
     Planned { blocks: usize, each_s: f64, why: String },
 }
 
@@ -63,12 +63,12 @@ pub enum Told<'a> {
 pub enum End {
     /// All planned blocks were run.
     Planned,
-    /// Every comparison that the trial is about was decided at a look.
+    /// A look decided every comparison of a primary metric.
     Decided,
     Interrupted,
-    /// The time was over before the blocks were.
+    /// The time budget ended before the planned blocks.
     TimeOver,
-    /// A run could not be started any more, and why.
+    /// A later run could not be started: the error.
     Failed(String),
 }
 
@@ -80,7 +80,8 @@ pub struct Conduct<'a> {
 }
 
 impl Conduct<'_> {
-    /// Runs the blocks that the journal lacks; a plan that it has is kept, and `length` is then how long it may take at most.
+    /// Runs the blocks that are not in the journal yet. If the journal has a plan, the plan is kept and `length` only limits the
+    /// time.
     pub fn run(&mut self, journal: &mut Journal, length: Length) -> Result<End> {
         let arms = journal.head.design.arms.len();
         let family = plan::family(arms, &journal.head.design.metrics);
@@ -111,7 +112,7 @@ impl Conduct<'_> {
             let block = match self.block(done, &order[done]) {
                 Ok(Some(block)) => block,
                 Ok(None) => return Ok(End::Interrupted),
-                // What was finished is worth its words all the same.
+                // The finished blocks are still compared and reported.
                 Err(error) if done > 0 => return Ok(End::Failed(error.to_string())),
                 Err(error) => return Err(error),
             };
@@ -132,8 +133,8 @@ impl Conduct<'_> {
         }
     }
 
-    /// Once, after the pilot, the last `own` blocks of which ran just now: how many blocks, and when to look. Neither depends on
-    /// which arm was faster.
+    /// Plans the number of blocks and the looks, once, after the pilot. This process ran the last `own` blocks of the pilot. The
+    /// plan does not depend on which arm was faster.
     fn plan(&mut self, journal: &mut Journal, length: Length, each_s: f64, own: usize) -> Result<()> {
         let blocks = &journal.blocks;
         let design = &mut journal.head.design;
@@ -156,9 +157,9 @@ impl Conduct<'_> {
                 let fits = fitting(budget);
                 let why = match fits.short_of {
                     Some(fewest) => {
-                        format!("no word is possible with fewer than {fewest}: give it more time")
+                        format!("too few for a result, which needs at least {fewest}: use a longer --budget")
                     }
-                    None => "what fits the budget".to_owned(),
+                    None => "as many as fit the budget".to_owned(),
                 };
                 (fits.blocks, why)
             }
@@ -180,15 +181,19 @@ impl Conduct<'_> {
                     .and_then(|needed| needed.into_iter().max());
                 let most = budget.map_or(plan::MOST_BLOCKS, |b| fitting(b).blocks);
                 match needed {
-                    Some(needed) if needed <= most => {
-                        (needed, format!("to find {percent:.1} % with nine chances in ten"))
-                    }
-                    Some(needed) => (most, format!("finding {percent:.1} % would take {needed}")),
-                    // Nothing says that more would help.
+                    Some(needed) if needed <= most => (
+                        needed,
+                        format!("enough to detect a change of {percent:.1} % in 9 of 10 trials"),
+                    ),
+                    Some(needed) => (
+                        most,
+                        format!("the limit; detecting a change of {percent:.1} % needs {needed} blocks"),
+                    ),
+                    // It is unknown whether more blocks would help.
                     None => (
                         plan::default_blocks(arms, family).min(most),
                         format!(
-                            "the pilot doesn't tell how many find {percent:.1} %, so they are as many as without --effect"
+                            "the default without --effect, because the pilot does not show how many blocks detect {percent:.1} %"
                         ),
                     ),
                 }
@@ -207,7 +212,7 @@ impl Conduct<'_> {
         Ok(())
     }
 
-    /// One block; None where it was interrupted, since a part of a block compares nothing.
+    /// Runs one block. None if it was interrupted: an incomplete block is not used.
     fn block(&mut self, number: usize, order: &[usize]) -> Result<Option<Block>> {
         let mut runs = Vec::with_capacity(order.len());
         for (place, &arm) in order.iter().enumerate() {
@@ -235,12 +240,12 @@ impl Conduct<'_> {
     }
 
     fn stopped(&self) -> bool {
-        // Relaxed: the flag carries nothing but itself.
+        // Relaxed: the flag protects no other data.
         self.interrupted.load(Ordering::Relaxed)
     }
 }
 
-/// Why a trial has no more blocks to run, where it has none.
+/// Why the trial is complete; None if it has more blocks to run.
 pub fn over(journal: &Journal) -> Option<End> {
     let (design, done) = (&journal.head.design, journal.blocks.len());
     let looked = || design.settings.looks.contains(&done);
@@ -263,7 +268,7 @@ fn hopeless(blocks: &[Block]) -> Result<()> {
     let last = &blocks[blocks.len() - HOPELESS..];
     match last.iter().map(failure).collect::<Option<Vec<String>>>() {
         Some(failures) => Err(Error::Refused(format!(
-            "the command fails without any remedy, in {HOPELESS} blocks on end: {}",
+            "the command fails without any remedy, in {HOPELESS} blocks in a row: {}",
             failures[HOPELESS - 1]
         ))),
         None => Ok(()),
@@ -273,10 +278,10 @@ fn hopeless(blocks: &[Block]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::super::journal::{self, Head};
-    use super::super::{ArmInfo, Direction, Metric, TrialResult, ProofState, Settings, Unit, Outcome};
+    use super::super::{ArmInfo, Direction, Metric, Outcome, ProofState, Settings, TrialResult, Unit};
     use super::*;
 
-    /// Arms of these run times, with noise that is the same for all arms of a block's turn.
+    /// Arms with these run times, times a noise that depends only on the number of the run.
     struct Fake {
         times: Vec<f64>,
         turns: usize,
@@ -391,9 +396,12 @@ mod tests {
     const FOREVER: usize = usize::MAX;
 
     #[test]
-    fn a_large_effect_ends_it_at_a_look_and_none_runs_to_the_plan() {
+    fn a_large_effect_ends_the_trial_at_a_look() {
         let (outcome, end) = conduct(&[1.0, 1.0, 0.5], 40, Length::Blocks(40), FOREVER, false).unwrap();
-        assert_eq!((end, outcome.comparisons[0].outcome), (End::Decided, Outcome::Better));
+        assert_eq!(
+            (end, outcome.comparisons[0].outcome),
+            (End::Decided, Outcome::Better)
+        );
         assert!(outcome.blocks < 40);
         let (outcome, end) = conduct(&[1.0, 1.0, 1.0], 12, Length::Blocks(12), FOREVER, false).unwrap();
         assert_ne!(end, End::Interrupted);
@@ -404,32 +412,32 @@ mod tests {
     }
 
     #[test]
-    fn an_interruption_keeps_the_finished_blocks_alone() {
+    fn an_interruption_keeps_only_the_finished_blocks() {
         let (outcome, end) = conduct(&[1.0, 1.0, 0.5], 12, Length::Blocks(12), 5, false).unwrap();
         assert_eq!((end, outcome.blocks), (End::Interrupted, 1));
         assert_eq!(outcome.comparisons[0].outcome, Outcome::Unresolved);
     }
 
     #[test]
-    fn a_baseline_that_always_fails_ends_it_with_its_reason() {
+    fn a_baseline_that_always_fails_ends_the_trial_with_its_reason() {
         let error = conduct(&[1.0, 1.0, 0.5], 12, Length::Blocks(12), FOREVER, true).unwrap_err();
         assert!(error.to_string().contains("exit status 3"), "{error}");
     }
 
     #[test]
-    fn a_plan_is_kept_and_one_that_was_not_made_yet_is_made() {
+    fn a_continued_trial_keeps_its_plan_or_makes_one() {
         let dir = tempfile::tempdir().unwrap();
         let same = [1.0, 1.0, 1.0];
-        // Within the pilot: three blocks of three runs and a part.
+        // Interrupted within the pilot: three blocks of three runs, and a part of the fourth.
         let cut = dir.path().join("cut");
         drop(Writer::create(&cut, &head(3, 12)).unwrap());
         let hour = Length::Budget(Duration::from_secs(3600));
         let (outcome, end) = go_on(&cut, &same, hour, 11, false).unwrap();
         assert_eq!((outcome.blocks, end), (3, End::Interrupted));
         let (outcome, _) = go_on(&cut, &same, hour, 40, false).unwrap();
-        assert!(outcome.design.settings.planned > 12, "what fits an hour");
+        assert!(outcome.design.settings.planned > 12, "as many as fit an hour");
         let plan = outcome.design.settings;
-        // Another time has no other plan, and a trial that is over runs no more.
+        // Another budget does not change the plan, and a complete trial runs no more blocks.
         let minute = Length::Budget(Duration::from_secs(60));
         let (outcome, _) = go_on(&cut, &same, minute, 30, false).unwrap();
         assert_eq!(outcome.design.settings, plan);
@@ -448,8 +456,8 @@ mod tests {
     }
 
     #[test]
-    fn where_the_pilot_tells_nothing_the_plan_is_as_without_an_effect() {
-        // Figures of nothing have no relative change, hence no noise to plan by.
+    fn if_the_pilot_shows_no_noise_the_plan_is_the_default() {
+        // Values of zero have no relative change, hence no noise for a plan.
         let planned = |times: &[f64], length| {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("t");
@@ -480,13 +488,13 @@ mod tests {
         let (blocks, why) = planned(&[0.0; 3], Length::Effect(None));
         assert_eq!(blocks, plan::default_blocks(3, 1));
         assert!(
-            why.contains("doesn't tell") && why.contains("without --effect"),
+            why.contains("does not show") && why.contains("without --effect"),
             "{why}"
         );
-        // Time for more changes nothing.
+        // A budget for more blocks does not change the plan.
         let (blocks, _) = planned(&[0.0; 3], Length::Effect(Some(Duration::from_secs(3600))));
         assert_eq!(blocks, plan::default_blocks(3, 1));
         let (_, why) = planned(&[1.0; 3], Length::Effect(None));
-        assert!(why.contains("nine chances in ten"), "{why}");
+        assert!(why.contains("in 9 of 10 trials"), "{why}");
     }
 }

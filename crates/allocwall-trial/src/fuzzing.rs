@@ -1,4 +1,4 @@
-//! Readers of foreign bytes in this crate, by name, for fuzzing.
+//! The parsers of untrusted bytes in this crate, by name, for fuzzing.
 
 use crate::load::adapters::ADAPTERS;
 use crate::load::metric::Metric;
@@ -17,7 +17,8 @@ fn bindings(bytes: &[u8]) {
     ProcessBindings::default().add(bytes);
 }
 
-/// Whether the request was a HEAD, then what the server sent; whole and byte by byte it must say the same.
+/// First byte: whether the request was a HEAD. The rest: the server's response. Parsing it whole and byte by byte must give the
+/// same result.
 fn http(bytes: &[u8]) {
     let Some((&kind, bytes)) = bytes.split_first() else {
         return;
@@ -29,7 +30,7 @@ fn http(bytes: &[u8]) {
         while let Some(piece) = pieces.next() {
             match reader.feed(piece, bodyless) {
                 Ok(None) => {}
-                // Bytes behind the end are malformed; in pieces that shows with the next one.
+                // Bytes after the end are malformed; in pieces, this shows with the next piece.
                 Ok(Some(_)) if pieces.next().is_some() => return Err(response::Malformed),
                 end => return end,
             }

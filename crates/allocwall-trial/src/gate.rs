@@ -1,13 +1,13 @@
-//! `--fail-on 'p99>+5%'`: when a trial stops a pipeline.
+//! `--fail-on 'p99>+5%'`: makes a trial fail a CI pipeline.
 
-use super::{Metric, TrialResult, Outcome};
+use super::{Metric, Outcome, TrialResult};
 use allocwall_model::error::{Error, Result};
 
-/// A metric, and the relative change beyond which it stops.
+/// A metric, and the relative change beyond which the trial fails.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gate {
     pub metric: String,
-    /// Above it stops where positive, below it where negative.
+    /// Positive: a larger change fails. Negative: a smaller (more negative) change fails.
     pub change: f64,
 }
 
@@ -17,7 +17,7 @@ impl Gate {
     pub fn parse(text: &str) -> Result<Gate> {
         let wrong = || {
             Error::Refused(format!(
-                "--fail-on {text}: write METRIC>+N% for what must not grow, METRIC<-N% for what must not shrink: wall_s>+5%"
+                "--fail-on {text}: not a gate; write METRIC>+N% if METRIC must not grow, METRIC<-N% if it must not shrink, for example wall_s>+5%"
             ))
         };
         let at = text.find(['>', '<']).ok_or_else(wrong)?;
@@ -35,23 +35,24 @@ impl Gate {
         })
     }
 
-    /// Its own key, or its last words: `p99` is `response_p99` and `response_p99@70%`.
+    /// Whether the gate names this metric, by its key or by the last parts of its key: `p99` matches `response_p99` and
+    /// `response_p99@70%`.
     pub fn is_of(&self, metric: &Metric) -> bool {
         let key = metric.key.split('@').next().unwrap_or_default();
         let name = self.metric.as_str();
         metric.key == name || key == name || (name.len() < key.len() && key.ends_with(&format!("_{name}")))
     }
 
-    /// Those of these metrics that it is about.
+    /// The metrics that the gate names.
     ///
     /// # Errors
-    /// `Refused`: none is.
+    /// `Refused`: it names none of them.
     pub fn among<'a>(&self, metrics: &'a [Metric]) -> Result<Vec<&'a Metric>> {
         let own: Vec<&Metric> = metrics.iter().filter(|m| self.is_of(m)).collect();
         if own.is_empty() {
             let known: Vec<&str> = metrics.iter().map(|m| m.key.as_str()).collect();
             return Err(Error::Refused(format!(
-                "--fail-on: no metric {}; there are {}",
+                "--fail-on: no metric {}; the metrics are {}",
                 self.metric,
                 known.join(", ")
             )));
@@ -59,8 +60,8 @@ impl Gate {
         Ok(own)
     }
 
-    /// Why it stops: the first arm that changed by more, and whose change is told from none; or that could not be compared at all.
-    /// None where it lets pass.
+    /// Why the gate fails: the first arm that is better or worse and changed by more than the gate allows, or that could not be
+    /// compared. None if the gate passes.
     ///
     /// # Errors
     /// `Refused`: the trial has no such metric.
@@ -79,10 +80,10 @@ impl Gate {
                             true => effect.point > self.change,
                             false => effect.point < self.change,
                         };
-                        let told = matches!(c.outcome, Outcome::Better | Outcome::Worse);
-                        (beyond && told).then(|| {
+                        let decided = matches!(c.outcome, Outcome::Better | Outcome::Worse);
+                        (beyond && decided).then(|| {
                             format!(
-                                "{arm}: {} changed by {:+.1} %, the gate is {:+.1} %",
+                                "{arm}: {} changed by {:+.1} %; the gate is {:+.1} %",
                                 c.metric,
                                 effect.point * 100.0,
                                 self.change * 100.0
@@ -101,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_form_and_what_is_none() {
+    fn valid_and_invalid_gates() {
         let gate = |metric: &str, change| Gate {
             metric: metric.into(),
             change,
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_metric_by_its_key_or_its_last_words() {
+    fn a_gate_matches_a_key_or_the_last_parts_of_a_key() {
         let metric = |key: &str| Metric {
             key: key.into(),
             title: String::new(),

@@ -1,5 +1,5 @@
-//! How much of a program lies on huge pages, looked at again and again in the run that is not counted: each look walks the page
-//! tables with the address-space lock held, which is dearer for a program on small pages than for its rival.
+//! Samples how much memory of a program is on huge pages. Only the run that is not counted is sampled: each sample walks the page
+//! tables with the address-space lock held, which costs a program on small pages more than one on huge pages.
 
 use super::run::Family;
 use allocwall_host::clock::monotonic_ns;
@@ -11,10 +11,10 @@ use std::time::Duration;
 
 const FIRST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_millis(250);
-/// Of the time, looks take at most one part in so many: nobody counts this run, but it has to end.
+/// The samples take at most 1/SHARE of the time: this run is not counted, but it has to end.
 const SHARE: u32 = 4;
 
-/// A thread that looks.
+/// The sampling thread.
 pub struct Looking {
     stop: Sender<()>,
     thread: Worker<Measured<HugePages>>,
@@ -23,11 +23,11 @@ pub struct Looking {
 impl Looking {
     pub fn start(family: Family) -> Looking {
         let (stop, stopped) = channel();
-        let thread = Worker::start("looks at huge pages", move || {
+        let thread = Worker::start("samples huge pages", move || {
             let proc = ProcFs::live();
             let mut most: Measured<HugePages> = Err(Absence::new(
                 Reason::TooLittle,
-                "it was over before its pages could be looked at",
+                "the process ended before its pages were sampled",
             ));
             let mut wait = FIRST;
             while stopped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
@@ -48,7 +48,7 @@ impl Looking {
         Looking { stop, thread }
     }
 
-    /// The most that was seen of one process, once the run is over.
+    /// The maximum over all samples of all processes. Call it when the run is over.
     pub fn finish(self) -> Measured<HugePages> {
         drop(self.stop);
         self.thread.finish().and_then(|seen| seen)

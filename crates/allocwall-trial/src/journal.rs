@@ -1,5 +1,5 @@
-//! The trial's file: one line of JSON for what was asked, then one a finished block, appended as it is finished. A trial
-//! that was cut off at any moment can be reported and continued from it.
+//! The journal of a trial: one line of JSON for the design, then one line for each finished block, appended when it is finished. A
+//! trial that was interrupted at any time can be reported and continued from its journal.
 
 use super::{Block, Design, ProofItem};
 use allocwall_host::file;
@@ -14,54 +14,54 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 pub const VERSION: u32 = 1;
-/// A block holds some kilobytes; nobody's trial is larger than this.
+/// Size limit of a journal. A block takes some kilobytes.
 const LARGEST: u64 = 256 << 20;
 const MOST_BLOCKS: usize = 100_000;
 
-/// What stays the same from a trial's first run to its last, kept so that it can be continued as it was begun.
+/// Everything that stays the same from a trial's first run to its last. It is saved so that the trial can be continued unchanged.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Head {
     pub version: u32,
     pub tool_version: String,
     pub started_unix_ms: u64,
     pub command: Vec<String>,
-    /// The options of the trial other than its command, as they were typed: a continued trial takes them from here.
+    /// The options of the trial without its command, as the user typed them. A continued trial uses these.
     pub options: Vec<String>,
     pub design: Design,
-    /// Name and requests a second of each load inside: found before the first block, the same for all of them.
+    /// Name and requests per second of each built-in load. They are found before the first block and are the same for all blocks.
     #[serde(default)]
     pub rates: Vec<(String, f64)>,
-    /// By arm: what the run that is not counted showed.
+    /// By arm: the proof from the run that is not counted.
     pub proof: BTreeMap<usize, Vec<ProofItem>>,
-    /// Facts about the machine, a sentence each.
+    /// Facts about the machine, one sentence each.
     pub machine: Vec<String>,
-    /// None in files of earlier versions of this program.
+    /// None in files of earlier versions of allocwall.
     #[serde(default)]
     pub origin: Option<Origin>,
 }
 
-/// What every run of a trial starts from, beside its command: where one of these differs, it is another trial.
+/// The surroundings from which every run of a trial starts. If one of them differs, the trial can't be continued.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
     pub folder: String,
-    /// The file that the command's first word stands for.
+    /// The file of the command's program.
     pub program: String,
-    /// Variables that steer an allocator or a runtime.
+    /// Variables that configure an allocator or a runtime.
     pub environment: BTreeMap<String, String>,
 }
 
 impl Origin {
-    /// Why runs that start from `now` don't belong to a trial that was begun from here, as a line.
+    /// Why runs that start from `now` don't belong to a trial that was started from `self`, in one line. None if they belong to it.
     pub fn differs(&self, now: &Origin) -> Option<String> {
         if self.folder != now.folder {
             return Some(format!(
-                "it was begun in {}, and this is {}",
+                "it was started in {}, but the current folder is {}",
                 self.folder, now.folder
             ));
         }
         if self.program != now.program {
             return Some(format!(
-                "its command was {}, and is {} now",
+                "its program was {}, but is now {}",
                 self.program, now.program
             ));
         }
@@ -70,7 +70,7 @@ impl Origin {
         names
             .map(|name| (name, self.environment.get(name), now.environment.get(name)))
             .find(|(_, then, now)| then != now)
-            .map(|(name, then, now)| format!("{name} was {}, and is {} now", said(then), said(now)))
+            .map(|(name, then, now)| format!("{name} was {}, but is now {}", said(then), said(now)))
     }
 }
 
@@ -79,23 +79,24 @@ impl Origin {
 enum Line {
     Trial(Box<Head>),
     Block(Block),
-    /// How many blocks there will be, where the first of them decide that.
+    /// The design with the number of blocks, if the number was planned from the first blocks.
     Plan(Design),
 }
 
-/// A trial as its file has it.
+/// A trial, read from its journal.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Journal {
     pub head: Head,
     pub blocks: Vec<Block>,
-    /// How many blocks there will be was decided after the first of them: it stands.
+    /// The number of blocks was planned after the first blocks, and is now fixed.
     pub planned: bool,
 }
 
-/// Asks whether [`Writer::create`] will be able to: what goes into the file is known only after the first runs.
+/// Checks whether [`Writer::create`] can create the file. The check is made early, because the contents are known only after the
+/// first runs.
 ///
 /// # Errors
-/// Something is there already, or its folder takes no new file.
+/// The path exists already, or no file can be created in its folder.
 pub fn may_create(path: &Path) -> Result<()> {
     let free = match path.symlink_metadata() {
         Ok(_) => Err(Errno::EXIST.into()),
@@ -105,14 +106,14 @@ pub fn may_create(path: &Path) -> Result<()> {
     free.map_err(|cause| failed(path, cause))
 }
 
-/// Appends to a trial's file.
+/// Appends to a journal.
 pub struct Writer {
     path: PathBuf,
     file: File,
 }
 
 impl Writer {
-    /// A new file, readable by its owner alone. One that is there already is not overwritten.
+    /// Creates a new file that only its owner can read. An existing file is not overwritten.
     pub fn create(path: &Path, head: &Head) -> Result<Writer> {
         let file = OpenOptions::new()
             .append(true)
@@ -129,7 +130,7 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Continues a file that `read` has read. What a cut-off write left at its end goes away.
+    /// Continues a file that `read` has read. Removes an incomplete last line.
     pub fn append_to(path: &Path) -> Result<Writer> {
         let mut file = OpenOptions::new()
             .read(true)
@@ -165,17 +166,17 @@ impl Writer {
     fn line(&mut self, line: &Line) -> Result<()> {
         let mut text = serde_json::to_vec(line).map_err(|e| failed(&self.path, io::Error::other(e)))?;
         text.push(b'\n');
-        // One write, so that a reader or a crash meets whole lines or one cut-off at the end.
+        // One write, so that only the last line can be incomplete, for a reader or after a crash.
         self.file
             .write_all(&text)
             .map_err(|cause| failed(&self.path, cause))
     }
 }
 
-/// Blocks of two trials in one file would follow from neither. Held until the file is closed (flock(2)); where the file system knows
-/// no locks, nobody is kept out.
+/// Locks the file, so that two trials don't write blocks to one file. The lock lasts until the file is closed (flock(2)). On a file
+/// system without locks there is no protection.
 fn only_writer(path: &Path, file: &File) -> Result<()> {
-    // A process that this one is just starting holds what is open here until its exec.
+    // A child process that is just being started holds the open file until its exec, so try several times.
     for _ in 0..PATIENCE {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => std::thread::sleep(GLANCE),
@@ -183,12 +184,12 @@ fn only_writer(path: &Path, file: &File) -> Result<()> {
         }
     }
     Err(Error::Refused(format!(
-        "{} is being written by a trial that runs",
+        "{} is in use by another trial that is running: wait until it ends",
         path.display()
     )))
 }
 
-/// How often a lock is tried, and how long between.
+/// Number of attempts to lock, and the pause between two of them.
 const PATIENCE: u32 = 25;
 const GLANCE: std::time::Duration = std::time::Duration::from_millis(20);
 
@@ -199,7 +200,7 @@ fn failed(path: &Path, cause: io::Error) -> Error {
     }
 }
 
-/// Whether a file begins as a trial's; one that can't be read is none.
+/// Whether a file starts like a journal. False if it can't be read.
 pub fn is_one(path: &Path) -> bool {
     let mut start = [0; 9];
     File::open(path)
@@ -209,12 +210,15 @@ pub fn is_one(path: &Path) -> bool {
 }
 
 /// # Errors
-/// No such file, one of another kind or version, a line within it that doesn't parse. A last line that is cut off is none.
+/// The file does not exist, is not a journal, has another version, or has an invalid line. An incomplete last line is not an error.
 pub fn read(path: &Path) -> Result<Journal> {
     let file = File::open(path).map_err(|cause| failed(path, cause))?;
     parse(BufReader::new(file.take(LARGEST))).map_err(|detail| match detail {
         Broken::Reading(cause) => failed(path, cause),
-        Broken::Content(detail) => Error::Refused(format!("{} is no usable trial: {detail}", path.display())),
+        Broken::Content(detail) => Error::Refused(format!(
+            "{} is not a valid journal of a trial: {detail}",
+            path.display()
+        )),
     })
 }
 
@@ -238,14 +242,14 @@ fn parse(mut reader: impl BufRead) -> std::result::Result<Journal, Broken> {
         let parsed = match serde_json::from_slice::<Line>(&line) {
             Ok(parsed) => parsed,
             Err(_) if !whole && head.is_some() => break,
-            Err(_) if number == 1 => return Err(content("its first line is not a trial's")),
+            Err(_) if number == 1 => return Err(content("its first line is not the start of a journal")),
             Err(error) => return Err(Broken::Content(format!("line {number}: {error}"))),
         };
         match (parsed, &mut head) {
             (Line::Trial(first), None) => {
                 if first.version != VERSION {
                     return Err(Broken::Content(format!(
-                        "it is of version {}; this program reads {VERSION}",
+                        "it has version {}, but this allocwall reads version {VERSION}",
                         first.version
                     )));
                 }
@@ -255,13 +259,15 @@ fn parse(mut reader: impl BufRead) -> std::result::Result<Journal, Broken> {
                 head = Some(*first);
             }
             (Line::Trial(_), Some(_)) => {
-                return Err(Broken::Content(format!("line {number}: a second trial")));
+                return Err(Broken::Content(format!(
+                    "line {number}: a second start of a trial"
+                )));
             }
-            (_, None) => return Err(content("its first line is not a trial's")),
+            (_, None) => return Err(content("its first line is not the start of a journal")),
             (Line::Plan(design), Some(head)) => {
                 if design.arms.len() != head.design.arms.len() {
                     return Err(Broken::Content(format!(
-                        "line {number}: other arms than at the start"
+                        "line {number}: the arms differ from those in the first line"
                     )));
                 }
                 head.design = design;
@@ -271,7 +277,7 @@ fn parse(mut reader: impl BufRead) -> std::result::Result<Journal, Broken> {
                 let arms = head.design.arms.len();
                 if block.number != blocks.len() || block.runs.iter().any(|run| run.arm >= arms) {
                     return Err(Broken::Content(format!(
-                        "line {number}: a block that doesn't follow from those before"
+                        "line {number}: the block does not continue the blocks before it"
                     )));
                 }
                 if blocks.len() >= MOST_BLOCKS {
@@ -335,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trial_goes_on_from_where_it_was_begun_and_from_nowhere_else() {
+    fn a_trial_continues_only_from_the_same_surroundings() {
         let variables = |pairs: &[(&str, &str)]| {
             let pair = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
             pairs.iter().map(pair).collect()
@@ -352,35 +358,35 @@ mod tests {
                     folder: "/b".into(),
                     ..begun.clone()
                 },
-                "begun in /a, and this is /b",
+                "started in /a, but the current folder is /b",
             ),
             (
                 Origin {
                     program: "/x".into(),
                     ..begun.clone()
                 },
-                "command was /bin/x, and is /x",
+                "program was /bin/x, but is now /x",
             ),
             (
                 Origin {
                     environment: variables(&[("MALLOC_ARENA_MAX", "1"), ("GOGC", "50")]),
                     ..begun.clone()
                 },
-                "MALLOC_ARENA_MAX was \"2\", and is \"1\"",
+                "MALLOC_ARENA_MAX was \"2\", but is now \"1\"",
             ),
             (
                 Origin {
                     environment: variables(&[("MALLOC_ARENA_MAX", "2")]),
                     ..begun.clone()
                 },
-                "GOGC was \"50\", and is not set",
+                "GOGC was \"50\", but is now not set",
             ),
             (
                 Origin {
                     environment: variables(&[("A", "1"), ("MALLOC_ARENA_MAX", "2"), ("GOGC", "50")]),
                     ..begun.clone()
                 },
-                "A was not set, and is \"1\"",
+                "A was not set, but is now \"1\"",
             ),
         ] {
             let line = begun.differs(&now).unwrap();
@@ -389,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_does_not_say_where_it_was_begun_is_read() {
+    fn a_file_without_an_origin_is_read() {
         let (_dir, path) = written(1);
         let text = std::fs::read_to_string(&path).unwrap();
         let older = text.replacen(",\"origin\":null", "", 1);
@@ -446,13 +452,16 @@ mod tests {
         let (_dir, path) = written(1);
         let first = Writer::append_to(&path).unwrap();
         let error = Writer::append_to(&path).err().unwrap();
-        assert!(error.to_string().contains("a trial that runs"), "{error}");
+        assert!(
+            error.to_string().contains("another trial that is running"),
+            "{error}"
+        );
         drop(first);
         assert!(Writer::append_to(&path).is_ok());
     }
 
     #[test]
-    fn a_file_that_is_there_is_not_overwritten_and_nobody_else_reads_it() {
+    fn an_existing_file_is_not_overwritten_and_only_its_owner_can_read_it() {
         use std::os::unix::fs::PermissionsExt;
         let (_dir, path) = written(0);
         assert!(Writer::create(&path, &head()).is_err());
@@ -474,7 +483,7 @@ mod tests {
             (path.join("x"), "Not a directory"),
             (at("missing/x"), "No such file"),
         ] {
-            // The answer is that of the attempt, and nothing was made for it.
+            // The check and the attempt agree.
             let said = may_create(&path).map_err(|error| error.to_string());
             assert!(said.is_err_and(|error| error.contains(words)), "{path:?}");
             assert!(Writer::create(&path, &head()).is_err(), "{path:?}");
@@ -485,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_line_within_is_an_error_and_names_its_place() {
+    fn an_invalid_line_is_an_error_with_its_number() {
         let (_dir, path) = written(2);
         let text = std::fs::read_to_string(&path).unwrap();
         let refused = |text: String| {

@@ -1,8 +1,8 @@
-//! Interleaved A/B of remedies on the user's own command: Plan -> Blocks -> Comparisons. The values that travel between these, and
-//! what is computed from them; nothing here reads a clock or a file.
+//! Interleaved A/B trials of remedies on the user's own command: Plan -> Blocks -> Comparisons. This file has the values that these
+//! stages exchange. It reads no clock and no file.
 //!
 //! A block holds every arm once and the baseline twice, in random order. Arms 0 and 1 are the baseline, A and A′; the remedies
-//! follow. A trial of no remedy (`--with none`) has these two alone.
+//! follow. A trial without a remedy (`--with none`) has only these two arms.
 
 #![forbid(unsafe_code)]
 
@@ -23,6 +23,7 @@ pub mod predict;
 pub mod proof;
 pub mod run;
 pub mod server;
+pub mod session;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 #[cfg(test)]
@@ -32,7 +33,7 @@ use allocwall_model::units::{Absence, Interval, Measured};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The arms that are the baseline.
+/// Number of baseline arms: A and A′.
 pub const BASELINES: usize = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,7 +53,7 @@ pub enum Unit {
     Ns,
     /// A fraction of a whole.
     Ratio,
-    /// A figure of the user's own.
+    /// A metric that the user defined.
     None,
 }
 
@@ -70,15 +71,15 @@ impl Unit {
     }
 }
 
-/// One number a run.
+/// One number for each run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Metric {
-    /// Stable: what JSON and the runs call it.
+    /// Stable name, used in JSON and in the runs.
     pub key: String,
     pub title: String,
     pub unit: Unit,
     pub direction: Direction,
-    /// What the trial is about. The others explain it, and are judged as a family of their own.
+    /// The trial is about the primary metrics. The other metrics explain them and are a separate family of comparisons.
     pub primary: bool,
 }
 
@@ -103,27 +104,27 @@ pub struct Run {
     pub started_unix_ms: u64,
     /// By metric key, in the metric's unit.
     pub metrics: BTreeMap<String, Measured<f64>>,
-    /// Why the run counts for nothing: it crashed, never was ready, gave the wrong exit code.
+    /// Why the run is not used: it crashed, was never ready, or returned the wrong exit code.
     pub failure: Option<String>,
     pub proof: Vec<ProofItem>,
 }
 
-/// Whether one thing that a remedy promises was there in the running process.
+/// Whether one expected effect of a remedy was present in the running process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProofItem {
     pub what: String,
     pub state: ProofState,
-    /// What was seen.
+    /// The observation.
     pub detail: String,
-    /// Without it there is no word. What isn't needed has a say where it refutes.
+    /// True: a comparison needs this proof for an outcome. False: the item counts only when it is refuted.
     #[serde(default = "needed")]
     pub needed: bool,
-    /// Why nothing was seen, where the reason is the machine's or the moment's rather than the arm's.
+    /// Why there was no observation, where the cause is the machine or the time of the run, not the arm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub absent: Option<Absence>,
 }
 
-/// As in files in which all items were.
+/// The default for files of earlier versions, which have no such field: there all items were needed.
 fn needed() -> bool {
     true
 }
@@ -142,7 +143,7 @@ pub struct Block {
     pub runs: Vec<Run>,
 }
 
-/// What a trial was asked to be; fixed before its first run.
+/// The design of a trial. It is fixed before the first run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Design {
     pub arms: Vec<ArmInfo>,
@@ -152,13 +153,13 @@ pub struct Design {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Of the order of arms.
+    /// Random seed for the order of arms.
     pub seed: u64,
-    /// Relative change that is worth knowing: 0.01 for 1 %.
+    /// Smallest relative change that matters: 0.01 for 1 %.
     pub effect: f64,
-    /// Blocks in all.
+    /// Total number of blocks.
     pub planned: usize,
-    /// The blocks after which words may be given, ascending; the last is `planned`.
+    /// Block counts at which outcomes may be reported, ascending: the interim looks, then `planned`.
     pub looks: Vec<usize>,
 }
 
@@ -167,7 +168,7 @@ pub struct Settings {
 pub enum Outcome {
     Better,
     Worse,
-    /// The whole interval lies within the margin.
+    /// The whole interval is within the margin.
     Equivalent,
     Unresolved,
 }
@@ -193,30 +194,30 @@ pub struct Comparison {
     pub blocks: usize,
     /// Relative change, 0.05 for +5 %, with its interval at confidence 1 − `level`.
     pub effect: Measured<Interval>,
-    /// Two-sided, of no effect at all; 1 where nothing could be compared.
+    /// Two-sided p-value of the hypothesis "no effect"; 1 if nothing could be compared.
     pub p: f64,
-    /// Adjusted for the comparisons of its family.
+    /// `p`, adjusted for the comparisons of its family (Holm).
     pub p_holm: f64,
-    /// What `p_holm` has to reach; less than 0.05 where the trial is looked at more than once.
+    /// Largest `p_holm` that decides; below 0.05 if the trial has interim looks.
     pub level: f64,
     pub outcome: Outcome,
-    /// Relative change within which arms are called equivalent.
+    /// Relative change below which two arms are called equivalent.
     pub margin: f64,
-    /// Why there is no verdict, where the word is unresolved.
+    /// Why the outcome is unresolved.
     pub why: Option<Absence>,
-    /// Stands beside the word: what the reader must know before trusting it.
+    /// Printed with the outcome: what the reader must know before trusting it.
     pub warning: Option<String>,
-    /// Blocks in all that would probably resolve an effect as large as the margin; for an unresolved word, where enough is known.
+    /// For an unresolved outcome: total number of blocks that would probably resolve an effect as large as the margin, if known.
     pub blocks_needed: Option<usize>,
     pub predicted: Option<Interval>,
 }
 
-/// One arm's runs, taken together.
+/// Summary of all runs of one arm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ArmSummary {
     pub runs: usize,
     pub failures: Vec<Failure>,
-    /// Median over the runs that didn't fail, by metric key. For the baseline arms each its own.
+    /// Median over the runs that didn't fail, by metric key. A and A′ each have their own.
     pub medians: BTreeMap<String, Measured<f64>>,
     pub proof: Vec<ArmProof>,
 }
@@ -227,39 +228,39 @@ pub struct Failure {
     pub text: String,
 }
 
-/// One promise of a remedy over all runs of its arm.
+/// One expected effect of a remedy, over all runs of its arm.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArmProof {
     pub what: String,
     pub state: ProofState,
-    /// Runs that prove it, of `runs` that were looked at.
+    /// Runs that prove it, out of `runs` that were checked.
     pub proven: usize,
     pub runs: usize,
-    /// Of the run that decides: the first that refutes, else the first that knows nothing, else the first.
+    /// Detail of the deciding run: the first that refutes, else the first whose state is unknown, else the first.
     pub detail: String,
     /// See [`ProofItem`].
     #[serde(default = "needed")]
     pub needed: bool,
-    /// Of the run that decides.
+    /// From the deciding run.
     #[serde(default)]
     pub absent: Option<Absence>,
 }
 
-/// All that a trial says.
+/// The complete result of a trial.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrialResult {
     pub design: Design,
-    /// Blocks that were finished.
+    /// Number of finished blocks.
     pub blocks: usize,
-    /// Remedies by metric, in the order of arms, then of metrics; of a trial without remedies, A′ against A.
+    /// Each remedy against the baseline, in the order of arms, then of metrics; in a trial without remedies, A′ against A.
     pub comparisons: Vec<Comparison>,
     /// A′ against A, by metric.
     pub baseline: Vec<Comparison>,
-    /// One an arm.
+    /// One for each arm.
     pub summaries: Vec<ArmSummary>,
     /// Median of the baseline's runs, A and A′ together, by metric key.
     pub baseline_medians: BTreeMap<String, Measured<f64>>,
-    /// What touches the trial as a whole, one sentence each.
+    /// Warnings about the whole trial, one sentence each.
     pub warnings: Vec<String>,
 }
 
@@ -268,7 +269,7 @@ impl TrialResult {
         self.design.metrics.iter().find(|m| m.key == key)
     }
 
-    /// The median that a comparison's arm stands against: that of both baseline arms, for A′ that of A.
+    /// The baseline median of a comparison: the median of both baseline arms; for A′, the median of A.
     pub fn untreated_median(&self, comparison: &Comparison) -> Option<&Measured<f64>> {
         let medians = match comparison.arm < BASELINES {
             true => &self.summaries.first()?.medians,

@@ -1,29 +1,29 @@
-//! How many blocks, in which order, and when to look. Pure: the same seed gives the same plan.
+//! The number of blocks, the order of arms, and the interim looks. Pure functions: the same seed gives the same plan.
 
 use super::{BASELINES, Metric};
 use allocwall_model::stats::random::Random;
 use allocwall_model::stats::size::{Spread, sets_needed};
 use allocwall_model::stats::{ranks, several};
 
-/// Change that is worth knowing where nobody says: 1 %.
+/// Default margin: a relative change of 1 %.
 pub const DEFAULT_EFFECT: f64 = 0.01;
-/// At a noise of 1 % a run (standard deviation), it finds 1.2 % in four trials of five.
+/// With a run-to-run noise of 1 % (standard deviation), 12 blocks detect a change of 1.2 % in four of five trials.
 pub const DEFAULT_BLOCKS: usize = 12;
-/// Beyond, what is left of the noise is smaller than what a machine does to one program and not to its copy (layout, placement);
-/// and the statistics' memory grows with the square.
+/// With more blocks, the remaining noise is smaller than the systematic differences between two copies of one program (memory
+/// layout, placement). And the memory of the statistics grows with the square of the number.
 pub const MOST_BLOCKS: usize = 500;
-/// Chance with which a planned trial finds the effect that it was planned for, under normal noise. Skewed noise fools small pilots
-/// now and then: with this nine in ten are left (the tests simulate it).
+/// Power of a planned trial under normal noise. With skewed noise a small pilot sometimes underestimates the noise; this value
+/// then still leaves a power of about 0.9 (the tests simulate it).
 pub const POWER: f64 = 0.95;
-/// Fractions of the plan after which it is looked at. The first two cost the last an eighth of its level.
+/// Looks, as fractions of the planned blocks. The first two use up an eighth of the last look's level.
 const LOOKS: &[f64] = &[0.25, 0.5, 1.0];
 
 /// Order of arms in each block, `order[block][place] = arm`.
 ///
-/// Every order of a block is equally likely, whatever those of the other blocks are: that alone makes the exact test exact on a
-/// machine whose speed comes and goes. Orders balanced over several blocks (Williams squares) cancel what a place does, but tie
-/// blocks to one another; relabelled runs of a disturbed machine were then called different in up to 12 % of the draws at 5 %, where
-/// these stay near 5 %.
+/// In each block every order is equally likely and independent of the other blocks. The exact test needs this on a machine whose
+/// speed varies. Orders that are balanced over several blocks (Williams squares) cancel the effect of the place, but make the
+/// blocks depend on one another: relabelled runs of a disturbed machine were then called different in up to 12 % of the draws at
+/// a level of 5 %. With independent orders it is near 5 %.
 pub fn order(arms: usize, blocks: usize, seed: u64) -> Vec<Vec<usize>> {
     let mut random = Random::new(seed);
     let mut shuffled = || {
@@ -34,14 +34,15 @@ pub fn order(arms: usize, blocks: usize, seed: u64) -> Vec<Vec<usize>> {
     (0..blocks).map(|_| shuffled()).collect()
 }
 
-/// Comparisons that share the level of the primary metrics: remedies by primary metrics; of a trial without remedies, A′ alone.
+/// Number of comparisons that share the level of the primary metrics: remedies times primary metrics. A trial without remedies
+/// compares only A′.
 pub fn family(arms: usize, metrics: &[Metric]) -> usize {
     let primary = metrics.iter().filter(|m| m.primary).count();
     arms.saturating_sub(BASELINES).max(1) * primary.max(1)
 }
 
-/// The fewest blocks in which any remedy can be called better or worse, with `family` comparisons and one look; of a trial without
-/// remedies (`arms` = 2) more, since a block has fewer orders.
+/// The smallest number of blocks that allows the outcome better or worse, with `family` comparisons and one look. A trial without
+/// remedies (`arms` = 2) needs more blocks, because each block has fewer possible orders.
 pub fn fewest_blocks(arms: usize, family: usize) -> usize {
     fewest_at(arms, family, several::ALPHA)
 }
@@ -51,13 +52,13 @@ fn fewest_at(arms: usize, family: usize, level: f64) -> usize {
     ranks::fewest(untreated, level / family.max(1) as f64)
 }
 
-/// Blocks where neither a number nor a budget nor an effect was asked for.
+/// Number of blocks if the user gives no number, no time budget and no effect.
 pub fn default_blocks(arms: usize, family: usize) -> usize {
     DEFAULT_BLOCKS.max(fewest_blocks(arms, family))
 }
 
-/// When to look: after a quarter, a half and all of the blocks. A look at which unanimous blocks could not decide is left out, and
-/// its share of the level goes to the next.
+/// The looks: after a quarter, a half and all of the blocks. A look is left out if it could not decide even with unanimous blocks;
+/// its share of the level goes to the next look.
 pub fn looks(planned: usize, arms: usize, family: usize) -> Vec<usize> {
     let mut looks: Vec<usize> = Vec::new();
     for fraction in LOOKS {
@@ -75,18 +76,18 @@ pub fn looks(planned: usize, arms: usize, family: usize) -> Vec<usize> {
     looks
 }
 
-/// What a budget of time buys.
+/// The plan for a time budget.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Blocks in all, those that ran already included.
+    /// Total number of blocks, including those that have already run.
     pub blocks: usize,
     pub looks: Vec<usize>,
-    /// Blocks without which no word is possible, where the time is too short for them.
+    /// The smallest number of blocks that allows an outcome, if the budget is too small for them.
     pub short_of: Option<usize>,
 }
 
-/// Plans for `budget_s` seconds in all, of which `done` blocks took `spent_s`. Never less than what ran, and at least one. To be
-/// asked before the first look: a plan that changes after one spends its level twice.
+/// Plans for a total of `budget_s` seconds; `done` blocks have already taken `spent_s`. The plan has at least `done` blocks and at
+/// least one. Call it before the first look: a plan that changes after a look spends its level twice.
 pub fn for_budget(budget_s: f64, done: usize, spent_s: f64, arms: usize, family: usize) -> Budget {
     let each = spent_s / done.max(1) as f64;
     let more = if each > 0.0 {
@@ -106,13 +107,13 @@ pub fn for_budget(budget_s: f64, done: usize, spent_s: f64, arms: usize, family:
     }
 }
 
-/// Blocks that find a relative change of `effect` with the chance [`POWER`], from a pilot's noise (see
-/// [`super::compare::spread`]): at the level of the last look, as if no other comparison of the family were decided. More than
-/// [`MOST_BLOCKS`] are said, not planned. None where no number of blocks is known to be enough.
+/// Number of blocks that detects a relative change of `effect` with power [`POWER`], from the noise of a pilot (see
+/// [`super::compare::spread`]). It uses the level of the last look and assumes that no other comparison of the family is decided.
+/// The result may exceed [`MOST_BLOCKS`]: then it is reported but not planned. None if no number of blocks is known to be enough.
 pub fn blocks_for(effect: f64, pilot: Spread, arms: usize, family: usize) -> Option<usize> {
     let fewest = fewest_blocks(arms, family);
     let needed = |level: f64| sets_needed(effect.ln_1p(), pilot, level / family.max(1) as f64, POWER, fewest);
-    // Which looks there are depends on the number of blocks, and that, a little, on the level that they leave.
+    // The looks depend on the number of blocks, and the number of blocks depends a little on the level that the looks leave.
     let first = needed(several::ALPHA)?;
     let looks = looks(first, arms, family);
     needed(*several::levels(&looks, first).last()?)
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_says_nothing_of_the_next() {
+    fn the_order_of_a_block_is_independent_of_the_next() {
         let mut seen = BTreeMap::new();
         for seed in 0..4000 {
             *seen.entry(order(2, 2, seed)).or_insert(0) += 1;
@@ -154,8 +155,8 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_never_has_fewer_blocks_than_a_word_takes() {
-        // 2 / 3^4 = 0.025 and 2 / 2^6 = 0.031 are the first below 0.05; 2 / 3^5 = 0.008 the first below a third of it.
+    fn a_plan_never_has_fewer_blocks_than_an_outcome_needs() {
+        // 2 / 3^4 = 0.025 and 2 / 2^6 = 0.031 are the first below 0.05; 2 / 3^5 = 0.008 is the first below 0.05 / 3.
         assert_eq!(fewest_blocks(3, 1), 4);
         assert_eq!(fewest_blocks(5, 3), 5);
         assert_eq!(fewest_blocks(2, 1), 6);
@@ -166,9 +167,9 @@ mod tests {
 
     #[test]
     fn looks_that_could_not_decide_are_left_out() {
-        // A quarter of 40: unanimous blocks reach 2 / 3^10 = 0.00003, the level is 0.00009.
+        // A quarter of 40: unanimous blocks reach p = 2 / 3^10 = 0.00003; the level is 0.00009.
         assert_eq!(looks(40, 3, 1), [10, 20, 40]);
-        // Of 36: 2 / 3^9 = 0.0001 does not.
+        // A quarter of 36: p = 2 / 3^9 = 0.0001 is above the level.
         assert_eq!(looks(36, 3, 1), [18, 36]);
         assert_eq!(looks(12, 3, 1), [6, 12]);
         assert_eq!(looks(6, 3, 1), [6]);
@@ -177,13 +178,13 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_buys_what_fits() {
+    fn the_blocks_fit_the_budget() {
         let budget = for_budget(300.0, 2, 20.0, 3, 1);
         assert_eq!((budget.blocks, budget.short_of), (30, None));
         assert_eq!(budget.looks, looks(30, 3, 1));
         let short = for_budget(25.0, 1, 10.0, 3, 1);
         assert_eq!((short.blocks, short.short_of), (2, Some(4)));
-        // Overspent already: what ran, ran.
+        // The budget is already exceeded: the finished blocks stay in the plan.
         assert_eq!(for_budget(5.0, 3, 30.0, 3, 1).blocks, 3);
         assert_eq!(for_budget(1e9, 1, 1e-9, 3, 1).blocks, MOST_BLOCKS);
         assert_eq!(for_budget(0.0, 0, 0.0, 3, 1).blocks, 1);

@@ -1,5 +1,5 @@
-//! What a diagnosis of the untreated command predicts for an arm: the change in CPU time that its remedy is expected to bring, for
-//! those metrics that follow CPU time.
+//! Predictions for an arm from a diagnosis of the baseline command: the expected change in CPU time, for the metrics that follow
+//! CPU time.
 
 use super::arm::Arm;
 use super::{Metric, Unit};
@@ -9,11 +9,12 @@ use allocwall_model::recording::Recording;
 use allocwall_model::units::Interval;
 use std::collections::BTreeMap;
 
-/// From this share of the wall-clock time on CPU on, what a program of one thread saves of one it saves of the other.
+/// A program of one thread that is on CPU for at least this share of the wall-clock time saves the same share of wall time as of
+/// CPU time.
 const BUSY: f64 = 0.95;
 
-/// Relative change by metric key: negative where it saves. Empty where the arm is more than one remedy, or of one of which
-/// [`expected::change`] knows nothing.
+/// Relative change by metric key; negative is a saving. Empty if the arm has more than one remedy, or if [`expected::change`]
+/// cannot predict its remedy.
 pub fn of(recording: &Recording, bill: &Bill, arm: &Arm, metrics: &[Metric]) -> BTreeMap<String, Interval> {
     let [part] = &arm.parts[..] else {
         return BTreeMap::new();

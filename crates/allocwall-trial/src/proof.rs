@@ -1,11 +1,13 @@
-//! Whether an arm's settings took, seen in the running target: what it maps, what its environment says, where it may
-//! run, and to which library its `malloc` was bound.
+//! Proofs that an arm's settings took effect in the running target: its mapped files, its environment, its CPU and memory binding,
+//! and the library to which its `malloc` was bound.
 //!
-//! Three sources. Each counted run is looked at in /proc a few times, every arm as often, so that all are disturbed alike. And
-//! one run a trial that is not counted, per arm, is started with the loader's own account of its bindings (`LD_DEBUG` of
-//! ld.so(8)): it tells of every process of the tree which library each module's `malloc` comes from, also of those that
-//! end too soon to be looked at. In the same run the calls themselves are counted for a moment, where the kernel lets us: that can
-//! refute what the others say, but where it can't be had they stand without it.
+//! There are three sources.
+//! 1. Each counted run is sampled in /proc a few times. Every arm is sampled equally often, so that all are disturbed alike.
+//! 2. For each arm, one run that is not counted is started with the loader's log of its bindings (`LD_DEBUG`, ld.so(8)). For every
+//!    process of the tree the log shows which library each module's `malloc` comes from, even if the process ends before it can be
+//!    sampled.
+//! 3. In the same run the calls are counted for a short time, if the kernel permits it. This count can refute the other sources. If
+//!    it is not available, the other sources suffice.
 
 use super::arm::Expectation;
 use super::calls::Calls;
@@ -16,23 +18,23 @@ use allocwall_model::units::{Absence, Measured, Reason, thousands};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Looks at one process: the loader may not have mapped all of it at the first, and an interpreter on a machine that has lain idle
-/// may take more than the first three, 60 ms, to import what it is started with.
+/// Samples per process. At the first sample the loader may not have mapped all libraries. On an idle machine an interpreter may
+/// need longer than the first three samples (60 ms) to import its start files.
 const LOOKS: u32 = 4;
-/// Processes of one run that are looked at.
+/// Limit for the number of sampled processes of one run.
 const PROCESSES: usize = 256;
 
-/// What was seen of one run.
+/// Observations of one run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seen {
     pub processes: BTreeMap<i32, SeenProcess>,
-    /// The most that was on huge pages at a time, transparent or reserved, bytes.
+    /// Peak memory on huge pages, transparent or reserved, bytes.
     pub peak_huge: Option<u64>,
-    /// Resident when the target was first looked at after it had become itself, bytes.
+    /// Peak resident memory, bytes.
     pub peak_resident: Option<u64>,
-    /// Where its allocator calls arrived, in a run in which that was counted.
+    /// Which library served its allocator calls, if the run counted them.
     pub calls: Option<Measured<Calls>>,
-    /// What lay on huge pages, in a run in which that was looked at closely.
+    /// Memory on huge pages, if the run sampled it.
     pub huge: Option<Measured<HugePages>>,
 }
 
@@ -40,21 +42,21 @@ pub struct Seen {
 pub struct SeenProcess {
     pub comm: String,
     looks: u32,
-    /// CPU time when it was last looked at, in clock ticks.
+    /// CPU time at the last sample, in clock ticks.
     pub cpu_ticks: u64,
     /// Files mapped with execute permission.
     pub mapped: BTreeSet<PathBuf>,
     pub environment: BTreeMap<String, String>,
     pub command_line: Vec<String>,
-    /// As /proc/PID/status has it: `0-1,4`.
+    /// As in /proc/PID/status: `0-1,4`.
     pub cpus: Option<String>,
     /// The nodes that its memory is bound to, from numa_maps(5).
     pub nodes: Option<String>,
 }
 
 impl Seen {
-    /// One look at these processes, those that were looked at often enough left out. `nodes`: where their memory is bound to is
-    /// asked as well, which walks their page tables.
+    /// Samples these processes once, except those that already have enough samples. `nodes`: also read their memory binding, which
+    /// makes the kernel walk their page tables.
     pub fn look(&mut self, proc: &ProcFs, pids: &[i32], nodes: bool) {
         for &pid in pids {
             if !self.processes.contains_key(&pid) && self.processes.len() >= PROCESSES {
@@ -98,29 +100,29 @@ impl SeenProcess {
     }
 }
 
-/// Which library each process's modules got `malloc` from, as the loader tells it.
+/// The library from which each module of each process got `malloc`, from the loader's log.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Bindings(BTreeMap<u32, ProcessBindings>);
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProcessBindings {
-    /// Module that calls -> files that it is bound to: for its calls, and for malloc's address where it takes that.
+    /// Calling module -> files that it is bound to, for its calls and for malloc's address if it takes the address.
     malloc: BTreeMap<PathBuf, BTreeSet<PathBuf>>,
 }
 
 impl Bindings {
-    /// The settings that make the loader tell, of every process, to `DIR/bindings.PID`.
+    /// The variables that make the loader of every process write a log to `DIR/bindings.PID`.
     pub fn environment(dir: &Path) -> [(String, String); 3] {
         let file = dir.join("bindings").display().to_string();
         [
             ("LD_DEBUG".into(), "bindings".into()),
             ("LD_DEBUG_OUTPUT".into(), file),
-            // All at once, so that a function that is not called in this run is told as well.
+            // Bind everything at the start, so that the log also has functions that this run does not call.
             ("LD_BIND_NOW".into(), "1".into()),
         ]
     }
 
-    /// The file whose malloc the library itself asks for.
+    /// The file to which the library itself passes malloc calls on.
     fn next_of(&self, library: &Path) -> Option<&PathBuf> {
         let own = |(module, _): &(&PathBuf, _)| is_file_at(module, library);
         let calls = self.0.values().flat_map(|p| p.malloc.iter().filter(own));
@@ -132,7 +134,7 @@ impl Bindings {
         let same = |path: &Path| is_file_at(path, library);
         let mut bound = Bound::default();
         for process in self.0.values().filter(|p| !p.malloc.is_empty()) {
-            // The library itself may reach for the next malloc, as tcmalloc's tools do.
+            // The library itself may use the next malloc, as tcmalloc's tools do.
             let callers: Vec<&PathBuf> = process.malloc.keys().filter(|module| !same(module)).collect();
             let astray = callers.iter().find(|module| !process.ends_at(module, &same));
             let hits = callers
@@ -168,16 +170,16 @@ struct Bound {
     astray: Option<(PathBuf, PathBuf)>,
 }
 
-/// Whether two paths are one file's, as far as they can be followed.
+/// Whether two paths lead to the same file, as far as they can be resolved.
 pub fn is_file_at(path: &Path, library: &Path) -> bool {
     path == library || matches!((path.canonicalize(), library.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }
 
 impl ProcessBindings {
-    /// Whether all that a module is bound to is this library in the end. A program that takes malloc's address is itself what other
-    /// modules are bound to, and its entry jumps on to where its own calls go (a canonical PLT entry, System V ABI for AMD64,
-    /// "Function Addresses"). A library passes nothing on: one that is bound twice was loaded before and after an exec of the same
-    /// process, and what follows it to one of the two may have the other.
+    /// Whether all bindings of a module end at this library. If a program takes malloc's address, other modules are bound to the
+    /// program, and its entry jumps on to the target of its own calls (a canonical PLT entry, System V ABI for AMD64, "Function
+    /// Addresses"). A library has no such entry: a library with two bindings was loaded before and after an exec of one process, so
+    /// a module bound to it may use either binding.
     fn ends_at(&self, module: &Path, library: &dyn Fn(&Path) -> bool) -> bool {
         let onward = |through: &Path| {
             if file_name(through).contains(".so") {
@@ -197,7 +199,7 @@ impl ProcessBindings {
     pub fn add(&mut self, text: &[u8]) {
         const SYMBOL: &[u8] = b"symbol `malloc'";
         for at in memchr::memmem::find_iter(text, SYMBOL) {
-            // Few are about malloc, so no other line is looked at.
+            // Few lines are about malloc; only those are parsed.
             let start = memchr::memrchr(b'\n', &text[..at]).map_or(0, |end| end + 1);
             let line = String::from_utf8_lossy(&text[start..at]);
             let Some((_, rest)) = line.split_once("binding file ") else {
@@ -216,7 +218,7 @@ impl ProcessBindings {
     }
 }
 
-/// What the run of an arm that was not counted told of it.
+/// Results of an arm's run that is not counted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Told {
     pub bindings: Option<Measured<Bindings>>,
@@ -224,7 +226,7 @@ pub struct Told {
     pub huge: Option<Measured<HugePages>>,
 }
 
-/// What an arm's expectations came to in one run, with what the run that was not counted told.
+/// Judges an arm's expectations for one run, from its observations and from the run that is not counted.
 pub fn judge(expects: &[Expectation], seen: &Seen, told: &Told) -> Vec<ProofItem> {
     expects.iter().map(|e| item(e, seen, told)).collect()
 }
@@ -255,7 +257,7 @@ fn item(expectation: &Expectation, seen: &Seen, told: &Told) -> ProofItem {
         ),
         Expectation::ResidentAtStart(bytes) => ("memory touched at start".to_owned(), resident(*bytes, seen)),
     };
-    // Why there are no bindings is why nothing is known of what they would have told.
+    // Without bindings the item is unknown, for the same reason as the bindings.
     let absent = match (expectation, &told.bindings) {
         (Expectation::Mapped(_) | Expectation::MallocFrom(_), Some(Err(absence)))
             if state == ProofState::Unknown =>
@@ -287,7 +289,7 @@ type Judgement = (ProofState, String);
 fn nothing_seen() -> Judgement {
     (
         ProofState::Unknown,
-        "the processes ended before they could be looked at".into(),
+        "the processes ended before they were sampled".into(),
     )
 }
 
@@ -298,13 +300,13 @@ fn file_name(path: &Path) -> String {
     )
 }
 
-/// The one that a remedy is for, where a command is several: that which used most CPU; of equals the youngest, since a starter
-/// starts first.
+/// The process that a remedy is for, if a command has several: the one that used most CPU. Among equals the youngest, because a
+/// starter starts first.
 fn busiest<'a>(processes: impl Iterator<Item = &'a SeenProcess>) -> Option<&'a SeenProcess> {
     processes.max_by_key(|p| p.cpu_ticks)
 }
 
-/// By the busiest process, with how many have it.
+/// Judges by the busiest process, and counts the processes that have the property.
 fn by_the_busiest<'a>(
     looked: impl Iterator<Item = &'a SeenProcess> + Clone,
     has: impl Fn(&SeenProcess) -> bool,
@@ -319,7 +321,7 @@ fn by_the_busiest<'a>(
         false if hits > 0 => (
             ProofState::Refuted,
             format!(
-                "in {hits} of {all} processes, but {}, which uses most CPU, {lacks}",
+                "in {hits} of {all} processes, but {}, which used most CPU, {lacks}",
                 busiest.comm
             ),
         ),
@@ -330,7 +332,7 @@ fn by_the_busiest<'a>(
 fn mapped(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgement {
     let has = |p: &SeenProcess| p.mapped.iter().any(|m| is_file_at(m, path));
     let looked = seen.processes.values().filter(|p| !p.mapped.is_empty());
-    // At its first look the loader may not have mapped it yet.
+    // At the first sample the loader may not have mapped it yet.
     let settled = looked.clone().filter(|p| p.looks > 1 || has(p));
     if settled.clone().next().is_some() {
         return by_the_busiest(settled, has, &format!("does not map {}", path.display()));
@@ -339,7 +341,7 @@ fn mapped(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgement {
         Some(bound) => (
             ProofState::Proven,
             format!(
-                "by the loader's account, for {} of {} modules that call malloc",
+                "from the loader's log: for {} of {} modules that call malloc",
                 bound.hits, bound.modules
             ),
         ),
@@ -354,19 +356,22 @@ fn malloc_from(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgeme
     let Some(bindings) = bindings else {
         return (
             ProofState::Unknown,
-            "the loader's bindings were not asked for".into(),
+            "the loader's bindings were not recorded".into(),
         );
     };
     let bound = bindings.of(path);
     if bound.processes == 0 {
-        // musl's loader tells nothing; a library that it maps first serves malloc all the same.
+        // musl's loader writes no log, but the library that it maps first serves malloc.
         let loader = |p: &SeenProcess| p.mapped.iter().any(|m| file_name(m).starts_with("ld-musl"));
         return match mapped(path, seen, None) {
             (ProofState::Proven, _) if seen.processes.values().any(loader) => (
                 ProofState::Proven,
-                "preloaded before musl, whose loader binds in that order".into(),
+                "preloaded before musl; musl's loader binds to the first library".into(),
             ),
-            _ => (ProofState::Unknown, "the loader told of no malloc".into()),
+            _ => (
+                ProofState::Unknown,
+                "the loader's log has no binding of malloc".into(),
+            ),
         };
     }
     let count = format!(
@@ -386,16 +391,16 @@ fn malloc_from(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgeme
     }
 }
 
-/// Calls from which a share is told.
+/// Smallest number of calls for which a share is reported.
 const ENOUGH_CALLS: u64 = 100;
-/// Less than this share of the calls, and it is another allocator's run as much as the arm's. A little always goes past: what was
-/// started without the preload, what asks libc by a private name.
+/// If the library serves less than this share of the calls, the proof is refuted. A few calls always go to other libraries: from
+/// processes that started without the preload, and through private names of libc.
 const SERVED: f64 = 0.9;
 
-/// Beside the bindings, which prove that calls would arrive: that they do.
+/// The bindings prove that calls would go to the library; this item shows that they do.
 fn serves(library: &Path, told: &Told) -> ProofItem {
     let judged = match &told.calls {
-        None => Err(Absence::new(Reason::NotFound, "they were not counted")),
+        None => Err(Absence::new(Reason::NotFound, "the calls were not counted")),
         Some(Err(absence)) => Err(absence.clone()),
         Some(Ok(calls)) => served(library, calls, told.bindings()),
     };
@@ -416,7 +421,7 @@ fn served(library: &Path, calls: &Calls, bindings: Option<&Bindings>) -> Measure
     let all = calls.all();
     let seconds = calls.counted_ns as f64 / 1e9;
     if all < ENOUGH_CALLS {
-        let detail = format!("only {all} calls in {seconds:.1} s, too few to tell a share");
+        let detail = format!("only {all} calls in {seconds:.1} s, too few for a share");
         return Err(Absence::new(Reason::TooLittle, detail));
     }
     let share = calls.served as f64 / all as f64;
@@ -435,9 +440,12 @@ fn served(library: &Path, calls: &Calls, bindings: Option<&Bindings>) -> Measure
     if share >= SERVED {
         return Ok((ProofState::Proven, count));
     }
-    // A library that hands calls on has them counted twice.
+    // The calls of a library that passes them on to another malloc are counted twice.
     if let Some(next) = bindings.and_then(|b| b.next_of(library)) {
-        let detail = format!("it calls the malloc of {} itself: {count}", file_name(next));
+        let detail = format!(
+            "unknown, because the library itself calls the malloc of {}: {count}",
+            file_name(next)
+        );
         return Err(Absence::new(Reason::NotApplicable, detail));
     }
     let rest: Vec<String> = calls
@@ -449,7 +457,7 @@ fn served(library: &Path, calls: &Calls, bindings: Option<&Bindings>) -> Measure
     Ok((ProofState::Refuted, format!("{count}; {}", rest.join(", "))))
 }
 
-/// Rounded down: what is said to be 100 % is all.
+/// Rounded down, so that only a complete share is printed as 100 %.
 fn percent(share: f64) -> String {
     format!("{:.1} %", (share * 1000.0).floor() / 10.0)
 }
@@ -464,15 +472,18 @@ fn command_line(word: &str, seen: &Seen) -> Judgement {
     let mut looked = seen.processes.values().filter(|p| !p.command_line.is_empty());
     let has = |p: &SeenProcess| p.command_line.iter().any(|w| w == word);
     match looked.clone().any(has) {
-        true => (ProofState::Proven, "seen there".into()),
+        true => (ProofState::Proven, "found there".into()),
         false => match looked.next() {
-            Some(process) => (ProofState::Refuted, format!("not on that of {}", process.comm)),
+            Some(process) => (
+                ProofState::Refuted,
+                format!("not on the command line of {}", process.comm),
+            ),
             None => nothing_seen(),
         },
     }
 }
 
-/// By this run's own walks; where there was no time for them, by those of the run that is not counted.
+/// Judges by this run's own samples. If the run was too short for them, by those of the run that is not counted.
 fn huge(seen: &Seen, told: &Told) -> Judgement {
     let closely = told.huge.as_ref().and_then(|huge| huge.as_ref().ok());
     match (seen.peak_huge, closely) {
@@ -491,33 +502,33 @@ fn huge(seen: &Seen, told: &Told) -> Judgement {
     }
 }
 
-/// That the hook is there shows in each run; what stands on huge pages, in the run that is not counted alone: to look is to walk
-/// the page tables, which a program on small pages pays dearly.
+/// Each run shows whether the hook is present. Only the run that is not counted shows the memory on huge pages: sampling it walks
+/// the page tables, which is expensive for a program on small pages.
 fn arenas(seen: &Seen, told: &Told) -> Judgement {
     let closely = match &told.huge {
-        None => return (ProofState::Unknown, "its pages were not looked at".into()),
+        None => return (ProofState::Unknown, "huge pages were not sampled".into()),
         Some(Err(absence)) => return (ProofState::Unknown, absence.to_string()),
         Some(Ok(huge)) if !huge.hook => {
             let why = "no process mapped the hook of the allocwall package (allocwall/_native)";
             return (ProofState::Refuted, why.into());
         }
         Some(Ok(huge)) if huge.arenas < ONE_SLAB => {
-            let why = "the hook was there, and none of its slabs lay on a huge page";
+            let why = "the hook was mapped, but none of its slabs was on a huge page";
             return (ProofState::Refuted, why.into());
         }
         Some(Ok(huge)) => huge,
     };
     let looked = seen.processes.values().filter(|p| !p.mapped.is_empty());
     let has = |p: &SeenProcess| p.mapped.iter().any(|m| is_arena_hook(&m.to_string_lossy()));
-    match by_the_busiest(looked, has, "was not seen to map the hook") {
+    match by_the_busiest(looked, has, "did not map the hook in any sample") {
         (ProofState::Proven, _) => (
             ProofState::Proven,
             format!(
-                "{} of them at the peak of the run that is not counted",
+                "{} on huge pages at the peak of the run that is not counted",
                 mebibytes(closely.arenas)
             ),
         ),
-        // It may have been looked at too early, or ended too soon.
+        // The samples may have been too early, or the process ended too soon.
         (_, why) => (ProofState::Unknown, why),
     }
 }
@@ -560,7 +571,10 @@ fn place<'a>(wanted: &[u32], seen: &'a Seen, read: impl Fn(&'a SeenProcess) -> O
     match looked.iter().find(|(_, list)| !kept(list)) {
         None if looked.is_empty() => nothing_seen(),
         None => (ProofState::Proven, format!("in {hits} of {hits} processes")),
-        Some((process, list)) => (ProofState::Refuted, format!("{} may use {list}", process.comm)),
+        Some((process, list)) => (
+            ProofState::Refuted,
+            format!("{} is allowed to use {list}", process.comm),
+        ),
     }
 }
 
@@ -583,11 +597,11 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_others_are_bound_to_passes_the_call_on() {
+    fn a_program_to_which_other_modules_are_bound_passes_the_call_on() {
         const THROUGH: &str = "     7:\tbinding file /lib/libz.so [0] to /usr/bin/x y [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
         let (state, detail) = malloc_state(&bindings(&[&[LINE, THROUGH]]));
         assert_eq!(state, ProofState::Proven, "{detail}");
-        // It takes the address as well as it calls.
+        // The program takes the address and also calls malloc.
         const ITSELF: &str = "     7:\tbinding file /usr/bin/x y [0] to /usr/bin/x y [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
         assert_eq!(
             malloc_state(&bindings(&[&[LINE, ITSELF, THROUGH]])).0,
@@ -597,7 +611,7 @@ mod tests {
             malloc_state(&bindings(&[&[ITSELF, THROUGH]])).0,
             ProofState::Refuted
         );
-        // One process before and after an exec that took the preload away.
+        // One process before and after an exec that removed the preload.
         const LIBC: &str = "     7:\tbinding file /lib/libc.so.6 [0] to /opt/lib/libjemalloc.so.2 [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
         const LIBC_AFTER: &str = "     7:\tbinding file /lib/libc.so.6 [0] to /lib/libc.so.6 [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
         const AFTER: &str =
@@ -633,7 +647,7 @@ mod tests {
         assert_eq!(malloc_state(&bindings(&[&[NOT_MALLOC]])).0, ProofState::Unknown);
     }
 
-    /// Name, what it maps, its environment.
+    /// Name, mapped files, environment.
     type Sketch<'a> = (&'a str, &'a [&'a str], &'a [(&'a str, &'a str)]);
 
     fn seen(processes: &[Sketch]) -> Seen {
@@ -654,7 +668,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_is_mapped_or_not_or_nobody_saw() {
+    fn a_library_is_mapped_or_not_or_unknown() {
         let looked_at = |looks, mut seen: Seen| {
             seen.processes.values_mut().for_each(|p| p.looks = looks);
             seen
@@ -668,7 +682,7 @@ mod tests {
             ProofState::Refuted
         );
         assert_eq!(state(&Seen::default()), ProofState::Unknown);
-        // Too short to be looked at, but the loader told.
+        // Too short to be sampled, but the loader's log has it.
         let told = bindings(&[&[LINE]]);
         assert_eq!(
             mapped(Path::new(JEMALLOC), &Seen::default(), Some(&told)).0,
@@ -682,7 +696,7 @@ mod tests {
         assert_eq!(state(&seen(&[("x", &[], &[("A", "1")])])), ProofState::Proven);
         assert_eq!(state(&seen(&[("x", &[], &[("A", "2")])])), ProofState::Refuted);
         assert_eq!(state(&seen(&[("x", &[], &[("B", "1")])])), ProofState::Refuted);
-        // The youngest of equals decides, else whoever uses the CPU.
+        // Among equals the youngest decides, otherwise the one that used most CPU.
         let mut two = seen(&[("x", &[], &[("A", "1")]), ("y", &[], &[("B", "1")])]);
         assert_eq!(state(&two), ProofState::Refuted);
         two.processes.get_mut(&1).unwrap().cpu_ticks = 5;
@@ -728,14 +742,11 @@ mod tests {
         let absent = |text: &str, reason| (ProofState::Unknown, text.to_owned(), Some(reason));
         assert_eq!(
             said(&counted(1, 98)),
-            absent(
-                "only 99 calls in 0.1 s, too few to tell a share",
-                Reason::TooLittle
-            )
+            absent("only 99 calls in 0.1 s, too few for a share", Reason::TooLittle)
         );
         assert_eq!(
             said(&Told::default()),
-            absent("they were not counted", Reason::NotFound)
+            absent("the calls were not counted", Reason::NotFound)
         );
         let refused = Absence::new(Reason::NotPermitted, "not allowed").mend("run as root");
         let told = Told {
@@ -743,7 +754,7 @@ mod tests {
             ..Told::default()
         };
         assert_eq!(item(&told).absent, Some(refused));
-        // Threads that were busy and not counted are told.
+        // Busy threads that were not counted are reported.
         let mut many = counted(1_000, 0);
         if let Some(Ok(calls)) = &mut many.calls {
             (calls.threads, calls.counted_threads) = (14, 2);
@@ -755,7 +766,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_hands_calls_on_is_not_refuted_by_their_second_count() {
+    fn a_library_that_passes_calls_on_is_not_refuted_by_their_second_count() {
         const ONWARD: &str = "     7:\tbinding file /opt/lib/libjemalloc.so.2 [0] to /lib/libc.so.6 [0]: normal symbol `malloc'\n";
         let state = |lines: &[&str]| {
             let told = Told {
@@ -792,7 +803,7 @@ mod tests {
         assert_eq!(state(None, None), ProofState::Unknown);
         assert_eq!(state(Some(0), None), ProofState::Refuted);
         assert_eq!(state(Some(2 << 20), None), ProofState::Proven);
-        // A run too short to be walked is known by the one that is not counted, and its own walks go first.
+        // For a run too short to be sampled, the run that is not counted decides; otherwise the run's own samples.
         assert_eq!(state(None, pages(2 << 20)), ProofState::Proven);
         assert_eq!(state(None, pages(0)), ProofState::Refuted);
         assert_eq!(state(Some(0), pages(2 << 20)), ProofState::Refuted);
@@ -820,7 +831,7 @@ mod tests {
         };
         let state = |seen: &Seen, huge| arenas(seen, &told(huge)).0;
         assert_eq!(state(&with, pages(true, 2 << 20)), ProofState::Proven);
-        // Huge pages of somebody else's, less than a slab, another interpreter, nobody looked.
+        // Huge pages of other memory; less than a slab; another interpreter; not sampled.
         assert_eq!(state(&with, pages(false, 0)), ProofState::Refuted);
         assert_eq!(state(&with, pages(true, 0)), ProofState::Refuted);
         assert_eq!(state(&without, pages(true, 2 << 20)), ProofState::Unknown);
@@ -831,7 +842,7 @@ mod tests {
     }
 
     #[test]
-    fn an_account_that_was_too_long_leaves_open_what_it_would_have_told() {
+    fn a_log_that_was_too_long_leaves_its_items_unknown() {
         let too_long = Absence::new(Reason::TooCostly, "too long").mend("less");
         let told = Told {
             bindings: Some(Err(too_long.clone())),
@@ -846,7 +857,7 @@ mod tests {
         let none = Seen::default();
         assert_eq!(of(Expectation::MallocFrom(JEMALLOC.into()), &none), unknown);
         assert_eq!(of(Expectation::Mapped(JEMALLOC.into()), &none), unknown);
-        // What was seen stands: mapped proves that it is mapped, and refutes what it lacks.
+        // Observations remain valid: the mapped files prove `Mapped`, and refute `MallocFrom` for an unmapped library.
         let with = seen(&[("x", &[JEMALLOC], &[])]);
         assert_eq!(
             of(Expectation::Mapped(JEMALLOC.into()), &with).0,

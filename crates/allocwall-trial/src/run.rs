@@ -1,4 +1,5 @@
-//! One command, once: started the same way each time, measured from outside, and gone afterwards with all that it started.
+//! Runs one command once: it is started the same way each time, measured from outside, and at the end it and all its child
+//! processes are ended.
 
 mod memory;
 mod output;
@@ -9,7 +10,7 @@ pub use output::Tail;
 use allocwall_host::clock::monotonic_ns;
 use allocwall_host::keeper::{self, Ended, Folder, Link, Order, Report, Step, Usage};
 use allocwall_host::proc::ProcFs;
-use allocwall_host::secure;
+use allocwall_host::program;
 use allocwall_model::error::{Error, Result};
 use allocwall_model::units::{Absence, Measured, Reason};
 use memory::{Tree, Watch};
@@ -28,22 +29,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// In the environment of everything that a run starts, with a value of its own: what a killed keeper left is found by it.
+/// Environment variable of all processes that a run starts; each run has its own value. It finds the processes that remain if the
+/// keeper was killed.
 pub const MARK: &str = "ALLOCWALL_RUN";
-/// Starts the names of the variables that pad.
+/// Prefix of the padding variables.
 const PAD: &str = "ALLOCWALL_PAD";
-/// exec reads the program's first page, over whatever network it lies on.
+/// Timeout for the exec, which reads the program's first page, possibly from a network file system.
 const START_PATIENCE: Duration = Duration::from_secs(60);
-/// How often a wait looks at the interruption; the measured times do not depend on it.
+/// Pause between two checks for an interruption; the measured times do not depend on it.
 const GLANCE: Duration = Duration::from_millis(50);
-/// The kernel counts resident pages by CPU, and a peak leaves out what is not summed up yet: up to 32 pages a CPU and kind
+/// The kernel counts resident pages per CPU, and a peak omits pages that are not summed up yet: up to 32 pages per CPU and type
 /// of page (percpu_counter_batch, since Linux 6.2).
 const COUNTER_SLACK: u64 = 128 << 10;
-/// After the keeper's last report every pipe has ended, unless somebody could not be ended.
+/// Timeout for the output. After the keeper's last report every pipe has ended, unless a process could not be ended.
 const OUTPUT_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Variables that a program with rights of its own ignores (ld.so(8); secure_getenv in the allocators), by how the names
-/// start: with such a program an arm that sets them would be the baseline under another name.
+/// Prefixes of variables that a program with raised rights ignores (ld.so(8); secure_getenv in the allocators). For such a program
+/// an arm that sets them would be the same as the baseline.
 const IGNORED_IF_SECURE: [&str; 8] = [
     "LD_",
     "GLIBC_TUNABLES",
@@ -59,43 +61,43 @@ const IGNORED_IF_SECURE: [&str; 8] = [
 #[derive(Clone, Debug, PartialEq)]
 pub struct Start {
     pub command: Vec<OsString>,
-    /// Changes to our own environment; None takes a variable away.
+    /// Changes to our own environment; None removes a variable.
     pub env: Vec<(OsString, Option<OsString>)>,
-    /// Ours where there is none.
+    /// None: our working directory.
     pub cwd: Option<PathBuf>,
     /// CPUs that it may run on.
     pub cpus: Option<Vec<u32>>,
-    /// NUMA nodes that its memory comes from.
+    /// NUMA nodes that its memory is bound to.
     pub nodes: Option<Vec<u32>>,
     /// See [`equalise`].
     pub pad: Pad,
-    /// /dev/null where there is none.
+    /// None: /dev/null.
     pub stdin: Option<PathBuf>,
     pub stdout: Output,
     pub stderr: Output,
-    /// From the start on; then it is ended.
+    /// Time limit from the start; after it the command is ended.
     pub limit: Duration,
-    /// From SIGTERM to SIGKILL, whenever it has to be ended. Zero sends no SIGTERM.
+    /// Time from SIGTERM to SIGKILL if the command has to be ended. Zero: no SIGTERM.
     pub grace: Duration,
-    /// Removed with everything in it when the run is over, or we are gone.
+    /// A folder that is removed with its contents when the run is over or allocwall has ended.
     pub folder: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// Kept up to so many bytes; beyond, their end.
+    /// Keep the last bytes of the output, at most this many.
     Keep(usize),
-    /// Written there, mode 0600; a file that is there already is refused.
+    /// Write to a new file, mode 0600; an existing file is refused.
     File(PathBuf),
     Nowhere,
 }
 
-/// Variables of no meaning, so that all arms' arguments and environment take the same room: it lies above the stack, and
-/// its size alone moves the stack's alignment and with it run times (Mytkowicz et al., ASPLOS 2009).
+/// Padding variables without meaning. With them the arguments and environment of all arms have the same size. The kernel puts both
+/// above the stack, and their size changes the alignment of the stack and so the run time (Mytkowicz et al., ASPLOS 2009).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pad {
     pub variables: usize,
-    /// Beyond what the variables' names take.
+    /// Bytes in addition to the variables' names.
     pub bytes: usize,
 }
 
@@ -117,7 +119,7 @@ impl Start {
         }
     }
 
-    /// For messages. From outside: to be escaped.
+    /// The command, for messages. Untrusted text: escape it before printing.
     pub fn shown(&self) -> String {
         let words: Vec<_> = self.command.iter().map(|word| word.to_string_lossy()).collect();
         words.join(" ")
@@ -131,7 +133,7 @@ impl Start {
         })
     }
 
-    /// Strings of arguments and environment, and bytes with each one's end, as they will be without pads.
+    /// Number of argument and environment strings, and their bytes with terminators, without padding.
     fn room(&self) -> (usize, usize) {
         let mut env: BTreeMap<&OsStr, Option<&OsStr>> = BTreeMap::new();
         let inherited: Vec<_> = std::env::vars_os().filter(|(name, _)| !is_own(name)).collect();
@@ -150,8 +152,8 @@ impl Start {
         })
     }
 
-    /// A program that gains rights when it is started ignores what an arm asks by preload or tunables, and may not be
-    /// ended by us: it is refused where the start asks so.
+    /// Refuses a program that gains rights when it is started, if the start sets preloads or tunables: the program would ignore
+    /// them, and we may not be allowed to end it.
     ///
     /// # Errors
     /// `Refused`, with the reason.
@@ -165,7 +167,7 @@ impl Start {
                     .iter()
                     .any(|start| name.as_bytes().starts_with(start.as_bytes()))
             });
-        let (Some((name, _)), Some(program)) = (ignored, self.command.first()) else {
+        let (Some((name, _)), Some(command)) = (ignored, self.command.first()) else {
             return Ok(());
         };
         let cwd = match &self.cwd {
@@ -177,15 +179,18 @@ impl Start {
             Some((_, value)) => value.clone(),
             None => std::env::var_os("PATH"),
         };
-        // What can't be found or looked at fails to start, with the kernel's own reason.
-        let said = secure::program(program, path.as_deref(), &cwd)
-            .and_then(|file| secure::gains_rights(&file, &cwd));
-        match said {
-            Ok(Some(reason)) => Err(Error::Refused(format!(
-                "{reason}, so it would ignore {}: try the remedy on the program that it starts, run as its user",
+        // A program that can't be found or read fails to start, with the kernel's reason.
+        let gains = program::find(command, path.as_deref(), &cwd)
+            .ok()
+            .and_then(|file| program::gains_rights(&file, &cwd).ok().flatten());
+        match gains {
+            Some((file, rights)) => Err(Error::Refused(format!(
+                "{} {}, so it would ignore {}: apply the remedy to the program that it starts, as that program's user",
+                file.display(),
+                rights.sentence(),
                 name.to_string_lossy()
             ))),
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 
@@ -205,19 +210,19 @@ impl Start {
             .find(|text| text.as_bytes().contains(&0))
         {
             return Err(Error::Refused(format!(
-                "{:?} has a NUL byte in it, which no program can be given",
+                "{:?} contains a NUL byte, which an argument or a variable can't have",
                 text.to_string_lossy()
             )));
         }
         let odd = |name: &OsString| name.is_empty() || name.as_bytes().contains(&b'=');
         if let Some((name, _)) = self.env.iter().find(|(name, _)| odd(name)) {
             return Err(Error::Refused(format!(
-                "{:?} is no name of an environment variable",
+                "{:?} is not a valid name of an environment variable",
                 name.to_string_lossy()
             )));
         }
         self.refuse_secure()?;
-        // A trial within a trial has its own.
+        // A trial within a trial has its own mark and padding.
         let inherited = std::env::vars_os()
             .map(|(name, _)| name)
             .filter(|name| is_own(name));
@@ -254,14 +259,14 @@ fn is_own(name: &OsStr) -> bool {
     name == MARK.as_bytes() || name.starts_with(PAD.as_bytes())
 }
 
-/// Names of one length, up to a hundred.
+/// Names of equal length, for up to 100 variables.
 fn pad_name(n: usize) -> String {
     format!("{PAD}{n:02}")
 }
 
-/// Sets the pads so that arguments and environment have as many strings and as many bytes in all of these.
+/// Sets the padding so that arguments and environment have the same number of strings and bytes in all starts.
 pub fn equalise(starts: &mut [Start]) {
-    // `NAME=` and the end.
+    // `NAME=` and the terminator.
     let own = pad_name(0).len() + 2;
     let rooms: Vec<(usize, usize)> = starts.iter().map(Start::room).collect();
     let most = rooms.iter().map(|room| room.0).max().unwrap_or(0);
@@ -279,7 +284,7 @@ pub fn equalise(starts: &mut [Start]) {
     }
 }
 
-/// A command that runs. Dropped, it is ended.
+/// A running command. Dropping it ends the command.
 pub struct Running {
     shown: String,
     mark: String,
@@ -290,7 +295,7 @@ pub struct Running {
     start_ns: u64,
     floor_bytes: u64,
     exited: Option<Exited>,
-    /// The last report, where it came before anybody waited.
+    /// The last report, if it came before `wait`.
     early: Option<Over>,
     watch: Watch,
     stdout: Option<Drain>,
@@ -324,11 +329,11 @@ fn new_mark() -> String {
     format!("{:08x}{:016x}", std::process::id(), monotonic_ns())
 }
 
-/// Starts the command under a keeper: `keeper_exe` is this program.
+/// Starts the command under a keeper process; `keeper_exe` is the allocwall program.
 ///
 /// # Errors
-/// `Launch` with exec's own error; `File` where a file to write to can't be made; `Refused` where a place, a limit or the
-/// environment can't be as asked. Then nothing runs.
+/// `Launch`: the error of exec. `File`: an output file can't be created. `Refused`: a CPU or node binding, a limit or the
+/// environment can't be set as requested. After an error nothing runs.
 pub fn start(start: &Start, keeper_exe: &Path) -> Result<Running> {
     let mark = new_mark();
     let order = start.order(&mark)?;
@@ -371,16 +376,16 @@ pub fn start(start: &Start, keeper_exe: &Path) -> Result<Running> {
             (Step::Exec, Some(errno)) => Err(launch(io::Error::from_raw_os_error(errno))),
             _ => refused(format!("{}: {detail}", asked(step, start))),
         },
-        Ok(_) => refused("its keeper answers out of turn".into()),
+        Ok(_) => refused("its keeper process sent an unexpected report".into()),
         Err(RecvTimeoutError::Timeout) => {
             refused(format!("exec takes longer than {} s", START_PATIENCE.as_secs()))
         }
-        Err(RecvTimeoutError::Disconnected) => refused("its keeper has ended".into()),
+        Err(RecvTimeoutError::Disconnected) => refused("its keeper process has ended".into()),
     };
     let (pid, start_ns, floor_bytes) = match begun {
         Ok(begun) => begun,
         Err(error) => {
-            // The child in its exec, too: it dies of the keeper's death.
+            // This also ends the child in its exec: the kernel kills it when the keeper dies.
             link.kill();
             return Err(error);
         }
@@ -415,11 +420,13 @@ pub fn start(start: &Start, keeper_exe: &Path) -> Result<Running> {
     })
 }
 
-/// What a step was about, for a message.
+/// The step that failed, for a message.
 fn asked(step: Step, start: &Start) -> String {
     let path = |path: &Option<PathBuf>| path.as_deref().unwrap_or(Path::new("")).display().to_string();
     match step {
-        Step::Subreaper => "its keeper can't adopt what it leaves (PR_SET_CHILD_SUBREAPER)".into(),
+        Step::Subreaper => {
+            "its keeper process can't adopt orphaned processes (PR_SET_CHILD_SUBREAPER)".into()
+        }
         Step::WorkingDirectory => format!("working directory {}", path(&start.cwd)),
         Step::Stdin => format!("standard input {}", path(&start.stdin)),
         Step::Affinity => format!("on CPUs {:?}", start.cpus.as_deref().unwrap_or_default()),
@@ -435,7 +442,7 @@ fn outlet(output: &Output) -> Result<(Stdio, Option<Drain>)> {
     match output {
         Output::Nowhere => Ok((Stdio::null(), None)),
         Output::File(path) => {
-            // Neither through a link nor over anything that is there.
+            // Do not follow a symbolic link and do not overwrite a file.
             let file = File::options()
                 .write(true)
                 .create_new(true)
@@ -460,34 +467,34 @@ fn outlet(output: &Output) -> Result<(Stdio, Option<Drain>)> {
 }
 
 impl Running {
-    /// Of the command itself.
+    /// The pid of the command itself.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// Of the keeper: whatever of the run is left by its parent ends with it, and is waited for there.
+    /// The pid of the keeper. It adopts the orphaned processes of the run, waits for them, and ends them when it ends.
     pub fn keeper_pid(&self) -> i32 {
         self.link.pid()
     }
 
-    /// Everything of it that lives now: the command, what it started, and daemons that left it.
+    /// All live processes of the run: the command, its descendants, and detached daemons.
     pub fn processes(&self) -> Vec<i32> {
         self.family().now()
     }
 
-    /// The same for whoever looks from another thread.
+    /// The same, for use in another thread.
     pub fn family(&self) -> Family {
         Family {
             keeper: self.link.pid(),
         }
     }
 
-    /// Memory so far, oldest first.
+    /// Memory samples so far, oldest first.
     pub fn memory(&self) -> Vec<Look> {
         self.watch.so_far().looks
     }
 
-    /// Standard output and standard error so far; empty where they are not kept.
+    /// Standard output and standard error so far; empty if they are not kept.
     pub fn output(&self) -> (Tail, Tail) {
         let so_far = |drain: &Option<Drain>| drain.as_ref().map(Drain::so_far).unwrap_or_default();
         (so_far(&self.stdout), so_far(&self.stderr))
@@ -509,14 +516,14 @@ impl Running {
         self.exited.map(|exited| Exit::of(exited.status))
     }
 
-    /// Until it has ended by itself, reached its limit, or `interrupted` is set, which ends it.
+    /// Waits until the command has ended by itself, has reached its limit, or `interrupted` is set, which ends it.
     ///
     /// # Errors
-    /// `Refused` where the keeper was killed: then there are no measurements, and what it kept is ended here.
+    /// `Refused`: the keeper was killed. Then there are no measurements, and the processes that remain are ended.
     pub fn wait(mut self, interrupted: &AtomicBool) -> Result<Finished> {
         let mut stopped = false;
         loop {
-            // Relaxed: the flag carries nothing but itself.
+            // Relaxed: the flag protects no other data.
             if !stopped && interrupted.load(Ordering::Relaxed) {
                 stopped = true;
                 self.link.ask_to_end();
@@ -532,7 +539,7 @@ impl Running {
         }
     }
 
-    /// Keeps the command's end; the last report is handed on.
+    /// Stores the command's exit. Returns the last report.
     fn heard(&mut self, report: Report) -> Option<Over> {
         match report {
             Report::Exited {
@@ -563,7 +570,7 @@ impl Running {
         }
     }
 
-    /// Ends it, politely for as long as its grace, and waits for that.
+    /// Ends the command, with SIGTERM and its grace time first, and waits for its end.
     ///
     /// # Errors
     /// As `wait`.
@@ -577,7 +584,7 @@ impl Running {
         self.watch.stop();
         let Some(exited) = self.exited else {
             return Err(Error::Refused(format!(
-                "{} cannot be ended; still there: {}, pid {}",
+                "{} can't be ended; still running: {}, pid {}",
                 self.shown,
                 over.stuck.join(", "),
                 self.pid
@@ -586,14 +593,14 @@ impl Running {
         let series = self.watch.so_far();
         let usage = over.usage;
         let largest = usage.largest_process_peak_rss_bytes;
-        // Up to there it is the keeper's image that was measured: the kernel carries a peak over an exec.
+        // Below this limit the peak may be that of the keeper: the kernel keeps the peak over an exec.
         let largest_process = (largest > self.floor_bytes + COUNTER_SLACK)
             .then_some(largest)
             .ok_or_else(|| {
                 Absence::new(
                     Reason::TooLittle,
                     format!(
-                        "its peak is not above the {} KiB that a process has here before its exec",
+                        "the peak is not above the {} KiB that a process already has before its exec",
                         self.floor_bytes >> 10
                     ),
                 )
@@ -628,7 +635,7 @@ impl Running {
         })
     }
 
-    /// The keeper was killed, and the command with it (PR_SET_PDEATHSIG); whatever else it kept is found by its mark.
+    /// The keeper was killed, and the command with it (PR_SET_PDEATHSIG). The remaining processes are found by their mark.
     fn lost(&mut self) -> Error {
         self.finished = true;
         let how = self.link.finish().unwrap_or_else(|| "no last report".into());
@@ -639,7 +646,7 @@ impl Running {
             format!("; its folder could not be removed: {error}")
         });
         Error::Refused(format!(
-            "the keeper of {} was killed ({how}), so the run counts for nothing; what it had started was ended{still}",
+            "the keeper process of {} was killed ({how}), so the run has no result; its processes were ended{still}",
             self.shown
         ))
     }
@@ -651,7 +658,7 @@ impl Drop for Running {
             return;
         }
         self.link.ask_to_end();
-        // It ends within its grace and the time in which it gives up.
+        // The keeper ends after the grace time and its own timeout.
         if self.link.finish().is_some() {
             keeper::sweep(MARK, &self.mark);
             if let Some(folder) = &self.folder {
@@ -698,12 +705,12 @@ impl std::fmt::Display for Exit {
     }
 }
 
-/// A run that is over. Times and counts are of the command and everything that it started, `wall_ns` is from the exec to
-/// the end of the command itself.
+/// A finished run. Times and counts include the command and all its descendants; `wall_ns` is from the exec to the end of the
+/// command itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finished {
     pub wall_ns: u64,
-    /// The sum with `system_s` is exact, the split is the kernel's estimate where it counts in ticks.
+    /// The sum with `system_s` is exact. The split is an estimate of the kernel if it counts in ticks.
     pub user_s: f64,
     pub system_s: f64,
     pub exit: Exit,
@@ -712,21 +719,21 @@ pub struct Finished {
     pub major_faults: u64,
     pub voluntary_switches: u64,
     pub involuntary_switches: u64,
-    /// The kernel's own, of every moment; short by the pages that its counters had not summed up yet, some hundred KiB.
+    /// The kernel's exact peak, without the pages that its counters had not summed up yet (some hundred KiB).
     pub largest_process_peak_rss_bytes: Measured<u64>,
-    /// Of all processes together at one moment as far as that was looked at, and at least the largest process's own.
+    /// The largest sampled sum over all processes, and at least the peak of the largest process.
     pub peak_rss_bytes: Measured<u64>,
-    /// Largest that was looked at.
+    /// The largest sample.
     pub peak_pss_bytes: Measured<u64>,
-    /// The last look before the end; `memory` says when that was.
+    /// The last sample before the end; `memory` has its time.
     pub final_rss_bytes: Measured<u64>,
     pub final_pss_bytes: Measured<u64>,
     pub memory: Vec<Look>,
     pub stdout: Tail,
     pub stderr: Tail,
-    /// What outlived the command and was ended, by command line. From outside: to be escaped.
+    /// Command lines of processes that outlived the command and were ended. Untrusted text: escape it before printing.
     pub left_behind: Vec<String>,
-    /// What could not be ended or removed.
+    /// Processes that could not be ended and folders that could not be removed.
     pub still_there: Vec<String>,
 }
 
@@ -735,15 +742,15 @@ impl Finished {
         self.ended == Ended::Limit
     }
 
-    /// By key. Times in seconds, memory in bytes; the rest are counts.
+    /// Metrics by key. Times in seconds, memory in bytes; the rest are counts.
     pub fn metrics(&self) -> BTreeMap<String, Measured<f64>> {
         let wall = match self.ended {
             Ended::Itself => Ok(self.wall_ns as f64 / 1e9),
             by => Err(Absence::new(
                 Reason::NotApplicable,
                 match by {
-                    Ended::Limit => "it reached its time limit and was ended",
-                    _ => "it was ended from outside, so its length says nothing",
+                    Ended::Limit => "the run reached its time limit and was ended",
+                    _ => "the run was ended from outside, so its wall time is not comparable",
                 },
             )),
         };
@@ -769,15 +776,15 @@ impl Finished {
     }
 }
 
-/// Whatever was started with the guard's mark is ended when this is dropped, or we are gone however that came: a keeper without a
-/// command sees to it. So it does to a folder, which it removes.
+/// Ends all processes with the guard's mark when it is dropped, or when allocwall has ended for any reason: a keeper process
+/// without a command does it. The keeper also removes a folder.
 pub struct Guard {
     link: Link,
     mark: String,
 }
 
 /// # Errors
-/// There is no such folder, or the keeper can't be started.
+/// The folder does not exist, or the keeper can't be started.
 pub fn guard(folder: Option<&Path>, keeper_exe: &Path) -> Result<Guard> {
     let at = |path: &Path| {
         let path = path.to_owned();
@@ -799,18 +806,18 @@ pub fn guard(folder: Option<&Path>, keeper_exe: &Path) -> Result<Guard> {
     }
     let how = guard.link.finish().unwrap_or_default();
     Err(Error::Refused(format!(
-        "{} keep does not keep what is started ({how})",
+        "{} keep failed to start, so processes could be left behind ({how})",
         keeper_exe.display()
     )))
 }
 
 impl Guard {
-    /// For the environment of what is started without a keeper of its own.
+    /// The mark, for the environment of processes that are started without their own keeper.
     pub fn mark(&self) -> (OsString, OsString) {
         (MARK.into(), (&self.mark).into())
     }
 
-    /// Kills what was started with the mark.
+    /// Kills all processes with the mark.
     pub fn sweep(&self) {
         keeper::sweep(MARK, &self.mark);
     }

@@ -1,4 +1,5 @@
-//! A server: started, waited for, loaded at rates that are the same for all arms, looked at after the load, and ended.
+//! Runs a server: starts it, waits until it is ready, loads it at the same rates for all arms, samples its memory after the load,
+//! and ends it.
 
 use super::batch::{Close, CloseLooks, Fresh, Prepared, Watcher, failure, last_words, metric_of, output};
 use super::conduct::Ran;
@@ -21,24 +22,24 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A share of failed requests from which a run is one that failed.
+/// If more than this share of requests failed, the run failed.
 const FAILED_REQUESTS: f64 = 0.01;
 const GLANCE: Duration = Duration::from_millis(20);
-/// How long servers get to end by themselves: some write their data out.
+/// Time for a server to end after SIGTERM: some servers write their data to disk.
 const GRACE: Duration = Duration::from_secs(5);
-/// A load takes a moment to begin.
+/// Time for a load to begin.
 const BEFORE_OBSERVING: Duration = Duration::from_millis(300);
-/// Kept of what a server says, for messages.
+/// Bytes of a server's output that are kept for messages.
 const SAID: usize = 64 << 10;
 
-/// What loads it.
+/// The source of the load.
 pub enum Load {
-    /// The generator inside, one window for each plan.
+    /// The built-in generator, one window for each plan.
     Inside {
         request: Request,
         plans: Vec<(String, Plan)>,
     },
-    /// A command line for `/bin/sh`, whose output is read.
+    /// A command line for `/bin/sh`. Its output is read.
     Command {
         line: String,
         read: Read,
@@ -57,19 +58,19 @@ pub struct Server<'a> {
     pub ready: Ready,
     pub patience: Duration,
     pub load: Load,
-    /// After the load, when memory is looked at.
+    /// Times after the load at which memory is sampled.
     pub rest: Vec<Duration>,
     pub interrupted: &'a AtomicBool,
 }
 
-/// What a share of CPU time must be larger than to be known to a hundredth, where it is counted in clock ticks.
+/// CPU time in clock ticks that is known to 1 %.
 const TICKS_ENOUGH: f64 = 100.0;
 
 /// CPU time of a run's processes so far, in seconds.
 struct Spent {
-    /// In clock ticks; what ended is in it, by whoever waited for it: its parent, or at last the keeper.
+    /// Precision of clock ticks. Includes ended processes, which are charged to the parent that waited for them or to the keeper.
     coarse_s: f64,
-    /// In nanoseconds; threads and processes that ended are not in it.
+    /// Precision of nanoseconds. Does not include ended threads and processes.
     fine_s: f64,
     processes: Vec<i32>,
 }
@@ -95,7 +96,7 @@ impl Spent {
         }
     }
 
-    /// Spent since; fine where no thread took its part away with it.
+    /// CPU time since `before`; the fine value if no thread or process ended.
     fn since(&self, before: &Spent, tick_s: f64) -> Measured<f64> {
         let (coarse, fine) = (self.coarse_s - before.coarse_s, self.fine_s - before.fine_s);
         if self.processes == before.processes && (coarse - fine).abs() <= 0.01 * coarse + 4.0 * tick_s {
@@ -105,18 +106,19 @@ impl Spent {
             true => Ok(coarse),
             false => Err(Absence::new(
                 Reason::TooLittle,
-                "under a hundred clock ticks of CPU time, by threads or processes that ended",
+                "threads or processes ended, and the CPU time is below 100 clock ticks, which is too coarse",
             )),
         }
     }
 }
 
 impl Server<'_> {
-    /// How many requests a second an arm answers, by closed loops on so many connections at most; for the rates of all arms.
+    /// Requests per second that an arm can answer, found with closed loops on at most `most_connections` connections. The rates of
+    /// all arms follow from it.
     pub fn capacity(&self, arm: usize, most_connections: usize) -> Result<Capacity> {
         let Load::Inside { request, .. } = &self.load else {
             return Err(Error::Refused(
-                "a load command sets its own rate: there is no capacity to look for".into(),
+                "a load command sets its own rate, so allocwall can't search for the capacity".into(),
             ));
         };
         let mut running = self.begin(&self.arms[arm].start)?;
@@ -127,11 +129,10 @@ impl Server<'_> {
         };
         let found = closed::find(request, &search, self.interrupted);
         let _ = running.end();
-        found
-            .map_err(|absence| Error::Refused(format!("the server's capacity could not be found: {absence}")))
+        found.map_err(|absence| Error::Refused(format!("could not find the server's capacity: {absence}")))
     }
 
-    /// Does something with an arm's server while it is under load, and ends it. The flag is set when the load is over.
+    /// Calls `observe` with an arm's server under load, then ends the server. The flag is set when the load is over.
     pub fn under_observation<T>(&self, arm: usize, observe: impl FnOnce(i32, &AtomicBool) -> T) -> Result<T> {
         let mut running = self.begin(&self.arms[arm].start)?;
         self.await_ready(&mut running, self.interrupted)?;
@@ -164,7 +165,7 @@ impl Server<'_> {
         loaded.map(|()| observed)
     }
 
-    /// For all that a run has to do; longer is a hang.
+    /// Time limit for a whole run; a longer run hangs.
     fn limit(&self) -> Duration {
         let load = match &self.load {
             Load::Inside { plans, .. } => plans
@@ -174,7 +175,7 @@ impl Server<'_> {
             Load::Command { limit, .. } => *limit,
         };
         let rest = self.rest.iter().max().copied().unwrap_or_default();
-        // The search for the capacity and a diagnosis, which are no runs, take their time as well.
+        // The extra time is for the search for the capacity and for a diagnosis.
         self.patience + load + rest + GRACE + Duration::from_secs(300)
     }
 
@@ -244,7 +245,7 @@ impl Server<'_> {
                 let readings = self.load_by_command(line, read, *limit, stop)?;
                 let seconds = (clock::monotonic_ns() - began) as f64 / 1e9;
                 let used = Spent::now(&proc, running).since(&before, tick_s);
-                // Of tools that load for a fixed time, the time alone would call a faster server dearer.
+                // Per request: with a tool that loads for a fixed time, a faster server uses more CPU time in total.
                 if let Some(throughput) = the_throughput(&readings) {
                     ran.metrics.insert(
                         "cpu_per_request_s".into(),
@@ -333,13 +334,14 @@ impl Fresh for Server<'_> {
         let early = running.exited();
         let finished = running.end()?;
         if let Err(error) = loaded {
-            // An interruption is no failure of the arm's; the block is not kept anyway.
+            // Also set for an interruption; but then the block is not kept.
             ran.failure = Some(match last_words(&finished) {
-                Some(line) => format!("{error}; it said: {line}"),
+                Some(line) => format!("{error}; its last output: {line}"),
                 None => error.to_string(),
             });
         } else if early.is_some() {
-            ran.failure = Some(failure(&finished, &[]).unwrap_or_else(|| "it ended under load".into()));
+            ran.failure =
+                Some(failure(&finished, &[]).unwrap_or_else(|| "the server ended under load".into()));
         }
         for (key, value) in finished.metrics() {
             if matches!(key.as_str(), "peak_rss_bytes" | "peak_pss_bytes" | "minor_faults") {
@@ -350,7 +352,7 @@ impl Fresh for Server<'_> {
     }
 }
 
-/// What is compared of the generator's figures.
+/// The generator's figures that are compared.
 const KEPT: &[&str] = &[
     "throughput",
     "response_p50",
@@ -362,7 +364,7 @@ const KEPT: &[&str] = &[
     "lag_p99",
 ];
 
-/// Of one kind of request; the CPU time of several can't be told apart.
+/// The throughput, if there is only one kind of request: CPU time can't be split between several kinds.
 fn the_throughput(readings: &[Reading]) -> Option<f64> {
     let mut found = readings.iter().filter(|r| r.name.ends_with("throughput"));
     let one = found.next()?;
@@ -376,8 +378,8 @@ fn per(amount: f64, count: f64) -> Measured<f64> {
     Err(Absence::new(Reason::TooLittle, "no requests"))
 }
 
-/// What a server is measured by: of the generator inside, the tail of response times and the CPU time of a request; of a load
-/// command, its throughput and its 99th percentile.
+/// The metrics of a server. Primary with the built-in generator: the p99 response time and the CPU time per request. Primary with a
+/// load command: its throughput and its 99th percentile, or the user's figures.
 pub fn metrics(server: &Server, first: &Ran) -> Vec<Metric> {
     let fixed = |key: &str, title: &str, unit, primary| Metric {
         key: key.to_owned(),
@@ -392,7 +394,7 @@ pub fn metrics(server: &Server, first: &Ran) -> Vec<Metric> {
             for (suffix, _) in plans {
                 metrics.push(fixed(
                     &format!("cpu_per_request_s{suffix}"),
-                    &format!("CPU a request{suffix}"),
+                    &format!("CPU per request{suffix}"),
                     Unit::Seconds,
                     true,
                 ));
@@ -411,7 +413,12 @@ pub fn metrics(server: &Server, first: &Ran) -> Vec<Metric> {
             let tail = |name: &str| name.ends_with("throughput") || name.ends_with("_p99");
             metrics.extend(first.readings.iter().map(|r| metric_of(r, own || tail(&r.name))));
             if the_throughput(&first.readings).is_some() {
-                metrics.push(fixed("cpu_per_request_s", "CPU a request", Unit::Seconds, false));
+                metrics.push(fixed(
+                    "cpu_per_request_s",
+                    "CPU per request",
+                    Unit::Seconds,
+                    false,
+                ));
             }
         }
     }
@@ -437,7 +444,7 @@ pub fn metrics(server: &Server, first: &Ran) -> Vec<Metric> {
     metrics
 }
 
-/// By arm, so that each fraction of the baseline's capacity is one rate for all.
+/// One plan for each rate, with the suffix of its metrics. All arms use the same rates.
 pub fn plans(rates: &[(String, f64)], like: &Plan) -> Vec<(String, Plan)> {
     let suffixed = rates.len() > 1;
     rates

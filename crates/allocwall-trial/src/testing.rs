@@ -1,4 +1,4 @@
-//! Trials made by hand or by a seeded simulation, for the tests of this module and of the reports.
+//! Constructed and simulated trials (with a random seed), for the tests of this crate and of the reports.
 
 use super::{ArmInfo, Block, Design, Direction, Metric, ProofItem, ProofState, Run, Settings, Unit, plan};
 use allocwall_model::stats::random::Random;
@@ -66,17 +66,17 @@ pub fn proven(state: ProofState) -> Vec<ProofItem> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Noise {
     Normal,
-    /// Exponential: a run is never faster than it can be.
+    /// Exponential: a run has a fastest possible time.
     Skewed,
     /// Student's t with two degrees of freedom, which has no variance.
     Heavy,
     /// One run in ten is ten standard deviations slower.
     Spikes,
-    /// Each run remembers half of the one before, on a machine that warms up.
+    /// Each run keeps half of the noise of the run before, as on a machine that warms up.
     Drifting,
     /// The first run of a block is three standard deviations slower.
     ColdStart,
-    /// A neighbour computes for two runs and rests for two: five standard deviations slower, out of step with blocks of two.
+    /// Another process computes during two runs and rests for two: five standard deviations slower, shifted against blocks of two.
     Pulsing,
 }
 
@@ -89,7 +89,7 @@ pub const NOISES: [Noise; 6] = [
     Noise::ColdStart,
 ];
 
-/// The runs of a trial whose arms' logarithms are shifted by `shifts`, with noise of `sd`, in the planned order.
+/// The runs of a trial in the planned order. `shifts` are added to the logarithms of the arms; `sd` is the noise.
 pub fn simulated(design: &Design, shifts: &[f64], sd: f64, noise: Noise, seed: u64) -> Vec<Block> {
     let mut random = Random::new(seed);
     let mut memory = 0.0;
@@ -129,7 +129,7 @@ fn standard(random: &mut Random, noise: Noise) -> f64 {
     }
 }
 
-/// Box and Muller.
+/// The Box-Muller transform.
 fn normal(a: f64, b: f64) -> f64 {
     (-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos()
 }

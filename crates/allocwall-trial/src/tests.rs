@@ -1,4 +1,4 @@
-//! Trials simulated from known effects and noise: what is called a difference, what an interval covers, what is found.
+//! Trials that are simulated from known effects and noise: false alarms, coverage of intervals, power.
 
 use super::compare::{compare, spread};
 use super::testing::{NOISES, Noise, design, metric, proven, simulated};
@@ -6,10 +6,10 @@ use super::*;
 use allocwall_model::stats::size::Spread;
 use allocwall_model::units::Reason;
 
-/// A standard deviation of one run of 1 %.
+/// Standard deviation of one run: 1 %.
 const SD: f64 = 0.01;
 
-/// Three standard deviations above a twentieth: what chance leaves of an exact 5 %.
+/// 5 % plus three standard deviations: the limit for a count whose true rate is 5 %.
 fn most_of(cases: u64) -> usize {
     let cases = cases as f64;
     (0.05 * cases + 3.0 * (0.05 * 0.95 * cases).sqrt()) as usize
@@ -20,7 +20,7 @@ fn difference(c: &Comparison) -> bool {
 }
 
 #[test]
-fn a_trial_of_one_command_reports_a_difference_in_a_twentieth_of_the_cases_at_most() {
+fn a_trial_of_equal_arms_reports_a_difference_in_at_most_5_percent_of_the_cases() {
     for noise in NOISES {
         let cases = 400;
         let design = design(&["a", "b", "c"], 16);
@@ -35,7 +35,7 @@ fn a_trial_of_one_command_reports_a_difference_in_a_twentieth_of_the_cases_at_mo
 }
 
 #[test]
-fn looking_several_times_raises_no_more_alarms() {
+fn several_looks_raise_no_more_alarms() {
     for noise in [Noise::Normal, Noise::Skewed, Noise::Spikes] {
         let cases = 300;
         let mut design = design(&["a"], 40);
@@ -109,9 +109,9 @@ fn an_effect_is_found_when_planned_for_from_a_pilot() {
             let mut design = design(&["slower"], blocks);
             design.settings.looks = plan::looks(blocks, 3, 1);
             let runs = simulated(&design, &shifts, sd, noise, seed + 1_000_000);
-            let word = compare(&design, &runs).comparisons[0].outcome;
-            assert_ne!(word, Outcome::Better);
-            found += usize::from(word == Outcome::Worse);
+            let outcome = compare(&design, &runs).comparisons[0].outcome;
+            assert_ne!(outcome, Outcome::Better);
+            found += usize::from(outcome == Outcome::Worse);
             sizes += blocks;
         }
         assert!(
@@ -135,7 +135,7 @@ fn equal_arms_are_equivalent_once_there_are_enough_blocks_and_never_by_noise() {
     };
     assert!(equivalent(0.01, 0.0) > 90);
     assert_eq!(equivalent(0.01, 0.03), 0);
-    // 60 % noise widens the margin to 5 % at most, which no interval fits.
+    // With 60 % noise the margin is at most 5 %, and no interval is that narrow.
     assert_eq!(equivalent(0.6, 0.0), 0);
 }
 
@@ -163,7 +163,7 @@ fn runs_of(blocks: &mut [Block], arm: usize) -> impl Iterator<Item = &mut Run> {
 }
 
 #[test]
-fn the_word_follows_the_direction() {
+fn the_outcome_follows_the_direction() {
     for (shift, lower, higher) in [
         (-0.1, Outcome::Better, Outcome::Worse),
         (0.1, Outcome::Worse, Outcome::Better),
@@ -179,7 +179,7 @@ fn the_word_follows_the_direction() {
 }
 
 #[test]
-fn few_blocks_give_no_word_and_say_how_many_do() {
+fn too_few_blocks_give_no_outcome_and_name_the_needed_number() {
     let (mut design, blocks) = quiet(-0.5);
     for (planned, untreated) in [(3, 2), (5, 1)] {
         design.settings.planned = planned;
@@ -194,19 +194,22 @@ fn few_blocks_give_no_word_and_say_how_many_do() {
         let fewest = planned + 1;
         assert_eq!(
             why.detail,
-            format!("only {planned} blocks count; a word takes {fewest} at least")
+            format!("{planned} blocks are usable; a result needs at least {fewest}")
         );
         assert_eq!(why.mend, Some(format!("--blocks {fewest}")));
     }
-    // The twin: one block more is enough for such an effect.
+    // The twin: with one more block the effect is decided.
     let (mut design, blocks) = quiet(-0.5);
     design.settings.planned = 4;
     design.settings.looks = vec![4];
-    assert_eq!(compare(&design, &blocks[..4]).comparisons[0].outcome, Outcome::Better);
+    assert_eq!(
+        compare(&design, &blocks[..4]).comparisons[0].outcome,
+        Outcome::Better
+    );
 }
 
 #[test]
-fn a_failed_run_leaves_its_arm_out_of_its_block_and_is_told() {
+fn a_failed_run_removes_its_arm_from_its_block_and_is_reported() {
     let (design, mut blocks) = quiet(-0.1);
     for nth in [1, 4, 9] {
         runs_of(&mut blocks, 2).nth(nth).unwrap().failure = Some("exit code 1".to_string());
@@ -220,7 +223,7 @@ fn a_failed_run_leaves_its_arm_out_of_its_block_and_is_told() {
         (12, 3)
     );
     assert_eq!(outcome.summaries[2].failures[0].block, 1);
-    // The twin: one in twelve is told with the arm, and puts no warning beside the word.
+    // The twin: one failure in twelve is reported with the arm, without a warning at the comparison.
     let (design, mut blocks) = quiet(-0.1);
     runs_of(&mut blocks, 2).next().unwrap().failure = Some("exit code 1".to_string());
     let outcome = compare(&design, &blocks);
@@ -232,7 +235,7 @@ fn a_failed_run_leaves_its_arm_out_of_its_block_and_is_told() {
 }
 
 #[test]
-fn a_failed_baseline_run_leaves_its_twin_to_compare_with() {
+fn without_one_baseline_run_the_other_is_compared_with() {
     let (design, mut blocks) = quiet(-0.1);
     runs_of(&mut blocks, 0).for_each(|r| r.failure = Some("exit code 1".to_string()));
     let outcome = compare(&design, &blocks);
@@ -242,11 +245,14 @@ fn a_failed_baseline_run_leaves_its_twin_to_compare_with() {
     assert!(outcome.baseline[0].why.is_some());
     runs_of(&mut blocks, 1).for_each(|r| r.failure = Some("exit code 1".to_string()));
     let c = &compare(&design, &blocks).comparisons[0];
-    assert_eq!((c.blocks, c.outcome, c.why.is_some()), (0, Outcome::Unresolved, true));
+    assert_eq!(
+        (c.blocks, c.outcome, c.why.is_some()),
+        (0, Outcome::Unresolved, true)
+    );
 }
 
 #[test]
-fn an_arm_that_always_fails_says_so() {
+fn an_arm_that_always_fails_is_unresolved_with_its_failure() {
     let (design, mut blocks) = quiet(-0.1);
     runs_of(&mut blocks, 2).for_each(|r| r.failure = Some("exec: not found".to_string()));
     let c = &compare(&design, &blocks).comparisons[0];
@@ -267,10 +273,10 @@ fn a_slow_run_is_never_dropped() {
 }
 
 #[test]
-fn without_proof_there_is_no_word() {
+fn without_proof_the_outcome_is_unresolved() {
     let (design, mut blocks) = quiet(-0.1);
     let of = |blocks: &[Block]| compare(&design, blocks).comparisons[0].clone();
-    // One run in twelve that could not be looked at is tolerated, one that refutes is not.
+    // One run in twelve with an unknown proof is tolerated; one with a refuted proof is not.
     runs_of(&mut blocks, 2).next().unwrap().proof = proven(ProofState::Unknown);
     assert_eq!(of(&blocks).outcome, Outcome::Better);
     assert_eq!(compare(&design, &blocks).summaries[2].proof[0].proven, 11);
@@ -281,32 +287,32 @@ fn without_proof_there_is_no_word() {
         c.why
             .unwrap()
             .detail
-            .starts_with("whether the remedy took is unknown: libjemalloc")
+            .starts_with("it is unknown whether the remedy took effect: libjemalloc")
     );
     runs_of(&mut blocks, 2).next().unwrap().proof = proven(ProofState::Refuted);
     let c = of(&blocks);
     assert_eq!(c.outcome, Outcome::Unresolved);
-    // The figures are shown all the same.
+    // The figures are still reported.
     assert!(c.effect.is_ok() && c.p < 0.05);
     assert!(
         c.why
             .unwrap()
             .detail
-            .starts_with("the remedy did not take: libjemalloc")
+            .starts_with("the remedy did not take effect: libjemalloc")
     );
     runs_of(&mut blocks, 2).for_each(|r| r.proof.clear());
     assert_eq!(
         of(&blocks).why.unwrap().detail,
-        "nothing shows that the remedy took"
+        "no proof that the remedy took effect"
     );
-    // The baseline has nothing to prove.
+    // The baseline needs no proof.
     let (design, mut blocks) = quiet(-0.1);
     runs_of(&mut blocks, 0).for_each(|r| r.proof.clear());
     assert_eq!(compare(&design, &blocks).comparisons[0].outcome, Outcome::Better);
 }
 
 #[test]
-fn what_is_not_needed_has_a_say_where_it_refutes() {
+fn an_item_that_is_not_needed_counts_only_if_it_is_refuted() {
     let (design, mut blocks) = quiet(-0.1);
     let share = |state, absent: Option<Absence>| ProofItem {
         what: "calls that it serves".to_string(),
@@ -332,17 +338,23 @@ fn what_is_not_needed_has_a_say_where_it_refutes() {
     assert_eq!((proof.state, proof.absent), (ProofState::Unknown, Some(why)));
     let (c, proof) = with(&mut blocks, share(ProofState::Proven, None));
     assert_eq!((c.outcome, proof.state), (Outcome::Better, ProofState::Proven));
-    // A trial that was begun before there was such an item goes on with it.
+    // A continued trial whose earlier runs have no such item.
     runs_of(&mut blocks, 2).take(9).for_each(|r| r.proof.truncate(1));
     let outcome = compare(&design, &blocks);
     assert_eq!(outcome.summaries[2].proof[1].state, ProofState::Proven);
     let (c, _) = with(&mut blocks, share(ProofState::Refuted, None));
     assert_eq!(c.outcome, Outcome::Unresolved);
     let said = c.why.unwrap().detail;
-    assert_eq!(said, "the remedy did not take: calls that it serves: seen once");
-    // Alone it proves nothing.
+    assert_eq!(
+        said,
+        "the remedy did not take effect: calls that it serves: seen once"
+    );
+    // Without a needed item there is no proof.
     runs_of(&mut blocks, 2).for_each(|r| r.proof = vec![share(ProofState::Proven, None)]);
-    assert_eq!(compare(&design, &blocks).comparisons[0].outcome, Outcome::Unresolved);
+    assert_eq!(
+        compare(&design, &blocks).comparisons[0].outcome,
+        Outcome::Unresolved
+    );
 }
 
 #[test]
@@ -355,7 +367,7 @@ fn items_of_older_files_are_needed() {
 }
 
 #[test]
-fn what_is_zero_or_absent_has_a_reason_and_no_effect() {
+fn a_zero_or_absent_value_has_a_reason_and_no_effect() {
     let reason = |change: &dyn Fn(&mut Run)| {
         let (design, mut blocks) = quiet(-0.1);
         runs_of(&mut blocks, 2).step_by(5).for_each(change);
@@ -364,8 +376,8 @@ fn what_is_zero_or_absent_has_a_reason_and_no_effect() {
     };
     let set =
         |value: Measured<f64>| move |r: &mut Run| drop(r.metrics.insert("wall".to_string(), value.clone()));
-    let (word, _, why, _) = reason(&set(Ok(0.0)));
-    assert_eq!((word, why), (Outcome::Unresolved, Some(Reason::NotApplicable)));
+    let (outcome, _, why, _) = reason(&set(Ok(0.0)));
+    assert_eq!((outcome, why), (Outcome::Unresolved, Some(Reason::NotApplicable)));
     let absent = Absence::new(Reason::NotPermitted, "no");
     let said = Some("missing in 3 of 12 runs".to_string());
     for change in [
@@ -389,7 +401,10 @@ fn the_margin_follows_the_baseline_up_to_a_limit() {
         let design = design(&["a"], 12);
         let blocks = simulated(&design, &[0.0; 3], sd, Noise::Normal, 11);
         let outcome = compare(&design, &blocks);
-        assert_eq!(outcome.baseline[0].margin, 0.01, "A/A is not its own measure");
+        assert_eq!(
+            outcome.baseline[0].margin, 0.01,
+            "the margin of A/A must not follow from its own interval"
+        );
         (
             outcome.comparisons[0].margin,
             outcome.baseline[0].effect.clone().unwrap(),
@@ -403,22 +418,25 @@ fn the_margin_follows_the_baseline_up_to_a_limit() {
 }
 
 #[test]
-fn a_word_given_at_a_look_stands() {
+fn an_outcome_reported_at_a_look_is_final() {
     let mut design = design(&["a"], 48);
     design.settings.looks = vec![12, 48];
     let shifts = [0.0, 0.0, -0.05];
     let mut blocks = simulated(&design, &shifts, 0.003, Noise::Normal, 1);
-    // After the look the remedy turns into noise.
+    // After the look the remedy's runs are pure noise.
     let noisy = simulated(&design, &[0.0; 3], 0.5, Noise::Normal, 2);
     blocks.splice(12.., noisy[12..].iter().cloned());
     let at_the_look = compare(&design, &blocks[..12]).comparisons[0].clone();
     assert_eq!((at_the_look.outcome, at_the_look.blocks), (Outcome::Better, 12));
     assert!(at_the_look.level < 0.001);
     assert_eq!(compare(&design, &blocks).comparisons[0], at_the_look);
-    // The twin: one look alone sees all of the noise.
+    // The twin: with only the last look, the noise is included.
     design.settings.looks = vec![48];
-    assert_eq!(compare(&design, &blocks).comparisons[0].outcome, Outcome::Unresolved);
-    // Blocks beyond the plan find the level spent.
+    assert_eq!(
+        compare(&design, &blocks).comparisons[0].outcome,
+        Outcome::Unresolved
+    );
+    // Blocks beyond the plan have no level left.
     design.settings.planned = 12;
     design.settings.looks = vec![12];
     assert_eq!(compare(&design, &blocks).comparisons[0].blocks, 12);
@@ -446,7 +464,7 @@ fn primary_metrics_are_one_family_and_the_others_another() {
 }
 
 #[test]
-fn a_baseline_that_differs_from_itself_is_told() {
+fn a_difference_between_the_baseline_arms_is_a_warning() {
     let design = design(&["a"], 12);
     let disturbed = compare(
         &design,
@@ -463,7 +481,7 @@ fn a_baseline_that_differs_from_itself_is_told() {
 }
 
 #[test]
-fn nothing_measured_is_no_panic() {
+fn no_blocks_and_no_arms_do_not_panic() {
     let (design, _) = quiet(0.0);
     for blocks in [
         vec![],
@@ -488,7 +506,7 @@ fn values_survive_the_journal() {
     let (design, mut blocks) = quiet(-0.1);
     let absent = Absence::new(Reason::NotPermitted, "no").mend("run as root");
     runs_of(&mut blocks, 2).for_each(|r| drop(r.metrics.insert("rss".to_string(), Err(absent.clone()))));
-    // serde_json reads a number back to within its last digit.
+    // A value that survives serde_json exactly; others may change in the last digit.
     runs_of(&mut blocks, 2).for_each(|r| drop(r.metrics.insert("wall".to_string(), Ok(0.8125))));
     blocks[0].runs.retain(|r| r.arm == 2);
     let line = serde_json::to_string(&blocks[0]).unwrap();
@@ -496,7 +514,7 @@ fn values_survive_the_journal() {
     assert_eq!(serde_json::from_str::<Block>(&line).unwrap(), blocks[0]);
     let line = serde_json::to_string(&design).unwrap();
     assert_eq!(serde_json::from_str::<Design>(&line).unwrap(), design);
-    // A journal of before there were predictions.
+    // A journal of a version without predictions.
     let arm: ArmInfo = serde_json::from_str(r#"{"name":"jemalloc","baseline":false}"#).unwrap();
     assert!(arm.predicted.is_empty());
 }

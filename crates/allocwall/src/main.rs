@@ -16,7 +16,7 @@ use std::process::ExitCode;
     version,
     about,
     max_term_width = 100,
-    after_help = "Exit status: 0 measured, 1 could not (or --fail-on met), 2 usage."
+    after_help = "Exit status: 0 measured, 1 could not measure (or --fail-on met), 2 usage error."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -25,31 +25,31 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// What can be measured here, and what to change to measure the rest
+    /// Show what can be measured on this machine, and what to change to measure the rest
     Check(commands::check::Args),
-    /// This machine's price list: what a page fault, an unmap, a malloc costs here
+    /// Measure the prices of this machine: what a page fault, an unmap or a malloc costs here
     Calibrate(commands::calibrate::Args),
-    /// Bill, ladder, verdict and remedies of a running process, a command, or a recording
+    /// Diagnose a running process, a command or a recording: bill, ladder, verdict and remedies
     Diagnose(commands::diagnose::Args),
-    /// A recording as text, JSON, flamegraph or collapsed stacks; a saved trial as text, JSON or CSV
+    /// Print a recording as text, JSON, flamegraph or collapsed stacks, or a saved trial as text, JSON or CSV
     Report(commands::report::Args),
-    /// Try remedies on a command, interleaved with the untreated one: effect, interval and a word each
+    /// Try remedies on a command, interleaved with the baseline: effect, interval and outcome for each
     Trial(Box<commands::trial::Args>),
-    /// The built-in experiments, each in interleaved blocks as a trial's
+    /// Run a built-in experiment in interleaved blocks, as a trial does
     Bench(commands::bench::Args),
-    /// Start a command with remedies applied: it becomes the command, with the same pid and exit status
+    /// Start a command with remedies applied: allocwall becomes the command (same pid, same exit status)
     Run(commands::run::Args),
-    /// Remedies, allocators found, tunables, walls and experiments
+    /// List remedies, the allocators found here, tunables, walls and experiments
     List(commands::list::Args),
-    /// The page of a remedy, an allocator, a tunable, a wall or an experiment
+    /// Explain a remedy, an allocator, a tunable, a wall or an experiment
     Explain(commands::explain::Args),
-    /// Run a built-in subject: a program with a known wall and its own account of the truth
+    /// Run a built-in subject: a program with one known wall and its own account of the truth
     #[command(hide = true)]
     Subject(commands::subject::Args),
-    /// Run a command for a trial and leave nothing of it behind
+    /// Run a command for a trial and end all processes that it started
     #[command(hide = true)]
     Keep,
-    /// Read foreign files and memory for a diagnosis, within limits
+    /// Read files and memory of other processes for a diagnosis, within limits
     #[command(hide = true)]
     Read(commands::read::Args),
 }

@@ -1,4 +1,4 @@
-//! `-o`: files that hold what was seen of other people's processes.
+//! `-o`: output files. They may hold private data of other processes.
 
 use anyhow::{Context, bail};
 use std::fs::{self, OpenOptions};
@@ -6,8 +6,9 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Writes a file that only its owner can read (0600), all of it or nothing: beside it first, then renamed over it.
-/// Overwrites regular files that the user may write to, and never `source`, which the contents were made from.
+/// Writes a file that only its owner can read (0600). The write is atomic: a temporary file in the same folder, then
+/// a rename. Overwrites a regular file that the user may write to, but never `source`, the file that `contents` came
+/// from.
 pub fn write(path: &Path, contents: &[u8], source: Option<&Path>) -> anyhow::Result<()> {
     may_replace(path, source)?;
     let folder = match path.parent() {
@@ -18,7 +19,7 @@ pub fn write(path: &Path, contents: &[u8], source: Option<&Path>) -> anyhow::Res
     // tempfile creates with mode 0600 on Unix.
     let mut file = tempfile::NamedTempFile::new_in(folder).with_context(|| {
         format!(
-            "cannot write {shown}: no file can be made in {}",
+            "cannot write {shown}: cannot create a file in {}",
             folder.display()
         )
     })?;
@@ -40,15 +41,15 @@ fn may_replace(path: &Path, source: Option<&Path>) -> anyhow::Result<()> {
     };
     if !found.is_file() {
         bail!(
-            "{shown} is no regular file and is not overwritten: name another file, or leave -o out for stdout"
+            "{shown} is not a regular file and is not overwritten: name another file, or omit -o to write to stdout"
         );
     }
     if let Some(source) = source.and_then(|s| fs::metadata(s).ok())
         && (source.dev(), source.ino()) == (found.dev(), found.ino())
     {
-        bail!("{shown} is the recording itself and is not overwritten: name another file");
+        bail!("{shown} is the file that the report is made from and is not overwritten: name another file");
     }
-    // The rename would need the folder's permission alone; a file made read-only is meant to stay.
+    // The rename needs only the folder's permission, so check that the file itself is writable.
     OpenOptions::new()
         .write(true)
         .open(path)
@@ -66,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_for_the_owner_alone_and_overwrites_its_like() {
+    fn writes_with_mode_0600_and_overwrites_regular_files() {
         let folder = folder();
         let path = folder.path().join("out.svg");
         fs::write(&path, "old").unwrap();
@@ -77,19 +78,19 @@ mod tests {
         assert_eq!(
             fs::read_dir(folder.path()).unwrap().count(),
             1,
-            "no temporary file is left"
+            "the temporary file is still there"
         );
     }
 
     #[test]
-    fn neither_links_nor_folders_nor_devices_are_replaced() {
+    fn links_folders_and_devices_are_not_replaced() {
         let folder = folder();
         let (target, link) = (folder.path().join("target"), folder.path().join("link"));
         fs::write(&target, "kept").unwrap();
         symlink(&target, &link).unwrap();
         for path in [link.as_path(), folder.path(), Path::new("/dev/null")] {
             let error = write(path, b"new", None).unwrap_err().to_string();
-            assert!(error.contains("no regular file"), "{error}");
+            assert!(error.contains("not a regular file"), "{error}");
         }
         assert_eq!(fs::read(&target).unwrap(), b"kept");
     }
@@ -100,12 +101,12 @@ mod tests {
         let path = folder.path().join("a.allocwall");
         fs::write(&path, "recording").unwrap();
         let error = write(&path, b"new", Some(&path)).unwrap_err().to_string();
-        assert!(error.contains("recording itself"), "{error}");
+        assert!(error.contains("is made from"), "{error}");
         assert_eq!(fs::read(&path).unwrap(), b"recording");
     }
 
     #[test]
-    fn a_folder_that_is_not_there_is_named() {
+    fn a_missing_folder_is_named_in_the_error() {
         let error = format!(
             "{:#}",
             write(Path::new("/nonexistent/x.svg"), b"", None).unwrap_err()

@@ -1,4 +1,4 @@
-//! The only place that writes to stdout and stderr: stdout is data, stderr is talk.
+//! The only place that writes to stdout and stderr: data goes to stdout, messages go to stderr.
 
 use allocwall_report::text::Style;
 use anyhow::Context;
@@ -22,7 +22,7 @@ impl Printer {
         self.stdout_terminal && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
     }
 
-    /// How reports are laid out on stdout. Wider than 100 columns reads worse, not better.
+    /// Layout of reports on stdout: COLUMNS, else the width of the terminal, at most 100 columns.
     pub fn style(&self) -> Style {
         let columns = std::env::var("COLUMNS")
             .ok()
@@ -40,12 +40,12 @@ impl Printer {
         }
     }
 
-    /// Progress bars are drawn only where somebody watches.
+    /// Progress bars are drawn only on a terminal.
     pub fn progress(&self) -> bool {
         self.stderr_terminal
     }
 
-    /// Data, verbatim. A reader that went away (`| head`) is no error; a full disk is.
+    /// Writes data verbatim. A closed pipe (`| head`) is not an error; a full disk is.
     pub fn data(&self, text: &str) -> anyhow::Result<()> {
         let mut out = std::io::stdout().lock();
         match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -54,7 +54,7 @@ impl Printer {
         }
     }
 
-    /// What is going on, over what stood there before; on a terminal alone.
+    /// Replaces the current progress line. Only on a terminal.
     pub fn progress_line(&self, text: &str) {
         if self.stderr_terminal {
             let _ = write!(std::io::stderr(), "\r\x1b[K{}", one_line(text));
@@ -62,7 +62,7 @@ impl Printer {
         }
     }
 
-    /// Takes it away.
+    /// Removes the progress line.
     pub fn clear_line(&self) {
         if self.stderr_terminal {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
@@ -70,7 +70,7 @@ impl Printer {
         }
     }
 
-    /// One line to the person.
+    /// One line to the user.
     pub fn note(&self, text: &str) {
         let _ = writeln!(std::io::stderr(), "{}", one_line(text));
     }
@@ -84,12 +84,12 @@ impl Printer {
     }
 }
 
-/// Names from other processes may hold escapes; nothing but printable text reaches the terminal.
+/// Names from other processes may hold escape sequences, so only printable text reaches the terminal.
 fn one_line(text: &str) -> String {
     allocwall_report::escape::terminal(text)
 }
 
-/// A progress bar that is drawn only on a terminal. Gone when dropped.
+/// A progress bar that is drawn only on a terminal. Dropping it clears it.
 pub struct Bar(Option<indicatif::ProgressBar>);
 
 impl Printer {

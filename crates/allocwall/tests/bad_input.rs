@@ -1,6 +1,7 @@
-//! What a user meets when something is wrong: one clear line and an exit status, and nothing lost or left behind.
+//! Errors: one clear line and an exit status, no file lost, no process or file left behind.
 //!
-//! Files that must not be replaced are made for the purpose: a fault here, as root, would take the machine's own.
+//! The tests make their own files and devices: a failing test that runs as root must not destroy those of the
+//! machine.
 
 use serde_json::Value;
 use std::ffi::OsStr;
@@ -13,10 +14,10 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_allocwall");
-/// Far longer than any of these takes, far shorter than a test run's patience.
+/// Much longer than any of these commands takes, much shorter than the time limit of a test run.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Ends with the test, however that ends.
+/// A process that is killed when the test ends, also by a panic.
 struct Running(Child);
 
 impl Drop for Running {
@@ -35,7 +36,7 @@ impl Running {
         running
     }
 
-    /// A shell that uses CPU, starts nothing, and ends by itself after a minute of it.
+    /// A shell that uses CPU, starts no processes, and ends after one minute of CPU time.
     fn busy() -> Running {
         Running::start("sh", &["-c", "ulimit -t 60; while :; do :; done"])
     }
@@ -93,7 +94,8 @@ fn data(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("data is UTF-8")
 }
 
-/// Exit status `code`, no data, and a first line of talk with `words` in it: the only one where it isn't about usage.
+/// Exit status `code`, no data, and a first line on stderr that contains `words`. Unless it is a usage error, stderr
+/// has only this line.
 fn assert_refused(output: &Output, code: i32, words: &str) {
     let talk = talk(output);
     let first = talk.lines().next().unwrap_or_default();
@@ -106,7 +108,7 @@ fn assert_refused(output: &Output, code: i32, words: &str) {
     if code == 1 {
         assert_eq!(talk.lines().count(), 1, "{talk}");
     }
-    // Said once: no cause after the cause.
+    // The message must not repeat the cause.
     let (head, tail) = first.rsplit_once(": ").unwrap_or_default();
     assert!(!head.ends_with(tail), "{first}");
 }
@@ -135,7 +137,7 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn processes_that_cannot_be_looked_at() {
+fn processes_that_cannot_be_diagnosed() {
     // Above the kernel's largest pid_max (2^22).
     refused(&["diagnose", "-p", "4194305", "-d", "1"], 1, "no process 4194305");
     for text in ["0", "-1", "abc", "99999999999", "", "1.5", "1,x"] {
@@ -164,7 +166,7 @@ fn processes_that_cannot_be_looked_at() {
 }
 
 #[test]
-fn somebody_elses_process_is_not_permitted() {
+fn another_users_process_is_not_permitted() {
     if !is_root() {
         println!("skipped: needs root to become somebody else");
         return;
@@ -176,7 +178,7 @@ fn somebody_elses_process_is_not_permitted() {
     assert!(talk(&output).contains("run as root"), "{}", talk(&output));
 }
 
-/// Runs a copy of the tool that anybody may execute as the user nobody. None, with the reason printed, where that fails.
+/// Runs a copy of allocwall as the user nobody. Prints the reason and returns None if setpriv cannot start.
 fn as_nobody(place: &Path, arguments: &[&str]) -> Option<Output> {
     fs::set_permissions(place, fs::Permissions::from_mode(0o755)).unwrap();
     let copy = place.join("allocwall");
@@ -219,7 +221,7 @@ fn commands_that_do_not_start() {
         assert!(talk(&output).contains(command), "{}", talk(&output));
     }
     for nothing in [&["diagnose"][..], &["diagnose", "-d", "1", "--"]] {
-        refused(nothing, 2, "say whom to look at");
+        refused(nothing, 2, "no target given");
     }
     let setuid = place.path().join("setuid");
     fs::copy("/bin/true", &setuid).unwrap();
@@ -262,7 +264,7 @@ fn durations_and_contradictions_are_usage() {
 }
 
 #[test]
-fn outputs_that_cannot_be_written_cost_nothing() {
+fn outputs_that_cannot_be_written_change_no_file() {
     let (place, target) = (folder(), Running::busy());
     let at = |name: &str| place.path().join(name);
     fs::write(at("notes.txt"), "mine").unwrap();
@@ -275,7 +277,7 @@ fn outputs_that_cannot_be_written_cost_nothing() {
         0,
     )
     .unwrap();
-    // A device like /dev/full, but our own.
+    // A device like /dev/full, made by this test.
     let device = rustix::fs::mknodat(
         rustix::fs::CWD,
         at("full"),
@@ -290,17 +292,17 @@ fn outputs_that_cannot_be_written_cost_nothing() {
     let pid = target.pid();
     let ask = |to: &Path| tool(&["diagnose", "-p", &pid, "-d", "500ms", "-o", path(to)]);
     assert_refused(&ask(&at("missing/x")), 1, "(os error 2)");
-    assert_refused(&ask(&at("notes.txt")), 1, "no recording");
+    assert_refused(&ask(&at("notes.txt")), 1, "not a recording");
     for name in ["link", "pipe", "full"] {
         if at(name).symlink_metadata().is_ok() {
-            assert_refused(&ask(&at(name)), 1, "no regular file");
+            assert_refused(&ask(&at(name)), 1, "not a regular file");
         }
     }
-    assert_refused(&ask(place.path()), 1, "no regular file");
+    assert_refused(&ask(place.path()), 1, "not a regular file");
     assert_eq!(fs::read(at("notes.txt")).unwrap(), b"mine");
     assert_eq!(listing(place.path()), before);
 
-    // A recording is kept until there is another.
+    // A failed diagnosis does not replace an earlier recording.
     let recording = at("a.allocwall");
     record(&pid, &recording);
     let kept = fs::read(&recording).unwrap();
@@ -318,7 +320,7 @@ fn outputs_that_cannot_be_written_cost_nothing() {
     assert_ne!(fs::read(&recording).unwrap(), kept);
 }
 
-/// Names with kinds: what could be lost.
+/// Names and file types, to detect lost or replaced files.
 fn listing(place: &Path) -> Vec<(PathBuf, u32)> {
     let mut found: Vec<_> = fs::read_dir(place)
         .unwrap()
@@ -335,9 +337,9 @@ fn listing(place: &Path) -> Vec<(PathBuf, u32)> {
 }
 
 #[test]
-fn a_disk_that_fills_loses_the_file_alone() {
+fn a_full_disk_loses_only_the_file() {
     let (place, target) = (folder(), Running::busy());
-    // A mount namespace of its own: nothing stays mounted, and nobody else sees it.
+    // A separate mount namespace: the mount is private and ends with it.
     let script = "mount -t tmpfs -o size=4k none \"$1\" 2>/dev/null || exit 77; \
                   exec \"$0\" diagnose -p \"$2\" -d 2 -o \"$1/r\"";
     let mut run = Command::new("unshare");
@@ -362,13 +364,15 @@ fn a_disk_that_fills_loses_the_file_alone() {
     assert_diagnosed(&output);
     let talk = talk(&output);
     assert!(
-        talk.contains("warning: ") && talk.contains("(os error 28)") && talk.contains("diagnosis is whole"),
+        talk.contains("warning: ")
+            && talk.contains("(os error 28)")
+            && talk.contains("diagnosis is complete"),
         "{talk}"
     );
 }
 
 #[test]
-fn a_report_that_cannot_be_written_is_a_failure_and_a_reader_that_left_is_none() {
+fn a_full_stdout_is_a_failure_and_a_closed_pipe_is_not() {
     let run = |stdout: Stdio| {
         let mut check = command(folder().path(), &["check"]);
         check.stdout(stdout);
@@ -390,9 +394,9 @@ fn json(output: &Output) -> Value {
 }
 
 #[test]
-fn a_gate_holds_where_nothing_is_there_to_verify() {
-    // No remedy for the locks of an application is applied by how it is started. Whether they are a wall depends on what else this
-    // machine does: the same recording read again says it.
+fn fail_on_applies_if_there_is_nothing_to_verify() {
+    // No remedy for application locks can be applied when the command is started. Whether they are a wall depends on
+    // other work on this machine, so the expected status comes from the same recording.
     let folder = folder();
     let file = folder.path().join("looked");
     let file = file.to_str().unwrap();
@@ -423,12 +427,15 @@ fn targets_that_end_within_the_window() {
         let began = Instant::now();
         let output = tool(&["diagnose", "-d", "20", "--", "sh", "-c", script]);
         assert_diagnosed(&output);
-        assert!(began.elapsed() < Duration::from_secs(15), "it waited for nobody");
+        assert!(
+            began.elapsed() < Duration::from_secs(15),
+            "the window did not end with the target"
+        );
         let text = data(&output);
         let line = text.lines().find(|l| l.contains("exit") || l.contains("ended"));
         assert!(
             line.is_some_and(|l| l.contains(told)),
-            "{script}: its end and {told:?} in {text}"
+            "{script}: expected the exit and {told:?} in {text}"
         );
     }
     // Attached: killed from outside.
@@ -451,7 +458,7 @@ fn exists(pid: i32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }
 
-/// Starts a long diagnosis of a launched command; its pid, once it runs.
+/// Starts a long diagnosis of a launched command, waits until the command runs, and returns its pid.
 #[allow(clippy::zombie_processes, reason = "the caller waits for it")]
 fn launching(state: &Path, to: &Path, options: &[&str]) -> (Child, i32) {
     let note = to.with_extension("pid");
@@ -475,7 +482,7 @@ fn launching(state: &Path, to: &Path, options: &[&str]) -> (Child, i32) {
 }
 
 #[test]
-fn an_interrupted_diagnosis_reports_what_it_saw_and_leaves_nothing_behind() {
+fn an_interrupted_diagnosis_reports_and_ends_the_command() {
     use rustix::process::{Pid, Signal, kill_process};
     for signal in [Signal::INT, Signal::TERM] {
         let place = folder();
@@ -492,7 +499,7 @@ fn an_interrupted_diagnosis_reports_what_it_saw_and_leaves_nothing_behind() {
     }
 }
 
-/// Not reaped yet is ended as well: whose child it is by then may take its time.
+/// Whether the process runs. A zombie does not: its new parent may reap it late.
 fn runs(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ")
@@ -500,7 +507,7 @@ fn runs(pid: i32) -> bool {
 }
 
 #[test]
-fn what_a_killed_diagnosis_launched_ends_with_it_unless_it_was_to_be_kept() {
+fn a_launched_command_ends_with_a_killed_diagnosis_unless_keep_running() {
     use rustix::process::{Pid, Signal, kill_process};
     for kept in [false, true] {
         let place = folder();
@@ -525,7 +532,7 @@ fn tool_json(arguments: &[&str]) -> Value {
 }
 
 #[test]
-fn what_a_killed_tool_wrote_replays() {
+fn the_recording_of_a_killed_diagnosis_can_be_reported() {
     let place = folder();
     let (file, target) = (place.path().join("r"), Running::busy());
     let arguments = ["diagnose", "-p", &target.pid(), "-d", "50", "-o", path(&file)];
@@ -537,11 +544,11 @@ fn what_a_killed_tool_wrote_replays() {
     assert!(replayed.to_string().contains("\"cut_off\""), "{replayed}");
     let text = self::tool(&["diagnose", path(&file)]);
     assert_diagnosed(&text);
-    assert!(data(&text).contains("breaks off"), "{}", data(&text));
+    assert!(data(&text).contains("cut off"), "{}", data(&text));
 }
 
 #[test]
-fn files_that_are_no_recordings() {
+fn files_that_are_not_recordings() {
     let (place, target) = (folder(), Running::busy());
     let good = place.path().join("good");
     record(&target.pid(), &good);
@@ -553,9 +560,9 @@ fn files_that_are_no_recordings() {
     damaged[header + 2 + 8 + 5] ^= 4;
     for (name, bytes, words) in [
         ("empty", &b""[..], "empty"),
-        ("text", b"hello, world\n", "does not start like one"),
-        ("short", &good[..4], "ends within its header"),
-        ("header", &good[..header + 2], "nothing else"),
+        ("text", b"hello, world\n", "does not start with the header"),
+        ("short", &good[..4], "ends inside its header"),
+        ("header", &good[..header + 2], "no data"),
         ("cut", &good[..100], "cut off"),
         ("newer", &newer, "format 999, newer"),
         ("older", &older, "format 0"),
@@ -569,17 +576,17 @@ fn files_that_are_no_recordings() {
     }
     refused(&["report", path(place.path())], 1, "directory");
     refused(&["report", "/nonexistent"], 1, "(os error 2)");
-    // Endless, and told from a recording by its first bytes: under 64 MiB of address space it still says so.
+    // An endless file is rejected by its first bytes, so 64 MiB of address space are enough.
     let mut endless = Command::new("sh");
     endless
         .args(["-c", "ulimit -v 65536; exec \"$0\" report /dev/zero", BINARY])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    assert_refused(&finish(endless), 1, "does not start like one");
+    assert_refused(&finish(endless), 1, "does not start with the header");
 }
 
 #[test]
-fn a_replay_is_the_live_report_byte_for_byte() {
+fn a_report_from_the_file_equals_the_live_report() {
     let (place, target) = (folder(), Running::busy());
     let file = place.path().join("r");
     let live = tool(&[
@@ -606,7 +613,7 @@ fn a_replay_is_the_live_report_byte_for_byte() {
     }
 }
 
-/// Compiles a program of this test; None, with the reason printed, without a compiler.
+/// Compiles a test program. Prints the reason and returns None if there is no compiler.
 fn compiled(place: &Path, name: &str, source: &str, flags: &[&str]) -> Option<PathBuf> {
     let (code, program) = (place.join("source.c"), place.join(name));
     fs::write(&code, source).unwrap();
@@ -671,11 +678,11 @@ fn hostile_names_reach_neither_terminal_nor_browser() {
         }
         named |= text.contains("alert(1)");
     }
-    assert!(named, "the hostile function was not seen at all");
+    assert!(named, "no sample hit the hostile function");
 }
 
-/// The tool's own figures while it looks: CPU-seconds, peak resident MiB, and the time from the start to its end, without
-/// what its first thread waited for a CPU.
+/// The cost of an allocwall command: CPU-seconds, peak resident MiB, and run time without the time that its first
+/// thread waited for a CPU.
 fn watched(arguments: &[&str]) -> (Output, f64, u64, Duration) {
     let (state, began) = (folder(), Instant::now());
     let child = command(state.path(), arguments).spawn().unwrap();
@@ -684,7 +691,7 @@ fn watched(arguments: &[&str]) -> (Output, f64, u64, Duration) {
         let (mut peak, mut ticks, mut delay) = (0, 0, 0);
         while let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) {
             let field = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
-            // A zombie has no memory and keeps its times.
+            // A zombie has no VmHWM but keeps its times.
             let Some(kib) = field.and_then(|f| f.trim().strip_suffix(" kB")?.parse::<u64>().ok()) else {
                 break;
             };
@@ -696,7 +703,7 @@ fn watched(arguments: &[&str]) -> (Output, f64, u64, Duration) {
                 let at = |i: usize| fields.get(i).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
                 ticks = at(11) + at(12);
             }
-            // Time on a CPU, time waiting for one (ns), time slices (sched-stats.rst).
+            // CPU time, run delay (both in ns), number of time slices (Documentation/scheduler/sched-stats.rst).
             let waited = |text: String| text.split_whitespace().nth(1)?.parse().ok();
             delay = fs::read_to_string(format!("/proc/{pid}/schedstat"))
                 .ok()
@@ -714,11 +721,11 @@ fn watched(arguments: &[&str]) -> (Output, f64, u64, Duration) {
     (output, ticks as f64 / per_second as f64, peak, took)
 }
 
-/// Looks at `program` for three seconds and holds that doing so stays small.
+/// Diagnoses `program` for three seconds and checks that the diagnosis stays cheap.
 fn stays_small(program: &Path, argument: &str, launch: bool) -> String {
     let target = (!launch).then(|| Running::start(program, &[argument]));
     if target.is_some() {
-        // Threads by the thousand take a moment to start.
+        // Thousands of threads take a moment to start.
         std::thread::sleep(Duration::from_secs(1));
     }
     let pid = target.as_ref().map(Running::pid).unwrap_or_default();

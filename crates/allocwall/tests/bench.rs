@@ -1,10 +1,10 @@
-//! `allocwall bench pipeline` as its user meets it. What the stall detector says is held against stalls that were planted.
+//! `allocwall bench pipeline` from the command line. The stall detector is tested against planted stalls.
 
 use serde_json::Value;
 use std::process::{Command, Output};
 use std::sync::Mutex;
 
-/// Each run spins on two CPUs: one at a time.
+/// Each run keeps two CPUs busy, so only one test runs at a time.
 static ONE: Mutex<()> = Mutex::new(());
 
 fn bench(options: &[&str]) -> Output {
@@ -28,7 +28,7 @@ fn arm<'a>(document: &'a Value, name: &str) -> &'a Value {
     arms.iter().find(|arm| arm["arm"] == name).unwrap()
 }
 
-/// How many orders a histogram holds.
+/// Number of orders in a histogram.
 fn count(histogram: &Value) -> u64 {
     let pairs = histogram.as_str().unwrap().split_whitespace();
     pairs
@@ -36,7 +36,7 @@ fn count(histogram: &Value) -> u64 {
         .sum()
 }
 
-/// One block of nothing but the experiment itself: no other allocator, no heap pressure.
+/// One block of the experiment alone: no other allocator, no heap pressure.
 const ALONE: [&str; 6] = ["--allocators", "none", "--pressure", "0", "--blocks", "1"];
 
 #[test]
@@ -64,7 +64,7 @@ fn every_variant_hands_over_every_order() {
             "--json",
         ]);
         let arms = document["points"][0]["arms"].as_array().unwrap();
-        // malloc twice and eight others.
+        // malloc twice and eight other variants.
         assert_eq!(arms.len(), 10);
         for arm in arms.iter().filter(|arm| arm["saturated_runs"] == 0) {
             assert_eq!(
@@ -86,8 +86,8 @@ fn every_variant_hands_over_every_order() {
     }
 }
 
-/// Shares of disturbed orders, and the 99th percentile of the undisturbed ones, of a run with planted stalls: 40 of 500 µs within half
-/// a second, so 4 % of all orders. None where the machine saturated the run.
+/// The share of disturbed orders, and the 99th percentile of the undisturbed ones, in a run with planted stalls: 40
+/// stalls of 500 µs within half a second, so 4 % of all orders. None if the run was saturated.
 fn planted(stall: &str) -> Option<(f64, f64)> {
     let options = [
         "--variants",
@@ -108,7 +108,7 @@ fn planted(stall: &str) -> Option<(f64, f64)> {
     Some((arm["disturbed_share"]["point"].as_f64().unwrap(), p99))
 }
 
-/// Three attempts, as a machine may stall by itself in one.
+/// Three attempts, because the machine may stall by itself in one of them.
 fn soon(mut attempt: impl FnMut() -> Option<()>) -> bool {
     (0..3).any(|_| attempt().is_some())
 }
@@ -119,14 +119,14 @@ fn stalls_of_the_machine_are_left_out_and_those_of_the_allocator_are_not() {
         let (disturbed, p99) = planted("machine:40:500")?;
         println!("machine: {disturbed} disturbed, 99th percentile {p99} ns");
         assert!(disturbed >= 0.03, "{disturbed}");
-        // A rest that is as slow is the machine's own where more than what was planted is disturbed.
+        // If more orders are disturbed than were planted, the machine stalled by itself: try again.
         (p99 < 100_000.0 || disturbed < 0.06).then(|| assert!(p99 < 100_000.0, "{p99}"))
     });
-    // The twin: as many, as long, but within allocations.
+    // The twin: as many stalls of the same length, but within allocations.
     let kept = soon(|| {
         let (disturbed, p99) = planted("allocator:40:500")?;
         println!("allocator: {disturbed} disturbed, 99th percentile {p99} ns");
-        // Nothing disturbed was planted here: it is the machine's own, and takes planted ones with it.
+        // No machine stalls were planted here. Disturbed orders come from the machine and may include planted stalls.
         (p99 > 100_000.0 || disturbed < 0.02).then(|| assert!(p99 > 100_000.0, "{p99}"))
     });
     if !(left_out && kept) {
@@ -161,7 +161,7 @@ fn a_rate_that_cannot_be_held_has_no_percentiles() {
 }
 
 #[test]
-fn as_fast_as_they_can_is_told_as_throughput() {
+fn at_the_maximum_rate_throughput_is_reported() {
     let options = [
         &ALONE[..],
         &[
@@ -180,14 +180,14 @@ fn as_fast_as_they_can_is_told_as_throughput() {
     .concat();
     let text = String::from_utf8(bench(&options).stdout).unwrap();
     assert!(
-        text.contains("orders a second") && text.contains("pool"),
+        text.contains("orders per second") && text.contains("pool"),
         "{text}"
     );
     assert!(!text.contains("p99.9"), "{text}");
 }
 
 #[test]
-fn charts_and_histograms_are_written_for_their_owner_alone() {
+fn charts_and_histograms_are_written_with_mode_0600() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out");
@@ -220,7 +220,7 @@ fn charts_and_histograms_are_written_for_their_owner_alone() {
 }
 
 #[test]
-fn senseless_requests_are_one_line_each() {
+fn bad_arguments_give_one_error_line() {
     let refused = |options: &[&str], words: &str| {
         let output = bench(options);
         let said = String::from_utf8_lossy(&output.stderr);
@@ -238,9 +238,9 @@ fn senseless_requests_are_one_line_each() {
     refused(&["--check=-3"], "ns");
 }
 
-/// As root any limit may be passed, so the right to is taken away first.
+/// Root may exceed the limit, so CAP_IPC_LOCK is dropped first.
 #[test]
-fn a_lock_that_is_not_permitted_is_one_line() {
+fn a_lock_that_is_not_permitted_gives_one_error_line() {
     let _one = ONE.lock().unwrap_or_else(|broken| broken.into_inner());
     let without = "ulimit -l 8; exec setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock \"$0\" \"$@\"";
     let output = Command::new("sh")
@@ -266,5 +266,5 @@ fn a_lock_that_is_not_permitted_is_one_line() {
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "{said}");
-    assert!(said.contains("can't be locked"), "{said}");
+    assert!(said.contains("cannot lock the memory"), "{said}");
 }

@@ -1,4 +1,5 @@
-//! `allocwall bench obmalloc` from its command line: what it refuses in how many words, and that it runs where the package is there.
+//! `allocwall bench obmalloc` from the command line: bad arguments give one error line; with the package, it
+//! measures.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// An interpreter that finds the package's sources, without the extension; None where there is no python3.
+/// An interpreter that finds the package's sources, without the extension; None if there is no python3.
 fn python_with_sources(folder: &TempDir) -> Option<String> {
     if !Path::new(PYTHON).exists() {
         println!("skipped: no {PYTHON} here");
@@ -40,14 +41,14 @@ fn python_with_sources(folder: &TempDir) -> Option<String> {
 }
 
 #[test]
-fn what_can_not_be_run_is_one_line() {
+fn bad_arguments_give_one_error_line() {
     let folder = tempfile::tempdir().unwrap();
     let Some(python) = python_with_sources(&folder) else {
         return;
     };
     for (arguments, status, words) in [
         (vec!["--python", "/nowhere/python"], 1, "/nowhere/python"),
-        (vec!["--python", "/bin/true"], 1, "can't run the workloads"),
+        (vec!["--python", "/bin/true"], 1, "cannot run the workloads"),
         (vec!["--python", PYTHON], 1, "-m pip install 'allocwall[bench]'"),
         (
             vec!["--python", &python, "--workloads", "tupels"],
@@ -80,10 +81,10 @@ fn what_can_not_be_run_is_one_line() {
     }
 }
 
-/// Without the extension the hook can't be had, which is said of each arm; stock is an arm all the same where another interpreter
-/// is tried beside it.
+/// Without the extension there is no arena hook, which is reported for each arm. With --rebuilt there is an arm to
+/// compare with stock.
 #[test]
-fn a_program_is_measured_beside_itself() {
+fn a_program_is_compared_with_itself() {
     let folder = tempfile::tempdir().unwrap();
     let Some(python) = python_with_sources(&folder) else {
         return;
@@ -96,7 +97,7 @@ fn a_program_is_measured_beside_itself() {
         said(&alone)
     );
     assert!(
-        said(&alone).contains("no arm is left beside stock"),
+        said(&alone).contains("no arm is left to compare with stock"),
         "{}",
         said(&alone)
     );
@@ -116,7 +117,11 @@ fn a_program_is_measured_beside_itself() {
         &kept,
     ]);
     assert!(output.status.success(), "{}", said(&output));
-    assert!(said(&output).contains("no word is possible"), "{}", said(&output));
+    assert!(
+        said(&output).contains("no outcome is possible"),
+        "{}",
+        said(&output)
+    );
     let document: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(document["programs"][0]["name"], "instances");
     let comparisons = document["programs"][0]["trial"]["comparisons"]
@@ -124,7 +129,7 @@ fn a_program_is_measured_beside_itself() {
         .unwrap();
     let of = |metric: &str| comparisons.iter().find(|c| c["metric"] == metric).unwrap();
     assert!(of("total_s")["effect"].is_object(), "{}", of("total_s"));
-    // The same interpreter has no more huge pages as an arm than as itself, so that no word is given.
+    // The arm is the same interpreter, and one block decides nothing.
     assert_eq!(of("total_s")["outcome"], "unresolved");
     assert!(folder.path().join("trials/instances.trial").exists());
 }

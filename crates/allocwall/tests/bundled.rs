@@ -1,5 +1,5 @@
-//! jemalloc is built in with the feature `bundled` alone. A build with it hands it to a command; one without says so in a line. The
-//! other bundled allocators are in every build, and tested with it.
+//! jemalloc is built in only with the feature `bundled`. A build with it preloads it into a command; a build without
+//! it prints one error line. The other bundled allocators are in every build and have other tests.
 
 use std::process::{Command, Output, Stdio};
 
@@ -35,13 +35,13 @@ fn its_jemalloc_serves_a_command_and_is_proven_in_a_trial() {
     let maps = String::from_utf8(maps.stdout).unwrap();
     let mapped = |line: &str| line.contains("/cache/allocwall/libraries/") && line.contains("jemalloc");
     assert!(maps.lines().any(mapped), "{maps}");
-    // A block alone gives no word, which is no success: the proof is what is looked at.
+    // One block gives no outcome, so the exit status is not checked, only the proof.
     let output = tool(&[&TRIAL[..], &["sleep", "0.1"]].concat());
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let arms = document["arms"].as_array().unwrap();
     let arm = arms.iter().find(|arm| arm["name"] == "jemalloc@bundled").unwrap();
     let proof = arm["proof"].as_array().unwrap();
-    // A command that sleeps has no calls of which a share could be told.
+    // A command that sleeps makes too few calls to measure the share that the library serves.
     let needed: Vec<_> = proof.iter().filter(|item| item["needed"] == true).collect();
     assert!(!needed.is_empty(), "{arm}");
     assert!(needed.iter().all(|item| item["state"] == "proven"), "{arm}");
@@ -57,7 +57,7 @@ fn its_jemalloc_is_refused_where_it_is_not_built_in() {
         let output = tool(command);
         let talk = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{talk}");
-        assert!(talk.contains("this build does not carry it"), "{talk}");
+        assert!(talk.contains("this build does not include the library"), "{talk}");
         assert_eq!(
             (talk.lines().count(), &output.stdout[..]),
             (1, &b""[..]),

@@ -1,7 +1,7 @@
-//! Subjects with a known wall against what `diagnose` says of them from outside: at two dials the wall is named and its
-//! line lies within three points of the subject's own stopwatches; in the twin the same wall is ruled out.
+//! Compares `diagnose` with subjects that have a known wall. At two dials, the wall must be named and its line must
+//! be within three percentage points of the subject's own stopwatches; in the twin, the same wall must be ruled out.
 //!
-//! One test after the other: they measure, and would otherwise be one another's walls.
+//! The tests run one at a time, because they would disturb each other's measurements.
 
 mod common;
 
@@ -19,15 +19,15 @@ static MACHINE: Mutex<()> = Mutex::new(());
 const WINDOW: &str = "6s";
 const ALLOCWALL: &str = env!("CARGO_BIN_EXE_allocwall");
 
-/// What the subject's truth is compared with.
+/// The line of the bill that is compared with the subject's own account.
 enum Line {
     /// Sum of on-CPU lines, as a share of CPU time: `a+b`, both in the subject's truth and in the bill.
     Cpu(&'static str),
-    /// The same where the subject's stopwatch counts what surrounds the calls as well.
+    /// Like `Cpu`, but the subject's stopwatch also counts the code around the calls.
     CpuAround(&'static str),
     /// An off-CPU line, as a share of the threads' time.
     Wait(&'static str),
-    /// The wall is named by something that the subject has no line for.
+    /// The subject has no line for this wall; only the name of the wall is checked.
     None,
 }
 
@@ -36,19 +36,20 @@ struct Case {
     dials: [&'static str; 2],
     walls: &'static [&'static str],
     line: Line,
-    /// Points, in percent.
+    /// Percentage points.
     tolerance: f64,
     /// Statuses that the wall may have in the twin.
     twin: &'static [&'static str],
-    /// The subject's own account of the wall, where the machine or other work on it makes that smaller, whatever the dial.
+    /// The subject's own wait that other work on the machine, or a fast disk, can make smaller than the dial asks
+    /// for.
     lessened: Option<&'static str>,
     extra: &'static [&'static str],
 }
 
-/// Share of its runnable time that a subject waited for a CPU, above which it did not have the machine for itself.
+/// If a subject waited for a CPU for more than this share of its runnable time, other work used the machine.
 const QUEUED: f64 = 0.05;
 const RULED_OUT: &[&str] = &["ruled_out"];
-/// The twin still computes the same way in the allocator, or on one CPU the same wait shows now and then.
+/// The twin still uses the allocator in the same way, or has a short wait of the same kind on one CPU now and then.
 const NOT_THE_WALL: &[&str] = &["ruled_out", "contributor"];
 
 fn run(case: &Case) {
@@ -69,7 +70,7 @@ fn run(case: &Case) {
                 complaints.extend(misses);
                 break;
             }
-            // A shared machine is quiet now and then.
+            // Another try may meet a quieter machine.
             if tries == 3 {
                 println!(
                     "skipped in part: the hypervisor took {:.1} % of the CPUs: {}",
@@ -104,7 +105,7 @@ fn run(case: &Case) {
     );
 }
 
-/// In what the bill and the verdict differ from the subject's own account.
+/// The differences between the diagnosis and the subject's own account.
 fn misses(case: &Case, dial: &str, truth: &Truth, seen: &Value) -> Vec<String> {
     let mut misses = Vec::new();
     let named = strings(&seen["verdict"]["walls"]);
@@ -145,16 +146,17 @@ fn misses(case: &Case, dial: &str, truth: &Truth, seen: &Value) -> Vec<String> {
         measured * 100.0,
         unseen * 100.0
     );
-    // Time that no sample hit is divided like the rest. It may be all this line's, or none of it.
+    // The bill divides unsampled time like sampled time, but all or none of it may belong to this line.
     let mut low = -case.tolerance - (1.0 - measured) * unseen * 100.0;
     let mut high = case.tolerance + measured * unseen * 100.0;
     match case.line {
-        // Without its price the end of a fault stays on the program's line: some 8 % of the cost (ARCHITECTURE.md).
+        // Without the price of fault_return, the end of a fault is billed to the program: about 8 % of the cost
+        // (ARCHITECTURE.md).
         Line::Cpu(key) if key.contains("fault_path") && !prices().1 => {
             println!("skipped in part: fault_return has no price here");
             low -= 0.1 * measured * 100.0;
         }
-        // Waits are looked at some fifty times a second: what chance adds, the line's own interval tells.
+        // Waits are sampled about fifty times a second; the line's own interval covers the sampling error.
         Line::Wait(key) => {
             let of = |bound| (wait_share(seen, key, truth.threads(), bound) - measured) * 100.0;
             (low, high) = (low - of("high"), high - of("low"));
@@ -171,8 +173,8 @@ fn misses(case: &Case, dial: &str, truth: &Truth, seen: &Value) -> Vec<String> {
     misses
 }
 
-/// Threads that stand in the run queue don't meet, and one that waits for its CPU doesn't wait for anything else; a disk may answer
-/// faster than the dial asks for. There the wall is asked for as far as there is one by the subject's own account.
+/// Whether the subject's own account of the wall is too small for a verdict. Threads in the run queue don't meet at a
+/// lock and don't wait for anything else, and a disk may answer faster than the dial asks for.
 fn too_little(case: &Case, truth: &Truth) -> bool {
     let may_be_less = |key: &&str| *key == "storage" || truth.queued() > QUEUED;
     let Some(key) = case.lessened.filter(may_be_less) else {
@@ -194,7 +196,7 @@ fn too_little(case: &Case, truth: &Truth) -> bool {
     little
 }
 
-/// What holds of every diagnosis.
+/// Checks that apply to every diagnosis.
 fn sound(seen: &Value, complaints: &mut Vec<String>) {
     let sum: f64 = lines(seen, "on_cpu")
         .map(|line| line["share"]["point"].as_f64().unwrap_or(f64::NAN))
@@ -208,7 +210,7 @@ fn sound(seen: &Value, complaints: &mut Vec<String>) {
     }
 }
 
-/// Where this machine's price list lies, and whether it knows what the end of a fault costs: measured once.
+/// The folder of this machine's price list, and whether the list has the price of `fault_return`. Measured once.
 fn prices() -> (&'static Path, bool) {
     static PRICES: std::sync::LazyLock<(tempfile::TempDir, bool)> = std::sync::LazyLock::new(|| {
         let folder = tempfile::tempdir().expect("a temporary folder");
@@ -226,13 +228,13 @@ fn prices() -> (&'static Path, bool) {
     (PRICES.0.path(), PRICES.1)
 }
 
-/// Where the latest diagnosis is kept.
+/// The path of the latest recording.
 fn recording() -> PathBuf {
     prices().0.join("recording")
 }
 
-/// Share of that recording's samples that the subject's stopwatch counts though they are not the allocator's: the loop that
-/// calls it, the stopwatch's own calls, and interrupts meanwhile.
+/// Share of that recording's samples that the subject's stopwatch counts but that are not in the allocator: the loop
+/// around the calls, the stopwatch itself, and interrupts.
 fn share_around_calls() -> f64 {
     let output = Command::new(ALLOCWALL)
         .args(["report", "--format", "collapsed"])
@@ -259,7 +261,8 @@ fn share_around_calls() -> f64 {
     around / all
 }
 
-/// Runs the subject, diagnoses it, and returns its truth over exactly the tool's window. Err: why it could not run here.
+/// Runs and diagnoses the subject, and returns its own account for the window of the diagnosis. Err: why it cannot
+/// run here.
 fn observe(case: &Case, dial: &str, twin: bool) -> Result<(Truth, Value), String> {
     let (prices, _) = prices();
     let mut command = Command::new(ALLOCWALL);
@@ -282,9 +285,11 @@ fn observe(case: &Case, dial: &str, twin: bool) -> Result<(Truth, Value), String
         stderr.read_to_string(&mut talk).expect("talk is text");
         let _ = child.wait();
         let at = talk.find("skipped: ");
-        return Err(talk[at.unwrap_or_else(|| panic!("no line, and: {talk}"))..]
-            .trim()
-            .to_owned());
+        return Err(
+            talk[at.unwrap_or_else(|| panic!("no output line; stderr: {talk}"))..]
+                .trim()
+                .to_owned(),
+        );
     }
     let ready = next(&mut stdout, &mut truth)["ready"] == true;
     assert!(ready, "{} never became ready: {truth:?}", case.subject);
@@ -303,7 +308,7 @@ fn observe(case: &Case, dial: &str, twin: bool) -> Result<(Truth, Value), String
     let seen: Value = serde_json::from_slice(&diagnosed.stdout).expect("the report is JSON");
     let begin = seen["recording"]["started_unix_ms"].as_f64().expect("a start");
     let end = begin + seen["recording"]["window_ns"].as_f64().expect("a window") / 1e6;
-    // The last one lies behind it.
+    // Read up to the first reading after the window.
     while next(&mut stdout, &mut truth)["t_real_ms"].as_f64() < Some(end) {}
     stop(&mut child);
     let truth = Truth {
@@ -315,7 +320,7 @@ fn observe(case: &Case, dial: &str, twin: bool) -> Result<(Truth, Value), String
     Ok((truth, seen))
 }
 
-/// The subject's next line.
+/// Reads the subject's next line.
 fn next<'a>(stdout: &mut BufReader<ChildStdout>, truth: &'a mut Vec<Value>) -> &'a Value {
     let mut line = String::new();
     stdout.read_line(&mut line).expect("truth is text");
@@ -328,17 +333,17 @@ fn stop(child: &mut Child) {
     let _ = child.wait();
 }
 
-/// The subject's cumulative readings and the window in its milliseconds.
+/// The subject's cumulative readings, and begin and end of the window in the subject's milliseconds.
 struct Truth {
     readings: Vec<Value>,
     begin: f64,
     end: f64,
-    /// Of the whole machine, while it was observed.
+    /// CPU time of the whole machine during the diagnosis.
     machine: MachineTime,
 }
 
 impl Truth {
-    /// Growth of a cumulative value over the window, between readings by straight lines.
+    /// Growth of a cumulative value over the window, with linear interpolation between readings.
     fn over(&self, value: &dyn Fn(&Value) -> f64) -> f64 {
         let at = |t: f64| {
             let points: Vec<(f64, f64)> = self
@@ -357,7 +362,7 @@ impl Truth {
         at(self.end) - at(self.begin)
     }
 
-    /// Share of its runnable time in which it waited for a CPU, by the kernel's account.
+    /// Share of the runnable time in which the subject waited for a CPU, by the kernel's account.
     fn queued(&self) -> f64 {
         let of = |key: &str| self.over(&|r| r[key].as_f64().unwrap_or(0.0));
         let queued = of("queued_s");
@@ -374,11 +379,11 @@ impl Truth {
         self.over(&|r| r["waits"][key].as_f64().unwrap_or(0.0)) / (self.threads() * seconds)
     }
 
-    /// Threads that do the work; the subject's others sleep all the time.
+    /// Number of working threads; the subject's other threads always sleep.
     fn threads(&self) -> f64 {
         self.readings[0]["threads"]
             .as_f64()
-            .expect("the subject tells its threads")
+            .expect("the subject reports its threads")
     }
 }
 
@@ -397,16 +402,15 @@ fn bill_share(seen: &Value, key: &str) -> f64 {
         .sum()
 }
 
-/// Share of the CPU time charged by the kernel that the bill has on no line of its own: neither samples nor switches to idle
-/// account for it.
+/// Share of the CPU time charged by the kernel that neither samples nor switches to idle account for.
 fn unseen(seen: &Value) -> f64 {
     let seconds = |key: &str| seen["bill"][key].as_f64().unwrap_or(f64::NAN);
     let charged = seconds("cpu_s");
     ((charged - seconds("sampled_cpu_s") - seconds("switching_cpu_s")) / charged).max(0.0)
 }
 
-/// A line of waits as a share of the time of the threads that do the work. The others sleep all the time: they are in
-/// the line for that, and taken off it.
+/// A line of waits as a share of the time of the working threads. The other threads always sleep, so they are
+/// subtracted from the line `idle`.
 fn wait_share(seen: &Value, key: &str, workers: f64, bound: &str) -> f64 {
     let line = lines(seen, "off_cpu").find(|line| line["class"] == key);
     let seconds = line
@@ -462,8 +466,7 @@ cases! {
     address_space_lock: Case { subject: "address-space-lock", dials: ["0.3", "0.4"], walls: &["address_space_lock"], line: Line::Wait("address_space_lock"), tolerance: 3.0, twin: RULED_OUT, lessened: Some("address_space_lock"), extra: &[] };
     call_rate: Case { subject: "call-rate", dials: ["0.25", "0.5"], walls: &["call_rate"], line: Line::CpuAround("allocator_code"), tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };
     contention: Case { subject: "contention", dials: ["0.3", "0.5"], walls: &["allocator_contention"], line: Line::CpuAround("allocator_code+allocator_locks"), tolerance: 3.0, twin: NOT_THE_WALL, lessened: Some("allocator"), extra: &[] };
-    // Calls that cross to another thread: too many, each slow, and in one another's way. Which of the three leads is a matter
-    // of how the two threads meet.
+    // Remote frees are many, slow, and contended. Which of the three walls leads depends on how the two threads meet.
     remote_free: Case { subject: "remote-free", dials: ["0.3", "0.5"], walls: &["allocator_contention", "allocator_code", "call_rate"], line: Line::CpuAround("allocator_code+allocator_locks"), tolerance: 3.0, twin: &[], lessened: Some("allocator"), extra: &[] };
     retention: Case { subject: "retention", dials: ["0.7", "0.8"], walls: &["retention"], line: Line::None, tolerance: 0.0, twin: RULED_OUT, lessened: None, extra: &[] };
     collector: Case { subject: "collector", dials: ["0.2", "0.4"], walls: &["garbage_collector"], line: Line::Cpu("garbage_collector"), tolerance: 3.0, twin: RULED_OUT, lessened: None, extra: &[] };

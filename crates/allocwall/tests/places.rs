@@ -1,5 +1,5 @@
-//! Where the tool keeps its files when the environment is another user's, or names no place. As root, in a mount namespace with a user
-//! database of its own, so that root's real home stays as it is.
+//! Where allocwall keeps its files if the environment belongs to another user or names no usable folder. The tests
+//! run as root, in a mount namespace with its own user database, so that root's real home does not change.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, lchown, symlink};
@@ -12,12 +12,13 @@ const OTHER: u32 = 65_534;
 
 struct Place {
     folder: TempDir,
-    /// What is done in the namespace before the tool starts.
+    /// Shell commands that run in the namespace before allocwall starts.
     before: String,
 }
 
 impl Place {
-    /// Folders `root`, `home` and `target`, all ours. None with the reason printed where the namespace can't be had.
+    /// Makes folders `root`, `home` and `target`, owned by this user. Prints the reason and returns None if no mount
+    /// namespace can be made.
     fn new() -> Option<Place> {
         let folder = tempfile::tempdir().unwrap();
         for name in ["root", "home", "target"] {
@@ -69,7 +70,7 @@ impl Place {
         command
     }
 
-    /// A diagnosis that succeeds, and what it said.
+    /// Runs a diagnosis that must succeed; returns its messages.
     fn diagnosis(&self, environment: impl FnOnce(&mut Command)) -> String {
         let mut command = self.tool(&["diagnose", "-d", "500ms", "--", "sleep", "30"]);
         environment(&mut command);
@@ -95,7 +96,7 @@ fn talk(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// How many lines of the talk have these words.
+/// Number of lines that contain these words.
 fn told(talk: &str, words: &str) -> usize {
     talk.lines().filter(|line| line.contains(words)).count()
 }
@@ -109,7 +110,7 @@ fn root_leaves_nothing_in_another_users_home_or_temporary_folder() {
     let said = place.diagnosis(|_| ());
     assert_eq!(told(&said, &belongs), 1, "{said}");
     assert_eq!(place.recordings("root"), 1, "{said}");
-    // Libraries, a trial's file and its temporary folder: one line a variable, not one a file.
+    // Libraries, a trial's file and its temporary folder: one line per variable, not one per file.
     for arguments in [
         &["run", "-q", "--with", "mimalloc@bundled", "--", "true"][..],
         &[
@@ -129,7 +130,7 @@ fn root_leaves_nothing_in_another_users_home_or_temporary_folder() {
         assert_eq!(told(&said, "HOME is not used by root"), 1, "{said}");
         let temporary = usize::from(arguments[0] == "trial");
         assert_eq!(told(&said, "TMPDIR is not used by root"), temporary, "{said}");
-        assert!(!said.contains("warning: the bundled"), "{said}");
+        assert!(!said.contains("the bundled"), "{said}");
     }
     assert_eq!(place.recordings("root"), 2);
     assert!(place.at("root/.cache/allocwall/libraries").is_dir());
@@ -137,7 +138,7 @@ fn root_leaves_nothing_in_another_users_home_or_temporary_folder() {
 }
 
 #[test]
-fn roots_own_home_is_used_without_a_word() {
+fn roots_own_home_is_used_without_a_note() {
     let Some(place) = Place::new() else { return };
     let said = place.diagnosis(|_| ());
     assert!(!said.contains("is used instead"), "{said}");
@@ -154,15 +155,15 @@ fn roots_own_home_is_used_without_a_word() {
 }
 
 #[test]
-fn a_link_that_another_user_planted_leads_root_nowhere() {
+fn root_does_not_follow_a_link_of_another_user() {
     let Some(place) = Place::new() else { return };
     let (target, link) = (place.at("target"), place.at("home/.local"));
     symlink(&target, &link).unwrap();
-    // Our own is followed.
+    // A link of root itself is followed.
     let said = place.diagnosis(|_| ());
     assert!(target.join("state/allocwall").is_dir(), "{said}");
     fs::remove_dir_all(target.join("state")).unwrap();
-    // Another's, in a folder of ours that all may write to; then in a home of another's.
+    // A link of another user, first in root's folder that all may write to, then in that user's home.
     fs::set_permissions(place.at("home"), fs::Permissions::from_mode(0o1777)).unwrap();
     lchown(&link, Some(OTHER), Some(OTHER)).unwrap();
     for shared in [true, false] {
@@ -193,7 +194,7 @@ fn without_a_usable_home_there_is_one_line_and_a_diagnosis() {
     };
     for (n, (change, words)) in [
         (unset, "HOME is not set"),
-        (relative, "HOME=home is no absolute path"),
+        (relative, "HOME=home is not an absolute path"),
         (absent, "does not exist"),
     ]
     .into_iter()
@@ -205,7 +206,7 @@ fn without_a_usable_home_there_is_one_line_and_a_diagnosis() {
     }
     assert!(!missing.exists());
     assert_eq!(place.entries("home"), Vec::<PathBuf>::new());
-    // Nothing can be kept where nothing can be written, and that is said.
+    // A read-only folder: one line reports that the recording is not kept.
     place.before = format!(
         "mount --bind {0} {0} && mount -o remount,bind,ro {0} && ",
         place.at("home").display()
@@ -232,7 +233,7 @@ fn a_user_without_a_home_gets_one_line_and_a_diagnosis() {
         };
         let output = command.output().unwrap();
         let talk = talk(&output);
-        // Without rights there may be no samples: the report is there all the same.
+        // Without rights there may be no samples, but there must be a report.
         assert!(!output.stdout.is_empty(), "{talk}");
         talk
     };

@@ -1,5 +1,5 @@
-//! `allocwall run`, `list` and `explain` as a user meets them: what the started program itself sees of its pid, exit
-//! status, environment, mappings and place, and one line where something is refused.
+//! `allocwall run`, `list` and `explain` from the command line: pid, exit status, environment, mappings, CPUs and
+//! nodes of the started program, and one error line for each refusal.
 
 use std::ffi::OsStr;
 use std::os::unix::process::ExitStatusExt;
@@ -34,7 +34,7 @@ fn talk(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).expect("talk is UTF-8")
 }
 
-/// Exit status `code`, no data, one line with `words` in it.
+/// Exit status `code`, no data, one error line that contains `words`.
 fn refused(arguments: &[&str], code: i32, words: &str) {
     let output = tool(arguments);
     let talk = talk(&output);
@@ -47,7 +47,7 @@ fn refused(arguments: &[&str], code: i32, words: &str) {
     assert!(output.stdout.is_empty(), "{}", data(&output));
 }
 
-/// Libraries that pass for allocators: each calls the C library's.
+/// Source of a library that looks like an allocator; it calls the C library's functions.
 const ALLOCATOR: &str = "#include <stddef.h>
 extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t), *__libc_memalign(size_t, size_t);
 extern void __libc_free(void *);
@@ -58,12 +58,11 @@ void *aligned_alloc(size_t alignment, size_t size) { return __libc_memalign(alig
 void free(void *block) { __libc_free(block); }
 ";
 
-/// A machine on which jemalloc and mimalloc are installed, whatever is on this one: a mount namespace with libraries of those
-/// names.
+/// A mount namespace in which jemalloc and mimalloc seem to be installed: libraries with their names.
 struct WithAllocators(tempfile::TempDir);
 
 impl WithAllocators {
-    /// Err: why there can be none here.
+    /// Err: why it cannot be made here.
     fn new() -> Result<WithAllocators, String> {
         let place = tempfile::tempdir().unwrap();
         let libraries = place.path().join("lib");
@@ -91,7 +90,7 @@ impl WithAllocators {
     fn command(&self, arguments: &[&str]) -> Command {
         let script = "mount --bind \"$0\" /usr/local/lib && exec \"$@\"";
         let mut outer = Command::new("unshare");
-        // Who is not root becomes it in a namespace, where that is permitted.
+        // An ordinary user becomes root in a user namespace, if that is permitted.
         outer
             .arg(if rustix::process::geteuid().is_root() {
                 "-m"
@@ -103,7 +102,7 @@ impl WithAllocators {
         let inner = command(arguments);
         outer.arg(inner.get_program()).args(inner.get_args());
         for (name, value) in inner.get_envs() {
-            assert!(value.is_none(), "taken away, not set");
+            assert!(value.is_none(), "the test only unsets variables");
             outer.env_remove(name);
         }
         outer
@@ -113,7 +112,7 @@ impl WithAllocators {
         outer
     }
 
-    /// The first installed library of a kind, as `list` names it: that one is taken.
+    /// The first installed library of a kind in `list`; a remedy takes this one.
     fn library(&self, kind: &str) -> String {
         let output = self.command(&["list", "--json"]).output().unwrap();
         let list: serde_json::Value = serde_json::from_str(&data(&output)).unwrap();
@@ -127,7 +126,7 @@ impl WithAllocators {
 }
 
 fn glibc_here() -> bool {
-    // The C library's own words about itself.
+    // getconf knows this variable only with glibc.
     let said = Command::new("getconf").arg("GNU_LIBC_VERSION").output();
     said.is_ok_and(|output| output.status.success())
 }
@@ -165,7 +164,7 @@ fn standard_input_and_arguments_pass_untouched() {
         .unwrap();
     child.stdin.take().unwrap().write_all(b"a\0b\xff").unwrap();
     assert_eq!(child.wait_with_output().unwrap().stdout, b"a\0b\xff");
-    // Words that look like options of ours.
+    // Arguments that look like options of allocwall.
     let output = tool(&[
         "run", "-q", "--with", "env:A=1", "--", "echo", "--with", "--", "-q", "--print",
     ]);
@@ -173,7 +172,7 @@ fn standard_input_and_arguments_pass_untouched() {
 }
 
 #[test]
-fn variables_are_set_kept_and_taken_away() {
+fn variables_are_set_kept_and_unset() {
     let output = command(&[
         "run",
         "-q",
@@ -206,7 +205,7 @@ fn variables_are_set_kept_and_taken_away() {
 }
 
 #[test]
-fn a_preloaded_allocator_serves_the_program_and_what_was_preloaded_stays() {
+fn a_preloaded_allocator_is_used_and_earlier_entries_are_kept() {
     if !glibc_here() {
         return println!("skipped: no glibc here");
     }
@@ -216,7 +215,7 @@ fn a_preloaded_allocator_serves_the_program_and_what_was_preloaded_stays() {
     };
     let (jemalloc, mimalloc) = (machine.library("jemalloc"), machine.library("mimalloc"));
     let command = |arguments: &[&str]| machine.command(arguments);
-    // The loader's own account of what malloc is bound to: `binding file cat … to LIBRARY …: … symbol `malloc'`.
+    // The loader reports what malloc is bound to: `binding file cat … to LIBRARY …: … symbol `malloc'`.
     let bound_to = |arm: &str| {
         let output = command(&["run", "-q", "--with", arm, "--", "sort", "/dev/null"])
             .env("LD_DEBUG", "bindings")
@@ -255,7 +254,7 @@ fn a_preloaded_allocator_serves_the_program_and_what_was_preloaded_stays() {
         "{}",
         data(&output)
     );
-    // Back to the C library's own, whatever was preloaded.
+    // `glibc` removes preloaded allocators.
     let output = command(&["run", "-q", "--with", "glibc", "--", "cat", "/proc/self/maps"])
         .env("LD_PRELOAD", &mimalloc)
         .output()
@@ -367,7 +366,7 @@ fn a_shell_does_the_same_with_the_printed_line() {
 }
 
 #[test]
-fn what_is_wrong_is_said_in_one_line() {
+fn errors_are_one_line() {
     refused(
         &["run", "--with", "jemaloc", "--", "true"],
         2,
@@ -397,9 +396,9 @@ fn what_is_wrong_is_said_in_one_line() {
     refused(
         &["run", "--with", "quota", "--", "true"],
         2,
-        "nothing that a start can set",
+        "can't be set when a program starts",
     );
-    refused(&["explain", "snake-oil"], 1, "nothing is called snake-oil");
+    refused(&["explain", "snake-oil"], 1, "unknown name snake-oil");
     refused(&["explain", "\u{1b}[31m"], 1, "\\u{1b}[31m");
     if !glibc_here() {
         println!("skipped in part: no glibc here");
@@ -458,13 +457,13 @@ fn everything_that_is_listed_is_explained() {
         serde_json::from_str(&data(&tool(&["explain", "jemalloc", "--json"]))).unwrap();
     assert_eq!(page["pages"][0]["kind"], "allocator");
     let text = data(&tool(&["list"]));
-    // A path is not broken: it is there to be copied.
+    // Paths are not broken, so that they can be copied.
     let mut prose = text.lines().filter(|line| !line.contains('/'));
     assert!(prose.all(|line| line.chars().count() <= 100), "{text}");
 }
 
 #[test]
-fn a_name_that_is_no_text_is_passed_on() {
+fn an_argument_that_is_not_utf8_is_passed_on() {
     use std::os::unix::ffi::OsStrExt;
     let odd = OsStr::from_bytes(b"a\xffb");
     let output = command(&["run", "-q", "--with", "env:A=1", "--", "printf", "%s"])
@@ -491,7 +490,7 @@ fn the_arena_hook_is_set_where_its_package_is_installed() {
         println!("skipped: huge pages are switched off here");
         return;
     }
-    // A virtual environment as its own files make one.
+    // A virtual environment: the files that Python looks for.
     let folder = tempfile::tempdir().unwrap();
     let packages = folder.path().join("lib").join(version).join("site-packages");
     std::fs::create_dir_all(&packages).unwrap();

@@ -1,5 +1,5 @@
-//! One command under its keeper: what is told of it against what the system's own programs and /proc say, and that nothing
-//! of it is left, whoever is killed.
+//! One command under its keeper: its figures are compared with /proc and system programs, and none of its processes
+//! may be left, whichever process is killed.
 
 use allocwall_host::keeper::Ended;
 use allocwall_model::error::Error;
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_allocwall");
-/// Far longer than anything here takes.
+/// Much longer than any of these commands takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 static NEVER: AtomicBool = AtomicBool::new(false);
 
@@ -104,7 +104,7 @@ fn kill(pid: i32) {
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
 }
 
-/// `sleep` for a time that nobody else asks for.
+/// A unique time for `sleep`, to find its process by the command line.
 fn lonely_sleep(n: u32) -> String {
     format!("3{:05}.{n:03}", std::process::id() % 100_000)
 }
@@ -118,7 +118,7 @@ fn ticks_per_second() -> f64 {
 }
 
 #[test]
-fn cpu_time_is_the_kernel_s_own() {
+fn cpu_time_equals_the_kernels_account() {
     let burn = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
     for script in [
         format!("{burn}; {TICKS}"),
@@ -130,7 +130,7 @@ fn cpu_time_is_the_kernel_s_own() {
         let truth = ticks / ticks_per_second();
         assert!(truth > 0.05, "{truth}");
         let said = over.user_s + over.system_s;
-        // Four numbers rounded down to ticks, and the shell's own end.
+        // The difference: four numbers rounded down to ticks, and the end of the shell.
         assert!(
             (truth - 0.001..truth + 0.07).contains(&said),
             "{said} against {truth}"
@@ -155,11 +155,12 @@ fn a_sleeper_uses_time_and_no_cpu() {
 
 #[test]
 fn the_end_of_the_command_is_the_end_of_the_clock() {
-    // What it leaves lives for 150 ms more and ends by itself. Other programs may hold up the shell for as long; not five times.
+    // The child lives for 150 ms more and ends by itself. Other programs may delay the shell as long, but not five
+    // times.
     let over = (0..5)
         .map(|_| finished(&shell("sleep 0.15 & exit 3")))
         .find(|over| over.wall_ns < 140_000_000)
-        .expect("a shell that was not held up");
+        .expect("a shell that was not delayed");
     assert_eq!(over.exit, Exit::Code(3));
     assert_eq!(over.left_behind, Vec::<String>::new());
 }
@@ -184,7 +185,7 @@ fn memory_is_what_was_touched() {
     } else {
         println!("skipped in part: 60 blocks took {} ns", over.wall_ns);
     }
-    // With huge pages 32 faults, without them 16,384.
+    // 32 faults with huge pages, 16,384 without.
     assert!(over.minor_faults >= 32);
     assert!(over.metrics()["peak_rss_bytes"].is_ok());
 }
@@ -199,18 +200,18 @@ fn memory_of_a_tree_is_summed() {
     assert_eq!(count, 2, "{}", text(&over.stdout.bytes));
     let peak = over.peak_rss_bytes.unwrap();
     let largest = over.largest_process_peak_rss_bytes.unwrap();
-    // Two times `tail` with what it keeps.
+    // Two `tail` processes, each with its 40 MB.
     assert!((40_000_000..60_000_000).contains(&largest), "{largest}");
     assert!((80_000_000..130_000_000).contains(&peak), "{peak}");
 }
 
 #[test]
-fn what_is_too_short_to_be_looked_at_is_said_so() {
-    // Beside other programs even this one may last until the first look; not five times.
+fn memory_of_a_too_short_run_is_absent_with_its_reason() {
+    // With other programs running, even this run may last until the first memory sample, but not five times.
     let over = (0..5)
         .map(|_| finished(&of(&["true"])))
         .find(|over| over.memory.is_empty())
-        .expect("one that was not looked at");
+        .expect("a run without a memory sample");
     assert!(over.exit.success());
     let metrics = over.metrics();
     for key in ["peak_pss_bytes", "final_rss_bytes", "final_pss_bytes"] {
@@ -225,11 +226,11 @@ fn what_is_too_short_to_be_looked_at_is_said_so() {
 }
 
 #[test]
-fn the_keeper_s_image_is_not_taken_for_the_command_s() {
+fn the_keepers_memory_is_not_counted_as_the_commands() {
     let over = finished(&of(&["grep", "VmHWM", "/proc/self/status"]));
     let said = text(&over.stdout.bytes);
     let kib: u64 = said.split_whitespace().nth(1).unwrap().parse().unwrap();
-    // Told in the middle of a short life; and wait4's number leaves out what the counters of each CPU still hold.
+    // grep prints VmHWM before its end, and wait4's value leaves out what the per-CPU counters still hold.
     match over.largest_process_peak_rss_bytes {
         Ok(peak) => assert!(peak.abs_diff(kib << 10) < 1 << 20, "{peak} against {said}"),
         Err(absence) => assert_eq!(absence.reason, Reason::TooLittle),
@@ -248,7 +249,7 @@ fn a_daemon_is_ended_and_named() {
 }
 
 #[test]
-fn a_crowd_that_will_not_go_is_ended() {
+fn many_processes_that_ignore_signals_are_ended() {
     let time = lonely_sleep(2);
     let one = format!("(setsid sh -c 'trap \"\" TERM HUP INT; sleep {time} & sleep {time}; wait' &)");
     let over = finished(&shell(&format!("for i in $(seq 30); do {one}; done; sleep 0.2")));
@@ -258,8 +259,8 @@ fn a_crowd_that_will_not_go_is_ended() {
 }
 
 #[test]
-fn a_chain_that_never_stays_is_ended() {
-    // Each starts the next and ends at once.
+fn a_chain_of_forks_is_ended() {
+    // Each process starts the next one and ends at once.
     let word = format!("chain-{}", lonely_sleep(9));
     let over = finished(&of(&["sh", "-c", "f() { f & }; f & sleep 0.3", &word]));
     assert!(over.exit.success());
@@ -268,7 +269,7 @@ fn a_chain_that_never_stays_is_ended() {
 }
 
 #[test]
-fn the_limit_ends_it_however_it_feels_about_that() {
+fn the_time_limit_ends_commands_that_ignore_or_handle_sigterm() {
     let mut deaf = shell("trap '' TERM; while :; do sleep 0.02; done");
     deaf.limit = Duration::from_millis(300);
     deaf.grace = Duration::from_millis(200);
@@ -282,7 +283,7 @@ fn the_limit_ends_it_however_it_feels_about_that() {
     );
     assert!(over.metrics()["cpu_s"].is_ok());
 
-    // One that listens says goodbye; one that is stopped, too.
+    // A command that handles SIGTERM can end by itself, also if it is stopped.
     for script in [
         "trap 'echo bye; exit 5' TERM; while :; do sleep 0.02; done",
         "trap 'echo bye; exit 5' TERM; kill -STOP $$",
@@ -298,7 +299,7 @@ fn the_limit_ends_it_however_it_feels_about_that() {
             "{script}"
         );
     }
-    // Without grace nobody is asked.
+    // Without grace time there is no SIGTERM, only SIGKILL.
     let mut rude = shell("trap 'echo bye; exit 5' TERM; while :; do sleep 0.02; done");
     rude.limit = Duration::from_millis(200);
     assert_eq!(finished(&rude).exit, Exit::Signal(9));
@@ -323,7 +324,7 @@ fn an_interruption_ends_it() {
 }
 
 #[test]
-fn a_server_is_ended_when_asked_and_dropping_is_asking() {
+fn a_server_is_ended_by_end_and_by_drop() {
     let time = lonely_sleep(4);
     let mut start = shell(&format!("echo ready; sleep {time}"));
     start.grace = Duration::from_secs(5);
@@ -340,7 +341,7 @@ fn a_server_is_ended_when_asked_and_dropping_is_asking() {
     drop(running);
     assert!(!alive(pid) && with_word(&time).is_empty());
 
-    // One that ends early is told.
+    // A server that ends early is reported.
     let mut running = started(&shell("exit 4"));
     assert!(within(PATIENCE, || running.exited() == Some(Exit::Code(4))));
     std::thread::sleep(Duration::from_millis(50));
@@ -378,7 +379,7 @@ fn a_signal_to_the_keeper_ends_the_command() {
 
 const VICTIM: &str = "ALLOCWALL_TEST_VICTIM";
 
-/// Not a test of its own: the next one starts it in another process, and kills that.
+/// Not a test by itself: later tests start it in another process and kill that process.
 #[test]
 fn victim() {
     let Some(place) = std::env::var_os(VICTIM).map(PathBuf::from) else {
@@ -401,7 +402,7 @@ fn victim() {
     let _ = running.wait(&NEVER);
 }
 
-/// Another process that has a command running; with the command's pid.
+/// Starts another process that runs a command; returns it with the command's pid.
 fn start_victim(place: &Path, time: &str) -> (std::process::Child, i32) {
     fs::write(place.join("time"), time).unwrap();
     let victim = Command::new(std::env::current_exe().unwrap())
@@ -416,7 +417,7 @@ fn start_victim(place: &Path, time: &str) -> (std::process::Child, i32) {
 }
 
 #[test]
-fn everything_dies_with_us() {
+fn everything_ends_with_a_killed_starter() {
     let (time, place) = (lonely_sleep(7), tempfile::tempdir().unwrap());
     let (mut victim, pid) = start_victim(place.path(), &time);
     let keeper = parent(pid);
@@ -431,14 +432,14 @@ fn everything_dies_with_us() {
 }
 
 #[test]
-fn the_command_dies_with_its_keeper_though_nobody_else_looks() {
+fn the_command_dies_with_its_keeper_while_the_starter_is_stopped() {
     let (time, place) = (lonely_sleep(10), tempfile::tempdir().unwrap());
     let (mut victim, pid) = start_victim(place.path(), &time);
     let stopped = rustix::process::Pid::from_raw(victim.id() as i32).unwrap();
     rustix::process::kill_process(stopped, rustix::process::Signal::STOP).unwrap();
     kill(parent(pid));
     assert!(within(PATIENCE, || !alive(pid)));
-    // The rest is ended by whoever started the keeper, when it can.
+    // The keeper's starter ends the other processes when it runs again.
     assert!(!with_word(&time).is_empty());
     rustix::process::kill_process(stopped, rustix::process::Signal::CONT).unwrap();
     assert!(within(Duration::from_secs(5), || with_word(&time).is_empty()));
@@ -447,7 +448,7 @@ fn the_command_dies_with_its_keeper_though_nobody_else_looks() {
 
 const POWERLESS: &str = "ALLOCWALL_TEST_POWERLESS";
 
-/// Not a test of its own: the next one starts it as a user who may not end what has become root's.
+/// Not a test by itself: the next test starts it as a user who may not end processes of root.
 #[test]
 fn powerless() {
     let Some(place) = std::env::var_os(POWERLESS).map(PathBuf::from) else {
@@ -468,7 +469,7 @@ fn powerless() {
 }
 
 #[test]
-fn what_may_not_be_ended_is_told_and_not_waited_for() {
+fn a_process_that_may_not_be_ended_is_reported_and_not_waited_for() {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: needs root to make a set-user-ID program");
         return;
@@ -512,7 +513,7 @@ fn what_may_not_be_ended_is_told_and_not_waited_for() {
 }
 
 #[test]
-fn a_guarded_folder_goes_with_its_guard() {
+fn a_guarded_folder_is_removed_with_its_guard() {
     let place = tempfile::tempdir().unwrap();
     let folder = place.path().join("shared");
     fs::create_dir(&folder).unwrap();
@@ -525,7 +526,7 @@ fn a_guarded_folder_goes_with_its_guard() {
 }
 
 #[test]
-fn what_cannot_be_started_says_why() {
+fn a_command_that_cannot_start_has_its_reason() {
     let place = tempfile::tempdir().unwrap();
     let plain = place.path().join("plain");
     fs::write(&plain, "no program").unwrap();
@@ -538,7 +539,7 @@ fn what_cannot_be_started_says_why() {
         let scratch = place.path().join("scratch");
         fs::create_dir(&scratch).unwrap();
         let mut start = of(&[command, "x"]);
-        // Of folders that this user may not look into exec says EACCES.
+        // A fixed PATH: for folders that this user may not search, exec returns EACCES.
         start.env = vec![("PATH".into(), Some("/bin:/usr/bin".into()))];
         start.folder = Some(scratch.clone());
         match run::start(&start, Path::new(BINARY)) {
@@ -563,7 +564,7 @@ fn what_cannot_be_started_says_why() {
     assert!(refused(&of(&["echo", "a\0b"])).contains("NUL"));
     let mut odd = of(&["true"]);
     odd.env = vec![("A=B".into(), Some("c".into()))];
-    assert!(refused(&odd).contains("no name"));
+    assert!(refused(&odd).contains("is not a valid name"));
     let mut taken = of(&["true"]);
     taken.stdout = Output::File(plain.clone());
     assert!(refused(&taken).contains("plain"));
@@ -596,7 +597,7 @@ fn output_is_bounded_and_counted() {
 }
 
 #[test]
-fn the_environment_is_as_asked() {
+fn environment_folder_and_stdin_are_as_requested() {
     let place = tempfile::tempdir().unwrap();
     fs::write(place.path().join("input"), "from a file").unwrap();
     let mut start =
@@ -624,8 +625,8 @@ fn the_environment_is_as_asked() {
 }
 
 #[test]
-fn the_signals_are_as_they_were() {
-    // Blocked and ignored ones as a shell starts programs with: none.
+fn signals_are_neither_blocked_nor_ignored() {
+    // A shell starts programs with no blocked and no ignored signals; so does the keeper.
     let over = finished(&of(&["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]));
     let said = text(&over.stdout.bytes);
     assert!(said.contains("SigBlk:\t0000000000000000"), "{said}");
@@ -634,7 +635,7 @@ fn the_signals_are_as_they_were() {
     assert_eq!(u64::from_str_radix(ignored, 16).unwrap() & pipe, 0, "{said}");
 }
 
-/// Strings and bytes of arguments and environment, as the kernel holds them.
+/// Number of strings and bytes in the arguments and the environment of the process.
 fn room(running: &Running) -> (usize, usize) {
     let read = |name: &str| fs::read(format!("/proc/{}/{name}", running.pid())).unwrap();
     let all = [read("cmdline"), read("environ")].concat();
@@ -680,9 +681,9 @@ fn allowed_cpu() -> u32 {
 }
 
 #[test]
-fn it_runs_where_it_is_put_and_the_keeper_does_not() {
+fn the_command_runs_on_its_cpus_and_the_keeper_on_all() {
     let cpu = allowed_cpu();
-    // The keeper goes back when it has seen the exec.
+    // The keeper restores its own CPUs after the exec, so wait for that.
     let script = "sleep 0.3; grep Cpus_allowed_list /proc/self/status /proc/$PPID/status";
     let mut start = shell(script);
     start.cpus = Some(vec![cpu]);
@@ -705,7 +706,7 @@ fn it_runs_where_it_is_put_and_the_keeper_does_not() {
 }
 
 #[test]
-fn memory_comes_from_where_it_is_told() {
+fn memory_is_bound_to_the_requested_nodes() {
     let mut start = of(&["cat", "/proc/self/numa_maps"]);
     start.nodes = Some(vec![0]);
     match run::start(&start, Path::new(BINARY)) {
@@ -721,7 +722,7 @@ fn memory_comes_from_where_it_is_told() {
 }
 
 #[test]
-fn programs_with_rights_of_their_own_ignore_what_is_asked() {
+fn settings_that_a_setuid_program_ignores_are_refused() {
     let place = tempfile::tempdir().unwrap();
     let program = place.path().join("true");
     fs::copy("/bin/true", &program).unwrap();
@@ -732,9 +733,9 @@ fn programs_with_rights_of_their_own_ignore_what_is_asked() {
         return;
     }
     let mut start = of(&[program.to_str().unwrap()]);
-    assert!(finished(&start).exit.success(), "nothing is asked of it");
+    assert!(finished(&start).exit.success(), "no settings");
     start.env = vec![("HARMLESS".into(), Some("1".into())), ("LD_PRELOAD".into(), None)];
-    assert!(finished(&start).exit.success(), "nothing that it would ignore");
+    assert!(finished(&start).exit.success(), "no settings that it ignores");
     for name in ["LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_CONF"] {
         start.env = vec![(name.into(), Some("".into()))];
         let said = refused(&start);
@@ -751,7 +752,7 @@ fn programs_with_rights_of_their_own_ignore_what_is_asked() {
 }
 
 #[test]
-fn a_keeper_is_not_started_by_hand() {
+fn keep_is_only_for_internal_use() {
     let output = Command::new(BINARY)
         .arg("keep")
         .stdin(Stdio::null())
@@ -777,7 +778,7 @@ fn everything_of_a_run_carries_its_mark() {
     assert_ne!(text(&other.stdout.bytes).trim(), marks[0]);
 }
 
-// ---- the loader's account of a whole tree ----
+// ---- the loader's log of a process tree ----
 
 /// The C library that this test runs on.
 fn libc() -> PathBuf {
@@ -789,8 +790,8 @@ fn libc() -> PathBuf {
         .expect("a shared C library")
 }
 
-/// One uncounted run of the command, expected to get malloc from the C library, with so much room; then one of a command of which
-/// nothing is expected. Failure and proof of both.
+/// One uncounted run of the command, which must get malloc from the C library, with a log of limited size; then a run
+/// of a second command without expectations. Returns failure and proof of both.
 fn proofs(room: &Room, command: &str) -> [(Option<String>, Vec<ProofItem>); 2] {
     let arm = |(script, expects)| Prepared {
         start: shell(script),
@@ -817,17 +818,17 @@ fn proofs(room: &Room, command: &str) -> [(Option<String>, Vec<ProofItem>); 2] {
 }
 
 #[test]
-fn an_account_that_grows_too_long_ends_its_run_and_leaves_nothing() {
+fn a_log_that_grows_too_long_ends_its_run_and_leaves_no_files() {
     let folder = tempfile::tempdir().unwrap();
     let word = format!("{}", 61_000_000 + u64::from(std::process::id()));
     let many = format!("i=0; while [ $i -lt 50 ]; do ls / >/dev/null; i=$((i+1)); done; exec sleep {word}");
     let few = "ls / >/dev/null; ls / >/dev/null; :";
     let began = Instant::now();
     let [(failure, proof), second] = proofs(&Room::of(folder.path(), 4096), &many);
-    // Not by its time limit.
+    // The run was ended by the size of the log, not by its time limit.
     assert!(began.elapsed() < PATIENCE);
     assert_eq!(failure, None);
-    // And the trial goes on.
+    // The next run is not affected.
     assert_eq!(second.0.as_deref(), Some("exit status 7"));
     let [item] = &proof[..] else { panic!("{proof:?}") };
     if item.state == ProofState::Unknown && item.absent.is_none() {
@@ -836,10 +837,14 @@ fn an_account_that_grows_too_long_ends_its_run_and_leaves_nothing() {
     }
     assert_eq!((item.state, item.needed), (ProofState::Unknown, true), "{item:?}");
     assert_eq!(item.absent.as_ref().map(|a| a.reason), Some(Reason::TooCostly));
-    assert!(item.detail.contains("so that run was ended"), "{}", item.detail);
+    assert!(
+        item.detail.contains("so allocwall ended that run"),
+        "{}",
+        item.detail
+    );
     assert_eq!(with_word(&word), [0; 0]);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
-    // The same where there is room for it: its whole tree is known, and the files are gone as well.
+    // The twin: enough room. The log covers all processes, and the files are removed too.
     let [(failure, proof), _] = proofs(&Room::new(folder.path()), few);
     assert_eq!(failure, None);
     let [item] = &proof[..] else { panic!("{proof:?}") };

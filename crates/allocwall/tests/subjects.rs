@@ -1,5 +1,5 @@
-//! Each built-in subject, run for seconds: it becomes ready, its own account agrees with its dial, its twin lacks the
-//! wall, and nothing is left behind.
+//! Runs each built-in subject for seconds: it becomes ready, its own account agrees with its dial, its twin does not
+//! have the wall, and it leaves no files or cgroups behind.
 
 mod common;
 
@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_allocwall");
 
-/// One at a time: two subjects of two threads each on two CPUs would measure each other.
+/// One at a time: two subjects with two threads each would disturb each other on two CPUs.
 fn alone() -> MutexGuard<'static, ()> {
     static MACHINE: Mutex<()> = Mutex::new(());
     MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends with the test, however that ends.
+/// A process that is killed when the test ends, also by a panic.
 struct Running(Child);
 
 impl Drop for Running {
@@ -37,11 +37,11 @@ impl Running {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        // Subjects of two threads need two CPUs at once.
+        // Subjects with two threads need two CPUs at the same time.
         Running(favoured(&mut command).spawn().expect("the binary starts"))
     }
 
-    /// Its output and its first line, which says that it is ready. Err: why it could not run here.
+    /// The subject's output, and its first line, which reports that it is ready. Err: why it cannot run here.
     fn ready(&mut self) -> Result<(BufReader<ChildStdout>, Value), String> {
         let mut out = BufReader::new(self.0.stdout.take().unwrap());
         let mut line = String::new();
@@ -51,7 +51,7 @@ impl Running {
             self.0.stderr.take().unwrap().read_to_string(&mut talk).unwrap();
             let at = talk
                 .find("skipped: ")
-                .unwrap_or_else(|| panic!("no line, and: {talk}"));
+                .unwrap_or_else(|| panic!("no output line; stderr: {talk}"));
             return Err(talk[at..].trim().to_owned());
         }
         let ready: Value = serde_json::from_str(&line).expect(&line);
@@ -60,11 +60,11 @@ impl Running {
     }
 }
 
-/// What grew between ready and the end.
+/// The subject's readings when it was ready and at its end.
 struct Truth {
     first: Value,
     last: Value,
-    /// Of the whole machine, meanwhile.
+    /// CPU time of the whole machine between them.
     machine: MachineTime,
 }
 
@@ -97,7 +97,7 @@ impl Truth {
         at(&self.last) - at(&self.first)
     }
 
-    /// Time in the run queue; 0 where the kernel keeps no account of it.
+    /// Time in the run queue; 0 if the kernel does not account it.
     fn queued(&self) -> f64 {
         match self.last.get("queued_s") {
             Some(_) => self.grown("/queued_s"),
@@ -105,19 +105,19 @@ impl Truth {
         }
     }
 
-    /// Whether other programs took CPUs that it wanted, by the kernel's account.
+    /// Whether other programs used CPUs that the subject needed, by the kernel's account.
     fn shared(&self) -> bool {
         let queued = self.queued();
         queued > 0.05 * (queued + self.grown("/cpu_s"))
     }
 
-    /// Why what was seen may not be the subject's doing.
+    /// Why the machine, not the subject, may have caused a wrong share.
     fn excuse(&self, waited_less: bool) -> Option<String> {
         let stolen = self.machine.stolen();
         if stolen > STOLEN {
             return Some(format!("the hypervisor took {:.1} % of the CPUs", stolen * 100.0));
         }
-        // Who waits for a CPU waits for nothing else meanwhile.
+        // A thread that waits for a CPU does not wait for anything else at that time.
         (waited_less && self.shared()).then(|| "the machine was shared".to_owned())
     }
 
@@ -135,10 +135,10 @@ impl Truth {
     }
 }
 
-/// Subjects whose waits are shorter where other programs take the CPUs.
+/// Subjects whose waits become shorter if other programs use the CPUs.
 const LESSENED: [&str; 4] = ["io-wait", "pipe-wait", "application-mutex", "address-space-lock"];
 
-/// Runs subject and twin and holds the `share` of each to what is expected. What they said; None where one could not run here.
+/// Runs subject and twin, and checks the `share` of each. Returns their readings; None if one cannot run here.
 fn pair(
     name: &str,
     dial: f64,
@@ -163,7 +163,7 @@ fn pair(
             }
             let excuse = truth.excuse(LESSENED.contains(&name) && share < expected);
             match excuse {
-                // A shared machine is quiet now and then, and a disk that stalls for a tenth of a second does not stall always.
+                // Another try may meet a quieter machine, or a disk that does not stall for a tenth of a second.
                 _ if tries < 3 && (excuse.is_some() || name == "io-wait") => {}
                 None => panic!("{told}"),
                 Some(excuse) => {
@@ -211,7 +211,7 @@ fn the_collector_collects_and_without_cycles_it_does_not() {
 
 #[test]
 fn a_competitor_makes_the_run_queue_wait() {
-    // The competitor keeps to its share; other work on this machine does not know of it.
+    // Wide tolerance: other work on this machine adds to the competitor's share.
     pair("run-queue", 0.4, 0.15, 0.0, |t| t.share_of_threads("run_queue"));
 }
 
@@ -239,16 +239,16 @@ fn mappers_wait_for_one_another_and_one_alone_does_not() {
     });
 }
 
-/// The twin spends as much in the allocator; only that nobody waits there differs.
+/// The twin spends as much CPU time in the allocator, but its threads do not wait there.
 fn lock_pair(name: &str, dial: f64) {
-    // Two threads may pass each other by for a whole run.
+    // By chance, two threads may not meet at the lock during a whole run.
     for last in [false, false, true] {
         let Some(pair) = pair(name, dial, 0.05, dial, |t| {
             t.share_of_cpu("allocator_code+allocator_locks")
         }) else {
             return;
         };
-        // Who reads clocks can't tell waiting from a CPU that the hypervisor took away.
+        // The subject's clocks count steal as waiting, so subtract it.
         let [subject, twin] = pair.each_ref().map(|t| {
             let waited = t.share_of_threads("allocator") - t.machine.stolen_s / t.thread_seconds();
             waited.max(0.0)
@@ -258,7 +258,7 @@ fn lock_pair(name: &str, dial: f64) {
         if subject > 0.005 && twin < subject / 4.0 {
             return;
         }
-        // Threads that stand in the run queue don't meet.
+        // Threads in the run queue don't meet at the lock.
         if let Some(excuse) = pair[0].excuse(true).or_else(|| pair[1].excuse(false)) {
             return println!("skipped in part: {excuse}: {told}");
         }
@@ -283,7 +283,7 @@ fn a_fragmented_heap_stays_and_a_sound_one_shrinks() {
         let mut arguments = vec!["retention"];
         arguments.extend(flag);
         let mut running = Running::start(&arguments);
-        let (_out, ready) = running.ready().expect("it needs nothing special");
+        let (_out, ready) = running.ready().expect("it runs everywhere");
         let statm = std::fs::read_to_string(format!("/proc/{}/statm", running.0.id())).unwrap();
         let pages: f64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
         (pages * 4096.0, ready["live_bytes"].as_f64().unwrap())
@@ -317,8 +317,8 @@ fn quotas() -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_quota_throttles_and_goes_with_its_subject() {
-    // Other work on this machine stretches the quota over the period and leaves less of it to be throttled.
+fn a_quota_throttles_and_is_removed_with_its_subject() {
+    // Wide tolerance: with other work on this machine, the quota lasts longer and less of the period is throttled.
     pair("throttling", 0.5, 0.15, 0.0, |t| t.share_of_threads("throttled"));
     let _alone = alone();
     assert!(
@@ -350,8 +350,8 @@ fn a_signal_ends_a_subject_with_a_last_line() {
     let _alone = alone();
     for signal in [libc::SIGTERM, libc::SIGINT] {
         let mut running = Running::start(&["computing", "--seconds", "600"]);
-        let (mut out, _) = running.ready().expect("it needs nothing special");
-        // SAFETY: our own child, not yet waited for.
+        let (mut out, _) = running.ready().expect("it runs everywhere");
+        // SAFETY: the process is this test's own child and has not been waited for.
         unsafe { libc::kill(running.0.id() as i32, signal) };
         let mut rest = String::new();
         out.read_to_string(&mut rest).unwrap();
@@ -371,7 +371,7 @@ fn a_subject_ends_when_its_stdin_closes() {
         .stderr(Stdio::piped());
     let mut running = Running(command.spawn().unwrap());
     let stdin = running.0.stdin.take();
-    let (mut out, _) = running.ready().expect("it needs nothing special");
+    let (mut out, _) = running.ready().expect("it runs everywhere");
     let closed = Instant::now();
     drop(stdin);
     let mut rest = String::new();
@@ -383,7 +383,7 @@ fn a_subject_ends_when_its_stdin_closes() {
 }
 
 #[test]
-fn senseless_requests_are_refused() {
+fn bad_arguments_are_refused() {
     for arguments in [
         &["no-such-subject"][..],
         &["cold-touch", "--dial", "1.5"],

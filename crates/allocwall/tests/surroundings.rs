@@ -1,5 +1,5 @@
-//! Targets and surroundings in which a reader of clocks, numbers and files goes wrong: other time and PID namespaces, a
-//! main thread that has ended, processes that are stopped, no descriptors to read with. Real ones, each with its twin.
+//! Difficult targets and surroundings: other time and PID namespaces, a main thread that has ended, stopped
+//! processes, too few file descriptors. All are real, and most have a twin without the difficulty.
 
 use serde_json::Value;
 use std::os::unix::process::CommandExt;
@@ -9,13 +9,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_allocwall");
 
-/// One at a time: each wants a CPU.
+/// Tests run one at a time: each needs a CPU.
 fn alone() -> MutexGuard<'static, ()> {
     static MACHINE: Mutex<()> = Mutex::new(());
     MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends with the test, however that ends.
+/// A process that is killed when the test ends, also by a panic.
 struct Running(Child);
 
 impl Running {
@@ -24,7 +24,7 @@ impl Running {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        // SAFETY: a system call only between fork and exec.
+        // SAFETY: only a system call between fork and exec.
         unsafe {
             command.pre_exec(|| {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -54,7 +54,7 @@ impl Drop for Running {
     }
 }
 
-/// What a diagnosis says: its document (or its talk where there is none), and the sentence.
+/// The output of a diagnosis: its JSON document (null if there is none), and all text.
 struct Said {
     document: Value,
     all: String,
@@ -89,7 +89,7 @@ fn diagnosis(pid: i32) -> Vec<String> {
         .to_vec()
 }
 
-/// In a state directory of its own, so that nothing is left.
+/// Runs with its own state directory, which is removed.
 fn run(command: &mut Command) -> Said {
     let state = tempfile::tempdir().unwrap();
     Said::of(
@@ -104,7 +104,7 @@ fn diagnose(pid: i32) -> Said {
     run(Command::new(BINARY).args(diagnosis(pid)))
 }
 
-/// Under util-linux's unshare with these options; None where this user or machine does not permit that.
+/// The command under util-linux's unshare with these options; None if this user or machine does not permit it.
 fn unshared(options: &[&str], command: &[String]) -> Option<Command> {
     let permitted = Command::new("unshare").args(options).arg("true").output();
     match permitted {
@@ -130,7 +130,7 @@ fn with_binary(arguments: Vec<String>) -> Vec<String> {
     [BINARY.to_owned()].into_iter().chain(arguments).collect()
 }
 
-/// The samples must show what the kernel charged.
+/// The samples must cover the CPU time that the kernel charged.
 fn covered(said: &Said) {
     let sampled = said.document["bill"]["sampled_cpu_s"].as_f64().unwrap_or(0.0);
     assert!(said.document["bill"]["on_cpu"].is_array(), "{}", said.all);
@@ -147,7 +147,7 @@ fn covered(said: &Said) {
 fn time_namespaces_shift_no_sample_out_of_the_window() {
     let _alone = alone();
     let target = Running::busy();
-    // The tool in the past and in the future of the machine's own clock, forked into the namespace and exec'd into it.
+    // allocwall with a clock ahead of and behind the machine's; forked into the namespace, or exec'd in it.
     for options in [
         &["-T", "--monotonic", "864000", "--boottime", "864000", "-f"][..],
         &["-T", "--monotonic", "-5", "--boottime", "-5", "-f"],
@@ -159,7 +159,7 @@ fn time_namespaces_shift_no_sample_out_of_the_window() {
             covered(&said);
         }
     }
-    // The target in one.
+    // The target in a time namespace.
     let spin = ["sh", "-c", "while :; do :; done"].map(str::to_owned);
     let options = [
         "-T",
@@ -181,7 +181,7 @@ fn time_namespaces_shift_no_sample_out_of_the_window() {
 #[test]
 fn a_tool_in_a_pid_namespace_measures_what_is_in_it_and_refuses_a_foreign_proc() {
     let _alone = alone();
-    // Tool and target in one, with a /proc of its own.
+    // allocwall and target in one namespace, with its own /proc.
     let script = format!(
         "(while :; do :; done) & target=$!; {BINARY} diagnose --json -d 1s -p $target; kill -9 $target"
     );
@@ -189,13 +189,13 @@ fn a_tool_in_a_pid_namespace_measures_what_is_in_it_and_refuses_a_foreign_proc()
     if let Some(mut command) = unshared(&["-p", "-f", "--mount-proc", "--kill-child"], &inside) {
         covered(&run(&mut command));
     }
-    // A command that is launched in one.
+    // A command that allocwall launches inside the namespace.
     let launched = format!("{BINARY} diagnose --json -d 1s -- sh -c 'while :; do :; done'");
     let inside = ["sh".to_owned(), "-c".to_owned(), launched];
     if let Some(mut command) = unshared(&["-p", "-f", "--mount-proc", "--kill-child"], &inside) {
         covered(&run(&mut command));
     }
-    // The outer /proc has numbers that mean other processes to every system call.
+    // With the outer /proc, pids in /proc and pids in system calls mean different processes.
     let target = Running::busy();
     if let Some(mut command) = unshared(
         &["-p", "-f", "--kill-child"],
@@ -208,7 +208,7 @@ fn a_tool_in_a_pid_namespace_measures_what_is_in_it_and_refuses_a_foreign_proc()
             said.all
         );
     }
-    // A target in one, seen from outside: a container.
+    // A target in a namespace, diagnosed from outside: a container.
     let spin = ["sh", "-c", "while :; do :; done"].map(str::to_owned);
     if let Some(mut command) = unshared(&["-p", "-f", "--kill-child"], &spin) {
         let container = Running::start(&mut command);
@@ -226,7 +226,7 @@ fn root_of_a_user_namespace_is_not_told_to_become_root() {
     };
     let output = unshare.output().expect("unshare starts");
     let told = String::from_utf8_lossy(&output.stderr);
-    // An ordinary user's own process may be read from within the namespace, a process of root's may not.
+    // A process of an ordinary user may be read from within the namespace, a process of root may not.
     if output.status.success() {
         return println!("skipped: unshare: what this user owns may be read from a user namespace as well");
     }
@@ -235,7 +235,7 @@ fn root_of_a_user_namespace_is_not_told_to_become_root() {
 }
 
 #[test]
-fn what_was_idle_used_no_cpu_and_what_was_busy_did() {
+fn an_idle_target_used_no_cpu_and_a_busy_one_did() {
     let _alone = alone();
     let idle = diagnose(Running::idle().pid());
     assert!(idle.all.contains("it used no CPU in the window"), "{}", idle.all);
@@ -244,7 +244,7 @@ fn what_was_idle_used_no_cpu_and_what_was_busy_did() {
     covered(&busy);
 }
 
-/// A process whose main thread has ended while another one computes.
+/// A process whose main thread has ended while another thread computes.
 fn headless() -> i32 {
     extern "C" fn spin(_: *mut libc::c_void) -> *mut libc::c_void {
         let mut x = 1u64;
@@ -260,7 +260,7 @@ fn headless() -> i32 {
             libc::prctl(libc::PR_SET_PDEATHSIG, 0);
             let mut thread = 0;
             libc::pthread_create(&mut thread, std::ptr::null(), spin, std::ptr::null_mut());
-            // What pthread_exit comes to for a main thread, without unwinding through the test.
+            // Ends the main thread like pthread_exit, but without unwinding through the test.
             libc::syscall(libc::SYS_exit, 0);
             libc::abort();
         }
@@ -296,7 +296,7 @@ fn a_process_whose_main_thread_has_ended_is_diagnosed_by_the_others() {
         "{}",
         said.all
     );
-    // Ended altogether, and a kernel thread, are told apart.
+    // A zombie and a kernel thread have messages of their own.
     let zombie = Command::new("true").spawn().unwrap();
     std::thread::sleep(std::time::Duration::from_millis(100));
     let ended = diagnose(zombie.id() as i32);
@@ -320,7 +320,7 @@ fn a_process_whose_main_thread_has_ended_is_diagnosed_by_the_others() {
     }
 }
 
-/// A group of a freezer, gone again with the test. Its processes run again first.
+/// A cgroup that can be frozen. Dropping it thaws its processes and removes it.
 struct Freezer {
     dir: PathBuf,
     file: &'static str,
@@ -328,7 +328,7 @@ struct Freezer {
 }
 
 impl Freezer {
-    /// None where this machine has none of this version, or this user may not make groups.
+    /// None if this machine has no such cgroup version, or this user may not make cgroups.
     fn new(top: &str, file: &'static str, thaw: &'static str) -> Option<Freezer> {
         let dir = PathBuf::from(top).join(format!("allocwall-test-{}", std::process::id()));
         if let Err(e) = std::fs::create_dir(&dir) {
@@ -353,7 +353,7 @@ impl Freezer {
 impl Drop for Freezer {
     fn drop(&mut self) {
         let _ = std::fs::write(self.dir.join(self.file), self.thaw);
-        // Its processes leave before the folder can go.
+        // A cgroup with processes cannot be removed, so they move to the parent.
         for pid in std::fs::read_to_string(self.dir.join("cgroup.procs"))
             .unwrap_or_default()
             .lines()
@@ -373,7 +373,7 @@ fn is_not_told_of_its_walls(said: &Said) {
 }
 
 #[test]
-fn a_stopped_process_is_told_as_stopped_and_by_what() {
+fn a_stopped_process_is_reported_with_what_stopped_it() {
     let _alone = alone();
     let target = Running::busy();
     let pid = target.pid();
@@ -401,17 +401,17 @@ fn a_stopped_process_is_told_as_stopped_and_by_what() {
 }
 
 #[test]
-fn a_traced_process_that_its_tracer_holds_is_told_as_such() {
+fn a_process_stopped_by_its_tracer_is_reported() {
     let _alone = alone();
     let target = Running::busy();
     let pid = target.pid();
-    // SAFETY: the process is this test's own child; attaching stops it, and detaching lets it run.
+    // SAFETY: the process is this test's own child. Attaching stops it, detaching continues it.
     let attached = unsafe { libc::ptrace(libc::PTRACE_ATTACH, pid, 0, 0) };
     if attached != 0 {
         println!("skipped: ptrace: {}", std::io::Error::last_os_error());
         return;
     }
-    // SAFETY: waits for the stop that attaching brings about.
+    // SAFETY: waits for the stop that attaching causes.
     unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::__WALL) };
     let said = diagnose(pid);
     // SAFETY: as above.
@@ -445,10 +445,10 @@ fn a_frozen_process_is_told_as_frozen_and_by_which_group() {
     }
 }
 
-/// With ever fewer descriptors more and more cannot be read. The subject faults in pages for most of its time: whatever is
-/// left to judge by, it is neither idle nor without a wall of memory.
+/// With fewer descriptors, fewer files can be read. The subject faults in pages for most of its time, so a diagnosis
+/// must never report that it is idle or has no memory wall, however little was read.
 #[test]
-fn what_could_not_be_read_without_descriptors_is_not_ruled_out() {
+fn without_descriptors_nothing_unread_is_ruled_out() {
     let _alone = alone();
     let target = Running::start(Command::new(BINARY).args([
         "subject",
@@ -463,7 +463,7 @@ fn what_could_not_be_read_without_descriptors_is_not_ruled_out() {
     for limit in (4..=16).chain((18..=40).step_by(2)).chain([256]) {
         let mut command = Command::new(BINARY);
         command.args(diagnosis(target.pid()));
-        // SAFETY: a system call only between fork and exec.
+        // SAFETY: only a system call between fork and exec.
         unsafe {
             command.pre_exec(move || {
                 let limit = libc::rlimit {
@@ -490,5 +490,5 @@ fn what_could_not_be_read_without_descriptors_is_not_ruled_out() {
             measured += u32::from(finding["status"] != "not_measured");
         }
     }
-    assert!(measured > 0, "with 256 descriptors all can be read");
+    assert!(measured > 0, "with 256 descriptors, first touch must be measured");
 }

@@ -1,5 +1,5 @@
-//! `allocwall trial` from its command line: what it says of what was planted, what it refuses and in how many words, and that nothing
-//! stays behind, however it ends.
+//! `allocwall trial` from the command line: outcomes of planted effects, one error line for each refusal, and no
+//! process or temporary file left behind, however the trial ends.
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_allocwall");
-/// Far longer than any of these takes, far shorter than a test run's patience.
+/// Much longer than any of these commands takes, much shorter than the time limit of a test run.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PYTHON: &str = "/usr/bin/python3";
-/// In the environment of the tool and of all that it starts.
+/// A variable in the environment of allocwall and of all processes that it starts.
 const MARK: &str = "ALLOCWALL_TEST_PLACE";
 
-/// Folders of a test's own, and a value by which all of its processes are known.
+/// The folders of one test, and a value that marks all of its processes.
 struct Place {
     folder: TempDir,
     mark: String,
@@ -47,7 +47,7 @@ impl Place {
             .arg("trial")
             .args(arguments)
             .env("XDG_STATE_HOME", self.folder.path().join("state"))
-            // What is bundled is unpacked once for all of these.
+            // Bundled libraries are unpacked once for all tests.
             .env("XDG_CACHE_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"))
             .env("TMPDIR", self.folder.path().join("tmp"))
             .env(MARK, &self.mark)
@@ -62,14 +62,14 @@ impl Place {
         self.command(arguments).spawn().expect("the tool starts")
     }
 
-    /// To its end, with nothing left at that moment.
+    /// Runs a trial to its end; nothing may be left at that moment.
     fn trial(&self, arguments: &[&str]) -> Output {
         let output = end_of(self.start(arguments));
         self.assert_nothing_left(Duration::ZERO);
         output
     }
 
-    /// Without the diagnosis beforehand.
+    /// Without the preliminary diagnosis.
     fn quick(&self, arguments: &[&str]) -> Output {
         self.trial(&[&["--no-predict"], arguments].concat())
     }
@@ -134,7 +134,7 @@ fn data(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("data is UTF-8")
 }
 
-/// No data, and a last line of talk that is the error; what stands before it is progress that the test names.
+/// No data; the last line on stderr is the error, and the lines before it are `before`.
 fn assert_refused(output: &Output, code: i32, words: &[&str], before: &[&str]) {
     let talk = talk(output);
     assert_eq!(output.status.code(), Some(code), "{talk}");
@@ -151,7 +151,7 @@ fn assert_refused(output: &Output, code: i32, words: &[&str], before: &[&str]) {
     }
 }
 
-/// One line, exit status 1, nothing left behind and nothing saved.
+/// One error line, exit status 1, nothing left behind, no trial saved.
 fn refused(arguments: &[&str], words: &[&str]) {
     refused_after(arguments, words, &[]);
 }
@@ -168,7 +168,7 @@ fn saved(place: &Place) -> Vec<PathBuf> {
     entries.flatten().map(|entry| entry.path()).collect()
 }
 
-/// The lines of a trial's file of this kind: `trial`, `block` or `plan`.
+/// The lines of this kind in a trial's file: `trial`, `block` or `plan`.
 fn lines(file: &str, kind: &str) -> Vec<Value> {
     let text = fs::read_to_string(file).unwrap_or_default();
     let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
@@ -176,7 +176,7 @@ fn lines(file: &str, kind: &str) -> Vec<Value> {
     lines.filter_map(|line| line.get(kind).cloned()).collect()
 }
 
-/// Of each block the arms in their order.
+/// The order of the arms in each block.
 fn orders(file: &str) -> Vec<Vec<u64>> {
     let order = |block: &Value| {
         let runs = block["runs"].as_array().unwrap().iter();
@@ -188,7 +188,7 @@ fn orders(file: &str) -> Vec<Vec<u64>> {
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
-        assert!(began.elapsed() < PATIENCE, "never: {what}");
+        assert!(began.elapsed() < PATIENCE, "did not happen: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -257,7 +257,7 @@ fn commands_that_cannot_be_tried() {
             words,
         );
     }
-    // Its twin is told that this status is fine.
+    // The twin: --exit-ok makes this status a success.
     let output = place.quick(&[
         "-w",
         "env:A=1",
@@ -324,7 +324,7 @@ fn arms_that_are_given_twice_or_not_at_all() {
 
 /// The library of an allocator that is always bundled.
 fn library(place: &Place) -> PathBuf {
-    // Unpacked by the first trial that is done.
+    // The first trial unpacks it.
     let output = place.quick(&["-w", "mimalloc@bundled", "--blocks", "1", "--", "true"]);
     let cache = Path::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/cache/allocwall/libraries"));
     let is_library = |path: &Path| {
@@ -350,7 +350,7 @@ fn a_library_of_another_machine() {
     let place = Place::new();
     let own = library(&place);
     let mut bytes = fs::read(&own).unwrap();
-    // e_machine of the ELF header (elf(5)): that of a machine which this is not.
+    // e_machine of the ELF header (elf(5)): set to another architecture.
     let machine = u16::from_le_bytes([bytes[18], bytes[19]]);
     let (aarch64, x86_64) = (183_u16, 62_u16);
     let other = if machine == aarch64 { x86_64 } else { aarch64 };
@@ -362,14 +362,14 @@ fn a_library_of_another_machine() {
         &["-w", &arm, "--blocks", "4", "--", "true"],
         &["libmimalloc.so is for"],
     );
-    // The same bytes for this machine.
+    // The twin: the library for this architecture.
     fs::copy(&own, &foreign).unwrap();
     let output = place.quick(&["-w", &arm, "--blocks", "1", "--", "true"]);
     assert!(!talk(&output).contains("error"), "{}", talk(&output));
 }
 
 #[test]
-fn programs_that_no_preload_reaches() {
+fn programs_that_cannot_be_preloaded() {
     let place = Place::new();
     let preload = |program: &str, argument: &str, words: &[&str]| {
         refused(
@@ -393,7 +393,7 @@ fn programs_that_no_preload_reaches() {
     match built.is_ok_and(|output| output.status.success()) {
         true => {
             preload(&program, "", &["statically linked"]);
-            // What needs no loader is tried on it.
+            // A remedy that needs no loader can be tried.
             let output = place.quick(&["-w", "env:A=1", "--blocks", "1", "--", &program]);
             assert!(!talk(&output).contains("error"), "{}", talk(&output));
         }
@@ -448,8 +448,8 @@ fn servers_that_cannot_be_loaded() {
             &listens[..],
         ]
         .concat(),
-        &["capacity could not be found", "connection refused"],
-        &["looking for the untreated server's capacity"],
+        &["could not find the server's capacity", "connection refused"],
+        &["measuring the capacity of the baseline"],
     );
     for (load, words) in [("exit 5", "exit status 5"), ("echo p99=none", "matches nothing")] {
         let options = [
@@ -467,13 +467,14 @@ fn servers_that_cannot_be_loaded() {
         &listens,
         &["unknown-load", "--metric"],
     );
-    // Nobody holds the ports.
+    // No process holds the ports.
     for port in [open, closed] {
         assert!(TcpListener::bind(("127.0.0.1", port)).is_ok(), "{port}");
     }
 }
 
-/// Answers each request after 20 ms, on as many connections as there are: twice the connections, twice the throughput.
+/// The server answers each request after 20 ms on any number of connections, so throughput grows with the
+/// connections.
 #[test]
 fn the_search_for_the_capacity_stays_within_the_connections() {
     use std::io::BufRead;
@@ -511,15 +512,12 @@ fn the_search_for_the_capacity_stays_within_the_connections() {
     end_of(child);
     place.assert_nothing_left(PATIENCE);
     let said = said.join("\n");
-    assert!(
-        said.contains("the capacity is what 3 connections reach"),
-        "{said}"
-    );
+    assert!(said.contains("throughput still rose at 3 connections"), "{said}");
     assert!(said.contains("requests/s with 3 connections"), "{said}");
 }
 
 #[test]
-fn options_that_would_do_nothing_are_refused_before_anything_runs() {
+fn options_without_effect_are_refused_before_any_run() {
     let place = Place::new();
     let mark = place.at("ran");
     for (options, words) in [
@@ -539,7 +537,7 @@ fn options_that_would_do_nothing_are_refused_before_anything_runs() {
         assert_eq!(talk(&output).lines().count(), 1, "{}", talk(&output));
     }
     assert!(!Path::new(&mark).exists());
-    // Its twin is heeded.
+    // The twin: an option that has an effect here.
     let output = place.quick(&[
         "-w",
         "none",
@@ -563,7 +561,7 @@ fn listening(port: u16) -> String {
 }
 
 #[test]
-fn a_figure_that_is_never_printed_is_refused_and_one_that_is_has_its_unit() {
+fn a_metric_that_is_not_printed_is_refused_and_a_printed_one_has_its_unit() {
     let metric = "took:lower=took ([0-9.]+ms)";
     let prints = |text: &str| format!("echo '{text}'");
     for text in ["", "took long", "took 12"] {
@@ -635,7 +633,7 @@ fn a_figure_that_is_never_printed_is_refused_and_one_that_is_has_its_unit() {
     );
     assert_eq!(found["outcome"], "worse");
     assert!((found["effect"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{found}");
-    // Of a rate, the same is better.
+    // With `higher`, the same change is better.
     let rate = "rate:higher=took ([0-9.]+)ms";
     let document = place.json(&[
         "-w",
@@ -653,20 +651,20 @@ fn a_figure_that_is_never_printed_is_refused_and_one_that_is_has_its_unit() {
 }
 
 #[test]
-fn a_time_in_which_no_word_is_possible_is_no_success() {
+fn a_budget_too_short_for_an_outcome_is_a_failure() {
     let place = Place::new();
     let output = place.quick(&["-w", "env:A=1", "--budget", "100ms", "--", "sleep", "0.1"]);
     assert_eq!(output.status.code(), Some(1), "{}", talk(&output));
     assert!(
-        talk(&output).starts_with("no time is left after 1 of the 4 blocks that a word takes"),
+        talk(&output).starts_with("time is up after 1 of at least 4 blocks"),
         "{}",
         talk(&output)
     );
     assert!(data(&output).contains("unresolved"), "{}", data(&output));
-    // Enough of it.
+    // The twin: enough time.
     let output = place.quick(&["-w", "env:A=1", "--budget", "3s", "--", "sleep", "0.01"]);
     assert_eq!(output.status.code(), Some(0), "{}", talk(&output));
-    assert!(!talk(&output).contains("no time is left"), "{}", talk(&output));
+    assert!(!talk(&output).contains("time is up after"), "{}", talk(&output));
     for time in ["--budget=0", "--budget=-1s", "--budget=2 weeks"] {
         assert_refused(
             &place.quick(&["-w", "env:A=1", time, "--", "true"]),
@@ -678,7 +676,7 @@ fn a_time_in_which_no_word_is_possible_is_no_success() {
 }
 
 #[test]
-fn where_it_is_saved_must_be_new() {
+fn the_file_of_a_trial_must_be_new() {
     let place = Place::new();
     let (taken, ran, new) = (place.at("mine"), place.at("ran"), place.at("new"));
     fs::write(&taken, "mine").unwrap();
@@ -697,7 +695,10 @@ fn where_it_is_saved_must_be_new() {
         assert_refused(&to(file), 1, &[file, words], &[]);
     }
     assert_eq!(fs::read(&taken).unwrap(), b"mine");
-    assert!(!Path::new(&ran).exists(), "noticed before anything is started");
+    assert!(
+        !Path::new(&ran).exists(),
+        "the file must be checked before any run"
+    );
     let output = to(&new);
     assert!(
         Path::new(&ran).exists() && !lines(&new, "block").is_empty(),
@@ -708,17 +709,20 @@ fn where_it_is_saved_must_be_new() {
     command.env("XDG_STATE_HOME", &taken);
     let output = end_of(command.spawn().unwrap());
     assert_refused(&output, 1, &["name a file with -o", &taken], &[]);
-    for (file, words) in [("/nonexistent/x", "/nonexistent/x"), (&taken, "no usable trial")] {
+    for (file, words) in [
+        ("/nonexistent/x", "/nonexistent/x"),
+        (&taken, "not a valid journal of a trial"),
+    ] {
         assert_refused(&place.trial(&["--continue", file]), 1, &[words], &[]);
     }
 }
 
-// ---- what is said ----
+// ---- reports ----
 
 const OUTCOMES: [&str; 4] = ["better", "worse", "equivalent", "unresolved"];
 
 #[test]
-fn documents_hold_a_comparison_each_and_exactly_four_words() {
+fn each_comparison_has_one_of_four_outcomes() {
     let place = Place::new();
     let command = [
         "-w", "env:A=1", "-w", "env:B=1", "--blocks", "5", "--seed", "7", "--", "true",
@@ -744,7 +748,7 @@ fn documents_hold_a_comparison_each_and_exactly_four_words() {
     let word = head.iter().position(|title| *title == "outcome").unwrap();
     let mut count = 0;
     for row in rows {
-        // No field up to the word holds a comma.
+        // No field up to the outcome contains a comma.
         assert!(OUTCOMES.contains(&row.split(',').nth(word).unwrap()), "{row}");
         count += 1;
     }
@@ -763,7 +767,7 @@ fn none_compares_the_command_with_itself() {
             (&comparison["arm"], &comparison["arm_index"]),
             (&"A′".into(), &1.into())
         );
-        // Five blocks of two arms can't tell a difference: 2 / 2^5 is above 0.05.
+        // Five blocks of two arms cannot show a difference: 2 / 2^5 is above 0.05.
         assert!(
             !["better", "worse"].contains(&comparison["outcome"].as_str().unwrap()),
             "{comparison}"
@@ -771,11 +775,11 @@ fn none_compares_the_command_with_itself() {
     }
 }
 
-/// Prints a figure: 1000 without `SLOW`, half as much again with it, each with up to two per cent of noise.
+/// Prints a figure: 100,000 without `SLOW`, 50 % more with SLOW=150, each with up to 2 % of noise.
 const FIGURE: &str = "sleep 0.1; echo figure=$(( ${SLOW:-100} * (1000 + $$ % 41 - 20) / 100 ))";
 
 #[test]
-fn a_planted_slowdown_is_worse_with_the_interval_around_it_and_its_twin_is_not() {
+fn a_planted_slowdown_is_worse_within_its_interval_and_the_twin_is_not() {
     let place = Place::new();
     let tried = |script: &str| {
         let options = ["-w", "env:SLOW=150", "--blocks", "6"];
@@ -786,7 +790,7 @@ fn a_planted_slowdown_is_worse_with_the_interval_around_it_and_its_twin_is_not()
     let found = comparison(&document, "env:SLOW=150", "figure");
     assert_eq!(found["outcome"], "worse", "{found}");
     let (low, high) = interval(found);
-    // The truth is +50 %; no more than the noise beside it.
+    // The true effect is +50 %; the interval may be wider by the noise.
     assert!(low < 0.52 && high > 0.48 && high - low < 0.2, "{found}");
     let twin = "sleep 0.1; echo figure=${SLOW:+1000}${SLOW:-1000} | head -c 11";
     let document = tried(twin);
@@ -795,7 +799,7 @@ fn a_planted_slowdown_is_worse_with_the_interval_around_it_and_its_twin_is_not()
 }
 
 #[test]
-fn time_that_passes_is_worse_and_a_gate_on_it_stops() {
+fn longer_wall_time_is_worse_and_meets_fail_on() {
     let place = Place::new();
     let command = ["--", "sh", "-c", "sleep 0.${SLOW:-1}"];
     let slow = |gates: &[&str]| {
@@ -816,7 +820,7 @@ fn time_that_passes_is_worse_and_a_gate_on_it_stops() {
     );
     let output = slow(&["wall_s>+900%", "wall_s<-5%"]);
     assert_eq!(output.status.code(), Some(0), "{}", talk(&output));
-    // What can't be judged by is said before anything is measured.
+    // Gates that cannot be judged are refused before any block.
     for (gate, words) in [
         ("nothing>+5%", "no metric nothing"),
         ("wall_s", "--fail-on wall_s"),
@@ -835,7 +839,8 @@ fn time_that_passes_is_worse_and_a_gate_on_it_stops() {
 #[test]
 fn crashes_are_counted_by_arm() {
     let place = Place::new();
-    // The arm's own count: its first run is not counted, of the next four the second and the fourth are odd.
+    // The arm counts its own runs. The first one is not part of a block; of the next four, the second and the fourth
+    // fail.
     let script = format!(
         "[ -z \"$BREAKS\" ] && exit 0; echo run >> '{0}'; [ $(( $(wc -l < '{0}') % 2 )) -eq 1 ] || {{ echo broken pipe dream >&2; exit 7; }}",
         place.at("count")
@@ -859,10 +864,10 @@ fn crashes_are_counted_by_arm() {
 }
 
 #[test]
-fn an_effect_is_planned_from_the_first_blocks_and_said() {
+fn an_effect_is_planned_from_the_first_blocks_and_printed() {
     let place = Place::new();
     let file = place.at("t");
-    // One figure and no noise: the fewest blocks find any effect.
+    // A metric with little noise: few blocks detect the effect.
     let output = place.quick(&[
         "-w",
         "env:A=1",
@@ -880,24 +885,24 @@ fn an_effect_is_planned_from_the_first_blocks_and_said() {
     let said = talk(&output);
     let first = said.lines().next().unwrap_or_default();
     assert!(
-        first.contains("blocks in all, about ") && first.contains("20.0 %"),
+        first.contains("blocks in total, about ") && first.contains("20.0 %"),
         "{said}"
     );
-    // The plan stands in the file after the pilot, before the other blocks.
+    // The file has the plan after the pilot blocks and before the other blocks.
     let text = fs::read_to_string(&file).unwrap();
     let kinds: Vec<char> = text.lines().map(|line| line.chars().nth(2).unwrap()).collect();
     let plan = kinds.iter().position(|kind| *kind == 'p').unwrap();
     assert_eq!(kinds.iter().filter(|kind| **kind == 'p').count(), 1, "{kinds:?}");
     assert!((5..=9).contains(&plan), "{kinds:?}");
     let planned = lines(&file, "plan")[0]["settings"]["planned"].as_u64().unwrap();
-    assert!(first.starts_with(&format!("{planned} blocks in all")), "{said}");
+    assert!(first.starts_with(&format!("{planned} blocks in total")), "{said}");
     assert!(lines(&file, "block").len() as u64 <= planned);
 }
 
 // ---- proof ----
 
 #[test]
-fn a_preload_that_is_taken_away_is_refuted_and_one_that_is_left_is_proven() {
+fn a_removed_preload_is_refuted_and_a_kept_one_is_proven() {
     let place = Place::new();
     let proofs = |document: &Value, name: &str| -> Vec<(String, String, String)> {
         let arms = document["arms"].as_array().unwrap();
@@ -930,7 +935,7 @@ fn a_preload_that_is_taken_away_is_refuted_and_one_that_is_left_is_proven() {
     }
     let document = trial("");
     assert_eq!(malloc(&document).1, "proven", "{document}");
-    // Alone it leaves nothing to try.
+    // As the only arm, it leaves nothing to try.
     let output = place.quick(&[
         "-w",
         "mimalloc",
@@ -944,14 +949,14 @@ fn a_preload_that_is_taken_away_is_refuted_and_one_that_is_left_is_proven() {
     assert_eq!(output.status.code(), Some(1));
     let said = talk(&output);
     assert!(
-        said.starts_with("warning: mimalloc: it did not take: malloc from"),
+        said.starts_with("warning: mimalloc: the remedy did not take effect: malloc from"),
         "{said}"
     );
     assert!(
-        said.ends_with("error: no arm is left to try\n") && output.stdout.is_empty(),
+        said.ends_with("error: no arm is left to try: see the warnings above\n") && output.stdout.is_empty(),
         "{said}"
     );
-    // Children are looked at too.
+    // Child processes are checked too.
     let script = "sort /dev/null; sort /dev/null";
     let document = place.json(&["-w", "mimalloc", "--blocks", "1", "--", "sh", "-c", script]);
     let (_, state, detail) = malloc(&document);
@@ -959,7 +964,8 @@ fn a_preload_that_is_taken_away_is_refuted_and_one_that_is_left_is_proven() {
     assert!(detail.ends_with("in 3 of 3 processes"), "{detail}");
 }
 
-/// A program that allocates for a while, and a module whose allocations it does as often as its own where it is given one.
+/// A program that allocates for 800 ms. With a module as argument, the module makes as many allocations as the
+/// program.
 const CALLS: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -1016,7 +1022,7 @@ fn the_share_of_the_calls_that_a_library_serves() {
             "-w", "mimalloc", "-w", "env:A=1", "--blocks", "1", "-o", &file, "--",
         ];
         let document = place.json(&[&options[..], command].concat());
-        // A saved trial says the same.
+        // A report from the file has the same arms.
         let report = Command::new(BINARY)
             .args(["report", &file, "--json"])
             .stdin(Stdio::null())
@@ -1045,7 +1051,7 @@ fn the_share_of_the_calls_that_a_library_serves() {
         (&"proven".into(), &false.into())
     );
     assert!(percent(&alone) > 99.0, "{alone}");
-    // RTLD_DEEPBIND: the module asks libc before what was preloaded.
+    // RTLD_DEEPBIND: the module's malloc is libc's, not the preloaded one.
     let half = share(&[&calls, &also]);
     assert_eq!(half["state"], "refuted", "{half}");
     assert!((45.0..55.0).contains(&percent(&half)), "{half}");
@@ -1053,10 +1059,10 @@ fn the_share_of_the_calls_that_a_library_serves() {
 }
 
 #[test]
-fn what_children_use_is_counted() {
+fn cpu_time_of_children_is_counted() {
     let place = Place::new();
     let work = "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done";
-    // The same work: in the command itself, or in a child's child that nobody waits for.
+    // The same work: in the command itself, or in a grandchild whose parent does not wait for it.
     let script = format!("case $WHERE in child) sh -c '({work}) & wait';; *) {work};; esac");
     let document = place.json(&[
         "-w",
@@ -1079,9 +1085,9 @@ fn what_children_use_is_counted() {
     );
 }
 
-// ---- how it ends ----
+// ---- ends of a trial ----
 
-/// Leaves two children and a daemon with every run.
+/// Every run leaves two children and a daemon.
 const FAMILY: &str = "sleep 0.5 & sleep 0.5 & (setsid sleep 100 &)";
 
 #[test]
@@ -1113,7 +1119,7 @@ fn however_it_is_ended_nothing_is_left() {
         assert_eq!(place.temporary().len(), 1);
         send(&child, signal);
         let output = end_of(child);
-        // Those who are killed can't tidy: their keepers do.
+        // If allocwall is killed, the keepers end the processes, a little later.
         let patience = if signal == Signal::KILL {
             PATIENCE
         } else {
@@ -1128,7 +1134,7 @@ fn however_it_is_ended_nothing_is_left() {
             );
             assert_eq!(output.status.code(), Some(1));
         }
-        // What is saved can be gone on with.
+        // The saved trial can be continued.
         assert_eq!(lines(&file, "trial").len(), 1);
     }
 }
@@ -1136,7 +1142,7 @@ fn however_it_is_ended_nothing_is_left() {
 #[test]
 fn before_the_first_block_nothing_is_left_either() {
     for signal in [Signal::INT, Signal::KILL] {
-        // Of three runs that are not counted the second; and the fourth, which is diagnosed.
+        // The second of three runs that are not counted, and the fourth run, which is diagnosed.
         for nth in [2, 4] {
             let place = Place::new();
             let script = format!(
@@ -1168,7 +1174,7 @@ fn before_the_first_block_nothing_is_left_either() {
     }
 }
 
-/// Ends a trial after this many blocks; what it printed.
+/// Interrupts a trial after this many blocks; returns its output.
 fn cut_after(place: &Place, file: &str, blocks: usize, arguments: &[&str]) -> Output {
     let child = place.start(&[&["--no-predict", "-o", file], arguments].concat());
     until("blocks are saved", || {
@@ -1181,7 +1187,7 @@ fn cut_after(place: &Place, file: &str, blocks: usize, arguments: &[&str]) -> Ou
 }
 
 #[test]
-fn an_interrupted_trial_reports_what_there_is_and_goes_on_as_it_was_planned() {
+fn an_interrupted_trial_reports_its_blocks_and_continues_as_planned() {
     let place = Place::new();
     let (file, whole, count) = (place.at("a trial"), place.at("whole"), place.at("count"));
     let script = format!("echo run >> '{count}'; sleep 0.02");
@@ -1203,16 +1209,16 @@ fn an_interrupted_trial_reports_what_there_is_and_goes_on_as_it_was_planned() {
     let (said, text) = (talk(&output), data(&output));
     let done = lines(&file, "block").len();
     assert!((2..8).contains(&done), "{done}");
-    let go_on = format!("interrupted after {done} blocks; go on with: allocwall trial --continue '{file}'");
+    let go_on = format!("interrupted after {done} blocks; to continue: allocwall trial --continue '{file}'");
     assert!(said.contains(&go_on), "{said}");
     assert!(text.contains(&format!("{done} of 8 planned blocks")), "{text}");
     assert!(text.contains("env:A=1"), "{text}");
     let kept = fs::read(&file).unwrap();
 
-    // What would be another trial is refused, and changes nothing.
+    // Options that would make it another trial are refused, and the file does not change.
     for (options, code, words) in [
-        (&["--blocks", "9"][..], 1, "8 that were planned"),
-        (&["--blocks", "1"], 1, "8 that were planned"),
+        (&["--blocks", "9"][..], 1, "of 8 planned blocks"),
+        (&["--blocks", "1"], 1, "of 8 planned blocks"),
         (&["--with", "env:B=1"], 2, "--with"),
         (&["--effect", "5%"], 2, "--effect"),
         (&["--seed", "12"], 2, "--seed"),
@@ -1224,7 +1230,7 @@ fn an_interrupted_trial_reports_what_there_is_and_goes_on_as_it_was_planned() {
         assert_refused(&output, code, &[words], &[]);
     }
     assert_eq!(fs::read(&file).unwrap(), kept);
-    // Reported alone, nothing runs.
+    // With --blocks of the done blocks, it is only reported and nothing runs.
     let runs = || fs::read_to_string(&count).unwrap().lines().count();
     let before = runs();
     let output = place.trial(&["--continue", &file, "--blocks", &done.to_string()]);
@@ -1246,15 +1252,15 @@ fn an_interrupted_trial_reports_what_there_is_and_goes_on_as_it_was_planned() {
     let orders_now = orders(&file);
     let ended = document["blocks"].as_u64().unwrap() as usize;
     assert_eq!(orders_now.len(), ended);
-    // A look may end it before the plan does.
+    // The interim look after 4 blocks may end it.
     assert!(ended == 8 || ended == 4, "{ended}");
-    // As in one go.
+    // An uninterrupted trial has the same orders.
     let output = place.quick(&[&["-o", &whole], &arguments[..]].concat());
     let orders_whole = orders(&whole);
     let both = orders_now.len().min(orders_whole.len());
     assert!(both >= 4, "{}", talk(&output));
     assert_eq!(orders_now[..both], orders_whole[..both]);
-    // One that is over is only reported.
+    // A finished trial is only reported.
     let before = runs();
     let output = place.trial(&["--continue", &file]);
     assert!(data(&output).contains("8 planned blocks"), "{}", talk(&output));
@@ -1262,7 +1268,7 @@ fn an_interrupted_trial_reports_what_there_is_and_goes_on_as_it_was_planned() {
 }
 
 #[test]
-fn a_trial_that_was_killed_goes_on() {
+fn a_killed_trial_can_be_continued() {
     let place = Place::new();
     let file = place.at("t");
     let arguments = [
@@ -1279,14 +1285,14 @@ fn a_trial_that_was_killed_goes_on() {
     ];
     let child = place.start(&arguments);
     until("a block is saved", || !lines(&file, "block").is_empty());
-    // Two don't write to one file.
+    // Two trials cannot write to one file.
     let output = end_of(place.start(&["--continue", &file]));
-    assert_refused(&output, 1, &["a trial that runs"], &[]);
+    assert_refused(&output, 1, &["another trial that is running"], &[]);
     send(&child, Signal::KILL);
     end_of(child);
     place.assert_nothing_left(PATIENCE);
     let before = orders(&file);
-    // A line that was cut off is none.
+    // An incomplete last line is ignored.
     let mut bytes = fs::read(&file).unwrap();
     bytes.extend(b"{\"block\":{\"numb");
     fs::write(&file, bytes).unwrap();
@@ -1297,7 +1303,7 @@ fn a_trial_that_was_killed_goes_on() {
 }
 
 #[test]
-fn a_trial_goes_on_where_it_was_begun_and_nowhere_else() {
+fn a_trial_continues_only_with_the_same_folder_program_and_environment() {
     let place = Place::new();
     let (file, other, before) = (place.at("t"), place.at("other"), place.at("before"));
     fs::create_dir(&other).unwrap();
@@ -1327,20 +1333,20 @@ fn a_trial_goes_on_where_it_was_begun_and_nowhere_else() {
         "some-tool",
     ];
     ask(&begin, &before, &before, None);
-    // Cut off after the first block.
+    // Keep only the first block.
     let text = fs::read_to_string(&file).unwrap();
     let kept: String = text.split_inclusive('\n').take(2).collect();
     let cut = |text: &str| fs::write(&file, text).unwrap();
     let go_on = ["--continue", &file[..]];
     cut(&kept);
     for (folder, tools, variable, words) in [
-        (&other, &before, None, "it was begun in"),
-        (&before, &other, None, "its command was"),
+        (&other, &before, None, "it was started in"),
+        (&before, &other, None, "its program was"),
         (
             &before,
             &before,
             Some("1"),
-            "MALLOC_ARENA_MAX was not set, and is \"1\" now",
+            "MALLOC_ARENA_MAX was not set, but is now \"1\"",
         ),
     ] {
         let output = ask(&go_on, folder, tools, variable);
@@ -1350,7 +1356,7 @@ fn a_trial_goes_on_where_it_was_begun_and_nowhere_else() {
     let output = ask(&go_on, &before, &before, None);
     assert_eq!(lines(&file, "block").len(), 4, "{}", talk(&output));
     assert!(!talk(&output).contains("warning"), "{}", talk(&output));
-    // On another machine it goes on, and says so; so does one whose file doesn't say where it was begun.
+    // On another machine it continues with a warning, and also if its file does not record where it was started.
     let head: Value = lines(&file, "trial").remove(0);
     let kernel = head["machine"][0].as_str().unwrap();
     cut(&kept.replacen(kernel, "Linux 2.6 on vax", 1));
@@ -1361,7 +1367,7 @@ fn a_trial_goes_on_where_it_was_begun_and_nowhere_else() {
         talk(&output)
     );
     assert_eq!(lines(&file, "block").len(), 4, "{}", talk(&output));
-    // It is the last of the first line.
+    // `origin` is the last key of the first line.
     let (older, rest) = kept.split_once(",\"origin\":{").unwrap();
     cut(&format!("{older}}}}}\n{}", rest.split_once('\n').unwrap().1));
     let output = ask(&go_on, &other, &before, None);
@@ -1370,7 +1376,7 @@ fn a_trial_goes_on_where_it_was_begun_and_nowhere_else() {
 }
 
 #[test]
-fn a_gate_stays_with_a_trial_that_goes_on() {
+fn a_continued_trial_keeps_its_gate() {
     let place = Place::new();
     let file = place.at("t");
     let metric = "n:lower=n=([0-9]+)";
@@ -1393,13 +1399,13 @@ fn a_gate_stays_with_a_trial_that_goes_on() {
     let output = place.trial(&["--continue", &file]);
     assert_eq!(output.status.code(), Some(1), "{}", talk(&output));
     assert!(talk(&output).contains("the gate is +50.0 %"), "{}", talk(&output));
-    // Another may be given for the result.
+    // Another gate may be given.
     let output = place.trial(&["--continue", &file, "--fail-on", "n>+900%"]);
     assert_eq!(output.status.code(), Some(0), "{}", talk(&output));
 }
 
 #[test]
-fn words_that_are_no_text_cannot_be_gone_on_with() {
+fn a_command_that_is_not_utf8_cannot_be_continued() {
     use std::os::unix::ffi::OsStrExt;
     let place = Place::new();
     let file = place.at("t");
@@ -1460,7 +1466,7 @@ fn a_continued_server_is_loaded_at_the_rate_of_its_start() {
     .concat();
     let output = cut_after(&place, &file, 0, &arguments);
     assert!(talk(&output).contains("--continue"), "{}", talk(&output));
-    // Where no rate is given a search finds one, and another one at another time: the file has what was found.
+    // Without --rate, each search would find another capacity, so the file keeps the rate.
     let text = fs::read_to_string(&file).unwrap();
     assert!(text.contains("[\"40/s\",40.0]"), "{text}");
     fs::write(&file, text.replacen("[\"40/s\",40.0]", "[\"40/s\",20.0]", 1)).unwrap();
@@ -1471,7 +1477,7 @@ fn a_continued_server_is_loaded_at_the_rate_of_its_start() {
         .unwrap();
     assert!(
         (throughput - 20.0).abs() < 4.0,
-        "{throughput} requests a second; {}",
+        "{throughput} requests per second; {}",
         talk(&output)
     );
     assert!(TcpListener::bind(("127.0.0.1", port)).is_ok());

@@ -1,4 +1,4 @@
-//! Which line of the bill a sample belongs to.
+//! Assigns each sample to a line of the bill.
 
 use super::gain;
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
@@ -10,14 +10,14 @@ use allocwall_model::recording::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How many callers of a lock primitive may stand between it and the allocator function that wanted the lock.
+/// Maximum number of frames between a lock primitive and the allocator function that takes the lock.
 const CALLERS_OF_A_LOCK: usize = 5;
 
-/// A thread that waits on a futex for reasons unknown counts as idle under this share of CPU: parked workers use next to none, and
-/// threads that a lock holds up run between their waits.
+/// A futex wait of unknown purpose counts as idle if its thread uses less than this share of CPU. Parked workers use
+/// almost no CPU; threads that wait for locks run between their waits.
 const IDLE_CPU_SHARE: f64 = 0.05;
 
-/// So many samples must tell a function's kinds of fault before its others are divided by them.
+/// A function needs this many samples with a known kind of fault before its other samples are divided by them.
 const TELLING_FAULTS: u64 = 10;
 
 /// Process, module and name of the function that was running when the fault came.
@@ -28,7 +28,7 @@ type FaultingFunction<'a> = (i32, Option<u32>, Option<&'a str>);
 struct Faults {
     first_touch: u64,
     other: u64,
-    /// What is owed to the other kinds, in units of 1 / `telling()`.
+    /// The part not yet assigned to the other kinds, in units of 1 / `telling()`.
     owed: u64,
 }
 
@@ -45,7 +45,8 @@ impl Faults {
         self.first_touch + self.other
     }
 
-    /// Class of the next unknown one: each kind gets its part, evenly over time. Nothing known: first touch, the commonest kind.
+    /// Class of the next unknown one. Each kind gets its part, evenly over time. If nothing is known: first touch,
+    /// the most common.
     fn next(&mut self) -> CostClass {
         self.owed += self.other;
         if self.other > 0 && self.owed >= self.telling() {
@@ -56,20 +57,20 @@ impl Faults {
     }
 }
 
-/// A function's samples in faults and its own, and how many of its own go back.
+/// A function's samples in faults, its own samples, and the part of its own samples that is moved to faults.
 #[derive(Default)]
 struct Returns {
     faults: u64,
     first_touches: u64,
     own: u64,
-    /// Of its own samples, those that a fault's end took.
+    /// The part of its own samples that belongs to the ends of faults.
     share: f64,
     owed: f64,
     owed_first_touch: f64,
 }
 
 impl Returns {
-    /// Class of the next sample of its own if it goes back: evenly over time, to the kinds of fault by their parts.
+    /// Class of the next own sample, if it is moved: evenly over time, to the kinds of fault in proportion.
     fn next(&mut self) -> Option<CostClass> {
         self.owed += self.share;
         if self.owed < 1.0 {
@@ -85,7 +86,7 @@ impl Returns {
     }
 }
 
-/// Knows each frame's role, so that a stack is walked without looking at names again.
+/// Has the role of each frame, so that names are looked up only once.
 pub struct Classifier<'a> {
     recording: &'a Recording,
     kernel: Vec<Option<KernelRole>>,
@@ -126,7 +127,7 @@ impl<'a> Classifier<'a> {
             .map(|t| (t.pid, t.tid))
             .collect();
         let major_faults = match (recording.ticks.first(), recording.ticks.last()) {
-            // A counter that ran backwards tells nothing.
+            // A counter that ran backwards is ignored.
             (Some(first), Some(last)) => gained(first.major_faults, last.major_faults) != Some(0),
             _ => true,
         };
@@ -142,10 +143,11 @@ impl<'a> Classifier<'a> {
         }
     }
 
-    /// One class a sample, in the samples' order.
+    /// One class per sample, in the same order.
     ///
-    /// A fault's way in and out (a third of its cost on a virtual machine) looks the same for every kind of fault. Those samples are divided as
-    /// the telling ones of the same user function are, or of the same process where that function has too few.
+    /// Entry and exit of a fault (a third of its cost on a virtual machine) look the same for every kind of fault.
+    /// These samples are divided in proportion to the recognized ones of the same user function, or of the same
+    /// process if the function has too few.
     pub fn cpu(&self, samples: &[CpuSample]) -> Vec<CostClass> {
         let lines: Vec<KernelLine> = samples.iter().map(|s| self.line(s)).collect();
         let mut by_function: BTreeMap<FaultingFunction, Faults> = BTreeMap::new();
@@ -178,8 +180,9 @@ impl<'a> Classifier<'a> {
         classes
     }
 
-    /// The end of a fault, behind its handler, is sampled on the program's own instruction (`prices::FAULT_RETURN`). Where
-    /// the machine's price of it is known, so many of the faulting functions' own samples go back to their faults.
+    /// The end of a fault, after its handler, is sampled on the program's own instruction (`prices::FAULT_RETURN`).
+    /// If this machine's price of it is known, the same number of the faulting functions' own samples is moved to
+    /// their faults.
     fn return_to_faults(&self, samples: &[CpuSample], lines: &[KernelLine], classes: &mut [CostClass]) {
         let Some(due) = self.fault_return_samples() else {
             return;
@@ -220,7 +223,7 @@ impl<'a> Classifier<'a> {
         }
     }
 
-    /// How many samples the ends of all the window's faults took.
+    /// Number of samples in the ends of all faults of the window.
     fn fault_return_samples(&self) -> Option<f64> {
         let price = self.recording.prices.as_ref().ok()?.get(FAULT_RETURN)?;
         let faults = gain(self.recording, |t| Some(t.minor_faults)).ok()?;
@@ -240,13 +243,13 @@ impl<'a> Classifier<'a> {
         }
     }
 
-    /// A thread that gives up the CPU by itself, or has just got it back.
+    /// Whether the thread gives up the CPU by itself, or has just got it back.
     pub(super) fn goes_to_sleep(&self, sample: &CpuSample) -> bool {
         self.kernel_names(sample).any(symbols::sleeps)
             && !self.kernel_names(sample).any(symbols::is_preempted)
     }
 
-    /// Of the samples of first touch that tell their kind of page: (those that huge pages would not change, all).
+    /// Counts samples of first touch: (those that huge pages would not change, all).
     pub fn touches_past_huge_pages(&self, samples: &[CpuSample]) -> (u64, u64) {
         let (mut past, mut all) = (0, 0);
         for sample in samples {
@@ -265,8 +268,8 @@ impl<'a> Classifier<'a> {
             .filter_map(|f| frames.get(*f as usize)?.symbol.as_deref())
     }
 
-    /// The system call's wrapper may stand between, and the allocator's nameless internals. None where the stack shows no more
-    /// than the wrapper.
+    /// Whether the allocator made this call. The wrapper of the system call and unnamed functions of the allocator
+    /// may be in between. None if the stack has only the wrapper.
     pub fn called_by_allocator(&self, sample: &CpuSample) -> Option<bool> {
         const NEAREST: usize = 4;
         let frames = self.frames(sample.user);
@@ -293,8 +296,8 @@ impl<'a> Classifier<'a> {
         )
     }
 
-    /// The nearest function that owns the work decides. The allocator's leaf goes before the collector further out: it is the part that
-    /// another allocator would change.
+    /// The innermost function that owns the work decides. A leaf in the allocator takes precedence over a collector
+    /// further out, because another allocator would change it.
     fn user_line(&self, sample: &CpuSample) -> CostClass {
         let frames = self.frames(sample.user);
         let role = |depth: usize| frames.get(depth).and_then(|f| self.role(*f));
@@ -302,7 +305,7 @@ impl<'a> Classifier<'a> {
             Some(UserRole::Allocator) => return CostClass::AllocatorCode,
             Some(UserRole::AllocatorLock) => return CostClass::AllocatorLocks,
             Some(UserRole::Lock) if self.allocator_calls(&frames[1..]) => return CostClass::AllocatorLocks,
-            // realloc's copy and calloc's zeroing are work that the call asked for: they are the allocator's.
+            // The copy in realloc and the zeroing in calloc are part of the allocator's work.
             Some(UserRole::Memory) if role(1) == Some(UserRole::Allocator) => {
                 return CostClass::AllocatorCode;
             }
@@ -344,7 +347,7 @@ impl<'a> Classifier<'a> {
             .syscall
             .and_then(|nr| syscalls::call_wait(&self.recording.host.architecture, nr));
         let kernel = self.frames(sample.kernel);
-        // A process of a frozen cgroup v2 sleeps in do_freezer_trap, which mostly is inlined (kernel/signal.c).
+        // A process of a frozen cgroup v2 sleeps in do_freezer_trap, which is usually inlined (kernel/signal.c).
         let leaf = self.kernel_name(kernel.first());
         if matches!(sample.state, 'T' | 't') || leaf == Some("get_signal") {
             return WaitClass::Stopped;
@@ -354,15 +357,15 @@ impl<'a> Classifier<'a> {
             Some(KernelWait::Semaphore) if self.is_address_space_lock(kernel, sample, call) => {
                 return WaitClass::AddressSpaceLock;
             }
-            // What is left are a file's semaphores.
+            // The other semaphores are those of files.
             Some(KernelWait::Semaphore | KernelWait::Storage) => return WaitClass::Storage,
             Some(KernelWait::Futex) => return self.futex(sample),
             Some(KernelWait::Memory) => return WaitClass::Other,
             Some(KernelWait::Idle) => return WaitClass::Idle,
             None => {}
         }
-        // Both stack and wchan leave out the scheduler's own functions, and semaphores count as such (__sched in
-        // kernel/locking/rwsem.c; stack_trace_consume_entry_nosched): what they begin with is the semaphore's caller.
+        // Stack and wchan leave out functions of the scheduler, and semaphores count as such (__sched in
+        // kernel/locking/rwsem.c; stack_trace_consume_entry_nosched). So they begin with the caller of the semaphore.
         let stack_read = sample.kernel.is_some_and(|k| self.is_named(k));
         match call {
             Some(CallWait::Futex) => self.futex(sample),
@@ -370,8 +373,8 @@ impl<'a> Classifier<'a> {
             Some(CallWait::Lock) => WaitClass::ApplicationLock,
             Some(CallWait::Storage) => WaitClass::Storage,
             Some(CallWait::Idle) if sample.state == 'S' => WaitClass::Idle,
-            // A fault sleeps for its page from storage (a major fault) or for the lock. A stack would show the former; without
-            // one, and without any major fault, only the lock is left.
+            // A fault sleeps for its page from storage (a major fault) or for the lock. A stack would show storage.
+            // Without a stack and without any major fault, it is the lock.
             None if sample.syscall == Some(-1)
                 && sample.state == 'D'
                 && (stack_read || !self.major_faults) =>
@@ -385,7 +388,7 @@ impl<'a> Classifier<'a> {
 
     fn is_address_space_lock(&self, kernel: &[u32], sample: &WaitSample, call: Option<CallWait>) -> bool {
         match kernel {
-            // wchan alone: the call is the context.
+            // Only wchan is known: the system call decides.
             [_] => call == Some(CallWait::Map) || sample.syscall == Some(-1),
             _ => {
                 let line = symbols::kernel_line(kernel.iter().map(|f| self.kernel_role(*f)));
@@ -405,7 +408,7 @@ impl<'a> Classifier<'a> {
         self.recording.frames.get(*frame? as usize)?.symbol.as_deref()
     }
 
-    /// In a futex, and nothing tells what for: how busy the thread is decides on its line.
+    /// Whether it is a futex wait of unknown purpose. Its line then depends on how busy the thread is.
     pub(super) fn is_untold(&self, sample: &WaitSample) -> bool {
         let in_futex = match self.sleeps_in(sample) {
             Some(wait) => wait == KernelWait::Futex,
@@ -413,19 +416,19 @@ impl<'a> Classifier<'a> {
                 syscalls::call_wait(&self.recording.host.architecture, nr) == Some(CallWait::Futex)
             }),
         };
-        in_futex && sample.state == 'S' && self.told(sample).is_none()
+        in_futex && sample.state == 'S' && self.purpose(sample).is_none()
     }
 
     fn futex(&self, sample: &WaitSample) -> WaitClass {
-        self.told(sample)
+        self.purpose(sample)
             .unwrap_or_else(|| match self.threads.get(&(sample.pid, sample.tid)) {
                 Some(t) if t.cpu_ns as f64 >= IDLE_CPU_SHARE * t.seen_ns as f64 => WaitClass::ApplicationLock,
                 _ => WaitClass::Idle,
             })
     }
 
-    /// What a futex is waited on for, where the user's stack or the runtime says so.
-    fn told(&self, sample: &WaitSample) -> Option<WaitClass> {
+    /// The purpose of a futex wait, if the user stack or the runtime shows it.
+    fn purpose(&self, sample: &WaitSample) -> Option<WaitClass> {
         let frames = self.frames(sample.user);
         let waits: Vec<UserWait> = frames
             .iter()
@@ -433,11 +436,12 @@ impl<'a> Classifier<'a> {
             .filter_map(|f| self.recording.frames.get(*f as usize)?.symbol.as_deref())
             .filter_map(syscalls::user_wait)
             .collect();
-        // On a condition variable an allocator waits for nobody: so sleep its background threads (jemalloc's) between their rounds.
+        // A wait on a condition variable is not contention: background threads of an allocator (jemalloc) sleep like
+        // this.
         if self.allocator_calls(frames) && waits.first() != Some(&UserWait::Condition) {
             return Some(WaitClass::Allocator);
         }
-        // A runtime's own waits are built on the primitives below, so they go first.
+        // A runtime's own waits use the primitives below, so they are checked first.
         if waits.contains(&UserWait::Pause) {
             return Some(WaitClass::Other);
         }
@@ -447,11 +451,11 @@ impl<'a> Classifier<'a> {
         if waits.contains(&UserWait::Work) {
             return Some(WaitClass::Idle);
         }
-        // Go's locks park goroutines, not threads: a thread in a futex has none to run.
+        // Go's locks park goroutines, not threads: a thread that waits in a futex has no goroutine to run.
         if self.go.contains(&sample.pid) {
             return Some(WaitClass::Idle);
         }
-        // HotSpot builds its locks on the same condition variables as its parking, and its symbols are mostly stripped.
+        // HotSpot uses the same condition variables for locks and for parking, and it is usually stripped.
         if waits.contains(&UserWait::Condition)
             && !self.jvm.contains(&sample.pid)
             && !self.stripped_interpreter_waits(frames)
@@ -461,8 +465,8 @@ impl<'a> Classifier<'a> {
         None
     }
 
-    /// CPython waits for its interpreter lock on a condition variable, and a stripped one has no name for who does. Its waits
-    /// for the program's own locks go through exported functions.
+    /// CPython waits for its interpreter lock on a condition variable. In a stripped CPython that function has no
+    /// name. Waits for the program's own locks go through exported functions.
     fn stripped_interpreter_waits(&self, frames: &[u32]) -> bool {
         let frame = |f: &u32| self.recording.frames.get(*f as usize);
         let caller = frames
@@ -480,7 +484,7 @@ impl<'a> Classifier<'a> {
             .map_or(&[], |s| s.frames.as_slice())
     }
 
-    /// Of a user frame, by its index in the recording.
+    /// Role of a user frame, by its index in the recording.
     pub fn role(&self, frame: u32) -> Option<UserRole> {
         self.user.get(frame as usize).copied().flatten()
     }
@@ -513,7 +517,7 @@ fn user_role(recording: &Recording, frame: &Frame) -> Option<UserRole> {
     let library = |scope| named(scope).or(Some(UserRole::Plumbing));
     match module.map(|m| m.role) {
         Some(ModuleRole::Kernel) => None,
-        // A stripped libc's memcpy and memset have no names: they are reached through ifuncs.
+        // In a stripped libc memcpy and memset have no names, because they are called through ifuncs.
         Some(ModuleRole::Libc) if frame.symbol.is_none() => Some(UserRole::Memory),
         Some(ModuleRole::Libc) => library(Scope::Libc),
         Some(ModuleRole::Cpython) => library(Scope::Cpython),
@@ -523,7 +527,7 @@ fn user_role(recording: &Recording, frame: &Frame) -> Option<UserRole> {
     }
 }
 
-/// In an allocator's own module, or in the range of malloc within another one.
+/// Whether the code is in an allocator's own module, or in the address range of malloc in another module.
 pub fn is_allocator_code(module: &Module, offset: u64) -> bool {
     matches!(module.role, ModuleRole::Allocator(_))
         || module
@@ -542,8 +546,8 @@ mod tests {
     use allocwall_model::recording::{AllocatorKind, Libc};
     use allocwall_sketches::recording::{PID, Sketch};
 
-    /// Classes of kernel stacks taken with `perf record -e cpu-clock -g` on Linux 6.18, and of some written from the sources of
-    /// older kernels and arm64. One a line: class, tab, stack from the leaf outwards.
+    /// Classes of kernel stacks recorded with `perf record -e cpu-clock -g` on Linux 6.18, and of some written from
+    /// the sources of older kernels and arm64. Each line has a class, a tab and a stack from the leaf outwards.
     const KERNEL_STACKS: &str = include_str!("../../tests/fixtures/kernel-stacks.tsv");
 
     fn class_of(kernel: &str, user: &str) -> CostClass {
@@ -577,9 +581,7 @@ mod tests {
             }
         }
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-        let kernel = CostClass::ALL
-            .into_iter()
-            .filter(|c| c.is_kernel() && *c != CostClass::UnnamedKernel);
+        let kernel = CostClass::ALL.into_iter().filter(|c| c.is_named_kernel());
         for class in kernel {
             assert!(seen.contains(&class), "no stack for {}", class.key());
         }
@@ -589,18 +591,18 @@ mod tests {
     fn user_leaves_go_to_the_owner_of_the_work() {
         use CostClass::*;
         for (stack, class) in [
-            // Stripped libc: malloc's range is enough, its neighbours are not malloc.
+            // Stripped libc: the address range of malloc is enough; addresses next to it are not malloc.
             ("libc+9800;app!parse", AllocatorCode),
             ("libc+8fff;app!parse", Application),
             ("libc+d000;app!parse", Application),
-            // A copy inside realloc is the allocator's, a copy by the application is not; named or not.
+            // A copy in realloc belongs to the allocator; a copy by the application does not. With and without names.
             (
                 "libc!__memmove_avx_unaligned_erms;libc+9800;app!grow",
                 AllocatorCode,
             ),
             ("libc!__memmove_avx_unaligned_erms;app!grow", Application),
             ("libc+1000;libc+9800;app!grow", AllocatorCode),
-            // Locks: whose they are depends on the caller.
+            // Locks belong to their caller.
             ("libc!__lll_lock_wait_private;libc+9800;app!work", AllocatorLocks),
             ("libc!__lll_lock_wait_private;libc!fputs;app!work", Application),
             ("libc!pthread_mutex_lock;libjemalloc+100;app!work", AllocatorLocks),
@@ -610,12 +612,12 @@ mod tests {
                 AllocatorLocks,
             ),
             ("libjemalloc!arena_bin_malloc_hard.isra.0;app!work", AllocatorCode),
-            // The application's frame between lock and allocator: too far to be the allocator's.
+            // Too many frames between the lock and the allocator.
             (
                 "libc!pthread_mutex_lock;app!a;app!b;app!c;app!d;app!e;libc+9800",
                 Application,
             ),
-            // Static allocators by prefix, and names that only look alike.
+            // Static allocators by their prefix, and names that look similar.
             ("app!_rjem_je_arena_malloc_hard;app!work", AllocatorCode),
             ("app!mi_page_free_list_extend;app!work", AllocatorCode),
             ("app!mi_write_key;app!work", Application),
@@ -664,16 +666,16 @@ mod tests {
                 "app!close;python!_PyEval_EvalFrameDefault;python!finalize_garbage;python!gc_collect_main",
                 Application,
             ),
-            // Programs with pools of their own, even where the pool's inner functions have no names.
+            // Programs with their own pools, with unnamed inner functions too.
             ("app+10;app!palloc;app!ExecInitExpr", RuntimeAllocator),
             ("app!AllocSetAlloc;app!MemoryContextAllocZero", RuntimeAllocator),
             ("app!palloc_stats;app!main", Application),
             ("app!ngx_palloc;app!ngx_http_gzip_header_filter", RuntimeAllocator),
             ("libc+9800;app!ngx_alloc;app!ngx_create_pool", AllocatorCode),
             ("app!zmalloc;app!sdsnewlen", Application),
-            // Another program's `collect` is no collector.
+            // A function `collect` of another program is not a collector.
             ("app!collect;app!main", Application),
-            // The collector's frees are still malloc's work.
+            // When the collector calls free, the work is malloc's.
             (
                 "libc+9800;python!dict_dealloc;python!delete_garbage;python!gc_collect_main",
                 AllocatorCode,
@@ -734,7 +736,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_call_it_is_needs_a_caller() {
+    fn the_caller_of_a_map_call_needs_a_stack() {
         for (stack, malloc) in [
             ("libc!munmap;libc+9800;libc+9900;app!work", Some(true)),
             ("libc+9800;app!work", Some(true)),
@@ -798,7 +800,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_into_a_fault_is_divided_as_the_telling_faults_are() {
+    fn fault_entry_is_divided_like_the_recognized_faults() {
         let entry = "exc_page_fault;asm_exc_page_fault";
         let touch = "do_anonymous_page;__handle_mm_fault;handle_mm_fault;exc_page_fault";
         let copy = "copy_mc_enhanced_fast_string;do_wp_page;__handle_mm_fault;handle_mm_fault;exc_page_fault";
@@ -814,10 +816,10 @@ mod tests {
                 .filter(|c| **c == CostClass::FaultPath)
                 .count()
         };
-        // A function's own faults decide; `load` never copies.
+        // The faults of the same function decide; `load` never copies.
         assert_eq!(faults_of(10, 30, "app!update"), 100);
         assert_eq!(faults_of(10, 30, "app!load"), 400);
-        // Too few of its own: the process's.
+        // Too few faults in the function: those of the process decide.
         assert_eq!(faults_of(10, 100, "app!rare"), 200);
         assert_eq!(faults_of(1, 1, "app!rare"), 396);
         assert_eq!(faults_of(10, 0, "app!rare"), 400);
@@ -847,7 +849,7 @@ mod tests {
         };
         // 800,000 faults × 100 ns = 80 samples of a millisecond, three of four to first touch.
         assert_eq!(classes_of(Some(100.0), 800_000, 500), (60, 20, 420));
-        // Never more than the function has, and none from a function that takes no faults.
+        // Never more samples than the function has, and none from a function without faults.
         assert_eq!(classes_of(Some(100.0), 8_000_000, 40), (30, 10, 0));
         assert_eq!(classes_of(Some(0.0), 800_000, 500), (0, 0, 500));
         assert_eq!(classes_of(None, 800_000, 500), (0, 0, 500));
@@ -862,7 +864,7 @@ mod tests {
     }
 
     #[test]
-    fn indices_that_lead_nowhere_do_no_harm() {
+    fn invalid_indices_do_not_panic() {
         let mut s = Sketch::new();
         s.samples(1, PID, "", "app!work");
         s.recording.stacks[0].frames = vec![99];
@@ -897,7 +899,7 @@ mod tests {
         for (state, syscall, kernel, user, cpu_ms, class) in [
             ('D', Some(-1), fault, "app!work", 500, AddressSpaceLock),
             ('D', Some(1), inode, "app!work", 500, Storage),
-            // wchan alone, or nothing at all: the call tells.
+            // Only wchan, or no stack: the system call decides.
             (
                 'D',
                 Some(11),
@@ -917,7 +919,8 @@ mod tests {
                 0,
                 Allocator,
             ),
-            // An allocator's background thread sleeps; taking its mutex back after the sleep is a wait in the allocator.
+            // A sleeping background thread of an allocator is idle; when it takes its mutex again, it waits in the
+            // allocator.
             (
                 'S',
                 Some(202),
@@ -934,7 +937,7 @@ mod tests {
                 5000,
                 Allocator,
             ),
-            // HotSpot's workers wait for work however busy they are; at a safepoint they wait for the others.
+            // HotSpot's workers wait for work, even if they are busy; at a safepoint they wait for other threads.
             (
                 'S',
                 Some(202),
@@ -991,7 +994,7 @@ mod tests {
                 5000,
                 Idle,
             ),
-            // CPython's interpreter lock waits on a condition variable and is a lock all the same.
+            // CPython's interpreter lock uses a condition variable, but it is a lock.
             (
                 'S',
                 Some(202),
@@ -1000,7 +1003,7 @@ mod tests {
                 0,
                 ApplicationLock,
             ),
-            // No user stack: a thread that works was held up, one that doesn't is parked.
+            // No user stack: a busy thread waits for a lock, an idle one is parked.
             ('S', Some(202), "", "", 5000, ApplicationLock),
             ('S', Some(202), "", "", 10, Idle),
             ('S', Some(232), "", "", 5000, Idle),
@@ -1034,7 +1037,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_thread_of_go_on_a_futex_has_no_goroutine_to_run() {
+    fn a_go_thread_that_waits_in_a_futex_is_idle() {
         for (runtime, class) in [
             (Runtime::Go { version: None }, WaitClass::Idle),
             (Runtime::Jvm { version: None }, WaitClass::ApplicationLock),

@@ -1,4 +1,4 @@
-//! The on-CPU lines.
+//! The lines of CPU time.
 
 use super::classify::Classifier;
 use super::sites::{Place, sites};
@@ -10,11 +10,12 @@ use allocwall_model::stats;
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use serde::{Deserialize, Serialize};
 
-/// What the kernel charged to the target, in seconds. Threads' times are exact but miss threads that came and went between two looks; the
-/// processes' are complete but come in clock ticks. Both can only be short, so the larger counts; without either, what was sampled.
+/// CPU time that the kernel charged to the target, in seconds. Times of threads are exact, but miss threads that
+/// started and ended between two readings. Times of processes are complete, but have the resolution of clock ticks.
+/// Both can only be too small, so the larger one counts. Without both, it is the sampled time.
 pub fn charged_s(recording: &Recording) -> f64 {
     let charged = accounted_s(recording).unwrap_or(0.0);
-    // Of accounts that were not read to the end nothing tells how short they are but the samples.
+    // If the accounts were not read to the end, only the samples show how much is missing.
     let cut = ["counters", "run_delay"]
         .iter()
         .any(|probe| unmeasured(recording, probe).is_some());
@@ -24,7 +25,7 @@ pub fn charged_s(recording: &Recording) -> f64 {
     }
 }
 
-/// By the kernel's accounts alone; None where none of them was read.
+/// By the kernel's accounts alone. None if none of them was read.
 fn accounted_s(recording: &Recording) -> Option<f64> {
     let threads = recording.threads.iter().map(|t| t.cpu_ns as f64).sum::<f64>();
     match user_and_system(recording) {
@@ -38,15 +39,16 @@ fn sampled_s(recording: &Recording) -> f64 {
     recording.samples.len() as f64 * recording.meta.sample_period_ns as f64 / 1e9
 }
 
-/// Where the accounts promise so many samples, too few of them are no chance: of 30, 3 come once in 10^9 times (Poisson).
+/// If this many samples are expected, a small part of them cannot be chance: of 30, 3 or fewer come once in 10^9
+/// times (Poisson).
 const SAMPLES_DUE: f64 = 30.0;
-/// And so small a part of them is no basis for shares, whatever took the rest.
+/// A smaller part of the expected samples than this is no basis for shares.
 const LEAST_COVERED: f64 = 0.1;
 
-/// The samples as a basis for shares: held against the kernel's accounts, which come by another way.
+/// Checks the samples against the kernel's accounts, which are measured independently.
 fn samples_cover_the_cpu_time(recording: &Recording) -> Measured<()> {
     let accounted_s = accounted_s(recording);
-    // Without kernel samples user time alone is due.
+    // Without kernel samples, only samples of user time are expected.
     let due_s = match recording.meta.kernel_samples {
         true => accounted_s,
         false => user_and_system(recording).ok().map(|(user, _)| user / 1e9),
@@ -68,12 +70,12 @@ fn samples_cover_the_cpu_time(recording: &Recording) -> Measured<()> {
         Some(0.0) => "it used no CPU in the window".to_owned(),
         Some(s) if s < 1e-3 => "it used less than 1 ms of CPU in the window".to_owned(),
         Some(s) => format!("it used {:.0} ms of CPU in the window", s * 1e3),
-        None => "how much CPU it used was not read either".to_owned(),
+        None => "its CPU time could not be read".to_owned(),
     };
-    too_few(format!("no CPU sample hit the target: {used}"))
+    too_few(format!("there is no CPU sample of the target: {used}"))
 }
 
-/// Of the processes' own accounts, nanoseconds.
+/// User and system time by the processes' accounts, in nanoseconds.
 fn user_and_system(recording: &Recording) -> Measured<(f64, f64)> {
     let user = gain(recording, |t| Some(t.user_ns))?;
     let system = gain(recording, |t| Some(t.system_ns))?;
@@ -82,19 +84,20 @@ fn user_and_system(recording: &Recording) -> Measured<(f64, f64)> {
 
 const CLASSES: usize = CostClass::ALL.len();
 
-/// What the samples tell, in slices of time: the share of any set of classes is taken from it.
+/// The samples by class in time slices. The share of any set of classes is computed from them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sampled {
     /// Samples by class, in the order of `CostClass::ALL`.
     pub(crate) slices: Vec<[u64; CLASSES]>,
-    /// Time that no sample can hit, in samples.
+    /// Time that samples cannot cover, in samples.
     pub(crate) unseen: [f64; CLASSES],
-    /// The kernel's part of the CPU time, where it was not sampled.
+    /// The kernel's part of the CPU time, if the kernel was not sampled.
     pub(crate) kernel: Option<Interval>,
 }
 
 impl Sampled {
-    /// `classes` are those of the samples, in their order. Nothing where the split of user and kernel time is needed and unknown.
+    /// `classes` are the classes of the samples, in the same order. Absent if the split of user and kernel time is
+    /// needed, but unknown.
     pub fn of(recording: &Recording, classes: &[CostClass], unseen: &Unseen) -> Measured<Sampled> {
         if recording.samples.is_empty()
             && let Some(absence) = unmeasured(recording, "cpu_samples")
@@ -128,13 +131,13 @@ impl Sampled {
         })
     }
 
-    /// Share of the CPU time that these classes have together. They are counted together in each slice, as classes that rise
-    /// and fall together (a fault's path and its zeroing) make the sum less certain than intervals of each would tell.
+    /// Share of the CPU time of these classes together. They are counted together in each slice: if classes rise and
+    /// fall together (fault path and zeroing), the sum is less certain than the intervals of each class suggest.
     pub fn share(&self, classes: &[CostClass]) -> Interval {
         let sampled = stats::proportion_over_time(&self.hits(classes).collect::<Vec<_>>());
         match self.kernel {
             Some(kernel) if classes == [CostClass::UnnamedKernel] => kernel,
-            // User samples tell how user time divides; the kernel's split tells how much user time there is.
+            // User samples show how user time is divided. The kernel's accounts show how much user time there is.
             Some(kernel) => Interval::new(
                 sampled.low * (1.0 - kernel.high),
                 sampled.point * (1.0 - kernel.point),
@@ -154,7 +157,7 @@ impl Sampled {
     }
 }
 
-/// `classes` are those of the samples, in their order.
+/// `classes` are the classes of the samples, in the same order.
 pub fn lines(
     recording: &Recording,
     classifier: &Classifier,
@@ -171,7 +174,8 @@ pub fn lines(
                 share,
                 cpu_s: share.scaled(cpu_s),
                 samples: sampled.samples(&[class]),
-                method: method(class, recording, sampled),
+                method: method(class, recording).to_owned(),
+                notes: notes(class, recording, sampled),
                 sites: cpu_sites(recording, classifier, classes, class),
             }
         })
@@ -180,7 +184,7 @@ pub fn lines(
     lines
 }
 
-/// Any kernel line may hide in kernel time without names: their upper bounds say so.
+/// Kernel time without symbols may belong to any kernel line, so it is added to the upper bounds of all of them.
 fn admit_unnamed_kernel(lines: &mut [CpuLine], cpu_s: f64) {
     let Some(unnamed) = lines.iter().find(|l| l.class == CostClass::UnnamedKernel) else {
         return;
@@ -189,24 +193,23 @@ fn admit_unnamed_kernel(lines: &mut [CpuLine], cpu_s: f64) {
         return;
     }
     let hidden = unnamed.share.high;
-    for line in lines
-        .iter_mut()
-        .filter(|l| l.class.is_kernel() && l.class != CostClass::UnnamedKernel)
-    {
+    for line in lines.iter_mut().filter(|l| l.class.is_named_kernel()) {
         line.share.high = (line.share.high + hidden).min(1.0);
         line.cpu_s = line.share.scaled(cpu_s);
-        line.method.push_str("; may hide in kernel time without symbols");
+        line.notes
+            .push("a part may be in the kernel time without symbols".into());
     }
 }
 
-/// The kernel's part of CPU time from the processes' own accounts. They count in clock ticks of 10 ms (proc(5)), once at each end.
+/// The kernel's part of the CPU time, by the processes' accounts. They count clock ticks of 10 ms (proc(5)), so each
+/// end can be wrong by one tick.
 fn kernel_share(recording: &Recording) -> Measured<Interval> {
     let (user, system) = user_and_system(recording)?;
     let total = user + system;
     if total <= 0.0 {
         return Err(Absence::new(
             Reason::TooLittle,
-            "the target used less CPU time than the kernel's clock ticks show",
+            "the target used less CPU time than one clock tick of the kernel",
         ));
     }
     let tick = 10e6 * recording.processes.len().max(1) as f64;
@@ -228,7 +231,7 @@ fn cpu_sites(
             .filter(|(_, c)| **c == class)
             .map(|(s, _)| s)
     };
-    // Deep samples reach the application through long interpreter stacks; a handful of them is no basis for shares.
+    // Only deep samples reach the application through long interpreter stacks. A few of them are no basis for shares.
     let deep = of_class().filter(|s| s.deep).count();
     let only_deep = deep >= 20;
     let places = of_class().map(|s| Place {
@@ -243,9 +246,10 @@ fn cpu_sites(
     sites(recording, classifier, places)
 }
 
-/// CPU time that no sample can hit: a thread that goes to sleep switches away with interrupts off, and where the CPU has
-/// nothing else to run, a clock that is due meanwhile rings in the idle task. Its length is known, as the kernel's own
-/// account of the threads is exact; it belongs where the threads go to sleep.
+/// CPU time that samples cannot cover. A thread that goes to sleep switches away with interrupts off. If the CPU has
+/// nothing else to run, a sampling clock that is due in this time fires in the idle task. The length of this time is
+/// known, because the kernel's account of the threads is exact. It is added to the lines where the threads go to
+/// sleep.
 pub struct Unseen {
     /// In samples.
     total: f64,
@@ -253,14 +257,14 @@ pub struct Unseen {
     parts: [f64; CLASSES],
 }
 
-/// What one switch may hide at most, in whole switches through a pipe (`prices::CONTEXT_SWITCH`): one was hidden where it was
-/// measured, 1.4 of 1.5 µs on a virtual machine.
+/// Upper bound of the time that one switch hides from sampling, in switches through a pipe
+/// (`prices::CONTEXT_SWITCH`). Measured on a virtual machine: about one, 1.4 of 1.5 µs.
 const HIDDEN_BY_A_SWITCH: f64 = 2.0;
-/// That switch, where this machine's price is unknown. Others take twice as long.
+/// Price of that switch if this machine's price is unknown. Other machines take twice as long.
 const SWITCH_NS: f64 = 1_500.0;
 /// Below this part of the CPU time the samples agree with the kernel's account.
 const AGREES: f64 = 0.01;
-/// So many samples among those that go to sleep must tell where.
+/// At least this many samples of threads that go to sleep are needed to divide the time by.
 const TELLING_SLEEPS: u64 = 10;
 
 impl Unseen {
@@ -272,7 +276,7 @@ impl Unseen {
         let period_ns = recording.meta.sample_period_ns.max(1) as f64;
         let due = cpu_s * 1e9 / period_ns;
         let missing = due - recording.samples.len() as f64;
-        // Without their number nothing can be said to hide in them: what the samples leave out is told as such.
+        // Without the number of switches, no time is added; the report shows the part that the samples do not cover.
         let switches = gain(recording, |t| t.voluntary_switches).unwrap_or(0);
         let prices = recording.prices.as_ref().ok();
         let switch_ns = prices
@@ -312,9 +316,9 @@ fn position(class: CostClass) -> usize {
         .expect("ALL holds every class")
 }
 
-fn method(class: CostClass, recording: &Recording, sampled: &Sampled) -> String {
-    let basis = match class {
-        CostClass::Application => "CPU samples: user code that is none of the lines below",
+fn method(class: CostClass, recording: &Recording) -> &'static str {
+    match class {
+        CostClass::Application => "CPU samples: user code that belongs to no line below",
         CostClass::AllocatorCode => {
             "CPU samples: leaf in the allocator's module, malloc's address range or malloc's symbols"
         }
@@ -322,31 +326,29 @@ fn method(class: CostClass, recording: &Recording, sampled: &Sampled) -> String 
         CostClass::RuntimeAllocator => "CPU samples: the runtime's allocation functions",
         CostClass::GarbageCollector => "CPU samples: collector functions on the stack, collector threads",
         CostClass::FaultPath => {
-            "CPU samples: kernel stack in a page fault, less zeroing, copies and files; the common way in and out in proportion"
+            "CPU samples: kernel stack in a page fault, without zeroing, copies and files; entry and exit of all faults in proportion"
         }
         CostClass::Zeroing => "CPU samples: kernel clearing pages within a page fault",
-        CostClass::MapCalls => "CPU samples: kernel stack in map calls, less pages released and locks",
+        CostClass::MapCalls => "CPU samples: kernel stack in map calls, without page release and locks",
         CostClass::PageRelease => {
-            "CPU samples: kernel unmapping pages but at exit and exec, TLB shoot-downs received"
+            "CPU samples: kernel unmapping pages, except at exit and exec; TLB shootdowns received"
         }
         CostClass::AddressSpaceLock => "CPU samples: semaphore functions below map calls and faults",
         CostClass::Reclaim => "CPU samples: kernel in reclaim, compaction, huge-page collapse",
         CostClass::OtherKernel => "CPU samples: kernel stack in none of the lines above",
-        CostClass::UnnamedKernel if !recording.meta.kernel_samples => {
-            "system time of the processes: kernel samples were not permitted"
-        }
+        CostClass::UnnamedKernel if !recording.meta.kernel_samples => "system time of the processes",
         CostClass::UnnamedKernel => "CPU samples: kernel stack without symbols",
-    };
-    let mut method = basis.to_string();
-    let mut add = |note: String| {
-        method.push_str("; ");
-        method.push_str(&note);
-    };
+    }
+}
+
+/// Limitations of the figure of a line, each in a few words.
+fn notes(class: CostClass, recording: &Recording, sampled: &Sampled) -> Vec<String> {
+    let mut notes = vec![];
     let hidden = sampled.unseen[position(class)];
     if hidden >= 1.0 {
         let seconds = hidden * recording.meta.sample_period_ns as f64 / 1e9;
-        add(format!(
-            "with {seconds:.2} s in switches to idle, which no sample can hit"
+        notes.push(format!(
+            "includes {seconds:.2} s in switches to idle, which samples cannot cover"
         ));
     }
     match class {
@@ -357,24 +359,29 @@ fn method(class: CostClass, recording: &Recording, sampled: &Sampled) -> String 
                 .filter(|s| s.kernel.is_none() && s.user.is_none())
                 .count();
             if unread > 0 {
-                add(format!(
+                notes.push(format!(
                     "{unread} samples without a readable user stack are counted here"
                 ));
             }
         }
         CostClass::RuntimeAllocator | CostClass::GarbageCollector => {
             if let Some(runtime) = stripped_runtime(recording) {
-                add(format!(
-                    "this {runtime} is stripped: what has no symbol is counted as application"
+                notes.push(format!(
+                    "this {runtime} is stripped: code without symbols is counted as application"
                 ));
             }
         }
+        CostClass::UnnamedKernel if !recording.meta.kernel_samples && sampled.share(&[class]).point > 0.0 => {
+            notes.push(
+                "this is the system time of the processes: kernel samples were not permitted".to_owned(),
+            );
+        }
         _ => {}
     }
-    method
+    notes
 }
 
-/// A runtime whose own functions can't be told apart.
+/// The name of the target's runtime if it is stripped, so that its functions cannot be recognized.
 pub fn stripped_runtime(recording: &Recording) -> Option<&'static str> {
     let stripped = |role| recording.modules.iter().any(|m| m.role == role && !m.has_symbols);
     recording.processes.iter().find_map(|p| match p.runtime {

@@ -1,4 +1,4 @@
-//! Recording -> Bill. Pure: the same recording always gives the same bill.
+//! Makes the bill from a recording. Pure: the same recording always gives the same bill.
 
 mod classify;
 mod cpu;
@@ -36,7 +36,7 @@ pub fn of(recording: &Recording) -> Bill {
 
 fn rates(recording: &Recording) -> Rates {
     let window_s = recording.meta.window_ns as f64 / 1e9;
-    // Ticks need not begin and end with the window: rates are over the time between them.
+    // The first and the last tick may be inside the window, so rates are over the time between them.
     let over_ticks = |read: fn(&Tick) -> Option<u64>| -> Measured<f64> {
         let (first, last) = first_and_last(recording)?;
         Ok(gain(recording, read)? as f64 / ((last.t_ns - first.t_ns) as f64 / 1e9))
@@ -101,29 +101,29 @@ fn first_and_last(recording: &Recording) -> Measured<(&Tick, &Tick)> {
     }
 }
 
-/// What a cumulative counter gained between the first tick and the last.
+/// The increase of a cumulative counter from the first tick to the last.
 fn gain(recording: &Recording, read: impl Fn(&Tick) -> Option<u64>) -> Measured<u64> {
     let (first, last) = first_and_last(recording)?;
     let (Some(from), Some(to)) = (read(first), read(last)) else {
         return Err(Absence::new(
             Reason::NotFound,
-            "the kernel did not give this counter for every process",
+            "the kernel did not report this counter for every process",
         ));
     };
     gained(from, to).ok_or_else(|| {
         Absence::new(
             Reason::Unparsable,
-            "the kernel's counter ran backwards, or jumped by more than a window brings",
+            "the kernel's counter ran backwards, or jumped by more than is possible in one window",
         )
     })
 }
 
-/// Why a probe gave nothing: its own reason, or `otherwise`.
+/// Why a probe has no result: its own reason, else `otherwise`.
 fn absence(recording: &Recording, probe: &str, otherwise: &str) -> Absence {
     unmeasured(recording, probe).unwrap_or_else(|| Absence::new(Reason::TooLittle, otherwise))
 }
 
-/// What kept a probe from measuring all.
+/// Why a probe did not measure everything.
 fn unmeasured(recording: &Recording, probe: &str) -> Option<Absence> {
     let probe = recording.probes.iter().find(|p| p.name == probe)?;
     match &probe.state {
@@ -132,7 +132,8 @@ fn unmeasured(recording: &Recording, probe: &str) -> Option<Absence> {
     }
 }
 
-/// Into how many slices of time a window is cut for its intervals: half a second each, at least 15 for the quantile to be tight.
+/// Number of time slices of a window, for the intervals: half a second each, but at least 15, so that the intervals
+/// are not too wide.
 fn blocks(recording: &Recording) -> usize {
     (recording.meta.window_ns as f64 / 0.5e9)
         .round()
@@ -147,17 +148,19 @@ fn block_of(t_ns: u64, recording: &Recording, blocks: usize) -> usize {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Bill {
     pub window_s: f64,
-    /// CPU-seconds that the kernel charged to the target within the window; the bill's whole.
+    /// CPU-seconds that the kernel charged to the target in the window. This is the whole of the bill.
     pub cpu_s: f64,
-    /// CPU-seconds that the samples account for. With `switching_cpu_s` it agrees with `cpu_s`; the ratio is printed.
+    /// CPU-seconds that the samples cover. The sum with `switching_cpu_s` should agree with `cpu_s`; the report
+    /// prints the ratio.
     pub sampled_cpu_s: f64,
-    /// CPU-seconds in switches to idle, which no sample can hit, in the lines of those who went to sleep.
+    /// CPU-seconds in switches to idle, which samples cannot cover. They are added to the lines of the threads that
+    /// went to sleep.
     pub switching_cpu_s: f64,
-    /// One line a class, in the order of `CostClass::ALL`; shares sum to 1. Absent when nothing was sampled.
+    /// One line per class, in the order of `CostClass::ALL`. The shares sum to 1. Absent if there are no samples.
     pub on_cpu: Measured<Vec<CpuLine>>,
-    /// Absent when `on_cpu` is.
+    /// Absent if `on_cpu` is absent.
     pub sampled: Measured<Sampled>,
-    /// One line a class, in the order of `WaitClass::ALL`.
+    /// One line per class, in the order of `WaitClass::ALL`.
     pub off_cpu: Vec<WaitLine>,
     pub rates: Rates,
 }
@@ -171,21 +174,23 @@ pub struct CpuLine {
     pub samples: u64,
     /// How it was measured, in a few words.
     pub method: String,
+    /// Limitations of the figure, each in a few words.
+    pub notes: Vec<String>,
     /// Largest first.
     pub sites: Vec<Site>,
 }
 
-/// A place in the target's own code that a line is charged to.
+/// A call site: a function of the target, and the part of a line that its calls caused.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Site {
     /// The first function outside libc, allocator and runtime plumbing.
     pub function: String,
     pub module: String,
-    /// `function (file:line)` in the interpreter, where it was seen.
+    /// `function (file:line)` in the interpreter, if a Python stack was sampled.
     pub python: Option<String>,
     /// Fraction of the line.
     pub share: f64,
-    /// From the leaf outwards, a few names.
+    /// A few names, from the leaf outwards.
     pub path: Vec<String>,
 }
 
@@ -195,13 +200,14 @@ pub struct WaitLine {
     pub thread_s: Measured<Interval>,
     pub method: String,
     pub sites: Vec<Site>,
-    /// Fraction of the line that lies in futexes of which nothing tells what for: how busy their threads are put them here.
+    /// Fraction of the line in futex waits of unknown purpose. They are on this line because of how busy their
+    /// threads are.
     pub untold: f64,
-    /// Of that, the part whose caller's stack was not read, so that it may be anybody's lock. Fraction of the line.
+    /// The part of these whose caller's stack was not read, so that it may be any lock. Fraction of the line.
     pub unread: f64,
 }
 
-/// Figures that the ladder reads beside the lines. Rates are per second of wall time over the window.
+/// Figures that the ladder needs in addition to the lines. Rates are per second of wall time over the window.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rates {
     pub minor_faults: Measured<f64>,
@@ -210,11 +216,11 @@ pub struct Rates {
     pub map_calls: Measured<f64>,
     pub voluntary_switches: Measured<f64>,
     pub involuntary_switches: Measured<f64>,
-    /// CPU-seconds in user mode and in the kernel over the window, as the kernel splits them; known without any sample.
+    /// CPU-seconds in user mode and in the kernel over the window, by the kernel's account; known without samples.
     pub user_cpu_s: Measured<f64>,
     pub system_cpu_s: Measured<f64>,
     pub threads_peak: u32,
-    /// Sum over threads of the time they were seen, seconds.
+    /// Sum over all threads of the time for which they were observed, in seconds.
     pub thread_s: f64,
     pub resident_end: u64,
     pub resident_growth: i64,
@@ -276,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn time_that_no_sample_can_hit_goes_to_where_threads_go_to_sleep() {
+    fn time_that_samples_cannot_cover_goes_to_where_threads_go_to_sleep() {
         let futex =
             "finish_task_switch;__schedule;schedule;futex_do_wait;futex_wait;do_futex;__x64_sys_futex";
         let preempted = "finish_task_switch;__schedule;schedule;exit_to_user_mode_loop;do_syscall_64";
@@ -308,14 +314,15 @@ mod tests {
                 bill.switching_cpu_s,
             )
         };
-        // 1 s of 10 s is missing, and a million switches could have hidden it.
+        // 1 s of 10 s is missing, and a million switches can explain it.
         let bill = bill_of(100, 1_000_000, futex);
         assert_eq!(locks(&bill), ((100.0 + 1_000.0) / 10_000.0, 1.0));
         let sum: f64 = bill.on_cpu.as_ref().unwrap().iter().map(|l| l.share.point).sum();
         assert!((sum - 1.0).abs() < 1e-9);
-        // No more than the switches can hide; nothing where they were not of their own will, or too few tell.
+        // No more than the switches can explain. Nothing if the switches were involuntary, or if there are too few
+        // samples.
         assert_eq!(bill_of(100, 100_000, futex).switching_cpu_s, 0.3);
-        // A machine whose switches take longer hides more in them.
+        // Slower switches explain more.
         assert_eq!(priced(100, 100_000, futex, Some(3_150.0)).switching_cpu_s, 0.63);
         assert_eq!(priced(100, 100_000, futex, Some(800.0)).switching_cpu_s, 0.16);
         assert_eq!(bill_of(100, 0, futex).switching_cpu_s, 0.0);
@@ -328,7 +335,7 @@ mod tests {
         let sum_of = |zeroing_beside_faults: bool| {
             let mut s = Sketch::new();
             s.thread(PID, "service", 10_000);
-            // In every other second there are faults, and zeroing with them or in the seconds between.
+            // Every other second has faults. Zeroing is in the same seconds, or in those between.
             for second in 0..14 {
                 let at = s.recording.samples.len();
                 let zeroing = (second % 2 == 0) == zeroing_beside_faults;
@@ -394,13 +401,13 @@ mod tests {
         assert!((share(CostClass::UnnamedKernel) - 0.4).abs() < 1e-9);
         assert!((share(CostClass::Application) - 0.45).abs() < 1e-9);
         assert!((share(CostClass::AllocatorCode) - 0.15).abs() < 1e-9);
-        // The faults that weren't sampled are not ruled out: they may be all of the kernel's part.
+        // Faults that were not sampled are not ruled out: they may be all of the kernel's part.
         let faults = line(&bill, CostClass::FaultPath);
         assert!(
             faults.share.point == 0.0 && faults.share.high >= 0.4,
             "{faults:?}"
         );
-        // Without ticks the split is unknown, and nothing is made up.
+        // Without ticks the split is unknown, so there is no bill.
         s.recording.ticks.clear();
         assert_eq!(of(&s.recording).on_cpu.unwrap_err().reason, Reason::TooLittle);
     }
@@ -430,7 +437,7 @@ mod tests {
         assert!(wait(&of(&s.recording), WaitClass::Idle).thread_s.is_err());
     }
 
-    /// 15 s of one CPU by the kernel's account, and so many samples of a millisecond.
+    /// 15 s of one CPU by the kernel's account, and this number of samples of one millisecond.
     fn charged_and_sampled(samples: u64) -> Bill {
         let mut s = Sketch::new();
         s.samples(samples.max(1), PID, "", "app!work");
@@ -454,7 +461,7 @@ mod tests {
             assert_eq!((bill.cpu_s, bill.sampled.is_err()), (15.0, true));
         }
         assert!(charged_and_sampled(14_000).on_cpu.is_ok());
-        // Where the kernel's part is not sampled, it is not due.
+        // If the kernel's part is not sampled, its samples are not expected.
         let mut s = Sketch::new();
         s.recording.meta.kernel_samples = false;
         s.samples(1_000, PID, "", "app!work");
@@ -463,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_used_no_cpu_is_told_to_have_used_none() {
+    fn the_reason_without_samples_has_the_cpu_time() {
         let said = |user_ms: u64, read: bool| {
             let mut s = Sketch::new();
             s.ticks(user_ms, 0);
@@ -474,7 +481,7 @@ mod tests {
         };
         assert!(said(0, true).ends_with("it used no CPU in the window"));
         assert!(said(20, true).ends_with("it used 20 ms of CPU in the window"));
-        assert!(said(20, false).ends_with("how much CPU it used was not read either"));
+        assert!(said(20, false).ends_with("its CPU time could not be read"));
     }
 
     #[test]
@@ -496,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_were_not_read_to_the_end_say_nothing_of_run_queues() {
+    fn incomplete_thread_times_give_no_run_queue_time() {
         let mut s = busy();
         s.waits(300, PID, 'S', Some(232), "ep_poll;do_epoll_wait", "");
         s.recording.threads[0].seen_ns = 0;
@@ -509,13 +516,13 @@ mod tests {
         });
         let bill = of(&s.recording);
         assert_eq!(wait(&bill, WaitClass::RunQueue).thread_s, Err(why));
-        // The looks alone say how long it waited.
+        // Only the samples show how long it waited.
         let idle = wait(&bill, WaitClass::Idle).thread_s.as_ref().unwrap().point;
         assert!((idle - 3.0).abs() < 1e-9, "{idle}");
     }
 
     #[test]
-    fn a_thread_that_may_not_run_is_stopped_whatever_it_was_about() {
+    fn a_thread_that_may_not_run_is_stopped() {
         for (state, syscall, kernel) in [
             ('T', Some(232), "do_signal_stop;get_signal"),
             ('T', None, ""),
@@ -599,9 +606,9 @@ mod tests {
     }
 
     #[test]
-    fn a_function_without_a_name_is_spoken_for_by_the_nearest_one_that_has_one() {
+    fn a_function_without_a_symbol_gets_the_nearest_name() {
         for (stack, expected) in [
-            // A stripped program: the caller in the same file.
+            // A stripped program: the nearest caller with a name in the same file.
             ("libz+10;libz+20;libz!deflate;app!answer", "deflate"),
             ("libz+10;app!answer", "(no symbol)"),
             // Generated code: what it called.
@@ -626,7 +633,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_sites_stand_in_order_of_name_and_five_are_enough() {
+    fn equal_sites_are_sorted_by_name_and_at_most_five_are_listed() {
         let mut s = Sketch::new();
         for name in ["g", "c", "a", "f", "b", "e", "d"] {
             s.samples(10, PID, "", &format!("app!{name};app!main"));
@@ -653,12 +660,12 @@ mod tests {
     }
 
     #[test]
-    fn a_shallow_sample_beside_a_python_stack_tells_its_function() {
+    fn a_shallow_sample_near_a_python_stack_gets_its_function() {
         let mut s = in_python();
         for (nth, sample) in s.recording.samples.iter_mut().enumerate() {
             sample.deep = nth % 5 == 0;
         }
-        // Beside a shallow one each.
+        // Each one is near a shallow sample.
         for t in (10..15_000).step_by(500) {
             s.recording.python.push(PythonSample {
                 t_ns: t * MS,
@@ -675,7 +682,7 @@ mod tests {
             "{sites:?}"
         );
         assert_eq!(sites[0].share, 1.0);
-        // Without them the deep ones alone are counted.
+        // Without Python stacks, only the deep samples count.
         s.recording.python.clear();
         assert_eq!(
             line(&of(&s.recording), CostClass::Application).sites[0].share,
@@ -687,7 +694,8 @@ mod tests {
     fn python_functions_join_samples_of_their_thread_and_time() {
         let mut s = in_python();
         for t in (0..15_000).step_by(30) {
-            // The line within the function moves, the function stays one site. The last third has no Python stack near.
+            // The line in the function changes; the function stays one site. The last third has no Python stack near
+            // it.
             if t < 10_000 {
                 let frames = vec![
                     format!("handle (service.py:{})", 10 + t % 3),
@@ -701,7 +709,7 @@ mod tests {
                 });
             }
         }
-        // Another thread's stacks are not this one's.
+        // A stack of another thread is not used.
         s.recording.python.push(PythonSample {
             t_ns: 14_000 * MS,
             pid: PID,
@@ -709,7 +717,7 @@ mod tests {
             frames: vec!["other (o.py:1)".into()],
         });
         let bill = of(&s.recording);
-        // A thousand samples beside a Python stack speak for the others.
+        // A thousand samples with a Python stack represent the others.
         let sites = &line(&bill, CostClass::Application).sites;
         assert_eq!(sites.len(), 1, "{sites:?}");
         let handles = |site: &Site| {
@@ -720,7 +728,7 @@ mod tests {
         assert!(handles(&sites[0]), "{sites:?}");
         assert_eq!(sites[0].share, 1.0);
 
-        // A few do not.
+        // A few samples do not.
         s.recording.python.truncate(5);
         let bill = of(&s.recording);
         let sites = &line(&bill, CostClass::Application).sites;
@@ -740,13 +748,8 @@ mod tests {
                 free_threaded: false,
             });
             let bill = of(&s.recording);
-            assert_eq!(
-                line(&bill, CostClass::GarbageCollector)
-                    .method
-                    .contains("stripped"),
-                said
-            );
-            assert!(!line(&bill, CostClass::FaultPath).method.contains("stripped"));
+            assert_eq!(!line(&bill, CostClass::GarbageCollector).notes.is_empty(), said);
+            assert!(line(&bill, CostClass::FaultPath).notes.is_empty());
         }
     }
 
@@ -786,7 +789,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_one_where_the_users_stack_or_the_runtime_says_so() {
+    fn user_stacks_and_runtimes_identify_locks() {
         let lines = |user: &str, cpu_ms| {
             let mut s = Sketch::new();
             s.module("python", ModuleRole::Cpython);
@@ -794,7 +797,7 @@ mod tests {
             s.waits(100, 7, 'S', None, "futex_do_wait", user);
             of(&s.recording)
         };
-        // The interpreter lock, built on a condition variable; and a plain mutex.
+        // The interpreter lock, which uses a condition variable, and a mutex.
         for lock in [
             "libc!pthread_cond_timedwait;python!take_gil;python!PyEval_RestoreThread",
             "libc!__lll_lock_wait;libc!pthread_mutex_lock;app!work",
@@ -804,7 +807,8 @@ mod tests {
             assert!(line.thread_s.as_ref().is_ok_and(|i| i.point > 0.9), "{lock}");
             assert_eq!((line.untold, line.unread), (0.0, 0.0), "{lock}");
         }
-        // A caller without a name tells nothing, and may still be seen not to be the allocator; an unread one not even that.
+        // A caller without a name does not show the purpose, but it shows that the caller is not the allocator. A
+        // stack that was not read does not show even that.
         for (user, cpu_ms, class, unread) in [
             ("libc+1000;app+20;app+30", 5_000, WaitClass::ApplicationLock, 0.0),
             ("", 5_000, WaitClass::ApplicationLock, 1.0),
@@ -814,7 +818,7 @@ mod tests {
             let line = wait(&bill, class);
             assert_eq!((line.untold, line.unread), (1.0, unread), "{user} {cpu_ms}");
         }
-        // A stripped interpreter waits for its own lock, or for whatever its unnamed function is.
+        // In a stripped interpreter it may be the interpreter lock, or any other lock of an unnamed function.
         let stripped = "libc+1000;libc!pthread_cond_timedwait;python+20;python!_PyEval_EvalFrameDefault";
         let bill = lines(stripped, 5_000);
         let line = wait(&bill, WaitClass::ApplicationLock);
@@ -831,7 +835,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_of_which_nothing_was_readable_rule_nothing_out() {
+    fn unreadable_waits_rule_nothing_out() {
         let mut s = Sketch::new();
         s.thread(7, "worker", 5_000);
         s.waits(100, 7, 'S', None, "", "");
@@ -843,7 +847,7 @@ mod tests {
     }
 
     #[test]
-    fn steal_that_was_not_read_is_not_none() {
+    fn steal_that_was_not_read_is_not_zero() {
         let mut s = Sketch::new();
         s.thread(7, "worker", 5_000);
         s.ticks(5_000, 0);
@@ -877,7 +881,8 @@ mod tests {
                 (throttled, queued)
             );
         }
-        // Half of the machine's busy time was the target's: half of the steal is taken to be, a fifth to four fifths may be.
+        // The target used half of the busy time, so its part of steal is estimated as half, with an interval from 1/5
+        // to 4/5.
         let bill = of(&s.recording);
         assert_eq!(
             wait(&bill, WaitClass::Stolen).thread_s,

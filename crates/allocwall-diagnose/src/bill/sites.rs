@@ -1,4 +1,4 @@
-//! Who called: the places in the target's own code that a line is charged to.
+//! Call sites: the functions of the target that caused a line.
 
 use super::Site;
 use super::classify::{Classifier, module};
@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 
 const SITES: usize = 5;
 const PATH: usize = 8;
-/// A Python stack this far in time from a sample of the same thread still tells what the thread was doing.
+/// A Python stack is used for a sample of the same thread if it is at most this far away in time.
 const PYTHON_NEAR_NS: u64 = 2_000_000;
 
-/// From so many samples of a line beside a Python stack on, these speak for the rest: Python's stacks are read more seldom, and at
-/// times that don't depend on what runs.
-const SPEAK_FOR_THE_REST: usize = 20;
+/// If this many samples of a line have a Python stack, they represent the others: Python stacks are read less often,
+/// at times that do not depend on what runs.
+const REPRESENTATIVE: usize = 20;
 
 /// One sample, of CPU time or of waiting.
 pub struct Place {
@@ -23,19 +23,19 @@ pub struct Place {
     pub kernel: Option<u32>,
     pub user: Option<u32>,
     pub weight: u64,
-    /// Others of its line reach further up their stacks: it counts only where a Python stack beside it tells more.
+    /// Other samples of the line have deeper stacks, so this one counts only if a Python stack is near it.
     pub shallow: bool,
 }
 
 #[derive(Default)]
 struct Seen<'a> {
     weight: u64,
-    /// Python places with their lines, and paths as frames: the commonest of each is shown.
+    /// Python functions with their lines, and paths as frames. The most common one of each is shown.
     python: BTreeMap<&'a str, u64>,
     paths: BTreeMap<Vec<u32>, u64>,
 }
 
-/// Stands in a path for frames left out.
+/// Marks frames that are left out of a path.
 const GAP: u32 = u32::MAX;
 
 pub fn sites(
@@ -50,7 +50,7 @@ pub fn sites(
         .map(|place| (python.near(&place), place))
         .filter(|(line, place)| !place.shallow || line.is_some())
         .collect();
-    let beside = places.iter().filter(|(line, _)| line.is_some()).count();
+    let with_python = places.iter().filter(|(line, _)| line.is_some()).count();
     for (line, place) in places {
         let frames = classifier.frames(place.user);
         let site = site_frame(recording, classifier, frames);
@@ -59,7 +59,7 @@ pub fn sites(
             None if place.user.is_none() => ("(no user stack)", ""),
             None => ("(no symbol)", ""),
         };
-        if line.is_none() && python.knows(&place) && beside >= SPEAK_FOR_THE_REST {
+        if line.is_none() && python.knows(&place) && with_python >= REPRESENTATIVE {
             continue;
         }
         let key = (function, module, line.map(without_line));
@@ -95,11 +95,11 @@ pub fn sites(
     sites
 }
 
-/// The first function outside libc, allocator and runtime; where the stack has none, the first that has a name at all
-/// outside libc and allocator.
+/// The first function outside libc, allocator and runtime. If there is none, the first function with a name outside
+/// libc and allocator.
 ///
-/// A stripped program's inner functions have no names, its exported ones have: the nearest caller with a name in the same file
-/// speaks for them. Generated code has neither: what it called in its runtime says more than nothing.
+/// In a stripped program only exported functions have names, so the nearest caller with a name in the same file is
+/// used. Generated code has no names, so the function of the runtime that it called is used.
 fn site_frame(recording: &Recording, classifier: &Classifier, frames: &[u32]) -> Option<usize> {
     let name = |f: u32| recording.frames.get(f as usize)?.symbol.as_deref();
     let named = |f: u32| name(f).is_some();
@@ -117,7 +117,7 @@ fn site_frame(recording: &Recording, classifier: &Classifier, frames: &[u32]) ->
             Some(ModuleRole::Node | ModuleRole::Jvm | ModuleRole::Cpython)
         )
     };
-    let spoken_for = |at: usize| {
+    let nearest_named = |at: usize| {
         let own = frames[at];
         if named(own) {
             return at;
@@ -137,7 +137,7 @@ fn site_frame(recording: &Recording, classifier: &Classifier, frames: &[u32]) ->
     let own = frames
         .iter()
         .position(|f| classifier.role(*f).is_none())
-        .map(spoken_for);
+        .map(nearest_named);
     own.or_else(|| {
         frames.iter().position(|f| {
             named(*f)
@@ -180,7 +180,7 @@ fn label(recording: &Recording, frame: u32) -> String {
     }
 }
 
-/// The kernel's leaf, then the user's frames as far as the site and a little beyond; the middle of long ones is left out.
+/// The kernel's leaf, then the user frames up to the site and a few more. The middle of long paths is left out.
 fn path(recording: &Recording, classifier: &Classifier, place: &Place, site: Option<usize>) -> Vec<u32> {
     let kernel = classifier.frames(place.kernel).iter().find(|f| {
         recording
@@ -210,7 +210,7 @@ fn add<K: Ord>(weights: &mut BTreeMap<K, u64>, key: K, weight: u64) {
     *sum = sum.saturating_add(weight);
 }
 
-/// Largest weight; among equals the first by name.
+/// The key with the largest weight; among equals the first in order.
 fn commonest<K: Ord>(weights: BTreeMap<K, u64>) -> Option<K> {
     weights
         .into_iter()
@@ -219,7 +219,7 @@ fn commonest<K: Ord>(weights: BTreeMap<K, u64>) -> Option<K> {
         .map(|(key, _)| key)
 }
 
-/// Lines within one function are one place.
+/// All lines of one function are one place.
 fn without_line(python: &str) -> &str {
     python.rsplit_once(':').map_or(python, |(head, _)| head)
 }

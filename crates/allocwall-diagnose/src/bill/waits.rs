@@ -1,4 +1,4 @@
-//! The off-CPU lines, in thread-seconds.
+//! The lines of waiting time, in thread-seconds.
 
 use super::classify::Classifier;
 use super::sites::{Place, sites};
@@ -38,23 +38,23 @@ pub fn lines(recording: &Recording, classifier: &Classifier, cpu_s: f64) -> Vec<
         .collect()
 }
 
-/// How long each thread waited is known to the nanosecond: what is left of its time when the scheduler's CPU and
-/// run-queue times are taken off. The looks only say for what. They alone would see too little of short waits: a thread
-/// that is being woken counts as runnable at once, though on a virtual machine its CPU may take longer to wake up than
-/// the wait itself took.
+/// The waiting time of each thread is exact: its observed time minus the scheduler's CPU time and run-queue time. The
+/// samples of waiting threads only show the purpose of the waits. Samples alone would underestimate short waits: a
+/// thread that is woken counts as runnable at once, but on a virtual machine its CPU may need longer to wake up than
+/// the wait took.
 struct Blocked {
-    /// Exact waiting time over the weight of the looks that saw the thread wait; 1 where the exact time isn't known,
-    /// or not of the whole window.
+    /// Exact waiting time divided by the weight of the samples that saw the thread wait. 1 if the exact time is
+    /// unknown, or not known for the whole window.
     scale: BTreeMap<(i32, i32), f64>,
-    /// Waiting time of threads that no look saw waiting, seconds.
+    /// Waiting time of threads that no sample saw waiting, in seconds.
     unseen_s: f64,
 }
 
 impl Blocked {
     fn of(recording: &Recording) -> Blocked {
-        let mut looked: BTreeMap<(i32, i32), u64> = BTreeMap::new();
+        let mut sampled: BTreeMap<(i32, i32), u64> = BTreeMap::new();
         for wait in &recording.waits {
-            let weight = looked.entry((wait.pid, wait.tid)).or_default();
+            let weight = sampled.entry((wait.pid, wait.tid)).or_default();
             *weight = weight.saturating_add(wait.weight_ns);
         }
         let mut blocked = Blocked {
@@ -69,7 +69,7 @@ impl Blocked {
                 continue;
             };
             let exact = thread.seen_ns.saturating_sub(thread.cpu_ns).saturating_sub(delay) as f64;
-            match looked.get(&(thread.pid, thread.tid)) {
+            match sampled.get(&(thread.pid, thread.tid)) {
                 Some(&weight) if weight > 0 => {
                     blocked
                         .scale
@@ -81,7 +81,7 @@ impl Blocked {
         blocked
     }
 
-    /// Seconds that one look stands for.
+    /// Seconds that one sample stands for.
     fn seconds(&self, wait: &WaitSample) -> f64 {
         self.scale.get(&(wait.pid, wait.tid)).unwrap_or(&1.0) * wait.weight_ns as f64 / 1e9
     }
@@ -93,7 +93,7 @@ fn sampled(
     classes: &[WaitClass],
     class: WaitClass,
 ) -> Measured<Interval> {
-    // Nobody saw what these waited for: they belong to the line for that.
+    // The purpose of waits that no sample saw is unknown: they belong to the line of other waits.
     let unseen = if class == WaitClass::Other {
         blocked.unseen_s
     } else {
@@ -105,13 +105,14 @@ fn sampled(
             .iter()
             .any(|p| p.name == "waits" && p.state == ProbeState::Measured)
         {
-            // Looked, and saw no thread sleep: at 95 %, fewer than three looks' worth was missed (the rule of three).
+            // Sampled, and no thread slept: with 95 % confidence, less than three samples' worth was missed (rule of
+            // three).
             true => Ok(Interval::new(
                 unseen,
                 unseen,
                 unseen + 3.0 * recording.meta.wait_period_ns as f64 / 1e9,
             )),
-            false => Err(absence(recording, "waits", "waiting threads were not looked at")),
+            false => Err(absence(recording, "waits", "waiting threads were not sampled")),
         };
     }
     let blind = recording
@@ -143,7 +144,7 @@ fn sampled(
         }
     }
     let share = stats::proportion_over_time(&hits);
-    // Looks of one thread weigh the same: the interval of their count, laid around the weight.
+    // Samples of one thread have equal weight, so the interval of their count is used around the weighted time.
     let low = of_class - (share.point - share.low) * total;
     let high = of_class + (share.high - share.point) * total;
     Ok(Interval::new(
@@ -153,7 +154,7 @@ fn sampled(
     ))
 }
 
-/// Frames of a user's stack from which on it tells who called the futex: the innermost is the call itself.
+/// A user stack needs this many frames to show the caller of the futex. The innermost frame is the call itself.
 const TELLING_FRAMES: usize = 2;
 
 fn untold(
@@ -200,7 +201,7 @@ fn wait_sites(
     sites(recording, classifier, of_class.map(|(w, _)| place(w)))
 }
 
-/// Time on a run queue, less what the cgroup's quota kept there.
+/// Run-queue time minus throttled time.
 fn run_queue(recording: &Recording, throttled: Option<Interval>) -> Measured<Interval> {
     let delay = run_delay_s(recording)?;
     let throttled = throttled.map_or(0.0, |t| t.point);
@@ -208,7 +209,7 @@ fn run_queue(recording: &Recording, throttled: Option<Interval>) -> Measured<Int
 }
 
 fn run_delay_s(recording: &Recording) -> Measured<f64> {
-    // Of a part of the time, or of some threads, it would say that the others did not want to run.
+    // An incomplete sum would claim that the other threads did not wait for a CPU.
     if let Some(absence) = unmeasured(recording, "run_delay") {
         return Err(absence);
     }
@@ -217,20 +218,21 @@ fn run_delay_s(recording: &Recording) -> Measured<f64> {
         true => Err(absence(
             recording,
             "run_delay",
-            "the kernel gave no run-queue times (schedstat)",
+            "the kernel reports no run-queue times (schedstat)",
         )),
         false => Ok(delays.iter().map(|d| *d as f64).sum::<f64>() / 1e9),
     }
 }
 
-/// The cgroup counts per run queue and for all its members; the target can't have lost more than it stood on run queues.
+/// The cgroup counts throttled time per run queue and for all its members. The target's part is at most its run-queue
+/// time.
 fn throttled(recording: &Recording) -> Measured<Interval> {
     let (first, last) = first_and_last(recording)?;
     if first.cgroup.is_none() || last.cgroup.is_none() {
         return Err(absence(
             recording,
             "cgroup",
-            "no CPU controller was readable for the target's cgroup",
+            "the CPU controller of the target's cgroup could not be read",
         ));
     }
     let throttled = |cgroup: CgroupTick| cgroup.throttled_ns;
@@ -239,21 +241,21 @@ fn throttled(recording: &Recording) -> Measured<Interval> {
     Ok(Interval::exact(counted.min(at_most)))
 }
 
-/// The hypervisor may have taken from the target this many times more of what it asked for than from others, or less: our judgement.
+/// Steal may have hit the target this many times harder than other processes, or this many times less. Our judgement.
 const HIT_HARDER: f64 = 4.0;
 
-/// Steal is known for the machine only. The target's part is taken to be its part of the machine's busy time.
+/// Steal is known only for the whole machine. The target's part is assumed to be its part of the machine's busy time.
 fn stolen(recording: &Recording, cpu_s: f64) -> Measured<Interval> {
     let (first, last) = first_and_last(recording)?;
     if first.host.is_none() || last.host.is_none() {
         let hidden = || {
             Absence::new(
                 Reason::NotFound,
-                "/proc/stat could not be read, which has the machine's steal",
+                "/proc/stat, which has the machine's steal, could not be read",
             )
-            .mend("a /proc without the mount option subset=pid")
+            .mend("mount /proc without the option subset=pid")
         };
-        // Where the file is not there, what hides it is said.
+        // If the file does not exist, the reason is the mount option.
         let why = unmeasured(recording, "host").filter(|absence| !absence.is_gone());
         return Err(why.unwrap_or_else(hidden));
     }
@@ -267,7 +269,7 @@ fn stolen(recording: &Recording, cpu_s: f64) -> Measured<Interval> {
     if busy <= 0.0 {
         return Err(Absence::new(
             Reason::TooLittle,
-            "the machine's busy time did not move, so steal can't be apportioned",
+            "the machine's busy time did not change, so the target's part of steal is unknown",
         ));
     }
     let own = (cpu_s / busy).min(1.0);
@@ -278,29 +280,31 @@ fn stolen(recording: &Recording, cpu_s: f64) -> Measured<Interval> {
 fn method(class: WaitClass, recording: &Recording) -> String {
     let basis = match class {
         WaitClass::AddressSpaceLock => {
-            "looks at sleeping threads: in a semaphore below a map call or a fault"
+            "samples of sleeping threads: in a semaphore below a map call or a fault"
         }
-        WaitClass::Allocator => "looks at sleeping threads: in a futex that an allocator function called",
-        WaitClass::RunQueue => "the scheduler's run-queue times, less throttled time",
+        WaitClass::Allocator => "samples of sleeping threads: in a futex that an allocator function called",
+        WaitClass::RunQueue => "the scheduler's run-queue times, minus throttled time",
         WaitClass::Throttled => "the cgroup's throttled time, at most the target's run-queue time",
         WaitClass::Stolen => {
-            "estimate: the machine's steal by the target's share of busy time, which may have been hit four times as hard as others, or as little"
+            "estimate: the machine's steal × the target's share of busy time; the interval assumes that steal hit the target up to four times harder than other processes, or up to four times less"
         }
-        WaitClass::Stopped => "looks at threads that do not run: stopped by a signal or a tracer, or frozen",
-        WaitClass::Storage => "looks at sleeping threads: uninterruptible or in storage calls",
+        WaitClass::Stopped => {
+            "samples of threads that do not run: stopped by a signal or a tracer, or frozen"
+        }
+        WaitClass::Storage => "samples of sleeping threads: uninterruptible or in storage calls",
         WaitClass::ApplicationLock => {
-            "looks at sleeping threads: in a futex below a lock function, or of unknown purpose in a thread that uses 5 % CPU or more"
+            "samples of sleeping threads: in a futex below a lock function, or of unknown purpose in a thread that uses 5 % CPU or more"
         }
         WaitClass::Idle => {
-            "looks at sleeping threads: in poll, accept, read, sleep or on a condition variable, or on an unknown futex in a thread that uses under 5 % CPU"
+            "samples of sleeping threads: in poll, accept, read, sleep or on a condition variable, or on a futex of unknown purpose in a thread that uses under 5 % CPU"
         }
-        WaitClass::Other => "looks at sleeping threads: none of the above, and waits that no look fell into",
+        WaitClass::Other => "samples of sleeping threads: none of the above; and waits without a sample",
     };
     let kernel_stacks = recording.waits.iter().any(|w| w.kernel.is_some());
     let unread = !recording.waits.is_empty() && !kernel_stacks;
     match class {
         WaitClass::AddressSpaceLock if unread => {
-            "looks at sleeping threads by their system call: kernel stacks were not readable".to_string()
+            "samples of sleeping threads, by system call: kernel stacks could not be read".to_string()
         }
         _ => basis.to_string(),
     }

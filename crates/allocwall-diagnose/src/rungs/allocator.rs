@@ -1,5 +1,5 @@
-//! Rungs 9 and 10: called too often, slow when called, or waited for. One line of CPU time, three walls: which one it
-//! is depends on how the calls are served and on whether threads wait for one another.
+//! Rungs 9 and 10: call rate, allocator code and allocator contention. All three use the allocator's CPU time. Which
+//! wall it is depends on whether the thread cache serves the calls, and on whether threads wait for one another.
 
 use super::kernel::lock_case;
 use super::waiting::futexes_untold;
@@ -14,33 +14,28 @@ use allocwall_model::catalogue::thresholds;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::units::{Absence, Interval, Reason};
 
-const CALLS: &[CostClass] = &[CostClass::AllocatorCode, CostClass::RuntimeAllocator];
-const CODE: &[CostClass] = &[CostClass::AllocatorCode];
-const LOCKS: &[CostClass] = &[CostClass::AllocatorLocks];
-
 pub fn call_rate(ctx: &Context) -> Vec<Judged> {
     let judged = cpu_case(
         ctx,
         Wall::CallRate,
-        CALLS,
         "goes to allocating and freeing",
         perf_show(ctx, "malloc|free"),
     );
     let (served, how) = ctx.served();
-    // The runtime's own allocator is all fast path: its part of the line is a matter of calls alone.
-    let runtime_led = matches!((ctx.cpu(&[CostClass::RuntimeAllocator]), ctx.cpu(CODE)),
+    // The runtime's own allocator has only a fast path, so its CPU time comes from the number of calls.
+    let runtime_led = matches!((ctx.cpu(&[CostClass::RuntimeAllocator]), ctx.cpu(Wall::AllocatorCode.lines())),
         (Ok(runtime), Ok(code)) if runtime.share.point >= code.share.point);
     let judged = if contention(ctx).is(Status::Wall) {
-        judged.at_most_contributor("threads wait for one another in it: see contention")
+        judged.at_most_contributor("threads wait for one another in the allocator: see allocator contention")
     } else if served == Served::Missing && !runtime_led {
         judged.at_most_contributor("the calls miss the thread cache: see allocator code")
     } else {
         judged
     };
     let judged = match served {
-        Served::Unknown if !runtime_led && judged.is(Status::Wall) => {
-            judged.estimate("calls were not counted, and the fast path could not be told from the slow one")
-        }
+        Served::Unknown if !runtime_led && judged.is(Status::Wall) => judged.estimate(
+            "calls were not counted, and the samples do not show whether the fast path served them",
+        ),
         _ => judged,
     };
     let judged = match stripped_runtime(ctx.recording) {
@@ -54,37 +49,38 @@ pub fn call_rate(ctx: &Context) -> Vec<Judged> {
     ]
 }
 
-/// In a stripped runtime its allocator's functions may be counted as application, and its collector's as allocation.
+/// In a stripped runtime, functions of its allocator may be counted as application, and functions of its collector as
+/// allocation.
 fn stripped(ctx: &Context, judged: Judged, runtime: &str, runtime_led: bool) -> Judged {
     let elsewhere = ctx
         .cpu(&[CostClass::Application])
         .is_ok_and(|sum| may_count(Wall::CallRate, sum));
-    let untold = format!("this {runtime} is stripped: not all of its allocation is told from its other work");
+    let incomplete = format!("this {runtime} is stripped: part of its allocation is counted as application");
     if judged.is(Status::RuledOut) && elsewhere {
         let absence =
-            Absence::new(Reason::NotFound, untold).mend("a runtime with symbols, not a stripped one");
+            Absence::new(Reason::NotFound, incomplete).mend("use a build of the runtime with symbols");
         return Judged::not_measured(Wall::CallRate, Whole::Cpu, absence, judged.finding.show);
     }
     let code_alone = ctx
-        .cpu(CODE)
+        .cpu(Wall::AllocatorCode.lines())
         .is_ok_and(|code| code.share.low >= thresholds::of(Wall::CallRate).wall_from);
     if !judged.is(Status::RuledOut) && !judged.is(Status::NotMeasured) && runtime_led && !code_alone {
         return judged
             .at_most_contributor(&format!(
-                "this {runtime} is stripped: its collector may be part of it"
+                "this {runtime} is stripped: its garbage collector may be part of this time"
             ))
-            .estimate(untold);
+            .estimate(incomplete);
     }
     judged
 }
 
-/// What the line would buy at this machine's prices: calls are not counted from outside.
+/// The number of calls that the line would pay for at this machine's prices. Calls cannot be counted from outside.
 fn implied_calls(ctx: &Context) -> Option<String> {
-    let rate = ctx.cpu(CODE).ok()?.rate;
+    let rate = ctx.cpu(Wall::AllocatorCode.lines()).ok()?.rate;
     let (cached, arena) = (ctx.price(MALLOC_CACHED)?, ctx.price(MALLOC_ARENA)?);
     (rate.point > 0.0).then(|| {
         format!(
-            "time for {} malloc/free pairs a second from the thread cache ({:.0} ns) or {} from the arena ({:.0} ns)",
+            "enough for {} malloc/free pairs a second from the thread cache ({:.0} ns each), or {} from the arena ({:.0} ns each)",
             count(rate.point * 1e9 / cached.point),
             cached.point,
             count(rate.point * 1e9 / arena.point),
@@ -98,19 +94,19 @@ pub fn code_and_contention(ctx: &Context) -> Vec<Judged> {
     let judged = cpu_case(
         ctx,
         Wall::AllocatorCode,
-        CODE,
         "goes to the allocator's own code",
         perf_show(ctx, "_int_|arena"),
     );
     let (served, how) = ctx.served();
     let code = if contention.is(Status::Wall) {
-        judged.at_most_contributor("threads wait for one another in it, and contended lines slow its code")
+        judged
+            .at_most_contributor("threads contend for the allocator, and contended cache lines slow its code")
     } else {
         match served {
             Served::Cached => {
-                judged.at_most_contributor("the thread cache serves the calls: they are many, not slow")
+                judged.at_most_contributor("the thread cache serves the calls: many calls, each one fast")
             }
-            Served::Unknown => judged.at_most_contributor("nothing shows that single calls are slow"),
+            Served::Unknown => judged.at_most_contributor("no evidence that single calls are slow"),
             Served::Mixed | Served::Missing => judged,
         }
     };
@@ -121,9 +117,17 @@ fn contention(ctx: &Context) -> Judged {
     const WALL: Wall = Wall::AllocatorContention;
     let show = format!("perf trace -s -e futex -p {pid} -- sleep 5", pid = ctx.pid());
     if ctx.bill.rates.threads_peak == 1 {
-        return Judged::ruled_out(WALL, Whole::ThreadTime, "one thread: nobody to wait for", show);
+        return Judged::ruled_out(
+            WALL,
+            Whole::ThreadTime,
+            "one thread: no other thread to wait for",
+            show,
+        );
     }
-    let (spin, blocked) = match (ctx.cpu(LOCKS), ctx.wait(WaitClass::Allocator)) {
+    let (spin, blocked) = match (
+        ctx.cpu(Wall::AllocatorContention.lines()),
+        ctx.wait(WaitClass::Allocator),
+    ) {
         (Ok(spin), Ok(blocked)) => (spin.share.scaled(ctx.bill.cpu_s), blocked),
         (Err(_), Ok(blocked)) if blocked.low > 0.0 => (Interval::exact(0.0), blocked),
         (Err(absence), _) => return without_samples(ctx, WALL, absence, show),
@@ -132,7 +136,7 @@ fn contention(ctx: &Context) -> Judged {
             return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
         }
     };
-    // A futex whose caller was not read may be the allocator's.
+    // A futex wait whose caller was not read may be for a lock of the allocator.
     let unread = ctx.unread_futex_s(|_| true);
     let at_most = Interval {
         high: blocked.high + unread,
@@ -144,14 +148,14 @@ fn contention(ctx: &Context) -> Judged {
             WALL,
             spin,
             blocked,
-            "its threads waited for one another in the allocator",
+            "was spent waiting for locks of the allocator",
             show.clone(),
         )
     };
     case(blocked)
         .unless_hidden(case(at_most), || futexes_untold(ctx, unread))
         .evidence(format!(
-            "{:.3} CPUs at the allocator's locks, {:.3} threads blocked on average",
+            "{:.3} CPUs used at the allocator's locks, {:.3} threads blocked on average",
             spin.point / ctx.window_s,
             blocked.point / ctx.window_s
         ))

@@ -1,4 +1,4 @@
-//! Rung 3: a collector's work looks like allocation in a profile and like a stall at p99.
+//! Rung 3: the garbage collector. In a profile its work looks like allocation; in latencies it looks like a stall.
 
 use super::{cpu_case, may_count};
 use crate::bill::stripped_runtime;
@@ -12,7 +12,6 @@ use allocwall_model::recording::{Process, Runtime};
 use allocwall_model::units::{Absence, Reason};
 
 pub fn rung(ctx: &Context) -> Vec<Judged> {
-    const LINES: &[CostClass] = &[CostClass::GarbageCollector];
     let runtime = ctx.process().map(|p| &p.runtime);
     let show = match runtime {
         Some(Ok(Runtime::Cpython { .. })) => {
@@ -29,18 +28,18 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
     let judged = cpu_case(
         ctx,
         Wall::GarbageCollector,
-        LINES,
         "goes to the garbage collector",
         show.clone(),
     );
     let fired = judged.is(Status::Wall) || judged.is(Status::Contributor);
     let native = matches!(runtime, Some(Ok(Runtime::Native)));
-    // A collector that isn't told apart hides in these lines; where they are small, so is it.
+    // The time of a collector that cannot be recognized is counted in these lines. If they are small, so is the
+    // collector.
     const HIDES_IN: &[CostClass] = &[CostClass::Application, CostClass::RuntimeAllocator];
     let hidden = ctx
         .cpu(HIDES_IN)
         .is_ok_and(|sum| may_count(Wall::GarbageCollector, sum));
-    match untold(ctx) {
+    match unrecognized(ctx) {
         Some(absence) if !fired && hidden => vec![Judged::not_measured(
             Wall::GarbageCollector,
             Whole::Cpu,
@@ -50,22 +49,22 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
         None if !fired && native => vec![Judged::ruled_out(
             Wall::GarbageCollector,
             Whole::Cpu,
-            "no collector known to this tool runs in it",
+            "allocwall knows no garbage collector in this program",
             show,
         )],
         _ => vec![judged],
     }
 }
 
-/// Why the collector's work cannot be told from the rest; None where it can, or there is none.
-fn untold(ctx: &Context) -> Option<Absence> {
+/// Why the collector's time cannot be separated. None if it can be, or if there is no collector.
+fn unrecognized(ctx: &Context) -> Option<Absence> {
     let process = ctx.process()?;
     if let (Some(runtime), Some(mend)) = (stripped_runtime(ctx.recording), with_symbols(process)) {
         return Some(
             Absence::new(
                 Reason::NotFound,
                 format!(
-                    "this {runtime} is stripped: its collector is counted as application or as its allocator"
+                    "this {runtime} is stripped: its garbage collector is counted as application or as runtime allocator"
                 ),
             )
             .mend(mend),
@@ -81,7 +80,7 @@ fn untold(ctx: &Context) -> Option<Absence> {
         Absence::new(
             Reason::NotSupported,
             format!(
-                "{}'s collector is not told apart: it is counted as application",
+                "{}'s garbage collector cannot be recognized: its time is counted as application",
                 known.name
             ),
         )
@@ -89,14 +88,14 @@ fn untold(ctx: &Context) -> Option<Absence> {
     )
 }
 
-/// What would name a stripped runtime's collector; None where it is known by its threads instead.
+/// What would make a stripped runtime's collector recognizable. None if its threads identify it.
 fn with_symbols(process: &Process) -> Option<&'static str> {
     match process.runtime {
-        Ok(Runtime::Cpython { .. }) => {
-            Some("an interpreter with symbols (python3-dbg); or gc.set_debug(gc.DEBUG_STATS) in the program")
-        }
-        Ok(Runtime::Go { .. }) => Some("GODEBUG=gctrace=1 CMD; or build it without -ldflags=-s"),
-        Ok(Runtime::Node { .. }) => Some("node --trace-gc …"),
+        Ok(Runtime::Cpython { .. }) => Some(
+            "use an interpreter with symbols (python3-dbg), or call gc.set_debug(gc.DEBUG_STATS) in the program",
+        ),
+        Ok(Runtime::Go { .. }) => Some("run with GODEBUG=gctrace=1, or build without -ldflags=-s"),
+        Ok(Runtime::Node { .. }) => Some("run node with --trace-gc"),
         Ok(Runtime::Jvm { .. } | Runtime::Native) | Err(_) => None,
     }
 }

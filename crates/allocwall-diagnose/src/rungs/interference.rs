@@ -1,4 +1,5 @@
-//! Rung 1: somebody else has the CPU. Counters of the kernel, so no sampling error.
+//! Rung 1: interference. Other processes, the cgroup's quota or the hypervisor take the CPU. The figures are counters
+//! of the kernel, so they have no sampling error.
 
 use crate::Whole;
 use crate::context::{Context, MendIfNone, ended_unread, percent, total};
@@ -12,7 +13,7 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
     vec![throttling(ctx), steal(ctx), run_queue(ctx)]
 }
 
-/// Lost time as a fraction of lost and used time: what the target would have used had it been let.
+/// Lost time as a fraction of runnable time, which is lost time plus used CPU time.
 fn of_runnable(ctx: &Context, lost: Interval) -> Interval {
     let of = |lost_s: f64| match lost_s + ctx.bill.cpu_s {
         whole if whole > 0.0 => lost_s / whole,
@@ -21,7 +22,7 @@ fn of_runnable(ctx: &Context, lost: Interval) -> Interval {
     Interval::new(of(lost.low), of(lost.point), of(lost.high))
 }
 
-/// What a rung of interference is a share of: the time in which the target ran or could have.
+/// The whole of the shares on this rung: the time in which the target ran or could have run.
 const UNIT: &str = "of runnable time";
 
 fn lost(ctx: &Context, wall: Wall, lost_s: Interval, phrase: &str, show: String) -> Judged {
@@ -51,8 +52,8 @@ fn throttling(ctx: &Context) -> Judged {
     let Some(last) = last else {
         let absence = ctx
             .probe_absence("cgroup")
-            .unwrap_or_else(|| Absence::new(Reason::NotFound, "the cgroup's CPU counters were not readable"))
-            .mend_if_none("mount the cpu controller where this tool runs (a container: -v /sys/fs/cgroup:/sys/fs/cgroup:ro)");
+            .unwrap_or_else(|| Absence::new(Reason::NotFound, "the cgroup's CPU counters could not be read"))
+            .mend_if_none("mount the cpu controller where allocwall runs (in a container: -v /sys/fs/cgroup:/sys/fs/cgroup:ro)");
         return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
     };
     let (Some(ns), Some(periods), Some(hit)) = (
@@ -60,8 +61,8 @@ fn throttling(ctx: &Context) -> Judged {
         ctx.cgroup_change(|c| c.periods),
         ctx.cgroup_change(|c| c.throttled_periods),
     ) else {
-        let absence = Absence::new(Reason::TooLittle, "the cgroup's counters were read once only")
-            .mend("a longer window: -d 30");
+        let absence = Absence::new(Reason::TooLittle, "the cgroup's counters were read only once")
+            .mend("use a longer window: -d 30");
         return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
     };
     let Some(quota) = last.quota_cpus.or((hit > 0).then_some(f64::NAN)) else {
@@ -72,9 +73,9 @@ fn throttling(ctx: &Context) -> Judged {
     } else {
         format!("quota {quota:.2} CPUs")
     };
-    // The cgroup's count is for all its members: the bill's line is what the target itself lost.
+    // The cgroup counts throttled time of all its members. The line of the bill has the target's part.
     by_line(ctx, WALL, WaitClass::Throttled, show, |stopped, show| {
-        lost(ctx, WALL, stopped, "the cgroup's quota stopped it", show)
+        lost(ctx, WALL, stopped, "was lost to the cgroup's CPU quota", show)
             .evidence(format!("{hit} of {periods} periods throttled, {quota}"))
             .evidence(format!(
                 "{:.0} ms throttled per second in the whole cgroup, summed over CPUs",
@@ -83,7 +84,7 @@ fn throttling(ctx: &Context) -> Judged {
     })
 }
 
-/// Judged by a line of the bill, which counters make: more of them come with time.
+/// Judges a line of the bill that comes from counters. If it is absent, a longer window can help.
 fn by_line(
     ctx: &Context,
     wall: Wall,
@@ -94,7 +95,7 @@ fn by_line(
     match ctx.wait(class) {
         Ok(line) => judge(line, show),
         Err(absence) => {
-            let absence = absence.mend_if_none("a longer window: -d 30");
+            let absence = absence.mend_if_none("use a longer window: -d 30");
             Judged::not_measured(wall, Whole::ThreadTime, absence, show)
         }
     }
@@ -112,21 +113,21 @@ fn steal(ctx: &Context) -> Judged {
         );
     }
     let (Some(stolen), Some(busy)) = (ctx.host_change(|h| h.steal_ns), ctx.host_change(|h| h.busy_ns)) else {
-        let once =
-            Absence::new(Reason::TooLittle, "/proc/stat was read once only").mend("a longer window: -d 30");
+        let once = Absence::new(Reason::TooLittle, "/proc/stat was read only once")
+            .mend("use a longer window: -d 30");
         let absence = ctx.wait(WaitClass::Stolen).err().unwrap_or(once);
-        let absence = absence.mend_if_none("a longer window: -d 30");
+        let absence = absence.mend_if_none("use a longer window: -d 30");
         return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
     };
-    // The kernel counts steal a CPU, not a thread: the target's part is in proportion to its part of the busy time.
+    // The kernel counts steal per CPU, not per thread. The target's part is in proportion to its part of the busy time.
     let machine = stolen as f64 / (stolen + busy).max(1) as f64;
     by_line(ctx, WALL, WaitClass::Stolen, show, |stolen, show| {
-        lost(ctx, WALL, stolen, "the hypervisor ran others", show)
+        lost(ctx, WALL, stolen, "was lost while the hypervisor ran other machines", show)
             .evidence(format!(
-                "the machine lost {} of the CPU time it asked for",
+                "the machine lost {} of the CPU time that it needed",
                 percent(machine)
             ))
-            .estimate("steal is counted a CPU; the target's part is in proportion to its CPU time")
+            .estimate("the kernel counts steal per CPU; the target's part is assumed to be in proportion to its CPU time")
     })
 }
 
@@ -147,15 +148,15 @@ fn run_queue(ctx: &Context) -> Judged {
             delay.saturating_sub(ctx.cgroup_change(|c| c.throttled_ns).unwrap_or(0)) as f64 / 1e9
         }
         Err(absence) => {
-            let absence =
-                absence.mend_if_none("a kernel with CONFIG_SCHED_INFO, which has /proc/PID/schedstat");
+            let absence = absence
+                .mend_if_none("use a kernel with CONFIG_SCHED_INFO, so that /proc/PID/schedstat exists");
             return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
         }
     };
     if ctx.unread_s() > ctx.window_s / 2.0 {
         return Judged::not_measured(WALL, Whole::ThreadTime, ended_unread(), show);
     }
-    // What its threads wait for one another is no interference: then the bill below tells what keeps them busy.
+    // Waits of the target's threads for one another are not interference. The bill shows what keeps these threads busy.
     let behind = ctx.behind_others();
     let share = of_runnable(ctx, Interval::exact(delay_s)).scaled(behind);
     let judged = Case {
@@ -164,7 +165,7 @@ fn run_queue(ctx: &Context) -> Judged {
         of: Whole::ThreadTime,
         amount: Interval::exact(delay_s * behind / ctx.window_s),
         unit: UNIT,
-        phrase: "it waited for a CPU that others had",
+        phrase: "was spent waiting for a CPU that other processes used",
         show,
     }
     .judge()
@@ -174,24 +175,26 @@ fn run_queue(ctx: &Context) -> Judged {
     }
     judged
         .evidence(format!(
-            "{} of that time its own {} threads waited for one another",
+            "for {} of runnable time its own {} threads waited for one another",
             percent(ctx.behind_itself()),
             ctx.bill.rates.threads_peak
         ))
-        .estimate("a waiting thread is taken to stand behind whoever runs, in proportion to their CPU time")
+        .estimate(
+            "assumes that a thread waits for each running thread in proportion to that thread's CPU time",
+        )
 }
 
-/// `name (pid)`; a process that ended before it was looked at has no name.
+/// `name (pid)`. A process that ended before its name was read has no name.
 pub fn named(n: &Neighbour) -> String {
     match n.comm.as_str() {
-        // The kernel has no number for them in this one; a name would be any of theirs.
+        // The kernel reports pid 0 for processes outside this PID namespace, so a name would be that of any of them.
         _ if n.pid == 0 => "processes of other PID namespaces".to_owned(),
         "" => format!("pid {}", n.pid),
         comm => format!("{comm} (pid {})", n.pid),
     }
 }
 
-/// Who had the CPU: other processes by name, or the target's own threads.
+/// What used the CPUs: other processes by name, or the target's own threads.
 fn competitors(ctx: &Context) -> String {
     let cpus = f64::from(ctx.recording.host.online_cpus.max(1));
     let mut others: Vec<_> = ctx.recording.neighbours.iter().collect();
@@ -210,7 +213,7 @@ fn competitors(ctx: &Context) -> String {
         let own = ctx.cpu_rate;
         return if own > 0.8 * cpus {
             format!(
-                "it competes with itself: {} threads on {cpus:.0} CPUs, {own:.2} in use",
+                "its own threads compete: {} threads on {cpus:.0} CPUs, {own:.2} in use",
                 ctx.bill.rates.threads_peak
             )
         } else {
@@ -218,7 +221,7 @@ fn competitors(ctx: &Context) -> String {
         };
     }
     format!(
-        "others used {:.2} of {cpus:.0} CPUs, most by {}",
+        "other processes used {:.2} of {cpus:.0} CPUs, most by {}",
         total / ctx.window_s,
         named.join(", ")
     )

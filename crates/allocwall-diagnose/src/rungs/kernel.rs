@@ -1,4 +1,4 @@
-//! Rungs 4 to 6: what the allocator pushes down to the kernel.
+//! Rungs 4 to 6: costs in the kernel that the allocator causes.
 
 use super::{cpu_case, perf_show, unless_hidden, without_samples};
 use crate::context::{Context, MendIfNone, Sum, count, percent_interval};
@@ -9,16 +9,12 @@ use allocwall_model::catalogue::prices::{TOUCH_2M, TOUCH_2M_IDLE, TOUCH_4K, TOUC
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::units::{Absence, Interval, Reason};
 
-const TOUCH: &[CostClass] = &[CostClass::FaultPath, CostClass::Zeroing];
-const MAPS: &[CostClass] = &[CostClass::MapCalls, CostClass::PageRelease];
-
 pub fn first_touch(ctx: &Context) -> Vec<Judged> {
     let show = perf_show(ctx, "clear_page|fault");
     let faults = ctx.bill.rates.minor_faults.clone().ok();
     let mut judged = cpu_case(
         ctx,
         Wall::FirstTouch,
-        TOUCH,
         "goes to faulting in and zeroing fresh pages",
         show.clone(),
     );
@@ -28,17 +24,22 @@ pub fn first_touch(ctx: &Context) -> Vec<Judged> {
         judged = estimated;
     }
     let each = faults.filter(|f| *f > 1.0).and_then(|f| {
-        let ns = ctx.cpu(TOUCH).ok()?.rate.point * 1e9 / f;
-        let listed = ctx
-            .price(TOUCH_4K)
-            .map_or_else(String::new, |p| format!(" ({:.0} ns on the price list)", p.point));
+        let ns = ctx.cpu(Wall::FirstTouch.lines()).ok()?.rate.point * 1e9 / f;
+        let listed = ctx.price(TOUCH_4K).map_or_else(String::new, |p| {
+            format!(" (this machine's price: {:.0} ns)", p.point)
+        });
         Some(format!("{ns:.0} ns each{listed}"))
     });
     let reclaim = ctx
         .cpu(&[CostClass::Reclaim])
         .ok()
         .filter(|r| r.share.low > 0.01)
-        .map(|r| format!("reclaim and compaction on top: {}", percent_interval(r.share)));
+        .map(|r| {
+            format!(
+                "in addition, reclaim and compaction: {}",
+                percent_interval(r.share)
+            )
+        });
     vec![
         judged
             .evidence_if(faults.map(|f| format!("{} minor faults a second", count(f))))
@@ -47,8 +48,8 @@ pub fn first_touch(ctx: &Context) -> Vec<Judged> {
     ]
 }
 
-/// Without kernel stacks: faults × this machine's prices. A fault that maps page cache zeroes nothing (low end);
-/// one on memory that the host took back costs more (high end); the system time bounds all.
+/// Without kernel stacks: number of faults × this machine's price. Low end: a fault that maps page cache zeroes no
+/// page. High end: a fault on memory that the host has reclaimed costs more. The system time is the upper bound.
 fn by_price(ctx: &Context, faults: Option<f64>, show: String) -> Option<Judged> {
     let (faults, touch) = (faults?, ctx.price(TOUCH_4K)?);
     if ctx.bill.cpu_s <= 0.0 {
@@ -76,7 +77,7 @@ fn by_price(ctx: &Context, faults: Option<f64>, show: String) -> Option<Judged> 
             of: Whole::Cpu,
             amount: share.scaled(ctx.cpu_rate),
             unit: "of CPU",
-            phrase: "goes to faulting in and zeroing fresh pages, by the price list",
+            phrase: "goes to faulting in and zeroing fresh pages, estimated from prices",
             show: show.clone(),
         }
         .judge()
@@ -95,18 +96,18 @@ fn by_price(ctx: &Context, faults: Option<f64>, show: String) -> Option<Judged> 
                 count(huge)
             ),
         )
-        .mend("run as root: kernel stacks tell what faults cost")
+        .mend("run as root: kernel stacks show what faults cost")
     };
     Some(
         case(0.0)
             .unless_hidden(case(huge * huge_ns_each), absence)
             .estimate(
-                "faults counted × this machine's price of a first touch; kernel stacks were not to be had",
+                "number of faults × this machine's price of a first touch; kernel stacks were not available",
             ),
     )
 }
 
-/// How many faults a second may have been on transparent huge pages: as many as the machine had, where it counts them.
+/// Upper bound of the faults per second on transparent huge pages: the machine's count, if the kernel has it.
 fn huge_faults(ctx: &Context, faults: f64) -> f64 {
     let never = |mode: &String| mode.contains("[never]") || mode == "never";
     let target_has_none = ctx.process().is_some_and(|p| p.thp_disabled == Ok(true));
@@ -127,8 +128,7 @@ pub fn map_churn(ctx: &Context) -> Vec<Judged> {
     let judged = cpu_case(
         ctx,
         Wall::MapChurn,
-        MAPS,
-        "goes to mapping memory and giving it back",
+        "goes to mapping memory and returning it to the kernel",
         show,
     );
     let fired = judged.is(Status::Wall) || judged.is(Status::Contributor);
@@ -141,7 +141,7 @@ pub fn map_churn(ctx: &Context) -> Vec<Judged> {
     ]
 }
 
-/// Which habit of an allocator the mix of calls points to.
+/// The behaviour of the allocator that the mix of calls suggests.
 fn cause(ctx: &Context) -> Option<String> {
     let rate = |name| ctx.count(name).unwrap_or(0.0);
     let (map, unmap, brk, advise) = (rate("mmap"), rate("munmap"), rate("brk"), rate("madvise"));
@@ -150,11 +150,11 @@ fn cause(ctx: &Context) -> Option<String> {
         return None;
     }
     let hint = if brk > 0.5 * all {
-        "mostly brk: the heap's top is trimmed and grown again (trim_threshold, top_pad)"
+        "mostly brk: the allocator trims the top of the heap and grows it again (trim_threshold, top_pad)"
     } else if advise > 0.5 * all {
-        "mostly madvise: the allocator gives pages back and takes them again (arena shrink or decay)"
+        "mostly madvise: the allocator returns pages and uses them again (arena shrink or decay)"
     } else if map + unmap > 0.5 * all && map > 0.3 * (map + unmap) && unmap > 0.3 * (map + unmap) {
-        "mmap and munmap in turn: blocks above the mmap threshold, mapped and unmapped one by one"
+        "mmap and munmap alternate: blocks above the mmap threshold are mapped and unmapped one by one"
     } else {
         return None;
     };
@@ -173,7 +173,6 @@ fn cause(ctx: &Context) -> Option<String> {
 
 pub fn address_space_lock(ctx: &Context) -> Vec<Judged> {
     const WALL: Wall = Wall::AddressSpaceLock;
-    const LINES: &[CostClass] = &[CostClass::AddressSpaceLock];
     let show = format!(
         "perf lock contention -ab -p {pid} -- sleep 5  # mmap_lock",
         pid = ctx.pid()
@@ -182,15 +181,15 @@ pub fn address_space_lock(ctx: &Context) -> Vec<Judged> {
         return vec![Judged::ruled_out(
             WALL,
             Whole::ThreadTime,
-            "one thread: nobody to wait for",
+            "one thread: no other thread to wait for",
             show,
         )];
     }
-    let spin = ctx.cpu(LINES);
+    let spin = ctx.cpu(Wall::AddressSpaceLock.lines());
     let blocked = ctx.wait(WaitClass::AddressSpaceLock);
     let (spin, blocked) = match (spin, blocked) {
         (Ok(spin), Ok(blocked)) => (spin, blocked),
-        // Nobody can block on it for long without using some CPU in between; but blocked time alone is worth a wall.
+        // Without CPU samples, the blocked time alone can be a wall.
         (Err(_), Ok(blocked)) if blocked.low > 0.0 => (Sum::NONE, blocked),
         (Err(absence), _) => return vec![without_samples(ctx, WALL, absence, show)],
         (Ok(_), Err(absence)) => {
@@ -204,7 +203,7 @@ pub fn address_space_lock(ctx: &Context) -> Vec<Judged> {
             WALL,
             spin.scaled(ctx.bill.cpu_s),
             blocked,
-            "its threads waited for the address-space lock",
+            "was spent waiting for the address-space lock",
             show.clone(),
         )
     };
@@ -217,7 +216,7 @@ pub fn address_space_lock(ctx: &Context) -> Vec<Judged> {
     ]
 }
 
-/// On-CPU and blocked time at one lock, as a fraction of the thread time with work to do.
+/// CPU time and blocked time at one lock, as a fraction of working time.
 pub fn lock_case(
     ctx: &Context,
     wall: Wall,

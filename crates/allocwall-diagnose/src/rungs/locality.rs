@@ -1,4 +1,4 @@
-//! Rungs 7 and 8: what the hardware charges for where memory lies.
+//! Rungs 7 and 8: costs of the hardware that depend on where memory is: TLB misses and remote NUMA nodes.
 
 use crate::context::{Context, MendIfNone, bytes, percent};
 use crate::judge::{Case, Judged};
@@ -9,8 +9,9 @@ use allocwall_model::catalogue::thresholds::{self, TLB_REACH_BYTES};
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::units::{Absence, Interval, Reason};
 
-/// Bounds the TLB's cost from above: the application's time, as if all of it were dependent loads beyond the TLB's
-/// reach, × what this machine's prices say huge pages save on such a load. That can rule out; it cannot convict.
+/// An upper bound of the TLB's cost. It assumes that all of the application's time is dependent loads beyond the
+/// TLB's reach, and multiplies it by what huge pages save on such a load, by this machine's prices. A bound can rule
+/// the wall out, but it cannot prove it.
 pub fn tlb(ctx: &Context) -> Vec<Judged> {
     const WALL: Wall = Wall::Tlb;
     const ESTIMATE: &str =
@@ -20,19 +21,17 @@ pub fn tlb(ctx: &Context) -> Vec<Judged> {
         ctx.pid()
     );
     let smaps = ctx.last_smaps();
-    // Shared memory and mapped files are reached through the same TLB. The resident set leaves hugetlb pages out.
+    // Shared memory and mapped files use the same TLB. The resident set does not include hugetlb pages.
     let huge = smaps.map_or(0, |s| s.anon_huge.saturating_add(s.hugetlb));
     let resident = match smaps {
         Some(s) => Some(s.rss.saturating_add(s.hugetlb)),
         None => ctx.last_tick().map(|t| t.resident),
     };
     let pmu_missing = || match &ctx.recording.host.pmu {
-        Ok(()) => {
-            Absence::new(Reason::TooCostly, "TLB counters are not read by this tool").mend(show.clone())
-        }
+        Ok(()) => Absence::new(Reason::TooCostly, "allocwall does not read TLB counters").mend(show.clone()),
         Err(absence) => absence
             .clone()
-            .mend_if_none("a machine with a PMU; or try huge pages and compare"),
+            .mend_if_none("use a machine with a PMU, or try huge pages and compare"),
     };
     let Some(resident) = resident.filter(|r| *r > 0) else {
         return vec![Judged::not_measured(
@@ -53,7 +52,7 @@ pub fn tlb(ctx: &Context) -> Vec<Judged> {
             WALL,
             Whole::Cpu,
             format!(
-                "{} on 4 KiB pages fit its reach of {}",
+                "{} on 4 KiB pages fit into the TLB's reach of {}",
                 bytes(small as f64),
                 bytes(TLB_REACH_BYTES as f64)
             ),
@@ -79,21 +78,24 @@ pub fn tlb(ctx: &Context) -> Vec<Judged> {
         of: Whole::Cpu,
         amount: share.scaled(ctx.cpu_rate),
         unit: "of CPU",
-        phrase: "at the very most goes to TLB misses",
+        phrase: "is the upper bound for TLB misses",
         show: show.clone(),
     }
     .judge();
     if judged.is(Status::RuledOut) {
         let mut judged = judged;
         judged.finding.because = format!(
-            "at most {} of CPU; counts from {}",
+            "at most {} of CPU; threshold {}",
             percent(bound),
             percent(thresholds::of(WALL).contributor)
         );
         return vec![judged.evidence(memory).estimate(ESTIMATE)];
     }
     let mut judged = Judged::not_measured(WALL, Whole::Cpu, pmu_missing(), show.clone());
-    judged.finding.because = format!("at most {} of CPU, by bounds alone", percent(bound));
+    judged.finding.because = format!(
+        "at most {} of CPU (an upper bound, not a measurement)",
+        percent(bound)
+    );
     vec![judged.evidence(memory).estimate(ESTIMATE)]
 }
 
@@ -117,21 +119,21 @@ pub fn numa(ctx: &Context) -> Vec<Judged> {
             .unwrap_or_else(|| {
                 Absence::new(
                     Reason::NotFound,
-                    "the nodes' allocation counters were not readable",
+                    "the nodes' allocation counters could not be read",
                 )
             })
-            .mend_if_none("perf stat -e node-loads,node-load-misses -p PID, on a machine with a PMU");
+            .mend_if_none("run perf stat -e node-loads,node-load-misses -p PID on a machine with a PMU");
         return vec![Judged::not_measured(WALL, Whole::Resident, absence, show).evidence_if(placed)];
     };
     if remote + local < 1000 {
         let absence = Absence::new(
             Reason::TooLittle,
             format!(
-                "{} pages were allocated in the window: too few to tell local from remote",
+                "only {} pages were allocated in the window: too few for a share of remote pages",
                 remote + local
             ),
         )
-        .mend("perf stat -e node-loads,node-load-misses -p PID, on a machine with a PMU");
+        .mend("run perf stat -e node-loads,node-load-misses -p PID on a machine with a PMU");
         return vec![Judged::not_measured(WALL, Whole::Resident, absence, show).evidence_if(placed)];
     }
     let share = Interval::exact(remote as f64 / (remote + local) as f64);
@@ -141,26 +143,26 @@ pub fn numa(ctx: &Context) -> Vec<Judged> {
         of: Whole::Resident,
         amount: share,
         unit: "of new pages",
-        phrase: "lie on another node than the CPU that asked",
+        phrase: "are on a different node than the CPU that requested them",
         show: show.clone(),
     }
     .judge();
-    // Where pages lie is no time: what that costs was not measured.
+    // The share is of pages, not of time. The cost in time was not measured.
     judged.cost = 0.0;
     if judged.is(Status::RuledOut) {
         let absence = Absence::new(
             Reason::NotSupported,
             format!(
-                "{} of the machine's new pages are remote; how the target's older ones lie to its CPUs is not counted",
+                "{} of the machine's new pages are remote; the placement of the target's older pages is unknown",
                 percent(share.point)
             ),
         )
-        .mend("perf stat -e node-loads,node-load-misses -p PID, on a machine with a PMU");
+        .mend("run perf stat -e node-loads,node-load-misses -p PID on a machine with a PMU");
         judged = Judged::not_measured(WALL, Whole::Resident, absence, show);
     }
     vec![
         judged
             .evidence_if(placed)
-            .estimate("the machine's counters of page placement, not the target's accesses"),
+            .estimate("from the machine's counters of page placement, not from the target's accesses"),
     ]
 }

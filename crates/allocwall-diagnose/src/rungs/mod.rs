@@ -1,5 +1,5 @@
-//! The ladder: one function a rung, walked in order. Interference first, invisible costs next, the allocator's own
-//! code last, because an allocator swap looks useless while the kernel is still the bottleneck.
+//! The ladder: one function per rung, in order. Interference comes first, then costs in the kernel, then the
+//! allocator's own code, because another allocator does not help while the kernel is the bottleneck.
 
 mod allocator;
 mod collector;
@@ -14,12 +14,11 @@ pub use interference::named;
 use super::context::{Context, MendIfNone, Sum, percent};
 use super::judge::{Case, Judged};
 use super::{Finding, Status, Whole};
-use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::thresholds::{self, Floor};
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::units::{Absence, Interval, Reason};
 
-/// A rung yields a finding for each wall that it can name.
+/// A rung returns one finding for each wall that it judges.
 type Rung = fn(&Context) -> Vec<Judged>;
 
 const LADDER: [Rung; 11] = [
@@ -40,7 +39,7 @@ pub fn walk(ctx: &Context) -> Vec<Judged> {
     let judged = LADDER.iter().flat_map(|rung| rung(ctx));
     match ctx.stopped() {
         None => judged.collect(),
-        // What a target that may not run does not do is neither a wall nor ruled out. Its memory is still there.
+        // A target that was stopped has no measurable walls of CPU or time. Its memory can be judged.
         Some(stopped) => judged
             .map(|judged| match judged.finding.of {
                 Whole::Resident => judged,
@@ -50,9 +49,10 @@ pub fn walk(ctx: &Context) -> Vec<Judged> {
     }
 }
 
-/// Worst first. Interference comes before everything, since it scales all other figures (what the target's own threads
-/// take from one another is no part of it: the run queue's share leaves it out); then what costs most time; then memory, which costs none; and that the target
-/// waits comes last, since it only says where not to look.
+/// Worst first. Interference comes first, because it scales all other figures. (Waits of the target's threads for one
+/// another are not interference; the run queue's share leaves them out.) Then come the walls that cost time, the most
+/// expensive one first, then retention, which costs memory. Waiting comes last: it only says that CPU is not the
+/// problem.
 pub fn walls_worst_first(judged: &[Judged]) -> Vec<Wall> {
     let mut walls: Vec<&Judged> = judged.iter().filter(|j| j.is(Status::Wall)).collect();
     let group = |wall: Wall| match wall {
@@ -70,9 +70,9 @@ pub fn walls_worst_first(judged: &[Judged]) -> Vec<Wall> {
     walls.into_iter().map(|j| j.finding.wall).collect()
 }
 
-/// A wall that is a sum of on-CPU lines, judged on the target's CPU time.
-fn cpu_case(ctx: &Context, wall: Wall, classes: &[CostClass], phrase: &str, show: String) -> Judged {
-    let sum = match ctx.cpu(classes) {
+/// Judges a wall that is a sum of lines of CPU time.
+fn cpu_case(ctx: &Context, wall: Wall, phrase: &str, show: String) -> Judged {
+    let sum = match ctx.cpu(wall.lines()) {
         Ok(sum) => sum,
         Err(absence) => return without_samples(ctx, wall, absence, show),
     };
@@ -91,7 +91,8 @@ fn cpu_case(ctx: &Context, wall: Wall, classes: &[CostClass], phrase: &str, show
     unless_hidden(ctx, judge(sum.named), judge(sum.share))
 }
 
-/// What is small among the kernel time that has names, and may be large with the rest, was not measured.
+/// A wall was not measured if the kernel time with symbols rules it out, but the kernel time without symbols could be
+/// part of it.
 fn unless_hidden(ctx: &Context, named: Judged, with_hidden: Judged) -> Judged {
     if !named.is(Status::RuledOut) || with_hidden.is(Status::RuledOut) {
         return with_hidden;
@@ -100,7 +101,7 @@ fn unless_hidden(ctx: &Context, named: Judged, with_hidden: Judged) -> Judged {
     let absence = Absence::new(
         Reason::NotPermitted,
         format!(
-            "up to {} of the CPU time is kernel code without names, which may be this",
+            "up to {} of the CPU time is kernel code without symbols, which may belong to this wall",
             percent(ctx.unnamed_kernel())
         ),
     )
@@ -108,18 +109,21 @@ fn unless_hidden(ctx: &Context, named: Judged, with_hidden: Judged) -> Judged {
     Judged::not_measured(wall, of, absence, show)
 }
 
-/// Whether all of it together would count as this wall.
+/// Whether the sum could be at least a contributor of this wall.
 fn may_count(wall: Wall, sum: Sum) -> bool {
     sum.share.high >= thresholds::of(wall).contributor && sum.rate.high >= per_second_floor(wall)
 }
 
-/// Without shares a wall can still be ruled out where the whole of the CPU time is below its floor.
+/// Without samples, a wall can still be ruled out if the whole CPU time is below its floor.
 fn without_samples(ctx: &Context, wall: Wall, absence: Absence, show: String) -> Judged {
     if ctx.cpu_is_known() && ctx.cpu_rate < per_second_floor(wall) {
         let mut judged = Judged::ruled_out(
             wall,
             Whole::Cpu,
-            format!("all of its CPU time is {:.0} ms a second", ctx.cpu_rate * 1e3),
+            format!(
+                "the target's CPU time is only {:.0} ms a second",
+                ctx.cpu_rate * 1e3
+            ),
             show,
         );
         judged.finding.share = None;

@@ -13,37 +13,37 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
     let smaps = ctx.last_smaps();
     let resident = smaps.map_or(ctx.bill.rates.resident_end, |s| s.rss) as f64;
     if resident <= 0.0 {
-        let absence =
-            Absence::new(Reason::Vanished, "resident memory was never read").mend("a longer window: -d 30");
+        let absence = Absence::new(Reason::Vanished, "resident memory was never read")
+            .mend("use a longer window: -d 30");
         return vec![Judged::not_measured(WALL, Whole::Resident, absence, show)];
     }
     let outside = [
         Some(format!(
-            "{} resident, {} since the window began",
+            "{} resident, {} since the start of the window",
             bytes(resident),
             signed(ctx.bill.rates.resident_growth)
         )),
         smaps.filter(|s| s.lazy_free > 0).map(|s| {
             format!(
-                "{} of it already freed lazily (LazyFree)",
+                "{} of it freed, but not yet reclaimed by the kernel (LazyFree)",
                 bytes(s.lazy_free as f64)
             )
         }),
         ctx.last_tick()
             .and_then(|t| t.vm_data)
-            .map(|data| format!("{} of data mapped (VmData)", bytes(data as f64))),
+            .map(|data| format!("{} of private data mapped (VmData)", bytes(data as f64))),
     ];
     let lazy = smaps.map_or(0.0, |s| s.lazy_free as f64);
     let judged = match (&ctx.recording.heap, floor()) {
         (Ok(heap), _) => {
-            // Memory in use is at most what lies resident: what exceeds it is kept for nobody.
+            // Resident memory of the heap above its live memory is free.
             let held = heap.resident_bytes as f64;
             let kept = Interval::new(
                 (held - heap.live_bytes.high).max(lazy).max(0.0),
                 (held - heap.live_bytes.point).max(lazy).max(0.0),
                 (held - heap.live_bytes.low).max(lazy).max(0.0),
             );
-            // Thread arenas and mapped blocks were not walked: at most all of that is kept for nobody.
+            // Thread arenas and mapped blocks were not inspected: all of that may be free.
             let unwalked = (anonymous(ctx, resident) - held).max(0.0);
             let at_most = Interval {
                 high: kept.high + unwalked,
@@ -53,14 +53,14 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
                 case(
                     kept,
                     resident,
-                    "is kept by the allocator for nobody",
+                    "is free, but not returned to the system",
                     show.clone(),
                 )
             };
             case(kept)
                 .unless_hidden(case(at_most), || beyond_the_heap(unwalked))
                 .evidence(format!(
-                    "{}: {} live, {} free, {} resident of {} mapped; {} of anonymous memory outside it",
+                    "{}: {} live, {} free, {} resident of {} mapped; {} of anonymous memory outside the heap",
                     heap.method,
                     bytes(heap.live_bytes.point),
                     bytes(heap.free_bytes.point),
@@ -69,11 +69,11 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
                     bytes(unwalked)
                 ))
         }
-        // Even if nothing of it were live.
+        // True even if no byte of it is live.
         (Err(_), floor) if resident < floor => Judged::ruled_out(
             WALL,
             Whole::Resident,
-            format!("only {} resident in all", bytes(resident)),
+            format!("only {} resident in total", bytes(resident)),
             show,
         )
         .share(Interval::new(lazy / resident, lazy / resident, 1.0)),
@@ -81,11 +81,11 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
             let known = case(
                 Interval::new(lazy, lazy, resident),
                 resident,
-                "at least is freed and not yet taken back",
+                "or more is freed, but not yet reclaimed by the kernel",
                 show.clone(),
             );
             if known.is(Status::Wall) {
-                known.estimate("a lower bound: LazyFree pages alone")
+                known.estimate("a lower bound: only LazyFree pages are counted")
             } else {
                 let absence = absence.clone().mend_if_none(OWN_FIGURES);
                 Judged::not_measured(WALL, Whole::Resident, absence, show)
@@ -96,9 +96,9 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
 }
 
 const OWN_FIGURES: &str =
-    "the allocator's own figures: malloc_info(3), mallctl(\"stats.allocated\"), MallocExtension";
+    "use the allocator's own statistics: malloc_info(3), mallctl(\"stats.allocated\"), MallocExtension";
 
-/// Resident memory that an allocator may hold: private and anonymous, as far as the kernel told.
+/// Resident memory that an allocator may hold: private and anonymous, if the kernel reports it, else all of it.
 fn anonymous(ctx: &Context, resident: f64) -> f64 {
     ctx.last_smaps()
         .map(|s| s.anonymous)
@@ -110,7 +110,7 @@ fn beyond_the_heap(unwalked: f64) -> Absence {
     Absence::new(
         Reason::NotSupported,
         format!(
-            "{} of anonymous memory lie outside the heap that was walked: arenas, mapped blocks, other heaps",
+            "{} of anonymous memory are outside the heap that allocwall inspected: arenas, mapped blocks, other heaps",
             bytes(unwalked)
         ),
     )

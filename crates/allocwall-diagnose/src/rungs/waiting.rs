@@ -1,4 +1,4 @@
-//! Rung 2: is it CPU at all? A target that waits for others, or for itself, is not helped by any saving of CPU.
+//! Rung 2: waiting and application locks. If the target waits, saving CPU time does not make it faster.
 
 use crate::context::{Context, MendIfNone, ended_unread};
 use crate::judge::{Case, Judged};
@@ -17,16 +17,17 @@ fn waiting(ctx: &Context) -> Judged {
         let absence = ctx
             .probe_absence("counters")
             .unwrap_or_else(|| Absence::new(Reason::Vanished, "the target's CPU time was never read"))
-            .mend_if_none("a longer window: -d 30");
+            .mend_if_none("use a longer window: -d 30");
         return Judged::not_measured(Wall::Waiting, Whole::WallTime, absence, show);
     }
-    // Idle threads of a pool must not count: the question is whether anything of the target ran or wanted to.
+    // Idle threads of a pool must not count: the target is idle only while no thread runs or wants to run.
     let idle = |active_s: f64, of_s: f64| 1.0 - (active_s / of_s).min(1.0);
     let (active_s, unread_s) = (ctx.active_thread_s(), ctx.unread_s());
     if unread_s >= ctx.window_s {
         return Judged::not_measured(Wall::Waiting, Whole::WallTime, ended_unread(), show);
     }
-    // What its threads did since their times were last read is not known: it may have waited all the time, or not at all.
+    // The time since the threads' times were last read is unknown: the target may have waited for all of it, or for
+    // none.
     let share = Interval::new(
         idle(active_s + unread_s, ctx.window_s),
         idle(active_s, ctx.window_s - unread_s),
@@ -34,7 +35,7 @@ fn waiting(ctx: &Context) -> Judged {
     );
     let seconds = |class| {
         format!(
-            "{} {:.2} thread-s/s",
+            "{}: {:.2} thread-seconds a second",
             WaitClass::title(class),
             ctx.wait_point(class) / ctx.window_s
         )
@@ -45,7 +46,7 @@ fn waiting(ctx: &Context) -> Judged {
         of: Whole::WallTime,
         amount: share,
         unit: "of the window idle",
-        phrase: "(nothing of it ran or wanted to)",
+        phrase: "(no thread ran or wanted to run)",
         show,
     }
     .judge()
@@ -56,7 +57,7 @@ fn waiting(ctx: &Context) -> Judged {
         seconds(WaitClass::Idle)
     ));
     match ctx.wait(WaitClass::RunQueue) {
-        // What did not run may have wanted to, all of it.
+        // Without run-queue times, all of the idle time may have been waits for a CPU.
         Err(absence) if !judged.is(Status::RuledOut) => {
             let Finding { of, show, .. } = judged.finding;
             Judged::not_measured(Wall::Waiting, of, absence, show)
@@ -75,9 +76,9 @@ fn application_lock(ctx: &Context) -> Judged {
             return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
         }
     };
-    let untold = ctx.untold_locks();
-    let known = waits.scaled(1.0 - untold);
-    // Waits of which nothing tells what for may be locks or idle pools: they widen the interval, they do not move the point.
+    let unknown = ctx.untold_locks();
+    let known = waits.scaled(1.0 - unknown);
+    // Futex waits of unknown purpose may be locks or idle pools. They widen the interval and leave the point.
     let elsewhere = ctx.unread_futex_s(|class| class != WaitClass::ApplicationLock);
     let at_most = Interval {
         high: waits.high + elsewhere,
@@ -95,34 +96,37 @@ fn application_lock(ctx: &Context) -> Judged {
             of: Whole::ThreadTime,
             amount: thread_s.scaled(1.0 / ctx.window_s),
             unit: "of working time",
-            phrase: "its threads waited for the application's own locks",
+            phrase: "was spent waiting for the application's own locks",
             show: show.clone(),
         }
         .judge()
     };
-    let unknown_s = waits.point * untold + elsewhere;
+    let unknown_s = waits.point * unknown + elsewhere;
     case(known)
         .unless_hidden(case(at_most), || futexes_untold(ctx, unknown_s))
-        .evidence(format!("{:.2} thread-s/s at locks", known.point / ctx.window_s))
+        .evidence(format!(
+            "{:.2} thread-seconds a second at locks",
+            known.point / ctx.window_s
+        ))
         .evidence_if((unknown_s > 0.0).then(|| {
             format!(
-                "{:.2} thread-s/s in futexes of which no caller's name tells what for",
+                "{:.2} thread-seconds a second in futex waits of unknown purpose",
                 unknown_s / ctx.window_s
             )
         }))
 }
 
-/// Futex waits that may be locks, whoever's: what keeps a wall of locks from being ruled out.
+/// Futex waits of unknown purpose may be for any lock, so a wall of locks cannot be ruled out.
 pub fn futexes_untold(ctx: &Context, seconds: f64) -> Absence {
     Absence::new(
         Reason::NotPermitted,
         format!(
-            "{:.2} thread-seconds a second in futex waits whose callers are not known: locks or idle pools",
+            "{:.2} thread-seconds a second in futex waits with unknown callers: locks or idle pools",
             seconds / ctx.window_s
         ),
     )
     .mend(match ctx.recording.host.euid {
-        0 => "install the target's and its runtime's symbols",
-        _ => "run as root, so that waiting threads' stacks are read; or install the target's symbols",
+        0 => "install the symbols of the target and of its runtime",
+        _ => "run as root to read the stacks of waiting threads, or install the target's symbols",
     })
 }

@@ -1,4 +1,5 @@
-//! /proc, live or a copy of it. Every reader is one open, read and close; process totals never walk threads.
+//! Reads /proc, live or a copy of it. Each reader is one open, read and close. Totals of a process are read
+//! without walking its threads.
 
 pub(crate) mod parse;
 
@@ -16,15 +17,16 @@ use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-/// Enough of a command line or an environment to judge by; both may be megabytes.
+/// Bytes of a command line or an environment that are read; both may be megabytes.
 const WORDS_LIMIT: usize = 256 << 10;
-/// Up to here the children are read thread by thread; beyond, one pass over all processes is cheaper.
+/// Up to this number of threads, children are read thread by thread. Above it, one pass over all processes is
+/// cheaper.
 const CHILDREN_BY_THREAD: u32 = 64;
 
-/// /proc answers for the number of a thread as for that of a process, and with the process's own totals.
+/// /proc accepts a thread number like a process number, and shows the totals of the whole process.
 ///
 /// # Errors
-/// `pid` is a thread's; the process is named.
+/// `pid` is a thread; the message names its process.
 pub fn refuse_thread(pid: i32, status: &Status) -> Result<()> {
     if status.tgid == pid {
         return Ok(());
@@ -56,7 +58,7 @@ impl ProcFs {
         }
     }
 
-    /// Not a copy: its processes are there to be looked into.
+    /// Not a copy: the processes exist and can be read.
     pub fn is_live(&self) -> bool {
         self.root == Path::new("/proc")
     }
@@ -83,14 +85,15 @@ impl ProcFs {
         if let Some(living) = self.successor(pid, &stat)
             && let Ok(thread) = self.thread_stat(pid, living)
         {
-            // Its memory is still there, but no longer the leader's.
+            // The memory still exists, but no longer as the leader's.
             (stat.virtual_bytes, stat.resident_pages) = (thread.virtual_bytes, thread.resident_pages);
         }
         Ok(stat)
     }
 
-    /// The thread whose entries below /proc show the process's memory, files and root: the leader, or where that has
-    /// ended before the others (pthread_exit in main) one that lives. The leader's own are empty by then.
+    /// The thread whose entries below /proc show the process's memory, files and root. It is the leader, or a
+    /// living thread if the leader ended first (pthread_exit in main): the leader's own entries are empty
+    /// then.
     pub fn living_thread(&self, pid: i32) -> i32 {
         let stat = self.process(pid, "stat", parse::process_stat);
         stat.ok()
@@ -115,20 +118,20 @@ impl ProcFs {
         self.process(pid, "status", parse::status)
     }
 
-    /// The same of one thread; the counts of switches are its own.
+    /// The same for one thread; the counts of context switches are its own.
     pub fn thread_status(&self, pid: i32, tid: i32) -> Measured<Status> {
         self.thread(pid, tid, "status", parse::status)
     }
 
-    /// Whether this user may look into the process at all: maps needs the right that every closer look needs.
+    /// Whether this user may inspect the process at all: maps needs the same right as all further readers.
     pub fn maps_readable(&self, pid: i32) -> Measured<()> {
         let path = self.root.join(format!("{pid}/maps"));
-        // Its first byte is enough: there may be megabytes of it.
+        // The first byte is enough; the file may be megabytes long.
         file::read_prefix(&path, 1, |_| ()).map_err(|absence| self.settled(pid, absence))
     }
 
-    /// Whether `smaps_rollup` may be read, without the walk that reading it is: the kernel asks for the right when it is
-    /// opened (smaps_rollup_open, fs/proc/task_mmu.c).
+    /// Whether `smaps_rollup` may be read, without the page-table walk of a read: the kernel checks the right
+    /// at open (smaps_rollup_open, fs/proc/task_mmu.c).
     pub fn smaps_readable(&self, pid: i32) -> Measured<()> {
         let path = self.root.join(format!("{pid}/smaps_rollup"));
         match std::fs::File::open(&path) {
@@ -137,9 +140,10 @@ impl ProcFs {
         }
     }
 
-    /// How far this process's CLOCK_MONOTONIC is ahead of the kernel's own, by the offsets of its time namespace.
+    /// How far this process's CLOCK_MONOTONIC is ahead of the kernel's own clock, by the offsets of its time
+    /// namespace.
     pub fn own_clock_ahead_ns(&self) -> Measured<i64> {
-        /// Of the namespace that the kernel starts with (TIME_NS_INIT_INO of include/uapi/linux/nsfs.h).
+        /// The initial time namespace (TIME_NS_INIT_INO of include/uapi/linux/nsfs.h).
         const FIRST: &str = "time:[4026531834]";
         // A kernel before 5.6, or without CONFIG_TIME_NS, has neither file.
         let own = match self.own_namespace("time") {
@@ -149,13 +153,13 @@ impl ProcFs {
         if own == FIRST {
             return Ok(0);
         }
-        // The file tells the offsets of the namespace that its children will be in (proc_timens_show_offsets).
+        // The file holds the offsets of the namespace of this process's children (proc_timens_show_offsets).
         if self.own_namespace("time_for_children")? != own {
             return Err(Absence::new(
                 Reason::NotSupported,
-                "this program's children would be in another time namespace, so its own clock's offset cannot be read",
+                "the children of this program get another time namespace, so the offset of its own clock is unknown",
             )
-            .mend("start it in that namespace: nsenter --time, or unshare --time --fork"));
+            .mend("start allocwall itself in that namespace: nsenter --time, or unshare --time --fork"));
         }
         let path = self.root.join("self/timens_offsets");
         file::read(&path, |bytes| {
@@ -163,7 +167,7 @@ impl ProcFs {
         })
     }
 
-    /// Of this very process.
+    /// Of this process itself.
     pub fn own_status(&self) -> Measured<Status> {
         let path = self.root.join("self/status");
         file::read(&path, |bytes| {
@@ -189,7 +193,7 @@ impl ProcFs {
         self.thread(pid, tid, "syscall", parse::syscall)
     }
 
-    /// Kernel function that the thread sleeps in; None while it runs.
+    /// The kernel function that the thread sleeps in; None while it runs.
     pub fn thread_wchan(&self, pid: i32, tid: i32) -> Measured<Option<String>> {
         self.thread(pid, tid, "wchan", |bytes| {
             let name = String::from_utf8_lossy(bytes.trim_ascii()).into_owned();
@@ -197,7 +201,7 @@ impl ProcFs {
         })
     }
 
-    /// Kernel stack of one thread, leaf first; root's alone.
+    /// The kernel stack of one thread, leaf first; only root may read it.
     pub fn thread_kernel_stack(&self, pid: i32, tid: i32) -> Measured<Vec<String>> {
         self.thread(pid, tid, "stack", |bytes| Some(parse::kernel_stack(bytes)))
     }
@@ -214,22 +218,24 @@ impl ProcFs {
         self.numbers_in(&self.root)
     }
 
-    /// Walks the page tables under the map lock: some milliseconds a gigabyte, during which the target cannot map.
+    /// Walks the page tables under the map lock: some milliseconds per gigabyte, during which the target
+    /// cannot map memory.
     pub fn smaps_rollup(&self, pid: i32) -> Measured<Smaps> {
         self.process(pid, "smaps_rollup", parse::smaps_rollup)
     }
 
-    /// What lies on huge pages, by mapping. As dear as `smaps_rollup`.
+    /// Memory on huge pages, by mapping. As expensive as `smaps_rollup`.
     pub fn huge_pages(&self, pid: i32) -> Measured<HugePages> {
         self.process(pid, "smaps", parse::huge_pages)
     }
 
-    /// Resident bytes per NUMA node. As dear as `smaps_rollup`.
+    /// Resident bytes per NUMA node. As expensive as `smaps_rollup`.
     pub fn numa_resident(&self, pid: i32) -> Measured<Vec<u64>> {
         self.process(pid, "numa_maps", parse::numa_resident)
     }
 
-    /// Nodes that its memory is bound to, as a list; None where it may come from all. As dear as `smaps_rollup`.
+    /// NUMA nodes that the process's memory is bound to, as a list; None if it may come from all nodes. As
+    /// expensive as `smaps_rollup`.
     pub fn bound_nodes(&self, pid: i32) -> Measured<Option<String>> {
         self.process(pid, "numa_maps", |bytes| Some(parse::bound_nodes(bytes)))
     }
@@ -244,17 +250,17 @@ impl ProcFs {
         file::read_prefix(&path, WORDS_LIMIT, parse::environ).map_err(|absence| self.settled(pid, absence))
     }
 
-    /// Where /proc/PID/exe leads, as the kernel writes it.
+    /// The target of /proc/PID/exe, as the kernel writes it.
     pub fn exe(&self, pid: i32) -> Measured<PathBuf> {
         self.link(pid, "exe")
     }
 
-    /// Mappings that hold code. Needs the right that every closer look needs.
+    /// Mappings that contain code. Needs the right that all further readers need.
     pub fn code(&self, pid: i32) -> Measured<Kept> {
         self.maps(pid, |mapping| mapping.perms.execute)
     }
 
-    /// The mappings that `keep` chooses, of however many there are.
+    /// The mappings that `keep` selects, from any number of mappings.
     pub fn maps(&self, pid: i32, keep: impl Fn(&Mapping) -> bool) -> Measured<Kept> {
         let path = self.root.join(format!("{pid}/maps"));
         let mut any = Cell::new(false);
@@ -269,11 +275,11 @@ impl ProcFs {
         if !*any.get_mut() && kept.malformed > 0 {
             return Err(Absence::new(
                 Reason::Unparsable,
-                format!("/proc/{pid}/maps: no line reads as a mapping"),
+                format!("/proc/{pid}/maps: no line parses as a mapping"),
             ));
         }
         let named = |mut absence: Absence| {
-            absence.detail = format!("/proc/{pid}/maps was not read to its end: {absence}");
+            absence.detail = format!("/proc/{pid}/maps was read only in part: {absence}");
             absence
         };
         Ok(Kept {
@@ -282,13 +288,13 @@ impl ProcFs {
         })
     }
 
-    /// `pid`, `mnt`, `user`, …: two processes in one namespace have the same text.
+    /// `pid`, `mnt`, `user`, …: two processes in the same namespace have the same text.
     pub fn namespace(&self, pid: i32, kind: &str) -> Measured<String> {
         let text = self.link(pid, &format!("ns/{kind}"))?;
         Ok(text.to_string_lossy().into_owned())
     }
 
-    /// Namespace of this very process.
+    /// Namespace of this process itself.
     pub fn own_namespace(&self, kind: &str) -> Measured<String> {
         let path = self.root.join(format!("self/ns/{kind}"));
         let target = std::fs::read_link(&path).map_err(|error| file::absence_of(&path, &error))?;
@@ -300,20 +306,21 @@ impl ProcFs {
         std::fs::read_link(&path).map_err(|error| self.settled(pid, file::absence_of(&path, &error)))
     }
 
-    /// Whether `/proc/kallsyms` shows addresses: hidden ones are all zero. Some symbols of x86 lie at zero in fact.
+    /// Whether `/proc/kallsyms` shows addresses; hidden ones are all zero. Some x86 symbols really have
+    /// address zero.
     pub fn kernel_symbols_visible(&self) -> Measured<bool> {
         const HEAD: usize = 64 << 10;
         let path = self.root.join("kallsyms");
         file::read_prefix(&path, HEAD, parse::shows_addresses)
     }
 
-    /// `hidepid` and `subset` options of our /proc mount; None where every process is visible.
+    /// `hidepid` and `subset` options of our /proc mount; None if every process is visible.
     pub fn hidden_processes(&self) -> Measured<Option<String>> {
         let path = self.root.join("self/mountinfo");
         file::read(&path, |bytes| Ok(parse::proc_restrictions(bytes)))
     }
 
-    /// Owner of /proc/PID: root's for a process that made itself undumpable, whoever runs it (proc(5)).
+    /// Owner of /proc/PID. It is root for a process that made itself undumpable, whoever runs it (proc(5)).
     pub fn owner(&self, pid: i32) -> Measured<u32> {
         use std::os::unix::fs::MetadataExt;
         let path = self.root.join(pid.to_string());
@@ -326,7 +333,7 @@ impl ProcFs {
         self.process(pid, "cgroup", |bytes| Some(parse::cgroup(bytes)))
     }
 
-    /// Processes that this one started and that are alive.
+    /// Living processes that this one started.
     pub fn children(&self, pid: i32) -> Measured<Vec<i32>> {
         let few = self.process_stat(pid)?.threads <= CHILDREN_BY_THREAD;
         match few.then(|| self.children_by_thread(pid)) {
@@ -335,18 +342,18 @@ impl ProcFs {
         }
     }
 
-    /// Children, their children and so on, without the process itself. A process whose parent died is re-parented
-    /// and no longer found: whoever follows a tree must remember what it saw.
+    /// Children, their children and so on, without the process itself. A process whose parent died gets a new
+    /// parent and is no longer found, so a caller that follows a tree must remember its members.
     pub fn descendants(&self, pid: i32) -> Measured<Vec<i32>> {
         self.process_stat(pid)?;
-        // One pass over all processes serves all of those that aren't asked thread by thread.
+        // One pass over all processes serves every process that is not read thread by thread.
         let mut by_parent: Option<HashMap<i32, Vec<i32>>> = None;
         let mut found = Vec::new();
         let mut seen = HashSet::from([pid]);
         let mut next = Some(pid);
         let mut asked = 0;
         while let Some(parent) = next {
-            // One that is gone between the two reads has no children any more.
+            // A process that ended between the two reads has no children any more.
             let stat = match self.process_stat(parent) {
                 Err(absence) if absence.is_gone() => None,
                 stat => Some(stat?),
@@ -371,7 +378,7 @@ impl ProcFs {
         Ok(found)
     }
 
-    /// None where the kernel was built without CONFIG_PROC_CHILDREN.
+    /// None if the kernel was built without CONFIG_PROC_CHILDREN.
     fn children_by_thread(&self, pid: i32) -> Option<Vec<i32>> {
         let mut children = Vec::new();
         for tid in self.threads(pid).ok()? {
@@ -389,13 +396,14 @@ impl ProcFs {
         Some(children)
     }
 
-    /// Every process that is visible here, by its parent.
+    /// Every visible process, by its parent.
     fn by_parent(&self) -> Measured<HashMap<i32, Vec<i32>>> {
         let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
         for pid in self.pids()? {
             match self.process(pid, "stat", parse::process_stat) {
                 Ok(stat) => children.entry(stat.ppid).or_default().push(pid),
-                // Out of descriptors it may be any of them; what must not be looked at is no part of the target.
+                // Without descriptors, any process may be a child. A process that allocwall may not read is
+                // not part of the target.
                 Err(absence) if absence.reason == Reason::Exhausted => return Err(absence),
                 Err(_) => {}
             }
@@ -403,7 +411,7 @@ impl ProcFs {
         Ok(children)
     }
 
-    /// Machine-wide counters. PSI and vmstat fields are None where the kernel lacks them.
+    /// Machine-wide counters. PSI and vmstat fields are None if the kernel lacks them.
     pub fn host_tick(&self) -> Measured<HostTick> {
         let stat = self.root.join("stat");
         let mut tick = file::read(&stat, |bytes| {
@@ -412,7 +420,7 @@ impl ProcFs {
         tick.psi_cpu_us = self.pressure("cpu").ok();
         tick.psi_memory_us = self.pressure("memory").ok();
         tick.psi_io_us = self.pressure("io").ok();
-        // Without it the counters stay None, which is what their absence is called.
+        // Without the file, the counters stay None.
         let _ = file::read(&self.root.join("vmstat"), |bytes| {
             parse::vmstat(bytes, &mut tick);
             Ok(())
@@ -427,7 +435,8 @@ impl ProcFs {
             parse::pressure_some(bytes).ok_or_else(|| unparsable(&path.display(), bytes))
         })
         .map_err(|absence| match absence.reason {
-            // psi=0 or CONFIG_PSI_DEFAULT_DISABLED answers EOPNOTSUPP, a kernel without PSI has no file.
+            // With psi=0 or CONFIG_PSI_DEFAULT_DISABLED the read fails with EOPNOTSUPP; a kernel without PSI
+            // has no file.
             Reason::NotFound | Reason::NotSupported => Absence::new(
                 Reason::Disabled,
                 "pressure stall information (PSI) is off in this kernel",
@@ -451,7 +460,7 @@ impl ProcFs {
         })
     }
 
-    /// One-line file below /proc/sys, for example `kernel/perf_event_paranoid`.
+    /// A one-line file below /proc/sys, for example `kernel/perf_event_paranoid`.
     pub fn sysctl<T: std::str::FromStr>(&self, name: &str) -> Measured<T> {
         file::read_number(&self.root.join("sys").join(name))
     }
@@ -490,7 +499,7 @@ impl ProcFs {
         .map_err(|absence| self.settled(pid, absence))
     }
 
-    /// A file that is not there means one of two things: no such process, or no such file in this kernel.
+    /// A missing file means either that the process is gone or that this kernel has no such file.
     fn settled(&self, pid: i32, absence: Absence) -> Absence {
         match absence.reason {
             Reason::NotFound | Reason::Vanished if !self.exists(pid) => {
@@ -537,7 +546,7 @@ mod tests {
         )
     }
 
-    /// 10 starts 11 (from its second thread) and 12; 12 starts 13; 99 is a stranger.
+    /// 10 starts 11 (from its second thread) and 12; 12 starts 13; 99 is unrelated.
     fn family(children_files: bool) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         for (pid, ppid) in [(10, 1), (11, 10), (12, 10), (13, 12), (99, 1)] {
@@ -573,7 +582,7 @@ mod tests {
             found.sort_unstable();
             assert_eq!(found, [11, 12, 13]);
             assert_eq!(proc.children(99), Ok(vec![]));
-            // So many threads that all processes are read instead.
+            // With this many threads, all processes are read instead.
             for (pid, ppid) in [(10, 1), (12, 10)] {
                 write(dir.path(), &format!("{pid}/stat"), stat_line(pid, ppid, 100));
             }
@@ -584,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn gone_is_told_from_not_offered() {
+    fn a_missing_process_and_a_missing_file_have_different_reasons() {
         let dir = family(false);
         let proc = ProcFs::at(dir.path());
         assert_eq!(proc.process_stat(1234).unwrap_err().reason, Reason::Vanished);
@@ -631,7 +640,7 @@ mod tests {
         assert_eq!((tick.psi_cpu_us, tick.thp_fault_alloc), (Some(7), Some(3)));
     }
 
-    /// The live kernel is the fixture that matters most.
+    /// The live kernel is the most important fixture.
     #[test]
     fn own_process_reads_whole() {
         let proc = ProcFs::live();
@@ -659,7 +668,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_is_told_from_its_process() {
+    fn a_thread_number_is_refused_as_a_process() {
         let proc = ProcFs::live();
         let own = std::process::id() as i32;
         assert!(refuse_thread(own, &proc.status(own).unwrap()).is_ok());

@@ -1,17 +1,17 @@
-//! Bytes of /proc files -> values. Formats: proc(5) and Documentation/filesystems/proc.rst.
+//! Parses the bytes of /proc files. Formats: proc(5) and Documentation/filesystems/proc.rst.
 //!
-//! A field that a kernel may lack is an `Option`; one that every kernel since 4.x has is required, and its absence is
-//! `None` of the whole: the caller turns that into a reason with the path in it.
+//! A field that some kernels lack is an `Option`. A field that every kernel since 4.x has is required:
+//! without it the whole result is `None`, and the caller turns that into a reason with the path.
 
 use crate::file::{lines, number, words};
 use allocwall_model::machine::{HostTick, Smaps};
 
-/// /proc/PID/stat, or /proc/PID/task/TID/stat for one thread. Times are of the whole process in the former, and its
-/// dead but unreaped threads are in them; `child_*` are of waited-for children.
+/// /proc/PID/stat, or /proc/PID/task/TID/stat for one thread. In the former, times are those of the whole
+/// process and include threads that have ended. `child_*` fields count children that were waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessStat {
     pub pid: i32,
-    /// At most 15 bytes, any of them; bytes that are no UTF-8 are replaced.
+    /// At most 15 bytes of any value; bytes that are not UTF-8 are replaced.
     pub comm: String,
     pub state: char,
     pub ppid: i32,
@@ -19,33 +19,34 @@ pub struct ProcessStat {
     pub child_minor_faults: u64,
     pub major_faults: u64,
     pub child_major_faults: u64,
-    /// Clock ticks of 10 ms. Their sum is exact to a tick; the split of user and system is the kernel's estimate.
+    /// Clock ticks of 10 ms. Their sum is exact to one tick; the split into user and system time is an
+    /// estimate of the kernel.
     pub user_ticks: u64,
     pub system_ticks: u64,
     pub child_user_ticks: u64,
     pub child_system_ticks: u64,
     pub threads: u32,
-    /// Clock ticks since boot: with the pid it names a process for good.
+    /// Clock ticks since boot. Together with the pid, it identifies a process uniquely.
     pub start_ticks: u64,
     pub virtual_bytes: u64,
     pub resident_pages: u64,
-    /// CPU it last ran on.
+    /// The CPU that it last ran on.
     pub cpu: u32,
 }
 
 impl ProcessStat {
-    /// A zombie, or on its way out. Of a process this is its leader's state: threads may go on beside it.
+    /// A zombie, or about to end. For a process this is the state of its leader: other threads may still run.
     pub fn ended(&self) -> bool {
         matches!(self.state, 'Z' | 'X')
     }
 }
 
 pub fn process_stat(bytes: &[u8]) -> Option<ProcessStat> {
-    // comm may hold blanks, newlines and parentheses, so its end is the last `)` of the line, as in procps.
+    // comm may contain blanks, newlines and parentheses. Its end is the last `)` of the line, as in procps.
     let open = bytes.iter().position(|&b| b == b'(')?;
     let close = bytes.iter().rposition(|&b| b == b')')?;
     let comm = bytes.get(open + 1..close)?;
-    // Counted from field 3 (state).
+    // Field numbers start at 3 (state).
     let mut rest: [&[u8]; 37] = [&[]; 37];
     let mut found = 0;
     for (slot, word) in rest.iter_mut().zip(words(&bytes[close + 1..])) {
@@ -65,7 +66,7 @@ pub fn process_stat(bytes: &[u8]) -> Option<ProcessStat> {
         child_major_faults: count(13)?,
         user_ticks: count(14)?,
         system_ticks: count(15)?,
-        // Signed in the kernel's format, never negative in fact.
+        // Signed in the kernel's format, but never negative.
         child_user_ticks: count(16)?,
         child_system_ticks: count(17)?,
         threads: number(field(20)?)?,
@@ -76,7 +77,7 @@ pub fn process_stat(bytes: &[u8]) -> Option<ProcessStat> {
     })
 }
 
-/// /proc/PID/status. Sizes in bytes; those of a kernel thread or a zombie are None.
+/// /proc/PID/status. Sizes are in bytes; they are None for a kernel thread or a zombie.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Status {
     pub tgid: i32,
@@ -84,7 +85,7 @@ pub struct Status {
     /// Real, effective, saved, file system.
     pub uid: [u32; 4],
     pub gid: [u32; 4],
-    /// Pid in each nested PID namespace, ours first; empty before Linux 4.1.
+    /// The pid in each nested PID namespace, ours first; empty before Linux 4.1.
     pub ns_pids: Vec<i32>,
     pub vm_peak: Option<u64>,
     pub vm_size: Option<u64>,
@@ -95,18 +96,18 @@ pub struct Status {
     pub rss_anon: Option<u64>,
     pub vm_swap: Option<u64>,
     pub hugetlb: Option<u64>,
-    /// False where prctl(PR_SET_THP_DISABLE) was used; since Linux 5.0.
+    /// False if prctl(PR_SET_THP_DISABLE) was used; since Linux 5.0.
     pub thp_enabled: Option<bool>,
     pub threads: u32,
     pub cap_eff: u64,
     pub no_new_privs: Option<bool>,
-    /// The process that traces it (ptrace(2)), 0 for none.
+    /// The process that traces it (ptrace(2)); 0 if there is none.
     pub tracer: i32,
-    /// CPUs that it may run on, as a list: `0-3,8`.
+    /// The CPUs that it may use, as a list: `0-3,8`.
     pub cpus_allowed: Option<String>,
     /// 0 none, 1 strict, 2 filter.
     pub seccomp: Option<u8>,
-    /// Of the main thread alone: the kernel does not sum these over threads.
+    /// Of the main thread only: the kernel does not sum these over threads.
     pub voluntary_switches: Option<u64>,
     pub involuntary_switches: Option<u64>,
 }
@@ -156,7 +157,7 @@ fn four(value: &[u8]) -> Option<[u32; 4]> {
     Some([fields.next()??, fields.next()??, fields.next()??, fields.next()??])
 }
 
-/// `1688 kB`: the kernel means 1,024 bytes.
+/// `1688 kB`: the kernel's kB has 1,024 bytes.
 fn kilobytes(value: &[u8]) -> Option<u64> {
     let mut fields = words(value);
     let amount: u64 = number(fields.next()?)?;
@@ -198,7 +199,7 @@ pub fn smaps_rollup(bytes: &[u8]) -> Option<Smaps> {
             b"LazyFree" => (s.lazy_free, required) = (value()?, required | 8),
             b"AnonHugePages" => (s.anon_huge, required) = (value()?, required | 16),
             b"Swap" => (s.swap, required) = (value()?, required | 32),
-            // Absent in kernels without hugetlbfs, where they are truly none.
+            // Absent in kernels without hugetlbfs, where the value is really zero.
             b"Shared_Hugetlb" | b"Private_Hugetlb" => s.hugetlb = s.hugetlb.checked_add(value()?)?,
             _ => {}
         }
@@ -206,20 +207,20 @@ pub fn smaps_rollup(bytes: &[u8]) -> Option<Smaps> {
     (required == 63).then_some(s)
 }
 
-/// What of one process lies on huge pages, bytes.
+/// Memory of one process on huge pages, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HugePages {
     /// Transparent or reserved.
     pub all: u64,
-    /// Of it, where CPython's arenas are when the hook has put them there: in nameless mappings that begin on a huge page and that
-    /// somebody asked huge pages for.
+    /// The part of `all` that holds CPython's arenas if the hook is active: mappings without a name that
+    /// start on a 2 MiB boundary and for which a program requested huge pages.
     pub arenas: u64,
-    /// The hook's library is mapped.
+    /// The library of the hook is mapped.
     pub hook: bool,
 }
 
 impl HugePages {
-    /// The larger of each.
+    /// Keeps the larger value of each field.
     pub fn raise(&mut self, other: HugePages) {
         self.all = self.all.max(other.all);
         self.arenas = self.arenas.max(other.arenas);
@@ -227,7 +228,7 @@ impl HugePages {
     }
 }
 
-/// /proc/PID/smaps. A process that is ending has an empty one.
+/// /proc/PID/smaps. The file is empty for a process that is exiting.
 pub fn huge_pages(bytes: &[u8]) -> Option<HugePages> {
     const HUGE: u64 = 2 << 20;
     let mut found = HugePages::default();
@@ -236,7 +237,7 @@ pub fn huge_pages(bytes: &[u8]) -> Option<HugePages> {
         let mut fields = words(line);
         let Some(first) = fields.next() else { continue };
         match first.strip_suffix(b":") {
-            // The head of a mapping: range, permissions, offset, device, inode, name.
+            // The first line of a mapping: range, permissions, offset, device, inode, name.
             None => {
                 let start = u64::from_str_radix(std::str::from_utf8(pair(first, b'-')?.0).ok()?, 16).ok()?;
                 let name = fields.nth(4).unwrap_or_default();
@@ -260,17 +261,18 @@ pub fn huge_pages(bytes: &[u8]) -> Option<HugePages> {
     Some(found)
 }
 
-/// The library of the Python package that holds the hook, by its path.
+/// Whether the path is the library of the Python package that contains the hook.
 pub fn is_arena_hook(path: &str) -> bool {
     path.rsplit_once("/allocwall/")
         .is_some_and(|(_, name)| name.starts_with("_native") && name.contains(".so"))
 }
 
-/// Nodes that a process's memory is bound to (`bind:0-1` of numa_maps(5)), by its first mapping; None where its policy binds none.
+/// The NUMA nodes that a process's memory is bound to (`bind:0-1` of numa_maps(5)), from its first mapping;
+/// None if its policy binds no nodes.
 pub fn bound_nodes(bytes: &[u8]) -> Option<String> {
     let policy = words(lines(bytes).next()?).nth(1)?;
     let nodes = policy.strip_prefix(b"bind")?;
-    // Flags of the policy stand between: `bind=static:0`.
+    // Flags of the policy may come before the nodes: `bind=static:0`.
     let nodes = nodes.rsplit(|b| *b == b':').next()?;
     Some(String::from_utf8_lossy(nodes).into_owned())
 }
@@ -283,8 +285,8 @@ pub fn numa_resident(bytes: &[u8]) -> Option<Vec<u64>> {
     for line in lines(bytes) {
         let page_kib = words(line).find_map(|word| number::<u64>(word.strip_prefix(b"kernelpagesize_kB=")?));
         for word in words(line) {
-            // A file name follows `file=`, so a word that starts with N is never part of one, unless it holds blanks:
-            // those are escaped by the kernel.
+            // A file name follows `file=`. A field that starts with N is never part of a name, because the
+            // kernel escapes blanks.
             let Some((node, pages)) = word.strip_prefix(b"N").and_then(|rest| pair(rest, b'=')) else {
                 continue;
             };
@@ -309,7 +311,7 @@ pub fn pair(bytes: &[u8], separator: u8) -> Option<(&[u8], &[u8])> {
     Some((&bytes[..at], &bytes[at + 1..]))
 }
 
-/// NUL-separated words, as in cmdline. A process may overwrite this with anything.
+/// NUL-separated arguments, as in cmdline. A process may overwrite them with any bytes.
 pub fn nul_words(bytes: &[u8]) -> Vec<String> {
     let bytes = bytes.strip_suffix(b"\0").unwrap_or(bytes);
     if bytes.is_empty() {
@@ -321,10 +323,10 @@ pub fn nul_words(bytes: &[u8]) -> Vec<String> {
         .collect()
 }
 
-/// NAME=value pairs of environ; words without `=` are dropped.
+/// NAME=value pairs of environ; entries without `=` are dropped.
 ///
-/// glibc up to 2.36 ends each tunable within GLIBC_TUNABLES by a NUL where the colon stood (parse_tunables in elf/dl-tunables.c):
-/// words that begin with `glibc.` behind it are put back.
+/// glibc up to 2.36 replaces each colon within GLIBC_TUNABLES by a NUL (parse_tunables in elf/dl-tunables.c).
+/// Entries after it that start with `glibc.` are joined again.
 pub fn environ(bytes: &[u8]) -> Vec<(String, String)> {
     let text = |b: &[u8]| String::from_utf8_lossy(b).into_owned();
     let mut pairs: Vec<(String, String)> = Vec::new();
@@ -353,7 +355,7 @@ pub struct CgroupLine {
     pub path: String,
 }
 
-/// `ID:controllers:path`; the path may hold colons. Lines that do not parse are left out.
+/// `ID:controllers:path`; the path may contain colons. Lines that do not parse are left out.
 pub fn cgroup(bytes: &[u8]) -> Vec<CgroupLine> {
     let line = |line: &[u8]| -> Option<CgroupLine> {
         let (id, rest) = pair(line, b':')?;
@@ -366,7 +368,7 @@ pub fn cgroup(bytes: &[u8]) -> Vec<CgroupLine> {
                 .filter(|name| !name.is_empty())
                 .map(str::to_owned)
                 .collect(),
-            // Added by the kernel where the cgroup was removed under the process.
+            // The kernel appends this if the cgroup was removed while the process was in it.
             path: path.strip_suffix(" (deleted)").unwrap_or(&path).to_owned(),
         })
     };
@@ -376,12 +378,12 @@ pub fn cgroup(bytes: &[u8]) -> Vec<CgroupLine> {
         .collect()
 }
 
-/// What a thread that is not running waits in: /proc/PID/task/TID/syscall.
+/// What a thread that is not running waits for: /proc/PID/task/TID/syscall.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyscallState {
     Running,
     Blocked {
-        /// Number of the system call; -1 when blocked outside one (a page fault).
+        /// Number of the system call; -1 if the thread is blocked outside a system call (a page fault).
         number: i64,
         /// User instruction and stack pointer.
         ip_sp: Option<(u64, u64)>,
@@ -407,7 +409,8 @@ pub fn syscall(bytes: &[u8]) -> Option<SyscallState> {
     })
 }
 
-/// Symbol names of /proc/PID/task/TID/stack, leaf first: `[<0>] futex_wait+0x12/0x34`, or bare with an address.
+/// Symbol names of /proc/PID/task/TID/stack, leaf first: `[<0>] futex_wait+0x12/0x34`, or with an address in
+/// the brackets.
 pub fn kernel_stack(bytes: &[u8]) -> Vec<String> {
     lines(bytes)
         .filter_map(|line| {
@@ -420,14 +423,15 @@ pub fn kernel_stack(bytes: &[u8]) -> Vec<String> {
         .collect()
 }
 
-/// `ffffffff81000000 T _text`: any address that is not all zeros.
+/// `ffffffff81000000 T _text`: whether any address is not all zeros.
 pub fn shows_addresses(bytes: &[u8]) -> bool {
     lines(bytes)
         .filter_map(|line| words(line).next())
         .any(|address| address.iter().any(|&b| b != b'0'))
 }
 
-/// Options of the mount at /proc (mountinfo) that hide processes; the last mount there is the one in force.
+/// Options of the mount at /proc (mountinfo) that hide processes. The last mount in the list is the one in
+/// effect.
 pub fn proc_restrictions(bytes: &[u8]) -> Option<String> {
     let at_proc = |line: &&[u8]| words(line).nth(4) == Some(b"/proc");
     let line = lines(bytes).filter(at_proc).last()?;
@@ -452,14 +456,14 @@ pub fn monotonic_offset_ns(bytes: &[u8]) -> Option<i64> {
     seconds.checked_mul(1_000_000_000)?.checked_add(ns)
 }
 
-/// Aggregate `cpu` line of /proc/stat.
+/// The aggregate `cpu` line of /proc/stat.
 pub fn cpu_times(bytes: &[u8], ns_per_tick: u64) -> Option<HostTick> {
     let line = lines(bytes).find_map(|line| line.strip_prefix(b"cpu "))?;
     // user nice system idle iowait irq softirq steal; guest time is part of user.
     let mut ticks = [0u64; 8];
     let mut fields = words(line);
     for tick in &mut ticks {
-        // Differences alone count, and they survive a wrap.
+        // Only differences matter, and they are correct across a wrap.
         *tick = number::<u64>(fields.next()?)?.wrapping_mul(ns_per_tick);
     }
     let [user, nice, system, idle, iowait, irq, softirq, steal] = ticks;
@@ -474,13 +478,13 @@ pub fn cpu_times(bytes: &[u8], ns_per_tick: u64) -> Option<HostTick> {
     })
 }
 
-/// `some` total of a PSI file, microseconds.
+/// The `some` total of a PSI file, in microseconds.
 pub fn pressure_some(bytes: &[u8]) -> Option<u64> {
     let line = lines(bytes).find_map(|line| line.strip_prefix(b"some "))?;
     words(line).find_map(|word| number(word.strip_prefix(b"total=")?))
 }
 
-/// Fills the counters of /proc/vmstat that a diagnosis reads.
+/// Fills in the counters of /proc/vmstat that a diagnosis reads.
 pub fn vmstat(bytes: &[u8], tick: &mut HostTick) {
     for line in lines(bytes) {
         let Some((name, value)) = pair(line, b' ') else {
@@ -503,7 +507,7 @@ pub fn vmstat(bytes: &[u8], tick: &mut HostTick) {
 pub struct MemInfo {
     pub total: u64,
     pub available: Option<u64>,
-    /// Count of reserved pages of the default huge page size; None in a kernel without hugetlbfs.
+    /// The number of reserved pages of the default huge page size; None in a kernel without hugetlbfs.
     pub hugepages_total: Option<u64>,
     pub hugepages_free: Option<u64>,
     pub hugepage_bytes: Option<u64>,
@@ -520,7 +524,7 @@ pub fn meminfo(bytes: &[u8]) -> Option<MemInfo> {
     })
 }
 
-/// Name of the processor as /proc/cpuinfo words it on x86, else on Arm, POWER and s390.
+/// The name of the processor. x86, Arm, POWER and s390 use different keys in /proc/cpuinfo.
 pub fn cpu_model(bytes: &[u8]) -> Option<String> {
     ["model name", "Model", "cpu", "vendor_id"]
         .iter()
@@ -542,7 +546,7 @@ pub fn list_len(text: &str) -> Option<u32> {
     })
 }
 
-/// Every reader of this module, with the answers thrown away.
+/// Runs every parser of this module and ignores the results.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn all_parsers(bytes: &[u8]) {
     let _ = process_stat(bytes);
@@ -687,7 +691,7 @@ mod tests {
     }
 
     #[test]
-    fn arenas_on_huge_pages_are_told_from_other_memory_on_them() {
+    fn arenas_on_huge_pages_are_distinguished_from_other_memory() {
         let mapping = |head: &str, field: &str, flags: &str| {
             format!("{head}\nSize: 4096 kB\n{field}: 4096 kB\nVmFlags: rd wr {flags} \n")
         };
@@ -704,7 +708,8 @@ mod tests {
             "de ht",
         );
         assert_eq!(of(&reserved).arenas, 4 << 20);
-        // Near twins: not asked for (mode always), not on a boundary, the heap, resident on small pages.
+        // Near twins: huge pages not requested (mode always), not on a boundary, the heap, resident on small
+        // pages.
         for other in [
             mapping(
                 "7f0000200000-7f0000600000 rw-p 00000000 00:00 0 ",
@@ -736,7 +741,7 @@ mod tests {
     }
 
     #[test]
-    fn tunables_that_glibc_cut_apart_are_put_together() {
+    fn tunables_that_glibc_split_are_joined() {
         let read = |bytes: &[u8]| environ(bytes);
         let own = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
             pairs.iter().map(|&(k, v)| (k.into(), v.into())).collect()
@@ -934,7 +939,7 @@ mod tests {
             all_parsers(&bytes);
         }
 
-        /// Near-valid input reaches further into the parsers than noise does.
+        /// Almost valid input reaches more code of the parsers than random bytes do.
         #[test]
         fn no_damage_makes_a_parser_panic(which in 0..2usize, at in 0..400usize, byte in any::<u8>(), cut in 0..500usize) {
             let mut bytes = [STAT, STATUS][which].to_vec();

@@ -1,4 +1,4 @@
-//! The order pipeline drawn: how many orders take longer than a time, and how the tail follows the heap pressure.
+//! Charts of the order pipeline: the share of orders that take longer than a time, and the tail as a function of heap pressure.
 
 use super::results::{Point, shown};
 use super::text::Experiment;
@@ -6,12 +6,12 @@ use super::{By, Measure, Orders};
 use crate::chart::{Chart, Line, svg};
 use allocwall_model::units::{count, thousands};
 
-/// The rarest share that is drawn: a run has a million orders, and some runs are merged.
+/// The smallest share that is drawn: a run has a million orders, and runs are merged.
 const RAREST: f64 = 1e-6;
-/// Where a sweep without pressure is drawn, blocks a second.
+/// The x position, in blocks per second, at which the point without pressure is drawn.
 const NONE_AT: f64 = 50_000.0;
 
-/// File names and what goes into them.
+/// File names and their contents.
 pub fn all(e: &Experiment) -> Vec<(String, String)> {
     let mut charts = vec![];
     if e.rate.is_none() {
@@ -64,10 +64,10 @@ fn notes(e: &Experiment, point: &Point, orders: Orders) -> Vec<String> {
         .fold(0.0, f64::max);
     notes.push(match orders {
         Orders::Undisturbed => format!(
-            "Orders that met a stall of the machine are left out: at most {:.1} % of an arm's.",
+            "Orders disturbed by a stall of the machine are left out: at most {:.1} % per arm.",
             most * 100.0
         ),
-        Orders::All => "All orders: most of the tail is the machine's stalls.".to_owned(),
+        Orders::All => "All orders: stalls of the machine cause most of the tail.".to_owned(),
     });
     if point.placement.crowded {
         notes.push("Oversubscribed: threads share a CPU.".into());
@@ -106,7 +106,7 @@ fn ccdf(e: &Experiment, point: &Point, orders: Orders) -> String {
         .map(|p| p.0)
         .fold(longest, f64::min);
     svg(&Chart {
-        title: "Orders that take longer, from intended arrival to dequeue",
+        title: "Share of orders that take longer, from intended arrival to dequeue",
         notes: &notes(e, point, orders),
         x_title: "ns",
         y_title: "share of orders",
@@ -149,7 +149,7 @@ fn pressure(e: &Experiment, orders: Orders) -> String {
     let most = e.points.iter().map(at).fold(NONE_AT, f64::max);
     let mut notes = notes(e, first, orders);
     notes[0] = format!(
-        "{} orders/s, {}, pressure by {}, {} a point",
+        "{} orders/s, {}, pressure by {}, {} per point",
         thousands(e.rate.unwrap_or(0.0) as u64),
         e.sizes.title(),
         e.pressure_by.key(),
@@ -158,7 +158,7 @@ fn pressure(e: &Experiment, orders: Orders) -> String {
     svg(&Chart {
         title: "p99.9 from intended arrival to dequeue, by heap pressure",
         notes: &notes,
-        x_title: "blocks freed and allocated a second",
+        x_title: "blocks freed and allocated per second",
         y_title: "ns",
         x_names: &[(NONE_AT, "none")],
         x: (NONE_AT, most.max(NONE_AT * 2.0)),

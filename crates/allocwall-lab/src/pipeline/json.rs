@@ -9,10 +9,10 @@ use allocwall_report::json::{interval, list, number, printed};
 use allocwall_report::trial_json;
 use serde_json::{Map, Value, json};
 
-/// Raised when a field changes its meaning or goes away; new fields do not raise it.
+/// Incremented when a field changes its meaning or is removed; not when a field is added.
 pub const VERSION: u32 = 1;
 
-/// The document, indented, newline-terminated, safe to print. `machine` are facts about it, a sentence each.
+/// The document: indented, newline-terminated, safe to print. `machine` holds facts about the machine, one sentence each.
 pub fn document(e: &Experiment, machine: &[String]) -> String {
     printed(&json!({
         "format": "allocwall-pipeline",
@@ -71,7 +71,7 @@ fn arm(arm: &ArmResult) -> Value {
                 .histogram(measure, orders)
                 .map(|h| h.clone().into())
                 .unwrap_or_default();
-            // One string, or each pair would take four lines.
+            // One string, because otherwise each pair would take four lines.
             let text: Vec<String> = pairs.iter().map(|(ns, count)| format!("{ns}:{count}")).collect();
             (orders.key().to_owned(), Value::String(text.join(" ")))
         });

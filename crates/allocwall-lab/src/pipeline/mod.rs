@@ -1,5 +1,5 @@
-//! The order pipeline: a producer hands orders to a consumer, which checks them and frees them. What one run is asked for and what it
-//! tells; [`results`] puts the runs of all arms together.
+//! The order pipeline: a producer hands orders to a consumer, which checks and frees them. This file has the options and the result of
+//! one run; [`results`] combines the runs of all arms.
 
 pub mod charts;
 pub mod json;
@@ -14,38 +14,38 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use variants::{Sizes, Variant};
 
-/// Slots that a pool has, and that each of the four arenas of the batch arena has.
+/// Slots of a pool, and of each of the four arenas of the batch arena.
 pub const SLOTS: usize = 4096;
 /// Arenas of the batch arena.
 pub const ARENAS: usize = 4;
 /// Entries of the queue between a producer and a consumer.
 pub const QUEUE: usize = 4096;
-/// Blocks that the heap pressure keeps alive, and their sizes in bytes, equally often.
+/// Blocks that the heap pressure keeps allocated, and their sizes in bytes; all sizes are equally frequent.
 pub const LIVE_BLOCKS: usize = 8192;
 pub const PRESSURE_SIZES: [usize; 6] = [32, 64, 128, 256, 512, 1024];
-/// Achieved less than this share of the offered rate is saturated: the queue grew as long as the run lasted.
+/// A run is saturated if it achieves less than this share of the offered rate: its queue grows during the whole run.
 pub const HELD: f64 = 0.98;
 
-/// What one run is asked for: the hidden command's argument, as JSON.
+/// The options of one run: the argument of the hidden command, as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spec {
     pub variant: Variant,
     pub sizes: Sizes,
     pub producers: usize,
     pub consumers: usize,
-    /// One a producer, one a consumer, then one for the heap pressure where it has a thread.
+    /// One CPU per producer, then one per consumer, then one for the heap pressure if it has a thread.
     pub cpus: Vec<u32>,
-    /// Orders a second of all producers; None is as fast as they can.
+    /// Orders per second of all producers together; None: as fast as possible.
     pub rate: Option<f64>,
     pub arrivals: Arrivals,
     pub pressure: Pressure,
-    /// Orders of all producers before those that count.
+    /// Warm-up orders of all producers together; they are not counted.
     pub warm_up: usize,
     pub timed: usize,
-    /// Work of a check, in steps of `Checker`: the same for all arms.
+    /// Work of one check, in steps of `Checker`; the same for all arms.
     pub check_steps: u32,
     pub seed: u64,
-    /// Lock the process's memory once it is set up.
+    /// Lock the memory of the process after the set-up.
     pub lock: bool,
     /// For the tests of the stall detector.
     pub planted: Option<Planted>,
@@ -67,7 +67,7 @@ impl Arrivals {
     }
 }
 
-/// Blocks freed and allocated a second, by `malloc`, beside the orders.
+/// Blocks that are freed and allocated per second with `malloc`, in addition to the orders.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Pressure {
     pub per_s: f64,
@@ -77,9 +77,9 @@ pub struct Pressure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum By {
-    /// A thread of its own.
+    /// A separate thread.
     Thread,
-    /// The first producer, between two orders: what two CPUs have room for.
+    /// The first producer, between two orders. For machines with two CPUs.
     Producer,
 }
 
@@ -92,7 +92,7 @@ impl By {
     }
 }
 
-/// A stall of known cause.
+/// A stall with a known cause, for tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Planted {
     pub stall: Stall,
@@ -103,23 +103,23 @@ pub struct Planted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stall {
-    /// Of the machine: a signal's handler keeps the first producer's thread, wherever it is.
+    /// A stall of the machine: a signal handler interrupts the first producer's thread at any point.
     Machine,
-    /// Of the allocator: so many allocations take that much longer.
+    /// A stall of the allocator: some allocations take longer.
     Allocator,
 }
 
-/// From where to where an order is timed.
+/// The part of an order's way that is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Measure {
-    /// Intended arrival to dequeue: a stall of the allocation is in it.
+    /// Intended arrival to dequeue. It includes stalls of the allocation.
     Dequeue,
     /// Intended arrival to the end of the free.
     Done,
-    /// Intended arrival to the end of the allocation: lateness of the producer, and the allocation.
+    /// Intended arrival to the end of the allocation: the delay of the producer, and the allocation.
     Arrive,
-    /// End of the allocation to dequeue: the measure that was published. What delayed the allocation is in nobody's.
+    /// End of the allocation to dequeue: the published measure. It leaves out delays of the allocation.
     Queue,
     /// Dequeue to the end of the check.
     Check,
@@ -160,12 +160,12 @@ impl Measure {
     }
 }
 
-/// Which orders.
+/// Which orders are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Orders {
     All,
-    /// Those that met no stall of the machine, nor stood behind one that did.
+    /// Orders without a stall of the machine, which also did not wait for an order with such a stall.
     Undisturbed,
 }
 
@@ -178,32 +178,32 @@ impl Orders {
     }
 }
 
-/// What one run tells.
+/// The result of one run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Told {
     pub variant: Variant,
     /// Timed orders.
     pub orders: u64,
-    /// Of the timed orders, a second.
+    /// Timed orders per second.
     pub achieved: f64,
-    /// A line from the first producer's CPU to the first consumer's, in ns: half of a round trip, median of many. None where both are
-    /// on one.
+    /// Time, in ns, to transfer a cache line from the first producer's CPU to the first consumer's: half of a round trip, median of
+    /// many. None if both share a CPU.
     pub handoff_ns: Option<f64>,
-    /// Clock that stamps the orders.
+    /// The clock for the time stamps of orders.
     pub clock: String,
-    /// Between two readings of the clock; more is a stall of the machine.
+    /// Time between two readings of the clock above which it is a stall of the machine.
     pub threshold_ns: f64,
-    /// Empty where the producers sent as fast as they could: then nobody arrived at an intended time.
+    /// Empty if the producers sent as fast as possible: then orders have no intended arrival.
     pub latencies: BTreeMap<Measure, Pair>,
     pub threads: Vec<ThreadTold>,
-    /// Allocations that were refused and tried again: a pool that was exhausted.
+    /// Allocations that were refused and retried, because the pool was exhausted.
     pub refused: u64,
-    /// Heap pressure achieved, blocks a second.
+    /// Achieved heap pressure, in blocks per second.
     pub pressure_per_s: f64,
-    /// Of the machine's CPUs that the run used, while it was timed; None where the kernel doesn't say.
+    /// Steal of the whole machine during the timed part; None if the kernel does not report it.
     pub stolen_ns: Option<u64>,
-    /// Orders that were undisturbed as far as can be known, although a stall of the machine hit their allocation or free: expected,
-    /// from how often the machine stalled otherwise.
+    /// Estimated number of stalls of the machine that hit an allocation or a free and were not detected, so that their orders count as
+    /// undisturbed. It is estimated from the rate of the other stalls.
     pub unseen: f64,
 }
 
@@ -212,7 +212,7 @@ impl Told {
         offered.is_none_or(|offered| self.achieved < offered * HELD)
     }
 
-    /// Of the timed orders.
+    /// Share of the timed orders that were disturbed.
     pub fn disturbed_share(&self) -> Option<f64> {
         let pair = self.latencies.get(&Measure::Dequeue)?;
         let all = pair.all.count();
@@ -240,19 +240,19 @@ impl Pair {
     }
 }
 
-/// One thread of a run, or of an arm's runs together.
+/// One thread of a run, or the sum over the runs of an arm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ThreadTold {
     pub role: Role,
     pub cpu: u32,
-    /// Stalls of the machine while orders were timed, how long they took together, and the longest.
+    /// Stalls of the machine during the timed part: their number, their total time, and the longest.
     pub stalls: u64,
     pub stalled_ns: f64,
     pub longest_ns: f64,
-    /// Heap blocks of the pressure that took so long that the orders behind them are set apart, and how long they took together.
+    /// Heap-pressure blocks that took so long that the orders behind them count as disturbed: their number and total time.
     pub held: u64,
     pub held_ns: f64,
-    /// The kernel's count.
+    /// As the kernel counts them.
     pub involuntary_switches: u64,
     pub minor_faults: u64,
 }
@@ -294,17 +294,17 @@ pub const QUANTILES: [(&str, &str, f64); 3] = [
     ("p999", "p99.9", 0.999),
 ];
 
-/// Of a percentile, as a metric.
+/// The key of a percentile as a metric.
 pub fn metric_key(measure: Measure, quantile: &str, orders: Orders) -> String {
     format!("{}_{quantile}_{}", measure.key(), orders.key())
 }
 
-/// Why a run has no percentiles.
+/// The reason why a run has no percentiles.
 pub fn saturation(told: &Told, offered: Option<f64>) -> Absence {
     let detail = match offered {
-        None => "orders were sent as fast as they could be: no arrival was intended".to_owned(),
+        None => "orders were sent as fast as possible and have no intended arrival".to_owned(),
         Some(offered) => format!(
-            "saturated: {:.0} of {offered:.0} orders a second were done",
+            "saturated: {:.0} of {offered:.0} orders per second were done",
             told.achieved
         ),
     };
@@ -327,7 +327,7 @@ pub fn figures(told: &Told, offered: Option<f64>) -> BTreeMap<String, Measured<f
                 let value = match told.latencies.get(&measure) {
                     _ if told.saturated(offered) => Err(saturation(told, offered)),
                     Some(pair) => pair.of(orders).quantile(share).ok_or_else(|| {
-                        Absence::new(Reason::TooLittle, "every order of the run was disturbed")
+                        Absence::new(Reason::TooLittle, "all orders of the run were disturbed")
                     }),
                     None => Err(Absence::new(Reason::TooLittle, "no order was timed")),
                 };

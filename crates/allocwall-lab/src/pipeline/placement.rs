@@ -1,22 +1,22 @@
-//! Which CPUs the threads run on.
+//! The CPUs on which the threads run.
 
 use super::results::Placement;
 use allocwall_host::topology::{Relation, Topology, parse_cpu_list};
 
-/// What `--cpus` asks for.
+/// The value of `--cpus`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// Two cores as near as the machine has them.
+    /// Two cores that are as close as the machine allows.
     Auto,
-    /// Producer and consumer related like this.
+    /// Producer and consumer on CPUs with this relation.
     Related(Relation),
-    /// Every relation that the machine has, one after the other.
+    /// All relations that the machine has, one after the other.
     All,
-    /// Producers, consumers, then the heap pressure where it has a thread.
+    /// One CPU per producer, then one per consumer, then one for the heap pressure if it has a thread.
     These(Vec<u32>),
 }
 
-/// How many threads of each kind there are.
+/// The number of threads of each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Threads {
     pub producers: usize,
@@ -30,7 +30,8 @@ impl Threads {
     }
 }
 
-/// As people type them, and the order in which `auto` prefers them: hardware threads of a core share more than a queue.
+/// The names that users type, in the order in which `auto` prefers them. `smt` is not first, because the hardware threads of a
+/// core share more than the queue.
 const NAMES: [(&str, Relation); 4] = [
     ("same-l3", Relation::SameL3),
     ("smt", Relation::Smt),
@@ -56,23 +57,24 @@ impl Asked {
             .collect::<Result<Vec<u32>, _>>()
         {
             Ok(cpus) => Ok(Asked::These(cpus)),
-            // A range is a list too.
+            // Also accept ranges.
             Err(_) => parse_cpu_list(text)
                 .filter(|cpus| !cpus.is_empty())
                 .map(Asked::These)
                 .ok_or_else(|| {
                     format!(
-                        "{text:?} is none of auto, all, same-l3, smt, other-l3, other-node, or CPUs like 2,3"
+                        "{text:?} is not a placement: use auto, all, same-l3, smt, other-l3, other-node, or CPUs such as 2,3"
                     )
                 }),
         }
     }
 }
 
-/// The placements that are asked for.
+/// The requested placements.
 ///
 /// # Errors
-/// One line: CPUs that don't exist or may not be used, a number of them that is not that of the threads, a relation that no two have.
+/// One line: a CPU does not exist or is not allowed, the number of CPUs is not the number of threads, or no two CPUs have the
+/// relation.
 pub fn places(
     topology: &Topology,
     allowed: &[u32],
@@ -87,18 +89,18 @@ pub fn places(
                 .find(|cpu| !topology.cpus.iter().any(|c| c.id == **cpu))
             {
                 return Err(format!(
-                    "there is no CPU {cpu}: this machine has {}",
+                    "no CPU {cpu}: this machine has the CPUs {}",
                     list(topology)
                 ));
             }
             if let Some(cpu) = cpus.iter().find(|cpu| !allowed.contains(cpu)) {
                 return Err(format!(
-                    "CPU {cpu} is not one that this process may use (taskset, cpuset): allowed are {allowed:?}"
+                    "this process may not use CPU {cpu} (limited by taskset or a cpuset): allowed CPUs are {allowed:?}"
                 ));
             }
             if cpus.len() != threads.count() {
                 return Err(format!(
-                    "{} CPUs for {} threads: {} producers, {} consumers{}",
+                    "{} CPUs for {} threads; give one CPU per thread: {} producers, {} consumers{}",
                     cpus.len(),
                     threads.count(),
                     threads.producers,
@@ -116,7 +118,7 @@ pub fn places(
         Asked::Related(relation) => match has(*relation) {
             true => Ok(vec![related(topology, allowed, *relation, threads)]),
             false => Err(format!(
-                "no two of the CPUs {allowed:?} are {}: --cpus auto takes what there is",
+                "no two of the CPUs {allowed:?} have the relation \"{}\": use --cpus auto",
                 Placement::near(Some(*relation)).unwrap_or_default()
             )),
         },
@@ -134,19 +136,19 @@ pub fn places(
         Asked::Auto => Ok(vec![match NAMES.iter().find(|(_, relation)| has(*relation)) {
             Some((_, relation)) => related(topology, allowed, *relation, threads),
             None => {
-                let cpus = vec![*allowed.first().ok_or("this process may use no CPU")?; threads.count()];
+                let cpus = vec![*allowed.first().ok_or("this process may not use any CPU")?; threads.count()];
                 placement(topology, "one CPU", cpus, threads)
             }
         }]),
     }
 }
 
-/// The first producer and the first consumer on such a pair, everybody else on what is left, in turn.
+/// The first producer and the first consumer on a pair with this relation, the other threads on the other CPUs in turn.
 fn related(topology: &Topology, allowed: &[u32], relation: Relation, threads: Threads) -> Placement {
     let (first, second) = topology.pairs(relation, allowed)[0];
     let mut others: Vec<u32> = topology.spread(allowed);
     others.retain(|cpu| ![first, second].contains(cpu));
-    // Twice on a CPU only where none is left.
+    // Two threads share a CPU only if no CPU is left.
     let mut rest = others.iter().chain([&second, &first]).copied().cycle();
     let mut cpus = vec![];
     for n in 0..threads.count() {
@@ -163,7 +165,7 @@ fn related(topology: &Topology, allowed: &[u32], relation: Relation, threads: Th
     placement(topology, name, cpus, threads)
 }
 
-/// Whether some CPU has two threads: who waits there must let the other run.
+/// Whether two threads share a CPU. Then a waiting thread must yield to the other one.
 pub fn crowded(cpus: &[u32]) -> bool {
     (1..cpus.len()).any(|n| cpus[..n].contains(&cpus[n]))
 }
@@ -262,9 +264,9 @@ mod tests {
         let refused = |asked| cpus(&small(), asked, ONE_EACH).unwrap_err();
         assert!(refused("0,1,9").contains("no CPU 9"));
         assert!(refused("0,1").contains("2 CPUs for 3 threads"));
-        assert!(refused("fast").contains("none of auto"));
+        assert!(refused("fast").contains("use auto"));
         let allowed = places(&small(), &[0], &Asked::These(vec![0, 0, 1]), ONE_EACH).unwrap_err();
-        assert!(allowed.contains("may use"), "{allowed}");
+        assert!(allowed.contains("may not use CPU 1"), "{allowed}");
         assert_eq!(cpus(&small(), "1,0,0", ONE_EACH).unwrap(), [[1, 0, 0]]);
     }
 }

@@ -1,4 +1,4 @@
-//! The runs of all arms, put together: a trial's words on the percentiles, and each arm's histograms merged.
+//! The results of all arms: a trial's outcomes for the percentiles, and the merged histograms of each arm.
 
 use super::variants::Variant;
 use super::{Measure, Orders, Pair, QUANTILES, Spec, ThreadTold, Told, figures, metric_key};
@@ -12,36 +12,37 @@ use allocwall_trial::batch::{Close, Fresh, Prepared, Watcher, failure};
 use allocwall_trial::conduct::{Ran, Subject};
 use allocwall_trial::proof::Seen;
 use allocwall_trial::run::{self, Start};
-use allocwall_trial::{BASELINES, Block, Direction, Metric, TrialResult, ProofItem, ProofState, Run, Unit};
+use allocwall_trial::{BASELINES, Block, Direction, Metric, ProofItem, ProofState, Run, TrialResult, Unit};
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
-/// One place and one heap pressure: a trial of its own.
+/// One placement and one heap pressure. Each is a separate trial.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
     pub placement: Placement,
-    /// Blocks a second that were asked for.
+    /// Requested blocks per second.
     pub pressure: f64,
-    /// Arms 0 and 1 are malloc twice.
+    /// Arms 0 and 1 are both malloc.
     pub outcome: TrialResult,
     /// By arm.
     pub arms: Vec<ArmResult>,
-    /// By arm and percentile of [`Measure::Dequeue`], undisturbed: against the by-value ring of the same block. Empty without one.
+    /// Effect against the by-value ring of the same block, for undisturbed orders, by percentile of [`Measure::Dequeue`] and by arm.
+    /// Empty without the by-value arm.
     pub floor: BTreeMap<String, Vec<Option<Interval>>>,
 }
 
-/// Where threads run.
+/// The CPUs on which threads run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Placement {
-    /// As in `--cpus`.
+    /// The name, as in `--cpus`.
     pub name: String,
     pub cpus: Vec<u32>,
-    /// Between the first producer's CPU and the first consumer's; None on one CPU.
+    /// Relation of the first producer's CPU and the first consumer's; None if they share a CPU.
     pub near: Option<String>,
-    /// Threads that share a CPU with another: everything is then said of threads that wait for their turn.
+    /// Whether threads share a CPU. Then all figures include the time that threads wait for the CPU.
     pub crowded: bool,
 }
 
@@ -57,24 +58,24 @@ impl Placement {
     }
 }
 
-/// What an arm's runs tell together.
+/// The results of all runs of an arm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ArmResult {
     pub name: String,
-    /// Runs that told, and those of them that were saturated: these are in no percentile.
+    /// Runs with a result, and the number of them that were saturated. Percentiles do not include saturated runs.
     pub runs: usize,
     pub saturated: usize,
-    /// Merged over the runs that were not.
+    /// Merged over the runs that were not saturated.
     pub latencies: BTreeMap<Measure, Pair>,
     /// ns, by [`metric_key`]: median of the runs' own percentiles, and the interval of that median.
     pub percentiles: BTreeMap<String, Interval>,
-    /// Orders a second, median over runs and its interval.
+    /// Orders per second: median over runs and its interval.
     pub achieved: Option<Interval>,
     pub handoff_ns: Option<Interval>,
-    /// Share of orders, the same.
+    /// Share of disturbed orders: median over runs and its interval.
     pub disturbed: Option<Interval>,
     pub pressure: Option<Interval>,
-    /// Over all runs.
+    /// Sum over all runs.
     pub refused: u64,
     pub unseen: f64,
     pub stolen_ns: Option<u64>,
@@ -140,12 +141,12 @@ impl ArmResult {
     }
 }
 
-/// What a trial of arms compares. Percentiles from the intended arrival to the dequeue are what it is about; where nobody arrives at
-/// an intended time, orders a second.
+/// The metrics that a trial compares. Primary are the percentiles from intended arrival to dequeue. If orders have no intended
+/// arrival, the primary metric is orders per second.
 pub fn metrics(offered: Option<f64>) -> Vec<Metric> {
     let achieved = Metric {
         key: "achieved_per_s".into(),
-        title: "orders a second".into(),
+        title: "orders per second".into(),
         unit: Unit::PerSecond,
         direction: Direction::HigherIsBetter,
         primary: offered.is_none(),
@@ -177,7 +178,7 @@ pub fn metrics(offered: Option<f64>) -> Vec<Metric> {
     metrics
 }
 
-/// Each arm's figures, and how it stands to the by-value ring.
+/// Each arm's figures, and its effect against the by-value ring.
 pub fn point(
     placement: Placement,
     spec: &Spec,
@@ -219,7 +220,7 @@ pub fn point(
     }
 }
 
-/// Relative change of one arm against another of the same blocks, at 95 %; None where too few blocks have both.
+/// Relative change of one arm against another arm in the same blocks, with the 95 % interval. None if too few blocks have both.
 pub fn against(blocks: &[Block], arm: usize, other: usize, metric: &str) -> Option<Interval> {
     if arm == other {
         return None;
@@ -246,12 +247,12 @@ pub fn against(blocks: &[Block], arm: usize, other: usize, metric: &str) -> Opti
     ))
 }
 
-/// The pipeline as what a trial runs again and again.
+/// The pipeline as the subject of a trial.
 pub struct Runs<'a> {
     pub once: Once<'a>,
     /// By arm.
     pub variants: Vec<Variant>,
-    /// What each run told, with its arm, in the order of the runs; None of one that failed.
+    /// The result of each run, with its arm, in the order of the runs; None if the run failed.
     pub told: Vec<(usize, Option<Told>)>,
 }
 
@@ -260,7 +261,7 @@ pub struct Once<'a> {
     pub keeper_exe: PathBuf,
     pub offered: Option<f64>,
     pub interrupted: &'a AtomicBool,
-    /// By the last run.
+    /// The result of the last run.
     pub last: RefCell<Option<Told>>,
 }
 
@@ -269,13 +270,13 @@ impl Fresh for Once<'_> {
         &mut self.arms
     }
 
-    /// Looked at before anything is timed, and no more: looks take CPU, and it uses every CPU that it has.
+    /// The process is inspected only before orders are timed: an inspection takes CPU time, and the run uses all its CPUs.
     fn once(&self, start: &Start, close: &Close) -> Result<(Ran, Seen)> {
         let mut running = run::start(start, &self.keeper_exe)?;
         let looks = close.start(running.family());
         let mut watcher = Watcher::of(&self.arms);
         watcher.look_now(&running);
-        // It sets up for some tens of milliseconds before anything is timed.
+        // The run needs some tens of milliseconds to set up before it times orders.
         std::thread::sleep(SETTING_UP);
         if running.exited().is_none() {
             watcher.look_now(&running);
@@ -291,7 +292,7 @@ impl Fresh for Once<'_> {
                 figures
             }
             Err(error) => {
-                failed.get_or_insert_with(|| format!("what it told is not understood: {error}"));
+                failed.get_or_insert_with(|| format!("cannot read the result of the run: {error}"));
                 BTreeMap::new()
             }
         };
@@ -327,7 +328,7 @@ impl Subject for Runs<'_> {
     }
 }
 
-/// The arms that a reader compares: malloc once, then the others.
+/// The arms that are shown: malloc once, then the others.
 pub fn shown(point: &Point) -> impl Iterator<Item = usize> {
     (0..point.arms.len()).filter(|arm| *arm == 0 || *arm >= BASELINES)
 }

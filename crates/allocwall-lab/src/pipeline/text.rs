@@ -1,4 +1,4 @@
-//! The order pipeline for people: a table of each arm, what the machine did to it, what it means.
+//! The text report of the order pipeline: a table per arm, the disturbances by the machine, and notes.
 
 use super::results::{ArmResult, Point, shown};
 use super::variants::Sizes;
@@ -8,10 +8,10 @@ use allocwall_report::layout::{elide_end, left, right};
 use allocwall_report::text::{Ink, Page, Style};
 use allocwall_trial::{Comparison, Outcome};
 
-/// What was asked, and what came of it.
+/// The options and the results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Experiment {
-    /// None is as fast as they can.
+    /// None: orders are sent as fast as possible.
     pub rate: Option<f64>,
     pub arrivals: Arrivals,
     pub sizes: Sizes,
@@ -27,9 +27,9 @@ pub struct Experiment {
 }
 
 const NAME: usize = 36;
-/// Of an interval's column.
+/// Width of the column of an interval.
 const FIGURE: usize = 22;
-/// Orders that must be undisturbed before their distribution alone is called the allocators' own.
+/// Share of orders that must be undisturbed; with fewer, the report warns about the tail.
 const ENOUGH: f64 = 0.9;
 
 /// The whole report, newline-terminated.
@@ -56,7 +56,7 @@ fn header(page: &mut Page, e: &Experiment) {
     page.line(&line);
     let rate = match e.rate {
         Some(rate) => format!("{} orders/s, {}", thousands(rate as u64), e.arrivals.key()),
-        None => "orders as fast as they can be sent".to_owned(),
+        None => "orders sent as fast as possible".to_owned(),
     };
     let mut facts = vec![
         rate,
@@ -64,7 +64,7 @@ fn header(page: &mut Page, e: &Experiment) {
         format!("{} x {} threads", e.producers, e.consumers),
         format!("check {:.0} ns", e.check_ns),
         format!(
-            "{} orders a run count, after {}",
+            "{} orders per run, after {} warm-up orders",
             thousands(e.orders),
             thousands(e.warm_up)
         ),
@@ -85,7 +85,9 @@ fn place(page: &mut Page, e: &Experiment, point: &Point) {
     let cpus: Vec<String> = point.placement.cpus.iter().map(u32::to_string).collect();
     let near = point.placement.near.as_deref().unwrap_or("one CPU");
     let handoff = point.arms.first().and_then(|arm| arm.handoff_ns);
-    let handoff = handoff.map_or(String::new(), |ns| format!(", a line takes {:.0} ns", ns.point));
+    let handoff = handoff.map_or(String::new(), |ns| {
+        format!(", {:.0} ns to transfer a cache line", ns.point)
+    });
     page.section(
         &pressure,
         &format!(
@@ -97,7 +99,7 @@ fn place(page: &mut Page, e: &Experiment, point: &Point) {
     if point.placement.crowded {
         page.wrapped(
             2,
-            "Oversubscribed: threads share a CPU, so every figure below is of threads that wait for their turn.",
+            "Oversubscribed: threads share a CPU, so all figures below include the time that threads wait for the CPU.",
             Ink::Warn,
         );
     }
@@ -106,16 +108,16 @@ fn place(page: &mut Page, e: &Experiment, point: &Point) {
 fn latencies(page: &mut Page, point: &Point, orders: Orders) {
     page.blank();
     let title = match orders {
-        Orders::Undisturbed => "  undisturbed orders, ns or as said",
-        Orders::All => "  all orders, ns or as said",
+        Orders::Undisturbed => "  undisturbed orders, ns if no unit",
+        Orders::All => "  all orders, ns if no unit",
     };
     let heads: String = QUANTILES
         .iter()
         .map(|(_, title, _)| right(title, FIGURE))
         .collect();
     let last = match orders {
-        Orders::Undisturbed => "hand-offs",
-        Orders::All => "max, one order",
+        Orders::Undisturbed => "p50 ÷ transfer",
+        Orders::All => "slowest order",
     };
     let line = format!("{}{heads}{}", left(title, NAME), right(last, 16));
     let line = page.paint(Ink::Faint, &line);
@@ -137,7 +139,7 @@ fn row(arm: &ArmResult, measure: Measure, orders: Orders) -> String {
     if arm.saturated > 0 && arm.latencies.is_empty() {
         let achieved = arm.achieved.map_or(0.0, |a| a.point);
         return format!(
-            "  saturated: {} orders/s were done, so there are no percentiles",
+            "  saturated: only {} orders/s were done, so no percentiles",
             thousands(achieved as u64)
         );
     }
@@ -162,12 +164,12 @@ fn row(arm: &ArmResult, measure: Measure, orders: Orders) -> String {
     };
     let some = match arm.saturated {
         0 => String::new(),
-        n => format!("  {n} of {} runs saturated, left out", arm.runs),
+        n => format!("  {n} of {} runs were saturated and are left out", arm.runs),
     };
     format!("{figures}{}{some}", right(&last, 16))
 }
 
-/// Its point and ends, to three digits, in the unit of the largest; nanoseconds have none.
+/// The estimate and its interval, with three digits, in the unit of the largest value. Nanoseconds are printed without a unit.
 fn figure(interval: Interval) -> String {
     let (of, unit) = match interval.high {
         ns if ns < 1e5 => (1.0, ""),
@@ -189,7 +191,7 @@ fn figure(interval: Interval) -> String {
     }
 }
 
-/// One run has no spread, and an interval without width would claim to be sure.
+/// Whether there was only one block. Then there is no interval, and an interval without width would look certain.
 fn of_one_block(interval: Interval) -> bool {
     interval.low == interval.high
 }
@@ -212,16 +214,16 @@ fn throughput(page: &mut Page, point: &Point) {
     page.blank();
     let line = format!(
         "{}{}{}",
-        left("  orders a second", NAME),
+        left("  orders per second", NAME),
         right("M/s", FIGURE),
-        right("of malloc's", FIGURE)
+        right("relative to malloc", FIGURE)
     );
     let line = page.paint(Ink::Faint, &line);
     page.line(&line);
     for n in shown(point) {
         let arm = &point.arms[n];
         let Some(achieved) = arm.achieved else {
-            page.line(&format!("    {}  no run told", left(&arm.name, NAME - 4)));
+            page.line(&format!("    {}  no run has a result", left(&arm.name, NAME - 4)));
             continue;
         };
         let rate = format!(
@@ -252,12 +254,12 @@ fn comparison<'a>(point: &'a Point, arm: usize, metric: &str) -> Option<&'a Comp
         .find(|c| c.arm == arm && c.metric == metric)
 }
 
-/// Against malloc and against the floor, with intervals.
+/// Against malloc, and against the by-value ring (the lower bound), with intervals.
 fn words(page: &mut Page, point: &Point) {
     page.blank();
     let head = format!(
         "{}{}{}{}",
-        left("  against malloc, undisturbed", NAME),
+        left("  against malloc, undisturbed orders", NAME),
         right("p99", FIGURE + 12),
         right("p99.9", FIGURE + 12),
         ""
@@ -290,7 +292,7 @@ fn words(page: &mut Page, point: &Point) {
     if let Some(Ok(effect)) = baseline.map(|c| &c.effect) {
         page.wrapped(
             4,
-            &format!("malloc against itself, p99.9: {}", change(*effect)),
+            &format!("malloc against itself (noise), p99.9: {}", change(*effect)),
             Ink::Faint,
         );
     }
@@ -338,16 +340,16 @@ fn change(effect: Interval) -> String {
     }
 }
 
-fn said(word: Outcome) -> &'static str {
-    match word {
+fn said(outcome: Outcome) -> &'static str {
+    match outcome {
         Outcome::Better => "better",
         Outcome::Worse => "worse",
-        Outcome::Equivalent => "same",
-        Outcome::Unresolved => "open",
+        Outcome::Equivalent => "equivalent",
+        Outcome::Unresolved => "unresolved",
     }
 }
 
-/// What the published measure doesn't see.
+/// Delays that the published measure does not include.
 fn hidden(page: &mut Page, point: &Point) {
     let Some(malloc) = point.arms.first() else { return };
     let both = [Orders::Undisturbed, Orders::All].map(|orders| {
@@ -361,8 +363,8 @@ fn hidden(page: &mut Page, point: &Point) {
     page.wrapped(
         2,
         &format!(
-            "Timed from the order's creation, as published, malloc's p99.9 is {} ns instead of {} (all orders: {} instead of {}): what \
-             delays the allocation itself is in nobody's latency then.",
+            "The published measure starts when an order is created. By that measure malloc's p99.9 is {} ns instead of {} (all orders: {} \
+             instead of {}), because it leaves out delays of the allocation itself.",
             thousands(rounded(created)),
             thousands(rounded(intended)),
             thousands(rounded(all_created)),
@@ -372,7 +374,7 @@ fn hidden(page: &mut Page, point: &Point) {
     );
 }
 
-/// What heap blocks of the pressure did to orders that share their thread, where it is most.
+/// Orders that waited for heap-pressure blocks in the same thread: the arm in which this took the most time.
 fn held_up(point: &Point) -> Option<String> {
     let held = |arm: &ArmResult| -> (u64, f64) {
         let runs = arm.runs.max(1);
@@ -386,8 +388,8 @@ fn held_up(point: &Point) -> Option<String> {
     let (blocks, ns) = held(most);
     (blocks > 0).then(|| {
         format!(
-            "Orders behind a heap block of the pressure that took over 5 µs are disturbed too: a pressure that has a thread of its own holds \
-             no order up. Most of them for {}: {} blocks a run, {:.1} ms.",
+            "Orders that waited for a heap-pressure block of more than 5 µs also count as disturbed: with a separate pressure thread they \
+             would not have waited. This took most time in {}: {} blocks per run, {:.1} ms.",
             most.name,
             thousands(blocks),
             ns / 1e6
@@ -395,7 +397,7 @@ fn held_up(point: &Point) -> Option<String> {
     })
 }
 
-/// What the machine did, and whether the figures can be told from it.
+/// The disturbances by the machine, and warnings if they are too large.
 fn machine(page: &mut Page, point: &Point) {
     page.blank();
     let line = page.paint(
@@ -404,7 +406,7 @@ fn machine(page: &mut Page, point: &Point) {
             "{}{}{}{}{}{}",
             left("  the machine", NAME),
             right("disturbed", 12),
-            right("stalls a run", 14),
+            right("stalls/run", 14),
             right("longest, µs", 13),
             right("switches", 10),
             right("unseen stalls", 15)
@@ -438,14 +440,14 @@ fn machine(page: &mut Page, point: &Point) {
     let stolen: Option<u64> = point.arms.iter().map(|arm| arm.stolen_ns).sum();
     let mut text = match stolen {
         Some(ns) => format!(
-            "The hypervisor says that it took {:.0} ms of CPU time in all runs.",
+            "Steal: the hypervisor took {:.0} ms of CPU time in all runs together.",
             ns as f64 / 1e6
         ),
-        None => "The kernel doesn't say what a hypervisor took.".to_owned(),
+        None => "Steal is unknown: the kernel does not report it.".to_owned(),
     };
     if fewest < ENOUGH {
         text.push_str(&format!(
-            " Only {:.0} % of some arm's orders were undisturbed: too few for its tail.",
+            " In one arm only {:.0} % of the orders were undisturbed: too few to judge its tail.",
             fewest * 100.0
         ));
     }
@@ -460,7 +462,7 @@ fn machine(page: &mut Page, point: &Point) {
         page.wrapped(
             4,
             &format!(
-                "Exhausted behind a stall, and waited for a slot (tries): {}.",
+                "No free slot after a stall; retries until a slot was free: {}.",
                 refused.join(", ")
             ),
             Ink::Faint,
@@ -471,7 +473,7 @@ fn machine(page: &mut Page, point: &Point) {
         page.wrapped(
             4,
             &format!(
-                "The heap pressure could not be held: {} of {} blocks a second ({}).",
+                "The heap pressure was not reached: {} of {} blocks per second ({}).",
                 thousands(arm.pressure.map_or(0.0, |p| p.point) as u64),
                 thousands(point.pressure as u64),
                 arm.name

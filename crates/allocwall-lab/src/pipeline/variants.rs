@@ -1,4 +1,4 @@
-//! How the memory of an order comes about: one table.
+//! The variants: where the memory of an order comes from. One table.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,10 +18,10 @@ pub enum Variant {
 
 pub struct Entry {
     pub variant: Variant,
-    /// As in `--variants`.
+    /// The name for `--variants`.
     pub key: &'static str,
     pub title: &'static str,
-    /// Run where nobody says which.
+    /// Whether the variant runs by default.
     pub default: bool,
 }
 
@@ -29,25 +29,25 @@ pub const TABLE: &[Entry] = &[
     Entry {
         variant: Variant::Malloc,
         key: "malloc",
-        title: "malloc and free of the process",
+        title: "malloc and free",
         default: true,
     },
     Entry {
         variant: Variant::Freelist,
         key: "freelist",
-        title: "free list and a return queue, drained 32 at a time when the list is empty; as published, but for a queue that can't be full",
+        title: "free list with a return queue; when the list is empty, it takes 32 slots at a time from the queue; as published, but the queue cannot be full",
         default: true,
     },
     Entry {
         variant: Variant::Batch,
         key: "batch",
-        title: "batch arena: four arenas in rotation, each used again when it is drained (allocwall-pool's Batches)",
+        title: "batch arena: four arenas in rotation; an arena is reused when all its orders are freed (allocwall-pool's Batches)",
         default: true,
     },
     Entry {
         variant: Variant::ByValue,
         key: "by-value",
-        title: "the order itself in the queue: no allocation, the floor",
+        title: "the order itself is in the queue: no allocation, the lower bound",
         default: true,
     },
     Entry {
@@ -59,25 +59,25 @@ pub const TABLE: &[Entry] = &[
     Entry {
         variant: Variant::PoolDrop,
         key: "pool-drop",
-        title: "the same, objects dropped wherever they are",
+        title: "allocwall-pool's Pool, freed by dropping the object",
         default: false,
     },
     Entry {
         variant: Variant::PoolHuge,
         key: "pool-huge",
-        title: "the same over transparent huge pages",
+        title: "allocwall-pool's Pool on transparent huge pages, freed through returners",
         default: false,
     },
     Entry {
         variant: Variant::Sharded,
         key: "sharded",
-        title: "allocwall-pool's shards: a pool a producer, found by who frees",
+        title: "allocwall-pool's shards: one pool per producer; the freeing thread finds the right one",
         default: false,
     },
     Entry {
         variant: Variant::Slab,
         key: "slab",
-        title: "the crate sharded-slab, objects by key",
+        title: "the crate sharded-slab; objects are found by key",
         default: true,
     },
 ];
@@ -99,7 +99,7 @@ impl Variant {
     }
 }
 
-/// What an order takes, its 64 bytes included.
+/// The size of an order, including its first 64 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sizes {
@@ -141,7 +141,7 @@ mod tests {
         for entry in TABLE {
             assert_eq!(Variant::find(entry.key), Some(entry.variant));
             assert_eq!(entry.variant.key(), entry.key);
-            // The command line and the files say the same.
+            // The names on the command line and in files are the same.
             assert_eq!(serde_json::to_value(entry.variant).unwrap(), entry.key);
         }
         assert_eq!(Variant::find("mallocs"), None);

@@ -9,7 +9,7 @@ use std::hint::black_box;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
 
-/// Called through pointers that the compiler cannot see through: it may otherwise drop a malloc whose block is unused.
+/// The calls go through pointers that the compiler cannot follow. Otherwise it may remove a malloc whose block is unused.
 #[derive(Clone, Copy)]
 struct Calls {
     allocate: unsafe extern "C" fn(size_t) -> *mut c_void,
@@ -26,16 +26,16 @@ fn real() -> Calls {
 const SMALL: [usize; 8] = [24, 40, 64, 96, 32, 160, 56, 256];
 const PAIRS: usize = 16_384;
 
-/// Each block comes from the thread's cache and goes back there. So little surrounds the calls that all of its time
-/// counts as theirs: what a no-op in their place costs the processor hides in their shadow, and taking it off would take
-/// off too much.
+/// Each block comes from the thread cache and goes back there. All of the time counts as time of the calls, because there is
+/// very little other work. The cost of calls of a no-op is not subtracted: the processor overlaps it with the real calls, so
+/// the result would be too small.
 #[inline(never)]
 fn small_pairs(calls: Calls) {
     let pair = |size| {
-        // SAFETY: free takes what malloc gave, once.
+        // SAFETY: free gets the block from malloc, once.
         unsafe { (calls.free)((calls.allocate)(size)) };
     };
-    // Unrolled by hand, as debug builds would spend as much on an iterator as on a call.
+    // Unrolled by hand: in debug builds an iterator would cost as much as a call.
     for _ in 0..PAIRS / 8 {
         pair(24);
         pair(40);
@@ -48,7 +48,7 @@ fn small_pairs(calls: Calls) {
     }
 }
 
-/// Many small blocks, each call on the fast path. The twin takes them from a pool of its own.
+/// Many small blocks; each call takes the fast path. The twin uses its own pool.
 pub fn call_rate(stage: &Stage) -> Result<()> {
     let twin = stage.options.twin;
     let worker = |_| {
@@ -75,8 +75,8 @@ pub fn call_rate(stage: &Stage) -> Result<()> {
     stage.perform(worker, |_| Ok(()))
 }
 
-/// Makes room of so many bytes in the calling thread's arena that is never trimmed: a block that stays lies above it.
-/// Without it, or with less than the subject's blocks need, the subject would show page traffic as well.
+/// Allocates and frees `room` bytes in the calling thread's arena. A block above them stays allocated, so that the arena is never
+/// trimmed. With less room than the subject's blocks need, the subject would also cause page faults and map calls.
 fn make_room(calls: Calls, room: usize) {
     const PIECE: usize = 2_000;
     // SAFETY: each piece is freed once; the last block is kept on purpose.
@@ -93,20 +93,20 @@ fn make_room(calls: Calls, room: usize) {
     }
 }
 
-/// Beyond the thread cache (1,032 bytes by default): each call takes the arena's lock.
+/// Larger than the thread cache accepts (1,032 bytes by default), so each call takes the arena's lock.
 const LARGE: [usize; 8] = [1_100, 3_000, 1_500, 2_048, 4_096, 1_200, 2_500, 3_600];
 const BLOCKS: usize = 128;
-/// Between two looks at the watch, which cost some two microseconds.
+/// Turns between two readings of the clocks, which take about two microseconds.
 const TURNS: usize = 16;
 
-/// Threads that share one arena. In the twin the same calls meet nobody, as each thread has an arena of its own.
+/// Threads that share one arena. In the twin each thread has its own arena, so the same calls do not wait.
 pub fn contention(stage: &Stage) -> Result<()> {
     if !stage.options.twin {
         process::with_tunables(&[("glibc.malloc.arena_max", "1")])?;
     }
     Watch::new().context("skipped: no /proc/thread-self/schedstat")?;
     let worker = |_| {
-        let watch = Watch::new().expect("it was there a moment ago");
+        let watch = Watch::new().expect("schedstat was readable before");
         let calls = real();
         make_room(calls, 8 << 20);
         let mut live = [std::ptr::null_mut(); BLOCKS];
@@ -115,7 +115,7 @@ pub fn contention(stage: &Stage) -> Result<()> {
                 // SAFETY: malloc has no precondition.
                 *block = unsafe { (calls.allocate)(LARGE[i % LARGE.len()]) };
             }
-            // 37 is prime to the number of blocks: each is freed once, never beside the one freed before.
+            // 37 and the number of blocks have no common factor: each block is freed once, and never next to the block before.
             for i in 0..BLOCKS {
                 // SAFETY: allocated above by the same calls.
                 unsafe { (calls.free)(live[i * 37 % BLOCKS]) };
@@ -136,25 +136,25 @@ pub fn contention(stage: &Stage) -> Result<()> {
     stage.perform(worker, |_| Ok(()))
 }
 
-/// Many, as looking at the watch costs what some fifty calls do.
+/// Many, because reading the clocks costs as much as about fifty calls.
 const HANDED: usize = 8192;
 const REMOTE_SIZE: usize = 256;
 const PARCELS: usize = 4;
-/// Twice what may be on its way: a block, with its header, takes 272 bytes.
+/// Twice the size of all blocks in transit: a block with its header takes 272 bytes.
 const REMOTE_ROOM: usize = 2 * PARCELS * HANDED * 272;
 
 struct Parcel(Vec<*mut c_void>);
-// SAFETY: the blocks are plain memory that whoever holds the parcel owns.
+// SAFETY: the blocks are plain memory, owned by the owner of the parcel.
 unsafe impl Send for Parcel {}
 
-/// Where a worker sends parcels, and where it gets them.
+/// The channels on which a worker sends and receives parcels.
 type Ends = (SyncSender<Parcel>, Receiver<Parcel>);
 
-/// One thread allocates and the other frees, so blocks travel home through the producer's arena and its lock.
-/// In the twin each thread frees its own. Parcels go round through channels without ever waiting.
+/// One thread allocates and the other frees, so that blocks return to the producer's arena under its lock.
+/// In the twin each thread frees its own blocks. Parcels go back and forth through channels; no thread waits for them.
 ///
-/// A parcel's own lines come from the other CPU. So it is filled and emptied outside the laps, and what is timed works on
-/// a list that the thread keeps.
+/// The cache lines of a parcel come from the other CPU. So it is filled and emptied outside the timed laps; the timed code uses
+/// a list that stays with the thread.
 pub fn remote_free(stage: &Stage) -> Result<()> {
     let twin = stage.options.twin;
     Watch::new().context("skipped: no /proc/thread-self/schedstat")?;
@@ -163,7 +163,7 @@ pub fn remote_free(stage: &Stage) -> Result<()> {
     for _ in 0..PARCELS {
         empty_in
             .try_send(Parcel(Vec::with_capacity(HANDED)))
-            .expect("a parcel has its place");
+            .expect("the channel has room for all parcels");
     }
     // Each end goes to one worker.
     let ends: [Mutex<Option<Ends>>; 2] = [
@@ -171,7 +171,7 @@ pub fn remote_free(stage: &Stage) -> Result<()> {
         Mutex::new(Some((empty_in, full_out))),
     ];
     let worker = |index: usize| {
-        let watch = Watch::new().expect("it was there a moment ago");
+        let watch = Watch::new().expect("schedstat was readable before");
         let calls = real();
         make_room(calls, REMOTE_ROOM);
         let mut computing = super::computing::Computing::new();
@@ -196,7 +196,7 @@ pub fn remote_free(stage: &Stage) -> Result<()> {
             let parcel = match &ends {
                 Some((_, incoming)) if !twin => match incoming.try_recv() {
                     Ok(parcel) => Some(parcel),
-                    // The other side is behind: nothing to do but compute.
+                    // The other thread is behind, so compute in the meantime.
                     Err(_) => {
                         computing.spin(5);
                         return 0;
@@ -225,12 +225,12 @@ pub fn remote_free(stage: &Stage) -> Result<()> {
                 if index == 0 {
                     parcel.0.extend_from_slice(&blocks);
                 }
-                // It always fits, as there are fewer parcels than places; at the end the other side may be gone.
+                // It always fits, because there are fewer parcels than places. At the end the other thread may have ended.
                 drop(outgoing.try_send(parcel));
             }
             lap.cpu_ns
         });
-        // What is on its way at the end goes with the process.
+        // Blocks in transit at the end are released with the process.
     };
     stage.perform(worker, |_| Ok(()))
 }

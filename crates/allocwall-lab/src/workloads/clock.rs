@@ -1,4 +1,4 @@
-//! The subjects' own stopwatches. Nothing here is shared with what the product measures by.
+//! The clocks of the subjects. The diagnosis does not use this code, so that its results can be checked against it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -21,18 +21,18 @@ pub fn realtime_ms() -> u64 {
     clock_ns(libc::CLOCK_REALTIME) / 1_000_000
 }
 
-/// CPU time of the calling thread: free of preemption and, where the kernel accounts for it, of steal.
-/// A system call (about 0.3 µs), so what it times should last 20 µs or more.
+/// CPU time of the calling thread. It does not include preemption or, if the kernel accounts for it, steal.
+/// It is a system call (about 0.3 µs), so use it for work of 20 µs or more.
 pub fn thread_cpu_ns() -> u64 {
     clock_ns(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// CPU time of every thread of this process, user and kernel.
+/// CPU time of all threads of this process, user and kernel.
 pub fn process_cpu_ns() -> u64 {
     clock_ns(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
-/// How long the threads of this process have waited for a CPU. None where the kernel keeps no schedstat.
+/// Time that the threads of this process have waited for a CPU. None if the kernel has no schedstat.
 pub fn queued_ns() -> Option<u64> {
     let of = |path: std::path::PathBuf| -> Option<u64> {
         let text = std::fs::read_to_string(path.join("schedstat")).ok()?;
@@ -42,11 +42,11 @@ pub fn queued_ns() -> Option<u64> {
     threads.flatten().map(|thread| of(thread.path())).sum()
 }
 
-/// Tells a thread's running time from the time that it was blocked.
+/// Separates a thread's running time from the time in which it was blocked.
 pub struct Watch {
     /// Fields of /proc/PID/schedstat: time on a CPU, time waiting for one (both ns), time slices.
     schedstat: File,
-    /// What a lap without work takes on the CPU.
+    /// CPU time of a lap without work.
     empty_ns: i64,
 }
 
@@ -60,12 +60,12 @@ pub struct Reading {
 pub struct Lap {
     pub wall_ns: i64,
     pub cpu_ns: i64,
-    /// Neither on a CPU nor waiting for one. Holds steal too, which the caller can gauge where nothing blocks.
+    /// Time in which the thread neither ran nor waited for a CPU. It includes steal; work that never blocks shows how much.
     pub blocked_ns: i64,
 }
 
 impl Watch {
-    /// Of the calling thread. None where the kernel keeps no schedstat.
+    /// A watch for the calling thread. None if the kernel has no schedstat.
     pub fn new() -> Option<Watch> {
         let mut watch = Watch {
             schedstat: File::open("/proc/thread-self/schedstat").ok()?,
@@ -87,8 +87,8 @@ impl Watch {
             .ok()
     }
 
-    /// What `work` took. Reading all clocks takes some microseconds, so the CPU's is read once more next to the work, and
-    /// what that takes is taken off.
+    /// The times of `work`. Reading all clocks takes some microseconds, so the CPU clock is read again directly before and
+    /// after the work, and the cost of these readings is subtracted.
     pub fn lap(&self, work: impl FnOnce()) -> Lap {
         let before = self.read();
         let cpu = thread_cpu_ns();
@@ -98,7 +98,7 @@ impl Watch {
         Lap { cpu_ns, ..lap }
     }
 
-    /// The three clocks at one moment: read again if the thread lost its CPU in between.
+    /// The three clocks at one moment. They are read again if the thread lost its CPU in between.
     pub fn read(&self) -> Reading {
         let delay = || {
             self.run_delay()

@@ -1,4 +1,4 @@
-# Cyclic garbage in a large heap, for CPython 3.7 or later. Speaks the protocol of the other subjects.
+# Garbage in reference cycles, in a large heap. For CPython 3.7 or later. Uses the protocol of the other subjects.
 import collections, gc, json, os, select, signal, stat, sys, time
 
 NAME, TWIN, DIAL, SECONDS = sys.argv[1], sys.argv[2] == "1", float(sys.argv[3]), float(sys.argv[4])
@@ -42,7 +42,7 @@ class Node:
 
 
 def request(live):
-    """Objects that refer to one another; the newest stay alive for a while, as sessions do."""
+    """Objects that refer to each other. The newest stay alive for a while, like sessions."""
     for _ in range(200):
         a, b = Node(), Node()
         a.other, a.payload = b, [a]
@@ -51,7 +51,7 @@ def request(live):
             a.payload = []
         live.append(a)
     if not TWIN:
-        # As a service does that tidies up after each batch of requests.
+        # Like a service that collects garbage after each batch of requests.
         gc.collect(1)
 
 
@@ -110,7 +110,7 @@ next_line = None
 while not ended and time.monotonic() - start < SECONDS:
     for _ in range(10):
         elapsed = now() - begun
-        # The twin's requests hold no collection, so there the dial governs the requests themselves.
+        # The twin's requests cause no collection, so its dial controls the time of the requests themselves.
         owed = DIAL * elapsed - (in_requests if TWIN else collecting)
         if owed > band:
             requesting = True

@@ -1,4 +1,4 @@
-//! The collector: CPython, which this process becomes.
+//! The collector subject: this process executes CPython.
 
 use super::stage::Stage;
 use anyhow::{Result, bail};

@@ -1,11 +1,11 @@
-//! Plain computing: no memory beyond the first-level cache, no calls, no kernel.
+//! Plain computing: it uses only the first-level cache and makes no calls of the allocator or the kernel.
 
 use super::clock;
 use super::stage::{Base, Stage};
 use anyhow::Result;
 use std::hint::black_box;
 
-/// What every subject does with the time that its wall leaves over.
+/// The work of all subjects outside their wall.
 pub struct Computing {
     words: [u64; 512],
     rounds: u32,
@@ -19,7 +19,7 @@ impl Computing {
             words: std::array::from_fn(|i| i as u64),
             rounds: 16,
         };
-        // Twice: the first run finds cold caches.
+        // Twice, because caches are cold in the first run.
         for _ in 0..2 {
             let before = clock::thread_cpu_ns();
             computing.batch();
@@ -36,7 +36,7 @@ impl Computing {
         }
     }
 
-    /// About `microseconds` of it.
+    /// About `microseconds` of integer hashing.
     pub fn spin(&mut self, microseconds: u32) {
         let rounds = (u64::from(self.rounds) * u64::from(microseconds) * 1000 / BATCH_NS).max(1);
         for _ in 0..rounds {

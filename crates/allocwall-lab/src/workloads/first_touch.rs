@@ -1,12 +1,12 @@
-//! Cold first touch, and its twin on a warm pool.
+//! First touch of new pages; the twin writes to pages that were touched before.
 
 use super::clock::thread_cpu_ns;
 use super::mapping::{Mapping, PAGE};
 use super::stage::{Base, Stage};
 use anyhow::Result;
 
-/// Beyond the second-level TLB, so that the second write of a page misses it as the first does; little enough to be
-/// recycled within milliseconds, as a hypervisor takes idle memory back and makes the next touch far dearer.
+/// More than the second-level TLB covers, so that the second write to a page misses the TLB like the first. Few enough to be
+/// reused within milliseconds, because a hypervisor takes idle memory back and makes the next touch much more expensive.
 const PAGES: usize = 4096;
 
 pub fn cold_touch(stage: &Stage) -> Result<()> {
@@ -28,7 +28,7 @@ pub fn cold_touch(stage: &Stage) -> Result<()> {
             let discarded = thread_cpu_ns();
             region.write_each_page();
             let touched = thread_cpu_ns();
-            // The same writes once more: what they cost without the faults.
+            // The same writes again, to measure their cost without faults.
             region.write_each_page();
             let rewritten = thread_cpu_ns();
             let first_touch = (touched - discarded) as i64 - (rewritten - touched) as i64;

@@ -1,4 +1,4 @@
-//! Walls that are not the program's: a cgroup's quota, a competitor for its CPU.
+//! Walls outside the program: a cgroup's CPU quota, and another process on its CPU.
 
 use super::clock;
 use super::process::{Bystander, pin_to_cpu};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 const PERIOD_US: u64 = 100_000;
 
-/// A cgroup that a test made for one process and that goes when the process does.
+/// A cgroup for one process. It is removed when the process ends.
 struct Quota {
     directory: PathBuf,
     version: u8,
@@ -25,7 +25,7 @@ impl Quota {
         let directory = parent.join(name);
         let home = parent.join("cgroup.procs");
         let mine = directory.clone();
-        // Before the directory is made, so that it never outlives us.
+        // Started before the directory is created, so that the directory is always removed.
         let janitor = Bystander::start(limit_s + 30, move |lifeline| {
             while !lifeline.cut_within(1000) {}
             remove(&mine, &home);
@@ -33,7 +33,7 @@ impl Quota {
         let make = || -> Result<()> {
             fs::create_dir(&directory)?;
             let quota_us = (cpus * PERIOD_US as f64).max(1_000.0) as u64;
-            // The highest weight, so that it is the quota that holds it back and not its neighbours.
+            // The highest weight, so that only the quota limits it, not other processes.
             if version == 2 {
                 fs::write(directory.join("cpu.weight"), "10000")?;
                 fs::write(directory.join("cpu.max"), format!("{quota_us} {PERIOD_US}"))?;
@@ -53,7 +53,7 @@ impl Quota {
         })
     }
 
-    /// The kernel's own count of time throttled.
+    /// The throttled time that the kernel counts.
     fn throttled_ns(&self) -> Result<i64> {
         let text = fs::read_to_string(self.directory.join("cpu.stat"))?;
         let (key, unit) = if self.version == 2 {
@@ -77,7 +77,7 @@ impl Drop for Quota {
     }
 }
 
-/// A directory with members cannot go: they are dying, or are sent home.
+/// Removes the cgroup. A cgroup with members cannot be removed, so they are moved to `home` or have time to end.
 fn remove(directory: &Path, home: &Path) {
     let start = Instant::now();
     while directory.exists() && start.elapsed() < Duration::from_secs(10) {
@@ -94,8 +94,8 @@ fn remove(directory: &Path, home: &Path) {
     }
 }
 
-/// Where a child with a CPU quota can be made: our own cgroup of the v1 controller, or, as v2 lets no group that
-/// has members hand controllers down, the nearest ancestor that does.
+/// The cgroup in which a child with a CPU quota can be created. For v1 it is our own cgroup. In v2 a cgroup with members cannot
+/// enable controllers for children, so it is the nearest ancestor that has the CPU controller enabled.
 fn cpu_controller() -> Result<(PathBuf, u8)> {
     let own = fs::read_to_string("/proc/self/cgroup")?;
     let mounts = fs::read_to_string("/proc/self/mounts")?;
@@ -133,11 +133,11 @@ fn cpu_controller() -> Result<(PathBuf, u8)> {
             }
         }
     }
-    bail!("skipped: no cgroup here lets us set a CPU quota")
+    bail!("skipped: no cgroup on this machine allows a CPU quota")
 }
 
-/// A busy program under a quota. Without `--quota` the dial is the share of wall time to be throttled, which for
-/// `n` always-busy threads leaves `n × (1 - dial)` CPUs.
+/// A busy program under a CPU quota. Without `--quota` the dial is the share of wall time in which the program is throttled. For
+/// `n` threads that are always busy, this is a quota of `n × (1 - dial)` CPUs.
 pub fn throttling(stage: &Stage) -> Result<()> {
     let options = &stage.options;
     let cpus = options
@@ -163,8 +163,8 @@ pub fn throttling(stage: &Stage) -> Result<()> {
     })
 }
 
-/// A spinning program and a competitor on one CPU. The competitor takes the dial's share of it, at most one half, as
-/// the scheduler is fair. It is no child of ours.
+/// A busy program and a competing process on one CPU. The competitor takes the share of the dial, at most 50 %, because the
+/// scheduler is fair. It is not a child of this process.
 pub fn run_queue(stage: &Stage) -> Result<()> {
     let (dial, limit_s) = (stage.options.dial, stage.options.seconds);
     pin_to_cpu(1)?;
@@ -190,7 +190,7 @@ pub fn run_queue(stage: &Stage) -> Result<()> {
         while !stage.stopped() {
             computing.batch();
             stage.operations.add(1);
-            // It never blocks, so what it doesn't run it waits.
+            // It never blocks, so it waits for a CPU whenever it does not run.
             let (wall_now, cpu_now) = (clock::monotonic_ns(), clock::thread_cpu_ns());
             stage
                 .wait(0)

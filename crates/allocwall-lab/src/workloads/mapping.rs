@@ -1,4 +1,4 @@
-//! Map churn and the address-space lock, and what they share with first touch: a private anonymous mapping.
+//! Map churn and the address-space lock, and the private anonymous mapping that first touch also uses.
 
 use super::clock::{Watch, thread_cpu_ns};
 use super::computing::Computing;
@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 
 pub const PAGE: usize = 4096;
 
-/// Memory of 4 KiB pages only, whatever the machine's huge-page mode.
+/// Memory with 4 KiB pages only, in every mode of transparent huge pages.
 pub struct Mapping {
     start: NonNull<u8>,
     length: usize,
@@ -23,18 +23,18 @@ impl Mapping {
         mapping
     }
 
-    /// Without the advice: one system call and no more.
+    /// Without madvise: only one system call.
     fn plain(length: usize) -> Mapping {
         Mapping::with_flags(length, 0)
     }
 
-    /// All pages touched by the call that maps them, which holds the address-space lock meanwhile.
+    /// The map call touches all pages; it holds the address-space lock during this time.
     fn populated(length: usize) -> Mapping {
         Mapping::with_flags(length, libc::MAP_POPULATE)
     }
 
     fn with_flags(length: usize, flags: libc::c_int) -> Mapping {
-        // SAFETY: a fresh anonymous mapping touches nobody's memory.
+        // SAFETY: a new anonymous mapping does not overlap other memory.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -68,7 +68,7 @@ impl Mapping {
         }
     }
 
-    /// Gives the pages back and keeps the mapping.
+    /// Returns the pages and keeps the mapping.
     pub fn discard(&mut self) {
         // SAFETY: our own mapping, which holds plain bytes only.
         unsafe { libc::madvise(self.start.as_ptr().cast(), self.length, libc::MADV_DONTNEED) };
@@ -85,14 +85,14 @@ impl Drop for Mapping {
 const CHURN_BLOCK: usize = 256 * 1024;
 const CHURN_BLOCKS: usize = 64;
 
-/// Blocks above malloc's mapping threshold, which a tunable pins as an operator would who read that it saves memory:
-/// each call is a map or an unmap. The header that malloc writes touches a page, so the fault belongs to the churn.
+/// Blocks above malloc's mmap threshold, so that each call is a map or an unmap. A tunable fixes the threshold, as operators
+/// sometimes do to save memory. malloc writes a header and so touches a page, so the fault is part of the churn.
 pub fn map_churn(stage: &Stage) -> Result<()> {
     let twin = stage.options.twin;
     process::with_tunables(&[("glibc.malloc.mmap_threshold", "131072")])?;
     let worker = |_| {
         let allocate = || {
-            // SAFETY: malloc has no precondition; null is looked for where the block is used.
+            // SAFETY: malloc has no precondition; `write` checks for null before it uses a block.
             unsafe { libc::malloc(CHURN_BLOCK) }.cast::<u8>()
         };
         let write = |blocks: &[*mut u8]| {
@@ -128,8 +128,8 @@ pub fn map_churn(stage: &Stage) -> Result<()> {
     stage.perform(worker, |_| Ok(()))
 }
 
-/// The same by the program's own hand, where no allocator's setting helps. Mapping, writing and unmapping go by turns,
-/// so that each has its own truth.
+/// The same by direct system calls, so that no setting of an allocator helps. Mapping, writing and unmapping are done one after
+/// the other in batches, so that each can be timed.
 pub fn map_direct(stage: &Stage) -> Result<()> {
     let twin = stage.options.twin;
     let worker = |_| {
@@ -161,15 +161,14 @@ pub fn map_direct(stage: &Stage) -> Result<()> {
 const LOCK_BLOCK: usize = 512 * 1024;
 const LOCK_BATCH: usize = 4;
 
-/// Threads that map, populate and unmap in one address space. Mapping and unmapping take its lock for writing,
-/// populating holds it for reading, so that each waits for the other's pages. In the twin one thread does all of it
-/// and nobody is there to wait for. The truth is the time asleep; what is spun away on a CPU before that cannot be
-/// told from outside the kernel.
+/// Threads that map, populate and unmap in one address space. Mapping and unmapping take its lock for writing; populating
+/// holds it for reading, so that each thread waits while another one populates. In the twin one thread does all of it and never
+/// waits. Only the time asleep is measured; the time that the kernel spins before it sleeps cannot be measured from outside.
 pub fn address_space_lock(stage: &Stage) -> Result<()> {
     let twin = stage.options.twin;
     Watch::new().context("skipped: no /proc/thread-self/schedstat")?;
     let worker = |index| {
-        let watch = Watch::new().expect("it was there a moment ago");
+        let watch = Watch::new().expect("schedstat was readable before");
         let mut computing = Computing::new();
         stage.mix(Base::Wall, || {
             let before = watch.read();

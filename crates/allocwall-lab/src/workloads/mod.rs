@@ -1,4 +1,4 @@
-//! Built-in subjects: programs with one known wall, a dial for its share, and their own account of the truth.
+//! Built-in subjects: programs with one known wall, a dial for its share, and their own record of the truth.
 
 mod calls;
 mod clock;
@@ -21,32 +21,33 @@ pub use stage::{Options, Stage};
 pub struct Subject {
     pub name: &'static str,
     pub summary: &'static str,
-    /// None: there is no wall to name.
+    /// None for a subject without a wall.
     pub wall: Option<Wall>,
-    /// The on-CPU truths it keeps, the dial's own first. Each may span several lines of the bill.
+    /// The CPU times that the subject measures itself; the one that the dial controls is first. Each can span several lines of the
+    /// bill.
     pub lines: &'static [&'static [CostClass]],
-    /// The off-CPU truths it keeps, in thread-seconds.
+    /// The waiting times that the subject measures itself, in thread-seconds.
     pub waits: &'static [WaitClass],
     pub dial: Dial,
     pub default_dial: f64,
-    /// The wall that the twin does without. None where the subject is everybody's twin.
+    /// What the twin does instead. None for the subject without a wall.
     pub twin: Option<&'static str>,
     pub threads: usize,
-    /// Fewer or more threads would be another program.
+    /// The number of threads cannot be changed.
     pub threads_fixed: bool,
     run: fn(&Stage) -> Result<()>,
 }
 
-/// What the dial is the share of.
+/// The whole of which the dial is a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dial {
-    /// The first line's CPU time in all CPU time.
+    /// CPU time of the first line, as a share of all CPU time.
     Line,
-    /// The first wait's thread-seconds in the threads' wall time.
+    /// Thread-seconds of the first wait, as a share of the threads' wall time.
     Wait,
-    /// Memory that is no longer needed in the memory that once was.
+    /// Memory that is no longer needed, as a share of the peak.
     Memory,
-    /// Nothing: there is no wall.
+    /// No dial, because there is no wall.
     Nothing,
 }
 
@@ -55,13 +56,13 @@ impl Dial {
         match self {
             Dial::Line => "share of CPU time",
             Dial::Wait => "share of thread time",
-            Dial::Memory => "share of the high-water mark no longer needed",
+            Dial::Memory => "share of the peak memory that is no longer needed",
             Dial::Nothing => "none",
         }
     }
 }
 
-/// `fault_path+zeroing`: the keys of the lines that a truth spans.
+/// The keys of the lines that one measured time spans, such as `fault_path+zeroing`.
 pub fn line_key(classes: &[CostClass]) -> String {
     classes
         .iter()
@@ -75,20 +76,20 @@ use CostClass::{AllocatorCode, AllocatorLocks, FaultPath, GarbageCollector, MapC
 pub const SUBJECTS: &[Subject] = &[
     Subject {
         name: "cold-touch",
-        summary: "first writes to fresh pages",
+        summary: "first writes to new pages",
         wall: Some(Wall::FirstTouch),
         lines: &[&[FaultPath, Zeroing], &[MapCalls, PageRelease]],
         waits: &[],
         dial: Dial::Line,
         default_dial: 0.3,
-        twin: Some("the same writes to a warm pool"),
+        twin: Some("the same writes to pages that were touched before"),
         threads: 1,
         threads_fixed: false,
         run: first_touch::cold_touch,
     },
     Subject {
         name: "map-churn",
-        summary: "malloc above the mapping threshold: a map and an unmap for each block",
+        summary: "malloc above the mmap threshold: one map and one unmap per block",
         wall: Some(Wall::MapChurn),
         lines: &[&[
             FaultPath,
@@ -108,7 +109,7 @@ pub const SUBJECTS: &[Subject] = &[
     },
     Subject {
         name: "map-direct",
-        summary: "map, write one page, unmap, by the program itself",
+        summary: "the program itself maps memory, writes one page, and unmaps it",
         wall: Some(Wall::MapChurn),
         lines: &[
             &[MapCalls, PageRelease, CostClass::AddressSpaceLock],
@@ -117,66 +118,66 @@ pub const SUBJECTS: &[Subject] = &[
         waits: &[],
         dial: Dial::Line,
         default_dial: 0.3,
-        twin: Some("one mapping, reused"),
+        twin: Some("one mapping that is reused"),
         threads: 1,
         threads_fixed: false,
         run: mapping::map_direct,
     },
     Subject {
         name: "address-space-lock",
-        summary: "threads that map, populate and unmap in one address space",
+        summary: "threads map, populate and unmap in one address space",
         wall: Some(Wall::AddressSpaceLock),
         lines: &[],
         waits: &[WaitClass::AddressSpaceLock],
         dial: Dial::Wait,
         default_dial: 0.15,
-        twin: Some("the same calls by one thread, with nobody to wait for"),
+        twin: Some("the same calls by one thread, which never waits"),
         threads: 2,
         threads_fixed: false,
         run: mapping::address_space_lock,
     },
     Subject {
         name: "call-rate",
-        summary: "very many small blocks, all from the thread's cache",
+        summary: "very many small blocks, all from the thread cache",
         wall: Some(Wall::CallRate),
         lines: &[&[AllocatorCode]],
         waits: &[],
         dial: Dial::Line,
         default_dial: 0.3,
-        twin: Some("blocks from a pool of its own"),
+        twin: Some("blocks from the program's own pool"),
         threads: 1,
         threads_fixed: false,
         run: calls::call_rate,
     },
     Subject {
         name: "contention",
-        summary: "threads that share one malloc arena",
+        summary: "threads share one malloc arena",
         wall: Some(Wall::AllocatorContention),
         lines: &[&[AllocatorCode, AllocatorLocks]],
         waits: &[WaitClass::Allocator],
         dial: Dial::Line,
         default_dial: 0.5,
-        twin: Some("the same calls, an arena for each thread: allocator code without the lock"),
+        twin: Some("the same calls with one arena per thread: allocator code without lock waits"),
         threads: 2,
         threads_fixed: false,
         run: calls::contention,
     },
     Subject {
         name: "remote-free",
-        summary: "one thread allocates, another frees",
+        summary: "one thread allocates, another thread frees",
         wall: Some(Wall::AllocatorContention),
         lines: &[&[AllocatorCode, AllocatorLocks]],
         waits: &[WaitClass::Allocator],
         dial: Dial::Line,
         default_dial: 0.3,
-        twin: Some("each thread frees its own: allocator code without the lock"),
+        twin: Some("each thread frees its own blocks: allocator code without lock waits"),
         threads: 2,
         threads_fixed: true,
         run: calls::remote_free,
     },
     Subject {
         name: "retention",
-        summary: "a heap held at its high-water mark by what is left in it",
+        summary: "a heap that stays at its peak because of a few remaining blocks",
         wall: Some(Wall::Retention),
         lines: &[],
         waits: &[],
@@ -189,13 +190,13 @@ pub const SUBJECTS: &[Subject] = &[
     },
     Subject {
         name: "collector",
-        summary: "CPython: cyclic garbage in a large heap",
+        summary: "CPython: garbage in reference cycles, in a large heap",
         wall: Some(Wall::GarbageCollector),
         lines: &[&[GarbageCollector]],
         waits: &[],
         dial: Dial::Line,
         default_dial: 0.3,
-        twin: Some("the same objects without cycles, the collector off"),
+        twin: Some("the same objects without cycles, with the collector off"),
         threads: 1,
         threads_fixed: true,
         run: collector::collector,
@@ -215,52 +216,52 @@ pub const SUBJECTS: &[Subject] = &[
     },
     Subject {
         name: "run-queue",
-        summary: "a busy program that shares its CPU with another",
+        summary: "a busy program that shares its CPU with another program",
         wall: Some(Wall::RunQueue),
         lines: &[],
         waits: &[WaitClass::RunQueue],
         dial: Dial::Wait,
         default_dial: 0.4,
-        twin: Some("no competitor"),
+        twin: Some("no other program"),
         threads: 1,
         threads_fixed: true,
         run: interference::run_queue,
     },
     Subject {
         name: "io-wait",
-        summary: "small writes, each made durable",
+        summary: "small writes, each one synced to storage",
         wall: Some(Wall::Waiting),
         lines: &[],
         waits: &[WaitClass::Storage],
         dial: Dial::Wait,
         default_dial: 0.6,
-        twin: Some("computing instead"),
+        twin: Some("computation instead of the waits"),
         threads: 1,
         threads_fixed: true,
         run: waiting::io_wait,
     },
     Subject {
         name: "pipe-wait",
-        summary: "requests to a slow peer over a pipe",
+        summary: "requests to a slow process over a pipe",
         wall: Some(Wall::Waiting),
         lines: &[],
         waits: &[WaitClass::Idle],
         dial: Dial::Wait,
         default_dial: 0.6,
-        twin: Some("computing instead"),
+        twin: Some("computation instead of the waits"),
         threads: 1,
         threads_fixed: true,
         run: waiting::pipe_wait,
     },
     Subject {
         name: "application-mutex",
-        summary: "threads that contend for a mutex of the application",
+        summary: "threads contend for a mutex of the application",
         wall: Some(Wall::ApplicationLock),
         lines: &[],
         waits: &[WaitClass::ApplicationLock],
         dial: Dial::Wait,
         default_dial: 0.3,
-        twin: Some("a mutex for each thread"),
+        twin: Some("one mutex per thread"),
         threads: 2,
         threads_fixed: false,
         run: waiting::application_mutex,
@@ -307,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn each_dial_has_the_truth_that_it_turns() {
+    fn each_dial_has_the_value_that_it_controls() {
         for subject in SUBJECTS {
             let fits = match subject.dial {
                 Dial::Line => !subject.lines.is_empty(),

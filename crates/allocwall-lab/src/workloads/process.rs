@@ -1,4 +1,4 @@
-//! How a subject begins, ends and leaves nothing behind.
+//! How a subject starts, ends and cleans up.
 
 use anyhow::{Context, Result};
 use std::io;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 static ASKED_TO_END: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn note_the_signal(_: libc::c_int) {
-    // Relaxed: the flag carries nothing but itself.
+    // Relaxed: no other data depends on the flag.
     ASKED_TO_END.store(true, Ordering::Relaxed);
 }
 
@@ -27,8 +27,8 @@ pub fn end_on_signals() {
     }
 }
 
-/// A pipe on stdin that was open at the start and is closed later ends the subject: whoever started it is gone.
-/// A terminal, a file, or a pipe that was never open says nothing.
+/// If stdin is a pipe that was open at the start and is closed later, the subject ends, because the process that started it
+/// has ended. A terminal, a file, or a pipe that was never open is ignored.
 pub struct Stdin {
     watched: bool,
 }
@@ -47,9 +47,9 @@ impl Stdin {
     }
 }
 
-/// Whether the other end of a pipe is closed. None: not a pipe (poll says nothing of files and terminals here).
+/// Whether the other end of a pipe is closed. None if it is not a pipe (poll does not help for files and terminals).
 fn hung_up(descriptor: i32, milliseconds: i32) -> Option<bool> {
-    // No events asked for: POLLHUP comes regardless, and unread data does not wake us.
+    // No events requested: POLLHUP is always reported, and unread data does not wake this call.
     let mut poll = libc::pollfd {
         fd: descriptor,
         events: 0,
@@ -67,8 +67,8 @@ fn hung_up(descriptor: i32, milliseconds: i32) -> Option<bool> {
     (known && stat.st_mode & libc::S_IFMT == libc::S_IFIFO).then_some(poll.revents & libc::POLLHUP != 0)
 }
 
-/// Restarts this program with glibc tunables, which are read at exec only. Comes back when they are already set;
-/// a value that the caller's environment gives wins, so that a remedy can be tried on a subject.
+/// Restarts this program with glibc tunables, because glibc reads them only at exec. Returns if they are already set. A value
+/// from the caller's environment has priority, so that a remedy can be tried on a subject.
 pub fn with_tunables(tunables: &[(&str, &str)]) -> Result<()> {
     let present = std::env::var("GLIBC_TUNABLES").unwrap_or_default();
     let mut all: Vec<String> = present
@@ -93,10 +93,10 @@ pub fn with_tunables(tunables: &[(&str, &str)]) -> Result<()> {
     Err(error).context("cannot restart with glibc tunables")
 }
 
-/// A helper process that is no descendant of the subject, so that nobody counts its time as the subject's.
-/// It is told to end by the pipe's closing, which happens however the subject ends.
+/// A helper process that is not a descendant of the subject, so that its time is not counted as the subject's.
+/// It ends when the pipe is closed, which happens in every case when the subject ends.
 pub struct Bystander {
-    /// Held open for as long as the helper should live.
+    /// Open as long as the helper should run.
     _lifeline: OwnedFd,
 }
 
@@ -109,32 +109,32 @@ impl Lifeline {
 }
 
 impl Bystander {
-    /// To be called before any thread is started: `work` runs after fork in a copy of this process.
-    /// `limit_s` bounds its life whatever happens.
+    /// Call this before any thread is started: `work` runs after fork in a copy of this process.
+    /// The helper ends after `limit_s` at the latest.
     pub fn start(limit_s: u32, work: impl FnOnce(Lifeline)) -> Result<Bystander> {
         let mut ends = [0; 2];
         // SAFETY: room for the two descriptors.
         if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
             return Err(io::Error::last_os_error()).context("pipe");
         }
-        // SAFETY: fresh descriptors that nobody else owns.
+        // SAFETY: new descriptors without another owner.
         let (far, near) = unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
-        // SAFETY: single-threaded by contract, so the child may go on as the parent would.
+        // SAFETY: the process has one thread (see above), so the child can run any code.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()).context("fork"),
             0 => {
                 drop(near);
-                // SAFETY: as above. Both parents leave by `_exit`, which runs no destructor twice.
+                // SAFETY: as above. Both parents end with `_exit`, so no destructor runs twice.
                 unsafe {
-                    // A group of its own, so that what is sent to the subject's doesn't end it; the same session, as that
-                    // is what the scheduler weighs (sched(7), autogroup) and a competitor must weigh as much.
+                    // Its own process group, so that signals to the subject's group do not end it. The same session, because
+                    // the scheduler weighs sessions (sched(7), autogroup), and a competitor must have the same weight.
                     libc::setpgid(0, 0);
                     if libc::fork() == 0 {
                         libc::alarm(limit_s);
-                        // A signal to the subject's terminal is the subject's to answer.
+                        // Only the subject reacts to signals from its terminal.
                         libc::signal(libc::SIGINT, libc::SIG_IGN);
                         libc::signal(libc::SIGTERM, libc::SIG_DFL);
-                        // Whoever reads the subject's output must see its end when the subject ends.
+                        // Close the subject's output, so that its reader sees the end when the subject ends.
                         for descriptor in 0..3 {
                             libc::close(descriptor);
                         }
@@ -144,7 +144,7 @@ impl Bystander {
                 }
             }
             child => {
-                // SAFETY: our own child, which ends at once.
+                // SAFETY: our own child, which ends immediately.
                 unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
                 Ok(Bystander { _lifeline: near })
             }
@@ -152,10 +152,10 @@ impl Bystander {
     }
 }
 
-/// Keeps the calling thread (and what it forks later) on the `n`th CPU that it may use.
+/// Pins the calling thread (and processes that it forks later) to the `n`th CPU that it may use.
 pub fn pin_to_cpu(n: usize) -> Result<()> {
-    // SAFETY: a zeroed cpu_set_t is the empty set, filled and read through libc's own accessors with indices
-    // below its capacity.
+    // SAFETY: a zeroed cpu_set_t is the empty set. It is filled and read with libc's accessors, with indices below its
+    // capacity.
     let outcome = unsafe {
         let mut allowed: libc::cpu_set_t = std::mem::zeroed();
         libc::sched_getaffinity(0, size_of_val(&allowed), &mut allowed);

@@ -1,21 +1,21 @@
-//! Retention: memory that was needed once and never goes back.
+//! Retention: memory that is no longer needed, but never returned.
 
 use super::stage::{Base, Stage};
 use anyhow::Result;
 
 const BLOCK: usize = 1_000;
-/// What malloc takes for it: the size, a header of 8, rounded up to 16.
+/// Bytes that malloc uses for a block: the size plus a header of 8 bytes, rounded up to 16.
 const FOOTPRINT: usize = 1_008;
 const HIGH_WATER: usize = 256 << 20;
 
-/// A heap filled to its high-water mark, of which `1 - dial` stays needed. The needed blocks lie spread over the
-/// whole heap, and glibc gives back only what lies above the last of them. In the twin they lie together at the bottom.
+/// A heap that grows to its peak, of which the part `1 - dial` stays needed. The needed blocks are spread over the whole heap,
+/// and glibc returns only memory above the last of them. In the twin they are all at the bottom of the heap.
 pub fn retention(stage: &Stage) -> Result<()> {
     let count = HIGH_WATER / FOOTPRINT;
     let one_in = (1.0 / (1.0 - stage.options.dial).max(0.02)).max(1.0);
     let pinned = (count as f64 / one_in) as usize;
     let twin = stage.options.twin;
-    // Evenly spread, or all first.
+    // Evenly spread; in the twin, the first ones.
     let is_pin = |i: usize| {
         if twin {
             i < pinned
@@ -24,7 +24,7 @@ pub fn retention(stage: &Stage) -> Result<()> {
         }
     };
     let allocate = || {
-        // SAFETY: malloc has no precondition; the write is within a block that was given.
+        // SAFETY: malloc has no precondition; the write is within the allocated block.
         unsafe {
             let block = libc::malloc(BLOCK).cast::<u8>();
             assert!(!block.is_null(), "out of memory");
@@ -32,9 +32,10 @@ pub fn retention(stage: &Stage) -> Result<()> {
             block
         }
     };
-    // The list is far above the mapping threshold, so it doesn't itself pin the heap.
+    // The list is much larger than the mmap threshold, so it is not in the heap.
     let blocks: Vec<*mut u8> = (0..count).map(|_| allocate()).collect();
-    // Upwards: the first few stay in the thread's cache, where at the top they would hold the whole heap.
+    // In ascending order: the first freed blocks stay in the thread cache. If they were at the top, they would keep the heap
+    // from shrinking.
     for (i, &block) in blocks.iter().enumerate() {
         if !is_pin(i) {
             // SAFETY: allocated above, freed once.

@@ -1,8 +1,7 @@
-//! What every subject stands on: the dial, the account of the truth, and the protocol on stdout.
+//! The common part of all subjects: the dial, the record of the truth, and the protocol on stdout.
 //!
-//! Stdout holds one JSON object a line: one with `"ready":true` once the shares have settled, one a second
-//! from then on, and a last one with `"final":true`. All figures are cumulative, so the truth of any window is the
-//! difference of two lines.
+//! Stdout has one JSON object per line: one with `"ready":true` when the shares are stable, then one per second, and a last
+//! one with `"final":true`. All figures are cumulative, so the truth of a window is the difference of two lines.
 
 use super::clock;
 use super::computing::Computing;
@@ -19,11 +18,11 @@ pub struct Options {
     pub dial: f64,
     pub seconds: u32,
     pub threads: usize,
-    /// CPUs that the cgroup may use; throttling only.
+    /// CPU quota of the cgroup, in CPUs; only for throttling.
     pub quota: Option<f64>,
 }
 
-/// What the dial is a share of.
+/// The whole of which the dial is a share.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Base {
     /// CPU time of the workers.
@@ -32,11 +31,11 @@ pub enum Base {
     Wall,
 }
 
-/// Nanoseconds that only grow in the long run; a single batch may book less than nothing where a truth is a difference.
+/// A sum of nanoseconds or a count. A single batch can add a negative amount if it is computed as a difference.
 #[derive(Default)]
 pub struct Tally(AtomicI64);
 
-// Relaxed throughout: each tally is a sum on its own, and a reader that is a batch behind loses nothing.
+// Relaxed everywhere: each tally is independent, and a reader may be one batch behind.
 impl Tally {
     pub fn add(&self, amount: i64) {
         self.0.fetch_add(amount, Relaxed);
@@ -51,7 +50,7 @@ impl Tally {
     }
 }
 
-/// Where a subject's account goes.
+/// Writes one line of a subject's output.
 pub type Tell<'a> = dyn Fn(&str) -> Result<()> + Sync + 'a;
 
 pub struct Stage<'a> {
@@ -63,7 +62,7 @@ pub struct Stage<'a> {
     /// In the order of the subject's `waits`.
     waits: Vec<Tally>,
     pub operations: Tally,
-    /// Bytes that the program still needs, for subjects whose wall is memory kept.
+    /// Bytes that the program still needs, for the retention subject.
     pub live_bytes: Tally,
     governed: Tally,
     elapsed: Tally,
@@ -71,8 +70,8 @@ pub struct Stage<'a> {
     stop: AtomicBool,
 }
 
-/// How far the governed share may stray before the workers change over. Long enough that several workers are in
-/// the wall at once, short against a second.
+/// How far the controlled time may differ from the dial before the workers switch. Long enough that several workers are in the
+/// wall at the same time, but much shorter than a second.
 const BAND_NS: i64 = 4_000_000;
 const SETTLED: f64 = 0.02;
 const WARM_UP: Duration = Duration::from_millis(700);
@@ -108,8 +107,8 @@ impl<'a> Stage<'a> {
         self.stop.load(Relaxed)
     }
 
-    /// Mixes the wall's work with plain computing until the subject ends. `wall` does one batch (0.1 to 5 ms) and
-    /// returns the nanoseconds of it that the dial governs.
+    /// Alternates between the wall's work and plain computing until the subject ends. `wall` does one batch (0.1 to 5 ms) and
+    /// returns the nanoseconds of it that the dial controls.
     pub fn mix(&self, base: Base, mut wall: impl FnMut() -> i64) {
         let now = || match base {
             Base::Cpu => clock::thread_cpu_ns(),
@@ -131,7 +130,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// All workers read the same account, so they enter and leave the wall together.
+    /// All workers use the same sums, so they enter and leave the wall together.
     fn wants_wall(&self) -> bool {
         let owed = (self.options.dial * self.elapsed.get() as f64) as i64 - self.governed.get();
         if owed > BAND_NS {
@@ -146,8 +145,8 @@ impl<'a> Stage<'a> {
         self.governed.get() as f64 / self.elapsed.get().max(1) as f64
     }
 
-    /// Runs `worker` on each thread and reports until time is up, a signal comes or stdin closes. `before_report` may
-    /// bring in what is read rather than counted.
+    /// Runs `worker` on each thread and reports until the time is over, a signal comes or stdin closes. `before_report` can
+    /// update values that are read instead of counted.
     pub fn perform(
         &self,
         worker: impl Fn(usize) + Sync,

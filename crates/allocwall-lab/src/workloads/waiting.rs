@@ -1,4 +1,4 @@
-//! Waits that are not the allocator's: storage, a pipe, the application's own mutex.
+//! Waits outside the allocator: storage, a pipe, the application's own mutex.
 
 use super::clock::{Watch, monotonic_ns};
 use super::computing::Computing;
@@ -13,12 +13,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-/// Large enough that a fast disk takes several times as long as the CPU does for it.
+/// So large that even a fast disk takes several times as long as the CPU work for it.
 const WRITE: usize = 1 << 20;
-/// How far the writes go round.
+/// Size of the file; the writes wrap around.
 const FILE: u64 = 8 << 20;
 
-/// Writes past the page cache, each made durable. The file has no name, so nothing is left behind.
+/// Writes that bypass the page cache, each one synced. The file is unlinked, so it disappears with the process.
 pub fn io_wait(stage: &Stage) -> Result<()> {
     let twin = stage.options.twin;
     let path = std::env::temp_dir().join(format!("allocwall-subject-{}", std::process::id()));
@@ -28,7 +28,7 @@ pub fn io_wait(stage: &Stage) -> Result<()> {
             .write(true)
             .create_new(true)
             .open(&path)?;
-        // SAFETY: a system call on a descriptor of our own. A file system that doesn't know O_DIRECT refuses it.
+        // SAFETY: a system call on our own descriptor. A file system without O_DIRECT refuses it.
         unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_DIRECT) };
         fs::remove_file(&path)?;
         Ok(file)
@@ -36,7 +36,7 @@ pub fn io_wait(stage: &Stage) -> Result<()> {
     let file = open().with_context(|| format!("skipped: {}", path.display()))?;
     Watch::new().context("skipped: no /proc/thread-self/schedstat")?;
     let worker = |_| {
-        let watch = Watch::new().expect("it was there a moment ago");
+        let watch = Watch::new().expect("schedstat was readable before");
         let mut computing = Computing::new();
         let mut bytes = Mapping::plain(WRITE).expect("memory for one write");
         let mut offset = 0;
@@ -60,17 +60,17 @@ pub fn io_wait(stage: &Stage) -> Result<()> {
     stage.perform(worker, |_| Ok(()))
 }
 
-/// Reads from a pipe whose writer takes a millisecond over each byte.
+/// Reads from a pipe whose writer needs one millisecond for each byte.
 pub fn pipe_wait(stage: &Stage) -> Result<()> {
     let twin = stage.options.twin;
     let (mut reader, mut writer) = std::io::pipe()?;
     let (mut asked, mut ask) = std::io::pipe()?;
-    // A writer whose reader is gone must not be killed by it (SIGPIPE is ignored in Rust programs).
+    // The writer survives the end of its reader, because Rust programs ignore SIGPIPE.
     let _peer = Bystander::start(stage.options.seconds + 5, {
         let (ask, reader) = (ask.as_raw_fd(), reader.as_raw_fd());
         let writer = &mut writer;
         move |_lifeline| {
-            // SAFETY: this copy of the process has no use for the near ends, and must see them close.
+            // SAFETY: this copy of the process does not use these ends. They must be closed here, so that it sees the end.
             unsafe {
                 libc::close(ask);
                 libc::close(reader);
@@ -87,7 +87,7 @@ pub fn pipe_wait(stage: &Stage) -> Result<()> {
     let reader = std::sync::Mutex::new((&mut reader, &mut ask));
     Watch::new().context("skipped: no /proc/thread-self/schedstat")?;
     let worker = |_| {
-        let watch = Watch::new().expect("it was there a moment ago");
+        let watch = Watch::new().expect("schedstat was readable before");
         let mut computing = Computing::new();
         stage.mix(Base::Wall, || {
             stage.operations.add(1);
@@ -102,7 +102,7 @@ pub fn pipe_wait(stage: &Stage) -> Result<()> {
                     .1
                     .write_all(&[1])
                     .and_then(|()| pipes.0.read_exact(&mut [0]))
-                    .expect("the peer lives");
+                    .expect("the peer is running");
             });
             stage.wait(0).add(lap.blocked_ns);
             lap.blocked_ns.max(0)
@@ -111,10 +111,10 @@ pub fn pipe_wait(stage: &Stage) -> Result<()> {
     stage.perform(worker, |_| Ok(()))
 }
 
-/// A pthread mutex: its waits end in a futex inside libc, as the allocator's do, but not in the allocator.
+/// A pthread mutex. It waits in a futex inside libc like the allocator's locks, but not in allocator code.
 struct PthreadMutex(UnsafeCell<libc::pthread_mutex_t>);
 
-// SAFETY: a pthread mutex is made to be used from several threads; it stays where it is, behind a reference.
+// SAFETY: a pthread mutex may be used from several threads; it is not moved while it is borrowed.
 unsafe impl Sync for PthreadMutex {}
 
 impl PthreadMutex {
@@ -137,7 +137,7 @@ pub fn application_mutex(stage: &Stage) -> Result<()> {
     Watch::new().context("skipped: no /proc/thread-self/schedstat")?;
     let mutexes: Vec<PthreadMutex> = (0..stage.options.threads).map(|_| PthreadMutex::new()).collect();
     let worker = |index| {
-        let watch = Watch::new().expect("it was there a moment ago");
+        let watch = Watch::new().expect("schedstat was readable before");
         let mutex = &mutexes[if twin { index } else { 0 }];
         let mut computing = Computing::new();
         stage.mix(Base::Wall, || {

@@ -1,4 +1,4 @@
-//! One file a machine and kernel, in the user's cache folder.
+//! The cache of price lists: one file per machine and kernel, in the user's cache folder.
 
 use allocwall_host::own;
 use allocwall_model::recording::PriceList;
@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// A list is a few KiB; a larger file is not one of ours.
+/// A price list is a few KiB; a larger file is not a price list.
 const MOST_BYTES: u64 = 1 << 20;
 const MEASURE: &str = "allocwall calibrate";
 
@@ -40,7 +40,7 @@ pub(super) fn load(file: &Path, machine: &str) -> Measured<PriceList> {
         )
         .mend(MEASURE));
     }
-    // Earlier versions kept what a machine without a stable price gave.
+    // Earlier versions also kept lists of machines without a stable price.
     if list.prices.is_empty() {
         return Err(
             Absence::new(Reason::NotFound, "no event had a stable price on this machine").mend(MEASURE),
@@ -59,12 +59,13 @@ fn is_sane(ns: allocwall_model::units::Interval) -> bool {
 fn unusable(file: &Path, detail: &str) -> Absence {
     Absence::new(
         Reason::Unparsable,
-        format!("{} is no usable price list: {detail}", file.display()),
+        format!("{} is not a usable price list: {detail}", file.display()),
     )
     .mend(MEASURE)
 }
 
-/// Under another name first, so that a reader sees the old list or the new one and never half of it. Mode 0600.
+/// Writes to a temporary name first, so that a reader sees the old list or the new one, never a part. Mode
+/// 0600.
 pub(super) fn store(file: &Path, list: &PriceList) -> io::Result<()> {
     let dir = file.parent().unwrap_or(Path::new("."));
     let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", file.display()));
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_comes_back_as_it_was_kept_and_for_its_owner_alone() {
+    fn a_saved_list_is_read_back_and_readable_only_by_its_owner() {
         let root = tempfile::tempdir().unwrap();
         let file = file(&root.path().join("a/b"), "m");
         assert_eq!(load(&file, "m").unwrap_err().reason, Reason::NotFound);
@@ -113,12 +114,12 @@ mod tests {
         assert_eq!(
             fs::read_dir(file.parent().unwrap()).unwrap().count(),
             1,
-            "no temporary file stays"
+            "no temporary file must remain"
         );
     }
 
     #[test]
-    fn a_list_without_a_price_is_none() {
+    fn a_list_without_a_price_is_an_absence() {
         let root = tempfile::tempdir().unwrap();
         let file = file(root.path(), "m");
         let empty = PriceList {

@@ -1,4 +1,4 @@
-//! One experiment a price, or a few prices that come out of the same repetition.
+//! One experiment per price, or for several prices from the same repetition.
 
 use super::Bench;
 use allocwall_host::libc_malloc::MallocChild;
@@ -14,18 +14,18 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 pub(super) struct Experiment {
-    /// Nanoseconds per event, one value a successful repetition, for each price.
+    /// Nanoseconds per event: one value per successful repetition, for each price.
     pub series: Vec<(String, Vec<f64>)>,
     /// Why the last failed repetition failed.
     pub missed: Option<Absence>,
-    /// Time that its repetitions have taken so far.
+    /// The time that its repetitions have taken so far.
     pub spent: Duration,
-    /// Runs on this thread alone and never waits: a repetition in which other work took the CPU is discarded.
+    /// Runs on this thread only and never waits: a repetition is discarded if other work took the CPU.
     alone: bool,
     run: Option<Repetition>,
 }
 
-/// Takes the number of the round; one value a price.
+/// Takes the number of the round; returns one value per price.
 type Repetition = Box<dyn FnMut(u32) -> Measured<Vec<f64>>>;
 
 impl Experiment {
@@ -74,21 +74,22 @@ impl Experiment {
     }
 }
 
-/// A time slice of another program is milliseconds long, many times what is timed here, and a busy machine gives one in
-/// every few repetitions. The kernel counts them, so they are known by their cause and not by their size.
+/// A time slice of another program takes milliseconds, many times as long as a repetition, and on a busy
+/// machine it hits one repetition in a few. The kernel counts the switches, so such repetitions are found by
+/// their cause, not by their size.
 fn undisturbed<T>(run: impl FnOnce() -> Measured<T>) -> Measured<T> {
     let before = memory::thread_counts().involuntary_switches;
     let outcome = run()?;
     match memory::thread_counts().involuntary_switches - before {
         0 => Ok(outcome),
         _ => Err(
-            Absence::new(Reason::TooLittle, "other work took the CPU in the middle")
+            Absence::new(Reason::TooLittle, "other work took the CPU during the repetition")
                 .mend("allocwall calibrate --fresh, on a less busy machine"),
         ),
     }
 }
 
-/// Everything that is measured in rounds. Set up here, so that no repetition pays for it.
+/// All experiments that run in rounds. They are set up here, so that no repetition pays for it.
 pub(super) fn interleaved(bench: &Bench) -> Vec<Experiment> {
     use prices::*;
     let alone: [(&[&str], Measured<Repetition>); 8] = [
@@ -111,7 +112,8 @@ pub(super) fn interleaved(bench: &Bench) -> Vec<Experiment> {
     ));
     table.push(Experiment::new(&[CONTEXT_SWITCH], context_switch(bench)));
     if !cfg!(target_env = "gnu") {
-        // Only glibc has the two tiers: elsewhere the batch is no other path than the single block.
+        // Only glibc has the two tiers. In other C libraries the batch takes the same path as the single
+        // block.
         table.retain_mut(|experiment| {
             experiment.series.retain(|(name, _)| name != MALLOC_ARENA);
             true
@@ -135,7 +137,7 @@ fn timed(events: usize, run: impl FnOnce()) -> f64 {
     start.elapsed().as_nanos() as f64 / events as f64
 }
 
-/// One write to every page.
+/// Writes once to every page.
 fn touch(bytes: &mut [u8], page: usize) {
     for byte in bytes.iter_mut().step_by(page) {
         *black_box(byte) = 1;
@@ -144,7 +146,7 @@ fn touch(bytes: &mut [u8], page: usize) {
 
 const SMALL_PAGES: usize = HUGE / PAGE;
 
-/// First touch of 2 MiB in small pages: ns a page. Refused unless every page took its own fault.
+/// First touch of 2 MiB in small pages: ns per page. An error unless every page took its own fault.
 fn time_small(mapping: &mut Mapping) -> Measured<f64> {
     let faults = memory::thread_counts().minor_faults;
     let ns = timed(SMALL_PAGES, || touch(mapping.bytes(), PAGE));
@@ -157,7 +159,7 @@ fn time_small(mapping: &mut Mapping) -> Measured<f64> {
     }
 }
 
-/// First touch of 2 MiB as one huge page: ns for all of it. Refused unless one fault brought all of it.
+/// First touch of 2 MiB as one huge page: ns for the whole page. An error unless a single fault mapped it.
 fn time_huge(mapping: &mut Mapping) -> Measured<f64> {
     let faults = memory::thread_counts().minor_faults;
     let ns = timed(1, || touch(mapping.bytes(), HUGE));
@@ -166,13 +168,14 @@ fn time_huge(mapping: &mut Mapping) -> Measured<f64> {
         1 => Ok(ns),
         faults => Err(Absence::new(
             Reason::TooLittle,
-            format!("the kernel gave no huge page: 2 MiB took {faults} faults (memory is fragmented)"),
+            format!("the kernel provided no huge page: 2 MiB took {faults} faults (memory is fragmented)"),
         )
         .mend("echo 1 > /proc/sys/vm/compact_memory, as root; then allocwall calibrate --fresh")),
     }
 }
 
-/// Mappings in use at one time: what is touched was freed some MiB ago, beyond the second-level cache, not just now.
+/// Mappings in use at the same time: the touched memory was freed some MiB earlier, more than the
+/// second-level cache holds.
 const IN_USE: usize = 4;
 
 fn touch_small() -> Measured<Repetition> {
@@ -192,9 +195,9 @@ fn touch_small() -> Measured<Repetition> {
     }))
 }
 
-/// The samples that hit user mode while a loop does nothing but first touches, less what the same loop costs on pages
-/// that are there. The kernel leaves a fault with interrupts off, so a clock that is due meanwhile rings at the first
-/// instruction behind it.
+/// The time of the samples in user mode during a loop of first touches, minus the cost of the same loop on
+/// present pages. The kernel returns from a fault with interrupts off, so a clock that is due meanwhile
+/// interrupts the first instruction after it.
 fn fault_return() -> Measured<Repetition> {
     const REGION: usize = 4 * HUGE;
     const PERIOD_NS: u64 = 50_021;
@@ -202,7 +205,7 @@ fn fault_return() -> Measured<Repetition> {
     let pages = REGION / PAGE;
     let mut sampler = SelfSampler::open(PERIOD_NS)?;
     Ok(Box::new(move |_| {
-        // Sampling costs time of its own: how long it takes comes from another region.
+        // Sampling itself costs time, so the duration comes from another region.
         let mut timed_region = Mapping::new(REGION, Pages::Small)?;
         let first = timed(pages, || touch(timed_region.bytes(), PAGE));
         let again = timed(pages, || touch(timed_region.bytes(), PAGE));
@@ -237,7 +240,7 @@ fn touch_huge(bench: &Bench) -> Measured<Repetition> {
     }))
 }
 
-/// Page by page, like the kernel does it, over more than a second-level cache holds.
+/// Page by page, like the kernel, over more memory than a second-level cache holds.
 fn zeroing() -> Measured<Repetition> {
     const REGION: usize = 16 * HUGE;
     let mut region = Mapping::new(REGION, Pages::Small)?;
@@ -263,8 +266,9 @@ fn dont_need() -> Measured<Repetition> {
     }))
 }
 
-/// MADV_POPULATE_WRITE, which takes the kernel's same path and lets the page policy be set before. Kernels older than
-/// 5.14 have MAP_POPULATE only: used there, and refused where it brought huge pages.
+/// MADV_POPULATE_WRITE, which takes the same kernel path and permits the page policy to be set before.
+/// Kernels older than 5.14 have only MAP_POPULATE; it is used there, and gives an error if it brought huge
+/// pages.
 fn populate() -> Measured<Repetition> {
     let old_kernel = Mapping::new(HUGE, Pages::Small)?.populate().is_err();
     Ok(Box::new(move |_| {
@@ -276,7 +280,7 @@ fn populate() -> Measured<Repetition> {
                 0 => Ok(vec![elapsed.as_nanos() as f64 / SMALL_PAGES as f64]),
                 _ => Err(Absence::new(
                     Reason::NotSupported,
-                    "MAP_POPULATE brings huge pages here, and MADV_POPULATE_WRITE needs Linux 5.14",
+                    "MAP_POPULATE uses huge pages here, and MADV_POPULATE_WRITE needs Linux 5.14",
                 )),
             };
         }
@@ -324,11 +328,11 @@ fn system_call() -> Measured<Repetition> {
     }))
 }
 
-/// Two threads on one CPU hand a byte to and fro, as lmbench's lat_ctx does; the pipe's write and read are in the price,
-/// since no program switches without something of the kind.
+/// Two threads on one CPU pass a byte back and forth, as in lmbench's lat_ctx. The price includes the pipe's
+/// write and read: programs switch only with a call of this kind.
 fn context_switch(bench: &Bench) -> Measured<Repetition> {
     const ROUND_TRIPS: usize = 20;
-    /// On a CPU with other work a round trip can take a time slice of each of them.
+    /// On a busy CPU, a round trip can take one time slice of each other program.
     const PATIENCE: Duration = Duration::from_millis(10);
     let cpu = bench.cpu;
     Ok(Box::new(move |_| {
@@ -353,7 +357,7 @@ fn context_switch(bench: &Bench) -> Measured<Repetition> {
                 Ok(start.elapsed().as_nanos() as f64)
             };
             let begun = Instant::now();
-            // The first one waits for the partner to be born.
+            // The first round trip waits for the partner to start.
             let trips = round_trip().and_then(|_| {
                 (0..ROUND_TRIPS)
                     .take_while(|_| begun.elapsed() < PATIENCE)
@@ -371,7 +375,8 @@ fn context_switch(bench: &Bench) -> Measured<Repetition> {
     }))
 }
 
-/// The median of a few quick looks within one repetition: others' time slices and stolen time fall out.
+/// The median of several quick measurements within one repetition. It excludes other programs' time slices
+/// and stolen time.
 fn typical(values: &mut [f64], else_why: impl Fn() -> String) -> Measured<f64> {
     values.sort_by(f64::total_cmp);
     match values.len() {
@@ -380,13 +385,13 @@ fn typical(values: &mut [f64], else_why: impl Fn() -> String) -> Measured<f64> {
     }
 }
 
-/// A panic of a measuring thread is a defect of ours and goes on.
+/// A panic of a measuring thread is a defect of allocwall and is propagated.
 fn joined<T>(result: std::thread::Result<T>) -> T {
     result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// 32,768 small pages: eight times what the largest second-level TLBs of today hold (4,096 entries, Zen 5), and far
-/// beyond every second-level cache.
+/// 32,768 small pages: eight times the largest second-level TLBs of today (4,096 entries, Zen 5), and far
+/// more than every second-level cache.
 const LOAD_REGION: usize = 128 << 20;
 const LOADS: usize = 2000;
 const LOADS_WARM: usize = 200;
@@ -408,7 +413,7 @@ fn loads(bench: &Bench) -> Vec<Experiment> {
     ]
 }
 
-/// No more than a quarter of what is free: to calibrate must not push anybody into reclaim.
+/// At most a quarter of the free memory: a calibration must not push other processes into reclaim.
 fn room_for(bench: &Bench, bytes: usize) -> Measured<()> {
     if bytes as u64 <= bench.headroom / 4 {
         return Ok(());
@@ -416,7 +421,7 @@ fn room_for(bench: &Bench, bytes: usize) -> Measured<()> {
     Err(Absence::new(
         Reason::TooLittle,
         format!(
-            "needs {} MiB, more than a quarter of the {} MiB free",
+            "needs {} MiB, which is more than a quarter of the {} MiB that are free",
             bytes >> 20,
             bench.headroom >> 20
         ),
@@ -424,8 +429,8 @@ fn room_for(bench: &Bench, bytes: usize) -> Measured<()> {
     .mend("free memory or raise the cgroup's memory limit, then allocwall calibrate --fresh"))
 }
 
-/// Each load's address is the value of the one before. The same order on both kinds of pages, so that the difference of
-/// the two prices is what the TLB costs.
+/// Each load's address is the value of the previous load. The order is the same on both kinds of pages, so
+/// the difference of the two prices is the cost of TLB misses.
 fn chase(pages: Pages) -> Measured<Repetition> {
     let mut region = Mapping::new(LOAD_REGION, pages)?;
     link(region.words());
@@ -435,7 +440,7 @@ fn chase(pages: Pages) -> Measured<Repetition> {
     } else {
         0
     };
-    // A few small pages among many huge ones still change the price by less than its interval.
+    // A few small pages among many huge ones change the price by less than its interval.
     if huge.abs_diff(wanted) > LOAD_REGION as u64 / 32 {
         return Err(Absence::new(
             Reason::TooLittle,
@@ -455,9 +460,9 @@ fn chase(pages: Pages) -> Measured<Repetition> {
 
 const WORDS_A_LINE: usize = 8;
 
-/// One cycle through all cache lines: a linear congruential sequence of full period (Knuth, The Art of Computer
-/// Programming, 3.2.1.2, theorem A: c odd, a = 1 mod 4, the count a power of two), its steps far too wide for a
-/// prefetcher.
+/// One cycle through all cache lines: a linear congruential sequence of full period (Knuth, The Art of
+/// Computer Programming, 3.2.1.2, theorem A: c odd, a = 1 mod 4, the count a power of two). Its steps are far
+/// too wide for a prefetcher.
 fn link(words: &mut [u64]) {
     let lines = words.len() / WORDS_A_LINE;
     debug_assert!(lines.is_power_of_two());
@@ -476,8 +481,8 @@ fn follow(words: &[u64], mut at: usize, loads: usize) -> usize {
     black_box(at)
 }
 
-/// Threads that fault at the same time, each in its own 2 MiB of one mapping: they share the address space and the
-/// mapping, but no page table of the last level.
+/// Threads that fault at the same time, each in its own 2 MiB of one mapping. They share the address space
+/// and the mapping, but no last-level page table.
 fn contended_faults(bench: &Bench) -> Vec<Experiment> {
     const MOST: usize = 8;
     let cpus = match &bench.topology {
@@ -496,7 +501,7 @@ fn contended_faults(bench: &Bench) -> Vec<Experiment> {
         .collect()
 }
 
-/// Mean over the threads of ns per fault.
+/// The mean over the threads of ns per fault.
 fn fault_together(cpus: &[u32]) -> Measured<f64> {
     let mut mapping = Mapping::new(cpus.len() * HUGE, Pages::Small)?;
     let start_line = StartLine::new(cpus.len());
@@ -522,7 +527,7 @@ fn fault_together(cpus: &[u32]) -> Measured<f64> {
     Ok(times.iter().sum::<f64>() / times.len() as f64)
 }
 
-/// Lets threads go at once: a spin, since waking them would take longer than what they are to do together.
+/// Starts threads at the same time. They spin, because waking them would take longer than their work.
 struct StartLine {
     missing: AtomicUsize,
 }
@@ -535,7 +540,7 @@ impl StartLine {
     }
 
     fn wait(&self) {
-        // Relaxed: only the moment matters, no data passes here.
+        // Relaxed: only the time matters, no data is passed.
         self.missing.fetch_sub(1, Ordering::Relaxed);
         while self.missing.load(Ordering::Relaxed) > 0 {
             std::hint::spin_loop();
@@ -544,7 +549,7 @@ impl StartLine {
 }
 
 fn handoffs(bench: &Bench) -> Vec<Experiment> {
-    /// Different pairs of a class differ (distance on the mesh): take turns among this many.
+    /// Pairs of one class differ (distance on the mesh), so this many pairs take turns.
     const PAIRS: usize = 16;
     Relation::ALL
         .into_iter()
@@ -576,7 +581,7 @@ fn no_such_pair(relation: Relation, allowed: usize) -> Absence {
         Relation::OtherNode => "CPUs of two NUMA nodes",
     };
     match allowed {
-        1 => Absence::new(Reason::NotApplicable, "this process may use one CPU only")
+        1 => Absence::new(Reason::NotApplicable, "this process may use only one CPU")
             .mend("allow it more CPUs (taskset, cpuset), then allocwall calibrate --fresh"),
         n => Absence::new(
             Reason::NotApplicable,
@@ -585,18 +590,19 @@ fn no_such_pair(relation: Relation, allowed: usize) -> Absence {
     }
 }
 
-/// One way, from two-way trips of a counter between two CPUs: each trip hands the line over and back.
+/// The time one way, from round trips of a counter between two CPUs: each trip passes the cache line over and
+/// back.
 fn hand_off(a: u32, b: u32) -> Measured<f64> {
-    /// Timed together, since a single trip is not much longer than reading the clock.
+    /// Timed together, because a single trip is not much longer than a clock reading.
     const TRIPS: u32 = 16;
     const BATCHES: u32 = 24;
-    /// Alone on its cache line and on the line that the prefetcher fetches with it.
+    /// Alone on its cache line and on the neighbouring line that the prefetcher fetches with it.
     #[repr(align(128))]
     struct Line(AtomicU32);
 
     let line = Line(AtomicU32::new(0));
     let start_line = StartLine::new(2);
-    // Even numbers are a's to raise, odd ones b's. Relaxed: the counter is all that passes.
+    // Thread a raises even numbers, thread b odd ones. Relaxed: only the counter itself is passed.
     let play = |cpu: u32, turn: u32| -> Measured<f64> {
         let pinned = Pinned::to(cpu);
         start_line.wait();
@@ -624,7 +630,7 @@ fn hand_off(a: u32, b: u32) -> Measured<f64> {
     })
 }
 
-/// Memory that was in use, was given back, and lay idle for seconds.
+/// Memory that was used, then freed, and idle for seconds.
 pub(super) struct IdleMemory {
     small: Experiment,
     huge: Experiment,
@@ -636,7 +642,7 @@ const IDLE_BATCHES: u32 = 40;
 impl IdleMemory {
     pub fn set_aside(bench: &Bench) -> IdleMemory {
         let bytes = 2 * IDLE_BATCHES as usize * HUGE;
-        // What is touched stays mapped until the end, so that no batch gets the memory of the one before.
+        // Touched memory stays mapped until the end, so that no batch gets the memory of an earlier one.
         let small = room_for(bench, bytes).map(|()| {
             let mut kept = Vec::new();
             Box::new(move |_| {
@@ -708,7 +714,7 @@ mod tests {
         let mut mapping = Mapping::new(HUGE, Pages::Small).unwrap();
         assert!(time_small(&mut mapping).unwrap() > 0.0);
         assert!(time_small(&mut mapping).is_err());
-        // Small pages never pass for a huge one.
+        // Small pages never count as a huge page.
         let mut mapping = Mapping::new(HUGE, Pages::Small).unwrap();
         assert!(time_huge(&mut mapping).is_err());
     }
@@ -732,7 +738,7 @@ mod tests {
     fn work_that_lost_its_cpu_is_discarded() {
         assert_eq!(undisturbed(|| Ok(1)), Ok(1));
         let lost = undisturbed(|| {
-            // Until another thread or program takes this CPU, or nothing ever does.
+            // Until another thread or program takes this CPU, if one does.
             let before = memory::thread_counts().involuntary_switches;
             let cpu = topology::allowed_cpus()?[0];
             let _here = Pinned::to(cpu)?;

@@ -1,11 +1,11 @@
-//! What a price list means, in plain words.
+//! What a price list means, in sentences.
 
 use allocwall_model::catalogue::prices::*;
 use allocwall_model::recording::PriceList;
 
 const SMALL_PAGES_IN_HUGE: f64 = 512.0;
 
-/// Two to five sentences; one is left out where a price that it needs is absent.
+/// Up to five sentences; one is left out if a price that it needs is absent.
 pub fn facts(list: &PriceList) -> Vec<String> {
     let get = |name: &str| list.get(name).map(|ns| ns.point);
     [
@@ -23,13 +23,13 @@ pub fn facts(list: &PriceList) -> Vec<String> {
 fn huge_page(get: impl Fn(&str) -> Option<f64>) -> Option<String> {
     let (small, huge) = (get(TOUCH_4K)?, get(TOUCH_2M)?);
     let mut text = format!(
-        "A 2 MiB page costs what {:.0} touches of 4 KiB cost and replaces 512: huge pages {} of first-touch cost here",
+        "First touch of a 2 MiB page costs as much as {:.0} first touches of 4 KiB and replaces 512: huge pages {} of the first-touch cost here",
         huge / small,
         removed(huge, small * SMALL_PAGES_IN_HUGE)
     );
     if let (Some(small), Some(huge)) = (get(TOUCH_4K_IDLE), get(TOUCH_2M_IDLE)) {
         text += &format!(
-            "; {} where the memory had lain idle",
+            "; for memory that was idle before, they {}",
             removed(huge, small * SMALL_PAGES_IN_HUGE)
         );
     }
@@ -45,7 +45,7 @@ fn removed(with: f64, without: f64) -> String {
     }
 }
 
-/// A factor below which the two prices are told apart by no reader.
+/// Below this factor, readers cannot tell two prices apart.
 const ALIKE: f64 = 1.1;
 
 fn idle_memory(get: impl Fn(&str) -> Option<f64>) -> Option<String> {
@@ -56,14 +56,16 @@ fn idle_memory(get: impl Fn(&str) -> Option<f64>) -> Option<String> {
     let dearest = huge.map_or(small, |huge| huge.max(small));
     if dearest < 2.0 {
         return Some(
-            "Memory that lay idle for seconds cost about as much as recycled memory: no sign of a host that took it back."
+            "Memory that was idle for seconds costs about as much as recently used memory: no sign that the host reclaims idle memory."
                 .into(),
         );
     }
-    let huge = huge.map_or_else(String::new, |huge| format!(", of 2 MiB {huge:.1} times"));
+    let huge = huge.map_or_else(String::new, |huge| {
+        format!(", and of 2 MiB {huge:.1} times as much")
+    });
     Some(format!(
-        "Below this kernel, a host takes idle memory back: a first touch of 4 KiB then costs {small:.1} times what \
-         recycled memory costs{huge}."
+        "The host reclaims idle memory of this machine: a first touch of 4 KiB of idle memory costs {small:.1} times as \
+         much as of recently used memory{huge}."
     ))
 }
 
@@ -74,7 +76,7 @@ fn tlb(get: impl Fn(&str) -> Option<f64>) -> Option<String> {
             "Scattered loads cost the same on 4 KiB and on 2 MiB pages: TLB misses are cheap here.".into()
         }
         ratio => format!(
-            "A TLB miss adds {:.0} ns to a scattered load: {ratio:.1} times its price on 2 MiB pages.",
+            "A TLB miss adds {:.0} ns to a scattered load: on 4 KiB pages it costs {ratio:.1} times as much as on 2 MiB pages.",
             small - huge
         ),
     })
@@ -83,7 +85,7 @@ fn tlb(get: impl Fn(&str) -> Option<f64>) -> Option<String> {
 fn malloc(get: impl Fn(&str) -> Option<f64>) -> Option<String> {
     let (cached, mapped) = (get(MALLOC_CACHED)?, get(MALLOC_MAPPED)?);
     Some(format!(
-        "A malloc that crosses the mmap threshold costs {:.0} times one from the thread cache.",
+        "A malloc above the mmap threshold costs {:.0} times as much as one from the thread cache.",
         mapped / cached
     ))
 }
@@ -96,7 +98,7 @@ fn contention(get: impl Fn(&str) -> Option<f64>) -> Option<String> {
     Some(match ratio < ALIKE {
         true => format!("{threads} threads that fault in one address space do not slow one another down."),
         false => format!(
-            "With {threads} threads faulting in one address space each fault costs {ratio:.1} times as much."
+            "With {threads} threads that fault in one address space, each fault costs {ratio:.1} times as much."
         ),
     })
 }
@@ -124,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_takes_memory_back() {
+    fn a_host_that_reclaims_idle_memory() {
         let facts = facts(&list(&[
             (TOUCH_4K, 1600.0),
             (TOUCH_2M, 102_400.0),
@@ -134,23 +136,23 @@ mod tests {
         assert_eq!(
             facts,
             [
-                "A 2 MiB page costs what 64 touches of 4 KiB cost and replaces 512: huge pages remove 88 % of \
-                 first-touch cost here; add 5 % where the memory had lain idle.",
-                "Below this kernel, a host takes idle memory back: a first touch of 4 KiB then costs 5.0 times what \
-                 recycled memory costs, of 2 MiB 42.0 times.",
+                "First touch of a 2 MiB page costs as much as 64 first touches of 4 KiB and replaces 512: huge pages \
+                 remove 88 % of the first-touch cost here; for memory that was idle before, they add 5 %.",
+                "The host reclaims idle memory of this machine: a first touch of 4 KiB of idle memory costs 5.0 times as \
+                 much as of recently used memory, and of 2 MiB 42.0 times as much.",
             ]
         );
     }
 
     #[test]
-    fn a_host_that_leaves_memory_alone() {
+    fn a_host_that_does_not_reclaim_idle_memory() {
         let facts = facts(&list(&[(TOUCH_4K, 500.0), (TOUCH_4K_IDLE, 600.0)]));
         assert_eq!(facts.len(), 1);
-        assert!(facts[0].contains("no sign of a host"), "{facts:?}");
+        assert!(facts[0].contains("no sign that the host"), "{facts:?}");
     }
 
     #[test]
-    fn loads_and_threads_alike_or_not() {
+    fn loads_and_threads_with_equal_and_different_prices() {
         let dear = facts(&list(&[
             (LOAD_4K, 90.0),
             (LOAD_2M, 60.0),
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_without_prices() {
+    fn without_prices_there_are_no_sentences() {
         assert_eq!(
             facts(&list(&[
                 (TOUCH_2M, 1.0),

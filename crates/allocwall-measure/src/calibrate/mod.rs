@@ -1,8 +1,10 @@
-//! This machine's price list: what each event of `catalogue::prices` costs here, measured in under ten seconds.
+//! Measures this machine's price list: what each event of `catalogue::prices` costs here, in under ten
+//! seconds.
 //!
-//! Many short repetitions, interleaved across all prices, so that drift and stolen time hit none alone; medians with
-//! order-statistic intervals, so that a pause of the hypervisor moves none. Memory is set aside at the start and left
-//! alone while everything else is measured: it is then idle, and a hypervisor may have taken it back.
+//! The experiments run many short repetitions, interleaved across all prices, so that drift and stolen time
+//! affect all of them alike. Prices are medians with order-statistic intervals, so a pause by the hypervisor
+//! does not move them. At the start some memory is set aside and not used while the other prices are
+//! measured. It is idle then, and a hypervisor may reclaim it.
 
 mod cache;
 mod experiments;
@@ -21,26 +23,26 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 pub use facts::facts;
 
-/// How long memory lies idle before it is touched again. Free page reporting starts two seconds after a page was freed
-/// (Linux, mm/page_reporting.c, PAGE_REPORTING_DELAY).
+/// How long memory is idle before it is touched again. Free page reporting starts two seconds after a page
+/// was freed (Linux, mm/page_reporting.c, PAGE_REPORTING_DELAY).
 const IDLE: Duration = Duration::from_secs(5);
-/// No repetition starts after this.
+/// No repetition starts after this time.
 const DEADLINE: Duration = Duration::from_millis(9_000);
-/// Repetitions of the interleaved part, if the time allows: the interval then spans ranks 86 to 115.
+/// Repetitions of the interleaved part, if time permits: the interval then spans ranks 86 to 115.
 const ROUNDS: u32 = 200;
-/// Below this the interval would be that of a handful of values: no price.
+/// With fewer repetitions there is no price: the interval would rest on a handful of values.
 const FEWEST: usize = 9;
-/// Below this the interval is wide enough to tell the user.
+/// With fewer repetitions the user is told that the interval is wide.
 const FEW: u32 = 20;
 
-/// A price list and where it came from.
+/// A price list and its origin.
 #[derive(Clone, Debug)]
 pub struct Calibration {
     pub list: PriceList,
     pub origin: Origin,
-    /// Where it is kept. Absent where there is no place for it.
+    /// The file of the list; absent if there is no place for it.
     pub file: Measured<PathBuf>,
-    /// What the user should know: a damaged cache, a list that could not be kept.
+    /// Warnings for the user: a damaged cache, a list that could not be saved.
     pub warnings: Vec<String>,
 }
 
@@ -50,7 +52,8 @@ pub enum Origin {
     Measured,
 }
 
-/// The kept list of this machine, else (or with `fresh`) a new one, which is then kept. `progress` gets 0 to 1.
+/// The saved list of this machine. Without one, or with `fresh`, a new list is measured and saved. `progress`
+/// gets values from 0 to 1.
 pub fn price_list(fresh: bool, progress: &mut dyn FnMut(f32)) -> Result<Calibration> {
     let machine = machine()?;
     let place = own::place(own::Kind::Cache);
@@ -77,22 +80,22 @@ pub fn price_list(fresh: bool, progress: &mut dyn FnMut(f32)) -> Result<Calibrat
     let list = measure(machine, progress)?;
     if list.prices.iter().any(|price| price.repetitions < FEW) {
         warnings.push(
-            "other work kept the CPUs busy, so intervals are wide: `allocwall calibrate --fresh` at a quieter time"
+            "intervals are wide because other work kept the CPUs busy: run `allocwall calibrate --fresh` at a quieter time"
                 .to_owned(),
         );
     }
     let file = match list.prices.is_empty() {
-        true => Err(Absence::new(Reason::TooLittle, "there is no price to keep")),
+        true => Err(Absence::new(Reason::TooLittle, "there is no price to save")),
         false => file,
     };
     match &file {
         Ok(file) => warnings.extend(
             cache::store(file, &list)
                 .err()
-                .map(|error| format!("price list not kept: {error}")),
+                .map(|error| format!("price list not saved: {error}")),
         ),
         Err(_) if list.prices.is_empty() => {}
-        Err(absence) => warnings.push(format!("price list not kept: {absence}")),
+        Err(absence) => warnings.push(format!("price list not saved: {absence}")),
     }
     Ok(Calibration {
         list,
@@ -102,18 +105,19 @@ pub fn price_list(fresh: bool, progress: &mut dyn FnMut(f32)) -> Result<Calibrat
     })
 }
 
-/// The kept list of this machine, without measuring anything: what a diagnosis uses, since it must not disturb.
+/// The saved list of this machine, without a measurement. A diagnosis uses it, because it must not disturb
+/// the target.
 pub fn cached() -> Measured<PriceList> {
     let machine = machine_identity()?;
     load_cached(&own::place(own::Kind::Cache)?.folder, &machine)
 }
 
-/// As `cached`, from a folder and for a machine of the caller's choice.
+/// Like `cached`, but the caller chooses the folder and the machine.
 pub fn load_cached(dir: &Path, machine: &str) -> Measured<PriceList> {
     cache::load(&cache::file(dir, machine), machine)
 }
 
-/// What a list must match to be used here.
+/// The identity that a list must have to be used here.
 pub fn machine_identity() -> Measured<String> {
     let machine = topology::machine_identity(Path::new("/proc"), Path::new("/sys"))?;
     Ok(format!("{machine}, {}", libc_malloc::libc_name()))
@@ -124,11 +128,11 @@ fn machine() -> Result<String> {
         .map_err(|absence| Error::Refused(format!("this machine cannot be identified: {absence}")))
 }
 
-/// All prices, measured now; nothing is read from or written to the cache.
+/// Measures all prices now; the cache is neither read nor written.
 pub fn measure(machine: String, progress: &mut dyn FnMut(f32)) -> Result<PriceList> {
     let begun = Instant::now();
     let bench = Bench::new().map_err(|absence| Error::Refused(format!("cannot calibrate: {absence}")))?;
-    // First touch, faults and loads are local to this CPU; children and threads start from here.
+    // First touch, faults and loads depend on this CPU; children and threads start from here.
     let _pinned =
         Pinned::to(bench.cpu).map_err(|absence| Error::Refused(format!("cannot calibrate: {absence}")))?;
     let mut table = experiments::interleaved(&bench);
@@ -138,15 +142,15 @@ pub fn measure(machine: String, progress: &mut dyn FnMut(f32)) -> Result<PriceLi
     let expected = begun.elapsed().as_secs_f32() + IDLE.as_secs_f32() * 1.1;
     let mut report = |now: Instant| progress(((now - begun).as_secs_f32() / expected).min(1.0));
     for round in 0..ROUNDS {
-        // Spread over the time that the idle memory needs anyway: many looks at a drifting machine, and a CPU left
-        // free between them.
+        // Spread over the time that the idle memory needs anyway: many measurements of a machine that drifts,
+        // with a free CPU between them.
         let due = idle_since + IDLE * round / ROUNDS;
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
         if idle_since.elapsed() >= IDLE || begun.elapsed() >= DEADLINE {
             break;
         }
         report(Instant::now());
-        // Who comes first after the pause pays for cold caches: take turns.
+        // The first experiment after the pause pays for cold caches, so the order rotates.
         let count = table.len();
         for i in 0..count {
             let experiment = &mut table[(i + round as usize) % count];
@@ -163,7 +167,8 @@ pub fn measure(machine: String, progress: &mut dyn FnMut(f32)) -> Result<PriceLi
     Ok(tally(machine, table))
 }
 
-/// On a machine with other work, experiments with two threads wait for time slices: none may use up the others' time.
+/// On a busy machine, experiments with two threads wait for time slices. None may use up the time of the
+/// others.
 fn may_go_on(experiment: &Experiment, fair_share: Duration) -> bool {
     let enough = experiment.repetitions() >= FEWEST;
     experiment.spent < if enough { fair_share } else { 3 * fair_share }
@@ -172,12 +177,12 @@ fn may_go_on(experiment: &Experiment, fair_share: Duration) -> bool {
 /// What every experiment needs to know about this machine.
 struct Bench {
     topology: Measured<Topology>,
-    /// CPUs that this process may use.
+    /// The CPUs that this process may use.
     allowed: Vec<u32>,
-    /// Where the single-threaded experiments run.
+    /// The CPU of the single-threaded experiments.
     cpu: u32,
     huge: Measured<()>,
-    /// Bytes that may be taken without hurting anybody.
+    /// Bytes that may be used without an effect on other processes.
     headroom: u64,
 }
 
@@ -187,15 +192,15 @@ impl Bench {
         if page != memory::PAGE {
             return Err(Absence::new(
                 Reason::NotSupported,
-                format!("pages are of {page} bytes here; the prices are of 4 KiB pages"),
+                format!("pages have {page} bytes here; the prices are for 4 KiB pages"),
             ));
         }
         let (proc, sys) = (Path::new("/proc"), Path::new("/sys"));
         let allowed = topology::allowed_cpus()?;
-        // The last one: interrupts and the rest of the system tend to live on the first.
+        // The last CPU: interrupts and the rest of the system mostly use the first ones.
         let cpu = *allowed
             .last()
-            .ok_or_else(|| Absence::new(Reason::NotPermitted, "this process may run on no CPU"))?;
+            .ok_or_else(|| Absence::new(Reason::NotPermitted, "no CPU is available to this process"))?;
         Ok(Bench {
             topology: Topology::read(sys),
             allowed,
@@ -206,7 +211,7 @@ impl Bench {
     }
 }
 
-/// Repetitions to prices, in the order of the catalogue.
+/// Turns repetitions into prices, in the order of the catalogue.
 fn tally(machine: String, table: Vec<Experiment>) -> PriceList {
     let mut list = PriceList {
         measured_unix_s: SystemTime::now()
@@ -241,18 +246,18 @@ fn tally(machine: String, table: Vec<Experiment>) -> PriceList {
 fn shortfall(repetitions: usize, missed: Option<&Absence>) -> Absence {
     match (repetitions, missed) {
         (0, Some(absence)) => absence.clone(),
-        // Without how many, so that prices that share a reason share a line of the report.
+        // Without the number of repetitions, so that prices with the same reason share a line of the report.
         (_, Some(absence)) => Absence {
             reason: Reason::TooLittle,
             detail: format!(
-                "fewer than {FEWEST} repetitions succeeded; the others: {}",
+                "fewer than {FEWEST} repetitions succeeded; the others failed: {}",
                 absence.detail
             ),
             mend: absence.mend.clone(),
         },
         (_, None) => Absence::new(
             Reason::TooLittle,
-            format!("fewer than {FEWEST} repetitions in the time there was"),
+            format!("fewer than {FEWEST} repetitions fitted into the time limit"),
         )
         .mend("allocwall calibrate --fresh, on a less busy machine"),
     }
@@ -308,7 +313,7 @@ mod tests {
         assert_eq!(list.absent, [(prices::SYSCALL.to_owned(), why)]);
     }
 
-    /// The whole of it, once: seconds long, so everything that needs real prices is checked here.
+    /// The whole calibration, once: it takes seconds, so everything that needs real prices is checked here.
     #[test]
     fn prices_of_this_machine_are_in_order() {
         let begun = Instant::now();
@@ -329,7 +334,7 @@ mod tests {
             );
             assert!(prices::describe(&price.name).is_some(), "{price:?}");
         }
-        // Every name of the catalogue is there, with a price or with a reason.
+        // Every name of the catalogue has a price or a reason.
         for entry in prices::DESCRIPTIONS {
             let known = |name: &String| name.starts_with(entry.name);
             let priced = list.prices.iter().any(|p| known(&p.name));

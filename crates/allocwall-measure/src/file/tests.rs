@@ -1,6 +1,7 @@
 use super::*;
 use allocwall_host::facts;
 use allocwall_model::catalogue::modules::ModuleRole;
+use allocwall_sketches::recording::empty;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
 fn absent<T>() -> Measured<T> {
@@ -9,36 +10,24 @@ fn absent<T>() -> Measured<T> {
 
 fn meta() -> Meta {
     Meta {
-        tool_version: "0".into(),
         started_unix_ms: 1,
         window_ns: 2_000_000_000,
         requested_ns: 2_000_000_000,
-        ended: Ended::Complete,
-        sample_period_ns: 1_000_000,
-        kernel_samples: true,
-        system_wide: true,
         wait_period_ns: 4_000_000,
         command: Some(vec!["service".into()]),
         own_cpu_ns: 5,
         lost_records: 6,
+        ..empty().meta
     }
 }
 
 fn process() -> Process {
     Process {
         pid: 7,
-        ppid: 1,
-        comm: "service".into(),
-        exe: Ok("/usr/bin/service".into()),
         cmdline: vec!["service".into(), "--fast".into()],
-        libc: Ok(Libc::Glibc {
-            version: "2.36".into(),
-        }),
-        runtime: Ok(Runtime::Native),
-        allocator: absent(),
         environment: vec![("MALLOC_ARENA_MAX".into(), "1".into())],
-        thp_disabled: Ok(false),
         secure_exec: absent(),
+        ..empty().processes.remove(0)
     }
 }
 
@@ -187,7 +176,7 @@ fn decoded(bytes: &[u8]) -> std::result::Result<Recording, String> {
     decode(Path::new("x"), bytes).map_err(|e| e.to_string())
 }
 
-/// Ends of the chunks, the header's included.
+/// The ends of the header and of all chunks.
 fn boundaries(bytes: &[u8]) -> Vec<usize> {
     let mut at = HEADER;
     let mut found = vec![at];
@@ -220,14 +209,14 @@ fn every_part_comes_back_as_it_was() {
 }
 
 #[test]
-fn cut_anywhere_it_is_a_recording_of_what_came_before_or_says_why_not() {
+fn a_truncated_file_is_a_partial_recording_or_an_error() {
     let whole = whole();
     let ends = boundaries(&whole);
     for length in 0..whole.len() {
         let cut = decoded(&whole[..length]);
         if length < ends[1] {
-            let why = cut.expect_err("without its first part it is no recording");
-            let told = ["empty", "within its header", "nothing else", "cut off before"];
+            let why = cut.expect_err("without its first part it is not a recording");
+            let told = ["empty", "inside its header", "no data", "inside its first part"];
             assert!(told.iter().any(|t| why.contains(t)), "{length}: {why}");
             continue;
         }
@@ -245,7 +234,7 @@ fn no_single_flipped_bit_goes_unnoticed() {
     for at in 0..whole.len() * 8 {
         let mut bytes = whole.clone();
         bytes[at / 8] ^= 1 << (at % 8);
-        // A chunk's length that grew beyond the file can't be told from a file that was cut off there.
+        // A chunk with a length beyond the end of the file looks like a file that was cut off there.
         let in_length = ends.iter().any(|e| (*e..*e + 4).contains(&(at / 8)));
         match decoded(&bytes) {
             Ok(r) => assert!(in_length && r.meta.ended == Ended::CutOff, "bit {at}"),
@@ -255,7 +244,7 @@ fn no_single_flipped_bit_goes_unnoticed() {
 }
 
 #[test]
-fn other_formats_are_told_by_name() {
+fn other_formats_are_named() {
     let with_version = |v: u16| {
         let mut bytes = whole();
         bytes[MAGIC.len()..HEADER].copy_from_slice(&v.to_le_bytes());
@@ -274,7 +263,7 @@ fn other_formats_are_told_by_name() {
     assert!(
         decoded(b"{\"verdict\": 1}")
             .unwrap_err()
-            .contains("does not start like one")
+            .contains("does not start with the header")
     );
 }
 
@@ -295,7 +284,7 @@ fn parts_out_of_order_are_refused() {
         let why = decoded(&bytes(&parts)).unwrap_err();
         assert!(why.contains("out of order"), "{why}");
     }
-    // A tail for other samples than these.
+    // A tail that belongs to other samples.
     assert!(decoded(&bytes(&[h(), t()])).unwrap_err().contains("tail"));
 }
 
@@ -311,7 +300,7 @@ fn a_chunk_that_unpacks_to_more_than_it_may_is_refused() {
     bomb.extend(&body);
     assert!(bomb.len() < 100_000);
     assert!(decoded(&bomb).unwrap_err().contains("unpacks to more"));
-    // A length's word alone brings nothing about.
+    // A length alone causes no allocation.
     let mut long = bytes(&[Part::Head(Box::new(head()))]);
     long.extend(u32::MAX.to_le_bytes());
     long.extend([0; 4]);
@@ -362,11 +351,11 @@ fn only_recordings_are_replaced_and_only_once_there_is_something_to_write() {
         "who is killed before a session opens leaves nothing"
     );
     drop(unopened);
-    assert_eq!(entries(), 0, "a session that never opened leaves nothing");
+    assert_eq!(entries(), 0, "a measurement that never opened must leave no file");
 
     let mut writer = Writer::create(Some(&path)).unwrap();
     writer.write(&Part::Head(Box::new(head())));
-    assert!(read(&path).is_ok(), "what is written is there at once");
+    assert!(read(&path).is_ok(), "written parts must be readable at once");
     let (recording, failure) = writer.finish();
     assert!(recording.is_ok() && failure.is_none());
     assert_eq!(
@@ -404,8 +393,8 @@ fn only_recordings_are_replaced_and_only_once_there_is_something_to_write() {
 }
 
 #[test]
-fn a_file_that_fails_loses_the_file_alone() {
-    // Opened read-only: every write fails, as on a full disk.
+fn a_failed_file_does_not_lose_the_recording() {
+    // Opened read-only: every write fails, like on a full disk.
     let file = tempfile::NamedTempFile::new().unwrap();
     let mut writer = Writer::create(None).unwrap();
     writer.path = Some(file.path().to_path_buf());
@@ -422,7 +411,8 @@ fn a_file_that_fails_loses_the_file_alone() {
     );
 }
 
-/// The recorder's own limits in one recording: long, wide, deep, and of data that deflates to nearly nothing.
+/// A recording at the recorder's own limits: long, with many threads, deep stacks, and data that compresses
+/// to almost nothing.
 #[test]
 fn the_largest_recording_that_is_made_reads_back() {
     const SAMPLES: u32 = 1_200_000;
@@ -512,7 +502,10 @@ fn lists_longer_than_the_recorder_s_are_refused() {
                 Part::Tail(Box::new(tail)),
             ])
         };
-        assert!(decoded(&file(&b, &t)).is_ok(), "{what}: as many as that are held");
+        assert!(
+            decoded(&file(&b, &t)).is_ok(),
+            "{what}: the limit itself must be accepted"
+        );
         add(&mut b, &mut t);
         let why = decoded(&file(&b, &t)).expect_err(what);
         assert!(why.contains(what), "{why}");

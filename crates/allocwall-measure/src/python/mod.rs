@@ -1,5 +1,6 @@
-//! Python's own function names. They are read from the target's memory and files, in a child process, which a hostile target
-//! may kill. What it reported until then stands, and why it reported no more is in the recording.
+//! Python function names. A child process reads them from the target's memory and files, because a hostile
+//! target may crash it. What it reported before is kept, and the recording contains the reason why it
+//! stopped.
 
 mod stacks;
 
@@ -15,18 +16,18 @@ use std::io;
 
 pub use stacks::serve;
 
-/// Python stacks that a recording holds, and what they may take in memory.
+/// The most Python stacks of a recording, and the most memory for them.
 const STACKS: usize = 40_000;
 const STACKS_BYTES: usize = 32 << 20;
-/// A look takes a millisecond or two a process.
+/// Time limit of one read; it takes a millisecond or two per process.
 const LOOK_NS: u64 = 2_000_000_000;
 const FINISH_NS: u64 = 400_000_000;
-/// Sending never waits for the child: it reads one question after the other.
+/// Time limit of a send. It is short because the child always reads the next request.
 const SEND_NS: u64 = 100_000_000;
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Ask {
-    /// The Python processes that are alive now. Not answered.
+    /// The Python processes that are alive now. There is no answer.
     Follow(BTreeSet<i32>),
     Look,
     Finish,
@@ -38,15 +39,15 @@ enum Answer {
     Finished(Box<Option<Probe>>),
 }
 
-/// The child, from the first Python process on.
+/// The child, started for the first Python process.
 pub struct Pythons {
     readers: Readers,
     start_ns: u64,
     child: Option<Child>,
     lost: Option<Absence>,
-    /// When it was asked for a look that it has not answered yet.
+    /// When a read was requested that has not been answered yet.
     asked_ns: Option<u64>,
-    /// Stacks so far, and when there was no room for more.
+    /// The number of stacks so far, and the time when the limit was reached.
     kept: usize,
     kept_bytes: usize,
     full_at_ns: Option<u64>,
@@ -69,7 +70,7 @@ impl Pythons {
         }
     }
 
-    /// Tells which processes are there. Once a tick.
+    /// Sends the list of Python processes, once per tick.
     pub fn follow(&mut self, processes: &[Process], alive: &[i32]) {
         let alive: HashSet<i32> = alive.iter().copied().collect();
         let python: BTreeSet<i32> = processes
@@ -103,7 +104,7 @@ impl Pythons {
         self.child.is_some()
     }
 
-    /// Takes what the last look brought, and asks for the next.
+    /// Takes the result of the last read, and requests the next one.
     pub fn look(&mut self, t_ns: u64, out: &mut Vec<PythonSample>) {
         self.take(out);
         if self.is_full() {
@@ -139,7 +140,7 @@ impl Pythons {
 
     fn keep(&mut self, samples: Vec<PythonSample>, out: &mut Vec<PythonSample>) {
         for sample in samples {
-            // A stack that is too deep would make the recording one that can't be read.
+            // A stack that is too deep would make the recording unreadable.
             if self.is_full() || sample.frames.len() > PYTHON_DEPTH {
                 continue;
             }
@@ -156,7 +157,7 @@ impl Pythons {
         }
     }
 
-    /// The end: what the last look brought, and what became of it all. None where the target has no Python.
+    /// Takes the last results and returns the state of the probe; None if the target has no Python.
     pub fn finish(&mut self, out: &mut Vec<PythonSample>) -> Option<Probe> {
         if self.child.is_some() && self.send(&Ask::Finish) {
             let deadline = monotonic_ns() + FINISH_NS;
@@ -206,10 +207,7 @@ impl Pythons {
         self.cpu_ns += child.cpu_ns().unwrap_or(0);
         self.lost = Some(Absence::new(
             Reason::TooCostly,
-            format!(
-                "the process that reads Python's stacks was ended: {}",
-                child.end()
-            ),
+            format!("the process that reads Python's stacks failed: {}", child.end()),
         ));
     }
 }

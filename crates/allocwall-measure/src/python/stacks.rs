@@ -1,4 +1,5 @@
-//! What runs in the child: Python's own function names, read from outside without stopping the interpreter.
+//! The code of the child process: reads Python's function names from outside, without stopping the
+//! interpreter.
 
 use super::{Answer, Ask, python_probe};
 use allocwall_host::clock::monotonic_ns;
@@ -15,26 +16,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const FRAME_LIMIT: usize = 16;
-/// Each look at a process reads its interpreter's thread list and every frame.
+/// The most processes. Each read of a process reads its interpreter's thread list and every frame.
 const PROCESSES: usize = 8;
-/// So many looks that fail one after the other: it was attached too early, or started another interpreter.
+/// After this many failed reads in a row it attaches again: it attached too early, or the process started
+/// another interpreter.
 const EMPTY_LOOKS: u32 = 20;
-/// Ticks between two tries grow up to this: a process that never gets an interpreter is not asked all the time.
+/// The longest pause between two attempts, in ticks: a process without an interpreter is not tried all the
+/// time.
 const LONGEST_REST: u32 = 16;
-/// At the end the one that is being attached to is waited for so long.
+/// How long the end waits for an attach in progress.
 const LAST_ATTACH: Duration = Duration::from_millis(150);
-/// An interpreter's file and its libraries are mapped while their symbols are read; a name is copied from the target as long as
-/// the target says that it is.
+/// An interpreter's file and its libraries are mapped while their symbols are read. The target determines how
+/// long the copied names are.
 const LIMITS: Limits = Limits {
     memory: 64 << 20,
     mapped: 512 << 20,
     cpu_seconds: 60,
     keeps_rights: true,
 };
-/// More of the target's files in memory than this, and it gives up.
+/// The child aborts if more of the target's files than this are in memory.
 const RESIDENT_LIMIT: u64 = 100 << 20;
 
-/// The child's whole life: limits itself, and answers until its parent is gone.
+/// Runs the child: limits itself, and answers until its parent is gone.
 ///
 /// # Errors
 /// It was not started by this program, or a limit could not be set.
@@ -55,14 +58,14 @@ pub fn serve() -> io::Result<()> {
     Ok(())
 }
 
-/// The target's Python processes, attached to one at a time in a thread of its own: reading an interpreter's symbols
-/// takes longer than the rings hold.
+/// The target's Python processes. A separate thread attaches to one at a time: reading an interpreter's
+/// symbols takes longer than the rings can buffer.
 #[derive(Default)]
 pub struct Pythons {
     found: BTreeMap<i32, Followed>,
     attaching: Option<(i32, Worker<Measured<PythonSpy>>)>,
     beyond: HashSet<i32>,
-    /// Some ended before they could be read: children on their way to another program, mostly.
+    /// Some processes ended before they could be read, mostly children that then ran another program.
     passing: bool,
 }
 
@@ -70,26 +73,27 @@ pub struct Pythons {
 struct Followed {
     spy: Option<PythonSpy>,
     ended: bool,
-    /// Ticks until the next try, and between that and the one after.
+    /// Ticks until the next attempt, and the pause after it.
     rest: u32,
     pause: u32,
-    /// Looks that failed one after the other.
+    /// Failed reads in a row.
     failed: u32,
     seen: Seen,
 }
 
-/// What became of one process.
+/// The result for one process.
 #[derive(Clone, Default)]
 struct Seen {
     looks: u64,
-    /// Looks that came back empty: the interpreter was mid-change. Normal now and then without stopping it.
+    /// Reads without a result because the interpreter was changing its data. A few are normal, because it is
+    /// not stopped.
     misses: u64,
-    /// Why the last try to attach failed.
+    /// Why the last attempt to attach failed.
     refused: Option<Absence>,
 }
 
 impl Seen {
-    /// It was read, or rights are missing that the next one will miss too.
+    /// It was read, or rights are missing that the next attempt would miss too.
     fn tells(&self) -> bool {
         let forbidden = |why: &Absence| why.reason == Reason::NotPermitted;
         self.looks > self.misses || self.refused.as_ref().is_some_and(forbidden)
@@ -97,7 +101,7 @@ impl Seen {
 }
 
 impl Pythons {
-    /// Takes up new processes and tries again where there was no interpreter yet. Once a tick.
+    /// Adds new processes, and tries again where no interpreter was found yet. Once per tick.
     pub fn follow(&mut self, python: BTreeSet<i32>) {
         self.found.retain(|pid, followed| {
             followed.rest = followed.rest.saturating_sub(1);
@@ -112,11 +116,11 @@ impl Pythons {
         });
         for &pid in &python {
             if let Some(followed) = self.found.get_mut(&pid) {
-                // A number that was used again.
+                // The pid was reused.
                 followed.ended = false;
                 continue;
             }
-            // Those that ended make no room: what is kept of them is shown.
+            // Processes that ended still count, because their results are reported.
             if self.found.len() < PROCESSES {
                 self.found.insert(pid, Followed::default());
             } else {
@@ -139,7 +143,7 @@ impl Pythons {
             due.map(|(&pid, _)| (pid, Worker::start("reads Python's stacks", move || attach(pid))));
     }
 
-    /// The outcome of the try under way, when it is there.
+    /// Takes the result of the attach in progress, if there is one.
     fn take_attached(&mut self) {
         let Some((pid, thread)) = self.attaching.take_if(|(_, thread)| thread.is_finished()) else {
             return;
@@ -154,7 +158,7 @@ impl Pythons {
         }
     }
 
-    /// Stacks of the threads that are running Python code now; times are CLOCK_MONOTONIC.
+    /// Stacks of the threads that run Python code now; times are CLOCK_MONOTONIC.
     pub fn look(&mut self) -> Vec<PythonSample> {
         self.attach_next();
         let t_ns = monotonic_ns();
@@ -165,7 +169,7 @@ impl Pythons {
         out
     }
 
-    /// None where the target has no Python.
+    /// None if the target has no Python.
     pub fn finish(&mut self) -> Option<Probe> {
         let deadline = Instant::now() + LAST_ATTACH;
         while self.attaching.is_some() && Instant::now() < deadline {
@@ -175,7 +179,7 @@ impl Pythons {
         if let Some((pid, _)) = &self.attaching
             && let Some(followed) = self.found.get_mut(pid)
         {
-            let detail = format!("reading Python's interpreter in {pid} took too long");
+            let detail = format!("reading the Python interpreter of process {pid} took too long");
             followed.seen.refused = Some(Absence::new(Reason::TooCostly, detail));
         }
         let seen: Vec<Seen> = std::mem::take(&mut self.found)
@@ -189,8 +193,8 @@ impl Pythons {
     }
 }
 
-/// No limit of the kernel's counts the pages of mapped files, so they are looked at while files are read. Ends this process
-/// when there are too many: its parent says so.
+/// No kernel limit counts the pages of mapped files, so they are checked while files are read. Aborts this
+/// process if there are too many; the parent reports it.
 fn watch_memory(until: &AtomicBool) {
     const EVERY: Duration = Duration::from_millis(5);
     while !until.load(Ordering::Relaxed) {
@@ -236,7 +240,7 @@ impl Followed {
             if !trace.active && !trace.owns_gil {
                 continue;
             }
-            // Read while the interpreter changed it: it names nothing.
+            // Read while the interpreter changed it: it has no names.
             if trace.frames.is_empty() {
                 empty = true;
                 continue;
@@ -261,7 +265,7 @@ impl Followed {
     }
 }
 
-/// The target says how long its names are.
+/// Truncates a name: the target determines its length.
 fn cut(name: &str) -> &str {
     const LIMIT: usize = 200;
     name.char_indices()
@@ -278,7 +282,7 @@ fn attach(pid: i32) -> Measured<PythonSpy> {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| watch_memory(&done));
-        // However reading ends, by a panic too, the watch ends with it.
+        // Stops the watch at the end of the read, also after a panic.
         let _ended = Ended(&done);
         PythonSpy::new(pid, &config).map_err(|e| unreadable(pid, &format!("{e:#}")))
     })
@@ -292,20 +296,20 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// The reader's errors are text: whether it was a matter of rights is in the system's words.
+/// The errors of the reader are text, so missing rights are recognised by the system's message.
 fn unreadable(pid: i32, why: &str) -> Absence {
-    let detail = format!("Python's stacks of {pid} are not readable: {why}");
+    let detail = format!("the Python stacks of process {pid} are not readable: {why}");
     let refused = ["Permission denied", "Operation not permitted"];
     if refused.iter().any(|words| why.contains(words)) {
         return Absence::new(Reason::NotPermitted, detail).mend(format!(
-            "{} or grant CAP_SYS_PTRACE; or start it with python -X perf (3.12+)",
+            "{}, or grant CAP_SYS_PTRACE, or start it with python -X perf (3.12+)",
             run_as_root()
         ));
     }
     Absence::new(Reason::NotFound, detail).mend("start it with python -X perf (3.12+)")
 }
 
-/// One state over all Python processes, those `beyond` the limit included.
+/// One state for all Python processes, with those `beyond` the limit.
 fn state(seen: &[Seen], beyond: usize) -> ProbeState {
     let total = seen.len() + beyond;
     let read = seen.iter().filter(|s| s.looks > s.misses).count();
@@ -329,17 +333,21 @@ fn state(seen: &[Seen], beyond: usize) -> ProbeState {
             Some(absence) => (absence.reason, absence.detail, absence.mend),
             None if beyond > 0 => (
                 Reason::TooCostly,
-                format!("at most {PROCESSES} are looked at"),
+                format!("allocwall reads at most {PROCESSES} processes"),
                 None,
             ),
-            None => (Reason::TooLittle, "the others ended too soon".to_string(), None),
+            None => (
+                Reason::TooLittle,
+                "the other processes ended too early".to_string(),
+                None,
+            ),
         };
         let detail = format!("Python's stacks were read in {read} of {total} processes: {why}");
         return ProbeState::Partial(Absence { reason, detail, mend });
     }
     if misses * 2 > looks {
         let detail = format!(
-            "{misses} of {looks} looks at Python's stacks came back empty: the interpreter was changing them"
+            "{misses} of {looks} reads of Python's stacks failed because the interpreter was changing them"
         );
         return ProbeState::Partial(Absence::new(Reason::TooLittle, detail));
     }
@@ -381,12 +389,12 @@ mod tests {
     }
 
     #[test]
-    fn looks_that_come_back_empty_are_no_measurement() {
+    fn failed_reads_are_not_a_measurement() {
         let of = |misses| state(&[seen(100, misses)], 0);
         assert_eq!(of(50), ProbeState::Measured);
         assert!(matches!(of(51), ProbeState::Partial(a) if a.reason == Reason::TooLittle));
         assert!(matches!(of(100), ProbeState::Absent(_)));
-        // A process that was refused first and read later was read.
+        // A process that was refused first and read later counts as read.
         let late = Seen {
             refused: Some(unreadable(7, "no interpreter yet")),
             ..seen(10, 0)
@@ -395,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_rights_would_mend_is_a_matter_of_rights() {
+    fn only_errors_that_rights_would_fix_are_about_rights() {
         let reason = |why| unreadable(7, why).reason;
         assert_eq!(
             reason("Failed to open process: Permission denied (os error 13)"),
@@ -405,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_soon_becomes_another_program_says_nothing() {
+    fn a_process_that_soon_runs_another_program_is_ignored() {
         assert!(seen(2, 1).tells() && refused("Permission denied").tells());
         assert!(!refused("No such file").tells() && !Seen::default().tells());
         let mut pythons = Pythons::default();

@@ -1,10 +1,10 @@
-//! Foreign files are read in a child process that may die: what a module is, the names of its functions, unwinding by its
-//! tables, and what a JIT wrote about its code.
+//! A child process reads untrusted files and may crash on them: the facts of a module, names of functions,
+//! unwinding by unwind tables, and the code maps that JIT compilers write.
 //!
-//! The child ([`serve`]) gets open files and plain questions, and limits its own memory and CPU time before it reads
-//! anything. We wait for each answer only so long. A child that dies or hangs costs what it was asked for; another one is
-//! started for the rest, up to [`RESTARTS`] times. What could not be read has a typed reason, and the report goes on
-//! without it.
+//! The child ([`serve`]) gets open files and plain requests, and limits its own memory and CPU time before it
+//! reads anything. The parent waits for each answer up to a limit. If a child crashes or hangs, the current
+//! request is lost, and another child is started for the rest, up to [`RESTARTS`] times. Each value that
+//! could not be read has a typed reason, and the report goes on without it.
 
 mod service;
 
@@ -22,22 +22,24 @@ use std::path::PathBuf;
 
 pub use service::{Service, serve};
 
-/// The word behind `read` on the child's command line.
+/// The argument after `read` on the child's command line.
 pub const NAMES: &str = "names";
 pub const PYTHON: &str = "python";
 
-/// Children that are started after the first: a few odd files in a target cost a child each, a hundred cost all names.
+/// How many children are started after the first. A few malformed files in a target cost one child each; a
+/// hundred cost all names.
 const RESTARTS: u32 = 4;
-/// For one answer. Reading a browser's symbols takes a quarter of it.
+/// Time limit of one answer. Reading a browser's symbols takes a quarter of it.
 const ANSWER_NS: u64 = 1_000_000_000;
-/// For all answers while the window is open: so much, and this part of the time that has passed.
+/// Time limit of all answers while the window is open: this time, and this fraction of the time since the
+/// start.
 const WITHIN_WINDOW_NS: u64 = 10_000_000_000;
 const WITHIN_WINDOW_PART: u64 = 10;
-/// For all answers when the window has closed, and what each sample adds.
+/// Time limit of all answers after the window, and the time that each sample adds.
 const AFTER_WINDOW_NS: u64 = 1_500_000_000;
 const PER_SAMPLE_NS: u64 = 30_000;
 
-/// Unwind tables 32 MiB, a file's symbols 80, functions 16: see `service`.
+/// Unwind tables 32 MiB, a file's symbols 80 MiB, functions 16 MiB: see `service`.
 pub(super) const LIMITS: Limits = Limits {
     memory: 128 << 20,
     mapped: 64 << 20,
@@ -45,16 +47,16 @@ pub(super) const LIMITS: Limits = Limits {
     keeps_rights: false,
 };
 
-/// Who reads foreign files.
+/// The process that reads untrusted files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readers {
-    /// Children: this program is started with `read names` and `read python`, and answers with [`serve`].
+    /// Children: this program, started with `read names` or `read python`; it answers with [`serve`].
     Program(PathBuf),
-    /// This process itself, without limits: for tests and for files of our own.
+    /// This process itself, without limits: for tests and for trusted files.
     Here,
 }
 
-/// A stack to unwind: the image that it runs, and how many bytes were dumped behind its registers.
+/// A stack to unwind: its image, and the number of stack bytes after its registers.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Dump {
     pub image: u32,
@@ -72,23 +74,24 @@ pub struct Mapped {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Ask {
-    /// The file that travels along is this module from now on.
+    /// The file that is sent along is this module from now on.
     Open { module: u32 },
-    /// What the module is. `path` is for its names alone.
+    /// Asks for the facts of the module. `path` is used only for its names.
     Examine {
         module: u32,
         path: String,
         by_name: ModuleRole,
     },
-    /// What an image has mapped. Its modules are open.
+    /// The code that an image has mapped. Its modules are open.
     Image { image: u32, code: Vec<Mapped> },
-    /// Registers and stacks follow the question as they lie in memory.
+    /// Registers and stacks follow the request as raw memory.
     Unwind { dumps: Vec<Dump> },
-    /// Names of functions in a module, by its own addresses.
+    /// Asks for the names of functions in a module, by the module's own addresses.
     Names { module: u32, addresses: Vec<u64> },
-    /// Names of generated code, in order of address. The file that travels along is what the JIT wrote.
+    /// Asks for the names of generated code, in order of address. The file that is sent along was written by
+    /// the JIT compiler.
     Generated { addresses: Vec<u64> },
-    /// What there was no room for.
+    /// Asks what was left out because of limits.
     Missing,
 }
 
@@ -108,31 +111,32 @@ pub struct Examined {
 }
 
 impl Examined {
-    /// What it takes in memory.
+    /// Its size in memory.
     pub fn bytes(&self) -> usize {
         let ranges = size_of_val(&self.module.malloc_ranges[..]);
         size_of::<Examined>() + ranges + self.module.path.len() + self.facts.bytes()
     }
 }
 
-/// Asks, and waits no longer than it may.
+/// Sends requests and waits for answers within the time limits.
 pub struct Reader {
     readers: Readers,
     state: State,
     restarts: u32,
-    /// What the present child knows: its modules, and each image in the version that it was sent.
+    /// What the current child knows: its open modules, and each image with the version that was sent.
     open: HashSet<u32>,
     images: HashMap<u32, u64>,
-    /// Modules that a child died of.
+    /// Modules that a child crashed on.
     refused: HashMap<u32, Absence>,
-    /// A child died while it unwound stacks: those that follow it are told no code, and unwind by frame pointers alone.
+    /// A child crashed while it unwound stacks. Later children get no code, and unwind by frame pointers
+    /// only.
     by_frame_pointer: bool,
     /// CLOCK_MONOTONIC.
     began_ns: u64,
     spent_ns: u64,
     /// CLOCK_MONOTONIC, once the window has closed.
     deadline_ns: Option<u64>,
-    /// CPU time of children that are gone.
+    /// CPU time of children that have ended.
     cpu_ns: u64,
     /// What was not read, for the report.
     missing: Vec<String>,
@@ -166,7 +170,7 @@ impl Reader {
         }
     }
 
-    /// The window has closed: the report waits for what is asked from now on.
+    /// The window has closed: from now on the report waits for the answers.
     pub fn window_closed(&mut self, samples: usize) {
         let time = AFTER_WINDOW_NS + samples as u64 * PER_SAMPLE_NS;
         self.deadline_ns = Some(monotonic_ns() + time);
@@ -184,7 +188,7 @@ impl Reader {
     /// What could not be read, in sentences.
     pub fn missing(&mut self) -> Vec<String> {
         let mut missing = std::mem::take(&mut self.missing);
-        // A child that never was, or is gone, has nothing to add.
+        // A child that never started, or has ended, has nothing to add.
         if matches!(self.state, State::Child(_) | State::Here(_))
             && let Ok(Answer::Missing(more)) = self.ask(&Ask::Missing, &[], None)
         {
@@ -196,7 +200,7 @@ impl Reader {
         missing
     }
 
-    /// What a file is. `path` tells only how it is called.
+    /// The facts of a file. `path` is used only for its name.
     pub fn examine(
         &mut self,
         module: u32,
@@ -219,7 +223,7 @@ impl Reader {
         }
     }
 
-    /// Names of functions, one an address; None where none is known.
+    /// Names of functions, one per address; None if there is no name.
     pub fn names(&mut self, module: u32, file: &File, addresses: &[u64]) -> Measured<Vec<Option<String>>> {
         self.open(module, file)?;
         let addresses = addresses.to_vec();
@@ -228,7 +232,7 @@ impl Reader {
         self.as_names(answer, count)
     }
 
-    /// The same of generated code, from the file that its compiler wrote. Addresses are in order.
+    /// Names of generated code, from the file that its compiler wrote. Addresses are in order.
     pub fn generated(&mut self, map: &File, addresses: &[u64]) -> Measured<Vec<Option<String>>> {
         let ask = Ask::Generated {
             addresses: addresses.to_vec(),
@@ -244,13 +248,13 @@ impl Reader {
         }
     }
 
-    /// Whether the present child has an image in this version.
+    /// Whether the current child has an image in this version.
     pub fn knows_image(&self, image: u32, version: u64) -> bool {
         self.images.get(&image) == Some(&version)
     }
 
-    /// Tells what an image has mapped; `files` are those of its modules. A module that can't be read is unwound by frame
-    /// pointer.
+    /// Sends the code that an image has mapped; `files` are those of its modules. A module that can't be read
+    /// is unwound by frame pointer.
     pub fn image<'f>(
         &mut self,
         image: u32,
@@ -262,7 +266,7 @@ impl Reader {
             true => Vec::new(),
             false => {
                 for (module, file) in files {
-                    // Lost with the child is all that it was told before.
+                    // The child was lost, and with it all that it knew.
                     if self.open(module, file).is_err() && !self.refused.contains_key(&module) {
                         return Err(self.confused());
                     }
@@ -281,12 +285,12 @@ impl Reader {
             if self.restarts > restarts && !self.by_frame_pointer {
                 self.by_frame_pointer = true;
                 self.missing
-                    .push("from then on stacks were unwound by frame pointers alone".into());
+                    .push("later stacks were unwound by frame pointers only".into());
             }
         })
     }
 
-    /// Unwinds stacks; `raw` holds registers and dump of each, one behind the other.
+    /// Unwinds stacks; `raw` holds the registers and stack bytes of each, one after the other.
     pub fn unwind(&mut self, dumps: Vec<Dump>, raw: &[u8]) -> Measured<Vec<Unwound>> {
         let count = dumps.len();
         let sound =
@@ -309,7 +313,7 @@ impl Reader {
         Ok(())
     }
 
-    /// A child that dies of a question about a module isn't asked about it again.
+    /// If a child crashes on a request about a module, that module is not requested again.
     fn ask_about(&mut self, module: u32, ask: &Ask) -> Measured<Answer> {
         self.ask(ask, &[], None).inspect_err(|absence| {
             self.refused.insert(module, absence.clone());
@@ -348,7 +352,7 @@ impl Reader {
         answer.map_err(|_| self.lost())
     }
 
-    /// A child to ask, started where there is none.
+    /// Makes sure that there is a child, and starts one if needed.
     fn ready(&mut self) -> Measured<()> {
         match (&self.state, &self.readers) {
             (State::Child(_) | State::Here(_), _) => Ok(()),
@@ -371,7 +375,7 @@ impl Reader {
         }
     }
 
-    /// The child died, hangs, or answers nonsense.
+    /// The child crashed, hangs, or sends invalid answers.
     fn lost(&mut self) -> Absence {
         let State::Child(child) = std::mem::replace(&mut self.state, State::Idle) else {
             return self.confused();
@@ -386,7 +390,7 @@ impl Reader {
         let absence = Absence::new(
             Reason::TooCostly,
             format!(
-                "the process that reads the target's files was ended: {}",
+                "the process that reads the target's files failed: {}",
                 child.end()
             ),
         );

@@ -1,4 +1,4 @@
-//! What runs in the child: answers questions about files that it was handed.
+//! The code of the child process: answers requests about files that it was sent.
 
 use super::{Answer, Ask, Dump, Examined, LIMITS, Mapped};
 use crate::symbols;
@@ -12,14 +12,14 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 
-/// Unwind tables of all modules together.
+/// The most bytes of unwind tables, for all modules together.
 const TABLES_LIMIT: u64 = 32 << 20;
-/// Functions of all modules together, 16 bytes each.
+/// The most functions, for all modules together; 16 bytes each.
 const FUNCTIONS_LIMIT: usize = 1 << 20;
-/// What JITs wrote about their code, all files and all readings together.
+/// The most bytes of JIT code maps, for all files and all readings together.
 const GENERATED_LIMIT: u64 = 256 << 20;
 
-/// The child's whole life: limits itself, and answers until its parent is gone.
+/// Runs the child: limits itself, and answers until its parent is gone.
 ///
 /// # Errors
 /// It was not started by this program, or a limit could not be set.
@@ -112,7 +112,12 @@ impl Service {
         self.modules
             .get(&module)
             .and_then(|opened| opened.file.try_clone().ok())
-            .ok_or_else(|| Absence::new(Reason::NotFound, "the file could not be kept open"))
+            .ok_or_else(|| {
+                Absence::new(
+                    Reason::NotFound,
+                    "the file was not sent or could not be kept open",
+                )
+            })
     }
 
     fn image(&mut self, image: u32, code: &[Mapped]) {
@@ -169,7 +174,7 @@ impl Service {
                     self.without_names += 1;
                     None
                 }
-                // No ELF file, or none with symbols: it has no names to give.
+                // Not an ELF file, or one without symbols: there are no names.
                 Err(_) => None,
             }
         });

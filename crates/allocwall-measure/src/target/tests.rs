@@ -3,7 +3,7 @@ use std::fs::File;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A process that is stopped and reaped whatever the test does.
+/// A process that is killed and reaped at the end of the test.
 struct Subject(Child);
 
 impl Drop for Subject {
@@ -13,7 +13,7 @@ impl Drop for Subject {
     }
 }
 
-/// Starts a subject and looks at it until `ready`, since loading takes a moment.
+/// Starts a subject and inspects it until `ready`, because loading takes a moment.
 fn look(command: &mut Command, ready: impl Fn(&TargetView) -> bool) -> Option<(Modules, TargetView)> {
     let child = command
         .stdin(Stdio::piped())
@@ -31,7 +31,7 @@ fn look(command: &mut Command, ready: impl Fn(&TargetView) -> bool) -> Option<(M
     while !ready(&inspect().1) && Instant::now() <= deadline {
         std::thread::sleep(Duration::from_millis(20));
     }
-    // What told that it is ready may have been seen before it was.
+    // `ready` may have been true for a part of its files only, so it is inspected again.
     Some(inspect())
 }
 
@@ -43,7 +43,7 @@ fn exists(path: &str) -> bool {
     there
 }
 
-/// And has got to its first wait: the loader has done its work.
+/// It has a C library and has reached its first wait, so the loader has finished.
 fn has_libc(view: &TargetView) -> bool {
     let pid = view.process.pid;
     let waits = || {
@@ -106,7 +106,7 @@ fn a_plain_program_has_glibc_and_its_malloc() {
 }
 
 #[test]
-fn preloaded_allocators_are_told_from_linked_ones() {
+fn preloaded_and_linked_allocators_are_distinguished() {
     for (file, kind, version) in [
         ("libjemalloc.so.2", AllocatorKind::Jemalloc, "5."),
         ("libtcmalloc_minimal.so.4", AllocatorKind::Tcmalloc, "2."),
@@ -146,7 +146,7 @@ fn a_preload_is_seen_where_the_environment_was_overwritten() {
     if !exists(&path) || !exists("/usr/bin/perl") {
         return;
     }
-    // Its title takes the place of its environment, as a server's does.
+    // Its title overwrites its environment, as a server's does.
     let mut command = Command::new("/usr/bin/perl");
     command
         .args(["-e", "$0 = 'x' x 1000000; sleep 60"])
@@ -167,7 +167,7 @@ fn a_preload_is_seen_where_the_environment_was_overwritten() {
 }
 
 #[test]
-fn a_linked_allocator_is_no_preload_and_an_opened_one_serves_nothing() {
+fn a_linked_allocator_is_not_a_preload_and_an_opened_one_does_not_serve_malloc() {
     if exists("/usr/bin/redis-server") {
         let mut command = Command::new("/usr/bin/redis-server");
         let folder = scratch("redis");
@@ -298,7 +298,7 @@ fn scratch(name: &str) -> PathBuf {
 
 const WAITING_PROGRAM: &str = "#include <stdlib.h>\n#include <unistd.h>\nint main(void){void*volatile p=malloc(99);free(p);sleep(60);return 0;}\n";
 
-/// Compiles the waiting program; None, said aloud, where the compiler is missing or cannot.
+/// Compiles the waiting program. Prints `skipped:` and returns None if the compiler is missing or fails.
 fn compile(compiler: &str, name: &str, arguments: &[&str]) -> Option<(PathBuf, PathBuf)> {
     let folder = scratch(name);
     let (source, program) = (folder.join("wait.c"), folder.join("wait"));
@@ -412,7 +412,7 @@ fn go_programs_are_known_with_their_version() {
         println!("skipped: no Go compiler on this machine");
         return;
     };
-    // The toolchain's own programs are Go programs: no need to build one.
+    // The toolchain's own programs are Go programs, so none has to be built.
     let output = Command::new(go)
         .arg("env")
         .arg("GOVERSION")
@@ -432,7 +432,8 @@ fn go_programs_are_known_with_their_version() {
     assert!(known.allocators.is_empty());
 }
 
-/// Functions of malloc's object file by the symbol table of the debug file: the truth that the bracket is held to.
+/// The functions of malloc's object file, from the symbol table of the debug file: the truth for the test of
+/// the bracket.
 fn debug_file(build_id: &str) -> PathBuf {
     PathBuf::from(format!(
         "/usr/lib/debug/.build-id/{}/{}.debug",
@@ -512,7 +513,7 @@ fn the_bracket_covers_all_of_a_stripped_glibc_s_allocator() {
         module.malloc_ranges
     );
     assert_eq!(under, 0);
-    assert!(over <= 1024, "{over} bytes of other functions are claimed");
+    assert!(over <= 1024, "{over} bytes of other functions are in the ranges");
 }
 
 #[test]
@@ -537,7 +538,7 @@ fn addresses_lead_to_the_module_and_its_own_address() {
     })
     .expect("symbols");
     assert!(named.is_some_and(|name| name.contains("addresses_lead_to")));
-    // The C library's malloc, where this test is linked with it.
+    // The C library's malloc, which this test is linked with.
     let malloc = libc::malloc as *const () as u64;
     let (module, address) = view.space.lookup(malloc).expect("malloc");
     let module = &modules.list()[module];
@@ -602,9 +603,9 @@ fn a_new_mapping_replaces_what_it_covers() {
     );
 }
 
-/// Attaching must not hold up a diagnosis: a second look at the same files reads nothing but maps.
+/// Attaching must not delay a diagnosis: a second inspection of the same files reads only maps.
 #[test]
-fn looking_is_cheap() {
+fn a_second_inspection_is_cheap() {
     for program in ["/usr/bin/node", "/usr/bin/python3"]
         .into_iter()
         .filter(|program| exists(program))
@@ -622,10 +623,10 @@ fn looking_is_cheap() {
             start.elapsed()
         };
         let first = timed();
-        // The quickest of many: neighbours may hold up some, and hold up the first no less.
+        // The fastest of several runs: other processes may slow down some, and the first run as well.
         let second = (0..20).map(|_| timed()).min().expect("twenty looks");
         println!("{program}: {first:?}, then {second:?}");
-        // Only relative: how long the first takes depends on the disk and the neighbours.
+        // Only a relative limit: the time of the first run depends on the disk and on other processes.
         assert!(second * 4 < first, "{first:?} then {second:?}");
     }
 }
@@ -643,13 +644,13 @@ fn a_file_is_examined_once_for_all_processes() {
 }
 
 #[test]
-fn processes_that_cannot_be_looked_at() {
+fn processes_that_cannot_be_inspected() {
     let mut modules = Modules::new("/proc", Readers::Here);
     assert!(matches!(
         modules.inspect(i32::MAX),
         Err(Error::NoSuchProcess(i32::MAX))
     ));
-    // A zombie maps nothing: everything about its files is absent, and said to be.
+    // A zombie maps nothing: every fact about its files is absent, with the reason.
     let mut zombie = Command::new("true").spawn().expect("true");
     std::thread::sleep(Duration::from_millis(200));
     let looked = modules.inspect(zombie.id() as i32);

@@ -2,26 +2,26 @@
 
 use serde::{Deserialize, Serialize};
 
-/// An on-CPU line. Every sampled CPU-second belongs to exactly one.
+/// A line for time on a CPU. Every sampled CPU-second belongs to exactly one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CostClass {
     Application,
     /// Code of the process-wide allocator (malloc and friends).
     AllocatorCode,
-    /// CPU burnt taking or waiting for the allocator's locks, user and kernel side.
+    /// CPU time to take the allocator's locks or to wait for them, in user space and in the kernel.
     AllocatorLocks,
     /// The language runtime's own small-object allocator (pymalloc, Go's mallocgc, V8's and the JVM's slow paths).
     RuntimeAllocator,
     GarbageCollector,
     FaultPath,
     Zeroing,
-    /// mmap, munmap, brk, mremap, madvise: the calls themselves.
+    /// The calls mmap, munmap, brk, mremap and madvise themselves.
     MapCalls,
-    /// Pages given back while the process lives: zap, free, TLB shoot-down.
+    /// Pages returned while the process runs: zap, free, TLB flush.
     PageRelease,
     AddressSpaceLock,
-    /// Reclaim, compaction, khugepaged work charged to the target.
+    /// Reclaim, compaction and khugepaged work that the kernel charges to the target.
     Reclaim,
     OtherKernel,
     /// Kernel time whose symbols could not be read.
@@ -46,7 +46,7 @@ impl CostClass {
         CostClass::UnnamedKernel,
     ];
 
-    /// Time spent in the kernel. Allocator locks lie on both sides and count as user.
+    /// Whether the line is kernel time. Allocator locks are in user space and in the kernel; they count as user time.
     pub fn is_kernel(self) -> bool {
         matches!(
             self,
@@ -59,6 +59,11 @@ impl CostClass {
                 | CostClass::OtherKernel
                 | CostClass::UnnamedKernel
         )
+    }
+
+    /// Kernel time whose symbols could be read.
+    pub fn is_named_kernel(self) -> bool {
+        self.is_kernel() && self != CostClass::UnnamedKernel
     }
 
     /// Stable key of the JSON formats.
@@ -99,7 +104,7 @@ impl CostClass {
     }
 }
 
-/// An off-CPU line, in thread-seconds.
+/// A line for waiting time, in thread-seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WaitClass {
@@ -109,11 +114,11 @@ pub enum WaitClass {
     RunQueue,
     Throttled,
     Stolen,
-    /// By a signal, by a debugger, or with its cgroup.
+    /// Stopped by a signal or a debugger, or frozen with its cgroup.
     Stopped,
-    /// Uninterruptible or blocked in a read/write of storage.
+    /// In uninterruptible sleep, or blocked in a read or write of storage.
     Storage,
-    /// Futex waits outside the allocator: application locks, condition variables.
+    /// Futex waits outside the allocator: the application's locks and condition variables.
     ApplicationLock,
     /// Poll, accept, receive, sleep: waiting for work.
     Idle,

@@ -1,9 +1,9 @@
-//! Which of an allocator's functions serve a call from the thread's own cache, and which are what happens otherwise.
+//! Which of an allocator's functions serve a call from the thread cache, and which run when the cache misses.
 //!
-//! Tells "called too often" from "slow when called". A stripped glibc names only its entry points; there `_int_malloc`
-//! and `_int_free` (which also holds the cached free up to 2.41) are the unnamed rest of malloc's range.
+//! This separates many cheap calls from slow calls. In a stripped glibc only the entry points have names. There
+//! `_int_malloc` and `_int_free` (which contains the cached free up to 2.41) are the unnamed rest of malloc's range.
 
-/// Entry points: with a thread cache the whole of a cached call, or the first half of it.
+/// Entry points: with a thread cache, they are the whole of a cached call or its first half.
 const ENTRY: &[&str] = &[
     "malloc",
     "free",
@@ -35,7 +35,7 @@ const ENTRY: &[&str] = &[
     "mi_heap_malloc_small",
 ];
 
-/// Parts of names of functions that only run when the thread cache could not serve the call.
+/// Parts of the names of functions that run only if the thread cache cannot serve the call.
 const MISS: &[&str] = &[
     // glibc
     "_int_malloc",
@@ -81,7 +81,7 @@ const MISS: &[&str] = &[
 pub enum Path {
     Entry,
     Miss,
-    /// Named neither way, or without a name.
+    /// In neither list, or without a name.
     Unknown,
 }
 
@@ -89,7 +89,7 @@ pub fn path_of(symbol: Option<&str>) -> Path {
     let Some(symbol) = symbol else {
         return Path::Unknown;
     };
-    // Versions (`malloc@@GLIBC_2.2.5`) and argument lists of demangled names say nothing about the path.
+    // Remove versions (`malloc@@GLIBC_2.2.5`) and the argument lists of demangled names.
     let bare = symbol.split(['@', '(']).next().unwrap_or(symbol).trim_end();
     let bare = bare.strip_suffix("[]").unwrap_or(bare);
     if ENTRY.contains(&bare) {
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entry_points_are_told_from_misses() {
+    fn entry_points_and_misses_are_separated() {
         for entry in [
             "malloc",
             "malloc@@GLIBC_2.2.5",
@@ -127,8 +127,8 @@ mod tests {
     }
 
     #[test]
-    fn names_that_do_not_tell_stay_unknown() {
-        // Up to glibc 2.41 `_int_free` holds the cached free and the uncached one.
+    fn ambiguous_names_are_unknown() {
+        // Up to glibc 2.41 `_int_free` contains both the cached free and the uncached one.
         for unknown in [Some("_int_free"), Some("my_malloc_wrapper"), Some(""), None] {
             assert_eq!(path_of(unknown), Path::Unknown, "{unknown:?}");
         }

@@ -1,4 +1,4 @@
-//! What is known before anything is measured: data, no I/O. Imports only `units`.
+//! Knowledge that does not depend on a measurement, as data. No I/O. Imports only `units`.
 
 pub mod cost;
 pub mod fast_paths;

@@ -1,5 +1,5 @@
-//! Which file is what: libraries by name, statically linked allocators by symbol prefix, and the names that bracket
-//! malloc inside a C library.
+//! Which file has which role: libraries by name, statically linked allocators by symbol prefix, and the symbols that
+//! delimit malloc inside a C library.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +24,7 @@ impl AllocatorKind {
             AllocatorKind::Tcmalloc => "tcmalloc",
             AllocatorKind::Mimalloc => "mimalloc",
             AllocatorKind::Snmalloc => "snmalloc",
-            AllocatorKind::Other => "an allocator without a known name",
+            AllocatorKind::Other => "unknown allocator",
         }
     }
 }
@@ -41,15 +41,15 @@ pub enum ModuleRole {
     Node,
     Go,
     Vdso,
-    /// Generated code: no file behind it.
+    /// Generated code, not backed by a file.
     Jit,
     Other,
 }
 
-/// Libraries by the start of their file name, first match wins. What follows the start must not be a letter, so that
-/// `libcurl` is no libc and `libpython-helper` no interpreter.
+/// Libraries by the start of their file name; the first match wins. No letter may follow the start, so that `libcurl` is
+/// not taken for libc, and `libpython-helper` not for an interpreter.
 const LIBRARIES: &[(&str, ModuleRole)] = &[
-    // musl's one file is loader and C library; what counts here is that its malloc is in it.
+    // musl has one file for loader and C library. It counts as C library, because it contains malloc.
     ("ld-musl-", ModuleRole::Libc),
     ("libc.musl-", ModuleRole::Libc),
     ("libc.so", ModuleRole::Libc),
@@ -72,8 +72,8 @@ const LIBRARIES: &[(&str, ModuleRole)] = &[
     ("libpython", ModuleRole::Cpython),
 ];
 
-/// Names of variants that keep a letter after the start: `libjemalloc_pic`, `libmimalloc-secure`, `libsnmallocshim`,
-/// `libtbbmalloc_proxy`, `libc.so`, `libtcmalloc_minimal`, `ld-linux-x86-64`.
+/// Whether `rest` can follow the start of a library's name. Variants that must match: `libjemalloc_pic`,
+/// `libmimalloc-secure`, `libsnmallocshim`, `libtbbmalloc_proxy`, `libc.so`, `libtcmalloc_minimal`, `ld-linux-x86-64`.
 fn ends_word(rest: &str, start: &str) -> bool {
     match rest.chars().next() {
         None => true,
@@ -83,7 +83,7 @@ fn ends_word(rest: &str, start: &str) -> bool {
     }
 }
 
-/// Role of a library by its file name or soname, directories left out.
+/// Role of a library by its file name or soname, without directories.
 pub fn role_of_library(file_name: &str) -> Option<ModuleRole> {
     LIBRARIES
         .iter()
@@ -95,13 +95,13 @@ pub fn role_of_library(file_name: &str) -> Option<ModuleRole> {
         .map(|&(_, role)| role)
 }
 
-/// A runtime with a collector whose work this tool doesn't tell from the rest.
+/// A runtime whose garbage collection allocwall cannot separate from other work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Collected {
-    /// Start of the file name of its library or program; what follows must not be a letter.
+    /// Start of the file name of its library or program; no letter may follow.
     file: &'static str,
     pub name: &'static str,
-    /// What tells of its collections.
+    /// A command or function that shows its collections.
     pub shown_by: &'static str,
 }
 
@@ -126,8 +126,8 @@ pub fn collected(file_name: &str) -> Option<&'static Collected> {
     })
 }
 
-/// A statically linked allocator by the start of its functions' names; mangled names beside the demangled ones, since
-/// symbol tables hold the first and people read the second. First match wins.
+/// Statically linked allocators by the start of their function names, both mangled (as in symbol tables) and demangled.
+/// The first match wins.
 const SYMBOL_PREFIXES: &[(&str, AllocatorKind)] = &[
     ("_rjem_", AllocatorKind::Jemalloc),
     ("rjem_", AllocatorKind::Jemalloc),
@@ -149,7 +149,7 @@ const SYMBOL_PREFIXES: &[(&str, AllocatorKind)] = &[
     ("__sn_", AllocatorKind::Snmalloc),
 ];
 
-/// `tc_` is also traffic control, `mi_` also machine interface: a bare C prefix counts only before these stems.
+/// `tc_` is also used for traffic control and `mi_` for machine interface: these prefixes count only before these stems.
 const SHORT_PREFIXES: &[(&str, &[&str])] = &[
     (
         "tc_",
@@ -221,8 +221,8 @@ const SHORT_PREFIXES: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Which statically linked allocator a function belongs to. For a symbol without an owner of its own: a match says
-/// whose code it is, not who serves `malloc`.
+/// The statically linked allocator that a function belongs to. A match says whose code the function is; it does not say
+/// which allocator serves `malloc`.
 pub fn allocator_of_symbol(name: &str) -> Option<AllocatorKind> {
     let &(prefix, kind) = SYMBOL_PREFIXES
         .iter()
@@ -234,7 +234,7 @@ pub fn allocator_of_symbol(name: &str) -> Option<AllocatorKind> {
     }
 }
 
-/// Entry points that tell that an allocator is really in a file (not only a name that looks like one), by exact name.
+/// Entry points that prove that a file contains an allocator, by exact name.
 pub const ALLOCATOR_ENTRY_POINTS: &[(&str, AllocatorKind)] = &[
     ("mallocx", AllocatorKind::Jemalloc),
     ("je_malloc", AllocatorKind::Jemalloc),
@@ -258,7 +258,7 @@ pub const ALLOCATOR_ENTRY_POINTS: &[(&str, AllocatorKind)] = &[
     ("__libc_malloc_impl", AllocatorKind::Musl),
 ];
 
-/// Messages that only one allocator's code has, for a stripped program that was linked with it.
+/// Messages that only one allocator's code contains; used for stripped programs that are linked with it.
 pub const ALLOCATOR_MESSAGES: &[(&str, AllocatorKind)] = &[
     ("<jemalloc>: ", AllocatorKind::Jemalloc),
     ("malloc(): corrupted top size", AllocatorKind::Glibc),
@@ -311,8 +311,8 @@ const MALLOC_FUNCTIONS: &[&str] = &[
     "valloc",
 ];
 
-/// Functions inside the allocator of glibc and musl that a symbol table names and the dynamic one does not. They prove
-/// that a source file called malloc.c is the C library's; the rest of that file's functions follow from it.
+/// Internal functions of the allocators of glibc and musl: in the symbol table, but not in the dynamic one. They prove that
+/// a source file named malloc.c is the C library's, so that all functions of this file are known.
 const MALLOC_INTERNALS: &[&str] = &[
     "_int_free",
     "_int_malloc",
@@ -354,24 +354,25 @@ pub fn is_malloc_source(file_name: &str) -> bool {
     MALLOC_SOURCES.contains(&file_name)
 }
 
-/// Is it an exported entry point of a C library's allocator?
+/// Whether it is an exported entry point of a C library's allocator.
 pub fn is_malloc_export(name: &str) -> bool {
     MALLOC_FUNCTIONS.binary_search(&name).is_ok()
 }
 
-/// Is it a function that only the C library's allocator has? Compiler suffixes (`.constprop.0`, `.part.0`) do not count.
+/// Whether only a C library's allocator has this function. Compiler suffixes (`.constprop.0`, `.part.0`) are ignored.
 pub fn is_malloc_internal(name: &str) -> bool {
     let stem = name.split('.').next().unwrap_or(name);
     MALLOC_INTERNALS.contains(&stem)
 }
 
-/// A bracketed run grows downwards only around these: internals are laid out before the entry points that call them.
+/// A range of allocator code is extended downwards only around these: internal functions are placed before the entry
+/// points that call them.
 pub fn is_core_entry_point(name: &str) -> bool {
     matches!(name, "malloc" | "free" | "calloc" | "realloc")
 }
 
-/// Settings of allocators and runtimes that change a diagnosis, by exact name or, with a star, by prefix. Exact wherever
-/// the prefix is shared with other software: the environment also holds secrets.
+/// Settings of allocators and runtimes that affect the diagnosis, by exact name or, with a star, by prefix. The name is
+/// exact if other software uses the same prefix, because the environment also contains secrets.
 const SETTINGS: &[&str] = &[
     "GLIBC_TUNABLES",
     "GODEBUG",

@@ -1,15 +1,15 @@
-//! Which names somebody who typed an unknown one may have meant.
+//! Suggestions for an unknown name: the known names that are most similar.
 
-/// Most that are offered: a longer list is no help.
+/// Maximum number of suggestions.
 const MOST: usize = 3;
 
-/// The nearest of `names`, nearest first; empty where none is near.
+/// The most similar of `names`, best first; empty if none is similar.
 pub fn nearest<'a>(typed: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let typed = plain(typed);
     if typed.is_empty() {
         return Vec::new();
     }
-    // A third of the letters wrong is another word; two are a slip in any.
+    // Up to a third of the letters may be wrong, but two wrong letters are always allowed.
     let limit = (typed.chars().count() / 3).max(2);
     let mut found: Vec<(usize, &str)> = names
         .into_iter()
@@ -19,7 +19,7 @@ pub fn nearest<'a>(typed: &str, names: impl IntoIterator<Item = &'a str>) -> Vec
             let distance = distance(&typed, &known);
             match (distance <= limit && distance < typed.chars().count(), contains) {
                 (true, _) => Some((distance, name)),
-                // Part of a name: behind every slip.
+                // A part of a name comes after all typing errors.
                 (false, true) => Some((limit + 1, name)),
                 (false, false) => None,
             }
@@ -31,7 +31,7 @@ pub fn nearest<'a>(typed: &str, names: impl IntoIterator<Item = &'a str>) -> Vec
     found.into_iter().map(|(_, name)| name).collect()
 }
 
-/// `; nearest: a, b`, or nothing.
+/// `; nearest: a, b`, or an empty string.
 pub fn hint<'a>(typed: &str, names: impl IntoIterator<Item = &'a str>) -> String {
     let near = nearest(typed, names);
     if near.is_empty() {
@@ -40,13 +40,13 @@ pub fn hint<'a>(typed: &str, names: impl IntoIterator<Item = &'a str>) -> String
     format!("; nearest: {}", near.join(", "))
 }
 
-/// Case, hyphens and underscores are nobody's point; `glibc:` and `env:` end in a mark of the grammar.
+/// Ignores case, the difference between hyphens and underscores, and the colon of `glibc:` and `env:`.
 fn plain(name: &str) -> String {
     name.trim_end_matches(':').to_lowercase().replace('_', "-")
 }
 
-/// Edits between two words: insert, remove, replace (Levenshtein), and two neighbours exchanged as one (optimal string
-/// alignment).
+/// Number of edits between two words: insert, remove, replace (Levenshtein), and the exchange of two neighbours as one
+/// edit (optimal string alignment).
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn distances() {
-        // Levenshtein's own example has 3; an exchange of neighbours counts once.
+        // Levenshtein's own example has 3. The exchange of two neighbours counts as one edit.
         assert_eq!(distance("kitten", "sitting"), 3);
         assert_eq!(distance("thp", "tph"), 1);
         assert_eq!(distance("", "abc"), 3);

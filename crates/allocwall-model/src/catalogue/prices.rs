@@ -1,11 +1,11 @@
-//! Names of the entries of a machine's price list. Unit: nanoseconds per event unless the name says otherwise.
+//! Names of the prices in a machine's price list. Unit: nanoseconds per event, unless the name says otherwise.
 
 /// 4 KiB first touch of memory that was in use moments ago.
 pub const TOUCH_4K: &str = "touch_4k";
-/// The same after the memory lay idle for seconds: a hypervisor may have taken it back.
+/// The same after the memory was idle for seconds: the hypervisor may have taken it back.
 pub const TOUCH_4K_IDLE: &str = "touch_4k_idle";
-/// What of a fault lies behind its handler: the way out, which no sample can hit, and the walk of the page tables that
-/// the instruction then takes. Clock samples find it on the program's own instruction.
+/// The part of a fault after its handler: the return to user mode, which no sample can hit, and the page-table walk when
+/// the instruction runs again. Clock samples show this time at the program's own instruction.
 pub const FAULT_RETURN: &str = "fault_return";
 /// 2 MiB first touch (a transparent huge page), per 2 MiB.
 pub const TOUCH_2M: &str = "touch_2m";
@@ -22,15 +22,15 @@ pub const MAP_UNMAP_128K: &str = "map_unmap_128k";
 pub const POPULATE_PAGE: &str = "populate_page";
 /// malloc + free of a small block served by the thread cache.
 pub const MALLOC_CACHED: &str = "malloc_cached";
-/// malloc + free that falls through to the arena.
+/// malloc + free that the thread cache cannot serve: the arena serves it.
 pub const MALLOC_ARENA: &str = "malloc_arena";
 /// malloc + free of a block served by mmap.
 pub const MALLOC_MAPPED: &str = "malloc_mapped";
 /// 4 KiB first touch, per fault, with N threads faulting in one address space: `fault_threads_N`.
 pub const FAULT_THREADS_PREFIX: &str = "fault_threads_";
-/// One-way hand-off of a cache line: suffix is the relation of the two CPUs (`smt`, `same_l3`, `other_l3`, `other_node`).
+/// One-way transfer of a cache line. The suffix is the relation of the two CPUs (`smt`, `same_l3`, `other_l3`, `other_node`).
 pub const HANDOFF_PREFIX: &str = "handoff_";
-/// Dependent load over a region far beyond TLB reach, 4 KiB pages.
+/// Dependent load in a region much larger than the TLB covers, 4 KiB pages.
 pub const LOAD_4K: &str = "load_4k_pages";
 /// The same on 2 MiB pages.
 pub const LOAD_2M: &str = "load_2m_pages";
@@ -61,22 +61,22 @@ impl Group {
     pub fn title(self) -> &'static str {
         match self {
             Group::FirstTouch => "First touch",
-            Group::Mapping => "Mapping and giving back",
+            Group::Mapping => "Mapping and unmapping",
             Group::Malloc => "malloc + free",
             Group::Sharing => "Between threads",
-            Group::Loads => "Scattered dependent loads",
+            Group::Loads => "Dependent loads at random addresses",
             Group::Kernel => "Kernel",
         }
     }
 }
 
-/// What a price is called in front of people. In the order of the printed list.
+/// The text that is printed for a price. In the order of the printed list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// Name, or the fixed part of it where `prefix` is set.
+    /// Name, or its fixed part if `prefix` is set.
     pub name: &'static str,
     pub group: Group,
-    /// Plain words; for a prefix, `{}` stands for the rest of the name in plain words.
+    /// Printed title. For a prefix, `{}` is replaced by the text for the rest of the name.
     pub title: &'static str,
     pub prefix: bool,
 }
@@ -86,7 +86,7 @@ pub const DESCRIPTIONS: &[Description] = &[
     one(
         FAULT_RETURN,
         Group::FirstTouch,
-        "… of that behind the fault's handler",
+        "… of this, after the fault handler",
     ),
     one(
         TOUCH_4K_IDLE,
@@ -102,7 +102,7 @@ pub const DESCRIPTIONS: &[Description] = &[
     one(
         ZERO_4K,
         Group::FirstTouch,
-        "zeroing 4 KiB that is mapped (memset)",
+        "zeroing 4 KiB of mapped memory (memset)",
     ),
     many(
         FAULT_THREADS_PREFIX,
@@ -134,10 +134,14 @@ pub const DESCRIPTIONS: &[Description] = &[
     one(
         MALLOC_MAPPED,
         Group::Malloc,
-        "served by mmap (256 KiB, header touched)",
+        "served by mmap (256 KiB, only the header touched)",
     ),
     many(HANDOFF_PREFIX, Group::Sharing, "cache line one way, {}"),
-    one(LOAD_4K, Group::Loads, "on 4 KiB pages, beyond TLB reach"),
+    one(
+        LOAD_4K,
+        Group::Loads,
+        "on 4 KiB pages, more memory than the TLB covers",
+    ),
     one(LOAD_2M, Group::Loads, "on 2 MiB pages, the same loads"),
     one(SYSCALL, Group::Kernel, "system call (getppid)"),
     one(
@@ -165,7 +169,7 @@ const fn many(name: &'static str, group: Group, title: &'static str) -> Descript
     }
 }
 
-/// The entry of a price's name and its title in full. None for a name that this version does not know.
+/// The description of a price and its full title. None if this version does not know the name.
 pub fn describe(name: &str) -> Option<(&'static Description, String)> {
     DESCRIPTIONS.iter().find_map(|description| {
         if !description.prefix {

@@ -1,5 +1,5 @@
-//! The remedies: what to change, what each acts on, where it applies, how it backfires. Data alone; whether one fits
-//! a target and what it would gain there is judged in `diagnose::remedies`.
+//! The remedies: what each one changes, which lines of the bill it acts on, where it applies, and how it can backfire.
+//! This file holds data only. `diagnose::remedies` judges whether a remedy fits a target and predicts its gain.
 
 use super::cost::CostClass::{self, *};
 use super::modules::AllocatorKind;
@@ -7,51 +7,63 @@ use super::walls::Wall;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Remedy {
-    /// Stable; what a user types.
+    /// The name that a user types. It is stable.
     pub key: &'static str,
     pub title: &'static str,
     pub kind: Kind,
-    /// A diagnosis offers it when one of these fired; without any it is only applied when asked for.
+    /// A diagnosis offers the remedy when one of these walls was found. If the list is empty, only a user can ask for it.
     pub walls: &'static [Wall],
-    /// Lines of the bill that it acts on; empty where it saves no CPU time.
+    /// Lines of the bill that the remedy acts on; empty if it saves no CPU time.
     pub acts_on: &'static [CostClass],
     pub effect: Effect,
-    /// All must hold.
+    /// Conditions; all must hold.
     pub needs: &'static [Need],
     pub restart: bool,
-    /// `{cmd}`, `{threads}` (of the target's processes), `{triple}`, `{tunables:…}` (merged with those already set),
-    /// `{quota}`, `{whole_cpus}` (the quota rounded up), `{arenas}`, `{java_heap}`, `{node:…}` (the command with an option),
-    /// `{jemalloc:…}` (in the variable that this build reads) are filled in.
-    pub how: &'static str,
+    pub how: How,
+    /// A note for `how`, with the same placeholders; empty if there is none.
+    pub note: &'static str,
     pub backfires: &'static str,
     pub undo: &'static str,
     pub moves: &'static str,
-    /// How it is applied to a command when that is started; None where it is not.
+    /// How to apply the remedy when the command is started; None if that is not possible.
     pub start: Option<Start>,
+}
+
+/// What the user types or does. The texts have placeholders: `{cmd}`, `{threads}` (of the target's processes), `{triple}`,
+/// `{tunables:…}` (merged with the tunables that are already set), `{quota}`, `{whole_cpus}` (the quota, rounded up), `{arenas}`,
+/// `{java_heap}`, `{node:…}` (the command with an option), `{jemalloc:…}` (in the variable that this build of jemalloc reads).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum How {
+    /// The command is started with the changes of `start`, with this argument instead of the default, if there is one.
+    Start(Option<&'static str>),
+    /// A command that acts on running processes or on the machine.
+    Command(&'static str),
+    /// Advice as text, not a command.
+    Text(&'static str),
 }
 
 /// How a remedy is applied when a command is started, as data.
 #[derive(Clone, Copy, Debug)]
 pub struct Start {
-    /// What stands behind the name.
+    /// What the user writes after the name.
     pub argument: Argument,
-    /// Set all together; `{}` is the argument, `{arenas}` as above.
+    /// The changes, all applied together. `{}` is the argument; `{arenas}` as above.
     pub applied: &'static [Change],
-    /// What shows on the running target that it took.
+    /// What to check in the running target to see that the remedy took effect.
     pub proof: &'static str,
-    /// What it does, and where that ends.
+    /// What the remedy does, and its limits.
     pub page: &'static str,
 }
 
-/// What stands behind a remedy's name.
+/// What the user writes after a remedy's name.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Argument {
     None,
     /// `name=VALUE`
     Value(Form),
-    /// `name[=VALUE]`, with this one where none is given.
+    /// `name[=VALUE]`; the string is the default.
     Or(Form, &'static str),
-    /// `name[=VALUE]`: changes that name the argument are left out where none is given.
+    /// `name[=VALUE]`; without a value, changes that use the argument are left out.
     Maybe(Form),
     /// `name[@SOURCE]`: `system`, `bundled`, a version, or a path.
     Source,
@@ -66,36 +78,36 @@ pub enum Argument {
 pub enum Form {
     /// A whole number within these bounds.
     Count(u64, u64),
-    /// Bytes, with K, M or G for powers of 1,024.
+    /// Bytes; the suffixes K, M and G are powers of 1,024.
     Bytes,
-    /// As the kernel lists CPUs: `0-3,8`.
+    /// A list in the kernel's format: `0-3,8`.
     Cpus,
     Nodes,
     OneOf(&'static [&'static str]),
 }
 
-/// One thing that is different when the command starts.
+/// One change that is made when the command is started.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Change {
     Preload(Library),
-    /// Name and value; GLIBC_TUNABLES keeps what else it holds.
+    /// Name and value. Other entries of GLIBC_TUNABLES are kept.
     Tunable(&'static str, &'static str),
     Env(&'static str, &'static str),
-    /// Behind what the variable holds already.
+    /// Appends to the variable's value.
     EnvAppend {
         name: &'static str,
         separator: char,
         value: &'static str,
     },
     Unset(&'static str),
-    /// Directly behind the program's name.
+    /// Inserted directly after the program's name.
     CommandOption(&'static str),
     Prefault(&'static str),
     Cpus(&'static str),
     Nodes(&'static str),
-    /// In the way of the allocator that serves the program.
+    /// Huge pages, by the setting of the allocator that serves the program (see [`PAGES`]).
     Pages(Pages),
-    /// Of the Python package: CPython's arenas on huge pages.
+    /// CPython's arenas on huge pages, by the hook of the Python package.
     ArenaHook,
 }
 
@@ -103,16 +115,28 @@ pub enum Change {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Library {
     Jemalloc,
-    /// With its profilers or without.
+    /// Either library of gperftools, with or without its profilers.
     Tcmalloc,
     TcmallocMinimal,
     Mimalloc,
     Snmalloc,
-    /// The C library of the program itself.
+    /// The program's own C library.
     Glibc,
 }
 
 impl Library {
+    /// Where distributions install it.
+    pub fn usual_path(self, musl: bool) -> &'static str {
+        match self {
+            Library::Jemalloc => "/usr/lib/{triple}/libjemalloc.so.2",
+            Library::Tcmalloc | Library::TcmallocMinimal => "/usr/lib/{triple}/libtcmalloc_minimal.so.4",
+            Library::Mimalloc if musl => "/usr/lib/libmimalloc.so.2",
+            Library::Mimalloc => "/usr/lib/{triple}/libmimalloc.so.2",
+            Library::Snmalloc => "/usr/local/lib/libsnmallocshim.so",
+            Library::Glibc => "/lib/{triple}/libc.so.6",
+        }
+    }
+
     pub fn kind(self) -> AllocatorKind {
         match self {
             Library::Jemalloc => AllocatorKind::Jemalloc,
@@ -130,7 +154,7 @@ pub enum Pages {
     Reserved,
 }
 
-/// How each allocator is told to use huge pages; one that is not here has no such setting.
+/// The setting of each allocator for huge pages. An allocator that is missing here has no such setting.
 /// glibc: malloc/malloc.c, since 2.35. jemalloc: opt.thp of its manual. mimalloc: src/prim/unix/prim.c.
 pub const PAGES: &[(AllocatorKind, Pages, Change)] = &[
     (
@@ -164,7 +188,7 @@ pub const PAGES: &[(AllocatorKind, Pages, Change)] = &[
     ),
 ];
 
-/// Values of PYTHONMALLOC (Doc/using/cmdline.rst of CPython); those with mimalloc since 3.13.
+/// Values of PYTHONMALLOC (Doc/using/cmdline.rst of CPython). The values with mimalloc exist since 3.13.
 pub const PYTHON_ALLOCATORS: &[&str] = &[
     "default",
     "malloc",
@@ -176,26 +200,88 @@ pub const PYTHON_ALLOCATORS: &[&str] = &[
     "mimalloc_debug",
 ];
 
-/// The variable that the Python package reads at the interpreter's start, and its value.
+/// The variable that the Python package reads when the interpreter starts, and its value.
 pub const ARENA_HOOK: &str = "ALLOCWALL_HUGEPAGES";
 pub const ARENA_HOOK_ON: &str = "1";
-/// In a folder of site packages, what reads it: the second since CPython 3.15.
+/// The files in a site-packages folder that read the variable; the second is used since CPython 3.15.
 pub const ARENA_HOOK_FILES: &[&str] = &["allocwall.pth", "allocwall.start"];
 
 impl Remedy {
-    /// Whether this change is among those that it makes.
+    /// Whether the remedy makes this change.
     pub fn applies(&self, change: Change) -> bool {
         self.start.is_some_and(|start| start.applied.contains(&change))
     }
 
-    /// `how`, filled in, is a command; else it is prose.
-    pub fn is_command(&self, how: &str) -> bool {
-        let setting = !how.starts_with(char::is_lowercase);
-        let first = how.split(' ').next().unwrap_or_default();
-        self.kind != Kind::Advice && (setting || COMMANDS.contains(&first))
+    /// Whether it is a command, not advice.
+    pub fn is_command(&self) -> bool {
+        !matches!(self.how, How::Text(_))
     }
 
-    /// As it is typed: `cpus=LIST`, `jemalloc[@SOURCE]`.
+    /// The command or the advice, with its placeholders. For `How::Start` the command is made from the changes of `start`.
+    pub fn template(&self) -> String {
+        match (self.how, self.start) {
+            (How::Command(text) | How::Text(text), _) => text.to_owned(),
+            (How::Start(argument), Some(start)) => self.start_template(&start, argument),
+            (How::Start(_), None) => "{cmd}".to_owned(),
+        }
+    }
+
+    fn start_template(&self, start: &Start, argument: Option<&str>) -> String {
+        let default = match start.argument {
+            Argument::Tunables => {
+                return "GLIBC_TUNABLES=glibc.malloc.NAME=VALUE:glibc.malloc.NAME=VALUE {cmd}".to_owned();
+            }
+            Argument::Variable => return "NAME=VALUE {cmd}".to_owned(),
+            Argument::Or(_, default) => default,
+            Argument::Value(form) | Argument::Maybe(form) => form.shown(),
+            Argument::None | Argument::Source => "",
+        };
+        let fill = |value: &str| value.replace("{}", argument.unwrap_or(default));
+        let (mut unset, mut tunables, mut settings) = (String::new(), vec![], String::new());
+        let mut command = "{cmd}".to_owned();
+        for change in start.applied {
+            let change = match change {
+                Change::Pages(pages) => PAGES
+                    .iter()
+                    .find(|(kind, of, _)| *kind == AllocatorKind::Glibc && of == pages)
+                    .map_or(*change, |(.., change)| *change),
+                _ => *change,
+            };
+            match change {
+                // A variable that is known to be unset needs no `env -u`.
+                Change::Unset(name) if self.needs.contains(&Need::Unset(name)) => {}
+                Change::Unset(name) => unset.push_str(&format!("env -u {name} ")),
+                Change::Tunable(name, value) => tunables.push(format!("{name}={}", fill(value))),
+                Change::Env(name, value) => settings.push_str(&format!("{name}={} ", fill(value))),
+                Change::EnvAppend { name, value, .. } => settings.push_str(&match name {
+                    "MALLOC_CONF" => format!("{{jemalloc:{}}} ", fill(value)),
+                    _ => format!("{name}={} ", fill(value)),
+                }),
+                Change::Preload(library) => {
+                    let path = library.usual_path(self.needs.contains(&Need::Musl));
+                    settings.push_str(&format!("LD_PRELOAD={path} "));
+                }
+                Change::Prefault(value) => {
+                    settings.push_str(&format!("LD_PRELOAD=LIBRARY ALLOCWALL_PREFAULT={} ", fill(value)));
+                }
+                Change::ArenaHook => settings.push_str(&format!("{ARENA_HOOK}={ARENA_HOOK_ON} ")),
+                Change::Cpus(list) => command = format!("taskset -c {} {command}", fill(list)),
+                Change::Nodes(list) => {
+                    let list = fill(list);
+                    command = format!("numactl --cpunodebind={list} --membind={list} {command}");
+                }
+                Change::CommandOption(option) => command = format!("{{node:{}}}", fill(option)),
+                Change::Pages(_) => {}
+            }
+        }
+        let tunables = match tunables.is_empty() {
+            true => String::new(),
+            false => format!("GLIBC_TUNABLES={{tunables:{}}} ", tunables.join(":")),
+        };
+        format!("{unset}{tunables}{settings}{command}")
+    }
+
+    /// What the user types: `cpus=LIST`, `jemalloc[@SOURCE]`.
     pub fn usage(&self) -> String {
         let key = self.key;
         match self.start.map(|start| start.argument) {
@@ -208,18 +294,23 @@ impl Remedy {
         }
     }
 
-    /// `how` with words in place of what only a diagnosis of a target knows.
+    /// `how`, with general words instead of facts that only the diagnosis of a target knows.
     pub fn shell_line(&self) -> String {
-        in_general(self.how)
+        in_general(&self.template())
     }
 
-    /// `undo` in the same words.
+    /// `note` with general terms in place of what only a diagnosis knows.
+    pub fn note_line(&self) -> String {
+        in_general(self.note)
+    }
+
+    /// `undo`, in the same way.
     pub fn undo_line(&self) -> String {
         in_general(self.undo)
     }
 }
 
-/// A template with words in place of what only a diagnosis of a target knows.
+/// Fills in a template with general words instead of facts about a target.
 fn in_general(template: &str) -> String {
     let text = [
         ("{cmd}", UNKNOWN_COMMAND),
@@ -228,10 +319,7 @@ fn in_general(template: &str) -> String {
         ("{whole_cpus}", "N"),
         ("{arenas}", "N"),
         ("{triple}", TRIPLE),
-        (
-            "{java_heap}",
-            "which is a quarter of the memory where no -Xmx is given",
-        ),
+        ("{java_heap}", "by default a quarter of the memory"),
     ]
     .iter()
     .fold(template.to_owned(), |text, (hole, word)| text.replace(hole, word));
@@ -261,61 +349,58 @@ impl Form {
     }
 }
 
-/// Programs that a remedy's command starts with, where it doesn't start with a setting.
-const COMMANDS: &[&str] = &["renice", "echo", "env", "numactl", "node", "nodejs"];
-
 const TRIPLE: &str = if cfg!(target_arch = "aarch64") {
     "aarch64-linux-gnu"
 } else {
     "x86_64-linux-gnu"
 };
 
-/// Stands in a command for the target's own, where that is not known or too long to be read.
+/// Placeholder for the target's command, if that is unknown or too long to print.
 pub const UNKNOWN_COMMAND: &str = "CMD";
 
-/// Remedies of one gain are tried in this order.
+/// Remedies with the same gain are tried in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// How this process is run.
+    /// Changes how this process is run.
     Process,
-    /// A setting that other processes of the machine feel too.
+    /// A setting that also affects other processes of the machine.
     Machine,
-    /// Only code can help.
+    /// Only a change of the code helps.
     Advice,
 }
 
-/// How much of its lines it removes, in terms of the price list.
+/// How much of its lines of the bill a remedy removes, in terms of the price list.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Effect {
     /// 4 KiB first touches become 2 MiB ones: 1 − touch_2m / (512 · touch_4k).
     HugeTouch,
-    /// Blocks served by mmap are served by the arena: 1 − malloc_arena / malloc_mapped of what malloc's own map calls
-    /// cost, and at the upper end of the first touches as well.
+    /// Blocks come from the arena instead of mmap. It removes 1 − malloc_arena / malloc_mapped of the cost of malloc's
+    /// own map calls; at the upper end of the interval, also of the first touches.
     ArenaInsteadOfMap,
-    /// Pages are made in one call: 1 − populate_page / touch_4k.
+    /// One call makes all pages: 1 − populate_page / touch_4k.
     Populate,
-    /// Another allocator: what it saved of the same lines elsewhere ([`crate::catalogue::swaps`]).
+    /// Another allocator: the part of the same lines that it saved in measured programs ([`crate::catalogue::swaps`]).
     Swap,
-    /// Calls that miss glibc's thread cache are served by it: 1 − malloc_cached / malloc_arena of what they cost.
+    /// glibc's thread cache serves calls that missed it before: 1 − malloc_cached / malloc_arena of their cost.
     DeeperCache,
-    /// Threads that share an arena stop waiting for it, and its code runs as fast as alone.
+    /// Threads no longer wait for a shared arena, and its code runs as fast as with one thread.
     OwnArenas,
-    /// Up to the fraction of the lines, with the source of the fraction; no price says how much.
+    /// At most this fraction of the lines, with the source of the fraction. No price gives the exact part.
     AtMost(f64, &'static str),
-    /// It buys time on the clock or memory, not CPU time: what it acts on instead.
+    /// It saves waiting time or memory, not CPU time. The string names what it acts on.
     NotCpu(&'static str),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Need {
-    /// A dynamic loader that honours LD_PRELOAD: no static binary, no Go, no setuid.
+    /// A dynamic loader that uses LD_PRELOAD: not for static binaries, Go programs or setuid programs.
     Preload,
-    /// The dynamic GNU C library, at least this version.
+    /// The GNU C library as a shared library, this version or later.
     Glibc(u32, u32),
-    /// The dynamic GNU C library, older than this.
+    /// The GNU C library as a shared library, older than this version.
     GlibcBefore(u32, u32),
     Musl,
-    /// glibc's own malloc serves the process.
+    /// The process uses glibc's own malloc.
     GlibcMalloc,
     Jemalloc,
     Mimalloc,
@@ -324,33 +409,33 @@ pub enum Need {
     NotMimalloc,
     NotTcmalloc,
     Cpython,
-    /// CPython of at least 3.minor, default build.
+    /// CPython 3.minor or later, default build.
     CpythonAtLeast(u32),
     CpythonFreeThreaded,
     Jvm,
     Go,
     Node,
-    /// Heaps that the runtime manages itself are out of a malloc's reach.
+    /// Not a JVM: the runtime manages the Java heap itself, without malloc.
     NotJvm,
-    /// malloc, not only the runtime's small-object allocator, is where the time goes.
+    /// malloc itself takes the time, not only the runtime's small-object allocator.
     MallocMatters,
-    /// Huge pages can be had by madvise: neither `never` on the host nor disabled for the process.
+    /// madvise can give huge pages: the host's mode is not `never`, and they are not disabled for the process.
     ThpByAdvice,
-    /// The mode is exactly `madvise`, so that the setting changes something.
+    /// The host's mode is `madvise`. In any other mode the setting changes nothing.
     ThpModeMadvise,
     MoreThanOneThread,
-    /// None of the environment's settings mentions this.
+    /// No setting in the environment or on the command line contains this text.
     Unset(&'static str),
-    /// The environment limits glibc's arenas to fewer than it has by itself: eight a CPU on 64 bits.
+    /// The environment limits glibc's arenas to fewer than the default, eight per CPU on 64 bits.
     ArenasLimited,
-    /// No setting pins glibc's mapping threshold, or one pins it below so many bytes.
+    /// No setting fixes glibc's mmap threshold, or a setting fixes it below this number of bytes.
     MmapThresholdBelow(u64),
     MoreThanOneNode,
     Quota,
 }
 
 impl Need {
-    /// Whether only targets of one runtime meet it.
+    /// Whether only targets of one runtime can meet this need.
     pub fn names_a_runtime(&self) -> bool {
         use Need::*;
         matches!(
@@ -361,66 +446,77 @@ impl Need {
 }
 
 const PRELOAD_BACKFIRES: &str =
-    "5 to 10 % more resident memory is usual; freeing another allocator's memory crashes";
-const PRELOAD_PROOF: &str = "the library is mapped, the loader has bound malloc to it, in children too, and calls arrive there where they can be counted";
+    "5 to 10 % more resident memory is usual; the program crashes if it frees memory of another allocator";
+const VARIABLE_PROOF: &str = "the variable is in the environment of the process that runs the program";
+const TUNABLES_PROOF: &str =
+    "GLIBC_TUNABLES is in the environment of the process, and the process uses glibc's malloc";
+const HUGE_PAGES_PROOF: &str = "huge pages are resident in the heap: AnonHugePages in /proc/PID/smaps";
+const RESERVED_PAGES_PROOF: &str =
+    "reserved huge pages are resident in the heap: Private_Hugetlb in /proc/PID/smaps";
+const NODES_PROOF: &str = "the policy in /proc/PID/numa_maps and Cpus_allowed_list match the setting";
+const PRELOAD_PROOF: &str = "the library is mapped; the loader bound malloc to it, also in child processes; calls reach it, if they can be counted";
 const PRELOAD_UNDO: &str = "restart without LD_PRELOAD";
 const ALLOCATOR_WALLS: &[Wall] = &[Wall::AllocatorCode, Wall::AllocatorContention];
-const ALLOCATOR_LINES: &[CostClass] = &[AllocatorCode, AllocatorLocks];
-const TOUCH_LINES: &[CostClass] = &[FaultPath, Zeroing];
-pub const MAP_LINES: &[CostClass] = &[MapCalls, PageRelease];
-const HUGE_BACKFIRES: &str =
-    "memory grows by up to 2 MiB a region; forks copy 2 MiB a write; compaction may stall";
+pub const ALLOCATOR_LINES: &[CostClass] = &[AllocatorCode, AllocatorLocks];
+/// All that a heap costs in the kernel.
+pub const HEAP_LINES: &[CostClass] = &[MapCalls, PageRelease, FaultPath, Zeroing];
+const HUGE_BACKFIRES: &str = "memory grows by up to 2 MiB per region; after a fork, a write copies up to 2 MiB; compaction can stall threads";
 
 pub const TABLE: &[Remedy] = &[
     Remedy {
         key: "quota",
-        title: "raise or drop the cgroup's CPU quota",
+        title: "raise or remove the cgroup's CPU quota",
         kind: Kind::Process,
         walls: &[Wall::CgroupThrottling],
         acts_on: &[],
         effect: Effect::NotCpu("the throttled time"),
         needs: &[Need::Quota],
         restart: false,
-        how: "raise the CPU limit above the {quota} it has (Kubernetes: resources.limits.cpu; docker update --cpus N CONTAINER)",
-        backfires: "neighbours on the machine get less CPU",
-        undo: "set the old limit",
-        moves: "CPU time from the machine's other tenants to this cgroup",
+        how: How::Text(
+            "raise the CPU limit above {quota} (Kubernetes: resources.limits.cpu; Docker: docker update --cpus N CONTAINER)",
+        ),
+        note: "",
+        backfires: "other processes on the machine get less CPU",
+        undo: "set the old limit again",
+        moves: "CPU time from other processes of the machine to this cgroup",
         start: None,
     },
     Remedy {
         key: "gomaxprocs",
-        title: "fit GOMAXPROCS to the quota",
+        title: "set GOMAXPROCS to the CPU quota",
         kind: Kind::Process,
         walls: &[Wall::CgroupThrottling],
         acts_on: &[],
-        effect: Effect::NotCpu("throttled pauses: fewer threads use up the period later"),
+        effect: Effect::NotCpu("throttled time: fewer threads use up the quota later in each period"),
         needs: &[Need::Go, Need::Quota, Need::Unset("GOMAXPROCS")],
         restart: true,
-        how: "GOMAXPROCS={whole_cpus} {cmd}   # the quota of {quota}, rounded up; Go 1.25 and later do so by themselves",
-        backfires: "less parallelism when the quota is raised later",
+        how: How::Start(Some("{whole_cpus}")),
+        note: "the quota of {quota}, rounded up; Go 1.25 and later do this by default",
+        backfires: "the program does not use more CPUs when the quota is raised later",
         undo: "restart without GOMAXPROCS",
-        moves: "parallel bursts to a steadier, longer run",
+        moves: "short parallel bursts to a longer, steady run",
         start: Some(Start {
             argument: Argument::Value(Form::Count(1, 65_536)),
             applied: &[Change::Env("GOMAXPROCS", "{}")],
-            proof: "the variable stands in the environment of the process that runs the program",
-            page: "The Go scheduler then runs Go code on at most so many threads at once. Below a cgroup's quota it no longer spends the period's budget in its first part and then stands still.",
+            proof: VARIABLE_PROOF,
+            page: "The Go scheduler runs Go code on at most N threads at a time. If N is not above the cgroup's quota, the program does not use up the quota early in a period, and the kernel does not stop it until the next one.",
         }),
     },
     Remedy {
         key: "nice",
-        title: "a larger weight, or CPUs of its own",
+        title: "more CPU time against other processes",
         kind: Kind::Process,
         walls: &[Wall::RunQueue],
         acts_on: &[],
-        effect: Effect::NotCpu("the time runnable but waiting"),
+        effect: Effect::NotCpu("the time that threads wait for a CPU"),
         needs: &[],
         restart: false,
-        // A thread's own, on Linux: setpriority(2), bugs.
-        how: "renice -n -5 -p {threads}   # counts within a cgroup; against other containers raise cpu.weight (v1: cpu.shares)",
-        backfires: "the competitors wait instead; threads that start later have their starter's",
+        // On Linux each thread has its own nice value: setpriority(2), BUGS.
+        how: How::Command("renice -n -5 -p {threads}"),
+        note: "only affects processes of the same cgroup; against other containers, raise cpu.weight (cgroup v1: cpu.shares)",
+        backfires: "the other processes wait longer; a new thread inherits the nice value of the thread that starts it",
         undo: "renice -n 0 -p {threads}",
-        moves: "the wait to the processes that compete",
+        moves: "waiting time to the other processes",
         start: None,
     },
     Remedy {
@@ -429,36 +525,40 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Advice,
         walls: &[Wall::Steal],
         acts_on: &[],
-        effect: Effect::NotCpu("time that the hypervisor gives to others"),
+        effect: Effect::NotCpu("CPU time that the hypervisor gives to other machines"),
         needs: &[],
         restart: true,
-        how: "nothing inside this machine helps: stop and start the instance to land on another host, or take dedicated CPUs",
-        backfires: "dedicated CPUs cost money; another host may be as busy",
+        how: How::Text(
+            "no change inside this machine helps: stop and start the instance to get another host, or use dedicated CPUs",
+        ),
+        note: "",
+        backfires: "dedicated CPUs cost money; the other host may be just as busy",
         undo: "move back",
-        moves: "the wait to another tenant",
+        moves: "waiting time to other machines on the host",
         start: None,
     },
     Remedy {
         key: "gogc",
-        title: "let Go's heap grow further between collections",
+        title: "fewer collections in Go: a larger GOGC",
         kind: Kind::Process,
         walls: &[Wall::GarbageCollector],
-        acts_on: &[GarbageCollector],
+        acts_on: Wall::GarbageCollector.lines(),
         effect: Effect::AtMost(
             0.5,
             "Go's guide to its collector: doubling GOGC roughly halves the collector's CPU cost",
         ),
         needs: &[Need::Go, Need::Unset("GOGC")],
         restart: true,
-        how: "GOGC=200 {cmd}   # with GOMEMLIMIT at 90 % of the memory limit",
-        backfires: "up to half as much heap again; near GOMEMLIMIT the collector runs all the time",
+        how: How::Start(None),
+        note: "also set GOMEMLIMIT to 90 % of the memory limit",
+        backfires: "the heap grows by up to 50 %; near GOMEMLIMIT the collector runs all the time",
         undo: "restart without GOGC",
         moves: "CPU time to resident memory",
         start: Some(Start {
             argument: Argument::Or(Form::Count(1, 100_000), "200"),
             applied: &[Change::Env("GOGC", "{}")],
-            proof: "the variable stands in the environment of the process that runs the program",
-            page: "The heap may grow by so many per cent of what is live before the next collection; Go's own setting is 100. Combine it with gomemlimit=SIZE, so that the larger heap stays below the memory limit.",
+            proof: VARIABLE_PROOF,
+            page: "The heap can grow by N % of the live memory before the next collection; the default is 100. Combine it with gomemlimit=SIZE, so that the larger heap stays below the memory limit.",
         }),
     },
     Remedy {
@@ -466,12 +566,15 @@ pub const TABLE: &[Remedy] = &[
         title: "fewer cyclic collections: gc.freeze() and a higher threshold",
         kind: Kind::Advice,
         walls: &[Wall::GarbageCollector],
-        acts_on: &[GarbageCollector],
-        effect: Effect::AtMost(1.0, "depends on how many cycles the code really makes"),
+        acts_on: Wall::GarbageCollector.lines(),
+        effect: Effect::AtMost(1.0, "depends on how many reference cycles the code makes"),
         needs: &[Need::Cpython],
         restart: true,
-        how: "after start-up: import gc; gc.collect(); gc.freeze(); gc.set_threshold(50_000, 20, 100)",
-        backfires: "garbage in cycles lives longer: resident memory grows if the code makes many",
+        how: How::Text(
+            "after start-up: import gc; gc.collect(); gc.freeze(); gc.set_threshold(50_000, 20, 100)",
+        ),
+        note: "",
+        backfires: "reference cycles are freed later: resident memory grows if the code makes many of them",
         undo: "gc.unfreeze(); gc.set_threshold(700, 10, 10)",
         moves: "CPU time to resident memory",
         start: None,
@@ -481,20 +584,21 @@ pub const TABLE: &[Remedy] = &[
         title: "a larger young generation for V8",
         kind: Kind::Process,
         walls: &[Wall::GarbageCollector],
-        acts_on: &[GarbageCollector],
+        acts_on: Wall::GarbageCollector.lines(),
         effect: Effect::AtMost(1.0, "depends on how much survives a scavenge"),
         needs: &[Need::Node, Need::Unset("semi-space")],
         restart: true,
-        // NODE_OPTIONS refuses it before the autumn of 2022 (nodejs/node#44436); the command line never does.
-        how: "{node:--max-semi-space-size=64}",
-        backfires: "up to 192 MiB more resident memory an isolate; single scavenges may take longer",
+        // Before autumn 2022 NODE_OPTIONS refused this option (nodejs/node#44436); the command line always accepts it.
+        how: How::Start(None),
+        note: "",
+        backfires: "up to 192 MiB more resident memory per isolate; a single scavenge can take longer",
         undo: "restart without the option",
         moves: "CPU time to resident memory",
         start: Some(Start {
             argument: Argument::Or(Form::Count(1, 4096), "64"),
             applied: &[Change::CommandOption("--max-semi-space-size={}")],
-            proof: "the option stands on the command line behind node",
-            page: "V8's young generation, in MiB a semi-space. A larger one is collected less often, and what dies young is then never copied. It is set on the command line, which every version takes, so node must be the command's own program.",
+            proof: "the option is on the command line, after node",
+            page: "The size of one semi-space of V8's young generation, in MiB. V8 collects a larger one less often, and fewer objects are still alive then and have to be copied. allocwall puts the option on the command line, where every version of Node accepts it, so the command must start node directly.",
         }),
     },
     Remedy {
@@ -502,20 +606,23 @@ pub const TABLE: &[Remedy] = &[
         title: "a larger Java heap",
         kind: Kind::Process,
         walls: &[Wall::GarbageCollector],
-        acts_on: &[GarbageCollector],
+        acts_on: Wall::GarbageCollector.lines(),
         effect: Effect::AtMost(1.0, "depends on how much survives a collection"),
         needs: &[Need::Jvm],
         restart: true,
-        // On the command line, which goes before JAVA_TOOL_OPTIONS. -Xlog is refused before Java 9.
-        how: "give it twice the heap, {java_heap}, and compare the collections that -verbose:gc prints",
-        backfires: "more resident memory; a full collection of it takes longer",
+        // On the command line, because it overrides JAVA_TOOL_OPTIONS. Java before 9 refuses -Xlog.
+        how: How::Text(
+            "double the heap size ({java_heap}) with -Xmx, and compare the collections that -verbose:gc prints",
+        ),
+        note: "",
+        backfires: "more resident memory; a full collection takes longer",
         undo: "restart with the old -Xmx",
         moves: "CPU time to resident memory",
         start: Some(Start {
             argument: Argument::Value(Form::Bytes),
             applied: &[Change::CommandOption("-Xmx{}")],
-            proof: "the option stands on the command line behind java",
-            page: "The largest size of the Java heap. It goes on the command line, before which JAVA_TOOL_OPTIONS gives way, so java must be the command's own program; a -Xmx that follows there wins.",
+            proof: "the option is on the command line, after java",
+            page: "The maximum size of the Java heap. allocwall puts the option on the command line, because it overrides JAVA_TOOL_OPTIONS; so the command must start java directly. If the command has a -Xmx of its own, that one wins, because it comes later.",
         }),
     },
     Remedy {
@@ -523,7 +630,7 @@ pub const TABLE: &[Remedy] = &[
         title: "glibc keeps freed memory: fixed mmap and trim thresholds",
         kind: Kind::Process,
         walls: &[Wall::MapChurn, Wall::FirstTouch, Wall::AddressSpaceLock],
-        acts_on: &[MapCalls, PageRelease, FaultPath, Zeroing],
+        acts_on: HEAP_LINES,
         effect: Effect::ArenaInsteadOfMap,
         needs: &[
             Need::Glibc(2, 36),
@@ -532,21 +639,22 @@ pub const TABLE: &[Remedy] = &[
             Need::Unset("MALLOC_MMAP_THRESHOLD_"),
         ],
         restart: true,
-        // Both: any of mmap_threshold, trim_threshold and top_pad alone stops glibc from raising the others with the blocks
-        // that it frees (no_dyn_threshold in malloc/malloc.c), and leaves them at 128 KiB.
-        // Measured on 2.36: blocks of 40 MiB then come from the heap. Threads other than the first keep their arenas' limit of 64 MiB.
-        how: "GLIBC_TUNABLES={tunables:glibc.malloc.mmap_threshold=268435456:glibc.malloc.trim_threshold=268435456} {cmd}",
-        backfires: "one long-lived block above many freed ones pins them all: resident memory stays at its high-water mark",
+        // Set both: if only one of mmap_threshold, trim_threshold and top_pad is set, glibc no longer raises the others
+        // (no_dyn_threshold in malloc/malloc.c), and they stay at 128 KiB.
+        // Measured on 2.36: blocks of 40 MiB then come from the heap. Arenas of other threads keep their limit of 64 MiB.
+        how: How::Start(None),
+        note: "",
+        backfires: "one long-lived block above many freed blocks keeps them all resident: resident memory stays at its peak",
         undo: "restart without the tunables",
-        moves: "CPU time in the kernel to resident memory",
+        moves: "kernel CPU time to resident memory",
         start: Some(Start {
             argument: Argument::None,
             applied: &[
                 Change::Tunable("glibc.malloc.mmap_threshold", "268435456"),
                 Change::Tunable("glibc.malloc.trim_threshold", "268435456"),
             ],
-            proof: "GLIBC_TUNABLES stands in the environment of the process, and glibc's malloc serves it",
-            page: "Blocks up to 256 MiB come from the heap instead of a mapping of their own, and the heap's top is given back only above as much. Both are set, since either of them alone stops glibc from raising the other with the blocks that it frees. Threads other than the first have arenas of at most 64 MiB, where larger blocks are mapped all the same.",
+            proof: TUNABLES_PROOF,
+            page: "Blocks up to 256 MiB come from the heap instead of their own mapping. glibc returns free memory at the top of the heap to the kernel only when it is more than 256 MiB. Both thresholds are set, because setting only one stops glibc from adapting the other. Only the main thread's heap can grow this large: other threads use arenas of at most 64 MiB, and larger blocks are still mapped there.",
         }),
     },
     Remedy {
@@ -554,7 +662,7 @@ pub const TABLE: &[Remedy] = &[
         title: "glibc keeps freed memory: mmap threshold at its 32 MiB limit",
         kind: Kind::Process,
         walls: &[Wall::MapChurn, Wall::FirstTouch, Wall::AddressSpaceLock],
-        acts_on: &[MapCalls, PageRelease, FaultPath, Zeroing],
+        acts_on: HEAP_LINES,
         effect: Effect::ArenaInsteadOfMap,
         needs: &[
             Need::Glibc(2, 26),
@@ -564,19 +672,20 @@ pub const TABLE: &[Remedy] = &[
             Need::Unset("MALLOC_MMAP_THRESHOLD_"),
         ],
         restart: true,
-        // The largest that older versions take (HEAP_MAX_SIZE / 2 on 64 bits); blocks above it are mapped all the same.
-        how: "GLIBC_TUNABLES={tunables:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456} {cmd}",
-        backfires: "one long-lived block above freed ones pins them all: memory stays at its high-water mark",
+        // The largest value that older versions accept (HEAP_MAX_SIZE / 2 on 64 bits). Larger blocks are still mapped.
+        how: How::Start(None),
+        note: "",
+        backfires: "one long-lived block above many freed blocks keeps them all resident: resident memory stays at its peak",
         undo: "restart without the tunables",
-        moves: "CPU time in the kernel to resident memory",
+        moves: "kernel CPU time to resident memory",
         start: Some(Start {
             argument: Argument::None,
             applied: &[
                 Change::Tunable("glibc.malloc.mmap_threshold", "33554432"),
                 Change::Tunable("glibc.malloc.trim_threshold", "268435456"),
             ],
-            proof: "GLIBC_TUNABLES stands in the environment of the process, and glibc's malloc serves it",
-            page: "As glibc-keep-memory, for versions before 2.36, which take a mapping threshold of at most 32 MiB. Larger blocks are mapped and unmapped as before.",
+            proof: TUNABLES_PROOF,
+            page: "The same as glibc-keep-memory, for glibc before 2.36, which accepts an mmap threshold of at most 32 MiB. Larger blocks are still mapped and unmapped.",
         }),
     },
     Remedy {
@@ -584,7 +693,7 @@ pub const TABLE: &[Remedy] = &[
         title: "glibc's heap on transparent huge pages",
         kind: Kind::Process,
         walls: &[Wall::FirstTouch],
-        acts_on: TOUCH_LINES,
+        acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
         needs: &[
             Need::Glibc(2, 35),
@@ -593,15 +702,16 @@ pub const TABLE: &[Remedy] = &[
             Need::Unset("hugetlb"),
         ],
         restart: true,
-        how: "GLIBC_TUNABLES={tunables:glibc.malloc.hugetlb=1} {cmd}",
+        how: How::Start(None),
+        note: "",
         backfires: HUGE_BACKFIRES,
         undo: "restart without the tunable",
-        moves: "512 small faults to one large one: fewer, longer pauses",
+        moves: "512 small faults to one large fault: fewer, longer pauses",
         start: Some(Start {
             argument: Argument::None,
             applied: &[Change::Tunable("glibc.malloc.hugetlb", "1")],
-            proof: "huge pages are resident in the heap: AnonHugePages of /proc/PID/smaps",
-            page: "glibc asks for transparent huge pages (madvise) for its heap and for the blocks that it maps. It asks only where the machine's mode is madvise: in mode always they have them anyway, in mode never nobody has.",
+            proof: HUGE_PAGES_PROOF,
+            page: "glibc asks the kernel for transparent huge pages (madvise) for its heap and for the blocks that it maps. It asks only if the machine's mode is madvise. In mode always the kernel gives huge pages without being asked; in mode never it gives none.",
         }),
     },
     Remedy {
@@ -609,7 +719,7 @@ pub const TABLE: &[Remedy] = &[
         title: "jemalloc's heap on transparent huge pages",
         kind: Kind::Process,
         walls: &[Wall::FirstTouch],
-        acts_on: TOUCH_LINES,
+        acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
         needs: &[
             Need::Jemalloc,
@@ -618,10 +728,11 @@ pub const TABLE: &[Remedy] = &[
             Need::Unset("thp:"),
         ],
         restart: true,
-        how: "{jemalloc:thp:always,metadata_thp:auto} {cmd}",
+        how: How::Start(None),
+        note: "",
         backfires: HUGE_BACKFIRES,
         undo: "restart without the variable",
-        moves: "512 small faults to one large one: fewer, longer pauses",
+        moves: "512 small faults to one large fault: fewer, longer pauses",
         start: Some(Start {
             argument: Argument::None,
             applied: &[Change::EnvAppend {
@@ -629,16 +740,16 @@ pub const TABLE: &[Remedy] = &[
                 separator: ',',
                 value: "thp:always,metadata_thp:auto",
             }],
-            proof: "huge pages are resident in the heap: AnonHugePages of /proc/PID/smaps",
-            page: "jemalloc asks for transparent huge pages for all that it maps. A build whose functions carry a prefix reads a variable with that prefix; which one is read from the library.",
+            proof: HUGE_PAGES_PROOF,
+            page: "jemalloc asks the kernel for transparent huge pages for all memory that it maps. A build whose functions have a prefix reads a variable with that prefix instead of MALLOC_CONF. allocwall reads the library to find the right name.",
         }),
     },
     Remedy {
         key: "mimalloc-thp",
-        title: "mimalloc's heap on large pages",
+        title: "mimalloc's heap on huge pages",
         kind: Kind::Process,
         walls: &[Wall::FirstTouch],
-        acts_on: TOUCH_LINES,
+        acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
         needs: &[
             Need::Mimalloc,
@@ -647,23 +758,24 @@ pub const TABLE: &[Remedy] = &[
             Need::Unset("LARGE_OS_PAGES"),
         ],
         restart: true,
-        how: "MIMALLOC_ALLOW_LARGE_OS_PAGES=1 {cmd}",
+        how: How::Start(None),
+        note: "",
         backfires: HUGE_BACKFIRES,
         undo: "restart without the variable",
-        moves: "512 small faults to one large one: fewer, longer pauses",
+        moves: "512 small faults to one large fault: fewer, longer pauses",
         start: Some(Start {
             argument: Argument::None,
             applied: &[Change::Env("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1")],
-            proof: "huge pages are resident in the heap: AnonHugePages of /proc/PID/smaps",
-            page: "mimalloc takes reserved 2 MiB pages where the machine has some, and else asks for transparent ones (src/prim/unix/prim.c).",
+            proof: HUGE_PAGES_PROOF,
+            page: "mimalloc uses reserved 2 MiB pages if the machine has some; otherwise it asks the kernel for transparent huge pages (src/prim/unix/prim.c).",
         }),
     },
     Remedy {
         key: "cpython-mimalloc-huge",
-        title: "CPython's objects in mimalloc, on large pages",
+        title: "CPython's objects in mimalloc, on huge pages",
         kind: Kind::Process,
         walls: &[Wall::FirstTouch],
-        acts_on: TOUCH_LINES,
+        acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
         needs: &[
             Need::CpythonAtLeast(13),
@@ -672,26 +784,27 @@ pub const TABLE: &[Remedy] = &[
             Need::Unset("LARGE_OS_PAGES"),
         ],
         restart: true,
-        how: "PYTHONMALLOC=mimalloc MIMALLOC_ALLOW_LARGE_OS_PAGES=1 {cmd}",
+        how: How::Start(None),
+        note: "",
         backfires: HUGE_BACKFIRES,
         undo: "restart without the variables",
-        moves: "512 small faults to one large one: fewer, longer pauses",
+        moves: "512 small faults to one large fault: fewer, longer pauses",
         start: Some(Start {
             argument: Argument::None,
             applied: &[
                 Change::Env("PYTHONMALLOC", "mimalloc"),
                 Change::Env("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1"),
             ],
-            proof: "huge pages are resident in the heap: AnonHugePages of /proc/PID/smaps",
-            page: "CPython 3.13 and later carry mimalloc inside and can serve all objects from it; that mimalloc reads its own options from the environment.",
+            proof: HUGE_PAGES_PROOF,
+            page: "CPython 3.13 and later contain mimalloc and can use it for all objects. The built-in mimalloc reads its options from the environment.",
         }),
     },
     Remedy {
         key: "cpython-nogil-huge",
-        title: "free-threaded CPython's own mimalloc on large pages",
+        title: "free-threaded CPython's mimalloc on huge pages",
         kind: Kind::Process,
         walls: &[Wall::FirstTouch],
-        acts_on: TOUCH_LINES,
+        acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
         needs: &[
             Need::CpythonFreeThreaded,
@@ -699,15 +812,16 @@ pub const TABLE: &[Remedy] = &[
             Need::Unset("LARGE_OS_PAGES"),
         ],
         restart: true,
-        how: "MIMALLOC_ALLOW_LARGE_OS_PAGES=1 {cmd}",
+        how: How::Start(None),
+        note: "",
         backfires: HUGE_BACKFIRES,
         undo: "restart without the variable",
-        moves: "512 small faults to one large one: fewer, longer pauses",
+        moves: "512 small faults to one large fault: fewer, longer pauses",
         start: Some(Start {
             argument: Argument::None,
             applied: &[Change::Env("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1")],
-            proof: "huge pages are resident in the heap: AnonHugePages of /proc/PID/smaps",
-            page: "The free-threaded build of CPython serves its objects from the mimalloc inside it, which reads its own options from the environment.",
+            proof: HUGE_PAGES_PROOF,
+            page: "The free-threaded build of CPython uses its built-in mimalloc for objects. It reads its options from the environment.",
         }),
     },
     Remedy {
@@ -715,7 +829,7 @@ pub const TABLE: &[Remedy] = &[
         title: "the Java heap on transparent huge pages",
         kind: Kind::Process,
         walls: &[Wall::FirstTouch],
-        acts_on: TOUCH_LINES,
+        acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
         needs: &[
             Need::Jvm,
@@ -723,10 +837,11 @@ pub const TABLE: &[Remedy] = &[
             Need::Unset("UseTransparentHugePages"),
         ],
         restart: true,
-        how: "JAVA_TOOL_OPTIONS=-XX:+UseTransparentHugePages {cmd}",
+        how: How::Start(None),
+        note: "",
         backfires: HUGE_BACKFIRES,
         undo: "restart without the option",
-        moves: "512 small faults to one large one: fewer, longer pauses",
+        moves: "512 small faults to one large fault: fewer, longer pauses",
         start: Some(Start {
             argument: Argument::None,
             applied: &[Change::EnvAppend {
@@ -734,8 +849,8 @@ pub const TABLE: &[Remedy] = &[
                 separator: ' ',
                 value: "-XX:+UseTransparentHugePages",
             }],
-            proof: "huge pages are resident in the heap: AnonHugePages of /proc/PID/smaps",
-            page: "The JVM asks for transparent huge pages for its heap. It says on standard error that it picked up JAVA_TOOL_OPTIONS.",
+            proof: HUGE_PAGES_PROOF,
+            page: "The JVM asks the kernel for transparent huge pages for its heap. It prints a line to standard error that it picked up JAVA_TOOL_OPTIONS.",
         }),
     },
     Remedy {
@@ -743,14 +858,17 @@ pub const TABLE: &[Remedy] = &[
         title: "touch the Java heap before the first request",
         kind: Kind::Process,
         walls: &[Wall::FirstTouch],
-        acts_on: TOUCH_LINES,
-        effect: Effect::AtMost(1.0, "all first touches of the heap, but none outside it"),
+        acts_on: Wall::FirstTouch.lines(),
+        effect: Effect::AtMost(1.0, "all first touches of the Java heap, none of other memory"),
         needs: &[Need::Jvm, Need::Unset("AlwaysPreTouch")],
         restart: true,
-        how: "start it with -XX:+AlwaysPreTouch and an -Xms as large as its heap, {java_heap}",
-        backfires: "start-up takes as long as touching the whole heap; all of -Xms is resident at once",
+        how: How::Text(
+            "start it with -XX:+AlwaysPreTouch and with -Xms set to the maximum heap size ({java_heap})",
+        ),
+        note: "",
+        backfires: "start-up takes longer, because the whole heap is touched; all of -Xms is resident from the start",
         undo: "restart without the option",
-        moves: "first touches from requests to start-up",
+        moves: "first touches from requests to the start of the program",
         start: Some(Start {
             argument: Argument::Maybe(Form::Bytes),
             applied: &[
@@ -765,8 +883,8 @@ pub const TABLE: &[Remedy] = &[
                     value: "-Xms{}",
                 },
             ],
-            proof: "the variable stands in the environment of the process that runs the program",
-            page: "The JVM writes to every page of its heap as it commits it. At start that is the initial heap: with a SIZE it is made so large, without one it is as large as -Xms says or, by default, a 64th of the memory. An option on the command line goes before this one.",
+            proof: VARIABLE_PROOF,
+            page: "The JVM writes to each page of its heap when it commits the page. At the start it commits the initial heap: SIZE if it is given, otherwise -Xms, or by default 1/64 of the memory. Options on the command line override this one.",
         }),
     },
     Remedy {
@@ -774,19 +892,20 @@ pub const TABLE: &[Remedy] = &[
         title: "transparent huge pages for the whole machine",
         kind: Kind::Machine,
         walls: &[Wall::FirstTouch],
-        acts_on: TOUCH_LINES,
+        acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
         needs: &[Need::ThpModeMadvise],
         restart: false,
-        how: "echo always > /sys/kernel/mm/transparent_hugepage/enabled   # as root; for new memory",
-        backfires: "every process is affected: memory grows; Redis, for one, advises against it",
+        how: How::Command("echo always > /sys/kernel/mm/transparent_hugepage/enabled"),
+        note: "as root; only affects new memory",
+        backfires: "it affects every process: memory grows; some programs, for example Redis, advise against it",
         undo: "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
-        moves: "512 small faults to one large one: fewer, longer pauses",
+        moves: "512 small faults to one large fault: fewer, longer pauses",
         start: None,
     },
     Remedy {
         key: "jemalloc",
-        title: "jemalloc by preload",
+        title: "preload jemalloc",
         kind: Kind::Process,
         walls: &[
             Wall::AllocatorContention,
@@ -804,20 +923,21 @@ pub const TABLE: &[Remedy] = &[
             Need::MallocMatters,
         ],
         restart: true,
-        how: "LD_PRELOAD=/usr/lib/{triple}/libjemalloc.so.2 {cmd}   # Debian: libjemalloc2",
+        how: How::Start(None),
+        note: "Debian: libjemalloc2",
         backfires: PRELOAD_BACKFIRES,
         undo: PRELOAD_UNDO,
-        moves: "lock waits and slow paths to per-thread caches: resident memory",
+        moves: "lock waits and slow paths to per-thread caches, which hold more resident memory",
         start: Some(Start {
             argument: Argument::Source,
             applied: &[Change::Preload(Library::Jemalloc)],
             proof: PRELOAD_PROOF,
-            page: "Its caches are per thread, and it has four arenas a CPU; free pages go back to the kernel after ten seconds of decay. `jemalloc` takes the system's library, else the bundled one; `jemalloc@system`, `jemalloc@bundled`, `jemalloc@5.3.0` and `jemalloc@/path/lib.so` say which. Several versions are several arms.",
+            page: "jemalloc has a cache per thread and four arenas per CPU. It returns free pages to the kernel after ten seconds. `jemalloc` uses the system's library, or the bundled one if there is none. Choose one with `jemalloc@system`, `jemalloc@bundled`, `jemalloc@5.3.0` or `jemalloc@/path/lib.so`. Use one arm per version.",
         }),
     },
     Remedy {
         key: "tcmalloc",
-        title: "tcmalloc by preload",
+        title: "preload tcmalloc",
         kind: Kind::Process,
         walls: ALLOCATOR_WALLS,
         acts_on: ALLOCATOR_LINES,
@@ -829,20 +949,21 @@ pub const TABLE: &[Remedy] = &[
             Need::MallocMatters,
         ],
         restart: true,
-        how: "LD_PRELOAD=/usr/lib/{triple}/libtcmalloc_minimal.so.4 {cmd}   # Debian: libtcmalloc-minimal4",
+        how: How::Start(None),
+        note: "Debian: libtcmalloc-minimal4",
         backfires: PRELOAD_BACKFIRES,
         undo: PRELOAD_UNDO,
-        moves: "lock waits and slow paths to per-thread caches: resident memory",
+        moves: "lock waits and slow paths to per-thread caches, which hold more resident memory",
         start: Some(Start {
             argument: Argument::Source,
             applied: &[Change::Preload(Library::Tcmalloc)],
             proof: PRELOAD_PROOF,
-            page: "The tcmalloc of gperftools: per-thread caches in front of central free lists. Takes libtcmalloc where it is installed, else libtcmalloc_minimal, which lacks only its profilers. `tcmalloc@/path/lib.so` says which.",
+            page: "The tcmalloc of gperftools has a cache per thread in front of central free lists. allocwall uses libtcmalloc if it is installed, otherwise libtcmalloc_minimal, which only lacks the profilers. Choose one with `tcmalloc@/path/lib.so`.",
         }),
     },
     Remedy {
         key: "mimalloc",
-        title: "mimalloc by preload",
+        title: "preload mimalloc",
         kind: Kind::Process,
         walls: ALLOCATOR_WALLS,
         acts_on: ALLOCATOR_LINES,
@@ -854,48 +975,51 @@ pub const TABLE: &[Remedy] = &[
             Need::MallocMatters,
         ],
         restart: true,
-        how: "LD_PRELOAD=/usr/lib/{triple}/libmimalloc.so.2 {cmd}   # Debian: libmimalloc2.0",
+        how: How::Start(None),
+        note: "Debian: libmimalloc2.0",
         backfires: PRELOAD_BACKFIRES,
         undo: PRELOAD_UNDO,
-        moves: "lock waits and slow paths to per-thread heaps: resident memory",
+        moves: "lock waits and slow paths to per-thread heaps, which hold more resident memory",
         start: Some(Start {
             argument: Argument::Source,
             applied: &[Change::Preload(Library::Mimalloc)],
             proof: PRELOAD_PROOF,
-            page: "A heap for each thread, whose free lists are a page's own; blocks that another thread frees go back by one atomic operation. `mimalloc` takes the system's library, else the bundled one; `mimalloc@system`, `mimalloc@bundled` and `mimalloc@/path/lib.so` say which: versions 2 and 3 differ much and are two arms.",
+            page: "mimalloc has a heap per thread, with free lists per page. A thread that frees a block of another thread returns it with one atomic operation. `mimalloc` uses the system's library, or the bundled one if there is none. Choose one with `mimalloc@system`, `mimalloc@bundled` or `mimalloc@/path/lib.so`. Versions 2 and 3 differ much: use one arm for each.",
         }),
     },
     Remedy {
         key: "mimalloc-musl",
-        title: "mimalloc by preload, built for musl",
+        title: "preload mimalloc, built for musl",
         kind: Kind::Process,
         walls: ALLOCATOR_WALLS,
         acts_on: ALLOCATOR_LINES,
         effect: Effect::Swap,
         needs: &[Need::Musl, Need::Preload, Need::NotMimalloc, Need::MallocMatters],
         restart: true,
-        how: "LD_PRELOAD=/usr/lib/libmimalloc.so.2 {cmd}   # Alpine: mimalloc2",
+        how: How::Start(None),
+        note: "Alpine: mimalloc2",
         backfires: PRELOAD_BACKFIRES,
         undo: PRELOAD_UNDO,
-        moves: "the one lock of musl's allocator to per-thread heaps: resident memory",
+        moves: "waits for the lock of musl's allocator to per-thread heaps, which hold more resident memory",
         start: Some(Start {
             argument: Argument::Source,
             applied: &[Change::Preload(Library::Mimalloc)],
             proof: PRELOAD_PROOF,
-            page: "musl's allocator has one lock for all threads. The library must have been built for musl: one that was linked with glibc is refused.",
+            page: "musl's allocator has one lock for all threads. The library must be built for musl. allocwall refuses a library that is linked with glibc.",
         }),
     },
     Remedy {
         key: "glibc-arenas-free",
-        title: "lift the limit on glibc's arenas",
+        title: "remove the limit on glibc's arenas",
         kind: Kind::Process,
         walls: &[Wall::AllocatorContention],
         acts_on: &[AllocatorLocks],
         effect: Effect::OwnArenas,
         needs: &[Need::GlibcMalloc, Need::ArenasLimited, Need::MoreThanOneThread],
         restart: true,
-        how: "env -u MALLOC_ARENA_MAX GLIBC_TUNABLES={tunables:glibc.malloc.arena_max={arenas}} {cmd}   # eight a core, the default",
-        backfires: "each arena keeps its own free memory: resident memory grows, which the limit prevents",
+        how: How::Start(None),
+        note: "the default: eight per CPU",
+        backfires: "each arena keeps its own free memory: resident memory grows; the limit may be there to prevent this",
         undo: "set the limit again",
         moves: "lock waits to resident memory",
         start: Some(Start {
@@ -904,29 +1028,30 @@ pub const TABLE: &[Remedy] = &[
                 Change::Unset("MALLOC_ARENA_MAX"),
                 Change::Tunable("glibc.malloc.arena_max", "{arenas}"),
             ],
-            proof: "GLIBC_TUNABLES stands in the environment of the process, and glibc's malloc serves it",
-            page: "Containers and service files often set MALLOC_ARENA_MAX=2 to save memory; then threads share two locks. This takes the limit back to glibc's own, eight arenas a CPU.",
+            proof: TUNABLES_PROOF,
+            page: "Container images and service files often set MALLOC_ARENA_MAX=2 to save memory. Then all threads share two arenas and their locks. This remedy restores glibc's default limit of eight arenas per CPU.",
         }),
     },
     Remedy {
         key: "glibc-tcache-count",
-        title: "a deeper thread cache in glibc",
+        title: "a larger thread cache in glibc",
         kind: Kind::Process,
         walls: ALLOCATOR_WALLS,
         acts_on: ALLOCATOR_LINES,
         effect: Effect::DeeperCache,
         needs: &[Need::Glibc(2, 26), Need::GlibcMalloc, Need::Unset("tcache_count")],
         restart: true,
-        // 127 is the largest count that every version with a thread cache takes.
-        how: "GLIBC_TUNABLES={tunables:glibc.malloc.tcache_count=127} {cmd}",
-        backfires: "each thread may hold 127 free blocks of each of 64 sizes: up to 4 MiB a thread",
+        // 127 is the largest count that all versions with a thread cache accept.
+        how: How::Start(None),
+        note: "",
+        backfires: "each thread can keep 127 free blocks of each of 64 sizes: up to 4 MiB per thread",
         undo: "restart without the tunable",
-        moves: "arena work and locks to resident memory a thread",
+        moves: "CPU time in the arenas and lock waits to resident memory per thread",
         start: Some(Start {
             argument: Argument::Or(Form::Count(0, 65_535), "127"),
             applied: &[Change::Tunable("glibc.malloc.tcache_count", "{}")],
-            proof: "GLIBC_TUNABLES stands in the environment of the process, and glibc's malloc serves it",
-            page: "glibc's thread cache holds 7 free blocks of each size by itself. A thread that frees more of a size than the cache holds falls through to the arena and its lock.",
+            proof: TUNABLES_PROOF,
+            page: "By default glibc's thread cache keeps 7 free blocks of each size. When a thread frees more blocks of one size, the calls go to the arena and take its lock.",
         }),
     },
     Remedy {
@@ -935,7 +1060,7 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: &[Wall::Retention, Wall::AddressSpaceLock],
         acts_on: &[AddressSpaceLock],
-        effect: Effect::NotCpu("resident memory, and the arenas' map calls"),
+        effect: Effect::NotCpu("resident memory and the map calls of the arenas"),
         needs: &[
             Need::Glibc(2, 26),
             Need::GlibcMalloc,
@@ -944,42 +1069,47 @@ pub const TABLE: &[Remedy] = &[
             Need::Unset("MALLOC_ARENA_MAX"),
         ],
         restart: true,
-        how: "GLIBC_TUNABLES={tunables:glibc.malloc.arena_max=2} {cmd}",
-        backfires: "threads share locks: allocator contention on many cores",
+        how: How::Start(None),
+        note: "",
+        backfires: "threads share locks: allocator contention with many CPUs",
         undo: "restart without the tunable",
         moves: "resident memory to lock waits",
         start: Some(Start {
             argument: Argument::Or(Form::Count(1, 65_536), "2"),
             applied: &[Change::Tunable("glibc.malloc.arena_max", "{}")],
-            proof: "GLIBC_TUNABLES stands in the environment of the process, and glibc's malloc serves it",
-            page: "Each arena keeps free memory of its own, and glibc makes up to eight a CPU. Fewer arenas hold less, and threads that allocate at the same time wait for one another.",
+            proof: TUNABLES_PROOF,
+            page: "Each arena keeps its own free memory, and glibc makes up to eight arenas per CPU. Fewer arenas keep less free memory, but threads that allocate at the same time wait for each other.",
         }),
     },
     Remedy {
         key: "malloc-trim",
-        title: "give free memory back after the peak: malloc_trim(0)",
+        title: "return free memory after the peak: malloc_trim(0)",
         kind: Kind::Advice,
         walls: &[Wall::Retention],
         acts_on: &[],
-        effect: Effect::NotCpu("resident memory: whole free pages anywhere in the heap"),
+        effect: Effect::NotCpu("resident memory: whole free pages in all parts of the heap"),
         needs: &[Need::GlibcMalloc],
         restart: true,
-        how: "call malloc_trim(0) after the large request (CPython: ctypes.CDLL(None).malloc_trim(0))",
-        backfires: "holds each arena's lock for milliseconds; the next growth pays first touch again",
-        undo: "take the call out",
-        moves: "resident memory to first touches later",
+        how: How::Text(
+            "call malloc_trim(0) after the large request (CPython: ctypes.CDLL(None).malloc_trim(0))",
+        ),
+        note: "",
+        backfires: "it holds each arena's lock for milliseconds; when the heap grows again, it pays first touches again",
+        undo: "remove the call",
+        moves: "resident memory to later first touches",
         start: None,
     },
     Remedy {
         key: "jemalloc-decay",
-        title: "jemalloc gives dirty pages back sooner",
+        title: "jemalloc returns free pages sooner",
         kind: Kind::Process,
         walls: &[Wall::Retention],
         acts_on: &[],
         effect: Effect::NotCpu("resident memory"),
         needs: &[Need::Jemalloc, Need::Unset("decay_ms")],
         restart: true,
-        how: "{jemalloc:background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0} {cmd}",
+        how: How::Start(None),
+        note: "",
         backfires: "more madvise calls and first touches",
         undo: "restart without the variable",
         moves: "resident memory to kernel CPU time",
@@ -990,8 +1120,8 @@ pub const TABLE: &[Remedy] = &[
                 separator: ',',
                 value: "background_thread:true,dirty_decay_ms:{},muzzy_decay_ms:0",
             }],
-            proof: "the variable stands in the environment of the process that runs the program",
-            page: "Pages that are free for so many milliseconds go back to the kernel, by a thread of jemalloc's own, so that an idle process shrinks too; jemalloc's own setting is 10,000.",
+            proof: VARIABLE_PROOF,
+            page: "jemalloc returns pages to the kernel when they were free for N milliseconds; the default is 10,000. A background thread of jemalloc does this, so that an idle process shrinks, too.",
         }),
     },
     Remedy {
@@ -1000,18 +1130,19 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: &[Wall::Numa],
         acts_on: &[],
-        effect: Effect::NotCpu("round trips to the other node"),
+        effect: Effect::NotCpu("the latency of memory on the other node"),
         needs: &[Need::MoreThanOneNode],
         restart: true,
-        how: "numactl --cpunodebind=0 --membind=0 {cmd}",
-        backfires: "half of the bandwidth and CPUs; one node may run out of memory while the other is empty",
+        how: How::Start(None),
+        note: "",
+        backfires: "with two nodes, half of the memory bandwidth and CPUs; one node can run out of memory while the other has free memory",
         undo: "restart without numactl",
         moves: "remote latency to competition for one node",
         start: Some(Start {
             argument: Argument::Or(Form::Nodes, "0"),
             applied: &[Change::Nodes("{}")],
-            proof: "the policy of /proc/PID/numa_maps and Cpus_allowed_list are as set",
-            page: "Memory is taken from these nodes alone, and threads run on their CPUs alone (unless cpus=LIST says otherwise). Where they have no memory left the process is ended, even though other nodes have some.",
+            proof: NODES_PROOF,
+            page: "The kernel takes memory only from these nodes, and threads run only on their CPUs (unless cpus=LIST is given, too). If these nodes have no free memory, the kernel ends the process, even if other nodes have some.",
         }),
     },
     Remedy {
@@ -1019,44 +1150,53 @@ pub const TABLE: &[Remedy] = &[
         title: "reuse large buffers from request to request",
         kind: Kind::Advice,
         walls: &[Wall::FirstTouch, Wall::MapChurn],
-        acts_on: &[MapCalls, PageRelease, FaultPath, Zeroing],
-        effect: Effect::AtMost(1.0, "as much of it as the named call sites cause"),
+        acts_on: HEAP_LINES,
+        effect: Effect::AtMost(1.0, "only the part that the listed call sites cause"),
         needs: &[],
         restart: true,
-        how: "keep the buffers of the named call sites in a pool, cleared rather than freed",
-        backfires: "pools hold their high-water mark; without clearing, data leaks into the next request",
+        how: How::Text(
+            "keep the buffers of the listed call sites in a pool; clear them instead of freeing them",
+        ),
+        note: "",
+        backfires: "a pool keeps its peak size; if buffers are not cleared, data leaks into the next request",
         undo: "revert the change",
         moves: "kernel CPU time to resident memory",
         start: None,
     },
     Remedy {
         key: "populate",
-        title: "fault memory in with one call, ahead of the request",
+        title: "populate memory with one call, before the request",
         kind: Kind::Advice,
         walls: &[Wall::FirstTouch],
-        acts_on: TOUCH_LINES,
+        acts_on: Wall::FirstTouch.lines(),
         effect: Effect::Populate,
         needs: &[],
         restart: true,
-        how: "MAP_POPULATE or madvise(MADV_POPULATE_WRITE) on memory that is mapped once and used whole",
-        backfires: "it moves the cost: start-up or the call itself takes that long, unused pages included",
+        how: How::Text(
+            "use MAP_POPULATE or madvise(MADV_POPULATE_WRITE) for memory that is mapped once and used completely",
+        ),
+        note: "",
+        backfires: "it only moves the cost: the call takes this time instead, also for pages that are never used",
         undo: "revert the change",
         moves: "first touches from the request path to one call before it",
         start: None,
     },
     Remedy {
         key: "pool",
-        title: "allocate less: pools, or an arena a request",
+        title: "allocate less: pools, or one arena per request",
         kind: Kind::Advice,
         walls: &[Wall::CallRate, Wall::AllocatorCode, Wall::AllocatorContention],
         acts_on: &[AllocatorCode, AllocatorLocks, RuntimeAllocator],
-        effect: Effect::AtMost(1.0, "as much of it as the named call sites cause"),
+        effect: Effect::AtMost(1.0, "only the part that the listed call sites cause"),
         needs: &[],
         restart: true,
-        how: "at the named call sites: reuse objects, free a request's at once, reserve containers up front",
-        backfires: "pools hold their high-water mark; stale objects are a new kind of bug",
+        how: How::Text(
+            "at the listed call sites: reuse objects, free all objects of a request together, reserve the size of containers",
+        ),
+        note: "",
+        backfires: "a pool keeps its peak size; use of an object after its return to the pool is a new kind of bug",
         undo: "revert the change",
-        moves: "CPU time to resident memory and to code that must know lifetimes",
+        moves: "CPU time to resident memory and to code that manages lifetimes",
         start: None,
     },
     Remedy {
@@ -1065,68 +1205,76 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Advice,
         walls: &[Wall::CallRate],
         acts_on: &[AllocatorCode, AllocatorLocks, RuntimeAllocator],
-        effect: Effect::AtMost(1.0, "as much of it as the unread part of the data causes"),
+        effect: Effect::AtMost(1.0, "only the part that unused fields cause"),
         needs: &[],
         restart: true,
-        how: "parse lazily or in place (views, streams, columns) instead of materialising whole documents",
-        backfires: "views keep the whole input alive",
+        how: How::Text(
+            "parse lazily or in place (views, streams, columns) instead of building objects for the whole document",
+        ),
+        note: "",
+        backfires: "views keep the whole input in memory",
         undo: "revert the change",
-        moves: "allocation to a parser that is called more than once",
+        moves: "CPU time from allocation to a parser that may run more than once",
         start: None,
     },
     Remedy {
         key: "share-less-mappings",
-        title: "fewer maps and unmaps by concurrent threads",
+        title: "fewer map and unmap calls by concurrent threads",
         kind: Kind::Advice,
         walls: &[Wall::AddressSpaceLock],
         acts_on: &[AddressSpaceLock, MapCalls, PageRelease],
-        effect: Effect::AtMost(1.0, "as much of it as the named call sites cause"),
+        effect: Effect::AtMost(1.0, "only the part that the listed call sites cause"),
         needs: &[],
         restart: true,
-        how: "map large regions once and carve them, or split the work into processes; Linux 6.4 and later fault without the lock",
-        backfires: "processes share no heap: resident memory grows",
+        how: How::Text(
+            "map large regions once and divide them, or split the work into processes; since Linux 6.4 most page faults do not take the lock",
+        ),
+        note: "",
+        backfires: "separate processes do not share a heap: resident memory grows",
         undo: "revert the change",
         moves: "lock waits to resident memory",
         start: None,
     },
     Remedy {
         key: "tcmalloc-minimal",
-        title: "tcmalloc without its profilers, by preload",
+        title: "preload tcmalloc without its profilers",
         kind: Kind::Process,
         walls: &[],
         acts_on: ALLOCATOR_LINES,
         effect: Effect::Swap,
         needs: &[Need::Glibc(2, 17), Need::Preload],
         restart: true,
-        how: "LD_PRELOAD=/usr/lib/{triple}/libtcmalloc_minimal.so.4 {cmd}   # Debian: libtcmalloc-minimal4",
+        how: How::Start(None),
+        note: "Debian: libtcmalloc-minimal4",
         backfires: PRELOAD_BACKFIRES,
         undo: PRELOAD_UNDO,
-        moves: "lock waits and slow paths to per-thread caches: resident memory",
+        moves: "lock waits and slow paths to per-thread caches, which hold more resident memory",
         start: Some(Start {
             argument: Argument::Source,
             applied: &[Change::Preload(Library::TcmallocMinimal)],
             proof: PRELOAD_PROOF,
-            page: "As tcmalloc, and never the library with the profilers inside.",
+            page: "The same as tcmalloc, but always the library without the profilers.",
         }),
     },
     Remedy {
         key: "snmalloc",
-        title: "snmalloc by preload",
+        title: "preload snmalloc",
         kind: Kind::Process,
         walls: &[],
         acts_on: ALLOCATOR_LINES,
         effect: Effect::Swap,
         needs: &[Need::Glibc(2, 17), Need::Preload],
         restart: true,
-        how: "LD_PRELOAD=/usr/local/lib/libsnmallocshim.so {cmd}",
+        how: How::Start(None),
+        note: "",
         backfires: PRELOAD_BACKFIRES,
         undo: PRELOAD_UNDO,
-        moves: "remote frees to messages between threads: resident memory",
+        moves: "remote frees to messages between threads, which hold more resident memory",
         start: Some(Start {
             argument: Argument::Source,
             applied: &[Change::Preload(Library::Snmalloc)],
             proof: PRELOAD_PROOF,
-            page: "Made for blocks that one thread allocates and another frees: they travel back in batches. Distributions have no package of it; it is bundled where this program was built with it, and `snmalloc@/path/lib.so` takes one of your own.",
+            page: "snmalloc is designed for blocks that one thread allocates and another frees: it returns them in batches. Distributions have no package of snmalloc. Some builds of allocwall contain it; `snmalloc@/path/lib.so` uses your own build.",
         }),
     },
     Remedy {
@@ -1138,35 +1286,37 @@ pub const TABLE: &[Remedy] = &[
         effect: Effect::Swap,
         needs: &[Need::Glibc(2, 17), Need::Preload],
         restart: true,
-        how: "LD_PRELOAD=/lib/{triple}/libc.so.6 {cmd}",
-        backfires: "what the program's own allocator was chosen for is lost",
-        undo: "restart without it",
-        moves: "the work of the program's own allocator to glibc's",
+        how: How::Start(None),
+        note: "",
+        backfires: "the program loses the advantages of its own allocator",
+        undo: "restart without this remedy",
+        moves: "allocations from the program's own allocator to glibc's",
         start: Some(Start {
             argument: Argument::None,
             applied: &[Change::Preload(Library::Glibc)],
-            proof: "malloc is bound to libc.so.6, in children too",
-            page: "For programs that are linked with another allocator or have one preloaded: the C library goes first among the preloaded libraries, and other allocators leave that list. A program that has glibc's malloc anyway is started as it is.",
+            proof: "the loader bound malloc to libc.so.6, also in child processes",
+            page: "For programs that are linked with another allocator or preload one. allocwall puts the C library first in LD_PRELOAD and removes other allocators from it. A program that already uses glibc's malloc is started without a change.",
         }),
     },
     Remedy {
         key: "none",
-        title: "nothing changed",
+        title: "no change",
         kind: Kind::Process,
         walls: &[],
         acts_on: &[],
-        effect: Effect::NotCpu("nothing: it is the baseline once more"),
+        effect: Effect::NotCpu("nothing: it is the baseline again"),
         needs: &[],
         restart: true,
-        how: "{cmd}",
-        backfires: "nothing can",
-        undo: "nothing is to be undone",
+        how: How::Start(None),
+        note: "",
+        backfires: "no risk",
+        undo: "nothing to undo",
         moves: "nothing",
         start: Some(Start {
             argument: Argument::None,
             applied: &[],
-            proof: "nothing is to be proved",
-            page: "The command as it is, for a comparison of the baseline with itself: what that shows is noise.",
+            proof: "nothing to prove",
+            page: "The command without a change. Use it to compare the baseline with itself: every difference is noise.",
         }),
     },
     Remedy {
@@ -1175,33 +1325,35 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: &[],
         acts_on: ALLOCATOR_LINES,
-        effect: Effect::AtMost(1.0, "a tunable has no price here, only a trial tells"),
+        effect: Effect::AtMost(1.0, "unknown: tunables have no price; run a trial"),
         needs: &[Need::Glibc(2, 26)],
         restart: true,
-        how: "GLIBC_TUNABLES=glibc.malloc.NAME=VALUE:glibc.malloc.NAME=VALUE {cmd}",
-        backfires: "as each tunable's own page says: allocwall explain glibc:NAME",
+        how: How::Start(None),
+        note: "",
+        backfires: "depends on the tunable: see allocwall explain glibc:NAME",
         undo: "restart without the tunables",
-        moves: "as each tunable's own page says",
+        moves: "depends on the tunable",
         start: Some(Start {
             argument: Argument::Tunables,
             applied: &[],
-            proof: "GLIBC_TUNABLES stands in the environment of the process",
-            page: "Any tunable of the running loader's own list. `glibc:arena_max=2,trim_threshold=64M` sets two of glibc.malloc; another group is named with its dot, as in `glibc:pthread.rseq=0`. Names and ranges are checked against what the program's own loader lists (glibc 2.33 and later), since glibc itself ignores in silence what it doesn't know. Sizes may end in K, M or G, powers of 1,024.",
+            proof: "GLIBC_TUNABLES is in the environment of the process",
+            page: "Sets any tunable that the program's loader knows. `glibc:arena_max=2,trim_threshold=64M` sets two tunables of glibc.malloc. For another group, write its name: `glibc:pthread.rseq=0`. allocwall checks names and ranges against the list of the program's loader (glibc 2.33 and later), because glibc ignores unknown names and values without a message. Sizes can end in K, M or G, powers of 1,024.",
         }),
     },
     Remedy {
         key: "glibc-top-pad",
-        title: "glibc's heap grows in large steps and is kept",
+        title: "glibc's heap grows in large steps and does not shrink",
         kind: Kind::Process,
         walls: &[],
-        acts_on: &[MapCalls, PageRelease],
-        effect: Effect::AtMost(1.0, "only a trial tells"),
+        acts_on: Wall::MapChurn.lines(),
+        effect: Effect::AtMost(1.0, "unknown: run a trial"),
         needs: &[Need::Glibc(2, 26), Need::GlibcMalloc],
         restart: true,
-        how: "MALLOC_TOP_PAD_=67108864 MALLOC_TRIM_THRESHOLD_=268435456 MALLOC_MMAP_THRESHOLD_=33554432 {cmd}",
-        backfires: "up to SIZE more memory is mapped, though not resident before its first touch; a heap that has grown stays",
+        how: How::Start(Some("67108864")),
+        note: "",
+        backfires: "up to SIZE more memory is mapped, but not resident before its first touch; a heap that has grown keeps its size",
         undo: "restart without the tunables",
-        moves: "calls of brk to memory that stays mapped",
+        moves: "brk calls to memory that stays mapped",
         start: Some(Start {
             argument: Argument::Or(Form::Bytes, "64M"),
             applied: &[
@@ -1209,8 +1361,8 @@ pub const TABLE: &[Remedy] = &[
                 Change::Tunable("glibc.malloc.trim_threshold", "268435456"),
                 Change::Tunable("glibc.malloc.mmap_threshold", "33554432"),
             ],
-            proof: "GLIBC_TUNABLES stands in the environment of the process, and glibc's malloc serves it",
-            page: "Every time that the heap grows it grows by SIZE more than was asked for, so that brk is called less often. The two thresholds are set with it, as any of the three stops glibc from adapting the others: memory is given back above 256 MiB, and blocks above 32 MiB are mapped.",
+            proof: TUNABLES_PROOF,
+            page: "When the heap grows, it grows by SIZE more than needed, so that glibc calls brk less often. This remedy also sets the two thresholds, because setting one of the three stops glibc from adapting the others: glibc returns free memory at the top of the heap only above 256 MiB, and maps blocks above 32 MiB.",
         }),
     },
     Remedy {
@@ -1218,19 +1370,20 @@ pub const TABLE: &[Remedy] = &[
         title: "the allocator's heap on transparent huge pages",
         kind: Kind::Process,
         walls: &[],
-        acts_on: TOUCH_LINES,
+        acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
         needs: &[Need::ThpByAdvice],
         restart: true,
-        how: "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 {cmd}   # glibc; each allocator has a setting of its own",
+        how: How::Start(None),
+        note: "glibc; each allocator has its own setting",
         backfires: HUGE_BACKFIRES,
         undo: "restart without the setting",
-        moves: "512 small faults to one large one: fewer, longer pauses",
+        moves: "512 small faults to one large fault: fewer, longer pauses",
         start: Some(Start {
             argument: Argument::None,
             applied: &[Change::Pages(Pages::Transparent)],
-            proof: "huge pages are resident in the heap: AnonHugePages of /proc/PID/smaps",
-            page: "In the way of the allocator of the same arm, or else of the one that the program has: glibc by glibc.malloc.hugetlb=1, jemalloc by thp:always of MALLOC_CONF, mimalloc by MIMALLOC_ALLOW_LARGE_OS_PAGES. tcmalloc and snmalloc have no such setting and are refused, and so is a machine whose mode is never.",
+            proof: HUGE_PAGES_PROOF,
+            page: "Uses the setting of the arm's allocator, or of the program's own: glibc.malloc.hugetlb=1 for glibc, thp:always in MALLOC_CONF for jemalloc, MIMALLOC_ALLOW_LARGE_OS_PAGES for mimalloc. allocwall refuses tcmalloc and snmalloc, which have no such setting, and machines whose mode of transparent huge pages is never.",
         }),
     },
     Remedy {
@@ -1238,102 +1391,107 @@ pub const TABLE: &[Remedy] = &[
         title: "the allocator's heap on reserved huge pages",
         kind: Kind::Process,
         walls: &[],
-        acts_on: TOUCH_LINES,
+        acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
         needs: &[],
         restart: true,
-        how: "GLIBC_TUNABLES=glibc.malloc.hugetlb=2 {cmd}   # after: echo PAGES > /proc/sys/vm/nr_hugepages, as root",
-        backfires: "the reserved pages are lost to everybody else; when they are used up, small ones are taken in silence; a fork may die of SIGBUS when none is left for its copy",
+        how: How::Start(None),
+        note: "after: echo PAGES > /proc/sys/vm/nr_hugepages, as root",
+        backfires: "other processes cannot use the reserved memory; when no reserved page is left, the allocator uses small pages without a message; after a fork, a process can get SIGBUS if no page is left for its copy",
         undo: "restart without the setting, and echo 0 > /proc/sys/vm/nr_hugepages",
-        moves: "512 small faults to one large one; memory of the machine to this process",
+        moves: "512 small faults to one large fault; memory of the machine to this process",
         start: Some(Start {
             argument: Argument::None,
             applied: &[Change::Pages(Pages::Reserved)],
-            proof: "reserved pages are resident in the heap: Private_Hugetlb of /proc/PID/smaps",
-            page: "glibc by glibc.malloc.hugetlb=2, mimalloc by MIMALLOC_ALLOW_LARGE_OS_PAGES, which takes reserved pages first; its 1 GiB pages are asked for by env:MIMALLOC_RESERVE_HUGE_OS_PAGES=N. jemalloc, tcmalloc and snmalloc have no such setting and are refused, and so is a machine that has reserved none.",
+            proof: RESERVED_PAGES_PROOF,
+            page: "Uses glibc.malloc.hugetlb=2 for glibc, and MIMALLOC_ALLOW_LARGE_OS_PAGES for mimalloc, which uses reserved pages first. For 1 GiB pages with mimalloc, use env:MIMALLOC_RESERVE_HUGE_OS_PAGES=N. allocwall refuses jemalloc, tcmalloc and snmalloc, which have no such setting, and machines without reserved huge pages.",
         }),
     },
     Remedy {
         key: "prefault",
-        title: "the heap grown and touched before main",
+        title: "grow and touch the heap before main",
         kind: Kind::Process,
         walls: &[],
-        acts_on: TOUCH_LINES,
+        acts_on: Wall::FirstTouch.lines(),
         effect: Effect::AtMost(
             1.0,
-            "first touches of as much heap as SIZE says, of the first arena",
+            "only first touches of the first SIZE bytes of the main thread's arena",
         ),
         needs: &[Need::Preload],
         restart: true,
-        how: "LD_PRELOAD=LIBRARY ALLOCWALL_PREFAULT=BYTES {cmd}   # allocwall run --print --with prefault=SIZE has the library's path",
-        backfires: "start-up takes as long as touching SIZE does, in each program that the command starts; SIZE is resident from then on",
-        undo: "restart without it",
-        moves: "first touches from requests to start-up",
+        how: How::Start(None),
+        note: "allocwall run --print --with prefault=SIZE prints the library's path",
+        backfires: "each program that the command starts takes longer to start, because it touches SIZE; SIZE stays resident",
+        undo: "restart without this remedy",
+        moves: "first touches from requests to the start of the program",
         start: Some(Start {
             argument: Argument::Value(Form::Bytes),
             applied: &[Change::Prefault("{}")],
-            proof: "resident memory at start is at least SIZE",
-            page: "A small library, preloaded, allocates SIZE, writes to each page and frees all of it, before main; glibc is told to keep it. The memory serves the first arena, which is the main thread's. With another allocator it lasts as long as that allocator keeps free memory.",
+            proof: "resident memory at the start is at least SIZE",
+            page: "allocwall preloads a small library. Before main it allocates SIZE, writes to each page, and frees all of it. glibc is set to keep this memory for the main thread's arena. Another allocator keeps it only as long as it keeps free memory.",
         }),
     },
     Remedy {
         key: "cpus",
-        title: "threads on these CPUs alone",
+        title: "run threads only on these CPUs",
         kind: Kind::Process,
         walls: &[],
         acts_on: &[],
-        effect: Effect::NotCpu("moves from one CPU to another, and caches that go cold with them"),
+        effect: Effect::NotCpu("migrations between CPUs, and the cache misses that follow them"),
         needs: &[],
         restart: true,
-        how: "taskset -c LIST {cmd}",
-        backfires: "fewer CPUs than runnable threads make them wait; a busy neighbour on these CPUs can no longer be avoided",
-        undo: "restart without it",
-        moves: "migrations to waits for these CPUs",
+        how: How::Start(None),
+        note: "",
+        backfires: "threads wait if there are more runnable threads than CPUs; threads cannot move away from a CPU that another process uses",
+        undo: "restart without this remedy",
+        moves: "migrations to waiting time for these CPUs",
         start: Some(Start {
             argument: Argument::Value(Form::Cpus),
             applied: &[Change::Cpus("{}")],
-            proof: "Cpus_allowed_list of /proc/PID/status is as set",
-            page: "A list as in 0-3,8. The CPUs must exist, be online and be allowed to this process. What the command starts inherits it.",
+            proof: "Cpus_allowed_list in /proc/PID/status matches the setting",
+            page: "A list such as 0-3,8. The CPUs must exist, be online, and be allowed for this process. Processes that the command starts inherit the setting.",
         }),
     },
     Remedy {
         key: "nodes",
-        title: "threads and memory on these NUMA nodes",
+        title: "use only the CPUs and memory of these NUMA nodes",
         kind: Kind::Process,
         walls: &[],
         acts_on: &[],
-        effect: Effect::NotCpu("round trips to the other nodes"),
+        effect: Effect::NotCpu("the latency of memory on other nodes"),
         needs: &[],
         restart: true,
-        how: "numactl --cpunodebind=LIST --membind=LIST {cmd}",
-        backfires: "less bandwidth and fewer CPUs; a process whose nodes are full is ended while others are empty",
-        undo: "restart without it",
+        how: How::Start(None),
+        note: "",
+        backfires: "less memory bandwidth and fewer CPUs; if these nodes are full, the kernel ends the process, even if other nodes have free memory",
+        undo: "restart without this remedy",
         moves: "remote latency to competition for these nodes",
         start: Some(Start {
             argument: Argument::Value(Form::Nodes),
             applied: &[Change::Nodes("{}")],
-            proof: "the policy of /proc/PID/numa_maps and Cpus_allowed_list are as set",
-            page: "Memory is taken from these nodes alone, and threads run on their CPUs alone, unless cpus=LIST says otherwise.",
+            proof: NODES_PROOF,
+            page: "The kernel takes memory only from these nodes, and threads run only on their CPUs (unless cpus=LIST is given, too).",
         }),
     },
     Remedy {
         key: "pythonmalloc",
-        title: "CPython's objects served by another allocator",
+        title: "another allocator for CPython's objects",
         kind: Kind::Process,
         walls: &[],
         acts_on: &[RuntimeAllocator, AllocatorCode, AllocatorLocks],
-        effect: Effect::AtMost(1.0, "only a trial tells"),
+        effect: Effect::AtMost(1.0, "unknown: run a trial"),
         needs: &[Need::Cpython],
         restart: true,
-        how: "PYTHONMALLOC=NAME {cmd}",
-        backfires: "malloc serves small objects slower than pymalloc does in most programs; debug variants are several times slower",
+        how: How::Start(None),
+        note: "",
+        backfires: "in most programs malloc is slower than pymalloc for small objects; the debug variants are several times slower",
         undo: "restart without the variable",
-        moves: "work from pymalloc to the allocator that is named",
+        moves: "allocations from pymalloc to the chosen allocator",
         start: Some(Start {
             argument: Argument::Value(Form::OneOf(PYTHON_ALLOCATORS)),
             applied: &[Change::Env("PYTHONMALLOC", "{}")],
-            proof: "the variable stands in the environment of the process that runs the program",
-            page: "pymalloc serves blocks up to 512 bytes and is the default. With `malloc` everything goes to the process's malloc, so that `pythonmalloc=malloc+jemalloc` puts Python's objects into jemalloc. mimalloc is inside CPython since 3.13.",
+            proof: VARIABLE_PROOF,
+            page: "The default is pymalloc, which serves blocks up to 512 bytes. With `malloc`, all allocations go to the malloc of the process: `pythonmalloc=malloc+jemalloc` puts Python's objects into jemalloc. CPython contains mimalloc since 3.13.",
         }),
     },
     Remedy {
@@ -1341,25 +1499,26 @@ pub const TABLE: &[Remedy] = &[
         title: "CPython's arenas on huge pages",
         kind: Kind::Process,
         walls: &[Wall::FirstTouch, Wall::Tlb, Wall::CallRate],
-        acts_on: TOUCH_LINES,
+        acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
         needs: &[
-            // The Python package is for these.
+            // The Python package supports these versions.
             Need::CpythonAtLeast(9),
             Need::ThpByAdvice,
             Need::Unset("PYTHONMALLOC"),
             Need::Unset(ARENA_HOOK),
         ],
         restart: true,
-        how: "ALLOCWALL_HUGEPAGES=1 {cmd}   # with the Python package: pip install allocwall, into that interpreter",
-        backfires: "an interpreter holds up to 2 MiB more, and of what its heap gave back some 5 %, or 4 MiB; after a fork the first write to a huge page splits it; where a host takes memory back, fresh huge pages can be dearer than small ones (each is timed, and dear ones are not asked for again soon)",
+        how: How::Start(None),
+        note: "needs the Python package in that interpreter: pip install allocwall",
+        backfires: "up to 2 MiB more memory per interpreter; it keeps up to 5 % of freed heap, at least 4 MiB; after a fork, the first write to a huge page splits it; if the host takes idle memory back, a new huge page can cost more than small pages (the hook times each one, and pauses when they are too slow)",
         undo: "restart without the variable",
-        moves: "512 small faults to one large one: fewer, longer pauses",
+        moves: "512 small faults to one large fault: fewer, longer pauses",
         start: Some(Start {
             argument: Argument::None,
             applied: &[Change::ArenaHook, Change::Unset("PYTHONMALLOC")],
-            proof: "the hook's library is mapped in each run; in the run that is not counted, at least one slab of 2 MiB in a range that the hook asked huge pages for: AnonHugePages of /proc/PID/smaps",
-            page: "pymalloc carves objects of at most 512 bytes from arenas of 1 MiB (256 KiB before 3.10) on 4 KiB pages. A hook of the Python package packs them into slabs that one huge page can hold. The package must be installed in the interpreter that runs, since it reads the variable at its start; where it is not, this is refused. PYTHONMALLOC is taken away: without pymalloc there are no arenas. Blocks of more than 512 bytes are malloc's and stay where they are, as do free-threaded builds (cpython-nogil-huge). Whether loads miss the TLB less often no price tells; the prediction leaves that wide.",
+            proof: "the hook's library is mapped in each run; in the run that is not counted, at least one 2 MiB slab in a range for which the hook asked for huge pages: AnonHugePages in /proc/PID/smaps",
+            page: "pymalloc serves objects of at most 512 bytes from arenas of 1 MiB (256 KiB before 3.10) on 4 KiB pages. A hook of the Python package places the arenas in slabs, each the size of one huge page. The package must be installed in the interpreter that runs the program, which reads the variable when it starts; otherwise allocwall refuses this remedy. PYTHONMALLOC is removed, because there are no arenas without pymalloc. The remedy does not change blocks of more than 512 bytes, which come from malloc, or free-threaded builds (use cpython-nogil-huge). No price says how many TLB misses it saves; this unknown effect widens the predicted interval.",
         }),
     },
     Remedy {
@@ -1367,19 +1526,20 @@ pub const TABLE: &[Remedy] = &[
         title: "a soft limit for Go's memory",
         kind: Kind::Process,
         walls: &[],
-        acts_on: &[GarbageCollector],
-        effect: Effect::AtMost(1.0, "only a trial tells"),
+        acts_on: Wall::GarbageCollector.lines(),
+        effect: Effect::AtMost(1.0, "unknown: run a trial"),
         needs: &[Need::Go],
         restart: true,
-        how: "GOMEMLIMIT=BYTES {cmd}",
+        how: How::Start(None),
+        note: "",
         backfires: "near the limit the collector runs all the time",
         undo: "restart without the variable",
-        moves: "resident memory to the collector's CPU time, or back when GOGC is raised with it",
+        moves: "resident memory to the collector's CPU time; with a larger GOGC, CPU time to resident memory",
         start: Some(Start {
             argument: Argument::Value(Form::Bytes),
             applied: &[Change::Env("GOMEMLIMIT", "{}")],
-            proof: "the variable stands in the environment of the process that runs the program",
-            page: "Go collects more often as its memory comes near this size. With a large GOGC it collects only then: `gogc=400+gomemlimit=2G`.",
+            proof: VARIABLE_PROOF,
+            page: "Go collects more often when its memory is near this size. With a large GOGC it collects only then: `gogc=400+gomemlimit=2G`.",
         }),
     },
     Remedy {
@@ -1387,14 +1547,15 @@ pub const TABLE: &[Remedy] = &[
         title: "the Java heap on reserved huge pages",
         kind: Kind::Process,
         walls: &[],
-        acts_on: TOUCH_LINES,
+        acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
         needs: &[Need::Jvm],
         restart: true,
-        how: "JAVA_TOOL_OPTIONS=-XX:+UseLargePages {cmd}   # after: echo PAGES > /proc/sys/vm/nr_hugepages, as root",
-        backfires: "the reserved pages are lost to everybody else; without enough of them the JVM warns and takes small ones",
+        how: How::Start(None),
+        note: "after: echo PAGES > /proc/sys/vm/nr_hugepages, as root",
+        backfires: "other processes cannot use the reserved memory; if there are too few reserved pages, the JVM warns and uses small pages",
         undo: "restart without the option",
-        moves: "512 small faults to one large one; memory of the machine to this process",
+        moves: "512 small faults to one large fault; memory of the machine to this process",
         start: Some(Start {
             argument: Argument::None,
             applied: &[Change::EnvAppend {
@@ -1402,8 +1563,8 @@ pub const TABLE: &[Remedy] = &[
                 separator: ' ',
                 value: "-XX:+UseLargePages",
             }],
-            proof: "reserved pages are resident in the heap: Private_Hugetlb of /proc/PID/smaps",
-            page: "The JVM reserves its whole heap on huge pages at start, which is a pre-touch as well.",
+            proof: RESERVED_PAGES_PROOF,
+            page: "The JVM takes its whole heap from reserved huge pages at the start. This also touches the whole heap before the first request.",
         }),
     },
     Remedy {
@@ -1411,12 +1572,13 @@ pub const TABLE: &[Remedy] = &[
         title: "a larger heap for V8",
         kind: Kind::Process,
         walls: &[],
-        acts_on: &[GarbageCollector],
+        acts_on: Wall::GarbageCollector.lines(),
         effect: Effect::AtMost(1.0, "depends on how much survives a collection"),
         needs: &[Need::Node],
         restart: true,
-        how: "NODE_OPTIONS=--max-old-space-size=MB {cmd}",
-        backfires: "more resident memory; a full collection of it takes longer",
+        how: How::Start(None),
+        note: "",
+        backfires: "more resident memory; a full collection takes longer",
         undo: "restart without the option",
         moves: "CPU time to resident memory",
         start: Some(Start {
@@ -1426,28 +1588,29 @@ pub const TABLE: &[Remedy] = &[
                 separator: ' ',
                 value: "--max-old-space-size={}",
             }],
-            proof: "the variable stands in the environment of the process that runs the program",
-            page: "The limit of V8's old generation, in MiB. Near its limit V8 collects more and more often before it gives up.",
+            proof: VARIABLE_PROOF,
+            page: "The limit of V8's old generation, in MiB. V8 collects more often when the heap is near the limit, and ends the process when the heap is full.",
         }),
     },
     Remedy {
         key: "env:",
-        title: "a variable of your own",
+        title: "any environment variable",
         kind: Kind::Process,
         walls: &[],
         acts_on: &[],
-        effect: Effect::NotCpu("whatever reads the variable"),
+        effect: Effect::NotCpu("the code that reads the variable"),
         needs: &[],
         restart: true,
-        how: "NAME=VALUE {cmd}",
-        backfires: "whatever reads the variable decides",
+        how: How::Start(None),
+        note: "",
+        backfires: "depends on the code that reads the variable",
         undo: "restart without the variable",
-        moves: "whatever reads the variable decides",
+        moves: "depends on the code that reads the variable",
         start: Some(Start {
             argument: Argument::Variable,
             applied: &[],
-            proof: "the variable stands in the environment of the process",
-            page: "For settings that have no name here. Nothing is checked but that no other part of the arm sets the same variable. A + within the value belongs to it unless the name of a remedy follows.",
+            proof: "the variable is in the environment of the process",
+            page: "For settings that have no remedy. allocwall only checks that no other part of the arm sets the same variable. A + in the value is part of the value, unless the name of a remedy follows it.",
         }),
     },
 ];
@@ -1466,7 +1629,7 @@ mod tests {
         let keys: BTreeSet<_> = TABLE.iter().map(|r| r.key).collect();
         assert_eq!(keys.len(), TABLE.len());
         for r in TABLE {
-            for text in [r.title, r.how, r.backfires, r.undo, r.moves] {
+            for text in [r.title, &r.template(), r.backfires, r.undo, r.moves] {
                 assert!(!text.is_empty(), "{}", r.key);
             }
             assert!(!r.walls.is_empty() || r.start.is_some(), "{}", r.key);
@@ -1485,42 +1648,51 @@ mod tests {
         }
     }
 
+    /// What is printed is what a trial applies: the settings, in the same words.
     #[test]
-    fn prose_is_told_from_commands() {
-        let command = |key: &str| find(key).is_some_and(|r| r.is_command(r.how));
-        for key in [
-            "nice",
-            "glibc-hugetlb",
-            "thp-always",
-            "glibc-arenas-free",
-            "numa-bind",
-            "jemalloc",
-        ] {
-            assert!(command(key), "{key}");
-        }
-        let node = find("node-semi-space").unwrap();
-        assert!(node.is_command("node --max-semi-space-size=64 app.js"));
-        assert!(!node.is_command("start node with --max-semi-space-size=64"));
-        for key in [
-            "quota",
-            "move-vm",
-            "pool",
-            "populate",
-            "malloc-trim",
-            "jvm-heap",
-            "jvm-pretouch",
-        ] {
-            assert!(!command(key), "{key}");
+    fn commands_are_made_from_what_is_applied() {
+        let template = |key: &str| find(key).unwrap().template();
+        assert_eq!(
+            template("glibc-keep-memory"),
+            "GLIBC_TUNABLES={tunables:glibc.malloc.mmap_threshold=268435456:glibc.malloc.trim_threshold=268435456} {cmd}"
+        );
+        assert_eq!(
+            template("glibc-arenas-free"),
+            "env -u MALLOC_ARENA_MAX GLIBC_TUNABLES={tunables:glibc.malloc.arena_max={arenas}} {cmd}"
+        );
+        assert_eq!(template("gogc"), "GOGC=200 {cmd}");
+        assert_eq!(template("gomaxprocs"), "GOMAXPROCS={whole_cpus} {cmd}");
+        assert_eq!(template("node-semi-space"), "{node:--max-semi-space-size=64}");
+        assert_eq!(
+            template("jemalloc-decay"),
+            "{jemalloc:background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0} {cmd}"
+        );
+        assert_eq!(
+            template("mimalloc-musl"),
+            "LD_PRELOAD=/usr/lib/libmimalloc.so.2 {cmd}"
+        );
+        assert_eq!(template("pymalloc-hugepages"), "ALLOCWALL_HUGEPAGES=1 {cmd}");
+        assert_eq!(
+            template("hugetlb"),
+            "GLIBC_TUNABLES={tunables:glibc.malloc.hugetlb=2} {cmd}"
+        );
+        assert_eq!(template("numa-bind"), "numactl --cpunodebind=0 --membind=0 {cmd}");
+        assert_eq!(template("cpus"), "taskset -c LIST {cmd}");
+        assert_eq!(template("none"), "{cmd}");
+        for r in TABLE {
+            let starts = matches!(r.how, How::Start(_));
+            assert!(!starts || r.start.is_some(), "{}", r.key);
+            assert!(!r.template().contains("{}"), "{}", r.key);
         }
     }
 
     #[test]
     fn every_preload_needs_a_loader_and_every_tunable_a_version() {
         for r in TABLE {
-            if r.how.contains("LD_PRELOAD=") {
+            if r.template().contains("LD_PRELOAD=") {
                 assert!(r.needs.contains(&Need::Preload), "{}", r.key);
             }
-            if r.how.contains("{tunables:") {
+            if !r.walls.is_empty() && r.template().contains("{tunables:") {
                 assert!(r.needs.contains(&Need::GlibcMalloc), "{}", r.key);
             }
         }

@@ -1,8 +1,8 @@
-//! What another allocator saves of what glibc's malloc costs. Parts of the bill's lines, from the least to the most: 1 is all of
-//! a line, below 0 it costs more.
+//! What another allocator saves of the cost of glibc's malloc. The values are fractions of a line of the bill, from the least to the
+//! most: 1 saves the whole line; below 0 it costs more.
 //!
-//! The ranges hold what `benches/prediction_accuracy.py` measured on its subjects (docs/prediction-accuracy.md), with room for what
-//! other sizes, lifetimes and machines do to the same allocator.
+//! The ranges contain all results that `benches/prediction_accuracy.py` measured on its subjects (docs/prediction-accuracy.md). They
+//! are wider, because other sizes, lifetimes and machines change the results of the same allocator.
 
 use super::modules::AllocatorKind;
 
@@ -15,20 +15,20 @@ pub struct Part {
 #[derive(Clone, Copy, Debug)]
 pub struct Swap {
     pub kind: AllocatorKind,
-    /// Of allocator code, where glibc's thread cache serves most calls.
+    /// Of allocator code, if glibc's thread cache serves most calls.
     pub cached: Part,
-    /// The same where most calls miss it.
+    /// The same, if most calls miss the thread cache.
     pub missing: Part,
-    /// Of map calls and page release on malloc's behalf, for blocks below 8 MiB.
+    /// Of map calls and page release by malloc, for blocks below 8 MiB.
     pub mapped: Part,
     /// The same for larger blocks.
     pub mapped_large: Part,
-    /// Of first touches of memory that malloc gives back and maps again in blocks below 8 MiB.
+    /// Of first touches of memory that malloc returns and maps again in blocks below 8 MiB.
     pub touched: Part,
-    /// The same for larger blocks. jemalloc gives those back at once (opt.oversize_threshold of its manual), mimalloc those that
-    /// are a segment of their own.
+    /// The same for larger blocks. jemalloc returns them at once (opt.oversize_threshold in its manual); mimalloc returns those that
+    /// have their own segment.
     pub touched_large: Part,
-    /// What loading the library adds to a process's start, seconds of CPU.
+    /// CPU time, in seconds, that loading the library adds to the start of a process.
     pub start_s: Part,
 }
 
@@ -36,26 +36,26 @@ const fn part(least: f64, most: f64) -> Part {
     Part { least, most }
 }
 
-/// Of contention in the allocator, and of its code where threads meet in it, every one of these.
+/// Of contention in the allocator, and of its code if threads contend: the same for all these allocators.
 pub const CONTENDED: Part = part(0.65, 1.0);
-/// Of the application's own time in such a program: a thread that waits for another one by spinning does so there, and its waiting
-/// shrinks with what it waits for, at most as `CONTENDED` does in the mean.
+/// Of the application's own time in such a program. A thread that spins for another thread spends this time in application code; it
+/// spins less when the other thread is faster. The mean of `CONTENDED` is the upper limit.
 pub const SPINNING: Part = part(0.0, 0.85);
-/// Of contention and the code that it slows, arenas for every thread: the calls' own cost stays.
+/// Of contention and of the code that it slows down, with an arena for each thread. The cost of the calls themselves stays.
 pub const ARENAS: Part = part(0.4, 0.95);
-/// Of an allocator's code where the present one is not glibc's, or how it serves is not known.
+/// Of allocator code, if the current allocator is not glibc's, or if the share of cached calls is unknown.
 pub const UNKNOWN_CODE: Part = part(-0.25, 0.6);
-/// Of the application's own time: where blocks come to lie moves its loads, and a program's alignment its run time by a percent or
-/// two (Mytkowicz et al., ASPLOS 2009).
+/// Of the application's own time: the addresses of blocks change the time of its loads, and the alignment of a program changes its run
+/// time by 1 to 2 % (Mytkowicz et al., ASPLOS 2009).
 pub const LAYOUT: Part = part(-0.015, 0.015);
-/// The same for a setting of the allocator that it has.
+/// The same for a setting of the current allocator.
 pub const PLACES: Part = part(-0.005, 0.005);
-/// The same on huge pages, where its loads also miss the TLB less often.
+/// The same on huge pages, where loads also miss the TLB less often.
 pub const ON_HUGE_PAGES: Part = part(-0.02, 0.02);
-/// The same where all of CPython's small objects are: from what programs that don't grow showed to what touching a million blocks in
-/// random order did (15 % of that time, docs/obmalloc.md), with room.
+/// The same with all of CPython's small objects on huge pages. The range covers programs that do not grow, and a program that touches
+/// a million blocks in random order (it saved 15 % of that time, docs/obmalloc.md); it is somewhat wider.
 pub const ARENAS_ON_HUGE_PAGES: Part = part(-0.02, 0.2);
-/// Memory that is touched for the first time ever: another allocator lays it out less or more tightly.
+/// Of first touches of a growing heap: another allocator places blocks less or more densely.
 pub const GROWTH: Part = part(-0.3, 0.1);
 
 pub const SWAPS: &[Swap] = &[

@@ -1,47 +1,47 @@
 //! Which function belongs to which line of the bill: two ordered tables, one for the kernel, one for user space.
-//! The first pattern that fits decides; a trailing `*` fits any ending.
+//! The first pattern that matches decides; a `*` matches any characters.
 //!
-//! A kernel symbol alone seldom tells its line (`clear_page` serves faults, pipes and page tables alike), so a row gives a
+//! A kernel symbol alone seldom determines the line: faults, pipes and page tables all use `clear_page`. So a row gives a
 //! *role*, and `kernel_line` walks the stack from the leaf outwards until the roles decide.
-//! Names hold for Linux 5.10 to 6.18, x86-64 and arm64.
+//! The names are those of Linux 5.10 to 6.18 on x86-64 and arm64.
 
 use super::cost::CostClass;
 
-/// What a kernel function says about the stack that it stands in.
+/// What a kernel function says about the stack that contains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelRole {
-    /// Says nothing; shields a name from a wider pattern below it.
+    /// Says nothing. The row keeps a name from matching a wider pattern below.
     Transparent,
-    /// Zeroes pages: first-touch zeroing where a fault is further out.
+    /// Zeroes pages: first touch, if a fault is further out.
     Zero,
-    /// Takes or waits for a read-write semaphore: the address-space lock where the nearest user of it is mm code.
+    /// Takes a read-write semaphore or waits for it: the address-space lock, if the nearest caller is mm code.
     Lock,
-    /// Takes a semaphore that isn't the address-space lock.
+    /// Takes a semaphore that is not the address-space lock.
     OtherLock,
-    /// TLB flush: page release, unless it serves a fault.
+    /// TLB flush: page release, unless a fault causes it.
     Shootdown,
     /// First touch of anonymous or shared memory.
     Fault,
-    /// Fault handling that doesn't show yet what kind of fault it is.
+    /// Fault handling that does not show the kind of fault yet.
     FaultEntry,
-    /// A fault on a file, on a swapped page, for a NUMA hint.
+    /// A fault on a file or on a swapped page, or a NUMA hinting fault.
     OtherFault,
-    /// A write to a shared page. It zeroes only when the page was the zero page, and that is a first touch.
+    /// A write to a shared page. It zeroes only if the page was the zero page; this is a first touch.
     CopyOnWrite,
     /// mmap, munmap, brk, mremap, madvise, mprotect.
     Map,
     Release,
-    /// Marks pages so that their next use tells who uses them (automatic NUMA balancing). It flushes, and gives nothing back.
+    /// Automatic NUMA balancing marks pages to see which thread uses them next. It flushes the TLB, but releases no page.
     NumaScan,
-    /// An address space ends, with its process or at exec. Its pages would have gone back whatever the allocator did.
+    /// An address space ends, at the exit of its process or at exec. Its pages are released with any allocator.
     Exit,
     Reclaim,
     Interrupt,
-    /// A lock's or sleep's system call: the user's side tells whose.
+    /// A system call for a lock or a sleep: the user stack shows what it is for.
     ByCaller,
-    /// The way into a system call: as a leaf, the user's side tells which call.
+    /// The entry of a system call. If it is the leaf, the user stack shows which call it is.
     Entry,
-    /// Ends the walk: kernel work that is none of the above.
+    /// Ends the walk: other kernel work.
     Elsewhere,
 }
 
@@ -147,8 +147,8 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
     ("hyperv_flush_tlb_*", Shootdown),
     ("xen_flush_tlb_*", Shootdown),
 
-    // Pages given back: mm/memory.c, mm/mmu_gather.c, mm/vma.c, mm/madvise.c. folios_put_refs, release_pages, free_unref_* serve
-    // the fault path's batches too, so they follow their caller.
+    // Page release: mm/memory.c, mm/mmu_gather.c, mm/vma.c, mm/madvise.c. folios_put_refs, release_pages, free_unref_* serve
+    // the fault path's batches too, so their caller decides.
     ("zap_other_threads", Elsewhere),
     ("zap_pid_ns_processes", Elsewhere),
     ("zap_*", Release),
@@ -175,7 +175,7 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
     // Faults on files, swapped pages and NUMA hints, and what runs between a fault and the return to user mode.
     ("filemap_map_pages", OtherFault),
     ("filemap_fault", OtherFault),
-    // Shared memory without a file (mm/shmem.c) looks its pages up like a file, but a fault there is a first touch.
+    // Shared memory without a file (mm/shmem.c) finds its pages like a file, but a fault there is a first touch.
     ("filemap_get_entry", Transparent),
     ("filemap_*", Elsewhere),
     ("shmem_fault", Fault),
@@ -191,7 +191,7 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
     ("do_swap_page", OtherFault),
     ("do_numa_page", OtherFault),
     ("do_huge_pmd_numa_page", OtherFault),
-    // What it calls, where the compiler has put it into its caller (5.10, 6.12): mm/memory.c, mm/migrate.c, mm/mempolicy.c, kernel/sched/fair.c.
+    // Functions that it calls, if the compiler inlined it into its caller (5.10, 6.12): mm/memory.c, mm/migrate.c, mm/mempolicy.c, kernel/sched/fair.c.
     ("numa_migrate_*", OtherFault),
     ("numa_rebuild_*", OtherFault),
     ("migrate_misplaced_*", OtherFault),
@@ -319,20 +319,20 @@ pub const KERNEL: &[(&str, KernelRole)] = &[
     ("invoke_syscall", Entry),
 ];
 
-/// What the kernel's side of a sample says.
+/// What the kernel stack of a sample says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelLine {
     Class(CostClass),
-    /// In a fault, before or after the part that tells first touch from other kinds.
+    /// In a fault, before or after the code that separates first touches from other kinds.
     SomeFault,
-    /// In a fault that is no first touch.
+    /// In a fault that is not a first touch.
     OtherFault,
-    /// The user's side of the stack decides.
+    /// The user stack decides.
     ByCaller,
 }
 
-/// A first touch that huge pages for private memory would not change: it takes a whole huge page already (mm/huge_memory.c,
-/// mm/hugetlb.c), or one of shared memory, which has settings of its own (mm/shmem.c).
+/// Whether huge pages for private memory would not change this first touch: it is already of a huge page (mm/huge_memory.c,
+/// mm/hugetlb.c), or of shared memory, which has its own settings (mm/shmem.c).
 pub fn is_past_huge_pages(kernel_symbol: &str) -> bool {
     matches!(
         bare_name(kernel_symbol),
@@ -344,7 +344,7 @@ pub fn is_past_huge_pages(kernel_symbol: &str) -> bool {
     )
 }
 
-/// The thread gives up the CPU.
+/// Whether the thread gives up the CPU in this function.
 pub fn sleeps(kernel_symbol: &str) -> bool {
     matches!(
         kernel_symbol,
@@ -352,14 +352,14 @@ pub fn sleeps(kernel_symbol: &str) -> bool {
     )
 }
 
-/// The thread has to give up the CPU: kernel/entry/common.c, by its names from 5.10 on.
+/// Whether the kernel preempts the thread in this function: kernel/entry/common.c, names since 5.10.
 pub fn is_preempted(kernel_symbol: &str) -> bool {
     kernel_symbol.starts_with("preempt_schedule")
         || kernel_symbol.starts_with("exit_to_user_mode_")
         || kernel_symbol.starts_with("irqentry_exit")
 }
 
-/// Leaf first. None stands for a function that isn't in the table.
+/// The roles are in stack order, leaf first. None is a function that is not in the table.
 pub fn kernel_line(roles: impl IntoIterator<Item = Option<KernelRole>>) -> KernelLine {
     let mut pending = None;
     let mut roles = roles.into_iter().enumerate();
@@ -399,8 +399,8 @@ pub fn kernel_line(roles: impl IntoIterator<Item = Option<KernelRole>>) -> Kerne
                 CostClass::OtherKernel
             }
             Release => CostClass::PageRelease,
-            // A thread that is interrupted for a TLB flush pays for pages that its own address space gave back:
-            // the flush goes only to CPUs that have the same address space loaded.
+            // An interrupt for a TLB flush belongs to pages that the thread's own address space released: the flush
+            // goes only to CPUs that have the same address space loaded.
             Interrupt if pending == Some(Shootdown) => CostClass::PageRelease,
             Reclaim => CostClass::Reclaim,
             NumaScan | Exit | Interrupt | Elsewhere => CostClass::OtherKernel,
@@ -419,31 +419,32 @@ pub fn kernel_role(symbol: &str) -> Option<KernelRole> {
     first_fit(KERNEL, name)
 }
 
-/// What SYSCALL_DEFINE puts before `sys_` (include/linux/syscalls.h and each architecture's syscall_wrapper.h).
+/// Prefixes that SYSCALL_DEFINE puts before `sys_` (include/linux/syscalls.h and each architecture's syscall_wrapper.h).
 const SYSCALL_PREFIXES: &[&str] = &["__x64_", "__arm64_", "__ia32_", "__se_", "__do_"];
 
-/// What a user function says about the stack that it stands in.
+/// What a user function says about the stack that contains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UserRole {
     /// Code of malloc and friends.
     Allocator,
     /// The allocator's own lock or spin loop.
     AllocatorLock,
-    /// A lock primitive of the C library: the allocator's where an allocator function called it.
+    /// A lock primitive of the C library; it counts for the allocator if an allocator function called it.
     Lock,
-    /// Copies or fills memory: the allocator's where an allocator function called it (realloc's copy, calloc's zeroing).
+    /// Copies or fills memory; it counts for the allocator if an allocator function called it (copy in realloc, zeroing in
+    /// calloc).
     Memory,
     /// The C library's wrapper of a map call.
     MapCall,
     RuntimeAllocator,
     Collector,
-    /// An interpreter's loop: what it runs is the application's, even below a collector (finalizers).
+    /// An interpreter's loop: the code that it runs is the application's, even if a collector called it (finalizers).
     Interpreter,
-    /// Library code that stands between the application and the above; never a call site.
+    /// Library code between the application and the functions above; never a call site.
     Plumbing,
 }
 
-/// Which modules a row holds for. Names that are too common to be trusted anywhere are tied to their module.
+/// The modules in which a row applies. Very common names apply only in their own module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     Any,
@@ -631,7 +632,7 @@ pub const USER: &[(Scope, &str, UserRole)] = &[
     (Scope::Jvm, "GenCollectedHeap::do_*", UserRole::Collector),
     (Scope::Jvm, "CollectedHeap::collect*", UserRole::Collector),
 
-    // Programs with an allocator of their own above malloc: PostgreSQL's src/backend/utils/mmgr, nginx's src/core/ngx_palloc.c.
+    // Programs with their own allocator on top of malloc: PostgreSQL's src/backend/utils/mmgr, nginx's src/core/ngx_palloc.c.
     (Scope::Any, "palloc", UserRole::RuntimeAllocator),
     (Scope::Any, "palloc0", UserRole::RuntimeAllocator),
     (Scope::Any, "palloc0fast", UserRole::RuntimeAllocator),
@@ -657,7 +658,7 @@ pub const USER: &[(Scope, &str, UserRole)] = &[
     (Scope::Any, "ngx_create_pool", UserRole::RuntimeAllocator),
     (Scope::Any, "ngx_reset_pool", UserRole::RuntimeAllocator),
     (Scope::Any, "ngx_destroy_pool", UserRole::RuntimeAllocator),
-    // Thin doors to malloc: who called them is the question.
+    // Thin wrappers of malloc: the call site is their caller.
     (Scope::Any, "zmalloc*", UserRole::Plumbing),
     (Scope::Any, "zcalloc*", UserRole::Plumbing),
     (Scope::Any, "zrealloc*", UserRole::Plumbing),
@@ -675,7 +676,7 @@ pub const USER: &[(Scope, &str, UserRole)] = &[
     (Scope::Any, "g_realloc*", UserRole::Plumbing),
     (Scope::Any, "g_free", UserRole::Plumbing),
 
-    // Locks. An allocator's by name, others by who calls them.
+    // Locks: an allocator's locks by name, other locks by their caller.
     (Scope::Any, "je_malloc_mutex_*", UserRole::AllocatorLock),
     (Scope::Any, "malloc_mutex_lock_slow", UserRole::AllocatorLock),
     (Scope::Any, "_rjem_je_malloc_mutex_*", UserRole::AllocatorLock),
@@ -736,7 +737,7 @@ pub const USER: &[(Scope, &str, UserRole)] = &[
     (Scope::Libc, "__mempcpy*", UserRole::Memory),
     (Scope::Libc, "bzero", UserRole::Memory),
 
-    // glibc malloc/malloc.c and musl src/malloc, where their symbols are there.
+    // glibc malloc/malloc.c and musl src/malloc, if their symbols are available.
     (Scope::Any, "malloc", UserRole::Allocator),
     (Scope::Any, "free", UserRole::Allocator),
     (Scope::Any, "cfree", UserRole::Allocator),
@@ -777,7 +778,7 @@ pub const USER: &[(Scope, &str, UserRole)] = &[
     (Scope::Libc, "alloc_group", UserRole::Allocator),
     (Scope::Libc, "nontrivial_free", UserRole::Allocator),
 
-    // Allocators linked statically. `mi_` alone is MyISAM's prefix too, `tc_` TokyoCabinet's: whole families are spelled out.
+    // Statically linked allocators. MyISAM also uses the prefix `mi_`, and TokyoCabinet `tc_`, so the patterns are longer.
     (Scope::Any, "je_*", UserRole::Allocator),
     (Scope::Any, "_rjem_*", UserRole::Allocator),
     (Scope::Any, "jemalloc_*", UserRole::Allocator),
@@ -811,7 +812,7 @@ pub const USER: &[(Scope, &str, UserRole)] = &[
     (Scope::Any, "sn_malloc*", UserRole::Allocator),
     (Scope::Any, "sn_rust_*", UserRole::Allocator),
 
-    // The languages' doors to malloc: they go where the call goes.
+    // Wrappers of malloc in language runtimes: the function that they call decides.
     (Scope::Any, "operator new*", UserRole::Allocator),
     (Scope::Any, "operator delete*", UserRole::Allocator),
     (Scope::Any, "_Znwm*", UserRole::Allocator),
@@ -826,7 +827,7 @@ pub const USER: &[(Scope, &str, UserRole)] = &[
     (Scope::Any, "__rustc::__rust_*", UserRole::Allocator),
     (Scope::Any, "__rustc::__rdl_*", UserRole::Allocator),
 
-    // Containers and glue of the standard libraries.
+    // Containers and adapters of the standard libraries.
     (Scope::Any, "_start", UserRole::Plumbing),
     (Scope::Any, "std::*", UserRole::Plumbing),
     (Scope::Any, "__gnu_cxx::*", UserRole::Plumbing),
@@ -845,7 +846,7 @@ pub fn user_role(symbol: &str, scope: Scope) -> Option<UserRole> {
         .map(|r| r.2)
 }
 
-/// V8's ways out of generated code, the same for every call: src/builtins, src/codegen.
+/// V8's exits from generated code, the same for every call: src/builtins, src/codegen.
 const TRAMPOLINES: &[&str] = &[
     "Builtins_CEntry*",
     "Builtins_CallApi*",
@@ -860,12 +861,12 @@ const TRAMPOLINES: &[&str] = &[
     "v8::internal::Builtin_HandleApiCall*",
 ];
 
-/// Stands between generated code and what it called; says nothing about either.
+/// Whether the function is only an adapter between generated code and the called function.
 pub fn is_trampoline(symbol: &str) -> bool {
     TRAMPOLINES.iter().any(|p| fits(p, bare_name(symbol)))
 }
 
-/// Demangled C++ templates carry their return type in front: `void v8::internal::Visit<int>(long)`.
+/// Demangled C++ templates start with their return type: `void v8::internal::Visit<int>(long)`.
 fn without_return_type(name: &str) -> &str {
     if name.contains("operator") {
         return name;
@@ -887,8 +888,8 @@ fn without_return_type(name: &str) -> &str {
     }
 }
 
-/// Names of HotSpot's collector threads (os::set_native_thread_name), as far as the kernel keeps them: 15 bytes. Serial collections
-/// run in `VM Thread`.
+/// Names of HotSpot's collector threads (os::set_native_thread_name), cut to the 15 bytes that the kernel keeps. Serial collections run
+/// in `VM Thread`.
 pub const JVM_COLLECTOR_THREADS: &[&str] = &[
     "GC Thread#*",
     "G1 *",
@@ -915,7 +916,7 @@ pub fn is_jvm_collector_thread(comm: &str) -> bool {
     JVM_COLLECTOR_THREADS.iter().any(|p| fits(p, comm))
 }
 
-/// A function's name without what the compiler appended to a clone of it, and without a symbol version.
+/// A function's name without the compiler's suffixes for clones and without the symbol version.
 pub fn bare_name(symbol: &str) -> &str {
     let mut name = symbol.split(" [clone").next().unwrap_or(symbol);
     name = name.split('@').next().filter(|n| !n.is_empty()).unwrap_or(name);
@@ -945,9 +946,9 @@ fn first_fit<T: Copy>(table: &[(&str, T)], name: &str) -> Option<T> {
     table.iter().find(|(pattern, _)| fits(pattern, name)).map(|r| r.1)
 }
 
-/// A `*` fits any run of characters; without one, the whole name.
+/// A `*` matches any characters. Without a `*`, the pattern matches only the whole name.
 pub fn fits(pattern: &str, name: &str) -> bool {
-    // Most rows part at the first byte, and tens of thousands of names pass through the tables.
+    // Fast exit: most rows differ in the first byte, and tens of thousands of names are looked up.
     if pattern
         .as_bytes()
         .first()
@@ -979,7 +980,7 @@ mod tests {
             ("do_fault.llvm.8192", "do_fault"),
             ("rwsem_wake.isra.0 [clone .cold]", "rwsem_wake"),
             ("malloc@@GLIBC_2.2.5", "malloc"),
-            // What only begins like a mark stays.
+            // A part that only begins like a suffix is kept.
             ("module.particular", "module.particular"),
             ("app.coldstart", "app.coldstart"),
             ("runtime.mallocgc", "runtime.mallocgc"),
@@ -1033,13 +1034,13 @@ mod tests {
         }
     }
 
-    /// A row below a pattern that already takes its names would never be reached.
+    /// A row is never reached if an earlier pattern matches its names.
     #[test]
     fn no_row_hides_behind_an_earlier_one() {
         for (i, (pattern, _)) in KERNEL.iter().enumerate() {
             let name = pattern.trim_matches('*');
             if let Some((earlier, _)) = KERNEL[..i].iter().find(|(p, _)| fits(p, name)) {
-                panic!("{pattern} is taken by {earlier}");
+                panic!("{pattern} is never reached: {earlier} matches first");
             }
         }
         for (i, (scope, pattern, _)) in USER.iter().enumerate() {
@@ -1048,7 +1049,7 @@ mod tests {
                 .iter()
                 .find(|(s, p, _)| (*s == Scope::Any || s == scope) && fits(p, &name));
             if let Some((_, earlier, _)) = taken {
-                panic!("{pattern} is taken by {earlier}");
+                panic!("{pattern} is never reached: {earlier} matches first");
             }
         }
     }

@@ -1,22 +1,22 @@
-//! System calls that threads wait in: what such a wait means, with the call's number on each architecture
+//! System calls in which threads wait: what such a wait means, and the call's number on each architecture
 //! (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h).
 
-/// What a thread that sleeps in a call waits for.
+/// What a thread that sleeps in a system call waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallWait {
-    /// A lock or a condition: the user's stack tells which.
+    /// A lock or a condition; the user stack shows which.
     Futex,
-    /// Blocks on nothing but the address-space lock.
+    /// Such a call blocks only on the address-space lock.
     Map,
     Storage,
     Lock,
-    /// Readiness, data, a child, a time: work that hasn't come yet.
+    /// Waits for work: readiness, data, a child process, a timer.
     Idle,
 }
 
 use CallWait::*;
 
-/// Name, x86-64 number, aarch64 number, meaning. -1 where the architecture hasn't the call.
+/// Name, x86-64 number, aarch64 number, meaning. -1 if the architecture does not have the call.
 #[rustfmt::skip]
 pub const CALLS: &[(&str, i64, i64, CallWait)] = &[
     ("read", 0, 63, Idle),
@@ -65,7 +65,7 @@ pub const CALLS: &[(&str, i64, i64, CallWait)] = &[
     ("brk", 12, 214, Map),
 ];
 
-/// None for other calls and other architectures.
+/// None for other calls and for other architectures.
 pub fn call_wait(architecture: &str, number: i64) -> Option<CallWait> {
     if number < 0 {
         return None;
@@ -80,8 +80,8 @@ pub fn call_wait(architecture: &str, number: i64) -> Option<CallWait> {
         .map(|call| call.3)
 }
 
-/// Kernel functions that a sleeping thread stands in and that tell what for, wherever it was called from. First fit decides,
-/// from the leaf outwards; a trailing `*` fits any ending.
+/// Kernel functions that show what a sleeping thread waits for, for every caller. The first match decides, from the leaf
+/// outwards; a `*` matches any characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelWait {
     /// A read-write semaphore: the address-space lock in a map call or a fault.
@@ -90,13 +90,13 @@ pub enum KernelWait {
     Storage,
     Memory,
     Idle,
-    /// By a signal or a tracer, or in a frozen cgroup.
+    /// Stopped by a signal or a tracer, or in a frozen cgroup.
     Stopped,
 }
 
 #[rustfmt::skip]
 pub const SLEEPS: &[(&str, KernelWait)] = &[
-    // kernel/freezer.c for cgroup v1, kernel/signal.c for v2 and the others.
+    // kernel/freezer.c for cgroup v1; kernel/signal.c for cgroup v2 and the other stops.
     ("__refrigerator", KernelWait::Stopped),
     ("do_freezer_trap", KernelWait::Stopped),
     ("do_signal_stop", KernelWait::Stopped),
@@ -159,20 +159,20 @@ pub fn kernel_wait(symbol: &str) -> Option<KernelWait> {
         .map(|s| s.1)
 }
 
-/// User functions that tell a thread that wants a lock from one that waits to be given work.
+/// User functions that separate a thread that waits for a lock from a thread that waits for work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UserWait {
     Lock,
     /// A condition variable, a semaphore, a parked thread.
     Condition,
-    /// A runtime's own wait for work: idle for certain, whatever it is built on.
+    /// A runtime's own function to wait for work: always idle, whatever primitive it uses.
     Work,
-    /// Held by the runtime: at a safepoint, or at a lock of its own.
+    /// The runtime holds the thread: at a safepoint, or at one of its own locks.
     Pause,
 }
 
-/// CPython's interpreter lock and HotSpot's monitors are built on condition variables but are locks; they stand further out than the
-/// primitive, so a lock anywhere on the stack beats a condition.
+/// CPython's interpreter lock and HotSpot's monitors are locks, but use condition variables. Their frames are further out than the
+/// primitive's, so a lock anywhere on the stack has priority over a condition.
 #[rustfmt::skip]
 pub const USER_WAITS: &[(&str, UserWait)] = &[
     ("take_gil", UserWait::Lock),
@@ -187,7 +187,7 @@ pub const USER_WAITS: &[(&str, UserWait)] = &[
     ("ObjectMonitor::wait*", UserWait::Work),
     ("PosixSemaphore::wait*", UserWait::Work),
     ("LinuxWaitBarrier::wait*", UserWait::Pause),
-    // The virtual machine's own mutexes (Heap_lock, Threads_lock): held by a collection, not by the application.
+    // The JVM's own mutexes (Heap_lock, Threads_lock): a collection holds them, not the application.
     ("Mutex::lock_contended*", UserWait::Pause),
     ("Monitor::lock*", UserWait::Lock),
     ("Mutex::lock*", UserWait::Lock),
@@ -239,7 +239,7 @@ mod tests {
         // 202 is accept on aarch64.
         assert_eq!(call_wait("aarch64", 202), Some(Idle));
         assert_eq!(call_wait("riscv64", 98), None);
-        // Blocked outside a call must not meet the -1 of a call that an architecture hasn't.
+        // -1 means blocked outside a call. It must not match a call that the architecture does not have, also -1.
         assert_eq!(call_wait("aarch64", -1), None);
     }
 
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn locks_and_conditions_are_told_apart() {
+    fn locks_and_conditions_are_separated() {
         assert_eq!(user_wait("___pthread_mutex_lock"), Some(UserWait::Lock));
         assert_eq!(
             user_wait("pthread_cond_timedwait@@GLIBC_2.3.2"),

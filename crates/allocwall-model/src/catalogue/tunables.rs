@@ -1,11 +1,13 @@
-//! glibc's malloc tunables: what each does, and limits that malloc has beyond those that its loader lists.
+//! glibc's malloc tunables: what each one does, and limits of malloc that are tighter than those that the loader lists.
 
 use super::cost::CostClass::{self, *};
+use super::remedies::{ALLOCATOR_LINES, HEAP_LINES};
+use super::walls::Wall;
 
 /// One tunable of glibc.malloc (manual/tunables.texi, malloc/malloc.c, malloc/arena.c).
 #[derive(Clone, Copy, Debug)]
 pub struct Known {
-    /// Without `glibc.malloc.`.
+    /// Name without `glibc.malloc.`.
     pub name: &'static str,
     /// The first version that has it.
     pub since: (u32, u32),
@@ -18,123 +20,121 @@ pub struct Known {
 
 pub const PREFIX: &str = "glibc.malloc.";
 
-const HEAP_LINES: &[CostClass] = &[MapCalls, PageRelease, FaultPath, Zeroing];
-const CODE_LINES: &[CostClass] = &[AllocatorCode, AllocatorLocks];
-
 pub const KNOWN: &[Known] = &[
     Known {
         name: "arena_max",
         since: (2, 26),
-        title: "how many arenas malloc makes at most",
-        page: "Threads are spread over arenas, each with a lock and free memory of its own. Without it the limit is eight a CPU on 64 bits and two on 32. MALLOC_ARENA_MAX is its older name.",
-        backfires: "few arenas: threads wait for one another's locks; many: each keeps free memory of its own",
+        title: "maximum number of arenas",
+        page: "malloc distributes threads over arenas. Each arena has its own lock and its own free memory. The default is eight arenas per CPU on 64 bits and two on 32 bits. MALLOC_ARENA_MAX is the older name.",
+        backfires: "few arenas: threads wait for their locks; many arenas: each one keeps its own free memory",
         acts_on: &[AllocatorLocks, MapCalls],
     },
     Known {
         name: "arena_test",
         since: (2, 26),
-        title: "from how many arenas on their number is limited",
-        page: "Up to so many arenas are made without asking how many CPUs there are. It has no effect where arena_max is set.",
-        backfires: "as arena_max",
+        title: "number of arenas that malloc makes before it limits them",
+        page: "malloc makes this many arenas before it computes a limit from the number of CPUs. It has no effect if arena_max is set.",
+        backfires: "the same as arena_max",
         acts_on: &[AllocatorLocks, MapCalls],
     },
     Known {
         name: "mmap_threshold",
         since: (2, 26),
-        title: "blocks from this size on are mapped one by one",
-        page: "A mapped block costs a map, an unmap and the first touch of all its pages, every time; it is given back as soon as it is freed. By itself the threshold starts at 128 KiB and follows the blocks that are freed, up to 32 MiB; any of mmap_threshold, trim_threshold and top_pad ends that for all three.",
-        backfires: "large: one long-lived block above many freed ones keeps them resident",
+        title: "size from which each block gets its own mapping",
+        page: "A mapped block costs one map, one unmap and the first touch of all its pages, every time. It is returned to the kernel as soon as it is freed. By default the threshold starts at 128 KiB and rises with the size of freed mapped blocks, up to 32 MiB. If one of mmap_threshold, trim_threshold and top_pad is set, glibc no longer adapts any of them.",
+        backfires: "large values: one long-lived block above many freed blocks keeps them resident",
         acts_on: HEAP_LINES,
     },
     Known {
         name: "mmap_max",
         since: (2, 26),
-        title: "how many blocks may be mapped at the same time",
-        page: "Beyond this number, large blocks come from the heap; 0 maps none. By itself 65,536.",
-        backfires: "as mmap_threshold",
+        title: "maximum number of blocks with their own mapping",
+        page: "When this many blocks are mapped, further large blocks come from the heap. With 0, no block gets its own mapping. The default is 65,536.",
+        backfires: "the same as mmap_threshold",
         acts_on: HEAP_LINES,
     },
     Known {
         name: "trim_threshold",
         since: (2, 26),
-        title: "free memory at the heap's top from this size on is given back",
-        page: "Whenever a free leaves more than this at the top of the heap, the heap shrinks by one call; the next growth pays the call and the first touches again. By itself 128 KiB, then twice the mapping threshold as that grows.",
-        backfires: "large: resident memory stays at its high-water mark",
+        title: "free memory at the top of the heap above this size is returned to the kernel",
+        page: "When a free leaves more than this at the top of the heap, malloc shrinks the heap with a system call. When the heap grows again, it pays a system call and the first touches again. The default is 128 KiB; when the mmap threshold rises, it is twice the mmap threshold.",
+        backfires: "large values: resident memory stays at its peak",
         acts_on: HEAP_LINES,
     },
     Known {
         name: "top_pad",
         since: (2, 26),
-        title: "how much more than needed the heap grows by",
-        page: "Every growth of the heap asks for this much more, and every trim leaves this much. By itself 128 KiB. MALLOC_TOP_PAD_ is its older name.",
-        backfires: "every arena grows in such steps; setting it stops the thresholds from adapting",
+        title: "extra size when the heap grows",
+        page: "When the heap grows, malloc asks for this much more than needed, and a trim leaves this much. The default is 128 KiB. MALLOC_TOP_PAD_ is the older name.",
+        backfires: "each arena grows in such steps; if it is set, glibc no longer adapts the thresholds",
         acts_on: HEAP_LINES,
     },
     Known {
         name: "tcache_count",
         since: (2, 26),
-        title: "how many free blocks of each size a thread keeps",
-        page: "The thread cache needs no lock. By itself it keeps 7 of each size (16 since 2.42); 0 switches it off.",
-        backfires: "memory freed by one thread can't be used by another while it is kept",
-        acts_on: CODE_LINES,
+        title: "number of free blocks of each size in the thread cache",
+        page: "The thread cache needs no lock. By default it keeps 7 blocks of each size (16 since 2.42). 0 switches it off.",
+        backfires: "other threads cannot use the free blocks in a thread's cache",
+        acts_on: ALLOCATOR_LINES,
     },
     Known {
         name: "tcache_max",
         since: (2, 26),
-        title: "the largest block that the thread cache keeps",
-        page: "By itself, and at most before 2.42, 1,032 bytes on 64 bits; larger blocks take the arena's lock.",
-        backfires: "small: more blocks take the lock; large, since 2.42: memory a thread",
-        acts_on: CODE_LINES,
+        title: "largest block size in the thread cache",
+        page: "The default is 1,032 bytes on 64 bits, which is also the maximum before 2.42. Calls for larger blocks take the arena's lock.",
+        backfires: "small values: more calls take the lock; large values (since 2.42): more memory per thread",
+        acts_on: ALLOCATOR_LINES,
     },
     Known {
         name: "tcache_unsorted_limit",
         since: (2, 26),
-        title: "how many freed blocks one allocation moves to the thread cache",
-        page: "While malloc searches the unsorted list it puts blocks of the wanted size into the thread cache. This ends that after so many; 0 is no limit.",
-        backfires: "small: the cache fills later, and more calls take the lock",
-        acts_on: CODE_LINES,
+        title: "maximum number of blocks that one allocation moves to the thread cache",
+        page: "While malloc searches the unsorted list, it moves blocks of the requested size to the thread cache. This tunable limits their number; 0 means no limit.",
+        backfires: "small values: the cache fills more slowly, and more calls take the lock",
+        acts_on: ALLOCATOR_LINES,
     },
     Known {
         name: "mxfast",
         since: (2, 30),
-        title: "the largest block that a fast bin keeps",
-        page: "Blocks in fast bins are not merged with their neighbours when they are freed. By itself 128 bytes on 64 bits, at most 160.",
-        backfires: "large: fragmentation",
-        acts_on: CODE_LINES,
+        title: "largest block size in a fast bin",
+        page: "malloc does not merge blocks in fast bins with their free neighbours. The default is 128 bytes on 64 bits, the maximum is 160.",
+        backfires: "large values: fragmentation",
+        acts_on: ALLOCATOR_LINES,
     },
     Known {
         name: "hugetlb",
         since: (2, 35),
-        title: "malloc on huge pages",
-        page: "1: ask for transparent huge pages where the machine's mode is madvise. 2: take reserved pages of the default size; a larger number: of that size in bytes.",
-        backfires: "memory grows by up to a huge page a region; with 2, small pages are taken in silence when no reserved one is left",
-        acts_on: &[FaultPath, Zeroing],
+        title: "huge pages for malloc",
+        page: "1: ask for transparent huge pages if the machine's mode is madvise. 2: use reserved huge pages of the default size. A larger number: use reserved huge pages of that size in bytes.",
+        backfires: "memory grows by up to one huge page per region; with 2, malloc uses small pages without a message when no reserved page is left",
+        acts_on: Wall::FirstTouch.lines(),
     },
     Known {
         name: "perturb",
         since: (2, 26),
         title: "fill blocks with a byte",
-        page: "A debugging aid: allocated blocks are filled with the complement of the byte, freed ones with the byte.",
-        backfires: "each block is written twice more",
-        acts_on: CODE_LINES,
+        page: "For debugging: malloc fills allocated blocks with the complement of the byte, and freed blocks with the byte.",
+        backfires: "each block is written two more times",
+        acts_on: ALLOCATOR_LINES,
     },
     Known {
         name: "check",
         since: (2, 26),
         title: "consistency checks of the heap",
-        page: "A debugging aid. Since 2.34 it needs libc_malloc_debug.so preloaded and does nothing without.",
-        backfires: "each call is checked under one lock",
-        acts_on: CODE_LINES,
+        page: "For debugging. Since 2.34 it only has an effect if libc_malloc_debug.so is preloaded.",
+        backfires: "each call is checked, and all threads share one lock for this",
+        acts_on: ALLOCATOR_LINES,
     },
 ];
 
-/// By name, with `glibc.malloc.` or without.
+/// Finds a tunable by its name, with or without `glibc.malloc.`.
 pub fn find(name: &str) -> Option<&'static Known> {
     let short = name.strip_prefix(PREFIX).unwrap_or(name);
     KNOWN.iter().find(|known| known.name == short)
 }
 
-/// `arena_max` is of glibc.malloc; other groups are named: `pthread.rseq`, `glibc.pthread.rseq`.
+/// A name without a group belongs to glibc.malloc (`arena_max`). Other groups are written out: `pthread.rseq`,
+/// `glibc.pthread.rseq`.
 pub fn full_name(name: &str) -> String {
     match name {
         _ if name.starts_with("glibc.") => name.to_owned(),
@@ -143,8 +143,8 @@ pub fn full_name(name: &str) -> String {
     }
 }
 
-/// malloc takes less than the loader's list says, and ignores the rest without a word: name, the versions from the
-/// first up to before the second, the largest value.
+/// malloc accepts less than the loader's list says, and ignores larger values without a message. The fields: name, the
+/// first version, the first later version without this limit, the largest value.
 type Limit = (&'static str, (u32, u32), (u32, u32), u64);
 
 const LATEST: (u32, u32) = (u32::MAX, 0);
@@ -153,13 +153,13 @@ const LIMITS: &[Limit] = &[
     // MAX_TCACHE_COUNT of malloc/malloc.c: a signed char before 2.30, then 16 bits.
     ("glibc.malloc.tcache_count", (2, 26), (2, 30), 127),
     ("glibc.malloc.tcache_count", (2, 30), LATEST, 65_535),
-    // MAX_TCACHE_SIZE of 64 bits; with large bins since 2.42.
+    // MAX_TCACHE_SIZE on 64 bits; since 2.42 there are large bins.
     ("glibc.malloc.tcache_max", (2, 26), (2, 42), 1032),
-    // HEAP_MAX_SIZE / 2 of 64 bits.
+    // HEAP_MAX_SIZE / 2 on 64 bits.
     ("glibc.malloc.mmap_threshold", (2, 26), (2, 36), 32 << 20),
 ];
 
-/// The largest value that malloc itself takes in this version; None where the loader's list is all that there is.
+/// The largest value that malloc itself accepts in this version; None if only the loader's limits apply.
 pub fn malloc_limit(name: &str, version: (u32, u32)) -> Option<u64> {
     LIMITS
         .iter()

@@ -1,5 +1,6 @@
 //! The walls that a verdict can name, in the order of the ladder.
 
+use super::cost::{CostClass, WaitClass};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -8,9 +9,9 @@ pub enum Wall {
     CgroupThrottling,
     Steal,
     RunQueue,
-    /// The target waits (I/O, network, sleep): CPU is not what it lacks.
+    /// The target waits for I/O, the network or a timer. More CPU would not help.
     Waiting,
-    /// Threads wait for locks of the application itself.
+    /// Threads wait for the application's own locks.
     ApplicationLock,
     GarbageCollector,
     FirstTouch,
@@ -43,7 +44,7 @@ impl Wall {
         Wall::Retention,
     ];
 
-    /// Number of the rung (1 to 11) that judges it.
+    /// Number of the rung (1 to 11) that judges this wall.
     pub fn rung(self) -> u8 {
         match self {
             Wall::CgroupThrottling | Wall::Steal | Wall::RunQueue => 1,
@@ -57,6 +58,32 @@ impl Wall {
             Wall::CallRate => 9,
             Wall::AllocatorCode | Wall::AllocatorContention => 10,
             Wall::Retention => 11,
+        }
+    }
+
+    /// The lines of the bill's CPU time that this wall consists of. Empty for a wall of another kind.
+    pub const fn lines(self) -> &'static [CostClass] {
+        use CostClass::*;
+        match self {
+            Wall::GarbageCollector => &[GarbageCollector],
+            Wall::FirstTouch => &[FaultPath, Zeroing],
+            Wall::MapChurn => &[MapCalls, PageRelease],
+            Wall::AddressSpaceLock => &[AddressSpaceLock],
+            Wall::CallRate => &[AllocatorCode, RuntimeAllocator],
+            Wall::AllocatorCode => &[AllocatorCode],
+            Wall::AllocatorContention => &[AllocatorLocks],
+            _ => &[],
+        }
+    }
+
+    /// The lines of the bill's waiting time that belong to this wall.
+    pub const fn waits(self) -> &'static [WaitClass] {
+        match self {
+            Wall::Waiting => &[WaitClass::Storage],
+            Wall::ApplicationLock => &[WaitClass::ApplicationLock],
+            Wall::AddressSpaceLock => &[WaitClass::AddressSpaceLock],
+            Wall::AllocatorContention => &[WaitClass::Allocator],
+            _ => &[],
         }
     }
 
@@ -101,53 +128,53 @@ impl Wall {
         }
     }
 
-    /// What it is and how it shows, for a reader who meets the name for the first time.
+    /// What the wall is and how it shows, for a reader who does not know the name.
     pub fn about(self) -> &'static str {
         match self {
             Wall::CgroupThrottling => {
-                "The cgroup's CPU quota was used up within its period, and the threads stood still until the next. It looks like slow code at any place. cpu.stat of the cgroup counts it."
+                "The cgroup used up its CPU quota, and the kernel stopped its threads until the next period. In the program this looks like slow code at random places. The kernel counts it in the cgroup's cpu.stat."
             }
             Wall::Steal => {
-                "The hypervisor gave the CPU to another guest while this one had work. Nothing inside this machine shows where the time went; /proc/stat counts it."
+                "The hypervisor gave the CPU to another guest while this guest had work. /proc/stat counts the lost time, but nothing inside this machine shows which guest got it."
             }
             Wall::RunQueue => {
-                "Threads were ready to run and waited for a CPU that others had: too many threads, a neighbour, or a pin to too few CPUs. /proc/PID/schedstat counts it."
+                "Threads could run, but waited for a CPU that other threads used. Causes: too many threads, other processes, or an affinity to too few CPUs. /proc/PID/schedstat counts it."
             }
             Wall::Waiting => {
-                "The threads wait for the network, for storage or for work. CPU is not what is lacking, and no remedy of memory will help."
+                "The threads wait for the network, for storage or for work. The target has enough CPU, so no remedy for memory helps."
             }
             Wall::ApplicationLock => {
-                "Threads wait for locks that the program takes itself, outside the allocator. Its code decides."
+                "Threads wait for locks that the program takes itself, outside the allocator. Only a change of its code helps."
             }
             Wall::GarbageCollector => {
-                "The runtime's collector takes the time. It looks like allocation, since allocating less or a larger heap is what makes it run less, but a malloc is not involved."
+                "The runtime's garbage collector takes the time. It runs less often if the program allocates less or has a larger heap. Another malloc does not help, because the collector does not use malloc."
             }
             Wall::FirstTouch => {
-                "Each first write to a fresh page enters the kernel, which finds a page, fills it with zeros and maps it. Programs that get fresh memory from the kernel again and again pay it again and again."
+                "The first write to a new page enters the kernel, which finds a free page, fills it with zeros and maps it. Programs that return memory to the kernel and get new memory pay this cost each time."
             }
             Wall::MapChurn => {
-                "Memory is mapped and unmapped, or the heap grown and trimmed, over and over: blocks above the mapping threshold, a heap whose top crosses the trim threshold, arenas that shrink. Each unmap is also a TLB shoot-down on every CPU that runs the program."
+                "The program maps and unmaps memory, or grows and trims its heap, again and again. Causes: blocks above the mmap threshold, a heap whose top crosses the trim threshold, arenas that shrink. Each unmap also flushes the TLB of every CPU that runs the program."
             }
             Wall::AddressSpaceLock => {
-                "One lock guards a process's mappings. Threads that map, unmap or fault at the same time wait for one another in the kernel (mmap_lock)."
+                "One lock, mmap_lock, protects the memory map of a process. Threads that map, unmap or fault at the same time wait for this lock in the kernel."
             }
             Wall::Tlb => {
-                "Translating addresses misses the TLB, since the memory in use is larger than it reaches with small pages. Without a hardware counter it is bounded from above by coverage and load prices: it can be ruled out, never convicted."
+                "Address translation misses the TLB, because the memory in use is larger than the TLB covers with small pages. allocwall only computes an upper bound, from the size of the memory and the prices of loads. The bound can rule this wall out, but cannot prove it."
             }
             Wall::Numa => {
-                "Pages lie on another node than the threads that use them. The counters are the machine's, not the target's, so it contributes at most."
+                "Pages are on another NUMA node than the threads that use them. The counters cover the whole machine, not only the target, so this is reported as a contributor at most."
             }
             Wall::CallRate => {
-                "malloc and free are fast, and there are too many of them. No allocator will save that; allocating less will: pools, arenas a request, reading less of the document."
+                "The program makes many cheap calls of malloc and free; each one is fast. Another allocator saves little. Allocate less: use pools, one arena per request, or parse only the needed parts of a document."
             }
             Wall::AllocatorCode => {
-                "The allocator's own code takes the time beyond its fast path: searching, splitting, merging, its caches refilled."
+                "The allocator's slow paths take the time: it searches, splits and merges blocks, and refills its caches."
             }
             Wall::AllocatorContention => {
-                "Threads wait for one another in the allocator: arenas that are shared, blocks that one thread allocates and another frees."
+                "Threads wait for locks of the allocator. Causes: threads share arenas, or one thread frees blocks that another thread allocated."
             }
             Wall::Retention => {
-                "Resident memory is far above what is live: free blocks between live ones, arenas that keep their own, pages that are given back late."
+                "Resident memory is far above the memory in use. Causes: free blocks between blocks in use, arenas that keep free memory, pages that the allocator returns late."
             }
         }
     }

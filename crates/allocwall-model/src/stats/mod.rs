@@ -1,4 +1,4 @@
-//! Pure statistics; imports only `units`. Intervals are two-sided, and 95 % where no level is asked for.
+//! Pure statistics; imports only `units`. Intervals are two-sided, with 95 % confidence unless a level is a parameter.
 
 pub mod random;
 pub mod ranks;
@@ -19,7 +19,7 @@ pub fn t95(degrees_of_freedom: usize) -> f64 {
     }
 }
 
-/// Wilson's score interval for a proportion (E. B. Wilson, JASA 22, 1927). Nothing tried: anything from 0 to 1.
+/// Wilson's score interval for a proportion (E. B. Wilson, JASA 22, 1927). Without trials: the interval from 0 to 1.
 pub fn wilson(successes: u64, trials: u64) -> Interval {
     if trials == 0 {
         return Interval::new(0.0, 0.0, 1.0);
@@ -33,7 +33,7 @@ pub fn wilson(successes: u64, trials: u64) -> Interval {
 }
 
 /// Ratio of two sums over blocks, sum(y) / sum(x), with the delete-one-block jackknife's interval (Wolter, Introduction to Variance
-/// Estimation, ch. 4). None with fewer than three blocks that hold anything.
+/// Estimation, ch. 4). None with fewer than three blocks with x above 0.
 pub fn ratio_over_blocks(blocks: &[(f64, f64)]) -> Option<Interval> {
     let blocks: Vec<_> = blocks.iter().filter(|(_, x)| *x > 0.0).collect();
     let k = blocks.len();
@@ -49,8 +49,9 @@ pub fn ratio_over_blocks(blocks: &[(f64, f64)]) -> Option<Interval> {
     Some(Interval::new(ratio - half, ratio, ratio + half))
 }
 
-/// A proportion of samples taken over time. Samples near in time resemble one another, so the plain binomial interval is too narrow for a
-/// load that comes in waves, and the blocks' is too narrow by luck: the wider of the two, end by end. `blocks` are (hits, samples).
+/// A proportion of samples taken over time. Samples near in time are similar, so the binomial interval is too narrow for a load that
+/// varies in time; the interval over blocks can be too narrow by chance. At each end, the wider of the two is used. `blocks` are
+/// (hits, samples).
 pub fn proportion_over_time(blocks: &[(u64, u64)]) -> Interval {
     let (hits, samples) = blocks.iter().fold((0, 0), |(h, s), b| (h + b.0, s + b.1));
     let binomial = wilson(hits, samples);
@@ -65,7 +66,7 @@ pub fn proportion_over_time(blocks: &[(u64, u64)]) -> Interval {
     }
 }
 
-/// Middle of a sorted copy; None of nothing. NaN counts as largest.
+/// The median; None without values. NaN counts as the largest value.
 pub fn median(values: &[f64]) -> Option<f64> {
     let sorted = sorted(values);
     let n = sorted.len();
@@ -77,7 +78,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
 }
 
 /// Median with its distribution-free interval: the narrowest symmetric pair of order statistics that covers at least 95 %
-/// (David and Nagaraja, Order Statistics, 7.1). Under six values no pair does, and the interval is the whole range.
+/// (David and Nagaraja, Order Statistics, 7.1). With fewer than six values no pair covers 95 %; then it is the whole range.
 pub fn median_interval(values: &[f64]) -> Option<Interval> {
     let point = median(values)?;
     let sorted = sorted(values);
@@ -137,7 +138,8 @@ mod tests {
 
     #[test]
     fn a_mean_is_a_ratio_with_equal_denominators() {
-        // With x = 1 everywhere the jackknife is the classical interval of a mean: 1..5 has s/sqrt(5) = 0.70711, t(4) = 2.77645.
+        // With x = 1 in all blocks, the jackknife gives the classical interval of a mean: 1..5 has s/sqrt(5) = 0.70711,
+        // t(4) = 2.77645.
         let blocks: Vec<_> = (1..=5).map(|y| (y as f64, 1.0)).collect();
         let i = ratio_over_blocks(&blocks).unwrap();
         assert!(near(i.point, 3.0) && near(i.half_width(), 1.963_24), "{i:?}");

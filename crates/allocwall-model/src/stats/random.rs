@@ -1,4 +1,4 @@
-//! Numbers that look random and follow from their seed: a plan can be repeated.
+//! Pseudo-random numbers. The same seed gives the same numbers, so a plan can be repeated.
 
 /// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 #[derive(Clone, Debug)]
@@ -27,12 +27,12 @@ impl Random {
         ((self.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 
-    /// Uniform below `n`, which must not be 0. By multiplication; the bias is below n / 2^64.
+    /// Uniform from 0 to `n` - 1; `n` must not be 0. By multiplication; the bias is below n / 2^64.
     pub fn below(&mut self, n: usize) -> usize {
         ((u128::from(self.next_u64()) * n as u128) >> 64) as usize
     }
 
-    /// Every order is equally likely (Fisher and Yates).
+    /// All orders are equally likely (Fisher and Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last + 1));

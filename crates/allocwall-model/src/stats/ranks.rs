@@ -1,23 +1,23 @@
-//! The shift between a treated run and the untreated ones beside it: exact test, estimate and interval from aligned ranks.
+//! The shift between a treated run and the untreated runs of its set: exact test, estimate and interval from aligned ranks.
 //!
-//! A set is what was run side by side: one treated run and one or more untreated ones, in random order. Where the treatment does
-//! nothing each of a set's values might as well have been the treated one, whatever the noise looks like and however it drifts from
-//! set to set; that alone is used. Values are aligned (their set's mean is taken off) and ranked together; the statistic is the
-//! treated runs' sum of ranks (J. L. Hodges and E. L. Lehmann, Ann. Math. Stat. 33, 1962), each counted once more against its own
-//! set. With one untreated run a set that is Wilcoxon's signed-rank test, zeros ranked as Pratt does (JASA 54, 1959), its estimate
-//! is that of Hodges and Lehmann, and its interval that of the Walsh averages.
+//! A set is one treated run and one or more untreated runs, in random order. If the treatment has no effect, each value of a set is
+//! equally likely to be the treated one, for any distribution of the noise and any drift from set to set. The test uses only this.
+//! Values are aligned (the mean of their set is subtracted) and ranked together. The statistic is the sum of the treated runs'
+//! ranks (J. L. Hodges and E. L. Lehmann, Ann. Math. Stat. 33, 1962), plus the rank of each treated run within its own set. With one
+//! untreated run per set this is Wilcoxon's signed-rank test with Pratt's ranks for zeros (JASA 54, 1959); the estimate is that of
+//! Hodges and Lehmann, and the interval is that of the Walsh averages.
 //!
-//! Why not the signed-rank test on treated − mean(untreated)? That difference is not symmetric under skewed noise, with
-//! exponential noise it is positive in 44 % of the sets: more sets then mean more false alarms, not fewer.
-//! Why not the median with its sign-test interval? It needs about half as many sets again (efficiency 2/3 of this one's under
-//! normal noise) and six of them where this needs four.
+//! Why not the signed-rank test on treated − mean(untreated)? This difference is not symmetric if the noise is skewed: with
+//! exponential noise it is positive in 44 % of the sets. More sets would then give more false alarms, not fewer.
+//! Why not the median with its sign-test interval? It needs about 50 % more sets (its efficiency is 2/3 of this test's under normal
+//! noise), and at least six sets instead of four.
 
 use crate::units::Interval;
 use statrs::distribution::{ContinuousCDF, Normal};
 use std::cmp::Ordering;
 
-/// Values of one unit on a scale where an effect is a shift (logarithms, for ratios); finite. A set without an untreated value says
-/// nothing and is passed over.
+/// Values of one unit, on a scale on which an effect is a shift (logarithms, for ratios). They must be finite. A set without an
+/// untreated value is ignored.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Set {
     pub treated: f64,
@@ -25,7 +25,7 @@ pub struct Set {
 }
 
 impl Set {
-    /// Treated minus the mean of the untreated; None without any.
+    /// The treated value minus the mean of the untreated values; None without an untreated value.
     pub fn difference(&self) -> Option<f64> {
         match self.untreated.len() {
             0 => None,
@@ -34,11 +34,11 @@ impl Set {
     }
 }
 
-/// Up to so many sets the null distribution is counted out; beyond, it is the normal one, with the variance that the ranks at hand
-/// have (ties included) and a correction for continuity.
+/// Up to this number of sets the null distribution is exact. With more sets it is the normal distribution, with the variance of the
+/// actual ranks (including ties) and a continuity correction.
 pub const EXACT_UP_TO: usize = 60;
 
-/// Aligned values nearer than this are tied: they differ by rounding.
+/// Aligned values that differ by less than this are ties: the difference is a rounding error.
 const TIE: f64 = 1e-12;
 
 /// Two-sided p-value of the hypothesis that the treatment shifts by `shift`; 1 without sets.
@@ -47,21 +47,21 @@ pub fn p_value(sets: &[Set], shift: f64) -> f64 {
     (2.0 * lower.min(upper)).min(1.0)
 }
 
-/// The shift and its interval at confidence 1 − `level`. None where so few sets cannot bound it on both sides: see [`fewest`].
-/// Time and memory grow with the square of the sets.
+/// The shift and its interval with confidence 1 − `level`. None if there are too few sets for an interval with two finite ends: see
+/// [`fewest`]. Time and memory grow with the square of the number of sets.
 pub fn shift(sets: &[Set], level: f64) -> Option<Interval> {
     let turns = turning_points(sets);
     let point = super::median(&turns)?;
     let mut distinct = turns;
     distinct.dedup_by(|b, a| *b - *a < 10.0 * TIE);
-    // Between neighbouring turning points nothing changes: gap 0 lies below the first, the last gap above the last.
+    // Between two neighbouring turning points nothing changes. Gap 0 is below the first one, the last gap is above the last one.
     let n = distinct.len();
     let within = |gap: usize| match gap {
         0 => distinct[0] - 1.0,
         gap if gap == n => distinct[n - 1] + 1.0,
         gap => (distinct[gap - 1] + distinct[gap]) / 2.0,
     };
-    // The smaller the shift that is tried, the more the treated runs stand out at the top.
+    // The smaller the tried shift, the higher the ranks of the treated runs.
     let low = first(n + 1, |gap| tails(sets, within(gap)).1 > level / 2.0);
     let high = first(n + 1, |gap| tails(sets, within(gap)).0 <= level / 2.0);
     if low == 0 || low > n || high == 0 || high > n {
@@ -71,13 +71,13 @@ pub fn shift(sets: &[Set], level: f64) -> Option<Interval> {
     Some(Interval::new(low.min(point), point, high.max(point)))
 }
 
-/// The estimate alone, which needs no more than one set.
+/// Only the estimate; one set is enough for it.
 pub fn estimate(sets: &[Set]) -> Option<f64> {
     super::median(&turning_points(sets))
 }
 
-/// The fewest sets of `untreated` + 1 runs that can reject at `level` (two-sided): with all of them unanimous, p is
-/// 2 / (untreated + 1)^sets.
+/// The smallest number of sets of `untreated` + 1 runs with which the test can reject at `level` (two-sided). If all sets agree, p
+/// is 2 / (untreated + 1)^sets.
 pub fn fewest(untreated: usize, level: f64) -> usize {
     let options = (untreated.max(1) + 1) as f64;
     let mut sets = 1;
@@ -87,7 +87,7 @@ pub fn fewest(untreated: usize, level: f64) -> usize {
     sets as usize
 }
 
-/// First of `0..n` for which `holds`, given that it goes on holding from there; `n` if none.
+/// The first value of `0..n` for which `holds` is true, if it is also true for all later ones; `n` if there is none.
 fn first(n: usize, holds: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (0, n);
     while low < high {
@@ -101,9 +101,9 @@ fn first(n: usize, holds: impl Fn(usize) -> bool) -> usize {
     low
 }
 
-/// The shifts at which a treated run passes an untreated one in the aligned order, sorted; those of its own set twice. The statistic
-/// counts how many lie above the shift that is tried, so that their median is the estimate. With one untreated run a set they are
-/// the Walsh averages of the differences, twice.
+/// The shifts at which a treated run and an untreated run exchange their aligned order, sorted; those of its own set twice. The
+/// statistic is the number of these shifts above the tried one, so their median is the estimate. With one untreated run per set
+/// they are the Walsh averages of the differences, twice.
 fn turning_points(sets: &[Set]) -> Vec<f64> {
     let centred: Vec<(f64, f64, &Set)> = sets
         .iter()
@@ -114,13 +114,13 @@ fn turning_points(sets: &[Set]) -> Vec<f64> {
         .collect();
     let mut turns = Vec::new();
     for (i, (own, _, set)) in centred.iter().enumerate() {
-        // Aligned, the treated run lies at `rise` × (own − shift).
+        // The aligned value of the treated run is `rise` × (own − shift).
         let m = set.untreated.len() as f64;
         let rise = m / (m + 1.0);
         for (j, (other, mean, other_set)) in centred.iter().enumerate() {
             let fall = 1.0 / (other_set.untreated.len() as f64 + 1.0);
             for untreated in &other_set.untreated {
-                // It meets the other's run where rise (own − s) = (untreated − mean) − fall (other − s).
+                // It equals the untreated run's where rise (own − s) = (untreated − mean) − fall (other − s).
                 let at = (rise * own + fall * other - (untreated - mean)) / (rise + fall);
                 turns.push(at);
                 if i == j {
@@ -133,7 +133,7 @@ fn turning_points(sets: &[Set]) -> Vec<f64> {
     turns
 }
 
-/// P(T ≤ t) and P(T ≥ t) where each value of a set is the treated one with equal chance.
+/// P(T ≤ t) and P(T ≥ t), if each value of a set is equally likely to be the treated one.
 fn tails(sets: &[Set], shift: f64) -> (f64, f64) {
     let scores = scores(sets, shift);
     let observed: usize = scores.iter().map(|set| set[0]).sum();
@@ -145,7 +145,7 @@ fn tails(sets: &[Set], shift: f64) -> (f64, f64) {
 }
 
 fn counted(scores: &[Vec<usize>], observed: usize) -> (f64, f64) {
-    // By sum: the chance of it after the sets so far.
+    // Index: the sum. Value: its probability after the sets so far.
     let mut chances = vec![1.0];
     for set in scores {
         let mut next = vec![0.0; chances.len() + set.iter().max().unwrap_or(&0)];
@@ -177,8 +177,8 @@ fn by_normal(scores: &[Vec<usize>], observed: usize) -> (f64, f64) {
     (normal.cdf(observed + 0.5), normal.sf(observed - 0.5))
 }
 
-/// What the rank sum of a set would be with each of its values as the treated one; the treated one first. Midranks are doubled to
-/// stay whole, each set starts at its least and common factors are left out: the fewer sums, the sooner they are counted.
+/// The rank sum of each set, computed with each of its values as the treated one; the real treated one is first. Midranks are doubled
+/// to be integers. The smallest score of each set and common factors are removed: fewer different sums take less time.
 fn scores(sets: &[Set], shift: f64) -> Vec<Vec<usize>> {
     let aligned: Vec<Vec<i64>> = sets
         .iter()
@@ -308,8 +308,8 @@ mod tests {
 
     #[test]
     fn two_untreated_runs_a_set_give_what_all_labellings_give() {
-        // numpy 2.4.6 and scipy 1.17.1 (rankdata), all 3^7 choices of the treated run enumerated; ends of the interval by trying
-        // shifts in steps of 0.001.
+        // numpy 2.4.6 and scipy 1.17.1 (rankdata): all 3^7 choices of the treated run. The ends of the interval: by trying shifts
+        // in steps of 0.001.
         let (lower, upper) = tails(&threes(), 0.0);
         assert!(
             near(lower, 0.9949702789208962) && near(upper, 0.007315957933241884),
@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn skewed_noise_raises_no_alarm_however_many_the_sets() {
-        // The trap that this test avoids: by signs of treated − mean(untreated) every fourth trial of 150 sets would alarm.
+        // The signs of treated − mean(untreated) would give a false alarm in every fourth trial of 150 sets.
         let mut random = Random::new(1);
         let mut alarms = 0;
         let mut positive = 0;
@@ -365,7 +365,7 @@ mod tests {
             alarms += usize::from(p_value(&sets, 0.0) <= 0.05);
             positive += sets.iter().filter(|s| s.difference() > Some(0.0)).count();
         }
-        // Five standard deviations below a half: it is 4/9.
+        // The expected share is 4/9; 1/2 is five standard deviations away.
         assert!((positive as f64 / 60_000.0 - 4.0 / 9.0).abs() < 0.01);
         assert!(alarms <= 20 + 13, "{alarms} of 400");
     }
@@ -384,7 +384,7 @@ mod tests {
                 .collect();
             if let Some(i) = shift(&sets, 0.05) {
                 prop_assert!(i.low <= i.point && i.point <= i.high);
-                // On the ends themselves there are ties.
+                // At the ends themselves there are ties.
                 let on_an_end = (at - i.low).abs() < 1e-9 || (at - i.high).abs() < 1e-9;
                 let within = i.low < at && at < i.high;
                 prop_assert!(on_an_end || within == (p_value(&sets, at) > 0.05), "{at} {i:?} {}", p_value(&sets, at));

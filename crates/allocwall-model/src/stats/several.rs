@@ -1,13 +1,14 @@
-//! Several comparisons and several looks at the data, without more false alarms than one comparison at one look would give.
+//! Several comparisons and several interim looks, with no more false alarms than one comparison at one look.
 
 use super::Z95;
 use statrs::distribution::{ContinuousCDF, Normal};
 
-/// The chance of a false alarm in a family of comparisons: 5 %.
+/// The probability of a false alarm in a family of comparisons: 5 %.
 pub const ALPHA: f64 = 0.05;
 
-/// p-values adjusted for the family that they make up, in the order given (S. Holm, Scand. J. Statistics 6, 1979): rejecting what is
-/// at most α errs in at most α of the families, however the comparisons depend on one another.
+/// p-values adjusted for a family of comparisons, in the given order (S. Holm, Scand. J. Statistics 6, 1979). If each hypothesis with
+/// an adjusted p-value of at most α is rejected, at most a fraction α of the families has an error, for any dependence between the
+/// comparisons.
 pub fn holm(p: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..p.len()).collect();
     order.sort_by(|&a, &b| p[a].total_cmp(&p[b]));
@@ -20,8 +21,8 @@ pub fn holm(p: &[f64]) -> Vec<f64> {
     adjusted
 }
 
-/// How much of [`ALPHA`] may be spent until the fraction `done` of the planned data is there: the spending function of O'Brien and
-/// Fleming's kind, little at first (K. K. G. Lan and D. L. DeMets, Biometrika 70, 1983).
+/// How much of [`ALPHA`] is spent when the fraction `done` of the planned data is available: the alpha spending function of the
+/// O'Brien-Fleming type, which spends little at first (K. K. G. Lan and D. L. DeMets, Biometrika 70, 1983).
 pub fn spent(done: f64) -> f64 {
     if done <= 0.0 {
         return 0.0;
@@ -29,13 +30,13 @@ pub fn spent(done: f64) -> f64 {
     if done >= 1.0 {
         return ALPHA;
     }
-    // 2 − 2 Φ(z / √t), from the tail, which keeps its digits.
+    // 2 − 2 Φ(z / √t), computed from the tail, which loses no digits.
     2.0 * Normal::standard().sf(Z95 / done.sqrt())
 }
 
-/// The level of each look, given after how much data it is taken, ascending, and how much is planned in all, in one unit. Each look
-/// has what was spent since the one before to itself, so that together they err in at most [`ALPHA`] however they depend on one
-/// another; the exact joint boundaries would gain little, and don't exist for rank tests.
+/// The level of each interim look. `looks` is the amount of data at each look, ascending; `planned` is the total, in the same unit.
+/// Each look gets what was spent since the look before. All looks together err with a probability of at most [`ALPHA`], for any
+/// dependence between them. The exact joint boundaries would gain little, and do not exist for rank tests.
 pub fn levels(looks: &[usize], planned: usize) -> Vec<f64> {
     let mut before = 0.0;
     looks
@@ -55,7 +56,7 @@ mod tests {
 
     #[test]
     fn holm_steps_down_from_the_least() {
-        // By hand: 5 · 0.01, 4 · 0.02, 3 · 0.03, and what follows is no less: 2 · 0.04 and 0.05 become 0.09.
+        // By hand: 5 · 0.01, 4 · 0.02, 3 · 0.03. The later ones must not be smaller: 2 · 0.04 and 0.05 become 0.09.
         let adjusted = holm(&[0.05, 0.01, 0.03, 0.02, 0.04]);
         for (got, want) in adjusted.iter().zip([0.09, 0.05, 0.09, 0.08, 0.09]) {
             assert!((got - want).abs() < 1e-12, "{adjusted:?}");
@@ -86,7 +87,7 @@ mod tests {
         assert!((planned.iter().sum::<f64>() - ALPHA).abs() < 1e-12, "{planned:?}");
         assert!(
             planned[2] > 0.044,
-            "the last look loses hardly anything: {planned:?}"
+            "the last look keeps most of the level: {planned:?}"
         );
         assert_eq!(levels(&[24], 24), [ALPHA]);
         assert_eq!(levels(&[24, 30], 24)[1], 0.0);

@@ -1,12 +1,12 @@
-//! How many sets a comparison needs.
+//! The number of sets that a comparison needs.
 
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
 /// Efficiency of the signed-rank test against Student's t under normal noise (J. L. Hodges and E. L. Lehmann, Ann. Math. Stat. 27,
-/// 1956), taken for several untreated runs as well: the trial's tests simulate what a plan finds.
+/// 1956). Also used for several untreated runs per set; the trial's tests check plans by simulation.
 const EFFICIENCY: f64 = 3.0 / std::f64::consts::PI;
 
-/// What a pilot says about the noise: the standard deviation of treated − mean(untreated) within sets, and its degrees of freedom.
+/// The noise that a pilot measured: the standard deviation of treated − mean(untreated) within sets, and its degrees of freedom.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
     pub sd: f64,
@@ -14,7 +14,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Pooled over several arms, each about its own mean. None without a degree of freedom.
+    /// Pooled over several arms, each relative to its own mean. None without a degree of freedom.
     pub fn pooled(arms: &[Vec<f64>]) -> Option<Spread> {
         let (mut squares, mut degrees_of_freedom) = (0.0, 0);
         for arm in arms.iter().filter(|arm| arm.len() > 1) {
@@ -29,14 +29,14 @@ impl Spread {
     }
 }
 
-/// Sets needed to find a shift of `effect` (its unit is that of the spread) at the two-sided `level` with the chance `power`, at
-/// least `fewest`. Quantiles are Student's with the pilot's degrees of freedom (C. Stein, Ann. Math. Stat. 16, 1945): a small pilot
-/// knows its noise badly, and the plan pays for that. None where nothing finite is enough.
+/// The number of sets needed to find a shift of `effect` (in the unit of the spread) at the two-sided `level` with probability
+/// `power`; at least `fewest`. Quantiles are Student's with the pilot's degrees of freedom (C. Stein, Ann. Math. Stat. 16, 1945): a
+/// small pilot estimates the noise badly, so the plan needs more sets. None if no finite number is enough.
 pub fn sets_needed(effect: f64, spread: Spread, level: f64, power: f64, fewest: usize) -> Option<usize> {
     let t = StudentsT::new(0.0, 1.0, spread.degrees_of_freedom as f64).ok()?;
     let (tail, reach) = (t.inverse_cdf(1.0 - level / 2.0), t.inverse_cdf(power));
     let sets = ((tail + reach) * spread.sd / effect).powi(2) / EFFICIENCY;
-    // A test on few sets knows the noise of its own data badly, too (W. C. Guenther, American Statistician 35, 1981).
+    // A test on few sets also estimates the noise of its own data badly (W. C. Guenther, American Statistician 35, 1981).
     let sets = (sets + super::Z95.powi(2) / 2.0).ceil();
     (effect > 0.0 && sets.is_finite()).then(|| (sets as usize).max(fewest))
 }
@@ -57,13 +57,13 @@ mod tests {
     #[test]
     fn a_well_known_noise_takes_the_textbooks_number() {
         // Paired t-test, effect of half a standard deviation, 5 % two-sided, 80 %: 33.4 pairs (R: power.t.test(delta = 0.5, sd = 1,
-        // power = 0.8, type = "paired")). Ranks: over 0.955.
+        // power = 0.8, type = "paired")). For ranks, divided by 0.955.
         let known = Spread {
             sd: 1.0,
             degrees_of_freedom: 100_000,
         };
         assert_eq!(sets_needed(0.5, known, 0.05, 0.8, 4), Some(35));
-        // With a pilot of six, quantiles of t(5): ((2.571 + 0.920) / 0.5)² / 0.955 + 1.92.
+        // With a pilot of six sets, quantiles of t(5): ((2.571 + 0.920) / 0.5)² / 0.955 + 1.92.
         let pilot = Spread {
             sd: 1.0,
             degrees_of_freedom: 5,

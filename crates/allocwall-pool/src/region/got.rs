@@ -1,20 +1,22 @@
-//! What a region got, and the reasons why not more.
+//! The pages and properties that a region got, and the reasons for what was refused.
 
 use super::{HUGE, Pages};
 use std::fmt;
 
-/// What a region stands on.
+/// The pages and properties that a region got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Got {
+    /// The kind of its pages.
     pub pages: Pages,
-    /// Pages of the reserved pool.
+    /// Whether its pages are from the reserved pool.
     pub reserved: Outcome,
-    /// Transparent huge pages: eligible, which is not yet huge.
+    /// Whether it is eligible for transparent huge pages. Eligible memory need not be on huge pages yet.
     pub transparent: Outcome,
-    /// Every page taken already.
+    /// Whether every page is allocated already.
     pub touched: Outcome,
+    /// Whether it is locked (`mlock`).
     pub locked: Outcome,
-    /// Bound to the node that was asked for.
+    /// Whether it is bound to the requested NUMA node.
     pub bound: Outcome,
 }
 
@@ -31,11 +33,14 @@ impl Got {
     }
 }
 
-/// What became of one thing that a region can be asked for.
+/// The result for one property of a [`Request`](super::Request).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
+    /// It was not requested.
     NotAsked,
+    /// The region has it.
     Done,
+    /// The region does not have it, for this reason.
     Refused(Why),
 }
 
@@ -45,55 +50,73 @@ impl From<Result<(), Why>> for Outcome {
     }
 }
 
-/// Why something could not be had. Displayed, it is one clear line.
+/// Why a region or one of its properties was refused. Its `Display` text is one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// 0 bytes were asked for.
+    /// 0 bytes were requested; for arenas, a size that is no power of two or below 64 KiB.
     Empty,
-    /// More bytes than an address space has.
+    /// More bytes were requested than an address space has; for arenas, more than 2 MiB.
     TooLarge,
     /// `vm.nr_hugepages` is 0.
     NoPool,
-    /// The reserved pool has fewer free pages than were asked for.
-    PoolExhausted { asked: usize, free: usize },
+    /// The reserved pool has fewer free pages than were requested.
+    PoolExhausted {
+        /// The number of pages requested, of 2 MiB each.
+        asked: usize,
+        /// The number of free pages.
+        free: usize,
+    },
     /// The kernel was built without transparent huge pages.
     NotBuilt,
-    /// `/sys/kernel/mm/transparent_hugepage/enabled` says `never`.
+    /// The mode in `/sys/kernel/mm/transparent_hugepage/enabled` is `never`.
     Never,
-    /// `prctl(PR_SET_THP_DISABLE)` holds for this process.
+    /// `prctl(PR_SET_THP_DISABLE)` is set for this process.
     Disabled,
-    /// Huge pages have another size on this machine, in bytes.
+    /// Huge pages have this other size on this machine, in bytes.
     Size(usize),
-    /// There is but one NUMA node: nothing to bind.
+    /// The machine has only one NUMA node, so there is nothing to bind.
     OneNode,
-    /// No such NUMA node is online.
+    /// This NUMA node is not online.
     NoNode(u32),
-    /// `RLIMIT_MEMLOCK`, in bytes.
+    /// `RLIMIT_MEMLOCK` is too low; this is its value, in bytes.
     LockLimit(u64),
-    /// The kernel doesn't know the call: older than the version named.
-    Kernel { call: &'static str, since: &'static str },
-    /// A file that tells could not be read.
+    /// The kernel does not have the call.
+    Kernel {
+        /// The system call, with its flag.
+        call: &'static str,
+        /// The first Linux version that has it.
+        since: &'static str,
+    },
+    /// This file, or folder, could not be read.
     Unreadable(&'static str),
-    /// The system call failed with this error number.
-    Failed { call: &'static str, errno: i32 },
+    /// The system call failed.
+    Failed {
+        /// The system call, with its flag.
+        call: &'static str,
+        /// Its error number (errno(3)).
+        errno: i32,
+    },
 }
 
 impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match *self {
-            Why::Empty => write!(f, "a region of 0 bytes was asked for"),
-            Why::TooLarge => write!(f, "more bytes were asked for than an address space has"),
-            Why::NoPool => write!(f, "no huge pages are reserved (vm.nr_hugepages is 0)"),
+            Why::Empty => write!(f, "the requested size is 0 bytes or invalid"),
+            Why::TooLarge => write!(f, "the requested size is too large"),
+            Why::NoPool => write!(
+                f,
+                "no huge pages are reserved (vm.nr_hugepages is 0): sysctl vm.nr_hugepages=N, as root"
+            ),
             Why::PoolExhausted { asked, free } => {
                 write!(
                     f,
-                    "the pool of reserved huge pages has {free} free, {asked} were asked for"
+                    "the pool of reserved huge pages has {free} free pages, but {asked} were requested"
                 )
             }
             Why::NotBuilt => write!(f, "the kernel was built without transparent huge pages"),
             Why::Never => write!(
                 f,
-                "transparent huge pages are off (/sys/kernel/mm/transparent_hugepage/enabled says never)"
+                "transparent huge pages are off (mode never): echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, as root"
             ),
             Why::Disabled => write!(
                 f,
@@ -101,19 +124,22 @@ impl fmt::Display for Why {
             ),
             Why::Size(bytes) => write!(
                 f,
-                "huge pages have {} KiB here, only {} KiB are supported",
+                "huge pages have {} KiB on this machine, but only {} KiB are supported",
                 bytes >> 10,
                 HUGE >> 10
             ),
-            Why::OneNode => write!(f, "this machine has one NUMA node: nothing to bind"),
+            Why::OneNode => write!(
+                f,
+                "this machine has only one NUMA node, so there is nothing to bind"
+            ),
             Why::NoNode(node) => write!(f, "NUMA node {node} is not online"),
             Why::LockLimit(bytes) => write!(
                 f,
-                "RLIMIT_MEMLOCK allows {} KiB to be locked (ulimit -l)",
+                "RLIMIT_MEMLOCK allows only {} KiB to be locked: raise it with ulimit -l",
                 bytes >> 10
             ),
             Why::Kernel { call, since } => write!(f, "{call} needs Linux {since}"),
-            Why::Unreadable(path) => write!(f, "{path} can't be read"),
+            Why::Unreadable(path) => write!(f, "{path} cannot be read"),
             Why::Failed { call, errno } => {
                 write!(f, "{call}: {}", std::io::Error::from_raw_os_error(errno))
             }
@@ -123,23 +149,24 @@ impl fmt::Display for Why {
 
 impl std::error::Error for Why {}
 
-/// Why `MADV_COLLAPSE` made nothing huge (madvise(2); mm/khugepaged.c, `madvise_collapse_errno`).
+/// Why `MADV_COLLAPSE` failed (madvise(2); mm/khugepaged.c, `madvise_collapse_errno`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CollapseError {
-    /// Older than Linux 6.1, or memory that can't be huge: misaligned, special, or switched off for the process.
+    /// The kernel is older than Linux 6.1, or the memory cannot be on huge pages: it is misaligned or special, or
+    /// huge pages are off for the process.
     NotEligible,
-    /// Some of it is in use by the kernel just now (pinned, locked, under migration): trying again may help.
+    /// The kernel uses some of the memory now (pinned, locked, under migration). A later try may succeed.
     Busy,
     /// The cgroup's memory limit leaves no room for a huge page.
     CgroupLimit,
-    /// No huge page was to be had, or a part isn't mapped.
+    /// The kernel has no free huge page, or a part of the memory is not mapped.
     NoMemory,
     /// The system call failed with another error number.
     Failed(i32),
 }
 
 impl CollapseError {
-    /// From what `madvise` left in `errno`.
+    /// The error for a value of `errno` after `madvise`.
     pub fn from_errno(errno: i32) -> Self {
         match errno {
             libc::EINVAL => CollapseError::NotEligible,
@@ -150,7 +177,7 @@ impl CollapseError {
         }
     }
 
-    /// A stable key for counters.
+    /// A stable key, for counters: `not_eligible`, `busy`, `cgroup_limit`, `no_memory` or `failed`.
     pub fn key(&self) -> &'static str {
         match self {
             CollapseError::NotEligible => "not_eligible",
@@ -165,12 +192,15 @@ impl CollapseError {
 impl fmt::Display for CollapseError {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
-            CollapseError::NotEligible => write!(f, "not eligible for MADV_COLLAPSE, or Linux before 6.1"),
-            CollapseError::Busy => write!(f, "in use by the kernel just now; try again"),
+            CollapseError::NotEligible => write!(
+                f,
+                "the memory is not eligible for MADV_COLLAPSE, or the kernel is older than Linux 6.1"
+            ),
+            CollapseError::Busy => write!(f, "the kernel uses the memory now: try again"),
             CollapseError::CgroupLimit => {
                 write!(f, "the cgroup's memory limit leaves no room for a huge page")
             }
-            CollapseError::NoMemory => write!(f, "no huge page was to be had, or it isn't mapped"),
+            CollapseError::NoMemory => write!(f, "no huge page is free, or the memory is not mapped"),
             CollapseError::Failed(errno) => {
                 write!(
                     f,

@@ -1,4 +1,4 @@
-//! What this machine, and this process, allow: read once, from files below a root.
+//! The huge pages that this machine and this process allow, read from files below a root.
 
 use super::{HUGE, Why};
 use std::path::{Path, PathBuf};
@@ -10,21 +10,24 @@ const NODES: &str = "sys/devices/system/node/online";
 /// The mode of transparent huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
+    /// For all memory.
     Always,
-    /// Only where `MADV_HUGEPAGE` asked.
+    /// Only for memory with the advice `MADV_HUGEPAGE`.
     Madvise,
+    /// For no memory.
     Never,
 }
 
 /// The reserved pool of 2 MiB pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool {
+    /// All pages of the pool.
     pub total: usize,
-    /// Free and not promised to anybody.
+    /// Pages that are free and not reserved for a mapping.
     pub free: usize,
 }
 
-/// What the machine and the process allow.
+/// The huge pages that the machine and the process allow.
 #[derive(Clone, Debug)]
 pub struct Machine {
     root: PathBuf,
@@ -32,7 +35,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This machine, as it is now.
+    /// Reads the state of this machine and process.
     pub fn this() -> Self {
         let mut machine = Self::at(Path::new("/"));
         if machine.transparent.is_ok() && disabled_for_process() {
@@ -41,7 +44,7 @@ impl Machine {
         machine
     }
 
-    /// A machine whose `/sys` stands below `root`.
+    /// Reads the state of a machine whose `/sys` is below `root`.
     pub fn at(root: &Path) -> Self {
         Self {
             root: root.to_path_buf(),
@@ -49,7 +52,7 @@ impl Machine {
         }
     }
 
-    /// Whether advised memory can become huge.
+    /// Whether memory with the advice `MADV_HUGEPAGE` can be on huge pages.
     ///
     /// # Errors
     ///
@@ -61,20 +64,20 @@ impl Machine {
         }
     }
 
-    /// The mode for 2 MiB pages: their own where the kernel has one for each size, else the general one.
+    /// The mode for 2 MiB pages: the mode of this size if the kernel has one for each size, else the general mode.
     ///
     /// # Errors
     ///
-    /// As [`transparent`](Self::transparent), except that `never` is a mode.
+    /// As for [`transparent`](Self::transparent), but [`Mode::Never`] is a result and not an error.
     pub fn mode(&self) -> Result<Mode, Why> {
         self.transparent
     }
 
-    /// The reserved pool, as it is now.
+    /// Reads the state of the reserved pool.
     ///
     /// # Errors
     ///
-    /// [`Why::Unreadable`] where the kernel has no such pool.
+    /// [`Why::Unreadable`] if the kernel has no such pool.
     pub fn pool(&self) -> Result<Pool, Why> {
         let number = |name| {
             std::fs::read_to_string(self.root.join(POOL).join(name))
@@ -89,7 +92,7 @@ impl Machine {
         })
     }
 
-    /// Why the pool had no pages: read only after it hadn't.
+    /// Why the pool had no pages. Called only after a failure.
     pub(super) fn pool_says(&self, why: Why, len: usize) -> Why {
         let asked = len / HUGE;
         match (why, self.pool()) {
@@ -169,7 +172,8 @@ fn ranges(text: &str) -> Option<Vec<(u32, u32)>> {
         .collect()
 }
 
-/// `PR_GET_THP_DISABLE` gives 1 where nothing may be huge, and 3 (Linux 6.18) where advised memory still may.
+/// `PR_GET_THP_DISABLE` returns 1 if huge pages are off for all memory, and 3 (Linux 6.18) if advised memory may
+/// still use them.
 fn disabled_for_process() -> bool {
     // SAFETY: reads a flag of this process; the unused arguments must be 0.
     unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) == 1 }
@@ -262,7 +266,7 @@ mod tests {
                 pool("8\n", "3\n", "2\n"),
                 Why::PoolExhausted { asked: 2, free: 1 },
             ),
-            // Pages are there: it failed for another reason, and that stands.
+            // Pages are free: it failed for another reason, which is kept.
             (pool("8\n", "8\n", "0\n"), failed),
         ] {
             assert_eq!(Machine::at(files.path()).pool_says(failed, 2 * HUGE), expected);

@@ -1,16 +1,18 @@
-//! Memory on huge pages, with the reason for what it got.
+//! Memory on huge pages. Each region reports which pages it got, and why.
 //!
-//! A [`Region`] is 2 MiB-aligned private memory. It is asked for in [`Request`] and says in [`Got`] which pages it
-//! stands on and, for each thing that was asked and not had, [`Why`] not: never a silent fallback.
+//! A [`Region`] is private memory, aligned to 2 MiB. A [`Request`] describes the region that you want. [`Got`]
+//! reports the kind of pages that it has, and for each property that was requested and refused the reason ([`Why`]).
+//! There is no silent fallback.
 //!
-//! * [`Pages::Reserved`]: pages of the machine's reserved pool (`vm.nr_hugepages`). They are taken before the region is
-//!   handed out, so an exhausted pool, or a cgroup's limit on it, shows here and never as a SIGBUS later. One way to a
-//!   SIGBUS is left and can't be closed from here: after `fork`, the first write to a page takes a second one.
-//! * [`Pages::Transparent`]: `madvise(MADV_HUGEPAGE)`. The kernel gives a huge page at first touch where it has one:
-//!   a promise of eligibility, not of huge pages. [`huge_bytes`] tells what they are in truth.
+//! * [`Pages::Reserved`]: pages of the machine's reserved pool (`vm.nr_hugepages`). They are allocated before the
+//!   region is returned. So an empty pool, or a cgroup's limit on it, is an error here and not a SIGBUS later. One
+//!   case of SIGBUS remains, which this module cannot prevent: after `fork`, the first write to a page needs a second
+//!   page from the pool.
+//! * [`Pages::Transparent`]: `madvise(MADV_HUGEPAGE)`. The memory is eligible: the kernel uses a huge page at first
+//!   touch if one is free. [`huge_bytes`] measures how much memory is on huge pages.
 //! * [`Pages::Plain`]: base pages.
 //!
-//! Cost: a region is 1 to 6 system calls, before any touching. Nothing here allocates by `malloc` except the readers of
+//! Cost: 1 to 6 system calls for a region, without the touching. Nothing here calls `malloc`, except the readers of
 //! `/proc` and `/sys` ([`Machine`], [`huge_bytes`]).
 
 mod got;
@@ -26,13 +28,13 @@ pub use smaps::{Huge, huge_bytes, huge_within};
 
 use std::ptr::NonNull;
 
-/// Bytes of a huge page: what this module works in. A machine with another size is refused by [`Machine::transparent`].
+/// The size of a huge page in bytes: 2 MiB. [`Machine::transparent`] refuses a machine with another size.
 pub const HUGE: usize = 2 << 20;
 
 /// The kind of pages under a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
-    /// From the reserved pool (`MAP_HUGETLB`), all taken already.
+    /// Huge pages from the reserved pool (`MAP_HUGETLB`), all allocated already.
     Reserved,
     /// Eligible for transparent huge pages (`MADV_HUGEPAGE`).
     Transparent,
@@ -40,24 +42,26 @@ pub enum Pages {
     Plain,
 }
 
-/// What is asked of a region. [`Pages::Reserved`] falls back to transparent, transparent to plain.
+/// The description of a region. [`Pages::Reserved`] falls back to transparent, and transparent to plain.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
-    /// Usable bytes; rounded up to whole huge pages.
+    /// The usable size in bytes; it is rounded up to whole huge pages.
     pub bytes: usize,
+    /// The preferred kind of pages.
     pub pages: Pages,
-    /// Take every page now, so that no first touch is left for later. Reserved pages always are.
+    /// Whether to allocate every page now, so that there are no first touches later. Reserved pages always are.
     pub touch: bool,
-    /// `mlock`: keep it resident. Touches too.
+    /// Whether to lock the memory (`mlock`), so that it stays resident. This also touches it.
     pub lock: bool,
-    /// Bind to this NUMA node, strictly. On a machine with one node there is nothing to do, and that is said.
+    /// The NUMA node to bind the memory to, strictly. On a machine with one node this is refused as
+    /// [`Why::OneNode`].
     pub node: Option<u32>,
-    /// An inaccessible page before and behind.
+    /// Whether to add an inaccessible page before and after the region.
     pub guards: bool,
 }
 
 impl Request {
-    /// So many bytes on transparent huge pages, untouched, unlocked, unbound, without guards.
+    /// A request for this many bytes on transparent huge pages: not touched, not locked, not bound, without guards.
     pub fn of(bytes: usize) -> Self {
         Self {
             bytes,
@@ -70,7 +74,7 @@ impl Request {
     }
 }
 
-/// 2 MiB-aligned private memory; unmapped on drop.
+/// Private memory, aligned to 2 MiB. To drop it unmaps it.
 #[derive(Debug)]
 pub struct Region {
     base: NonNull<u8>,
@@ -79,9 +83,9 @@ pub struct Region {
     got: Got,
 }
 
-// SAFETY: a region owns its mapping alone, and nothing in it belongs to a thread.
+// SAFETY: only the region uses its mapping, and no part of it belongs to a thread.
 unsafe impl Send for Region {}
-// SAFETY: shared, it only tells its address, length and origin.
+// SAFETY: a shared region only returns its address and length, and calls the kernel.
 unsafe impl Sync for Region {}
 
 impl Region {
@@ -89,14 +93,18 @@ impl Region {
     ///
     /// # Errors
     ///
-    /// When not even plain memory can be had: [`Why::Empty`] for 0 bytes, [`Why::TooLarge`], or what `mmap` said. All
-    /// else that was asked and not had is in [`got`](Self::got).
+    /// [`Why::Empty`] for 0 bytes, [`Why::TooLarge`], or the error of `mmap` if even plain memory fails. All other
+    /// properties that were requested and refused are in [`got`](Self::got).
     pub fn new(request: &Request) -> Result<Self, Why> {
         Self::on(&Machine::this(), request)
     }
 
-    /// As [`new`](Self::new), with a machine that was looked at before: nothing is read from `/sys` unless a node is
-    /// asked for or the reserved pool fails.
+    /// As [`new`](Self::new), with a [`Machine`] that was read before. Nothing is read from `/sys` unless a node is
+    /// requested or the reserved pool fails.
+    ///
+    /// # Errors
+    ///
+    /// As for [`new`](Self::new).
     pub fn on(machine: &Machine, request: &Request) -> Result<Self, Why> {
         let len = rounded(request.bytes)?;
         let mut got = Got::nothing_asked();
@@ -135,7 +143,7 @@ impl Region {
         Ok(region)
     }
 
-    /// All of it from the reserved pool, each page taken, or none of it.
+    /// A region with all pages from the reserved pool, already allocated; or an error.
     fn reserved(machine: &Machine, len: usize, request: &Request) -> Result<Self, Why> {
         let base = os::map_aligned(len, request.guards, true).map_err(|why| machine.pool_says(why, len))?;
         let mut region = Self {
@@ -147,8 +155,8 @@ impl Region {
         region.got.pages = Pages::Reserved;
         region.got.reserved = Outcome::Done;
         region.got.bound = region.bind(machine, request);
-        // The reservation covers neither a node's share nor a cgroup's limit. Taking the pages now, by a call that
-        // fails instead of raising SIGBUS, covers both.
+        // The reservation covers neither a node's share nor a cgroup's limit. This call allocates the pages now, and
+        // returns an error instead of raising SIGBUS.
         os::advise(
             base,
             len,
@@ -174,58 +182,61 @@ impl Region {
         }
     }
 
-    /// Takes every page that isn't there yet.
+    /// Allocates every page that is not resident yet.
     ///
     /// # Errors
     ///
-    /// What the kernel said; with too little memory it may also end the process, as for any first touch.
+    /// [`Why::Failed`] with the kernel's error. If memory is short, the kernel may also kill the process, as at any
+    /// first touch.
     pub fn touch(&self) -> Result<(), Why> {
         os::populate(self.base, self.len)
     }
 
-    /// Makes what is here huge now (`MADV_COLLAPSE`, Linux 6.1), whatever it stands on. It copies, and takes huge pages
-    /// even where the machine's mode says `never`: ask [`Machine::transparent`] first.
+    /// Moves the region's memory to huge pages now (`MADV_COLLAPSE`, Linux 6.1), whatever its pages are. The kernel
+    /// copies the memory. It uses huge pages even if the machine's mode is `never`, so check [`Machine::transparent`]
+    /// first.
     ///
     /// # Errors
     ///
-    /// [`CollapseError`]; what could be made huge before the error stays so.
+    /// [`CollapseError`]. The parts that were moved before the error stay on huge pages.
     pub fn collapse(&self) -> Result<(), CollapseError> {
         collapse(self.base.as_ptr() as usize, self.len)
     }
 
-    /// Bytes of it that are huge in truth.
+    /// The number of its bytes that are on huge pages now.
     ///
     /// # Errors
     ///
-    /// When `/proc/self/smaps` can't be read.
+    /// [`Why::Unreadable`] if `/proc/self/smaps` cannot be read.
     pub fn huge_bytes(&self) -> Result<Huge, Why> {
         let start = self.base.as_ptr() as usize;
         huge_bytes(&[(start, start + self.len)])
     }
 
-    /// The first byte.
+    /// The address of the first byte.
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Usable bytes: a multiple of [`HUGE`].
+    /// The usable size in bytes: a multiple of [`HUGE`].
     #[allow(clippy::len_without_is_empty, reason = "a region of no bytes is refused")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// What it stands on, and why not on what was asked.
+    /// The pages that it got, and the reasons for each refused property.
     pub fn got(&self) -> &Got {
         &self.got
     }
 
-    /// All of it, zeroed where nothing has written yet.
+    /// The whole memory. Bytes that were never written are 0.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: mapped readable and writable for `len` bytes, and borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
     }
 
-    /// Gives the mapping away: its first byte. The caller unmaps it with [`unmap`]. Guard pages, if any, are unmapped.
+    /// Gives the mapping away and returns its first byte. The caller must unmap it with [`unmap`]. Guard pages are
+    /// unmapped here.
     pub fn into_raw(self) -> NonNull<u8> {
         let this = std::mem::ManuallyDrop::new(self);
         if this.guards {
@@ -235,7 +246,8 @@ impl Region {
     }
 }
 
-// SAFETY: private memory, mapped readable and writable at one place until the region is dropped, and reached by nobody but through it.
+// SAFETY: private memory, mapped readable and writable at a fixed address until the region is dropped. Only the
+// region gives access to it.
 unsafe impl crate::Memory for Region {
     fn base(&self) -> NonNull<u8> {
         self.as_ptr()
@@ -251,47 +263,49 @@ impl Drop for Region {
         if self.guards {
             os::unguard(self.base, self.len);
         }
-        // It can fail only where the number of mappings is at its limit; then the memory stays mapped, unused.
-        // SAFETY: our own mapping, and nobody can hold a borrow of it any more.
+        // It can fail only if the number of mappings is at its limit. The memory then stays mapped and unused.
+        // SAFETY: the region's own mapping, and no borrow of it exists any more.
         let _ = unsafe { unmap(self.base, self.len) };
     }
 }
 
-/// Unmaps what [`Region::into_raw`] gave away, or whole huge pages of it.
+/// Unmaps memory that [`Region::into_raw`] gave away, or whole huge pages of it.
 ///
 /// # Errors
 ///
-/// What `munmap` said: `ENOMEM` where splitting a mapping would exceed `vm.max_map_count`. All stays mapped then.
+/// [`Why::Failed`] with the error of `munmap`: `ENOMEM` if to split a mapping would exceed `vm.max_map_count`.
+/// Nothing is unmapped then.
 ///
 /// # Safety
 ///
-/// `base` and `len` lie within a region that was given away, and nothing uses that memory any more.
+/// `base` and `len` are within a region that was given away, and no code uses that memory any more.
 pub unsafe fn unmap(base: NonNull<u8>, len: usize) -> Result<(), Why> {
     // SAFETY: the caller's promise.
     unsafe { os::unmap(base, len) }
 }
 
-/// Advice on memory that [`Region::into_raw`] gave away.
+/// Advice to the kernel about memory that [`Region::into_raw`] gave away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
-    /// Eligible for huge pages from now on (`MADV_HUGEPAGE`): at first touch, or by khugepaged where small ones are.
+    /// The memory is eligible for huge pages from now on (`MADV_HUGEPAGE`): at first touch, or later through
+    /// khugepaged.
     Huge,
-    /// The kernel may take the pages when it is short; until then a write keeps them (`MADV_FREE`, Linux 4.5).
+    /// The kernel may reclaim the pages when memory is short; a write before that keeps them (`MADV_FREE`, Linux 4.5).
     Free,
-    /// The pages are given back now (`MADV_DONTNEED`).
+    /// The kernel takes the pages back now (`MADV_DONTNEED`).
     DontNeed,
 }
 
-/// Gives advice on memory.
+/// Gives the kernel advice about memory. Cost: one system call.
 ///
 /// # Errors
 ///
-/// What the kernel said.
+/// [`Why::Failed`] with the kernel's error.
 ///
 /// # Safety
 ///
-/// `base` and `len` lie within a region that was given away; for [`Advice::Free`] and [`Advice::DontNeed`], nothing of
-/// its contents is needed any more.
+/// `base` and `len` are within a region that was given away. For [`Advice::Free`] and [`Advice::DontNeed`], its
+/// contents are not needed any more.
 pub unsafe fn advise(base: NonNull<u8>, len: usize, advice: Advice) -> Result<(), Why> {
     let (number, call) = match advice {
         Advice::Huge => (libc::MADV_HUGEPAGE, "madvise(MADV_HUGEPAGE)"),
@@ -301,8 +315,8 @@ pub unsafe fn advise(base: NonNull<u8>, len: usize, advice: Advice) -> Result<()
     os::advise(base, len, number, call)
 }
 
-/// [`Region::collapse`] for any memory: whole huge pages from `start`. It keeps contents, and what is pinned the kernel
-/// leaves alone: so whatever stands there is not harmed.
+/// As [`Region::collapse`], for any memory of the process: `len` bytes from the address `start`, in whole huge pages.
+/// The kernel keeps the contents and does not move pinned memory, so this is safe for any address.
 ///
 /// # Errors
 ///
@@ -311,11 +325,11 @@ pub fn collapse(start: usize, len: usize) -> Result<(), CollapseError> {
     os::collapse(start, len)
 }
 
-/// The share of base pages, 0 to 1, of the huge page at `start` that is resident.
+/// The resident share, 0 to 1, of the base pages in the 2 MiB at the address `start`.
 ///
 /// # Errors
 ///
-/// What `mincore` said: `ENOMEM` where a part isn't mapped.
+/// [`Why::Failed`] with the error of `mincore`: `ENOMEM` if a part is not mapped.
 pub fn resident_share(start: usize) -> Result<f64, Why> {
     os::resident_pages(start).map(|pages| pages as f64 / os::BASE_PAGES as f64)
 }
@@ -324,7 +338,7 @@ fn rounded(bytes: usize) -> Result<usize, Why> {
     if bytes == 0 {
         return Err(Why::Empty);
     }
-    // Alignment and guards ask for two huge pages of address space more.
+    // Alignment and guards need two more huge pages of address space.
     bytes
         .checked_next_multiple_of(HUGE)
         .filter(|len| *len <= isize::MAX as usize - 2 * HUGE)

@@ -1,9 +1,9 @@
-//! The system calls. Through libc's own functions, so that tools which watch `mmap` see these mappings too.
+//! The system calls, made through libc's functions, so that tools that watch `mmap` see these mappings too.
 
 use super::{CollapseError, HUGE, Why};
 use std::ptr::{self, NonNull};
 
-/// Base pages of 4 KiB in a huge page. Where base pages are larger, huge ones are too, and those are refused.
+/// Base pages of 4 KiB in a huge page. On machines with larger base pages, huge pages are larger too, and are refused.
 pub(super) const BASE_PAGES: usize = HUGE / PAGE;
 const PAGE: usize = 4096;
 
@@ -15,11 +15,12 @@ fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// Readable, writable, private, anonymous memory at a multiple of [`HUGE`]; with guards, an inaccessible page on each side.
+/// Readable, writable, private, anonymous memory at a multiple of [`HUGE`]; with guards, an inaccessible page on each
+/// side.
 pub(crate) fn map_aligned(len: usize, guards: bool, reserved: bool) -> Result<NonNull<u8>, Why> {
     let flags = if reserved { libc::MAP_HUGETLB } else { 0 };
     if !guards {
-        // The kernel aligns huge pages of the pool always, and since Linux 6.7 mappings of whole huge pages too.
+        // The kernel always aligns pages of the pool. Since Linux 6.7 it also aligns mappings of whole huge pages.
         let base = map(ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags)?;
         if (base as usize).is_multiple_of(HUGE) {
             return NonNull::new(base).ok_or(Why::TooLarge);
@@ -54,7 +55,7 @@ pub(crate) fn map_aligned(len: usize, guards: bool, reserved: bool) -> Result<No
 }
 
 fn map(at: *mut u8, len: usize, protection: i32, flags: i32) -> Result<*mut u8, Why> {
-    // SAFETY: a new private mapping. A fixed address is used only within a span that this module has just reserved.
+    // SAFETY: a new private mapping. A fixed address is used only within a range that this module has just reserved.
     let base = unsafe {
         libc::mmap(
             at.cast(),
@@ -76,7 +77,7 @@ fn map(at: *mut u8, len: usize, protection: i32, flags: i32) -> Result<*mut u8, 
     }
 }
 
-/// Zeroed memory at any address, for tables. Wiped: a forked child finds it zeroed again (Linux 4.14).
+/// Zeroed memory at any address, for tables. If `wiped`, a forked child gets it zeroed again (Linux 4.14).
 pub(crate) fn table(len: usize, wiped: bool) -> Result<NonNull<u8>, Why> {
     let base = map(ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, 0)?;
     let base = NonNull::new(base).ok_or(Why::TooLarge)?;
@@ -95,10 +96,10 @@ pub(crate) fn table(len: usize, wiped: bool) -> Result<NonNull<u8>, Why> {
     Ok(base)
 }
 
-/// Unmaps what nobody has seen yet. Where it fails (`vm.max_map_count`), reserved address space is lost, nothing else.
+/// Unmaps memory that no other code has seen. If it fails (`vm.max_map_count`), only reserved address space is lost.
 fn release(start: *mut u8, len: usize) {
     if len > 0 {
-        // SAFETY: part of a span that this module has just mapped and given to nobody.
+        // SAFETY: part of a range that this module mapped and that no other code uses.
         unsafe { libc::munmap(start.cast(), len) };
     }
 }
@@ -111,7 +112,7 @@ pub(super) fn unguard(base: NonNull<u8>, len: usize) {
 
 /// # Safety
 ///
-/// Nothing uses the range any more.
+/// No code uses the range any more.
 pub(crate) unsafe fn unmap(base: NonNull<u8>, len: usize) -> Result<(), Why> {
     // SAFETY: the caller's promise.
     if unsafe { libc::munmap(base.as_ptr().cast(), len) } == 0 {
@@ -123,7 +124,8 @@ pub(crate) unsafe fn unmap(base: NonNull<u8>, len: usize) -> Result<(), Why> {
 
 pub(crate) fn advise(base: NonNull<u8>, len: usize, advice: i32, call: &'static str) -> Result<(), Why> {
     loop {
-        // SAFETY: the callers advise on memory of their own region; where contents may go, that is their promise.
+        // SAFETY: the callers pass memory of their own region, and promise that the contents may be lost if the
+        // advice says so.
         if unsafe { libc::madvise(base.as_ptr().cast(), len, advice) } == 0 {
             return Ok(());
         }
@@ -137,7 +139,7 @@ pub(crate) fn advise(base: NonNull<u8>, len: usize, advice: i32, call: &'static 
     }
 }
 
-/// Takes every page, by one call or, before Linux 5.14, by a write to each.
+/// Allocates every page, with one call or, before Linux 5.14, with a write to each page.
 pub(super) fn populate(base: NonNull<u8>, len: usize) -> Result<(), Why> {
     match advise(
         base,
@@ -148,7 +150,7 @@ pub(super) fn populate(base: NonNull<u8>, len: usize) -> Result<(), Why> {
         Err(Why::Kernel { .. }) => {
             for offset in (0..len).step_by(PAGE) {
                 let byte = base.as_ptr().wrapping_add(offset);
-                // SAFETY: within the region. Atomic, and adds nothing: what another thread writes there meanwhile stays.
+                // SAFETY: within the region. Atomic, and adds 0, so concurrent writes of other threads are kept.
                 unsafe { std::sync::atomic::AtomicU8::from_ptr(byte) }
                     .fetch_add(0, std::sync::atomic::Ordering::Relaxed);
             }
@@ -179,13 +181,13 @@ pub(super) fn lock(base: NonNull<u8>, len: usize) -> Result<(), Why> {
     }
 }
 
-/// Strictly on one node.
+/// Binds memory strictly to one node.
 pub(super) fn bind(base: NonNull<u8>, len: usize, node: u32) -> Result<(), Why> {
     const WORD: usize = usize::BITS as usize;
-    // 1,024 nodes is the largest that Linux can be built for (CONFIG_NODES_SHIFT).
+    // Linux can be built for at most 1,024 nodes (CONFIG_NODES_SHIFT).
     let mut mask = [0usize; 1024 / WORD];
     *mask.get_mut(node as usize / WORD).ok_or(Why::NoNode(node))? = 1 << (node as usize % WORD);
-    // SAFETY: sets the policy of the caller's own range; the kernel reads `mask` for as many bits as it is told.
+    // SAFETY: sets the policy of the caller's own range; the kernel reads only the given number of bits of `mask`.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -193,7 +195,7 @@ pub(super) fn bind(base: NonNull<u8>, len: usize, node: u32) -> Result<(), Why> 
             len,
             libc::MPOL_BIND,
             mask.as_ptr(),
-            // The kernel reads one bit fewer than it is told (mm/mempolicy.c, get_nodes).
+            // The kernel reads one bit fewer than this number (mm/mempolicy.c, get_nodes).
             mask.len() * WORD,
             0,
         )
@@ -202,7 +204,7 @@ pub(super) fn bind(base: NonNull<u8>, len: usize, node: u32) -> Result<(), Why> 
 }
 
 pub(super) fn collapse(start: usize, len: usize) -> Result<(), CollapseError> {
-    // SAFETY: keeps contents, whosever memory it is; what isn't mapped or is pinned is an error.
+    // SAFETY: the call keeps the contents of any memory; for unmapped or pinned memory it returns an error.
     let result = unsafe { libc::madvise(ptr::with_exposed_provenance_mut(start), len, libc::MADV_COLLAPSE) };
     if result == 0 {
         Ok(())
@@ -213,7 +215,7 @@ pub(super) fn collapse(start: usize, len: usize) -> Result<(), CollapseError> {
 
 pub(super) fn resident_pages(start: usize) -> Result<usize, Why> {
     let mut pages = [0u8; BASE_PAGES];
-    // SAFETY: writes one byte a base page into `pages`; reads nothing of the range.
+    // SAFETY: writes one byte per base page into `pages`; does not read the range.
     let result = unsafe { libc::mincore(ptr::with_exposed_provenance_mut(start), HUGE, pages.as_mut_ptr()) };
     if result == 0 {
         Ok(pages.iter().filter(|page| **page & 1 == 1).count())

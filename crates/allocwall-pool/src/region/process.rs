@@ -1,28 +1,32 @@
-//! Making huge what a process has already.
+//! Moves existing memory of this process to huge pages.
 
 use super::smaps::addresses;
 use super::{CollapseError, HUGE, Why, collapse, resident_share};
 
-/// What [`collapse_resident`] did.
+/// The result of [`collapse_resident`], in ranges of 2 MiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Collapsed {
-    /// Huge pages that stand now where enough was resident; those that were huge before among them.
+    /// Ranges that are on huge pages now, including those that were before.
     pub pages: usize,
-    /// Those left alone because too little of them was resident.
+    /// Ranges that were skipped, because too little of them was resident.
     pub sparse: usize,
+    /// Ranges for which the kernel returned an error.
     pub failed: usize,
+    /// The last of these errors.
     pub last_failure: Option<CollapseError>,
 }
 
-/// Collapses each aligned 2 MiB of this process's private, anonymous, unnamed memory of which at least this share (0 to 1)
-/// is resident: arenas and large blocks. The heap of `brk` and the first thread's stack have names and are left alone.
+/// Collapses each aligned 2 MiB of this process's private, anonymous, unnamed memory of which at least the share
+/// `least` (0 to 1) is resident: arenas and large blocks. The heap of `brk` and the first thread's stack have names
+/// and are skipped.
 ///
-/// It goes on after a failure, except where the kernel doesn't know the call. What another thread unmaps meanwhile counts
-/// as failed. Other threads wait at their page faults for as long as a copy of 2 MiB takes.
+/// It continues after a failure, unless the kernel does not have the call. Memory that another thread unmaps
+/// meanwhile counts as failed. Cost: a copy of each range, some 0.3 ms; page faults of other threads wait for one
+/// copy.
 ///
 /// # Errors
 ///
-/// [`Why::Unreadable`] without `/proc/self/maps`, [`Why::Kernel`] before Linux 6.1.
+/// [`Why::Unreadable`] if `/proc/self/maps` cannot be read, [`Why::Kernel`] before Linux 6.1.
 pub fn collapse_resident(least: f64) -> Result<Collapsed, Why> {
     let maps = std::fs::read("/proc/self/maps").map_err(|_| Why::Unreadable("/proc/self/maps"))?;
     let mut done = Collapsed::default();
@@ -60,7 +64,7 @@ pub fn collapse_resident(least: f64) -> Result<Collapsed, Why> {
 fn anonymous(line: &[u8]) -> Option<(usize, usize)> {
     let mut words = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
     let range = addresses(words.next()?)?;
-    // Protection, offset, device, inode, and nothing behind it.
+    // Protection, offset, device and inode, without a name after them.
     let rest: Vec<&str> = words.collect();
     (matches!(rest[..], ["rw-p", _, _, "0"]) && range.0 < range.1).then_some(range)
 }

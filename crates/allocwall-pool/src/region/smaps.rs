@@ -1,34 +1,35 @@
-//! What is huge in truth: `/proc/self/smaps`, by the ranges that we own.
+//! How much memory is on huge pages, from `/proc/self/smaps`.
 
 use super::Why;
 
-/// Bytes on huge pages.
+/// Memory on huge pages, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Huge {
-    /// Transparent ones (`AnonHugePages`).
+    /// Bytes on transparent huge pages (`AnonHugePages`).
     pub transparent: u64,
-    /// From the reserved pool (`Private_Hugetlb` and `Shared_Hugetlb`).
+    /// Bytes on pages of the reserved pool (`Private_Hugetlb` and `Shared_Hugetlb`).
     pub reserved: u64,
 }
 
-/// Bytes of this process's memory within `ranges` (start and end addresses) that are on huge pages now.
+/// The memory of this process within `ranges` (start and end addresses) that is on huge pages now. Cost: the kernel
+/// reads the whole address space for `/proc/self/smaps`, which takes milliseconds for a large process.
 ///
 /// # Errors
 ///
-/// [`Why::Unreadable`].
+/// [`Why::Unreadable`] if `/proc/self/smaps` cannot be read.
 pub fn huge_bytes(ranges: &[(usize, usize)]) -> Result<Huge, Why> {
     std::fs::read("/proc/self/smaps")
         .map(|text| huge_within(&text, ranges))
         .map_err(|_| Why::Unreadable("/proc/self/smaps"))
 }
 
-/// The same from the text of an `smaps` file (Documentation/filesystems/proc.rst).
+/// As [`huge_bytes`], from the text of an `smaps` file (Documentation/filesystems/proc.rst).
 ///
-/// The kernel counts by mapping. Of one that reaches beyond the ranges, as many bytes are counted as the ranges cover of
-/// it: an upper bound then. Lines that can't be read count as nothing.
+/// The kernel reports per mapping. If a mapping extends beyond the ranges, its value is limited to the bytes that the
+/// ranges cover; the result is then an upper bound. Malformed lines count as 0.
 pub fn huge_within(text: &[u8], ranges: &[(usize, usize)]) -> Huge {
     let mut huge = Huge::default();
-    // Bytes of the current mapping that the ranges cover.
+    // The bytes of the current mapping that the ranges cover.
     let mut covered = 0;
     for line in text.split(|byte| *byte == b'\n') {
         if let Some((start, end)) = header(line) {
@@ -47,12 +48,13 @@ pub fn huge_within(text: &[u8], ranges: &[(usize, usize)]) -> Huge {
     huge
 }
 
-/// `7f0000000000-7f0000200000 rw-p …`: the addresses. Fields have their colon before the first space, headers don't.
+/// The addresses of a header line, `7f0000000000-7f0000200000 rw-p …`. A field line has a colon before the first
+/// space; a header has none.
 fn header(line: &[u8]) -> Option<(usize, usize)> {
     addresses(std::str::from_utf8(line.split(|byte| *byte == b' ').next()?).ok()?)
 }
 
-/// `7f0000000000-7f0000200000`, as lines of `maps` and headers of `smaps` begin.
+/// The addresses `7f0000000000-7f0000200000` at the start of a line of `maps` or a header of `smaps`.
 pub(super) fn addresses(word: &str) -> Option<(usize, usize)> {
     let (start, end) = word.split_once('-')?;
     Some((
@@ -61,7 +63,7 @@ pub(super) fn addresses(word: &str) -> Option<(usize, usize)> {
     ))
 }
 
-/// `AnonHugePages:      2048 kB`: the bytes.
+/// The bytes of a field line, `AnonHugePages:      2048 kB`.
 fn field(line: &[u8], name: &[u8]) -> Option<u64> {
     let rest = std::str::from_utf8(line.strip_prefix(name)?).ok()?;
     let kib: u64 = rest.trim().strip_suffix("kB")?.trim().parse().ok()?;

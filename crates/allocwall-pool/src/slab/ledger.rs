@@ -1,7 +1,8 @@
 //! Which arenas are out, slab by slab: bookkeeping alone, which never looks into a slab.
 //!
 //! The truth is one word a slab, found by its address through a table of two levels. All else (counts, bounds) can be
-//! counted again from these words: that is what a forked child does, which may have been copied in the middle of a change.
+//! counted again from these words: that is what a forked child does, which may have been copied in the middle of a
+//! change.
 
 use crate::region::{HUGE, Pages, Why, os};
 use std::ptr::{self, NonNull};
@@ -19,7 +20,8 @@ pub(super) const SMALLEST: usize = HUGE / 32;
 const PRESENT: u64 = 1 << 63;
 const KIND: u32 = 32;
 const USED: u64 = u32::MAX as u64;
-/// Arenas that aren't out and whose memory was given back, while others of their slab are out: a bit each, for up to so many.
+/// Arenas that aren't out and whose memory was given back, while others of their slab are out: a bit each, for up to
+/// so many.
 const TRIMMED: u32 = 34;
 const TRIMMABLE: u32 = 16;
 
@@ -141,8 +143,8 @@ impl Ledger {
         self.counts
     }
 
-    /// An arena of a slab that has one: rather of one in use than of an empty one, rather one that holds memory than one that was
-    /// trimmed, and rather at a low address than at a high one, so that the others run empty.
+    /// An arena of a slab that has one: rather of one in use than of an empty one, rather one that holds memory than
+    /// one that was trimmed, and rather at a low address than at a high one, so that the others run empty.
     pub(super) fn claim(&mut self) -> Option<Claim> {
         let shape = self.shape;
         let mut found = None;
@@ -175,9 +177,9 @@ impl Ledger {
             .find(|(_, word)| wanted(word.load(Ordering::Relaxed)))
     }
 
-    /// Claims an arena that holds memory for nobody, so that it can be trimmed and then given back: rather of a slab that was trimmed
-    /// before than of a whole one, rather at a high address than at a low one, but not of the slab at `spared`. It is marked as
-    /// trimmed from now on.
+    /// Claims an arena that holds memory for nobody, so that it can be trimmed and then given back: rather of a slab
+    /// that was trimmed before than of a whole one, rather at a high address than at a low one, but not of the slab
+    /// at `spared`. It is marked as trimmed from now on.
     pub(super) fn claim_idle(&mut self, spared: usize) -> Option<usize> {
         if self.counts.idle == 0 {
             return None;

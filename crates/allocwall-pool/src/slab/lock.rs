@@ -1,9 +1,9 @@
 //! A lock that a forked child finds open.
 //!
-//! `fork` copies a lock as it is: held by a thread that the child doesn't have, it would stay held for ever. Here the lock
-//! stands in a page that the kernel gives the child zeroed (`MADV_WIPEONFORK`): open, and with the mark that tells whether
-//! this process has locked it before gone. So nothing need be registered with `pthread_atfork`, no `fork` waits for us, and
-//! the child knows that what the lock guards may be torn.
+//! `fork` copies a lock as it is: held by a thread that the child doesn't have, it would stay held for ever. Here the
+//! lock stands in a page that the kernel gives the child zeroed (`MADV_WIPEONFORK`): open, and with the mark that
+//! tells whether this process has locked it before gone. So nothing need be registered with `pthread_atfork`, no
+//! `fork` waits for us, and the child knows that what the lock guards may be torn.
 
 use crate::region::{Why, os};
 use std::cell::UnsafeCell;

@@ -3,20 +3,21 @@
 //! [`Arenas`] hands out arenas of one size (CPython: 256 KiB before 3.10, 1 MiB since), carved from slabs that stand on
 //! huge pages, and takes them back. What isn't its own it refuses by name, and the caller sends it where it came from.
 //!
-//! * **Growth**: one slab at a time. Where prices are watched, the first stands on small pages: so their price is known, and
-//!   a program that needs no more pays nothing. Beyond what the arenas themselves hold, at most the rest of one slab is
-//!   resident for a heap that only grows.
-//! * **Release**: a slab is unmapped when its last arena comes back, unless it is kept. Kept are as many as were released
-//!   and wanted again within a second, up to [`Settings::keep_bytes`] and 5 % of the slabs in use; of those that lay unused
-//!   for ten seconds half are let go, at the next calls, since there is no thread here. Kept pages are marked as free for
-//!   the taking (`MADV_FREE`): they count as resident, and a machine that is short takes them.
-//! * **Trimming**: a slab that can't be unmapped, because some arena of it is out, holds memory for those that aren't. Beyond 5 % of
-//!   what is out, or a slab, or [`Settings::keep_bytes`], that memory is given back arena by arena, as the stock allocator does. It
-//!   takes the slab's huge page apart; once all of it is out again, khugepaged may make it huge. What is resident is less at once; the
-//!   huge page's rest is free when the kernel is short and splits it (to split it ourselves, by `MADV_FREE` first, takes 300 us a
-//!   slab and not 27). Reserved pages can't be taken apart, and arenas of less than 128 KiB aren't trimmed.
-//! * **Price**: each first touch of a slab is timed. Once huge pages have cost more than they saved, slabs stand on small
-//!   ones for 50 times what was lost; khugepaged may make them huge later.
+//! * **Growth**: one slab at a time. Where prices are watched, the first stands on small pages: so their price is
+//!   known, and a program that needs no more pays nothing. Beyond what the arenas themselves hold, at most the rest
+//!   of one slab is resident for a heap that only grows.
+//! * **Release**: a slab is unmapped when its last arena comes back, unless it is kept. Kept are as many as were
+//!   released and wanted again within a second, up to [`Settings::keep_bytes`] and 5 % of the slabs in use; of those
+//!   that lay unused for ten seconds half are let go, at the next calls, since there is no thread here. Kept pages
+//!   are marked as free for the taking (`MADV_FREE`): they count as resident, and a machine that is short takes them.
+//! * **Trimming**: a slab that can't be unmapped, because some arena of it is out, holds memory for those that
+//!   aren't. Beyond 5 % of what is out, or a slab, or [`Settings::keep_bytes`], that memory is given back arena by
+//!   arena, as the stock allocator does. It takes the slab's huge page apart; once all of it is out again, khugepaged
+//!   may make it huge. What is resident is less at once; the huge page's rest is free when the kernel is short and
+//!   splits it (to split it ourselves, by `MADV_FREE` first, takes 300 us a slab and not 27). Reserved pages can't be
+//!   taken apart, and arenas of less than 128 KiB aren't trimmed.
+//! * **Price**: each first touch of a slab is timed. Once huge pages have cost more than they saved, slabs stand on
+//!   small ones for 50 times what was lost; khugepaged may make them huge later.
 //! * **Threads**: any, at any time. The lock is held for bookkeeping alone, never across a call that maps or touches.
 //! * **Fork**: at any time, also while another thread is inside; a child goes on with what it inherited. An arena that
 //!   another thread was just getting or giving back may stay unused in the child.
@@ -38,8 +39,8 @@ use std::ptr::NonNull;
 pub use system::Linux;
 use system::System;
 
-/// Base pages that are touched, and timed, behind the first of a slab of small pages: an interpreter that asks for an arena
-/// is about to use them.
+/// Base pages that are touched, and timed, behind the first of a slab of small pages: an interpreter that asks for an
+/// arena is about to use them.
 const PROBED: usize = 7;
 
 /// What [`Arenas`] are made of.
@@ -49,8 +50,8 @@ pub struct Settings {
     pub arena_bytes: usize,
     /// What slabs stand on. [`Pages::Reserved`] falls back to transparent, slab by slab.
     pub pages: Pages,
-    /// What may be kept of empty slabs, in whole ones, beside 5 % of those in use; 0: nothing is kept. As much, or 5 %, or a slab, may
-    /// lie idle in slabs of which some arenas are out.
+    /// What may be kept of empty slabs, in whole ones, beside 5 % of those in use; 0: nothing is kept. As much, or 5
+    /// %, or a slab, may lie idle in slabs of which some arenas are out.
     pub keep_bytes: usize,
     /// Whether to ask for small pages while huge ones are dear, and for the first slab.
     pub watch_price: bool,
@@ -98,7 +99,8 @@ pub struct Counts {
     pub slabs_kept: usize,
     /// Slabs that may be kept now.
     pub keep_target: usize,
-    /// Arenas that aren't out, in slabs that others of are: those whose memory could be given back, and those whose was.
+    /// Arenas that aren't out, in slabs that others of are: those whose memory could be given back, and those whose
+    /// was.
     pub arenas_idle: usize,
     pub arenas_trimmed: usize,
     pub arenas_given: u64,
@@ -139,7 +141,8 @@ pub struct Fallbacks {
 /// What first touches cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// First touches that were to take a huge page, and their nanoseconds. CPU time of the thread, where faults are paid.
+    /// First touches that were to take a huge page, and their nanoseconds. CPU time of the thread, where faults are
+    /// paid.
     pub huge: u64,
     pub huge_ns: u64,
     /// Those among them that cost more than small pages, and what they cost more. 0 where the price of small ones isn't
@@ -294,9 +297,9 @@ impl<S: System> Arenas<S> {
         freed
     }
 
-    /// Gives back the memory of arenas beyond what may lie idle: at most two a call, which is enough, as a call makes one more and
-    /// lowers the limit by one at most. Each is claimed meanwhile, so that nobody can be given it. The slab that an arena just came
-    /// back to is spared: where a heap is taken down in order, it is empty next.
+    /// Gives back the memory of arenas beyond what may lie idle: at most two a call, which is enough, as a call makes
+    /// one more and lowers the limit by one at most. Each is claimed meanwhile, so that nobody can be given it. The
+    /// slab that an arena just came back to is spared: where a heap is taken down in order, it is empty next.
     fn trim(&self, spared: usize) {
         for _ in 0..2 {
             let Some(arena) = self.with(|inner| inner.claim_surplus(spared)) else {
@@ -318,8 +321,8 @@ impl<S: System> Arenas<S> {
             self.with(|inner| inner.counts.slabs_released += 1);
             return;
         } else if slab.pages != Pages::Reserved {
-            // Too many mappings to split one: its pages go, its addresses stay with us. Reserved pages stay too: once given
-            // back they might not be had again, and the next touch would be a SIGBUS.
+            // Too many mappings to split one: its pages go, its addresses stay with us. Reserved pages stay too: once
+            // given back they might not be had again, and the next touch would be a SIGBUS.
             self.system.drop_pages(slab.base);
             // It may have been trimmed.
             self.system.make_eligible(slab.base);
@@ -432,7 +435,8 @@ impl Inner {
         }
     }
 
-    /// Its memory was given back, or couldn't be: then it isn't tried again. The slab, where all others of it came back meanwhile.
+    /// Its memory was given back, or couldn't be: then it isn't tried again. The slab, where all others of it came
+    /// back meanwhile.
     fn trimmed(&mut self, arena: usize, gone: bool, now: u64) -> Option<Leaving> {
         self.counts.trims += u64::from(gone);
         if !gone {
@@ -506,7 +510,8 @@ impl Inner {
         }
     }
 
-    /// A slab whose last arena came back, off the ledger. One that was trimmed stands on small pages, and is not worth keeping.
+    /// A slab whose last arena came back, off the ledger. One that was trimmed stands on small pages, and is not
+    /// worth keeping.
     fn emptied(&mut self, base: usize, now: u64) -> Leaving {
         let pages = self.ledger.pages(base).unwrap_or(Pages::Plain);
         let keep = self.ledger.tally().empty <= self.may_keep(now) && !self.ledger.is_trimmed(base);

@@ -4,8 +4,8 @@
 pub(super) const REGRET_NS: u64 = 1_000_000_000;
 /// Of what lay unused throughout so long, half is let go.
 pub(super) const DECAY_NS: u64 = 10_000_000_000;
-/// Of so many slabs in use, one may be kept empty beside them, and of so many arenas out one may lie idle in slabs of others:
-/// 5 % of what the heap holds anyway.
+/// Of so many slabs in use, one may be kept empty beside them, and of so many arenas out one may lie idle in slabs of
+/// others: 5 % of what the heap holds anyway.
 pub(super) const SPARE_ONE_IN: usize = 20;
 /// One in so many nanoseconds may be lost to huge pages that cost more than the small ones in their place.
 pub(super) const LOSE_ONE_IN: u64 = 50;
@@ -15,8 +15,8 @@ pub(super) const CREDIT_NS: i64 = 4_000_000;
 /// Base pages of a slab.
 pub(super) const SMALL_PAGES: u64 = (crate::region::HUGE / 4096) as u64;
 
-/// How many empty slabs are kept: as many as were released and wanted again within [`REGRET_NS`], up to a limit and one in
-/// [`SPARE_ONE_IN`] of those in use.
+/// How many empty slabs are kept: as many as were released and wanted again within [`REGRET_NS`], up to a limit and
+/// one in [`SPARE_ONE_IN`] of those in use.
 ///
 /// A program that frees its heap once gets it back to the system at once, as with the stock allocator. One whose heap
 /// goes a little up and down stops paying for it after the first time. What is kept of one that goes up and down
@@ -61,8 +61,8 @@ impl Retention {
         }
     }
 
-    /// Arenas that may lie idle in slabs of others, beside so many out: a share of these; at the least those of one slab, without
-    /// which none could grow, or of as many as may be kept empty.
+    /// Arenas that may lie idle in slabs of others, beside so many out: a share of these; at the least those of one
+    /// slab, without which none could grow, or of as many as may be kept empty.
     pub(super) fn idle(&self, arenas_a_slab: usize, out: usize) -> usize {
         let slabs = self.limit.max(1);
         slabs.saturating_mul(arenas_a_slab).max(out / SPARE_ONE_IN)
@@ -106,10 +106,10 @@ pub(super) enum Worth {
 /// Watches what first touches cost, and says when huge pages cost more than they save.
 ///
 /// Where the host takes idle memory back, a fresh huge page can cost 40 times a recycled one, while small pages are
-/// still served from what the kernel has at hand. So there is an account: what a huge page costs less than the small ones
-/// in its place goes in, and one in [`LOSE_ONE_IN`] nanoseconds that pass, up to [`CREDIT_NS`]; what it costs more goes
-/// out. Overdrawn, none is asked for. So at most 2 % of the time, and one page, is lost in whatever order prices come; and
-/// a dear page among cheap ones, as where the host has taken some, ends nothing.
+/// still served from what the kernel has at hand. So there is an account: what a huge page costs less than the small
+/// ones in its place goes in, and one in [`LOSE_ONE_IN`] nanoseconds that pass, up to [`CREDIT_NS`]; what it costs
+/// more goes out. Overdrawn, none is asked for. So at most 2 % of the time, and one page, is lost in whatever order
+/// prices come; and a dear page among cheap ones, as where the host has taken some, ends nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Prices {
     /// First touch of a base page, smoothed; 0 before the first.

@@ -25,8 +25,8 @@ pub trait System {
 
     fn drop_pages(&self, base: usize);
 
-    /// Gives back the memory of a slab's arena that nobody uses, if the kernel lets us. The slab stays on small pages: khugepaged would
-    /// fill what is gone.
+    /// Gives back the memory of a slab's arena that nobody uses, if the kernel lets us. The slab stays on small
+    /// pages: khugepaged would fill what is gone.
     fn trim(&self, arena: usize, bytes: usize) -> bool;
 }
 
@@ -108,8 +108,8 @@ fn slab(base: usize) -> Option<NonNull<u8>> {
 
 fn on(base: usize, bytes: usize, advice: Advice) -> Result<(), Why> {
     match slab(base) {
-        // SAFETY: a slab of ours; where its contents may go, it is empty and off the ledger. Or an arena of one that may go, which
-        // is nobody's and claimed, so that it can't become anybody's meanwhile.
+        // SAFETY: a slab of ours; where its contents may go, it is empty and off the ledger. Or an arena of one that
+        // may go, which is nobody's and claimed, so that it can't become anybody's meanwhile.
         Some(base) => unsafe { advise(base, bytes, advice) },
         None => Ok(()),
     }

@@ -286,8 +286,8 @@ fn what_is_kept_by_default_is_one_slab_and_a_share_of_those_in_use() {
     assert!(arenas.counts().slabs_mapped - before.slabs_mapped <= 2);
 }
 
-/// Whichever arenas come back, what lies idle in slabs of others is never more than 5 % of what is out, or a slab; and what is
-/// handed out again is as good as before.
+/// Whichever arenas come back, what lies idle in slabs of others is never more than 5 % of what is out, or a slab;
+/// and what is handed out again is as good as before.
 #[test]
 fn a_heap_that_shrank_holds_little_more_than_what_is_out() {
     for arena in [256 << 10, MIB] {
@@ -437,8 +437,8 @@ fn dear_huge_pages_are_given_up_for_a_while_and_cheap_ones_are_not() {
     }
 }
 
-/// First touch of a huge page, nanoseconds, of recycled memory and of memory that the host had taken back (0.2 and 8 us for
-/// each 4 KiB of it, on the kind of virtual machine that this was built for).
+/// First touch of a huge page, nanoseconds, of recycled memory and of memory that the host had taken back (0.2 and 8
+/// us for each 4 KiB of it, on the kind of virtual machine that this was built for).
 const WARM_NS: u64 = 512 * 200;
 const COLD_NS: u64 = 512 * 8_000;
 

@@ -1,4 +1,4 @@
-//! What a count holds: sums by domain and size class.
+//! The data of a count: sums by domain and size class.
 
 /// In the order of CPython's `PyMemAllocatorDomain`.
 pub(super) const DOMAINS: [&str; 3] = ["raw", "mem", "obj"];
@@ -9,7 +9,7 @@ const SMALL_CLASSES: usize = SMALL / 16;
 /// 16, 32, ... 512, then powers of two to 2^48: no process has a larger block.
 pub(super) const CLASSES: usize = SMALL_CLASSES + 39;
 
-/// A request for no bytes is in the lowest class.
+/// A request for 0 bytes is in the lowest class.
 #[inline(always)]
 pub(super) fn class_of(size: usize) -> usize {
     let below = size.saturating_sub(1);
@@ -31,9 +31,10 @@ pub(super) fn largest(class: usize) -> usize {
     }
 }
 
-/// Bytes of what was allocated here and not freed since, and the most of it at any moment.
+/// The bytes that were allocated in the count and are not freed yet, and their maximum.
 ///
-/// As two sums that only grow, and the peak looked at before a fall alone: there it is, or at the end.
+/// Stored as two sums that only grow. The peak is updated only before a free, because it can only be there or at the
+/// end.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Level {
     risen: u64,
@@ -57,7 +58,7 @@ impl Level {
         self.peak
     }
 
-    /// All that it ever rose by.
+    /// The sum of all increases.
     pub(super) fn risen(&self) -> u64 {
         self.risen
     }
@@ -90,19 +91,19 @@ impl Level {
 
 #[derive(Clone, Copy, Default)]
 pub(super) struct Cell {
-    /// Requests that gave a block: malloc, calloc and realloc.
+    /// Requests that returned memory: malloc, calloc and realloc.
     pub(super) calls: u64,
-    /// Of them, those that resized one. In the class of the new size.
+    /// The calls that resized memory, in the class of the new size.
     pub(super) reallocs: u64,
-    /// Of blocks that were allocated here.
+    /// Frees of memory that was allocated in the count.
     pub(super) frees: u64,
-    /// What it has risen by are the bytes asked for, a realloc's in full.
+    /// Its increases are the requested bytes; for a realloc, the full new size.
     pub(super) level: Level,
 }
 
 #[derive(Clone, Copy)]
 pub(super) struct Domain {
-    /// Frees of blocks that weren't allocated here: their size is not known.
+    /// Frees of memory that was not allocated in the count; its size is unknown.
     pub(super) older_frees: u64,
     pub(super) level: Level,
     pub(super) cells: [Cell; CLASSES],
@@ -139,7 +140,7 @@ impl Cells {
         cell.level.rise(size);
     }
 
-    /// The old block, if it was allocated here, has been taken off by `gone`.
+    /// `gone` has already subtracted the old block, if it was allocated in the count.
     pub(super) fn reallocated(&mut self, domain: usize, class: usize, size: usize) {
         self.allocated(domain, class, size);
         self.domains[domain].cells[class].reallocs += 1;
@@ -155,7 +156,7 @@ impl Cells {
         self.domains[domain].older_frees += 1;
     }
 
-    /// A block that was allocated here is no more.
+    /// Subtracts a block that was allocated in the count.
     #[inline(always)]
     pub(super) fn gone(&mut self, domain: usize, class: usize, size: usize) {
         self.level.fall(size);
@@ -164,7 +165,7 @@ impl Cells {
         domain.cells[class].level.fall(size);
     }
 
-    /// To be called before peaks are read.
+    /// Updates the peaks. Must be called before they are read.
     pub(super) fn settle(&mut self) {
         self.level.settle();
         for domain in &mut self.domains {
@@ -173,7 +174,7 @@ impl Cells {
         }
     }
 
-    /// Sums; of peaks, which `other` has settled, the highest.
+    /// Adds the sums, and takes the higher peaks. `other` must be settled.
     pub(super) fn add(&mut self, other: &Cells) {
         self.level.add(other.level);
         for (domain, other) in self.domains.iter_mut().zip(&other.domains) {

@@ -1,8 +1,8 @@
-//! Whether this thread counts: one pointer a thread, looked at in each allocator call, so it must cost next to nothing.
+//! Whether this thread counts: one pointer per thread. Each allocator call reads it, so it must cost next to nothing.
 //!
-//! On x86-64 with glibc it is read as C would with `-ftls-model=initial-exec`: two loads. Rust has no word for that model
-//! in a shared object, and its own takes a call of `__tls_get_addr` each time. The eight bytes come from what glibc keeps
-//! back for libraries that are loaded late. Elsewhere it is Rust's own.
+//! On x86-64 with glibc it is read as C does with `-ftls-model=initial-exec`: two loads. Rust has no option for that
+//! model in a shared object, and its own model calls `__tls_get_addr` each time. The eight bytes come from the space
+//! that glibc reserves for libraries that are loaded late. On other systems it is a Rust thread-local.
 
 use super::thread::Thread;
 
@@ -56,7 +56,7 @@ mod place {
     use std::cell::Cell;
 
     thread_local! {
-        // Nothing to drop, so it is there to a thread's very end.
+        // It has no destructor, so it exists until the very end of a thread.
         static COUNTING: Cell<usize> = const { Cell::new(0) };
     }
 
@@ -70,7 +70,7 @@ mod place {
     }
 }
 
-/// Null where this thread doesn't count.
+/// Null if this thread does not count.
 #[inline(always)]
 pub(super) fn get() -> *mut Thread {
     place::get() as *mut Thread

@@ -1,8 +1,8 @@
-//! CPython's allocators of its three domains, replaced while the interpreter runs (Include/cpython/pymem.h,
-//! `PyMemAllocatorEx`). What is installed stays; a thread that doesn't count is passed on at once.
+//! Hooks in CPython's allocators of the three domains, installed while the interpreter runs (Include/cpython/pymem.h,
+//! `PyMemAllocatorEx`). They are never removed; calls of a thread that does not count are passed on at once.
 //!
-//! Called by every thread of the process, in the raw domain without the interpreter's lock and by threads that Python has
-//! never seen. So: no Python call, no lock, no output, `errno` as it was.
+//! Every thread of the process calls them; in the raw domain without the interpreter's lock, and also threads that
+//! Python does not know. So they make no Python call, take no lock, print nothing and keep `errno`.
 
 use super::super::hook::{NotInstalled, function};
 use super::cells::DOMAINS;
@@ -28,8 +28,8 @@ struct Allocator {
     free: Free,
 }
 
-/// The allocators before us, of each domain. Null until ours are installed. What it once pointed to stays: somebody may be
-/// about to call it.
+/// The previous allocator of each domain. Null until ours are installed. An allocator that it pointed to is never
+/// freed, because another thread may be about to call it.
 static BEFORE: [AtomicPtr<Allocator>; DOMAINS.len()] =
     [const { AtomicPtr::new(ptr::null_mut()) }; DOMAINS.len()];
 
@@ -56,7 +56,7 @@ fn functions() -> Result<&'static Functions, NotInstalled> {
             function(c"PyObject_Free")?,
         ];
         type Access = unsafe extern "C" fn(c_int, *mut Allocator);
-        // SAFETY: as CPython declares them.
+        // SAFETY: these are the types that CPython declares.
         unsafe {
             Ok(Functions {
                 get: std::mem::transmute::<*mut c_void, Access>(function(c"PyMem_GetAllocator")?),
@@ -76,8 +76,8 @@ fn functions() -> Result<&'static Functions, NotInstalled> {
         .ok_or(NotInstalled::NoFunction)
 }
 
-/// Our functions for a domain; the context is that of the allocator before us, so that a thread which reads the five fields
-/// while they are written has ones that fit, whichever it reads.
+/// Our functions for a domain. The context is that of the previous allocator, so a thread that reads the five fields
+/// while they are written gets fields that fit in any case.
 fn ours(domain: usize, ctx: *mut c_void) -> Allocator {
     macro_rules! of {
         ($domain:literal) => {
@@ -105,37 +105,38 @@ fn installed(functions: &Functions, domain: usize) -> (Allocator, bool) {
     (current, current.malloc as usize == mine)
 }
 
-/// Whether the calls of every domain come by here now: ours are installed, or somebody's who calls them.
+/// Whether the calls of every domain reach our functions now: directly, or through another hook.
 pub(super) fn reached() -> bool {
     functions().is_ok_and(|functions| {
         (0..DOMAINS.len()).all(|domain| installed(functions, domain).1 || comes_by(functions, domain))
     })
 }
 
-/// Sees to it that calls come by here. Called with the interpreter's lock held.
+/// Makes sure that allocator calls reach our functions. Called with the interpreter's lock held.
 ///
-/// Somebody else's functions may stand where ours did: installed later, and then they call ours; or put back by somebody who
-/// was there before us and has gone, and then nobody does. Only in the second case are ours installed again, before what is
-/// there now. So no chain has ours in it twice, which would have no end.
+/// Another hook may have replaced ours. If it was installed later, it calls ours. If it was installed before and has
+/// restored its predecessor, no one calls ours. Only in the second case ours are installed again, in front of the
+/// current ones. So no chain contains ours twice; such a chain would never end.
 pub(super) fn install() -> Result<(), NotInstalled> {
     let functions = functions()?;
     for (domain, before) in BEFORE.iter().enumerate() {
         let (current, mine) = installed(functions, domain);
-        // Relaxed: written below alone, with the lock held.
+        // Relaxed: written only below, with the lock held.
         if mine || (!before.load(Ordering::Relaxed).is_null() && comes_by(functions, domain)) {
             continue;
         }
-        // Never freed. It takes somebody who comes and goes to be here again.
+        // Never freed. This runs again only if another hook removed ours.
         let kept = Box::into_raw(Box::new(current));
-        // Release: whoever finds the pointer finds what it points to. It is there before our functions are.
+        // Release: a thread that reads the pointer also sees the allocator. It is stored before our functions are
+        // installed.
         before.store(kept, Ordering::Release);
-        // SAFETY: copies the structure. Ours serve whatever those before them did, by calling them.
+        // SAFETY: copies the structure. Our functions serve every call, because they pass it on to the previous ones.
         unsafe { (functions.set)(domain as c_int, &mut ours(domain, current.ctx)) };
     }
     Ok(())
 }
 
-/// Whether a call in this domain comes by here, by making one.
+/// Whether calls in this domain reach our functions: makes one and checks.
 fn comes_by(functions: &Functions, domain: usize) -> bool {
     // SAFETY: a block of one byte, freed in its own domain.
     thread::comes_by(|| unsafe { (functions.free[domain])((functions.malloc[domain])(1)) })
@@ -151,15 +152,15 @@ unsafe fn before<const D: usize>() -> &'static Allocator {
     unsafe { &*BEFORE[D].load(Ordering::Acquire) }
 }
 
-// What the interpreter calls is short, for the threads that don't count, and goes on by a jump: a function with more in it
-// would save registers first.
+// The functions that the interpreter calls are short and end in a jump, for threads that do not count. A longer
+// function would save registers first.
 
 /// # Safety
 ///
-/// Called by the interpreter, as its allocator; so are the other three.
+/// Only the interpreter calls this and the next three, as its allocator.
 unsafe extern "C" fn malloc<const D: usize>(_: *mut c_void, size: usize) -> *mut c_void {
     let thread = current::get();
-    // SAFETY: what the interpreter would have called.
+    // SAFETY: the interpreter would have made the same call without the hook.
     unsafe {
         let before = before::<D>();
         if thread.is_null() {
@@ -211,15 +212,15 @@ unsafe extern "C" fn free<const D: usize>(_: *mut c_void, address: *mut c_void) 
 
 /// # Safety
 ///
-/// `thread` is this thread's state, alive while `current` has it; so in the other three. No reference to it lives across a call
-/// of the allocator before us, which may come back here.
+/// For this function and the next three: `thread` is this thread's state, which lives while `current` has it. No
+/// reference to it is held during a call of the previous allocator, which may call these functions again.
 #[inline(never)]
 unsafe extern "C" fn counted_malloc<const D: usize>(
     thread: *mut Thread,
     before: &Allocator,
     size: usize,
 ) -> *mut c_void {
-    // SAFETY: what the interpreter would have called; and the promise above.
+    // SAFETY: the interpreter would have made the same call; and the promise above.
     unsafe {
         if (*thread).inside {
             let address = (before.malloc)(before.ctx, size);
@@ -276,7 +277,7 @@ unsafe extern "C" fn counted_realloc<const D: usize>(
         let address = (before.realloc)(before.ctx, old, size);
         (*thread).inside = false;
         if address.is_null() {
-            // The old block is as it was.
+            // The realloc failed: the old block is unchanged.
         } else if old.is_null() {
             (*thread).allocated(D, address as usize, size);
         } else {

@@ -1,5 +1,5 @@
-//! Where a call came from, for counts by line: the Python line that runs on this thread. Asked of the interpreter in the
-//! middle of an allocator call, so only of functions that run no Python code.
+//! The origin of a call, for counts by line: the Python line that runs on this thread. The interpreter is asked
+//! within an allocator call, so only functions that run no Python code are used.
 
 use super::super::hook::function;
 use super::thread::Thread;
@@ -9,21 +9,21 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 
-/// A code object and a line of it; null where no Python code runs.
+/// A code object and a line of it; null if no Python code runs.
 pub(super) type Line = (*mut ffi::PyObject, c_int);
 
-/// Code object (None where no Python code ran), line, calls, bytes.
+/// Code object (None if no Python code ran), line, calls, bytes.
 pub(super) type Row = (Option<Py<PyAny>>, c_int, u64, u64);
 
 #[derive(Default)]
 pub(super) struct Lines {
-    /// Calls and bytes. Each code object is held once, by `codes`.
+    /// Calls and bytes. `codes` holds one reference to each code object.
     sums: HashMap<(usize, c_int), (u64, u64)>,
     codes: HashMap<usize, Py<PyAny>>,
 }
 
 impl Lines {
-    /// The line's code object, of which this takes a reference.
+    /// Adds a call. Takes a reference to the line's code object.
     pub(super) fn add(&mut self, (code, line): Line, size: usize) {
         let sum = self.sums.entry((code as usize, line)).or_default();
         sum.0 += 1;
@@ -31,7 +31,7 @@ impl Lines {
         if !code.is_null() {
             self.codes
                 .entry(code as usize)
-                // SAFETY: with the lock held, or there would be no code object; alive: it runs.
+                // SAFETY: the lock is held, or there would be no code object; the object is alive, because it runs.
                 .or_insert_with(|| unsafe {
                     Bound::from_borrowed_ptr(Python::assume_attached(), code).unbind()
                 });
@@ -50,15 +50,15 @@ impl Lines {
     }
 }
 
-/// What is needed of the interpreter. Public, but not in the limited API of 3.9.
+/// Functions of the interpreter. They are public, but not part of the limited API of 3.9.
 struct Interpreter {
     gil_check: unsafe extern "C" fn() -> c_int,
     thread_state: unsafe extern "C" fn() -> *mut c_void,
-    /// A new reference, or null. Makes the frame's object where it has none yet (3.11), which allocates.
+    /// Returns a new reference, or null. Since 3.11 it creates the frame's object if there is none, which allocates.
     frame: unsafe extern "C" fn(*mut c_void) -> *mut ffi::PyObject,
     code: unsafe extern "C" fn(*mut ffi::PyObject) -> *mut ffi::PyObject,
     line: unsafe extern "C" fn(*mut ffi::PyObject) -> c_int,
-    /// Since 3.10. Before, frames are objects from the start.
+    /// Since 3.10. Before that, every frame is an object.
     collector: Option<(unsafe extern "C" fn() -> c_int, unsafe extern "C" fn() -> c_int)>,
 }
 
@@ -72,7 +72,8 @@ fn interpreter() -> Option<&'static Interpreter> {
             let collector = function(c"PyGC_Disable").ok().zip(function(c"PyGC_Enable").ok());
             type Plain = unsafe extern "C" fn() -> c_int;
             type OfObject = unsafe extern "C" fn(*mut ffi::PyObject) -> c_int;
-            // SAFETY: as CPython declares them (Include/cpython/pystate.h, Include/pyframe.h, Include/objimpl.h).
+            // SAFETY: the types that CPython declares (Include/cpython/pystate.h, Include/pyframe.h,
+            // Include/objimpl.h).
             unsafe {
                 Some(Interpreter {
                     gil_check: std::mem::transmute::<*mut c_void, Plain>(function(c"PyGILState_Check").ok()?),
@@ -102,13 +103,13 @@ fn interpreter() -> Option<&'static Interpreter> {
         .as_ref()
 }
 
-/// Whether this interpreter can tell.
+/// Whether this interpreter has the functions.
 pub(super) fn available() -> bool {
     interpreter().is_some()
 }
 
 impl Thread {
-    /// The line that this thread is on. What that allocates is not counted, nor its free.
+    /// The line that runs on this thread. Allocations that this makes are not counted, nor are their frees.
     pub(super) fn find_line(&mut self) -> Line {
         (self.inside, self.looking) = (true, true);
         let found = line();
@@ -119,8 +120,8 @@ impl Thread {
 
 fn line() -> Option<Line> {
     let interpreter = interpreter()?;
-    // SAFETY: they want the lock, which is asked for first. The collector is off where a frame's object is made: it would
-    // run Python code. Both references are given back while the frame, which runs, keeps its own.
+    // SAFETY: the functions need the lock, which is checked first. The collector is off while a frame's object is
+    // created, because it would run Python code. Both references are released while the running frame keeps its own.
     unsafe {
         if (interpreter.gil_check)() == 0 {
             return None;

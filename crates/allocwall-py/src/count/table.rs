@@ -1,8 +1,8 @@
-//! A thread's own account of the blocks that it allocated while it counted: address to size and owner. Nothing is added to
-//! the blocks themselves, so that blocks from before a count, or of another thread, can be told from these.
+//! A thread's table of the blocks that it allocated while it counted: address to size and owner. The blocks
+//! themselves are not changed, so blocks from before a count, or of another thread, can be distinguished.
 //!
-//! A leaf of 256 entries for each 4 KiB page that had such a block, so that an entry lies as near to the last one used as
-//! its block does; the leaves are found by hashing the page.
+//! There is a leaf of 256 entries for each 4 KiB page that had such a block. So entries are as close to each other as
+//! their blocks. A hash of the page number finds the leaf.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr;
@@ -11,7 +11,7 @@ const PAGE_BITS: u32 = 12;
 const LEAF: usize = 1 << (PAGE_BITS - 4);
 const FIRST_SLOTS: usize = 256;
 
-/// An entry: 40 bits of size, 24 of owner. Owner 0 is nobody.
+/// An entry has 40 bits of size and 24 bits of owner. Owner 0 means none.
 const OWNER_BITS: u32 = 24;
 pub(super) const OWNERS: u32 = 1 << OWNER_BITS;
 const SIZES: usize = 1 << (u64::BITS - OWNER_BITS);
@@ -51,8 +51,8 @@ impl Table {
         self.leaves * size_of::<Leaf>() + self.capacity() * size_of::<Slot>()
     }
 
-    /// False where there is no memory for the entry, or it doesn't fit: a terabyte, or a block at an odd multiple of eight
-    /// bytes, which shares its entry with a neighbour.
+    /// Returns false if there is no memory for the entry, or it cannot be stored: a block of a terabyte, or one at an
+    /// odd multiple of eight bytes, which would share its entry with a neighbour.
     #[inline(always)]
     pub(super) fn put(&mut self, address: usize, size: usize, owner: u32) -> bool {
         let mut leaf = self.leaf(address);
@@ -67,7 +67,7 @@ impl Table {
         true
     }
 
-    /// Takes the block out.
+    /// Removes the block from the table.
     #[inline(always)]
     pub(super) fn take(&mut self, address: usize) -> Option<Block> {
         let leaf = self.leaf(address);
@@ -82,7 +82,7 @@ impl Table {
         })
     }
 
-    /// Gives each entry the owner that `new` says.
+    /// Replaces the owner of each entry by the result of `new`.
     pub(super) fn rename(&mut self, new: impl Fn(u32) -> u32) {
         for index in 0..self.capacity() {
             // SAFETY: below the capacity; a slot with a page has a leaf.
@@ -90,7 +90,7 @@ impl Table {
             if slot.page == 0 {
                 continue;
             }
-            // SAFETY: as above; nobody else looks at it meanwhile.
+            // SAFETY: a slot with a page has a leaf; no other code reads it meanwhile.
             for found in unsafe { (*slot.leaf).iter_mut() } {
                 let owner = new(*found as u32 & (OWNERS - 1));
                 *found = if owner == 0 {
@@ -133,7 +133,7 @@ impl Table {
         let page = address >> PAGE_BITS;
         let mut index = spread(page) & self.mask;
         loop {
-            // SAFETY: masked. The walk ends: at least half of the slots are empty.
+            // SAFETY: the index is masked. The loop ends, because at least half of the slots are empty.
             let slot = unsafe { *self.slots.add(index) };
             if slot.page == page {
                 return slot.leaf;
@@ -145,7 +145,7 @@ impl Table {
         }
     }
 
-    /// Null where there is no memory. `errno` is as it was.
+    /// Null if there is no memory. Keeps `errno`.
     #[cold]
     fn new_leaf(&mut self, address: usize) -> *mut Leaf {
         // SAFETY: this thread's own `errno`.
@@ -162,7 +162,7 @@ impl Table {
                 leaf,
             });
         }
-        // SAFETY: as above.
+        // SAFETY: this thread's own `errno`.
         unsafe { *libc::__errno_location() = errno };
         leaf
     }
@@ -213,7 +213,7 @@ impl Drop for Table {
     }
 }
 
-/// Neighbouring pages fall on neighbouring slots; arenas, which are aligned alike, are moved apart.
+/// Neighbouring pages get neighbouring slots. Arenas, which have the same alignment, are spread.
 #[inline(always)]
 fn spread(page: usize) -> usize {
     page ^ (page >> 8).wrapping_mul(0x9e37_79b9)

@@ -1,8 +1,9 @@
-//! A thread's open counts, and what its allocator calls do to them.
+//! A thread's open counts, and how its allocator calls change them.
 //!
-//! Several counts can be open at once: nested, or overlapping as those of two tasks or generators are. The active ones see
-//! each call; a paused one (a coroutine that waits) sees none, but stays the owner of what it allocated. So each block in
-//! the table has as its owner a *node*: the counts that were active when it was allocated, as a path.
+//! Several counts can be open at once: nested, or overlapping like those of two tasks or generators. Each call
+//! changes the active counts. A paused count (of a coroutine that waits) is not changed, but still owns the blocks
+//! that it allocated. So each block in the table has as its owner a *node*: the path of the counts that were active
+//! when it was allocated.
 
 use super::cells::{Cells, class_of};
 use super::current;
@@ -13,54 +14,55 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// What is kept for a thread's next count, at most.
+/// The largest table that is kept for a thread's next count, in bytes.
 const KEPT_BYTES: usize = 1 << 20;
-/// Owner of what is no count's.
+/// The owner of blocks that belong to no count.
 const IGNORED: u32 = OWNERS - 1;
-/// So many nodes, of which most are of counts that have ended, are cleared away at once.
+/// At this number of nodes, the nodes of ended counts are removed.
 const NODES: usize = 1 << 16;
 
 /// One count.
 pub(super) struct Frame {
     pub(super) cells: Cells,
     pub(super) lines: Option<Box<Lines>>,
-    /// Whether all that it should have seen came by.
+    /// Whether no call was missed.
     pub(super) complete: bool,
     active: bool,
-    /// Its nodes, for when it ends.
+    /// Its nodes, needed when it ends.
     nodes: Vec<u32>,
-    /// Set by whoever gave it up on another thread.
+    /// Set by another thread that gave the count up.
     given_up: Arc<AtomicBool>,
-    /// The last free that it was found to own.
+    /// The number of the last free whose block this count owned.
     owned: u64,
 }
 
 struct Node {
-    /// The count's outer ones, as a node; 0 without.
+    /// The node of the outer counts; 0 without one.
     parent: u32,
-    /// Null once it has ended.
+    /// Null once the count has ended.
     frame: *mut Frame,
 }
 
 pub(super) struct Thread {
-    /// In the middle of an allocator call: what it calls in turn is not the program's.
+    /// Within an allocator call: calls that it makes in turn are not the program's.
     pub(super) inside: bool,
-    /// In the middle of asking where a call came from.
+    /// Within a search for the current line.
     pub(super) looking: bool,
-    /// A call came by while `inside`.
+    /// A call reached our functions while `inside`.
     came_by: bool,
-    /// Of the active counts.
+    /// The node of the active counts.
     node: u32,
     active: Vec<NonNull<Frame>>,
-    /// The active one, where there is one alone and it isn't by line: the usual case, by the shortest way. Null elsewhere.
+    /// The active count, if there is only one and it is not by line: the usual case, with the shortest code.
+    /// Otherwise null.
     only: *mut Frame,
     table: Table,
     frees: u64,
-    /// All that haven't ended; each from `Box::into_raw`.
+    /// All counts that have not ended; each from `Box::into_raw`.
     open: Vec<NonNull<Frame>>,
-    /// Those that were given up and are to be dropped: see `with_this`.
+    /// Counts that were given up and must be dropped: see `with_this`.
     swept: Vec<Box<Frame>>,
-    /// Of `first` and those after it. Nodes before it are of counts that have all ended.
+    /// The nodes from number `first` on. All counts of lower nodes have ended.
     nodes: Vec<Node>,
     first: u32,
     clear_at: usize,
@@ -72,38 +74,38 @@ thread_local! {
     static THIS: RefCell<Option<Box<Thread>>> = const { RefCell::new(None) };
 }
 
-/// A count as its owner knows it. Only the thread that it began on may look at it.
+/// The owner's reference to a count. Only the thread that the count began on may read it.
 pub(super) struct Handle {
     thread: u64,
     frame: NonNull<Frame>,
     given_up: Arc<AtomicBool>,
 }
 
-// SAFETY: `frame` is only followed on the thread that `thread` names, while it lives.
+// SAFETY: `frame` is dereferenced only on the thread that `thread` names, while the frame lives.
 unsafe impl Send for Handle {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Handle {}
 
 impl Handle {
-    /// Nobody will end it any more: its thread does, when it comes by.
+    /// Gives the count up: its own thread ends it later.
     pub(super) fn give_up(&self) {
-        // Relaxed: nothing else is told by it.
+        // Relaxed: no other data depends on it.
         self.given_up.store(true, Ordering::Relaxed);
     }
 
-    /// Calls with the count and its thread, if this is that thread.
+    /// Calls `inside` with the count and its thread, if this is that thread.
     fn with<R>(&self, inside: impl FnOnce(&mut Thread, NonNull<Frame>) -> R) -> Option<R> {
         with_this(|thread| (thread.id == self.thread).then(|| inside(thread, self.frame)))?
     }
 
-    /// Whether this thread could be told: it is the one that it began on.
+    /// Pauses the count. False on another thread than the one that it began on.
     pub(super) fn pause(&self) -> bool {
         self.with(|thread, frame| thread.deactivate(frame)).is_some()
     }
 
     /// Whether it is counting, on this thread.
     pub(super) fn is_active(&self) -> bool {
-        // SAFETY: open, since its handle is there, and on this thread.
+        // SAFETY: the count is open, because its handle exists, and it belongs to this thread.
         self.with(|_, frame| unsafe { frame.as_ref() }.active) == Some(true)
     }
 
@@ -118,7 +120,7 @@ impl Handle {
 
     /// A copy of its sums so far. None on another thread.
     pub(super) fn look(&self) -> Option<(Cells, bool)> {
-        // SAFETY: open, since its handle is there, and on this thread.
+        // SAFETY: the count is open, because its handle exists, and it belongs to this thread.
         self.with(|_, frame| unsafe {
             let mut cells = frame.as_ref().cells;
             cells.settle();
@@ -127,14 +129,14 @@ impl Handle {
     }
 }
 
-/// Begins a count on this thread, active. None while the thread ends.
+/// Begins an active count on this thread. None if the thread is ending.
 pub(super) fn begin(lines: Option<Box<Lines>>) -> Option<Handle> {
-    // By itself: what ends with what is swept away is not this count's.
+    // A separate step: the frees that the sweep causes do not belong to this count.
     with_this(|thread| thread.sweep())?;
     with_this(|thread| thread.begin(lines))
 }
 
-/// Whether an allocator call that `call` makes comes by the hooks. No count sees it.
+/// Whether an allocator call that `call` makes reaches the hooks. It changes no count.
 pub(super) fn comes_by(call: impl FnOnce()) -> bool {
     let before = current::get();
     let begun = with_this(|thread| {
@@ -152,8 +154,9 @@ pub(super) fn comes_by(call: impl FnOnce()) -> bool {
     }) == Some(true)
 }
 
-/// Nothing in here may call Python: its allocator calls would come back to the same thread's state, and so would a count that it
-/// begins. What was swept away holds code objects, whose end may run any Python code, so it ends after the thread's state is let go.
+/// `inside` must not call Python: its allocator calls, and a count that it begins, would use the same thread's state
+/// again. Swept counts hold code objects, and to drop them may run any Python code; so they are dropped after the
+/// state is released.
 fn with_this<R>(inside: impl FnOnce(&mut Box<Thread>) -> R) -> Option<R> {
     let (result, swept) = THIS
         .try_with(|this| {
@@ -185,7 +188,7 @@ impl Thread {
             first: 1,
             clear_at: NODES,
             by_line: false,
-            // Relaxed: it only has to be another one each time.
+            // Relaxed: the number only has to be different each time.
             id: IDS.fetch_add(1, Ordering::Relaxed),
         })
     }
@@ -212,7 +215,7 @@ impl Thread {
     }
 
     fn activate(&mut self, mut frame: NonNull<Frame>) {
-        // SAFETY: open counts are alive, and this thread alone has them.
+        // SAFETY: open counts are alive, and only this thread uses them.
         let state = unsafe { frame.as_mut() };
         if !state.active {
             state.active = true;
@@ -233,7 +236,7 @@ impl Thread {
         if place == self.active.len() {
             self.node = self.known(self.node).map_or(0, |node| node.parent);
         } else {
-            // Out of the middle: the others' path is a new one.
+            // Not the last one: the others get a new path.
             self.make_room();
             self.node = 0;
             for index in 0..self.active.len() {
@@ -246,7 +249,7 @@ impl Thread {
     fn end(&mut self, frame: NonNull<Frame>) -> Box<Frame> {
         self.deactivate(frame);
         self.open.retain(|&open| open != frame);
-        // SAFETY: came from a box, and nothing leads to it any more but its nodes, which are told next.
+        // SAFETY: came from a box; only its nodes still refer to it, and they are cleared next.
         let mut ended = unsafe { Box::from_raw(frame.as_ptr()) };
         ended.cells.settle();
         for &node in &ended.nodes {
@@ -263,9 +266,9 @@ impl Thread {
         ended
     }
 
-    /// Ends what was given up elsewhere.
+    /// Ends the counts that other threads gave up.
     fn sweep(&mut self) {
-        // Relaxed: as in `give_up`. Set back, so that the inner call doesn't find it again.
+        // Relaxed: as in `give_up`. Cleared, so that the inner call does not find the count again.
         // SAFETY: as in `activate`.
         let given_up =
             |open: &NonNull<Frame>| unsafe { open.as_ref() }.given_up.swap(false, Ordering::Relaxed);
@@ -275,7 +278,7 @@ impl Thread {
         }
     }
 
-    /// The node of a path that is one count longer.
+    /// The node of the path `parent` with one more count.
     fn step(&mut self, parent: u32, mut frame: NonNull<Frame>) -> u32 {
         // SAFETY: as in `activate`.
         let state = unsafe { frame.as_mut() };
@@ -299,7 +302,7 @@ impl Thread {
         self.nodes.get(node.wrapping_sub(self.first) as usize)
     }
 
-    /// No count is open: what the table still has belongs to nobody.
+    /// No count is open, so the blocks left in the table belong to no count.
     fn rest(&mut self) {
         self.node = 0;
         self.first += self.nodes.len() as u32;
@@ -317,7 +320,7 @@ impl Thread {
         }
     }
 
-    /// Leaves out the nodes of ended counts. Their blocks go to the outer ones that are still open.
+    /// Removes the nodes of ended counts. Their blocks go to the outer counts that are still open.
     fn clear_nodes(&mut self) {
         let (first, old) = (self.first, std::mem::take(&mut self.nodes));
         self.first = 1;
@@ -361,11 +364,11 @@ impl Thread {
         };
     }
 
-    // The rest is called for each allocator call of a thread with an open count.
+    // The functions below run for each allocator call of a thread with an open count.
 
     #[inline(always)]
     pub(super) fn allocated(&mut self, domain: usize, address: usize, size: usize) {
-        // SAFETY: null, or an active count: those are alive, and this thread alone has them.
+        // SAFETY: null, or an active count: active counts are alive, and only this thread uses them.
         if let Some(frame) = unsafe { self.only.as_mut() } {
             frame.cells.allocated(domain, class_of(size), size);
             self.enter(address, size);
@@ -377,7 +380,7 @@ impl Thread {
     fn allocated_by_all(&mut self, domain: usize, address: usize, size: usize) {
         let class = class_of(size);
         for frame in &mut self.active {
-            // SAFETY: active counts are alive, and this thread alone has them.
+            // SAFETY: active counts are alive, and only this thread uses them.
             unsafe { frame.as_mut() }.cells.allocated(domain, class, size);
         }
         self.enter(address, size);
@@ -402,7 +405,7 @@ impl Thread {
 
     fn freed_by_all(&mut self, domain: usize, found: Option<Block>) {
         match found {
-            // Of these very counts.
+            // Allocated by exactly the active counts.
             Some(block) if block.owner == self.node => {
                 let class = class_of(block.size);
                 for frame in &mut self.active {
@@ -450,8 +453,8 @@ impl Thread {
         }
     }
 
-    /// A block that an allocator call asked for in turn. What is there only because somebody counts by line is nobody's when
-    /// it is freed either.
+    /// A block that was allocated within an allocator call. A block that exists only because of counting by line is
+    /// ignored, also when it is freed.
     #[inline(always)]
     pub(super) fn nested(&mut self, address: usize) {
         self.came_by = true;
@@ -463,7 +466,7 @@ impl Thread {
     #[inline(always)]
     fn enter(&mut self, address: usize, size: usize) {
         if self.active.is_empty() {
-            // Somebody else's block, at the address of one that may have been freed by another thread.
+            // The block belongs to no count. Another thread may have freed a block that had the same address.
             self.table.take(address);
         } else if !self.table.put(address, size, self.node) {
             self.lost();
@@ -478,12 +481,12 @@ impl Thread {
         }
     }
 
-    /// Calls with each open count that the block belongs to.
+    /// Calls `each` with every open count that the block belongs to.
     fn gone(&mut self, owner: u32, mut each: impl FnMut(&mut Frame)) {
         let mut owner = owner;
         while let Some(node) = self.known(owner) {
             let (parent, frame) = (node.parent, node.frame);
-            // SAFETY: null, or of a count that hasn't ended; this thread alone has it.
+            // SAFETY: null, or of a count that has not ended; only this thread uses it.
             if let Some(frame) = unsafe { frame.as_mut() } {
                 frame.owned = self.frees;
                 each(frame);
@@ -508,7 +511,7 @@ impl Drop for Thread {
     fn drop(&mut self) {
         current::set(ptr::null_mut());
         for &frame in &self.open {
-            // SAFETY: came from a box; its handle finds another thread, or none, from now on.
+            // SAFETY: came from a box; from now on its handle finds another thread or none.
             drop(unsafe { Box::from_raw(frame.as_ptr()) });
         }
     }

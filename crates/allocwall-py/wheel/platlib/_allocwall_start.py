@@ -1,5 +1,5 @@
-"""What the interpreter runs at its start: nothing, unless ALLOCWALL_HUGEPAGES is set. A module of its own, since 3.15 imports it,
-and with it its package, before anybody has asked for the variable."""
+"""The interpreter runs this at its start. It does nothing unless ALLOCWALL_HUGEPAGES is set. It is a separate module, because 3.15
+imports the module and its package before the variable can be checked."""
 
 import os
 

@@ -1,4 +1,4 @@
-//! What is known before a command runs: the programs that it becomes, and what this machine has to offer.
+//! Facts that are known before a command runs: the programs that it executes, and the resources of this machine.
 
 use super::Refusal;
 use allocwall_diagnose::remedies::version_of;
@@ -15,12 +15,12 @@ use allocwall_model::units::{Absence, Measured, Reason};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-/// What this machine has to offer.
+/// The allocators, CPUs and memory of this machine.
 #[derive(Clone, Debug)]
 pub struct Inventory {
     pub installed: Vec<InstalledAllocator>,
     pub bundled: Vec<BundledLibrary>,
-    /// The library that touches the heap before main.
+    /// The library that touches heap memory before main.
     pub prefault: Measured<PathBuf>,
     pub topology: Measured<Topology>,
     /// CPUs that this process may run on.
@@ -29,18 +29,18 @@ pub struct Inventory {
     pub memory_nodes: Measured<Vec<u32>>,
     /// `always`, `madvise` or `never`.
     pub thp: Measured<String>,
-    /// Reserved huge pages of the default size that are free, or may be made on demand.
+    /// Reserved huge pages of the default size that are free or that the kernel may create on demand.
     pub reserved_pages: Measured<u64>,
-    /// Memory that can be had without swapping.
+    /// Memory that is available without swapping.
     pub available_bytes: Measured<u64>,
 }
 
 impl Inventory {
-    /// Looks round; `bundled` and `prefault` are what the caller has unpacked.
+    /// Reads the facts of this machine. `bundled` and `prefault` are the files that the caller has unpacked.
     pub fn of(machine: &Machine, bundled: Vec<BundledLibrary>, prefault: Option<PathBuf>) -> Inventory {
         let memory = machine.proc.meminfo();
         let absent =
-            |what: &str| Absence::new(Reason::NotFound, format!("/proc/meminfo does not say {what}"));
+            |what: &str| Absence::new(Reason::NotFound, format!("/proc/meminfo does not show {what}"));
         let on_demand: u64 = machine.proc.sysctl("vm/nr_overcommit_hugepages").unwrap_or(0);
         let nodes = file::read_line(&machine.path("/sys/devices/system/node/has_memory"));
         Inventory {
@@ -49,7 +49,7 @@ impl Inventory {
             prefault: prefault.ok_or_else(|| {
                 Absence::new(
                     Reason::NotSupported,
-                    "this build carries no library that touches the heap before main",
+                    "this build does not include the library that touches heap memory before main",
                 )
             }),
             topology: Topology::read(&machine.path("/sys")),
@@ -78,40 +78,40 @@ impl Inventory {
 #[derive(Clone, Debug)]
 pub struct TargetFacts {
     pub command: Vec<OsString>,
-    /// What it would get without any arm.
+    /// The environment that it would get without an arm.
     pub environment: Vec<(OsString, OsString)>,
-    /// The programs that become one another by exec, as far as that is certain; never empty.
+    /// The chain of programs, each of which replaces itself with the next by exec, as far as it is certain; never empty.
     pub programs: Vec<Program>,
-    /// Why it is not known what the last of them starts; None where that one is what runs.
+    /// Why it is unknown which program the last one starts. None if the last one is the program that runs.
     pub beyond: Option<Absence>,
-    /// `env -i` stands in the command.
+    /// The command contains `env -i`.
     pub env_cleared: bool,
     /// Variables that `env` in the command sets or unsets.
     pub env_changed: Vec<String>,
-    /// Of the last program's loader.
+    /// Tunables of the last program's loader.
     pub tunables: Measured<Vec<Tunable>>,
 }
 
 #[derive(Clone, Debug)]
 pub struct Program {
     pub path: PathBuf,
-    /// Its place among the words of the command; None where a script or another program's argument names it.
+    /// Index of its argument in the command. None if a script or an argument of another program names it.
     pub place: Option<usize>,
     pub view: FileView,
     pub libc: Measured<Libc>,
-    /// The file of its C library; None where it has none of its own.
+    /// The file of its C library. None if it is static or the library is unknown.
     pub libc_file: Option<PathBuf>,
     pub runtime: Measured<Runtime>,
-    /// What serves its malloc, and the library that it is in; no library where that is the program itself.
+    /// The allocator that serves its malloc, and its library; no library if the allocator is linked into the program.
     pub allocator: Measured<(AllocatorKind, Option<PathBuf>)>,
-    /// `setuid` and its like.
+    /// Raised rights: setuid, setgid or file capabilities.
     pub raised: Option<Rights>,
-    /// Of a CPython: names of the files that it runs at its start.
+    /// For CPython: names of the files that the interpreter runs at its start.
     pub start_files: Option<Measured<Vec<String>>>,
 }
 
 impl TargetFacts {
-    /// Reads the files that a command names; none of them is run, only asked for its libraries is its loader.
+    /// Reads the files that a command names. None of the programs is run; only the loader is run, to list their libraries.
     ///
     /// # Errors
     /// One line: there is no command, or its program can't be started.
@@ -133,7 +133,7 @@ impl TargetFacts {
             Some(loader) => tunables::of_loader(Path::new(&loader)),
             None => Err(Absence::new(
                 Reason::NotApplicable,
-                "a static program has no loader that could list its tunables",
+                "the program is static: it has no loader that lists tunables",
             )),
         };
         Ok(TargetFacts {
@@ -151,12 +151,12 @@ impl TargetFacts {
         variable(&self.environment, name)
     }
 
-    /// The last program that is known.
+    /// The last known program.
     pub fn last(&self) -> Option<&Program> {
         self.programs.last()
     }
 
-    /// The program that runs, where that is certain.
+    /// The program that runs, if it is certain.
     pub fn certain(&self) -> Option<&Program> {
         self.programs.last().filter(|_| self.beyond.is_none())
     }
@@ -169,7 +169,7 @@ fn variable<'a>(environment: &'a [(OsString, OsString)], name: &str) -> Option<&
         .map(|(_, value)| value.as_os_str())
 }
 
-/// Words of a command, each with its place in what the user typed.
+/// Arguments of a command, each with its index in the command that the user typed.
 type Words = Vec<(OsString, Option<usize>)>;
 
 struct Chase {
@@ -180,8 +180,8 @@ struct Chase {
     env_changed: Vec<String>,
 }
 
-/// Programs that start another one in their own place: options that take a value of their own, and how many words
-/// come before the command.
+/// Programs that replace themselves with another program by exec: name, options that take the next argument as their value, and the
+/// number of arguments before the command.
 const STARTERS: &[(&str, &[&str], usize)] = &[
     ("nohup", &[], 0),
     ("setsid", &[], 0),
@@ -194,7 +194,7 @@ const STARTERS: &[(&str, &[&str], usize)] = &[
 
 const SHELLS: &[&str] = &["sh", "bash", "dash", "ash", "ksh", "zsh"];
 
-/// Scripts whose interpreter is a script, starters of starters: execve itself gives up after five.
+/// Limit for scripts whose interpreter is a script, and starters that start starters. execve itself allows five levels.
 const DEEPEST: usize = 8;
 
 impl Chase {
@@ -203,14 +203,14 @@ impl Chase {
         for depth in 0..DEEPEST {
             let Some((name, place)) = words.first().cloned() else {
                 return match depth {
-                    0 => Err(Refusal("no command given: put it behind --".to_owned())),
+                    0 => Err(Refusal("no command given: put it after --".to_owned())),
                     _ => self.uncertain(Reason::NotFound, "no command follows"),
                 };
             };
-            let file = match program::find(&name, self.path.as_deref()) {
+            let file = match program::find(&name, self.path.as_deref(), "".as_ref()) {
                 Ok(file) => file,
                 Err(line) if depth == 0 => return Err(Refusal(line)),
-                // The starter will say so itself, or knows better.
+                // The starter may find the file another way; if not, it reports the error itself.
                 Err(line) => return self.uncertain(Reason::NotFound, &line),
             };
             let interpreter = program::interpreter(&file)
@@ -227,7 +227,7 @@ impl Chase {
             }
             let is_elf = program::is_elf(&file)
                 .map_err(|error| Refusal(format!("{} can't be read: {error}", file.display())))?;
-            // A text without a first line: execvp hands it to the shell.
+            // A text file without a #! line: execvp runs it with the shell.
             if !is_elf {
                 let head = [OsString::from("/bin/sh"), file.into_os_string()];
                 let head = head.into_iter().map(|word| (word, None));
@@ -261,7 +261,7 @@ impl Chase {
         Ok(())
     }
 
-    /// What a program starts in its own place.
+    /// The program that this program replaces itself with.
     fn next(&mut self, base: &str, words: &[(OsString, Option<usize>)]) -> Next {
         if base == "env" {
             return self.behind_env(words);
@@ -281,9 +281,9 @@ impl Chase {
             match word.strip_prefix('-') {
                 None => break,
                 Some(_) if valued.contains(&word) => at += 2,
-                // `-n5`, `--signal=TERM`; a long option that takes the next word is not told from one that doesn't.
+                // `-n5`, `--signal=TERM` are complete. A long option without `=` may or may not take the next argument.
                 Some(rest) if rest.starts_with('-') && !rest.contains('=') => {
-                    return Next::Unknown(format!("the option {word} of {base} is not known here"));
+                    return Next::Unknown(format!("allocwall does not know the option {word} of {base}"));
                 }
                 Some(_) => at += 1,
             }
@@ -291,7 +291,7 @@ impl Chase {
         Next::Words(words.get(at + before..).unwrap_or_default().to_vec())
     }
 
-    /// `env [-i] [-u NAME] [NAME=VALUE…] COMMAND…`, and `env -S 'COMMAND…'` of a script's first line.
+    /// `env [-i] [-u NAME] [NAME=VALUE…] COMMAND…`, and `env -S 'COMMAND…'` in the first line of a script.
     fn behind_env(&mut self, words: &[(OsString, Option<usize>)]) -> Next {
         let mut rest = words.get(1..).unwrap_or_default().to_vec();
         while let Some(word) = rest.first().map(|(word, _)| word.to_string_lossy().into_owned()) {
@@ -309,7 +309,9 @@ impl Chase {
                 _ if word.starts_with("-S") || word.starts_with("--split-string=") => {
                     let inner = word.strip_prefix("--split-string=").unwrap_or(&word[2..]);
                     let Some(inner) = plain_words(inner) else {
-                        return Next::Unknown("env -S splits a text that is not plain words".to_owned());
+                        let why =
+                            "allocwall can't split the text of env -S: it has quotes or special characters";
+                        return Next::Unknown(why.to_owned());
                     };
                     let tail = rest.split_off(1);
                     rest = inner.into_iter().map(|word| (word, None)).chain(tail).collect();
@@ -318,30 +320,32 @@ impl Chase {
                 _ if word.starts_with('-') => match word.strip_prefix("--unset=").or(word.strip_prefix("-u"))
                 {
                     Some(name) => self.env_changed.push(name.to_owned()),
-                    None => return Next::Unknown(format!("the option {word} of env is not known here")),
+                    None => {
+                        return Next::Unknown(format!("allocwall does not know the option {word} of env"));
+                    }
                 },
                 _ => match word.split_once('=') {
-                    // It then looks for the command elsewhere.
-                    Some(("PATH", _)) => return Next::Unknown("env sets another PATH".to_owned()),
+                    // env then searches for the command in other folders.
+                    Some(("PATH", _)) => return Next::Unknown("env changes PATH".to_owned()),
                     Some((name, _)) => self.env_changed.push(name.to_owned()),
                     None => return Next::Words(rest),
                 },
             }
             rest.drain(..taken.min(rest.len()));
         }
-        // It prints its variables.
+        // Without a command, env prints its variables.
         Next::Nothing
     }
 }
 
 enum Next {
-    /// The program itself is what runs.
+    /// The program starts no other program in its place.
     Nothing,
     Words(Words),
     Unknown(String),
 }
 
-/// `sh -c 'exec COMMAND…'` of plain words is certain; anything else only the shell knows.
+/// `sh -c 'exec COMMAND…'` with plain words is certain. For anything else the program is unknown.
 fn behind_shell(words: &[(OsString, Option<usize>)]) -> Next {
     let word = |at: usize| words.get(at).and_then(|(word, _)| word.to_str());
     if word(1) == Some("-c")
@@ -353,10 +357,10 @@ fn behind_shell(words: &[(OsString, Option<usize>)]) -> Next {
     {
         return Next::Words(inner.into_iter().map(|word| (word, None)).collect());
     }
-    Next::Unknown("a shell decides what it starts".to_owned())
+    Next::Unknown("a shell decides which program it starts".to_owned())
 }
 
-/// Words without anything that a shell reads otherwise.
+/// Splits at blanks; None if the text has characters that are special to a shell.
 fn plain_words(text: &str) -> Option<Vec<OsString>> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,+@% \t".contains(c);
     text.chars()
@@ -365,12 +369,12 @@ fn plain_words(text: &str) -> Option<Vec<OsString>> {
 }
 
 impl Program {
-    /// By its file, and by the libraries that its loader would load.
+    /// Reads the program's file and the libraries that its loader would load.
     fn of(path: PathBuf, view: FileView) -> Program {
         let raised = program::raised_rights(&path).ok().flatten();
         let libraries = match &view.interpreter {
             Some(interpreter) => {
-                // Where a library is looked for relative to the program ($ORIGIN), the kernel tells the loader the real path.
+                // For libraries relative to the program ($ORIGIN), the loader uses the real path.
                 let real = path.canonicalize().unwrap_or_else(|_| path.clone());
                 loader::libraries(Path::new(interpreter), &real)
             }
@@ -386,7 +390,7 @@ impl Program {
             libraries
                 .into_iter()
                 .filter_map(|(name, path)| Some((path.clone(), role(&name, &path), view_file(&path).ok()?)))
-                // The loader's own malloc of old versions serves nobody else.
+                // Old loaders have a malloc of their own; it serves only the loader.
                 .filter(|(_, role, _)| *role != ModuleRole::Loader)
                 .collect()
         });
@@ -425,12 +429,7 @@ fn libc(view: &FileView, libraries: &Viewed) -> Measured<Libc> {
     found
         .filter_map(|(_, _, library)| library.libc.clone())
         .next()
-        .ok_or_else(|| {
-            Absence::new(
-                Reason::NotFound,
-                "none of the libraries that it loads is a known C library",
-            )
-        })
+        .ok_or_else(|| Absence::new(Reason::NotFound, "the program loads no known C library"))
 }
 
 fn runtime(view: &FileView, libraries: &Viewed) -> Measured<Runtime> {
@@ -439,7 +438,7 @@ fn runtime(view: &FileView, libraries: &Viewed) -> Measured<Runtime> {
     }
     let libraries = libraries.as_ref().map_err(Absence::clone)?;
     let by_library = libraries.iter().find_map(|(path, _, library)| {
-        // Java's launcher opens the virtual machine itself later.
+        // Java's launcher loads the virtual machine later with dlopen.
         let launcher = path.file_name() == Some(OsStr::new("libjli.so"));
         library
             .runtime
@@ -449,12 +448,12 @@ fn runtime(view: &FileView, libraries: &Viewed) -> Measured<Runtime> {
     Ok(by_library.unwrap_or(Runtime::Native))
 }
 
-/// What stands in the folders of site packages and runs at the interpreter's start: `.pth` files, and `.start` files since 3.15.
+/// Files in the site-packages folders that the interpreter runs at its start: `.pth` files, and `.start` files since 3.15.
 fn start_files(interpreter: &Path, version: &str) -> Measured<Vec<String>> {
     let version = version_of(version).ok_or_else(|| {
         Absence::new(
             Reason::Unparsable,
-            format!("version {version:?} is not understood"),
+            format!("allocwall can't parse the version {version:?}"),
         )
     })?;
     let home = std::env::var_os("HOME").map(PathBuf::from);
@@ -477,5 +476,10 @@ fn allocator(view: &FileView, libraries: &Viewed) -> Measured<(AllocatorKind, Op
         .iter()
         .find(|(_, _, library)| library.serves_malloc)
         .map(|(path, _, library)| (kind(library), Some(path.clone())))
-        .ok_or_else(|| Absence::new(Reason::NotFound, "no malloc is found in it or in what it loads"))
+        .ok_or_else(|| {
+            Absence::new(
+                Reason::NotFound,
+                "found no malloc in the program or its libraries",
+            )
+        })
 }

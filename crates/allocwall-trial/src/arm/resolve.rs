@@ -1,4 +1,4 @@
-//! An arm and a command become what is set before an exec, or one line that says why not.
+//! Resolves an arm for a command: the settings before the exec, or one line that says why the arm can't be applied.
 
 use super::facts::{Inventory, Program, TargetFacts};
 use super::{
@@ -19,19 +19,19 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// What is different when a command is started as an arm.
+/// How the start of a command changes for an arm.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// The command, with options of its own inserted.
+    /// The command, with the arm's options inserted.
     pub command: Vec<OsString>,
-    /// Variables that differ from what the command would get otherwise, by name; None is taken away.
+    /// Variables whose value the arm changes, by name; None removes the variable.
     pub env: Vec<(OsString, Option<OsString>)>,
     pub cpus: Option<Vec<u32>>,
-    /// NUMA nodes that all memory comes from.
+    /// NUMA nodes that all memory is bound to.
     pub nodes: Option<Vec<u32>>,
-    /// What must show on the running target, or the arm proves nothing.
+    /// What the running target must show as proof that the arm took effect.
     pub expects: Vec<Expectation>,
-    /// What could not be checked: a line each.
+    /// Things that could not be checked, one line each.
     pub notes: Vec<String>,
 }
 
@@ -41,18 +41,19 @@ pub enum Expectation {
     Mapped(PathBuf),
     /// The loader has bound malloc to this file.
     MallocFrom(PathBuf),
-    /// The calls that are counted for a moment arrive in this file. Beside the others: what can't be counted is no doubt.
+    /// During a short sample, the counted calls go to this file. Not needed: if the calls can't be counted, the other proofs
+    /// suffice.
     Serves(PathBuf),
     Environment(String, String),
-    /// A word of the command line.
+    /// An argument of the command line.
     CommandLine(String),
     /// Transparent or reserved huge pages are resident.
     HugeResident,
-    /// CPython's arenas are on huge pages, by the hook of the Python package.
+    /// CPython's arenas are on huge pages, through the hook of the Python package.
     ArenasHuge,
     Cpus(Vec<u32>),
     Nodes(Vec<u32>),
-    /// Bytes, before main runs.
+    /// At least this many bytes are resident before main runs.
     ResidentAtStart(u64),
 }
 
@@ -61,7 +62,7 @@ impl Arm {
     /// One line: why this arm does not apply to this command on this machine, and what to do instead.
     pub fn resolve(&self, inventory: &Inventory, facts: &TargetFacts) -> Result<Applied, Refusal> {
         let Some(program) = facts.last() else {
-            return refuse("no command given: put it behind --");
+            return refuse("no command given: put it after --");
         };
         for part in &self.parts {
             self.needs_met(part, inventory, facts)?;
@@ -80,14 +81,14 @@ impl Arm {
             options: Vec::new(),
             done: Applied::default(),
         };
-        // Preloads first: which variable jemalloc reads depends on the library.
+        // Preloads first: the variable that jemalloc reads depends on the library.
         let (first, then): (Vec<_>, Vec<_>) = settings
             .iter()
             .partition(|(_, setting)| matches!(setting, Setting::Preload { .. }));
         for (text, setting) in first.into_iter().chain(then) {
             work.apply(text, setting, self)?;
         }
-        // The hook has a proof of its own.
+        // The arena hook has its own proof.
         let of_malloc =
             |part: &&Part| part.remedy.effect == Effect::HugeTouch && !part.remedy.applies(Change::ArenaHook);
         if self.parts.iter().any(|part| of_malloc(&part)) {
@@ -96,7 +97,7 @@ impl Arm {
         work.finish(self)
     }
 
-    /// The settings, with pages in the way of the allocator that will serve the program.
+    /// The settings; each `Pages` is replaced by the setting of the allocator that will serve the program.
     fn expanded<'a>(
         &'a self,
         inventory: &Inventory,
@@ -109,7 +110,7 @@ impl Arm {
                 Some((_, library)) => library.kind(),
                 None => served_by(facts).map_err(|why| {
                     Refusal(format!(
-                        "{text} depends on the allocator, and {why}: name it in the same arm, as glibc+{text}"
+                        "{text} depends on the allocator, but {why}: name the allocator in the same arm, for example glibc+{text}"
                     ))
                 })?,
             };
@@ -144,7 +145,7 @@ impl Arm {
                 Need::Musl => match facts.certain().map(|program| (program, &program.libc)) {
                     Some((program, Ok(libc))) if !matches!(libc, Libc::Musl { .. }) => {
                         return refuse(format!(
-                            "{text} is for musl, and {} is not linked with it",
+                            "{text} is for musl, but {} is not linked with musl",
                             program.name()
                         ));
                     }
@@ -156,11 +157,11 @@ impl Arm {
                         && nodes.len() < 2
                     {
                         return refuse(format!(
-                            "{text}: this machine has one NUMA node, so there is nothing to bind to"
+                            "{text} needs several NUMA nodes, but this machine has only one"
                         ));
                     }
                 }
-                // What else a remedy needs makes it worth while, and a diagnosis says so; it can be applied all the same.
+                // The other needs only make a remedy useful, and the diagnosis judges that. The remedy can be applied without them.
                 _ => {}
             }
         }
@@ -169,7 +170,7 @@ impl Arm {
 
     fn allocator_fits(&self, text: &str, wanted: AllocatorKind, facts: &TargetFacts) -> Result<(), Refusal> {
         if let Some((_, library)) = self.library() {
-            // That they agree was said when the arm was read.
+            // `unfit_parts` has already refused an arm whose parts disagree.
             debug_assert_eq!(library.kind(), wanted);
             return Ok(());
         }
@@ -178,15 +179,15 @@ impl Arm {
         };
         match served_by(facts) {
             Ok(kind) if kind == wanted => Ok(()),
-            // No library goes before what is linked in.
+            // A preloaded library does not replace an allocator that is linked in.
             Ok(kind) if matches!(program.allocator, Ok((_, None))) => refuse(format!(
-                "{text} acts on {}, and {} has {} linked in",
+                "{text} acts on {}, but {} is linked with {}, and a preloaded library can't replace that",
                 wanted.title(),
                 program.name(),
                 kind.title()
             )),
             Ok(kind) => refuse(format!(
-                "{text} acts on {}, and {} has {}: add an allocator to the arm, as {}+{text}",
+                "{text} acts on {}, but {} uses {}: add the allocator to the arm, for example {}+{text}",
                 wanted.title(),
                 program.name(),
                 kind.title(),
@@ -197,20 +198,20 @@ impl Arm {
                     _ => "glibc",
                 }
             )),
-            // Whether it took, the running target will show.
+            // Unknown: the proof on the running target decides.
             Err(_) => Ok(()),
         }
     }
 }
 
-/// The allocator that would serve the command as it is; else why that is not known.
+/// The allocator that would serve the command without the arm, or why it is unknown.
 fn served_by(facts: &TargetFacts) -> Result<AllocatorKind, String> {
     let Some(program) = facts.certain() else {
         let why = facts
             .beyond
             .as_ref()
             .map_or("", |absence| absence.detail.as_str());
-        return Err(format!("which program runs is not known ({why})"));
+        return Err(format!("the program that will run is unknown ({why})"));
     };
     if let Some(kind) = preloaded_allocators(facts).first() {
         return Ok(*kind);
@@ -219,10 +220,10 @@ fn served_by(facts: &TargetFacts) -> Result<AllocatorKind, String> {
         .allocator
         .as_ref()
         .map(|(kind, _)| *kind)
-        .map_err(|absence| format!("that of {} is not known ({absence})", program.name()))
+        .map_err(|absence| format!("the allocator of {} is unknown ({absence})", program.name()))
 }
 
-/// Allocators among the libraries that are preloaded already, by their names.
+/// Allocators among the libraries that LD_PRELOAD already names, found by their file names.
 fn preloaded_allocators(facts: &TargetFacts) -> Vec<AllocatorKind> {
     let list = facts.variable("LD_PRELOAD").unwrap_or_default();
     entries(list).filter_map(allocator_library).collect()
@@ -247,7 +248,7 @@ fn allocator_library(entry: &OsStr) -> Option<AllocatorKind> {
 fn thp(inventory: &Inventory, text: &str) -> Result<(), Refusal> {
     match &inventory.thp {
         Ok(mode) if mode == "never" => refuse(format!(
-            "{text}: transparent huge pages are switched off (mode never): echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, as root"
+            "{text}: transparent huge pages are off (mode never): run, as root, echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
         )),
         Ok(_) => Ok(()),
         Err(absence) => refuse(format!("{text}: {absence}")),
@@ -257,7 +258,7 @@ fn thp(inventory: &Inventory, text: &str) -> Result<(), Refusal> {
 fn reserved_pages(inventory: &Inventory, text: &str) -> Result<(), Refusal> {
     match &inventory.reserved_pages {
         Ok(0) => refuse(format!(
-            "{text}: no reserved huge page is free: echo PAGES > /proc/sys/vm/nr_hugepages, as root"
+            "{text}: no reserved huge page is free: run, as root, echo PAGES > /proc/sys/vm/nr_hugepages"
         )),
         Ok(_) => Ok(()),
         Err(absence) => refuse(format!("{text}: {absence}")),
@@ -273,12 +274,12 @@ fn runtime_fits(part: &Part, need: Need, wanted: &str, facts: &TargetFacts) -> R
     };
     let text = &part.text;
     let name = program.name();
-    // A program may start the runtime as a child: then a variable is passed on.
+    // A program may start the runtime as a child process, which inherits the variable.
     let instead = match part.settings.iter().find_map(Setting::replaces) {
-        Some(variable) => format!("; env:{variable}=VALUE sets the variable all the same"),
+        Some(variable) => format!("; to set the variable anyway, use env:{variable}=VALUE"),
         None => String::new(),
     };
-    let other = |is: &str| refuse(format!("{text} acts on {wanted}, and {name} {is}{instead}"));
+    let other = |is: &str| refuse(format!("{text} acts on {wanted}, but {name} {is}{instead}"));
     match (need, runtime) {
         (Need::Jvm, Runtime::Jvm { .. })
         | (Need::Go, Runtime::Go { .. })
@@ -289,7 +290,7 @@ fn runtime_fits(part: &Part, need: Need, wanted: &str, facts: &TargetFacts) -> R
             );
             match version_of(version) {
                 Some(version) if names_mimalloc && version < (3, 13) => refuse(format!(
-                    "{text} needs CPython 3.13 or later, and {name} is {}.{}",
+                    "{text} needs CPython 3.13 or later, but {name} is {}.{}",
                     version.0, version.1
                 )),
                 _ => Ok(()),
@@ -298,7 +299,7 @@ fn runtime_fits(part: &Part, need: Need, wanted: &str, facts: &TargetFacts) -> R
         (Need::CpythonFreeThreaded, Runtime::Cpython { free_threaded, .. }) => match free_threaded {
             true => Ok(()),
             false => refuse(format!(
-                "{text} is for the free-threaded build of CPython, and {name} is a default one"
+                "{text} is for the free-threaded build of CPython, but {name} is a default build"
             )),
         },
         (
@@ -307,11 +308,11 @@ fn runtime_fits(part: &Part, need: Need, wanted: &str, facts: &TargetFacts) -> R
                 free_threaded: true, ..
             },
         ) => refuse(format!(
-            "{text} is for the default build of CPython, and {name} is a free-threaded one: cpython-nogil-huge is for that"
+            "{text} is for the default build of CPython, but {name} is a free-threaded build: use cpython-nogil-huge"
         )),
         (Need::CpythonAtLeast(minor), Runtime::Cpython { version, .. }) => match version_of(version) {
             Some(found) if found < (3, minor) => refuse(format!(
-                "{text} needs CPython 3.{minor} or later, and {name} is {}.{}",
+                "{text} needs CPython 3.{minor} or later, but {name} is {}.{}",
                 found.0, found.1
             )),
             _ => Ok(()),
@@ -320,7 +321,7 @@ fn runtime_fits(part: &Part, need: Need, wanted: &str, facts: &TargetFacts) -> R
         (_, Runtime::Jvm { .. }) => other("is Java"),
         (_, Runtime::Go { .. }) => other("is a Go program"),
         (_, Runtime::Node { .. }) => other("is Node"),
-        (_, Runtime::Native) => other("is neither that nor linked with it"),
+        (_, Runtime::Native) => other("does not contain that runtime"),
     }
 }
 
@@ -335,22 +336,22 @@ fn glibc_fits(
     let name = program.name();
     match &program.libc {
         Ok(Libc::Glibc { version }) => match version_of(version).and_then(&wrong) {
-            Some(why) => refuse(format!("{text} {why}, and {name} has {version}")),
+            Some(why) => refuse(format!("{text} {why}, but {name} has {version}")),
             None => Ok(()),
         },
         Ok(Libc::Musl { .. }) if facts.beyond.is_none() => {
-            refuse(format!("{text} is for glibc, and {name} is linked with musl"))
+            refuse(format!("{text} is for glibc, but {name} is linked with musl"))
         }
         Ok(Libc::Other { name: libc }) if facts.beyond.is_none() => {
-            refuse(format!("{text} is for glibc, and {name} is linked with {libc}"))
+            refuse(format!("{text} is for glibc, but {name} is linked with {libc}"))
         }
-        // A static program is judged where it matters: a preload can't, a tunable can reach it.
+        // A static program is checked per setting: a preload can't reach it, but a tunable can.
         _ => Ok(()),
     }
 }
 
 impl Program {
-    /// Its file's name, for people.
+    /// The file name, for messages.
     pub fn name(&self) -> String {
         let name = self.path.file_name().unwrap_or(self.path.as_os_str());
         name.to_string_lossy().into_owned()
@@ -376,9 +377,9 @@ struct Work<'a> {
     inventory: &'a Inventory,
     program: &'a Program,
     preloads: Vec<PathBuf>,
-    /// Other allocators leave the list of preloaded libraries.
+    /// Whether other allocators are removed from LD_PRELOAD.
     drop_preloaded: bool,
-    /// As the library of this arm has it.
+    /// The configuration variable of this arm's jemalloc.
     jemalloc_variable: Option<String>,
     tunables: Vec<String>,
     env: BTreeMap<OsString, Option<OsString>>,
@@ -418,13 +419,13 @@ impl Work<'_> {
             Setting::Prefault(bytes) => self.prefault(text, *bytes),
             Setting::Cpus(cpus) => self.cpus(text, cpus),
             Setting::Nodes(nodes) => self.nodes(text, nodes),
-            // Expanded before.
+            // `expanded` has replaced it.
             Setting::Pages(_) => Ok(()),
             Setting::ArenaHook => self.arena_hook(text),
         }
     }
 
-    /// Each once, however many settings lead to it.
+    /// Adds an expectation, unless it is already in the list.
     fn expect(&mut self, expectation: Expectation) {
         if !self.done.expects.contains(&expectation) {
             self.done.expects.push(expectation);
@@ -445,10 +446,10 @@ impl Work<'_> {
             return self.glibc(text);
         }
         let (path, view) = self.library(text, library, source, remedy)?;
-        // The kind that it is named as: a library under another's name proves nothing.
+        // Check the contents: the name of a library does not show that it is an allocator.
         if !view.serves_malloc {
             return refuse(format!(
-                "{text}: {} defines no malloc, so preloading it changes nothing",
+                "{text}: {} defines no malloc, so preloading it has no effect",
                 path.display()
             ));
         }
@@ -460,32 +461,32 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// A loader that honours LD_PRELOAD, and a malloc that it binds.
+    /// Checks that the program has a loader, which reads LD_PRELOAD, and that the loader binds its malloc.
     fn preload_reaches(&self, text: &str) -> Result<(), Refusal> {
         let Some(program) = self.facts.certain() else {
             return Ok(());
         };
         let name = program.name();
-        // A static Go program is both: that it is Go says more.
+        // Before the check for static programs: for a static Go program, this is the more useful message.
         if matches!(program.runtime, Ok(Runtime::Go { .. })) {
             return refuse(format!(
-                "{text} is preloaded, and {name} is a Go program, whose runtime allocates without malloc"
+                "{text} preloads a library, but {name} is a Go program, whose runtime does not use malloc"
             ));
         }
         if program.view.kind.is_static() {
             return refuse(format!(
-                "{text} is preloaded, and {name} is statically linked: no loader reads LD_PRELOAD; link the allocator into it instead"
+                "{text} preloads a library, but {name} is statically linked, so nothing reads LD_PRELOAD: link the allocator into the program"
             ));
         }
         if matches!(program.allocator, Ok((_, None))) {
             return refuse(format!(
-                "{text} is preloaded, and {name} has a malloc of its own linked in, which goes before every library's"
+                "{text} preloads a library, but {name} contains its own malloc, which a preloaded library can't replace"
             ));
         }
         Ok(())
     }
 
-    /// The C library itself goes first, where anything else would serve malloc.
+    /// Makes glibc serve malloc: preloads the C library if another library would serve malloc.
     fn glibc(&mut self, text: &str) -> Result<(), Refusal> {
         let Ok(Libc::Glibc { .. }) = &self.program.libc else {
             return refuse(format!(
@@ -502,7 +503,7 @@ impl Work<'_> {
         }
         let Some(libc) = self.program.libc_file.clone() else {
             return refuse(format!(
-                "{text}: the C library of {} was not found",
+                "{text}: allocwall found no C library of {}",
                 self.program.name()
             ));
         };
@@ -511,7 +512,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// The first library that fits the program, of those that the source allows.
+    /// The first library that fits the program, among those that the source allows.
     fn library(
         &self,
         text: &str,
@@ -553,7 +554,7 @@ impl Work<'_> {
                     match found.is_some_and(|found| is_of_version(found, wanted)) {
                         true => Ok(view),
                         false => Err(format!(
-                            "{} is of version {}",
+                            "{} has version {}",
                             path.display(),
                             found.unwrap_or("unknown")
                         )),
@@ -570,19 +571,20 @@ impl Work<'_> {
             return refuse(format!("{text}: {why}"));
         }
         let package = remedy
-            .and_then(|remedy| remedy.how.split_once("# "))
-            .map_or_else(String::new, |(_, package)| format!("install it ({package}), or "));
+            .map(|remedy| remedy.note)
+            .filter(|note| !note.is_empty())
+            .map_or_else(String::new, |package| format!("install it ({package}), or "));
         let lacks = match source {
-            Source::Bundled => "this build does not carry it",
-            _ => "no such library is found on this machine",
+            Source::Bundled => "this build does not include the library",
+            _ => "this machine has no such library",
         };
         refuse(format!(
-            "{text}: {lacks}: {package}name a file, as {}@/path/lib.so",
+            "{text}: {lacks}: {package}give its file, for example {}@/path/lib.so",
             remedy.map_or(text, |r| r.key)
         ))
     }
 
-    /// Whether the program's loader would take it; else why not.
+    /// Checks that the program's loader would accept the library. The error says why not.
     fn fits(&self, path: &Path) -> Result<FileView, String> {
         let shown = path.display();
         if path
@@ -605,7 +607,7 @@ impl Work<'_> {
         let program = &self.program.view;
         if (view.machine, view.is_64) != (program.machine, program.is_64) {
             return Err(format!(
-                "{shown} is for {}, and {} is for {}",
+                "{shown} is for {}, but {} is for {}",
                 machine_name(view.machine),
                 self.program.name(),
                 machine_name(program.machine)
@@ -614,12 +616,12 @@ impl Work<'_> {
         let wants = |libc: &str| view.needed.iter().any(|needed| needed.starts_with(libc));
         let name = self.program.name();
         match &self.program.libc {
-            Ok(Libc::Musl { .. }) if wants("libc.so.6") => {
-                Err(format!("{shown} is linked with glibc, and {name} with musl"))
-            }
-            Ok(Libc::Glibc { .. }) if wants("libc.musl") => {
-                Err(format!("{shown} is linked with musl, and {name} with glibc"))
-            }
+            Ok(Libc::Musl { .. }) if wants("libc.so.6") => Err(format!(
+                "{shown} is linked with glibc, but {name} is linked with musl"
+            )),
+            Ok(Libc::Glibc { .. }) if wants("libc.musl") => Err(format!(
+                "{shown} is linked with musl, but {name} is linked with glibc"
+            )),
             _ => Ok(view),
         }
     }
@@ -630,7 +632,7 @@ impl Work<'_> {
             && bytes > available
         {
             return refuse(format!(
-                "{text} is more than the {} MiB of memory that are available",
+                "{text}: only {} MiB of memory are available",
                 available >> 20
             ));
         }
@@ -656,25 +658,25 @@ impl Work<'_> {
         if let Some(program) = self.facts.certain() {
             if matches!(program.libc, Ok(Libc::Musl { .. })) {
                 return refuse(format!(
-                    "{text}: {program_name} is linked with musl, which has no tunables"
+                    "{text}: {program_name} is linked with musl, which has no glibc tunables"
                 ));
             }
             if of_malloc && matches!(program.runtime, Ok(Runtime::Go { .. })) {
                 return refuse(format!(
-                    "{text} acts on malloc, and {program_name} is a Go program, whose runtime allocates without it"
+                    "{text} acts on malloc, but {program_name} is a Go program, whose runtime does not use malloc"
                 ));
             }
             let kind = program.allocator_kind();
             if of_malloc && program.view.kind.is_static() && kind != Some(AllocatorKind::Glibc) {
                 return refuse(format!(
-                    "{text}: {program_name} is statically linked, and nothing in it shows that it has glibc's malloc"
+                    "{text}: {program_name} is statically linked, and allocwall found no glibc malloc in it"
                 ));
             }
             if of_malloc {
                 arm.allocator_fits(text, AllocatorKind::Glibc, self.facts)?;
             }
         }
-        // Eight a CPU: NARENAS_FROM_NCORES of malloc/arena.c.
+        // Eight arenas per CPU: NARENAS_FROM_NCORES in glibc's malloc/arena.c.
         let cpus = self
             .inventory
             .topology
@@ -693,14 +695,14 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// The value as the loader takes it. A name or a value that it doesn't know it would ignore in silence.
+    /// Checks a tunable and returns the value as the loader accepts it. The loader would ignore an unknown name or value silently.
     fn checked(&mut self, text: &str, name: &str, value: &str) -> Result<String, Refusal> {
         let list = match &self.facts.tunables {
             Ok(list) => list,
             Err(absence) => {
                 self.done
                     .notes
-                    .push(format!("{name}={value} is not checked: {absence}"));
+                    .push(format!("{name}={value} was not checked: {absence}"));
                 return Ok(parse_size(value).map_or_else(|| value.to_owned(), |size| size.to_string()));
             }
         };
@@ -708,7 +710,7 @@ impl Work<'_> {
             let short = |name: &str| name.strip_prefix(known::PREFIX).unwrap_or(name).to_owned();
             let names: Vec<String> = list.iter().map(|tunable| short(&tunable.name)).collect();
             return refuse(format!(
-                "{text}: the loader of {} knows no tunable {name}{}",
+                "{text}: the loader of {} has no tunable {name}{}",
                 self.program.name(),
                 hint(&short(name), names.iter().map(String::as_str))
             ));
@@ -723,7 +725,7 @@ impl Work<'_> {
         let limit = version.and_then(|version| known::malloc_limit(name, version));
         match (limit, taken.parse::<u64>()) {
             (Some(limit), Ok(number)) if number > limit => refuse(format!(
-                "{text}: {name}={value} is out of range: this glibc takes at most {limit} and ignores more"
+                "{text}: {name}={value} is too large: this glibc ignores values above {limit}"
             )),
             _ => Ok(taken),
         }
@@ -741,12 +743,12 @@ impl Work<'_> {
         };
         let held = self.text_of(text, &name, held.as_deref())?;
         let value = match separator {
-            // jemalloc's list; the last of one name counts, and one is enough.
+            // jemalloc's list: of several entries with one name the last counts, so keep only that one.
             ',' => merged(&held, value, ',', ':'),
             _ if held.is_empty() => value.to_owned(),
             _ => format!("{held}{separator}{value}"),
         };
-        // The last value of a variable that is added to twice is what must show.
+        // If two settings extend one variable, the process must show only the final value.
         self.done.expects.retain(
             |expectation| !matches!(expectation, Expectation::Environment(known, _) if *known == name),
         );
@@ -755,7 +757,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// As the functions of a build are prefixed, so is its variable.
+    /// The configuration variable of jemalloc. It has the same prefix as the functions of that build.
     fn jemalloc_variable(&self) -> String {
         let own = || {
             let program = self.facts.certain()?;
@@ -768,17 +770,17 @@ impl Work<'_> {
         variable.unwrap_or_else(|| "MALLOC_CONF".to_owned())
     }
 
-    /// A list can only be added to where it can be read.
+    /// The current value as text: a value that is not UTF-8 can't be extended.
     fn text_of(&self, text: &str, name: &str, held: Option<&OsStr>) -> Result<String, Refusal> {
         match held.unwrap_or_default().to_str() {
             Some(held) => Ok(held.to_owned()),
             None => refuse(format!(
-                "{text} adds to {name}, which holds what is no text: unset it first"
+                "{text} adds to {name}, but the current value is not valid UTF-8: unset {name} first"
             )),
         }
     }
 
-    /// The variable is read by a file that the package lays beside those that the interpreter reads at its start.
+    /// The allocwall package installs a file that the interpreter runs at its start; that file reads the variable.
     fn arena_hook(&mut self, text: &str) -> Result<(), Refusal> {
         if let Some(program) = self.facts.certain()
             && let Some(read) = &program.start_files
@@ -786,20 +788,20 @@ impl Work<'_> {
             let name = program.name();
             if !program.view.is_64 {
                 return refuse(format!(
-                    "{text}: {name} is a 32-bit interpreter, which has no room for slabs of 2 MiB"
+                    "{text}: {name} is a 32-bit interpreter; its address space is too small for slabs of 2 MiB"
                 ));
             }
             match read {
                 Ok(files) if files.iter().any(|file| ARENA_HOOK_FILES.contains(&file.as_str())) => {}
                 Ok(_) => {
                     return refuse(format!(
-                        "{text}: {} has no allocwall package: {} -m pip install allocwall",
+                        "{text}: {} has no allocwall package: run {} -m pip install allocwall",
                         program.path.display(),
                         program.path.display()
                     ));
                 }
                 Err(absence) => self.done.notes.push(format!(
-                    "whether {name} has the allocwall package is not known: {absence}"
+                    "it is unknown whether {name} has the allocwall package: {absence}"
                 )),
             }
         }
@@ -820,7 +822,7 @@ impl Work<'_> {
             let online: Vec<u32> = topology.cpus.iter().map(|cpu| cpu.id).collect();
             if let Some(missing) = cpus.iter().find(|cpu| !online.contains(cpu)) {
                 return refuse(format!(
-                    "{text}: there is no CPU {missing} online, only {}",
+                    "{text}: CPU {missing} is not online; the online CPUs are {}",
                     shown(&online)
                 ));
             }
@@ -829,7 +831,7 @@ impl Work<'_> {
             && let Some(refused) = cpus.iter().find(|cpu| !allowed.contains(cpu))
         {
             return refuse(format!(
-                "{text}: CPU {refused} is not allowed to this process, only {} (cpuset or affinity of its starter)",
+                "{text}: this process may not use CPU {refused}; it may use {} (limited by a cpuset or an inherited affinity)",
                 shown(allowed)
             ));
         }
@@ -842,14 +844,14 @@ impl Work<'_> {
             Ok(nodes) => nodes,
             Err(absence) => {
                 return refuse(format!(
-                    "{text}: the NUMA nodes of this machine are not known: {absence}"
+                    "{text}: the NUMA nodes of this machine are unknown: {absence}"
                 ));
             }
         };
         if let Some(missing) = nodes.iter().find(|node| !with_memory.contains(node)) {
             let shown: Vec<String> = with_memory.iter().map(u32::to_string).collect();
             return refuse(format!(
-                "{text}: there is no NUMA node {missing} with memory, only {}",
+                "{text}: no NUMA node {missing} with memory; the nodes with memory are {}",
                 shown.join(",")
             ));
         }
@@ -857,7 +859,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    // ---- all together ----
+    // ---- the result ----
 
     fn finish(mut self, arm: &Arm) -> Result<Applied, Refusal> {
         self.join_lists(arm)?;
@@ -874,11 +876,11 @@ impl Work<'_> {
         Ok(self.done)
     }
 
-    /// LD_PRELOAD and GLIBC_TUNABLES keep what they hold.
+    /// Writes LD_PRELOAD and GLIBC_TUNABLES; their present entries stay.
     fn join_lists(&mut self, arm: &Arm) -> Result<(), Refusal> {
         if !self.preloads.is_empty() || self.drop_preloaded {
             let present = self.facts.variable("LD_PRELOAD").unwrap_or_default();
-            // Ours first: the first library that has a malloc serves it.
+            // Our libraries first: the first library that has a malloc serves all calls.
             let ours = self.preloads.iter().map(|path| path.as_os_str());
             let kept = entries(present)
                 .filter(|entry| !(self.drop_preloaded && allocator_library(entry).is_some()))
@@ -897,7 +899,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Threads run where their memory is, unless CPUs were named.
+    /// Binds threads to the CPUs of the memory nodes, unless the arm names CPUs.
     fn nodes_have_cpus(&mut self) {
         if let (Some(nodes), None, Ok(topology)) =
             (&self.done.nodes, &self.done.cpus, &self.inventory.topology)
@@ -910,7 +912,7 @@ impl Work<'_> {
                 .map(|cpu| cpu.id)
                 .filter(|cpu| allowed.is_none_or(|allowed| allowed.contains(cpu)))
                 .collect();
-            // A node may have memory alone.
+            // A node may have memory but no CPUs.
             self.done.cpus = (!cpus.is_empty()).then_some(cpus);
         }
     }
@@ -927,14 +929,14 @@ impl Work<'_> {
                 Ok(command)
             }
             None => refuse(format!(
-                "{} puts {} on the command line, and the command starts its program through a script: put it there",
+                "{} adds {} to the command line, but the command starts its program through a script: add the option in the script",
                 arm.name,
                 self.options.join(" ")
             )),
         }
     }
 
-    /// Nothing on the way to the program takes the variables away.
+    /// Checks that the variables reach the program: nothing in the chain of programs removes them.
     fn environment_arrives(&self, arm: &Arm) -> Result<(), Refusal> {
         let Some((first, _)) = self.done.env.first() else {
             return Ok(());
@@ -943,7 +945,7 @@ impl Work<'_> {
         for program in &self.facts.programs {
             if let Some(raised) = program.raised {
                 return refuse(format!(
-                    "{text} sets {}, and {} has {} rights: its loader ignores that, and it is refused",
+                    "{text} sets {}, but {} has {} rights, so its loader ignores such variables",
                     first.to_string_lossy(),
                     program.path.display(),
                     raised.key()
@@ -955,19 +957,19 @@ impl Work<'_> {
             && self.facts.command.first().is_some_and(by_name)
         {
             return refuse(format!(
-                "{text} sets PATH, where the command itself is looked for: name it by its path"
+                "{text} sets PATH, which would change the search for the command itself: give the path of the command"
             ));
         }
         if self.facts.env_cleared {
             return refuse(format!(
-                "{text} sets {}, and `env -i` in the command drops it: put `allocwall run` behind it",
+                "{text} sets {}, but `env -i` in the command removes it: put `allocwall run` after `env -i`",
                 first.to_string_lossy()
             ));
         }
         let changed = |name: &OsString| self.facts.env_changed.iter().any(|changed| *name == **changed);
         match self.done.env.iter().find(|(name, _)| changed(name)) {
             Some((name, _)) => refuse(format!(
-                "{text} sets {0}, and `env` in the command sets or drops {0} itself: take one of them away",
+                "{text} sets {0}, but `env` in the command also sets or removes {0}: remove one of the two",
                 name.to_string_lossy()
             )),
             None => Ok(()),
@@ -975,7 +977,7 @@ impl Work<'_> {
     }
 }
 
-/// `5.3` is any 5.3, and not 5.30.
+/// `5.3` matches any 5.3, but not 5.30.
 fn is_of_version(found: &str, wanted: &str) -> bool {
     found
         .strip_prefix(wanted)
@@ -983,8 +985,8 @@ fn is_of_version(found: &str, wanted: &str) -> bool {
 }
 
 impl Applied {
-    /// The line of a POSIX shell that starts the same without this program (control characters need `$'…'`, of POSIX 2024
-    /// and of bash, ksh and zsh).
+    /// A POSIX shell line that starts the same without allocwall (control characters need `$'…'`, which POSIX 2024, bash, ksh and
+    /// zsh have).
     pub fn shell_line(&self) -> String {
         let list = |list: &[u32]| list.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let mut words: Vec<String> = Vec::new();
@@ -995,7 +997,7 @@ impl Applied {
             words.extend(["numactl".to_owned(), format!("--membind={}", list(nodes))]);
         }
         let dropped: Vec<&OsString> = self.env.iter().filter(|e| e.1.is_none()).map(|e| &e.0).collect();
-        // What a plain assignment sets would be set for taskset and numactl too.
+        // A plain assignment would also apply to taskset and numactl.
         if !dropped.is_empty() || (!words.is_empty() && !self.env.is_empty()) {
             words.push("env".to_owned());
         }
@@ -1022,7 +1024,7 @@ fn shell_word(word: &OsStr) -> String {
                 .map(|&b| match b {
                     b'\'' | b'\\' => format!("\\{}", b as char),
                     b' '..=b'~' => (b as char).to_string(),
-                    // Octal, always of three digits: what follows can't be read into it.
+                    // Octal, always three digits, so that a following digit is not read as part of it.
                     _ => format!("\\{b:03o}"),
                 })
                 .collect();

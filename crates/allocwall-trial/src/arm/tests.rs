@@ -113,12 +113,12 @@ fn contradictions_are_refused_and_their_near_twins_are_not() {
         ),
         (
             "jemalloc+glibc:arena_max=2",
-            "which jemalloc replaces",
+            "jemalloc replaces that allocator",
             "jemalloc+glibc:pthread.rseq=0",
         ),
         (
             "mimalloc+glibc-keep-memory",
-            "which mimalloc replaces",
+            "mimalloc replaces that allocator",
             "glibc+glibc-keep-memory",
         ),
         (
@@ -153,10 +153,10 @@ fn contradictions_are_refused_and_their_near_twins_are_not() {
         ("nodes=0+nodes=1", "the nodes", "nodes=0,1"),
         (
             "prefault=1M+prefault=2M",
-            "how much is touched",
+            "the size of the prefault",
             "prefault=1M+prefault=1024K",
         ),
-        ("gogc+jvm-thp", "no program is both", "gogc+gomemlimit=2G"),
+        ("gogc+jvm-thp", "use only one of the two", "gogc+gomemlimit=2G"),
         (
             "mimalloc-musl+glibc:top_pad=1M",
             "acts on",
@@ -164,12 +164,12 @@ fn contradictions_are_refused_and_their_near_twins_are_not() {
         ),
         (
             "env:LD_PRELOAD=/x.so+jemalloc",
-            "LD_PRELOAD as a whole",
+            "one replaces LD_PRELOAD",
             "env:LD_LIBRARY_PATH=/x+jemalloc",
         ),
         (
             "env:GLIBC_TUNABLES=a+glibc:arena_max=2",
-            "GLIBC_TUNABLES as a whole",
+            "one replaces GLIBC_TUNABLES",
             "env:MALLOC_ARENA_MAX=2+glibc:top_pad=1M",
         ),
         ("env:A=1+env:A=2", "both set A", "env:A=1+env:B=2"),
@@ -193,23 +193,23 @@ fn contradictions_are_refused_and_their_near_twins_are_not() {
 }
 
 #[test]
-fn what_is_no_name_or_no_value_is_refused_in_one_line() {
+fn an_invalid_name_or_value_is_refused_in_one_line() {
     for (text, words) in [
         ("jemaloc", "nearest: jemalloc"),
         ("arena_max=2", "glibc:arena_max=VALUE"),
-        ("", "empty name"),
-        ("jemalloc+", "empty name"),
-        ("quota", "nothing that a start can set"),
+        ("", "the name of a remedy is empty"),
+        ("jemalloc+", "the name of a remedy is empty"),
+        ("quota", "can't be set when a program starts"),
         ("thp=1", "takes no value"),
         ("cpus", "cpus=LIST"),
-        ("cpus=a", "a list is wanted"),
-        ("cpus=", "a list is wanted"),
-        ("prefault=0", "a size is wanted"),
-        ("prefault=1.5G", "a size is wanted"),
+        ("cpus=a", "give a list"),
+        ("cpus=", "give a list"),
+        ("prefault=0", "give a size"),
+        ("prefault=1.5G", "give a size"),
         ("gogc=0", "from 1 to"),
         ("pythonmalloc=jemalloc", "pymalloc"),
-        ("jemalloc=5", "says @"),
-        ("jemalloc@home", "a source is"),
+        ("jemalloc=5", "with @SOURCE"),
+        ("jemalloc@home", "unknown source"),
         ("thp@system", "takes no @SOURCE"),
         ("glibc:arena_max", "NAME=VALUE"),
         ("glibc:=2", "NAME=VALUE"),
@@ -242,7 +242,7 @@ fn every_applicable_key_can_be_typed() {
     }
 }
 
-// ---- resolving, against facts that are written down here ----
+// ---- resolving, against constructed facts ----
 
 fn view(kind: ElfKind) -> FileView {
     FileView {
@@ -348,7 +348,7 @@ fn set(name: &str, value: &str) -> (String, Option<String>) {
 }
 
 #[test]
-fn lists_keep_what_they_hold() {
+fn list_variables_keep_their_present_entries() {
     for (text, held, becomes) in [
         (
             "glibc:arena_max=2",
@@ -375,7 +375,7 @@ fn lists_keep_what_they_hold() {
         ),
     ] {
         let mut facts = with_variable(held.0, held.1);
-        // Whoever the remedy is for.
+        // An unknown program, so that remedies for every runtime apply.
         facts.beyond = Some(Absence::new(Reason::NotApplicable, "a shell decides"));
         let applied = resolve(text, &inventory(), &facts).expect(text);
         assert_eq!(env(&applied), [set(held.0, becomes)], "{text}");
@@ -389,7 +389,7 @@ fn lists_keep_what_they_hold() {
 }
 
 #[test]
-fn a_preset_sets_its_tunables_and_a_variable_in_its_way_goes() {
+fn a_preset_sets_its_tunables_and_removes_a_conflicting_variable() {
     let applied = resolve("glibc-keep-memory", &inventory(), &facts()).unwrap();
     let both = "glibc.malloc.mmap_threshold=268435456:glibc.malloc.trim_threshold=268435456";
     assert_eq!(env(&applied), [set("GLIBC_TUNABLES", both)]);
@@ -426,7 +426,7 @@ fn the_arena_hook_is_switched_on_where_its_package_is() {
     debugged.environment = vec![("PYTHONMALLOC".into(), "debug".into())];
     let applied = resolve(KEY, &inventory(), &debugged).unwrap();
     assert!(applied.env.contains(&("PYTHONMALLOC".into(), None)));
-    // What can't be known is tried, and says so.
+    // Unknown start files: the arm is applied, with a note.
     let unknown = Err(Absence::new(Reason::NotFound, "another layout"));
     let applied = resolve(KEY, &inventory(), &python("3.11", false, unknown)).unwrap();
     assert!(applied.notes[0].contains("another layout"), "{:?}", applied.notes);
@@ -460,7 +460,7 @@ fn the_arena_hook_is_switched_on_where_its_package_is() {
 }
 
 #[test]
-fn pages_are_asked_for_in_the_way_of_the_allocator() {
+fn huge_pages_use_the_setting_of_the_allocator() {
     let jemalloc = with_program(|p| p.allocator = Ok((AllocatorKind::Jemalloc, None)));
     let mimalloc = with_program(|p| p.allocator = Ok((AllocatorKind::Mimalloc, Some("/x.so".into()))));
     let preloaded = with_variable("LD_PRELOAD", "/lib/libmimalloc.so.2");
@@ -487,7 +487,7 @@ fn pages_are_asked_for_in_the_way_of_the_allocator() {
 }
 
 #[test]
-fn options_stand_behind_the_program_and_places_have_cpus() {
+fn options_follow_the_program_and_nodes_bind_their_cpus() {
     let mut java = with_program(|p| {
         p.runtime = Ok(Runtime::Jvm { version: None });
         p.place = Some(1);
@@ -512,7 +512,7 @@ fn options_stand_behind_the_program_and_places_have_cpus() {
     );
 }
 
-/// A machine and a command, one of which is not as usual.
+/// A machine and a command, one of which differs from the default.
 struct Twist {
     machine: Inventory,
     facts: TargetFacts,
@@ -526,7 +526,7 @@ fn on(facts: TargetFacts) -> Twist {
 }
 
 #[test]
-fn what_cannot_take_is_refused_and_its_near_twin_is_not() {
+fn an_arm_that_cannot_apply_is_refused_and_its_near_twin_is_not() {
     let musl = || with_program(|p| p.libc = Ok(Libc::Musl { version: None }));
     let fixed = || {
         with_program(|p| {
@@ -588,20 +588,24 @@ fn what_cannot_take_is_refused_and_its_near_twin_is_not() {
         (
             "glibc:nonsense=1",
             on(facts()),
-            "knows no tunable glibc.malloc.nonsense",
+            "has no tunable glibc.malloc.nonsense",
         ),
         ("glibc:arena_mx=1", on(facts()), "nearest: arena_max"),
         ("glibc:arena_max=0", on(facts()), "1 to 2^64 - 1"),
         ("glibc:perturb=256", on(facts()), "0 to 255"),
-        ("glibc:tcache_count=65536", on(facts()), "at most 65535"),
-        ("cpus=9", on(facts()), "no CPU 9 online, only 0,1"),
+        ("glibc:tcache_count=65536", on(facts()), "above 65535"),
+        (
+            "cpus=9",
+            on(facts()),
+            "CPU 9 is not online; the online CPUs are 0,1",
+        ),
         (
             "cpus=1",
             machine(|i| i.allowed_cpus = Ok(vec![0])),
-            "CPU 1 is not allowed",
+            "may not use CPU 1",
         ),
         ("nodes=3", on(facts()), "no NUMA node 3"),
-        ("numa-bind", on(facts()), "one NUMA node"),
+        ("numa-bind", on(facts()), "needs several NUMA nodes"),
         ("gogc", on(facts()), "env:GOGC=VALUE"),
         ("jvm-heap=1G", on(python("3.12.1")), "is CPython"),
         ("pythonmalloc=mimalloc", on(python("3.12.1")), "3.13"),
@@ -609,21 +613,25 @@ fn what_cannot_take_is_refused_and_its_near_twin_is_not() {
         ("prefault=4G", on(facts()), "1024 MiB of memory"),
         ("prefault=1M", on(facts()), "no such library"),
         ("jemalloc", on(facts()), "Debian: libjemalloc2"),
-        ("jemalloc@bundled", on(facts()), "this build does not carry it"),
-        ("jemalloc-decay", on(facts()), "add an allocator to the arm"),
+        (
+            "jemalloc@bundled",
+            on(facts()),
+            "this build does not include the library",
+        ),
+        ("jemalloc-decay", on(facts()), "add the allocator to the arm"),
         ("glibc:arena_max=2", on(cleared()), "env -i"),
-        ("env:PATH=/x", on(facts()), "name it by its path"),
+        ("env:PATH=/x", on(facts()), "give the path of the command"),
         (
             "glibc:arena_max=2",
             on(changed()),
-            "`env` in the command sets or drops GLIBC_TUNABLES",
+            "`env` in the command also sets or removes GLIBC_TUNABLES",
         ),
     ] {
         let outcome = resolve(arm, &twist.machine, &twist.facts);
         let line = outcome.expect_err(arm).to_string();
         assert!(line.contains(words) && !line.contains('\n'), "{arm}: {line}");
     }
-    // The twins: the same arms where nothing is in the way, and what doesn't mind.
+    // The twins: the same arms where they apply, and arms that the condition does not affect.
     for (arm, facts) in [
         ("glibc:arena_max=2", facts()),
         ("glibc:perturb=255", facts()),
@@ -649,14 +657,14 @@ fn what_cannot_take_is_refused_and_its_near_twin_is_not() {
 }
 
 #[test]
-fn without_a_list_tunables_are_not_checked_and_that_is_said() {
+fn without_a_list_tunables_are_not_checked_and_a_note_says_so() {
     let mut facts = facts();
     facts.tunables = Err(Absence::new(Reason::NotSupported, "glibc lists them since 2.33"));
     let applied = resolve("glibc:arena_max=2,trim_threshold=1M", &inventory(), &facts).unwrap();
     let both = "glibc.malloc.arena_max=2:glibc.malloc.trim_threshold=1048576";
     assert_eq!(env(&applied), [set("GLIBC_TUNABLES", both)]);
     assert_eq!(applied.notes.len(), 2);
-    assert!(applied.notes[0].contains("is not checked") && applied.notes[0].contains("2.33"));
+    assert!(applied.notes[0].contains("was not checked") && applied.notes[0].contains("2.33"));
     assert!(
         resolve("glibc:arena_max=2", &inventory(), &self::facts())
             .unwrap()
@@ -666,11 +674,11 @@ fn without_a_list_tunables_are_not_checked_and_that_is_said() {
 }
 
 #[test]
-fn what_a_shell_starts_is_left_to_the_proof() {
+fn an_arm_behind_a_shell_is_judged_only_by_its_proof() {
     let mut facts = facts();
     facts.beyond = Some(Absence::new(
         Reason::NotApplicable,
-        "a shell decides what it starts",
+        "a shell decides which program it starts",
     ));
     assert!(resolve("gogc", &inventory(), &facts).is_ok());
     assert!(resolve("glibc:arena_max=2", &inventory(), &facts).is_ok());
@@ -721,7 +729,7 @@ fn real(words: &[&str]) -> TargetFacts {
     TargetFacts::of(&words, &environment).unwrap_or_else(|refusal| panic!("{words:?}: {refusal}"))
 }
 
-/// None with a word about it where this machine lacks the program.
+/// None, with a `skipped:` line, if this machine does not have the program.
 fn need(program: &str) -> Option<&str> {
     let there = Path::new(program).exists();
     if !there {
@@ -731,7 +739,7 @@ fn need(program: &str) -> Option<&str> {
 }
 
 #[test]
-fn real_programs_are_seen_for_what_they_are() {
+fn real_programs_are_recognised() {
     if let Some(python) = need("/usr/bin/python3") {
         let facts = real(&[python, "-c", "pass"]);
         let program = facts.certain().unwrap();
@@ -763,7 +771,7 @@ fn real_programs_are_seen_for_what_they_are() {
             "{line}"
         );
         let applied = resolve("glibc+glibc:arena_max=2", &live(), &facts).unwrap();
-        // Of its own calls a libc serves all.
+        // No count of calls is expected for glibc: a libc always serves its own calls.
         let counted = |e: &Expectation| matches!(e, Expectation::Serves(_));
         assert!(!applied.expects.iter().any(counted));
         let preload = applied.env.iter().find(|(name, _)| name == "LD_PRELOAD").unwrap();
@@ -866,7 +874,7 @@ fn a_static_program_built_here_is_refused_and_its_dynamic_twin_is_not() {
 }
 
 #[test]
-fn programs_that_are_linked_with_musl_are_refused_what_is_glibcs() {
+fn glibc_remedies_are_refused_for_programs_with_musl() {
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("main.c");
     std::fs::write(
@@ -911,7 +919,7 @@ fn programs_that_are_linked_with_musl_are_refused_what_is_glibcs() {
     }
 }
 
-/// A library for another machine, made of one for this by its ELF header's e_machine (offset 18).
+/// A library for another machine: a copy whose ELF header has another e_machine (offset 18).
 fn wrong_libraries(folder: &Path, facts: &TargetFacts) {
     let installed = live().installed;
     let library = installed
@@ -932,7 +940,7 @@ fn wrong_libraries(folder: &Path, facts: &TargetFacts) {
         line.contains("is for aarch64") || line.contains("is for x86-64"),
         "{line}"
     );
-    // One that fits is found behind one that doesn't.
+    // A library that fits is found after one that doesn't.
     let mut inventory = inventory();
     inventory.installed.push(InstalledAllocator {
         kind: AllocatorKind::Jemalloc,
@@ -956,7 +964,7 @@ fn wrong_libraries(folder: &Path, facts: &TargetFacts) {
     for arm in ["jemalloc@system", "jemalloc@5.3.10", "jemalloc@5.2"] {
         assert!(resolve(arm, &inventory, facts).is_err(), "{arm}");
     }
-    // What touches the heap goes behind the allocator whose heap it is, and both before what was there.
+    // The prefault library comes after the allocator whose heap it touches; both come before the present entries.
     let mut preloaded = facts.clone();
     preloaded
         .environment
@@ -976,7 +984,7 @@ fn wrong_libraries(folder: &Path, facts: &TargetFacts) {
         [set("ALLOCWALL_PREFAULT", "1048576"), set("LD_PRELOAD", &list)]
     );
     assert!(applied.expects.contains(&Expectation::ResidentAtStart(1 << 20)));
-    std::fs::write(&copy, "a text that is no library at all").unwrap();
+    std::fs::write(&copy, "a text file, not a library").unwrap();
     assert!(
         resolve(&arm, &live(), facts)
             .unwrap_err()
@@ -1006,7 +1014,7 @@ fn wrong_libraries(folder: &Path, facts: &TargetFacts) {
 }
 
 #[test]
-fn scripts_and_starters_are_followed_as_far_as_is_certain() {
+fn scripts_and_starters_are_followed_while_the_next_program_is_certain() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let script = |name: &str, text: &str| {

@@ -1,8 +1,8 @@
-//! Other load tools' outputs, read into the generator's own names.
+//! Reads the outputs of other load tools, with the names that the built-in generator uses.
 //!
-//! Most tools run closed loops and measure from the actual send: their latency is this crate's *service* time, blind to what a stall
-//! keeps from being sent, and is named `service_p99` and so on. It is `response_p99` only where the tool measures from the intended
-//! send: wrk2, and pgbench with `--rate`.
+//! Most tools run closed loops and measure from the actual send. Their latency is this crate's *service* time: it does not show the
+//! requests that a stall delayed. It is named `service_p99` and so on. It is named `response_p99` only if the tool measures from
+//! the intended start: wrk2, and pgbench with `--rate`.
 
 use crate::load::metric::{last_json, number, tail};
 use crate::load::{Reading, percentile_key};
@@ -15,7 +15,7 @@ use serde_json::Value;
 #[derive(Debug)]
 pub struct Adapter {
     pub name: &'static str,
-    /// What it is called on the command line.
+    /// Its program names on the command line.
     programs: &'static [&'static str],
     read: Read,
 }
@@ -29,25 +29,26 @@ enum Read {
 /// An output that is read line by line.
 #[derive(Debug)]
 struct Lines {
-    /// Latency is from the intended send where this matches; never if it is empty.
+    /// If this matches, latency is measured from the intended start. Empty: never.
     intended: &'static str,
     /// The tool prints failures only when there are any.
     silent_without_errors: bool,
     rules: &'static [(&'static str, Is)],
 }
 
-/// What a line's groups hold. Of several lines of one kind the first counts, but errors, counts and times are as said.
+/// The meaning of a line's groups. Of several lines with one meaning the first counts; but errors are added up, and of `Events` and
+/// `Seconds` the last counts.
 #[derive(Clone, Copy, Debug)]
 enum Is {
     PerSecond,
     /// All groups of all lines are added up.
     Errors,
-    /// Events, which divided by `Seconds` are the throughput.
+    /// Events; divided by `Seconds` they are the throughput.
     Events,
     Seconds,
-    /// The value with its unit, or in this unit.
+    /// The value with its unit, by default in this unit.
     Mean(&'static str),
-    /// Percent, and the value with its unit or in this unit.
+    /// Percent, and the value with its unit, by default in this unit.
     Percentile(&'static str),
 }
 
@@ -66,7 +67,7 @@ const WRK: Lines = Lines {
     ],
 };
 
-/// Alphabetical, as messages list them.
+/// In alphabetical order; messages list them in this order.
 pub const ADAPTERS: &[Adapter] = &[
     Adapter {
         name: "ab",
@@ -92,7 +93,7 @@ pub const ADAPTERS: &[Adapter] = &[
             rules: &[
                 (r"^\s+Requests/sec:\s+([\d.]+)", Is::PerSecond),
                 (r"^\s+Average:\s+([\d.]+ \w+)", Is::Mean("s")),
-                // The template engine of some versions prints both percent signs.
+                // Some versions print two percent signs, because of their template engine.
                 (r"^\s+([\d.]+)%+ in ([\d.]+ \w+)", Is::Percentile("s")),
                 (r"^\s+\[[45]\d\d\]\s+(\d+) responses", Is::Errors),
                 (r"^\s+\[(\d+)\]\s+[^\d\s]", Is::Errors),
@@ -163,13 +164,13 @@ const OHA_TEXT: Lines = Lines {
         (r"^\s+Average:\s+([\d.]+ \w+)", Is::Mean("s")),
         (r"^\s+([\d.]+)% in ([\d.]+ \w+)", Is::Percentile("s")),
         (r"^\s+\[[45]\d\d\] (\d+) responses", Is::Errors),
-        // Requests that the end of the test cut off are no failures.
+        // Requests that were cut off by the end of the test are not failures.
         (r"^\s+\[(\d+)\] (?:[^\da]|a[^b]|ab[^o])", Is::Errors),
     ],
 };
 
 impl Adapter {
-    /// By the tool's name.
+    /// Finds an adapter by the tool's name.
     ///
     /// # Errors
     /// `Refused`: no such adapter.
@@ -177,20 +178,20 @@ impl Adapter {
         find(name).ok_or_else(|| unknown(name))
     }
 
-    /// By the first word of a command, with or without its folder.
+    /// Finds an adapter by the program of a command, with or without its folder.
     ///
     /// # Errors
-    /// `Refused`: a command whose output isn't known.
+    /// `Refused`: there is no adapter for the command.
     pub fn of_command(command: &[String]) -> Result<&'static Adapter> {
         let first = command.first().map_or("", String::as_str);
         let name = first.rsplit('/').next().unwrap_or(first);
         find(name).ok_or_else(|| unknown(name))
     }
 
-    /// The figures in what the tool printed: throughput always, the others as far as it printed them.
+    /// The figures in the tool's output: always the throughput, and the others that it printed.
     ///
     /// # Errors
-    /// `Unparsable`: no throughput in it, so it is not this tool's output, or not of a version that is known.
+    /// `Unparsable`: there is no throughput, so it is not this tool's output, or the output of an unknown version.
     pub fn read(&self, output: &str) -> Measured<Vec<Reading>> {
         let readings = match &self.read {
             Read::Lines(lines) => lines.read(output),
@@ -210,7 +211,7 @@ impl Adapter {
                 tail(output)
             ),
         )
-        .mend("give --metric a pattern for it"))
+        .mend("read the figure with --metric 'NAME:higher=PATTERN'"))
     }
 }
 
@@ -223,7 +224,7 @@ fn find(name: &str) -> Option<&'static Adapter> {
 fn unknown(name: &str) -> Error {
     let known: Vec<&str> = ADAPTERS.iter().map(|adapter| adapter.name).collect();
     Error::Refused(format!(
-        "the output of {name:?} is not known (known: {}); read it with --metric 'NAME:lower=PATTERN'",
+        "allocwall can't read the output of {name:?} (it can read: {}); use --metric 'NAME:lower=PATTERN'",
         known.join(", ")
     ))
 }
@@ -281,19 +282,19 @@ impl Lines {
     }
 }
 
-/// A pattern of this file, `^` and `$` for lines.
+/// Compiles a pattern of this file; `^` and `$` match at lines.
 fn own(pattern: &str) -> Regex {
     Regex::new(&format!("(?m){pattern}")).expect("a pattern of the adapters")
 }
 
-/// Nanoseconds in a group that holds its unit, or is in `unit`.
+/// Nanoseconds of a group that has its own unit, or the default `unit`.
 fn time(captures: &Captures, group: usize, unit: &str) -> Option<f64> {
     let (value, unit) = number(captures.get(group)?.as_str(), unit)?;
-    // Zero is a figure below the tool's resolution, not a time.
+    // Zero means below the tool's resolution.
     (unit == super::Unit::Nanoseconds && value > 0.0).then_some(value)
 }
 
-/// Percentiles from the median up; what is below tells nothing of a load, and 100 % is one request.
+/// Only percentiles from the median up: lower ones are not useful for a load, and 100 % is a single request.
 fn percentile(prefix: &str, percent: f64, ns: f64) -> Option<Reading> {
     (50.0..100.0)
         .contains(&percent)
@@ -318,7 +319,7 @@ fn column(name: &str, value: &str) -> Option<Reading> {
     }
 }
 
-/// `Totals` of the table under `ALL STATS`.
+/// Reads the row `Totals` of the table after `ALL STATS`.
 fn memtier(output: &str) -> Vec<Reading> {
     let Some(at) = output.find("ALL STATS") else {
         return Vec::new();
@@ -349,7 +350,7 @@ fn oha(output: &str) -> Vec<Reading> {
     }
 }
 
-/// Of `oha --output-format json` (`--json` before 1.6): times in seconds; what couldn't be computed is null (its schema.json).
+/// Output of `oha --output-format json` (`--json` before 1.6): times in seconds, null if not computed (oha's schema.json).
 fn oha_json(document: &Value) -> Vec<Reading> {
     let seconds = |value: &Value| value.as_f64().filter(|s| *s > 0.0).map(|s| s * 1e9);
     let entries = |name: &str| document[name].as_object().into_iter().flatten();
@@ -372,7 +373,7 @@ fn oha_json(document: &Value) -> Vec<Reading> {
     readings
 }
 
-/// The figures of each test that redis-benchmark ran: with its name before each when there are several.
+/// The figures of each test that redis-benchmark ran, with the name of the test as prefix if there are several.
 fn redis(output: &str) -> Vec<Reading> {
     let tests = [redis_csv(output), redis_sections(output), redis_quiet(output)]
         .into_iter()
@@ -473,7 +474,7 @@ fn redis_sections(output: &str) -> Tests {
         .collect()
 }
 
-/// `-q`: one line a test, behind progress that returns to the line's start.
+/// Output with `-q`: one line per test, after progress output that returns to the start of the line.
 fn redis_quiet(output: &str) -> Tests {
     let result = own(r"^(.+): ([\d.]+) requests per second(?:, p50=([\d.]+) msec)?");
     output
@@ -526,7 +527,7 @@ mod tests {
             .collect()
     }
 
-    /// The expected figures were read off the outputs by eye.
+    /// The expected figures were read from the outputs by hand.
     #[track_caller]
     fn agree(adapter: &str, output: &str, expected: &[(&str, f64)]) {
         let expected: Vec<(String, f64)> = expected
@@ -536,7 +537,7 @@ mod tests {
         assert_eq!(read(adapter, output), expected);
     }
 
-    /// From wrk2's README; its latency counts from the intended send.
+    /// From wrk2's README; its latency is measured from the intended start.
     #[test]
     fn wrk2() {
         agree(
@@ -583,7 +584,7 @@ mod tests {
         );
     }
 
-    /// From hatoo/oha#212: an older version's words, and answers that are errors.
+    /// From hatoo/oha#212: the wording of an older version, and responses with error status.
     #[test]
     fn oha_text_with_failures() {
         agree(
@@ -623,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_the_end_cut_off_are_no_errors() {
+    fn requests_cut_off_by_the_end_are_not_errors() {
         let text = "  Requests/sec: 1.5\nError distribution:\n  [6] aborted due to deadline\n  [2] connection refused\n";
         agree("oha", text, &[("throughput", 1.5), ("errors", 2.0)]);
     }
@@ -643,7 +644,7 @@ mod tests {
                 ("service_p9999", 95.743),
             ],
         );
-        // From #68: versions before 1.3 print the mean alone.
+        // From #68: versions before 1.3 print only the mean.
         agree(
             "memtier_benchmark",
             output!("memtier-1.2.txt"),
@@ -651,7 +652,7 @@ mod tests {
         );
     }
 
-    /// Run here against nginx.
+    /// Own run against nginx.
     #[test]
     fn wrk() {
         agree(
@@ -674,7 +675,7 @@ mod tests {
         agree("wrk", broken, &[("throughput", 0.0), ("errors", 4321.0)]);
     }
 
-    /// Run here against a slow server, and against one so fast that all times round to 0 ms, which is no time.
+    /// Own runs against a slow server, and against a server so fast that all times round to 0 ms and are omitted.
     #[test]
     fn ab() {
         agree(
@@ -701,7 +702,7 @@ mod tests {
         );
     }
 
-    /// Run here against nginx.
+    /// Own run against nginx.
     #[test]
     fn hey() {
         agree(
@@ -727,7 +728,7 @@ mod tests {
         );
     }
 
-    /// Run here against redis-server.
+    /// Own runs against redis-server.
     #[test]
     fn redis_benchmark() {
         agree(
@@ -790,7 +791,7 @@ mod tests {
         );
     }
 
-    /// Run here against PostgreSQL; with a rate, latency counts from the scheduled start.
+    /// Own runs against PostgreSQL; with a rate, latency is measured from the scheduled start.
     #[test]
     fn pgbench() {
         agree(
@@ -813,7 +814,7 @@ mod tests {
         );
     }
 
-    /// Run here: a transaction of PostgreSQL, a prime search, and memory blocks so quick that their times round to 0 ms.
+    /// Own runs: a PostgreSQL transaction, a prime search, and memory blocks so fast that their times round to 0 ms.
     #[test]
     fn sysbench() {
         agree(
@@ -843,7 +844,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_is_known_by_the_commands_first_word() {
+    fn an_adapter_is_found_by_the_program_of_a_command() {
         let of = |words: &[&str]| {
             let command: Vec<String> = words.iter().map(|word| word.to_string()).collect();
             Adapter::of_command(&command)
@@ -861,7 +862,7 @@ mod tests {
     }
 
     #[test]
-    fn adapters_are_in_order_and_none_takes_another_ones_program() {
+    fn adapters_are_in_order_and_their_program_names_are_unique() {
         assert!(ADAPTERS.windows(2).all(|pair| pair[0].name < pair[1].name));
         for adapter in ADAPTERS {
             for program in adapter.programs {
@@ -871,7 +872,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_the_tools_output_is_said_with_its_end() {
+    fn other_output_is_an_error_with_its_last_lines() {
         for adapter in ADAPTERS {
             for output in [
                 "",

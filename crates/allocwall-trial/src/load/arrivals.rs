@@ -1,4 +1,4 @@
-//! When requests are meant to be sent.
+//! The intended starts of requests.
 
 use allocwall_model::stats::random::Random;
 use serde::{Deserialize, Serialize};
@@ -8,11 +8,12 @@ use serde::{Deserialize, Serialize};
 pub enum Arrivals {
     /// Evenly spaced.
     Constant,
-    /// Independent users: exponential gaps. One seed is one schedule, so that all arms of a trial meet the same bursts.
+    /// Independent users: exponential gaps. The same random seed gives the same schedule, so all arms of a trial get the same
+    /// bursts.
     Poisson { seed: u64 },
 }
 
-/// Intended sends in nanoseconds since the start, rising, without end.
+/// Infinite ascending sequence of intended starts, in nanoseconds since the start.
 pub(super) struct Schedule {
     arrivals: Arrivals,
     gap_ns: f64,
@@ -43,7 +44,7 @@ impl Iterator for Schedule {
 
     fn next(&mut self) -> Option<u64> {
         self.at_ns = match self.arrivals {
-            // By count and not by sum, or rounding would add up to a drift.
+            // Computed from the count, not as a sum, so that rounding errors don't add up.
             Arrivals::Constant => self.sent as f64 * self.gap_ns,
             Arrivals::Poisson { .. } => self.at_ns - self.random.unit_above_zero().ln() * self.gap_ns,
         };
@@ -80,8 +81,9 @@ mod tests {
         );
     }
 
-    /// Theory of a Poisson process: exponential gaps (mean and standard deviation equal, a share of 1/e above the mean),
-    /// neighbours uncorrelated, counts in equal spans with variance equal to their mean. Bounds of five standard errors or more.
+    /// Theory of a Poisson process: exponential gaps (mean equals standard deviation, a share of 1/e is above the mean),
+    /// uncorrelated neighbours, and counts in equal spans whose variance equals their mean. The bounds are at least five standard
+    /// errors.
     #[test]
     fn poisson_arrivals_have_exponential_gaps() {
         let n = 200_000;
@@ -111,7 +113,7 @@ mod tests {
         }
     }
 
-    /// The twin: evenly spaced requests have none of a Poisson process's spread.
+    /// The twin: evenly spaced requests have no spread.
     #[test]
     fn constant_arrivals_have_no_spread() {
         let gaps = gaps(&times(Arrivals::Constant, 1000));
@@ -119,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_is_a_schedule() {
+    fn a_seed_determines_the_schedule() {
         let of = |seed| times(Arrivals::Poisson { seed }, 100);
         assert_eq!(of(7), of(7));
         assert_ne!(of(7), of(8));

@@ -1,4 +1,4 @@
-//! Connections of the generator: kept alive, without blocking, one request under way on each. One thread, one epoll.
+//! The generator's connections: kept alive, nonblocking, at most one request in progress on each. One thread, one epoll.
 
 use crate::load::failure::Failure;
 use crate::load::request::Request;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 const ALARM: Token = Token(usize::MAX - 1);
 
-/// The longest wait in one go, so that a stop is seen soon.
+/// Longest single wait, so that a stop is noticed soon.
 const LONGEST_WAIT_NS: u64 = 50_000_000;
 
 pub(super) struct Client<'a> {
@@ -23,7 +23,7 @@ pub(super) struct Client<'a> {
     events: Events,
     alarm: Alarm,
     slots: Vec<Option<Connection>>,
-    /// Slots that hold a connection without a request, the last used on top.
+    /// Slots whose connection has no request, the last used on top.
     idle: Vec<usize>,
     vacant: Vec<usize>,
     buffer: Vec<u8>,
@@ -31,12 +31,12 @@ pub(super) struct Client<'a> {
     opened: u64,
 }
 
-/// A request that came to its end, good or bad.
+/// A finished request, successful or failed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Finished {
     pub job: u64,
     pub failure: Option<Failure>,
-    /// When its first byte was written; None if it never was.
+    /// Time at which its first byte was written; None if none was written.
     pub sent_ns: Option<u64>,
     pub end_ns: u64,
 }
@@ -52,7 +52,7 @@ struct Connection {
 #[derive(Clone, Copy)]
 enum Phase {
     Connecting,
-    /// So many bytes of the request are written.
+    /// This many bytes of the request are written.
     Sending(usize),
     Waiting,
     Idle,
@@ -65,12 +65,12 @@ enum Progress {
         keep: bool,
     },
     Failed(Failure),
-    /// An idle connection was closed by the server: no request is lost.
+    /// The server closed an idle connection: no request is lost.
     Dropped,
 }
 
 impl<'a> Client<'a> {
-    /// At most `most` connections, none opened yet.
+    /// A client with at most `most` connections; none is open yet.
     pub fn new(request: &'a Request, most: usize) -> io::Result<Self> {
         let poll = Poll::new()?;
         let alarm = Alarm::new()?;
@@ -90,8 +90,8 @@ impl<'a> Client<'a> {
         })
     }
 
-    /// Sends the request as `job` on an idle connection or a new one, and says on which; None when all are busy. A failure
-    /// on the spot is among the finished ones.
+    /// Sends the request as `job` on an idle or new connection, and returns its slot; None if all connections are busy. If it fails
+    /// at once, it is added to the finished requests.
     pub fn start(&mut self, job: u64) -> Option<usize> {
         let slot = match self.idle.pop() {
             Some(slot) => {
@@ -139,7 +139,7 @@ impl<'a> Client<'a> {
         })
     }
 
-    /// Gives up on `job` if `slot` still works at it: closes its connection. When its first byte was written.
+    /// Cancels `job` if `slot` still has it, and closes its connection. Returns the time at which its first byte was written.
     pub fn cancel(&mut self, slot: usize, job: u64) -> Option<u64> {
         let connection = self.slots[slot].as_ref()?;
         if connection.job != job || matches!(connection.phase, Phase::Idle) {
@@ -150,7 +150,7 @@ impl<'a> Client<'a> {
         sent
     }
 
-    /// Waits until something happens or CLOCK_MONOTONIC reads `until`, 50 ms at most.
+    /// Waits for an event, or until CLOCK_MONOTONIC reaches `until`, at most 50 ms.
     pub fn wait(&mut self, until: u64) -> io::Result<()> {
         let now = monotonic_ns();
         let timeout = if until <= now || !self.finished.is_empty() {
@@ -172,7 +172,7 @@ impl<'a> Client<'a> {
         Ok(())
     }
 
-    /// What came to its end since the last call.
+    /// Moves the requests that finished since the last call to `into`.
     pub fn take_finished(&mut self, into: &mut Vec<Finished>) {
         into.append(&mut self.finished);
     }
@@ -182,7 +182,7 @@ impl<'a> Client<'a> {
     }
 
     fn advance(&mut self, slot: usize, rang: bool, closed: bool) {
-        // An event may be left over from a connection that is closed already.
+        // The event may belong to a connection that is already closed.
         let Some(connection) = self.slots.get_mut(slot).and_then(Option::as_mut) else {
             return;
         };
@@ -218,8 +218,8 @@ impl<'a> Client<'a> {
 }
 
 impl Connection {
-    /// Goes as far as it can without blocking. `rang`: epoll reported it, so there may be something to read; edge-triggered, so
-    /// it is read to its end. `closed`: the peer is known to send no more.
+    /// Advances as far as possible without blocking. `rang`: epoll reported the connection, so there may be data; epoll is
+    /// edge-triggered, so the socket is read until it is empty. `closed`: the peer sends no more data.
     fn advance(&mut self, request: &Request, buffer: &mut [u8], rang: bool, closed: bool) -> Progress {
         loop {
             match self.phase {
@@ -265,7 +265,7 @@ impl Connection {
                                 keep: answer.keep_alive && !closed,
                             };
                         }
-                        // A read that leaves room has emptied the socket; what comes later rings again (epoll(7)).
+                        // A read that does not fill the buffer has emptied the socket; new data cause a new event (epoll(7)).
                         Ok(None) if read < buffer.len() && !closed => return Progress::Pending,
                         Ok(None) => {}
                         Err(_) => return Progress::Failed(Failure::Malformed),
@@ -277,7 +277,7 @@ impl Connection {
                 Phase::Idle => match self.stream.read(buffer) {
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Progress::Pending,
-                    // Its end, an error, or bytes that nobody asked for.
+                    // End of the connection, an error, or unexpected bytes.
                     _ => return Progress::Dropped,
                 },
             }

@@ -1,5 +1,6 @@
-//! How many requests a second the server can answer: closed loops, each of which sends its next request when the last is answered,
-//! on 1, 2, 4, … connections until more of them bring no more throughput or no more may be had. Its latencies would be blind to stalls, so it has none.
+//! Finds the capacity of a server: the number of requests per second that it can answer. Closed loops, each of which sends its next
+//! request when the last is answered, run on 1, 2, 4, … connections until more connections bring no more throughput or the limit of
+//! connections is reached. Closed loops would not show stalls in their latencies, so no latencies are measured.
 
 use crate::load::client::Client;
 use crate::load::failure::{Failure, Failures};
@@ -11,28 +12,28 @@ use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Two steps in a row that bring less than this more than the best before them: the top is reached.
+/// The capacity is reached if two steps in a row are not at least this much above the best step before them.
 const RISE: f64 = 0.03;
-/// With fewer answers, one more or less at the edges of a step would be as much as the rise that is looked for.
+/// Answers per step. With fewer, one answer more or less at the edges of a step would be as large as `RISE`.
 const ENOUGH: u64 = 50;
-/// A failed loop rests so long before it tries again, or a closed port would be hammered.
+/// Pause of a failed loop before it tries again, to avoid a flood of attempts on a closed port.
 const REST_NS: u64 = 10_000_000;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Search {
-    /// Before each step, not counted.
+    /// Time before each step that is not counted.
     pub settle: Duration,
     pub step: Duration,
-    /// A slow server's step goes on until it has enough answers, up to this.
+    /// With a slow server a step continues until it has enough answers, at most this long.
     pub longest_step: Duration,
     pub timeout: Duration,
-    /// The last step, where throughput rises that far, has exactly so many.
+    /// The last step has exactly this many, if throughput still rises.
     pub most_connections: usize,
 }
 
 impl Default for Search {
-    /// Steps of 1 s after 0.25 s to settle, up to 256 connections: 11 s at most where there are 50 answers a second. Slower servers
-    /// get steps of up to 6 s, which is longer than the timeout, so that one without an answer fails by it.
+    /// Steps of 1 s after 0.25 s to settle, up to 256 connections: at most 11 s for a server with at least 50 answers per second.
+    /// Slower servers get steps of up to 6 s. This is longer than the timeout, so that requests to a silent server time out.
     fn default() -> Self {
         Search {
             settle: Duration::from_millis(250),
@@ -47,36 +48,36 @@ impl Default for Search {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Step {
     pub connections: usize,
-    /// Good answers.
+    /// Good answers per second.
     pub per_second: f64,
     pub failures: Failures,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Capacity {
-    /// Good answers a second in the best step: the highest of several noisy figures, so rather high than low.
+    /// Good answers per second in the best step. As the highest of several noisy figures it is biased upwards.
     pub per_second: f64,
     /// Connections of that step.
     pub connections: usize,
     pub steps: Vec<Step>,
-    /// Throughput still rose at the last step, which was the last that connections allowed: the capacity is at least this.
+    /// Throughput still rose at the last step that the limit of connections allowed: the capacity may be higher.
     pub still_rising: bool,
-    /// What the generator cost over all steps; where it takes most of a CPU that the target shares, capacity alone would be higher.
+    /// CPU time of the generator over all steps. If it shares a CPU with the target, the capacity without it would be higher.
     pub own: Own,
 }
 
 /// Searches on the calling thread.
 ///
 /// # Errors
-/// `NotFound` when no request had a good answer, with what came instead; `TooLittle` when `stop` was set meanwhile;
-/// `NotSupported` when the system grants no event loop.
+/// `NotFound`: no request had a good answer; with the failures. `TooLittle`: `stop` was set. `NotSupported`: the system refuses an
+/// event loop.
 pub fn find(request: &Request, search: &Search, stop: &AtomicBool) -> Measured<Capacity> {
     let no_loop = |cause: std::io::Error| {
         Absence::new(
             Reason::NotSupported,
-            format!("the load generator got no event loop: {cause}"),
+            format!("the load generator could not create an event loop: {cause}"),
         )
-        .mend("look at ulimit -n")
+        .mend("check the limit of open files: ulimit -n")
     };
     let most = search.most_connections.max(1);
     let client = Client::new(request, most).map_err(no_loop)?;
@@ -116,14 +117,15 @@ pub fn find(request: &Request, search: &Search, stop: &AtomicBool) -> Measured<C
     }
 }
 
-/// Connections of the step after these: twice as many, up to `most`. None after two flat steps, one without any answer, or `most`.
+/// Connections of the next step: twice as many, up to `most`. None after two flat steps, after a step without an answer, or after
+/// `most`.
 fn next_step(steps: &[Step], most: usize) -> Option<usize> {
     let Some(last) = steps.last() else { return Some(1) };
     let over = last.per_second == 0.0 || last.connections >= most || flat(steps) >= 2;
     (!over).then(|| most.min(last.connections * 2))
 }
 
-/// Steps at the end that brought no more than those before them.
+/// Number of steps at the end that brought no more throughput than the best step before them.
 fn flat(steps: &[Step]) -> usize {
     let rose = |n: usize| {
         let before = best(&steps[..n]).map_or(0.0, |step| step.per_second);
@@ -132,7 +134,7 @@ fn flat(steps: &[Step]) -> usize {
     (0..steps.len()).rev().take_while(|n| !rose(*n)).count()
 }
 
-/// A single step rose over nothing.
+/// False for a single step: there is nothing to compare it with.
 fn still_rising(steps: &[Step]) -> bool {
     steps.len() > 1 && flat(steps) == 0 && steps.last().is_some_and(|last| last.per_second > 0.0)
 }
@@ -152,7 +154,10 @@ fn nothing_answered(request: &Request, steps: &[Step]) -> Absence {
     };
     Absence::new(
         Reason::NotFound,
-        format!("{} gave no good answer: {seen}", request.url.escape_debug()),
+        format!(
+            "{} returned no successful response: {seen}",
+            request.url.escape_debug()
+        ),
     )
     .mend("check the URL with curl while the server runs")
 }
@@ -164,7 +169,7 @@ struct Loops<'a> {
     jobs: u64,
 }
 
-/// One connection's worth of requests.
+/// One closed loop, on one connection.
 #[derive(Clone, Copy)]
 enum Loop {
     Waits { job: u64, slot: usize, since_ns: u64 },
@@ -185,7 +190,7 @@ impl<'a> Loops<'a> {
         self.loops.resize(total, Loop::Rests { until_ns: 0 });
     }
 
-    /// Good answers a second and failures in the next `time`, or until there are enough answers, up to `longest`.
+    /// Good answers per second, and failures, in the next `time`; longer until there are enough answers, at most `longest`.
     fn run_for(&mut self, time: Duration, longest: Duration, stop: &AtomicBool) -> std::io::Result<Step> {
         let from = monotonic_ns();
         let to = from + time.as_nanos() as u64;
@@ -217,7 +222,7 @@ impl<'a> Loops<'a> {
         }
     }
 
-    /// Starts what has rested, ends what is too late; when to look again.
+    /// Starts loops whose pause is over, and cancels requests that timed out. Returns the time of the next such event.
     fn turn(&mut self, now: u64, failures: &mut Failures) -> u64 {
         let mut wake = u64::MAX;
         for one in &mut self.loops {
@@ -247,7 +252,7 @@ impl<'a> Loops<'a> {
         wake
     }
 
-    /// The loop behind `job` goes on at once, or rests first.
+    /// The loop of `job` continues at once, or after a pause.
     fn next(&mut self, job: u64, rest_until: Option<u64>) {
         let waits_for = |one: &&mut Loop| matches!(one, Loop::Waits { job: of, .. } if *of == job);
         if let Some(one) = self.loops.iter_mut().find(waits_for) {
@@ -283,8 +288,8 @@ mod tests {
         )
     }
 
-    /// Each connection of this server is answered after 10 ms, on as many connections as there are: 100 a second and
-    /// connection is the most, whatever the machine; the rise must be seen to the end.
+    /// This server answers each connection after 10 ms, so at most 100 requests per second and connection on any machine. The
+    /// search must follow the rise to its end.
     #[test]
     fn throughput_that_rises_with_connections_is_followed() {
         let server = Server::start(|_, stream| {
@@ -303,7 +308,7 @@ mod tests {
         assert!(capacity.own.cpu_ns > 0 && capacity.own.cpu_ns <= capacity.own.wall_ns);
     }
 
-    /// The twin: one request at a time, however many connections; two flat steps end the search.
+    /// The twin: one request at a time, for any number of connections; two flat steps end the search.
     #[test]
     fn throughput_that_does_not_rise_ends_the_search() {
         let one_at_a_time = std::sync::Mutex::new(());
@@ -334,14 +339,14 @@ mod tests {
         };
         let rises = [100.0, 200.0, 400.0, 800.0, 1600.0];
         assert_eq!(searched(&rises, 4), (vec![1, 2, 4], true));
-        // Not only powers of two, and never more.
+        // The limit need not be a power of two, and is never exceeded.
         assert_eq!(searched(&rises, 6), (vec![1, 2, 4, 6], true));
         assert_eq!(searched(&rises, 1), (vec![1], false));
-        // The twin reaches its top before them, or with them.
+        // The twin reaches its capacity before the limit, or at it.
         let flattens = [100.0, 200.0, 202.0, 198.0, 1600.0];
         assert_eq!(searched(&flattens, 256), (vec![1, 2, 4, 8], false));
         assert_eq!(searched(&flattens, 4), (vec![1, 2, 4], false));
-        // One flat step is a chance.
+        // One flat step does not end the search.
         assert_eq!(
             searched(&[100.0, 101.0, 300.0, 600.0], 8),
             (vec![1, 2, 4, 8], true)
@@ -350,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_gives_no_good_answer_is_told() {
+    fn a_server_without_a_good_answer_is_reported() {
         let closed = find_at(&format!("http://{}/", Server::closed_address())).unwrap_err();
         assert_eq!(closed.reason, Reason::NotFound);
         assert!(closed.detail.contains("connection refused"), "{closed}");
@@ -366,7 +371,7 @@ mod tests {
         assert!(silent.detail.contains("no answer"), "{silent}");
     }
 
-    /// An answer takes longer than a step: the step waits for it, and the server isn't said to be silent.
+    /// An answer takes longer than a step: the step waits for it, and the server is not reported as silent.
     #[test]
     fn a_slow_server_is_waited_for() {
         let server = Server::start(|_, stream| {

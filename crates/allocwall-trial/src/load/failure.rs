@@ -1,4 +1,4 @@
-//! How a request can fail. All are counted by kind, and none leaves the distribution in silence.
+//! The failures of requests. They are counted by kind, and every failed request stays in the distribution.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -8,14 +8,14 @@ use std::io;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Failure {
-    /// Nobody listens on the port.
+    /// No process listens on the port.
     Refused,
     Reset,
-    /// The connection ended before the answer was whole.
+    /// The connection ended before the response was complete.
     Closed,
-    /// No whole answer within the timeout, counted from the intended send.
+    /// No complete response within the timeout, from the intended start.
     TimedOut,
-    /// What came back is not HTTP/1.1.
+    /// The response is not HTTP/1.1.
     Malformed,
     /// Status 400 to 499.
     ClientError,
@@ -31,13 +31,13 @@ impl Failure {
         match self {
             Failure::Refused => "connection refused",
             Failure::Reset => "connection reset",
-            Failure::Closed => "connection closed before the whole answer",
+            Failure::Closed => "connection closed before the response was complete",
             Failure::TimedOut => "no answer within the timeout",
-            Failure::Malformed => "answer that is no HTTP/1.1",
+            Failure::Malformed => "response is not HTTP/1.1",
             Failure::ClientError => "status 4xx",
             Failure::ServerError => "status 5xx",
-            Failure::LocalLimit => "no local port or file descriptor left for the generator",
-            Failure::Other => "other error of the connection",
+            Failure::LocalLimit => "the generator has no local port or file descriptor left",
+            Failure::Other => "other connection error",
         }
     }
 
@@ -53,7 +53,7 @@ impl Failure {
         }
     }
 
-    /// None for a status that is a good answer. Redirections are good and not followed.
+    /// None for a successful status. Redirections are successful and are not followed.
     pub(super) fn of_status(status: u16) -> Option<Self> {
         match status {
             0..400 => None,
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_of_the_system_have_their_kind() {
+    fn system_errors_map_to_their_kind() {
         for (code, failure) in [
             (libc::ECONNREFUSED, Failure::Refused),
             (libc::ECONNRESET, Failure::Reset),
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_told_by_kind() {
+    fn counts_are_printed_by_kind() {
         let mut failures = Failures::default();
         assert_eq!(failures.to_string(), "no failures");
         for failure in [Failure::TimedOut, Failure::Refused, Failure::TimedOut] {

@@ -1,18 +1,18 @@
-//! A command's own figures, read from what it prints: `--metric 'NAME:DIRECTION=PATTERN'`.
+//! A command's own figures, read from its output: `--metric 'NAME:DIRECTION=PATTERN'`.
 //!
-//! | part | is |
+//! | part | meaning |
 //! | --- | --- |
 //! | NAME | letters, digits, `_`, `-` and `.` |
 //! | DIRECTION | `lower` or `higher`: which is better |
-//! | PATTERN | all behind the first `=`: a JSON path if it begins with `$.` or `$[`, else a regular expression |
+//! | PATTERN | everything after the first `=`: a JSON path if it begins with `$.` or `$[`, else a regular expression |
 //!
 //! `latency:lower=took ([\d.]+ms)`, `rate:higher=([\d,]+) rows/s`, `p99:lower=$.latency["p99"]`, `last:lower=$.runs[-1].seconds`.
-//! Nothing has to be escaped: neither a name nor a direction holds a `=`, and no regular expression that begins with `$.` or `$[`
-//! (an end of line with something behind it) could match.
+//! No escapes are needed: a name or direction has no `=`, and a regular expression that begins with `$.` or `$[` (an end of line
+//! followed by more) could never match.
 //!
-//! The first capture group of the expression holds the number. Where it matches several times the last match counts, since programs
-//! print progress first and the result last. A unit is read from the group, or directly behind it without a space, and the value
-//! turned into nanoseconds or bytes: a program that prints `980us` in one run and `1.2ms` in the next is then still compared rightly.
+//! The first capture group of the expression holds the number. If the expression matches several times, the last match counts,
+//! because programs print progress first and the result last. A unit is read from the group, or directly after it without a space.
+//! The value is converted to nanoseconds or bytes, so `980us` in one run and `1.2ms` in the next are compared correctly.
 
 use crate::load::{Better, Reading, Unit};
 use allocwall_model::error::{Error, Result};
@@ -23,7 +23,7 @@ use serde_json::Value;
 const FORM: &str = "write NAME:lower=PATTERN or NAME:higher=PATTERN, where PATTERN is a regular expression with the number in \
                     parentheses, or a JSON path such as $.latency.p99";
 
-/// Suffix, factor, unit of the product. Upper and lower case differ: `m` alone would be minutes to some and millions to others.
+/// Suffix, factor, unit of the product. Upper and lower case differ. There is no `m` alone: it may mean minutes or millions.
 const UNITS: &[(&str, f64, Unit)] = &[
     ("ns", 1.0, Unit::Nanoseconds),
     ("us", 1e3, Unit::Nanoseconds),
@@ -50,7 +50,7 @@ const UNITS: &[(&str, f64, Unit)] = &[
     ("G", 1e9, Unit::Plain),
 ];
 
-/// The last lines of an output that a message shows.
+/// Number of lines at the end of an output that a message shows.
 const TAIL_LINES: usize = 3;
 const TAIL_CHARS: usize = 200;
 
@@ -72,30 +72,34 @@ enum Pattern {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
     Key(String),
-    /// From 0, or from the end: -1 is the last.
+    /// From 0, or negative from the end: -1 is the last.
     Index(i64),
 }
 
 impl Metric {
     /// # Errors
-    /// `Refused`: not of the form above, an expression that doesn't compile or has no group, a path that isn't one.
+    /// `Refused`: not of the form above, an expression that doesn't compile or has no group, or an invalid path.
     pub fn parse(text: &str) -> Result<Self> {
         let wrong = |why: String| Error::Refused(format!("--metric {}: {why}; {FORM}", visible(text)));
-        let (head, written) = text.split_once('=').ok_or_else(|| wrong("no = in it".into()))?;
+        let (head, written) = text.split_once('=').ok_or_else(|| wrong("it has no =".into()))?;
         let (name, direction) = head.split_once(':').ok_or_else(|| {
-            wrong("the direction is missing, and without it no change is better or worse".into())
+            wrong("the direction is missing; it shows whether lower or higher is better".into())
         })?;
         if name.is_empty()
             || !name
                 .chars()
                 .all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c))
         {
-            return Err(wrong(format!("{name:?} is no name")));
+            return Err(wrong(format!("{name:?} is not a valid name")));
         }
         let better = match direction {
             "lower" => Better::Lower,
             "higher" => Better::Higher,
-            other => return Err(wrong(format!("{other:?} is neither lower nor higher"))),
+            other => {
+                return Err(wrong(format!(
+                    "{other:?} is not a direction: use lower or higher"
+                )));
+            }
         };
         let pattern = if written.starts_with("$.") || written.starts_with("$[") {
             Pattern::Path(path(written).map_err(wrong)?)
@@ -110,10 +114,10 @@ impl Metric {
         })
     }
 
-    /// The figure in what one run printed.
+    /// The figure in the output of one run.
     ///
     /// # Errors
-    /// `NotFound` when the pattern matches nothing, with the output's last lines; `Unparsable` when what it matches is no number.
+    /// `NotFound`: the pattern matches nothing; with the last lines of the output. `Unparsable`: the match is not a number.
     pub fn read(&self, output: &str) -> Measured<Reading> {
         let (value, unit) = match &self.pattern {
             Pattern::Expression(expression) => self.match_last(expression, output)?,
@@ -149,7 +153,7 @@ impl Metric {
                     items.get(usize::try_from(at).ok()?)
                 }),
             }
-            .ok_or_else(|| self.no_match("leads to nothing in the output's JSON", output))?;
+            .ok_or_else(|| self.no_match("matches nothing in the output's JSON", output))?;
         }
         let found = match value {
             Value::Number(found) => found.as_f64().map(|value| (value, Unit::Plain)),
@@ -171,20 +175,20 @@ impl Metric {
                 tail(output)
             ),
         )
-        .mend("run the command alone and fit --metric to what it prints")
+        .mend("run the command alone and adapt --metric to its output")
     }
 
     fn no_number(&self, found: &str) -> Absence {
         let found: String = found.chars().take(TAIL_CHARS).collect();
         Absence::new(
             Reason::Unparsable,
-            format!("metric {}: {} is no number", self.name, shown(&found)),
+            format!("metric {}: {} is not a number", self.name, shown(&found)),
         )
-        .mend("put only the number and its unit into the first parentheses")
+        .mend("put only the number and its unit in the first parentheses")
     }
 }
 
-/// Ends with what the output ends with: escaped, and at most a few lines.
+/// The last lines of the output, escaped, as the end of a sentence.
 pub(super) fn tail(output: &str) -> String {
     let lines: Vec<&str> = output
         .lines()
@@ -201,12 +205,12 @@ pub(super) fn tail(output: &str) -> String {
     format!("ends with {dots}{}", shown(&last))
 }
 
-/// In quotes, with everything escaped that a terminal could take for an order.
+/// In quotes, with control characters escaped.
 fn shown(text: &str) -> String {
     format!("{text:?}")
 }
 
-/// As the user wrote it, less what a terminal could take for an order.
+/// As the user wrote it, with control characters escaped.
 fn visible(text: &str) -> String {
     text.chars()
         .map(|c| {
@@ -221,12 +225,12 @@ fn visible(text: &str) -> String {
 
 fn expression(written: &str) -> std::result::Result<Regex, String> {
     let expression = regex::RegexBuilder::new(written)
-        // ^ and $ are a line's, as with grep.
+        // ^ and $ match at lines, as in grep.
         .multi_line(true)
         .build()
         .map_err(|error| match error {
             regex::Error::CompiledTooBig(_) => "the expression is too large".to_string(),
-            // The crate draws several lines with an arrow; the last says what is wrong.
+            // The crate prints several lines with an arrow; the last line has the error.
             error => error
                 .to_string()
                 .lines()
@@ -246,7 +250,7 @@ fn path(written: &str) -> std::result::Result<Vec<Step>, String> {
     let mut rest = &written[1..];
     while !rest.is_empty() {
         let at = written.chars().count() - rest.chars().count() + 1;
-        let wrong = || format!("character {at} of the path is neither .key, [\"key\"] nor [number]");
+        let wrong = || format!("character {at} of the path: expected .key, [\"key\"] or [number]");
         if let Some(behind) = rest.strip_prefix('.') {
             let end = behind.find(['.', '[']).unwrap_or(behind.len());
             if end == 0 {
@@ -265,7 +269,7 @@ fn path(written: &str) -> std::result::Result<Vec<Step>, String> {
     Ok(steps)
 }
 
-/// What stands behind `[`, and the rest behind `]`. A key in quotes holds no quote of its own kind.
+/// The step after `[`, and the rest after `]`. A key in quotes can't contain the same quote.
 fn bracketed(text: &str) -> Option<(Step, &str)> {
     for quote in ['"', '\''] {
         if let Some(inner) = text.strip_prefix(quote) {
@@ -277,7 +281,7 @@ fn bracketed(text: &str) -> Option<(Step, &str)> {
     Some((Step::Index(index.parse().ok()?), behind))
 }
 
-/// The output as one JSON document, or the last one that begins at the start of a line, as programs log before it.
+/// The output as one JSON document, or the last document that begins at the start of a line: programs may log before it.
 pub(super) fn last_json(output: &str) -> Option<Value> {
     if let Ok(whole) = serde_json::from_str(output) {
         return Some(whole);
@@ -292,7 +296,7 @@ pub(super) fn last_json(output: &str) -> Option<Value> {
             let mut documents = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
             if let Some(Ok(document)) = documents.next() {
                 found = Some(document);
-                // Past the document, so that none inside it is taken for a later one.
+                // Skip the document, so that a document inside it is not taken for a later one.
                 at += documents.byte_offset().saturating_sub(line);
             }
         }
@@ -300,8 +304,8 @@ pub(super) fn last_json(output: &str) -> Option<Value> {
     found
 }
 
-/// A number with its unit, which may stand behind a space; `behind` are the letters that follow it in the output, a unit only if
-/// they are in the table.
+/// A number with its unit, which may follow after a space. `behind` are the letters after the group in the output; they are a unit
+/// only if they are in the table.
 pub(super) fn number(text: &str, behind: &str) -> Option<(f64, Unit)> {
     let text = text.trim();
     let unit_at = text
@@ -324,7 +328,7 @@ fn is_exponent(text: &str) -> bool {
     matches!(chars.next(), Some('e' | 'E')) && matches!(chars.next(), Some('0'..='9' | '+' | '-'))
 }
 
-/// Rust's own floats, less its words (`inf`), with commas between groups of three digits.
+/// Rust's float syntax without words (`inf`), plus commas between groups of three digits.
 fn plain(digits: &str) -> Option<f64> {
     if !digits.starts_with(|c: char| c.is_ascii_digit() || "+-.".contains(c)) {
         return None;
@@ -377,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pattern_is_all_behind_the_first_equals_sign() {
+    fn the_pattern_is_everything_after_the_first_equals_sign() {
         assert_eq!(read(r"x:lower=a=b:higher=(\d+)", "a=b:higher=7").unwrap().0, 7.0);
         assert_eq!(read(r"x:lower=^ops=(\d+)$", "all\nops=5\n").unwrap().0, 5.0);
     }
@@ -399,7 +403,7 @@ mod tests {
         assert_eq!(read(r"t:lower=took ([\d.]+)", "took 5µs"), ns(5_000.0));
         assert_eq!(read(r"m:lower=(\d+)", "5MiB"), Ok((5_242_880.0, Unit::Bytes)));
         assert_eq!(read(r"m:lower=(\d+)", "5k"), Ok((5_000.0, Unit::Plain)));
-        // The twins: behind a space, or letters that are no unit, it is the number as printed.
+        // The twins: with a space before the unit, or other letters, the number is taken as printed.
         assert_eq!(
             read(r"t:lower=took ([\d.]+)", "took 980 us"),
             Ok((980.0, Unit::Plain))
@@ -409,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_in_the_group_that_is_none_is_no_number() {
+    fn a_group_with_an_unknown_unit_is_not_a_number() {
         for text in [
             "7m",
             "7 requests",
@@ -500,20 +504,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_metric_is_refused_with_the_form() {
+    fn an_invalid_metric_is_refused_with_the_form() {
         for (metric, said) in [
             (r"took (\d+)", "no ="),
             (r"ops=(\d+)", "direction is missing"),
-            (r":lower=(\d+)", "is no name"),
-            (r"a b:lower=(\d+)", "is no name"),
-            (r"t:down=(\d+)", "neither lower nor higher"),
+            (r":lower=(\d+)", "is not a valid name"),
+            (r"a b:lower=(\d+)", "is not a valid name"),
+            (r"t:down=(\d+)", "is not a direction"),
             (r"t:lower=\d+", "no parentheses"),
             (r"t:lower=", "no parentheses"),
             (r"t:lower=(\d+", "unclosed group"),
-            (r"t:lower=$.", "neither .key"),
+            (r"t:lower=$.", "expected .key"),
             (r"t:lower=$.a..b", "character 4"),
-            (r"t:lower=$[a]", "neither .key"),
-            (r"t:lower=$['a]", "neither .key"),
+            (r"t:lower=$[a]", "expected .key"),
+            (r"t:lower=$['a]", "expected .key"),
             (r"t:lower=$[0]x", "character 5"),
         ] {
             let message = refusal(metric);

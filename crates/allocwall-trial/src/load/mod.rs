@@ -1,5 +1,5 @@
-//! Load for servers, and what comes out of it: the generator inside ([`open`], [`closed`]), the outputs of other tools
-//! ([`adapters`]) and a command's own figures ([`metric`]), all told as [`Reading`]s under the same names.
+//! Load for servers, and its figures: the built-in generator ([`open`], [`closed`]), the outputs of other tools ([`adapters`])
+//! and a command's own figures ([`metric`]). All are reported as [`Reading`]s under the same names.
 
 pub mod adapters;
 pub mod arrivals;
@@ -24,7 +24,7 @@ pub struct Reading {
     pub value: f64,
     pub unit: Unit,
     pub better: Better,
-    /// The value is a lower bound: failed requests hold this percentile.
+    /// The value is a lower bound: this percentile is among the failed requests.
     pub at_least: bool,
 }
 
@@ -70,7 +70,7 @@ pub enum Better {
     Higher,
 }
 
-/// `p50` of 50 %, `p999` of 99.9 %: the names that percentiles have in reports.
+/// The name of a percentile in reports: `p50` for 50 %, `p999` for 99.9 %.
 fn percentile_key(percent: f64) -> String {
     format!("p{percent}").replace('.', "")
 }

@@ -1,19 +1,19 @@
-//! Open-loop load: requests are sent when they are meant to be sent, whether or not the server has answered the earlier ones.
+//! Open-loop load: each request is sent at its intended start, whether or not the server has answered the earlier ones.
 //!
 //! Four times of a request, all from CLOCK_MONOTONIC:
 //!
-//! | time | from | to | whose it is |
+//! | time | from | to | meaning |
 //! | --- | --- | --- | --- |
-//! | response | intended send | end of the answer | what a user waits |
-//! | lag | intended send | taken up by the generator | the generator's own lateness |
-//! | queue | taken up | first byte written | all connections busy, or a new one being made: the server's |
-//! | service | first byte written | end of the answer | |
+//! | response | intended start | end of the response | the time that a user waits |
+//! | lag | intended start | taken up by the generator | the generator was late |
+//! | queue | taken up | first byte written | all connections were busy, or a new one was opened; caused by the server |
+//! | service | first byte written | end of the response | |
 //!
-//! Response = lag + queue + service, so a stall of the server shows in the response times of all requests that were meant to be
-//! sent meanwhile (no coordinated omission: G. Tene, "How NOT to Measure Latency"), and no histogram is back-filled.
+//! Response = lag + queue + service. So a stall of the server shows in the response times of all requests with an intended start
+//! during the stall (no coordinated omission: G. Tene, "How NOT to Measure Latency"). No histogram is corrected afterwards.
 //!
-//! A failed request never had its answer: it enters the distribution at the timeout, above all good ones, and a percentile that
-//! falls among the failed is marked as a lower bound. So failing fast looks slow, never fast.
+//! A failed request has no response: it enters the distribution at the timeout, above all successful requests, and a percentile
+//! that is among the failed requests is marked as a lower bound. So a server that fails fast never looks fast.
 
 use crate::load::arrivals::{Arrivals, Schedule};
 use crate::load::client::{Client, Finished};
@@ -32,18 +32,18 @@ use std::time::Duration;
 /// Percentiles that a run reports.
 pub const PERCENTILES: &[f64] = &[50.0, 90.0, 99.0, 99.9];
 
-/// Behind: fewer requests end in the window than this share of those meant to be sent in it …
+/// The server is behind if fewer requests end in the window than this share of the offered requests …
 const KEPT_UP: f64 = 0.97;
-/// … and so many are missing. A few may always be under way at the window's edges.
+/// … and at least this many are missing. A few requests may always be in progress at the window's edges.
 const MISSING_FLOOR: u64 = 10;
-/// The backlog grows: from quarter to quarter of the window, to twice the first, and by this share of all requests. A rate 0.7 %
-/// above capacity reaches it, and a queue that swings around its mean rarely rises three times in a row.
+/// The backlog grows if it rises in every quarter of the window, at least to twice the first quarter, and by this share of all
+/// requests. A rate 0.7 % above capacity meets this. A queue that varies around its mean rarely rises three times in a row.
 const BACKLOG_SHARE: f64 = 0.005;
-/// A percentile of which the generator's own lag is more than this share is the generator's, not the server's.
+/// If the generator's own lag is more than this share of a percentile, the percentile says nothing about the server.
 const LAG_SHARE: f64 = 0.5;
-/// Requests that are due are sent in bursts of at most so many before answers are read again.
+/// At most this many due requests are sent before responses are read again.
 const BURST: usize = 64;
-/// A load is one machine's: more is a typing error, and would fill memory with requests that wait.
+/// Limit for one machine: a higher rate is a typing error and would fill memory with waiting requests.
 const HIGHEST_RATE: f64 = 1e6;
 const MOST_CONNECTIONS: usize = 10_000;
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
@@ -52,12 +52,12 @@ const LONGEST: Duration = Duration::from_secs(24 * 3600);
 pub struct Plan {
     pub arrivals: Arrivals,
     pub rate_per_s: f64,
-    /// Load before the window, not counted: connections open, caches fill.
+    /// Load before the window, not counted: opens connections and fills caches.
     pub warm_up: Duration,
     pub window: Duration,
-    /// From the intended send. After the window nothing is sent, and what is under way is waited for up to this.
+    /// From the intended start. After the window nothing is sent; requests in progress are waited for until their timeout.
     pub timeout: Duration,
-    /// Kept alive; opened as they are needed.
+    /// Largest number of connections. They are kept alive and opened as needed.
     pub connections: usize,
 }
 
@@ -78,19 +78,19 @@ impl Plan {
         let wrong = |text: &str| Err(Error::Refused(text.to_string()));
         if !(self.rate_per_s > 0.0 && self.rate_per_s <= HIGHEST_RATE) {
             return wrong(&format!(
-                "a load of {} requests/s: the rate must be above 0 and at most {HIGHEST_RATE}",
+                "the load rate is {} requests/s; it must be above 0 and at most {HIGHEST_RATE}",
                 self.rate_per_s
             ));
         }
         if self.window.is_zero() || self.timeout.is_zero() {
-            return wrong("the window and the timeout of a load must be longer than nothing");
+            return wrong("the window and the timeout of a load must be longer than 0 s");
         }
         if self.warm_up > LONGEST || self.window > LONGEST || self.timeout > LONGEST {
-            return wrong("the warm-up, the window and the timeout of a load must be at most a day");
+            return wrong("the warm-up, the window and the timeout of a load must be at most one day");
         }
         if !(1..=MOST_CONNECTIONS).contains(&self.connections) {
             return wrong(&format!(
-                "{} connections: a load needs 1 to {MOST_CONNECTIONS}",
+                "{} connections; use 1 to {MOST_CONNECTIONS}",
                 self.connections
             ));
         }
@@ -98,17 +98,17 @@ impl Plan {
     }
 }
 
-/// Why the percentiles of a run say nothing about how fast the server is.
+/// Why the percentiles of a run don't show the speed of the server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Saturation {
-    /// The server ended fewer requests than came in.
+    /// The server ended fewer requests than were offered.
     Behind { achieved_per_s: f64, offered_per_s: f64 },
-    /// Requests under way, mean in the first and the last quarter of the window.
+    /// Mean number of requests in progress in the first and the last quarter of the window.
     BacklogGrows { first: f64, last: f64 },
 }
 
-/// What the generator itself cost: on a small machine it competes with its target.
+/// Cost of the generator itself: on a small machine it competes with its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Own {
     /// CPU time of the generator's threads within the window.
@@ -120,7 +120,7 @@ pub struct Own {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Percentile {
     pub ns: u64,
-    /// Failed requests hold this percentile: it is at least the timeout.
+    /// This percentile is among the failed requests: it is at least the timeout.
     pub at_least: bool,
 }
 
@@ -128,17 +128,17 @@ pub struct Percentile {
 #[derive(Clone, Debug)]
 pub struct Load {
     pub plan: Plan,
-    /// Requests meant to be sent within the window. Each ended good, failed, or is unfinished.
+    /// Requests with an intended start in the window. Each is good, failed or unfinished.
     pub offered: u64,
     pub good: u64,
     pub failures: Failures,
-    /// Still under way when the run was interrupted.
+    /// Still in progress when the run was interrupted.
     pub unfinished: u64,
-    /// Of the requests before the window, which are in no distribution.
+    /// Failures before the window; these requests are in no distribution.
     pub warm_up_failures: Failures,
-    /// Requests that ended within the window, timeouts not among them.
+    /// Requests that ended within the window, without timeouts.
     pub ended_in_window: u64,
-    /// The window as it was; shorter than planned when interrupted.
+    /// The actual window; shorter than planned if interrupted.
     pub window_ns: u64,
     pub interrupted: bool,
     pub saturation: Option<Saturation>,
@@ -150,7 +150,7 @@ pub struct Load {
     lag: Distribution,
 }
 
-/// Times of good requests, and how many failed ones lie above all of them.
+/// Times of good requests, and the number of failed requests, which count as slower than all good ones.
 #[derive(Clone, Debug)]
 struct Distribution {
     good: Histogram<u64>,
@@ -160,7 +160,7 @@ struct Distribution {
 impl Distribution {
     fn new(timeout_ns: u64) -> Self {
         Distribution {
-            // Three digits, up to the timeout: within the crate's bounds for any timeout of two nanoseconds and more.
+            // Three digits, up to the timeout: valid for any timeout of at least 2 ns.
             good: Histogram::new_with_bounds(1, timeout_ns.max(2), 3).expect("bounds of a histogram"),
             failed: 0,
         }
@@ -182,7 +182,7 @@ impl Distribution {
                 Reason::TooLittle,
                 format!("{count} requests are too few for the {percent}th percentile"),
             )
-            .mend("load for longer, or at a higher rate"));
+            .mend("use a longer load or a higher rate"));
         }
         let rank = (count as f64 * percent / 100.0).ceil() as u64;
         if rank > self.good.len() {
@@ -191,7 +191,7 @@ impl Distribution {
                 at_least: true,
             });
         }
-        // The rank among the good ones alone: the failed lie above.
+        // The rank among the good requests only: the failed ones are above them.
         let share = 100.0 * (rank as f64 - 0.5) / self.good.len() as f64;
         Ok(Percentile {
             ns: self.good.value_at_percentile(share),
@@ -205,21 +205,21 @@ impl Load {
         per_second(self.offered, self.window_ns)
     }
 
-    /// Requests ended a second within the window, whichever way but by timeout.
+    /// Requests per second that ended within the window, without timeouts.
     pub fn achieved_per_s(&self) -> f64 {
         per_second(self.ended_in_window, self.window_ns)
     }
 
-    /// From the intended send to the end of the answer.
+    /// From the intended start to the end of the response.
     ///
     /// # Errors
-    /// `NotApplicable` when the server was saturated or the generator itself was late, `TooLittle` with too few requests, no good
-    /// one, or an interrupted run.
+    /// `NotApplicable`: the server was saturated, or the generator itself was late. `TooLittle`: too few requests, no good request,
+    /// or an interrupted run.
     pub fn response(&self, percent: f64) -> Measured<Percentile> {
         self.of_server(&self.response, percent)
     }
 
-    /// From the first byte written to the end of the answer; what a closed-loop tool calls latency. Errors as `response`.
+    /// From the first byte written to the end of the response; closed-loop tools call it latency. Errors as `response`.
     pub fn service(&self, percent: f64) -> Measured<Percentile> {
         self.of_server(&self.service, percent)
     }
@@ -229,10 +229,10 @@ impl Load {
         self.of_server(&self.queue, percent)
     }
 
-    /// The generator's own lateness.
+    /// The delay that the generator itself caused.
     ///
     /// # Errors
-    /// `TooLittle` with too few requests.
+    /// `TooLittle`: too few requests.
     pub fn lag(&self, percent: f64) -> Measured<Percentile> {
         self.lag.at(percent, self.timeout_ns())
     }
@@ -249,10 +249,7 @@ impl Load {
         if self.good == 0 && self.offered > 0 {
             return Err(Absence::new(
                 Reason::TooLittle,
-                format!(
-                    "none of {} requests had a good answer: {}",
-                    self.offered, self.failures
-                ),
+                format!("none of {} requests succeeded: {}", self.offered, self.failures),
             ));
         }
         let found = distribution.at(percent, self.timeout_ns())?;
@@ -262,12 +259,12 @@ impl Load {
             return Err(Absence::new(
                 Reason::NotApplicable,
                 format!(
-                    "the generator itself was late: its lag is {:.2} ms of the {percent}th percentile's {:.2} ms",
+                    "the load generator itself was late: its lag is {:.2} ms of the {:.2} ms of the {percent}th percentile",
                     lag.ns as f64 / 1e6,
                     response.ns as f64 / 1e6
                 ),
             )
-            .mend("lower the rate, or leave the generator a CPU of its own"));
+            .mend("use a lower rate, or leave one CPU free for the load generator"));
         }
         Ok(found)
     }
@@ -292,8 +289,8 @@ impl Load {
         ))
     }
 
-    /// All figures of the run under their names: `throughput`, `errors`, and for each percentile `response_…`, `service_…`,
-    /// `queue_…` and `lag_…`; what can't be said with its reason.
+    /// All figures of the run with their names: `throughput`, `errors`, and for each percentile `response_…`, `service_…`,
+    /// `queue_…` and `lag_…`; or the reason why a figure is not available.
     pub fn readings(&self) -> Vec<(String, Measured<Reading>)> {
         let mut readings = vec![
             ("throughput".to_string(), self.throughput()),
@@ -327,32 +324,32 @@ impl Saturation {
                 achieved_per_s,
                 offered_per_s,
             } => format!(
-                "saturated: {achieved_per_s:.0} of {offered_per_s:.0} requests/s were answered, so response times tell how long the load lasted"
+                "saturated: the server answered {achieved_per_s:.0} of {offered_per_s:.0} requests/s, so response times depend on the length of the load"
             ),
             Saturation::BacklogGrows { first, last } => format!(
-                "saturated: requests under way grew from {first:.0} to {last:.0} within the window, so response times tell how long it lasted"
+                "saturated: requests in progress grew from {first:.0} to {last:.0} in the window, so response times depend on the length of the load"
             ),
         };
-        Absence::new(Reason::NotApplicable, detail).mend("load at a lower rate")
+        Absence::new(Reason::NotApplicable, detail).mend("use a lower rate")
     }
 }
 
 /// Loads the server as planned, on the calling thread. Ends early, with `interrupted`, soon after `stop` is set.
 ///
 /// # Errors
-/// `Refused`: a plan that can't be run, or an event loop that the system doesn't grant.
+/// `Refused`: the plan is invalid, or the system refuses an event loop.
 pub fn run(request: &Request, plan: &Plan, stop: &AtomicBool) -> Result<Load> {
     plan.check()?;
     Run::new(request, plan)
         .and_then(|run| run.drive(stop))
         .map_err(|cause| {
             Error::Refused(format!(
-                "the load generator got no event loop: {cause}; look at ulimit -n"
+                "the load generator could not create an event loop: {cause}; check the limit of open files: ulimit -n"
             ))
         })
 }
 
-/// A request that is meant to be sent, from then until no earlier one is under way.
+/// A request that is due. It is kept until it and all earlier requests have ended.
 struct Pending {
     intended_ns: u64,
     taken_up_ns: u64,
@@ -365,17 +362,17 @@ struct Run<'a> {
     client: Client<'a>,
     schedule: std::iter::Peekable<Schedule>,
     start_ns: u64,
-    /// The window's begin and end.
+    /// Start and end of the window.
     from_ns: u64,
     to_ns: u64,
     timeout_ns: u64,
-    /// Requests in the order of their intended sends; the first has the number `first`.
+    /// Requests in the order of their intended starts; the first has the number `first`.
     pending: VecDeque<Pending>,
     first: u64,
-    /// Numbers of those that wait for a connection.
+    /// Numbers of the requests that wait for a connection.
     queue: VecDeque<u64>,
     under_way: u64,
-    /// Requests under way as the arrivals of each quarter of the window found them: sum and count.
+    /// Requests in progress at each arrival, by quarter of the window: sum and count.
     found: [(u64, u64); 4],
     load: Load,
 }
@@ -384,7 +381,7 @@ impl<'a> Run<'a> {
     fn new(request: &'a Request, plan: &Plan) -> std::io::Result<Self> {
         let client = Client::new(request, plan.connections)?;
         let timeout_ns = nanoseconds(plan.timeout);
-        // A moment ahead, so that the first request isn't late already.
+        // 1 ms in the future, so that the first request is not already late.
         let start_ns = monotonic_ns() + 1_000_000;
         let from_ns = start_ns + nanoseconds(plan.warm_up);
         let empty = || Distribution::new(timeout_ns);
@@ -464,7 +461,7 @@ impl<'a> Run<'a> {
         Ok(self.load)
     }
 
-    /// The next intended send before the window's end.
+    /// The next intended start before the end of the window.
     fn next_intended(&mut self) -> Option<u64> {
         let intended = self.start_ns + self.schedule.peek()?;
         (intended < self.to_ns).then_some(intended)
@@ -475,12 +472,12 @@ impl<'a> Run<'a> {
             .pending
             .front()
             .map(|pending| pending.intended_ns + self.timeout_ns);
-        // The window's edges too, where the CPU clock is read.
+        // Also wake at the edges of the window, to read the CPU clock there.
         let edges = [self.from_ns, self.to_ns].into_iter().filter(|edge| *edge > now);
         edges.chain(next).chain(first_timeout).min().unwrap_or(now)
     }
 
-    /// Takes up what is meant to be sent by now.
+    /// Takes up the requests that are due.
     fn admit_due(&mut self) {
         for _ in 0..BURST {
             let Some(intended_ns) = self.next_intended() else {
@@ -527,7 +524,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A request that is still under way.
+    /// A request that is still in progress.
     fn get(&mut self, number: u64) -> Option<&mut Pending> {
         let at = number.checked_sub(self.first)?;
         self.pending.get_mut(at as usize).filter(|pending| !pending.done)
@@ -561,7 +558,7 @@ impl<'a> Run<'a> {
         let taken_up_ns = pending.taken_up_ns;
         let measured = pending.measured;
         self.under_way -= 1;
-        // An answer after the timeout is none, though it was seen before the clock was looked at.
+        // A response after the timeout counts as a timeout, even if it was read before `time_out` ran.
         let failure = if response_ns >= timeout_ns {
             Some(Failure::TimedOut)
         } else {
@@ -619,7 +616,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// `found`: mean number of requests under way in each quarter of the window.
+/// `found`: mean number of requests in progress in each quarter of the window.
 fn backlog_grows(found: [f64; 4], offered: u64) -> Option<Saturation> {
     let [first, .., last] = found;
     let rises = found.windows(2).all(|pair| pair[1] > pair[0]);
@@ -651,7 +648,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Evenly spaced, so that how many are meant to be sent in the window is arithmetic; no timeout that a slow machine could reach.
+    /// Evenly spaced, so that the number of requests in the window is known exactly; a timeout that even a slow machine does not
+    /// reach.
     fn plan(rate_per_s: f64) -> Plan {
         Plan {
             arrivals: Arrivals::Constant,
@@ -673,7 +671,7 @@ mod tests {
         assert_eq!(
             load.offered,
             load.good + load.failures.total(),
-            "each request ends one way: {load:?}"
+            "each request is good or failed: {load:?}"
         );
         assert_eq!(load.response.count(), load.offered);
         assert_eq!(load.lag.count(), load.offered);
@@ -715,8 +713,8 @@ mod tests {
         );
     }
 
-    /// Coordinated omission: one request of a hundred stalls the only connection for 200 ms. Those meant to be sent meanwhile waited as
-    /// a user would have, though each was answered at once when it was sent.
+    /// Coordinated omission: one request of 100 stalls the only connection for 200 ms. Requests with an intended start during the
+    /// stall have long response times, although each was answered at once after it was sent.
     #[test]
     fn a_stall_shows_in_response_times_and_not_in_service_times() {
         let server = Server::start(|number, stream| {
@@ -735,7 +733,7 @@ mod tests {
         assert!(at(&load.response, 99.0).ns >= 180 * MS);
         assert!(above(&load.response, 99 * MS) >= 10);
         assert!(above(&load.queue, 99 * MS) >= 1);
-        // Slowness of the machine aside, one: that it holds for nine in ten is what omission would tell of the response times.
+        // Only one service time is long. Checked for 90 % of them, to allow for a slow machine.
         assert!(
             at(&load.service, 90.0).ns < 99 * MS,
             "{:?}",
@@ -745,7 +743,7 @@ mod tests {
 
     #[test]
     fn resets_are_counted_and_leave_no_percentile() {
-        // Closing with bytes unread makes the kernel send a reset (RFC 2525, 2.17).
+        // If a socket is closed with unread bytes, the kernel sends a reset (RFC 2525, 2.17).
         let server = Server::raw(|stream: TcpStream| {
             let _ = stream.peek(&mut [0]);
         });
@@ -785,11 +783,11 @@ mod tests {
         }
     }
 
-    /// Failing fast must not look fast: a tenth fails at once, and the upper percentiles are bounds at the timeout.
+    /// Fast failures must not look fast: 10 % of the requests fail at once, and the upper percentiles are bounds at the timeout.
     #[test]
-    fn failed_requests_lie_above_all_good_ones() {
+    fn failed_requests_are_above_all_good_ones() {
         let server = Server::start(|number, stream| answer(stream, if number % 10 == 0 { 500 } else { 200 }));
-        // One connection, so that the server's count is the order of sending.
+        // One connection, so that the server's count is the order of the requests.
         let one = Plan {
             connections: 1,
             ..plan(200.0)
@@ -817,7 +815,7 @@ mod tests {
         })
     }
 
-    /// 5 ms each, one at a time: 200 a second at most, whatever the machine.
+    /// 5 ms per request, one at a time: at most 200 requests per second on any machine.
     #[test]
     fn a_server_slower_than_the_load_is_marked_and_has_no_percentiles() {
         let server = one_at_a_time();
@@ -851,7 +849,7 @@ mod tests {
         );
     }
 
-    /// The twin: the same server with a tenth of what it can do.
+    /// The twin: the same server at a tenth of its capacity.
     #[test]
     fn the_same_server_under_less_load_is_not_marked() {
         let load = load(&one_at_a_time().url(), &plan(20.0));
@@ -859,7 +857,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_never_answers_times_every_request_out() {
+    fn a_silent_server_makes_every_request_time_out() {
         let silent = Server::start(|_, _| {
             sleep(Duration::from_secs(5));
             Ok(())
@@ -874,14 +872,14 @@ mod tests {
             (0, 50, 50)
         );
         assert!(matches!(many.saturation, Some(Saturation::Behind { .. })));
-        // Too few to tell saturation from the window's edges: still no percentile.
+        // Too few requests to detect saturation; there is still no percentile.
         let few = load(&silent.url(), &brief(10.0));
         assert_eq!(few.failures.of(Failure::TimedOut), 5);
         assert!(
             few.response(50.0)
                 .unwrap_err()
                 .detail
-                .contains("none of 5 requests")
+                .contains("none of 5 requests succeeded")
         );
     }
 
@@ -913,7 +911,7 @@ mod tests {
 
     #[test]
     fn the_warm_up_is_in_no_figure() {
-        // One connection, so that the server's count is the order of sending: 10 before the window.
+        // One connection, so that the server's count is the order of the requests: 10 are before the window.
         let server = Server::start(|number, stream| answer(stream, if number < 10 { 500 } else { 200 }));
         let one = Plan {
             connections: 1,
@@ -925,7 +923,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_are_made_anew_where_the_server_ends_them() {
+    fn connections_that_the_server_closes_are_reopened() {
         fn last(_: u64, stream: &mut TcpStream) -> Handled {
             std::io::Write::write_all(
                 stream,
@@ -938,9 +936,9 @@ mod tests {
         assert_eq!((load.good, load.connections_opened), (50, 60));
     }
 
-    /// Larger than a socket's buffers, so that it is written in several pieces.
+    /// Larger than the socket buffers, so that it is written in several pieces.
     #[test]
-    fn a_large_body_arrives_whole() {
+    fn a_large_body_arrives_complete() {
         let server = after(Duration::ZERO);
         let body = vec![b'x'; 8 << 20];
         let ask = Ask {
@@ -951,7 +949,7 @@ mod tests {
         let url = server.url();
         let request = Request::new(&Ask { url: &url, ..ask }).unwrap();
         let load = run(&request, &plan(10.0), &AtomicBool::new(false)).unwrap();
-        // The server counts a request when it has read all of it, and a byte too many would be read as the next one.
+        // The server counts a request when it has read all of it. An extra byte would count as the next request.
         assert_eq!(
             (load.good, server.requests.load(Ordering::Relaxed)),
             (5, 6),
@@ -961,19 +959,19 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_connection_that_the_server_ends_costs_no_request() {
+    fn no_request_is_lost_if_the_server_closes_an_idle_connection() {
         let server = Server::start(|_, stream| {
             answer(stream, 200)?;
-            // Keep-alive was promised; ended before the next request, which is due 100 ms later.
+            // The response promised keep-alive, but the server closes before the next request, 100 ms later.
             Err(std::io::ErrorKind::Other.into())
         });
         let load = load(&server.url(), &plan(10.0));
-        // Unnoticed, every other request would meet the end of the last one's connection.
+        // If the client did not notice, every second request would fail on the closed connection.
         assert!(load.offered == 5 && load.good >= 4, "{}", load.failures);
     }
 
     #[test]
-    fn an_interrupted_run_says_so() {
+    fn an_interrupted_run_has_no_figures() {
         let server = after(Duration::ZERO);
         let request = Request::new(&Ask::get(&server.url())).unwrap();
         let load = run(&request, &plan(100.0), &AtomicBool::new(true)).unwrap();
@@ -984,7 +982,7 @@ mod tests {
     }
 
     #[test]
-    fn a_poisson_run_offers_what_its_seed_says() {
+    fn the_seed_determines_the_requests_of_a_poisson_run() {
         let server = after(Duration::ZERO);
         let poisson = Plan {
             arrivals: Arrivals::Poisson { seed: 3 },
@@ -1033,7 +1031,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backlog_grows_only_where_it_rises_drive() {
+    fn a_backlog_grows_only_if_it_rises_in_every_quarter() {
         assert!(backlog_grows([1.0, 10.0, 20.0, 30.0], 1000).is_some());
         for (found, offered) in [
             ([1.0, 20.0, 10.0, 30.0], 1000),
@@ -1079,7 +1077,7 @@ mod tests {
     }
 
     #[test]
-    fn the_generators_own_lag_takes_a_percentile_away() {
+    fn a_large_lag_of_the_generator_removes_a_percentile() {
         let server = after(Duration::ZERO);
         let mut load = load(&server.url(), &plan(100.0));
         load.saturation = None;

@@ -1,5 +1,5 @@
-//! Is the server there? Before the start its port must be free, or somebody else's server would be loaded; after the start it is
-//! asked until it answers.
+//! Checks whether the server is ready. Before the start its port must be free, otherwise another server would be loaded. After the
+//! start it is polled until it answers.
 
 use crate::load::failure::Failure;
 use crate::load::request::{Address, Ask, Request};
@@ -11,9 +11,9 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Between two questions: short beside any start of a server, and rare enough to cost it nothing.
+/// Pause between two polls: short compared with the start of a server, and too rare to slow it down.
 const PAUSE_NS: u64 = 20_000_000;
-/// A question that gets no answer in this time is asked anew.
+/// Timeout of one poll; then the server is polled again.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// When a server counts as ready.
@@ -29,7 +29,7 @@ impl Ready {
     /// From `http://HOST[:PORT]/path` or `tcp:HOST:PORT`.
     ///
     /// # Errors
-    /// `Refused`: anything else, or a host that isn't this machine without `allow_remote`.
+    /// `Refused`: another form, or a host that isn't this machine without `allow_remote`.
     pub fn parse(text: &str, allow_remote: bool) -> Result<Self> {
         match text.strip_prefix("tcp:") {
             Some(address) => Address::parse(address, allow_remote).map(Ready::Tcp),
@@ -41,7 +41,7 @@ impl Ready {
                 Request::new(&ask).map(Ready::Http)
             }
             None => Err(Error::Refused(format!(
-                "{} says not when the server is ready; write http://127.0.0.1:PORT/path or tcp:127.0.0.1:PORT",
+                "{} is not a readiness check; write http://127.0.0.1:PORT/path or tcp:127.0.0.1:PORT",
                 text.escape_debug()
             ))),
         }
@@ -54,7 +54,7 @@ impl Ready {
         }
     }
 
-    /// Asks once: whether the server is ready, or what was seen instead.
+    /// Polls once. The error says why the server is not ready.
     fn ask(&self, patience: Duration) -> std::result::Result<(), String> {
         let mut stream = TcpStream::connect_timeout(&self.address().0, patience).map_err(|e| seen(&e))?;
         let Ready::Http(request) = self else { return Ok(()) };
@@ -74,7 +74,7 @@ fn status(stream: &mut TcpStream, request: &Request, patience: Duration) -> io::
     let mut reader = Reader::default();
     let mut buffer = [0; 4096];
     loop {
-        // A server that sends forever would else be read forever.
+        // Limits a server that sends without end.
         if monotonic_ns() > until {
             return Err(ErrorKind::TimedOut.into());
         }
@@ -103,11 +103,11 @@ fn seen(error: &io::Error) -> String {
     }
 }
 
-/// Asks until the server is ready, and returns how long that took. `ended` says once the started command is no more, and how it
-/// ended: then the wait ends at once.
+/// Polls until the server is ready, and returns the time that it took. `ended` returns how the started command ended, if it did:
+/// then the wait ends at once.
 ///
 /// # Errors
-/// `Refused`, with what was seen last: `timeout` went by, the command ended, or `stop` was set.
+/// `Refused`, with the last observation: `timeout` passed, the command ended, or `stop` was set.
 pub fn wait(
     ready: &Ready,
     timeout: Duration,
@@ -120,10 +120,10 @@ pub fn wait(
     loop {
         let left = Duration::from_nanos(until.saturating_sub(monotonic_ns())).max(Duration::from_millis(1));
         let answer = ready.ask(left.min(PATIENCE));
-        // Looked at after the answer: what answers behind an ended command's back is another server.
+        // Checked after the answer: if the command has ended, another server answered.
         if let Some(how) = ended() {
             return Err(Error::Refused(format!(
-                "the command ended ({how}) before {address} was ready; look at its output, or at the port that it listens on"
+                "the command ended ({how}) before {address} was ready; check its output, and the port that it listens on"
             )));
         }
         let now = monotonic_ns();
@@ -133,12 +133,12 @@ pub fn wait(
         };
         if stop.load(Ordering::Relaxed) {
             return Err(Error::Refused(format!(
-                "interrupted while waiting for {address}; seen last: {last}"
+                "interrupted while waiting for {address}; last state: {last}"
             )));
         }
         if now >= until {
             return Err(Error::Refused(format!(
-                "{address} was not ready after {:.1} s; seen last: {last}; wait for longer, or name another --ready",
+                "{address} was not ready after {:.1} s; last state: {last}; use a longer --ready-timeout, or another --ready",
                 timeout.as_secs_f64()
             )));
         }
@@ -146,21 +146,21 @@ pub fn wait(
     }
 }
 
-/// Whether a server that is started now could listen there.
+/// Checks that a server that is started now can listen at this address.
 ///
 /// # Errors
-/// `Refused` when somebody listens already, or the address isn't this machine's.
+/// `Refused`: another process listens there already, or the address is not one of this machine.
 pub fn port_is_free(address: &Address) -> Result<()> {
     let taken = || {
         Err(Error::Refused(format!(
-            "{address} is in use before the command is started, so the load would meet another server; end that one (ss -ltnp shows \
-             it), or use another port"
+            "{address} is in use before the command starts, so the load would go to another server; end that server (find it with \
+             ss -ltnp), or use another port"
         )))
     };
     match TcpListener::bind(address.0) {
         Ok(_) => Ok(()),
         Err(error) if error.kind() == ErrorKind::AddrInUse => taken(),
-        // A port below 1024 that only root may bind: whether somebody answers there can still be seen.
+        // Only root may bind a port below 1024; a connection shows whether it is in use.
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
             match TcpStream::connect_timeout(&address.0, PATIENCE) {
                 Ok(_) => taken(),
@@ -168,10 +168,10 @@ pub fn port_is_free(address: &Address) -> Result<()> {
             }
         }
         Err(error) if error.kind() == ErrorKind::AddrNotAvailable => Err(Error::Refused(format!(
-            "{address} is no address of this machine, where the command is started; load 127.0.0.1 or [::1]"
+            "{address} is not an address of this machine, on which the command runs; use 127.0.0.1 or [::1]"
         ))),
         Err(error) => Err(Error::Refused(format!(
-            "cannot tell whether {address} is in use: {error}"
+            "could not check whether {address} is in use: {error}"
         ))),
     }
 }
@@ -200,11 +200,11 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_becomes_good_is_waited_for() {
+    fn a_server_that_fails_at_first_is_waited_for() {
         let server = Server::start(|number, stream| answer(stream, if number < 3 { 503 } else { 200 }));
         wait_for(&server.url(), LONG).unwrap();
         assert_eq!(server.requests.load(Ordering::Relaxed), 4);
-        // A connection is enough for tcp, whatever the answers would be.
+        // For tcp a connection is enough; the status does not matter.
         wait_for(&format!("tcp:{}", server.address), LONG).unwrap();
     }
 
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_seen_last_is_told() {
+    fn the_last_state_is_reported() {
         let closed = format!("tcp:{}", Server::closed_address());
         let bad = Server::start(|_, stream| answer(stream, 503));
         let silent = Server::start(|_, _| {
@@ -229,13 +229,13 @@ mod tests {
             Ok(())
         });
         let foreign = Server::start(|_, stream| stream.write_all(b"+PONG\r\n"));
-        // Long enough for an answer, also beside other programs.
+        // Long enough for an answer, even on a busy machine.
         let answered = Duration::from_secs(2);
         for (text, timeout, seen) in [
             (closed, SHORT, "connection refused"),
             (bad.url(), answered, "status 503"),
             (silent.url(), SHORT, "no answer"),
-            (foreign.url(), answered, "no HTTP/1.1"),
+            (foreign.url(), answered, "not HTTP/1.1"),
         ] {
             let message = wait_for(&text, timeout).unwrap_err().to_string();
             assert!(
@@ -297,7 +297,7 @@ mod tests {
         let address = Address(listener.local_addr().unwrap());
         let message = port_is_free(&address).unwrap_err().to_string();
         assert!(message.contains("in use before the command"), "{message}");
-        // Connections of the last run still in TIME_WAIT don't make a port taken.
+        // A port with connections of the last run in TIME_WAIT is free.
         let client = TcpStream::connect(address.0).unwrap();
         let (accepted, _) = listener.accept().unwrap();
         drop((accepted, listener));
@@ -307,10 +307,10 @@ mod tests {
 
     #[test]
     fn an_address_elsewhere_is_refused() {
-        // TEST-NET-1 (RFC 5737): nobody's address.
+        // TEST-NET-1 (RFC 5737): an address that no machine has.
         let message = port_is_free(&Address::parse("192.0.2.1:80", true).unwrap())
             .unwrap_err()
             .to_string();
-        assert!(message.contains("no address of this machine"), "{message}");
+        assert!(message.contains("not an address of this machine"), "{message}");
     }
 }

@@ -1,10 +1,10 @@
-//! Which server is loaded, and with what: one HTTP/1.1 request, written out once.
+//! The target of the load, and its request: one HTTP/1.1 request, formatted once.
 
 use allocwall_model::error::{Error, Result};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 
-/// A TCP address. `localhost` is 127.0.0.1; write `[::1]` for the other.
+/// A TCP address. `localhost` is 127.0.0.1; for IPv6 write `[::1]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address(pub SocketAddr);
 
@@ -15,10 +15,10 @@ impl fmt::Display for Address {
 }
 
 impl Address {
-    /// From `HOST:PORT`. Loopback only unless `allow_remote`, without which no name but `localhost` is looked up.
+    /// From `HOST:PORT`. Without `allow_remote` only loopback addresses are accepted, and only the name `localhost` is resolved.
     ///
     /// # Errors
-    /// `Refused`: no port, a host that isn't found, or one that isn't this machine.
+    /// `Refused`: there is no port, the host isn't found, or it isn't this machine.
     pub fn parse(text: &str, allow_remote: bool) -> Result<Self> {
         let (host, port) = split_port(text);
         let port = port.ok_or_else(|| refused(format!("{text}: the port is missing; write {host}:PORT")))?;
@@ -30,7 +30,7 @@ impl Address {
             Ok(number) if number > 0 => number,
             _ => {
                 return Err(refused(format!(
-                    "{port} is no port: it must be a number from 1 to 65535"
+                    "{port} is not a port: use a number from 1 to 65535"
                 )));
             }
         };
@@ -50,7 +50,7 @@ impl Address {
                 .and_then(|mut all| all.next())
                 .ok_or_else(|| {
                     refused(format!(
-                        "the host {host} was not found; check the name, or write its number"
+                        "the host {host} was not found; check the name, or use its IP address"
                     ))
                 })?,
         };
@@ -61,7 +61,7 @@ impl Address {
     }
 }
 
-/// The host and the text after its last colon; a colon inside `[…]` is the host's.
+/// The host and the text after the last colon; a colon inside `[…]` belongs to the host.
 fn split_port(text: &str) -> (&str, Option<&str>) {
     match text.rsplit_once(':') {
         Some((host, port)) if !port.contains(']') => (host, Some(port)),
@@ -71,7 +71,7 @@ fn split_port(text: &str) -> (&str, Option<&str>) {
 
 fn remote(host: &str) -> Error {
     refused(format!(
-        "{host} is not this machine: load goes to 127.0.0.1, [::1] or localhost, where the trial's own server listens"
+        "{host} is not this machine: use 127.0.0.1, [::1] or localhost, where the server of the trial listens"
     ))
 }
 
@@ -79,7 +79,7 @@ fn refused(text: String) -> Error {
     Error::Refused(text)
 }
 
-/// What the user asks for.
+/// The request as the user gives it.
 #[derive(Clone, Debug)]
 pub struct Ask<'a> {
     /// `http://HOST[:PORT][/path][?query]`.
@@ -103,17 +103,17 @@ impl<'a> Ask<'a> {
     }
 }
 
-/// A request as it goes over the wire, the same bytes each time.
+/// A request as it is sent; the same bytes each time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     pub address: Address,
     pub url: String,
     pub(super) bytes: Vec<u8>,
-    /// The answer to HEAD has a length but no body (RFC 9112, 6.3).
+    /// The response to HEAD has a length but no body (RFC 9112, 6.3).
     pub(super) bodyless: bool,
 }
 
-/// Headers that the generator must write itself, or it could not tell where a request ends.
+/// Headers that only the generator may set: they determine where a request and its response end.
 const OWN_HEADERS: &[&str] = &[
     "content-length",
     "transfer-encoding",
@@ -124,7 +124,7 @@ const OWN_HEADERS: &[&str] = &[
 
 impl Request {
     /// # Errors
-    /// `Refused`: a URL that can't be loaded, or a method or header that would not be one on the wire.
+    /// `Refused`: a URL that the generator can't load, or an invalid method or header.
     pub fn new(ask: &Ask) -> Result<Self> {
         let url = ask.url;
         let rest = strip_scheme(url)?;
@@ -138,19 +138,19 @@ impl Request {
         }
         if authority.contains('@') {
             return Err(refused(format!(
-                "{url}: a user in the URL is not sent; give the header Authorization"
+                "{url}: a user in the URL is not sent; use the header Authorization"
             )));
         }
         if path.bytes().any(|b| b <= b' ' || b == 0x7f) {
             return Err(refused(format!(
-                "{}: a space or control character in the path; write it as %20 or the like",
+                "{}: the path contains a space or control character; encode it, a space as %20",
                 url.escape_debug()
             )));
         }
         let (host, port) = split_port(authority);
         let address = Address::of(host, port.unwrap_or("80"), ask.allow_remote)?;
         if !is_token(ask.method) {
-            return Err(refused(format!("{:?} is no HTTP method", ask.method)));
+            return Err(refused(format!("{:?} is not an HTTP method", ask.method)));
         }
         let slash = if path.starts_with('/') { "" } else { "/" };
         let mut head = format!("{} {slash}{path} HTTP/1.1\r\n", ask.method);
@@ -184,26 +184,26 @@ fn strip_scheme(url: &str) -> Result<&str> {
     match url.split_once("://") {
         Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => Ok(rest),
         Some((scheme, _)) if scheme.eq_ignore_ascii_case("https") => Err(refused(format!(
-            "{url}: the generator speaks no TLS; load the server's http port, or use a tool that speaks it with --load-cmd"
+            "{url}: the built-in generator does not support TLS; load the server's http port, or use a tool with TLS in --load-cmd"
         ))),
         _ => Err(refused(format!(
-            "{url} is no URL to load; write http://127.0.0.1:PORT/path"
+            "{url} is not an http URL; write http://127.0.0.1:PORT/path"
         ))),
     }
 }
 
 fn check_header(name: &str, value: &str) -> Result<()> {
     if !is_token(name) {
-        return Err(refused(format!("{name:?} is no name of a header")));
+        return Err(refused(format!("{name:?} is not a valid header name")));
     }
     if OWN_HEADERS.iter().any(|own| name.eq_ignore_ascii_case(own)) {
         return Err(refused(format!(
-            "the header {name} is the generator's own; leave it out"
+            "the generator sets the header {name} itself; remove it"
         )));
     }
     if value.bytes().any(|b| (b < b' ' && b != b'\t') || b == 0x7f) {
         return Err(refused(format!(
-            "the header {name} holds a line break or control character: {}",
+            "the header {name} contains a line break or control character: {}",
             value.escape_debug()
         )));
     }
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_get_is_written_as_the_standard_says() {
+    fn a_get_has_the_standard_form() {
         assert_eq!(
             bytes(&Ask::get("http://127.0.0.1:8080/a/b?c=1#part")),
             "GET /a/b?c=1 HTTP/1.1\r\nHost: 127.0.0.1:8080\r\n\r\n"
@@ -262,9 +262,9 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_loaded_is_refused_with_the_way_out() {
+    fn an_invalid_url_is_refused_with_the_remedy() {
         for (url, said) in [
-            ("https://127.0.0.1/", "no TLS"),
+            ("https://127.0.0.1/", "does not support TLS"),
             ("127.0.0.1:80", "write http://127.0.0.1:PORT/path"),
             ("http:///x", "the host is missing"),
             ("http://127.0.0.1:0/", "number from 1 to 65535"),
@@ -290,11 +290,11 @@ mod tests {
     }
 
     #[test]
-    fn a_header_cannot_smuggle_another() {
+    fn a_header_cannot_inject_another() {
         for (name, value, said) in [
             ("X", "a\r\nY: b", "line break"),
-            ("X Y", "a", "no name of a header"),
-            ("content-length", "3", "generator's own"),
+            ("X Y", "a", "not a valid header name"),
+            ("content-length", "3", "the generator sets"),
         ] {
             let headers = [(name.to_string(), value.to_string())];
             let message = message(&Ask {
@@ -308,7 +308,7 @@ mod tests {
                 method: "GET /x",
                 ..Ask::get("http://127.0.0.1/")
             })
-            .contains("no HTTP method")
+            .contains("not an HTTP method")
         );
     }
 

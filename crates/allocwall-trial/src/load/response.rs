@@ -1,6 +1,7 @@
-//! Where an HTTP/1.1 answer ends: read as it comes, in pieces of any size, its body counted and thrown away (RFC 9112, 6.3).
+//! Finds the end of an HTTP/1.1 response (RFC 9112, 6.3). The response is read in pieces of any size; its body is counted and
+//! discarded.
 
-/// More than any head that servers send; a stream without an end of head must not fill memory.
+/// Limit for a response head, larger than any real head: a stream without an end of head must not fill memory.
 const LONGEST_HEAD: usize = 64 << 10;
 const MOST_HEADERS: usize = 96;
 
@@ -11,15 +12,15 @@ pub(crate) struct Answer {
     pub keep_alive: bool,
 }
 
-/// What came back is not HTTP/1.1.
+/// The response is not HTTP/1.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed;
 
-/// Reads one answer after the other.
+/// Reads one response after the other.
 #[derive(Default)]
 pub(crate) struct Reader {
     state: State,
-    /// A head or a line that has not ended yet.
+    /// An incomplete head or line.
     held: Vec<u8>,
     answer: Option<Answer>,
 }
@@ -28,19 +29,19 @@ pub(crate) struct Reader {
 enum State {
     #[default]
     Head,
-    /// So many bytes of body are left.
+    /// Remaining bytes of the body.
     Length(u64),
     ChunkSize,
-    /// So many bytes are left of a chunk and of the line end behind it.
+    /// Remaining bytes of a chunk and of the line end after it.
     Chunk(u64),
-    /// Lines behind the last chunk, up to an empty one.
+    /// Lines after the last chunk, up to an empty line.
     Trailer,
     UntilClose,
 }
 
 impl Reader {
-    /// Takes the next bytes: the answer if they end it, None if more must come. Bytes behind the answer's end are malformed,
-    /// since only one request is under way. `bodyless`: the request was a HEAD.
+    /// Takes the next bytes. Returns the response if they complete it, None if more bytes are needed. Bytes after the end of the
+    /// response are malformed, because only one request is in progress. `bodyless`: the request was a HEAD.
     pub fn feed(&mut self, mut bytes: &[u8], bodyless: bool) -> Result<Option<Answer>, Malformed> {
         while !bytes.is_empty() {
             match self.state {
@@ -84,7 +85,7 @@ impl Reader {
         Ok(None)
     }
 
-    /// The peer closed: the answer if that was how its end was to be told.
+    /// The peer closed the connection. Returns the response if the close marks its end.
     pub fn closed(&mut self) -> Option<Answer> {
         match self.state {
             State::UntilClose => self.take(),
@@ -98,12 +99,12 @@ impl Reader {
         self.answer.take()
     }
 
-    /// The state behind the head, or None while the head has not ended.
+    /// The state after the head, or None while the head is incomplete.
     fn head(&mut self, bytes: &mut &[u8], bodyless: bool) -> Result<Option<State>, Malformed> {
         let held = self.held.len();
         let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
         let mut response = httparse::Response::new(&mut headers);
-        // Mostly a head comes whole, and then needs no copy.
+        // Usually a head arrives complete and needs no copy.
         let parsed = if held == 0 {
             response.parse(bytes)
         } else {
@@ -132,7 +133,7 @@ impl Reader {
             _ => !framing.says_close,
         };
         let state = match status {
-            // An interim answer: the one to count comes behind it.
+            // An interim response: the final response follows.
             100..200 => State::Head,
             204 | 304 => State::Length(0),
             _ if bodyless => State::Length(0),
@@ -148,7 +149,7 @@ impl Reader {
         Ok(Some(state))
     }
 
-    /// The next line without its end, or None while it has not ended.
+    /// The next line without its line end, or None while it is incomplete.
     fn line(&mut self, bytes: &mut &[u8]) -> Result<Option<Vec<u8>>, Malformed> {
         let Some(end) = memchr::memchr(b'\n', bytes) else {
             self.held.extend_from_slice(bytes);
@@ -178,7 +179,7 @@ fn skip(bytes: &mut &[u8], left: u64) -> u64 {
 fn chunk_size(line: &[u8]) -> Result<u64, Malformed> {
     let digits = line.split(|b| *b == b';').next().unwrap_or(line).trim_ascii();
     let digits = std::str::from_utf8(digits).map_err(|_| Malformed)?;
-    // `from_str_radix` takes a sign, the standard doesn't; 15 digits can't overflow with the line end added.
+    // `from_str_radix` accepts a sign, the standard doesn't. 15 digits plus the line end can't overflow.
     if digits.is_empty() || digits.len() > 15 || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
         return Err(Malformed);
     }
@@ -204,7 +205,7 @@ impl Framing {
                     return Err(Malformed);
                 }
                 let length = text.parse().map_err(|_| Malformed)?;
-                // Two different lengths leave the end open to interpretation (RFC 9112, 6.3).
+                // With two different lengths the end is ambiguous (RFC 9112, 6.3).
                 if framing
                     .length
                     .replace(length)
@@ -264,14 +265,14 @@ mod tests {
         let mut reader = Reader::default();
         let mut last = Ok(None);
         for bytes in text.chunks(piece) {
-            assert!(matches!(last, Ok(None)), "an answer before its end");
+            assert!(matches!(last, Ok(None)), "a response before its end");
             last = reader.feed(bytes, false);
         }
         last
     }
 
     #[test]
-    fn answers_end_where_they_end_in_pieces_of_any_size() {
+    fn responses_end_correctly_in_pieces_of_any_size() {
         for (text, status, keep_alive) in ANSWERS {
             for piece in 1..=text.len() {
                 let answer = read(text.as_bytes(), piece)
@@ -283,7 +284,7 @@ mod tests {
                     "{text:?} by {piece}"
                 );
             }
-            // The near twin: one byte short is not an end.
+            // The near twin: without the last byte the response is incomplete.
             assert_eq!(
                 read(&text.as_bytes()[..text.len() - 1], text.len()),
                 Ok(None),
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_close_ends_only_what_has_no_other_end() {
+    fn a_close_ends_only_a_response_without_a_length() {
         let mut reader = Reader::default();
         assert_eq!(reader.feed(b"HTTP/1.1 200 OK\r\n\r\nsome", false), Ok(None));
         let answer = Answer {
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn one_reader_reads_answer_after_answer() {
+    fn one_reader_reads_several_responses() {
         let mut reader = Reader::default();
         for (text, status, _) in ANSWERS {
             assert_eq!(
@@ -327,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_malformed() {
+    fn an_invalid_response_is_malformed() {
         for text in [
             "+PONG\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",

@@ -1,4 +1,4 @@
-//! Small HTTP servers for tests: a thread for each connection, the answer written by the test.
+//! Small HTTP servers for tests: one thread per connection; the test writes the response.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,7 +13,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Each connection is given to `handle` as it comes.
+    /// Calls `handle` with each new connection.
     pub fn raw(handle: impl Fn(TcpStream) + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -36,7 +36,7 @@ impl Server {
         }
     }
 
-    /// `handle` gets the request's number over all connections, from 0, and answers it.
+    /// `handle` gets the number of the request over all connections, from 0, and answers it.
     pub fn start(handle: impl Fn(u64, &mut TcpStream) -> Handled + Send + Sync + 'static) -> Self {
         let requests = Arc::new(AtomicU64::new(0));
         let counted = requests.clone();
@@ -49,7 +49,7 @@ impl Server {
         format!("http://{}/", self.address)
     }
 
-    /// An address on which nobody listens; not 127.0.0.1, where another test's server might be given the port.
+    /// An address on which no server listens. Not 127.0.0.1, where the server of another test could get the port.
     pub fn closed_address() -> SocketAddr {
         TcpListener::bind("127.7.7.7:0").unwrap().local_addr().unwrap()
     }
@@ -58,7 +58,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // Wakes the listener; a connection's thread ends with its connection.
+        // Wakes the listener. The thread of a connection ends with its connection.
         let _ = TcpStream::connect(self.address);
     }
 }

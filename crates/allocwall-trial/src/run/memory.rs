@@ -1,7 +1,7 @@
-//! Memory of a process tree over time, looked at from outside.
+//! Samples the memory of a process tree over time, from outside.
 //!
-//! Resident memory is read from `status`, which is a few counters. PSS and huge pages need `smaps_rollup`, a walk over the
-//! page tables under the address-space lock: the target can't map meanwhile, so walks take a bounded share of the time.
+//! Resident memory comes from `status`, which reads a few counters. PSS and huge pages need `smaps_rollup`, a walk over the page
+//! tables under the address-space lock. The target can't map memory during a walk, so walks take a bounded share of the time.
 
 use allocwall_host::clock::monotonic_ns;
 use allocwall_host::proc::ProcFs;
@@ -15,18 +15,18 @@ use std::time::Duration;
 
 const FIRST_NS: u64 = 20_000_000;
 const LONGEST_NS: u64 = 250_000_000;
-/// Of the time, looks take at most one part in so many.
+/// Samples take at most 1/SHARE of the time.
 const SHARE: u64 = 50;
-/// Walks, which hold the address-space lock, take less: a program on huge pages is walked thirty times as fast, and what the others
-/// lose by it must not be taken for its gain.
+/// Walks hold the address-space lock, so they take at most 1/WALK_SHARE of the time. A walk is 30 times as fast for a program on
+/// huge pages; the time that other programs lose must not look like a gain of huge pages.
 const WALK_SHARE: u64 = 200;
-/// Before the first walk has told: six times what it took for touched anonymous memory in 4 KiB pages (4,200 ns/MiB, Linux
-/// 6.18 on a virtual machine of 2 CPUs; 140 on huge pages), for there are slower machines and dearer pages.
+/// Assumed cost before the first walk: six times the cost for touched anonymous memory in 4 KiB pages (4,200 ns/MiB, Linux 6.18
+/// on a virtual machine with 2 CPUs; 140 on huge pages), because other machines and pages may be slower.
 const GUESSED_NS_PER_MIB: u64 = 25_000;
-/// Of a walk, however small: open, read, close, and the mappings themselves.
+/// Fixed cost of a walk: open, read, close, and the mappings themselves.
 const WALK_NS: u64 = 100_000;
 
-/// The tree at one moment. Sums over its processes; `rss` counts a page that n of them share n times, `pss` once.
+/// One sample of the tree: sums over its processes. If n processes share a page, `rss` counts it n times and `pss` once.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Look {
     /// Since the command's start.
@@ -34,7 +34,7 @@ pub struct Look {
     pub processes: u32,
     pub rss_bytes: u64,
     pub anonymous_bytes: u64,
-    /// From walks of all the processes, or why there were none.
+    /// From walks of all processes, or why there were none.
     pub walked: Measured<Walked>,
 }
 
@@ -42,31 +42,31 @@ pub struct Look {
 pub struct Walked {
     pub pss_bytes: u64,
     pub huge_bytes: u64,
-    /// Freed by the program (MADV_FREE), and still resident until the kernel needs it.
+    /// Freed by the program (MADV_FREE), but resident until the kernel needs it.
     pub lazy_free_bytes: u64,
 }
 
-/// What was seen, and the peak of a single process, which the kernel keeps.
+/// The samples, and the kernel's peak of a single process.
 #[derive(Clone, Debug, Default)]
 pub struct Series {
     pub looks: Vec<Look>,
-    /// Largest VmHWM seen of one process.
+    /// Largest sampled VmHWM of one process.
     pub largest_peak_bytes: u64,
 }
 
-/// A thread that looks.
+/// The sampling thread.
 pub struct Watch {
     series: Arc<Mutex<Series>>,
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Whose memory.
+/// The processes whose memory is sampled.
 #[derive(Clone, Copy, Debug)]
 pub struct Tree {
-    /// Parent of everything that belongs to it; not part of it.
+    /// Ancestor of all processes of the tree; not part of the tree.
     pub keeper: i32,
-    /// The command itself: when it has ended there is nothing to look at any more.
+    /// The command itself. When it has ended, sampling ends.
     pub main: i32,
     pub start_ns: u64,
 }
@@ -123,7 +123,7 @@ fn look_until(stopped: &Receiver<()>, tree: Tree, series: &Mutex<Series>) {
     }
 }
 
-/// One look, with the largest peak of a single process; None when the command has ended.
+/// One sample, with the largest peak of a single process. None if the command has ended.
 fn look(proc: &ProcFs, tree: Tree, pace: &mut Pace) -> Option<(Look, u64)> {
     let at = monotonic_ns();
     let mut pids = proc.descendants(tree.keeper).unwrap_or_default();
@@ -135,33 +135,33 @@ fn look(proc: &ProcFs, tree: Tree, pace: &mut Pace) -> Option<(Look, u64)> {
         walked: Ok(Walked::default()),
     };
     let mut peak = 0;
-    // Gone since it was listed, or a zombie: it has no memory any more.
+    // A process that ended since it was listed, or a zombie, has no memory.
     pids.retain(|&pid| {
         let Some((status, rss)) = proc.status(pid).ok().and_then(|s| Some((s.clone(), s.vm_rss?))) else {
             return false;
         };
         found.processes += 1;
-        // Reserved huge pages are in no resident set.
+        // The resident set does not include reserved huge pages.
         found.rss_bytes += rss + status.hugetlb.unwrap_or(0);
         found.anonymous_bytes += status.rss_anon.unwrap_or(0);
         peak = peak.max(status.vm_hwm.unwrap_or(0));
         true
     });
     found.walked = walk(proc, &pids, found.rss_bytes, found.at_ns, pace);
-    // Asked last: what was read while the command was ending is no look at it.
+    // Checked last: values that were read while the command was ending are not used.
     let alive = proc
         .process_stat(tree.main)
         .is_ok_and(|stat| stat.ppid == tree.keeper && !stat.ended());
     (alive && found.processes > 0).then_some((found, peak))
 }
 
-/// Of all the processes or of none: a sum over some would be no sum.
+/// Walks all processes, or none: a sum over some of them would be wrong.
 fn walk(proc: &ProcFs, pids: &[i32], rss_bytes: u64, elapsed_ns: u64, pace: &mut Pace) -> Measured<Walked> {
     if !pace.affords(rss_bytes, pids.len() as u64, elapsed_ns) {
         return Err(Absence::new(
             Reason::TooCostly,
             format!(
-                "PSS of {} MiB in {} processes: a walk would keep the address spaces locked for more than 1 part in {WALK_SHARE} of the time",
+                "reading the PSS of {} MiB in {} processes would hold address-space locks for more than 1/{WALK_SHARE} of the time",
                 rss_bytes >> 20,
                 pids.len()
             ),
@@ -188,11 +188,11 @@ fn walk(proc: &ProcFs, pids: &[i32], rss_bytes: u64, elapsed_ns: u64, pace: &mut
     trouble.map_or(Ok(sum), Err)
 }
 
-/// How often is looked, and what walks may cost.
+/// The interval between samples, and the budget for walks.
 struct Pace {
     interval_ns: u64,
     walked_ns: u64,
-    /// What a mebibyte cost in the last walk.
+    /// Cost per mebibyte in the last walk.
     ns_per_mib: u64,
 }
 
@@ -212,20 +212,20 @@ impl Pace {
 
     fn walked(&mut self, ns: u64, rss_bytes: u64) {
         self.walked_ns += ns;
-        // Of little memory it says nothing about much.
+        // A walk of little memory does not show the cost per mebibyte.
         if rss_bytes >= 16 << 20 {
             self.ns_per_mib = ns / (rss_bytes >> 20);
         }
     }
 
-    /// From the end of a look that took so long to the beginning of the next.
+    /// Pause from the end of a sample that took `took_ns` to the start of the next.
     fn next_ns(&mut self, took_ns: u64) -> u64 {
         self.interval_ns = (self.interval_ns + self.interval_ns / 4).min(LONGEST_NS);
         self.interval_ns.max(took_ns * SHARE)
     }
 }
 
-/// Peaks and ends of a series, each with its reason where there is none.
+/// Peaks and final values of a series, or why there are none.
 pub struct Summary {
     pub peak_rss_bytes: Measured<u64>,
     pub peak_pss_bytes: Measured<u64>,
@@ -234,19 +234,19 @@ pub struct Summary {
 }
 
 impl Series {
-    /// `largest_process` is what wait4 told of the largest process, where that is more than the keeper's own image.
+    /// `largest_process` is the peak of the largest process from wait4, if it is above that of the keeper itself.
     pub fn summary(&self, largest_process: Measured<u64>) -> Summary {
         let unseen = || {
             Absence::new(
                 Reason::TooLittle,
                 format!(
-                    "it ended before its memory was looked at, after {} ms",
+                    "the command ended before the first memory sample at {} ms",
                     FIRST_NS / 1_000_000
                 ),
             )
         };
         let seen = self.looks.iter().map(|look| look.rss_bytes).max();
-        // The sum over the tree may have been higher between two looks; the kernel misses no peak of one process.
+        // The sum over the tree may have been higher between two samples. The kernel's peak of one process is exact.
         let kept = largest_process.as_ref().ok().copied().into_iter();
         let peak = kept
             .chain(seen)
@@ -258,7 +258,7 @@ impl Series {
                 .map(|walked| walked.pss_bytes)
                 .map_err(Clone::clone)
         };
-        // The reason why the last was not there is as good as any other's.
+        // Use the reason of the last sample.
         let no_pss = || {
             self.looks
                 .last()
@@ -315,7 +315,7 @@ mod tests {
                 spent += took;
                 walks += 1;
             }
-            // One walk may be dearer than was known before it.
+            // One walk may cost more than was expected.
             assert!(spent <= now / WALK_SHARE + 41_000 * 1000, "{spent} of {now}");
         }
         assert!(walks > 5);
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn little_memory_is_walked_soon_and_much_is_waited_for() {
+    fn little_memory_is_walked_soon_and_much_memory_later() {
         let pace = Pace::new();
         assert!(pace.affords(8 * MIB, 1, 5 * FIRST_NS));
         assert!(!pace.affords(1024 * MIB, 1, FIRST_NS));
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_become_rarer_to_a_bound_and_dear_ones_rarer_still() {
+    fn samples_become_rarer_to_a_bound_and_expensive_ones_rarer_still() {
         let mut pace = Pace::new();
         let first = pace.next_ns(1000);
         assert!((FIRST_NS..2 * FIRST_NS).contains(&first));
@@ -357,13 +357,13 @@ mod tests {
         assert_eq!(told.peak_rss_bytes, Ok(320));
         assert_eq!(told.peak_pss_bytes, Ok(250));
         assert_eq!((told.final_rss_bytes, told.final_pss_bytes), (Ok(200), Ok(250)));
-        // The kernel's peak is of one process, and several can be more.
+        // The kernel's peak is that of one process; the sum of several may be higher.
         assert_eq!(series.summary(Ok(120)).peak_rss_bytes, Ok(310));
         assert_eq!(series.summary(Err(too_little())).peak_rss_bytes, Ok(310));
     }
 
     #[test]
-    fn what_was_not_seen_has_a_reason() {
+    fn a_missing_value_has_a_reason() {
         let nothing = Series::default().summary(Err(too_little()));
         for absent in [
             nothing.peak_rss_bytes,

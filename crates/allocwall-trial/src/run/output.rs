@@ -1,4 +1,4 @@
-//! What a command writes, read as it comes: the command never waits for a reader, and we keep a bounded end of it.
+//! Reads the output of a command while it is written. The command never waits for a reader, and only a bounded tail is kept.
 
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read};
@@ -6,16 +6,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// The end of what was written.
+/// The tail of an output.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tail {
     pub bytes: Vec<u8>,
-    /// Bytes written in all.
+    /// Total bytes written.
     pub written: u64,
 }
 
 impl Tail {
-    /// Nothing was left out.
+    /// Whether the tail is the whole output.
     pub fn whole(&self) -> bool {
         self.bytes.len() as u64 == self.written
     }
@@ -24,7 +24,7 @@ impl Tail {
         self.written += more.len() as u64;
         self.bytes
             .extend_from_slice(&more[more.len().saturating_sub(cap)..]);
-        // Cut at twice the cap, so that each byte is moved once and not each time.
+        // Cut only at twice the cap, so that each byte is moved at most once.
         if self.bytes.len() > cap.saturating_mul(2) {
             self.cut(cap);
         }
@@ -63,14 +63,14 @@ impl Drain {
         Ok(Drain { tail, cap, thread })
     }
 
-    /// What there is so far.
+    /// The tail so far.
     pub fn so_far(&self) -> Tail {
         let mut tail = lock(&self.tail).clone();
         tail.cut(self.cap);
         tail
     }
 
-    /// What there is when the pipe has ended, or after `patience`: somebody whom we could not end may hold it open.
+    /// The tail when the pipe has ended, or after `patience`: a process that we could not end may hold the pipe open.
     pub fn finish(self, patience: Duration) -> Tail {
         let until = Instant::now() + patience;
         while !self.thread.is_finished() && Instant::now() < until {
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_kept_and_all_is_counted() {
+    fn the_tail_is_kept_and_all_bytes_are_counted() {
         let tail = pushed(&[b"abcdef", b"", b"ghij", b"k"], 4);
         assert_eq!((&tail.bytes[..], tail.written), (&b"hijk"[..], 11));
         assert!(!tail.whole());

@@ -1,4 +1,5 @@
-//! What the verbs that apply remedies share: what this machine and this build have to offer, and the environment.
+//! Shared by the subcommands that apply remedies: the libraries of this machine and of this build, and the
+//! environment.
 
 use crate::printer::Printer;
 use allocwall_host::facts::Machine;
@@ -12,24 +13,24 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-/// Those that a build may carry, by the name that both sides use.
+/// The allocators that a build may bundle; `allocwall_preload` uses the same names.
 const KINDS: &[AllocatorKind] = &[
     AllocatorKind::Jemalloc,
     AllocatorKind::Mimalloc,
     AllocatorKind::Snmalloc,
 ];
 
-/// What this build carries is unpacked; where it can't be, that is said, and the machine's own libraries are left.
+/// Unpacks the bundled libraries. If that fails, warns and offers only the libraries that are installed.
 pub fn inventory(printer: &Printer) -> Inventory {
     let mut bundled = Vec::new();
     let mut prefault = None;
     match folder(printer) {
-        Err(error) => printer.warn(&format!("the bundled allocators have no place: {error}")),
+        Err(error) => printer.warn(&format!("the bundled allocators are not available: {error}")),
         Ok(folder) => {
             let unpack = |item: &Bundled| match allocwall_preload::unpack(item, &folder) {
                 Ok(path) => Some(path),
                 Err(error) => {
-                    printer.warn(&format!("the bundled {} can't be unpacked: {error}", item.kind));
+                    printer.warn(&format!("cannot unpack the bundled {}: {error}", item.kind));
                     None
                 }
             };
@@ -49,21 +50,22 @@ pub fn inventory(printer: &Printer) -> Inventory {
     Inventory::of(&Machine::live(), bundled, prefault)
 }
 
-/// Made up to the last folder, which has to let targets through that drop their rights, whatever the umask is.
+/// Creates all folders but the last. Mode 0755 whatever the umask is: targets that drop their rights must get
+/// through.
 fn folder(printer: &Printer) -> anyhow::Result<PathBuf> {
     let cache = own_folder(Kind::Cache, printer)?;
     own::create(&cache, 0o755)?;
     Ok(cache.join("libraries"))
 }
 
-/// Where files of this kind go; that it is another place than the environment's is said once.
+/// The folder for files of this kind. Notes once if it is not the one that the environment names.
 pub fn own_folder(kind: Kind, printer: &Printer) -> anyhow::Result<PathBuf> {
     let place = own::place(kind).map_err(|absence| anyhow::anyhow!("{absence}"))?;
     say_once(place.instead, printer);
     Ok(place.folder)
 }
 
-/// Several files that go elsewhere for one reason need one line.
+/// Prints each text once, however many files it concerns.
 pub fn say_once(text: Option<String>, printer: &Printer) {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if let Some(text) = text {

@@ -1,4 +1,4 @@
-//! `allocwall calibrate`.
+//! `allocwall calibrate`: measures the prices of this machine.
 
 use crate::printer::Printer;
 use allocwall_measure::calibrate::{Calibration, Origin, facts, price_list};
@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Measure again, even if this machine's prices are known
+    /// Measure again, even if prices of this machine are cached
     #[arg(long)]
     fresh: bool,
     /// Print JSON instead of a table
@@ -32,7 +32,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     for warning in &calibration.warnings {
         printer.warn(warning);
     }
-    // Nothing measured is a failure; some prices absent, each with its reason, is a result.
+    // No price at all is a failure. If some prices are absent, each with its reason, that is a result.
     let nothing = nothing_priced(&calibration.list);
     match (&nothing, args.json) {
         (_, true) => printer.data(&json(&calibration)?)?,
@@ -45,11 +45,11 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// The reason that most of the prices share, where there is no price at all: a table would repeat it line by line.
+/// If there is no price at all: the most common reason, in one line.
 fn nothing_priced(list: &PriceList) -> Option<String> {
     let shared = by_reason(list);
     let (absence, names) = shared.iter().rev().max_by_key(|(_, names)| names.len())?;
-    let mend = absence.mend.iter().map(|mend| format!("; to mend it: {mend}"));
+    let mend = absence.mend.iter().map(|mend| format!("; to fix this: {mend}"));
     list.prices.is_empty().then(|| {
         format!(
             "no event has a stable price here: {} ({} of {} events){}",
@@ -61,7 +61,7 @@ fn nothing_priced(list: &PriceList) -> Option<String> {
     })
 }
 
-/// The absences by what they say, each with the prices that it holds for, in the order of the list.
+/// Each distinct absence with the prices that share it, in the order of the list.
 fn by_reason(list: &PriceList) -> Vec<(&Absence, Vec<&str>)> {
     let mut shared: Vec<(&Absence, Vec<&str>)> = Vec::new();
     for (name, absence) in &list.absent {
@@ -75,7 +75,7 @@ fn by_reason(list: &PriceList) -> Vec<(&Absence, Vec<&str>)> {
 
 const BAR_STEPS: u64 = 1000;
 
-/// Drawn only when its position is set, between repetitions: never from a thread that would run beside a timed one.
+/// Drawn only when its position is set, between repetitions. A thread that draws would disturb the timed one.
 fn progress_bar(printer: &Printer) -> ProgressBar {
     let target = match printer.progress() {
         true => ProgressDrawTarget::stderr_with_hz(5),
@@ -92,7 +92,7 @@ fn now_unix_s() -> u64 {
         .map_or(0, |since| since.as_secs())
 }
 
-/// The documented JSON format; `version` rises when a reader of an older one would misread it.
+/// The documented JSON format. `version` increases if readers of an older version would misread it.
 fn json(calibration: &Calibration) -> serde_json::Result<String> {
     let list = &calibration.list;
     let title = |name: &str| describe(name).map(|(_, title)| title);
@@ -153,7 +153,7 @@ fn table(calibration: &Calibration, now_unix_s: u64, color: bool) -> String {
 
     let facts = facts(list);
     if !facts.is_empty() {
-        let _ = writeln!(out, "\n{bold}What follows from it{bold:#}");
+        let _ = writeln!(out, "\n{bold}Conclusions{bold:#}");
         for fact in facts {
             paragraph(&mut out, "  ", &fact);
         }
@@ -168,7 +168,7 @@ fn group_of(name: &str) -> Option<Group> {
 fn provenance(calibration: &Calibration, now_unix_s: u64) -> String {
     let kept = |verb: &str| match &calibration.file {
         Ok(file) => format!("{verb} {}", escape::terminal(&file.display().to_string())),
-        Err(_) => "kept nowhere".to_owned(),
+        Err(_) => "not kept in a file".to_owned(),
     };
     match calibration.origin {
         Origin::Measured => format!("Measured just now, {}.", kept("kept in")),
@@ -209,7 +209,7 @@ fn row(price: &Price) -> String {
     )
 }
 
-/// One unit for a price and its interval, so that they compare at a glance.
+/// One unit for a price and its interval, so that they are easy to compare.
 struct Unit {
     name: &'static str,
     ns: f64,
@@ -224,7 +224,7 @@ impl Unit {
         }
     }
 
-    /// Three significant digits, and no digits behind a whole number of three.
+    /// Three significant digits; no decimals from 100 on.
     fn show(&self, ns: f64) -> String {
         let value = ns / self.ns;
         match value {
@@ -247,12 +247,12 @@ fn absences(out: &mut String, list: &PriceList, bold: Style) {
             .collect();
         paragraph(out, "  ", &format!("{}: {detail}.", titles.join("; ")));
         if let Some(mend) = mend {
-            paragraph(out, "    ", &format!("to mend it: {mend}"));
+            paragraph(out, "    ", &format!("to fix this: {mend}"));
         }
     }
 }
 
-/// Text from outside (a CPU's name, a path) may hold anything: made harmless, broken at blanks, indented.
+/// Escapes text from outside (a CPU's name, a path), breaks it at blanks and indents it.
 fn paragraph(out: &mut String, indent: &str, text: &str) {
     let text = escape::terminal(text);
     let mut column = 0;
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_fits_and_carries_no_escapes() {
+    fn the_table_fits_the_width_and_has_no_escapes() {
         let text = table(&calibration(), 1000 + 3 * 3600, false);
         for line in text.lines() {
             assert!(
@@ -329,7 +329,7 @@ mod tests {
         assert!(text.contains("Measured 3 h ago"), "{text}");
         assert!(text.contains("1.53 to 1.58 µs"), "{text}");
         assert!(text.contains("mode `never`"), "{text}");
-        assert!(text.contains("to mend it: echo madvise"), "{text}");
+        assert!(text.contains("to fix this: echo madvise"), "{text}");
         assert!(table(&calibration(), 0, true).contains("\u{1b}[1m"));
     }
 
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_that_many_prices_share_is_said_once() {
+    fn a_reason_that_many_prices_share_is_printed_once() {
         let mut calibration = calibration();
         for name in [TOUCH_4K_IDLE, ZERO_4K, SYSCALL] {
             calibration.list.absent.push((name.into(), too_few()));
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_has_a_price_one_line_says_so() {
+    fn without_any_price_the_error_is_one_line() {
         let mut calibration = calibration();
         assert_eq!(nothing_priced(&calibration.list), None);
         calibration.list.prices.clear();
@@ -364,7 +364,7 @@ mod tests {
         assert_eq!(
             line,
             "no event has a stable price here: too few repetitions (3 of 4 events); \
-             to mend it: allocwall calibrate --fresh"
+             to fix this: allocwall calibrate --fresh"
         );
     }
 

@@ -1,4 +1,4 @@
-//! `allocwall check`: what can be measured here, and what to change to measure the rest.
+//! `allocwall check`: what can be measured on this machine, and what to change to measure the rest.
 
 mod judge;
 #[cfg(test)]
@@ -14,10 +14,10 @@ use std::fmt::Write;
 use std::process::ExitCode;
 use surroundings::Kernel;
 
-/// Tries each source of measurements for real and says what blocks it
+/// Try each source of measurements, and report what blocks it and what to change
 #[derive(clap::Args)]
 pub struct Args {
-    /// Judge for this process instead of processes in general
+    /// Check for this process instead of for processes in general
     #[arg(short, long, value_parser = clap::value_parser!(i32).range(1..))]
     pid: Option<i32>,
     /// One JSON object: version, target, summary, checks (name, group, what, state, detail, mend)
@@ -35,8 +35,8 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Version 1. `state` is `available`, `partial` or `absent`; `mend` is null where nothing is to be mended or can be.
-/// New names and new keys may appear within a version; none changes its meaning.
+/// Version 1. `state` is `available`, `partial` or `absent`. `mend` is null if nothing has to be changed, or nothing
+/// can be. A version may gain new names and keys, but the meaning of existing ones does not change.
 fn as_json(report: &Report, pid: Option<i32>) -> String {
     let checks: Vec<_> = report
         .checks
@@ -67,7 +67,7 @@ fn as_text(report: &Report, color: bool) -> String {
     let mut out = textwrap::fill(&terminal(&report.summary), plain(WIDTH));
     out.push('\n');
     let mut group = None;
-    // A mend that helps several lines is spelled out once.
+    // A mend that several lines share is printed once.
     let mut told: Vec<(&str, &str)> = Vec::new();
     for check in &report.checks {
         if group != Some(check.group) {
@@ -77,7 +77,7 @@ fn as_text(report: &Report, color: bool) -> String {
         row(&mut out, check, color);
         if let Some(mend) = check.mend.as_deref() {
             match told.iter().find(|(known, _)| *known == mend) {
-                Some((_, what)) => mended(&mut out, &format!("as for {what}")),
+                Some((_, what)) => mended(&mut out, &format!("same as for {what}")),
                 None => {
                     mended(&mut out, mend);
                     told.push((mend, &check.what));
@@ -105,7 +105,7 @@ fn row(out: &mut String, check: &Check, color: bool) {
     }
 }
 
-/// Starts left of the details and gives each alternative a line, so that a command can be copied whole.
+/// Starts left of the details, one alternative per line, so that a command can be copied whole.
 fn mended(out: &mut String, mend: &str) {
     const LEFT: usize = 6;
     for (n, alternative) in mend.split(judge::OR).enumerate() {
@@ -119,7 +119,7 @@ fn mended(out: &mut String, mend: &str) {
     }
 }
 
-/// Broken at blanks alone: a command or a path broken at a hyphen is another one.
+/// Breaks lines only at blanks: a command or a path that is broken at a hyphen cannot be copied.
 pub(super) fn plain(width: usize) -> textwrap::Options<'static> {
     textwrap::Options::new(width)
         .word_splitter(textwrap::WordSplitter::NoHyphenation)
@@ -178,16 +178,16 @@ mod tests {
     }
 
     #[test]
-    fn fits_the_terminal_and_says_a_mend_once() {
+    fn fits_the_width_and_prints_a_mend_once() {
         let text = as_text(&report(), false);
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
         assert!(!text.contains('\u{1b}'));
         assert_eq!(text.matches("perf_event_paranoid=1").count(), 1);
-        assert!(text.contains("--> as for kernel stacks"), "{text}");
+        assert!(text.contains("--> same as for kernel stacks"), "{text}");
     }
 
     #[test]
-    fn json_is_versioned_and_whole() {
+    fn json_has_a_version_and_all_keys() {
         let value: serde_json::Value = serde_json::from_str(&as_json(&report(), Some(7))).unwrap();
         assert_eq!((&value["version"], &value["target"]), (&json!(1), &json!(7)));
         let first = &value["checks"][0];

@@ -1,4 +1,4 @@
-//! `allocwall diagnose`: bill, ladder, verdict and remedies of a process, a command or a recording.
+//! `allocwall diagnose`: bill, ladder, verdict and remedies for a process, a command or a recording.
 
 use crate::commands::report::{Format, Judged};
 use crate::commands::{arms, read, trial};
@@ -19,20 +19,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Recordings kept in the state directory; older ones that this program named itself are removed.
+/// Recordings kept in the state directory. Older ones are removed if allocwall chose their names.
 const KEPT: usize = 32;
-/// As clap exits on arguments that it refuses.
+/// The exit status that clap uses for bad arguments.
 pub const USAGE: u8 = 2;
 const SUFFIX: &str = ".allocwall";
 
 #[derive(clap::Args)]
 #[command(override_usage = "allocwall diagnose [OPTIONS] <-p PID[,PID…] | --cgroup PATH | FILE | -- CMD…>")]
 pub struct Args {
-    /// Processes to look at, with their descendants
+    /// Processes to diagnose, with their descendants
     #[arg(short, long, value_name = "PID", value_delimiter = ',', num_args = 1.., allow_negative_numbers = true, value_parser = parse_pid, conflicts_with_all = ["cgroup", "file", "command"])]
     pid: Vec<i32>,
 
-    /// Every process of a control group (a container): a path as in /proc/PID/cgroup or below /sys/fs/cgroup
+    /// All processes of a control group (a container): a path as in /proc/PID/cgroup or below /sys/fs/cgroup
     #[arg(long, value_name = "PATH", conflicts_with_all = ["file", "command"])]
     cgroup: Option<String>,
 
@@ -40,11 +40,11 @@ pub struct Args {
     #[arg(short, long, value_name = "TIME", allow_hyphen_values = true, value_parser = parse_duration, conflicts_with = "file")]
     duration: Option<Duration>,
 
-    /// Samples a second and CPU [default: 999; in a virtual machine 199 to 499, the less the longer the window]
+    /// Samples per second and CPU [default: 999; in a virtual machine 199 to 499, lower for longer windows]
     #[arg(long, value_name = "HZ", value_parser = clap::value_parser!(u32).range(10..=5_000), conflicts_with = "file")]
     rate: Option<u32>,
 
-    /// Where to write the recording [default: a file in the state directory]
+    /// Write the recording to this file [default: a file in the state directory]
     #[arg(short, long, value_name = "FILE", conflicts_with = "file")]
     output: Option<PathBuf>,
 
@@ -52,15 +52,16 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Exit with status 1 when a wall was found (waiting is none), or none could be ruled out for want of samples or kernel symbols
+    /// Exit with status 1 if a wall was found (`waiting` does not count), or if walls could not be ruled out because
+    /// samples or kernel symbols are missing
     #[arg(long, value_name = "WHAT", value_parser = ["wall"])]
     fail_on: Option<String>,
 
-    /// Leave the launched command running after the window; otherwise it is ended (SIGTERM, then SIGKILL)
+    /// Leave the launched command running after the window; by default it is ended (SIGTERM, then SIGKILL)
     #[arg(long, requires = "command", conflicts_with_all = ["pid", "cgroup", "file"])]
     keep_running: bool,
 
-    /// Then try the remedies that are offered on the command (allocwall trial), each beside the untreated command
+    /// After the diagnosis, try the offered remedies on the command against the baseline (allocwall trial)
     #[arg(long, requires = "command", conflicts_with_all = ["pid", "cgroup", "file", "keep_running", "json"])]
     verify: bool,
 
@@ -68,7 +69,7 @@ pub struct Args {
     #[arg(conflicts_with = "command")]
     file: Option<PathBuf>,
 
-    /// A command to start and look at; its standard output goes to standard error
+    /// A command to start and diagnose; its standard output goes to standard error
     #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
@@ -76,15 +77,15 @@ pub struct Args {
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     if args.pid.is_empty() && args.cgroup.is_none() && args.file.is_none() && args.command.is_empty() {
         printer.error(&anyhow::anyhow!(
-            "say whom to look at: -p PID, --cgroup PATH, a recording's FILE, or -- CMD…"
+            "no target given: use -p PID, --cgroup PATH, FILE (a recording) or -- CMD…"
         ));
         return Ok(ExitCode::from(USAGE));
     }
     let format = if args.json { Format::Json } else { Format::Text };
-    // What is started doesn't outlive us, even if we are killed.
+    // The launched command must not outlive allocwall, even if allocwall is killed.
     let guard = match !args.command.is_empty() && !args.keep_running {
         true => {
-            let own = std::env::current_exe().context("cannot find this program's own file")?;
+            let own = std::env::current_exe().context("cannot find the path of allocwall itself")?;
             Some(run::guard(None, &own)?)
         }
         false => None,
@@ -95,7 +96,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
             let recorded = record_now(&args, guard.as_ref(), printer)?;
             if let Some(failure) = &recorded.file_failure {
                 printer.warn(&format!(
-                    "{failure}; the diagnosis is whole, but the recording was not kept"
+                    "{failure}; the diagnosis is complete, but the recording was not kept"
                 ));
             }
             if let Some(path) = &recorded.path {
@@ -112,11 +113,11 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         && !args.keep_running
         && child.running()
     {
-        printer.note("the window is over: ending the command (--keep-running leaves it)");
+        printer.note("the window is over: ending the command (use --keep-running to leave it running)");
         child.end();
     }
     printed?;
-    // Who interrupts wants to see what there is, and nothing begun.
+    // After an interrupt: report what was measured, start nothing new.
     let interrupted = matches!(judged.recording.meta.ended, Ended::Interrupted);
     let tried = match args.verify && !interrupted {
         true => verify(&args, &judged, printer)?,
@@ -138,7 +139,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Remedies that a trial applies by how a command is started, and how many of the offered ones are tried.
+/// How many of the offered remedies --verify tries, of those that a trial can apply when it starts the command.
 const TRIED: usize = 3;
 
 fn verify(args: &Args, judged: &Judged, printer: &Printer) -> anyhow::Result<ExitCode> {
@@ -155,21 +156,18 @@ fn verify(args: &Args, judged: &Judged, printer: &Printer) -> anyhow::Result<Exi
         if applicable.len() == TRIED {
             break;
         }
-        // A library or a package that is not installed is no reason to try none.
+        // If a library or a package is not installed, the other remedies are still tried.
         match Arm::parse(key).and_then(|arm| arm.resolve(&inventory, &facts)) {
             Ok(_) => applicable.push(key),
             Err(refusal) => printer.note(&format!("not tried: {refusal}")),
         }
     }
     if applicable.is_empty() {
-        printer.note("nothing to verify: no remedy is offered that is applied by how the command is started");
+        printer.note("nothing to verify: no offered remedy can be applied when the command is started");
         return Ok(ExitCode::SUCCESS);
     }
     printer.data("\n")?;
-    printer.note(&format!(
-        "trying {} beside the untreated command",
-        applicable.join(", ")
-    ));
+    printer.note(&format!("trying {} against the baseline", applicable.join(", ")));
     trial::run(trial::Args::of(&applicable, &args.command), printer)
 }
 
@@ -185,7 +183,7 @@ fn record_now(args: &Args, guard: Option<&Guard>, printer: &Printer) -> anyhow::
         (pids, ..) => Ask::Pids(pids.to_vec()),
     };
     if matches!(ask, Ask::Launch { .. }) && launch::stdin_withheld() {
-        printer.note("the command reads from /dev/null: this terminal's input stays here (give it other input with < FILE)");
+        printer.note("the command reads from /dev/null, not from this terminal (to give it input: < FILE)");
     }
     let window = args.duration.unwrap_or(DEFAULT_WINDOW);
     let output = match &args.output {
@@ -209,12 +207,12 @@ fn record_now(args: &Args, guard: Option<&Guard>, printer: &Printer) -> anyhow::
     drop(bar);
     let recorded = recorded?;
     if interrupted.load(Ordering::Relaxed) {
-        printer.note("interrupted: reporting what was seen so far");
+        printer.note("interrupted: reporting what was measured so far");
     }
     Ok(recorded)
 }
 
-/// Set by the first of them; the second ends this program.
+/// The first signal sets the flag; the second ends allocwall.
 pub fn catch_signals() -> anyhow::Result<Arc<AtomicBool>> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [
@@ -229,18 +227,18 @@ pub fn catch_signals() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(interrupted)
 }
 
-/// A new name in the state directory, or None with a warning where that cannot be written.
+/// A new name in the state directory. Warns and returns None if the directory cannot be written.
 fn default_output(printer: &Printer) -> Option<PathBuf> {
     match new_state_file(SUFFIX, printer) {
         Ok(path) => Some(path),
         Err(e) => {
-            printer.warn(&format!("{e}; the recording is not kept (name a file with -o)"));
+            printer.warn(&format!("{e}; the recording is not kept (to keep it: -o FILE)"));
             None
         }
     }
 }
 
-/// A new name in the state directory, after old files of its kind have gone.
+/// Removes old files of this kind, then returns a new name in the state directory.
 pub fn new_state_file(suffix: &str, printer: &Printer) -> anyhow::Result<PathBuf> {
     let state = arms::own_folder(Kind::State, printer)?;
     own::create(&state, 0o700)?;
@@ -251,7 +249,7 @@ pub fn new_state_file(suffix: &str, printer: &Printer) -> anyhow::Result<PathBuf
     Ok(state.join(format!("{now}-{}{suffix}", std::process::id())))
 }
 
-/// Names start with the time in milliseconds, so the order of names is the order of age.
+/// Names start with the time in milliseconds, so sorting by name sorts by age.
 fn prune(state: &Path, suffix: &str) {
     let Ok(entries) = std::fs::read_dir(state) else {
         return;
@@ -292,7 +290,7 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
     let window = parse_time(text)?;
     if window < record::SHORTEST_WINDOW || window > record::LONGEST_WINDOW {
         return Err(format!(
-            "choose between {:?} and {:?}",
+            "choose a time from {:?} to {:?}",
             record::SHORTEST_WINDOW,
             record::LONGEST_WINDOW
         ));
@@ -300,9 +298,9 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(window)
 }
 
-/// More than nothing.
+/// A time above 0.
 pub fn parse_time(text: &str) -> Result<Duration, String> {
-    const FORM: &str = "a time is a number with ms, s, m or h behind it: 500ms, 15s, 2m";
+    const FORM: &str = "a time is a number followed by ms, s, m or h: 500ms, 15s, 2m";
     let (number, unit) = text.split_at(
         text.find(|c: char| !c.is_ascii_digit() && c != '.')
             .unwrap_or(text.len()),
@@ -315,9 +313,9 @@ pub fn parse_time(text: &str) -> Result<Duration, String> {
         _ => return Err(FORM.into()),
     };
     let number: f64 = number.parse().map_err(|_| FORM)?;
-    let time = Duration::try_from_secs_f64(number * scale).map_err(|_| "that is no usable time")?;
+    let time = Duration::try_from_secs_f64(number * scale).map_err(|_| "the time is out of range")?;
     match time.is_zero() {
-        true => Err("a time is longer than nothing".into()),
+        true => Err("a time must be above 0".into()),
         false => Ok(time),
     }
 }

@@ -1,4 +1,4 @@
-//! `allocwall explain NAME`: the page of a remedy, an allocator, a tunable, a wall or an experiment.
+//! `allocwall explain NAME`: explains a remedy, an allocator, a tunable, a wall or an experiment.
 
 use crate::commands::check::plain;
 use crate::commands::{arms, bench, list};
@@ -19,10 +19,10 @@ use serde_json::json;
 use std::fmt::Write;
 use std::process::ExitCode;
 
-/// What it is, where it applies, how it is applied and proved, how it backfires and is undone
+/// Explain what it is, where it applies, how it is applied, proved and undone, and when it makes things worse
 #[derive(clap::Args)]
 pub struct Args {
-    /// As `allocwall list` shows it: jemalloc, glibc:arena_max, first_touch, cold-touch
+    /// A name from `allocwall list`: jemalloc, glibc:arena_max, first_touch, cold-touch
     #[arg(value_name = "NAME")]
     name: String,
 
@@ -35,7 +35,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let pages = pages(&args.name, printer);
     if pages.is_empty() {
         bail!(
-            "nothing is called {}{}; `allocwall list` shows what there is",
+            "unknown name {}{}; `allocwall list` shows all names",
             args.name,
             hint(&args.name, names())
         );
@@ -53,7 +53,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Everything that has a page.
+/// All names that can be explained.
 fn names() -> impl Iterator<Item = &'static str> {
     TABLE
         .iter()
@@ -68,11 +68,11 @@ struct Page {
     name: String,
     kind: &'static str,
     title: String,
-    /// Key of the JSON format, and text.
+    /// Key in the JSON format, and text.
     sections: Vec<(&'static str, String)>,
 }
 
-/// A name may stand for several things: `retention` is a wall and an experiment.
+/// One name may have several pages: `retention` is a wall and an experiment.
 fn pages(name: &str, printer: &Printer) -> Vec<Page> {
     let same = |known: &str| known == name || known.replace('_', "-") == name.replace('_', "-");
     let tunable = name.strip_prefix("glibc:").unwrap_or(name);
@@ -81,7 +81,7 @@ fn pages(name: &str, printer: &Printer) -> Vec<Page> {
         let short = tunable.strip_prefix(PREFIX).unwrap_or(tunable);
         known.name == short
     });
-    // What is behind a remedy's name is its value.
+    // The part after the remedy's name is its value.
     let key = name.split(['=', '@']).next().unwrap_or(name);
     let remedies = TABLE.iter().filter(|remedy| {
         let of_variable = remedy.key == "env:" && name.starts_with("env:");
@@ -99,9 +99,9 @@ fn pages(name: &str, printer: &Printer) -> Vec<Page> {
         .collect()
 }
 
-/// What stands before each text, and in which order.
+/// The label of each section, in the order of output.
 const LABELS: &[(&str, &str)] = &[
-    ("usage", "typed as"),
+    ("usage", "usage"),
     ("about", "what it is"),
     ("where", "applies to"),
     ("applied", "applied by"),
@@ -109,17 +109,17 @@ const LABELS: &[(&str, &str)] = &[
     ("range", "range here"),
     ("acts_on", "acts on"),
     ("gain", "gain"),
-    ("fires", "is a wall"),
+    ("fires", "threshold"),
     ("walls", "helps against"),
     ("remedies", "remedies"),
     ("experiments", "experiments"),
     ("proof", "proved by"),
-    ("backfires", "backfires"),
+    ("backfires", "risks"),
     ("moves", "moves"),
     ("undo", "undone by"),
     ("restart", "restart"),
-    ("twin", "its twin"),
-    ("shell", "by hand"),
+    ("twin", "twin"),
+    ("shell", "in a shell"),
 ];
 
 const LABEL: usize = 14;
@@ -134,8 +134,11 @@ impl Page {
                 continue;
             };
             match *key {
-                // Copied whole: from the left, and broken so that a shell reads it as one.
-                "shell" => shell_rows(&mut out, label, text, width),
+                // To be copied: starts at the left, and line breaks are escaped for the shell.
+                "shell" => {
+                    let note = self.sections.iter().find(|(known, _)| *known == "note");
+                    shell_rows(&mut out, label, text, note.map_or("", |(_, note)| note), width);
+                }
                 _ => {
                     let head = format!("  {label:LABEL$}");
                     let indent = " ".repeat(LABEL + 2);
@@ -148,10 +151,9 @@ impl Page {
     }
 }
 
-fn shell_rows(out: &mut String, label: &str, line: &str, width: usize) {
+fn shell_rows(out: &mut String, label: &str, code: &str, comment: &str, width: usize) {
     let _ = writeln!(out, "  {label}");
-    let (code, comment) = line.split_once("   # ").unwrap_or((line, ""));
-    // Room for the backslash.
+    // 2 columns for the backslash.
     let options = plain(width - 2)
         .initial_indent("    ")
         .subsequent_indent("        ")
@@ -208,18 +210,22 @@ fn remedy_page(remedy: &Remedy, printer: &Printer) -> Page {
             match remedy.kind {
                 Kind::Advice => format!("Advice: {}.", remedy.shell_line()),
                 Kind::Machine => {
-                    "A setting that every process of the machine feels; no trial applies it.".to_owned()
+                    "A setting that affects all processes of the machine. A trial does not apply it."
+                        .to_owned()
                 }
-                Kind::Process if remedy.is_command(remedy.how) => {
-                    "A change to processes that run; no trial applies it.".to_owned()
+                Kind::Process if remedy.is_command() => {
+                    "A change to running processes. A trial does not apply it.".to_owned()
                 }
-                Kind::Process => format!("No setting of a start: {}.", remedy.shell_line()),
+                Kind::Process => format!(
+                    "Cannot be applied when a command is started: {}.",
+                    remedy.shell_line()
+                ),
             },
         ),
     }
     let needs: Vec<String> = remedy.needs.iter().map(|need| need_text(*need)).collect();
     add("where", needs.join("; "));
-    // glibc is the program's own, and nothing to be found.
+    // glibc's malloc belongs to the program itself; there is no library to find.
     if let Some(kind) = preloaded.filter(|kind| *kind != AllocatorKind::Glibc) {
         let found: Vec<String> = list::found(&arms::inventory(printer))
             .into_iter()
@@ -232,7 +238,7 @@ fn remedy_page(remedy: &Remedy, printer: &Printer) -> Page {
         add(
             "found",
             match found.is_empty() {
-                true => "no such library".to_owned(),
+                true => "not installed".to_owned(),
                 false => found.join(", "),
             },
         );
@@ -255,8 +261,9 @@ fn remedy_page(remedy: &Remedy, printer: &Printer) -> Page {
         "restart",
         if remedy.restart { "needed" } else { "not needed" }.to_owned(),
     );
-    if remedy.is_command(remedy.how) || remedy.start.is_some() {
+    if remedy.is_command() || remedy.start.is_some() {
         add("shell", remedy.shell_line());
+        add("note", remedy.note_line());
     }
     Page {
         name: remedy.key.to_owned(),
@@ -281,17 +288,20 @@ fn gain(remedy: &Remedy) -> String {
             "predicted from this machine's prices: 4 KiB first touches become 2 MiB ones".to_owned()
         }
         Effect::ArenaInsteadOfMap => {
-            "predicted from this machine's prices: mapped blocks become blocks of the heap".to_owned()
+            "predicted from this machine's prices: blocks come from the heap instead of mmap".to_owned()
         }
-        Effect::Swap => "predicted from what it saved of such calls in programs that were measured".to_owned(),
-        Effect::OwnArenas => "at most these lines and the code that waiting threads slow: blocks freed by another thread still lock".to_owned(),
+        Effect::Swap => "predicted from what it saved on such calls in measured programs".to_owned(),
+        Effect::OwnArenas => "at most these lines and the code that waiting threads slow down: freeing a block of another thread \
+                              still takes a lock"
+            .to_owned(),
         Effect::DeeperCache => {
-            "predicted from this machine's prices, for calls that miss the thread cache: only blocks up to 1,032 bytes that their own thread frees pass through it".to_owned()
+            "predicted from this machine's prices, for calls that miss the thread cache. The cache holds only blocks \
+             of at most 1,032 bytes that the thread itself freed".to_owned()
         }
-        Effect::Populate => "predicted from this machine's prices: pages made in one call".to_owned(),
+        Effect::Populate => "predicted from this machine's prices: one call maps many pages".to_owned(),
         Effect::AtMost(1.0, why) => format!("at most these lines: {why}"),
         Effect::AtMost(part, why) => format!("at most {} % of these lines: {why}", (part * 100.0).round()),
-        Effect::NotCpu(what) => format!("no CPU time, but {what}"),
+        Effect::NotCpu(what) => format!("not CPU time: {what}"),
     }
 }
 
@@ -302,21 +312,21 @@ fn change(change: &Change) -> String {
             .replace("{arenas}", "8 times the CPUs")
     };
     match change {
-        Change::Preload(_) => "the library first in LD_PRELOAD, which keeps what else it holds".to_owned(),
+        Change::Preload(_) => {
+            "puts the library first in LD_PRELOAD and keeps the entries already there".to_owned()
+        }
         Change::Tunable(name, value) => format!("{name}={} in GLIBC_TUNABLES", shown(value)),
         Change::Env(name, value) => format!("{name}={}", shown(value)),
         Change::EnvAppend { name, value, .. } => format!("{} added to {name}", shown(value)),
-        Change::Unset(name) => format!("{name} taken away"),
-        Change::CommandOption(option) => format!("{} behind the program's name", shown(option)),
+        Change::Unset(name) => format!("{name} unset"),
+        Change::CommandOption(option) => format!("{} after the program's name", shown(option)),
         Change::Prefault(_) => {
-            "a small library in LD_PRELOAD, and ALLOCWALL_PREFAULT=BYTES for it".to_owned()
+            "a small library in LD_PRELOAD, which reads ALLOCWALL_PREFAULT=BYTES".to_owned()
         }
         Change::Cpus(_) => "sched_setaffinity before the exec".to_owned(),
         Change::Nodes(_) => "set_mempolicy (MPOL_BIND) and sched_setaffinity before the exec".to_owned(),
-        Change::Pages(Pages::Transparent) => {
-            "the setting of the allocator that serves the program".to_owned()
-        }
-        Change::Pages(Pages::Reserved) => "the setting of the allocator that serves the program".to_owned(),
+        Change::Pages(Pages::Transparent) => "the huge-page setting of the program's allocator".to_owned(),
+        Change::Pages(Pages::Reserved) => "the huge-page setting of the program's allocator".to_owned(),
         Change::ArenaHook => format!("{ARENA_HOOK}={ARENA_HOOK_ON}, which the Python package reads"),
     }
 }
@@ -324,34 +334,34 @@ fn change(change: &Change) -> String {
 fn need_text(need: Need) -> String {
     let text = match need {
         Need::Preload => {
-            "dynamic programs whose loader honours LD_PRELOAD: neither static, nor Go, nor setuid"
+            "dynamic programs whose loader honours LD_PRELOAD (not static, Go or setuid programs)"
         }
         Need::Glibc(major, minor) => return format!("glibc {major}.{minor} or later"),
         Need::GlibcBefore(major, minor) => return format!("glibc before {major}.{minor}"),
-        Need::Musl => "programs that are linked with musl",
-        Need::GlibcMalloc => "programs that glibc's own malloc serves",
-        Need::Jemalloc => "programs that jemalloc serves",
-        Need::Mimalloc => "programs that mimalloc serves",
-        Need::Tcmalloc => "programs that tcmalloc serves",
-        Need::NotJemalloc => "programs that jemalloc doesn't serve already",
-        Need::NotMimalloc => "programs that mimalloc doesn't serve already",
-        Need::NotTcmalloc => "programs that tcmalloc doesn't serve already",
+        Need::Musl => "programs linked with musl",
+        Need::GlibcMalloc => "programs that use glibc's malloc",
+        Need::Jemalloc => "programs that use jemalloc",
+        Need::Mimalloc => "programs that use mimalloc",
+        Need::Tcmalloc => "programs that use tcmalloc",
+        Need::NotJemalloc => "programs that don't use jemalloc already",
+        Need::NotMimalloc => "programs that don't use mimalloc already",
+        Need::NotTcmalloc => "programs that don't use tcmalloc already",
         Need::Cpython => "CPython",
         Need::CpythonAtLeast(minor) => return format!("CPython 3.{minor} or later, the default build"),
         Need::CpythonFreeThreaded => "the free-threaded build of CPython",
         Need::Jvm => "Java",
         Need::Go => "Go programs",
         Need::Node => "Node",
-        Need::NotJvm => "not the Java heap, which no malloc serves",
-        Need::MallocMatters => "worth while where malloc, not the runtime's own allocator, takes the time",
-        Need::ThpByAdvice => "machines whose mode of transparent huge pages is always or madvise",
-        Need::ThpModeMadvise => "machines whose mode of transparent huge pages is madvise",
-        Need::MoreThanOneThread => "worth while with more than one thread",
-        Need::Unset(name) => return format!("worth while where {name} is not set already"),
-        Need::ArenasLimited => "worth while where a setting limits the arenas",
+        Need::NotJvm => "not the Java heap, which does not use malloc",
+        Need::MallocMatters => "useful if malloc takes the time, not the runtime's own allocator",
+        Need::ThpByAdvice => "machines where transparent huge pages are in mode always or madvise",
+        Need::ThpModeMadvise => "machines where transparent huge pages are in mode madvise",
+        Need::MoreThanOneThread => "useful with more than one thread",
+        Need::Unset(name) => return format!("useful if {name} is not set already"),
+        Need::ArenasLimited => "useful if a setting limits the number of arenas",
         Need::MmapThresholdBelow(bytes) => {
             return format!(
-                "worth while where no setting has raised the mapping threshold to {} MiB",
+                "useful if the mmap threshold is not already set to {} MiB or more",
                 bytes >> 20
             );
         }
@@ -367,9 +377,9 @@ fn tunable_page(known: &Known) -> Page {
     let name = format!("{PREFIX}{}", known.name);
     let listed = list::tunables().map(|list| list.into_iter().find(|tunable| tunable.name == name));
     let range = match listed {
-        Ok(Some(tunable)) => format!("{}, as this machine's loader lists it", tunable.range()),
-        Ok(None) => "this machine's loader doesn't know it".to_owned(),
-        Err(absence) => format!("not known: {absence}"),
+        Ok(Some(tunable)) => format!("{} (from this machine's loader)", tunable.range()),
+        Ok(None) => "this machine's loader does not have this tunable".to_owned(),
+        Err(absence) => format!("unknown: {absence}"),
     };
     Page {
         name: format!("glibc:{}", known.name),
@@ -381,19 +391,19 @@ fn tunable_page(known: &Known) -> Page {
             (
                 "where",
                 format!(
-                    "glibc {}.{} or later, programs that glibc's own malloc serves",
+                    "glibc {}.{} or later, programs that use glibc's malloc",
                     known.since.0, known.since.1
                 ),
             ),
             (
                 "applied",
-                format!("{name}=VALUE in GLIBC_TUNABLES, which keeps what else it holds"),
+                format!("sets {name}=VALUE in GLIBC_TUNABLES and keeps the entries already there"),
             ),
             ("range", range),
             ("acts_on", titles(known.acts_on)),
             (
                 "proof",
-                "GLIBC_TUNABLES stands in the environment of the process, and glibc's malloc serves it"
+                "GLIBC_TUNABLES is in the environment of the process, and the process uses glibc's malloc"
                     .to_owned(),
             ),
             ("backfires", known.backfires.to_owned()),
@@ -420,7 +430,7 @@ fn wall_page(wall: Wall) -> Page {
         (
             "fires",
             format!(
-                "from {} % on, a contributor from {} % on ({})",
+                "wall from {} %, contributor from {} % ({})",
                 (threshold.wall_from * 100.0).round(),
                 (threshold.contributor * 100.0).round(),
                 threshold.source
@@ -457,11 +467,11 @@ fn subject_page(subject: &Subject) -> Page {
     let waits: Vec<&str> = subject.waits.iter().map(|wait| wait.key()).collect();
     let about = match subject.wall {
         Some(wall) => format!(
-            "A program of this tool's own with one wall, {}; it keeps its own account of the truth. Its dial is the {}.",
+            "A built-in program with one known wall, {}. It keeps its own account of the truth. Its dial sets the {}.",
             wall.key(),
             subject.dial.meaning()
         ),
-        None => "A program of this tool's own without a wall: everybody's twin.".to_owned(),
+        None => "A built-in program without a wall.".to_owned(),
     };
     let mut sections = vec![("about", about)];
     let acts: Vec<String> = lines
@@ -488,7 +498,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_has_a_page_that_fits() {
+    fn every_name_has_a_page_that_fits_the_width() {
         for name in names() {
             let pages = pages(name, &Printer::new());
             assert!(!pages.is_empty(), "{name}");
@@ -507,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_applied_says_how_it_is_proved_and_undone() {
+    fn applicable_remedies_have_all_sections() {
         for remedy in TABLE.iter().filter(|remedy| remedy.start.is_some()) {
             let page = remedy_page(remedy, &Printer::new());
             for key in ["usage", "about", "proof", "backfires", "undo", "shell"] {
@@ -523,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_with_a_value_and_one_of_two_things_are_found() {
+    fn names_with_values_and_names_with_two_pages_are_found() {
         let kinds = |name: &str| {
             pages(name, &Printer::new())
                 .iter()

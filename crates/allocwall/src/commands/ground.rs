@@ -1,4 +1,4 @@
-//! What stands under every trial and experiment: a folder that goes away, and a keeper of what is started.
+//! What every trial and experiment needs: a temporary folder, and a guard that ends the processes it started.
 
 use crate::commands::arms::say_once;
 use crate::printer::Printer;
@@ -8,24 +8,24 @@ use anyhow::Context;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// However this ends, the folder goes, and what was started under the guard's mark.
+/// On every exit, the folder is removed and the processes that carry the guard's mark are ended.
 pub struct Ground {
     pub guard: Guard,
     folder: TempDir,
-    /// This program's own file.
+    /// The path of this program, which is started as keeper.
     pub keeper: PathBuf,
 }
 
 impl Ground {
-    /// `prefix` is of the folder's name.
+    /// `prefix`: the start of the folder's name.
     pub fn new(prefix: &str, printer: &Printer) -> anyhow::Result<Ground> {
         let place = own::temporary();
         say_once(place.instead, printer);
         let folder = tempfile::Builder::new()
             .prefix(prefix)
             .tempdir_in(place.folder)
-            .context("no temporary folder")?;
-        let keeper = std::env::current_exe().context("cannot find this program's own file")?;
+            .context("cannot create a temporary folder")?;
+        let keeper = std::env::current_exe().context("cannot find the path of allocwall itself")?;
         Ok(Ground {
             guard: run::guard(Some(folder.path()), &keeper)?,
             folder,

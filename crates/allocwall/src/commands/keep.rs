@@ -1,10 +1,9 @@
-//! `allocwall keep`: what stands between a trial and the command that it runs.
+//! `allocwall keep`: the process between a trial and the command that the trial runs.
 
 use anyhow::Context;
 use std::process::ExitCode;
 
 pub fn run() -> anyhow::Result<ExitCode> {
-    allocwall_host::keeper::keep()
-        .context("`allocwall keep` is started by the tool itself; it cannot go on")?;
+    allocwall_host::keeper::keep().context("`allocwall keep` is for internal use and cannot continue")?;
     Ok(ExitCode::SUCCESS)
 }

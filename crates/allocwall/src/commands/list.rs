@@ -17,7 +17,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// What there is, a line each; `allocwall explain NAME` has the page
+/// List remedies, allocators, tunables, walls and experiments, one per line; `allocwall explain NAME` explains one
 #[derive(clap::Args)]
 pub struct Args {
     /// One JSON object: version, remedies, allocators, tunables, walls, experiments
@@ -39,7 +39,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
 pub struct Found {
     pub kind: &'static str,
     pub path: PathBuf,
-    /// As the file says, else as its name does.
+    /// From the contents of the file, else from its name.
     pub version: Option<String>,
     pub bundled: bool,
 }
@@ -63,7 +63,7 @@ pub fn found(inventory: &Inventory) -> Vec<Found> {
     installed.chain(bundled).collect()
 }
 
-/// Those of the loader that starts this machine's shell, as most programs have it.
+/// The tunables of the loader that starts /bin/sh: most programs use the same loader.
 pub fn tunables() -> Measured<Vec<Tunable>> {
     match TargetFacts::of(&["/bin/sh".into()], &arms::environment()) {
         Ok(facts) => facts.tunables,
@@ -71,7 +71,7 @@ pub fn tunables() -> Measured<Vec<Tunable>> {
     }
 }
 
-/// Remedies that a start can apply, and the rest.
+/// Remedies that can be applied when a command is started (`true`), or the others (`false`).
 fn applicable(applied: bool) -> impl Iterator<Item = &'static Remedy> {
     TABLE
         .iter()
@@ -85,13 +85,13 @@ fn as_text(found: &[Found], tunables: &Measured<Vec<Tunable>>, width: usize) -> 
     for remedy in applicable(true) {
         row(&mut out, &remedy.usage(), remedy.title, width);
     }
-    out.push_str("\nRemedies that no start can apply\n");
+    out.push_str("\nRemedies that cannot be applied when a command is started\n");
     for remedy in applicable(false) {
         row(&mut out, remedy.key, remedy.title, width);
     }
     out.push_str("\nAllocators found\n");
     for library in found {
-        let version = library.version.as_deref().unwrap_or("of unknown version");
+        let version = library.version.as_deref().unwrap_or("(unknown version)");
         let origin = if library.bundled { ", bundled" } else { "" };
         let text = format!("{}{origin}", library.path.display());
         row(&mut out, &format!("{} {version}", library.kind), &text, width);
@@ -100,7 +100,7 @@ fn as_text(found: &[Found], tunables: &Measured<Vec<Tunable>>, width: usize) -> 
         row(
             &mut out,
             "none",
-            "no known allocator lies in the usual folders or in the linker's cache",
+            "no known allocator is in the usual folders or in the linker's cache",
             width,
         );
     }
@@ -120,7 +120,7 @@ fn as_text(found: &[Found], tunables: &Measured<Vec<Tunable>>, width: usize) -> 
                 row(&mut out, name, &text, width);
             }
         }
-        Err(absence) => row(&mut out, "not known", &absence.to_string(), width),
+        Err(absence) => row(&mut out, "unknown", &absence.to_string(), width),
     }
     out.push_str("\nWalls\n");
     for wall in Wall::ALL {
@@ -134,14 +134,14 @@ fn as_text(found: &[Found], tunables: &Measured<Vec<Tunable>>, width: usize) -> 
     for subject in SUBJECTS {
         row(&mut out, subject.name, subject.summary, width);
     }
-    out.push_str("\nallocwall explain NAME has the page of each.\n");
+    out.push_str("\nallocwall explain NAME explains each of them.\n");
     out
 }
 
 fn row(out: &mut String, name: &str, text: &str, width: usize) {
     let indent = " ".repeat(NAME + 3);
     let name = terminal(name);
-    // A longer name has a line of its own.
+    // A longer name gets its own line.
     if name.chars().count() > NAME {
         let _ = writeln!(out, "  {name}");
     }
@@ -223,7 +223,7 @@ fn as_json(found: &[Found], tunables: &Measured<Vec<Tunable>>) -> String {
     format!("{document}\n")
 }
 
-/// Bounds as text: they go to 2^64 - 1, beyond what most readers of JSON hold in a number.
+/// Bounds are text: they go up to 2^64 - 1, and most JSON readers cannot hold that as a number.
 fn tunable_json(tunable: &Tunable) -> serde_json::Value {
     let (kind, bounds) = match &tunable.values {
         Values::Number { default, min, max } => (
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_names_everything_and_fits() {
+    fn the_list_names_everything_and_fits_the_width() {
         let text = as_text(&[library()], &tunables(), 100);
         for line in text.lines() {
             assert!(line.chars().count() <= 100, "{line}");

@@ -1,4 +1,4 @@
-//! One file a verb: arguments become domain values, then the library does the work.
+//! One file per subcommand: it turns arguments into domain values; the library does the work.
 
 mod arms;
 pub mod bench;

@@ -1,4 +1,5 @@
-//! `allocwall read`: the children that read foreign files and memory, and may die of them.
+//! `allocwall read`: child processes that read files and memory of other processes. Bad input may crash the child,
+//! but not allocwall.
 
 use allocwall_measure::{python, reading};
 use anyhow::Context;
@@ -6,7 +7,7 @@ use std::process::ExitCode;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// What is read
+    /// What to read
     #[arg(value_parser = [reading::NAMES, reading::PYTHON])]
     what: String,
 }
@@ -16,11 +17,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         true => python::serve(),
         false => reading::serve(),
     };
-    served.context("`allocwall read` is started by the tool itself; it cannot go on")?;
+    served.context("`allocwall read` is for internal use and cannot continue")?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// This very program, also where its file has been replaced since.
+/// The running program, even if its file was replaced since it started.
 pub fn ourselves() -> reading::Readers {
     reading::Readers::Program("/proc/self/exe".into())
 }

@@ -1,4 +1,4 @@
-//! `allocwall report`: a recording, judged again from the file alone; or a saved trial, of which nothing is started.
+//! `allocwall report`: judges a recording again from its file, or reports a saved trial. Starts no program.
 
 use crate::commands::trial::how;
 use crate::output;
@@ -16,38 +16,38 @@ use std::process::ExitCode;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Recording, as `diagnose` wrote it, or a trial
+    /// A recording that `diagnose` wrote, or a saved trial
     file: PathBuf,
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
     format: Format,
-    /// The same as `--format json`
+    /// Same as `--format json`
     #[arg(long, conflicts_with = "format")]
     json: bool,
-    /// Write to OUT, readable by its owner alone, instead of to stdout
+    /// Write to OUT instead of stdout; only the owner can read the file
     #[arg(short, long, value_name = "OUT")]
     output: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
-    /// What `diagnose` prints
+    /// The text that `diagnose` or `trial` prints
     Text,
-    /// The documented, versioned document (docs/json.md)
+    /// The versioned JSON document (docs/json.md)
     Json,
     /// SVG with kernel frames, coloured by the lines of the bill
     Flamegraph,
     /// Collapsed stacks: `root;…;leaf count`
     Collapsed,
-    /// Of a trial: a row for each comparison
+    /// Trials only: one row for each comparison
     Csv,
 }
 
-/// A recording with what follows from it.
+/// A recording with its bill and its verdict.
 pub struct Judged {
     pub recording: Recording,
     pub bill: Bill,
     pub verdict: Verdict,
-    /// Where the recording lies; None where it was not kept.
+    /// Path of the recording; None if it was not kept.
     pub file: Option<PathBuf>,
 }
 
@@ -70,14 +70,16 @@ impl Judged {
             verdict,
             file,
         } = self;
-        // A name that is no UTF-8 could not be copied from a terminal anyway.
+        // A path that is not UTF-8 cannot be copied from a terminal, so it is left out.
         let file = file.as_deref().and_then(Path::to_str);
         Ok(match format {
             Format::Text => text::diagnosis(recording, bill, verdict, file, style),
             Format::Json => json::document(recording, bill, verdict),
             Format::Collapsed => collapsed::stacks(recording),
             Format::Flamegraph => flamegraph::svg(recording, bill).map_err(absent)?,
-            Format::Csv => bail!("a recording has no CSV: that is a format of trials"),
+            Format::Csv => {
+                bail!("a recording cannot be printed as CSV, which is for trials: use --format text or json")
+            }
         })
     }
 }
@@ -104,7 +106,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A trial as it was saved.
+/// Reports a saved trial.
 fn trial(file: &Path, format: Format, style: Style) -> anyhow::Result<String> {
     let Journal { head, blocks, .. } = journal::read(file)?;
     let outcome = compare(&head.design, &blocks);
@@ -114,7 +116,7 @@ fn trial(file: &Path, format: Format, style: Style) -> anyhow::Result<String> {
         Format::Csv => trial_csv::table(&outcome),
         Format::Flamegraph | Format::Collapsed => {
             bail!(
-                "a trial has no stacks: --format text, json or csv; `allocwall diagnose -- CMD` records them"
+                "a trial has no stacks: use --format text, json or csv; to record stacks: allocwall diagnose -- CMD"
             )
         }
     })

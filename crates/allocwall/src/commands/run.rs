@@ -1,4 +1,4 @@
-//! `allocwall run`: become a command with remedies applied.
+//! `allocwall run`: applies remedies, then executes the command in the same process.
 
 use crate::commands::arms;
 use crate::printer::Printer;
@@ -9,25 +9,25 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
-/// As clap exits on arguments that it refuses.
+/// The exit status that clap uses for bad arguments.
 const USAGE: u8 = 2;
 
 #[derive(clap::Args)]
 #[command(
     override_usage = "allocwall run [OPTIONS] --with NAME[+NAME…] -- CMD…",
-    after_help = "`allocwall list` names the remedies, `allocwall explain NAME` says what one does.\n\
-                  Once started, the command is this process: same pid, and its exit status is its own."
+    after_help = "`allocwall list` shows the remedies, `allocwall explain NAME` explains one.\n\
+                  allocwall becomes the command: same pid, and the exit status is the command's."
 )]
 pub struct Args {
-    /// A remedy, or several joined by +; given several times, all of them together
+    /// A remedy, or several joined by +; may be repeated; all are applied together
     #[arg(short, long, value_name = "NAME", required = true)]
     with: Vec<String>,
 
-    /// Don't say what is set
+    /// Don't print what is set
     #[arg(short, long)]
     quiet: bool,
 
-    /// Start nothing: print the shell line that does the same without allocwall
+    /// Don't start the command; print a shell line that does the same without allocwall
     #[arg(long)]
     print: bool,
 
@@ -59,7 +59,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     become_command(&applied)
 }
 
-/// In one line.
+/// What is set, in one line.
 fn told(applied: &Applied, asked: &[OsString]) -> String {
     let list = |list: &[u32]| list.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let mut set: Vec<String> = applied
@@ -67,10 +67,10 @@ fn told(applied: &Applied, asked: &[OsString]) -> String {
         .iter()
         .map(|(name, value)| match value {
             Some(value) => format!("{}={}", name.to_string_lossy(), value.to_string_lossy()),
-            None => format!("{} taken away", name.to_string_lossy()),
+            None => format!("{} unset", name.to_string_lossy()),
         })
         .collect();
-    // What stands in the new command and not at its place in the one that was asked for.
+    // Options that the remedies insert after the part that both commands share.
     let options = applied.command.len().saturating_sub(asked.len());
     let first = applied
         .command
@@ -88,21 +88,21 @@ fn told(applied: &Applied, asked: &[OsString]) -> String {
             .map(|nodes| format!("memory of node {}", list(nodes))),
     );
     match set.is_empty() {
-        true => "allocwall: nothing is to be set".to_owned(),
+        true => "allocwall: the remedies set nothing".to_owned(),
         false => format!("allocwall: {}", set.join(" · ")),
     }
 }
 
-/// Returns only where that failed.
+/// Returns only if exec fails.
 fn become_command(applied: &Applied) -> anyhow::Result<ExitCode> {
     let (program, arguments) = applied.command.split_first().context("no command given")?;
-    // This thread is the process's only one here; exec keeps its place.
+    // The process has only this thread here, and exec keeps its CPU affinity and memory policy.
     if let Some(nodes) = &applied.nodes {
         place::bind_memory(nodes)
-            .map_err(|error| anyhow!("cannot take memory from nodes {nodes:?} alone: {error}"))?;
+            .map_err(|error| anyhow!("cannot bind memory to nodes {nodes:?}: {error}"))?;
     }
     if let Some(cpus) = &applied.cpus {
-        place::set_affinity(cpus).map_err(|error| anyhow!("cannot run on CPUs {cpus:?} alone: {error}"))?;
+        place::set_affinity(cpus).map_err(|error| anyhow!("cannot bind to CPUs {cpus:?}: {error}"))?;
     }
     let mut command = Command::new(program);
     command.args(arguments);

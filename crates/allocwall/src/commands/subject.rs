@@ -7,11 +7,11 @@ use std::process::ExitCode;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Which subject; `--list` shows them
+    /// Name of the subject; `--list` shows all subjects
     #[arg(required_unless_present = "list")]
     name: Option<String>,
 
-    /// Run the near twin: the same shape, without the wall
+    /// Run the twin: the same program without the wall
     #[arg(long)]
     twin: bool,
 
@@ -27,11 +27,11 @@ pub struct Args {
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=64))]
     threads: Option<u8>,
 
-    /// CPUs that the cgroup may use, instead of what the dial asks for (throttling)
+    /// CPU quota of the cgroup, in CPUs, instead of the quota that the dial sets (throttling only)
     #[arg(long, value_parser = quota)]
     quota: Option<f64>,
 
-    /// The subjects, their walls and twins
+    /// List the subjects, their walls and their twins
     #[arg(long)]
     list: bool,
 }
@@ -39,7 +39,7 @@ pub struct Args {
 fn within(text: &str, low: f64, high: f64) -> Result<f64, String> {
     match text.parse() {
         Ok(value) if (low..=high).contains(&value) => Ok(value),
-        _ => Err(format!("a number from {low} to {high}")),
+        _ => Err(format!("expected a number from {low} to {high}")),
     }
 }
 
@@ -58,13 +58,16 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     }
     let name = args.name.context("no subject named")?;
     let subject =
-        find(&name).with_context(|| format!("no subject {name}; `allocwall subject --list` shows them"))?;
+        find(&name).with_context(|| format!("no subject {name}; see `allocwall subject --list`"))?;
     if args.twin && subject.twin.is_none() {
-        bail!("{name} has no wall, so it has no twin: it is everybody's");
+        bail!("{name} has no wall, so it has no twin: leave --twin out");
     }
     let threads = args.threads.map_or(subject.threads, usize::from);
     if subject.threads_fixed && threads != subject.threads {
-        bail!("{name} takes {} threads, no more and no fewer", subject.threads);
+        bail!(
+            "{name} needs exactly {} threads: leave --threads out",
+            subject.threads
+        );
     }
     let options = Options {
         twin: args.twin,

@@ -1,4 +1,4 @@
-//! `allocwall trial`: remedies on the user's own command, interleaved, with an interval and a word each.
+//! `allocwall trial`: remedies on the user's own command, interleaved, with an interval and an outcome each.
 
 use crate::commands::ground::Ground;
 use crate::commands::report::Judged;
@@ -26,11 +26,10 @@ use allocwall_trial::load::metric::Metric as Figure;
 use allocwall_trial::load::open::Plan;
 use allocwall_trial::load::ready::Ready;
 use allocwall_trial::load::request::{Ask as HttpAsk, Request};
-use allocwall_trial::run::{self, Guard, Start};
+use allocwall_trial::run::{Guard, Start};
 use allocwall_trial::server::{self, Load, Read, Server};
-use allocwall_trial::{
-    ArmInfo, BASELINES, Design, Metric, TrialResult, ProofState, Settings, Outcome, plan, predict,
-};
+use allocwall_trial::session;
+use allocwall_trial::{BASELINES, Design, Metric, Outcome, Settings, TrialResult, plan, predict};
 use anyhow::{Context, anyhow, bail};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Parser};
@@ -42,7 +41,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const SUFFIX: &str = ".trial";
-/// Options that not every trial heeds, by their names within this program, and what heeds them.
+/// Options that have no effect in some kinds of trials: clap id, and the kinds of trials that use the option.
 const HEEDED: &[(&str, &[Of])] = &[
     ("metric", &[Of::Batch, Of::LoadCommand]),
     ("ready", &[Of::Load, Of::LoadCommand]),
@@ -59,7 +58,7 @@ const HEEDED: &[(&str, &[Of])] = &[
     ("timeout", &[Of::Batch, Of::LoadCommand]),
     ("exit_ok", &[Of::Batch]),
 ];
-/// What a trial is: these stay as they were when it is continued.
+/// Options that define a trial. They cannot change when it is continued.
 const AS_BEGUN: [&str; 21] = [
     "with",
     "command",
@@ -84,7 +83,7 @@ const AS_BEGUN: [&str; 21] = [
     "no_predict",
 ];
 
-/// What a trial is of.
+/// The kind of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Of {
     Batch,
@@ -102,7 +101,8 @@ impl Of {
     }
 }
 
-/// The options that were typed, apart from those that have their default: an argument of none, which sees all others.
+/// The options that the user typed, without those that have their default value. An argument group without arguments
+/// of its own that reads all other matches.
 #[derive(Default)]
 struct Given(Vec<String>);
 
@@ -132,111 +132,114 @@ impl clap::Args for Given {
 #[derive(clap::Args)]
 #[command(
     override_usage = "allocwall trial [OPTIONS] --with NAME[+NAME…] [--with …] -- CMD…\n       allocwall trial [OPTIONS] --continue FILE",
-    after_help = "A block runs every arm once and the untreated command twice, in shuffled order, each as a fresh process.\n\
-                  `allocwall list` names the remedies. Exit status: 0 measured, 1 could not (or --fail-on met), 2 usage."
+    after_help = "A block runs every arm once and the baseline (the command without a remedy) twice, in random order. Each \
+                  run is a new process.\n\
+                  `allocwall list` shows the remedies. Exit status: 0 measured, 1 could not measure (or --fail-on met), \
+                  2 usage error."
 )]
 pub struct Args {
-    // First: those that follow are taken out of what it sees.
+    // Must be first: clap removes the matches of each field before it fills the next one.
     #[command(flatten)]
     given: Given,
 
-    /// An arm: a remedy, or several joined by + (jemalloc+thp); `none` compares the command with itself
+    /// An arm: one remedy, or several joined by + (jemalloc+thp); `none` compares the command with itself
     #[arg(short, long, value_name = "NAME")]
     pub with: Vec<String>,
 
-    /// Blocks to run [default: 12, or what the number of arms needs]
+    /// Number of blocks [default: 12, or more if the number of arms needs more]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=500), conflicts_with = "budget")]
     blocks: Option<u64>,
 
-    /// As many blocks as fit into this time, what comes before the first left out: 5m, 90s
+    /// Run as many blocks as fit into this time, not counting the time before the first block: 5m, 90s
     #[arg(long, value_name = "TIME", value_parser = crate::commands::diagnose::parse_time)]
     budget: Option<Duration>,
 
-    /// Change that matters: plans the blocks that find it from the first few, and says so
+    /// Smallest change to detect; the number of blocks is planned from the first few blocks, and printed
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent, conflicts_with = "blocks")]
     effect: Option<f64>,
 
-    /// A figure that the command prints: NAME:lower=REGEX or NAME:higher=$.json.path
+    /// A metric read from the command's output: NAME:lower=REGEX or NAME:higher=$.json.path
     #[arg(long, value_name = "SPEC")]
     metric: Vec<String>,
 
-    /// A server is ready when this answers: http://127.0.0.1:PORT/path or tcp:127.0.0.1:PORT
+    /// The server is ready when this address answers: http://127.0.0.1:PORT/path or tcp:127.0.0.1:PORT
     #[arg(long, value_name = "WHERE")]
     ready: Option<String>,
 
-    /// How long a server may take to be ready
+    /// Longest time to wait until the server is ready
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = crate::commands::diagnose::parse_time)]
     ready_timeout: Duration,
 
-    /// Load the server with requests for this URL, sent when they are due and not when the last was answered
+    /// Load the server with requests for this URL; each is sent when it is due, even if earlier ones are not answered
     #[arg(long, value_name = "URL", conflicts_with = "load_cmd")]
     load: Option<String>,
 
-    /// What requests of --load are [default: GET]
+    /// HTTP method of the requests [default: GET, or POST with --body]
     #[arg(long, value_name = "METHOD")]
     method: Option<String>,
 
-    /// A header of each request: 'Content-Type: application/json'
+    /// HTTP header of the requests: 'Content-Type: application/json'; may be repeated
     #[arg(long, value_name = "NAME: VALUE", value_parser = parse_header)]
     header: Vec<(String, String)>,
 
-    /// A file with the body of each request; makes the method POST where none is named
+    /// File with the body of the requests; without --method, they are POST requests
     #[arg(long, value_name = "FILE")]
     body: Option<PathBuf>,
 
-    /// Load the server with this command (wrk, wrk2, oha, hey, ab, redis-benchmark, memtier_benchmark, pgbench, sysbench; others with --metric)
+    /// Load the server with this command (wrk, wrk2, oha, hey, ab, redis-benchmark, memtier_benchmark, pgbench,
+    /// sysbench; other programs need --metric)
     #[arg(long, value_name = "CMD", requires = "ready")]
     load_cmd: Option<String>,
 
-    /// Rates, as shares of the untreated server's capacity
+    /// Request rates, as shares of the baseline's capacity
     #[arg(long, value_name = "PERCENT[,…]", default_value = "70%", value_delimiter = ',', value_parser = parse_percent, conflicts_with = "rate")]
     at: Vec<f64>,
 
-    /// Rate in requests a second, instead of a share of the capacity
+    /// Requests per second, instead of a share of the capacity
     #[arg(long, value_name = "N")]
     rate: Option<f64>,
 
-    /// When requests of --load are due
+    /// Distribution of the times at which requests are due
     #[arg(long, value_enum, default_value_t = Spacing::Poisson)]
     arrivals: Spacing,
 
-    /// How long each run is loaded, after 2 s that don't count; with --load-cmd, how long the server is diagnosed under it
+    /// Length of the load in each run, after 2 s of warm-up; with --load-cmd: length of the preliminary diagnosis
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = crate::commands::diagnose::parse_time)]
     load_time: Duration,
 
-    /// Connections to the server at most, of the load and of the search for the capacity
+    /// Largest number of connections, both for the load and for measuring the capacity
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     connections: u64,
 
-    /// When a server's memory is looked at after the load
+    /// How long after the load to measure the server's memory
     #[arg(long, value_name = "TIME[,…]", default_value = "1s", value_delimiter = ',', value_parser = crate::commands::diagnose::parse_time)]
     rest: Vec<Duration>,
 
-    /// A run of the command, or of --load-cmd, that takes longer is ended, and failed
+    /// A run of the command or of --load-cmd that takes longer is ended and counts as failed
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = crate::commands::diagnose::parse_time)]
     timeout: Duration,
 
-    /// Exit statuses that are no failure, besides 0
+    /// Exit statuses that count as success, besides 0
     #[arg(long, value_name = "CODE[,…]", value_delimiter = ',')]
     exit_ok: Vec<i32>,
 
-    /// Of the order of arms; the same seed gives the same order
+    /// Random seed for the order of arms; the same seed gives the same order
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 
-    /// Don't diagnose the untreated command first: nothing stands beside what is measured
+    /// Skip the preliminary diagnosis; no predictions are shown
     #[arg(long)]
     no_predict: bool,
 
-    /// Where the trial is saved, block by block [default: a file in the state directory]
+    /// Save the trial to this file after each block [default: a file in the state directory]
     #[arg(short, long, value_name = "FILE", conflicts_with = "resume")]
     output: Option<PathBuf>,
 
-    /// Go on with a trial that was cut off, as it was begun; with --blocks of what it has, only report it
+    /// Continue an interrupted trial with its own options; with --blocks N, where N blocks are done, only report it
     #[arg(long = "continue", value_name = "FILE", conflicts_with_all = AS_BEGUN)]
     resume: Option<PathBuf>,
 
-    /// Exit with status 1 when a metric changed for the worse by more than this in any arm: 'wall_s>+5%', 'throughput<-3%'
+    /// Exit with status 1 if a metric of any arm got worse by more than this: 'wall_s>+5%', 'throughput<-3%'
     #[arg(long, value_name = "GATE")]
     fail_on: Vec<String>,
 
@@ -244,21 +247,21 @@ pub struct Args {
     #[arg(long, conflicts_with = "csv")]
     json: bool,
 
-    /// Print a row for each comparison, as CSV
+    /// Print CSV, one row for each comparison
     #[arg(long)]
     csv: bool,
 
-    /// The command, started afresh for every run; its standard input is empty
+    /// The command; each run starts it as a new process with empty standard input
     #[arg(last = true, value_name = "CMD")]
     pub command: Vec<OsString>,
 
-    /// The options, where nobody typed them.
+    /// The options, if another subcommand made them instead of the user.
     #[arg(skip)]
     pub made_of: Vec<String>,
 }
 
 impl Args {
-    /// A trial of these remedies on a command that runs to its end, with everything else as it is by default.
+    /// A trial of these remedies on a command that runs to its end, with defaults for all other options.
     pub fn of(with: &[&str], command: &[OsString]) -> Args {
         let options: Vec<String> = with
             .iter()
@@ -281,7 +284,7 @@ impl Args {
         }
     }
 
-    /// The first option that was typed and would do nothing, as a line.
+    /// An error message for the first typed option that has no effect in this kind of trial.
     fn unheeded(&self) -> Option<String> {
         let of = self.of_what();
         let idle =
@@ -296,7 +299,7 @@ impl Args {
         ))
     }
 
-    /// As they were typed.
+    /// The options as the user typed them.
     fn options(&self) -> Vec<String> {
         match self.made_of.is_empty() {
             true => typed(),
@@ -305,14 +308,14 @@ impl Args {
     }
 }
 
-/// Those that a trial can be continued with: all before the command, but for where it is saved.
+/// The typed words between `trial` and `--`; a trial is continued with them.
 fn typed() -> Vec<String> {
     let words = std::env::args_os().map(|w| w.to_string_lossy().into_owned());
     let words = words.skip_while(|w| w != "trial").skip(1);
     words.take_while(|w| w != "--").collect()
 }
 
-/// Of the options those that say how a run is measured: not which arms, how many blocks, or what becomes of the result.
+/// The options that say how a run is measured: not the arms, the number of blocks or the output.
 pub fn how(options: &[String]) -> Vec<String> {
     const OTHERS: &[&str] = &[
         "--with",
@@ -348,7 +351,7 @@ enum Spacing {
     Constant,
 }
 
-/// The options of a trial that is continued, read back as they were typed.
+/// Parses the saved options of a trial that is continued.
 #[derive(Parser)]
 struct Again {
     #[command(flatten)]
@@ -367,11 +370,11 @@ fn parse_percent(text: &str) -> Result<f64, String> {
         .trim_end_matches('%')
         .trim()
         .parse()
-        .map_err(|_| "a share is a number of per cent: 2%".to_owned())?;
+        .map_err(|_| "expected a percentage: 2%".to_owned())?;
     if number > 0.0 && number <= 1000.0 {
         return Ok(number / 100.0);
     }
-    Err("a share is above 0 %".into())
+    Err("a percentage must be above 0 % and at most 1000 %".into())
 }
 
 pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
@@ -389,11 +392,11 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         .map(|g| Gate::parse(g))
         .collect::<Result<Vec<_>, Error>>()?;
     if args.command.is_empty() {
-        bail!("no command given: put it behind --");
+        bail!("no command given: put it after --");
     }
     if args.with.is_empty() {
         bail!(
-            "nothing to try: --with NAME (`allocwall list` names them), or --with none for the command against itself"
+            "nothing to try: use --with NAME (`allocwall list` shows the names), or --with none to compare the command with itself"
         );
     }
     let interrupted = crate::commands::diagnose::catch_signals()?;
@@ -439,10 +442,10 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         printer.warn(line);
     }
     if let Some(why) = &failed {
-        printer.error(&anyhow!("the trial could not go on: {why}"));
+        printer.error(&anyhow!("the trial stopped early: {why}"));
     }
     let measured = outcome.comparisons.iter().any(|c| c.effect.is_ok());
-    // A gate lets nothing pass that was not tried to the end.
+    // With --fail-on, an unfinished trial must not pass.
     let cut_off = failed.is_some() || (!gates.is_empty() && interrupted.load(Ordering::Relaxed));
     Ok(match measured && met.is_empty() && !cut_off {
         true => ExitCode::SUCCESS,
@@ -450,32 +453,39 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// The earlier trial's own options, with those of now that may change: how long it may take, and what becomes of the result.
+/// The earlier trial's options, with the new options that may change: length, gates and output.
 fn continued(now: &Args, earlier: &mut Journal) -> anyhow::Result<Args> {
     let kept = earlier.head.options.iter().chain(&earlier.head.command);
     if let Some(word) = kept
         .into_iter()
         .find(|word| word.contains(char::REPLACEMENT_CHARACTER))
     {
-        bail!("the trial can't be continued: its file keeps words as text, which {word} was not");
+        bail!(
+            "the trial can't be continued: {word} was not valid UTF-8, and the file stores options and command as text; \
+             start another trial"
+        );
     }
     let words = ["trial".to_owned()]
         .into_iter()
         .chain(earlier.head.options.iter().cloned())
         .chain(["--".to_owned()])
         .chain(earlier.head.command.iter().cloned());
-    let Again { args: mut before } = Again::try_parse_from(words)
-        .map_err(|e| anyhow!("the trial's own options are not understood: {}", e.kind()))?;
+    let Again { args: mut before } = Again::try_parse_from(words).map_err(|e| {
+        anyhow!(
+            "the trial can't be continued: its saved options are not valid: {}",
+            e.kind()
+        )
+    })?;
     earlier.planned |= before.budget.is_none() && before.effect.is_none();
     let (done, planned) = (earlier.blocks.len(), earlier.head.design.settings.planned);
     if let Some(blocks) = now.blocks.map(|blocks| blocks as usize)
         && blocks != done
         && (blocks < done || (earlier.planned && blocks != planned))
     {
-        // Its looks share one level: a plan that changes after one would spend it twice.
+        // The interim looks share one significance level; changing the plan after a look would spend it twice.
         bail!(
-            "--blocks {blocks}: the trial has {done} blocks of {planned} that were planned, and a plan stands; for more, start \
-             another trial"
+            "--blocks {blocks}: {done} of {planned} planned blocks are done, and the plan cannot change; for another number of \
+             blocks, start another trial"
         );
     }
     if now.blocks.is_some() || now.budget.is_some() {
@@ -502,11 +512,11 @@ struct Trial<'a> {
     seed: u64,
 }
 
-/// What a trial came to, and where it is saved.
+/// The result of a trial, and where it is saved.
 struct Tried {
     outcome: TrialResult,
     path: PathBuf,
-    /// Why it could not go on.
+    /// Why it stopped early.
     failed: Option<String>,
 }
 
@@ -536,7 +546,7 @@ impl Trial<'_> {
         let arms = self.arms()?;
         let names: Vec<String> = arms.iter().map(|arm| arm.name.clone()).collect();
         let origin = self.origin();
-        // What can't be saved is not begun, nor what would be another trial.
+        // Check before any run that the trial can be saved, and that a continued trial is still the same trial.
         let (path, appended) = match (&earlier, &self.args.resume) {
             (Some(earlier), Some(path)) => {
                 self.goes_on(&earlier.head, &names, &origin)?;
@@ -546,7 +556,7 @@ impl Trial<'_> {
         };
         let rates = earlier.as_ref().map(|earlier| &earlier.head.rates[..]);
         let (mut kind, rates) = self.prepared(&arms, rates)?;
-        // What is wrong with the command shows before anything is measured.
+        // The first runs show what is wrong with the command before anything is measured.
         let first = self.prove(&mut kind, &names)?;
         if self.stopped() {
             return self.stopped_early(earlier);
@@ -564,7 +574,7 @@ impl Trial<'_> {
                     Kind::Server(server) => server::metrics(server, first.first().context("interrupted")?),
                 };
                 self.gates_fit(&metrics)?;
-                // What stops a pipeline is what the trial is about.
+                // A metric of --fail-on is primary.
                 let gated = |m: &Metric| self.gates.iter().any(|gate| gate.is_of(m));
                 let metrics: Vec<Metric> = metrics
                     .into_iter()
@@ -632,7 +642,7 @@ impl Trial<'_> {
         Ok(tried)
     }
 
-    /// Nothing is left to run, or nothing was asked for.
+    /// All blocks are done, or --blocks names the number of blocks that are done.
     fn only_reported(&self, earlier: &Journal) -> bool {
         let done = earlier.blocks.len();
         let asked = self.args.blocks == Some(done as u64);
@@ -647,11 +657,11 @@ impl Trial<'_> {
     }
 
     fn stopped(&self) -> bool {
-        // Relaxed: the flag carries nothing but itself.
+        // Relaxed: the flag guards no other data.
         self.interrupted.load(Ordering::Relaxed)
     }
 
-    /// Interrupted before a block of its own was begun: of a trial that is continued there are earlier ones.
+    /// Interrupted before the first block of this run. A continued trial reports its earlier blocks.
     fn stopped_early(&self, earlier: Option<Journal>) -> anyhow::Result<Tried> {
         match (earlier, &self.args.resume) {
             (Some(earlier), Some(path)) if !earlier.blocks.is_empty() => {
@@ -665,7 +675,7 @@ impl Trial<'_> {
     fn interrupted_after(&self, done: usize, path: &Path) {
         let blocks = if done == 1 { "block" } else { "blocks" };
         self.printer.note(&format!(
-            "interrupted after {done} {blocks}; go on with: allocwall trial --continue {}",
+            "interrupted after {done} {blocks}; to continue: allocwall trial --continue {}",
             quoted(&path.display().to_string())
         ));
     }
@@ -676,13 +686,13 @@ impl Trial<'_> {
         let fewest = plan::fewest_blocks(arms, plan::family(arms, &design.metrics));
         self.printer.note(&match done < fewest {
             true => format!(
-                "no time is left after {done} of the {fewest} blocks that a word takes at least: give it a longer --budget"
+                "time is up after {done} of at least {fewest} blocks that a result needs: use a longer --budget"
             ),
-            false => "the time is over".to_owned(),
+            false => "time is up".to_owned(),
         });
     }
 
-    /// The untreated command twice, then the remedies.
+    /// The baseline twice, then the remedies.
     fn arms(&self) -> anyhow::Result<Vec<Arm>> {
         let untreated = |name: &str| {
             Arm::parse("none").map(|arm| Arm {
@@ -697,14 +707,14 @@ impl Trial<'_> {
                 continue;
             }
             if arms.iter().any(|known| known.name == arm.name) {
-                bail!("{text} is given twice");
+                bail!("--with {text} is given twice");
             }
             arms.push(arm);
         }
         Ok(arms)
     }
 
-    /// With the rates of the loads inside: those of the trial's start, where it was begun before.
+    /// Also returns the request rates of --load; a continued trial keeps its earlier rates.
     fn prepared(&self, arms: &[Arm], earlier: Option<&[Rate]>) -> anyhow::Result<(Kind<'_>, Vec<Rate>)> {
         let args = self.args;
         let facts = TargetFacts::of(&args.command, &arms::environment())?;
@@ -718,11 +728,7 @@ impl Trial<'_> {
             }
             prepared.push(Prepared::of(&base, &applied));
         }
-        let mut starts: Vec<Start> = prepared.iter().map(|p| p.start.clone()).collect();
-        run::equalise(&mut starts);
-        for (prepared, start) in prepared.iter_mut().zip(starts) {
-            prepared.start = start;
-        }
+        let prepared = session::equalised(prepared);
         let figures = args
             .metric
             .iter()
@@ -741,9 +747,9 @@ impl Trial<'_> {
         }
         let ready = match (&args.ready, &args.load) {
             (Some(ready), _) => Ready::parse(ready, false)?,
-            // That it answers at all; whether it answers this request well the first load shows.
+            // A TCP connection is enough here; the first load shows whether the requests succeed.
             (None, Some(url)) => Ready::Tcp(self.request(url)?.address),
-            (None, None) => bail!("say when the server is ready: --ready tcp:127.0.0.1:PORT"),
+            (None, None) => bail!("unknown when the server is ready: use --ready tcp:127.0.0.1:PORT"),
         };
         let load = match (&args.load, &args.load_cmd) {
             (Some(url), _) => Load::Inside {
@@ -762,7 +768,7 @@ impl Trial<'_> {
                     limit: args.timeout,
                 }
             }
-            (None, None) => bail!("no load given"),
+            (None, None) => bail!("no load given: use --load URL or --load-cmd CMD"),
         };
         let mut server = Server {
             arms: prepared,
@@ -818,12 +824,12 @@ impl Trial<'_> {
         if let Some(rate) = self.args.rate {
             return Ok(vec![(format!("{rate}/s"), rate)]);
         }
-        self.printer.note("looking for the untreated server's capacity");
+        self.printer.note("measuring the capacity of the baseline");
         let most = self.args.connections;
         let capacity = server.capacity(0, most as usize)?;
         if capacity.still_rising {
             self.printer.note(&format!(
-                "the capacity is what {most} connections reach, and still rose with the last of them: --connections allows more"
+                "the capacity may be higher: throughput still rose at {most} connections; use --connections to allow more"
             ));
         }
         let shares = &self.args.at;
@@ -836,7 +842,7 @@ impl Trial<'_> {
             .map(|(name, rate)| format!("{name} = {rate:.0}"))
             .collect();
         self.printer.note(&format!(
-            "capacity {:.0} requests/s with {} connections; all arms are loaded with {} requests/s",
+            "capacity {:.0} requests/s with {} connections; load of all arms: {} requests/s",
             capacity.per_second,
             capacity.connections,
             shown.join(", ")
@@ -844,7 +850,7 @@ impl Trial<'_> {
         Ok(rates)
     }
 
-    /// One run of each arm that is not counted.
+    /// One run of each arm, which is not counted.
     fn prove(&self, kind: &mut Kind, names: &[String]) -> anyhow::Result<Vec<Ran>> {
         let told = |arm: usize| {
             self.printer
@@ -872,17 +878,14 @@ impl Trial<'_> {
         }
         let mut dead = 0;
         for (ran, name) in ran.iter().zip(names).skip(BASELINES) {
-            let refuted = ran.proof.iter().find(|item| item.state == ProofState::Refuted);
-            let why = match (&ran.failure, refuted) {
-                (Some(failure), _) => format!("its first run failed: {failure}"),
-                (None, Some(item)) => format!("it did not take: {}: {}", item.what, item.detail),
-                (None, None) => continue,
+            let Some(why) = session::problem(ran) else {
+                continue;
             };
             dead += 1;
             self.printer.warn(&format!("{name}: {why}"));
         }
         if dead > 0 && dead == names.len() - BASELINES {
-            bail!("no arm is left to try");
+            bail!("no arm is left to try: see the warnings above");
         }
         Ok(ran)
     }
@@ -895,46 +898,27 @@ impl Trial<'_> {
         rates: Vec<Rate>,
         first: &[Ran],
     ) -> Head {
-        let infos: Vec<ArmInfo> = arms
-            .iter()
-            .zip(predicted)
-            .enumerate()
-            .map(|(n, (arm, predicted))| ArmInfo {
-                name: arm.name.clone(),
-                baseline: n < BASELINES,
-                predicted,
-            })
-            .collect();
+        let infos = session::arms(arms.iter().map(|arm| arm.name.as_str()), predicted);
         let family = plan::family(infos.len(), &metrics);
         let planned = match self.length() {
             Length::Blocks(count) => count,
             Length::Budget(_) | Length::Effect(_) => plan::default_blocks(infos.len(), family),
         };
-        Head {
-            version: journal::VERSION,
-            tool_version: env!("CARGO_PKG_VERSION").into(),
-            started_unix_ms: allocwall_host::clock::unix_ms(),
-            command: self
-                .args
-                .command
-                .iter()
-                .map(|w| w.to_string_lossy().into_owned())
-                .collect(),
-            options: self.args.options(),
-            design: Design {
-                settings: Settings {
-                    seed: self.seed,
-                    effect: self.args.effect.unwrap_or(plan::DEFAULT_EFFECT),
-                    planned,
-                    looks: plan::looks(planned, infos.len(), family),
-                },
-                arms: infos,
-                metrics,
+        let command = self.args.command.iter();
+        let command = command.map(|w| w.to_string_lossy().into_owned()).collect();
+        let design = Design {
+            settings: Settings {
+                seed: self.seed,
+                effect: self.args.effect.unwrap_or(plan::DEFAULT_EFFECT),
+                planned,
+                looks: plan::looks(planned, infos.len(), family),
             },
+            arms: infos,
+            metrics,
+        };
+        Head {
             rates,
-            proof: first.iter().map(|r| r.proof.clone()).enumerate().collect(),
-            machine: machine(),
-            origin: None,
+            ..session::head(command, self.args.options(), design, first)
         }
     }
 
@@ -945,7 +929,7 @@ impl Trial<'_> {
             .args
             .command
             .first()
-            .map(|name| program::find(name, path.as_deref()));
+            .map(|name| program::find(name, path.as_deref(), "".as_ref()));
         let text = |(name, value): (OsString, OsString)| {
             (
                 name.to_string_lossy().into_owned(),
@@ -955,17 +939,18 @@ impl Trial<'_> {
         let variables = arms::environment().into_iter().map(text);
         Origin {
             folder: std::env::current_dir().map(shown).unwrap_or_default(),
-            // What can't be started is refused with the kernel's reason, and saved in no file.
+            // A program that cannot be found cannot be started either, so no trial is saved.
             program: found.and_then(Result::ok).map(shown).unwrap_or_default(),
             environment: variables.filter(|(name, _)| modules::is_setting(name)).collect(),
         }
     }
 
-    /// Whether runs of now belong to a trial that was begun earlier. On another machine they do, block by block; that is said.
+    /// Checks that new runs belong to the earlier trial. Another machine is allowed, because blocks are compared one
+    /// by one, but gives a warning.
     fn goes_on(&self, begun: &Head, names: &[String], now: &Origin) -> anyhow::Result<()> {
         if !begun.design.arms.iter().map(|arm| &arm.name).eq(names) {
             bail!(
-                "the trial's arms are not what its file says: {}",
+                "the trial can't be continued: its arms differ from those in its file: {}",
                 names.join(", ")
             );
         }
@@ -973,10 +958,10 @@ impl Trial<'_> {
             Some(Some(why)) => bail!("the trial can't be continued: {why}"),
             Some(None) => {}
             None => self.printer.warn(
-                "the trial's file doesn't say in which folder and environment it was begun: they are not compared",
+                "the trial's file does not record its folder and environment, so they are not compared with the current ones",
             ),
         }
-        let here = machine();
+        let here = session::machine();
         let others: Vec<&str> = begun
             .machine
             .iter()
@@ -985,7 +970,7 @@ impl Trial<'_> {
             .collect();
         if !others.is_empty() {
             self.printer.warn(&format!(
-                "the trial was begun on another machine ({}), and this is {}",
+                "the trial was started on another machine ({}); this machine is {}",
                 others.join(", "),
                 here.join(", ")
             ));
@@ -993,13 +978,13 @@ impl Trial<'_> {
         Ok(())
     }
 
-    /// By arm: what a diagnosis of the untreated command says that it would change.
+    /// For each arm: the changes that a diagnosis of the baseline predicts.
     fn predicted(&self, kind: &Kind, arms: &[Arm], metrics: &[Metric]) -> Vec<Predicted> {
         let nothing = || vec![Predicted::new(); arms.len()];
         if self.args.no_predict || arms.len() == BASELINES {
             return nothing();
         }
-        self.printer.progress_line("diagnosing the untreated command");
+        self.printer.progress_line("diagnosing the baseline");
         let window = self
             .args
             .load_time
@@ -1020,7 +1005,7 @@ impl Trial<'_> {
                 .map_err(Into::into)
                 .and_then(|judged| judged),
         };
-        // What left the command's process group.
+        // Ends processes that left the command's process group.
         self.guard.sweep();
         self.printer.clear_line();
         match judged {
@@ -1028,7 +1013,7 @@ impl Trial<'_> {
                 if !self.stopped()
                     && let Err(absence) = expected::possible(&judged.recording, &judged.bill)
                 {
-                    self.printer.warn(&format!("nothing is predicted: {absence}"));
+                    self.printer.warn(&format!("no predictions: {absence}"));
                 }
                 arms.iter()
                     .map(|arm| predict::of(&judged.recording, &judged.bill, arm, metrics))
@@ -1036,7 +1021,7 @@ impl Trial<'_> {
             }
             Err(error) => {
                 self.printer.warn(&format!(
-                    "nothing is predicted: the command could not be diagnosed: {error:#}"
+                    "no predictions: the command could not be diagnosed: {error:#}"
                 ));
                 nothing()
             }
@@ -1073,39 +1058,23 @@ impl Trial<'_> {
         }
     }
 
-    /// A new file's, where one can be made.
+    /// The path of the trial's file; checks that the file can be created.
     fn path(&self) -> anyhow::Result<PathBuf> {
         let free = |path: PathBuf| journal::may_create(&path).map(|()| path);
         match &self.args.output {
             Some(path) => Ok(free(path.clone())?),
             None => crate::commands::diagnose::new_state_file(SUFFIX, self.printer)
                 .and_then(|path| Ok(free(path)?))
-                .context("the state directory can't be written: name a file with -o"),
+                .context("cannot write to the state directory: name a file with -o"),
         }
     }
 }
 
-/// A load's name, and its requests a second.
+/// A load's name, and its requests per second.
 type Rate = (String, f64);
 type Predicted = BTreeMap<String, allocwall_model::units::Interval>;
 
-/// What a reader of a saved trial asks first, and what a continued one should have in common with its beginning.
-pub fn machine() -> Vec<String> {
-    let facts = allocwall_host::facts::Machine::live().facts();
-    let mut lines = vec![format!(
-        "Linux {} on {}",
-        facts.kernel_release, facts.architecture
-    )];
-    lines.extend(facts.hypervisor.map(|name| format!("virtual machine: {name}")));
-    lines.push(facts.cpu_model);
-    lines.push(format!(
-        "{} CPUs, {} NUMA nodes",
-        facts.online_cpus, facts.numa_nodes
-    ));
-    lines
-}
-
-/// What is going on, on a terminal; the plan, where one was made, on any.
+/// Shows progress on a terminal. The plan, if one is made, is always printed.
 pub struct Progress<'a> {
     printer: &'a Printer,
     estimate: String,
@@ -1147,14 +1116,14 @@ impl<'a> Progress<'a> {
                 self.printer.clear_line();
                 let minutes = blocks as f64 * each_s / 60.0;
                 self.printer.note(&format!(
-                    "{blocks} blocks in all, about {minutes:.1} minutes at {each_s:.1} s a block: {why}"
+                    "{blocks} blocks in total, about {minutes:.1} minutes at {each_s:.1} s per block: {why}"
                 ));
             }
         }
     }
 }
 
-/// Of the metrics that the trial is about.
+/// The effects so far on the primary metrics.
 fn estimate(outcome: &TrialResult) -> String {
     let primary = |metric: &str| outcome.metric(metric).is_some_and(|m| m.primary);
     let shown: Vec<String> = outcome
@@ -1164,7 +1133,8 @@ fn estimate(outcome: &TrialResult) -> String {
         .filter_map(|c| {
             let effect = c.effect.as_ref().ok()?;
             let name = &outcome.design.arms[c.arm].name;
-            // Between looks a word would tempt to stop where it pleases.
+            // Outcomes are shown only at interim looks: shown earlier, they would invite stopping at a convenient
+            // moment.
             let looked = outcome.design.settings.looks.contains(&outcome.blocks);
             let word = match c.outcome {
                 Outcome::Unresolved => String::new(),
@@ -1192,13 +1162,13 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn what_is_typed_next_keeps_how_it_is_measured() {
+    fn how_keeps_only_options_of_measurement() {
         let words = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
         let typed = words("--with a --load http://x --blocks 6 --with=b --at 60% --json -o f --rest 1s");
         assert_eq!(how(&typed), words("--load http://x --at 60% --rest 1s"));
     }
 
-    /// Heeded in every trial.
+    /// Options that have an effect in every trial.
     const ALL: &[&str] = &[
         "with",
         "blocks",
@@ -1228,12 +1198,15 @@ mod tests {
         for argument in command.get_arguments() {
             let id = argument.get_id().as_str();
             let listed = HEEDED.iter().any(|(option, _)| *option == id);
-            assert!(listed != ALL.contains(&id), "{id}: in one of the two tables");
+            assert!(
+                listed != ALL.contains(&id),
+                "{id} must be in exactly one of the two tables"
+            );
         }
         let kinds: [(Of, &[&str]); 3] = [
             (Of::Batch, &[]),
             (Of::Load, &["--load", "http://127.0.0.1:1/"]),
-            // It can't do without --ready.
+            // It requires --ready.
             (Of::LoadCommand, &["--load-cmd", "wrk"]),
         ];
         for (option, by) in HEEDED {
@@ -1259,7 +1232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_default_is_nobodys_wish() {
+    fn default_values_are_not_refused() {
         assert_eq!(parsed(&[]).unheeded(), None);
         assert_eq!(parsed(&["--load", "http://127.0.0.1:1/"]).unheeded(), None);
         assert_eq!(Args::of(&["none"], &[]).unheeded(), None);

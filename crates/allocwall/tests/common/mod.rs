@@ -1,13 +1,14 @@
-//! What the tests of this crate share.
+//! Shared by the tests of this crate.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Starts ahead of other programs on this machine, where that is permitted: what is timed must have its CPUs also while
-/// other work runs. A session of its own is a scheduling group of its own (sched(7), autogroup), which can be favoured;
-/// inside a control group's share the priority counts. It ends with the thread that started it.
+/// Gives the command priority over other programs on this machine, if that is permitted: timed programs need their
+/// CPUs even while other work runs. A new session gets its own scheduling group (sched(7), autogroup), whose nice
+/// value can be set; within the share of a control group, the process priority counts. The command ends with the
+/// thread that started it.
 pub fn favoured(command: &mut Command) -> &mut Command {
-    // SAFETY: system calls only between fork and exec.
+    // SAFETY: only system calls between fork and exec.
     unsafe {
         command.pre_exec(|| {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -23,23 +24,23 @@ pub fn favoured(command: &mut Command) -> &mut Command {
     }
 }
 
-/// Share of this machine's CPU time that the hypervisor took from it, above which what two clocks say of the same program
-/// is no matter of the program alone.
+/// If the hypervisor took more than this share of the machine's CPU time, two clocks may disagree about a program for
+/// that reason alone.
 pub const STOLEN: f64 = 0.02;
 
-/// CPU time of this machine as the kernel counts it, since boot or between two readings.
+/// CPU time of this machine by the kernel's account, since boot or between two readings.
 #[derive(Clone, Copy)]
 pub struct MachineTime {
-    /// What the hypervisor took.
+    /// Time that the hypervisor took.
     pub stolen_s: f64,
     pub all_s: f64,
 }
 
 impl MachineTime {
     pub fn now() -> MachineTime {
-        // user, nice, system, idle, iowait, irq, softirq and steal (proc_stat(5)); what guests use is in user already.
+        // user, nice, system, idle, iowait, irq, softirq and steal (proc_stat(5)); guest time is included in user.
         const KINDS: usize = 8;
-        // USER_HZ is 100 on every machine that this is built for.
+        // USER_HZ is 100 on all supported architectures.
         const TICKS_A_SECOND: f64 = 100.0;
         let stat = std::fs::read_to_string("/proc/stat").expect("/proc/stat is text");
         let ticks = stat.split_ascii_whitespace().skip(1).take(KINDS);

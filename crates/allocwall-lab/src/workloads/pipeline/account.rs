@@ -1,4 +1,4 @@
-//! What the threads brought back, put together: which orders were disturbed, and how long all of them took.
+//! Combines the results of the threads: which orders were disturbed, and how long all orders took.
 
 use super::Thread;
 use super::stalls::Span;
@@ -6,23 +6,24 @@ use crate::pipeline::{Measure, Pair, Role, Spec, ThreadTold, Told};
 use allocwall_host::cycles::Cycles;
 use std::collections::BTreeMap;
 
-/// One order's way: 24 bytes, written in turn.
+/// The times of one order: 24 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
     /// Cycles since the first intended arrival.
     intended: u64,
-    /// Cycles from each stamp to the next: allocated, dequeued, checked, freed. A second and more; longer counts as the longest.
+    /// Cycles from each time stamp to the next: allocated, dequeued, checked, freed. The maximum is above one second; longer times
+    /// count as the maximum.
     stages: [u32; 4],
 }
 
 impl Record {
-    /// Not zero, so that writing it touches a page.
+    /// Not zero, so that writing it touches the page.
     pub const TOUCHED: Record = Record {
         intended: 1,
         stages: [1; 4],
     };
 
-    /// Stamps in the order of an order's way.
+    /// `stamps`: intended, allocated, dequeued, checked, freed.
     #[inline]
     pub fn of(start: u64, stamps: [u64; 5]) -> Record {
         let stage = |n: usize| u32::try_from(stamps[n + 1].saturating_sub(stamps[n])).unwrap_or(u32::MAX);
@@ -53,20 +54,20 @@ impl Record {
     }
 }
 
-/// Rows of stalls: the ticks of the kernel and of a hypervisor's, at the usual rates of a second.
+/// The usual rates, per second, of timer ticks of the kernel and of a hypervisor's kernel.
 const TICKS: [f64; 4] = [1000.0, 250.0, 300.0, 100.0];
-/// How far from its place in a row a stall may begin. A tick comes at its time within a microsecond, over some milliseconds.
+/// Tolerance for the start of a stall at a tick. Over some milliseconds a tick is exact to one microsecond.
 const JITTER_NS: f64 = 2000.0;
-/// How many places of a row are looked at, before and after: at others the tick hit an allocation too.
+/// The number of ticks before and after that are checked. At some of them the tick also hit an allocation.
 const REACH: u64 = 8;
-/// Stalls that must stand in these places.
+/// The number of stalls that must be at these ticks.
 const ROW: usize = 3;
-/// Times as long as the longest of these a stall may be.
+/// A stall may be at most this many times as long as the longest of these stalls.
 const LONGER: u64 = 3;
 
-/// Long allocations and frees that are the machine's: stalls of it came at whole ticks before and after. A timer's interrupt comes in such
-/// a row, and no account of the kernel tells that it hit an allocation. With a thousand stalls a second, that three stand by chance in the
-/// places of a stall of the allocator's is less than one in a thousand, for all four rates.
+/// Long allocations and frees that the machine caused: there are stalls of the machine a whole number of ticks before and after. Timer
+/// interrupts come in such rows, and the kernel does not report that one hit an allocation. With 1,000 stalls per second, the probability
+/// that three stalls match a stall of the allocator by chance is less than 1 in 1,000, for all four rates together.
 fn in_a_row(long: &[Span], stalls: &[Span], cycles: Cycles) -> Vec<Span> {
     let jitter = cycles.of_ns(JITTER_NS);
     let near = |at: u64| {
@@ -76,7 +77,7 @@ fn in_a_row(long: &[Span], stalls: &[Span], cycles: Cycles) -> Vec<Span> {
             .filter(|(from, _)| *from <= at + jitter)
             .map(|(from, to)| to - from)
     };
-    let stands = |(from, to): &Span| {
+    let in_row = |(from, to): &Span| {
         TICKS.iter().any(|per_s| {
             let tick = cycles.of_ns(1e9 / per_s);
             let places = (1..=REACH).flat_map(|n| [from.saturating_sub(n * tick), from + n * tick]);
@@ -88,10 +89,10 @@ fn in_a_row(long: &[Span], stalls: &[Span], cycles: Cycles) -> Vec<Span> {
                     .is_some_and(|longest| to - from <= LONGER * longest)
         })
     };
-    long.iter().filter(|span| stands(span)).copied().collect()
+    long.iter().filter(|span| in_row(span)).copied().collect()
 }
 
-/// Sorted, and none touches the next.
+/// Sorts the spans and merges those that touch.
 fn merged(mut spans: Vec<Span>) -> Vec<Span> {
     spans.sort_unstable();
     let mut merged: Vec<Span> = Vec::with_capacity(spans.len());
@@ -104,18 +105,18 @@ fn merged(mut spans: Vec<Span>) -> Vec<Span> {
     merged
 }
 
-/// Stalls of the threads on an order's way, and heap blocks of the pressure that held orders up: merged, in the records' clock.
+/// Stalls of the threads that handle an order, and heap-pressure blocks that delayed orders. Merged, in the records' clock.
 struct Stalls {
     producers: Vec<Span>,
     consumers: Vec<Span>,
 }
 
-/// Which records met a stall, or waited behind one that did: while the producer was not done with the one before, or the consumer. A
-/// producer's stall touches what it had not sent: up to one that began at the end of the allocation. A consumer's touches what was
-/// allocated and not done.
-/// `records` are one consumer's, in the order in which it took them.
+/// Which records had a stall, or waited for a disturbed order: because the producer or the consumer was still busy with it. A stall of
+/// the producer affects orders that are not sent yet; it may begin at the end of the allocation at the latest. A stall of the consumer
+/// affects orders that are allocated and not done.
+/// `records` are those of one consumer, in the order in which it received them.
 fn disturbed<'a>(records: &'a [Record], stalls: &'a Stalls) -> impl Iterator<Item = bool> + 'a {
-    // The first that ends at or behind `from`, and begins before or at `to`.
+    // The first stall that ends at or after `from` must begin before or at `to`.
     let met = |spans: &[Span], from: u64, to: u64| {
         let first = spans.partition_point(|(_, end)| *end < from);
         spans.get(first).is_some_and(|(begin, _)| *begin <= to)
@@ -144,7 +145,7 @@ pub fn told(
     threshold: u64,
 ) -> Told {
     let consumed = || threads.iter().filter(|t| t.role == Role::Consumer);
-    // The warm-up is the orders that are intended first.
+    // The warm-up orders are those with the earliest intended arrivals.
     let total = spec.warm_up + spec.timed;
     let mut intended: Vec<u64> = consumed().flat_map(|t| &t.records).map(|r| r.intended).collect();
     let from = match total - spec.timed {
@@ -232,7 +233,7 @@ pub fn told(
 mod tests {
     use super::*;
 
-    /// Intended at, then the four stages.
+    /// The intended arrival, then the four stages.
     fn record(intended: u64, stages: [u32; 4]) -> Record {
         Record { intended, stages }
     }
@@ -244,12 +245,12 @@ mod tests {
         let taken = Measure::ALL.map(|measure| record.cycles(measure));
         assert_eq!(taken, [100, 310, 30, 70, 200, 10]);
         assert_eq!(record.done(), 410);
-        // A stamp that is missing (0) or years away is no panic.
+        // A time stamp that is missing (0) or far away must not cause a panic.
         assert_eq!(Record::of(5, [0, 0, u64::MAX, 1, 2]).stages, [0, u32::MAX, 0, 1]);
     }
 
     #[test]
-    fn who_meets_a_stall_is_disturbed_and_who_waits_behind_it() {
+    fn orders_with_a_stall_and_orders_that_wait_for_them_are_disturbed() {
         let quick = [10, 10, 10, 10];
         let of = |producers: &[Span], consumers: &[Span], records: &[Record]| -> Vec<bool> {
             let stalls = Stalls {
@@ -262,13 +263,13 @@ mod tests {
             record(0, quick),
             // A consumer's stall is from 120 to 500.
             record(100, [10, 400, 10, 10]),
-            // Came in its middle.
+            // Arrives during the stall.
             record(200, [10, 310, 10, 10]),
-            // Came behind it, and was allocated before the consumer was done with the one before.
+            // Arrives after the stall, but is allocated before the consumer is done with the order before.
             record(520, [10, 20, 10, 10]),
-            // Came when the one before was on its way, and waited for nobody.
+            // Arrives while the order before is in transit, but does not wait for it.
             record(560, [20, 10, 10, 10]),
-            // As long as those, with no stall near: the allocator's.
+            // As long as these, but without a stall nearby: caused by the allocator.
             record(900, [400, 10, 10, 10]),
         ];
         assert_eq!(
@@ -276,12 +277,12 @@ mod tests {
             [false, true, true, true, false, false]
         );
         assert!(!of(&[], &[], &records).contains(&true));
-        // A producer's stall that begins when the allocation ends delays the sending; one that begins later delays only the next.
+        // A producer's stall that begins when the allocation ends delays the sending. One that begins later delays only the next order.
         let pair = [record(100, [50, 40, 10, 10]), record(220, quick)];
         assert_eq!(of(&[(150, 160)], &[], &pair), [true, false]);
         assert_eq!(of(&[(155, 170)], &[], &pair), [false, false]);
         assert_eq!(of(&[(155, 225)], &[], &pair), [false, true]);
-        // A consumer's that begins when an order is done touches the next.
+        // A consumer's stall that begins when an order is done delays the next order.
         assert_eq!(of(&[], &[(210, 232)], &pair), [false, true]);
     }
 
@@ -298,7 +299,7 @@ mod tests {
         let cycles = Cycles::start(5_000_000);
         let at = |us: f64| 1_000_000_000 + cycles.of_ns(us * 1000.0);
         let span = |us: f64, long: f64| (at(us), at(us + long));
-        // A tick each millisecond, of which the third, the fourth and the sixth hit allocations.
+        // One tick per millisecond; the third, the fourth and the sixth hit allocations.
         let stalls = [
             span(0.0, 10.0),
             span(1000.0, 9.0),
@@ -309,9 +310,9 @@ mod tests {
         let [beside, longer] = [span(2400.0, 12.0), span(2000.5, 60.0)];
         let long = [hit[0], beside, longer, hit[1], hit[2]];
         assert_eq!(in_a_row(&long, &stalls, cycles), hit);
-        // Two are no row.
+        // Two stalls are not enough.
         assert_eq!(in_a_row(&hit, &stalls[..2], cycles), []);
-        // Nor are three that stand beside its places.
+        // Three stalls that are not at the ticks do not count.
         let astray = [span(3.0, 10.0), span(1004.0, 9.0), span(3996.0, 11.0)];
         assert_eq!(in_a_row(&[span(2000.0, 10.0)], &astray, cycles), []);
     }

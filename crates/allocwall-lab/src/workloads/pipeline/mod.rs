@@ -1,4 +1,4 @@
-//! The order pipeline, one run of it: its threads, its clock readings, and what they come to.
+//! One run of the order pipeline: its threads, its clock readings, and its result.
 
 mod account;
 mod order;
@@ -26,25 +26,26 @@ use std::thread;
 use std::time::Duration;
 use variants::{Free, Make, Run};
 
-/// How long the clock is compared with the kernel's.
+/// Time for which the cycle counter is compared with the kernel's clock.
 const CALIBRATION_NS: u64 = 20_000_000;
-/// Between the moment at which all are ready and the first order.
+/// Time between the moment at which all threads are ready and the first order.
 const LEAD_NS: f64 = 2e6;
-/// Between two readings of the clock in a waiting loop; more is a stall. A reading takes some ten nanoseconds, and a look at a line
-/// that another CPU has just written a hundred.
+/// Longest time between two readings of the clock in a waiting loop; more is a stall. A reading takes about 10 ns, and a read of a
+/// cache line that another CPU has just written about 100 ns.
 const THRESHOLD_NS: f64 = 500.0;
-/// How often the main thread looks whether the others are ready.
+/// Interval at which the main thread checks whether the others are ready.
 const GLANCE: Duration = Duration::from_millis(1);
-/// A producer begins a heap block when its next order is so many times further away than a block took, on average of the last ones.
+/// A producer begins a heap block only if the time to its next order is this many times the average time of the last blocks.
 const MARGIN: u64 = 4;
+/// A new block has a weight of 1 / OF_LATE in this average.
 const OF_LATE: u64 = 64;
-/// And no more is believed of it: after one long stall there would be no pressure ever again.
+/// Upper limit of this average. Without it, there would be no more pressure after one long stall.
 const MOST_BLOCK_NS: f64 = 150.0;
 
-/// Runs it.
+/// Runs the pipeline once.
 ///
 /// # Errors
-/// A CPU that it may not run on, no memory, a lock that is not permitted: one line.
+/// One line: a CPU is not allowed, there is no memory, or the memory may not be locked.
 pub fn run(spec: &Spec) -> anyhow::Result<Told> {
     let wanted = spec.producers + spec.consumers + usize::from(pressure_thread(spec));
     if spec.cpus.len() != wanted {
@@ -61,20 +62,20 @@ struct Pipeline<'a> {
     spec: &'a Spec,
 }
 
-/// What all threads share.
+/// Data that all threads share.
 struct Shared<'a> {
     spec: &'a Spec,
     cycles: Cycles,
     crowded: bool,
     /// Threads that are not ready yet.
     missing: AtomicUsize,
-    /// First intended arrival, in cycles; 0 until it is known.
+    /// The first intended arrival, in cycles; 0 as long as it is unknown.
     start: AtomicU64,
     /// Orders that are not freed yet.
     left: AtomicUsize,
-    /// A thread could not go on.
+    /// A thread failed.
     failed: AtomicBool,
-    /// The line that is handed to and fro before the start.
+    /// The cache line that two threads pass back and forth before the start.
     ball: Line,
 }
 
@@ -82,8 +83,8 @@ struct Shared<'a> {
 struct Line(AtomicU64);
 
 impl Shared<'_> {
-    /// Nothing where a thread has its CPU to itself: the clock's reading paces the loop, and a PAUSE instruction would be 40 to 140
-    /// cycles in which an order that has come is not seen.
+    /// Yields if threads share a CPU. Otherwise it does nothing: the reading of the clock limits the speed of the loop, and a PAUSE
+    /// instruction would delay the detection of an order by 40 to 140 cycles.
     #[inline(always)]
     fn pause(&self) {
         if self.crowded {
@@ -91,16 +92,16 @@ impl Shared<'_> {
         }
     }
 
-    /// Ready. The last who says so sets the start.
+    /// Marks this thread as ready. The last thread sets the start.
     fn arrive(&self) {
-        // SeqCst in all of this: it is before and behind what is timed.
+        // SeqCst is fine here, because this is outside the timed part.
         if self.missing.fetch_sub(1, Ordering::SeqCst) == 1 {
             let start = self.cycles.now() + self.cycles.of_ns(LEAD_NS);
             self.start.store(start, Ordering::SeqCst);
         }
     }
 
-    /// Ready, and waits for the others; the first intended arrival.
+    /// Marks this thread as ready and waits for the others. Returns the first intended arrival.
     fn ready(&self) -> u64 {
         self.arrive();
         loop {
@@ -112,23 +113,23 @@ impl Shared<'_> {
     }
 }
 
-/// What a thread brings back.
+/// The result of one thread.
 pub(super) struct Thread {
     role: Role,
     cpu: u32,
     watch: Watch,
-    /// Since its start.
+    /// Involuntary context switches and minor faults since its start.
     switches: u64,
     faults: u64,
     handoff_ns: Option<f64>,
-    /// A consumer's, in the order in which it took them.
+    /// Only for consumers: the orders, in the order in which the thread received them.
     records: Vec<Record>,
     refused: u64,
     blocks: u64,
 }
 
 impl Thread {
-    /// At its end; `since` is what the kernel had counted when it started. What only some threads have is empty.
+    /// For the end of a thread; `since` are the kernel's counters at its start. Fields that only some threads have are empty.
     fn ended(role: Role, cpu: u32, watch: Watch, since: &ThreadCounts) -> Thread {
         let now = thread_counts();
         Thread {
@@ -183,7 +184,7 @@ impl Run for Pipeline<'_> {
             }
             let proc = ProcFs::live();
             let stolen = || proc.host_tick().ok().map(|tick| tick.steal_ns);
-            // All that they need is there by then. Asleep: they have the CPUs.
+            // Wait until all threads are set up. Sleep, because they use the CPUs.
             while shared.missing.load(Ordering::SeqCst) > 1 {
                 thread::sleep(GLANCE);
             }
@@ -220,7 +221,7 @@ impl Run for Pipeline<'_> {
     }
 }
 
-/// A thread that can't begin must not leave the others waiting.
+/// If a thread cannot start, the other threads must not wait for it.
 fn guarded(shared: &Shared, run: impl FnOnce() -> anyhow::Result<Thread>) -> anyhow::Result<Thread> {
     let done = run();
     if done.is_err() {
@@ -233,16 +234,16 @@ fn guarded(shared: &Shared, run: impl FnOnce() -> anyhow::Result<Thread>) -> any
 fn lock(spec: &Spec) -> anyhow::Result<()> {
     if spec.lock {
         rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT)
-            .context("the memory can't be locked (raise `ulimit -l`, or leave --lock out)")?;
+            .context("cannot lock the memory: raise `ulimit -l`, or leave out --lock")?;
     }
     Ok(())
 }
 
 fn pinned(cpu: u32) -> anyhow::Result<Pinned> {
-    Pinned::to(cpu).map_err(|absence| anyhow::anyhow!("no thread can be pinned to CPU {cpu}: {absence}"))
+    Pinned::to(cpu).map_err(|absence| anyhow::anyhow!("cannot pin a thread to CPU {cpu}: {absence}"))
 }
 
-/// One way, ns: half of a round trip, the median of many that are timed 16 at a time.
+/// Time of one transfer of a cache line, in ns: half of a round trip, median of many that are timed 16 at a time.
 fn hand_off(shared: &Shared, first: bool) -> Option<f64> {
     const ROUNDS: usize = 500;
     const TRIPS: u64 = 16;
@@ -252,7 +253,7 @@ fn hand_off(shared: &Shared, first: bool) -> Option<f64> {
         let began = shared.cycles.now();
         for trip in 0..TRIPS {
             let number = 2 * (round * TRIPS + trip);
-            // Acquire and release, as a queue does it.
+            // Acquire and release, as in a queue.
             let (wait, then) = match first {
                 true => (number, number + 1),
                 false => (number + 1, number + 2),
@@ -270,12 +271,12 @@ fn hand_off(shared: &Shared, first: bool) -> Option<f64> {
     Some(trips[ROUNDS / 2])
 }
 
-/// Orders of one producer.
+/// The number of orders of one producer.
 fn share(total: usize, of: usize, n: usize) -> usize {
     total / of + usize::from(n < total % of)
 }
 
-/// Intended arrivals after the first, in cycles; touched.
+/// Intended arrivals relative to the first, in cycles. The memory is already touched.
 fn schedule(shared: &Shared, n: usize, count: usize) -> Vec<u64> {
     let Some(rate) = shared.spec.rate else {
         return vec![0; count];
@@ -314,7 +315,7 @@ fn produce<M: Make>(
     let mut template = Template::new(spec.sizes, spec.seed ^ (n as u64 + 1) << 32, n as u8);
     let own = n == 0 && spec.pressure.by == By::Producer;
     let mut heap = Heap::new(if own { spec.pressure.per_s } else { 0.0 }, cycles, spec.seed);
-    // Of a heap block, in cycles.
+    // Average time of a heap block, in cycles.
     let mut usual = cycles.of_ns(100.0);
     let most = cycles.of_ns(MOST_BLOCK_NS);
     let planted = Planted::of(spec, n, count, cycles);
@@ -360,7 +361,7 @@ fn produce<M: Make>(
                     watch.waited(cycles.now());
                     refused += 1;
                     if shared.failed.load(Ordering::Relaxed) {
-                        bail!("another thread could not begin");
+                        bail!("another thread could not start");
                     }
                     shared.pause();
                 }
@@ -378,7 +379,7 @@ fn produce<M: Make>(
         }
     }
     let ended = Thread::ended(Role::Producer, cpu, watch, &counts);
-    // A pool that goes gives memory back to the system: not while others are timed.
+    // Dropping a pool returns memory to the system. Wait, so that this does not happen while other threads are timed.
     while shared.left.load(Ordering::Acquire) > 0 && !shared.failed.load(Ordering::Relaxed) {
         shared.pause();
     }
@@ -401,11 +402,11 @@ fn consume<F: Free>(
     let cpu = spec.cpus[spec.producers + n];
     let _pinned = pinned(cpu)?;
     let total = spec.warm_up + spec.timed;
-    // Each producer takes the consumers in turn.
+    // Each producer sends to the consumers in turn.
     let mut left: usize = (0..spec.producers)
         .map(|producer| share(share(total, spec.producers, producer), spec.consumers, n))
         .sum();
-    // Touched: a page fault here would be in the next order's time.
+    // Touch the memory now: a later page fault would be part of the next order's time.
     let mut records = vec![Record::TOUCHED; left];
     records.clear();
     let mut checker = Checker::new(spec.check_steps);
@@ -448,12 +449,12 @@ fn consume<F: Free>(
     }
     std::hint::black_box(passed);
     let ended = Thread::ended(Role::Consumer, cpu, watch, &counts);
-    // Release: what was freed is freed before a producer's pool goes.
+    // Release: all orders are freed before a producer drops its pool.
     shared.left.fetch_sub(records.len(), Ordering::Release);
     Ok(Thread { records, ..ended })
 }
 
-/// Four times what a check takes here, in cycles.
+/// Four times the median time of a check on this machine, in cycles.
 fn usual_check(checker: &mut Checker, cycles: Cycles) -> u64 {
     let mut template = Template::new(crate::pipeline::variants::Sizes::Line, 1, 0);
     let once = |sequence| {
@@ -495,9 +496,9 @@ fn press(shared: &Shared) -> anyhow::Result<Thread> {
     })
 }
 
-/// Allocations that take longer, for the tests of the detector.
+/// Allocations that take longer, for tests of the stall detector.
 struct Planted {
-    /// Every so many; 0 for none.
+    /// Every how many orders; 0 for none.
     every: usize,
     cycles: u64,
 }
@@ -526,7 +527,7 @@ static FIRST_PRODUCER: AtomicU64 = AtomicU64::new(0);
 static HANDLER_NS: AtomicU64 = AtomicU64::new(0);
 
 fn announce() {
-    // SAFETY: the calling thread's own id.
+    // SAFETY: pthread_self has no precondition.
     FIRST_PRODUCER.store(unsafe { libc::pthread_self() } as u64, Ordering::SeqCst);
 }
 
@@ -535,14 +536,14 @@ extern "C" fn keep_busy(_: libc::c_int) {
     while allocwall_host::clock::monotonic_ns() < until {}
 }
 
-/// Stalls of the machine, for the tests of the detector: signals to the first producer, spread over the run.
+/// Stalls of the machine, for tests of the stall detector: signals to the first producer, spread over the run.
 fn plant<T>(shared: &Shared, running: &[thread::ScopedJoinHandle<'_, T>]) {
     let spec = shared.spec;
     let Some(planted) = spec.planted.filter(|planted| planted.stall == Stall::Machine) else {
         return;
     };
     HANDLER_NS.store(u64::from(planted.us) * 1000, Ordering::SeqCst);
-    // SAFETY: an all-zero sigaction is a valid value; the handler reads a clock and an atomic, no more.
+    // SAFETY: an all-zero sigaction is a valid value; the handler only reads a clock and an atomic.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = keep_busy as *const () as usize;
@@ -557,7 +558,7 @@ fn plant<T>(shared: &Shared, running: &[thread::ScopedJoinHandle<'_, T>]) {
         if running[0].is_finished() {
             return;
         }
-        // SAFETY: the thread announced itself before it was ready, and isn't joined yet.
+        // SAFETY: the thread stored its id before it was ready, and it is not joined yet.
         unsafe {
             libc::pthread_kill(
                 FIRST_PRODUCER.load(Ordering::SeqCst) as libc::pthread_t,

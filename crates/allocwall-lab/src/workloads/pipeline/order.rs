@@ -4,8 +4,8 @@ use crate::pipeline::variants::Sizes;
 use allocwall_host::cycles::Cycles;
 use std::hint::black_box;
 
-/// Eight bytes less than a line: in the by-value ring the mark of its entry stands there. `intended` and `allocated` are readings of
-/// [`Cycles`].
+/// Eight bytes smaller than a cache line: the by-value ring uses these bytes for the mark of an entry. `intended` and `allocated`
+/// are readings of [`Cycles`].
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Order {
@@ -17,16 +17,16 @@ pub struct Order {
     pub quantity: u32,
     pub client: u32,
     pub symbol: u32,
-    /// With its payload, in bytes.
+    /// Size in bytes, including the payload.
     pub size: u16,
     pub producer: u8,
     pub side: u8,
 }
 
-/// Of an order in memory of its own.
+/// Size of an order in its own memory, without payload.
 pub const LINE: usize = 64;
 
-/// An order with room for a payload of `R` bytes behind its line.
+/// An order, followed by a payload of `R` bytes.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub struct Block<const R: usize> {
@@ -35,7 +35,7 @@ pub struct Block<const R: usize> {
     pub rest: [u8; R],
 }
 
-/// The same in 56 bytes and the payload.
+/// The same without padding: 56 bytes and the payload.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Value<const R: usize> {
@@ -46,7 +46,7 @@ pub struct Value<const R: usize> {
 pub const LARGEST: usize = 1024;
 pub const LARGEST_REST: usize = LARGEST - LINE;
 
-/// What the producer fills in, and all variants copy from: the same work for each of them.
+/// The producer fills in this order, and all variants copy it, so that all do the same work.
 pub struct Template {
     block: Block<LARGEST_REST>,
     sizes: &'static [usize],
@@ -95,7 +95,7 @@ impl Template {
         unsafe { std::slice::from_raw_parts((&raw const self.block).cast(), self.block.order.size as usize) }
     }
 
-    /// Without the line's free end.
+    /// The order without padding.
     #[inline]
     pub fn value<const R: usize>(&self) -> Value<R> {
         Value {
@@ -113,7 +113,7 @@ impl Template {
     }
 }
 
-/// Marsaglia's xorshift64: a few instructions, no quality needed.
+/// Marsaglia's xorshift64: few instructions; the quality is good enough here.
 #[derive(Clone)]
 pub struct Random(u64);
 
@@ -154,8 +154,8 @@ struct Window {
 const SYMBOLS: usize = 512;
 const CLIENTS: usize = 512;
 
-/// Tables of 32 KiB: reference prices by symbol, limits by client, velocity windows by client. Three lookups, a position delta,
-/// limits, a window; then more of the same, so that it takes the time that it is calibrated to.
+/// The risk check, with tables of 32 KiB: reference prices by symbol, limits by client, velocity windows by client. It does three
+/// lookups, a position delta, limits and a window, and then more lookups until it takes the calibrated time.
 pub struct Checker {
     symbols: Box<[Symbol; SYMBOLS]>,
     limits: Box<[Limit; CLIENTS]>,
@@ -182,7 +182,7 @@ impl Checker {
         }
     }
 
-    /// Whether the order may pass. `payload` is read as a consumer would read it.
+    /// Whether the order passes. It also reads `payload`, like a real consumer.
     #[inline(never)]
     pub fn check(&mut self, order: &Order, payload: &[u8]) -> bool {
         let symbol = self.symbols[order.symbol as usize % SYMBOLS];
@@ -213,7 +213,7 @@ impl Checker {
         for line in payload.chunks(64) {
             at = at.wrapping_add(u64::from(line[0]));
         }
-        // Each step waits for the one before, through a table.
+        // Each step depends on the step before, by a table lookup.
         for _ in 0..self.steps {
             at = at
                 .wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -223,7 +223,8 @@ impl Checker {
     }
 }
 
-/// Steps with which a check takes so long, at least none: the fastest of many batches, so that others' time slices don't count.
+/// The number of steps with which a check takes `ns`. Uses the fastest of many batches, so that time slices of other processes do
+/// not count.
 pub fn steps_for(ns: f64) -> u32 {
     let cycles = Cycles::start(20_000_000);
     let cost = |steps| {

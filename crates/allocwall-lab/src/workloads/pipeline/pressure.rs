@@ -1,4 +1,4 @@
-//! Heap pressure: blocks of six sizes freed and allocated at a rate, by the process's `malloc`.
+//! Heap pressure: the process's `malloc` frees and allocates blocks of six sizes at a fixed rate.
 
 use super::order::Random;
 use crate::pipeline::{LIVE_BLOCKS, PRESSURE_SIZES};
@@ -15,7 +15,7 @@ impl Block {
     #[inline]
     fn new(size: usize) -> Block {
         let layout = Layout::from_size_align(size, 16).expect("a small size");
-        // SAFETY: the size isn't zero; the first bytes are within it.
+        // SAFETY: the size is not zero, and the written bytes are within the block.
         unsafe {
             let memory = NonNull::new(alloc(layout)).unwrap_or_else(|| handle_alloc_error(layout));
             memory.cast::<u64>().write(size as u64);
@@ -38,7 +38,7 @@ unsafe impl Send for Block {}
 pub struct Heap {
     live: Vec<Block>,
     random: Random,
-    /// Cycles between two blocks; None without pressure.
+    /// Cycles between two blocks; None without heap pressure.
     every: Option<f64>,
     began: u64,
     pub done: u64,
@@ -65,19 +65,19 @@ impl Heap {
         self.done = 0;
     }
 
-    /// When the next block is due; u64::MAX without pressure.
+    /// The time at which the next block is due; u64::MAX without heap pressure.
     #[inline]
     pub fn due(&self) -> u64 {
         self.every
             .map_or(u64::MAX, |every| self.began + (self.done as f64 * every) as u64)
     }
 
-    /// One block.
+    /// Frees one block and allocates another one.
     #[inline]
     pub fn turn(&mut self) {
         let at = self.random.next() as usize % LIVE_BLOCKS;
         let size = size(&mut self.random);
-        // The old one first, as a program does that replaces one.
+        // Free the old block first, like a program that replaces an object.
         drop(self.live.swap_remove(at));
         self.live.push(Block::new(size));
         self.done += 1;

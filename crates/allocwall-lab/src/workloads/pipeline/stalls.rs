@@ -1,31 +1,32 @@
-//! A thread that always spins knows when it did not: two readings of the clock lie further apart than its loop takes.
+//! Detects stalls. A thread that spins all the time can see when it did not run: the time between two readings of the clock is longer
+//! than its loop takes.
 //!
-//! Where nothing but waiting and known work lies between them, the machine had the time: an interrupt, another thread, the hypervisor.
-//! Where an allocation or a free lies between them it is the allocator's, unless the kernel's own accounts say that the thread did
-//! not run: it was switched away against its will, or its CPU clock stood still (the kernel takes off what the hypervisor stole).
+//! If the thread only waited or did known work between the readings, the machine caused the stall: an interrupt, another thread, or
+//! the hypervisor. If it allocated or freed, the allocator caused the stall, unless the kernel's accounts say that the thread did not
+//! run: it was switched out involuntarily, or its CPU clock did not advance (the kernel subtracts steal).
 
 use allocwall_host::clock::thread_cpu_ns;
 use allocwall_host::cycles::Cycles;
 use allocwall_host::memory::thread_counts;
 
-/// From and to, in cycles.
+/// Start and end, in cycles.
 pub type Span = (u64, u64);
 
-/// Room that is there, and touched, before the run.
+/// Number of entries that are allocated and touched before the run.
 const ROOM: usize = 1 << 16;
 
-/// Times the threshold from which on a thread may have been switched away, or its CPU taken: neither is done faster, and asking the kernel
-/// about every allocation that takes some hundred nanoseconds would be the largest stall of all.
+/// An allocation that is shorter than this many thresholds cannot contain a context switch or steal, so the kernel is not asked. Asking
+/// for each allocation of some hundred nanoseconds would cause the largest stalls of all.
 const SWITCH: u64 = 10;
 
-/// Where the readings come from: the machine, or a test's script.
+/// The source of the readings: the machine, or the script of a test.
 pub trait Readings {
-    /// Cycles since some moment.
+    /// Cycles since a fixed moment.
     fn now(&self) -> u64;
     fn ns(&self, cycles: u64) -> f64;
     /// CPU time of the calling thread.
     fn cpu_ns(&self) -> u64;
-    /// How often the calling thread was switched away against its will.
+    /// Number of involuntary context switches of the calling thread.
     fn involuntary_switches(&self) -> u64;
 }
 
@@ -48,7 +49,7 @@ impl Readings for Cycles {
     }
 }
 
-/// What took long.
+/// The owner of a long allocation or free.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Whose {
     Order,
@@ -60,22 +61,22 @@ pub struct Watch<R = Cycles> {
     threshold: u64,
     last: u64,
     pub stalls: Vec<Span>,
-    /// Allocations and frees that took longer than the threshold, and of which the kernel doesn't say that they were the machine's.
+    /// Allocations and frees that took longer than the threshold, without evidence from the kernel that the machine caused it.
     pub long: Vec<Span>,
-    /// Heap blocks of the pressure that took long, with the asking about them, and were not the machine's: orders that stood behind
-    /// them did so only because pressure and orders share a thread.
+    /// Heap-pressure blocks that took long and were not stalls of the machine, including the time to ask the kernel. Orders waited for
+    /// them only because heap pressure and orders share a thread.
     pub held: Vec<Span>,
-    /// Cycles in which the thread allocated or freed: where a stall may pass for the allocator's.
+    /// Cycles in which the thread allocated or freed. A stall in this time may be attributed to the allocator.
     covered: u64,
-    /// Stalls of the machine in these, by the kernel's account.
+    /// Stalls of the machine in this time, according to the kernel.
     told: u64,
     began: u64,
-    /// A long one of which the kernel is still to be asked.
+    /// A long allocation or free for which the kernel has not been asked yet.
     open: Option<(Span, Whose)>,
     account: Account,
 }
 
-/// What the kernel says of the thread, and when it was asked.
+/// The kernel's counters of the thread, and the time of the reading.
 struct Account {
     at: u64,
     cpu_ns: u64,
@@ -117,15 +118,15 @@ impl<R: Readings> Watch<R> {
         }
     }
 
-    /// From here on, whatever came before.
+    /// Starts the measurement; earlier events are ignored.
     pub fn start(&mut self) {
         self.account = Account::now(&self.readings);
         self.last = self.readings.now();
         self.began = self.last;
     }
 
-    /// Stalls of the machine that hit an allocation or a free and passed for the allocator's, as many as are expected from those
-    /// that were seen elsewhere; `found` are known otherwise.
+    /// The estimated number of stalls of the machine that hit an allocation or a free and were attributed to the allocator. It is
+    /// estimated from the rate of the other stalls; `found` of them were detected in another way.
     pub fn expected_unseen(&self, found: usize) -> f64 {
         let whole = self.last.saturating_sub(self.began);
         let open = whole.saturating_sub(self.covered);
@@ -137,13 +138,13 @@ impl<R: Readings> Watch<R> {
         (expected - self.told as f64 - found as f64).max(0.0)
     }
 
-    /// Since the last reading there was nothing of the allocator's.
+    /// The thread only waited since the last reading.
     #[inline(always)]
     pub fn waited(&mut self, now: u64) {
         self.computed(now, 0);
     }
 
-    /// Known work that takes so long: more is the machine's.
+    /// The thread did known work that takes `usual` cycles; more time is a stall of the machine.
     #[inline(always)]
     pub fn computed(&mut self, now: u64, usual: u64) {
         self.last = match now.wrapping_sub(self.last) > self.threshold + usual {
@@ -152,7 +153,7 @@ impl<R: Readings> Watch<R> {
         };
     }
 
-    /// The stall lasts until the kernel has been asked, which takes as long as the threshold.
+    /// The stall includes the time to ask the kernel, which takes about as long as the threshold.
     #[cold]
     fn stalled(&mut self, now: u64) -> u64 {
         let Some(open) = self.open.take() else {
@@ -165,8 +166,8 @@ impl<R: Readings> Watch<R> {
         if now.wrapping_sub(until) > self.threshold {
             self.stalls.push((until, now));
         }
-        // Asking delays whoever comes next. Behind a stall of the allocator's it is not taken for one of the machine's: the orders that
-        // stand behind the allocator would pass for disturbed with it.
+        // Asking the kernel delays the next order. After a stall of the allocator this delay does not count as a stall of the machine:
+        // otherwise the orders that wait for the allocator would count as disturbed.
         match (machine, whose) {
             (true, _) => self.stalls.push((now, self.account.at)),
             (false, Whose::Pressure) => self.held.push((from, self.account.at)),
@@ -175,14 +176,14 @@ impl<R: Readings> Watch<R> {
         self.readings.now()
     }
 
-    /// Since the last reading something was allocated or freed. Where that took long the kernel is asked at the next reading, when the
-    /// order is on its way: asking must not be in its time.
+    /// The thread allocated or freed since the last reading. If this took long, the kernel is asked at the next reading, after the order
+    /// was sent, so that the time for asking is not part of the order's time.
     #[inline(always)]
     pub fn allocated(&mut self, now: u64) {
         self.took(now, Whose::Order);
     }
 
-    /// The same of a heap block of the pressure, which is no order's.
+    /// The same for a heap-pressure block, which belongs to no order.
     #[inline(always)]
     pub fn pressed(&mut self, now: u64) {
         self.took(now, Whose::Pressure);
@@ -205,11 +206,11 @@ impl<R: Readings> Watch<R> {
             return;
         }
         self.open = Some((span, whose));
-        // The next reading is far from this one, whenever it comes.
+        // With 0, the next reading always counts as late, so that the kernel is asked.
         self.last = 0;
     }
 
-    /// Whether a long allocation or free was the machine's.
+    /// Whether the machine caused a long allocation or free.
     fn settle(&mut self, open: Span) -> bool {
         let before = std::mem::replace(&mut self.account, Account::now(&self.readings));
         let account = &self.account;
@@ -232,10 +233,10 @@ mod tests {
     use std::time::Duration;
 
     const THRESHOLD: u64 = 1_000;
-    /// What asking the kernel takes.
+    /// Time to ask the kernel.
     const ASKING: u64 = 700;
 
-    /// A thread on a machine where a cycle is a nanosecond.
+    /// A thread on a machine on which one cycle is one nanosecond.
     #[derive(Default)]
     struct Script {
         now: Cell<u64>,
@@ -267,17 +268,17 @@ mod tests {
     impl Script {
         fn runs(&self, ns: u64) -> u64 {
             self.cpu.set(self.cpu.get() + ns);
-            self.stands(ns)
+            self.stopped(ns)
         }
 
-        /// Another thread has the CPU, or the hypervisor.
-        fn stands(&self, ns: u64) -> u64 {
+        /// The thread does not run: another thread or the hypervisor has the CPU.
+        fn stopped(&self, ns: u64) -> u64 {
             self.now.set(self.now.get() + ns);
             self.now.get()
         }
 
         fn watch(&self) -> Watch<&Script> {
-            self.stands(5_000_000);
+            self.stopped(5_000_000);
             let mut watch = Watch::new(self, THRESHOLD);
             watch.start();
             watch
@@ -295,7 +296,7 @@ mod tests {
         assert_eq!(watch.stalls, []);
         let from = script.now.get();
         watch.waited(script.runs(THRESHOLD + 1));
-        // It lasts until the kernel has been asked, and what follows is none.
+        // It includes the time to ask the kernel; there is no stall after it.
         assert_eq!(watch.stalls, [(from, from + THRESHOLD + 1 + ASKING)]);
         watch.waited(script.runs(THRESHOLD));
         watch.computed(script.runs(THRESHOLD + 201), 200);
@@ -305,18 +306,18 @@ mod tests {
 
     #[test]
     fn a_long_allocation_is_the_allocators_unless_the_thread_did_not_run() {
-        // What happens in the allocation, and whose it is then.
+        // What happens in the allocation, and whether the machine caused it.
         type Happens = fn(&Script);
         let cases: [(Happens, bool); 5] = [
             (|script| _ = script.runs(2_000_000), false),
-            (|script| _ = script.stands(2_000_000), true),
-            // The CPU clock stands still for less than half of it, and for more.
+            (|script| _ = script.stopped(2_000_000), true),
+            // The CPU clock stops for less than half of the time, and for more.
             (
-                |script| _ = (script.stands(900_000), script.runs(1_100_000)),
+                |script| _ = (script.stopped(900_000), script.runs(1_100_000)),
                 false,
             ),
             (
-                |script| _ = (script.stands(1_100_000), script.runs(900_000)),
+                |script| _ = (script.stopped(1_100_000), script.runs(900_000)),
                 true,
             ),
             (
@@ -334,7 +335,7 @@ mod tests {
             happens(&script);
             let span = (from, from + 2_000_000);
             watch.allocated(script.now.get());
-            // The kernel is asked when the order is on its way.
+            // The kernel is asked after the order was sent.
             let asked = script.asked.get();
             watch.waited(script.runs(50));
             assert_eq!(script.asked.get(), asked + 1, "case {n}");
@@ -348,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn of_an_allocation_too_short_for_a_switch_the_kernel_is_not_asked() {
+    fn the_kernel_is_not_asked_for_short_allocations() {
         let script = Script::default();
         let mut watch = script.watch();
         let asked = script.asked.get();
@@ -381,7 +382,7 @@ mod tests {
         let until = script.runs(2_000_000);
         watch.pressed(until);
         watch.waited(script.runs(50));
-        // With the asking about it: an order may stand behind that too.
+        // Includes the time to ask the kernel, because an order may wait for this, too.
         assert_eq!(watch.held, [(from, until + 50 + ASKING)]);
         watch.pressed(script.runs(SWITCH * THRESHOLD - 1));
         watch.waited(script.runs(50));
@@ -390,9 +391,9 @@ mod tests {
         assert_eq!((watch.told, watch.held.len(), watch.long.len()), (0, 1, 2));
     }
 
-    /// Holds whatever else runs: a thread that sleeps has no CPU time.
+    /// Also passes on a busy machine, because a sleeping thread uses no CPU time.
     #[test]
-    fn the_machines_own_readings_tell_a_sleep_from_work() {
+    fn the_machines_own_readings_separate_a_sleep_from_work() {
         let cycles = Cycles::start(10_000_000);
         let mut watch = Watch::new(cycles, cycles.of_ns(50_000.0));
         watch.start();

@@ -1,4 +1,4 @@
-//! The two ends of each variant: a producer's, which makes an order, and a consumer's, which frees it.
+//! The two ends of each variant: the producer's end makes an order, and the consumer's end frees it.
 
 use super::order::{Block, LARGEST_REST, LINE, Order, Template, Value};
 use crate::pipeline::variants::{Sizes, Variant};
@@ -14,30 +14,30 @@ use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
 
-/// A producer's end.
+/// The producer's end.
 pub trait Make: Send {
     type Item: Send;
-    /// None where no slot is free.
+    /// None if no slot is free.
     fn make(&mut self, template: &Template) -> Option<Self::Item>;
     fn stamp(&mut self, item: &mut Self::Item, allocated: u64);
 }
 
-/// A consumer's end.
+/// The consumer's end.
 pub trait Free: Send {
     type Item: Send;
-    /// The order and its payload.
+    /// Calls `with` with the order and its payload.
     fn read<R>(&self, item: &Self::Item, with: impl FnOnce(&Order, &[u8]) -> R) -> R;
-    /// `producer` made it.
+    /// `producer` is the producer that made the item.
     fn free(&mut self, item: Self::Item, producer: usize);
 }
 
-/// What is run once the variant's ends are there: one function, compiled for each of them.
+/// The code that runs with the ends of a variant: one function, compiled for each variant.
 pub trait Run {
     type Output;
     fn run<M: Make, F: Free<Item = M::Item>>(self, make: Vec<M>, free: Vec<F>) -> Self::Output;
 }
 
-/// Builds a run's ends.
+/// Makes the ends of the variant and runs `run` with them.
 pub fn with<R: Run>(spec: &Spec, run: R) -> anyhow::Result<R::Output> {
     match (spec.variant, spec.sizes) {
         (Variant::Malloc, _) => {
@@ -47,7 +47,7 @@ pub fn with<R: Run>(spec: &Spec, run: R) -> anyhow::Result<R::Output> {
         (Variant::Pool, Sizes::Mixed) => buffers(spec, run),
         (_, Sizes::Line) => typed::<0, R>(spec, run),
         (_, Sizes::Fixed) => typed::<192, R>(spec, run),
-        // A slot of the largest size for each.
+        // Each slot has the largest size.
         (_, Sizes::Mixed) => typed::<LARGEST_REST, R>(spec, run),
     }
 }
@@ -114,7 +114,7 @@ fn typed<const B: usize, R: Run>(spec: &Spec, run: R) -> anyhow::Result<R::Outpu
     }
 }
 
-/// What `malloc` gave: an order and its payload.
+/// A block from `malloc`: an order and its payload.
 pub struct Allocated(NonNull<Order>);
 
 // SAFETY: the only pointer to its memory.
@@ -122,7 +122,7 @@ unsafe impl Send for Allocated {}
 
 struct Malloc;
 
-/// A line's alignment, as an object that crosses cores wants it.
+/// Aligned to a cache line, because the object moves between cores.
 fn layout(size: usize) -> Layout {
     Layout::from_size_align(size, 64).expect("a size of some bytes with a line's alignment")
 }
@@ -133,7 +133,7 @@ impl Make for Malloc {
     #[inline]
     fn make(&mut self, template: &Template) -> Option<Allocated> {
         let bytes = template.bytes();
-        // SAFETY: the size isn't zero; what comes back, unless null, has room for all of the bytes.
+        // SAFETY: the size is not zero. If the result is not null, it has room for all bytes.
         unsafe {
             let memory = NonNull::new(alloc(layout(bytes.len())))?;
             memory.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len());
@@ -143,7 +143,7 @@ impl Make for Malloc {
 
     #[inline]
     fn stamp(&mut self, item: &mut Allocated, allocated: u64) {
-        // SAFETY: an order that is this end's alone.
+        // SAFETY: only this end has the order.
         unsafe { item.0.as_mut() }.allocated = allocated;
     }
 }
@@ -153,7 +153,7 @@ impl Free for Malloc {
 
     #[inline]
     fn read<R>(&self, item: &Allocated, with: impl FnOnce(&Order, &[u8]) -> R) -> R {
-        // SAFETY: the order is whole, and its payload follows it in the same allocation.
+        // SAFETY: the order is initialised, and its payload follows it in the same allocation.
         unsafe {
             let order = item.0.as_ref();
             let rest = order.size as usize - LINE;
@@ -166,7 +166,7 @@ impl Free for Malloc {
 
     #[inline]
     fn free(&mut self, item: Allocated, _: usize) {
-        // SAFETY: allocated with this layout, and nobody else has it.
+        // SAFETY: allocated with this layout, and only this end has it.
         unsafe { dealloc(item.0.as_ptr().cast(), layout(item.0.as_ref().size as usize)) }
     }
 }
@@ -206,19 +206,19 @@ impl<const B: usize> Free for ByValue<B> {
     fn free(&mut self, _: Value<B>, _: usize) {}
 }
 
-/// Slots of the published free list, each in one place at a time.
+/// The slots of the published free list. Each slot is in one place at a time.
 struct Slots<const B: usize> {
     memory: NonNull<Block<B>>,
     count: usize,
 }
 
-// SAFETY: it is only dropped; the slots are reached by those who have them.
+// SAFETY: it is only dropped; slots are accessed only by the owner of their `Slot`.
 unsafe impl<const B: usize> Send for Slots<B> {}
 // SAFETY: as above.
 unsafe impl<const B: usize> Sync for Slots<B> {}
 
 impl<const B: usize> Slots<B> {
-    /// Touched, so that no order pays for a page.
+    /// The pages are touched here, so that no order causes a page fault.
     fn new(count: usize) -> Slots<B> {
         let blocks = vec![Template::new(Sizes::Line, 1, 0).block::<B>(); count];
         let memory = NonNull::from(Box::leak(blocks.into_boxed_slice())).cast();
@@ -228,7 +228,7 @@ impl<const B: usize> Slots<B> {
 
 impl<const B: usize> Drop for Slots<B> {
     fn drop(&mut self) {
-        // SAFETY: from a box of a slice of this length; all ends that had slots are gone, as they hold this too.
+        // SAFETY: it comes from a box of a slice of this length. All ends with slots also hold this, so they are gone.
         drop(unsafe {
             Box::from_raw(std::ptr::slice_from_raw_parts_mut(
                 self.memory.as_ptr(),
@@ -243,7 +243,7 @@ struct Slot<const B: usize>(NonNull<Block<B>>);
 // SAFETY: the only pointer to its slot.
 unsafe impl<const B: usize> Send for Slot<B> {}
 
-/// Slots that are drained from a return queue at once.
+/// Maximum number of slots that are taken from a return queue at once.
 const DRAINED: usize = 32;
 
 struct FreeList<const B: usize> {
@@ -267,14 +267,14 @@ impl<const B: usize> Make for FreeList<B> {
             }
         }
         let slot = self.free.pop()?;
-        // SAFETY: a free slot, which is nobody else's.
+        // SAFETY: a free slot, and only this list has it.
         unsafe { slot.0.write(template.block()) };
         Some(slot)
     }
 
     #[inline]
     fn stamp(&mut self, item: &mut Slot<B>, allocated: u64) {
-        // SAFETY: written by `make`, and this end's alone.
+        // SAFETY: written by `make`, and only this end has it.
         unsafe { item.0.as_mut() }.order.allocated = allocated;
     }
 }
@@ -289,14 +289,14 @@ impl<const B: usize> Free for ReturnQueues<B> {
 
     #[inline]
     fn read<R>(&self, item: &Slot<B>, with: impl FnOnce(&Order, &[u8]) -> R) -> R {
-        // SAFETY: written, and this end's alone.
+        // SAFETY: initialised, and only this end has it.
         let (order, rest) = parts(unsafe { item.0.as_ref() });
         with(order, rest)
     }
 
     #[inline]
     fn free(&mut self, item: Slot<B>, producer: usize) {
-        // It has an entry for every slot there is.
+        // The queue has an entry for each slot.
         let pushed = self.homes[producer].push(item);
         debug_assert!(pushed.is_ok());
     }
@@ -312,7 +312,7 @@ fn freelists<const B: usize>(producers: usize, consumers: usize) -> (Vec<FreeLis
     let makes = (0..producers)
         .map(|_| {
             let slots = Arc::new(Slots::<B>::new(SLOTS));
-            // SAFETY: within the memory, each once.
+            // SAFETY: within the memory, and each slot is used once.
             let free = (0..SLOTS).map(|n| Slot(unsafe { slots.memory.add(n) })).collect();
             let home = frees
                 .iter_mut()
@@ -349,13 +349,13 @@ fn pools<const B: usize>(spec: &Spec) -> anyhow::Result<Vec<Pool<Block<B>>>> {
             touch: true,
             ..Request::of(bytes)
         };
-        let region = Region::new(&request).context("no memory on huge pages for the pool")?;
+        let region = Region::new(&request).context("cannot map huge pages for the pool")?;
         Ok(Pool::over(region)?)
     };
     (0..spec.producers).map(one).collect()
 }
 
-/// Gives out handles, of whichever kind of pool.
+/// The producer's end for all kinds of pools: gives out handles.
 struct Gives<H, F>(F, PhantomData<fn() -> H>);
 
 fn gives<H, E, const B: usize>(
@@ -383,7 +383,7 @@ where
     }
 }
 
-/// Takes them back: the handle, and who made it.
+/// The consumer's end: takes back the handle and the number of its producer.
 struct Takes<H, F>(F, PhantomData<fn(H)>);
 
 fn takes<H, F: FnMut(H, usize) + Send>(back: F) -> Takes<H, F> {
@@ -415,7 +415,7 @@ struct Classed(Buffers);
 struct ClassedReturners(Vec<BufferReturner>);
 
 fn buffers<R: Run>(spec: &Spec, run: R) -> anyhow::Result<R::Output> {
-    // 64 to 1,024 bytes are in use.
+    // Sizes from 64 to 1,024 bytes are used.
     let capacities = allocwall_pool::CLASSES.map(|class| if class <= 1024 { SLOTS } else { 1 });
     let mut make = (0..spec.producers)
         .map(|_| Ok(Classed(Buffers::new(capacities)?)))
@@ -428,7 +428,7 @@ fn buffers<R: Run>(spec: &Spec, run: R) -> anyhow::Result<R::Output> {
 
 #[inline]
 fn order_in(buffer: &[u8]) -> (&Order, &[u8]) {
-    // SAFETY: the pools' slots are aligned to 64 bytes, and `make` copied an order there; bytes of any value are one.
+    // SAFETY: the slots are aligned to 64 bytes, and `make` copied an order there; all bit patterns are valid orders.
     let order = unsafe { &*buffer.as_ptr().cast::<Order>() };
     (order, &buffer[LINE..])
 }
@@ -463,7 +463,7 @@ impl Free for ClassedReturners {
     }
 }
 
-/// Objects in a slab, known by their keys. What is in it can't be changed: the stamp travels with the key.
+/// Objects in a slab, found by key. Objects in the slab cannot be changed, so the time stamp is stored with the key.
 struct Keyed<const B: usize>(Arc<Slab<Block<B>>>);
 
 pub struct Key {

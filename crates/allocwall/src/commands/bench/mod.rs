@@ -12,7 +12,7 @@ pub struct Args {
     experiment: Experiment,
 }
 
-/// What `list` and `explain` say of an experiment.
+/// What `list` and `explain` print about an experiment.
 pub struct Known {
     pub name: &'static str,
     pub summary: &'static str,
@@ -23,18 +23,19 @@ pub struct Known {
 pub const KNOWN: &[Known] = &[
     Known {
         name: "pipeline",
-        summary: "orders from one thread to another: what the allocator does to their latency",
-        about: "A producer allocates orders at a fixed or a random rate, a consumer checks and frees them, while the heap is under \
-                pressure. Each way to come by an order's memory (malloc, each allocator found, free list, batch arena, pool, by \
-                value) runs in fresh processes, interleaved; each order is timed from when it was meant to arrive, and stalls that \
-                are the machine's are told apart.",
+        summary: "orders handed from thread to thread: the allocator's effect on their latency",
+        about: "A producer allocates orders at a constant or a random rate. A consumer checks and frees them. Other allocations put \
+                the heap under pressure. Each way to allocate an order (malloc, each allocator found, free list, batch arena, \
+                pool, by value) runs in new processes, interleaved. The latency of an order is counted from its intended start, \
+                and stalls that the machine causes are separated.",
         shell: "allocwall bench pipeline --blocks 8 -o FOLDER",
     },
     Known {
         name: "obmalloc",
-        summary: "CPython's object arenas: stock, on huge pages, and its rivals",
-        about: "Nine workloads, nine real programs with large heaps or twenty ordinary ones, each with its arenas as they are, on huge \
-                pages, made huge afterwards, or in another allocator; in fresh processes, interleaved.",
+        summary: "CPython's object arenas: stock, on huge pages, and other allocators",
+        about: "Nine workloads, nine real programs with large heaps or twenty ordinary programs. Each runs with stock arenas, with \
+                arenas on huge pages, with arenas collapsed to huge pages later, and with another allocator, in new processes, \
+                interleaved.",
         shell: "allocwall bench obmalloc --python PYTHON --arms thp",
     },
 ];
@@ -43,7 +44,7 @@ pub const KNOWN: &[Known] = &[
 enum Experiment {
     #[command(about = KNOWN[0].summary)]
     Pipeline(Box<pipeline::Args>),
-    /// One run of it
+    /// One run of the pipeline
     #[command(hide = true)]
     PipelineRun(pipeline::RunArgs),
     #[command(about = KNOWN[1].summary)]

@@ -1,7 +1,7 @@
-//! `allocwall bench obmalloc`: programs of CPython on stock arenas and on huge pages, each a trial of its own.
+//! `allocwall bench obmalloc`: CPython programs on stock arenas and on huge pages, one trial for each program.
 
+use crate::commands::diagnose;
 use crate::commands::ground::Ground;
-use crate::commands::{diagnose, trial};
 use crate::printer::Printer;
 use allocwall_host::clock;
 use allocwall_lab::obmalloc::{self, AfterIdle, BenchArm, Probe, Program, Set, Skipped};
@@ -10,10 +10,11 @@ use allocwall_report::trial_json;
 use allocwall_trial::account::Room;
 use allocwall_trial::batch::{self, Batch, Fresh};
 use allocwall_trial::compare::compare;
-use allocwall_trial::conduct::{Conduct, End, Length, Ran, Told};
-use allocwall_trial::journal::{self, Head, Journal, Writer};
+use allocwall_trial::conduct::{End, Ran, Told};
+use allocwall_trial::journal::Head;
 use allocwall_trial::run::{self, Start};
-use allocwall_trial::{ArmInfo, BASELINES, Design, TrialResult, ProofState, Settings, plan};
+use allocwall_trial::session;
+use allocwall_trial::{BASELINES, Design, Settings, TrialResult, plan};
 use anyhow::{Context, anyhow, bail};
 use serde_json::json;
 use std::ffi::OsString;
@@ -22,52 +23,53 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A run that takes longer is ended, and failed.
+/// A run that takes longer is ended and counts as failed.
 const LIMIT: Duration = Duration::from_secs(300);
-/// An interpreter tells of itself in a fraction of a second.
+/// Time limit for asking an interpreter for its properties; it needs a fraction of a second.
 const PROBE_LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(clap::Args)]
 #[command(
-    after_help = "Each program is a trial: a block runs every arm once and stock twice, in shuffled order, each as a fresh process.\n\
-                  With --idle the machine rests before each run: the state of a host that has taken idle memory back.\n\
-                  Exit status: 0 measured, 1 could not, 2 usage."
+    after_help = "Each program is a trial. A block runs every arm once and the baseline, stock, twice, in random order. Each run \
+                  is a new process.\n\
+                  With --idle the machine is idle before each run, so that a host that reclaims idle memory has done so.\n\
+                  Exit status: 0 measured, 1 could not measure, 2 usage error."
 )]
 pub struct Args {
-    /// The CPython to try; the allocwall package must be installed in it
+    /// The CPython interpreter; the allocwall package must be installed in it
     #[arg(long, value_name = "PATH", default_value = "python3")]
     python: String,
 
-    /// One built --with-pymalloc-hugepages, as an arm of its own
+    /// A CPython built --with-pymalloc-hugepages, which is added as an arm
     #[arg(long, value_name = "PATH")]
     rebuilt: Option<String>,
 
-    /// Which programs: the nine workloads, real ones with large heaps, or ordinary ones
+    /// Set of programs: nine workloads, real programs with large heaps, or ordinary programs
     #[arg(long, value_enum, default_value_t = Which::Workloads)]
     set: Which,
 
-    /// Beside stock: thp, hugetlb, collapse, auto, thp+malloc (glibc's heap on huge pages too), mimalloc [default: all but auto and
-    /// thp+malloc that can be had here]
+    /// Arms to compare with stock: thp, hugetlb, collapse, auto, thp+malloc (glibc's heap on huge pages too),
+    /// mimalloc [default: all that are available here, except auto and thp+malloc]
     #[arg(long, value_name = "NAME[,…]", value_delimiter = ',')]
     arms: Vec<String>,
 
-    /// Programs of the set [default: all]
+    /// Names of programs of the set [default: all]
     #[arg(long, value_name = "NAME[,…]", value_delimiter = ',')]
     workloads: Vec<String>,
 
-    /// Blocks of each program [default: 12, or what the number of arms needs]
+    /// Number of blocks for each program [default: 12, or more if the number of arms needs more]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=500))]
     blocks: Option<u64>,
 
-    /// Rest before each run: 6s
+    /// Idle time before each run: 6s
     #[arg(long, value_name = "TIME", value_parser = diagnose::parse_time)]
     idle: Option<Duration>,
 
-    /// Of the order of arms; the same seed gives the same order
+    /// Random seed for the order of arms; the same seed gives the same order
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 
-    /// A folder in which each program's trial is kept, for `allocwall report`
+    /// Keep the trial of each program in this folder, for `allocwall report`
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
 
@@ -125,7 +127,7 @@ impl Bench<'_> {
         let probe = self.probe(&args.python, None, set)?;
         if probe.implementation != "cpython" {
             bail!(
-                "{} is {}, which has no arenas: this is for CPython",
+                "{} is {}, which has no object arenas: use --python with a CPython interpreter",
                 args.python,
                 probe.implementation
             );
@@ -151,12 +153,13 @@ impl Bench<'_> {
         skipped.extend(lacking);
         self.tell_skipped(&skipped);
         if arms.len() == BASELINES {
-            bail!("no arm is left beside stock");
+            bail!("no arm is left to compare with stock");
         }
         let fewest = plan::fewest_blocks(arms.len(), arms.len() - BASELINES);
         if self.blocks(arms.len()) < fewest {
-            self.printer
-                .warn(&format!("no word is possible with fewer than {fewest} blocks"));
+            self.printer.warn(&format!(
+                "no outcome is possible with fewer than {fewest} blocks: use --blocks {fewest} or more"
+            ));
         }
         let mut documents = Vec::new();
         let mut no_tlb = None;
@@ -213,7 +216,7 @@ impl Bench<'_> {
     }
 
     fn stopped(&self) -> bool {
-        // Relaxed: the flag carries nothing but itself.
+        // Relaxed: the flag guards no other data.
         self.interrupted.load(Ordering::Relaxed)
     }
 
@@ -224,7 +227,8 @@ impl Bench<'_> {
         )
     }
 
-    /// What an interpreter tells of itself; one that has no package is asked by the file of one that has.
+    /// Asks an interpreter for its properties. `script`: the package's file in another interpreter, to ask an
+    /// interpreter in which the package is not installed.
     fn probe(&self, python: &str, script: Option<&str>, set: Set) -> anyhow::Result<Probe> {
         let question = match script {
             None => Probe::question(python, set),
@@ -235,12 +239,12 @@ impl Bench<'_> {
             Some(probe) => Ok(probe),
             None if self.stopped() => bail!("interrupted"),
             None => {
-                let said = batch::last_words(&finished).unwrap_or_else(|| "it said nothing".to_owned());
+                let said = batch::last_words(&finished).unwrap_or_else(|| "it printed nothing".to_owned());
                 match said.contains("No module named") && script.is_none() {
                     true => bail!(
-                        "{python} has no allocwall package ({said}): {python} -m pip install 'allocwall[bench]'"
+                        "{python} has no allocwall package ({said}); to install it: {python} -m pip install 'allocwall[bench]'"
                     ),
-                    false => bail!("{python} can't run the workloads: {said}"),
+                    false => bail!("{python} cannot run the workloads: {said}"),
                 }
             }
         }
@@ -255,22 +259,19 @@ impl Bench<'_> {
             }
         }
         for (why, names) in reasons {
-            self.printer.note(&format!("without {}: {why}", names.join(", ")));
+            self.printer
+                .note(&format!("left out: {}: {why}", names.join(", ")));
         }
     }
 
-    /// None where it was interrupted before its first block was over.
+    /// None if it was interrupted before the end of its first block.
     fn program(&self, program: &Program, set: Set, arms: &[BenchArm]) -> anyhow::Result<Option<TrialResult>> {
         let mut batch = self.batch(program, set, arms)?;
         let first = self.prove(program, &mut batch, arms)?;
         if self.stopped() {
             return Ok(None);
         }
-        let mut journal = Journal {
-            head: self.head(program, &batch, arms, &first),
-            blocks: vec![],
-            planned: true,
-        };
+        let head = self.head(program, &batch, arms, &first);
         let path = match &self.args.output {
             Some(kept) => {
                 std::fs::create_dir_all(kept).with_context(|| kept.display().to_string())?;
@@ -278,8 +279,7 @@ impl Bench<'_> {
             }
             None => self.folder.join(format!("{}.trial", program.name)),
         };
-        let mut writer = Writer::create(&path, &journal.head)?;
-        let blocks = journal.head.design.settings.planned;
+        let blocks = head.design.settings.planned;
         let mut subject = AfterIdle {
             batch,
             idle: self.args.idle.unwrap_or_default(),
@@ -294,18 +294,13 @@ impl Bench<'_> {
                 ));
             }
         };
-        let end = Conduct {
-            subject: &mut subject,
-            writer: &mut writer,
-            interrupted: self.interrupted,
-            told: &mut told,
-        }
-        .run(&mut journal, Length::Blocks(blocks));
+        let ran = session::run_planned(head, &path, &mut subject, self.interrupted, &mut told);
         self.printer.clear_line();
-        match end? {
+        let (journal, end) = ran?;
+        match end {
             End::Failed(why) => self
                 .printer
-                .warn(&format!("{} could not go on: {why}", program.name)),
+                .warn(&format!("{} stopped early: {why}", program.name)),
             End::Interrupted if journal.blocks.is_empty() => return Ok(None),
             End::Interrupted => self.printer.note(&format!(
                 "{}: interrupted after {} of {blocks} blocks",
@@ -318,17 +313,12 @@ impl Bench<'_> {
     }
 
     fn batch(&self, program: &Program, set: Set, arms: &[BenchArm]) -> Result<Batch<'_>, Error> {
-        let mut prepared: Vec<_> = arms
+        let prepared = arms
             .iter()
             .map(|arm| arm.prepared(program, set, self.folder, LIMIT))
             .collect();
-        let mut starts: Vec<Start> = prepared.iter().map(|p| p.start.clone()).collect();
-        run::equalise(&mut starts);
-        for (prepared, start) in prepared.iter_mut().zip(starts) {
-            prepared.start = start;
-        }
         Ok(Batch {
-            arms: prepared,
+            arms: session::equalised(prepared),
             keeper_exe: self.keeper.to_owned(),
             figures: obmalloc::figures()?,
             tlb_misses: true,
@@ -337,7 +327,7 @@ impl Bench<'_> {
         })
     }
 
-    /// One run of each arm that is not counted.
+    /// One run of each arm, which is not counted.
     fn prove(&self, program: &Program, batch: &mut Batch, arms: &[BenchArm]) -> anyhow::Result<Vec<Ran>> {
         let account = self.folder.join(format!("proof-{}", program.name));
         std::fs::create_dir(&account).with_context(|| account.display().to_string())?;
@@ -353,17 +343,13 @@ impl Bench<'_> {
             return Ok(ran);
         }
         if let Some(failure) = ran.iter().take(BASELINES).find_map(|run| run.failure.clone()) {
-            bail!("it fails on stock: {failure}");
+            bail!("the program fails on stock: {failure}");
         }
         for (ran, arm) in ran.iter().zip(arms).skip(BASELINES) {
-            let refuted = ran.proof.iter().find(|item| item.state == ProofState::Refuted);
-            let why = match (&ran.failure, refuted) {
-                (Some(failure), _) => format!("its first run failed: {failure}"),
-                (None, Some(item)) => format!("it did not take: {}: {}", item.what, item.detail),
-                (None, None) => continue,
-            };
-            self.printer
-                .warn(&format!("{}, {}: {why}", program.name, arm.name));
+            if let Some(why) = session::problem(ran) {
+                self.printer
+                    .warn(&format!("{}, {}: {why}", program.name, arm.name));
+            }
         }
         Ok(ran)
     }
@@ -371,31 +357,21 @@ impl Bench<'_> {
     fn head(&self, program: &Program, batch: &Batch, arms: &[BenchArm], first: &[Ran]) -> Head {
         let text = |word: &OsString| word.to_string_lossy().into_owned();
         let planned = self.blocks(arms.len());
-        let infos = arms.iter().enumerate().map(|(n, arm)| ArmInfo {
-            name: arm.name.clone(),
-            baseline: n < BASELINES,
-            predicted: Default::default(),
-        });
-        Head {
-            version: journal::VERSION,
-            tool_version: env!("CARGO_PKG_VERSION").into(),
-            started_unix_ms: clock::unix_ms(),
-            command: batch.arms[0].start.command.iter().map(text).collect(),
-            options: vec![format!("bench obmalloc {}", program.name)],
-            design: Design {
-                settings: Settings {
-                    seed: self.seed,
-                    effect: plan::DEFAULT_EFFECT,
-                    planned,
-                    looks: plan::looks(planned, arms.len(), arms.len() - BASELINES),
-                },
-                arms: infos.collect(),
-                metrics: obmalloc::metrics(),
+        let design = Design {
+            settings: Settings {
+                seed: self.seed,
+                effect: plan::DEFAULT_EFFECT,
+                planned,
+                looks: plan::looks(planned, arms.len(), arms.len() - BASELINES),
             },
-            rates: vec![],
-            proof: first.iter().map(|r| r.proof.clone()).enumerate().collect(),
-            machine: trial::machine(),
-            origin: None,
-        }
+            arms: session::arms(arms.iter().map(|arm| arm.name.as_str()), vec![]),
+            metrics: obmalloc::metrics(),
+        };
+        session::head(
+            batch.arms[0].start.command.iter().map(text).collect(),
+            vec![format!("bench obmalloc {}", program.name)],
+            design,
+            first,
+        )
     }
 }

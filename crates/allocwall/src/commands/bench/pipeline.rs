@@ -1,4 +1,4 @@
-//! `allocwall bench pipeline`: orders handed from one thread to another, under each way to come by their memory.
+//! `allocwall bench pipeline`: orders handed from one thread to another, for each way to allocate them.
 
 use crate::commands::arms;
 use crate::commands::diagnose::{USAGE, catch_signals};
@@ -18,103 +18,104 @@ use allocwall_trial::account::Room;
 use allocwall_trial::arm::{Arm, Inventory, TargetFacts};
 use allocwall_trial::batch::{Fresh, Prepared};
 use allocwall_trial::compare::compare;
-use allocwall_trial::conduct::{Conduct, End, Length};
-use allocwall_trial::journal::{self, Head, Journal, Writer};
-use allocwall_trial::run::{self, Output, Start};
-use allocwall_trial::{ArmInfo, BASELINES, Design, ProofState, Settings, plan};
+use allocwall_trial::conduct::End;
+use allocwall_trial::run::{Output, Start};
+use allocwall_trial::session;
+use allocwall_trial::{Design, Settings, plan};
 use anyhow::{Context, anyhow, bail};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A run tells its histograms: some hundred kilobytes.
+/// Limit for a run's output, which holds its histograms: some hundred kilobytes.
 const LONGEST_TOLD: usize = 32 << 20;
-/// Beside the orders' own time.
+/// Time limit of a run, in addition to the time of the orders.
 const RUN_LIMIT: Duration = Duration::from_secs(60);
-/// Pressures of a sweep, blocks a second: none, then eight steps of equal ratio.
+/// Heap pressures of a sweep in blocks per second: none, then eight steps of equal ratio.
 const SWEEP: [f64; 9] = [
     0.0, 100e3, 193e3, 372.8e3, 719.7e3, 1.389e6, 2.683e6, 5.179e6, 10e6,
 ];
-/// Allocators are tried where nobody says which; glibc's own with a larger thread cache beside them.
+/// Tried by default, with `ALLOCATORS`: glibc's malloc with a larger thread cache.
 const GLIBC_TUNED: &str = "glibc:tcache_count=1000";
 const ALLOCATORS: [&str; 4] = ["jemalloc", "tcmalloc", "mimalloc", "snmalloc"];
 
 #[derive(clap::Args)]
 #[command(
-    after_help = "A block runs every arm once and malloc twice, in shuffled order, each as a fresh process. Variants: \
-                  malloc, freelist, batch, by-value, pool, pool-drop, pool-huge, sharded, slab.\n\
-                  Exit status: 0 measured, 1 could not, 2 usage."
+    after_help = "A block runs every arm once and the baseline, malloc, twice, in random order. Each run is a new process.\n\
+                  Variants: malloc, freelist, batch, by-value, pool, pool-drop, pool-huge, sharded, slab.\n\
+                  Exit status: 0 measured, 1 could not measure, 2 usage error."
 )]
 pub struct Args {
-    /// Orders a second of all producers, 500k or 1M; or `max`: as fast as they can
+    /// Orders per second of all producers together: 500k, 1M, or `max` for as fast as possible
     #[arg(long, value_name = "N", default_value = "1M", value_parser = parse_rate)]
     rate: Rate,
 
-    /// Blocks that malloc frees and allocates a second beside the orders; 0 for none
+    /// Heap pressure: blocks freed and allocated with malloc per second, in addition to the orders; 0 for none
     #[arg(long, value_name = "N", default_value = "1M", value_parser = parse_count)]
     pressure: f64,
 
-    /// Who does that [default: a thread where there is a CPU for it, else the first producer between its orders]
+    /// Which thread makes the heap pressure [default: its own thread if a CPU is free, else the first producer
+    /// between its orders]
     #[arg(long, value_enum)]
     pressure_by: Option<PressureBy>,
 
-    /// Producers x consumers
+    /// Number of producers x number of consumers
     #[arg(long, value_name = "PxC", default_value = "1x1", value_parser = parse_threads)]
     threads: (usize, usize),
 
-    /// What an order takes: 64 bytes, 256 (fixed), or 64 to 1,024 (mixed)
+    /// Size of an order: 64 bytes, 256 bytes (fixed), or 64 to 1,024 bytes (mixed)
     #[arg(long, value_enum, default_value_t = SizesArg::Line)]
     sizes: SizesArg,
 
-    /// When orders arrive
+    /// Distribution of the times at which orders are due
     #[arg(long, value_enum, default_value_t = ArrivalsArg::Constant)]
     arrivals: ArrivalsArg,
 
-    /// auto, all, same-l3, smt, other-l3, other-node; or CPUs of producers, consumers and pressure thread: 2,3,4
+    /// CPUs to use: auto, all, same-l3, smt, other-l3, other-node, or a list for producers, consumers and pressure
+    /// thread: 2,3,4
     #[arg(long, value_name = "WHERE", default_value = "auto", value_parser = Asked::parse)]
     cpus: Asked,
 
-    /// Which variants beside malloc [default: freelist,batch,by-value,pool,slab]; `all` for every one
+    /// Variants to compare with malloc [default: freelist,batch,by-value,pool,slab]; `all` for all variants
     #[arg(long, value_name = "NAME[,…]", value_delimiter = ',')]
     variants: Vec<String>,
 
-    /// malloc under these too: found, none, or remedies as `trial --with` takes them [default: found; of a sweep, none]
+    /// Also run malloc with these: found, none, or remedies as for `trial --with` [default: found; none with --sweep]
     #[arg(long, value_name = "NAME[,…]", value_delimiter = ',')]
     allocators: Vec<String>,
 
-    /// What a risk check takes, in ns
+    /// Duration of the consumer's check of an order, in ns
     #[arg(long, value_name = "NS", default_value_t = 200.0, value_parser = parse_ns)]
     check: f64,
 
-    /// Orders that count, of each run
+    /// Measured orders per run
     #[arg(long, value_name = "N", default_value = "1M", value_parser = parse_count)]
     orders: f64,
 
-    /// Orders before them
+    /// Warm-up orders per run, not measured
     #[arg(long, value_name = "N", default_value = "200k", value_parser = parse_count)]
     warm_up: f64,
 
-    /// Blocks to run [default: 12, or what the number of arms needs; of a sweep, 5 a point]
+    /// Number of blocks [default: 12, or more if the number of arms needs more; with --sweep: 5 for each pressure]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=500))]
     blocks: Option<u64>,
 
-    /// Nine heap pressures, from none to 10M
+    /// Run with nine heap pressures, from 0 to 10M
     #[arg(long, conflicts_with = "pressure")]
     sweep: bool,
 
-    /// Lock each run's memory (mlock)
+    /// Lock the memory of each run (mlock)
     #[arg(long)]
     lock: bool,
 
-    /// Of the order of arms, and of what is in the orders
+    /// Random seed for the order of arms and for the contents of the orders
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 
-    /// A folder for pipeline.json with the raw histograms, and the charts (SVG)
+    /// Write pipeline.json (with the raw histograms) and charts (SVG) to this folder
     #[arg(short, long, value_name = "FOLDER")]
     output: Option<PathBuf>,
 
@@ -122,7 +123,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Stalls of known cause, for the tests of the detector: machine:COUNT:US or allocator:COUNT:US
+    /// Planted stalls of a known cause, to test the detector: machine:COUNT:US or allocator:COUNT:US
     #[arg(long, hide = true, value_parser = parse_planted)]
     plant: Option<Planted>,
 }
@@ -164,7 +165,7 @@ fn parse_count(text: &str) -> Result<f64, String> {
     };
     match number.parse::<f64>() {
         Ok(number) if (0.0..=1e9).contains(&(number * factor)) => Ok(number * factor),
-        _ => Err("a number up to 1000M: 250000, 250k, 1.5M".into()),
+        _ => Err("expected a number from 0 to 1000M: 250000, 250k, 1.5M".into()),
     }
 }
 
@@ -173,7 +174,7 @@ fn parse_rate(text: &str) -> Result<Rate, String> {
         "max" => Ok(Rate(None)),
         _ => match parse_count(text)? {
             rate if rate >= 1000.0 => Ok(Rate(Some(rate))),
-            _ => Err("at least 1000 orders a second, or max".into()),
+            _ => Err("expected at least 1000 orders per second, or max".into()),
         },
     }
 }
@@ -181,11 +182,11 @@ fn parse_rate(text: &str) -> Result<Rate, String> {
 fn parse_ns(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(ns) if (0.0..=1e6).contains(&ns) => Ok(ns),
-        _ => Err("0 to 1000000 ns".into()),
+        _ => Err("expected 0 to 1000000 ns".into()),
     }
 }
 
-/// More would need a machine with more CPUs than a queue for each pair has been tried on.
+/// One queue for each pair of threads has not been tested on machines with more CPUs.
 const MOST_THREADS: usize = 64;
 
 fn parse_threads(text: &str) -> Result<(usize, usize), String> {
@@ -194,7 +195,7 @@ fn parse_threads(text: &str) -> Result<(usize, usize), String> {
         let fits = |n: usize| (1..=MOST_THREADS).contains(&n);
         (fits(counts.0) && fits(counts.1)).then_some(counts)
     });
-    counts.ok_or_else(|| format!("producers x consumers, 1 to {MOST_THREADS} each: 1x1, 1x2"))
+    counts.ok_or_else(|| format!("expected producers x consumers, 1 to {MOST_THREADS} each: 1x1, 1x2"))
 }
 
 fn parse_planted(text: &str) -> Result<Planted, String> {
@@ -202,19 +203,19 @@ fn parse_planted(text: &str) -> Result<Planted, String> {
     let stall = match parts.next() {
         Some("machine") => Stall::Machine,
         Some("allocator") => Stall::Allocator,
-        _ => return Err("machine:COUNT:US or allocator:COUNT:US".into()),
+        _ => return Err("expected machine:COUNT:US or allocator:COUNT:US".into()),
     };
     let mut number = || parts.next().and_then(|n| n.parse().ok());
     match (number(), number()) {
         (Some(count), Some(us)) => Ok(Planted { stall, count, us }),
-        _ => Err("machine:COUNT:US or allocator:COUNT:US".into()),
+        _ => Err("expected machine:COUNT:US or allocator:COUNT:US".into()),
     }
 }
 
-/// One run, told on standard output.
+/// One run; prints its results to standard output.
 pub fn run_once(args: &RunArgs, printer: &Printer) -> anyhow::Result<ExitCode> {
     let spec: Spec =
-        serde_json::from_str(&args.spec).context("this command is run by `allocwall bench pipeline`")?;
+        serde_json::from_str(&args.spec).context("`allocwall bench pipeline-run` is for internal use")?;
     let told = pipeline::run(&spec)?;
     printer.data(&serde_json::to_string(&told)?)?;
     Ok(ExitCode::SUCCESS)
@@ -226,14 +227,14 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         Ok(ExitCode::from(USAGE))
     };
     if args.orders < 1000.0 {
-        return usage("--orders: at least 1000, or a percentile is a single order".into());
+        return usage("--orders must be at least 1000: with fewer, one order decides a percentile".into());
     }
     let variants = match args.variants() {
         Ok(variants) => variants,
         Err(line) => return usage(line),
     };
     let topology =
-        Topology::read(Path::new("/sys")).map_err(|absence| anyhow!("no CPU topology: {absence}"))?;
+        Topology::read(Path::new("/sys")).map_err(|absence| anyhow!("CPU topology unknown: {absence}"))?;
     let allowed = allowed_cpus().map_err(|absence| anyhow!("{absence}"))?;
     let by = args.pressure_by(allowed.len());
     let threads = Threads {
@@ -277,15 +278,15 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         points,
     };
     if let Some(folder) = &args.output {
-        let document = json::document(&experiment, &crate::commands::trial::machine());
+        let document = json::document(&experiment, &session::machine());
         output::write(&folder.join("pipeline.json"), document.as_bytes(), None)?;
         for (name, chart) in charts::all(&experiment) {
             output::write(&folder.join(name), chart.as_bytes(), None)?;
         }
-        printer.note(&format!("written to {}", folder.display()));
+        printer.note(&format!("results written to {}", folder.display()));
     }
     printer.data(&match args.json {
-        true => json::document(&experiment, &crate::commands::trial::machine()),
+        true => json::document(&experiment, &session::machine()),
         false => text::report(&experiment, printer.style()),
     })?;
     let told = |point: &Point| point.arms.iter().any(|arm| arm.runs > 0);
@@ -311,7 +312,7 @@ impl Args {
         }
     }
 
-    /// malloc is always the baseline.
+    /// Without malloc, which is always the baseline.
     fn variants(&self) -> Result<Vec<Variant>, String> {
         let all = TABLE.iter().filter(|entry| entry.variant != Variant::Malloc);
         if self.variants.is_empty() {
@@ -355,7 +356,7 @@ struct Bench<'a> {
     seed: u64,
 }
 
-/// An arm before it is prepared.
+/// An arm before its start is prepared.
 struct Way {
     name: String,
     variant: Variant,
@@ -379,7 +380,7 @@ impl Bench<'_> {
                 let of = placements.len() * pressures.len();
                 if of > 1 {
                     self.printer.note(&format!(
-                        "{} of {of}: {}, pressure {pressure:.0}/s",
+                        "{} of {of}: {}, pressure {pressure:.0} blocks/s",
                         number + 1,
                         placement.name
                     ));
@@ -430,15 +431,15 @@ impl Bench<'_> {
         for way in ways {
             match way.remedies.resolve(&self.inventory, &facts) {
                 Ok(_) => kept.push(way),
-                // What nobody named is left out, with its reason.
-                Err(refusal) if found => self.printer.note(&format!("without {}: {refusal}", way.name)),
+                // An allocator that was not named by the user is left out, with the reason.
+                Err(refusal) if found => self.printer.note(&format!("{} is left out: {refusal}", way.name)),
                 Err(refusal) => return Err(refusal.into()),
             }
         }
         Ok(kept)
     }
 
-    /// For facts about the command, which don't depend on it.
+    /// A placeholder: facts about the command don't depend on the spec.
     fn spec_of_nothing(&self) -> Spec {
         self.spec(Variant::Malloc, 0.0, vec![])
     }
@@ -483,7 +484,7 @@ impl Bench<'_> {
         ways: &[Way],
     ) -> anyhow::Result<Option<Point>> {
         let args = self.args;
-        // The pressure's thread is the last, where there is any pressure.
+        // The last CPU is for the pressure thread, which does not exist without pressure.
         let mut cpus = placement.cpus.clone();
         if pressure == 0.0 {
             cpus.truncate(args.threads.0 + args.threads.1);
@@ -503,13 +504,8 @@ impl Bench<'_> {
                 &way.remedies.resolve(&self.inventory, &facts)?,
             ));
         }
-        let mut starts: Vec<Start> = prepared.iter().map(|p| p.start.clone()).collect();
-        run::equalise(&mut starts);
-        for (prepared, start) in prepared.iter_mut().zip(starts) {
-            prepared.start = start;
-        }
         let mut once = Once {
-            arms: prepared,
+            arms: session::equalised(prepared),
             keeper_exe: self.keeper.to_owned(),
             offered: args.rate.0,
             interrupted: self.interrupted,
@@ -526,17 +522,10 @@ impl Bench<'_> {
             return Ok(None);
         }
         for (ran, way) in first.iter().zip(ways) {
-            let refuted = ran.proof.iter().find(|item| item.state == ProofState::Refuted);
-            match (&ran.failure, refuted) {
-                (Some(failure), _) if way.name == "malloc" => bail!("{failure}"),
-                (Some(failure), _) => self.printer.warn(&format!("{}: {failure}", way.name)),
-                (None, Some(item)) => {
-                    self.printer.warn(&format!(
-                        "{} did not take: {}: {}",
-                        way.name, item.what, item.detail
-                    ));
-                }
-                (None, None) => {}
+            match (session::problem(ran), &ran.failure) {
+                (_, Some(failure)) if way.name == "malloc" => bail!("{failure}"),
+                (Some(why), _) => self.printer.warn(&format!("{}: {why}", way.name)),
+                (None, _) => {}
             }
         }
         once.last.take();
@@ -548,54 +537,31 @@ impl Bench<'_> {
             false => plan::default_blocks(ways.len(), family),
         };
         let planned = args.blocks.map_or(default, |blocks| blocks as usize);
-        let info = |(n, way): (usize, &Way)| ArmInfo {
-            name: way.name.clone(),
-            baseline: n < BASELINES,
-            predicted: BTreeMap::new(),
-        };
-        let head = Head {
-            version: journal::VERSION,
-            tool_version: env!("CARGO_PKG_VERSION").into(),
-            started_unix_ms: allocwall_host::clock::unix_ms(),
-            command: vec!["allocwall bench pipeline".into()],
-            options: vec![],
-            design: Design {
-                settings: Settings {
-                    seed: self.seed.wrapping_add(number as u64),
-                    effect: plan::DEFAULT_EFFECT,
-                    planned,
-                    looks: vec![planned],
-                },
-                arms: ways.iter().enumerate().map(info).collect(),
-                metrics,
+        let design = Design {
+            settings: Settings {
+                seed: self.seed.wrapping_add(number as u64),
+                effect: plan::DEFAULT_EFFECT,
+                planned,
+                looks: vec![planned],
             },
-            rates: vec![],
-            proof: first.iter().map(|r| r.proof.clone()).enumerate().collect(),
-            machine: crate::commands::trial::machine(),
-            origin: None,
+            arms: session::arms(ways.iter().map(|way| way.name.as_str()), vec![]),
+            metrics,
         };
-        let mut writer = Writer::create(&proofs.join("blocks.trial"), &head)?;
-        let mut journal = Journal {
-            head,
-            blocks: vec![],
-            planned: true,
-        };
+        let head = session::head(vec!["allocwall bench pipeline".into()], vec![], design, &first);
         let mut runs = Runs {
             once,
             variants: ways.iter().map(|way| way.variant).collect(),
             told: vec![],
         };
         let mut progress = Progress::new(self.printer);
-        let end = Conduct {
-            subject: &mut runs,
-            writer: &mut writer,
-            interrupted: self.interrupted,
-            told: &mut |told| progress.tell(told),
-        }
-        .run(&mut journal, Length::Blocks(planned));
+        let path = proofs.join("blocks.trial");
+        let ran = session::run_planned(head, &path, &mut runs, self.interrupted, &mut |told| {
+            progress.tell(told);
+        });
         drop(progress);
-        match end? {
-            End::Failed(why) => self.printer.warn(&format!("ended early: {why}")),
+        let (journal, end) = ran?;
+        match end {
+            End::Failed(why) => self.printer.warn(&format!("stopped early: {why}")),
             End::Interrupted => {
                 let done = journal.blocks.len();
                 self.printer
@@ -608,7 +574,7 @@ impl Bench<'_> {
         }
         let outcome = compare(&journal.head.design, &journal.blocks);
         let spec = self.spec(Variant::Malloc, pressure, cpus);
-        // What an unfinished block told is left out, as its runs are.
+        // Results of an unfinished block are left out, like its runs.
         let finished = journal.blocks.len() * ways.len();
         runs.told.truncate(finished);
         Ok(Some(point(
@@ -626,7 +592,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_as_people_type_them() {
+    fn numbers_with_suffixes_are_parsed() {
         assert_eq!(parse_count("250000"), Ok(250_000.0));
         assert_eq!(parse_count("250k"), Ok(250_000.0));
         assert_eq!(parse_count("1.5M"), Ok(1_500_000.0));

@@ -1,4 +1,4 @@
-//! Surroundings -> checks. Pure: every blocker can be tested without meeting it.
+//! Surroundings -> checks. No I/O, so every blocker can be tested on any machine.
 
 use super::surroundings::{Surroundings, TargetView, Tried};
 use allocwall_host::file::errno_text;
@@ -60,8 +60,8 @@ impl Group {
             Group::Target => "The process",
             Group::Sampling => "Where CPU time goes",
             Group::Counters => "Counters and waits",
-            Group::Rights => "Rights and kernel settings (what is blocked by them is said above)",
-            Group::Memory => "Memory policies (set them only where a remedy asks for it)",
+            Group::Rights => "Rights and kernel settings (what they block is listed above)",
+            Group::Memory => "Memory policies (change them only if a remedy asks for it)",
             Group::Machine => "The machine",
             Group::Software => "Software found",
         }
@@ -79,7 +79,7 @@ pub struct Check {
     pub mend: Option<String>,
     /// The blocker in a few words, for the summary.
     pub blocker: Option<String>,
-    /// A measurement that a diagnosis uses, as against a setting or a find.
+    /// Whether a diagnosis uses this measurement; false for settings and for software that was found.
     pub needed: bool,
 }
 
@@ -120,7 +120,7 @@ impl Check {
         self
     }
 
-    /// From a reading: what it gives, or the reason why it is not there.
+    /// From a reading: what it gives, or why it is absent.
     fn reading<T>(
         group: Group,
         name: &'static str,
@@ -187,7 +187,7 @@ impl Blocker {
     }
 }
 
-/// What a perf event is to see; the settings differ in what they forbid.
+/// What a perf event covers. Each setting of perf_event_paranoid forbids some of these.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reach {
     User,
@@ -197,8 +197,8 @@ enum Reach {
 }
 
 impl Reach {
-    /// Least value of kernel.perf_event_paranoid that forbids it to the unprivileged: Documentation/admin-guide/sysctl/kernel.rst.
-    /// 3 and above are the patches of Debian and Ubuntu.
+    /// Lowest value of kernel.perf_event_paranoid that forbids it to unprivileged users:
+    /// Documentation/admin-guide/sysctl/kernel.rst. Values from 3 come from patches of Debian and Ubuntu.
     fn forbidden_from(self) -> i32 {
         match self {
             Reach::User | Reach::OthersProcess => 3,
@@ -208,7 +208,7 @@ impl Reach {
     }
 }
 
-/// Separates alternatives of a mend; the text output gives each its own line, to be copied whole.
+/// Separates the alternatives of a mend; the text output prints each on its own line, to be copied whole.
 pub const OR: &str = ", or: ";
 
 const GRANT: &str =
@@ -231,13 +231,13 @@ pub fn judge(s: &Surroundings) -> Report {
     }
 }
 
-/// One sentence; things with the same blocker are named together.
+/// One sentence; measurements with the same blocker are named together.
 fn summary(checks: &[Check], target: Option<&TargetView>) -> String {
     let of = match target {
         Some(target) => format!(" of process {} ({})", target.pid, target.comm),
         None => String::new(),
     };
-    // A process that cannot be a target is said first and alone.
+    // If the process cannot be a target, report only that.
     let hopeless = |check: &&Check| check.group == Group::Target && check.state == State::Absent;
     if let Some(check) = checks.iter().find(hopeless) {
         return format!("Nothing{of} can be diagnosed: {}.", check.detail);
@@ -274,13 +274,14 @@ fn summary(checks: &[Check], target: Option<&TargetView>) -> String {
             exceptions.join("; ")
         ),
         false => format!(
-            "CPU time{of} cannot be sampled here, so there is no bill, only counters from /proc. Blocked: {}.",
+            "CPU time{of} cannot be sampled here: a diagnosis has no bill, only counters from /proc. Blocked: {}.",
             exceptions.join("; ")
         ),
     }
 }
 
-/// Names the blocker behind a refusal of perf_event_open(2): the same errno has several causes, told apart by what else is known.
+/// Names the blocker behind a refusal of perf_event_open(2). One errno has several causes; other facts tell them
+/// apart.
 fn blame(s: &Surroundings, reach: Reach, error: &io::Error) -> Blocker {
     let errno = errno_text(error);
     let rights = s.rights.as_ref().ok();
@@ -289,22 +290,22 @@ fn blame(s: &Surroundings, reach: Reach, error: &io::Error) -> Blocker {
     let paranoid = s.facts.perf_event_paranoid.as_ref().ok().copied();
     match error.raw_os_error() {
         Some(libc_errno::ENOSYS | libc_errno::EPERM) if filtered => {
-            Blocker::new("seccomp filter", format!("this process runs under a seccomp filter, which refuses perf_event_open: {errno}"))
+            Blocker::new("seccomp filter", format!("allocwall runs under a seccomp filter, which refuses perf_event_open: {errno}"))
                 .mend(container_grant(s))
         }
         Some(libc_errno::ENOSYS) => Blocker::new(
             "kernel without perf events",
             format!("this kernel was built without perf events, or a sandbox hides them: {errno}"),
         ),
-        Some(libc_errno::ESRCH) => Blocker::new("the process has exited", format!("the process exited meanwhile: {errno}")),
+        Some(libc_errno::ESRCH) => Blocker::new("the process has exited", format!("the process has exited: {errno}")),
         Some(libc_errno::ENOENT | libc_errno::EOPNOTSUPP | libc_errno::ENODEV) => {
             Blocker::new("event not offered by this kernel", format!("this kernel does not offer the event: {errno}"))
         }
         Some(libc_errno::EACCES | libc_errno::EPERM) if perfmon && !s.first_user_namespace => Blocker::new(
             "user namespace",
-            format!("our capabilities hold only inside this user namespace, which perf_event_open ignores: {errno}"),
+            format!("allocwall's capabilities hold only inside this user namespace, and perf_event_open ignores those: {errno}"),
         )
-        .mend("run on the host, as root there"),
+        .mend("run allocwall on the host as root"),
         Some(libc_errno::EACCES | libc_errno::EPERM) if !perfmon && paranoid.is_some_and(|p| p >= reach.forbidden_from()) => {
             let paranoid = paranoid.unwrap_or_default();
             let limit = reach.forbidden_from() - 1;
@@ -314,24 +315,27 @@ fn blame(s: &Surroundings, reach: Reach, error: &io::Error) -> Blocker {
             };
             Blocker::new(
                 format!("perf_event_paranoid is {paranoid}"),
-                format!("kernel.perf_event_paranoid is {paranoid} and we have no CAP_PERFMON: {errno}"),
+                format!("kernel.perf_event_paranoid is {paranoid} and allocwall has no CAP_PERFMON: {errno}"),
             )
             .mend(mend)
         }
         Some(libc_errno::EACCES | libc_errno::EPERM) if reach == Reach::OthersProcess && !perfmon => Blocker::new(
             "another user's process",
-            format!("another user's (or an undumpable) process, and we have no CAP_PERFMON: {errno}"),
+            format!("another user's process (or an undumpable one), and allocwall has no CAP_PERFMON: {errno}"),
         )
         .mend(match s.facts.container {
             Some(_) => container_grant(s),
             None => GRANT.to_owned(),
         }),
-        _ => Blocker::new("security policy", format!("refused by a security module (SELinux, AppArmor, lockdown) or the kernel: {errno}"))
-            .mend("look for the refusal: sudo dmesg | grep -iE 'denied|lockdown'"),
+        _ => Blocker::new(
+            "security policy",
+            format!("a security module (SELinux, AppArmor, lockdown) or the kernel refused it: {errno}"),
+        )
+            .mend("find the refusal: sudo dmesg | grep -iE 'denied|lockdown'"),
     }
 }
 
-/// How this container technology grants what is missing.
+/// How to grant the missing rights in this container or sandbox.
 fn container_grant(s: &Surroundings) -> String {
     match s.facts.container.as_deref() {
         Some("kubernetes" | "containerd") => {
@@ -353,7 +357,7 @@ fn sampling_checks(s: &Surroundings) -> Vec<Check> {
                 "cpu_samples",
                 "CPU samples, own processes",
                 &s.own_samples,
-                "user stacks of processes of this user",
+                "user stacks of this user's processes",
                 |error| blame(s, Reach::User, error),
             ));
             checks.push(match &s.stranger {
@@ -392,13 +396,13 @@ fn sampling_checks(s: &Surroundings) -> Vec<Check> {
                 &target.samples,
                 "user stacks of this process",
                 |error| {
-                    // Under the user's own id an EACCES beside a mild setting means that it may not be traced.
+                    // Same user and a permissive setting: EACCES then means that the process may not be traced.
                     match blame(s, reach, error) {
                         blocker if blocker.short == "security policy" && target.dumpable == Some(false) => {
                             Blocker {
                                 short: "not dumpable".to_owned(),
                                 detail: format!(
-                                    "the process has made itself undumpable, so only root may watch it: {}",
+                                    "the process made itself undumpable, so only root may sample it: {}",
                                     errno_text(error)
                                 ),
                                 mend: Some(GRANT.to_owned()),
@@ -416,7 +420,7 @@ fn sampling_checks(s: &Surroundings) -> Vec<Check> {
                 "page faults, zeroing, map calls and kernel locks are in the bill",
                 |error| match &target.samples {
                     Ok(()) => blame(s, Reach::Kernel, error),
-                    // What forbids the process at all forbids its kernel side too.
+                    // A blocker that forbids the process forbids its kernel stacks too.
                     Err(_) if reach == Reach::OthersProcess => blame(s, reach, error),
                     Err(_) => blame(s, Reach::Kernel, error),
                 },
@@ -427,16 +431,16 @@ fn sampling_checks(s: &Surroundings) -> Vec<Check> {
     checks.push(Check::tried(
         Sampling,
         "every_cpu",
-        "neighbours on all CPUs",
+        "other processes on all CPUs",
         &s.every_cpu,
-        "who else uses the CPUs while the target waits",
+        "which other processes use the CPUs while the target waits",
         |error| blame(s, Reach::EveryCpu, error),
     ));
     checks.push(python_stacks(s));
     checks
 }
 
-/// Nobody else's process is visible: say what the rights let us expect, and that it was not tried.
+/// No other user's process is visible: report that it was not tried, and what the rights would allow.
 fn not_tried(s: &Surroundings) -> Check {
     let capable = s
         .rights
@@ -446,7 +450,7 @@ fn not_tried(s: &Surroundings) -> Check {
     let (state, detail) = match capable {
         true => (
             State::Available,
-            "not tried, no other user's process is visible; CAP_PERFMON would allow it",
+            "not tried: no other user's process is visible here; CAP_PERFMON would allow it",
         ),
         false => (
             State::Partial,
@@ -460,7 +464,7 @@ fn not_tried(s: &Surroundings) -> Check {
         state,
         detail,
     );
-    // Nothing that anybody could ask for is missing.
+    // There is no such process to diagnose, so this is not an exception.
     check.needed = false;
     check
 }
@@ -486,17 +490,17 @@ fn kernel_symbols(s: &Surroundings) -> Check {
                 ),
                 (1, _) => (
                     "kptr_restrict",
-                    "kernel.kptr_restrict is 1 and we have no CAP_SYSLOG".to_owned(),
+                    "kernel.kptr_restrict is 1 and allocwall has no CAP_SYSLOG".to_owned(),
                     GRANT.to_owned(),
                 ),
                 (_, true) if !s.first_user_namespace => (
                     "user namespace",
-                    "our capabilities hold only inside this user namespace".to_owned(),
-                    "run on the host, as root there".to_owned(),
+                    "allocwall's capabilities hold only inside this user namespace".to_owned(),
+                    "run allocwall on the host as root".to_owned(),
                 ),
                 _ => (
                     "no CAP_SYSLOG",
-                    format!("we have no CAP_SYSLOG and perf_event_paranoid is {paranoid}"),
+                    format!("allocwall has no CAP_SYSLOG and perf_event_paranoid is {paranoid}"),
                     format!("sudo sysctl kernel.perf_event_paranoid=1{OR}{GRANT}"),
                 ),
             };
@@ -508,7 +512,7 @@ fn kernel_symbols(s: &Surroundings) -> Check {
             check(State::Absent, "").blocked(
                 Blocker::new(
                     short,
-                    format!("addresses in /proc/kallsyms are hidden: {why}; kernel time would have no names"),
+                    format!("addresses in /proc/kallsyms are hidden ({why}): kernel functions have no names"),
                 )
                 .mend(mend),
             )
@@ -527,7 +531,7 @@ fn python_stacks(s: &Surroundings) -> Check {
                 NAME,
                 WHAT,
                 State::Partial,
-                "not tried: no other process of this user to read from (process_vm_readv)",
+                "not tried: this user has no other process to read from (process_vm_readv)",
             );
             check.needed = false;
             check
@@ -537,7 +541,7 @@ fn python_stacks(s: &Surroundings) -> Check {
             NAME,
             WHAT,
             tried,
-            "another process's memory can be read (process_vm_readv)",
+            "memory of other processes can be read (process_vm_readv)",
             |error| blame_memory(s, error),
         ),
     }
@@ -561,7 +565,7 @@ fn blame_memory(s: &Surroundings, error: &io::Error) -> Blocker {
     match error.raw_os_error() {
         Some(libc_errno::ESRCH) => Blocker::new(
             "the process has exited",
-            format!("the process exited meanwhile: {errno}"),
+            format!("the process has exited: {errno}"),
         ),
         Some(libc_errno::ENOSYS) => Blocker::new(
             "no process_vm_readv",
@@ -569,27 +573,29 @@ fn blame_memory(s: &Surroundings, error: &io::Error) -> Blocker {
         ),
         _ if scope == 3 => Blocker::new(
             "yama",
-            format!("kernel.yama.ptrace_scope is 3, which nobody may override: {errno}"),
+            format!("kernel.yama.ptrace_scope is 3, which no capability overrides: {errno}"),
         )
         .mend("boot without kernel.yama.ptrace_scope=3 (it cannot be lowered at run time)"),
         _ if !ptrace && others => Blocker::new(
             "another user's process",
-            format!("another user's process, and we have no CAP_SYS_PTRACE: {errno}"),
+            format!("another user's process, and allocwall has no CAP_SYS_PTRACE: {errno}"),
         )
         .mend(grant),
         _ if !ptrace && scope > 0 => Blocker::new(
             "yama",
-            format!("kernel.yama.ptrace_scope is {scope} and we have no CAP_SYS_PTRACE: {errno}"),
+            format!("kernel.yama.ptrace_scope is {scope} and allocwall has no CAP_SYS_PTRACE: {errno}"),
         )
         .mend(format!("sudo sysctl kernel.yama.ptrace_scope=0{OR}{grant}")),
         _ if rights.is_some_and(|rights| rights.seccomp == Seccomp::Filter) => Blocker::new(
             "seccomp filter",
-            format!("this process runs under a seccomp filter, which refuses process_vm_readv: {errno}"),
+            format!("allocwall runs under a seccomp filter, which refuses process_vm_readv: {errno}"),
         )
         .mend(grant),
         _ => Blocker::new(
             "no CAP_SYS_PTRACE",
-            format!("the process may not be traced by us (undumpable, or with more capabilities): {errno}"),
+            format!(
+                "allocwall may not trace the process (it is undumpable, or has more capabilities): {errno}"
+            ),
         )
         .mend(grant),
     }
@@ -600,7 +606,7 @@ fn counter_checks(s: &Surroundings) -> Vec<Check> {
     let whose = if s.target.is_some() {
         "of the process"
     } else {
-        "of own processes"
+        "of this user's processes"
     };
     let mut checks = Vec::new();
     checks.push(match (&s.event, &s.tracepoint) {
@@ -609,12 +615,12 @@ fn counter_checks(s: &Surroundings) -> Vec<Check> {
             "tracepoints",
             "tracepoints",
             tried,
-            "switches and map calls can be counted",
+            "context switches and map calls can be counted",
             |error| blame(s, Reach::EveryCpu, error),
         ),
         (Err(absence), _) => {
             let mut blocker = Blocker::of(absence);
-            blocker.short = "tracefs out of reach".to_owned();
+            blocker.short = "no access to tracefs".to_owned();
             Check::new(Counters, "tracepoints", "tracepoints", State::Absent, "").blocked(blocker)
         }
         (Ok(_), None) => Check::new(
@@ -632,7 +638,7 @@ fn counter_checks(s: &Surroundings) -> Vec<Check> {
             "wait_stacks",
             "kernel stacks of waits",
             State::Available,
-            "what blocked threads wait for (/proc/PID/stack)",
+            "what waiting threads wait for (/proc/PID/stack)",
         ),
         Err(_) => Check::new(
             Counters,
@@ -644,7 +650,7 @@ fn counter_checks(s: &Surroundings) -> Vec<Check> {
         .blocked(
             Blocker::new(
                 "no CAP_SYS_ADMIN",
-                "/proc/PID/stack is root's alone; the system call and the function slept in remain",
+                "only root can read /proc/PID/stack; only the system call and the kernel function of a wait are known",
             )
             .mend("run allocwall as root"),
         ),
@@ -660,7 +666,7 @@ fn counter_checks(s: &Surroundings) -> Vec<Check> {
         Ok(false) => {
             Check::new(Counters, "schedstat", "run-queue wait", State::Absent, "").blocked(Blocker::new(
                 "schedstat is empty",
-                "/proc/PID/schedstat shows only zeros: this kernel does not account run delays",
+                "/proc/PID/schedstat holds only zeros: this kernel does not account run delays",
             ))
         }
         Err(absence) => Check::new(Counters, "schedstat", "run-queue wait", State::Absent, "")
@@ -680,7 +686,7 @@ fn counter_checks(s: &Surroundings) -> Vec<Check> {
         check.mend = Some(GRANT.to_owned());
     }
     checks.push(Check::reading(Counters, "psi", "pressure (PSI)", &s.psi, |_| {
-        "time lost to CPU, memory and I/O pressure".to_owned()
+        "waiting time due to CPU, memory and I/O pressure".to_owned()
     }));
     checks.push(cgroup(s));
     checks
@@ -707,7 +713,7 @@ fn hardware(s: &Surroundings) -> Check {
                 ),
                 None => (
                     "no PMU driver",
-                    "look for the driver: sudo dmesg | grep -i 'performance events'",
+                    "find the driver: sudo dmesg | grep -i 'performance events'",
                 ),
             };
             check(State::Absent).blocked(
@@ -722,7 +728,7 @@ fn hardware(s: &Surroundings) -> Check {
             )
         }
         Err(absence) => {
-            // Cycles in user mode need no more right than CPU samples do.
+            // Counting cycles in user mode needs the same rights as CPU samples.
             match &s.own_samples {
                 Err(error) => check(State::Absent).blocked(blame(s, Reach::User, error)),
                 Ok(()) => check(State::Absent).blocked(Blocker::of(absence)),
@@ -775,11 +781,20 @@ fn right_checks(s: &Surroundings) -> Vec<Check> {
     checks.push(match &s.facts.perf_event_paranoid {
         Ok(value) => {
             let (state, effect) = match (privileged, *value) {
-                (true, _) => (State::Available, "no bar to us: CAP_PERFMON or CAP_SYS_ADMIN"),
-                (false, ..=0) => (State::Available, "no bar"),
-                (false, 1) => (State::Partial, "own processes with kernel stacks, not all CPUs"),
-                (false, 2) => (State::Partial, "own processes, user side only"),
-                (false, _) => (State::Absent, "nothing for the unprivileged"),
+                (true, _) => (
+                    State::Available,
+                    "no limit, because allocwall has CAP_PERFMON or CAP_SYS_ADMIN",
+                ),
+                (false, ..=0) => (State::Available, "no limit"),
+                (false, 1) => (
+                    State::Partial,
+                    "only this user's processes, with kernel stacks; not all CPUs",
+                ),
+                (false, 2) => (
+                    State::Partial,
+                    "only this user's processes, without kernel stacks",
+                ),
+                (false, _) => (State::Absent, "no samples for unprivileged users"),
             };
             Check::new(
                 G,
@@ -796,9 +811,9 @@ fn right_checks(s: &Surroundings) -> Vec<Check> {
         Ok(value) => {
             let shown = matches!(s.kernel_symbols, Ok(true));
             let (state, effect) = match (*value, shown) {
-                (0, _) => (State::Available, "no bar by itself"),
-                (_, true) => (State::Available, "no bar to us: CAP_SYSLOG"),
-                (_, false) => (State::Absent, "kernel symbols are hidden from us"),
+                (0, _) => (State::Available, "no limit by itself"),
+                (_, true) => (State::Available, "no limit, because allocwall has CAP_SYSLOG"),
+                (_, false) => (State::Absent, "kernel symbols are hidden from allocwall"),
             };
             Check::new(
                 G,
@@ -831,7 +846,7 @@ fn right_checks(s: &Surroundings) -> Vec<Check> {
             "no hidepid",
         ),
         Ok(Some(options)) => {
-            // CAP_SYS_PTRACE sees through hidepid, nothing sees through subset=pid.
+            // CAP_SYS_PTRACE overrides hidepid; nothing overrides subset=pid.
             let sees = s.rights.as_ref().is_ok_and(|rights| rights.capabilities.ptrace())
                 && !options.contains("subset");
             let state = if sees { State::Available } else { State::Partial };
@@ -885,7 +900,7 @@ fn capabilities(s: &Surroundings, rights: &Rights) -> Check {
         ),
         (_, true) => (
             State::Available,
-            format!("{user}, with all that are asked for: {}", names(&have)),
+            format!("{user}, with all that allocwall uses: {}", names(&have)),
         ),
         (true, _) => (State::Absent, format!("{user}, with none of {}", names(&lack))),
         _ => (
@@ -903,7 +918,10 @@ fn seccomp(rights: &Rights) -> Check {
     };
     let (state, detail) = match rights.seccomp {
         Seccomp::None => (State::Available, "no system-call filter"),
-        Seccomp::Filter => (State::Partial, "a filter is active; what it refuses shows above"),
+        Seccomp::Filter => (
+            State::Partial,
+            "a filter is active; what it refuses is listed above",
+        ),
         Seccomp::Strict => (State::Absent, "strict mode"),
         Seccomp::Unknown => (State::Available, "not in this kernel"),
     };
@@ -918,19 +936,19 @@ fn seccomp(rights: &Rights) -> Check {
 
 fn yama(rights: &Rights) -> Check {
     let (state, detail) = match (rights.yama_ptrace_scope, rights.capabilities.ptrace()) {
-        (None, _) => (State::Available, "not in this kernel: no bar".to_owned()),
-        (Some(0), _) => (State::Available, "ptrace_scope 0: no bar".to_owned()),
+        (None, _) => (State::Available, "not in this kernel: no limit".to_owned()),
+        (Some(0), _) => (State::Available, "ptrace_scope 0: no limit".to_owned()),
         (Some(3), _) => (
             State::Absent,
-            "ptrace_scope 3: nobody may read other processes' memory".to_owned(),
+            "ptrace_scope 3: no process may read the memory of another".to_owned(),
         ),
         (Some(scope), true) => (
             State::Available,
-            format!("ptrace_scope {scope}: no bar to us, CAP_SYS_PTRACE"),
+            format!("ptrace_scope {scope}: no limit, because allocwall has CAP_SYS_PTRACE"),
         ),
         (Some(1), false) => (
             State::Partial,
-            "ptrace_scope 1: only commands that allocwall starts itself can be read".to_owned(),
+            "ptrace_scope 1: allocwall can read only commands that it starts itself".to_owned(),
         ),
         (Some(scope), false) => (
             State::Absent,
@@ -955,7 +973,7 @@ fn memory_checks(s: &Surroundings) -> Vec<Check> {
         .mend("echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"),
         Ok(mode) => {
             let meaning = match mode.as_str() {
-                "madvise" => "only where a program asks (madvise)",
+                "madvise" => "only where a program asks for them (madvise)",
                 "always" => "wherever they fit",
                 _ => "a mode unknown to this version",
             };
@@ -984,7 +1002,7 @@ fn memory_checks(s: &Surroundings) -> Vec<Check> {
             State::Absent,
             "none reserved",
         )
-        .mend("sudo sysctl vm.nr_hugepages=512 (takes 1 GiB of 2 MiB pages from everybody else)"),
+        .mend("sudo sysctl vm.nr_hugepages=512 (reserves 1 GiB of 2 MiB pages, which other programs cannot use)"),
         total => Check::new(
             Memory,
             "hugetlb",
@@ -997,26 +1015,26 @@ fn memory_checks(s: &Surroundings) -> Vec<Check> {
         (Ok(true), _) => Check::new(
             Memory,
             "host_memory",
-            "memory stays with the machine",
+            "host never reclaims memory",
             State::Absent,
-            "free-page reporting is on: the host takes idle memory back, and touching it again costs more than any \
-             counter in here shows; calibrate prices both",
+            "free-page reporting is on: the host takes idle memory back. Touching it again costs more than the counters \
+             here show; `allocwall calibrate` measures both prices",
         ),
         (Ok(false), true) => Check::new(
             Memory,
             "host_memory",
-            "memory stays with the machine",
+            "host never reclaims memory",
             State::Partial,
-            "a balloon device is there: the host can ask for memory back; free pages are not reported",
+            "a balloon device is present: the host can ask for memory back; free pages are not reported",
         ),
         (Ok(false), false) => Check::new(
             Memory,
             "host_memory",
-            "memory stays with the machine",
+            "host never reclaims memory",
             State::Available,
-            "no balloon and no free-page reporting visible",
+            "no balloon device and no free-page reporting are visible",
         ),
-        (Err(absence), _) => Check::new(Memory, "host_memory", "memory stays with the machine", State::Partial, absence.detail.clone()),
+        (Err(absence), _) => Check::new(Memory, "host_memory", "host never reclaims memory", State::Partial, absence.detail.clone()),
     });
     checks.push(match facts.numa_nodes {
         0 | 1 => Check::new(
@@ -1024,14 +1042,14 @@ fn memory_checks(s: &Surroundings) -> Vec<Check> {
             "numa",
             "NUMA",
             State::Available,
-            "one node: nothing can be remote",
+            "one node: no memory is remote",
         ),
         nodes => Check::new(
             Memory,
             "numa",
             "NUMA",
             State::Available,
-            format!("{nodes} nodes; placement is read from numa_maps"),
+            format!("{nodes} nodes; page placement is read from numa_maps"),
         ),
     });
     checks
@@ -1067,7 +1085,7 @@ fn machine_checks(s: &Surroundings) -> Vec<Check> {
             "hypervisor",
             "virtual machine",
             State::Absent,
-            "none, as far as the processor tells",
+            "none, according to CPUID",
         ),
     });
     checks.push(match &facts.container {
@@ -1076,14 +1094,14 @@ fn machine_checks(s: &Surroundings) -> Vec<Check> {
             "container",
             "container",
             State::Available,
-            format!("{name}: processes, settings and limits outside it may be out of sight"),
+            format!("{name}: processes, settings and limits outside the container may be invisible"),
         ),
         None => Check::new(
             Machine,
             "container",
             "container",
             State::Absent,
-            "none: this is the whole machine",
+            "none: the whole machine is visible",
         ),
     });
     checks
@@ -1124,7 +1142,7 @@ fn software_checks(s: &Surroundings) -> Vec<Check> {
             "runtimes",
             "runtimes in PATH",
             State::Absent,
-            "no Python, Java, Go or Node (needed only for their programs)",
+            "no Python, Java, Go or Node; each is needed only for its own programs",
         ),
         false => Check::new(
             Software,
@@ -1145,10 +1163,16 @@ fn target_checks(s: &Surroundings, target: &TargetView) -> Vec<Check> {
     let (state, life) = match (target.state, target.status.vm_size) {
         ('Z' | 'X', _) => (
             State::Absent,
-            "has exited and waits to be reaped: nothing to measure",
+            "the process has exited and its parent has not reaped it: there is nothing to measure",
         ),
-        (_, None) => (State::Absent, "a kernel thread: it has no memory of its own"),
-        ('T' | 't', _) => (State::Partial, "stopped: it uses no CPU until it is continued"),
+        (_, None) => (
+            State::Absent,
+            "the process is a kernel thread: it has no memory of its own",
+        ),
+        ('T' | 't', _) => (
+            State::Partial,
+            "stopped: it uses no CPU time until it is continued",
+        ),
         _ => (State::Available, "alive"),
     };
     let threads = if target.threads == 1 {
@@ -1170,25 +1194,25 @@ fn target_checks(s: &Surroundings, target: &TargetView) -> Vec<Check> {
     checks.push(match () {
         () if real != effective || effective != saved => check(
             State::Absent,
-            format!("real uid {real}, effective {effective}, saved {saved}: a setuid program, which allocwall refuses to touch"),
+            format!("real uid {real}, effective {effective}, saved {saved}: a setuid program, which allocwall does not diagnose"),
         ),
-        () if effective == ours => check(State::Available, format!("uid {effective}, ours")),
-        () => check(if ours == 0 { State::Available } else { State::Partial }, format!("uid {effective}, not ours ({ours})")),
+        () if effective == ours => check(State::Available, format!("uid {effective}, the user of allocwall")),
+        () => check(if ours == 0 { State::Available } else { State::Partial }, format!("uid {effective}; allocwall runs as uid {ours}")),
     });
     checks.push(match target.dumpable {
         Some(false) => Check::new(
             Target,
             "target_dumpable",
-            "may be looked into",
+            "process can be inspected",
             State::Partial,
-            "undumpable: its /proc files belong to root (changed ids, or file capabilities)",
+            "undumpable: its /proc files belong to root (it changed its ids, or has file capabilities)",
         ),
         _ => Check::new(
             Target,
             "target_dumpable",
-            "may be looked into",
+            "process can be inspected",
             State::Available,
-            "dumpable, as far as /proc shows",
+            "dumpable, according to /proc",
         ),
     });
     checks.push(match &target.namespaces {
@@ -1197,7 +1221,7 @@ fn target_checks(s: &Surroundings, target: &TargetView) -> Vec<Check> {
             "target_namespaces",
             "namespaces",
             State::Available,
-            "the same as ours",
+            "the same as allocwall's",
         ),
         Ok(differing) => Check::new(
             Target,
@@ -1205,7 +1229,7 @@ fn target_checks(s: &Surroundings, target: &TargetView) -> Vec<Check> {
             "namespaces",
             State::Available,
             format!(
-                "differs from us in {}; its files are read through /proc/{}/root",
+                "differ from allocwall's in: {}; files of the process are read through /proc/{}/root",
                 differing.join(", "),
                 target.pid
             ),
@@ -1215,14 +1239,15 @@ fn target_checks(s: &Surroundings, target: &TargetView) -> Vec<Check> {
             "target_namespaces",
             "namespaces",
             State::Partial,
-            "not shown to us",
+            "not readable by allocwall",
         )
         .mend(GRANT),
     });
     checks
 }
 
-/// Numbers of the errors that have a meaning here; Linux has the same on all architectures that Rust's std supports but MIPS and SPARC.
+/// The errno values used here. They are the same on all architectures that Rust's std supports, except MIPS and
+/// SPARC.
 mod libc_errno {
     pub const EPERM: i32 = 1;
     pub const ENOENT: i32 = 2;
@@ -1333,7 +1358,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_missing_is_one_sentence() {
+    fn with_nothing_missing_the_summary_is_one_sentence() {
         let report = judge(&complete());
         assert_eq!(
             report.summary,
@@ -1360,7 +1385,7 @@ mod tests {
     }
 
     #[test]
-    fn each_setting_of_paranoid_blocks_what_it_blocks() {
+    fn each_value_of_perf_event_paranoid_has_its_blocker() {
         let mut s = unprivileged(complete());
         (s.kernel_samples, s.every_cpu) = (refused(libc_errno::EACCES), refused(libc_errno::EACCES));
         let report = judge(&s);
@@ -1382,14 +1407,14 @@ mod tests {
                 .unwrap()
                 .contains("perf_event_paranoid=0")
         );
-        // The same refusal below the forbidding value has another cause.
+        // If the setting allows it, the same errno has another cause.
         s.facts.perf_event_paranoid = Ok(1);
         assert!(
             check(&judge(&s), "kernel_stacks")
                 .detail
                 .contains("security module")
         );
-        // Three forbids even user samples: then there is no bill.
+        // 3 forbids user samples too: then there is no bill.
         s.facts.perf_event_paranoid = Ok(3);
         s.own_samples = refused(libc_errno::EACCES);
         let report = judge(&s);
@@ -1408,7 +1433,7 @@ mod tests {
     }
 
     #[test]
-    fn one_refusal_has_different_blockers() {
+    fn one_errno_may_have_different_blockers() {
         let blocker = |s: &Surroundings| check(&judge(s), "cpu_samples").blocker.clone().unwrap();
         let mut s = unprivileged(complete());
         s.own_samples = refused(libc_errno::ENOSYS);
@@ -1479,7 +1504,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_cannot_be_one_is_said_first() {
+    fn a_process_that_cannot_be_a_target_is_the_whole_summary() {
         for (uid, state, says) in [([1000, 0, 0, 0], 'S', "setuid"), ([0; 4], 'Z', "exited")] {
             let mut s = complete();
             s.target = Some(target(uid, state));
@@ -1515,7 +1540,7 @@ mod tests {
     }
 
     #[test]
-    fn host_that_takes_memory_back_is_named() {
+    fn a_host_that_takes_memory_back_is_reported() {
         let mut s = complete();
         assert_eq!(check(&judge(&s), "host_memory").state, State::Available);
         (s.facts.free_page_reporting, s.balloon) = (Ok(true), true);
@@ -1525,7 +1550,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique_but_for_lists() {
+    fn names_are_unique_except_allocators() {
         let report = judge(&complete());
         let mut names: Vec<_> = report
             .checks

@@ -1,4 +1,4 @@
-//! `check` on machines that we don't have.
+//! Tests `check` on file trees of other machines.
 
 use super::judge::{self, Report, State};
 use super::surroundings::{self, Kernel};
@@ -15,7 +15,7 @@ const GRANTS: Kernel = Kernel {
     read_memory: |_| Ok(()),
 };
 
-/// As an unprivileged user meets it, and as a sandbox without perf events does.
+/// What an unprivileged user gets, and what a sandbox without perf events answers.
 const REFUSES: Kernel = Kernel {
     cpu_clock: |_, _| Err(io::Error::from_raw_os_error(libc::EACCES)),
     tracepoint: |_, _| Err(io::Error::from_raw_os_error(libc::EACCES)),
@@ -128,7 +128,7 @@ fn any_file_may_be_missing_empty_or_cut_short() {
             }
             fs::write(&path, bytes).unwrap();
         }
-        // Without its own counters there is no such process.
+        // A process without its own counter files is reported as missing.
         assert!(refused <= 6, "{refused}");
     }
 }

@@ -1,4 +1,4 @@
-//! What `check` looked at and tried. Gathering is all the I/O there is; judging it is pure.
+//! What `check` read and tried. All I/O is here; `judge` does none.
 
 use allocwall_host::cgroup::CgroupFs;
 use allocwall_host::facts::Machine;
@@ -12,27 +12,27 @@ use allocwall_model::machine::{CgroupTick, HostFacts};
 use allocwall_model::units::{Measured, Reason};
 use std::io;
 
-/// Granted, or what the kernel answered.
+/// Granted, or the kernel's error.
 pub type Tried = io::Result<()>;
 
 pub struct Surroundings {
     pub facts: HostFacts,
     pub rights: Measured<Rights>,
-    /// Capabilities of a user namespace count for nothing in perf_event_open(2).
+    /// perf_event_open(2) ignores capabilities that hold only inside a user namespace.
     pub first_user_namespace: bool,
     pub own_samples: Tried,
     pub kernel_samples: Tried,
     pub every_cpu: Tried,
-    /// Another user's process and how a try on it went; None where there is none to try.
+    /// Another user's process and the result of a try on it; None if no such process is visible.
     pub stranger: Option<(i32, Tried)>,
     pub kernel_symbols: Measured<bool>,
     pub event: Measured<u64>,
     pub tracepoint: Option<Tried>,
-    /// Reading the memory of another process of the same user; None where there is none to try.
+    /// Reading the memory of another process of the same user; None if there is no such process.
     pub memory: Option<Tried>,
     pub kernel_stack: Measured<()>,
     pub smaps: Measured<()>,
-    /// The kernel accounts run time per thread.
+    /// Whether the kernel accounts run time per thread.
     pub schedstat: Measured<bool>,
     pub psi: Measured<u64>,
     pub hidden: Measured<Option<String>>,
@@ -56,20 +56,20 @@ pub struct TargetView {
     pub status: Status,
     pub state: char,
     pub threads: u32,
-    /// None where /proc/PID has no owner to read.
+    /// None if the owner of /proc/PID cannot be read.
     pub dumpable: Option<bool>,
-    /// Kinds of namespaces in which it differs from us; Err where they cannot be read.
+    /// Kinds of namespaces in which it differs from allocwall; Err if they cannot be read.
     pub namespaces: Measured<Vec<&'static str>>,
     pub samples: Tried,
     pub kernel_samples: Tried,
 }
 
-/// Namespaces that change what a name or a path means.
+/// Namespaces that change the meaning of a name or a path.
 const NAMESPACES: [&str; 4] = ["pid", "mnt", "user", "cgroup"];
 /// The kernel's first user namespace: PROC_USER_INIT_INO in include/linux/proc_ns.h.
 const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
 
-/// What no file tells: the running kernel's answers to tries.
+/// Tries of system calls; files cannot answer these questions.
 #[derive(Clone, Copy)]
 pub struct Kernel {
     pub cpu_clock: fn(Whom, bool) -> Tried,
@@ -142,11 +142,11 @@ fn cgroup_view(machine: &Machine, pid: i32) -> Measured<CgroupView> {
     })
 }
 
-/// Enough to try on; more would only take longer.
+/// Limits the time that the tries take.
 const MOST_TRIED: usize = 8;
 
-/// Processes other than ours whose effective user fits. Low numbers first: those live long, and one that ends during
-/// the try would look like a refusal.
+/// Processes other than allocwall whose effective user fits. Low pids first: they live long, and a process that ends
+/// during the try would look like a refusal.
 fn processes_where(proc: &ProcFs, own: i32, fits: impl Fn(u32) -> bool) -> Vec<i32> {
     // Kernel threads have no memory and follow other rules.
     let fitting = |&pid: &i32| {
@@ -160,7 +160,7 @@ fn processes_where(proc: &ProcFs, own: i32, fits: impl Fn(u32) -> bool) -> Vec<i
         .collect()
 }
 
-/// One success shows the right; single processes, such as init, may be protected for reasons of their own.
+/// One success shows the right. Single processes, such as init, may be protected for other reasons.
 fn read_any_memory(kernel: Kernel, pids: &[i32]) -> Option<Tried> {
     let mut last = None;
     for &pid in pids {
@@ -184,7 +184,7 @@ fn target_view(proc: &ProcFs, kernel: Kernel, pid: i32) -> Result<TargetView> {
         }
     };
     refuse_thread(pid, &status)?;
-    // A leader may have ended before its threads: then one of them shows what the process has.
+    // The main thread may have ended before the others: then read another thread.
     let thread = proc.living_thread(pid);
     let (state, status) = match (proc.thread_stat(pid, thread), proc.status(thread)) {
         (Ok(stat), Ok(status)) if thread != pid => (stat.state, status),
@@ -202,7 +202,7 @@ fn target_view(proc: &ProcFs, kernel: Kernel, pid: i32) -> Result<TargetView> {
         .collect();
     Ok(TargetView {
         pid,
-        // The owner shows it only where it differs from root anyway.
+        // /proc/PID of an undumpable process belongs to root, which shows only if the process itself is not root's.
         dumpable: proc
             .owner(pid)
             .ok()
