@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_it_is_dropped_with_it() {
+    fn objects_in_the_queue_are_dropped_with_it() {
         let object = Arc::new(());
         for taken in 0..=3 {
             let (mut to, mut from) = lane(4).unwrap();
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_for_nothing_and_one_beyond_memory_are_refused() {
+    fn a_capacity_of_zero_and_one_beyond_memory_are_refused() {
         assert!(matches!(lane::<u8>(0), Err(BuildError::NoCapacity)));
         assert!(matches!(
             lane::<u64>(usize::MAX),

@@ -1,4 +1,4 @@
-//! The C interface: its header is current, and a C++20 program passes its own checks against the static library.
+//! The C interface: its header is current, and C and C++20 programs pass their own checks with the static library.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ fn the_header_is_what_cbindgen_makes() {
     assert!(made == held, "the header is out of date: see cbindgen.toml");
 }
 
-/// Needs no tool: every function of the interface is declared, and nothing else is.
+/// Needs no cbindgen: the header declares every function of the interface and no other.
 #[test]
 fn the_header_declares_every_function() {
     let source = std::fs::read_to_string(root().join("src/capi.rs")).unwrap();
@@ -60,7 +60,7 @@ fn the_header_declares_every_function() {
     assert_eq!(defined, declared);
 }
 
-/// The static library with these features, in a folder of its own, since the outer cargo may hold its lock.
+/// Builds the static library with these features, in a separate folder, because the outer cargo may hold its lock.
 fn library(features: &str) -> PathBuf {
     let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(features.replace(',', "-"));
     run(Command::new(env!("CARGO"))

@@ -1,4 +1,4 @@
-// Says nothing and ends with 0 when all holds.
+// Prints nothing and ends with 0 if all checks pass.
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -33,7 +33,7 @@ int main() {
     using allocwall::handle;
     static_assert(sizeof(handle<Order>) == sizeof(void *));
     {
-        // Exhaustion is an empty handle; a free slot is used again; a constructor that throws loses none.
+        // Without a free slot the handle is empty; a freed slot is used again; a constructor that throws loses no slot.
         allocwall::pool<Order> pool(2);
         auto a = pool.make(1, 2), b = pool.make(3, 4);
         CHECK(a && b && !pool.make(5, 6) && a->price == 1 && b->quantity == 4);
@@ -59,7 +59,7 @@ int main() {
     }
     CHECK(alive == 0);
     {
-        // From thread to thread, half through a returner, half by destructors.
+        // From thread to thread: half are freed through a returner, half by destructors.
         constexpr int N = 20000;
         allocwall::pool<Order> pool(64);
         std::atomic<Order *> box{nullptr};

@@ -1,5 +1,5 @@
-// What C hosts live on: errors are values, NULL is nothing to give. Says nothing and ends with 0 when all holds. With an argument it
-// gives a slot back twice, by the way of that name.
+// Error handling of the C interface: errors are values, and to give back NULL does nothing. Prints nothing and ends with 0 if all
+// checks pass. With an argument it gives a slot back twice, by the method of that name.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +37,7 @@ static void null_is_nothing(void) {
 
 static void limits(void) {
     aw_status status = AW_OK;
-    // Maps for all of it would take half a terabyte each.
+    // A map for the whole limit would take half a terabyte.
     aw_pool *pool = aw_pool_new(64, 1, (size_t)1 << 45, &status);
     CHECK(pool && status == AW_OK);
     enum { N = 5000 };
@@ -93,7 +93,7 @@ static void memory_that_ends(void) {
     aw_status status = AW_OK;
     CHECK(!aw_returner_new(pool));
     CHECK(!aw_pool_new(64, 4000, 4000, &status) && status == AW_OUT_OF_MEMORY);
-    // What there is goes on.
+    // The existing slots can still be used.
     for (void *next; chain; chain = next) {
         next = *(void **)chain;
         aw_give(chain);

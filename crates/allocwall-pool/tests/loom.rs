@@ -1,9 +1,9 @@
-//! Every protocol at small capacities, in every order that the memory model allows.
+//! Every protocol at small capacities, in every execution that the memory model allows.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release --test loom --target-dir target/loom`
 //!
-//! Loom checks each slot's change of hands and each value; the allocator below, that the memory of every
-//! pool is given back, in every one of these orders.
+//! Loom checks each change of a slot's holder and each value. The allocator below checks that the memory of every
+//! pool is freed in each of these executions.
 #![cfg(loom)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -16,17 +16,17 @@ static CHUNKS: AtomicIsize = AtomicIsize::new(0);
 
 struct Counting;
 
-// SAFETY: the system's allocator, and a count of what only slots are aligned to.
+// SAFETY: the system's allocator, and a count of allocations with the alignment that only slots have.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         CHUNKS.fetch_add((layout.align() == 256 * 1024).into(), Ordering::Relaxed);
-        // SAFETY: by the caller.
+        // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         CHUNKS.fetch_sub((layout.align() == 256 * 1024).into(), Ordering::Relaxed);
-        // SAFETY: by the caller.
+        // SAFETY: the caller's promise.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -41,20 +41,16 @@ fn value(n: usize) -> Value {
     Arc::new(n)
 }
 
-/// One test at a time, since they share the count.
+/// One test at a time, because they share the count.
 fn model(f: impl Fn() + Sync + Send + 'static) {
     static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(|broken| broken.into_inner());
     let mut model = loom::model::Builder::new();
     model.preemption_bound = None;
-    // What a test that failed has left is not this one's.
+    // Memory that an earlier, failed test left does not count.
     let before = CHUNKS.load(Ordering::Relaxed);
     model.check(move || f());
-    assert_eq!(
-        CHUNKS.load(Ordering::Relaxed),
-        before,
-        "memory that was not given back"
-    );
+    assert_eq!(CHUNKS.load(Ordering::Relaxed), before, "memory was not freed");
 }
 
 #[test]
@@ -80,7 +76,7 @@ fn a_slot_comes_home_through_a_returner() {
 #[test]
 fn a_bit_flips_back() {
     model(|| {
-        // One slot: it may come home twice, between two looks of the owner's or not.
+        // One slot: it may come home twice, with or without a visit of the owner in between.
         let mut pool = Pool::new(1).unwrap();
         let mut home = pool.returner();
         let (first, second) = (
@@ -115,7 +111,7 @@ fn two_returners_and_two_slots() {
         });
         let taken = [pool.alloc(value(3)).ok(), pool.alloc(value(4)).ok()];
         others.into_iter().for_each(|other| other.join().unwrap());
-        // Whatever the order was, now both are free or held, and none is lost.
+        // In every order, now both are free or held, and none is lost.
         let rest = std::iter::from_fn(|| pool.alloc(value(5)).ok()).collect::<Vec<_>>();
         assert_eq!(taken.iter().flatten().count() + rest.len(), 2);
     });
@@ -260,7 +256,7 @@ fn a_lane_hands_objects_over_in_order_and_loses_none() {
         let sender = thread::spawn(move || {
             let mut left = vec![];
             for n in 0..3 {
-                // What doesn't fit stays here.
+                // An object that does not fit stays here.
                 if let Err(full) = to.send(value(n)) {
                     left.push(*full.0);
                 }
@@ -272,7 +268,7 @@ fn a_lane_hands_objects_over_in_order_and_loses_none() {
             seen.extend(from.recv().map(|v| *v));
         }
         let left = sender.join().unwrap();
-        // The rest is dropped with the queue: loom would miss it.
+        // The rest is dropped with the queue; otherwise loom reports it.
         assert!(seen.windows(2).all(|pair| pair[0] < pair[1]), "{seen:?}");
         assert!(seen.iter().all(|n| !left.contains(n)));
     });

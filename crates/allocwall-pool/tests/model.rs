@@ -1,4 +1,4 @@
-//! Random sequences of operations against the simplest model: a set of values, and a count of those that are free.
+//! Random sequences of operations, compared with the simplest model: a set of values, and the number of free slots.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 #[derive(Clone, Debug)]
 enum Step {
     Alloc,
-    /// Frees one of those that are out: through a returner, by a drop, at the owner, or by moving the value out.
+    /// Frees an object: through a returner, by a drop, at the owner, or by moving the value out.
     Free(usize, usize),
     Returner,
     DropReturner(usize),
@@ -33,7 +33,7 @@ fn config() -> ProptestConfig {
     }
 }
 
-/// A value that says by its count whether it is alive.
+/// A value whose count shows whether it is alive.
 type Value = Rc<u64>;
 
 proptest! {
@@ -41,7 +41,7 @@ proptest! {
 
     #[test]
     fn a_pool_is_a_set_with_a_limit(
-        // A few slots, or about as many as a word or two of the map have.
+        // A few slots, or about as many as one or two words of the map have.
         capacity in prop_oneof![1..9usize, 60..66usize, 120..130usize],
         more in 0..9usize, steps in steps(), owner_first: bool,
     ) {
@@ -60,7 +60,7 @@ proptest! {
                     match pool.alloc(value.clone()) {
                         Ok(object) => out.push((object, value)),
                         Err(full) => {
-                            // The very value, and only when all are out.
+                            // The same value is returned, and only if all slots are out.
                             prop_assert!(Rc::ptr_eq(&full.0, &value));
                             prop_assert_eq!(out.len(), limit);
                         }
@@ -92,7 +92,7 @@ proptest! {
         if owner_first {
             drop(pool);
         } else {
-            // All that is not out is at home.
+            // Every slot that is not out is home.
             let free = limit - out.len();
             for _ in 0..free {
                 out.push((pool.alloc(Rc::new(0)).unwrap(), Rc::new(0)));
@@ -110,7 +110,7 @@ proptest! {
         let mut foreign = other.returner();
         let mut returners: Vec<BatchReturner<Value>> = vec![];
         let mut out: Vec<(Batched<Value>, Value, usize)> = vec![];
-        // The model: of each arena, how many are out; which one's turn it is and what is left of it.
+        // The model: the number of slots out of each arena, the current arena, and the number of slots left in it.
         let mut counts: Vec<usize> = vec![0; arenas];
         let (mut turn, mut left) = (0, slots);
         let mut serial = 0;

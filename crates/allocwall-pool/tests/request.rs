@@ -1,4 +1,5 @@
-//! The request arena: what fits is stored, what doesn't comes back, and a reset gives back all and touches nothing.
+//! The request arena: a value that fits is stored, a value that does not fit is returned, and a reset frees
+//! everything without touching memory.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -7,23 +8,23 @@ use std::rc::Rc;
 use allocwall_pool::{BuildError, Full, RequestArena};
 use proptest::prelude::*;
 
-/// The system's allocator, which counts this thread's calls.
+/// The system's allocator, with a count of this thread's calls.
 struct Counting;
 
 thread_local! {
     static CALLS: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: all is the system allocator's; the count neither allocates nor is dropped.
+// SAFETY: every call goes to the system's allocator; the count neither allocates nor has a destructor.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         CALLS.set(CALLS.get() + 1);
-        // SAFETY: by the caller.
+        // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: by the caller.
+        // SAFETY: the caller's promise.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -42,9 +43,9 @@ fn what_fits_is_stored_and_what_does_not_comes_back() {
     assert_eq!(arena.alloc([1u64; 8]), Err(Full([1u64; 8])));
     assert_eq!(arena.alloc_slice(&[1, 2]), Err(Full(&[1, 2][..])));
     assert_eq!(arena.alloc_str("x"), Err(Full("x")));
-    // What takes no room is always there.
+    // A value of size 0 always fits.
     assert_eq!(arena.alloc(()), Ok(&mut ()));
-    assert_eq!(CALLS.get(), calls, "no malloc behind anybody's back");
+    assert_eq!(CALLS.get(), calls, "the arena called malloc");
 }
 
 #[test]
@@ -102,7 +103,7 @@ fn a_reset_keeps_the_pages_of_a_region() {
     .unwrap();
     let start = region.as_ptr().as_ptr() as usize;
     let mut arena = RequestArena::over(region).unwrap();
-    // Nothing is touched before its turn, but for the header.
+    // Only the header is touched before the memory is used.
     assert!(resident_share(start).unwrap() < 0.01);
     let bytes = vec![1u8; arena.capacity()];
     for _ in 0..3 {
@@ -121,7 +122,7 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// All that was stored since the reset has its value and its alignment, and nothing overlaps.
+    /// Every object that was stored since the reset has its value and its alignment, and no two overlap.
     #[test]
     fn an_arena_is_a_list_with_a_limit(
         bytes in 512..4096usize,

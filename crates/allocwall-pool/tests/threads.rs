@@ -1,6 +1,7 @@
-//! Real threads: nothing is lost, nothing waits, and memory goes with the last slot, in whatever order threads die.
+//! Real threads: no slot is lost, no call waits, and the memory is freed with the last slot, in any order of thread
+//! ends.
 //!
-//! `ALLOCWALL_POOL_SOAK=600 cargo test --release --test threads soak` soaks for ten minutes instead of a second.
+//! `ALLOCWALL_POOL_SOAK=600 cargo test --release --test threads soak` runs for ten minutes instead of one second.
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use allocwall_pool::{Batches, BuildError, MAX_SLOT, Memory, Pool, Pooled, sharded};
 
-/// Counts those that are alive, and knows if it was dropped already.
+/// Counts the live objects, and detects a second drop.
 struct Value {
     alive: Arc<AtomicIsize>,
     n: usize,
@@ -40,7 +41,7 @@ impl Drop for Value {
     }
 }
 
-/// xorshift64* (Vigna 2016): enough to shake the order of things.
+/// xorshift64* (Vigna 2016): good enough to vary the order of operations.
 struct Random(u64);
 
 impl Random {
@@ -52,9 +53,9 @@ impl Random {
     }
 }
 
-/// A slab of 4,096, a forward queue of 1,024 and a return queue of 1,024 that is drained only when the slab is empty: there
-/// the consumer waits for the return queue and the producer for the forward queue, for ever. Here the way home takes
-/// all, so both ends move on.
+/// With a slab of 4,096 slots, a forward queue of 1,024 and a return queue of 1,024 that is drained only when the
+/// slab is empty, the consumer waits for the return queue and the producer waits for the forward queue, for ever.
+/// Here the return path accepts every slot, so both ends make progress.
 #[test]
 fn the_published_free_lists_deadlock_is_none_here() {
     let rounds = if cfg!(miri) { 200 } else { 300_000 };
@@ -92,14 +93,14 @@ fn the_published_free_lists_deadlock_is_none_here() {
             while let Err(rtrb::PushError::Full(back)) = tx.push(object) {
                 object = back;
                 thread::yield_now();
-                assert!(Instant::now() < deadline, "the consumer stands still");
+                assert!(Instant::now() < deadline, "the consumer makes no progress");
             }
         }
         consumer.join().unwrap();
     }
 }
 
-/// The trap of magazines: slots that a consumer keeps back until it has a full one.
+/// The problem of magazines: slots that a consumer holds back until its magazine is full.
 #[test]
 fn an_idle_consumer_keeps_no_slot_back() {
     let mut pool = Pool::new(1).unwrap();
@@ -169,10 +170,10 @@ fn many_producers_and_many_consumers() {
     assert_eq!(alive.load(Ordering::Relaxed), 0);
 }
 
-/// Memory that says when it goes.
+/// Memory that records when it is dropped.
 struct Told(Vec<UnsafeCell<u64>>, Arc<AtomicUsize>);
 
-// SAFETY: the vector isn't used otherwise.
+// SAFETY: no other code uses the vector.
 unsafe impl Memory for Told {
     fn base(&self) -> NonNull<u8> {
         NonNull::from(&self.0[..]).cast()
@@ -219,12 +220,12 @@ fn memory_goes_with_the_last_slot_and_not_before() {
     }
 }
 
-/// Of so many chunks of 256 KiB, but for the last, all are aligned in memory that isn't.
+/// The number of chunks of 256 KiB. In memory that is not aligned, all chunks except the last one can be aligned.
 const CHUNKS: usize = if cfg!(miri) { 2 } else { 4 };
 const CHUNK: usize = 256 << 10;
-/// Bytes of a slot: few slots for an interpreter, and else as many as a chunk can have.
+/// Bytes of a slot: large under Miri, so that there are few slots; otherwise the smallest.
 const SLOT: usize = if cfg!(miri) { 4096 } else { 64 };
-/// The chunk's own header takes the place of one.
+/// The chunk's header takes the place of one slot.
 const PER_CHUNK: usize = CHUNK / SLOT - 1;
 
 #[test]
@@ -233,7 +234,7 @@ fn a_pool_over_memory_uses_what_is_aligned() {
     assert!(((CHUNKS - 1) * PER_CHUNK..=CHUNKS * PER_CHUNK).contains(&pool.capacity()));
     let mut all: Vec<_> = std::iter::from_fn(|| pool.alloc([1; SLOT]).ok()).collect();
     assert_eq!(all.len(), pool.capacity());
-    // Each has a slot of its own, and each slot comes home.
+    // Each object has a slot of its own, and each slot comes home.
     all.sort_by_key(|object| &raw const **object as usize);
     assert!(
         all.windows(2)
@@ -259,7 +260,7 @@ fn a_pool_over_memory_uses_what_is_aligned() {
 fn arenas_over_memory_are_of_whole_chunks_and_keep_it() {
     let (memory, gone) = told(CHUNKS * CHUNK);
     let mut batches = Batches::<[u8; SLOT]>::over(memory, CHUNKS - 1).unwrap();
-    // One more chunk than arenas only where the memory happens to be aligned.
+    // There is one more chunk than arenas only if the memory happens to be aligned.
     assert_eq!(batches.capacity(), (CHUNKS - 1) * PER_CHUNK);
     let mut home = batches.returner();
     for n in 0..2 * batches.capacity() {
@@ -289,7 +290,7 @@ fn arenas_over_too_little_memory_are_refused() {
 fn slots_have_the_alignment_of_their_type_and_a_line_of_their_own() {
     #[repr(align(512))]
     struct Wide(#[allow(dead_code)] [u8; 513]);
-    // Of more than one chunk each, but under an interpreter.
+    // More than one chunk each, except under Miri.
     let (wide, bytes) = if cfg!(miri) { (20, 20) } else { (600, 9000) };
     let mut pool = Pool::new(wide).unwrap();
     let mut objects: Vec<_> = (0..wide)
@@ -337,7 +338,7 @@ fn what_can_not_be_built_says_so() {
         Pool::<u8>::new(usize::MAX / 2),
         Err(BuildError::OutOfMemory { .. })
     ));
-    // More counts than any machine has memory for. Miri ends where memory does.
+    // More counts than any machine has memory for. Miri aborts when memory is exhausted.
     if !cfg!(miri) {
         assert!(matches!(
             Batches::<u8>::growable(1, 1, 1 << 50),
@@ -348,7 +349,7 @@ fn what_can_not_be_built_says_so() {
     assert_eq!(Batches::<u8>::new(1, 0).unwrap_err(), BuildError::NoCapacity);
 }
 
-/// Maps for all that a limit allows would take 2^39 bytes.
+/// Maps for the whole limit would take 2^39 bytes.
 #[test]
 fn a_limit_beyond_all_memory_costs_nothing_until_the_pool_grows() {
     let mut pool = Pool::<u64>::growable(1, 1 << 45).unwrap();
@@ -357,13 +358,13 @@ fn a_limit_beyond_all_memory_costs_nothing_until_the_pool_grows() {
     for n in 0..1000 {
         out.push(pool.alloc(n).unwrap());
         if n == 100 {
-            // One that comes in between has as many segments as the others.
+            // A returner that is made in between has as many segments as the others.
             let mut second = pool.returner();
             out.drain(..).for_each(|object| second.free(object));
         }
     }
     assert_eq!(pool.capacity(), 1024);
-    // From every segment, all three ways.
+    // From every segment, in all three ways.
     for (n, object) in out.drain(..).enumerate() {
         match n % 3 {
             0 => home.free(object),
@@ -373,7 +374,7 @@ fn a_limit_beyond_all_memory_costs_nothing_until_the_pool_grows() {
     }
     let again: Vec<_> = (0..1024).map(|n| pool.alloc(n).unwrap()).collect();
     assert_eq!(pool.capacity(), 1024);
-    // Who leaves last finds all of them in every segment.
+    // The last party to leave finds all of them in every segment.
     drop(pool);
     again.into_iter().for_each(|object| home.free(object));
 }
@@ -401,7 +402,7 @@ fn a_destructor_that_panics_loses_no_slot() {
     assert!(catch_unwind(AssertUnwindSafe(|| drop(last))).is_err());
 }
 
-/// Owners and consumers that end at random: early, late, with objects in their hands, in a panic.
+/// Owners and consumers that end at random: early, late, while they hold objects, in a panic.
 #[test]
 fn soak() {
     let seconds = std::env::var("ALLOCWALL_POOL_SOAK").map_or(1, |text| text.parse().expect("seconds"));
@@ -417,10 +418,10 @@ fn soak() {
             break;
         }
     }
-    println!("{lives} pools and arenas lived and died, and {threads} consumers of theirs");
+    println!("{lives} pools and arenas, and {threads} consumers, were created and dropped");
 }
 
-/// The same for both kinds, which have the same methods.
+/// The same test for both kinds, which have the same methods.
 macro_rules! life {
     ($name:ident, $build:expr, $unusable:expr) => {
         fn $name(random: &mut Random, alive: &Arc<AtomicIsize>) -> usize {
@@ -451,7 +452,7 @@ macro_rules! life {
                             }
                         }
                         if random.below(4) == 0 {
-                            // Everything it holds is dropped on the way out, in a panic.
+                            // A panic, which drops everything that the consumer holds.
                             std::panic::resume_unwind(Box::new("a thread's death"));
                         }
                     }));
@@ -476,7 +477,7 @@ macro_rules! life {
                 consumers
                     .into_iter()
                     .for_each(|consumer| drop(consumer.join()));
-                // All threads are gone, so all is home.
+                // All threads have ended, so every slot is home.
                 let all: Vec<_> = std::iter::from_fn(|| pool.alloc(Value::new(alive, 0)).ok()).collect();
                 assert!(all.len() + $unusable >= pool.capacity() && pool.capacity() >= all.len());
             }
@@ -490,7 +491,7 @@ life!(
     |random: &mut Random| Pool::<Value>::growable(8 + random.below(40), 64).unwrap(),
     0
 );
-// Of the arena whose turn it is, what was used before is not free until it has drained.
+// Used slots of the current arena are not free until that arena has drained.
 life!(
     batch_life,
     |random: &mut Random| Batches::<Value>::growable(2, 1 + random.below(40), 4).unwrap(),

@@ -1,5 +1,5 @@
-//! Pre-touch: pages are there before `main`, and stay away where the value or a limit says so. The witness is the
-//! kernel's account of the process: its resident set and its faults.
+//! Pre-touch: pages are resident before `main`, unless the value or a limit forbids it. The tests read the kernel's
+//! data about the process: its resident set and its faults.
 
 mod common;
 
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const MIB: u64 = 1 << 20;
-/// Pages of the half that the program allocates.
+/// The number of pages of the half that the program allocates.
 const PAGES: u64 = 32 * MIB / 4096;
 
 struct Subject {
@@ -40,7 +40,7 @@ impl Subject {
         })
     }
 
-    /// The program alone, to allocate 32 MiB in blocks of this size.
+    /// The program without pre-touch. It allocates 32 MiB in blocks of this size.
     fn plain(&self, block: u64) -> Command {
         let mut run = command(&self.program);
         run.args([(32 * MIB).to_string(), block.to_string()]);
@@ -54,7 +54,7 @@ impl Subject {
         run
     }
 
-    /// Through a shell that does something first.
+    /// Runs the program through a shell that does something first.
     fn after(&self, first: &str, value: &str) -> Command {
         let mut run = command("sh");
         let script = format!(
@@ -100,7 +100,7 @@ fn first_touch_is_paid_before_main() {
     let Some(subject) = Subject::new() else {
         return;
     };
-    // Small blocks, the shim's own size, and one that glibc would map afresh by itself.
+    // Small blocks, the shim's own block size, and one for which glibc would use a new mapping by default.
     for block in [1000, 65_536, 20 * MIB] {
         let without = account(subject.plain(block));
         assert!(
@@ -189,7 +189,7 @@ fn limits_of_the_process_are_respected() {
     }
 }
 
-/// A control group below this process's own, gone at the end.
+/// A control group below this process's own, removed at the end.
 struct Group(PathBuf);
 
 impl Group {
@@ -219,7 +219,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // What a test leaves behind is its own failure, seen in the next run.
+        // If this fails, the next run reports it.
         let _ = fs::remove_dir(&self.0);
     }
 }
@@ -239,7 +239,7 @@ fn the_control_group_s_limit_is_respected() {
     assert!(took(&roomy, 100 * MIB), "{}", roomy.resident);
 }
 
-/// Of 32 MiB in blocks of 4, half find no room in the touched heap: what becomes of those is the threshold's choice.
+/// Of 32 MiB in blocks of 4 MiB, half do not fit into the touched heap. The mmap threshold decides where they go.
 #[test]
 fn settings_of_the_environment_stay() {
     let Some(subject) = Subject::new() else {
@@ -305,7 +305,7 @@ fn a_setuid_program_is_left_alone() {
     };
     match attempt(&mut as_nobody()) {
         Some(output) if output.status.success() => {}
-        Some(_) => return println!("skipped: needs root to become somebody else"),
+        Some(_) => return println!("skipped: needs root to change the user"),
         None => return,
     }
     assert!(took(&account(as_nobody()), 64 * MIB));
@@ -314,7 +314,7 @@ fn a_setuid_program_is_left_alone() {
     assert!(did_nothing(&found), "{} {}", found.resident, found.faults);
 }
 
-/// What each library asks of the machine that it is carried to (`readelf -d`).
+/// The libraries that each library needs (`readelf -d`).
 #[test]
 fn libraries_need_nothing_but_the_c_library() {
     let Some(subject) = Subject::new() else {

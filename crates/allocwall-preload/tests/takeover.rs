@@ -1,5 +1,5 @@
-//! Each bundled allocator, preloaded, serves every call of programs that know nothing of it, and they run as before.
-//! The witness is the dynamic loader's own account of what it bound to what (ld.so(8), LD_DEBUG).
+//! Each bundled allocator, preloaded, serves every call of programs that were built without it, and the programs run
+//! as before. The tests read the dynamic loader's report of its symbol bindings (ld.so(8), LD_DEBUG).
 
 mod common;
 
@@ -11,7 +11,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What a program can ask of malloc.
+/// The functions of malloc that a program can call.
 const CALLS: [&str; 10] = [
     "malloc",
     "calloc",
@@ -44,7 +44,7 @@ impl Place {
     }
 }
 
-/// One line of the loader's account: a file's symbol, found in another file.
+/// One line of the loader's report: a symbol that one file uses and another file provides.
 #[derive(Debug)]
 struct Binding {
     from: String,
@@ -52,7 +52,7 @@ struct Binding {
     symbol: String,
 }
 
-/// Runs a command to its success and reads what the loader bound, at start-up, in it and its children.
+/// Runs a command, which must succeed, and reads the symbols that the loader bound at start-up, in it and its children.
 fn bindings(place: &Path, mut command: Command) -> Option<Vec<Binding>> {
     let log = place.join("bindings");
     command
@@ -68,7 +68,7 @@ fn bindings(place: &Path, mut command: Command) -> Option<Vec<Binding>> {
             fs::remove_file(path).unwrap();
         }
     }
-    assert!(!found.is_empty(), "the loader said nothing");
+    assert!(!found.is_empty(), "the loader reported nothing");
     Some(found)
 }
 
@@ -85,7 +85,7 @@ fn binding(line: &str) -> Option<Binding> {
     })
 }
 
-/// The allocator's functions that were bound, if all of them to files whose path ends so.
+/// The allocator's functions that were bound, if all of them are bound to files whose path has this end.
 fn owned_by(found: &[Binding], end: &str) -> BTreeSet<String> {
     let calls = found
         .iter()
@@ -115,7 +115,7 @@ fn every_call_is_bound_to_the_library() {
         let found = bindings(place.path(), preloaded).unwrap();
         let end = library.to_str().unwrap();
         assert_eq!(owned_by(&found, end), all_calls(), "{}", item.kind);
-        // Not the program's calls alone: the C library's own go there too.
+        // Not only the program's calls: the C library's own calls go there too.
         let of_libc = found
             .iter()
             .filter(|binding| binding.from.ends_with("/libc.so.6"));
@@ -136,7 +136,7 @@ fn without_a_preload_every_call_is_bound_to_libc() {
     };
     let found = bindings(place.path(), command(&program)).unwrap();
     assert_eq!(owned_by(&found, "/libc.so.6"), all_calls());
-    // Pre-touch takes nothing over either.
+    // Pre-touch replaces no function either.
     let mut touched = command(&program);
     touched.env("LD_PRELOAD", place.library(prefault()));
     let found = bindings(place.path(), touched).unwrap();
@@ -167,7 +167,7 @@ fn a_program_of_the_machine_and_its_children_are_taken_over() {
     }
 }
 
-/// `operator new` and `operator delete`, as the compilers name them.
+/// The mangled names of `operator new` and `operator delete`.
 #[test]
 fn objects_of_cplusplus_come_from_the_library() {
     let place = Place::new();
@@ -194,7 +194,7 @@ fn objects_of_cplusplus_come_from_the_library() {
                 .map(|b| b.to.as_str())
                 .collect();
             assert!(!to.is_empty(), "{operator} is not bound");
-            // Either the library has the operator, or the C++ library's calls the library's malloc.
+            // Either the library has the operator, or the operator of the C++ library calls the library's malloc.
             let reached = to.iter().all(|file| {
                 *file == library
                     || file.contains("libstdc++")
@@ -207,7 +207,7 @@ fn objects_of_cplusplus_come_from_the_library() {
     }
 }
 
-/// What the crate's description says of `operator new` where memory ends.
+/// The behaviour of `operator new` without memory, as the crate's documentation describes it.
 #[test]
 fn too_much_is_thrown_by_all_but_mimalloc() {
     let place = Place::new();
@@ -320,11 +320,11 @@ fn real_programs_give_the_same_output() {
     }
 }
 
-/// The allocators are data here. This test's own program embeds them, as the tool does.
+/// In this test program the allocators are only data, as in the tool.
 #[test]
 fn a_program_that_embeds_them_keeps_libc_s_malloc() {
     let own = std::env::current_exe().unwrap();
-    // The data is in it, so that the symbols below could be.
+    // The program contains the data, so the check of the symbols below is not trivial.
     let bytes = fs::read(&own).unwrap();
     let start = &bundled()[0].bytes[..4096];
     assert!(bytes.windows(4096).any(|window| window == start));

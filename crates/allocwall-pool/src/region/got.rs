@@ -116,7 +116,8 @@ impl fmt::Display for Why {
             Why::NotBuilt => write!(f, "the kernel was built without transparent huge pages"),
             Why::Never => write!(
                 f,
-                "transparent huge pages are off (mode never): echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, as root"
+                "transparent huge pages are off (mode never): \
+                 echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, as root"
             ),
             Why::Disabled => write!(
                 f,

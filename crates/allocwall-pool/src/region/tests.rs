@@ -3,10 +3,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 
-/// The machine's pool is one: tests that look at it take turns.
+/// There is only one reserved pool, so tests that use it run one at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Reserves pages for a test, and puts the pool back as it was.
+/// Reserves pages for a test, and restores the pool afterwards.
 struct Reserved {
     before: String,
     _turn: MutexGuard<'static, ()>,
@@ -33,13 +33,13 @@ impl Drop for Reserved {
     }
 }
 
-/// Runs the test where pages can be reserved, and says where not.
+/// Reserves pages, or skips the test with a message if that is not possible.
 macro_rules! reserve {
     ($pages:expr) => {
         match Reserved::pages($pages) {
             Some(guard) => guard,
             None => {
-                eprintln!("skipped: no permission to reserve huge pages, or none are to be had");
+                eprintln!("skipped: no permission to reserve huge pages, or no memory for them");
                 return;
             }
         }
@@ -127,7 +127,7 @@ fn a_guarded_region_ends_at_inaccessible_pages_and_a_plain_one_leaves_none_behin
     assert_eq!(protection(start).as_deref(), Some("rw-p"));
     let base = region.into_raw();
     assert_eq!(protection(start).as_deref(), Some("rw-p"));
-    // SAFETY: given away above, used by nobody.
+    // SAFETY: given away above, and not used any more.
     unsafe { unmap(base, HUGE) }.unwrap();
 }
 
@@ -175,7 +175,7 @@ fn an_exhausted_pool_falls_back_and_a_sufficient_one_does_not() {
     );
     second.as_mut_slice().fill(1);
     drop(first);
-    // Returned to the pool: with guards, by the other way of mapping.
+    // Pages return to the pool, also with guards, which are mapped in another way.
     let third = Region::new(&Request {
         guards: true,
         ..request
@@ -246,7 +246,7 @@ fn small_pages_collapse_and_unmapped_ones_say_why_not() {
             .all(|(at, byte)| *byte == (at / 4096) as u8)
     );
     let base = region.into_raw();
-    // SAFETY: given away above, used by nobody.
+    // SAFETY: given away above, and not used any more.
     unsafe { unmap(base, HUGE) }.unwrap();
     assert_eq!(collapse(0x1000_0000, HUGE), Err(CollapseError::NoMemory));
     assert_eq!(
@@ -265,7 +265,7 @@ fn what_is_nearly_full_is_collapsed_and_what_is_not_is_left() {
     }
     let mode = Machine::this().mode();
     if mode != Ok(Mode::Madvise) {
-        eprintln!("skipped: transparent huge pages are not on request: {mode:?}");
+        eprintln!("skipped: the mode of transparent huge pages is not madvise: {mode:?}");
         return;
     }
     let plain = Request {

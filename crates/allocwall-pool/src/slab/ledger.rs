@@ -1,27 +1,26 @@
-//! Which arenas are out, slab by slab: bookkeeping alone, which never looks into a slab.
+//! Records which arenas are in use ("out"), slab by slab. It never reads the content of a slab.
 //!
-//! The truth is one word a slab, found by its address through a table of two levels. All else (counts, bounds) can be
-//! counted again from these words: that is what a forked child does, which may have been copied in the middle of a
-//! change.
+//! Each slab has one word, found by its address through a table of two levels. All other data (counts, bounds) can be
+//! computed again from these words. A forked child does so, because it may have been copied during a change.
 
 use crate::region::{HUGE, Pages, Why, os};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-/// Slabs of a leaf: 16 GiB of address space in 64 KiB, of which only what is used is resident.
+/// Slabs per leaf: a leaf of 64 KiB covers 16 GiB of address space, and only its used pages are resident.
 const LEAF_BITS: u32 = 13;
 const LEAF: usize = 1 << LEAF_BITS;
-/// Leaves: user addresses have 47 bits (x86-64) or 48 (arm64). Higher ones are given only to those who ask.
+/// Leaves: user addresses have 47 bits (x86-64) or 48 (arm64). The kernel gives higher ones only on request.
 const TOP: usize = 1 << (48 - LEAF_BITS - HUGE.trailing_zeros());
 
-/// The smallest arena: a slab's arenas have a bit each in its word.
+/// The smallest arena in bytes: each arena of a slab needs a bit in the slab's word.
 pub(super) const SMALLEST: usize = HUGE / 32;
 
 const PRESENT: u64 = 1 << 63;
 const KIND: u32 = 32;
 const USED: u64 = u32::MAX as u64;
-/// Arenas that aren't out and whose memory was given back, while others of their slab are out: a bit each, for up to
-/// so many.
+/// The first of the bits of trimmed arenas: not out, and with their memory returned, while others of their slab are
+/// out. There is one bit each, for up to `TRIMMABLE` arenas.
 const TRIMMED: u32 = 34;
 const TRIMMABLE: u32 = 16;
 
@@ -30,7 +29,7 @@ const TRIMMABLE: u32 = 16;
 struct Leaf {
     words: [AtomicU64; LEAF],
     first: usize,
-    /// One behind the last.
+    /// One past the last.
     end: usize,
     /// Its place in the top table.
     place: usize,
@@ -45,12 +44,12 @@ pub(super) struct Ledger {
     counts: Tally,
 }
 
-/// What a word's bits mean with arenas of this size.
+/// The meaning of a word's bits for arenas of one size.
 #[derive(Clone, Copy)]
 struct Shape {
-    /// All of a slab's arenas.
+    /// The bits of all arenas of a slab.
     full: u64,
-    /// Those that can be trimmed: all, where there are few enough.
+    /// The arenas that can be trimmed: all if there are few enough, else none.
     trimmable: u64,
 }
 
@@ -69,12 +68,13 @@ impl Shape {
         used != 0 && used != self.full
     }
 
-    /// Neither out nor trimmed.
+    /// Arenas that are neither out nor trimmed.
     fn ready(self, word: u64) -> u64 {
         self.full & !word & !trimmed(word)
     }
 
-    /// Of a slab in use, those that aren't out and whose memory could be given back. A reserved page can't be in parts.
+    /// The arenas of a slab in use that are not out and whose memory could be returned. A reserved page cannot be
+    /// split.
     fn idle(self, word: u64) -> u64 {
         match self.partial(word) && kind(word) != Pages::Reserved {
             true => self.ready(word) & self.trimmable,
@@ -90,7 +90,7 @@ fn trimmed(word: u64) -> u64 {
 // SAFETY: the tables belong to the ledger alone.
 unsafe impl Send for Ledger {}
 
-/// What the words sum to.
+/// The sums over all words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
     pub(super) arenas: usize,
@@ -101,25 +101,25 @@ pub(super) struct Tally {
     pub(super) empty: usize,
     pub(super) reserved: usize,
     pub(super) transparent: usize,
-    /// Arenas that aren't out, in slabs that others of are, and hold memory that could be given back.
+    /// Arenas that are not out but hold memory that could be returned, in slabs with other arenas out.
     pub(super) idle: usize,
-    /// Those that don't: it was.
+    /// Arenas that are not out and whose memory was returned.
     pub(super) trimmed: usize,
 }
 
-/// What giving an arena back means.
+/// The result of giving an arena back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Back {
     /// Not in any slab.
     Foreign,
-    /// In a slab, but no arena of it that is out: nothing was changed.
+    /// In a slab, but not an arena that is out: nothing was changed.
     Misplaced,
     Kept,
-    /// The slab's last one.
+    /// It was the last arena of the slab at this address.
     Emptied(usize),
 }
 
-/// An arena that was claimed, whether its slab was empty, and whether it was the last one of it that had been trimmed.
+/// A claimed arena, whether its slab was empty, and whether it was the last trimmed arena of its slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) arena: usize,
@@ -128,7 +128,7 @@ pub(super) struct Claim {
 }
 
 impl Ledger {
-    /// For arenas of a power of two from [`SMALLEST`] to [`HUGE`] bytes.
+    /// An empty ledger for arenas of `arena` bytes: a power of two from [`SMALLEST`] to [`HUGE`].
     pub(super) fn new(arena: usize) -> Result<Self, Why> {
         Ok(Self {
             top: os::table(TOP * size_of::<AtomicPtr<Leaf>>(), false)?.cast(),
@@ -143,8 +143,8 @@ impl Ledger {
         self.counts
     }
 
-    /// An arena of a slab that has one: rather of one in use than of an empty one, rather one that holds memory than
-    /// one that was trimmed, and rather at a low address than at a high one, so that the others run empty.
+    /// Claims a free arena. Slabs in use come before empty ones, arenas that hold memory before trimmed ones, and low
+    /// addresses before high ones, so that the other slabs become empty.
     pub(super) fn claim(&mut self) -> Option<Claim> {
         let shape = self.shape;
         let mut found = None;
@@ -170,16 +170,16 @@ impl Ledger {
         })
     }
 
-    /// The lowest slab of a leaf whose word satisfies `wanted`.
+    /// The first slab whose word satisfies `wanted`: the lowest one of a leaf.
     fn find(&self, wanted: impl Fn(u64) -> bool) -> Option<(usize, &'static AtomicU64)> {
         self.leaves()
             .flat_map(|leaf| leaf.present())
             .find(|(_, word)| wanted(word.load(Ordering::Relaxed)))
     }
 
-    /// Claims an arena that holds memory for nobody, so that it can be trimmed and then given back: rather of a slab
-    /// that was trimmed before than of a whole one, rather at a high address than at a low one, but not of the slab
-    /// at `spared`. It is marked as trimmed from now on.
+    /// Claims an idle arena, so that it can be trimmed and then given back. Slabs that were trimmed before come
+    /// before whole ones, and high addresses before low ones; the slab at `spared` is skipped. The arena is marked as
+    /// trimmed from now on.
     pub(super) fn claim_idle(&mut self, spared: usize) -> Option<usize> {
         if self.counts.idle == 0 {
             return None;
@@ -198,7 +198,7 @@ impl Ledger {
         Some(base + bit as usize * self.arena)
     }
 
-    /// Takes back that an arena of [`Ledger::claim_idle`] is trimmed: its memory could not be given back.
+    /// Clears the mark of an arena from [`Ledger::claim_idle`], because its memory could not be returned.
     pub(super) fn not_trimmed(&mut self, arena: usize) {
         if let Some(word) = self.word(arena) {
             let now = word.load(Ordering::Relaxed);
@@ -210,24 +210,24 @@ impl Ledger {
         }
     }
 
-    /// Whether some of the slab's memory was given back.
+    /// Whether some of the slab's memory was returned.
     pub(super) fn is_trimmed(&self, base: usize) -> bool {
         self.word(base)
             .is_some_and(|word| trimmed(word.load(Ordering::Relaxed)) != 0)
     }
 
-    /// Takes a slab in. Its first arena is out if `claimed`.
+    /// Adds a slab. Its first arena is out if `claimed`.
     ///
     /// # Errors
     ///
-    /// When the address is beyond the table, or no memory is left for a leaf: nothing was changed.
+    /// If the address is beyond the table, or there is no memory for a leaf. Nothing was changed then.
     pub(super) fn insert(&mut self, base: usize, pages: Pages, claimed: bool) -> Result<(), Why> {
         let slab = base / HUGE;
         let leaf = match self.leaf(slab) {
             Some(leaf) => leaf,
             None => self.grow(slab)?,
         };
-        // SAFETY: a leaf of this ledger; `&mut self` says that nobody else reads its bounds.
+        // SAFETY: a leaf of this ledger; because of `&mut self`, no other code reads its bounds.
         let leaf = unsafe { &mut *leaf };
         let at = slab % LEAF;
         leaf.first = leaf.first.min(at);
@@ -242,7 +242,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Forgets a slab.
+    /// Removes a slab.
     pub(super) fn remove(&mut self, base: usize) {
         if let Some(word) = self.word(base) {
             let before = word.swap(0, Ordering::Relaxed);
@@ -252,7 +252,7 @@ impl Ledger {
         }
     }
 
-    /// Forgets an empty slab, the highest of its leaf.
+    /// Removes an empty slab, the highest of its leaf, and returns it.
     pub(super) fn take_empty(&mut self) -> Option<(usize, Pages)> {
         if self.counts.empty == 0 {
             return None;
@@ -300,11 +300,11 @@ impl Ledger {
             .map(|(base, _)| base)
     }
 
-    /// Sums and bounds from the words.
+    /// Computes the sums and bounds from the words.
     pub(super) fn recount(&mut self) {
         let mut counts = Tally::default();
         let mut leaf = self.leaves;
-        // SAFETY: leaves of this ledger, mapped until drop; `&mut self` says that nobody else reads them.
+        // SAFETY: leaves of this ledger, mapped until drop; because of `&mut self`, no other code reads them.
         while let Some(this) = unsafe { leaf.as_mut() } {
             (this.first, this.end) = (0, LEAF);
             let (mut first, mut end) = (LEAF, 0);
@@ -323,7 +323,7 @@ impl Ledger {
     fn change(&mut self, word: &AtomicU64, used: u64, trimmed: u64) {
         let before = word.load(Ordering::Relaxed);
         let after = before & (PRESENT | 3 << KIND) | used | trimmed << TRIMMED;
-        // One store: a forked child sees the word before it or after it. Relaxed: the lock around the ledger orders.
+        // One store, so a forked child sees the word before or after it. Relaxed: the lock around the ledger orders it.
         word.store(after, Ordering::Relaxed);
         self.counts.take(before, self.shape);
         self.counts.add(after, self.shape);
@@ -332,7 +332,7 @@ impl Ledger {
     fn word(&self, address: usize) -> Option<&'static AtomicU64> {
         let slab = address / HUGE;
         let leaf = self.leaf(slab)?;
-        // SAFETY: a leaf of this ledger, mapped until drop; only its atomics are reached.
+        // SAFETY: a leaf of this ledger, mapped until drop; only its atomics are used.
         unsafe { &(*leaf).words }.get(slab % LEAF)
     }
 
@@ -342,7 +342,7 @@ impl Ledger {
     }
 
     fn top(&self, place: usize) -> Option<&AtomicPtr<Leaf>> {
-        // SAFETY: the table has `TOP` entries, zeroed at first, mapped until drop.
+        // SAFETY: the table has `TOP` entries, initially zeroed, and is mapped until drop.
         (place < TOP).then(|| unsafe { self.top.add(place).as_ref() })
     }
 
@@ -352,7 +352,7 @@ impl Ledger {
             return Err(Why::TooLarge);
         }
         let leaf = os::table(size_of::<Leaf>(), false)?.cast::<Leaf>().as_ptr();
-        // SAFETY: fresh memory of a leaf's size; the words in it are zero already.
+        // SAFETY: new memory with the size of a leaf; its words are already zero.
         unsafe {
             (*leaf).first = LEAF;
             (*leaf).place = place;
@@ -368,8 +368,8 @@ impl Ledger {
     fn leaves(&self) -> impl Iterator<Item = &'static Leaf> {
         let mut leaf = self.leaves;
         std::iter::from_fn(move || {
-            // SAFETY: leaves of this ledger, mapped until drop. Their bounds change only under `&mut self`, and no
-            // iterator of ours outlives the method that made it.
+            // SAFETY: leaves of this ledger, mapped until drop. Their bounds change only through `&mut self`, and no
+            // such iterator outlives the method that made it.
             let this = unsafe { leaf.as_ref()? };
             leaf = this.next;
             Some(this)
@@ -378,7 +378,7 @@ impl Ledger {
 }
 
 impl Leaf {
-    /// Addresses and words of the slabs present, by address.
+    /// Addresses and words of the slabs in this leaf, in order of address.
     fn present(&self) -> impl DoubleEndedIterator<Item = (usize, &AtomicU64)> {
         let start = self.place * LEAF;
         let first = self.first.min(self.end);
@@ -402,7 +402,7 @@ impl Tally {
         self.each(word, shape, |count, by| *count = count.wrapping_add(by));
     }
 
-    /// Saturating: a child that was copied while a leaf was being linked may hold a slab that it hasn't counted.
+    /// Saturating, because a child that was copied while a leaf was being linked may have a slab that is not counted.
     fn take(&mut self, word: u64, shape: Shape) {
         self.each(word, shape, |count, by| *count = count.saturating_sub(by));
     }
@@ -434,13 +434,13 @@ impl Drop for Ledger {
     fn drop(&mut self) {
         let mut leaf = self.leaves;
         while let Some(this) = NonNull::new(leaf) {
-            // SAFETY: a leaf of this ledger, which nobody uses any more.
+            // SAFETY: a leaf of this ledger, which is not used any more.
             unsafe {
                 leaf = this.as_ref().next;
                 let _ = os::unmap(this.cast(), size_of::<Leaf>());
             }
         }
-        // SAFETY: the table, which nobody uses any more.
+        // SAFETY: the table, which is not used any more.
         let _ = unsafe { os::unmap(self.top.cast(), TOP * size_of::<AtomicPtr<Leaf>>()) };
     }
 }

@@ -1,9 +1,9 @@
-//! A lock that a forked child finds open.
+//! A lock that is always free in a forked child.
 //!
-//! `fork` copies a lock as it is: held by a thread that the child doesn't have, it would stay held for ever. Here the
-//! lock stands in a page that the kernel gives the child zeroed (`MADV_WIPEONFORK`): open, and with the mark that
-//! tells whether this process has locked it before gone. So nothing need be registered with `pthread_atfork`, no
-//! `fork` waits for us, and the child knows that what the lock guards may be torn.
+//! `fork` copies a lock as it is. If a thread that the child does not have holds it, it would stay held for ever.
+//! This lock is in a page that the kernel zeroes in the child (`MADV_WIPEONFORK`): the lock is then free, and the
+//! mark that this process has locked it before is cleared. So there is no need for `pthread_atfork`, `fork` does not
+//! wait for the lock, and the child knows that the guarded data may be inconsistent.
 
 use crate::region::{Why, os};
 use std::cell::UnsafeCell;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 const PAGE: usize = 4096;
 
-/// What stands in the wiped page.
+/// The content of the wiped page.
 #[repr(C)]
 struct Word {
     held: AtomicU32,
@@ -25,7 +25,7 @@ pub(super) struct ForkLock<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: `value` is reached only between taking and leaving the lock, by one thread at a time.
+// SAFETY: `value` is used only while the lock is held, by one thread at a time.
 unsafe impl<T: Send> Sync for ForkLock<T> {}
 // SAFETY: the page belongs to no thread.
 unsafe impl<T: Send> Send for ForkLock<T> {}
@@ -37,23 +37,23 @@ impl<T> ForkLock<T> {
             word,
             value: UnsafeCell::new(value),
         };
-        // The creator has nothing torn.
+        // In the process that creates it, the data is consistent.
         lock.word().known.store(1, Ordering::Relaxed);
         Ok(lock)
     }
 
     fn word(&self) -> &Word {
-        // SAFETY: mapped until drop, zeroed or written through these atomics alone.
+        // SAFETY: mapped until drop; zeroed, or written only through these atomics.
         unsafe { self.word.as_ref() }
     }
 
-    /// Runs `inside` alone. `forked` is true once in each process that came into being by `fork` since.
+    /// Runs `inside` with the lock held. `forked` is true for the first call in a process that `fork` made since.
     ///
-    /// What is done inside must be short and must not call out: a thread that waits here spins.
+    /// `inside` must be short and must not call other code, because a thread that waits here spins.
     pub(super) fn with<R>(&self, inside: impl FnOnce(&mut T, bool) -> R) -> R {
         let word = self.word();
         let mut tries = 0u32;
-        // Acquire: sees what the thread wrote that left the lock by the Release store below.
+        // Acquire: pairs with the release store of the thread that released the lock.
         while word
             .held
             .compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed)
@@ -63,14 +63,14 @@ impl<T> ForkLock<T> {
             wait(tries);
         }
         let _leave = Leave(word);
-        // Relaxed: only ever touched under the lock.
+        // Relaxed: used only while the lock is held.
         let forked = word.known.swap(1, Ordering::Relaxed) == 0;
         // SAFETY: the lock is held, so no other reference exists.
         inside(unsafe { &mut *self.value.get() }, forked)
     }
 }
 
-/// Spins, then yields, then sleeps: the holder may have lost its CPU.
+/// Spins, then yields, then sleeps, because the holder may not be running.
 fn wait(tries: u32) {
     match tries {
         0..64 => std::hint::spin_loop(),
@@ -83,14 +83,14 @@ struct Leave<'a>(&'a Word);
 
 impl Drop for Leave<'_> {
     fn drop(&mut self) {
-        // Release: what was written inside is seen by whoever takes the lock next.
+        // Release: the next thread that takes the lock sees all writes.
         self.0.held.store(0, Ordering::Release);
     }
 }
 
 impl<T> Drop for ForkLock<T> {
     fn drop(&mut self) {
-        // SAFETY: our own page, and `self` is borrowed by nobody any more.
+        // SAFETY: the lock's own page, and no borrow of the lock exists any more.
         let _ = unsafe { os::unmap(self.word.cast(), PAGE) };
     }
 }
@@ -121,7 +121,7 @@ mod tests {
     fn a_child_forked_while_the_lock_is_held_finds_it_open_and_the_parent_does_not() {
         let lock = ForkLock::new(7u64).unwrap();
         let status = lock.with(|_, _| {
-            // SAFETY: the child calls nothing but the lock and `_exit`.
+            // SAFETY: the child calls only the lock and `_exit`.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 let first = lock.with(|value, forked| *value == 7 && forked);

@@ -1,27 +1,30 @@
-//! Arenas packed into 2 MiB slabs: what an interpreter's arena allocator can be replaced by.
+//! Arenas in slabs of 2 MiB: a replacement for an interpreter's arena allocator.
 //!
-//! [`Arenas`] hands out arenas of one size (CPython: 256 KiB before 3.10, 1 MiB since), carved from slabs that stand on
-//! huge pages, and takes them back. What isn't its own it refuses by name, and the caller sends it where it came from.
+//! [`Arenas`] hands out arenas of one size (CPython: 256 KiB before 3.10, 1 MiB since) from slabs on huge pages, and
+//! takes them back. An address that is not its own it reports as [`Freed::Foreign`]; the caller must free that one
+//! elsewhere.
 //!
-//! * **Growth**: one slab at a time. Where prices are watched, the first stands on small pages: so their price is
-//!   known, and a program that needs no more pays nothing. Beyond what the arenas themselves hold, at most the rest
-//!   of one slab is resident for a heap that only grows.
-//! * **Release**: a slab is unmapped when its last arena comes back, unless it is kept. Kept are as many as were
-//!   released and wanted again within a second, up to [`Settings::keep_bytes`] and 5 % of the slabs in use; of those
-//!   that lay unused for ten seconds half are let go, at the next calls, since there is no thread here. Kept pages
-//!   are marked as free for the taking (`MADV_FREE`): they count as resident, and a machine that is short takes them.
-//! * **Trimming**: a slab that can't be unmapped, because some arena of it is out, holds memory for those that
-//!   aren't. Beyond 5 % of what is out, or a slab, or [`Settings::keep_bytes`], that memory is given back arena by
-//!   arena, as the stock allocator does. It takes the slab's huge page apart; once all of it is out again, khugepaged
-//!   may make it huge. What is resident is less at once; the huge page's rest is free when the kernel is short and
-//!   splits it (to split it ourselves, by `MADV_FREE` first, takes 300 us a slab and not 27). Reserved pages can't be
-//!   taken apart, and arenas of less than 128 KiB aren't trimmed.
-//! * **Price**: each first touch of a slab is timed. Once huge pages have cost more than they saved, slabs stand on
-//!   small ones for 50 times what was lost; khugepaged may make them huge later.
-//! * **Threads**: any, at any time. The lock is held for bookkeeping alone, never across a call that maps or touches.
-//! * **Fork**: at any time, also while another thread is inside; a child goes on with what it inherited. An arena that
-//!   another thread was just getting or giving back may stay unused in the child.
-//! * **Allocation**: nothing here calls `malloc`.
+//! * **Growth**: one slab at a time. If prices are watched, the first slab is on small pages: this measures their
+//!   price, and a program that needs no second slab pays nothing. For a heap that only grows, at most the rest of one
+//!   slab is resident in addition to the arenas in use.
+//! * **Release**: a slab is unmapped when its last arena comes back, unless it is kept. The number of kept slabs is
+//!   the number that were released and needed again within a second, up to [`Settings::keep_bytes`] and 5 % of the
+//!   slabs in use. Half of the slabs that were unused for ten seconds are released at the next calls; there is no
+//!   background thread. Kept pages are marked as free (`MADV_FREE`): they count as resident, and the kernel reclaims
+//!   them when memory is short.
+//! * **Trimming**: a slab with some arenas in use cannot be unmapped, but its other arenas hold memory. If that
+//!   memory exceeds 5 % of the arenas in use, and one slab, and [`Settings::keep_bytes`], it is returned arena by
+//!   arena, as the stock allocator does. This splits the slab's huge page; once all its arenas are in use again,
+//!   khugepaged may make it huge. The resident set shrinks at once; the rest of the huge page becomes free when the
+//!   kernel is short of memory and splits it. (To split it here, with `MADV_FREE` first, takes 300 us per slab
+//!   instead of 27.) Reserved pages cannot be split, and arenas of less than 128 KiB are not trimmed.
+//! * **Price**: each first touch of a slab is timed. If huge pages have cost more than they saved, new slabs use
+//!   small pages for 50 times the lost time; khugepaged may make them huge later.
+//! * **Threads**: any thread, at any time. The lock is held only for bookkeeping, never during a call that maps or
+//!   touches.
+//! * **Fork**: at any time, also while another thread is in a call; a child continues with the inherited state. An
+//!   arena that another thread was allocating or freeing at that moment may stay unused in the child.
+//! * **Allocation**: nothing here calls `malloc`, except [`Arenas::ranges`].
 
 mod ledger;
 mod lock;
@@ -39,26 +42,28 @@ use std::ptr::NonNull;
 pub use system::Linux;
 use system::System;
 
-/// Base pages that are touched, and timed, behind the first of a slab of small pages: an interpreter that asks for an
-/// arena is about to use them.
+/// Base pages after the first one that are touched and timed in a slab on small pages. The interpreter is about to use
+/// them anyway.
 const PROBED: usize = 7;
 
-/// What [`Arenas`] are made of.
+/// The settings of [`Arenas`].
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Bytes of an arena: a power of two from 64 KiB to 2 MiB.
+    /// The size of an arena in bytes: a power of two from 64 KiB to 2 MiB.
     pub arena_bytes: usize,
-    /// What slabs stand on. [`Pages::Reserved`] falls back to transparent, slab by slab.
+    /// The kind of pages of the slabs. [`Pages::Reserved`] falls back to transparent, slab by slab.
     pub pages: Pages,
-    /// What may be kept of empty slabs, in whole ones, beside 5 % of those in use; 0: nothing is kept. As much, or 5
-    /// %, or a slab, may lie idle in slabs of which some arenas are out.
+    /// Bytes of empty slabs to keep, in whole slabs, in addition to 5 % of the slabs in use; 0 keeps none. Unused
+    /// arenas in slabs with other arenas in use may hold as much, or 5 % of the arenas in use, or one slab, whichever
+    /// is most.
     pub keep_bytes: usize,
-    /// Whether to ask for small pages while huge ones are dear, and for the first slab.
+    /// Whether to use small pages while huge pages cost more than they save, and for the first slab.
     pub watch_price: bool,
 }
 
 impl Settings {
-    /// Arenas of so many bytes on transparent huge pages; one empty slab kept and 5 % of those in use; prices watched.
+    /// Settings for arenas of this many bytes, on transparent huge pages. One empty slab is kept, and 5 % of the
+    /// slabs in use. Prices are watched.
     pub fn of(arena_bytes: usize) -> Self {
         Self {
             arena_bytes,
@@ -69,93 +74,103 @@ impl Settings {
     }
 }
 
-/// Why no arena was given.
+/// Why no arena was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoArena {
-    /// Another size than an arena's.
+    /// The requested size is not the size of an arena.
     OddSize,
-    /// No slab could be had.
+    /// No slab could be mapped or recorded, for this reason.
     NoMemory(Why),
 }
 
-/// Whose an address was.
+/// The result of [`Arenas::free`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freed {
+    /// The address is in a slab of these arenas. An arena was freed; any other address was ignored.
     Ours,
-    /// In no slab: it goes back where it came from.
+    /// The address is in no slab: the caller must free it elsewhere.
     Foreign,
 }
 
-/// What has happened so far and what there is now. Sums since the start, except where it says "now".
+/// The state now, and sums since the start. A field is a sum, unless its description says "now".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Arenas out now.
+    /// Arenas in use now.
     pub arenas: usize,
-    /// Slabs mapped now; those on reserved pages and those that were asked to be huge among them.
+    /// Slabs mapped now, of all kinds.
     pub slabs: usize,
+    /// Slabs on reserved pages now.
     pub slabs_reserved: usize,
+    /// Slabs that were mapped as transparent huge pages, now.
     pub slabs_transparent: usize,
     /// Empty slabs kept now.
     pub slabs_kept: usize,
-    /// Slabs that may be kept now.
+    /// Empty slabs that may be kept now.
     pub keep_target: usize,
-    /// Arenas that aren't out, in slabs that others of are: those whose memory could be given back, and those whose
-    /// was.
+    /// Unused arenas now that hold memory, in slabs with other arenas in use.
     pub arenas_idle: usize,
+    /// Unused arenas now whose memory was returned to the system.
     pub arenas_trimmed: usize,
+    /// Arenas allocated.
     pub arenas_given: u64,
+    /// Arenas freed.
     pub arenas_returned: u64,
+    /// Slabs mapped.
     pub slabs_mapped: u64,
+    /// Slabs unmapped.
     pub slabs_released: u64,
     /// Kept slabs that were used again.
     pub slabs_reused: u64,
-    /// Arenas whose memory was given back while others of their slab were out.
+    /// Arenas whose memory was returned while other arenas of their slab were in use.
     pub trims: u64,
-    /// Frees of what isn't ours.
+    /// Frees of addresses in no slab.
     pub foreign_frees: u64,
-    /// Frees of an address in a slab that is no arena out: ignored.
+    /// Frees of an address in a slab that is not an arena in use; they were ignored.
     pub misplaced_frees: u64,
+    /// Fallbacks, by reason.
     pub fallbacks: Fallbacks,
+    /// The cost of first touches.
     pub faults: Faults,
-    /// Children that went on with what they inherited: 1 in a forked child.
+    /// 1 in a forked child that continues with the inherited state, otherwise 0.
     pub forks: u64,
-    /// Nanoseconds spent in here, first touches included.
+    /// Nanoseconds spent in these functions, including first touches.
     pub time_ns: u64,
 }
 
-/// Times that less was given than asked, by reason.
+/// The number of fallbacks, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fallbacks {
-    /// The reserved pool had no page: the slab is transparent.
+    /// The reserved pool had no page; the slab was mapped as transparent.
     pub pool_exhausted: u64,
-    /// Huge pages were dear: the slab stands on small ones.
+    /// Huge pages were too expensive; the slab was mapped on small pages.
     pub dear: u64,
     /// The kernel had no huge page at first touch.
     pub missed: u64,
-    /// No slab could be mapped: the caller was sent elsewhere.
+    /// No slab could be mapped; the caller got [`NoArena::NoMemory`].
     pub no_memory: u64,
-    /// Other sizes: sent elsewhere.
+    /// Requests for another size; the caller got [`NoArena::OddSize`].
     pub odd_size: u64,
 }
 
-/// What first touches cost.
+/// The cost of first touches, as CPU time of the thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// First touches that were to take a huge page, and their nanoseconds. CPU time of the thread, where faults are
-    /// paid.
+    /// First touches of slabs that were mapped as transparent huge pages.
     pub huge: u64,
+    /// The sum of their prices, in nanoseconds.
     pub huge_ns: u64,
-    /// Those among them that cost more than small pages, and what they cost more. 0 where the price of small ones isn't
-    /// known, because prices aren't watched.
+    /// Those of them that cost more than 1.5 times as much as small pages. 0 if prices are not watched, because then
+    /// the price of small pages is unknown.
     pub dear: u64,
+    /// The sum by which these were more expensive, in nanoseconds.
     pub lost_ns: u64,
-    /// First touch of a base page, smoothed, nanoseconds.
+    /// The smoothed price of the first touch of a base page, in nanoseconds; 0 if unknown.
     pub small_ns: u64,
 }
 
 struct Inner {
     arenas_a_slab: usize,
-    /// False once the kernel refused to take an arena's memory.
+    /// False once the kernel refused to take back an arena's memory.
     may_trim: bool,
     ledger: Ledger,
     retention: Retention,
@@ -163,7 +178,7 @@ struct Inner {
     counts: Counts,
 }
 
-/// Arenas of one size on huge pages. See the [module](self).
+/// Arenas of one size on huge pages, for any thread. See the [module](self) for the policy and its costs.
 pub struct Arenas<S = Linux> {
     settings: Settings,
     system: S,
@@ -171,12 +186,12 @@ pub struct Arenas<S = Linux> {
 }
 
 impl Arenas<Linux> {
-    /// Arenas on this machine.
+    /// Makes an empty set of arenas. No slab is mapped yet.
     ///
     /// # Errors
     ///
-    /// [`Why::Empty`] or [`Why::TooLarge`] for an arena of less than 64 KiB or more than 2 MiB, or no power of two;
-    /// [`Why::Kernel`] before Linux 4.14; or what `mmap` said.
+    /// [`Why::Empty`] for an arena size that is not a power of two or is below 64 KiB; [`Why::TooLarge`] for more
+    /// than 2 MiB; [`Why::Kernel`] before Linux 4.14; [`Why::Failed`] with the error of `mmap`.
     pub fn new(settings: Settings) -> Result<Self, Why> {
         Self::on(Linux, settings)
     }
@@ -205,11 +220,12 @@ impl<S: System> Arenas<S> {
         })
     }
 
-    /// An arena: `bytes` at a multiple of their own number, with whatever content.
+    /// Allocates an arena: `bytes` bytes, aligned to `bytes`, with undefined content. Cost: bookkeeping of some tens of
+    /// nanoseconds; for a new slab also the mapping and its first touch.
     ///
     /// # Errors
     ///
-    /// [`NoArena`]: the caller asks its other allocator.
+    /// [`NoArena`]. The caller should then use its other allocator.
     pub fn alloc(&self, bytes: usize) -> Result<NonNull<u8>, NoArena> {
         if bytes != self.settings.arena_bytes {
             self.with(|inner| inner.counts.fallbacks.odd_size += 1);
@@ -228,7 +244,7 @@ impl<S: System> Arenas<S> {
         NonNull::new(std::ptr::with_exposed_provenance_mut(arena)).ok_or(NoArena::NoMemory(Why::TooLarge))
     }
 
-    /// Maps a slab and touches it, both outside of the lock: its first arena.
+    /// Maps a slab and touches it, both outside the lock. Returns its first arena.
     fn grow(&self, start: u64) -> Result<usize, NoArena> {
         let wanted = match self.settings.pages {
             Pages::Transparent if self.settings.watch_price => self.with(|inner| inner.wanted(start)),
@@ -236,13 +252,14 @@ impl<S: System> Arenas<S> {
         };
         let (base, pages) = self.map(wanted)?;
         let paid_ns = match pages {
-            // Taken when it was mapped.
+            // Its page was allocated when it was mapped.
             Pages::Reserved => 0,
             Pages::Transparent => self.system.touch(base, 1),
             Pages::Plain => {
-                // The first touch makes the page table, whose price isn't a page's.
+                // The first touch also makes the page table, so its price is not that of a page.
                 self.system.touch(base, 1);
-                // With a small page there, what is touched next is small too; khugepaged may come later.
+                // Because one small page is there, the next touches give small pages too; khugepaged may make it huge
+                // later.
                 self.system.make_eligible(base);
                 self.system.touch(base, 1 + PROBED)
             }
@@ -250,7 +267,7 @@ impl<S: System> Arenas<S> {
         let now = self.system.now();
         let taken = self.with(|inner| inner.take_in(base, pages, paid_ns, start, now));
         taken.map_err(|why| {
-            // Nobody else knows of it. Where it can't even be unmapped, address space is lost.
+            // No other code knows the slab. If it cannot be unmapped, only address space is lost.
             let _ = self.system.unmap(base);
             self.with(|inner| inner.counts.fallbacks.no_memory += 1);
             NoArena::NoMemory(why)
@@ -278,11 +295,12 @@ impl<S: System> Arenas<S> {
         }
     }
 
-    /// Takes an arena back, or says that it is foreign.
+    /// Frees an arena, or reports that the address is foreign. Cost: bookkeeping; in some calls one or two slabs are
+    /// unmapped, and the memory of up to two arenas is returned.
     ///
     /// # Safety
     ///
-    /// If `address` is an arena of ours, nobody uses it any more.
+    /// If `address` is an arena of these, no code uses it any more.
     pub unsafe fn free(&self, address: NonNull<u8>) -> Freed {
         let start = self.system.now();
         let (freed, leaving) = self.with(|inner| inner.give_back(address.as_ptr() as usize, start));
@@ -297,9 +315,10 @@ impl<S: System> Arenas<S> {
         freed
     }
 
-    /// Gives back the memory of arenas beyond what may lie idle: at most two a call, which is enough, as a call makes
-    /// one more and lowers the limit by one at most. Each is claimed meanwhile, so that nobody can be given it. The
-    /// slab that an arena just came back to is spared: where a heap is taken down in order, it is empty next.
+    /// Returns the memory of idle arenas beyond the limit, at most two per call. Two are enough, because a call adds
+    /// one idle arena and lowers the limit by at most one. Each arena is claimed meanwhile, so that it cannot be
+    /// allocated. The slab of the arena that was just freed is spared: if a heap is freed in order, that slab is the
+    /// next one to become empty.
     fn trim(&self, spared: usize) {
         for _ in 0..2 {
             let Some(arena) = self.with(|inner| inner.claim_surplus(spared)) else {
@@ -313,7 +332,7 @@ impl<S: System> Arenas<S> {
         }
     }
 
-    /// Lets go of an empty slab that is on no list any more, so that nobody can be given an arena of it meanwhile.
+    /// Keeps or unmaps an empty slab. It is on no list any more, so no arena of it can be allocated meanwhile.
     fn leave(&self, slab: Leaving) {
         if slab.keep {
             self.system.free_lazily(slab.base);
@@ -321,17 +340,17 @@ impl<S: System> Arenas<S> {
             self.with(|inner| inner.counts.slabs_released += 1);
             return;
         } else if slab.pages != Pages::Reserved {
-            // Too many mappings to split one: its pages go, its addresses stay with us. Reserved pages stay too: once
-            // given back they might not be had again, and the next touch would be a SIGBUS.
+            // Too many mappings to split one: free its pages and keep its addresses. Reserved pages are kept too: the
+            // pool might have no page later, and the next touch would then be a SIGBUS.
             self.system.drop_pages(slab.base);
-            // It may have been trimmed.
+            // Trimming may have made it ineligible.
             self.system.make_eligible(slab.base);
         }
-        // It was in before, so there is a place for it.
+        // It was in the ledger before, so there is room for it.
         let _ = self.with(|inner| inner.ledger.insert(slab.base, slab.pages, false));
     }
 
-    /// What has happened so far and what there is now.
+    /// The state now, and the sums since the start. Allocates nothing.
     pub fn counts(&self) -> Counts {
         let now = self.system.now();
         self.with(|inner| {
@@ -364,13 +383,14 @@ impl<S: System> Arenas<S> {
         })
     }
 
-    /// Each slab's first and last-but-one address, for [`region::huge_bytes`](crate::region::huge_bytes).
+    /// The address range of each slab (start, and end exclusive), for
+    /// [`region::huge_bytes`](crate::region::huge_bytes).
     ///
-    /// This one allocates: it is for reports.
+    /// This function allocates; use it only for reports.
     pub fn ranges(&self) -> Vec<(usize, usize)> {
         let mut ranges = Vec::new();
         loop {
-            // Room is made outside of the lock; slabs that come meanwhile ask for another turn.
+            // Memory is reserved outside the lock. If slabs are added meanwhile, try again.
             let room = self.with(|inner| inner.ledger.tally().slabs) + 16;
             ranges.reserve(room);
             let all = self.with(|inner| {
@@ -389,12 +409,12 @@ impl<S: System> Arenas<S> {
         }
     }
 
-    /// What these arenas are made of.
+    /// The settings of these arenas.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// The bookkeeping, put in order first if this process was forked meanwhile.
+    /// Runs `inside` with the bookkeeping, which is repaired first if this process was forked since the last call.
     fn with<R>(&self, inside: impl FnOnce(&mut Inner) -> R) -> R {
         self.inner.with(|inner, forked| {
             if forked {
@@ -406,7 +426,7 @@ impl<S: System> Arenas<S> {
     }
 }
 
-/// An empty slab that was taken off the ledger.
+/// An empty slab that was removed from the ledger.
 #[derive(Clone, Copy)]
 struct Leaving {
     base: usize,
@@ -426,7 +446,7 @@ impl Inner {
         Some(claim)
     }
 
-    /// An arena beyond what may lie idle, out for nobody.
+    /// Claims an idle arena if there are more than the limit.
     fn claim_surplus(&mut self, spared: usize) -> Option<usize> {
         let tally = self.ledger.tally();
         match self.may_trim && tally.idle > self.retention.idle(self.arenas_a_slab, tally.arenas) {
@@ -435,8 +455,8 @@ impl Inner {
         }
     }
 
-    /// Its memory was given back, or couldn't be: then it isn't tried again. The slab, where all others of it came
-    /// back meanwhile.
+    /// Records that an arena's memory was returned (`gone`), or that the kernel refused, after which trimming stops.
+    /// Returns the slab if all its other arenas came back meanwhile.
     fn trimmed(&mut self, arena: usize, gone: bool, now: u64) -> Option<Leaving> {
         self.counts.trims += u64::from(gone);
         if !gone {
@@ -449,7 +469,7 @@ impl Inner {
         }
     }
 
-    /// What the next slab should stand on.
+    /// The kind of pages for the next slab.
     fn wanted(&mut self, now: u64) -> Pages {
         if self.prices.small_ns() == 0 {
             Pages::Plain
@@ -461,7 +481,7 @@ impl Inner {
         }
     }
 
-    /// A new slab, its first arena out, and what its first touch cost.
+    /// Records a new slab, with its first arena in use, and the price of its first touch.
     fn take_in(&mut self, base: usize, pages: Pages, paid_ns: u64, start: u64, now: u64) -> Result<(), Why> {
         match pages {
             Pages::Reserved => {}
@@ -487,7 +507,7 @@ impl Inner {
         Ok(())
     }
 
-    /// The answer, and the empty slabs to let go of: at most two a call, so that no call takes long.
+    /// The result, and the empty slabs to keep or unmap: at most two per call, so that no call takes long.
     fn give_back(&mut self, address: usize, now: u64) -> (Freed, [Option<Leaving>; 2]) {
         match self.ledger.give_back(address) {
             Back::Foreign => {
@@ -510,7 +530,7 @@ impl Inner {
         }
     }
 
-    /// A slab whose last arena came back, off the ledger. One that was trimmed stands on small pages, and is not
+    /// Removes a slab whose last arena came back from the ledger. A trimmed slab is on small pages, so it is not
     /// worth keeping.
     fn emptied(&mut self, base: usize, now: u64) -> Leaving {
         let pages = self.ledger.pages(base).unwrap_or(Pages::Plain);
@@ -522,19 +542,19 @@ impl Inner {
         Leaving { base, pages, keep }
     }
 
-    /// Slabs that may be kept empty now.
+    /// The number of empty slabs that may be kept now.
     fn may_keep(&mut self, now: u64) -> usize {
         let tally = self.ledger.tally();
         self.retention.target(tally.empty, tally.used(), now)
     }
 
-    /// An empty slab beyond what may be kept by now.
+    /// An empty slab beyond the number that may be kept now.
     fn surplus(&mut self, now: u64) -> Option<Leaving> {
         if self.ledger.tally().empty <= self.may_keep(now) {
             return None;
         }
         let (base, pages) = self.ledger.take_empty()?;
-        // What lay unused for ten seconds is no release to regret.
+        // The release of a slab that was unused for ten seconds does not count as one that may be regretted.
         Some(Leaving {
             base,
             pages,

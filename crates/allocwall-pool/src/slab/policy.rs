@@ -1,39 +1,40 @@
-//! When slabs are kept, and when huge pages are too dear: arithmetic on times in nanoseconds, no clock.
+//! The policy: when slabs are kept, and when huge pages are too expensive. It computes with given times in
+//! nanoseconds, and reads no clock.
 
-/// A released slab that is wanted again within this time need not have been released.
+/// A release is regretted if a slab is needed again within this time.
 pub(super) const REGRET_NS: u64 = 1_000_000_000;
-/// Of what lay unused throughout so long, half is let go.
+/// Half of the slabs that were unused for this time are released.
 pub(super) const DECAY_NS: u64 = 10_000_000_000;
-/// Of so many slabs in use, one may be kept empty beside them, and of so many arenas out one may lie idle in slabs of
-/// others: 5 % of what the heap holds anyway.
+/// For this number of slabs in use, one empty slab may be kept; for this number of arenas in use, one may be idle in
+/// a slab with others: 5 % of the heap.
 pub(super) const SPARE_ONE_IN: usize = 20;
-/// One in so many nanoseconds may be lost to huge pages that cost more than the small ones in their place.
+/// One nanosecond in this number may be lost to huge pages that cost more than the small pages in their place.
 pub(super) const LOSE_ONE_IN: u64 = 50;
-/// The most that may be lost at once of what was saved or allowed before: about what one huge page costs that the host
-/// has to fetch.
+/// The largest credit, in nanoseconds, and so the most that can be lost at once: about the price of a huge page that
+/// the host must fetch.
 pub(super) const CREDIT_NS: i64 = 4_000_000;
 /// Base pages of a slab.
 pub(super) const SMALL_PAGES: u64 = (crate::region::HUGE / 4096) as u64;
 
-/// How many empty slabs are kept: as many as were released and wanted again within [`REGRET_NS`], up to a limit and
-/// one in [`SPARE_ONE_IN`] of those in use.
+/// Decides how many empty slabs are kept: the number that were released and needed again within [`REGRET_NS`], up to
+/// a limit and one in [`SPARE_ONE_IN`] of the slabs in use.
 ///
-/// A program that frees its heap once gets it back to the system at once, as with the stock allocator. One whose heap
-/// goes a little up and down stops paying for it after the first time. What is kept of one that goes up and down
-/// altogether is bounded by what it still holds: there is no thread here that could let go of it later.
+/// If a program frees its heap once, the memory is returned at once, as with the stock allocator. If a heap grows and
+/// shrinks a little, only the first time costs. If a heap grows and shrinks as a whole, the number of kept slabs is
+/// limited by the part in use, because there is no thread that could release them later.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Retention {
     limit: usize,
     target: usize,
     released: usize,
     released_at: u64,
-    /// The fewest that were empty at once since `since`: as many lay unused all the time.
+    /// The smallest number of empty slabs since `since`: this many were unused all the time.
     unused: usize,
     since: u64,
 }
 
 impl Retention {
-    /// Up to `limit` however little is in use.
+    /// Keeps up to `limit` slabs, even if no slab is in use.
     pub(super) fn up_to(limit: usize) -> Self {
         Self {
             limit,
@@ -41,7 +42,7 @@ impl Retention {
         }
     }
 
-    /// Slabs that may be kept empty now, when so many are, beside so many in use.
+    /// The number of slabs that may be kept empty, for the current numbers of empty slabs and slabs in use.
     pub(super) fn target(&mut self, empty: usize, used: usize, now: u64) -> usize {
         let periods = now.saturating_sub(self.since) / DECAY_NS;
         if periods > 0 {
@@ -55,14 +56,14 @@ impl Retention {
 
     fn most(&self, used: usize) -> usize {
         match self.limit {
-            // Nothing was to be kept.
+            // The settings say to keep none.
             0 => 0,
             limit => limit.saturating_add(used / SPARE_ONE_IN),
         }
     }
 
-    /// Arenas that may lie idle in slabs of others, beside so many out: a share of these; at the least those of one
-    /// slab, without which none could grow, or of as many as may be kept empty.
+    /// The number of arenas that may be idle in slabs with others in use, for `out` arenas in use: a share of `out`;
+    /// at least the arenas of one slab (a new slab has that many), or of the slabs that may be kept empty.
     pub(super) fn idle(&self, arenas_a_slab: usize, out: usize) -> usize {
         let slabs = self.limit.max(1);
         slabs.saturating_mul(arenas_a_slab).max(out / SPARE_ONE_IN)
@@ -76,7 +77,7 @@ impl Retention {
         self.released_at = now;
     }
 
-    /// A slab had to be mapped: none was empty. So many are in use with it.
+    /// A slab was mapped, because none was empty. `used` includes it.
     pub(super) fn grew(&mut self, used: usize, now: u64) {
         self.reused(0, used, now);
         if self.released > 0 && now.saturating_sub(self.released_at) <= REGRET_NS {
@@ -85,38 +86,39 @@ impl Retention {
         }
     }
 
-    /// An empty slab was used again; so many are left.
+    /// An empty slab was used again; `left` empty slabs remain.
     pub(super) fn reused(&mut self, left: usize, used: usize, now: u64) {
         self.target(left + 1, used, now);
         self.unused = self.unused.min(left);
     }
 }
 
-/// What a huge page's first touch was worth.
+/// The judgement of a huge page's first touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Worth {
-    /// No dearer than the small pages in its place, or by less than half.
+    /// It cost at most half more than the small pages in its place.
     Fair,
-    /// Dearer, by so many nanoseconds.
+    /// It cost more than that. The number is the difference to the small pages, in nanoseconds.
     Dear(u64),
-    /// As cheap as a small page: it was one. The kernel had no huge page.
+    /// It was as cheap as a small page, so it was one: the kernel had no huge page.
     Small,
 }
 
-/// Watches what first touches cost, and says when huge pages cost more than they save.
+/// Watches the prices of first touches, and decides when huge pages cost more than they save.
 ///
-/// Where the host takes idle memory back, a fresh huge page can cost 40 times a recycled one, while small pages are
-/// still served from what the kernel has at hand. So there is an account: what a huge page costs less than the small
-/// ones in its place goes in, and one in [`LOSE_ONE_IN`] nanoseconds that pass, up to [`CREDIT_NS`]; what it costs
-/// more goes out. Overdrawn, none is asked for. So at most 2 % of the time, and one page, is lost in whatever order
-/// prices come; and a dear page among cheap ones, as where the host has taken some, ends nothing.
+/// If the host reclaims idle memory, a new huge page can cost 40 times as much as a recycled one, while the kernel
+/// still has small pages available. So there is an account. It is credited with the time that a huge page saves
+/// against small pages, and with one in [`LOSE_ONE_IN`] nanoseconds that pass, up to [`CREDIT_NS`]. It is charged
+/// with the time that a huge page costs more. While it is negative, no huge page is requested. So at most 2 % of the
+/// time, and one page, is lost, in any order of prices. A single expensive page among cheap ones does not stop the
+/// use of huge pages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Prices {
-    /// First touch of a base page, smoothed; 0 before the first.
+    /// The smoothed price of the first touch of a base page; 0 before the first.
     small_ns: u64,
-    /// What may be lost; below zero, what was lost beyond.
+    /// The time that may still be lost; negative if too much was lost.
     account_ns: i64,
-    /// When the passing time was last entered.
+    /// When the passing time was last credited.
     at: u64,
 }
 
@@ -146,7 +148,7 @@ impl Prices {
 
     pub(super) fn huge_paid(&mut self, ns: u64, now: u64) -> Worth {
         if self.small_ns == 0 {
-            // Nothing to hold it against.
+            // There is no price of small pages to compare with.
             return Worth::Fair;
         }
         let fair = self.small_ns.saturating_mul(SMALL_PAGES);
@@ -226,7 +228,7 @@ mod tests {
         }
     }
 
-    /// Eight that may be kept, from `at` on.
+    /// A policy that keeps eight slabs, from `at` on.
     fn eight(at: u64) -> Retention {
         let mut retention = Retention::up_to(8);
         for _ in 0..20 {
@@ -240,10 +242,10 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_uses_is_halved() {
+    fn unused_slabs_are_halved() {
         let at = 100 * S;
         let mut retention = eight(at);
-        // The first period has seen them all in use.
+        // In the first period all of them were in use.
         assert_eq!(retention.target(8, 9, at + DECAY_NS), 8);
         assert_eq!(retention.target(8, 9, at + 2 * DECAY_NS - 1), 8);
         assert_eq!(retention.target(8, 9, at + 2 * DECAY_NS), 4);
@@ -259,13 +261,13 @@ mod tests {
         for period in 1..10 {
             let now = at + period * DECAY_NS;
             empty = retention.target(empty, 9, now);
-            // Five are used in each period, and come back.
+            // Five are used in each period and become empty again.
             retention.reused(empty - 5, 9, now + 1);
         }
         assert_eq!(empty, 5);
     }
 
-    /// What a huge page may cost where a small one costs 1,500 ns.
+    /// The fair price of a huge page if a small page costs 1,500 ns.
     const FAIR: u64 = 1_500 * 512;
 
     fn prices() -> Prices {

@@ -1,36 +1,46 @@
-//! What slabs need of the system, so that tests can put another in its place.
+//! The system calls that slabs need, as a trait, so that tests can replace them.
 
 use crate::region::{Advice, HUGE, Pages, Why, advise, os};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Maps, touches and lets go of slabs, by address.
+/// Maps, touches and frees slabs, by address.
 pub trait System {
-    /// Nanoseconds of a clock that only goes forward.
+    /// Nanoseconds of a monotonic clock.
     fn now(&self) -> u64;
 
-    /// A slab: an address at a multiple of [`HUGE`]. Reserved pages are taken already.
+    /// Maps a slab and returns its address, a multiple of [`HUGE`]. Reserved pages are already allocated.
+    ///
+    /// # Errors
+    ///
+    /// The reason if the slab cannot be mapped.
     fn map(&self, pages: Pages) -> Result<usize, Why>;
 
-    /// Touches so many base pages from the slab's start: nanoseconds of CPU time.
+    /// Touches this number of base pages from the slab's start. Returns the CPU time in nanoseconds.
     fn touch(&self, base: usize, pages: usize) -> u64;
 
-    /// From now on khugepaged may make it huge.
+    /// Allows khugepaged to make the slab huge from now on.
     fn make_eligible(&self, base: usize);
 
+    /// Unmaps a slab.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's error. The slab is then still mapped.
     fn unmap(&self, base: usize) -> Result<(), Why>;
 
-    /// The kernel may take its pages when it is short.
+    /// Allows the kernel to reclaim the slab's pages when memory is short.
     fn free_lazily(&self, base: usize);
 
+    /// Returns the slab's pages to the system now. Its addresses stay mapped.
     fn drop_pages(&self, base: usize);
 
-    /// Gives back the memory of a slab's arena that nobody uses, if the kernel lets us. The slab stays on small
-    /// pages: khugepaged would fill what is gone.
+    /// Returns the memory of an unused arena to the system. False if the kernel refuses. Afterwards the slab is not
+    /// eligible for huge pages, because khugepaged would allocate the returned memory again.
     fn trim(&self, arena: usize, bytes: usize) -> bool;
 }
 
-/// The system that we run on.
+/// The Linux system that the program runs on.
 #[derive(Clone, Copy, Debug)]
 pub struct Linux;
 
@@ -49,8 +59,8 @@ impl System for Linux {
         if let Err(why) = os::advise(base, HUGE, advice, call)
             && pages == Pages::Reserved
         {
-            // Reserved, and yet not to be had: a cgroup's limit, or a node's share. Used, it would be a SIGBUS.
-            // SAFETY: mapped above, known to nobody else.
+            // Reserved, but not available: a cgroup's limit, or a node's share. To use it would be a SIGBUS.
+            // SAFETY: mapped above; no other code knows it.
             let _ = unsafe { os::unmap(base, HUGE) };
             return Err(why);
         }
@@ -62,40 +72,40 @@ impl System for Linux {
         let start = clock(libc::CLOCK_THREAD_CPUTIME_ID);
         for page in 0..pages {
             let byte = std::ptr::with_exposed_provenance_mut::<u8>(base + page * 4096);
-            // SAFETY: within a slab that was just mapped and that nobody else knows of.
+            // SAFETY: within a slab that was just mapped and that no other code knows.
             unsafe { AtomicU8::from_ptr(byte) }.store(0, Ordering::Relaxed);
         }
         clock(libc::CLOCK_THREAD_CPUTIME_ID).saturating_sub(start)
     }
 
     fn make_eligible(&self, base: usize) {
-        // Refused, it stays small.
+        // If the kernel refuses, the slab stays on small pages.
         let _ = on(base, HUGE, Advice::Huge);
     }
 
     fn unmap(&self, base: usize) -> Result<(), Why> {
         match slab(base) {
-            // SAFETY: an empty slab that was taken off the ledger, or one that never was on it.
+            // SAFETY: an empty slab that was removed from the ledger, or one that was never in it.
             Some(base) => unsafe { os::unmap(base, HUGE) },
             None => Ok(()),
         }
     }
 
     fn free_lazily(&self, base: usize) {
-        // Refused, the pages stay: kept all the same.
+        // If the kernel refuses, the pages stay. The slab is kept anyway.
         let _ = on(base, HUGE, Advice::Free);
     }
 
     fn drop_pages(&self, base: usize) {
-        // Refused, the pages stay.
+        // If the kernel refuses, the pages stay.
         let _ = on(base, HUGE, Advice::DontNeed);
     }
 
     fn trim(&self, arena: usize, bytes: usize) -> bool {
-        // Refused where memory is locked: then the slab is left as it is.
+        // The kernel refuses if the memory is locked. The slab is then left as it is.
         let gone = on(arena, bytes, Advice::DontNeed).is_ok();
         if gone && let Some(base) = slab(arena & !(HUGE - 1)) {
-            // Refused (too many mappings to set one apart), khugepaged may bring the pages back.
+            // If the kernel refuses (too many mappings to split one), khugepaged may allocate the pages again.
             let _ = os::advise(base, HUGE, libc::MADV_NOHUGEPAGE, "madvise(MADV_NOHUGEPAGE)");
         }
         gone
@@ -108,14 +118,14 @@ fn slab(base: usize) -> Option<NonNull<u8>> {
 
 fn on(base: usize, bytes: usize, advice: Advice) -> Result<(), Why> {
     match slab(base) {
-        // SAFETY: a slab of ours; where its contents may go, it is empty and off the ledger. Or an arena of one that
-        // may go, which is nobody's and claimed, so that it can't become anybody's meanwhile.
+        // SAFETY: one of our slabs; if the advice discards its contents, it is empty and not in the ledger. Or an
+        // arena that is not in use, and that is claimed, so that it cannot be allocated meanwhile.
         Some(base) => unsafe { advise(base, bytes, advice) },
         None => Ok(()),
     }
 }
 
-/// Both clocks exist on every Linux that runs us.
+/// Reads a clock, in nanoseconds. Both clocks exist on every supported Linux.
 fn clock(id: libc::clockid_t) -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,

@@ -6,15 +6,15 @@ use std::collections::{BTreeMap, BTreeSet};
 const MIB: usize = 1 << 20;
 const CHEAP_NS: u64 = 100_000;
 
-/// A system that maps addresses without memory behind them, at prices and with failures that a test sets.
+/// A fake system: it maps addresses without memory, with prices and failures that a test sets.
 struct Fake {
     now: Cell<u64>,
     next: Cell<usize>,
     mapped: RefCell<BTreeMap<usize, Pages>>,
-    /// How many of a slab's base pages were touched.
+    /// The number of a slab's base pages that were touched.
     touched: RefCell<BTreeMap<usize, usize>>,
     lazy: RefCell<BTreeSet<usize>>,
-    /// Arenas that were trimmed, in turn, and slabs that were made eligible for huge pages.
+    /// Trimmed arenas, in order, and slabs that were made eligible for huge pages.
     trims: RefCell<Vec<usize>>,
     eligible: RefCell<Vec<usize>>,
     may_trim: Cell<bool>,
@@ -68,7 +68,7 @@ impl System for &Fake {
         if pages == Pages::Reserved {
             self.pool.set(self.pool.get().checked_sub(1).ok_or(failed)?);
         }
-        // Downwards, with a hole now and then, over the border of a leaf (16 GiB).
+        // Downwards, with occasional holes, across the border of a leaf (16 GiB).
         let base = self.next.get() - HUGE * (1 + usize::from(self.next.get().is_multiple_of(7)) * 5000);
         self.next.set(base);
         assert!(self.mapped.borrow_mut().insert(base, pages).is_none());
@@ -134,7 +134,7 @@ fn give<S: System>(arenas: &Arenas<S>) -> usize {
 }
 
 fn take<S: System>(arenas: &Arenas<S>, address: usize) -> Freed {
-    // SAFETY: the fake has no memory behind its addresses; what the real one gave is unused by the tests.
+    // SAFETY: the fake's addresses have no memory; the tests do not use the memory of the real system's addresses.
     unsafe { arenas.free(NonNull::new(std::ptr::with_exposed_provenance_mut(address)).unwrap()) }
 }
 
@@ -183,7 +183,7 @@ fn other_sizes_and_other_addresses_are_not_ours() {
     ] {
         assert_eq!(take(&arenas, foreign), Freed::Foreign, "{foreign:x}");
     }
-    // In our slab, but no arena that is out: nothing is forwarded, nothing freed.
+    // In one of the slabs, but not an arena that is out: nothing is forwarded, and nothing is freed.
     for misplaced in [arena + 4096, arena + MIB] {
         assert_eq!(take(&arenas, misplaced), Freed::Ours, "{misplaced:x}");
     }
@@ -218,7 +218,7 @@ fn a_heap_that_goes_up_and_down_is_kept_from_the_third_time_and_given_back_in_th
         *fake.lazy.borrow(),
         fake.mapped.borrow().keys().copied().collect()
     );
-    // Unused, they go: a call lets go of two at most.
+    // Unused slabs are released, at most two per call.
     for _ in 0..20 {
         fake.pass(10_000_000_000);
         let address = give(&arenas);
@@ -259,8 +259,8 @@ fn the_limit_on_what_is_kept_holds() {
     assert_eq!(arenas.counts().slabs_kept, 3);
 }
 
-/// By default the heap's ups and downs are never more than 5 % and a slab above what is in use, at any moment; and an
-/// arena that comes and goes at the heap's edge is mapped no more than twice.
+/// By default a heap that grows and shrinks never holds more than 5 % and a slab above the memory in use. And an
+/// arena that is allocated and freed repeatedly is mapped at most twice.
 #[test]
 fn what_is_kept_by_default_is_one_slab_and_a_share_of_those_in_use() {
     let fake = Fake::new();
@@ -286,8 +286,8 @@ fn what_is_kept_by_default_is_one_slab_and_a_share_of_those_in_use() {
     assert!(arenas.counts().slabs_mapped - before.slabs_mapped <= 2);
 }
 
-/// Whichever arenas come back, what lies idle in slabs of others is never more than 5 % of what is out, or a slab;
-/// and what is handed out again is as good as before.
+/// Whichever arenas are freed, the idle arenas in slabs with others are never more than 5 % of the arenas in use, or
+/// a slab. And arenas that are handed out again work as before.
 #[test]
 fn a_heap_that_shrank_holds_little_more_than_what_is_out() {
     for arena in [256 << 10, MIB] {
@@ -296,7 +296,7 @@ fn a_heap_that_shrank_holds_little_more_than_what_is_out() {
         let mut heap: Vec<usize> = (0..400).map(|_| give(&arenas)).collect();
         let slab = HUGE / arena;
         for n in 0..360 {
-            // Every so many-th: whole slabs seldom run empty.
+            // Scattered over the heap, so that whole slabs seldom become empty.
             let at = n * 7_919 % heap.len();
             take(&arenas, heap.swap_remove(at));
             let counts = arenas.counts();
@@ -305,9 +305,9 @@ fn a_heap_that_shrank_holds_little_more_than_what_is_out() {
         let low = arenas.counts();
         assert!(low.arenas_trimmed > 0 && low.slabs * slab > 60, "{low:?}");
         assert_eq!(fake.trims.borrow().len() as u64, low.trims);
-        // Nothing is mapped while an arena that was mapped is unused, and whole slabs may be huge again.
+        // No slab is mapped while a mapped arena is unused, and whole slabs are eligible for huge pages again.
         let eligible = fake.eligible.borrow().len();
-        // First what still holds memory.
+        // Arenas that still hold memory come first.
         heap.extend((0..low.arenas_idle).map(|_| give(&arenas)));
         let ready = arenas.counts();
         assert_eq!((ready.arenas_idle, ready.arenas_trimmed), (0, low.arenas_trimmed));
@@ -322,7 +322,7 @@ fn a_heap_that_shrank_holds_little_more_than_what_is_out() {
     }
 }
 
-/// As where all memory is locked.
+/// The kernel refuses, as for locked memory.
 #[test]
 fn what_the_kernel_refuses_to_take_is_not_counted_and_not_tried_again() {
     let fake = Fake::new();
@@ -338,12 +338,12 @@ fn what_the_kernel_refuses_to_take_is_not_counted_and_not_tried_again() {
         (0, 0, 100)
     );
     assert_eq!(fake.trims.borrow().len(), 1);
-    // It was claimed while it was tried.
+    // The arena was claimed during the attempt.
     assert!((0..100).all(|_| fake.mapped.borrow().contains_key(&(give(&arenas) & !(HUGE - 1)))));
     assert_eq!(arenas.counts().slabs, 25);
 }
 
-/// A child that was copied while another thread trimmed finds an arena claimed for nobody, and no more amiss.
+/// A child that was copied while another thread trimmed has one arena that stays claimed, and no other damage.
 #[test]
 fn a_ledger_copied_in_the_middle_of_a_trim_loses_one_arena() {
     let mut ledger = Ledger::new(256 << 10).unwrap();
@@ -367,7 +367,7 @@ fn whole_slabs_that_come_back_are_not_taken_apart() {
         let fake = Fake::new();
         let arenas = arenas(&fake, Settings::of(arena));
         let mut heap: Vec<usize> = (0..200).map(|_| give(&arenas)).collect();
-        // As many as may lie idle do already: it is these that are trimmed, once.
+        // The limit of idle arenas is already reached, so these are trimmed, once.
         let gaps: Vec<usize> = heap.iter().copied().take(100).step_by(5).collect();
         heap.retain(|address| !gaps.contains(address));
         for address in &gaps {
@@ -422,12 +422,12 @@ fn dear_huge_pages_are_given_up_for_a_while_and_cheap_ones_are_not() {
         fake.huge_ns.set(huge_ns);
         for _ in 0..100 {
             give(&arenas);
-            // 50 slabs in 200 ms: one try in 161 ms.
+            // 50 slabs in 200 ms: one attempt in 161 ms.
             fake.pass(2_000_000);
         }
         let counts = arenas.counts();
         assert!(counts.fallbacks.dear >= least_small, "{counts:?}");
-        // The first one tells what small pages cost.
+        // The first slab gives the price of small pages.
         assert_eq!(
             counts.slabs - counts.slabs_transparent,
             counts.fallbacks.dear as usize + usize::from(watch_price)
@@ -437,22 +437,23 @@ fn dear_huge_pages_are_given_up_for_a_while_and_cheap_ones_are_not() {
     }
 }
 
-/// First touch of a huge page, nanoseconds, of recycled memory and of memory that the host had taken back (0.2 and 8
-/// us for each 4 KiB of it, on the kind of virtual machine that this was built for).
+/// Nanoseconds of the first touch of a huge page: of recycled memory, and of memory that the host had reclaimed (0.2
+/// and 8 us per 4 KiB, on a typical virtual machine).
 const WARM_NS: u64 = 512 * 200;
 const COLD_NS: u64 = 512 * 8_000;
 
-/// Nanoseconds that a program takes whose heap grows by a slab at a time.
+/// The run time, in nanoseconds, of a program whose heap grows by one slab at a time.
 #[derive(Debug, Default)]
 struct Took {
     ours: u64,
-    /// Small pages alone.
+    /// With small pages only.
     stock: u64,
-    /// Huge pages alone, whatever they cost.
+    /// With huge pages only, at any price.
     huge: u64,
 }
 
-/// Each slab's huge page costs what `huge_ns` says, its small ones `small_ns` each, and `work_ns` more go by on it.
+/// For each slab: `huge_ns` is the price of its huge page, `small_ns` the price of each small page, `work_ns` the
+/// other time.
 fn takes(small_ns: u64, work_ns: u64, huge_ns: impl IntoIterator<Item = u64>) -> Took {
     let fake = Fake::new();
     fake.small_ns.set(small_ns);
@@ -477,7 +478,7 @@ fn takes(small_ns: u64, work_ns: u64, huge_ns: impl IntoIterator<Item = u64>) ->
 }
 
 proptest! {
-    /// In whatever order prices come: at most 2 % of the time is lost, and one page.
+    /// In any order of prices, at most 2 % of the time and one page are lost.
     #[test]
     fn no_order_of_prices_makes_it_worse_than_small_pages_by_much(
         small_ns in 400u64..2_000,
@@ -489,7 +490,7 @@ proptest! {
         let mut prices = Vec::new();
         for (slabs, dear_in_20, dear) in phases {
             for _ in 0..slabs {
-                // Xorshift: which page is dear has no period.
+                // Xorshift, so that the expensive pages have no period.
                 random ^= random << 13;
                 random ^= random >> 17;
                 random ^= random << 5;
@@ -501,7 +502,7 @@ proptest! {
     }
 }
 
-/// How long a program may run before a single dear page is no more than 3 % of it.
+/// From which run time on a single expensive page is at most 3 % of a program's time.
 #[test]
 fn on_a_cold_host_a_program_is_never_slower_by_5_percent_and_on_a_warm_one_keeps_its_gain() {
     for (small_ns, work_ns) in [
@@ -523,7 +524,7 @@ fn on_a_cold_host_a_program_is_never_slower_by_5_percent_and_on_a_warm_one_keeps
             }
             assert!(cold.huge > cold.stock / 100 * 105, "{case:?} {cold:?}");
         }
-        // A page now and then that the host has to fetch: worth it.
+        // With an occasional page that the host must fetch, huge pages still pay off.
         let mixed = takes(
             small_ns,
             work_ns,
@@ -573,16 +574,16 @@ fn without_memory_the_caller_is_sent_elsewhere_and_nothing_is_lost() {
     fake.may_unmap.set(false);
     take(&arenas, first);
     take(&arenas, second);
-    // It couldn't be unmapped: it stays with us and is used again.
+    // The slab could not be unmapped: it stays mapped and is used again.
     assert_eq!(arenas.counts().slabs_kept, 1);
     assert_eq!(give(&arenas), first);
 }
 
-/// What is done to the arenas in one step.
+/// One operation on the arenas.
 #[derive(Clone, Debug)]
 enum Step {
     Give,
-    /// Of those out, by position.
+    /// The position among the arenas that are out.
     Take(prop::sample::Index),
     Foreign(usize),
     Odd(usize),
@@ -636,7 +637,7 @@ proptest! {
                     }
                     Err(why) => {
                         prop_assert!(!fake.may_map.get(), "{:?}", why);
-                        // Only when every slab is full.
+                        // Only if every slab is full.
                         prop_assert_eq!(model.len() * arena, fake.mapped.borrow().len() * HUGE);
                     }
                 },
@@ -728,7 +729,7 @@ fn on_this_machine_arenas_are_writable_apart_and_huge() {
     assert_eq!(arenas.counts().slabs, 0);
 }
 
-/// Contents stay where arenas are out, and memory goes where they aren't.
+/// Arenas in use keep their contents, and the memory of the others is returned.
 #[test]
 fn on_this_machine_a_trimmed_arena_gives_its_memory_back_and_its_neighbours_keep_theirs() {
     const ARENA: usize = 256 << 10;
@@ -769,13 +770,13 @@ fn on_this_machine_a_trimmed_arena_gives_its_memory_back_and_its_neighbours_keep
                 let bytes = unsafe { std::slice::from_raw_parts(arena.as_ptr(), ARENA) };
                 assert!(bytes.iter().all(|byte| byte == mark), "{round}");
             }
-            // Again, beside arenas that were handed out once more.
+            // Check again after more arenas were handed out.
             heap.extend((0..60).map(|mark| fill(give(), 200 - mark)));
         }
     }
 }
 
-/// An arena that is being trimmed is nobody's: whatever others get meanwhile keeps what is written to it.
+/// An arena cannot be allocated while it is trimmed: arenas that other threads get meanwhile keep their contents.
 #[test]
 fn threads_never_lose_what_they_wrote_to_a_trim() {
     const ARENA: usize = 256 << 10;
@@ -790,7 +791,7 @@ fn threads_never_lose_what_they_wrote_to_a_trim() {
                     random = random
                         .wrapping_mul(6_364_136_223_846_793_005)
                         .wrapping_add(1_442_695_040_888_963_407);
-                    // Up by some sixty, down to few, and up again.
+                    // Grow by some sixty, shrink to a few, and grow again.
                     if random >> 33 & 127 < if n % 200 < 100 { 100 } else { 20 } {
                         let arena = arenas.alloc(ARENA).unwrap();
                         for page in (0..ARENA).step_by(32 << 10) {
@@ -822,7 +823,7 @@ fn threads_never_lose_what_they_wrote_to_a_trim() {
 
 fn resident_pages(start: NonNull<u8>, len: usize) -> usize {
     let mut pages = vec![0u8; len / 4096];
-    // SAFETY: mapped, and one byte a page to write to.
+    // SAFETY: mapped, and the vector has one byte per page.
     let told = unsafe { libc::mincore(start.as_ptr().cast(), len, pages.as_mut_ptr()) };
     assert_eq!(told, 0);
     pages.iter().filter(|page| **page & 1 == 1).count()
@@ -845,7 +846,7 @@ fn threads_may_allocate_and_free_at_once() {
                         })
                         .collect();
                     for arena in given {
-                        // SAFETY: written above by this thread, and ours alone.
+                        // SAFETY: written above by this thread, and used only here.
                         assert!(unsafe { *arena.as_ptr().add(round) } == mark);
                         // SAFETY: not used any more.
                         assert_eq!(unsafe { arenas.free(arena) }, Freed::Ours);
@@ -859,7 +860,7 @@ fn threads_may_allocate_and_free_at_once() {
     assert_eq!(counts.misplaced_frees + counts.foreign_frees, 0);
 }
 
-/// Children are forked while other threads are inside, and must go on with what they inherited.
+/// Children are forked while other threads are in calls, and must continue with the inherited state.
 #[test]
 fn a_child_forked_at_any_moment_can_allocate_and_free() {
     let arenas = Arenas::new(Settings::of(256 << 10)).unwrap();

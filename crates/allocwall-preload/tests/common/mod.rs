@@ -1,11 +1,11 @@
-//! What the tests of this crate share: programs compiled on the spot, and their runs under a preloaded library.
+//! Shared by the tests of this crate: compiles the test programs, and runs them with a preloaded library.
 
 use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// A program of `tests/programs`, compiled. None, with the reason printed, without a compiler.
+/// Compiles a program of `tests/programs`. None, after the reason is printed, if there is no compiler.
 pub fn compiled(place: &Path, source: &str, flags: &[&str]) -> Option<PathBuf> {
     let compiler = if source.ends_with(".cc") { "c++" } else { "cc" };
     let program = place.join(source.rsplit_once('.').unwrap().0);
@@ -25,7 +25,7 @@ pub fn compiled(place: &Path, source: &str, flags: &[&str]) -> Option<PathBuf> {
     Some(program)
 }
 
-/// Runs a command to its end, without input. None, with the reason printed, where there is no such program.
+/// Runs a command to its end, without input. None, after the reason is printed, if the program does not exist.
 pub fn attempt(command: &mut Command) -> Option<Output> {
     match command.stdin(Stdio::null()).output() {
         Ok(output) => Some(output),
@@ -37,7 +37,7 @@ pub fn attempt(command: &mut Command) -> Option<Output> {
     }
 }
 
-/// A command with nothing of this process's environment that could steer an allocator.
+/// A command without the variables of this process's environment that could control an allocator.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     for name in [
@@ -56,7 +56,7 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What a program says that must succeed.
+/// The output of a program, which must succeed.
 pub fn said(output: &Output) -> String {
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{}: {out}{err}", output.status);

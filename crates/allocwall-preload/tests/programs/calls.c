@@ -1,4 +1,4 @@
-/* Every way into malloc of the C library, each checked for what its manual page promises. */
+/* Every allocation function of the C library, each checked against its manual page. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <malloc.h>
@@ -39,7 +39,7 @@ int main(void) {
         free(zeroed);
     }
     volatile size_t huge = SIZE_MAX / 2;
-    /* mimalloc leaves errno as it was. */
+    /* mimalloc does not change errno. */
     CHECK(calloc(huge, 4) == NULL);
     CHECK(malloc(huge) == NULL);
 

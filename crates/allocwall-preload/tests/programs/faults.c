@@ -1,6 +1,6 @@
 /*
- * Arguments: how many bytes to allocate and touch, in blocks of how many. Says: resident KiB when main began, minor
- * faults while the blocks were touched, errno when main began, the lowest free descriptor, blocks that glibc mapped.
+ * Arguments: the number of bytes to allocate and touch, and the size of a block. Prints: resident KiB at the start of main,
+ * minor faults while the blocks were touched, errno at the start of main, the lowest free descriptor, blocks that glibc mapped.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -27,7 +27,7 @@ int main(int argc, char **argv) {
     if (argc != 3 || read(statm, text, sizeof text - 1) <= 0 || sscanf(text, "%*d %ld", &resident) != 1)
         return 1;
     close(statm);
-    /* One fault a page, whatever the machine's mode of huge pages. */
+    /* One fault per page, in any mode of huge pages. */
     prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
     long bytes = atol(argv[1]), size = atol(argv[2]);
     long before = faults();

@@ -1,4 +1,4 @@
-/* How much of glibc's own heap is in use, in bytes, while 4 MiB are allocated (mallinfo(3)). */
+/* Prints the bytes in use in glibc's own heap while 4 MiB are allocated (mallinfo(3)). */
 #include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>

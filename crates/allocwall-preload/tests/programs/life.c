@@ -1,6 +1,6 @@
 /*
- * What a process does around its allocator: threads that come and go, blocks freed by other threads than took them,
- * thread-exit destructors that allocate, forks while threads allocate, libraries loaded and unloaded.
+ * The hard cases for an allocator: threads that start and end, blocks freed by other threads than allocated them,
+ * thread-exit destructors that allocate, forks while threads allocate, libraries that are loaded and unloaded.
  * One argument: the plugin.
  */
 #define _GNU_SOURCE
@@ -21,7 +21,7 @@ static pthread_key_t key;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned char *mailbox[SLOTS];
 
-/* The size stands in the block, the rest is filled with its lowest byte. */
+/* The block starts with its size; the rest is filled with the lowest byte of the size. */
 static unsigned char *take(size_t size) {
     size += sizeof size;
     unsigned char *block = malloc(size);
@@ -39,7 +39,7 @@ static void give(unsigned char *block) {
     memcpy(&size, block, sizeof size);
     for (size_t at = sizeof size; at < size; at += 1 + size / 64)
         if (block[at] != (size & 0xff))
-            FAIL("block of %zu is spoilt at %zu\n", size, at);
+            FAIL("a block of %zu bytes was overwritten at %zu\n", size, at);
     free(block);
 }
 
@@ -89,7 +89,7 @@ static void fork_and_allocate(void) {
     }
     int status;
     if (waitpid(child, &status, 0) != child || status != 0)
-        FAIL("a child ended with %x\n", status);
+        FAIL("a child ended with status %x\n", status);
 }
 
 int main(int argc, char **argv) {
@@ -117,7 +117,7 @@ int main(int argc, char **argv) {
         char *(*plugin)(size_t) = (char *(*)(size_t))dlsym(library, "plugin");
         char *text = plugin(5000);
         if (text[0] != 'o' || text[4999] != 'o')
-            FAIL("the plugin's block is spoilt\n");
+            FAIL("the plugin's block was overwritten\n");
         free(text);
         dlclose(library);
     }

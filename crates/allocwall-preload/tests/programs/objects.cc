@@ -1,4 +1,4 @@
-// Every operator new and delete, containers, exceptions, threads. With an argument: more memory than there is.
+// Every operator new and delete, containers, exceptions, threads. With an argument: requests more memory than the machine has.
 #include <cstdint>
 #include <cstdio>
 #include <map>

@@ -1,4 +1,4 @@
-/* Loaded and unloaded: allocates when it is loaded, in a call, and in a thread-local. */
+/* A library that is loaded and unloaded: it allocates at load, in a call, and for a thread-local. */
 #include <stdlib.h>
 #include <string.h>
 
