@@ -11,21 +11,21 @@ import java.util.Map;
 import java.util.concurrent.Executors;
 
 /**
- * An allocation-heavy HTTP service: every request splits its body into words, counts them in fresh maps and builds an
- * answer from many short strings. All of it lives on the collector's heap, so malloc has nothing to do with its speed:
- * `allocwall diagnose` should charge the collector's threads apart from the service's own code, and rule malloc out.
+ * An HTTP service that allocates a lot: every request splits its body into words, counts them in new maps and builds a
+ * response from many short strings. All objects are on the Java heap, so malloc does not affect the speed.
+ * `allocwall diagnose` should show the collector's threads on their own line, and rule malloc out.
  *
  *     javac -d /tmp/service Service.java
  *     java -XX:+UseG1GC -Xmx48m -cp /tmp/service Service 8080
  */
 public final class Service {
     private static final int MAX_BODY = 8 << 20;
-    /** Kept between requests, so that the collector has something to trace. */
+    /** The number of maps kept between requests, so that the collector has live objects to trace. */
     private static final int KEPT_ANSWERS = 700;
 
     public static void main(String[] arguments) throws IOException {
         int port = arguments.length > 0 ? Integer.parseInt(arguments[0]) : 0;
-        // The server writes head and body apart: without this, Nagle and delayed acknowledgements cost 40 ms a request.
+        // The server writes head and body separately. Without this, Nagle and delayed acknowledgements cost 40 ms per request.
         System.setProperty("sun.net.httpserver.nodelay", "true");
         HttpServer server = HttpServer.create(new InetSocketAddress(InetAddress.getByName("127.0.0.1"), port), 64);
         Kept kept = new Kept();
@@ -54,7 +54,7 @@ public final class Service {
         }
     }
 
-    /** The last answers, oldest replaced first. */
+    /** The maps of the last requests; the oldest one is replaced first. */
     private static final class Kept {
         private final List<Map<String, Integer>> answers = new ArrayList<>();
         private int next = 0;

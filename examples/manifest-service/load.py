@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Closed-loop load for the example services: a few connections, each with one request under way at any time.
+"""Closed-loop load for the example services: a few connections, each with one request in progress at any time.
 
-Closed loop means that a slow server slows the load down too: the throughput is right, the latencies flatter the
-server. Loopback only, bounded in time and in connections. Standard library only.
+In a closed loop, a slow server also slows the load down. So the throughput is correct, but the latencies look too good. Loopback
+only, limited in time and connections. Standard library only.
 """
 
 import argparse
@@ -17,7 +17,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def record(sequence):
-    """A segment of about 2 KB: the shape that a packager writes for each segment of a stream."""
+    """A segment record of about 2 KB, as a video packager writes it for each segment of a stream."""
     return {
         "stream_id": f"stream-{sequence % 17:06d}",
         "sequence": sequence,
@@ -36,7 +36,7 @@ def manifest(segments):
 
 
 class Connection:
-    """One keep-alive connection with one request under way."""
+    """One keep-alive connection with one request in progress."""
 
     def __init__(self, address, request):
         self.request = request
@@ -50,7 +50,7 @@ class Connection:
         self.socket.sendall(self.request)
 
     def receive(self):
-        """True when a whole answer is there."""
+        """True if a whole response has arrived."""
         data = self.socket.recv(1 << 18)
         if not data:
             raise ConnectionError("the server closed the connection")
@@ -119,13 +119,13 @@ def main():
     parser.add_argument("--path", default="/manifest")
     parser.add_argument("--connections", type=int, default=4, help="1 to 64")
     parser.add_argument("--duration", type=float, default=20, help="seconds, at most 600")
-    parser.add_argument("--requests", type=int, default=sys.maxsize, help="end after so many, at least one a connection")
+    parser.add_argument("--requests", type=int, default=sys.maxsize, help="stop after this many requests; at least one per connection")
     parser.add_argument("--segments", type=int, default=8, help="2 KB records in each request, 1 to 500")
     args = parser.parse_args()
     if args.host not in LOOPBACK:
-        parser.error("the load generator talks to this machine only")
+        parser.error("--host must be 127.0.0.1, ::1 or localhost: the load generator works only on this machine")
     if not (1 <= args.connections <= 64 and 0 < args.duration <= 600 and 1 <= args.segments <= 500 and args.connections <= args.requests):
-        parser.error("out of bounds: see --help")
+        parser.error("a value is out of range: see --help")
     try:
         print(json.dumps(run(args)))
     except OSError as error:

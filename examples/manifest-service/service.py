@@ -1,19 +1,18 @@
 #!/usr/bin/env python3
 """A manifest-rewrite service: one process, one thread, JSON in, JSON out. Standard library only.
 
-Each request carries a manifest (a list of 2 KB segment records); the service parses it, adds an edge to every
-segment and sends it back. That is plain computing: `allocwall diagnose` should say that memory is not its wall.
+Each request contains a manifest (a list of 2 KB segment records). The service parses it, adds an edge to every
+segment and sends it back. This is plain computing: `allocwall diagnose` should report that memory is not the wall.
 
-With --wall it also lays out the whole window of segments in one fresh buffer of 40 MiB, in every 16th request, and
-drops it again. glibc serves blocks above 32 MiB by mmap and gives them back by munmap, whatever it has learnt from
-earlier ones, so each buffer costs ten thousand first touches: page faults, pages zeroed, pages released. Throughput
-falls to a fraction, and nothing in the Python code looks slow.
+With --wall, every 16th request also writes all segments into one new buffer of 40 MiB and frees it again. glibc always
+allocates blocks above 32 MiB with mmap and frees them with munmap. So each buffer costs ten thousand first touches: page
+faults, zeroed pages and released pages. The throughput drops to a fraction, and nothing in the Python code looks slow.
 
     python3 service.py --port 8080 --wall &
     python3 load.py --port 8080 --duration 30 &
     allocwall diagnose -p $(pgrep -f service.py)
 
-The cure in code is one buffer that is kept. Without touching the code, let glibc keep such blocks in its heap:
+The remedy in the code is to keep one buffer. Without a change of the code, make glibc keep such blocks in its heap:
 
     GLIBC_TUNABLES=glibc.malloc.mmap_threshold=268435456:glibc.malloc.trim_threshold=268435456
 """
@@ -32,7 +31,7 @@ MAX_BODY = 8 << 20
 
 
 class Counter:
-    """Requests served, as eight bytes in a mapped file: others read it without asking this process."""
+    """The number of requests served, as eight bytes in a mapped file, so that other processes can read it."""
 
     def __init__(self, path):
         self.count = 0
@@ -50,7 +49,7 @@ class Counter:
 
 
 def rewrite(body, lay_out):
-    """Parse, append an edge to each segment, serialise; behind the wall, lay out the window too."""
+    """Parse, append an edge to each segment, serialise; if `lay_out`, also fill the 40 MiB buffer."""
     manifest = json.loads(body)
     for segment in manifest["segments"]:
         segment["edges"].append({"pop": "local", "latency": segment["sequence"] % 97})
@@ -61,13 +60,13 @@ def rewrite(body, lay_out):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """HTTP/1.1 with keep-alive: as much of it as one client library needs."""
+    """HTTP/1.1 with keep-alive: only the parts that a simple client needs."""
 
     def __init__(self, counter, every):
         self.counter = counter
         self.every = every
         self.pending = b""
-        # Kept, because asyncio's default is a fresh 256 KiB buffer for every read: a small wall of its own.
+        # One buffer is kept, because by default asyncio allocates a new 256 KiB buffer for every read.
         self.buffer = bytearray(65536)
 
     def connection_made(self, transport):
@@ -113,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def content_length(head):
-    """Bytes of body that follow; None when the header makes no sense."""
+    """The length of the body in bytes; None if the header is malformed."""
     for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         if name.strip().lower() == b"content-length":
@@ -140,9 +139,9 @@ async def serve(args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1 (default: a free one, printed)")
-    parser.add_argument("--wall", action="store_true", help="plant the wall: a fresh 40 MiB buffer in some requests")
-    parser.add_argument("--every", type=int, default=16, help="behind the wall: one buffer in so many requests")
-    parser.add_argument("--counter", help="file to keep the number of served requests in")
+    parser.add_argument("--wall", action="store_true", help="add the wall: a new 40 MiB buffer in some requests")
+    parser.add_argument("--every", type=int, default=16, help="with --wall: one buffer per this many requests (default: 16)")
+    parser.add_argument("--counter", help="file to store the number of served requests in")
     args = parser.parse_args()
     asyncio.run(serve(args))
 

@@ -2,7 +2,7 @@
 //
 //     node service.js 8080
 //
-// Objects live on V8's heap: its scavenger shows up as the garbage collector's line of the bill.
+// Objects are on V8's heap, so its scavenger appears on the garbage collector's line of the bill.
 "use strict";
 
 const http = require("node:http");

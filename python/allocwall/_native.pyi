@@ -9,7 +9,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _Domain = Tuple[str, int, int, int, int, int, int, int]
 # Domain, largest size, calls, reallocs, frees, bytes, live bytes, peak bytes.
 _SizeClass = Tuple[str, int, int, int, int, int, int, int]
-# Complete, peak bytes of all domains together.
+# Whether the count is complete, peak bytes of all domains together, domains, size classes.
 _Figures = Tuple[bool, int, List[_Domain], List[_SizeClass]]
 
 class Counter:

@@ -1,5 +1,5 @@
-"""Twenty small programs of the kind that benchmark suites of Python have, on heaps of some megabytes: `allocwall bench obmalloc --set
-ordinary`. Huge pages have little to gain here; the question is whether they cost anything."""
+"""Twenty small programs as in benchmark suites for Python, with heaps of a few megabytes: `allocwall bench obmalloc --set ordinary`.
+Huge pages can gain little here; the question is whether they cost anything."""
 
 import asyncio
 import collections
@@ -261,7 +261,7 @@ def _csv(_: None) -> int:
 
 
 def _one(doc: str, run: Callable[[None], Any]) -> Workload:
-    """All of it is use: what there is to build is gone at its end."""
+    """A program that only has a use: it frees everything that it builds."""
     return Workload(doc, lambda: None, run)
 
 
@@ -279,7 +279,7 @@ PROGRAMS: Dict[str, Workload] = {
     "deepcopy": _one("copies of a small document", _deepcopy),
     "regex": _one("lines of a web server's log", _regex),
     "formatting": _one("strings, in three ways", _format),
-    "logging": _one("log records to memory", _logging),
+    "logging": _one("log records written to memory", _logging),
     "generators": _one("recursive generators", _generators),
     "asyncio": _one("a tree of 15,625 coroutines", _asyncio),
     "sqlite": _one("a table in memory", _sqlite),

@@ -16,7 +16,7 @@ else:
 
 
 def _file(folder: str, name: str, write: Callable[[Any], None]) -> str:
-    """The path of an input, written once: the next run finds it."""
+    """The path of an input file. It is written once and used again by later runs."""
     path = os.path.join(folder, name)
     if not os.path.exists(path):
         with open(path + ".new", "wb") as file:
@@ -71,7 +71,7 @@ def _xml_search(tree: Any) -> int:
 
 def _pickled(folder: str) -> bytes:
     def write(file: Any) -> None:
-        # One by one: what is written twice would be a reference else.
+        # Copied one by one, because pickle would store an object that occurs twice as a reference.
         file.write(pickle.dumps([json.loads(json.dumps(_record(at))) for at in range(120_000)], protocol=4))
 
     with open(_file(folder, "records.pickle", write), "rb") as file:
@@ -150,7 +150,7 @@ def _statements(_: str) -> List[str]:
 def _trees(statements: List[str]) -> Tuple[List[Any], List[Dict[str, Any]]]:
     import sqlglot
 
-    # What a process holds beside: it is there when the collector runs.
+    # Other memory of the process, which exists when the collector runs.
     held = [_record(at) for at in range(70_000)]
     return [sqlglot.parse_one(statement) for statement in statements], held
 
@@ -202,7 +202,7 @@ def _sessions() -> "collections.OrderedDict[int, _Session]":
 
 
 def _serve(sessions: "collections.OrderedDict[int, _Session]") -> int:
-    """Requests to sessions old and new; the longest unused goes when another one comes."""
+    """Requests to old and new sessions. A new session replaces the one that was unused for the longest time."""
     chance = random.Random(42).randrange
     sent = 0
     newest = len(sessions)

@@ -1,8 +1,8 @@
-"""What `allocwall bench obmalloc` runs, one program a fresh process: python -m allocwall._workloads NAME ARM [SET [FOLDER]].
+"""The programs of `allocwall bench obmalloc`, each run in a new process: python -m allocwall._workloads NAME ARM [SET [FOLDER]].
 
-Each has three parts that are timed apart: what is built, what is done with it, and taking it down. Here are the nine workloads of the
-published comparison of pymalloc on huge pages, in its sizes and with the collector off; real programs are in `_real`, ordinary ones
-in `_ordinary`. `--probe SET` tells as JSON what this interpreter is and which programs of a set it has the packages for.
+Each program has three parts that are timed separately: build the data, use it, and free it. This module has the nine workloads of the
+published comparison of pymalloc on huge pages, with its sizes and without the garbage collector. Real programs are in `_real`,
+ordinary ones in `_ordinary`. `--probe SET` prints, as JSON, the kind of this interpreter and the missing packages of each program of a set.
 """
 
 import collections
@@ -22,9 +22,9 @@ class Workload(NamedTuple):
     doc: str
     build: Callable[..., Any]
     use: Callable[[Any], Any]
-    #: Makes what `build` gets, untimed. Its own argument is a folder, where a file of an earlier run may lie.
+    #: Makes the argument of `build`, untimed. Its own argument is a folder, which may contain the file of an earlier run.
     inputs: Optional[Callable[[str], Any]] = None
-    #: Packages that the standard library hasn't.
+    #: Required packages that are not in the standard library.
     needs: Tuple[str, ...] = ()
 
 
@@ -83,14 +83,14 @@ def _nothing(_: Any) -> None:
 
 WORKLOADS: Dict[str, Workload] = {
     "tuples": Workload("1 M tuples of three ints", lambda: [(i, i + 1, i + 2) for i in range(1_000_000)], _nothing),
-    "fragmentation": Workload("500 k of 128 B, every other one replaced", lambda: _blocks(500_000, 128), _drop_and_refill),
+    "fragmentation": Workload("500 k of 128 B, every second one replaced", lambda: _blocks(500_000, 128), _drop_and_refill),
     "mixed": Workload("500 k of 8 to 512 B", _mixed, _nothing),
     "bulk": Workload("1 M of 48 B, one byte written to each", lambda: _blocks(1_000_000, 48), _write_first),
     "instances": Workload("500 k objects with three slots", lambda: [_Point(i) for i in range(500_000)], _nothing),
     "arena_pressure": Workload("10 times 200 k of 256 B", lambda: None, _pressure),
     "random_walk": Workload("1 M of 64 B, touched in random order", lambda: _blocks(1_000_000, 64), _walk),
     "churn": Workload(
-        "200 k of 64 B, 200 k times one more and the oldest gone",
+        "queue of 200 k of 64 B; 200 k times one added and the oldest removed",
         lambda: collections.deque(_blocks(200_000, 64)),
         _append_and_pop,
     ),
@@ -104,15 +104,15 @@ def programs(name: str) -> Dict[str, Workload]:
     """The programs of a set: workloads, real or ordinary."""
     if name == "workloads":
         return WORKLOADS
-    # By its path where this file is run by its own, with an interpreter that has no such package.
+    # Without the package if this file is run directly, with an interpreter that does not have the package.
     module = importlib.import_module("._" + name, __package__) if __package__ else importlib.import_module("_" + name)
     found: Dict[str, Workload] = module.PROGRAMS
     return found
 
 
 def run(workload: Workload, arm: str, folder: str = ".", collector: bool = False, again_s: float = 0.0) -> Dict[str, Any]:
-    """One run. Times in seconds, memory in bytes. With `again_s`, what is done is done again for so long, three times at least, and
-    the median counts: what a pause of the machine does to a short program is not what is asked."""
+    """One run. Times in seconds, memory in bytes. With `again_s`, the use is repeated for that long, at least three times, and its
+    median counts, so that a pause of the machine does not distort a short program."""
     mode, _, settings = arm.partition(":")
     chosen = {k: int(v) for k, _, v in (part.partition("=") for part in settings.split(",") if part)}
     hugepages: Any = None
@@ -130,7 +130,7 @@ def run(workload: Workload, arm: str, folder: str = ".", collector: bool = False
     built = workload.build(*arguments)
     built_at = time.perf_counter()
     if mode == "collapse":
-        # Part of the price: it is paid between building and using.
+        # It happens between building and using, and its time is included in the total.
         hugepages.enable("collapse")
     uses: List[float] = []
     begun_at = built_at
@@ -164,14 +164,14 @@ def _memory() -> Dict[str, int]:
             name, _, rest = line.partition(":")
             if rest.endswith("kB\n"):
                 fields[name] = int(rest.split()[0]) << 10
-    # Absent in kernels without hugetlbfs, where they are truly none.
+    # Kernels without hugetlbfs do not have these fields; the value is then 0.
     reserved = fields.get("Private_Hugetlb", 0) + fields.get("Shared_Hugetlb", 0)
-    # Reserved pages are no part of the resident set as the kernel counts it.
+    # The kernel does not count reserved pages in the resident set.
     return {"resident_bytes": fields["Rss"] + reserved, "huge_bytes": fields["AnonHugePages"] + reserved}
 
 
 def probe(name: str) -> Dict[str, Any]:
-    """What this interpreter is, why a mode is refused here (None where it isn't), and what each program of the set lacks."""
+    """The kind of this interpreter, the reason why each mode is refused (None if it is not), and the missing packages of each program."""
     refusals: Dict[str, Optional[str]] = {}
     if __package__:
         from . import hugepages

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What counting costs a loop of json.loads: python/benches/count.py [--blocks N] [--json FILE], with the package installed.
+"""The cost of counting in a loop of json.loads: python/benches/count.py [--blocks N] [--json FILE]. The package must be installed.
 
-Fresh processes, interleaved: a block holds every arm once and the plain loop twice, in shuffled order. An arm's cost is the median
-over the blocks of its time over the geometric mean of the two plain ones, with the exact 95 % interval of a median; beside it
-stands plain against plain. Without memray installed its arms are left out.
+Every run is a new process. A block has one run of every arm and two of the plain loop, in random order. The cost of an arm is the
+median over the blocks of its time divided by the geometric mean of the two plain times, with the exact 95 % interval of a median.
+The output also compares plain with plain. If memray is not installed, its arms are skipped.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def timed(n=%d):
     return clock() - start
 """
 
-#: What each does around the loop.
+#: The code of each arm around the loop.
 ARMS = {
     "plain": "print(timed())",
     "plain again": "print(timed())",
@@ -72,7 +72,7 @@ def run(arm, loops):
 
 
 def interval(values):
-    """The exact interval of a median, of at least 95 %: two ends of the sorted values, or None of too few."""
+    """The exact interval of a median, with at least 95 % confidence: two of the sorted values, or None if there are too few."""
     values, n = sorted(values), len(values)
     below = [sum(math.comb(n, k) for k in range(end + 1)) / 2**n for end in range(n // 2)]
     ends = [end for end, chance in enumerate(below) if chance <= 0.025]
@@ -82,15 +82,15 @@ def interval(values):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--blocks", type=int, default=15, help="(default: %(default)s)")
-    parser.add_argument("--loops", type=int, default=20_000, help="of a run (default: %(default)s)")
+    parser.add_argument("--loops", type=int, default=20_000, help="loops per run (default: %(default)s)")
     parser.add_argument("--arms", default=";".join(ARMS), help="separated by semicolons (default: all)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", metavar="FILE", help="every run's seconds")
+    parser.add_argument("--json", metavar="FILE", help="write the seconds of every run to FILE")
     options = parser.parse_args()
     chosen = [arm for arm in ARMS if arm.startswith("plain") or arm in options.arms.split(";")]
     if importlib.util.find_spec("memray") is None:
         chosen = [arm for arm in chosen if not arm.startswith("memray")]
-        print("without memray: not installed", file=sys.stderr)
+        print("memray is not installed: its arms are skipped", file=sys.stderr)
     shuffle = random.Random(options.seed).shuffle
     blocks = []
     for _ in range(options.blocks):
@@ -101,7 +101,7 @@ def main():
     for arm in chosen:
         call = 1e6 * statistics.median(block[arm] for block in blocks) / options.loops
         if arm == "plain":
-            print("%-28s %8.2f us a call" % (arm, call))
+            print("%-28s %8.2f us per call" % (arm, call))
             continue
         if arm == "plain again":
             changes = [block[arm] / block["plain"] - 1 for block in blocks]
@@ -109,7 +109,7 @@ def main():
             changes = [block[arm] / math.sqrt(block["plain"] * block["plain again"]) - 1 for block in blocks]
         ends = interval(changes)
         between = "%+.1f %% to %+.1f %%" % (100 * ends[0], 100 * ends[1]) if ends else "too few blocks"
-        print("%-28s %8.2f us a call  %+7.1f %% (%s)" % (arm, call, 100 * statistics.median(changes), between))
+        print("%-28s %8.2f us per call  %+7.1f %% (%s)" % (arm, call, 100 * statistics.median(changes), between))
     if options.json:
         Path(options.json).write_text(json.dumps({"python": sys.version, "loops": options.loops, "blocks": blocks}))
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs the tests on every CPython here: python/tests/run.py WHEEL [INTERPRETER...].
+"""Runs the tests on every installed CPython: python/tests/run.py WHEEL [INTERPRETER...].
 
-Each gets a virtual environment of its own in a temporary folder, with the wheel in it, and what the tests try it beside where pip
-can have that: tests that want one of these say so and are skipped without. Without interpreters named, those of pyenv and
-python3.9 to python3.15 on the path. Exits with 1 if a test failed or no interpreter was found.
+Each interpreter gets its own virtual environment in a temporary folder, with the wheel and, if pip can install them, the packages that
+some tests need; without such a package its tests are skipped with a message. The default interpreters are those of pyenv, and
+python3.9 to python3.15 on the path. The exit status is 1 if a test failed or no interpreter was found.
 """
 
 import os
@@ -20,7 +20,7 @@ NEIGHBOURS = ("pytest", "memray", "gunicorn", "flask", "bottle", "fastapi")
 
 
 def version(interpreter):
-    """Its version where it is a CPython that the package is for, else None."""
+    """The version of an interpreter if it is a CPython that the package supports, else None."""
     script = "import sys, platform; print(platform.python_implementation(), *sys.version_info[:2])"
     try:
         run = subprocess.run([interpreter, "-c", script], capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -38,14 +38,14 @@ def interpreters():
     found = sorted(root.glob("versions/*/bin/python3"))
     for minor in range(OLDEST[1], NEWEST[1] + 1):
         name = shutil.which("python3.%d" % minor)
-        # A shim of pyenv names nothing that isn't in the list already.
+        # A shim of pyenv is a duplicate of an interpreter that is already in the list.
         if name and "shims" not in Path(name).parts:
             found.append(Path(name))
     return {os.path.realpath(path): str(path) for path in found if version(path)}.values()
 
 
 def environment(interpreter, wheel, folder):
-    """A virtual environment with the wheel in it: its interpreter."""
+    """Makes a virtual environment with the wheel, and returns its interpreter."""
     python = Path(folder, "bin/python")
     for command in (
         [interpreter, "-m", "venv", folder],
@@ -66,7 +66,7 @@ def test(interpreter, wheel):
         if subprocess.run([*install, *NEIGHBOURS], **quiet).returncode != 0:
             for package in NEIGHBOURS:
                 if subprocess.run([*install, package], **quiet).returncode != 0:
-                    print("without %s: pip can't install it here" % package, file=sys.stderr)
+                    print("pip cannot install %s here: its tests are skipped" % package, file=sys.stderr)
         command = [python, HERE.parents[1] / "tests" / "unittests.py"]
         variables = {**os.environ, "ALLOCWALL_TEST_WHEEL": wheel}
         return subprocess.run(command, cwd=HERE, env=variables, stdin=subprocess.DEVNULL).returncode == 0

@@ -1,5 +1,5 @@
-"""Counts against truths that are not the package's own: the interpreter's number of blocks, tracemalloc, known sizes, and calls
-made by hand through the interpreter's own functions. What touches the process's hooks runs in an interpreter of its own."""
+"""Compares counts with independent sources: the interpreter's number of blocks, tracemalloc, known sizes, and direct calls of the
+interpreter's own functions. Tests that change the hooks of the process run in a separate interpreter."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ DOMAINS = {"raw": "PyMem_Raw", "mem": "PyMem_", "obj": "PyObject_"}
 
 
 def of(counted, domain, largest):
-    """The size class, or zeros."""
+    """The values of a size class; zeros if it is empty."""
     for row in counted.size_classes:
         if row[:2] == (domain, largest):
             return row
@@ -38,7 +38,7 @@ def of(counted, domain, largest):
 
 
 class Python(unittest.TestCase):
-    """What Python code asks for."""
+    """Allocations by Python code."""
 
     def setUp(self):
         gc.collect()
@@ -91,7 +91,7 @@ class Python(unittest.TestCase):
         with counted:
             kept = work()
         after = sys.getallocatedblocks()
-        # Of pymalloc's alone: those of at most 512 bytes. The larger ones that stay are few, and known.
+        # Only pymalloc's blocks, of at most 512 bytes. The larger ones that stay are few, and known.
         large = sum(
             row.calls - row.reallocs - row.frees for row in counted.size_classes if row.largest > 512
         )
@@ -100,18 +100,18 @@ class Python(unittest.TestCase):
         self.assertGreater(blocks, 2000)
         self.assertEqual(len(kept), 1333)
 
-    def test_what_is_freed_is_the_blocks_own_or_older(self):
+    def test_frees_are_of_the_block_or_older(self):
         older = [bytes(100 + i) for i in range(50)]
         counted = allocwall.count()
         with counted:
             mine = bytes(1000)
             older.clear()
             del mine
-        # The list's own array went with its contents.
+        # The list's own array was freed with its contents.
         self.assertEqual((counted.older_frees, counted.frees - counted.calls, counted.live_bytes), (51, 51, 0), counted)
         self.assertEqual(of(counted, "obj", 2048).frees, 1)
 
-    def test_live_and_peak_are_of_what_the_block_allocated(self):
+    def test_live_and_peak_bytes_are_those_of_the_block(self):
         older = bytes(100_000)
         counted = allocwall.count()
         with counted:
@@ -123,7 +123,7 @@ class Python(unittest.TestCase):
         self.assertEqual((counted.peak_bytes, counted.live_bytes), (10_000 + head, 3_000 + head), counted)
         self.assertEqual(len(two), 3_000)
 
-    def test_what_fails_is_not_counted(self):
+    def test_failed_requests_are_not_counted(self):
         counted = allocwall.count()
         with counted:
             try:
@@ -183,7 +183,7 @@ class Python(unittest.TestCase):
 
 
 class Calls(unittest.TestCase):
-    """Allocator calls made by hand, in each domain. ctypes makes some of its own, so sizes are such as nothing else has."""
+    """Direct allocator calls in each domain. ctypes makes calls too, so these use sizes that do not occur otherwise."""
 
     def test_each_function_of_each_domain(self):
         for domain, prefix in DOMAINS.items():
@@ -338,7 +338,7 @@ class Together(unittest.TestCase):
             box.clear()
             after = counted.older_frees
         self.assertEqual(of(counted, "obj", 8192).calls, 0)
-        # And the list's array; 3.13 now and then frees what it kept of the thread.
+        # And the list's array; 3.13 sometimes frees data that it kept for the thread.
         self.assertIn(after - before, range(101, 105))
 
     def test_an_address_that_another_thread_gave_back_is_a_new_block(self):
@@ -389,7 +389,7 @@ class Together(unittest.TestCase):
             self.assertEqual(len(kept), 1000)
 
     def held_by_a_count_alone(self, at_its_end):
-        """Runs code whose last reference is then a count by line's, and whose end calls this."""
+        """Runs code to which then only a count by line has a reference; calls this when the code object is freed."""
 
         class Late:
             def __del__(self):
@@ -410,7 +410,7 @@ class Together(unittest.TestCase):
                 bytes(5000)
             seen.append(of(inner, "obj", 8192).calls)
 
-        # The next one begins, and another ends, on the thread that it began on.
+        # The next count begins, and another one ends, on the thread that it began on.
         for sweeps in ("begin", "end"):
             with self.subTest(sweeps):
                 outer = allocwall.count()
@@ -476,8 +476,8 @@ class Together(unittest.TestCase):
 
 
 class Believed:
-    """What a count must hold, by the definitions alone: a block is its own from when it is allocated while the count is active until
-    it is freed or resized; frees are counted while it is active."""
+    """A model of a count, from the definitions: a block belongs to the count if it is allocated while the count is active, until it is
+    freed or resized; frees are counted while the count is active."""
 
     def __init__(self):
         self.sums, self.live, self.peaks = {}, {}, {}
@@ -500,8 +500,8 @@ class Believed:
 
 
 class Play:
-    """Random calls by hand, in random domains, while counts begin, wait, go on and end in any order. All blocks are of more than
-    a MiB, which nothing else here asks for."""
+    """Random direct calls in random domains, while counts begin, wait, continue and end in any order. All blocks have more than
+    1 MiB, a size that no other code here allocates."""
 
     def __init__(self, case, seed):
         self.case, self.seed, self.random = case, seed, random.Random(seed)
@@ -530,7 +530,7 @@ class Play:
                 self.realloc()
             elif roll < 0.82 and len(self.counts) < 5:
                 counted = allocwall.count()
-                # Either a block, active until it ends, or a row of steps.
+                # Either a block that is active until it ends, or a series of steps.
                 if self.random.random() < 0.5:
                     counted.__enter__()
                     self.active.append(counted)
@@ -565,7 +565,7 @@ class Play:
             row = of(counted, *place)
             expected = [*believed.sums.get(place, [0] * 4), believed.live.get(place, 0), believed.peaks.get(place, 0)]
             self.case.assertEqual(list(row[2:]), expected, says)
-        # With what Python itself asked for meanwhile.
+        # Including the calls of Python itself meanwhile.
         for domain in DOMAINS:
             beside = counted.domains[domain].peak_bytes - believed.peaks.get(domain, 0)
             self.case.assertTrue(0 <= beside < 1 << 20, says)
@@ -625,7 +625,7 @@ class Functions(unittest.TestCase):
         def nothing():
             pass
 
-        # The first time of all, an interpreter before 3.11 makes the frame that it then keeps.
+        # At the first call, an interpreter before 3.11 makes a frame that it then keeps.
         nothing.__wrapped__()
         nothing()
         nothing()
@@ -641,7 +641,7 @@ class Functions(unittest.TestCase):
             raises()
         self.assertEqual((raises.counts.counts, of(raises.counts, "obj", 2048).calls), (1, 1))
 
-    def test_a_coroutines_steps_and_nobody_elses(self):
+    def test_only_the_coroutines_own_steps_are_counted(self):
         @allocwall.count()
         async def mine():
             kept = [bytes(1000)]
@@ -666,7 +666,7 @@ class Functions(unittest.TestCase):
         self.assertEqual(of(mine.counts, "obj", 4096).calls, 0)
         self.assertTrue(mine.counts.complete)
 
-    def test_what_a_coroutine_made_and_others_freed_while_it_waited(self):
+    def test_memory_of_a_coroutine_that_others_free_while_it_waits(self):
         box = []
 
         @allocwall.count()
@@ -684,7 +684,7 @@ class Functions(unittest.TestCase):
 
         asyncio.run(main())
         row = of(mine.counts, "obj", 2048)
-        # It is gone, and not by this coroutine.
+        # It was freed, but not by this coroutine.
         self.assertEqual((row.calls, row.frees, row.live_bytes), (1, 0, 0))
 
     def test_a_coroutine_that_is_cancelled_or_raises(self):
@@ -714,7 +714,7 @@ class Functions(unittest.TestCase):
             asyncio.run(raises())
         self.assertEqual(raises.counts.counts, 1)
 
-    def test_a_with_block_around_an_await_counts_what_the_thread_does(self):
+    def test_a_with_block_around_an_await_counts_the_whole_thread(self):
         async def others():
             [bytes(3000) for _ in range(10)]
 
@@ -930,7 +930,7 @@ class Processes(unittest.TestCase):
 
 
 class Neighbours(unittest.TestCase):
-    """Others who hook the allocators."""
+    """Other hooks in the allocators."""
 
     KNOWN = """
         import gc; gc.disable()

@@ -1,4 +1,4 @@
-"""Routes as real frameworks leave them to the middlewares. Skipped, each, where the framework isn't installed."""
+"""The routes that real frameworks leave for the middlewares. Each test is skipped if its framework is not installed."""
 
 import asyncio
 import importlib.util
@@ -9,7 +9,7 @@ from allocwall import asgi, wsgi
 
 from test_count import of
 
-#: What each endpoint asks for, beside what the framework does.
+#: The number of allocations by each endpoint, in addition to those of the framework.
 BLOCKS = 7
 
 
@@ -23,7 +23,7 @@ def needs(package):
 
 class Frameworks(unittest.TestCase):
     def check(self, app, route, get):
-        """Two items, and a path that isn't there."""
+        """Requests two items, and a path that does not exist."""
         self.assertEqual([get(app, path) for path in ("/items/1", "/items/2", "/none")], [200, 200, 404])
         self.assertEqual({name: totals.counts for name, totals in app.routes.items()}, {route: 2, "GET (no route)": 1})
         totals = app.routes[route]
@@ -32,7 +32,7 @@ class Frameworks(unittest.TestCase):
         self.assertLess(of(app.routes["GET (no route)"], "obj", 8192).calls, BLOCKS)
 
     def check_wsgi(self, app, rule):
-        """Of applications with a decorator for routes."""
+        """For applications with a decorator for routes."""
 
         @app.route(rule)
         def item(item):
@@ -107,7 +107,7 @@ class Frameworks(unittest.TestCase):
 
         app = Starlette(routes=[Route("/items/{item}", item)])
         counted = asgi.CountAllocations(app)
-        # Older ones leave the endpoint alone.
+        # Older versions leave only the endpoint.
         self.over_asgi(counted, "/items/1")
         (route,) = counted.routes
         self.assertIn(route, ("GET /items/{item}", "GET %s.%s" % (item.__module__, item.__qualname__)))

@@ -1,4 +1,4 @@
-"""The package in fresh interpreters: each test's body is a script that one of them runs to its end."""
+"""The package in new interpreters: the body of each test is a script that a new interpreter runs."""
 
 import ast
 import inspect
@@ -20,7 +20,7 @@ TRANSPARENT = _native.transparent_refusal()
 
 
 def python(script, *arguments, **environment):
-    """Runs a script to its end. Its standard output; a failure is the test's."""
+    """Runs a script and returns its standard output. If the script fails, the test fails."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHONMALLOC", "ALLOCWALL"))}
     run = subprocess.run(
         [sys.executable, *arguments, "-c", textwrap.dedent(script)],
@@ -60,7 +60,7 @@ class Working(unittest.TestCase):
             assert all(o == b"%d" % i * 20 for i, o in enumerate(objects))
         """)
 
-    def test_the_first_slab_tells_what_small_pages_cost(self):
+    def test_the_first_slab_measures_the_price_of_small_pages(self):
         python("""
             from allocwall import hugepages
             hugepages.enable()
@@ -71,7 +71,7 @@ class Working(unittest.TestCase):
             assert small == 1 + status["fallbacks"]["dear"], status
         """)
 
-    def test_what_is_freed_goes_back_to_the_system(self):
+    def test_freed_memory_returns_to_the_system(self):
         python("""
             import gc
             from allocwall import hugepages
@@ -84,7 +84,7 @@ class Working(unittest.TestCase):
             assert after["slabs_released"] + after["slabs"] == after["slabs_mapped"], after
         """)
 
-    def test_a_heap_that_goes_up_and_down_stops_paying_for_it(self):
+    def test_a_heap_that_grows_and_shrinks_pays_only_once(self):
         python("""
             from allocwall import hugepages
             hugepages.enable(keep_mib=64)
@@ -98,7 +98,7 @@ class Working(unittest.TestCase):
             assert hugepages.status()["slabs_reused"] > 0
         """)
 
-    def test_what_is_kept_by_default_is_a_slab_and_a_share_of_those_in_use(self):
+    def test_by_default_one_slab_and_a_share_of_those_in_use_are_kept(self):
         python("""
             from allocwall import hugepages
             hugepages.enable()
@@ -123,7 +123,7 @@ class Working(unittest.TestCase):
                     return int(file.read().split()[1]) << 12
             before = resident()
             dice = random.Random(1)
-            # What comes together goes together, and in no order.
+            # Each group is allocated together and freed together, in random order.
             groups = [[bytearray(200) for _ in range(3_000)] for _ in range(150)]
             for n in range(len(groups)):
                 if dice.random() > 0.1:
@@ -136,7 +136,7 @@ class Working(unittest.TestCase):
         stock, _ = python(script % False).split()
         ours, trims = python(script % True).split()
         self.assertGreater(int(trims), 0)
-        # 5 %, a slab of idle arenas, one that is kept, and the rest of the last one.
+        # 5 %, one slab of idle arenas, one kept slab, and the rest of the last slab.
         self.assertLess(int(ours), 1.05 * int(stock) + 3 * 2**21, trims)
 
     def test_nothing_is_kept_where_nothing_may_be(self):
@@ -207,7 +207,7 @@ class Working(unittest.TestCase):
             stock, ours = (
                 min(int(python(script % (on, objects))) for _ in range(3)) for on in (False, True)
             )
-            # Resident memory of two fresh processes differs by some pages whatever is measured.
+            # The resident memory of two new processes always differs by some pages.
             self.assertLessEqual(ours - stock, 2 * MIB + 300_000, (objects, stock, ours))
 
     def test_threads(self):
@@ -228,7 +228,7 @@ class Working(unittest.TestCase):
             assert hugepages.status()["misplaced_frees"] == 0
         """)
 
-    def test_forked_children_go_on_with_what_they_inherited(self):
+    def test_forked_children_continue_with_the_inherited_state(self):
         python("""
             import gc, os, threading
             from allocwall import hugepages
@@ -259,7 +259,7 @@ class Working(unittest.TestCase):
             assert all(o == b"%d" % i * 10 for i, o in enumerate(objects))
         """, "-W", "ignore::DeprecationWarning")
 
-    def test_children_collapse_what_they_split_where_asked(self):
+    def test_children_collapse_split_pages_if_requested(self):
         script = """
             import os
             from allocwall import hugepages
@@ -379,7 +379,7 @@ class Working(unittest.TestCase):
             del objects
         """, "-X", "dev")
 
-    def test_collapse_makes_huge_what_is_there(self):
+    def test_collapse_moves_existing_memory_to_huge_pages(self):
         python("""
             from allocwall import hugepages
             objects = [bytearray(b"%d" % i) * 20 for i in range(300_000)]
@@ -390,7 +390,8 @@ class Working(unittest.TestCase):
                 raise SystemExit
             status = hugepages.status()
             assert status["mode"] == "collapse" and "arenas" not in status, status
-            # How many aligned 2 MiB lie within one mapping is the layout's chance: the 60 MiB have 10 at times.
+            # The number of aligned 2 MiB ranges within one mapping depends on the layout: the 60 MiB sometimes have
+            # only 10.
             assert status["collapsed"]["pages"] > 0 or status["collapsed"]["failed"], status
             assert all(o == b"%d" % i * 20 for i, o in enumerate(objects))
         """)
@@ -485,7 +486,7 @@ class Refusals(unittest.TestCase):
             sys, "version_info", (3, 15, 0)
         ), mock.patch.dict(os.environ, PYTHON_PYMALLOC_HUGEPAGES="1"):
             self.assertEqual(self.refusal().reason, "own_switch")
-            # Off, its arenas have 2 MiB all the same.
+            # With the option off, its arenas still have 2 MiB.
             del os.environ["PYTHON_PYMALLOC_HUGEPAGES"]
             self.assertIsNone(hugepages._own_switch())
             self.assertEqual(hugepages._arena_bytes(), 2 * MIB)
@@ -509,7 +510,7 @@ class Refusals(unittest.TestCase):
             self.assertIn("unset PYTHONMALLOC", python(script, PYTHONMALLOC=name))
         for name in ("pymalloc", "pymalloc_debug", "debug", "default"):
             self.assertEqual(python(script, PYTHONMALLOC=name), TRANSPARENT or "", name)
-        # The variable is not obeyed, so it refuses nothing.
+        # The interpreter ignores the variable, so nothing is refused.
         self.assertEqual(python(script, "-E", PYTHONMALLOC="malloc"), TRANSPARENT or "")
 
     def test_the_kernel_says_never(self):
@@ -545,7 +546,7 @@ class Starting(unittest.TestCase):
     MODE = "import sys, allocwall; print(allocwall.hugepages.status()['mode'])"
 
     def test_nothing_is_imported_without_the_variable(self):
-        # 3.15 imports _allocwall_start, whatever the variable says.
+        # 3.15 imports _allocwall_start for any value of the variable.
         script = "import sys; print(any(name.startswith('allocwall') for name in sys.modules))"
         for environment in ({}, {"ALLOCWALL_HUGEPAGES": ""}, {"ALLOCWALL_HUGEPAGES": "0"}):
             self.assertEqual(python(script, **environment), "False\n", environment)
@@ -560,12 +561,12 @@ class Starting(unittest.TestCase):
         self.assertEqual(python(self.MODE, ALLOCWALL_HUGEPAGES="1"), "thp\n")
         self.assertEqual(python(self.MODE, ALLOCWALL_HUGEPAGES="auto"), "auto\n")
 
-    def test_a_variable_that_says_nothing_known_is_silent_and_told_by_status(self):
+    def test_an_unknown_value_of_the_variable_is_silent_and_reported_by_status(self):
         script = "import allocwall; print(allocwall.hugepages.status()['refused'][0])"
         for value in ("yes", "hugetlb"):
             self.assertEqual(python(script, ALLOCWALL_HUGEPAGES=value), "variable\n")
 
-    def test_what_is_refused_at_start_is_silent(self):
+    def test_a_refusal_at_start_is_silent(self):
         script = "import allocwall; print(allocwall.hugepages.status()['refused'][0])"
         self.assertEqual(python(script, ALLOCWALL_HUGEPAGES="1", PYTHONMALLOC="malloc"), "no_pymalloc\n")
 
@@ -602,7 +603,7 @@ class Starting(unittest.TestCase):
         self.assertEqual(run.returncode, 0, run.stderr)
         self.assertIn("usage", run.stdout)
 
-    def test_run_says_what_was_refused_and_goes_on_unless_required(self):
+    def test_run_reports_a_refusal_and_continues_unless_required(self):
         with tempfile.TemporaryDirectory() as folder:
             program = Path(folder, "app.py")
             program.write_text("print('ran')\n")
@@ -625,7 +626,7 @@ class Stubs(unittest.TestCase):
         self.compare(tree, _native, {name for name in dir(_native) if not name.startswith("_")})
 
     def compare(self, tree, built, names):
-        """Declarations against what was built: names, and the parameters of each function."""
+        """Compares the declarations with the built module: names, and the parameters of each function."""
         declared = {node.name: node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
         self.assertEqual({name for name in declared if not name.startswith("_")}, names)
         for name, node in declared.items():
@@ -636,7 +637,7 @@ class Stubs(unittest.TestCase):
                 continue
             decorators = {decorator.id for decorator in node.decorator_list}
             if name.startswith("_") or decorators == {"property"}:
-                # Special methods have no signature of their own.
+                # Special methods have no signature.
                 self.assertTrue(hasattr(built, name), name)
                 continue
             parameters = inspect.signature(getattr(built, name)).parameters.values()

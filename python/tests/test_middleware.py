@@ -1,4 +1,4 @@
-"""Totals by route: applications of both kinds, made by hand so that it is known what each asks for."""
+"""Totals by route: hand-written applications of both kinds, whose allocations are known."""
 
 import asyncio
 import threading
@@ -117,7 +117,7 @@ class Wsgi(unittest.TestCase):
         totals = app.routes["GET /items/<n>"]
         self.assertEqual((totals.counts, of(totals, "obj", 2048).calls), (4, 4 * 5))
 
-    def test_the_servers_start_of_the_answer_is_not_counted_and_what_follows_is(self):
+    def test_start_response_is_not_counted_and_the_rest_is(self):
         def inner(environ, start_response):
             write = start_response("200 OK", [])
             write(bytes(1000))

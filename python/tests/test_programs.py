@@ -1,4 +1,4 @@
-"""What `allocwall bench obmalloc` runs: that the programs do what they say, and that the probe tells the truth."""
+"""The programs of `allocwall bench obmalloc`: they do what their descriptions say, and the probe is correct."""
 
 import json
 import subprocess
@@ -52,7 +52,7 @@ class Programs(unittest.TestCase):
                 path = _real._file(folder, "x", lambda file: written.append(file.write(b"y")))
             self.assertEqual((Path(path).read_bytes(), len(written)), (b"y", 1))
 
-    def test_what_is_missing_is_named(self):
+    def test_missing_packages_are_reported(self):
         program = _workloads.Workload("", list, len, needs=("json", "no_such_package"))
         with unittest.mock.patch.object(_workloads, "WORKLOADS", {"x": program}):
             told = _workloads.probe("workloads")

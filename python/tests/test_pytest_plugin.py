@@ -1,4 +1,4 @@
-"""The plugin, in a pytest of its own: a budget that is met, and the same test one allocation over."""
+"""The plugin, in a separate pytest: a budget that is met, and the same test with one allocation more than its budget."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""The short form of what reliability/ does at length; the sanitizer, which needs a build of its own, is there alone."""
+"""Short forms of the scripts in reliability/. The sanitizer is not included, because it needs a separate build."""
 
 import subprocess
 import sys

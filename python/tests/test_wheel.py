@@ -1,4 +1,4 @@
-"""What pip has laid down: the program beside the interpreter, and a tag that holds for all of it."""
+"""What pip has installed: the program next to the interpreter, and a tag that is correct for all files."""
 
 import os
 import platform
@@ -31,7 +31,7 @@ class Program(unittest.TestCase):
         answer = run(PROGRAM, "--version")
         self.assertEqual((answer.returncode, answer.stdout), (0, "allocwall %s\n" % metadata.version("allocwall")), answer.stderr)
 
-    def test_it_is_whole(self):
+    def test_the_wheel_is_complete(self):
         answer = run(PROGRAM, "list")
         self.assertEqual((answer.returncode, answer.stderr), (0, ""))
         self.assertIn("jemalloc", answer.stdout)
@@ -51,15 +51,16 @@ class Tag(unittest.TestCase):
     def test_it_names_a_glibc_that_everything_in_the_wheel_runs_on(self):
         named = re.search(r"manylinux_2_(\d+)_", self.tag)
         if not named:
-            self.skipTest("built for this machine alone: %s" % self.tag)
-        # Versions of symbols stand by name in the string tables (ELF's .dynstr), in an embedded library's too.
+            self.skipTest("built for this machine only: %s" % self.tag)
+        # The names of symbol versions are in the string tables (ELF's .dynstr), also in those of embedded libraries.
         needed = {
             path.name: max((int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)\0", path.read_bytes())), default=0)
             for path in (PROGRAM, *Path(allocwall.__file__).parent.glob("*.so"))
         }
         self.assertEqual(len(needed), 2, needed)
         self.assertLessEqual(max(needed.values()), int(named.group(1)), needed)
-        # One release of glibc more than is needed would keep it from machines that could run it; tags skip some.
+        # A tag for a newer glibc than needed would exclude machines that could run it. There is no tag for some
+        # versions.
         self.assertLessEqual(int(named.group(1)) - max(needed.values()), 7, needed)
 
     def test_one_wheel_is_for_every_cpython(self):

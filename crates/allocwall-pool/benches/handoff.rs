@@ -1,20 +1,24 @@
-//! What it costs to hand an object of 64 bytes to another CPU: nanoseconds on each side, and saturated throughput.
+//! The cost of handing an object of 64 bytes to another CPU: nanoseconds on each side, and throughput at full load.
 //!
-//! `RUSTFLAGS='--cfg rivals' cargo bench -p allocwall-pool --bench handoff [-- OWNER_CPU CONSUMER_CPU]`; wants two CPUs to itself.
-//! About a minute. Without the flag mimalloc, snmalloc and sharded-slab aren't built, nor measured.
+//! `RUSTFLAGS='--cfg rivals' cargo bench -p allocwall-pool --bench handoff [-- OWNER_CPU CONSUMER_CPU]`. It needs two
+//! idle CPUs and about a minute. Without the flag, mimalloc, snmalloc and sharded-slab are neither built nor
+//! measured.
 //!
-//! *alloc*: the owner makes and writes 1,024 objects, whose lines the consumer had before, one after the other; the consumer has
-//! freed the last 1,024 *in the order* in which it got them, or *shuffled*. *free*: the consumer, which has read them, frees them.
-//! *handed over*: through a ring of 1,024, both at full speed.
+//! *alloc*: the owner makes and writes 1,024 objects, one after the other, whose cache lines the consumer had before.
+//! The consumer has freed the last 1,024 objects *in the order* in which it got them, or *shuffled*. *free*: the
+//! consumer frees the objects, which it has read. *handed over*: through a ring of 1,024 entries, with both sides at
+//! full speed.
 //!
-//! Each figure is the median of interleaved rounds; each way comes at each place in its turn. Ratios are taken within a round, and
-//! have the order statistics about their median that hold it with 95 % (exact, binomial). The first line has no allocator: the
-//! same writes into slots in turn, whatever order they came back in. It is no floor: most of the time goes to fetching lines
-//! from the other CPU, and that depends on the order in which both sides come to them.
+//! Each figure is the median of interleaved rounds; the order of the ways rotates. Ratios are computed within a
+//! round; their 95 % intervals are order statistics around the median (exact, binomial). The first line has no
+//! allocator: the same writes into slots in turn, whatever the order of their return. It is not a lower bound: most
+//! of the time is spent on fetching lines from the other CPU, and that depends on the order in which both sides
+//! access them.
 //!
-//! What flatters: no work between, so lines move in bulk. What flatters the general allocators: they are asked for 64 bytes
-//! without alignment, so objects may share lines; *malloc, aligned* is asked for what the pools give. The allocators are called
-//! directly, by the same interface, and none is the process's own but malloc.
+//! Limits of the comparison: there is no other work, so lines move in bulk, and all figures look better than in a
+//! program. The general allocators are called for 64 bytes without alignment, so objects may share lines, which
+//! favours them; *malloc, aligned* requests the alignment of the pools. All allocators are called directly through
+//! the same interface; only malloc is the allocator of the process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::UnsafeCell;
@@ -36,7 +40,7 @@ const PHASES: usize = 300;
 const HANDED: usize = 400_000;
 const ROUNDS: usize = 21;
 
-/// Something that travels to the consumer, which reads it there.
+/// An object that is sent to the consumer, which reads it.
 trait Object: Send {
     fn read(&self) -> u64;
 }
@@ -59,7 +63,7 @@ impl Object for Batched<Order> {
     }
 }
 
-/// Travels in the queue itself.
+/// Sent by value in the queue itself.
 impl Object for Order {
     #[inline]
     fn read(&self) -> u64 {
@@ -70,7 +74,7 @@ impl Object for Order {
 #[repr(align(64))]
 struct Line(UnsafeCell<Order>);
 
-/// In a slot that is simply used in turn.
+/// In a slot of an array that is used in turn, without an allocator.
 struct InTurn(&'static Line);
 
 // SAFETY: the phases never have a slot on both sides.
@@ -79,7 +83,7 @@ unsafe impl Send for InTurn {}
 impl Object for InTurn {
     #[inline]
     fn read(&self) -> u64 {
-        // SAFETY: as above.
+        // SAFETY: the phases never have a slot on both sides.
         ends(unsafe { &*self.0.0.get() })
     }
 }
@@ -122,7 +126,7 @@ impl General for Snmalloc {
 
 struct Owned<G: General>(NonNull<Order>, PhantomData<G>);
 
-// SAFETY: it owns its memory, and allocators take it back from any thread.
+// SAFETY: it owns its memory, and the allocators accept frees from any thread.
 unsafe impl<G: General> Send for Owned<G> {}
 
 impl<G: General> Owned<G> {
@@ -132,7 +136,7 @@ impl<G: General> Owned<G> {
 
     #[inline]
     fn new(order: Order) -> Option<Self> {
-        // SAFETY: 64 bytes.
+        // SAFETY: the size is 64 bytes, not zero.
         let at = NonNull::new(unsafe { G::IT.alloc(Self::layout()) })?.cast();
         // SAFETY: just allocated.
         unsafe { at.write(order) };
@@ -143,7 +147,7 @@ impl<G: General> Owned<G> {
 impl<G: General> Object for Owned<G> {
     #[inline]
     fn read(&self) -> u64 {
-        // SAFETY: its own.
+        // SAFETY: the object owns this memory.
         ends(unsafe { self.0.as_ref() })
     }
 }
@@ -151,7 +155,7 @@ impl<G: General> Object for Owned<G> {
 impl<G: General> Drop for Owned<G> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: from `alloc`, with the same layout, once.
+        // SAFETY: from `alloc` with the same layout, and freed once.
         unsafe { G::IT.dealloc(self.0.as_ptr().cast(), Self::layout()) };
     }
 }
@@ -175,14 +179,16 @@ fn pin(cpu: usize) {
     }
 }
 
-/// In lines of its own: what one CPU writes on its way must not lie beside what the other polls.
+/// Aligned to cache lines of its own: data that one CPU writes must not share a line with data that the other CPU
+/// polls.
 #[repr(align(128))]
 struct Apart<T>(T);
 
-// The measured loops are out of line, so that every way's is compiled alone, as in a program that has one of them; what is read
-// goes where the compiler can't see. What is stored is hidden from it in a register: an order hidden in memory, written by words and
-// copied by vectors, stalls each copy until all earlier stores have left for the cache (a failed store forwarding: Intel's
-// Optimization Reference Manual), which is 20 to 100 ns an order here or nothing, as the compiler happens to copy.
+// The measured loops are not inlined, so that the loop of every way is compiled separately, as in a program with only
+// one. Values that are read go to `black_box`. Values that are stored are hidden in a register. If the object were
+// hidden in memory, written by words and copied by vectors, each copy would stall until all earlier stores have
+// reached the cache (a failed store forwarding: Intel's Optimization Reference Manual). That costs 20 to 100 ns per
+// object or nothing, depending on how the compiler copies.
 
 #[inline(never)]
 fn make_all<O>(make: &mut impl FnMut(Order) -> Option<O>, shelf: &mut Vec<O>) -> f64 {
@@ -252,7 +258,7 @@ fn median(mut of: Vec<f64>) -> f64 {
     of[of.len() / 2]
 }
 
-/// Nanoseconds an allocation and a free, each side in its turn.
+/// Nanoseconds per allocation and per free, with the sides running one after the other.
 fn phased<O: Object>(
     cpus: [usize; 2],
     shuffled: bool,
@@ -295,7 +301,7 @@ fn phased<O: Object>(
     })
 }
 
-/// Millions of objects a second, both sides at once.
+/// Millions of objects per second, with both sides running at once.
 fn saturated<O: Object>(
     cpus: [usize; 2],
     make: &mut impl FnMut(Order) -> Option<O>,
@@ -344,7 +350,7 @@ fn in_turn(cpus: [usize; 2]) -> Figures {
     let mut make = Apart(move |order| {
         let slot = &slots[at % CAPACITY];
         at += 1;
-        // SAFETY: three batches pass before a slot's next turn.
+        // SAFETY: three batches pass before a slot is used again.
         unsafe { *slot.0.get() = order };
         Some(InTurn(slot))
     });
@@ -418,8 +424,9 @@ const WAYS: &[(&str, Way)] = &[
 ];
 const RETURNED: &str = "pool, returner";
 
-/// The ranks, from 0, of the order statistics between which the median of so many lies with at least 95 %: the largest `low`
-/// for which fewer than `low + 1` heads in so many tosses have at most 2.5 %.
+/// The ranks, from 0, of the two order statistics of `n` values that contain the median with at least 95 %
+/// confidence: the largest `low` for which the probability of fewer than `low + 1` heads in `n` tosses is at most 2.5
+/// %.
 fn ranks(n: usize) -> (usize, usize) {
     let (mut low, mut tail, mut term) = (0, 0.0, 0.5f64.powi(n as i32));
     loop {
@@ -476,8 +483,8 @@ fn main() {
     let pool = WAYS
         .iter()
         .position(|(name, _)| *name == RETURNED)
-        .expect("it is there");
-    println!("{RETURNED} against each: times as many handed over in the same round, median (95 %)");
+        .expect("the list contains it");
+    println!("{RETURNED}: throughput relative to each of the others in the same round, median (95 %)");
     let ours = column(pool, 4);
     for (way, (name, _)) in WAYS.iter().enumerate().filter(|(way, _)| *way != pool) {
         let ratios = ours.iter().zip(column(way, 4)).map(|(ours, other)| ours / other);

@@ -204,7 +204,7 @@ fn a_returner_takes_the_place_of_one_that_left() {
 }
 
 #[test]
-fn shards_are_told_apart() {
+fn objects_return_to_their_own_shard() {
     model(|| {
         let (mut pools, mut homes) = sharded(2, 1, 1).unwrap();
         let objects = [0, 1].map(|at| pools[at].alloc(value(at)).unwrap());

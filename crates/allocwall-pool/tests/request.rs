@@ -33,7 +33,7 @@ unsafe impl GlobalAlloc for Counting {
 static COUNTING: Counting = Counting;
 
 #[test]
-fn what_fits_is_stored_and_what_does_not_comes_back() {
+fn a_value_that_does_not_fit_is_returned() {
     let arena = RequestArena::new(4096).unwrap();
     assert!(arena.capacity() > 4096 - 128 && arena.capacity() < 4096);
     let calls = CALLS.get();

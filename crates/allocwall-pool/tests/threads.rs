@@ -229,7 +229,7 @@ const SLOT: usize = if cfg!(miri) { 4096 } else { 64 };
 const PER_CHUNK: usize = CHUNK / SLOT - 1;
 
 #[test]
-fn a_pool_over_memory_uses_what_is_aligned() {
+fn a_pool_over_memory_uses_the_aligned_part() {
     let mut pool = Pool::<[u8; SLOT]>::over(told(CHUNKS * CHUNK).0).unwrap();
     assert!(((CHUNKS - 1) * PER_CHUNK..=CHUNKS * PER_CHUNK).contains(&pool.capacity()));
     let mut all: Vec<_> = std::iter::from_fn(|| pool.alloc([1; SLOT]).ok()).collect();
@@ -319,7 +319,7 @@ fn slots_have_the_alignment_of_their_type_and_a_line_of_their_own() {
 }
 
 #[test]
-fn what_can_not_be_built_says_so() {
+fn constructors_return_errors() {
     assert_eq!(Pool::<u8>::new(0).unwrap_err(), BuildError::NoCapacity);
     assert_eq!(
         Pool::<u8>::growable(2, 1).unwrap_err().to_string(),

@@ -242,7 +242,7 @@ fn glibc_s_own_heap_stays_empty() {
 }
 
 #[test]
-fn promises_hold_and_blocks_keep_what_is_in_them() {
+fn calls_behave_as_documented_and_blocks_keep_their_content() {
     let place = Place::new();
     let (Some(calls), Some(life), Some(plugin)) = (
         compiled(place.path(), "calls.c", &[]),

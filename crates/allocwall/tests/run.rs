@@ -320,7 +320,11 @@ fn place_is_as_asked() {
     let all = status("none");
     let first: String = all.chars().take_while(char::is_ascii_digit).collect();
     assert_eq!(status(&format!("cpus={first}")), first);
-    refused(&["run", "--with", "cpus=60000", "--", "true"], 1, "no CPU 60000");
+    refused(
+        &["run", "--with", "cpus=60000", "--", "true"],
+        1,
+        "CPU 60000 is not online",
+    );
     refused(&["run", "--with", "nodes=1000", "--", "true"], 1, "1000");
     let output = tool(&[
         "run",

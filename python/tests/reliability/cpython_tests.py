@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""CPython's own tests of what touches memory, processes and threads, with the hook on and off: cpython_tests.py [--short] [MODULE...].
+"""CPython's own tests of memory, processes and threads, with the hook on and off: cpython_tests.py [--short] [MODULE...].
 
-A test that fails with it on alone is run once more both ways, and is ours if it fails again only there. Modules that this
-interpreter doesn't ship are named, as are tests that fail both ways.
+A test that fails only with the hook on is run once more in both ways. It counts as a failure if it fails again only with the hook. The
+output also lists modules that this interpreter does not include, and tests that fail in both ways.
 """
 
 import argparse
@@ -32,7 +32,7 @@ MODULES = (
 )
 SHORT = ("test_gc", "test_embed")
 
-# Says at its end how many arenas were handed out: none would prove nothing.
+# At its end it prints how many arenas were handed out: if there were none, the test proves nothing.
 DRIVER = """
 import atexit, json, os, sys
 report, pid = sys.argv.pop(1), os.getpid()
@@ -48,7 +48,7 @@ main()
 
 
 def run(module, on):
-    """The tests that failed, by name, and how many there were. What ends the process is a failure of its own."""
+    """The names of the failed tests, and the number of tests. If the process ends early, that is a failure too."""
     with tempfile.TemporaryDirectory() as folder:
         report, results = Path(folder, "status.json"), Path(folder, "results.xml")
         environment = {k: v for k, v in os.environ.items() if not k.startswith("ALLOCWALL")}
@@ -93,23 +93,23 @@ def main():
     options = parser.parse_args()
     wanted = options.modules or (SHORT if options.short else MODULES)
     if find_spec("test") is None or find_spec("test.libregrtest") is None:
-        print("cpython_tests: skipped: this interpreter has no tests of its own")
+        print("cpython_tests: skipped: this interpreter does not include CPython's tests")
         return 0
     there = [module for module in wanted if find_spec("test." + module)]
     total, bad = 0, False
-    # They wait more than they compute.
+    # The tests wait more than they compute.
     with ThreadPoolExecutor(4) as workers:
         for module, count, ours, both, once, talk in workers.map(compared, there):
             total += count
-            for words, tests in (("fails with it off too", both), ("failed once with it on, and not again", once)):
+            for words, tests in (("also fails with the hook off", both), ("failed once with the hook on, but not again", once)):
                 for test in sorted(tests):
                     print("  %s: %s" % (words, test))
             for test in sorted(ours):
                 bad = True
-                print("  FAILED with it on alone: %s\n%s" % (test, talk[-3000:]))
+                print("  FAILED only with the hook on: %s\n%s" % (test, talk[-3000:]))
     absent = [module for module in wanted if module not in there]
     print(
-        "cpython_tests: %d tests of %s%s" % (total, " ".join(there), "; not shipped: " + " ".join(absent) if absent else ""),
+        "cpython_tests: %d tests of %s%s" % (total, " ".join(there), "; not included: " + " ".join(absent) if absent else ""),
         flush=True,
     )
     return 1 if bad else 0

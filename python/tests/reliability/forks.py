@@ -10,12 +10,12 @@ from pathlib import Path
 
 from harness import MIB, fresh, main, resident, succeeded
 
-# Alive at once, of each of the two threads that fork.
+# The number of children alive at once, for each of the two threads that fork.
 ALIVE = 4
 
 
 def storm(short):
-    """Children of a process whose other threads are in the middle of allocating."""
+    """Forks children from a process whose other threads are allocating."""
     return succeeded(fresh("forks", "_storm", 100 if short else 2_000)).strip()
 
 
@@ -68,7 +68,7 @@ def _storm(children):
 
 
 def _child(hugepages, inherited, n):
-    """Never returns. One that hangs is ended by its alarm, and counts as failed."""
+    """The child; never returns. A child that hangs is ended by its alarm, and counts as failed."""
     code = 1
     try:
         signal.alarm(60)
@@ -94,7 +94,7 @@ def _child(hugepages, inherited, n):
 
 
 def cycles(short):
-    """Arenas of ours and of the allocator before us, in turns."""
+    """Switches between arenas of the hook and of the previous allocator."""
     return succeeded(fresh("forks", "_cycles", 300 if short else 10_000)).strip()
 
 
@@ -107,7 +107,8 @@ def _cycles(count):
     dice, looks = random.Random(count), []
     generations = [[] for _ in range(6)]
     for n in range(count):
-        # Dice decide what dies, and how much of which size class is born, so that arenas of both kinds come and go.
+        # Which generation is freed, and the size and number of new objects, are random, so that arenas of both kinds
+        # are allocated and freed.
         old, size, number = dice.randrange(6), dice.randrange(20, 470), dice.randrange(500, 15_000)
         hugepages.enable()
         assert all(one == generations[old][0] for one in generations[old][::501])
@@ -118,7 +119,7 @@ def _cycles(count):
         generations[other] = []
         generations[other] = [bytes([n & 255]) * size for _ in range(number // 2)]
         if n + 1 in (count // 10, count):
-            # What is resident then is what is left over: kept slabs, and arenas that something else holds.
+            # Now only kept slabs, and arenas that other objects hold, are still resident.
             generations = [[] for _ in range(6)]
             looks.append((resident(), maps()))
     start, end = looks

@@ -1,5 +1,5 @@
-"""What the reliability scripts share. A check is a function of `short` that returns what was seen, in a line; it raises
-AssertionError where something broke and Skipped where it can't be tried here."""
+"""Shared by the reliability scripts. A check is a function of `short` that returns its result as one line. It raises AssertionError
+if it fails, and Skipped if it is not possible here."""
 
 import argparse
 import os
@@ -18,7 +18,7 @@ class Skipped(Exception):
 
 
 def fresh(module, function, *arguments, environment=(), before=None, timeout=300):
-    """A function of one of these modules in an interpreter of its own, to its end, however that comes."""
+    """Runs a function of one of these modules in a new interpreter, until it ends in any way."""
     call = "import %s; %s.%s(*%r)" % (module, module, function, arguments)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHONMALLOC", "ALLOCWALL"))}
     return subprocess.run(
@@ -35,7 +35,7 @@ def fresh(module, function, *arguments, environment=(), before=None, timeout=300
 
 
 def succeeded(run):
-    """Its output."""
+    """The output of a run, which must have succeeded."""
     assert run.returncode == 0, "%s\n%s%s" % (ended(run.returncode), run.stdout[-2000:], run.stderr[-4000:])
     return run.stdout
 
@@ -45,12 +45,12 @@ def ended(status):
 
 
 def resident():
-    """Bytes of this process (/proc/PID/statm)."""
+    """The resident bytes of this process (/proc/PID/statm)."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def proportional(pids):
-    """Bytes of these processes, what is shared counted once (Pss). Those that end meanwhile count for nothing."""
+    """The resident bytes of these processes, with shared memory counted once (Pss). A process that ends meanwhile counts as 0."""
     total = 0
     for pid in pids:
         try:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Memory that runs out: limits.py [--short] [reserved] [reserved_and_forks] [address_space] [cgroup] [cgroup_that_fits].
+"""Behaviour when memory runs out: limits.py [--short] [reserved] [reserved_and_forks] [address_space] [cgroup] [cgroup_that_fits].
 
-The checks of reserved pages set vm.nr_hugepages, and put it back.
+The checks of reserved pages set vm.nr_hugepages, and restore it afterwards.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ POOL = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
 
 @contextlib.contextmanager
 def pool(pages):
-    """So many reserved pages, all free."""
+    """Reserves this many pages, all free."""
     before = POOL.joinpath("nr_hugepages").read_text()
     try:
         try:
@@ -42,7 +42,7 @@ def intact(objects):
 
 
 def reserved(short):
-    """A pool that is exhausted at each slab in turn, by one process and by two that share it."""
+    """The pool runs out at each slab in turn, with one process and with two that share it."""
     most = 3 if short else 16
     for pages in range(most + 1):
         with pool(pages):
@@ -71,7 +71,7 @@ def _reserved(pages):
 
 
 def _shared(pages):
-    """Two processes draw on the pool in turns; it ends under both."""
+    """Two processes take pages from the pool in turns, until it is empty."""
     import subprocess
 
     from allocwall import hugepages
@@ -92,11 +92,11 @@ def _shared(pages):
 
 
 def reserved_and_forks(short):
-    """Why fork_unsafe has to be asked for, what then becomes of whom, and that pages enough harm nobody."""
+    """The reason for fork_unsafe: which process gets a SIGBUS, and that no process does if the pool has enough pages."""
     with pool(4):
         assert "asked" in succeeded(fresh("limits", "_unasked"))
         for writer in ("child", "parent"):
-            # A copy that the pool has no page for: the child dies of it, never the parent.
+            # The pool has no page for a copy: the child gets a SIGBUS, never the parent.
             assert succeeded(fresh("limits", "_copy", writer, 200_000)).split() == ["SIGBUS"], writer
     with pool(40):
         for writer in ("child", "parent"):
@@ -113,7 +113,7 @@ def _unasked():
         except hugepages.Refused as refused:
             assert (mode, refused.reason) == ("hugetlb", "fork"), refused
             print("asked")
-    # With thp, what is shared is copied to whatever pages there are.
+    # With thp, shared memory is copied to any free pages.
     objects = fill(100_000)
     pid = os.fork()
     if pid == 0:
@@ -141,14 +141,14 @@ def _copy(writer, count):
 
 
 def address_space(short):
-    """RLIMIT_AS at every distance, set before the hook is installed and after: MemoryError, as stock."""
+    """RLIMIT_AS at every distance, set before and after the hook is installed: MemoryError, as with stock."""
     rooms = range(0, 24 * MIB + 1, (6 * MIB if short else MIB // 2))
     compared = 0
     for room in rooms:
         stock = fresh("limits", "_address_space", room, "stock")
         for when in ("before", "after"):
             ours = fresh("limits", "_address_space", room, when)
-            # An interpreter with next to no room ends in ways of its own.
+            # An interpreter with almost no memory may end in other ways.
             assert ours.returncode >= 0 or ours.returncode == stock.returncode, (room, when, ended(ours.returncode))
             if stock.returncode == 0:
                 held, theirs = (int(run.stdout or -1) for run in (ours, stock))
@@ -182,14 +182,14 @@ def _address_space(room, when):
     except MemoryError:
         pass
     objects = None
-    # What was given back can be had again.
+    # Memory that was freed can be allocated again.
     objects = [bytearray(200) for _ in range(held // 2)]
     os.write(1, b"%d" % (held * 256))
 
 
 @contextlib.contextmanager
 def limited(limit):
-    """A memory cgroup of so many bytes, swap included: a function that a child calls to enter it."""
+    """A memory cgroup with this limit in bytes, including swap. Yields a function that a child calls to enter it."""
     v2, own = False, "/"
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
@@ -218,7 +218,7 @@ def limited(limit):
 
 
 def cgroup(short):
-    """A heap that grows beyond its cgroup: killed, as stock is, and no earlier."""
+    """A heap that exceeds its cgroup's limit is killed, as with stock, and not earlier."""
     reached = {}
     with limited(96 * MIB) as enter:
         for how in ("stock", "thp"):
@@ -241,7 +241,7 @@ def _grow(how):
 
 
 def cgroup_that_fits(short):
-    """The near twin: a heap that goes up and down below the limit, and other memory in its place, as stock bears it."""
+    """The twin: a heap that grows and shrinks below the limit, with other memory in its place in turns, works as with stock."""
     with limited(96 * MIB) as enter:
         for how in ("stock", "thp"):
             succeeded(fresh("limits", "_up_and_down", how, 5 if short else 40, before=enter))

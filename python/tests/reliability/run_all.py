@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Everything here, in one go: python/tests/reliability/run_all.py WHEEL [INTERPRETER...]. About half an hour; as root, for the limits.
+"""Runs all checks of this folder: python/tests/reliability/run_all.py WHEEL [INTERPRETER...]. Takes about half an hour; limits need root.
 
-CPython's own tests, forks and limits run on each CPython that is here; servers share ten minutes on the newest of them, where the
-sanitizer also runs. gunicorn comes from PyPI.
+CPython's own tests, forks and limits run on each installed CPython. The servers run for ten minutes on the newest one, and so does
+the sanitizer. gunicorn is installed from PyPI.
 """
 
 import os
@@ -38,7 +38,7 @@ def main():
         with tempfile.TemporaryDirectory() as folder:
             python = tests.environment(interpreter, os.path.abspath(sys.argv[1]), folder)
             if newest:
-                # Where it can't be had, servers.py says that it is skipped.
+                # If it cannot be installed, servers.py reports that it is skipped.
                 subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "gunicorn"])
             for script in EVERYWHERE + (ON_THE_NEWEST if newest else ()):
                 environment = {**os.environ, "SECONDS": os.environ.get("SECONDS", SERVERS)}

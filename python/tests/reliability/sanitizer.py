@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The extension under AddressSanitizer: sanitizer.py [--short]. From a checkout, with a nightly toolchain and gcc's libasan.
+"""The extension under AddressSanitizer: sanitizer.py [--short]. Needs a checkout, a nightly toolchain and gcc's libasan.
 
-First a planted read behind an allocation has to be reported, and its near twin not. Then the package's own tests of huge pages and
-of counts, and the checks of forks.py, run with an instrumented extension, debug assertions and overflow checks included.
+First, a planted read past an allocation must be reported, and its twin must not. Then the package's own tests of huge pages and of
+counts, and the checks of forks.py, run with an instrumented extension, with debug assertions and overflow checks.
 """
 
 import os
@@ -18,9 +18,9 @@ from harness import HERE, Skipped, main
 ROOT = HERE.parent.parent.parent
 TARGET = "x86_64-unknown-linux-gnu"
 FLAGS = ("-Zsanitizer=address",)
-# An interpreter leaves memory to its end. What can't be had is no error: tests ask for it.
+# An interpreter does not free all memory at its end. A failed allocation is not an error, because tests provoke it.
 OPTIONS = "detect_leaks=0:exitcode=99:allocator_may_return_null=1"
-# forks.py looks at what is resident, in which the sanitizer's own hold on freed memory, 256 MiB by default, would be.
+# forks.py checks resident memory, which includes the freed memory that the sanitizer keeps: 256 MiB by default.
 LITTLE_HELD = OPTIONS + ":quarantine_size_mb=1:thread_local_quarantine_size_kb=64"
 # The sanitizer's shadow takes 16 TiB of address space, and its own allocator's memory is resident.
 NOT_HERE = (
@@ -75,7 +75,7 @@ def sanitized(short):
 
 
 def _build(cargo, overlay):
-    """The package with an instrumented extension, and the planted library."""
+    """Builds the package with an instrumented extension, and the planted library."""
     environment = {**os.environ, "RUSTFLAGS": " ".join(FLAGS)}
     subprocess.run(
         [cargo, "+nightly", "build", "--quiet", "--locked", "--package", "allocwall-py", "--target", TARGET,

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Workers that come and go under load: servers.py [--short] [gunicorn] [pools]. SECONDS in the environment: of each (default 300)."""
+"""Workers that start and end under load: servers.py [--short] [gunicorn] [pools]. SECONDS in the environment sets the time of each
+(default 300)."""
 
 import http.client
 import importlib.util
@@ -18,7 +19,7 @@ import service
 from harness import HERE, MIB, Skipped, family, fresh, main, proportional, succeeded
 
 QUESTIONS = 64
-# Of resident memory, from the middle third of the time to the last.
+# The allowed growth of resident memory from the middle third of the time to the last third.
 MOST_GROWTH = 1.10
 
 
@@ -27,7 +28,7 @@ def seconds(short):
 
 
 class Resident(threading.Thread):
-    """Looks at a family's memory each second."""
+    """Samples the memory of a process and its descendants every second."""
 
     def __init__(self, pid):
         super().__init__(daemon=True)
@@ -39,7 +40,7 @@ class Resident(threading.Thread):
             self.seen.append(proportional(family(self.pid)))
 
     def flat(self):
-        """Its medians, where there was time enough for them."""
+        """The medians of the middle and the last third, if there were enough samples; checks the growth."""
         self.stop.set()
         third = len(self.seen) // 3
         if third < 8:
@@ -70,7 +71,7 @@ def gunicorn(short):
             server.wait(timeout=30)
         log.seek(0)
         text = log.read()
-    # It says of a worker that it ends itself which signal it sent, as an error in some versions.
+    # Some versions log the signal that gunicorn sent to a worker as an error.
     told = [line for line in text.splitlines() if "was sent SIGTERM" not in line and "was sent SIGHUP" not in line]
     bad = [line for line in told if re.search(r"\bSIG(?!TERM|HUP)|Traceback|\[(ERROR|CRITICAL)\]|TIMEOUT", line)]
     assert not bad, bad[:5]
@@ -112,7 +113,7 @@ def _ask(server, port, duration):
             get(0)
             break
         except OSError:
-            assert server.poll() is None and time.monotonic() < until, "gunicorn doesn't answer"
+            assert server.poll() is None and time.monotonic() < until, "gunicorn does not respond"
             time.sleep(0.1)
     end = time.monotonic() + duration
     resident = Resident(server.pid)

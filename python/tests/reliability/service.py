@@ -1,4 +1,4 @@
-"""A WSGI service whose answers tell whether its memory is what was written there. Its workers inherit most of it from the
+"""A WSGI service whose responses show whether its memory has the expected content. Its workers inherit most of that memory from the
 process that forks them, and write to it."""
 
 import hashlib
@@ -10,12 +10,12 @@ _cache = {}
 
 
 def answer(n):
-    """The same for the same n, whatever came before."""
+    """The same content for the same n."""
     dice = random.Random(n)
     rows = []
     for at in range(300):
         key = dice.randrange(len(RESIDENT))
-        # Equal, elsewhere: what was inherited is let go of bit by bit.
+        # Equal content in new memory: the inherited memory is freed bit by bit.
         RESIDENT[key] = dict(RESIDENT[key], tags=list(RESIDENT[key]["tags"]))
         rows.append(dict(RESIDENT[key], at=at))
     _cache[n % 500] = rows

@@ -105,7 +105,7 @@ impl fmt::Display for Why {
             Why::TooLarge => write!(f, "the requested size is too large"),
             Why::NoPool => write!(
                 f,
-                "no huge pages are reserved (vm.nr_hugepages is 0): sysctl vm.nr_hugepages=N, as root"
+                "no huge pages are reserved (vm.nr_hugepages is 0): run, as root, sysctl vm.nr_hugepages=N"
             ),
             Why::PoolExhausted { asked, free } => {
                 write!(
@@ -117,7 +117,7 @@ impl fmt::Display for Why {
             Why::Never => write!(
                 f,
                 "transparent huge pages are off (mode never): \
-                 echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, as root"
+                 run, as root, echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
             ),
             Why::Disabled => write!(
                 f,

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_huge_says_why() {
+    fn the_reason_for_no_transparent_pages_is_reported() {
         let never = root(&[SIZE, (ENABLED, "always madvise [never]\n")]);
         assert_eq!(Machine::at(never.path()).transparent(), Err(Why::Never));
         let none = root(&[]);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_bound_only_where_there_is_a_choice() {
+    fn a_node_is_bound_only_if_there_are_several() {
         for (online, node, expected) in [
             ("0\n", 0, Err(Why::OneNode)),
             ("0\n", 1, Err(Why::NoNode(1))),

@@ -187,7 +187,7 @@ fn an_exhausted_pool_falls_back_and_a_sufficient_one_does_not() {
 }
 
 #[test]
-fn what_is_switched_off_is_not_used() {
+fn transparent_pages_that_are_off_are_not_used() {
     let root = tempfile::tempdir().unwrap();
     let machine = Machine::at(root.path());
     let region = Region::on(&machine, &Request::of(HUGE)).unwrap();
@@ -259,7 +259,7 @@ fn small_pages_collapse_and_unmapped_ones_say_why_not() {
 }
 
 #[test]
-fn what_is_nearly_full_is_collapsed_and_what_is_not_is_left() {
+fn only_mostly_resident_memory_is_collapsed() {
     if !transparent_here() {
         return;
     }

@@ -177,7 +177,7 @@ mod tests {
     const S: u64 = 1_000 * MS;
 
     #[test]
-    fn what_is_released_once_is_not_kept_and_what_is_wanted_again_is() {
+    fn slabs_needed_again_soon_are_kept() {
         let mut retention = Retention::up_to(100);
         for _ in 0..5 {
             assert_eq!(retention.target(0, 9, S), 0);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_kept_follows_what_is_in_use() {
+    fn the_limit_of_kept_slabs_follows_the_slabs_in_use() {
         for (limit, used, most) in [
             (1, 200, 11),
             (1, 20, 2),
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_now_and_then_stays() {
+    fn slabs_used_in_each_period_are_kept() {
         let at = 100 * S;
         let mut retention = eight(at);
         let mut empty = 8;
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dear_page_stops_huge_ones_for_fifty_times_what_it_lost() {
+    fn an_expensive_page_stops_huge_pages_for_fifty_times_its_loss() {
         let mut prices = prices();
         assert!(prices.allow_huge(S));
         assert_eq!(prices.huge_paid(FAIR, S), Worth::Fair);
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_huge_pages_saved_may_be_lost_again_up_to_a_limit() {
+    fn saved_time_may_be_lost_again_up_to_a_limit() {
         for (fair_ones, dear_ones) in [(0, 1), (1, 1), (4, 1), (6, 2), (1_000, 2)] {
             let mut prices = prices();
             for _ in 0..fair_ones {
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn where_small_pages_are_as_dear_nothing_is_lost_by_huge_ones() {
+    fn huge_pages_lose_nothing_if_small_pages_cost_as_much() {
         let mut prices = prices();
         for _ in 0..20 {
             prices.small_paid(8 * 9_000, 8, S);
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn before_the_first_small_page_no_huge_one_is_dear() {
+    fn without_a_price_of_small_pages_every_huge_page_is_fair() {
         let mut prices = Prices::default();
         assert_eq!(prices.huge_paid(100 * MS, S), Worth::Fair);
         assert!(prices.allow_huge(S));

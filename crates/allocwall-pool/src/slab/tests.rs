@@ -242,7 +242,7 @@ fn a_heap_that_goes_down_once_or_slowly_is_not_kept() {
 }
 
 #[test]
-fn the_limit_on_what_is_kept_holds() {
+fn the_limit_of_kept_slabs_holds() {
     let fake = Fake::new();
     let settings = Settings {
         keep_bytes: 3 * HUGE,
@@ -262,7 +262,7 @@ fn the_limit_on_what_is_kept_holds() {
 /// By default a heap that grows and shrinks never holds more than 5 % and a slab above the memory in use. And an
 /// arena that is allocated and freed repeatedly is mapped at most twice.
 #[test]
-fn what_is_kept_by_default_is_one_slab_and_a_share_of_those_in_use() {
+fn by_default_one_slab_and_a_share_of_those_in_use_are_kept() {
     let fake = Fake::new();
     let arenas = arenas(&fake, Settings::of(2 * MIB));
     let mut heap = Vec::new();
@@ -289,7 +289,7 @@ fn what_is_kept_by_default_is_one_slab_and_a_share_of_those_in_use() {
 /// Whichever arenas are freed, the idle arenas in slabs with others are never more than 5 % of the arenas in use, or
 /// a slab. And arenas that are handed out again work as before.
 #[test]
-fn a_heap_that_shrank_holds_little_more_than_what_is_out() {
+fn a_heap_that_shrank_holds_little_more_than_the_arenas_in_use() {
     for arena in [256 << 10, MIB] {
         let fake = Fake::new();
         let arenas = arenas(&fake, Settings::of(arena));
@@ -324,7 +324,7 @@ fn a_heap_that_shrank_holds_little_more_than_what_is_out() {
 
 /// The kernel refuses, as for locked memory.
 #[test]
-fn what_the_kernel_refuses_to_take_is_not_counted_and_not_tried_again() {
+fn a_refused_trim_is_not_counted_and_not_repeated() {
     let fake = Fake::new();
     fake.may_trim.set(false);
     let arenas = arenas(&fake, Settings::of(256 << 10));
@@ -409,7 +409,7 @@ fn reserved_pages_are_not_taken_apart() {
 }
 
 #[test]
-fn dear_huge_pages_are_given_up_for_a_while_and_cheap_ones_are_not() {
+fn expensive_huge_pages_are_avoided_for_a_while_and_cheap_ones_are_not() {
     for (huge_ns, watch_price, least_small) in
         [(CHEAP_NS, true, 0), (4_000_000, true, 44), (4_000_000, false, 0)]
     {
@@ -778,7 +778,7 @@ fn on_this_machine_a_trimmed_arena_gives_its_memory_back_and_its_neighbours_keep
 
 /// An arena cannot be allocated while it is trimmed: arenas that other threads get meanwhile keep their contents.
 #[test]
-fn threads_never_lose_what_they_wrote_to_a_trim() {
+fn a_trim_never_loses_data_of_other_threads() {
     const ARENA: usize = 256 << 10;
     let arenas = Arenas::new(Settings::of(ARENA)).unwrap();
     std::thread::scope(|scope| {

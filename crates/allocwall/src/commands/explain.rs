@@ -14,6 +14,7 @@ use allocwall_model::catalogue::thresholds;
 use allocwall_model::catalogue::tunables::{KNOWN, Known, PREFIX};
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_report::escape::terminal;
+use allocwall_report::layout::shell_lines;
 use anyhow::bail;
 use serde_json::json;
 use std::fmt::Write;
@@ -120,6 +121,8 @@ const LABELS: &[(&str, &str)] = &[
     ("restart", "restart"),
     ("twin", "twin"),
     ("shell", "in a shell"),
+    // Printed with the shell's line.
+    ("note", ""),
 ];
 
 const LABEL: usize = 14;
@@ -135,6 +138,7 @@ impl Page {
             };
             match *key {
                 // To be copied: starts at the left, and line breaks are escaped for the shell.
+                "note" => {}
                 "shell" => {
                     let note = self.sections.iter().find(|(known, _)| *known == "note");
                     shell_rows(&mut out, label, text, note.map_or("", |(_, note)| note), width);
@@ -153,13 +157,8 @@ impl Page {
 
 fn shell_rows(out: &mut String, label: &str, code: &str, comment: &str, width: usize) {
     let _ = writeln!(out, "  {label}");
-    // 2 columns for the backslash.
-    let options = plain(width - 2)
-        .initial_indent("    ")
-        .subsequent_indent("        ")
-        .break_words(false);
-    let rows = textwrap::wrap(code, options);
-    let _ = writeln!(out, "{}", rows.join(" \\\n"));
+    let rows = shell_lines(code, width, 4);
+    let _ = writeln!(out, "    {}", rows.join("\n"));
     if !comment.is_empty() {
         let options = plain(width).initial_indent("    # ").subsequent_indent("    # ");
         let _ = writeln!(out, "{}", textwrap::fill(comment, options));
