@@ -234,9 +234,10 @@ impl<'a> Context<'a> {
     pub fn behind_others(&self) -> f64 {
         let threads = &self.recording.threads;
         let own = total(threads.iter().map(|t| t.cpu_ns));
-        let others = match self.recording.meta.system_wide {
-            true => Some(total(self.recording.neighbours.iter().map(|n| n.cpu_ns))),
-            false => self.host_change(|h| h.busy_ns).map(|b| b.saturating_sub(own)),
+        let others = if self.recording.meta.system_wide {
+            Some(total(self.recording.neighbours.iter().map(|n| n.cpu_ns)))
+        } else {
+            self.host_change(|h| h.busy_ns).map(|b| b.saturating_sub(own))
         };
         let Some(others) = others.map(|o| o as f64) else {
             return 1.0;

@@ -95,9 +95,10 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
             let release = ctx.cpu(&[PageRelease]).map_or(0.0, |s| s.share.high);
             let high = gain.high + release;
             // It is unknown which blocks belong to arenas of the runtime.
-            let sure = match remedy.applies(Change::ArenaHook) {
-                true => 0.0,
-                false => large_blocks(ctx),
+            let sure = if remedy.applies(Change::ArenaHook) {
+                0.0
+            } else {
+                large_blocks(ctx)
             };
             let low = remedies::touch_price_saved(ctx).map_or(0.0, |saved| lines.low * saved.low * sure);
             Some(Interval::new(low, gain.point.clamp(low, high), high))
@@ -198,10 +199,7 @@ fn swapped(ctx: &Context, kind: AllocatorKind) -> Option<Interval> {
 
 /// Another malloc can save only the mappings that malloc makes.
 fn of_malloc(saved: Part, by_malloc: Interval) -> Part {
-    let by = |end: f64| match end > 0.0 {
-        true => by_malloc.low,
-        false => by_malloc.high,
-    };
+    let by = |end: f64| if end > 0.0 { by_malloc.low } else { by_malloc.high };
     part(saved.least * by(saved.least), saved.most * by_malloc.high)
 }
 

@@ -128,9 +128,10 @@ fn small(t: &Threshold, case: &Case) -> String {
         bound if bound != percent(point) => format!(" (≤ {bound})"),
         _ => String::new(),
     };
-    let near = match high >= t.contributor / 2.0 {
-        true => format!("; threshold {}", percent(t.contributor)),
-        false => String::new(),
+    let near = if high >= t.contributor / 2.0 {
+        format!("; threshold {}", percent(t.contributor))
+    } else {
+        String::new()
     };
     format!("{} {}{bound}{near}", percent(point), case.unit)
 }

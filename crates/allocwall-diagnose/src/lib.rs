@@ -56,9 +56,10 @@ pub enum Reach {
 }
 
 pub fn reach(recording: &Recording, bill: &Bill, verdict: &Verdict) -> Reach {
-    match verdict.walls.is_empty() {
-        true => sentence::reach(&Context::new(recording, bill), verdict.findings.iter()),
-        false => Reach::Decided,
+    if verdict.walls.is_empty() {
+        sentence::reach(&Context::new(recording, bill), verdict.findings.iter())
+    } else {
+        Reach::Decided
     }
 }
 

@@ -119,10 +119,7 @@ fn name(site: &str) -> String {
 fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> String {
     use CostClass::*;
     let s = share(judged, wall);
-    let from = |ctx: &Context, classes: &[CostClass]| match place {
-        true => from(ctx, classes),
-        false => String::new(),
-    };
+    let from = |ctx: &Context, classes: &[CostClass]| if place { from(ctx, classes) } else { String::new() };
     match wall {
         Wall::CgroupThrottling => format!(
             "The cgroup's CPU quota is the wall: it stopped the target for {s} of the time in which it could have run."
@@ -161,9 +158,10 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> S
         Wall::Tlb | Wall::Numa => format!("{} is the wall: {s}.", wall.title()),
         Wall::CallRate => {
             let place = from(ctx, wall.lines());
-            let why = match find(judged, wall).is_some_and(|f| f.estimate.is_some()) {
-                true => format!("{place}; it is unknown whether the calls are too many or too slow"),
-                false => format!(": many cheap calls, each one fast{place}"),
+            let why = if find(judged, wall).is_some_and(|f| f.estimate.is_some()) {
+                format!("{place}; it is unknown whether the calls are too many or too slow")
+            } else {
+                format!(": many cheap calls, each one fast{place}")
             };
             format!("Call rate is the wall: {s} of CPU goes to allocating and freeing{why}.")
         }
@@ -331,9 +329,10 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
             (1.0 - ctx.cpu_rate).max(0.0)
         );
     }
-    let verdict = match unknown.is_empty() {
-        true => "Memory is not your wall",
-        false => "No wall found in the measured part",
+    let verdict = if unknown.is_empty() {
+        "Memory is not your wall"
+    } else {
+        "No wall found in the measured part"
     };
     with_details(format!("{verdict}: {}", figures.join(", ")))
 }
@@ -343,9 +342,10 @@ fn pressure(ctx: &Context) -> Option<String> {
     const LIMITS: thresholds::Pressure = thresholds::PRESSURE;
     let reclaim = ctx.cpu(&[CostClass::Reclaim]).ok().map(|sum| sum.named);
     if let Some(share) = reclaim.filter(|share| share.high >= LIMITS.reclaim) {
-        let sure = match share.low >= LIMITS.reclaim {
-            true => "Memory pressure",
-            false => "Memory pressure is not ruled out",
+        let sure = if share.low >= LIMITS.reclaim {
+            "Memory pressure"
+        } else {
+            "Memory pressure is not ruled out"
         };
         return Some(format!(
             "{sure}: {} of CPU goes to reclaim and compaction",

@@ -164,20 +164,21 @@ impl CgroupFs {
                 });
             }
         }
-        Err(match mounts.is_empty() {
-            false => Absence::new(
+        Err(if !mounts.is_empty() {
+            Absence::new(
                 Reason::NotFound,
                 format!(
                     "cgroup {} is outside the part of the {controller} hierarchy that is visible here",
                     line.path
                 ),
             )
-            .mend("run on the host, or start the container with --cgroupns=host"),
-            true => Absence::new(
+            .mend("run on the host, or start the container with --cgroupns=host")
+        } else {
+            Absence::new(
                 Reason::NotFound,
                 format!("the {controller} cgroup hierarchy is not mounted here"),
             )
-            .mend("mount it into the container (-v /sys/fs/cgroup:/sys/fs/cgroup:ro), or run on the host"),
+            .mend("mount it into the container (-v /sys/fs/cgroup:/sys/fs/cgroup:ro), or run on the host")
         })
     }
 
@@ -268,9 +269,10 @@ impl CgroupFs {
             .iter()
             .find(|mount| absolute.starts_with(&mount.point))
         {
-            return match absolute.is_dir() {
-                true => Ok(absolute),
-                false => refused(format!("no such group below {}", mount.point.display())),
+            return if absolute.is_dir() {
+                Ok(absolute)
+            } else {
+                refused(format!("no such group below {}", mount.point.display()))
             };
         }
         // The hierarchy that limits CPU comes first: other hierarchies may group the same processes

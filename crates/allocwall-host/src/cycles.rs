@@ -98,9 +98,10 @@ fn source() -> Source {
     let trusted =
         std::fs::read_to_string("/sys/devices/system/clocksource/clocksource0/available_clocksource")
             .is_ok_and(|list| list.split_whitespace().any(|name| name == "tsc"));
-    match reads && (even || trusted) {
-        true => Source::Tsc,
-        false => Source::Monotonic,
+    if reads && (even || trusted) {
+        Source::Tsc
+    } else {
+        Source::Monotonic
     }
 }
 

@@ -410,9 +410,10 @@ impl Functions {
         let mut tables = Vec::new();
         let mut left = most;
         for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
-            let table = match elf.facts.is_64 {
-                true => elf.function_table::<elf::FileHeader64<Endianness>>(&kept, kind, left),
-                false => elf.function_table::<elf::FileHeader32<Endianness>>(&kept, kind, left),
+            let table = if elf.facts.is_64 {
+                elf.function_table::<elf::FileHeader64<Endianness>>(&kept, kind, left)
+            } else {
+                elf.function_table::<elf::FileHeader32<Endianness>>(&kept, kind, left)
             };
             match table {
                 // Most exported functions are in `.symtab` too.

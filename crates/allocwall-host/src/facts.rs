@@ -119,12 +119,13 @@ impl Machine {
     pub fn free_page_reporting(&self) -> Measured<bool> {
         let driver = self.path("/sys/bus/virtio/drivers/virtio_balloon");
         let Ok(devices) = std::fs::read_dir(&driver) else {
-            return match self.path("/sys/bus/vmbus/drivers/hv_balloon").is_dir() {
-                true => Err(Absence::new(
+            return if self.path("/sys/bus/vmbus/drivers/hv_balloon").is_dir() {
+                Err(Absence::new(
                     Reason::NotSupported,
                     "the hv_balloon driver is loaded; it does not show whether it reports free pages",
-                )),
-                false => Ok(false),
+                ))
+            } else {
+                Ok(false)
             };
         };
         let device = devices

@@ -504,9 +504,10 @@ impl Keeper {
 
     fn name(&self, pid: i32) -> String {
         let line = self.proc.cmdline(pid).unwrap_or_default().join(" ");
-        let line = match line.is_empty() {
-            true => self.proc.comm(pid).unwrap_or_default(),
-            false => line,
+        let line = if line.is_empty() {
+            self.proc.comm(pid).unwrap_or_default()
+        } else {
+            line
         };
         let cut: String = line.chars().take(LONGEST_NAME).collect();
         let dots = if cut.len() < line.len() { "…" } else { "" };

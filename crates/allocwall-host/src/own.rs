@@ -94,12 +94,13 @@ fn temporary_of(root: bool, named: Option<OsString>) -> Place {
 /// The errors of the system, with the path. `PermissionDenied` if root would have to use a path that other
 /// users can change.
 pub fn create(folder: &Path, mode: u32) -> io::Result<()> {
-    let made = match rustix::process::geteuid().is_root() {
-        true => create_as_root(folder, mode),
-        false => std::fs::DirBuilder::new()
+    let made = if rustix::process::geteuid().is_root() {
+        create_as_root(folder, mode)
+    } else {
+        std::fs::DirBuilder::new()
             .recursive(true)
             .mode(mode)
-            .create(folder),
+            .create(folder)
     };
     made.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", folder.display())))
 }
@@ -275,9 +276,10 @@ impl Way {
         let mut links = 0;
         let mut todo: VecDeque<OsString> = steps(&path);
         while let Some(step) = todo.pop_front() {
-            let path = match step == ".." {
-                true => way.at.parent().unwrap_or(Path::new("/")).to_owned(),
-                false => way.at.join(&step),
+            let path = if step == ".." {
+                way.at.parent().unwrap_or(Path::new("/")).to_owned()
+            } else {
+                way.at.join(&step)
             };
             match rustix::fs::statat(&way.here, &step, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(found) if is_link(&found) => {
@@ -317,12 +319,13 @@ impl Way {
     }
 
     fn judge_owner(&self, path: &Path, facts: &Stat) -> Result<(), Refusal> {
-        match self.owners.contains(&facts.st_uid) {
-            true => Ok(()),
-            false => Err(Refusal::Foreign {
+        if self.owners.contains(&facts.st_uid) {
+            Ok(())
+        } else {
+            Err(Refusal::Foreign {
                 path: path.to_owned(),
                 owner: facts.st_uid,
-            }),
+            })
         }
     }
 
@@ -331,12 +334,13 @@ impl Way {
         let mode = facts.st_mode & 0o7777;
         // Root's own group is root. In a sticky folder only the owner of an entry may rename it (inode(7)).
         let shared = mode & 0o002 != 0 || (mode & 0o020 != 0 && facts.st_gid != 0);
-        match shared && mode & 0o1000 == 0 {
-            true => Err(Refusal::Shared {
+        if shared && mode & 0o1000 == 0 {
+            Err(Refusal::Shared {
                 path: self.at.clone(),
                 mode,
-            }),
-            false => Ok(()),
+            })
+        } else {
+            Ok(())
         }
     }
 }

@@ -452,9 +452,10 @@ fn open_all<R, E>(
             }
         }
     }
-    match opened.rings.is_empty() {
-        true => Err(Opening::Event(gone)),
-        false => Ok(opened),
+    if opened.rings.is_empty() {
+        Err(Opening::Event(gone))
+    } else {
+        Ok(opened)
     }
 }
 

@@ -72,11 +72,10 @@ impl Rights {
 /// What to do when a right is missing that root normally has. Root itself lacks it in a user namespace, and
 /// where a container or a service manager dropped capabilities.
 pub fn run_as_root() -> &'static str {
-    match rustix::process::geteuid().is_root() {
-        false => "run as root",
-        true => {
-            "run as the machine's own root, outside of containers and user namespaces, with all capabilities"
-        }
+    if !rustix::process::geteuid().is_root() {
+        "run as root"
+    } else {
+        "run as the machine's own root, outside of containers and user namespaces, with all capabilities"
     }
 }
 

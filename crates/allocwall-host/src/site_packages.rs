@@ -34,12 +34,13 @@ pub fn folders(interpreter: &Path, version: (u32, u32), home: Option<&Path>) -> 
         found.extend(home.map(|home| home.join(".local/lib").join(&library).join("site-packages")));
     }
     found.retain(|folder| folder.is_dir());
-    match found.is_empty() {
-        false => Ok(found),
-        true => Err(Absence::new(
+    if !found.is_empty() {
+        Ok(found)
+    } else {
+        Err(Absence::new(
             Reason::NotFound,
             format!("no site-packages folder of {} was found", interpreter.display()),
-        )),
+        ))
     }
 }
 

@@ -147,13 +147,14 @@ pub fn online_cpus(sys: &Path) -> Measured<Vec<u32>> {
     let mut cpus = read_list(&path)?;
     cpus.sort_unstable();
     cpus.dedup();
-    match cpus.is_empty() {
+    if cpus.is_empty() {
         // At least the CPU that runs this code is online.
-        true => Err(Absence::new(
+        Err(Absence::new(
             Reason::Unparsable,
             format!("{}: no CPU is online", path.display()),
-        )),
-        false => Ok(cpus),
+        ))
+    } else {
+        Ok(cpus)
     }
 }
 

@@ -30,9 +30,10 @@ impl TraceFs {
 
     /// The tracefs of a machine. Only the live machine mounts it if it is not mounted.
     pub fn of(machine: &Machine) -> Measured<Self> {
-        match machine.is_live() {
-            true => Self::live(),
-            false => Self::mounted_below(&machine.path("/")),
+        if machine.is_live() {
+            Self::live()
+        } else {
+            Self::mounted_below(&machine.path("/"))
         }
     }
 

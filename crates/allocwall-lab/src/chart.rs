@@ -200,9 +200,10 @@ fn style_sheet() -> String {
     let scheme = |dark: bool| {
         let mut css = String::new();
         let ground = if dark { "#14161a" } else { "#ffffff" };
-        let (ink, faint, grid, fine) = match dark {
-            true => ("#e8e8e8", "#a8a8a8", "#3a3f47", "#24282e"),
-            false => ("#1a1a1a", "#5a5a5a", "#c8c8c8", "#ececec"),
+        let (ink, faint, grid, fine) = if dark {
+            ("#e8e8e8", "#a8a8a8", "#3a3f47", "#24282e")
+        } else {
+            ("#1a1a1a", "#5a5a5a", "#c8c8c8", "#ececec")
         };
         let _ = writeln!(
             css,

@@ -330,9 +330,10 @@ impl RawPool {
         };
         // SAFETY: the caller's promise.
         unsafe { hands::given(slot) };
-        match word == self.turn {
-            true => self.home |= bit,
-            false => self.words[word].home |= bit,
+        if word == self.turn {
+            self.home |= bit
+        } else {
+            self.words[word].home |= bit
         }
     }
 

@@ -652,9 +652,10 @@ fn reading(finding: &Finding, limits: &Limits) -> String {
     // A table has no full stops.
     let because = finding.because.trim().trim_end_matches('.');
     if let Some(missing) = &finding.missing {
-        let known = match because == missing.detail.trim_end_matches('.') || because.is_empty() {
-            true => String::new(),
-            false => format!("{because}; "),
+        let known = if because == missing.detail.trim_end_matches('.') || because.is_empty() {
+            String::new()
+        } else {
+            format!("{because}; ")
         };
         return format!("{known}see limit {}", limits.number(missing));
     }
@@ -760,9 +761,10 @@ impl Limits {
             let detail = obstacle.absences[0].detail.trim_end_matches('.');
             let hides = obstacle.hides.join(", ");
             // "hardware counters: no hardware counters: …"
-            let hides = match detail.contains(&hides) {
-                true => String::new(),
-                false => format!("{hides}: "),
+            let hides = if detail.contains(&hides) {
+                String::new()
+            } else {
+                format!("{hides}: ")
             };
             let text = format!(
                 "{hides}{detail}{}",

@@ -89,9 +89,10 @@ fn text(cell: &str) -> String {
     let starts = cell.trim_start().chars().next();
     let formula = matches!(starts, Some('=' | '+' | '-' | '@' | '＝' | '＋' | '－' | '＠'));
     let cell = if formula { format!("'{cell}") } else { cell };
-    match cell.contains([',', '"', '\r', '\n']) || formula {
-        true => format!("\"{}\"", cell.replace('"', "\"\"")),
-        false => cell,
+    if cell.contains([',', '"', '\r', '\n']) || formula {
+        format!("\"{}\"", cell.replace('"', "\"\""))
+    } else {
+        cell
     }
 }
 

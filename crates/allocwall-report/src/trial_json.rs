@@ -133,9 +133,10 @@ mod tests {
                 let word = c["outcome"].as_str().unwrap();
                 assert!(["better", "worse", "equivalent", "unresolved"].contains(&word));
                 assert_eq!(c["why"].is_null(), word != "unresolved", "{c}");
-                match c["effect"].is_object() {
-                    true => assert!(c["effect"]["absent"]["detail"].is_string(), "{c}"),
-                    false => assert!(c["interval"]["low"].as_f64() <= c["effect"].as_f64(), "{c}"),
+                if c["effect"].is_object() {
+                    assert!(c["effect"]["absent"]["detail"].is_string(), "{c}")
+                } else {
+                    assert!(c["interval"]["low"].as_f64() <= c["effect"].as_f64(), "{c}")
                 }
             }
         }

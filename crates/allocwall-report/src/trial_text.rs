@@ -32,9 +32,10 @@ pub fn trial(outcome: &TrialResult, command: &[String], options: &[String], styl
 
 fn header(page: &mut Page, outcome: &TrialResult, command: &[String]) {
     let title = "allocwall trial";
-    let shown = match command.is_empty() {
-        true => "of an unknown command".to_string(),
-        false => terminal(&quoted_words(command)),
+    let shown = if command.is_empty() {
+        "of an unknown command".to_string()
+    } else {
+        terminal(&quoted_words(command))
     };
     let room = page.width.saturating_sub(columns(title) + 2);
     let line = format!(
@@ -58,15 +59,16 @@ fn header(page: &mut Page, outcome: &TrialResult, command: &[String]) {
     page.wrapped(2, &facts.join(" · "), Ink::Plain);
     let open = !settings.looks.contains(&outcome.blocks) || !decided(outcome);
     if outcome.blocks < settings.planned {
-        let (text, ink) = match open {
-            true => (
+        let (text, ink) = if open {
+            (
                 "The trial ended before the last planned block. Outcomes are based on the completed blocks.",
                 Ink::Warn,
-            ),
-            false => (
+            )
+        } else {
+            (
                 "The trial ended early: all outcomes were decided at an interim look.",
                 Ink::Plain,
-            ),
+            )
         };
         page.wrapped(2, text, ink);
     }
@@ -104,9 +106,10 @@ fn verdict(page: &mut Page, outcome: &TrialResult) {
         (_, true) => Ink::Bad,
         _ => Ink::Plain,
     };
-    let text = match sentences.is_empty() {
-        true => "No comparison was made.".to_string(),
-        false => sentences.join(" "),
+    let text = if sentences.is_empty() {
+        "No comparison was made.".to_string()
+    } else {
+        sentences.join(" ")
     };
     page.hang("VERDICT", Ink::Heading, 9, &text, ink);
     for warning in &outcome.warnings {
@@ -115,9 +118,10 @@ fn verdict(page: &mut Page, outcome: &TrialResult) {
 }
 
 fn in_short(outcome: &TrialResult, c: &Comparison) -> String {
-    let name = match outcome.design.arms.len() > BASELINES {
-        true => format!("{}, ", outcome.design.arms[c.arm].name),
-        false => "the baseline against itself, ".to_string(),
+    let name = if outcome.design.arms.len() > BASELINES {
+        format!("{}, ", outcome.design.arms[c.arm].name)
+    } else {
+        "the baseline against itself, ".to_string()
     };
     // If a figure could not be judged, the reason is shown instead of it, except for too few blocks.
     let figure = match (&c.effect, &c.why) {
@@ -256,9 +260,10 @@ fn remedy(page: &mut Page, outcome: &TrialResult, arm: usize) {
 }
 
 fn proof_text(proof: &ArmProof) -> String {
-    let detail = match proof.detail.is_empty() {
-        true => String::new(),
-        false => format!(": {}", proof.detail),
+    let detail = if proof.detail.is_empty() {
+        String::new()
+    } else {
+        format!(": {}", proof.detail)
     };
     let seen_in = match (proof.needed, &proof.absent) {
         (true, _) => format!(" ({} of {} runs)", proof.proven, proof.runs),
@@ -318,9 +323,10 @@ fn notes(
     }
     for (text, titles) in notes {
         let rows = comparisons.iter().filter(|c| has_row(outcome, c)).count();
-        let text = match titles.len() == rows {
-            true => text,
-            false => format!("{}: {text}", titles.join(", ")),
+        let text = if titles.len() == rows {
+            text
+        } else {
+            format!("{}: {text}", titles.join(", "))
         };
         page.wrapped(4, &text, Ink::Warn);
     }
@@ -360,9 +366,10 @@ impl Table {
         let [untreated, treated, effect, word, extra] = heads;
         // Outcomes of different interim looks have different levels. The largest level holds for all of them.
         let level = comparisons.iter().map(|c| c.level).fold(0.0, f64::max);
-        let confidence = match comparisons.is_empty() {
-            true => "interval".to_string(),
-            false => format!("{} % interval", confidence(level)),
+        let confidence = if comparisons.is_empty() {
+            "interval".to_string()
+        } else {
+            format!("{} % interval", confidence(level))
         };
         let mut line = self.figures("", untreated, treated, effect, &confidence);
         line.push_str(&format!("  {}", left(word, Self::WORD - 2)));
@@ -422,9 +429,10 @@ impl Table {
 }
 
 fn next(page: &mut Page, outcome: &TrialResult, command: &[String], options: &[String]) {
-    let tail = match command.is_empty() {
-        true => "CMD".to_string(),
-        false => quoted_words(command),
+    let tail = if command.is_empty() {
+        "CMD".to_string()
+    } else {
+        quoted_words(command)
     };
     let mut steps = vec![];
     if let Some(arm) = winner(outcome) {
@@ -439,9 +447,12 @@ fn next(page: &mut Page, outcome: &TrialResult, command: &[String], options: &[S
         arms.dedup();
         let with: Vec<String> = arms
             .iter()
-            .map(|&arm| match arm < BASELINES {
-                true => "--with none".to_string(),
-                false => format!("--with {}", quoted(&outcome.design.arms[arm].name)),
+            .map(|&arm| {
+                if arm < BASELINES {
+                    "--with none".to_string()
+                } else {
+                    format!("--with {}", quoted(&outcome.design.arms[arm].name))
+                }
             })
             .collect();
         let mut words = with;

@@ -82,10 +82,11 @@ fn frame(n: u32) -> Frame {
 }
 
 fn stack(n: u32) -> Stack {
-    let frames = match n < KERNEL_STACKS {
-        true => (0..8).map(|depth| (n + depth) * 20 % FRAMES).collect(),
+    let frames = if n < KERNEL_STACKS {
+        (0..8).map(|depth| (n + depth) * 20 % FRAMES).collect()
+    } else {
         // One in four has malloc at its leaf.
-        false => (0..DEPTH)
+        (0..DEPTH)
             .map(|depth| match (depth, n % 4) {
                 (0, 0) => n / 4 * 20 % FRAMES + 1,
                 _ => {
@@ -94,7 +95,7 @@ fn stack(n: u32) -> Stack {
                         + depth % 18
                 }
             })
-            .collect(),
+            .collect()
     };
     Stack {
         frames,

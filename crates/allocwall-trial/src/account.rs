@@ -267,13 +267,12 @@ impl Part {
             return;
         };
         let (lines, rest) = piece.split_at(end + 1);
-        match self.rest.is_empty() {
-            true => self.found.add(lines),
-            false => {
-                let mut whole = std::mem::take(&mut self.rest);
-                whole.extend_from_slice(lines);
-                self.found.add(&whole);
-            }
+        if self.rest.is_empty() {
+            self.found.add(lines)
+        } else {
+            let mut whole = std::mem::take(&mut self.rest);
+            whole.extend_from_slice(lines);
+            self.found.add(&whole);
         }
         self.keep(rest);
     }
@@ -348,9 +347,10 @@ mod tests {
         for claimed in [false, true] {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("bindings.7");
-            match claimed {
-                true => File::create(&path).unwrap().set_len(1 << 40).unwrap(),
-                false => drop(append(&path, &filler(2 << 20))),
+            if claimed {
+                File::create(&path).unwrap().set_len(1 << 40).unwrap()
+            } else {
+                drop(append(&path, &filler(2 << 20)))
             }
             let mut files = Files {
                 folder: dir.path().to_owned(),

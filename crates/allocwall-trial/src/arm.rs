@@ -528,9 +528,10 @@ fn contradictions(settings: &[(&str, Setting)]) -> Result<(), Refusal> {
         for (other_text, other) in &settings[at + 1..] {
             for (slot, value) in setting.slots() {
                 if other.slots().iter().any(|(s, v)| *s == slot && *v != value) {
-                    return refuse(match text == other_text {
-                        true => format!("{text} sets {slot} twice, to different values"),
-                        false => format!("{text} and {other_text} contradict each other: both set {slot}"),
+                    return refuse(if text == other_text {
+                        format!("{text} sets {slot} twice, to different values")
+                    } else {
+                        format!("{text} and {other_text} contradict each other: both set {slot}")
                     });
                 }
             }

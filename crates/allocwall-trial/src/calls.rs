@@ -262,9 +262,10 @@ fn count(stopped: &Receiver<()>, mut probes: Vec<Probe>) -> Calls {
         .map(|mut probe| (probe.passes.count().unwrap_or(0), probe))
         .collect();
     for (count, probe) in &counted {
-        match probe.allocator.ours {
-            true => calls.served += count,
-            false => *calls.elsewhere.entry(probe.allocator.path.clone()).or_default() += count,
+        if probe.allocator.ours {
+            calls.served += count
+        } else {
+            *calls.elsewhere.entry(probe.allocator.path.clone()).or_default() += count
         }
     }
     // Remove the probes with the most calls first: they cost the program most.

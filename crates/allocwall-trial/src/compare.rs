@@ -39,18 +39,20 @@ pub fn compare(design: &Design, blocks: &[Block]) -> TrialResult {
         .map(|(taken, level)| look(design, &blocks[..taken], level, &summaries))
         .collect();
     let baseline = chosen(looks.iter().map(|l| &l.baseline[..]));
-    let comparisons = match design.arms.len() > BASELINES {
-        true => chosen(looks.iter().map(|l| &l.remedies[..])),
-        false => baseline.clone(),
+    let comparisons = if design.arms.len() > BASELINES {
+        chosen(looks.iter().map(|l| &l.remedies[..]))
+    } else {
+        baseline.clone()
     };
     let baseline_medians = design
         .metrics
         .iter()
         .map(|m| (m.key.clone(), median_of(blocks, &m.key, |arm| arm < BASELINES)))
         .collect();
-    let warnings = match design.arms.len() > BASELINES {
-        true => differs_from_itself(design, &baseline),
-        false => vec![],
+    let warnings = if design.arms.len() > BASELINES {
+        differs_from_itself(design, &baseline)
+    } else {
+        vec![]
     };
     TrialResult {
         design: design.clone(),
@@ -102,9 +104,10 @@ fn looks(settings: &Settings, blocks: usize) -> Vec<(usize, f64)> {
         .zip(levels)
         .filter(|(_, level)| *level > 0.0)
         .collect();
-    match looks.is_empty() {
-        true => vec![(blocks, several::ALPHA)],
-        false => looks,
+    if looks.is_empty() {
+        vec![(blocks, several::ALPHA)]
+    } else {
+        looks
     }
 }
 
@@ -269,13 +272,12 @@ fn undecided(comparison: &Comparison, taken: usize, planned: usize, family: usiz
 }
 
 fn too_few(blocks: usize, planned: usize, fewest: usize) -> Absence {
-    let detail = match blocks < planned && fewest <= planned {
-        true => {
-            format!(
-                "{blocks} of {planned} planned blocks are usable; this early, a result needs at least {fewest}"
-            )
-        }
-        false => format!("{blocks} blocks are usable; a result needs at least {fewest}"),
+    let detail = if blocks < planned && fewest <= planned {
+        format!(
+            "{blocks} of {planned} planned blocks are usable; this early, a result needs at least {fewest}"
+        )
+    } else {
+        format!("{blocks} blocks are usable; a result needs at least {fewest}")
     };
     Absence::new(Reason::TooLittle, detail).mend(format!("--blocks {}", fewest.max(planned)))
 }
@@ -491,10 +493,11 @@ fn proof(runs: &[&Run]) -> Vec<ArmProof> {
             // A run without the item has not proven it.
             let open = looked_at.len().saturating_sub(proven);
             let needed = items().all(|i| i.needed);
-            let tolerated = match needed {
-                true => TOLERATED * looked_at.len() as f64,
+            let tolerated = if needed {
+                TOLERATED * looked_at.len() as f64
+            } else {
                 // A continued trial may have earlier runs without this item.
-                false => looked_at.len().saturating_sub(1) as f64,
+                looked_at.len().saturating_sub(1) as f64
             };
             let state = match (count(ProofState::Refuted), open) {
                 (1.., _) => ProofState::Refuted,

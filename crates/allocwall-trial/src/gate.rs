@@ -76,9 +76,10 @@ impl Gate {
                 match &c.effect {
                     Err(why) => Some(format!("{arm}: {} could not be compared: {why}", c.metric)),
                     Ok(effect) => {
-                        let beyond = match self.change > 0.0 {
-                            true => effect.point > self.change,
-                            false => effect.point < self.change,
+                        let beyond = if self.change > 0.0 {
+                            effect.point > self.change
+                        } else {
+                            effect.point < self.change
                         };
                         let decided = matches!(c.outcome, Outcome::Better | Outcome::Worse);
                         (beyond && decided).then(|| {

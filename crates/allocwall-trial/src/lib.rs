@@ -271,9 +271,10 @@ impl TrialResult {
 
     /// The baseline median of a comparison: the median of both baseline arms; for A′, the median of A.
     pub fn untreated_median(&self, comparison: &Comparison) -> Option<&Measured<f64>> {
-        let medians = match comparison.arm < BASELINES {
-            true => &self.summaries.first()?.medians,
-            false => &self.baseline_medians,
+        let medians = if comparison.arm < BASELINES {
+            &self.summaries.first()?.medians
+        } else {
+            &self.baseline_medians
         };
         medians.get(&comparison.metric)
     }

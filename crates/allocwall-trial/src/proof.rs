@@ -471,15 +471,16 @@ fn environment(name: &str, value: &str, seen: &Seen) -> Judgement {
 fn command_line(word: &str, seen: &Seen) -> Judgement {
     let mut looked = seen.processes.values().filter(|p| !p.command_line.is_empty());
     let has = |p: &SeenProcess| p.command_line.iter().any(|w| w == word);
-    match looked.clone().any(has) {
-        true => (ProofState::Proven, "found there".into()),
-        false => match looked.next() {
+    if looked.clone().any(has) {
+        (ProofState::Proven, "found there".into())
+    } else {
+        match looked.next() {
             Some(process) => (
                 ProofState::Refuted,
                 format!("not on the command line of {}", process.comm),
             ),
             None => nothing_seen(),
-        },
+        }
     }
 }
 

@@ -102,12 +102,13 @@ impl Spent {
         if self.processes == before.processes && (coarse - fine).abs() <= 0.01 * coarse + 4.0 * tick_s {
             return Ok(fine);
         }
-        match coarse >= TICKS_ENOUGH * tick_s {
-            true => Ok(coarse),
-            false => Err(Absence::new(
+        if coarse >= TICKS_ENOUGH * tick_s {
+            Ok(coarse)
+        } else {
+            Err(Absence::new(
                 Reason::TooLittle,
                 "threads or processes ended, and the CPU time is below 100 clock ticks, which is too coarse",
-            )),
+            ))
         }
     }
 }

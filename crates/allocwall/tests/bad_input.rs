@@ -729,9 +729,10 @@ fn stays_small(program: &Path, argument: &str, launch: bool) -> String {
         std::thread::sleep(Duration::from_secs(1));
     }
     let pid = target.as_ref().map(Running::pid).unwrap_or_default();
-    let (output, cpu_s, peak_mib, took) = match launch {
-        true => watched(&["diagnose", "-d", "3", "--", path(program), argument]),
-        false => watched(&["diagnose", "-p", &pid, "-d", "3"]),
+    let (output, cpu_s, peak_mib, took) = if launch {
+        watched(&["diagnose", "-d", "3", "--", path(program), argument])
+    } else {
+        watched(&["diagnose", "-p", &pid, "-d", "3"])
     };
     println!(
         "{}: {cpu_s:.2} CPU-seconds, {peak_mib} MiB, {took:.1?}",

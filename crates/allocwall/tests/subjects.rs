@@ -300,13 +300,14 @@ fn quotas() -> Vec<PathBuf> {
     fn below(directory: &Path, found: &mut Vec<PathBuf>) {
         for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                match entry
+                if entry
                     .file_name()
                     .to_string_lossy()
                     .starts_with("allocwall-subject-")
                 {
-                    true => found.push(entry.path()),
-                    false => below(&entry.path(), found),
+                    found.push(entry.path())
+                } else {
+                    below(&entry.path(), found)
                 }
             }
         }

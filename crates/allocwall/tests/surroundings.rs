@@ -336,12 +336,11 @@ impl Freezer {
             return None;
         }
         let freezer = Freezer { dir, file, thaw };
-        match freezer.dir.join(file).is_file() {
-            true => Some(freezer),
-            false => {
-                println!("skipped: {top} has no {file}");
-                None
-            }
+        if freezer.dir.join(file).is_file() {
+            Some(freezer)
+        } else {
+            println!("skipped: {top} has no {file}");
+            None
         }
     }
 

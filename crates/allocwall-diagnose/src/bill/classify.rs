@@ -168,9 +168,10 @@ impl<'a> Classifier<'a> {
             KernelLine::OtherFault | KernelLine::ByCaller => CostClass::OtherKernel,
             KernelLine::SomeFault => {
                 let function = by_function.entry(self.faulting_function(sample)).or_default();
-                let faults = match function.telling() >= TELLING_FAULTS {
-                    true => Some(function),
-                    false => by_process.get_mut(&sample.pid),
+                let faults = if function.telling() >= TELLING_FAULTS {
+                    Some(function)
+                } else {
+                    by_process.get_mut(&sample.pid)
                 };
                 faults.map_or(CostClass::FaultPath, Faults::next)
             }

@@ -19,9 +19,10 @@ pub fn charged_s(recording: &Recording) -> f64 {
     let cut = ["counters", "run_delay"]
         .iter()
         .any(|probe| unmeasured(recording, probe).is_some());
-    match charged > 0.0 && !cut {
-        true => charged,
-        false => charged.max(sampled_s(recording)),
+    if charged > 0.0 && !cut {
+        charged
+    } else {
+        charged.max(sampled_s(recording))
     }
 }
 
@@ -49,9 +50,10 @@ const LEAST_COVERED: f64 = 0.1;
 fn samples_cover_the_cpu_time(recording: &Recording) -> Measured<()> {
     let accounted_s = accounted_s(recording);
     // Without kernel samples, only samples of user time are expected.
-    let due_s = match recording.meta.kernel_samples {
-        true => accounted_s,
-        false => user_and_system(recording).ok().map(|(user, _)| user / 1e9),
+    let due_s = if recording.meta.kernel_samples {
+        accounted_s
+    } else {
+        user_and_system(recording).ok().map(|(user, _)| user / 1e9)
     };
     let due_s = due_s.unwrap_or(0.0);
     let due = due_s * 1e9 / recording.meta.sample_period_ns.max(1) as f64;
@@ -113,9 +115,10 @@ impl Sampled {
         Ok(Sampled {
             slices,
             unseen: unseen.parts,
-            kernel: match recording.meta.kernel_samples {
-                true => None,
-                false => Some(kernel_share(recording)?),
+            kernel: if recording.meta.kernel_samples {
+                None
+            } else {
+                Some(kernel_share(recording)?)
             },
         })
     }
@@ -147,9 +150,12 @@ impl Sampled {
                 let samples = self.samples(&CostClass::ALL) as f64;
                 let hidden: f64 = classes.iter().map(|c| self.unseen[position(*c)]).sum();
                 let all = samples + self.unseen.iter().sum::<f64>();
-                let with = |share: f64| match all > 0.0 {
-                    true => (share * samples + hidden) / all,
-                    false => share,
+                let with = |share: f64| {
+                    if all > 0.0 {
+                        (share * samples + hidden) / all
+                    } else {
+                        share
+                    }
                 };
                 Interval::new(with(sampled.low), with(sampled.point), with(sampled.high))
             }

@@ -54,13 +54,12 @@ fn rates(recording: &Recording) -> Rates {
         user_cpu_s: charged(|t| t.user_ns),
         system_cpu_s: charged(|t| t.system_ns),
         threads_peak: recording.ticks.iter().map(|t| t.threads).max().unwrap_or(0),
-        thread_s: match recording.threads.is_empty() {
-            true => {
-                recording.ticks.iter().map(|t| f64::from(t.threads)).sum::<f64>()
-                    / recording.ticks.len().max(1) as f64
-                    * window_s
-            }
-            false => recording.threads.iter().map(|t| t.seen_ns as f64).sum::<f64>() / 1e9,
+        thread_s: if recording.threads.is_empty() {
+            recording.ticks.iter().map(|t| f64::from(t.threads)).sum::<f64>()
+                / recording.ticks.len().max(1) as f64
+                * window_s
+        } else {
+            recording.threads.iter().map(|t| t.seen_ns as f64).sum::<f64>() / 1e9
         },
         resident_end: resident(end),
         resident_growth: growth(resident(start), resident(end)),
@@ -83,9 +82,10 @@ fn map_calls(recording: &Recording) -> Measured<f64> {
             counted = true;
         }
     }
-    match counted {
-        true => Ok(rate),
-        false => Err(absence(recording, "map_calls", "map calls were not counted")),
+    if counted {
+        Ok(rate)
+    } else {
+        Err(absence(recording, "map_calls", "map calls were not counted"))
     }
 }
 

@@ -193,14 +193,13 @@ fn path(recording: &Recording, classifier: &Classifier, place: &Place, site: Opt
     let user = &frames[..end];
     let mut path: Vec<u32> = kernel.into_iter().copied().collect();
     let room = PATH - path.len();
-    match user.len() > room {
-        false => path.extend(user),
-        true => {
-            let tail = room / 2;
-            path.extend(&user[..room - tail - 1]);
-            path.push(GAP);
-            path.extend(&user[user.len() - tail..]);
-        }
+    if user.len() <= room {
+        path.extend(user)
+    } else {
+        let tail = room / 2;
+        path.extend(&user[..room - tail - 1]);
+        path.push(GAP);
+        path.extend(&user[user.len() - tail..]);
     }
     path
 }
@@ -248,9 +247,10 @@ impl<'a> PythonStacks<'a> {
         let next = samples.partition_point(|s| s.t_ns < place.t_ns);
         let around = samples[next.saturating_sub(1)..(next + 1).min(samples.len())].iter();
         let nearest = around.min_by_key(|s| s.t_ns.abs_diff(place.t_ns))?;
-        match nearest.t_ns.abs_diff(place.t_ns) <= PYTHON_NEAR_NS {
-            true => nearest.frames.first().map(String::as_str),
-            false => None,
+        if nearest.t_ns.abs_diff(place.t_ns) <= PYTHON_NEAR_NS {
+            nearest.frames.first().map(String::as_str)
+        } else {
+            None
         }
     }
 }

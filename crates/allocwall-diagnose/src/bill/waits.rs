@@ -100,19 +100,20 @@ fn sampled(
         0.0
     };
     if recording.waits.is_empty() {
-        return match recording
+        return if recording
             .probes
             .iter()
             .any(|p| p.name == "waits" && p.state == ProbeState::Measured)
         {
             // Sampled, and no thread slept: with 95 % confidence, less than three samples' worth was missed (rule of
             // three).
-            true => Ok(Interval::new(
+            Ok(Interval::new(
                 unseen,
                 unseen,
                 unseen + 3.0 * recording.meta.wait_period_ns as f64 / 1e9,
-            )),
-            false => Err(absence(recording, "waits", "waiting threads were not sampled")),
+            ))
+        } else {
+            Err(absence(recording, "waits", "waiting threads were not sampled"))
         };
     }
     let blind = recording
@@ -175,9 +176,10 @@ fn untold(
             }
         }
     }
-    match all > 0.0 {
-        true => (untold / all, unread / all),
-        false => (0.0, 0.0),
+    if all > 0.0 {
+        (untold / all, unread / all)
+    } else {
+        (0.0, 0.0)
     }
 }
 
@@ -214,13 +216,14 @@ fn run_delay_s(recording: &Recording) -> Measured<f64> {
         return Err(absence);
     }
     let delays: Vec<u64> = recording.threads.iter().filter_map(|t| t.run_delay_ns).collect();
-    match delays.is_empty() {
-        true => Err(absence(
+    if delays.is_empty() {
+        Err(absence(
             recording,
             "run_delay",
             "the kernel reports no run-queue times (schedstat)",
-        )),
-        false => Ok(delays.iter().map(|d| *d as f64).sum::<f64>() / 1e9),
+        ))
+    } else {
+        Ok(delays.iter().map(|d| *d as f64).sum::<f64>() / 1e9)
     }
 }
 

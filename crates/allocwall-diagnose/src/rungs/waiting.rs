@@ -86,9 +86,12 @@ fn application_lock(ctx: &Context) -> Judged {
     };
     let rest = (ctx.active_thread_s() - known.point).max(0.0);
     let case = |thread_s: Interval| {
-        let of = |thread_s: f64| match rest + thread_s > 0.0 {
-            true => thread_s / (rest + thread_s),
-            false => 0.0,
+        let of = |thread_s: f64| {
+            if rest + thread_s > 0.0 {
+                thread_s / (rest + thread_s)
+            } else {
+                0.0
+            }
         };
         Case {
             wall: WALL,

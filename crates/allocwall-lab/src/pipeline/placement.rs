@@ -115,22 +115,26 @@ pub fn places(
             let name = cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
             Ok(vec![placement(topology, &name, cpus.clone(), threads)])
         }
-        Asked::Related(relation) => match has(*relation) {
-            true => Ok(vec![related(topology, allowed, *relation, threads)]),
-            false => Err(format!(
-                "no two of the CPUs {allowed:?} have the relation \"{}\": use --cpus auto",
-                Placement::near(Some(*relation)).unwrap_or_default()
-            )),
-        },
+        Asked::Related(relation) => {
+            if has(*relation) {
+                Ok(vec![related(topology, allowed, *relation, threads)])
+            } else {
+                Err(format!(
+                    "no two of the CPUs {allowed:?} have the relation \"{}\": use --cpus auto",
+                    Placement::near(Some(*relation)).unwrap_or_default()
+                ))
+            }
+        }
         Asked::All => {
             let all: Vec<Placement> = NAMES
                 .iter()
                 .filter(|(_, relation)| has(*relation))
                 .map(|(_, relation)| related(topology, allowed, *relation, threads))
                 .collect();
-            match all.is_empty() {
-                true => places(topology, allowed, &Asked::Auto, threads),
-                false => Ok(all),
+            if all.is_empty() {
+                places(topology, allowed, &Asked::Auto, threads)
+            } else {
+                Ok(all)
             }
         }
         Asked::Auto => Ok(vec![match NAMES.iter().find(|(_, relation)| has(*relation)) {

@@ -314,9 +314,10 @@ impl Subject for Runs<'_> {
         if let Some(told) = &told {
             ran.proof.push(ProofItem {
                 what: "variant".into(),
-                state: match told.variant == self.variants[arm] {
-                    true => ProofState::Proven,
-                    false => ProofState::Refuted,
+                state: if told.variant == self.variants[arm] {
+                    ProofState::Proven
+                } else {
+                    ProofState::Refuted
                 },
                 detail: told.variant.entry().title.into(),
                 needed: true,

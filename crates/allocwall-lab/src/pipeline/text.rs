@@ -180,14 +180,15 @@ fn figure(interval: Interval) -> String {
         "" => thousands(rounded(ns)),
         _ => three_digits(ns / of),
     };
-    match of_one_block(interval) {
-        true => format!("{}{unit}", show(interval.point)),
-        false => format!(
+    if of_one_block(interval) {
+        format!("{}{unit}", show(interval.point))
+    } else {
+        format!(
             "{} ({}–{}){unit}",
             show(interval.point),
             show(interval.low),
             show(interval.high)
-        ),
+        )
     }
 }
 
@@ -329,14 +330,15 @@ fn change(effect: Interval) -> String {
         let sign = if share < 0.0 { "−" } else { "+" };
         format!("{sign}{:.0}", share.abs() * 100.0)
     };
-    match of_one_block(effect) {
-        true => format!("{} %", percent(effect.point)),
-        false => format!(
+    if of_one_block(effect) {
+        format!("{} %", percent(effect.point))
+    } else {
+        format!(
             "{} % ({} to {})",
             percent(effect.point),
             percent(effect.low),
             percent(effect.high)
-        ),
+        )
     }
 }
 

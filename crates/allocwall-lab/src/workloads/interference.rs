@@ -143,9 +143,10 @@ pub fn throttling(stage: &Stage) -> Result<()> {
     let cpus = options
         .quota
         .unwrap_or(options.threads as f64 * (1.0 - options.dial));
-    let quota = match options.twin {
-        true => None,
-        false => Some(Quota::enter(cpus, options.seconds)?),
+    let quota = if options.twin {
+        None
+    } else {
+        Some(Quota::enter(cpus, options.seconds)?)
     };
     let worker = |_| {
         let mut computing = super::computing::Computing::new();
@@ -168,9 +169,10 @@ pub fn throttling(stage: &Stage) -> Result<()> {
 pub fn run_queue(stage: &Stage) -> Result<()> {
     let (dial, limit_s) = (stage.options.dial, stage.options.seconds);
     pin_to_cpu(1)?;
-    let _competitor = match stage.options.twin {
-        true => None,
-        false => Some(Bystander::start(limit_s + 5, move |lifeline| {
+    let _competitor = if stage.options.twin {
+        None
+    } else {
+        Some(Bystander::start(limit_s + 5, move |lifeline| {
             let mut computing = super::computing::Computing::new();
             let start = clock::monotonic_ns();
             let spent = clock::thread_cpu_ns();
@@ -182,7 +184,7 @@ pub fn run_queue(stage: &Stage) -> Result<()> {
                     std::thread::sleep(Duration::from_millis(1));
                 }
             }
-        })?),
+        })?)
     };
     let worker = |_| {
         let mut computing = super::computing::Computing::new();

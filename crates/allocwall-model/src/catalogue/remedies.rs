@@ -274,9 +274,10 @@ impl Remedy {
                 Change::Pages(_) => {}
             }
         }
-        let tunables = match tunables.is_empty() {
-            true => String::new(),
-            false => format!("GLIBC_TUNABLES={{tunables:{}}} ", tunables.join(":")),
+        let tunables = if tunables.is_empty() {
+            String::new()
+        } else {
+            format!("GLIBC_TUNABLES={{tunables:{}}} ", tunables.join(":"))
         };
         format!("{unset}{tunables}{settings}{command}")
     }

@@ -375,10 +375,7 @@ mod tests {
         #[test]
         fn test_and_interval_agree(seed: u64, sets in 4usize..25, tied: bool, at in -3.0..3.0f64) {
             let mut random = Random::new(seed);
-            let mut value = || match tied {
-                true => random.below(5) as f64,
-                false => random.unit() * 4.0,
-            };
+            let mut value = || if tied { random.below(5) as f64 } else { random.unit() * 4.0 };
             let sets: Vec<Set> = (0..sets)
                 .map(|i| Set { treated: value() + 0.5, untreated: (0..1 + i % 2).map(|_| value()).collect() })
                 .collect();

@@ -76,9 +76,10 @@ impl Shape {
     /// The arenas of a slab in use that are not out and whose memory could be returned. A reserved page cannot be
     /// split.
     fn idle(self, word: u64) -> u64 {
-        match self.partial(word) && kind(word) != Pages::Reserved {
-            true => self.ready(word) & self.trimmable,
-            false => 0,
+        if self.partial(word) && kind(word) != Pages::Reserved {
+            self.ready(word) & self.trimmable
+        } else {
+            0
         }
     }
 }

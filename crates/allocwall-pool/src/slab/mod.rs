@@ -449,9 +449,10 @@ impl Inner {
     /// Claims an idle arena if there are more than the limit.
     fn claim_surplus(&mut self, spared: usize) -> Option<usize> {
         let tally = self.ledger.tally();
-        match self.may_trim && tally.idle > self.retention.idle(self.arenas_a_slab, tally.arenas) {
-            true => self.ledger.claim_idle(spared),
-            false => None,
+        if self.may_trim && tally.idle > self.retention.idle(self.arenas_a_slab, tally.arenas) {
+            self.ledger.claim_idle(spared)
+        } else {
+            None
         }
     }
 

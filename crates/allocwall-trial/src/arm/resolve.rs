@@ -551,13 +551,14 @@ impl Work<'_> {
                 Source::Version(wanted) => {
                     let stated = bundled.iter().find(|(known, _)| *known == path).map(|(_, v)| *v);
                     let found = stated.or(view.allocator_version.as_deref());
-                    match found.is_some_and(|found| is_of_version(found, wanted)) {
-                        true => Ok(view),
-                        false => Err(format!(
+                    if found.is_some_and(|found| is_of_version(found, wanted)) {
+                        Ok(view)
+                    } else {
+                        Err(format!(
                             "{} has version {}",
                             path.display(),
                             found.unwrap_or("unknown")
-                        )),
+                        ))
                     }
                 }
                 _ => Ok(view),
@@ -597,13 +598,13 @@ impl Work<'_> {
                 "LD_PRELOAD can't hold a path with a blank or a colon: {shown}"
             ));
         }
-        let view =
-            view_file(path).map_err(
-                |absence| match absence.detail.contains(&*path.to_string_lossy()) {
-                    true => absence.detail,
-                    false => format!("{shown}: {absence}"),
-                },
-            )?;
+        let view = view_file(path).map_err(|absence| {
+            if absence.detail.contains(&*path.to_string_lossy()) {
+                absence.detail
+            } else {
+                format!("{shown}: {absence}")
+            }
+        })?;
         let program = &self.program.view;
         if (view.machine, view.is_64) != (program.machine, program.is_64) {
             return Err(format!(

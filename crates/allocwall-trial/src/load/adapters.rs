@@ -381,12 +381,15 @@ fn redis(output: &str) -> Vec<Reading> {
         .unwrap_or_default();
     let several = tests.len() > 1;
     let named = |(test, readings): (String, Vec<Reading>)| {
-        readings.into_iter().map(move |reading| match several {
-            true => Reading {
-                name: format!("{}.{}", key(&test), reading.name),
-                ..reading
-            },
-            false => reading,
+        readings.into_iter().map(move |reading| {
+            if several {
+                Reading {
+                    name: format!("{}.{}", key(&test), reading.name),
+                    ..reading
+                }
+            } else {
+                reading
+            }
         })
     };
     tests.into_iter().flat_map(named).collect()

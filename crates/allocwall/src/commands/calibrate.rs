@@ -77,9 +77,10 @@ const BAR_STEPS: u64 = 1000;
 
 /// Drawn only when its position is set, between repetitions. A thread that draws would disturb the timed one.
 fn progress_bar(printer: &Printer) -> ProgressBar {
-    let target = match printer.progress() {
-        true => ProgressDrawTarget::stderr_with_hz(5),
-        false => ProgressDrawTarget::hidden(),
+    let target = if printer.progress() {
+        ProgressDrawTarget::stderr_with_hz(5)
+    } else {
+        ProgressDrawTarget::hidden()
     };
     let style = ProgressStyle::with_template("measuring this machine's prices {bar:40} {percent} %")
         .unwrap_or_else(|_| ProgressStyle::default_bar());

@@ -28,9 +28,10 @@ pub struct Args {
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let surroundings = surroundings::gather(&Machine::live(), Kernel::RUNNING, args.pid)?;
     let report = judge::judge(&surroundings);
-    printer.data(&match args.json {
-        true => as_json(&report, args.pid),
-        false => as_text(&report, printer.color()),
+    printer.data(&if args.json {
+        as_json(&report, args.pid)
+    } else {
+        as_text(&report, printer.color())
     })?;
     Ok(ExitCode::SUCCESS)
 }

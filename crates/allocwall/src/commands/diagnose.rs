@@ -83,12 +83,11 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     }
     let format = if args.json { Format::Json } else { Format::Text };
     // The launched command must not outlive allocwall, even if allocwall is killed.
-    let guard = match !args.command.is_empty() && !args.keep_running {
-        true => {
-            let own = std::env::current_exe().context("cannot find the path of allocwall itself")?;
-            Some(run::guard(None, &own)?)
-        }
-        false => None,
+    let guard = if !args.command.is_empty() && !args.keep_running {
+        let own = std::env::current_exe().context("cannot find the path of allocwall itself")?;
+        Some(run::guard(None, &own)?)
+    } else {
+        None
     };
     let (judged, mut launched) = match &args.file {
         Some(path) => (Judged::of(file::read(path)?, Some(path.clone())), None),
@@ -119,9 +118,10 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     printed?;
     // After an interrupt: report what was measured, start nothing new.
     let interrupted = matches!(judged.recording.meta.ended, Ended::Interrupted);
-    let tried = match args.verify && !interrupted {
-        true => verify(&args, &judged, printer)?,
-        false => ExitCode::SUCCESS,
+    let tried = if args.verify && !interrupted {
+        verify(&args, &judged, printer)?
+    } else {
+        ExitCode::SUCCESS
     };
     let Judged {
         recording,
@@ -133,9 +133,10 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let unmeasured = unsampled
         && allocwall_diagnose::reach(recording, bill, verdict) == allocwall_diagnose::Reach::NotSampled;
     let stopped = args.fail_on.is_some() && allocwall_diagnose::stops_a_gate(recording, bill, verdict);
-    Ok(match unmeasured || stopped {
-        true => ExitCode::FAILURE,
-        false => tried,
+    Ok(if unmeasured || stopped {
+        ExitCode::FAILURE
+    } else {
+        tried
     })
 }
 
@@ -314,9 +315,10 @@ pub fn parse_time(text: &str) -> Result<Duration, String> {
     };
     let number: f64 = number.parse().map_err(|_| FORM)?;
     let time = Duration::try_from_secs_f64(number * scale).map_err(|_| "the time is out of range")?;
-    match time.is_zero() {
-        true => Err("a time must be above 0".into()),
-        false => Ok(time),
+    if time.is_zero() {
+        Err("a time must be above 0".into())
+    } else {
+        Ok(time)
     }
 }
 

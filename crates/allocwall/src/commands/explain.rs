@@ -41,15 +41,14 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
             hint(&args.name, names())
         );
     }
-    printer.data(&match args.json {
-        true => as_json(&pages),
-        false => {
-            let texts: Vec<String> = pages
-                .iter()
-                .map(|page| page.text(printer.style().width))
-                .collect();
-            texts.join("\n")
-        }
+    printer.data(&if args.json {
+        as_json(&pages)
+    } else {
+        let texts: Vec<String> = pages
+            .iter()
+            .map(|page| page.text(printer.style().width))
+            .collect();
+        texts.join("\n")
     })?;
     Ok(ExitCode::SUCCESS)
 }
@@ -236,9 +235,10 @@ fn remedy_page(remedy: &Remedy, printer: &Printer) -> Page {
             .collect();
         add(
             "found",
-            match found.is_empty() {
-                true => "not installed".to_owned(),
-                false => found.join(", "),
+            if found.is_empty() {
+                "not installed".to_owned()
+            } else {
+                found.join(", ")
             },
         );
     }

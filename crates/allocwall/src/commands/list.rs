@@ -28,9 +28,10 @@ pub struct Args {
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let found = found(&arms::inventory(printer));
     let tunables = tunables();
-    printer.data(&match args.json {
-        true => as_json(&found, &tunables),
-        false => as_text(&found, &tunables, printer.style().width),
+    printer.data(&if args.json {
+        as_json(&found, &tunables)
+    } else {
+        as_text(&found, &tunables, printer.style().width)
     })?;
     Ok(ExitCode::SUCCESS)
 }
@@ -145,9 +146,10 @@ fn row(out: &mut String, name: &str, text: &str, width: usize) {
     if name.chars().count() > NAME {
         let _ = writeln!(out, "  {name}");
     }
-    let head = match name.chars().count() > NAME {
-        true => indent.clone(),
-        false => format!("  {name:NAME$} "),
+    let head = if name.chars().count() > NAME {
+        indent.clone()
+    } else {
+        format!("  {name:NAME$} ")
     };
     let text = terminal(text);
     let options = plain(width)

@@ -13,9 +13,10 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let served = match args.what == reading::PYTHON {
-        true => python::serve(),
-        false => reading::serve(),
+    let served = if args.what == reading::PYTHON {
+        python::serve()
+    } else {
+        reading::serve()
     };
     served.context("`allocwall read` is for internal use and cannot continue")?;
     Ok(ExitCode::SUCCESS)

@@ -91,13 +91,14 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         printer.style()
     };
     let format = if args.json { Format::Json } else { args.format };
-    let report = match journal::is_one(&args.file) {
-        true => trial(&args.file, format, style)?,
-        false => Judged::of(
+    let report = if journal::is_one(&args.file) {
+        trial(&args.file, format, style)?
+    } else {
+        Judged::of(
             allocwall_measure::file::read(&args.file)?,
             Some(args.file.clone()),
         )
-        .render(format, style)?,
+        .render(format, style)?
     };
     match &args.output {
         Some(path) => output::write(path, report.as_bytes(), Some(&args.file))?,

@@ -87,9 +87,10 @@ fn told(applied: &Applied, asked: &[OsString]) -> String {
             .as_deref()
             .map(|nodes| format!("memory of node {}", list(nodes))),
     );
-    match set.is_empty() {
-        true => "allocwall: the remedies set nothing".to_owned(),
-        false => format!("allocwall: {}", set.join(" · ")),
+    if set.is_empty() {
+        "allocwall: the remedies set nothing".to_owned()
+    } else {
+        format!("allocwall: {}", set.join(" · "))
     }
 }
 

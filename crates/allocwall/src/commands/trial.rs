@@ -301,9 +301,10 @@ impl Args {
 
     /// The options as the user typed them.
     fn options(&self) -> Vec<String> {
-        match self.made_of.is_empty() {
-            true => typed(),
-            false => self.made_of.clone(),
+        if self.made_of.is_empty() {
+            typed()
+        } else {
+            self.made_of.clone()
         }
     }
 }
@@ -447,9 +448,10 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let measured = outcome.comparisons.iter().any(|c| c.effect.is_ok());
     // With --fail-on, an unfinished trial must not pass.
     let cut_off = failed.is_some() || (!gates.is_empty() && interrupted.load(Ordering::Relaxed));
-    Ok(match measured && met.is_empty() && !cut_off {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+    Ok(if measured && met.is_empty() && !cut_off {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     })
 }
 
@@ -684,12 +686,9 @@ impl Trial<'_> {
         let (design, done) = (&journal.head.design, journal.blocks.len());
         let arms = design.arms.len();
         let fewest = plan::fewest_blocks(arms, plan::family(arms, &design.metrics));
-        self.printer.note(&match done < fewest {
-            true => format!(
-                "time is up after {done} of at least {fewest} blocks that a result needs: use a longer --budget"
-            ),
-            false => "time is up".to_owned(),
-        });
+        self.printer.note(&if done < fewest { format!(
+            "time is up after {done} of at least {fewest} blocks that a result needs: use a longer --budget"
+        ) } else { "time is up".to_owned() });
     }
 
     /// The baseline twice, then the remedies.
@@ -758,9 +757,10 @@ impl Trial<'_> {
             },
             (None, Some(line)) => {
                 let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-                let read = match figures.is_empty() {
-                    true => Read::Adapter(Adapter::of_command(&words)?),
-                    false => Read::Figures(figures),
+                let read = if figures.is_empty() {
+                    Read::Adapter(Adapter::of_command(&words)?)
+                } else {
+                    Read::Figures(figures)
                 };
                 Load::Command {
                     line: line.clone(),
@@ -1144,9 +1144,10 @@ fn estimate(outcome: &TrialResult) -> String {
             Some(format!("{name} {:+.1} %{word}", effect.point * 100.0))
         })
         .collect();
-    match shown.is_empty() {
-        true => String::new(),
-        false => format!(" · so far {}", shown.join(", ")),
+    if shown.is_empty() {
+        String::new()
+    } else {
+        format!(" · so far {}", shown.join(", "))
     }
 }
 

@@ -254,9 +254,10 @@ fn hand_off(shared: &Shared, first: bool) -> Option<f64> {
         for trip in 0..TRIPS {
             let number = 2 * (round * TRIPS + trip);
             // Acquire and release, as in a queue.
-            let (wait, then) = match first {
-                true => (number, number + 1),
-                false => (number + 1, number + 2),
+            let (wait, then) = if first {
+                (number, number + 1)
+            } else {
+                (number + 1, number + 2)
             };
             while ball.load(Ordering::Acquire) != wait {
                 if shared.failed.load(Ordering::Relaxed) {

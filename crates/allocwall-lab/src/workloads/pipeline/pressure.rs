@@ -47,9 +47,10 @@ pub struct Heap {
 impl Heap {
     pub fn new(per_s: f64, cycles: Cycles, seed: u64) -> Heap {
         let mut random = Random::new(seed);
-        let live = match per_s > 0.0 {
-            true => (0..LIVE_BLOCKS).map(|_| Block::new(size(&mut random))).collect(),
-            false => vec![],
+        let live = if per_s > 0.0 {
+            (0..LIVE_BLOCKS).map(|_| Block::new(size(&mut random))).collect()
+        } else {
+            vec![]
         };
         Heap {
             live,

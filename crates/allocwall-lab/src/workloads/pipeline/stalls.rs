@@ -147,9 +147,10 @@ impl<R: Readings> Watch<R> {
     /// The thread did known work that takes `usual` cycles; more time is a stall of the machine.
     #[inline(always)]
     pub fn computed(&mut self, now: u64, usual: u64) {
-        self.last = match now.wrapping_sub(self.last) > self.threshold + usual {
-            true => self.stalled(now),
-            false => now,
+        self.last = if now.wrapping_sub(self.last) > self.threshold + usual {
+            self.stalled(now)
+        } else {
+            now
         };
     }
 
@@ -341,9 +342,10 @@ mod tests {
             assert_eq!(script.asked.get(), asked + 1, "case {n}");
             assert_eq!(watch.told, u64::from(machine), "case {n}");
             assert_eq!(watch.covered, 2_000_000, "case {n}");
-            match machine {
-                true => assert!(watch.stalls[0] == span && watch.long.is_empty(), "case {n}"),
-                false => assert!(watch.long == [span] && watch.stalls.is_empty(), "case {n}"),
+            if machine {
+                assert!(watch.stalls[0] == span && watch.long.is_empty(), "case {n}")
+            } else {
+                assert!(watch.long == [span] && watch.stalls.is_empty(), "case {n}")
             }
         }
     }

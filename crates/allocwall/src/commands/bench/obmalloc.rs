@@ -137,9 +137,10 @@ impl Bench<'_> {
             .as_ref()
             .map(|python| self.probe(python, Some(&probe.script), set))
             .transpose()?;
-        let asked: Vec<String> = match args.arms.is_empty() {
-            true => obmalloc::ARMS.iter().map(|name| (*name).to_owned()).collect(),
-            false => args.arms.clone(),
+        let asked: Vec<String> = if args.arms.is_empty() {
+            obmalloc::ARMS.iter().map(|name| (*name).to_owned()).collect()
+        } else {
+            args.arms.clone()
         };
         let chosen = obmalloc::programs(&args.workloads, set, &probe, rebuilt.as_ref());
         let arms = obmalloc::arms(&asked, set, &probe, rebuilt.as_ref());
@@ -176,16 +177,15 @@ impl Bench<'_> {
                 }
             };
             no_tlb = no_tlb.or_else(|| obmalloc::no_tlb(&outcome));
-            match args.json {
-                true => documents.push(json!({
+            if args.json {
+                documents.push(json!({
                     "name": program.name,
                     "about": program.about,
                     "trial": trial_json::value(&outcome, &[]),
-                })),
-                false => {
-                    documents.push(json!(null));
-                    self.printer.data(&obmalloc::table(program, &outcome))?;
-                }
+                }))
+            } else {
+                documents.push(json!(null));
+                self.printer.data(&obmalloc::table(program, &outcome))?;
             }
         }
         if let Some(why) = no_tlb {
@@ -209,9 +209,10 @@ impl Bench<'_> {
             });
             self.printer.data(&format!("{document:#}\n"))?;
         }
-        Ok(match measured && !self.stopped() {
-            true => ExitCode::SUCCESS,
-            false => ExitCode::FAILURE,
+        Ok(if measured && !self.stopped() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
         })
     }
 
@@ -240,11 +241,12 @@ impl Bench<'_> {
             None if self.stopped() => bail!("interrupted"),
             None => {
                 let said = batch::last_words(&finished).unwrap_or_else(|| "it printed nothing".to_owned());
-                match said.contains("No module named") && script.is_none() {
-                    true => bail!(
+                if said.contains("No module named") && script.is_none() {
+                    bail!(
                         "{python} has no allocwall package ({said}); to install it: {python} -m pip install 'allocwall[bench]'"
-                    ),
-                    false => bail!("{python} cannot run the workloads: {said}"),
+                    )
+                } else {
+                    bail!("{python} cannot run the workloads: {said}")
                 }
             }
         }

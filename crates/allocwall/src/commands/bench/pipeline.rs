@@ -285,14 +285,16 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         }
         printer.note(&format!("results written to {}", folder.display()));
     }
-    printer.data(&match args.json {
-        true => json::document(&experiment, &session::machine()),
-        false => text::report(&experiment, printer.style()),
+    printer.data(&if args.json {
+        json::document(&experiment, &session::machine())
+    } else {
+        text::report(&experiment, printer.style())
     })?;
     let told = |point: &Point| point.arms.iter().any(|arm| arm.runs > 0);
-    Ok(match experiment.points.iter().any(told) {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+    Ok(if experiment.points.iter().any(told) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     })
 }
 
@@ -365,9 +367,10 @@ struct Way {
 
 impl Bench<'_> {
     fn points(&self, placements: &[Placement], variants: &[Variant]) -> anyhow::Result<Vec<Point>> {
-        let pressures: &[f64] = match self.args.sweep {
-            true => &SWEEP,
-            false => &[self.args.pressure],
+        let pressures: &[f64] = if self.args.sweep {
+            &SWEEP
+        } else {
+            &[self.args.pressure]
         };
         let ways = self.ways(variants)?;
         let mut points = vec![];
@@ -388,9 +391,10 @@ impl Bench<'_> {
                 points.extend(self.point(placement, *pressure, number, &ways)?);
             }
         }
-        match points.is_empty() {
-            true => bail!("interrupted before the first block"),
-            false => Ok(points),
+        if points.is_empty() {
+            bail!("interrupted before the first block")
+        } else {
+            Ok(points)
         }
     }
 
@@ -408,13 +412,14 @@ impl Bench<'_> {
         ];
         let given = &self.args.allocators;
         let found = given.is_empty() && !self.args.sweep || *given == ["found"];
-        let names: Vec<&str> = match found {
-            true => [GLIBC_TUNED].into_iter().chain(ALLOCATORS).collect(),
-            false => given
+        let names: Vec<&str> = if found {
+            [GLIBC_TUNED].into_iter().chain(ALLOCATORS).collect()
+        } else {
+            given
                 .iter()
                 .map(String::as_str)
                 .filter(|n| *n != "none")
-                .collect(),
+                .collect()
         };
         for name in names {
             ways.push(Way {
@@ -532,9 +537,10 @@ impl Bench<'_> {
 
         let metrics = metrics(args.rate.0);
         let family = plan::family(ways.len(), &metrics);
-        let default = match args.sweep {
-            true => 5,
-            false => plan::default_blocks(ways.len(), family),
+        let default = if args.sweep {
+            5
+        } else {
+            plan::default_blocks(ways.len(), family)
         };
         let planned = args.blocks.map_or(default, |blocks| blocks as usize);
         let design = Design {

@@ -268,15 +268,16 @@ fn summary(checks: &[Check], target: Option<&TargetView>) -> String {
     let sampled = checks
         .iter()
         .any(|check| check.name == key && check.state == State::Available);
-    match sampled {
-        true => format!(
+    if sampled {
+        format!(
             "Everything that diagnose needs{of} can be measured here, except: {}.",
             exceptions.join("; ")
-        ),
-        false => format!(
+        )
+    } else {
+        format!(
             "CPU time{of} cannot be sampled here: a diagnosis has no bill, only counters from /proc. Blocked: {}.",
             exceptions.join("; ")
-        ),
+        )
     }
 }
 
@@ -381,13 +382,14 @@ fn sampling_checks(s: &Surroundings) -> Vec<Check> {
             ));
         }
         Some(target) => {
-            let reach = match s
+            let reach = if s
                 .rights
                 .as_ref()
                 .is_ok_and(|rights| rights.euid == target.status.uid[1])
             {
-                true => Reach::User,
-                false => Reach::OthersProcess,
+                Reach::User
+            } else {
+                Reach::OthersProcess
             };
             checks.push(Check::tried(
                 Sampling,
@@ -447,15 +449,16 @@ fn not_tried(s: &Surroundings) -> Check {
         .as_ref()
         .is_ok_and(|rights| rights.capabilities.perfmon())
         && s.first_user_namespace;
-    let (state, detail) = match capable {
-        true => (
+    let (state, detail) = if capable {
+        (
             State::Available,
             "not tried: no other user's process is visible here; CAP_PERFMON would allow it",
-        ),
-        false => (
+        )
+    } else {
+        (
             State::Partial,
             "not tried: no other user's process is visible here",
-        ),
+        )
     };
     let mut check = Check::new(
         Group::Sampling,
@@ -1136,21 +1139,22 @@ fn software_checks(s: &Surroundings) -> Vec<Check> {
             _ => runtime.name.clone(),
         })
         .collect();
-    checks.push(match list.is_empty() {
-        true => Check::new(
+    checks.push(if list.is_empty() {
+        Check::new(
             Software,
             "runtimes",
             "runtimes in PATH",
             State::Absent,
             "no Python, Java, Go or Node; each is needed only for its own programs",
-        ),
-        false => Check::new(
+        )
+    } else {
+        Check::new(
             Software,
             "runtimes",
             "runtimes in PATH",
             State::Available,
             list.join(", "),
-        ),
+        )
     });
     checks
 }
