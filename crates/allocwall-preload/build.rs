@@ -211,12 +211,7 @@ fn snmalloc(here: &Path, out: &Path) -> Library {
 /// processes that are measured.
 fn compiler() -> cc::Build {
     let mut build = cc::Build::new();
-    build
-        .opt_level(3)
-        .debug(false)
-        .pic(true)
-        .warnings(false)
-        .define("NDEBUG", None);
+    build.opt_level(3).debug(false).pic(true).warnings(false).define("NDEBUG", None);
     build
 }
 
@@ -233,13 +228,11 @@ fn link<'a>(
     arguments: impl IntoIterator<Item = &'a std::ffi::OsStr>,
 ) {
     let mut command: Command = build.get_compiler().to_command();
-    command
-        .arg("-shared")
-        .arg("-o")
-        .arg(to)
-        .args(arguments)
-        .arg(format!("-Wl,-soname,{soname}"))
-        .args(["-Wl,-z,relro,-z,now", "-Wl,--gc-sections", "-s"]);
+    command.arg("-shared").arg("-o").arg(to).args(arguments).arg(format!("-Wl,-soname,{soname}")).args([
+        "-Wl,-z,relro,-z,now",
+        "-Wl,--gc-sections",
+        "-s",
+    ]);
     let output = command.output().unwrap_or_else(|e| {
         panic!("{soname}: cannot run {command:?}: {e}; install a C compiler, and for snmalloc a C++ compiler")
     });
@@ -274,9 +267,7 @@ fn defined(header: &Path, name: &str) -> String {
     text.lines()
         .find_map(|line| {
             let mut words = line.split_whitespace();
-            (words.next() == Some("#define") && words.next() == Some(name))
-                .then(|| words.next())
-                .flatten()
+            (words.next() == Some("#define") && words.next() == Some(name)).then(|| words.next()).flatten()
         })
         .unwrap_or_else(|| panic!("{} does not define {name}", header.display()))
         .to_owned()

@@ -8,13 +8,10 @@ use std::sync::LazyLock;
 
 static READER: LazyLock<&Reader> = LazyLock::new(|| {
     let wanted = std::env::var("READER").unwrap_or_default();
-    readers()
-        .find(|reader| reader.name == wanted)
-        .unwrap_or_else(|| {
-            readers()
-                .for_each(|reader| println!("{} {}", reader.name, reader.longest));
-            std::process::exit(0)
-        })
+    readers().find(|reader| reader.name == wanted).unwrap_or_else(|| {
+        readers().for_each(|reader| println!("{} {}", reader.name, reader.longest));
+        std::process::exit(0)
+    })
 });
 
 // One call before libFuzzer measures time: some readers compile their regular expressions first.

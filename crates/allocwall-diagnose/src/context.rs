@@ -41,11 +41,8 @@ pub struct Sum {
 }
 
 impl Sum {
-    pub const NONE: Sum = Sum {
-        share: Interval::exact(0.0),
-        named: Interval::exact(0.0),
-        rate: Interval::exact(0.0),
-    };
+    pub const NONE: Sum =
+        Sum { share: Interval::exact(0.0), named: Interval::exact(0.0), rate: Interval::exact(0.0) };
 }
 
 /// Whether the thread cache serves the allocator's calls, as far as the sampled addresses show it.
@@ -71,22 +68,12 @@ const KERNEL_LINES: &[CostClass] = &[
 const MOSTLY: f64 = 0.5;
 
 /// Functions at the root of every stack. As a call site they say nothing.
-const NOWHERE: &[&str] = &[
-    "[unknown]",
-    "_start",
-    "__libc_start_main",
-    "start_thread",
-    "clone",
-    "clone3",
-];
+const NOWHERE: &[&str] = &["[unknown]", "_start", "__libc_start_main", "start_thread", "clone", "clone3"];
 
 /// See [`Context::unread_s`].
 pub fn ended_unread() -> Absence {
-    Absence::new(
-        Reason::TooLittle,
-        "the target ended before its scheduler times were read again",
-    )
-    .mend("diagnose a target that runs longer")
+    Absence::new(Reason::TooLittle, "the target ended before its scheduler times were read again")
+        .mend("diagnose a target that runs longer")
 }
 
 impl<'a> Context<'a> {
@@ -109,15 +96,11 @@ impl<'a> Context<'a> {
     }
 
     pub fn pid(&self) -> String {
-        self.process()
-            .map_or_else(|| "PID".to_owned(), |p| p.pid.to_string())
+        self.process().map_or_else(|| "PID".to_owned(), |p| p.pid.to_string())
     }
 
     pub fn samples(&self) -> u64 {
-        self.bill
-            .on_cpu
-            .as_ref()
-            .map_or(0, |lines| lines.iter().map(|l| l.samples).sum())
+        self.bill.on_cpu.as_ref().map_or(0, |lines| lines.iter().map(|l| l.samples).sum())
     }
 
     /// The lines as one, or why they cannot be judged.
@@ -139,17 +122,9 @@ impl<'a> Context<'a> {
             .mend("use a longer window: -d 60"));
         }
         let named = sampled.share(classes);
-        let hidden = if touches_kernel {
-            self.unnamed_kernel()
-        } else {
-            0.0
-        };
+        let hidden = if touches_kernel { self.unnamed_kernel() } else { 0.0 };
         let share = Interval::new(named.low, named.point, (named.high + hidden).min(1.0));
-        Ok(Sum {
-            share,
-            named,
-            rate: share.scaled(self.cpu_rate),
-        })
+        Ok(Sum { share, named, rate: share.scaled(self.cpu_rate) })
     }
 
     /// Kernel time without symbols, which may belong to any line of the kernel.
@@ -166,10 +141,9 @@ impl<'a> Context<'a> {
     pub fn wait(&self, class: WaitClass) -> Measured<Interval> {
         match self.wait_line(class) {
             Some(line) => line.thread_s.clone(),
-            None => Err(Absence::new(
-                Reason::NotFound,
-                format!("the bill has no line for {}", class.title()),
-            )),
+            None => {
+                Err(Absence::new(Reason::NotFound, format!("the bill has no line for {}", class.title())))
+            }
         }
     }
 
@@ -183,19 +157,13 @@ impl<'a> Context<'a> {
 
     /// The part of the application's lock waits that was counted there only because the thread was busy.
     pub fn untold_locks(&self) -> f64 {
-        self.wait_line(WaitClass::ApplicationLock)
-            .map_or(0.0, |l| l.untold)
+        self.wait_line(WaitClass::ApplicationLock).map_or(0.0, |l| l.untold)
     }
 
     /// Seconds in futex waits whose callers' stacks were not read, so that their line is a guess. `of` selects the
     /// lines.
     pub fn unread_futex_s(&self, of: impl Fn(WaitClass) -> bool) -> f64 {
-        self.bill
-            .off_cpu
-            .iter()
-            .filter(|l| of(l.class))
-            .map(|l| l.unread * self.wait_point(l.class))
-            .sum()
+        self.bill.off_cpu.iter().filter(|l| of(l.class)).map(|l| l.unread * self.wait_point(l.class)).sum()
     }
 
     /// Seconds at the end of the window without scheduler times: when a target ends, its times can no longer be read.
@@ -256,11 +224,7 @@ impl<'a> Context<'a> {
     pub fn behind_itself(&self) -> f64 {
         let delay = self.wait_point(WaitClass::RunQueue);
         let whole = delay + self.bill.cpu_s;
-        if whole > 0.0 {
-            delay * (1.0 - self.behind_others()) / whole
-        } else {
-            0.0
-        }
+        if whole > 0.0 { delay * (1.0 - self.behind_others()) / whole } else { 0.0 }
     }
 
     /// The largest call site of these lines that has a name, weighted by the lines, and its fraction of them.
@@ -273,11 +237,7 @@ impl<'a> Context<'a> {
                 *weight.entry(name).or_default() += site.share * line.share.point;
             }
         }
-        let all: f64 = lines
-            .iter()
-            .filter(|l| classes.contains(&l.class))
-            .map(|l| l.share.point)
-            .sum();
+        let all: f64 = lines.iter().filter(|l| classes.contains(&l.class)).map(|l| l.share.point).sum();
         weight
             .into_iter()
             .filter(|(name, _)| !name.is_empty() && !NOWHERE.contains(name))
@@ -318,10 +278,7 @@ impl<'a> Context<'a> {
         if share < MOSTLY || self.cpu(&[CostClass::Application]).is_ok() {
             return None;
         }
-        let head = format!(
-            "the target was stopped for {} of its threads' time",
-            percent(share.min(1.0))
-        );
+        let head = format!("the target was stopped for {} of its threads' time", percent(share.min(1.0)));
         Some(match self.probe_absence("stopped") {
             Some(mut why) => {
                 why.detail = format!("{head}; {}", why.detail);
@@ -352,12 +309,7 @@ impl<'a> Context<'a> {
     }
 
     pub fn price(&self, name: &str) -> Option<Interval> {
-        self.recording
-            .prices
-            .as_ref()
-            .ok()?
-            .get(name)
-            .filter(|p| p.low > 0.0)
+        self.recording.prices.as_ref().ok()?.get(name).filter(|p| p.low > 0.0)
     }
 
     pub fn count(&self, name: &str) -> Option<f64> {
@@ -449,9 +401,8 @@ impl<'a> Context<'a> {
             return (served, text);
         }
         // The relation between the share of the entry points and cache hits was measured with glibc only.
-        let glibc = self
-            .process()
-            .is_some_and(|p| matches!(&p.allocator, Ok(a) if a.kind == AllocatorKind::Glibc));
+        let glibc =
+            self.process().is_some_and(|p| matches!(&p.allocator, Ok(a) if a.kind == AllocatorKind::Glibc));
         if leaves.libc_entry == 0 || !glibc || leaves.in_libc < MIN_SAMPLES / 2 {
             return (
                 Served::Unknown,
@@ -529,11 +480,7 @@ impl MendIfNone for Absence {
 /// `0.414` as `41 %`. Small shares have one decimal.
 pub fn percent(share: f64) -> String {
     let p = share * 100.0;
-    if p < 9.95 && (p - p.round()).abs() > 0.05 {
-        format!("{p:.1} %")
-    } else {
-        format!("{p:.0} %")
-    }
+    if p < 9.95 && (p - p.round()).abs() > 0.05 { format!("{p:.1} %") } else { format!("{p:.0} %") }
 }
 
 /// `41 % (38–44 %)`. A value without sampling error has no interval.
@@ -542,12 +489,7 @@ pub fn percent_interval(i: Interval) -> String {
         return percent(i.point);
     }
     let low = percent(i.low);
-    format!(
-        "{} ({}–{})",
-        percent(i.point),
-        low.trim_end_matches(" %"),
-        percent(i.high)
-    )
+    format!("{} ({}–{})", percent(i.point), low.trim_end_matches(" %"), percent(i.high))
 }
 
 pub fn bytes(b: f64) -> String {
@@ -558,11 +500,7 @@ pub fn bytes(b: f64) -> String {
         b /= 1024.0;
         unit += 1;
     }
-    if b >= 10.0 || unit == 0 {
-        format!("{b:.0} {}", UNITS[unit])
-    } else {
-        format!("{b:.1} {}", UNITS[unit])
-    }
+    if b >= 10.0 || unit == 0 { format!("{b:.0} {}", UNITS[unit]) } else { format!("{b:.1} {}", UNITS[unit]) }
 }
 
 /// `1234567` as `1.2 M`.

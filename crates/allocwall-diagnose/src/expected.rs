@@ -21,9 +21,7 @@ use allocwall_model::units::{Interval, Measured};
 
 /// Whether the bill allows predictions.
 pub fn possible(recording: &Recording, bill: &Bill) -> Measured<()> {
-    Context::new(recording, bill)
-        .cpu(&[CostClass::Application])
-        .map(drop)
+    Context::new(recording, bill).cpu(&[CostClass::Application]).map(drop)
 }
 
 /// Relative change; negative if the remedy saves CPU time. None if the remedy does not apply, if it does not act on
@@ -52,11 +50,7 @@ pub(super) fn saved(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
     };
     let saved = sum(&[saved, aside]);
     // No remedy saves more than all of the CPU time.
-    Some(Interval::new(
-        saved.low.min(1.0),
-        saved.point.min(1.0),
-        saved.high.min(1.0),
-    ))
+    Some(Interval::new(saved.low.min(1.0), saved.point.min(1.0), saved.high.min(1.0)))
 }
 
 // ---- remedies that keep the allocator ----
@@ -78,9 +72,7 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
                 Served::Missing | Served::Unknown => part(0.0, 0.5),
             };
             let cached = ctx.price(MALLOC_CACHED).zip(ctx.price(MALLOC_ARENA));
-            let saved = cached.map_or(1.0, |(cached, arena)| {
-                (1.0 - cached.low / arena.high).clamp(0.0, 1.0)
-            });
+            let saved = cached.map_or(1.0, |(cached, arena)| (1.0 - cached.low / arena.high).clamp(0.0, 1.0));
             Some(times(lines, part(misses.least, misses.most * saved)))
         }
         Effect::OwnArenas if !contended(ctx) => Some(times(lines, part(0.0, 1.0))),
@@ -95,11 +87,7 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
             let release = ctx.cpu(&[PageRelease]).map_or(0.0, |s| s.share.high);
             let high = gain.high + release;
             // It is unknown which blocks belong to arenas of the runtime.
-            let sure = if remedy.applies(Change::ArenaHook) {
-                0.0
-            } else {
-                large_blocks(ctx)
-            };
+            let sure = if remedy.applies(Change::ArenaHook) { 0.0 } else { large_blocks(ctx) };
             let low = remedies::touch_price_saved(ctx).map_or(0.0, |saved| lines.low * saved.low * sure);
             Some(Interval::new(low, gain.point.clamp(low, high), high))
         }
@@ -115,18 +103,10 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
             };
             // One process gets back memory that it released itself. With several processes, it may be that of another
             // one.
-            let sure = if ctx.recording.processes.len() == 1 {
-                again
-            } else {
-                0.0
-            };
+            let sure = if ctx.recording.processes.len() == 1 { again } else { 0.0 };
             let low = gain.low + touched.low * sure * by_malloc.low * KEPT.least;
             let high = (maps.high + touched.high * again) * by_malloc.high * KEPT.most;
-            Some(Interval::new(
-                low,
-                ((low + high) / 2.0).max(gain.point.min(high)),
-                high.max(low),
-            ))
+            Some(Interval::new(low, ((low + high) / 2.0).max(gain.point.min(high)), high.max(low)))
         }
     }
 }
@@ -134,26 +114,17 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
 /// The part that keeping memory saves of the first touches that it avoids. It can be below 1, because a kept page is
 /// not in the CPU cache as a page that was just zeroed is. It can be above 1, because the program's own loads are
 /// faster on kept pages.
-const KEPT: Part = Part {
-    least: 0.75,
-    most: 1.1,
-};
+const KEPT: Part = Part { least: 0.75, most: 1.1 };
 /// The part of contended allocation that a deeper cache saves. It can be negative, because each thread keeps blocks
 /// that another one could use.
-const DEEPER_WHERE_CONTENDED: Part = Part {
-    least: -0.4,
-    most: 0.5,
-};
+const DEEPER_WHERE_CONTENDED: Part = Part { least: -0.4, most: 0.5 };
 
 /// What the application's loads save if small objects are on huge pages. Within the TLB's reach it is close to zero.
 /// Beyond it, no price predicts the value, so the point stays at zero.
 fn loads_of_arenas(ctx: &Context, own: Interval) -> Interval {
     match ctx.last_tick() {
         Some(tick) if tick.resident <= TLB_REACH_BYTES => times(own, swaps::ON_HUGE_PAGES),
-        _ => Interval {
-            point: 0.0,
-            ..times(own, swaps::ARENAS_ON_HUGE_PAGES)
-        },
+        _ => Interval { point: 0.0, ..times(own, swaps::ARENAS_ON_HUGE_PAGES) },
     }
 }
 
@@ -180,10 +151,9 @@ fn swapped(ctx: &Context, kind: AllocatorKind) -> Option<Interval> {
     let code_part = match (known, ctx.served().0) {
         (Some(swap), Served::Cached) => swap.cached,
         (Some(swap), Served::Missing) => swap.missing,
-        (Some(swap), Served::Mixed) => part(
-            swap.cached.least.min(swap.missing.least),
-            swap.cached.most.max(swap.missing.most),
-        ),
+        (Some(swap), Served::Mixed) => {
+            part(swap.cached.least.min(swap.missing.least), swap.cached.most.max(swap.missing.most))
+        }
         _ => swaps::UNKNOWN_CODE,
     };
     let (mapped, touched) = known.map_or((part(-0.5, 1.0), part(-0.3, 1.0)), |swap| by_size(ctx, swap));
@@ -222,8 +192,7 @@ fn spinning(ctx: &Context) -> Option<Interval> {
 
 /// Contention also slows the allocator's code, because threads share the cache lines of its locks.
 fn contended(ctx: &Context) -> bool {
-    ctx.cpu(&[AllocatorLocks])
-        .is_ok_and(|sum| sum.share.low >= CONTENDED)
+    ctx.cpu(&[AllocatorLocks]).is_ok_and(|sum| sum.share.low >= CONTENDED)
 }
 
 /// The part of the first touches that is certainly in blocks of malloc with whole 2 MiB pages, estimated from the
@@ -263,10 +232,7 @@ fn by_size(ctx: &Context, swap: &Swap) -> (Part, Part) {
         (Ok(faults), Ok(calls)) if *calls > 0.0 && faults / (calls / 2.0) < SMALL_PAGES => {
             (swap.mapped, swap.touched)
         }
-        _ => (
-            either(swap.mapped, swap.mapped_large),
-            either(swap.touched, swap.touched_large),
-        ),
+        _ => (either(swap.mapped, swap.mapped_large), either(swap.touched, swap.touched_large)),
     }
 }
 
@@ -329,9 +295,7 @@ mod tests {
 
     fn calls(symbol: &str) -> Subject {
         let mut subject = computing();
-        subject
-            .shares(&[(AllocatorCode, 0.4)])
-            .malloc_leaves(Some(symbol), 200);
+        subject.shares(&[(AllocatorCode, 0.4)]).malloc_leaves(Some(symbol), 200);
         subject
     }
 
@@ -341,10 +305,7 @@ mod tests {
         assert!(missing.high < -0.15 && missing.low > -0.41, "{missing:?}");
         let cached = of(&calls("malloc"), "tcmalloc").unwrap();
         assert!(cached.low < 0.0 && cached.high > 0.0, "{cached:?}");
-        assert!(
-            cached.high - cached.low < missing.high - missing.low,
-            "{cached:?}"
-        );
+        assert!(cached.high - cached.low < missing.high - missing.low, "{cached:?}");
     }
 
     #[test]
@@ -381,11 +342,7 @@ mod tests {
         subject.bill.rates.minor_faults = Ok(10_000.0);
         let calls = 10_000.0 / pages as f64;
         subject.bill.rates.map_calls = Ok(2.0 * calls);
-        let count = |name: &str, count| EventCount {
-            name: name.into(),
-            count,
-            over_ns: 10_000_000_000,
-        };
+        let count = |name: &str, count| EventCount { name: name.into(), count, over_ns: 10_000_000_000 };
         subject.recording.counts = vec![count("mmap", (calls * 10.0) as u64), count("brk", 0)];
         subject
     }
@@ -420,10 +377,8 @@ mod tests {
             let mut subject = mapping(10_000, true);
             subject.shares(&[(FaultPath, touched * 0.7), (Zeroing, touched * 0.3)]);
             subject.last().resident = resident;
-            subject.process().runtime = Ok(Runtime::Cpython {
-                version: "3.11.7".into(),
-                free_threaded: false,
-            });
+            subject.process().runtime =
+                Ok(Runtime::Cpython { version: "3.11.7".into(), free_threaded: false });
             subject
         };
         const BEYOND: u64 = 1 << 30;
@@ -432,15 +387,9 @@ mod tests {
         let within = of(&python(0.0, 1 << 20), "pymalloc-hugepages").unwrap();
         assert!(touching.low < -0.3, "{touching:?}");
         // Large blocks of malloc say nothing about the arenas.
-        assert!(
-            touching.high > 0.0 && computing.high > 0.0,
-            "{touching:?} {computing:?}"
-        );
+        assert!(touching.high > 0.0 && computing.high > 0.0, "{touching:?} {computing:?}");
         assert!((-0.25..-0.05).contains(&computing.low), "{computing:?}");
-        assert!(
-            computing.point.abs() < 0.01 && within.low > -0.03,
-            "{computing:?} {within:?}"
-        );
+        assert!(computing.point.abs() < 0.01 && within.low > -0.03, "{computing:?} {within:?}");
         let mut started = python(0.4, BEYOND);
         started.process().environment = vec![("ALLOCWALL_HUGEPAGES".into(), "1".into())];
         assert_eq!(of(&started, "pymalloc-hugepages"), None);
@@ -456,10 +405,7 @@ mod tests {
             ["jemalloc", "tcmalloc"].map(|key| of(&subject, key).unwrap())
         });
         assert!(small[0].low < -0.25 && large[0].low > -0.1, "{small:?} {large:?}");
-        assert!(
-            small[1].low < -0.25 && large[1].low < -0.25,
-            "{small:?} {large:?}"
-        );
+        assert!(small[1].low < -0.25 && large[1].low < -0.25, "{small:?} {large:?}");
     }
 
     #[test]
@@ -471,14 +417,8 @@ mod tests {
         };
         let [alone, deeper_alone] = meeting(0.001);
         let [contended, deeper] = meeting(0.2);
-        assert!(
-            alone.high > 0.0 && contended.high < -0.2,
-            "{alone:?} {contended:?}"
-        );
-        assert!(
-            next_to_nothing(deeper_alone.high) && deeper.high > 0.1,
-            "{deeper_alone:?} {deeper:?}"
-        );
+        assert!(alone.high > 0.0 && contended.high < -0.2, "{alone:?} {contended:?}");
+        assert!(next_to_nothing(deeper_alone.high) && deeper.high > 0.1, "{deeper_alone:?} {deeper:?}");
     }
 
     #[test]

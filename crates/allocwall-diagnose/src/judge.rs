@@ -43,11 +43,9 @@ impl Case<'_> {
         let width = self.share.high - self.share.low;
         if status == Status::Contributor && self.share.low < t.contributor && width > TOO_WIDE {
             let figure = format!("{} {}", percent_interval(self.share), self.unit);
-            let absence = Absence::new(
-                Reason::TooLittle,
-                format!("{figure}: the interval is too wide to judge"),
-            )
-            .mend("use a longer window: -d 60");
+            let absence =
+                Absence::new(Reason::TooLittle, format!("{figure}: the interval is too wide to judge"))
+                    .mend("use a longer window: -d 60");
             return Judged::not_measured(self.wall, self.of, absence, self.show);
         }
         Judged {
@@ -102,10 +100,7 @@ fn because(t: &Threshold, status: Status, case: &Case) -> String {
             format!("{figures}; the interval includes the contributor threshold, {contributor}")
         }
         Status::Contributor if case.amount.low < floor_of(t) => {
-            format!(
-                "{figures}; but it may be only {}, too little to notice",
-                floor_text(t, case.amount.low)
-            )
+            format!("{figures}; but it may be only {}, too little to notice", floor_text(t, case.amount.low))
         }
         Status::Contributor if t.wall_from.is_finite() && case.share.high >= t.wall_from => {
             format!("{figures}; the interval includes the wall threshold, {wall}")
@@ -257,18 +252,10 @@ mod tests {
         assert_eq!(judged(0.16, 0.20, 1.0).finding.status, Status::Wall);
         let straddling = judged(0.14, 0.22, 1.0).finding;
         assert_eq!(straddling.status, Status::Contributor);
-        assert!(
-            straddling.because.contains("includes the wall threshold, 15 %"),
-            "{}",
-            straddling.because
-        );
+        assert!(straddling.because.contains("includes the wall threshold, 15 %"), "{}", straddling.because);
         let low = judged(0.03, 0.07, 1.0).finding;
         assert_eq!(low.status, Status::Contributor);
-        assert!(
-            low.because.contains("includes the contributor threshold, 5 %"),
-            "{}",
-            low.because
-        );
+        assert!(low.because.contains("includes the contributor threshold, 5 %"), "{}", low.because);
         assert_eq!(judged(0.03, 0.049, 1.0).finding.status, Status::RuledOut);
     }
 
@@ -276,11 +263,7 @@ mod tests {
     fn an_interval_that_covers_nearly_everything_is_no_measurement() {
         let wide = judged(0.0, 0.96, 1.0).finding;
         assert_eq!(wide.status, Status::NotMeasured);
-        assert!(
-            wide.because.starts_with("48 % (0–96 %) of CPU"),
-            "{}",
-            wide.because
-        );
+        assert!(wide.because.starts_with("48 % (0–96 %) of CPU"), "{}", wide.because);
         assert!(wide.missing.is_some_and(|m| m.mend.is_some()));
         // The whole interval is above the contributor threshold.
         assert_eq!(judged(0.06, 0.96, 1.0).finding.status, Status::Contributor);
@@ -292,11 +275,7 @@ mod tests {
         assert_eq!(judged(0.60, 0.70, 0.05).finding.status, Status::RuledOut);
         let around = judged(0.60, 0.70, 0.075).finding;
         assert_eq!(around.status, Status::Contributor);
-        assert!(
-            around.because.contains("too little to notice"),
-            "{}",
-            around.because
-        );
+        assert!(around.because.contains("too little to notice"), "{}", around.because);
         assert_eq!(judged(0.60, 0.70, 0.1).finding.status, Status::Wall);
     }
 }

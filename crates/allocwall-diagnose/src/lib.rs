@@ -29,20 +29,11 @@ pub fn verdict(recording: &Recording, bill: &Bill) -> Verdict {
     let judged = rungs::walk(&ctx);
     let walls = rungs::walls_worst_first(&judged);
     let sentence = sentence::write(&ctx, &judged, &walls);
-    let leading = walls
-        .first()
-        .copied()
-        .or_else(|| sentence::leading_contributor(&judged));
+    let leading = walls.first().copied().or_else(|| sentence::leading_contributor(&judged));
     let findings: Vec<Finding> = judged.into_iter().map(|j| j.finding).collect();
     let remedies = remedies::prescribe(recording, bill, &findings, leading);
     let next = sentence::next_steps(&ctx, &findings, &remedies, walls.first().copied());
-    Verdict {
-        sentence,
-        walls,
-        findings,
-        remedies,
-        next,
-    }
+    Verdict { sentence, walls, findings, remedies, next }
 }
 
 /// Whether a verdict without a wall is a decision.

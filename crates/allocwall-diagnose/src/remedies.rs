@@ -34,11 +34,7 @@ pub fn prescribe(
             Some((rank, prescription))
         })
         .collect();
-    let best = ranked
-        .iter()
-        .filter(|(rank, _)| !rank.advice)
-        .map(|(rank, _)| rank.saved)
-        .fold(0.0, f64::max);
+    let best = ranked.iter().filter(|(rank, _)| !rank.advice).map(|(rank, _)| rank.saved).fold(0.0, f64::max);
     ranked.sort_by(|a, b| {
         let (a, b) = (&a.0, &b.0);
         a.advice
@@ -70,11 +66,7 @@ pub fn treated(findings: &[Finding]) -> Vec<Wall> {
 }
 
 fn with(findings: &[Finding], status: Status) -> Vec<Wall> {
-    findings
-        .iter()
-        .filter(|f| f.status == status)
-        .map(|f| f.wall)
-        .collect()
+    findings.iter().filter(|f| f.status == status).map(|f| f.wall).collect()
 }
 
 struct Rank {
@@ -145,9 +137,7 @@ pub fn offers(recording: &Recording, bill: &Bill, walls: &[Wall]) -> Vec<(&'stat
 fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
     needs_met(ctx, remedy, walls)?;
     if remedy.effect == Effect::ArenaInsteadOfMap
-        && ctx
-            .map_calls_by_malloc()
-            .is_ok_and(|part| part.high < MALLOCS_PART)
+        && ctx.map_calls_by_malloc().is_ok_and(|part| part.high < MALLOCS_PART)
     {
         return Err("almost none of the map calls come from malloc".into());
     }
@@ -163,9 +153,7 @@ fn fit(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Offer {
     let saved = expected::saved(ctx, remedy);
     prediction.gain = saved.filter(|_| priced);
     let saves_cpu = !matches!(remedy.effect, Effect::NotCpu(_));
-    let most = prediction
-        .gain
-        .map_or(prediction.most, |gain| gain.high.max(prediction.most));
+    let most = prediction.gain.map_or(prediction.most, |gain| gain.high.max(prediction.most));
     prediction.at_most = (saves_cpu && ctx.cpu(remedy.acts_on).is_ok()).then_some(most);
     let (how, note) = filled_in(ctx, remedy);
     let prescription = Prescription {
@@ -212,68 +200,41 @@ fn met(ctx: &Context, need: Need, walls: &[Wall]) -> Result<(), String> {
             ),
             _ => Err("the target's C library is not the dynamic glibc".into()),
         },
-        Need::Musl => require(
-            matches!(process.libc, Ok(Libc::Musl { .. })),
-            "the target's C library is not musl",
-        ),
+        Need::Musl => {
+            require(matches!(process.libc, Ok(Libc::Musl { .. })), "the target's C library is not musl")
+        }
         Need::GlibcMalloc => {
             glibc(process, (2, 0))?;
-            require(
-                kind(process) == Some(AllocatorKind::Glibc),
-                "the target does not use glibc's malloc",
-            )
+            require(kind(process) == Some(AllocatorKind::Glibc), "the target does not use glibc's malloc")
         }
-        Need::Jemalloc => require(
-            kind(process) == Some(AllocatorKind::Jemalloc),
-            "the target does not use jemalloc",
-        ),
-        Need::Mimalloc => require(
-            kind(process) == Some(AllocatorKind::Mimalloc),
-            "the target does not use mimalloc",
-        ),
-        Need::Tcmalloc => require(
-            kind(process) == Some(AllocatorKind::Tcmalloc),
-            "the target does not use tcmalloc",
-        ),
+        Need::Jemalloc => {
+            require(kind(process) == Some(AllocatorKind::Jemalloc), "the target does not use jemalloc")
+        }
+        Need::Mimalloc => {
+            require(kind(process) == Some(AllocatorKind::Mimalloc), "the target does not use mimalloc")
+        }
+        Need::Tcmalloc => {
+            require(kind(process) == Some(AllocatorKind::Tcmalloc), "the target does not use tcmalloc")
+        }
         Need::NotJemalloc => not_already(process, AllocatorKind::Jemalloc),
         Need::NotMimalloc => not_already(process, AllocatorKind::Mimalloc),
         Need::NotTcmalloc => not_already(process, AllocatorKind::Tcmalloc),
-        Need::Cpython => require(
-            matches!(runtime, Some(Runtime::Cpython { .. })),
-            "the target is not CPython",
-        ),
+        Need::Cpython => {
+            require(matches!(runtime, Some(Runtime::Cpython { .. })), "the target is not CPython")
+        }
         Need::CpythonAtLeast(minor) => match runtime {
-            Some(Runtime::Cpython {
-                version,
-                free_threaded: false,
-            }) => require(
-                version_of(version) >= Some((3, minor)),
-                &format!("needs CPython 3.{minor} or later"),
-            ),
+            Some(Runtime::Cpython { version, free_threaded: false }) => {
+                require(version_of(version) >= Some((3, minor)), &format!("needs CPython 3.{minor} or later"))
+            }
             _ => Err("the target is not a default build of CPython".into()),
         },
         Need::CpythonFreeThreaded => require(
-            matches!(
-                runtime,
-                Some(Runtime::Cpython {
-                    free_threaded: true,
-                    ..
-                })
-            ),
+            matches!(runtime, Some(Runtime::Cpython { free_threaded: true, .. })),
             "the target is not a free-threaded CPython",
         ),
-        Need::Jvm => require(
-            matches!(runtime, Some(Runtime::Jvm { .. })),
-            "the target is not a JVM",
-        ),
-        Need::Go => require(
-            matches!(runtime, Some(Runtime::Go { .. })),
-            "the target is not a Go program",
-        ),
-        Need::Node => require(
-            matches!(runtime, Some(Runtime::Node { .. })),
-            "the target is not Node",
-        ),
+        Need::Jvm => require(matches!(runtime, Some(Runtime::Jvm { .. })), "the target is not a JVM"),
+        Need::Go => require(matches!(runtime, Some(Runtime::Go { .. })), "the target is not a Go program"),
+        Need::Node => require(matches!(runtime, Some(Runtime::Node { .. })), "the target is not Node"),
         Need::NotJvm => match runtime {
             Some(Runtime::Jvm { .. }) => Err("the Java heap is not allocated with malloc".into()),
             Some(_) => Ok(()),
@@ -283,16 +244,10 @@ fn met(ctx: &Context, need: Need, walls: &[Wall]) -> Result<(), String> {
         Need::ThpByAdvice => thp(ctx, process, &["madvise", "always"]),
         Need::ThpModeMadvise => thp(ctx, process, &["madvise"]),
         Need::MoreThanOneThread => require(ctx.bill.rates.threads_peak != 1, "the target has one thread"),
-        Need::Unset(name) => require(
-            !setting_mentions(process, name),
-            &format!("{name} is set already"),
-        ),
+        Need::Unset(name) => require(!setting_mentions(process, name), &format!("{name} is set already")),
         Need::MmapThresholdBelow(bytes) => match tunable(process, "glibc.malloc.mmap_threshold") {
             None => Ok(()),
-            Some(set) => require(
-                set.is_some_and(|set| set < bytes),
-                "the mapping threshold is set already",
-            ),
+            Some(set) => require(set.is_some_and(|set| set < bytes), "the mapping threshold is set already"),
         },
         Need::ArenasLimited => require(
             arena_limit(process).is_some_and(|limit| limit < arenas_by_default(ctx)),
@@ -300,9 +255,7 @@ fn met(ctx: &Context, need: Need, walls: &[Wall]) -> Result<(), String> {
         ),
         Need::MoreThanOneNode => require(ctx.recording.host.numa_nodes > 1, "the machine has one NUMA node"),
         Need::Quota => require(
-            ctx.last_tick()
-                .and_then(|t| t.cgroup)
-                .is_some_and(|c| c.quota_cpus.is_some()),
+            ctx.last_tick().and_then(|t| t.cgroup).is_some_and(|c| c.quota_cpus.is_some()),
             "the cgroup has no CPU quota, or it is unknown",
         ),
     }
@@ -328,13 +281,7 @@ fn preload(process: &Process) -> Result<(), String> {
         return Err("the target has setuid or file capabilities: the loader ignores LD_PRELOAD".into());
     }
     // A malloc that is linked into the program takes precedence over a preloaded one.
-    if matches!(
-        &process.allocator,
-        Ok(Allocator {
-            how: Linkage::Static,
-            ..
-        })
-    ) {
+    if matches!(&process.allocator, Ok(Allocator { how: Linkage::Static, .. })) {
         return Err("the allocator is linked into the program: a preload does not replace it".into());
     }
     Ok(())
@@ -347,10 +294,7 @@ fn glibc(process: &Process, at_least: (u32, u32)) -> Result<(), String> {
             Some(v) if v >= at_least => {
                 Err("the target has setuid or file capabilities: the loader ignores tunables".into())
             }
-            Some(_) => Err(format!(
-                "needs glibc {}.{}, the target has {version}",
-                at_least.0, at_least.1
-            )),
+            Some(_) => Err(format!("needs glibc {}.{}, the target has {version}", at_least.0, at_least.1)),
             None => Err(format!("unknown format of the glibc version: {version:?}")),
         },
         Ok(_) => Err("the target's C library is not the dynamic glibc".into()),
@@ -388,26 +332,17 @@ fn thp(ctx: &Context, process: &Process, modes: &[&str]) -> Result<(), String> {
     let mode = match &ctx.recording.host.thp_enabled {
         Ok(text) => chosen(text).unwrap_or(text.trim()),
         Err(absence) => {
-            return Err(format!(
-                "the mode of transparent huge pages is unknown: {absence}"
-            ));
+            return Err(format!("the mode of transparent huge pages is unknown: {absence}"));
         }
     };
     if process.thp_disabled == Ok(true) {
         return Err("transparent huge pages are disabled for this process (prctl)".into());
     }
-    if modes.contains(&mode) {
-        Ok(())
-    } else {
-        Err(format!("transparent huge pages are in mode {mode}"))
-    }
+    if modes.contains(&mode) { Ok(()) } else { Err(format!("transparent huge pages are in mode {mode}")) }
 }
 
 fn setting_mentions(process: &Process, name: &str) -> bool {
-    let environment = process
-        .environment
-        .iter()
-        .any(|(k, v)| k.contains(name) || v.contains(name));
+    let environment = process.environment.iter().any(|(k, v)| k.contains(name) || v.contains(name));
     environment || process.cmdline.iter().any(|word| word.contains(name))
 }
 
@@ -425,25 +360,18 @@ fn undoes_a_setting(process: Option<&Process>, remedy: &Remedy) -> bool {
 /// The limit on glibc's arenas from the environment. 0 means no limit.
 fn arena_limit(process: &Process) -> Option<u64> {
     let variable = || {
-        let found = process
-            .environment
-            .iter()
-            .find(|(k, _)| k == "MALLOC_ARENA_MAX")?;
+        let found = process.environment.iter().find(|(k, _)| k == "MALLOC_ARENA_MAX")?;
         Some(number(&found.1))
     };
-    tunable(process, "glibc.malloc.arena_max")
-        .or_else(variable)?
-        .filter(|limit| *limit > 0)
+    tunable(process, "glibc.malloc.arena_max").or_else(variable)?.filter(|limit| *limit > 0)
 }
 
 /// Value of an entry of GLIBC_TUNABLES in the target's environment. The inner None is a value that is not a number.
 /// The last entry counts, as it does for the loader.
 fn tunable(process: &Process, name: &str) -> Option<Option<u64>> {
     let list = &process.environment.iter().find(|(k, _)| k == "GLIBC_TUNABLES")?.1;
-    let (_, value) = list
-        .split(':')
-        .filter_map(|entry| entry.split_once('='))
-        .rfind(|(key, _)| *key == name)?;
+    let (_, value) =
+        list.split(':').filter_map(|entry| entry.split_once('=')).rfind(|(key, _)| *key == name)?;
     Some(number(value))
 }
 
@@ -512,30 +440,18 @@ fn fill(ctx: &Context, template: &str) -> Filled {
     let quota = ctx.last_tick().and_then(|t| t.cgroup).and_then(|c| c.quota_cpus);
     let text = template
         .replace("{triple}", triple)
-        .replace(
-            "{quota}",
-            &quota.map_or_else(|| "CPUs".to_owned(), |q| format!("{q:.2} CPUs")),
-        )
-        .replace(
-            "{whole_cpus}",
-            &quota.map_or(1.0, |q| q.ceil().max(1.0)).to_string(),
-        )
+        .replace("{quota}", &quota.map_or_else(|| "CPUs".to_owned(), |q| format!("{q:.2} CPUs")))
+        .replace("{whole_cpus}", &quota.map_or(1.0, |q| q.ceil().max(1.0)).to_string())
         .replace("{arenas}", &arenas_by_default(ctx).to_string())
         .replace("{java_heap}", &java_heap(process));
-    let mut filled = Filled {
-        text,
-        words: false,
-        notes: vec![],
-    };
+    let mut filled = Filled { text, words: false, notes: vec![] };
     if filled.text.contains("{threads}") {
         let (threads, note) = busy_threads(ctx);
         filled.text = filled.text.replace("{threads}", &threads);
         filled.notes.extend(note);
     }
     filled.text = replaced(&filled.text, "{tunables:", |new| merged_tunables(process, new));
-    filled.text = replaced(&filled.text, "{jemalloc:", |options| {
-        jemalloc_settings(ctx, options)
-    });
+    filled.text = replaced(&filled.text, "{jemalloc:", |options| jemalloc_settings(ctx, options));
     filled.text = replaced(&filled.text, "{node:", |option| {
         node_command(ctx, option).unwrap_or_else(|| {
             filled.words = true;
@@ -546,13 +462,8 @@ fn fill(ctx: &Context, template: &str) -> Filled {
     filled
 }
 
-const LISTS: &[&str] = &[
-    "LD_PRELOAD",
-    "MALLOC_CONF",
-    "JE_MALLOC_CONF",
-    "_RJEM_MALLOC_CONF",
-    "JAVA_TOOL_OPTIONS",
-];
+const LISTS: &[&str] =
+    &["LD_PRELOAD", "MALLOC_CONF", "JE_MALLOC_CONF", "_RJEM_MALLOC_CONF", "JAVA_TOOL_OPTIONS"];
 
 /// Replaces `{name:argument}` in the text, if it is there.
 fn replaced(text: &str, opening: &str, with: impl FnOnce(&str) -> String) -> String {
@@ -600,9 +511,7 @@ fn java_heap(process: Option<&Process>) -> String {
     let environment = process.into_iter().flat_map(|p| &p.environment);
     let set = environment.flat_map(|(_, value)| value.split_whitespace());
     let given = process.into_iter().flat_map(|p| &p.cmdline).map(String::as_str);
-    let mut options = set
-        .chain(given)
-        .filter(|w| w.starts_with("-Xmx") && w.chars().all(plain));
+    let mut options = set.chain(given).filter(|w| w.starts_with("-Xmx") && w.chars().all(plain));
     match options.next_back() {
         Some(option) => format!("now {option}"),
         None => "a quarter of the memory if no -Xmx is given".to_owned(),
@@ -610,9 +519,7 @@ fn java_heap(process: Option<&Process>) -> String {
 }
 
 /// Names of jemalloc's entry points, without the prefix of a build.
-const JEMALLOC_ENTRIES: &[&str] = &[
-    "malloc", "free", "calloc", "realloc", "mallocx", "rallocx", "sdallocx",
-];
+const JEMALLOC_ENTRIES: &[&str] = &["malloc", "free", "calloc", "realloc", "mallocx", "rallocx", "sdallocx"];
 
 /// The variable that this build of jemalloc reads. It has the same prefix as the functions (--with-jemalloc-prefix;
 /// tikv-jemallocator has `_rjem_`, Redis `je_`). If no sampled function shows the prefix, all variables are set.
@@ -634,25 +541,15 @@ fn jemalloc_settings(ctx: &Context, options: &str) -> String {
 
 fn jemalloc_prefix(recording: &Recording, path: &str) -> Option<&'static str> {
     let names = || {
-        let of_module = |module: u32| {
-            recording
-                .modules
-                .get(module as usize)
-                .is_some_and(|m| m.path == path)
-        };
-        let frames = recording
-            .frames
-            .iter()
-            .filter(move |f| f.module.is_some_and(of_module));
+        let of_module = |module: u32| recording.modules.get(module as usize).is_some_and(|m| m.path == path);
+        let frames = recording.frames.iter().filter(move |f| f.module.is_some_and(of_module));
         frames.filter_map(|f| f.symbol.as_deref())
     };
     // In a build without a prefix the inner functions begin with `je_` too.
     let prefixes = ["_rjem_", "je_", ""];
     prefixes.into_iter().find(|prefix| {
-        names().any(|name| {
-            name.strip_prefix(prefix)
-                .is_some_and(|rest| JEMALLOC_ENTRIES.contains(&rest))
-        }) || (*prefix == "_rjem_" && names().any(|name| name.starts_with(prefix)))
+        names().any(|name| name.strip_prefix(prefix).is_some_and(|rest| JEMALLOC_ENTRIES.contains(&rest)))
+            || (*prefix == "_rjem_" && names().any(|name| name.starts_with(prefix)))
     })
 }
 
@@ -674,20 +571,14 @@ fn merged_tunables(process: Option<&Process>, new: &str) -> String {
         .and_then(|p| p.environment.iter().find(|(k, _)| k == "GLIBC_TUNABLES"))
         .map_or("", |(_, v)| v.as_str());
     let merged = merged(present, new, ':', '=');
-    if merged.chars().all(plain) {
-        merged
-    } else {
-        quoted(&merged)
-    }
+    if merged.chars().all(plain) { merged } else { quoted(&merged) }
 }
 
 /// Merges two lists of settings. Entries end at `separator`, their names at `mark`. `new` overrides `present`.
 pub fn merged(present: &str, new: &str, separator: char, mark: char) -> String {
     let name = |entry: &str| entry.split(mark).next().unwrap_or_default().to_owned();
     let replaced: Vec<String> = new.split(separator).map(name).collect();
-    let kept = present
-        .split(separator)
-        .filter(|e| !e.is_empty() && !replaced.contains(&name(e)));
+    let kept = present.split(separator).filter(|e| !e.is_empty() && !replaced.contains(&name(e)));
     let all: Vec<&str> = kept.chain(new.split(separator)).collect();
     all.join(&separator.to_string())
 }
@@ -695,9 +586,7 @@ pub fn merged(present: &str, new: &str, separator: char, mark: char) -> String {
 /// The command line that the user gave, else the one that the kernel reports.
 fn words<'a>(ctx: &Context<'a>) -> &'a [String] {
     let given = ctx.recording.meta.command.as_ref();
-    given
-        .or(ctx.process().map(|p| &p.cmdline))
-        .map_or(&[], Vec::as_slice)
+    given.or(ctx.process().map(|p| &p.cmdline)).map_or(&[], Vec::as_slice)
 }
 
 /// The command as one line, if it is short enough.
@@ -747,12 +636,7 @@ fn predict(ctx: &Context, remedy: &Remedy) -> Prediction {
         Effect::ArenaInsteadOfMap => whole * ctx.map_calls_by_malloc().map_or(1.0, |part| part.high),
         _ => whole,
     };
-    let none = |basis: String| Prediction {
-        gain: None,
-        basis,
-        most,
-        at_most: None,
-    };
+    let none = |basis: String| Prediction { gain: None, basis, most, at_most: None };
     let lines = lines_of(remedy);
     let Ok(sum) = ctx.cpu(remedy.acts_on) else {
         return none(match remedy.effect {
@@ -774,10 +658,9 @@ fn predict(ctx: &Context, remedy: &Remedy) -> Prediction {
             "{} of CPU ({lines}) × the part of calls that miss the thread cache × what a cached call saves on this machine",
             percent(sum.share.point)
         )),
-        Effect::AtMost(fraction, why) => Prediction {
-            most: most * fraction,
-            ..none(format!("{lines}: {why}"))
-        },
+        Effect::AtMost(fraction, why) => {
+            Prediction { most: most * fraction, ..none(format!("{lines}: {why}")) }
+        }
         Effect::HugeTouch => match huge_touch(ctx) {
             Some(removed) => priced(
                 sum.share,
@@ -817,12 +700,7 @@ fn priced(line: Interval, removed: Interval, most: f64, basis: String) -> Predic
         line.point * removed.point,
         (line.high * removed.high).min(most),
     );
-    Prediction {
-        gain: Some(gain),
-        basis,
-        most,
-        at_most: None,
-    }
+    Prediction { gain: Some(gain), basis, most, at_most: None }
 }
 
 fn unpriced(ctx: &Context, name: &str) -> String {
@@ -836,11 +714,7 @@ fn unpriced(ctx: &Context, name: &str) -> String {
 /// 1 − after/before, both with their intervals, clamped to 0 to 1.
 fn removed(after: Interval, before: Interval) -> Interval {
     let fraction = |a: f64, b: f64| {
-        if b > 0.0 {
-            (1.0 - a / b).clamp(0.0, 1.0)
-        } else {
-            0.0
-        }
+        if b > 0.0 { (1.0 - a / b).clamp(0.0, 1.0) } else { 0.0 }
     };
     Interval::new(
         fraction(after.high, before.low),
@@ -869,22 +743,13 @@ fn huge_touch(ctx: &Context) -> Option<Interval> {
         .zip(ctx.price(TOUCH_4K_IDLE))
         .map_or(0.0, |(huge, small)| removed(huge, small.scaled(512.0)).high);
     let past = ctx.past_huge_pages();
-    Some(Interval::new(
-        0.0,
-        warm.point * (1.0 - past.point),
-        warm.high.max(idle) * (1.0 - past.low),
-    ))
+    Some(Interval::new(0.0, warm.point * (1.0 - past.point), warm.high.max(idle) * (1.0 - past.low)))
 }
 
 /// The map calls of malloc are saved, less the cost of the arena. Whether their first touches are saved too cannot be
 /// measured from outside: they only raise the upper end, by the same part as for the calls.
 fn arena_instead(ctx: &Context, most: f64) -> Prediction {
-    let none = |basis| Prediction {
-        gain: None,
-        basis,
-        most,
-        at_most: None,
-    };
+    let none = |basis| Prediction { gain: None, basis, most, at_most: None };
     let Ok(maps) = ctx.cpu(Wall::MapChurn.lines()) else {
         return none("the lines of the bill that it acts on were not measured".to_owned());
     };
@@ -896,11 +761,8 @@ fn arena_instead(ctx: &Context, most: f64) -> Prediction {
     };
     let removed = removed(arena, mapped);
     let point = maps.share.point * by_malloc.point * removed.point;
-    let gain = Interval::new(
-        maps.share.low * by_malloc.low * removed.low,
-        point,
-        (most * removed.high).max(point),
-    );
+    let gain =
+        Interval::new(maps.share.low * by_malloc.low * removed.low, point, (most * removed.high).max(point));
     Prediction {
         gain: Some(gain),
         basis: format!(
@@ -929,19 +791,11 @@ pub(super) fn map_calls_by_malloc(recording: &Recording) -> Measured<Interval> {
         }
     }
     if calls < FEWEST {
-        return Err(Absence::new(
-            Reason::TooLittle,
-            format!("only {calls} samples in map calls"),
-        ));
+        return Err(Absence::new(Reason::TooLittle, format!("only {calls} samples in map calls")));
     }
     Ok(wilson(by_malloc, calls))
 }
 
 fn lines_of(remedy: &Remedy) -> String {
-    remedy
-        .acts_on
-        .iter()
-        .map(|c| c.key().replace('_', " "))
-        .collect::<Vec<_>>()
-        .join(", ")
+    remedy.acts_on.iter().map(|c| c.key().replace('_', " ")).collect::<Vec<_>>().join(", ")
 }

@@ -26,9 +26,7 @@ pub fn write(ctx: &Context, judged: &[Judged], walls: &[Wall]) -> String {
         return no_wall(ctx, judged);
     };
     // Leaves out walls that are the same CPU time as the worst one.
-    let next = walls[1..]
-        .iter()
-        .find(|w| !same_time(worst, **w) && **w != Wall::Waiting);
+    let next = walls[1..].iter().find(|w| !same_time(worst, **w) && **w != Wall::Waiting);
     let also = next.map_or_else(String::new, |wall| also(judged, *wall));
     fitting([
         wall_sentence(ctx, judged, worst, true) + &also,
@@ -45,9 +43,7 @@ fn fitting<const N: usize>(texts: [String; N]) -> String {
 }
 
 fn also(judged: &[Judged], wall: Wall) -> String {
-    let s = find(judged, wall)
-        .and_then(|f| f.share)
-        .map_or_else(|| "part".to_owned(), |s| percent(s.point));
+    let s = find(judged, wall).and_then(|f| f.share).map_or_else(|| "part".to_owned(), |s| percent(s.point));
     let text = match wall {
         Wall::CgroupThrottling => format!("the cgroup's CPU quota takes {s} of runnable time"),
         Wall::Steal => format!("steal takes {s} of runnable time"),
@@ -80,12 +76,7 @@ fn part(judged: &[Judged], wall: Wall) -> String {
 }
 
 fn same_time(a: Wall, b: Wall) -> bool {
-    let allocator = |w| {
-        matches!(
-            w,
-            Wall::CallRate | Wall::AllocatorCode | Wall::AllocatorContention
-        )
-    };
+    let allocator = |w| matches!(w, Wall::CallRate | Wall::AllocatorCode | Wall::AllocatorContention);
     allocator(a) && allocator(b)
 }
 
@@ -94,9 +85,7 @@ fn find(judged: &[Judged], wall: Wall) -> Option<&Finding> {
 }
 
 fn share(judged: &[Judged], wall: Wall) -> String {
-    find(judged, wall)
-        .and_then(|f| f.share)
-        .map_or_else(|| "?".to_owned(), percent_interval)
+    find(judged, wall).and_then(|f| f.share).map_or_else(|| "?".to_owned(), percent_interval)
 }
 
 fn from(ctx: &Context, classes: &[CostClass]) -> String {
@@ -139,10 +128,9 @@ fn wall_sentence(ctx: &Context, judged: &[Judged], wall: Wall, place: bool) -> S
         Wall::ApplicationLock => format!(
             "The application's own locks are the wall, not the allocator: threads spend {s} of their working time waiting for them."
         ),
-        Wall::GarbageCollector => format!(
-            "The garbage collector is the wall: it uses {s} of CPU{}.",
-            from(ctx, wall.lines())
-        ),
+        Wall::GarbageCollector => {
+            format!("The garbage collector is the wall: it uses {s} of CPU{}.", from(ctx, wall.lines()))
+        }
         Wall::FirstTouch => format!(
             "First touch is the wall: {s} of CPU goes to faulting in and zeroing fresh pages{}.",
             from(ctx, wall.lines())
@@ -190,23 +178,17 @@ fn competitor(ctx: &Context) -> String {
 
 fn waits_for(ctx: &Context) -> String {
     use allocwall_model::catalogue::cost::WaitClass;
-    [
-        WaitClass::Stopped,
-        WaitClass::Storage,
-        WaitClass::Idle,
-        WaitClass::ApplicationLock,
-        WaitClass::Other,
-    ]
-    .into_iter()
-    .max_by(|a, b| ctx.wait_point(*a).total_cmp(&ctx.wait_point(*b)))
-    .filter(|c| ctx.wait_point(*c) > 0.0)
-    .map_or_else(String::new, |c| match c {
-        WaitClass::Stopped => ", mostly stopped by a signal, a tracer or a freezer".to_owned(),
-        WaitClass::Storage => ", mostly for storage".to_owned(),
-        WaitClass::Idle => ", mostly for work, the network or a timer".to_owned(),
-        WaitClass::ApplicationLock => ", mostly for other threads".to_owned(),
-        _ => String::new(),
-    })
+    [WaitClass::Stopped, WaitClass::Storage, WaitClass::Idle, WaitClass::ApplicationLock, WaitClass::Other]
+        .into_iter()
+        .max_by(|a, b| ctx.wait_point(*a).total_cmp(&ctx.wait_point(*b)))
+        .filter(|c| ctx.wait_point(*c) > 0.0)
+        .map_or_else(String::new, |c| match c {
+            WaitClass::Stopped => ", mostly stopped by a signal, a tracer or a freezer".to_owned(),
+            WaitClass::Storage => ", mostly for storage".to_owned(),
+            WaitClass::Idle => ", mostly for work, the network or a timer".to_owned(),
+            WaitClass::ApplicationLock => ", mostly for other threads".to_owned(),
+            _ => String::new(),
+        })
 }
 
 /// The memory walls that must be measured for a decision.
@@ -214,9 +196,7 @@ const MEMORY: [Wall; 3] = [Wall::FirstTouch, Wall::MapChurn, Wall::CallRate];
 
 /// Whether findings without a wall are a decision.
 pub fn reach<'a>(ctx: &Context, findings: impl Iterator<Item = &'a Finding>) -> Reach {
-    let unknown = findings
-        .filter(|f| MEMORY.contains(&f.wall) && f.status == Status::NotMeasured)
-        .count();
+    let unknown = findings.filter(|f| MEMORY.contains(&f.wall) && f.status == Status::NotMeasured).count();
     let all = unknown == MEMORY.len();
     if all && ctx.cpu(&[CostClass::Application]).is_err() {
         Reach::NotSampled
@@ -257,9 +237,7 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
     if reach == Reach::Undecided {
         let allocator = find(judged, Wall::CallRate)
             .and_then(|f| f.share)
-            .map_or_else(String::new, |s| {
-                format!("; the allocator itself takes {}", percent(s.point))
-            });
+            .map_or_else(String::new, |s| format!("; the allocator itself takes {}", percent(s.point)));
         return format!(
             "Undecided: {} of CPU is kernel time without symbols; not measured: {}{allocator}.",
             percent(ctx.unnamed_kernel()),
@@ -267,31 +245,17 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
         );
     }
     let collector = find(judged, Wall::GarbageCollector).filter(|f| f.status == Status::NotMeasured);
-    let unknown: Vec<&str> = unknown
-        .into_iter()
-        .chain(collector.map(|f| f.wall.title()))
-        .collect();
-    let not_measured = if unknown.is_empty() {
-        String::new()
-    } else {
-        format!(" Not measured: {}.", unknown.join(", "))
-    };
+    let unknown: Vec<&str> = unknown.into_iter().chain(collector.map(|f| f.wall.title())).collect();
+    let not_measured =
+        if unknown.is_empty() { String::new() } else { format!(" Not measured: {}.", unknown.join(", ")) };
     let contributor = leading_contributor(judged);
     let kept = find(judged, Wall::Retention)
         .filter(|f| f.status == Status::Contributor)
         .map_or_else(String::new, |_| also(judged, Wall::Retention));
     let with_details = |head: String| {
         fitting([
-            format!(
-                "{head}; {}.{kept}{}{not_measured}",
-                own_computing(ctx, true),
-                crowded(ctx)
-            ),
-            format!(
-                "{head}; {}.{kept}{}{not_measured}",
-                own_computing(ctx, false),
-                crowded(ctx)
-            ),
+            format!("{head}; {}.{kept}{}{not_measured}", own_computing(ctx, true), crowded(ctx)),
+            format!("{head}; {}.{kept}{}{not_measured}", own_computing(ctx, false), crowded(ctx)),
             format!("{head}; {}.{kept}{not_measured}", own_computing(ctx, true)),
             format!("{head}; {}.{kept}{not_measured}", own_computing(ctx, false)),
             format!("{head}.{kept}{not_measured}"),
@@ -310,9 +274,7 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
         return with_details(format!("No wall, but {}", part(judged, wall)));
     }
     let brief = |wall: Wall, label: &str| {
-        find(judged, wall)
-            .and_then(|f| f.share)
-            .map(|s| format!("{label} {}", percent(s.point)))
+        find(judged, wall).and_then(|f| f.share).map(|s| format!("{label} {}", percent(s.point)))
     };
     let figures: Vec<String> = [
         brief(Wall::CallRate, "allocator"),
@@ -329,11 +291,8 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
             (1.0 - ctx.cpu_rate).max(0.0)
         );
     }
-    let verdict = if unknown.is_empty() {
-        "Memory is not your wall"
-    } else {
-        "No wall found in the measured part"
-    };
+    let verdict =
+        if unknown.is_empty() { "Memory is not your wall" } else { "No wall found in the measured part" };
     with_details(format!("{verdict}: {}", figures.join(", ")))
 }
 
@@ -342,19 +301,11 @@ fn pressure(ctx: &Context) -> Option<String> {
     const LIMITS: thresholds::Pressure = thresholds::PRESSURE;
     let reclaim = ctx.cpu(&[CostClass::Reclaim]).ok().map(|sum| sum.named);
     if let Some(share) = reclaim.filter(|share| share.high >= LIMITS.reclaim) {
-        let sure = if share.low >= LIMITS.reclaim {
-            "Memory pressure"
-        } else {
-            "Memory pressure is not ruled out"
-        };
-        return Some(format!(
-            "{sure}: {} of CPU goes to reclaim and compaction",
-            percent_interval(share)
-        ));
+        let sure =
+            if share.low >= LIMITS.reclaim { "Memory pressure" } else { "Memory pressure is not ruled out" };
+        return Some(format!("{sure}: {} of CPU goes to reclaim and compaction", percent_interval(share)));
     }
-    let stalled = ctx
-        .host_change(|h| h.psi_memory_us)
-        .map(|us| us as f64 / 1e6 / ctx.window_s);
+    let stalled = ctx.host_change(|h| h.psi_memory_us).map(|us| us as f64 / 1e6 / ctx.window_s);
     if let Some(part) = stalled.filter(|part| *part >= LIMITS.stalled) {
         return Some(format!(
             "Memory pressure: tasks on this machine stall for memory {} of the time",
@@ -376,10 +327,7 @@ fn crowded(ctx: &Context) -> String {
     if own < thresholds::of(Wall::RunQueue).wall_from {
         return String::new();
     }
-    format!(
-        " All CPUs are busy: its threads wait for one another for {} of runnable time.",
-        percent(own)
-    )
+    format!(" All CPUs are busy: its threads wait for one another for {} of runnable time.", percent(own))
 }
 
 /// The most expensive contributor that the allocator causes.
@@ -407,10 +355,7 @@ fn own_computing(ctx: &Context, place: bool) -> String {
                 Some((site, part)) if place && part >= 0.5 => format!(", most in `{}`", name(&site)),
                 _ => String::new(),
             };
-            format!(
-                "{} is the application's own computing{site}",
-                percent(sum.share.point)
-            )
+            format!("{} is the application's own computing{site}", percent(sum.share.point))
         }
         Err(_) => format!("{:.2} CPUs in use", ctx.cpu_rate),
     }
@@ -458,7 +403,5 @@ fn is_command(remedy: &Prescription) -> bool {
 }
 
 fn has_a_gap(command: &str) -> bool {
-    command
-        .split(' ')
-        .any(|word| word == UNKNOWN_COMMAND || word == "…")
+    command.split(' ').any(|word| word == UNKNOWN_COMMAND || word == "…")
 }

@@ -80,10 +80,7 @@ impl Subject {
             (p * samples as f64).round() as u64
         });
         let slice = |i| hits.map(|n| n / SLICES + u64::from(i < n % SLICES));
-        let sampled = Sampled {
-            slices: (0..SLICES).map(slice).collect(),
-            ..Sampled::default()
-        };
+        let sampled = Sampled { slices: (0..SLICES).map(slice).collect(), ..Sampled::default() };
         let lines = CostClass::ALL
             .into_iter()
             .zip(hits)
@@ -135,11 +132,7 @@ impl Subject {
     }
 
     pub fn wait_line(&mut self, class: WaitClass) -> &mut WaitLine {
-        self.bill
-            .off_cpu
-            .iter_mut()
-            .find(|l| l.class == class)
-            .expect("all classes")
+        self.bill.off_cpu.iter_mut().find(|l| l.class == class).expect("all classes")
     }
 
     /// `n` samples whose innermost user frame is this function of libc's malloc.
@@ -151,11 +144,7 @@ impl Subject {
     /// `n` samples in this system call, called by malloc or by the program itself.
     pub fn map_call(&mut self, call: &str, by_malloc: bool, n: usize) -> &mut Self {
         let kernel = self.stack(&[(2, Some(call))]);
-        let user = if by_malloc {
-            self.stack(&[(0, None)])
-        } else {
-            self.stack(&[(1, None)])
-        };
+        let user = if by_malloc { self.stack(&[(0, None)]) } else { self.stack(&[(1, None)]) };
         self.sample(Some(kernel), Some(user), n)
     }
 
@@ -173,23 +162,12 @@ impl Subject {
                 r.frames.len() as u32 - 1
             })
             .collect();
-        r.stacks.push(Stack {
-            frames,
-            complete: true,
-        });
+        r.stacks.push(Stack { frames, complete: true });
         r.stacks.len() as u32 - 1
     }
 
     fn sample(&mut self, kernel: Option<u32>, user: Option<u32>, n: usize) -> &mut Self {
-        let sample = CpuSample {
-            t_ns: 0,
-            pid: 100,
-            tid: 100,
-            cpu: 0,
-            kernel,
-            user,
-            deep: false,
-        };
+        let sample = CpuSample { t_ns: 0, pid: 100, tid: 100, cpu: 0, kernel, user, deep: false };
         self.recording.samples.extend(std::iter::repeat_n(sample, n));
         self
     }
@@ -215,11 +193,7 @@ impl Subject {
     }
 
     pub fn finding(&self, wall: Wall) -> Finding {
-        self.verdict()
-            .findings
-            .into_iter()
-            .find(|f| f.wall == wall)
-            .expect("one a wall")
+        self.verdict().findings.into_iter().find(|f| f.wall == wall).expect("one a wall")
     }
 }
 
@@ -233,11 +207,7 @@ fn recording() -> Recording {
         has_symbols: false,
     };
     let mut recording = empty();
-    recording.meta = Meta {
-        window_ns,
-        requested_ns: window_ns,
-        ..recording.meta
-    };
+    recording.meta = Meta { window_ns, requested_ns: window_ns, ..recording.meta };
     recording.host = HostFacts {
         hypervisor: Some("KVM".into()),
         thp_enabled: Ok("always [madvise] never".into()),
@@ -275,16 +245,9 @@ fn tick(t_ns: u64) -> Tick {
         resident: 20 << 20,
         anonymous: Some(4 << 20),
         vm_size: 64 << 20,
-        smaps: Some(Smaps {
-            rss: 5 << 20,
-            anonymous: 4 << 20,
-            ..Smaps::default()
-        }),
+        smaps: Some(Smaps { rss: 5 << 20, anonymous: 4 << 20, ..Smaps::default() }),
         cgroup: Some(CgroupTick::default()),
-        host: Some(HostTick {
-            busy_ns: t_ns,
-            ..HostTick::default()
-        }),
+        host: Some(HostTick { busy_ns: t_ns, ..HostTick::default() }),
         ..Tick::default()
     }
 }

@@ -42,12 +42,7 @@ fn cpu_walls_fire_on_their_line_and_on_no_other() {
         let subject = with_shares(&[(*class, 0.40)]);
         assert_eq!(subject.verdict().walls.first(), Some(wall), "{class:?}");
         for other in CPU_WALLS.iter().filter(|o| o.0 != *wall) {
-            assert_eq!(
-                status(&subject, other.0),
-                Status::RuledOut,
-                "{class:?} must not fire {:?}",
-                other.0
-            );
+            assert_eq!(status(&subject, other.0), Status::RuledOut, "{class:?} must not fire {:?}", other.0);
         }
     }
 }
@@ -55,25 +50,13 @@ fn cpu_walls_fire_on_their_line_and_on_no_other() {
 #[test]
 fn cpu_walls_are_ruled_out_when_small_and_contribute_in_between() {
     for (wall, class) in CPU_WALLS {
-        assert_eq!(
-            status(&with_shares(&[(*class, 0.02)]), *wall),
-            Status::RuledOut,
-            "{class:?}"
-        );
-        assert_eq!(
-            status(&with_shares(&[(*class, 0.11)]), *wall),
-            Status::Contributor,
-            "{class:?}"
-        );
+        assert_eq!(status(&with_shares(&[(*class, 0.02)]), *wall), Status::RuledOut, "{class:?}");
+        assert_eq!(status(&with_shares(&[(*class, 0.11)]), *wall), Status::Contributor, "{class:?}");
         let mut straddling = computing();
         straddling.shares_with_samples(&[(*class, 0.17)], 200);
         let finding = straddling.finding(*wall);
         assert_eq!(finding.status, Status::Contributor, "{class:?}");
-        assert!(
-            finding.because.contains("includes the wall threshold, 15 %"),
-            "{}",
-            finding.because
-        );
+        assert!(finding.because.contains("includes the wall threshold, 15 %"), "{}", finding.because);
     }
 }
 
@@ -109,10 +92,7 @@ fn too_few_samples_are_not_judged() {
 fn a_stripped_interpreter_s_collector_is_not_ruled_out() {
     let python = |has_symbols: bool, shares: &[(CostClass, f64)]| {
         let mut subject = with_shares(shares);
-        subject.process().runtime = Ok(Runtime::Cpython {
-            version: "3.11.2".into(),
-            free_threaded: false,
-        });
+        subject.process().runtime = Ok(Runtime::Cpython { version: "3.11.2".into(), free_threaded: false });
         let module = &mut subject.recording.modules[1];
         (module.role, module.has_symbols) = (ModuleRole::Cpython, has_symbols);
         subject
@@ -120,41 +100,22 @@ fn a_stripped_interpreter_s_collector_is_not_ruled_out() {
     let stripped = python(false, &[]);
     assert_eq!(status(&stripped, Wall::GarbageCollector), Status::NotMeasured);
     assert_eq!(status(&stripped, Wall::CallRate), Status::NotMeasured);
-    assert_eq!(
-        status(&python(true, &[]), Wall::GarbageCollector),
-        Status::RuledOut
-    );
+    assert_eq!(status(&python(true, &[]), Wall::GarbageCollector), Status::RuledOut);
     assert_eq!(status(&python(true, &[]), Wall::CallRate), Status::RuledOut);
     // Time that looks like allocation may be garbage collection.
     let led = python(false, &[(RuntimeAllocator, 0.45)]);
     assert_eq!(status(&led, Wall::CallRate), Status::Contributor);
     let sentence = led.verdict().sentence;
-    assert!(
-        sentence.contains("allocation and garbage collection together"),
-        "{sentence}"
-    );
-    assert!(
-        sentence.contains("Not measured: garbage collector."),
-        "{sentence}"
-    );
-    assert_eq!(
-        status(&python(true, &[(RuntimeAllocator, 0.45)]), Wall::CallRate),
-        Status::Wall
-    );
+    assert!(sentence.contains("allocation and garbage collection together"), "{sentence}");
+    assert!(sentence.contains("Not measured: garbage collector."), "{sentence}");
+    assert_eq!(status(&python(true, &[(RuntimeAllocator, 0.45)]), Wall::CallRate), Status::Wall);
     // Without kernel samples too: there are samples, but the verdict is undecided.
     let mut user = python(false, &[(UnnamedKernel, 0.02)]);
     user.recording.meta.kernel_samples = false;
     user.recording.prices = Err(absent());
     let verdict = user.verdict();
-    assert!(
-        verdict.sentence.starts_with("Undecided: "),
-        "{}",
-        verdict.sentence
-    );
-    assert_eq!(
-        super::reach(&user.recording, &user.bill, &verdict),
-        Reach::Undecided
-    );
+    assert!(verdict.sentence.starts_with("Undecided: "), "{}", verdict.sentence);
+    assert_eq!(super::reach(&user.recording, &user.bill, &verdict), Reach::Undecided);
     // A recognized collector is a wall, in a stripped runtime too. If no other line can contain its time, it is ruled
     // out.
     let seen = python(false, &[(GarbageCollector, 0.3)]);
@@ -173,10 +134,7 @@ fn only_collectors_that_this_tool_knows_are_ruled_out_by_name() {
     };
     let (status, text) = because("/usr/bin/ruby3.1");
     assert_eq!(status, Status::NotMeasured);
-    assert!(
-        text.starts_with("Ruby's garbage collector cannot be recognized"),
-        "{text}"
-    );
+    assert!(text.starts_with("Ruby's garbage collector cannot be recognized"), "{text}");
     let (status, text) = because("/usr/bin/service");
     assert_eq!(status, Status::RuledOut);
     assert_eq!(text, "allocwall knows no garbage collector in this program");
@@ -189,9 +147,7 @@ fn only_collectors_that_this_tool_knows_are_ruled_out_by_name() {
 
 fn throttled(ms_per_s: u64, periods_hit: u64) -> Subject {
     let mut subject = computing();
-    subject
-        .cpus(1.0 - ms_per_s as f64 / 1e3)
-        .waits(WaitClass::Throttled, ms_per_s as f64 / 1e3);
+    subject.cpus(1.0 - ms_per_s as f64 / 1e3).waits(WaitClass::Throttled, ms_per_s as f64 / 1e3);
     subject.last().cgroup = Some(CgroupTick {
         periods: 100,
         throttled_periods: periods_hit,
@@ -209,9 +165,7 @@ fn throttling_comes_first() {
     let verdict = subject.verdict();
     assert_eq!(verdict.walls[..2], [Wall::CgroupThrottling, Wall::FirstTouch]);
     assert!(
-        verdict
-            .sentence
-            .starts_with("The cgroup's CPU quota is the wall: it stopped the target for 50 %"),
+        verdict.sentence.starts_with("The cgroup's CPU quota is the wall: it stopped the target for 50 %"),
         "{}",
         verdict.sentence
     );
@@ -222,10 +176,7 @@ fn throttling_comes_first() {
 #[test]
 fn a_quota_that_is_not_reached_throttles_nothing() {
     assert_eq!(status(&throttled(0, 0), Wall::CgroupThrottling), Status::RuledOut);
-    assert_eq!(
-        status(&throttled(40, 8), Wall::CgroupThrottling),
-        Status::Contributor
-    );
+    assert_eq!(status(&throttled(40, 8), Wall::CgroupThrottling), Status::Contributor);
     let mut no_quota = throttled(0, 0);
     no_quota.last().cgroup = Some(CgroupTick::default());
     assert_eq!(no_quota.finding(Wall::CgroupThrottling).because, "no quota");
@@ -270,18 +221,10 @@ fn steal_is_judged_on_the_target_s_part() {
 fn run_queue_names_the_competitor() {
     let mut subject = computing();
     subject.cpus(0.5).waits(WaitClass::RunQueue, 0.5);
-    subject.recording.neighbours = vec![Neighbour {
-        pid: 7,
-        comm: "hog".into(),
-        cpu_ns: 15_000_000_000,
-    }];
+    subject.recording.neighbours = vec![Neighbour { pid: 7, comm: "hog".into(), cpu_ns: 15_000_000_000 }];
     let verdict = subject.verdict();
     assert_eq!(verdict.walls, [Wall::RunQueue]);
-    assert!(
-        verdict.sentence.contains("mostly because of hog (pid 7)"),
-        "{}",
-        verdict.sentence
-    );
+    assert!(verdict.sentence.contains("mostly because of hog (pid 7)"), "{}", verdict.sentence);
     assert!(verdict.findings[2].evidence[0].contains("hog (pid 7) 1.50"));
     subject.waits(WaitClass::RunQueue, 0.01);
     assert_eq!(status(&subject, Wall::RunQueue), Status::RuledOut);
@@ -304,19 +247,12 @@ fn threads_that_wait_for_one_another_are_no_interference() {
             run_delay_ns: Some(6_250_000_000),
         })
         .collect();
-    let load = |cpu_ns| Neighbour {
-        pid: 7,
-        comm: "load".into(),
-        cpu_ns,
-    };
+    let load = |cpu_ns| Neighbour { pid: 7, comm: "load".into(), cpu_ns };
     // The load uses 0.1 CPUs, the target's other threads 1.35: the threads wait for one another.
     subject.recording.neighbours = vec![load(1_000_000_000)];
     assert_eq!(status(&subject, Wall::RunQueue), Status::RuledOut);
     let sentence = subject.verdict().sentence;
-    assert!(
-        sentence.contains("its threads wait for one another"),
-        "{sentence}"
-    );
+    assert!(sentence.contains("its threads wait for one another"), "{sentence}");
     // A single thread waits only for other processes.
     subject.recording.threads.truncate(1);
     assert_eq!(status(&subject, Wall::RunQueue), Status::Wall);
@@ -359,23 +295,11 @@ fn others_on_the_cpu_come_first_named_or_not() {
     // Without root, the names of other processes are unknown.
     let verdict = subject.verdict();
     assert_eq!(verdict.walls, [Wall::RunQueue, Wall::FirstTouch]);
-    assert!(
-        verdict.sentence.ends_with("Also: first touch takes 60 % of CPU."),
-        "{}",
-        verdict.sentence
-    );
-    subject.recording.neighbours = vec![Neighbour {
-        pid: 7,
-        comm: String::new(),
-        cpu_ns: 9_000_000_000,
-    }];
+    assert!(verdict.sentence.ends_with("Also: first touch takes 60 % of CPU."), "{}", verdict.sentence);
+    subject.recording.neighbours = vec![Neighbour { pid: 7, comm: String::new(), cpu_ns: 9_000_000_000 }];
     let verdict = subject.verdict();
     assert_eq!(verdict.walls, [Wall::RunQueue, Wall::FirstTouch]);
-    assert!(
-        verdict.sentence.contains("mostly because of pid 7"),
-        "{}",
-        verdict.sentence
-    );
+    assert!(verdict.sentence.contains("mostly because of pid 7"), "{}", verdict.sentence);
     assert_eq!(verdict.remedies[0].remedy, "nice");
 }
 
@@ -400,18 +324,9 @@ fn a_stopped_target_gets_no_verdict_and_nothing_is_ruled_out() {
         verdict.sentence,
         "No verdict: the target was stopped for 100 % of its threads' time; process 100 (service) is stopped by a signal."
     );
-    assert_eq!(
-        (&verdict.walls[..], &verdict.next[0][..]),
-        (&[][..], "kill -CONT 100")
-    );
+    assert_eq!((&verdict.walls[..], &verdict.next[0][..]), (&[][..], "kill -CONT 100"));
     let measured = |f: &&Finding| f.status != Status::NotMeasured;
-    assert!(
-        verdict
-            .findings
-            .iter()
-            .filter(measured)
-            .all(|f| f.of == Whole::Resident)
-    );
+    assert!(verdict.findings.iter().filter(measured).all(|f| f.of == Whole::Resident));
     // The twin sleeps for the same time, by itself.
     subject.waits(WaitClass::Stopped, 0.0).waits(WaitClass::Idle, 1.0);
     let verdict = subject.verdict();
@@ -434,11 +349,7 @@ fn an_account_that_was_not_read_rules_nothing_out() {
     for wall in [Wall::FirstTouch, Wall::MapChurn, Wall::CallRate, Wall::Waiting] {
         assert_eq!(status(&subject, wall), Status::NotMeasured, "{wall:?}");
     }
-    assert!(
-        subject.verdict().sentence.starts_with("No verdict"),
-        "{}",
-        subject.verdict().sentence
-    );
+    assert!(subject.verdict().sentence.starts_with("No verdict"), "{}", subject.verdict().sentence);
 }
 
 // ---- waiting ----
@@ -450,9 +361,7 @@ fn a_waiting_target_is_no_cpu_problem() {
     let verdict = subject.verdict();
     assert_eq!(verdict.walls, [Wall::Waiting]);
     assert!(
-        verdict
-            .sentence
-            .starts_with("This is not a CPU problem: the target used 0.04 CPUs and waited 96 %"),
+        verdict.sentence.starts_with("This is not a CPU problem: the target used 0.04 CPUs and waited 96 %"),
         "{}",
         verdict.sentence
     );
@@ -472,11 +381,9 @@ fn time_after_the_last_reading_of_an_ended_target_is_not_waiting() {
     subject.cpus(0.04).threads(1);
     subject.recording.meta.ended = Ended::TargetExited { status: None };
     let window_ns = subject.recording.meta.window_ns;
-    for (seen_ns, expected) in [
-        (window_ns, Status::Wall),
-        (window_ns / 4, Status::NotMeasured),
-        (0, Status::NotMeasured),
-    ] {
+    for (seen_ns, expected) in
+        [(window_ns, Status::Wall), (window_ns / 4, Status::NotMeasured), (0, Status::NotMeasured)]
+    {
         subject.recording.threads = vec![ThreadTimes {
             pid: PID,
             tid: PID,
@@ -485,11 +392,7 @@ fn time_after_the_last_reading_of_an_ended_target_is_not_waiting() {
             cpu_ns: 0,
             run_delay_ns: Some(0),
         }];
-        assert_eq!(
-            status(&subject, Wall::Waiting),
-            expected,
-            "{seen_ns} ns of {window_ns}"
-        );
+        assert_eq!(status(&subject, Wall::Waiting), expected, "{seen_ns} ns of {window_ns}");
         let known = expected == Status::Wall;
         assert_eq!(status(&subject, Wall::RunQueue) != Status::NotMeasured, known);
     }
@@ -504,11 +407,7 @@ fn application_locks_are_distinguished_from_idle_pools() {
     subject.threads(2).waits(WaitClass::ApplicationLock, 1.0);
     let verdict = subject.verdict();
     assert_eq!(verdict.walls, [Wall::ApplicationLock]);
-    assert!(
-        verdict.sentence.contains("not the allocator"),
-        "{}",
-        verdict.sentence
-    );
+    assert!(verdict.sentence.contains("not the allocator"), "{}", verdict.sentence);
     // Unknown purpose: neither a wall nor ruled out.
     subject.untold(WaitClass::ApplicationLock, 1.0, 0.0);
     let untold = subject.finding(Wall::ApplicationLock);
@@ -516,9 +415,7 @@ fn application_locks_are_distinguished_from_idle_pools() {
     assert!(untold.because.contains("unknown callers"), "{}", untold.because);
     assert_eq!(status(&subject, Wall::AllocatorContention), Status::RuledOut);
     // Known lock waits are enough for a wall.
-    subject
-        .untold(WaitClass::ApplicationLock, 0.5, 0.0)
-        .waits(WaitClass::ApplicationLock, 2.0);
+    subject.untold(WaitClass::ApplicationLock, 0.5, 0.0).waits(WaitClass::ApplicationLock, 2.0);
     assert_eq!(status(&subject, Wall::ApplicationLock), Status::Wall);
     subject.waits(WaitClass::ApplicationLock, 0.0);
     assert_eq!(status(&subject, Wall::ApplicationLock), Status::RuledOut);
@@ -558,11 +455,11 @@ fn few_samples_of_very_many_threads_measure_no_contention() {
 #[test]
 fn an_idle_pool_does_not_hide_that_the_target_waits() {
     let mut subject = computing();
-    subject
-        .cpus(0.02)
-        .threads(9)
-        .waits(WaitClass::ApplicationLock, 8.0)
-        .untold(WaitClass::ApplicationLock, 1.0, 0.0);
+    subject.cpus(0.02).threads(9).waits(WaitClass::ApplicationLock, 8.0).untold(
+        WaitClass::ApplicationLock,
+        1.0,
+        0.0,
+    );
     assert_eq!(status(&subject, Wall::Waiting), Status::Wall);
 }
 
@@ -577,17 +474,9 @@ fn unnamed_kernel_time_is_not_ruled_out() {
             continue;
         }
         assert_eq!(finding.status, Status::NotMeasured, "{wall:?}");
-        assert!(
-            finding
-                .missing
-                .and_then(|m| m.mend)
-                .is_some_and(|m| m.contains("kptr_restrict"))
-        );
+        assert!(finding.missing.and_then(|m| m.mend).is_some_and(|m| m.contains("kptr_restrict")));
     }
-    assert_eq!(
-        status(&with_shares(&[(UnnamedKernel, 0.01)]), Wall::MapChurn),
-        Status::RuledOut
-    );
+    assert_eq!(status(&with_shares(&[(UnnamedKernel, 0.01)]), Wall::MapChurn), Status::RuledOut);
 }
 
 /// Uses the real bill, whose upper bounds include the kernel time without symbols.
@@ -640,11 +529,7 @@ fn much_kernel_time_without_names_leaves_the_verdict_open() {
         subject.verdict().sentence
     };
     assert!(sentence(0.4).starts_with("Undecided: 4"), "{}", sentence(0.4));
-    assert!(
-        sentence(0.005).starts_with("Memory is not your wall"),
-        "{}",
-        sentence(0.005)
-    );
+    assert!(sentence(0.005).starts_with("Memory is not your wall"), "{}", sentence(0.005));
 }
 
 #[test]
@@ -656,24 +541,12 @@ fn memory_pressure_is_reported_in_the_sentence() {
         verdict.sentence
     };
     let sentence = of(0.6);
-    assert!(
-        sentence.starts_with("Memory pressure: 60 % (59–61 %) of CPU"),
-        "{sentence}"
-    );
-    assert!(
-        of(0.05).starts_with("Memory pressure is not ruled out"),
-        "{}",
-        of(0.05)
-    );
+    assert!(sentence.starts_with("Memory pressure: 60 % (59–61 %) of CPU"), "{sentence}");
+    assert!(of(0.05).starts_with("Memory pressure is not ruled out"), "{}", of(0.05));
     assert!(of(0.04).starts_with(quiet), "{}", of(0.04));
     // The sentence also names a contributor.
-    let both = with_shares(&[(Reclaim, 0.2), (FaultPath, 0.1)])
-        .verdict()
-        .sentence;
-    assert!(
-        both.contains("reclaim") && both.contains("first touch takes 10 %"),
-        "{both}"
-    );
+    let both = with_shares(&[(Reclaim, 0.2), (FaultPath, 0.1)]).verdict().sentence;
+    assert!(both.contains("reclaim") && both.contains("first touch takes 10 %"), "{both}");
 
     let stalled = |us| {
         let mut subject = computing();
@@ -690,11 +563,7 @@ fn memory_pressure_is_reported_in_the_sentence() {
         subject.bill.rates.major_faults = Ok(rate);
         subject.verdict().sentence
     };
-    assert!(
-        major(500.0).contains("500 major faults a second"),
-        "{}",
-        major(500.0)
-    );
+    assert!(major(500.0).contains("500 major faults a second"), "{}", major(500.0));
     assert!(major(5.0).starts_with(quiet));
     // With long names, and with walls that were not measured.
     let mut long = with_shares(&[(UnnamedKernel, 0.1)]);
@@ -703,14 +572,8 @@ fn memory_pressure_is_reported_in_the_sentence() {
     let lines = long.bill.on_cpu.as_mut().expect("sampled");
     lines[0].sites[0].function = "x".repeat(100);
     let sentence = long.verdict().sentence;
-    assert!(
-        sentence.contains("Not measured: first touch, map churn"),
-        "{sentence}"
-    );
-    assert!(
-        sentence.chars().count() <= super::sentence::LONGEST_SENTENCE,
-        "{sentence}"
-    );
+    assert!(sentence.contains("Not measured: first touch, map churn"), "{sentence}");
+    assert!(sentence.chars().count() <= super::sentence::LONGEST_SENTENCE, "{sentence}");
 }
 
 #[test]
@@ -743,36 +606,17 @@ fn without_kernel_stacks_first_touch_is_estimated_from_the_price_list() {
 #[test]
 fn map_churn_names_its_cause() {
     let mut subject = with_shares(&[(MapCalls, 0.3)]);
-    let event = |name: &str, count| EventCount {
-        name: name.into(),
-        count,
-        over_ns: 10_000_000_000,
-    };
+    let event = |name: &str, count| EventCount { name: name.into(), count, over_ns: 10_000_000_000 };
     subject.recording.counts = vec![event("brk", 500_000), event("mmap", 100)];
-    assert!(
-        subject
-            .finding(Wall::MapChurn)
-            .evidence
-            .iter()
-            .any(|e| e.contains("trim_threshold"))
-    );
+    assert!(subject.finding(Wall::MapChurn).evidence.iter().any(|e| e.contains("trim_threshold")));
     subject.recording.counts = vec![event("mmap", 500_000), event("munmap", 500_000)];
-    assert!(
-        subject
-            .finding(Wall::MapChurn)
-            .evidence
-            .iter()
-            .any(|e| e.contains("mmap threshold"))
-    );
+    assert!(subject.finding(Wall::MapChurn).evidence.iter().any(|e| e.contains("mmap threshold")));
 }
 
 #[test]
 fn the_address_space_lock_counts_blocked_time_too() {
     let mut subject = computing();
-    subject
-        .cpus(1.4)
-        .threads(2)
-        .waits(WaitClass::AddressSpaceLock, 0.6);
+    subject.cpus(1.4).threads(2).waits(WaitClass::AddressSpaceLock, 0.6);
     subject.shares(&[(AddressSpaceLock, 0.05)]);
     assert_eq!(subject.verdict().walls, [Wall::AddressSpaceLock]);
     subject.waits(WaitClass::AddressSpaceLock, 0.1);
@@ -791,14 +635,8 @@ fn the_address_space_lock_counts_blocked_time_too() {
 fn the_tlb_is_ruled_out_by_bounds_or_not_measured_never_the_wall() {
     let mut subject = computing();
     assert_eq!(status(&subject, Wall::Tlb), Status::RuledOut);
-    let smaps = |anonymous, anon_huge| {
-        Some(Smaps {
-            rss: anonymous,
-            anonymous,
-            anon_huge,
-            ..Smaps::default()
-        })
-    };
+    let smaps =
+        |anonymous, anon_huge| Some(Smaps { rss: anonymous, anonymous, anon_huge, ..Smaps::default() });
     subject.last().smaps = smaps(4 << 30, 0);
     let finding = subject.finding(Wall::Tlb);
     assert_eq!(finding.status, Status::NotMeasured);
@@ -806,18 +644,10 @@ fn the_tlb_is_ruled_out_by_bounds_or_not_measured_never_the_wall() {
     subject.last().smaps = smaps(4 << 30, 4 << 30);
     assert_eq!(status(&subject, Wall::Tlb), Status::RuledOut);
     // Shared memory and mapped files use the TLB too.
-    let shared = Smaps {
-        rss: 4 << 30,
-        anonymous: 4 << 20,
-        ..Smaps::default()
-    };
+    let shared = Smaps { rss: 4 << 30, anonymous: 4 << 20, ..Smaps::default() };
     subject.last().smaps = Some(shared);
     assert_eq!(status(&subject, Wall::Tlb), Status::NotMeasured);
-    subject.last().smaps = Some(Smaps {
-        rss: 4 << 20,
-        hugetlb: 4 << 30,
-        ..shared
-    });
+    subject.last().smaps = Some(Smaps { rss: 4 << 20, hugetlb: 4 << 30, ..shared });
     assert_eq!(status(&subject, Wall::Tlb), Status::RuledOut);
     subject.last().smaps = smaps(4 << 30, 0);
     subject.shares(&[(OtherKernel, 0.95)]);
@@ -853,11 +683,7 @@ fn numa_is_not_compared_with_walls_of_time() {
     (last.numa_remote, last.numa_local) = (Some(30_000), Some(70_000));
     assert_eq!(status(&subject, Wall::Numa), Status::Contributor);
     let sentence = |s: &Subject| s.verdict().sentence;
-    assert!(
-        sentence(&subject).starts_with("No wall, but first touch takes 12 %"),
-        "{}",
-        sentence(&subject)
-    );
+    assert!(sentence(&subject).starts_with("No wall, but first touch takes 12 %"), "{}", sentence(&subject));
     subject.shares(&[]);
     assert!(
         sentence(&subject).starts_with("No wall, but 30 % of new pages are on a remote node;"),
@@ -874,10 +700,7 @@ fn cached_calls_are_call_rate_and_missing_calls_are_allocator_code() {
     cached.malloc_leaves(Some("malloc"), 55).malloc_leaves(None, 45);
     assert_eq!(cached.verdict().walls, [Wall::CallRate]);
     assert_eq!(status(&cached, Wall::AllocatorCode), Status::Contributor);
-    assert!(
-        !offered(&cached).contains(&"jemalloc".to_owned()),
-        "no allocator will save it"
-    );
+    assert!(!offered(&cached).contains(&"jemalloc".to_owned()), "no allocator will save it");
     assert!(offered(&cached).contains(&"pool".to_owned()));
 
     let mut missing = with_shares(&[(AllocatorCode, 0.5)]);
@@ -941,9 +764,7 @@ fn contention_takes_precedence_over_the_code_it_slows() {
     assert_eq!(status(&subject, Wall::AllocatorCode), Status::Contributor);
     assert_eq!(status(&subject, Wall::CallRate), Status::Contributor);
 
-    subject
-        .waits(WaitClass::Allocator, 0.0)
-        .shares(&[(AllocatorCode, 0.4)]);
+    subject.waits(WaitClass::Allocator, 0.0).shares(&[(AllocatorCode, 0.4)]);
     assert_eq!(status(&subject, Wall::AllocatorContention), Status::RuledOut);
     subject.wait_line(WaitClass::Allocator).thread_s = Err(absent());
     assert_eq!(status(&subject, Wall::AllocatorContention), Status::NotMeasured);
@@ -952,28 +773,17 @@ fn contention_takes_precedence_over_the_code_it_slows() {
 #[test]
 fn a_runtime_s_own_allocator_is_a_matter_of_calls() {
     let mut subject = with_shares(&[(RuntimeAllocator, 0.3)]);
-    subject.process().runtime = Ok(Runtime::Cpython {
-        version: "3.11.2".into(),
-        free_threaded: false,
-    });
+    subject.process().runtime = Ok(Runtime::Cpython { version: "3.11.2".into(), free_threaded: false });
     assert_eq!(subject.verdict().walls, [Wall::CallRate]);
     assert_eq!(status(&subject, Wall::AllocatorCode), Status::RuledOut);
-    assert!(
-        offered(&subject)
-            .iter()
-            .all(|r| r != "jemalloc" && r != "mimalloc" && r != "tcmalloc")
-    );
+    assert!(offered(&subject).iter().all(|r| r != "jemalloc" && r != "mimalloc" && r != "tcmalloc"));
 }
 
 // ---- retention ----
 
 fn heap(live: f64, resident: u64) -> Subject {
     let mut subject = computing();
-    subject.last().smaps = Some(Smaps {
-        rss: resident,
-        anonymous: 0,
-        ..Smaps::default()
-    });
+    subject.last().smaps = Some(Smaps { rss: resident, anonymous: 0, ..Smaps::default() });
     subject.recording.heap = Ok(HeapView {
         method: "[heap]: chunk headers".into(),
         mapped_bytes: resident,
@@ -988,14 +798,8 @@ fn heap(live: f64, resident: u64) -> Subject {
 fn retention_is_resident_memory_beyond_live_memory() {
     const GIB: u64 = 1 << 30;
     assert_eq!(heap(0.1 * GIB as f64, GIB).verdict().walls, [Wall::Retention]);
-    assert_eq!(
-        status(&heap(0.9 * GIB as f64, GIB), Wall::Retention),
-        Status::RuledOut
-    );
-    assert_eq!(
-        status(&heap(0.5 * GIB as f64, GIB), Wall::Retention),
-        Status::Contributor
-    );
+    assert_eq!(status(&heap(0.9 * GIB as f64, GIB), Wall::Retention), Status::RuledOut);
+    assert_eq!(status(&heap(0.5 * GIB as f64, GIB), Wall::Retention), Status::Contributor);
     // 90 % of 32 MiB is below the floor.
     assert_eq!(status(&heap(3e6, 32 << 20), Wall::Retention), Status::RuledOut);
 }
@@ -1005,22 +809,13 @@ fn memory_outside_the_heap_that_was_walked_is_not_ruled_out() {
     const GIB: u64 = 1 << 30;
     let beside = |outside: u64, live: f64| {
         let mut subject = heap(live * 1e8, 100_000_000);
-        subject.last().smaps = Some(Smaps {
-            rss: 100_000_000 + outside,
-            anonymous: 100_000_000 + outside,
-            ..Smaps::default()
-        });
+        subject.last().smaps =
+            Some(Smaps { rss: 100_000_000 + outside, anonymous: 100_000_000 + outside, ..Smaps::default() });
         subject
     };
     let arenas = beside(GIB, 0.95).finding(Wall::Retention);
     assert_eq!(arenas.status, Status::NotMeasured);
-    assert!(
-        arenas
-            .because
-            .starts_with("1.0 GiB of anonymous memory are outside"),
-        "{}",
-        arenas.because
-    );
+    assert!(arenas.because.starts_with("1.0 GiB of anonymous memory are outside"), "{}", arenas.because);
     // Too little memory in total, or memory mapped from files, which no allocator holds.
     assert_eq!(status(&beside(32 << 20, 0.95), Wall::Retention), Status::RuledOut);
     let mut files = beside(GIB, 0.95);
@@ -1046,20 +841,13 @@ fn retention_below_a_wall_is_added_to_the_sentence() {
 fn without_a_heap_view_only_lazily_freed_memory_decides() {
     let lazy = |share: f64| {
         let mut subject = computing();
-        subject.last().smaps = Some(Smaps {
-            rss: 1 << 30,
-            lazy_free: (share * (1u64 << 30) as f64) as u64,
-            ..Smaps::default()
-        });
+        subject.last().smaps =
+            Some(Smaps { rss: 1 << 30, lazy_free: (share * (1u64 << 30) as f64) as u64, ..Smaps::default() });
         subject
     };
     assert_eq!(status(&lazy(0.7), Wall::Retention), Status::Wall);
     assert_eq!(status(&lazy(0.1), Wall::Retention), Status::NotMeasured);
-    assert_eq!(
-        status(&computing(), Wall::Retention),
-        Status::RuledOut,
-        "20 MiB in all"
-    );
+    assert_eq!(status(&computing(), Wall::Retention), Status::RuledOut, "20 MiB in all");
 }
 
 #[test]
@@ -1080,18 +868,12 @@ fn computing_is_not_your_wall() {
         verdict.sentence,
         "Memory is not your wall: allocator 0 %, first touch 0 %, map calls 0 %; 100 % is the application's own computing, most in `site_of_application`."
     );
-    assert!(
-        verdict.findings.iter().all(|f| f.status == Status::RuledOut),
-        "{:#?}",
-        verdict.findings
-    );
+    assert!(verdict.findings.iter().all(|f| f.status == Status::RuledOut), "{:#?}", verdict.findings);
 }
 
 #[test]
 fn the_wall_s_sentence_has_the_number_and_the_place() {
-    let sentence = with_shares(&[(FaultPath, 0.26), (Zeroing, 0.15)])
-        .verdict()
-        .sentence;
+    let sentence = with_shares(&[(FaultPath, 0.26), (Zeroing, 0.15)]).verdict().sentence;
     assert_eq!(
         sentence,
         "First touch is the wall: 41 % (40–42 %) of CPU goes to faulting in and zeroing fresh pages, most of it from `site_of_fault_path`."
@@ -1101,10 +883,7 @@ fn the_wall_s_sentence_has_the_number_and_the_place() {
 #[test]
 fn an_unsampled_target_gets_no_verdict() {
     let mut subject = computing();
-    subject.bill.on_cpu = Err(Absence::new(
-        Reason::NotPermitted,
-        "perf_event_open: permission denied",
-    ));
+    subject.bill.on_cpu = Err(Absence::new(Reason::NotPermitted, "perf_event_open: permission denied"));
     subject.recording.prices = Err(absent());
     let verdict = subject.verdict();
     assert!(verdict.sentence.starts_with("No verdict"), "{}", verdict.sentence);
@@ -1119,10 +898,7 @@ fn many() -> Vec<Subject> {
             for (cpus, samples, threads) in [(1.0, 10_000, 1), (0.02, 10_000, 1), (1.7, 60, 4), (0.5, 300, 2)]
             {
                 let mut subject = computing();
-                subject
-                    .cpus(cpus)
-                    .threads(threads)
-                    .shares_with_samples(&[(class, share)], samples);
+                subject.cpus(cpus).threads(threads).shares_with_samples(&[(class, share)], samples);
                 subject.map_call("__x64_sys_munmap", true, 30);
                 all.push(subject);
             }
@@ -1142,10 +918,7 @@ fn many() -> Vec<Subject> {
             })
             .collect();
         for line in [AllocatorCode, GarbageCollector] {
-            let mut subject = Subject {
-                recording: crowded.recording.clone(),
-                bill: crowded.bill.clone(),
-            };
+            let mut subject = Subject { recording: crowded.recording.clone(), bill: crowded.bill.clone() };
             subject.shares(&[(line, share), (OtherKernel, 0.41)]);
             let lines = subject.bill.on_cpu.as_mut().expect("sampled");
             lines[0].sites[0].function = "a_name_of_many_letters_that_is_cut::".repeat(3);
@@ -1184,22 +957,13 @@ fn every_verdict_is_complete_and_in_order() {
         for f in &verdict.findings {
             assert_eq!(f.rung, f.wall.rung());
             assert_eq!(f.status == Status::NotMeasured, f.missing.is_some(), "{f:?}");
-            assert!(
-                f.missing.as_ref().is_none_or(|m| m.mend.is_some()),
-                "what would measure it: {f:?}"
-            );
+            assert!(f.missing.as_ref().is_none_or(|m| m.mend.is_some()), "what would measure it: {f:?}");
             assert!(!f.because.is_empty() && !f.show.is_empty(), "{f:?}");
-            assert!(
-                f.status != Status::RuledOut || f.because.chars().count() <= 60,
-                "{f:?}"
-            );
+            assert!(f.status != Status::RuledOut || f.because.chars().count() <= 60, "{f:?}");
             assert!(f.show.chars().count() <= 68, "one short line: {}", f.show);
             assert!(!f.because.contains("NaN") && !f.because.contains("inf"), "{f:?}");
             if let Some(s) = f.share {
-                assert!(
-                    0.0 <= s.low && s.low <= s.point && s.point <= s.high && s.high <= 1.0,
-                    "{f:?}"
-                );
+                assert!(0.0 <= s.low && s.low <= s.point && s.point <= s.high && s.high <= 1.0, "{f:?}");
             }
             assert_eq!(verdict.walls.contains(&f.wall), f.status == Status::Wall);
         }
@@ -1214,11 +978,8 @@ fn no_gain_beyond_the_lines_that_it_acts_on() {
         let lines = subject.bill.on_cpu.clone().unwrap_or_default();
         for p in subject.verdict().remedies {
             let remedy = find(&p.remedy).expect("in the catalogue");
-            let most: f64 = lines
-                .iter()
-                .filter(|l| remedy.acts_on.contains(&l.class))
-                .map(|l| l.share.high)
-                .sum();
+            let most: f64 =
+                lines.iter().filter(|l| remedy.acts_on.contains(&l.class)).map(|l| l.share.high).sum();
             // Keeping memory also saves work outside malloc's own lines.
             let beyond = matches!(
                 remedy.effect,
@@ -1247,10 +1008,7 @@ fn no_gain_beyond_the_lines_that_it_acts_on() {
 fn a_gate_stops_at_walls_and_at_open_verdicts_but_not_at_idle_services() {
     let gate = |s: &Subject| {
         let verdict = s.verdict();
-        (
-            super::reach(&s.recording, &s.bill, &verdict),
-            super::stops_a_gate(&s.recording, &s.bill, &verdict),
-        )
+        (super::reach(&s.recording, &s.bill, &verdict), super::stops_a_gate(&s.recording, &s.bill, &verdict))
     };
     assert_eq!(gate(&computing()), (Reach::Decided, false));
     assert_eq!(gate(&with_shares(&[(FaultPath, 0.4)])), (Reach::Decided, true));
@@ -1271,10 +1029,7 @@ fn a_gate_stops_at_walls_and_at_open_verdicts_but_not_at_idle_services() {
 
 fn reason(subject: &Subject, walls: &[Wall], key: &str) -> Option<String> {
     let offers = remedies::offers(&subject.recording, &subject.bill, walls);
-    let (_, offer) = offers
-        .into_iter()
-        .find(|(r, _)| r.key == key)
-        .expect("for these walls");
+    let (_, offer) = offers.into_iter().find(|(r, _)| r.key == key).expect("for these walls");
     offer.err()
 }
 
@@ -1312,12 +1067,7 @@ fn a_list_that_is_set_already_is_not_silently_replaced() {
     subject.malloc_leaves(Some("malloc"), 24).malloc_leaves(None, 76);
     let note = |s: &Subject| {
         let remedies = s.verdict().remedies;
-        remedies
-            .into_iter()
-            .find(|p| p.remedy == "jemalloc")
-            .expect("offered")
-            .note
-            .expect("the package")
+        remedies.into_iter().find(|p| p.remedy == "jemalloc").expect("offered").note.expect("the package")
     };
     assert!(!note(&subject).contains("already"));
     subject.process().environment = vec![("LD_PRELOAD".into(), "/lib/other.so".into())];
@@ -1339,10 +1089,7 @@ fn an_allocator_is_not_offered_to_one_already_on_it() {
     });
     assert!(reason(&subject, SLOW, "jemalloc").is_some());
     assert_eq!(reason(&subject, SLOW, "mimalloc"), None);
-    assert!(
-        reason(&subject, SLOW, "glibc-tcache-count").is_some(),
-        "glibc's malloc is not the one"
-    );
+    assert!(reason(&subject, SLOW, "glibc-tcache-count").is_some(), "glibc's malloc is not the one");
     assert_eq!(reason(&subject, &[Wall::FirstTouch], "jemalloc-thp"), None);
     subject.process().runtime = Ok(Runtime::Jvm { version: None });
     assert!(
@@ -1357,29 +1104,15 @@ fn tunables_need_the_version_that_has_them_and_keep_what_is_set() {
     let touch = &[Wall::FirstTouch];
     let mut subject = with_shares(&[(FaultPath, 0.5)]);
     assert_eq!(reason(&subject, touch, "glibc-hugetlb"), None);
-    subject.process().libc = Ok(Libc::Glibc {
-        version: "2.31".into(),
-    });
+    subject.process().libc = Ok(Libc::Glibc { version: "2.31".into() });
     assert!(reason(&subject, touch, "glibc-hugetlb").is_some_and(|r| r.contains("2.35")));
-    subject.process().libc = Ok(Libc::Glibc {
-        version: "nonsense".into(),
-    });
+    subject.process().libc = Ok(Libc::Glibc { version: "nonsense".into() });
     assert!(reason(&subject, touch, "glibc-hugetlb").is_some());
-    subject.process().libc = Ok(Libc::Glibc {
-        version: "2.36-9+deb12u4".into(),
-    });
+    subject.process().libc = Ok(Libc::Glibc { version: "2.36-9+deb12u4".into() });
     subject.process().environment = vec![("GLIBC_TUNABLES".into(), "glibc.malloc.perturb=1".into())];
-    let how = subject
-        .verdict()
-        .remedies
-        .into_iter()
-        .find(|p| p.remedy == "glibc-hugetlb")
-        .expect("offered")
-        .how;
-    assert_eq!(
-        how,
-        "GLIBC_TUNABLES=glibc.malloc.perturb=1:glibc.malloc.hugetlb=1 service --port 80"
-    );
+    let how =
+        subject.verdict().remedies.into_iter().find(|p| p.remedy == "glibc-hugetlb").expect("offered").how;
+    assert_eq!(how, "GLIBC_TUNABLES=glibc.malloc.perturb=1:glibc.malloc.hugetlb=1 service --port 80");
     subject.process().environment = vec![("GLIBC_TUNABLES".into(), "glibc.malloc.hugetlb=2".into())];
     assert!(reason(&subject, touch, "glibc-hugetlb").is_some(), "set already");
 }
@@ -1403,10 +1136,7 @@ fn cpython_gets_its_own_allocator_only_from_the_version_that_has_it() {
     let touch = &[Wall::FirstTouch];
     let mut subject = with_shares(&[(FaultPath, 0.5)]);
     let mut python = |version: &str, free_threaded| {
-        subject.process().runtime = Ok(Runtime::Cpython {
-            version: version.into(),
-            free_threaded,
-        });
+        subject.process().runtime = Ok(Runtime::Cpython { version: version.into(), free_threaded });
         (
             reason(&subject, touch, "cpython-mimalloc-huge").is_none(),
             reason(&subject, touch, "cpython-nogil-huge").is_none(),
@@ -1422,32 +1152,20 @@ fn the_arena_hook_is_offered_to_a_python_that_has_arenas() {
     const KEY: &str = "pymalloc-hugepages";
     let reason_of = |share, walls: &[Wall], change: &dyn Fn(&mut Subject)| {
         let mut subject = with_shares(&[share]);
-        subject.process().runtime = Ok(Runtime::Cpython {
-            version: "3.11.2".into(),
-            free_threaded: false,
-        });
+        subject.process().runtime = Ok(Runtime::Cpython { version: "3.11.2".into(), free_threaded: false });
         change(&mut subject);
         reason(&subject, walls, KEY)
     };
     let touching = |change: &dyn Fn(&mut Subject)| reason_of((FaultPath, 0.5), &[Wall::FirstTouch], change);
     assert_eq!(touching(&|_| ()), None);
-    assert_eq!(
-        reason_of((RuntimeAllocator, 0.3), &[Wall::CallRate], &|_| ()),
-        None
-    );
+    assert_eq!(reason_of((RuntimeAllocator, 0.3), &[Wall::CallRate], &|_| ()), None);
     let set = |name: &str, value: &str| {
         let (name, value) = (name.to_owned(), value.to_owned());
         move |subject: &mut Subject| subject.process().environment.push((name.clone(), value.clone()))
     };
     for (change, words) in [
-        (
-            Box::new(set("PYTHONMALLOC", "malloc")) as Box<dyn Fn(&mut Subject)>,
-            "PYTHONMALLOC is set",
-        ),
-        (
-            Box::new(set("ALLOCWALL_HUGEPAGES", "1")),
-            "ALLOCWALL_HUGEPAGES is set",
-        ),
+        (Box::new(set("PYTHONMALLOC", "malloc")) as Box<dyn Fn(&mut Subject)>, "PYTHONMALLOC is set"),
+        (Box::new(set("ALLOCWALL_HUGEPAGES", "1")), "ALLOCWALL_HUGEPAGES is set"),
         (
             Box::new(|subject| subject.recording.host.thp_enabled = Ok("always madvise [never]".into())),
             "mode never",
@@ -1458,10 +1176,8 @@ fn the_arena_hook_is_offered_to_a_python_that_has_arenas() {
         ),
         (
             Box::new(|subject| {
-                subject.process().runtime = Ok(Runtime::Cpython {
-                    version: "3.13.0".into(),
-                    free_threaded: true,
-                });
+                subject.process().runtime =
+                    Ok(Runtime::Cpython { version: "3.13.0".into(), free_threaded: true });
             }),
             "not a default build of CPython",
         ),
@@ -1480,11 +1196,7 @@ fn a_remedy_for_the_runtime_goes_before_one_for_any_program_that_is_no_surer() {
         if large_blocks {
             subject.map_call("do_mmap", true, 300);
             subject.bill.rates.minor_faults = Ok(10_000.0);
-            let count = |name: &str, count| EventCount {
-                name: name.into(),
-                count,
-                over_ns: 10_000_000_000,
-            };
+            let count = |name: &str, count| EventCount { name: name.into(), count, over_ns: 10_000_000_000 };
             subject.recording.counts = vec![count("mmap", 10), count("brk", 0)];
         }
         let mut huge = subject.verdict().remedies;
@@ -1492,10 +1204,7 @@ fn a_remedy_for_the_runtime_goes_before_one_for_any_program_that_is_no_surer() {
         huge.swap_remove(0).remedy
     };
     for version in ["3.11.2", "3.13.0"] {
-        let python = Runtime::Cpython {
-            version: version.into(),
-            free_threaded: false,
-        };
+        let python = Runtime::Cpython { version: version.into(), free_threaded: false };
         assert_eq!(first(python.clone(), false), "pymalloc-hugepages");
         assert_eq!(first(python, true), "glibc-hugetlb");
     }
@@ -1513,10 +1222,7 @@ fn a_limited_arena_count_is_lifted_not_lowered() {
     let first = subject.verdict().remedies.swap_remove(0);
     assert_eq!(first.remedy, "glibc-arenas-free");
     let how = first.how;
-    assert!(
-        how.contains("GLIBC_TUNABLES=glibc.malloc.arena_max=16 service"),
-        "{how}"
-    );
+    assert!(how.contains("GLIBC_TUNABLES=glibc.malloc.arena_max=16 service"), "{how}");
     subject.shares(&[(AllocatorLocks, 0.3), (AllocatorCode, 0.6)]);
     assert_eq!(subject.verdict().remedies[0].remedy, "mimalloc");
     assert!(reason(&subject, &[Wall::Retention], "glibc-arenas-few").is_some());
@@ -1546,10 +1252,7 @@ fn a_limit_above_what_glibc_does_by_itself_is_left_alone() {
 
 fn how_of(subject: &Subject, walls: &[Wall], key: &str) -> String {
     let offers = remedies::offers(&subject.recording, &subject.bill, walls);
-    let (_, offer) = offers
-        .into_iter()
-        .find(|(r, _)| r.key == key)
-        .expect("in the catalogue");
+    let (_, offer) = offers.into_iter().find(|(r, _)| r.key == key).expect("in the catalogue");
     offer.expect("offered").0.how
 }
 
@@ -1557,10 +1260,7 @@ fn how_of(subject: &Subject, walls: &[Wall], key: &str) -> String {
 fn a_weight_is_raised_for_every_thread_of_every_busy_process() {
     let queue = &[Wall::RunQueue];
     let mut subject = computing();
-    assert_eq!(
-        how_of(&subject, queue, "nice"),
-        "renice -n -5 -p $(ps -L -o tid= -p 100)"
-    );
+    assert_eq!(how_of(&subject, queue, "nice"), "renice -n -5 -p $(ps -L -o tid= -p 100)");
     let mut with_backends = |busy: i32| {
         subject.recording.threads = (101..=112)
             .map(|pid| ThreadTimes {
@@ -1573,25 +1273,16 @@ fn a_weight_is_raised_for_every_thread_of_every_busy_process() {
             })
             .collect();
         let offers = remedies::offers(&subject.recording, &subject.bill, queue);
-        let (_, offer) = offers
-            .into_iter()
-            .find(|(r, _)| r.key == "nice")
-            .expect("in the catalogue");
+        let (_, offer) = offers.into_iter().find(|(r, _)| r.key == "nice").expect("in the catalogue");
         let (nice, _) = offer.expect("offered");
         (nice.how, nice.note.unwrap(), nice.undo)
     };
     let (few, note, undo) = with_backends(3);
-    assert!(
-        few.contains("-p 103,102,101)") && !note.contains("busiest"),
-        "{few}"
-    );
+    assert!(few.contains("-p 103,102,101)") && !note.contains("busiest"), "{few}");
     assert_eq!(undo, "renice -n 0 -p $(ps -L -o tid= -p 103,102,101)");
     let (_, note, undo) = with_backends(12);
     assert!(note.ends_with("; the busiest 8 of 12 processes"), "{note}");
-    assert!(
-        undo.ends_with(",105)   # the busiest 8 of 12 processes"),
-        "{undo}"
-    );
+    assert!(undo.ends_with(",105)   # the busiest 8 of 12 processes"), "{undo}");
 }
 
 #[test]
@@ -1605,10 +1296,7 @@ fn an_option_for_node_is_where_every_version_accepts_it() {
         (how_of(&subject, collector, "node-semi-space"), next)
     };
     let typed = |how: &str| (how.to_owned(), true);
-    assert_eq!(
-        given(&["node", "app.js"]),
-        typed("node --max-semi-space-size=64 app.js")
-    );
+    assert_eq!(given(&["node", "app.js"]), typed("node --max-semi-space-size=64 app.js"));
     assert_eq!(
         given(&["/opt/my node/node", "a b"]),
         typed("'/opt/my node/node' --max-semi-space-size=64 'a b'")
@@ -1625,26 +1313,15 @@ fn an_incomplete_command_is_no_next_step() {
     subject.process().runtime = Ok(Runtime::Jvm { version: None });
     subject.process().cmdline = vec!["java".into(), "-Xmx48m".into(), "Service".into()];
     let verdict = subject.verdict();
-    let heap = verdict
-        .remedies
-        .iter()
-        .find(|p| p.remedy == "jvm-heap")
-        .expect("offered");
+    let heap = verdict.remedies.iter().find(|p| p.remedy == "jvm-heap").expect("offered");
     assert!(heap.how.contains("now -Xmx48m"), "{}", heap.how);
-    assert!(
-        verdict.next.iter().all(|n| !n.contains("Xmx")),
-        "{:?}",
-        verdict.next
-    );
+    assert!(verdict.next.iter().all(|n| !n.contains("Xmx")), "{:?}", verdict.next);
 
     for runtime in [Runtime::Go { version: None }, Runtime::Node { version: None }] {
         let mut subject = with_shares(&[(GarbageCollector, 0.4)]);
         subject.process().runtime = Ok(runtime);
         let next = subject.verdict().next;
-        assert!(
-            next.iter().all(|n| !n.contains("CMD") && !n.contains('…')),
-            "{next:?}"
-        );
+        assert!(next.iter().all(|n| !n.contains("CMD") && !n.contains('…')), "{next:?}");
     }
 
     let next = |command: &str| {
@@ -1669,16 +1346,11 @@ fn jemalloc_is_set_by_the_variable_that_its_build_reads() {
         });
         subject.malloc_leaves(Some(leaf), 1);
         let how = how_of(&subject, retention, "jemalloc-decay");
-        let variables = how
-            .split(' ')
-            .filter_map(|word| Some(word.split_once("=background")?.0.to_owned()));
+        let variables = how.split(' ').filter_map(|word| Some(word.split_once("=background")?.0.to_owned()));
         variables.collect::<Vec<_>>().join(" ")
     };
     assert_eq!(set(Linkage::Linked, "je_arena_malloc_hard"), "MALLOC_CONF");
-    assert_eq!(
-        set(Linkage::Static, "_rjem_je_arena_malloc_hard"),
-        "_RJEM_MALLOC_CONF"
-    );
+    assert_eq!(set(Linkage::Static, "_rjem_je_arena_malloc_hard"), "_RJEM_MALLOC_CONF");
     assert_eq!(set(Linkage::Static, "je_free"), "JE_MALLOC_CONF");
     assert_eq!(set(Linkage::Static, "malloc"), "MALLOC_CONF");
     let all = "MALLOC_CONF _RJEM_MALLOC_CONF JE_MALLOC_CONF";
@@ -1699,40 +1371,24 @@ fn a_mapping_threshold_is_raised_where_it_was_set_low() {
     ] {
         let list = format!("glibc.malloc.mmap_threshold=1:glibc.malloc.mmap_threshold={value}");
         subject.process().environment = vec![("GLIBC_TUNABLES".into(), list)];
-        assert_eq!(
-            reason(&subject, churn, "glibc-keep-memory").is_none(),
-            offered,
-            "{value}"
-        );
+        assert_eq!(reason(&subject, churn, "glibc-keep-memory").is_none(), offered, "{value}");
     }
-    subject.process().environment = vec![(
-        "GLIBC_TUNABLES".into(),
-        "glibc.malloc.mmap_threshold=131072".into(),
-    )];
+    subject.process().environment =
+        vec![("GLIBC_TUNABLES".into(), "glibc.malloc.mmap_threshold=131072".into())];
     assert_eq!(subject.verdict().remedies[0].remedy, "glibc-keep-memory");
 }
 
 #[test]
 fn huge_pages_on_first_touch_are_priced_by_this_machine() {
     let subject = with_shares(&[(FaultPath, 0.3), (Zeroing, 0.1)]);
-    let p = subject
-        .verdict()
-        .remedies
-        .into_iter()
-        .find(|p| p.remedy == "glibc-hugetlb")
-        .expect("offered");
+    let p = subject.verdict().remedies.into_iter().find(|p| p.remedy == "glibc-hugetlb").expect("offered");
     let gain = p.gain.expect("priced");
     // 1 − 100 µs / (512 × 1.5 µs) = 87 % of 40 %; it is unknown whether the memory can be on huge pages.
     assert!((gain.point - 0.4 * 0.87).abs() < 0.003, "{gain:?}");
     assert!(gain.low.abs() < 0.005, "{gain:?}");
     let mut unpriced = subject;
     unpriced.recording.prices = Err(absent());
-    let p = unpriced
-        .verdict()
-        .remedies
-        .into_iter()
-        .find(|p| p.remedy == "glibc-hugetlb")
-        .expect("offered");
+    let p = unpriced.verdict().remedies.into_iter().find(|p| p.remedy == "glibc-hugetlb").expect("offered");
     assert_eq!(p.gain, None);
     assert!(p.basis.contains("calibrate"), "{}", p.basis);
 }
@@ -1798,20 +1454,11 @@ fn keeping_memory_gains_only_where_malloc_makes_the_map_calls() {
 fn the_mmap_threshold_is_one_that_this_glibc_takes() {
     for (version, expected) in [("2.36", "268435456"), ("2.31", "33554432")] {
         let mut subject = with_shares(&[(MapCalls, 0.3), (PageRelease, 0.1), (FaultPath, 0.2)]);
-        subject.recording.processes[0].libc = Ok(Libc::Glibc {
-            version: version.into(),
-        });
+        subject.recording.processes[0].libc = Ok(Libc::Glibc { version: version.into() });
         let remedies = subject.verdict().remedies;
-        let keep: Vec<_> = remedies
-            .iter()
-            .filter(|p| p.remedy.starts_with("glibc-keep-memory"))
-            .collect();
+        let keep: Vec<_> = remedies.iter().filter(|p| p.remedy.starts_with("glibc-keep-memory")).collect();
         assert_eq!(keep.len(), 1, "{version}");
-        assert!(
-            keep[0].how.contains(&format!("mmap_threshold={expected}:")),
-            "{}",
-            keep[0].how
-        );
+        assert!(keep[0].how.contains(&format!("mmap_threshold={expected}:")), "{}", keep[0].how);
     }
 }
 
@@ -1822,15 +1469,8 @@ fn advice_comes_last_and_the_surest_gain_first() {
     let remedies = subject.verdict().remedies;
     assert_eq!(remedies[0].remedy, "glibc-keep-memory");
     let advice = ["reuse-buffers", "populate"];
-    let first = remedies
-        .iter()
-        .position(|p| advice.contains(&p.remedy.as_str()))
-        .expect("offered");
-    assert!(
-        remedies[first..]
-            .iter()
-            .all(|p| advice.contains(&p.remedy.as_str()))
-    );
+    let first = remedies.iter().position(|p| advice.contains(&p.remedy.as_str())).expect("offered");
+    assert!(remedies[first..].iter().all(|p| advice.contains(&p.remedy.as_str())));
 }
 
 #[test]
@@ -1838,18 +1478,9 @@ fn what_to_type_is_one_safe_shell_line() {
     let mut subject = with_shares(&[(FaultPath, 0.5)]);
     subject.recording.meta.command = Some(vec!["sh".into(), "-c".into(), "it's; rm -rf /".into()]);
     let how = |s: &Subject| {
-        s.verdict()
-            .remedies
-            .into_iter()
-            .find(|p| p.remedy == "glibc-hugetlb")
-            .expect("offered")
-            .how
+        s.verdict().remedies.into_iter().find(|p| p.remedy == "glibc-hugetlb").expect("offered").how
     };
-    assert!(
-        how(&subject).ends_with(r"sh -c 'it'\''s; rm -rf /'"),
-        "{}",
-        how(&subject)
-    );
+    assert!(how(&subject).ends_with(r"sh -c 'it'\''s; rm -rf /'"), "{}", how(&subject));
     subject.recording.meta.command = Some(vec!["x".repeat(500)]);
     assert!(how(&subject).ends_with(" CMD"));
     subject.recording.meta.command = Some(vec!["a\u{1b}[2J".into()]);

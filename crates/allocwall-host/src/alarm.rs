@@ -15,10 +15,7 @@ pub struct Alarm {
 impl Alarm {
     pub fn new() -> io::Result<Self> {
         let descriptor = rustix::time::timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)?;
-        Ok(Alarm {
-            descriptor,
-            set_for: None,
-        })
+        Ok(Alarm { descriptor, set_for: None })
     }
 
     /// Sets the alarm for the time when [`monotonic_ns`](clock::monotonic_ns) is `ns`, or at once if that is
@@ -30,14 +27,8 @@ impl Alarm {
         // A time of zero would disarm the timer (timerfd_settime(2)).
         let own = clock::in_own_namespace(ns).max(1);
         let moment = Itimerspec {
-            it_interval: Timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            },
-            it_value: Timespec {
-                tv_sec: (own / 1_000_000_000) as i64,
-                tv_nsec: (own % 1_000_000_000) as _,
-            },
+            it_interval: Timespec { tv_sec: 0, tv_nsec: 0 },
+            it_value: Timespec { tv_sec: (own / 1_000_000_000) as i64, tv_nsec: (own % 1_000_000_000) as _ },
         };
         rustix::time::timerfd_settime(&self.descriptor, TimerfdTimerFlags::ABSTIME, &moment)?;
         self.set_for = Some(ns);

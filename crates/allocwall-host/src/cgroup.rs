@@ -80,11 +80,7 @@ impl CgroupFs {
                 "mount it into the container (-v /sys/fs/cgroup:/sys/fs/cgroup:ro), or run on the host",
             ));
         }
-        Ok(CgroupFs {
-            proc: machine.proc.clone(),
-            root,
-            mounts,
-        })
+        Ok(CgroupFs { proc: machine.proc.clone(), root, mounts })
     }
 
     /// The version of the hierarchy that limits CPU. On hybrid machines that is usually 1.
@@ -126,11 +122,7 @@ impl CgroupFs {
         let line = membership
             .iter()
             .find(|line| line.hierarchy != 0 && has(&line.controllers))
-            .or_else(|| {
-                membership
-                    .iter()
-                    .find(|line| line.hierarchy == 0 && line.controllers.is_empty())
-            })
+            .or_else(|| membership.iter().find(|line| line.hierarchy == 0 && line.controllers.is_empty()))
             .ok_or_else(|| {
                 Absence::new(
                     Reason::NotSupported,
@@ -158,10 +150,7 @@ impl CgroupFs {
             }
             dirs.reverse();
             if dirs[0].is_dir() {
-                return Ok(Levels {
-                    version: mount.version,
-                    dirs,
-                });
+                return Ok(Levels { version: mount.version, dirs });
             }
         }
         Err(if !mounts.is_empty() {
@@ -174,28 +163,19 @@ impl CgroupFs {
             )
             .mend("run on the host, or start the container with --cgroupns=host")
         } else {
-            Absence::new(
-                Reason::NotFound,
-                format!("the {controller} cgroup hierarchy is not mounted here"),
-            )
-            .mend("mount it into the container (-v /sys/fs/cgroup:/sys/fs/cgroup:ro), or run on the host")
+            Absence::new(Reason::NotFound, format!("the {controller} cgroup hierarchy is not mounted here"))
+                .mend("mount it into the container (-v /sys/fs/cgroup:/sys/fs/cgroup:ro), or run on the host")
         })
     }
 
     /// The nearest frozen group that contains this process; None if there is none.
     pub fn frozen(&self, pid: i32) -> Option<Frozen> {
         let membership = self.proc.cgroups(pid).ok()?;
-        let unified: Vec<CgroupLine> = membership
-            .iter()
-            .filter(|line| line.hierarchy == 0)
-            .cloned()
-            .collect();
+        let unified: Vec<CgroupLine> =
+            membership.iter().filter(|line| line.hierarchy == 0).cloned().collect();
         [&membership, &unified].into_iter().find_map(|lines| {
             let levels = self.levels("freezer", lines).ok()?;
-            levels
-                .dirs
-                .into_iter()
-                .find_map(|dir| frozen(dir, levels.version))
+            levels.dirs.into_iter().find_map(|dir| frozen(dir, levels.version))
         })
     }
 
@@ -230,11 +210,7 @@ impl CgroupFs {
                 Err(absence) => return Err(Error::Refused(format!("cgroup {path}: {absence}"))),
             }
             let children = std::fs::read_dir(&dir).into_iter().flatten().flatten();
-            pending.extend(
-                children
-                    .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
-                    .map(|e| e.path()),
-            );
+            pending.extend(children.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()));
         }
         pids.sort_unstable();
         pids.dedup();
@@ -243,32 +219,23 @@ impl CgroupFs {
             (true, true) => Err(Error::Refused(format!(
                 "cgroup {path}: its processes are in another PID namespace; run on the host or with --pid=host"
             ))),
-            (true, false) => Err(Error::Refused(format!(
-                "cgroup {path} has no processes ({})",
-                dir.display()
-            ))),
+            (true, false) => {
+                Err(Error::Refused(format!("cgroup {path} has no processes ({})", dir.display())))
+            }
         }
     }
 
     fn directory(&self, path: &str) -> Result<PathBuf> {
         let refused = |why: String| Err(Error::Refused(format!("--cgroup {path}: {why}")));
         let given = Path::new(path);
-        if path.trim().is_empty()
-            || given
-                .components()
-                .any(|part| matches!(part, Component::ParentDir))
-        {
+        if path.trim().is_empty() || given.components().any(|part| matches!(part, Component::ParentDir)) {
             return refused(
                 "give a path without `..`, as in /proc/PID/cgroup or below /sys/fs/cgroup".to_owned(),
             );
         }
         let relative = path.trim_start_matches('/');
         let absolute = self.root.join(relative);
-        if let Some(mount) = self
-            .mounts
-            .iter()
-            .find(|mount| absolute.starts_with(&mount.point))
-        {
+        if let Some(mount) = self.mounts.iter().find(|mount| absolute.starts_with(&mount.point)) {
             return if absolute.is_dir() {
                 Ok(absolute)
             } else {
@@ -281,9 +248,7 @@ impl CgroupFs {
         mounts
             .sort_by_key(|mount| !(mount.controllers.iter().any(|name| name == "cpu") || mount.version == 2));
         let found = mounts.iter().find_map(|mount| {
-            let dir = mount
-                .point
-                .join(below(&format!("/{relative}"), &mount.top).unwrap_or(relative));
+            let dir = mount.point.join(below(&format!("/{relative}"), &mount.top).unwrap_or(relative));
             dir.is_dir().then_some(dir)
         });
         match found {
@@ -306,11 +271,7 @@ impl Cgroup {
                 continue;
             };
             if tightest.as_ref().is_none_or(|quota| cpus < quota.cpus) {
-                tightest = Some(Quota {
-                    cpus,
-                    dir: dir.clone(),
-                    level,
-                });
+                tightest = Some(Quota { cpus, dir: dir.clone(), level });
             }
         }
         Ok(tightest)
@@ -320,16 +281,11 @@ impl Cgroup {
     pub fn tick(&self) -> Measured<CgroupTick> {
         let levels = self.cpu.as_ref().map_err(Absence::clone)?;
         if !levels.dirs[0].is_dir() {
-            return Err(Absence::new(
-                Reason::Vanished,
-                format!("cgroup {} was removed", self.path),
-            ));
+            return Err(Absence::new(Reason::Vanished, format!("cgroup {} was removed", self.path)));
         }
         let quota = self.quota()?;
-        let mut tick = CgroupTick {
-            quota_cpus: quota.as_ref().map(|quota| quota.cpus),
-            ..CgroupTick::default()
-        };
+        let mut tick =
+            CgroupTick { quota_cpus: quota.as_ref().map(|quota| quota.cpus), ..CgroupTick::default() };
         // Without a quota, the kernel does not throttle: the zeros are measured values.
         if let Some(level) = self.counted.or(quota.map(|quota| quota.level)) {
             let path = levels.dirs[level].join("cpu.stat");
@@ -354,18 +310,10 @@ impl Cgroup {
         // v1 writes "no limit" as the largest multiple of a page that fits a long. v2 writes `max`, which is
         // not a number.
         let limited = |bytes: &u64| *bytes < 1 << 62;
-        let limit = levels
-            .dirs
-            .iter()
-            .filter_map(|dir| file::read_number(&dir.join(max)).ok())
-            .filter(limited)
-            .min();
+        let limit =
+            levels.dirs.iter().filter_map(|dir| file::read_number(&dir.join(max)).ok()).filter(limited).min();
         let at_top = levels.dirs.len() == 1 && limit.is_none();
-        let usage = if at_top {
-            None
-        } else {
-            file::read_number(&levels.dirs[0].join(usage)).ok()
-        };
+        let usage = if at_top { None } else { file::read_number(&levels.dirs[0].join(usage)).ok() };
         (usage, limit)
     }
 }
@@ -378,10 +326,7 @@ fn frozen(dir: PathBuf, version: u8) -> Option<Frozen> {
         _ => ("cgroup.freeze", "cgroup.freeze", "0"),
     };
     let is_asked = file::read_number::<u8>(&dir.join(asked)).ok()? == 1;
-    is_asked.then(|| Frozen {
-        thaw: format!("echo {thaw} > {}", dir.join(file).display()),
-        dir,
-    })
+    is_asked.then(|| Frozen { thaw: format!("echo {thaw} > {}", dir.join(file).display()), dir })
 }
 
 /// The quota of one group in CPUs; None if it has no limit or no CPU controller.
@@ -458,11 +403,9 @@ pub(crate) fn cgroup_mounts(bytes: &[u8], root: &Path) -> Vec<Mount> {
         let point = unescaped(fields.get(4)?);
         let options = String::from_utf8_lossy(fields.get(dash + 3)?).into_owned();
         let controllers = match version {
-            1 => options
-                .split(',')
-                .filter(|name| *name != "rw" && *name != "ro")
-                .map(str::to_owned)
-                .collect(),
+            1 => {
+                options.split(',').filter(|name| *name != "rw" && *name != "ro").map(str::to_owned).collect()
+            }
             _ => Vec::new(),
         };
         Some(Mount {
@@ -539,16 +482,10 @@ mod tests {
         let fake = Fake::new(
             V1,
             &[
-                (
-                    "proc/7/cgroup",
-                    "5:memory:/pod/box\n3:cpu,cpuacct:/pod/box\n1:name=systemd:/x\n",
-                ),
+                ("proc/7/cgroup", "5:memory:/pod/box\n3:cpu,cpuacct:/pod/box\n1:name=systemd:/x\n"),
                 (&format!("{cpu}/pod/box/cpu.cfs_quota_us"), "400000\n"),
                 (&format!("{cpu}/pod/box/cpu.cfs_period_us"), "100000\n"),
-                (
-                    &format!("{cpu}/pod/box/cpu.stat"),
-                    "nr_periods 1\nnr_throttled 0\nthrottled_time 0\n",
-                ),
+                (&format!("{cpu}/pod/box/cpu.stat"), "nr_periods 1\nnr_throttled 0\nthrottled_time 0\n"),
                 (&format!("{cpu}/pod/cpu.cfs_quota_us"), "50000\n"),
                 (&format!("{cpu}/pod/cpu.cfs_period_us"), "100000\n"),
                 (
@@ -557,10 +494,7 @@ mod tests {
                 ),
                 (&format!("{cpu}/cpu.cfs_quota_us"), "-1\n"),
                 ("sys/fs/cgroup/memory/pod/box/memory.usage_in_bytes", "4096\n"),
-                (
-                    "sys/fs/cgroup/memory/pod/box/memory.limit_in_bytes",
-                    "9223372036854771712\n",
-                ),
+                ("sys/fs/cgroup/memory/pod/box/memory.limit_in_bytes", "9223372036854771712\n"),
                 ("sys/fs/cgroup/memory/pod/memory.limit_in_bytes", "1048576\n"),
             ],
         );
@@ -569,10 +503,7 @@ mod tests {
         let group = fs.group_of(7).unwrap();
         assert_eq!((group.path.as_str(), group.version), ("/pod/box", 1));
         let tick = group.tick().unwrap();
-        assert_eq!(
-            (tick.quota_cpus, tick.periods, tick.throttled_periods),
-            (Some(0.5), 90, 40)
-        );
+        assert_eq!((tick.quota_cpus, tick.periods, tick.throttled_periods), (Some(0.5), 90, 40));
         assert_eq!(tick.throttled_ns, 123_456);
         assert_eq!((tick.memory, tick.memory_limit), (Some(4096), Some(1 << 20)));
         // The level stays when another quota becomes the tightest: counters must not jump.
@@ -613,10 +544,7 @@ mod tests {
         assert_eq!(fs.group_of(7).unwrap_err().reason, Reason::Unparsable);
         fake.write(&format!("{group}/cpu.max"), "150000 100000\n");
         fake.write(&format!("{group}/cpu.stat"), "usage_usec 9\n");
-        assert_eq!(
-            fs.group_of(7).unwrap().tick().unwrap_err().reason,
-            Reason::Unparsable
-        );
+        assert_eq!(fs.group_of(7).unwrap().tick().unwrap_err().reason, Reason::Unparsable);
     }
 
     #[test]
@@ -749,41 +677,18 @@ mod tests {
     #[test]
     fn malformed_lines() {
         let root = Path::new("/");
-        for line in [
-            "",
-            "-",
-            "1 2 3 4 5 - cgroup",
-            "- cgroup cgroup rw",
-            "1 2 0:1 / /x rw - tmpfs t rw",
-        ] {
+        for line in ["", "-", "1 2 3 4 5 - cgroup", "- cgroup cgroup rw", "1 2 0:1 / /x rw - tmpfs t rw"] {
             assert_eq!(cgroup_mounts(line.as_bytes(), root), [], "{line}");
         }
         let blank = cgroup_mounts(b"1 2 0:1 / /my\\040cgroup rw - cgroup2 c rw", root);
         assert_eq!(blank[0].point, Path::new("/my cgroup"));
-        assert_eq!(
-            (unescaped(b"a\\04"), unescaped(b"\\999")),
-            ("a\\04".into(), "\\999".into())
-        );
-        assert_eq!(
-            (cpu_max(b""), cpu_max(b"1 0"), cpu_max(b"-5 10")),
-            (None, None, None)
-        );
+        assert_eq!((unescaped(b"a\\04"), unescaped(b"\\999")), ("a\\04".into(), "\\999".into()));
+        assert_eq!((cpu_max(b""), cpu_max(b"1 0"), cpu_max(b"-5 10")), (None, None, None));
         assert_eq!((cpu_max(b"max"), cpu_max(b"5 10")), (Some(None), Some(Some(0.5))));
+        assert_eq!(throttling(b"nr_periods 1\nnr_throttled x\nthrottled_time 2\n"), None);
+        assert_eq!(throttling(b"nr_periods 1\nnr_throttled 1\nthrottled_usec 18446744073709551615\n"), None);
         assert_eq!(
-            throttling(b"nr_periods 1\nnr_throttled x\nthrottled_time 2\n"),
-            None
-        );
-        assert_eq!(
-            throttling(b"nr_periods 1\nnr_throttled 1\nthrottled_usec 18446744073709551615\n"),
-            None
-        );
-        assert_eq!(
-            (
-                below("/a/b", "/a"),
-                below("/ab", "/a"),
-                below("/a", "/"),
-                below("/../x", "/")
-            ),
+            (below("/a/b", "/a"), below("/ab", "/a"), below("/a", "/"), below("/../x", "/")),
             (Some("b"), None, Some("a"), None)
         );
     }

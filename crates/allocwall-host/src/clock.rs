@@ -31,9 +31,7 @@ fn ahead_ns() -> &'static Measured<i64> {
 }
 
 pub fn unix_ms() -> u64 {
-    std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |d| d.as_millis() as u64)
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
 }
 
 /// CPU time of this process so far.
@@ -71,10 +69,7 @@ pub fn process_cpu_ns(pid: i32) -> Measured<u64> {
     if code != 0 {
         return Err(clock_absence(pid, &std::io::Error::from_raw_os_error(code)));
     }
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid timespec and outlives the call.
     if unsafe { libc::clock_gettime(clock, &mut time) } != 0 {
         return Err(clock_absence(pid, &std::io::Error::last_os_error()));
@@ -89,10 +84,7 @@ fn clock_absence(pid: i32, error: &std::io::Error) -> Absence {
         Some(libc::EPERM | libc::EACCES) => Reason::NotPermitted,
         _ => Reason::NotSupported,
     };
-    Absence::new(
-        reason,
-        format!("CPU clock of process {pid}: {}", errno_text(error)),
-    )
+    Absence::new(reason, format!("CPU clock of process {pid}: {}", errno_text(error)))
 }
 
 #[cfg(test)]

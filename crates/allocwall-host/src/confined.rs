@@ -67,11 +67,7 @@ impl Child {
             // Ctrl-C must reach the parent only.
             .process_group(0)
             .spawn()?;
-        Ok(Child {
-            process,
-            socket: ours,
-            partial: Vec::new(),
-        })
+        Ok(Child { process, socket: ours, partial: Vec::new() })
     }
 
     /// The CPU time that the child has used.
@@ -99,12 +95,7 @@ impl Child {
             if !files.is_empty() {
                 control.push(SendAncillaryMessage::ScmRights(&files));
             }
-            match sendmsg(
-                &self.socket,
-                &[IoSlice::new(&header)],
-                &mut control,
-                SendFlags::NOSIGNAL,
-            ) {
+            match sendmsg(&self.socket, &[IoSlice::new(&header)], &mut control, SendFlags::NOSIGNAL) {
                 Ok(sent) => break sent,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline_ns)?,
@@ -181,10 +172,8 @@ impl Child {
         if left == 0 {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        let timeout = Timespec {
-            tv_sec: (left / 1_000_000_000) as i64,
-            tv_nsec: (left % 1_000_000_000) as _,
-        };
+        let timeout =
+            Timespec { tv_sec: (left / 1_000_000_000) as i64, tv_nsec: (left % 1_000_000_000) as _ };
         match poll(&mut [PollFd::new(&self.socket, flags)], Some(&timeout)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
@@ -318,13 +307,8 @@ impl Parent {
 
 /// Sets a limit, but not above the present hard limit.
 fn limit(resource: Resource, soft: u64, hard: u64) -> io::Result<()> {
-    let hard = getrlimit(resource)
-        .maximum
-        .map_or(hard, |maximum| hard.min(maximum));
-    let limits = Rlimit {
-        current: Some(soft.min(hard)),
-        maximum: Some(hard),
-    };
+    let hard = getrlimit(resource).maximum.map_or(hard, |maximum| hard.min(maximum));
+    let limits = Rlimit { current: Some(soft.min(hard)), maximum: Some(hard) };
     Ok(setrlimit(resource, limits)?)
 }
 
@@ -396,10 +380,7 @@ mod tests {
             let mut dead = child(script);
             let gone = dead.receive(in_ms(20_000)).unwrap_err();
             assert!(
-                matches!(
-                    gone.kind(),
-                    io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
-                ),
+                matches!(gone.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset),
                 "{gone}"
             );
             assert_eq!(dead.end(), told, "{script}");

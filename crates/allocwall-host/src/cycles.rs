@@ -87,22 +87,14 @@ impl Cycles {
 fn source() -> Source {
     use raw_cpuid::CpuId;
     let known = CpuId::new();
-    let even = known
-        .get_advanced_power_mgmt_info()
-        .is_some_and(|info| info.has_invariant_tsc());
-    let reads = known
-        .get_extended_processor_and_feature_identifiers()
-        .is_some_and(|info| info.has_rdtscp());
+    let even = known.get_advanced_power_mgmt_info().is_some_and(|info| info.has_invariant_tsc());
+    let reads = known.get_extended_processor_and_feature_identifiers().is_some_and(|info| info.has_rdtscp());
     // The kernel's own judgement: it watches the counter, also against those of other CPUs, and removes an
     // unreliable one from this list.
     let trusted =
         std::fs::read_to_string("/sys/devices/system/clocksource/clocksource0/available_clocksource")
             .is_ok_and(|list| list.split_whitespace().any(|name| name == "tsc"));
-    if reads && (even || trusted) {
-        Source::Tsc
-    } else {
-        Source::Monotonic
-    }
+    if reads && (even || trusted) { Source::Tsc } else { Source::Monotonic }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -126,9 +118,6 @@ mod tests {
             cycles.ns(ended - began) / (ended_ns - began_ns) as f64
         };
         let ratios: Vec<f64> = (0..9).map(ratio).collect();
-        assert!(
-            ratios.iter().any(|off| (0.999..1.001).contains(off)),
-            "{ratios:?}"
-        );
+        assert!(ratios.iter().any(|off| (0.999..1.001).contains(off)), "{ratios:?}");
     }
 }

@@ -91,9 +91,7 @@ impl ElfFacts {
     /// The file has a `.symtab` with at least one symbol besides the null symbol.
     pub fn has_symtab(&self) -> bool {
         let entry = if self.is_64 { 24 } else { 16 };
-        self.sections
-            .iter()
-            .any(|s| s.kind == elf::SHT_SYMTAB && s.size > entry)
+        self.sections.iter().any(|s| s.kind == elf::SHT_SYMTAB && s.size > entry)
     }
 
     pub fn section(&self, name: &str) -> Option<&Section> {
@@ -109,9 +107,7 @@ impl ElfFacts {
     /// The offset in the file for one of its own addresses; None if the file has no bytes for it.
     pub fn offset_of_address(&self, address: u64) -> Option<u64> {
         self.segments.iter().find_map(|s| {
-            let into = address
-                .checked_sub(s.address)
-                .filter(|into| *into < s.file_size)?;
+            let into = address.checked_sub(s.address).filter(|into| *into < s.file_size)?;
             s.offset.checked_add(into)
         })
     }
@@ -123,17 +119,11 @@ const PAGE: u64 = 4096;
 pub fn address_of_offset(segments: &[Segment], offset: u64) -> Option<u64> {
     let holds = |segment: &&Segment| {
         let start = segment.offset & !(PAGE - 1);
-        let end = segment
-            .offset
-            .saturating_add(segment.file_size)
-            .saturating_add(PAGE - 1)
-            & !(PAGE - 1);
+        let end = segment.offset.saturating_add(segment.file_size).saturating_add(PAGE - 1) & !(PAGE - 1);
         start <= offset && offset < end
     };
-    let segment = segments
-        .iter()
-        .find(|s| s.executable && holds(s))
-        .or_else(|| segments.iter().find(holds))?;
+    let segment =
+        segments.iter().find(|s| s.executable && holds(s)).or_else(|| segments.iter().find(holds))?;
     Some(offset.wrapping_sub(segment.offset).wrapping_add(segment.address))
 }
 
@@ -181,11 +171,7 @@ pub struct ElfFile {
 
 impl ElfFile {
     pub fn new(file: File) -> Self {
-        ElfFile {
-            cache: ReadCache::new(file),
-            kept: RefCell::default(),
-            left: Cell::new(MAX_READ_IN_ALL),
-        }
+        ElfFile { cache: ReadCache::new(file), kept: RefCell::default(), left: Cell::new(MAX_READ_IN_ALL) }
     }
 
     pub fn parse(&self) -> Measured<Elf<'_, Bounded<'_>>> {
@@ -243,9 +229,7 @@ fn malformed(what: &str) -> Absence {
 
 impl<'d, R: ReadRef<'d>> Elf<'d, R> {
     pub fn parse(data: R) -> Measured<Self> {
-        let ident = data
-            .read_bytes_at(0, 16)
-            .map_err(|()| malformed("shorter than its header"))?;
+        let ident = data.read_bytes_at(0, 16).map_err(|()| malformed("shorter than its header"))?;
         if ident[..4] != elf::ELFMAG {
             return Err(Absence::new(Reason::NotApplicable, "not an ELF file"));
         }
@@ -254,12 +238,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
             1 => read_facts::<elf::FileHeader32<Endianness>, R>(data)?,
             2 => read_facts::<elf::FileHeader64<Endianness>, R>(data)?,
         };
-        Ok(Elf {
-            data,
-            endian,
-            facts,
-            lifetime: std::marker::PhantomData,
-        })
+        Ok(Elf { data, endian, facts, lifetime: std::marker::PhantomData })
     }
 
     /// The contents of a section, at most `limit` bytes; None if the section does not exist or has no bytes
@@ -269,9 +248,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         if section.kind == elf::SHT_NOBITS {
             return None;
         }
-        self.data
-            .read_bytes_at(section.offset, section.size.min(limit))
-            .ok()
+        self.data.read_bytes_at(section.offset, section.size.min(limit)).ok()
     }
 
     /// The file's bytes at one of its own addresses.
@@ -309,14 +286,10 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         let section = section.ok_or_else(|| Absence::new(Reason::NotFound, name))?;
         let entries = section.size / size_of::<E::Sym>() as u64;
         let entries = usize::try_from(entries).map_err(|_| malformed("symbol table"))?;
-        let symbols: &'d [E::Sym] = self
-            .data
-            .read_slice_at(section.offset, entries)
-            .map_err(|()| malformed("symbol table"))?;
+        let symbols: &'d [E::Sym] =
+            self.data.read_slice_at(section.offset, entries).map_err(|()| malformed("symbol table"))?;
         // Names are read as one block: a read per name would need a seek each.
-        let names = self
-            .bytes_of(sections.get(section.link))
-            .ok_or_else(|| malformed("symbol names"))?;
+        let names = self.bytes_of(sections.get(section.link)).ok_or_else(|| malformed("symbol names"))?;
         let strings = StringTable::new(names, 0, names.len() as u64);
         let versions = match table {
             Table::Exported => self.versions::<E>(),
@@ -357,11 +330,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
     fn versions<E: FileHeader<Endian = Endianness>>(&self) -> VersionTable<'d, E> {
         let read = || -> Option<VersionTable<'d, E>> {
             let header = E::parse(self.data).ok()?;
-            header
-                .sections(self.endian, self.data)
-                .ok()?
-                .versions(self.endian, self.data)
-                .ok()?
+            header.sections(self.endian, self.data).ok()?.versions(self.endian, self.data).ok()?
         };
         read().unwrap_or_default()
     }
@@ -400,10 +369,7 @@ impl Functions {
     /// At most `most` functions; None if the file has more.
     pub fn of(file: &File, most: usize) -> Measured<Option<Functions>> {
         let kept = file.try_clone().map_err(|error| {
-            Absence::new(
-                Reason::NotSupported,
-                format!("a file could not be kept open: {error}"),
-            )
+            Absence::new(Reason::NotSupported, format!("a file could not be kept open: {error}"))
         })?;
         let data = ElfFile::new(file.try_clone().map_err(|_| malformed("unreadable"))?);
         let elf = data.parse()?;
@@ -470,10 +436,7 @@ impl FunctionTable {
             let within = self.kind == elf::SHT_SYMTAB && self.code.iter().any(together);
             entry.size == 0 && (within || entry.address == address)
         });
-        near.clone()
-            .find(|entry| address - entry.address < u64::from(entry.size))
-            .or(nearest)
-            .copied()
+        near.clone().find(|entry| address - entry.address < u64::from(entry.size)).or(nearest).copied()
     }
 }
 
@@ -540,10 +503,8 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
                 break;
             };
             for symbol in symbols {
-                let function = matches!(
-                    symbol.st_type(),
-                    elf::STT_FUNC | elf::STT_GNU_IFUNC | elf::STT_NOTYPE
-                );
+                let function =
+                    matches!(symbol.st_type(), elf::STT_FUNC | elf::STT_GNU_IFUNC | elf::STT_NOTYPE);
                 let address: u64 = symbol.st_value(self.endian).into();
                 let own = symbol.st_shndx(self.endian).index();
                 let own = own.and_then(|index| sections.get(usize::from(index)));
@@ -566,9 +527,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         let code = sections.iter().filter(|section| section.executable);
         Ok(Some(FunctionTable {
             entries,
-            code: code
-                .map(|s| s.address..s.address.saturating_add(s.size))
-                .collect(),
+            code: code.map(|s| s.address..s.address.saturating_add(s.size)).collect(),
             names: names.offset..names.offset.saturating_add(names.size),
             kind,
         }))
@@ -580,9 +539,7 @@ fn read_facts<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
 ) -> Measured<(Endianness, ElfFacts)> {
     let header = E::parse(data).map_err(|error| malformed(&error.to_string()))?;
     let endian = header.endian().map_err(|error| malformed(&error.to_string()))?;
-    let segments = header
-        .program_headers(endian, data)
-        .map_err(|error| malformed(&error.to_string()))?;
+    let segments = header.program_headers(endian, data).map_err(|error| malformed(&error.to_string()))?;
     if segments.len() > MAX_SEGMENTS {
         return Err(malformed("too many segments"));
     }
@@ -612,9 +569,8 @@ fn read_facts<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
             elf::PT_INTERP => {
                 // A path: longer than PATH_MAX is not valid.
                 let size: u64 = segment.p_filesz(endian).into();
-                let bytes = data
-                    .read_bytes_at(segment.p_offset(endian).into(), size.min(4096))
-                    .unwrap_or(&[]);
+                let bytes =
+                    data.read_bytes_at(segment.p_offset(endian).into(), size.min(4096)).unwrap_or(&[]);
                 facts.interpreter = Some(until_nul(bytes));
             }
             // The loader uses one PT_DYNAMIC. A file may list thousands of any size.
@@ -687,20 +643,14 @@ fn dynamic_strings<'d, E: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(
     dynamic: &[E::Dyn],
     segments: &[Segment],
 ) -> &'d [u8] {
-    let value = |tag| {
-        dynamic
-            .iter()
-            .find(|entry| entry.d_tag(endian) == tag)
-            .map(|entry| entry.d_val(endian).into())
-    };
+    let value =
+        |tag| dynamic.iter().find(|entry| entry.d_tag(endian) == tag).map(|entry| entry.d_val(endian).into());
     let read = || -> Option<&'d [u8]> {
         let address: u64 = value(elf::DT_STRTAB)?;
         let size: u64 = value(elf::DT_STRSZ)?;
-        let segment = segments.iter().find(|s| {
-            address
-                .checked_sub(s.address)
-                .is_some_and(|into| into < s.file_size)
-        })?;
+        let segment = segments
+            .iter()
+            .find(|s| address.checked_sub(s.address).is_some_and(|into| into < s.file_size))?;
         let offset = segment.offset.checked_add(address - segment.address)?;
         data.read_bytes_at(offset, size).ok()
     };
@@ -759,12 +709,7 @@ mod tests {
         assert_eq!(whole.facts, parts.facts);
         let facts = &parts.facts;
         assert!(matches!(facts.kind, ElfKind::PieExecutable | ElfKind::Executable));
-        assert!(
-            facts
-                .interpreter
-                .as_deref()
-                .is_some_and(|path| path.starts_with('/'))
-        );
+        assert!(facts.interpreter.as_deref().is_some_and(|path| path.starts_with('/')));
         assert!(
             facts
                 .build_id
@@ -790,11 +735,7 @@ mod tests {
         };
         let file = ElfFile::new(file);
         let elf = file.parse().expect("libc");
-        assert_eq!(
-            elf.facts.kind,
-            ElfKind::SharedLibrary,
-            "though it asks for a loader"
-        );
+        assert_eq!(elf.facts.kind, ElfKind::SharedLibrary, "though it asks for a loader");
         assert_eq!(elf.facts.soname.as_deref(), Some("libc.so.6"));
         let mut malloc = None;
         elf.symbols(Table::Exported, &mut |symbol| {
@@ -828,23 +769,14 @@ mod tests {
         use object::{Object, ObjectSymbol};
         let symbol = file
             .symbols()
-            .find(|s| {
-                s.name()
-                    .is_ok_and(|n| n.contains("landmark") && n.contains("functions_are_found"))
-            })
+            .find(|s| s.name().is_ok_and(|n| n.contains("landmark") && n.contains("functions_are_found")))
             .unwrap();
         let functions = Functions::of(&own(), 1 << 20).unwrap().unwrap();
         let name = |address: u64| functions.name(address, 4096);
         let expected = symbol.name_bytes().unwrap();
         assert_eq!(name(symbol.address()).as_deref(), Some(expected));
-        assert_eq!(
-            name(symbol.address() + symbol.size() - 1).as_deref(),
-            Some(expected)
-        );
-        assert_eq!(
-            functions.name(symbol.address(), 4).as_deref(),
-            Some(&expected[..4])
-        );
+        assert_eq!(name(symbol.address() + symbol.size() - 1).as_deref(), Some(expected));
+        assert_eq!(functions.name(symbol.address(), 4).as_deref(), Some(&expected[..4]));
         assert_eq!(name(1), None);
     }
 
@@ -859,11 +791,7 @@ mod tests {
 
     #[test]
     fn overlapping_functions_are_named_by_the_one_that_contains_the_address() {
-        let entry = |address, size| FunctionEntry {
-            address,
-            size,
-            name: 0,
-        };
+        let entry = |address, size| FunctionEntry { address, size, name: 0 };
         let table = |kind| FunctionTable {
             entries: vec![entry(0x10, 0x40), entry(0x20, 0), entry(0x30, 8), entry(0x60, 0)],
             names: 0..0,
@@ -915,20 +843,13 @@ mod tests {
 
     #[test]
     fn a_file_that_is_not_elf_is_an_absence() {
+        assert_eq!(Elf::parse(&b""[..]).err().map(|a| a.reason), Some(Reason::Unparsable));
         assert_eq!(
-            Elf::parse(&b""[..]).err().map(|a| a.reason),
-            Some(Reason::Unparsable)
-        );
-        assert_eq!(
-            Elf::parse(&b"#!/bin/sh\necho\necho\n"[..])
-                .err()
-                .map(|a| a.reason),
+            Elf::parse(&b"#!/bin/sh\necho\necho\n"[..]).err().map(|a| a.reason),
             Some(Reason::NotApplicable)
         );
         assert_eq!(
-            Elf::parse(&b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0"[..])
-                .err()
-                .map(|a| a.reason),
+            Elf::parse(&b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0"[..]).err().map(|a| a.reason),
             Some(Reason::Unparsable)
         );
         assert_eq!(
@@ -948,10 +869,7 @@ mod tests {
             memory_size: file_size,
             executable,
         };
-        let segments = [
-            segment(0, 0x400000, 0x1800, false),
-            segment(0x1800, 0x402800, 0x1000, true),
-        ];
+        let segments = [segment(0, 0x400000, 0x1800, false), segment(0x1800, 0x402800, 0x1000, true)];
         assert_eq!(address_of_offset(&segments, 0x1000), Some(0x402000));
         assert_eq!(address_of_offset(&segments, 0x500), Some(0x400500));
         assert_eq!(address_of_offset(&segments, 0x9000), None);

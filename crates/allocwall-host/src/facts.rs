@@ -21,10 +21,7 @@ impl Machine {
 
     pub fn at(root: impl Into<PathBuf>) -> Self {
         let root = root.into();
-        Machine {
-            proc: ProcFs::at(root.join("proc")),
-            root,
-        }
+        Machine { proc: ProcFs::at(root.join("proc")), root }
     }
 
     /// The kernel is the running one. It also answers questions that no file answers: perf events, memory of
@@ -43,15 +40,9 @@ impl Machine {
     pub fn facts(&self) -> HostFacts {
         let memory = self.proc.meminfo();
         HostFacts {
-            kernel_release: self
-                .proc
-                .sysctl_text("kernel/osrelease")
-                .unwrap_or_else(|_| uname_release()),
+            kernel_release: self.proc.sysctl_text("kernel/osrelease").unwrap_or_else(|_| uname_release()),
             architecture: std::env::consts::ARCH.to_owned(),
-            cpu_model: self
-                .proc
-                .cpu_model()
-                .unwrap_or_else(|_| "unknown processor".to_owned()),
+            cpu_model: self.proc.cpu_model().unwrap_or_else(|_| "unknown processor".to_owned()),
             online_cpus: self.online_cpus(),
             numa_nodes: self.numa_nodes(),
             memory_bytes: memory.as_ref().map_or(0, |memory| memory.total),
@@ -60,12 +51,8 @@ impl Machine {
             free_page_reporting: self.free_page_reporting(),
             thp_enabled: self.thp("enabled"),
             thp_defrag: self.thp("defrag"),
-            hugepages_total: memory
-                .as_ref()
-                .map_or(0, |memory| memory.hugepages_total.unwrap_or(0)),
-            hugepages_free: memory
-                .as_ref()
-                .map_or(0, |memory| memory.hugepages_free.unwrap_or(0)),
+            hugepages_total: memory.as_ref().map_or(0, |memory| memory.hugepages_total.unwrap_or(0)),
+            hugepages_free: memory.as_ref().map_or(0, |memory| memory.hugepages_free.unwrap_or(0)),
             cgroup_version: crate::cgroup::CgroupFs::of(self).map(|cgroups| cgroups.version()),
             container: self.container(),
             euid: rustix::process::geteuid().as_raw(),
@@ -102,15 +89,12 @@ impl Machine {
     pub fn thp(&self, name: &str) -> Measured<String> {
         let path = self.path("/sys/kernel/mm/transparent_hugepage").join(name);
         let text = file::read_line(&path).map_err(|absence| match absence.reason {
-            Reason::NotFound => Absence::new(
-                Reason::NotSupported,
-                "this kernel was built without transparent huge pages",
-            ),
+            Reason::NotFound => {
+                Absence::new(Reason::NotSupported, "this kernel was built without transparent huge pages")
+            }
             _ => absence,
         })?;
-        chosen(&text)
-            .map(str::to_owned)
-            .ok_or_else(|| file::unparsable(&path.display(), text.as_bytes()))
+        chosen(&text).map(str::to_owned).ok_or_else(|| file::unparsable(&path.display(), text.as_bytes()))
     }
 
     /// Whether the guest reports its free pages to the host. The balloon device negotiates it: feature bit 5
@@ -128,18 +112,14 @@ impl Machine {
                 Ok(false)
             };
         };
-        let device = devices
-            .flatten()
-            .find(|entry| entry.file_name().to_string_lossy().starts_with("virtio"));
+        let device =
+            devices.flatten().find(|entry| entry.file_name().to_string_lossy().starts_with("virtio"));
         let Some(device) = device else { return Ok(false) };
         let features = file::read_line(&device.path().join("features"))?;
         match features.as_bytes().get(5) {
             Some(b'1') => Ok(true),
             Some(b'0') => Ok(false),
-            _ => Err(file::unparsable(
-                &"features of the balloon device",
-                features.as_bytes(),
-            )),
+            _ => Err(file::unparsable(&"features of the balloon device", features.as_bytes())),
         }
     }
 
@@ -148,9 +128,7 @@ impl Machine {
     pub fn balloon(&self) -> bool {
         let bound = |driver: &str, prefix: &str| {
             std::fs::read_dir(self.path(driver)).is_ok_and(|entries| {
-                entries
-                    .flatten()
-                    .any(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
+                entries.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
             })
         };
         bound("/sys/bus/virtio/drivers/virtio_balloon", "virtio")
@@ -174,48 +152,25 @@ impl Machine {
         };
         let first = FIRST_NAMESPACES.iter().all(|(kind, inode)| {
             // An unreadable or missing file (a kernel without that namespace) is no evidence.
-            self.proc
-                .own_namespace(kind)
-                .map_or(true, |text| text == format!("{kind}:[{inode}]"))
+            self.proc.own_namespace(kind).map_or(true, |text| text == format!("{kind}:[{inode}]"))
         });
         if first {
             return None;
         }
         let text = cgroup_paths();
-        let by_path = CONTAINER_PATHS
-            .iter()
-            .find(|(part, _)| text.contains(part))
-            .map(|(_, name)| *name);
-        let by_file = CONTAINER_FILES
-            .iter()
-            .find(|(path, _)| self.path(path).exists())
-            .map(|(_, name)| *name);
-        let kubernetes = self
-            .path("/var/run/secrets/kubernetes.io")
-            .exists()
-            .then_some("kubernetes");
+        let by_path = CONTAINER_PATHS.iter().find(|(part, _)| text.contains(part)).map(|(_, name)| *name);
+        let by_file =
+            CONTAINER_FILES.iter().find(|(path, _)| self.path(path).exists()).map(|(_, name)| *name);
+        let kubernetes = self.path("/var/run/secrets/kubernetes.io").exists().then_some("kubernetes");
         let declared = std::env::var("container").ok().filter(|name| !name.is_empty());
-        let named = by_path
-            .filter(|name| *name == "kubernetes")
-            .or(kubernetes)
-            .or(by_file)
-            .or(by_path);
-        Some(
-            named
-                .map(str::to_owned)
-                .or(declared)
-                .unwrap_or_else(|| "unnamed".to_owned()),
-        )
+        let named = by_path.filter(|name| *name == "kubernetes").or(kubernetes).or(by_file).or(by_path);
+        Some(named.map(str::to_owned).or(declared).unwrap_or_else(|| "unnamed".to_owned()))
     }
 }
 
 /// Inode numbers of the initial namespaces: include/uapi/linux/nsfs.h, in older kernels linux/proc_ns.h.
-const FIRST_NAMESPACES: [(&str, u32); 4] = [
-    ("ipc", 0xEFFF_FFFF),
-    ("uts", 0xEFFF_FFFE),
-    ("pid", 0xEFFF_FFFC),
-    ("cgroup", 0xEFFF_FFFB),
-];
+const FIRST_NAMESPACES: [(&str, u32); 4] =
+    [("ipc", 0xEFFF_FFFF), ("uts", 0xEFFF_FFFE), ("pid", 0xEFFF_FFFC), ("cgroup", 0xEFFF_FFFB)];
 
 const CONTAINER_PATHS: [(&str, &str); 7] = [
     ("kubepods", "kubernetes"),
@@ -284,11 +239,7 @@ mod tests {
         std::fs::create_dir_all(root.join("proc/self/ns")).unwrap();
         for (kind, first) in FIRST_NAMESPACES {
             let inode = if kind == "pid" { pid_inode } else { first };
-            symlink(
-                format!("{kind}:[{inode}]"),
-                root.join(format!("proc/self/ns/{kind}")),
-            )
-            .unwrap();
+            symlink(format!("{kind}:[{inode}]"), root.join(format!("proc/self/ns/{kind}"))).unwrap();
         }
     }
 
@@ -302,10 +253,7 @@ mod tests {
         let container = tempfile::tempdir().unwrap();
         write(container.path(), ".dockerenv", "");
         namespaces(container.path(), 4_026_532_500);
-        assert_eq!(
-            Machine::at(container.path()).container().as_deref(),
-            Some("docker")
-        );
+        assert_eq!(Machine::at(container.path()).container().as_deref(), Some("docker"));
 
         let pod = tempfile::tempdir().unwrap();
         namespaces(pod.path(), 4_026_532_500);
@@ -323,16 +271,11 @@ mod tests {
         let machine = Machine::at(dir.path());
         assert_eq!(machine.free_page_reporting(), Ok(false));
         let features = "sys/bus/virtio/drivers/virtio_balloon/virtio0/features";
-        for (bits, expected) in [
-            ("01100101000\n", Ok(true)),
-            ("01100001000\n", Ok(false)),
-            ("0110\n", Err(Reason::Unparsable)),
-        ] {
+        for (bits, expected) in
+            [("01100101000\n", Ok(true)), ("01100001000\n", Ok(false)), ("0110\n", Err(Reason::Unparsable))]
+        {
             write(dir.path(), features, bits);
-            assert_eq!(
-                machine.free_page_reporting().map_err(|absence| absence.reason),
-                expected
-            );
+            assert_eq!(machine.free_page_reporting().map_err(|absence| absence.reason), expected);
             assert!(machine.balloon());
         }
     }
@@ -342,11 +285,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let machine = Machine::at(dir.path());
         assert_eq!(machine.thp("enabled").unwrap_err().reason, Reason::NotSupported);
-        write(
-            dir.path(),
-            "sys/kernel/mm/transparent_hugepage/enabled",
-            "always [madvise] never\n",
-        );
+        write(dir.path(), "sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
         write(dir.path(), "sys/kernel/mm/transparent_hugepage/defrag", "\n");
         assert_eq!(machine.thp("enabled").as_deref(), Ok("madvise"));
         assert_eq!(machine.thp("defrag").unwrap_err().reason, Reason::Unparsable);
@@ -357,22 +296,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "sys/devices/system/cpu/online", "0-3,8-11\n");
         write(dir.path(), "sys/devices/system/node/has_memory", "0-1\n");
-        write(
-            dir.path(),
-            "proc/meminfo",
-            "MemTotal: 1024 kB\nHugePages_Total: 4\nHugePages_Free: 1\n",
-        );
+        write(dir.path(), "proc/meminfo", "MemTotal: 1024 kB\nHugePages_Total: 4\nHugePages_Free: 1\n");
         let facts = Machine::at(dir.path()).facts();
         assert_eq!((facts.online_cpus, facts.numa_nodes), (8, 2));
-        assert_eq!(
-            (facts.memory_bytes, facts.hugepages_total, facts.hugepages_free),
-            (1 << 20, 4, 1)
-        );
+        assert_eq!((facts.memory_bytes, facts.hugepages_total, facts.hugepages_free), (1 << 20, 4, 1));
         assert_eq!(facts.cgroup_version.unwrap_err().reason, Reason::NotFound);
-        assert_eq!(
-            facts.perf_event_paranoid.unwrap_err().reason,
-            Reason::NotSupported
-        );
+        assert_eq!(facts.perf_event_paranoid.unwrap_err().reason, Reason::NotSupported);
     }
 
     #[test]

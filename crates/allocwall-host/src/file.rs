@@ -34,15 +34,11 @@ pub fn read_prefix<T>(path: &Path, limit: usize, parse: impl FnOnce(&[u8]) -> T)
 
 /// Trimmed text of a one-line file. Bytes that are not UTF-8 are replaced visibly.
 pub fn read_line(path: &Path) -> Measured<String> {
-    read(path, |bytes| {
-        Ok(String::from_utf8_lossy(bytes.trim_ascii()).into_owned())
-    })
+    read(path, |bytes| Ok(String::from_utf8_lossy(bytes.trim_ascii()).into_owned()))
 }
 
 pub fn read_number<T: std::str::FromStr>(path: &Path) -> Measured<T> {
-    read(path, |bytes| {
-        number(bytes).ok_or_else(|| unparsable(&path.display(), bytes))
-    })
+    read(path, |bytes| number(bytes).ok_or_else(|| unparsable(&path.display(), bytes)))
 }
 
 fn with_bytes<T>(path: &Path, limit: usize, parse: impl FnOnce(&[u8], bool) -> Measured<T>) -> Measured<T> {
@@ -131,10 +127,7 @@ const ERRNO_NAMES: [(i32, &str); 13] = [
 /// Shows the start of the bytes, so that a bug report can be acted on.
 pub fn unparsable(what: &dyn std::fmt::Display, bytes: &[u8]) -> Absence {
     let head = String::from_utf8_lossy(&bytes[..bytes.len().min(40)]);
-    Absence::new(
-        Reason::Unparsable,
-        format!("{what} does not parse: {:?}", head.trim_end()),
-    )
+    Absence::new(Reason::Unparsable, format!("{what} does not parse: {:?}", head.trim_end()))
 }
 
 /// A number, with optional white space around it and nothing else.
@@ -144,8 +137,7 @@ pub fn number<T: std::str::FromStr>(bytes: &[u8]) -> Option<T> {
 
 /// The non-empty fields between white space.
 pub fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> {
-    line.split(u8::is_ascii_whitespace)
-        .filter(|word| !word.is_empty())
+    line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty())
 }
 
 pub fn lines(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
@@ -168,12 +160,7 @@ pub fn folder_of(path: &Path) -> &Path {
 pub fn takes_new_files(folder: &Path) -> io::Result<()> {
     // The folder's own entry; it fails for a file.
     let entry = folder.join(".");
-    Ok(accessat(
-        CWD,
-        entry,
-        Access::WRITE_OK | Access::EXEC_OK,
-        AtFlags::EACCESS,
-    )?)
+    Ok(accessat(CWD, entry, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)?)
 }
 
 #[cfg(test)]

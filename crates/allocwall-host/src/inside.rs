@@ -47,10 +47,7 @@ pub fn identity(proc_root: &Path, pid: i32, name: &Path) -> Option<((u32, u32), 
 
 /// Opens a regular file by a path in our own namespace; links are followed.
 pub fn open_ours(path: &Path) -> io::Result<(File, Metadata)> {
-    let handle = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_PATH)
-        .open(path)?;
+    let handle = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path)?;
     regular(&handle)
 }
 
@@ -59,9 +56,7 @@ pub fn device(facts: &Metadata) -> (u32, u32) {
 }
 
 fn shown(proc_root: &Path, pid: i32, name: &Path) -> PathBuf {
-    proc_root
-        .join(format!("{pid}/root"))
-        .join(name.strip_prefix("/").unwrap_or(name))
+    proc_root.join(format!("{pid}/root")).join(name.strip_prefix("/").unwrap_or(name))
 }
 
 /// Opens the file of a handle for reading: exactly that file, even if its name has changed since.
@@ -88,13 +83,7 @@ fn handle(proc_root: &Path, pid: i32, name: &Path, link: Link) -> io::Result<Fil
         Link::Refuse => OFlags::NOFOLLOW,
     };
     let scope = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    match rustix::fs::openat2(
-        &root,
-        name,
-        OFlags::PATH | OFlags::CLOEXEC | own,
-        Mode::empty(),
-        scope,
-    ) {
+    match rustix::fs::openat2(&root, name, OFlags::PATH | OFlags::CLOEXEC | own, Mode::empty(), scope) {
         Ok(found) => Ok(File::from(found)),
         // Before Linux 5.6, or behind a container's seccomp filter that doesn't know the call (it returns
         // EPERM).
@@ -165,14 +154,8 @@ mod tests {
     fn a_fifo_is_not_waited_for() {
         let dir = fake();
         let fifo = dir.path().join("7/root/tmp/fifo");
-        rustix::fs::mknodat(
-            rustix::fs::CWD,
-            &fifo,
-            rustix::fs::FileType::Fifo,
-            Mode::RUSR | Mode::WUSR,
-            0,
-        )
-        .unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
+            .unwrap();
         assert!(open(dir.path(), 7, Path::new("/tmp/fifo"), Link::Refuse).is_err());
         assert!(open_ours(&fifo).is_err());
         assert!(open_ours(Path::new("/dev/null")).is_err());

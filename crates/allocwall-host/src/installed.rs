@@ -60,10 +60,7 @@ const LIBRARY_FOLDERS: [&str; 9] = [
 pub fn allocators(machine: &Machine) -> Vec<InstalledAllocator> {
     let mut candidates = linker_cache();
     for folder in LIBRARY_FOLDERS {
-        let entries = std::fs::read_dir(machine.path(folder))
-            .into_iter()
-            .flatten()
-            .flatten();
+        let entries = std::fs::read_dir(machine.path(folder)).into_iter().flatten().flatten();
         candidates.extend(entries.map(|entry| entry.path()));
     }
     distinct_allocators(candidates)
@@ -71,19 +68,12 @@ pub fn allocators(machine: &Machine) -> Vec<InstalledAllocator> {
 
 /// `ldconfig -p`, the system's view of its cache. The path is fixed, so a program from PATH is never run.
 fn linker_cache() -> Vec<PathBuf> {
-    let Some(program) = ["/sbin/ldconfig", "/usr/sbin/ldconfig"]
-        .iter()
-        .find(|path| Path::new(path).exists())
+    let Some(program) = ["/sbin/ldconfig", "/usr/sbin/ldconfig"].iter().find(|path| Path::new(path).exists())
     else {
         return Vec::new();
     };
-    let output = std::process::Command::new(program)
-        .arg("-p")
-        .stderr(std::process::Stdio::null())
-        .output();
-    output
-        .map(|output| cached_paths(&String::from_utf8_lossy(&output.stdout)))
-        .unwrap_or_default()
+    let output = std::process::Command::new(program).arg("-p").stderr(std::process::Stdio::null()).output();
+    output.map(|output| cached_paths(&String::from_utf8_lossy(&output.stdout))).unwrap_or_default()
 }
 
 /// Parses `\tlibm.so.6 (libc6,x86-64) => /lib/x86_64-linux-gnu/libm.so.6`; libraries of another architecture
@@ -92,10 +82,7 @@ pub(crate) fn cached_paths(text: &str) -> Vec<PathBuf> {
     let foreign = |line: &&str| cfg!(target_arch = "x86_64") && !line.contains("x86-64");
     text.lines()
         .filter(|line| !foreign(line))
-        .filter_map(|line| {
-            line.split_once(" => ")
-                .map(|(_, path)| PathBuf::from(path.trim()))
-        })
+        .filter_map(|line| line.split_once(" => ").map(|(_, path)| PathBuf::from(path.trim())))
         .collect()
 }
 
@@ -108,11 +95,7 @@ fn distinct_allocators(candidates: Vec<PathBuf>) -> Vec<InstalledAllocator> {
             let file = path.canonicalize().ok()?;
             let version = version_after_so(&file.file_name()?.to_string_lossy())
                 .or_else(|| version_after_so(&path.file_name()?.to_string_lossy()));
-            seen.insert(file.clone()).then_some(InstalledAllocator {
-                kind,
-                path: file,
-                version,
-            })
+            seen.insert(file.clone()).then_some(InstalledAllocator { kind, path: file, version })
         })
         .collect();
     found.sort_by(|a, b| (a.kind, &a.path).cmp(&(b.kind, &b.path)));
@@ -161,11 +144,7 @@ pub fn runtimes(path: &OsStr) -> Vec<InstalledRuntime> {
             if found.iter().any(|known| known.name == name) || !seen.insert((file.clone(), name.clone())) {
                 continue;
             }
-            found.push(InstalledRuntime {
-                version: noted_version(&name, &file),
-                name,
-                path: entry,
-            });
+            found.push(InstalledRuntime { version: noted_version(&name, &file), name, path: entry });
         }
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));
@@ -184,8 +163,7 @@ fn is_python(name: &str) -> bool {
 
 fn is_program(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
-    path.metadata()
-        .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
 fn noted_version(name: &str, file: &Path) -> Option<String> {
@@ -193,11 +171,7 @@ fn noted_version(name: &str, file: &Path) -> Option<String> {
         return Some(version.to_owned());
     }
     let home = file.parent()?.parent()?;
-    let note = |path: &str| {
-        std::fs::read_to_string(home.join(path))
-            .ok()
-            .filter(|text| text.len() < 1 << 16)
-    };
+    let note = |path: &str| std::fs::read_to_string(home.join(path)).ok().filter(|text| text.len() < 1 << 16);
     match name {
         // JAVA_VERSION="17.0.9"
         "java" => {
@@ -209,14 +183,7 @@ fn noted_version(name: &str, file: &Path) -> Option<String> {
             Some(line.trim_matches('"').to_owned())
         }
         // go1.22.1
-        "go" => Some(
-            note("VERSION")?
-                .lines()
-                .next()?
-                .trim()
-                .strip_prefix("go")?
-                .to_owned(),
-        ),
+        "go" => Some(note("VERSION")?.lines().next()?.trim().strip_prefix("go")?.to_owned()),
         "node" => {
             let text = note("include/node/node_version.h")?;
             let part = |key: &str| {
@@ -257,20 +224,11 @@ mod tests {
         symlink("nowhere", lib.join("libjemalloc.so")).unwrap();
         program(&lib.join("libtcmalloc_minimal.so.4.5.10"));
         program(&lib.join("libtcmalloc_minimal_debug.so.4"));
-        let all: Vec<PathBuf> = std::fs::read_dir(&lib)
-            .unwrap()
-            .flatten()
-            .map(|entry| entry.path())
-            .collect();
+        let all: Vec<PathBuf> =
+            std::fs::read_dir(&lib).unwrap().flatten().map(|entry| entry.path()).collect();
         let found = distinct_allocators(all);
         let seen: Vec<_> = found.iter().map(|a| (a.kind, a.version.as_deref())).collect();
-        assert_eq!(
-            seen,
-            [
-                (AllocatorKind::Tcmalloc, Some("4.5.10")),
-                (AllocatorKind::Mimalloc, Some("2.0"))
-            ]
-        );
+        assert_eq!(seen, [(AllocatorKind::Tcmalloc, Some("4.5.10")), (AllocatorKind::Mimalloc, Some("2.0"))]);
     }
 
     #[test]
@@ -294,26 +252,15 @@ mod tests {
         program(&root.join("bin/python3.11-config"));
         std::fs::write(root.join("bin/node"), "not executable").unwrap();
         program(&root.join("jdk/bin/java"));
-        std::fs::write(
-            root.join("jdk/release"),
-            "IMPLEMENTOR=\"x\"\nJAVA_VERSION=\"17.0.9\"\n",
-        )
-        .unwrap();
+        std::fs::write(root.join("jdk/release"), "IMPLEMENTOR=\"x\"\nJAVA_VERSION=\"17.0.9\"\n").unwrap();
         symlink(root.join("jdk/bin/java"), root.join("bin/java")).unwrap();
         program(&root.join("go/bin/go"));
         std::fs::write(root.join("go/VERSION"), "go1.22.1\ntime x\n").unwrap();
-        let path = std::env::join_paths([
-            root.join("bin"),
-            root.join("go/bin"),
-            root.join("missing"),
-            "rel".into(),
-        ])
-        .unwrap();
+        let path =
+            std::env::join_paths([root.join("bin"), root.join("go/bin"), root.join("missing"), "rel".into()])
+                .unwrap();
         let found = runtimes(&path);
-        let seen: Vec<_> = found
-            .iter()
-            .map(|r| (r.name.as_str(), r.version.as_deref()))
-            .collect();
+        let seen: Vec<_> = found.iter().map(|r| (r.name.as_str(), r.version.as_deref())).collect();
         assert_eq!(
             seen,
             [

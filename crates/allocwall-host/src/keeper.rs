@@ -85,11 +85,7 @@ impl Folder {
         if !facts.is_dir() {
             return Err(io::ErrorKind::NotADirectory.into());
         }
-        Ok(Folder {
-            path,
-            device: facts.dev(),
-            inode: facts.ino(),
-        })
+        Ok(Folder { path, device: facts.dev(), inode: facts.ino() })
     }
 
     /// A folder that is already gone is not an error.
@@ -115,11 +111,7 @@ pub enum Report {
         floor_bytes: u64,
     },
     /// The command did not run, and nothing of it is left.
-    Failed {
-        step: Step,
-        detail: String,
-        errno: Option<i32>,
-    },
+    Failed { step: Step, detail: String, errno: Option<i32> },
     /// The command itself has ended. The processes that it left behind are ended next.
     Exited {
         /// As wait(2) encodes it.
@@ -276,11 +268,7 @@ struct Failure {
 
 impl Keeper {
     fn live(&mut self) {
-        let begun = if self.order.command.is_empty() {
-            self.begin_empty()
-        } else {
-            self.begin()
-        };
+        let begun = if self.order.command.is_empty() { self.begin_empty() } else { self.begin() };
         match begun {
             Ok(report) => self.report(&report),
             Err(Failure { step, cause }) => {
@@ -355,17 +343,9 @@ impl Keeper {
         let _ = std::env::set_current_dir("/");
         let _ = let_go_of_output();
         self.main = Some(Main { pid, ended_ns: None });
-        self.phase = Phase::Running {
-            until: self
-                .order
-                .limit_ns
-                .map(|limit| note.start_ns.saturating_add(limit)),
-        };
-        Ok(Report::Started {
-            pid,
-            start_ns: note.start_ns,
-            floor_bytes: note.floor_bytes,
-        })
+        self.phase =
+            Phase::Running { until: self.order.limit_ns.map(|limit| note.start_ns.saturating_add(limit)) };
+        Ok(Report::Started { pid, start_ns: note.start_ns, floor_bytes: note.floor_bytes })
     }
 
     /// Runs until no process is left; returns the names of the processes that could not be ended.
@@ -405,9 +385,7 @@ impl Keeper {
             {
                 main.ended_ns = Some(now);
                 if self.ended.is_none() {
-                    self.phase = Phase::Lingering {
-                        until: now + LINGER_NS,
-                    };
+                    self.phase = Phase::Lingering { until: now + LINGER_NS };
                 }
                 self.report(&Report::Exited {
                     status,
@@ -419,10 +397,7 @@ impl Keeper {
     }
 
     fn advance(&mut self, now: u64) {
-        let outlived = self
-            .main
-            .and_then(|main| main.ended_ns)
-            .is_some_and(|ended| now >= ended + LINGER_NS);
+        let outlived = self.main.and_then(|main| main.ended_ns).is_some_and(|ended| now >= ended + LINGER_NS);
         if outlived && self.left_behind.is_empty() {
             self.left_behind = self.names();
         }
@@ -448,9 +423,7 @@ impl Keeper {
         };
         self.phase = match self.phase {
             Phase::Killing { until } => Phase::Killing { until },
-            Phase::Asking { until } => Phase::Asking {
-                until: until.min(now + grace),
-            },
+            Phase::Asking { until } => Phase::Asking { until: until.min(now + grace) },
             _ if grace == 0 => killing(now),
             _ => Phase::Asking { until: now + grace },
         };
@@ -492,10 +465,7 @@ impl Keeper {
                 && main.is_none_or(|main| main.pid != pid)
         });
         let more = pids.len().saturating_sub(MOST_NAMES);
-        let mut names: Vec<String> = pids[..pids.len() - more]
-            .iter()
-            .map(|&pid| self.name(pid))
-            .collect();
+        let mut names: Vec<String> = pids[..pids.len() - more].iter().map(|&pid| self.name(pid)).collect();
         if more > 0 {
             names.push(format!("and {more} more"));
         }
@@ -504,11 +474,7 @@ impl Keeper {
 
     fn name(&self, pid: i32) -> String {
         let line = self.proc.cmdline(pid).unwrap_or_default().join(" ");
-        let line = if line.is_empty() {
-            self.proc.comm(pid).unwrap_or_default()
-        } else {
-            line
-        };
+        let line = if line.is_empty() { self.proc.comm(pid).unwrap_or_default() } else { line };
         let cut: String = line.chars().take(LONGEST_NAME).collect();
         let dots = if cut.len() < line.len() { "…" } else { "" };
         format!("{cut}{dots} (pid {pid})")
@@ -545,9 +511,7 @@ impl Keeper {
 }
 
 fn killing(now: u64) -> Phase {
-    Phase::Killing {
-        until: now + GIVE_UP_NS,
-    }
+    Phase::Killing { until: now + GIVE_UP_NS }
 }
 
 /// Signals our own child, which is not reaped yet, so the pid can't be reused. A child that may not be
@@ -580,9 +544,7 @@ fn spawn(order: &Order, signals: &Signals, stdin: Stdio) -> io::Result<(i32, Not
     let before_fork = monotonic_ns();
     let keeper = rustix::process::getpid();
     let mask = signals.before;
-    let open_files = order
-        .open_files
-        .map(|(current, maximum)| Rlimit { current, maximum });
+    let open_files = order.open_files.map(|(current, maximum)| Rlimit { current, maximum });
     // SAFETY: between fork and exec the closure makes only bare system calls (setsid, prctl, getppid,
     // setrlimit, pthread_sigmask, getrusage, clock_gettime, write). It uses its own values and a descriptor
     // that stays open until the child has passed this point.
@@ -615,13 +577,7 @@ fn spawn(order: &Order, signals: &Signals, stdin: Stdio) -> io::Result<(i32, Not
     reader.read_exact(words.as_flattened_mut())?;
     let start_ns = u64::from_ne_bytes(words[1]);
     debug_assert!(start_ns >= before_fork);
-    Ok((
-        child.id() as i32,
-        Note {
-            floor_bytes: u64::from_ne_bytes(words[0]) << 10,
-            start_ns,
-        },
-    ))
+    Ok((child.id() as i32, Note { floor_bytes: u64::from_ne_bytes(words[0]) << 10, start_ns }))
 }
 
 /// Redirects the keeper's standard output and error to /dev/null. They belong to the command: their readers
@@ -674,13 +630,7 @@ impl Signals {
             let mut set: libc::sigset_t = std::mem::zeroed();
             let mut before: libc::sigset_t = std::mem::zeroed();
             libc::sigemptyset(&mut set);
-            for signal in [
-                libc::SIGCHLD,
-                libc::SIGTERM,
-                libc::SIGINT,
-                libc::SIGHUP,
-                libc::SIGQUIT,
-            ] {
+            for signal in [libc::SIGCHLD, libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT] {
                 libc::sigaddset(&mut set, signal);
             }
             libc::signal(libc::SIGCHLD, libc::SIG_DFL);
@@ -692,10 +642,7 @@ impl Signals {
             if descriptor < 0 {
                 return Err(io::Error::last_os_error());
             }
-            Ok(Signals {
-                descriptor: OwnedFd::from_raw_fd(descriptor),
-                before,
-            })
+            Ok(Signals { descriptor: OwnedFd::from_raw_fd(descriptor), before })
         }
     }
 
@@ -726,16 +673,8 @@ struct Events {
 /// ignored.
 fn poll(signals: RawFd, control: RawFd, milliseconds: i32) -> Events {
     let mut polled = [
-        libc::pollfd {
-            fd: signals,
-            events: libc::POLLIN,
-            revents: 0,
-        },
-        libc::pollfd {
-            fd: control,
-            events: libc::POLLRDHUP,
-            revents: 0,
-        },
+        libc::pollfd { fd: signals, events: libc::POLLIN, revents: 0 },
+        libc::pollfd { fd: control, events: libc::POLLRDHUP, revents: 0 },
     ];
     // SAFETY: `polled` holds two live pollfds.
     unsafe { libc::poll(polled.as_mut_ptr(), 2, milliseconds) };
@@ -765,10 +704,7 @@ impl Link {
             .stdout(stdout)
             .stderr(stderr)
             .spawn()?;
-        let mut link = Link {
-            process,
-            control: ours,
-        };
+        let mut link = Link { process, control: ours };
         let mut line = serde_json::to_vec(order)?;
         line.push(b'\n');
         match link.control.write_all(&line) {
@@ -801,9 +737,7 @@ impl Link {
     /// Each `next` blocks until a report arrives; None when the keeper has ended.
     pub fn reports(&self) -> io::Result<impl Iterator<Item = Report> + Send + use<>> {
         let lines = BufReader::new(self.control.try_clone()?).lines();
-        Ok(lines
-            .map_while(|line| line.ok())
-            .map_while(|line| serde_json::from_str(&line).ok()))
+        Ok(lines.map_while(|line| line.ok()).map_while(|line| serde_json::from_str(&line).ok()))
     }
 
     /// Asks the keeper to end everything. The keeper reports the result.
@@ -912,11 +846,7 @@ mod tests {
         let line = serde_json::to_vec(&order).unwrap();
         assert!(!line.contains(&b'\n'));
         assert_eq!(serde_json::from_slice::<Order>(&line).unwrap(), order);
-        let report = Report::Failed {
-            step: Step::Exec,
-            detail: "line\nline".into(),
-            errno: Some(2),
-        };
+        let report = Report::Failed { step: Step::Exec, detail: "line\nline".into(), errno: Some(2) };
         let line = serde_json::to_vec(&report).unwrap();
         assert!(!line.contains(&b'\n'));
         assert_eq!(serde_json::from_slice::<Report>(&line).unwrap(), report);

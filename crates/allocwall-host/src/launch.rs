@@ -119,11 +119,7 @@ pub fn hold(command: &[OsString], env: &[(OsString, OsString)], talk: Talk) -> i
             .and_then(Result::err)
             .unwrap_or_else(|| io::Error::other("fork failed")));
     }
-    Ok(Held {
-        pid: i32::from_ne_bytes(pid),
-        gate: gate_out,
-        spawner,
-    })
+    Ok(Held { pid: i32::from_ne_bytes(pid), gate: gate_out, spawner })
 }
 
 impl Held {
@@ -131,15 +127,8 @@ impl Held {
     pub fn release(mut self) -> io::Result<Launched> {
         self.gate.write_all(&[1])?;
         drop(self.gate);
-        let child = self
-            .spawner
-            .join()
-            .map_err(|_| io::Error::other("the spawning thread panicked"))??;
-        Ok(Launched {
-            child,
-            keep: false,
-            reaped: false,
-        })
+        let child = self.spawner.join().map_err(|_| io::Error::other("the spawning thread panicked"))??;
+        Ok(Launched { child, keep: false, reaped: false })
     }
 }
 

@@ -48,10 +48,7 @@ impl MallocChild {
         // promise it). Besides malloc, the child reads and writes two pipes, starts one thread, and leaves by
         // _exit.
         match unsafe { libc::fork() } {
-            -1 => Err(Absence::new(
-                Reason::NotPermitted,
-                format!("fork: {}", io::Error::last_os_error()),
-            )),
+            -1 => Err(Absence::new(Reason::NotPermitted, format!("fork: {}", io::Error::last_os_error()))),
             0 => {
                 drop((ask, answer));
                 serve(child_ask, child_answer);
@@ -65,31 +62,18 @@ impl MallocChild {
     /// Times one repetition of each path.
     pub fn repeat(&mut self) -> Measured<PairTimes> {
         let mut bytes = [0; 24];
-        self.ask
-            .write_all(&[1])
-            .and_then(|()| self.answer.read_exact(&mut bytes))
-            .map_err(|error| {
-                Absence::new(
-                    Reason::Vanished,
-                    format!("the process that times malloc: {error}"),
-                )
-            })?;
+        self.ask.write_all(&[1]).and_then(|()| self.answer.read_exact(&mut bytes)).map_err(|error| {
+            Absence::new(Reason::Vanished, format!("the process that times malloc: {error}"))
+        })?;
         let value = |i: usize| f64::from_ne_bytes(std::array::from_fn(|j| bytes[i * 8 + j]));
         let (cached, arena, mapped) = (value(0), value(1), value(2));
         if mapped.is_nan() {
             return Err(Absence::new(
                 Reason::NotApplicable,
-                format!(
-                    "a block of {} KiB is not served by mmap in this process",
-                    MAPPED_BYTES >> 10
-                ),
+                format!("a block of {} KiB is not served by mmap in this process", MAPPED_BYTES >> 10),
             ));
         }
-        Ok(PairTimes {
-            cached,
-            arena,
-            mapped,
-        })
+        Ok(PairTimes { cached, arena, mapped })
     }
 }
 
@@ -112,9 +96,8 @@ fn undisturbed_libc() -> Measured<()> {
         )
         .mend("LD_PRELOAD= allocwall calibrate --fresh"));
     }
-    let setting = std::env::vars_os()
-        .map(|(name, value)| (name.into_string(), value))
-        .find_map(|(name, value)| {
+    let setting =
+        std::env::vars_os().map(|(name, value)| (name.into_string(), value)).find_map(|(name, value)| {
             let name = name.ok()?;
             let touches_malloc = match name.as_str() {
                 "GLIBC_TUNABLES" => value.to_string_lossy().contains("glibc.malloc."),
@@ -145,20 +128,14 @@ fn owner_of_malloc() -> Option<String> {
         return None;
     }
     // SAFETY: dladdr succeeded, so the name is a NUL-terminated string that lives as long as its module.
-    Some(
-        unsafe { CStr::from_ptr(info.dli_fname) }
-            .to_string_lossy()
-            .into_owned(),
-    )
+    Some(unsafe { CStr::from_ptr(info.dli_fname) }.to_string_lossy().into_owned())
 }
 
 /// With a static libc, the owner is the executable itself.
 fn is_libc(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     let own = std::env::current_exe().is_ok_and(|exe| exe.as_os_str() == path || exe.ends_with(name));
-    own || ["libc.so", "libc-", "ld-musl", "libc.musl"]
-        .iter()
-        .any(|prefix| name.starts_with(prefix))
+    own || ["libc.so", "libc-", "ld-musl", "libc.musl"].iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// The version of the C library in use, for the machine's identity.
@@ -179,18 +156,10 @@ fn pipe() -> Measured<(File, File)> {
     let mut ends = [0; 2];
     // SAFETY: `ends` has room for the two descriptors.
     if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
-        return Err(Absence::new(
-            Reason::NotPermitted,
-            format!("pipe: {}", io::Error::last_os_error()),
-        ));
+        return Err(Absence::new(Reason::NotPermitted, format!("pipe: {}", io::Error::last_os_error())));
     }
     // SAFETY: both descriptors were just opened and have no other owner.
-    Ok(unsafe {
-        (
-            File::from(OwnedFd::from_raw_fd(ends[0])),
-            File::from(OwnedFd::from_raw_fd(ends[1])),
-        )
-    })
+    Ok(unsafe { (File::from(OwnedFd::from_raw_fd(ends[0])), File::from(OwnedFd::from_raw_fd(ends[1]))) })
 }
 
 /// The child's main loop: one repetition for every byte read, until the parent is gone.
@@ -307,11 +276,7 @@ mod tests {
         };
         let mut times: Vec<PairTimes> = (0..9).map(|_| child.repeat().unwrap()).collect();
         times.sort_by(|a, b| a.cached.total_cmp(&b.cached));
-        let PairTimes {
-            cached,
-            arena,
-            mapped,
-        } = times[4];
+        let PairTimes { cached, arena, mapped } = times[4];
         assert!(0.0 < cached && cached < mapped, "{cached} {arena} {mapped}");
         assert!(0.0 < arena && arena < mapped, "{cached} {arena} {mapped}");
     }

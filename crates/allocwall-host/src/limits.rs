@@ -17,10 +17,7 @@ static BEFORE: OnceLock<Rlimit> = OnceLock::new();
 pub fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
     BEFORE.get_or_init(|| limit);
-    let raised = Rlimit {
-        current: limit.maximum,
-        maximum: limit.maximum,
-    };
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     // If the kernel refuses, the limit stays, and events are opened for as many threads as it permits.
     let _ = setrlimit(Resource::Nofile, raised);
 }
@@ -67,10 +64,7 @@ mod tests {
         assert_eq!(limit.current, limit.maximum);
         let line = ["/bin/sh", "-c", "test $(ulimit -Sn) = $0", &shown()];
         let line: Vec<std::ffi::OsString> = line.iter().map(Into::into).collect();
-        let child = crate::launch::hold(&line, &[], crate::launch::Talk::Aside)
-            .unwrap()
-            .release()
-            .unwrap();
+        let child = crate::launch::hold(&line, &[], crate::launch::Talk::Aside).unwrap().release().unwrap();
         let status = loop {
             if let Some(status) = child.exited() {
                 break status;

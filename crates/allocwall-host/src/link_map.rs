@@ -28,10 +28,7 @@ const DT_DEBUG: u64 = 21;
 /// A value of the auxiliary vector in /proc/PID/auxv of a 64-bit process.
 pub fn auxiliary(auxv: &[u8], key: u64) -> Option<u64> {
     let (pairs, _) = auxv.as_chunks::<16>();
-    pairs
-        .iter()
-        .find(|pair| word(*pair, 0) == key)
-        .map(|pair| word(pair, 8))
+    pairs.iter().find(|pair| word(*pair, 0) == key).map(|pair| word(pair, 8))
 }
 
 fn word(bytes: &[u8], at: usize) -> u64 {
@@ -53,10 +50,7 @@ pub fn biases(folder: &Path) -> Measured<Vec<u64>> {
     answer.unwrap_or_else(|| {
         Err(Absence::new(
             Reason::TooCostly,
-            format!(
-                "the list of loaded files could not be read within {} ms",
-                PATIENCE.as_millis()
-            ),
+            format!("the list of loaded files could not be read within {} ms", PATIENCE.as_millis()),
         ))
     })
 }
@@ -95,9 +89,7 @@ fn walk(auxv: &[u8], read: impl Fn(u64, &mut [u8]) -> Option<()>) -> Option<Vec<
         read(dynamic.checked_add(n * 16)?, &mut bytes)?;
         Some((word(&bytes, 0), word(&bytes, 8)))
     });
-    let (_, debug) = entries
-        .take_while(|(tag, _)| *tag != DT_NULL)
-        .find(|(tag, _)| *tag == DT_DEBUG)?;
+    let (_, debug) = entries.take_while(|(tag, _)| *tag != DT_NULL).find(|(tag, _)| *tag == DT_DEBUG)?;
     // struct r_debug: r_version, r_map.
     let mut bytes = [0; 8];
     read(debug.checked_add(8)?, &mut bytes)?;
@@ -156,11 +148,7 @@ mod tests {
 
     #[test]
     fn an_ended_process_and_a_kernel_thread_have_no_list() {
-        let mut child = Command::new("sleep")
-            .arg("60")
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut child = Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
         let folder = format!("/proc/{}", child.id());
         child.kill().unwrap();
         child.wait().unwrap();
@@ -171,12 +159,7 @@ mod tests {
     /// A vector, two program headers, a dynamic section, r_debug and one entry of the list, whose next entry
     /// is `next`.
     fn memory(next: u64) -> (Vec<u8>, Vec<u8>) {
-        let words = |words: &[u64]| {
-            words
-                .iter()
-                .flat_map(|word| word.to_ne_bytes())
-                .collect::<Vec<u8>>()
-        };
+        let words = |words: &[u64]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
         let auxv = words(&[AT_PHDR, 64, AT_PHNUM, 2, 0, 0]);
         let mut memory = vec![0; 64];
         memory.extend(words(&[PT_PHDR.into(), 0, 64, 0, 0, 0, 0]));

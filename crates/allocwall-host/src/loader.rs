@@ -29,11 +29,7 @@ pub enum Surroundings {
 pub fn ask(loader: &Path, arguments: &[&std::ffi::OsStr], surroundings: Surroundings) -> Measured<Vec<u8>> {
     let shown = loader.display();
     let mut command = Command::new(loader);
-    command
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null());
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     match surroundings {
         Surroundings::Ours => command.env_remove("LD_PRELOAD").env_remove("GLIBC_TUNABLES"),
         Surroundings::Empty => command.env_clear(),
@@ -57,22 +53,18 @@ pub fn ask(loader: &Path, arguments: &[&std::ffi::OsStr], surroundings: Surround
     let status = child.wait();
     match (answer, status) {
         (Ok(Ok(bytes)), Ok(status)) if status.success() => Ok(bytes),
-        (Ok(Ok(_)), Ok(status)) => Err(Absence::new(
-            Reason::NotSupported,
-            format!("the loader {shown} failed: {status}"),
-        )),
+        (Ok(Ok(_)), Ok(status)) => {
+            Err(Absence::new(Reason::NotSupported, format!("the loader {shown} failed: {status}")))
+        }
         // The reader ended without sending: it did not start.
-        (Err(RecvTimeoutError::Disconnected), _) => Err(reader
-            .and_then(|reader| reader.finish().err())
-            .unwrap_or_else(|| {
+        (Err(RecvTimeoutError::Disconnected), _) => {
+            Err(reader.and_then(|reader| reader.finish().err()).unwrap_or_else(|| {
                 Absence::new(Reason::Unparsable, format!("the loader {shown} printed nothing"))
-            })),
+            }))
+        }
         (Err(_), _) => Err(Absence::new(
             Reason::TooCostly,
-            format!(
-                "the loader {shown} did not answer within {} s",
-                PATIENCE.as_secs()
-            ),
+            format!("the loader {shown} did not answer within {} s", PATIENCE.as_secs()),
         )),
         (_, _) => Err(Absence::new(
             Reason::Unparsable,
@@ -96,8 +88,7 @@ pub fn parse_list(bytes: &[u8]) -> Vec<(String, PathBuf)> {
             let line = line.trim();
             let (line, _) = line.rsplit_once(" (0x")?;
             let (name, path) = line.split_once(" => ").unwrap_or((line, line));
-            path.starts_with('/')
-                .then(|| (name.trim().to_owned(), PathBuf::from(path.trim())))
+            path.starts_with('/').then(|| (name.trim().to_owned(), PathBuf::from(path.trim())))
         })
         .collect()
 }
@@ -114,14 +105,8 @@ mod tests {
         assert_eq!(
             found,
             [
-                (
-                    "libjli.so".to_owned(),
-                    PathBuf::from("/usr/lib/jvm/bin/../lib/libjli.so")
-                ),
-                (
-                    "/lib64/ld-linux-x86-64.so.2".to_owned(),
-                    PathBuf::from("/lib64/ld-linux-x86-64.so.2")
-                ),
+                ("libjli.so".to_owned(), PathBuf::from("/usr/lib/jvm/bin/../lib/libjli.so")),
+                ("/lib64/ld-linux-x86-64.so.2".to_owned(), PathBuf::from("/lib64/ld-linux-x86-64.so.2")),
             ]
         );
     }

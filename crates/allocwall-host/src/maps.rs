@@ -57,15 +57,9 @@ impl Mapping {
     /// Memory that the kernel shows like a file, but without a name in a file system: memfd, System V and
     /// shared anonymous memory.
     pub fn is_nameless_memory(&self) -> bool {
-        [
-            &b"/memfd:"[..],
-            b"/SYSV",
-            b"/dev/zero",
-            b"anon_inode:",
-            b"/anon_hugepage",
-        ]
-        .iter()
-        .any(|start| self.path.starts_with(start))
+        [&b"/memfd:"[..], b"/SYSV", b"/dev/zero", b"anon_inode:", b"/anon_hugepage"]
+            .iter()
+            .any(|start| self.path.starts_with(start))
     }
 
     /// The name to open, with `\012` turned back into the newline that the kernel escaped. A literal `\012`
@@ -165,12 +159,7 @@ fn parse_line(line: &[u8]) -> Option<Mapping> {
     Some(Mapping {
         start,
         end,
-        perms: Perms {
-            read: r == b'r',
-            write: w == b'w',
-            execute: x == b'x',
-            shared: s == b's',
-        },
+        perms: Perms { read: r == b'r', write: w == b'w', execute: x == b'x', shared: s == b's' },
         offset: hex(offset)?,
         dev: (hex(major)?.try_into().ok()?, hex(minor)?.try_into().ok()?),
         inode: std::str::from_utf8(inode).ok()?.parse().ok()?,
@@ -210,10 +199,7 @@ pub fn identity(path: &Path) -> Option<((u32, u32), u64)> {
 /// own. A file that is found by name must have the inode of the mapping; otherwise it is another file.
 pub fn open(proc_root: &Path, pid: i32, mapping: &Mapping) -> Measured<File> {
     if !mapping.is_file() {
-        return Err(Absence::new(
-            Reason::NotApplicable,
-            format!("{} is not a file", mapping.display_path()),
-        ));
+        return Err(Absence::new(Reason::NotApplicable, format!("{} is not a file", mapping.display_path())));
     }
     let process = proc_root.join(pid.to_string());
     let by_range = process.join(format!("map_files/{:x}-{:x}", mapping.start, mapping.end));
@@ -261,27 +247,17 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
 
     #[test]
     fn a_real_form_of_every_kind_parses() {
-        let Kept {
-            mappings,
-            malformed,
-            cut,
-        } = read(FIXTURE, |_| true).unwrap();
+        let Kept { mappings, malformed, cut } = read(FIXTURE, |_| true).unwrap();
         assert_eq!((mappings.len(), malformed, cut), (6, 0, None));
         let cat = &mappings[0];
-        assert_eq!(
-            (cat.start, cat.end, cat.offset),
-            (0x55d0c8a4e000, 0x55d0c8a50000, 0x1000)
-        );
+        assert_eq!((cat.start, cat.end, cat.offset), (0x55d0c8a4e000, 0x55d0c8a50000, 0x1000));
         assert_eq!((cat.dev, cat.inode), ((0xfd, 1), 1835027));
         assert_eq!(cat.path, b"/usr/bin/cat");
         assert!(cat.is_file() && !cat.looks_deleted() && !cat.perms.execute);
         assert!(!mappings[1].is_file());
         let hostile = &mappings[2];
         assert!(hostile.looks_deleted() && hostile.perms.execute);
-        assert_eq!(
-            hostile.file_name(),
-            Path::new("/tmp/a file\nwith newline (deleted)")
-        );
+        assert_eq!(hostile.file_name(), Path::new("/tmp/a file\nwith newline (deleted)"));
         assert!(mappings[3].is_nameless_memory() && mappings[3].perms.shared);
         assert!(mappings[4].path.is_empty());
         assert_eq!(mappings[5].display_path(), "[vsyscall]");
@@ -350,10 +326,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
         let pid = std::process::id() as i32;
         let code = ProcFs::live().code(pid).expect("own maps");
         let own = code.mappings.iter().find(|m| m.is_file()).expect("own code");
-        let facts = open(root, pid, own)
-            .expect("own code opens")
-            .metadata()
-            .expect("fstat");
+        let facts = open(root, pid, own).expect("own code opens").metadata().expect("fstat");
         assert_eq!(facts.ino(), own.inode);
         let mut other = own.clone();
         // The range does not exist, so only the name is left; and the name has another inode.
@@ -370,21 +343,13 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
         std::fs::create_dir_all(&folder).expect("folder");
         let path = folder.join("gone");
         std::fs::copy("/bin/sleep", &path).expect("copy");
-        let mut child = std::process::Command::new(&path)
-            .arg("60")
-            .spawn()
-            .expect("spawn");
+        let mut child = std::process::Command::new(&path).arg("60").spawn().expect("spawn");
         std::fs::remove_file(&path).expect("unlink");
         let pid = child.id() as i32;
         // Spawning returns at exec, a moment before the new program is mapped.
         let gone = (0..100).find_map(|_| {
             std::thread::sleep(std::time::Duration::from_millis(20));
-            ProcFs::live()
-                .code(pid)
-                .ok()?
-                .mappings
-                .into_iter()
-                .find(Mapping::looks_deleted)
+            ProcFs::live().code(pid).ok()?.mappings.into_iter().find(Mapping::looks_deleted)
         });
         let opened = gone.as_ref().map(|gone| open(Path::new("/proc"), pid, gone));
         child.kill().and_then(|()| child.wait()).expect("reap");

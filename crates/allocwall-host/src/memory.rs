@@ -111,8 +111,7 @@ impl Mapping {
 
     /// MADV_DONTNEED: the pages go back to the kernel. The range stays mapped and reads as zeros.
     pub fn release_pages(&mut self) -> Measured<()> {
-        self.advise(Advice::LinuxDontNeed)
-            .map_err(|error| refused("madvise", self.length, error))
+        self.advise(Advice::LinuxDontNeed).map_err(|error| refused("madvise", self.length, error))
     }
 
     /// MADV_POPULATE_WRITE (Linux 5.14): what MAP_POPULATE does, on a mapping whose page policy is set.
@@ -160,10 +159,7 @@ pub(crate) fn huge_bytes_within(smaps: &str, low: u64, high: u64) -> u64 {
 
 fn address_range(line: &str) -> Option<(u64, u64)> {
     let (from, to) = line.split_once(' ')?.0.split_once('-')?;
-    Some((
-        u64::from_str_radix(from, 16).ok()?,
-        u64::from_str_radix(to, 16).ok()?,
-    ))
+    Some((u64::from_str_radix(from, 16).ok()?, u64::from_str_radix(to, 16).ok()?))
 }
 
 fn refused(call: &str, length: usize, error: Errno) -> Absence {
@@ -194,10 +190,7 @@ pub fn thread_counts() -> ThreadCounts {
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: `usage` is a live rusage that the call fills; with these arguments the call cannot fail.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
-    ThreadCounts {
-        minor_faults: usage.ru_minflt as u64,
-        involuntary_switches: usage.ru_nivcsw as u64,
-    }
+    ThreadCounts { minor_faults: usage.ru_minflt as u64, involuntary_switches: usage.ru_nivcsw as u64 }
 }
 
 /// Whether this process can get transparent huge pages of 2 MiB on request.
@@ -217,14 +210,11 @@ pub fn huge_pages_on_request(sys: &Path) -> Measured<()> {
         )
     })?;
     if mode == "never" {
-        return Err(Absence::new(
-            Reason::Disabled,
-            "transparent huge pages are switched off (mode `never`)",
-        )
-        .mend(format!(
-            "echo madvise > {}, as root; then allocwall calibrate --fresh",
-            enabled.display()
-        )));
+        return Err(Absence::new(Reason::Disabled, "transparent huge pages are switched off (mode `never`)")
+            .mend(format!(
+                "echo madvise > {}, as root; then allocwall calibrate --fresh",
+                enabled.display()
+            )));
     }
     if rustix::thread::transparent_huge_pages_are_disabled().unwrap_or(false) {
         return Err(Absence::new(
@@ -235,10 +225,9 @@ pub fn huge_pages_on_request(sys: &Path) -> Measured<()> {
     }
     // The file exists since Linux 4.20; before that x86 has only this size.
     match fs::read_to_string(&size).map(|text| text.trim().parse::<usize>()) {
-        Ok(Ok(bytes)) if bytes != HUGE => Err(Absence::new(
-            Reason::NotSupported,
-            format!("huge pages have {bytes} bytes here, not 2 MiB"),
-        )),
+        Ok(Ok(bytes)) if bytes != HUGE => {
+            Err(Absence::new(Reason::NotSupported, format!("huge pages have {bytes} bytes here, not 2 MiB")))
+        }
         _ => Ok(()),
     }
 }
@@ -246,15 +235,10 @@ pub fn huge_pages_on_request(sys: &Path) -> Measured<()> {
 /// Bytes that this process can use without swapping or reaching a limit of its memory cgroup.
 pub fn headroom(proc: &Path, sys: &Path) -> Measured<u64> {
     let path = proc.join("meminfo");
-    let available = fs::read_to_string(&path)
-        .ok()
-        .as_deref()
-        .and_then(|text| kilobytes(text, "MemAvailable"));
+    let available =
+        fs::read_to_string(&path).ok().as_deref().and_then(|text| kilobytes(text, "MemAvailable"));
     let available = available.ok_or_else(|| {
-        Absence::new(
-            Reason::Unparsable,
-            format!("{}: no MemAvailable line", path.display()),
-        )
+        Absence::new(Reason::Unparsable, format!("{}: no MemAvailable line", path.display()))
     })?;
     let membership = fs::read_to_string(proc.join("self/cgroup")).unwrap_or_default();
     Ok(cgroup_rooms(&membership, &sys.join("fs/cgroup")).fold(available << 10, u64::min))
@@ -270,12 +254,9 @@ fn cgroup_rooms<'a>(membership: &'a str, root: &'a Path) -> impl Iterator<Item =
             let (controllers, group) = (fields.next()?, fields.next()?.trim_start_matches('/'));
             Some(match controllers {
                 "" => (root.to_owned(), group, "memory.max", "memory.current"),
-                _ if controllers.split(',').any(|c| c == "memory") => (
-                    root.join("memory"),
-                    group,
-                    "memory.limit_in_bytes",
-                    "memory.usage_in_bytes",
-                ),
+                _ if controllers.split(',').any(|c| c == "memory") => {
+                    (root.join("memory"), group, "memory.limit_in_bytes", "memory.usage_in_bytes")
+                }
                 _ => return None,
             })
         })
@@ -330,10 +311,7 @@ mod tests {
     #[test]
     fn modes() {
         let root = tempfile::tempdir().unwrap();
-        assert_eq!(
-            huge_pages_on_request(root.path()).unwrap_err().reason,
-            Reason::NotSupported
-        );
+        assert_eq!(huge_pages_on_request(root.path()).unwrap_err().reason, Reason::NotSupported);
         let folder = root.path().join("kernel/mm/transparent_hugepage");
         fs::create_dir_all(&folder).unwrap();
         for (enabled, size, reason) in [
@@ -345,11 +323,7 @@ mod tests {
             fs::write(folder.join("enabled"), enabled).unwrap();
             fs::write(folder.join("hpage_pmd_size"), size).unwrap();
             let answer = huge_pages_on_request(root.path());
-            assert_eq!(
-                answer.err().map(|absence| absence.reason),
-                reason,
-                "{enabled} {size}"
-            );
+            assert_eq!(answer.err().map(|absence| absence.reason), reason, "{enabled} {size}");
         }
     }
 
@@ -365,10 +339,7 @@ mod tests {
         write(&proc.join("meminfo"), "MemAvailable: 1000000 kB\n");
         assert_eq!(headroom(&proc, &sys), Ok(1_000_000 << 10));
         write(&proc.join("self/cgroup"), "4:memory:/a/b\n0::/a\n");
-        write(
-            &sys.join("fs/cgroup/memory/a/b/memory.limit_in_bytes"),
-            "9223372036854771712",
-        );
+        write(&sys.join("fs/cgroup/memory/a/b/memory.limit_in_bytes"), "9223372036854771712");
         write(&sys.join("fs/cgroup/memory/a/b/memory.usage_in_bytes"), "100");
         write(&sys.join("fs/cgroup/memory/a/memory.limit_in_bytes"), "5000");
         write(&sys.join("fs/cgroup/memory/a/memory.usage_in_bytes"), "1000");

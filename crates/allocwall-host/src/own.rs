@@ -68,23 +68,15 @@ pub fn temporary() -> Place {
 fn temporary_of(root: bool, named: Option<OsString>) -> Place {
     const NAME: &str = "TMPDIR";
     let default = || PathBuf::from("/tmp");
-    let folder = named
-        .filter(|value| !value.is_empty())
-        .map_or_else(default, PathBuf::from);
+    let folder = named.filter(|value| !value.is_empty()).map_or_else(default, PathBuf::from);
     let refused = match (folder.is_absolute(), root) {
         (false, _) => Some(not_absolute(NAME, &folder)),
         (true, true) => judge(&folder).err().map(|refusal| passed_over(NAME, &refusal)),
         (true, false) => None,
     };
     match refused {
-        None => Place {
-            folder,
-            instead: None,
-        },
-        Some(why) => Place {
-            folder: default(),
-            instead: Some(format!("{why}; /tmp is used instead")),
-        },
+        None => Place { folder, instead: None },
+        Some(why) => Place { folder: default(), instead: Some(format!("{why}; /tmp is used instead")) },
     }
 }
 
@@ -97,10 +89,7 @@ pub fn create(folder: &Path, mode: u32) -> io::Result<()> {
     let made = if rustix::process::geteuid().is_root() {
         create_as_root(folder, mode)
     } else {
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(mode)
-            .create(folder)
+        std::fs::DirBuilder::new().recursive(true).mode(mode).create(folder)
     };
     made.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", folder.display())))
 }
@@ -116,46 +105,37 @@ fn place_of(
     let mut refuse = |text: String| {
         why.get_or_insert(text);
     };
-    let named = |name| {
-        variable(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
+    let named = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let own = home_of(user, passwd);
-    let chosen = [(xdg, ""), ("HOME", below)]
-        .into_iter()
-        .find_map(|(name, below)| {
-            let Some(path) = named(name) else {
-                (name == "HOME").then(|| refuse("HOME is not set".into()));
-                return None;
-            };
-            // The specification says that a relative path is invalid and to be ignored.
-            if !path.is_absolute() {
-                refuse(not_absolute(name, &path));
-                return None;
+    let chosen = [(xdg, ""), ("HOME", below)].into_iter().find_map(|(name, below)| {
+        let Some(path) = named(name) else {
+            (name == "HOME").then(|| refuse("HOME is not set".into()));
+            return None;
+        };
+        // The specification says that a relative path is invalid and to be ignored.
+        if !path.is_absolute() {
+            refuse(not_absolute(name, &path));
+            return None;
+        }
+        if user != 0 {
+            return Some(path.join(below));
+        }
+        // A missing home is not created: it belongs to another user, and may be mounted or created later.
+        if name == "HOME" && own.as_ref() != Some(&path) && !path.exists() {
+            refuse(format!("HOME={} does not exist", path.display()));
+            return None;
+        }
+        let folder = path.join(below);
+        match judge(&folder) {
+            Ok(()) => Some(folder),
+            Err(refusal) => {
+                refuse(passed_over(name, &refusal));
+                None
             }
-            if user != 0 {
-                return Some(path.join(below));
-            }
-            // A missing home is not created: it belongs to another user, and may be mounted or created later.
-            if name == "HOME" && own.as_ref() != Some(&path) && !path.exists() {
-                refuse(format!("HOME={} does not exist", path.display()));
-                return None;
-            }
-            let folder = path.join(below);
-            match judge(&folder) {
-                Ok(()) => Some(folder),
-                Err(refusal) => {
-                    refuse(passed_over(name, &refusal));
-                    None
-                }
-            }
-        });
+        }
+    });
     if let Some(folder) = chosen {
-        return Ok(Place {
-            folder: folder.join("allocwall"),
-            instead: None,
-        });
+        return Ok(Place { folder: folder.join("allocwall"), instead: None });
     }
     let none = |detail: String| {
         Err(Absence::new(Reason::NotFound, detail).mend(format!("export {xdg}=/some/folder")))
@@ -168,10 +148,7 @@ fn place_of(
     if user == 0
         && let Err(refusal) = judge(&folder)
     {
-        return none(format!(
-            "{why}; {}",
-            passed_over(&home.display().to_string(), &refusal)
-        ));
+        return none(format!("{why}; {}", passed_over(&home.display().to_string(), &refusal)));
     }
     Ok(Place {
         folder: folder.join("allocwall"),
@@ -258,20 +235,14 @@ struct Way {
 impl Way {
     /// With a mode, missing folders are created; without a mode, the walk ends at the first missing one.
     fn walk(path: &Path, make: Option<Mode>) -> Result<(), Stopped> {
-        const FOLDER: OFlags = OFlags::PATH
-            .union(OFlags::DIRECTORY)
-            .union(OFlags::NOFOLLOW)
-            .union(OFlags::CLOEXEC);
+        const FOLDER: OFlags =
+            OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
         // The walk starts at the root; a relative path would start at the current folder.
         let path = std::path::absolute(path).map_err(Stopped::Failed)?;
         let here = rustix::fs::openat(CWD, "/", FOLDER, Mode::empty())?;
         let root = rustix::fs::fstat(&here)?;
         let user = rustix::process::geteuid().as_raw();
-        let mut way = Way {
-            here,
-            at: "/".into(),
-            owners: [user, root.st_uid],
-        };
+        let mut way = Way { here, at: "/".into(), owners: [user, root.st_uid] };
         way.judge(&root).map_err(Stopped::Refused)?;
         let mut links = 0;
         let mut todo: VecDeque<OsString> = steps(&path);
@@ -322,10 +293,7 @@ impl Way {
         if self.owners.contains(&facts.st_uid) {
             Ok(())
         } else {
-            Err(Refusal::Foreign {
-                path: path.to_owned(),
-                owner: facts.st_uid,
-            })
+            Err(Refusal::Foreign { path: path.to_owned(), owner: facts.st_uid })
         }
     }
 
@@ -335,10 +303,7 @@ impl Way {
         // Root's own group is root. In a sticky folder only the owner of an entry may rename it (inode(7)).
         let shared = mode & 0o002 != 0 || (mode & 0o020 != 0 && facts.st_gid != 0);
         if shared && mode & 0o1000 == 0 {
-            Err(Refusal::Shared {
-                path: self.at.clone(),
-                mode,
-            })
+            Err(Refusal::Shared { path: self.at.clone(), mode })
         } else {
             Ok(())
         }
@@ -376,12 +341,7 @@ mod tests {
     }
 
     fn of(user: u32, xdg: Option<&str>, home: Option<&str>) -> Measured<Place> {
-        place_of(
-            Kind::Cache,
-            user,
-            &variables(xdg.map(Path::new), home.map(Path::new)),
-            ROOT,
-        )
+        place_of(Kind::Cache, user, &variables(xdg.map(Path::new), home.map(Path::new)), ROOT)
     }
 
     /// Only root can create folders of different owners.
@@ -404,25 +364,11 @@ mod tests {
 
     #[test]
     fn the_environment_of_an_ordinary_user_is_used_unchanged() {
-        let plain = |folder: &str| {
-            Ok(Place {
-                folder: folder.into(),
-                instead: None,
-            })
-        };
+        let plain = |folder: &str| Ok(Place { folder: folder.into(), instead: None });
         assert_eq!(of(1000, Some("/x"), Some("/home/u")), plain("/x/allocwall"));
-        assert_eq!(
-            of(1000, Some("relative"), Some("/home/v")),
-            plain("/home/v/.cache/allocwall")
-        );
-        assert_eq!(
-            of(1000, Some(""), Some("/home/v")),
-            plain("/home/v/.cache/allocwall")
-        );
-        for (home, why) in [
-            (None, "HOME is not set"),
-            (Some("x/y"), "HOME=x/y is not an absolute path"),
-        ] {
+        assert_eq!(of(1000, Some("relative"), Some("/home/v")), plain("/home/v/.cache/allocwall"));
+        assert_eq!(of(1000, Some(""), Some("/home/v")), plain("/home/v/.cache/allocwall"));
+        for (home, why) in [(None, "HOME is not set"), (Some("x/y"), "HOME=x/y is not an absolute path")] {
             let place = of(1000, None, home).unwrap();
             assert_eq!(place.folder, Path::new("/home/u/.cache/allocwall"));
             assert_eq!(place.instead, Some(format!("{why}; /home/u is used instead")));
@@ -433,10 +379,7 @@ mod tests {
         assert_eq!(place.instead.as_deref(), Some(said));
         let absence = of(1001, None, None).unwrap_err();
         assert_eq!(absence.reason, Reason::NotFound);
-        assert_eq!(
-            absence.mend.as_deref(),
-            Some("export XDG_CACHE_HOME=/some/folder")
-        );
+        assert_eq!(absence.mend.as_deref(), Some("export XDG_CACHE_HOME=/some/folder"));
     }
 
     #[test]
@@ -460,10 +403,7 @@ mod tests {
     #[test]
     fn roots_home_without_users() {
         assert_eq!(home_of(0, b""), Some("/root".into()));
-        assert_eq!(
-            home_of(0, b"root:x:0:0::/srv/root:/bin/sh"),
-            Some("/srv/root".into())
-        );
+        assert_eq!(home_of(0, b"root:x:0:0::/srv/root:/bin/sh"), Some("/srv/root".into()));
         assert_eq!(home_of(7, b"a:b\n:::\nx:x:7:7::relative:/\n\xff"), None);
     }
 
@@ -479,10 +419,7 @@ mod tests {
         let place = at(None, Some(&home));
         assert_eq!(place.folder, Path::new("/root/.cache/allocwall"));
         let said = place.instead.unwrap();
-        assert!(
-            said.contains(&format!("{} belongs to user {OTHER}", home.display())),
-            "{said}"
-        );
+        assert!(said.contains(&format!("{} belongs to user {OTHER}", home.display())), "{said}");
         // A folder that root created earlier changes nothing: its path belongs to another user.
         fs::create_dir(home.join(".cache")).unwrap();
         assert!(at(None, Some(&home)).instead.is_some());
@@ -506,12 +443,7 @@ mod tests {
         assert_eq!(at(Some(&own), None).instead, None);
         // A home that doesn't exist is not created for another user.
         let missing = dir.path().join("missing");
-        assert!(
-            at(None, Some(&missing))
-                .instead
-                .unwrap()
-                .contains("does not exist")
-        );
+        assert!(at(None, Some(&missing)).instead.unwrap().contains("does not exist"));
     }
 
     #[test]

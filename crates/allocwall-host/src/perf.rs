@@ -62,10 +62,7 @@ pub fn rate_by_default(virtual_machine: bool, window: Duration) -> u32 {
 impl Periods {
     /// At 999 Hz. The periods are not multiples of one another nor of a timer tick, so that periodic programs
     /// don't alias.
-    const FINEST: Periods = Periods {
-        shallow_ns: 1_249_987,
-        deep_ns: 5_025_127,
-    };
+    const FINEST: Periods = Periods { shallow_ns: 1_249_987, deep_ns: 5_025_127 };
     /// With a larger factor, a sample would stand for more than a second.
     const COARSEST: u64 = 900;
 
@@ -73,18 +70,11 @@ impl Periods {
     pub fn for_window(rate_hz: u32, cpus: usize, window: Duration) -> Periods {
         let at_most = SAMPLE_BUDGET.min((SAMPLES_A_SECOND as f64 * window.as_secs_f64()) as u64);
         let at_rate = |ns: u64| ns * u64::from(RATE_HZ) / u64::from(rate_hz.max(1));
-        let finest = Periods {
-            shallow_ns: at_rate(Self::FINEST.shallow_ns),
-            deep_ns: at_rate(Self::FINEST.deep_ns),
-        };
+        let finest =
+            Periods { shallow_ns: at_rate(Self::FINEST.shallow_ns), deep_ns: at_rate(Self::FINEST.deep_ns) };
         let most = window.as_nanos() * cpus as u128 / u128::from(finest.sample_ns());
-        let times = most
-            .div_ceil(u128::from(at_most.max(1)))
-            .clamp(1, Self::COARSEST.into()) as u64;
-        Periods {
-            shallow_ns: finest.shallow_ns * times,
-            deep_ns: finest.deep_ns * times,
-        }
+        let times = most.div_ceil(u128::from(at_most.max(1))).clamp(1, Self::COARSEST.into()) as u64;
+        Periods { shallow_ns: finest.shallow_ns * times, deep_ns: finest.deep_ns * times }
     }
 
     /// CPU time that one sample stands for: 1 / (1/shallow + 1/deep), about 1 / 999 Hz at the finest.
@@ -160,16 +150,10 @@ pub struct CpuSampler {
 fn ring_sizes(cpus: usize, periods: Periods) -> Vec<(usize, usize)> {
     let share = RINGS_TOTAL / 2 / cpus.max(1);
     // Rings are powers of two of pages (perf_event_open(2)).
-    let share = if share.is_power_of_two() {
-        share
-    } else {
-        share.next_power_of_two() / 2
-    };
+    let share = if share.is_power_of_two() { share } else { share.next_power_of_two() / 2 };
     let needed = |period_ns: u64, dump: u32, least: usize| {
         let samples = DRAINED_NS.div_ceil(period_ns) as usize;
-        (samples * (dump as usize + RECORD_BYTES))
-            .next_power_of_two()
-            .max(least)
+        (samples * (dump as usize + RECORD_BYTES)).next_power_of_two().max(least)
     };
     let least = (
         needed(periods.shallow_ns, SHALLOW_STACK, RING_LEAST.0),
@@ -260,9 +244,7 @@ impl CpuSampler {
                 Err(Opening::Ring(e) | Opening::Event(e)) => return Err(absence(&e)),
             }
         }
-        Err(absence(
-            &last.unwrap_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM)),
-        ))
+        Err(absence(&last.unwrap_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))))
     }
 
     fn open_with(
@@ -394,11 +376,7 @@ fn open_all<R, E>(
     mut redirect: impl FnMut(&E, &R) -> io::Result<()>,
 ) -> Result<Opened<R, E>, Opening> {
     let is = |error: &io::Error, code: i32| error.raw_os_error() == Some(code);
-    let mut opened = Opened {
-        rings: Vec::new(),
-        redirected: Vec::new(),
-        left_out: 0,
-    };
+    let mut opened = Opened { rings: Vec::new(), redirected: Vec::new(), left_out: 0 };
     // The CPUs that have rings, in the same order.
     let mut ringed: Vec<u32> = Vec::new();
     let mut gone = io::Error::from_raw_os_error(libc::ESRCH);
@@ -422,10 +400,8 @@ fn open_all<R, E>(
                     }
                     Err(e) => return Err(Opening::Event(e)),
                 };
-                let pair = (
-                    ring(shallow, false).map_err(Opening::Ring)?,
-                    ring(deep, true).map_err(Opening::Ring)?,
-                );
+                let pair =
+                    (ring(shallow, false).map_err(Opening::Ring)?, ring(deep, true).map_err(Opening::Ring)?);
                 opened.rings.push(pair);
                 ringed.push(cpu);
             }
@@ -452,11 +428,7 @@ fn open_all<R, E>(
             }
         }
     }
-    if opened.rings.is_empty() {
-        Err(Opening::Event(gone))
-    } else {
-        Ok(opened)
-    }
+    if opened.rings.is_empty() { Err(Opening::Event(gone)) } else { Ok(opened) }
 }
 
 fn open_clock(
@@ -492,12 +464,7 @@ fn open_clock(
         .wakeup_watermark(usize::MAX >> 33)
         .enabled(false);
     if !deep {
-        builder
-            .mmap(true)
-            .mmap2(true)
-            .comm(true)
-            .comm_exec(true)
-            .task(true);
+        builder.mmap(true).mmap2(true).comm(true).comm_exec(true).task(true);
     }
     match scope {
         Scope::Machine => builder.any_pid(),
@@ -513,18 +480,8 @@ fn redirect(counter: &Counter, ring: &Sampler) -> io::Result<()> {
     const PERF_EVENT_IOC_SET_OUTPUT: libc::c_ulong = 0x2405;
     // SAFETY: both descriptors are open perf events; the ioctl takes a descriptor by value and touches none
     // of our memory.
-    let rc = unsafe {
-        libc::ioctl(
-            counter.as_raw_fd(),
-            PERF_EVENT_IOC_SET_OUTPUT as _,
-            ring.as_raw_fd(),
-        )
-    };
-    if rc == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    let rc = unsafe { libc::ioctl(counter.as_raw_fd(), PERF_EVENT_IOC_SET_OUTPUT as _, ring.as_raw_fd()) };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 // include/uapi/linux/perf_event.h: PERF_RECORD_SAMPLE
@@ -581,35 +538,23 @@ fn take_record(
                 start: map.addr,
                 end: map.addr.saturating_add(map.len),
                 // Only executable mappings are reported (attr.mmap_data is off).
-                perms: Perms {
-                    read: true,
-                    execute: true,
-                    ..Perms::default()
-                },
+                perms: Perms { read: true, execute: true, ..Perms::default() },
                 offset: map.pgoff,
                 dev: (map.maj().unwrap_or(0), map.min().unwrap_or(0)),
                 inode: map.ino().unwrap_or(0),
                 path: trim_nul(&map.filename).to_vec(),
             },
         }),
-        Record::Comm(comm) if misc & EXEC != 0 => sink(Event::Exec {
-            pid: comm.pid as i32,
-            comm: trim_nul(&comm.comm),
-        }),
-        Record::Comm(comm) => sink(Event::Renamed {
-            pid: comm.pid as i32,
-            tid: comm.tid as i32,
-            comm: trim_nul(&comm.comm),
-        }),
-        Record::Fork(fork) => sink(Event::Forked {
-            pid: fork.pid as i32,
-            tid: fork.tid as i32,
-            parent: fork.ppid as i32,
-        }),
-        Record::Exit(exit) => sink(Event::Exited {
-            pid: exit.pid as i32,
-            tid: exit.tid as i32,
-        }),
+        Record::Comm(comm) if misc & EXEC != 0 => {
+            sink(Event::Exec { pid: comm.pid as i32, comm: trim_nul(&comm.comm) })
+        }
+        Record::Comm(comm) => {
+            sink(Event::Renamed { pid: comm.pid as i32, tid: comm.tid as i32, comm: trim_nul(&comm.comm) })
+        }
+        Record::Fork(fork) => {
+            sink(Event::Forked { pid: fork.pid as i32, tid: fork.tid as i32, parent: fork.ppid as i32 })
+        }
+        Record::Exit(exit) => sink(Event::Exited { pid: exit.pid as i32, tid: exit.tid as i32 }),
         Record::Lost(lost) => sink(Event::Lost(lost.lost)),
         Record::LostSamples(lost) => sink(Event::Lost(lost.lost)),
         _ => {}
@@ -805,18 +750,14 @@ impl TlbMisses {
     /// # Errors
     /// `NotSupported` if there are no hardware counters, as in most virtual machines.
     pub fn open(pid: i32) -> Measured<TlbMisses> {
-        Builder::new(Cache {
-            which: CacheId::DTLB,
-            operation: CacheOp::READ,
-            result: CacheResult::MISS,
-        })
-        .observe_pid(pid)
-        .any_cpu()
-        .inherit(true)
-        .enabled(true)
-        .build()
-        .map(TlbMisses)
-        .map_err(|e| absence(&e))
+        Builder::new(Cache { which: CacheId::DTLB, operation: CacheOp::READ, result: CacheResult::MISS })
+            .observe_pid(pid)
+            .any_cpu()
+            .inherit(true)
+            .enabled(true)
+            .build()
+            .map(TlbMisses)
+            .map_err(|e| absence(&e))
     }
 
     /// The count so far; also readable after the process has ended.
@@ -839,10 +780,7 @@ mod tests {
         for (cpus, window) in [(2, 3600), (64, 60), (192, 15), (192, 3600), (4096, 15)] {
             let period = Periods::for_window(RATE_HZ, cpus, seconds(window)).sample_ns();
             let most = cpus as u64 * window * 1_000_000_000 / period;
-            assert!(
-                (SAMPLE_BUDGET / 2..=SAMPLE_BUDGET).contains(&most),
-                "{cpus} {window}: {most}"
-            );
+            assert!((SAMPLE_BUDGET / 2..=SAMPLE_BUDGET).contains(&most), "{cpus} {window}: {most}");
         }
         let short = Periods::for_window(RATE_HZ, 2048, Duration::from_millis(500));
         assert!(2048 * 1_000_000_000 / short.sample_ns() <= SAMPLES_A_SECOND);
@@ -874,15 +812,7 @@ mod tests {
         let body = |abi: u64, stack: &[u8], used: u64| {
             let registers = abi > 0;
             let kernel = -128i64 as u64;
-            let mut words = vec![
-                0x1000,
-                u64::from(7u32) | u64::from(8u32) << 32,
-                99,
-                1,
-                2,
-                kernel,
-                0xffff,
-            ];
+            let mut words = vec![0x1000, u64::from(7u32) | u64::from(8u32) << 32, 99, 1, 2, kernel, 0xffff];
             words.push(abi);
             words.extend((0..REGISTERS as u64).filter(|_| registers));
             words.push(stack.len() as u64);
@@ -896,10 +826,7 @@ mod tests {
         let mut chain = Vec::new();
         let whole = body(2, &[5; 16], 8);
         let sample = parse_sample(&whole, false, &mut chain).unwrap();
-        assert_eq!(
-            (sample.pid, sample.tid, sample.time_ns, sample.cpu),
-            (7, 8, 99, 1)
-        );
+        assert_eq!((sample.pid, sample.tid, sample.time_ns, sample.cpu), (7, 8, 99, 1));
         assert_eq!((sample.kernel, sample.stack), (&[0xffff][..], &[5; 8][..]));
         assert_eq!((sample.registers.unwrap()[1], sample.narrow), (1, false));
         let narrow = body(1, &[5; 16], 8);
@@ -913,10 +840,7 @@ mod tests {
         // More bytes used than copied, or truncated anywhere: not a sample.
         assert!(parse_sample(&body(2, &[5; 16], 17), false, &mut Vec::new()).is_none());
         for length in 0..whole.len() {
-            assert!(
-                parse_sample(&whole[..length], false, &mut Vec::new()).is_none(),
-                "{length}"
-            );
+            assert!(parse_sample(&whole[..length], false, &mut Vec::new()).is_none(), "{length}");
         }
     }
 
@@ -964,11 +888,7 @@ mod tests {
                 let (shallow, deep) = sizes(cpus, seconds)[0];
                 assert!(shallow.is_power_of_two() && deep.is_power_of_two());
                 let all = cpus * (shallow + deep);
-                let most = if cpus <= 128 {
-                    RINGS_TOTAL
-                } else {
-                    RINGS_TOTAL * 3 / 2
-                };
+                let most = if cpus <= 128 { RINGS_TOTAL } else { RINGS_TOTAL * 3 / 2 };
                 assert!(all <= most, "{cpus} CPUs, {seconds} s: {all}");
             }
         }
@@ -1006,13 +926,7 @@ mod tests {
     #[test]
     fn an_event_writes_into_the_ring_of_its_own_cpu_whichever_cpu_is_gone() {
         let cpus = [0, 1, 4, 5];
-        for gone in [
-            None,
-            Some((0, false)),
-            Some((1, true)),
-            Some((4, false)),
-            Some((5, true)),
-        ] {
+        for gone in [None, Some((0, false)), Some((1, true)), Some((4, false)), Some((5, true))] {
             let refuse = |_, cpu, deep| (Some((cpu, deep)) == gone).then_some(libc::ENODEV);
             let (opened, redirected) = open_fakes(&[7, 8, 9], &cpus, 99, refuse).unwrap();
             let there = cpus.len() - usize::from(gone.is_some());
@@ -1040,10 +954,7 @@ mod tests {
         // It ends after its first CPU.
         let refuse = |tid, cpu, _| (tid == 7 && cpu > 0).then_some(libc::ESRCH);
         let (opened, redirected) = open_fakes(&[7, 8, 9], &[0, 1], 99, refuse).unwrap();
-        assert_eq!(
-            opened.rings,
-            [((8, 0, false), (8, 0, true)), ((8, 1, false), (8, 1, true))]
-        );
+        assert_eq!(opened.rings, [((8, 0, false), (8, 0, true)), ((8, 1, false), (8, 1, true))]);
         assert!(redirected.iter().all(|(event, _)| event.0 == 9));
         let none = open_fakes(&[7, 8], &[0], 99, |_, _, _| Some(libc::ESRCH));
         assert!(matches!(none, Err(Opening::Event(e)) if e.raw_os_error() == Some(libc::ESRCH)));

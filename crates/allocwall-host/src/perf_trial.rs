@@ -28,10 +28,7 @@ pub fn tracepoint(id: u64, whom: Whom) -> std::io::Result<()> {
 
 fn open(event: impl Event, whom: Whom, kernel: bool) -> std::io::Result<()> {
     let mut builder = Builder::new(event);
-    builder
-        .sample_period(1_000_000)
-        .exclude_kernel(!kernel)
-        .exclude_hv(true);
+    builder.sample_period(1_000_000).exclude_kernel(!kernel).exclude_hv(true);
     match whom {
         Whom::Myself => builder.observe_self().any_cpu(),
         Whom::Process(pid) => builder.observe_pid(pid).any_cpu(),
@@ -43,16 +40,13 @@ fn open(event: impl Event, whom: Whom, kernel: bool) -> std::io::Result<()> {
 /// Whether the processor's own counters can be read. It tries cycles of this thread in user mode, which needs
 /// the fewest rights.
 pub fn hardware_cycles() -> Measured<()> {
-    Builder::new(Hardware::CPU_CYCLES)
-        .build()
-        .map(drop)
-        .map_err(|error| match error.raw_os_error() {
-            Some(libc::ENOENT | libc::EOPNOTSUPP | libc::ENODEV) => Absence::new(
-                Reason::NotSupported,
-                "no hardware counters: the processor's PMU is not passed through to this machine",
-            ),
-            _ => refusal("hardware counters", &error),
-        })
+    Builder::new(Hardware::CPU_CYCLES).build().map(drop).map_err(|error| match error.raw_os_error() {
+        Some(libc::ENOENT | libc::EOPNOTSUPP | libc::ENODEV) => Absence::new(
+            Reason::NotSupported,
+            "no hardware counters: the processor's PMU is not passed through to this machine",
+        ),
+        _ => refusal("hardware counters", &error),
+    })
 }
 
 /// A refusal with the kernel's error text, and the reason for its errno.
@@ -85,10 +79,7 @@ mod tests {
     #[test]
     fn errnos_keep_their_meaning() {
         let reason = |code| refusal("x", &std::io::Error::from_raw_os_error(code)).reason;
-        assert_eq!(
-            (reason(libc::EACCES), reason(libc::EPERM)),
-            (Reason::NotPermitted, Reason::NotPermitted)
-        );
+        assert_eq!((reason(libc::EACCES), reason(libc::EPERM)), (Reason::NotPermitted, Reason::NotPermitted));
         assert_eq!(
             (reason(libc::ENOSYS), reason(libc::ENOENT)),
             (Reason::NotSupported, Reason::NotSupported)

@@ -75,14 +75,8 @@ fn members(mask: &[usize]) -> Vec<u32> {
 fn affinity() -> io::Result<Vec<usize>> {
     let mut mask = vec![0usize; MOST / WORD_BITS];
     // SAFETY: `mask` has the stated length and outlives the call, which writes at most that many bytes.
-    let length = unsafe {
-        libc::syscall(
-            libc::SYS_sched_getaffinity,
-            0,
-            size_of_val(&mask[..]),
-            mask.as_mut_ptr(),
-        )
-    };
+    let length =
+        unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, size_of_val(&mask[..]), mask.as_mut_ptr()) };
     if length < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -100,11 +94,7 @@ fn apply_affinity(mask: &[usize]) -> io::Result<()> {
 
 fn set_policy(mode: libc::c_int, nodes: &[usize], bits: usize) -> io::Result<()> {
     // The kernel takes zero bits as the maximum, unless the address is null.
-    let start = if nodes.is_empty() {
-        std::ptr::null()
-    } else {
-        nodes.as_ptr()
-    };
+    let start = if nodes.is_empty() { std::ptr::null() } else { nodes.as_ptr() };
     // SAFETY: `nodes` holds `bits` - 1 bits, which is what the kernel reads; it does not read through a null
     // address.
     let outcome = unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, start, bits) };
@@ -163,9 +153,7 @@ mod tests {
 
     fn allowed() -> String {
         let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
-        let line = status
-            .lines()
-            .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
         line.unwrap().trim().to_owned()
     }
 

@@ -23,9 +23,7 @@ pub fn find(name: &OsStr, path: Option<&OsStr>, cwd: &Path) -> Result<PathBuf, S
     }
     if name.as_bytes().contains(&b'/') {
         let file = cwd.join(name);
-        return executable(&file)
-            .map(|()| file)
-            .map_err(|why| format!("cannot start {shown}: {why}"));
+        return executable(&file).map(|()| file).map_err(|why| format!("cannot start {shown}: {why}"));
     }
     let folders: OsString = path.map_or_else(|| DEFAULT_PATH.into(), OsStr::to_owned);
     let mut refused = None;
@@ -55,13 +53,8 @@ fn executable(file: &Path) -> Result<(), String> {
         return Err("it is not a regular file".to_owned());
     }
     // Effective rights, as exec checks; root needs one of the three execute bits.
-    rustix::fs::accessat(
-        rustix::fs::CWD,
-        file,
-        rustix::fs::Access::EXEC_OK,
-        rustix::fs::AtFlags::EACCESS,
-    )
-    .map_err(|_| "it is not executable".to_owned())
+    rustix::fs::accessat(rustix::fs::CWD, file, rustix::fs::Access::EXEC_OK, rustix::fs::AtFlags::EACCESS)
+        .map_err(|_| "it is not executable".to_owned())
 }
 
 /// What gives a program more rights than its starter has.
@@ -161,20 +154,14 @@ pub fn interpreter(file: &Path) -> io::Result<Option<(PathBuf, Option<OsString>)
 /// Splits a file's first [`FIRST_LINE`] bytes as the kernel does (fs/binfmt_script.c): at spaces and tabs
 /// only, so a carriage return belongs to the name.
 pub(crate) fn shebang(head: &[u8]) -> Option<(PathBuf, Option<OsString>)> {
-    let line = head
-        .strip_prefix(b"#!")?
-        .split(|byte| matches!(byte, b'\n' | 0))
-        .next()?;
+    let line = head.strip_prefix(b"#!")?.split(|byte| matches!(byte, b'\n' | 0)).next()?;
     let blank = |byte: &u8| matches!(byte, b' ' | b'\t');
     let start = line.iter().position(|byte| !blank(byte))?;
     let end = line.iter().rposition(|byte| !blank(byte))?;
     let line = &line[start..=end];
     let (path, rest) = line.split_at(line.iter().position(blank).unwrap_or(line.len()));
     let argument = rest.iter().position(|byte| !blank(byte)).map(|at| &rest[at..]);
-    Some((
-        PathBuf::from(OsStr::from_bytes(path)),
-        argument.map(|bytes| OsStr::from_bytes(bytes).to_owned()),
-    ))
+    Some((PathBuf::from(OsStr::from_bytes(path)), argument.map(|bytes| OsStr::from_bytes(bytes).to_owned())))
 }
 
 #[cfg(test)]
@@ -249,12 +236,7 @@ mod tests {
         let mut value = [0u8; 20];
         value[..4].copy_from_slice(&0x0200_0001u32.to_le_bytes());
         value[4..8].copy_from_slice(&(1u32 << 10).to_le_bytes());
-        let set = rustix::fs::setxattr(
-            &path,
-            "security.capability",
-            &value,
-            rustix::fs::XattrFlags::empty(),
-        );
+        let set = rustix::fs::setxattr(&path, "security.capability", &value, rustix::fs::XattrFlags::empty());
         match set {
             Ok(()) => assert_eq!(raised_rights(&path).unwrap(), Some(Rights::Capabilities)),
             Err(error) => println!("skipped: cannot give a file capabilities here: {error}"),
@@ -262,10 +244,7 @@ mod tests {
     }
 
     fn nosuid(folder: &Path) -> bool {
-        let nosuid = statvfs(folder)
-            .unwrap()
-            .f_flag
-            .contains(StatVfsMountFlags::NOSUID);
+        let nosuid = statvfs(folder).unwrap().f_flag.contains(StatVfsMountFlags::NOSUID);
         if nosuid {
             println!("skipped: temporary folders are on a nosuid mount");
         }
@@ -297,20 +276,14 @@ mod tests {
         let round = make("d", line(&folder.path().join("d")), 0o755);
         assert_eq!(gained(&round), None);
         let lost = make("e", line(&folder.path().join("nothing")), 0o755);
-        assert_eq!(
-            gains_rights(&lost, Path::new("/")).unwrap_err().kind(),
-            io::ErrorKind::NotFound
-        );
+        assert_eq!(gains_rights(&lost, Path::new("/")).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
     fn first_lines_of_scripts() {
         let parse = |text: &str| {
             shebang(text.as_bytes()).map(|(path, argument)| {
-                (
-                    path.display().to_string(),
-                    argument.map(|a| a.to_string_lossy().into_owned()),
-                )
+                (path.display().to_string(), argument.map(|a| a.to_string_lossy().into_owned()))
             })
         };
         assert_eq!(parse("#!/bin/sh\nrest"), Some(("/bin/sh".into(), None)));
@@ -321,16 +294,7 @@ mod tests {
         assert_eq!(parse("#! \t/bin/sh"), Some(("/bin/sh".into(), None)));
         // The kernel searches for a file with the carriage return in its name, and finds none.
         assert_eq!(parse("#!/bin/sh\r\n"), Some(("/bin/sh\r".into(), None)));
-        for none in [
-            "#!",
-            "#!\n",
-            "#!\n/bin/sh",
-            "#!  ",
-            "",
-            "#",
-            "\u{7f}ELF",
-            " #!/bin/sh",
-        ] {
+        for none in ["#!", "#!\n", "#!\n/bin/sh", "#!  ", "", "#", "\u{7f}ELF", " #!/bin/sh"] {
             assert_eq!(parse(none), None, "{none:?}");
         }
     }

@@ -84,14 +84,8 @@ pub fn run_as_root() -> &'static str {
 /// unmapped address.
 pub fn can_read_memory(pid: i32) -> std::io::Result<()> {
     let mut byte = 0u8;
-    let local = libc::iovec {
-        iov_base: (&raw mut byte).cast(),
-        iov_len: 1,
-    };
-    let remote = libc::iovec {
-        iov_base: std::ptr::null_mut(),
-        iov_len: 1,
-    };
+    let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let remote = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 1 };
     // SAFETY: `local` covers one live byte of our own. `remote` is only an address in the other process, and
     // the kernel checks it.
     let read = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
@@ -124,10 +118,7 @@ mod tests {
         std::fs::write(dir.path().join("self/status"), status).unwrap();
         std::fs::write(dir.path().join("sys/kernel/yama/ptrace_scope"), "1\n").unwrap();
         let rights = Rights::of_self(&ProcFs::at(dir.path())).unwrap();
-        assert_eq!(
-            (rights.euid, rights.seccomp, rights.no_new_privs),
-            (6, Seccomp::Filter, Some(true))
-        );
+        assert_eq!((rights.euid, rights.seccomp, rights.no_new_privs), (6, Seccomp::Filter, Some(true)));
         assert_eq!(rights.yama_ptrace_scope, Some(1));
         assert!(rights.capabilities.ptrace() && !rights.capabilities.perfmon());
     }
@@ -138,10 +129,7 @@ mod tests {
         let dead = child.id() as i32;
         child.wait().unwrap();
         match can_read_memory(std::process::id() as i32) {
-            Ok(()) => assert_eq!(
-                can_read_memory(dead).unwrap_err().raw_os_error(),
-                Some(libc::ESRCH)
-            ),
+            Ok(()) => assert_eq!(can_read_memory(dead).unwrap_err().raw_os_error(), Some(libc::ESRCH)),
             Err(error) => println!("skipped: process_vm_readv: {error}"),
         }
     }

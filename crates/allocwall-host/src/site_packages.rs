@@ -17,16 +17,10 @@ pub fn folders(interpreter: &Path, version: (u32, u32), home: Option<&Path>) -> 
         found.push(root.join("lib").join(&library).join("site-packages"));
     }
     if environment.as_ref().is_none_or(|(_, shared)| *shared) {
-        let real = interpreter
-            .canonicalize()
-            .unwrap_or_else(|_| interpreter.to_owned());
+        let real = interpreter.canonicalize().unwrap_or_else(|_| interpreter.to_owned());
         if let Some(prefix) = real.parent().and_then(Path::parent) {
             // Debian uses dist-packages.
-            for below in [
-                "lib/{}/site-packages",
-                "lib64/{}/site-packages",
-                "lib/python3/dist-packages",
-            ] {
+            for below in ["lib/{}/site-packages", "lib64/{}/site-packages", "lib/python3/dist-packages"] {
                 found.push(prefix.join(below.replace("{}", &library)));
             }
             found.push(prefix.join("local/lib").join(&library).join("dist-packages"));
@@ -49,12 +43,9 @@ fn environment(interpreter: &Path) -> Option<(PathBuf, bool)> {
     let beside = interpreter.parent()?;
     for root in [Some(beside), beside.parent()].into_iter().flatten() {
         if let Ok(text) = std::fs::read_to_string(root.join("pyvenv.cfg")) {
-            let shared = text
-                .lines()
-                .filter_map(|line| line.split_once('='))
-                .any(|(key, value)| {
-                    key.trim() == "include-system-site-packages" && value.trim().eq_ignore_ascii_case("true")
-                });
+            let shared = text.lines().filter_map(|line| line.split_once('=')).any(|(key, value)| {
+                key.trim() == "include-system-site-packages" && value.trim().eq_ignore_ascii_case("true")
+            });
             return Some((root.to_owned(), shared));
         }
     }
@@ -110,10 +101,8 @@ mod tests {
         fs::write(at("usr/bin/python3.11"), "").unwrap();
         std::os::unix::fs::symlink(at("usr/bin/python3.11"), at("venv/bin/python")).unwrap();
         let found = |shared: &str| {
-            let text = format!(
-                "home = {}\ninclude-system-site-packages = {shared}\n",
-                at("usr/bin").display()
-            );
+            let text =
+                format!("home = {}\ninclude-system-site-packages = {shared}\n", at("usr/bin").display());
             fs::write(at("venv/pyvenv.cfg"), text).unwrap();
             folders(&at("venv/bin/python"), (3, 11), Some(&at("home"))).unwrap()
         };

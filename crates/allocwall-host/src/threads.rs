@@ -49,10 +49,7 @@ impl Looker {
             'R' => return Look::Runnable,
             _ => {}
         }
-        let mut blocked = Blocked {
-            state: stat.state,
-            ..Blocked::default()
-        };
+        let mut blocked = Blocked { state: stat.state, ..Blocked::default() };
         if !self.syscalls_refused {
             match proc.thread_syscall(pid, tid) {
                 // It woke up in the meantime, so it counts as runnable.
@@ -97,11 +94,7 @@ impl MemoryReader {
     /// The thread could not be started, or it did not answer within a second.
     pub fn read(&mut self, pid: i32, address: u64, buffer: &mut Vec<u8>) -> Measured<usize> {
         const PATIENCE: Duration = Duration::from_secs(1);
-        let reading = self
-            .0
-            .get_or_insert_with(Reading::start)
-            .as_ref()
-            .map_err(Clone::clone)?;
+        let reading = self.0.get_or_insert_with(Reading::start).as_ref().map_err(Clone::clone)?;
         let length = buffer.len();
         let answer = reading
             .ask
@@ -135,27 +128,19 @@ impl Reading {
             }
         };
         let thread = std::thread::Builder::new().spawn(work);
-        thread
-            .map(|_| Reading { ask, answer })
-            .map_err(|error| not_started("reads memory", &error))
+        thread.map(|_| Reading { ask, answer }).map_err(|error| not_started("reads memory", &error))
     }
 }
 
 /// Copies memory of the target from `address` upwards into `buffer` without stopping the target. Returns the
 /// number of readable bytes.
 fn read_memory(pid: i32, address: u64, buffer: &mut [u8]) -> usize {
-    let local = libc::iovec {
-        iov_base: buffer.as_mut_ptr().cast(),
-        iov_len: buffer.len(),
-    };
+    let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     // Two pieces, split at a page boundary: a read past the end of a stack still returns the first piece.
     let page = 4096;
     let first = (page - (address % page) as usize as u64).min(buffer.len() as u64);
     let remote = [
-        libc::iovec {
-            iov_base: address as *mut libc::c_void,
-            iov_len: first as usize,
-        },
+        libc::iovec { iov_base: address as *mut libc::c_void, iov_len: first as usize },
         libc::iovec {
             iov_base: address.wrapping_add(first) as *mut libc::c_void,
             iov_len: buffer.len() - first as usize,
@@ -180,11 +165,7 @@ mod tests {
         let absence = reader.read(7, 0, &mut buffer).unwrap_err();
         assert_eq!((absence.reason, buffer.len()), (Reason::TooCostly, 16));
         drop(asked);
-        assert_eq!(
-            reader.read(7, 0, &mut buffer),
-            Err(absence),
-            "it must fail at once"
-        );
+        assert_eq!(reader.read(7, 0, &mut buffer), Err(absence), "it must fail at once");
     }
 
     #[test]
@@ -237,9 +218,7 @@ mod tests {
         let spinning = looker.look(&proc, pid, TID[1].load(Ordering::SeqCst));
         STOP.store(true, Ordering::SeqCst);
         threads.into_iter().for_each(|t| t.join().unwrap());
-        let Look::Blocked(blocked) = parked else {
-            panic!("the parked thread was not reported as blocked")
-        };
+        let Look::Blocked(blocked) = parked else { panic!("the parked thread was not reported as blocked") };
         assert_eq!(blocked.state, 'S');
         assert!(matches!(spinning, Look::Runnable));
         assert!(matches!(looker.look(&proc, pid, i32::MAX), Look::Gone));

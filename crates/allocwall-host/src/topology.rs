@@ -35,12 +35,7 @@ pub enum Relation {
 }
 
 impl Relation {
-    pub const ALL: [Relation; 4] = [
-        Relation::Smt,
-        Relation::SameL3,
-        Relation::OtherL3,
-        Relation::OtherNode,
-    ];
+    pub const ALL: [Relation; 4] = [Relation::Smt, Relation::SameL3, Relation::OtherL3, Relation::OtherNode];
 
     /// As in the names of prices.
     pub fn key(self) -> &'static str {
@@ -71,16 +66,8 @@ impl Topology {
                         .or_else(|_| read_list(&topology.join("package_cpus_list"))),
                     Err(absence) => Err(absence),
                 };
-                let node = nodes
-                    .iter()
-                    .find(|(_, cpus)| cpus.contains(&id))
-                    .map_or(0, |n| n.0);
-                Cpu {
-                    id,
-                    siblings,
-                    l3,
-                    node,
-                }
+                let node = nodes.iter().find(|(_, cpus)| cpus.contains(&id)).map_or(0, |n| n.0);
+                Cpu { id, siblings, l3, node }
             })
             .collect();
         Ok(Topology { cpus })
@@ -124,11 +111,7 @@ impl Topology {
         let mut order = among.to_vec();
         order.sort_by_key(|&id| {
             let depth = self.cpu(id).map_or(0, |cpu| {
-                cpu.siblings
-                    .iter()
-                    .flatten()
-                    .filter(|s| **s < id && among.contains(s))
-                    .count()
+                cpu.siblings.iter().flatten().filter(|s| **s < id && among.contains(s)).count()
             });
             (depth, id)
         });
@@ -149,10 +132,7 @@ pub fn online_cpus(sys: &Path) -> Measured<Vec<u32>> {
     cpus.dedup();
     if cpus.is_empty() {
         // At least the CPU that runs this code is online.
-        Err(Absence::new(
-            Reason::Unparsable,
-            format!("{}: no CPU is online", path.display()),
-        ))
+        Err(Absence::new(Reason::Unparsable, format!("{}: no CPU is online", path.display())))
     } else {
         Ok(cpus)
     }
@@ -299,13 +279,7 @@ pub(crate) fn cpu_model(cpuinfo: &str) -> String {
     };
     // Arm gives no model name, only numbers (Documentation/arch/arm64/cpu-feature-registers.rst).
     field("model name")
-        .or_else(|| {
-            Some(format!(
-                "CPU {}/{}",
-                field("CPU implementer")?,
-                field("CPU part")?
-            ))
-        })
+        .or_else(|| Some(format!("CPU {}/{}", field("CPU implementer")?, field("CPU part")?)))
         .unwrap_or_else(|| format!("{} CPU", std::env::consts::ARCH))
 }
 
@@ -346,11 +320,7 @@ mod tests {
                 &format!("{low},{}", low + 4),
             );
             write(&root, &format!("cpu/cpu{cpu}/cache/index3/level"), "3");
-            write(
-                &root,
-                &format!("cpu/cpu{cpu}/cache/index3/shared_cpu_list"),
-                domain,
-            );
+            write(&root, &format!("cpu/cpu{cpu}/cache/index3/shared_cpu_list"), domain);
         }
         root
     }
@@ -371,10 +341,7 @@ mod tests {
         assert_eq!(topology.relation(0, 2), Some(Relation::OtherNode));
         assert_eq!(topology.relation(3, 3), None);
         assert_eq!(topology.relation(0, 99), None);
-        assert_eq!(
-            topology.pairs(Relation::Smt, &all),
-            [(0, 4), (1, 5), (2, 6), (3, 7)]
-        );
+        assert_eq!(topology.pairs(Relation::Smt, &all), [(0, 4), (1, 5), (2, 6), (3, 7)]);
         assert_eq!(topology.pairs(Relation::OtherL3, &all), []);
         assert_eq!(topology.pairs(Relation::Smt, &[0, 1, 2]), []);
         assert_eq!(topology.spread(&[0, 4, 5, 1]), [0, 1, 4, 5]);
@@ -407,18 +374,9 @@ mod tests {
     fn lists() {
         assert_eq!(parse_cpu_list("0-3,8,10-11\n"), Some(vec![0, 1, 2, 3, 8, 10, 11]));
         assert_eq!(parse_cpu_list("\n"), Some(vec![]));
-        for malformed in [
-            "0-",
-            "-3",
-            "a",
-            "3-1",
-            "0,,1",
-            "0-99999999",
-            "1 2",
-            "0-1-2",
-            "4294967296",
-            "\u{1b}[31m",
-        ] {
+        for malformed in
+            ["0-", "-3", "a", "3-1", "0,,1", "0-99999999", "1 2", "0-1-2", "4294967296", "\u{1b}[31m"]
+        {
             assert_eq!(parse_cpu_list(malformed), None, "{malformed:?}");
         }
     }
@@ -436,10 +394,7 @@ mod tests {
         let empty = tempfile::tempdir().unwrap();
         assert_eq!(Topology::read(empty.path()).unwrap_err().reason, Reason::NotFound);
         write(&empty, "cpu/online", "\n");
-        assert_eq!(
-            Topology::read(empty.path()).unwrap_err().reason,
-            Reason::Unparsable
-        );
+        assert_eq!(Topology::read(empty.path()).unwrap_err().reason, Reason::Unparsable);
     }
 
     #[test]
@@ -480,11 +435,7 @@ mod tests {
         let topology = Topology::read(Path::new("/sys")).unwrap();
         let allowed = allowed_cpus().unwrap();
         assert!(!allowed.is_empty());
-        assert!(
-            allowed
-                .iter()
-                .all(|id| topology.cpus.iter().any(|cpu| cpu.id == *id))
-        );
+        assert!(allowed.iter().all(|id| topology.cpus.iter().any(|cpu| cpu.id == *id)));
     }
 
     #[test]
@@ -503,24 +454,15 @@ mod tests {
     fn identity_names_what_prices_depend_on() {
         let identity = machine_identity(Path::new("/proc"), Path::new("/sys")).unwrap();
         assert!(identity.contains("Linux "), "{identity}");
-        assert_eq!(
-            identity,
-            machine_identity(Path::new("/proc"), Path::new("/sys")).unwrap()
-        );
+        assert_eq!(identity, machine_identity(Path::new("/proc"), Path::new("/sys")).unwrap());
         assert!(machine_identity(Path::new("/nonexistent"), Path::new("/sys")).is_err());
     }
 
     #[test]
     fn meminfo_and_cpuinfo() {
-        assert_eq!(
-            kilobytes("MemTotal:       24682416 kB\n", "MemTotal"),
-            Some(24682416)
-        );
+        assert_eq!(kilobytes("MemTotal:       24682416 kB\n", "MemTotal"), Some(24682416));
         assert_eq!(kilobytes("MemTotalX: 1 kB\nMemTotal: x kB\n", "MemTotal"), None);
         assert_eq!(cpu_model("processor\t: 0\nmodel name\t: Fast CPU\n"), "Fast CPU");
-        assert_eq!(
-            cpu_model("CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"),
-            "CPU 0x41/0xd0c"
-        );
+        assert_eq!(cpu_model("CPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"), "CPU 0x41/0xd0c");
     }
 }

@@ -30,11 +30,7 @@ impl TraceFs {
 
     /// The tracefs of a machine. Only the live machine mounts it if it is not mounted.
     pub fn of(machine: &Machine) -> Measured<Self> {
-        if machine.is_live() {
-            Self::live()
-        } else {
-            Self::mounted_below(&machine.path("/"))
-        }
+        if machine.is_live() { Self::live() } else { Self::mounted_below(&machine.path("/")) }
     }
 
     /// A tracefs that is already mounted and readable.
@@ -71,35 +67,21 @@ impl TraceFs {
                 rustix::io::Errno::PERM | rustix::io::Errno::ACCESS => Reason::NotPermitted,
                 _ => Reason::NotSupported,
             };
-            Absence::new(
-                reason,
-                format!("tracefs cannot be mounted privately: {}", errno_text(&error)),
-            )
+            Absence::new(reason, format!("tracefs cannot be mounted privately: {}", errno_text(&error)))
         })
     }
 
     /// The `config` value of a tracepoint for perf_event_open(2).
     pub fn event_id(&self, system: &str, event: &str) -> Measured<u64> {
-        if [system, event]
-            .iter()
-            .any(|name| name.is_empty() || name.contains(['/', '.']))
-        {
-            return Err(Absence::new(
-                Reason::NotFound,
-                format!("{system}:{event} is not a tracepoint name"),
-            ));
+        if [system, event].iter().any(|name| name.is_empty() || name.contains(['/', '.'])) {
+            return Err(Absence::new(Reason::NotFound, format!("{system}:{event} is not a tracepoint name")));
         }
         let path = format!("events/{system}/{event}/id");
         match self {
             TraceFs::Mounted(point) => file::read_number(&point.join(path)),
             TraceFs::Detached(root) => {
                 let read = || -> std::io::Result<Vec<u8>> {
-                    let id = openat(
-                        root,
-                        path.as_str(),
-                        OFlags::RDONLY | OFlags::CLOEXEC,
-                        Mode::empty(),
-                    )?;
+                    let id = openat(root, path.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
                     let mut bytes = Vec::new();
                     std::fs::File::from(id).take(64).read_to_end(&mut bytes)?;
                     Ok(bytes)
@@ -134,14 +116,8 @@ mod tests {
             let dir = fake(place, "316\n");
             let traces = TraceFs::mounted_below(dir.path()).unwrap();
             assert_eq!(traces.event_id("sched", "sched_switch"), Ok(316));
-            assert_eq!(
-                traces.event_id("sched", "nope").unwrap_err().reason,
-                Reason::NotFound
-            );
-            assert_eq!(
-                traces.event_id("sched", "../sched_switch").unwrap_err().reason,
-                Reason::NotFound
-            );
+            assert_eq!(traces.event_id("sched", "nope").unwrap_err().reason, Reason::NotFound);
+            assert_eq!(traces.event_id("sched", "../sched_switch").unwrap_err().reason, Reason::NotFound);
         }
     }
 
@@ -153,10 +129,7 @@ mod tests {
         assert!(absence.mend.unwrap().contains("as root"));
         let broken = fake("sys/kernel/tracing", "three\n");
         let traces = TraceFs::mounted_below(broken.path()).unwrap();
-        assert_eq!(
-            traces.event_id("sched", "sched_switch").unwrap_err().reason,
-            Reason::Unparsable
-        );
+        assert_eq!(traces.event_id("sched", "sched_switch").unwrap_err().reason, Reason::Unparsable);
     }
 
     #[test]

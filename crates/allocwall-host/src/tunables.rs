@@ -82,11 +82,7 @@ fn hexadecimal(text: &str) -> Option<u64> {
 pub fn of_loader(loader: &Path) -> Measured<Vec<Tunable>> {
     let answer = loader::ask(loader, &["--list-tunables".as_ref()], Surroundings::Empty);
     answer.and_then(|bytes| parse(&bytes)).map_err(|absence| Absence {
-        detail: format!(
-            "{} lists no tunables (glibc does since 2.33): {}",
-            loader.display(),
-            absence.detail
-        ),
+        detail: format!("{} lists no tunables (glibc does since 2.33): {}", loader.display(), absence.detail),
         ..absence
     })
 }
@@ -119,9 +115,7 @@ impl Tunable {
         match self.values {
             Values::Text => "any text".to_owned(),
             Values::Number { min, max, .. } => format!("{min} to {max}"),
-            Values::Size {
-                min, max: u64::MAX, ..
-            } => format!("{min} to 2^64 - 1"),
+            Values::Size { min, max: u64::MAX, .. } => format!("{min} to 2^64 - 1"),
             Values::Size { min, max, .. } => format!("{min} to {max}"),
         }
     }
@@ -169,22 +163,8 @@ glibc.gmon.minarcs: 50 (min: 50, max: 2147483647)\n";
         assert_eq!(parse(LIST_2_36).unwrap().len(), 8);
         assert_eq!(tunable("glibc.cpu.x86_shstk").values, Values::Text);
         assert_eq!(tunable("glibc.cpu.hwcaps").values, Values::Text);
-        assert_eq!(
-            tunable("glibc.malloc.perturb").values,
-            Values::Number {
-                default: 0,
-                min: 0,
-                max: 255
-            }
-        );
-        assert_eq!(
-            tunable("glibc.rtld.nns").values,
-            Values::Size {
-                default: 4,
-                min: 1,
-                max: 16
-            }
-        );
+        assert_eq!(tunable("glibc.malloc.perturb").values, Values::Number { default: 0, min: 0, max: 255 });
+        assert_eq!(tunable("glibc.rtld.nns").values, Values::Size { default: 4, min: 1, max: 16 });
     }
 
     #[test]
@@ -206,15 +186,8 @@ glibc.gmon.minarcs: 50 (min: 50, max: 2147483647)\n";
         let check = |name: &str, value: &str| tunable(name).check(value);
         assert_eq!(check("glibc.malloc.perturb", "255"), Ok("255".into()));
         let refused = check("glibc.malloc.perturb", "256").unwrap_err();
-        assert!(
-            refused.contains("out of range") && refused.contains("0 to 255"),
-            "{refused}"
-        );
-        assert!(
-            check("glibc.malloc.perturb", "many")
-                .unwrap_err()
-                .contains("0 to 255")
-        );
+        assert!(refused.contains("out of range") && refused.contains("0 to 255"), "{refused}");
+        assert!(check("glibc.malloc.perturb", "many").unwrap_err().contains("0 to 255"));
         assert_eq!(check("glibc.malloc.arena_max", "2"), Ok("2".into()));
         assert!(check("glibc.malloc.arena_max", "0").is_err());
         assert!(check("glibc.malloc.arena_max", "-1").is_err());
@@ -261,10 +234,7 @@ glibc.gmon.minarcs: 50 (min: 50, max: 2147483647)\n";
             return println!("skipped: no loader of glibc's at its usual place");
         };
         match of_loader(loader) {
-            Ok(list) => assert!(
-                list.iter()
-                    .any(|tunable| tunable.name == "glibc.malloc.arena_max")
-            ),
+            Ok(list) => assert!(list.iter().any(|tunable| tunable.name == "glibc.malloc.arena_max")),
             Err(absence) => println!("skipped: {absence}"),
         }
     }

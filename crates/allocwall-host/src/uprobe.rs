@@ -41,10 +41,9 @@ impl Uprobes {
         let path = root.join("sys/bus/event_source/devices/uprobe/type");
         match file::read_number(&path) {
             Ok(kind) => Ok(Uprobes { kind }),
-            Err(absence) if absence.reason == Reason::NotFound => Err(Absence::new(
-                Reason::NotSupported,
-                "the kernel has no uprobes for perf events",
-            )),
+            Err(absence) if absence.reason == Reason::NotFound => {
+                Err(Absence::new(Reason::NotSupported, "the kernel has no uprobes for perf events"))
+            }
             Err(absence) => Err(absence),
         }
     }
@@ -55,11 +54,7 @@ impl Uprobes {
         // This names the opened file itself, even if its name has changed or belongs to another mount
         // namespace.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let place = Place {
-            kind: self.kind,
-            path: CString::new(path).unwrap_or_default(),
-            offset,
-        };
+        let place = Place { kind: self.kind, path: CString::new(path).unwrap_or_default(), offset };
         Builder::new(place)
             .observe_pid(tid)
             .any_cpu()

@@ -66,18 +66,10 @@ pub fn svg(chart: &Chart) -> String {
         escape(chart.title),
         style_sheet(),
     );
-    let _ = writeln!(
-        out,
-        "<text class=\"title\" x=\"{LEFT}\" y=\"26\">{}</text>",
-        escape(chart.title)
-    );
+    let _ = writeln!(out, "<text class=\"title\" x=\"{LEFT}\" y=\"26\">{}</text>", escape(chart.title));
     for (n, note) in chart.notes.iter().enumerate() {
         let at = 26.0 + NOTE * (n + 1) as f64;
-        let _ = writeln!(
-            out,
-            "<text class=\"note\" x=\"{LEFT}\" y=\"{at}\">{}</text>",
-            escape(note)
-        );
+        let _ = writeln!(out, "<text class=\"note\" x=\"{LEFT}\" y=\"{at}\">{}</text>", escape(note));
     }
     for (value, labelled) in ticks(chart.x) {
         let at = x(value);
@@ -87,10 +79,7 @@ pub fn svg(chart: &Chart) -> String {
             if labelled { "grid" } else { "fine" },
             top + PLOT
         );
-        let named = chart
-            .x_names
-            .iter()
-            .any(|(named, _)| (named / value - 1.0).abs() < 1e-9);
+        let named = chart.x_names.iter().any(|(named, _)| (named / value - 1.0).abs() < 1e-9);
         if labelled && !named {
             let _ = writeln!(
                 out,
@@ -254,9 +243,7 @@ fn short(value: f64) -> String {
 }
 
 fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]
@@ -277,13 +264,7 @@ mod tests {
     }
 
     fn line(label: &str, points: &[(f64, f64)]) -> Line {
-        Line {
-            label: label.into(),
-            points: points.to_vec(),
-            style: 1,
-            steps: false,
-            marks: false,
-        }
+        Line { label: label.into(), points: points.to_vec(), style: 1, steps: false, marks: false }
     }
 
     #[test]
@@ -307,9 +288,8 @@ mod tests {
         let path = |points: &[(f64, f64)]| {
             let text = chart(&[line("a", points)]);
             let document = roxmltree::Document::parse(&text).unwrap();
-            let drawn = document
-                .descendants()
-                .find(|n| n.attribute("class").is_some_and(|c| c.starts_with("line")));
+            let drawn =
+                document.descendants().find(|n| n.attribute("class").is_some_and(|c| c.starts_with("line")));
             drawn.unwrap().attribute("d").unwrap().to_owned()
         };
         let thin = path(&many);
@@ -317,12 +297,7 @@ mod tests {
         assert!(thin.split(" L").count() < 90, "{thin}");
         assert!(thin.ends_with(path(&many[99_998..]).split(" L").last().unwrap()));
         // Points that are further apart are all drawn.
-        assert_eq!(
-            path(&[(10.0, 0.1), (100.0, 0.1), (1000.0, 0.01)])
-                .split(" L")
-                .count(),
-            3
-        );
+        assert_eq!(path(&[(10.0, 0.1), (100.0, 0.1), (1000.0, 0.01)]).split(" L").count(), 3);
     }
 
     #[test]
@@ -336,18 +311,12 @@ mod tests {
             .map(|n| n.attribute("y").unwrap().parse().unwrap())
             .collect();
         at.sort_by(f64::total_cmp);
-        assert!(
-            at.windows(2).all(|pair| pair[1] - pair[0] >= LABEL - 0.11),
-            "{at:?}"
-        );
+        assert!(at.windows(2).all(|pair| pair[1] - pair[0] >= LABEL - 0.11), "{at:?}");
     }
 
     #[test]
     fn numbers_as_short_as_they_are_exact() {
         let shown = [200.0, 1000.0, 10_000.0, 1e6, 1e7, 0.1, 0.001, 1e-5].map(short);
-        assert_eq!(
-            shown,
-            ["200", "1k", "10k", "1M", "10M", "0.1", "0.001", "0.00001"]
-        );
+        assert_eq!(shown, ["200", "1k", "10k", "1M", "10M", "0.1", "0.001", "0.00001"]);
     }
 }

@@ -69,9 +69,7 @@ impl From<Vec<(u64, u64)>> for Histogram {
 impl From<Histogram> for Vec<(u64, u64)> {
     fn from(histogram: Histogram) -> Self {
         let steps = histogram.0.iter_recorded();
-        steps
-            .map(|step| (step.value_iterated_to(), step.count_at_value()))
-            .collect()
+        steps.map(|step| (step.value_iterated_to(), step.count_at_value())).collect()
     }
 }
 
@@ -99,10 +97,7 @@ mod tests {
     #[test]
     fn nothing_has_no_quantile() {
         let none = Histogram::default();
-        assert_eq!(
-            (none.quantile(0.5), none.max(), none.above().len()),
-            (None, None, 0)
-        );
+        assert_eq!((none.quantile(0.5), none.max(), none.above().len()), (None, None, 0));
     }
 
     #[test]

@@ -70,25 +70,18 @@ pub struct Program {
 impl Probe {
     /// The command to probe an interpreter in which the package is installed.
     pub fn question(python: &str, set: Set) -> Vec<OsString> {
-        [python, "-m", MODULE, "--probe", set.key()]
-            .map(OsString::from)
-            .to_vec()
+        [python, "-m", MODULE, "--probe", set.key()].map(OsString::from).to_vec()
     }
 
     /// The command to probe an interpreter without the package: it uses the file of an interpreter that has it.
     pub fn question_by_file(python: &str, script: &str, set: Set) -> Vec<OsString> {
-        [python, script, "--probe", set.key()]
-            .map(OsString::from)
-            .to_vec()
+        [python, script, "--probe", set.key()].map(OsString::from).to_vec()
     }
 
     /// None if the output is not a valid answer.
     pub fn answer(python: &str, output: &str) -> Option<Probe> {
         let answer = serde_json::from_str(output.trim_end().lines().last()?).ok()?;
-        Some(Probe {
-            python: python.to_owned(),
-            ..answer
-        })
+        Some(Probe { python: python.to_owned(), ..answer })
     }
 }
 
@@ -162,10 +155,7 @@ pub fn arms(
             mode => probe.refusals.get(mode).cloned().flatten(),
         };
         if let Some(why) = refusal {
-            skipped.push(Skipped {
-                name: name.clone(),
-                why,
-            });
+            skipped.push(Skipped { name: name.clone(), why });
             continue;
         }
         // An ordinary program may not fill a slab, so huge pages cannot be proved for it, only the setting.
@@ -195,10 +185,8 @@ pub fn arms(
     }
     if let Some(rebuilt) = rebuilt {
         // Since 3.15 an interpreter that is built for huge pages needs this variable.
-        let arm = BenchArm {
-            words: vec![rebuilt.python.clone(), probe.script.clone()],
-            ..own(REBUILT, STOCK)
-        };
+        let arm =
+            BenchArm { words: vec![rebuilt.python.clone(), probe.script.clone()], ..own(REBUILT, STOCK) };
         let mut arm = with_variable(arm, "PYTHON_PYMALLOC_HUGEPAGES", "1");
         if set != Set::Ordinary {
             arm.expects.push(Expectation::HugeResident);
@@ -210,18 +198,16 @@ pub fn arms(
 
 fn with_variable(mut arm: BenchArm, name: &str, value: &str) -> BenchArm {
     arm.env.push((name.to_owned(), value.to_owned()));
-    arm.expects
-        .push(Expectation::Environment(name.to_owned(), value.to_owned()));
+    arm.expects.push(Expectation::Environment(name.to_owned(), value.to_owned()));
     arm
 }
 
 fn no_mimalloc(probe: &Probe) -> Option<String> {
     let old = version_of(&probe.version).is_none_or(|version| version < (3, 13));
     match (old, probe.free_threaded) {
-        (true, _) => Some(format!(
-            "PYTHONMALLOC=mimalloc needs CPython 3.13 or later; this is {}",
-            probe.version
-        )),
+        (true, _) => {
+            Some(format!("PYTHONMALLOC=mimalloc needs CPython 3.13 or later; this is {}", probe.version))
+        }
         (_, true) => Some("a free-threaded interpreter always uses mimalloc".to_owned()),
         _ => None,
     }
@@ -264,10 +250,7 @@ pub fn programs<'a>(
     for program in probe.programs.iter().filter(wanted) {
         match lacks(program) {
             None => found.push(program),
-            Some(why) => skipped.push(Skipped {
-                name: program.name.clone(),
-                why,
-            }),
+            Some(why) => skipped.push(Skipped { name: program.name.clone(), why }),
         }
     }
     Ok((found, skipped))
@@ -284,72 +267,25 @@ impl BenchArm {
         command.push(folder.into());
         let mut start = Start::new(command, limit);
         let away = TAKEN_AWAY.iter().map(|name| (OsString::from(name), None));
-        let set = self
-            .env
-            .iter()
-            .map(|(name, value)| (OsString::from(name), Some(OsString::from(value))));
+        let set = self.env.iter().map(|(name, value)| (OsString::from(name), Some(OsString::from(value))));
         start.env = away.chain(set).collect();
-        Prepared {
-            start,
-            expects: self.expects.clone(),
-            told: Default::default(),
-        }
+        Prepared { start, expects: self.expects.clone(), told: Default::default() }
     }
 }
 
 /// Key, title, unit and direction. The first metric is the primary one.
 const METRICS: &[(&str, &str, Unit, Direction)] = &[
-    (
-        "total_s",
-        "build, use and teardown",
-        Unit::Seconds,
-        Direction::LowerIsBetter,
-    ),
+    ("total_s", "build, use and teardown", Unit::Seconds, Direction::LowerIsBetter),
     ("build_s", "build", Unit::Seconds, Direction::LowerIsBetter),
     ("use_s", "use", Unit::Seconds, Direction::LowerIsBetter),
     ("teardown_s", "teardown", Unit::Seconds, Direction::LowerIsBetter),
-    (
-        "faults",
-        "page faults in build, use and teardown",
-        Unit::Count,
-        Direction::LowerIsBetter,
-    ),
-    (
-        "resident_bytes",
-        "resident memory at the end of use",
-        Unit::Bytes,
-        Direction::LowerIsBetter,
-    ),
-    (
-        "huge_bytes",
-        "resident memory on huge pages",
-        Unit::Bytes,
-        Direction::HigherIsBetter,
-    ),
-    (
-        TLB_MISSES,
-        "loads that missed the TLB",
-        Unit::Count,
-        Direction::LowerIsBetter,
-    ),
-    (
-        "wall_s",
-        "wall time of the process",
-        Unit::Seconds,
-        Direction::LowerIsBetter,
-    ),
-    (
-        "cpu_s",
-        "CPU time of the process",
-        Unit::Seconds,
-        Direction::LowerIsBetter,
-    ),
-    (
-        "peak_rss_bytes",
-        "peak resident memory",
-        Unit::Bytes,
-        Direction::LowerIsBetter,
-    ),
+    ("faults", "page faults in build, use and teardown", Unit::Count, Direction::LowerIsBetter),
+    ("resident_bytes", "resident memory at the end of use", Unit::Bytes, Direction::LowerIsBetter),
+    ("huge_bytes", "resident memory on huge pages", Unit::Bytes, Direction::HigherIsBetter),
+    (TLB_MISSES, "loads that missed the TLB", Unit::Count, Direction::LowerIsBetter),
+    ("wall_s", "wall time of the process", Unit::Seconds, Direction::LowerIsBetter),
+    ("cpu_s", "CPU time of the process", Unit::Seconds, Direction::LowerIsBetter),
+    ("peak_rss_bytes", "peak resident memory", Unit::Bytes, Direction::LowerIsBetter),
 ];
 /// The first metrics are printed by the program itself; their number.
 const PRINTED: usize = 7;
@@ -373,10 +309,7 @@ pub fn metrics() -> Vec<Metric> {
 /// # Errors
 /// None: a test checks that the table is valid.
 pub fn figures() -> Result<Vec<Figure>> {
-    METRICS[..PRINTED]
-        .iter()
-        .map(|(key, ..)| Figure::parse(&format!("{key}:lower=$.{key}")))
-        .collect()
+    METRICS[..PRINTED].iter().map(|(key, ..)| Figure::parse(&format!("{key}:lower=$.{key}"))).collect()
 }
 
 /// Starts each run after an idle time. A host may take idle memory back in this time, and has to provide it again in the run.
@@ -406,40 +339,21 @@ const HEAD: &str =
 
 /// The table of a program, newline-terminated: the medians of each arm, its effect, and the outcome.
 pub fn table(program: &Program, outcome: &TrialResult) -> String {
-    let mut out = format!(
-        "\n{}: {}\n{HEAD}\n",
-        terminal(&program.name),
-        terminal(&program.about)
-    );
+    let mut out = format!("\n{}: {}\n{HEAD}\n", terminal(&program.name), terminal(&program.about));
     let itself = outcome.baseline.iter().find(|c| c.metric == METRICS[0].0);
-    let spread = itself.and_then(|c| c.effect.as_ref().ok()).map_or_else(
-        || "itself: too few blocks".to_owned(),
-        |effect| format!("itself: {}", range(*effect)),
-    );
+    let spread = itself
+        .and_then(|c| c.effect.as_ref().ok())
+        .map_or_else(|| "itself: too few blocks".to_owned(), |effect| format!("itself: {}", range(*effect)));
     out += &row(STOCK, &outcome.baseline_medians, &spread);
     let mut notes: Vec<String> = Vec::new();
     for (arm, info) in outcome.design.arms.iter().enumerate().skip(BASELINES) {
         let summary = &outcome.summaries[arm];
-        let compared = outcome
-            .comparisons
-            .iter()
-            .find(|c| c.arm == arm && c.metric == METRICS[0].0);
-        out += &row(
-            &info.name,
-            &summary.medians,
-            &compared.map_or(String::new(), effect_text),
-        );
+        let compared = outcome.comparisons.iter().find(|c| c.arm == arm && c.metric == METRICS[0].0);
+        out += &row(&info.name, &summary.medians, &compared.map_or(String::new(), effect_text));
         let failed = summary.failures.first().map(|failure| {
-            format!(
-                "{} of {} runs failed: {}",
-                summary.failures.len(),
-                summary.runs,
-                failure.text
-            )
+            format!("{} of {} runs failed: {}", summary.failures.len(), summary.runs, failure.text)
         });
-        let why = compared
-            .and_then(|c| c.why.as_ref())
-            .map(|why| why.detail.clone());
+        let why = compared.and_then(|c| c.why.as_ref()).map(|why| why.detail.clone());
         let warned = compared.and_then(|c| c.warning.clone());
         for text in failed.into_iter().chain(why).chain(warned) {
             notes.push(format!("{}: {text}", info.name));
@@ -474,12 +388,7 @@ fn row(name: &str, medians: &BTreeMap<String, Measured<f64>>, effect: &str) -> S
 
 fn effect_text(comparison: &Comparison) -> String {
     match &comparison.effect {
-        Ok(effect) => format!(
-            "{} ({}) {}",
-            percent(effect.point),
-            range(*effect),
-            comparison.outcome.key()
-        ),
+        Ok(effect) => format!("{} ({}) {}", percent(effect.point), range(*effect), comparison.outcome.key()),
         Err(absence) => absence.detail.clone(),
     }
 }
@@ -506,11 +415,7 @@ mod tests {
         let text = r#"{"executable": "/v/bin/python3.11", "version": "3.11.7", "implementation": "cpython", "free_threaded": false,
             "script": "/v/lib/allocwall/_workloads.py", "refusals": {"thp": null, "hugetlb": "no reserved page is free", "collapse": null},
             "programs": [{"name": "tuples", "about": "many", "missing": []}, {"name": "graph", "about": "a", "missing": ["networkx"]}]}"#;
-        Probe::answer(
-            "/v/bin/python",
-            &format!("a warning\n{}", text.replace('\n', " ")),
-        )
-        .unwrap()
+        Probe::answer("/v/bin/python", &format!("a warning\n{}", text.replace('\n', " "))).unwrap()
     }
 
     fn names(asked: &[&str]) -> Vec<String> {
@@ -522,33 +427,17 @@ mod tests {
         let (found, skipped) = arms(&names(ARMS), Set::Workloads, &probe(), None).unwrap();
         let of = |found: &[BenchArm]| -> Vec<String> { found.iter().map(|arm| arm.name.clone()).collect() };
         assert_eq!(of(&found), ["A", "A′", "thp", "collapse"]);
-        let why: Vec<_> = skipped
-            .iter()
-            .map(|s| (s.name.as_str(), s.why.as_str()))
-            .collect();
+        let why: Vec<_> = skipped.iter().map(|s| (s.name.as_str(), s.why.as_str())).collect();
         assert_eq!(why[0], ("hugetlb", "no reserved page is free"));
         assert!(why[1].0 == "mimalloc" && why[1].1.contains("3.13"), "{why:?}");
-        let newer = Probe {
-            version: "3.13.0".into(),
-            ..probe()
-        };
-        let (found, _) = arms(
-            &names(&["mimalloc", "thp:keep_mib=0"]),
-            Set::Real,
-            &newer,
-            Some(&probe()),
-        )
-        .unwrap();
+        let newer = Probe { version: "3.13.0".into(), ..probe() };
+        let (found, _) =
+            arms(&names(&["mimalloc", "thp:keep_mib=0"]), Set::Real, &newer, Some(&probe())).unwrap();
         assert_eq!(of(&found), ["A", "A′", "mimalloc", "thp:keep_mib=0", "rebuilt"]);
         assert_eq!(found[3].mode, "thp:keep_mib=0");
         for wrong in ["jemalloc", "thb", ""] {
-            let line = arms(&names(&[wrong]), Set::Real, &newer, None)
-                .unwrap_err()
-                .to_string();
-            assert!(
-                line.contains("thp, hugetlb, collapse, auto, thp+malloc, mimalloc"),
-                "{line}"
-            );
+            let line = arms(&names(&[wrong]), Set::Real, &newer, None).unwrap_err().to_string();
+            assert!(line.contains("thp, hugetlb, collapse, auto, thp+malloc, mimalloc"), "{line}");
         }
         assert!(arms(&names(&["thp", "thp"]), Set::Real, &newer, None).is_err());
     }
@@ -573,22 +462,12 @@ mod tests {
         };
         let (found, skipped) = of(&[], None);
         assert_eq!(found, ["tuples"]);
-        assert!(
-            skipped[0]
-                .why
-                .contains("networkx: pip install 'allocwall[bench]'"),
-            "{skipped:?}"
-        );
+        assert!(skipped[0].why.contains("networkx: pip install 'allocwall[bench]'"), "{skipped:?}");
         let mut bare = probe();
         bare.programs[0].missing = vec!["x".into()];
         let (found, skipped) = of(&["tuples"], Some(&bare));
-        assert!(
-            found.is_empty() && skipped[0].why.starts_with("rebuilt lacks x"),
-            "{skipped:?}"
-        );
-        let line = programs(&names(&["tupels"]), Set::Real, &probe(), None)
-            .unwrap_err()
-            .to_string();
+        assert!(found.is_empty() && skipped[0].why.starts_with("rebuilt lacks x"), "{skipped:?}");
+        let line = programs(&names(&["tupels"]), Set::Real, &probe(), None).unwrap_err().to_string();
         assert!(line.contains("nearest: tuples") && !line.contains('\n'), "{line}");
     }
 
@@ -598,14 +477,9 @@ mod tests {
         let (found, _) = arms(&asked, Set::Workloads, &probe(), Some(&probe())).unwrap();
         let program = &probe().programs[0];
         let start = |arm: usize| {
-            found[arm]
-                .prepared(program, Set::Workloads, Path::new("/f"), Duration::from_secs(1))
-                .start
+            found[arm].prepared(program, Set::Workloads, Path::new("/f"), Duration::from_secs(1)).start
         };
-        assert_eq!(
-            start(0).shown(),
-            "/v/bin/python -m allocwall._workloads tuples stock workloads /f"
-        );
+        assert_eq!(start(0).shown(), "/v/bin/python -m allocwall._workloads tuples stock workloads /f");
         assert_eq!(
             start(4).shown(),
             "/v/bin/python /v/lib/allocwall/_workloads.py tuples stock workloads /f"
@@ -639,15 +513,10 @@ mod tests {
 
     #[test]
     fn a_row_has_a_dash_where_nothing_was_measured() {
-        let mut medians = BTreeMap::from([
-            ("total_s".to_owned(), Ok(0.1571)),
-            ("faults".to_owned(), Ok(41_169.0)),
-        ]);
+        let mut medians =
+            BTreeMap::from([("total_s".to_owned(), Ok(0.1571)), ("faults".to_owned(), Ok(41_169.0))]);
         let line = row("thp", &medians, "−28.3 %");
-        assert!(
-            line.contains("157.1") && line.contains("41,169") && line.contains(" - "),
-            "{line}"
-        );
+        assert!(line.contains("157.1") && line.contains("41,169") && line.contains(" - "), "{line}");
         medians.insert("resident_bytes".into(), Ok(180_355_072.0));
         assert!(row("thp", &medians, "").contains("172 MiB"));
         assert_eq!(range(Interval::new(-0.288, -0.283, 0.001)), "−28.8 % to +0.1 %");

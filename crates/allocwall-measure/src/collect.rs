@@ -55,13 +55,7 @@ struct Image {
 
 impl Image {
     fn new(space: AddressSpace) -> Image {
-        Image {
-            space,
-            version: 0,
-            perf_map: None,
-            narrow: false,
-            users: 0,
-        }
+        Image { space, version: 0, perf_map: None, narrow: false, users: 0 }
     }
 }
 
@@ -242,12 +236,8 @@ impl Collector {
         self.strangers.remove(&pid);
         self.left_out.remove(&pid);
         // Children that it started before belong to the target too, and are not neighbours.
-        let children: Vec<i32> = self
-            .strangers
-            .iter()
-            .filter(|&(_, parent)| *parent == pid)
-            .map(|(&child, _)| child)
-            .collect();
+        let children: Vec<i32> =
+            self.strangers.iter().filter(|&(_, parent)| *parent == pid).map(|(&child, _)| child).collect();
         for child in children {
             self.neighbours.remove(&child);
             if self.proc.exists(child) {
@@ -278,10 +268,7 @@ impl Collector {
     pub fn unread(&mut self) -> Option<String> {
         let mut missing = self.modules.reader().missing();
         if self.unread > 0 {
-            missing.push(format!(
-                "the callers of {} samples could not be read",
-                self.unread
-            ));
+            missing.push(format!("the callers of {} samples could not be read", self.unread));
         }
         (!missing.is_empty()).then(|| missing.join("; "))
     }
@@ -375,13 +362,7 @@ impl Collector {
         let copy = self.add_image(space);
         self.images[member.image as usize].users -= 1;
         self.images[copy as usize].users = 1;
-        self.members.insert(
-            pid,
-            Member {
-                image: copy,
-                ..member
-            },
-        );
+        self.members.insert(pid, Member { image: copy, ..member });
         Some(copy)
     }
 
@@ -469,10 +450,7 @@ impl Collector {
 
     /// Whether at least one kernel function had a name; also true if there was none yet.
     pub fn kernel_named(&self) -> bool {
-        let mut kernel = self
-            .kernel_frames
-            .values()
-            .map(|id| &self.frames.list[*id as usize]);
+        let mut kernel = self.kernel_frames.values().map(|id| &self.frames.list[*id as usize]);
         self.kernel_frames.is_empty() || kernel.any(|frame| frame.symbol.is_some())
     }
 
@@ -529,11 +507,7 @@ impl Collector {
     }
 
     fn take_fork(&mut self, time_ns: u64, pid: i32, parent: i32) {
-        if self
-            .members
-            .get(&pid)
-            .is_some_and(|member| time_ns <= member.since_ns)
-        {
+        if self.members.get(&pid).is_some_and(|member| time_ns <= member.since_ns) {
             return;
         }
         // The pid belongs to a new process now.
@@ -651,28 +625,18 @@ impl Collector {
                     })
                 })
                 .collect();
-            self.stacks.id(Stack {
-                frames,
-                complete: true,
-            })
+            self.stacks.id(Stack { frames, complete: true })
         });
         // Its numbers of system calls, and its stack layout, are those of 32-bit code.
         let narrow = self.images[image as usize].narrow;
         let user = user.map(|(registers, stack)| (registers, if narrow { &[] } else { stack }));
-        let wait = WaitSample {
-            syscall: wait.syscall.filter(|_| !narrow),
-            ..wait
-        };
+        let wait = WaitSample { syscall: wait.syscall.filter(|_| !narrow), ..wait };
         let index = self.waits.len() as u32;
         let leaf = user.as_ref().map(|(registers, _)| {
             let (ip, _) = unwind::ip_sp(registers);
             self.leaf_stack(image, ip)
         });
-        self.waits.push(WaitSample {
-            kernel,
-            user: leaf,
-            ..wait
-        });
+        self.waits.push(WaitSample { kernel, user: leaf, ..wait });
         if let Some((registers, stack)) = user {
             self.defer(Owner::Wait(index), image, &registers, stack);
         }
@@ -685,16 +649,9 @@ impl Collector {
             self.unwind_pending();
         }
         let arena = self.arena.len();
-        registers
-            .iter()
-            .for_each(|r| self.arena.extend_from_slice(&r.to_ne_bytes()));
+        registers.iter().for_each(|r| self.arena.extend_from_slice(&r.to_ne_bytes()));
         self.arena.extend_from_slice(stack);
-        self.pending.push(Pending {
-            owner,
-            image,
-            arena,
-            stack_bytes: stack.len() as u32,
-        });
+        self.pending.push(Pending { owner, image, arena, stack_bytes: stack.len() as u32 });
     }
 
     fn kernel_stack(&mut self, chain: &[u64]) -> u32 {
@@ -707,18 +664,11 @@ impl Collector {
             .enumerate()
             .map(|(depth, &address)| {
                 // All addresses but the leaf are return addresses: step back into the call.
-                let address = if depth == 0 {
-                    address
-                } else {
-                    address.saturating_sub(1)
-                };
+                let address = if depth == 0 { address } else { address.saturating_sub(1) };
                 self.kernel_frame(address)
             })
             .collect();
-        let stack = self.stacks.id(Stack {
-            frames,
-            complete: true,
-        });
+        let stack = self.stacks.id(Stack { frames, complete: true });
         self.kernel_chains.insert(chain.to_vec(), stack);
         stack
     }
@@ -729,11 +679,7 @@ impl Collector {
         }
         let symbol = self.kernel_names.name(address);
         // Kernel addresses reveal the kernel's layout, so they are not kept where a name is known.
-        let frame = Frame {
-            module: Some(self.kernel_module),
-            symbol,
-            offset: 0,
-        };
+        let frame = Frame { module: Some(self.kernel_module), symbol, offset: 0 };
         let id = self.frames.id(frame);
         self.kernel_frames.insert(address, id);
         id
@@ -741,22 +687,11 @@ impl Collector {
 
     fn leaf_stack(&mut self, image: u32, ip: u64) -> u32 {
         let frame = match self.images[image as usize].space.lookup(ip) {
-            Some((module, offset)) => Frame {
-                module: Some(module as u32),
-                symbol: None,
-                offset,
-            },
-            None => Frame {
-                module: Some(self.unknown_module),
-                symbol: None,
-                offset: 0,
-            },
+            Some((module, offset)) => Frame { module: Some(module as u32), symbol: None, offset },
+            None => Frame { module: Some(self.unknown_module), symbol: None, offset: 0 },
         };
         let frame = self.frames.id(frame);
-        self.stacks.id(Stack {
-            frames: vec![frame],
-            complete: false,
-        })
+        self.stacks.id(Stack { frames: vec![frame], complete: false })
     }
 
     fn unwind_pending(&mut self) {
@@ -818,9 +753,7 @@ impl Collector {
             let end = part.last().map_or(first.arena, Pending::end);
             let raw = &arena[first.arena..end];
             // The child may have crashed on an unwind table; the next child uses frame pointers only.
-            let unwound = self
-                .ask_to_unwind(part, raw)
-                .or_else(|_| self.ask_to_unwind(part, raw));
+            let unwound = self.ask_to_unwind(part, raw).or_else(|_| self.ask_to_unwind(part, raw));
             match unwound {
                 Ok(unwound) => out.extend(unwound.into_iter().map(Some)),
                 Err(_) => out.extend(part.iter().map(|_| None)),
@@ -834,10 +767,7 @@ impl Collector {
             let image = &self.images[item.image as usize];
             self.modules.tell_image(item.image, image.version, &image.space)?;
         }
-        let dumps = part.iter().map(|item| Dump {
-            image: item.image,
-            stack_bytes: item.stack_bytes,
-        });
+        let dumps = part.iter().map(|item| Dump { image: item.image, stack_bytes: item.stack_bytes });
         self.modules.reader().unwind(dumps.collect(), raw)
     }
 
@@ -873,11 +803,7 @@ impl Collector {
             };
             let addresses: Vec<u64> = addresses.into_iter().collect();
             for addresses in addresses.chunks(NAMED_AT_ONCE) {
-                let found = self
-                    .modules
-                    .reader()
-                    .generated(map, addresses)
-                    .unwrap_or_default();
+                let found = self.modules.reader().generated(map, addresses).unwrap_or_default();
                 let named = addresses.iter().zip(found);
                 names.extend(named.map(|(&address, name)| ((image, address), name)));
             }
@@ -911,11 +837,7 @@ impl Collector {
 
     fn keep_name(&mut self, module: u32, offset: u64, symbol: Option<String>) -> u32 {
         if self.frames.bytes > FRAMES_LIMIT {
-            return self.frames.id(Frame {
-                module: Some(module),
-                symbol: None,
-                offset: 0,
-            });
+            return self.frames.id(Frame { module: Some(module), symbol: None, offset: 0 });
         }
         // One frame per function: the instruction within it gives no more information. Without a name, the
         // address decides whether it is in malloc's range.
@@ -926,11 +848,7 @@ impl Collector {
             (Some(_), None) => 0,
             (None, _) => offset,
         };
-        let id = self.frames.id(Frame {
-            module: Some(module),
-            symbol,
-            offset: kept,
-        });
+        let id = self.frames.id(Frame { module: Some(module), symbol, offset: kept });
         self.named_frames.insert((module, offset), id);
         id
     }
@@ -985,12 +903,7 @@ impl Collector {
     pub fn finish(self, sample_period_ns: u64) -> Collected {
         let neighbours = self.neighbours.iter().map(|(&pid, &samples)| Neighbour {
             pid,
-            comm: self
-                .comms
-                .get(&pid)
-                .cloned()
-                .or_else(|| self.proc.comm(pid).ok())
-                .unwrap_or_default(),
+            comm: self.comms.get(&pid).cloned().or_else(|| self.proc.comm(pid).ok()).unwrap_or_default(),
             cpu_ns: samples * sample_period_ns,
         });
         let mut neighbours: Vec<Neighbour> = neighbours.collect();
@@ -999,16 +912,8 @@ impl Collector {
 
         // Keeps only what the samples refer to; the leaf-only stacks of the batches are no longer needed.
         let mut keep = Compactor::new(&self.stacks.list, &self.frames.list);
-        let sample_stacks = self
-            .samples
-            .iter()
-            .map(|s| (keep.stack(s.kernel), keep.stack(s.user)))
-            .collect();
-        let wait_stacks = self
-            .waits
-            .iter()
-            .map(|w| (keep.stack(w.kernel), keep.stack(w.user)))
-            .collect();
+        let sample_stacks = self.samples.iter().map(|s| (keep.stack(s.kernel), keep.stack(s.user))).collect();
+        let wait_stacks = self.waits.iter().map(|w| (keep.stack(w.kernel), keep.stack(w.user))).collect();
         let (frames, stacks) = (keep.new_frames, keep.new_stacks);
         Collected {
             frames,
@@ -1109,11 +1014,7 @@ impl Weighed for Stack {
 
 impl<T> Default for Interner<T> {
     fn default() -> Self {
-        Interner {
-            list: Vec::new(),
-            ids: HashMap::new(),
-            bytes: 0,
-        }
+        Interner { list: Vec::new(), ids: HashMap::new(), bytes: 0 }
     }
 }
 
@@ -1159,10 +1060,7 @@ impl<'a> Compactor<'a> {
         let stack = &self.stacks[id as usize];
         let frames = stack.frames.iter().map(|&frame| self.frame(frame)).collect();
         let new = self.new_stacks.len() as u32;
-        self.new_stacks.push(Stack {
-            frames,
-            complete: stack.complete,
-        });
+        self.new_stacks.push(Stack { frames, complete: stack.complete });
         self.stack_ids.insert(id, new);
         Some(new)
     }
@@ -1220,11 +1118,7 @@ mod tests {
         let mapping = Mapping {
             start,
             end: start + 0x1000,
-            perms: Perms {
-                read: true,
-                execute: true,
-                ..Perms::default()
-            },
+            perms: Perms { read: true, execute: true, ..Perms::default() },
             offset: 0,
             dev: (0, 0),
             inode: 0,
@@ -1247,10 +1141,7 @@ mod tests {
         for pid in [ROOT, ROOT + 2, ROOT + 9] {
             sample(&mut c, pid);
         }
-        assert_eq!(
-            c.samples.iter().map(|s| s.pid).collect::<Vec<_>>(),
-            [ROOT, ROOT + 2]
-        );
+        assert_eq!(c.samples.iter().map(|s| s.pid).collect::<Vec<_>>(), [ROOT, ROOT + 2]);
         assert_eq!(c.neighbours.keys().collect::<Vec<_>>(), [&(ROOT + 9)]);
     }
 
@@ -1385,11 +1276,7 @@ mod tests {
         }
         std::fs::remove_file(&file).unwrap();
         full(&mut c);
-        assert_eq!(
-            name(&mut c).as_deref(),
-            Some("second"),
-            "names remain after the file is removed"
-        );
+        assert_eq!(name(&mut c).as_deref(), Some("second"), "names remain after the file is removed");
     }
 
     #[test]

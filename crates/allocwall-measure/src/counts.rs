@@ -39,9 +39,8 @@ pub fn start(proc: &ProcFs, pids: &[i32], window: Duration, throughout: bool) ->
     let stop = Arc::new(AtomicBool::new(false));
     let pids = Arc::new(Mutex::new(pids.to_vec()));
     let (proc, stopped, shared) = (proc.clone(), stop.clone(), pids.clone());
-    let thread = Worker::start("counts map calls", move || {
-        count(&proc, &shared, window, throughout, &stopped)
-    });
+    let thread =
+        Worker::start("counts map calls", move || count(&proc, &shared, window, throughout, &stopped));
     Counting { stop, pids, thread }
 }
 
@@ -57,10 +56,7 @@ impl Counting {
         self.stop.store(true, Ordering::Relaxed);
         let absent = |absence| (Vec::new(), ProbeState::Absent(absence));
         let (counts, state) = self.thread.finish().unwrap_or_else(absent);
-        (
-            counts,
-            probe("map_calls", "number of mmap, munmap and similar calls", state),
-        )
+        (counts, probe("map_calls", "number of mmap, munmap and similar calls", state))
     }
 }
 
@@ -110,10 +106,7 @@ fn count(
         if tids.len() > THREADS_LIMIT {
             partial = Some(Absence::new(
                 Reason::TooCostly,
-                format!(
-                    "counted on {THREADS_LIMIT} of {} threads: the figures are lower bounds",
-                    tids.len()
-                ),
+                format!("counted on {THREADS_LIMIT} of {} threads: the figures are lower bounds", tids.len()),
             ));
             tids.truncate(THREADS_LIMIT);
         }
@@ -147,10 +140,7 @@ fn count(
     }
     if totals.iter().all(|(_, over)| over.is_zero()) {
         let absence = partial.unwrap_or_else(|| {
-            Absence::new(
-                Reason::TooLittle,
-                "the window closed before map calls were counted",
-            )
+            Absence::new(Reason::TooLittle, "the window closed before map calls were counted")
         });
         return (Vec::new(), ProbeState::Absent(absence));
     }

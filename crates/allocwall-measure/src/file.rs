@@ -202,20 +202,13 @@ impl Writer {
 }
 
 fn failed(path: &Path, cause: io::Error) -> Error {
-    Error::File {
-        path: path.to_path_buf(),
-        cause,
-    }
+    Error::File { path: path.to_path_buf(), cause }
 }
 
 /// Creates the file, readable only by its owner. An existing file is replaced in one step and never
 /// overwritten: other hard links keep the old contents.
 fn create(path: &Path) -> io::Result<File> {
-    let new = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path);
+    let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     match new {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
         new => return new,
@@ -242,11 +235,8 @@ fn may_replace(path: &Path) -> Result<()> {
         )));
     }
     // Opened for writing too: the rename needs only the folder's permission, but a read-only file must stay.
-    let mut existing = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(path)
-        .map_err(|cause| failed(path, cause))?;
+    let mut existing =
+        OpenOptions::new().read(true).write(true).open(path).map_err(|cause| failed(path, cause))?;
     let mut start = [0; MAGIC.len()];
     if found.len() > 0 && !(existing.read_exact(&mut start).is_ok() && start == *MAGIC) {
         return Err(Error::Refused(format!(
@@ -273,24 +263,17 @@ pub fn read(path: &Path) -> Result<Recording> {
     }
     // Reads the header first: a file that is not a recording is not read further, whatever its size.
     let mut bytes = Vec::new();
-    (&file)
-        .take(HEADER as u64)
-        .read_to_end(&mut bytes)
-        .map_err(fail)?;
+    (&file).take(HEADER as u64).read_to_end(&mut bytes).map_err(fail)?;
     if check_header(&bytes).is_ok() {
-        file.take(FILE_LIMIT + 1 - HEADER as u64)
-            .read_to_end(&mut bytes)
-            .map_err(fail)?;
+        file.take(FILE_LIMIT + 1 - HEADER as u64).read_to_end(&mut bytes).map_err(fail)?;
     }
     decode(path, &bytes)
 }
 
 /// `path` is used only for messages.
 pub fn decode(path: &Path, bytes: &[u8]) -> Result<Recording> {
-    room::bounded(MEMORY_LIMIT, || decode_parts(bytes)).map_err(|detail| Error::Recording {
-        path: path.to_path_buf(),
-        detail,
-    })
+    room::bounded(MEMORY_LIMIT, || decode_parts(bytes))
+        .map_err(|detail| Error::Recording { path: path.to_path_buf(), detail })
 }
 
 /// Returns the bytes after the header of a recording that this program can read.
@@ -298,12 +281,10 @@ fn check_header(bytes: &[u8]) -> std::result::Result<&[u8], String> {
     if bytes.is_empty() {
         return Err("it is empty".into());
     }
-    let rest = bytes
-        .strip_prefix(MAGIC)
-        .ok_or_else(|| match MAGIC.starts_with(bytes) {
-            true => "it ends inside its header",
-            false => "it does not start with the header of a recording",
-        })?;
+    let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| match MAGIC.starts_with(bytes) {
+        true => "it ends inside its header",
+        false => "it does not start with the header of a recording",
+    })?;
     let (version, rest) = rest.split_first_chunk::<2>().ok_or("it ends inside its header")?;
     let version = u16::from_le_bytes(*version);
     if version > FORMAT_VERSION {
@@ -312,9 +293,7 @@ fn check_header(bytes: &[u8]) -> std::result::Result<&[u8], String> {
         ));
     }
     if version != FORMAT_VERSION {
-        return Err(format!(
-            "it has format {version}; this program reads format {FORMAT_VERSION}"
-        ));
+        return Err(format!("it has format {version}; this program reads format {FORMAT_VERSION}"));
     }
     Ok(rest)
 }
@@ -385,12 +364,8 @@ fn decode_part(body: &[u8], budget: &mut u64) -> std::result::Result<Part, Strin
 }
 
 fn assemble(head: Head, batches: Vec<Batch>, tail: Option<Tail>) -> std::result::Result<Recording, String> {
-    let cut_off = || {
-        Absence::new(
-            Reason::Vanished,
-            "the recording is cut off: the allocwall that wrote it was killed",
-        )
-    };
+    let cut_off =
+        || Absence::new(Reason::Vanished, "the recording is cut off: the allocwall that wrote it was killed");
     let mut recording = Recording {
         meta: head.meta,
         host: head.host,
@@ -421,13 +396,7 @@ fn assemble(head: Head, batches: Vec<Batch>, tail: Option<Tail>) -> std::result:
     let Some(tail) = tail else {
         recording.meta.ended = Ended::CutOff;
         let last = recording.ticks.last().map_or(0, |t| t.t_ns);
-        recording.meta.window_ns = recording
-            .samples
-            .iter()
-            .map(|s| s.t_ns)
-            .max()
-            .unwrap_or(0)
-            .max(last);
+        recording.meta.window_ns = recording.samples.iter().map(|s| s.t_ns).max().unwrap_or(0).max(last);
         recording.probes.push(Probe {
             name: "tail".into(),
             what: "symbols, complete stacks and thread times".into(),
@@ -463,11 +432,7 @@ fn assemble(head: Head, batches: Vec<Batch>, tail: Option<Tail>) -> std::result:
 fn validate(r: &Recording) -> std::result::Result<(), String> {
     let fits = |index: Option<u32>, length: usize| index.is_none_or(|i| (i as usize) < length);
     let ok = |holds: bool, what: &str| {
-        if holds {
-            Ok(())
-        } else {
-            Err(format!("its {what} are inconsistent"))
-        }
+        if holds { Ok(()) } else { Err(format!("its {what} are inconsistent")) }
     };
     ok(!r.processes.is_empty(), "processes")?;
     let few = |holds: bool, what: &str| match holds {
@@ -475,38 +440,18 @@ fn validate(r: &Recording) -> std::result::Result<(), String> {
         false => Err(format!("it has more {what} than a recording can have")),
     };
     few(r.processes.len() <= PROCESSES_LIMIT, "processes")?;
-    few(
-        r.processes.iter().all(|p| p.cmdline.len() <= CMDLINE_WORDS),
-        "words in a command line",
-    )?;
+    few(r.processes.iter().all(|p| p.cmdline.len() <= CMDLINE_WORDS), "words in a command line")?;
     few(r.threads.len() <= THREADS_LIMIT, "threads")?;
-    few(
-        r.samples.len() <= SAMPLES_LIMIT && r.waits.len() <= SAMPLES_LIMIT,
-        "samples",
-    )?;
-    few(
-        r.stacks.iter().all(|s| s.frames.len() <= STACK_DEPTH),
-        "frames in a stack",
-    )?;
-    few(
-        r.python.iter().all(|s| s.frames.len() <= PYTHON_DEPTH),
-        "frames in a Python stack",
-    )?;
+    few(r.samples.len() <= SAMPLES_LIMIT && r.waits.len() <= SAMPLES_LIMIT, "samples")?;
+    few(r.stacks.iter().all(|s| s.frames.len() <= STACK_DEPTH), "frames in a stack")?;
+    few(r.python.iter().all(|s| s.frames.len() <= PYTHON_DEPTH), "frames in a Python stack")?;
     ok(r.frames.iter().all(|f| fits(f.module, r.modules.len())), "frames")?;
-    ok(
-        r.stacks
-            .iter()
-            .all(|s| s.frames.iter().all(|f| fits(Some(*f), r.frames.len()))),
-        "stacks",
-    )?;
+    ok(r.stacks.iter().all(|s| s.frames.iter().all(|f| fits(Some(*f), r.frames.len()))), "stacks")?;
     let window = r.meta.window_ns;
     // One day: far above any window, far below an overflow of nanosecond sums.
     const DAY_NS: u64 = 86_400_000_000_000;
     ok(window <= DAY_NS && r.meta.requested_ns <= DAY_NS, "times")?;
-    ok(
-        (1..=1_000_000_000).contains(&r.meta.sample_period_ns),
-        "sampling period",
-    )?;
+    ok((1..=1_000_000_000).contains(&r.meta.sample_period_ns), "sampling period")?;
     ok(
         r.samples
             .iter()
@@ -525,10 +470,7 @@ fn validate(r: &Recording) -> std::result::Result<(), String> {
     let depth = |stack: Option<u32>| stack.map_or(0, |s| r.stacks[s as usize].frames.len());
     let sampled = r.samples.iter().map(|s| depth(s.kernel) + depth(s.user));
     let waited = r.waits.iter().map(|w| depth(w.kernel) + depth(w.user));
-    few(
-        sampled.chain(waited).sum::<usize>() <= FRAMES_WALKED,
-        "frames in its stacks",
-    )?;
+    few(sampled.chain(waited).sum::<usize>() <= FRAMES_WALKED, "frames in its stacks")?;
     ok(r.ticks.windows(2).all(|w| w[0].t_ns <= w[1].t_ns), "series")?;
     // Counters are not limited: those of a machine grow without bound, and later code adds them with checks.
     let tick_sane =
@@ -537,10 +479,7 @@ fn validate(r: &Recording) -> std::result::Result<(), String> {
     ok(r.threads.iter().all(|t| t.seen_ns <= DAY_NS), "thread times")?;
     let sane = |i: &Interval| i.low.is_finite() && i.point.is_finite() && i.high.is_finite() && i.low >= 0.0;
     if let Ok(prices) = &r.prices {
-        ok(
-            prices.prices.iter().all(|p| sane(&p.ns) && p.ns.low <= p.ns.high),
-            "prices",
-        )?;
+        ok(prices.prices.iter().all(|p| sane(&p.ns) && p.ns.low <= p.ns.high), "prices")?;
     }
     if let Ok(heap) = &r.heap {
         ok(sane(&heap.live_bytes) && sane(&heap.free_bytes), "heap")?;

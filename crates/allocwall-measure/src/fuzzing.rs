@@ -56,10 +56,7 @@ fn proc_maps(bytes: &[u8]) {
         assert!(mapping.start < mapping.end);
         space.add_mapping(&mut modules, mapping);
         let inside = space.lookup(mapping.start).is_some();
-        assert_eq!(
-            inside, mapping.perms.execute,
-            "the newest mapping must be the current one"
-        );
+        assert_eq!(inside, mapping.perms.execute, "the newest mapping must be the current one");
     }
 }
 
@@ -75,9 +72,7 @@ fn perf_map(mut bytes: &[u8]) {
 fn unwind(mut bytes: &[u8]) {
     const BIAS: u64 = 0x5555_5555_0000;
     let mut registers = unwind::waiting_registers(0, 0);
-    registers
-        .iter_mut()
-        .for_each(|register| *register = word(&mut bytes));
+    registers.iter_mut().for_each(|register| *register = word(&mut bytes));
     let mut tables = Tables::none();
     let mut section = || {
         let address = word(&mut bytes);

@@ -51,11 +51,7 @@ impl Groups {
             return Err(last);
         }
         let ticks: Vec<Option<CgroupTick>> = groups.iter().map(|g| g.first).collect();
-        Ok(Groups {
-            chosen: choose(&ticks),
-            groups,
-            more,
-        })
+        Ok(Groups { chosen: choose(&ticks), groups, more })
     }
 
     pub fn path(&self) -> &str {
@@ -76,10 +72,7 @@ impl Groups {
         let standings: Vec<Standing<'_>> = self
             .groups
             .iter()
-            .map(|group| Standing {
-                path: &group.cgroup.path,
-                grown_ns: grown(group).unwrap_or(0),
-            })
+            .map(|group| Standing { path: &group.cgroup.path, grown_ns: grown(group).unwrap_or(0) })
             .collect();
         outcome(&standings, self.chosen, self.more)
     }
@@ -117,10 +110,7 @@ fn outcome(groups: &[Standing<'_>], chosen: usize, more: bool) -> (String, Probe
             ms(worst)
         );
         let absence = Absence::new(Reason::TooLittle, detail);
-        return (
-            what,
-            ProbeState::Partial(absence.mend("diagnose that group alone with --cgroup")),
-        );
+        return (what, ProbeState::Partial(absence.mend("diagnose that group alone with --cgroup")));
     }
     if more {
         let detail = format!("the target has more groups; only {} were compared", groups.len());
@@ -134,11 +124,7 @@ mod tests {
     use super::*;
 
     fn tick(throttled_ns: u64, quota_cpus: Option<f64>) -> Option<CgroupTick> {
-        Some(CgroupTick {
-            throttled_ns,
-            quota_cpus,
-            ..CgroupTick::default()
-        })
+        Some(CgroupTick { throttled_ns, quota_cpus, ..CgroupTick::default() })
     }
 
     #[test]
@@ -163,9 +149,6 @@ mod tests {
         assert!(absence.detail.contains("/b was throttled for 90 ms"), "{absence}");
         assert!(matches!(outcome(&groups, 1, true).1, ProbeState::Partial(_)));
         let (what, state) = outcome(&groups[..1], 0, false);
-        assert_eq!(
-            (what.as_str(), state),
-            ("quota and throttling", ProbeState::Measured)
-        );
+        assert_eq!((what.as_str(), state), ("quota and throttling", ProbeState::Measured));
     }
 }

@@ -40,10 +40,7 @@ pub fn walk(proc: &ProcFs, processes: &[Process], alive: &[i32]) -> Measured<Hea
         ));
     }
     if !proc.is_live() {
-        return Err(Absence::new(
-            Reason::NotApplicable,
-            "a copy of /proc contains no memory",
-        ));
+        return Err(Absence::new(Reason::NotApplicable, "a copy of /proc contains no memory"));
     }
     let deadline = Instant::now() + TIME;
     let mut largest: Option<(i32, i32, Mapping)> = None;
@@ -59,9 +56,7 @@ pub fn walk(proc: &ProcFs, processes: &[Process], alive: &[i32]) -> Measured<Hea
                 let heap = found.mappings.into_iter().next();
                 let size = |m: &Mapping| m.end - m.start;
                 if let Some(heap) = heap
-                    && largest
-                        .as_ref()
-                        .is_none_or(|(.., known)| size(known) < size(&heap))
+                    && largest.as_ref().is_none_or(|(.., known)| size(known) < size(&heap))
                 {
                     largest = Some((pid, thread, heap));
                 }
@@ -72,18 +67,14 @@ pub fn walk(proc: &ProcFs, processes: &[Process], alive: &[i32]) -> Measured<Hea
     match (largest, refused) {
         (Some((pid, thread, heap)), _) => walk_one(pid, thread, &heap, deadline),
         (None, Some(absence)) => Err(absence),
-        (None, None) => Err(Absence::new(
-            Reason::NotFound,
-            "the target has no [heap]: it never grew its heap with brk",
-        )),
+        (None, None) => {
+            Err(Absence::new(Reason::NotFound, "the target has no [heap]: it never grew its heap with brk"))
+        }
     }
 }
 
 fn out_of_time() -> Absence {
-    Absence::new(
-        Reason::TooCostly,
-        format!("glibc's heap could not be read within {} ms", TIME.as_millis()),
-    )
+    Absence::new(Reason::TooCostly, format!("glibc's heap could not be read within {} ms", TIME.as_millis()))
 }
 
 /// `thread`: a living thread of the process.
@@ -107,10 +98,7 @@ fn walk_one(pid: i32, thread: i32, heap: &Mapping, deadline: Instant) -> Measure
         return Err(out_of_time());
     }
     if covered < LEAST_COVERED {
-        return Err(Absence::new(
-            Reason::TooLittle,
-            "glibc's heap changed too fast to be read from outside",
-        ));
+        return Err(Absence::new(Reason::TooLittle, "glibc's heap changed too fast to be read from outside"));
     }
     let mapped_bytes = heap.end - heap.start;
     // The part that was not reached is unknown: it widens the interval, and the point assumes that it is like
@@ -118,10 +106,7 @@ fn walk_one(pid: i32, thread: i32, heap: &Mapping, deadline: Instant) -> Measure
     let unseen = mapped_bytes.saturating_sub(chain.walked) as f64;
     let interval = |seen: u64| Interval::new(seen as f64, seen as f64 / covered, seen as f64 + unseen);
     Ok(HeapView {
-        method: format!(
-            "[heap] of {pid}: chain of chunk headers, {:.0} % walked",
-            covered * 100.0
-        ),
+        method: format!("[heap] of {pid}: chain of chunk headers, {:.0} % walked", covered * 100.0),
         mapped_bytes,
         resident_bytes,
         live_bytes: interval(chain.live),
@@ -137,11 +122,7 @@ pub(crate) struct Chain {
 }
 
 pub(crate) fn walk_chain(start: u64, end: u64, word: &mut dyn FnMut(u64) -> Option<u64>) -> Chain {
-    let mut chain = Chain {
-        live: 0,
-        free: 0,
-        walked: 0,
-    };
+    let mut chain = Chain { live: 0, free: 0, walked: 0 };
     let mut chunk = start;
     let mut size = match word(chunk + 8) {
         Some(header) => header & !7,
@@ -229,10 +210,7 @@ fn present_pages(pid: i32, start: u64, end: u64) -> Measured<Vec<bool>> {
     let pages = (end - start) / PAGE;
     // 64 GiB of heap: above it, the walk would cover too little anyway.
     if pages > 16 << 20 {
-        return Err(Absence::new(
-            Reason::TooCostly,
-            "glibc's heap is too large to be read from outside",
-        ));
+        return Err(Absence::new(Reason::TooCostly, "glibc's heap is too large to be read from outside"));
     }
     // In blocks: the page words of a large heap would take more memory than everything else.
     let mut file = file.take(pages * 8);
@@ -240,10 +218,7 @@ fn present_pages(pid: i32, start: u64, end: u64) -> Measured<Vec<bool>> {
     let mut present = Vec::new();
     loop {
         block.clear();
-        (&mut file)
-            .take(BLOCK as u64)
-            .read_to_end(&mut block)
-            .map_err(absent)?;
+        (&mut file).take(BLOCK as u64).read_to_end(&mut block).map_err(absent)?;
         if block.is_empty() {
             return Ok(present);
         }
@@ -270,9 +245,7 @@ mod tests {
 
     fn walked(chunks: &[(u64, bool)]) -> Chain {
         let (start, end, words) = heap(chunks);
-        walk_chain(start, end, &mut |address| {
-            words.get(((address - start) / 8) as usize).copied()
-        })
+        walk_chain(start, end, &mut |address| words.get(((address - start) / 8) as usize).copied())
     }
 
     #[test]
@@ -287,9 +260,7 @@ mod tests {
         for bad in [0u64, 8, 24, 40, 1 << 40, u64::MAX] {
             let (start, end, mut words) = heap(&[(64, true), (128, true), (4096, false)]);
             words[64 / 8 + 1] = bad;
-            let chain = walk_chain(start, end, &mut |a| {
-                words.get(((a - start) / 8) as usize).copied()
-            });
+            let chain = walk_chain(start, end, &mut |a| words.get(((a - start) / 8) as usize).copied());
             assert!(chain.walked <= 64, "{bad}");
         }
     }
@@ -297,9 +268,8 @@ mod tests {
     #[test]
     fn absent_pages_end_the_walk() {
         let (start, end, words) = heap(&[(64, true), (128, true), (4096, false)]);
-        let chain = walk_chain(start, end, &mut |a| {
-            (a < start + 70).then(|| words[((a - start) / 8) as usize])
-        });
+        let chain =
+            walk_chain(start, end, &mut |a| (a < start + 70).then(|| words[((a - start) / 8) as usize]));
         assert_eq!(chain.walked, 0);
     }
 }

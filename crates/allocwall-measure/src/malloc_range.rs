@@ -75,9 +75,7 @@ pub fn bracketed(mut functions: Vec<Function>) -> Vec<(u64, u64)> {
         let end = behind.first().map_or(end, |next| end.min(next.address));
         let start = if floor > 0 && run.iter().any(|f| f.part == Part::MallocCore) {
             let aligned = floor.saturating_add(ALIGNMENT - 1) & !(ALIGNMENT - 1);
-            aligned
-                .max(first.address.saturating_sub(LARGEST_GROWTH))
-                .min(first.address)
+            aligned.max(first.address.saturating_sub(LARGEST_GROWTH)).min(first.address)
         } else {
             first.address
         };
@@ -147,11 +145,7 @@ impl SymbolTable {
             self.outline.push(Function {
                 address,
                 size,
-                part: if internal {
-                    Part::MallocCore
-                } else {
-                    Part::of_export(name)
-                },
+                part: if internal { Part::MallocCore } else { Part::of_export(name) },
             });
         }
         self.functions.push(Function {
@@ -197,11 +191,7 @@ mod tests {
 
     fn exports(list: &[(u64, u64, &str)]) -> Vec<Function> {
         list.iter()
-            .map(|&(address, size, name)| Function {
-                address,
-                size,
-                part: Part::of_export(name),
-            })
+            .map(|&(address, size, name)| Function { address, size, part: Part::of_export(name) })
             .collect()
     }
 
@@ -222,10 +212,7 @@ mod tests {
 
     #[test]
     fn growth_is_bounded_and_needs_a_neighbour() {
-        assert_eq!(
-            bracketed(exports(&[(0x100000, 0x10, "malloc")])),
-            [(0x100000, 0x100010)]
-        );
+        assert_eq!(bracketed(exports(&[(0x100000, 0x10, "malloc")])), [(0x100000, 0x100010)]);
         assert_eq!(
             bracketed(exports(&[(0x1000, 0x10, "x"), (0x100000, 0x10, "malloc")])),
             [(0x100000 - LARGEST_GROWTH, 0x100010)]
@@ -263,10 +250,7 @@ mod tests {
         table.function("__nss_lookup", 0x2a10, 0x10, true);
         table.function("main", 0x3000, 0x10, false);
         table.function("malloc", 0x2030, 0x10, false);
-        assert_eq!(
-            table.ranges(),
-            [(0x2000, 0x2040), (0x2a00, 0x2a10), (0x9000, 0x9010)]
-        );
+        assert_eq!(table.ranges(), [(0x2000, 0x2040), (0x2a00, 0x2a10), (0x9000, 0x9010)]);
     }
 
     #[test]

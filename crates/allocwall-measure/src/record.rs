@@ -55,12 +55,7 @@ pub enum Ask {
     /// Every process of a control group.
     Cgroup(String),
     /// A command to start, with `env` added to its environment; `keep` leaves it running afterwards.
-    Launch {
-        command: Vec<OsString>,
-        env: Vec<(OsString, OsString)>,
-        keep: bool,
-        talk: Talk,
-    },
+    Launch { command: Vec<OsString>, env: Vec<(OsString, OsString)>, keep: bool, talk: Talk },
 }
 
 pub struct Request<'a> {
@@ -179,26 +174,17 @@ impl Session {
                 pids.clone()
             }
             Ask::Cgroup(path) => {
-                let pids = CgroupFs::of(machine)
-                    .map_err(|a| Error::Refused(a.detail))?
-                    .pids(path)?;
+                let pids = CgroupFs::of(machine).map_err(|a| Error::Refused(a.detail))?.pids(path)?;
                 if pids.is_empty() {
                     return Err(Error::Refused(format!("cgroup {path} has no processes")));
                 }
                 pids
             }
-            Ask::Launch {
-                command: line,
-                env,
-                keep: leave,
-                talk,
-            } => {
+            Ask::Launch { command: line, env, keep: leave, talk } => {
                 refuse_setuid(line)?;
                 let shown: Vec<String> = line.iter().map(|w| w.to_string_lossy().into_owned()).collect();
-                let child = launch::hold(line, env, *talk).map_err(|cause| Error::Launch {
-                    command: shown.join(" "),
-                    cause,
-                })?;
+                let child = launch::hold(line, env, *talk)
+                    .map_err(|cause| Error::Launch { command: shown.join(" "), cause })?;
                 let pid = child.pid;
                 held = Some(child);
                 command = Some(shown);
@@ -247,10 +233,7 @@ impl Session {
                 }
                 let shown = command.clone().unwrap_or_default().join(" ");
                 let opened = Opened::now();
-                let child = held.release().map_err(|cause| Error::Launch {
-                    command: shown,
-                    cause,
-                })?;
+                let child = held.release().map_err(|cause| Error::Launch { command: shown, cause })?;
                 collector.adopt(pid);
                 (Some(child), opened)
             }
@@ -277,11 +260,8 @@ impl Session {
     }
 
     fn run(mut self, request: Request<'_>) -> Result<Recorded> {
-        let Opened {
-            monotonic_ns: start,
-            unix_ms: started_unix_ms,
-            own_cpu_ns: own_cpu_before,
-        } = self.opened;
+        let Opened { monotonic_ns: start, unix_ms: started_unix_ms, own_cpu_ns: own_cpu_before } =
+            self.opened;
         let window_ns = request.window.as_nanos() as u64;
         let mut meta = Meta {
             tool_version: env!("CARGO_PKG_VERSION").into(),
@@ -422,11 +402,7 @@ impl Session {
         let mut probes = self.probes(&waits, counts_probe, &ticks, resident);
         probes.extend(threads.probe());
         probes.extend(held.map(|absence| {
-            probe(
-                "stopped",
-                "the target's work while it runs",
-                ProbeState::Partial(absence),
-            )
+            probe("stopped", "the target's work while it runs", ProbeState::Partial(absence))
         }));
         probes.extend(python_probe);
         let collected = self.collector.finish(meta.sample_period_ns);
@@ -472,10 +448,7 @@ impl Session {
         let narrow = &self.collector.narrow;
         let wide: Vec<i32> = pids.iter().copied().filter(|pid| !narrow.contains(pid)).collect();
         if wide.is_empty() && !pids.is_empty() {
-            return Err(Absence::new(
-                Reason::NotSupported,
-                "the heap of a 32-bit program cannot be read",
-            ));
+            return Err(Absence::new(Reason::NotSupported, "the heap of a 32-bit program cannot be read"));
         }
         heap::walk(&self.proc, &self.collector.processes, &wide)
     }
@@ -522,9 +495,7 @@ impl Session {
         const ASKED: usize = 64;
         let cgroups = CgroupFs::live().ok();
         let freezer = |pid: i32| cgroups.as_ref()?.frozen(pid);
-        pids.iter()
-            .take(ASKED)
-            .find_map(|&pid| held(&self.proc, pid, freezer(pid)))
+        pids.iter().take(ASKED).find_map(|&pid| held(&self.proc, pid, freezer(pid)))
     }
 
     fn drain(&mut self, last: bool) {
@@ -535,11 +506,8 @@ impl Session {
     }
 
     fn ship(&mut self, ticks: &mut Vec<Tick>, python: &mut Vec<PythonSample>) {
-        let batch = Batch {
-            ticks: std::mem::take(ticks),
-            python: std::mem::take(python),
-            ..self.collector.batch()
-        };
+        let batch =
+            Batch { ticks: std::mem::take(ticks), python: std::mem::take(python), ..self.collector.batch() };
         self.writer.write(&Part::Batch(Box::new(batch)));
     }
 
@@ -556,10 +524,7 @@ impl Session {
             Ok(sampler) if sampler.left_out() > 0 => ProbeState::Partial(
                 Absence::new(
                     Reason::TooCostly,
-                    format!(
-                        "{} threads were not sampled: too many open files",
-                        sampler.left_out()
-                    ),
+                    format!("{} threads were not sampled: too many open files", sampler.left_out()),
                 )
                 .mend(format!("ulimit -n 65536, or {}", run_as_root())),
             ),
@@ -594,10 +559,7 @@ impl Session {
                     Reason::NotPermitted,
                     "kernel time is not sampled for this user (perf_event_paranoid 2 or more)",
                 )
-                .mend(format!(
-                    "{}, or: sysctl kernel.perf_event_paranoid=1",
-                    run_as_root()
-                )),
+                .mend(format!("{}, or: sysctl kernel.perf_event_paranoid=1", run_as_root())),
             ),
             (Ok(_), true) if !self.collector.kernel_named() => ProbeState::Partial(
                 Absence::new(Reason::NotPermitted, "kernel symbols are hidden (kptr_restrict)")
@@ -605,11 +567,7 @@ impl Session {
             ),
             (Ok(_), true) => ProbeState::Measured,
         };
-        probes.push(probe(
-            "kernel_stacks",
-            "what the kernel does for the target",
-            kernel,
-        ));
+        probes.push(probe("kernel_stacks", "what the kernel does for the target", kernel));
         probes.push(probe("waits", "what waiting threads wait for", waits.state()));
         let (what, cgroup) = match &self.cgroups {
             Ok(groups) => groups.outcome(),
@@ -653,11 +611,7 @@ impl Session {
             probes.push(probe("code", "the addresses of code", state));
         }
         if let Err(absence) = &self.host.pmu {
-            probes.push(probe(
-                "pmu",
-                "hardware counters",
-                ProbeState::Absent(absence.clone()),
-            ));
+            probes.push(probe("pmu", "hardware counters", ProbeState::Absent(absence.clone())));
         }
         probes
     }
@@ -673,11 +627,7 @@ pub(super) fn full(t_ns: u64) -> Absence {
 }
 
 pub(super) fn probe(name: &str, what: &str, state: ProbeState) -> Probe {
-    Probe {
-        name: name.into(),
-        what: what.into(),
-        state,
-    }
+    Probe { name: name.into(), what: what.into(), state }
 }
 
 /// Root samples every CPU and selects the target, at a cost that doesn't grow with the number of threads.
@@ -700,10 +650,7 @@ fn open_sampler(
     let scope = match held {
         Some(pid) => Scope::UntilExec(pid),
         None => {
-            let tids = collector
-                .processes
-                .iter()
-                .flat_map(|p| living_threads(proc, p.pid));
+            let tids = collector.processes.iter().flat_map(|p| living_threads(proc, p.pid));
             Scope::Threads(tids.collect())
         }
     };
@@ -756,23 +703,16 @@ fn held(proc: &ProcFs, pid: i32, frozen: Option<Frozen>) -> Option<Absence> {
     };
     match state {
         'T' => {
-            let detail = format!(
-                "process {pid} ({}) is stopped by a signal (SIGSTOP or similar)",
-                stat.comm
-            );
+            let detail = format!("process {pid} ({}) is stopped by a signal (SIGSTOP or similar)", stat.comm);
             Some(stopped(detail).mend(format!("kill -CONT {pid}")))
         }
         't' => {
             // The kernel reports the number of the tracing thread.
             let tracer = proc.status(pid).ok()?.tracer;
             let tracer = proc.status(tracer).map_or(tracer, |status| status.tgid);
-            let name = proc
-                .comm(tracer)
-                .map_or(String::new(), |comm| format!(" ({comm})"));
-            let detail = format!(
-                "process {pid} ({}) is stopped by its tracer, process {tracer}{name}",
-                stat.comm
-            );
+            let name = proc.comm(tracer).map_or(String::new(), |comm| format!(" ({comm})"));
+            let detail =
+                format!("process {pid} ({}) is stopped by its tracer, process {tracer}{name}", stat.comm);
             Some(stopped(detail))
         }
         _ => None,
@@ -783,12 +723,10 @@ fn may_look_at(proc: &ProcFs, pid: i32) -> Result<()> {
     if pid <= 0 || !proc.exists(pid) {
         return Err(Error::NoSuchProcess(pid));
     }
-    let stat = proc
-        .process_stat(pid)
-        .map_err(|absence| match absence.is_gone() {
-            true => Error::NoSuchProcess(pid),
-            false => Error::Refused(absence.detail),
-        })?;
+    let stat = proc.process_stat(pid).map_err(|absence| match absence.is_gone() {
+        true => Error::NoSuchProcess(pid),
+        false => Error::Refused(absence.detail),
+    })?;
     if let Ok(status) = proc.status(pid) {
         refuse_thread(pid, &status)?;
     }
@@ -800,17 +738,13 @@ fn may_look_at(proc: &ProcFs, pid: i32) -> Result<()> {
     }
     // A kernel thread has no address space, so there is nothing to measure.
     if stat.virtual_bytes == 0 {
-        return Err(Error::Refused(format!(
-            "process {pid} ({}) is a kernel thread",
-            stat.comm
-        )));
+        return Err(Error::Refused(format!("process {pid} ({}) is a kernel thread", stat.comm)));
     }
-    proc.maps_readable(proc.living_thread(pid))
-        .map_err(|absence| Error::NotPermitted {
-            pid,
-            detail: absence.detail,
-            mend: format!("{}, or as the owner of the process", run_as_root()),
-        })
+    proc.maps_readable(proc.living_thread(pid)).map_err(|absence| Error::NotPermitted {
+        pid,
+        detail: absence.detail,
+        mend: format!("{}, or as the owner of the process", run_as_root()),
+    })
 }
 
 /// A set-user-ID program would run with rights that its caller doesn't have, and would ignore most settings.

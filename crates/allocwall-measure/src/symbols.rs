@@ -33,10 +33,7 @@ impl KernelNames {
             .enable_inlined_fns(false)
             .enable_demangling(false)
             .build();
-        KernelNames {
-            symbolizer,
-            known: HashMap::new(),
-        }
+        KernelNames { symbolizer, known: HashMap::new() }
     }
 
     /// From /proc/kallsyms; None if kptr_restrict hides it.
@@ -44,11 +41,8 @@ impl KernelNames {
         if let Some(known) = self.known.get(&address) {
             return known.clone();
         }
-        let source = Source::Kernel(Kernel {
-            vmlinux: MaybeDefault::None,
-            debug_syms: false,
-            ..Kernel::default()
-        });
+        let source =
+            Source::Kernel(Kernel { vmlinux: MaybeDefault::None, debug_syms: false, ..Kernel::default() });
         let name = match self.symbolizer.symbolize_single(&source, Input::AbsAddr(address)) {
             Ok(Symbolized::Sym(symbol)) => readable(symbol.name.as_bytes()),
             Ok(Symbolized::Unknown(_)) | Err(_) => None,
@@ -192,10 +186,7 @@ mod tests {
         let addresses = [0, 0x7f05, 0x7f10, 0x7f2f, 0x7f30];
         let (names, whole) = scanned(text, &addresses, &mut 1000);
         let names: Vec<_> = names.iter().map(Option::as_deref).collect();
-        assert_eq!(
-            names,
-            [None, Some("LazyCompile:~a b"), Some("newer"), Some("newer"), None]
-        );
+        assert_eq!(names, [None, Some("LazyCompile:~a b"), Some("newer"), Some("newer"), None]);
         assert!(whole);
     }
 
@@ -243,10 +234,7 @@ mod tests {
     fn only_mangled_names_are_shown() {
         assert_eq!(shown("w"), "w");
         assert_eq!(shown("_init"), "_init");
-        assert_eq!(
-            shown("_ZN4core3fmt5Write9write_fmt17h0123456789abcdefE"),
-            "core::fmt::Write::write_fmt"
-        );
+        assert_eq!(shown("_ZN4core3fmt5Write9write_fmt17h0123456789abcdefE"), "core::fmt::Write::write_fmt");
         assert_eq!(
             shown("_ZNSt6vectorIiSaIiEE9push_backERKi"),
             "std::vector<int, std::allocator<int> >::push_back(int const&)"
@@ -264,10 +252,8 @@ mod tests {
     /// Each parameter names the one before it twice: 2^60 characters when expanded.
     #[test]
     fn a_name_that_doubles_itself_is_truncated() {
-        let doubled: String = (1..60u32)
-            .map(radix36)
-            .map(|before| format!("S0_IS{before}_S{before}_E"))
-            .collect();
+        let doubled: String =
+            (1..60u32).map(radix36).map(|before| format!("S0_IS{before}_S{before}_E")).collect();
         let bomb = format!("_Z1f1a1bIS_S_E{doubled}");
         assert!(bomb.len() < 1000);
         let name = shown(&bomb);

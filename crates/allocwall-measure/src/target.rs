@@ -134,21 +134,13 @@ pub struct Code {
 
 impl Code {
     fn of(start: u64, region: &Region) -> Code {
-        Code {
-            start,
-            end: region.end,
-            module: region.module,
-            bias: region.delta.wrapping_neg(),
-        }
+        Code { start, end: region.end, module: region.module, bias: region.delta.wrapping_neg() }
     }
 }
 
 impl AddressSpace {
     pub fn new(pid: i32) -> Self {
-        AddressSpace {
-            pid,
-            regions: BTreeMap::new(),
-        }
+        AddressSpace { pid, regions: BTreeMap::new() }
     }
 
     /// The module at an address, and the address in the module's own numbering (ELF virtual address; for
@@ -176,11 +168,7 @@ impl AddressSpace {
                 address.wrapping_sub(mapping.start)
             }
         };
-        let region = Region {
-            end: mapping.end,
-            module,
-            delta,
-        };
+        let region = Region { end: mapping.end, module, delta };
         self.regions.insert(mapping.start, region);
         Some(Code::of(mapping.start, &region))
     }
@@ -192,17 +180,12 @@ impl AddressSpace {
 
     /// The same memory in a child after fork.
     pub fn forked(&self, child: i32) -> Self {
-        AddressSpace {
-            pid: child,
-            regions: self.regions.clone(),
-        }
+        AddressSpace { pid: child, regions: self.regions.clone() }
     }
 
     /// Every executable range, lowest first.
     pub fn code(&self) -> impl Iterator<Item = Code> + '_ {
-        self.regions
-            .iter()
-            .map(|(&start, region)| Code::of(start, region))
+        self.regions.iter().map(|(&start, region)| Code::of(start, region))
     }
 
     fn remove(&mut self, start: u64, end: u64) {
@@ -340,10 +323,7 @@ impl Modules {
             self.facts_left = self.facts_left.checked_sub(examined.bytes()).ok_or_else(|| {
                 Absence::new(
                     Reason::TooCostly,
-                    format!(
-                        "the facts about the target's files take more than {} MiB",
-                        FACTS_LIMIT >> 20
-                    ),
+                    format!("the facts about the target's files take more than {} MiB", FACTS_LIMIT >> 20),
                 )
             })?;
             Ok((examined, file))
@@ -353,11 +333,7 @@ impl Modules {
                 if let Some(runtime) = &mut facts.runtime {
                     self.complete_version(pid, &path, runtime);
                 }
-                let known = Known {
-                    facts,
-                    file: Some(Arc::new(file)),
-                    ..Known::default()
-                };
+                let known = Known { facts, file: Some(Arc::new(file)), ..Known::default() };
                 (Module { path, ..module }, known)
             }
             Err(absent) => {
@@ -367,10 +343,7 @@ impl Modules {
                     ModuleRole::Other if mapping.is_nameless_memory() => ModuleRole::Jit,
                     role => role,
                 };
-                let known = Known {
-                    absent: Some(absent),
-                    ..Known::default()
-                };
+                let known = Known { absent: Some(absent), ..Known::default() };
                 (bare(path, role), known)
             }
         }
@@ -386,18 +359,14 @@ impl Modules {
         let path = Path::new(path);
         match runtime {
             // JAVA_HOME/lib/server/libjvm.so; before version 9 with jre/ and the architecture in between.
-            Runtime::Jvm {
-                version: version @ None,
-            } => {
+            Runtime::Jvm { version: version @ None } => {
                 *version = path
                     .ancestors()
                     .skip(2)
                     .take(5)
                     .find_map(|home| release_version(&read(home.join("release"))?));
             }
-            Runtime::Node {
-                version: version @ None,
-            } => {
+            Runtime::Node { version: version @ None } => {
                 *version = path.ancestors().nth(2).and_then(|prefix| {
                     node_header_version(&read(prefix.join("include/node/node_version.h"))?)
                 });
@@ -436,10 +405,7 @@ impl Modules {
 
         let environ = proc.environ(thread);
         let exe_path = proc.exe(thread);
-        let exe = exe_path
-            .as_ref()
-            .ok()
-            .and_then(|path| self.find_executable(&space, path));
+        let exe = exe_path.as_ref().ok().and_then(|path| self.find_executable(&space, path));
         let loaded = Loaded::new(self, &space, exe);
         let (allocator, also) = loaded.allocators(self, thread, environ.as_deref().unwrap_or(&[]));
         let process = Process {
@@ -455,12 +421,7 @@ impl Modules {
             thp_disabled: proc.status(thread).and_then(|status| thp_disabled(&status)),
             secure_exec: file::read(&root.join(format!("{thread}/auxv")), secure_exec),
         };
-        Ok(TargetView {
-            process,
-            also,
-            space,
-            cut: code.cut,
-        })
+        Ok(TargetView { process, also, space, cut: code.cut })
     }
 
     /// The mapped file of /proc/PID/exe. It is found by path if the paths agree (some file systems number
@@ -538,13 +499,7 @@ pub fn view_file(path: &Path) -> Measured<FileView> {
 }
 
 fn bare(path: String, role: ModuleRole) -> Module {
-    Module {
-        path,
-        build_id: None,
-        role,
-        malloc_ranges: Vec::new(),
-        has_symbols: false,
-    }
+    Module { path, build_id: None, role, malloc_ranges: Vec::new(), has_symbols: false }
 }
 
 fn file_name(path: &str) -> &str {
@@ -581,9 +536,8 @@ impl Marks {
             _ => {}
         }
         if symbol.kind == SymbolKind::Function
-            && let Some(&(_, kind)) = ALLOCATOR_ENTRY_POINTS
-                .iter()
-                .find(|(entry, _)| entry.as_bytes() == name)
+            && let Some(&(_, kind)) =
+                ALLOCATOR_ENTRY_POINTS.iter().find(|(entry, _)| entry.as_bytes() == name)
         {
             self.entries.push((symbol.address, kind));
         }
@@ -633,9 +587,7 @@ fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: Module
                 _ if !(is_libc || is_static) => {}
                 SymbolKind::File => marks.table.file(symbol.text()),
                 SymbolKind::Function => {
-                    marks
-                        .table
-                        .function(symbol.text(), symbol.address, symbol.size, symbol.local);
+                    marks.table.function(symbol.text(), symbol.address, symbol.size, symbol.local);
                 }
                 SymbolKind::Data => {}
             }
@@ -684,13 +636,8 @@ fn examine_elf<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, path: &str, by_name: Module
             Some(Runtime::Native) | None => ModuleRole::Other,
         };
     }
-    let module = Module {
-        path: path.to_owned(),
-        build_id: facts.build_id.clone(),
-        role,
-        malloc_ranges,
-        has_symbols,
-    };
+    let module =
+        Module { path: path.to_owned(), build_id: facts.build_id.clone(), role, malloc_ranges, has_symbols };
     let of_file = FileFacts {
         segments: facts.segments.clone(),
         soname: facts.soname.clone(),
@@ -729,23 +676,16 @@ fn allocators_inside<'d, R: ReadRef<'d>>(
         (marks.malloc != Some(address), own)
     });
     let mut seen = HashSet::new();
-    found
-        .into_iter()
-        .map(|(_, kind)| kind)
-        .filter(|&kind| seen.insert(kind))
-        .collect()
+    found.into_iter().map(|(_, kind)| kind).filter(|&kind| seen.insert(kind)).collect()
 }
 
 fn libc_of(path: &str, soname: Option<&str>, constants: &[u8]) -> Libc {
     // csu/version.c: "GNU C Library (…) stable release version 2.36."
     if memmem::find(constants, b"GNU C Library").is_some()
-        && let Some(version) = text_behind(constants, b" release version ", |b| {
-            b.is_ascii_digit() || b == b'.'
-        })
+        && let Some(version) =
+            text_behind(constants, b" release version ", |b| b.is_ascii_digit() || b == b'.')
     {
-        return Libc::Glibc {
-            version: version.trim_end_matches('.').to_owned(),
-        };
+        return Libc::Glibc { version: version.trim_end_matches('.').to_owned() };
     }
     let name = file_name(path);
     if name.contains("musl")
@@ -753,13 +693,9 @@ fn libc_of(path: &str, soname: Option<&str>, constants: &[u8]) -> Libc {
         || memmem::find(constants, b"musl libc").is_some()
     {
         let version = c_strings(constants).find(|text| is_version(text, "1."));
-        return Libc::Musl {
-            version: version.map(str::to_owned),
-        };
+        return Libc::Musl { version: version.map(str::to_owned) };
     }
-    Libc::Other {
-        name: name.to_owned(),
-    }
+    Libc::Other { name: name.to_owned() }
 }
 
 fn allocator_version(kind: AllocatorKind, path: &str, constants: &[u8]) -> Option<String> {
@@ -777,10 +713,10 @@ fn allocator_version(kind: AllocatorKind, path: &str, constants: &[u8]) -> Optio
         AllocatorKind::Tcmalloc => {
             text_behind(constants, b"gperftools ", |b| b.is_ascii_digit() || b == b'.')
         }
-        AllocatorKind::Glibc => text_behind(constants, b" release version ", |b| {
-            b.is_ascii_digit() || b == b'.'
-        })
-        .map(|version| version.trim_end_matches('.').to_owned()),
+        AllocatorKind::Glibc => {
+            text_behind(constants, b" release version ", |b| b.is_ascii_digit() || b == b'.')
+                .map(|version| version.trim_end_matches('.').to_owned())
+        }
         // The code has only a number; the name of the library's file contains the version.
         _ => file_name(path)
             .split_once(".so.")
@@ -799,9 +735,7 @@ fn runtime_of<'d, R: ReadRef<'d>>(
         return Some(Runtime::Jvm { version: None });
     }
     if elf.facts.section(".go.buildinfo").is_some() || elf.facts.section(".note.go.buildid").is_some() {
-        return Some(Runtime::Go {
-            version: go_version(elf),
-        });
+        return Some(Runtime::Go { version: go_version(elf) });
     }
     if marks.node {
         let constants = || elf.section_bytes(".rodata", SEARCH_LIMIT);
@@ -809,22 +743,13 @@ fn runtime_of<'d, R: ReadRef<'d>>(
         // The header file next to an installation is cheaper to read than tens of MiB of constants: see
         // `complete_version`.
         let version = (!name.starts_with("node"))
-            .then(|| {
-                text_behind(constants()?, b"/download/release/v", |b| {
-                    b.is_ascii_digit() || b == b'.'
-                })
-            })
+            .then(|| text_behind(constants()?, b"/download/release/v", |b| b.is_ascii_digit() || b == b'.'))
             .flatten();
         return Some(Runtime::Node { version });
     }
     if marks.python {
         let name = file_name(path);
-        let name = elf
-            .facts
-            .soname
-            .as_deref()
-            .filter(|s| s.starts_with("libpython"))
-            .unwrap_or(name);
+        let name = elf.facts.soname.as_deref().filter(|s| s.starts_with("libpython")).unwrap_or(name);
         let (named, thread_mark) = python_name(name);
         return Some(Runtime::Cpython {
             version: python_version(elf, marks.python_version, &named),
@@ -837,11 +762,7 @@ fn runtime_of<'d, R: ReadRef<'d>>(
 /// `libpython3.13t.so.1.0` or `python3.13t`: the version, and whether it has the mark of free-threaded
 /// builds.
 fn python_name(name: &str) -> (String, bool) {
-    let rest = name
-        .strip_prefix("lib")
-        .unwrap_or(name)
-        .strip_prefix("python")
-        .unwrap_or("");
+    let rest = name.strip_prefix("lib").unwrap_or(name).strip_prefix("python").unwrap_or("");
     let end = rest
         .bytes()
         .enumerate()
@@ -856,9 +777,7 @@ fn python_name(name: &str) -> (String, bool) {
 /// The full version if the file contains it, else the one in its name, else `unknown`.
 fn python_version<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, at: Option<u64>, named: &str) -> String {
     // `const unsigned long Py_Version = PY_VERSION_HEX`, since 3.11: 0x030B02F0 is 3.11.2 final.
-    let encoded = at
-        .and_then(|address| elf.bytes_at(address, 4))
-        .and_then(|bytes| bytes.try_into().ok());
+    let encoded = at.and_then(|address| elf.bytes_at(address, 4)).and_then(|bytes| bytes.try_into().ok());
     if let Some(hex) = encoded.map(u32::from_le_bytes)
         && matches!(hex >> 24, 3..=9)
     {
@@ -868,12 +787,7 @@ fn python_version<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, at: Option<u64>, named: 
             0xc => format!("rc{}", hex & 0xf),
             _ => String::new(),
         };
-        return format!(
-            "{}.{}.{}{suffix}",
-            hex >> 24,
-            (hex >> 16) & 0xff,
-            (hex >> 8) & 0xff
-        );
+        return format!("{}.{}.{}{suffix}", hex >> 24, (hex >> 16) & 0xff, (hex >> 8) & 0xff);
     }
     // Before 3.11: the string that Py_GetVersion prints, recognised by the two numbers in the name.
     let prefix = format!("{named}.");
@@ -915,9 +829,7 @@ fn go_version<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Option<String> {
 
 /// JAVA_HOME/release: `JAVA_VERSION="17.0.15"`.
 pub(crate) fn release_version(release: &str) -> Option<String> {
-    let value = release
-        .lines()
-        .find_map(|line| line.strip_prefix("JAVA_VERSION="))?;
+    let value = release.lines().find_map(|line| line.strip_prefix("JAVA_VERSION="))?;
     Some(value.trim().trim_matches('"').to_owned()).filter(|version| !version.is_empty())
 }
 
@@ -941,12 +853,7 @@ fn text_behind(bytes: &[u8], marker: &[u8], belongs: impl Fn(u8) -> bool) -> Opt
     let at = memmem::find_iter(bytes, marker)
         .map(|at| at + marker.len())
         .find(|&at| bytes.get(at).is_some_and(|&b| belongs(b)))?;
-    let value = bytes[at..]
-        .iter()
-        .take(64)
-        .take_while(|&&b| belongs(b))
-        .copied()
-        .collect();
+    let value = bytes[at..].iter().take(64).take_while(|&&b| belongs(b)).copied().collect();
     String::from_utf8(value).ok()
 }
 
@@ -1001,12 +908,7 @@ impl Loaded {
                 by_name.entry(name.to_owned()).or_insert(module);
             }
         }
-        Loaded {
-            exe,
-            modules: order,
-            code: first,
-            by_name,
-        }
+        Loaded { exe, modules: order, code: first, by_name }
     }
 
     /// Whether a module was loaded before another one, from the loader's own list. If that can't be read,
@@ -1049,12 +951,7 @@ impl Loaded {
         if let Some((_, value)) = environ.iter().find(|(name, _)| name == "LD_PRELOAD") {
             names.extend(value.split([' ', ':']).map(str::to_owned));
         }
-        let global = inside::read(
-            &modules.proc_root,
-            space_pid,
-            Path::new("/etc/ld.so.preload"),
-            64 << 10,
-        );
+        let global = inside::read(&modules.proc_root, space_pid, Path::new("/etc/ld.so.preload"), 64 << 10);
         if let Ok(bytes) = global {
             let text = String::from_utf8_lossy(&bytes).into_owned();
             names.extend(
@@ -1069,19 +966,12 @@ impl Loaded {
             let module = if name.contains('/') {
                 let identity = inside::identity(&modules.proc_root, space_pid, Path::new(name));
                 let same = |&module: &usize| identity.is_some() && modules.known[module].identity == identity;
-                self.modules
-                    .iter()
-                    .copied()
-                    .find(same)
-                    .or_else(|| self.by_name.get(file_name(name)).copied())
+                self.modules.iter().copied().find(same).or_else(|| self.by_name.get(file_name(name)).copied())
             } else {
                 // `libjemalloc.so` may be a link to the file that is mapped as `libjemalloc.so.2`.
                 let stem =
                     |&module: &usize| file_name(&modules.list[module].path).starts_with(&format!("{name}."));
-                self.by_name
-                    .get(name)
-                    .copied()
-                    .or_else(|| self.modules.iter().copied().find(stem))
+                self.by_name.get(name).copied().or_else(|| self.modules.iter().copied().find(stem))
             };
             found.extend(module.filter(|module| Some(*module) != self.exe));
         }
@@ -1096,14 +986,9 @@ impl Loaded {
                 && modules.list[*module].role != ModuleRole::Loader
         });
         let by_nobody: Vec<usize> = by_nobody.collect();
-        let libc = self
-            .modules
-            .iter()
-            .find(|&&module| modules.list[module].role == ModuleRole::Libc);
+        let libc = self.modules.iter().find(|&&module| modules.list[module].role == ModuleRole::Libc);
         // A file that could not be read may need it.
-        let known = asked_for
-            .iter()
-            .all(|&module| modules.known[module].absent.is_none());
+        let known = asked_for.iter().all(|&module| modules.known[module].absent.is_none());
         if let Some(&libc) = libc.filter(|_| known && !by_nobody.is_empty()) {
             let before = self.before(modules, space_pid, libc);
             found.extend(by_nobody.into_iter().filter(|module| before(*module)));
@@ -1119,10 +1004,8 @@ impl Loaded {
         environ: &[(String, String)],
     ) -> (Measured<Allocator>, Vec<Allocator>) {
         let Some(exe) = self.exe else {
-            let absence = Absence::new(
-                Reason::NotFound,
-                format!("process {pid} does not map its own executable"),
-            );
+            let absence =
+                Absence::new(Reason::NotFound, format!("process {pid} does not map its own executable"));
             return (Err(absence), Vec::new());
         };
         let preloads = self.preloads(modules, pid, environ);
@@ -1141,24 +1024,13 @@ impl Loaded {
                 Linkage::Linked
             },
             module: modules.list[module].path.clone(),
-            version: modules.known[module]
-                .facts
-                .allocator_version
-                .clone()
-                .filter(|_| first),
+            version: modules.known[module].facts.allocator_version.clone().filter(|_| first),
         };
-        let server = scope
-            .iter()
-            .copied()
-            .find(|&module| modules.known[module].facts.serves_malloc);
+        let server = scope.iter().copied().find(|&module| modules.known[module].facts.serves_malloc);
         let serving = match server {
             Some(module) => {
-                let kind = modules.known[module]
-                    .facts
-                    .allocators
-                    .first()
-                    .copied()
-                    .unwrap_or(AllocatorKind::Other);
+                let kind =
+                    modules.known[module].facts.allocators.first().copied().unwrap_or(AllocatorKind::Other);
                 Ok(describe(module, kind, true))
             }
             None => Err(self.no_allocator(modules, exe)),
@@ -1188,33 +1060,21 @@ impl Loaded {
             );
         }
         if known.facts.kind.is_some_and(ElfKind::is_static) {
-            return Absence::new(
-                Reason::NotFound,
-                "a stripped static program: its allocator is unknown",
-            )
-            .mend("build it with symbols");
+            return Absence::new(Reason::NotFound, "a stripped static program: its allocator is unknown")
+                .mend("build it with symbols");
         }
         Absence::new(Reason::NotFound, "none of its loaded files exports malloc")
     }
 
     fn libc(&self, modules: &Modules) -> Measured<Libc> {
-        if let Some(libc) = self
-            .modules
-            .iter()
-            .find_map(|&module| modules.known[module].facts.libc.clone())
-        {
+        if let Some(libc) = self.modules.iter().find_map(|&module| modules.known[module].facts.libc.clone()) {
             return Ok(libc);
         }
         let known = self.exe.map(|exe| &modules.known[exe]);
         match known {
             Some(known) if known.facts.kind.is_some_and(ElfKind::is_static) => Ok(Libc::Static),
-            Some(Known {
-                absent: Some(absent), ..
-            }) => Err(absent.clone()),
-            _ => Err(Absence::new(
-                Reason::NotFound,
-                "none of its mapped files is a known C library",
-            )),
+            Some(Known { absent: Some(absent), .. }) => Err(absent.clone()),
+            _ => Err(Absence::new(Reason::NotFound, "none of its mapped files is a known C library")),
         }
     }
 
@@ -1222,16 +1082,12 @@ impl Loaded {
     /// Python process that loaded a JVM is Python.
     fn runtime(&self, modules: &Modules) -> Measured<Runtime> {
         let Some(exe) = self.exe else {
-            return Err(Absence::new(
-                Reason::NotFound,
-                "the process does not map its own executable",
-            ));
+            return Err(Absence::new(Reason::NotFound, "the process does not map its own executable"));
         };
         let linked = self.closure(modules, &[exe]);
         let candidates = linked.iter().chain(&self.modules);
-        if let Some(runtime) = candidates
-            .into_iter()
-            .find_map(|&module| modules.known[module].facts.runtime.clone())
+        if let Some(runtime) =
+            candidates.into_iter().find_map(|&module| modules.known[module].facts.runtime.clone())
         {
             return Ok(runtime);
         }
@@ -1258,11 +1114,7 @@ fn words_kept(words: Vec<String>) -> Vec<String> {
 fn settings(environ: Vec<(String, String)>) -> Vec<(String, String)> {
     let without_properties = |name: &str, value: String| {
         if name.contains("JAVA") {
-            value
-                .split_whitespace()
-                .filter(|word| word.starts_with("-X"))
-                .collect::<Vec<_>>()
-                .join(" ")
+            value.split_whitespace().filter(|word| word.starts_with("-X")).collect::<Vec<_>>().join(" ")
         } else {
             value
         }

@@ -106,10 +106,7 @@ pub const THREADS_ASKED: usize = 64;
 
 impl TickReader {
     pub fn new(numa_nodes: u32) -> TickReader {
-        TickReader {
-            several_nodes: numa_nodes > 1,
-            ..TickReader::default()
-        }
+        TickReader { several_nodes: numa_nodes > 1, ..TickReader::default() }
     }
 
     /// # Errors
@@ -140,11 +137,7 @@ impl TickReader {
         cgroup: Option<CgroupTick>,
         deep: bool,
     ) -> Measured<Tick> {
-        let mut tick = Tick {
-            t_ns,
-            cgroup,
-            ..Tick::default()
-        };
+        let mut tick = Tick { t_ns, cgroup, ..Tick::default() };
         let mut seen = HashMap::new();
         let mut memory = Vec::new();
         let mut forbidden = None;
@@ -202,20 +195,12 @@ impl TickReader {
         }
         if deep && tick.resident <= SMAPS_LIMIT {
             let mut sum = Smaps::default();
-            let read = of_all(
-                &memory,
-                |pid| proc.smaps_rollup(pid),
-                |smaps| add_smaps(&mut sum, &smaps),
-            );
+            let read = of_all(&memory, |pid| proc.smaps_rollup(pid), |smaps| add_smaps(&mut sum, &smaps));
             tick.smaps = self.smaps.note(read).then_some(sum);
             // On a machine with one node the result is known without a walk of the page tables.
             if self.several_nodes {
                 let mut nodes = Vec::new();
-                let read = of_all(
-                    &memory,
-                    |pid| proc.numa_resident(pid),
-                    |own| add_nodes(&mut nodes, &own),
-                );
+                let read = of_all(&memory, |pid| proc.numa_resident(pid), |own| add_nodes(&mut nodes, &own));
                 tick.numa_resident = self.nodes.note(read).then_some(nodes);
             }
         }
@@ -240,11 +225,7 @@ impl TickReader {
         });
         let host = self.host.clone().map(ProbeState::Partial);
         [
-            (
-                "counters",
-                "CPU time and faults, from the kernel's counters",
-                counters,
-            ),
+            ("counters", "CPU time and faults, from the kernel's counters", counters),
             ("sizes", "anonymous memory and data", self.sizes.0.clone()),
             ("smaps", SMAPS, self.smaps.0.clone()),
             ("numa", "resident memory by node", self.nodes.0.clone()),
@@ -262,10 +243,7 @@ impl TickReader {
         // well.
         let gone: HashMap<i32, Known> = self
             .known
-            .extract_if(|pid, before| {
-                seen.get(pid)
-                    .is_none_or(|now| now.start_ticks != before.start_ticks)
-            })
+            .extract_if(|pid, before| seen.get(pid).is_none_or(|now| now.start_ticks != before.start_ticks))
             .collect();
         for (pid, before) in &gone {
             let mut ancestor = before.parent;
@@ -290,10 +268,7 @@ impl TickReader {
             let awaited = self.awaited.entry(pid).or_default();
             let known_already = reaped.at_most(*awaited);
             *awaited = awaited.minus(known_already);
-            self.sum = self
-                .sum
-                .plus(now.own.minus(own))
-                .plus(reaped.minus(known_already));
+            self.sum = self.sum.plus(now.own.minus(own)).plus(reaped.minus(known_already));
             self.known.insert(pid, now);
         }
         self.opened = true;
@@ -484,11 +459,7 @@ impl ThreadClock {
             true => ProbeState::Absent(absence),
             false => ProbeState::Partial(absence),
         };
-        Some(probe(
-            "run_delay",
-            "CPU time and run-queue time of the threads",
-            state,
-        ))
+        Some(probe("run_delay", "CPU time and run-queue time of the threads", state))
     }
 
     /// The number of threads that the last reading found.
@@ -516,16 +487,8 @@ mod tests {
     use super::*;
 
     fn known(parent: i32, user: u64, children: u64) -> Known {
-        let spent = |user| Spent {
-            user,
-            ..Spent::default()
-        };
-        Known {
-            start_ticks: 1,
-            parent,
-            own: spent(user),
-            children: spent(children),
-        }
+        let spent = |user| Spent { user, ..Spent::default() };
+        Known { start_ticks: 1, parent, own: spent(user), children: spent(children) }
     }
 
     /// The sum of user time after each reading.
@@ -622,9 +585,7 @@ mod tests {
         let mut reader = TickReader::new(1);
         let mut read = |ticks| {
             write_stat(dir.path(), 7, ticks);
-            reader
-                .read(&proc, &[7], 0, None, false)
-                .map(|tick| tick.minor_faults)
+            reader.read(&proc, &[7], 0, None, false).map(|tick| tick.minor_faults)
         };
         assert_eq!(read(Some(1_000)), Ok(0));
         assert_eq!(read(None).unwrap_err().reason, Reason::NotSupported);
@@ -664,11 +625,7 @@ mod tests {
         write(9, 3);
         clock.read(&proc, &[7], 20);
         let cpu: Vec<u64> = clock.finish().iter().map(|t| t.cpu_ns).collect();
-        assert_eq!(
-            cpu,
-            [0, 0, 3],
-            "the last thread was started after a complete reading"
-        );
+        assert_eq!(cpu, [0, 0, 3], "the last thread was started after a complete reading");
     }
 
     #[test]

@@ -58,11 +58,7 @@ impl Tables {
         let Ok(elf) = elf_file.parse() else {
             return Some(Tables(info));
         };
-        let range = |name: &str| {
-            elf.facts
-                .section(name)
-                .map(|s| s.address..s.address.saturating_add(s.size))
-        };
+        let range = |name: &str| elf.facts.section(name).map(|s| s.address..s.address.saturating_add(s.size));
         let size = |name: &str| elf.facts.section(name).map_or(0, |s| s.size);
         *left = left.checked_sub(size(".eh_frame").saturating_add(size(".eh_frame_hdr")))?;
         let data = |name: &str| Some(Bytes(elf.section_copy(file, name)?.into()));
@@ -79,9 +75,7 @@ impl Tables {
     /// unchecked. The unwinder then builds its own index.
     pub(crate) fn with_sound_index(mut self) -> Tables {
         let start = self.0.eh_frame_hdr_svma.as_ref().map_or(0, |range| range.start);
-        self.0
-            .eh_frame_hdr
-            .take_if(|header| !is_sound_index(header, start));
+        self.0.eh_frame_hdr.take_if(|header| !is_sound_index(header, start));
         self
     }
 }
@@ -99,9 +93,7 @@ fn is_sound_index(header: &[u8], start: u64) -> bool {
         return false;
     };
     let table = address(start.wrapping_add(4), table);
-    pairs
-        .chunks_exact(2)
-        .all(|pair| address(start, &pair[1]) >= table)
+    pairs.chunks_exact(2).all(|pair| address(start, &pair[1]) >= table)
 }
 
 /// Unwinds within one address space.
@@ -135,8 +127,7 @@ impl Unwinder {
     /// `bias`: address in memory minus the file's own address.
     pub fn add(&mut self, range: Range<u64>, bias: u64, tables: &Tables) {
         // framehop's base address is the address of the file's address 0.
-        self.0
-            .add_module(Module::new(String::new(), range, bias, tables.0.clone()));
+        self.0.add_module(Module::new(String::new(), range, bias, tables.0.clone()));
     }
 
     pub fn unwind(&self, cache: &mut Cache, registers: &Registers, stack: &[u8], out: &mut Unwound) {
@@ -147,10 +138,7 @@ impl Unwinder {
         let mut read = |address: u64| {
             let offset = address.checked_sub(sp).ok_or(())?;
             let start = usize::try_from(offset).map_err(|_| ())?;
-            match stack
-                .get(start..start.saturating_add(8))
-                .and_then(|b| b.try_into().ok())
-            {
+            match stack.get(start..start.saturating_add(8)).and_then(|b| b.try_into().ok()) {
                 Some(word) => Ok(u64::from_le_bytes(word)),
                 None => {
                     left_dump = true;
@@ -243,22 +231,13 @@ mod tests {
     fn an_index_that_points_before_its_table_is_not_used() {
         let index = |entries: &[i32]| {
             // The table is 0x100 bytes after the index.
-            let words = [0xfc, 1]
-                .iter()
-                .chain(entries)
-                .flat_map(|word: &i32| word.to_le_bytes());
-            [1, 0x1b, 0x03, 0x3b]
-                .into_iter()
-                .chain(words)
-                .collect::<Vec<u8>>()
+            let words = [0xfc, 1].iter().chain(entries).flat_map(|word: &i32| word.to_le_bytes());
+            [1, 0x1b, 0x03, 0x3b].into_iter().chain(words).collect::<Vec<u8>>()
         };
         assert!(is_sound_index(&index(&[-0x40, 0x100, -0x20, 0x180]), 0x1000));
         assert!(!is_sound_index(&index(&[-0x40, 0x100, -0x20, 0xff]), 0x1000));
         assert!(!is_sound_index(&[1, 0x1b, 0x03, 0x3b], 0x1000));
-        assert!(!is_sound_index(
-            &[1, 0x1b, 0xff, 0x3b, 0, 0, 0, 0, 0, 0, 0, 0],
-            0x1000
-        ));
+        assert!(!is_sound_index(&[1, 0x1b, 0xff, 0x3b, 0, 0, 0, 0, 0, 0, 0, 0], 0x1000));
         let own = File::open("/proc/self/exe").unwrap();
         let tables = Tables::of(&own, &mut (1 << 30)).unwrap();
         assert!(tables.0.eh_frame_hdr.is_some(), "the index of a linker is sound");

@@ -31,12 +31,7 @@ fn built(folder: &Path) -> Option<Child> {
     std::fs::write(&source, SOURCE).unwrap();
     let run = |program: &str, kind: &str, from: &Path, to: &Path| {
         let kind: Vec<&str> = kind.split(' ').collect();
-        let done = Command::new(program)
-            .args(kind)
-            .arg(from)
-            .arg("-o")
-            .arg(to)
-            .status();
+        let done = Command::new(program).args(kind).arg(from).arg("-o").arg(to).status();
         done.is_ok_and(|status| status.success())
     };
     if !(run("as", "--32", &source, &object) && run("ld", "-m elf_i386", &object, &program)) {
@@ -82,9 +77,7 @@ fn a_32_bit_program_keeps_its_leaves() {
         let stack = &recording.stacks[index as usize];
         let leaf = &recording.frames[stack.frames[0] as usize];
         assert!(stack.frames.len() == 1 && !stack.complete, "{stack:?}");
-        recording.modules[leaf.module.unwrap() as usize]
-            .path
-            .ends_with("/narrow")
+        recording.modules[leaf.module.unwrap() as usize].path.ends_with("/narrow")
     };
     let user: Vec<u32> = recording.samples.iter().filter_map(|s| s.user).collect();
     assert!(!user.is_empty() && user.into_iter().all(in_program));

@@ -17,21 +17,13 @@ impl Interval {
 
     /// A value without sampling error, such as a kernel counter.
     pub const fn exact(point: f64) -> Self {
-        Interval {
-            low: point,
-            point,
-            high: point,
-        }
+        Interval { low: point, point, high: point }
     }
 
     /// The same interval in another unit; `factor` must not be negative.
     pub fn scaled(self, factor: f64) -> Self {
         debug_assert!(factor >= 0.0);
-        Interval {
-            low: self.low * factor,
-            point: self.point * factor,
-            high: self.high * factor,
-        }
+        Interval { low: self.low * factor, point: self.point * factor, high: self.high * factor }
     }
 
     pub fn half_width(self) -> f64 {
@@ -51,11 +43,7 @@ pub struct Absence {
 
 impl Absence {
     pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
-        Absence {
-            reason,
-            detail: detail.into(),
-            mend: None,
-        }
+        Absence { reason, detail: detail.into(), mend: None }
     }
 
     /// Whether the object does not exist or no longer exists, rather than being unreadable.

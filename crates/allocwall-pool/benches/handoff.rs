@@ -342,10 +342,8 @@ fn all<O: Object>(
 }
 
 fn in_turn(cpus: [usize; 2]) -> Figures {
-    let slots: &'static [Line] = (0..CAPACITY)
-        .map(|_| Line(UnsafeCell::new([0; 8])))
-        .collect::<Vec<_>>()
-        .leak();
+    let slots: &'static [Line] =
+        (0..CAPACITY).map(|_| Line(UnsafeCell::new([0; 8]))).collect::<Vec<_>>().leak();
     let mut at = 0;
     let mut make = Apart(move |order| {
         let slot = &slots[at % CAPACITY];
@@ -383,11 +381,7 @@ fn sharded_slab(cpus: [usize; 2]) -> Figures {
 fn returned(cpus: [usize; 2]) -> Figures {
     let mut pool = Pool::new(CAPACITY).unwrap();
     let mut home = pool.returner();
-    all(
-        cpus,
-        move |order| pool.alloc(order).ok(),
-        move |object| home.free(object),
-    )
+    all(cpus, move |order| pool.alloc(order).ok(), move |object| home.free(object))
 }
 
 fn dropped(cpus: [usize; 2]) -> Figures {
@@ -398,11 +392,7 @@ fn dropped(cpus: [usize; 2]) -> Figures {
 fn batches(cpus: [usize; 2]) -> Figures {
     let mut batches = Batches::new(4, CAPACITY / 4).unwrap();
     let mut home = batches.returner();
-    all(
-        cpus,
-        move |order| batches.alloc(order).ok(),
-        move |object| home.free(object),
-    )
+    all(cpus, move |order| batches.alloc(order).ok(), move |object| home.free(object))
 }
 
 type Way = fn([usize; 2]) -> Figures;
@@ -452,10 +442,7 @@ fn spread(mut of: Vec<f64>) -> String {
 
 fn main() {
     let cpus: Vec<usize> = std::env::args().filter_map(|arg| arg.parse().ok()).collect();
-    let cpus = [
-        cpus.first().copied().unwrap_or(0),
-        cpus.get(1).copied().unwrap_or(1),
-    ];
+    let cpus = [cpus.first().copied().unwrap_or(0), cpus.get(1).copied().unwrap_or(1)];
     let mut figures = vec![Vec::<Figures>::new(); WAYS.len()];
     for round in 0..ROUNDS {
         for step in 0..WAYS.len() {
@@ -465,13 +452,7 @@ fn main() {
     }
     let column = |way: usize, at: usize| figures[way].iter().map(|round| round[at]).collect::<Vec<_>>();
     println!("CPUs {} and {}, {ROUNDS} rounds: median (95 %)", cpus[0], cpus[1]);
-    let heads = [
-        "alloc, ns",
-        "alloc, shuffled",
-        "free, ns",
-        "free, shuffled",
-        "handed over, M/s",
-    ];
+    let heads = ["alloc, ns", "alloc, shuffled", "free, ns", "free, shuffled", "handed over, M/s"];
     print!("{:28}", "");
     heads.iter().for_each(|head| print!(" {head:>21}"));
     println!();
@@ -480,10 +461,7 @@ fn main() {
         (0..heads.len()).for_each(|at| print!(" {:>21}", spread(column(way, at))));
         println!();
     }
-    let pool = WAYS
-        .iter()
-        .position(|(name, _)| *name == RETURNED)
-        .expect("the list contains it");
+    let pool = WAYS.iter().position(|(name, _)| *name == RETURNED).expect("the list contains it");
     println!("{RETURNED}: throughput relative to each of the others in the same round, median (95 %)");
     let ours = column(pool, 4);
     for (way, (name, _)) in WAYS.iter().enumerate().filter(|(way, _)| *way != pool) {

@@ -58,9 +58,7 @@ impl Tally {
     fn total(&self) -> usize {
         // Relaxed: called only when a party leaves. The writer of the counts has a reference of its own, which it
         // gives back with a release after its last count, and the end of the memory acquires that.
-        self.counts
-            .iter()
-            .fold(0, |sum, count| sum.wrapping_add(count.load(Ordering::Relaxed)))
+        self.counts.iter().fold(0, |sum, count| sum.wrapping_add(count.load(Ordering::Relaxed)))
     }
 
     /// # Safety
@@ -134,14 +132,10 @@ impl<T> Batches<T> {
             return Err(BuildError::NoCapacity);
         }
         if limit < arenas {
-            return Err(BuildError::LimitBelowCapacity {
-                capacity: arenas,
-                limit,
-            });
+            return Err(BuildError::LimitBelowCapacity { capacity: arenas, limit });
         }
-        let memories = (0..arenas)
-            .map(|_| Heap::new(shape.bytes_for(slots)?))
-            .collect::<Result<Vec<_>, _>>()?;
+        let memories =
+            (0..arenas).map(|_| Heap::new(shape.bytes_for(slots)?)).collect::<Result<Vec<_>, _>>()?;
         let blocks: Vec<_> = memories.iter().map(|memory| Block::of(memory)).collect();
         Self::of(memories, &blocks, shape, limit)
     }
@@ -175,11 +169,9 @@ impl<T> Batches<T> {
     ) -> Result<Self, BuildError> {
         // A count for each arena up to the limit. A limit that exceeds all memory must be an error, not an abort.
         let mut counts = Vec::new();
-        counts
-            .try_reserve_exact(limit)
-            .map_err(|_| BuildError::OutOfMemory {
-                bytes: limit.saturating_mul(size_of::<Padded<AtomicUsize>>()),
-            })?;
+        counts.try_reserve_exact(limit).map_err(|_| BuildError::OutOfMemory {
+            bytes: limit.saturating_mul(size_of::<Padded<AtomicUsize>>()),
+        })?;
         counts.extend((0..limit).map(|_| Padded(AtomicUsize::new(0))));
         let estate = Estate::new(counts.into_boxed_slice())?;
         for memory in memories {
@@ -243,8 +235,7 @@ impl<T> Batches<T> {
                     return false;
                 };
                 let at = self.arenas.len();
-                self.arenas
-                    .push(own(self.estate, Block::of(&memory), self.shape, at));
+                self.arenas.push(own(self.estate, Block::of(&memory), self.shape, at));
                 // SAFETY: the caller is the owner.
                 unsafe { self.estate.as_ref().keep(Box::new(memory)) };
                 at
@@ -277,10 +268,7 @@ impl<T> Batches<T> {
     /// collections of the standard library. The counters of a dropped returner are used again.
     pub fn returner(&mut self) -> BatchReturner<T> {
         // SAFETY: tallies live until the owner leaves.
-        let left = self
-            .tallies
-            .iter()
-            .find(|tally| unsafe { tally.as_ref() }.parting.returner_is_gone());
+        let left = self.tallies.iter().find(|tally| unsafe { tally.as_ref() }.parting.returner_is_gone());
         let tally = left.copied().unwrap_or_else(|| {
             let counts = (0..self.limit).map(|_| AtomicUsize::new(0)).collect::<Box<[_]>>();
             let tally = NonNull::from(Box::leak(Box::new(Tally {
@@ -296,34 +284,21 @@ impl<T> Batches<T> {
             tally.as_ref().parting.returner_comes();
             self.estate.as_ref().hold(1);
         }
-        BatchReturner {
-            tally,
-            estate: self.estate,
-            of: PhantomData,
-        }
+        BatchReturner { tally, estate: self.estate, of: PhantomData }
     }
 }
 
 /// Makes an arena of a new block. The caller puts the block's memory into the estate.
 fn own(estate: NonNull<BatchEstate>, block: Block, shape: Shape, place: usize) -> Owned {
     for (chunk, _) in block.chunks(shape) {
-        let header = Header {
-            estate: estate.as_ptr().cast_const().cast(),
-            place,
-            segment: 0,
-            member: 0,
-        };
+        let header = Header { estate: estate.as_ptr().cast_const().cast(), place, segment: 0, member: 0 };
         // SAFETY: the chunk has room for its header, and nothing else uses it yet.
         unsafe { chunk.cast().write(header) };
     }
     let slots = Slots::new(block, shape);
     // SAFETY: new slots.
     slots.clone().for_each(|slot| unsafe { hands::first(slot) });
-    Owned {
-        slots,
-        size: block.slots(shape),
-        handed: 0,
-    }
+    Owned { slots, size: block.slots(shape), handed: 0 }
 }
 
 impl<T> Drop for Batches<T> {
@@ -411,9 +386,7 @@ impl<T> Drop for BatchReturner<T> {
 
 impl<T> fmt::Debug for Batches<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Batches")
-            .field("capacity", &self.capacity())
-            .finish_non_exhaustive()
+        f.debug_struct("Batches").field("capacity", &self.capacity()).finish_non_exhaustive()
     }
 }
 

@@ -89,12 +89,7 @@ pub unsafe extern "C" fn aw_pool_free(pool: *mut AwPool) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aw_pool_take(pool: *mut AwPool) -> *mut c_void {
     // SAFETY: the caller's promise; the value is in the slot.
-    unsafe {
-        (*pool)
-            .0
-            .take()
-            .map_or(null_mut(), |slot| slot.add(VALUE_OFFSET).as_ptr().cast())
-    }
+    unsafe { (*pool).0.take().map_or(null_mut(), |slot| slot.add(VALUE_OFFSET).as_ptr().cast()) }
 }
 
 /// The slot of a pointer from `aw_pool_take`; `None` for NULL.
@@ -131,9 +126,7 @@ pub unsafe extern "C" fn aw_pool_give(pool: *mut AwPool, slot: *mut c_void) {
 pub unsafe extern "C" fn aw_returner_new(pool: *mut AwPool) -> *mut AwReturner {
     // SAFETY: the caller's promise.
     let returner = unsafe { (*pool).0.returner() };
-    returner
-        .and_then(|returner| try_box(AwReturner(returner)))
-        .map_or(null_mut(), Box::into_raw)
+    returner.and_then(|returner| try_box(AwReturner(returner))).map_or(null_mut(), Box::into_raw)
 }
 
 /// Frees a consumer's end.

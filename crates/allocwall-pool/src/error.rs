@@ -50,10 +50,7 @@ impl fmt::Display for BuildError {
         match self {
             Self::NoCapacity => f.write_str("a pool needs room for at least one slot"),
             Self::LimitBelowCapacity { capacity, limit } => {
-                write!(
-                    f,
-                    "the limit of {limit} slots is below the capacity of {capacity}"
-                )
+                write!(f, "the limit of {limit} slots is below the capacity of {capacity}")
             }
             Self::SlotTooLarge { bytes } => {
                 write!(

@@ -40,9 +40,7 @@ impl<C> Estate<C> {
     pub(crate) unsafe fn make_room(&self) -> Result<(), BuildError> {
         // SAFETY: as in `keep`.
         let reserved = self.blocks.with_mut(|blocks| unsafe { (*blocks).try_reserve(1) });
-        reserved.map_err(|_| BuildError::OutOfMemory {
-            bytes: size_of::<Box<dyn Memory>>(),
-        })
+        reserved.map_err(|_| BuildError::OutOfMemory { bytes: size_of::<Box<dyn Memory>>() })
     }
 
     /// Adds a memory to the list. The estate frees it with itself.

@@ -46,10 +46,7 @@ impl<T, K: Kind> Handle<T, K> {
     /// The slot is of this kind and shape, and the caller is its only holder.
     #[inline]
     pub(crate) unsafe fn new(slot: NonNull<u8>, value: T) -> Self {
-        let handle = Self {
-            slot,
-            owns: PhantomData,
-        };
+        let handle = Self { slot, owns: PhantomData };
         // SAFETY: the slot has room for a `T`.
         unsafe { handle.value().write(value) };
         handle
@@ -89,10 +86,7 @@ impl<T, K: Kind> Handle<T, K> {
     pub unsafe fn from_raw(value: NonNull<T>) -> Self {
         // SAFETY: the slot starts `VALUE_OFFSET` bytes before its value.
         let slot = unsafe { value.cast::<u8>().sub(VALUE_OFFSET) };
-        Self {
-            slot,
-            owns: PhantomData,
-        }
+        Self { slot, owns: PhantomData }
     }
 
     /// Drops the object, then passes the slot to `then`, even if the destructor panics.
@@ -126,10 +120,7 @@ impl<T, K: Kind> Handle<T, K> {
 impl<T, K: Kind> Drop for Handle<T, K> {
     #[inline]
     fn drop(&mut self) {
-        let again = Self {
-            slot: self.slot,
-            owns: PhantomData,
-        };
+        let again = Self { slot: self.slot, owns: PhantomData };
         // SAFETY: `finish` gives the slot away once; this handle is not used after its drop.
         again.finish(|slot| unsafe { K::send_home(slot) });
     }

@@ -57,10 +57,7 @@ impl<T> Shared<T> {
 impl<T> Drop for Shared<T> {
     fn drop(&mut self) {
         // Relaxed: both ends are gone, and the reference count of the `Arc` orders their writes before this.
-        let (taken, sent) = (
-            self.taken.load(Ordering::Relaxed),
-            self.sent.load(Ordering::Relaxed),
-        );
+        let (taken, sent) = (self.taken.load(Ordering::Relaxed), self.sent.load(Ordering::Relaxed));
         for number in 0..sent.wrapping_sub(taken) {
             // SAFETY: sent and never taken, so a value is there; no other thread can read it any more.
             unsafe {
@@ -108,9 +105,7 @@ pub fn lane<T>(capacity: usize) -> Result<(LaneSender<T>, LaneReceiver<T>), Buil
     if capacity == 0 {
         return Err(BuildError::NoCapacity);
     }
-    let no_memory = BuildError::OutOfMemory {
-        bytes: capacity.saturating_mul(size_of::<Entry<T>>()),
-    };
+    let no_memory = BuildError::OutOfMemory { bytes: capacity.saturating_mul(size_of::<Entry<T>>()) };
     let Some(count) = capacity.checked_next_power_of_two() else {
         return Err(no_memory);
     };
@@ -124,10 +119,9 @@ pub fn lane<T>(capacity: usize) -> Result<(LaneSender<T>, LaneReceiver<T>), Buil
     for number in 0..count {
         // SAFETY: within the memory that was just allocated.
         unsafe {
-            entries.add(number).write(Entry {
-                value: UnsafeCell::new(MaybeUninit::uninit()),
-                mark: AtomicUsize::new(0),
-            });
+            entries
+                .add(number)
+                .write(Entry { value: UnsafeCell::new(MaybeUninit::uninit()), mark: AtomicUsize::new(0) });
         }
     }
     let shared = Arc::new(Shared {
@@ -136,20 +130,8 @@ pub fn lane<T>(capacity: usize) -> Result<(LaneSender<T>, LaneReceiver<T>), Buil
         taken: Padded(AtomicUsize::new(0)),
         sent: AtomicUsize::new(0),
     });
-    let sender = LaneSender {
-        entries,
-        mask: count - 1,
-        sent: 0,
-        taken: 0,
-        shared: Arc::clone(&shared),
-    };
-    let receiver = LaneReceiver {
-        entries,
-        mask: count - 1,
-        taken: 0,
-        each: (count / TOLD).max(1),
-        shared,
-    };
+    let sender = LaneSender { entries, mask: count - 1, sent: 0, taken: 0, shared: Arc::clone(&shared) };
+    let receiver = LaneReceiver { entries, mask: count - 1, taken: 0, each: (count / TOLD).max(1), shared };
     Ok((sender, receiver))
 }
 
@@ -258,17 +240,13 @@ impl<T> Drop for LaneReceiver<T> {
 
 impl<T> fmt::Debug for LaneSender<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LaneSender")
-            .field("capacity", &(self.mask + 1))
-            .finish_non_exhaustive()
+        f.debug_struct("LaneSender").field("capacity", &(self.mask + 1)).finish_non_exhaustive()
     }
 }
 
 impl<T> fmt::Debug for LaneReceiver<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LaneReceiver")
-            .field("capacity", &(self.mask + 1))
-            .finish_non_exhaustive()
+        f.debug_struct("LaneReceiver").field("capacity", &(self.mask + 1)).finish_non_exhaustive()
     }
 }
 
@@ -307,14 +285,8 @@ mod tests {
     #[test]
     fn a_capacity_of_zero_and_one_beyond_memory_are_refused() {
         assert!(matches!(lane::<u8>(0), Err(BuildError::NoCapacity)));
-        assert!(matches!(
-            lane::<u64>(usize::MAX),
-            Err(BuildError::OutOfMemory { .. })
-        ));
-        assert!(matches!(
-            lane::<u64>(usize::MAX / 32),
-            Err(BuildError::OutOfMemory { .. })
-        ));
+        assert!(matches!(lane::<u64>(usize::MAX), Err(BuildError::OutOfMemory { .. })));
+        assert!(matches!(lane::<u64>(usize::MAX / 32), Err(BuildError::OutOfMemory { .. })));
     }
 
     #[test]

@@ -55,16 +55,10 @@ impl Map {
     /// Only the owner calls this, and no slot of that segment was handed out.
     pub(crate) unsafe fn lengthen(&self, segment: usize, words: usize) -> Result<(), BuildError> {
         let length = words.saturating_add(2 * GAP);
-        let none = |_| BuildError::OutOfMemory {
-            bytes: length.saturating_mul(size_of::<usize>()),
-        };
+        let none = |_| BuildError::OutOfMemory { bytes: length.saturating_mul(size_of::<usize>()) };
         // SAFETY: the caller is the owner, and has no other borrow of these lists.
-        let (memory, seen) = unsafe {
-            (
-                self.memory.with_mut(|memory| &mut *memory),
-                self.seen.with_mut(|seen| &mut *seen),
-            )
-        };
+        let (memory, seen) =
+            unsafe { (self.memory.with_mut(|memory| &mut *memory), self.seen.with_mut(|seen| &mut *seen)) };
         if memory.len() > segment {
             return Ok(());
         }
@@ -138,9 +132,7 @@ impl Map {
     pub(crate) unsafe fn count_home(&self) -> usize {
         // SAFETY: the caller's promise.
         unsafe {
-            self.each()
-                .map(|(segment, word)| self.come_home(segment, word).count_ones() as usize)
-                .sum()
+            self.each().map(|(segment, word)| self.come_home(segment, word).count_ones() as usize).sum()
         }
     }
 
@@ -210,11 +202,7 @@ impl Words {
         // loop.
         // Relaxed: while the slot is out no other thread flips this bit, and its last flip happened before, because
         // the owner has seen it.
-        let flip = if before_change(word) & bit == 0 {
-            bit
-        } else {
-            bit.wrapping_neg()
-        };
+        let flip = if before_change(word) & bit == 0 { bit } else { bit.wrapping_neg() };
         // Release: as in `flip`. Later flips by other threads continue the release sequence, so the owner's one acquire
         // synchronizes with each (C++20, [intro.races]). Acquire: a thread that finds the closed mark gives back a
         // reference, so the owner must have taken that reference before.

@@ -20,11 +20,7 @@ const MAX_ALIGN: usize = 4096;
 
 /// The offset of the value in its slot, in bytes: 0, or a line if loom's cell or the mark of the checked mode comes
 /// first.
-pub(crate) const VALUE_OFFSET: usize = if cfg!(any(loom, feature = "checked")) {
-    LINE
-} else {
-    0
-};
+pub(crate) const VALUE_OFFSET: usize = if cfg!(any(loom, feature = "checked")) { LINE } else { 0 };
 
 /// `Box::new` that returns an error if there is no memory.
 pub(crate) fn try_box<T>(value: T) -> Result<Box<T>, BuildError> {
@@ -235,9 +231,7 @@ const _: () = assert!(size_of::<Header>() <= LINE);
 pub(crate) unsafe fn header<'a>(slot: NonNull<u8>) -> &'a Header {
     // SAFETY: chunks are aligned to their size and start with a header; the pointer has the provenance of the block.
     unsafe {
-        slot.map_addr(|at| (at.get() & !(CHUNK - 1)).try_into().unwrap_unchecked())
-            .cast::<Header>()
-            .as_ref()
+        slot.map_addr(|at| (at.get() & !(CHUNK - 1)).try_into().unwrap_unchecked()).cast::<Header>().as_ref()
     }
 }
 
@@ -254,12 +248,7 @@ pub(crate) struct Slots {
 
 impl Slots {
     pub(crate) fn new(block: Block, shape: Shape) -> Self {
-        let mut slots = Self {
-            at: block.start,
-            left: 0,
-            block,
-            shape,
-        };
+        let mut slots = Self { at: block.start, left: 0, block, shape };
         slots.enter();
         slots
     }

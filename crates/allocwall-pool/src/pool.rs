@@ -62,11 +62,7 @@ unsafe fn give_back(slot: NonNull<u8>) {
 #[inline(always)]
 fn place(shape: &Shape, segment: usize, first: usize, slot: NonNull<u8>) -> Place {
     let index = shape.index(slot);
-    Place {
-        segment,
-        word: first + index / WORD,
-        bit: 1 << (index % WORD),
-    }
+    Place { segment, word: first + index / WORD, bit: 1 << (index % WORD) }
 }
 
 /// The data by which an owner or a returner recognizes the slots of its pool.
@@ -171,10 +167,7 @@ impl RawPool {
         }
         let limit = limit.unwrap_or(capacity);
         let ground = Ground {
-            estate: Estate::new(Common {
-                shape,
-                dropped: Map::new(words_of(block, shape))?,
-            })?,
+            estate: Estate::new(Common { shape, dropped: Map::new(words_of(block, shape))? })?,
             block,
             shape,
         };
@@ -199,9 +192,7 @@ impl RawPool {
     /// stay for the next try.
     fn make_room(&mut self, words: usize) -> Result<(), BuildError> {
         let segment = self.segments.len();
-        let none = |_| BuildError::OutOfMemory {
-            bytes: words.saturating_mul(size_of::<Word>()),
-        };
+        let none = |_| BuildError::OutOfMemory { bytes: words.saturating_mul(size_of::<Word>()) };
         if segment == SEGMENTS {
             return Err(BuildError::OutOfMemory { bytes: usize::MAX });
         }
@@ -212,9 +203,7 @@ impl RawPool {
             let estate = self.ground.estate.as_ref();
             estate.make_room()?;
             estate.common.dropped.lengthen(segment, words)?;
-            self.maps
-                .iter()
-                .try_for_each(|map| map.as_ref().lengthen(segment, words))
+            self.maps.iter().try_for_each(|map| map.as_ref().lengthen(segment, words))
         }
     }
 
@@ -238,11 +227,7 @@ impl RawPool {
                 let to = slots.min(from + WORD);
                 // SAFETY: new slots.
                 (from..to).for_each(|slot| unsafe { hands::first(at(slot)) });
-                self.words.push(Word {
-                    first: at(from),
-                    segment,
-                    home: (1 << (to - from)) - 1,
-                });
+                self.words.push(Word { first: at(from), segment, home: (1 << (to - from)) - 1 });
             }
             self.capacity += slots;
         }
@@ -330,19 +315,12 @@ impl RawPool {
         };
         // SAFETY: the caller's promise.
         unsafe { hands::given(slot) };
-        if word == self.turn {
-            self.home |= bit
-        } else {
-            self.words[word].home |= bit
-        }
+        if word == self.turn { self.home |= bit } else { self.words[word].home |= bit }
     }
 
     pub(crate) fn returner(&mut self) -> Result<RawReturner, BuildError> {
         // SAFETY: maps live until the owner leaves.
-        let left = self
-            .maps
-            .iter()
-            .find(|map| unsafe { map.as_ref() }.parting.returner_is_gone());
+        let left = self.maps.iter().find(|map| unsafe { map.as_ref() }.parting.returner_is_gone());
         let map = match left.copied() {
             Some(map) => map,
             None => self.new_map()?,
@@ -351,18 +329,12 @@ impl RawPool {
         unsafe {
             map.as_ref().parting.returner_comes();
             self.ground.estate.as_ref().hold(1);
-            Ok(RawReturner {
-                words: map.as_ref().words(0),
-                map,
-                ground: self.ground,
-            })
+            Ok(RawReturner { words: map.as_ref().words(0), map, ground: self.ground })
         }
     }
 
     fn new_map(&mut self) -> Result<NonNull<Map>, BuildError> {
-        self.maps.try_reserve(1).map_err(|_| BuildError::OutOfMemory {
-            bytes: size_of::<NonNull<Map>>(),
-        })?;
+        self.maps.try_reserve(1).map_err(|_| BuildError::OutOfMemory { bytes: size_of::<NonNull<Map>>() })?;
         let map = map::shared(self.segments[0])?;
         for (segment, &words) in self.segments.iter().enumerate() {
             // SAFETY: no other party has the map yet.
@@ -397,11 +369,7 @@ impl Drop for RawPool {
     fn drop(&mut self) {
         let Self { ground, capacity, .. } = *self;
         let mut home = self.home.count_ones() as usize;
-        home += self
-            .words
-            .iter()
-            .map(|word| word.home.count_ones() as usize)
-            .sum::<usize>();
+        home += self.words.iter().map(|word| word.home.count_ones() as usize).sum::<usize>();
         // SAFETY: the owner has a reference to the estate until the last line. The second party to leave frees a map.
         unsafe {
             // One reference for every slot, before another thread can see that the owner is gone. The references of
@@ -509,18 +477,12 @@ impl<T> Pool<T> {
     ///
     /// As for [`new`](Self::new), and [`BuildError::LimitBelowCapacity`] for a limit below the capacity.
     pub fn growable(capacity: usize, limit: usize) -> Result<Self, BuildError> {
-        Ok(Self {
-            raw: RawPool::new(Layout::new::<T>(), capacity, limit, 0)?,
-            of: PhantomData,
-        })
+        Ok(Self { raw: RawPool::new(Layout::new::<T>(), capacity, limit, 0)?, of: PhantomData })
     }
 
     /// One of a group of pools.
     pub(crate) fn member(member: usize, capacity: usize) -> Result<Self, BuildError> {
-        Ok(Self {
-            raw: RawPool::new(Layout::new::<T>(), capacity, capacity, member)?,
-            of: PhantomData,
-        })
+        Ok(Self { raw: RawPool::new(Layout::new::<T>(), capacity, capacity, member)?, of: PhantomData })
     }
 
     pub(crate) fn raw(&mut self) -> &mut RawPool {
@@ -536,10 +498,7 @@ impl<T> Pool<T> {
     /// [`BuildError::NoCapacity`] if no slot fits into the memory; otherwise as for [`new`](Self::new).
     pub fn over(memory: impl Memory + 'static) -> Result<Self, BuildError> {
         let shape = Shape::new(Layout::new::<T>())?;
-        Ok(Self {
-            raw: RawPool::over(Box::new(memory), shape, None, 0)?,
-            of: PhantomData,
-        })
+        Ok(Self { raw: RawPool::over(Box::new(memory), shape, None, 0)?, of: PhantomData })
     }
 
     /// The number of slots that the pool has now, free or in use.
@@ -588,10 +547,7 @@ impl<T> Pool<T> {
     ///
     /// [`BuildError::OutOfMemory`] if there is no memory for the map.
     pub fn try_returner(&mut self) -> Result<Returner<T>, BuildError> {
-        Ok(Returner {
-            raw: self.raw.returner()?,
-            of: PhantomData,
-        })
+        Ok(Returner { raw: self.raw.returner()?, of: PhantomData })
     }
 }
 
@@ -631,9 +587,7 @@ impl<T> Returner<T> {
 
 impl<T> fmt::Debug for Pool<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool")
-            .field("capacity", &self.capacity())
-            .finish_non_exhaustive()
+        f.debug_struct("Pool").field("capacity", &self.capacity()).finish_non_exhaustive()
     }
 }
 

@@ -121,11 +121,7 @@ impl RequestArena {
         let whole = Whole(Cell::new(Some(block)));
         let bump = Bump::try_new_in(whole).map_err(|AllocError| BuildError::NoCapacity)?;
         let capacity = bump.stats().remaining();
-        Ok(Self {
-            bump,
-            capacity,
-            _memory: memory,
-        })
+        Ok(Self { bump, capacity, _memory: memory })
     }
 
     /// Makes an arena of `bytes` bytes from the global allocator. All of it is touched here.

@@ -18,11 +18,7 @@ struct Router(Box<[RawReturner]>);
 
 impl Router {
     fn new<'a>(pools: impl Iterator<Item = &'a mut RawPool>) -> Self {
-        Self(
-            pools
-                .map(|pool| pool.returner().unwrap_or_else(|_| no_memory()))
-                .collect(),
-        )
+        Self(pools.map(|pool| pool.returner().unwrap_or_else(|_| no_memory())).collect())
     }
 
     /// # Safety
@@ -64,14 +60,10 @@ pub fn sharded<T>(producers: usize, consumers: usize, capacity: usize) -> Result
     if producers == 0 {
         return Err(BuildError::NoCapacity);
     }
-    let mut pools = (0..producers)
-        .map(|member| Pool::member(member, capacity))
-        .collect::<Result<Vec<_>, _>>()?;
+    let mut pools =
+        (0..producers).map(|member| Pool::member(member, capacity)).collect::<Result<Vec<_>, _>>()?;
     let returners = (0..consumers)
-        .map(|_| ShardReturner {
-            router: Router::new(pools.iter_mut().map(Pool::raw)),
-            of: PhantomData,
-        })
+        .map(|_| ShardReturner { router: Router::new(pools.iter_mut().map(Pool::raw)), of: PhantomData })
         .collect();
     Ok((pools, returners))
 }
@@ -169,11 +161,7 @@ impl Buffers {
     pub fn copy(&mut self, bytes: &[u8]) -> Result<Buffer, NoBuffer> {
         let buffer = self.take(bytes.len())?;
         // SAFETY: the slot has room for this number of bytes, and no other code uses it.
-        unsafe {
-            buffer
-                .start()
-                .copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len())
-        };
+        unsafe { buffer.start().copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
         Ok(buffer)
     }
 
@@ -196,9 +184,7 @@ impl Buffers {
         // Class 0 has 64 bytes, and each class is twice the previous one.
         let class = len.max(LINE).next_power_of_two().trailing_zeros() - LINE.trailing_zeros();
         let pool = self.0.get_mut(class as usize).ok_or(NoBuffer::TooLong { len })?;
-        let slot = pool.take().ok_or(NoBuffer::Full {
-            class: CLASSES[class as usize],
-        })?;
+        let slot = pool.take().ok_or(NoBuffer::Full { class: CLASSES[class as usize] })?;
         Ok(Buffer { slot, len })
     }
 

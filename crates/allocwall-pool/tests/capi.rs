@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn run(command: &mut Command) -> String {
-    let output = command
-        .output()
-        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?}\n{stderr}");
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -38,21 +36,12 @@ fn the_header_is_what_cbindgen_makes() {
 fn the_header_declares_every_function() {
     let source = std::fs::read_to_string(root().join("src/capi.rs")).unwrap();
     let header = std::fs::read_to_string(root().join("include/allocwall_pool.h")).unwrap();
-    let defined = source
-        .split("extern \"C\" fn ")
-        .skip(1)
-        .map(|rest| rest.split('(').next().unwrap());
+    let defined = source.split("extern \"C\" fn ").skip(1).map(|rest| rest.split('(').next().unwrap());
     let mut defined: Vec<_> = defined.collect();
     let mut declared: Vec<_> = header
         .lines()
         .filter(|line| !line.trim_start().starts_with(['*', '/']))
-        .filter_map(|line| {
-            line.split('(')
-                .next()
-                .filter(|_| line.contains('('))?
-                .rsplit([' ', '*'])
-                .next()
-        })
+        .filter_map(|line| line.split('(').next().filter(|_| line.contains('('))?.rsplit([' ', '*']).next())
         .collect();
     defined.sort_unstable();
     declared.sort_unstable();
@@ -65,14 +54,7 @@ fn library(features: &str) -> PathBuf {
     let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(features.replace(',', "-"));
     run(Command::new(env!("CARGO"))
         .current_dir(root())
-        .args([
-            "rustc",
-            "--quiet",
-            "--lib",
-            "--no-default-features",
-            "--features",
-            features,
-        ])
+        .args(["rustc", "--quiet", "--lib", "--no-default-features", "--features", features])
         .args(["--crate-type", "staticlib", "--target-dir"])
         .arg(&target)
         .env_remove("RUSTFLAGS"));
@@ -102,12 +84,7 @@ fn program(compiler: &str, standard: &str, source: &str, library: &Path) -> Path
 #[test]
 fn a_cpp_program_uses_it() {
     if !is_missing("g++") {
-        run(&mut Command::new(program(
-            "g++",
-            "-std=c++20",
-            "cpp.cpp",
-            &library("capi"),
-        )));
+        run(&mut Command::new(program("g++", "-std=c++20", "cpp.cpp", &library("capi"))));
     }
 }
 

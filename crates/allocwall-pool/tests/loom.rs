@@ -79,10 +79,8 @@ fn a_bit_flips_back() {
         // One slot: it may come home twice, with or without a visit of the owner in between.
         let mut pool = Pool::new(1).unwrap();
         let mut home = pool.returner();
-        let (first, second) = (
-            Arc::new(loom::sync::Mutex::new(None)),
-            Arc::new(loom::sync::Mutex::new(None)),
-        );
+        let (first, second) =
+            (Arc::new(loom::sync::Mutex::new(None)), Arc::new(loom::sync::Mutex::new(None)));
         *first.lock().unwrap() = Some(pool.alloc(value(1)).unwrap());
         let other = thread::spawn({
             let (first, second) = (first.clone(), second.clone());
@@ -177,10 +175,7 @@ fn the_owner_leaves_while_one_is_dropped_and_one_returned() {
         let mut pool = Pool::new(2).unwrap();
         let mut home = pool.returner();
         let [first, second] = [1, 2].map(|n| pool.alloc(value(n)).unwrap());
-        let others = [
-            thread::spawn(move || home.free(first)),
-            thread::spawn(move || drop(second)),
-        ];
+        let others = [thread::spawn(move || home.free(first)), thread::spawn(move || drop(second))];
         drop(pool);
         others.into_iter().for_each(|other| other.join().unwrap());
     });
@@ -223,10 +218,7 @@ fn an_arena_is_used_again_when_all_of_it_is_home() {
         let mut batches = Batches::new(1, 2).unwrap();
         let mut home = batches.returner();
         let [first, second] = [1, 2].map(|n| batches.alloc(value(n)).unwrap());
-        let others = [
-            thread::spawn(move || home.free(first)),
-            thread::spawn(move || drop(second)),
-        ];
+        let others = [thread::spawn(move || home.free(first)), thread::spawn(move || drop(second))];
         let early = [batches.alloc(value(3)).ok(), batches.alloc(value(4)).ok()];
         others.into_iter().for_each(|other| other.join().unwrap());
         let rest = std::iter::from_fn(|| batches.alloc(value(5)).ok()).collect::<Vec<_>>();
@@ -240,10 +232,7 @@ fn the_owner_of_arenas_leaves_while_slots_come_home() {
         let mut batches = Batches::new(2, 1).unwrap();
         let mut home = batches.returner();
         let [first, second] = [1, 2].map(|n| batches.alloc(value(n)).unwrap());
-        let others = [
-            thread::spawn(move || home.free(first)),
-            thread::spawn(move || drop(second)),
-        ];
+        let others = [thread::spawn(move || home.free(first)), thread::spawn(move || drop(second))];
         drop(batches);
         others.into_iter().for_each(|other| other.join().unwrap());
     });

@@ -96,11 +96,7 @@ fn an_arena_may_move_to_another_thread() {
 #[test]
 fn a_reset_keeps_the_pages_of_a_region() {
     use allocwall_pool::region::{HUGE, Pages, Region, Request, resident_share};
-    let region = Region::new(&Request {
-        pages: Pages::Plain,
-        ..Request::of(HUGE)
-    })
-    .unwrap();
+    let region = Region::new(&Request { pages: Pages::Plain, ..Request::of(HUGE) }).unwrap();
     let start = region.as_ptr().as_ptr() as usize;
     let mut arena = RequestArena::over(region).unwrap();
     // Only the header is touched before the memory is used.

@@ -25,11 +25,7 @@ const ALIVE: u64 = 0x5afe;
 impl Value {
     fn new(alive: &Arc<AtomicIsize>, n: usize) -> Self {
         alive.fetch_add(1, Ordering::Relaxed);
-        Self {
-            alive: alive.clone(),
-            n,
-            guard: ALIVE,
-        }
+        Self { alive: alive.clone(), n, guard: ALIVE }
     }
 }
 
@@ -72,11 +68,7 @@ fn the_published_free_lists_deadlock_is_none_here() {
                     Ok(object) => {
                         assert_eq!(*object, [next; 8]);
                         next += 1;
-                        if through_returner {
-                            home.free(object)
-                        } else {
-                            drop(object)
-                        }
+                        if through_returner { home.free(object) } else { drop(object) }
                     }
                     Err(_) => thread::yield_now(),
                 }
@@ -161,9 +153,7 @@ fn many_producers_and_many_consumers() {
         })
         .collect();
     let made = producers.len() * (each * (each - 1) / 2);
-    producers
-        .into_iter()
-        .for_each(|producer| producer.join().unwrap());
+    producers.into_iter().for_each(|producer| producer.join().unwrap());
     drop(txs);
     threads.into_iter().for_each(|consumer| consumer.join().unwrap());
     assert_eq!(sum.load(Ordering::Relaxed), made);
@@ -236,10 +226,7 @@ fn a_pool_over_memory_uses_the_aligned_part() {
     assert_eq!(all.len(), pool.capacity());
     // Each object has a slot of its own, and each slot comes home.
     all.sort_by_key(|object| &raw const **object as usize);
-    assert!(
-        all.windows(2)
-            .all(|pair| &raw const *pair[1] as usize - &raw const *pair[0] as usize >= SLOT)
-    );
+    assert!(all.windows(2).all(|pair| &raw const *pair[1] as usize - &raw const *pair[0] as usize >= SLOT));
     let mut home = pool.returner();
     for (at, object) in all.into_iter().enumerate() {
         match at % 3 {
@@ -250,10 +237,7 @@ fn a_pool_over_memory_uses_the_aligned_part() {
     }
     let again: Vec<_> = std::iter::from_fn(|| pool.alloc([2; SLOT]).ok()).collect();
     assert_eq!(again.len(), pool.capacity());
-    assert!(matches!(
-        Pool::<u8>::over(told(64).0),
-        Err(BuildError::NoCapacity)
-    ));
+    assert!(matches!(Pool::<u8>::over(told(64).0), Err(BuildError::NoCapacity)));
 }
 
 #[test]
@@ -280,10 +264,7 @@ fn arenas_over_too_little_memory_are_refused() {
     let refused = Batches::<u8>::over(memory, CHUNKS + 1);
     assert_eq!(refused.unwrap_err(), BuildError::NoCapacity);
     assert_eq!(gone.load(Ordering::Relaxed), 1);
-    assert_eq!(
-        Batches::<u8>::over(told(CHUNK).0, 0).unwrap_err(),
-        BuildError::NoCapacity
-    );
+    assert_eq!(Batches::<u8>::over(told(CHUNK).0, 0).unwrap_err(), BuildError::NoCapacity);
 }
 
 #[test]
@@ -293,29 +274,18 @@ fn slots_have_the_alignment_of_their_type_and_a_line_of_their_own() {
     // More than one chunk each, except under Miri.
     let (wide, bytes) = if cfg!(miri) { (20, 20) } else { (600, 9000) };
     let mut pool = Pool::new(wide).unwrap();
-    let mut objects: Vec<_> = (0..wide)
-        .map(|n| pool.alloc(Wide([n as u8; 513])).unwrap())
-        .collect();
+    let mut objects: Vec<_> = (0..wide).map(|n| pool.alloc(Wide([n as u8; 513])).unwrap()).collect();
     objects.sort_by_key(|object| &raw const **object as usize);
     for pair in objects.windows(2) {
         let [a, b] = [&raw const *pair[0] as usize, &raw const *pair[1] as usize];
         assert!(a % 512 == 0 && b - a >= 1024);
     }
     let mut small = Pool::new(bytes).unwrap();
-    let mut bytes: Vec<_> = (0..bytes)
-        .map(|_| small.alloc(0u8).unwrap())
-        .map(Pooled::into_raw)
-        .collect();
+    let mut bytes: Vec<_> = (0..bytes).map(|_| small.alloc(0u8).unwrap()).map(Pooled::into_raw).collect();
     bytes.sort();
-    assert!(
-        bytes
-            .windows(2)
-            .all(|pair| pair[1].as_ptr() as usize - pair[0].as_ptr() as usize >= 64)
-    );
+    assert!(bytes.windows(2).all(|pair| pair[1].as_ptr() as usize - pair[0].as_ptr() as usize >= 64));
     // SAFETY: each from `into_raw`, once.
-    bytes
-        .into_iter()
-        .for_each(|raw| drop(unsafe { Pooled::from_raw(raw) }));
+    bytes.into_iter().for_each(|raw| drop(unsafe { Pooled::from_raw(raw) }));
 }
 
 #[test]
@@ -326,24 +296,12 @@ fn constructors_return_errors() {
         "the limit of 1 slots is below the capacity of 2"
     );
     assert!(Pool::<[u8; MAX_SLOT]>::new(1).is_ok());
-    assert!(matches!(
-        Pool::<[u8; MAX_SLOT + 1]>::new(1),
-        Err(BuildError::SlotTooLarge { .. })
-    ));
-    assert!(matches!(
-        Pool::<u8>::growable(1, usize::MAX),
-        Err(BuildError::OutOfMemory { .. })
-    ));
-    assert!(matches!(
-        Pool::<u8>::new(usize::MAX / 2),
-        Err(BuildError::OutOfMemory { .. })
-    ));
+    assert!(matches!(Pool::<[u8; MAX_SLOT + 1]>::new(1), Err(BuildError::SlotTooLarge { .. })));
+    assert!(matches!(Pool::<u8>::growable(1, usize::MAX), Err(BuildError::OutOfMemory { .. })));
+    assert!(matches!(Pool::<u8>::new(usize::MAX / 2), Err(BuildError::OutOfMemory { .. })));
     // More counts than any machine has memory for. Miri aborts when memory is exhausted.
     if !cfg!(miri) {
-        assert!(matches!(
-            Batches::<u8>::growable(1, 1, 1 << 50),
-            Err(BuildError::OutOfMemory { .. })
-        ));
+        assert!(matches!(Batches::<u8>::growable(1, 1, 1 << 50), Err(BuildError::OutOfMemory { .. })));
     }
     assert_eq!(Batches::<u8>::new(0, 1).unwrap_err(), BuildError::NoCapacity);
     assert_eq!(Batches::<u8>::new(1, 0).unwrap_err(), BuildError::NoCapacity);
@@ -469,14 +427,10 @@ macro_rules! life {
             if random.below(2) == 0 {
                 drop(pool);
                 drop(txs);
-                consumers
-                    .into_iter()
-                    .for_each(|consumer| drop(consumer.join()));
+                consumers.into_iter().for_each(|consumer| drop(consumer.join()));
             } else {
                 drop(txs);
-                consumers
-                    .into_iter()
-                    .for_each(|consumer| drop(consumer.join()));
+                consumers.into_iter().for_each(|consumer| drop(consumer.join()));
                 // All threads have ended, so every slot is home.
                 let all: Vec<_> = std::iter::from_fn(|| pool.alloc(Value::new(alive, 0)).ok()).collect();
                 assert!(all.len() + $unusable >= pool.capacity() && pool.capacity() >= all.len());
@@ -486,14 +440,6 @@ macro_rules! life {
     };
 }
 
-life!(
-    pool_life,
-    |random: &mut Random| Pool::<Value>::growable(8 + random.below(40), 64).unwrap(),
-    0
-);
+life!(pool_life, |random: &mut Random| Pool::<Value>::growable(8 + random.below(40), 64).unwrap(), 0);
 // Used slots of the current arena are not free until that arena has drained.
-life!(
-    batch_life,
-    |random: &mut Random| Batches::<Value>::growable(2, 1 + random.below(40), 4).unwrap(),
-    40
-);
+life!(batch_life, |random: &mut Random| Batches::<Value>::growable(2, 1 + random.below(40), 4).unwrap(), 40);

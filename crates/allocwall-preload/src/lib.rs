@@ -68,10 +68,7 @@ pub fn unpack(item: &Bundled, dir: &Path) -> io::Result<PathBuf> {
     nameable(&dir)?;
     guarded(&dir, true, user)?;
     if may_not_execute(&text_of("/proc/self/mountinfo")?, &dir) {
-        return Err(unfit(
-            &dir,
-            "is on a mount with noexec, so the loader cannot map a library from there",
-        ));
+        return Err(unfit(&dir, "is on a mount with noexec, so the loader cannot map a library from there"));
     }
     let path = dir.join(name(item));
     if !holds(&path, item.bytes) {
@@ -94,9 +91,9 @@ fn make(dir: &Path, user: u32) -> io::Result<()> {
     let made = File::open(dir).map_err(|e| about(e, dir))?;
     let (facts, named) = (made.metadata(), fs::symlink_metadata(dir));
     match (facts, named) {
-        (Ok(facts), Ok(named)) if (facts.dev(), facts.ino()) == (named.dev(), named.ino()) => made
-            .set_permissions(Permissions::from_mode(0o755))
-            .map_err(|e| about(e, dir)),
+        (Ok(facts), Ok(named)) if (facts.dev(), facts.ino()) == (named.dev(), named.ino()) => {
+            made.set_permissions(Permissions::from_mode(0o755)).map_err(|e| about(e, dir))
+        }
         _ => Err(refused(dir, "another process replaced it while it was created")),
     }
 }
@@ -121,10 +118,7 @@ fn nameable(dir: &Path) -> io::Result<()> {
     match text.iter().find(|byte| b" :$\n".contains(byte)) {
         None => Ok(()),
         Some(byte) => {
-            let why = format!(
-                "contains {:?}, which LD_PRELOAD cannot contain",
-                char::from(*byte)
-            );
+            let why = format!("contains {:?}, which LD_PRELOAD cannot contain", char::from(*byte));
             Err(unfit(dir, &why))
         }
     }
@@ -138,8 +132,7 @@ fn may_not_execute(mounts: &str, dir: &Path) -> bool {
         let mut fields = line.split(' ').skip(4);
         let point = PathBuf::from(fields.next()?);
         let noexec = fields.next()?.split(',').any(|option| option == "noexec");
-        dir.starts_with(&point)
-            .then(|| (point.components().count(), noexec))
+        dir.starts_with(&point).then(|| (point.components().count(), noexec))
     };
     let over = mounts.lines().filter_map(mount).max_by_key(|(depth, _)| *depth);
     over.is_some_and(|(_, noexec)| noexec)
@@ -154,9 +147,7 @@ fn unfit(dir: &Path, why: &str) -> io::Error {
 /// is root, or the user that root appears as in a user namespace. If `last`, this user must own the directory, and
 /// only it may write there.
 fn guarded(dir: &Path, last: bool, user: u32) -> io::Result<()> {
-    let root = fs::symlink_metadata("/")
-        .map_err(|e| about(e, Path::new("/")))?
-        .uid();
+    let root = fs::symlink_metadata("/").map_err(|e| about(e, Path::new("/")))?.uid();
     for folder in dir.ancestors() {
         let facts = fs::symlink_metadata(folder).map_err(|e| about(e, folder))?;
         let own = last && folder == dir;
@@ -182,10 +173,7 @@ fn guarded(dir: &Path, last: bool, user: u32) -> io::Result<()> {
 }
 
 fn refused(folder: &Path, why: &str) -> io::Error {
-    let text = format!(
-        "{}: not a safe directory for a preload library: {why}",
-        folder.display()
-    );
+    let text = format!("{}: not a safe directory for a preload library: {why}", folder.display());
     io::Error::new(ErrorKind::PermissionDenied, text)
 }
 
@@ -209,9 +197,7 @@ fn holds(path: &Path, bytes: &[u8]) -> bool {
     };
     let read = || {
         let mut found = Vec::with_capacity(bytes.len());
-        File::open(path)?
-            .take(bytes.len() as u64 + 1)
-            .read_to_end(&mut found)?;
+        File::open(path)?.take(bytes.len() as u64 + 1).read_to_end(&mut found)?;
         io::Result::Ok(found)
     };
     fs::symlink_metadata(path).is_ok_and(fits) && read().is_ok_and(|found| found == bytes)
@@ -292,13 +278,9 @@ mod tests {
         type Spoil = fn(&Path, &[u8]);
         let cases: [(&str, Spoil); 5] = [
             ("one bit", |path, other| fs::write(path, other).unwrap()),
-            ("longer", |path, other| {
-                fs::write(path, [other, b"x"].concat()).unwrap()
-            }),
+            ("longer", |path, other| fs::write(path, [other, b"x"].concat()).unwrap()),
             ("empty", |path, _| fs::write(path, "").unwrap()),
-            ("mode", |path, _| {
-                fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap()
-            }),
+            ("mode", |path, _| fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap()),
             ("link", |path, _| {
                 let real = path.with_extension("real");
                 fs::rename(path, &real).unwrap();
@@ -317,13 +299,7 @@ mod tests {
     #[test]
     fn a_directory_that_others_may_write_to_is_refused() {
         let (_place, dir) = place();
-        for (mode, fine) in [
-            (0o755, true),
-            (0o700, true),
-            (0o775, false),
-            (0o757, false),
-            (0o1777, false),
-        ] {
+        for (mode, fine) in [(0o755, true), (0o700, true), (0o775, false), (0o757, false), (0o1777, false)] {
             fs::create_dir_all(&dir).unwrap();
             fs::set_permissions(&dir, Permissions::from_mode(mode)).unwrap();
             let found = unpack(prefault(), &dir);
@@ -361,17 +337,9 @@ mod tests {
     #[test]
     fn a_path_that_the_loader_would_split_is_refused() {
         let (_place, dir) = place();
-        for (name, fine) in [
-            ("plain", true),
-            ("with space", false),
-            ("a:b", false),
-            ("$ORIGIN", false),
-        ] {
+        for (name, fine) in [("plain", true), ("with space", false), ("a:b", false), ("$ORIGIN", false)] {
             let found = unpack(prefault(), &dir.join(name));
-            assert_eq!(
-                found.map_err(|e| e.kind()).err(),
-                (!fine).then_some(ErrorKind::InvalidInput)
-            );
+            assert_eq!(found.map_err(|e| e.kind()).err(), (!fine).then_some(ErrorKind::InvalidInput));
         }
     }
 
@@ -416,11 +384,9 @@ mod tests {
     #[test]
     fn the_hash_is_fnv1a() {
         // From the test vectors of its authors' page.
-        for (bytes, hash) in [
-            ("", 0xcbf29ce484222325),
-            ("a", 0xaf63dc4c8601ec8c),
-            ("foobar", 0x85944171f73967e8),
-        ] {
+        for (bytes, hash) in
+            [("", 0xcbf29ce484222325), ("a", 0xaf63dc4c8601ec8c), ("foobar", 0x85944171f73967e8)]
+        {
             assert_eq!(fnv1a(bytes.as_bytes()), hash);
         }
     }
@@ -429,18 +395,10 @@ mod tests {
     fn each_library_is_complete() {
         for item in bundled().iter().chain([prefault()]) {
             assert!(item.bytes.starts_with(b"\x7fELF"), "{}", item.kind);
-            assert!(
-                item.version.split('.').all(|part| part.parse::<u32>().is_ok()),
-                "{}",
-                item.version
-            );
+            assert!(item.version.split('.').all(|part| part.parse::<u32>().is_ok()), "{}", item.version);
             assert!(!item.licence.is_empty());
         }
-        assert!(
-            bundled()
-                .iter()
-                .all(|item| item.notice.is_some_and(|text| text.contains("Copyright")))
-        );
+        assert!(bundled().iter().all(|item| item.notice.is_some_and(|text| text.contains("Copyright"))));
         assert_eq!(bundled()[0].kind, "mimalloc");
         assert!(bundled()[0].version.starts_with("3."));
     }

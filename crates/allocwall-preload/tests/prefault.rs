@@ -33,11 +33,7 @@ impl Subject {
         let place = tempfile::tempdir().unwrap();
         let program = compiled(place.path(), "faults.c", &[])?;
         let library = unpack(prefault(), &place.path().join("libraries")).unwrap();
-        Some(Subject {
-            place,
-            program,
-            library,
-        })
+        Some(Subject { place, program, library })
     }
 
     /// The program without pre-touch. It allocates 32 MiB in blocks of this size.
@@ -49,18 +45,14 @@ impl Subject {
 
     fn touched(&self, value: &str, block: u64) -> Command {
         let mut run = self.plain(block);
-        run.env("LD_PRELOAD", &self.library)
-            .env("ALLOCWALL_PREFAULT", value);
+        run.env("LD_PRELOAD", &self.library).env("ALLOCWALL_PREFAULT", value);
         run
     }
 
     /// Runs the program through a shell that does something first.
     fn after(&self, first: &str, value: &str) -> Command {
         let mut run = command("sh");
-        let script = format!(
-            "{first} && exec env LD_PRELOAD=\"$LIBRARY\" \"$PROGRAM\" {} 65536",
-            32 * MIB
-        );
+        let script = format!("{first} && exec env LD_PRELOAD=\"$LIBRARY\" \"$PROGRAM\" {} 65536", 32 * MIB);
         run.args(["-c", &script])
             .env("LIBRARY", &self.library)
             .env("PROGRAM", &self.program)
@@ -71,20 +63,11 @@ impl Subject {
 
 fn account(mut run: Command) -> Account {
     let text = said(&attempt(&mut run).unwrap());
-    let numbers: Vec<u64> = text
-        .split_whitespace()
-        .map(|word| word.parse().unwrap())
-        .collect();
+    let numbers: Vec<u64> = text.split_whitespace().map(|word| word.parse().unwrap()).collect();
     let [resident, faults, errno, lowest_descriptor, mapped_blocks] = numbers[..] else {
         panic!("{text}");
     };
-    Account {
-        resident: resident * 1024,
-        faults,
-        errno,
-        lowest_descriptor,
-        mapped_blocks,
-    }
+    Account { resident: resident * 1024, faults, errno, lowest_descriptor, mapped_blocks }
 }
 
 fn took(found: &Account, bytes: u64) -> bool {
@@ -103,19 +86,11 @@ fn first_touch_is_paid_before_main() {
     // Small blocks, the shim's own block size, and one for which glibc would use a new mapping by default.
     for block in [1000, 65_536, 20 * MIB] {
         let without = account(subject.plain(block));
-        assert!(
-            did_nothing(&without),
-            "{block}: {} {}",
-            without.resident,
-            without.faults
-        );
+        assert!(did_nothing(&without), "{block}: {} {}", without.resident, without.faults);
         let with = account(subject.touched(&(64 * MIB).to_string(), block));
         assert!(took(&with, 64 * MIB), "{block}: {}", with.resident);
         assert!(with.faults < PAGES / 100, "{block}: {} of {PAGES}", with.faults);
-        assert_eq!(
-            (with.errno, with.lowest_descriptor),
-            (without.errno, without.lowest_descriptor)
-        );
+        assert_eq!((with.errno, with.lowest_descriptor), (without.errno, without.lowest_descriptor));
     }
 }
 
@@ -135,10 +110,7 @@ fn a_malformed_or_absurd_value_does_nothing() {
         return;
     };
     let total = fs::read_to_string("/proc/meminfo").unwrap();
-    let total = total
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:"))
-        .unwrap();
+    let total = total.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
     let total: u64 = total.trim().trim_end_matches(" kB").parse().unwrap();
     let absurd = (total * 1024).to_string();
     for value in [
@@ -160,12 +132,7 @@ fn a_malformed_or_absurd_value_does_nothing() {
         &absurd,
     ] {
         let found = account(subject.touched(value, 65_536));
-        assert!(
-            did_nothing(&found),
-            "{value:?}: {} {}",
-            found.resident,
-            found.faults
-        );
+        assert!(did_nothing(&found), "{value:?}: {} {}", found.resident, found.faults);
     }
     assert!(took(&account(subject.touched("067108864", 65_536)), 64 * MIB));
 }
@@ -178,12 +145,7 @@ fn limits_of_the_process_are_respected() {
     let value = (256 * MIB).to_string();
     for option in ["-v", "-d"] {
         let tight = account(subject.after(&format!("ulimit {option} 200000"), &value));
-        assert!(
-            did_nothing(&tight),
-            "{option}: {} {}",
-            tight.resident,
-            tight.faults
-        );
+        assert!(did_nothing(&tight), "{option}: {} {}", tight.resident, tight.faults);
         let roomy = account(subject.after(&format!("ulimit {option} 600000"), &value));
         assert!(took(&roomy, 256 * MIB), "{option}: {}", roomy.resident);
     }
@@ -199,11 +161,7 @@ impl Group {
             let mut parts = line.splitn(3, ':').skip(1);
             let (controllers, path) = (parts.next()?, parts.next()?);
             let legacy = controllers.split(',').any(|name| name == "memory");
-            let root = if legacy {
-                "/sys/fs/cgroup/memory"
-            } else {
-                "/sys/fs/cgroup"
-            };
+            let root = if legacy { "/sys/fs/cgroup/memory" } else { "/sys/fs/cgroup" };
             (legacy || controllers.is_empty()).then(|| PathBuf::from(format!("{root}{path}")))
         })?;
         let group = Group(place.join(format!("allocwall-test-{}", std::process::id())));
@@ -247,23 +205,14 @@ fn settings_of_the_environment_stay() {
     };
     for (name, setting, mapped) in [
         ("MALLOC_MMAP_THRESHOLD_", "1000000", true),
-        (
-            "GLIBC_TUNABLES",
-            "glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=1000000",
-            true,
-        ),
+        ("GLIBC_TUNABLES", "glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=1000000", true),
         ("GLIBC_TUNABLES", "glibc.malloc.arena_max=1", false),
     ] {
         let mut run = subject.touched(&(16 * MIB).to_string(), 4 * MIB);
         run.env(name, setting);
         let found = account(run);
         assert!(took(&found, 16 * MIB), "{setting}: {}", found.resident);
-        assert_eq!(
-            found.mapped_blocks > 0,
-            mapped,
-            "{setting}: {}",
-            found.mapped_blocks
-        );
+        assert_eq!(found.mapped_blocks > 0, mapped, "{setting}: {}", found.mapped_blocks);
     }
 }
 
@@ -280,8 +229,7 @@ fn beside_another_allocator_it_does_no_harm() {
         for order in [[&allocator, &subject.library], [&subject.library, &allocator]] {
             let list = order.map(|path| path.to_str().unwrap()).join(":");
             let mut run = command(&calls);
-            run.env("LD_PRELOAD", list)
-                .env("ALLOCWALL_PREFAULT", (64 * MIB).to_string());
+            run.env("LD_PRELOAD", list).env("ALLOCWALL_PREFAULT", (64 * MIB).to_string());
             assert_eq!(said(&attempt(&mut run).unwrap()), "ok\n", "{run:?}");
         }
     }
@@ -331,26 +279,10 @@ fn libraries_need_nothing_but_the_c_library() {
             .filter(|line| line.contains("(NEEDED)"))
             .map(|line| line.split_once('[').unwrap().1.trim_end_matches(']'))
             .collect();
-        let of_libc = [
-            "libc.so.",
-            "libm.so.",
-            "libpthread.so.",
-            "libdl.so.",
-            "librt.so.",
-            "ld-linux",
-        ];
+        let of_libc = ["libc.so.", "libm.so.", "libpthread.so.", "libdl.so.", "librt.so.", "ld-linux"];
         for library in &needed {
-            assert!(
-                of_libc.iter().any(|start| library.starts_with(start)),
-                "{}: {library}",
-                item.kind
-            );
+            assert!(of_libc.iter().any(|start| library.starts_with(start)), "{}: {library}", item.kind);
         }
-        assert_eq!(
-            needed.is_empty(),
-            item.kind == "prefault",
-            "{}: {needed:?}",
-            item.kind
-        );
+        assert_eq!(needed.is_empty(), item.kind == "prefault", "{}: {needed:?}", item.kind);
     }
 }

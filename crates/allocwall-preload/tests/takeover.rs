@@ -55,10 +55,7 @@ struct Binding {
 /// Runs a command, which must succeed, and reads the symbols that the loader bound at start-up, in it and its children.
 fn bindings(place: &Path, mut command: Command) -> Option<Vec<Binding>> {
     let log = place.join("bindings");
-    command
-        .env("LD_DEBUG", "bindings")
-        .env("LD_DEBUG_OUTPUT", log)
-        .env("LD_BIND_NOW", "1");
+    command.env("LD_DEBUG", "bindings").env("LD_DEBUG_OUTPUT", log).env("LD_BIND_NOW", "1");
     said(&attempt(&mut command)?);
     let mut found = Vec::new();
     for entry in fs::read_dir(place).unwrap() {
@@ -78,18 +75,12 @@ fn binding(line: &str) -> Option<Binding> {
     let (from, rest) = rest.split_once(" [0] to ")?;
     let (to, rest) = rest.split_once(" [0]: normal symbol `")?;
     let (symbol, _) = rest.split_once('\'')?;
-    Some(Binding {
-        from: from.to_owned(),
-        to: to.to_owned(),
-        symbol: symbol.to_owned(),
-    })
+    Some(Binding { from: from.to_owned(), to: to.to_owned(), symbol: symbol.to_owned() })
 }
 
 /// The allocator's functions that were bound, if all of them are bound to files whose path has this end.
 fn owned_by(found: &[Binding], end: &str) -> BTreeSet<String> {
-    let calls = found
-        .iter()
-        .filter(|binding| CALLS.contains(&binding.symbol.as_str()));
+    let calls = found.iter().filter(|binding| CALLS.contains(&binding.symbol.as_str()));
     calls
         .map(|binding| {
             assert!(binding.to.ends_with(end), "{binding:?}, not to {end}");
@@ -116,15 +107,9 @@ fn every_call_is_bound_to_the_library() {
         let end = library.to_str().unwrap();
         assert_eq!(owned_by(&found, end), all_calls(), "{}", item.kind);
         // Not only the program's calls: the C library's own calls go there too.
-        let of_libc = found
-            .iter()
-            .filter(|binding| binding.from.ends_with("/libc.so.6"));
+        let of_libc = found.iter().filter(|binding| binding.from.ends_with("/libc.so.6"));
         let of_libc: BTreeSet<_> = of_libc.map(|binding| binding.symbol.as_str()).collect();
-        assert!(
-            of_libc.is_superset(&["malloc", "free"].into()),
-            "{}: {of_libc:?}",
-            item.kind
-        );
+        assert!(of_libc.is_superset(&["malloc", "free"].into()), "{}: {of_libc:?}", item.kind);
     }
 }
 
@@ -159,9 +144,8 @@ fn a_program_of_the_machine_and_its_children_are_taken_over() {
         }
         for program in ["ls", "sort"] {
             let end = format!("/{program}");
-            let taken = found
-                .iter()
-                .any(|b| b.symbol == "malloc" && (b.from == program || b.from.ends_with(&end)));
+            let taken =
+                found.iter().any(|b| b.symbol == "malloc" && (b.from == program || b.from.ends_with(&end)));
             assert!(taken, "{}: {program}", item.kind);
         }
     }
@@ -182,25 +166,15 @@ fn objects_of_cplusplus_come_from_the_library() {
         assert_eq!(said(&attempt(&mut preloaded).unwrap()), "ok\n", "{}", item.kind);
         let found = bindings(place.path(), preloaded).unwrap();
         let library = library.to_str().unwrap();
-        for operator in [
-            "_Znwm",
-            "_ZdlPv",
-            "_ZnwmSt11align_val_t",
-            "_ZdlPvmSt11align_val_t",
-        ] {
-            let to: BTreeSet<_> = found
-                .iter()
-                .filter(|b| b.symbol == operator)
-                .map(|b| b.to.as_str())
-                .collect();
+        for operator in ["_Znwm", "_ZdlPv", "_ZnwmSt11align_val_t", "_ZdlPvmSt11align_val_t"] {
+            let to: BTreeSet<_> =
+                found.iter().filter(|b| b.symbol == operator).map(|b| b.to.as_str()).collect();
             assert!(!to.is_empty(), "{operator} is not bound");
             // Either the library has the operator, or the operator of the C++ library calls the library's malloc.
             let reached = to.iter().all(|file| {
                 *file == library
                     || file.contains("libstdc++")
-                        && found
-                            .iter()
-                            .any(|b| b.from == *file && b.symbol == "malloc" && b.to == library)
+                        && found.iter().any(|b| b.from == *file && b.symbol == "malloc" && b.to == library)
             });
             assert!(reached, "{}: {operator} is bound to {to:?}", item.kind);
         }
@@ -267,9 +241,7 @@ fn calls_behave_as_documented_and_blocks_keep_their_content() {
 #[test]
 fn real_programs_give_the_same_output() {
     let place = Place::new();
-    let lines: String = (0..60_000u64)
-        .map(|i| format!("{}\n", i * 2_654_435_761 % 1_000_003))
-        .collect();
+    let lines: String = (0..60_000u64).map(|i| format!("{}\n", i * 2_654_435_761 % 1_000_003)).collect();
     fs::write(place.path().join("lines"), lines).unwrap();
     fs::write(
         place.path().join("code.c"),
@@ -296,12 +268,9 @@ fn real_programs_give_the_same_output() {
         }
         let run = |library: Option<&Path>| {
             let mut run = command(program);
-            run.args(arguments)
-                .current_dir(place.path())
-                .env("HOME", place.path());
+            run.args(arguments).current_dir(place.path()).env("HOME", place.path());
             for name in ["GIT_AUTHOR", "GIT_COMMITTER"] {
-                run.env(format!("{name}_NAME"), "a")
-                    .env(format!("{name}_EMAIL"), "a@b");
+                run.env(format!("{name}_NAME"), "a").env(format!("{name}_EMAIL"), "a@b");
                 run.env(format!("{name}_DATE"), "2026-01-01T00:00:00Z");
             }
             if let Some(library) = library {
@@ -344,18 +313,12 @@ fn a_program_that_embeds_them_keeps_libc_s_malloc() {
             _ => defined.insert(name),
         };
     }
-    assert!(
-        undefined.contains("malloc") && undefined.contains("free"),
-        "{undefined:?}"
-    );
+    assert!(undefined.contains("malloc") && undefined.contains("free"), "{undefined:?}");
     let foreign = |name: &&&str| {
         CALLS.contains(*name)
             || ["mi_", "_mi_", "je_", "_rjem_", "sn_", "mallctl", "_Znwm"]
                 .iter()
                 .any(|start| name.starts_with(start))
     };
-    assert_eq!(
-        defined.iter().filter(foreign).collect::<Vec<_>>(),
-        Vec::<&&str>::new()
-    );
+    assert_eq!(defined.iter().filter(foreign).collect::<Vec<_>>(), Vec::<&&str>::new());
 }

@@ -93,11 +93,7 @@ struct Entrance;
 #[pymethods]
 impl Entrance {
     fn __get__(slf: Py<Self>, instance: Py<PyAny>, _owner: Py<PyAny>, py: Python<'_>) -> Py<PyAny> {
-        if instance.is_none(py) {
-            slf.into_any()
-        } else {
-            instance
-        }
+        if instance.is_none(py) { slf.into_any() } else { instance }
     }
 
     /// For `type(c).__enter__(c)`, as contextlib.ExitStack calls it.
@@ -117,11 +113,7 @@ impl Counter {
                 "this interpreter hides the functions that report the current line: use count() without by_line",
             ));
         }
-        Ok(Counter {
-            state: State::New,
-            by_line,
-            lines: None,
-        })
+        Ok(Counter { state: State::New, by_line, lines: None })
     }
 
     #[classattr]
@@ -325,11 +317,7 @@ pub(crate) struct Totals {
 impl Totals {
     #[new]
     fn new() -> Self {
-        Totals {
-            cells: Box::new(Cells::NONE),
-            complete: true,
-            counts: 0,
-        }
+        Totals { cells: Box::new(Cells::NONE), complete: true, counts: 0 }
     }
 
     /// Adds a count that has ended.

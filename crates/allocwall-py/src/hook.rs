@@ -73,36 +73,22 @@ pub(crate) fn install(settings: Settings) -> Result<(), NotInstalled> {
             std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut ArenaAllocator)>(set),
         )
     };
-    let mut current = ArenaAllocator {
-        ctx: ptr::null_mut(),
-        alloc: None,
-        free: None,
-    };
+    let mut current = ArenaAllocator { ctx: ptr::null_mut(), alloc: None, free: None };
     // SAFETY: fills in the structure.
     unsafe { get(&mut current) };
     let (Some(before_alloc), Some(before_free)) = (current.alloc, current.free) else {
         return Err(NotInstalled::NoFunction);
     };
     let arenas = Arenas::new(settings).map_err(NotInstalled::Slabs)?;
-    let hook = Hook {
-        arenas,
-        before: Before {
-            alloc: before_alloc,
-            free: before_free,
-        },
-        on: AtomicBool::new(true),
-    };
+    let hook =
+        Hook { arenas, before: Before { alloc: before_alloc, free: before_free }, on: AtomicBool::new(true) };
     if HOOK.set(hook).is_err() {
         // Another interpreter of the process installed the hook at the same time.
         return install(settings);
     }
     // The context stays that of the previous allocator, to which it is passed on. So an interpreter on another thread
     // that reads the three fields while they are written gets a function and a context that fit in any case.
-    let mut ours = ArenaAllocator {
-        ctx: current.ctx,
-        alloc: Some(alloc),
-        free: Some(free),
-    };
+    let mut ours = ArenaAllocator { ctx: current.ctx, alloc: Some(alloc), free: Some(free) };
     // SAFETY: copies the structure. Both functions accept every size and address that the interpreter may pass.
     unsafe { set(&mut ours) };
     Ok(())
@@ -110,8 +96,7 @@ pub(crate) fn install(settings: Settings) -> Result<(), NotInstalled> {
 
 /// From now on new arenas come from the previous allocator. Returns whether the hook was on.
 pub(crate) fn pause() -> bool {
-    HOOK.get()
-        .is_some_and(|hook| hook.on.swap(false, Ordering::Relaxed))
+    HOOK.get().is_some_and(|hook| hook.on.swap(false, Ordering::Relaxed))
 }
 
 /// The state and the counts of the hook.
@@ -139,9 +124,7 @@ pub(crate) fn allocator_name() -> Option<&'static str> {
     // SAFETY: CPython declares it `const char *(void)`; it returns a literal or null.
     unsafe {
         let name = std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *const c_char>(name)();
-        (!name.is_null())
-            .then(|| CStr::from_ptr(name).to_str().ok())
-            .flatten()
+        (!name.is_null()).then(|| CStr::from_ptr(name).to_str().ok()).flatten()
     }
 }
 
@@ -149,21 +132,12 @@ pub(crate) fn allocator_name() -> Option<&'static str> {
 pub(crate) fn function(name: &CStr) -> Result<*mut c_void, NotInstalled> {
     // SAFETY: looks a name up among the global symbols of the process.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    if found.is_null() {
-        Err(NotInstalled::NoFunction)
-    } else {
-        Ok(found)
-    }
+    if found.is_null() { Err(NotInstalled::NoFunction) } else { Ok(found) }
 }
 
 fn same(one: &Settings, other: &Settings) -> bool {
     (one.arena_bytes, one.pages, one.keep_bytes, one.watch_price)
-        == (
-            other.arena_bytes,
-            other.pages,
-            other.keep_bytes,
-            other.watch_price,
-        )
+        == (other.arena_bytes, other.pages, other.keep_bytes, other.watch_price)
 }
 
 /// # Safety

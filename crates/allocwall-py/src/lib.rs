@@ -27,11 +27,7 @@ mod _native {
     #[pyo3(signature = (arena_bytes, *, reserved, keep_bytes, watch_price))]
     fn install(arena_bytes: usize, reserved: bool, keep_bytes: usize, watch_price: bool) -> PyResult<()> {
         let settings = Settings {
-            pages: if reserved {
-                Pages::Reserved
-            } else {
-                Pages::Transparent
-            },
+            pages: if reserved { Pages::Reserved } else { Pages::Transparent },
             keep_bytes,
             watch_price,
             ..Settings::of(arena_bytes)
@@ -61,13 +57,7 @@ mod _native {
     #[pyfunction]
     fn report(py: Python<'_>) -> PyResult<Option<Bound<'_, PyDict>>> {
         // Read before anything is allocated, because the dictionary may itself need an arena.
-        let Some(Report {
-            on,
-            settings,
-            counts,
-            ranges,
-        }) = hook::report()
-        else {
+        let Some(Report { on, settings, counts, ranges }) = hook::report() else {
             return Ok(None);
         };
         let huge = region::huge_bytes(&ranges).ok();

@@ -55,10 +55,7 @@ fn journal(bytes: &[u8]) {
 
 fn assert_inert(shown: &str) {
     let harmless = |c: char| c == '\n' || escape::is_harmless(c);
-    assert!(
-        shown.chars().all(harmless),
-        "an escape sequence reaches the terminal"
-    );
+    assert!(shown.chars().all(harmless), "an escape sequence reaches the terminal");
 }
 
 /// The first byte says whether a whole file follows, or unpacked parts of a file.

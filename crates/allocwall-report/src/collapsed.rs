@@ -23,10 +23,7 @@ pub fn stacks(rec: &Recording) -> String {
     for (place, count) in seen {
         *counts.entry(names.frames(place).join(";")).or_default() += count;
     }
-    counts
-        .iter()
-        .map(|(stack, count)| format!("{stack} {count}\n"))
-        .collect()
+    counts.iter().map(|(stack, count)| format!("{stack} {count}\n")).collect()
 }
 
 /// The fields that determine a sample's names: process, thread, kernel stack, user stack.
@@ -39,10 +36,7 @@ pub(super) fn place(sample: &CpuSample) -> Place {
 /// The samples that flamegraphs and collapsed stacks use, with their index in the recording.
 pub(super) fn drawn(rec: &Recording) -> impl Iterator<Item = (usize, &CpuSample)> {
     let any_deep = rec.samples.iter().any(|s| s.deep);
-    rec.samples
-        .iter()
-        .enumerate()
-        .filter(move |(_, s)| s.deep || !any_deep)
+    rec.samples.iter().enumerate().filter(move |(_, s)| s.deep || !any_deep)
 }
 
 /// Index of the names of processes and threads.
@@ -79,11 +73,7 @@ impl<'a> Names<'a> {
     fn code(&self, kernel: Option<u32>, user: Option<u32>) -> Vec<String> {
         let stack = |index: Option<u32>| index.and_then(|i| self.rec.stacks.get(i as usize));
         let (user, kernel) = (stack(user), stack(kernel));
-        let name = |frame: &u32| {
-            self.frames
-                .get(*frame as usize)
-                .map_or("[unknown]", String::as_str)
-        };
+        let name = |frame: &u32| self.frames.get(*frame as usize).map_or("[unknown]", String::as_str);
         let mut code: Vec<String> = vec![];
         for frame in kernel.iter().flat_map(|s| &s.frames) {
             code.push(format!("{}_[k]", name(frame)));
@@ -107,10 +97,7 @@ fn name(rec: &Recording, frame: &Frame) -> String {
     match frame.symbol.as_deref().filter(|s| !s.trim().is_empty()) {
         Some(symbol) => safe(symbol),
         // One box for all code of a module without symbols; single addresses would make many small boxes.
-        None => safe(&format!(
-            "[{}]",
-            module(rec, frame).map_or("unknown", |m| basename(&m.path))
-        )),
+        None => safe(&format!("[{}]", module(rec, frame).map_or("unknown", |m| basename(&m.path)))),
     }
 }
 
@@ -135,11 +122,7 @@ fn safe(name: &str) -> String {
     if safe.starts_with('#') {
         safe.insert(0, '_');
     }
-    if safe.is_empty() {
-        "[unknown]".to_string()
-    } else {
-        safe
-    }
+    if safe.is_empty() { "[unknown]".to_string() } else { safe }
 }
 
 #[cfg(test)]
@@ -159,10 +142,7 @@ mod tests {
     fn only_whole_stacks_are_drawn_unless_there_are_none() {
         let mut rec = sketches::first_touch().rec;
         let total = |rec: &Recording| -> u64 {
-            stacks(rec)
-                .lines()
-                .map(|l| l.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
-                .sum()
+            stacks(rec).lines().map(|l| l.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
         };
         assert_eq!(total(&rec), 5);
         rec.samples.iter_mut().for_each(|s| s.deep = false);
@@ -180,10 +160,7 @@ mod tests {
         rec.samples[3].user = Some(9999);
         rec.samples[3].pid = -1;
         let text = stacks(&rec);
-        assert!(
-            text.contains("[unknown]_[k]") && text.contains("[no stack]"),
-            "{text}"
-        );
+        assert!(text.contains("[unknown]_[k]") && text.contains("[no stack]"), "{text}");
     }
 
     #[test]
@@ -193,11 +170,7 @@ mod tests {
         let numbers = 0..30_000;
         rec.threads = numbers
             .clone()
-            .map(|tid| ThreadTimes {
-                tid,
-                comm: format!("worker-{tid}"),
-                ..thread.clone()
-            })
+            .map(|tid| ThreadTimes { tid, comm: format!("worker-{tid}"), ..thread.clone() })
             .collect();
         rec.samples = numbers.clone().map(|tid| CpuSample { tid, ..sample }).collect();
         let text = stacks(&rec);

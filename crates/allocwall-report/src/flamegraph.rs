@@ -68,21 +68,13 @@ pub fn svg(rec: &Recording, bill: &Bill) -> Measured<String> {
     let mut options = Options::default();
     options.title = " ".to_string();
     options.palette_map = Some(&mut palette);
-    options.bgcolors = Some(BackgroundColor::Flat(Color {
-        r: 255,
-        g: 255,
-        b: 255,
-    }));
+    options.bgcolors = Some(BackgroundColor::Flat(Color { r: 255, g: 255, b: 255 }));
     options.text_truncate_direction = TextTruncateDirection::Right;
     options.min_width = 0.05;
     options.image_width = None;
     let mut out = vec![];
-    inferno_graph::from_lines(&mut options, lines.iter().map(String::as_str), &mut out).map_err(|e| {
-        Absence::new(
-            Reason::Unparsable,
-            format!("the flamegraph could not be drawn: {e}"),
-        )
-    })?;
+    inferno_graph::from_lines(&mut options, lines.iter().map(String::as_str), &mut out)
+        .map_err(|e| Absence::new(Reason::Unparsable, format!("the flamegraph could not be drawn: {e}")))?;
     let drawing = String::from_utf8_lossy(&out);
     let drawing: String = drawing.chars().filter(|&c| marked_class(c).is_none()).collect();
     Ok(with_head(&drawing, &head(rec, bill, &tree)))
@@ -109,11 +101,7 @@ type Votes = BTreeMap<CostClass, u64>;
 
 fn winner(votes: &Votes) -> Option<CostClass> {
     // The earlier line of the bill wins a tie.
-    votes
-        .iter()
-        .rev()
-        .max_by_key(|(_, n)| **n)
-        .map(|(class, _)| *class)
+    votes.iter().rev().max_by_key(|(_, n)| **n).map(|(class, _)| *class)
 }
 
 #[derive(Default)]
@@ -140,12 +128,7 @@ impl Tree {
         }
         *node.ending.entry(class).or_default() += count;
         if let Some(leaf) = frames.last() {
-            *self
-                .by_name
-                .entry(leaf.clone())
-                .or_default()
-                .entry(class)
-                .or_default() += count;
+            *self.by_name.entry(leaf.clone()).or_default().entry(class).or_default() += count;
         }
         self.samples += count;
     }
@@ -153,10 +136,7 @@ impl Tree {
     fn color(&self, name: &str, node: &Node) -> CostClass {
         let elsewhere = || self.by_name.get(name).and_then(winner);
         let above = || name.ends_with("_[k]").then(|| winner(&node.passing)).flatten();
-        winner(&node.ending)
-            .or_else(elsewhere)
-            .or_else(above)
-            .unwrap_or(CostClass::Application)
+        winner(&node.ending).or_else(elsewhere).or_else(above).unwrap_or(CostClass::Application)
     }
 
     /// Lines for inferno. Adds every marked name to the palette.
@@ -174,11 +154,7 @@ impl Tree {
                 let marked = format!("{}{name}", mark(class));
                 let (r, g, b) = fill(class);
                 palette.insert(&marked, Color { r, g, b });
-                let path = if path.is_empty() {
-                    marked
-                } else {
-                    format!("{path};{marked}")
-                };
+                let path = if path.is_empty() { marked } else { format!("{path};{marked}") };
                 open.push((child, path));
             }
         }
@@ -194,9 +170,8 @@ struct Head {
 
 /// Title, scale and legend, above inferno's own drawing.
 fn head(rec: &Recording, bill: &Bill, tree: &Tree) -> Head {
-    let target = rec.processes.first().map_or("no process".to_string(), |p| {
-        format!("{} (pid {})", p.comm, p.pid)
-    });
+    let target =
+        rec.processes.first().map_or("no process".to_string(), |p| format!("{} (pid {})", p.comm, p.pid));
     let title = format!("{target}: {:.1} CPU-s in {:.1} s", bill.cpu_s, bill.window_s);
     let scale = format!(
         "{} of {} samples are drawn; each one stands for {:.1} ms of CPU. Colours show the lines of the bill, with their share of all CPU time.",
@@ -229,24 +204,16 @@ fn head(rec: &Recording, bill: &Bill, tree: &Tree) -> Head {
         ));
     }
     out.push_str("</g>");
-    Head {
-        markup: out,
-        height: 44 + rows * LEGEND_ROW,
-    }
+    Head { markup: out, height: 44 + rows * LEGEND_ROW }
 }
 
 impl Tree {
     fn shares(&self) -> Vec<(CostClass, f64)> {
         let mut votes = Votes::new();
         for node in self.root.children.values() {
-            node.passing
-                .iter()
-                .for_each(|(class, n)| *votes.entry(*class).or_default() += n);
+            node.passing.iter().for_each(|(class, n)| *votes.entry(*class).or_default() += n);
         }
-        votes
-            .into_iter()
-            .map(|(class, n)| (class, n as f64 / self.samples as f64))
-            .collect()
+        votes.into_iter().map(|(class, n)| (class, n as f64 / self.samples as f64)).collect()
     }
 }
 
@@ -260,11 +227,7 @@ fn with_head(drawing: &str, head: &Head) -> String {
         let end = drawing.rfind("</svg>")?;
         let taller = height + head.height;
         let preamble = drawing[..start]
-            .replacen(
-                &format!(" height=\"{height}\""),
-                &format!(" height=\"{taller}\""),
-                1,
-            )
+            .replacen(&format!(" height=\"{height}\""), &format!(" height=\"{taller}\""), 1)
             .replacen(
                 &format!("viewBox=\"0 0 {WIDTH} {height}\""),
                 &format!("viewBox=\"0 0 {WIDTH} {taller}\""),
@@ -296,10 +259,7 @@ mod tests {
     }
 
     fn parse(svg: &str) -> roxmltree::Document<'_> {
-        let options = roxmltree::ParsingOptions {
-            allow_dtd: true,
-            ..Default::default()
-        };
+        let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
         roxmltree::Document::parse_with_options(svg, options).expect("well-formed")
     }
 
@@ -331,15 +291,9 @@ mod tests {
     fn the_legend_bears_the_shares_of_the_bill() {
         let svg = draw();
         let document = parse(&svg);
-        let legend = document
-            .descendants()
-            .find(|n| n.attribute("id") == Some("legend"))
-            .expect("legend");
-        let texts: Vec<&str> = legend
-            .descendants()
-            .filter(|n| n.has_tag_name("text"))
-            .filter_map(|n| n.text())
-            .collect();
+        let legend = document.descendants().find(|n| n.attribute("id") == Some("legend")).expect("legend");
+        let texts: Vec<&str> =
+            legend.descendants().filter(|n| n.has_tag_name("text")).filter_map(|n| n.text()).collect();
         assert!(texts.contains(&"first touch: fault path 33.1 %"), "{texts:?}");
         assert!(!texts.iter().any(|t| t.contains("garbage")), "{texts:?}");
     }
@@ -350,13 +304,7 @@ mod tests {
         let document = parse(&svg);
         assert!(!svg.contains('\u{1b}') && !svg.contains("<script>alert"));
         assert!(svg.chars().all(|c| marked_class(c).is_none()));
-        assert_eq!(
-            document
-                .descendants()
-                .filter(|n| n.has_tag_name("script"))
-                .count(),
-            1
-        );
+        assert_eq!(document.descendants().filter(|n| n.has_tag_name("script")).count(), 1);
         assert!(color_of(&document, "<script>alert(1)</script>\\u{1b}[2J, drop").is_some());
     }
 
@@ -366,10 +314,7 @@ mod tests {
         let document = parse(&svg);
         let root = document.root_element();
         let height = root.attribute("height").unwrap();
-        assert_eq!(
-            root.attribute("viewBox"),
-            Some(format!("0 0 {WIDTH} {height}").as_str())
-        );
+        assert_eq!(root.attribute("viewBox"), Some(format!("0 0 {WIDTH} {height}").as_str()));
         assert!(svg.contains("<g transform=\"translate(0,"));
     }
 

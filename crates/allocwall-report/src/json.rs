@@ -25,9 +25,7 @@ pub fn printed(value: &Value) -> String {
         if c == '\n' || escape::is_harmless(c) {
             safe.push(c);
         } else {
-            c.encode_utf16(&mut [0; 2])
-                .iter()
-                .for_each(|unit| safe.push_str(&format!("\\u{unit:04x}")));
+            c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| safe.push_str(&format!("\\u{unit:04x}")));
         }
     }
     safe
@@ -80,11 +78,7 @@ pub fn plain<T: Serialize>(value: &T) -> Value {
 
 /// JSON has no NaN and no infinity: such a number is null.
 pub fn number(value: f64) -> Value {
-    if value.is_finite() {
-        json!(value)
-    } else {
-        Value::Null
-    }
+    if value.is_finite() { json!(value) } else { Value::Null }
 }
 
 pub fn interval(value: &Interval) -> Value {
@@ -182,10 +176,7 @@ fn site(site: &Site) -> Value {
 }
 
 fn process(p: &Process) -> Value {
-    let pairs = p
-        .environment
-        .iter()
-        .map(|(name, value)| json!({ "name": name, "value": value }));
+    let pairs = p.environment.iter().map(|(name, value)| json!({ "name": name, "value": value }));
     json!({
         "pid": p.pid,
         "ppid": p.ppid,
@@ -302,11 +293,7 @@ mod tests {
             Value::Object(fields) if fields.contains_key("absent") => {}
             Value::Object(fields) => {
                 for (name, value) in fields {
-                    let at = if at.is_empty() {
-                        name.clone()
-                    } else {
-                        format!("{at}.{name}")
-                    };
+                    let at = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
                     match name.as_str() {
                         "missing" => drop(into.insert(at)),
                         _ => paths(value, &at, into),
@@ -314,9 +301,7 @@ mod tests {
                 }
             }
             Value::Array(items) if items.iter().all(|i| !i.is_string()) => {
-                items
-                    .iter()
-                    .for_each(|item| paths(item, &format!("{at}[]"), into));
+                items.iter().for_each(|item| paths(item, &format!("{at}[]"), into));
             }
             _ => drop(into.insert(at.to_string())),
         }
@@ -327,9 +312,7 @@ mod tests {
         let page = include_str!("../../../docs/json.md");
         let (page, _) = page.split_once("\n# Other documents").unwrap_or((page, ""));
         let rows = page.lines().filter_map(|l| l.strip_prefix("| `"));
-        rows.filter_map(|l| l.split('`').next())
-            .map(String::from)
-            .collect()
+        rows.filter_map(|l| l.split('`').next()).map(String::from).collect()
     }
 
     #[test]
@@ -339,15 +322,9 @@ mod tests {
             paths(&value(&case.rec, &case.bill, &case.verdict), "", &mut fields);
         }
         // An interval is one row, also if it is null in another case.
-        let intervals: BTreeSet<String> = fields
-            .iter()
-            .filter_map(|f| f.strip_suffix(".low"))
-            .map(String::from)
-            .collect();
-        fields.retain(|f| {
-            f.rsplit_once('.')
-                .is_none_or(|(parent, _)| !intervals.contains(parent))
-        });
+        let intervals: BTreeSet<String> =
+            fields.iter().filter_map(|f| f.strip_suffix(".low")).map(String::from).collect();
+        fields.retain(|f| f.rsplit_once('.').is_none_or(|(parent, _)| !intervals.contains(parent)));
         fields.extend(intervals);
         let documented = documented();
         let missing: Vec<_> = fields.difference(&documented).collect();
@@ -364,16 +341,9 @@ mod tests {
             let document = value(&case.rec, &case.bill, &case.verdict);
             for finding in document["findings"].as_array().unwrap() {
                 let status = finding["status"].as_str().unwrap();
-                assert!(
-                    ["wall", "contributor", "ruled_out", "not_measured"].contains(&status),
-                    "{status}"
-                );
+                assert!(["wall", "contributor", "ruled_out", "not_measured"].contains(&status), "{status}");
                 assert_eq!(finding["share"].is_null(), status == "not_measured", "{finding}");
-                assert_eq!(
-                    finding["missing"].is_null(),
-                    status != "not_measured",
-                    "{finding}"
-                );
+                assert_eq!(finding["missing"].is_null(), status != "not_measured", "{finding}");
             }
         }
     }
@@ -407,10 +377,7 @@ mod tests {
         let document = value(&case.rec, &case.bill, &case.verdict);
         assert_eq!(document["prices"]["absent"]["reason"], "not_found");
         assert_eq!(document["prices"]["absent"]["mend"], "allocwall calibrate");
-        assert_eq!(
-            document["bill"]["off_cpu"][0]["thread_s"]["absent"]["reason"],
-            "not_permitted"
-        );
+        assert_eq!(document["bill"]["off_cpu"][0]["thread_s"]["absent"]["reason"], "not_permitted");
         assert_eq!(document["recording"]["ended"]["kind"], "target_exited");
     }
 

@@ -112,11 +112,7 @@ pub fn elide_end(text: &str, width: usize) -> String {
         return text.to_string();
     }
     let kept = take_columns(text.chars(), width.saturating_sub(1));
-    if width == 0 {
-        kept
-    } else {
-        format!("{}…", kept.trim_end())
-    }
+    if width == 0 { kept } else { format!("{}…", kept.trim_end()) }
 }
 
 fn take_columns(chars: impl Iterator<Item = char>, width: usize) -> String {
@@ -140,10 +136,7 @@ pub fn right(text: &str, width: usize) -> String {
 /// Rounds parts of a whole to integers that sum to `units` exactly: each is rounded down, and the missing units go to
 /// the largest remainders (Hamilton's method).
 pub fn apportion(parts: &[f64], units: u64) -> Vec<u64> {
-    let parts: Vec<f64> = parts
-        .iter()
-        .map(|p| if p.is_finite() { p.max(0.0) } else { 0.0 })
-        .collect();
+    let parts: Vec<f64> = parts.iter().map(|p| if p.is_finite() { p.max(0.0) } else { 0.0 }).collect();
     let sum: f64 = parts.iter().sum();
     if sum <= 0.0 || !sum.is_finite() {
         return vec![0; parts.len()];

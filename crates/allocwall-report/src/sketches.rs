@@ -20,18 +20,12 @@ pub fn all() -> Vec<Case> {
 }
 
 fn not_permitted() -> Absence {
-    Absence::new(
-        Reason::NotPermitted,
-        "perf_event_paranoid is 2: kernel samples are for root",
-    )
-    .mend("sudo sysctl kernel.perf_event_paranoid=1")
+    Absence::new(Reason::NotPermitted, "perf_event_paranoid is 2: kernel samples are for root")
+        .mend("sudo sysctl kernel.perf_event_paranoid=1")
 }
 
 fn no_pmu() -> Absence {
-    Absence::new(
-        Reason::NotSupported,
-        "no PMU: this hypervisor passes no hardware counters",
-    )
+    Absence::new(Reason::NotSupported, "no PMU: this hypervisor passes no hardware counters")
 }
 
 fn recording() -> Recording {
@@ -60,13 +54,8 @@ fn recording() -> Recording {
             pid: 4242,
             comm: "python3".into(),
             exe: Ok("/usr/bin/python3.11".into()),
-            cmdline: ["python3", "-m", "service", "--port", "8080"]
-                .map(String::from)
-                .to_vec(),
-            runtime: Ok(Runtime::Cpython {
-                version: "3.11.2".into(),
-                free_threaded: false,
-            }),
+            cmdline: ["python3", "-m", "service", "--port", "8080"].map(String::from).to_vec(),
+            runtime: Ok(Runtime::Cpython { version: "3.11.2".into(), free_threaded: false }),
             allocator: Ok(Allocator {
                 kind: AllocatorKind::Glibc,
                 how: Linkage::Libc,
@@ -101,10 +90,7 @@ fn recording() -> Recording {
                 Absence::new(Reason::NotApplicable, "no two CPUs share a core"),
             )],
         }),
-        threads: vec![
-            thread(4242, "python3", 27_000_000_000),
-            thread(4250, "worker;1", 600_000_000),
-        ],
+        threads: vec![thread(4242, "python3", 27_000_000_000), thread(4250, "worker;1", 600_000_000)],
         modules: vec![
             module("[kernel]", ModuleRole::Kernel),
             module("/usr/bin/python3.11", ModuleRole::Cpython),
@@ -124,26 +110,11 @@ fn recording() -> Recording {
             frame(1, Some("main"), 8),
         ],
         stacks: vec![
-            Stack {
-                frames: vec![0, 1, 2],
-                complete: true,
-            },
-            Stack {
-                frames: vec![6, 3, 7],
-                complete: true,
-            },
-            Stack {
-                frames: vec![3, 4, 7],
-                complete: true,
-            },
-            Stack {
-                frames: vec![5, 3],
-                complete: false,
-            },
-            Stack {
-                frames: vec![1, 2],
-                complete: true,
-            },
+            Stack { frames: vec![0, 1, 2], complete: true },
+            Stack { frames: vec![6, 3, 7], complete: true },
+            Stack { frames: vec![3, 4, 7], complete: true },
+            Stack { frames: vec![5, 3], complete: false },
+            Stack { frames: vec![1, 2], complete: true },
         ],
         samples: vec![
             sample(1, Some(0), Some(1)),
@@ -151,21 +122,10 @@ fn recording() -> Recording {
             sample(3, Some(4), Some(1)),
             sample(4, None, Some(2)),
             sample(5, None, Some(3)),
-            CpuSample {
-                deep: false,
-                ..sample(6, None, Some(3))
-            },
+            CpuSample { deep: false, ..sample(6, None, Some(3)) },
         ],
-        counts: vec![EventCount {
-            name: "mmap".into(),
-            count: 120,
-            over_ns: 15_000_000_000,
-        }],
-        neighbours: vec![Neighbour {
-            pid: 99,
-            comm: "load".into(),
-            cpu_ns: 1_200_000_000,
-        }],
+        counts: vec![EventCount { name: "mmap".into(), count: 120, over_ns: 15_000_000_000 }],
+        neighbours: vec![Neighbour { pid: 99, comm: "load".into(), cpu_ns: 1_200_000_000 }],
         ..recording
     }
 }
@@ -182,33 +142,15 @@ fn thread(tid: i32, comm: &str, cpu_ns: u64) -> ThreadTimes {
 }
 
 fn module(path: &str, role: ModuleRole) -> Module {
-    Module {
-        path: path.into(),
-        build_id: None,
-        role,
-        malloc_ranges: vec![],
-        has_symbols: true,
-    }
+    Module { path: path.into(), build_id: None, role, malloc_ranges: vec![], has_symbols: true }
 }
 
 fn frame(module: u32, symbol: Option<&str>, offset: u64) -> Frame {
-    Frame {
-        module: Some(module),
-        symbol: symbol.map(String::from),
-        offset,
-    }
+    Frame { module: Some(module), symbol: symbol.map(String::from), offset }
 }
 
 fn sample(ms: u64, kernel: Option<u32>, user: Option<u32>) -> CpuSample {
-    CpuSample {
-        t_ns: ms * 1_000_000,
-        pid: 4242,
-        tid: 4242,
-        cpu: 0,
-        kernel,
-        user,
-        deep: true,
-    }
+    CpuSample { t_ns: ms * 1_000_000, pid: 4242, tid: 4242, cpu: 0, kernel, user, deep: true }
 }
 
 fn bill(shares: &[(CostClass, f64)], cpu_s: f64) -> Bill {
@@ -313,11 +255,7 @@ fn ladder() -> Vec<Finding> {
         finding(Wall::GarbageCollector, RuledOut, "0.4 % of CPU (≤ 0.6 %)"),
         finding(Wall::FirstTouch, RuledOut, "0.6 % of CPU (≤ 0.8 %)"),
         finding(Wall::MapChurn, RuledOut, "4.3 % of CPU (≤ 4.9 %); threshold 5 %"),
-        finding(
-            Wall::AddressSpaceLock,
-            RuledOut,
-            "one thread: no other thread to wait for",
-        ),
+        finding(Wall::AddressSpaceLock, RuledOut, "one thread: no other thread to wait for"),
         Finding {
             estimate: Some("reach of the second-level TLB against resident memory, no counter".into()),
             ..missing(Wall::Tlb, no_pmu())
@@ -325,24 +263,13 @@ fn ladder() -> Vec<Finding> {
         finding(Wall::Numa, RuledOut, "one node"),
         finding(Wall::CallRate, RuledOut, "1.2 % of CPU (≤ 1.4 %)"),
         finding(Wall::AllocatorCode, RuledOut, "1.2 % of CPU (≤ 1.4 %)"),
-        finding(
-            Wall::AllocatorContention,
-            RuledOut,
-            "0 % of working time (≤ 0.1 %)",
-        ),
-        finding(
-            Wall::Retention,
-            RuledOut,
-            "68 % of resident memory, but only 16 MiB",
-        ),
+        finding(Wall::AllocatorContention, RuledOut, "0 % of working time (≤ 0.1 %)"),
+        finding(Wall::Retention, RuledOut, "68 % of resident memory, but only 16 MiB"),
     ]
 }
 
 fn with(mut findings: Vec<Finding>, replacement: Finding) -> Vec<Finding> {
-    let at = findings
-        .iter()
-        .position(|f| f.wall == replacement.wall)
-        .expect("every wall is on the ladder");
+    let at = findings.iter().position(|f| f.wall == replacement.wall).expect("every wall is on the ladder");
     findings[at] = replacement;
     findings
 }
@@ -396,20 +323,12 @@ pub fn first_touch() -> Case {
                 ]
             }
             CostClass::Zeroing => {
-                line.sites = vec![site(
-                    "Buffer::grow(unsigned long)",
-                    0.93,
-                    None,
-                    &["memset", "Buffer::grow"],
-                )]
+                line.sites =
+                    vec![site("Buffer::grow(unsigned long)", 0.93, None, &["memset", "Buffer::grow"])]
             }
             CostClass::Application => {
-                line.sites = vec![site(
-                    "_PyEval_EvalFrameDefault",
-                    0.64,
-                    Some("handle (/srv/service/app.py:40)"),
-                    &[],
-                )]
+                line.sites =
+                    vec![site("_PyEval_EvalFrameDefault", 0.64, Some("handle (/srv/service/app.py:40)"), &[])]
             }
             CostClass::PageRelease => {
                 line.sites = vec![site("Buffer::~Buffer()", 0.88, None, &["munmap", "free"])]
@@ -514,9 +433,7 @@ pub fn not_root() -> Case {
     let mut rec = recording();
     rec.meta.kernel_samples = false;
     rec.meta.system_wide = false;
-    rec.meta.ended = Ended::TargetExited {
-        status: Some("exit status 1".into()),
-    };
+    rec.meta.ended = Ended::TargetExited { status: Some("exit status 1".into()) };
     rec.host.euid = 1000;
     rec.prices = Err(Absence::new(Reason::NotFound, "no price list").mend("allocwall calibrate"));
     rec.processes[0].exe = Err(not_permitted());
@@ -532,11 +449,8 @@ pub fn not_root() -> Case {
             name: "waits".into(),
             what: "what waiting threads wait for".into(),
             state: ProbeState::Partial(
-                Absence::new(
-                    Reason::NotPermitted,
-                    "/proc/4242/stack is for root; system call numbers only",
-                )
-                .mend("run as root"),
+                Absence::new(Reason::NotPermitted, "/proc/4242/stack is for root; system call numbers only")
+                    .mend("run as root"),
             ),
         },
         Probe {
@@ -554,10 +468,7 @@ pub fn not_root() -> Case {
         4.2,
     );
     for line in &mut bill.off_cpu {
-        if matches!(
-            line.class,
-            WaitClass::AddressSpaceLock | WaitClass::Allocator | WaitClass::Stolen
-        ) {
+        if matches!(line.class, WaitClass::AddressSpaceLock | WaitClass::Allocator | WaitClass::Stolen) {
             line.thread_s = Err(not_permitted());
         }
     }
@@ -581,11 +492,7 @@ pub fn not_root() -> Case {
 
 pub fn throttled() -> Case {
     let mut bill = bill(
-        &[
-            (CostClass::Application, 0.93),
-            (CostClass::AllocatorCode, 0.05),
-            (CostClass::OtherKernel, 0.02),
-        ],
+        &[(CostClass::Application, 0.93), (CostClass::AllocatorCode, 0.05), (CostClass::OtherKernel, 0.02)],
         7.5,
     );
     for line in &mut bill.off_cpu {

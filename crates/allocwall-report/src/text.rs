@@ -21,10 +21,7 @@ pub struct Style {
 
 impl Style {
     /// For files and pipes.
-    pub const FILE: Style = Style {
-        color: false,
-        width: 100,
-    };
+    pub const FILE: Style = Style { color: false, width: 100 };
 }
 
 /// Call sites are shown for lines of at least this share of the target's CPU time (for waits: of its thread time).
@@ -101,11 +98,7 @@ pub struct Page {
 
 impl Page {
     pub fn new(style: Style) -> Self {
-        Page {
-            out: String::new(),
-            color: style.color,
-            width: style.width.max(NARROWEST),
-        }
+        Page { out: String::new(), color: style.color, width: style.width.max(NARROWEST) }
     }
 
     pub fn line(&mut self, text: &str) {
@@ -129,16 +122,8 @@ impl Page {
         self.blank();
         let room = self.width.saturating_sub(columns(title) + 2);
         let aside = elide_end(aside, room);
-        let line = format!(
-            "{}  {}",
-            self.paint(Ink::Heading, title),
-            self.paint(Ink::Faint, &aside)
-        );
-        self.line(if aside.is_empty() {
-            line.trim_end_matches(' ')
-        } else {
-            &line
-        });
+        let line = format!("{}  {}", self.paint(Ink::Heading, title), self.paint(Ink::Faint, &aside));
+        self.line(if aside.is_empty() { line.trim_end_matches(' ') } else { &line });
     }
 
     /// `lead`, then `text` wrapped in a column that starts at `indent`.
@@ -147,11 +132,7 @@ impl Page {
         let beside = self.width >= indent + 24;
         let column = if beside { indent } else { 4 };
         let lines = wrap(&terminal(text), self.width - column);
-        let lead_lines = if beside {
-            vec![lead.to_string()]
-        } else {
-            vec![elide_end(lead, self.width)]
-        };
+        let lead_lines = if beside { vec![lead.to_string()] } else { vec![elide_end(lead, self.width)] };
         if beside {
             let first = format!(
                 "{}{}",
@@ -176,11 +157,7 @@ impl Page {
         let [share, seconds, interval] = heads;
         let whole = table.wide_row(title, &format!("{title}  {aside}"), share, seconds, interval);
         let rest = whole.strip_prefix(title).unwrap_or_default();
-        let line = format!(
-            "{}{}",
-            self.paint(Ink::Heading, title),
-            self.paint(Ink::Faint, rest)
-        );
+        let line = format!("{}{}", self.paint(Ink::Heading, title), self.paint(Ink::Faint, rest));
         self.line(&line);
     }
 
@@ -221,13 +198,7 @@ impl Page {
                 self.out.pop();
                 return self.line(&self.paint(Ink::Faint, &tail));
             }
-            self.hang(
-                &format!("{}# ", " ".repeat(column)),
-                Ink::Faint,
-                column + 2,
-                remark,
-                Ink::Faint,
-            );
+            self.hang(&format!("{}# ", " ".repeat(column)), Ink::Faint, column + 2, remark, Ink::Faint);
         }
     }
 
@@ -237,11 +208,7 @@ impl Page {
 }
 
 fn header(page: &mut Page, rec: &Recording, bill: &Bill) {
-    let cpus = if bill.window_s > 0.0 {
-        bill.cpu_s / bill.window_s
-    } else {
-        0.0
-    };
+    let cpus = if bill.window_s > 0.0 { bill.cpu_s / bill.window_s } else { 0.0 };
     let mut facts = vec![];
     if let Some(process) = rec.processes.first() {
         facts.push(format!("pid {}", process.pid));
@@ -256,10 +223,7 @@ fn header(page: &mut Page, rec: &Recording, bill: &Bill) {
         Some(name) => format!("Linux {} on {name}", rec.host.kernel_release),
         None => format!("Linux {}", rec.host.kernel_release),
     });
-    let command = rec
-        .processes
-        .first()
-        .map_or_else(|| "no process found".to_string(), command);
+    let command = rec.processes.first().map_or_else(|| "no process found".to_string(), command);
     let room = page.width - columns("allocwall  ");
     let line = format!(
         "{}  {}",
@@ -271,11 +235,7 @@ fn header(page: &mut Page, rec: &Recording, bill: &Bill) {
     let seen = [
         format!("{:.1} s window", bill.window_s),
         format!("{cpus:.2} of {} CPUs used", rec.host.online_cpus),
-        format!(
-            "{} {}",
-            bill.rates.threads_peak,
-            plural(bill.rates.threads_peak as u64, "thread")
-        ),
+        format!("{} {}", bill.rates.threads_peak, plural(bill.rates.threads_peak as u64, "thread")),
         format!("{} resident", bytes(bill.rates.resident_end)),
     ];
     page.wrapped(2, &seen.join(" · "), Ink::Plain);
@@ -305,11 +265,7 @@ fn ended(rec: &Recording) -> Option<String> {
 }
 
 fn command(process: &Process) -> String {
-    let words = if process.cmdline.is_empty() {
-        vec![process.comm.clone()]
-    } else {
-        process.cmdline.clone()
-    };
+    let words = if process.cmdline.is_empty() { vec![process.comm.clone()] } else { process.cmdline.clone() };
     terminal(&words.join(" "))
 }
 
@@ -320,14 +276,8 @@ fn runtime(process: &Process) -> Option<String> {
     };
     Some(match process.runtime.as_ref() {
         Ok(Runtime::Native) => return None,
-        Ok(Runtime::Cpython {
-            version,
-            free_threaded,
-        }) => {
-            format!(
-                "CPython {version}{}",
-                if *free_threaded { " (free-threaded)" } else { "" }
-            )
+        Ok(Runtime::Cpython { version, free_threaded }) => {
+            format!("CPython {version}{}", if *free_threaded { " (free-threaded)" } else { "" })
         }
         Ok(Runtime::Jvm { version }) => versioned("JVM", version),
         Ok(Runtime::Go { version }) => versioned("Go", version),
@@ -339,9 +289,9 @@ fn runtime(process: &Process) -> Option<String> {
 fn libc(process: &Process) -> Option<String> {
     Some(match process.libc.as_ref() {
         Ok(Libc::Glibc { version }) => format!("glibc {version}"),
-        Ok(Libc::Musl { version }) => format!("musl {}", version.as_deref().unwrap_or(""))
-            .trim_end()
-            .to_string(),
+        Ok(Libc::Musl { version }) => {
+            format!("musl {}", version.as_deref().unwrap_or("")).trim_end().to_string()
+        }
         Ok(Libc::Static) => "static binary".to_string(),
         Ok(Libc::Other { name }) => name.clone(),
         Err(_) => "libc unknown".to_string(),
@@ -380,11 +330,7 @@ fn allocator_name(allocator: &Allocator) -> String {
 
 fn verdict_sentence(page: &mut Page, verdict: &Verdict) {
     page.blank();
-    let ink = if verdict.walls.is_empty() {
-        Ink::Good
-    } else {
-        Ink::Bad
-    };
+    let ink = if verdict.walls.is_empty() { Ink::Good } else { Ink::Bad };
     page.hang("VERDICT", Ink::Heading, 9, &verdict.sentence, ink);
 }
 
@@ -457,23 +403,14 @@ fn on_cpu(page: &mut Page, rec: &Recording, bill: &Bill) {
         Ok(lines) => lines,
         Err(absence) => {
             page.section("BILL", "where the target's CPU time went");
-            return page.wrapped(
-                2,
-                &format!("Not measured: {}", reason_and_mend(absence)),
-                Ink::Warn,
-            );
+            return page.wrapped(2, &format!("Not measured: {}", reason_and_mend(absence)), Ink::Warn);
         }
     };
     let shares: Vec<f64> = lines.iter().map(|l| l.share.point).collect();
     let tenths = apportion(&shares, 1000);
     let hundredths = apportion(&shares, (bill.cpu_s.max(0.0) * 100.0).round() as u64);
     let table = Columns::fit(page.width, Columns::TITLE);
-    page.table(
-        "BILL",
-        "where the target's CPU time went",
-        &table,
-        ["share", "CPU-s", "95 % interval"],
-    );
+    page.table("BILL", "where the target's CPU time went", &table, ["share", "CPU-s", "95 % interval"]);
     for ((line, tenths), hundredths) in lines.iter().zip(&tenths).zip(&hundredths) {
         if *tenths > 0 {
             page.line(&table.row(
@@ -487,10 +424,7 @@ fn on_cpu(page: &mut Page, rec: &Recording, bill: &Bill) {
     }
     let ratio = (bill.sampled_cpu_s + bill.switching_cpu_s) / bill.cpu_s.max(1e-9);
     let agrees = (ratio - 1.0).abs() <= TOLERATED_DISAGREEMENT;
-    let agreement = format!(
-        "  total; samples agree with the kernel's accounting ({:.1} %)",
-        ratio * 100.0
-    );
+    let agreement = format!("  total; samples agree with the kernel's accounting ({:.1} %)", ratio * 100.0);
     let total = table.wide_row(
         "  total",
         if agrees { &agreement } else { "  total" },
@@ -515,15 +449,10 @@ fn on_cpu(page: &mut Page, rec: &Recording, bill: &Bill) {
 /// The lines that would print as 0.0 %, in one line. Kernel lines that may be part of the kernel time without symbols
 /// are listed separately, because their share is unknown.
 fn zero_lines(page: &mut Page, rec: &Recording, lines: &[CpuLine], tenths: &[u64]) {
-    let unnamed = lines
-        .iter()
-        .any(|l| l.class == CostClass::UnnamedKernel && l.share.point > 0.0);
+    let unnamed = lines.iter().any(|l| l.class == CostClass::UnnamedKernel && l.share.point > 0.0);
     let blind = |class: CostClass| class.is_named_kernel() && (unnamed || !rec.meta.kernel_samples);
     let titles = |wanted: bool| {
-        let folded = lines
-            .iter()
-            .zip(tenths)
-            .filter(|(l, t)| **t == 0 && blind(l.class) == wanted);
+        let folded = lines.iter().zip(tenths).filter(|(l, t)| **t == 0 && blind(l.class) == wanted);
         folded.map(|(l, _)| plain(l.class.key())).collect::<Vec<_>>()
     };
     let nothing = titles(false);
@@ -595,17 +524,10 @@ fn off_cpu(page: &mut Page, bill: &Bill) {
 }
 
 fn ladder(page: &mut Page, verdict: &Verdict, limits: &Limits) {
-    page.section(
-        "LADDER",
-        "rungs in order: interference first, the allocator's own code last",
-    );
+    page.section("LADDER", "rungs in order: interference first, the allocator's own code last");
     let mut last_rung = 0;
     for finding in &verdict.findings {
-        let number = if finding.rung == last_rung {
-            String::new()
-        } else {
-            finding.rung.to_string()
-        };
+        let number = if finding.rung == last_rung { String::new() } else { finding.rung.to_string() };
         last_rung = finding.rung;
         let (word, ink) = match finding.status {
             Status::Wall => ("WALL", Ink::Bad),
@@ -613,12 +535,7 @@ fn ladder(page: &mut Page, verdict: &Verdict, limits: &Limits) {
             Status::RuledOut => ("ruled out", Ink::Good),
             Status::NotMeasured => ("not measured", Ink::Warn),
         };
-        let lead = format!(
-            " {} {} {}",
-            right(&number, 2),
-            left(finding.wall.title(), 20),
-            left(word, 13)
-        );
+        let lead = format!(" {} {} {}", right(&number, 2), left(finding.wall.title(), 20), left(word, 13));
         let indent = columns(&lead);
         page.hang(&lead, ink, indent, &reading(finding, limits), Ink::Plain);
         if finding.status == Status::Wall || finding.status == Status::Contributor {
@@ -741,10 +658,7 @@ impl Limits {
                     obstacle.hides.push(hidden);
                 }
             }
-            None => self.obstacles.push(Obstacle {
-                absences: vec![absence.clone()],
-                hides: vec![hidden],
-            }),
+            None => self.obstacles.push(Obstacle { absences: vec![absence.clone()], hides: vec![hidden] }),
         }
     }
 
@@ -761,15 +675,8 @@ impl Limits {
             let detail = obstacle.absences[0].detail.trim_end_matches('.');
             let hides = obstacle.hides.join(", ");
             // "hardware counters: no hardware counters: …"
-            let hides = if detail.contains(&hides) {
-                String::new()
-            } else {
-                format!("{hides}: ")
-            };
-            let text = format!(
-                "{hides}{detail}{}",
-                mend.map_or(String::new(), |mend| format!(" → {mend}"))
-            );
+            let hides = if detail.contains(&hides) { String::new() } else { format!("{hides}: ") };
+            let text = format!("{hides}{detail}{}", mend.map_or(String::new(), |mend| format!(" → {mend}")));
             page.hang(&format!("  {}. ", nth + 1), Ink::Warn, 5, &text, Ink::Plain);
         }
     }
@@ -780,11 +687,7 @@ fn nameless_code(rec: &Recording, bill: &Bill) -> Option<Absence> {
     /// Share of CPU time from which on the names matter.
     const MUCH: f64 = 0.1;
     let lines = bill.on_cpu.as_ref().ok()?;
-    let made_by_jit = |path: &str| {
-        rec.modules
-            .iter()
-            .any(|m| m.role == ModuleRole::Jit && m.path == path)
-    };
+    let made_by_jit = |path: &str| rec.modules.iter().any(|m| m.role == ModuleRole::Jit && m.path == path);
     let nameless: f64 = lines
         .iter()
         .flat_map(|l| l.sites.iter().map(move |s| (s, l.share.point)))
@@ -794,15 +697,12 @@ fn nameless_code(rec: &Recording, bill: &Bill) -> Option<Absence> {
     if nameless < MUCH {
         return None;
     }
-    let process = rec
-        .processes
-        .iter()
-        .find(|p| matches!(p.runtime, Ok(Runtime::Jvm { .. } | Runtime::Node { .. })))?;
+    let process =
+        rec.processes.iter().find(|p| matches!(p.runtime, Ok(Runtime::Jvm { .. } | Runtime::Node { .. })))?;
     let mend = match process.runtime {
-        Ok(Runtime::Jvm { .. }) => format!(
-            "run jcmd {} Compiler.perfmap (JDK 17 or newer), then diagnose again",
-            process.pid
-        ),
+        Ok(Runtime::Jvm { .. }) => {
+            format!("run jcmd {} Compiler.perfmap (JDK 17 or newer), then diagnose again", process.pid)
+        }
         _ => "start node with --perf-basic-prof".to_string(),
     };
     let detail = format!("/tmp/perf-{}.map does not exist", process.pid);
@@ -820,16 +720,10 @@ fn sites(page: &mut Page, bill: &Bill, verdict: &Verdict) {
         let by_wall = of_wall(b.class).cmp(&of_wall(a.class));
         by_wall.then(b.share.point.total_cmp(&a.share.point))
     });
-    let waits: Vec<&WaitLine> = bill
-        .off_cpu
-        .iter()
-        .filter(|l| costly_wait(l, bill, verdict))
-        .collect();
+    let waits: Vec<&WaitLine> = bill.off_cpu.iter().filter(|l| costly_wait(l, bill, verdict)).collect();
     let named = |s: &Site| {
         verdict.sentence.contains(&s.function)
-            || s.python
-                .as_ref()
-                .is_some_and(|p| verdict.sentence.contains(p.as_str()))
+            || s.python.as_ref().is_some_and(|p| verdict.sentence.contains(p.as_str()))
     };
     // Without a wall, the sentence already names the call site that has most of the time.
     let told = verdict.walls.is_empty()
@@ -837,10 +731,7 @@ fn sites(page: &mut Page, bill: &Bill, verdict: &Verdict) {
     if waits.is_empty() && (lines.is_empty() || told) {
         return;
     }
-    page.section(
-        "CALL SITES",
-        "functions that caused each large line, as a share of that line",
-    );
+    page.section("CALL SITES", "functions that caused each large line, as a share of that line");
     for line in lines {
         let limit = if of_wall(line.class) { 3 } else { 1 };
         site_lines(page, line.class.title(), &line.sites, limit);
@@ -861,10 +752,7 @@ fn costly_wait(line: &WaitLine, bill: &Bill, verdict: &Verdict) -> bool {
 fn site_lines(page: &mut Page, title: &str, sites: &[Site], limit: usize) {
     // On a narrow page the title has its own line.
     let column = if page.width >= 76 { 36 } else { 4 };
-    let mut lead = left(
-        &format!("  {}", elide_end(title, column.max(page.width / 2) - 3)),
-        column,
-    );
+    let mut lead = left(&format!("  {}", elide_end(title, column.max(page.width / 2) - 3)), column);
     if column == 4 {
         page.line(&lead);
         lead = " ".repeat(column);
@@ -894,11 +782,7 @@ fn without_arguments(name: &str) -> &str {
         }
         if depth == 0 {
             let head = name[..at].trim_end();
-            return if head.is_empty() || head.ends_with("operator") {
-                name
-            } else {
-                head
-            };
+            return if head.is_empty() || head.ends_with("operator") { name } else { head };
         }
     }
     name
@@ -1013,33 +897,17 @@ fn own_cost(page: &mut Page, rec: &Recording, bill: &Bill) {
         0 => String::new(),
         n => format!("; {} {} lost", thousands(n), plural(n, "record")),
     };
-    page.wrapped(
-        2,
-        &format!("allocwall itself used {own:.2} CPU-s{of_target}{lost}."),
-        Ink::Faint,
-    );
+    page.wrapped(2, &format!("allocwall itself used {own:.2} CPU-s{of_target}{lost}."), Ink::Faint);
 }
 
 /// The next commands. Commands that were already shown with a remedy or a wall are not repeated.
 fn next(page: &mut Page, verdict: &Verdict, file: Option<&str>) {
     let shown = verdict.remedies.iter().take(REMEDIES_SHOWN).map(|r| &r.how);
-    let walls = verdict
-        .findings
-        .iter()
-        .filter(|f| f.status == Status::Wall)
-        .map(|f| &f.show);
+    let walls = verdict.findings.iter().filter(|f| f.status == Status::Wall).map(|f| &f.show);
     let said: Vec<&String> = shown.chain(walls).collect();
-    let mut steps: Vec<String> = verdict
-        .next
-        .iter()
-        .filter(|n| !said.contains(n))
-        .cloned()
-        .collect();
+    let mut steps: Vec<String> = verdict.next.iter().filter(|n| !said.contains(n)).cloned().collect();
     if let Some(file) = file {
-        steps.push(format!(
-            "allocwall report {} --format flamegraph -o wall.svg",
-            quoted(file)
-        ));
+        steps.push(format!("allocwall report {} --format flamegraph -o wall.svg", quoted(file)));
     }
     if steps.is_empty() {
         return;
@@ -1071,12 +939,7 @@ fn range(value: Interval, decimals: usize) -> String {
 /// A fixed-point number of `decimals` places.
 fn decimal(units: u64, decimals: u32) -> String {
     let base = 10u64.pow(decimals);
-    format!(
-        "{}.{:0width$}",
-        units / base,
-        units % base,
-        width = decimals as usize
-    )
+    format!("{}.{:0width$}", units / base, units % base, width = decimals as usize)
 }
 
 pub fn bytes(n: u64) -> String {
@@ -1124,10 +987,7 @@ mod tests {
                 &case.bill,
                 &case.verdict,
                 Some("/state/42.allocwall"),
-                Style {
-                    color: true,
-                    width: 100,
-                },
+                Style { color: true, width: 100 },
             );
             assert!(color.contains("\x1b["));
             let mut stripped = String::new();
@@ -1149,15 +1009,9 @@ mod tests {
             let before = line.split(" %").next()?;
             before.split_whitespace().last()?.parse().ok()
         };
-        let rows: Vec<&str> = bill
-            .lines()
-            .skip(1)
-            .take_while(|l| !l.trim_start().starts_with("total"))
-            .collect();
-        let total = bill
-            .lines()
-            .find(|l| l.trim_start().starts_with("total"))
-            .unwrap();
+        let rows: Vec<&str> =
+            bill.lines().skip(1).take_while(|l| !l.trim_start().starts_with("total")).collect();
+        let total = bill.lines().find(|l| l.trim_start().starts_with("total")).unwrap();
         // The share comes after the agreement with the kernel, which is a percentage too.
         let total = total.split(')').next_back().unwrap();
         (rows.iter().filter_map(|l| share(l)).sum(), share(total).unwrap())
@@ -1177,10 +1031,7 @@ mod tests {
     fn hidden_kernel_lines_are_not_printed_as_zero() {
         let page = printed(&sketches::not_root(), 100);
         let zero = page.split("0.0 %: ").nth(1).unwrap().lines().next().unwrap();
-        assert!(
-            !zero.contains("fault path") && !zero.contains("zeroing"),
-            "{zero}"
-        );
+        assert!(!zero.contains("fault path") && !zero.contains("zeroing"), "{zero}");
         assert!(page.contains("share unknown"));
         assert!(!printed(&sketches::nothing_found(), 100).contains("share unknown"));
     }
@@ -1188,30 +1039,19 @@ mod tests {
     #[test]
     fn a_bill_that_is_absent_says_why() {
         let mut case = sketches::not_root();
-        case.bill.on_cpu = Err(
-            Absence::new(allocwall_model::units::Reason::TooLittle, "12 samples")
-                .mend("diagnose for longer: -d 60"),
-        );
+        case.bill.on_cpu = Err(Absence::new(allocwall_model::units::Reason::TooLittle, "12 samples")
+            .mend("diagnose for longer: -d 60"));
         let page = printed(&case, 100);
-        assert!(
-            page.contains("Not measured: 12 samples. To measure it: diagnose for longer"),
-            "{page}"
-        );
+        assert!(page.contains("Not measured: 12 samples. To measure it: diagnose for longer"), "{page}");
     }
 
     #[test]
     fn functions_are_printed_without_arguments() {
         for (name, short) in [
             ("v8::Json::Parse(v8::Isolate*, bool (*)(int))", "v8::Json::Parse"),
-            (
-                "a::(anonymous namespace)::f(int) const",
-                "a::(anonymous namespace)::f",
-            ),
+            ("a::(anonymous namespace)::f(int) const", "a::(anonymous namespace)::f"),
             ("operator()(int)", "operator()"),
-            (
-                "f(int)::{lambda()#1}::operator()",
-                "f(int)::{lambda()#1}::operator()",
-            ),
+            ("f(int)::{lambda()#1}::operator()", "f(int)::{lambda()#1}::operator()"),
             ("f(int)::{closure}", "f(int)::{closure}"),
             ("core::ops::FnOnce::call_once", "core::ops::FnOnce::call_once"),
             ("(no symbol)", "(no symbol)"),
@@ -1271,17 +1111,13 @@ mod tests {
         process.libc = Ok(Libc::Other { name: name.into() });
         process.allocator.as_mut().unwrap().kind = AllocatorKind::Other;
         process.allocator.as_mut().unwrap().module = name.into();
-        process.runtime = Ok(Runtime::Jvm {
-            version: Some(name.into()),
-        });
+        process.runtime = Ok(Runtime::Jvm { version: Some(name.into()) });
         case.rec.host.kernel_release = name.into();
         case.rec.host.hypervisor = Some(name.into());
         case.rec.probes[0].what = name.into();
         case.rec.probes[0].state =
             ProbeState::Partial(Absence::new(allocwall_model::units::Reason::NotFound, name).mend(name));
-        case.rec.meta.ended = Ended::TargetExited {
-            status: Some(name.into()),
-        };
+        case.rec.meta.ended = Ended::TargetExited { status: Some(name.into()) };
         for line in case.bill.on_cpu.as_mut().unwrap() {
             line.method = name.into();
             line.notes = vec![name.into()];

@@ -34,10 +34,7 @@ const HEAD: &[&str] = &[
 pub fn table(outcome: &TrialResult) -> String {
     let head = HEAD.iter().map(|title| title.to_string()).collect();
     let rows = outcome.comparisons.iter().map(|c| row(outcome, c));
-    std::iter::once(head)
-        .chain(rows)
-        .map(|cells: Vec<String>| cells.join(",") + "\r\n")
-        .collect()
+    std::iter::once(head).chain(rows).map(|cells: Vec<String>| cells.join(",") + "\r\n").collect()
 }
 
 fn row(outcome: &TrialResult, c: &Comparison) -> Vec<String> {
@@ -137,10 +134,7 @@ mod tests {
         // Figures are no text: a negative effect stays a number.
         let table = table(&outcome);
         let effect = cells(table.lines().nth(7).unwrap())[8].clone();
-        assert!(
-            effect.starts_with('-') && effect.parse::<f64>().is_ok(),
-            "{effect}"
-        );
+        assert!(effect.starts_with('-') && effect.parse::<f64>().is_ok(), "{effect}");
     }
 
     /// One record, read back by the RFC's grammar.

@@ -158,11 +158,8 @@ mod tests {
     #[test]
     fn no_number_breaks_the_document() {
         let mut outcome = sketches::mixed();
-        outcome.comparisons[0].effect = Ok(allocwall_model::units::Interval::new(
-            f64::NEG_INFINITY,
-            f64::NAN,
-            1.0,
-        ));
+        outcome.comparisons[0].effect =
+            Ok(allocwall_model::units::Interval::new(f64::NEG_INFINITY, f64::NAN, 1.0));
         let text = document(&outcome, &[]);
         let back: Value = serde_json::from_str(&text).expect("valid JSON");
         assert!(back["comparisons"][0]["effect"].is_null());
@@ -182,9 +179,7 @@ mod tests {
                 }
             }
             Value::Array(items) if items.iter().any(Value::is_object) => {
-                items
-                    .iter()
-                    .for_each(|item| paths(item, &format!("{at}[]"), into));
+                items.iter().for_each(|item| paths(item, &format!("{at}[]"), into));
             }
             // Empty in one case, objects in another.
             Value::Array(items) if items.is_empty() => {}
@@ -195,11 +190,8 @@ mod tests {
     #[test]
     fn the_page_and_the_document_name_the_same_fields() {
         let page = include_str!("../../../docs/trial-json.md");
-        let documented: BTreeSet<String> = page
-            .lines()
-            .filter_map(|l| l.strip_prefix("| `")?.split('`').next())
-            .map(String::from)
-            .collect();
+        let documented: BTreeSet<String> =
+            page.lines().filter_map(|l| l.strip_prefix("| `")?.split('`').next()).map(String::from).collect();
         let mut fields = BTreeSet::new();
         for outcome in sketches::all() {
             paths(&document_of(&outcome), "", &mut fields);

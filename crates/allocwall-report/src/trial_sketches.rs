@@ -62,20 +62,12 @@ fn judged(design: &Design, blocks: &[Block]) -> TrialResult {
     let all = outcome.comparisons.iter_mut().chain(&mut outcome.baseline);
     for c in all {
         for interval in c.effect.iter_mut().chain(c.predicted.iter_mut()) {
-            [&mut interval.low, &mut interval.point, &mut interval.high]
-                .into_iter()
-                .for_each(round);
+            [&mut interval.low, &mut interval.point, &mut interval.high].into_iter().for_each(round);
         }
-        [&mut c.p, &mut c.p_holm, &mut c.level, &mut c.margin]
-            .into_iter()
-            .for_each(round);
+        [&mut c.p, &mut c.p_holm, &mut c.level, &mut c.margin].into_iter().for_each(round);
     }
     let medians = outcome.summaries.iter_mut().map(|s| &mut s.medians);
-    for median in medians
-        .chain([&mut outcome.baseline_medians])
-        .flat_map(|m| m.values_mut())
-        .flatten()
-    {
+    for median in medians.chain([&mut outcome.baseline_medians]).flat_map(|m| m.values_mut()).flatten() {
         round(median);
     }
     outcome
@@ -83,20 +75,8 @@ fn judged(design: &Design, blocks: &[Block]) -> TrialResult {
 
 fn service(remedies: &[&str], planned: usize) -> Design {
     let mut design = design(remedies, planned);
-    design.metrics.push(metric(
-        "rss",
-        "peak resident",
-        Unit::Bytes,
-        Direction::LowerIsBetter,
-        false,
-    ));
-    design.metrics.push(metric(
-        "major",
-        "major faults",
-        Unit::Count,
-        Direction::LowerIsBetter,
-        false,
-    ));
+    design.metrics.push(metric("rss", "peak resident", Unit::Bytes, Direction::LowerIsBetter, false));
+    design.metrics.push(metric("major", "major faults", Unit::Count, Direction::LowerIsBetter, false));
     design
 }
 
@@ -108,21 +88,9 @@ fn blocks(design: &Design, shifts: &[f64], count: usize) -> Vec<Block> {
             let noise = ((number * 31 + arm * 17 + number * arm * 7) % 23) as f64 / 23.0 - 0.5;
             let wall = 1.2 * (shifts[arm] + 0.006 * noise).exp();
             let rss = (210e6 * (1.0 - shifts[arm] + 0.002 * noise)).round();
-            run(
-                number,
-                place,
-                arm,
-                &[("wall", wall), ("rss", rss), ("major", 0.0)],
-            )
+            run(number, place, arm, &[("wall", wall), ("rss", rss), ("major", 0.0)])
         };
         order.into_iter().enumerate().map(of_arm).collect()
     };
-    order
-        .into_iter()
-        .enumerate()
-        .map(|(number, order)| Block {
-            number,
-            runs: runs(number, order),
-        })
-        .collect()
+    order.into_iter().enumerate().map(|(number, order)| Block { number, runs: runs(number, order) }).collect()
 }

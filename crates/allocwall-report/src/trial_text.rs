@@ -65,10 +65,7 @@ fn header(page: &mut Page, outcome: &TrialResult, command: &[String]) {
                 Ink::Warn,
             )
         } else {
-            (
-                "The trial ended early: all outcomes were decided at an interim look.",
-                Ink::Plain,
-            )
+            ("The trial ended early: all outcomes were decided at an interim look.", Ink::Plain)
         };
         page.wrapped(2, text, ink);
     }
@@ -95,22 +92,13 @@ fn verdict(page: &mut Page, outcome: &TrialResult) {
             sentences.push(format!("{heading}: {}.", arms.join("; ")));
         }
     }
-    let has = |word| {
-        outcome
-            .comparisons
-            .iter()
-            .any(|c| c.outcome == word && is_primary(outcome, c))
-    };
+    let has = |word| outcome.comparisons.iter().any(|c| c.outcome == word && is_primary(outcome, c));
     let ink = match (has(Outcome::Better), has(Outcome::Worse)) {
         (true, _) => Ink::Good,
         (_, true) => Ink::Bad,
         _ => Ink::Plain,
     };
-    let text = if sentences.is_empty() {
-        "No comparison was made.".to_string()
-    } else {
-        sentences.join(" ")
-    };
+    let text = if sentences.is_empty() { "No comparison was made.".to_string() } else { sentences.join(" ") };
     page.hang("VERDICT", Ink::Heading, 9, &text, ink);
     for warning in &outcome.warnings {
         page.wrapped(9, warning, Ink::Warn);
@@ -139,20 +127,13 @@ fn in_short(outcome: &TrialResult, c: &Comparison) -> String {
 }
 
 fn baseline(page: &mut Page, outcome: &TrialResult) {
-    page.section(
-        "BASELINE",
-        "run twice in each block, as A and A′: their difference is noise",
-    );
+    page.section("BASELINE", "run twice in each block, as A and A′: their difference is noise");
     for (arm, name) in [(0, "A"), (1, "A′")] {
         failures(page, outcome, arm, &format!("{name} failed"));
     }
     let margins: Vec<String> = outcome.baseline.iter().map(|c| margin(outcome, c)).collect();
     let table = Table::fit(page.width, true);
-    table.heads(
-        page,
-        ["A", "A′", "effect", "outcome", "margin"],
-        &outcome.baseline,
-    );
+    table.heads(page, ["A", "A′", "effect", "outcome", "margin"], &outcome.baseline);
     for (c, margin) in outcome.baseline.iter().zip(&margins) {
         if has_own_row(outcome, c) {
             table.row(page, outcome, c, Some(("margin", margin)));
@@ -174,10 +155,7 @@ fn rest(
     comparisons: &[Comparison],
     has_row: impl Fn(&TrialResult, &Comparison) -> bool,
 ) {
-    for (word, lead) in [
-        (Outcome::Equivalent, "equivalent"),
-        (Outcome::Unresolved, "unresolved"),
-    ] {
+    for (word, lead) in [(Outcome::Equivalent, "equivalent"), (Outcome::Unresolved, "unresolved")] {
         let titles: Vec<String> = comparisons
             .iter()
             .filter(|c| !has_row(outcome, c) && c.outcome == word && c.effect.is_ok())
@@ -187,24 +165,14 @@ fn rest(
             })
             .collect();
         if !titles.is_empty() {
-            page.hang(
-                &format!("  {lead}"),
-                Ink::Faint,
-                14,
-                &titles.join(", "),
-                Ink::Faint,
-            );
+            page.hang(&format!("  {lead}"), Ink::Faint, 14, &titles.join(", "), Ink::Faint);
         }
     }
 }
 
 /// The margin that the remedies' comparisons used for the metric of this A/A comparison.
 fn margin(outcome: &TrialResult, baseline: &Comparison) -> String {
-    let of_remedies = outcome
-        .comparisons
-        .iter()
-        .filter(|c| c.metric == baseline.metric)
-        .map(|c| c.margin);
+    let of_remedies = outcome.comparisons.iter().filter(|c| c.metric == baseline.metric).map(|c| c.margin);
     format!("±{}", percent(of_remedies.fold(baseline.margin, f64::max)))
 }
 
@@ -221,57 +189,30 @@ fn remedy(page: &mut Page, outcome: &TrialResult, arm: usize) {
         page.hang(lead, ink, 12, &proof_text(proof), Ink::Plain);
     }
     if summary.proof.is_empty() {
-        page.hang(
-            "  unproved",
-            Ink::Warn,
-            12,
-            "no proof that the remedy took effect",
-            Ink::Plain,
-        );
+        page.hang("  unproved", Ink::Warn, 12, "no proof that the remedy took effect", Ink::Plain);
     }
     failures(page, outcome, arm, "failed");
-    let comparisons: Vec<Comparison> = outcome
-        .comparisons
-        .iter()
-        .filter(|c| c.arm == arm)
-        .cloned()
-        .collect();
+    let comparisons: Vec<Comparison> = outcome.comparisons.iter().filter(|c| c.arm == arm).cloned().collect();
     let predicted: Vec<Option<String>> = comparisons.iter().map(|c| c.predicted.map(range)).collect();
     let has_row = |outcome: &TrialResult, c: &Comparison| has_own_row(outcome, c) || c.predicted.is_some();
     let table = Table::fit(page.width, predicted.iter().any(Option::is_some));
-    table.heads(
-        page,
-        ["baseline", "remedy", "effect", "outcome", "predicted"],
-        &comparisons,
-    );
+    table.heads(page, ["baseline", "remedy", "effect", "outcome", "predicted"], &comparisons);
     for (c, predicted) in comparisons.iter().zip(&predicted) {
         if !has_row(outcome, c) {
             continue;
         }
-        table.row(
-            page,
-            outcome,
-            c,
-            predicted.as_deref().map(|text| ("predicted", text)),
-        );
+        table.row(page, outcome, c, predicted.as_deref().map(|text| ("predicted", text)));
     }
     rest(page, outcome, &comparisons, has_row);
     notes(page, outcome, &comparisons, has_row);
 }
 
 fn proof_text(proof: &ArmProof) -> String {
-    let detail = if proof.detail.is_empty() {
-        String::new()
-    } else {
-        format!(": {}", proof.detail)
-    };
+    let detail = if proof.detail.is_empty() { String::new() } else { format!(": {}", proof.detail) };
     let seen_in = match (proof.needed, &proof.absent) {
         (true, _) => format!(" ({} of {} runs)", proof.proven, proof.runs),
         (false, None) => " (in the run that does not count)".to_owned(),
-        (false, Some(absence)) => absence
-            .mend
-            .as_ref()
-            .map_or_else(String::new, |mend| format!("; {mend}")),
+        (false, Some(absence)) => absence.mend.as_ref().map_or_else(String::new, |mend| format!("; {mend}")),
     };
     format!("{}{detail}{seen_in}", proof.what)
 }
@@ -290,12 +231,7 @@ fn failures(page: &mut Page, outcome: &TrialResult, arm: usize, lead: &str) {
     if summary.failures.len() > FAILURES_SHOWN {
         listed.push(format!("and {} more", summary.failures.len() - FAILURES_SHOWN));
     }
-    let text = format!(
-        "{} of {} runs: {}",
-        summary.failures.len(),
-        summary.runs,
-        listed.join("; ")
-    );
+    let text = format!("{} of {} runs: {}", summary.failures.len(), summary.runs, listed.join("; "));
     page.hang(&format!("  {lead}"), Ink::Bad, 12, &text, Ink::Plain);
 }
 
@@ -309,11 +245,7 @@ fn notes(
     let mut notes: Vec<(String, Vec<String>)> = vec![];
     // The reasons of metrics without a row are in the JSON document.
     for c in comparisons.iter().filter(|c| has_row(outcome, c)) {
-        let said = c
-            .why
-            .iter()
-            .map(|why| why.detail.clone())
-            .chain(c.warning.clone());
+        let said = c.why.iter().map(|why| why.detail.clone()).chain(c.warning.clone());
         for text in said {
             match notes.iter_mut().find(|(known, _)| *known == text) {
                 Some((_, titles)) => titles.push(title(outcome, c)),
@@ -323,11 +255,7 @@ fn notes(
     }
     for (text, titles) in notes {
         let rows = comparisons.iter().filter(|c| has_row(outcome, c)).count();
-        let text = if titles.len() == rows {
-            text
-        } else {
-            format!("{}: {text}", titles.join(", "))
-        };
+        let text = if titles.len() == rows { text } else { format!("{}: {text}", titles.join(", ")) };
         page.wrapped(4, &text, Ink::Warn);
     }
 }
@@ -429,11 +357,7 @@ impl Table {
 }
 
 fn next(page: &mut Page, outcome: &TrialResult, command: &[String], options: &[String]) {
-    let tail = if command.is_empty() {
-        "CMD".to_string()
-    } else {
-        quoted_words(command)
-    };
+    let tail = if command.is_empty() { "CMD".to_string() } else { quoted_words(command) };
     let mut steps = vec![];
     if let Some(arm) = winner(outcome) {
         let name = quoted(&outcome.design.arms[arm].name);
@@ -511,11 +435,7 @@ fn confidence(level: f64) -> String {
     };
     // Rounded down: 95.6 % is shown as 95 %.
     let scale = 10f64.powi(decimals);
-    format!(
-        "{:.*}",
-        decimals as usize,
-        (percent * scale + 1e-6).floor() / scale
-    )
+    format!("{:.*}", decimals as usize, (percent * scale + 1e-6).floor() / scale)
 }
 
 fn percent(fraction: f64) -> String {
@@ -658,27 +578,15 @@ mod tests {
     #[test]
     fn the_next_command_runs_only_a_better_remedy() {
         let page = printed(&sketches::one_better(), 100);
-        assert!(
-            page.contains("$ allocwall run --with jemalloc+thp -- python3 -m service 'a b'"),
-            "{page}"
-        );
-        for outcome in [
-            sketches::mixed(),
-            sketches::interrupted(),
-            sketches::baseline_alone(),
-        ] {
+        assert!(page.contains("$ allocwall run --with jemalloc+thp -- python3 -m service 'a b'"), "{page}");
+        for outcome in [sketches::mixed(), sketches::interrupted(), sketches::baseline_alone()] {
             assert!(!printed(&outcome, 100).contains("allocwall run"));
         }
     }
 
     #[test]
     fn figures_have_units_and_few_digits() {
-        for (effect, text) in [
-            (0.0312, "+3.1 %"),
-            (-0.0004, "0.0 %"),
-            (-0.5, "-50.0 %"),
-            (11.2, "×12"),
-        ] {
+        for (effect, text) in [(0.0312, "+3.1 %"), (-0.0004, "0.0 %"), (-0.5, "-50.0 %"), (11.2, "×12")] {
             assert_eq!(change(effect), text);
         }
         for (unit, number, text) in [
@@ -727,10 +635,7 @@ mod tests {
             metric.title = name.to_string();
         }
         for summary in &mut outcome.summaries {
-            summary
-                .failures
-                .iter_mut()
-                .for_each(|f| f.text = name.to_string());
+            summary.failures.iter_mut().for_each(|f| f.text = name.to_string());
             for proof in &mut summary.proof {
                 proof.what = name.to_string();
                 proof.detail = name.to_string();

@@ -26,10 +26,7 @@ const PEAK_KIB: u64 = 700 << 10;
 fn real() -> &'static Recording {
     static REAL: OnceLock<Recording> = OnceLock::new();
     REAL.get_or_init(|| {
-        let mut shell = Command::new("sh")
-            .args(["-c", "while :; do /bin/true; done"])
-            .spawn()
-            .expect("sh");
+        let mut shell = Command::new("sh").args(["-c", "while :; do /bin/true; done"]).spawn().expect("sh");
         let prices = ["syscall", "first_touch_4k", "map_unmap_128k"].map(|name| Price {
             name: name.into(),
             ns: Interval::new(100.0, 200.0, 300.0),
@@ -114,18 +111,9 @@ fn parts(r: Recording) -> [Part; 3] {
         sample_stacks: r.samples.iter().map(|s| (s.kernel, s.user)).collect(),
         wait_stacks: r.waits.iter().map(|w| (w.kernel, w.user)).collect(),
     };
-    let batch = Batch {
-        samples: r.samples,
-        waits: r.waits,
-        ticks: r.ticks,
-        python: r.python,
-        ..Batch::default()
-    };
-    [
-        Part::Head(Box::new(head)),
-        Part::Batch(Box::new(batch)),
-        Part::Tail(Box::new(tail)),
-    ]
+    let batch =
+        Batch { samples: r.samples, waits: r.waits, ticks: r.ticks, python: r.python, ..Batch::default() };
+    [Part::Head(Box::new(head)), Part::Batch(Box::new(batch)), Part::Tail(Box::new(tail))]
 }
 
 fn chunk(plain: &[u8]) -> Vec<u8> {
@@ -148,10 +136,7 @@ fn real_file() -> &'static (Vec<u8>, Vec<Vec<u8>>) {
         parts(real().clone()).iter().for_each(|p| writer.write(p));
         let (recording, failure) = writer.finish();
         assert!(failure.is_none());
-        assert!(
-            all_the_way(&recording.expect("the real one reads back")),
-            "and has a flamegraph"
-        );
+        assert!(all_the_way(&recording.expect("the real one reads back")), "and has a flamegraph");
         let bytes = std::fs::read(&path).unwrap();
         let (mut at, mut plain) = (12, Vec::new());
         while at < bytes.len() {
@@ -242,21 +227,13 @@ fn edit(bytes: &mut Vec<u8>, edits: &[(f64, Edit)]) {
 }
 
 fn runner(cases: u32) -> TestRunner {
-    TestRunner::new(Config {
-        cases,
-        failure_persistence: None,
-        max_shrink_iters: 50,
-        ..Config::default()
-    })
+    TestRunner::new(Config { cases, failure_persistence: None, max_shrink_iters: 50, ..Config::default() })
 }
 
 fn assert_small() {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let peak = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
-    let peak: u64 = peak
-        .and_then(|l| l.trim().strip_suffix(" kB"))
-        .and_then(|kib| kib.parse().ok())
-        .unwrap();
+    let peak: u64 = peak.and_then(|l| l.trim().strip_suffix(" kB")).and_then(|kib| kib.parse().ok()).unwrap();
     assert!(peak < PEAK_KIB, "{peak} KiB were resident at the peak");
 }
 
@@ -299,10 +276,7 @@ fn changed_bytes_never_panic() {
     });
     outcome.unwrap();
     let (parsed, refused) = (parsed.into_inner(), refused.into_inner());
-    assert!(
-        parsed > 50 && refused > 50,
-        "{parsed} parsed, {refused} refused: one side went untested"
-    );
+    assert!(parsed > 50 && refused > 50, "{parsed} parsed, {refused} refused: one side went untested");
     assert_small();
 }
 
@@ -321,14 +295,8 @@ const NUMBERS: [u64; 12] = [
     u64::MAX,
 ];
 const FLOATS: [f64; 6] = [0.0, -1.0, 1e-300, 1e18, 1e300, f64::MAX];
-const TEXTS: [&str; 6] = [
-    "",
-    "\u{1b}[31m\u{202e}",
-    "<script>alert(1)</script>",
-    "a;b c\n\u{0}",
-    "ünïcödé 漢字",
-    "::<<>>(){}",
-];
+const TEXTS: [&str; 6] =
+    ["", "\u{1b}[31m\u{202e}", "<script>alert(1)</script>", "a;b c\n\u{0}", "ünïcödé 漢字", "::<<>>(){}"];
 
 fn spoiled(value: &Value, choice: usize) -> Value {
     match value {
@@ -387,10 +355,7 @@ fn not_a_number(r: &mut Recording, which: usize) {
         }
         2 => {
             if let Some(tick) = r.ticks.last_mut() {
-                tick.cgroup = Some(CgroupTick {
-                    quota_cpus: Some(bad),
-                    ..CgroupTick::default()
-                });
+                tick.cgroup = Some(CgroupTick { quota_cpus: Some(bad), ..CgroupTick::default() });
             }
         }
         _ => {}
@@ -424,10 +389,7 @@ fn changed_fields_never_panic() {
     });
     outcome.unwrap();
     let (parsed, refused) = (parsed.into_inner(), refused.into_inner());
-    assert!(
-        parsed > 200 && refused > 50,
-        "{parsed} parsed, {refused} refused: one side went untested"
-    );
+    assert!(parsed > 200 && refused > 50, "{parsed} parsed, {refused} refused: one side went untested");
     assert_small();
 }
 
@@ -440,9 +402,7 @@ fn the_largest_numbers_that_pass_are_harmless() {
         let mut r = real().clone();
         (r.meta.window_ns, r.meta.requested_ns, r.meta.sample_period_ns) = (DAY, DAY, period);
         r.samples.iter_mut().for_each(|s| s.t_ns = DAY);
-        r.waits
-            .iter_mut()
-            .for_each(|w| (w.t_ns, w.weight_ns) = (DAY, DAY));
+        r.waits.iter_mut().for_each(|w| (w.t_ns, w.weight_ns) = (DAY, DAY));
         for tick in &mut r.ticks {
             (tick.user_ns, tick.system_ns, tick.resident, tick.vm_size) =
                 (LARGEST, LARGEST, LARGEST, LARGEST);
@@ -451,13 +411,7 @@ fn the_largest_numbers_that_pass_are_harmless() {
         for thread in &mut r.threads {
             (thread.cpu_ns, thread.seen_ns, thread.run_delay_ns) = (LARGEST, DAY, Some(LARGEST));
         }
-        r.neighbours = (1..3)
-            .map(|pid| Neighbour {
-                pid,
-                comm: "n".into(),
-                cpu_ns: LARGEST,
-            })
-            .collect();
+        r.neighbours = (1..3).map(|pid| Neighbour { pid, comm: "n".into(), cpu_ns: LARGEST }).collect();
         let mut writer = Writer::create(None).unwrap();
         parts(r).iter().for_each(|p| writer.write(p));
         all_the_way(&writer.finish().0.expect("within the limits"));
@@ -475,31 +429,14 @@ fn the_largest_numbers_that_pass_are_harmless() {
 
 /// Every cumulative counter of a tick.
 fn counters(tick: &mut Tick) -> Vec<&mut u64> {
-    let mut all = vec![
-        &mut tick.user_ns,
-        &mut tick.system_ns,
-        &mut tick.minor_faults,
-        &mut tick.major_faults,
-    ];
-    all.extend(
-        [&mut tick.voluntary_switches, &mut tick.involuntary_switches]
-            .into_iter()
-            .flatten(),
-    );
+    let mut all =
+        vec![&mut tick.user_ns, &mut tick.system_ns, &mut tick.minor_faults, &mut tick.major_faults];
+    all.extend([&mut tick.voluntary_switches, &mut tick.involuntary_switches].into_iter().flatten());
     if let Some(cgroup) = &mut tick.cgroup {
-        all.extend([
-            &mut cgroup.periods,
-            &mut cgroup.throttled_periods,
-            &mut cgroup.throttled_ns,
-        ]);
+        all.extend([&mut cgroup.periods, &mut cgroup.throttled_periods, &mut cgroup.throttled_ns]);
     }
     if let Some(host) = &mut tick.host {
-        all.extend([
-            &mut host.busy_ns,
-            &mut host.idle_ns,
-            &mut host.iowait_ns,
-            &mut host.steal_ns,
-        ]);
+        all.extend([&mut host.busy_ns, &mut host.idle_ns, &mut host.iowait_ns, &mut host.steal_ns]);
         let optional = [
             &mut host.psi_cpu_us,
             &mut host.psi_memory_us,
@@ -558,11 +495,7 @@ fn a_counter_that_jumps_is_an_absence() {
         r.ticks[last].host.as_mut().unwrap().steal_ns = to;
         let (_, json) = read_back(r);
         let stolen = json.split("\"class\":\"stolen\"").nth(1).unwrap();
-        assert!(
-            stolen[..400].contains("ran backwards, or jumped"),
-            "{to}: {}",
-            &stolen[..400]
-        );
+        assert!(stolen[..400].contains("ran backwards, or jumped"), "{to}: {}", &stolen[..400]);
         for which in 0..counters(&mut real().ticks[0].clone()).len() {
             let mut r = real().clone();
             *counters(&mut r.ticks[0])[which] = u64::MAX / 3;

@@ -59,10 +59,8 @@ impl Clocks for Generated {
             return;
         }
         let server = &self.tree.server;
-        let threads: Vec<(i32, i32)> = server
-            .pids()
-            .flat_map(|pid| server.tids(pid).map(move |tid| (pid, tid)))
-            .collect();
+        let threads: Vec<(i32, i32)> =
+            server.pids().flat_map(|pid| server.tids(pid).map(move |tid| (pid, tid))).collect();
         let count = self.used_ms * 1_000_000 / self.periods.sample_ns();
         let passed = clock::monotonic_ns() - self.started_ns;
         for n in 0..count {
@@ -91,11 +89,7 @@ impl Clocks for Generated {
 /// Instruction pointer and stack pointer have the indices of asm/perf_regs.h.
 fn registers(ip: u64) -> Registers {
     let mut registers = [0; REGISTERS];
-    let (ip_at, sp_at) = if cfg!(target_arch = "x86_64") {
-        (8, 7)
-    } else {
-        (32, 31)
-    };
+    let (ip_at, sp_at) = if cfg!(target_arch = "x86_64") { (8, 7) } else { (32, 31) };
     registers[ip_at] = ip;
     registers[sp_at] = 0x7ffd_0000_1000;
     registers
@@ -122,10 +116,7 @@ fn ask() -> Ask {
 fn recorded(tree: &Rc<Tree>, ask: Ask, window: Duration, sampling: Sampling) -> Result<Recording, Error> {
     let mut open = |cpus: &[u32], periods| -> Measured<Box<dyn Clocks>> {
         if sampling == Sampling::Refused {
-            return Err(Absence::new(
-                Reason::NotPermitted,
-                "no perf events on this machine",
-            ));
+            return Err(Absence::new(Reason::NotPermitted, "no perf events on this machine"));
         }
         Ok(Box::new(Generated {
             tree: tree.clone(),
@@ -167,38 +158,24 @@ fn judged(recording: Recording) -> Judged {
     let memory = &document["host"]["memory_bytes"];
     assert!(memory.is_null() || memory.as_u64() > Some(0), "{memory}");
     for line in collapsed::stacks(&recording).lines() {
-        assert!(
-            line.rsplit_once(' ')
-                .is_some_and(|(_, n)| n.parse::<u64>().is_ok())
-        );
+        assert!(line.rsplit_once(' ').is_some_and(|(_, n)| n.parse::<u64>().is_ok()));
     }
     let _ = flamegraph::svg(&recording, &bill);
     if let Ok(lines) = &bill.on_cpu {
         let shares: f64 = lines.iter().map(|line| line.share.point).sum();
         assert!((shares - 1.0).abs() < 1e-9, "{shares}");
         let seconds: f64 = lines.iter().map(|line| line.cpu_s.point).sum();
-        assert!(
-            (seconds - bill.cpu_s).abs() < 1e-6 * bill.cpu_s.max(1.0),
-            "{seconds}"
-        );
+        assert!((seconds - bill.cpu_s).abs() < 1e-6 * bill.cpu_s.max(1.0), "{seconds}");
     }
     for probe in &recording.probes {
         if let ProbeState::Partial(absence) | ProbeState::Absent(absence) = &probe.state {
-            assert!(
-                !absence.detail.is_empty() && !absence.detail.contains('\n'),
-                "{absence}"
-            );
+            assert!(!absence.detail.is_empty() && !absence.detail.contains('\n'), "{absence}");
         }
     }
     for figure in ["NaN", "inf ", " 0 CPUs", "0 processes", " 0.0 GiB", "-0.0"] {
         assert!(!text.contains(figure), "{figure}: {text}");
     }
-    Judged {
-        recording,
-        bill,
-        verdict,
-        text,
-    }
+    Judged { recording, bill, verdict, text }
 }
 
 fn whole(server: &Server) -> Judged {
@@ -227,13 +204,7 @@ fn agrees(server: &Server) -> Judged {
     assert!(!judged.text.contains("used no CPU"), "{}", judged.text);
     assert!(!judged.verdict.findings.is_empty());
     let online = server.cpu_numbers();
-    assert!(
-        judged
-            .recording
-            .samples
-            .iter()
-            .all(|s| online.contains(&u32::from(s.cpu)))
-    );
+    assert!(judged.recording.samples.iter().all(|s| online.contains(&u32::from(s.cpu))));
     judged
 }
 
@@ -302,11 +273,7 @@ fn holes_among_cpus_and_nodes_without_memory_or_cpus() {
 fn every_kind_of_cgroup_and_container() {
     for groups in [Groups::V1, Groups::V2, Groups::Hybrid, Groups::None] {
         for home in [Home::Host, Home::Lxc, Home::Docker, Home::Kubernetes] {
-            let judged = agrees(&Server {
-                groups,
-                home,
-                ..Server::usual()
-            });
+            let judged = agrees(&Server { groups, home, ..Server::usual() });
             let recording = &judged.recording;
             let last = recording.ticks.last().unwrap();
             match groups {
@@ -335,20 +302,9 @@ fn every_kind_of_cgroup_and_container() {
 
 #[test]
 fn kernels_with_less_in_them_and_processes_that_are_hidden() {
-    for kernel in [
-        "5.10.0-32-amd64",
-        "5.15.0-1071-aws",
-        "6.1.0-28-arm64",
-        "6.6.30-gke",
-        "6.18.0",
-    ] {
-        let judged = agrees(&Server {
-            kernel,
-            whole_kernel: false,
-            hidepid: true,
-            processes: 3,
-            ..Server::usual()
-        });
+    for kernel in ["5.10.0-32-amd64", "5.15.0-1071-aws", "6.1.0-28-arm64", "6.6.30-gke", "6.18.0"] {
+        let judged =
+            agrees(&Server { kernel, whole_kernel: false, hidepid: true, processes: 3, ..Server::usual() });
         let last = judged.recording.ticks.last().unwrap();
         assert_eq!(last.host.unwrap().psi_cpu_us, None);
         assert!(judged.recording.threads.is_empty());
@@ -385,10 +341,7 @@ fn code_of_32_bits_is_classed_by_its_leaf_and_not_unwound() {
     let wide = judged(recorded(&tree, ask(), WINDOW, Sampling::Generated).unwrap());
     let shares = |judged: &Judged| -> Vec<f64> {
         let lines = judged.bill.on_cpu.as_ref().unwrap();
-        lines
-            .iter()
-            .map(|line| (line.share.point * 50.0).round())
-            .collect()
+        lines.iter().map(|line| (line.share.point * 50.0).round()).collect()
     };
     assert_eq!(shares(&narrow), shares(&wide));
 }
@@ -445,14 +398,7 @@ fn damage(path: &Path, damage: Damage) {
 
 /// Two CPUs and two processes, to keep the number of files small.
 fn small(groups: Groups) -> Server {
-    Server {
-        cpus: "0-1",
-        nodes: &["0", "1"],
-        with_memory: "0-1",
-        groups,
-        threads: 1,
-        ..Server::usual()
-    }
+    Server { cpus: "0-1", nodes: &["0", "1"], with_memory: "0-1", groups, threads: 1, ..Server::usual() }
 }
 
 #[test]
@@ -486,10 +432,7 @@ fn any_file_may_be_missing_empty_or_cut_short() {
                         }
                         Err(error) => {
                             let line = error.to_string();
-                            assert!(
-                                !line.is_empty() && !line.contains('\n'),
-                                "{name:?} {kind:?}: {line}"
-                            );
+                            assert!(!line.is_empty() && !line.contains('\n'), "{name:?} {kind:?}: {line}");
                         }
                     }
                 }

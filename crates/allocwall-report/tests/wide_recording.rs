@@ -68,11 +68,7 @@ fn frame(n: u32) -> Frame {
             symbol: Some(KERNEL[(n / 20) as usize % KERNEL.len()].to_owned()),
             offset: u64::from(n),
         },
-        1 => Frame {
-            module: Some(1),
-            symbol: None,
-            offset: 0x9000 + u64::from(n) % 0x4000,
-        },
+        1 => Frame { module: Some(1), symbol: None, offset: 0x9000 + u64::from(n) % 0x4000 },
         _ => Frame {
             module: Some(2 + n % (MODULES - 2)),
             symbol: Some(format!("service::module{}::Handler<T>::function_{n}", n % 97)),
@@ -97,10 +93,7 @@ fn stack(n: u32) -> Stack {
             })
             .collect()
     };
-    Stack {
-        frames,
-        complete: n.is_multiple_of(5),
-    }
+    Stack { frames, complete: n.is_multiple_of(5) }
 }
 
 fn process(n: i32) -> Process {
@@ -129,10 +122,7 @@ fn tick(n: u64) -> Tick {
         threads: (PROCESSES * THREADS) as u32,
         resident: 64 << 30,
         vm_size: 256 << 30,
-        host: Some(HostTick {
-            busy_ns: t_ns * CPUS,
-            ..HostTick::default()
-        }),
+        host: Some(HostTick { busy_ns: t_ns * CPUS, ..HostTick::default() }),
         ..Tick::default()
     }
 }
@@ -153,18 +143,12 @@ fn write(path: &Path) {
     let stacks_of = |n: u64| {
         let at = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let kernel = at.is_multiple_of(4).then_some((at / 4) as u32 % KERNEL_STACKS);
-        (
-            kernel,
-            Some(KERNEL_STACKS + (at / 7) as u32 % (STACKS - KERNEL_STACKS)),
-        )
+        (kernel, Some(KERNEL_STACKS + (at / 7) as u32 % (STACKS - KERNEL_STACKS)))
     };
     let mut writer = Writer::create(Some(path)).expect("a new file");
     writer.write(&Part::Head(Box::new(Head {
         meta: meta.clone(),
-        host: HostFacts {
-            online_cpus: CPUS as u32,
-            ..Machine::live().facts()
-        },
+        host: HostFacts { online_cpus: CPUS as u32, ..Machine::live().facts() },
         cgroup: None,
         processes: processes.clone(),
         modules: vec![],
@@ -223,11 +207,7 @@ fn write(path: &Path) {
         meta,
         processes,
         probes: ["cpu_samples", "kernel_stacks", "waits"]
-            .map(|name| Probe {
-                name: name.into(),
-                what: name.into(),
-                state: ProbeState::Measured,
-            })
+            .map(|name| Probe { name: name.into(), what: name.into(), state: ProbeState::Measured })
             .into(),
         threads: threads.collect(),
         modules,
@@ -237,9 +217,7 @@ fn write(path: &Path) {
         frames: (0..FRAMES).map(frame).collect(),
         stacks: (0..STACKS).map(stack).collect(),
         sample_stacks: (0..total).map(stacks_of).collect(),
-        wait_stacks: (0..waits as u64)
-            .map(|n| (Some(n as u32 % KERNEL_STACKS), stacks_of(n).1))
-            .collect(),
+        wait_stacks: (0..waits as u64).map(|n| (Some(n as u32 % KERNEL_STACKS), stacks_of(n).1)).collect(),
     })));
     let (written, failure) = writer.finish();
     assert!(failure.is_none() && written.is_ok(), "{failure:?}");
@@ -296,9 +274,5 @@ fn sixty_four_cpus_and_two_hundred_processes() {
         .unwrap();
     let told = String::from_utf8_lossy(&child.stdout).into_owned();
     println!("{size} bytes: {told}");
-    assert!(
-        child.status.success(),
-        "{told}{}",
-        String::from_utf8_lossy(&child.stderr)
-    );
+    assert!(child.status.success(), "{told}{}", String::from_utf8_lossy(&child.stderr));
 }

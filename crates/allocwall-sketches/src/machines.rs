@@ -99,10 +99,7 @@ impl Server {
     }
 
     pub fn build(&self) -> Tree {
-        let tree = Tree {
-            dir: tempfile::tempdir().unwrap(),
-            server: self.clone(),
-        };
+        let tree = Tree { dir: tempfile::tempdir().unwrap(), server: self.clone() };
         tree.machine();
         tree.topology();
         tree.groups();
@@ -192,10 +189,7 @@ impl Tree {
         }
         let setting = "sys/kernel/mm/transparent_hugepage";
         self.write(&format!("{setting}/enabled"), "always [madvise] never\n");
-        self.write(
-            &format!("{setting}/defrag"),
-            "always defer defer+madvise [madvise] never\n",
-        );
+        self.write(&format!("{setting}/defrag"), "always defer defer+madvise [madvise] never\n");
         let hide = if s.hidepid { ",hidepid=invisible" } else { "" };
         let mut mounts = format!("22 27 0:21 / /proc rw,nosuid - proc proc rw{hide}\n");
         let v1 = |controllers: &str, folder: &str| {
@@ -218,23 +212,14 @@ impl Tree {
         let s = &self.server;
         let system = "sys/devices/system";
         self.write(&format!("{system}/cpu/online"), format!("{}\n", s.cpus));
-        self.write(
-            &format!("{system}/node/has_memory"),
-            format!("{}\n", s.with_memory),
-        );
+        self.write(&format!("{system}/node/has_memory"), format!("{}\n", s.with_memory));
         for (node, cpus) in s.nodes.iter().enumerate() {
             self.write(&format!("{system}/node/node{node}/cpulist"), format!("{cpus}\n"));
             for cpu in numbers(cpus) {
                 let of_cpu = format!("{system}/cpu/cpu{cpu}");
-                self.write(
-                    &format!("{of_cpu}/topology/thread_siblings_list"),
-                    format!("{cpu}\n"),
-                );
+                self.write(&format!("{of_cpu}/topology/thread_siblings_list"), format!("{cpu}\n"));
                 self.write(&format!("{of_cpu}/cache/index3/level"), "3\n");
-                self.write(
-                    &format!("{of_cpu}/cache/index3/shared_cpu_list"),
-                    format!("{cpus}\n"),
-                );
+                self.write(&format!("{of_cpu}/cache/index3/shared_cpu_list"), format!("{cpus}\n"));
             }
         }
     }
@@ -248,10 +233,7 @@ impl Tree {
             self.write(&format!("{cpu}/cpu.cfs_period_us"), "100000\n");
             let memory = format!("sys/fs/cgroup/memory{group}");
             self.write(&format!("{memory}/memory.usage_in_bytes"), "1073741824\n");
-            self.write(
-                &format!("{memory}/memory.limit_in_bytes"),
-                "9223372036854771712\n",
-            );
+            self.write(&format!("{memory}/memory.limit_in_bytes"), "9223372036854771712\n");
         }
         let v2 = match s.groups {
             Groups::V2 => format!("sys/fs/cgroup{group}"),
@@ -281,10 +263,7 @@ impl Tree {
         self.write(&format!("{proc}/comm"), "api\n");
         self.write(&format!("{proc}/cmdline"), "/usr/bin/api\0--port\08080\0");
         self.write(&format!("{proc}/environ"), "PATH=/usr/bin\0MALLOC_ARENA_MAX=4\0");
-        self.write(
-            &format!("{proc}/status"),
-            status(pid, parent, uid, s.threads, 100),
-        );
+        self.write(&format!("{proc}/status"), status(pid, parent, uid, s.threads, 100));
         self.write(
             &format!("{proc}/maps"),
             "55d000000000-55d000100000 r-xp 00001000 08:01 1835027                    /usr/bin/api\n\
@@ -393,10 +372,7 @@ impl Tree {
         if let Some((folder, name)) = throttling {
             put(
                 &format!("{folder}/cpu.stat"),
-                format!(
-                    "nr_periods {:020}\nnr_throttled 0\n{name} 0\n",
-                    s.past + passed_ms / 100
-                ),
+                format!("nr_periods {:020}\nnr_throttled 0\n{name} 0\n", s.past + passed_ms / 100),
             );
         }
         let share = used_ms / u64::from(s.processes);
@@ -410,10 +386,7 @@ impl Tree {
             for tid in s.tids(pid) {
                 let task = format!("proc/{pid}/task/{tid}");
                 put(&format!("{task}/stat"), line(tid, own, s.threads));
-                put(
-                    &format!("{task}/status"),
-                    status(pid, parent, 0, s.threads, 100 + passed_ms),
-                );
+                put(&format!("{task}/status"), status(pid, parent, 0, s.threads, 100 + passed_ms));
                 if s.whole_kernel {
                     let ns = s.past * 1_000_000 + own * 1_000_000;
                     put(&format!("{task}/schedstat"), format!("{ns:020} 0 00000001\n"));
@@ -441,10 +414,7 @@ fn status(pid: i32, parent: i32, uid: u32, threads: u32, switches: u64) -> Strin
 
 /// AT_SECURE 0, AT_NULL: linux/auxvec.h.
 fn auxv() -> Vec<u8> {
-    [23u64, 0, 0, 0]
-        .iter()
-        .flat_map(|word| word.to_ne_bytes())
-        .collect()
+    [23u64, 0, 0, 0].iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
 /// Members of a list such as `0-3,8`.

@@ -59,9 +59,7 @@ pub fn empty() -> Recording {
             comm: "service".into(),
             exe: Ok("/usr/bin/service".into()),
             cmdline: vec![],
-            libc: Ok(Libc::Glibc {
-                version: "2.36".into(),
-            }),
+            libc: Ok(Libc::Glibc { version: "2.36".into() }),
             runtime: Ok(Runtime::Native),
             allocator: Err(unknown()),
             environment: vec![],
@@ -133,39 +131,24 @@ impl Sketch {
             return None;
         }
         let frames = text.split(';').map(|f| self.frame(f)).collect();
-        self.recording.stacks.push(Stack {
-            frames,
-            complete: true,
-        });
+        self.recording.stacks.push(Stack { frames, complete: true });
         Some(self.recording.stacks.len() as u32 - 1)
     }
 
     fn frame(&mut self, text: &str) -> u32 {
         let module_at = |s: &Self, path: &str| {
-            Some(
-                s.recording
-                    .modules
-                    .iter()
-                    .position(|m| m.path == path)
-                    .expect(path) as u32,
-            )
+            Some(s.recording.modules.iter().position(|m| m.path == path).expect(path) as u32)
         };
         let frame = match (text.split_once('!'), text.split_once('+')) {
-            (Some((path, symbol)), _) => Frame {
-                module: module_at(self, path),
-                symbol: Some(symbol.into()),
-                offset: 0x10,
-            },
+            (Some((path, symbol)), _) => {
+                Frame { module: module_at(self, path), symbol: Some(symbol.into()), offset: 0x10 }
+            }
             (None, Some((path, offset))) => Frame {
                 module: module_at(self, path),
                 symbol: None,
                 offset: u64::from_str_radix(offset, 16).expect(offset),
             },
-            (None, None) => Frame {
-                module: Some(0),
-                symbol: Some(text.into()),
-                offset: 0x10,
-            },
+            (None, None) => Frame { module: Some(0), symbol: Some(text.into()), offset: 0x10 },
         };
         let known = self.recording.frames.iter().position(|f| *f == frame);
         known.unwrap_or_else(|| {
@@ -217,21 +200,14 @@ impl Sketch {
         self.recording.prices = Ok(PriceList {
             machine: String::new(),
             measured_unix_s: 0,
-            prices: vec![Price {
-                name: name.into(),
-                ns: Interval::exact(ns),
-                repetitions: 9,
-            }],
+            prices: vec![Price { name: name.into(), ns: Interval::exact(ns), repetitions: 9 }],
             absent: vec![],
         });
     }
 
     /// Sets the first and the last tick, with this CPU time between them.
     pub fn ticks(&mut self, user_ms: u64, system_ms: u64) -> &mut Tick {
-        let start = Tick {
-            host: Some(HostTick::default()),
-            ..Tick::default()
-        };
+        let start = Tick { host: Some(HostTick::default()), ..Tick::default() };
         let end = Tick {
             t_ns: self.recording.meta.window_ns,
             user_ns: user_ms * MS,

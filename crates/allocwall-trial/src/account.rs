@@ -50,10 +50,7 @@ impl Room {
     }
 
     pub fn of(folder: &Path, bytes: u64) -> Room {
-        Room {
-            folder: folder.to_owned(),
-            bytes,
-        }
+        Room { folder: folder.to_owned(), bytes }
     }
 
     pub fn account(&self, name: &str) -> PathBuf {
@@ -72,11 +69,7 @@ impl Room {
     ) -> Measured<Reader<'scope>> {
         let stop = Arc::new(AtomicBool::new(false));
         let (over, waiting) = channel();
-        let mut files = Files {
-            folder: account.to_owned(),
-            budget: self.bytes,
-            parts: BTreeMap::new(),
-        };
+        let mut files = Files { folder: account.to_owned(), budget: self.bytes, parts: BTreeMap::new() };
         let ended = stop.clone();
         let work = move || -> Measured<Bindings> {
             let mut last = false;
@@ -104,12 +97,7 @@ impl Room {
         let thread = Builder::new()
             .spawn_scoped(scope, work)
             .map_err(|error| not_started("reads the loader's log", &error))?;
-        Ok(Reader {
-            stop,
-            over,
-            thread,
-            account: account.to_owned(),
-        })
+        Ok(Reader { stop, over, thread, account: account.to_owned() })
     }
 }
 
@@ -175,9 +163,7 @@ impl Files {
         let there = |parts: &BTreeMap<u32, Part>| -> u64 {
             let back = |pid| parts.get(pid).map_or(0, |part: &Part| part.given_back);
             // The sum of the sizes of sparse files may exceed a u64.
-            sizes.iter().fold(0, |sum: u64, (pid, size)| {
-                sum.saturating_add(size.saturating_sub(back(pid)))
-            })
+            sizes.iter().fold(0, |sum: u64, (pid, size)| sum.saturating_add(size.saturating_sub(back(pid))))
         };
         // Checked before reading: a sparse file may have any size.
         if there(&self.parts) > self.budget {
@@ -316,11 +302,7 @@ mod tests {
     fn the_part_that_was_read_is_released_and_nothing_is_lost() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("bindings.7");
-        let mut files = Files {
-            folder: dir.path().to_owned(),
-            budget: 3 << 20,
-            parts: BTreeMap::new(),
-        };
+        let mut files = Files { folder: dir.path().to_owned(), budget: 3 << 20, parts: BTreeMap::new() };
         // Five times the budget in total; the relevant line is split over two pieces.
         let (head, tail) = LINE.split_at(LINE.len() / 2);
         for round in 0..8 {
@@ -352,11 +334,7 @@ mod tests {
             } else {
                 drop(append(&path, &filler(2 << 20)))
             }
-            let mut files = Files {
-                folder: dir.path().to_owned(),
-                budget: 1 << 20,
-                parts: BTreeMap::new(),
-            };
+            let mut files = Files { folder: dir.path().to_owned(), budget: 1 << 20, parts: BTreeMap::new() };
             let absence = files.read(&NEVER).unwrap_err();
             assert_eq!(absence.reason, Reason::TooCostly);
             assert!(absence.detail.contains("more than 1 MiB"), "{absence}");
@@ -377,11 +355,7 @@ mod tests {
                 return;
             }
         }
-        let mut files = Files {
-            folder: dir.path().to_owned(),
-            budget: 1 << 20,
-            parts: BTreeMap::new(),
-        };
+        let mut files = Files { folder: dir.path().to_owned(), budget: 1 << 20, parts: BTreeMap::new() };
         assert_eq!(files.read(&NEVER).unwrap_err().reason, Reason::TooCostly);
     }
 
@@ -389,11 +363,7 @@ mod tests {
     fn an_interruption_ends_the_reading() {
         let dir = tempfile::tempdir().unwrap();
         append(&dir.path().join("bindings.7"), LINE);
-        let mut files = Files {
-            folder: dir.path().to_owned(),
-            budget: 1 << 20,
-            parts: BTreeMap::new(),
-        };
+        let mut files = Files { folder: dir.path().to_owned(), budget: 1 << 20, parts: BTreeMap::new() };
         let absence = files.read(&AtomicBool::new(true)).unwrap_err();
         assert_eq!(absence.reason, Reason::TooLittle);
         assert_eq!(files.parts[&7].read, 0);
@@ -409,22 +379,12 @@ mod tests {
         append(&other, &(LINE.to_owned() + &filler(1 << 20)));
         symlink(&other, folder.join("bindings.1")).unwrap();
         std::fs::hard_link(&other, folder.join("bindings.2")).unwrap();
-        rustix::fs::mknodat(
-            CWD,
-            folder.join("bindings.3"),
-            FileType::Fifo,
-            Mode::RUSR | Mode::WUSR,
-            0,
-        )
-        .unwrap();
+        rustix::fs::mknodat(CWD, folder.join("bindings.3"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
+            .unwrap();
         append(&folder.join("bindings.4"), LINE);
         append(&folder.join("bindings.x"), LINE);
         let before = std::fs::read(&other).unwrap();
-        let mut files = Files {
-            folder,
-            budget: 1 << 20,
-            parts: BTreeMap::new(),
-        };
+        let mut files = Files { folder, budget: 1 << 20, parts: BTreeMap::new() };
         files.read(&NEVER).unwrap();
         assert_eq!(files.bindings(), Bindings::from_iter([(4, one())]));
         assert!(std::fs::read(&other).unwrap() == before);

@@ -108,14 +108,8 @@ impl Arm {
     /// Combines several arms into one, as if they were joined by `+`.
     pub fn combined<T: AsRef<str>>(texts: &[T]) -> Result<Arm, Refusal> {
         let pieces: Vec<&str> = texts.iter().flat_map(|text| split(text.as_ref())).collect();
-        let parts = pieces
-            .iter()
-            .map(|piece| part(piece))
-            .collect::<Result<Vec<Part>, Refusal>>()?;
-        let arm = Arm {
-            name: pieces.join("+"),
-            parts,
-        };
+        let parts = pieces.iter().map(|piece| part(piece)).collect::<Result<Vec<Part>, Refusal>>()?;
+        let arm = Arm { name: pieces.join("+"), parts };
         if arm.parts.len() > 1 && arm.parts.iter().any(|part| part.remedy.key == "none") {
             return refuse("none can't be combined: it means the command without a remedy");
         }
@@ -128,11 +122,7 @@ impl Arm {
     fn settings(&self) -> Vec<(&str, Setting)> {
         let mut all = Vec::new();
         for part in &self.parts {
-            all.extend(
-                part.settings
-                    .iter()
-                    .map(|setting| (part.text.as_str(), setting.clone())),
-            );
+            all.extend(part.settings.iter().map(|setting| (part.text.as_str(), setting.clone())));
         }
         all
     }
@@ -227,11 +217,7 @@ fn libc_of(need: Need) -> Option<&'static str> {
 fn pages_of(kind: AllocatorKind, pages: Pages) -> Result<Change, Refusal> {
     let row = PAGES.iter().find(|row| row.0 == kind && row.1 == pages);
     row.map(|row| row.2).ok_or_else(|| {
-        let kinds: Vec<&str> = PAGES
-            .iter()
-            .filter(|row| row.1 == pages)
-            .map(|row| row.0.title())
-            .collect();
+        let kinds: Vec<&str> = PAGES.iter().filter(|row| row.1 == pages).map(|row| row.0.title()).collect();
         Refusal(format!(
             "{} has no setting for {}; these allocators have one: {}",
             kind.title(),
@@ -277,21 +263,14 @@ fn part(text: &str) -> Result<Part, Refusal> {
     };
     let remedy = find(key).ok_or_else(|| unknown(key))?;
     let Some(start) = remedy.start else {
-        return refuse(format!(
-            "{key} can't be set when a program starts: {}",
-            remedy.shell_line()
-        ));
+        return refuse(format!("{key} can't be set when a program starts: {}", remedy.shell_line()));
     };
     let by_source = mark.is_some_and(|at| text[at..].starts_with('@'));
     if by_source && start.argument != Argument::Source {
         return refuse(format!("{key} takes no @SOURCE: {}", remedy.usage()));
     }
     let source = match start.argument {
-        Argument::Source => source(
-            remedy,
-            argument.filter(|_| by_source),
-            argument.is_some() && !by_source,
-        )?,
+        Argument::Source => source(remedy, argument.filter(|_| by_source), argument.is_some() && !by_source)?,
         _ => Source::Any,
     };
     let value = match (start.argument, argument) {
@@ -307,21 +286,14 @@ fn part(text: &str) -> Result<Part, Refusal> {
             return refuse(format!("{key} needs a value: {}", remedy.usage()));
         }
     };
-    let settings = start
-        .applied
-        .iter()
-        .filter_map(|change| setting(change, value.as_deref(), &source))
-        .collect();
+    let settings =
+        start.applied.iter().filter_map(|change| setting(change, value.as_deref(), &source)).collect();
     free_part(text, remedy, settings)
 }
 
 fn free_part(text: &str, remedy: &'static Remedy, settings: Vec<Setting>) -> Result<Part, Refusal> {
     let text = text.to_owned();
-    Ok(Part {
-        text,
-        remedy,
-        settings,
-    })
+    Ok(Part { text, remedy, settings })
 }
 
 fn unknown(key: &str) -> Refusal {
@@ -329,24 +301,15 @@ fn unknown(key: &str) -> Refusal {
         return Refusal("the name of a remedy is empty: `allocwall list` shows all remedies".to_owned());
     }
     if let Some(known) = tunables::find(key) {
-        return Refusal(format!(
-            "no remedy {key}; to set the tunable, use glibc:{}=VALUE",
-            known.name
-        ));
+        return Refusal(format!("no remedy {key}; to set the tunable, use glibc:{}=VALUE", known.name));
     }
-    Refusal(format!(
-        "no remedy {key}{}; `allocwall list` shows all remedies",
-        hint(key, names())
-    ))
+    Refusal(format!("no remedy {key}{}; `allocwall list` shows all remedies", hint(key, names())))
 }
 
 fn source(remedy: &Remedy, given: Option<&str>, wrong_mark: bool) -> Result<Source, Refusal> {
     let key = remedy.key;
     if wrong_mark {
-        return refuse(format!(
-            "{key} takes no value; choose a library with @SOURCE: {}",
-            remedy.usage()
-        ));
+        return refuse(format!("{key} takes no value; choose a library with @SOURCE: {}", remedy.usage()));
     }
     Ok(match given {
         None => Source::Any,
@@ -382,10 +345,9 @@ fn form_of(remedy: &Remedy, form: Form, given: &str) -> Result<String, Refusal> 
             Some(bytes) if bytes > 0 => Ok(bytes.to_string()),
             _ => refuse(format!("{key}={given}: give a size, for example 256M or 2G")),
         },
-        Form::Cpus | Form::Nodes => list(given).map_or_else(
-            || refuse(format!("{key}={given}: give a list, for example 0-3,8")),
-            Ok,
-        ),
+        Form::Cpus | Form::Nodes => {
+            list(given).map_or_else(|| refuse(format!("{key}={given}: give a list, for example 0-3,8")), Ok)
+        }
         Form::OneOf(names) if names.contains(&given) => Ok(given.to_owned()),
         Form::OneOf(names) => refuse(format!("{key}={given}: give one of {}", names.join(", "))),
     }
@@ -396,27 +358,19 @@ fn tunables_of(given: &str) -> Result<Vec<Setting>, Refusal> {
         .split(',')
         .map(|entry| match entry.split_once('=') {
             Some((name, value)) if !name.is_empty() && !value.is_empty() && !value.contains(':') => {
-                Ok(Setting::Tunable {
-                    name: tunables::full_name(name),
-                    value: value.to_owned(),
-                })
+                Ok(Setting::Tunable { name: tunables::full_name(name), value: value.to_owned() })
             }
-            _ => refuse(format!(
-                "glibc:{entry}: give NAME=VALUE, for example glibc:arena_max=2"
-            )),
+            _ => refuse(format!("glibc:{entry}: give NAME=VALUE, for example glibc:arena_max=2")),
         })
         .collect()
 }
 
 fn variable_of(given: &str) -> Result<Setting, Refusal> {
     match given.split_once('=') {
-        Some((name, value)) if !name.is_empty() && !given.contains('\0') => Ok(Setting::Env {
-            name: name.to_owned(),
-            value: value.to_owned(),
-        }),
-        _ => refuse(format!(
-            "env:{given}: give NAME=VALUE, for example env:OMP_NUM_THREADS=1"
-        )),
+        Some((name, value)) if !name.is_empty() && !given.contains('\0') => {
+            Ok(Setting::Env { name: name.to_owned(), value: value.to_owned() })
+        }
+        _ => refuse(format!("env:{given}: give NAME=VALUE, for example env:OMP_NUM_THREADS=1")),
     }
 }
 
@@ -429,32 +383,17 @@ fn setting(change: &Change, argument: Option<&str>, source: &Source) -> Option<S
     };
     let numbers = |template: &str| filled(template).and_then(|text| parse_cpu_list(&text));
     match *change {
-        Change::Preload(library) => Some(Setting::Preload {
-            library,
-            source: source.clone(),
-        }),
-        Change::Tunable(name, value) => filled(value).map(|value| Setting::Tunable {
-            name: name.to_owned(),
-            value,
-        }),
-        Change::Env(name, value) => filled(value).map(|value| Setting::Env {
-            name: name.to_owned(),
-            value,
-        }),
-        Change::EnvAppend {
-            name,
-            separator,
-            value,
-        } => filled(value).map(|value| Setting::Append {
-            name,
-            separator,
-            value,
-        }),
+        Change::Preload(library) => Some(Setting::Preload { library, source: source.clone() }),
+        Change::Tunable(name, value) => {
+            filled(value).map(|value| Setting::Tunable { name: name.to_owned(), value })
+        }
+        Change::Env(name, value) => filled(value).map(|value| Setting::Env { name: name.to_owned(), value }),
+        Change::EnvAppend { name, separator, value } => {
+            filled(value).map(|value| Setting::Append { name, separator, value })
+        }
         Change::Unset(name) => Some(Setting::Unset(name.to_owned())),
         Change::CommandOption(option) => filled(option).map(Setting::CommandOption),
-        Change::Prefault(bytes) => filled(bytes)
-            .and_then(|text| text.parse().ok())
-            .map(Setting::Prefault),
+        Change::Prefault(bytes) => filled(bytes).and_then(|text| text.parse().ok()).map(Setting::Prefault),
         Change::Cpus(list) => numbers(list).map(Setting::Cpus),
         Change::Nodes(list) => numbers(list).map(Setting::Nodes),
         Change::Pages(pages) => Some(Setting::Pages(pages)),
@@ -474,11 +413,7 @@ impl Setting {
             Setting::Env { name, value } => one(name, format!("={value}")),
             Setting::Unset(name) => one(name, String::new()),
             // jemalloc's list has entries `name:value`; the other lists have options.
-            Setting::Append {
-                name,
-                separator: ',',
-                value,
-            } => value
+            Setting::Append { name, separator: ',', value } => value
                 .split(',')
                 .map(|entry| {
                     let (option, value) = entry.split_once(':').unwrap_or((entry, ""));

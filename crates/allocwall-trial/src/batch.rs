@@ -46,11 +46,7 @@ impl Prepared {
         start.env.extend(applied.env.iter().cloned());
         start.cpus = applied.cpus.clone().or(start.cpus);
         start.nodes = applied.nodes.clone().or(start.nodes);
-        Prepared {
-            start,
-            expects: applied.expects.clone(),
-            told: Told::default(),
-        }
+        Prepared { start, expects: applied.expects.clone(), told: Told::default() }
     }
 
     pub fn judge(&self, seen: &Seen) -> Vec<ProofItem> {
@@ -78,10 +74,7 @@ impl Prepared {
         if !self.expects.iter().any(wanted) {
             return Ok(false);
         }
-        std::fs::create_dir(account).map_err(|cause| Error::File {
-            path: account.to_owned(),
-            cause,
-        })?;
+        std::fs::create_dir(account).map_err(|cause| Error::File { path: account.to_owned(), cause })?;
         open_to_all(account);
         start.env.extend(
             Bindings::environment(account)
@@ -97,10 +90,7 @@ fn peak_huge(looks: &[Look]) -> Option<u64> {
     let peak = looks.iter().map(|look| look.rss_bytes).max()?;
     let walked = |look: &Look| Some((look.rss_bytes, look.walked.as_ref().ok()?.huge_bytes));
     let most = looks.iter().filter_map(walked).max_by_key(|(_, huge)| *huge)?;
-    let near_peak = looks
-        .iter()
-        .filter_map(walked)
-        .any(|(resident, _)| resident >= peak / 10 * 8);
+    let near_peak = looks.iter().filter_map(walked).any(|(resident, _)| resident >= peak / 10 * 8);
     (most.1 > 0 || near_peak).then_some(most.1)
 }
 
@@ -189,10 +179,7 @@ impl Close {
 
     pub fn start(&self, family: Family) -> CloseLooks {
         CloseLooks {
-            calls: self
-                .serves
-                .as_deref()
-                .map(|library| Counting::start(family, library)),
+            calls: self.serves.as_deref().map(|library| Counting::start(family, library)),
             huge: self.huge.then(|| Looking::start(family)),
         }
     }
@@ -244,10 +231,7 @@ pub trait Fresh {
                     None => {}
                 }
                 let outcome = self.once(&start, &close);
-                let ended = close
-                    .stop
-                    .as_ref()
-                    .is_some_and(|stop| stop.load(Ordering::Relaxed));
+                let ended = close.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed));
                 let bindings = reader.map(|reader| reader.and_then(Reader::finish));
                 (outcome, ended, bindings)
             });
@@ -261,11 +245,7 @@ pub trait Fresh {
                     ..Seen::default()
                 };
             }
-            self.arms()[arm].told = Told {
-                bindings,
-                calls: seen.calls.clone(),
-                huge: seen.huge.clone(),
-            };
+            self.arms()[arm].told = Told { bindings, calls: seen.calls.clone(), huge: seen.huge.clone() };
             ran.proof = self.arms()[arm].judge(&seen);
             runs.push(ran);
         }
@@ -307,18 +287,10 @@ impl Fresh for Batch<'_> {
         let mut readings = Vec::new();
         for figure in &self.figures {
             let reading = figure.read(&output);
-            metrics.insert(
-                figure.name.clone(),
-                reading.as_ref().map(|r| r.value).map_err(Clone::clone),
-            );
+            metrics.insert(figure.name.clone(), reading.as_ref().map(|r| r.value).map_err(Clone::clone));
             readings.extend(reading.ok());
         }
-        let ran = Ran {
-            metrics,
-            failure: failure(&finished, &self.fine),
-            proof: vec![],
-            readings,
-        };
+        let ran = Ran { metrics, failure: failure(&finished, &self.fine), proof: vec![], readings };
         Ok((ran, seen))
     }
 }

@@ -19,16 +19,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 /// Entry points of an allocator, with operator new and new[] of C++. A library may have several names for one address.
-const ENTRIES: &[&[u8]] = &[
-    b"malloc",
-    b"calloc",
-    b"realloc",
-    b"aligned_alloc",
-    b"memalign",
-    b"posix_memalign",
-    b"_Znwm",
-    b"_Znam",
-];
+const ENTRIES: &[&[u8]] =
+    &[b"malloc", b"calloc", b"realloc", b"aligned_alloc", b"memalign", b"posix_memalign", b"_Znwm", b"_Znam"];
 /// Times of the counts, after the start or the beginning of the load. The later ones are used if there were few calls so far.
 const MOMENTS_MS: &[u64] = &[30, 250, 1_000, 4_000];
 /// Length of one count.
@@ -102,12 +94,8 @@ fn over() -> Absence {
 }
 
 fn count_until(stopped: &Receiver<()>, family: Family, library: &Path) -> Measured<Calls> {
-    let mut counter = Counter {
-        uprobes: Uprobes::live()?,
-        proc: ProcFs::live(),
-        library,
-        files: HashMap::new(),
-    };
+    let mut counter =
+        Counter { uprobes: Uprobes::live()?, proc: ProcFs::live(), library, files: HashMap::new() };
     let began = monotonic_ns();
     let mut calls = Calls::default();
     let mut why = over();
@@ -171,10 +159,7 @@ impl Counter<'_> {
             .collect();
         running.sort_unstable_by_key(|&(spent, ..)| Reverse(spent));
         if running.is_empty() {
-            return Err(Absence::new(
-                Reason::TooLittle,
-                "all threads slept during the count of calls",
-            ));
+            return Err(Absence::new(Reason::TooLittle, "all threads slept during the count of calls"));
         }
         let mut probes = Vec::new();
         let mut counted_threads = 0;
@@ -257,10 +242,8 @@ fn count(stopped: &Receiver<()>, mut probes: Vec<Probe>) -> Calls {
     goes_on(stopped, MOMENT);
     probes.iter_mut().for_each(|probe| drop(probe.passes.stop()));
     calls.counted_ns = monotonic_ns() - began;
-    let mut counted: Vec<(u64, Probe)> = probes
-        .into_iter()
-        .map(|mut probe| (probe.passes.count().unwrap_or(0), probe))
-        .collect();
+    let mut counted: Vec<(u64, Probe)> =
+        probes.into_iter().map(|mut probe| (probe.passes.count().unwrap_or(0), probe)).collect();
     for (count, probe) in &counted {
         if probe.allocator.ours {
             calls.served += count
@@ -279,12 +262,7 @@ impl Allocator {
         let file = maps::open(proc_root, pid, mapping).ok()?;
         let offsets = entries(&file)?;
         let path = PathBuf::from(mapping.display_path());
-        Some(Allocator {
-            ours: is_file_at(&path, library),
-            path,
-            file,
-            offsets,
-        })
+        Some(Allocator { ours: is_file_at(&path, library), path, file, offsets })
     }
 }
 
@@ -335,13 +313,7 @@ mod tests {
         sum.add(counted(3, 1, 1));
         sum.add(counted(4, 2, 6));
         sum.add(counted(0, 0, 2));
-        assert_eq!(
-            sum,
-            Calls {
-                counted_ns: 15,
-                ..counted(7, 3, 6)
-            }
-        );
+        assert_eq!(sum, Calls { counted_ns: 15, ..counted(7, 3, 6) });
         assert_eq!(sum.all(), 10);
     }
 }

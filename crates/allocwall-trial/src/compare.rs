@@ -31,9 +31,7 @@ const ARM_TO_BASELINE: f64 = 0.866_025_403_784_438_6;
 ///
 /// The time grows with arms × metrics × looks × blocks²: don't call it for every step of a progress bar.
 pub fn compare(design: &Design, blocks: &[Block]) -> TrialResult {
-    let summaries: Vec<ArmSummary> = (0..design.arms.len())
-        .map(|arm| summary(design, blocks, arm))
-        .collect();
+    let summaries: Vec<ArmSummary> = (0..design.arms.len()).map(|arm| summary(design, blocks, arm)).collect();
     let looks: Vec<Look> = looks(&design.settings, blocks.len())
         .into_iter()
         .map(|(taken, level)| look(design, &blocks[..taken], level, &summaries))
@@ -49,11 +47,8 @@ pub fn compare(design: &Design, blocks: &[Block]) -> TrialResult {
         .iter()
         .map(|m| (m.key.clone(), median_of(blocks, &m.key, |arm| arm < BASELINES)))
         .collect();
-    let warnings = if design.arms.len() > BASELINES {
-        differs_from_itself(design, &baseline)
-    } else {
-        vec![]
-    };
+    let warnings =
+        if design.arms.len() > BASELINES { differs_from_itself(design, &baseline) } else { vec![] };
     TrialResult {
         design: design.clone(),
         blocks: blocks.len(),
@@ -81,10 +76,7 @@ pub fn decided(outcome: &TrialResult) -> bool {
 pub fn spread(design: &Design, blocks: &[Block], metric: &str) -> Option<Spread> {
     let differences = |arm: usize, scale: f64| -> Vec<f64> {
         let sets = matched(blocks, arm, metric).sets;
-        sets.iter()
-            .filter_map(Set::difference)
-            .map(|d| d * scale)
-            .collect()
+        sets.iter().filter_map(Set::difference).map(|d| d * scale).collect()
     };
     if design.arms.len() <= BASELINES {
         return Spread::pooled(&[differences(1, 1.0)]);
@@ -99,16 +91,8 @@ fn looks(settings: &Settings, blocks: usize) -> Vec<(usize, f64)> {
     let mut at: Vec<usize> = settings.looks.iter().copied().filter(|l| *l < blocks).collect();
     at.push(blocks);
     let levels = several::levels(&at, settings.planned);
-    let looks: Vec<_> = at
-        .into_iter()
-        .zip(levels)
-        .filter(|(_, level)| *level > 0.0)
-        .collect();
-    if looks.is_empty() {
-        vec![(blocks, several::ALPHA)]
-    } else {
-        looks
-    }
+    let looks: Vec<_> = at.into_iter().zip(levels).filter(|(_, level)| *level > 0.0).collect();
+    if looks.is_empty() { vec![(blocks, several::ALPHA)] } else { looks }
 }
 
 struct Look {
@@ -123,16 +107,9 @@ fn look(design: &Design, blocks: &[Block], level: f64, summaries: &[ArmSummary])
     // The baseline gets no margin from its own interval: a wide interval would then always be called equivalent.
     let mut baseline: Vec<Comparison> = match design.arms.len() {
         0..BASELINES => vec![],
-        _ => design
-            .metrics
-            .iter()
-            .map(|m| compared(1, m, design.settings.effect))
-            .collect(),
+        _ => design.metrics.iter().map(|m| compared(1, m, design.settings.effect)).collect(),
     };
-    let margins: Vec<f64> = baseline
-        .iter()
-        .map(|c| margin(design.settings.effect, &c.effect))
-        .collect();
+    let margins: Vec<f64> = baseline.iter().map(|c| margin(design.settings.effect, &c.effect)).collect();
     let mut remedies: Vec<Comparison> = (BASELINES..design.arms.len())
         .flat_map(|arm| {
             let metrics = design.metrics.iter().zip(&margins);
@@ -173,22 +150,14 @@ fn measure(
     let effect = match (ranks::shift(sets, level), &why) {
         (Some(shift), _) if comparable => Ok(relative(shift)),
         (_, Some(why)) => Err(why.clone()),
-        _ => Err(too_few(
-            sets.len(),
-            design.settings.planned,
-            ranks::fewest(untreated(arm), level),
-        )),
+        _ => Err(too_few(sets.len(), design.settings.planned, ranks::fewest(untreated(arm), level))),
     };
     Comparison {
         arm,
         metric: metric.key.clone(),
         blocks: sets.len(),
         effect,
-        p: if comparable {
-            ranks::p_value(sets, 0.0)
-        } else {
-            1.0
-        },
+        p: if comparable { ranks::p_value(sets, 0.0) } else { 1.0 },
         p_holm: 1.0,
         level,
         outcome: Outcome::Unresolved,
@@ -221,19 +190,14 @@ fn judge(design: &Design, taken: usize, comparisons: &mut [Comparison]) {
         for (comparison, p) in family.iter_mut().zip(adjusted) {
             comparison.p_holm = p;
             let metric = design.metrics.iter().find(|m| m.key == comparison.metric);
-            comparison.outcome = outcome(
-                comparison,
-                metric.map_or(Direction::LowerIsBetter, |m| m.direction),
-            );
+            comparison.outcome =
+                outcome(comparison, metric.map_or(Direction::LowerIsBetter, |m| m.direction));
             if comparison.outcome == Outcome::Unresolved {
                 comparison.why = Some(undecided(comparison, taken, design.settings.planned, size));
             }
         }
     }
-    for decided in comparisons
-        .iter_mut()
-        .filter(|c| c.outcome != Outcome::Unresolved || c.effect.is_err())
-    {
+    for decided in comparisons.iter_mut().filter(|c| c.outcome != Outcome::Unresolved || c.effect.is_err()) {
         decided.blocks_needed = None;
     }
 }
@@ -323,12 +287,7 @@ struct Matched {
 }
 
 fn matched(blocks: &[Block], arm: usize, key: &str) -> Matched {
-    let mut matched = Matched {
-        sets: vec![],
-        runs: 0,
-        missing: None,
-        unusable: None,
-    };
+    let mut matched = Matched { sets: vec![], runs: 0, missing: None, unusable: None };
     let (mut values, mut zeros) = (0, 0);
     for block in blocks {
         let mut value = |of: usize| -> Option<Measured<f64>> {
@@ -337,18 +296,14 @@ fn matched(blocks: &[Block], arm: usize, key: &str) -> Matched {
             zeros += usize::from(matches!(value, Ok(v) if v <= 0.0));
             Some(value)
         };
-        let untreated: Vec<f64> = (0..untreated(arm))
-            .filter_map(|of| value(of)?.ok())
-            .filter(|v| *v > 0.0)
-            .map(f64::ln)
-            .collect();
+        let untreated: Vec<f64> =
+            (0..untreated(arm)).filter_map(|of| value(of)?.ok()).filter(|v| *v > 0.0).map(f64::ln).collect();
         let Some(treated) = value(arm) else { continue };
         matched.runs += 1;
         match treated {
-            Ok(treated) if treated > 0.0 && !untreated.is_empty() => matched.sets.push(Set {
-                treated: treated.ln(),
-                untreated,
-            }),
+            Ok(treated) if treated > 0.0 && !untreated.is_empty() => {
+                matched.sets.push(Set { treated: treated.ln(), untreated })
+            }
             Ok(_) => {}
             Err(absence) => match &mut matched.missing {
                 Some((_, count)) => *count += 1,
@@ -375,10 +330,7 @@ fn value(run: &Run, key: &str) -> Measured<f64> {
         None => Err(Absence::new(Reason::NotFound, "the run did not report it")),
         Some(Err(absence)) => Err(absence.clone()),
         Some(Ok(value)) if value.is_finite() => Ok(*value),
-        Some(Ok(value)) => Err(Absence::new(
-            Reason::Unparsable,
-            format!("{value} can't be compared"),
-        )),
+        Some(Ok(value)) => Err(Absence::new(Reason::Unparsable, format!("{value} can't be compared"))),
     }
 }
 
@@ -408,10 +360,7 @@ fn no_verdict(matched: &Matched, arm: usize, summary: &ArmSummary) -> Option<Abs
 fn unproven(proof: &[ArmProof]) -> Option<Absence> {
     let heard = |p: &&ArmProof| p.needed || p.state == ProofState::Refuted;
     let Some(worst) = proof.iter().filter(heard).max_by_key(|p| p.state) else {
-        return Some(Absence::new(
-            Reason::NotFound,
-            "no proof that the remedy took effect",
-        ));
+        return Some(Absence::new(Reason::NotFound, "no proof that the remedy took effect"));
     };
     let said = format!("{}: {}", worst.what, worst.detail);
     match worst.state {
@@ -420,10 +369,9 @@ fn unproven(proof: &[ArmProof]) -> Option<Absence> {
             Reason::NotFound,
             format!("it is unknown whether the remedy took effect: {said}"),
         )),
-        ProofState::Refuted => Some(Absence::new(
-            Reason::NotApplicable,
-            format!("the remedy did not take effect: {said}"),
-        )),
+        ProofState::Refuted => {
+            Some(Absence::new(Reason::NotApplicable, format!("the remedy did not take effect: {said}")))
+        }
     }
 }
 
@@ -448,31 +396,14 @@ fn warning(matched: &Matched, arm: usize, summaries: &[ArmSummary]) -> Option<St
 }
 
 fn summary(design: &Design, blocks: &[Block], arm: usize) -> ArmSummary {
-    let runs: Vec<&Run> = blocks
-        .iter()
-        .flat_map(|b| &b.runs)
-        .filter(|r| r.arm == arm)
-        .collect();
+    let runs: Vec<&Run> = blocks.iter().flat_map(|b| &b.runs).filter(|r| r.arm == arm).collect();
     let failures = runs
         .iter()
-        .filter_map(|run| {
-            Some(Failure {
-                block: run.block,
-                text: run.failure.clone()?,
-            })
-        })
+        .filter_map(|run| Some(Failure { block: run.block, text: run.failure.clone()? }))
         .collect();
-    let medians = design
-        .metrics
-        .iter()
-        .map(|m| (m.key.clone(), median_of(blocks, &m.key, |of| of == arm)))
-        .collect();
-    ArmSummary {
-        runs: runs.len(),
-        failures,
-        medians,
-        proof: proof(&runs),
-    }
+    let medians =
+        design.metrics.iter().map(|m| (m.key.clone(), median_of(blocks, &m.key, |of| of == arm))).collect();
+    ArmSummary { runs: runs.len(), failures, medians, proof: proof(&runs) }
 }
 
 /// One entry per proof item, in the order of first occurrence.
@@ -520,10 +451,8 @@ fn proof(runs: &[&Run]) -> Vec<ArmProof> {
 
 fn median_of(blocks: &[Block], key: &str, arms: impl Fn(usize) -> bool) -> Measured<f64> {
     let runs = blocks.iter().flat_map(|b| &b.runs);
-    let found: Vec<Measured<f64>> = runs
-        .filter(|r| arms(r.arm) && r.failure.is_none())
-        .map(|r| value(r, key))
-        .collect();
+    let found: Vec<Measured<f64>> =
+        runs.filter(|r| arms(r.arm) && r.failure.is_none()).map(|r| value(r, key)).collect();
     let values: Vec<f64> = found.iter().filter_map(|v| v.as_ref().ok().copied()).collect();
     match (median(&values), found.into_iter().find_map(Result::err)) {
         (Some(median), _) => Ok(median),

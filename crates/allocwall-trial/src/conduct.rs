@@ -47,11 +47,7 @@ pub enum Length {
 /// Progress reports of a trial.
 pub enum Told<'a> {
     /// A run is about to start: block and place from 0, and the number of places.
-    Starts {
-        block: usize,
-        place: usize,
-        places: usize,
-    },
+    Starts { block: usize, place: usize, places: usize },
     /// A block has been finished and saved. The comparison is left to the receiver, because it takes time.
     Finished { design: &'a Design, blocks: &'a [Block] },
     /// The planned number of blocks, and the reason for it.
@@ -119,10 +115,7 @@ impl Conduct<'_> {
             self.writer.block(&block)?;
             journal.blocks.push(block);
             hopeless(&journal.blocks)?;
-            (self.told)(Told::Finished {
-                design: &journal.head.design,
-                blocks: &journal.blocks,
-            });
+            (self.told)(Told::Finished { design: &journal.head.design, blocks: &journal.blocks });
         }
     }
 
@@ -143,13 +136,7 @@ impl Conduct<'_> {
         let earlier_s = (blocks.len() - own) as f64 * each_s;
         let fitting = |budget: Duration| {
             let spent_s = blocks.len() as f64 * each_s;
-            plan::for_budget(
-                earlier_s + budget.as_secs_f64(),
-                blocks.len(),
-                spent_s,
-                arms,
-                family,
-            )
+            plan::for_budget(earlier_s + budget.as_secs_f64(), blocks.len(), spent_s, arms, family)
         };
         let (count, why) = match length {
             Length::Blocks(count) => (count, String::new()),
@@ -181,10 +168,9 @@ impl Conduct<'_> {
                     .and_then(|needed| needed.into_iter().max());
                 let most = budget.map_or(plan::MOST_BLOCKS, |b| fitting(b).blocks);
                 match needed {
-                    Some(needed) if needed <= most => (
-                        needed,
-                        format!("enough to detect a change of {percent:.1} % in 9 of 10 trials"),
-                    ),
+                    Some(needed) if needed <= most => {
+                        (needed, format!("enough to detect a change of {percent:.1} % in 9 of 10 trials"))
+                    }
                     Some(needed) => (
                         most,
                         format!("the limit; detecting a change of {percent:.1} % needs {needed} blocks"),
@@ -204,11 +190,7 @@ impl Conduct<'_> {
         design.settings.looks = plan::looks(count, arms, family);
         self.writer.plan(design)?;
         journal.planned = true;
-        (self.told)(Told::Planned {
-            blocks: count,
-            each_s,
-            why,
-        });
+        (self.told)(Told::Planned { blocks: count, each_s, why });
         Ok(())
     }
 
@@ -216,11 +198,7 @@ impl Conduct<'_> {
     fn block(&mut self, number: usize, order: &[usize]) -> Result<Option<Block>> {
         let mut runs = Vec::with_capacity(order.len());
         for (place, &arm) in order.iter().enumerate() {
-            (self.told)(Told::Starts {
-                block: number,
-                place,
-                places: order.len(),
-            });
+            (self.told)(Told::Starts { block: number, place, places: order.len() });
             let started_unix_ms = clock::unix_ms();
             let ran = self.subject.run(arm)?;
             if self.stopped() {
@@ -372,21 +350,11 @@ mod tests {
         fails: bool,
     ) -> Result<(TrialResult, End)> {
         let stop: &'static AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
-        let mut fake = Fake {
-            times: times.to_vec(),
-            turns: 0,
-            stop_after,
-            stop,
-            fails,
-        };
+        let mut fake = Fake { times: times.to_vec(), turns: 0, stop_after, stop, fails };
         let mut journal = journal::read(path)?;
         let mut writer = Writer::append_to(path)?;
-        let mut conduct = Conduct {
-            subject: &mut fake,
-            writer: &mut writer,
-            interrupted: stop,
-            told: &mut |_| {},
-        };
+        let mut conduct =
+            Conduct { subject: &mut fake, writer: &mut writer, interrupted: stop, told: &mut |_| {} };
         let end = conduct.run(&mut journal, length)?;
         let saved = journal::read(path)?;
         assert_eq!((&saved.head, &saved.blocks), (&journal.head, &journal.blocks));
@@ -398,17 +366,11 @@ mod tests {
     #[test]
     fn a_large_effect_ends_the_trial_at_a_look() {
         let (outcome, end) = conduct(&[1.0, 1.0, 0.5], 40, Length::Blocks(40), FOREVER, false).unwrap();
-        assert_eq!(
-            (end, outcome.comparisons[0].outcome),
-            (End::Decided, Outcome::Better)
-        );
+        assert_eq!((end, outcome.comparisons[0].outcome), (End::Decided, Outcome::Better));
         assert!(outcome.blocks < 40);
         let (outcome, end) = conduct(&[1.0, 1.0, 1.0], 12, Length::Blocks(12), FOREVER, false).unwrap();
         assert_ne!(end, End::Interrupted);
-        assert!(matches!(
-            outcome.comparisons[0].outcome,
-            Outcome::Equivalent | Outcome::Unresolved
-        ));
+        assert!(matches!(outcome.comparisons[0].outcome, Outcome::Equivalent | Outcome::Unresolved));
     }
 
     #[test]
@@ -487,10 +449,7 @@ mod tests {
         };
         let (blocks, why) = planned(&[0.0; 3], Length::Effect(None));
         assert_eq!(blocks, plan::default_blocks(3, 1));
-        assert!(
-            why.contains("does not show") && why.contains("without --effect"),
-            "{why}"
-        );
+        assert!(why.contains("does not show") && why.contains("without --effect"), "{why}");
         // A budget for more blocks does not change the plan.
         let (blocks, _) = planned(&[0.0; 3], Length::Effect(Some(Duration::from_secs(3600))));
         assert_eq!(blocks, plan::default_blocks(3, 1));

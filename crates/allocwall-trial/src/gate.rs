@@ -29,10 +29,7 @@ impl Gate {
         if metric.is_empty() || !change.is_finite() || (change > 0.0) != upward || change == 0.0 {
             return Err(wrong());
         }
-        Ok(Gate {
-            metric: metric.to_owned(),
-            change: change / 100.0,
-        })
+        Ok(Gate { metric: metric.to_owned(), change: change / 100.0 })
     }
 
     /// Whether the gate names this metric, by its key or by the last parts of its key: `p99` matches `response_p99` and
@@ -67,11 +64,8 @@ impl Gate {
     /// `Refused`: the trial has no such metric.
     pub fn stops(&self, outcome: &TrialResult) -> Result<Option<String>> {
         let metrics = self.among(&outcome.design.metrics)?;
-        let stopped = outcome
-            .comparisons
-            .iter()
-            .filter(|c| metrics.iter().any(|m| m.key == c.metric))
-            .find_map(|c| {
+        let stopped =
+            outcome.comparisons.iter().filter(|c| metrics.iter().any(|m| m.key == c.metric)).find_map(|c| {
                 let arm = &outcome.design.arms[c.arm].name;
                 match &c.effect {
                     Err(why) => Some(format!("{arm}: {} could not be compared: {why}", c.metric)),
@@ -104,18 +98,10 @@ mod tests {
 
     #[test]
     fn valid_and_invalid_gates() {
-        let gate = |metric: &str, change| Gate {
-            metric: metric.into(),
-            change,
-        };
+        let gate = |metric: &str, change| Gate { metric: metric.into(), change };
         assert_eq!(Gate::parse("p99>+5%").unwrap(), gate("p99", 0.05));
-        assert_eq!(
-            Gate::parse("throughput < -3 %").unwrap(),
-            gate("throughput", -0.03)
-        );
-        for bad in [
-            "p99", "p99>5", "p99>-5%", "p99<+5%", ">+5%", "p99>+0%", "p99>+x%", "p99=5%",
-        ] {
+        assert_eq!(Gate::parse("throughput < -3 %").unwrap(), gate("throughput", -0.03));
+        for bad in ["p99", "p99>5", "p99>-5%", "p99<+5%", ">+5%", "p99>+0%", "p99>+x%", "p99=5%"] {
             assert!(Gate::parse(bad).is_err(), "{bad}");
         }
     }

@@ -25,10 +25,8 @@ impl Looking {
         let (stop, stopped) = channel();
         let thread = Worker::start("samples huge pages", move || {
             let proc = ProcFs::live();
-            let mut most: Measured<HugePages> = Err(Absence::new(
-                Reason::TooLittle,
-                "the process ended before its pages were sampled",
-            ));
+            let mut most: Measured<HugePages> =
+                Err(Absence::new(Reason::TooLittle, "the process ended before its pages were sampled"));
             let mut wait = FIRST;
             while stopped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
                 let began = monotonic_ns();

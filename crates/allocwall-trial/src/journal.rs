@@ -60,10 +60,7 @@ impl Origin {
             ));
         }
         if self.program != now.program {
-            return Some(format!(
-                "its program was {}, but is now {}",
-                self.program, now.program
-            ));
+            return Some(format!("its program was {}, but is now {}", self.program, now.program));
         }
         let said = |value: Option<&String>| value.map_or("not set".to_owned(), |value| format!("{value:?}"));
         let names = self.environment.keys().chain(now.environment.keys());
@@ -122,21 +119,15 @@ impl Writer {
             .open(path)
             .map_err(|cause| failed(path, cause))?;
         only_writer(path, &file)?;
-        let mut writer = Writer {
-            path: path.to_owned(),
-            file,
-        };
+        let mut writer = Writer { path: path.to_owned(), file };
         writer.line(&Line::Trial(Box::new(head.clone())))?;
         Ok(writer)
     }
 
     /// Continues a file that `read` has read. Removes an incomplete last line.
     pub fn append_to(path: &Path) -> Result<Writer> {
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(path)
-            .map_err(|cause| failed(path, cause))?;
+        let mut file =
+            OpenOptions::new().read(true).write(true).open(path).map_err(|cause| failed(path, cause))?;
         only_writer(path, &file)?;
         let mut text = Vec::new();
         let whole = (&file)
@@ -149,10 +140,7 @@ impl Writer {
                 file.seek(SeekFrom::End(0))
             })
             .map_err(|cause| failed(path, cause))?;
-        Ok(Writer {
-            path: path.to_owned(),
-            file,
-        })
+        Ok(Writer { path: path.to_owned(), file })
     }
 
     pub fn block(&mut self, block: &Block) -> Result<()> {
@@ -167,9 +155,7 @@ impl Writer {
         let mut text = serde_json::to_vec(line).map_err(|e| failed(&self.path, io::Error::other(e)))?;
         text.push(b'\n');
         // One write, so that only the last line can be incomplete, for a reader or after a crash.
-        self.file
-            .write_all(&text)
-            .map_err(|cause| failed(&self.path, cause))
+        self.file.write_all(&text).map_err(|cause| failed(&self.path, cause))
     }
 }
 
@@ -194,19 +180,13 @@ const PATIENCE: u32 = 25;
 const GLANCE: std::time::Duration = std::time::Duration::from_millis(20);
 
 fn failed(path: &Path, cause: io::Error) -> Error {
-    Error::File {
-        path: path.to_owned(),
-        cause,
-    }
+    Error::File { path: path.to_owned(), cause }
 }
 
 /// Whether a file starts like a journal. False if it can't be read.
 pub fn is_one(path: &Path) -> bool {
     let mut start = [0; 9];
-    File::open(path)
-        .and_then(|mut file| file.read_exact(&mut start))
-        .is_ok()
-        && start == *b"{\"trial\":"
+    File::open(path).and_then(|mut file| file.read_exact(&mut start)).is_ok() && start == *b"{\"trial\":"
 }
 
 /// # Errors
@@ -215,10 +195,9 @@ pub fn read(path: &Path) -> Result<Journal> {
     let file = File::open(path).map_err(|cause| failed(path, cause))?;
     parse(BufReader::new(file.take(LARGEST))).map_err(|detail| match detail {
         Broken::Reading(cause) => failed(path, cause),
-        Broken::Content(detail) => Error::Refused(format!(
-            "{} is not a valid journal of a trial: {detail}",
-            path.display()
-        )),
+        Broken::Content(detail) => {
+            Error::Refused(format!("{} is not a valid journal of a trial: {detail}", path.display()))
+        }
     })
 }
 
@@ -259,9 +238,7 @@ fn parse(mut reader: impl BufRead) -> std::result::Result<Journal, Broken> {
                 head = Some(*first);
             }
             (Line::Trial(_), Some(_)) => {
-                return Err(Broken::Content(format!(
-                    "line {number}: a second start of a trial"
-                )));
+                return Err(Broken::Content(format!("line {number}: a second start of a trial")));
             }
             (_, None) => return Err(content("its first line is not the start of a journal")),
             (Line::Plan(design), Some(head)) => {
@@ -288,11 +265,7 @@ fn parse(mut reader: impl BufRead) -> std::result::Result<Journal, Broken> {
         }
     }
     let head = head.ok_or_else(|| content("it is empty"))?;
-    Ok(Journal {
-        head,
-        blocks,
-        planned,
-    })
+    Ok(Journal { head, blocks, planned })
 }
 
 #[cfg(test)]
@@ -302,11 +275,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn head() -> Head {
-        let arm = |name: &str, baseline| ArmInfo {
-            name: name.into(),
-            baseline,
-            predicted: BTreeMap::new(),
-        };
+        let arm = |name: &str, baseline| ArmInfo { name: name.into(), baseline, predicted: BTreeMap::new() };
         Head {
             version: VERSION,
             tool_version: "0".into(),
@@ -314,11 +283,7 @@ mod tests {
             command: vec!["true".into()],
             options: vec![],
             design: Design {
-                arms: vec![
-                    arm("baseline", true),
-                    arm("baseline′", true),
-                    arm("jemalloc", false),
-                ],
+                arms: vec![arm("baseline", true), arm("baseline′", true), arm("jemalloc", false)],
                 metrics: vec![Metric {
                     key: "wall_s".into(),
                     title: "wall time".into(),
@@ -326,12 +291,7 @@ mod tests {
                     direction: Direction::LowerIsBetter,
                     primary: true,
                 }],
-                settings: Settings {
-                    seed: 1,
-                    effect: 0.01,
-                    planned: 6,
-                    looks: vec![6],
-                },
+                settings: Settings { seed: 1, effect: 0.01, planned: 6, looks: vec![6] },
             },
             rates: vec![],
             proof: BTreeMap::new(),
@@ -353,20 +313,8 @@ mod tests {
         };
         assert_eq!(begun.differs(&begun.clone()), None);
         for (now, words) in [
-            (
-                Origin {
-                    folder: "/b".into(),
-                    ..begun.clone()
-                },
-                "started in /a, but the current folder is /b",
-            ),
-            (
-                Origin {
-                    program: "/x".into(),
-                    ..begun.clone()
-                },
-                "program was /bin/x, but is now /x",
-            ),
+            (Origin { folder: "/b".into(), ..begun.clone() }, "started in /a, but the current folder is /b"),
+            (Origin { program: "/x".into(), ..begun.clone() }, "program was /bin/x, but is now /x"),
             (
                 Origin {
                     environment: variables(&[("MALLOC_ARENA_MAX", "1"), ("GOGC", "50")]),
@@ -375,10 +323,7 @@ mod tests {
                 "MALLOC_ARENA_MAX was \"2\", but is now \"1\"",
             ),
             (
-                Origin {
-                    environment: variables(&[("MALLOC_ARENA_MAX", "2")]),
-                    ..begun.clone()
-                },
+                Origin { environment: variables(&[("MALLOC_ARENA_MAX", "2")]), ..begun.clone() },
                 "GOGC was \"50\", but is now not set",
             ),
             (
@@ -414,10 +359,7 @@ mod tests {
             failure: None,
             proof: vec![],
         };
-        Block {
-            number,
-            runs: (0..3).map(run).collect(),
-        }
+        Block { number, runs: (0..3).map(run).collect() }
     }
 
     fn written(blocks: usize) -> (tempfile::TempDir, PathBuf) {
@@ -452,10 +394,7 @@ mod tests {
         let (_dir, path) = written(1);
         let first = Writer::append_to(&path).unwrap();
         let error = Writer::append_to(&path).err().unwrap();
-        assert!(
-            error.to_string().contains("another trial that is running"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("another trial that is running"), "{error}");
         drop(first);
         assert!(Writer::append_to(&path).is_ok());
     }
@@ -465,10 +404,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let (_dir, path) = written(0);
         assert!(Writer::create(&path, &head()).is_err());
-        assert_eq!(
-            std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
-            0o600
-        );
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
     #[test]

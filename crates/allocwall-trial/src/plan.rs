@@ -90,21 +90,11 @@ pub struct Budget {
 /// least one. Call it before the first look: a plan that changes after a look spends its level twice.
 pub fn for_budget(budget_s: f64, done: usize, spent_s: f64, arms: usize, family: usize) -> Budget {
     let each = spent_s / done.max(1) as f64;
-    let more = if each > 0.0 {
-        (budget_s - spent_s) / each
-    } else {
-        0.0
-    };
+    let more = if each > 0.0 { (budget_s - spent_s) / each } else { 0.0 };
     // A float too large for usize becomes its maximum.
-    let blocks = done
-        .saturating_add(more.max(0.0) as usize)
-        .clamp(done.max(1), MOST_BLOCKS.max(done));
+    let blocks = done.saturating_add(more.max(0.0) as usize).clamp(done.max(1), MOST_BLOCKS.max(done));
     let fewest = fewest_blocks(arms, family);
-    Budget {
-        blocks,
-        looks: looks(blocks, arms, family),
-        short_of: (blocks < fewest).then_some(fewest),
-    }
+    Budget { blocks, looks: looks(blocks, arms, family), short_of: (blocks < fewest).then_some(fewest) }
 }
 
 /// Number of blocks that detects a relative change of `effect` with power [`POWER`], from the noise of a pilot (see
@@ -192,10 +182,7 @@ mod tests {
 
     #[test]
     fn a_smaller_effect_more_noise_and_more_arms_take_more_blocks() {
-        let pilot = |sd| Spread {
-            sd,
-            degrees_of_freedom: 10,
-        };
+        let pilot = |sd| Spread { sd, degrees_of_freedom: 10 };
         let base = blocks_for(0.02, pilot(0.02), 3, 1).unwrap();
         assert!(blocks_for(0.01, pilot(0.02), 3, 1).unwrap() > 3 * base);
         assert!(blocks_for(0.02, pilot(0.03), 3, 1).unwrap() > base);

@@ -81,10 +81,7 @@ impl SeenProcess {
         self.comm = comm;
         if let Ok(code) = proc.code(pid) {
             self.mapped.extend(
-                code.mappings
-                    .iter()
-                    .filter(|m| m.is_file())
-                    .map(|m| PathBuf::from(m.display_path())),
+                code.mappings.iter().filter(|m| m.is_file()).map(|m| PathBuf::from(m.display_path())),
             );
         }
         if let Ok(environment) = proc.environ(pid) {
@@ -137,10 +134,7 @@ impl Bindings {
             // The library itself may use the next malloc, as tcmalloc's tools do.
             let callers: Vec<&PathBuf> = process.malloc.keys().filter(|module| !same(module)).collect();
             let astray = callers.iter().find(|module| !process.ends_at(module, &same));
-            let hits = callers
-                .iter()
-                .filter(|module| process.ends_at(module, &same))
-                .count();
+            let hits = callers.iter().filter(|module| process.ends_at(module, &same)).count();
             bound.processes += 1;
             bound.taken += usize::from(hits > 0 && hits == callers.len());
             bound.modules += callers.len();
@@ -190,9 +184,7 @@ impl ProcessBindings {
             others.peek()?;
             Some(others.all(|to| library(to)))
         };
-        self.malloc[module]
-            .iter()
-            .all(|to| library(to) || onward(to).unwrap_or(false))
+        self.malloc[module].iter().all(|to| library(to) || onward(to).unwrap_or(false))
     }
 
     /// Adds whole lines like `  7: binding file /usr/bin/x [0] to /lib/libc.so.6 [0]: normal symbol `malloc' [GLIBC_2.2.5]`.
@@ -234,27 +226,21 @@ pub fn judge(expects: &[Expectation], seen: &Seen, told: &Told) -> Vec<ProofItem
 fn item(expectation: &Expectation, seen: &Seen, told: &Told) -> ProofItem {
     let bindings = told.bindings();
     let (what, (state, mut detail)) = match expectation {
-        Expectation::Mapped(path) => (
-            format!("{} mapped", file_name(path)),
-            mapped(path, seen, bindings),
-        ),
-        Expectation::MallocFrom(path) => (
-            format!("malloc from {}", file_name(path)),
-            malloc_from(path, seen, bindings),
-        ),
+        Expectation::Mapped(path) => (format!("{} mapped", file_name(path)), mapped(path, seen, bindings)),
+        Expectation::MallocFrom(path) => {
+            (format!("malloc from {}", file_name(path)), malloc_from(path, seen, bindings))
+        }
         Expectation::Serves(path) => return serves(path, told),
         Expectation::Environment(name, value) => (format!("{name} set"), environment(name, value, seen)),
         Expectation::CommandLine(word) => (format!("{word} on the command line"), command_line(word, seen)),
         Expectation::HugeResident => ("huge pages resident".to_owned(), huge(seen, told)),
         Expectation::ArenasHuge => ("arenas on huge pages".to_owned(), arenas(seen, told)),
-        Expectation::Cpus(cpus) => (
-            "CPU affinity in force".to_owned(),
-            place(cpus, seen, |process| process.cpus.as_deref()),
-        ),
-        Expectation::Nodes(nodes) => (
-            "memory nodes in force".to_owned(),
-            place(nodes, seen, |process| process.nodes.as_deref()),
-        ),
+        Expectation::Cpus(cpus) => {
+            ("CPU affinity in force".to_owned(), place(cpus, seen, |process| process.cpus.as_deref()))
+        }
+        Expectation::Nodes(nodes) => {
+            ("memory nodes in force".to_owned(), place(nodes, seen, |process| process.nodes.as_deref()))
+        }
         Expectation::ResidentAtStart(bytes) => ("memory touched at start".to_owned(), resident(*bytes, seen)),
     };
     // Without bindings the item is unknown, for the same reason as the bindings.
@@ -269,13 +255,7 @@ fn item(expectation: &Expectation, seen: &Seen, told: &Told) -> ProofItem {
     if let Some(absence) = &absent {
         detail = absence.to_string();
     }
-    ProofItem {
-        what,
-        state,
-        detail,
-        needed: true,
-        absent,
-    }
+    ProofItem { what, state, detail, needed: true, absent }
 }
 
 impl Told {
@@ -287,17 +267,11 @@ impl Told {
 type Judgement = (ProofState, String);
 
 fn nothing_seen() -> Judgement {
-    (
-        ProofState::Unknown,
-        "the processes ended before they were sampled".into(),
-    )
+    (ProofState::Unknown, "the processes ended before they were sampled".into())
 }
 
 fn file_name(path: &Path) -> String {
-    path.file_name().map_or_else(
-        || path.display().to_string(),
-        |n| n.to_string_lossy().into_owned(),
-    )
+    path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned())
 }
 
 /// The process that a remedy is for, if a command has several: the one that used most CPU. Among equals the youngest, because a
@@ -320,10 +294,7 @@ fn by_the_busiest<'a>(
         true => (ProofState::Proven, format!("in {hits} of {all} processes")),
         false if hits > 0 => (
             ProofState::Refuted,
-            format!(
-                "in {hits} of {all} processes, but {}, which used most CPU, {lacks}",
-                busiest.comm
-            ),
+            format!("in {hits} of {all} processes, but {}, which used most CPU, {lacks}", busiest.comm),
         ),
         false => (ProofState::Refuted, format!("{} {lacks}", busiest.comm)),
     }
@@ -354,24 +325,17 @@ fn malloc_from(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgeme
         return (ProofState::Refuted, why);
     }
     let Some(bindings) = bindings else {
-        return (
-            ProofState::Unknown,
-            "the loader's bindings were not recorded".into(),
-        );
+        return (ProofState::Unknown, "the loader's bindings were not recorded".into());
     };
     let bound = bindings.of(path);
     if bound.processes == 0 {
         // musl's loader writes no log, but the library that it maps first serves malloc.
         let loader = |p: &SeenProcess| p.mapped.iter().any(|m| file_name(m).starts_with("ld-musl"));
         return match mapped(path, seen, None) {
-            (ProofState::Proven, _) if seen.processes.values().any(loader) => (
-                ProofState::Proven,
-                "preloaded before musl; musl's loader binds to the first library".into(),
-            ),
-            _ => (
-                ProofState::Unknown,
-                "the loader's log has no binding of malloc".into(),
-            ),
+            (ProofState::Proven, _) if seen.processes.values().any(loader) => {
+                (ProofState::Proven, "preloaded before musl; musl's loader binds to the first library".into())
+            }
+            _ => (ProofState::Unknown, "the loader's log has no binding of malloc".into()),
         };
     }
     let count = format!(
@@ -382,11 +346,7 @@ fn malloc_from(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgeme
         None => (ProofState::Proven, count),
         Some((module, library)) => (
             ProofState::Refuted,
-            format!(
-                "{count}; {} gets it from {}",
-                file_name(module),
-                library.display()
-            ),
+            format!("{count}; {} gets it from {}", file_name(module), library.display()),
         ),
     }
 }
@@ -427,25 +387,16 @@ fn served(library: &Path, calls: &Calls, bindings: Option<&Bindings>) -> Measure
     let share = calls.served as f64 / all as f64;
     let threads = match calls.threads - calls.counted_threads {
         0 => String::new(),
-        _ => format!(
-            ", in the {} busiest of {} threads",
-            calls.counted_threads, calls.threads
-        ),
+        _ => format!(", in the {} busiest of {} threads", calls.counted_threads, calls.threads),
     };
-    let count = format!(
-        "{} of {} in {seconds:.1} s{threads}",
-        percent(share),
-        thousands(all)
-    );
+    let count = format!("{} of {} in {seconds:.1} s{threads}", percent(share), thousands(all));
     if share >= SERVED {
         return Ok((ProofState::Proven, count));
     }
     // The calls of a library that passes them on to another malloc are counted twice.
     if let Some(next) = bindings.and_then(|b| b.next_of(library)) {
-        let detail = format!(
-            "unknown, because the library itself calls the malloc of {}: {count}",
-            file_name(next)
-        );
+        let detail =
+            format!("unknown, because the library itself calls the malloc of {}: {count}", file_name(next));
         return Err(Absence::new(Reason::NotApplicable, detail));
     }
     let rest: Vec<String> = calls
@@ -475,10 +426,7 @@ fn command_line(word: &str, seen: &Seen) -> Judgement {
         (ProofState::Proven, "found there".into())
     } else {
         match looked.next() {
-            Some(process) => (
-                ProofState::Refuted,
-                format!("not on the command line of {}", process.comm),
-            ),
+            Some(process) => (ProofState::Refuted, format!("not on the command line of {}", process.comm)),
             None => nothing_seen(),
         }
     }
@@ -495,10 +443,7 @@ fn huge(seen: &Seen, told: &Told) -> Judgement {
         (Some(bytes), _) => (ProofState::Proven, format!("{} at the peak", mebibytes(bytes))),
         (None, Some(huge)) => (
             ProofState::Proven,
-            format!(
-                "{} at the peak of the run that is not counted",
-                mebibytes(huge.all)
-            ),
+            format!("{} at the peak of the run that is not counted", mebibytes(huge.all)),
         ),
     }
 }
@@ -524,10 +469,7 @@ fn arenas(seen: &Seen, told: &Told) -> Judgement {
     match by_the_busiest(looked, has, "did not map the hook in any sample") {
         (ProofState::Proven, _) => (
             ProofState::Proven,
-            format!(
-                "{} on huge pages at the peak of the run that is not counted",
-                mebibytes(closely.arenas)
-            ),
+            format!("{} on huge pages at the peak of the run that is not counted", mebibytes(closely.arenas)),
         ),
         // The samples may have been too early, or the process ended too soon.
         (_, why) => (ProofState::Unknown, why),
@@ -543,10 +485,9 @@ fn mebibytes(bytes: u64) -> String {
 fn resident(bytes: u64, seen: &Seen) -> Judgement {
     match seen.peak_resident {
         None => nothing_seen(),
-        Some(peak) if peak >= bytes => (
-            ProofState::Proven,
-            format!("{:.1} MiB resident", peak as f64 / f64::from(1 << 20)),
-        ),
+        Some(peak) if peak >= bytes => {
+            (ProofState::Proven, format!("{:.1} MiB resident", peak as f64 / f64::from(1 << 20)))
+        }
         Some(peak) => (
             ProofState::Refuted,
             format!(
@@ -560,11 +501,8 @@ fn resident(bytes: u64, seen: &Seen) -> Judgement {
 
 fn place<'a>(wanted: &[u32], seen: &'a Seen, read: impl Fn(&'a SeenProcess) -> Option<&'a str>) -> Judgement {
     let wanted: BTreeSet<u32> = wanted.iter().copied().collect();
-    let looked: Vec<(&SeenProcess, &str)> = seen
-        .processes
-        .values()
-        .filter_map(|p| Some((p, read(p)?)))
-        .collect();
+    let looked: Vec<(&SeenProcess, &str)> =
+        seen.processes.values().filter_map(|p| Some((p, read(p)?))).collect();
     let kept = |list: &str| {
         parse_cpu_list(list).is_some_and(|l| l.into_iter().collect::<BTreeSet<u32>>().is_subset(&wanted))
     };
@@ -572,10 +510,7 @@ fn place<'a>(wanted: &[u32], seen: &'a Seen, read: impl Fn(&'a SeenProcess) -> O
     match looked.iter().find(|(_, list)| !kept(list)) {
         None if looked.is_empty() => nothing_seen(),
         None => (ProofState::Proven, format!("in {hits} of {hits} processes")),
-        Some((process, list)) => (
-            ProofState::Refuted,
-            format!("{} is allowed to use {list}", process.comm),
-        ),
+        Some((process, list)) => (ProofState::Refuted, format!("{} is allowed to use {list}", process.comm)),
     }
 }
 
@@ -604,28 +539,16 @@ mod tests {
         assert_eq!(state, ProofState::Proven, "{detail}");
         // The program takes the address and also calls malloc.
         const ITSELF: &str = "     7:\tbinding file /usr/bin/x y [0] to /usr/bin/x y [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
-        assert_eq!(
-            malloc_state(&bindings(&[&[LINE, ITSELF, THROUGH]])).0,
-            ProofState::Proven
-        );
-        assert_eq!(
-            malloc_state(&bindings(&[&[ITSELF, THROUGH]])).0,
-            ProofState::Refuted
-        );
+        assert_eq!(malloc_state(&bindings(&[&[LINE, ITSELF, THROUGH]])).0, ProofState::Proven);
+        assert_eq!(malloc_state(&bindings(&[&[ITSELF, THROUGH]])).0, ProofState::Refuted);
         // One process before and after an exec that removed the preload.
         const LIBC: &str = "     7:\tbinding file /lib/libc.so.6 [0] to /opt/lib/libjemalloc.so.2 [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
         const LIBC_AFTER: &str = "     7:\tbinding file /lib/libc.so.6 [0] to /lib/libc.so.6 [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
         const AFTER: &str =
             "     7:\tbinding file sort [0] to /lib/libc.so.6 [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
-        assert_eq!(
-            malloc_state(&bindings(&[&[LINE, LIBC, LIBC_AFTER, AFTER]])).0,
-            ProofState::Refuted
-        );
+        assert_eq!(malloc_state(&bindings(&[&[LINE, LIBC, LIBC_AFTER, AFTER]])).0, ProofState::Refuted);
         const ROUND: &str = "     7:\tbinding file /usr/bin/x y [0] to /lib/libz.so [0]: normal symbol `malloc' [GLIBC_2.2.5]\n";
-        assert_eq!(
-            malloc_state(&bindings(&[&[ROUND, THROUGH]])).0,
-            ProofState::Refuted
-        );
+        assert_eq!(malloc_state(&bindings(&[&[ROUND, THROUGH]])).0, ProofState::Refuted);
     }
 
     fn malloc_state(bindings: &Bindings) -> (ProofState, String) {
@@ -637,10 +560,7 @@ mod tests {
         let (state, detail) = malloc_state(&bindings(&[&[LINE, NOT_MALLOC], &[LINE]]));
         assert_eq!(
             (state, &detail[..]),
-            (
-                ProofState::Proven,
-                "2 of 2 modules that call it, in 2 of 2 processes"
-            )
+            (ProofState::Proven, "2 of 2 modules that call it, in 2 of 2 processes")
         );
         let (state, detail) = malloc_state(&bindings(&[&[LINE], &[OTHER]]));
         assert_eq!(state, ProofState::Refuted);
@@ -662,10 +582,7 @@ mod tests {
             cpus: Some("0-1".into()),
             nodes: None,
         };
-        Seen {
-            processes: (1..).zip(processes.iter().map(process)).collect(),
-            ..Seen::default()
-        }
+        Seen { processes: (1..).zip(processes.iter().map(process)).collect(), ..Seen::default() }
     }
 
     #[test]
@@ -678,17 +595,11 @@ mod tests {
         assert_eq!(mapped(Path::new(JEMALLOC), &once, None).0, ProofState::Unknown);
         let state = |seen: &Seen| mapped(Path::new(JEMALLOC), seen, None).0;
         assert_eq!(state(&seen(&[("x", &[JEMALLOC], &[])])), ProofState::Proven);
-        assert_eq!(
-            state(&seen(&[("x", &["/lib/libc.so.6"], &[])])),
-            ProofState::Refuted
-        );
+        assert_eq!(state(&seen(&[("x", &["/lib/libc.so.6"], &[])])), ProofState::Refuted);
         assert_eq!(state(&Seen::default()), ProofState::Unknown);
         // Too short to be sampled, but the loader's log has it.
         let told = bindings(&[&[LINE]]);
-        assert_eq!(
-            mapped(Path::new(JEMALLOC), &Seen::default(), Some(&told)).0,
-            ProofState::Proven
-        );
+        assert_eq!(mapped(Path::new(JEMALLOC), &Seen::default(), Some(&told)).0, ProofState::Proven);
     }
 
     #[test]
@@ -713,11 +624,7 @@ mod tests {
             threads: 1,
             counted_threads: 1,
         };
-        Told {
-            bindings: None,
-            calls: Some(Ok(calls)),
-            huge: None,
-        }
+        Told { bindings: None, calls: Some(Ok(calls)), huge: None }
     }
 
     #[test]
@@ -734,72 +641,42 @@ mod tests {
         assert_eq!(said(&counted(90, 10)), proven("90.0 % of 100 in 0.1 s"));
         assert_eq!(
             said(&counted(1_000, 1_000)),
-            (
-                ProofState::Refuted,
-                "50.0 % of 2,000 in 0.1 s; 50.0 % to /lib/libc.so.6".to_owned(),
-                None
-            )
+            (ProofState::Refuted, "50.0 % of 2,000 in 0.1 s; 50.0 % to /lib/libc.so.6".to_owned(), None)
         );
         let absent = |text: &str, reason| (ProofState::Unknown, text.to_owned(), Some(reason));
         assert_eq!(
             said(&counted(1, 98)),
             absent("only 99 calls in 0.1 s, too few for a share", Reason::TooLittle)
         );
-        assert_eq!(
-            said(&Told::default()),
-            absent("the calls were not counted", Reason::NotFound)
-        );
+        assert_eq!(said(&Told::default()), absent("the calls were not counted", Reason::NotFound));
         let refused = Absence::new(Reason::NotPermitted, "not allowed").mend("run as root");
-        let told = Told {
-            calls: Some(Err(refused.clone())),
-            ..Told::default()
-        };
+        let told = Told { calls: Some(Err(refused.clone())), ..Told::default() };
         assert_eq!(item(&told).absent, Some(refused));
         // Busy threads that were not counted are reported.
         let mut many = counted(1_000, 0);
         if let Some(Ok(calls)) = &mut many.calls {
             (calls.threads, calls.counted_threads) = (14, 2);
         }
-        assert_eq!(
-            said(&many),
-            proven("100.0 % of 1,000 in 0.1 s, in the 2 busiest of 14 threads")
-        );
+        assert_eq!(said(&many), proven("100.0 % of 1,000 in 0.1 s, in the 2 busiest of 14 threads"));
     }
 
     #[test]
     fn a_library_that_passes_calls_on_is_not_refuted_by_their_second_count() {
         const ONWARD: &str = "     7:\tbinding file /opt/lib/libjemalloc.so.2 [0] to /lib/libc.so.6 [0]: normal symbol `malloc'\n";
         let state = |lines: &[&str]| {
-            let told = Told {
-                bindings: Some(Ok(bindings(&[lines]))),
-                ..counted(1_000, 1_000)
-            };
+            let told = Told { bindings: Some(Ok(bindings(&[lines]))), ..counted(1_000, 1_000) };
             let item = serves(Path::new(JEMALLOC), &told);
             (item.state, item.absent.map(|a| a.reason))
         };
-        assert_eq!(
-            state(&[LINE, ONWARD]),
-            (ProofState::Unknown, Some(Reason::NotApplicable))
-        );
+        assert_eq!(state(&[LINE, ONWARD]), (ProofState::Unknown, Some(Reason::NotApplicable)));
         assert_eq!(state(&[LINE, OTHER]), (ProofState::Refuted, None));
     }
 
     #[test]
     fn pages_and_places() {
-        let with = |peak_huge| Seen {
-            peak_huge,
-            ..Seen::default()
-        };
-        let told = |all| Told {
-            huge: all,
-            ..Told::default()
-        };
-        let pages = |all| {
-            Some(Ok(HugePages {
-                all,
-                ..HugePages::default()
-            }))
-        };
+        let with = |peak_huge| Seen { peak_huge, ..Seen::default() };
+        let told = |all| Told { huge: all, ..Told::default() };
+        let pages = |all| Some(Ok(HugePages { all, ..HugePages::default() }));
         let state = |peak, closely| huge(&with(peak), &told(closely)).0;
         assert_eq!(state(None, None), ProofState::Unknown);
         assert_eq!(state(Some(0), None), ProofState::Refuted);
@@ -819,17 +696,8 @@ mod tests {
         const HOOK: &str = "/v/lib/python3.11/site-packages/allocwall/_native.abi3.so";
         let with = seen(&[("python", &["/lib/libc.so.6", HOOK], &[])]);
         let without = seen(&[("python", &["/lib/libc.so.6"], &[])]);
-        let told = |huge| Told {
-            huge,
-            ..Told::default()
-        };
-        let pages = |hook, arenas| {
-            Some(Ok(HugePages {
-                all: 64 << 20,
-                arenas,
-                hook,
-            }))
-        };
+        let told = |huge| Told { huge, ..Told::default() };
+        let pages = |hook, arenas| Some(Ok(HugePages { all: 64 << 20, arenas, hook }));
         let state = |seen: &Seen, huge| arenas(seen, &told(huge)).0;
         assert_eq!(state(&with, pages(true, 2 << 20)), ProofState::Proven);
         // Huge pages of other memory; less than a slab; another interpreter; not sampled.
@@ -845,10 +713,7 @@ mod tests {
     #[test]
     fn a_log_that_was_too_long_leaves_its_items_unknown() {
         let too_long = Absence::new(Reason::TooCostly, "too long").mend("less");
-        let told = Told {
-            bindings: Some(Err(too_long.clone())),
-            ..Told::default()
-        };
+        let told = Told { bindings: Some(Err(too_long.clone())), ..Told::default() };
         let of = |expectation: Expectation, seen: &Seen| {
             let item = item(&expectation, seen, &told);
             assert!(item.needed);
@@ -860,10 +725,7 @@ mod tests {
         assert_eq!(of(Expectation::Mapped(JEMALLOC.into()), &none), unknown);
         // Observations remain valid: the mapped files prove `Mapped`, and refute `MallocFrom` for an unmapped library.
         let with = seen(&[("x", &[JEMALLOC], &[])]);
-        assert_eq!(
-            of(Expectation::Mapped(JEMALLOC.into()), &with).0,
-            ProofState::Proven
-        );
+        assert_eq!(of(Expectation::Mapped(JEMALLOC.into()), &with).0, ProofState::Proven);
         assert_eq!(of(Expectation::MallocFrom(JEMALLOC.into()), &with), unknown);
         let without = seen(&[("x", &["/lib/libc.so.6"], &[])]);
         let (state, _, absent) = of(Expectation::MallocFrom(JEMALLOC.into()), &without);

@@ -137,19 +137,11 @@ impl Start {
     fn room(&self) -> (usize, usize) {
         let mut env: BTreeMap<&OsStr, Option<&OsStr>> = BTreeMap::new();
         let inherited: Vec<_> = std::env::vars_os().filter(|(name, _)| !is_own(name)).collect();
-        env.extend(
-            inherited
-                .iter()
-                .map(|(name, value)| (&name[..], Some(&value[..]))),
-        );
+        env.extend(inherited.iter().map(|(name, value)| (&name[..], Some(&value[..]))));
         env.extend(self.env.iter().map(|(name, value)| (&name[..], value.as_deref())));
-        let variables = env
-            .iter()
-            .filter_map(|(name, value)| Some(name.len() + 1 + (*value)?.len()));
+        let variables = env.iter().filter_map(|(name, value)| Some(name.len() + 1 + (*value)?.len()));
         let lengths = self.command.iter().map(|word| word.len()).chain(variables);
-        lengths.fold((0, 0), |(strings, bytes), length| {
-            (strings + 1, bytes + length + 1)
-        })
+        lengths.fold((0, 0), |(strings, bytes), length| (strings + 1, bytes + length + 1))
     }
 
     /// Refuses a program that gains rights when it is started, if the start sets preloads or tunables: the program would ignore
@@ -158,15 +150,9 @@ impl Start {
     /// # Errors
     /// `Refused`, with the reason.
     pub fn refuse_secure(&self) -> Result<()> {
-        let ignored = self
-            .env
-            .iter()
-            .filter(|(_, value)| value.is_some())
-            .find(|(name, _)| {
-                IGNORED_IF_SECURE
-                    .iter()
-                    .any(|start| name.as_bytes().starts_with(start.as_bytes()))
-            });
+        let ignored = self.env.iter().filter(|(_, value)| value.is_some()).find(|(name, _)| {
+            IGNORED_IF_SECURE.iter().any(|start| name.as_bytes().starts_with(start.as_bytes()))
+        });
         let (Some((name, _)), Some(command)) = (ignored, self.command.first()) else {
             return Ok(());
         };
@@ -198,17 +184,8 @@ impl Start {
         if self.command.is_empty() {
             return Err(Error::Refused("no command given after --".into()));
         }
-        let strings = self
-            .env
-            .iter()
-            .flat_map(|(name, value)| [Some(name), value.as_ref()])
-            .flatten();
-        if let Some(text) = self
-            .command
-            .iter()
-            .chain(strings)
-            .find(|text| text.as_bytes().contains(&0))
-        {
+        let strings = self.env.iter().flat_map(|(name, value)| [Some(name), value.as_ref()]).flatten();
+        if let Some(text) = self.command.iter().chain(strings).find(|text| text.as_bytes().contains(&0)) {
             return Err(Error::Refused(format!(
                 "{:?} contains a NUL byte, which an argument or a variable can't have",
                 text.to_string_lossy()
@@ -223,9 +200,7 @@ impl Start {
         }
         self.refuse_secure()?;
         // A trial within a trial has its own mark and padding.
-        let inherited = std::env::vars_os()
-            .map(|(name, _)| name)
-            .filter(|name| is_own(name));
+        let inherited = std::env::vars_os().map(|(name, _)| name).filter(|name| is_own(name));
         let mut env: Vec<_> = inherited.map(|name| (name, None)).collect();
         env.extend_from_slice(&self.env);
         env.push((MARK.into(), Some(mark.into())));
@@ -241,10 +216,8 @@ impl Start {
             open_files: keeper::open_files_before(),
             limit_ns: Some(nanoseconds(self.limit)),
             grace_ns: nanoseconds(self.grace),
-            folder: folder.map_err(|cause| Error::File {
-                path: self.folder.clone().unwrap_or_default(),
-                cause,
-            })?,
+            folder: folder
+                .map_err(|cause| Error::File { path: self.folder.clone().unwrap_or_default(), cause })?,
             marked: None,
         })
     }
@@ -277,10 +250,7 @@ pub fn equalise(starts: &mut [Start]) {
     let largest = rooms.iter().map(|room| padded(room).1).max().unwrap_or(0);
     for (start, room) in starts.iter_mut().zip(&rooms) {
         let (variables, bytes) = padded(room);
-        start.pad = Pad {
-            variables,
-            bytes: largest - bytes,
-        };
+        start.pad = Pad { variables, bytes: largest - bytes };
     }
 }
 
@@ -337,16 +307,11 @@ fn new_mark() -> String {
 pub fn start(start: &Start, keeper_exe: &Path) -> Result<Running> {
     let mark = new_mark();
     let order = start.order(&mark)?;
-    let launch = |cause: io::Error| Error::Launch {
-        command: start.shown(),
-        cause,
-    };
+    let launch = |cause: io::Error| Error::Launch { command: start.shown(), cause };
     let (stdout_to, stdout) = outlet(&start.stdout)?;
     let (stderr_to, stderr) = outlet(&start.stderr)?;
-    let mut link = Link::start(keeper_exe, &order, stdout_to, stderr_to).map_err(|cause| Error::Launch {
-        command: format!("{} keep", keeper_exe.display()),
-        cause,
-    })?;
+    let mut link = Link::start(keeper_exe, &order, stdout_to, stderr_to)
+        .map_err(|cause| Error::Launch { command: format!("{} keep", keeper_exe.display()), cause })?;
     let incoming = link.reports().map_err(launch)?;
     let (sender, reports) = channel();
     let listening = std::thread::Builder::new().spawn(move || {
@@ -360,18 +325,9 @@ pub fn start(start: &Start, keeper_exe: &Path) -> Result<Running> {
         link.kill();
         return Err(launch(cause));
     }
-    let refused = |detail: String| {
-        Err(Error::Refused(format!(
-            "cannot start {}: {detail}",
-            start.shown()
-        )))
-    };
+    let refused = |detail: String| Err(Error::Refused(format!("cannot start {}: {detail}", start.shown())));
     let begun = match reports.recv_timeout(START_PATIENCE) {
-        Ok(Report::Started {
-            pid,
-            start_ns,
-            floor_bytes,
-        }) => Ok((pid, start_ns, floor_bytes)),
+        Ok(Report::Started { pid, start_ns, floor_bytes }) => Ok((pid, start_ns, floor_bytes)),
         Ok(Report::Failed { step, detail, errno }) => match (step, errno) {
             (Step::Exec, Some(errno)) => Err(launch(io::Error::from_raw_os_error(errno))),
             _ => refused(format!("{}: {detail}", asked(step, start))),
@@ -390,11 +346,7 @@ pub fn start(start: &Start, keeper_exe: &Path) -> Result<Running> {
             return Err(error);
         }
     };
-    let tree = Tree {
-        keeper: link.pid(),
-        main: pid,
-        start_ns,
-    };
+    let tree = Tree { keeper: link.pid(), main: pid, start_ns };
     let watch = match Watch::start(tree) {
         Ok(watch) => watch,
         Err(cause) => {
@@ -430,10 +382,9 @@ fn asked(step: Step, start: &Start) -> String {
         Step::WorkingDirectory => format!("working directory {}", path(&start.cwd)),
         Step::Stdin => format!("standard input {}", path(&start.stdin)),
         Step::Affinity => format!("on CPUs {:?}", start.cpus.as_deref().unwrap_or_default()),
-        Step::MemoryPolicy => format!(
-            "memory from NUMA nodes {:?}",
-            start.nodes.as_deref().unwrap_or_default()
-        ),
+        Step::MemoryPolicy => {
+            format!("memory from NUMA nodes {:?}", start.nodes.as_deref().unwrap_or_default())
+        }
         Step::Exec => "exec".into(),
     }
 }
@@ -443,22 +394,12 @@ fn outlet(output: &Output) -> Result<(Stdio, Option<Drain>)> {
         Output::Nowhere => Ok((Stdio::null(), None)),
         Output::File(path) => {
             // Do not follow a symbolic link and do not overwrite a file.
-            let file = File::options()
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(path);
-            let file = file.map_err(|cause| Error::File {
-                path: path.clone(),
-                cause,
-            })?;
+            let file = File::options().write(true).create_new(true).mode(0o600).open(path);
+            let file = file.map_err(|cause| Error::File { path: path.clone(), cause })?;
             Ok((file.into(), None))
         }
         Output::Keep(cap) => {
-            let failed = |cause| Error::File {
-                path: "pipe".into(),
-                cause,
-            };
+            let failed = |cause| Error::File { path: "pipe".into(), cause };
             let (reader, writer) = keeper::roomy_pipe().map_err(failed)?;
             let drain = Drain::start(reader, *cap).map_err(failed)?;
             Ok((writer.into(), Some(drain)))
@@ -484,9 +425,7 @@ impl Running {
 
     /// The same, for use in another thread.
     pub fn family(&self) -> Family {
-        Family {
-            keeper: self.link.pid(),
-        }
+        Family { keeper: self.link.pid() }
     }
 
     /// Memory samples so far, oldest first.
@@ -542,30 +481,14 @@ impl Running {
     /// Stores the command's exit. Returns the last report.
     fn heard(&mut self, report: Report) -> Option<Over> {
         match report {
-            Report::Exited {
-                status,
-                end_ns,
-                ended,
-            } => {
-                self.exited = Some(Exited {
-                    status,
-                    end_ns,
-                    ended,
-                });
+            Report::Exited { status, end_ns, ended } => {
+                self.exited = Some(Exited { status, end_ns, ended });
                 self.watch.stop();
                 None
             }
-            Report::Over {
-                usage,
-                left_behind,
-                stuck,
-                folder,
-            } => Some(Over {
-                usage,
-                left_behind,
-                stuck,
-                folder,
-            }),
+            Report::Over { usage, left_behind, stuck, folder } => {
+                Some(Over { usage, left_behind, stuck, folder })
+            }
             Report::Ready | Report::Started { .. } | Report::Failed { .. } => None,
         }
     }
@@ -594,9 +517,8 @@ impl Running {
         let usage = over.usage;
         let largest = usage.largest_process_peak_rss_bytes;
         // Below this limit the peak may be that of the keeper: the kernel keeps the peak over an exec.
-        let largest_process = (largest > self.floor_bytes + COUNTER_SLACK)
-            .then_some(largest)
-            .ok_or_else(|| {
+        let largest_process =
+            (largest > self.floor_bytes + COUNTER_SLACK).then_some(largest).ok_or_else(|| {
                 Absence::new(
                     Reason::TooLittle,
                     format!(
@@ -608,9 +530,7 @@ impl Running {
         let summary = series.summary(largest_process.clone());
         let output = |drain: &mut Option<Drain>| {
             let drain = drain.take();
-            drain
-                .map(|drain| drain.finish(OUTPUT_PATIENCE))
-                .unwrap_or_default()
+            drain.map(|drain| drain.finish(OUTPUT_PATIENCE)).unwrap_or_default()
         };
         Ok(Finished {
             wall_ns: exited.end_ns.saturating_sub(self.start_ns),
@@ -642,9 +562,8 @@ impl Running {
         self.watch.stop();
         keeper::sweep(MARK, &self.mark);
         let folder = self.folder.as_ref().and_then(|folder| folder.remove().err());
-        let still = folder.map_or_else(String::new, |error| {
-            format!("; its folder could not be removed: {error}")
-        });
+        let still =
+            folder.map_or_else(String::new, |error| format!("; its folder could not be removed: {error}"));
         Error::Refused(format!(
             "the keeper process of {} was killed ({how}), so the run has no result; its processes were ended{still}",
             self.shown
@@ -792,9 +711,7 @@ pub fn guard(folder: Option<&Path>, keeper_exe: &Path) -> Result<Guard> {
     };
     let mark = new_mark();
     let order = Order {
-        folder: folder
-            .map(|folder| Folder::of(folder).map_err(at(folder)))
-            .transpose()?,
+        folder: folder.map(|folder| Folder::of(folder).map_err(at(folder))).transpose()?,
         marked: Some((MARK.to_owned(), mark.clone())),
         ..Order::default()
     };

@@ -35,16 +35,9 @@ const SAID: usize = 64 << 10;
 /// The source of the load.
 pub enum Load {
     /// The built-in generator, one window for each plan.
-    Inside {
-        request: Request,
-        plans: Vec<(String, Plan)>,
-    },
+    Inside { request: Request, plans: Vec<(String, Plan)> },
     /// A command line for `/bin/sh`. Its output is read.
-    Command {
-        line: String,
-        read: Read,
-        limit: Duration,
-    },
+    Command { line: String, read: Read, limit: Duration },
 }
 
 pub enum Read {
@@ -124,10 +117,7 @@ impl Server<'_> {
         };
         let mut running = self.begin(&self.arms[arm].start)?;
         self.await_ready(&mut running, self.interrupted)?;
-        let search = Search {
-            most_connections,
-            ..Search::default()
-        };
+        let search = Search { most_connections, ..Search::default() };
         let found = closed::find(request, &search, self.interrupted);
         let _ = running.end();
         found.map_err(|absence| Error::Refused(format!("could not find the server's capacity: {absence}")))
@@ -145,9 +135,9 @@ impl Server<'_> {
                     Some((_, plan)) => open::run(request, plan, self.interrupted).map(drop),
                     None => Err(Error::Refused("no rate is planned".into())),
                 },
-                Load::Command { line, read, limit } => self
-                    .load_by_command(line, read, *limit, self.interrupted)
-                    .map(drop),
+                Load::Command { line, read, limit } => {
+                    self.load_by_command(line, read, *limit, self.interrupted).map(drop)
+                }
             };
             let done = &over;
             let load = scope.spawn(move || {
@@ -157,9 +147,7 @@ impl Server<'_> {
             });
             std::thread::sleep(BEFORE_OBSERVING);
             let observed = observe(pid, &over);
-            let loaded = load
-                .join()
-                .unwrap_or_else(|_| Err(Error::Refused("the load failed".into())));
+            let loaded = load.join().unwrap_or_else(|_| Err(Error::Refused("the load failed".into())));
             (observed, loaded)
         });
         let _ = running.end();
@@ -169,10 +157,9 @@ impl Server<'_> {
     /// Time limit for a whole run; a longer run hangs.
     fn limit(&self) -> Duration {
         let load = match &self.load {
-            Load::Inside { plans, .. } => plans
-                .iter()
-                .map(|(_, plan)| plan.warm_up + plan.window + plan.timeout)
-                .sum(),
+            Load::Inside { plans, .. } => {
+                plans.iter().map(|(_, plan)| plan.warm_up + plan.window + plan.timeout).sum()
+            }
             Load::Command { limit, .. } => *limit,
         };
         let rest = self.rest.iter().max().copied().unwrap_or_default();
@@ -194,12 +181,7 @@ impl Server<'_> {
     }
 
     fn await_ready(&self, running: &mut Running, stop: &AtomicBool) -> Result<Duration> {
-        ready::wait(
-            &self.ready,
-            self.patience,
-            || running.exited().map(|exit| exit.to_string()),
-            stop,
-        )
+        ready::wait(&self.ready, self.patience, || running.exited().map(|exit| exit.to_string()), stop)
     }
 
     fn under_load(
@@ -227,10 +209,8 @@ impl Server<'_> {
                         }
                     }
                     let all = plan.rate_per_s * (plan.warm_up + plan.window).as_secs_f64();
-                    ran.metrics.insert(
-                        format!("cpu_per_request_s{suffix}"),
-                        used.and_then(|used| per(used, all)),
-                    );
+                    ran.metrics
+                        .insert(format!("cpu_per_request_s{suffix}"), used.and_then(|used| per(used, all)));
                     let failed = load.failures.total() as f64;
                     if failed > FAILED_REQUESTS * load.offered as f64 {
                         return Err(Error::Refused(format!(
@@ -294,11 +274,7 @@ impl Server<'_> {
     fn rest_after(&self, running: &mut Running, ran: &mut Ran, stop: &AtomicBool) {
         let end = clock::monotonic_ns();
         let mut at = vec![("loaded".to_owned(), Duration::ZERO)];
-        at.extend(
-            self.rest
-                .iter()
-                .map(|rest| (format!("rest_{}s", rest.as_secs_f64()), *rest)),
-        );
+        at.extend(self.rest.iter().map(|rest| (format!("rest_{}s", rest.as_secs_f64()), *rest)));
         for (name, after) in at {
             let due = end + after.as_nanos() as u64;
             while clock::monotonic_ns() < due && !stop.load(Ordering::Relaxed) {
@@ -310,8 +286,7 @@ impl Server<'_> {
                 .iter()
                 .map(|&pid| Ok(proc.process_stat(pid)?.resident_pages * proc.page_bytes()))
                 .sum();
-            ran.metrics
-                .insert(format!("{name}_rss_bytes"), resident.map(|bytes| bytes as f64));
+            ran.metrics.insert(format!("{name}_rss_bytes"), resident.map(|bytes| bytes as f64));
         }
     }
 }
@@ -414,12 +389,7 @@ pub fn metrics(server: &Server, first: &Ran) -> Vec<Metric> {
             let tail = |name: &str| name.ends_with("throughput") || name.ends_with("_p99");
             metrics.extend(first.readings.iter().map(|r| metric_of(r, own || tail(&r.name))));
             if the_throughput(&first.readings).is_some() {
-                metrics.push(fixed(
-                    "cpu_per_request_s",
-                    "CPU per request",
-                    Unit::Seconds,
-                    false,
-                ));
+                metrics.push(fixed("cpu_per_request_s", "CPU per request", Unit::Seconds, false));
             }
         }
     }
@@ -427,12 +397,7 @@ pub fn metrics(server: &Server, first: &Ran) -> Vec<Metric> {
     metrics.push(fixed("minor_faults", "minor faults", Unit::Count, false));
     metrics.push(fixed("peak_rss_bytes", "peak resident", Unit::Bytes, false));
     metrics.push(fixed("peak_pss_bytes", "peak PSS", Unit::Bytes, false));
-    metrics.push(fixed(
-        "loaded_rss_bytes",
-        "resident under load",
-        Unit::Bytes,
-        false,
-    ));
+    metrics.push(fixed("loaded_rss_bytes", "resident under load", Unit::Bytes, false));
     for rest in &server.rest {
         let seconds = rest.as_secs_f64();
         metrics.push(fixed(
@@ -451,15 +416,8 @@ pub fn plans(rates: &[(String, f64)], like: &Plan) -> Vec<(String, Plan)> {
     rates
         .iter()
         .map(|(name, rate)| {
-            let suffix = if suffixed {
-                format!("@{name}")
-            } else {
-                String::new()
-            };
-            let plan = Plan {
-                rate_per_s: *rate,
-                ..like.clone()
-            };
+            let suffix = if suffixed { format!("@{name}") } else { String::new() };
+            let plan = Plan { rate_per_s: *rate, ..like.clone() };
             (suffix, plan)
         })
         .collect()

@@ -29,10 +29,7 @@ pub fn problem(first: &Ran) -> Option<String> {
     let refuted = first.proof.iter().find(|item| item.state == ProofState::Refuted);
     match (&first.failure, refuted) {
         (Some(failure), _) => Some(format!("its first run failed: {failure}")),
-        (None, Some(item)) => Some(format!(
-            "the remedy did not take effect: {}: {}",
-            item.what, item.detail
-        )),
+        (None, Some(item)) => Some(format!("the remedy did not take effect: {}: {}", item.what, item.detail)),
         (None, None) => None,
     }
 }
@@ -70,16 +67,10 @@ pub fn head(command: Vec<String>, options: Vec<String>, design: Design, first: &
 /// Describes this machine, for readers of a saved trial and to detect that a trial continues on another machine.
 pub fn machine() -> Vec<String> {
     let facts = Machine::live().facts();
-    let mut lines = vec![format!(
-        "Linux {} on {}",
-        facts.kernel_release, facts.architecture
-    )];
+    let mut lines = vec![format!("Linux {} on {}", facts.kernel_release, facts.architecture)];
     lines.extend(facts.hypervisor.map(|name| format!("virtual machine: {name}")));
     lines.push(facts.cpu_model);
-    lines.push(format!(
-        "{} CPUs, {} NUMA nodes",
-        facts.online_cpus, facts.numa_nodes
-    ));
+    lines.push(format!("{} CPUs, {} NUMA nodes", facts.online_cpus, facts.numa_nodes));
     lines
 }
 
@@ -96,17 +87,8 @@ pub fn run_planned(
 ) -> Result<(Journal, End)> {
     let mut writer = Writer::create(path, &head)?;
     let planned = head.design.settings.planned;
-    let mut journal = Journal {
-        head,
-        blocks: vec![],
-        planned: true,
-    };
-    let mut conduct = Conduct {
-        subject,
-        writer: &mut writer,
-        interrupted,
-        told,
-    };
+    let mut journal = Journal { head, blocks: vec![], planned: true };
+    let mut conduct = Conduct { subject, writer: &mut writer, interrupted, told };
     let end = conduct.run(&mut journal, Length::Blocks(planned))?;
     Ok((journal, end))
 }

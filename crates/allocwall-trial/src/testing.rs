@@ -5,39 +5,18 @@ use allocwall_model::stats::random::Random;
 use std::collections::BTreeMap;
 
 pub fn metric(key: &str, title: &str, unit: Unit, direction: Direction, primary: bool) -> Metric {
-    Metric {
-        key: key.to_string(),
-        title: title.to_string(),
-        unit,
-        direction,
-        primary,
-    }
+    Metric { key: key.to_string(), title: title.to_string(), unit, direction, primary }
 }
 
 /// One primary metric, `wall`; one look.
 pub fn design(remedies: &[&str], planned: usize) -> Design {
-    let arm = |name: &str, baseline| ArmInfo {
-        name: name.to_string(),
-        baseline,
-        predicted: BTreeMap::new(),
-    };
+    let arm = |name: &str, baseline| ArmInfo { name: name.to_string(), baseline, predicted: BTreeMap::new() };
     let mut arms = vec![arm("baseline", true), arm("baseline", true)];
     arms.extend(remedies.iter().map(|name| arm(name, false)));
     Design {
         arms,
-        metrics: vec![metric(
-            "wall",
-            "wall time",
-            Unit::Seconds,
-            Direction::LowerIsBetter,
-            true,
-        )],
-        settings: Settings {
-            seed: 1,
-            effect: 0.01,
-            planned,
-            looks: vec![planned],
-        },
+        metrics: vec![metric("wall", "wall time", Unit::Seconds, Direction::LowerIsBetter, true)],
+        settings: Settings { seed: 1, effect: 0.01, planned, looks: vec![planned] },
     }
 }
 
@@ -80,14 +59,8 @@ pub enum Noise {
     Pulsing,
 }
 
-pub const NOISES: [Noise; 6] = [
-    Noise::Normal,
-    Noise::Skewed,
-    Noise::Heavy,
-    Noise::Spikes,
-    Noise::Drifting,
-    Noise::ColdStart,
-];
+pub const NOISES: [Noise; 6] =
+    [Noise::Normal, Noise::Skewed, Noise::Heavy, Noise::Spikes, Noise::Drifting, Noise::ColdStart];
 
 /// The runs of a trial in the planned order. `shifts` are added to the logarithms of the arms; `sd` is the noise.
 pub fn simulated(design: &Design, shifts: &[f64], sd: f64, noise: Noise, seed: u64) -> Vec<Block> {

@@ -94,11 +94,7 @@ fn the_interval_covers_the_planted_effect() {
 
 #[test]
 fn an_effect_is_found_when_planned_for_from_a_pilot() {
-    for (noise, sd) in [
-        (Noise::Normal, 0.02),
-        (Noise::Skewed, 0.02),
-        (Noise::Drifting, 0.015),
-    ] {
+    for (noise, sd) in [(Noise::Normal, 0.02), (Noise::Skewed, 0.02), (Noise::Drifting, 0.015)] {
         let cases = 200;
         let (mut found, mut sizes) = (0, 0);
         for seed in 0..cases {
@@ -156,10 +152,7 @@ fn quiet(shift: f64) -> (Design, Vec<Block>) {
 }
 
 fn runs_of(blocks: &mut [Block], arm: usize) -> impl Iterator<Item = &mut Run> {
-    blocks
-        .iter_mut()
-        .flat_map(|b| &mut b.runs)
-        .filter(move |r| r.arm == arm)
+    blocks.iter_mut().flat_map(|b| &mut b.runs).filter(move |r| r.arm == arm)
 }
 
 #[test]
@@ -192,20 +185,14 @@ fn too_few_blocks_give_no_outcome_and_name_the_needed_number() {
         let why = c.why.clone().unwrap();
         assert_eq!(why.reason, Reason::TooLittle);
         let fewest = planned + 1;
-        assert_eq!(
-            why.detail,
-            format!("{planned} blocks are usable; a result needs at least {fewest}")
-        );
+        assert_eq!(why.detail, format!("{planned} blocks are usable; a result needs at least {fewest}"));
         assert_eq!(why.mend, Some(format!("--blocks {fewest}")));
     }
     // The twin: with one more block the effect is decided.
     let (mut design, blocks) = quiet(-0.5);
     design.settings.planned = 4;
     design.settings.looks = vec![4];
-    assert_eq!(
-        compare(&design, &blocks[..4]).comparisons[0].outcome,
-        Outcome::Better
-    );
+    assert_eq!(compare(&design, &blocks[..4]).comparisons[0].outcome, Outcome::Better);
 }
 
 #[test]
@@ -218,19 +205,13 @@ fn a_failed_run_removes_its_arm_from_its_block_and_is_reported() {
     let c = &outcome.comparisons[0];
     assert_eq!((c.blocks, c.outcome), (9, Outcome::Better));
     assert_eq!(c.warning.as_deref(), Some("failed 3 of 12"));
-    assert_eq!(
-        (outcome.summaries[2].runs, outcome.summaries[2].failures.len()),
-        (12, 3)
-    );
+    assert_eq!((outcome.summaries[2].runs, outcome.summaries[2].failures.len()), (12, 3));
     assert_eq!(outcome.summaries[2].failures[0].block, 1);
     // The twin: one failure in twelve is reported with the arm, without a warning at the comparison.
     let (design, mut blocks) = quiet(-0.1);
     runs_of(&mut blocks, 2).next().unwrap().failure = Some("exit code 1".to_string());
     let outcome = compare(&design, &blocks);
-    assert_eq!(
-        (outcome.comparisons[0].blocks, &outcome.comparisons[0].warning),
-        (11, &None)
-    );
+    assert_eq!((outcome.comparisons[0].blocks, &outcome.comparisons[0].warning), (11, &None));
     assert_eq!(outcome.summaries[2].failures.len(), 1);
 }
 
@@ -245,10 +226,7 @@ fn without_one_baseline_run_the_other_is_compared_with() {
     assert!(outcome.baseline[0].why.is_some());
     runs_of(&mut blocks, 1).for_each(|r| r.failure = Some("exit code 1".to_string()));
     let c = &compare(&design, &blocks).comparisons[0];
-    assert_eq!(
-        (c.blocks, c.outcome, c.why.is_some()),
-        (0, Outcome::Unresolved, true)
-    );
+    assert_eq!((c.blocks, c.outcome, c.why.is_some()), (0, Outcome::Unresolved, true));
 }
 
 #[test]
@@ -257,10 +235,7 @@ fn an_arm_that_always_fails_is_unresolved_with_its_failure() {
     runs_of(&mut blocks, 2).for_each(|r| r.failure = Some("exec: not found".to_string()));
     let c = &compare(&design, &blocks).comparisons[0];
     assert_eq!(c.outcome, Outcome::Unresolved);
-    assert_eq!(
-        c.why.clone().unwrap().detail,
-        "all 12 runs failed: exec: not found"
-    );
+    assert_eq!(c.why.clone().unwrap().detail, "all 12 runs failed: exec: not found");
 }
 
 #[test]
@@ -283,28 +258,15 @@ fn without_proof_the_outcome_is_unresolved() {
     runs_of(&mut blocks, 2).nth(1).unwrap().proof = vec![];
     let c = of(&blocks);
     assert_eq!(c.outcome, Outcome::Unresolved);
-    assert!(
-        c.why
-            .unwrap()
-            .detail
-            .starts_with("it is unknown whether the remedy took effect: libjemalloc")
-    );
+    assert!(c.why.unwrap().detail.starts_with("it is unknown whether the remedy took effect: libjemalloc"));
     runs_of(&mut blocks, 2).next().unwrap().proof = proven(ProofState::Refuted);
     let c = of(&blocks);
     assert_eq!(c.outcome, Outcome::Unresolved);
     // The figures are still reported.
     assert!(c.effect.is_ok() && c.p < 0.05);
-    assert!(
-        c.why
-            .unwrap()
-            .detail
-            .starts_with("the remedy did not take effect: libjemalloc")
-    );
+    assert!(c.why.unwrap().detail.starts_with("the remedy did not take effect: libjemalloc"));
     runs_of(&mut blocks, 2).for_each(|r| r.proof.clear());
-    assert_eq!(
-        of(&blocks).why.unwrap().detail,
-        "no proof that the remedy took effect"
-    );
+    assert_eq!(of(&blocks).why.unwrap().detail, "no proof that the remedy took effect");
     // The baseline needs no proof.
     let (design, mut blocks) = quiet(-0.1);
     runs_of(&mut blocks, 0).for_each(|r| r.proof.clear());
@@ -327,10 +289,7 @@ fn an_item_that_is_not_needed_counts_only_if_it_is_refuted() {
             r.proof.push(item.clone());
         });
         let outcome = compare(&design, blocks);
-        (
-            outcome.comparisons[0].clone(),
-            outcome.summaries[2].proof[1].clone(),
-        )
+        (outcome.comparisons[0].clone(), outcome.summaries[2].proof[1].clone())
     };
     let why = Absence::new(Reason::NotPermitted, "no probes").mend("run as root");
     let (c, proof) = with(&mut blocks, share(ProofState::Unknown, Some(why.clone())));
@@ -345,16 +304,10 @@ fn an_item_that_is_not_needed_counts_only_if_it_is_refuted() {
     let (c, _) = with(&mut blocks, share(ProofState::Refuted, None));
     assert_eq!(c.outcome, Outcome::Unresolved);
     let said = c.why.unwrap().detail;
-    assert_eq!(
-        said,
-        "the remedy did not take effect: calls that it serves: seen once"
-    );
+    assert_eq!(said, "the remedy did not take effect: calls that it serves: seen once");
     // Without a needed item there is no proof.
     runs_of(&mut blocks, 2).for_each(|r| r.proof = vec![share(ProofState::Proven, None)]);
-    assert_eq!(
-        compare(&design, &blocks).comparisons[0].outcome,
-        Outcome::Unresolved
-    );
+    assert_eq!(compare(&design, &blocks).comparisons[0].outcome, Outcome::Unresolved);
 }
 
 #[test]
@@ -380,11 +333,7 @@ fn a_zero_or_absent_value_has_a_reason_and_no_effect() {
     assert_eq!((outcome, why), (Outcome::Unresolved, Some(Reason::NotApplicable)));
     let absent = Absence::new(Reason::NotPermitted, "no");
     let said = Some("missing in 3 of 12 runs".to_string());
-    for change in [
-        set(Err(absent.clone())),
-        set(Ok(f64::NAN)),
-        set(Ok(f64::INFINITY)),
-    ] {
+    for change in [set(Err(absent.clone())), set(Ok(f64::NAN)), set(Ok(f64::INFINITY))] {
         assert_eq!(reason(&change), (Outcome::Better, 9, None, said.clone()));
     }
     let (design, mut blocks) = quiet(-0.1);
@@ -405,10 +354,7 @@ fn the_margin_follows_the_baseline_up_to_a_limit() {
             outcome.baseline[0].margin, 0.01,
             "the margin of A/A must not follow from its own interval"
         );
-        (
-            outcome.comparisons[0].margin,
-            outcome.baseline[0].effect.clone().unwrap(),
-        )
+        (outcome.comparisons[0].margin, outcome.baseline[0].effect.clone().unwrap())
     };
     assert_eq!(margin(0.001).0, 0.01);
     let (shown, baseline) = margin(0.02);
@@ -432,10 +378,7 @@ fn an_outcome_reported_at_a_look_is_final() {
     assert_eq!(compare(&design, &blocks).comparisons[0], at_the_look);
     // The twin: with only the last look, the noise is included.
     design.settings.looks = vec![48];
-    assert_eq!(
-        compare(&design, &blocks).comparisons[0].outcome,
-        Outcome::Unresolved
-    );
+    assert_eq!(compare(&design, &blocks).comparisons[0].outcome, Outcome::Unresolved);
     // Blocks beyond the plan have no level left.
     design.settings.planned = 12;
     design.settings.looks = vec![12];
@@ -447,9 +390,7 @@ fn primary_metrics_are_one_family_and_the_others_another() {
     let (mut design, mut blocks) = quiet(0.0);
     for nth in 0..8 {
         let key = format!("other{nth}");
-        design
-            .metrics
-            .push(metric(&key, &key, Unit::Count, Direction::LowerIsBetter, false));
+        design.metrics.push(metric(&key, &key, Unit::Count, Direction::LowerIsBetter, false));
         for run in blocks.iter_mut().flat_map(|b| &mut b.runs) {
             let value = 1.0 + ((run.block * 13 + run.arm * 7 + nth * 5) % 11) as f64;
             run.metrics.insert(key.clone(), Ok(value));
@@ -466,16 +407,9 @@ fn primary_metrics_are_one_family_and_the_others_another() {
 #[test]
 fn a_difference_between_the_baseline_arms_is_a_warning() {
     let design = design(&["a"], 12);
-    let disturbed = compare(
-        &design,
-        &simulated(&design, &[0.0, 0.05, 0.0], 0.003, Noise::Normal, 1),
-    );
+    let disturbed = compare(&design, &simulated(&design, &[0.0, 0.05, 0.0], 0.003, Noise::Normal, 1));
     assert_eq!(disturbed.warnings.len(), 1);
-    assert!(
-        disturbed.warnings[0].contains("wall time by +5"),
-        "{:?}",
-        disturbed.warnings
-    );
+    assert!(disturbed.warnings[0].contains("wall time by +5"), "{:?}", disturbed.warnings);
     let quiet = compare(&design, &simulated(&design, &[0.0; 3], 0.003, Noise::Normal, 1));
     assert_eq!(quiet.warnings, Vec::<String>::new());
 }
@@ -483,21 +417,12 @@ fn a_difference_between_the_baseline_arms_is_a_warning() {
 #[test]
 fn no_blocks_and_no_arms_do_not_panic() {
     let (design, _) = quiet(0.0);
-    for blocks in [
-        vec![],
-        vec![Block {
-            number: 0,
-            runs: vec![],
-        }],
-    ] {
+    for blocks in [vec![], vec![Block { number: 0, runs: vec![] }]] {
         let outcome = compare(&design, &blocks);
         assert_eq!(outcome.comparisons[0].outcome, Outcome::Unresolved);
         assert!(outcome.comparisons[0].why.is_some());
     }
-    let none = Design {
-        arms: vec![],
-        ..design
-    };
+    let none = Design { arms: vec![], ..design };
     assert!(compare(&none, &[]).comparisons.is_empty());
 }
 

@@ -17,18 +17,12 @@ pub fn write(path: &Path, contents: &[u8], source: Option<&Path>) -> anyhow::Res
     };
     let shown = path.display();
     // tempfile creates with mode 0600 on Unix.
-    let mut file = tempfile::NamedTempFile::new_in(folder).with_context(|| {
-        format!(
-            "cannot write {shown}: cannot create a file in {}",
-            folder.display()
-        )
-    })?;
+    let mut file = tempfile::NamedTempFile::new_in(folder)
+        .with_context(|| format!("cannot write {shown}: cannot create a file in {}", folder.display()))?;
     file.write_all(contents)
         .and_then(|()| file.as_file().sync_all())
         .with_context(|| format!("cannot write {shown}"))?;
-    file.persist(path)
-        .map_err(|e| e.error)
-        .with_context(|| format!("cannot write {shown}"))?;
+    file.persist(path).map_err(|e| e.error).with_context(|| format!("cannot write {shown}"))?;
     Ok(())
 }
 
@@ -50,10 +44,7 @@ fn may_replace(path: &Path, source: Option<&Path>) -> anyhow::Result<()> {
         bail!("{shown} is the file that the report is made from and is not overwritten: name another file");
     }
     // The rename needs only the folder's permission, so check that the file itself is writable.
-    OpenOptions::new()
-        .write(true)
-        .open(path)
-        .with_context(|| format!("{shown} is not overwritten"))?;
+    OpenOptions::new().write(true).open(path).with_context(|| format!("{shown} is not overwritten"))?;
     Ok(())
 }
 
@@ -75,11 +66,7 @@ mod tests {
         write(&path, b"new", None).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(
-            fs::read_dir(folder.path()).unwrap().count(),
-            1,
-            "the temporary file is still there"
-        );
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "the temporary file is still there");
     }
 
     #[test]
@@ -107,13 +94,7 @@ mod tests {
 
     #[test]
     fn a_missing_folder_is_named_in_the_error() {
-        let error = format!(
-            "{:#}",
-            write(Path::new("/nonexistent/x.svg"), b"", None).unwrap_err()
-        );
-        assert!(
-            error.contains("/nonexistent") && error.contains("No such file"),
-            "{error}"
-        );
+        let error = format!("{:#}", write(Path::new("/nonexistent/x.svg"), b"", None).unwrap_err());
+        assert!(error.contains("/nonexistent") && error.contains("No such file"), "{error}");
     }
 }

@@ -24,20 +24,11 @@ impl Printer {
 
     /// Layout of reports on stdout: COLUMNS, else the width of the terminal, at most 100 columns.
     pub fn style(&self) -> Style {
-        let columns = std::env::var("COLUMNS")
-            .ok()
-            .and_then(|c| c.parse().ok())
-            .filter(|c| *c > 0);
+        let columns = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok()).filter(|c| *c > 0);
         let terminal =
             || terminal_size::terminal_size_of(std::io::stdout()).map(|(width, _)| usize::from(width.0));
-        let width = columns
-            .or_else(terminal)
-            .unwrap_or(Style::FILE.width)
-            .min(Style::FILE.width);
-        Style {
-            color: self.color(),
-            width,
-        }
+        let width = columns.or_else(terminal).unwrap_or(Style::FILE.width).min(Style::FILE.width);
+        Style { color: self.color(), width }
     }
 
     /// Progress bars are drawn only on a terminal.

@@ -100,10 +100,7 @@ fn assert_refused(output: &Output, code: i32, words: &str) {
     let talk = talk(output);
     let first = talk.lines().next().unwrap_or_default();
     assert_eq!(output.status.code(), Some(code), "{talk}");
-    assert!(
-        first.starts_with("error: ") && first.contains(words),
-        "{words:?} in {talk:?}"
-    );
+    assert!(first.starts_with("error: ") && first.contains(words), "{words:?} in {talk:?}");
     assert!(output.stdout.is_empty(), "data: {}", data(output));
     if code == 1 {
         assert_eq!(talk.lines().count(), 1, "{talk}");
@@ -141,11 +138,7 @@ fn processes_that_cannot_be_diagnosed() {
     // Above the kernel's largest pid_max (2^22).
     refused(&["diagnose", "-p", "4194305", "-d", "1"], 1, "no process 4194305");
     for text in ["0", "-1", "abc", "99999999999", "", "1.5", "1,x"] {
-        refused(
-            &["diagnose", "-p", text, "-d", "1"],
-            2,
-            "a process id is a whole number above 0",
-        );
+        refused(&["diagnose", "-p", text, "-d", "1"], 2, "a process id is a whole number above 0");
     }
     // A test runs in a thread: PID/task/TID.
     let own = fs::read_link("/proc/thread-self").unwrap();
@@ -157,11 +150,7 @@ fn processes_that_cannot_be_diagnosed() {
         }
         _ => println!("skipped: no kernel thread is visible here"),
     }
-    refused(
-        &["diagnose", "--cgroup", "/no/such/group", "-d", "1"],
-        1,
-        "/no/such/group",
-    );
+    refused(&["diagnose", "--cgroup", "/no/such/group", "-d", "1"], 1, "/no/such/group");
     refused(&["diagnose", "--cgroup", "../../etc", "-d", "1"], 1, "..");
 }
 
@@ -231,20 +220,7 @@ fn commands_that_do_not_start() {
 
 #[test]
 fn durations_and_contradictions_are_usage() {
-    for time in [
-        "0",
-        "-1",
-        "-1s",
-        "1ms",
-        "3601",
-        "99999999999",
-        "1e9",
-        "NaN",
-        "inf",
-        "2h",
-        "",
-        "1s2",
-    ] {
+    for time in ["0", "-1", "-1s", "1ms", "3601", "99999999999", "1e9", "NaN", "inf", "2h", "", "1s2"] {
         refused(&["diagnose", "-p", "1", "-d", time], 2, "--duration");
     }
     for both in [
@@ -306,16 +282,9 @@ fn outputs_that_cannot_be_written_change_no_file() {
     let recording = at("a.allocwall");
     record(&pid, &recording);
     let kept = fs::read(&recording).unwrap();
-    refused(
-        &["diagnose", "-p", "4194305", "-o", path(&recording)],
-        1,
-        "no process",
-    );
+    refused(&["diagnose", "-p", "4194305", "-o", path(&recording)], 1, "no process");
     assert_eq!(fs::read(&recording).unwrap(), kept);
-    assert_eq!(
-        fs::metadata(&recording).unwrap().permissions().mode() & 0o777,
-        0o600
-    );
+    assert_eq!(fs::metadata(&recording).unwrap().permissions().mode() & 0o777, 0o600);
     record(&pid, &recording);
     assert_ne!(fs::read(&recording).unwrap(), kept);
 }
@@ -325,12 +294,7 @@ fn listing(place: &Path) -> Vec<(PathBuf, u32)> {
     let mut found: Vec<_> = fs::read_dir(place)
         .unwrap()
         .flatten()
-        .map(|e| {
-            (
-                e.path(),
-                e.path().symlink_metadata().unwrap().permissions().mode(),
-            )
-        })
+        .map(|e| (e.path(), e.path().symlink_metadata().unwrap().permissions().mode()))
         .collect();
     found.sort();
     found
@@ -343,17 +307,9 @@ fn a_full_disk_loses_only_the_file() {
     let script = "mount -t tmpfs -o size=4k none \"$1\" 2>/dev/null || exit 77; \
                   exec \"$0\" diagnose -p \"$2\" -d 2 -o \"$1/r\"";
     let mut run = Command::new("unshare");
-    run.args([
-        "-m",
-        "sh",
-        "-c",
-        script,
-        BINARY,
-        path(place.path()),
-        &target.pid(),
-    ])
-    .stdout(Stdio::piped())
-    .stderr(Stdio::piped());
+    run.args(["-m", "sh", "-c", script, BINARY, path(place.path()), &target.pid()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let output = match run.spawn() {
         Ok(child) => end_of(child),
         Err(e) => return println!("skipped: unshare: {e}"),
@@ -378,10 +334,7 @@ fn a_full_stdout_is_a_failure_and_a_closed_pipe_is_not() {
         check.stdout(stdout);
         finish(check)
     };
-    let full = fs::OpenOptions::new()
-        .write(true)
-        .open("/dev/full")
-        .expect("/dev/full");
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
     assert_refused(&run(full.into()), 1, "cannot write to standard output");
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
@@ -407,10 +360,7 @@ fn fail_on_applies_if_there_is_nothing_to_verify() {
         output.status.code()
     };
     let status = verify(&["--fail-on", "wall", "-o", file]);
-    assert_eq!(
-        status,
-        tool(&["diagnose", file, "--fail-on", "wall"]).status.code()
-    );
+    assert_eq!(status, tool(&["diagnose", file, "--fail-on", "wall"]).status.code());
     assert_eq!(verify(&[]), Some(0));
 }
 
@@ -419,31 +369,19 @@ fn targets_that_end_within_the_window() {
     for (script, told) in [
         ("exit 3", "3"),
         ("sleep 0.3; exit 5", "5"),
-        (
-            "i=0; while [ $i -lt 30000 ]; do i=$((i+1)); done; kill -9 $$",
-            "9",
-        ),
+        ("i=0; while [ $i -lt 30000 ]; do i=$((i+1)); done; kill -9 $$", "9"),
     ] {
         let began = Instant::now();
         let output = tool(&["diagnose", "-d", "20", "--", "sh", "-c", script]);
         assert_diagnosed(&output);
-        assert!(
-            began.elapsed() < Duration::from_secs(15),
-            "the window did not end with the target"
-        );
+        assert!(began.elapsed() < Duration::from_secs(15), "the window did not end with the target");
         let text = data(&output);
         let line = text.lines().find(|l| l.contains("exit") || l.contains("ended"));
-        assert!(
-            line.is_some_and(|l| l.contains(told)),
-            "{script}: expected the exit and {told:?} in {text}"
-        );
+        assert!(line.is_some_and(|l| l.contains(told)), "{script}: expected the exit and {told:?} in {text}");
     }
     // Attached: killed from outside.
     let mut target = Running::busy();
-    let mut looking = command(
-        folder().path(),
-        &["diagnose", "-p", &target.pid(), "-d", "20", "--json"],
-    );
+    let mut looking = command(folder().path(), &["diagnose", "-p", &target.pid(), "-d", "20", "--json"]);
     let child = looking.spawn().unwrap();
     std::thread::sleep(Duration::from_millis(1500));
     target.0.kill().unwrap();
@@ -462,10 +400,7 @@ fn exists(pid: i32) -> bool {
 #[allow(clippy::zombie_processes, reason = "the caller waits for it")]
 fn launching(state: &Path, to: &Path, options: &[&str]) -> (Child, i32) {
     let note = to.with_extension("pid");
-    let script = format!(
-        "ulimit -t 60; echo $$ > '{}'; while :; do :; done",
-        note.display()
-    );
+    let script = format!("ulimit -t 60; echo $$ > '{}'; while :; do :; done", note.display());
     let mut arguments = vec!["diagnose", "-d", "50", "-o", path(to)];
     arguments.extend(options);
     arguments.extend(["--", "sh", "-c", &script]);
@@ -502,8 +437,7 @@ fn an_interrupted_diagnosis_reports_and_ends_the_command() {
 /// Whether the process runs. A zombie does not: its new parent may reap it late.
 fn runs(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ")
-        .is_some_and(|(_, state)| !state.starts_with('Z'))
+    stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with('Z'))
 }
 
 #[test]
@@ -589,16 +523,7 @@ fn files_that_are_not_recordings() {
 fn a_report_from_the_file_equals_the_live_report() {
     let (place, target) = (folder(), Running::busy());
     let file = place.path().join("r");
-    let live = tool(&[
-        "diagnose",
-        "-p",
-        &target.pid(),
-        "-d",
-        "1",
-        "--json",
-        "-o",
-        path(&file),
-    ]);
+    let live = tool(&["diagnose", "-p", &target.pid(), "-d", "1", "--json", "-o", path(&file)]);
     assert_diagnosed(&live);
     let replayed = tool(&["diagnose", path(&file), "--json"]);
     let reported = tool(&["report", path(&file), "--format", "json"]);
@@ -669,10 +594,7 @@ fn hostile_names_reach_neither_terminal_nor_browser() {
         let output = tool(&["report", path(&file), "--format", format]);
         assert_diagnosed(&output);
         let text = data(&output);
-        assert!(
-            !text.contains('\u{1b}') && !text.contains('\u{7}'),
-            "{format}: {text}"
-        );
+        assert!(!text.contains('\u{1b}') && !text.contains('\u{7}'), "{format}: {text}");
         if format == "flamegraph" {
             assert!(!text.contains("<script>"), "{text}");
         }
@@ -705,10 +627,8 @@ fn watched(arguments: &[&str]) -> (Output, f64, u64, Duration) {
             }
             // CPU time, run delay (both in ns), number of time slices (Documentation/scheduler/sched-stats.rst).
             let waited = |text: String| text.split_whitespace().nth(1)?.parse().ok();
-            delay = fs::read_to_string(format!("/proc/{pid}/schedstat"))
-                .ok()
-                .and_then(waited)
-                .unwrap_or(delay);
+            delay =
+                fs::read_to_string(format!("/proc/{pid}/schedstat")).ok().and_then(waited).unwrap_or(delay);
             std::thread::sleep(Duration::from_millis(20));
         }
         (peak, ticks, delay)
@@ -741,10 +661,7 @@ fn stays_small(program: &Path, argument: &str, launch: bool) -> String {
     assert_diagnosed(&output);
     assert!(peak_mib <= 150, "{peak_mib} MiB resident");
     assert!(cpu_s < 2.0, "{cpu_s} CPU-seconds for a window of three");
-    assert!(
-        took < Duration::from_secs(9),
-        "{took:?} for a window of three seconds"
-    );
+    assert!(took < Duration::from_secs(9), "{took:?} for a window of three seconds");
     data(&output)
 }
 
@@ -819,11 +736,9 @@ fn targets_that_keep_changing() {
             }
         }
     "#;
-    for (name, source, argument, launch) in [
-        ("forks", forks, "2000", false),
-        ("execs", execs, "3000", true),
-        ("maps", maps, "", false),
-    ] {
+    for (name, source, argument, launch) in
+        [("forks", forks, "2000", false), ("execs", execs, "3000", true), ("maps", maps, "", false)]
+    {
         let Some(program) = compiled(place.path(), name, source, &[]) else {
             return;
         };

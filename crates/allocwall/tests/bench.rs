@@ -9,11 +9,7 @@ static ONE: Mutex<()> = Mutex::new(());
 
 fn bench(options: &[&str]) -> Output {
     let _one = ONE.lock().unwrap_or_else(|broken| broken.into_inner());
-    Command::new(env!("CARGO_BIN_EXE_allocwall"))
-        .args(["bench", "pipeline"])
-        .args(options)
-        .output()
-        .unwrap()
+    Command::new(env!("CARGO_BIN_EXE_allocwall")).args(["bench", "pipeline"]).args(options).output().unwrap()
 }
 
 fn measured(options: &[&str]) -> Value {
@@ -31,9 +27,7 @@ fn arm<'a>(document: &'a Value, name: &str) -> &'a Value {
 /// Number of orders in a histogram.
 fn count(histogram: &Value) -> u64 {
     let pairs = histogram.as_str().unwrap().split_whitespace();
-    pairs
-        .map(|pair| pair.split_once(':').unwrap().1.parse::<u64>().unwrap())
-        .sum()
+    pairs.map(|pair| pair.split_once(':').unwrap().1.parse::<u64>().unwrap()).sum()
 }
 
 /// One block of the experiment alone: no other allocator, no heap pressure.
@@ -67,18 +61,9 @@ fn every_variant_hands_over_every_order() {
         // malloc twice and eight other variants.
         assert_eq!(arms.len(), 10);
         for arm in arms.iter().filter(|arm| arm["saturated_runs"] == 0) {
-            assert_eq!(
-                count(&arm["histograms_ns"]["done"]["all"]),
-                20_000,
-                "{}",
-                arm["arm"]
-            );
+            assert_eq!(count(&arm["histograms_ns"]["done"]["all"]), 20_000, "{}", arm["arm"]);
             let stages = ["arrive", "queue", "check", "free"];
-            assert!(
-                stages
-                    .iter()
-                    .all(|stage| count(&arm["histograms_ns"][stage]["all"]) == 20_000)
-            );
+            assert!(stages.iter().all(|stage| count(&arm["histograms_ns"][stage]["all"]) == 20_000));
         }
         let told =
             |arm: &Value| arm["runs"] == 1 && arm["achieved_per_s"]["point"].as_f64().unwrap() > 1000.0;
@@ -138,18 +123,7 @@ fn stalls_of_the_machine_are_left_out_and_those_of_the_allocator_are_not() {
 fn a_rate_that_cannot_be_held_has_no_percentiles() {
     let options = [
         &ALONE[..],
-        &[
-            "--variants",
-            "by-value",
-            "--rate",
-            "1M",
-            "--check",
-            "20000",
-            "--orders",
-            "5k",
-            "--warm-up",
-            "1k",
-        ],
+        &["--variants", "by-value", "--rate", "1M", "--check", "20000", "--orders", "5k", "--warm-up", "1k"],
     ]
     .concat();
     let document = measured(&[&options[..], &["--json"]].concat());
@@ -179,10 +153,7 @@ fn at_the_maximum_rate_throughput_is_reported() {
     ]
     .concat();
     let text = String::from_utf8(bench(&options).stdout).unwrap();
-    assert!(
-        text.contains("orders per second") && text.contains("pool"),
-        "{text}"
-    );
+    assert!(text.contains("orders per second") && text.contains("pool"), "{text}");
     assert!(!text.contains("p99.9"), "{text}");
 }
 
@@ -207,11 +178,7 @@ fn charts_and_histograms_are_written_with_mode_0600() {
         "-o",
         path.to_str().unwrap(),
     ]);
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     for name in ["pipeline.json", "ccdf-undisturbed.svg", "ccdf-all.svg"] {
         let file = path.join(name);
         assert!(file.metadata().unwrap().len() > 1000, "{name}");
@@ -244,24 +211,8 @@ fn a_lock_that_is_not_permitted_gives_one_error_line() {
     let _one = ONE.lock().unwrap_or_else(|broken| broken.into_inner());
     let without = "ulimit -l 8; exec setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock \"$0\" \"$@\"";
     let output = Command::new("sh")
-        .args([
-            "-c",
-            without,
-            env!("CARGO_BIN_EXE_allocwall"),
-            "bench",
-            "pipeline",
-        ])
-        .args([
-            "--lock",
-            "--variants",
-            "by-value",
-            "--allocators",
-            "none",
-            "--orders",
-            "1k",
-            "--blocks",
-            "1",
-        ])
+        .args(["-c", without, env!("CARGO_BIN_EXE_allocwall"), "bench", "pipeline"])
+        .args(["--lock", "--variants", "by-value", "--allocators", "none", "--orders", "1k", "--blocks", "1"])
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);

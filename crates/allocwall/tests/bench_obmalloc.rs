@@ -50,30 +50,15 @@ fn bad_arguments_give_one_error_line() {
         (vec!["--python", "/nowhere/python"], 1, "/nowhere/python"),
         (vec!["--python", "/bin/true"], 1, "cannot run the workloads"),
         (vec!["--python", PYTHON], 1, "-m pip install 'allocwall[bench]'"),
-        (
-            vec!["--python", &python, "--workloads", "tupels"],
-            2,
-            "nearest: tuples",
-        ),
-        (
-            vec!["--python", &python, "--arms", "jemalloc"],
-            2,
-            "no arm jemalloc",
-        ),
-        (
-            vec!["--python", &python, "--rebuilt", "/nowhere/python"],
-            1,
-            "/nowhere/python",
-        ),
+        (vec!["--python", &python, "--workloads", "tupels"], 2, "nearest: tuples"),
+        (vec!["--python", &python, "--arms", "jemalloc"], 2, "no arm jemalloc"),
+        (vec!["--python", &python, "--rebuilt", "/nowhere/python"], 1, "/nowhere/python"),
     ] {
         let output = bench(&arguments);
         let said = said(&output);
         assert_eq!(output.status.code(), Some(status), "{arguments:?}: {said}");
         let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error")).collect();
-        assert!(
-            errors.len() == 1 && errors[0].contains(words),
-            "{arguments:?}: {said}"
-        );
+        assert!(errors.len() == 1 && errors[0].contains(words), "{arguments:?}: {said}");
         assert!(output.stdout.is_empty());
     }
     for arguments in [["--blocks", "0"], ["--idle", "soon"], ["--set", "large"]] {
@@ -91,16 +76,8 @@ fn a_program_is_compared_with_itself() {
     };
     let alone = bench(&["--python", &python, "--workloads", "instances"]);
     assert_eq!(alone.status.code(), Some(1));
-    assert!(
-        said(&alone).contains("the extension can't be loaded here"),
-        "{}",
-        said(&alone)
-    );
-    assert!(
-        said(&alone).contains("no arm is left to compare with stock"),
-        "{}",
-        said(&alone)
-    );
+    assert!(said(&alone).contains("the extension can't be loaded here"), "{}", said(&alone));
+    assert!(said(&alone).contains("no arm is left to compare with stock"), "{}", said(&alone));
 
     let kept = folder.path().join("trials").display().to_string();
     let output = bench(&[
@@ -117,16 +94,10 @@ fn a_program_is_compared_with_itself() {
         &kept,
     ]);
     assert!(output.status.success(), "{}", said(&output));
-    assert!(
-        said(&output).contains("no outcome is possible"),
-        "{}",
-        said(&output)
-    );
+    assert!(said(&output).contains("no outcome is possible"), "{}", said(&output));
     let document: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(document["programs"][0]["name"], "instances");
-    let comparisons = document["programs"][0]["trial"]["comparisons"]
-        .as_array()
-        .unwrap();
+    let comparisons = document["programs"][0]["trial"]["comparisons"].as_array().unwrap();
     let of = |metric: &str| comparisons.iter().find(|c| c["metric"] == metric).unwrap();
     assert!(of("total_s")["effect"].is_object(), "{}", of("total_s"));
     // The arm is the same interpreter, and one block decides nothing.

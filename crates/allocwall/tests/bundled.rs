@@ -17,16 +17,7 @@ fn tool(arguments: &[&str]) -> Output {
 }
 
 const RUN: [&str; 6] = ["run", "-q", "--with", "jemalloc@bundled", "--", "cat"];
-const TRIAL: [&str; 8] = [
-    "trial",
-    "--no-predict",
-    "--json",
-    "-w",
-    "jemalloc@bundled",
-    "--blocks",
-    "1",
-    "--",
-];
+const TRIAL: [&str; 8] = ["trial", "--no-predict", "--json", "-w", "jemalloc@bundled", "--blocks", "1", "--"];
 
 #[cfg(feature = "bundled")]
 #[test]
@@ -50,18 +41,11 @@ fn its_jemalloc_serves_a_command_and_is_proven_in_a_trial() {
 #[cfg(not(feature = "bundled"))]
 #[test]
 fn its_jemalloc_is_refused_where_it_is_not_built_in() {
-    for command in [
-        &[&RUN[..], &["/dev/null"]].concat(),
-        &[&TRIAL[..], &["true"]].concat(),
-    ] {
+    for command in [&[&RUN[..], &["/dev/null"]].concat(), &[&TRIAL[..], &["true"]].concat()] {
         let output = tool(command);
         let talk = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{talk}");
         assert!(talk.contains("this build does not include the library"), "{talk}");
-        assert_eq!(
-            (talk.lines().count(), &output.stdout[..]),
-            (1, &b""[..]),
-            "{talk}"
-        );
+        assert_eq!((talk.lines().count(), &output.stdout[..]), (1, &b""[..]), "{talk}");
     }
 }

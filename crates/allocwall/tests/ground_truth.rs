@@ -84,25 +84,13 @@ fn run(case: &Case) {
     if !case.twin.is_empty() {
         let (_, seen) = observe(case, case.dials[1], true).expect("the subject ran");
         let status = statuses(&seen, case.walls);
-        println!(
-            "{} twin: {status:?}, named {:?}",
-            case.subject,
-            strings(&seen["verdict"]["walls"])
-        );
-        if status
-            .iter()
-            .any(|(_, status)| !case.twin.contains(&status.as_str()))
-        {
+        println!("{} twin: {status:?}, named {:?}", case.subject, strings(&seen["verdict"]["walls"]));
+        if status.iter().any(|(_, status)| !case.twin.contains(&status.as_str())) {
             complaints.push(format!("twin: {status:?}, expected {:?}", case.twin));
         }
         sound(&seen, &mut complaints);
     }
-    assert!(
-        complaints.is_empty(),
-        "{}:\n  {}",
-        case.subject,
-        complaints.join("\n  ")
-    );
+    assert!(complaints.is_empty(), "{}:\n  {}", case.subject, complaints.join("\n  "));
 }
 
 /// The differences between the diagnosis and the subject's own account.
@@ -111,10 +99,7 @@ fn misses(case: &Case, dial: &str, truth: &Truth, seen: &Value) -> Vec<String> {
     let named = strings(&seen["verdict"]["walls"]);
     let status = statuses(seen, case.walls);
     if !named.iter().any(|wall| case.walls.contains(&wall.as_str())) && !too_little(case, truth) {
-        misses.push(format!(
-            "dial {dial}: named {named:?}, not {:?}; {status:?}",
-            case.walls
-        ));
+        misses.push(format!("dial {dial}: named {named:?}, not {:?}; {status:?}", case.walls));
     }
     let compared = match case.line {
         Line::Cpu(key) => Some((key, truth.cpu_share(key), bill_share(seen, key))),
@@ -123,11 +108,9 @@ fn misses(case: &Case, dial: &str, truth: &Truth, seen: &Value) -> Vec<String> {
             println!("{}: {:.1} % around the calls", case.subject, around * 100.0);
             Some((key, truth.cpu_share(key), bill_share(seen, key) + around))
         }
-        Line::Wait(key) => Some((
-            key,
-            truth.wait_share(key),
-            wait_share(seen, key, truth.threads(), "point"),
-        )),
+        Line::Wait(key) => {
+            Some((key, truth.wait_share(key), wait_share(seen, key, truth.threads(), "point")))
+        }
         Line::None => None,
     };
     let Some((key, expected, measured)) = compared else {
@@ -181,9 +164,7 @@ fn too_little(case: &Case, truth: &Truth) -> bool {
         return false;
     };
     let walls = Wall::ALL.iter().filter(|wall| case.walls.contains(&wall.key()));
-    let from = walls
-        .map(|wall| thresholds::of(*wall).wall_from)
-        .fold(f64::INFINITY, f64::min);
+    let from = walls.map(|wall| thresholds::of(*wall).wall_from).fold(f64::INFINITY, f64::min);
     let share = truth.wait_share(key);
     let little = share < from + case.tolerance / 100.0;
     if little {
@@ -198,9 +179,8 @@ fn too_little(case: &Case, truth: &Truth) -> bool {
 
 /// Checks that apply to every diagnosis.
 fn sound(seen: &Value, complaints: &mut Vec<String>) {
-    let sum: f64 = lines(seen, "on_cpu")
-        .map(|line| line["share"]["point"].as_f64().unwrap_or(f64::NAN))
-        .sum();
+    let sum: f64 =
+        lines(seen, "on_cpu").map(|line| line["share"]["point"].as_f64().unwrap_or(f64::NAN)).sum();
     if (sum - 1.0).abs() > 1e-6 {
         complaints.push(format!("the bill sums to {sum}"));
     }
@@ -215,9 +195,7 @@ fn prices() -> (&'static Path, bool) {
     static PRICES: std::sync::LazyLock<(tempfile::TempDir, bool)> = std::sync::LazyLock::new(|| {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let mut calibrate = Command::new(ALLOCWALL);
-        calibrate
-            .args(["calibrate", "--json"])
-            .env("XDG_CACHE_HOME", folder.path());
+        calibrate.args(["calibrate", "--json"]).env("XDG_CACHE_HOME", folder.path());
         let output = favoured(&mut calibrate).output().expect("calibrate starts");
         assert!(output.status.success());
         let list: Value = serde_json::from_slice(&output.stdout).expect("the list is JSON");
@@ -266,9 +244,7 @@ fn share_around_calls() -> f64 {
 fn observe(case: &Case, dial: &str, twin: bool) -> Result<(Truth, Value), String> {
     let (prices, _) = prices();
     let mut command = Command::new(ALLOCWALL);
-    command
-        .args(["subject", case.subject, "--seconds", "30"])
-        .args(case.extra);
+    command.args(["subject", case.subject, "--seconds", "30"]).args(case.extra);
     if dial != "-" {
         command.args(["--dial", dial]);
     }
@@ -285,11 +261,7 @@ fn observe(case: &Case, dial: &str, twin: bool) -> Result<(Truth, Value), String
         stderr.read_to_string(&mut talk).expect("talk is text");
         let _ = child.wait();
         let at = talk.find("skipped: ");
-        return Err(
-            talk[at.unwrap_or_else(|| panic!("no output line; stderr: {talk}"))..]
-                .trim()
-                .to_owned(),
-        );
+        return Err(talk[at.unwrap_or_else(|| panic!("no output line; stderr: {talk}"))..].trim().to_owned());
     }
     let ready = next(&mut stdout, &mut truth)["ready"] == true;
     assert!(ready, "{} never became ready: {truth:?}", case.subject);
@@ -311,12 +283,7 @@ fn observe(case: &Case, dial: &str, twin: bool) -> Result<(Truth, Value), String
     // Read up to the first reading after the window.
     while next(&mut stdout, &mut truth)["t_real_ms"].as_f64() < Some(end) {}
     stop(&mut child);
-    let truth = Truth {
-        readings: truth,
-        begin,
-        end,
-        machine,
-    };
+    let truth = Truth { readings: truth, begin, end, machine };
     Ok((truth, seen))
 }
 
@@ -351,11 +318,7 @@ impl Truth {
                 .iter()
                 .map(|r| (r["t_real_ms"].as_f64().unwrap_or(f64::NAN), value(r)))
                 .collect();
-            let after = points
-                .iter()
-                .position(|p| p.0 >= t)
-                .expect("truth covers the window")
-                .max(1);
+            let after = points.iter().position(|p| p.0 >= t).expect("truth covers the window").max(1);
             let ((t0, v0), (t1, v1)) = (points[after - 1], points[after]);
             v0 + (v1 - v0) * ((t - t0) / (t1 - t0))
         };
@@ -381,9 +344,7 @@ impl Truth {
 
     /// Number of working threads; the subject's other threads always sleep.
     fn threads(&self) -> f64 {
-        self.readings[0]["threads"]
-            .as_f64()
-            .expect("the subject reports its threads")
+        self.readings[0]["threads"].as_f64().expect("the subject reports its threads")
     }
 }
 
@@ -413,9 +374,7 @@ fn unseen(seen: &Value) -> f64 {
 /// subtracted from the line `idle`.
 fn wait_share(seen: &Value, key: &str, workers: f64, bound: &str) -> f64 {
     let line = lines(seen, "off_cpu").find(|line| line["class"] == key);
-    let seconds = line
-        .and_then(|line| line["thread_s"][bound].as_f64())
-        .unwrap_or(f64::NAN);
+    let seconds = line.and_then(|line| line["thread_s"][bound].as_f64()).unwrap_or(f64::NAN);
     let at_once = seconds / (seen["recording"]["window_ns"].as_f64().unwrap_or(f64::NAN) / 1e9);
     let sleepers = match key {
         "idle" => seen["recording"]["threads"].as_f64().unwrap_or(f64::NAN) - workers,
@@ -425,12 +384,7 @@ fn wait_share(seen: &Value, key: &str, workers: f64, bound: &str) -> f64 {
 }
 
 fn strings(value: &Value) -> Vec<String> {
-    value
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(|v| v.as_str().map(str::to_string))
-        .collect()
+    value.as_array().into_iter().flatten().filter_map(|v| v.as_str().map(str::to_string)).collect()
 }
 
 fn statuses(seen: &Value, walls: &[&str]) -> Vec<(String, String)> {
@@ -440,10 +394,7 @@ fn statuses(seen: &Value, walls: &[&str]) -> Vec<(String, String)> {
         .flatten()
         .filter(|f| f["wall"].as_str().is_some_and(|wall| walls.contains(&wall)))
         .map(|f| {
-            (
-                f["wall"].as_str().unwrap_or("").to_string(),
-                f["status"].as_str().unwrap_or("").to_string(),
-            )
+            (f["wall"].as_str().unwrap_or("").to_string(), f["status"].as_str().unwrap_or("").to_string())
         })
         .collect()
 }

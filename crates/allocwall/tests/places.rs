@@ -26,10 +26,7 @@ impl Place {
         }
         let passwd = format!("root:x:0:0::{}:/bin/sh\n", folder.path().join("root").display());
         fs::write(folder.path().join("passwd"), passwd).unwrap();
-        let place = Place {
-            folder,
-            before: String::new(),
-        };
+        let place = Place { folder, before: String::new() };
         let able = place.shell("true").output();
         if able.is_ok_and(|output| output.status.success()) {
             return Some(place);
@@ -113,16 +110,7 @@ fn root_leaves_nothing_in_another_users_home_or_temporary_folder() {
     // Libraries, a trial's file and its temporary folder: one line per variable, not one per file.
     for arguments in [
         &["run", "-q", "--with", "mimalloc@bundled", "--", "true"][..],
-        &[
-            "trial",
-            "--no-predict",
-            "-w",
-            "mimalloc@bundled",
-            "--blocks",
-            "1",
-            "--",
-            "true",
-        ],
+        &["trial", "--no-predict", "-w", "mimalloc@bundled", "--blocks", "1", "--", "true"],
     ] {
         let mut command = place.tool(arguments);
         let output = command.env("TMPDIR", &home).output().unwrap();
@@ -145,10 +133,7 @@ fn roots_own_home_is_used_without_a_note() {
     assert_eq!((place.recordings("home"), place.recordings("root")), (1, 0));
     let state = fs::metadata(place.at("home/.local/state/allocwall")).unwrap();
     assert_eq!(state.permissions().mode() & 0o777, 0o700);
-    let output = place
-        .tool(&["run", "-q", "--with", "mimalloc@bundled", "--", "true"])
-        .output()
-        .unwrap();
+    let output = place.tool(&["run", "-q", "--with", "mimalloc@bundled", "--", "true"]).output().unwrap();
     assert!(output.status.success(), "{}", talk(&output));
     let libraries = fs::metadata(place.at("home/.cache/allocwall/libraries")).unwrap();
     assert_eq!(libraries.permissions().mode() & 0o7777, 0o755);
@@ -207,10 +192,8 @@ fn without_a_usable_home_there_is_one_line_and_a_diagnosis() {
     assert!(!missing.exists());
     assert_eq!(place.entries("home"), Vec::<PathBuf>::new());
     // A read-only folder: one line reports that the recording is not kept.
-    place.before = format!(
-        "mount --bind {0} {0} && mount -o remount,bind,ro {0} && ",
-        place.at("home").display()
-    );
+    place.before =
+        format!("mount --bind {0} {0} && mount -o remount,bind,ro {0} && ", place.at("home").display());
     let said = place.diagnosis(|_| ());
     assert_eq!(told(&said, "Read-only file system"), 1, "{said}");
     assert_eq!(told(&said, "the recording is not kept"), 1, "{said}");
@@ -238,14 +221,7 @@ fn a_user_without_a_home_gets_one_line_and_a_diagnosis() {
         talk
     };
     let said = run(None);
-    assert_eq!(
-        told(
-            &said,
-            "HOME is not set, and /etc/passwd has no home for user 65534"
-        ),
-        1,
-        "{said}"
-    );
+    assert_eq!(told(&said, "HOME is not set, and /etc/passwd has no home for user 65534"), 1, "{said}");
     let said = run(Some(&place.at("home")));
     assert_eq!(told(&said, "Permission denied"), 1, "{said}");
     assert_eq!(told(&said, "the recording is not kept"), 1, "{said}");

@@ -39,10 +39,7 @@ fn refused(arguments: &[&str], code: i32, words: &str) {
     let output = tool(arguments);
     let talk = talk(&output);
     assert_eq!(output.status.code(), Some(code), "{arguments:?}: {talk}");
-    assert!(
-        talk.starts_with("error: ") && talk.contains(words),
-        "{words:?} in {talk:?}"
-    );
+    assert!(talk.starts_with("error: ") && talk.contains(words), "{words:?} in {talk:?}");
     assert_eq!(talk.lines().count(), 1, "{talk}");
     assert!(output.stdout.is_empty(), "{}", data(&output));
 }
@@ -92,11 +89,7 @@ impl WithAllocators {
         let mut outer = Command::new("unshare");
         // An ordinary user becomes root in a user namespace, if that is permitted.
         outer
-            .arg(if rustix::process::geteuid().is_root() {
-                "-m"
-            } else {
-                "-rm"
-            })
+            .arg(if rustix::process::geteuid().is_root() { "-m" } else { "-rm" })
             .args(["sh", "-c", script])
             .arg(self.0.path().join("lib"));
         let inner = command(arguments);
@@ -105,10 +98,7 @@ impl WithAllocators {
             assert!(value.is_none(), "the test only unsets variables");
             outer.env_remove(name);
         }
-        outer
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        outer.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         outer
     }
 
@@ -118,10 +108,7 @@ impl WithAllocators {
         let list: serde_json::Value = serde_json::from_str(&data(&output)).unwrap();
         let found = list["allocators"].as_array().unwrap().iter();
         let mut installed = found.filter(|found| found["allocator"] == kind && found["bundled"] == false);
-        installed.next().unwrap_or_else(|| panic!("no {kind} in {list}"))["path"]
-            .as_str()
-            .unwrap()
-            .to_owned()
+        installed.next().unwrap_or_else(|| panic!("no {kind} in {list}"))["path"].as_str().unwrap().to_owned()
     }
 }
 
@@ -133,18 +120,8 @@ fn glibc_here() -> bool {
 
 #[test]
 fn the_command_is_the_same_process_and_ends_as_itself() {
-    let child = command(&[
-        "run",
-        "-q",
-        "--with",
-        "cpus=0",
-        "--",
-        "sh",
-        "-c",
-        "echo $$; exit 7",
-    ])
-    .spawn()
-    .unwrap();
+    let child =
+        command(&["run", "-q", "--with", "cpus=0", "--", "sh", "-c", "echo $$; exit 7"]).spawn().unwrap();
     let pid = child.id();
     let output = child.wait_with_output().unwrap();
     assert_eq!(data(&output).trim(), pid.to_string());
@@ -165,38 +142,24 @@ fn standard_input_and_arguments_pass_untouched() {
     child.stdin.take().unwrap().write_all(b"a\0b\xff").unwrap();
     assert_eq!(child.wait_with_output().unwrap().stdout, b"a\0b\xff");
     // Arguments that look like options of allocwall.
-    let output = tool(&[
-        "run", "-q", "--with", "env:A=1", "--", "echo", "--with", "--", "-q", "--print",
-    ]);
+    let output = tool(&["run", "-q", "--with", "env:A=1", "--", "echo", "--with", "--", "-q", "--print"]);
     assert_eq!(data(&output), "--with -- -q --print\n");
 }
 
 #[test]
 fn variables_are_set_kept_and_unset() {
-    let output = command(&[
-        "run",
-        "-q",
-        "--with",
-        "env:X=1 2",
-        "--with",
-        "glibc:arena_max=2",
-        "--",
-        "env",
-    ])
-    .env("GLIBC_TUNABLES", "glibc.malloc.perturb=0")
-    .env("KEPT", "yes")
-    .output()
-    .unwrap();
+    let output = command(&["run", "-q", "--with", "env:X=1 2", "--with", "glibc:arena_max=2", "--", "env"])
+        .env("GLIBC_TUNABLES", "glibc.malloc.perturb=0")
+        .env("KEPT", "yes")
+        .output()
+        .unwrap();
     if !glibc_here() {
         return println!("skipped: no glibc here");
     }
     let seen = data(&output);
     let has = |line: &str| seen.lines().any(|seen| seen == line);
     assert!(has("X=1 2") && has("KEPT=yes"), "{seen}");
-    assert!(
-        has("GLIBC_TUNABLES=glibc.malloc.perturb=0:glibc.malloc.arena_max=2"),
-        "{seen}"
-    );
+    assert!(has("GLIBC_TUNABLES=glibc.malloc.perturb=0:glibc.malloc.arena_max=2"), "{seen}");
     let output = command(&["run", "-q", "--with", "glibc-arenas-free", "--", "env"])
         .env("MALLOC_ARENA_MAX", "1")
         .output()
@@ -225,13 +188,7 @@ fn a_preloaded_allocator_is_used_and_earlier_entries_are_kept() {
         talk.lines()
             .filter(|line| line.contains("binding file sort ") && line.contains("symbol `malloc'"))
             .map(|line| {
-                line.split(" to ")
-                    .nth(1)
-                    .unwrap_or_default()
-                    .split(' ')
-                    .next()
-                    .unwrap_or_default()
-                    .to_owned()
+                line.split(" to ").nth(1).unwrap_or_default().split(' ').next().unwrap_or_default().to_owned()
             })
             .next_back()
             .unwrap_or_default()
@@ -249,11 +206,7 @@ fn a_preloaded_allocator_is_used_and_earlier_entries_are_kept() {
         .env("LD_PRELOAD", &mimalloc)
         .output()
         .unwrap();
-    assert!(
-        data(&output).contains(&format!("LD_PRELOAD={jemalloc}:{mimalloc}\n")),
-        "{}",
-        data(&output)
-    );
+    assert!(data(&output).contains(&format!("LD_PRELOAD={jemalloc}:{mimalloc}\n")), "{}", data(&output));
     // `glibc` removes preloaded allocators.
     let output = command(&["run", "-q", "--with", "glibc", "--", "cat", "/proc/self/maps"])
         .env("LD_PRELOAD", &mimalloc)
@@ -269,27 +222,16 @@ fn a_program_that_is_linked_with_an_allocator_gets_glibcs() {
         return println!("skipped: no redis-server");
     }
     let bound_to_libc = |arm: &str| {
-        let output = command(&[
-            "run",
-            "-q",
-            "--with",
-            arm,
-            "--",
-            "/usr/bin/redis-server",
-            "--version",
-        ])
-        .env("LD_DEBUG", "bindings")
-        .output()
-        .unwrap();
+        let output = command(&["run", "-q", "--with", arm, "--", "/usr/bin/redis-server", "--version"])
+            .env("LD_DEBUG", "bindings")
+            .output()
+            .unwrap();
         let talk = String::from_utf8_lossy(&output.stderr).into_owned();
         let lines = talk
             .lines()
             .filter(|line| line.contains("/redis-server [0] to") && line.contains("symbol `malloc'"));
         let bound: Vec<&str> = lines.collect();
-        (
-            bound.len(),
-            bound.iter().all(|line| line.contains("libc.so.6 [0]: ")),
-        )
+        (bound.len(), bound.iter().all(|line| line.contains("libc.so.6 [0]: ")))
     };
     let (bindings, libc) = bound_to_libc("none");
     if bindings == 0 || libc {
@@ -301,40 +243,16 @@ fn a_program_that_is_linked_with_an_allocator_gets_glibcs() {
 #[test]
 fn place_is_as_asked() {
     let status = |arm: &str| {
-        let output = tool(&[
-            "run",
-            "-q",
-            "--with",
-            arm,
-            "--",
-            "grep",
-            "Cpus_allowed_list",
-            "/proc/self/status",
-        ]);
-        data(&output)
-            .split_whitespace()
-            .last()
-            .unwrap_or_default()
-            .to_owned()
+        let output =
+            tool(&["run", "-q", "--with", arm, "--", "grep", "Cpus_allowed_list", "/proc/self/status"]);
+        data(&output).split_whitespace().last().unwrap_or_default().to_owned()
     };
     let all = status("none");
     let first: String = all.chars().take_while(char::is_ascii_digit).collect();
     assert_eq!(status(&format!("cpus={first}")), first);
-    refused(
-        &["run", "--with", "cpus=60000", "--", "true"],
-        1,
-        "CPU 60000 is not online",
-    );
+    refused(&["run", "--with", "cpus=60000", "--", "true"], 1, "CPU 60000 is not online");
     refused(&["run", "--with", "nodes=1000", "--", "true"], 1, "1000");
-    let output = tool(&[
-        "run",
-        "-q",
-        "--with",
-        "nodes=0",
-        "--",
-        "cat",
-        "/proc/self/numa_maps",
-    ]);
+    let output = tool(&["run", "-q", "--with", "nodes=0", "--", "cat", "/proc/self/numa_maps"]);
     if output.status.success() {
         assert!(data(&output).contains(" bind:0 "), "{}", data(&output))
     } else {
@@ -349,89 +267,37 @@ fn a_shell_does_the_same_with_the_printed_line() {
     }
     let arm = "glibc:arena_max=2+env:X=it's 1";
     let printed = data(&tool(&["run", "--print", "--with", arm, "--", "env"]));
-    let by_shell = Command::new("sh")
-        .args(["-c", &printed])
-        .env_remove("GLIBC_TUNABLES")
-        .output()
-        .unwrap();
+    let by_shell = Command::new("sh").args(["-c", &printed]).env_remove("GLIBC_TUNABLES").output().unwrap();
     let by_tool = tool(&["run", "-q", "--with", arm, "--", "env"]);
     for line in ["X=it's 1", "GLIBC_TUNABLES=glibc.malloc.arena_max=2"] {
-        assert!(
-            data(&by_shell).lines().any(|seen| seen == line),
-            "{printed}: {}",
-            data(&by_shell)
-        );
-        assert!(
-            data(&by_tool).lines().any(|seen| seen == line),
-            "{}",
-            data(&by_tool)
-        );
+        assert!(data(&by_shell).lines().any(|seen| seen == line), "{printed}: {}", data(&by_shell));
+        assert!(data(&by_tool).lines().any(|seen| seen == line), "{}", data(&by_tool));
     }
     assert!(!data(&by_tool).contains("arena_max=2 env"));
 }
 
 #[test]
 fn errors_are_one_line() {
-    refused(
-        &["run", "--with", "jemaloc", "--", "true"],
-        2,
-        "nearest: jemalloc",
-    );
-    refused(
-        &["run", "--with", "jemalloc", "--with", "mimalloc", "--", "true"],
-        2,
-        "both set the allocator",
-    );
-    refused(
-        &["run", "--with", "env:A=1", "--", "/nonexistent/x"],
-        1,
-        "cannot start /nonexistent/x",
-    );
+    refused(&["run", "--with", "jemaloc", "--", "true"], 2, "nearest: jemalloc");
+    refused(&["run", "--with", "jemalloc", "--with", "mimalloc", "--", "true"], 2, "both set the allocator");
+    refused(&["run", "--with", "env:A=1", "--", "/nonexistent/x"], 1, "cannot start /nonexistent/x");
     refused(&["run", "--with", "env:A=1", "--", "/etc"], 1, "it is a folder");
-    refused(
-        &["run", "--with", "env:A=1", "--", "/etc/passwd"],
-        1,
-        "not executable",
-    );
-    refused(
-        &["run", "--with", "env:A=1", "--", "no-such-program-anywhere"],
-        1,
-        "no such program in PATH",
-    );
-    refused(
-        &["run", "--with", "quota", "--", "true"],
-        2,
-        "can't be set when a program starts",
-    );
+    refused(&["run", "--with", "env:A=1", "--", "/etc/passwd"], 1, "not executable");
+    refused(&["run", "--with", "env:A=1", "--", "no-such-program-anywhere"], 1, "no such program in PATH");
+    refused(&["run", "--with", "quota", "--", "true"], 2, "can't be set when a program starts");
     refused(&["explain", "snake-oil"], 1, "unknown name snake-oil");
     refused(&["explain", "\u{1b}[31m"], 1, "\\u{1b}[31m");
     if !glibc_here() {
         println!("skipped in part: no glibc here");
     } else {
-        refused(
-            &["run", "--with", "glibc:perturb=256", "--", "true"],
-            1,
-            "0 to 255",
-        );
-        refused(
-            &["run", "--with", "glibc:arena_mx=2", "--", "true"],
-            1,
-            "nearest: arena_max",
-        );
+        refused(&["run", "--with", "glibc:perturb=256", "--", "true"], 1, "0 to 255");
+        refused(&["run", "--with", "glibc:arena_mx=2", "--", "true"], 1, "nearest: arena_max");
     }
     if !Path::new("/usr/bin/su").exists() {
         println!("skipped in part: no /usr/bin/su");
     } else {
-        refused(
-            &["run", "--with", "env:A=1", "--", "/usr/bin/su", "--help"],
-            1,
-            "setuid",
-        );
-        assert!(
-            tool(&["run", "--with", "cpus=0", "--", "/usr/bin/su", "--help"])
-                .status
-                .success()
-        );
+        refused(&["run", "--with", "env:A=1", "--", "/usr/bin/su", "--help"], 1, "setuid");
+        assert!(tool(&["run", "--with", "cpus=0", "--", "/usr/bin/su", "--help"]).status.success());
     }
     for arguments in [&["run", "--with", "thp"][..], &["run", "--", "true"]] {
         assert_eq!(tool(arguments).status.code(), Some(2), "{arguments:?}");
@@ -471,10 +337,8 @@ fn everything_that_is_listed_is_explained() {
 fn an_argument_that_is_not_utf8_is_passed_on() {
     use std::os::unix::ffi::OsStrExt;
     let odd = OsStr::from_bytes(b"a\xffb");
-    let output = command(&["run", "-q", "--with", "env:A=1", "--", "printf", "%s"])
-        .arg(odd)
-        .output()
-        .unwrap();
+    let output =
+        command(&["run", "-q", "--with", "env:A=1", "--", "printf", "%s"]).arg(odd).output().unwrap();
     assert_eq!(output.stdout, odd.as_bytes());
 }
 
@@ -482,9 +346,8 @@ fn an_argument_that_is_not_utf8_is_passed_on() {
 fn the_arena_hook_is_set_where_its_package_is_installed() {
     const PYTHON: &str = "/usr/bin/python3";
     const KEY: &str = "pymalloc-hugepages";
-    let version = Command::new(PYTHON)
-        .args(["-c", "import sys; print('python%d.%d' % sys.version_info[:2])"])
-        .output();
+    let version =
+        Command::new(PYTHON).args(["-c", "import sys; print('python%d.%d' % sys.version_info[:2])"]).output();
     let Ok(version) = version.map(|output| data(&output).trim().to_owned()) else {
         println!("skipped: no {PYTHON} here");
         return;
@@ -504,11 +367,7 @@ fn the_arena_hook_is_set_where_its_package_is_installed() {
     let python = folder.path().join("bin/python");
     std::os::unix::fs::symlink(PYTHON, &python).unwrap();
     let python = python.to_str().unwrap();
-    refused(
-        &["run", "--with", KEY, "--", python, "-c", "0"],
-        1,
-        "-m pip install allocwall",
-    );
+    refused(&["run", "--with", KEY, "--", python, "-c", "0"], 1, "-m pip install allocwall");
     std::fs::write(packages.join("allocwall.pth"), "").unwrap();
     let output = command(&["run", "--print", "--with", KEY, "--", python, "-c", "0"])
         .env("PYTHONMALLOC", "debug")
@@ -520,9 +379,5 @@ fn the_arena_hook_is_set_where_its_package_is_installed() {
         "{}",
         talk(&output)
     );
-    refused(
-        &["run", "--with", KEY, "--", "/bin/sleep", "0"],
-        1,
-        "acts on CPython",
-    );
+    refused(&["run", "--with", KEY, "--", "/bin/sleep", "0"], 1, "acts on CPython");
 }

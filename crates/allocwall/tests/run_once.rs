@@ -36,9 +36,7 @@ fn started(start: &Start) -> Running {
 }
 
 fn finished(start: &Start) -> Finished {
-    started(start)
-        .wait(&NEVER)
-        .unwrap_or_else(|error| panic!("{error}"))
+    started(start).wait(&NEVER).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn refused(start: &Start) -> String {
@@ -89,14 +87,7 @@ fn within(patience: Duration, mut happens: impl FnMut() -> bool) -> bool {
 
 fn parent(pid: i32) -> i32 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    stat.rsplit(')')
-        .next()
-        .unwrap()
-        .split_whitespace()
-        .nth(1)
-        .unwrap()
-        .parse()
-        .unwrap()
+    stat.rsplit(')').next().unwrap().split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
 fn kill(pid: i32) {
@@ -120,10 +111,7 @@ fn ticks_per_second() -> f64 {
 #[test]
 fn cpu_time_equals_the_kernels_account() {
     let burn = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
-    for script in [
-        format!("{burn}; {TICKS}"),
-        format!("({burn}) & ({burn}) & wait; {TICKS}"),
-    ] {
+    for script in [format!("{burn}; {TICKS}"), format!("({burn}) & ({burn}) & wait; {TICKS}")] {
         let over = finished(&shell(&script));
         assert!(over.exit.success(), "{}", text(&over.stderr.bytes));
         let ticks: f64 = text(&over.stdout.bytes).trim().parse().unwrap();
@@ -131,10 +119,7 @@ fn cpu_time_equals_the_kernels_account() {
         assert!(truth > 0.05, "{truth}");
         let said = over.user_s + over.system_s;
         // The difference: four numbers rounded down to ticks, and the end of the shell.
-        assert!(
-            (truth - 0.001..truth + 0.07).contains(&said),
-            "{said} against {truth}"
-        );
+        assert!((truth - 0.001..truth + 0.07).contains(&said), "{said} against {truth}");
         let metrics = over.metrics();
         assert_eq!(metrics["cpu_s"], Ok(said));
         assert_eq!(metrics["wall_s"], Ok(over.wall_ns as f64 / 1e9));
@@ -193,9 +178,7 @@ fn memory_is_what_was_touched() {
 #[test]
 fn memory_of_a_tree_is_summed() {
     let part = "head -c 40000000 /dev/zero | tail -c 40000000";
-    let over = finished(&shell(&format!(
-        "({part} | (sleep 1; wc -c)) & ({part} | (sleep 1; wc -c)) & wait"
-    )));
+    let over = finished(&shell(&format!("({part} | (sleep 1; wc -c)) & ({part} | (sleep 1; wc -c)) & wait")));
     let count = text(&over.stdout.bytes).matches("40000000").count();
     assert_eq!(count, 2, "{}", text(&over.stdout.bytes));
     let peak = over.peak_rss_bytes.unwrap();
@@ -215,11 +198,7 @@ fn memory_of_a_too_short_run_is_absent_with_its_reason() {
     assert!(over.exit.success());
     let metrics = over.metrics();
     for key in ["peak_pss_bytes", "final_rss_bytes", "final_pss_bytes"] {
-        assert_eq!(
-            metrics[key].as_ref().unwrap_err().reason,
-            Reason::TooLittle,
-            "{key}"
-        );
+        assert_eq!(metrics[key].as_ref().unwrap_err().reason, Reason::TooLittle, "{key}");
     }
     assert!(over.stdout.whole() && over.stdout.written == 0);
     assert_eq!(metrics.len(), 12);
@@ -277,10 +256,7 @@ fn the_time_limit_ends_commands_that_ignore_or_handle_sigterm() {
     assert!(over.timed_out());
     assert_eq!(over.exit, Exit::Signal(9));
     assert!(over.wall_ns >= 500_000_000, "{}", over.wall_ns);
-    assert_eq!(
-        over.metrics()["wall_s"].as_ref().unwrap_err().reason,
-        Reason::NotApplicable
-    );
+    assert_eq!(over.metrics()["wall_s"].as_ref().unwrap_err().reason, Reason::NotApplicable);
     assert!(over.metrics()["cpu_s"].is_ok());
 
     // A command that handles SIGTERM can end by itself, also if it is stopped.
@@ -293,11 +269,7 @@ fn the_time_limit_ends_commands_that_ignore_or_handle_sigterm() {
         polite.grace = PATIENCE;
         let over = finished(&polite);
         assert!(over.timed_out());
-        assert_eq!(
-            (over.exit, &over.stdout.bytes[..]),
-            (Exit::Code(5), &b"bye\n"[..]),
-            "{script}"
-        );
+        assert_eq!((over.exit, &over.stdout.bytes[..]), (Exit::Code(5), &b"bye\n"[..]), "{script}");
     }
     // Without grace time there is no SIGTERM, only SIGKILL.
     let mut rude = shell("trap 'echo bye; exit 5' TERM; while :; do sleep 0.02; done");
@@ -392,9 +364,8 @@ fn victim() {
     let shared = place.join("shared");
     fs::create_dir(&shared).unwrap();
     let _guard = run::guard(Some(&shared), Path::new(BINARY)).unwrap();
-    let mut start = shell(&format!(
-        "(setsid sleep {time} &); (trap '' TERM HUP; sleep {time}) & sleep {time}"
-    ));
+    let mut start =
+        shell(&format!("(setsid sleep {time} &); (trap '' TERM HUP; sleep {time}) & sleep {time}"));
     start.folder = Some(scratch);
     let running = started(&start);
     fs::write(place.join("pid.new"), running.pid().to_string()).unwrap();
@@ -456,15 +427,9 @@ fn powerless() {
     };
     let time = text(&fs::read(place.join("time")).unwrap());
     let strong = place.join("strong");
-    let mut start = shell(&format!(
-        "{} --reuid=0 sleep {time} & sleep 0.3",
-        strong.display()
-    ));
+    let mut start = shell(&format!("{} --reuid=0 sleep {time} & sleep 0.3", strong.display()));
     start.limit = Duration::from_secs(20);
-    let over = run::start(&start, &place.join("allocwall"))
-        .unwrap()
-        .wait(&NEVER)
-        .unwrap();
+    let over = run::start(&start, &place.join("allocwall")).unwrap().wait(&NEVER).unwrap();
     fs::write(place.join("told"), over.still_there.join("\n")).unwrap();
 }
 
@@ -502,10 +467,7 @@ fn a_process_that_may_not_be_ended_is_reported_and_not_waited_for() {
         kill(pid);
     }
     if left.is_empty() {
-        println!(
-            "skipped: nobody may not become root here: {}",
-            text(&helper.stdout)
-        );
+        println!("skipped: nobody may not become root here: {}", text(&helper.stdout));
         return;
     }
     let told = fs::read_to_string(at("told")).unwrap_or_else(|_| panic!("{}", text(&helper.stdout)));
@@ -543,10 +505,7 @@ fn a_command_that_cannot_start_has_its_reason() {
         start.env = vec![("PATH".into(), Some("/bin:/usr/bin".into()))];
         start.folder = Some(scratch.clone());
         match run::start(&start, Path::new(BINARY)) {
-            Err(Error::Launch {
-                command: shown,
-                cause,
-            }) => {
+            Err(Error::Launch { command: shown, cause }) => {
                 assert_eq!(cause.raw_os_error(), Some(errno), "{command}");
                 assert_eq!(shown, format!("{command} x"));
             }
@@ -579,20 +538,14 @@ fn output_is_bounded_and_counted() {
     assert_eq!(over.stdout.written, 100_000_004);
     assert_eq!(over.stdout.bytes.len(), 10_000);
     assert!(over.stdout.bytes.ends_with(b"\0end\n") && !over.stdout.whole());
-    assert_eq!(
-        (text(&over.stderr.bytes), over.stderr.whole()),
-        ("oops\n".into(), true)
-    );
+    assert_eq!((text(&over.stderr.bytes), over.stderr.whole()), ("oops\n".into(), true));
 
     let place = tempfile::tempdir().unwrap();
     start.stdout = Output::File(place.path().join("out"));
     start.stderr = Output::Nowhere;
     let over = finished(&start);
     let facts = fs::metadata(place.path().join("out")).unwrap();
-    assert_eq!(
-        (facts.len(), facts.permissions().mode() & 0o777),
-        (100_000_004, 0o600)
-    );
+    assert_eq!((facts.len(), facts.permissions().mode() & 0o777), (100_000_004, 0o600));
     assert_eq!((over.stdout.written, over.stderr.written), (0, 0));
 }
 
@@ -607,11 +560,7 @@ fn environment_folder_and_stdin_are_as_requested() {
     start.stdin = Some("input".into());
     let over = finished(&start);
     let expected = format!("a=b c:unset:{}:from a file\n", place.path().display());
-    assert!(
-        text(&over.stdout.bytes).starts_with(&expected),
-        "{}",
-        text(&over.stdout.bytes)
-    );
+    assert!(text(&over.stdout.bytes).starts_with(&expected), "{}", text(&over.stdout.bytes));
 
     let plain = finished(&shell(
         "echo \"${ADDED-unset}\"; readlink /proc/self/fd/0; ps -o sid= $$ | tr -d ' '; echo $$",
@@ -651,10 +600,7 @@ fn padded_arms_have_the_same_room() {
         ("A_SECOND_ONE".into(), Some("".into())),
     ];
     let mut shorter = of(&["sleep", "20"]);
-    shorter.env = vec![
-        ("PATH".into(), Some("/bin:/usr/bin".into())),
-        ("HOME".into(), None),
-    ];
+    shorter.env = vec![("PATH".into(), Some("/bin:/usr/bin".into())), ("HOME".into(), None)];
     let rooms = |starts: &[Start]| -> Vec<(usize, usize)> {
         starts.iter().map(|start| room(&started(start))).collect()
     };
@@ -669,15 +615,9 @@ fn padded_arms_have_the_same_room() {
 
 fn allowed_cpu() -> u32 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
     let text = line.unwrap().trim();
-    text.split(|c: char| !c.is_ascii_digit())
-        .next_back()
-        .unwrap()
-        .parse()
-        .unwrap()
+    text.split(|c: char| !c.is_ascii_digit()).next_back().unwrap().parse().unwrap()
 }
 
 #[test]
@@ -688,16 +628,10 @@ fn the_command_runs_on_its_cpus_and_the_keeper_on_all() {
     let mut start = shell(script);
     start.cpus = Some(vec![cpu]);
     let said = text(&finished(&start).stdout.bytes);
-    let lists: Vec<&str> = said
-        .lines()
-        .map(|line| line.rsplit('\t').next().unwrap())
-        .collect();
+    let lists: Vec<&str> = said.lines().map(|line| line.rsplit('\t').next().unwrap()).collect();
     assert_eq!(lists[0], cpu.to_string());
     let free = text(&finished(&shell(script)).stdout.bytes);
-    assert_eq!(
-        free.lines().next().unwrap().rsplit('\t').next().unwrap(),
-        lists[1]
-    );
+    assert_eq!(free.lines().next().unwrap().rsplit('\t').next().unwrap(), lists[1]);
     start.cpus = Some(vec![8191]);
     let said = refused(&start);
     assert!(said.contains("no CPU 8191 "), "{said}");
@@ -743,21 +677,14 @@ fn settings_that_a_setuid_program_ignores_are_refused() {
     }
     start.command = vec!["true".into()];
     start.env.push(("PATH".into(), Some(place.path().into())));
-    assert!(
-        refused(&start).contains("set-user-ID"),
-        "found by the changed PATH"
-    );
+    assert!(refused(&start).contains("set-user-ID"), "found by the changed PATH");
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     assert!(finished(&start).exit.success());
 }
 
 #[test]
 fn keep_is_only_for_internal_use() {
-    let output = Command::new(BINARY)
-        .arg("keep")
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
+    let output = Command::new(BINARY).arg("keep").stdin(Stdio::null()).output().unwrap();
     let talk = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!((talk.lines().count(), talk.contains("keep")), (1, true), "{talk}");
@@ -793,15 +720,8 @@ fn libc() -> PathBuf {
 /// One uncounted run of the command, which must get malloc from the C library, with a log of limited size; then a run
 /// of a second command without expectations. Returns failure and proof of both.
 fn proofs(room: &Room, command: &str) -> [(Option<String>, Vec<ProofItem>); 2] {
-    let arm = |(script, expects)| Prepared {
-        start: shell(script),
-        expects,
-        told: Told::default(),
-    };
-    let arms = [
-        (command, vec![Expectation::MallocFrom(libc())]),
-        ("exit 7", vec![]),
-    ];
+    let arm = |(script, expects)| Prepared { start: shell(script), expects, told: Told::default() };
+    let arms = [(command, vec![Expectation::MallocFrom(libc())]), ("exit 7", vec![])];
     let mut batch = Batch {
         arms: arms.map(arm).to_vec(),
         keeper_exe: BINARY.into(),
@@ -810,9 +730,7 @@ fn proofs(room: &Room, command: &str) -> [(Option<String>, Vec<ProofItem>); 2] {
         fine: vec![],
         interrupted: &NEVER,
     };
-    let ran = batch
-        .prove(room, &NEVER, |_| ())
-        .unwrap_or_else(|error| panic!("{error}"));
+    let ran = batch.prove(room, &NEVER, |_| ()).unwrap_or_else(|error| panic!("{error}"));
     let outcomes: Vec<_> = ran.into_iter().map(|ran| (ran.failure, ran.proof)).collect();
     outcomes.try_into().expect("both were run")
 }
@@ -837,11 +755,7 @@ fn a_log_that_grows_too_long_ends_its_run_and_leaves_no_files() {
     }
     assert_eq!((item.state, item.needed), (ProofState::Unknown, true), "{item:?}");
     assert_eq!(item.absent.as_ref().map(|a| a.reason), Some(Reason::TooCostly));
-    assert!(
-        item.detail.contains("so allocwall ended that run"),
-        "{}",
-        item.detail
-    );
+    assert!(item.detail.contains("so allocwall ended that run"), "{}", item.detail);
     assert_eq!(with_word(&word), [0; 0]);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     // The twin: enough room. The log covers all processes, and the files are removed too.

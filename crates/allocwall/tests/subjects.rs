@@ -33,10 +33,7 @@ impl Running {
     fn start(arguments: &[&str]) -> Running {
         let mut command = Command::new(BINARY);
         command.arg("subject").args(arguments);
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // Subjects with two threads need two CPUs at the same time.
         Running(favoured(&mut command).spawn().expect("the binary starts"))
     }
@@ -49,9 +46,7 @@ impl Running {
         if line.is_empty() {
             let mut talk = String::new();
             self.0.stderr.take().unwrap().read_to_string(&mut talk).unwrap();
-            let at = talk
-                .find("skipped: ")
-                .unwrap_or_else(|| panic!("no output line; stderr: {talk}"));
+            let at = talk.find("skipped: ").unwrap_or_else(|| panic!("no output line; stderr: {talk}"));
             return Err(talk[at..].trim().to_owned());
         }
         let ready: Value = serde_json::from_str(&line).expect(&line);
@@ -77,11 +72,7 @@ fn truth(arguments: &[&str]) -> Result<Truth, String> {
     assert!(running.0.wait().unwrap().success(), "{arguments:?}");
     let last: Value = serde_json::from_str(rest.lines().last().expect("a last line")).expect(&rest);
     assert_eq!(last["final"], true, "{arguments:?}: {rest}");
-    let truth = Truth {
-        first,
-        last,
-        machine: MachineTime::now().since(before),
-    };
+    let truth = Truth { first, last, machine: MachineTime::now().since(before) };
     let runnable = truth.grown("/cpu_s") + truth.queued();
     assert!(runnable > 0.1, "{arguments:?} hardly ran");
     Ok(truth)
@@ -90,9 +81,7 @@ fn truth(arguments: &[&str]) -> Result<Truth, String> {
 impl Truth {
     fn grown(&self, pointer: &str) -> f64 {
         let at = |line: &Value| {
-            line.pointer(pointer)
-                .and_then(Value::as_f64)
-                .unwrap_or_else(|| panic!("no {pointer}"))
+            line.pointer(pointer).and_then(Value::as_f64).unwrap_or_else(|| panic!("no {pointer}"))
         };
         at(&self.last) - at(&self.first)
     }
@@ -178,9 +167,7 @@ fn pair(
 
 #[test]
 fn cold_touch_faults_and_a_warm_pool_does_not() {
-    pair("cold-touch", 0.3, 0.05, 0.0, |t| {
-        t.share_of_cpu("fault_path+zeroing")
-    });
+    pair("cold-touch", 0.3, 0.05, 0.0, |t| t.share_of_cpu("fault_path+zeroing"));
 }
 
 #[test]
@@ -192,9 +179,7 @@ fn map_churn_maps_and_kept_blocks_do_not() {
 
 #[test]
 fn map_direct_maps_and_one_mapping_does_not() {
-    pair("map-direct", 0.3, 0.05, 0.0, |t| {
-        t.share_of_cpu("map_calls+page_release+address_space_lock")
-    });
+    pair("map-direct", 0.3, 0.05, 0.0, |t| t.share_of_cpu("map_calls+page_release+address_space_lock"));
 }
 
 #[test]
@@ -204,9 +189,7 @@ fn call_rate_calls_and_a_pool_does_not() {
 
 #[test]
 fn the_collector_collects_and_without_cycles_it_does_not() {
-    pair("collector", 0.3, 0.05, 0.0, |t| {
-        t.share_of_cpu("garbage_collector")
-    });
+    pair("collector", 0.3, 0.05, 0.0, |t| t.share_of_cpu("garbage_collector"));
 }
 
 #[test]
@@ -227,25 +210,20 @@ fn a_slow_disk_is_waited_for() {
 
 #[test]
 fn one_mutex_is_waited_for_and_two_are_not() {
-    pair("application-mutex", 0.2, 0.05, 0.0, |t| {
-        t.share_of_threads("application_lock")
-    });
+    pair("application-mutex", 0.2, 0.05, 0.0, |t| t.share_of_threads("application_lock"));
 }
 
 #[test]
 fn mappers_wait_for_one_another_and_one_alone_does_not() {
-    pair("address-space-lock", 0.15, 0.05, 0.0, |t| {
-        t.share_of_threads("address_space_lock")
-    });
+    pair("address-space-lock", 0.15, 0.05, 0.0, |t| t.share_of_threads("address_space_lock"));
 }
 
 /// The twin spends as much CPU time in the allocator, but its threads do not wait there.
 fn lock_pair(name: &str, dial: f64) {
     // By chance, two threads may not meet at the lock during a whole run.
     for last in [false, false, true] {
-        let Some(pair) = pair(name, dial, 0.05, dial, |t| {
-            t.share_of_cpu("allocator_code+allocator_locks")
-        }) else {
+        let Some(pair) = pair(name, dial, 0.05, dial, |t| t.share_of_cpu("allocator_code+allocator_locks"))
+        else {
             return;
         };
         // The subject's clocks count steal as waiting, so subtract it.
@@ -300,11 +278,7 @@ fn quotas() -> Vec<PathBuf> {
     fn below(directory: &Path, found: &mut Vec<PathBuf>) {
         for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                if entry
-                    .file_name()
-                    .to_string_lossy()
-                    .starts_with("allocwall-subject-")
-                {
+                if entry.file_name().to_string_lossy().starts_with("allocwall-subject-") {
                     found.push(entry.path())
                 } else {
                     below(&entry.path(), found)
@@ -322,11 +296,7 @@ fn a_quota_throttles_and_is_removed_with_its_subject() {
     // Wide tolerance: with other work on this machine, the quota lasts longer and less of the period is throttled.
     pair("throttling", 0.5, 0.15, 0.0, |t| t.share_of_threads("throttled"));
     let _alone = alone();
-    assert!(
-        quotas().is_empty(),
-        "left behind by a subject that ended: {:?}",
-        quotas()
-    );
+    assert!(quotas().is_empty(), "left behind by a subject that ended: {:?}", quotas());
     let mut running = Running::start(&["throttling", "--quota", "0.5"]);
     let _out = match running.ready() {
         Ok((out, _)) => out,
@@ -339,11 +309,7 @@ fn a_quota_throttles_and_is_removed_with_its_subject() {
     while !quotas().is_empty() && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(50));
     }
-    assert!(
-        quotas().is_empty(),
-        "left behind by a subject that was killed: {:?}",
-        quotas()
-    );
+    assert!(quotas().is_empty(), "left behind by a subject that was killed: {:?}", quotas());
 }
 
 #[test]
@@ -366,10 +332,7 @@ fn a_subject_ends_when_its_stdin_closes() {
     let _alone = alone();
     let mut command = Command::new(BINARY);
     command.args(["subject", "computing", "--seconds", "60"]);
-    command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut running = Running(command.spawn().unwrap());
     let stdin = running.0.stdin.take();
     let (mut out, _) = running.ready().expect("it runs everywhere");
@@ -377,10 +340,7 @@ fn a_subject_ends_when_its_stdin_closes() {
     drop(stdin);
     let mut rest = String::new();
     out.read_to_string(&mut rest).unwrap();
-    assert!(
-        closed.elapsed().as_secs() < 5 && rest.contains("\"final\":true"),
-        "{rest}"
-    );
+    assert!(closed.elapsed().as_secs() < 5 && rest.contains("\"final\":true"), "{rest}");
 }
 
 #[test]
@@ -395,16 +355,9 @@ fn bad_arguments_are_refused() {
         &["computing", "--twin"],
         &[],
     ] {
-        let output = Command::new(BINARY)
-            .arg("subject")
-            .args(arguments)
-            .output()
-            .unwrap();
+        let output = Command::new(BINARY).arg("subject").args(arguments).output().unwrap();
         let talk = String::from_utf8(output.stderr).unwrap();
-        assert!(
-            !output.status.success() && output.stdout.is_empty(),
-            "{arguments:?}"
-        );
+        assert!(!output.status.success() && output.stdout.is_empty(), "{arguments:?}");
         assert!(talk.starts_with("error: "), "{arguments:?}: {talk}");
     }
 }

@@ -20,10 +20,7 @@ struct Running(Child);
 
 impl Running {
     fn start(command: &mut Command) -> Running {
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         // SAFETY: only a system call between fork and exec.
         unsafe {
             command.pre_exec(|| {
@@ -64,10 +61,7 @@ impl Said {
     fn of(output: Output) -> Said {
         let out = String::from_utf8_lossy(&output.stdout).into_owned();
         let talk = String::from_utf8_lossy(&output.stderr).into_owned();
-        Said {
-            document: serde_json::from_str(&out).unwrap_or(Value::Null),
-            all: out + &talk,
-        }
+        Said { document: serde_json::from_str(&out).unwrap_or(Value::Null), all: out + &talk }
     }
 
     fn sentence(&self) -> &str {
@@ -84,20 +78,13 @@ impl Said {
 }
 
 fn diagnosis(pid: i32) -> Vec<String> {
-    ["diagnose", "--json", "-d", "1s", "-p", &pid.to_string()]
-        .map(str::to_owned)
-        .to_vec()
+    ["diagnose", "--json", "-d", "1s", "-p", &pid.to_string()].map(str::to_owned).to_vec()
 }
 
 /// Runs with its own state directory, which is removed.
 fn run(command: &mut Command) -> Said {
     let state = tempfile::tempdir().unwrap();
-    Said::of(
-        command
-            .env("XDG_STATE_HOME", state.path())
-            .output()
-            .expect("it runs"),
-    )
+    Said::of(command.env("XDG_STATE_HOME", state.path()).output().expect("it runs"))
 }
 
 fn diagnose(pid: i32) -> Said {
@@ -110,10 +97,7 @@ fn unshared(options: &[&str], command: &[String]) -> Option<Command> {
     match permitted {
         Ok(output) if output.status.success() => {}
         Ok(output) => {
-            println!(
-                "skipped: unshare {options:?}: {}",
-                String::from_utf8_lossy(&output.stderr).trim()
-            );
+            println!("skipped: unshare {options:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
             return None;
         }
         Err(e) => {
@@ -161,15 +145,7 @@ fn time_namespaces_shift_no_sample_out_of_the_window() {
     }
     // The target in a time namespace.
     let spin = ["sh", "-c", "while :; do :; done"].map(str::to_owned);
-    let options = [
-        "-T",
-        "--monotonic",
-        "864000",
-        "--boottime",
-        "864000",
-        "-f",
-        "--kill-child",
-    ];
+    let options = ["-T", "--monotonic", "864000", "--boottime", "864000", "-f", "--kill-child"];
     if let Some(mut command) = unshared(&options, &spin) {
         let other = Running::start(&mut command);
         std::thread::sleep(std::time::Duration::from_millis(200));
@@ -197,10 +173,8 @@ fn a_tool_in_a_pid_namespace_measures_what_is_in_it_and_refuses_a_foreign_proc()
     }
     // With the outer /proc, pids in /proc and pids in system calls mean different processes.
     let target = Running::busy();
-    if let Some(mut command) = unshared(
-        &["-p", "-f", "--kill-child"],
-        &with_binary(diagnosis(target.pid())),
-    ) {
+    if let Some(mut command) = unshared(&["-p", "-f", "--kill-child"], &with_binary(diagnosis(target.pid())))
+    {
         let said = run(&mut command);
         assert!(
             said.document.is_null() && said.all.contains("/proc belongs to another PID namespace"),
@@ -281,40 +255,18 @@ fn a_process_whose_main_thread_has_ended_is_diagnosed_by_the_others() {
     }
     covered(&said);
     let process = &said.document["target"]["processes"][0];
-    assert!(
-        process["exe"]
-            .as_str()
-            .is_some_and(|exe| exe.contains("surroundings")),
-        "{process}"
-    );
-    assert!(
-        process["allocator"]["kind"] == "glibc" || process["allocator"]["kind"] == "musl",
-        "{process}"
-    );
-    assert!(
-        said.document["bill"]["rates"]["resident_end_bytes"].as_u64() > Some(0),
-        "{}",
-        said.all
-    );
+    assert!(process["exe"].as_str().is_some_and(|exe| exe.contains("surroundings")), "{process}");
+    assert!(process["allocator"]["kind"] == "glibc" || process["allocator"]["kind"] == "musl", "{process}");
+    assert!(said.document["bill"]["rates"]["resident_end_bytes"].as_u64() > Some(0), "{}", said.all);
     // A zombie and a kernel thread have messages of their own.
     let zombie = Command::new("true").spawn().unwrap();
     std::thread::sleep(std::time::Duration::from_millis(100));
     let ended = diagnose(zombie.id() as i32);
-    assert!(
-        ended
-            .all
-            .contains("has exited; its parent has not waited for it yet"),
-        "{}",
-        ended.all
-    );
+    assert!(ended.all.contains("has exited; its parent has not waited for it yet"), "{}", ended.all);
     let _ = { zombie }.wait();
     if std::fs::read_to_string("/proc/2/comm").is_ok_and(|comm| comm == "kthreadd\n") {
         let kernel = diagnose(2);
-        assert!(
-            kernel.all.contains("process 2 (kthreadd) is a kernel thread"),
-            "{}",
-            kernel.all
-        );
+        assert!(kernel.all.contains("process 2 (kthreadd) is a kernel thread"), "{}", kernel.all);
     } else {
         println!("skipped: no kthreadd here");
     }
@@ -353,10 +305,7 @@ impl Drop for Freezer {
     fn drop(&mut self) {
         let _ = std::fs::write(self.dir.join(self.file), self.thaw);
         // A cgroup with processes cannot be removed, so they move to the parent.
-        for pid in std::fs::read_to_string(self.dir.join("cgroup.procs"))
-            .unwrap_or_default()
-            .lines()
-        {
+        for pid in std::fs::read_to_string(self.dir.join("cgroup.procs")).unwrap_or_default().lines() {
             let _ = std::fs::write(self.dir.parent().unwrap().join("cgroup.procs"), pid);
         }
         let _ = std::fs::remove_dir(&self.dir);
@@ -381,12 +330,7 @@ fn a_stopped_process_is_reported_with_what_stopped_it() {
     signal(libc::SIGSTOP);
     let said = diagnose(pid);
     println!("{}", said.sentence());
-    assert!(
-        said.sentence()
-            .contains(&format!("process {pid} (sh) is stopped by a signal")),
-        "{}",
-        said.all
-    );
+    assert!(said.sentence().contains(&format!("process {pid} (sh) is stopped by a signal")), "{}", said.all);
     is_not_told_of_its_walls(&said);
     let next = said.document["next"].to_string();
     assert!(next.contains(&format!("kill -CONT {pid}")), "{next}");
@@ -465,22 +409,14 @@ fn without_descriptors_nothing_unread_is_ruled_out() {
         // SAFETY: only a system call between fork and exec.
         unsafe {
             command.pre_exec(move || {
-                let limit = libc::rlimit {
-                    rlim_cur: limit,
-                    rlim_max: limit,
-                };
+                let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
                 libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
                 Ok(())
             })
         };
         let said = run(&mut command);
         println!("{limit} descriptors: {}", said.sentence().trim());
-        for lie in [
-            "Memory is not your wall",
-            "used no CPU",
-            "does not exist",
-            "not a CPU problem",
-        ] {
+        for lie in ["Memory is not your wall", "used no CPU", "does not exist", "not a CPU problem"] {
             assert!(!said.sentence().contains(lie), "{limit}: {}", said.all);
         }
         let findings = said.document["findings"].as_array().cloned().unwrap_or_default();

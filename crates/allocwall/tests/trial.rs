@@ -31,10 +31,7 @@ impl Place {
         let nth = NEXT.fetch_add(1, Ordering::Relaxed);
         let folder = tempfile::tempdir().expect("a temporary folder");
         fs::create_dir(folder.path().join("tmp")).unwrap();
-        Place {
-            folder,
-            mark: format!("{}-{nth}", std::process::id()),
-        }
+        Place { folder, mark: format!("{}-{nth}", std::process::id()) }
     }
 
     fn at(&self, name: &str) -> String {
@@ -209,18 +206,12 @@ fn interval(comparison: &Value) -> (f64, f64) {
 }
 
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port()
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path)
-        .map(|folder| folder.join(name))
-        .find(|file| file.is_file())
+    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
 // ---- what is refused ----
@@ -232,14 +223,8 @@ fn commands_that_cannot_be_tried() {
     fs::write(&plain, "no program").unwrap();
     let folder = place.at("");
     for (command, words) in [
-        (
-            &["/nonexistent/x"][..],
-            &["cannot start /nonexistent/x", "(os error 2)"][..],
-        ),
-        (
-            &["no-such-program-anywhere"],
-            &["no-such-program-anywhere", "no such program in PATH"],
-        ),
+        (&["/nonexistent/x"][..], &["cannot start /nonexistent/x", "(os error 2)"][..]),
+        (&["no-such-program-anywhere"], &["no-such-program-anywhere", "no such program in PATH"]),
         (&[&plain], &[&plain, "not executable"]),
         (&[&folder], &["it is a folder"]),
         (&["false"], &["fails without any remedy", "exit status 1"]),
@@ -247,47 +232,20 @@ fn commands_that_cannot_be_tried() {
             &["sh", "-c", "echo first >&2; echo 'no database' >&2; exit 3"],
             &["fails without any remedy", "exit status 3", "no database"],
         ),
-        (
-            &["sh", "-c", "kill -SEGV $$"],
-            &["fails without any remedy", "signal 11"],
-        ),
+        (&["sh", "-c", "kill -SEGV $$"], &["fails without any remedy", "signal 11"]),
     ] {
-        refused(
-            &[&["-w", "env:A=1", "--blocks", "4", "--"], command].concat(),
-            words,
-        );
+        refused(&[&["-w", "env:A=1", "--blocks", "4", "--"], command].concat(), words);
     }
     // The twin: --exit-ok makes this status a success.
-    let output = place.quick(&[
-        "-w",
-        "env:A=1",
-        "--blocks",
-        "4",
-        "--exit-ok",
-        "3",
-        "--",
-        "sh",
-        "-c",
-        "exit 3",
-    ]);
+    let output =
+        place.quick(&["-w", "env:A=1", "--blocks", "4", "--exit-ok", "3", "--", "sh", "-c", "exit 3"]);
     assert_eq!(output.status.code(), Some(0), "{}", talk(&output));
 }
 
 #[test]
 fn a_command_that_never_ends_is_ended() {
     refused(
-        &[
-            "-w",
-            "env:A=1",
-            "--blocks",
-            "4",
-            "--timeout",
-            "300ms",
-            "--",
-            "sh",
-            "-c",
-            "sleep 100 & sleep 100",
-        ],
+        &["-w", "env:A=1", "--blocks", "4", "--timeout", "300ms", "--", "sh", "-c", "sleep 100 & sleep 100"],
         &["fails without any remedy", "time limit"],
     );
 }
@@ -311,14 +269,8 @@ fn arms_that_cannot_be_applied() {
 
 #[test]
 fn arms_that_are_given_twice_or_not_at_all() {
-    refused(
-        &["-w", "env:A=1", "-w", "env:A=1", "--blocks", "4", "--", "true"],
-        &["given twice"],
-    );
-    refused(
-        &["--blocks", "4", "--", "true"],
-        &["nothing to try", "--with none"],
-    );
+    refused(&["-w", "env:A=1", "-w", "env:A=1", "--blocks", "4", "--", "true"], &["given twice"]);
+    refused(&["--blocks", "4", "--", "true"], &["nothing to try", "--with none"]);
     refused(&["-w", "none", "--blocks", "4"], &["no command given"]);
 }
 
@@ -358,10 +310,7 @@ fn a_library_of_another_machine() {
     let foreign = place.at("libmimalloc.so");
     fs::write(&foreign, &bytes).unwrap();
     let arm = format!("mimalloc@{foreign}");
-    refused(
-        &["-w", &arm, "--blocks", "4", "--", "true"],
-        &["libmimalloc.so is for"],
-    );
+    refused(&["-w", &arm, "--blocks", "4", "--", "true"], &["libmimalloc.so is for"]);
     // The twin: the library for this architecture.
     fs::copy(&own, &foreign).unwrap();
     let output = place.quick(&["-w", &arm, "--blocks", "1", "--", "true"]);
@@ -372,10 +321,7 @@ fn a_library_of_another_machine() {
 fn programs_that_cannot_be_preloaded() {
     let place = Place::new();
     let preload = |program: &str, argument: &str, words: &[&str]| {
-        refused(
-            &["-w", "mimalloc", "--blocks", "4", "--", program, argument],
-            words,
-        );
+        refused(&["-w", "mimalloc", "--blocks", "4", "--", program, argument], words);
     };
     let setuid = place.at("setuid");
     fs::copy("/bin/true", &setuid).unwrap();
@@ -387,9 +333,7 @@ fn programs_that_cannot_be_preloaded() {
     }
     let (source, program) = (place.at("static.c"), place.at("static"));
     fs::write(&source, "int main(void) { return 0; }").unwrap();
-    let built = Command::new("cc")
-        .args(["-static", &source, "-o", &program])
-        .output();
+    let built = Command::new("cc").args(["-static", &source, "-o", &program]).output();
     if built.is_ok_and(|output| output.status.success()) {
         preload(&program, "", &["statically linked"]);
         // A remedy that needs no loader can be tried.
@@ -405,26 +349,15 @@ fn servers_that_cannot_be_loaded() {
     let port = free_port();
     let url = format!("http://127.0.0.1:{port}/");
     let server = |options: &[&str], command: &[&str], words: &[&str]| {
-        refused(
-            &[&["-w", "env:A=1", "--blocks", "4"], options, &["--"], command].concat(),
-            words,
-        );
+        refused(&[&["-w", "env:A=1", "--blocks", "4"], options, &["--"], command].concat(), words);
     };
     let load = ["--load", &url, "--rate", "50", "--load-time", "500ms"];
     let hasty = [&load[..], &["--ready-timeout", "300ms"]].concat();
-    server(
-        &hasty,
-        &["sleep", "100"],
-        &["was not ready after 0.3 s", "connection refused"],
-    );
+    server(&hasty, &["sleep", "100"], &["was not ready after 0.3 s", "connection refused"]);
     server(&hasty, &["true"], &["ended (exit status 0) before", "ready"]);
     server(&["--load", "ftp://x"], &["sleep", "100"], &["ftp://x"]);
     let taken = TcpListener::bind(("127.0.0.1", port)).unwrap();
-    server(
-        &load,
-        &["sleep", "100"],
-        &[&format!("127.0.0.1:{port} is in use")],
-    );
+    server(&load, &["sleep", "100"], &[&format!("127.0.0.1:{port} is in use")]);
     drop(taken);
     if !Path::new(PYTHON).exists() {
         return println!("skipped in part: no {PYTHON}");
@@ -433,39 +366,19 @@ fn servers_that_cannot_be_loaded() {
     let ready = format!("tcp:127.0.0.1:{open}");
     let listens = listening(open);
     let listens = [PYTHON, "-c", &listens];
-    server(
-        &[&["--ready", &ready][..], &load].concat(),
-        &listens,
-        &["requests failed", "connection refused"],
-    );
+    server(&[&["--ready", &ready][..], &load].concat(), &listens, &["requests failed", "connection refused"]);
     let url = format!("http://127.0.0.1:{closed}/");
     refused_after(
-        &[
-            &[
-                "-w", "env:A=1", "--blocks", "4", "--ready", &ready, "--load", &url, "--",
-            ],
-            &listens[..],
-        ]
-        .concat(),
+        &[&["-w", "env:A=1", "--blocks", "4", "--ready", &ready, "--load", &url, "--"], &listens[..]]
+            .concat(),
         &["could not find the server's capacity", "connection refused"],
         &["measuring the capacity of the baseline"],
     );
     for (load, words) in [("exit 5", "exit status 5"), ("echo p99=none", "matches nothing")] {
-        let options = [
-            "--ready",
-            &ready,
-            "--load-cmd",
-            load,
-            "--metric",
-            "p99:lower=p99=([0-9]+)",
-        ];
+        let options = ["--ready", &ready, "--load-cmd", load, "--metric", "p99:lower=p99=([0-9]+)"];
         server(&options, &listens, &[words]);
     }
-    server(
-        &["--ready", &ready, "--load-cmd", "unknown-load"],
-        &listens,
-        &["unknown-load", "--metric"],
-    );
+    server(&["--ready", &ready, "--load-cmd", "unknown-load"], &listens, &["unknown-load", "--metric"]);
     // No process holds the ports.
     for port in [open, closed] {
         assert!(TcpListener::bind(("127.0.0.1", port)).is_ok(), "{port}");
@@ -520,10 +433,7 @@ fn options_without_effect_are_refused_before_any_run() {
     let place = Place::new();
     let mark = place.at("ran");
     for (options, words) in [
-        (
-            &["--rest", "1s"][..],
-            "--rest has no effect on a command that runs to its end",
-        ),
+        (&["--rest", "1s"][..], "--rest has no effect on a command that runs to its end"),
         (&["--ready", "tcp:127.0.0.1:1"], "it is for a server under --load"),
         (
             &["--load", "http://127.0.0.1:1/", "--timeout", "1s"],
@@ -537,17 +447,7 @@ fn options_without_effect_are_refused_before_any_run() {
     }
     assert!(!Path::new(&mark).exists());
     // The twin: an option that has an effect here.
-    let output = place.quick(&[
-        "-w",
-        "none",
-        "--blocks",
-        "1",
-        "--timeout",
-        "9s",
-        "--",
-        "touch",
-        &mark,
-    ]);
+    let output = place.quick(&["-w", "none", "--blocks", "1", "--timeout", "9s", "--", "touch", &mark]);
     assert!(Path::new(&mark).exists(), "{}", talk(&output));
 }
 
@@ -565,87 +465,31 @@ fn a_metric_that_is_not_printed_is_refused_and_a_printed_one_has_its_unit() {
     let prints = |text: &str| format!("echo '{text}'");
     for text in ["", "took long", "took 12"] {
         refused(
-            &[
-                "-w",
-                "env:A=1",
-                "--blocks",
-                "4",
-                "--metric",
-                metric,
-                "--",
-                "sh",
-                "-c",
-                &prints(text),
-            ],
+            &["-w", "env:A=1", "--blocks", "4", "--metric", metric, "--", "sh", "-c", &prints(text)],
             &["metric took", "--metric"],
         );
     }
     refused(
-        &[
-            "-w",
-            "env:A=1",
-            "--blocks",
-            "4",
-            "--metric",
-            "took:lower=(",
-            "--",
-            "true",
-        ],
+        &["-w", "env:A=1", "--blocks", "4", "--metric", "took:lower=(", "--", "true"],
         &["--metric", "regular expression"],
     );
     let place = Place::new();
     let command = "sleep 0.1; echo progress took 7ms; echo \"took ${TOOK:-1.5}ms\"";
-    let document = place.json(&[
-        "-w",
-        "env:TOOK=3",
-        "--blocks",
-        "4",
-        "--metric",
-        metric,
-        "--",
-        "sh",
-        "-c",
-        command,
-    ]);
+    let document =
+        place.json(&["-w", "env:TOOK=3", "--blocks", "4", "--metric", metric, "--", "sh", "-c", command]);
     let own = &document["metrics"][0];
-    assert_eq!(
-        (&own["key"], &own["unit"]),
-        (&"took".into(), &"ns".into()),
-        "{own}"
-    );
-    assert_eq!(
-        (&own["direction"], &own["primary"]),
-        (&"lower_is_better".into(), &true.into()),
-        "{own}"
-    );
+    assert_eq!((&own["key"], &own["unit"]), (&"took".into(), &"ns".into()), "{own}");
+    assert_eq!((&own["direction"], &own["primary"]), (&"lower_is_better".into(), &true.into()), "{own}");
     let others = document["metrics"].as_array().unwrap().iter().skip(1);
-    assert!(
-        others
-            .map(|m| &m["primary"])
-            .all(|primary| *primary == Value::Bool(false))
-    );
+    assert!(others.map(|m| &m["primary"]).all(|primary| *primary == Value::Bool(false)));
     let found = comparison(&document, "env:TOOK=3", "took");
-    assert_eq!(
-        (&found["baseline_median"], &found["arm_median"]),
-        (&1.5e6.into(), &3e6.into()),
-        "{found}"
-    );
+    assert_eq!((&found["baseline_median"], &found["arm_median"]), (&1.5e6.into(), &3e6.into()), "{found}");
     assert_eq!(found["outcome"], "worse");
     assert!((found["effect"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{found}");
     // With `higher`, the same change is better.
     let rate = "rate:higher=took ([0-9.]+)ms";
-    let document = place.json(&[
-        "-w",
-        "env:TOOK=3",
-        "--blocks",
-        "4",
-        "--metric",
-        rate,
-        "--",
-        "sh",
-        "-c",
-        command,
-    ]);
+    let document =
+        place.json(&["-w", "env:TOOK=3", "--blocks", "4", "--metric", rate, "--", "sh", "-c", command]);
     assert_eq!(comparison(&document, "env:TOOK=3", "rate")["outcome"], "better");
 }
 
@@ -654,23 +498,14 @@ fn a_budget_too_short_for_an_outcome_is_a_failure() {
     let place = Place::new();
     let output = place.quick(&["-w", "env:A=1", "--budget", "100ms", "--", "sleep", "0.1"]);
     assert_eq!(output.status.code(), Some(1), "{}", talk(&output));
-    assert!(
-        talk(&output).starts_with("time is up after 1 of at least 4 blocks"),
-        "{}",
-        talk(&output)
-    );
+    assert!(talk(&output).starts_with("time is up after 1 of at least 4 blocks"), "{}", talk(&output));
     assert!(data(&output).contains("unresolved"), "{}", data(&output));
     // The twin: enough time.
     let output = place.quick(&["-w", "env:A=1", "--budget", "3s", "--", "sleep", "0.01"]);
     assert_eq!(output.status.code(), Some(0), "{}", talk(&output));
     assert!(!talk(&output).contains("time is up after"), "{}", talk(&output));
     for time in ["--budget=0", "--budget=-1s", "--budget=2 weeks"] {
-        assert_refused(
-            &place.quick(&["-w", "env:A=1", time, "--", "true"]),
-            2,
-            &["--budget"],
-            &[],
-        );
+        assert_refused(&place.quick(&["-w", "env:A=1", time, "--", "true"]), 2, &["--budget"], &[]);
     }
 }
 
@@ -682,36 +517,22 @@ fn the_file_of_a_trial_must_be_new() {
     let below = format!("{taken}/x");
     let to = |file: &str| {
         let count = format!("echo run >> '{ran}'");
-        place.quick(&[
-            "-w", "none", "--blocks", "1", "-o", file, "--", "sh", "-c", &count,
-        ])
+        place.quick(&["-w", "none", "--blocks", "1", "-o", file, "--", "sh", "-c", &count])
     };
-    for (file, words) in [
-        (&taken[..], "exists"),
-        ("/nonexistent/x", "(os error 2)"),
-        (&below, "(os error 20)"),
-    ] {
+    for (file, words) in
+        [(&taken[..], "exists"), ("/nonexistent/x", "(os error 2)"), (&below, "(os error 20)")]
+    {
         assert_refused(&to(file), 1, &[file, words], &[]);
     }
     assert_eq!(fs::read(&taken).unwrap(), b"mine");
-    assert!(
-        !Path::new(&ran).exists(),
-        "the file must be checked before any run"
-    );
+    assert!(!Path::new(&ran).exists(), "the file must be checked before any run");
     let output = to(&new);
-    assert!(
-        Path::new(&ran).exists() && !lines(&new, "block").is_empty(),
-        "{}",
-        talk(&output)
-    );
+    assert!(Path::new(&ran).exists() && !lines(&new, "block").is_empty(), "{}", talk(&output));
     let mut command = place.command(&["-w", "none", "--", "true"]);
     command.env("XDG_STATE_HOME", &taken);
     let output = end_of(command.spawn().unwrap());
     assert_refused(&output, 1, &["name a file with -o", &taken], &[]);
-    for (file, words) in [
-        ("/nonexistent/x", "/nonexistent/x"),
-        (&taken, "not a valid journal of a trial"),
-    ] {
+    for (file, words) in [("/nonexistent/x", "/nonexistent/x"), (&taken, "not a valid journal of a trial")] {
         assert_refused(&place.trial(&["--continue", file]), 1, &[words], &[]);
     }
 }
@@ -723,9 +544,7 @@ const OUTCOMES: [&str; 4] = ["better", "worse", "equivalent", "unresolved"];
 #[test]
 fn each_comparison_has_one_of_four_outcomes() {
     let place = Place::new();
-    let command = [
-        "-w", "env:A=1", "-w", "env:B=1", "--blocks", "5", "--seed", "7", "--", "true",
-    ];
+    let command = ["-w", "env:A=1", "-w", "env:B=1", "--blocks", "5", "--seed", "7", "--", "true"];
     let document = place.json(&command);
     assert_eq!(document["version"], 1);
     assert_eq!(document["blocks"], 5);
@@ -734,10 +553,7 @@ fn each_comparison_has_one_of_four_outcomes() {
     let metrics = document["metrics"].as_array().unwrap().len();
     assert_eq!(comparisons.len(), 2 * metrics);
     for comparison in comparisons {
-        assert!(
-            OUTCOMES.contains(&comparison["outcome"].as_str().unwrap()),
-            "{comparison}"
-        );
+        assert!(OUTCOMES.contains(&comparison["outcome"].as_str().unwrap()), "{comparison}");
         assert!(["env:A=1", "env:B=1"].contains(&comparison["arm"].as_str().unwrap()));
     }
     let output = place.quick(&[&["--csv"], &command[..]].concat());
@@ -762,15 +578,9 @@ fn none_compares_the_command_with_itself() {
     let comparisons = document["comparisons"].as_array().unwrap();
     assert!(!comparisons.is_empty());
     for comparison in comparisons {
-        assert_eq!(
-            (&comparison["arm"], &comparison["arm_index"]),
-            (&"A′".into(), &1.into())
-        );
+        assert_eq!((&comparison["arm"], &comparison["arm_index"]), (&"A′".into(), &1.into()));
         // Five blocks of two arms cannot show a difference: 2 / 2^5 is above 0.05.
-        assert!(
-            !["better", "worse"].contains(&comparison["outcome"].as_str().unwrap()),
-            "{comparison}"
-        );
+        assert!(!["better", "worse"].contains(&comparison["outcome"].as_str().unwrap()), "{comparison}");
     }
 }
 
@@ -808,28 +618,14 @@ fn longer_wall_time_is_worse_and_meets_fail_on() {
     let output = slow(&["wall_s>+50%"]);
     assert_eq!(output.status.code(), Some(1), "{}", talk(&output));
     let said = talk(&output);
-    assert!(
-        said.contains("warning: env:SLOW=4: wall_s changed by +"),
-        "{said}"
-    );
-    assert!(
-        data(&output).contains("Worse: env:SLOW=4, wall time"),
-        "{}",
-        data(&output)
-    );
+    assert!(said.contains("warning: env:SLOW=4: wall_s changed by +"), "{said}");
+    assert!(data(&output).contains("Worse: env:SLOW=4, wall time"), "{}", data(&output));
     let output = slow(&["wall_s>+900%", "wall_s<-5%"]);
     assert_eq!(output.status.code(), Some(0), "{}", talk(&output));
     // Gates that cannot be judged are refused before any block.
-    for (gate, words) in [
-        ("nothing>+5%", "no metric nothing"),
-        ("wall_s", "--fail-on wall_s"),
-    ] {
+    for (gate, words) in [("nothing>+5%", "no metric nothing"), ("wall_s", "--fail-on wall_s")] {
         refused(
-            &[
-                &["-w", "env:SLOW=4", "--blocks", "4", "--fail-on", gate],
-                &command[..],
-            ]
-            .concat(),
+            &[&["-w", "env:SLOW=4", "--blocks", "4", "--fail-on", gate], &command[..]].concat(),
             &[words],
         );
     }
@@ -856,10 +652,7 @@ fn crashes_are_counted_by_arm() {
     assert_eq!(found["blocks"], 2);
     fs::remove_file(place.at("count")).unwrap();
     let text = data(&place.quick(&arguments));
-    assert!(
-        text.contains("2 of 4 runs: exit status 7: broken pipe dream"),
-        "{text}"
-    );
+    assert!(text.contains("2 of 4 runs: exit status 7: broken pipe dream"), "{text}");
 }
 
 #[test]
@@ -883,10 +676,7 @@ fn an_effect_is_planned_from_the_first_blocks_and_printed() {
     ]);
     let said = talk(&output);
     let first = said.lines().next().unwrap_or_default();
-    assert!(
-        first.contains("blocks in total, about ") && first.contains("20.0 %"),
-        "{said}"
-    );
+    assert!(first.contains("blocks in total, about ") && first.contains("20.0 %"), "{said}");
     // The file has the plan after the pilot blocks and before the other blocks.
     let text = fs::read_to_string(&file).unwrap();
     let kinds: Vec<char> = text.lines().map(|line| line.chars().nth(2).unwrap()).collect();
@@ -908,15 +698,11 @@ fn a_removed_preload_is_refuted_and_a_kept_one_is_proven() {
         let arm = arms.iter().find(|arm| arm["name"] == name).unwrap();
         let text = |item: &Value, field: &str| item[field].as_str().unwrap().to_owned();
         let items = arm["proof"].as_array().unwrap().iter();
-        items
-            .map(|item| (text(item, "what"), text(item, "state"), text(item, "detail")))
-            .collect()
+        items.map(|item| (text(item, "what"), text(item, "state"), text(item, "detail"))).collect()
     };
     let trial = |before: &str| {
         let script = format!("{before}exec sort /dev/null");
-        place.json(&[
-            "-w", "mimalloc", "-w", "env:A=1", "--blocks", "4", "--", "sh", "-c", &script,
-        ])
+        place.json(&["-w", "mimalloc", "-w", "env:A=1", "--blocks", "4", "--", "sh", "-c", &script])
     };
     let document = trial("unset LD_PRELOAD; ");
     let malloc = |document: &Value| {
@@ -947,10 +733,7 @@ fn a_removed_preload_is_refuted_and_a_kept_one_is_proven() {
     ]);
     assert_eq!(output.status.code(), Some(1));
     let said = talk(&output);
-    assert!(
-        said.starts_with("warning: mimalloc: the remedy did not take effect: malloc from"),
-        "{said}"
-    );
+    assert!(said.starts_with("warning: mimalloc: the remedy did not take effect: malloc from"), "{said}");
     assert!(
         said.ends_with("error: no arm is left to try: see the warnings above\n") && output.stdout.is_empty(),
         "{said}"
@@ -1006,10 +789,7 @@ fn the_share_of_the_calls_that_a_library_serves() {
     ] {
         let source = place.at(&format!("{name}.c"));
         fs::write(&source, text).unwrap();
-        let built = Command::new("cc")
-            .args([&source, "-O1", "-o", &place.at(name)])
-            .args(flags)
-            .output();
+        let built = Command::new("cc").args([&source, "-O1", "-o", &place.at(name)]).args(flags).output();
         if !built.is_ok_and(|output| output.status.success()) {
             println!("skipped: no C compiler");
             return;
@@ -1017,15 +797,10 @@ fn the_share_of_the_calls_that_a_library_serves() {
     }
     let share = |command: &[&str]| {
         let file = place.at(&format!("trial-{}", command.len()));
-        let options = [
-            "-w", "mimalloc", "-w", "env:A=1", "--blocks", "1", "-o", &file, "--",
-        ];
+        let options = ["-w", "mimalloc", "-w", "env:A=1", "--blocks", "1", "-o", &file, "--"];
         let document = place.json(&[&options[..], command].concat());
         // A report from the file has the same arms.
-        let report = Command::new(BINARY)
-            .args(["report", &file, "--json"])
-            .stdin(Stdio::null())
-            .output();
+        let report = Command::new(BINARY).args(["report", &file, "--json"]).stdin(Stdio::null()).output();
         let reported: Value = serde_json::from_slice(&report.unwrap().stdout).unwrap();
         assert_eq!(reported["arms"], document["arms"]);
         let items = |arm: usize| document["arms"][arm]["proof"].as_array().unwrap().clone();
@@ -1045,10 +820,7 @@ fn the_share_of_the_calls_that_a_library_serves() {
         let detail = item["detail"].as_str().unwrap();
         detail.split_once(" % of ").unwrap().0.parse().unwrap()
     };
-    assert_eq!(
-        (&alone["state"], &alone["needed"]),
-        (&"proven".into(), &false.into())
-    );
+    assert_eq!((&alone["state"], &alone["needed"]), (&"proven".into(), &false.into()));
     assert!(percent(&alone) > 99.0, "{alone}");
     // RTLD_DEEPBIND: the module's malloc is libc's, not the preloaded one.
     let half = share(&[&calls, &also]);
@@ -1063,25 +835,10 @@ fn cpu_time_of_children_is_counted() {
     let work = "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done";
     // The same work: in the command itself, or in a grandchild whose parent does not wait for it.
     let script = format!("case $WHERE in child) sh -c '({work}) & wait';; *) {work};; esac");
-    let document = place.json(&[
-        "-w",
-        "env:WHERE=child",
-        "--blocks",
-        "4",
-        "--",
-        "sh",
-        "-c",
-        &script,
-    ]);
+    let document = place.json(&["-w", "env:WHERE=child", "--blocks", "4", "--", "sh", "-c", &script]);
     let found = comparison(&document, "env:WHERE=child", "cpu_s");
-    let (own, child) = (
-        found["baseline_median"].as_f64().unwrap(),
-        found["arm_median"].as_f64().unwrap(),
-    );
-    assert!(
-        child > own * 0.6 && own > 0.005,
-        "{own} s in the command, {child} s in its child"
-    );
+    let (own, child) = (found["baseline_median"].as_f64().unwrap(), found["arm_median"].as_f64().unwrap());
+    assert!(child > own * 0.6 && own > 0.005, "{own} s in the command, {child} s in its child");
 }
 
 // ---- ends of a trial ----
@@ -1095,42 +852,19 @@ fn however_it_is_ended_nothing_is_left() {
         let place = Place::new();
         let file = place.at("t");
         let script = format!("{FAMILY}; wait");
-        let child = place.start(&[
-            "--no-predict",
-            "-w",
-            "env:A=1",
-            "-o",
-            &file,
-            "--",
-            "sh",
-            "-c",
-            &script,
-        ]);
+        let child = place.start(&["--no-predict", "-w", "env:A=1", "-o", &file, "--", "sh", "-c", &script]);
         until("a block begins", || Path::new(&file).exists());
         until("a run is under way", || {
-            place
-                .processes()
-                .iter()
-                .filter(|p| p.starts_with("sleep"))
-                .count()
-                == 3
+            place.processes().iter().filter(|p| p.starts_with("sleep")).count() == 3
         });
         assert_eq!(place.temporary().len(), 1);
         send(&child, signal);
         let output = end_of(child);
         // If allocwall is killed, the keepers end the processes, a little later.
-        let patience = if signal == Signal::KILL {
-            PATIENCE
-        } else {
-            Duration::ZERO
-        };
+        let patience = if signal == Signal::KILL { PATIENCE } else { Duration::ZERO };
         place.assert_nothing_left(patience);
         if signal != Signal::KILL {
-            assert!(
-                talk(&output).contains("interrupted after 0 blocks"),
-                "{}",
-                talk(&output)
-            );
+            assert!(talk(&output).contains("interrupted after 0 blocks"), "{}", talk(&output));
             assert_eq!(output.status.code(), Some(1));
         }
         // The saved trial can be continued.
@@ -1150,20 +884,11 @@ fn before_the_first_block_nothing_is_left_either() {
             );
             let child = place.start(&["-w", "env:A=1", "--", "sh", "-c", &script]);
             until("the run is under way", || {
-                place
-                    .processes()
-                    .iter()
-                    .filter(|p| p.starts_with("sleep 100"))
-                    .count()
-                    == 2
+                place.processes().iter().filter(|p| p.starts_with("sleep 100")).count() == 2
             });
             send(&child, signal);
             let output = end_of(child);
-            let patience = if signal == Signal::KILL {
-                PATIENCE
-            } else {
-                Duration::ZERO
-            };
+            let patience = if signal == Signal::KILL { PATIENCE } else { Duration::ZERO };
             place.assert_nothing_left(patience);
             if signal == Signal::INT {
                 assert_refused(&output, 1, &["interrupted before the first block"], &[]);
@@ -1176,9 +901,7 @@ fn before_the_first_block_nothing_is_left_either() {
 /// Interrupts a trial after this many blocks; returns its output.
 fn cut_after(place: &Place, file: &str, blocks: usize, arguments: &[&str]) -> Output {
     let child = place.start(&[&["--no-predict", "-o", file], arguments].concat());
-    until("blocks are saved", || {
-        !lines(file, "trial").is_empty() && lines(file, "block").len() >= blocks
-    });
+    until("blocks are saved", || !lines(file, "trial").is_empty() && lines(file, "block").len() >= blocks);
     send(&child, Signal::INT);
     let output = end_of(child);
     place.assert_nothing_left(Duration::ZERO);
@@ -1190,20 +913,8 @@ fn an_interrupted_trial_reports_its_blocks_and_continues_as_planned() {
     let place = Place::new();
     let (file, whole, count) = (place.at("a trial"), place.at("whole"), place.at("count"));
     let script = format!("echo run >> '{count}'; sleep 0.02");
-    let arguments = [
-        "-w",
-        "env:A=1",
-        "--seed",
-        "11",
-        "--blocks",
-        "8",
-        "--exit-ok",
-        "9",
-        "--",
-        "sh",
-        "-c",
-        &script,
-    ];
+    let arguments =
+        ["-w", "env:A=1", "--seed", "11", "--blocks", "8", "--exit-ok", "9", "--", "sh", "-c", &script];
     let output = cut_after(&place, &file, 2, &arguments);
     let (said, text) = (talk(&output), data(&output));
     let done = lines(&file, "block").len();
@@ -1233,21 +944,14 @@ fn an_interrupted_trial_reports_its_blocks_and_continues_as_planned() {
     let runs = || fs::read_to_string(&count).unwrap().lines().count();
     let before = runs();
     let output = place.trial(&["--continue", &file, "--blocks", &done.to_string()]);
-    assert!(
-        data(&output).contains(&format!("{done} of 8 planned blocks")),
-        "{}",
-        talk(&output)
-    );
+    assert!(data(&output).contains(&format!("{done} of 8 planned blocks")), "{}", talk(&output));
     assert_eq!((runs(), &fs::read(&file).unwrap()), (before, &kept));
 
     let output = place.trial(&["--continue", &file, "--blocks", "8", "--json"]);
     let document: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(document["settings"]["seed"], "11", "{}", talk(&output));
     assert_eq!(document["settings"]["planned_blocks"], 8);
-    assert!(
-        fs::read(&file).unwrap().starts_with(&kept),
-        "the earlier blocks are kept"
-    );
+    assert!(fs::read(&file).unwrap().starts_with(&kept), "the earlier blocks are kept");
     let orders_now = orders(&file);
     let ended = document["blocks"].as_u64().unwrap() as usize;
     assert_eq!(orders_now.len(), ended);
@@ -1270,18 +974,7 @@ fn an_interrupted_trial_reports_its_blocks_and_continues_as_planned() {
 fn a_killed_trial_can_be_continued() {
     let place = Place::new();
     let file = place.at("t");
-    let arguments = [
-        "--no-predict",
-        "-w",
-        "env:A=1",
-        "--blocks",
-        "6",
-        "-o",
-        &file,
-        "--",
-        "sleep",
-        "0.05",
-    ];
+    let arguments = ["--no-predict", "-w", "env:A=1", "--blocks", "6", "-o", &file, "--", "sleep", "0.05"];
     let child = place.start(&arguments);
     until("a block is saved", || !lines(&file, "block").is_empty());
     // Two trials cannot write to one file.
@@ -1320,17 +1013,7 @@ fn a_trial_continues_only_with_the_same_folder_program_and_environment() {
             .envs(variable.map(|value| ("MALLOC_ARENA_MAX", value)));
         end_of(command.spawn().unwrap())
     };
-    let begin = [
-        "--no-predict",
-        "-w",
-        "env:B=1",
-        "--blocks",
-        "4",
-        "-o",
-        &file,
-        "--",
-        "some-tool",
-    ];
+    let begin = ["--no-predict", "-w", "env:B=1", "--blocks", "4", "-o", &file, "--", "some-tool"];
     ask(&begin, &before, &before, None);
     // Keep only the first block.
     let text = fs::read_to_string(&file).unwrap();
@@ -1341,12 +1024,7 @@ fn a_trial_continues_only_with_the_same_folder_program_and_environment() {
     for (folder, tools, variable, words) in [
         (&other, &before, None, "it was started in"),
         (&before, &other, None, "its program was"),
-        (
-            &before,
-            &before,
-            Some("1"),
-            "MALLOC_ARENA_MAX was not set, but is now \"1\"",
-        ),
+        (&before, &before, Some("1"), "MALLOC_ARENA_MAX was not set, but is now \"1\""),
     ] {
         let output = ask(&go_on, folder, tools, variable);
         assert_refused(&output, 1, &["can't be continued", words], &[]);
@@ -1360,11 +1038,7 @@ fn a_trial_continues_only_with_the_same_folder_program_and_environment() {
     let kernel = head["machine"][0].as_str().unwrap();
     cut(&kept.replacen(kernel, "Linux 2.6 on vax", 1));
     let output = ask(&go_on, &before, &before, None);
-    assert!(
-        talk(&output).contains("another machine (Linux 2.6 on vax)"),
-        "{}",
-        talk(&output)
-    );
+    assert!(talk(&output).contains("another machine (Linux 2.6 on vax)"), "{}", talk(&output));
     assert_eq!(lines(&file, "block").len(), 4, "{}", talk(&output));
     // `origin` is the last key of the first line.
     let (older, rest) = kept.split_once(",\"origin\":{").unwrap();
@@ -1408,26 +1082,12 @@ fn a_command_that_is_not_utf8_cannot_be_continued() {
     use std::os::unix::ffi::OsStrExt;
     let place = Place::new();
     let file = place.at("t");
-    let mut command = place.command(&[
-        "--no-predict",
-        "-w",
-        "env:A=1",
-        "--blocks",
-        "4",
-        "-o",
-        &file,
-        "--",
-        "echo",
-    ]);
+    let mut command =
+        place.command(&["--no-predict", "-w", "env:A=1", "--blocks", "4", "-o", &file, "--", "echo"]);
     command.arg(std::ffi::OsStr::from_bytes(b"a\xffb"));
     let output = end_of(command.spawn().unwrap());
     assert_eq!(output.status.code(), Some(0), "{}", talk(&output));
-    assert_refused(
-        &place.trial(&["--continue", &file]),
-        1,
-        &["can't be continued", "text"],
-        &[],
-    );
+    assert_refused(&place.trial(&["--continue", &file]), 1, &["can't be continued", "text"], &[]);
 }
 
 #[test]
@@ -1457,12 +1117,7 @@ fn a_continued_server_is_loaded_at_the_rate_of_its_start() {
         "--connections",
         "4",
     ];
-    let arguments = [
-        &["-w", "none", "--blocks", "1"],
-        &load[..],
-        &["--", PYTHON, "-c", &server],
-    ]
-    .concat();
+    let arguments = [&["-w", "none", "--blocks", "1"], &load[..], &["--", PYTHON, "-c", &server]].concat();
     let output = cut_after(&place, &file, 0, &arguments);
     assert!(talk(&output).contains("--continue"), "{}", talk(&output));
     // Without --rate, each search would find another capacity, so the file keeps the rate.
@@ -1471,13 +1126,7 @@ fn a_continued_server_is_loaded_at_the_rate_of_its_start() {
     fs::write(&file, text.replacen("[\"40/s\",40.0]", "[\"40/s\",20.0]", 1)).unwrap();
     let output = place.trial(&["--continue", &file]);
     let blocks = lines(&file, "block");
-    let throughput = blocks[0]["runs"][0]["metrics"]["throughput"]["Ok"]
-        .as_f64()
-        .unwrap();
-    assert!(
-        (throughput - 20.0).abs() < 4.0,
-        "{throughput} requests per second; {}",
-        talk(&output)
-    );
+    let throughput = blocks[0]["runs"][0]["metrics"]["throughput"]["Ok"].as_f64().unwrap();
+    assert!((throughput - 20.0).abs() < 4.0, "{throughput} requests per second; {}", talk(&output));
     assert!(TcpListener::bind(("127.0.0.1", port)).is_ok());
 }

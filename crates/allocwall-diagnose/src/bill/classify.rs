@@ -111,12 +111,7 @@ impl<'a> Classifier<'a> {
             .collect();
         let user = recording.frames.iter().map(|f| user_role(recording, f)).collect();
         let running = |is: fn(&Runtime) -> bool| -> BTreeSet<i32> {
-            recording
-                .processes
-                .iter()
-                .filter(|p| p.runtime.as_ref().is_ok_and(is))
-                .map(|p| p.pid)
-                .collect()
+            recording.processes.iter().filter(|p| p.runtime.as_ref().is_ok_and(is)).map(|p| p.pid).collect()
         };
         let jvm = running(|r| matches!(r, Runtime::Jvm { .. }));
         let go = running(|r| matches!(r, Runtime::Go { .. }));
@@ -264,9 +259,7 @@ impl<'a> Classifier<'a> {
 
     fn kernel_names(&self, sample: &CpuSample) -> impl Iterator<Item = &'a str> {
         let frames = &self.recording.frames;
-        self.frames(sample.kernel)
-            .iter()
-            .filter_map(|f| frames.get(*f as usize)?.symbol.as_deref())
+        self.frames(sample.kernel).iter().filter_map(|f| frames.get(*f as usize)?.symbol.as_deref())
     }
 
     /// Whether the allocator made this call. The wrapper of the system call and unnamed functions of the allocator
@@ -275,10 +268,7 @@ impl<'a> Classifier<'a> {
         const NEAREST: usize = 4;
         let frames = self.frames(sample.user);
         let mut roles = frames.iter().take(NEAREST).map(|f| self.role(*f));
-        if roles
-            .clone()
-            .any(|r| matches!(r, Some(UserRole::Allocator | UserRole::AllocatorLock)))
-        {
+        if roles.clone().any(|r| matches!(r, Some(UserRole::Allocator | UserRole::AllocatorLock))) {
             return Some(true);
         }
         let wrapper = |r| matches!(r, Some(UserRole::MapCall | UserRole::Memory | UserRole::Plumbing));
@@ -286,15 +276,8 @@ impl<'a> Classifier<'a> {
     }
 
     fn faulting_function(&self, sample: &CpuSample) -> FaultingFunction<'a> {
-        let leaf = self
-            .frames(sample.user)
-            .first()
-            .and_then(|f| self.recording.frames.get(*f as usize));
-        (
-            sample.pid,
-            leaf.and_then(|f| f.module),
-            leaf.and_then(|f| f.symbol.as_deref()),
-        )
+        let leaf = self.frames(sample.user).first().and_then(|f| self.recording.frames.get(*f as usize));
+        (sample.pid, leaf.and_then(|f| f.module), leaf.and_then(|f| f.symbol.as_deref()))
     }
 
     /// The innermost function that owns the work decides. A leaf in the allocator takes precedence over a collector
@@ -344,9 +327,7 @@ impl<'a> Classifier<'a> {
     }
 
     pub fn wait(&self, sample: &WaitSample) -> WaitClass {
-        let call = sample
-            .syscall
-            .and_then(|nr| syscalls::call_wait(&self.recording.host.architecture, nr));
+        let call = sample.syscall.and_then(|nr| syscalls::call_wait(&self.recording.host.architecture, nr));
         let kernel = self.frames(sample.kernel);
         // A process of a frozen cgroup v2 sleeps in do_freezer_trap, which is usually inlined (kernel/signal.c).
         let leaf = self.kernel_name(kernel.first());
@@ -421,11 +402,10 @@ impl<'a> Classifier<'a> {
     }
 
     fn futex(&self, sample: &WaitSample) -> WaitClass {
-        self.purpose(sample)
-            .unwrap_or_else(|| match self.threads.get(&(sample.pid, sample.tid)) {
-                Some(t) if t.cpu_ns as f64 >= IDLE_CPU_SHARE * t.seen_ns as f64 => WaitClass::ApplicationLock,
-                _ => WaitClass::Idle,
-            })
+        self.purpose(sample).unwrap_or_else(|| match self.threads.get(&(sample.pid, sample.tid)) {
+            Some(t) if t.cpu_ns as f64 >= IDLE_CPU_SHARE * t.seen_ns as f64 => WaitClass::ApplicationLock,
+            _ => WaitClass::Idle,
+        })
     }
 
     /// The purpose of a futex wait, if the user stack or the runtime shows it.
@@ -480,9 +460,7 @@ impl<'a> Classifier<'a> {
     }
 
     pub(super) fn frames(&self, stack: Option<u32>) -> &'a [u32] {
-        stack
-            .and_then(|s| self.recording.stacks.get(s as usize))
-            .map_or(&[], |s| s.frames.as_slice())
+        stack.and_then(|s| self.recording.stacks.get(s as usize)).map_or(&[], |s| s.frames.as_slice())
     }
 
     /// Role of a user frame, by its index in the recording.
@@ -496,12 +474,7 @@ impl<'a> Classifier<'a> {
 
     fn is_named(&self, stack: u32) -> bool {
         let frames = self.frames(Some(stack));
-        frames.iter().any(|f| {
-            self.recording
-                .frames
-                .get(*f as usize)
-                .is_some_and(|f| f.symbol.is_some())
-        })
+        frames.iter().any(|f| self.recording.frames.get(*f as usize).is_some_and(|f| f.symbol.is_some()))
     }
 }
 
@@ -531,10 +504,7 @@ fn user_role(recording: &Recording, frame: &Frame) -> Option<UserRole> {
 /// Whether the code is in an allocator's own module, or in the address range of malloc in another module.
 pub fn is_allocator_code(module: &Module, offset: u64) -> bool {
     matches!(module.role, ModuleRole::Allocator(_))
-        || module
-            .malloc_ranges
-            .iter()
-            .any(|(from, to)| (*from..*to).contains(&offset))
+        || module.malloc_ranges.iter().any(|(from, to)| (*from..*to).contains(&offset))
 }
 
 pub(super) fn module<'a>(recording: &'a Recording, frame: &Frame) -> Option<&'a Module> {
@@ -570,10 +540,7 @@ mod tests {
     fn recorded_kernel_stacks_go_to_their_lines() {
         let mut wrong = Vec::new();
         let mut seen = BTreeSet::new();
-        for line in KERNEL_STACKS
-            .lines()
-            .filter(|l| !l.is_empty() && !l.starts_with('#'))
-        {
+        for line in KERNEL_STACKS.lines().filter(|l| !l.is_empty() && !l.starts_with('#')) {
             let (class, stack) = line.split_once('\t').expect(line);
             let got = class_of(stack, "app!work");
             seen.insert(got);
@@ -597,10 +564,7 @@ mod tests {
             ("libc+8fff;app!parse", Application),
             ("libc+d000;app!parse", Application),
             // A copy in realloc belongs to the allocator; a copy by the application does not. With and without names.
-            (
-                "libc!__memmove_avx_unaligned_erms;libc+9800;app!grow",
-                AllocatorCode,
-            ),
+            ("libc!__memmove_avx_unaligned_erms;libc+9800;app!grow", AllocatorCode),
             ("libc!__memmove_avx_unaligned_erms;app!grow", Application),
             ("libc+1000;libc+9800;app!grow", AllocatorCode),
             // Locks belong to their caller.
@@ -608,25 +572,16 @@ mod tests {
             ("libc!__lll_lock_wait_private;libc!fputs;app!work", Application),
             ("libc!pthread_mutex_lock;libjemalloc+100;app!work", AllocatorLocks),
             ("libc!pthread_mutex_lock;app!work", Application),
-            (
-                "libjemalloc!malloc_mutex_lock_slow;libjemalloc!arena_bin_malloc_hard",
-                AllocatorLocks,
-            ),
+            ("libjemalloc!malloc_mutex_lock_slow;libjemalloc!arena_bin_malloc_hard", AllocatorLocks),
             ("libjemalloc!arena_bin_malloc_hard.isra.0;app!work", AllocatorCode),
             // Too many frames between the lock and the allocator.
-            (
-                "libc!pthread_mutex_lock;app!a;app!b;app!c;app!d;app!e;libc+9800",
-                Application,
-            ),
+            ("libc!pthread_mutex_lock;app!a;app!b;app!c;app!d;app!e;libc+9800", Application),
             // Static allocators by their prefix, and names that look similar.
             ("app!_rjem_je_arena_malloc_hard;app!work", AllocatorCode),
             ("app!mi_page_free_list_extend;app!work", AllocatorCode),
             ("app!mi_write_key;app!work", Application),
             ("app!operator new(unsigned long);app!work", AllocatorCode),
-            (
-                "app!tcmalloc::CentralFreeList::RemoveRange(void**, int);app!work",
-                AllocatorCode,
-            ),
+            ("app!tcmalloc::CentralFreeList::RemoveRange(void**, int);app!work", AllocatorCode),
             ("libc!__munmap;app!work", MapCalls),
             ("app!munmap_all;app!work", Application),
         ] {
@@ -646,22 +601,13 @@ mod tests {
                 "libc!__memset_avx2_unaligned;python!_PyObject_GC_New;python!_PyEval_EvalFrameDefault",
                 RuntimeAllocator,
             ),
-            (
-                "python!PyLong_FromLong;python!_PyEval_EvalFrameDefault",
-                Application,
-            ),
+            ("python!PyLong_FromLong;python!_PyEval_EvalFrameDefault", Application),
             (
                 "python!visit_decref;python!dict_traverse;python!subtract_refs;python!gc_collect_main",
                 GarbageCollector,
             ),
-            (
-                "python!dict_traverse;python!gc_collect_main.constprop.0",
-                GarbageCollector,
-            ),
-            (
-                "python!dict_traverse;python!_PyEval_EvalFrameDefault",
-                Application,
-            ),
+            ("python!dict_traverse;python!gc_collect_main.constprop.0", GarbageCollector),
+            ("python!dict_traverse;python!_PyEval_EvalFrameDefault", Application),
             // Finalizers are the application's code, although the collector calls them.
             (
                 "app!close;python!_PyEval_EvalFrameDefault;python!finalize_garbage;python!gc_collect_main",
@@ -677,35 +623,20 @@ mod tests {
             // A function `collect` of another program is not a collector.
             ("app!collect;app!main", Application),
             // When the collector calls free, the work is malloc's.
-            (
-                "libc+9800;python!dict_dealloc;python!delete_garbage;python!gc_collect_main",
-                AllocatorCode,
-            ),
-            (
-                "go!runtime.scanobject;go!runtime.gcDrain;go!runtime.gcBgMarkWorker.func2",
-                GarbageCollector,
-            ),
+            ("libc+9800;python!dict_dealloc;python!delete_garbage;python!gc_collect_main", AllocatorCode),
+            ("go!runtime.scanobject;go!runtime.gcDrain;go!runtime.gcBgMarkWorker.func2", GarbageCollector),
             (
                 "go!runtime.scanobject;go!runtime.gcDrainN;go!runtime.gcAssistAlloc1;go!runtime.mallocgc",
                 GarbageCollector,
             ),
-            (
-                "go!runtime.memclrNoHeapPointers;go!runtime.mallocgc;go!main.handle",
-                RuntimeAllocator,
-            ),
+            ("go!runtime.memclrNoHeapPointers;go!runtime.mallocgc;go!main.handle", RuntimeAllocator),
             ("go!runtime.memclrNoHeapPointers;go!main.handle", Application),
             (
                 "go!runtime.gcmarknewobject;go!runtime.mallocgcSmallScanNoHeader;go!main.handle",
                 GarbageCollector,
             ),
-            (
-                "go!internal/runtime/gc/scan.scanSpanPackedAVX512.abi0;go!runtime.spanQueue",
-                GarbageCollector,
-            ),
-            (
-                "go!runtime.casgstatus;go!runtime.gopark;go!main.handle",
-                Application,
-            ),
+            ("go!internal/runtime/gc/scan.scanSpanPackedAVX512.abi0;go!runtime.spanQueue", GarbageCollector),
+            ("go!runtime.casgstatus;go!runtime.gopark;go!main.handle", Application),
             ("go!runtime.mapaccess1;go!main.handle", Application),
             (
                 "node!v8::internal::Scavenger::ScavengeObject;node!v8::internal::ScavengerCollector::JobTask::Run",
@@ -715,22 +646,13 @@ mod tests {
                 "node!v8::internal::Heap::AllocateRawWithLightRetrySlowPath;node!Builtins_Foo",
                 RuntimeAllocator,
             ),
-            (
-                "node!v8::internal::JsonParser::Parse;node!Builtins_JsonParse",
-                Application,
-            ),
-            (
-                "libjvm!G1ParScanThreadState::trim_queue;libjvm!G1ParTask::work",
-                GarbageCollector,
-            ),
+            ("node!v8::internal::JsonParser::Parse;node!Builtins_JsonParse", Application),
+            ("libjvm!G1ParScanThreadState::trim_queue;libjvm!G1ParTask::work", GarbageCollector),
             (
                 "libjvm!MemAllocator::allocate() const;libjvm!InstanceKlass::allocate_instance",
                 RuntimeAllocator,
             ),
-            (
-                "libjvm!Parse::do_call;libjvm!C2Compiler::compile_method",
-                Application,
-            ),
+            ("libjvm!Parse::do_call;libjvm!C2Compiler::compile_method", Application),
         ] {
             assert_eq!(class_of("", stack), class, "{stack}");
         }
@@ -768,11 +690,7 @@ mod tests {
             }
             s.thread(7, comm, 100);
             s.samples(1, 7, "", "libjvm+1234");
-            assert_eq!(
-                Classifier::new(&s.recording).cpu(&s.recording.samples)[0],
-                class,
-                "{jvm} {comm}"
-            );
+            assert_eq!(Classifier::new(&s.recording).cpu(&s.recording.samples)[0], class, "{jvm} {comm}");
         }
     }
 
@@ -783,15 +701,9 @@ mod tests {
             class_of(futex, "libc!__lll_lock_wait_private;libc+9800;app!work"),
             CostClass::AllocatorLocks
         );
+        assert_eq!(class_of(futex, "libc!pthread_cond_wait;app!work"), CostClass::OtherKernel);
         assert_eq!(
-            class_of(futex, "libc!pthread_cond_wait;app!work"),
-            CostClass::OtherKernel
-        );
-        assert_eq!(
-            class_of(
-                "do_syscall_64;entry_SYSCALL_64_after_hwframe",
-                "libc!__brk;libc!sbrk"
-            ),
+            class_of("do_syscall_64;entry_SYSCALL_64_after_hwframe", "libc!__brk;libc!sbrk"),
             CostClass::MapCalls
         );
         assert_eq!(
@@ -812,10 +724,7 @@ mod tests {
             s.samples(touches, PID, touch, "app!update");
             s.samples(copies, PID, copy, "app!update");
             let classes = Classifier::new(&s.recording).cpu(&s.recording.samples);
-            classes[..400]
-                .iter()
-                .filter(|c| **c == CostClass::FaultPath)
-                .count()
+            classes[..400].iter().filter(|c| **c == CostClass::FaultPath).count()
         };
         // The faults of the same function decide; `load` never copies.
         assert_eq!(faults_of(10, 30, "app!update"), 100);
@@ -858,10 +767,7 @@ mod tests {
 
     #[test]
     fn a_kernel_stack_without_names_is_not_guessed_at() {
-        assert_eq!(
-            class_of("[kernel]+ffff;[kernel]+fffe", "app!work"),
-            CostClass::UnnamedKernel
-        );
+        assert_eq!(class_of("[kernel]+ffff;[kernel]+fffe", "app!work"), CostClass::UnnamedKernel);
     }
 
     #[test]
@@ -870,16 +776,10 @@ mod tests {
         s.samples(1, PID, "", "app!work");
         s.recording.stacks[0].frames = vec![99];
         s.recording.samples[0].kernel = Some(77);
-        assert_eq!(
-            Classifier::new(&s.recording).cpu(&s.recording.samples)[0],
-            CostClass::UnnamedKernel
-        );
+        assert_eq!(Classifier::new(&s.recording).cpu(&s.recording.samples)[0], CostClass::UnnamedKernel);
         s.recording.samples[0].kernel = None;
         s.recording.frames[0].module = Some(1234);
-        assert_eq!(
-            Classifier::new(&s.recording).cpu(&s.recording.samples)[0],
-            CostClass::Application
-        );
+        assert_eq!(Classifier::new(&s.recording).cpu(&s.recording.samples)[0], CostClass::Application);
     }
 
     fn wait_of(state: char, syscall: Option<i64>, kernel: &str, user: &str, cpu_ms: u64) -> WaitClass {
@@ -901,25 +801,11 @@ mod tests {
             ('D', Some(-1), fault, "app!work", 500, AddressSpaceLock),
             ('D', Some(1), inode, "app!work", 500, Storage),
             // Only wchan, or no stack: the system call decides.
-            (
-                'D',
-                Some(11),
-                "rwsem_down_write_slowpath",
-                "",
-                500,
-                AddressSpaceLock,
-            ),
+            ('D', Some(11), "rwsem_down_write_slowpath", "", 500, AddressSpaceLock),
             ('D', Some(1), "rwsem_down_write_slowpath", "", 500, Storage),
             ('D', Some(9), "", "", 500, AddressSpaceLock),
             ('D', Some(-1), "", "", 500, AddressSpaceLock),
-            (
-                'S',
-                Some(202),
-                futex,
-                "libc!__lll_lock_wait_private;libc+9800;app!work",
-                0,
-                Allocator,
-            ),
+            ('S', Some(202), futex, "libc!__lll_lock_wait_private;libc+9800;app!work", 0, Allocator),
             // A sleeping background thread of an allocator is idle; when it takes its mutex again, it waits in the
             // allocator.
             (
@@ -987,14 +873,7 @@ mod tests {
                 0,
                 ApplicationLock,
             ),
-            (
-                'S',
-                Some(202),
-                futex,
-                "libc+1;libc!pthread_cond_wait;app!worker_loop",
-                5000,
-                Idle,
-            ),
+            ('S', Some(202), futex, "libc+1;libc!pthread_cond_wait;app!worker_loop", 5000, Idle),
             // CPython's interpreter lock uses a condition variable, but it is a lock.
             (
                 'S',
@@ -1010,22 +889,8 @@ mod tests {
             ('S', Some(232), "", "", 5000, Idle),
             ('S', Some(0), "", "", 5000, Idle),
             ('D', Some(0), "", "", 5000, Storage),
-            (
-                'D',
-                Some(0),
-                "io_schedule;folio_wait_bit_common;filemap_read;vfs_read",
-                "",
-                5000,
-                Storage,
-            ),
-            (
-                'D',
-                Some(-1),
-                "io_schedule;folio_wait_bit_common;filemap_fault;__do_fault",
-                "",
-                5000,
-                Storage,
-            ),
+            ('D', Some(0), "io_schedule;folio_wait_bit_common;filemap_read;vfs_read", "", 5000, Storage),
+            ('D', Some(-1), "io_schedule;folio_wait_bit_common;filemap_fault;__do_fault", "", 5000, Storage),
             ('S', None, "", "", 5000, Other),
             ('T', Some(35), "", "", 0, Stopped),
         ] {
@@ -1059,9 +924,6 @@ mod tests {
         s.waits(1, 7, 'S', Some(202), "", "");
         s.recording.host.architecture = "aarch64".into();
         s.recording.processes[0].libc = Ok(Libc::Static);
-        assert_eq!(
-            Classifier::new(&s.recording).wait(&s.recording.waits[0]),
-            WaitClass::Idle
-        );
+        assert_eq!(Classifier::new(&s.recording).wait(&s.recording.waits[0]), WaitClass::Idle);
     }
 }

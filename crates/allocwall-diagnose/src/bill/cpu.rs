@@ -16,14 +16,8 @@ use serde::{Deserialize, Serialize};
 pub fn charged_s(recording: &Recording) -> f64 {
     let charged = accounted_s(recording).unwrap_or(0.0);
     // If the accounts were not read to the end, only the samples show how much is missing.
-    let cut = ["counters", "run_delay"]
-        .iter()
-        .any(|probe| unmeasured(recording, probe).is_some());
-    if charged > 0.0 && !cut {
-        charged
-    } else {
-        charged.max(sampled_s(recording))
-    }
+    let cut = ["counters", "run_delay"].iter().any(|probe| unmeasured(recording, probe).is_some());
+    if charged > 0.0 && !cut { charged } else { charged.max(sampled_s(recording)) }
 }
 
 /// By the kernel's accounts alone. None if none of them was read.
@@ -115,11 +109,7 @@ impl Sampled {
         Ok(Sampled {
             slices,
             unseen: unseen.parts,
-            kernel: if recording.meta.kernel_samples {
-                None
-            } else {
-                Some(kernel_share(recording)?)
-            },
+            kernel: if recording.meta.kernel_samples { None } else { Some(kernel_share(recording)?) },
         })
     }
 
@@ -151,11 +141,7 @@ impl Sampled {
                 let hidden: f64 = classes.iter().map(|c| self.unseen[position(*c)]).sum();
                 let all = samples + self.unseen.iter().sum::<f64>();
                 let with = |share: f64| {
-                    if all > 0.0 {
-                        (share * samples + hidden) / all
-                    } else {
-                        share
-                    }
+                    if all > 0.0 { (share * samples + hidden) / all } else { share }
                 };
                 Interval::new(with(sampled.low), with(sampled.point), with(sampled.high))
             }
@@ -202,8 +188,7 @@ fn admit_unnamed_kernel(lines: &mut [CpuLine], cpu_s: f64) {
     for line in lines.iter_mut().filter(|l| l.class.is_named_kernel()) {
         line.share.high = (line.share.high + hidden).min(1.0);
         line.cpu_s = line.share.scaled(cpu_s);
-        line.notes
-            .push("a part may be in the kernel time without symbols".into());
+        line.notes.push("a part may be in the kernel time without symbols".into());
     }
 }
 
@@ -229,14 +214,7 @@ fn cpu_sites(
     classes: &[CostClass],
     class: CostClass,
 ) -> Vec<super::Site> {
-    let of_class = || {
-        recording
-            .samples
-            .iter()
-            .zip(classes)
-            .filter(|(_, c)| **c == class)
-            .map(|(s, _)| s)
-    };
+    let of_class = || recording.samples.iter().zip(classes).filter(|(_, c)| **c == class).map(|(s, _)| s);
     // Only deep samples reach the application through long interpreter stacks. A few of them are no basis for shares.
     let deep = of_class().filter(|s| s.deep).count();
     let only_deep = deep >= 20;
@@ -275,19 +253,15 @@ const TELLING_SLEEPS: u64 = 10;
 
 impl Unseen {
     pub fn of(recording: &Recording, classifier: &Classifier, classes: &[CostClass], cpu_s: f64) -> Unseen {
-        let nothing = Unseen {
-            total: 0.0,
-            parts: [0.0; CLASSES],
-        };
+        let nothing = Unseen { total: 0.0, parts: [0.0; CLASSES] };
         let period_ns = recording.meta.sample_period_ns.max(1) as f64;
         let due = cpu_s * 1e9 / period_ns;
         let missing = due - recording.samples.len() as f64;
         // Without the number of switches, no time is added; the report shows the part that the samples do not cover.
         let switches = gain(recording, |t| t.voluntary_switches).unwrap_or(0);
         let prices = recording.prices.as_ref().ok();
-        let switch_ns = prices
-            .and_then(|list| list.get(CONTEXT_SWITCH))
-            .map_or(SWITCH_NS, |price| price.point);
+        let switch_ns =
+            prices.and_then(|list| list.get(CONTEXT_SWITCH)).map_or(SWITCH_NS, |price| price.point);
         let most = switches as f64 * HIDDEN_BY_A_SWITCH * switch_ns / period_ns;
         if !recording.meta.kernel_samples || missing < AGREES * due || most == 0.0 {
             return nothing;
@@ -303,10 +277,7 @@ impl Unseen {
             return nothing;
         }
         let total = missing.min(most);
-        Unseen {
-            total,
-            parts: sleeps.map(|n| total * n as f64 / telling as f64),
-        }
+        Unseen { total, parts: sleeps.map(|n| total * n as f64 / telling as f64) }
     }
 
     /// Seconds of CPU time.
@@ -316,10 +287,7 @@ impl Unseen {
 }
 
 fn position(class: CostClass) -> usize {
-    CostClass::ALL
-        .iter()
-        .position(|c| *c == class)
-        .expect("ALL holds every class")
+    CostClass::ALL.iter().position(|c| *c == class).expect("ALL holds every class")
 }
 
 fn method(class: CostClass, recording: &Recording) -> &'static str {
@@ -353,21 +321,13 @@ fn notes(class: CostClass, recording: &Recording, sampled: &Sampled) -> Vec<Stri
     let hidden = sampled.unseen[position(class)];
     if hidden >= 1.0 {
         let seconds = hidden * recording.meta.sample_period_ns as f64 / 1e9;
-        notes.push(format!(
-            "includes {seconds:.2} s in switches to idle, which samples cannot cover"
-        ));
+        notes.push(format!("includes {seconds:.2} s in switches to idle, which samples cannot cover"));
     }
     match class {
         CostClass::Application => {
-            let unread = recording
-                .samples
-                .iter()
-                .filter(|s| s.kernel.is_none() && s.user.is_none())
-                .count();
+            let unread = recording.samples.iter().filter(|s| s.kernel.is_none() && s.user.is_none()).count();
             if unread > 0 {
-                notes.push(format!(
-                    "{unread} samples without a readable user stack are counted here"
-                ));
+                notes.push(format!("{unread} samples without a readable user stack are counted here"));
             }
         }
         CostClass::RuntimeAllocator | CostClass::GarbageCollector => {

@@ -82,22 +82,14 @@ fn map_calls(recording: &Recording) -> Measured<f64> {
             counted = true;
         }
     }
-    if counted {
-        Ok(rate)
-    } else {
-        Err(absence(recording, "map_calls", "map calls were not counted"))
-    }
+    if counted { Ok(rate) } else { Err(absence(recording, "map_calls", "map calls were not counted")) }
 }
 
 /// The first and the last tick, with time between them.
 fn first_and_last(recording: &Recording) -> Measured<(&Tick, &Tick)> {
     match (recording.ticks.first(), recording.ticks.last()) {
         (Some(first), Some(last)) if last.t_ns > first.t_ns => Ok((first, last)),
-        _ => Err(absence(
-            recording,
-            "counters",
-            "fewer than two readings of the process counters",
-        )),
+        _ => Err(absence(recording, "counters", "fewer than two readings of the process counters")),
     }
 }
 
@@ -135,9 +127,7 @@ fn unmeasured(recording: &Recording, probe: &str) -> Option<Absence> {
 /// Number of time slices of a window, for the intervals: half a second each, but at least 15, so that the intervals
 /// are not too wide.
 fn blocks(recording: &Recording) -> usize {
-    (recording.meta.window_ns as f64 / 0.5e9)
-        .round()
-        .clamp(15.0, 60.0) as usize
+    (recording.meta.window_ns as f64 / 0.5e9).round().clamp(15.0, 60.0) as usize
 }
 
 fn block_of(t_ns: u64, recording: &Recording, blocks: usize) -> usize {
@@ -238,12 +228,7 @@ mod tests {
         "do_anonymous_page;__handle_mm_fault;handle_mm_fault;exc_page_fault;asm_exc_page_fault";
 
     fn line(bill: &Bill, class: CostClass) -> &CpuLine {
-        bill.on_cpu
-            .as_ref()
-            .unwrap()
-            .iter()
-            .find(|l| l.class == class)
-            .unwrap()
+        bill.on_cpu.as_ref().unwrap().iter().find(|l| l.class == class).unwrap()
     }
 
     fn wait(bill: &Bill, class: WaitClass) -> &WaitLine {
@@ -292,28 +277,15 @@ mod tests {
                 s.price(allocwall_model::catalogue::prices::CONTEXT_SWITCH, ns);
             }
             s.samples(9_000 - sleeping, PID, "", "app!work");
-            s.samples(
-                sleeping,
-                PID,
-                kernel,
-                "libc!__lll_lock_wait_private;libc+9800;app!work",
-            );
+            s.samples(sleeping, PID, kernel, "libc!__lll_lock_wait_private;libc+9800;app!work");
             s.thread(PID, "work", 10_000);
-            let start = Tick {
-                voluntary_switches: Some(0),
-                ..Tick::default()
-            };
+            let start = Tick { voluntary_switches: Some(0), ..Tick::default() };
             s.ticks(9_000, 1_000).voluntary_switches = Some(switches);
             s.recording.ticks[0] = start;
             of(&s.recording)
         };
         let bill_of = |sleeping, switches, kernel: &str| priced(sleeping, switches, kernel, None);
-        let locks = |bill: &Bill| {
-            (
-                line(bill, CostClass::AllocatorLocks).share.point,
-                bill.switching_cpu_s,
-            )
-        };
+        let locks = |bill: &Bill| (line(bill, CostClass::AllocatorLocks).share.point, bill.switching_cpu_s);
         // 1 s of 10 s is missing, and a million switches can explain it.
         let bill = bill_of(100, 1_000_000, futex);
         assert_eq!(locks(&bill), ((100.0 + 1_000.0) / 10_000.0, 1.0));
@@ -344,11 +316,7 @@ mod tests {
                 s.samples(
                     100,
                     PID,
-                    if zeroing {
-                        "clear_page_erms;do_anonymous_page;exc_page_fault"
-                    } else {
-                        ""
-                    },
+                    if zeroing { "clear_page_erms;do_anonymous_page;exc_page_fault" } else { "" },
                     "app!load",
                 );
                 for (i, sample) in s.recording.samples[at..].iter_mut().enumerate() {
@@ -357,10 +325,7 @@ mod tests {
             }
             let bill = of(&s.recording);
             let classes = [CostClass::FaultPath, CostClass::Zeroing];
-            let of_lines: f64 = classes
-                .iter()
-                .map(|c| line(&bill, *c).share.half_width().powi(2))
-                .sum();
+            let of_lines: f64 = classes.iter().map(|c| line(&bill, *c).share.half_width().powi(2)).sum();
             (bill.sampled.unwrap().share(&classes), of_lines.sqrt())
         };
         let (together, apart) = (sum_of(true), sum_of(false));
@@ -383,10 +348,7 @@ mod tests {
         let bill = of(&s.recording);
         assert_eq!((bill.cpu_s, bill.sampled_cpu_s), (12.0, 10.0));
         assert!((line(&bill, CostClass::FaultPath).cpu_s.point - 3.6).abs() < 1e-9);
-        assert_eq!(
-            (bill.rates.user_cpu_s, bill.rates.system_cpu_s),
-            (Ok(8.0), Ok(4.0))
-        );
+        assert_eq!((bill.rates.user_cpu_s, bill.rates.system_cpu_s), (Ok(8.0), Ok(4.0)));
     }
 
     #[test]
@@ -403,10 +365,7 @@ mod tests {
         assert!((share(CostClass::AllocatorCode) - 0.15).abs() < 1e-9);
         // Faults that were not sampled are not ruled out: they may be all of the kernel's part.
         let faults = line(&bill, CostClass::FaultPath);
-        assert!(
-            faults.share.point == 0.0 && faults.share.high >= 0.4,
-            "{faults:?}"
-        );
+        assert!(faults.share.point == 0.0 && faults.share.high >= 0.4, "{faults:?}");
         // Without ticks the split is unknown, so there is no bill.
         s.recording.ticks.clear();
         assert_eq!(of(&s.recording).on_cpu.unwrap_err().reason, Reason::TooLittle);
@@ -490,11 +449,7 @@ mod tests {
             let mut s = busy();
             s.recording.threads.clear();
             s.ticks(2_000, 0);
-            s.recording.probes.push(Probe {
-                name: "counters".into(),
-                what: String::new(),
-                state,
-            });
+            s.recording.probes.push(Probe { name: "counters".into(), what: String::new(), state });
             of(&s.recording).cpu_s
         };
         assert_eq!(of_probe(ProbeState::Measured), 2.0);
@@ -543,14 +498,7 @@ mod tests {
         s.thread(7, "worker", 0);
         s.waits(50, 7, 'S', Some(232), "ep_poll;do_epoll_wait", "");
         s.waits(50, 7, 'D', Some(-1), "exit_mm;do_exit;get_signal", "");
-        assert_eq!(
-            wait(&of(&s.recording), WaitClass::Stopped)
-                .thread_s
-                .as_ref()
-                .unwrap()
-                .point,
-            0.0
-        );
+        assert_eq!(wait(&of(&s.recording), WaitClass::Stopped).thread_s.as_ref().unwrap().point, 0.0);
     }
 
     #[test]
@@ -565,17 +513,10 @@ mod tests {
     #[test]
     fn map_calls_are_summed_over_their_own_times() {
         let mut s = Sketch::new();
-        for (name, count, over_ns) in [
-            ("mmap", 100, 1_000 * MS),
-            ("munmap", 50, 500 * MS),
-            ("page_faults", 9, MS),
-            ("brk", 1, 0),
-        ] {
-            s.recording.counts.push(EventCount {
-                name: name.into(),
-                count,
-                over_ns,
-            });
+        for (name, count, over_ns) in
+            [("mmap", 100, 1_000 * MS), ("munmap", 50, 500 * MS), ("page_faults", 9, MS), ("brk", 1, 0)]
+        {
+            s.recording.counts.push(EventCount { name: name.into(), count, over_ns });
         }
         assert_eq!(of(&s.recording).rates.map_calls, Ok(200.0));
     }
@@ -592,16 +533,9 @@ mod tests {
         s.samples(400, PID, FAULT, "libc!memset;app!render;app!main");
         let faults = of(&s.recording);
         let faults = line(&faults, CostClass::FaultPath);
-        let names: Vec<_> = faults
-            .sites
-            .iter()
-            .map(|s| (s.function.as_str(), s.share))
-            .collect();
+        let names: Vec<_> = faults.sites.iter().map(|s| (s.function.as_str(), s.share)).collect();
         assert_eq!(names, [("load_index", 0.6), ("render", 0.4)]);
-        assert_eq!(
-            faults.sites[1].path,
-            ["do_anonymous_page", "memset", "render", "main"]
-        );
+        assert_eq!(faults.sites[1].path, ["do_anonymous_page", "memset", "render", "main"]);
         assert_eq!(faults.sites[1].module, "app");
     }
 
@@ -624,11 +558,7 @@ mod tests {
             s.module("[generated code]", ModuleRole::Jit);
             s.samples(10, PID, "", stack);
             let bill = of(&s.recording);
-            assert_eq!(
-                line(&bill, CostClass::Application).sites[0].function,
-                expected,
-                "{stack}"
-            );
+            assert_eq!(line(&bill, CostClass::Application).sites[0].function, expected, "{stack}");
         }
     }
 
@@ -639,11 +569,8 @@ mod tests {
             s.samples(10, PID, "", &format!("app!{name};app!main"));
         }
         let bill = of(&s.recording);
-        let names: Vec<_> = line(&bill, CostClass::Application)
-            .sites
-            .iter()
-            .map(|s| s.function.as_str())
-            .collect();
+        let names: Vec<_> =
+            line(&bill, CostClass::Application).sites.iter().map(|s| s.function.as_str()).collect();
         assert_eq!(names, ["a", "b", "c", "d", "e"]);
     }
 
@@ -651,10 +578,7 @@ mod tests {
     fn in_python() -> Sketch {
         let mut s = Sketch::new();
         s.module("python", ModuleRole::Cpython);
-        s.runtime(Runtime::Cpython {
-            version: "3.11".into(),
-            free_threaded: false,
-        });
+        s.runtime(Runtime::Cpython { version: "3.11".into(), free_threaded: false });
         s.samples(1_500, PID, "", "python!dict_new;python!_PyEval_EvalFrameDefault");
         s
     }
@@ -676,18 +600,11 @@ mod tests {
         }
         let bill = of(&s.recording);
         let sites = &line(&bill, CostClass::Application).sites;
-        assert_eq!(
-            sites[0].python.as_deref(),
-            Some("handle (service.py:10)"),
-            "{sites:?}"
-        );
+        assert_eq!(sites[0].python.as_deref(), Some("handle (service.py:10)"), "{sites:?}");
         assert_eq!(sites[0].share, 1.0);
         // Without Python stacks, only the deep samples count.
         s.recording.python.clear();
-        assert_eq!(
-            line(&of(&s.recording), CostClass::Application).sites[0].share,
-            1.0
-        );
+        assert_eq!(line(&of(&s.recording), CostClass::Application).sites[0].share, 1.0);
     }
 
     #[test]
@@ -697,16 +614,9 @@ mod tests {
             // The line in the function changes; the function stays one site. The last third has no Python stack near
             // it.
             if t < 10_000 {
-                let frames = vec![
-                    format!("handle (service.py:{})", 10 + t % 3),
-                    "main (service.py:90)".into(),
-                ];
-                s.recording.python.push(PythonSample {
-                    t_ns: t * MS,
-                    pid: PID,
-                    tid: PID,
-                    frames,
-                });
+                let frames =
+                    vec![format!("handle (service.py:{})", 10 + t % 3), "main (service.py:90)".into()];
+                s.recording.python.push(PythonSample { t_ns: t * MS, pid: PID, tid: PID, frames });
             }
         }
         // A stack of another thread is not used.
@@ -720,11 +630,8 @@ mod tests {
         // A thousand samples with a Python stack represent the others.
         let sites = &line(&bill, CostClass::Application).sites;
         assert_eq!(sites.len(), 1, "{sites:?}");
-        let handles = |site: &Site| {
-            site.python
-                .as_deref()
-                .is_some_and(|p| p.starts_with("handle (service.py:"))
-        };
+        let handles =
+            |site: &Site| site.python.as_deref().is_some_and(|p| p.starts_with("handle (service.py:"));
         assert!(handles(&sites[0]), "{sites:?}");
         assert_eq!(sites[0].share, 1.0);
 
@@ -743,10 +650,7 @@ mod tests {
             let mut s = busy();
             let python = s.module("python", ModuleRole::Cpython);
             s.recording.modules[python as usize].has_symbols = has_symbols;
-            s.runtime(Runtime::Cpython {
-                version: "3.11".into(),
-                free_threaded: false,
-            });
+            s.runtime(Runtime::Cpython { version: "3.11".into(), free_threaded: false });
             let bill = of(&s.recording);
             assert_eq!(!line(&bill, CostClass::GarbageCollector).notes.is_empty(), said);
             assert!(line(&bill, CostClass::FaultPath).notes.is_empty());
@@ -757,35 +661,15 @@ mod tests {
     fn waits_are_thread_seconds_by_class() {
         let mut s = Sketch::new();
         s.thread(7, "worker", 5_000);
-        s.waits(
-            300,
-            7,
-            'S',
-            Some(202),
-            "",
-            "libc!__lll_lock_wait_private;libc+9800;app!work",
-        );
-        s.waits(
-            700,
-            7,
-            'S',
-            Some(232),
-            "ep_poll;do_epoll_wait",
-            "libc!epoll_wait;app!serve",
-        );
+        s.waits(300, 7, 'S', Some(202), "", "libc!__lll_lock_wait_private;libc+9800;app!work");
+        s.waits(700, 7, 'S', Some(232), "ep_poll;do_epoll_wait", "libc!epoll_wait;app!serve");
         let bill = of(&s.recording);
         let allocator = wait(&bill, WaitClass::Allocator);
         let seconds = allocator.thread_s.as_ref().unwrap();
-        assert!(
-            (seconds.point - 3.0).abs() < 1e-9 && seconds.low < 3.0 && seconds.high > 3.0,
-            "{seconds:?}"
-        );
+        assert!((seconds.point - 3.0).abs() < 1e-9 && seconds.low < 3.0 && seconds.high > 3.0, "{seconds:?}");
         assert_eq!(allocator.sites[0].function, "work");
         assert!((wait(&bill, WaitClass::Idle).thread_s.as_ref().unwrap().point - 7.0).abs() < 1e-9);
-        assert_eq!(
-            wait(&bill, WaitClass::Storage).thread_s.as_ref().unwrap().point,
-            0.0
-        );
+        assert_eq!(wait(&bill, WaitClass::Storage).thread_s.as_ref().unwrap().point, 0.0);
     }
 
     #[test]
@@ -863,31 +747,19 @@ mod tests {
         s.thread(7, "worker", 5_000);
         s.recording.threads[0].run_delay_ns = Some(4_000 * MS);
         let end = s.ticks(5_000, 0);
-        end.host = Some(HostTick {
-            busy_ns: 10_000 * MS,
-            steal_ns: 1_000 * MS,
-            ..HostTick::default()
-        });
+        end.host = Some(HostTick { busy_ns: 10_000 * MS, steal_ns: 1_000 * MS, ..HostTick::default() });
         for (throttled_ms, throttled, queued) in [(3_000, 3.0, 1.0), (9_000, 4.0, 0.0), (0, 0.0, 4.0)] {
             s.recording.ticks[0].cgroup = Some(CgroupTick::default());
-            s.recording.ticks[1].cgroup = Some(CgroupTick {
-                throttled_ns: throttled_ms * MS,
-                ..CgroupTick::default()
-            });
+            s.recording.ticks[1].cgroup =
+                Some(CgroupTick { throttled_ns: throttled_ms * MS, ..CgroupTick::default() });
             let bill = of(&s.recording);
             let point = |class| wait(&bill, class).thread_s.as_ref().unwrap().point;
-            assert_eq!(
-                (point(WaitClass::Throttled), point(WaitClass::RunQueue)),
-                (throttled, queued)
-            );
+            assert_eq!((point(WaitClass::Throttled), point(WaitClass::RunQueue)), (throttled, queued));
         }
         // The target used half of the busy time, so its part of steal is estimated as half, with an interval from 1/5
         // to 4/5.
         let bill = of(&s.recording);
-        assert_eq!(
-            wait(&bill, WaitClass::Stolen).thread_s,
-            Ok(Interval::new(0.2, 0.5, 0.8))
-        );
+        assert_eq!(wait(&bill, WaitClass::Stolen).thread_s, Ok(Interval::new(0.2, 0.5, 0.8)));
         s.recording.ticks[1].cgroup = None;
         s.recording.threads[0].run_delay_ns = None;
         let bill = of(&s.recording);

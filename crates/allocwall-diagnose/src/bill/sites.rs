@@ -68,11 +68,7 @@ pub fn sites(
         if let Some(line) = line {
             add(&mut entry.python, line, place.weight);
         }
-        add(
-            &mut entry.paths,
-            path(recording, classifier, &place, site),
-            place.weight,
-        );
+        add(&mut entry.paths, path(recording, classifier, &place, site), place.weight);
         total = total.saturating_add(place.weight);
     }
     let mut sites: Vec<Site> = seen
@@ -103,20 +99,11 @@ pub fn sites(
 fn site_frame(recording: &Recording, classifier: &Classifier, frames: &[u32]) -> Option<usize> {
     let name = |f: u32| recording.frames.get(f as usize)?.symbol.as_deref();
     let named = |f: u32| name(f).is_some();
-    let role_of_module = |f: u32| {
-        recording
-            .frames
-            .get(f as usize)
-            .and_then(|f| module(recording, f))
-            .map(|m| m.role)
-    };
+    let role_of_module =
+        |f: u32| recording.frames.get(f as usize).and_then(|f| module(recording, f)).map(|m| m.role);
     let file = |f: u32| recording.frames.get(f as usize).and_then(|f| f.module);
-    let of_runtime = |f: u32| {
-        matches!(
-            role_of_module(f),
-            Some(ModuleRole::Node | ModuleRole::Jvm | ModuleRole::Cpython)
-        )
-    };
+    let of_runtime =
+        |f: u32| matches!(role_of_module(f), Some(ModuleRole::Node | ModuleRole::Jvm | ModuleRole::Cpython));
     let nearest_named = |at: usize| {
         let own = frames[at];
         if named(own) {
@@ -134,10 +121,7 @@ fn site_frame(recording: &Recording, classifier: &Classifier, frames: &[u32]) ->
         }
         .unwrap_or(at)
     };
-    let own = frames
-        .iter()
-        .position(|f| classifier.role(*f).is_none())
-        .map(nearest_named);
+    let own = frames.iter().position(|f| classifier.role(*f).is_none()).map(nearest_named);
     own.or_else(|| {
         frames.iter().position(|f| {
             named(*f)
@@ -165,11 +149,7 @@ fn name_of(recording: &Recording, frame: u32) -> (&str, &str) {
         return ("(no symbol)", "");
     };
     let module = module(recording, frame).map_or("", |m| m.path.as_str());
-    let unnamed = if module.is_empty() {
-        "(generated code)"
-    } else {
-        "(no symbol)"
-    };
+    let unnamed = if module.is_empty() { "(generated code)" } else { "(no symbol)" };
     (frame.symbol.as_deref().unwrap_or(unnamed), module)
 }
 
@@ -182,12 +162,10 @@ fn label(recording: &Recording, frame: u32) -> String {
 
 /// The kernel's leaf, then the user frames up to the site and a few more. The middle of long paths is left out.
 fn path(recording: &Recording, classifier: &Classifier, place: &Place, site: Option<usize>) -> Vec<u32> {
-    let kernel = classifier.frames(place.kernel).iter().find(|f| {
-        recording
-            .frames
-            .get(**f as usize)
-            .is_some_and(|f| f.symbol.is_some())
-    });
+    let kernel = classifier
+        .frames(place.kernel)
+        .iter()
+        .find(|f| recording.frames.get(**f as usize).is_some_and(|f| f.symbol.is_some()));
     let frames = classifier.frames(place.user);
     let end = site.map_or(frames.len(), |s| (s + 3).min(frames.len()));
     let user = &frames[..end];
@@ -211,11 +189,7 @@ fn add<K: Ord>(weights: &mut BTreeMap<K, u64>, key: K, weight: u64) {
 
 /// The key with the largest weight; among equals the first in order.
 fn commonest<K: Ord>(weights: BTreeMap<K, u64>) -> Option<K> {
-    weights
-        .into_iter()
-        .rev()
-        .max_by_key(|(_, weight)| *weight)
-        .map(|(key, _)| key)
+    weights.into_iter().rev().max_by_key(|(_, weight)| *weight).map(|(key, _)| key)
 }
 
 /// All lines of one function are one place.
@@ -232,9 +206,7 @@ impl<'a> PythonStacks<'a> {
         for sample in &recording.python {
             threads.entry((sample.pid, sample.tid)).or_default().push(sample);
         }
-        threads
-            .values_mut()
-            .for_each(|samples| samples.sort_by_key(|s| s.t_ns));
+        threads.values_mut().for_each(|samples| samples.sort_by_key(|s| s.t_ns));
         PythonStacks(threads)
     }
 

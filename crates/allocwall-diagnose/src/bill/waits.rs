@@ -26,14 +26,7 @@ pub fn lines(recording: &Recording, classifier: &Classifier, cpu_s: f64) -> Vec<
                 ),
             };
             let (untold, unread) = untold(recording, classifier, &blocked, &classes, class);
-            WaitLine {
-                class,
-                thread_s,
-                method: method(class, recording),
-                sites,
-                untold,
-                unread,
-            }
+            WaitLine { class, thread_s, method: method(class, recording), sites, untold, unread }
         })
         .collect()
 }
@@ -57,10 +50,7 @@ impl Blocked {
             let weight = sampled.entry((wait.pid, wait.tid)).or_default();
             *weight = weight.saturating_add(wait.weight_ns);
         }
-        let mut blocked = Blocked {
-            scale: BTreeMap::new(),
-            unseen_s: 0.0,
-        };
+        let mut blocked = Blocked { scale: BTreeMap::new(), unseen_s: 0.0 };
         if unmeasured(recording, "run_delay").is_some() {
             return blocked;
         }
@@ -71,9 +61,7 @@ impl Blocked {
             let exact = thread.seen_ns.saturating_sub(thread.cpu_ns).saturating_sub(delay) as f64;
             match sampled.get(&(thread.pid, thread.tid)) {
                 Some(&weight) if weight > 0 => {
-                    blocked
-                        .scale
-                        .insert((thread.pid, thread.tid), exact / weight as f64);
+                    blocked.scale.insert((thread.pid, thread.tid), exact / weight as f64);
                 }
                 _ => blocked.unseen_s += exact / 1e9,
             }
@@ -94,42 +82,21 @@ fn sampled(
     class: WaitClass,
 ) -> Measured<Interval> {
     // The purpose of waits that no sample saw is unknown: they belong to the line of other waits.
-    let unseen = if class == WaitClass::Other {
-        blocked.unseen_s
-    } else {
-        0.0
-    };
+    let unseen = if class == WaitClass::Other { blocked.unseen_s } else { 0.0 };
     if recording.waits.is_empty() {
-        return if recording
-            .probes
-            .iter()
-            .any(|p| p.name == "waits" && p.state == ProbeState::Measured)
-        {
+        return if recording.probes.iter().any(|p| p.name == "waits" && p.state == ProbeState::Measured) {
             // Sampled, and no thread slept: with 95 % confidence, less than three samples' worth was missed (rule of
             // three).
-            Ok(Interval::new(
-                unseen,
-                unseen,
-                unseen + 3.0 * recording.meta.wait_period_ns as f64 / 1e9,
-            ))
+            Ok(Interval::new(unseen, unseen, unseen + 3.0 * recording.meta.wait_period_ns as f64 / 1e9))
         } else {
             Err(absence(recording, "waits", "waiting threads were not sampled"))
         };
     }
-    let blind = recording
-        .waits
-        .iter()
-        .all(|w| w.syscall.is_none() && w.kernel.is_none());
-    let needs_a_reason = matches!(
-        class,
-        WaitClass::AddressSpaceLock | WaitClass::Allocator | WaitClass::ApplicationLock
-    );
+    let blind = recording.waits.iter().all(|w| w.syscall.is_none() && w.kernel.is_none());
+    let needs_a_reason =
+        matches!(class, WaitClass::AddressSpaceLock | WaitClass::Allocator | WaitClass::ApplicationLock);
     if blind && needs_a_reason {
-        return Err(absence(
-            recording,
-            "waits",
-            "what its threads wait for could not be read",
-        ));
+        return Err(absence(recording, "waits", "what its threads wait for could not be read"));
     }
     let block_count = blocks(recording);
     let mut hits = vec![(0, 0); block_count];
@@ -148,11 +115,7 @@ fn sampled(
     // Samples of one thread have equal weight, so the interval of their count is used around the weighted time.
     let low = of_class - (share.point - share.low) * total;
     let high = of_class + (share.high - share.point) * total;
-    Ok(Interval::new(
-        low.max(0.0) + unseen,
-        of_class + unseen,
-        high.min(total).max(of_class) + unseen,
-    ))
+    Ok(Interval::new(low.max(0.0) + unseen, of_class + unseen, high.min(total).max(of_class) + unseen))
 }
 
 /// A user stack needs this many frames to show the caller of the futex. The innermost frame is the call itself.
@@ -176,11 +139,7 @@ fn untold(
             }
         }
     }
-    if all > 0.0 {
-        (untold / all, unread / all)
-    } else {
-        (0.0, 0.0)
-    }
+    if all > 0.0 { (untold / all, unread / all) } else { (0.0, 0.0) }
 }
 
 fn wait_sites(
@@ -217,11 +176,7 @@ fn run_delay_s(recording: &Recording) -> Measured<f64> {
     }
     let delays: Vec<u64> = recording.threads.iter().filter_map(|t| t.run_delay_ns).collect();
     if delays.is_empty() {
-        Err(absence(
-            recording,
-            "run_delay",
-            "the kernel reports no run-queue times (schedstat)",
-        ))
+        Err(absence(recording, "run_delay", "the kernel reports no run-queue times (schedstat)"))
     } else {
         Ok(delays.iter().map(|d| *d as f64).sum::<f64>() / 1e9)
     }
@@ -252,11 +207,8 @@ fn stolen(recording: &Recording, cpu_s: f64) -> Measured<Interval> {
     let (first, last) = first_and_last(recording)?;
     if first.host.is_none() || last.host.is_none() {
         let hidden = || {
-            Absence::new(
-                Reason::NotFound,
-                "/proc/stat, which has the machine's steal, could not be read",
-            )
-            .mend("mount /proc without the option subset=pid")
+            Absence::new(Reason::NotFound, "/proc/stat, which has the machine's steal, could not be read")
+                .mend("mount /proc without the option subset=pid")
         };
         // If the file does not exist, the reason is the mount option.
         let why = unmeasured(recording, "host").filter(|absence| !absence.is_gone());

@@ -15,12 +15,8 @@ use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::units::{Absence, Interval, Reason};
 
 pub fn call_rate(ctx: &Context) -> Vec<Judged> {
-    let judged = cpu_case(
-        ctx,
-        Wall::CallRate,
-        "goes to allocating and freeing",
-        perf_show(ctx, "malloc|free"),
-    );
+    let judged =
+        cpu_case(ctx, Wall::CallRate, "goes to allocating and freeing", perf_show(ctx, "malloc|free"));
     let (served, how) = ctx.served();
     // The runtime's own allocator has only a fast path, so its CPU time comes from the number of calls.
     let runtime_led = matches!((ctx.cpu(&[CostClass::RuntimeAllocator]), ctx.cpu(Wall::AllocatorCode.lines())),
@@ -42,19 +38,13 @@ pub fn call_rate(ctx: &Context) -> Vec<Judged> {
         Some(runtime) => stripped(ctx, judged, runtime, runtime_led),
         None => judged,
     };
-    vec![
-        judged
-            .evidence_if(implied_calls(ctx))
-            .evidence_if((!runtime_led).then_some(how)),
-    ]
+    vec![judged.evidence_if(implied_calls(ctx)).evidence_if((!runtime_led).then_some(how))]
 }
 
 /// In a stripped runtime, functions of its allocator may be counted as application, and functions of its collector as
 /// allocation.
 fn stripped(ctx: &Context, judged: Judged, runtime: &str, runtime_led: bool) -> Judged {
-    let elsewhere = ctx
-        .cpu(&[CostClass::Application])
-        .is_ok_and(|sum| may_count(Wall::CallRate, sum));
+    let elsewhere = ctx.cpu(&[CostClass::Application]).is_ok_and(|sum| may_count(Wall::CallRate, sum));
     let incomplete = format!("this {runtime} is stripped: part of its allocation is counted as application");
     if judged.is(Status::RuledOut) && elsewhere {
         let absence =
@@ -91,12 +81,8 @@ fn implied_calls(ctx: &Context) -> Option<String> {
 
 pub fn code_and_contention(ctx: &Context) -> Vec<Judged> {
     let contention = contention(ctx);
-    let judged = cpu_case(
-        ctx,
-        Wall::AllocatorCode,
-        "goes to the allocator's own code",
-        perf_show(ctx, "_int_|arena"),
-    );
+    let judged =
+        cpu_case(ctx, Wall::AllocatorCode, "goes to the allocator's own code", perf_show(ctx, "_int_|arena"));
     let (served, how) = ctx.served();
     let code = if contention.is(Status::Wall) {
         judged
@@ -117,17 +103,9 @@ fn contention(ctx: &Context) -> Judged {
     const WALL: Wall = Wall::AllocatorContention;
     let show = format!("perf trace -s -e futex -p {pid} -- sleep 5", pid = ctx.pid());
     if ctx.bill.rates.threads_peak == 1 {
-        return Judged::ruled_out(
-            WALL,
-            Whole::ThreadTime,
-            "one thread: no other thread to wait for",
-            show,
-        );
+        return Judged::ruled_out(WALL, Whole::ThreadTime, "one thread: no other thread to wait for", show);
     }
-    let (spin, blocked) = match (
-        ctx.cpu(Wall::AllocatorContention.lines()),
-        ctx.wait(WaitClass::Allocator),
-    ) {
+    let (spin, blocked) = match (ctx.cpu(Wall::AllocatorContention.lines()), ctx.wait(WaitClass::Allocator)) {
         (Ok(spin), Ok(blocked)) => (spin.share.scaled(ctx.bill.cpu_s), blocked),
         (Err(_), Ok(blocked)) if blocked.low > 0.0 => (Interval::exact(0.0), blocked),
         (Err(absence), _) => return without_samples(ctx, WALL, absence, show),
@@ -138,25 +116,13 @@ fn contention(ctx: &Context) -> Judged {
     };
     // A futex wait whose caller was not read may be for a lock of the allocator.
     let unread = ctx.unread_futex_s(|_| true);
-    let at_most = Interval {
-        high: blocked.high + unread,
-        ..blocked
-    };
+    let at_most = Interval { high: blocked.high + unread, ..blocked };
     let case = |blocked| {
-        lock_case(
-            ctx,
-            WALL,
-            spin,
-            blocked,
-            "was spent waiting for locks of the allocator",
-            show.clone(),
-        )
+        lock_case(ctx, WALL, spin, blocked, "was spent waiting for locks of the allocator", show.clone())
     };
-    case(blocked)
-        .unless_hidden(case(at_most), || futexes_untold(ctx, unread))
-        .evidence(format!(
-            "{:.3} CPUs used at the allocator's locks, {:.3} threads blocked on average",
-            spin.point / ctx.window_s,
-            blocked.point / ctx.window_s
-        ))
+    case(blocked).unless_hidden(case(at_most), || futexes_untold(ctx, unread)).evidence(format!(
+        "{:.3} CPUs used at the allocator's locks, {:.3} threads blocked on average",
+        spin.point / ctx.window_s,
+        blocked.point / ctx.window_s
+    ))
 }

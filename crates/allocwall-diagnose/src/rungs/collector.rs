@@ -15,37 +15,24 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
     let runtime = ctx.process().map(|p| &p.runtime);
     let show = match runtime {
         Some(Ok(Runtime::Cpython { .. })) => {
-            format!(
-                "perf record -p {} sleep 9; perf report | grep -E 'gc_|visit_'",
-                ctx.pid()
-            )
+            format!("perf record -p {} sleep 9; perf report | grep -E 'gc_|visit_'", ctx.pid())
         }
         Some(Ok(Runtime::Jvm { .. })) => format!("jstat -gcutil {} 1s 10", ctx.pid()),
         Some(Ok(Runtime::Go { .. })) => "GODEBUG=gctrace=1 CMD".to_owned(),
         Some(Ok(Runtime::Node { .. })) => "node --trace-gc …".to_owned(),
         _ => format!("top -H -p {}", ctx.pid()),
     };
-    let judged = cpu_case(
-        ctx,
-        Wall::GarbageCollector,
-        "goes to the garbage collector",
-        show.clone(),
-    );
+    let judged = cpu_case(ctx, Wall::GarbageCollector, "goes to the garbage collector", show.clone());
     let fired = judged.is(Status::Wall) || judged.is(Status::Contributor);
     let native = matches!(runtime, Some(Ok(Runtime::Native)));
     // The time of a collector that cannot be recognized is counted in these lines. If they are small, so is the
     // collector.
     const HIDES_IN: &[CostClass] = &[CostClass::Application, CostClass::RuntimeAllocator];
-    let hidden = ctx
-        .cpu(HIDES_IN)
-        .is_ok_and(|sum| may_count(Wall::GarbageCollector, sum));
+    let hidden = ctx.cpu(HIDES_IN).is_ok_and(|sum| may_count(Wall::GarbageCollector, sum));
     match unrecognized(ctx) {
-        Some(absence) if !fired && hidden => vec![Judged::not_measured(
-            Wall::GarbageCollector,
-            Whole::Cpu,
-            absence,
-            show,
-        )],
+        Some(absence) if !fired && hidden => {
+            vec![Judged::not_measured(Wall::GarbageCollector, Whole::Cpu, absence, show)]
+        }
         None if !fired && native => vec![Judged::ruled_out(
             Wall::GarbageCollector,
             Whole::Cpu,

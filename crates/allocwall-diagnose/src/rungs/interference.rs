@@ -68,11 +68,8 @@ fn throttling(ctx: &Context) -> Judged {
     let Some(quota) = last.quota_cpus.or((hit > 0).then_some(f64::NAN)) else {
         return Judged::ruled_out(WALL, Whole::ThreadTime, "no quota", show);
     };
-    let quota = if quota.is_nan() {
-        "quota of a parent cgroup".to_owned()
-    } else {
-        format!("quota {quota:.2} CPUs")
-    };
+    let quota =
+        if quota.is_nan() { "quota of a parent cgroup".to_owned() } else { format!("quota {quota:.2} CPUs") };
     // The cgroup counts throttled time of all its members. The line of the bill has the target's part.
     by_line(ctx, WALL, WaitClass::Throttled, show, |stopped, show| {
         lost(ctx, WALL, stopped, "was lost to the cgroup's CPU quota", show)
@@ -105,12 +102,7 @@ fn steal(ctx: &Context) -> Judged {
     const WALL: Wall = Wall::Steal;
     let show = "vmstat 1 5  # column st".to_owned();
     if ctx.recording.host.hypervisor.is_none() && ctx.host_change(|h| h.steal_ns) == Some(0) {
-        return Judged::ruled_out(
-            WALL,
-            Whole::ThreadTime,
-            "no hypervisor, and no steal counted",
-            show,
-        );
+        return Judged::ruled_out(WALL, Whole::ThreadTime, "no hypervisor, and no steal counted", show);
     }
     let (Some(stolen), Some(busy)) = (ctx.host_change(|h| h.steal_ns), ctx.host_change(|h| h.busy_ns)) else {
         let once = Absence::new(Reason::TooLittle, "/proc/stat was read only once")
@@ -134,12 +126,8 @@ fn steal(ctx: &Context) -> Judged {
 fn run_queue(ctx: &Context) -> Judged {
     const WALL: Wall = Wall::RunQueue;
     let show = format!("pidstat -t -p {} 1 5  # column %wait", ctx.pid());
-    let known: Vec<(u64, u64)> = ctx
-        .recording
-        .threads
-        .iter()
-        .filter_map(|t| Some((t.run_delay_ns?, t.cpu_ns)))
-        .collect();
+    let known: Vec<(u64, u64)> =
+        ctx.recording.threads.iter().filter_map(|t| Some((t.run_delay_ns?, t.cpu_ns))).collect();
     let delay_s = match ctx.wait(WaitClass::RunQueue) {
         Ok(line) => line.point,
         // A thread's run delay includes the time its cgroup was throttled.

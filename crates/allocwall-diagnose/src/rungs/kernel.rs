@@ -12,12 +12,8 @@ use allocwall_model::units::{Absence, Interval, Reason};
 pub fn first_touch(ctx: &Context) -> Vec<Judged> {
     let show = perf_show(ctx, "clear_page|fault");
     let faults = ctx.bill.rates.minor_faults.clone().ok();
-    let mut judged = cpu_case(
-        ctx,
-        Wall::FirstTouch,
-        "goes to faulting in and zeroing fresh pages",
-        show.clone(),
-    );
+    let mut judged =
+        cpu_case(ctx, Wall::FirstTouch, "goes to faulting in and zeroing fresh pages", show.clone());
     if judged.is(Status::NotMeasured)
         && let Some(estimated) = by_price(ctx, faults, show)
     {
@@ -25,21 +21,16 @@ pub fn first_touch(ctx: &Context) -> Vec<Judged> {
     }
     let each = faults.filter(|f| *f > 1.0).and_then(|f| {
         let ns = ctx.cpu(Wall::FirstTouch.lines()).ok()?.rate.point * 1e9 / f;
-        let listed = ctx.price(TOUCH_4K).map_or_else(String::new, |p| {
-            format!(" (this machine's price: {:.0} ns)", p.point)
-        });
+        let listed = ctx
+            .price(TOUCH_4K)
+            .map_or_else(String::new, |p| format!(" (this machine's price: {:.0} ns)", p.point));
         Some(format!("{ns:.0} ns each{listed}"))
     });
     let reclaim = ctx
         .cpu(&[CostClass::Reclaim])
         .ok()
         .filter(|r| r.share.low > 0.01)
-        .map(|r| {
-            format!(
-                "in addition, reclaim and compaction: {}",
-                percent_interval(r.share)
-            )
-        });
+        .map(|r| format!("in addition, reclaim and compaction: {}", percent_interval(r.share)));
     vec![
         judged
             .evidence_if(faults.map(|f| format!("{} minor faults a second", count(f))))
@@ -57,14 +48,8 @@ fn by_price(ctx: &Context, faults: Option<f64>, show: String) -> Option<Judged> 
     }
     let system = ctx.change(|t| t.system_ns)? as f64 / 1e9 / ctx.bill.cpu_s;
     let zero = ctx.price(ZERO_4K).map_or(touch.low, |z| z.high);
-    let dearest = ctx
-        .price(TOUCH_4K_IDLE)
-        .map_or(touch.high, |p| p.high.max(touch.high));
-    let share = |ns_per_s: f64| {
-        (ns_per_s.max(0.0) / 1e9 / ctx.cpu_rate)
-            .min(system)
-            .clamp(0.0, 1.0)
-    };
+    let dearest = ctx.price(TOUCH_4K_IDLE).map_or(touch.high, |p| p.high.max(touch.high));
+    let share = |ns_per_s: f64| (ns_per_s.max(0.0) / 1e9 / ctx.cpu_rate).min(system).clamp(0.0, 1.0);
     let case = |huge_ns_per_s: f64| {
         let share = Interval::new(
             share(faults * (touch.low - zero)),
@@ -91,20 +76,13 @@ fn by_price(ctx: &Context, faults: Option<f64>, show: String) -> Option<Judged> 
     let absence = || {
         Absence::new(
             Reason::NotPermitted,
-            format!(
-                "up to {} faults a second may each have zeroed a huge page",
-                count(huge)
-            ),
+            format!("up to {} faults a second may each have zeroed a huge page", count(huge)),
         )
         .mend("run as root: kernel stacks show what faults cost")
     };
-    Some(
-        case(0.0)
-            .unless_hidden(case(huge * huge_ns_each), absence)
-            .estimate(
-                "number of faults × this machine's price of a first touch; kernel stacks were not available",
-            ),
-    )
+    Some(case(0.0).unless_hidden(case(huge * huge_ns_each), absence).estimate(
+        "number of faults × this machine's price of a first touch; kernel stacks were not available",
+    ))
 }
 
 /// Upper bound of the faults per second on transparent huge pages: the machine's count, if the kernel has it.
@@ -121,24 +99,12 @@ fn huge_faults(ctx: &Context, faults: f64) -> f64 {
 }
 
 pub fn map_churn(ctx: &Context) -> Vec<Judged> {
-    let show = format!(
-        "strace -f -c -e trace=%memory -p {}  # slows the target",
-        ctx.pid()
-    );
-    let judged = cpu_case(
-        ctx,
-        Wall::MapChurn,
-        "goes to mapping memory and returning it to the kernel",
-        show,
-    );
+    let show = format!("strace -f -c -e trace=%memory -p {}  # slows the target", ctx.pid());
+    let judged = cpu_case(ctx, Wall::MapChurn, "goes to mapping memory and returning it to the kernel", show);
     let fired = judged.is(Status::Wall) || judged.is(Status::Contributor);
     let calls = ctx.bill.rates.map_calls.clone().ok();
     let hint = if fired { cause(ctx) } else { None };
-    vec![
-        judged
-            .evidence_if(calls.map(|c| format!("{} map calls a second", count(c))))
-            .evidence_if(hint),
-    ]
+    vec![judged.evidence_if(calls.map(|c| format!("{} map calls a second", count(c)))).evidence_if(hint)]
 }
 
 /// The behaviour of the allocator that the mix of calls suggests.
@@ -158,25 +124,17 @@ fn cause(ctx: &Context) -> Option<String> {
     } else {
         return None;
     };
-    let mix: Vec<String> = [
-        ("mmap", map),
-        ("munmap", unmap),
-        ("brk", brk),
-        ("madvise", advise),
-    ]
-    .into_iter()
-    .filter(|(_, rate)| *rate >= 0.01 * all)
-    .map(|(name, rate)| format!("{name} {}", count(rate)))
-    .collect();
+    let mix: Vec<String> = [("mmap", map), ("munmap", unmap), ("brk", brk), ("madvise", advise)]
+        .into_iter()
+        .filter(|(_, rate)| *rate >= 0.01 * all)
+        .map(|(name, rate)| format!("{name} {}", count(rate)))
+        .collect();
     Some(format!("{hint}; {}", mix.join(", ")))
 }
 
 pub fn address_space_lock(ctx: &Context) -> Vec<Judged> {
     const WALL: Wall = Wall::AddressSpaceLock;
-    let show = format!(
-        "perf lock contention -ab -p {pid} -- sleep 5  # mmap_lock",
-        pid = ctx.pid()
-    );
+    let show = format!("perf lock contention -ab -p {pid} -- sleep 5  # mmap_lock", pid = ctx.pid());
     if ctx.bill.rates.threads_peak == 1 {
         return vec![Judged::ruled_out(
             WALL,
@@ -207,13 +165,11 @@ pub fn address_space_lock(ctx: &Context) -> Vec<Judged> {
             show.clone(),
         )
     };
-    vec![
-        unless_hidden(ctx, judge(spin.named), judge(spin.share)).evidence(format!(
-            "{:.3} CPUs spinning, {:.3} threads blocked on average",
-            spin.rate.point,
-            blocked.point / ctx.window_s
-        )),
-    ]
+    vec![unless_hidden(ctx, judge(spin.named), judge(spin.share)).evidence(format!(
+        "{:.3} CPUs spinning, {:.3} threads blocked on average",
+        spin.rate.point,
+        blocked.point / ctx.window_s
+    ))]
 }
 
 /// CPU time and blocked time at one lock, as a fraction of working time.

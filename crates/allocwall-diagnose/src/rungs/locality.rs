@@ -16,10 +16,7 @@ pub fn tlb(ctx: &Context) -> Vec<Judged> {
     const WALL: Wall = Wall::Tlb;
     const ESTIMATE: &str =
         "upper bound from resident memory, huge-page coverage and load prices; no counter was read";
-    let show = format!(
-        "perf stat -e dTLB-loads,dTLB-load-misses -p {} -- sleep 10",
-        ctx.pid()
-    );
+    let show = format!("perf stat -e dTLB-loads,dTLB-load-misses -p {} -- sleep 10", ctx.pid());
     let smaps = ctx.last_smaps();
     // Shared memory and mapped files use the same TLB. The resident set does not include hugetlb pages.
     let huge = smaps.map_or(0, |s| s.anon_huge.saturating_add(s.hugetlb));
@@ -29,17 +26,12 @@ pub fn tlb(ctx: &Context) -> Vec<Judged> {
     };
     let pmu_missing = || match &ctx.recording.host.pmu {
         Ok(()) => Absence::new(Reason::TooCostly, "allocwall does not read TLB counters").mend(show.clone()),
-        Err(absence) => absence
-            .clone()
-            .mend_if_none("use a machine with a PMU, or try huge pages and compare"),
+        Err(absence) => {
+            absence.clone().mend_if_none("use a machine with a PMU, or try huge pages and compare")
+        }
     };
     let Some(resident) = resident.filter(|r| *r > 0) else {
-        return vec![Judged::not_measured(
-            WALL,
-            Whole::Cpu,
-            pmu_missing(),
-            show.clone(),
-        )];
+        return vec![Judged::not_measured(WALL, Whole::Cpu, pmu_missing(), show.clone())];
     };
     let small = resident.saturating_sub(huge);
     let memory = format!(
@@ -92,10 +84,7 @@ pub fn tlb(ctx: &Context) -> Vec<Judged> {
         return vec![judged.evidence(memory).estimate(ESTIMATE)];
     }
     let mut judged = Judged::not_measured(WALL, Whole::Cpu, pmu_missing(), show.clone());
-    judged.finding.because = format!(
-        "at most {} of CPU (an upper bound, not a measurement)",
-        percent(bound)
-    );
+    judged.finding.because = format!("at most {} of CPU (an upper bound, not a measurement)", percent(bound));
     vec![judged.evidence(memory).estimate(ESTIMATE)]
 }
 
@@ -110,17 +99,12 @@ pub fn numa(ctx: &Context) -> Vec<Judged> {
         .and_then(|t| t.numa_resident.as_ref())
         .map(|n| n.iter().map(|b| bytes(*b as f64)).collect::<Vec<_>>().join(" + "));
     let placed = nodes.map(|n| format!("resident by node: {n}"));
-    let (Some(remote), Some(local)) = (
-        ctx.host_change(|h| h.numa_remote),
-        ctx.host_change(|h| h.numa_local),
-    ) else {
+    let (Some(remote), Some(local)) = (ctx.host_change(|h| h.numa_remote), ctx.host_change(|h| h.numa_local))
+    else {
         let absence = ctx
             .probe_absence("numa")
             .unwrap_or_else(|| {
-                Absence::new(
-                    Reason::NotFound,
-                    "the nodes' allocation counters could not be read",
-                )
+                Absence::new(Reason::NotFound, "the nodes' allocation counters could not be read")
             })
             .mend_if_none("run perf stat -e node-loads,node-load-misses -p PID on a machine with a PMU");
         return vec![Judged::not_measured(WALL, Whole::Resident, absence, show).evidence_if(placed)];

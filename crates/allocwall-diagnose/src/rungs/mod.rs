@@ -62,11 +62,7 @@ pub fn walls_worst_first(judged: &[Judged]) -> Vec<Wall> {
         Wall::Waiting => 4,
         _ => 2,
     };
-    walls.sort_by(|a, b| {
-        group(a.finding.wall)
-            .cmp(&group(b.finding.wall))
-            .then(b.cost.total_cmp(&a.cost))
-    });
+    walls.sort_by(|a, b| group(a.finding.wall).cmp(&group(b.finding.wall)).then(b.cost.total_cmp(&a.cost)));
     walls.into_iter().map(|j| j.finding.wall).collect()
 }
 
@@ -120,10 +116,7 @@ fn without_samples(ctx: &Context, wall: Wall, absence: Absence, show: String) ->
         let mut judged = Judged::ruled_out(
             wall,
             Whole::Cpu,
-            format!(
-                "the target's CPU time is only {:.0} ms a second",
-                ctx.cpu_rate * 1e3
-            ),
+            format!("the target's CPU time is only {:.0} ms a second", ctx.cpu_rate * 1e3),
             show,
         );
         judged.finding.share = None;
@@ -141,8 +134,5 @@ fn per_second_floor(wall: Wall) -> f64 {
 }
 
 fn perf_show(ctx: &Context, symbols: &str) -> String {
-    format!(
-        "perf record -p {pid} sleep 9; perf report | grep -E '{symbols}'",
-        pid = ctx.pid()
-    )
+    format!("perf record -p {pid} sleep 9; perf report | grep -E '{symbols}'", pid = ctx.pid())
 }

@@ -45,29 +45,17 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
             );
             // Thread arenas and mapped blocks were not inspected: all of that may be free.
             let unwalked = (anonymous(ctx, resident) - held).max(0.0);
-            let at_most = Interval {
-                high: kept.high + unwalked,
-                ..kept
-            };
-            let case = |kept| {
-                case(
-                    kept,
-                    resident,
-                    "is free, but not returned to the system",
-                    show.clone(),
-                )
-            };
-            case(kept)
-                .unless_hidden(case(at_most), || beyond_the_heap(unwalked))
-                .evidence(format!(
-                    "{}: {} live, {} free, {} resident of {} mapped; {} of anonymous memory outside the heap",
-                    heap.method,
-                    bytes(heap.live_bytes.point),
-                    bytes(heap.free_bytes.point),
-                    bytes(held),
-                    bytes(heap.mapped_bytes as f64),
-                    bytes(unwalked)
-                ))
+            let at_most = Interval { high: kept.high + unwalked, ..kept };
+            let case = |kept| case(kept, resident, "is free, but not returned to the system", show.clone());
+            case(kept).unless_hidden(case(at_most), || beyond_the_heap(unwalked)).evidence(format!(
+                "{}: {} live, {} free, {} resident of {} mapped; {} of anonymous memory outside the heap",
+                heap.method,
+                bytes(heap.live_bytes.point),
+                bytes(heap.free_bytes.point),
+                bytes(held),
+                bytes(heap.mapped_bytes as f64),
+                bytes(unwalked)
+            ))
         }
         // True even if no byte of it is live.
         (Err(_), floor) if resident < floor => Judged::ruled_out(

@@ -51,11 +51,7 @@ fn waiting(ctx: &Context) -> Judged {
     }
     .judge()
     .evidence(format!("{:.2} CPUs in use on average", ctx.cpu_rate))
-    .evidence(format!(
-        "{}; {}",
-        seconds(WaitClass::Storage),
-        seconds(WaitClass::Idle)
-    ));
+    .evidence(format!("{}; {}", seconds(WaitClass::Storage), seconds(WaitClass::Idle)));
     match ctx.wait(WaitClass::RunQueue) {
         // Without run-queue times, all of the idle time may have been waits for a CPU.
         Err(absence) if !judged.is(Status::RuledOut) => {
@@ -80,18 +76,11 @@ fn application_lock(ctx: &Context) -> Judged {
     let known = waits.scaled(1.0 - unknown);
     // Futex waits of unknown purpose may be locks or idle pools. They widen the interval and leave the point.
     let elsewhere = ctx.unread_futex_s(|class| class != WaitClass::ApplicationLock);
-    let at_most = Interval {
-        high: waits.high + elsewhere,
-        ..known
-    };
+    let at_most = Interval { high: waits.high + elsewhere, ..known };
     let rest = (ctx.active_thread_s() - known.point).max(0.0);
     let case = |thread_s: Interval| {
         let of = |thread_s: f64| {
-            if rest + thread_s > 0.0 {
-                thread_s / (rest + thread_s)
-            } else {
-                0.0
-            }
+            if rest + thread_s > 0.0 { thread_s / (rest + thread_s) } else { 0.0 }
         };
         Case {
             wall: WALL,
@@ -107,10 +96,7 @@ fn application_lock(ctx: &Context) -> Judged {
     let unknown_s = waits.point * unknown + elsewhere;
     case(known)
         .unless_hidden(case(at_most), || futexes_untold(ctx, unknown_s))
-        .evidence(format!(
-            "{:.2} thread-seconds a second at locks",
-            known.point / ctx.window_s
-        ))
+        .evidence(format!("{:.2} thread-seconds a second at locks", known.point / ctx.window_s))
         .evidence_if((unknown_s > 0.0).then(|| {
             format!(
                 "{:.2} thread-seconds a second in futex waits of unknown purpose",

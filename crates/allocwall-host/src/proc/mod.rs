@@ -31,10 +31,7 @@ pub fn refuse_thread(pid: i32, status: &Status) -> Result<()> {
     if status.tgid == pid {
         return Ok(());
     }
-    Err(Error::Refused(format!(
-        "{pid} is a thread of process {}; give -p {0}",
-        status.tgid
-    )))
+    Err(Error::Refused(format!("{pid} is a thread of process {}; give -p {0}", status.tgid)))
 }
 
 #[derive(Clone, Debug)]
@@ -96,9 +93,7 @@ impl ProcFs {
     /// then.
     pub fn living_thread(&self, pid: i32) -> i32 {
         let stat = self.process(pid, "stat", parse::process_stat);
-        stat.ok()
-            .and_then(|stat| self.successor(pid, &stat))
-            .unwrap_or(pid)
+        stat.ok().and_then(|stat| self.successor(pid, &stat)).unwrap_or(pid)
     }
 
     fn successor(&self, pid: i32, leader: &ProcessStat) -> Option<i32> {
@@ -170,9 +165,7 @@ impl ProcFs {
     /// Of this process itself.
     pub fn own_status(&self) -> Measured<Status> {
         let path = self.root.join("self/status");
-        file::read(&path, |bytes| {
-            parse::status(bytes).ok_or_else(|| unparsable(&path.display(), bytes))
-        })
+        file::read(&path, |bytes| parse::status(bytes).ok_or_else(|| unparsable(&path.display(), bytes)))
     }
 
     pub fn comm(&self, pid: i32) -> Measured<String> {
@@ -209,8 +202,7 @@ impl ProcFs {
     /// Threads alive now, in the order of their creation.
     pub fn threads(&self, pid: i32) -> Measured<Vec<i32>> {
         let path = self.root.join(format!("{pid}/task"));
-        self.numbers_in(&path)
-            .map_err(|absence| self.settled(pid, absence))
+        self.numbers_in(&path).map_err(|absence| self.settled(pid, absence))
     }
 
     /// Every process visible here.
@@ -282,10 +274,7 @@ impl ProcFs {
             absence.detail = format!("/proc/{pid}/maps was read only in part: {absence}");
             absence
         };
-        Ok(Kept {
-            cut: kept.cut.map(named),
-            ..kept
-        })
+        Ok(Kept { cut: kept.cut.map(named), ..kept })
     }
 
     /// `pid`, `mnt`, `user`, …: two processes in the same namespace have the same text.
@@ -383,9 +372,7 @@ impl ProcFs {
         let mut children = Vec::new();
         for tid in self.threads(pid).ok()? {
             let read = self.thread(pid, tid, "children", |bytes| {
-                file::words(bytes)
-                    .map(file::number::<i32>)
-                    .collect::<Option<Vec<_>>>()
+                file::words(bytes).map(file::number::<i32>).collect::<Option<Vec<_>>>()
             });
             match read {
                 Ok(found) => children.extend(found),
@@ -437,27 +424,22 @@ impl ProcFs {
         .map_err(|absence| match absence.reason {
             // With psi=0 or CONFIG_PSI_DEFAULT_DISABLED the read fails with EOPNOTSUPP; a kernel without PSI
             // has no file.
-            Reason::NotFound | Reason::NotSupported => Absence::new(
-                Reason::Disabled,
-                "pressure stall information (PSI) is off in this kernel",
-            )
-            .mend("boot with psi=1"),
+            Reason::NotFound | Reason::NotSupported => {
+                Absence::new(Reason::Disabled, "pressure stall information (PSI) is off in this kernel")
+                    .mend("boot with psi=1")
+            }
             _ => absence,
         })
     }
 
     pub fn meminfo(&self) -> Measured<MemInfo> {
         let path = self.root.join("meminfo");
-        file::read(&path, |bytes| {
-            parse::meminfo(bytes).ok_or_else(|| unparsable(&path.display(), bytes))
-        })
+        file::read(&path, |bytes| parse::meminfo(bytes).ok_or_else(|| unparsable(&path.display(), bytes)))
     }
 
     pub fn cpu_model(&self) -> Measured<String> {
         let path = self.root.join("cpuinfo");
-        file::read(&path, |bytes| {
-            parse::cpu_model(bytes).ok_or_else(|| unparsable(&path.display(), bytes))
-        })
+        file::read(&path, |bytes| parse::cpu_model(bytes).ok_or_else(|| unparsable(&path.display(), bytes)))
     }
 
     /// A one-line file below /proc/sys, for example `kernel/perf_event_paranoid`.
@@ -484,19 +466,13 @@ impl ProcFs {
         self.read(pid, path, parse).map_err(|absence| {
             let gone =
                 absence.reason == Reason::NotFound && !self.root.join(format!("{pid}/task/{tid}")).is_dir();
-            if gone {
-                vanished(&format_args!("thread {tid} of process {pid}"))
-            } else {
-                absence
-            }
+            if gone { vanished(&format_args!("thread {tid} of process {pid}")) } else { absence }
         })
     }
 
     fn read<T>(&self, pid: i32, path: PathBuf, parse: impl FnOnce(&[u8]) -> Option<T>) -> Measured<T> {
-        file::read(&path, |bytes| {
-            parse(bytes).ok_or_else(|| unparsable(&path.display(), bytes))
-        })
-        .map_err(|absence| self.settled(pid, absence))
+        file::read(&path, |bytes| parse(bytes).ok_or_else(|| unparsable(&path.display(), bytes)))
+            .map_err(|absence| self.settled(pid, absence))
     }
 
     /// A missing file means either that the process is gone or that this kernel has no such file.
@@ -513,10 +489,8 @@ impl ProcFs {
 
     fn numbers_in(&self, path: &Path) -> Measured<Vec<i32>> {
         let entries = std::fs::read_dir(path).map_err(|error| file::absence_of(path, &error))?;
-        let mut numbers: Vec<i32> = entries
-            .flatten()
-            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-            .collect();
+        let mut numbers: Vec<i32> =
+            entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
         numbers.sort_unstable();
         Ok(numbers)
     }
@@ -551,11 +525,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for (pid, ppid) in [(10, 1), (11, 10), (12, 10), (13, 12), (99, 1)] {
             write(dir.path(), &format!("{pid}/stat"), stat_line(pid, ppid, 1));
-            write(
-                dir.path(),
-                &format!("{pid}/task/{pid}/stat"),
-                stat_line(pid, ppid, 1),
-            );
+            write(dir.path(), &format!("{pid}/task/{pid}/stat"), stat_line(pid, ppid, 1));
             if children_files {
                 let children = if pid == 10 {
                     "12 "
@@ -598,14 +568,8 @@ mod tests {
         let proc = ProcFs::at(dir.path());
         assert_eq!(proc.process_stat(1234).unwrap_err().reason, Reason::Vanished);
         assert_eq!(proc.threads(1234).unwrap_err().reason, Reason::Vanished);
-        assert_eq!(
-            proc.thread_schedstat(10, 77).unwrap_err().reason,
-            Reason::Vanished
-        );
-        assert_eq!(
-            proc.thread_schedstat(10, 10).unwrap_err().reason,
-            Reason::NotFound
-        );
+        assert_eq!(proc.thread_schedstat(10, 77).unwrap_err().reason, Reason::Vanished);
+        assert_eq!(proc.thread_schedstat(10, 10).unwrap_err().reason, Reason::NotFound);
         assert_eq!(proc.smaps_rollup(10).unwrap_err().reason, Reason::NotFound);
         assert_eq!(proc.smaps_readable(10).unwrap_err().reason, Reason::NotFound);
         write(dir.path(), "10/maps", vec![b'x'; 33 << 20]);
@@ -614,10 +578,7 @@ mod tests {
         assert_eq!(proc.maps_readable(4711).unwrap_err().reason, Reason::Vanished);
         write(dir.path(), "10/schedstat", "junk");
         write(dir.path(), "10/task/10/schedstat", "junk");
-        assert_eq!(
-            proc.thread_schedstat(10, 10).unwrap_err().reason,
-            Reason::Unparsable
-        );
+        assert_eq!(proc.thread_schedstat(10, 10).unwrap_err().reason, Reason::Unparsable);
     }
 
     #[test]
@@ -630,11 +591,7 @@ mod tests {
         assert_eq!(tick.busy_ns, 2 * proc.ns_per_tick());
         assert_eq!((tick.psi_cpu_us, tick.thp_fault_alloc), (None, None));
         assert_eq!(proc.pressure("cpu").unwrap_err().reason, Reason::Disabled);
-        write(
-            dir.path(),
-            "pressure/cpu",
-            "some avg10=0.00 avg60=0.00 avg300=0.00 total=7\n",
-        );
+        write(dir.path(), "pressure/cpu", "some avg10=0.00 avg60=0.00 avg300=0.00 total=7\n");
         write(dir.path(), "vmstat", "thp_fault_alloc 3\n");
         let tick = proc.host_tick().unwrap();
         assert_eq!((tick.psi_cpu_us, tick.thp_fault_alloc), (Some(7), Some(3)));
@@ -677,9 +634,6 @@ mod tests {
             refuse_thread(tid, &ProcFs::live().status(tid).unwrap()).map_err(|e| (tid, e.to_string()))
         });
         let (tid, refusal) = thread.join().unwrap().unwrap_err();
-        assert!(
-            refusal.contains(&format!("{tid} is a thread of process {own}; give -p {own}")),
-            "{refusal}"
-        );
+        assert!(refusal.contains(&format!("{tid} is a thread of process {own}; give -p {own}")), "{refusal}");
     }
 }

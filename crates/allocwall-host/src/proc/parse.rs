@@ -161,9 +161,7 @@ fn four(value: &[u8]) -> Option<[u32; 4]> {
 fn kilobytes(value: &[u8]) -> Option<u64> {
     let mut fields = words(value);
     let amount: u64 = number(fields.next()?)?;
-    (fields.next() == Some(b"kB"))
-        .then(|| amount.checked_mul(1024))
-        .flatten()
+    (fields.next() == Some(b"kB")).then(|| amount.checked_mul(1024)).flatten()
 }
 
 /// /proc/PID/task/TID/schedstat: Documentation/scheduler/sched-stats.rst.
@@ -177,11 +175,7 @@ pub struct SchedStat {
 
 pub fn schedstat(bytes: &[u8]) -> Option<SchedStat> {
     let mut fields = words(bytes).map(number::<u64>);
-    Some(SchedStat {
-        cpu_ns: fields.next()??,
-        run_delay_ns: fields.next()??,
-        timeslices: fields.next()??,
-    })
+    Some(SchedStat { cpu_ns: fields.next()??, run_delay_ns: fields.next()??, timeslices: fields.next()?? })
 }
 
 pub fn smaps_rollup(bytes: &[u8]) -> Option<Smaps> {
@@ -317,10 +311,7 @@ pub fn nul_words(bytes: &[u8]) -> Vec<String> {
     if bytes.is_empty() {
         return Vec::new();
     }
-    bytes
-        .split(|&b| b == 0)
-        .map(|word| String::from_utf8_lossy(word).into_owned())
-        .collect()
+    bytes.split(|&b| b == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect()
 }
 
 /// NAME=value pairs of environ; entries without `=` are dropped.
@@ -372,10 +363,7 @@ pub fn cgroup(bytes: &[u8]) -> Vec<CgroupLine> {
             path: path.strip_suffix(" (deleted)").unwrap_or(&path).to_owned(),
         })
     };
-    lines(bytes)
-        .filter_map(line)
-        .filter(|line| line.path.starts_with('/'))
-        .collect()
+    lines(bytes).filter_map(line).filter(|line| line.path.starts_with('/')).collect()
 }
 
 /// What a thread that is not running waits for: /proc/PID/task/TID/syscall.
@@ -403,10 +391,7 @@ pub fn syscall(bytes: &[u8]) -> Option<SyscallState> {
         [.., sp, ip] => hex(ip).zip(hex(sp)),
         _ => None,
     };
-    Some(SyscallState::Blocked {
-        number: number(first)?,
-        ip_sp,
-    })
+    Some(SyscallState::Blocked { number: number(first)?, ip_sp })
 }
 
 /// Symbol names of /proc/PID/task/TID/stack, leaf first: `[<0>] futex_wait+0x12/0x34`, or with an address in
@@ -425,9 +410,7 @@ pub fn kernel_stack(bytes: &[u8]) -> Vec<String> {
 
 /// `ffffffff81000000 T _text`: whether any address is not all zeros.
 pub fn shows_addresses(bytes: &[u8]) -> bool {
-    lines(bytes)
-        .filter_map(|line| words(line).next())
-        .any(|address| address.iter().any(|&b| b != b'0'))
+    lines(bytes).filter_map(|line| words(line).next()).any(|address| address.iter().any(|&b| b != b'0'))
 }
 
 /// Options of the mount at /proc (mountinfo) that hide processes. The last mount in the list is the one in
@@ -437,9 +420,7 @@ pub fn proc_restrictions(bytes: &[u8]) -> Option<String> {
     let line = lines(bytes).filter(at_proc).last()?;
     let options = String::from_utf8_lossy(words(line).last()?).into_owned();
     let hides = |option: &&str| {
-        option
-            .strip_prefix("hidepid=")
-            .is_some_and(|mode| mode != "0" && mode != "off")
+        option.strip_prefix("hidepid=").is_some_and(|mode| mode != "0" && mode != "off")
             || option.starts_with("subset=")
     };
     let hiding: Vec<&str> = options.split(',').filter(hides).collect();
@@ -468,9 +449,7 @@ pub fn cpu_times(bytes: &[u8], ns_per_tick: u64) -> Option<HostTick> {
     }
     let [user, nice, system, idle, iowait, irq, softirq, steal] = ticks;
     Some(HostTick {
-        busy_ns: [user, nice, system, irq, softirq]
-            .iter()
-            .fold(0u64, |sum, &t| sum.wrapping_add(t)),
+        busy_ns: [user, nice, system, irq, softirq].iter().fold(0u64, |sum, &t| sum.wrapping_add(t)),
         idle_ns: idle,
         iowait_ns: iowait,
         steal_ns: steal,
@@ -526,15 +505,13 @@ pub fn meminfo(bytes: &[u8]) -> Option<MemInfo> {
 
 /// The name of the processor. x86, Arm, POWER and s390 use different keys in /proc/cpuinfo.
 pub fn cpu_model(bytes: &[u8]) -> Option<String> {
-    ["model name", "Model", "cpu", "vendor_id"]
-        .iter()
-        .find_map(|key| {
-            lines(bytes).find_map(|line| {
-                let (name, value) = pair(line, b':')?;
-                let value = String::from_utf8_lossy(value.trim_ascii()).into_owned();
-                (name.trim_ascii() == key.as_bytes() && !value.is_empty()).then_some(value)
-            })
+    ["model name", "Model", "cpu", "vendor_id"].iter().find_map(|key| {
+        lines(bytes).find_map(|line| {
+            let (name, value) = pair(line, b':')?;
+            let value = String::from_utf8_lossy(value.trim_ascii()).into_owned();
+            (name.trim_ascii() == key.as_bytes() && !value.is_empty()).then_some(value)
         })
+    })
 }
 
 /// Number of members of a list such as `0-3,8,10-11`.
@@ -554,20 +531,10 @@ pub(crate) fn all_parsers(bytes: &[u8]) {
     let _ = schedstat(bytes);
     let _ = (smaps_rollup(bytes), huge_pages(bytes));
     let _ = numa_resident(bytes);
-    let _ = (
-        nul_words(bytes),
-        environ(bytes),
-        cgroup(bytes),
-        kernel_stack(bytes),
-    );
+    let _ = (nul_words(bytes), environ(bytes), cgroup(bytes), kernel_stack(bytes));
     let _ = (syscall(bytes), cpu_times(bytes, 10_000_000), pressure_some(bytes));
     vmstat(bytes, &mut HostTick::default());
-    let _ = (
-        meminfo(bytes),
-        cpu_model(bytes),
-        shows_addresses(bytes),
-        proc_restrictions(bytes),
-    );
+    let _ = (meminfo(bytes), cpu_model(bytes), shows_addresses(bytes), proc_restrictions(bytes));
     let text = String::from_utf8_lossy(bytes);
     let _ = list_len(&text);
 }
@@ -584,19 +551,13 @@ mod tests {
     #[test]
     fn stat_with_a_hostile_name() {
         let stat = process_stat(STAT).unwrap();
-        assert_eq!(
-            (stat.pid, stat.comm.as_str(), stat.state, stat.ppid),
-            (4242, "worker ) (1)\nx", 'S', 17)
-        );
+        assert_eq!((stat.pid, stat.comm.as_str(), stat.state, stat.ppid), (4242, "worker ) (1)\nx", 'S', 17));
         assert_eq!((stat.minor_faults, stat.child_minor_faults), (1500, 22));
         assert_eq!((stat.major_faults, stat.child_major_faults), (3, 1));
         assert_eq!((stat.user_ticks, stat.system_ticks), (250, 50));
         assert_eq!((stat.child_user_ticks, stat.child_system_ticks), (7, 8));
         assert_eq!((stat.threads, stat.start_ticks), (12, 987_654));
-        assert_eq!(
-            (stat.virtual_bytes, stat.resident_pages, stat.cpu),
-            (104_857_600, 2560, 1)
-        );
+        assert_eq!((stat.virtual_bytes, stat.resident_pages, stat.cpu), (104_857_600, 2560, 1));
         let latin: Vec<u8> = STAT.iter().map(|&b| if b == b'w' { 0xff } else { b }).collect();
         assert_eq!(process_stat(&latin).unwrap().comm, "\u{fffd}orker ) (1)\nx");
     }
@@ -627,21 +588,12 @@ mod tests {
     #[test]
     fn status_fields() {
         let s = status(STATUS).unwrap();
-        assert_eq!(
-            (s.tgid, s.ppid, s.uid[1], s.gid[0], s.threads),
-            (9644, 9642, 1000, 100, 3)
-        );
+        assert_eq!((s.tgid, s.ppid, s.uid[1], s.gid[0], s.threads), (9644, 9642, 1000, 100, 3));
         assert_eq!(s.ns_pids, [9644, 7]);
-        assert_eq!(
-            (s.vm_size, s.vm_rss, s.rss_anon),
-            (Some(3060 << 10), Some(1688 << 10), Some(112 << 10))
-        );
+        assert_eq!((s.vm_size, s.vm_rss, s.rss_anon), (Some(3060 << 10), Some(1688 << 10), Some(112 << 10)));
         assert_eq!(s.vm_hwm, Some(1700 << 10));
         assert_eq!((s.vm_data, s.hugetlb), (Some(360 << 10), Some(2 << 20)));
-        assert_eq!(
-            (s.thp_enabled, s.no_new_privs, s.seccomp),
-            (Some(true), Some(true), Some(2))
-        );
+        assert_eq!((s.thp_enabled, s.no_new_privs, s.seccomp), (Some(true), Some(true), Some(2)));
         assert_eq!((s.voluntary_switches, s.involuntary_switches), (Some(5), Some(6)));
         assert_eq!(s.cap_eff, 0x1ff_feff_ffff);
     }
@@ -679,10 +631,7 @@ mod tests {
             Pss:      325 kB\nPss_Dirty:  112 kB\nAnonymous:      112 kB\nLazyFree:   8 kB\nAnonHugePages:   2048 kB\n\
             Shared_Hugetlb:  2048 kB\nPrivate_Hugetlb: 4096 kB\nSwap:  16 kB\nSwapPss: 16 kB\n";
         let s = smaps_rollup(body).unwrap();
-        assert_eq!(
-            (s.rss, s.pss, s.anonymous, s.lazy_free),
-            (1688 << 10, 325 << 10, 112 << 10, 8 << 10)
-        );
+        assert_eq!((s.rss, s.pss, s.anonymous, s.lazy_free), (1688 << 10, 325 << 10, 112 << 10, 8 << 10));
         assert_eq!((s.anon_huge, s.hugetlb, s.swap), (2 << 20, 6 << 20, 16 << 10));
         // A process without memory of its own (a kernel thread) has an empty file.
         for bad in [&b""[..], b"Rss: 1 kB\n", b"Rss: one kB\n"] {
@@ -696,11 +645,7 @@ mod tests {
             format!("{head}\nSize: 4096 kB\n{field}: 4096 kB\nVmFlags: rd wr {flags} \n")
         };
         let of = |text: &str| huge_pages(text.as_bytes()).unwrap();
-        let slab = mapping(
-            "7f0000200000-7f0000600000 rw-p 00000000 00:00 0 ",
-            "AnonHugePages",
-            "mr hg",
-        );
+        let slab = mapping("7f0000200000-7f0000600000 rw-p 00000000 00:00 0 ", "AnonHugePages", "mr hg");
         assert_eq!((of(&slab).arenas, of(&slab).all), (4 << 20, 4 << 20));
         let reserved = mapping(
             "7f0000200000-7f0000600000 rw-p 00000000 00:0f 99 /anon_hugepage (deleted)",
@@ -711,21 +656,9 @@ mod tests {
         // Near twins: huge pages not requested (mode always), not on a boundary, the heap, resident on small
         // pages.
         for other in [
-            mapping(
-                "7f0000200000-7f0000600000 rw-p 00000000 00:00 0 ",
-                "AnonHugePages",
-                "mr sd",
-            ),
-            mapping(
-                "7f0000201000-7f0000600000 rw-p 00000000 00:00 0 ",
-                "AnonHugePages",
-                "mr hg",
-            ),
-            mapping(
-                "7f0000200000-7f0000600000 rw-p 00000000 00:00 0 [heap]",
-                "AnonHugePages",
-                "mr hg",
-            ),
+            mapping("7f0000200000-7f0000600000 rw-p 00000000 00:00 0 ", "AnonHugePages", "mr sd"),
+            mapping("7f0000201000-7f0000600000 rw-p 00000000 00:00 0 ", "AnonHugePages", "mr hg"),
+            mapping("7f0000200000-7f0000600000 rw-p 00000000 00:00 0 [heap]", "AnonHugePages", "mr hg"),
         ] {
             assert_eq!((of(&other).arenas, of(&other).all), (0, 4 << 20), "{other}");
         }
@@ -748,11 +681,7 @@ mod tests {
         };
         assert_eq!(
             read(b"A=1\0GLIBC_TUNABLES=glibc.malloc.a=1\0glibc.malloc.b=2\0B=2\0"),
-            own(&[
-                ("A", "1"),
-                ("GLIBC_TUNABLES", "glibc.malloc.a=1:glibc.malloc.b=2"),
-                ("B", "2")
-            ])
+            own(&[("A", "1"), ("GLIBC_TUNABLES", "glibc.malloc.a=1:glibc.malloc.b=2"), ("B", "2")])
         );
         assert_eq!(read(b"A=1\0glibc.x=2\0"), own(&[("A", "1"), ("glibc.x", "2")]));
     }
@@ -773,10 +702,7 @@ mod tests {
         assert_eq!(numa_resident(body).unwrap(), [4096, 8192 + (2 << 20)]);
         assert_eq!(numa_resident(b"").unwrap(), Vec::<u64>::new());
         assert_eq!(numa_resident(b"7f default N0=1\n"), None);
-        assert_eq!(
-            numa_resident(b"7f default N999999999=1 kernelpagesize_kB=4\n"),
-            None
-        );
+        assert_eq!(numa_resident(b"7f default N999999999=1 kernelpagesize_kB=4\n"), None);
     }
 
     #[test]
@@ -787,11 +713,7 @@ mod tests {
         let pairs = environ(b"A=1\0B=x=y\0broken\0=z\0C=\xff\0");
         assert_eq!(
             pairs,
-            [
-                ("A".into(), "1".into()),
-                ("B".into(), "x=y".into()),
-                ("C".into(), "\u{fffd}".into())
-            ]
+            [("A".into(), "1".into()), ("B".into(), "x=y".into()), ("C".into(), "\u{fffd}".into())]
         );
     }
 
@@ -802,29 +724,19 @@ mod tests {
         );
         let path = |n: usize| all[n].path.as_str();
         assert_eq!(all.len(), 4);
-        assert_eq!(
-            (path(0), path(1), path(2), path(3)),
-            ("/a:b", "/x", "/", "/user.slice")
-        );
+        assert_eq!((path(0), path(1), path(2), path(3)), ("/a:b", "/x", "/", "/user.slice"));
         assert_eq!(all[1].controllers, ["cpu", "cpuacct"]);
         assert!(all[3].controllers.is_empty());
     }
 
     #[test]
     fn hidden_symbols_and_hidden_processes() {
-        assert!(!shows_addresses(
-            b"0000000000000000 A x\n0000000000000000 T _text\n"
-        ));
-        assert!(shows_addresses(
-            b"0000000000000000 A x\nffffffff81000000 T _text\n"
-        ));
+        assert!(!shows_addresses(b"0000000000000000 A x\n0000000000000000 T _text\n"));
+        assert!(shows_addresses(b"0000000000000000 A x\nffffffff81000000 T _text\n"));
         assert!(!shows_addresses(b""));
         let mount =
             |options: &str| format!("22 27 0:21 / /proc rw,relatime - proc proc {options}\n").into_bytes();
-        assert_eq!(
-            proc_restrictions(&mount("rw,hidepid=invisible")).as_deref(),
-            Some("hidepid=invisible")
-        );
+        assert_eq!(proc_restrictions(&mount("rw,hidepid=invisible")).as_deref(), Some("hidepid=invisible"));
         assert_eq!(
             proc_restrictions(&mount("rw,gid=4,hidepid=2,subset=pid")).as_deref(),
             Some("hidepid=2,subset=pid")
@@ -839,25 +751,13 @@ mod tests {
         assert_eq!(syscall(b"running\n"), Some(SyscallState::Running));
         assert_eq!(
             syscall(b"202 0x7f 0x80 0x0 0x0 0x0 0x0 0x7ffd 0x7f\n"),
-            Some(SyscallState::Blocked {
-                number: 202,
-                ip_sp: Some((0x7f, 0x7ffd))
-            })
+            Some(SyscallState::Blocked { number: 202, ip_sp: Some((0x7f, 0x7ffd)) })
         );
         assert_eq!(
             syscall(b"-1 0x7ffd 0x7f\n"),
-            Some(SyscallState::Blocked {
-                number: -1,
-                ip_sp: Some((0x7f, 0x7ffd))
-            })
+            Some(SyscallState::Blocked { number: -1, ip_sp: Some((0x7f, 0x7ffd)) })
         );
-        assert_eq!(
-            syscall(b"5 junk 0x"),
-            Some(SyscallState::Blocked {
-                number: 5,
-                ip_sp: None
-            })
-        );
+        assert_eq!(syscall(b"5 junk 0x"), Some(SyscallState::Blocked { number: 5, ip_sp: None }));
         assert_eq!(syscall(b""), None);
         let stack = kernel_stack(b"[<0>] futex_wait_queue+0x63/0x90\n[<0>] ext4_x+0x1/0x2 [ext4]\n[<ffffffff81>] do_futex+0x1/0x2\njunk\n");
         assert_eq!(stack, ["futex_wait_queue", "ext4_x", "do_futex"]);
@@ -868,12 +768,7 @@ mod tests {
         let text = b"monotonic      864000   500000000\nboottime            0         0\n";
         assert_eq!(monotonic_offset_ns(text), Some(864_000_500_000_000));
         assert_eq!(monotonic_offset_ns(b"monotonic -10 0\n"), Some(-10_000_000_000));
-        for bad in [
-            &b""[..],
-            b"boottime 1 0\n",
-            b"monotonic\n",
-            b"monotonic 9223372036854775807 0\n",
-        ] {
+        for bad in [&b""[..], b"boottime 1 0\n", b"monotonic\n", b"monotonic 9223372036854775807 0\n"] {
             assert_eq!(monotonic_offset_ns(bad), None);
         }
     }
@@ -882,22 +777,13 @@ mod tests {
     fn machine_wide_counters() {
         let mut tick = cpu_times(b"cpu  100 1 20 1000 5 2 3 7 50 0\ncpu0 1 2 3\n", 10_000_000).unwrap();
         assert_eq!(tick.busy_ns, 126 * 10_000_000);
-        assert_eq!(
-            (tick.idle_ns, tick.iowait_ns, tick.steal_ns),
-            (10_000_000_000, 50_000_000, 70_000_000)
-        );
+        assert_eq!((tick.idle_ns, tick.iowait_ns, tick.steal_ns), (10_000_000_000, 50_000_000, 70_000_000));
         vmstat(
             b"pgsteal_direct 11\nnuma_local 5\nnuma_other 6\nthp_fault_alloc x\ncompact_stall 2\n",
             &mut tick,
         );
-        assert_eq!(
-            (tick.direct_reclaim_pages, tick.compact_stalls),
-            (Some(11), Some(2))
-        );
-        assert_eq!(
-            (tick.numa_local, tick.numa_remote, tick.thp_fault_alloc),
-            (Some(5), Some(6), None)
-        );
+        assert_eq!((tick.direct_reclaim_pages, tick.compact_stalls), (Some(11), Some(2)));
+        assert_eq!((tick.numa_local, tick.numa_remote, tick.thp_fault_alloc), (Some(5), Some(6), None));
         for bad in [
             &b""[..],
             b"cpu0 1 2 3 4 5 6 7 8\n",
@@ -916,16 +802,10 @@ mod tests {
     #[test]
     fn machine_facts() {
         let m = meminfo(b"MemTotal:       24103 kB\nHugePages_Total:       4\nHugePages_Free:        3\nHugepagesize:       2048 kB\n").unwrap();
-        assert_eq!(
-            (m.total, m.hugepages_total, m.hugepages_free),
-            (24103 << 10, Some(4), Some(3))
-        );
+        assert_eq!((m.total, m.hugepages_total, m.hugepages_free), (24103 << 10, Some(4), Some(3)));
         assert_eq!((m.hugepage_bytes, m.available), (Some(2 << 20), None));
         assert_eq!(meminfo(b"MemFree: 1 kB\n"), None);
-        assert_eq!(
-            cpu_model(b"processor\t: 0\nmodel name\t: Xeon: gold\n").unwrap(),
-            "Xeon: gold"
-        );
+        assert_eq!(cpu_model(b"processor\t: 0\nmodel name\t: Xeon: gold\n").unwrap(), "Xeon: gold");
         assert_eq!(cpu_model(b"processor\t: 0\n"), None);
         assert_eq!(
             (list_len("0-3,8\n"), list_len("0"), list_len("3-1"), list_len("")),

@@ -30,19 +30,14 @@ pub fn all(e: &Experiment) -> Vec<(String, String)> {
             _ => format!("-{}", point.placement.name),
         };
         for orders in [Orders::Undisturbed, Orders::All] {
-            charts.push((
-                format!("ccdf-{}{place}.svg", orders.key()),
-                ccdf(e, point, orders),
-            ));
+            charts.push((format!("ccdf-{}{place}.svg", orders.key()), ccdf(e, point, orders)));
         }
     }
     charts
 }
 
 fn notes(e: &Experiment, point: &Point, orders: Orders) -> Vec<String> {
-    let rate = e.rate.map_or(String::new(), |rate| {
-        format!("{} orders/s", thousands(rate as u64))
-    });
+    let rate = e.rate.map_or(String::new(), |rate| format!("{} orders/s", thousands(rate as u64)));
     let pressure = match (point.pressure, e.pressure_by) {
         (0.0, _) => "no heap pressure".to_owned(),
         (per_s, By::Thread) => format!("heap pressure {}/s by a thread", thousands(per_s as u64)),
@@ -56,12 +51,7 @@ fn notes(e: &Experiment, point: &Point, orders: Orders) -> Vec<String> {
         cpus.join(" and "),
         count(point.outcome.blocks, "block")
     )];
-    let most = point
-        .arms
-        .iter()
-        .filter_map(|arm| arm.disturbed)
-        .map(|share| share.point)
-        .fold(0.0, f64::max);
+    let most = point.arms.iter().filter_map(|arm| arm.disturbed).map(|share| share.point).fold(0.0, f64::max);
     notes.push(match orders {
         Orders::Undisturbed => format!(
             "Orders disturbed by a stall of the machine are left out: at most {:.1} % per arm.",
@@ -86,25 +76,11 @@ fn ccdf(e: &Experiment, point: &Point, orders: Orders) -> String {
                 .into_iter()
                 .filter(|(ns, share)| *ns > 0.0 && *share >= RAREST)
                 .collect();
-            Some(Line {
-                label: arm.name.clone(),
-                points,
-                style,
-                steps: true,
-                marks: false,
-            })
+            Some(Line { label: arm.name.clone(), points, style, steps: true, marks: false })
         })
         .collect();
-    let longest = lines
-        .iter()
-        .filter_map(|l| l.points.last())
-        .map(|p| p.0)
-        .fold(100.0, f64::max);
-    let shortest = lines
-        .iter()
-        .filter_map(|l| l.points.first())
-        .map(|p| p.0)
-        .fold(longest, f64::min);
+    let longest = lines.iter().filter_map(|l| l.points.last()).map(|p| p.0).fold(100.0, f64::max);
+    let shortest = lines.iter().filter_map(|l| l.points.first()).map(|p| p.0).fold(longest, f64::min);
     svg(&Chart {
         title: "Share of orders that take longer, from intended arrival to dequeue",
         notes: &notes(e, point, orders),
@@ -132,20 +108,11 @@ fn pressure(e: &Experiment, orders: Orders) -> String {
                     Some((at(point), p999.point))
                 })
                 .collect();
-            Line {
-                label: first.arms[arm].name.clone(),
-                points,
-                style,
-                steps: false,
-                marks: true,
-            }
+            Line { label: first.arms[arm].name.clone(), points, style, steps: false, marks: true }
         })
         .collect();
     let values = || lines.iter().flat_map(|l| &l.points).map(|p| p.1);
-    let (low, high) = (
-        values().fold(f64::INFINITY, f64::min),
-        values().fold(1.0, f64::max),
-    );
+    let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(1.0, f64::max));
     let most = e.points.iter().map(at).fold(NONE_AT, f64::max);
     let mut notes = notes(e, first, orders);
     notes[0] = format!(

@@ -40,9 +40,8 @@ fn point(point: &Point) -> Value {
         .iter()
         .map(|(metric, arms)| {
             let arms = point.arms.iter().zip(arms);
-            let by_arm: Map<String, Value> = arms
-                .map(|(arm, effect)| (arm.name.clone(), optional(*effect)))
-                .collect();
+            let by_arm: Map<String, Value> =
+                arms.map(|(arm, effect)| (arm.name.clone(), optional(*effect))).collect();
             (metric.clone(), Value::Object(by_arm))
         })
         .collect();
@@ -59,26 +58,18 @@ fn point(point: &Point) -> Value {
 }
 
 fn arm(arm: &ArmResult) -> Value {
-    let percentiles: Map<String, Value> = arm
-        .percentiles
-        .iter()
-        .map(|(key, value)| (key.clone(), interval(value)))
-        .collect();
+    let percentiles: Map<String, Value> =
+        arm.percentiles.iter().map(|(key, value)| (key.clone(), interval(value))).collect();
     let mut histograms = Map::new();
     for measure in Measure::ALL {
         let both = [Orders::Undisturbed, Orders::All].map(|orders| {
-            let pairs: Vec<(u64, u64)> = arm
-                .histogram(measure, orders)
-                .map(|h| h.clone().into())
-                .unwrap_or_default();
+            let pairs: Vec<(u64, u64)> =
+                arm.histogram(measure, orders).map(|h| h.clone().into()).unwrap_or_default();
             // One string, because otherwise each pair would take four lines.
             let text: Vec<String> = pairs.iter().map(|(ns, count)| format!("{ns}:{count}")).collect();
             (orders.key().to_owned(), Value::String(text.join(" ")))
         });
-        histograms.insert(
-            measure.key().to_owned(),
-            Value::Object(both.into_iter().collect()),
-        );
+        histograms.insert(measure.key().to_owned(), Value::Object(both.into_iter().collect()));
     }
     json!({
         "arm": arm.name,

@@ -128,14 +128,8 @@ pub enum Measure {
 }
 
 impl Measure {
-    pub const ALL: [Measure; 6] = [
-        Measure::Dequeue,
-        Measure::Done,
-        Measure::Arrive,
-        Measure::Queue,
-        Measure::Check,
-        Measure::Free,
-    ];
+    pub const ALL: [Measure; 6] =
+        [Measure::Dequeue, Measure::Done, Measure::Arrive, Measure::Queue, Measure::Check, Measure::Free];
 
     pub fn key(self) -> &'static str {
         match self {
@@ -288,11 +282,8 @@ impl Role {
 }
 
 /// Percentiles that are compared.
-pub const QUANTILES: [(&str, &str, f64); 3] = [
-    ("p50", "p50", 0.5),
-    ("p99", "p99", 0.99),
-    ("p999", "p99.9", 0.999),
-];
+pub const QUANTILES: [(&str, &str, f64); 3] =
+    [("p50", "p50", 0.5), ("p99", "p99", 0.99), ("p999", "p99.9", 0.999)];
 
 /// The key of a percentile as a metric.
 pub fn metric_key(measure: Measure, quantile: &str, orders: Orders) -> String {
@@ -303,10 +294,9 @@ pub fn metric_key(measure: Measure, quantile: &str, orders: Orders) -> String {
 pub fn saturation(told: &Told, offered: Option<f64>) -> Absence {
     let detail = match offered {
         None => "orders were sent as fast as possible and have no intended arrival".to_owned(),
-        Some(offered) => format!(
-            "saturated: {:.0} of {offered:.0} orders per second were done",
-            told.achieved
-        ),
+        Some(offered) => {
+            format!("saturated: {:.0} of {offered:.0} orders per second were done", told.achieved)
+        }
     };
     Absence::new(Reason::NotApplicable, detail)
 }

@@ -84,14 +84,8 @@ pub fn places(
     let has = |relation| !topology.pairs(relation, allowed).is_empty();
     match asked {
         Asked::These(cpus) => {
-            if let Some(cpu) = cpus
-                .iter()
-                .find(|cpu| !topology.cpus.iter().any(|c| c.id == **cpu))
-            {
-                return Err(format!(
-                    "no CPU {cpu}: this machine has the CPUs {}",
-                    list(topology)
-                ));
+            if let Some(cpu) = cpus.iter().find(|cpu| !topology.cpus.iter().any(|c| c.id == **cpu)) {
+                return Err(format!("no CPU {cpu}: this machine has the CPUs {}", list(topology)));
             }
             if let Some(cpu) = cpus.iter().find(|cpu| !allowed.contains(cpu)) {
                 return Err(format!(
@@ -105,11 +99,7 @@ pub fn places(
                     threads.count(),
                     threads.producers,
                     threads.consumers,
-                    if threads.pressure {
-                        " and the heap pressure"
-                    } else {
-                        ""
-                    },
+                    if threads.pressure { " and the heap pressure" } else { "" },
                 ));
             }
             let name = cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
@@ -131,11 +121,7 @@ pub fn places(
                 .filter(|(_, relation)| has(*relation))
                 .map(|(_, relation)| related(topology, allowed, *relation, threads))
                 .collect();
-            if all.is_empty() {
-                places(topology, allowed, &Asked::Auto, threads)
-            } else {
-                Ok(all)
-            }
+            if all.is_empty() { places(topology, allowed, &Asked::Auto, threads) } else { Ok(all) }
         }
         Asked::Auto => Ok(vec![match NAMES.iter().find(|(_, relation)| has(*relation)) {
             Some((_, relation)) => related(topology, allowed, *relation, threads),
@@ -162,10 +148,7 @@ fn related(topology: &Topology, allowed: &[u32], relation: Relation, threads: Th
             _ => rest.next().unwrap_or(first),
         });
     }
-    let name = NAMES
-        .iter()
-        .find(|(_, r)| *r == relation)
-        .map_or("", |(name, _)| name);
+    let name = NAMES.iter().find(|(_, r)| *r == relation).map_or("", |(name, _)| name);
     placement(topology, name, cpus, threads)
 }
 
@@ -177,12 +160,7 @@ pub fn crowded(cpus: &[u32]) -> bool {
 fn placement(topology: &Topology, name: &str, cpus: Vec<u32>, threads: Threads) -> Placement {
     let crowded = crowded(&cpus);
     let near = topology.relation(cpus[0], cpus[threads.producers]);
-    Placement {
-        name: name.to_owned(),
-        near: Placement::near(near),
-        cpus,
-        crowded,
-    }
+    Placement { name: name.to_owned(), near: Placement::near(near), cpus, crowded }
 }
 
 fn list(topology: &Topology) -> String {
@@ -203,28 +181,15 @@ mod tests {
             l3: Ok((id / 4 * 4..id / 4 * 4 + 4).collect()),
             node: 0,
         };
-        Topology {
-            cpus: (0..8).map(cpu).collect(),
-        }
+        Topology { cpus: (0..8).map(cpu).collect() }
     }
 
     fn small() -> Topology {
-        let cpu = |id: u32| Cpu {
-            id,
-            siblings: Ok(vec![id]),
-            l3: Ok(vec![0, 1]),
-            node: 0,
-        };
-        Topology {
-            cpus: (0..2).map(cpu).collect(),
-        }
+        let cpu = |id: u32| Cpu { id, siblings: Ok(vec![id]), l3: Ok(vec![0, 1]), node: 0 };
+        Topology { cpus: (0..2).map(cpu).collect() }
     }
 
-    const ONE_EACH: Threads = Threads {
-        producers: 1,
-        consumers: 1,
-        pressure: true,
-    };
+    const ONE_EACH: Threads = Threads { producers: 1, consumers: 1, pressure: true };
 
     fn cpus(topology: &Topology, asked: &str, threads: Threads) -> Result<Vec<Vec<u32>>, String> {
         let allowed: Vec<u32> = topology.cpus.iter().map(|cpu| cpu.id).collect();
@@ -238,26 +203,15 @@ mod tests {
         assert_eq!(cpus(&machine(), "smt", ONE_EACH).unwrap(), [[0, 1, 2]]);
         assert_eq!(cpus(&machine(), "other-l3", ONE_EACH).unwrap(), [[0, 4, 2]]);
         assert_eq!(cpus(&machine(), "all", ONE_EACH).unwrap().len(), 3);
-        assert!(
-            cpus(&machine(), "other-node", ONE_EACH)
-                .unwrap_err()
-                .contains("auto")
-        );
+        assert!(cpus(&machine(), "other-node", ONE_EACH).unwrap_err().contains("auto"));
     }
 
     #[test]
     fn threads_beyond_the_cpus_are_crowded_and_that_is_known() {
-        let place = |threads| {
-            places(&small(), &[0, 1], &Asked::Auto, threads)
-                .unwrap()
-                .remove(0)
-        };
+        let place = |threads| places(&small(), &[0, 1], &Asked::Auto, threads).unwrap().remove(0);
         let three = place(ONE_EACH);
         assert_eq!((three.cpus, three.crowded), (vec![0, 1, 1], true));
-        let two = place(Threads {
-            pressure: false,
-            ..ONE_EACH
-        });
+        let two = place(Threads { pressure: false, ..ONE_EACH });
         assert_eq!((two.cpus, two.crowded), (vec![0, 1], false));
         let one = places(&small(), &[1], &Asked::Auto, ONE_EACH).unwrap().remove(0);
         assert_eq!((one.cpus, one.near, one.crowded), (vec![1, 1, 1], None, true));

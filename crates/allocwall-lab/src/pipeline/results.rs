@@ -131,9 +131,7 @@ impl ArmResult {
     }
 
     pub fn percentile(&self, measure: Measure, quantile: &str, orders: Orders) -> Option<Interval> {
-        self.percentiles
-            .get(&metric_key(measure, quantile, orders))
-            .copied()
+        self.percentiles.get(&metric_key(measure, quantile, orders)).copied()
     }
 
     pub fn histogram(&self, measure: Measure, orders: Orders) -> Option<&Histogram> {
@@ -168,11 +166,7 @@ pub fn metrics(offered: Option<f64>) -> Vec<Metric> {
         (Measure::Done, Orders::Undisturbed),
         (Measure::Done, Orders::All),
     ] {
-        metrics.extend(
-            QUANTILES
-                .iter()
-                .map(|quantile| percentile(measure, orders, quantile)),
-        );
+        metrics.extend(QUANTILES.iter().map(|quantile| percentile(measure, orders, quantile)));
     }
     metrics.push(achieved);
     metrics
@@ -191,11 +185,8 @@ pub fn point(
         .iter()
         .enumerate()
         .map(|(n, arm)| {
-            let own: Vec<&Told> = told
-                .iter()
-                .filter(|(of, _)| *of == n)
-                .filter_map(|(_, t)| t.as_ref())
-                .collect();
+            let own: Vec<&Told> =
+                told.iter().filter(|(of, _)| *of == n).filter_map(|(_, t)| t.as_ref()).collect();
             ArmResult::of(&arm.name, &own, spec.rate)
         })
         .collect();
@@ -211,13 +202,7 @@ pub fn point(
             })
             .collect(),
     };
-    Point {
-        placement,
-        pressure: spec.pressure.per_s,
-        arms: results,
-        outcome,
-        floor,
-    }
+    Point { placement, pressure: spec.pressure.per_s, arms: results, outcome, floor }
 }
 
 /// Relative change of one arm against another arm in the same blocks, with the 95 % interval. None if too few blocks have both.
@@ -232,19 +217,10 @@ pub fn against(blocks: &[Block], arm: usize, other: usize, metric: &str) -> Opti
     };
     let sets: Vec<Set> = blocks
         .iter()
-        .filter_map(|block| {
-            Some(Set {
-                treated: value(block, arm)?,
-                untreated: vec![value(block, other)?],
-            })
-        })
+        .filter_map(|block| Some(Set { treated: value(block, arm)?, untreated: vec![value(block, other)?] }))
         .collect();
     let shift = ranks::shift(&sets, 0.05)?;
-    Some(Interval::new(
-        shift.low.exp_m1(),
-        shift.point.exp_m1(),
-        shift.high.exp_m1(),
-    ))
+    Some(Interval::new(shift.low.exp_m1(), shift.point.exp_m1(), shift.high.exp_m1()))
 }
 
 /// The pipeline as the subject of a trial.
@@ -296,11 +272,7 @@ impl Fresh for Once<'_> {
                 BTreeMap::new()
             }
         };
-        let ran = Ran {
-            metrics,
-            failure: failed,
-            ..Ran::default()
-        };
+        let ran = Ran { metrics, failure: failed, ..Ran::default() };
         Ok((ran, seen))
     }
 }

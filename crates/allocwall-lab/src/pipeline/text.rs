@@ -63,11 +63,7 @@ fn header(page: &mut Page, e: &Experiment) {
         format!("{} each", e.sizes.title()),
         format!("{} x {} threads", e.producers, e.consumers),
         format!("check {:.0} ns", e.check_ns),
-        format!(
-            "{} orders per run, after {} warm-up orders",
-            thousands(e.orders),
-            thousands(e.warm_up)
-        ),
+        format!("{} orders per run, after {} warm-up orders", thousands(e.orders), thousands(e.warm_up)),
         format!("seed {}", e.seed),
     ];
     if e.locked {
@@ -85,16 +81,11 @@ fn place(page: &mut Page, e: &Experiment, point: &Point) {
     let cpus: Vec<String> = point.placement.cpus.iter().map(u32::to_string).collect();
     let near = point.placement.near.as_deref().unwrap_or("one CPU");
     let handoff = point.arms.first().and_then(|arm| arm.handoff_ns);
-    let handoff = handoff.map_or(String::new(), |ns| {
-        format!(", {:.0} ns to transfer a cache line", ns.point)
-    });
+    let handoff =
+        handoff.map_or(String::new(), |ns| format!(", {:.0} ns to transfer a cache line", ns.point));
     page.section(
         &pressure,
-        &format!(
-            "CPUs {} ({near}{handoff}), {}",
-            cpus.join(", "),
-            count(point.outcome.blocks, "block")
-        ),
+        &format!("CPUs {} ({near}{handoff}), {}", cpus.join(", "), count(point.outcome.blocks, "block")),
     );
     if point.placement.crowded {
         page.wrapped(
@@ -111,10 +102,7 @@ fn latencies(page: &mut Page, point: &Point, orders: Orders) {
         Orders::Undisturbed => "  undisturbed orders, ns if no unit",
         Orders::All => "  all orders, ns if no unit",
     };
-    let heads: String = QUANTILES
-        .iter()
-        .map(|(_, title, _)| right(title, FIGURE))
-        .collect();
+    let heads: String = QUANTILES.iter().map(|(_, title, _)| right(title, FIGURE)).collect();
     let last = match orders {
         Orders::Undisturbed => "p50 ÷ transfer",
         Orders::All => "slowest order",
@@ -126,11 +114,7 @@ fn latencies(page: &mut Page, point: &Point, orders: Orders) {
         page.line(&format!("  {}", measure.title()));
         for arm in shown(point) {
             let arm = &point.arms[arm];
-            page.line(&format!(
-                "    {}{}",
-                left(&arm.name, NAME - 4),
-                row(arm, measure, orders)
-            ));
+            page.line(&format!("    {}{}", left(&arm.name, NAME - 4), row(arm, measure, orders)));
         }
     }
 }
@@ -154,8 +138,7 @@ fn row(arm: &ArmResult, measure: Measure, orders: Orders) -> String {
         Orders::Undisturbed => {
             let p50 = arm.percentile(measure, "p50", orders).map(|i| i.point);
             let line = arm.handoff_ns.map(|i| i.point);
-            p50.zip(line)
-                .map_or(String::new(), |(p50, line)| format!("{:.1}", p50 / line))
+            p50.zip(line).map_or(String::new(), |(p50, line)| format!("{:.1}", p50 / line))
         }
         Orders::All => arm
             .histogram(measure, orders)
@@ -183,12 +166,7 @@ fn figure(interval: Interval) -> String {
     if of_one_block(interval) {
         format!("{}{unit}", show(interval.point))
     } else {
-        format!(
-            "{} ({}–{}){unit}",
-            show(interval.point),
-            show(interval.low),
-            show(interval.high)
-        )
+        format!("{} ({}–{}){unit}", show(interval.point), show(interval.low), show(interval.high))
     }
 }
 
@@ -227,12 +205,8 @@ fn throughput(page: &mut Page, point: &Point) {
             page.line(&format!("    {}  no run has a result", left(&arm.name, NAME - 4)));
             continue;
         };
-        let rate = format!(
-            "{:.2} ({:.2}–{:.2})",
-            achieved.point / 1e6,
-            achieved.low / 1e6,
-            achieved.high / 1e6
-        );
+        let rate =
+            format!("{:.2} ({:.2}–{:.2})", achieved.point / 1e6, achieved.low / 1e6, achieved.high / 1e6);
         let against = comparison(point, n, "achieved_per_s")
             .and_then(|c| c.effect.as_ref().ok())
             .map_or(String::new(), |e| {
@@ -248,11 +222,7 @@ fn throughput(page: &mut Page, point: &Point) {
 }
 
 fn comparison<'a>(point: &'a Point, arm: usize, metric: &str) -> Option<&'a Comparison> {
-    point
-        .outcome
-        .comparisons
-        .iter()
-        .find(|c| c.arm == arm && c.metric == metric)
+    point.outcome.comparisons.iter().find(|c| c.arm == arm && c.metric == metric)
 }
 
 /// Against malloc, and against the by-value ring (the lower bound), with intervals.
@@ -291,11 +261,7 @@ fn words(page: &mut Page, point: &Point) {
         .iter()
         .find(|c| c.metric == metric_key(Measure::Dequeue, "p999", Orders::Undisturbed));
     if let Some(Ok(effect)) = baseline.map(|c| &c.effect) {
-        page.wrapped(
-            4,
-            &format!("malloc against itself (noise), p99.9: {}", change(*effect)),
-            Ink::Faint,
-        );
+        page.wrapped(4, &format!("malloc against itself (noise), p99.9: {}", change(*effect)), Ink::Faint);
     }
     if point.floor.is_empty() {
         return;
@@ -314,10 +280,7 @@ fn words(page: &mut Page, point: &Point) {
             .iter()
             .map(|key| {
                 let metric = metric_key(Measure::Dequeue, key, Orders::Undisturbed);
-                let effect = point
-                    .floor
-                    .get(&metric)
-                    .and_then(|arms| arms.get(arm).copied().flatten());
+                let effect = point.floor.get(&metric).and_then(|arms| arms.get(arm).copied().flatten());
                 right(&effect.map_or("too few blocks".into(), change), FIGURE + 12)
             })
             .collect();
@@ -333,12 +296,7 @@ fn change(effect: Interval) -> String {
     if of_one_block(effect) {
         format!("{} %", percent(effect.point))
     } else {
-        format!(
-            "{} % ({} to {})",
-            percent(effect.point),
-            percent(effect.low),
-            percent(effect.high)
-        )
+        format!("{} % ({} to {})", percent(effect.point), percent(effect.low), percent(effect.high))
     }
 }
 
@@ -441,10 +399,9 @@ fn machine(page: &mut Page, point: &Point) {
     }
     let stolen: Option<u64> = point.arms.iter().map(|arm| arm.stolen_ns).sum();
     let mut text = match stolen {
-        Some(ns) => format!(
-            "Steal: the hypervisor took {:.0} ms of CPU time in all runs together.",
-            ns as f64 / 1e6
-        ),
+        Some(ns) => {
+            format!("Steal: the hypervisor took {:.0} ms of CPU time in all runs together.", ns as f64 / 1e6)
+        }
         None => "Steal is unknown: the kernel does not report it.".to_owned(),
     };
     if fewest < ENOUGH {
@@ -463,10 +420,7 @@ fn machine(page: &mut Page, point: &Point) {
     if !refused.is_empty() {
         page.wrapped(
             4,
-            &format!(
-                "No free slot after a stall; retries until a slot was free: {}.",
-                refused.join(", ")
-            ),
+            &format!("No free slot after a stall; retries until a slot was free: {}.", refused.join(", ")),
             Ink::Faint,
         );
     }

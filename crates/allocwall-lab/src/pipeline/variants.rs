@@ -26,12 +26,7 @@ pub struct Entry {
 }
 
 pub const TABLE: &[Entry] = &[
-    Entry {
-        variant: Variant::Malloc,
-        key: "malloc",
-        title: "malloc and free",
-        default: true,
-    },
+    Entry { variant: Variant::Malloc, key: "malloc", title: "malloc and free", default: true },
     Entry {
         variant: Variant::Freelist,
         key: "freelist",
@@ -84,10 +79,7 @@ pub const TABLE: &[Entry] = &[
 
 impl Variant {
     pub fn entry(self) -> &'static Entry {
-        TABLE
-            .iter()
-            .find(|entry| entry.variant == self)
-            .expect("every variant is in the table")
+        TABLE.iter().find(|entry| entry.variant == self).expect("every variant is in the table")
     }
 
     pub fn key(self) -> &'static str {

@@ -17,10 +17,7 @@ struct Calls {
 }
 
 fn real() -> Calls {
-    black_box(Calls {
-        allocate: libc::malloc,
-        free: libc::free,
-    })
+    black_box(Calls { allocate: libc::malloc, free: libc::free })
 }
 
 const SMALL: [usize; 8] = [24, 40, 64, 96, 32, 160, 56, 256];
@@ -161,15 +158,11 @@ pub fn remote_free(stage: &Stage) -> Result<()> {
     let (full_in, full_out) = sync_channel::<Parcel>(16);
     let (empty_in, empty_out) = sync_channel::<Parcel>(16);
     for _ in 0..PARCELS {
-        empty_in
-            .try_send(Parcel(Vec::with_capacity(HANDED)))
-            .expect("the channel has room for all parcels");
+        empty_in.try_send(Parcel(Vec::with_capacity(HANDED))).expect("the channel has room for all parcels");
     }
     // Each end goes to one worker.
-    let ends: [Mutex<Option<Ends>>; 2] = [
-        Mutex::new(Some((full_in, empty_out))),
-        Mutex::new(Some((empty_in, full_out))),
-    ];
+    let ends: [Mutex<Option<Ends>>; 2] =
+        [Mutex::new(Some((full_in, empty_out))), Mutex::new(Some((empty_in, full_out)))];
     let worker = |index: usize| {
         let watch = Watch::new().expect("schedstat was readable before");
         let calls = real();
@@ -188,10 +181,7 @@ pub fn remote_free(stage: &Stage) -> Result<()> {
             }
         };
         let mut blocks = [std::ptr::null_mut(); HANDED];
-        let ends = ends[index % 2]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let ends = ends[index % 2].lock().unwrap_or_else(PoisonError::into_inner).take();
         stage.mix(Base::Cpu, || {
             let parcel = match &ends {
                 Some((_, incoming)) if !twin => match incoming.try_recv() {

@@ -4,10 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 fn clock_ns(clock: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid timespec for the kernel to fill.
     unsafe { libc::clock_gettime(clock, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
@@ -67,10 +64,7 @@ pub struct Lap {
 impl Watch {
     /// A watch for the calling thread. None if the kernel has no schedstat.
     pub fn new() -> Option<Watch> {
-        let mut watch = Watch {
-            schedstat: File::open("/proc/thread-self/schedstat").ok()?,
-            empty_ns: 0,
-        };
+        let mut watch = Watch { schedstat: File::open("/proc/thread-self/schedstat").ok()?, empty_ns: 0 };
         watch.run_delay()?;
         watch.empty_ns = (0..64).map(|_| watch.lap(|| {}).cpu_ns).min()?;
         Some(watch)
@@ -79,12 +73,7 @@ impl Watch {
     fn run_delay(&self) -> Option<u64> {
         let mut text = [0; 96];
         let length = self.schedstat.read_at(&mut text, 0).ok()?;
-        std::str::from_utf8(&text[..length])
-            .ok()?
-            .split_ascii_whitespace()
-            .nth(1)?
-            .parse()
-            .ok()
+        std::str::from_utf8(&text[..length]).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()
     }
 
     /// The times of `work`. Reading all clocks takes some microseconds, so the CPU clock is read again directly before and
@@ -100,10 +89,7 @@ impl Watch {
 
     /// The three clocks at one moment. They are read again if the thread lost its CPU in between.
     pub fn read(&self) -> Reading {
-        let delay = || {
-            self.run_delay()
-                .expect("schedstat was readable when the watch was made")
-        };
+        let delay = || self.run_delay().expect("schedstat was readable when the watch was made");
         let mut run_delay = delay();
         loop {
             let (wall, cpu, after) = (monotonic_ns(), thread_cpu_ns(), delay());
@@ -120,10 +106,6 @@ impl Reading {
         let passed = |from: u64, to: u64| to as i64 - from as i64;
         let wall_ns = passed(self.wall, later.wall);
         let cpu_ns = passed(self.cpu, later.cpu);
-        Lap {
-            wall_ns,
-            cpu_ns,
-            blocked_ns: wall_ns - cpu_ns - passed(self.run_delay, later.run_delay),
-        }
+        Lap { wall_ns, cpu_ns, blocked_ns: wall_ns - cpu_ns - passed(self.run_delay, later.run_delay) }
     }
 }

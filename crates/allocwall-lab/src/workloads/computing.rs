@@ -15,10 +15,7 @@ const BATCH_NS: u64 = 100_000;
 
 impl Computing {
     pub fn new() -> Self {
-        let mut computing = Computing {
-            words: std::array::from_fn(|i| i as u64),
-            rounds: 16,
-        };
+        let mut computing = Computing { words: std::array::from_fn(|i| i as u64), rounds: 16 };
         // Twice, because caches are cold in the first run.
         for _ in 0..2 {
             let before = clock::thread_cpu_ns();
@@ -49,9 +46,7 @@ impl Computing {
 fn hash(words: &mut [u64; 512]) {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for word in words {
-        state = (state ^ *word)
-            .wrapping_mul(0x2545_f491_4f6c_dd1d)
-            .rotate_left(29);
+        state = (state ^ *word).wrapping_mul(0x2545_f491_4f6c_dd1d).rotate_left(29);
         *word = state;
     }
 }

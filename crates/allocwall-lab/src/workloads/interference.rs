@@ -46,21 +46,13 @@ impl Quota {
             Ok(())
         };
         make().with_context(|| format!("skipped: cannot set a quota in {}", directory.display()))?;
-        Ok(Quota {
-            directory,
-            version,
-            _janitor: janitor,
-        })
+        Ok(Quota { directory, version, _janitor: janitor })
     }
 
     /// The throttled time that the kernel counts.
     fn throttled_ns(&self) -> Result<i64> {
         let text = fs::read_to_string(self.directory.join("cpu.stat"))?;
-        let (key, unit) = if self.version == 2 {
-            ("throttled_usec", 1_000)
-        } else {
-            ("throttled_time", 1)
-        };
+        let (key, unit) = if self.version == 2 { ("throttled_usec", 1_000) } else { ("throttled_time", 1) };
         let value = text
             .lines()
             .find_map(|line| line.strip_prefix(key)?.trim().parse::<i64>().ok())
@@ -84,10 +76,7 @@ fn remove(directory: &Path, home: &Path) {
         if fs::remove_dir(directory).is_ok() {
             return;
         }
-        for pid in fs::read_to_string(directory.join("cgroup.procs"))
-            .unwrap_or_default()
-            .lines()
-        {
+        for pid in fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default().lines() {
             let _ = fs::write(home, pid);
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -120,10 +109,9 @@ fn cpu_controller() -> Result<(PathBuf, u8)> {
             return Ok((point.join(path.trim_start_matches('/')), 1));
         }
     }
-    if let (Some(point), Some(path)) = (
-        mounted("cgroup2", ""),
-        own.lines().find_map(|l| l.strip_prefix("0::/")),
-    ) {
+    if let (Some(point), Some(path)) =
+        (mounted("cgroup2", ""), own.lines().find_map(|l| l.strip_prefix("0::/")))
+    {
         let start = point.join(path);
         for directory in start.ancestors().take_while(|d| d.starts_with(&point)) {
             let handed_down =
@@ -140,14 +128,8 @@ fn cpu_controller() -> Result<(PathBuf, u8)> {
 /// `n` threads that are always busy, this is a quota of `n × (1 - dial)` CPUs.
 pub fn throttling(stage: &Stage) -> Result<()> {
     let options = &stage.options;
-    let cpus = options
-        .quota
-        .unwrap_or(options.threads as f64 * (1.0 - options.dial));
-    let quota = if options.twin {
-        None
-    } else {
-        Some(Quota::enter(cpus, options.seconds)?)
-    };
+    let cpus = options.quota.unwrap_or(options.threads as f64 * (1.0 - options.dial));
+    let quota = if options.twin { None } else { Some(Quota::enter(cpus, options.seconds)?) };
     let worker = |_| {
         let mut computing = super::computing::Computing::new();
         stage.mix(Base::Wall, || {
@@ -194,9 +176,7 @@ pub fn run_queue(stage: &Stage) -> Result<()> {
             stage.operations.add(1);
             // It never blocks, so it waits for a CPU whenever it does not run.
             let (wall_now, cpu_now) = (clock::monotonic_ns(), clock::thread_cpu_ns());
-            stage
-                .wait(0)
-                .add((wall_now - wall) as i64 - (cpu_now - cpu) as i64);
+            stage.wait(0).add((wall_now - wall) as i64 - (cpu_now - cpu) as i64);
             (wall, cpu) = (wall_now, cpu_now);
         }
     };

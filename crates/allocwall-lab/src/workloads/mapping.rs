@@ -45,16 +45,8 @@ impl Mapping {
                 0,
             )
         };
-        assert_ne!(
-            start,
-            libc::MAP_FAILED,
-            "mmap: {}",
-            std::io::Error::last_os_error()
-        );
-        Mapping {
-            start: NonNull::new(start.cast()).expect("mmap gave null"),
-            length,
-        }
+        assert_ne!(start, libc::MAP_FAILED, "mmap: {}", std::io::Error::last_os_error());
+        Mapping { start: NonNull::new(start.cast()).expect("mmap gave null"), length }
     }
 
     pub fn write_each_page(&mut self) {

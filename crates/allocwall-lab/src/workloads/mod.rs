@@ -64,11 +64,7 @@ impl Dial {
 
 /// The keys of the lines that one measured time spans, such as `fault_path+zeroing`.
 pub fn line_key(classes: &[CostClass]) -> String {
-    classes
-        .iter()
-        .map(|class| class.key())
-        .collect::<Vec<_>>()
-        .join("+")
+    classes.iter().map(|class| class.key()).collect::<Vec<_>>().join("+")
 }
 
 use CostClass::{AllocatorCode, AllocatorLocks, FaultPath, GarbageCollector, MapCalls, PageRelease, Zeroing};
@@ -91,14 +87,7 @@ pub const SUBJECTS: &[Subject] = &[
         name: "map-churn",
         summary: "malloc above the mmap threshold: one map and one unmap per block",
         wall: Some(Wall::MapChurn),
-        lines: &[&[
-            FaultPath,
-            Zeroing,
-            MapCalls,
-            PageRelease,
-            CostClass::AddressSpaceLock,
-            AllocatorCode,
-        ]],
+        lines: &[&[FaultPath, Zeroing, MapCalls, PageRelease, CostClass::AddressSpaceLock, AllocatorCode]],
         waits: &[],
         dial: Dial::Line,
         default_dial: 0.3,
@@ -111,10 +100,7 @@ pub const SUBJECTS: &[Subject] = &[
         name: "map-direct",
         summary: "the program itself maps memory, writes one page, and unmaps it",
         wall: Some(Wall::MapChurn),
-        lines: &[
-            &[MapCalls, PageRelease, CostClass::AddressSpaceLock],
-            &[FaultPath, Zeroing],
-        ],
+        lines: &[&[MapCalls, PageRelease, CostClass::AddressSpaceLock], &[FaultPath, Zeroing]],
         waits: &[],
         dial: Dial::Line,
         default_dial: 0.3,
@@ -298,10 +284,7 @@ mod tests {
     #[test]
     fn names_are_unique_and_found() {
         for subject in SUBJECTS {
-            assert_eq!(
-                find(subject.name).map(|found| found.summary),
-                Some(subject.summary)
-            );
+            assert_eq!(find(subject.name).map(|found| found.summary), Some(subject.summary));
         }
         assert!(find("cold_touch").is_none());
         assert!(find("").is_none());

@@ -35,9 +35,7 @@ pub struct Stdin {
 
 impl Stdin {
     pub fn new() -> Stdin {
-        Stdin {
-            watched: hung_up(libc::STDIN_FILENO, 0) == Some(false),
-        }
+        Stdin { watched: hung_up(libc::STDIN_FILENO, 0) == Some(false) }
     }
 
     /// Waits at most `milliseconds`; true when stdin was closed.
@@ -50,11 +48,7 @@ impl Stdin {
 /// Whether the other end of a pipe is closed. None if it is not a pipe (poll does not help for files and terminals).
 fn hung_up(descriptor: i32, milliseconds: i32) -> Option<bool> {
     // No events requested: POLLHUP is always reported, and unread data does not wake this call.
-    let mut poll = libc::pollfd {
-        fd: descriptor,
-        events: 0,
-        revents: 0,
-    };
+    let mut poll = libc::pollfd { fd: descriptor, events: 0, revents: 0 };
     // SAFETY: one valid pollfd; the kernel skips negative descriptors.
     unsafe { libc::poll(&mut poll, 1, milliseconds) };
     if descriptor < 0 {
@@ -71,11 +65,7 @@ fn hung_up(descriptor: i32, milliseconds: i32) -> Option<bool> {
 /// from the caller's environment has priority, so that a remedy can be tried on a subject.
 pub fn with_tunables(tunables: &[(&str, &str)]) -> Result<()> {
     let present = std::env::var("GLIBC_TUNABLES").unwrap_or_default();
-    let mut all: Vec<String> = present
-        .split(':')
-        .filter(|t| !t.is_empty())
-        .map(str::to_owned)
-        .collect();
+    let mut all: Vec<String> = present.split(':').filter(|t| !t.is_empty()).map(str::to_owned).collect();
     let before = all.len();
     for (name, value) in tunables {
         if !all.iter().any(|t| t.split('=').next() == Some(name)) {
@@ -159,9 +149,8 @@ pub fn pin_to_cpu(n: usize) -> Result<()> {
     let outcome = unsafe {
         let mut allowed: libc::cpu_set_t = std::mem::zeroed();
         libc::sched_getaffinity(0, size_of_val(&allowed), &mut allowed);
-        let cpus: Vec<usize> = (0..libc::CPU_SETSIZE as usize)
-            .filter(|&cpu| libc::CPU_ISSET(cpu, &allowed))
-            .collect();
+        let cpus: Vec<usize> =
+            (0..libc::CPU_SETSIZE as usize).filter(|&cpu| libc::CPU_ISSET(cpu, &allowed)).collect();
         let mut chosen: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(cpus[n % cpus.len()], &mut chosen);
         libc::sched_setaffinity(0, size_of_val(&chosen), &chosen)

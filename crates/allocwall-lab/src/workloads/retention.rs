@@ -17,11 +17,7 @@ pub fn retention(stage: &Stage) -> Result<()> {
     let twin = stage.options.twin;
     // Evenly spread; in the twin, the first ones.
     let is_pin = |i: usize| {
-        if twin {
-            i < pinned
-        } else {
-            i * pinned / count != (i + 1) * pinned / count
-        }
+        if twin { i < pinned } else { i * pinned / count != (i + 1) * pinned / count }
     };
     let allocate = || {
         // SAFETY: malloc has no precondition; the write is within the allocated block.

@@ -200,13 +200,8 @@ impl<'a> Stage<'a> {
     fn say(&self, state: &str) -> Result<()> {
         let seconds = |tally: &Tally| json!(tally.get() as f64 / 1e9);
         let cpu_ns = clock::process_cpu_ns();
-        let lines: Map<String, Value> = self
-            .subject
-            .lines
-            .iter()
-            .zip(&self.lines)
-            .map(|(l, t)| (line_key(l), seconds(t)))
-            .collect();
+        let lines: Map<String, Value> =
+            self.subject.lines.iter().zip(&self.lines).map(|(l, t)| (line_key(l), seconds(t))).collect();
         let waits: Map<String, Value> = self
             .subject
             .waits

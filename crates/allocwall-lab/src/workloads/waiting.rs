@@ -23,11 +23,7 @@ pub fn io_wait(stage: &Stage) -> Result<()> {
     let twin = stage.options.twin;
     let path = std::env::temp_dir().join(format!("allocwall-subject-{}", std::process::id()));
     let open = || -> std::io::Result<File> {
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .open(&path)?;
+        let file = File::options().read(true).write(true).create_new(true).open(&path)?;
         // SAFETY: a system call on our own descriptor. A file system without O_DIRECT refuses it.
         unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_DIRECT) };
         fs::remove_file(&path)?;

@@ -17,33 +17,28 @@ pub(super) fn file(dir: &Path, machine: &str) -> PathBuf {
 
 pub(super) fn load(file: &Path, machine: &str) -> Measured<PriceList> {
     let mut text = String::new();
-    File::open(file)
-        .and_then(|file| file.take(MOST_BYTES).read_to_string(&mut text))
-        .map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => Absence::new(
-                Reason::NotFound,
-                "this machine's prices have not been measured yet",
-            )
-            .mend(MEASURE),
+    File::open(file).and_then(|file| file.take(MOST_BYTES).read_to_string(&mut text)).map_err(|error| {
+        match error.kind() {
+            io::ErrorKind::NotFound => {
+                Absence::new(Reason::NotFound, "this machine's prices have not been measured yet")
+                    .mend(MEASURE)
+            }
             io::ErrorKind::InvalidData => unusable(file, "not text"),
             _ => Absence::new(Reason::NotPermitted, format!("{}: {error}", file.display())).mend(MEASURE),
-        })?;
+        }
+    })?;
     let list: PriceList = serde_json::from_str(&text).map_err(|error| unusable(file, &error.to_string()))?;
     if list.machine != machine {
         return Err(Absence::new(
             Reason::NotApplicable,
-            format!(
-                "{} holds the prices of another machine ({})",
-                file.display(),
-                list.machine
-            ),
+            format!("{} holds the prices of another machine ({})", file.display(), list.machine),
         )
         .mend(MEASURE));
     }
     // Earlier versions also kept lists of machines without a stable price.
     if list.prices.is_empty() {
         return Err(
-            Absence::new(Reason::NotFound, "no event had a stable price on this machine").mend(MEASURE),
+            Absence::new(Reason::NotFound, "no event had a stable price on this machine").mend(MEASURE)
         );
     }
     match list.prices.iter().find(|price| !is_sane(price.ns)) {
@@ -57,11 +52,8 @@ fn is_sane(ns: allocwall_model::units::Interval) -> bool {
 }
 
 fn unusable(file: &Path, detail: &str) -> Absence {
-    Absence::new(
-        Reason::Unparsable,
-        format!("{} is not a usable price list: {detail}", file.display()),
-    )
-    .mend(MEASURE)
+    Absence::new(Reason::Unparsable, format!("{} is not a usable price list: {detail}", file.display()))
+        .mend(MEASURE)
 }
 
 /// Writes to a temporary name first, so that a reader sees the old list or the new one, never a part. Mode
@@ -111,21 +103,14 @@ mod tests {
         store(&file, &list("m")).unwrap();
         assert_eq!(load(&file, "m"), Ok(list("m")));
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(
-            fs::read_dir(file.parent().unwrap()).unwrap().count(),
-            1,
-            "no temporary file must remain"
-        );
+        assert_eq!(fs::read_dir(file.parent().unwrap()).unwrap().count(), 1, "no temporary file must remain");
     }
 
     #[test]
     fn a_list_without_a_price_is_an_absence() {
         let root = tempfile::tempdir().unwrap();
         let file = file(root.path(), "m");
-        let empty = PriceList {
-            prices: vec![],
-            ..list("m")
-        };
+        let empty = PriceList { prices: vec![], ..list("m") };
         store(&file, &empty).unwrap();
         assert_eq!(load(&file, "m").unwrap_err().reason, Reason::NotFound);
     }
@@ -138,10 +123,7 @@ mod tests {
         let absence = load(&file, "here").unwrap_err();
         assert_eq!(absence.reason, Reason::NotApplicable);
         assert_eq!(absence.mend.as_deref(), Some(MEASURE));
-        assert_ne!(
-            super::file(root.path(), "here"),
-            super::file(root.path(), "there")
-        );
+        assert_ne!(super::file(root.path(), "here"), super::file(root.path(), "there"));
     }
 
     #[test]

@@ -82,10 +82,8 @@ fn undisturbed<T>(run: impl FnOnce() -> Measured<T>) -> Measured<T> {
     let outcome = run()?;
     match memory::thread_counts().involuntary_switches - before {
         0 => Ok(outcome),
-        _ => Err(
-            Absence::new(Reason::TooLittle, "other work took the CPU during the repetition")
-                .mend("allocwall calibrate --fresh, on a less busy machine"),
-        ),
+        _ => Err(Absence::new(Reason::TooLittle, "other work took the CPU during the repetition")
+            .mend("allocwall calibrate --fresh, on a less busy machine")),
     }
 }
 
@@ -102,14 +100,9 @@ pub(super) fn interleaved(bench: &Bench) -> Vec<Experiment> {
         (&[MAP_UNMAP_128K], map_unmap()),
         (&[SYSCALL], system_call()),
     ];
-    let mut table: Vec<Experiment> = alone
-        .into_iter()
-        .map(|(names, run)| Experiment::new(names, run).alone())
-        .collect();
-    table.push(Experiment::new(
-        &[MALLOC_CACHED, MALLOC_ARENA, MALLOC_MAPPED],
-        malloc_pairs(),
-    ));
+    let mut table: Vec<Experiment> =
+        alone.into_iter().map(|(names, run)| Experiment::new(names, run).alone()).collect();
+    table.push(Experiment::new(&[MALLOC_CACHED, MALLOC_ARENA, MALLOC_MAPPED], malloc_pairs()));
     table.push(Experiment::new(&[CONTEXT_SWITCH], context_switch(bench)));
     if !cfg!(target_env = "gnu") {
         // Only glibc has the two tiers. In other C libraries the batch takes the same path as the single
@@ -220,9 +213,7 @@ fn fault_return() -> Measured<Repetition> {
                 format!("{} samples in {faults} faults of {pages} pages", user + kernel),
             ));
         }
-        Ok(vec![
-            (first * user as f64 / (user + kernel) as f64 - again).max(0.0),
-        ])
+        Ok(vec![(first * user as f64 / (user + kernel) as f64 - again).max(0.0)])
     }))
 }
 
@@ -367,9 +358,7 @@ fn context_switch(bench: &Bench) -> Measured<Repetition> {
             // The partner reads to the end of the pipe, then ends too.
             drop((here, to_there));
             joined(partner.join())?;
-            let ns = typical(&mut trips.map_err(failed)?, || {
-                format!("CPU {cpu} was busy with other work")
-            })?;
+            let ns = typical(&mut trips.map_err(failed)?, || format!("CPU {cpu} was busy with other work"))?;
             Ok(vec![ns / 2.0])
         })
     }))
@@ -399,15 +388,10 @@ const LOADS_WARM: usize = 200;
 fn loads(bench: &Bench) -> Vec<Experiment> {
     let room = room_for(bench, 2 * LOAD_REGION);
     vec![
-        Experiment::new(
-            &[prices::LOAD_4K],
-            room.clone().and_then(|()| chase(Pages::Small)),
-        )
-        .alone(),
+        Experiment::new(&[prices::LOAD_4K], room.clone().and_then(|()| chase(Pages::Small))).alone(),
         Experiment::new(
             &[prices::LOAD_2M],
-            room.and_then(|()| bench.huge.clone())
-                .and_then(|()| chase(Pages::Huge)),
+            room.and_then(|()| bench.huge.clone()).and_then(|()| chase(Pages::Huge)),
         )
         .alone(),
     ]
@@ -435,11 +419,7 @@ fn chase(pages: Pages) -> Measured<Repetition> {
     let mut region = Mapping::new(LOAD_REGION, pages)?;
     link(region.words());
     let huge = region.huge_bytes()?;
-    let wanted = if pages == Pages::Huge {
-        LOAD_REGION as u64
-    } else {
-        0
-    };
+    let wanted = if pages == Pages::Huge { LOAD_REGION as u64 } else { 0 };
     // A few small pages among many huge ones change the price by less than its interval.
     if huge.abs_diff(wanted) > LOAD_REGION as u64 / 32 {
         return Err(Absence::new(
@@ -467,9 +447,7 @@ fn link(words: &mut [u64]) {
     let lines = words.len() / WORDS_A_LINE;
     debug_assert!(lines.is_power_of_two());
     for line in 0..lines {
-        let next = (line as u64)
-            .wrapping_mul(0x5851_f42d_4c95_7f2d)
-            .wrapping_add(0x1405_7b7e_f767_814f);
+        let next = (line as u64).wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
         words[line * WORDS_A_LINE] = (next % lines as u64) * WORDS_A_LINE as u64;
     }
 }
@@ -493,10 +471,7 @@ fn contended_faults(bench: &Bench) -> Vec<Experiment> {
         .map(|threads| {
             let cpus = cpus[..threads].to_vec();
             let name = format!("{}{threads}", prices::FAULT_THREADS_PREFIX);
-            Experiment::new(
-                &[&name],
-                Ok(Box::new(move |_| fault_together(&cpus).map(|ns| vec![ns]))),
-            )
+            Experiment::new(&[&name], Ok(Box::new(move |_| fault_together(&cpus).map(|ns| vec![ns]))))
         })
         .collect()
 }
@@ -519,10 +494,7 @@ fn fault_together(cpus: &[u32]) -> Measured<f64> {
                 })
             })
             .collect();
-        threads
-            .into_iter()
-            .map(|thread| joined(thread.join()))
-            .collect::<Measured<Vec<f64>>>()
+        threads.into_iter().map(|thread| joined(thread.join())).collect::<Measured<Vec<f64>>>()
     })?;
     Ok(times.iter().sum::<f64>() / times.len() as f64)
 }
@@ -534,9 +506,7 @@ struct StartLine {
 
 impl StartLine {
     fn new(threads: usize) -> StartLine {
-        StartLine {
-            missing: AtomicUsize::new(threads),
-        }
+        StartLine { missing: AtomicUsize::new(threads) }
     }
 
     fn wait(&self) {
@@ -652,17 +622,15 @@ impl IdleMemory {
                 Ok(vec![ns])
             }) as Repetition
         });
-        let huge = room_for(bench, bytes)
-            .and_then(|()| bench.huge.clone())
-            .map(|()| {
-                let mut kept = Vec::new();
-                Box::new(move |_| {
-                    let mut mapping = Mapping::new(HUGE, Pages::Huge)?;
-                    let ns = time_huge(&mut mapping);
-                    kept.push(mapping);
-                    Ok(vec![ns?])
-                }) as Repetition
-            });
+        let huge = room_for(bench, bytes).and_then(|()| bench.huge.clone()).map(|()| {
+            let mut kept = Vec::new();
+            Box::new(move |_| {
+                let mut mapping = Mapping::new(HUGE, Pages::Huge)?;
+                let ns = time_huge(&mut mapping);
+                kept.push(mapping);
+                Ok(vec![ns?])
+            }) as Repetition
+        });
         if small.is_ok()
             && let Ok(mut mapping) = Mapping::new(bytes, Pages::Huge)
         {

@@ -8,16 +8,7 @@ const SMALL_PAGES_IN_HUGE: f64 = 512.0;
 /// Up to five sentences; one is left out if a price that it needs is absent.
 pub fn facts(list: &PriceList) -> Vec<String> {
     let get = |name: &str| list.get(name).map(|ns| ns.point);
-    [
-        huge_page(get),
-        idle_memory(get),
-        tlb(get),
-        malloc(get),
-        contention(get),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    [huge_page(get), idle_memory(get), tlb(get), malloc(get), contention(get)].into_iter().flatten().collect()
 }
 
 fn huge_page(get: impl Fn(&str) -> Option<f64>) -> Option<String> {
@@ -50,9 +41,7 @@ const ALIKE: f64 = 1.1;
 
 fn idle_memory(get: impl Fn(&str) -> Option<f64>) -> Option<String> {
     let small = get(TOUCH_4K_IDLE)? / get(TOUCH_4K)?;
-    let huge = get(TOUCH_2M_IDLE)
-        .zip(get(TOUCH_2M))
-        .map(|(idle, recycled)| idle / recycled);
+    let huge = get(TOUCH_2M_IDLE).zip(get(TOUCH_2M)).map(|(idle, recycled)| idle / recycled);
     let dearest = huge.map_or(small, |huge| huge.max(small));
     if dearest < 2.0 {
         return Some(
@@ -60,9 +49,7 @@ fn idle_memory(get: impl Fn(&str) -> Option<f64>) -> Option<String> {
                 .into(),
         );
     }
-    let huge = huge.map_or_else(String::new, |huge| {
-        format!(", and of 2 MiB {huge:.1} times as much")
-    });
+    let huge = huge.map_or_else(String::new, |huge| format!(", and of 2 MiB {huge:.1} times as much"));
     Some(format!(
         "The host reclaims idle memory of this machine: a first touch of 4 KiB of idle memory costs {small:.1} times as \
          much as of recently used memory{huge}."
@@ -91,9 +78,8 @@ fn malloc(get: impl Fn(&str) -> Option<f64>) -> Option<String> {
 }
 
 fn contention(get: impl Fn(&str) -> Option<f64>) -> Option<String> {
-    let (threads, price) = (2..=8)
-        .rev()
-        .find_map(|n| Some((n, get(&format!("{FAULT_THREADS_PREFIX}{n}"))?)))?;
+    let (threads, price) =
+        (2..=8).rev().find_map(|n| Some((n, get(&format!("{FAULT_THREADS_PREFIX}{n}"))?)))?;
     let ratio = price / get(&format!("{FAULT_THREADS_PREFIX}1"))?;
     Some(match ratio < ALIKE {
         true => format!("{threads} threads that fault in one address space do not slow one another down."),
@@ -115,11 +101,7 @@ mod tests {
             machine: String::new(),
             prices: prices
                 .iter()
-                .map(|&(name, ns)| Price {
-                    name: name.into(),
-                    ns: Interval::exact(ns),
-                    repetitions: 99,
-                })
+                .map(|&(name, ns)| Price { name: name.into(), ns: Interval::exact(ns), repetitions: 99 })
                 .collect(),
             absent: vec![],
         }
@@ -159,35 +141,19 @@ mod tests {
             ("fault_threads_1", 1000.0),
             ("fault_threads_4", 3000.0),
         ]));
-        assert!(
-            dear[0].contains("adds 30 ns") && dear[0].contains("1.5 times"),
-            "{dear:?}"
-        );
-        assert!(
-            dear[1].contains("With 4 threads") && dear[1].contains("3.0 times"),
-            "{dear:?}"
-        );
+        assert!(dear[0].contains("adds 30 ns") && dear[0].contains("1.5 times"), "{dear:?}");
+        assert!(dear[1].contains("With 4 threads") && dear[1].contains("3.0 times"), "{dear:?}");
         let cheap = facts(&list(&[
             (LOAD_4K, 61.0),
             (LOAD_2M, 60.0),
             ("fault_threads_1", 1000.0),
             ("fault_threads_2", 1050.0),
         ]));
-        assert!(
-            cheap[0].contains("cheap") && cheap[1].contains("do not slow"),
-            "{cheap:?}"
-        );
+        assert!(cheap[0].contains("cheap") && cheap[1].contains("do not slow"), "{cheap:?}");
     }
 
     #[test]
     fn without_prices_there_are_no_sentences() {
-        assert_eq!(
-            facts(&list(&[
-                (TOUCH_2M, 1.0),
-                (LOAD_2M, 1.0),
-                ("fault_threads_1", 1.0)
-            ])),
-            [""; 0]
-        );
+        assert_eq!(facts(&list(&[(TOUCH_2M, 1.0), (LOAD_2M, 1.0), ("fault_threads_1", 1.0)])), [""; 0]);
     }
 }

@@ -66,12 +66,7 @@ pub fn price_list(fresh: bool, progress: &mut dyn FnMut(f32)) -> Result<Calibrat
         match cache::load(file, &machine) {
             Ok(list) => {
                 let file = Ok(file.clone());
-                return Ok(Calibration {
-                    list,
-                    origin: Origin::Cache,
-                    file,
-                    warnings,
-                });
+                return Ok(Calibration { list, origin: Origin::Cache, file, warnings });
             }
             Err(absence) if absence.reason == Reason::NotFound => {}
             Err(absence) => warnings.push(format!("{absence}; measured again")),
@@ -89,20 +84,12 @@ pub fn price_list(fresh: bool, progress: &mut dyn FnMut(f32)) -> Result<Calibrat
         false => file,
     };
     match &file {
-        Ok(file) => warnings.extend(
-            cache::store(file, &list)
-                .err()
-                .map(|error| format!("price list not saved: {error}")),
-        ),
+        Ok(file) => warnings
+            .extend(cache::store(file, &list).err().map(|error| format!("price list not saved: {error}"))),
         Err(_) if list.prices.is_empty() => {}
         Err(absence) => warnings.push(format!("price list not saved: {absence}")),
     }
-    Ok(Calibration {
-        list,
-        origin: Origin::Measured,
-        file,
-        warnings,
-    })
+    Ok(Calibration { list, origin: Origin::Measured, file, warnings })
 }
 
 /// The saved list of this machine, without a measurement. A diagnosis uses it, because it must not disturb
@@ -214,27 +201,19 @@ impl Bench {
 /// Turns repetitions into prices, in the order of the catalogue.
 fn tally(machine: String, table: Vec<Experiment>) -> PriceList {
     let mut list = PriceList {
-        measured_unix_s: SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |since| since.as_secs()),
+        measured_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         machine,
         prices: Vec::new(),
         absent: Vec::new(),
     };
     for experiment in table {
-        let Experiment {
-            mut series, missed, ..
-        } = experiment;
+        let Experiment { mut series, missed, .. } = experiment;
         for (name, values) in &mut series {
             match median_interval(values) {
-                Some(ns) if values.len() >= FEWEST && ns.point > 0.0 => list.prices.push(Price {
-                    name: name.clone(),
-                    ns,
-                    repetitions: values.len() as u32,
-                }),
-                _ => list
-                    .absent
-                    .push((name.clone(), shortfall(values.len(), missed.as_ref()))),
+                Some(ns) if values.len() >= FEWEST && ns.point > 0.0 => {
+                    list.prices.push(Price { name: name.clone(), ns, repetitions: values.len() as u32 })
+                }
+                _ => list.absent.push((name.clone(), shortfall(values.len(), missed.as_ref()))),
             }
         }
     }
@@ -328,21 +307,14 @@ mod tests {
 
         for price in &list.prices {
             assert!(0.0 < price.ns.low, "{price:?}");
-            assert!(
-                price.ns.low <= price.ns.point && price.ns.point <= price.ns.high,
-                "{price:?}"
-            );
+            assert!(price.ns.low <= price.ns.point && price.ns.point <= price.ns.high, "{price:?}");
             assert!(prices::describe(&price.name).is_some(), "{price:?}");
         }
         // Every name of the catalogue has a price or a reason.
         for entry in prices::DESCRIPTIONS {
             let known = |name: &String| name.starts_with(entry.name);
             let priced = list.prices.iter().any(|p| known(&p.name));
-            assert!(
-                priced || list.absent.iter().any(|(name, _)| known(name)),
-                "{}",
-                entry.name
-            );
+            assert!(priced || list.absent.iter().any(|(name, _)| known(name)), "{}", entry.name);
         }
         for relation in Relation::ALL {
             let name = format!("{}{}", prices::HANDOFF_PREFIX, relation.key());

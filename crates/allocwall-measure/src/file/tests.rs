@@ -47,44 +47,25 @@ fn head() -> Head {
         prices: Ok(PriceList {
             measured_unix_s: 1,
             machine: "m".into(),
-            prices: vec![Price {
-                name: "syscall".into(),
-                ns: Interval::new(1.0, 2.0, 3.0),
-                repetitions: 9,
-            }],
+            prices: vec![Price { name: "syscall".into(), ns: Interval::new(1.0, 2.0, 3.0), repetitions: 9 }],
             absent: vec![],
         }),
     }
 }
 
 fn frame(name: &str) -> Frame {
-    Frame {
-        module: Some(0),
-        symbol: Some(name.into()),
-        offset: 0,
-    }
+    Frame { module: Some(0), symbol: Some(name.into()), offset: 0 }
 }
 
 fn stack(frames: &[u32]) -> Stack {
-    Stack {
-        frames: frames.to_vec(),
-        complete: true,
-    }
+    Stack { frames: frames.to_vec(), complete: true }
 }
 
 fn batch() -> Batch {
     Batch {
         frames: vec![frame("leaf")],
         stacks: vec![stack(&[0])],
-        samples: vec![CpuSample {
-            t_ns: 5,
-            pid: 7,
-            tid: 7,
-            cpu: 1,
-            kernel: None,
-            user: Some(0),
-            deep: true,
-        }],
+        samples: vec![CpuSample { t_ns: 5, pid: 7, tid: 7, cpu: 1, kernel: None, user: Some(0), deep: true }],
         waits: vec![WaitSample {
             t_ns: 6,
             pid: 7,
@@ -95,36 +76,17 @@ fn batch() -> Batch {
             kernel: Some(0),
             user: None,
         }],
-        ticks: vec![
-            Tick::default(),
-            Tick {
-                t_ns: 1_000_000_000,
-                user_ns: 10,
-                ..Tick::default()
-            },
-        ],
-        python: vec![PythonSample {
-            t_ns: 3,
-            pid: 7,
-            tid: 7,
-            frames: vec!["f (a.py:1)".into()],
-        }],
+        ticks: vec![Tick::default(), Tick { t_ns: 1_000_000_000, user_ns: 10, ..Tick::default() }],
+        python: vec![PythonSample { t_ns: 3, pid: 7, tid: 7, frames: vec!["f (a.py:1)".into()] }],
     }
 }
 
 fn tail() -> Tail {
     let head = head();
     Tail {
-        meta: Meta {
-            lost_records: 60,
-            ..meta()
-        },
+        meta: Meta { lost_records: 60, ..meta() },
         processes: head.processes,
-        probes: vec![Probe {
-            name: "waits".into(),
-            what: "w".into(),
-            state: ProbeState::Measured,
-        }],
+        probes: vec![Probe { name: "waits".into(), what: "w".into(), state: ProbeState::Measured }],
         threads: vec![ThreadTimes {
             pid: 7,
             tid: 7,
@@ -134,16 +96,8 @@ fn tail() -> Tail {
             run_delay_ns: None,
         }],
         modules: head.modules,
-        counts: vec![EventCount {
-            name: "mmap".into(),
-            count: 3,
-            over_ns: 4,
-        }],
-        neighbours: vec![Neighbour {
-            pid: 8,
-            comm: "n".into(),
-            cpu_ns: 5,
-        }],
+        counts: vec![EventCount { name: "mmap".into(), count: 3, over_ns: 4 }],
+        neighbours: vec![Neighbour { pid: 8, comm: "n".into(), cpu_ns: 5 }],
         heap: Ok(HeapView {
             method: "m".into(),
             mapped_bytes: 4,
@@ -165,11 +119,7 @@ fn bytes(parts: &[Part]) -> Vec<u8> {
 }
 
 fn whole() -> Vec<u8> {
-    bytes(&[
-        Part::Head(Box::new(head())),
-        Part::Batch(Box::new(batch())),
-        Part::Tail(Box::new(tail())),
-    ])
+    bytes(&[Part::Head(Box::new(head())), Part::Batch(Box::new(batch())), Part::Tail(Box::new(tail()))])
 }
 
 fn decoded(bytes: &[u8]) -> std::result::Result<Recording, String> {
@@ -192,10 +142,7 @@ fn every_part_comes_back_as_it_was() {
     let r = decoded(&whole()).unwrap();
     let (head, batch, tail) = (head(), batch(), tail());
     assert_eq!(r.meta, tail.meta);
-    assert_eq!(
-        (r.host, r.cgroup, r.prices),
-        (head.host, head.cgroup, head.prices)
-    );
+    assert_eq!((r.host, r.cgroup, r.prices), (head.host, head.cgroup, head.prices));
     assert_eq!((r.processes, r.modules), (tail.processes, tail.modules));
     assert_eq!((r.ticks, r.python), (batch.ticks, batch.python));
     assert_eq!(
@@ -251,36 +198,17 @@ fn other_formats_are_named() {
         decoded(&bytes).unwrap_err()
     };
     let newer = with_version(FORMAT_VERSION + 1);
-    assert!(
-        newer.contains(&format!("format {}", FORMAT_VERSION + 1)) && newer.contains("newer"),
-        "{newer}"
-    );
+    assert!(newer.contains(&format!("format {}", FORMAT_VERSION + 1)) && newer.contains("newer"), "{newer}");
     let older = with_version(FORMAT_VERSION - 1);
-    assert!(
-        older.contains(&format!("this program reads format {FORMAT_VERSION}")),
-        "{older}"
-    );
-    assert!(
-        decoded(b"{\"verdict\": 1}")
-            .unwrap_err()
-            .contains("does not start with the header")
-    );
+    assert!(older.contains(&format!("this program reads format {FORMAT_VERSION}")), "{older}");
+    assert!(decoded(b"{\"verdict\": 1}").unwrap_err().contains("does not start with the header"));
 }
 
 #[test]
 fn parts_out_of_order_are_refused() {
-    let (h, b, t) = (
-        || Part::Head(Box::new(head())),
-        || Part::Batch(Box::new(batch())),
-        || Part::Tail(Box::new(tail())),
-    );
-    for parts in [
-        vec![b()],
-        vec![t()],
-        vec![h(), h()],
-        vec![h(), b(), t(), b()],
-        vec![h(), b(), t(), t()],
-    ] {
+    let (h, b, t) =
+        (|| Part::Head(Box::new(head())), || Part::Batch(Box::new(batch())), || Part::Tail(Box::new(tail())));
+    for parts in [vec![b()], vec![t()], vec![h(), h()], vec![h(), b(), t(), b()], vec![h(), b(), t(), t()]] {
         let why = decoded(&bytes(&parts)).unwrap_err();
         assert!(why.contains("out of order"), "{why}");
     }
@@ -318,21 +246,13 @@ fn indices_and_numbers_beyond_their_limits_are_refused() {
         ("times", |_, _, t| t.meta.window_ns = u64::MAX),
         ("series", |_, b, _| b.ticks[0].t_ns = u64::MAX),
         ("sampling period", |_, _, t| t.meta.sample_period_ns = 0),
-        ("prices", |h, _, _| {
-            h.prices.as_mut().unwrap().prices[0].ns.high = f64::NAN
-        }),
-        ("heap", |_, _, t| {
-            t.heap.as_mut().unwrap().live_bytes.point = f64::INFINITY
-        }),
+        ("prices", |h, _, _| h.prices.as_mut().unwrap().prices[0].ns.high = f64::NAN),
+        ("heap", |_, _, t| t.heap.as_mut().unwrap().live_bytes.point = f64::INFINITY),
     ];
     for (what, spoil) in spoilt {
         let (mut h, mut b, mut t) = (head(), batch(), tail());
         spoil(&mut h, &mut b, &mut t);
-        let parts = [
-            Part::Head(Box::new(h)),
-            Part::Batch(Box::new(b)),
-            Part::Tail(Box::new(t)),
-        ];
+        let parts = [Part::Head(Box::new(h)), Part::Batch(Box::new(b)), Part::Tail(Box::new(t))];
         let why = decoded(&bytes(&parts)).expect_err(what);
         assert!(why.contains(what), "{what}: {why}");
     }
@@ -345,11 +265,7 @@ fn only_recordings_are_replaced_and_only_once_there_is_something_to_write() {
     let entries = || std::fs::read_dir(folder.path()).unwrap().count();
 
     let unopened = Writer::create(Some(&path)).unwrap();
-    assert_eq!(
-        entries(),
-        0,
-        "who is killed before a session opens leaves nothing"
-    );
+    assert_eq!(entries(), 0, "who is killed before a session opens leaves nothing");
     drop(unopened);
     assert_eq!(entries(), 0, "a measurement that never opened must leave no file");
 
@@ -358,21 +274,12 @@ fn only_recordings_are_replaced_and_only_once_there_is_something_to_write() {
     assert!(read(&path).is_ok(), "written parts must be readable at once");
     let (recording, failure) = writer.finish();
     assert!(recording.is_ok() && failure.is_none());
-    assert_eq!(
-        std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
-        0o600
-    );
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
 
     let before = std::fs::metadata(&path).unwrap().ino();
     drop(Writer::create(Some(&path)).unwrap());
-    assert_eq!(
-        std::fs::metadata(&path).unwrap().ino(),
-        before,
-        "the old one stays until then"
-    );
-    Writer::create(Some(&path))
-        .unwrap()
-        .write(&Part::Head(Box::new(head())));
+    assert_eq!(std::fs::metadata(&path).unwrap().ino(), before, "the old one stays until then");
+    Writer::create(Some(&path)).unwrap().write(&Part::Head(Box::new(head())));
     assert_ne!(std::fs::metadata(&path).unwrap().ino(), before);
     assert_eq!(entries(), 1);
 
@@ -386,10 +293,7 @@ fn only_recordings_are_replaced_and_only_once_there_is_something_to_write() {
     }
     assert_eq!(std::fs::read(&text).unwrap(), b"mine");
     let error = Writer::create(Some(Path::new("/nonexistent/x"))).err().unwrap();
-    assert_eq!(
-        error.to_string(),
-        "/nonexistent/x: No such file or directory (os error 2)"
-    );
+    assert_eq!(error.to_string(), "/nonexistent/x: No such file or directory (os error 2)");
 }
 
 #[test]
@@ -403,12 +307,7 @@ fn a_failed_file_does_not_lose_the_recording() {
     writer.write(&Part::Head(Box::new(head())));
     let (recording, failure) = writer.finish();
     assert!(recording.is_ok());
-    assert!(
-        failure
-            .unwrap()
-            .to_string()
-            .contains(&file.path().display().to_string())
-    );
+    assert!(failure.unwrap().to_string().contains(&file.path().display().to_string()));
 }
 
 /// A recording at the recorder's own limits: long, with many threads, deep stacks, and data that compresses
@@ -421,19 +320,9 @@ fn the_largest_recording_that_is_made_reads_back() {
     writer.write(&Part::Head(Box::new(head())));
     for second in 0..100 {
         let t_ns = 3_600_000_000_000 - second;
-        let sample = CpuSample {
-            t_ns,
-            pid: 4_194_303,
-            tid: 4_194_303,
-            ..batch().samples[0]
-        };
-        let wait = WaitSample {
-            t_ns,
-            pid: 4_194_303,
-            tid: 4_194_303,
-            weight_ns: 1_000_000_000,
-            ..batch().waits[0]
-        };
+        let sample = CpuSample { t_ns, pid: 4_194_303, tid: 4_194_303, ..batch().samples[0] };
+        let wait =
+            WaitSample { t_ns, pid: 4_194_303, tid: 4_194_303, weight_ns: 1_000_000_000, ..batch().waits[0] };
         writer.write(&Part::Batch(Box::new(Batch {
             samples: vec![sample; SAMPLES as usize / 100],
             waits: vec![wait; WAITS as usize / 100],
@@ -462,14 +351,8 @@ fn the_largest_recording_that_is_made_reads_back() {
     })));
     let size = writer.bytes.len();
     let recording = writer.finish().0.expect("it reads back");
-    assert_eq!(
-        (recording.samples.len(), recording.waits.len()),
-        (SAMPLES as usize, WAITS as usize)
-    );
-    assert_eq!(
-        (recording.python.len(), recording.stacks.len()),
-        (40_000, STACKS as usize)
-    );
+    assert_eq!((recording.samples.len(), recording.waits.len()), (SAMPLES as usize, WAITS as usize));
+    assert_eq!((recording.python.len(), recording.stacks.len()), (40_000, STACKS as usize));
     println!("{} MiB", size >> 20);
 }
 
@@ -477,9 +360,7 @@ fn the_largest_recording_that_is_made_reads_back() {
 fn lists_longer_than_the_recorder_s_are_refused() {
     type Spoil = fn(&mut Batch, &mut Tail);
     let spoilt: [(&str, usize, Spoil); 3] = [
-        ("frames in a stack", STACK_DEPTH, |_, t| {
-            t.stacks[0].frames.push(0)
-        }),
+        ("frames in a stack", STACK_DEPTH, |_, t| t.stacks[0].frames.push(0)),
         ("frames in a Python stack", PYTHON_DEPTH, |b, _| {
             b.python[0].frames.push("f".into());
         }),
@@ -496,16 +377,9 @@ fn lists_longer_than_the_recorder_s_are_refused() {
         let file = |b: &Batch, t: &Tail| {
             let tail = postcard::from_bytes::<Tail>(&postcard::to_stdvec(t).unwrap()).unwrap();
             let batch = postcard::from_bytes::<Batch>(&postcard::to_stdvec(b).unwrap()).unwrap();
-            bytes(&[
-                Part::Head(Box::new(head())),
-                Part::Batch(Box::new(batch)),
-                Part::Tail(Box::new(tail)),
-            ])
+            bytes(&[Part::Head(Box::new(head())), Part::Batch(Box::new(batch)), Part::Tail(Box::new(tail))])
         };
-        assert!(
-            decoded(&file(&b, &t)).is_ok(),
-            "{what}: the limit itself must be accepted"
-        );
+        assert!(decoded(&file(&b, &t)).is_ok(), "{what}: the limit itself must be accepted");
         add(&mut b, &mut t);
         let why = decoded(&file(&b, &t)).expect_err(what);
         assert!(why.contains(what), "{why}");

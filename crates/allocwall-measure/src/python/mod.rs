@@ -144,16 +144,10 @@ impl Pythons {
             if self.is_full() || sample.frames.len() > PYTHON_DEPTH {
                 continue;
             }
-            let names = sample
-                .frames
-                .iter()
-                .map(|frame| size_of::<String>() + frame.len());
+            let names = sample.frames.iter().map(|frame| size_of::<String>() + frame.len());
             self.kept += 1;
             self.kept_bytes += size_of::<PythonSample>() + names.sum::<usize>();
-            out.push(PythonSample {
-                t_ns: sample.t_ns.saturating_sub(self.start_ns),
-                ..sample
-            });
+            out.push(PythonSample { t_ns: sample.t_ns.saturating_sub(self.start_ns), ..sample });
         }
     }
 

@@ -28,12 +28,7 @@ const LONGEST_REST: u32 = 16;
 const LAST_ATTACH: Duration = Duration::from_millis(150);
 /// An interpreter's file and its libraries are mapped while their symbols are read. The target determines how
 /// long the copied names are.
-const LIMITS: Limits = Limits {
-    memory: 64 << 20,
-    mapped: 512 << 20,
-    cpu_seconds: 60,
-    keeps_rights: true,
-};
+const LIMITS: Limits = Limits { memory: 64 << 20, mapped: 512 << 20, cpu_seconds: 60, keeps_rights: true };
 /// The child aborts if more of the target's files than this are in memory.
 const RESIDENT_LIMIT: u64 = 100 << 20;
 
@@ -135,10 +130,7 @@ impl Pythons {
         if self.attaching.is_some() {
             return;
         }
-        let due = self
-            .found
-            .iter()
-            .find(|(_, f)| !f.ended && f.spy.is_none() && f.rest == 0);
+        let due = self.found.iter().find(|(_, f)| !f.ended && f.spy.is_none() && f.rest == 0);
         self.attaching =
             due.map(|(&pid, _)| (pid, Worker::start("reads Python's stacks", move || attach(pid))));
     }
@@ -182,10 +174,7 @@ impl Pythons {
             let detail = format!("reading the Python interpreter of process {pid} took too long");
             followed.seen.refused = Some(Absence::new(Reason::TooCostly, detail));
         }
-        let seen: Vec<Seen> = std::mem::take(&mut self.found)
-            .into_values()
-            .map(|f| f.seen)
-            .collect();
+        let seen: Vec<Seen> = std::mem::take(&mut self.found).into_values().map(|f| f.seen).collect();
         if seen.is_empty() && !self.passing {
             return None;
         }
@@ -199,10 +188,7 @@ fn watch_memory(until: &AtomicBool) {
     const EVERY: Duration = Duration::from_millis(5);
     while !until.load(Ordering::Relaxed) {
         let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-        let pages = statm
-            .split_whitespace()
-            .nth(1)
-            .and_then(|pages| pages.parse::<u64>().ok());
+        let pages = statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
         if pages.is_some_and(|pages| pages * rustix::param::page_size() as u64 > RESIDENT_LIMIT) {
             std::process::abort();
         }
@@ -254,12 +240,7 @@ impl Followed {
                     format!("{} ({}:{})", cut(&f.name), cut(file), f.line)
                 })
                 .collect();
-            out.push(PythonSample {
-                t_ns,
-                pid,
-                tid: tid as i32,
-                frames,
-            });
+            out.push(PythonSample { t_ns, pid, tid: tid as i32, frames });
         }
         self.seen.misses += u64::from(empty);
     }
@@ -268,17 +249,11 @@ impl Followed {
 /// Truncates a name: the target determines its length.
 fn cut(name: &str) -> &str {
     const LIMIT: usize = 200;
-    name.char_indices()
-        .nth(LIMIT)
-        .map_or(name, |(end, _)| &name[..end])
+    name.char_indices().nth(LIMIT).map_or(name, |(end, _)| &name[..end])
 }
 
 fn attach(pid: i32) -> Measured<PythonSpy> {
-    let config = Config {
-        blocking: LockingStrategy::NonBlocking,
-        native: false,
-        ..Config::default()
-    };
+    let config = Config { blocking: LockingStrategy::NonBlocking, native: false, ..Config::default() };
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| watch_memory(&done));
@@ -313,13 +288,8 @@ fn unreadable(pid: i32, why: &str) -> Absence {
 fn state(seen: &[Seen], beyond: usize) -> ProbeState {
     let total = seen.len() + beyond;
     let read = seen.iter().filter(|s| s.looks > s.misses).count();
-    let (looks, misses) = seen
-        .iter()
-        .fold((0, 0), |(looks, misses), s| (looks + s.looks, misses + s.misses));
-    let refused = seen
-        .iter()
-        .filter(|s| s.looks <= s.misses)
-        .find_map(|s| s.refused.clone());
+    let (looks, misses) = seen.iter().fold((0, 0), |(looks, misses), s| (looks + s.looks, misses + s.misses));
+    let refused = seen.iter().filter(|s| s.looks <= s.misses).find_map(|s| s.refused.clone());
     if read == 0 {
         return ProbeState::Absent(refused.unwrap_or_else(|| {
             Absence::new(
@@ -331,16 +301,10 @@ fn state(seen: &[Seen], beyond: usize) -> ProbeState {
     if read < total {
         let (reason, why, mend) = match refused {
             Some(absence) => (absence.reason, absence.detail, absence.mend),
-            None if beyond > 0 => (
-                Reason::TooCostly,
-                format!("allocwall reads at most {PROCESSES} processes"),
-                None,
-            ),
-            None => (
-                Reason::TooLittle,
-                "the other processes ended too early".to_string(),
-                None,
-            ),
+            None if beyond > 0 => {
+                (Reason::TooCostly, format!("allocwall reads at most {PROCESSES} processes"), None)
+            }
+            None => (Reason::TooLittle, "the other processes ended too early".to_string(), None),
         };
         let detail = format!("Python's stacks were read in {read} of {total} processes: {why}");
         return ProbeState::Partial(Absence { reason, detail, mend });
@@ -359,18 +323,11 @@ mod tests {
     use super::*;
 
     fn seen(looks: u64, misses: u64) -> Seen {
-        Seen {
-            looks,
-            misses,
-            refused: None,
-        }
+        Seen { looks, misses, refused: None }
     }
 
     fn refused(why: &str) -> Seen {
-        Seen {
-            refused: Some(unreadable(7, why)),
-            ..Seen::default()
-        }
+        Seen { refused: Some(unreadable(7, why)), ..Seen::default() }
     }
 
     #[test]
@@ -395,20 +352,14 @@ mod tests {
         assert!(matches!(of(51), ProbeState::Partial(a) if a.reason == Reason::TooLittle));
         assert!(matches!(of(100), ProbeState::Absent(_)));
         // A process that was refused first and read later counts as read.
-        let late = Seen {
-            refused: Some(unreadable(7, "no interpreter yet")),
-            ..seen(10, 0)
-        };
+        let late = Seen { refused: Some(unreadable(7, "no interpreter yet")), ..seen(10, 0) };
         assert_eq!(state(&[late], 0), ProbeState::Measured);
     }
 
     #[test]
     fn only_errors_that_rights_would_fix_are_about_rights() {
         let reason = |why| unreadable(7, why).reason;
-        assert_eq!(
-            reason("Failed to open process: Permission denied (os error 13)"),
-            Reason::NotPermitted
-        );
+        assert_eq!(reason("Failed to open process: Permission denied (os error 13)"), Reason::NotPermitted);
         assert_eq!(reason("Failed to find a python interpreter"), Reason::NotFound);
     }
 

@@ -40,12 +40,8 @@ const AFTER_WINDOW_NS: u64 = 1_500_000_000;
 const PER_SAMPLE_NS: u64 = 30_000;
 
 /// Unwind tables 32 MiB, a file's symbols 80 MiB, functions 16 MiB: see `service`.
-pub(super) const LIMITS: Limits = Limits {
-    memory: 128 << 20,
-    mapped: 64 << 20,
-    cpu_seconds: 60,
-    keeps_rights: false,
-};
+pub(super) const LIMITS: Limits =
+    Limits { memory: 128 << 20, mapped: 64 << 20, cpu_seconds: 60, keeps_rights: false };
 
 /// The process that reads untrusted files.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,11 +73,7 @@ pub(super) enum Ask {
     /// The file that is sent along is this module from now on.
     Open { module: u32 },
     /// Asks for the facts of the module. `path` is used only for its names.
-    Examine {
-        module: u32,
-        path: String,
-        by_name: ModuleRole,
-    },
+    Examine { module: u32, path: String, by_name: ModuleRole },
     /// The code that an image has mapped. Its modules are open.
     Image { image: u32, code: Vec<Mapped> },
     /// Registers and stacks follow the request as raw memory.
@@ -210,14 +202,7 @@ impl Reader {
     ) -> Measured<Examined> {
         let path = path.to_owned();
         self.open(module, file)?;
-        match self.ask_about(
-            module,
-            &Ask::Examine {
-                module,
-                path,
-                by_name,
-            },
-        )? {
+        match self.ask_about(module, &Ask::Examine { module, path, by_name })? {
             Answer::Examined(examined) => examined.map(|examined| *examined),
             _ => Err(self.confused()),
         }
@@ -234,9 +219,7 @@ impl Reader {
 
     /// Names of generated code, from the file that its compiler wrote. Addresses are in order.
     pub fn generated(&mut self, map: &File, addresses: &[u64]) -> Measured<Vec<Option<String>>> {
-        let ask = Ask::Generated {
-            addresses: addresses.to_vec(),
-        };
+        let ask = Ask::Generated { addresses: addresses.to_vec() };
         let answer = self.ask(&ask, &[], Some(map))?;
         self.as_names(answer, addresses.len())
     }
@@ -284,8 +267,7 @@ impl Reader {
         self.ask(ask, raw, None).inspect_err(|_| {
             if self.restarts > restarts && !self.by_frame_pointer {
                 self.by_frame_pointer = true;
-                self.missing
-                    .push("later stacks were unwound by frame pointers only".into());
+                self.missing.push("later stacks were unwound by frame pointers only".into());
             }
         })
     }
@@ -383,16 +365,11 @@ impl Reader {
         self.cpu_ns += child.cpu_ns().unwrap_or(0);
         self.open.clear();
         self.images.clear();
-        let out_of_time = self
-            .deadline_ns
-            .is_some_and(|deadline| monotonic_ns() >= deadline)
+        let out_of_time = self.deadline_ns.is_some_and(|deadline| monotonic_ns() >= deadline)
             || self.deadline_ns.is_none() && self.left_within_window() == 0;
         let absence = Absence::new(
             Reason::TooCostly,
-            format!(
-                "the process that reads the target's files failed: {}",
-                child.end()
-            ),
+            format!("the process that reads the target's files failed: {}", child.end()),
         );
         self.restarts += 1;
         if self.restarts > RESTARTS || out_of_time {

@@ -74,20 +74,12 @@ impl Service {
         match ask {
             Ask::Open { module } => {
                 if let Some(file) = file {
-                    let opened = Opened {
-                        file,
-                        tables: None,
-                        functions: None,
-                    };
+                    let opened = Opened { file, tables: None, functions: None };
                     self.modules.insert(*module, opened);
                 }
                 Answer::Done
             }
-            Ask::Examine {
-                module,
-                path,
-                by_name,
-            } => {
+            Ask::Examine { module, path, by_name } => {
                 let examined = self.file(*module).and_then(|file| {
                     let (module, facts) = target::examine_file(file, path, *by_name)?;
                     Ok(Box::new(Examined { module, facts }))
@@ -112,12 +104,7 @@ impl Service {
         self.modules
             .get(&module)
             .and_then(|opened| opened.file.try_clone().ok())
-            .ok_or_else(|| {
-                Absence::new(
-                    Reason::NotFound,
-                    "the file was not sent or could not be kept open",
-                )
-            })
+            .ok_or_else(|| Absence::new(Reason::NotFound, "the file was not sent or could not be kept open"))
     }
 
     fn image(&mut self, image: u32, code: &[Mapped]) {
@@ -128,15 +115,13 @@ impl Service {
                 continue;
             };
             let tables =
-                opened
-                    .tables
-                    .get_or_insert_with(|| match Tables::of(&opened.file, &mut self.tables_left) {
-                        Some(tables) => tables,
-                        None => {
-                            self.without_tables += 1;
-                            Tables::none()
-                        }
-                    });
+                opened.tables.get_or_insert_with(|| match Tables::of(&opened.file, &mut self.tables_left) {
+                    Some(tables) => tables,
+                    None => {
+                        self.without_tables += 1;
+                        Tables::none()
+                    }
+                });
             unwinder.add(mapped.start..mapped.end, mapped.bias, tables);
         }
         self.images.insert(image, unwinder);

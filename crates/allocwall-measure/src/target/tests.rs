@@ -15,12 +15,7 @@ impl Drop for Subject {
 
 /// Starts a subject and inspects it until `ready`, because loading takes a moment.
 fn look(command: &mut Command, ready: impl Fn(&TargetView) -> bool) -> Option<(Modules, TargetView)> {
-    let child = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .ok()?;
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()?;
     let child = Subject(child);
     let deadline = Instant::now() + Duration::from_secs(20);
     let inspect = || {
@@ -46,20 +41,13 @@ fn exists(path: &str) -> bool {
 /// It has a C library and has reached its first wait, so the loader has finished.
 fn has_libc(view: &TargetView) -> bool {
     let pid = view.process.pid;
-    let waits = || {
-        ProcFs::live()
-            .thread_stat(pid, pid)
-            .is_ok_and(|stat| stat.state == 'S')
-    };
+    let waits = || ProcFs::live().thread_stat(pid, pid).is_ok_and(|stat| stat.state == 'S');
     view.process.libc.is_ok() && waits()
 }
 
 fn kind_and_linkage(view: &TargetView) -> (AllocatorKind, Linkage) {
-    let allocator = view
-        .process
-        .allocator
-        .as_ref()
-        .unwrap_or_else(|absence| panic!("no allocator: {absence}"));
+    let allocator =
+        view.process.allocator.as_ref().unwrap_or_else(|absence| panic!("no allocator: {absence}"));
     (allocator.kind, allocator.how)
 }
 
@@ -75,33 +63,18 @@ const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
 fn a_plain_program_has_glibc_and_its_malloc() {
     let (modules, view) = look(&mut sleep(), has_libc).expect("sleep");
     let Ok(Libc::Glibc { version }) = &view.process.libc else {
-        println!(
-            "skipped: sleep is not linked with glibc here: {:?}",
-            view.process.libc
-        );
+        println!("skipped: sleep is not linked with glibc here: {:?}", view.process.libc);
         return;
     };
-    assert!(
-        version.starts_with("2.") && is_version(version, "2."),
-        "{version}"
-    );
+    assert!(version.starts_with("2.") && is_version(version, "2."), "{version}");
     assert_eq!(kind_and_linkage(&view), (AllocatorKind::Glibc, Linkage::Libc));
     assert_eq!(view.process.runtime, Ok(Runtime::Native));
     assert!(view.also.is_empty(), "{:?}", view.also);
     assert_eq!(view.process.thp_disabled, Ok(false));
     assert_eq!(view.process.cmdline, ["sleep", "60"]);
     assert_eq!(view.process.ppid, std::process::id() as i32);
-    let libc = modules
-        .list()
-        .iter()
-        .find(|m| m.role == ModuleRole::Libc)
-        .expect("libc");
-    assert_eq!(
-        libc.malloc_ranges.len(),
-        2,
-        "malloc's and reallocarray's: {:x?}",
-        libc.malloc_ranges
-    );
+    let libc = modules.list().iter().find(|m| m.role == ModuleRole::Libc).expect("libc");
+    assert_eq!(libc.malloc_ranges.len(), 2, "malloc's and reallocarray's: {:x?}", libc.malloc_ranges);
     assert!(libc.build_id.is_some());
 }
 
@@ -124,18 +97,9 @@ fn preloaded_and_linked_allocators_are_distinguished() {
                 continue;
             }
             assert_eq!(found, (kind, Linkage::Preloaded), "{value}");
-            let found = view
-                .process
-                .allocator
-                .expect("allocator")
-                .version
-                .unwrap_or_default();
+            let found = view.process.allocator.expect("allocator").version.unwrap_or_default();
             assert!(found.starts_with(version), "{file}: {found}");
-            assert!(
-                view.process
-                    .environment
-                    .contains(&("LD_PRELOAD".into(), value.into()))
-            );
+            assert!(view.process.environment.contains(&("LD_PRELOAD".into(), value.into())));
         }
     }
 }
@@ -148,22 +112,12 @@ fn a_preload_is_seen_where_the_environment_was_overwritten() {
     }
     // Its title overwrites its environment, as a server's does.
     let mut command = Command::new("/usr/bin/perl");
-    command
-        .args(["-e", "$0 = 'x' x 1000000; sleep 60"])
-        .env("LD_PRELOAD", &path);
-    let (_, view) = look(&mut command, |view| {
-        view.process.comm.starts_with("xx") && has_libc(view)
-    })
-    .expect("perl");
+    command.args(["-e", "$0 = 'x' x 1000000; sleep 60"]).env("LD_PRELOAD", &path);
+    let (_, view) =
+        look(&mut command, |view| view.process.comm.starts_with("xx") && has_libc(view)).expect("perl");
     let mut names = view.process.environment.iter().map(|(name, _)| name);
-    assert!(
-        names.all(|name| name != "LD_PRELOAD"),
-        "Perl left its environment as it was"
-    );
-    assert_eq!(
-        kind_and_linkage(&view),
-        (AllocatorKind::Jemalloc, Linkage::Preloaded)
-    );
+    assert!(names.all(|name| name != "LD_PRELOAD"), "Perl left its environment as it was");
+    assert_eq!(kind_and_linkage(&view), (AllocatorKind::Jemalloc, Linkage::Preloaded));
 }
 
 #[test]
@@ -171,23 +125,15 @@ fn a_linked_allocator_is_not_a_preload_and_an_opened_one_does_not_serve_malloc()
     if exists("/usr/bin/redis-server") {
         let mut command = Command::new("/usr/bin/redis-server");
         let folder = scratch("redis");
-        command
-            .args(["--port", "0", "--save", "", "--unixsocket"])
-            .arg(folder.join("socket"));
+        command.args(["--port", "0", "--save", "", "--unixsocket"]).arg(folder.join("socket"));
         let (_, view) = look(&mut command, has_libc).expect("redis");
         let _ = std::fs::remove_dir_all(&folder);
-        assert_eq!(
-            kind_and_linkage(&view),
-            (AllocatorKind::Jemalloc, Linkage::Linked)
-        );
+        assert_eq!(kind_and_linkage(&view), (AllocatorKind::Jemalloc, Linkage::Linked));
     }
     let path = format!("{LIBRARIES}/libmimalloc.so.2");
     if exists(&path) && exists("/usr/bin/python3") {
         let mut command = Command::new("/usr/bin/python3");
-        command.args([
-            "-c",
-            &format!("import ctypes,sys; ctypes.CDLL('{path}'); sys.stdin.read()"),
-        ]);
+        command.args(["-c", &format!("import ctypes,sys; ctypes.CDLL('{path}'); sys.stdin.read()")]);
         let (_, view) = look(&mut command, |view| !view.also.is_empty()).expect("python");
         assert_eq!(kind_and_linkage(&view), (AllocatorKind::Glibc, Linkage::Libc));
         assert_eq!(view.also.len(), 1, "{:?}", view.also);
@@ -199,10 +145,8 @@ fn a_linked_allocator_is_not_a_preload_and_an_opened_one_does_not_serve_malloc()
 fn pythons_are_known_with_their_version() {
     let mut pythons: Vec<PathBuf> = vec!["/usr/bin/python3".into()];
     let home = std::env::var("HOME").unwrap_or_default();
-    let versions = std::fs::read_dir(Path::new(&home).join(".pyenv/versions"))
-        .into_iter()
-        .flatten()
-        .flatten();
+    let versions =
+        std::fs::read_dir(Path::new(&home).join(".pyenv/versions")).into_iter().flatten().flatten();
     pythons.extend(versions.map(|entry| entry.path().join("bin/python")));
     for python in pythons.iter().filter(|python| exists(&python.to_string_lossy())) {
         let truth = "import sys; sys.stdout.write('.'.join(map(str, sys.version_info[:3])))";
@@ -214,19 +158,10 @@ fn pythons_are_known_with_their_version() {
         command.args(["-c", "import sys; sys.stdin.read()"]);
         let known = |view: &TargetView| matches!(view.process.runtime, Ok(Runtime::Cpython { .. }));
         let (_, view) = look(&mut command, known).expect("python");
-        let Ok(Runtime::Cpython {
-            version,
-            free_threaded,
-        }) = &view.process.runtime
-        else {
+        let Ok(Runtime::Cpython { version, free_threaded }) = &view.process.runtime else {
             panic!("{}: {:?}", python.display(), view.process.runtime);
         };
-        assert_eq!(
-            (version.as_str(), *free_threaded),
-            (truth.as_str(), false),
-            "{}",
-            python.display()
-        );
+        assert_eq!((version.as_str(), *free_threaded), (truth.as_str(), false), "{}", python.display());
     }
 }
 
@@ -252,41 +187,22 @@ fn jvm_and_node_are_known_with_their_version() {
         let known = |view: &TargetView| matches!(view.process.runtime, Ok(Runtime::Jvm { .. }));
         let (_, view) = look(Command::new("/usr/bin/java").arg(folder.join("S.java")), known).expect("java");
         let _ = std::fs::remove_dir_all(&folder);
-        let Ok(Runtime::Jvm {
-            version: Some(version),
-        }) = &view.process.runtime
-        else {
+        let Ok(Runtime::Jvm { version: Some(version) }) = &view.process.runtime else {
             panic!("{:?}", view.process.runtime);
         };
         assert!(version.as_bytes()[0].is_ascii_digit(), "{version}");
     }
     if exists("/usr/bin/node") {
-        let truth = Command::new("/usr/bin/node")
-            .arg("--version")
-            .output()
-            .expect("node");
-        let (modules, view) = look(
-            Command::new("/usr/bin/node").args(["-e", "setTimeout(()=>{},60000)"]),
-            has_libc,
-        )
-        .expect("node");
-        let Ok(Runtime::Node {
-            version: Some(version),
-        }) = &view.process.runtime
-        else {
+        let truth = Command::new("/usr/bin/node").arg("--version").output().expect("node");
+        let (modules, view) =
+            look(Command::new("/usr/bin/node").args(["-e", "setTimeout(()=>{},60000)"]), has_libc)
+                .expect("node");
+        let Ok(Runtime::Node { version: Some(version) }) = &view.process.runtime else {
             panic!("{:?}", view.process.runtime);
         };
-        assert_eq!(
-            format!("v{version}"),
-            String::from_utf8_lossy(&truth.stdout).trim()
-        );
+        assert_eq!(format!("v{version}"), String::from_utf8_lossy(&truth.stdout).trim());
         assert_eq!(kind_and_linkage(&view), (AllocatorKind::Glibc, Linkage::Libc));
-        assert!(
-            modules
-                .list()
-                .iter()
-                .any(|m| m.role == ModuleRole::Node && m.has_symbols)
-        );
+        assert!(modules.list().iter().any(|m| m.role == ModuleRole::Node && m.has_symbols));
     }
 }
 
@@ -303,12 +219,7 @@ fn compile(compiler: &str, name: &str, arguments: &[&str]) -> Option<(PathBuf, P
     let folder = scratch(name);
     let (source, program) = (folder.join("wait.c"), folder.join("wait"));
     std::fs::write(&source, WAITING_PROGRAM).expect("write");
-    let built = Command::new(compiler)
-        .args(arguments)
-        .arg("-o")
-        .arg(&program)
-        .arg(&source)
-        .output();
+    let built = Command::new(compiler).args(arguments).arg("-o").arg(&program).arg(&source).output();
     match built {
         Ok(output) if output.status.success() => Some((folder, program)),
         _ => {
@@ -324,38 +235,15 @@ fn static_and_musl_programs() {
     type Expected = (Measured<Libc>, Option<(AllocatorKind, Linkage)>);
     let static_as = |kind| (Ok(Libc::Static), Some((kind, Linkage::Static)));
     let cases: [(&str, &str, &[&str], Expected); 5] = [
-        (
-            "gcc",
-            "glibc-static",
-            &["-static"],
-            static_as(AllocatorKind::Glibc),
-        ),
-        (
-            "gcc",
-            "glibc-static-stripped",
-            &["-static", "-s"],
-            static_as(AllocatorKind::Glibc),
-        ),
-        (
-            "musl-gcc",
-            "musl-static",
-            &["-static"],
-            static_as(AllocatorKind::Musl),
-        ),
-        (
-            "musl-gcc",
-            "musl-static-stripped",
-            &["-static", "-s"],
-            (Ok(Libc::Static), None),
-        ),
+        ("gcc", "glibc-static", &["-static"], static_as(AllocatorKind::Glibc)),
+        ("gcc", "glibc-static-stripped", &["-static", "-s"], static_as(AllocatorKind::Glibc)),
+        ("musl-gcc", "musl-static", &["-static"], static_as(AllocatorKind::Musl)),
+        ("musl-gcc", "musl-static-stripped", &["-static", "-s"], (Ok(Libc::Static), None)),
         (
             "musl-gcc",
             "musl",
             &[],
-            (
-                Ok(Libc::Musl { version: None }),
-                Some((AllocatorKind::Musl, Linkage::Libc)),
-            ),
+            (Ok(Libc::Musl { version: None }), Some((AllocatorKind::Musl, Linkage::Libc))),
         ),
     ];
     for (compiler, name, arguments, (libc, allocator)) in cases {
@@ -368,35 +256,20 @@ fn static_and_musl_programs() {
         .expect("start");
         let _ = std::fs::remove_dir_all(&folder);
         match (&view.process.libc, &libc) {
-            (
-                Ok(Libc::Musl {
-                    version: Some(version),
-                }),
-                Ok(Libc::Musl { .. }),
-            ) => {
+            (Ok(Libc::Musl { version: Some(version) }), Ok(Libc::Musl { .. })) => {
                 assert!(version.starts_with("1."), "{version}");
             }
             (found, expected) => assert_eq!(found, expected, "{name}"),
         }
         match allocator {
             Some(expected) => assert_eq!(kind_and_linkage(&view), expected, "{name}"),
-            None => assert_eq!(
-                view.process.allocator.clone().unwrap_err().reason,
-                Reason::NotFound,
-                "{name}"
-            ),
+            None => {
+                assert_eq!(view.process.allocator.clone().unwrap_err().reason, Reason::NotFound, "{name}")
+            }
         }
         assert_eq!(view.process.runtime, Ok(Runtime::Native));
-        let ranged: Vec<&Module> = modules
-            .list()
-            .iter()
-            .filter(|m| !m.malloc_ranges.is_empty())
-            .collect();
-        assert_eq!(
-            ranged.is_empty(),
-            name.ends_with("stripped"),
-            "{name}: {ranged:x?}"
-        );
+        let ranged: Vec<&Module> = modules.list().iter().filter(|m| !m.malloc_ranges.is_empty()).collect();
+        assert_eq!(ranged.is_empty(), name.ends_with("stripped"), "{name}: {ranged:x?}");
         for module in ranged {
             println!("{name}: {} {:x?}", module.path, module.malloc_ranges);
         }
@@ -405,41 +278,26 @@ fn static_and_musl_programs() {
 
 #[test]
 fn go_programs_are_known_with_their_version() {
-    let go = ["/usr/local/go/bin/go", "/usr/bin/go"]
-        .into_iter()
-        .find(|go| Path::new(go).exists());
+    let go = ["/usr/local/go/bin/go", "/usr/bin/go"].into_iter().find(|go| Path::new(go).exists());
     let Some(go) = go else {
         println!("skipped: no Go compiler on this machine");
         return;
     };
     // The toolchain's own programs are Go programs, so none has to be built.
-    let output = Command::new(go)
-        .arg("env")
-        .arg("GOVERSION")
-        .output()
-        .expect("go env");
+    let output = Command::new(go).arg("env").arg("GOVERSION").output().expect("go env");
     let truth = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     let file = ElfFile::new(File::open(go).expect("go"));
     let elf = file.parse().expect("an ELF file");
     let (module, known) = examine_elf(&elf, go, ModuleRole::Other);
     assert_eq!(module.role, ModuleRole::Go);
-    assert_eq!(
-        known.runtime,
-        Some(Runtime::Go {
-            version: truth.strip_prefix("go").map(str::to_owned)
-        })
-    );
+    assert_eq!(known.runtime, Some(Runtime::Go { version: truth.strip_prefix("go").map(str::to_owned) }));
     assert!(known.allocators.is_empty());
 }
 
 /// The functions of malloc's object file, from the symbol table of the debug file: the truth for the test of
 /// the bracket.
 fn debug_file(build_id: &str) -> PathBuf {
-    PathBuf::from(format!(
-        "/usr/lib/debug/.build-id/{}/{}.debug",
-        &build_id[..2],
-        &build_id[2..]
-    ))
+    PathBuf::from(format!("/usr/lib/debug/.build-id/{}/{}.debug", &build_id[..2], &build_id[2..]))
 }
 
 #[test]
@@ -471,12 +329,8 @@ fn the_bracket_covers_all_of_a_stripped_glibc_s_allocator() {
         })
         .expect("symbols");
     let truth = table.ranges();
-    let inside = |address: u64| {
-        module
-            .malloc_ranges
-            .iter()
-            .any(|&(start, end)| start <= address && address < end)
-    };
+    let inside =
+        |address: u64| module.malloc_ranges.iter().any(|&(start, end)| start <= address && address < end);
     for (address, size, name) in &names {
         let stem = name.split('.').next().unwrap_or(name);
         if [
@@ -491,27 +345,16 @@ fn the_bracket_covers_all_of_a_stripped_glibc_s_allocator() {
         ]
         .contains(&stem)
         {
-            assert!(
-                inside(*address) && inside(address + size - 1),
-                "{name} is left out"
-            );
+            assert!(inside(*address) && inside(address + size - 1), "{name} is left out");
         }
     }
     let bytes = |ranges: &[(u64, u64)]| ranges.iter().map(|(start, end)| end - start).sum::<u64>();
     let shared: u64 = truth
         .iter()
-        .flat_map(|&(a, b)| {
-            module
-                .malloc_ranges
-                .iter()
-                .map(move |&(c, d)| b.min(d).saturating_sub(a.max(c)))
-        })
+        .flat_map(|&(a, b)| module.malloc_ranges.iter().map(move |&(c, d)| b.min(d).saturating_sub(a.max(c))))
         .sum();
     let (over, under) = (bytes(&module.malloc_ranges) - shared, bytes(&truth) - shared);
-    println!(
-        "truth {truth:x?}, bracket {:x?}: {over} bytes too many, {under} missing",
-        module.malloc_ranges
-    );
+    println!("truth {truth:x?}, bracket {:x?}: {over} bytes too many, {under} missing", module.malloc_ranges);
     assert_eq!(under, 0);
     assert!(over <= 1024, "{over} bytes of other functions are in the ranges");
 }
@@ -522,12 +365,7 @@ fn addresses_lead_to_the_module_and_its_own_address() {
     let view = modules.inspect(std::process::id() as i32).expect("self");
     let here = addresses_lead_to_the_module_and_its_own_address as *const () as u64;
     let (module, address) = view.space.lookup(here).expect("own code");
-    assert!(
-        view.process
-            .exe
-            .as_ref()
-            .is_ok_and(|exe| *exe == modules.list()[module].path)
-    );
+    assert!(view.process.exe.as_ref().is_ok_and(|exe| *exe == modules.list()[module].path));
     let file = ElfFile::new(File::open("/proc/self/exe").expect("self"));
     let elf = file.parse().expect("ELF");
     let mut named = None;
@@ -542,13 +380,7 @@ fn addresses_lead_to_the_module_and_its_own_address() {
     let malloc = libc::malloc as *const () as u64;
     let (module, address) = view.space.lookup(malloc).expect("malloc");
     let module = &modules.list()[module];
-    assert!(
-        module
-            .malloc_ranges
-            .iter()
-            .any(|&(start, end)| start < address && address < end),
-        "{module:x?}"
-    );
+    assert!(module.malloc_ranges.iter().any(|&(start, end)| start < address && address < end), "{module:x?}");
     assert_eq!(view.space.lookup(1), None);
     assert_eq!(view.space.lookup(u64::MAX), None);
 }
@@ -557,11 +389,7 @@ fn mapping(start: u64, end: u64, path: &str) -> Mapping {
     Mapping {
         start,
         end,
-        perms: maps::Perms {
-            read: true,
-            execute: true,
-            ..maps::Perms::default()
-        },
+        perms: maps::Perms { read: true, execute: true, ..maps::Perms::default() },
         offset: 0,
         dev: (0, 0),
         inode: u64::from(path.starts_with('/')),
@@ -576,11 +404,7 @@ fn a_new_mapping_replaces_what_it_covers() {
     space.add_mapping(&mut modules, &mapping(0x1000, 0x9000, "/lib/a"));
     space.add_mapping(&mut modules, &mapping(0x3000, 0x4000, ""));
     assert_eq!(space.lookup(0x2fff), Some((0, 0x1fff)));
-    assert_eq!(
-        space.lookup(0x3000),
-        Some((1, 0x3000)),
-        "generated code keeps its address"
-    );
+    assert_eq!(space.lookup(0x3000), Some((1, 0x3000)), "generated code keeps its address");
     assert_eq!(space.lookup(0x4000), Some((0, 0x3000)));
     let mut data = mapping(0x0, 0x3800, "");
     data.perms.execute = false;
@@ -588,28 +412,17 @@ fn a_new_mapping_replaces_what_it_covers() {
     assert_eq!(space.lookup(0x1000), None);
     assert_eq!(space.lookup(0x3800), Some((1, 0x3800)));
     assert_eq!(modules.list()[1].role, ModuleRole::Jit);
-    assert!(
-        modules.known[0]
-            .absent
-            .as_ref()
-            .is_some_and(|absence| absence.reason == Reason::NotFound)
-    );
+    assert!(modules.known[0].absent.as_ref().is_some_and(|absence| absence.reason == Reason::NotFound));
     assert!(modules.known[1].absent.is_none());
     let child = space.forked(2);
     space.clear();
-    assert_eq!(
-        (space.lookup(0x4000), child.lookup(0x4000)),
-        (None, Some((0, 0x3000)))
-    );
+    assert_eq!((space.lookup(0x4000), child.lookup(0x4000)), (None, Some((0, 0x3000))));
 }
 
 /// Attaching must not delay a diagnosis: a second inspection of the same files reads only maps.
 #[test]
 fn a_second_inspection_is_cheap() {
-    for program in ["/usr/bin/node", "/usr/bin/python3"]
-        .into_iter()
-        .filter(|program| exists(program))
-    {
+    for program in ["/usr/bin/node", "/usr/bin/python3"].into_iter().filter(|program| exists(program)) {
         let mut command = Command::new(program);
         if program.ends_with("node") {
             command.args(["-e", "setTimeout(()=>{},60000)"]);
@@ -646,10 +459,7 @@ fn a_file_is_examined_once_for_all_processes() {
 #[test]
 fn processes_that_cannot_be_inspected() {
     let mut modules = Modules::new("/proc", Readers::Here);
-    assert!(matches!(
-        modules.inspect(i32::MAX),
-        Err(Error::NoSuchProcess(i32::MAX))
-    ));
+    assert!(matches!(modules.inspect(i32::MAX), Err(Error::NoSuchProcess(i32::MAX))));
     // A zombie maps nothing: every fact about its files is absent, with the reason.
     let mut zombie = Command::new("true").spawn().expect("true");
     std::thread::sleep(Duration::from_millis(200));
@@ -667,23 +477,10 @@ fn versions_and_their_near_twins() {
     for good in ["1.2.3", "3.10.0rc1", "2.36", "3.13.0+"] {
         assert!(is_version(good, ""), "{good}");
     }
-    for bad in [
-        "",
-        "1",
-        "1.",
-        ".1",
-        "1..2",
-        "1.2.3.4.5",
-        "a.b",
-        "1.x",
-        "1234567.1",
-    ] {
+    for bad in ["", "1", "1.", ".1", "1..2", "1.2.3.4.5", "a.b", "1.x", "1234567.1"] {
         assert!(!is_version(bad, ""), "{bad}");
     }
-    assert_eq!(
-        release_version("A=1\nJAVA_VERSION=\"17.0.15\"\n"),
-        Some("17.0.15".into())
-    );
+    assert_eq!(release_version("A=1\nJAVA_VERSION=\"17.0.15\"\n"), Some("17.0.15".into()));
     assert_eq!(release_version("JAVA_VERSION_DATE=\"2025\"\n"), None);
     assert_eq!(
         node_header_version(
@@ -705,17 +502,9 @@ fn environment_and_small_files() {
     let environ = environ.map(|(name, value)| (name.into(), value.into()));
     assert_eq!(
         settings(environ.into()),
-        [
-            ("MALLOC_ARENA_MAX".into(), "1".into()),
-            ("JAVA_TOOL_OPTIONS".into(), "-Xmx1g -XX:+UseZGC".into())
-        ]
+        [("MALLOC_ARENA_MAX".into(), "1".into()), ("JAVA_TOOL_OPTIONS".into(), "-Xmx1g -XX:+UseZGC".into())]
     );
-    let thp = |enabled| {
-        thp_disabled(&Status {
-            thp_enabled: enabled,
-            ..Status::default()
-        })
-    };
+    let thp = |enabled| thp_disabled(&Status { thp_enabled: enabled, ..Status::default() });
     assert_eq!((thp(Some(false)), thp(Some(true))), (Ok(true), Ok(false)));
     assert_eq!(thp(None).unwrap_err().reason, Reason::NotSupported);
     let words = |count: usize, length: usize| words_kept(vec!["x".repeat(length); count]).len();

@@ -87,11 +87,7 @@ fn ends_word(rest: &str, start: &str) -> bool {
 pub fn role_of_library(file_name: &str) -> Option<ModuleRole> {
     LIBRARIES
         .iter()
-        .find(|(start, _)| {
-            file_name
-                .strip_prefix(start)
-                .is_some_and(|rest| ends_word(rest, start))
-        })
+        .find(|(start, _)| file_name.strip_prefix(start).is_some_and(|rest| ends_word(rest, start)))
         .map(|&(_, role)| role)
 }
 
@@ -224,9 +220,7 @@ const SHORT_PREFIXES: &[(&str, &[&str])] = &[
 /// The statically linked allocator that a function belongs to. A match says whose code the function is; it does not say
 /// which allocator serves `malloc`.
 pub fn allocator_of_symbol(name: &str) -> Option<AllocatorKind> {
-    let &(prefix, kind) = SYMBOL_PREFIXES
-        .iter()
-        .find(|(prefix, _)| name.starts_with(prefix))?;
+    let &(prefix, kind) = SYMBOL_PREFIXES.iter().find(|(prefix, _)| name.starts_with(prefix))?;
     let rest = &name[prefix.len()..];
     match SHORT_PREFIXES.iter().find(|(short, _)| *short == prefix) {
         Some((_, stems)) => stems.iter().any(|stem| rest.starts_with(stem)).then_some(kind),
@@ -244,10 +238,7 @@ pub const ALLOCATOR_ENTRY_POINTS: &[(&str, AllocatorKind)] = &[
     ("jemalloc_mallocx", AllocatorKind::Jemalloc),
     ("tc_malloc", AllocatorKind::Tcmalloc),
     ("TCMallocInternalMalloc", AllocatorKind::Tcmalloc),
-    (
-        "MallocExtension_Internal_GetNumericProperty",
-        AllocatorKind::Tcmalloc,
-    ),
+    ("MallocExtension_Internal_GetNumericProperty", AllocatorKind::Tcmalloc),
     ("mi_malloc", AllocatorKind::Mimalloc),
     ("_mi_malloc_generic", AllocatorKind::Mimalloc),
     ("_PyMem_MiMalloc", AllocatorKind::Mimalloc),
@@ -422,22 +413,10 @@ mod tests {
             ("libc-2.31.so", Some(ModuleRole::Libc)),
             ("ld-musl-x86_64.so.1", Some(ModuleRole::Libc)),
             ("ld-linux-x86-64.so.2", Some(ModuleRole::Loader)),
-            (
-                "libjemalloc.so.2",
-                Some(ModuleRole::Allocator(AllocatorKind::Jemalloc)),
-            ),
-            (
-                "libtcmalloc_minimal.so.4.5.10",
-                Some(ModuleRole::Allocator(AllocatorKind::Tcmalloc)),
-            ),
-            (
-                "libmimalloc-secure.so.2.0",
-                Some(ModuleRole::Allocator(AllocatorKind::Mimalloc)),
-            ),
-            (
-                "libsnmallocshim.so",
-                Some(ModuleRole::Allocator(AllocatorKind::Snmalloc)),
-            ),
+            ("libjemalloc.so.2", Some(ModuleRole::Allocator(AllocatorKind::Jemalloc))),
+            ("libtcmalloc_minimal.so.4.5.10", Some(ModuleRole::Allocator(AllocatorKind::Tcmalloc))),
+            ("libmimalloc-secure.so.2.0", Some(ModuleRole::Allocator(AllocatorKind::Mimalloc))),
+            ("libsnmallocshim.so", Some(ModuleRole::Allocator(AllocatorKind::Snmalloc))),
             ("libpython3.13t.so.1.0", Some(ModuleRole::Cpython)),
             ("libjvm.so", Some(ModuleRole::Jvm)),
             ("libcurl.so.4", None),
@@ -475,10 +454,7 @@ mod tests {
         for (name, kind) in [
             ("je_arena_malloc_hard", Some(AllocatorKind::Jemalloc)),
             ("_rjem_je_tcache_bin_flush_small", Some(AllocatorKind::Jemalloc)),
-            (
-                "tcmalloc::ThreadCache::FetchFromCentralCache",
-                Some(AllocatorKind::Tcmalloc),
-            ),
+            ("tcmalloc::ThreadCache::FetchFromCentralCache", Some(AllocatorKind::Tcmalloc)),
             ("tc_malloc", Some(AllocatorKind::Tcmalloc)),
             ("tc_qdisc_add", None),
             ("_mi_page_malloc", Some(AllocatorKind::Mimalloc)),
@@ -504,22 +480,10 @@ mod tests {
 
     #[test]
     fn settings_are_taken_and_secrets_are_left() {
-        for kept in [
-            "MALLOC_ARENA_MAX",
-            "PYTHONMALLOC",
-            "GOGC",
-            "LD_PRELOAD",
-            "MALLOC_CONF",
-        ] {
+        for kept in ["MALLOC_ARENA_MAX", "PYTHONMALLOC", "GOGC", "LD_PRELOAD", "MALLOC_CONF"] {
             assert!(is_setting(kept), "{kept}");
         }
-        for left in [
-            "GOOGLE_API_KEY",
-            "PYTHON_API_TOKEN",
-            "JAVA_HOME_SECRET",
-            "AWS_SECRET",
-            "",
-        ] {
+        for left in ["GOOGLE_API_KEY", "PYTHON_API_TOKEN", "JAVA_HOME_SECRET", "AWS_SECRET", ""] {
             assert!(!is_setting(left), "{left}");
         }
     }

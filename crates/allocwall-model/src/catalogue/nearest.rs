@@ -54,9 +54,7 @@ fn distance(a: &str, b: &str) -> usize {
         let mut row = vec![i];
         for j in 1..=b.len() {
             let other = usize::from(a[i - 1] != b[j - 1]);
-            let mut least = (rows[i - 1][j] + 1)
-                .min(row[j - 1] + 1)
-                .min(rows[i - 1][j - 1] + other);
+            let mut least = (rows[i - 1][j] + 1).min(row[j - 1] + 1).min(rows[i - 1][j - 1] + other);
             if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
                 least = least.min(rows[i - 2][j - 2] + 1);
             }
@@ -71,14 +69,7 @@ fn distance(a: &str, b: &str) -> usize {
 mod tests {
     use super::*;
 
-    const NAMES: [&str; 6] = [
-        "jemalloc",
-        "jemalloc-thp",
-        "mimalloc",
-        "thp",
-        "first_touch",
-        "glibc:",
-    ];
+    const NAMES: [&str; 6] = ["jemalloc", "jemalloc-thp", "mimalloc", "thp", "first_touch", "glibc:"];
 
     #[test]
     fn slips_are_recognised_and_other_words_are_not() {

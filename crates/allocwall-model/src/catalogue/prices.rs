@@ -49,14 +49,8 @@ pub enum Group {
 }
 
 impl Group {
-    pub const ALL: [Group; 6] = [
-        Group::FirstTouch,
-        Group::Mapping,
-        Group::Malloc,
-        Group::Sharing,
-        Group::Loads,
-        Group::Kernel,
-    ];
+    pub const ALL: [Group; 6] =
+        [Group::FirstTouch, Group::Mapping, Group::Malloc, Group::Sharing, Group::Loads, Group::Kernel];
 
     pub fn title(self) -> &'static str {
         match self {
@@ -83,90 +77,32 @@ pub struct Description {
 
 pub const DESCRIPTIONS: &[Description] = &[
     one(TOUCH_4K, Group::FirstTouch, "4 KiB page, recycled memory"),
-    one(
-        FAULT_RETURN,
-        Group::FirstTouch,
-        "… of this, after the fault handler",
-    ),
-    one(
-        TOUCH_4K_IDLE,
-        Group::FirstTouch,
-        "4 KiB page, memory idle for seconds",
-    ),
+    one(FAULT_RETURN, Group::FirstTouch, "… of this, after the fault handler"),
+    one(TOUCH_4K_IDLE, Group::FirstTouch, "4 KiB page, memory idle for seconds"),
     one(TOUCH_2M, Group::FirstTouch, "2 MiB page, recycled memory"),
-    one(
-        TOUCH_2M_IDLE,
-        Group::FirstTouch,
-        "2 MiB page, memory idle for seconds",
-    ),
-    one(
-        ZERO_4K,
-        Group::FirstTouch,
-        "zeroing 4 KiB of mapped memory (memset)",
-    ),
-    many(
-        FAULT_THREADS_PREFIX,
-        Group::FirstTouch,
-        "4 KiB page, {} at once in one address space",
-    ),
+    one(TOUCH_2M_IDLE, Group::FirstTouch, "2 MiB page, memory idle for seconds"),
+    one(ZERO_4K, Group::FirstTouch, "zeroing 4 KiB of mapped memory (memset)"),
+    many(FAULT_THREADS_PREFIX, Group::FirstTouch, "4 KiB page, {} at once in one address space"),
     one(POPULATE_PAGE, Group::Mapping, "populate, per 4 KiB page"),
     one(MUNMAP_PAGE, Group::Mapping, "munmap, per touched 4 KiB page"),
-    one(
-        DONTNEED_PAGE,
-        Group::Mapping,
-        "MADV_DONTNEED, per touched 4 KiB page",
-    ),
-    one(
-        MAP_UNMAP_128K,
-        Group::Mapping,
-        "mmap + munmap of 128 KiB, untouched",
-    ),
-    one(
-        MALLOC_CACHED,
-        Group::Malloc,
-        "served by the thread cache (64 bytes)",
-    ),
-    one(
-        MALLOC_ARENA,
-        Group::Malloc,
-        "served by the arena (256 bytes, batches)",
-    ),
-    one(
-        MALLOC_MAPPED,
-        Group::Malloc,
-        "served by mmap (256 KiB, only the header touched)",
-    ),
+    one(DONTNEED_PAGE, Group::Mapping, "MADV_DONTNEED, per touched 4 KiB page"),
+    one(MAP_UNMAP_128K, Group::Mapping, "mmap + munmap of 128 KiB, untouched"),
+    one(MALLOC_CACHED, Group::Malloc, "served by the thread cache (64 bytes)"),
+    one(MALLOC_ARENA, Group::Malloc, "served by the arena (256 bytes, batches)"),
+    one(MALLOC_MAPPED, Group::Malloc, "served by mmap (256 KiB, only the header touched)"),
     many(HANDOFF_PREFIX, Group::Sharing, "cache line one way, {}"),
-    one(
-        LOAD_4K,
-        Group::Loads,
-        "on 4 KiB pages, more memory than the TLB covers",
-    ),
+    one(LOAD_4K, Group::Loads, "on 4 KiB pages, more memory than the TLB covers"),
     one(LOAD_2M, Group::Loads, "on 2 MiB pages, the same loads"),
     one(SYSCALL, Group::Kernel, "system call (getppid)"),
-    one(
-        CONTEXT_SWITCH,
-        Group::Kernel,
-        "context switch (pipe write, read, switch)",
-    ),
+    one(CONTEXT_SWITCH, Group::Kernel, "context switch (pipe write, read, switch)"),
 ];
 
 const fn one(name: &'static str, group: Group, title: &'static str) -> Description {
-    Description {
-        name,
-        group,
-        title,
-        prefix: false,
-    }
+    Description { name, group, title, prefix: false }
 }
 
 const fn many(name: &'static str, group: Group, title: &'static str) -> Description {
-    Description {
-        name,
-        group,
-        title,
-        prefix: true,
-    }
+    Description { name, group, title, prefix: true }
 }
 
 /// The description of a price and its full title. None if this version does not know the name.
@@ -198,18 +134,8 @@ mod tests {
             describe("fault_threads_2").unwrap().1,
             "4 KiB page, 2 threads at once in one address space"
         );
-        assert_eq!(
-            describe("handoff_same_l3").unwrap().1,
-            "cache line one way, two cores under one L3"
-        );
-        for unknown in [
-            "touch",
-            "touch_4k_",
-            "fault_threads_",
-            "fault_threads_x",
-            "handoff_moon",
-            "",
-        ] {
+        assert_eq!(describe("handoff_same_l3").unwrap().1, "cache line one way, two cores under one L3");
+        for unknown in ["touch", "touch_4k_", "fault_threads_", "fault_threads_x", "handoff_moon", ""] {
             assert_eq!(describe(unknown), None, "{unknown:?}");
         }
         assert!(DESCRIPTIONS.iter().all(|d| d.prefix == d.title.contains("{}")));

@@ -157,35 +157,15 @@ pub enum Pages {
 /// The setting of each allocator for huge pages. An allocator that is missing here has no such setting.
 /// glibc: malloc/malloc.c, since 2.35. jemalloc: opt.thp of its manual. mimalloc: src/prim/unix/prim.c.
 pub const PAGES: &[(AllocatorKind, Pages, Change)] = &[
-    (
-        AllocatorKind::Glibc,
-        Pages::Transparent,
-        Change::Tunable("glibc.malloc.hugetlb", "1"),
-    ),
-    (
-        AllocatorKind::Glibc,
-        Pages::Reserved,
-        Change::Tunable("glibc.malloc.hugetlb", "2"),
-    ),
+    (AllocatorKind::Glibc, Pages::Transparent, Change::Tunable("glibc.malloc.hugetlb", "1")),
+    (AllocatorKind::Glibc, Pages::Reserved, Change::Tunable("glibc.malloc.hugetlb", "2")),
     (
         AllocatorKind::Jemalloc,
         Pages::Transparent,
-        Change::EnvAppend {
-            name: "MALLOC_CONF",
-            separator: ',',
-            value: "thp:always,metadata_thp:auto",
-        },
+        Change::EnvAppend { name: "MALLOC_CONF", separator: ',', value: "thp:always,metadata_thp:auto" },
     ),
-    (
-        AllocatorKind::Mimalloc,
-        Pages::Transparent,
-        Change::Env("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1"),
-    ),
-    (
-        AllocatorKind::Mimalloc,
-        Pages::Reserved,
-        Change::Env("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1"),
-    ),
+    (AllocatorKind::Mimalloc, Pages::Transparent, Change::Env("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1")),
+    (AllocatorKind::Mimalloc, Pages::Reserved, Change::Env("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1")),
 ];
 
 /// Values of PYTHONMALLOC (Doc/using/cmdline.rst of CPython). The values with mimalloc exist since 3.13.
@@ -324,19 +304,16 @@ fn in_general(template: &str) -> String {
     ]
     .iter()
     .fold(template.to_owned(), |text, (hole, word)| text.replace(hole, word));
-    [
-        ("{tunables:", ""),
-        ("{jemalloc:", "MALLOC_CONF="),
-        ("{node:", "node "),
-    ]
-    .iter()
-    .fold(text, |text, (opening, before)| match text.split_once(opening) {
-        Some((start, rest)) => {
-            let (inner, end) = rest.split_once('}').unwrap_or((rest, ""));
-            format!("{start}{before}{inner}{end}")
-        }
-        None => text,
-    })
+    [("{tunables:", ""), ("{jemalloc:", "MALLOC_CONF="), ("{node:", "node ")].iter().fold(
+        text,
+        |text, (opening, before)| match text.split_once(opening) {
+            Some((start, rest)) => {
+                let (inner, end) = rest.split_once('}').unwrap_or((rest, ""));
+                format!("{start}{before}{inner}{end}")
+            }
+            None => text,
+        },
+    )
 }
 
 impl Form {
@@ -350,11 +327,7 @@ impl Form {
     }
 }
 
-const TRIPLE: &str = if cfg!(target_arch = "aarch64") {
-    "aarch64-linux-gnu"
-} else {
-    "x86_64-linux-gnu"
-};
+const TRIPLE: &str = if cfg!(target_arch = "aarch64") { "aarch64-linux-gnu" } else { "x86_64-linux-gnu" };
 
 /// Placeholder for the target's command, if that is unknown or too long to print.
 pub const UNKNOWN_COMMAND: &str = "CMD";
@@ -439,10 +412,7 @@ impl Need {
     /// Whether only targets of one runtime can meet this need.
     pub fn names_a_runtime(&self) -> bool {
         use Need::*;
-        matches!(
-            self,
-            Cpython | CpythonAtLeast(_) | CpythonFreeThreaded | Jvm | Go | Node
-        )
+        matches!(self, Cpython | CpythonAtLeast(_) | CpythonFreeThreaded | Jvm | Go | Node)
     }
 }
 
@@ -696,12 +666,7 @@ pub const TABLE: &[Remedy] = &[
         walls: &[Wall::FirstTouch],
         acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
-        needs: &[
-            Need::Glibc(2, 35),
-            Need::GlibcMalloc,
-            Need::ThpModeMadvise,
-            Need::Unset("hugetlb"),
-        ],
+        needs: &[Need::Glibc(2, 35), Need::GlibcMalloc, Need::ThpModeMadvise, Need::Unset("hugetlb")],
         restart: true,
         how: How::Start(None),
         note: "",
@@ -722,12 +687,7 @@ pub const TABLE: &[Remedy] = &[
         walls: &[Wall::FirstTouch],
         acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
-        needs: &[
-            Need::Jemalloc,
-            Need::NotJvm,
-            Need::ThpByAdvice,
-            Need::Unset("thp:"),
-        ],
+        needs: &[Need::Jemalloc, Need::NotJvm, Need::ThpByAdvice, Need::Unset("thp:")],
         restart: true,
         how: How::Start(None),
         note: "",
@@ -752,12 +712,7 @@ pub const TABLE: &[Remedy] = &[
         walls: &[Wall::FirstTouch],
         acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
-        needs: &[
-            Need::Mimalloc,
-            Need::NotJvm,
-            Need::ThpByAdvice,
-            Need::Unset("LARGE_OS_PAGES"),
-        ],
+        needs: &[Need::Mimalloc, Need::NotJvm, Need::ThpByAdvice, Need::Unset("LARGE_OS_PAGES")],
         restart: true,
         how: How::Start(None),
         note: "",
@@ -807,11 +762,7 @@ pub const TABLE: &[Remedy] = &[
         walls: &[Wall::FirstTouch],
         acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
-        needs: &[
-            Need::CpythonFreeThreaded,
-            Need::ThpByAdvice,
-            Need::Unset("LARGE_OS_PAGES"),
-        ],
+        needs: &[Need::CpythonFreeThreaded, Need::ThpByAdvice, Need::Unset("LARGE_OS_PAGES")],
         restart: true,
         how: How::Start(None),
         note: "",
@@ -832,11 +783,7 @@ pub const TABLE: &[Remedy] = &[
         walls: &[Wall::FirstTouch],
         acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
-        needs: &[
-            Need::Jvm,
-            Need::ThpByAdvice,
-            Need::Unset("UseTransparentHugePages"),
-        ],
+        needs: &[Need::Jvm, Need::ThpByAdvice, Need::Unset("UseTransparentHugePages")],
         restart: true,
         how: How::Start(None),
         note: "",
@@ -873,16 +820,8 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Maybe(Form::Bytes),
             applied: &[
-                Change::EnvAppend {
-                    name: "JAVA_TOOL_OPTIONS",
-                    separator: ' ',
-                    value: "-XX:+AlwaysPreTouch",
-                },
-                Change::EnvAppend {
-                    name: "JAVA_TOOL_OPTIONS",
-                    separator: ' ',
-                    value: "-Xms{}",
-                },
+                Change::EnvAppend { name: "JAVA_TOOL_OPTIONS", separator: ' ', value: "-XX:+AlwaysPreTouch" },
+                Change::EnvAppend { name: "JAVA_TOOL_OPTIONS", separator: ' ', value: "-Xms{}" },
             ],
             proof: VARIABLE_PROOF,
             page: "The JVM writes to each page of its heap when it commits the page. At the start it commits the initial heap: SIZE if it is given, otherwise -Xms, or by default 1/64 of the memory. Options on the command line override this one.",
@@ -917,12 +856,7 @@ pub const TABLE: &[Remedy] = &[
         ],
         acts_on: &[AllocatorCode, AllocatorLocks, MapCalls, PageRelease],
         effect: Effect::Swap,
-        needs: &[
-            Need::Glibc(2, 17),
-            Need::Preload,
-            Need::NotJemalloc,
-            Need::MallocMatters,
-        ],
+        needs: &[Need::Glibc(2, 17), Need::Preload, Need::NotJemalloc, Need::MallocMatters],
         restart: true,
         how: How::Start(None),
         note: "Debian: libjemalloc2",
@@ -943,12 +877,7 @@ pub const TABLE: &[Remedy] = &[
         walls: ALLOCATOR_WALLS,
         acts_on: ALLOCATOR_LINES,
         effect: Effect::Swap,
-        needs: &[
-            Need::Glibc(2, 17),
-            Need::Preload,
-            Need::NotTcmalloc,
-            Need::MallocMatters,
-        ],
+        needs: &[Need::Glibc(2, 17), Need::Preload, Need::NotTcmalloc, Need::MallocMatters],
         restart: true,
         how: How::Start(None),
         note: "Debian: libtcmalloc-minimal4",
@@ -969,12 +898,7 @@ pub const TABLE: &[Remedy] = &[
         walls: ALLOCATOR_WALLS,
         acts_on: ALLOCATOR_LINES,
         effect: Effect::Swap,
-        needs: &[
-            Need::Glibc(2, 17),
-            Need::Preload,
-            Need::NotMimalloc,
-            Need::MallocMatters,
-        ],
+        needs: &[Need::Glibc(2, 17), Need::Preload, Need::NotMimalloc, Need::MallocMatters],
         restart: true,
         how: How::Start(None),
         note: "Debian: libmimalloc2.0",
@@ -1414,10 +1338,7 @@ pub const TABLE: &[Remedy] = &[
         kind: Kind::Process,
         walls: &[],
         acts_on: Wall::FirstTouch.lines(),
-        effect: Effect::AtMost(
-            1.0,
-            "only first touches of the first SIZE bytes of the main thread's arena",
-        ),
+        effect: Effect::AtMost(1.0, "only first touches of the first SIZE bytes of the main thread's arena"),
         needs: &[Need::Preload],
         restart: true,
         how: How::Start(None),
@@ -1668,15 +1589,9 @@ mod tests {
             template("jemalloc-decay"),
             "{jemalloc:background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0} {cmd}"
         );
-        assert_eq!(
-            template("mimalloc-musl"),
-            "LD_PRELOAD=/usr/lib/libmimalloc.so.2 {cmd}"
-        );
+        assert_eq!(template("mimalloc-musl"), "LD_PRELOAD=/usr/lib/libmimalloc.so.2 {cmd}");
         assert_eq!(template("pymalloc-hugepages"), "ALLOCWALL_HUGEPAGES=1 {cmd}");
-        assert_eq!(
-            template("hugetlb"),
-            "GLIBC_TUNABLES={tunables:glibc.malloc.hugetlb=2} {cmd}"
-        );
+        assert_eq!(template("hugetlb"), "GLIBC_TUNABLES={tunables:glibc.malloc.hugetlb=2} {cmd}");
         assert_eq!(template("numa-bind"), "numactl --cpunodebind=0 --membind=0 {cmd}");
         assert_eq!(template("cpus"), "taskset -c LIST {cmd}");
         assert_eq!(template("none"), "{cmd}");

@@ -112,18 +112,10 @@ mod tests {
     #[test]
     fn a_part_is_a_range_and_saves_no_more_than_all() {
         for swap in SWAPS {
-            for part in [
-                swap.cached,
-                swap.missing,
-                swap.mapped,
-                swap.mapped_large,
-                swap.touched,
-                swap.touched_large,
-            ] {
-                assert!(
-                    -1.0 < part.least && part.least < part.most && part.most <= 1.0,
-                    "{swap:?}"
-                );
+            for part in
+                [swap.cached, swap.missing, swap.mapped, swap.mapped_large, swap.touched, swap.touched_large]
+            {
+                assert!(-1.0 < part.least && part.least < part.most && part.most <= 1.0, "{swap:?}");
             }
             assert!(0.0 <= swap.start_s.least && swap.start_s.most < 0.01, "{swap:?}");
         }

@@ -346,10 +346,7 @@ pub fn is_past_huge_pages(kernel_symbol: &str) -> bool {
 
 /// Whether the thread gives up the CPU in this function.
 pub fn sleeps(kernel_symbol: &str) -> bool {
-    matches!(
-        kernel_symbol,
-        "schedule" | "io_schedule" | "schedule_preempt_disabled" | "schedule_timeout"
-    )
+    matches!(kernel_symbol, "schedule" | "io_schedule" | "schedule_preempt_disabled" | "schedule_timeout")
 }
 
 /// Whether the kernel preempts the thread in this function: kernel/entry/common.c, names since 5.10.
@@ -412,10 +409,7 @@ pub fn kernel_line(roles: impl IntoIterator<Item = Option<KernelRole>>) -> Kerne
 
 pub fn kernel_role(symbol: &str) -> Option<KernelRole> {
     let name = bare_name(symbol);
-    let name = SYSCALL_PREFIXES
-        .iter()
-        .find_map(|p| name.strip_prefix(p))
-        .unwrap_or(name);
+    let name = SYSCALL_PREFIXES.iter().find_map(|p| name.strip_prefix(p)).unwrap_or(name);
     first_fit(KERNEL, name)
 }
 
@@ -841,9 +835,7 @@ pub const USER: &[(Scope, &str, UserRole)] = &[
 
 pub fn user_role(symbol: &str, scope: Scope) -> Option<UserRole> {
     let name = without_return_type(bare_name(symbol));
-    USER.iter()
-        .find(|(s, pattern, _)| (*s == Scope::Any || *s == scope) && fits(pattern, name))
-        .map(|r| r.2)
+    USER.iter().find(|(s, pattern, _)| (*s == Scope::Any || *s == scope) && fits(pattern, name)).map(|r| r.2)
 }
 
 /// V8's exits from generated code, the same for every call: src/builtins, src/codegen.
@@ -931,16 +923,8 @@ pub fn bare_name(symbol: &str) -> &str {
     name
 }
 
-const CLONE_MARKS: &[&str] = &[
-    ".isra",
-    ".constprop",
-    ".part",
-    ".cold",
-    ".llvm.",
-    ".lto_priv",
-    ".localalias",
-    ".warm",
-];
+const CLONE_MARKS: &[&str] =
+    &[".isra", ".constprop", ".part", ".cold", ".llvm.", ".lto_priv", ".localalias", ".warm"];
 
 fn first_fit<T: Copy>(table: &[(&str, T)], name: &str) -> Option<T> {
     table.iter().find(|(pattern, _)| fits(pattern, name)).map(|r| r.1)
@@ -949,11 +933,7 @@ fn first_fit<T: Copy>(table: &[(&str, T)], name: &str) -> Option<T> {
 /// A `*` matches any characters. Without a `*`, the pattern matches only the whole name.
 pub fn fits(pattern: &str, name: &str) -> bool {
     // Fast exit: most rows differ in the first byte, and tens of thousands of names are looked up.
-    if pattern
-        .as_bytes()
-        .first()
-        .is_some_and(|p| *p != b'*' && name.as_bytes().first() != Some(p))
-    {
+    if pattern.as_bytes().first().is_some_and(|p| *p != b'*' && name.as_bytes().first() != Some(p)) {
         return false;
     }
     match pattern.split_once('*') {
@@ -994,10 +974,7 @@ mod tests {
     #[test]
     fn return_types_are_no_part_of_the_name() {
         for (symbol, name) in [
-            (
-                "void v8::internal::Visit<int, long>(long, int)",
-                "v8::internal::Visit<int, long>(long, int)",
-            ),
+            ("void v8::internal::Visit<int, long>(long, int)", "v8::internal::Visit<int, long>(long, int)"),
             (
                 "std::pair<int, long> app::(anonymous namespace)::f<int>(int)",
                 "app::(anonymous namespace)::f<int>(int)",
@@ -1022,11 +999,7 @@ mod tests {
             ("clear_page", "clear_page_erms", false),
             ("*_wait_data", "tcp_wait_data", true),
             ("*_wait_data", "tcp_wait_data_late", false),
-            (
-                "std::sys::*::mutex::*",
-                "std::sys::sync::mutex::futex::Mutex::lock",
-                true,
-            ),
+            ("std::sys::*::mutex::*", "std::sys::sync::mutex::futex::Mutex::lock", true),
             ("std::sys::*::mutex::*", "std::sys::thread::sleep", false),
             ("*a*", "é", false),
         ] {
@@ -1045,9 +1018,7 @@ mod tests {
         }
         for (i, (scope, pattern, _)) in USER.iter().enumerate() {
             let name = pattern.replace('*', "");
-            let taken = USER[..i]
-                .iter()
-                .find(|(s, p, _)| (*s == Scope::Any || s == scope) && fits(p, &name));
+            let taken = USER[..i].iter().find(|(s, p, _)| (*s == Scope::Any || s == scope) && fits(p, &name));
             if let Some((_, earlier, _)) = taken {
                 panic!("{pattern} is never reached: {earlier} matches first");
             }
@@ -1056,12 +1027,7 @@ mod tests {
 
     #[test]
     fn system_calls_are_known_on_every_architecture() {
-        for symbol in [
-            "__x64_sys_munmap",
-            "__arm64_sys_munmap",
-            "__se_sys_munmap",
-            "__do_sys_munmap",
-        ] {
+        for symbol in ["__x64_sys_munmap", "__arm64_sys_munmap", "__se_sys_munmap", "__do_sys_munmap"] {
             assert_eq!(kernel_role(symbol), Some(KernelRole::Map), "{symbol}");
         }
         assert_eq!(kernel_role("__x64_sys_mount"), None);

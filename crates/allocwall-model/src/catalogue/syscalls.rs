@@ -153,10 +153,7 @@ pub const SLEEPS: &[(&str, KernelWait)] = &[
 
 pub fn kernel_wait(symbol: &str) -> Option<KernelWait> {
     let name = super::symbols::bare_name(symbol);
-    SLEEPS
-        .iter()
-        .find(|(p, _)| super::symbols::fits(p, name))
-        .map(|s| s.1)
+    SLEEPS.iter().find(|(p, _)| super::symbols::fits(p, name)).map(|s| s.1)
 }
 
 /// User functions that separate a thread that waits for a lock from a thread that waits for work.
@@ -222,10 +219,7 @@ pub const USER_WAITS: &[(&str, UserWait)] = &[
 
 pub fn user_wait(symbol: &str) -> Option<UserWait> {
     let name = super::symbols::bare_name(symbol);
-    USER_WAITS
-        .iter()
-        .find(|(p, _)| super::symbols::fits(p, name))
-        .map(|s| s.1)
+    USER_WAITS.iter().find(|(p, _)| super::symbols::fits(p, name)).map(|s| s.1)
 }
 
 #[cfg(test)]
@@ -246,10 +240,7 @@ mod tests {
     #[test]
     fn this_machines_numbers_are_the_tables() {
         let of = |name: &str| {
-            CALLS
-                .iter()
-                .find(|c| c.0 == name)
-                .map(|c| if cfg!(target_arch = "x86_64") { c.1 } else { c.2 })
+            CALLS.iter().find(|c| c.0 == name).map(|c| if cfg!(target_arch = "x86_64") { c.1 } else { c.2 })
         };
         if !cfg!(any(target_arch = "x86_64", target_arch = "aarch64")) {
             println!("skipped: no column for this architecture");
@@ -285,18 +276,12 @@ mod tests {
     #[test]
     fn locks_and_conditions_are_separated() {
         assert_eq!(user_wait("___pthread_mutex_lock"), Some(UserWait::Lock));
-        assert_eq!(
-            user_wait("pthread_cond_timedwait@@GLIBC_2.3.2"),
-            Some(UserWait::Condition)
-        );
+        assert_eq!(user_wait("pthread_cond_timedwait@@GLIBC_2.3.2"), Some(UserWait::Condition));
         assert_eq!(
             user_wait("std::sys::pal::unix::condvar::futex::Condvar::wait"),
             Some(UserWait::Condition)
         );
-        assert_eq!(
-            user_wait("std::sys::sync::mutex::futex::Mutex::lock_contended"),
-            Some(UserWait::Lock)
-        );
+        assert_eq!(user_wait("std::sys::sync::mutex::futex::Mutex::lock_contended"), Some(UserWait::Lock));
         assert_eq!(user_wait("serve_request"), None);
     }
 }

@@ -42,16 +42,10 @@ pub struct PathBounds {
 }
 
 /// For a stripped library, in which only entry points have names: bounds for the share of the entry points.
-pub const ENTRY_SHARE: PathBounds = PathBounds {
-    cached: 0.45,
-    missing: 0.32,
-};
+pub const ENTRY_SHARE: PathBounds = PathBounds { cached: 0.45, missing: 0.32 };
 
 /// For a library in which internal functions have names: bounds for the share of functions that run only on a miss.
-pub const MISS_SHARE: PathBounds = PathBounds {
-    cached: 0.10,
-    missing: 0.40,
-};
+pub const MISS_SHARE: PathBounds = PathBounds { cached: 0.10, missing: 0.40 };
 
 /// Memory that the second-level TLB of a current server core covers with 4 KiB pages: 1,536 entries on Intel Skylake
 /// to Ice Lake, 2,048 on Zen 2 to 4. The smaller value, so that memory that fits into it fits on both.
@@ -68,11 +62,7 @@ pub struct Pressure {
     pub major_faults: f64,
 }
 
-pub const PRESSURE: Pressure = Pressure {
-    reclaim: 0.05,
-    stalled: 0.10,
-    major_faults: 100.0,
-};
+pub const PRESSURE: Pressure = Pressure { reclaim: 0.05, stalled: 0.10, major_faults: 100.0 };
 
 pub const TABLE: [Threshold; 15] = [
     Threshold {
@@ -201,10 +191,7 @@ mod tests {
     #[test]
     fn a_contributor_comes_before_a_wall_and_every_row_has_a_source() {
         for row in &TABLE {
-            assert!(
-                0.0 < row.contributor && row.contributor < row.wall_from,
-                "{row:?}"
-            );
+            assert!(0.0 < row.contributor && row.contributor < row.wall_from, "{row:?}");
             assert!(!row.source.is_empty());
         }
     }

@@ -85,10 +85,7 @@ pub fn median_interval(values: &[f64]) -> Option<Interval> {
     let n = sorted.len();
     // The pair (k-th smallest, k-th largest) misses with probability 2 P(Binomial(n, 1/2) < k).
     let binomial = Binomial::new(0.5, n as u64).ok()?;
-    let k = (1..=n / 2)
-        .take_while(|k| 2.0 * binomial.cdf(*k as u64 - 1) <= 0.05)
-        .last()
-        .unwrap_or(1);
+    let k = (1..=n / 2).take_while(|k| 2.0 * binomial.cdf(*k as u64 - 1) <= 0.05).last().unwrap_or(1);
     Some(Interval::new(sorted[k - 1], point, sorted[n - k]))
 }
 
@@ -124,13 +121,7 @@ mod tests {
 
     #[test]
     fn t_quantiles_are_the_tables() {
-        for (df, t) in [
-            (1, 12.7062),
-            (2, 4.3027),
-            (14, 2.1448),
-            (29, 2.0452),
-            (1000, 1.9623),
-        ] {
+        for (df, t) in [(1, 12.7062), (2, 4.3027), (14, 2.1448), (29, 2.0452), (1000, 1.9623)] {
             assert!(near(t95(df), t), "{df}: {}", t95(df));
         }
         assert!(t95(0).is_infinite());
@@ -149,16 +140,11 @@ mod tests {
 
     #[test]
     fn waves_widen_a_proportion_and_evenness_does_not_narrow_it() {
-        let waves: Vec<_> = (0..20)
-            .map(|k| if k % 4 == 0 { (80, 100) } else { (0, 100) })
-            .collect();
+        let waves: Vec<_> = (0..20).map(|k| if k % 4 == 0 { (80, 100) } else { (0, 100) }).collect();
         let even = vec![(20, 100); 20];
         let (waves, even) = (proportion_over_time(&waves), proportion_over_time(&even));
         assert_eq!((waves.point, even.point), (0.2, 0.2));
-        assert_eq!(
-            (even.low, even.high),
-            (wilson(400, 2000).low, wilson(400, 2000).high)
-        );
+        assert_eq!((even.low, even.high), (wilson(400, 2000).low, wilson(400, 2000).high));
         assert!(waves.half_width() > 4.0 * even.half_width());
         assert!(waves.low >= 0.0 && waves.high <= 1.0);
     }

@@ -49,14 +49,7 @@ mod tests {
         // The first outputs of the authors' C code (prng.di.unimi.it/splitmix64.c) for the seed 1234567.
         let mut random = Random::new(1234567);
         let got: Vec<u64> = (0..3).map(|_| random.next_u64()).collect();
-        assert_eq!(
-            got,
-            [
-                6_457_827_717_110_365_317,
-                3_203_168_211_198_807_973,
-                9_817_491_932_198_370_423
-            ]
-        );
+        assert_eq!(got, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);
     }
 
     #[test]

@@ -137,11 +137,7 @@ fn turning_points(sets: &[Set]) -> Vec<f64> {
 fn tails(sets: &[Set], shift: f64) -> (f64, f64) {
     let scores = scores(sets, shift);
     let observed: usize = scores.iter().map(|set| set[0]).sum();
-    if scores.len() <= EXACT_UP_TO {
-        counted(&scores, observed)
-    } else {
-        by_normal(&scores, observed)
-    }
+    if scores.len() <= EXACT_UP_TO { counted(&scores, observed) } else { by_normal(&scores, observed) }
 }
 
 fn counted(scores: &[Vec<usize>], observed: usize) -> (f64, f64) {
@@ -229,13 +225,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn pairs(differences: &[f64]) -> Vec<Set> {
-        differences
-            .iter()
-            .map(|d| Set {
-                treated: *d,
-                untreated: vec![0.0],
-            })
-            .collect()
+        differences.iter().map(|d| Set { treated: *d, untreated: vec![0.0] }).collect()
     }
 
     fn near(a: f64, b: f64) -> bool {
@@ -281,10 +271,7 @@ mod tests {
     fn its_estimate_and_interval_are_those_of_the_walsh_averages() {
         // numpy 2.4.6: median, 6th and 40th of the 45 Walsh averages (P(V ≤ 5) = 0.0195 for n = 9).
         let got = shift(&pairs(&DEPRESSION), 0.05).unwrap();
-        assert!(
-            near(got.point, 0.46) && near(got.low, 0.01) && near(got.high, 0.786),
-            "{got:?}"
-        );
+        assert!(near(got.point, 0.46) && near(got.low, 0.01) && near(got.high, 0.786), "{got:?}");
         assert_eq!(estimate(&pairs(&DEPRESSION)), Some(got.point));
     }
 
@@ -299,10 +286,7 @@ mod tests {
             (11.0, 10.3, 10.1),
             (9.9, 10.0, 9.6),
         ]
-        .map(|(treated, a, b)| Set {
-            treated,
-            untreated: vec![a, b],
-        })
+        .map(|(treated, a, b)| Set { treated, untreated: vec![a, b] })
         .to_vec()
     }
 
@@ -311,10 +295,7 @@ mod tests {
         // numpy 2.4.6 and scipy 1.17.1 (rankdata): all 3^7 choices of the treated run. The ends of the interval: by trying shifts
         // in steps of 0.001.
         let (lower, upper) = tails(&threes(), 0.0);
-        assert!(
-            near(lower, 0.9949702789208962) && near(upper, 0.007315957933241884),
-            "{lower} {upper}"
-        );
+        assert!(near(lower, 0.9949702789208962) && near(upper, 0.007315957933241884), "{lower} {upper}");
         let got = shift(&threes(), 0.05).unwrap();
         let by_grid = |a: f64, b: f64| (a - b).abs() <= 0.001;
         assert!(by_grid(got.low, 0.1) && by_grid(got.high, 0.667), "{got:?}");
@@ -328,23 +309,15 @@ mod tests {
             let sets = |n: usize| -> Vec<Set> {
                 let set = |i: usize| Set {
                     treated: 1.0 + i as f64 / 100.0,
-                    untreated: (0..untreated)
-                        .map(|k| (i * 7 + k * 3) as f64 % 5.0 / 50.0)
-                        .collect(),
+                    untreated: (0..untreated).map(|k| (i * 7 + k * 3) as f64 % 5.0 / 50.0).collect(),
                 };
                 (0..n).map(set).collect()
             };
             assert_eq!(shift(&sets(fewest_sets - 1), 0.05), None);
             let got = shift(&sets(fewest_sets), 0.05).unwrap();
-            assert!(
-                got.low > 0.0 && p_value(&sets(fewest_sets), 0.0) <= 0.05,
-                "{got:?}"
-            );
+            assert!(got.low > 0.0 && p_value(&sets(fewest_sets), 0.0) <= 0.05, "{got:?}");
         }
-        let alone = Set {
-            treated: 1.0,
-            untreated: vec![],
-        };
+        let alone = Set { treated: 1.0, untreated: vec![] };
         assert_eq!(shift(&[alone], 0.05), None);
     }
 
@@ -357,10 +330,7 @@ mod tests {
         for _ in 0..400 {
             let mut exponential = || -(1.0 - random.unit()).ln();
             let sets: Vec<Set> = (0..150)
-                .map(|_| Set {
-                    treated: exponential(),
-                    untreated: vec![exponential(), exponential()],
-                })
+                .map(|_| Set { treated: exponential(), untreated: vec![exponential(), exponential()] })
                 .collect();
             alarms += usize::from(p_value(&sets, 0.0) <= 0.05);
             positive += sets.iter().filter(|s| s.difference() > Some(0.0)).count();

@@ -68,13 +68,7 @@ mod tests {
     #[test]
     fn spending_is_little_at_first() {
         // scipy 1.17.1: 2 * stats.norm.sf(1.959963984540054 / sqrt(t)).
-        for (done, want) in [
-            (0.2, 1.18e-5),
-            (0.25, 8.9e-5),
-            (0.5, 0.00557),
-            (0.75, 0.02362),
-            (1.0, 0.05),
-        ] {
+        for (done, want) in [(0.2, 1.18e-5), (0.25, 8.9e-5), (0.5, 0.00557), (0.75, 0.02362), (1.0, 0.05)] {
             assert!((spent(done) / want - 1.0).abs() < 0.01, "{done}: {}", spent(done));
         }
         assert_eq!(spent(0.0), 0.0);
@@ -85,10 +79,7 @@ mod tests {
     fn looks_share_one_level_and_a_late_one_gets_nothing() {
         let planned = levels(&[6, 12, 24], 24);
         assert!((planned.iter().sum::<f64>() - ALPHA).abs() < 1e-12, "{planned:?}");
-        assert!(
-            planned[2] > 0.044,
-            "the last look keeps most of the level: {planned:?}"
-        );
+        assert!(planned[2] > 0.044, "the last look keeps most of the level: {planned:?}");
         assert_eq!(levels(&[24], 24), [ALPHA]);
         assert_eq!(levels(&[24, 30], 24)[1], 0.0);
     }

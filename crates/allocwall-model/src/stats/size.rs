@@ -22,10 +22,8 @@ impl Spread {
             squares += arm.iter().map(|d| (d - mean).powi(2)).sum::<f64>();
             degrees_of_freedom += arm.len() - 1;
         }
-        (degrees_of_freedom > 0).then(|| Spread {
-            sd: (squares / degrees_of_freedom as f64).sqrt(),
-            degrees_of_freedom,
-        })
+        (degrees_of_freedom > 0)
+            .then(|| Spread { sd: (squares / degrees_of_freedom as f64).sqrt(), degrees_of_freedom })
     }
 }
 
@@ -58,16 +56,10 @@ mod tests {
     fn a_well_known_noise_takes_the_textbooks_number() {
         // Paired t-test, effect of half a standard deviation, 5 % two-sided, 80 %: 33.4 pairs (R: power.t.test(delta = 0.5, sd = 1,
         // power = 0.8, type = "paired")). For ranks, divided by 0.955.
-        let known = Spread {
-            sd: 1.0,
-            degrees_of_freedom: 100_000,
-        };
+        let known = Spread { sd: 1.0, degrees_of_freedom: 100_000 };
         assert_eq!(sets_needed(0.5, known, 0.05, 0.8, 4), Some(35));
         // With a pilot of six sets, quantiles of t(5): ((2.571 + 0.920) / 0.5)² / 0.955 + 1.92.
-        let pilot = Spread {
-            sd: 1.0,
-            degrees_of_freedom: 5,
-        };
+        let pilot = Spread { sd: 1.0, degrees_of_freedom: 5 };
         assert_eq!(sets_needed(0.5, pilot, 0.05, 0.8, 4), Some(53));
         assert_eq!(sets_needed(10.0, known, 0.05, 0.8, 4), Some(4));
         assert_eq!(sets_needed(0.0, known, 0.05, 0.8, 4), None);

@@ -108,10 +108,7 @@ impl fmt::Display for Why {
                 "no huge pages are reserved (vm.nr_hugepages is 0): run, as root, sysctl vm.nr_hugepages=N"
             ),
             Why::PoolExhausted { asked, free } => {
-                write!(
-                    f,
-                    "the pool of reserved huge pages has {free} free pages, but {asked} were requested"
-                )
+                write!(f, "the pool of reserved huge pages has {free} free pages, but {asked} were requested")
             }
             Why::NotBuilt => write!(f, "the kernel was built without transparent huge pages"),
             Why::Never => write!(
@@ -119,20 +116,16 @@ impl fmt::Display for Why {
                 "transparent huge pages are off (mode never): \
                  run, as root, echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
             ),
-            Why::Disabled => write!(
-                f,
-                "transparent huge pages are off for this process (PR_SET_THP_DISABLE)"
-            ),
+            Why::Disabled => {
+                write!(f, "transparent huge pages are off for this process (PR_SET_THP_DISABLE)")
+            }
             Why::Size(bytes) => write!(
                 f,
                 "huge pages have {} KiB on this machine, but only {} KiB are supported",
                 bytes >> 10,
                 HUGE >> 10
             ),
-            Why::OneNode => write!(
-                f,
-                "this machine has only one NUMA node, so there is nothing to bind"
-            ),
+            Why::OneNode => write!(f, "this machine has only one NUMA node, so there is nothing to bind"),
             Why::NoNode(node) => write!(f, "NUMA node {node} is not online"),
             Why::LockLimit(bytes) => write!(
                 f,
@@ -203,11 +196,7 @@ impl fmt::Display for CollapseError {
             }
             CollapseError::NoMemory => write!(f, "no huge page is free, or the memory is not mapped"),
             CollapseError::Failed(errno) => {
-                write!(
-                    f,
-                    "madvise(MADV_COLLAPSE): {}",
-                    std::io::Error::from_raw_os_error(*errno)
-                )
+                write!(f, "madvise(MADV_COLLAPSE): {}", std::io::Error::from_raw_os_error(*errno))
             }
         }
     }

@@ -46,10 +46,7 @@ impl Machine {
 
     /// Reads the state of a machine whose `/sys` is below `root`.
     pub fn at(root: &Path) -> Self {
-        Self {
-            root: root.to_path_buf(),
-            transparent: mode(root),
-        }
+        Self { root: root.to_path_buf(), transparent: mode(root) }
     }
 
     /// Whether memory with the advice `MADV_HUGEPAGE` can be on huge pages.
@@ -86,28 +83,17 @@ impl Machine {
                 .ok_or(Why::Unreadable("/sys/kernel/mm/hugepages/hugepages-2048kB"))
         };
         let free = number("free_hugepages")?;
-        Ok(Pool {
-            total: number("nr_hugepages")?,
-            free: free.saturating_sub(number("resv_hugepages")?),
-        })
+        Ok(Pool { total: number("nr_hugepages")?, free: free.saturating_sub(number("resv_hugepages")?) })
     }
 
     /// Why the pool had no pages. Called only after a failure.
     pub(super) fn pool_says(&self, why: Why, len: usize) -> Why {
         let asked = len / HUGE;
         match (why, self.pool()) {
-            (
-                Why::Failed {
-                    errno: libc::ENOMEM, ..
-                },
-                Ok(Pool { total: 0, .. }),
-            ) => Why::NoPool,
-            (
-                Why::Failed {
-                    errno: libc::ENOMEM, ..
-                },
-                Ok(Pool { free, .. }),
-            ) if free < asked => Why::PoolExhausted { asked, free },
+            (Why::Failed { errno: libc::ENOMEM, .. }, Ok(Pool { total: 0, .. })) => Why::NoPool,
+            (Why::Failed { errno: libc::ENOMEM, .. }, Ok(Pool { free, .. })) if free < asked => {
+                Why::PoolExhausted { asked, free }
+            }
             _ => why,
         }
     }
@@ -117,10 +103,7 @@ impl Machine {
         let text = std::fs::read_to_string(self.root.join(NODES))
             .map_err(|_| Why::Unreadable("/sys/devices/system/node/online"))?;
         let online = ranges(&text).ok_or(Why::Unreadable("/sys/devices/system/node/online"))?;
-        if !online
-            .iter()
-            .any(|(first, last)| (*first..=*last).contains(&node))
-        {
+        if !online.iter().any(|(first, last)| (*first..=*last).contains(&node)) {
             Err(Why::NoNode(node))
         } else if matches!(online[..], [(first, last)] if first == last) {
             Err(Why::OneNode)
@@ -136,9 +119,7 @@ fn mode(root: &Path) -> Result<Mode, Why> {
     let size = std::fs::read_to_string(folder.join("hpage_pmd_size"))
         .ok()
         .and_then(|text| text.trim().parse().ok())
-        .ok_or(Why::Unreadable(
-            "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size",
-        ))?;
+        .ok_or(Why::Unreadable("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size"))?;
     if size != HUGE {
         return Err(Why::Size(size));
     }
@@ -204,26 +185,10 @@ mod tests {
             ("always [madvise] never\n", None, Ok(Mode::Madvise)),
             ("[always] madvise never\n", None, Ok(Mode::Always)),
             ("always madvise [never]\n", None, Ok(Mode::Never)),
-            (
-                "always [madvise] never\n",
-                Some("always [inherit] madvise never\n"),
-                Ok(Mode::Madvise),
-            ),
-            (
-                "always [madvise] never\n",
-                Some("always inherit madvise [never]\n"),
-                Ok(Mode::Never),
-            ),
-            (
-                "always madvise [never]\n",
-                Some("[always] inherit madvise never\n"),
-                Ok(Mode::Always),
-            ),
-            (
-                "nonsense",
-                None,
-                Err(Why::Unreadable("/sys/kernel/mm/transparent_hugepage/enabled")),
-            ),
+            ("always [madvise] never\n", Some("always [inherit] madvise never\n"), Ok(Mode::Madvise)),
+            ("always [madvise] never\n", Some("always inherit madvise [never]\n"), Ok(Mode::Never)),
+            ("always madvise [never]\n", Some("[always] inherit madvise never\n"), Ok(Mode::Always)),
+            ("nonsense", None, Err(Why::Unreadable("/sys/kernel/mm/transparent_hugepage/enabled"))),
         ] {
             let mut files = vec![SIZE, (ENABLED, general)];
             files.extend(own.map(|text| (OWN, text)));
@@ -250,22 +215,13 @@ mod tests {
             root(&[
                 ("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", total),
                 ("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", free),
-                (
-                    "sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages",
-                    promised,
-                ),
+                ("sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages", promised),
             ])
         };
-        let failed = Why::Failed {
-            call: "mmap",
-            errno: libc::ENOMEM,
-        };
+        let failed = Why::Failed { call: "mmap", errno: libc::ENOMEM };
         for (files, expected) in [
             (pool("0\n", "0\n", "0\n"), Why::NoPool),
-            (
-                pool("8\n", "3\n", "2\n"),
-                Why::PoolExhausted { asked: 2, free: 1 },
-            ),
+            (pool("8\n", "3\n", "2\n"), Why::PoolExhausted { asked: 2, free: 1 }),
             // Pages are free: it failed for another reason, which is kept.
             (pool("8\n", "8\n", "0\n"), failed),
         ] {

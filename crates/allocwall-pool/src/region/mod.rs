@@ -63,14 +63,7 @@ pub struct Request {
 impl Request {
     /// A request for this many bytes on transparent huge pages: not touched, not locked, not bound, without guards.
     pub fn of(bytes: usize) -> Self {
-        Self {
-            bytes,
-            pages: Pages::Transparent,
-            touch: false,
-            lock: false,
-            node: None,
-            guards: false,
-        }
+        Self { bytes, pages: Pages::Transparent, touch: false, lock: false, node: None, guards: false }
     }
 }
 
@@ -115,12 +108,7 @@ impl Region {
             }
         }
         let base = os::map_aligned(len, request.guards, false)?;
-        let mut region = Self {
-            base,
-            len,
-            guards: request.guards,
-            got,
-        };
+        let mut region = Self { base, len, guards: request.guards, got };
         if request.pages != Pages::Plain {
             region.got.transparent = match machine
                 .transparent()
@@ -146,24 +134,14 @@ impl Region {
     /// A region with all pages from the reserved pool, already allocated; or an error.
     fn reserved(machine: &Machine, len: usize, request: &Request) -> Result<Self, Why> {
         let base = os::map_aligned(len, request.guards, true).map_err(|why| machine.pool_says(why, len))?;
-        let mut region = Self {
-            base,
-            len,
-            guards: request.guards,
-            got: Got::nothing_asked(),
-        };
+        let mut region = Self { base, len, guards: request.guards, got: Got::nothing_asked() };
         region.got.pages = Pages::Reserved;
         region.got.reserved = Outcome::Done;
         region.got.bound = region.bind(machine, request);
         // The reservation covers neither a node's share nor a cgroup's limit. This call allocates the pages now, and
         // returns an error instead of raising SIGBUS.
-        os::advise(
-            base,
-            len,
-            libc::MADV_POPULATE_WRITE,
-            "madvise(MADV_POPULATE_WRITE)",
-        )
-        .map_err(|why| machine.pool_says(why, len))?;
+        os::advise(base, len, libc::MADV_POPULATE_WRITE, "madvise(MADV_POPULATE_WRITE)")
+            .map_err(|why| machine.pool_says(why, len))?;
         region.got.touched = Outcome::Done;
         if request.lock {
             region.got.locked = Outcome::from(os::lock(base, len));
@@ -174,11 +152,9 @@ impl Region {
     fn bind(&self, machine: &Machine, request: &Request) -> Outcome {
         match request.node {
             None => Outcome::NotAsked,
-            Some(node) => Outcome::from(
-                machine
-                    .node(node)
-                    .and_then(|()| os::bind(self.base, self.len, node)),
-            ),
+            Some(node) => {
+                Outcome::from(machine.node(node).and_then(|()| os::bind(self.base, self.len, node)))
+            }
         }
     }
 

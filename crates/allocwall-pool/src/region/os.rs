@@ -34,12 +34,7 @@ pub(crate) fn map_aligned(len: usize, guards: bool, reserved: bool) -> Result<No
     let base = (start as usize + guard).next_multiple_of(HUGE);
     let at = ptr::with_exposed_provenance_mut::<u8>(base);
     start.expose_provenance();
-    match map(
-        at,
-        len,
-        libc::PROT_READ | libc::PROT_WRITE,
-        flags | libc::MAP_FIXED,
-    ) {
+    match map(at, len, libc::PROT_READ | libc::PROT_WRITE, flags | libc::MAP_FIXED) {
         Ok(_) => {
             let before = base - guard - start as usize;
             let behind = start as usize + span - (base + len + guard);
@@ -57,21 +52,10 @@ pub(crate) fn map_aligned(len: usize, guards: bool, reserved: bool) -> Result<No
 fn map(at: *mut u8, len: usize, protection: i32, flags: i32) -> Result<*mut u8, Why> {
     // SAFETY: a new private mapping. A fixed address is used only within a range that this module has just reserved.
     let base = unsafe {
-        libc::mmap(
-            at.cast(),
-            len,
-            protection,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags,
-            -1,
-            0,
-        )
+        libc::mmap(at.cast(), len, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags, -1, 0)
     };
     if base == libc::MAP_FAILED {
-        Err(failed(if flags & libc::MAP_HUGETLB != 0 {
-            "mmap(MAP_HUGETLB)"
-        } else {
-            "mmap"
-        }))
+        Err(failed(if flags & libc::MAP_HUGETLB != 0 { "mmap(MAP_HUGETLB)" } else { "mmap" }))
     } else {
         Ok(base.cast())
     }
@@ -86,9 +70,7 @@ pub(crate) fn table(len: usize, wiped: bool) -> Result<NonNull<u8>, Why> {
         advise(base, len, libc::MADV_WIPEONFORK, call).map_err(|why| {
             release(base.as_ptr(), len);
             match why {
-                Why::Failed {
-                    errno: libc::EINVAL, ..
-                } => Why::Kernel { call, since: "4.14" },
+                Why::Failed { errno: libc::EINVAL, .. } => Why::Kernel { call, since: "4.14" },
                 why => why,
             }
         })?;
@@ -115,11 +97,7 @@ pub(super) fn unguard(base: NonNull<u8>, len: usize) {
 /// No code uses the range any more.
 pub(crate) unsafe fn unmap(base: NonNull<u8>, len: usize) -> Result<(), Why> {
     // SAFETY: the caller's promise.
-    if unsafe { libc::munmap(base.as_ptr().cast(), len) } == 0 {
-        Ok(())
-    } else {
-        Err(failed("munmap"))
-    }
+    if unsafe { libc::munmap(base.as_ptr().cast(), len) } == 0 { Ok(()) } else { Err(failed("munmap")) }
 }
 
 pub(crate) fn advise(base: NonNull<u8>, len: usize, advice: i32, call: &'static str) -> Result<(), Why> {
@@ -141,12 +119,7 @@ pub(crate) fn advise(base: NonNull<u8>, len: usize, advice: i32, call: &'static 
 
 /// Allocates every page, with one call or, before Linux 5.14, with a write to each page.
 pub(super) fn populate(base: NonNull<u8>, len: usize) -> Result<(), Why> {
-    match advise(
-        base,
-        len,
-        libc::MADV_POPULATE_WRITE,
-        "madvise(MADV_POPULATE_WRITE)",
-    ) {
+    match advise(base, len, libc::MADV_POPULATE_WRITE, "madvise(MADV_POPULATE_WRITE)") {
         Err(Why::Kernel { .. }) => {
             for offset in (0..len).step_by(PAGE) {
                 let byte = base.as_ptr().wrapping_add(offset);
@@ -166,17 +139,15 @@ pub(super) fn lock(base: NonNull<u8>, len: usize) -> Result<(), Why> {
         return Ok(());
     }
     let why = failed("mlock");
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: writes into `limit`.
     let read = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) } == 0;
     match why {
-        Why::Failed {
-            errno: libc::ENOMEM | libc::EPERM | libc::EAGAIN,
-            ..
-        } if read && limit.rlim_cur < len as u64 => Err(Why::LockLimit(limit.rlim_cur)),
+        Why::Failed { errno: libc::ENOMEM | libc::EPERM | libc::EAGAIN, .. }
+            if read && limit.rlim_cur < len as u64 =>
+        {
+            Err(Why::LockLimit(limit.rlim_cur))
+        }
         _ => Err(why),
     }
 }
@@ -206,20 +177,12 @@ pub(super) fn bind(base: NonNull<u8>, len: usize, node: u32) -> Result<(), Why> 
 pub(super) fn collapse(start: usize, len: usize) -> Result<(), CollapseError> {
     // SAFETY: the call keeps the contents of any memory; for unmapped or pinned memory it returns an error.
     let result = unsafe { libc::madvise(ptr::with_exposed_provenance_mut(start), len, libc::MADV_COLLAPSE) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(CollapseError::from_errno(errno()))
-    }
+    if result == 0 { Ok(()) } else { Err(CollapseError::from_errno(errno())) }
 }
 
 pub(super) fn resident_pages(start: usize) -> Result<usize, Why> {
     let mut pages = [0u8; BASE_PAGES];
     // SAFETY: writes one byte per base page into `pages`; does not read the range.
     let result = unsafe { libc::mincore(ptr::with_exposed_provenance_mut(start), HUGE, pages.as_mut_ptr()) };
-    if result == 0 {
-        Ok(pages.iter().filter(|page| **page & 1 == 1).count())
-    } else {
-        Err(failed("mincore"))
-    }
+    if result == 0 { Ok(pages.iter().filter(|page| **page & 1 == 1).count()) } else { Err(failed("mincore")) }
 }

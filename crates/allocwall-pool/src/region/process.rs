@@ -30,22 +30,15 @@ pub struct Collapsed {
 pub fn collapse_resident(least: f64) -> Result<Collapsed, Why> {
     let maps = std::fs::read("/proc/self/maps").map_err(|_| Why::Unreadable("/proc/self/maps"))?;
     let mut done = Collapsed::default();
-    for start in maps
-        .split(|byte| *byte == b'\n')
-        .filter_map(anonymous)
-        .flat_map(|(from, to)| {
-            let first = from.next_multiple_of(HUGE);
-            (first..to.saturating_sub(HUGE - 1).max(first)).step_by(HUGE)
-        })
-    {
+    for start in maps.split(|byte| *byte == b'\n').filter_map(anonymous).flat_map(|(from, to)| {
+        let first = from.next_multiple_of(HUGE);
+        (first..to.saturating_sub(HUGE - 1).max(first)).step_by(HUGE)
+    }) {
         match resident_share(start) {
             Ok(share) if share >= least => match collapse(start, HUGE) {
                 Ok(()) => done.pages += 1,
                 Err(CollapseError::NotEligible) if done.pages == 0 && done.failed >= 16 => {
-                    return Err(Why::Kernel {
-                        call: "madvise(MADV_COLLAPSE)",
-                        since: "6.1",
-                    });
+                    return Err(Why::Kernel { call: "madvise(MADV_COLLAPSE)", since: "6.1" });
                 }
                 Err(why) => {
                     done.failed += 1;

@@ -33,10 +33,8 @@ pub fn huge_within(text: &[u8], ranges: &[(usize, usize)]) -> Huge {
     let mut covered = 0;
     for line in text.split(|byte| *byte == b'\n') {
         if let Some((start, end)) = header(line) {
-            covered = ranges
-                .iter()
-                .map(|(from, to)| end.min(*to).saturating_sub(start.max(*from)) as u64)
-                .sum();
+            covered =
+                ranges.iter().map(|(from, to)| end.min(*to).saturating_sub(start.max(*from)) as u64).sum();
         } else if let Some(bytes) = field(line, b"AnonHugePages:") {
             huge.transparent += bytes.min(covered);
         } else if let Some(bytes) =
@@ -57,10 +55,7 @@ fn header(line: &[u8]) -> Option<(usize, usize)> {
 /// The addresses `7f0000000000-7f0000200000` at the start of a line of `maps` or a header of `smaps`.
 pub(super) fn addresses(word: &str) -> Option<(usize, usize)> {
     let (start, end) = word.split_once('-')?;
-    Some((
-        usize::from_str_radix(start, 16).ok()?,
-        usize::from_str_radix(end, 16).ok()?,
-    ))
+    Some((usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?))
 }
 
 /// The bytes of a field line, `AnonHugePages:      2048 kB`.
@@ -94,25 +89,11 @@ Private_Hugetlb:    2048 kB\n";
             (vec![(start, start + (6 << 20))], mib(4), 0),
             // Less covered than is huge: at most what is covered.
             (vec![(start, start + (2 << 20))], mib(2), 0),
-            (
-                vec![
-                    (start, start + (2 << 20)),
-                    (start + (4 << 20), start + (10 << 20)),
-                ],
-                mib(4),
-                mib(2),
-            ),
+            (vec![(start, start + (2 << 20)), (start + (4 << 20), start + (10 << 20))], mib(4), mib(2)),
             (vec![(start + (6 << 20), start + (8 << 20))], 0, 0),
             (vec![], 0, 0),
         ] {
-            assert_eq!(
-                huge_within(TWO, &ranges),
-                Huge {
-                    transparent,
-                    reserved
-                },
-                "{ranges:x?}"
-            );
+            assert_eq!(huge_within(TWO, &ranges), Huge { transparent, reserved }, "{ranges:x?}");
         }
     }
 

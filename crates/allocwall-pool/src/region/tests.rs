@@ -18,12 +18,7 @@ impl Reserved {
         let before = std::fs::read_to_string(POOL).ok()?;
         std::fs::write(POOL, pages.to_string()).ok()?;
         let guard = Self { before, _turn: turn };
-        (Machine::this().pool()
-            == Ok(Pool {
-                total: pages,
-                free: pages,
-            }))
-        .then_some(guard)
+        (Machine::this().pool() == Ok(Pool { total: pages, free: pages })).then_some(guard)
     }
 }
 
@@ -59,23 +54,15 @@ fn transparent_memory_is_huge_once_touched_and_plain_memory_is_not() {
     if !transparent_here() {
         return;
     }
-    let huge = Region::new(&Request {
-        touch: true,
-        ..Request::of(3 * HUGE)
-    })
-    .unwrap();
+    let huge = Region::new(&Request { touch: true, ..Request::of(3 * HUGE) }).unwrap();
     assert_eq!(huge.got().pages, Pages::Transparent);
     assert_eq!(huge.got().transparent, Outcome::Done);
     assert_eq!(huge.got().touched, Outcome::Done);
     assert_eq!(huge.as_ptr().as_ptr() as usize % HUGE, 0);
     assert!(huge.huge_bytes().unwrap().transparent >= HUGE as u64);
-    let plain = Region::new(&Request {
-        pages: Pages::Plain,
-        guards: true,
-        touch: true,
-        ..Request::of(3 * HUGE)
-    })
-    .unwrap();
+    let plain =
+        Region::new(&Request { pages: Pages::Plain, guards: true, touch: true, ..Request::of(3 * HUGE) })
+            .unwrap();
     assert_eq!(plain.got().pages, Pages::Plain);
     assert_eq!(plain.got().transparent, Outcome::NotAsked);
     if Machine::this().mode() == Ok(Mode::Madvise) {
@@ -86,11 +73,7 @@ fn transparent_memory_is_huge_once_touched_and_plain_memory_is_not() {
 #[test]
 fn bytes_are_rounded_up_zeroed_and_writable_to_the_last() {
     for (bytes, guards) in [(1, false), (HUGE + 1, false), (1, true), (HUGE, true)] {
-        let mut region = Region::new(&Request {
-            guards,
-            ..Request::of(bytes)
-        })
-        .unwrap();
+        let mut region = Region::new(&Request { guards, ..Request::of(bytes) }).unwrap();
         assert_eq!(region.len(), bytes.next_multiple_of(HUGE));
         assert_eq!(region.as_ptr().as_ptr() as usize % HUGE, 0);
         let slice = region.as_mut_slice();
@@ -106,20 +89,13 @@ fn nonsense_is_refused() {
     assert_eq!(Region::new(&Request::of(usize::MAX)).unwrap_err(), Why::TooLarge);
     assert_eq!(
         Region::new(&Request::of(1 << 50)).unwrap_err(),
-        Why::Failed {
-            call: "mmap",
-            errno: libc::ENOMEM
-        }
+        Why::Failed { call: "mmap", errno: libc::ENOMEM }
     );
 }
 
 #[test]
 fn a_guarded_region_ends_at_inaccessible_pages_and_a_plain_one_leaves_none_behind() {
-    let region = Region::new(&Request {
-        guards: true,
-        ..Request::of(HUGE)
-    })
-    .unwrap();
+    let region = Region::new(&Request { guards: true, ..Request::of(HUGE) }).unwrap();
     let start = region.as_ptr().as_ptr() as usize;
     for page in [start - 4096, start + HUGE] {
         assert_eq!(protection(page).as_deref(), Some("---p"), "{page:x}");
@@ -138,20 +114,14 @@ fn protection(address: usize) -> Option<String> {
         let mut words = line.split_whitespace();
         let (start, end) = words.next()?.split_once('-')?;
         let range = usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?;
-        range
-            .contains(&address)
-            .then(|| words.next().unwrap().to_string())
+        range.contains(&address).then(|| words.next().unwrap().to_string())
     })
 }
 
 #[test]
 fn an_empty_pool_falls_back_and_says_so() {
     let _reserved = reserve!(0);
-    let region = Region::new(&Request {
-        pages: Pages::Reserved,
-        ..Request::of(HUGE)
-    })
-    .unwrap();
+    let region = Region::new(&Request { pages: Pages::Reserved, ..Request::of(HUGE) }).unwrap();
     assert_eq!(region.got().reserved, Outcome::Refused(Why::NoPool));
     assert_ne!(region.got().pages, Pages::Reserved);
 }
@@ -159,28 +129,18 @@ fn an_empty_pool_falls_back_and_says_so() {
 #[test]
 fn an_exhausted_pool_falls_back_and_a_sufficient_one_does_not() {
     let _reserved = reserve!(3);
-    let request = Request {
-        pages: Pages::Reserved,
-        ..Request::of(2 * HUGE)
-    };
+    let request = Request { pages: Pages::Reserved, ..Request::of(2 * HUGE) };
     let mut first = Region::new(&request).unwrap();
     assert_eq!(first.got().pages, Pages::Reserved);
     assert_eq!(first.got().touched, Outcome::Done);
     assert_eq!(first.huge_bytes().unwrap().reserved, 2 * HUGE as u64);
     first.as_mut_slice().fill(1);
     let mut second = Region::new(&request).unwrap();
-    assert_eq!(
-        second.got().reserved,
-        Outcome::Refused(Why::PoolExhausted { asked: 2, free: 1 })
-    );
+    assert_eq!(second.got().reserved, Outcome::Refused(Why::PoolExhausted { asked: 2, free: 1 }));
     second.as_mut_slice().fill(1);
     drop(first);
     // Pages return to the pool, also with guards, which are mapped in another way.
-    let third = Region::new(&Request {
-        guards: true,
-        ..request
-    })
-    .unwrap();
+    let third = Region::new(&Request { guards: true, ..request }).unwrap();
     assert_eq!(third.got().pages, Pages::Reserved);
     drop(third);
     assert_eq!(Machine::this().pool(), Ok(Pool { total: 3, free: 3 }));
@@ -197,21 +157,13 @@ fn transparent_pages_that_are_off_are_not_used() {
 
 #[test]
 fn a_node_that_is_not_there_is_refused_and_the_memory_still_given() {
-    let region = Region::new(&Request {
-        node: Some(4711),
-        ..Request::of(HUGE)
-    })
-    .unwrap();
+    let region = Region::new(&Request { node: Some(4711), ..Request::of(HUGE) }).unwrap();
     assert_eq!(region.got().bound, Outcome::Refused(Why::NoNode(4711)));
 }
 
 #[test]
 fn locked_memory_is_resident_and_a_limit_is_named() {
-    let region = Region::new(&Request {
-        lock: true,
-        ..Request::of(HUGE)
-    })
-    .unwrap();
+    let region = Region::new(&Request { lock: true, ..Request::of(HUGE) }).unwrap();
     match region.got().locked {
         Outcome::Done => assert_eq!(resident_share(region.as_ptr().as_ptr() as usize), Ok(1.0)),
         Outcome::Refused(Why::LockLimit(limit)) => assert!(limit < HUGE as u64),
@@ -224,11 +176,7 @@ fn small_pages_collapse_and_unmapped_ones_say_why_not() {
     if !transparent_here() {
         return;
     }
-    let mut region = Region::new(&Request {
-        pages: Pages::Plain,
-        ..Request::of(HUGE)
-    })
-    .unwrap();
+    let mut region = Region::new(&Request { pages: Pages::Plain, ..Request::of(HUGE) }).unwrap();
     let start = region.as_ptr().as_ptr() as usize;
     for (at, byte) in region.as_mut_slice().iter_mut().enumerate() {
         *byte = (at / 4096) as u8;
@@ -238,24 +186,12 @@ fn small_pages_collapse_and_unmapped_ones_say_why_not() {
         Ok(()) => assert_eq!(region.huge_bytes().unwrap().transparent, HUGE as u64),
         Err(why) => eprintln!("skipped: {why}"),
     }
-    assert!(
-        region
-            .as_mut_slice()
-            .iter()
-            .enumerate()
-            .all(|(at, byte)| *byte == (at / 4096) as u8)
-    );
+    assert!(region.as_mut_slice().iter().enumerate().all(|(at, byte)| *byte == (at / 4096) as u8));
     let base = region.into_raw();
     // SAFETY: given away above, and not used any more.
     unsafe { unmap(base, HUGE) }.unwrap();
     assert_eq!(collapse(0x1000_0000, HUGE), Err(CollapseError::NoMemory));
-    assert_eq!(
-        resident_share(0x1000_0000),
-        Err(Why::Failed {
-            call: "mincore",
-            errno: libc::ENOMEM
-        })
-    );
+    assert_eq!(resident_share(0x1000_0000), Err(Why::Failed { call: "mincore", errno: libc::ENOMEM }));
 }
 
 #[test]
@@ -268,11 +204,7 @@ fn only_mostly_resident_memory_is_collapsed() {
         eprintln!("skipped: the mode of transparent huge pages is not madvise: {mode:?}");
         return;
     }
-    let plain = Request {
-        pages: Pages::Plain,
-        guards: true,
-        ..Request::of(2 * HUGE)
-    };
+    let plain = Request { pages: Pages::Plain, guards: true, ..Request::of(2 * HUGE) };
     let mut full = Region::new(&plain).unwrap();
     full.as_mut_slice().fill(3);
     let mut sparse = Region::new(&plain).unwrap();

@@ -57,10 +57,7 @@ impl Shape {
     fn of(arena: usize) -> Self {
         let arenas = (HUGE / arena) as u32;
         let full = USED >> (32 - arenas);
-        Self {
-            full,
-            trimmable: if arenas <= TRIMMABLE { full } else { 0 },
-        }
+        Self { full, trimmable: if arenas <= TRIMMABLE { full } else { 0 } }
     }
 
     fn partial(self, word: u64) -> bool {
@@ -173,9 +170,7 @@ impl Ledger {
 
     /// The first slab whose word satisfies `wanted`: the lowest one of a leaf.
     fn find(&self, wanted: impl Fn(u64) -> bool) -> Option<(usize, &'static AtomicU64)> {
-        self.leaves()
-            .flat_map(|leaf| leaf.present())
-            .find(|(_, word)| wanted(word.load(Ordering::Relaxed)))
+        self.leaves().flat_map(|leaf| leaf.present()).find(|(_, word)| wanted(word.load(Ordering::Relaxed)))
     }
 
     /// Claims an idle arena, so that it can be trimmed and then given back. Slabs that were trimmed before come
@@ -203,18 +198,13 @@ impl Ledger {
     pub(super) fn not_trimmed(&mut self, arena: usize) {
         if let Some(word) = self.word(arena) {
             let now = word.load(Ordering::Relaxed);
-            self.change(
-                word,
-                now & USED,
-                trimmed(now) & !(1 << (arena % HUGE / self.arena)),
-            );
+            self.change(word, now & USED, trimmed(now) & !(1 << (arena % HUGE / self.arena)));
         }
     }
 
     /// Whether some of the slab's memory was returned.
     pub(super) fn is_trimmed(&self, base: usize) -> bool {
-        self.word(base)
-            .is_some_and(|word| trimmed(word.load(Ordering::Relaxed)) != 0)
+        self.word(base).is_some_and(|word| trimmed(word.load(Ordering::Relaxed)) != 0)
     }
 
     /// Adds a slab. Its first arena is out if `claimed`.
@@ -234,10 +224,7 @@ impl Ledger {
         leaf.first = leaf.first.min(at);
         leaf.end = leaf.end.max(at + 1);
         if let Some(word) = leaf.words.get(at) {
-            word.store(
-                PRESENT | (pages as u64) << KIND | u64::from(claimed),
-                Ordering::Relaxed,
-            );
+            word.store(PRESENT | (pages as u64) << KIND | u64::from(claimed), Ordering::Relaxed);
             self.counts.add(word.load(Ordering::Relaxed), self.shape);
         }
         Ok(())
@@ -282,11 +269,7 @@ impl Ledger {
         }
         let used = now & USED & !bit;
         self.change(word, used, trimmed(now));
-        if used == 0 {
-            Back::Emptied(base)
-        } else {
-            Back::Kept
-        }
+        if used == 0 { Back::Emptied(base) } else { Back::Kept }
     }
 
     pub(super) fn pages(&self, base: usize) -> Option<Pages> {
@@ -296,9 +279,7 @@ impl Ledger {
 
     /// Each slab's address.
     pub(super) fn slabs(&self) -> impl Iterator<Item = usize> {
-        self.leaves()
-            .flat_map(|leaf| leaf.present())
-            .map(|(base, _)| base)
+        self.leaves().flat_map(|leaf| leaf.present()).map(|(base, _)| base)
     }
 
     /// Computes the sums and bounds from the words.
@@ -417,10 +398,7 @@ impl Tally {
         change(&mut self.idle, shape.idle(word).count_ones() as usize);
         change(&mut self.trimmed, trimmed(word).count_ones() as usize);
         change(&mut self.reserved, usize::from(kind(word) == Pages::Reserved));
-        change(
-            &mut self.transparent,
-            usize::from(kind(word) == Pages::Transparent),
-        );
+        change(&mut self.transparent, usize::from(kind(word) == Pages::Transparent));
     }
 }
 

@@ -33,10 +33,7 @@ unsafe impl<T: Send> Send for ForkLock<T> {}
 impl<T> ForkLock<T> {
     pub(super) fn new(value: T) -> Result<Self, Why> {
         let word = os::table(PAGE, true)?.cast::<Word>();
-        let lock = Self {
-            word,
-            value: UnsafeCell::new(value),
-        };
+        let lock = Self { word, value: UnsafeCell::new(value) };
         // In the process that creates it, the data is consistent.
         lock.word().known.store(1, Ordering::Relaxed);
         Ok(lock)
@@ -54,11 +51,7 @@ impl<T> ForkLock<T> {
         let word = self.word();
         let mut tries = 0u32;
         // Acquire: pairs with the release store of the thread that released the lock.
-        while word
-            .held
-            .compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed)
-            .is_err()
-        {
+        while word.held.compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
             tries = tries.saturating_add(1);
             wait(tries);
         }

@@ -65,12 +65,7 @@ impl Settings {
     /// Settings for arenas of this many bytes, on transparent huge pages. One empty slab is kept, and 5 % of the
     /// slabs in use. Prices are watched.
     pub fn of(arena_bytes: usize) -> Self {
-        Self {
-            arena_bytes,
-            pages: Pages::Transparent,
-            keep_bytes: HUGE,
-            watch_price: true,
-        }
+        Self { arena_bytes, pages: Pages::Transparent, keep_bytes: HUGE, watch_price: true }
     }
 }
 
@@ -354,16 +349,8 @@ impl<S: System> Arenas<S> {
     pub fn counts(&self) -> Counts {
         let now = self.system.now();
         self.with(|inner| {
-            let Tally {
-                arenas,
-                slabs,
-                empty,
-                reserved,
-                transparent,
-                idle,
-                trimmed,
-                ..
-            } = inner.ledger.tally();
+            let Tally { arenas, slabs, empty, reserved, transparent, idle, trimmed, .. } =
+                inner.ledger.tally();
             let keep_target = inner.may_keep(now);
             Counts {
                 arenas,
@@ -374,10 +361,7 @@ impl<S: System> Arenas<S> {
                 keep_target,
                 arenas_idle: idle,
                 arenas_trimmed: trimmed,
-                faults: Faults {
-                    small_ns: inner.prices.small_ns(),
-                    ..inner.counts.faults
-                },
+                faults: Faults { small_ns: inner.prices.small_ns(), ..inner.counts.faults },
                 ..inner.counts
             }
         })
@@ -556,10 +540,6 @@ impl Inner {
         }
         let (base, pages) = self.ledger.take_empty()?;
         // The release of a slab that was unused for ten seconds does not count as one that may be regretted.
-        Some(Leaving {
-            base,
-            pages,
-            keep: false,
-        })
+        Some(Leaving { base, pages, keep: false })
     }
 }

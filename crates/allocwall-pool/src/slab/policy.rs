@@ -36,10 +36,7 @@ pub(super) struct Retention {
 impl Retention {
     /// Keeps up to `limit` slabs, even if no slab is in use.
     pub(super) fn up_to(limit: usize) -> Self {
-        Self {
-            limit,
-            ..Self::default()
-        }
+        Self { limit, ..Self::default() }
     }
 
     /// The number of slabs that may be kept empty, for the current numbers of empty slabs and slabs in use.
@@ -161,11 +158,7 @@ impl Prices {
             .saturating_add_unsigned(fair.saturating_sub(ns))
             .saturating_sub_unsigned(ns.saturating_sub(fair))
             .min(CREDIT_NS);
-        if ns <= fair.saturating_add(fair / 2) {
-            Worth::Fair
-        } else {
-            Worth::Dear(ns - fair)
-        }
+        if ns <= fair.saturating_add(fair / 2) { Worth::Fair } else { Worth::Dear(ns - fair) }
     }
 }
 
@@ -209,14 +202,8 @@ mod tests {
 
     #[test]
     fn the_limit_of_kept_slabs_follows_the_slabs_in_use() {
-        for (limit, used, most) in [
-            (1, 200, 11),
-            (1, 20, 2),
-            (1, 19, 1),
-            (1, 0, 1),
-            (3, 40, 5),
-            (0, 200, 0),
-        ] {
+        for (limit, used, most) in [(1, 200, 11), (1, 20, 2), (1, 19, 1), (1, 0, 1), (3, 40, 5), (0, 200, 0)]
+        {
             let mut retention = Retention::up_to(limit);
             for _ in 0..50 {
                 retention.released(S);

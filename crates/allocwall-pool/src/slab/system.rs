@@ -127,13 +127,8 @@ fn on(base: usize, bytes: usize, advice: Advice) -> Result<(), Why> {
 
 /// Reads a clock, in nanoseconds. Both clocks exist on every supported Linux.
 fn clock(id: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes into `time`.
     unsafe { libc::clock_gettime(id, &mut time) };
-    (time.tv_sec as u64)
-        .wrapping_mul(1_000_000_000)
-        .wrapping_add(time.tv_nsec as u64)
+    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
 }

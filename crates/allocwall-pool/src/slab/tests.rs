@@ -58,10 +58,7 @@ impl System for &Fake {
     }
 
     fn map(&self, pages: Pages) -> Result<usize, Why> {
-        let failed = Why::Failed {
-            call: "mmap",
-            errno: libc::ENOMEM,
-        };
+        let failed = Why::Failed { call: "mmap", errno: libc::ENOMEM };
         if !self.may_map.get() {
             return Err(failed);
         }
@@ -101,10 +98,7 @@ impl System for &Fake {
             assert!(self.mapped.borrow_mut().remove(&base).is_some());
             Ok(())
         } else {
-            Err(Why::Failed {
-                call: "munmap",
-                errno: libc::ENOMEM,
-            })
+            Err(Why::Failed { call: "munmap", errno: libc::ENOMEM })
         }
     }
 
@@ -158,12 +152,9 @@ fn arenas_of_any_interpreter_fill_slabs_before_another_is_mapped() {
 
 #[test]
 fn sizes_that_no_interpreter_uses_are_refused() {
-    for (bytes, why) in [
-        (0, Why::Empty),
-        (4096, Why::Empty),
-        (3 * MIB / 2, Why::Empty),
-        (4 * MIB, Why::TooLarge),
-    ] {
+    for (bytes, why) in
+        [(0, Why::Empty), (4096, Why::Empty), (3 * MIB / 2, Why::Empty), (4 * MIB, Why::TooLarge)]
+    {
         assert_eq!(Arenas::new(Settings::of(bytes)).err(), Some(why), "{bytes}");
     }
 }
@@ -174,13 +165,7 @@ fn other_sizes_and_other_addresses_are_not_ours() {
     let arenas = arenas(&fake, Settings::of(MIB));
     let arena = give(&arenas);
     assert_eq!(arenas.alloc(16 << 10), Err(NoArena::OddSize));
-    for foreign in [
-        arena - HUGE,
-        arena + HUGE,
-        0x1000,
-        usize::MAX,
-        0xffff_8000_0000_0000,
-    ] {
+    for foreign in [arena - HUGE, arena + HUGE, 0x1000, usize::MAX, 0xffff_8000_0000_0000] {
         assert_eq!(take(&arenas, foreign), Freed::Foreign, "{foreign:x}");
     }
     // In one of the slabs, but not an arena that is out: nothing is forwarded, and nothing is freed.
@@ -197,10 +182,7 @@ fn other_sizes_and_other_addresses_are_not_ours() {
 #[test]
 fn a_heap_that_goes_up_and_down_is_kept_from_the_third_time_and_given_back_in_the_end() {
     let fake = Fake::new();
-    let settings = Settings {
-        keep_bytes: 10 * HUGE,
-        ..Settings::of(MIB)
-    };
+    let settings = Settings { keep_bytes: 10 * HUGE, ..Settings::of(MIB) };
     let arenas = arenas(&fake, settings);
     let mut mapped = Vec::new();
     for _ in 0..5 {
@@ -214,10 +196,7 @@ fn a_heap_that_goes_up_and_down_is_kept_from_the_third_time_and_given_back_in_th
     }
     assert_eq!(mapped, [10, 10, 0, 0, 0]);
     assert_eq!(arenas.counts().slabs_kept, 10);
-    assert_eq!(
-        *fake.lazy.borrow(),
-        fake.mapped.borrow().keys().copied().collect()
-    );
+    assert_eq!(*fake.lazy.borrow(), fake.mapped.borrow().keys().copied().collect());
     // Unused slabs are released, at most two per call.
     for _ in 0..20 {
         fake.pass(10_000_000_000);
@@ -244,10 +223,7 @@ fn a_heap_that_goes_down_once_or_slowly_is_not_kept() {
 #[test]
 fn the_limit_of_kept_slabs_holds() {
     let fake = Fake::new();
-    let settings = Settings {
-        keep_bytes: 3 * HUGE,
-        ..Settings::of(MIB)
-    };
+    let settings = Settings { keep_bytes: 3 * HUGE, ..Settings::of(MIB) };
     let arenas = arenas(&fake, settings);
     for _ in 0..4 {
         let round: Vec<usize> = (0..20).map(|_| give(&arenas)).collect();
@@ -333,10 +309,7 @@ fn a_refused_trim_is_not_counted_and_not_repeated() {
         take(&arenas, *address);
     }
     let counts = arenas.counts();
-    assert_eq!(
-        (counts.trims, counts.arenas_trimmed, counts.arenas_idle),
-        (0, 0, 100)
-    );
+    assert_eq!((counts.trims, counts.arenas_trimmed, counts.arenas_idle), (0, 0, 100));
     assert_eq!(fake.trims.borrow().len(), 1);
     // The arena was claimed during the attempt.
     assert!((0..100).all(|_| fake.mapped.borrow().contains_key(&(give(&arenas) & !(HUGE - 1)))));
@@ -355,9 +328,7 @@ fn a_ledger_copied_in_the_middle_of_a_trim_loses_one_arena() {
     assert_eq!(ledger.give_back(base), Back::Kept);
     assert_eq!(ledger.give_back(second), Back::Kept);
     assert_eq!((ledger.tally().slabs, ledger.tally().partial), (1, 1));
-    let rest: BTreeSet<usize> = std::iter::from_fn(|| ledger.claim())
-        .map(|claim| claim.arena)
-        .collect();
+    let rest: BTreeSet<usize> = std::iter::from_fn(|| ledger.claim()).map(|claim| claim.arena).collect();
     assert!(rest.len() == 7 && !rest.contains(&trimming));
 }
 
@@ -384,11 +355,7 @@ fn whole_slabs_that_come_back_are_not_taken_apart() {
                 take(&arenas, last);
             }
         }
-        assert!(
-            arenas.counts().trims - counts.trims <= 3 * gaps.len() as u64,
-            "{:?}",
-            arenas.counts()
-        );
+        assert!(arenas.counts().trims - counts.trims <= 3 * gaps.len() as u64, "{:?}", arenas.counts());
     }
 }
 
@@ -396,10 +363,7 @@ fn whole_slabs_that_come_back_are_not_taken_apart() {
 fn reserved_pages_are_not_taken_apart() {
     let fake = Fake::new();
     fake.pool.set(100);
-    let settings = Settings {
-        pages: Pages::Reserved,
-        ..Settings::of(256 << 10)
-    };
+    let settings = Settings { pages: Pages::Reserved, ..Settings::of(256 << 10) };
     let arenas = arenas(&fake, settings);
     let heap: Vec<usize> = (0..80).map(|_| give(&arenas)).collect();
     for address in heap.iter().skip(1).step_by(2).chain(heap.iter().step_by(4)) {
@@ -414,10 +378,7 @@ fn expensive_huge_pages_are_avoided_for_a_while_and_cheap_ones_are_not() {
         [(CHEAP_NS, true, 0), (4_000_000, true, 44), (4_000_000, false, 0)]
     {
         let fake = Fake::new();
-        let settings = Settings {
-            watch_price,
-            ..Settings::of(MIB)
-        };
+        let settings = Settings { watch_price, ..Settings::of(MIB) };
         let arenas = arenas(&fake, settings);
         fake.huge_ns.set(huge_ns);
         for _ in 0..100 {
@@ -464,11 +425,7 @@ fn takes(small_ns: u64, work_ns: u64, huge_ns: impl IntoIterator<Item = u64>) ->
         let before = arenas.counts().slabs_transparent;
         give(&arenas);
         let small = policy::SMALL_PAGES * small_ns;
-        let ours = if arenas.counts().slabs_transparent > before {
-            huge_ns
-        } else {
-            small
-        };
+        let ours = if arenas.counts().slabs_transparent > before { huge_ns } else { small };
         took.ours += ours + work_ns;
         took.stock += small + work_ns;
         took.huge += huge_ns + work_ns;
@@ -505,19 +462,11 @@ proptest! {
 /// From which run time on a single expensive page is at most 3 % of a program's time.
 #[test]
 fn on_a_cold_host_a_program_is_never_slower_by_5_percent_and_on_a_warm_one_keeps_its_gain() {
-    for (small_ns, work_ns) in [
-        (700, 500_000),
-        (700, 2_000_000),
-        (1_500, 500_000),
-        (1_500, 5_000_000),
-    ] {
+    for (small_ns, work_ns) in [(700, 500_000), (700, 2_000_000), (1_500, 500_000), (1_500, 5_000_000)] {
         let case = (small_ns, work_ns);
         for slabs in [30, 300, 3_000] {
             let warm = takes(small_ns, work_ns, std::iter::repeat_n(WARM_NS, slabs));
-            assert!(
-                warm.stock - warm.ours >= (warm.stock - warm.huge) / 10 * 9,
-                "{case:?} {warm:?}"
-            );
+            assert!(warm.stock - warm.ours >= (warm.stock - warm.huge) / 10 * 9, "{case:?} {warm:?}");
             let cold = takes(small_ns, work_ns, std::iter::repeat_n(COLD_NS, slabs));
             if cold.stock >= COLD_NS * 100 / 3 {
                 assert!(cold.ours <= cold.stock / 100 * 105, "{case:?} {cold:?}");
@@ -525,15 +474,9 @@ fn on_a_cold_host_a_program_is_never_slower_by_5_percent_and_on_a_warm_one_keeps
             assert!(cold.huge > cold.stock / 100 * 105, "{case:?} {cold:?}");
         }
         // With an occasional page that the host must fetch, huge pages still pay off.
-        let mixed = takes(
-            small_ns,
-            work_ns,
-            (0..3_000).map(|slab| if slab % 20 == 19 { COLD_NS } else { WARM_NS }),
-        );
-        assert!(
-            mixed.stock - mixed.ours >= (mixed.stock - mixed.huge) / 10 * 9,
-            "{case:?} {mixed:?}"
-        );
+        let mixed =
+            takes(small_ns, work_ns, (0..3_000).map(|slab| if slab % 20 == 19 { COLD_NS } else { WARM_NS }));
+        assert!(mixed.stock - mixed.ours >= (mixed.stock - mixed.huge) / 10 * 9, "{case:?} {mixed:?}");
     }
 }
 
@@ -542,10 +485,7 @@ fn an_exhausted_pool_falls_back_at_every_step() {
     for pool in 0..5 {
         let fake = Fake::new();
         fake.pool.set(pool);
-        let settings = Settings {
-            pages: Pages::Reserved,
-            ..Settings::of(MIB)
-        };
+        let settings = Settings { pages: Pages::Reserved, ..Settings::of(MIB) };
         let arenas = arenas(&fake, settings);
         for _ in 0..10 {
             give(&arenas);
@@ -564,10 +504,7 @@ fn without_memory_the_caller_is_sent_elsewhere_and_nothing_is_lost() {
     let first = give(&arenas);
     let second = give(&arenas);
     fake.may_map.set(false);
-    assert!(matches!(
-        arenas.alloc(MIB),
-        Err(NoArena::NoMemory(Why::Failed { .. }))
-    ));
+    assert!(matches!(arenas.alloc(MIB), Err(NoArena::NoMemory(Why::Failed { .. }))));
     assert_eq!(arenas.counts().fallbacks.no_memory, 1);
     take(&arenas, second);
     assert_eq!(give(&arenas), second);
@@ -699,11 +636,7 @@ proptest! {
 
 #[test]
 fn on_this_machine_arenas_are_writable_apart_and_huge() {
-    let arenas = Arenas::new(Settings {
-        watch_price: false,
-        ..Settings::of(MIB)
-    })
-    .unwrap();
+    let arenas = Arenas::new(Settings { watch_price: false, ..Settings::of(MIB) }).unwrap();
     let given: Vec<NonNull<u8>> = (0..8u8)
         .map(|mark| {
             let arena = arenas.alloc(MIB).unwrap();
@@ -734,11 +667,7 @@ fn on_this_machine_arenas_are_writable_apart_and_huge() {
 fn on_this_machine_a_trimmed_arena_gives_its_memory_back_and_its_neighbours_keep_theirs() {
     const ARENA: usize = 256 << 10;
     for watch_price in [true, false] {
-        let arenas = Arenas::new(Settings {
-            watch_price,
-            ..Settings::of(ARENA)
-        })
-        .unwrap();
+        let arenas = Arenas::new(Settings { watch_price, ..Settings::of(ARENA) }).unwrap();
         let fill = |arena: NonNull<u8>, mark: u8| {
             // SAFETY: an arena of ours, of that many bytes.
             unsafe { arena.write_bytes(mark, ARENA) };
@@ -760,10 +689,7 @@ fn on_this_machine_a_trimmed_arena_gives_its_memory_back_and_its_neighbours_keep
             .filter(|arena| bases.contains(&(arena.as_ptr() as usize & !(HUGE - 1))))
             .filter(|arena| resident_pages(**arena, ARENA) > 0)
             .count();
-        assert!(
-            counts.trims > 0 && resident <= counts.arenas_idle + counts.slabs_kept * 8,
-            "{counts:?}"
-        );
+        assert!(counts.trims > 0 && resident <= counts.arenas_idle + counts.slabs_kept * 8, "{counts:?}");
         for round in 0..3 {
             for (arena, mark) in &heap {
                 // SAFETY: an arena that is out, written above.

@@ -11,11 +11,7 @@ pub fn compiled(place: &Path, source: &str, flags: &[&str]) -> Option<PathBuf> {
     let program = place.join(source.rsplit_once('.').unwrap().0);
     let mut command = Command::new(compiler);
     command
-        .arg(
-            Path::new(env!("CARGO_MANIFEST_DIR"))
-                .join("tests/programs")
-                .join(source),
-        )
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source))
         .arg("-o")
         .arg(&program)
         .args(["-O1", "-g0", "-pthread", "-fno-builtin", "-Wall", "-Werror"])
@@ -40,12 +36,7 @@ pub fn attempt(command: &mut Command) -> Option<Output> {
 /// A command without the variables of this process's environment that could control an allocator.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
-    for name in [
-        "LD_PRELOAD",
-        "GLIBC_TUNABLES",
-        "MALLOC_CONF",
-        "ALLOCWALL_PREFAULT",
-    ] {
+    for name in ["LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_CONF", "ALLOCWALL_PREFAULT"] {
         command.env_remove(name);
     }
     command.env("LC_ALL", "C");

@@ -24,11 +24,7 @@ pub(super) fn class_of(size: usize) -> usize {
 
 /// A class's largest size, in bytes.
 pub(super) fn largest(class: usize) -> usize {
-    if class < SMALL_CLASSES {
-        (class + 1) * 16
-    } else {
-        (2 * SMALL) << (class - SMALL_CLASSES)
-    }
+    if class < SMALL_CLASSES { (class + 1) * 16 } else { (2 * SMALL) << (class - SMALL_CLASSES) }
 }
 
 /// The bytes that were allocated in the count and are not freed yet, and their maximum.
@@ -43,11 +39,7 @@ pub(super) struct Level {
 }
 
 impl Level {
-    const NONE: Level = Level {
-        risen: 0,
-        fallen: 0,
-        peak: 0,
-    };
+    const NONE: Level = Level { risen: 0, fallen: 0, peak: 0 };
 
     pub(super) fn live(&self) -> i64 {
         self.risen.wrapping_sub(self.fallen) as i64
@@ -121,12 +113,7 @@ impl Cells {
         domains: [Domain {
             older_frees: 0,
             level: Level::NONE,
-            cells: [Cell {
-                calls: 0,
-                reallocs: 0,
-                frees: 0,
-                level: Level::NONE,
-            }; CLASSES],
+            cells: [Cell { calls: 0, reallocs: 0, frees: 0, level: Level::NONE }; CLASSES],
         }; DOMAINS.len()],
     };
 

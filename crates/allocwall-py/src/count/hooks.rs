@@ -45,16 +45,9 @@ struct Functions {
 fn functions() -> Result<&'static Functions, NotInstalled> {
     static FOUND: std::sync::OnceLock<Option<Functions>> = std::sync::OnceLock::new();
     let find = || -> Result<Functions, NotInstalled> {
-        let malloc = [
-            function(c"PyMem_RawMalloc")?,
-            function(c"PyMem_Malloc")?,
-            function(c"PyObject_Malloc")?,
-        ];
-        let free = [
-            function(c"PyMem_RawFree")?,
-            function(c"PyMem_Free")?,
-            function(c"PyObject_Free")?,
-        ];
+        let malloc =
+            [function(c"PyMem_RawMalloc")?, function(c"PyMem_Malloc")?, function(c"PyObject_Malloc")?];
+        let free = [function(c"PyMem_RawFree")?, function(c"PyMem_Free")?, function(c"PyObject_Free")?];
         type Access = unsafe extern "C" fn(c_int, *mut Allocator);
         // SAFETY: these are the types that CPython declares.
         unsafe {
@@ -70,10 +63,7 @@ fn functions() -> Result<&'static Functions, NotInstalled> {
             })
         }
     };
-    FOUND
-        .get_or_init(|| find().ok())
-        .as_ref()
-        .ok_or(NotInstalled::NoFunction)
+    FOUND.get_or_init(|| find().ok()).as_ref().ok_or(NotInstalled::NoFunction)
 }
 
 /// Our functions for a domain. The context is that of the previous allocator, so a thread that reads the five fields

@@ -40,11 +40,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) const EMPTY: Table = Table {
-        slots: ptr::null_mut(),
-        mask: 0,
-        leaves: 0,
-    };
+    pub(super) const EMPTY: Table = Table { slots: ptr::null_mut(), mask: 0, leaves: 0 };
 
     /// Bytes that the table holds.
     pub(super) fn bytes(&self) -> usize {
@@ -76,10 +72,8 @@ impl Table {
         }
         // SAFETY: as in `put`.
         let found = unsafe { std::mem::take(&mut (*leaf)[entry(address)]) };
-        (found != 0).then_some(Block {
-            size: (found >> OWNER_BITS) as usize,
-            owner: found as u32 & (OWNERS - 1),
-        })
+        (found != 0)
+            .then_some(Block { size: (found >> OWNER_BITS) as usize, owner: found as u32 & (OWNERS - 1) })
     }
 
     /// Replaces the owner of each entry by the result of `new`.
@@ -93,11 +87,7 @@ impl Table {
             // SAFETY: a slot with a page has a leaf; no other code reads it meanwhile.
             for found in unsafe { (*slot.leaf).iter_mut() } {
                 let owner = new(*found as u32 & (OWNERS - 1));
-                *found = if owner == 0 {
-                    0
-                } else {
-                    *found & !u64::from(OWNERS - 1) | u64::from(owner)
-                };
+                *found = if owner == 0 { 0 } else { *found & !u64::from(OWNERS - 1) | u64::from(owner) };
             }
         }
     }
@@ -157,10 +147,7 @@ impl Table {
         }
         if !leaf.is_null() {
             self.leaves += 1;
-            self.insert(Slot {
-                page: address >> PAGE_BITS,
-                leaf,
-            });
+            self.insert(Slot { page: address >> PAGE_BITS, leaf });
         }
         // SAFETY: this thread's own `errno`.
         unsafe { *libc::__errno_location() = errno };

@@ -207,11 +207,7 @@ impl Thread {
         self.open.push(frame);
         self.activate(frame);
         current::set(self);
-        Handle {
-            thread: self.id,
-            frame,
-            given_up,
-        }
+        Handle { thread: self.id, frame, given_up }
     }
 
     fn activate(&mut self, mut frame: NonNull<Frame>) {
@@ -289,10 +285,7 @@ impl Thread {
             return last;
         }
         let new = self.first + self.nodes.len() as u32;
-        self.nodes.push(Node {
-            parent,
-            frame: frame.as_ptr(),
-        });
+        self.nodes.push(Node { parent, frame: frame.as_ptr() });
         state.nodes.push(new);
         new
     }
@@ -354,10 +347,7 @@ impl Thread {
 
     fn look_at_active(&mut self) {
         // SAFETY: as in `activate`.
-        self.by_line = self
-            .active
-            .iter()
-            .any(|frame| unsafe { frame.as_ref() }.lines.is_some());
+        self.by_line = self.active.iter().any(|frame| unsafe { frame.as_ref() }.lines.is_some());
         self.only = match self.active[..] {
             [frame] if !self.by_line => frame.as_ptr(),
             _ => ptr::null_mut(),
@@ -438,9 +428,7 @@ impl Thread {
 
     pub(super) fn reallocated(&mut self, domain: usize, old: usize, address: usize, size: usize) {
         if let Some(block) = self.table.take(old) {
-            self.gone(block.owner, |frame| {
-                frame.cells.gone(domain, class_of(block.size), block.size)
-            });
+            self.gone(block.owner, |frame| frame.cells.gone(domain, class_of(block.size), block.size));
         }
         let class = class_of(size);
         for frame in &mut self.active {

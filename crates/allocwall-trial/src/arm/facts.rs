@@ -65,11 +65,8 @@ impl Inventory {
                     .map(|free| free + on_demand)
                     .ok_or_else(|| absent("how many reserved huge pages are free"))
             }),
-            available_bytes: memory.and_then(|memory| {
-                memory
-                    .available
-                    .ok_or_else(|| absent("how much memory is available"))
-            }),
+            available_bytes: memory
+                .and_then(|memory| memory.available.ok_or_else(|| absent("how much memory is available"))),
         }
     }
 }
@@ -125,10 +122,7 @@ impl TargetFacts {
             env_changed: Vec::new(),
         };
         chase.follow(words.map(|(at, word)| (word, Some(at))).collect())?;
-        let interpreter = chase
-            .programs
-            .last()
-            .and_then(|last| last.view.interpreter.clone());
+        let interpreter = chase.programs.last().and_then(|last| last.view.interpreter.clone());
         let tunables = match interpreter {
             Some(loader) => tunables::of_loader(Path::new(&loader)),
             None => Err(Absence::new(
@@ -163,10 +157,7 @@ impl TargetFacts {
 }
 
 fn variable<'a>(environment: &'a [(OsString, OsString)], name: &str) -> Option<&'a OsStr> {
-    environment
-        .iter()
-        .find(|(known, _)| known == name)
-        .map(|(_, value)| value.as_os_str())
+    environment.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_os_str())
 }
 
 /// Arguments of a command, each with its index in the command that the user typed.
@@ -216,11 +207,7 @@ impl Chase {
             let interpreter = program::interpreter(&file)
                 .map_err(|error| Refusal(format!("{} can't be read: {error}", file.display())))?;
             if let Some((interpreter, argument)) = interpreter {
-                let head = [
-                    Some(interpreter.into_os_string()),
-                    argument,
-                    Some(file.into_os_string()),
-                ];
+                let head = [Some(interpreter.into_os_string()), argument, Some(file.into_os_string())];
                 let head = head.into_iter().flatten().map(|word| (word, None));
                 words = head.chain(words.into_iter().skip(1)).collect();
                 continue;
@@ -239,11 +226,7 @@ impl Chase {
             let mut program = Program::of(file, view);
             program.place = place;
             self.programs.push(program);
-            let base = Path::new(&name)
-                .file_name()
-                .unwrap_or(&name)
-                .to_string_lossy()
-                .into_owned();
+            let base = Path::new(&name).file_name().unwrap_or(&name).to_string_lossy().into_owned();
             match self.next(&base, &words) {
                 Next::Nothing => return Ok(()),
                 Next::Unknown(why) => return self.uncertain(Reason::NotApplicable, &why),
@@ -351,9 +334,7 @@ fn behind_shell(words: &[(OsString, Option<usize>)]) -> Next {
     if word(1) == Some("-c")
         && let Some(inner) = word(2).and_then(|text| text.trim().strip_prefix("exec "))
         && let Some(inner) = plain_words(inner)
-        && !inner
-            .first()
-            .is_some_and(|first| first.as_encoded_bytes().starts_with(b"-"))
+        && !inner.first().is_some_and(|first| first.as_encoded_bytes().starts_with(b"-"))
     {
         return Next::Words(inner.into_iter().map(|word| (word, None)).collect());
     }
@@ -363,9 +344,7 @@ fn behind_shell(words: &[(OsString, Option<usize>)]) -> Next {
 /// Splits at blanks; None if the text has characters that are special to a shell.
 fn plain_words(text: &str) -> Option<Vec<OsString>> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,+@% \t".contains(c);
-    text.chars()
-        .all(plain)
-        .then(|| text.split_whitespace().map(OsString::from).collect())
+    text.chars().all(plain).then(|| text.split_whitespace().map(OsString::from).collect())
 }
 
 impl Program {
@@ -383,9 +362,7 @@ impl Program {
         let viewed: Measured<Vec<(PathBuf, ModuleRole, FileView)>> = libraries.map(|libraries| {
             let role = |name: &str, path: &Path| {
                 let file = path.file_name().unwrap_or_default().to_string_lossy();
-                role_of_library(name)
-                    .or(role_of_library(&file))
-                    .unwrap_or(ModuleRole::Other)
+                role_of_library(name).or(role_of_library(&file)).unwrap_or(ModuleRole::Other)
             };
             libraries
                 .into_iter()
@@ -440,10 +417,7 @@ fn runtime(view: &FileView, libraries: &Viewed) -> Measured<Runtime> {
     let by_library = libraries.iter().find_map(|(path, _, library)| {
         // Java's launcher loads the virtual machine later with dlopen.
         let launcher = path.file_name() == Some(OsStr::new("libjli.so"));
-        library
-            .runtime
-            .clone()
-            .or(launcher.then_some(Runtime::Jvm { version: None }))
+        library.runtime.clone().or(launcher.then_some(Runtime::Jvm { version: None }))
     });
     Ok(by_library.unwrap_or(Runtime::Native))
 }
@@ -451,10 +425,7 @@ fn runtime(view: &FileView, libraries: &Viewed) -> Measured<Runtime> {
 /// Files in the site-packages folders that the interpreter runs at its start: `.pth` files, and `.start` files since 3.15.
 fn start_files(interpreter: &Path, version: &str) -> Measured<Vec<String>> {
     let version = version_of(version).ok_or_else(|| {
-        Absence::new(
-            Reason::Unparsable,
-            format!("allocwall can't parse the version {version:?}"),
-        )
+        Absence::new(Reason::Unparsable, format!("allocwall can't parse the version {version:?}"))
     })?;
     let home = std::env::var_os("HOME").map(PathBuf::from);
     let folders = site_packages::folders(interpreter, version, home.as_deref())?;
@@ -476,10 +447,5 @@ fn allocator(view: &FileView, libraries: &Viewed) -> Measured<(AllocatorKind, Op
         .iter()
         .find(|(_, _, library)| library.serves_malloc)
         .map(|(path, _, library)| (kind(library), Some(path.clone())))
-        .ok_or_else(|| {
-            Absence::new(
-                Reason::NotFound,
-                "found no malloc in the program or its libraries",
-            )
-        })
+        .ok_or_else(|| Absence::new(Reason::NotFound, "found no malloc in the program or its libraries"))
 }

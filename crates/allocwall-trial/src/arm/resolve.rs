@@ -82,9 +82,8 @@ impl Arm {
             done: Applied::default(),
         };
         // Preloads first: the variable that jemalloc reads depends on the library.
-        let (first, then): (Vec<_>, Vec<_>) = settings
-            .iter()
-            .partition(|(_, setting)| matches!(setting, Setting::Preload { .. }));
+        let (first, then): (Vec<_>, Vec<_>) =
+            settings.iter().partition(|(_, setting)| matches!(setting, Setting::Preload { .. }));
         for (text, setting) in first.into_iter().chain(then) {
             work.apply(text, setting, self)?;
         }
@@ -207,10 +206,7 @@ impl Arm {
 /// The allocator that would serve the command without the arm, or why it is unknown.
 fn served_by(facts: &TargetFacts) -> Result<AllocatorKind, String> {
     let Some(program) = facts.certain() else {
-        let why = facts
-            .beyond
-            .as_ref()
-            .map_or("", |absence| absence.detail.as_str());
+        let why = facts.beyond.as_ref().map_or("", |absence| absence.detail.as_str());
         return Err(format!("the program that will run is unknown ({why})"));
     };
     if let Some(kind) = preloaded_allocators(facts).first() {
@@ -302,12 +298,7 @@ fn runtime_fits(part: &Part, need: Need, wanted: &str, facts: &TargetFacts) -> R
                 "{text} is for the free-threaded build of CPython, but {name} is a default build"
             )),
         },
-        (
-            Need::CpythonAtLeast(_),
-            Runtime::Cpython {
-                free_threaded: true, ..
-            },
-        ) => refuse(format!(
+        (Need::CpythonAtLeast(_), Runtime::Cpython { free_threaded: true, .. }) => refuse(format!(
             "{text} is for the default build of CPython, but {name} is a free-threaded build: use cpython-nogil-huge"
         )),
         (Need::CpythonAtLeast(minor), Runtime::Cpython { version, .. }) => match version_of(version) {
@@ -400,11 +391,7 @@ impl Work<'_> {
                 self.expect(Expectation::Environment(name.clone(), value.clone()));
                 Ok(())
             }
-            Setting::Append {
-                name,
-                separator,
-                value,
-            } => self.append(text, name, *separator, value),
+            Setting::Append { name, separator, value } => self.append(text, name, *separator, value),
             Setting::Unset(name) => {
                 if self.facts.variable(name).is_some() {
                     self.env.insert(name.into(), None);
@@ -489,10 +476,7 @@ impl Work<'_> {
     /// Makes glibc serve malloc: preloads the C library if another library would serve malloc.
     fn glibc(&mut self, text: &str) -> Result<(), Refusal> {
         let Ok(Libc::Glibc { .. }) = &self.program.libc else {
-            return refuse(format!(
-                "{text}: {} is not linked with glibc",
-                self.program.name()
-            ));
+            return refuse(format!("{text}: {} is not linked with glibc", self.program.name()));
         };
         self.drop_preloaded = !preloaded_allocators(self.facts).is_empty();
         if let Ok((AllocatorKind::Glibc, Some(libc))) = &self.program.allocator
@@ -502,10 +486,7 @@ impl Work<'_> {
             return Ok(());
         }
         let Some(libc) = self.program.libc_file.clone() else {
-            return refuse(format!(
-                "{text}: allocwall found no C library of {}",
-                self.program.name()
-            ));
+            return refuse(format!("{text}: allocwall found no C library of {}", self.program.name()));
         };
         self.preloads.insert(0, libc.clone());
         self.expect(Expectation::MallocFrom(libc));
@@ -532,9 +513,8 @@ impl Work<'_> {
             .collect();
         system.sort_by_key(|path| is_minimal(path));
         let bundled = self.inventory.bundled.iter().filter(|found| found.kind == kind);
-        let bundled: Vec<(&Path, &str)> = bundled
-            .map(|found| (found.path.as_path(), found.version.as_str()))
-            .collect();
+        let bundled: Vec<(&Path, &str)> =
+            bundled.map(|found| (found.path.as_path(), found.version.as_str())).collect();
         let paths = |bundled: &[(&Path, &str)]| -> Vec<PathBuf> {
             bundled.iter().map(|(path, _)| path.to_path_buf()).collect()
         };
@@ -554,11 +534,7 @@ impl Work<'_> {
                     if found.is_some_and(|found| is_of_version(found, wanted)) {
                         Ok(view)
                     } else {
-                        Err(format!(
-                            "{} has version {}",
-                            path.display(),
-                            found.unwrap_or("unknown")
-                        ))
+                        Err(format!("{} has version {}", path.display(), found.unwrap_or("unknown")))
                     }
                 }
                 _ => Ok(view),
@@ -588,15 +564,8 @@ impl Work<'_> {
     /// Checks that the program's loader would accept the library. The error says why not.
     fn fits(&self, path: &Path) -> Result<FileView, String> {
         let shown = path.display();
-        if path
-            .as_os_str()
-            .as_bytes()
-            .iter()
-            .any(|b| matches!(b, b' ' | b':'))
-        {
-            return Err(format!(
-                "LD_PRELOAD can't hold a path with a blank or a colon: {shown}"
-            ));
+        if path.as_os_str().as_bytes().iter().any(|b| matches!(b, b' ' | b':')) {
+            return Err(format!("LD_PRELOAD can't hold a path with a blank or a colon: {shown}"));
         }
         let view = view_file(path).map_err(|absence| {
             if absence.detail.contains(&*path.to_string_lossy()) {
@@ -617,12 +586,12 @@ impl Work<'_> {
         let wants = |libc: &str| view.needed.iter().any(|needed| needed.starts_with(libc));
         let name = self.program.name();
         match &self.program.libc {
-            Ok(Libc::Musl { .. }) if wants("libc.so.6") => Err(format!(
-                "{shown} is linked with glibc, but {name} is linked with musl"
-            )),
-            Ok(Libc::Glibc { .. }) if wants("libc.musl") => Err(format!(
-                "{shown} is linked with musl, but {name} is linked with glibc"
-            )),
+            Ok(Libc::Musl { .. }) if wants("libc.so.6") => {
+                Err(format!("{shown} is linked with glibc, but {name} is linked with musl"))
+            }
+            Ok(Libc::Glibc { .. }) if wants("libc.musl") => {
+                Err(format!("{shown} is linked with musl, but {name} is linked with glibc"))
+            }
             _ => Ok(view),
         }
     }
@@ -632,20 +601,15 @@ impl Work<'_> {
         if let Ok(available) = self.inventory.available_bytes
             && bytes > available
         {
-            return refuse(format!(
-                "{text}: only {} MiB of memory are available",
-                available >> 20
-            ));
+            return refuse(format!("{text}: only {} MiB of memory are available", available >> 20));
         }
         let library = match &self.inventory.prefault {
             Ok(library) => library.clone(),
             Err(absence) => return refuse(format!("{text}: {absence}")),
         };
-        self.fits(&library)
-            .map_err(|why| Refusal(format!("{text}: {why}")))?;
+        self.fits(&library).map_err(|why| Refusal(format!("{text}: {why}")))?;
         self.preloads.push(library.clone());
-        self.env
-            .insert("ALLOCWALL_PREFAULT".into(), Some(bytes.to_string().into()));
+        self.env.insert("ALLOCWALL_PREFAULT".into(), Some(bytes.to_string().into()));
         self.expect(Expectation::Mapped(library));
         self.expect(Expectation::ResidentAtStart(bytes));
         Ok(())
@@ -678,11 +642,7 @@ impl Work<'_> {
             }
         }
         // Eight arenas per CPU: NARENAS_FROM_NCORES in glibc's malloc/arena.c.
-        let cpus = self
-            .inventory
-            .topology
-            .as_ref()
-            .map_or(1, |topology| topology.cpus.len());
+        let cpus = self.inventory.topology.as_ref().map_or(1, |topology| topology.cpus.len());
         let value = value.replace("{arenas}", &(8 * cpus.max(1)).to_string());
         let value = self.checked(text, name, &value)?;
         if name == "glibc.malloc.hugetlb" && value != "0" {
@@ -701,9 +661,7 @@ impl Work<'_> {
         let list = match &self.facts.tunables {
             Ok(list) => list,
             Err(absence) => {
-                self.done
-                    .notes
-                    .push(format!("{name}={value} was not checked: {absence}"));
+                self.done.notes.push(format!("{name}={value} was not checked: {absence}"));
                 return Ok(parse_size(value).map_or_else(|| value.to_owned(), |size| size.to_string()));
             }
         };
@@ -716,9 +674,7 @@ impl Work<'_> {
                 hint(&short(name), names.iter().map(String::as_str))
             ));
         };
-        let taken = tunable
-            .check(value)
-            .map_err(|why| Refusal(format!("{text}: {why}")))?;
+        let taken = tunable.check(value).map_err(|why| Refusal(format!("{text}: {why}")))?;
         let version = match &self.program.libc {
             Ok(Libc::Glibc { version }) => version_of(version),
             _ => None,
@@ -801,16 +757,14 @@ impl Work<'_> {
                         program.path.display()
                     ));
                 }
-                Err(absence) => self.done.notes.push(format!(
-                    "it is unknown whether {name} has the allocwall package: {absence}"
-                )),
+                Err(absence) => self
+                    .done
+                    .notes
+                    .push(format!("it is unknown whether {name} has the allocwall package: {absence}")),
             }
         }
         self.env.insert(ARENA_HOOK.into(), Some(ARENA_HOOK_ON.into()));
-        self.expect(Expectation::Environment(
-            ARENA_HOOK.to_owned(),
-            ARENA_HOOK_ON.to_owned(),
-        ));
+        self.expect(Expectation::Environment(ARENA_HOOK.to_owned(), ARENA_HOOK_ON.to_owned()));
         self.expect(Expectation::ArenasHuge);
         Ok(())
     }
@@ -844,9 +798,7 @@ impl Work<'_> {
         let with_memory = match &self.inventory.memory_nodes {
             Ok(nodes) => nodes,
             Err(absence) => {
-                return refuse(format!(
-                    "{text}: the NUMA nodes of this machine are unknown: {absence}"
-                ));
+                return refuse(format!("{text}: the NUMA nodes of this machine are unknown: {absence}"));
             }
         };
         if let Some(missing) = nodes.iter().find(|node| !with_memory.contains(node)) {
@@ -893,8 +845,7 @@ impl Work<'_> {
         if !self.tunables.is_empty() {
             let held = self.text_of(&arm.name, "GLIBC_TUNABLES", self.facts.variable("GLIBC_TUNABLES"))?;
             let value = merged(&held, &self.tunables.join(":"), ':', '=');
-            self.env
-                .insert("GLIBC_TUNABLES".into(), Some(value.clone().into()));
+            self.env.insert("GLIBC_TUNABLES".into(), Some(value.clone().into()));
             self.expect(Expectation::Environment("GLIBC_TUNABLES".to_owned(), value));
         }
         Ok(())
@@ -980,9 +931,7 @@ impl Work<'_> {
 
 /// `5.3` matches any 5.3, but not 5.30.
 fn is_of_version(found: &str, wanted: &str) -> bool {
-    found
-        .strip_prefix(wanted)
-        .is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
+    found.strip_prefix(wanted).is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
 }
 
 impl Applied {

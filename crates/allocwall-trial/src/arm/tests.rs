@@ -26,10 +26,7 @@ fn arms_as_they_are_typed() {
     assert_eq!(
         settings,
         [
-            Setting::Preload {
-                library: Library::Jemalloc,
-                source: Source::Any
-            },
+            Setting::Preload { library: Library::Jemalloc, source: Source::Any },
             Setting::Pages(Pages::Transparent),
             Setting::Prefault(256 << 20),
         ]
@@ -51,20 +48,14 @@ fn arms_as_they_are_typed() {
                 _ => None,
             })
             .collect();
-        let expected: Vec<_> = expected
-            .iter()
-            .map(|(n, v)| (n.to_string(), v.to_string()))
-            .collect();
+        let expected: Vec<_> = expected.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect();
         assert_eq!(tunables, expected, "{text}");
     }
     for (text, source) in [
         ("mimalloc@system", Source::System),
         ("mimalloc@bundled", Source::Bundled),
         ("mimalloc@2.1", Source::Version("2.1".into())),
-        (
-            "mimalloc@/opt/c++/libmimalloc.so",
-            Source::Path("/opt/c++/libmimalloc.so".into()),
-        ),
+        ("mimalloc@/opt/c++/libmimalloc.so", Source::Path("/opt/c++/libmimalloc.so".into())),
     ] {
         let settings = Arm::parse(text).unwrap().settings().remove(0).1;
         let library = Library::Mimalloc;
@@ -80,10 +71,7 @@ fn a_plus_within_a_value_belongs_to_it_unless_a_name_follows() {
     };
     assert_eq!(texts("env:JAVA_OPTS=-XX:+UseZGC"), ["env:JAVA_OPTS=-XX:+UseZGC"]);
     assert_eq!(texts("env:A=1+2+cpus=0"), ["env:A=1+2", "cpus=0"]);
-    assert_eq!(
-        texts("env:A=b+glibc:arena_max=2"),
-        ["env:A=b", "glibc:arena_max=2"]
-    );
+    assert_eq!(texts("env:A=b+glibc:arena_max=2"), ["env:A=b", "glibc:arena_max=2"]);
     assert_eq!(texts("jemalloc@/x+y.so+thp"), ["jemalloc@/x+y.so", "thp"]);
 }
 
@@ -91,56 +79,28 @@ fn a_plus_within_a_value_belongs_to_it_unless_a_name_follows() {
 fn contradictions_are_refused_and_their_near_twins_are_not() {
     for (contradiction, words, twin) in [
         ("jemalloc+mimalloc", "both set the allocator", "jemalloc+thp"),
-        (
-            "jemalloc@system+jemalloc@bundled",
-            "both set the allocator",
-            "jemalloc+jemalloc",
-        ),
+        ("jemalloc@system+jemalloc@bundled", "both set the allocator", "jemalloc+jemalloc"),
         (
             "glibc:arena_max=2+glibc:arena_max=4",
             "glibc.malloc.arena_max",
             "glibc:arena_max=2+glibc:arena_max=2",
         ),
-        (
-            "glibc:arena_max=2,arena_max=4",
-            "twice",
-            "glibc:arena_max=2,top_pad=4",
-        ),
+        ("glibc:arena_max=2,arena_max=4", "twice", "glibc:arena_max=2,top_pad=4"),
         (
             "glibc-arenas-few+glibc:arena_max=8",
             "glibc.malloc.arena_max",
             "glibc-arenas-few+glibc:top_pad=64M",
         ),
-        (
-            "jemalloc+glibc:arena_max=2",
-            "jemalloc replaces that allocator",
-            "jemalloc+glibc:pthread.rseq=0",
-        ),
-        (
-            "mimalloc+glibc-keep-memory",
-            "mimalloc replaces that allocator",
-            "glibc+glibc-keep-memory",
-        ),
-        (
-            "mimalloc+jemalloc-decay",
-            "acts on jemalloc",
-            "jemalloc+jemalloc-decay",
-        ),
+        ("jemalloc+glibc:arena_max=2", "jemalloc replaces that allocator", "jemalloc+glibc:pthread.rseq=0"),
+        ("mimalloc+glibc-keep-memory", "mimalloc replaces that allocator", "glibc+glibc-keep-memory"),
+        ("mimalloc+jemalloc-decay", "acts on jemalloc", "jemalloc+jemalloc-decay"),
         (
             "cpython-mimalloc-huge+pythonmalloc=malloc",
             "PYTHONMALLOC",
             "cpython-mimalloc-huge+pythonmalloc=mimalloc",
         ),
-        (
-            "pythonmalloc=malloc+pythonmalloc=debug",
-            "PYTHONMALLOC",
-            "pythonmalloc=malloc+jemalloc",
-        ),
-        (
-            "pymalloc-hugepages+pythonmalloc=malloc",
-            "PYTHONMALLOC",
-            "pymalloc-hugepages+jemalloc",
-        ),
+        ("pythonmalloc=malloc+pythonmalloc=debug", "PYTHONMALLOC", "pythonmalloc=malloc+jemalloc"),
+        ("pymalloc-hugepages+pythonmalloc=malloc", "PYTHONMALLOC", "pymalloc-hugepages+jemalloc"),
         (
             "pymalloc-hugepages+env:ALLOCWALL_HUGEPAGES=collapse",
             "ALLOCWALL_HUGEPAGES",
@@ -151,22 +111,10 @@ fn contradictions_are_refused_and_their_near_twins_are_not() {
         ("jemalloc+hugetlb", "jemalloc has no setting", "mimalloc+hugetlb"),
         ("cpus=0+cpus=1", "the CPUs", "cpus=0+nodes=0"),
         ("nodes=0+nodes=1", "the nodes", "nodes=0,1"),
-        (
-            "prefault=1M+prefault=2M",
-            "the size of the prefault",
-            "prefault=1M+prefault=1024K",
-        ),
+        ("prefault=1M+prefault=2M", "the size of the prefault", "prefault=1M+prefault=1024K"),
         ("gogc+jvm-thp", "use only one of the two", "gogc+gomemlimit=2G"),
-        (
-            "mimalloc-musl+glibc:top_pad=1M",
-            "acts on",
-            "mimalloc-musl+cpus=0",
-        ),
-        (
-            "env:LD_PRELOAD=/x.so+jemalloc",
-            "one replaces LD_PRELOAD",
-            "env:LD_LIBRARY_PATH=/x+jemalloc",
-        ),
+        ("mimalloc-musl+glibc:top_pad=1M", "acts on", "mimalloc-musl+cpus=0"),
+        ("env:LD_PRELOAD=/x.so+jemalloc", "one replaces LD_PRELOAD", "env:LD_LIBRARY_PATH=/x+jemalloc"),
         (
             "env:GLIBC_TUNABLES=a+glibc:arena_max=2",
             "one replaces GLIBC_TUNABLES",
@@ -179,11 +127,7 @@ fn contradictions_are_refused_and_their_near_twins_are_not() {
             "env:MALLOC_TRIM_THRESHOLD_=1+glibc-arenas-free",
         ),
         ("jvm-heap=1G+jvm-heap=2G", "-Xmx", "jvm-heap=1G+jvm-pretouch=1G"),
-        (
-            "jemalloc-decay=10+jemalloc-decay=20",
-            "dirty_decay_ms",
-            "jemalloc-decay+jemalloc-thp",
-        ),
+        ("jemalloc-decay=10+jemalloc-decay=20", "dirty_decay_ms", "jemalloc-decay+jemalloc-thp"),
         ("none+thp", "can't be combined", "none"),
     ] {
         let line = line(contradiction);
@@ -270,9 +214,7 @@ fn facts() -> TargetFacts {
             path: "/usr/bin/service".into(),
             place: Some(0),
             view: view(ElfKind::PieExecutable),
-            libc: Ok(Libc::Glibc {
-                version: "2.36".into(),
-            }),
+            libc: Ok(Libc::Glibc { version: "2.36".into() }),
             libc_file: Some(libc.clone()),
             runtime: Ok(Runtime::Native),
             allocator: Ok((AllocatorKind::Glibc, Some(libc))),
@@ -295,10 +237,7 @@ fn facts() -> TargetFacts {
 }
 
 fn with_variable(name: &str, value: &str) -> TargetFacts {
-    TargetFacts {
-        environment: vec![(name.into(), value.into())],
-        ..facts()
-    }
+    TargetFacts { environment: vec![(name.into(), value.into())], ..facts() }
 }
 
 fn with_program(change: impl FnOnce(&mut Program)) -> TargetFacts {
@@ -309,19 +248,12 @@ fn with_program(change: impl FnOnce(&mut Program)) -> TargetFacts {
 
 /// Two CPUs on one node, no library.
 fn inventory() -> Inventory {
-    let cpu = |id| Cpu {
-        id,
-        siblings: Ok(vec![id]),
-        l3: Ok(vec![0, 1]),
-        node: 0,
-    };
+    let cpu = |id| Cpu { id, siblings: Ok(vec![id]), l3: Ok(vec![0, 1]), node: 0 };
     Inventory {
         installed: Vec::new(),
         bundled: Vec::new(),
         prefault: Err(Absence::new(Reason::NotSupported, "no such library")),
-        topology: Ok(Topology {
-            cpus: vec![cpu(0), cpu(1)],
-        }),
+        topology: Ok(Topology { cpus: vec![cpu(0), cpu(1)] }),
         allowed_cpus: Ok(vec![0, 1]),
         memory_nodes: Ok(vec![0]),
         thp: Ok("madvise".into()),
@@ -336,11 +268,7 @@ fn resolve(text: &str, inventory: &Inventory, facts: &TargetFacts) -> Result<App
 
 fn env(applied: &Applied) -> Vec<(String, Option<String>)> {
     let text = |word: &OsString| word.to_string_lossy().into_owned();
-    applied
-        .env
-        .iter()
-        .map(|(name, value)| (text(name), value.as_ref().map(text)))
-        .collect()
+    applied.env.iter().map(|(name, value)| (text(name), value.as_ref().map(text))).collect()
 }
 
 fn set(name: &str, value: &str) -> (String, Option<String>) {
@@ -352,10 +280,7 @@ fn list_variables_keep_their_present_entries() {
     for (text, held, becomes) in [
         (
             "glibc:arena_max=2",
-            (
-                "GLIBC_TUNABLES",
-                "glibc.malloc.perturb=1:glibc.malloc.arena_max=8",
-            ),
+            ("GLIBC_TUNABLES", "glibc.malloc.perturb=1:glibc.malloc.arena_max=8"),
             "glibc.malloc.perturb=1:glibc.malloc.arena_max=2",
         ),
         (
@@ -363,28 +288,15 @@ fn list_variables_keep_their_present_entries() {
             ("MALLOC_CONF", "narenas:4,dirty_decay_ms:1"),
             "narenas:4,background_thread:true,dirty_decay_ms:500,muzzy_decay_ms:0",
         ),
-        (
-            "jvm-thp",
-            ("JAVA_TOOL_OPTIONS", "-Da=b"),
-            "-Da=b -XX:+UseTransparentHugePages",
-        ),
-        (
-            "node-heap=512",
-            ("NODE_OPTIONS", "--a"),
-            "--a --max-old-space-size=512",
-        ),
+        ("jvm-thp", ("JAVA_TOOL_OPTIONS", "-Da=b"), "-Da=b -XX:+UseTransparentHugePages"),
+        ("node-heap=512", ("NODE_OPTIONS", "--a"), "--a --max-old-space-size=512"),
     ] {
         let mut facts = with_variable(held.0, held.1);
         // An unknown program, so that remedies for every runtime apply.
         facts.beyond = Some(Absence::new(Reason::NotApplicable, "a shell decides"));
         let applied = resolve(text, &inventory(), &facts).expect(text);
         assert_eq!(env(&applied), [set(held.0, becomes)], "{text}");
-        assert!(
-            applied
-                .expects
-                .contains(&Expectation::Environment(held.0.into(), becomes.into())),
-            "{text}"
-        );
+        assert!(applied.expects.contains(&Expectation::Environment(held.0.into(), becomes.into())), "{text}");
     }
 }
 
@@ -404,10 +316,7 @@ fn a_preset_sets_its_tunables_and_removes_a_conflicting_variable() {
 fn python(version: &str, free_threaded: bool, files: Measured<Vec<String>>) -> TargetFacts {
     with_program(|program| {
         program.path = "/v/bin/python3".into();
-        program.runtime = Ok(Runtime::Cpython {
-            version: version.to_owned(),
-            free_threaded,
-        });
+        program.runtime = Ok(Runtime::Cpython { version: version.to_owned(), free_threaded });
         program.start_files = Some(files);
     })
 }
@@ -440,16 +349,8 @@ fn the_arena_hook_is_switched_on_where_its_package_is() {
             inventory(),
             "/v/bin/python3 -m pip install allocwall",
         ),
-        (
-            python("3.8", false, files("allocwall.pth")),
-            inventory(),
-            "needs CPython 3.9 or later",
-        ),
-        (
-            python("3.13", true, files("allocwall.pth")),
-            inventory(),
-            "cpython-nogil-huge",
-        ),
+        (python("3.8", false, files("allocwall.pth")), inventory(), "needs CPython 3.9 or later"),
+        (python("3.13", true, files("allocwall.pth")), inventory(), "cpython-nogil-huge"),
         (small, inventory(), "32-bit"),
         (here, never, "mode never"),
         (facts(), inventory(), "acts on CPython"),
@@ -494,10 +395,7 @@ fn options_follow_the_program_and_nodes_bind_their_cpus() {
     });
     java.command = ["nohup", "java", "-jar", "x.jar"].map(OsString::from).to_vec();
     let applied = resolve("jvm-heap=2G", &inventory(), &java).unwrap();
-    assert_eq!(
-        applied.command,
-        ["nohup", "java", "-Xmx2147483648", "-jar", "x.jar"]
-    );
+    assert_eq!(applied.command, ["nohup", "java", "-Xmx2147483648", "-jar", "x.jar"]);
     java.programs[0].place = None;
     let refused = resolve("jvm-heap=2G", &inventory(), &java).unwrap_err();
     assert!(refused.0.contains("through a script"), "{refused}");
@@ -506,10 +404,7 @@ fn options_follow_the_program_and_nodes_bind_their_cpus() {
     assert_eq!((applied.nodes, applied.cpus), (Some(vec![0]), Some(vec![0, 1])));
     let applied = resolve("nodes=0+cpus=1", &inventory(), &facts()).unwrap();
     assert_eq!(applied.cpus, Some(vec![1]));
-    assert_eq!(
-        applied.expects,
-        [Expectation::Cpus(vec![1]), Expectation::Nodes(vec![0])]
-    );
+    assert_eq!(applied.expects, [Expectation::Cpus(vec![1]), Expectation::Nodes(vec![0])]);
 }
 
 /// A machine and a command, one of which differs from the default.
@@ -519,10 +414,7 @@ struct Twist {
 }
 
 fn on(facts: TargetFacts) -> Twist {
-    Twist {
-        machine: inventory(),
-        facts,
-    }
+    Twist { machine: inventory(), facts }
 }
 
 #[test]
@@ -539,37 +431,17 @@ fn an_arm_that_cannot_apply_is_refused_and_its_near_twin_is_not() {
     let machine = |change: fn(&mut Inventory)| {
         let mut inventory = inventory();
         change(&mut inventory);
-        Twist {
-            machine: inventory,
-            facts: facts(),
-        }
+        Twist { machine: inventory, facts: facts() }
     };
     let never = || machine(|i| i.thp = Ok("never".into()));
     let raised = || with_program(|p| p.raised = Some(Rights::SetUser));
-    let old = || {
-        with_program(|p| {
-            p.libc = Ok(Libc::Glibc {
-                version: "2.31".into(),
-            })
-        })
-    };
+    let old = || with_program(|p| p.libc = Ok(Libc::Glibc { version: "2.31".into() }));
     let python = |version: &str| {
         let version = version.to_owned();
-        with_program(|p| {
-            p.runtime = Ok(Runtime::Cpython {
-                version,
-                free_threaded: false,
-            })
-        })
+        with_program(|p| p.runtime = Ok(Runtime::Cpython { version, free_threaded: false }))
     };
-    let cleared = || TargetFacts {
-        env_cleared: true,
-        ..facts()
-    };
-    let changed = || TargetFacts {
-        env_changed: vec!["GLIBC_TUNABLES".into()],
-        ..facts()
-    };
+    let cleared = || TargetFacts { env_cleared: true, ..facts() };
+    let changed = || TargetFacts { env_changed: vec!["GLIBC_TUNABLES".into()], ..facts() };
     for (arm, twist, words) in [
         ("glibc:arena_max=2", on(musl()), "is linked with musl"),
         ("glibc-keep-memory", on(musl()), "musl"),
@@ -585,25 +457,13 @@ fn an_arm_that_cannot_apply_is_refused_and_its_near_twin_is_not() {
         ("hugetlb", machine(|_| {}), "no reserved huge page"),
         ("glibc-keep-memory", on(old()), "needs glibc 2.36"),
         ("glibc-keep-memory-32m", on(facts()), "before 2.36"),
-        (
-            "glibc:nonsense=1",
-            on(facts()),
-            "has no tunable glibc.malloc.nonsense",
-        ),
+        ("glibc:nonsense=1", on(facts()), "has no tunable glibc.malloc.nonsense"),
         ("glibc:arena_mx=1", on(facts()), "nearest: arena_max"),
         ("glibc:arena_max=0", on(facts()), "1 to 2^64 - 1"),
         ("glibc:perturb=256", on(facts()), "0 to 255"),
         ("glibc:tcache_count=65536", on(facts()), "above 65535"),
-        (
-            "cpus=9",
-            on(facts()),
-            "CPU 9 is not online; the online CPUs are 0,1",
-        ),
-        (
-            "cpus=1",
-            machine(|i| i.allowed_cpus = Ok(vec![0])),
-            "may not use CPU 1",
-        ),
+        ("cpus=9", on(facts()), "CPU 9 is not online; the online CPUs are 0,1"),
+        ("cpus=1", machine(|i| i.allowed_cpus = Ok(vec![0])), "may not use CPU 1"),
         ("nodes=3", on(facts()), "no NUMA node 3"),
         ("numa-bind", on(facts()), "needs several NUMA nodes"),
         ("gogc", on(facts()), "env:GOGC=VALUE"),
@@ -613,19 +473,11 @@ fn an_arm_that_cannot_apply_is_refused_and_its_near_twin_is_not() {
         ("prefault=4G", on(facts()), "1024 MiB of memory"),
         ("prefault=1M", on(facts()), "no such library"),
         ("jemalloc", on(facts()), "Debian: libjemalloc2"),
-        (
-            "jemalloc@bundled",
-            on(facts()),
-            "this build does not include the library",
-        ),
+        ("jemalloc@bundled", on(facts()), "this build does not include the library"),
         ("jemalloc-decay", on(facts()), "add the allocator to the arm"),
         ("glibc:arena_max=2", on(cleared()), "env -i"),
         ("env:PATH=/x", on(facts()), "give the path of the command"),
-        (
-            "glibc:arena_max=2",
-            on(changed()),
-            "`env` in the command also sets or removes GLIBC_TUNABLES",
-        ),
+        ("glibc:arena_max=2", on(changed()), "`env` in the command also sets or removes GLIBC_TUNABLES"),
     ] {
         let outcome = resolve(arm, &twist.machine, &twist.facts);
         let line = outcome.expect_err(arm).to_string();
@@ -665,28 +517,17 @@ fn without_a_list_tunables_are_not_checked_and_a_note_says_so() {
     assert_eq!(env(&applied), [set("GLIBC_TUNABLES", both)]);
     assert_eq!(applied.notes.len(), 2);
     assert!(applied.notes[0].contains("was not checked") && applied.notes[0].contains("2.33"));
-    assert!(
-        resolve("glibc:arena_max=2", &inventory(), &self::facts())
-            .unwrap()
-            .notes
-            .is_empty()
-    );
+    assert!(resolve("glibc:arena_max=2", &inventory(), &self::facts()).unwrap().notes.is_empty());
 }
 
 #[test]
 fn an_arm_behind_a_shell_is_judged_only_by_its_proof() {
     let mut facts = facts();
-    facts.beyond = Some(Absence::new(
-        Reason::NotApplicable,
-        "a shell decides which program it starts",
-    ));
+    facts.beyond = Some(Absence::new(Reason::NotApplicable, "a shell decides which program it starts"));
     assert!(resolve("gogc", &inventory(), &facts).is_ok());
     assert!(resolve("glibc:arena_max=2", &inventory(), &facts).is_ok());
     let line = resolve("thp", &inventory(), &facts).unwrap_err().to_string();
-    assert!(
-        line.contains("glibc+thp") && line.contains("a shell decides"),
-        "{line}"
-    );
+    assert!(line.contains("glibc+thp") && line.contains("a shell decides"), "{line}");
     assert!(resolve("glibc+thp", &inventory(), &facts).is_ok());
 }
 
@@ -708,11 +549,7 @@ fn the_same_as_a_shell_line() {
     );
     let mut odd = facts();
     odd.command.push("it's\n\u{1b}[31m".into());
-    assert!(
-        shell("none", &odd).ends_with(r"$'it\'s\012\033[31m'"),
-        "{}",
-        shell("none", &odd)
-    );
+    assert!(shell("none", &odd).ends_with(r"$'it\'s\012\033[31m'"), "{}", shell("none", &odd));
 }
 
 // ---- resolving, against this machine ----
@@ -723,9 +560,8 @@ fn live() -> Inventory {
 
 fn real(words: &[&str]) -> TargetFacts {
     let words: Vec<OsString> = words.iter().map(OsString::from).collect();
-    let environment: Vec<(OsString, OsString)> = std::env::vars_os()
-        .filter(|(name, _)| name == "PATH" || name == "HOME")
-        .collect();
+    let environment: Vec<(OsString, OsString)> =
+        std::env::vars_os().filter(|(name, _)| name == "PATH" || name == "HOME").collect();
     TargetFacts::of(&words, &environment).unwrap_or_else(|refusal| panic!("{words:?}: {refusal}"))
 }
 
@@ -743,60 +579,32 @@ fn real_programs_are_recognised() {
     if let Some(python) = need("/usr/bin/python3") {
         let facts = real(&[python, "-c", "pass"]);
         let program = facts.certain().unwrap();
-        assert!(
-            matches!(program.runtime, Ok(Runtime::Cpython { .. })),
-            "{:?}",
-            program.runtime
-        );
+        assert!(matches!(program.runtime, Ok(Runtime::Cpython { .. })), "{:?}", program.runtime);
         assert!(matches!(program.libc, Ok(Libc::Glibc { .. })));
         assert_eq!(program.allocator_kind(), Some(AllocatorKind::Glibc));
         assert!(resolve("pythonmalloc=malloc", &live(), &facts).is_ok());
-        assert!(
-            resolve("jvm-thp", &live(), &facts)
-                .unwrap_err()
-                .0
-                .contains("is CPython")
-        );
+        assert!(resolve("jvm-thp", &live(), &facts).unwrap_err().0.contains("is CPython"));
     }
     if let Some(redis) = need("/usr/bin/redis-server") {
         let facts = real(&[redis]);
         // Debian's is linked with the system's jemalloc.
-        assert_eq!(
-            facts.certain().unwrap().allocator_kind(),
-            Some(AllocatorKind::Jemalloc)
-        );
+        assert_eq!(facts.certain().unwrap().allocator_kind(), Some(AllocatorKind::Jemalloc));
         let line = resolve("glibc:arena_max=2", &live(), &facts).unwrap_err().0;
-        assert!(
-            line.contains("jemalloc") && line.contains("glibc+glibc:arena_max=2"),
-            "{line}"
-        );
+        assert!(line.contains("jemalloc") && line.contains("glibc+glibc:arena_max=2"), "{line}");
         let applied = resolve("glibc+glibc:arena_max=2", &live(), &facts).unwrap();
         // No count of calls is expected for glibc: a libc always serves its own calls.
         let counted = |e: &Expectation| matches!(e, Expectation::Serves(_));
         assert!(!applied.expects.iter().any(counted));
         let preload = applied.env.iter().find(|(name, _)| name == "LD_PRELOAD").unwrap();
-        assert!(
-            preload
-                .1
-                .as_ref()
-                .unwrap()
-                .to_string_lossy()
-                .ends_with("libc.so.6")
-        );
+        assert!(preload.1.as_ref().unwrap().to_string_lossy().ends_with("libc.so.6"));
     }
     if let Some(java) = need("/usr/bin/java") {
         let facts = real(&[java, "-version"]);
-        assert!(matches!(
-            facts.certain().unwrap().runtime,
-            Ok(Runtime::Jvm { .. })
-        ));
+        assert!(matches!(facts.certain().unwrap().runtime, Ok(Runtime::Jvm { .. })));
     }
     if let Some(node) = need("/usr/bin/node") {
         let facts = real(&[node, "x.js"]);
-        assert!(matches!(
-            facts.certain().unwrap().runtime,
-            Ok(Runtime::Node { .. })
-        ));
+        assert!(matches!(facts.certain().unwrap().runtime, Ok(Runtime::Node { .. })));
         let applied = resolve("node-semi-space", &live(), &facts).unwrap();
         assert_eq!(applied.command, [node, "--max-semi-space-size=64", "x.js"]);
     }
@@ -810,12 +618,7 @@ fn real_programs_are_recognised() {
     if let Some(su) = need("/usr/bin/su") {
         let facts = real(&[su, "--help"]);
         assert_eq!(facts.certain().unwrap().raised, Some(Rights::SetUser));
-        assert!(
-            resolve("env:A=b", &live(), &facts)
-                .unwrap_err()
-                .0
-                .contains("setuid")
-        );
+        assert!(resolve("env:A=b", &live(), &facts).unwrap_err().0.contains("setuid"));
     }
 }
 
@@ -823,39 +626,22 @@ fn real_programs_are_recognised() {
 fn a_static_program_built_here_is_refused_and_its_dynamic_twin_is_not() {
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("main.c");
-    std::fs::write(
-        &source,
-        "#include <stdlib.h>\nint main(void) { free(malloc(1)); return 0; }\n",
-    )
-    .unwrap();
+    std::fs::write(&source, "#include <stdlib.h>\nint main(void) { free(malloc(1)); return 0; }\n").unwrap();
     let build = |name: &str, option: &[&str]| -> Option<String> {
         let out = folder.path().join(name);
-        let built = Command::new("cc")
-            .arg(&source)
-            .arg("-o")
-            .arg(&out)
-            .args(option)
-            .stderr(Stdio::null())
-            .status();
+        let built =
+            Command::new("cc").arg(&source).arg("-o").arg(&out).args(option).stderr(Stdio::null()).status();
         let built = built.is_ok_and(|status| status.success());
         if !built {
             println!("skipped: no C compiler that builds {name}");
         }
         built.then(|| out.to_string_lossy().into_owned())
     };
-    let jemalloc = live()
-        .installed
-        .iter()
-        .any(|found| found.kind == AllocatorKind::Jemalloc);
+    let jemalloc = live().installed.iter().any(|found| found.kind == AllocatorKind::Jemalloc);
     if let Some(program) = build("static", &["-static"]) {
         let facts = real(&[&program]);
         assert_eq!(facts.certain().unwrap().libc, Ok(Libc::Static));
-        assert!(
-            resolve("jemalloc", &live(), &facts)
-                .unwrap_err()
-                .0
-                .contains("statically linked")
-        );
+        assert!(resolve("jemalloc", &live(), &facts).unwrap_err().0.contains("statically linked"));
     }
     let Some(program) = build("dynamic", &[]) else {
         return;
@@ -877,11 +663,7 @@ fn a_static_program_built_here_is_refused_and_its_dynamic_twin_is_not() {
 fn glibc_remedies_are_refused_for_programs_with_musl() {
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("main.c");
-    std::fs::write(
-        &source,
-        "#include <stdlib.h>\nint main(void) { free(malloc(1)); return 0; }\n",
-    )
-    .unwrap();
+    std::fs::write(&source, "#include <stdlib.h>\nint main(void) { free(malloc(1)); return 0; }\n").unwrap();
     for options in [&[][..], &["-static"]] {
         let out = folder.path().join("program");
         let built = Command::new("musl-gcc")
@@ -895,23 +677,14 @@ fn glibc_remedies_are_refused_for_programs_with_musl() {
             return println!("skipped: no musl-gcc");
         }
         let facts = real(&[out.to_str().unwrap()]);
-        for arm in [
-            "glibc:arena_max=2",
-            "glibc-keep-memory",
-            "thp",
-            "glibc",
-            "jemalloc",
-        ] {
+        for arm in ["glibc:arena_max=2", "glibc-keep-memory", "thp", "glibc", "jemalloc"] {
             assert!(resolve(arm, &live(), &facts).is_err(), "{arm} {options:?}");
         }
         assert!(resolve("env:A=b+cpus=0", &live(), &facts).is_ok());
         let is_dynamic = options.is_empty();
         let libc = &facts.certain().unwrap().libc;
         assert_eq!(matches!(libc, Ok(Libc::Musl { .. })), is_dynamic, "{libc:?}");
-        let mimalloc = live()
-            .installed
-            .iter()
-            .any(|found| found.kind == AllocatorKind::Mimalloc);
+        let mimalloc = live().installed.iter().any(|found| found.kind == AllocatorKind::Mimalloc);
         if is_dynamic && mimalloc {
             let line = resolve("mimalloc-musl", &live(), &facts).unwrap_err().0;
             assert!(line.contains("is linked with glibc"), "{line}");
@@ -922,10 +695,7 @@ fn glibc_remedies_are_refused_for_programs_with_musl() {
 /// A library for another machine: a copy whose ELF header has another e_machine (offset 18).
 fn wrong_libraries(folder: &Path, facts: &TargetFacts) {
     let installed = live().installed;
-    let library = installed
-        .iter()
-        .find(|found| found.kind == AllocatorKind::Jemalloc)
-        .unwrap();
+    let library = installed.iter().find(|found| found.kind == AllocatorKind::Jemalloc).unwrap();
     let mut bytes = std::fs::read(&library.path).unwrap();
     let copy = folder.join("libjemalloc.so.2");
     std::fs::write(&copy, &bytes).unwrap();
@@ -936,10 +706,7 @@ fn wrong_libraries(folder: &Path, facts: &TargetFacts) {
     bytes[18..20].copy_from_slice(&other.to_le_bytes());
     std::fs::write(&copy, &bytes).unwrap();
     let line = resolve(&arm, &live(), facts).unwrap_err().0;
-    assert!(
-        line.contains("is for aarch64") || line.contains("is for x86-64"),
-        "{line}"
-    );
+    assert!(line.contains("is for aarch64") || line.contains("is for x86-64"), "{line}");
     // A library that fits is found after one that doesn't.
     let mut inventory = inventory();
     inventory.installed.push(InstalledAllocator {
@@ -955,60 +722,32 @@ fn wrong_libraries(folder: &Path, facts: &TargetFacts) {
     });
     for arm in ["jemalloc", "jemalloc@bundled", "jemalloc@5.3", "jemalloc@5.3.1"] {
         let applied = resolve(arm, &inventory, facts).unwrap();
-        assert_eq!(
-            applied.expects[0],
-            Expectation::Mapped(library.path.clone()),
-            "{arm}"
-        );
+        assert_eq!(applied.expects[0], Expectation::Mapped(library.path.clone()), "{arm}");
     }
     for arm in ["jemalloc@system", "jemalloc@5.3.10", "jemalloc@5.2"] {
         assert!(resolve(arm, &inventory, facts).is_err(), "{arm}");
     }
     // The prefault library comes after the allocator whose heap it touches; both come before the present entries.
     let mut preloaded = facts.clone();
-    preloaded
-        .environment
-        .push(("LD_PRELOAD".into(), "/x.so /y.so".into()));
+    preloaded.environment.push(("LD_PRELOAD".into(), "/x.so /y.so".into()));
     let arm_of_both = format!("jemalloc@{}+prefault=1M", library.path.display());
-    inventory.prefault = facts
-        .certain()
-        .unwrap()
-        .libc_file
-        .clone()
-        .ok_or_else(|| Absence::new(Reason::NotFound, ""));
+    inventory.prefault =
+        facts.certain().unwrap().libc_file.clone().ok_or_else(|| Absence::new(Reason::NotFound, ""));
     let applied = resolve(&arm_of_both, &inventory, &preloaded).unwrap();
     let prefault = inventory.prefault.clone().unwrap();
     let list = format!("{}:{}:/x.so:/y.so", library.path.display(), prefault.display());
-    assert_eq!(
-        env(&applied),
-        [set("ALLOCWALL_PREFAULT", "1048576"), set("LD_PRELOAD", &list)]
-    );
+    assert_eq!(env(&applied), [set("ALLOCWALL_PREFAULT", "1048576"), set("LD_PRELOAD", &list)]);
     assert!(applied.expects.contains(&Expectation::ResidentAtStart(1 << 20)));
     std::fs::write(&copy, "a text file, not a library").unwrap();
-    assert!(
-        resolve(&arm, &live(), facts)
-            .unwrap_err()
-            .0
-            .contains("not an ELF file")
-    );
-    let missing = resolve("jemalloc@/nonexistent/x.so", &live(), facts)
-        .unwrap_err()
-        .0;
+    assert!(resolve(&arm, &live(), facts).unwrap_err().0.contains("not an ELF file"));
+    let missing = resolve("jemalloc@/nonexistent/x.so", &live(), facts).unwrap_err().0;
     assert!(missing.contains("/nonexistent/x.so"), "{missing}");
     // A library without a malloc.
-    let libm = facts
-        .certain()
-        .unwrap()
-        .libc_file
-        .as_ref()
-        .unwrap()
-        .with_file_name("libm.so.6");
+    let libm = facts.certain().unwrap().libc_file.as_ref().unwrap().with_file_name("libm.so.6");
     if !libm.exists() {
         println!("skipped in part: no {}", libm.display());
     } else {
-        let line = resolve(&format!("jemalloc@{}", libm.display()), &live(), facts)
-            .unwrap_err()
-            .0;
+        let line = resolve(&format!("jemalloc@{}", libm.display()), &live(), facts).unwrap_err().0;
         assert!(line.contains("defines no malloc"), "{line}");
     }
 }
@@ -1029,19 +768,13 @@ fn scripts_and_starters_are_followed_while_the_next_program_is_certain() {
     let names = |facts: &TargetFacts| -> Vec<String> { facts.programs.iter().map(Program::name).collect() };
     let ends = |words: &[&str]| {
         let facts = real(words);
-        (
-            names(&facts).last().cloned().unwrap_or_default(),
-            facts.beyond.is_none(),
-        )
+        (names(&facts).last().cloned().unwrap_or_default(), facts.beyond.is_none())
     };
     let certain = |name: &str| (name.to_owned(), true);
     assert_eq!(ends(&["cat"]), certain("cat"));
     assert_eq!(ends(&["env", "A=b", "cat", "x"]), certain("cat"));
     assert_eq!(ends(&["nohup", "nice", "-n", "5", "cat"]), certain("cat"));
-    assert_eq!(
-        ends(&["timeout", "-k", "1", "--signal=TERM", "5", "cat"]),
-        certain("cat")
-    );
+    assert_eq!(ends(&["timeout", "-k", "1", "--signal=TERM", "5", "cat"]), certain("cat"));
     assert_eq!(ends(&["sh", "-c", "exec cat -u"]), certain("cat"));
     assert_eq!(ends(&[&perl]), certain("cat"));
     for words in [

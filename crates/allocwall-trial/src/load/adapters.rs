@@ -59,10 +59,7 @@ const WRK: Lines = Lines {
         (r"^Requests/sec:\s+([\d.]+)", Is::PerSecond),
         (r"^\s+Latency\s+([\d.]+\w+)", Is::Mean("us")),
         (r"^\s*([\d.]+)%\s+([\d.]+\w+)\s*$", Is::Percentile("us")),
-        (
-            r"Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)",
-            Is::Errors,
-        ),
+        (r"Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)", Is::Errors),
         (r"Non-2xx or 3xx responses: (\d+)", Is::Errors),
     ],
 };
@@ -100,16 +97,8 @@ pub const ADAPTERS: &[Adapter] = &[
             ],
         }),
     },
-    Adapter {
-        name: "memtier_benchmark",
-        programs: &["memtier_benchmark"],
-        read: Read::With(memtier),
-    },
-    Adapter {
-        name: "oha",
-        programs: &["oha"],
-        read: Read::With(oha),
-    },
+    Adapter { name: "memtier_benchmark", programs: &["memtier_benchmark"], read: Read::With(memtier) },
+    Adapter { name: "oha", programs: &["oha"], read: Read::With(oha) },
     Adapter {
         name: "pgbench",
         programs: &["pgbench"],
@@ -144,16 +133,8 @@ pub const ADAPTERS: &[Adapter] = &[
             ],
         }),
     },
-    Adapter {
-        name: "wrk",
-        programs: &["wrk"],
-        read: Read::Lines(WRK),
-    },
-    Adapter {
-        name: "wrk2",
-        programs: &["wrk2"],
-        read: Read::Lines(WRK),
-    },
+    Adapter { name: "wrk", programs: &["wrk"], read: Read::Lines(WRK) },
+    Adapter { name: "wrk2", programs: &["wrk2"], read: Read::Lines(WRK) },
 ];
 
 const OHA_TEXT: Lines = Lines {
@@ -197,28 +178,19 @@ impl Adapter {
             Read::Lines(lines) => lines.read(output),
             Read::With(read) => read(output),
         };
-        if readings
-            .iter()
-            .any(|reading| reading.name.ends_with("throughput"))
-        {
+        if readings.iter().any(|reading| reading.name.ends_with("throughput")) {
             return Ok(readings);
         }
         Err(Absence::new(
             Reason::Unparsable,
-            format!(
-                "no throughput found in the output of {}, which {}",
-                self.name,
-                tail(output)
-            ),
+            format!("no throughput found in the output of {}, which {}", self.name, tail(output)),
         )
         .mend("read the figure with --metric 'NAME:higher=PATTERN'"))
     }
 }
 
 fn find(name: &str) -> Option<&'static Adapter> {
-    ADAPTERS
-        .iter()
-        .find(|adapter| adapter.name == name || adapter.programs.contains(&name))
+    ADAPTERS.iter().find(|adapter| adapter.name == name || adapter.programs.contains(&name))
 }
 
 fn unknown(name: &str) -> Error {
@@ -246,11 +218,8 @@ impl Lines {
         };
         for (pattern, is) in self.rules {
             for captures in own(pattern).captures_iter(output) {
-                let plain = |group: usize| {
-                    captures
-                        .get(group)
-                        .and_then(|text| text.as_str().parse::<f64>().ok())
-                };
+                let plain =
+                    |group: usize| captures.get(group).and_then(|text| text.as_str().parse::<f64>().ok());
                 match is {
                     Is::PerSecond => plain(1).map(Reading::throughput).into_iter().for_each(&mut add),
                     Is::Events => events = plain(1),
@@ -305,11 +274,7 @@ fn percentile(prefix: &str, percent: f64, ns: f64) -> Option<Reading> {
 fn column(name: &str, value: &str) -> Option<Reading> {
     let name = name.to_ascii_lowercase();
     let bare = name.split(['_', ' ']).next().unwrap_or(&name);
-    let ns = value
-        .parse::<f64>()
-        .ok()
-        .filter(|ms| ms.is_finite() && *ms > 0.0)?
-        * 1e6;
+    let ns = value.parse::<f64>().ok().filter(|ms| ms.is_finite() && *ms > 0.0)? * 1e6;
     match bare.strip_prefix('p') {
         Some(percent) => percentile("service", percent.parse().ok()?, ns),
         None if bare == "avg" || bare == "avg." || bare == "latency" => {
@@ -324,10 +289,7 @@ fn memtier(output: &str) -> Vec<Reading> {
     let Some(at) = output.find("ALL STATS") else {
         return Vec::new();
     };
-    let lines: Vec<String> = output[at..]
-        .lines()
-        .map(|line| line.replace(" Latency", "_Latency"))
-        .collect();
+    let lines: Vec<String> = output[at..].lines().map(|line| line.replace(" Latency", "_Latency")).collect();
     let header = lines.iter().find(|line| line.starts_with("Type"));
     let totals = lines.iter().find(|line| line.starts_with("Totals"));
     let (Some(header), Some(totals)) = (header, totals) else {
@@ -355,11 +317,7 @@ fn oha_json(document: &Value) -> Vec<Reading> {
     let seconds = |value: &Value| value.as_f64().filter(|s| *s > 0.0).map(|s| s * 1e9);
     let entries = |name: &str| document[name].as_object().into_iter().flatten();
     let mut readings: Vec<Reading> = Vec::new();
-    readings.extend(
-        document["summary"]["requestsPerSec"]
-            .as_f64()
-            .map(Reading::throughput),
-    );
+    readings.extend(document["summary"]["requestsPerSec"].as_f64().map(Reading::throughput));
     readings.extend(seconds(&document["summary"]["average"]).map(|ns| Reading::latency("service_mean", ns)));
     readings.extend(entries("latencyPercentiles").filter_map(|(key, value)| {
         percentile("service", key.strip_prefix('p')?.parse().ok()?, seconds(value)?)
@@ -383,10 +341,7 @@ fn redis(output: &str) -> Vec<Reading> {
     let named = |(test, readings): (String, Vec<Reading>)| {
         readings.into_iter().map(move |reading| {
             if several {
-                Reading {
-                    name: format!("{}.{}", key(&test), reading.name),
-                    ..reading
-                }
+                Reading { name: format!("{}.{}", key(&test), reading.name), ..reading }
             } else {
                 reading
             }
@@ -398,29 +353,17 @@ fn redis(output: &str) -> Vec<Reading> {
 /// `LPUSH (needed to benchmark LRANGE)` as a name: letters and digits, the rest `_`.
 fn key(test: &str) -> String {
     let text = test.split(" (").next().unwrap_or(test);
-    text.chars()
-        .map(|c| {
-            if c.is_ascii_alphanumeric() {
-                c.to_ascii_lowercase()
-            } else {
-                '_'
-            }
-        })
-        .collect()
+    text.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' }).collect()
 }
 
 type Tests = Vec<(String, Vec<Reading>)>;
 
 fn redis_csv(output: &str) -> Tests {
     let split = |line: &str| -> Vec<String> {
-        line.split("\",\"")
-            .map(|field| field.trim_matches('"').to_string())
-            .collect()
+        line.split("\",\"").map(|field| field.trim_matches('"').to_string()).collect()
     };
-    let mut lines = output
-        .lines()
-        .map(str::trim_end)
-        .skip_while(|line| !line.starts_with("\"test\",\"rps\""));
+    let mut lines =
+        output.lines().map(str::trim_end).skip_while(|line| !line.starts_with("\"test\",\"rps\""));
     let Some(header) = lines.next().map(split) else {
         return Vec::new();
     };
@@ -447,12 +390,7 @@ fn redis_sections(output: &str) -> Tests {
     let latency = own(r"latency summary \(msec\):\s*\n(.+)\n(.+)");
     let starts: Vec<(usize, String)> = title
         .captures_iter(output)
-        .map(|captures| {
-            (
-                captures.get(0).map_or(0, |all| all.start()),
-                captures[1].to_string(),
-            )
-        })
+        .map(|captures| (captures.get(0).map_or(0, |all| all.start()), captures[1].to_string()))
         .collect();
     let ends = starts.iter().skip(1).map(|(at, _)| *at).chain([output.len()]);
     starts
@@ -461,12 +399,8 @@ fn redis_sections(output: &str) -> Tests {
         .map(|((start, test), end)| {
             let text = &output[*start..end];
             let mut readings: Vec<Reading> = Vec::new();
-            readings.extend(
-                throughput
-                    .captures(text)
-                    .and_then(|c| c[1].parse().ok())
-                    .map(Reading::throughput),
-            );
+            readings
+                .extend(throughput.captures(text).and_then(|c| c[1].parse().ok()).map(Reading::throughput));
             if let Some(captures) = latency.captures(text) {
                 let columns = captures[1].split_whitespace().zip(captures[2].split_whitespace());
                 readings.extend(columns.filter_map(|(name, value)| column(name, value)));
@@ -518,14 +452,7 @@ mod tests {
             .into_iter()
             .map(|reading| {
                 let ms = reading.unit == Unit::Nanoseconds;
-                (
-                    reading.name,
-                    if ms {
-                        (reading.value / 10.0).round() / 1e5
-                    } else {
-                        reading.value
-                    },
-                )
+                (reading.name, if ms { (reading.value / 10.0).round() / 1e5 } else { reading.value })
             })
             .collect()
     }
@@ -533,10 +460,8 @@ mod tests {
     /// The expected figures were read from the outputs by hand.
     #[track_caller]
     fn agree(adapter: &str, output: &str, expected: &[(&str, f64)]) {
-        let expected: Vec<(String, f64)> = expected
-            .iter()
-            .map(|(name, value)| (name.to_string(), *value))
-            .collect();
+        let expected: Vec<(String, f64)> =
+            expected.iter().map(|(name, value)| (name.to_string(), *value)).collect();
         assert_eq!(read(adapter, output), expected);
     }
 
@@ -560,10 +485,7 @@ mod tests {
             ],
         );
         // wrk2 installs itself as wrk.
-        assert_eq!(
-            read("wrk", output!("wrk2.txt")),
-            read("wrk2", output!("wrk2.txt"))
-        );
+        assert_eq!(read("wrk", output!("wrk2.txt")), read("wrk2", output!("wrk2.txt")));
     }
 
     /// From hatoo/oha#315.
@@ -724,11 +646,7 @@ mod tests {
         );
         let failing = read("hey", output!("hey-failures.txt"));
         assert!(failing.contains(&("errors".to_string(), 200.0)), "{failing:?}");
-        agree(
-            "hey",
-            output!("hey-refused.txt"),
-            &[("throughput", 11945.0052), ("errors", 8.0)],
-        );
+        agree("hey", output!("hey-refused.txt"), &[("throughput", 11945.0052), ("errors", 8.0)]);
     }
 
     /// Own runs against redis-server.
@@ -800,20 +718,12 @@ mod tests {
         agree(
             "pgbench",
             output!("pgbench.txt"),
-            &[
-                ("throughput", 111.390139),
-                ("service_mean", 17.955),
-                ("errors", 0.0),
-            ],
+            &[("throughput", 111.390139), ("service_mean", 17.955), ("errors", 0.0)],
         );
         agree(
             "pgbench",
             output!("pgbench-rate.txt"),
-            &[
-                ("throughput", 92.832335),
-                ("response_mean", 10.843),
-                ("errors", 0.0),
-            ],
+            &[("throughput", 92.832335), ("response_mean", 10.843), ("errors", 0.0)],
         );
     }
 
@@ -833,26 +743,16 @@ mod tests {
         agree(
             "sysbench",
             output!("sysbench-cpu.txt"),
-            &[
-                ("service_mean", 1.93),
-                ("service_p95", 16.41),
-                ("throughput", 511.0 / 1.0032),
-            ],
+            &[("service_mean", 1.93), ("service_p95", 16.41), ("throughput", 511.0 / 1.0032)],
         );
-        agree(
-            "sysbench",
-            output!("sysbench-memory.txt"),
-            &[("throughput", 1051657.0 / 1.0134)],
-        );
+        agree("sysbench", output!("sysbench-memory.txt"), &[("throughput", 1051657.0 / 1.0134)]);
     }
 
     #[test]
     fn an_adapter_is_found_by_the_program_of_a_command() {
         let of = |words: &[&str]| {
             let command: Vec<String> = words.iter().map(|word| word.to_string()).collect();
-            Adapter::of_command(&command)
-                .map(|adapter| adapter.name)
-                .map_err(|e| e.to_string())
+            Adapter::of_command(&command).map(|adapter| adapter.name).map_err(|e| e.to_string())
         };
         assert_eq!(of(&["/usr/bin/wrk", "-c1"]), Ok("wrk"));
         assert_eq!(of(&["valkey-benchmark"]), Ok("redis-benchmark"));
@@ -877,10 +777,7 @@ mod tests {
     #[test]
     fn other_output_is_an_error_with_its_last_lines() {
         for adapter in ADAPTERS {
-            for output in [
-                "",
-                "unable to connect to 127.0.0.1:1 \u{1b}[31mConnection refused\n",
-            ] {
+            for output in ["", "unable to connect to 127.0.0.1:1 \u{1b}[31mConnection refused\n"] {
                 let absence = adapter.read(output).unwrap_err();
                 assert_eq!(absence.reason, Reason::Unparsable);
                 assert!(absence.detail.contains(adapter.name), "{absence}");

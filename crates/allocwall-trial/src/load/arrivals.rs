@@ -29,13 +29,7 @@ impl Schedule {
             Arrivals::Constant => 0,
             Arrivals::Poisson { seed } => seed,
         };
-        Schedule {
-            arrivals,
-            gap_ns: 1e9 / rate_per_s,
-            sent: 0,
-            at_ns: 0.0,
-            random: Random::new(seed),
-        }
+        Schedule { arrivals, gap_ns: 1e9 / rate_per_s, sent: 0, at_ns: 0.0, random: Random::new(seed) }
     }
 }
 
@@ -75,10 +69,7 @@ mod tests {
     #[test]
     fn constant_arrivals_do_not_drift() {
         let times: Vec<u64> = Schedule::new(Arrivals::Constant, 3.0).take(3_000_001).collect();
-        assert_eq!(
-            (times[0], times[3], times[3_000_000]),
-            (0, 1_000_000_000, 1_000_000_000_000_000)
-        );
+        assert_eq!((times[0], times[3], times[3_000_000]), (0, 1_000_000_000, 1_000_000_000_000_000));
     }
 
     /// Theory of a Poisson process: exponential gaps (mean equals standard deviation, a share of 1/e is above the mean),
@@ -96,10 +87,7 @@ mod tests {
             assert!((deviation / MEAN_NS - 1.0).abs() < 0.02, "{deviation}");
             let above = gaps.iter().filter(|g| **g > MEAN_NS).count() as f64 / gaps.len() as f64;
             assert!((above - (-1.0f64).exp()).abs() < 0.006, "{above}");
-            let product: Vec<f64> = gaps
-                .windows(2)
-                .map(|p| (p[0] - mean_gap) * (p[1] - mean_gap))
-                .collect();
+            let product: Vec<f64> = gaps.windows(2).map(|p| (p[0] - mean_gap) * (p[1] - mean_gap)).collect();
             assert!((mean(&product) / deviation.powi(2)).abs() < 0.012);
             let spans = (times[n - 1] / 10_000_000) as usize;
             let mut counts = vec![0.0f64; spans];

@@ -74,8 +74,7 @@ impl<'a> Client<'a> {
     pub fn new(request: &'a Request, most: usize) -> io::Result<Self> {
         let poll = Poll::new()?;
         let alarm = Alarm::new()?;
-        poll.registry()
-            .register(&mut SourceFd(&alarm.as_raw_fd()), ALARM, Interest::READABLE)?;
+        poll.registry().register(&mut SourceFd(&alarm.as_raw_fd()), ALARM, Interest::READABLE)?;
         Ok(Client {
             request,
             poll,
@@ -127,16 +126,8 @@ impl<'a> Client<'a> {
         let mut stream = TcpStream::connect(self.request.address.0)?;
         self.opened += 1;
         stream.set_nodelay(true)?;
-        self.poll
-            .registry()
-            .register(&mut stream, Token(slot), Interest::READABLE | Interest::WRITABLE)?;
-        Ok(Connection {
-            stream,
-            phase: Phase::Connecting,
-            reader: Reader::default(),
-            job,
-            sent_ns: None,
-        })
+        self.poll.registry().register(&mut stream, Token(slot), Interest::READABLE | Interest::WRITABLE)?;
+        Ok(Connection { stream, phase: Phase::Connecting, reader: Reader::default(), job, sent_ns: None })
     }
 
     /// Cancels `job` if `slot` still has it, and closes its connection. Returns the time at which its first byte was written.
@@ -251,10 +242,9 @@ impl Connection {
                 Phase::Waiting => match self.stream.read(buffer) {
                     Ok(0) => {
                         return match self.reader.closed() {
-                            Some(answer) => Progress::Answered {
-                                failure: Failure::of_status(answer.status),
-                                keep: false,
-                            },
+                            Some(answer) => {
+                                Progress::Answered { failure: Failure::of_status(answer.status), keep: false }
+                            }
                             None => Progress::Failed(Failure::Closed),
                         };
                     }

@@ -86,12 +86,8 @@ pub fn find(request: &Request, search: &Search, stop: &AtomicBool) -> Measured<C
     let mut steps: Vec<Step> = Vec::new();
     while let Some(connections) = next_step(&steps, most) {
         loops.add(connections);
-        loops
-            .run_for(search.settle, search.settle, stop)
-            .map_err(no_loop)?;
-        let step = loops
-            .run_for(search.step, search.longest_step, stop)
-            .map_err(no_loop)?;
+        loops.run_for(search.settle, search.settle, stop).map_err(no_loop)?;
+        let step = loops.run_for(search.step, search.longest_step, stop).map_err(no_loop)?;
         if stop.load(Ordering::Relaxed) {
             return Err(Absence::new(
                 Reason::TooLittle,
@@ -100,11 +96,7 @@ pub fn find(request: &Request, search: &Search, stop: &AtomicBool) -> Measured<C
         }
         steps.push(step);
     }
-    let own = Own {
-        cpu_ns: thread_cpu_ns() - started.1,
-        wall_ns: monotonic_ns() - started.0,
-        threads: 1,
-    };
+    let own = Own { cpu_ns: thread_cpu_ns() - started.1, wall_ns: monotonic_ns() - started.0, threads: 1 };
     match best(&steps) {
         Some(top) if top.per_second > 0.0 => Ok(Capacity {
             per_second: top.per_second,
@@ -144,9 +136,7 @@ fn best(steps: &[Step]) -> Option<&Step> {
 }
 
 fn nothing_answered(request: &Request, steps: &[Step]) -> Absence {
-    let seen = steps
-        .last()
-        .map_or(String::new(), |step| step.failures.to_string());
+    let seen = steps.last().map_or(String::new(), |step| step.failures.to_string());
     let seen = if steps.iter().all(|step| step.failures.total() == 0) {
         "no answer at all".to_string()
     } else {
@@ -154,10 +144,7 @@ fn nothing_answered(request: &Request, steps: &[Step]) -> Absence {
     };
     Absence::new(
         Reason::NotFound,
-        format!(
-            "{} returned no successful response: {seen}",
-            request.url.escape_debug()
-        ),
+        format!("{} returned no successful response: {seen}", request.url.escape_debug()),
     )
     .mend("check the URL with curl while the server runs")
 }
@@ -178,12 +165,7 @@ enum Loop {
 
 impl<'a> Loops<'a> {
     fn new(client: Client<'a>, search: &Search) -> Self {
-        Loops {
-            client,
-            timeout_ns: search.timeout.as_nanos() as u64,
-            loops: Vec::new(),
-            jobs: 0,
-        }
+        Loops { client, timeout_ns: search.timeout.as_nanos() as u64, loops: Vec::new(), jobs: 0 }
     }
 
     fn add(&mut self, total: usize) {
@@ -237,11 +219,7 @@ impl<'a> Loops<'a> {
                 && until_ns <= now
                 && let Some(slot) = self.client.start(self.jobs)
             {
-                *one = Loop::Waits {
-                    job: self.jobs,
-                    slot,
-                    since_ns: now,
-                };
+                *one = Loop::Waits { job: self.jobs, slot, since_ns: now };
                 self.jobs += 1;
             }
             wake = wake.min(match *one {
@@ -256,9 +234,7 @@ impl<'a> Loops<'a> {
     fn next(&mut self, job: u64, rest_until: Option<u64>) {
         let waits_for = |one: &&mut Loop| matches!(one, Loop::Waits { job: of, .. } if *of == job);
         if let Some(one) = self.loops.iter_mut().find(waits_for) {
-            *one = Loop::Rests {
-                until_ns: rest_until.unwrap_or(0),
-            };
+            *one = Loop::Rests { until_ns: rest_until.unwrap_or(0) };
         }
     }
 }
@@ -281,11 +257,7 @@ mod tests {
     }
 
     fn find_at(url: &str) -> Measured<Capacity> {
-        find(
-            &Request::new(&Ask::get(url)).unwrap(),
-            &search(),
-            &AtomicBool::new(false),
-        )
+        find(&Request::new(&Ask::get(url)).unwrap(), &search(), &AtomicBool::new(false))
     }
 
     /// This server answers each connection after 10 ms, so at most 100 requests per second and connection on any machine. The
@@ -298,10 +270,7 @@ mod tests {
         });
         let capacity = find_at(&server.url()).unwrap();
         for step in &capacity.steps {
-            assert!(
-                step.per_second <= 100.0 * step.connections as f64 * 1.2,
-                "{step:?}"
-            );
+            assert!(step.per_second <= 100.0 * step.connections as f64 * 1.2, "{step:?}");
         }
         assert!(capacity.steps.len() >= 3, "{capacity:?}");
         assert!(capacity.per_second > capacity.steps[0].per_second);
@@ -328,11 +297,7 @@ mod tests {
             let mut steps: Vec<Step> = Vec::new();
             while let Some(connections) = next_step(&steps, most) {
                 let failures = Failures::default();
-                steps.push(Step {
-                    connections,
-                    per_second: answers[steps.len()],
-                    failures,
-                });
+                steps.push(Step { connections, per_second: answers[steps.len()], failures });
             }
             let connections: Vec<usize> = steps.iter().map(|step| step.connections).collect();
             (connections, still_rising(&steps))
@@ -347,10 +312,7 @@ mod tests {
         assert_eq!(searched(&flattens, 256), (vec![1, 2, 4, 8], false));
         assert_eq!(searched(&flattens, 4), (vec![1, 2, 4], false));
         // One flat step does not end the search.
-        assert_eq!(
-            searched(&[100.0, 101.0, 300.0, 600.0], 8),
-            (vec![1, 2, 4, 8], true)
-        );
+        assert_eq!(searched(&[100.0, 101.0, 300.0, 600.0], 8), (vec![1, 2, 4, 8], true));
         assert_eq!(searched(&[100.0, 0.0], 8), (vec![1, 2], false));
     }
 

@@ -127,10 +127,7 @@ mod tests {
         for failure in [Failure::TimedOut, Failure::Refused, Failure::TimedOut] {
             failures.add(failure);
         }
-        assert_eq!(
-            failures.to_string(),
-            "1 × connection refused, 2 × no answer within the timeout"
-        );
+        assert_eq!(failures.to_string(), "1 × connection refused, 2 × no answer within the timeout");
         assert_eq!((failures.total(), failures.of(Failure::Reset)), (3, 0));
     }
 }

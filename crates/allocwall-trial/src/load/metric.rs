@@ -85,20 +85,14 @@ impl Metric {
         let (name, direction) = head.split_once(':').ok_or_else(|| {
             wrong("the direction is missing; it shows whether lower or higher is better".into())
         })?;
-        if name.is_empty()
-            || !name
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c))
-        {
+        if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c)) {
             return Err(wrong(format!("{name:?} is not a valid name")));
         }
         let better = match direction {
             "lower" => Better::Lower,
             "higher" => Better::Higher,
             other => {
-                return Err(wrong(format!(
-                    "{other:?} is not a direction: use lower or higher"
-                )));
+                return Err(wrong(format!("{other:?} is not a direction: use lower or higher")));
             }
         };
         let pattern = if written.starts_with("$.") || written.starts_with("$[") {
@@ -106,12 +100,7 @@ impl Metric {
         } else {
             Pattern::Expression(expression(written).map_err(wrong)?)
         };
-        Ok(Metric {
-            name: name.to_string(),
-            better,
-            pattern,
-            written: written.to_string(),
-        })
+        Ok(Metric { name: name.to_string(), better, pattern, written: written.to_string() })
     }
 
     /// The figure in the output of one run.
@@ -145,11 +134,7 @@ impl Metric {
             value = match step {
                 Step::Key(key) => value.get(key),
                 Step::Index(index) => value.as_array().and_then(|items| {
-                    let at = if *index < 0 {
-                        index + items.len() as i64
-                    } else {
-                        *index
-                    };
+                    let at = if *index < 0 { index + items.len() as i64 } else { *index };
                     items.get(usize::try_from(at).ok()?)
                 }),
             }
@@ -160,41 +145,27 @@ impl Metric {
             Value::String(text) => number(text, ""),
             _ => None,
         };
-        found
-            .filter(|(value, _)| value.is_finite())
-            .ok_or_else(|| self.no_number(&value.to_string()))
+        found.filter(|(value, _)| value.is_finite()).ok_or_else(|| self.no_number(&value.to_string()))
     }
 
     fn no_match(&self, what: &str, output: &str) -> Absence {
         Absence::new(
             Reason::NotFound,
-            format!(
-                "metric {}: {} {what}, which {}",
-                self.name,
-                visible(&self.written),
-                tail(output)
-            ),
+            format!("metric {}: {} {what}, which {}", self.name, visible(&self.written), tail(output)),
         )
         .mend("run the command alone and adapt --metric to its output")
     }
 
     fn no_number(&self, found: &str) -> Absence {
         let found: String = found.chars().take(TAIL_CHARS).collect();
-        Absence::new(
-            Reason::Unparsable,
-            format!("metric {}: {} is not a number", self.name, shown(&found)),
-        )
-        .mend("put only the number and its unit in the first parentheses")
+        Absence::new(Reason::Unparsable, format!("metric {}: {} is not a number", self.name, shown(&found)))
+            .mend("put only the number and its unit in the first parentheses")
     }
 }
 
 /// The last lines of the output, escaped, as the end of a sentence.
 pub(super) fn tail(output: &str) -> String {
-    let lines: Vec<&str> = output
-        .lines()
-        .map(str::trim_end)
-        .filter(|line| !line.is_empty())
-        .collect();
+    let lines: Vec<&str> = output.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
     if lines.is_empty() {
         return "is empty".to_string();
     }
@@ -212,15 +183,7 @@ fn shown(text: &str) -> String {
 
 /// As the user wrote it, with control characters escaped.
 fn visible(text: &str) -> String {
-    text.chars()
-        .map(|c| {
-            if c.is_control() {
-                c.escape_debug().to_string()
-            } else {
-                c.to_string()
-            }
-        })
-        .collect()
+    text.chars().map(|c| if c.is_control() { c.escape_debug().to_string() } else { c.to_string() }).collect()
 }
 
 fn expression(written: &str) -> std::result::Result<Regex, String> {
@@ -231,13 +194,9 @@ fn expression(written: &str) -> std::result::Result<Regex, String> {
         .map_err(|error| match error {
             regex::Error::CompiledTooBig(_) => "the expression is too large".to_string(),
             // The crate prints several lines with an arrow; the last line has the error.
-            error => error
-                .to_string()
-                .lines()
-                .last()
-                .unwrap_or_default()
-                .trim_start_matches("error: ")
-                .to_string(),
+            error => {
+                error.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ").to_string()
+            }
         })?;
     match expression.captures_len() {
         1 => Err("no parentheses around the number".to_string()),
@@ -358,10 +317,7 @@ mod tests {
     use super::*;
 
     fn read(metric: &str, output: &str) -> Measured<(f64, Unit)> {
-        Metric::parse(metric)
-            .unwrap()
-            .read(output)
-            .map(|reading| (reading.value, reading.unit))
+        Metric::parse(metric).unwrap().read(output).map(|reading| (reading.value, reading.unit))
     }
 
     fn refusal(metric: &str) -> String {
@@ -370,14 +326,8 @@ mod tests {
 
     #[test]
     fn a_figure_is_read_with_its_name_and_direction() {
-        let reading = Metric::parse(r"rate:higher=([\d,]+) rows/s")
-            .unwrap()
-            .read("12,345 rows/s\n")
-            .unwrap();
-        assert_eq!(
-            reading,
-            Reading::new("rate", 12_345.0, Unit::Plain, Better::Higher)
-        );
+        let reading = Metric::parse(r"rate:higher=([\d,]+) rows/s").unwrap().read("12,345 rows/s\n").unwrap();
+        assert_eq!(reading, Reading::new("rate", 12_345.0, Unit::Plain, Better::Higher));
     }
 
     #[test]
@@ -388,10 +338,7 @@ mod tests {
 
     #[test]
     fn the_last_match_counts() {
-        assert_eq!(
-            read(r"t:lower=(\d+) s", "1 s\n2 s\ndone in 3 s\n").unwrap().0,
-            3.0
-        );
+        assert_eq!(read(r"t:lower=(\d+) s", "1 s\n2 s\ndone in 3 s\n").unwrap().0, 3.0);
     }
 
     #[test]
@@ -404,28 +351,14 @@ mod tests {
         assert_eq!(read(r"m:lower=(\d+)", "5MiB"), Ok((5_242_880.0, Unit::Bytes)));
         assert_eq!(read(r"m:lower=(\d+)", "5k"), Ok((5_000.0, Unit::Plain)));
         // The twins: with a space before the unit, or other letters, the number is taken as printed.
-        assert_eq!(
-            read(r"t:lower=took ([\d.]+)", "took 980 us"),
-            Ok((980.0, Unit::Plain))
-        );
+        assert_eq!(read(r"t:lower=took ([\d.]+)", "took 980 us"), Ok((980.0, Unit::Plain)));
         assert_eq!(read(r"t:lower=([\d.]+)", "7requests"), Ok((7.0, Unit::Plain)));
         assert_eq!(read(r"t:lower=([\d.]+)", "7m"), Ok((7.0, Unit::Plain)));
     }
 
     #[test]
     fn a_group_with_an_unknown_unit_is_not_a_number() {
-        for text in [
-            "7m",
-            "7 requests",
-            "fast",
-            "",
-            "inf",
-            "nan",
-            "1,23",
-            "12,3456",
-            "1.2.3",
-            "1e999",
-        ] {
+        for text in ["7m", "7 requests", "fast", "", "inf", "nan", "1,23", "12,3456", "1.2.3", "1e999"] {
             assert_eq!(number(text, ""), None, "{text:?}");
         }
         for (text, value) in [
@@ -462,11 +395,7 @@ mod tests {
             ("$.n", Reason::Unparsable),
             ("$.a", Reason::Unparsable),
         ] {
-            assert_eq!(
-                read(&format!("x:lower={path}"), json).unwrap_err().reason,
-                reason,
-                "{path}"
-            );
+            assert_eq!(read(&format!("x:lower={path}"), json).unwrap_err().reason, reason, "{path}");
         }
     }
 
@@ -476,10 +405,7 @@ mod tests {
         assert_eq!(read("x:lower=$.x", output).unwrap().0, 2.0);
         assert_eq!(read("x:lower=$[1].x", "[{\"x\":1},{\"x\":3}]").unwrap().0, 3.0);
         let absence = read("x:lower=$.x", "plain text\n").unwrap_err();
-        assert!(
-            absence.detail.contains("no JSON") && absence.detail.contains("plain text"),
-            "{absence}"
-        );
+        assert!(absence.detail.contains("no JSON") && absence.detail.contains("plain text"), "{absence}");
     }
 
     #[test]
@@ -487,18 +413,9 @@ mod tests {
         let output = format!("{}\nfirst\n\nsecond \u{1b}[2J\nthird\n", "x".repeat(1000));
         let absence = read(r"t:lower=took (\d+)", &output).unwrap_err();
         assert_eq!(absence.reason, Reason::NotFound);
-        assert!(
-            absence.detail.contains(r"first\nsecond \u{1b}[2J\nthird"),
-            "{absence}"
-        );
-        assert!(
-            absence.detail.contains("metric t: took (\\d+) matches nothing"),
-            "{absence}"
-        );
-        assert!(
-            absence.detail.len() < 400 && !absence.detail.contains('\n'),
-            "{absence}"
-        );
+        assert!(absence.detail.contains(r"first\nsecond \u{1b}[2J\nthird"), "{absence}");
+        assert!(absence.detail.contains("metric t: took (\\d+) matches nothing"), "{absence}");
+        assert!(absence.detail.len() < 400 && !absence.detail.contains('\n'), "{absence}");
         let empty = read(r"t:lower=took (\d+)", "\n").unwrap_err();
         assert!(empty.detail.ends_with("which is empty"), "{empty}");
     }
@@ -522,10 +439,7 @@ mod tests {
         ] {
             let message = refusal(metric);
             assert!(message.contains(said), "{metric}: {message}");
-            assert!(
-                message.contains("NAME:lower=PATTERN") && !message.contains('\n'),
-                "{message}"
-            );
+            assert!(message.contains("NAME:lower=PATTERN") && !message.contains('\n'), "{message}");
         }
     }
 }

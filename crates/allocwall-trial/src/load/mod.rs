@@ -30,13 +30,7 @@ pub struct Reading {
 
 impl Reading {
     pub fn new(name: impl Into<String>, value: f64, unit: Unit, better: Better) -> Self {
-        Reading {
-            name: name.into(),
-            value,
-            unit,
-            better,
-            at_least: false,
-        }
+        Reading { name: name.into(), value, unit, better, at_least: false }
     }
 
     pub(super) fn throughput(per_second: f64) -> Self {

@@ -89,10 +89,7 @@ impl Plan {
             return wrong("the warm-up, the window and the timeout of a load must be at most one day");
         }
         if !(1..=MOST_CONNECTIONS).contains(&self.connections) {
-            return wrong(&format!(
-                "{} connections; use 1 to {MOST_CONNECTIONS}",
-                self.connections
-            ));
+            return wrong(&format!("{} connections; use 1 to {MOST_CONNECTIONS}", self.connections));
         }
         Ok(())
     }
@@ -186,17 +183,11 @@ impl Distribution {
         }
         let rank = (count as f64 * percent / 100.0).ceil() as u64;
         if rank > self.good.len() {
-            return Ok(Percentile {
-                ns: timeout_ns,
-                at_least: true,
-            });
+            return Ok(Percentile { ns: timeout_ns, at_least: true });
         }
         // The rank among the good requests only: the failed ones are above them.
         let share = 100.0 * (rank as f64 - 0.5) / self.good.len() as f64;
-        Ok(Percentile {
-            ns: self.good.value_at_percentile(share),
-            at_least: false,
-        })
+        Ok(Percentile { ns: self.good.value_at_percentile(share), at_least: false })
     }
 }
 
@@ -274,8 +265,7 @@ impl Load {
     }
 
     fn errors(&self) -> Measured<Reading> {
-        self.whole()
-            .map(|()| Reading::errors(self.failures.total() as f64))
+        self.whole().map(|()| Reading::errors(self.failures.total() as f64))
     }
 
     fn whole(&self) -> Measured<()> {
@@ -292,10 +282,8 @@ impl Load {
     /// All figures of the run with their names: `throughput`, `errors`, and for each percentile `response_…`, `service_…`,
     /// `queue_…` and `lag_…`; or the reason why a figure is not available.
     pub fn readings(&self) -> Vec<(String, Measured<Reading>)> {
-        let mut readings = vec![
-            ("throughput".to_string(), self.throughput()),
-            ("errors".to_string(), self.errors()),
-        ];
+        let mut readings =
+            vec![("throughput".to_string(), self.throughput()), ("errors".to_string(), self.errors())];
         type Figure = fn(&Load, f64) -> Measured<Percentile>;
         let figures: [(&str, Figure); 4] = [
             ("response", Load::response),
@@ -320,10 +308,7 @@ impl Load {
 impl Saturation {
     fn absence(&self) -> Absence {
         let detail = match self {
-            Saturation::Behind {
-                achieved_per_s,
-                offered_per_s,
-            } => format!(
+            Saturation::Behind { achieved_per_s, offered_per_s } => format!(
                 "saturated: the server answered {achieved_per_s:.0} of {offered_per_s:.0} requests/s, so response times depend on the length of the load"
             ),
             Saturation::BacklogGrows { first, last } => format!(
@@ -408,11 +393,7 @@ impl<'a> Run<'a> {
                 window_ns: nanoseconds(plan.window),
                 interrupted: false,
                 saturation: None,
-                own: Own {
-                    cpu_ns: 0,
-                    wall_ns: 0,
-                    threads: 1,
-                },
+                own: Own { cpu_ns: 0, wall_ns: 0, threads: 1 },
                 connections_opened: 0,
                 response: empty(),
                 queue: empty(),
@@ -468,10 +449,7 @@ impl<'a> Run<'a> {
     }
 
     fn wake_at(&self, next: Option<u64>, now: u64) -> u64 {
-        let first_timeout = self
-            .pending
-            .front()
-            .map(|pending| pending.intended_ns + self.timeout_ns);
+        let first_timeout = self.pending.front().map(|pending| pending.intended_ns + self.timeout_ns);
         // Also wake at the edges of the window, to read the CPU clock there.
         let edges = [self.from_ns, self.to_ns].into_iter().filter(|edge| *edge > now);
         edges.chain(next).chain(first_timeout).min().unwrap_or(now)
@@ -497,13 +475,7 @@ impl<'a> Run<'a> {
                 self.found[quarter].1 += 1;
             }
             let number = self.first + self.pending.len() as u64;
-            self.pending.push_back(Pending {
-                intended_ns,
-                taken_up_ns,
-                measured,
-                slot: None,
-                done: false,
-            });
+            self.pending.push_back(Pending { intended_ns, taken_up_ns, measured, slot: None, done: false });
             self.under_way += 1;
             self.queue.push_back(number);
             self.send_queued();
@@ -538,12 +510,7 @@ impl<'a> Run<'a> {
                 }
                 let number = self.first;
                 let sent_ns = front.slot.and_then(|slot| self.client.cancel(slot, number));
-                self.finish(Finished {
-                    job: number,
-                    failure: Some(Failure::TimedOut),
-                    sent_ns,
-                    end_ns: now,
-                });
+                self.finish(Finished { job: number, failure: Some(Failure::TimedOut), sent_ns, end_ns: now });
             }
             self.pending.pop_front();
             self.first += 1;
@@ -559,11 +526,7 @@ impl<'a> Run<'a> {
         let measured = pending.measured;
         self.under_way -= 1;
         // A response after the timeout counts as a timeout, even if it was read before `time_out` ran.
-        let failure = if response_ns >= timeout_ns {
-            Some(Failure::TimedOut)
-        } else {
-            end.failure
-        };
+        let failure = if response_ns >= timeout_ns { Some(Failure::TimedOut) } else { end.failure };
         let load = &mut self.load;
         if failure != Some(Failure::TimedOut) && (self.from_ns..self.to_ns).contains(&end.end_ns) {
             load.ended_in_window += 1;
@@ -609,10 +572,7 @@ impl<'a> Run<'a> {
                 offered_per_s: self.load.offered_per_s(),
             });
         }
-        backlog_grows(
-            self.found.map(|(sum, count)| sum as f64 / count.max(1) as f64),
-            offered,
-        )
+        backlog_grows(self.found.map(|(sum, count)| sum as f64 / count.max(1) as f64), offered)
     }
 }
 
@@ -626,11 +586,7 @@ fn backlog_grows(found: [f64; 4], offered: u64) -> Option<Saturation> {
 }
 
 fn per_second(count: u64, ns: u64) -> f64 {
-    if ns == 0 {
-        0.0
-    } else {
-        count as f64 * 1e9 / ns as f64
-    }
+    if ns == 0 { 0.0 } else { count as f64 * 1e9 / ns as f64 }
 }
 
 fn nanoseconds(duration: Duration) -> u64 {
@@ -662,12 +618,7 @@ mod tests {
     }
 
     fn load(url: &str, plan: &Plan) -> Load {
-        let load = run(
-            &Request::new(&Ask::get(url)).unwrap(),
-            plan,
-            &AtomicBool::new(false),
-        )
-        .unwrap();
+        let load = run(&Request::new(&Ask::get(url)).unwrap(), plan, &AtomicBool::new(false)).unwrap();
         assert_eq!(
             load.offered,
             load.good + load.failures.total(),
@@ -701,16 +652,8 @@ mod tests {
         for distribution in [&load.response, &load.service] {
             assert!(distribution.good.min() >= 19 * MS, "{}", distribution.good.min());
         }
-        assert!(
-            load.connections_opened < 60,
-            "not kept alive: {}",
-            load.connections_opened
-        );
-        assert!(
-            load.own.cpu_ns > 0 && load.own.cpu_ns < load.own.wall_ns,
-            "{:?}",
-            load.own
-        );
+        assert!(load.connections_opened < 60, "not kept alive: {}", load.connections_opened);
+        assert!(load.own.cpu_ns > 0 && load.own.cpu_ns < load.own.wall_ns, "{:?}", load.own);
     }
 
     /// Coordinated omission: one request of 100 stalls the only connection for 200 ms. Requests with an intended start during the
@@ -723,22 +666,14 @@ mod tests {
             }
             answer(stream, 200)
         });
-        let one = Plan {
-            connections: 1,
-            window: Duration::from_secs(1),
-            ..plan(100.0)
-        };
+        let one = Plan { connections: 1, window: Duration::from_secs(1), ..plan(100.0) };
         let load = load(&server.url(), &one);
         assert_eq!((load.offered, load.good, load.connections_opened), (100, 100, 1));
         assert!(at(&load.response, 99.0).ns >= 180 * MS);
         assert!(above(&load.response, 99 * MS) >= 10);
         assert!(above(&load.queue, 99 * MS) >= 1);
         // Only one service time is long. Checked for 90 % of them, to allow for a slow machine.
-        assert!(
-            at(&load.service, 90.0).ns < 99 * MS,
-            "{:?}",
-            at(&load.service, 90.0)
-        );
+        assert!(at(&load.service, 90.0).ns < 99 * MS, "{:?}", at(&load.service, 90.0));
     }
 
     #[test]
@@ -748,12 +683,7 @@ mod tests {
             let _ = stream.peek(&mut [0]);
         });
         let load = load(&server.url(), &plan(50.0));
-        assert_eq!(
-            (load.good, load.failures.of(Failure::Reset)),
-            (0, load.offered),
-            "{}",
-            load.failures
-        );
+        assert_eq!((load.good, load.failures.of(Failure::Reset)), (0, load.offered), "{}", load.failures);
         let absence = load.response(50.0).unwrap_err();
         assert!(absence.detail.contains("connection reset"), "{absence}");
     }
@@ -773,12 +703,7 @@ mod tests {
             (foreign.url(), Failure::Malformed),
         ] {
             let load = load(&url, &plan(50.0));
-            assert_eq!(
-                (load.good, load.failures.of(failure)),
-                (0, 25),
-                "{url}: {}",
-                load.failures
-            );
+            assert_eq!((load.good, load.failures.of(failure)), (0, 25), "{url}: {}", load.failures);
             assert_eq!(load.warm_up_failures.of(failure), 5);
         }
     }
@@ -788,21 +713,12 @@ mod tests {
     fn failed_requests_are_above_all_good_ones() {
         let server = Server::start(|number, stream| answer(stream, if number % 10 == 0 { 500 } else { 200 }));
         // One connection, so that the server's count is the order of the requests.
-        let one = Plan {
-            connections: 1,
-            ..plan(200.0)
-        };
+        let one = Plan { connections: 1, ..plan(200.0) };
         let load = load(&server.url(), &one);
         assert_eq!((load.good, load.failures.of(Failure::ServerError)), (90, 10));
         assert!(!at(&load.response, 90.0).at_least);
-        let bound = Percentile {
-            ns: 60_000 * MS,
-            at_least: true,
-        };
-        assert_eq!(
-            (at(&load.response, 91.0), at(&load.service, 99.0)),
-            (bound, bound)
-        );
+        let bound = Percentile { ns: 60_000 * MS, at_least: true };
+        assert_eq!((at(&load.response, 91.0), at(&load.service, 99.0)), (bound, bound));
     }
 
     fn one_at_a_time() -> Server {
@@ -819,16 +735,9 @@ mod tests {
     #[test]
     fn a_server_slower_than_the_load_is_marked_and_has_no_percentiles() {
         let server = one_at_a_time();
-        let overload = Plan {
-            timeout: Duration::from_millis(300),
-            ..plan(1000.0)
-        };
+        let overload = Plan { timeout: Duration::from_millis(300), ..plan(1000.0) };
         let load = load(&server.url(), &overload);
-        assert!(
-            matches!(load.saturation, Some(Saturation::Behind { .. })),
-            "{:?}",
-            load.saturation
-        );
+        assert!(matches!(load.saturation, Some(Saturation::Behind { .. })), "{:?}", load.saturation);
         assert!(load.failures.of(Failure::TimedOut) > 0);
         assert!(load.achieved_per_s() <= 240.0 && load.offered_per_s() == 1000.0);
         for percent in PERCENTILES {
@@ -837,16 +746,8 @@ mod tests {
             assert!(absence.detail.starts_with("saturated"), "{absence}");
         }
         let readings = load.readings();
-        assert!(
-            readings
-                .iter()
-                .any(|(name, reading)| name == "throughput" && reading.is_ok())
-        );
-        assert!(
-            readings
-                .iter()
-                .any(|(name, reading)| name == "response_p99" && reading.is_err())
-        );
+        assert!(readings.iter().any(|(name, reading)| name == "throughput" && reading.is_ok()));
+        assert!(readings.iter().any(|(name, reading)| name == "response_p99" && reading.is_err()));
     }
 
     /// The twin: the same server at a tenth of its capacity.
@@ -862,25 +763,14 @@ mod tests {
             sleep(Duration::from_secs(5));
             Ok(())
         });
-        let brief = |rate| Plan {
-            timeout: Duration::from_millis(100),
-            ..plan(rate)
-        };
+        let brief = |rate| Plan { timeout: Duration::from_millis(100), ..plan(rate) };
         let many = load(&silent.url(), &brief(100.0));
-        assert_eq!(
-            (many.good, many.failures.of(Failure::TimedOut), many.offered),
-            (0, 50, 50)
-        );
+        assert_eq!((many.good, many.failures.of(Failure::TimedOut), many.offered), (0, 50, 50));
         assert!(matches!(many.saturation, Some(Saturation::Behind { .. })));
         // Too few requests to detect saturation; there is still no percentile.
         let few = load(&silent.url(), &brief(10.0));
         assert_eq!(few.failures.of(Failure::TimedOut), 5);
-        assert!(
-            few.response(50.0)
-                .unwrap_err()
-                .detail
-                .contains("none of 5 requests succeeded")
-        );
+        assert!(few.response(50.0).unwrap_err().detail.contains("none of 5 requests succeeded"));
     }
 
     #[test]
@@ -891,21 +781,12 @@ mod tests {
             }
             answer(stream, 200)
         });
-        let patient = Plan {
-            timeout: Duration::from_secs(2),
-            ..plan(200.0)
-        };
+        let patient = Plan { timeout: Duration::from_secs(2), ..plan(200.0) };
         let load = load(&server.url(), &patient);
         let late = load.failures.of(Failure::TimedOut);
         assert!((5..=20).contains(&late), "{}", load.failures);
         let highest = load.response.at(99.0, 2_000 * MS).unwrap();
-        assert_eq!(
-            highest,
-            Percentile {
-                ns: 2_000 * MS,
-                at_least: true
-            }
-        );
+        assert_eq!(highest, Percentile { ns: 2_000 * MS, at_least: true });
         assert!(!load.response.at(50.0, 2_000 * MS).unwrap().at_least);
     }
 
@@ -913,10 +794,7 @@ mod tests {
     fn the_warm_up_is_in_no_figure() {
         // One connection, so that the server's count is the order of the requests: 10 are before the window.
         let server = Server::start(|number, stream| answer(stream, if number < 10 { 500 } else { 200 }));
-        let one = Plan {
-            connections: 1,
-            ..plan(100.0)
-        };
+        let one = Plan { connections: 1, ..plan(100.0) };
         let load = load(&server.url(), &one);
         assert_eq!((load.offered, load.failures.total()), (50, 0));
         assert_eq!(load.warm_up_failures.of(Failure::ServerError), 10);
@@ -941,21 +819,12 @@ mod tests {
     fn a_large_body_arrives_complete() {
         let server = after(Duration::ZERO);
         let body = vec![b'x'; 8 << 20];
-        let ask = Ask {
-            method: "POST",
-            body: &body,
-            ..Ask::get("")
-        };
+        let ask = Ask { method: "POST", body: &body, ..Ask::get("") };
         let url = server.url();
         let request = Request::new(&Ask { url: &url, ..ask }).unwrap();
         let load = run(&request, &plan(10.0), &AtomicBool::new(false)).unwrap();
         // The server counts a request when it has read all of it. An extra byte would count as the next request.
-        assert_eq!(
-            (load.good, server.requests.load(Ordering::Relaxed)),
-            (5, 6),
-            "{}",
-            load.failures
-        );
+        assert_eq!((load.good, server.requests.load(Ordering::Relaxed)), (5, 6), "{}", load.failures);
     }
 
     #[test]
@@ -984,10 +853,7 @@ mod tests {
     #[test]
     fn the_seed_determines_the_requests_of_a_poisson_run() {
         let server = after(Duration::ZERO);
-        let poisson = Plan {
-            arrivals: Arrivals::Poisson { seed: 3 },
-            ..plan(300.0)
-        };
+        let poisson = Plan { arrivals: Arrivals::Poisson { seed: 3 }, ..plan(300.0) };
         let window = 100 * MS..600 * MS;
         let expected = Schedule::new(poisson.arrivals, 300.0)
             .take_while(|at| *at < window.end)
@@ -1005,28 +871,12 @@ mod tests {
             plan(-1.0),
             plan(f64::NAN),
             plan(1e9),
-            Plan {
-                window: Duration::ZERO,
-                ..plan(1.0)
-            },
-            Plan {
-                timeout: Duration::MAX,
-                ..plan(1.0)
-            },
-            Plan {
-                connections: 0,
-                ..plan(1.0)
-            },
-            Plan {
-                connections: 1_000_000,
-                window: second,
-                ..plan(1.0)
-            },
+            Plan { window: Duration::ZERO, ..plan(1.0) },
+            Plan { timeout: Duration::MAX, ..plan(1.0) },
+            Plan { connections: 0, ..plan(1.0) },
+            Plan { connections: 1_000_000, window: second, ..plan(1.0) },
         ] {
-            assert!(
-                run(&request, &wrong, &AtomicBool::new(false)).is_err(),
-                "{wrong:?}"
-            );
+            assert!(run(&request, &wrong, &AtomicBool::new(false)).is_err(), "{wrong:?}");
         }
     }
 
@@ -1051,29 +901,11 @@ mod tests {
         }
         assert_eq!(few.at(99.0, 1).unwrap_err().reason, Reason::TooLittle);
         few.record(100);
-        assert_eq!(
-            few.at(99.0, 1).unwrap(),
-            Percentile {
-                ns: 99,
-                at_least: false
-            }
-        );
+        assert_eq!(few.at(99.0, 1).unwrap(), Percentile { ns: 99, at_least: false });
         assert_eq!(few.at(50.0, 1).unwrap().ns, 50);
         few.failed = 100;
-        assert_eq!(
-            few.at(50.0, 7).unwrap(),
-            Percentile {
-                ns: 100,
-                at_least: false
-            }
-        );
-        assert_eq!(
-            few.at(51.0, 7).unwrap(),
-            Percentile {
-                ns: 7,
-                at_least: true
-            }
-        );
+        assert_eq!(few.at(50.0, 7).unwrap(), Percentile { ns: 100, at_least: false });
+        assert_eq!(few.at(51.0, 7).unwrap(), Percentile { ns: 7, at_least: true });
     }
 
     #[test]

@@ -34,10 +34,7 @@ impl Ready {
         match text.strip_prefix("tcp:") {
             Some(address) => Address::parse(address, allow_remote).map(Ready::Tcp),
             None if text.contains("://") => {
-                let ask = Ask {
-                    allow_remote,
-                    ..Ask::get(text)
-                };
+                let ask = Ask { allow_remote, ..Ask::get(text) };
                 Request::new(&ask).map(Ready::Http)
             }
             None => Err(Error::Refused(format!(
@@ -80,9 +77,7 @@ fn status(stream: &mut TcpStream, request: &Request, patience: Duration) -> io::
         }
         let answer = match stream.read(&mut buffer)? {
             0 => Some(reader.closed().ok_or(ErrorKind::UnexpectedEof)?),
-            read => reader
-                .feed(&buffer[..read], false)
-                .map_err(|_| ErrorKind::InvalidData)?,
+            read => reader.feed(&buffer[..read], false).map_err(|_| ErrorKind::InvalidData)?,
         };
         if let Some(answer) = answer {
             return Ok(answer.status);
@@ -170,9 +165,7 @@ pub fn port_is_free(address: &Address) -> Result<()> {
         Err(error) if error.kind() == ErrorKind::AddrNotAvailable => Err(Error::Refused(format!(
             "{address} is not an address of this machine, on which the command runs; use 127.0.0.1 or [::1]"
         ))),
-        Err(error) => Err(Error::Refused(format!(
-            "could not check whether {address} is in use: {error}"
-        ))),
+        Err(error) => Err(Error::Refused(format!("could not check whether {address} is in use: {error}"))),
     }
 }
 
@@ -191,12 +184,7 @@ mod tests {
     }
 
     fn wait_for(text: &str, timeout: Duration) -> Result<Duration> {
-        wait(
-            &Ready::parse(text, false).unwrap(),
-            timeout,
-            running(),
-            &AtomicBool::new(false),
-        )
+        wait(&Ready::parse(text, false).unwrap(), timeout, running(), &AtomicBool::new(false))
     }
 
     #[test]
@@ -238,10 +226,7 @@ mod tests {
             (foreign.url(), answered, "not HTTP/1.1"),
         ] {
             let message = wait_for(&text, timeout).unwrap_err().to_string();
-            assert!(
-                message.contains(seen) && message.contains("was not ready"),
-                "{text}: {message}"
-            );
+            assert!(message.contains(seen) && message.contains("was not ready"), "{text}: {message}");
         }
     }
 
@@ -254,14 +239,9 @@ mod tests {
                 asked.set(asked.get() + 1);
                 Some("exit status 3".to_string())
             };
-            let message = wait(
-                &Ready::parse(&text, false).unwrap(),
-                LONG,
-                ended,
-                &AtomicBool::new(false),
-            )
-            .unwrap_err()
-            .to_string();
+            let message = wait(&Ready::parse(&text, false).unwrap(), LONG, ended, &AtomicBool::new(false))
+                .unwrap_err()
+                .to_string();
             assert!(message.contains("exit status 3"), "{message}");
             assert_eq!(asked.get(), 1);
         }
@@ -270,23 +250,15 @@ mod tests {
     #[test]
     fn a_stop_ends_the_wait() {
         let ready = Ready::Tcp(Address(Server::closed_address()));
-        let message = wait(&ready, LONG, running(), &AtomicBool::new(true))
-            .unwrap_err()
-            .to_string();
+        let message = wait(&ready, LONG, running(), &AtomicBool::new(true)).unwrap_err().to_string();
         assert!(message.contains("interrupted"), "{message}");
     }
 
     #[test]
     fn other_forms_are_refused() {
-        for text in [
-            "",
-            "8080",
-            "127.0.0.1:8080",
-            "tcp:8080",
-            "tcp:10.0.0.1:80",
-            "unix:/x",
-            "https://127.0.0.1/",
-        ] {
+        for text in
+            ["", "8080", "127.0.0.1:8080", "tcp:8080", "tcp:10.0.0.1:80", "unix:/x", "https://127.0.0.1/"]
+        {
             assert!(Ready::parse(text, false).is_err(), "{text}");
         }
     }
@@ -308,9 +280,7 @@ mod tests {
     #[test]
     fn an_address_elsewhere_is_refused() {
         // TEST-NET-1 (RFC 5737): an address that no machine has.
-        let message = port_is_free(&Address::parse("192.0.2.1:80", true).unwrap())
-            .unwrap_err()
-            .to_string();
+        let message = port_is_free(&Address::parse("192.0.2.1:80", true).unwrap()).unwrap_err().to_string();
         assert!(message.contains("not an address of this machine"), "{message}");
     }
 }

@@ -29,30 +29,21 @@ impl Address {
         let number = match port.parse::<u16>() {
             Ok(number) if number > 0 => number,
             _ => {
-                return Err(refused(format!(
-                    "{port} is not a port: use a number from 1 to 65535"
-                )));
+                return Err(refused(format!("{port} is not a port: use a number from 1 to 65535")));
             }
         };
-        let bare = host
-            .strip_prefix('[')
-            .and_then(|h| h.strip_suffix(']'))
-            .unwrap_or(host);
+        let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
         let found = match bare.parse::<IpAddr>() {
             Ok(ip) => SocketAddr::new(ip, number),
             Err(_) if bare.eq_ignore_ascii_case("localhost") => {
                 SocketAddr::new(Ipv4Addr::LOCALHOST.into(), number)
             }
             Err(_) if !allow_remote => return Err(remote(host)),
-            Err(_) => (bare, number)
-                .to_socket_addrs()
-                .ok()
-                .and_then(|mut all| all.next())
-                .ok_or_else(|| {
-                    refused(format!(
-                        "the host {host} was not found; check the name, or use its IP address"
-                    ))
-                })?,
+            Err(_) => {
+                (bare, number).to_socket_addrs().ok().and_then(|mut all| all.next()).ok_or_else(|| {
+                    refused(format!("the host {host} was not found; check the name, or use its IP address"))
+                })?
+            }
         };
         if !found.ip().is_loopback() && !allow_remote {
             return Err(remote(host));
@@ -93,13 +84,7 @@ pub struct Ask<'a> {
 impl<'a> Ask<'a> {
     /// A plain GET to this machine.
     pub fn get(url: &'a str) -> Self {
-        Ask {
-            url,
-            method: "GET",
-            headers: &[],
-            body: &[],
-            allow_remote: false,
-        }
+        Ask { url, method: "GET", headers: &[], body: &[], allow_remote: false }
     }
 }
 
@@ -114,13 +99,7 @@ pub struct Request {
 }
 
 /// Headers that only the generator may set: they determine where a request and its response end.
-const OWN_HEADERS: &[&str] = &[
-    "content-length",
-    "transfer-encoding",
-    "connection",
-    "expect",
-    "upgrade",
-];
+const OWN_HEADERS: &[&str] = &["content-length", "transfer-encoding", "connection", "expect", "upgrade"];
 
 impl Request {
     /// # Errors
@@ -132,9 +111,7 @@ impl Request {
         let path_at = rest.find(['/', '?']).unwrap_or(rest.len());
         let (authority, path) = rest.split_at(path_at);
         if authority.is_empty() {
-            return Err(refused(format!(
-                "{url}: the host is missing; write http://127.0.0.1:PORT/path"
-            )));
+            return Err(refused(format!("{url}: the host is missing; write http://127.0.0.1:PORT/path")));
         }
         if authority.contains('@') {
             return Err(refused(format!(
@@ -154,11 +131,7 @@ impl Request {
         }
         let slash = if path.starts_with('/') { "" } else { "/" };
         let mut head = format!("{} {slash}{path} HTTP/1.1\r\n", ask.method);
-        if !ask
-            .headers
-            .iter()
-            .any(|(name, _)| name.eq_ignore_ascii_case("host"))
-        {
+        if !ask.headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
             head.push_str(&format!("Host: {authority}\r\n"));
         }
         for (name, value) in ask.headers {
@@ -171,12 +144,7 @@ impl Request {
         head.push_str("\r\n");
         let mut bytes = head.into_bytes();
         bytes.extend_from_slice(ask.body);
-        Ok(Request {
-            address,
-            url: url.to_string(),
-            bytes,
-            bodyless: ask.method == "HEAD",
-        })
+        Ok(Request { address, url: url.to_string(), bytes, bodyless: ask.method == "HEAD" })
     }
 }
 
@@ -186,9 +154,7 @@ fn strip_scheme(url: &str) -> Result<&str> {
         Some((scheme, _)) if scheme.eq_ignore_ascii_case("https") => Err(refused(format!(
             "{url}: the built-in generator does not support TLS; load the server's http port, or use a tool with TLS in --load-cmd"
         ))),
-        _ => Err(refused(format!(
-            "{url} is not an http URL; write http://127.0.0.1:PORT/path"
-        ))),
+        _ => Err(refused(format!("{url} is not an http URL; write http://127.0.0.1:PORT/path"))),
     }
 }
 
@@ -197,9 +163,7 @@ fn check_header(name: &str, value: &str) -> Result<()> {
         return Err(refused(format!("{name:?} is not a valid header name")));
     }
     if OWN_HEADERS.iter().any(|own| name.eq_ignore_ascii_case(own)) {
-        return Err(refused(format!(
-            "the generator sets the header {name} itself; remove it"
-        )));
+        return Err(refused(format!("the generator sets the header {name} itself; remove it")));
     }
     if value.bytes().any(|b| (b < b' ' && b != b'\t') || b == 0x7f) {
         return Err(refused(format!(
@@ -212,10 +176,7 @@ fn check_header(name: &str, value: &str) -> Result<()> {
 
 /// RFC 9110, 5.6.2.
 fn is_token(text: &str) -> bool {
-    !text.is_empty()
-        && text
-            .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b))
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b))
 }
 
 #[cfg(test)]
@@ -236,24 +197,14 @@ mod tests {
             bytes(&Ask::get("http://127.0.0.1:8080/a/b?c=1#part")),
             "GET /a/b?c=1 HTTP/1.1\r\nHost: 127.0.0.1:8080\r\n\r\n"
         );
-        assert_eq!(
-            bytes(&Ask::get("http://localhost?x")),
-            "GET /?x HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        );
+        assert_eq!(bytes(&Ask::get("http://localhost?x")), "GET /?x HTTP/1.1\r\nHost: localhost\r\n\r\n");
     }
 
     #[test]
     fn a_body_has_its_length() {
-        let headers = [
-            ("Content-Type".to_string(), "text/plain".to_string()),
-            ("Host".into(), "shop".into()),
-        ];
-        let ask = Ask {
-            method: "POST",
-            headers: &headers,
-            body: b"abc",
-            ..Ask::get("http://[::1]:81/")
-        };
+        let headers =
+            [("Content-Type".to_string(), "text/plain".to_string()), ("Host".into(), "shop".into())];
+        let ask = Ask { method: "POST", headers: &headers, body: b"abc", ..Ask::get("http://[::1]:81/") };
         assert_eq!(
             bytes(&ask),
             "POST / HTTP/1.1\r\nContent-Type: text/plain\r\nHost: shop\r\nContent-Length: 3\r\n\r\nabc"
@@ -282,10 +233,7 @@ mod tests {
 
     #[test]
     fn another_machine_is_loaded_only_when_allowed() {
-        let ask = Ask {
-            allow_remote: true,
-            ..Ask::get("http://10.0.0.1:8080/")
-        };
+        let ask = Ask { allow_remote: true, ..Ask::get("http://10.0.0.1:8080/") };
         assert_eq!(Request::new(&ask).unwrap().address.to_string(), "10.0.0.1:8080");
     }
 
@@ -297,27 +245,18 @@ mod tests {
             ("content-length", "3", "the generator sets"),
         ] {
             let headers = [(name.to_string(), value.to_string())];
-            let message = message(&Ask {
-                headers: &headers,
-                ..Ask::get("http://127.0.0.1/")
-            });
+            let message = message(&Ask { headers: &headers, ..Ask::get("http://127.0.0.1/") });
             assert!(message.contains(said) && !message.contains('\n'), "{message}");
         }
         assert!(
-            message(&Ask {
-                method: "GET /x",
-                ..Ask::get("http://127.0.0.1/")
-            })
-            .contains("not an HTTP method")
+            message(&Ask { method: "GET /x", ..Ask::get("http://127.0.0.1/") })
+                .contains("not an HTTP method")
         );
     }
 
     #[test]
     fn addresses_need_a_port() {
-        assert_eq!(
-            Address::parse("localhost:7", false).unwrap().to_string(),
-            "127.0.0.1:7"
-        );
+        assert_eq!(Address::parse("localhost:7", false).unwrap().to_string(), "127.0.0.1:7");
         assert_eq!(Address::parse("[::1]:7", false).unwrap().to_string(), "[::1]:7");
         for text in ["localhost", "[::1]", "localhost:", "localhost:x"] {
             assert!(Address::parse(text, false).is_err(), "{text}");

@@ -52,11 +52,7 @@ impl Reader {
                 State::Length(left) => self.state = State::Length(skip(&mut bytes, left)),
                 State::Chunk(left) => {
                     let left = skip(&mut bytes, left);
-                    self.state = if left == 0 {
-                        State::ChunkSize
-                    } else {
-                        State::Chunk(left)
-                    };
+                    self.state = if left == 0 { State::ChunkSize } else { State::Chunk(left) };
                 }
                 State::ChunkSize => match self.line(&mut bytes)? {
                     Some(line) => {
@@ -75,11 +71,7 @@ impl Reader {
                 State::UntilClose => return Ok(None),
             }
             if let State::Length(0) = self.state {
-                return if bytes.is_empty() {
-                    Ok(self.take())
-                } else {
-                    Err(Malformed)
-                };
+                return if bytes.is_empty() { Ok(self.take()) } else { Err(Malformed) };
             }
         }
         Ok(None)
@@ -118,11 +110,7 @@ impl Reader {
                     self.held.extend_from_slice(bytes);
                 }
                 *bytes = &[];
-                return if self.held.len() > LONGEST_HEAD {
-                    Err(Malformed)
-                } else {
-                    Ok(None)
-                };
+                return if self.held.len() > LONGEST_HEAD { Err(Malformed) } else { Ok(None) };
             }
             Err(_) => return Err(Malformed),
         };
@@ -154,11 +142,7 @@ impl Reader {
         let Some(end) = memchr::memchr(b'\n', bytes) else {
             self.held.extend_from_slice(bytes);
             *bytes = &[];
-            return if self.held.len() > LONGEST_HEAD {
-                Err(Malformed)
-            } else {
-                Ok(None)
-            };
+            return if self.held.len() > LONGEST_HEAD { Err(Malformed) } else { Ok(None) };
         };
         self.held.extend_from_slice(&bytes[..end]);
         *bytes = &bytes[end + 1..];
@@ -206,11 +190,7 @@ impl Framing {
                 }
                 let length = text.parse().map_err(|_| Malformed)?;
                 // With two different lengths the end is ambiguous (RFC 9112, 6.3).
-                if framing
-                    .length
-                    .replace(length)
-                    .is_some_and(|other| other != length)
-                {
+                if framing.length.replace(length).is_some_and(|other| other != length) {
                     return Err(Malformed);
                 }
             } else if header.name.eq_ignore_ascii_case("transfer-encoding") {
@@ -237,23 +217,11 @@ mod tests {
     const ANSWERS: &[(&str, u16, bool)] = &[
         ("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc", 200, true),
         ("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 200, true),
-        (
-            "HTTP/1.1 404 Not Found\r\nconnection: Close\r\ncontent-length: 1\r\n\r\nx",
-            404,
-            false,
-        ),
+        ("HTTP/1.1 404 Not Found\r\nconnection: Close\r\ncontent-length: 1\r\n\r\nx", 404, false),
         ("HTTP/1.1 204 No Content\r\n\r\n", 204, true),
         ("HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nab", 200, false),
-        (
-            "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nab",
-            200,
-            true,
-        ),
-        (
-            "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created\r\nContent-Length: 1\r\n\r\nx",
-            201,
-            true,
-        ),
+        ("HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nab", 200, true),
+        ("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created\r\nContent-Length: 1\r\n\r\nx", 201, true),
         (
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n4\r\nWiki\r\na;note=1\r\n0123456789\r\n0\r\nA: b\r\n\r\n",
             200,
@@ -275,21 +243,12 @@ mod tests {
     fn responses_end_correctly_in_pieces_of_any_size() {
         for (text, status, keep_alive) in ANSWERS {
             for piece in 1..=text.len() {
-                let answer = read(text.as_bytes(), piece)
-                    .unwrap()
-                    .unwrap_or_else(|| panic!("{text:?} by {piece}"));
-                assert_eq!(
-                    (answer.status, answer.keep_alive),
-                    (*status, *keep_alive),
-                    "{text:?} by {piece}"
-                );
+                let answer =
+                    read(text.as_bytes(), piece).unwrap().unwrap_or_else(|| panic!("{text:?} by {piece}"));
+                assert_eq!((answer.status, answer.keep_alive), (*status, *keep_alive), "{text:?} by {piece}");
             }
             // The near twin: without the last byte the response is incomplete.
-            assert_eq!(
-                read(&text.as_bytes()[..text.len() - 1], text.len()),
-                Ok(None),
-                "{text:?}"
-            );
+            assert_eq!(read(&text.as_bytes()[..text.len() - 1], text.len()), Ok(None), "{text:?}");
         }
     }
 
@@ -297,15 +256,9 @@ mod tests {
     fn a_close_ends_only_a_response_without_a_length() {
         let mut reader = Reader::default();
         assert_eq!(reader.feed(b"HTTP/1.1 200 OK\r\n\r\nsome", false), Ok(None));
-        let answer = Answer {
-            status: 200,
-            keep_alive: false,
-        };
+        let answer = Answer { status: 200, keep_alive: false };
         assert_eq!(reader.closed(), Some(answer));
-        assert_eq!(
-            reader.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nsome", false),
-            Ok(None)
-        );
+        assert_eq!(reader.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nsome", false), Ok(None));
         assert_eq!(reader.closed(), None);
     }
 
@@ -320,10 +273,7 @@ mod tests {
     fn one_reader_reads_several_responses() {
         let mut reader = Reader::default();
         for (text, status, _) in ANSWERS {
-            assert_eq!(
-                reader.feed(text.as_bytes(), false).unwrap().unwrap().status,
-                *status
-            );
+            assert_eq!(reader.feed(text.as_bytes(), false).unwrap().unwrap().status, *status);
         }
     }
 
@@ -341,12 +291,7 @@ mod tests {
         }
         let endless = format!("HTTP/1.1 200 OK\r\nA: {}", "x".repeat(2 * LONGEST_HEAD));
         let mut reader = Reader::default();
-        assert!(
-            endless
-                .as_bytes()
-                .chunks(4096)
-                .any(|bytes| reader.feed(bytes, false).is_err())
-        );
+        assert!(endless.as_bytes().chunks(4096).any(|bytes| reader.feed(bytes, false).is_err()));
     }
 
     proptest! {

@@ -29,11 +29,7 @@ impl Server {
                 std::thread::spawn(move || handle(stream.unwrap()));
             }
         });
-        Server {
-            address,
-            requests: Arc::default(),
-            stop,
-        }
+        Server { address, requests: Arc::default(), stop }
     }
 
     /// `handle` gets the number of the request over all connections, from 0, and answers it.

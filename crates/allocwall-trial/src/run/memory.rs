@@ -79,11 +79,7 @@ impl Watch {
         let (stop, stopped) = channel();
         let shared = Arc::clone(&series);
         let thread = Builder::new().spawn(move || look_until(&stopped, tree, &shared))?;
-        Ok(Watch {
-            series,
-            stop: Some(stop),
-            thread: Some(thread),
-        })
+        Ok(Watch { series, stop: Some(stop), thread: Some(thread) })
     }
 
     pub fn so_far(&self) -> Series {
@@ -149,9 +145,7 @@ fn look(proc: &ProcFs, tree: Tree, pace: &mut Pace) -> Option<(Look, u64)> {
     });
     found.walked = walk(proc, &pids, found.rss_bytes, found.at_ns, pace);
     // Checked last: values that were read while the command was ending are not used.
-    let alive = proc
-        .process_stat(tree.main)
-        .is_ok_and(|stat| stat.ppid == tree.keeper && !stat.ended());
+    let alive = proc.process_stat(tree.main).is_ok_and(|stat| stat.ppid == tree.keeper && !stat.ended());
     (alive && found.processes > 0).then_some((found, peak))
 }
 
@@ -198,11 +192,7 @@ struct Pace {
 
 impl Pace {
     fn new() -> Pace {
-        Pace {
-            interval_ns: FIRST_NS,
-            walked_ns: 0,
-            ns_per_mib: GUESSED_NS_PER_MIB,
-        }
+        Pace { interval_ns: FIRST_NS, walked_ns: 0, ns_per_mib: GUESSED_NS_PER_MIB }
     }
 
     fn affords(&self, rss_bytes: u64, processes: u64, elapsed_ns: u64) -> bool {
@@ -239,31 +229,17 @@ impl Series {
         let unseen = || {
             Absence::new(
                 Reason::TooLittle,
-                format!(
-                    "the command ended before the first memory sample at {} ms",
-                    FIRST_NS / 1_000_000
-                ),
+                format!("the command ended before the first memory sample at {} ms", FIRST_NS / 1_000_000),
             )
         };
         let seen = self.looks.iter().map(|look| look.rss_bytes).max();
         // The sum over the tree may have been higher between two samples. The kernel's peak of one process is exact.
         let kept = largest_process.as_ref().ok().copied().into_iter();
-        let peak = kept
-            .chain(seen)
-            .chain((self.largest_peak_bytes > 0).then_some(self.largest_peak_bytes))
-            .max();
-        let pss = |look: &Look| {
-            look.walked
-                .as_ref()
-                .map(|walked| walked.pss_bytes)
-                .map_err(Clone::clone)
-        };
+        let peak =
+            kept.chain(seen).chain((self.largest_peak_bytes > 0).then_some(self.largest_peak_bytes)).max();
+        let pss = |look: &Look| look.walked.as_ref().map(|walked| walked.pss_bytes).map_err(Clone::clone);
         // Use the reason of the last sample.
-        let no_pss = || {
-            self.looks
-                .last()
-                .map_or_else(unseen, |look| pss(look).err().unwrap_or_else(unseen))
-        };
+        let no_pss = || self.looks.last().map_or_else(unseen, |look| pss(look).err().unwrap_or_else(unseen));
         let all_pss = || self.looks.iter().filter_map(|look| pss(look).ok());
         Summary {
             peak_rss_bytes: peak.ok_or_else(|| largest_process.err().unwrap_or_else(unseen)),
@@ -286,10 +262,7 @@ mod tests {
             processes: 1,
             rss_bytes,
             anonymous_bytes: 0,
-            walked: pss_bytes.map(|pss_bytes| Walked {
-                pss_bytes,
-                ..Walked::default()
-            }),
+            walked: pss_bytes.map(|pss_bytes| Walked { pss_bytes, ..Walked::default() }),
         }
     }
 
@@ -365,18 +338,12 @@ mod tests {
     #[test]
     fn a_missing_value_has_a_reason() {
         let nothing = Series::default().summary(Err(too_little()));
-        for absent in [
-            nothing.peak_rss_bytes,
-            nothing.peak_pss_bytes,
-            nothing.final_rss_bytes,
-            nothing.final_pss_bytes,
-        ] {
+        for absent in
+            [nothing.peak_rss_bytes, nothing.peak_pss_bytes, nothing.final_rss_bytes, nothing.final_pss_bytes]
+        {
             assert_eq!(absent.unwrap_err().reason, Reason::TooLittle);
         }
-        let unwalked = Series {
-            looks: vec![look_at(20, 100, Err(too_costly()))],
-            largest_peak_bytes: 0,
-        };
+        let unwalked = Series { looks: vec![look_at(20, 100, Err(too_costly()))], largest_peak_bytes: 0 };
         let told = unwalked.summary(Ok(100));
         assert_eq!(told.final_rss_bytes, Ok(100));
         assert_eq!(told.peak_pss_bytes.unwrap_err().reason, Reason::TooCostly);

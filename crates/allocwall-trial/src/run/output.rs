@@ -22,8 +22,7 @@ impl Tail {
 
     fn push(&mut self, more: &[u8], cap: usize) {
         self.written += more.len() as u64;
-        self.bytes
-            .extend_from_slice(&more[more.len().saturating_sub(cap)..]);
+        self.bytes.extend_from_slice(&more[more.len().saturating_sub(cap)..]);
         // Cut only at twice the cap, so that each byte is moved at most once.
         if self.bytes.len() > cap.saturating_mul(2) {
             self.cut(cap);
@@ -106,13 +105,7 @@ mod tests {
         let tail = pushed(&[b"ab", b"cd"], 4);
         assert_eq!((&tail.bytes[..], tail.whole()), (&b"abcd"[..], true));
         assert!(pushed(&[], 4).whole());
-        assert_eq!(
-            pushed(&[b"abc"], 0),
-            Tail {
-                bytes: vec![],
-                written: 3
-            }
-        );
+        assert_eq!(pushed(&[b"abc"], 0), Tail { bytes: vec![], written: 3 });
     }
 
     #[test]

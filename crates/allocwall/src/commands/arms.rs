@@ -14,11 +14,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 /// The allocators that a build may bundle; `allocwall_preload` uses the same names.
-const KINDS: &[AllocatorKind] = &[
-    AllocatorKind::Jemalloc,
-    AllocatorKind::Mimalloc,
-    AllocatorKind::Snmalloc,
-];
+const KINDS: &[AllocatorKind] = &[AllocatorKind::Jemalloc, AllocatorKind::Mimalloc, AllocatorKind::Snmalloc];
 
 /// Unpacks the bundled libraries. If that fails, warns and offers only the libraries that are installed.
 pub fn inventory(printer: &Printer) -> Inventory {
@@ -37,11 +33,7 @@ pub fn inventory(printer: &Printer) -> Inventory {
             for item in allocwall_preload::bundled() {
                 let kind = KINDS.iter().copied().find(|kind| kind.title() == item.kind);
                 if let (Some(kind), Some(path)) = (kind, unpack(item)) {
-                    bundled.push(BundledLibrary {
-                        kind,
-                        version: item.version.to_owned(),
-                        path,
-                    });
+                    bundled.push(BundledLibrary { kind, version: item.version.to_owned(), path });
                 }
             }
             prefault = unpack(allocwall_preload::prefault());

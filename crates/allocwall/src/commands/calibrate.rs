@@ -25,9 +25,8 @@ pub struct Args {
 
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let bar = progress_bar(printer);
-    let calibration = price_list(args.fresh, &mut |share| {
-        bar.set_position((share * BAR_STEPS as f32) as u64)
-    })?;
+    let calibration =
+        price_list(args.fresh, &mut |share| bar.set_position((share * BAR_STEPS as f32) as u64))?;
     bar.finish_and_clear();
     for warning in &calibration.warnings {
         printer.warn(warning);
@@ -77,20 +76,15 @@ const BAR_STEPS: u64 = 1000;
 
 /// Drawn only when its position is set, between repetitions. A thread that draws would disturb the timed one.
 fn progress_bar(printer: &Printer) -> ProgressBar {
-    let target = if printer.progress() {
-        ProgressDrawTarget::stderr_with_hz(5)
-    } else {
-        ProgressDrawTarget::hidden()
-    };
+    let target =
+        if printer.progress() { ProgressDrawTarget::stderr_with_hz(5) } else { ProgressDrawTarget::hidden() };
     let style = ProgressStyle::with_template("measuring this machine's prices {bar:40} {percent} %")
         .unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::with_draw_target(Some(BAR_STEPS), target).with_style(style)
 }
 
 fn now_unix_s() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// The documented JSON format. `version` increases if readers of an older version would misread it.
@@ -130,11 +124,8 @@ fn table(calibration: &Calibration, now_unix_s: u64, color: bool) -> String {
 
     let bold = if color { Style::new().bold() } else { Style::new() };
     for group in Group::ALL {
-        let prices: Vec<&Price> = list
-            .prices
-            .iter()
-            .filter(|price| group_of(&price.name) == Some(group))
-            .collect();
+        let prices: Vec<&Price> =
+            list.prices.iter().filter(|price| group_of(&price.name) == Some(group)).collect();
         if prices.is_empty() {
             continue;
         }
@@ -175,9 +166,7 @@ fn provenance(calibration: &Calibration, now_unix_s: u64) -> String {
         Origin::Measured => format!("Measured just now, {}.", kept("kept in")),
         Origin::Cache => format!(
             "Measured {} ago, {}; --fresh measures again.",
-            age(Duration::from_secs(
-                now_unix_s.saturating_sub(calibration.list.measured_unix_s)
-            )),
+            age(Duration::from_secs(now_unix_s.saturating_sub(calibration.list.measured_unix_s))),
             kept("from")
         ),
     }
@@ -196,12 +185,7 @@ fn age(since: Duration) -> String {
 fn row(price: &Price) -> String {
     let title = describe(&price.name).map_or_else(|| escape::terminal(&price.name), |(_, title)| title);
     let unit = Unit::of(price.ns.point);
-    let interval = format!(
-        "{} to {} {}",
-        unit.show(price.ns.low),
-        unit.show(price.ns.high),
-        unit.name
-    );
+    let interval = format!("{} to {} {}", unit.show(price.ns.low), unit.show(price.ns.high), unit.name);
     format!(
         "  {title:<TITLE$}{:>7} {:<2}   {interval:<22}{:>11}",
         unit.show(price.ns.point),
@@ -266,11 +250,7 @@ fn paragraph(out: &mut String, indent: &str, text: &str) {
             if column > 0 {
                 out.push('\n');
             }
-            let hang = if column > 0 && !indent.is_empty() {
-                "  "
-            } else {
-                ""
-            };
+            let hang = if column > 0 && !indent.is_empty() { "  " } else { "" };
             out.push_str(indent);
             out.push_str(hang);
             column = indent.len() + hang.len();
@@ -320,11 +300,7 @@ mod tests {
     fn the_table_fits_the_width_and_has_no_escapes() {
         let text = table(&calibration(), 1000 + 3 * 3600, false);
         for line in text.lines() {
-            assert!(
-                line.chars().count() <= WIDTH,
-                "{} columns: {line}",
-                line.chars().count()
-            );
+            assert!(line.chars().count() <= WIDTH, "{} columns: {line}", line.chars().count());
         }
         assert!(!text.contains('\u{1b}'), "{text}");
         assert!(text.contains("Measured 3 h ago"), "{text}");
@@ -350,10 +326,7 @@ mod tests {
         let unwrapped = text.split_whitespace().collect::<Vec<_>>().join(" ");
         for name in [TOUCH_2M, TOUCH_4K_IDLE, ZERO_4K, SYSCALL] {
             let title = describe(name).unwrap().1;
-            assert!(
-                unwrapped.contains(title.split(',').next().unwrap()),
-                "{title} {text}"
-            );
+            assert!(unwrapped.contains(title.split(',').next().unwrap()), "{title} {text}");
         }
     }
 
@@ -395,9 +368,6 @@ mod tests {
     #[test]
     fn ages() {
         let show = |seconds| age(Duration::from_secs(seconds));
-        assert_eq!(
-            [show(5), show(600), show(10_000), show(900_000)],
-            ["5 s", "10 min", "2 h", "10 days"]
-        );
+        assert_eq!([show(5), show(600), show(10_000), show(900_000)], ["5 s", "10 min", "2 h", "10 days"]);
     }
 }

@@ -28,11 +28,7 @@ pub struct Args {
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let surroundings = surroundings::gather(&Machine::live(), Kernel::RUNNING, args.pid)?;
     let report = judge::judge(&surroundings);
-    printer.data(&if args.json {
-        as_json(&report, args.pid)
-    } else {
-        as_text(&report, printer.color())
-    })?;
+    printer.data(&if args.json { as_json(&report, args.pid) } else { as_text(&report, printer.color()) })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -92,11 +88,7 @@ fn as_text(report: &Report, color: bool) -> String {
 fn row(out: &mut String, check: &Check, color: bool) {
     let state = format!("{:STATE$}", check.state.word());
     let style = check.state.style();
-    let state = if color {
-        format!("{style}{state}{style:#}")
-    } else {
-        state
-    };
+    let state = if color { format!("{style}{state}{style:#}") } else { state };
     let detail = terminal(&check.detail);
     let mut lines = textwrap::wrap(&detail, plain(WIDTH - INDENT)).into_iter();
     let first = lines.next().unwrap_or_default();

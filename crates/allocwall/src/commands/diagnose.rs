@@ -94,9 +94,8 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         None => {
             let recorded = record_now(&args, guard.as_ref(), printer)?;
             if let Some(failure) = &recorded.file_failure {
-                printer.warn(&format!(
-                    "{failure}; the diagnosis is complete, but the recording was not kept"
-                ));
+                printer
+                    .warn(&format!("{failure}; the diagnosis is complete, but the recording was not kept"));
             }
             if let Some(path) = &recorded.path {
                 printer.note(&format!("recording: {}", path.display()));
@@ -105,9 +104,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
             (judged, recorded.launched)
         }
     };
-    let printed = judged
-        .render(format, printer.style())
-        .and_then(|report| printer.data(&report));
+    let printed = judged.render(format, printer.style()).and_then(|report| printer.data(&report));
     if let Some(child) = &mut launched
         && !args.keep_running
         && child.running()
@@ -118,26 +115,14 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     printed?;
     // After an interrupt: report what was measured, start nothing new.
     let interrupted = matches!(judged.recording.meta.ended, Ended::Interrupted);
-    let tried = if args.verify && !interrupted {
-        verify(&args, &judged, printer)?
-    } else {
-        ExitCode::SUCCESS
-    };
-    let Judged {
-        recording,
-        bill,
-        verdict,
-        ..
-    } = &judged;
+    let tried =
+        if args.verify && !interrupted { verify(&args, &judged, printer)? } else { ExitCode::SUCCESS };
+    let Judged { recording, bill, verdict, .. } = &judged;
     let unsampled = bill.on_cpu.is_err();
     let unmeasured = unsampled
         && allocwall_diagnose::reach(recording, bill, verdict) == allocwall_diagnose::Reach::NotSampled;
     let stopped = args.fail_on.is_some() && allocwall_diagnose::stops_a_gate(recording, bill, verdict);
-    Ok(if unmeasured || stopped {
-        ExitCode::FAILURE
-    } else {
-        tried
-    })
+    Ok(if unmeasured || stopped { ExitCode::FAILURE } else { tried })
 }
 
 /// How many of the offered remedies --verify tries, of those that a trial can apply when it starts the command.
@@ -216,11 +201,7 @@ fn record_now(args: &Args, guard: Option<&Guard>, printer: &Printer) -> anyhow::
 /// The first signal sets the flag; the second ends allocwall.
 pub fn catch_signals() -> anyhow::Result<Arc<AtomicBool>> {
     let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [
-        signal_hook::consts::SIGINT,
-        signal_hook::consts::SIGTERM,
-        signal_hook::consts::SIGHUP,
-    ] {
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
         signal_hook::flag::register_conditional_default(signal, interrupted.clone())
             .and_then(|_| signal_hook::flag::register(signal, interrupted.clone()))
             .context("cannot catch signals")?;
@@ -244,9 +225,7 @@ pub fn new_state_file(suffix: &str, printer: &Printer) -> anyhow::Result<PathBuf
     let state = arms::own_folder(Kind::State, printer)?;
     own::create(&state, 0o700)?;
     prune(&state, suffix);
-    let now = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |d| d.as_millis());
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_millis());
     Ok(state.join(format!("{now}-{}{suffix}", std::process::id())))
 }
 
@@ -259,16 +238,11 @@ fn prune(state: &Path, suffix: &str) {
         .flatten()
         .map(|e| e.path())
         .filter(|p| {
-            let name = p
-                .file_name()
-                .map(|n| n.to_string_lossy().into_owned())
-                .unwrap_or_default();
+            let name = p.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
             name.strip_suffix(suffix).is_some_and(|n| {
                 n.split_once('-').is_some_and(|(time, pid)| {
                     !time.is_empty()
-                        && [time, pid]
-                            .iter()
-                            .all(|part| part.bytes().all(|b| b.is_ascii_digit()))
+                        && [time, pid].iter().all(|part| part.bytes().all(|b| b.is_ascii_digit()))
                 })
             })
         })
@@ -281,10 +255,7 @@ fn prune(state: &Path, suffix: &str) {
 }
 
 fn parse_pid(text: &str) -> Result<i32, String> {
-    text.parse()
-        .ok()
-        .filter(|pid| *pid > 0)
-        .ok_or_else(|| "a process id is a whole number above 0".into())
+    text.parse().ok().filter(|pid| *pid > 0).ok_or_else(|| "a process id is a whole number above 0".into())
 }
 
 fn parse_duration(text: &str) -> Result<Duration, String> {
@@ -302,10 +273,8 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
 /// A time above 0.
 pub fn parse_time(text: &str) -> Result<Duration, String> {
     const FORM: &str = "a time is a number followed by ms, s, m or h: 500ms, 15s, 2m";
-    let (number, unit) = text.split_at(
-        text.find(|c: char| !c.is_ascii_digit() && c != '.')
-            .unwrap_or(text.len()),
-    );
+    let (number, unit) =
+        text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len()));
     let scale = match unit {
         "" | "s" => 1.0,
         "ms" => 1e-3,
@@ -315,11 +284,7 @@ pub fn parse_time(text: &str) -> Result<Duration, String> {
     };
     let number: f64 = number.parse().map_err(|_| FORM)?;
     let time = Duration::try_from_secs_f64(number * scale).map_err(|_| "the time is out of range")?;
-    if time.is_zero() {
-        Err("a time must be above 0".into())
-    } else {
-        Ok(time)
-    }
+    if time.is_zero() { Err("a time must be above 0".into()) } else { Ok(time) }
 }
 
 #[cfg(test)]
@@ -332,20 +297,7 @@ mod tests {
         assert_eq!(parse_duration("1.5s"), Ok(Duration::from_millis(1500)));
         assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
-        for bad in [
-            "",
-            "0",
-            "-1",
-            "10x",
-            "NaN",
-            "1e300",
-            "99999999999",
-            "2h",
-            "2d",
-            "1ms",
-            "..",
-            "٣",
-        ] {
+        for bad in ["", "0", "-1", "10x", "NaN", "1e300", "99999999999", "2h", "2d", "1ms", "..", "٣"] {
             assert!(parse_duration(bad).is_err(), "{bad}");
         }
     }

@@ -35,19 +35,12 @@ pub struct Args {
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let pages = pages(&args.name, printer);
     if pages.is_empty() {
-        bail!(
-            "unknown name {}{}; `allocwall list` shows all names",
-            args.name,
-            hint(&args.name, names())
-        );
+        bail!("unknown name {}{}; `allocwall list` shows all names", args.name, hint(&args.name, names()));
     }
     printer.data(&if args.json {
         as_json(&pages)
     } else {
-        let texts: Vec<String> = pages
-            .iter()
-            .map(|page| page.text(printer.style().width))
-            .collect();
+        let texts: Vec<String> = pages.iter().map(|page| page.text(printer.style().width)).collect();
         texts.join("\n")
     })?;
     Ok(ExitCode::SUCCESS)
@@ -169,11 +162,8 @@ fn as_json(pages: &[Page]) -> String {
     let pages: Vec<_> = pages
         .iter()
         .map(|page| {
-            let sections: serde_json::Map<String, serde_json::Value> = page
-                .sections
-                .iter()
-                .map(|(key, text)| ((*key).to_owned(), json!(text)))
-                .collect();
+            let sections: serde_json::Map<String, serde_json::Value> =
+                page.sections.iter().map(|(key, text)| ((*key).to_owned(), json!(text))).collect();
             json!({ "name": page.name, "kind": page.kind, "title": page.title, "sections": sections })
         })
         .collect();
@@ -197,10 +187,7 @@ fn remedy_page(remedy: &Remedy, printer: &Printer) -> Page {
         Some(start) => {
             add("usage", format!("--with {}", remedy.usage()));
             add("about", start.page.to_owned());
-            add(
-                "applied",
-                start.applied.iter().map(change).collect::<Vec<_>>().join("; "),
-            );
+            add("applied", start.applied.iter().map(change).collect::<Vec<_>>().join("; "));
             add("proof", start.proof.to_owned());
         }
         None => add(
@@ -214,10 +201,9 @@ fn remedy_page(remedy: &Remedy, printer: &Printer) -> Page {
                 Kind::Process if remedy.is_command() => {
                     "A change to running processes. A trial does not apply it.".to_owned()
                 }
-                Kind::Process => format!(
-                    "Cannot be applied when a command is started: {}.",
-                    remedy.shell_line()
-                ),
+                Kind::Process => {
+                    format!("Cannot be applied when a command is started: {}.", remedy.shell_line())
+                }
             },
         ),
     }
@@ -233,44 +219,22 @@ fn remedy_page(remedy: &Remedy, printer: &Printer) -> Page {
                 format!("{} ({version})", found.path.display())
             })
             .collect();
-        add(
-            "found",
-            if found.is_empty() {
-                "not installed".to_owned()
-            } else {
-                found.join(", ")
-            },
-        );
+        add("found", if found.is_empty() { "not installed".to_owned() } else { found.join(", ") });
     }
     add("acts_on", titles(remedy.acts_on));
     add("gain", gain(remedy));
-    add(
-        "walls",
-        remedy
-            .walls
-            .iter()
-            .map(|w| w.key())
-            .collect::<Vec<_>>()
-            .join(", "),
-    );
+    add("walls", remedy.walls.iter().map(|w| w.key()).collect::<Vec<_>>().join(", "));
     add("backfires", remedy.backfires.to_owned());
     add("moves", remedy.moves.to_owned());
     add("undo", remedy.undo_line());
-    add(
-        "restart",
-        if remedy.restart { "needed" } else { "not needed" }.to_owned(),
-    );
+    add("restart", if remedy.restart { "needed" } else { "not needed" }.to_owned());
     if remedy.is_command() || remedy.start.is_some() {
         add("shell", remedy.shell_line());
         add("note", remedy.note_line());
     }
     Page {
         name: remedy.key.to_owned(),
-        kind: if preloaded.is_some() {
-            "allocator"
-        } else {
-            "remedy"
-        },
+        kind: if preloaded.is_some() { "allocator" } else { "remedy" },
         title: remedy.title.to_owned(),
         sections,
     }
@@ -305,11 +269,7 @@ fn gain(remedy: &Remedy) -> String {
 }
 
 fn change(change: &Change) -> String {
-    let shown = |template: &str| {
-        template
-            .replace("{}", "VALUE")
-            .replace("{arenas}", "8 times the CPUs")
-    };
+    let shown = |template: &str| template.replace("{}", "VALUE").replace("{arenas}", "8 times the CPUs");
     match change {
         Change::Preload(_) => {
             "puts the library first in LD_PRELOAD and keeps the entries already there".to_owned()
@@ -359,10 +319,7 @@ fn need_text(need: Need) -> String {
         Need::Unset(name) => return format!("useful if {name} is not set already"),
         Need::ArenasLimited => "useful if a setting limits the number of arenas",
         Need::MmapThresholdBelow(bytes) => {
-            return format!(
-                "useful if the mmap threshold is not already set to {} MiB or more",
-                bytes >> 20
-            );
+            return format!("useful if the mmap threshold is not already set to {} MiB or more", bytes >> 20);
         }
         Need::MoreThanOneNode => "machines with more than one NUMA node",
         Need::Quota => "processes whose cgroup has a CPU quota",
@@ -394,10 +351,7 @@ fn tunable_page(known: &Known) -> Page {
                     known.since.0, known.since.1
                 ),
             ),
-            (
-                "applied",
-                format!("sets {name}=VALUE in GLIBC_TUNABLES and keeps the entries already there"),
-            ),
+            ("applied", format!("sets {name}=VALUE in GLIBC_TUNABLES and keeps the entries already there")),
             ("range", range),
             ("acts_on", titles(known.acts_on)),
             (
@@ -414,16 +368,10 @@ fn tunable_page(known: &Known) -> Page {
 
 fn wall_page(wall: Wall) -> Page {
     let threshold = thresholds::of(wall);
-    let remedies: Vec<&str> = TABLE
-        .iter()
-        .filter(|remedy| remedy.walls.contains(&wall))
-        .map(|remedy| remedy.key)
-        .collect();
-    let subjects: Vec<&str> = SUBJECTS
-        .iter()
-        .filter(|subject| subject.wall == Some(wall))
-        .map(|subject| subject.name)
-        .collect();
+    let remedies: Vec<&str> =
+        TABLE.iter().filter(|remedy| remedy.walls.contains(&wall)).map(|remedy| remedy.key).collect();
+    let subjects: Vec<&str> =
+        SUBJECTS.iter().filter(|subject| subject.wall == Some(wall)).map(|subject| subject.name).collect();
     let mut sections = vec![
         ("about", wall.about().to_owned()),
         (
@@ -454,10 +402,7 @@ fn bench_page(experiment: &bench::Known) -> Page {
         name: experiment.name.to_owned(),
         kind: "experiment",
         title: experiment.summary.to_owned(),
-        sections: vec![
-            ("about", experiment.about.to_owned()),
-            ("shell", experiment.shell.to_owned()),
-        ],
+        sections: vec![("about", experiment.about.to_owned()), ("shell", experiment.shell.to_owned())],
     }
 }
 
@@ -473,10 +418,7 @@ fn subject_page(subject: &Subject) -> Page {
         None => "A built-in program without a wall.".to_owned(),
     };
     let mut sections = vec![("about", about)];
-    let acts: Vec<String> = lines
-        .into_iter()
-        .chain(waits.iter().map(|w| (*w).to_owned()))
-        .collect();
+    let acts: Vec<String> = lines.into_iter().chain(waits.iter().map(|w| (*w).to_owned())).collect();
     if !acts.is_empty() {
         sections.push(("acts_on", acts.join(", ")));
     }
@@ -484,12 +426,7 @@ fn subject_page(subject: &Subject) -> Page {
         sections.push(("twin", format!("{twin} (--twin)")));
     }
     sections.push(("shell", format!("allocwall subject {}", subject.name)));
-    Page {
-        name: subject.name.to_owned(),
-        kind: "experiment",
-        title: subject.summary.to_owned(),
-        sections,
-    }
+    Page { name: subject.name.to_owned(), kind: "experiment", title: subject.summary.to_owned(), sections }
 }
 
 #[cfg(test)]
@@ -521,9 +458,7 @@ mod tests {
             let page = remedy_page(remedy, &Printer::new());
             for key in ["usage", "about", "proof", "backfires", "undo", "shell"] {
                 assert!(
-                    page.sections
-                        .iter()
-                        .any(|(known, text)| *known == key && !text.is_empty()),
+                    page.sections.iter().any(|(known, text)| *known == key && !text.is_empty()),
                     "{}: {key}",
                     remedy.key
                 );
@@ -533,12 +468,8 @@ mod tests {
 
     #[test]
     fn names_with_values_and_names_with_two_pages_are_found() {
-        let kinds = |name: &str| {
-            pages(name, &Printer::new())
-                .iter()
-                .map(|page| page.kind)
-                .collect::<Vec<_>>()
-        };
+        let kinds =
+            |name: &str| pages(name, &Printer::new()).iter().map(|page| page.kind).collect::<Vec<_>>();
         assert_eq!(kinds("retention"), ["wall", "experiment"]);
         assert_eq!(kinds("first-touch"), ["wall"]);
         assert_eq!(kinds("jemalloc@system"), ["allocator"]);

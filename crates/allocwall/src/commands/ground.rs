@@ -26,11 +26,7 @@ impl Ground {
             .tempdir_in(place.folder)
             .context("cannot create a temporary folder")?;
         let keeper = std::env::current_exe().context("cannot find the path of allocwall itself")?;
-        Ok(Ground {
-            guard: run::guard(Some(folder.path()), &keeper)?,
-            folder,
-            keeper,
-        })
+        Ok(Ground { guard: run::guard(Some(folder.path()), &keeper)?, folder, keeper })
     }
 
     pub fn folder(&self) -> &Path {

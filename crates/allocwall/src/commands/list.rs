@@ -74,9 +74,7 @@ pub fn tunables() -> Measured<Vec<Tunable>> {
 
 /// Remedies that can be applied when a command is started (`true`), or the others (`false`).
 fn applicable(applied: bool) -> impl Iterator<Item = &'static Remedy> {
-    TABLE
-        .iter()
-        .filter(move |remedy| remedy.start.is_some() == applied)
+    TABLE.iter().filter(move |remedy| remedy.start.is_some() == applied)
 }
 
 const NAME: usize = 28;
@@ -98,20 +96,12 @@ fn as_text(found: &[Found], tunables: &Measured<Vec<Tunable>>, width: usize) -> 
         row(&mut out, &format!("{} {version}", library.kind), &text, width);
     }
     if found.is_empty() {
-        row(
-            &mut out,
-            "none",
-            "no known allocator is in the usual folders or in the linker's cache",
-            width,
-        );
+        row(&mut out, "none", "no known allocator is in the usual folders or in the linker's cache", width);
     }
     out.push_str("\nTunables of glibc's malloc (glibc:NAME=VALUE)\n");
     match tunables {
         Ok(list) => {
-            for tunable in list
-                .iter()
-                .filter(|tunable| tunable.name.starts_with(known::PREFIX))
-            {
+            for tunable in list.iter().filter(|tunable| tunable.name.starts_with(known::PREFIX)) {
                 let name = tunable.name.trim_start_matches(known::PREFIX);
                 let title = known::find(name).map_or("", |known| known.title);
                 let text = match title {
@@ -146,16 +136,9 @@ fn row(out: &mut String, name: &str, text: &str, width: usize) {
     if name.chars().count() > NAME {
         let _ = writeln!(out, "  {name}");
     }
-    let head = if name.chars().count() > NAME {
-        indent.clone()
-    } else {
-        format!("  {name:NAME$} ")
-    };
+    let head = if name.chars().count() > NAME { indent.clone() } else { format!("  {name:NAME$} ") };
     let text = terminal(text);
-    let options = plain(width)
-        .initial_indent(&head)
-        .subsequent_indent(&indent)
-        .break_words(false);
+    let options = plain(width).initial_indent(&head).subsequent_indent(&indent).break_words(false);
     let _ = writeln!(out, "{}", textwrap::fill(&text, options));
 }
 
@@ -228,14 +211,12 @@ fn as_json(found: &[Found], tunables: &Measured<Vec<Tunable>>) -> String {
 /// Bounds are text: they go up to 2^64 - 1, and most JSON readers cannot hold that as a number.
 fn tunable_json(tunable: &Tunable) -> serde_json::Value {
     let (kind, bounds) = match &tunable.values {
-        Values::Number { default, min, max } => (
-            "number",
-            Some((default.to_string(), min.to_string(), max.to_string())),
-        ),
-        Values::Size { default, min, max } => (
-            "size",
-            Some((default.to_string(), min.to_string(), max.to_string())),
-        ),
+        Values::Number { default, min, max } => {
+            ("number", Some((default.to_string(), min.to_string(), max.to_string())))
+        }
+        Values::Size { default, min, max } => {
+            ("size", Some((default.to_string(), min.to_string(), max.to_string())))
+        }
         Values::Text => ("text", None),
     };
     let (default, min, max) = bounds.map_or((None, None, None), |(d, l, h)| (Some(d), Some(l), Some(h)));

@@ -13,11 +13,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let served = if args.what == reading::PYTHON {
-        python::serve()
-    } else {
-        reading::serve()
-    };
+    let served = if args.what == reading::PYTHON { python::serve() } else { reading::serve() };
     served.context("`allocwall read` is for internal use and cannot continue")?;
     Ok(ExitCode::SUCCESS)
 }

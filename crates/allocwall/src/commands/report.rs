@@ -55,21 +55,11 @@ impl Judged {
     pub fn of(recording: Recording, file: Option<PathBuf>) -> Judged {
         let bill = bill::of(&recording);
         let verdict = allocwall_diagnose::verdict(&recording, &bill);
-        Judged {
-            recording,
-            bill,
-            verdict,
-            file,
-        }
+        Judged { recording, bill, verdict, file }
     }
 
     pub fn render(&self, format: Format, style: Style) -> anyhow::Result<String> {
-        let Judged {
-            recording,
-            bill,
-            verdict,
-            file,
-        } = self;
+        let Judged { recording, bill, verdict, file } = self;
         // A path that is not UTF-8 cannot be copied from a terminal, so it is left out.
         let file = file.as_deref().and_then(Path::to_str);
         Ok(match format {
@@ -85,20 +75,13 @@ impl Judged {
 }
 
 pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
-    let style = if args.output.is_some() {
-        Style::FILE
-    } else {
-        printer.style()
-    };
+    let style = if args.output.is_some() { Style::FILE } else { printer.style() };
     let format = if args.json { Format::Json } else { args.format };
     let report = if journal::is_one(&args.file) {
         trial(&args.file, format, style)?
     } else {
-        Judged::of(
-            allocwall_measure::file::read(&args.file)?,
-            Some(args.file.clone()),
-        )
-        .render(format, style)?
+        Judged::of(allocwall_measure::file::read(&args.file)?, Some(args.file.clone()))
+            .render(format, style)?
     };
     match &args.output {
         Some(path) => output::write(path, report.as_bytes(), Some(&args.file))?,

@@ -72,21 +72,11 @@ fn told(applied: &Applied, asked: &[OsString]) -> String {
         .collect();
     // Options that the remedies insert after the part that both commands share.
     let options = applied.command.len().saturating_sub(asked.len());
-    let first = applied
-        .command
-        .iter()
-        .zip(asked)
-        .take_while(|(new, old)| new == old)
-        .count();
+    let first = applied.command.iter().zip(asked).take_while(|(new, old)| new == old).count();
     let options = applied.command.iter().skip(first).take(options);
     set.extend(options.map(|option| format!("option {}", option.to_string_lossy())));
     set.extend(applied.cpus.as_deref().map(|cpus| format!("CPUs {}", list(cpus))));
-    set.extend(
-        applied
-            .nodes
-            .as_deref()
-            .map(|nodes| format!("memory of node {}", list(nodes))),
-    );
+    set.extend(applied.nodes.as_deref().map(|nodes| format!("memory of node {}", list(nodes))));
     if set.is_empty() {
         "allocwall: the remedies set nothing".to_owned()
     } else {

@@ -64,10 +64,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     }
     let threads = args.threads.map_or(subject.threads, usize::from);
     if subject.threads_fixed && threads != subject.threads {
-        bail!(
-            "{name} needs exactly {} threads: leave --threads out",
-            subject.threads
-        );
+        bail!("{name} needs exactly {} threads: leave --threads out", subject.threads);
     }
     let options = Options {
         twin: args.twin,
@@ -86,10 +83,7 @@ fn list() -> String {
         let wall = subject.wall.map_or("no wall", |wall| wall.title());
         let twin = subject.twin.unwrap_or("none");
         let dial = subject.dial.meaning();
-        format!(
-            "{:<20} {wall:<22} {}\n{:43} dial: {dial}; twin: {twin}\n",
-            subject.name, subject.summary, ""
-        )
+        format!("{:<20} {wall:<22} {}\n{:43} dial: {dial}; twin: {twin}\n", subject.name, subject.summary, "")
     };
     SUBJECTS.iter().map(describe).collect()
 }

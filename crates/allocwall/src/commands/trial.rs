@@ -263,17 +263,11 @@ pub struct Args {
 impl Args {
     /// A trial of these remedies on a command that runs to its end, with defaults for all other options.
     pub fn of(with: &[&str], command: &[OsString]) -> Args {
-        let options: Vec<String> = with
-            .iter()
-            .flat_map(|name| ["--with".to_owned(), (*name).to_owned()])
-            .collect();
+        let options: Vec<String> =
+            with.iter().flat_map(|name| ["--with".to_owned(), (*name).to_owned()]).collect();
         let words = ["trial".to_owned()].into_iter().chain(options.iter().cloned());
         let Again { args } = Again::parse_from(words);
-        Args {
-            command: command.to_vec(),
-            made_of: options,
-            ..args
-        }
+        Args { command: command.to_vec(), made_of: options, ..args }
     }
 
     fn of_what(&self) -> Of {
@@ -301,11 +295,7 @@ impl Args {
 
     /// The options as the user typed them.
     fn options(&self) -> Vec<String> {
-        if self.made_of.is_empty() {
-            typed()
-        } else {
-            self.made_of.clone()
-        }
+        if self.made_of.is_empty() { typed() } else { self.made_of.clone() }
     }
 }
 
@@ -367,11 +357,8 @@ fn parse_header(text: &str) -> Result<(String, String), String> {
 }
 
 fn parse_percent(text: &str) -> Result<f64, String> {
-    let number: f64 = text
-        .trim_end_matches('%')
-        .trim()
-        .parse()
-        .map_err(|_| "expected a percentage: 2%".to_owned())?;
+    let number: f64 =
+        text.trim_end_matches('%').trim().parse().map_err(|_| "expected a percentage: 2%".to_owned())?;
     if number > 0.0 && number <= 1000.0 {
         return Ok(number / 100.0);
     }
@@ -387,11 +374,7 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     if let Some(earlier) = &mut earlier {
         args = continued(&args, earlier)?;
     }
-    let gates = args
-        .fail_on
-        .iter()
-        .map(|g| Gate::parse(g))
-        .collect::<Result<Vec<_>, Error>>()?;
+    let gates = args.fail_on.iter().map(|g| Gate::parse(g)).collect::<Result<Vec<_>, Error>>()?;
     if args.command.is_empty() {
         bail!("no command given: put it after --");
     }
@@ -418,26 +401,15 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     }
     .conduct(earlier);
     drop(ground);
-    let Tried {
-        outcome,
-        path,
-        failed,
-    } = outcome?;
-    let words: Vec<String> = args
-        .command
-        .iter()
-        .map(|w| w.to_string_lossy().into_owned())
-        .collect();
+    let Tried { outcome, path, failed } = outcome?;
+    let words: Vec<String> = args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect();
     printer.data(&match (args.json, args.csv) {
         (true, _) => trial_json::document(&outcome, &words),
         (_, true) => trial_csv::table(&outcome),
         _ => trial_text::trial(&outcome, &words, &how(&args.options()), printer.style()),
     })?;
     printer.note(&format!("trial: {}", path.display()));
-    let met = gates
-        .iter()
-        .map(|gate| gate.stops(&outcome))
-        .collect::<Result<Vec<_>, Error>>()?;
+    let met = gates.iter().map(|gate| gate.stops(&outcome)).collect::<Result<Vec<_>, Error>>()?;
     let met: Vec<String> = met.into_iter().flatten().collect();
     for line in &met {
         printer.warn(line);
@@ -448,20 +420,13 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let measured = outcome.comparisons.iter().any(|c| c.effect.is_ok());
     // With --fail-on, an unfinished trial must not pass.
     let cut_off = failed.is_some() || (!gates.is_empty() && interrupted.load(Ordering::Relaxed));
-    Ok(if measured && met.is_empty() && !cut_off {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if measured && met.is_empty() && !cut_off { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The earlier trial's options, with the new options that may change: length, gates and output.
 fn continued(now: &Args, earlier: &mut Journal) -> anyhow::Result<Args> {
     let kept = earlier.head.options.iter().chain(&earlier.head.command);
-    if let Some(word) = kept
-        .into_iter()
-        .find(|word| word.contains(char::REPLACEMENT_CHARACTER))
-    {
+    if let Some(word) = kept.into_iter().find(|word| word.contains(char::REPLACEMENT_CHARACTER)) {
         bail!(
             "the trial can't be continued: {word} was not valid UTF-8, and the file stores options and command as text; \
              start another trial"
@@ -473,10 +438,7 @@ fn continued(now: &Args, earlier: &mut Journal) -> anyhow::Result<Args> {
         .chain(["--".to_owned()])
         .chain(earlier.head.command.iter().cloned());
     let Again { args: mut before } = Again::try_parse_from(words).map_err(|e| {
-        anyhow!(
-            "the trial can't be continued: its saved options are not valid: {}",
-            e.kind()
-        )
+        anyhow!("the trial can't be continued: its saved options are not valid: {}", e.kind())
     })?;
     earlier.planned |= before.budget.is_none() && before.effect.is_none();
     let (done, planned) = (earlier.blocks.len(), earlier.head.design.settings.planned);
@@ -524,11 +486,7 @@ struct Tried {
 
 impl Tried {
     fn of(journal: &Journal, path: &Path) -> Tried {
-        Tried {
-            outcome: compare(&journal.head.design, &journal.blocks),
-            path: path.to_owned(),
-            failed: None,
-        }
+        Tried { outcome: compare(&journal.head.design, &journal.blocks), path: path.to_owned(), failed: None }
     }
 }
 
@@ -578,13 +536,8 @@ impl Trial<'_> {
                 self.gates_fit(&metrics)?;
                 // A metric of --fail-on is primary.
                 let gated = |m: &Metric| self.gates.iter().any(|gate| gate.is_of(m));
-                let metrics: Vec<Metric> = metrics
-                    .into_iter()
-                    .map(|m| Metric {
-                        primary: m.primary || gated(&m),
-                        ..m
-                    })
-                    .collect();
+                let metrics: Vec<Metric> =
+                    metrics.into_iter().map(|m| Metric { primary: m.primary || gated(&m), ..m }).collect();
                 let predicted = self.predicted(&kind, &arms, &metrics);
                 if self.stopped() {
                     return self.stopped_early(None);
@@ -693,12 +646,7 @@ impl Trial<'_> {
 
     /// The baseline twice, then the remedies.
     fn arms(&self) -> anyhow::Result<Vec<Arm>> {
-        let untreated = |name: &str| {
-            Arm::parse("none").map(|arm| Arm {
-                name: name.to_owned(),
-                ..arm
-            })
-        };
+        let untreated = |name: &str| Arm::parse("none").map(|arm| Arm { name: name.to_owned(), ..arm });
         let mut arms = vec![untreated("A")?, untreated("A′")?];
         for text in &self.args.with {
             let arm = Arm::parse(text)?;
@@ -728,11 +676,7 @@ impl Trial<'_> {
             prepared.push(Prepared::of(&base, &applied));
         }
         let prepared = session::equalised(prepared);
-        let figures = args
-            .metric
-            .iter()
-            .map(|m| Figure::parse(m))
-            .collect::<Result<Vec<_>, Error>>()?;
+        let figures = args.metric.iter().map(|m| Figure::parse(m)).collect::<Result<Vec<_>, Error>>()?;
         if args.of_what() == Of::Batch {
             let batch = Kind::Batch(Batch {
                 arms: prepared,
@@ -751,10 +695,7 @@ impl Trial<'_> {
             (None, None) => bail!("unknown when the server is ready: use --ready tcp:127.0.0.1:PORT"),
         };
         let load = match (&args.load, &args.load_cmd) {
-            (Some(url), _) => Load::Inside {
-                request: self.request(url)?,
-                plans: vec![],
-            },
+            (Some(url), _) => Load::Inside { request: self.request(url)?, plans: vec![] },
             (None, Some(line)) => {
                 let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
                 let read = if figures.is_empty() {
@@ -762,11 +703,7 @@ impl Trial<'_> {
                 } else {
                     Read::Figures(figures)
                 };
-                Load::Command {
-                    line: line.clone(),
-                    read,
-                    limit: args.timeout,
-                }
+                Load::Command { line: line.clone(), read, limit: args.timeout }
             }
             (None, None) => bail!("no load given: use --load URL or --load-cmd CMD"),
         };
@@ -812,12 +749,7 @@ impl Trial<'_> {
             (None, Some(_)) => "POST",
             (None, None) => "GET",
         };
-        Ok(Request::new(&HttpAsk {
-            method,
-            headers: &args.header,
-            body: &body,
-            ..HttpAsk::get(url)
-        })?)
+        Ok(Request::new(&HttpAsk { method, headers: &args.header, body: &body, ..HttpAsk::get(url) })?)
     }
 
     fn rates(&self, server: &Server) -> anyhow::Result<Vec<Rate>> {
@@ -837,10 +769,7 @@ impl Trial<'_> {
             .iter()
             .map(|share| (format!("{:.0}%", share * 100.0), capacity.per_second * share))
             .collect();
-        let shown: Vec<String> = rates
-            .iter()
-            .map(|(name, rate)| format!("{name} = {rate:.0}"))
-            .collect();
+        let shown: Vec<String> = rates.iter().map(|(name, rate)| format!("{name} = {rate:.0}")).collect();
         self.printer.note(&format!(
             "capacity {:.0} requests/s with {} connections; load of all arms: {} requests/s",
             capacity.per_second,
@@ -853,8 +782,7 @@ impl Trial<'_> {
     /// One run of each arm, which is not counted.
     fn prove(&self, kind: &mut Kind, names: &[String]) -> anyhow::Result<Vec<Ran>> {
         let told = |arm: usize| {
-            self.printer
-                .progress_line(&format!("first run of {}, not counted", names[arm]));
+            self.printer.progress_line(&format!("first run of {}, not counted", names[arm]));
         };
         let room = Room::new(self.folder);
         let ran = match kind {
@@ -916,25 +844,15 @@ impl Trial<'_> {
             arms: infos,
             metrics,
         };
-        Head {
-            rates,
-            ..session::head(command, self.args.options(), design, first)
-        }
+        Head { rates, ..session::head(command, self.args.options(), design, first) }
     }
 
     fn origin(&self) -> Origin {
         let shown = |path: PathBuf| path.display().to_string();
         let path = std::env::var_os("PATH");
-        let found = self
-            .args
-            .command
-            .first()
-            .map(|name| program::find(name, path.as_deref(), "".as_ref()));
+        let found = self.args.command.first().map(|name| program::find(name, path.as_deref(), "".as_ref()));
         let text = |(name, value): (OsString, OsString)| {
-            (
-                name.to_string_lossy().into_owned(),
-                value.to_string_lossy().into_owned(),
-            )
+            (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())
         };
         let variables = arms::environment().into_iter().map(text);
         Origin {
@@ -962,12 +880,8 @@ impl Trial<'_> {
             ),
         }
         let here = session::machine();
-        let others: Vec<&str> = begun
-            .machine
-            .iter()
-            .filter(|line| !here.contains(line))
-            .map(String::as_str)
-            .collect();
+        let others: Vec<&str> =
+            begun.machine.iter().filter(|line| !here.contains(line)).map(String::as_str).collect();
         if !others.is_empty() {
             self.printer.warn(&format!(
                 "the trial was started on another machine ({}); this machine is {}",
@@ -985,10 +899,7 @@ impl Trial<'_> {
             return nothing();
         }
         self.printer.progress_line("diagnosing the baseline");
-        let window = self
-            .args
-            .load_time
-            .clamp(record::SHORTEST_WINDOW, record::DEFAULT_WINDOW);
+        let window = self.args.load_time.clamp(record::SHORTEST_WINDOW, record::DEFAULT_WINDOW);
         let judged = match kind {
             Kind::Batch(batch) => self.diagnosed(
                 Ask::Launch {
@@ -1015,14 +926,10 @@ impl Trial<'_> {
                 {
                     self.printer.warn(&format!("no predictions: {absence}"));
                 }
-                arms.iter()
-                    .map(|arm| predict::of(&judged.recording, &judged.bill, arm, metrics))
-                    .collect()
+                arms.iter().map(|arm| predict::of(&judged.recording, &judged.bill, arm, metrics)).collect()
             }
             Err(error) => {
-                self.printer.warn(&format!(
-                    "no predictions: the command could not be diagnosed: {error:#}"
-                ));
+                self.printer.warn(&format!("no predictions: the command could not be diagnosed: {error:#}"));
                 nothing()
             }
         }
@@ -1083,21 +990,13 @@ pub struct Progress<'a> {
 
 impl<'a> Progress<'a> {
     pub fn new(printer: &'a Printer) -> Progress<'a> {
-        Progress {
-            printer,
-            estimate: String::new(),
-            planned: 0,
-        }
+        Progress { printer, estimate: String::new(), planned: 0 }
     }
 
     pub fn tell(&mut self, told: Told<'_>) {
         match told {
             Told::Starts { block, place, places } => {
-                let of = if self.planned > 0 {
-                    format!(" of {}", self.planned)
-                } else {
-                    String::new()
-                };
+                let of = if self.planned > 0 { format!(" of {}", self.planned) } else { String::new() };
                 self.printer.progress_line(&format!(
                     "block {}{of}, run {} of {places}{}",
                     block + 1,
@@ -1144,11 +1043,7 @@ fn estimate(outcome: &TrialResult) -> String {
             Some(format!("{name} {:+.1} %{word}", effect.point * 100.0))
         })
         .collect();
-    if shown.is_empty() {
-        String::new()
-    } else {
-        format!(" · so far {}", shown.join(", "))
-    }
+    if shown.is_empty() { String::new() } else { format!(" · so far {}", shown.join(", ")) }
 }
 
 impl Drop for Progress<'_> {
@@ -1199,10 +1094,7 @@ mod tests {
         for argument in command.get_arguments() {
             let id = argument.get_id().as_str();
             let listed = HEEDED.iter().any(|(option, _)| *option == id);
-            assert!(
-                listed != ALL.contains(&id),
-                "{id} must be in exactly one of the two tables"
-            );
+            assert!(listed != ALL.contains(&id), "{id} must be in exactly one of the two tables");
         }
         let kinds: [(Of, &[&str]); 3] = [
             (Of::Batch, &[]),
@@ -1220,11 +1112,7 @@ mod tests {
             };
             let name = format!("--{}", option.replace('_', "-"));
             for (of, load) in kinds {
-                let ready = if of == Of::LoadCommand && *option != "ready" {
-                    &READY[..]
-                } else {
-                    &[]
-                };
+                let ready = if of == Of::LoadCommand && *option != "ready" { &READY[..] } else { &[] };
                 let line = parsed(&[load, ready, &[&name, value]].concat()).unheeded();
                 assert_eq!(line.is_none(), by.contains(&of), "{name} {of:?}: {line:?}");
                 assert!(line.is_none_or(|line| line.starts_with(&format!("{name} has no effect on"))));

@@ -44,20 +44,13 @@ impl MachineTime {
         const TICKS_A_SECOND: f64 = 100.0;
         let stat = std::fs::read_to_string("/proc/stat").expect("/proc/stat is text");
         let ticks = stat.split_ascii_whitespace().skip(1).take(KINDS);
-        let seconds: Vec<f64> = ticks
-            .map(|ticks| ticks.parse::<f64>().expect("a count of ticks") / TICKS_A_SECOND)
-            .collect();
-        MachineTime {
-            stolen_s: seconds[KINDS - 1],
-            all_s: seconds.iter().sum(),
-        }
+        let seconds: Vec<f64> =
+            ticks.map(|ticks| ticks.parse::<f64>().expect("a count of ticks") / TICKS_A_SECOND).collect();
+        MachineTime { stolen_s: seconds[KINDS - 1], all_s: seconds.iter().sum() }
     }
 
     pub fn since(self, before: MachineTime) -> MachineTime {
-        MachineTime {
-            stolen_s: self.stolen_s - before.stolen_s,
-            all_s: self.all_s - before.all_s,
-        }
+        MachineTime { stolen_s: self.stolen_s - before.stolen_s, all_s: self.all_s - before.all_s }
     }
 
     pub fn stolen(self) -> f64 {

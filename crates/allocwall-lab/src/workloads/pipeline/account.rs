@@ -18,19 +18,13 @@ pub struct Record {
 
 impl Record {
     /// Not zero, so that writing it touches the page.
-    pub const TOUCHED: Record = Record {
-        intended: 1,
-        stages: [1; 4],
-    };
+    pub const TOUCHED: Record = Record { intended: 1, stages: [1; 4] };
 
     /// `stamps`: intended, allocated, dequeued, checked, freed.
     #[inline]
     pub fn of(start: u64, stamps: [u64; 5]) -> Record {
         let stage = |n: usize| u32::try_from(stamps[n + 1].saturating_sub(stamps[n])).unwrap_or(u32::MAX);
-        Record {
-            intended: stamps[0].saturating_sub(start),
-            stages: [stage(0), stage(1), stage(2), stage(3)],
-        }
+        Record { intended: stamps[0].saturating_sub(start), stages: [stage(0), stage(1), stage(2), stage(3)] }
     }
 
     fn cycles(&self, measure: Measure) -> u64 {
@@ -72,21 +66,14 @@ fn in_a_row(long: &[Span], stalls: &[Span], cycles: Cycles) -> Vec<Span> {
     let jitter = cycles.of_ns(JITTER_NS);
     let near = |at: u64| {
         let first = stalls.partition_point(|(from, _)| *from < at.saturating_sub(jitter));
-        stalls
-            .get(first)
-            .filter(|(from, _)| *from <= at + jitter)
-            .map(|(from, to)| to - from)
+        stalls.get(first).filter(|(from, _)| *from <= at + jitter).map(|(from, to)| to - from)
     };
     let in_row = |(from, to): &Span| {
         TICKS.iter().any(|per_s| {
             let tick = cycles.of_ns(1e9 / per_s);
             let places = (1..=REACH).flat_map(|n| [from.saturating_sub(n * tick), from + n * tick]);
             let row: Vec<u64> = places.filter_map(near).collect();
-            row.len() >= ROW
-                && row
-                    .iter()
-                    .max()
-                    .is_some_and(|longest| to - from <= LONGER * longest)
+            row.len() >= ROW && row.iter().max().is_some_and(|longest| to - from <= LONGER * longest)
         })
     };
     long.iter().filter(|span| in_row(span)).copied().collect()
@@ -124,11 +111,7 @@ fn disturbed<'a>(records: &'a [Record], stalls: &'a Stalls) -> impl Iterator<Ite
     let mut before = (false, 0, 0);
     records.iter().map(move |record| {
         let met = met(&stalls.producers, record.intended, record.allocated())
-            || met(
-                &stalls.consumers,
-                record.allocated(),
-                record.done().saturating_sub(1),
-            );
+            || met(&stalls.consumers, record.allocated(), record.done().saturating_sub(1));
         let (disturbed, allocated, freed) = before;
         let behind = disturbed && (allocated > record.intended || freed > record.allocated());
         before = (met || behind, record.allocated(), record.done());
@@ -172,10 +155,7 @@ pub fn told(
             .flat_map(|t| t.watch.stalls.iter().chain(&t.watch.held));
         merged(spans.map(|(from, to)| (relative(*from), relative(*to))).collect())
     };
-    let stalls = Stalls {
-        producers: of(Role::Producer),
-        consumers: of(Role::Consumer),
-    };
+    let stalls = Stalls { producers: of(Role::Producer), consumers: of(Role::Consumer) };
 
     let mut latencies: BTreeMap<Measure, Pair> = BTreeMap::new();
     if spec.rate.is_some() {
@@ -253,10 +233,7 @@ mod tests {
     fn orders_with_a_stall_and_orders_that_wait_for_them_are_disturbed() {
         let quick = [10, 10, 10, 10];
         let of = |producers: &[Span], consumers: &[Span], records: &[Record]| -> Vec<bool> {
-            let stalls = Stalls {
-                producers: producers.to_vec(),
-                consumers: consumers.to_vec(),
-            };
+            let stalls = Stalls { producers: producers.to_vec(), consumers: consumers.to_vec() };
             disturbed(records, &stalls).collect()
         };
         let records = [
@@ -272,10 +249,7 @@ mod tests {
             // As long as these, but without a stall nearby: caused by the allocator.
             record(900, [400, 10, 10, 10]),
         ];
-        assert_eq!(
-            of(&[], &[(120, 500)], &records),
-            [false, true, true, true, false, false]
-        );
+        assert_eq!(of(&[], &[(120, 500)], &records), [false, true, true, true, false, false]);
         assert!(!of(&[], &[], &records).contains(&true));
         // A producer's stall that begins when the allocation ends delays the sending. One that begins later delays only the next order.
         let pair = [record(100, [50, 40, 10, 10]), record(220, quick)];
@@ -288,10 +262,7 @@ mod tests {
 
     #[test]
     fn spans_that_touch_are_one() {
-        assert_eq!(
-            merged(vec![(50, 60), (1, 5), (4, 9), (9, 10)]),
-            [(1, 10), (50, 60)]
-        );
+        assert_eq!(merged(vec![(50, 60), (1, 5), (4, 9), (9, 10)]), [(1, 10), (50, 60)]);
     }
 
     #[test]
@@ -300,12 +271,7 @@ mod tests {
         let at = |us: f64| 1_000_000_000 + cycles.of_ns(us * 1000.0);
         let span = |us: f64, long: f64| (at(us), at(us + long));
         // One tick per millisecond; the third, the fourth and the sixth hit allocations.
-        let stalls = [
-            span(0.0, 10.0),
-            span(1000.0, 9.0),
-            span(4001.0, 11.0),
-            span(6000.0, 10.0),
-        ];
+        let stalls = [span(0.0, 10.0), span(1000.0, 9.0), span(4001.0, 11.0), span(6000.0, 10.0)];
         let hit = [span(2000.5, 12.0), span(2999.5, 12.0), span(4999.0, 9.0)];
         let [beside, longer] = [span(2400.0, 12.0), span(2000.5, 60.0)];
         let long = [hit[0], beside, longer, hit[1], hit[2]];

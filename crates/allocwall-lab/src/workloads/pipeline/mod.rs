@@ -197,27 +197,14 @@ impl Run for Pipeline<'_> {
             plant(shared, &running);
             let joined = running
                 .into_iter()
-                .map(|thread| {
-                    thread
-                        .join()
-                        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-                })
+                .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
                 .collect::<anyhow::Result<Vec<Thread>>>();
-            let stolen = stolen()
-                .zip(before)
-                .map(|(after, before)| after.saturating_sub(before));
+            let stolen = stolen().zip(before).map(|(after, before)| after.saturating_sub(before));
             locked.and(joined).map(|threads| (threads, stolen))
         })?;
         let start = shared.start.load(Ordering::SeqCst);
         let threshold = shared.cycles.of_ns(THRESHOLD_NS);
-        Ok(told(
-            spec,
-            shared.cycles,
-            start,
-            &mut threads,
-            stolen_ns,
-            threshold,
-        ))
+        Ok(told(spec, shared.cycles, start, &mut threads, stolen_ns, threshold))
     }
 }
 
@@ -254,11 +241,7 @@ fn hand_off(shared: &Shared, first: bool) -> Option<f64> {
         for trip in 0..TRIPS {
             let number = 2 * (round * TRIPS + trip);
             // Acquire and release, as in a queue.
-            let (wait, then) = if first {
-                (number, number + 1)
-            } else {
-                (number + 1, number + 2)
-            };
+            let (wait, then) = if first { (number, number + 1) } else { (number + 1, number + 2) };
             while ball.load(Ordering::Acquire) != wait {
                 if shared.failed.load(Ordering::Relaxed) {
                     return None;
@@ -384,12 +367,7 @@ fn produce<M: Make>(
     while shared.left.load(Ordering::Acquire) > 0 && !shared.failed.load(Ordering::Relaxed) {
         shared.pause();
     }
-    Ok(Thread {
-        handoff_ns,
-        refused,
-        blocks: heap.done,
-        ..ended
-    })
+    Ok(Thread { handoff_ns, refused, blocks: heap.done, ..ended })
 }
 
 fn consume<F: Free>(
@@ -429,9 +407,8 @@ fn consume<F: Free>(
             };
             let dequeued = cycles.now();
             watch.waited(dequeued);
-            let (intended, allocated, passes) = free.read(&item, |order, rest| {
-                (order.intended, order.allocated, checker.check(order, rest))
-            });
+            let (intended, allocated, passes) =
+                free.read(&item, |order, rest| (order.intended, order.allocated, checker.check(order, rest)));
             let checked = cycles.now();
             watch.computed(checked, usual);
             free.free(item, producer);
@@ -491,10 +468,7 @@ fn press(shared: &Shared) -> anyhow::Result<Thread> {
             shared.pause();
         }
     }
-    Ok(Thread {
-        blocks: heap.done,
-        ..Thread::ended(Role::Pressure, cpu, watch, &counts)
-    })
+    Ok(Thread { blocks: heap.done, ..Thread::ended(Role::Pressure, cpu, watch, &counts) })
 }
 
 /// Allocations that take longer, for tests of the stall detector.
@@ -561,10 +535,7 @@ fn plant<T>(shared: &Shared, running: &[thread::ScopedJoinHandle<'_, T>]) {
         }
         // SAFETY: the thread stored its id before it was ready, and it is not joined yet.
         unsafe {
-            libc::pthread_kill(
-                FIRST_PRODUCER.load(Ordering::SeqCst) as libc::pthread_t,
-                libc::SIGUSR2,
-            )
+            libc::pthread_kill(FIRST_PRODUCER.load(Ordering::SeqCst) as libc::pthread_t, libc::SIGUSR2)
         };
     }
 }

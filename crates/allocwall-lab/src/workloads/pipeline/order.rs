@@ -55,16 +55,9 @@ pub struct Template {
 
 impl Template {
     pub fn new(sizes: Sizes, seed: u64, producer: u8) -> Template {
-        let order = Order {
-            producer,
-            ..Order::default()
-        };
+        let order = Order { producer, ..Order::default() };
         Template {
-            block: Block {
-                order,
-                _free: [0; LINE - size_of::<Order>()],
-                rest: [7; LARGEST_REST],
-            },
+            block: Block { order, _free: [0; LINE - size_of::<Order>()], rest: [7; LARGEST_REST] },
             sizes: sizes.all(),
             random: Random::new(seed),
         }
@@ -98,10 +91,7 @@ impl Template {
     /// The order without padding.
     #[inline]
     pub fn value<const R: usize>(&self) -> Value<R> {
-        Value {
-            order: self.block.order,
-            rest: self.block::<R>().rest,
-        }
+        Value { order: self.block.order, rest: self.block::<R>().rest }
     }
 
     /// The first bytes of the template as a smaller block.
@@ -165,15 +155,8 @@ pub struct Checker {
 
 impl Checker {
     pub fn new(steps: u32) -> Checker {
-        let symbol = Symbol {
-            reference: 10_128,
-            band: 100,
-        };
-        let limit = Limit {
-            most: 1 << 40,
-            most_exposure: u64::MAX,
-            ..Limit::default()
-        };
+        let symbol = Symbol { reference: 10_128, band: 100 };
+        let limit = Limit { most: 1 << 40, most_exposure: u64::MAX, ..Limit::default() };
         Checker {
             symbols: Box::new([symbol; SYMBOLS]),
             limits: Box::new([limit; CLIENTS]),
@@ -192,9 +175,7 @@ impl Checker {
             _ => -i64::from(order.quantity),
         };
         let position = limit.position + delta;
-        let exposure = limit
-            .exposure
-            .wrapping_add(order.price * u64::from(order.quantity));
+        let exposure = limit.exposure.wrapping_add(order.price * u64::from(order.quantity));
         let mut passes = order.price.abs_diff(symbol.reference) <= symbol.band
             && position.abs() <= limit.most
             && exposure <= limit.most_exposure;
@@ -202,10 +183,7 @@ impl Checker {
         limit.exposure = exposure;
         let window = &mut self.windows[order.client as usize % CLIENTS];
         if order.sequence.wrapping_sub(window.opened) > 1 << 20 {
-            *window = Window {
-                opened: order.sequence,
-                count: 0,
-            };
+            *window = Window { opened: order.sequence, count: 0 };
         }
         window.count += 1;
         passes &= window.count < 1 << 40;

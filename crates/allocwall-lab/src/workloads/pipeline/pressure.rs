@@ -69,8 +69,7 @@ impl Heap {
     /// The time at which the next block is due; u64::MAX without heap pressure.
     #[inline]
     pub fn due(&self) -> u64 {
-        self.every
-            .map_or(u64::MAX, |every| self.began + (self.done as f64 * every) as u64)
+        self.every.map_or(u64::MAX, |every| self.began + (self.done as f64 * every) as u64)
     }
 
     /// Frees one block and allocates another one.

@@ -86,11 +86,7 @@ struct Account {
 impl Account {
     fn now(readings: &impl Readings) -> Account {
         let switches = readings.involuntary_switches();
-        Account {
-            cpu_ns: readings.cpu_ns(),
-            at: readings.now(),
-            switches,
-        }
+        Account { cpu_ns: readings.cpu_ns(), at: readings.now(), switches }
     }
 }
 
@@ -147,11 +143,8 @@ impl<R: Readings> Watch<R> {
     /// The thread did known work that takes `usual` cycles; more time is a stall of the machine.
     #[inline(always)]
     pub fn computed(&mut self, now: u64, usual: u64) {
-        self.last = if now.wrapping_sub(self.last) > self.threshold + usual {
-            self.stalled(now)
-        } else {
-            now
-        };
+        self.last =
+            if now.wrapping_sub(self.last) > self.threshold + usual { self.stalled(now) } else { now };
     }
 
     /// The stall includes the time to ask the kernel, which takes about as long as the threshold.
@@ -313,14 +306,8 @@ mod tests {
             (|script| _ = script.runs(2_000_000), false),
             (|script| _ = script.stopped(2_000_000), true),
             // The CPU clock stops for less than half of the time, and for more.
-            (
-                |script| _ = (script.stopped(900_000), script.runs(1_100_000)),
-                false,
-            ),
-            (
-                |script| _ = (script.stopped(1_100_000), script.runs(900_000)),
-                true,
-            ),
+            (|script| _ = (script.stopped(900_000), script.runs(1_100_000)), false),
+            (|script| _ = (script.stopped(1_100_000), script.runs(900_000)), true),
             (
                 |script| {
                     script.switches.set(script.switches.get() + 1);

@@ -75,17 +75,12 @@ fn typed<const B: usize, R: Run>(spec: &Spec, run: R) -> anyhow::Result<R::Outpu
             Ok(run.run(from_pools(pools), free))
         }
         Variant::PoolDrop => {
-            let free = (0..consumers)
-                .map(|_| takes(|item: Pooled<Block<B>>, _| drop(item)))
-                .collect();
+            let free = (0..consumers).map(|_| takes(|item: Pooled<Block<B>>, _| drop(item))).collect();
             Ok(run.run(from_pools(pools::<B>(spec)?), free))
         }
         Variant::Sharded => {
             let (pools, homes) = sharded::<Block<B>>(producers, consumers, SLOTS)?;
-            let free = homes
-                .into_iter()
-                .map(|mut home| takes(move |item, _| home.free(item)))
-                .collect();
+            let free = homes.into_iter().map(|mut home| takes(move |item, _| home.free(item))).collect();
             Ok(run.run(from_pools(pools), free))
         }
         Variant::Batch => {
@@ -98,10 +93,7 @@ fn typed<const B: usize, R: Run>(spec: &Spec, run: R) -> anyhow::Result<R::Outpu
                     takes(move |item, producer: usize| homes[producer].free(item))
                 })
                 .collect();
-            let make = all
-                .into_iter()
-                .map(|mut batches| gives(move |block| batches.alloc(block)))
-                .collect();
+            let make = all.into_iter().map(|mut batches| gives(move |block| batches.alloc(block))).collect();
             Ok(run.run(make, free))
         }
         Variant::Slab => {
@@ -157,10 +149,7 @@ impl Free for Malloc {
         unsafe {
             let order = item.0.as_ref();
             let rest = order.size as usize - LINE;
-            with(
-                order,
-                slice::from_raw_parts(item.0.cast().add(LINE).as_ptr(), rest),
-            )
+            with(order, slice::from_raw_parts(item.0.cast().add(LINE).as_ptr(), rest))
         }
     }
 
@@ -229,12 +218,7 @@ impl<const B: usize> Slots<B> {
 impl<const B: usize> Drop for Slots<B> {
     fn drop(&mut self) {
         // SAFETY: it comes from a box of a slice of this length. All ends with slots also hold this, so they are gone.
-        drop(unsafe {
-            Box::from_raw(std::ptr::slice_from_raw_parts_mut(
-                self.memory.as_ptr(),
-                self.count,
-            ))
-        });
+        drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.memory.as_ptr(), self.count)) });
     }
 }
 
@@ -303,12 +287,7 @@ impl<const B: usize> Free for ReturnQueues<B> {
 }
 
 fn freelists<const B: usize>(producers: usize, consumers: usize) -> (Vec<FreeList<B>>, Vec<ReturnQueues<B>>) {
-    let mut frees: Vec<_> = (0..consumers)
-        .map(|_| ReturnQueues {
-            homes: vec![],
-            _slots: vec![],
-        })
-        .collect();
+    let mut frees: Vec<_> = (0..consumers).map(|_| ReturnQueues { homes: vec![], _slots: vec![] }).collect();
     let makes = (0..producers)
         .map(|_| {
             let slots = Arc::new(Slots::<B>::new(SLOTS));
@@ -323,11 +302,7 @@ fn freelists<const B: usize>(producers: usize, consumers: usize) -> (Vec<FreeLis
                     from
                 })
                 .collect();
-            FreeList {
-                free,
-                home,
-                _slots: slots,
-            }
+            FreeList { free, home, _slots: slots }
         })
         .collect();
     (makes, frees)
@@ -344,11 +319,7 @@ fn pools<const B: usize>(spec: &Spec) -> anyhow::Result<Vec<Pool<Block<B>>>> {
             return Ok(Pool::new(SLOTS)?);
         }
         let bytes = (SLOTS * (size_of::<Block<B>>() + LINE)).next_multiple_of(allocwall_pool::region::HUGE);
-        let request = Request {
-            pages: Pages::Transparent,
-            touch: true,
-            ..Request::of(bytes)
-        };
+        let request = Request { pages: Pages::Transparent, touch: true, ..Request::of(bytes) };
         let region = Region::new(&request).context("cannot map huge pages for the pool")?;
         Ok(Pool::over(region)?)
     };
@@ -491,15 +462,9 @@ impl<const B: usize> Free for Keyed<B> {
 
     #[inline]
     fn read<R>(&self, item: &Key, with: impl FnOnce(&Order, &[u8]) -> R) -> R {
-        let entry = self
-            .0
-            .get(item.key)
-            .expect("a key is in the slab until it is freed");
+        let entry = self.0.get(item.key).expect("a key is in the slab until it is freed");
         let (order, rest) = parts(&*entry);
-        let order = Order {
-            allocated: item.allocated,
-            ..*order
-        };
+        let order = Order { allocated: item.allocated, ..*order };
         with(&order, rest)
     }
 

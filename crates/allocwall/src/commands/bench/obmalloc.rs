@@ -132,11 +132,8 @@ impl Bench<'_> {
                 probe.implementation
             );
         }
-        let rebuilt = args
-            .rebuilt
-            .as_ref()
-            .map(|python| self.probe(python, Some(&probe.script), set))
-            .transpose()?;
+        let rebuilt =
+            args.rebuilt.as_ref().map(|python| self.probe(python, Some(&probe.script), set)).transpose()?;
         let asked: Vec<String> = if args.arms.is_empty() {
             obmalloc::ARMS.iter().map(|name| (*name).to_owned()).collect()
         } else {
@@ -193,10 +190,7 @@ impl Bench<'_> {
         }
         let measured = !documents.is_empty();
         if args.json {
-            let skipped: Vec<_> = skipped
-                .iter()
-                .map(|s| json!({ "name": s.name, "why": s.why }))
-                .collect();
+            let skipped: Vec<_> = skipped.iter().map(|s| json!({ "name": s.name, "why": s.why })).collect();
             let document = json!({
                 "version": 1,
                 "tool": { "name": "allocwall", "version": env!("CARGO_PKG_VERSION") },
@@ -209,11 +203,7 @@ impl Bench<'_> {
             });
             self.printer.data(&format!("{document:#}\n"))?;
         }
-        Ok(if measured && !self.stopped() {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        })
+        Ok(if measured && !self.stopped() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
     fn stopped(&self) -> bool {
@@ -222,10 +212,7 @@ impl Bench<'_> {
     }
 
     fn blocks(&self, arms: usize) -> usize {
-        self.args.blocks.map_or_else(
-            || plan::default_blocks(arms, arms - BASELINES),
-            |count| count as usize,
-        )
+        self.args.blocks.map_or_else(|| plan::default_blocks(arms, arms - BASELINES), |count| count as usize)
     }
 
     /// Asks an interpreter for its properties. `script`: the package's file in another interpreter, to ask an
@@ -261,8 +248,7 @@ impl Bench<'_> {
             }
         }
         for (why, names) in reasons {
-            self.printer
-                .note(&format!("left out: {}: {why}", names.join(", ")));
+            self.printer.note(&format!("left out: {}: {why}", names.join(", ")));
         }
     }
 
@@ -282,10 +268,7 @@ impl Bench<'_> {
             None => self.folder.join(format!("{}.trial", program.name)),
         };
         let blocks = head.design.settings.planned;
-        let mut subject = AfterIdle {
-            batch,
-            idle: self.args.idle.unwrap_or_default(),
-        };
+        let mut subject = AfterIdle { batch, idle: self.args.idle.unwrap_or_default() };
         let mut told = |told: Told<'_>| {
             if let Told::Starts { block, place, places } = told {
                 self.printer.progress_line(&format!(
@@ -300,9 +283,7 @@ impl Bench<'_> {
         self.printer.clear_line();
         let (journal, end) = ran?;
         match end {
-            End::Failed(why) => self
-                .printer
-                .warn(&format!("{} stopped early: {why}", program.name)),
+            End::Failed(why) => self.printer.warn(&format!("{} stopped early: {why}", program.name)),
             End::Interrupted if journal.blocks.is_empty() => return Ok(None),
             End::Interrupted => self.printer.note(&format!(
                 "{}: interrupted after {} of {blocks} blocks",
@@ -315,10 +296,7 @@ impl Bench<'_> {
     }
 
     fn batch(&self, program: &Program, set: Set, arms: &[BenchArm]) -> Result<Batch<'_>, Error> {
-        let prepared = arms
-            .iter()
-            .map(|arm| arm.prepared(program, set, self.folder, LIMIT))
-            .collect();
+        let prepared = arms.iter().map(|arm| arm.prepared(program, set, self.folder, LIMIT)).collect();
         Ok(Batch {
             arms: session::equalised(prepared),
             keeper_exe: self.keeper.to_owned(),
@@ -334,10 +312,8 @@ impl Bench<'_> {
         let account = self.folder.join(format!("proof-{}", program.name));
         std::fs::create_dir(&account).with_context(|| account.display().to_string())?;
         let told = |arm: usize| {
-            self.printer.progress_line(&format!(
-                "{}: first run of {}, not counted",
-                program.name, arms[arm].name
-            ));
+            self.printer
+                .progress_line(&format!("{}: first run of {}, not counted", program.name, arms[arm].name));
         };
         let ran = batch.prove(&Room::new(&account), self.interrupted, told)?;
         self.printer.clear_line();
@@ -349,8 +325,7 @@ impl Bench<'_> {
         }
         for (ran, arm) in ran.iter().zip(arms).skip(BASELINES) {
             if let Some(why) = session::problem(ran) {
-                self.printer
-                    .warn(&format!("{}, {}: {why}", program.name, arm.name));
+                self.printer.warn(&format!("{}, {}: {why}", program.name, arm.name));
             }
         }
         Ok(ran)

@@ -35,9 +35,7 @@ const LONGEST_TOLD: usize = 32 << 20;
 /// Time limit of a run, in addition to the time of the orders.
 const RUN_LIMIT: Duration = Duration::from_secs(60);
 /// Heap pressures of a sweep in blocks per second: none, then eight steps of equal ratio.
-const SWEEP: [f64; 9] = [
-    0.0, 100e3, 193e3, 372.8e3, 719.7e3, 1.389e6, 2.683e6, 5.179e6, 10e6,
-];
+const SWEEP: [f64; 9] = [0.0, 100e3, 193e3, 372.8e3, 719.7e3, 1.389e6, 2.683e6, 5.179e6, 10e6];
 /// Tried by default, with `ALLOCATORS`: glibc's malloc with a larger thread cache.
 const GLIBC_TUNED: &str = "glibc:tcache_count=1000";
 const ALLOCATORS: [&str; 4] = ["jemalloc", "tcmalloc", "mimalloc", "snmalloc"];
@@ -291,11 +289,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         text::report(&experiment, printer.style())
     })?;
     let told = |point: &Point| point.arms.iter().any(|arm| arm.runs > 0);
-    Ok(if experiment.points.iter().any(told) {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if experiment.points.iter().any(told) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 impl Args {
@@ -367,11 +361,7 @@ struct Way {
 
 impl Bench<'_> {
     fn points(&self, placements: &[Placement], variants: &[Variant]) -> anyhow::Result<Vec<Point>> {
-        let pressures: &[f64] = if self.args.sweep {
-            &SWEEP
-        } else {
-            &[self.args.pressure]
-        };
+        let pressures: &[f64] = if self.args.sweep { &SWEEP } else { &[self.args.pressure] };
         let ways = self.ways(variants)?;
         let mut points = vec![];
         for (n, placement) in placements.iter().enumerate() {
@@ -391,35 +381,20 @@ impl Bench<'_> {
                 points.extend(self.point(placement, *pressure, number, &ways)?);
             }
         }
-        if points.is_empty() {
-            bail!("interrupted before the first block")
-        } else {
-            Ok(points)
-        }
+        if points.is_empty() { bail!("interrupted before the first block") } else { Ok(points) }
     }
 
     fn ways(&self, variants: &[Variant]) -> anyhow::Result<Vec<Way>> {
         let plain = |name: &str, variant| {
-            Ok::<_, anyhow::Error>(Way {
-                name: name.to_owned(),
-                variant,
-                remedies: Arm::parse("none")?,
-            })
+            Ok::<_, anyhow::Error>(Way { name: name.to_owned(), variant, remedies: Arm::parse("none")? })
         };
-        let mut ways = vec![
-            plain("malloc", Variant::Malloc)?,
-            plain("malloc′", Variant::Malloc)?,
-        ];
+        let mut ways = vec![plain("malloc", Variant::Malloc)?, plain("malloc′", Variant::Malloc)?];
         let given = &self.args.allocators;
         let found = given.is_empty() && !self.args.sweep || *given == ["found"];
         let names: Vec<&str> = if found {
             [GLIBC_TUNED].into_iter().chain(ALLOCATORS).collect()
         } else {
-            given
-                .iter()
-                .map(String::as_str)
-                .filter(|n| *n != "none")
-                .collect()
+            given.iter().map(String::as_str).filter(|n| *n != "none").collect()
         };
         for name in names {
             ways.push(Way {
@@ -459,10 +434,7 @@ impl Bench<'_> {
             cpus,
             rate: args.rate.0,
             arrivals: args.arrivals(),
-            pressure: Pressure {
-                per_s: pressure,
-                by: self.by,
-            },
+            pressure: Pressure { per_s: pressure, by: self.by },
             warm_up: args.warm_up as usize,
             timed: args.orders as usize,
             check_steps: self.check_steps,
@@ -500,14 +472,8 @@ impl Bench<'_> {
         for way in ways {
             let command = self.command(&self.spec(way.variant, pressure, cpus.clone()))?;
             let facts = TargetFacts::of(&command, &arms::environment())?;
-            let base = Start {
-                stdout: Output::Keep(LONGEST_TOLD),
-                ..Start::new(command, limit)
-            };
-            prepared.push(Prepared::of(
-                &base,
-                &way.remedies.resolve(&self.inventory, &facts)?,
-            ));
+            let base = Start { stdout: Output::Keep(LONGEST_TOLD), ..Start::new(command, limit) };
+            prepared.push(Prepared::of(&base, &way.remedies.resolve(&self.inventory, &facts)?));
         }
         let mut once = Once {
             arms: session::equalised(prepared),
@@ -519,8 +485,7 @@ impl Bench<'_> {
         let proofs = self.folder.join(format!("point-{number}"));
         std::fs::create_dir(&proofs).with_context(|| proofs.display().to_string())?;
         let first = once.prove(&Room::new(&proofs), self.interrupted, |arm| {
-            self.printer
-                .progress_line(&format!("first run of {}, not counted", ways[arm].name));
+            self.printer.progress_line(&format!("first run of {}, not counted", ways[arm].name));
         })?;
         self.printer.clear_line();
         if self.interrupted.load(Ordering::Relaxed) {
@@ -537,11 +502,7 @@ impl Bench<'_> {
 
         let metrics = metrics(args.rate.0);
         let family = plan::family(ways.len(), &metrics);
-        let default = if args.sweep {
-            5
-        } else {
-            plan::default_blocks(ways.len(), family)
-        };
+        let default = if args.sweep { 5 } else { plan::default_blocks(ways.len(), family) };
         let planned = args.blocks.map_or(default, |blocks| blocks as usize);
         let design = Design {
             settings: Settings {
@@ -554,11 +515,7 @@ impl Bench<'_> {
             metrics,
         };
         let head = session::head(vec!["allocwall bench pipeline".into()], vec![], design, &first);
-        let mut runs = Runs {
-            once,
-            variants: ways.iter().map(|way| way.variant).collect(),
-            told: vec![],
-        };
+        let mut runs = Runs { once, variants: ways.iter().map(|way| way.variant).collect(), told: vec![] };
         let mut progress = Progress::new(self.printer);
         let path = proofs.join("blocks.trial");
         let ran = session::run_planned(head, &path, &mut runs, self.interrupted, &mut |told| {
@@ -570,8 +527,7 @@ impl Bench<'_> {
             End::Failed(why) => self.printer.warn(&format!("stopped early: {why}")),
             End::Interrupted => {
                 let done = journal.blocks.len();
-                self.printer
-                    .note(&format!("interrupted after {done} of {planned} blocks"));
+                self.printer.note(&format!("interrupted after {done} of {planned} blocks"));
                 if done == 0 {
                     return Ok(None);
                 }
@@ -583,13 +539,7 @@ impl Bench<'_> {
         // Results of an unfinished block are left out, like its runs.
         let finished = journal.blocks.len() * ways.len();
         runs.told.truncate(finished);
-        Ok(Some(point(
-            placement.clone(),
-            &spec,
-            outcome,
-            &journal.blocks,
-            &runs.told,
-        )))
+        Ok(Some(point(placement.clone(), &spec, outcome, &journal.blocks, &runs.told)))
     }
 }
 

@@ -159,11 +159,7 @@ struct Blocker {
 
 impl Blocker {
     fn new(short: impl Into<String>, detail: impl Into<String>) -> Self {
-        Blocker {
-            short: short.into(),
-            detail: detail.into(),
-            mend: None,
-        }
+        Blocker { short: short.into(), detail: detail.into(), mend: None }
     }
 
     fn mend(mut self, mend: impl Into<String>) -> Self {
@@ -179,11 +175,7 @@ impl Blocker {
             Reason::Exhausted => "too few descriptors or too little memory",
             _ => "not offered here",
         };
-        Blocker {
-            short: short.to_owned(),
-            detail: absence.detail.clone(),
-            mend: absence.mend.clone(),
-        }
+        Blocker { short: short.to_owned(), detail: absence.detail.clone(), mend: absence.mend.clone() }
     }
 }
 
@@ -225,10 +217,7 @@ pub fn judge(s: &Surroundings) -> Report {
     checks.extend(memory_checks(s));
     checks.extend(machine_checks(s));
     checks.extend(software_checks(s));
-    Report {
-        summary: summary(&checks, s.target.as_ref()),
-        checks,
-    }
+    Report { summary: summary(&checks, s.target.as_ref()), checks }
 }
 
 /// One sentence; measurements with the same blocker are named together.
@@ -243,36 +232,22 @@ fn summary(checks: &[Check], target: Option<&TargetView>) -> String {
         return format!("Nothing{of} can be diagnosed: {}.", check.detail);
     }
     let mut blockers: Vec<(String, Vec<&str>)> = Vec::new();
-    for check in checks
-        .iter()
-        .filter(|check| check.needed && check.state != State::Available)
-    {
+    for check in checks.iter().filter(|check| check.needed && check.state != State::Available) {
         let blocker = check.blocker.clone().unwrap_or_else(|| check.detail.clone());
         match blockers.iter_mut().find(|(known, _)| *known == blocker) {
             Some((_, whats)) => whats.push(&check.what),
             None => blockers.push((blocker, vec![&check.what])),
         }
     }
-    let exceptions: Vec<String> = blockers
-        .iter()
-        .map(|(blocker, whats)| format!("{} ({blocker})", whats.join(", ")))
-        .collect();
+    let exceptions: Vec<String> =
+        blockers.iter().map(|(blocker, whats)| format!("{} ({blocker})", whats.join(", "))).collect();
     if exceptions.is_empty() {
         return format!("Everything that diagnose needs{of} can be measured here.");
     }
-    let key = if target.is_some() {
-        "target_samples"
-    } else {
-        "cpu_samples"
-    };
-    let sampled = checks
-        .iter()
-        .any(|check| check.name == key && check.state == State::Available);
+    let key = if target.is_some() { "target_samples" } else { "cpu_samples" };
+    let sampled = checks.iter().any(|check| check.name == key && check.state == State::Available);
     if sampled {
-        format!(
-            "Everything that diagnose needs{of} can be measured here, except: {}.",
-            exceptions.join("; ")
-        )
+        format!("Everything that diagnose needs{of} can be measured here, except: {}.", exceptions.join("; "))
     } else {
         format!(
             "CPU time{of} cannot be sampled here: a diagnosis has no bill, only counters from /proc. Blocked: {}.",
@@ -382,11 +357,7 @@ fn sampling_checks(s: &Surroundings) -> Vec<Check> {
             ));
         }
         Some(target) => {
-            let reach = if s
-                .rights
-                .as_ref()
-                .is_ok_and(|rights| rights.euid == target.status.uid[1])
-            {
+            let reach = if s.rights.as_ref().is_ok_and(|rights| rights.euid == target.status.uid[1]) {
                 Reach::User
             } else {
                 Reach::OthersProcess
@@ -444,29 +415,15 @@ fn sampling_checks(s: &Surroundings) -> Vec<Check> {
 
 /// No other user's process is visible: report that it was not tried, and what the rights would allow.
 fn not_tried(s: &Surroundings) -> Check {
-    let capable = s
-        .rights
-        .as_ref()
-        .is_ok_and(|rights| rights.capabilities.perfmon())
-        && s.first_user_namespace;
+    let capable =
+        s.rights.as_ref().is_ok_and(|rights| rights.capabilities.perfmon()) && s.first_user_namespace;
     let (state, detail) = if capable {
-        (
-            State::Available,
-            "not tried: no other user's process is visible here; CAP_PERFMON would allow it",
-        )
+        (State::Available, "not tried: no other user's process is visible here; CAP_PERFMON would allow it")
     } else {
-        (
-            State::Partial,
-            "not tried: no other user's process is visible here",
-        )
+        (State::Partial, "not tried: no other user's process is visible here")
     };
-    let mut check = Check::new(
-        Group::Sampling,
-        "cpu_samples_others",
-        "CPU samples, other users'",
-        state,
-        detail,
-    );
+    let mut check =
+        Check::new(Group::Sampling, "cpu_samples_others", "CPU samples, other users'", state, detail);
     // There is no such process to diagnose, so this is not an exception.
     check.needed = false;
     check
@@ -479,10 +436,7 @@ fn kernel_symbols(s: &Surroundings) -> Check {
         Ok(true) => check(State::Available, "kernel frames have names (/proc/kallsyms)"),
         Ok(false) => {
             let restrict = s.facts.kptr_restrict.as_ref().ok().copied().unwrap_or(0);
-            let syslog = s
-                .rights
-                .as_ref()
-                .is_ok_and(|rights| rights.capabilities.has(Capabilities::SYSLOG));
+            let syslog = s.rights.as_ref().is_ok_and(|rights| rights.capabilities.has(Capabilities::SYSLOG));
             let paranoid = s.facts.perf_event_paranoid.as_ref().ok().copied().unwrap_or(2);
             // kallsyms_show_value() in kernel/ksyms_common.c.
             let (short, why, mend) = match (restrict, syslog) {
@@ -556,20 +510,15 @@ fn blame_memory(s: &Surroundings, error: &io::Error) -> Blocker {
     let rights = s.rights.as_ref().ok();
     let ptrace = rights.is_some_and(|rights| rights.capabilities.ptrace());
     let scope = rights.and_then(|rights| rights.yama_ptrace_scope).unwrap_or(0);
-    let grant = if s.facts.container.is_some() {
-        container_grant(s)
-    } else {
-        GRANT.to_owned()
-    };
+    let grant = if s.facts.container.is_some() { container_grant(s) } else { GRANT.to_owned() };
     let others = s
         .target
         .as_ref()
         .is_some_and(|target| rights.is_some_and(|rights| rights.euid != target.status.uid[1]));
     match error.raw_os_error() {
-        Some(libc_errno::ESRCH) => Blocker::new(
-            "the process has exited",
-            format!("the process has exited: {errno}"),
-        ),
+        Some(libc_errno::ESRCH) => {
+            Blocker::new("the process has exited", format!("the process has exited: {errno}"))
+        }
         Some(libc_errno::ENOSYS) => Blocker::new(
             "no process_vm_readv",
             format!("this kernel or its sandbox has no process_vm_readv: {errno}"),
@@ -606,11 +555,7 @@ fn blame_memory(s: &Surroundings, error: &io::Error) -> Blocker {
 
 fn counter_checks(s: &Surroundings) -> Vec<Check> {
     use Group::Counters;
-    let whose = if s.target.is_some() {
-        "of the process"
-    } else {
-        "of this user's processes"
-    };
+    let whose = if s.target.is_some() { "of the process" } else { "of this user's processes" };
     let mut checks = Vec::new();
     checks.push(match (&s.event, &s.tracepoint) {
         (Ok(_), Some(tried)) => Check::tried(
@@ -626,13 +571,7 @@ fn counter_checks(s: &Surroundings) -> Vec<Check> {
             blocker.short = "no access to tracefs".to_owned();
             Check::new(Counters, "tracepoints", "tracepoints", State::Absent, "").blocked(blocker)
         }
-        (Ok(_), None) => Check::new(
-            Counters,
-            "tracepoints",
-            "tracepoints",
-            State::Partial,
-            "not tried",
-        ),
+        (Ok(_), None) => Check::new(Counters, "tracepoints", "tracepoints", State::Partial, "not tried"),
     });
     checks.push(hardware(s));
     checks.push(match &s.kernel_stack {
@@ -675,16 +614,11 @@ fn counter_checks(s: &Surroundings) -> Vec<Check> {
         Err(absence) => Check::new(Counters, "schedstat", "run-queue wait", State::Absent, "")
             .blocked(Blocker::of(absence)),
     });
-    checks.push(Check::reading(
-        Counters,
-        "smaps",
-        "memory breakdown",
-        &s.smaps,
-        |()| format!("resident, lazily freed and huge pages {whose} (smaps_rollup)"),
-    ));
-    if let Some(check) = checks
-        .last_mut()
-        .filter(|check| check.state == State::Absent && check.mend.is_none())
+    checks.push(Check::reading(Counters, "smaps", "memory breakdown", &s.smaps, |()| {
+        format!("resident, lazily freed and huge pages {whose} (smaps_rollup)")
+    }));
+    if let Some(check) =
+        checks.last_mut().filter(|check| check.state == State::Absent && check.mend.is_none())
     {
         check.mend = Some(GRANT.to_owned());
     }
@@ -698,13 +632,7 @@ fn counter_checks(s: &Surroundings) -> Vec<Check> {
 fn hardware(s: &Surroundings) -> Check {
     const WHAT: &str = "hardware counters";
     let check = |state| {
-        Check::new(
-            Group::Counters,
-            "hardware_counters",
-            WHAT,
-            state,
-            "cycles, dTLB and cache misses",
-        )
+        Check::new(Group::Counters, "hardware_counters", WHAT, state, "cycles, dTLB and cache misses")
     };
     match &s.facts.pmu {
         Ok(()) => check(State::Available),
@@ -714,18 +642,12 @@ fn hardware(s: &Surroundings) -> Check {
                     "virtual machine without a PMU",
                     "host or cloud provider: enable a virtual PMU (KVM: -cpu host,pmu=on), or use bare metal",
                 ),
-                None => (
-                    "no PMU driver",
-                    "find the driver: sudo dmesg | grep -i 'performance events'",
-                ),
+                None => ("no PMU driver", "find the driver: sudo dmesg | grep -i 'performance events'"),
             };
             check(State::Absent).blocked(
                 Blocker::new(
                     short,
-                    format!(
-                        "{}; TLB costs are estimated from huge-page coverage",
-                        absence.detail
-                    ),
+                    format!("{}; TLB costs are estimated from huge-page coverage", absence.detail),
                 )
                 .mend(mend),
             )
@@ -776,36 +698,22 @@ fn cgroup(s: &Surroundings) -> Check {
 fn right_checks(s: &Surroundings) -> Vec<Check> {
     use Group::Rights as G;
     let mut checks = Vec::new();
-    let privileged = s
-        .rights
-        .as_ref()
-        .is_ok_and(|rights| rights.capabilities.perfmon())
-        && s.first_user_namespace;
+    let privileged =
+        s.rights.as_ref().is_ok_and(|rights| rights.capabilities.perfmon()) && s.first_user_namespace;
     checks.push(match &s.facts.perf_event_paranoid {
         Ok(value) => {
             let (state, effect) = match (privileged, *value) {
-                (true, _) => (
-                    State::Available,
-                    "no limit, because allocwall has CAP_PERFMON or CAP_SYS_ADMIN",
-                ),
+                (true, _) => {
+                    (State::Available, "no limit, because allocwall has CAP_PERFMON or CAP_SYS_ADMIN")
+                }
                 (false, ..=0) => (State::Available, "no limit"),
-                (false, 1) => (
-                    State::Partial,
-                    "only this user's processes, with kernel stacks; not all CPUs",
-                ),
-                (false, 2) => (
-                    State::Partial,
-                    "only this user's processes, without kernel stacks",
-                ),
+                (false, 1) => {
+                    (State::Partial, "only this user's processes, with kernel stacks; not all CPUs")
+                }
+                (false, 2) => (State::Partial, "only this user's processes, without kernel stacks"),
                 (false, _) => (State::Absent, "no samples for unprivileged users"),
             };
-            Check::new(
-                G,
-                "perf_event_paranoid",
-                "perf_event_paranoid",
-                state,
-                format!("{value}: {effect}"),
-            )
+            Check::new(G, "perf_event_paranoid", "perf_event_paranoid", state, format!("{value}: {effect}"))
         }
         Err(absence) => Check::new(G, "perf_event_paranoid", "perf_event_paranoid", State::Absent, "")
             .blocked(Blocker::of(absence)),
@@ -818,13 +726,7 @@ fn right_checks(s: &Surroundings) -> Vec<Check> {
                 (_, true) => (State::Available, "no limit, because allocwall has CAP_SYSLOG"),
                 (_, false) => (State::Absent, "kernel symbols are hidden from allocwall"),
             };
-            Check::new(
-                G,
-                "kptr_restrict",
-                "kptr_restrict",
-                state,
-                format!("{value}: {effect}"),
-            )
+            Check::new(G, "kptr_restrict", "kptr_restrict", state, format!("{value}: {effect}"))
         }
         Err(absence) => {
             Check::new(G, "kptr_restrict", "kptr_restrict", State::Absent, "").blocked(Blocker::of(absence))
@@ -841,13 +743,7 @@ fn right_checks(s: &Surroundings) -> Vec<Check> {
         ),
     }
     checks.push(match &s.hidden {
-        Ok(None) => Check::new(
-            G,
-            "hidepid",
-            "/proc shows all processes",
-            State::Available,
-            "no hidepid",
-        ),
+        Ok(None) => Check::new(G, "hidepid", "/proc shows all processes", State::Available, "no hidepid"),
         Ok(Some(options)) => {
             // CAP_SYS_PTRACE overrides hidepid; nothing overrides subset=pid.
             let sees = s.rights.as_ref().is_ok_and(|rights| rights.capabilities.ptrace())
@@ -866,13 +762,9 @@ fn right_checks(s: &Surroundings) -> Vec<Check> {
                 check.mend("run allocwall as root, or: sudo mount -o remount,hidepid=0 /proc")
             }
         }
-        Err(absence) => Check::new(
-            G,
-            "hidepid",
-            "/proc shows all processes",
-            State::Partial,
-            absence.detail.clone(),
-        ),
+        Err(absence) => {
+            Check::new(G, "hidepid", "/proc shows all processes", State::Partial, absence.detail.clone())
+        }
     });
     checks
 }
@@ -884,9 +776,8 @@ fn capabilities(s: &Surroundings, rights: &Rights) -> Check {
         (Capabilities::SYS_PTRACE, "CAP_SYS_PTRACE"),
         (Capabilities::SYSLOG, "CAP_SYSLOG"),
     ];
-    let (have, lack): (Vec<_>, Vec<_>) = NEEDED
-        .iter()
-        .partition(|(capability, _)| rights.capabilities.has(*capability));
+    let (have, lack): (Vec<_>, Vec<_>) =
+        NEEDED.iter().partition(|(capability, _)| rights.capabilities.has(*capability));
     let names = |list: &[&(u32, &str)]| list.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", ");
     let user = format!("uid {}", rights.euid);
     let (state, detail) = match (have.is_empty(), lack.is_empty()) {
@@ -894,22 +785,12 @@ fn capabilities(s: &Surroundings, rights: &Rights) -> Check {
             State::Partial,
             format!(
                 "{user}; {} inside a user namespace only",
-                if have.is_empty() {
-                    "none, and".to_owned()
-                } else {
-                    names(&have)
-                }
+                if have.is_empty() { "none, and".to_owned() } else { names(&have) }
             ),
         ),
-        (_, true) => (
-            State::Available,
-            format!("{user}, with all that allocwall uses: {}", names(&have)),
-        ),
+        (_, true) => (State::Available, format!("{user}, with all that allocwall uses: {}", names(&have))),
         (true, _) => (State::Absent, format!("{user}, with none of {}", names(&lack))),
-        _ => (
-            State::Partial,
-            format!("{user}, with {}; without {}", names(&have), names(&lack)),
-        ),
+        _ => (State::Partial, format!("{user}, with {}; without {}", names(&have), names(&lack))),
     };
     Check::new(Group::Rights, "capabilities", "capabilities", state, detail)
 }
@@ -921,30 +802,20 @@ fn seccomp(rights: &Rights) -> Check {
     };
     let (state, detail) = match rights.seccomp {
         Seccomp::None => (State::Available, "no system-call filter"),
-        Seccomp::Filter => (
-            State::Partial,
-            "a filter is active; what it refuses is listed above",
-        ),
+        Seccomp::Filter => (State::Partial, "a filter is active; what it refuses is listed above"),
         Seccomp::Strict => (State::Absent, "strict mode"),
         Seccomp::Unknown => (State::Available, "not in this kernel"),
     };
-    Check::new(
-        Group::Rights,
-        "seccomp",
-        "seccomp",
-        state,
-        format!("{detail}{privileges}"),
-    )
+    Check::new(Group::Rights, "seccomp", "seccomp", state, format!("{detail}{privileges}"))
 }
 
 fn yama(rights: &Rights) -> Check {
     let (state, detail) = match (rights.yama_ptrace_scope, rights.capabilities.ptrace()) {
         (None, _) => (State::Available, "not in this kernel: no limit".to_owned()),
         (Some(0), _) => (State::Available, "ptrace_scope 0: no limit".to_owned()),
-        (Some(3), _) => (
-            State::Absent,
-            "ptrace_scope 3: no process may read the memory of another".to_owned(),
-        ),
+        (Some(3), _) => {
+            (State::Absent, "ptrace_scope 3: no process may read the memory of another".to_owned())
+        }
         (Some(scope), true) => (
             State::Available,
             format!("ptrace_scope {scope}: no limit, because allocwall has CAP_SYS_PTRACE"),
@@ -953,10 +824,7 @@ fn yama(rights: &Rights) -> Check {
             State::Partial,
             "ptrace_scope 1: allocwall can read only commands that it starts itself".to_owned(),
         ),
-        (Some(scope), false) => (
-            State::Absent,
-            format!("ptrace_scope {scope}: needs CAP_SYS_PTRACE"),
-        ),
+        (Some(scope), false) => (State::Absent, format!("ptrace_scope {scope}: needs CAP_SYS_PTRACE")),
     };
     Check::new(Group::Rights, "yama", "yama", state, detail)
 }
@@ -989,13 +857,9 @@ fn memory_checks(s: &Surroundings) -> Vec<Check> {
                 format!("{mode}: {meaning}; defrag {defrag}"),
             )
         }
-        Err(absence) => Check::new(
-            Memory,
-            "thp",
-            "transparent huge pages",
-            State::Absent,
-            absence.detail.clone(),
-        ),
+        Err(absence) => {
+            Check::new(Memory, "thp", "transparent huge pages", State::Absent, absence.detail.clone())
+        }
     });
     checks.push(match facts.hugepages_total {
         0 => Check::new(
@@ -1040,13 +904,7 @@ fn memory_checks(s: &Surroundings) -> Vec<Check> {
         (Err(absence), _) => Check::new(Memory, "host_memory", "host never reclaims memory", State::Partial, absence.detail.clone()),
     });
     checks.push(match facts.numa_nodes {
-        0 | 1 => Check::new(
-            Memory,
-            "numa",
-            "NUMA",
-            State::Available,
-            "one node: no memory is remote",
-        ),
+        0 | 1 => Check::new(Memory, "numa", "NUMA", State::Available, "one node: no memory is remote"),
         nodes => Check::new(
             Memory,
             "numa",
@@ -1083,13 +941,9 @@ fn machine_checks(s: &Surroundings) -> Vec<Check> {
             State::Available,
             format!("{name}; steal time is read from /proc/stat"),
         ),
-        None => Check::new(
-            Machine,
-            "hypervisor",
-            "virtual machine",
-            State::Absent,
-            "none, according to CPUID",
-        ),
+        None => {
+            Check::new(Machine, "hypervisor", "virtual machine", State::Absent, "none, according to CPUID")
+        }
     });
     checks.push(match &facts.container {
         Some(name) => Check::new(
@@ -1099,13 +953,9 @@ fn machine_checks(s: &Surroundings) -> Vec<Check> {
             State::Available,
             format!("{name}: processes, settings and limits outside the container may be invisible"),
         ),
-        None => Check::new(
-            Machine,
-            "container",
-            "container",
-            State::Absent,
-            "none: the whole machine is visible",
-        ),
+        None => {
+            Check::new(Machine, "container", "container", State::Absent, "none: the whole machine is visible")
+        }
     });
     checks
 }
@@ -1148,13 +998,7 @@ fn software_checks(s: &Surroundings) -> Vec<Check> {
             "no Python, Java, Go or Node; each is needed only for its own programs",
         )
     } else {
-        Check::new(
-            Software,
-            "runtimes",
-            "runtimes in PATH",
-            State::Available,
-            list.join(", "),
-        )
+        Check::new(Software, "runtimes", "runtimes in PATH", State::Available, list.join(", "))
     });
     checks
 }
@@ -1169,21 +1013,12 @@ fn target_checks(s: &Surroundings, target: &TargetView) -> Vec<Check> {
             State::Absent,
             "the process has exited and its parent has not reaped it: there is nothing to measure",
         ),
-        (_, None) => (
-            State::Absent,
-            "the process is a kernel thread: it has no memory of its own",
-        ),
-        ('T' | 't', _) => (
-            State::Partial,
-            "stopped: it uses no CPU time until it is continued",
-        ),
+        (_, None) => (State::Absent, "the process is a kernel thread: it has no memory of its own"),
+        ('T' | 't', _) => (State::Partial, "stopped: it uses no CPU time until it is continued"),
         _ => (State::Available, "alive"),
     };
-    let threads = if target.threads == 1 {
-        "1 thread".to_owned()
-    } else {
-        format!("{} threads", target.threads)
-    };
+    let threads =
+        if target.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", target.threads) };
     checks.push(Check::new(
         Target,
         "target",
@@ -1220,13 +1055,9 @@ fn target_checks(s: &Surroundings, target: &TargetView) -> Vec<Check> {
         ),
     });
     checks.push(match &target.namespaces {
-        Ok(differing) if differing.is_empty() => Check::new(
-            Target,
-            "target_namespaces",
-            "namespaces",
-            State::Available,
-            "the same as allocwall's",
-        ),
+        Ok(differing) if differing.is_empty() => {
+            Check::new(Target, "target_namespaces", "namespaces", State::Available, "the same as allocwall's")
+        }
         Ok(differing) => Check::new(
             Target,
             "target_namespaces",
@@ -1238,14 +1069,10 @@ fn target_checks(s: &Surroundings, target: &TargetView) -> Vec<Check> {
                 target.pid
             ),
         ),
-        Err(_) => Check::new(
-            Target,
-            "target_namespaces",
-            "namespaces",
-            State::Partial,
-            "not readable by allocwall",
-        )
-        .mend(GRANT),
+        Err(_) => {
+            Check::new(Target, "target_namespaces", "namespaces", State::Partial, "not readable by allocwall")
+                .mend(GRANT)
+        }
     });
     checks
 }
@@ -1346,12 +1173,7 @@ mod tests {
         TargetView {
             pid: 7,
             comm: "redis".to_owned(),
-            status: Status {
-                tgid: 7,
-                uid,
-                vm_size: Some(1),
-                ..Status::default()
-            },
+            status: Status { tgid: 7, uid, vm_size: Some(1), ..Status::default() },
             state,
             threads: 3,
             dumpable: Some(true),
@@ -1364,10 +1186,7 @@ mod tests {
     #[test]
     fn with_nothing_missing_the_summary_is_one_sentence() {
         let report = judge(&complete());
-        assert_eq!(
-            report.summary,
-            "Everything that diagnose needs can be measured here."
-        );
+        assert_eq!(report.summary, "Everything that diagnose needs can be measured here.");
         assert!(
             report
                 .checks
@@ -1397,43 +1216,17 @@ mod tests {
         let kernel = check(&report, "kernel_stacks");
         assert_eq!(kernel.state, State::Absent);
         assert!(kernel.detail.contains("perf_event_paranoid is 2") && kernel.detail.contains("EACCES"));
-        assert!(
-            kernel
-                .mend
-                .as_deref()
-                .unwrap()
-                .starts_with("sudo sysctl kernel.perf_event_paranoid=1")
-        );
-        assert!(
-            check(&report, "every_cpu")
-                .mend
-                .as_deref()
-                .unwrap()
-                .contains("perf_event_paranoid=0")
-        );
+        assert!(kernel.mend.as_deref().unwrap().starts_with("sudo sysctl kernel.perf_event_paranoid=1"));
+        assert!(check(&report, "every_cpu").mend.as_deref().unwrap().contains("perf_event_paranoid=0"));
         // If the setting allows it, the same errno has another cause.
         s.facts.perf_event_paranoid = Ok(1);
-        assert!(
-            check(&judge(&s), "kernel_stacks")
-                .detail
-                .contains("security module")
-        );
+        assert!(check(&judge(&s), "kernel_stacks").detail.contains("security module"));
         // 3 forbids user samples too: then there is no bill.
         s.facts.perf_event_paranoid = Ok(3);
         s.own_samples = refused(libc_errno::EACCES);
         let report = judge(&s);
-        assert!(
-            report.summary.starts_with("CPU time cannot be sampled here"),
-            "{}",
-            report.summary
-        );
-        assert!(
-            check(&report, "cpu_samples")
-                .mend
-                .as_deref()
-                .unwrap()
-                .contains("perf_event_paranoid=2")
-        );
+        assert!(report.summary.starts_with("CPU time cannot be sampled here"), "{}", report.summary);
+        assert!(check(&report, "cpu_samples").mend.as_deref().unwrap().contains("perf_event_paranoid=2"));
     }
 
     #[test]
@@ -1449,13 +1242,7 @@ mod tests {
         s.own_samples = refused(libc_errno::EPERM);
         assert_eq!(blocker(&s), "seccomp filter");
         s.facts.container = Some("docker".to_owned());
-        assert!(
-            check(&judge(&s), "cpu_samples")
-                .mend
-                .as_deref()
-                .unwrap()
-                .contains("--cap-add=PERFMON")
-        );
+        assert!(check(&judge(&s), "cpu_samples").mend.as_deref().unwrap().contains("--cap-add=PERFMON"));
         s.own_samples = refused(libc_errno::ENOENT);
         assert_eq!(blocker(&s), "event not offered by this kernel");
         let mut s = complete();
@@ -1469,13 +1256,7 @@ mod tests {
         s.kernel_symbols = Ok(false);
         s.facts.kptr_restrict = Ok(2);
         let report = judge(&s);
-        assert!(
-            check(&report, "kernel_symbols")
-                .mend
-                .as_deref()
-                .unwrap()
-                .contains("kptr_restrict=1")
-        );
+        assert!(check(&report, "kernel_symbols").mend.as_deref().unwrap().contains("kptr_restrict=1"));
         s.facts.kptr_restrict = Ok(0);
         let report = judge(&unprivileged(s));
         assert!(check(&report, "kernel_symbols").detail.contains("no CAP_SYSLOG"));
@@ -1491,18 +1272,9 @@ mod tests {
         }
         let report = judge(&s);
         assert_eq!(check(&report, "memory_read").blocker.as_deref(), Some("yama"));
-        assert!(
-            check(&report, "memory_read")
-                .mend
-                .as_deref()
-                .unwrap()
-                .contains("ptrace_scope=0")
-        );
+        assert!(check(&report, "memory_read").mend.as_deref().unwrap().contains("ptrace_scope=0"));
         s.target = Some(target([5; 4], 'S'));
-        assert_eq!(
-            check(&judge(&s), "memory_read").blocker.as_deref(),
-            Some("another user's process")
-        );
+        assert_eq!(check(&judge(&s), "memory_read").blocker.as_deref(), Some("another user's process"));
         s.memory = None;
         assert_eq!(check(&judge(&s), "memory_read").state, State::Partial);
     }
@@ -1536,11 +1308,7 @@ mod tests {
         let samples = check(&report, "target_samples");
         assert_eq!(samples.blocker.as_deref(), Some("another user's process"));
         assert!(!samples.mend.as_deref().unwrap().contains("sysctl"));
-        assert!(
-            report.summary.starts_with("CPU time of process 7"),
-            "{}",
-            report.summary
-        );
+        assert!(report.summary.starts_with("CPU time of process 7"), "{}", report.summary);
     }
 
     #[test]
@@ -1556,12 +1324,8 @@ mod tests {
     #[test]
     fn names_are_unique_except_allocators() {
         let report = judge(&complete());
-        let mut names: Vec<_> = report
-            .checks
-            .iter()
-            .map(|check| check.name)
-            .filter(|name| *name != "allocators")
-            .collect();
+        let mut names: Vec<_> =
+            report.checks.iter().map(|check| check.name).filter(|name| *name != "allocators").collect();
         names.sort_unstable();
         let all = names.len();
         names.dedup();

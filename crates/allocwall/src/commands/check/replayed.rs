@@ -9,11 +9,8 @@ use allocwall_sketches::machines::{Groups, Home, Server, TARGET, Tree};
 use std::fs;
 use std::io;
 
-const GRANTS: Kernel = Kernel {
-    cpu_clock: |_, _| Ok(()),
-    tracepoint: |_, _| Ok(()),
-    read_memory: |_| Ok(()),
-};
+const GRANTS: Kernel =
+    Kernel { cpu_clock: |_, _| Ok(()), tracepoint: |_, _| Ok(()), read_memory: |_| Ok(()) };
 
 /// What an unprivileged user gets, and what a sandbox without perf events answers.
 const REFUSES: Kernel = Kernel {
@@ -75,11 +72,7 @@ fn servers_of_every_kind() {
             for kernel in [REFUSES, SANDBOX] {
                 let refused = checked(&tree, kernel, Some(TARGET)).unwrap();
                 assert_eq!(state(&refused, "target_samples"), State::Absent);
-                assert!(
-                    refused.summary.contains("cannot be sampled"),
-                    "{}",
-                    refused.summary
-                );
+                assert!(refused.summary.contains("cannot be sampled"), "{}", refused.summary);
                 checked(&tree, kernel, None).unwrap();
             }
         }

@@ -99,9 +99,7 @@ pub fn gather(machine: &Machine, kernel: Kernel, target: Option<i32>) -> Result<
     let euid = rights.as_ref().map_or(0, |rights| rights.euid);
     Ok(Surroundings {
         facts: machine.facts(),
-        first_user_namespace: proc
-            .own_namespace("user")
-            .map_or(true, |name| name == FIRST_USER_NAMESPACE),
+        first_user_namespace: proc.own_namespace("user").map_or(true, |name| name == FIRST_USER_NAMESPACE),
         own_samples: (kernel.cpu_clock)(Whom::Myself, false),
         kernel_samples: (kernel.cpu_clock)(Whom::Myself, true),
         every_cpu: (kernel.cpu_clock)(Whom::EveryProcess, true),
@@ -117,9 +115,7 @@ pub fn gather(machine: &Machine, kernel: Kernel, target: Option<i32>) -> Result<
         },
         kernel_stack: proc.thread_kernel_stack(watched, watched).map(drop),
         smaps: proc.smaps_readable(watched),
-        schedstat: proc
-            .thread_schedstat(watched, watched)
-            .map(|stat| stat.timeslices > 0),
+        schedstat: proc.thread_schedstat(watched, watched).map(|stat| stat.timeslices > 0),
         psi: proc.pressure("cpu"),
         hidden: proc.hidden_processes(),
         cgroup: cgroup_view(machine, watched),
@@ -134,12 +130,7 @@ pub fn gather(machine: &Machine, kernel: Kernel, target: Option<i32>) -> Result<
 fn cgroup_view(machine: &Machine, pid: i32) -> Measured<CgroupView> {
     let cgroups = CgroupFs::of(machine)?;
     let group = cgroups.group_of(pid)?;
-    Ok(CgroupView {
-        version: group.version,
-        hybrid: cgroups.hybrid(),
-        now: group.tick()?,
-        path: group.path,
-    })
+    Ok(CgroupView { version: group.version, hybrid: cgroups.hybrid(), now: group.tick()?, path: group.path })
 }
 
 /// Limits the time that the tries take.
@@ -149,15 +140,10 @@ const MOST_TRIED: usize = 8;
 /// during the try would look like a refusal.
 fn processes_where(proc: &ProcFs, own: i32, fits: impl Fn(u32) -> bool) -> Vec<i32> {
     // Kernel threads have no memory and follow other rules.
-    let fitting = |&pid: &i32| {
-        proc.status(pid)
-            .is_ok_and(|status| fits(status.uid[1]) && status.vm_size.is_some())
-    };
+    let fitting =
+        |&pid: &i32| proc.status(pid).is_ok_and(|status| fits(status.uid[1]) && status.vm_size.is_some());
     let pids = proc.pids().unwrap_or_default().into_iter();
-    pids.filter(|&pid| pid != own)
-        .filter(fitting)
-        .take(MOST_TRIED)
-        .collect()
+    pids.filter(|&pid| pid != own).filter(fitting).take(MOST_TRIED).collect()
 }
 
 /// One success shows the right. Single processes, such as init, may be protected for other reasons.
@@ -192,22 +178,16 @@ fn target_view(proc: &ProcFs, kernel: Kernel, pid: i32) -> Result<TargetView> {
     };
     let namespaces = NAMESPACES
         .iter()
-        .filter_map(
-            |kind| match (proc.namespace(pid, kind), proc.own_namespace(kind)) {
-                (Ok(theirs), Ok(ours)) => (theirs != ours).then_some(Ok(*kind)),
-                (Err(absence), _) if absence.reason == Reason::NotPermitted => Some(Err(absence)),
-                _ => None,
-            },
-        )
+        .filter_map(|kind| match (proc.namespace(pid, kind), proc.own_namespace(kind)) {
+            (Ok(theirs), Ok(ours)) => (theirs != ours).then_some(Ok(*kind)),
+            (Err(absence), _) if absence.reason == Reason::NotPermitted => Some(Err(absence)),
+            _ => None,
+        })
         .collect();
     Ok(TargetView {
         pid,
         // /proc/PID of an undumpable process belongs to root, which shows only if the process itself is not root's.
-        dumpable: proc
-            .owner(pid)
-            .ok()
-            .filter(|_| status.uid[1] != 0)
-            .map(|owner| owner == status.uid[1]),
+        dumpable: proc.owner(pid).ok().filter(|_| status.uid[1] != 0).map(|owner| owner == status.uid[1]),
         comm: stat.comm,
         state,
         threads: stat.threads,
