@@ -5,6 +5,7 @@ mod judge;
 mod replayed;
 mod surroundings;
 
+use crate::commands::shared::plain;
 use crate::printer::Printer;
 use allocwall_host::facts::Machine;
 use allocwall_report::escape::terminal;
@@ -110,13 +111,6 @@ fn mended(out: &mut String, mend: &str) {
             let _ = writeln!(out, "{:LEFT$}{line}", "");
         }
     }
-}
-
-/// Breaks lines only at blanks: a command or a path that is broken at a hyphen cannot be copied.
-pub(super) fn plain(width: usize) -> textwrap::Options<'static> {
-    textwrap::Options::new(width)
-        .word_splitter(textwrap::WordSplitter::NoHyphenation)
-        .word_separator(textwrap::WordSeparator::AsciiSpace)
 }
 
 impl State {

@@ -1,10 +1,13 @@
 //! `allocwall diagnose`: bill, ladder, verdict and remedies for a process, a command or a recording.
 
 use crate::commands::report::{Format, Judged};
-use crate::commands::{arms, read, trial};
+use crate::commands::shared::arms;
+use crate::commands::shared::options::parse_time;
+use crate::commands::shared::signals::{USAGE, catch_signals};
+use crate::commands::shared::state::new_state_file;
+use crate::commands::{read, trial};
 use crate::printer::Printer;
 use allocwall_host::launch;
-use allocwall_host::own::{self, Kind};
 use allocwall_measure::calibrate;
 use allocwall_measure::file;
 use allocwall_measure::record::{self, Ask, DEFAULT_WINDOW, Recorded, Request};
@@ -13,16 +16,11 @@ use allocwall_trial::arm::{self, Arm, TargetFacts};
 use allocwall_trial::run::{self, Guard};
 use anyhow::Context;
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Recordings kept in the state directory. Older ones are removed if allocwall chose their names.
-const KEPT: usize = 32;
-/// The exit status that clap uses for bad arguments.
-pub const USAGE: u8 = 2;
 const SUFFIX: &str = ".allocwall";
 
 #[derive(clap::Args)]
@@ -198,17 +196,6 @@ fn record_now(args: &Args, guard: Option<&Guard>, printer: &Printer) -> anyhow::
     Ok(recorded)
 }
 
-/// The first signal sets the flag; the second ends allocwall.
-pub fn catch_signals() -> anyhow::Result<Arc<AtomicBool>> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
-        signal_hook::flag::register_conditional_default(signal, interrupted.clone())
-            .and_then(|_| signal_hook::flag::register(signal, interrupted.clone()))
-            .context("cannot catch signals")?;
-    }
-    Ok(interrupted)
-}
-
 /// A new name in the state directory. Warns and returns None if the directory cannot be written.
 fn default_output(printer: &Printer) -> Option<PathBuf> {
     match new_state_file(SUFFIX, printer) {
@@ -217,40 +204,6 @@ fn default_output(printer: &Printer) -> Option<PathBuf> {
             printer.warn(&format!("{e}; the recording is not kept (to keep it: -o FILE)"));
             None
         }
-    }
-}
-
-/// Removes old files of this kind, then returns a new name in the state directory.
-pub fn new_state_file(suffix: &str, printer: &Printer) -> anyhow::Result<PathBuf> {
-    let state = arms::own_folder(Kind::State, printer)?;
-    own::create(&state, 0o700)?;
-    prune(&state, suffix);
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_millis());
-    Ok(state.join(format!("{now}-{}{suffix}", std::process::id())))
-}
-
-/// Names start with the time in milliseconds, so sorting by name sorts by age.
-fn prune(state: &Path, suffix: &str) {
-    let Ok(entries) = std::fs::read_dir(state) else {
-        return;
-    };
-    let mut named: Vec<PathBuf> = entries
-        .flatten()
-        .map(|e| e.path())
-        .filter(|p| {
-            let name = p.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-            name.strip_suffix(suffix).is_some_and(|n| {
-                n.split_once('-').is_some_and(|(time, pid)| {
-                    !time.is_empty()
-                        && [time, pid].iter().all(|part| part.bytes().all(|b| b.is_ascii_digit()))
-                })
-            })
-        })
-        .collect();
-    named.sort();
-    let old = named.len().saturating_sub(KEPT - 1);
-    for path in &named[..old] {
-        let _ = std::fs::remove_file(path);
     }
 }
 
@@ -268,23 +221,6 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
         ));
     }
     Ok(window)
-}
-
-/// A time above 0.
-pub fn parse_time(text: &str) -> Result<Duration, String> {
-    const FORM: &str = "a time is a number followed by ms, s, m or h: 500ms, 15s, 2m";
-    let (number, unit) =
-        text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len()));
-    let scale = match unit {
-        "" | "s" => 1.0,
-        "ms" => 1e-3,
-        "m" => 60.0,
-        "h" => 3600.0,
-        _ => return Err(FORM.into()),
-    };
-    let number: f64 = number.parse().map_err(|_| FORM)?;
-    let time = Duration::try_from_secs_f64(number * scale).map_err(|_| "the time is out of range")?;
-    if time.is_zero() { Err("a time must be above 0".into()) } else { Ok(time) }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! `allocwall explain NAME`: explains a remedy, an allocator, a tunable, a wall or an experiment.
 
-use crate::commands::check::plain;
-use crate::commands::{arms, bench, list};
+use crate::commands::shared::{arms, plain};
+use crate::commands::{bench, list};
 use crate::printer::Printer;
 use allocwall_lab::workloads::{SUBJECTS, Subject, line_key};
 use allocwall_model::catalogue::cost::CostClass;

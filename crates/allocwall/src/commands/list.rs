@@ -1,7 +1,7 @@
 //! `allocwall list`: remedies, allocators found, tunables, walls and experiments.
 
-use crate::commands::check::plain;
-use crate::commands::{arms, bench};
+use crate::commands::bench;
+use crate::commands::shared::{arms, plain};
 use crate::printer::Printer;
 use allocwall_host::tunables::{Tunable, Values};
 use allocwall_lab::workloads::SUBJECTS;

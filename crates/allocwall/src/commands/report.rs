@@ -1,6 +1,6 @@
 //! `allocwall report`: judges a recording again from its file, or reports a saved trial. Starts no program.
 
-use crate::commands::trial::how;
+use crate::commands::shared::options::how;
 use crate::output;
 use crate::printer::Printer;
 use allocwall_diagnose::Verdict;

@@ -1,6 +1,6 @@
 //! `allocwall run`: applies remedies, then executes the command in the same process.
 
-use crate::commands::arms;
+use crate::commands::shared::arms;
 use crate::printer::Printer;
 use allocwall_host::place;
 use allocwall_trial::arm::{Applied, Arm, TargetFacts};

@@ -1,8 +1,13 @@
 //! `allocwall trial`: remedies on the user's own command, interleaved, with an interval and an outcome each.
 
-use crate::commands::ground::Ground;
+use crate::commands::read;
 use crate::commands::report::Judged;
-use crate::commands::{arms, read};
+use crate::commands::shared::arms;
+use crate::commands::shared::ground::Ground;
+use crate::commands::shared::options::{how, parse_time};
+use crate::commands::shared::progress::Progress;
+use crate::commands::shared::signals::{USAGE, catch_signals};
+use crate::commands::shared::state::new_state_file;
 use crate::printer::Printer;
 use allocwall_diagnose::expected;
 use allocwall_diagnose::remedies::quoted;
@@ -17,7 +22,7 @@ use allocwall_trial::account::Room;
 use allocwall_trial::arm::{Arm, TargetFacts};
 use allocwall_trial::batch::{self, Batch, Fresh, Prepared};
 use allocwall_trial::compare::compare;
-use allocwall_trial::conduct::{self, Conduct, End, Length, Ran, Subject, Told};
+use allocwall_trial::conduct::{self, Conduct, End, Length, Ran, Subject};
 use allocwall_trial::gate::Gate;
 use allocwall_trial::journal::{self, Head, Journal, Origin, Writer};
 use allocwall_trial::load::adapters::Adapter;
@@ -29,7 +34,7 @@ use allocwall_trial::load::request::{Ask as HttpAsk, Request};
 use allocwall_trial::run::{Guard, Start};
 use allocwall_trial::server::{self, Load, Read, Server};
 use allocwall_trial::session;
-use allocwall_trial::{BASELINES, Design, Metric, Outcome, Settings, TrialResult, plan, predict};
+use allocwall_trial::{BASELINES, Design, Metric, Settings, TrialResult, plan, predict};
 use anyhow::{Context, anyhow, bail};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Parser};
@@ -151,7 +156,7 @@ pub struct Args {
     blocks: Option<u64>,
 
     /// Run as many blocks as fit into this time, not counting the time before the first block: 5m, 90s
-    #[arg(long, value_name = "TIME", value_parser = crate::commands::diagnose::parse_time)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     budget: Option<Duration>,
 
     /// Smallest change to detect; the number of blocks is planned from the first few blocks, and printed
@@ -167,7 +172,7 @@ pub struct Args {
     ready: Option<String>,
 
     /// Longest time to wait until the server is ready
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = crate::commands::diagnose::parse_time)]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_time)]
     ready_timeout: Duration,
 
     /// Load the server with requests for this URL; each is sent when it is due, even if earlier ones are not answered
@@ -204,7 +209,7 @@ pub struct Args {
     arrivals: Spacing,
 
     /// Length of the load in each run, after 2 s of warm-up; with --load-cmd: length of the preliminary diagnosis
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = crate::commands::diagnose::parse_time)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_time)]
     load_time: Duration,
 
     /// Largest number of connections, both for the load and for measuring the capacity
@@ -212,11 +217,11 @@ pub struct Args {
     connections: u64,
 
     /// How long after the load to measure the server's memory
-    #[arg(long, value_name = "TIME[,…]", default_value = "1s", value_delimiter = ',', value_parser = crate::commands::diagnose::parse_time)]
+    #[arg(long, value_name = "TIME[,…]", default_value = "1s", value_delimiter = ',', value_parser = parse_time)]
     rest: Vec<Duration>,
 
     /// A run of the command or of --load-cmd that takes longer is ended and counts as failed
-    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = crate::commands::diagnose::parse_time)]
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
     timeout: Duration,
 
     /// Exit statuses that count as success, besides 0
@@ -306,35 +311,6 @@ fn typed() -> Vec<String> {
     words.take_while(|w| w != "--").collect()
 }
 
-/// The options that say how a run is measured: not the arms, the number of blocks or the output.
-pub fn how(options: &[String]) -> Vec<String> {
-    const OTHERS: &[&str] = &[
-        "--with",
-        "-w",
-        "--blocks",
-        "--budget",
-        "--effect",
-        "--seed",
-        "--output",
-        "-o",
-        "--continue",
-        "--fail-on",
-    ];
-    let mut kept = Vec::new();
-    let mut words = options.iter();
-    while let Some(word) = words.next() {
-        let name = word.split('=').next().unwrap_or(word);
-        if OTHERS.contains(&name) {
-            if name == word {
-                words.next();
-            }
-        } else if !["--json", "--csv"].contains(&name) {
-            kept.push(word.clone());
-        }
-    }
-    kept
-}
-
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 enum Spacing {
     #[default]
@@ -368,7 +344,7 @@ fn parse_percent(text: &str) -> Result<f64, String> {
 pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     if let Some(line) = args.unheeded() {
         printer.error(&anyhow!(line));
-        return Ok(ExitCode::from(crate::commands::diagnose::USAGE));
+        return Ok(ExitCode::from(USAGE));
     }
     let mut earlier = args.resume.as_ref().map(|path| journal::read(path)).transpose()?;
     if let Some(earlier) = &mut earlier {
@@ -383,7 +359,7 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
             "nothing to try: use --with NAME (`allocwall list` shows the names), or --with none to compare the command with itself"
         );
     }
-    let interrupted = crate::commands::diagnose::catch_signals()?;
+    let interrupted = catch_signals()?;
     let ground = Ground::new("allocwall-trial-", printer)?;
     let outcome = Trial {
         args: &args,
@@ -970,7 +946,7 @@ impl Trial<'_> {
         let free = |path: PathBuf| journal::may_create(&path).map(|()| path);
         match &self.args.output {
             Some(path) => Ok(free(path.clone())?),
-            None => crate::commands::diagnose::new_state_file(SUFFIX, self.printer)
+            None => new_state_file(SUFFIX, self.printer)
                 .and_then(|path| Ok(free(path)?))
                 .context("cannot write to the state directory: name a file with -o"),
         }
@@ -981,88 +957,10 @@ impl Trial<'_> {
 type Rate = (String, f64);
 type Predicted = BTreeMap<String, allocwall_model::units::Interval>;
 
-/// Shows progress on a terminal. The plan, if one is made, is always printed.
-pub struct Progress<'a> {
-    printer: &'a Printer,
-    estimate: String,
-    planned: usize,
-}
-
-impl<'a> Progress<'a> {
-    pub fn new(printer: &'a Printer) -> Progress<'a> {
-        Progress { printer, estimate: String::new(), planned: 0 }
-    }
-
-    pub fn tell(&mut self, told: Told<'_>) {
-        match told {
-            Told::Starts { block, place, places } => {
-                let of = if self.planned > 0 { format!(" of {}", self.planned) } else { String::new() };
-                self.printer.progress_line(&format!(
-                    "block {}{of}, run {} of {places}{}",
-                    block + 1,
-                    place + 1,
-                    self.estimate
-                ));
-            }
-            Told::Finished { design, blocks } => {
-                self.planned = design.settings.planned;
-                if self.printer.progress() {
-                    self.estimate = estimate(&compare(design, blocks));
-                }
-            }
-            Told::Planned { blocks, each_s, why } => {
-                self.planned = blocks;
-                self.printer.clear_line();
-                let minutes = blocks as f64 * each_s / 60.0;
-                self.printer.note(&format!(
-                    "{blocks} blocks in total, about {minutes:.1} minutes at {each_s:.1} s per block: {why}"
-                ));
-            }
-        }
-    }
-}
-
-/// The effects so far on the primary metrics.
-fn estimate(outcome: &TrialResult) -> String {
-    let primary = |metric: &str| outcome.metric(metric).is_some_and(|m| m.primary);
-    let shown: Vec<String> = outcome
-        .comparisons
-        .iter()
-        .filter(|c| primary(&c.metric))
-        .filter_map(|c| {
-            let effect = c.effect.as_ref().ok()?;
-            let name = &outcome.design.arms[c.arm].name;
-            // Outcomes are shown only at interim looks: shown earlier, they would invite stopping at a convenient
-            // moment.
-            let looked = outcome.design.settings.looks.contains(&outcome.blocks);
-            let word = match c.outcome {
-                Outcome::Unresolved => String::new(),
-                _ if !looked => String::new(),
-                word => format!(" {}", word.key()),
-            };
-            Some(format!("{name} {:+.1} %{word}", effect.point * 100.0))
-        })
-        .collect();
-    if shown.is_empty() { String::new() } else { format!(" · so far {}", shown.join(", ")) }
-}
-
-impl Drop for Progress<'_> {
-    fn drop(&mut self) {
-        self.printer.clear_line();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::CommandFactory;
-
-    #[test]
-    fn how_keeps_only_options_of_measurement() {
-        let words = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
-        let typed = words("--with a --load http://x --blocks 6 --with=b --at 60% --json -o f --rest 1s");
-        assert_eq!(how(&typed), words("--load http://x --at 60% --rest 1s"));
-    }
 
     /// Options that have an effect in every trial.
     const ALL: &[&str] = &[

@@ -1,7 +1,8 @@
 //! `allocwall bench obmalloc`: CPython programs on stock arenas and on huge pages, one trial for each program.
 
-use crate::commands::diagnose;
-use crate::commands::ground::Ground;
+use crate::commands::shared::ground::Ground;
+use crate::commands::shared::options::parse_time;
+use crate::commands::shared::signals::{USAGE, catch_signals};
 use crate::printer::Printer;
 use allocwall_host::clock;
 use allocwall_lab::obmalloc::{self, AfterIdle, BenchArm, Probe, Program, Set, Skipped};
@@ -62,7 +63,7 @@ pub struct Args {
     blocks: Option<u64>,
 
     /// Idle time before each run: 6s
-    #[arg(long, value_name = "TIME", value_parser = diagnose::parse_time)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     idle: Option<Duration>,
 
     /// Random seed for the order of arms; the same seed gives the same order
@@ -96,7 +97,7 @@ impl Which {
 }
 
 pub fn run(args: &Args, printer: &Printer) -> anyhow::Result<ExitCode> {
-    let interrupted = diagnose::catch_signals()?;
+    let interrupted = catch_signals()?;
     let ground = Ground::new("allocwall-bench-", printer)?;
     let bench = Bench {
         args,
@@ -145,7 +146,7 @@ impl Bench<'_> {
             (Ok(programs), Ok(arms)) => (programs, arms),
             (Err(error), _) | (_, Err(error)) => {
                 self.printer.error(&anyhow!(error));
-                return Ok(ExitCode::from(diagnose::USAGE));
+                return Ok(ExitCode::from(USAGE));
             }
         };
         skipped.extend(lacking);

@@ -1,9 +1,9 @@
 //! `allocwall bench pipeline`: orders handed from one thread to another, for each way to allocate them.
 
-use crate::commands::arms;
-use crate::commands::diagnose::{USAGE, catch_signals};
-use crate::commands::ground::Ground;
-use crate::commands::trial::Progress;
+use crate::commands::shared::arms;
+use crate::commands::shared::ground::Ground;
+use crate::commands::shared::progress::Progress;
+use crate::commands::shared::signals::{USAGE, catch_signals};
 use crate::output;
 use crate::printer::Printer;
 use allocwall_host::topology::{Topology, allowed_cpus};

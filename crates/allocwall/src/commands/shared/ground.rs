@@ -1,6 +1,6 @@
 //! What every trial and experiment needs: a temporary folder, and a guard that ends the processes it started.
 
-use crate::commands::arms::say_once;
+use super::arms::say_once;
 use crate::printer::Printer;
 use allocwall_host::own;
 use allocwall_trial::run::{self, Guard};

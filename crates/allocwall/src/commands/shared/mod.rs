@@ -1,0 +1,15 @@
+//! What several subcommands share.
+
+pub mod arms;
+pub mod ground;
+pub mod options;
+pub mod progress;
+pub mod signals;
+pub mod state;
+
+/// Breaks lines only at blanks: a command or a path that is broken at a hyphen cannot be copied.
+pub fn plain(width: usize) -> textwrap::Options<'static> {
+    textwrap::Options::new(width)
+        .word_splitter(textwrap::WordSplitter::NoHyphenation)
+        .word_separator(textwrap::WordSeparator::AsciiSpace)
+}
