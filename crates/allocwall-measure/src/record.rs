@@ -196,9 +196,9 @@ impl Session {
         let mut tree_unread = None;
         if held.is_none() {
             for &pid in &roots {
-                collector.adopt(pid);
+                collector.family.adopt(pid);
                 match proc.descendants(pid) {
-                    Ok(children) => children.into_iter().for_each(|child| collector.adopt(child)),
+                    Ok(children) => children.into_iter().for_each(|child| collector.family.adopt(child)),
                     Err(absence) if absence.is_gone() => {}
                     Err(absence) => tree_unread = Some(absence),
                 }
@@ -234,7 +234,7 @@ impl Session {
                 let shown = command.clone().unwrap_or_default().join(" ");
                 let opened = Opened::now();
                 let child = held.release().map_err(|cause| Error::Launch { command: shown, cause })?;
-                collector.adopt(pid);
+                collector.family.adopt(pid);
                 (Some(child), opened)
             }
         };
@@ -282,7 +282,7 @@ impl Session {
         let mut waits = WaitSampler::new(start);
         let mut batch_ticks = Vec::new();
         let mut batch_python = Vec::new();
-        let mut pids = self.collector.alive();
+        let mut pids = self.collector.family.alive();
         let mut at_ns = 0;
         if self.launched.is_some() {
             // Everything that it has used so far belongs to the window, so the base is a program that has not
@@ -303,15 +303,15 @@ impl Session {
             self.sampler = Err(perf::absence(&e));
         }
         // From here on the end of the target is reported. A target that ended before has no data.
-        if self.launched.is_none() && self.collector.alive().is_empty() {
+        if self.launched.is_none() && self.collector.family.alive().is_empty() {
             return Err(Error::Refused("the target ended before the window opened".into()));
         }
         self.writer.write(&Part::Head(Box::new(Head {
             meta: meta.clone(),
             host: self.host.clone(),
             cgroup: self.cgroups.as_ref().ok().map(|groups| groups.path().to_owned()),
-            processes: self.collector.processes.clone(),
-            modules: self.collector.modules.list().to_vec(),
+            processes: self.collector.family.listing.processes.clone(),
+            modules: self.collector.family.modules.list().to_vec(),
             prices: request.prices,
         })));
         let counting = counts::start(&self.proc, &pids, request.window, request.closely);
@@ -336,7 +336,7 @@ impl Session {
                 waits.look(&self.proc, &pids, &mut self.collector, start);
             }
             if due.tick.passed(now, every(TICK_EVERY)) {
-                pids = self.collector.alive();
+                pids = self.collector.family.alive();
                 if pids.is_empty() {
                     break;
                 }
@@ -354,7 +354,7 @@ impl Session {
                 if threads.alive() <= THREADS_FOLLOWED {
                     threads.read(&self.proc, &pids, t_ns);
                 }
-                self.collector.check_facts(false);
+                self.collector.family.check_facts(false);
                 self.ship(&mut batch_ticks, &mut batch_python);
             }
             let wake = due.next().min(start + window_ns);
@@ -367,14 +367,14 @@ impl Session {
         }
         let end = clock::monotonic_ns();
         meta.window_ns = end - start;
-        let pids = self.collector.alive();
+        let pids = self.collector.family.alive();
         if pids.is_empty() {
             let exited = self.launched.as_ref().and_then(Launched::exited);
             let status = exited.map(|status| status.to_string());
             meta.ended = Ended::TargetExited { status };
             // The end was noticed with a delay; in that time no thread of the target waited.
             self.drain(true);
-            let exit = self.collector.last_exit_ns.unwrap_or(end);
+            let exit = self.collector.family.last_exit_ns.unwrap_or(end);
             meta.window_ns = exit.clamp(start + 1, end) - start;
         }
         let mut resident = 0;
@@ -388,11 +388,11 @@ impl Session {
         let held = self.held(&pids);
         meta.own_cpu_ns = clock::own_cpu_ns() - own_cpu_before
             + self.pythons.cpu_ns()
-            + self.collector.modules.reader().cpu_ns();
+            + self.collector.family.modules.reader().cpu_ns();
         meta.wait_period_ns = waits.mean_period_ns();
         self.drain(true);
         self.collector.window_closed();
-        self.collector.check_facts(true);
+        self.collector.family.check_facts(true);
         let python_probe = self.pythons.finish(&mut batch_python);
         self.ship(&mut batch_ticks, &mut batch_python);
 
@@ -439,28 +439,28 @@ impl Session {
 
     fn follow_pythons(&mut self, pids: &[i32]) {
         if self.proc.is_live() {
-            self.pythons.follow(&self.collector.processes, pids);
+            self.pythons.follow(&self.collector.family.listing.processes, pids);
         }
     }
 
     /// A 32-bit heap has other chunk headers.
     fn walk_heap(&self, pids: &[i32]) -> Measured<HeapView> {
-        let narrow = &self.collector.narrow;
+        let narrow = &self.collector.family.narrow;
         let wide: Vec<i32> = pids.iter().copied().filter(|pid| !narrow.contains(pid)).collect();
         if wide.is_empty() && !pids.is_empty() {
             return Err(Absence::new(Reason::NotSupported, "the heap of a 32-bit program cannot be read"));
         }
-        heap::walk(&self.proc, &self.collector.processes, &wide)
+        heap::walk(&self.proc, &self.collector.family.listing.processes, &wide)
     }
 
     /// Tracepoints of system calls do not include those of 32-bit programs (arch_trace_is_compat_syscall,
     /// asm/ftrace.h).
     fn without_narrow(&self, (counts, probe): (Vec<EventCount>, Probe)) -> (Vec<EventCount>, Probe) {
-        let narrow = &self.collector.narrow;
+        let narrow = &self.collector.family.narrow;
         if narrow.is_empty() || matches!(probe.state, ProbeState::Absent(_)) {
             return (counts, probe);
         }
-        let all = self.collector.processes.iter().all(|p| narrow.contains(&p.pid));
+        let all = self.collector.family.listing.processes.iter().all(|p| narrow.contains(&p.pid));
         let absence = |detail: &str| Absence::new(Reason::NotSupported, detail);
         let (counts, state) = match all {
             true => (
@@ -598,7 +598,7 @@ impl Session {
             let state = ProbeState::Partial(absence.clone());
             probes.push(probe("tree", "every process of the target", state));
         }
-        if let Some(missing) = self.collector.missing() {
+        if let Some(missing) = self.collector.family.missing() {
             let state = ProbeState::Partial(Absence::new(Reason::TooCostly, missing));
             probes.push(probe("processes", "every process of the target", state));
         }
@@ -606,7 +606,7 @@ impl Session {
             let state = ProbeState::Partial(Absence::new(Reason::TooCostly, unread));
             probes.push(probe("names", "function names and callers", state));
         }
-        if let Some(cut) = &self.collector.code_cut {
+        if let Some(cut) = &self.collector.family.code_cut {
             let state = ProbeState::Partial(cut.clone());
             probes.push(probe("code", "the addresses of code", state));
         }
@@ -650,7 +650,7 @@ fn open_sampler(
     let scope = match held {
         Some(pid) => Scope::UntilExec(pid),
         None => {
-            let tids = collector.processes.iter().flat_map(|p| living_threads(proc, p.pid));
+            let tids = collector.family.listing.processes.iter().flat_map(|p| living_threads(proc, p.pid));
             Scope::Threads(tids.collect())
         }
     };

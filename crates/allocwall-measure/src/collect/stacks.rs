@@ -1,0 +1,227 @@
+//! Frames and stacks, each kept once, and the names of functions.
+
+use super::family::Image;
+use crate::symbols::KernelNames;
+use crate::target::Modules;
+use allocwall_model::recording::{Frame, ModuleRole, STACK_DEPTH, Stack};
+use std::collections::HashMap;
+
+const FRAMES_LIMIT: usize = 32 << 20;
+
+/// The location of an address of the target.
+pub enum Place {
+    /// In a module, with the module's own address.
+    File(u32, u64),
+    Generated(u32),
+}
+
+pub struct StackTable {
+    kernel_names: KernelNames,
+    kernel_module: u32,
+    unknown_module: u32,
+    pub frames: Interner<Frame>,
+    pub stacks: Interner<Stack>,
+    kernel_frames: HashMap<u64, u32>,
+    kernel_chains: HashMap<Vec<u64>, u32>,
+    named_frames: HashMap<(u32, u64), u32>,
+}
+
+impl StackTable {
+    pub fn new(modules: &mut Modules) -> StackTable {
+        StackTable {
+            kernel_names: KernelNames::new(),
+            kernel_module: modules.add_special("[kernel]", ModuleRole::Kernel) as u32,
+            unknown_module: modules.add_special("[unknown]", ModuleRole::Jit) as u32,
+            frames: Interner::default(),
+            stacks: Interner::default(),
+            kernel_frames: HashMap::new(),
+            kernel_chains: HashMap::new(),
+            named_frames: HashMap::new(),
+        }
+    }
+
+    /// A kernel stack whose names the kernel printed.
+    pub fn named_kernel_stack(&mut self, names: &[String]) -> u32 {
+        let frame =
+            |name: &String| Frame { module: Some(self.kernel_module), symbol: Some(name.clone()), offset: 0 };
+        let frames: Vec<Frame> = names.iter().map(frame).collect();
+        let frames = frames.into_iter().map(|frame| self.frames.id(frame)).collect();
+        self.stacks.id(Stack { frames, complete: true })
+    }
+
+    /// Whether the name at this place was read before.
+    pub fn is_named(&self, module: u32, offset: u64) -> bool {
+        self.named_frames.contains_key(&(module, offset))
+    }
+
+    /// Whether at least one kernel function had a name; also true if there was none yet.
+    pub fn kernel_named(&self) -> bool {
+        let mut kernel = self.kernel_frames.values().map(|id| &self.frames.list[*id as usize]);
+        self.kernel_frames.is_empty() || kernel.any(|frame| frame.symbol.is_some())
+    }
+
+    pub fn kernel_stack(&mut self, chain: &[u64]) -> u32 {
+        if let Some(&known) = self.kernel_chains.get(chain) {
+            return known;
+        }
+        let frames = chain
+            .iter()
+            .take(STACK_DEPTH)
+            .enumerate()
+            .map(|(depth, &address)| {
+                // All addresses but the leaf are return addresses: step back into the call.
+                let address = if depth == 0 { address } else { address.saturating_sub(1) };
+                self.kernel_frame(address)
+            })
+            .collect();
+        let stack = self.stacks.id(Stack { frames, complete: true });
+        self.kernel_chains.insert(chain.to_vec(), stack);
+        stack
+    }
+
+    fn kernel_frame(&mut self, address: u64) -> u32 {
+        if let Some(&known) = self.kernel_frames.get(&address) {
+            return known;
+        }
+        let symbol = self.kernel_names.name(address);
+        // Kernel addresses reveal the kernel's layout, so they are not kept where a name is known.
+        let frame = Frame { module: Some(self.kernel_module), symbol, offset: 0 };
+        let id = self.frames.id(frame);
+        self.kernel_frames.insert(address, id);
+        id
+    }
+
+    pub fn leaf_stack(&mut self, image: &Image, ip: u64) -> u32 {
+        let frame = match image.space.lookup(ip) {
+            Some((module, offset)) => Frame { module: Some(module as u32), symbol: None, offset },
+            None => Frame { module: Some(self.unknown_module), symbol: None, offset: 0 },
+        };
+        let frame = self.frames.id(frame);
+        self.stacks.id(Stack { frames: vec![frame], complete: false })
+    }
+
+    pub fn place(&self, image: &Image, modules: &Modules, address: u64) -> Place {
+        match image.space.lookup(address) {
+            Some((module, _)) if modules.list()[module].role == ModuleRole::Jit => {
+                Place::Generated(module as u32)
+            }
+            Some((module, offset)) => Place::File(module as u32, offset),
+            None => Place::Generated(self.unknown_module),
+        }
+    }
+
+    pub fn user_frame(&mut self, place: Place, generated: Option<&String>, modules: &Modules) -> u32 {
+        match place {
+            Place::File(module, offset) => match self.named_frames.get(&(module, offset)) {
+                Some(&known) => known,
+                None => self.keep_name(modules, module, offset, None),
+            },
+            // The JIT compiler may have written names. Code without a name shares one frame.
+            Place::Generated(module) => {
+                self.frames.id(Frame { module: Some(module), symbol: generated.cloned(), offset: 0 })
+            }
+        }
+    }
+
+    pub fn keep_name(&mut self, modules: &Modules, module: u32, offset: u64, symbol: Option<String>) -> u32 {
+        if self.frames.bytes > FRAMES_LIMIT {
+            return self.frames.id(Frame { module: Some(module), symbol: None, offset: 0 });
+        }
+        // One frame per function: the instruction within it gives no more information. Without a name, the
+        // address decides whether it is in malloc's range.
+        let ranges = &modules.list()[module as usize].malloc_ranges;
+        let inside = ranges.iter().find(|(s, e)| (*s..*e).contains(&offset));
+        let kept = match (&symbol, inside) {
+            (Some(_), Some(range)) => range.0,
+            (Some(_), None) => 0,
+            (None, _) => offset,
+        };
+        let id = self.frames.id(Frame { module: Some(module), symbol, offset: kept });
+        self.named_frames.insert((module, offset), id);
+        id
+    }
+}
+
+pub struct Interner<T> {
+    pub list: Vec<T>,
+    ids: HashMap<T, u32>,
+    /// Size of the values in the list, with what they point to.
+    pub bytes: usize,
+}
+
+pub trait Weighed {
+    fn bytes(&self) -> usize;
+}
+
+impl Weighed for Frame {
+    fn bytes(&self) -> usize {
+        size_of::<Frame>() + self.symbol.as_ref().map_or(0, String::len)
+    }
+}
+
+impl Weighed for Stack {
+    fn bytes(&self) -> usize {
+        size_of::<Stack>() + size_of_val(&self.frames[..])
+    }
+}
+
+impl<T> Default for Interner<T> {
+    fn default() -> Self {
+        Interner { list: Vec::new(), ids: HashMap::new(), bytes: 0 }
+    }
+}
+
+impl<T: Clone + Eq + std::hash::Hash + Weighed> Interner<T> {
+    pub fn id(&mut self, value: T) -> u32 {
+        if let Some(&id) = self.ids.get(&value) {
+            return id;
+        }
+        let id = self.list.len() as u32;
+        self.bytes += value.bytes();
+        self.list.push(value.clone());
+        self.ids.insert(value, id);
+        id
+    }
+}
+
+pub struct Compactor<'a> {
+    stacks: &'a [Stack],
+    frames: &'a [Frame],
+    stack_ids: HashMap<u32, u32>,
+    frame_ids: HashMap<u32, u32>,
+    pub new_stacks: Vec<Stack>,
+    pub new_frames: Vec<Frame>,
+}
+
+impl<'a> Compactor<'a> {
+    pub fn new(stacks: &'a [Stack], frames: &'a [Frame]) -> Self {
+        Compactor {
+            stacks,
+            frames,
+            stack_ids: HashMap::new(),
+            frame_ids: HashMap::new(),
+            new_stacks: Vec::new(),
+            new_frames: Vec::new(),
+        }
+    }
+
+    pub fn stack(&mut self, id: Option<u32>) -> Option<u32> {
+        let id = id?;
+        if let Some(&known) = self.stack_ids.get(&id) {
+            return Some(known);
+        }
+        let stack = &self.stacks[id as usize];
+        let frames = stack.frames.iter().map(|&frame| self.frame(frame)).collect();
+        let new = self.new_stacks.len() as u32;
+        self.new_stacks.push(Stack { frames, complete: stack.complete });
+        self.stack_ids.insert(id, new);
+        Some(new)
+    }
+
+    fn frame(&mut self, id: u32) -> u32 {
+        *self.frame_ids.entry(id).or_insert_with(|| {
+            self.new_frames.push(self.frames[id as usize].clone());
+            (self.new_frames.len() - 1) as u32
+        })
+    }
+}
