@@ -54,16 +54,6 @@ pub enum Served {
     Unknown,
 }
 
-const KERNEL_LINES: &[CostClass] = &[
-    CostClass::FaultPath,
-    CostClass::Zeroing,
-    CostClass::MapCalls,
-    CostClass::PageRelease,
-    CostClass::AddressSpaceLock,
-    CostClass::Reclaim,
-    CostClass::OtherKernel,
-];
-
 /// A target that was stopped for this part of its threads' time, or more, gets no verdict.
 const MOSTLY: f64 = 0.5;
 
@@ -106,7 +96,7 @@ impl<'a> Context<'a> {
     /// The lines as one, or why they cannot be judged.
     pub fn cpu(&self, classes: &[CostClass]) -> Measured<Sum> {
         let sampled = self.bill.sampled.as_ref().map_err(Clone::clone)?;
-        let touches_kernel = classes.iter().any(|c| KERNEL_LINES.contains(c));
+        let touches_kernel = classes.iter().any(|c| c.is_named_kernel());
         if touches_kernel && !self.recording.meta.kernel_samples {
             return Err(self
                 .probe_absence("kernel_stacks")

@@ -92,6 +92,7 @@ impl Subject {
                     cpu_s: share.scaled(self.bill.cpu_s),
                     samples,
                     method: "test".into(),
+                    may_be_in: None,
                     notes: vec![],
                     sites: vec![Site {
                         function: format!("site_of_{}", class.key()),

@@ -46,8 +46,8 @@ pub const RATE_HZ: u32 = 999;
 /// one takes 9 µs. A command that runs for a tenth of a second gets 400 samples.
 pub const RATE_CLOSE_HZ: u32 = 3_999;
 const RATE_HZ_VIRTUAL: std::ops::RangeInclusive<u32> = 199..=499;
-/// In a virtual machine a busy CPU gets at most about this many samples per window. They give the standard
-/// error of a share: 1.4 points for a share of 50 %, 0.8 points for a share of 10 %.
+/// In a virtual machine a busy CPU gets at most about this many samples per window. Half the width of a
+/// 95 % interval is then 1.4 points for a share of 50 %, 0.8 points for a share of 10 %.
 const ENOUGH_SAMPLES: f64 = 5_000.0;
 
 /// The sampling rate if the user gives none.

@@ -307,7 +307,7 @@ pub struct PythonSample {
 /// A count of events, over the whole window or over parts of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EventCount {
-    /// `mmap`, `munmap`, `brk`, `madvise`, `mremap`, `mprotect`, `page_faults`, `context_switches`, `cpu_migrations`.
+    /// `mmap`, `munmap`, `brk`, `madvise`, `mremap`, `mprotect`.
     pub name: String,
     pub count: u64,
     /// Time during which the events were counted.

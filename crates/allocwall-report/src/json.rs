@@ -3,6 +3,7 @@
 use super::escape;
 use allocwall_diagnose::bill::{Bill, CpuLine, Site, WaitLine};
 use allocwall_diagnose::{Finding, Prescription, Verdict};
+use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::recording::{Allocator, HostFacts, Meta, Price, Probe, ProbeState, Process, Recording};
 use allocwall_model::units::{Absence, Interval, Measured};
 use serde::Serialize;
@@ -150,6 +151,7 @@ fn cpu_line(line: &CpuLine) -> Value {
         "cpu_s": interval(&line.cpu_s),
         "samples": line.samples,
         "method": line.method,
+        "may_be_in": line.may_be_in.map(CostClass::key),
         "notes": line.notes,
         "sites": list(&line.sites, site),
     })

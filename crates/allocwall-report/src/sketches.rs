@@ -164,6 +164,9 @@ fn bill(shares: &[(CostClass, f64)], cpu_s: f64) -> Bill {
             cpu_s: share.scaled(cpu_s),
             samples: (p * cpu_s * 999.0) as u64,
             method: "CPU samples: leaf or stack in its functions".into(),
+            may_be_in: (class.is_named_kernel()
+                && shares.iter().any(|(c, _)| *c == CostClass::UnnamedKernel))
+            .then_some(CostClass::UnnamedKernel),
             notes: match class {
                 CostClass::UnnamedKernel if p > 0.0 => {
                     vec!["this is the system time of the processes: kernel samples were not permitted".into()]

@@ -434,7 +434,7 @@ fn on_cpu(page: &mut Page, rec: &Recording, bill: &Bill) {
     );
     let total = page.paint(Ink::Heading, &total);
     page.line(&total);
-    zero_lines(page, rec, lines, &tenths);
+    zero_lines(page, lines, &tenths);
     caveats(page, lines);
     // Without kernel samples they cannot agree. A note of the line says so.
     if !agrees && rec.meta.kernel_samples {
@@ -446,45 +446,39 @@ fn on_cpu(page: &mut Page, rec: &Recording, bill: &Bill) {
     }
 }
 
-/// The lines that would print as 0.0 %, in one line. Kernel lines that may be part of the kernel time without symbols
-/// are listed separately, because their share is unknown.
-fn zero_lines(page: &mut Page, rec: &Recording, lines: &[CpuLine], tenths: &[u64]) {
-    let unnamed = lines.iter().any(|l| l.class == CostClass::UnnamedKernel && l.share.point > 0.0);
-    let blind = |class: CostClass| class.is_named_kernel() && (unnamed || !rec.meta.kernel_samples);
-    let titles = |wanted: bool| {
-        let folded = lines.iter().zip(tenths).filter(|(l, t)| **t == 0 && blind(l.class) == wanted);
-        folded.map(|(l, _)| plain(l.class.key())).collect::<Vec<_>>()
+/// The lines that would print as 0.0 %, in one line. Those that may be part of a line without symbols are listed
+/// separately, because their share is unknown.
+fn zero_lines(page: &mut Page, lines: &[CpuLine], tenths: &[u64]) {
+    let titles = |within: Option<CostClass>| {
+        let folded = lines.iter().zip(tenths).filter(|(l, t)| **t == 0 && l.may_be_in == within);
+        folded.map(|(l, _)| l.class.title()).collect::<Vec<_>>().join(", ")
     };
-    let nothing = titles(false);
+    let nothing = titles(None);
     if !nothing.is_empty() {
-        page.wrapped(2, &format!("0.0 %: {}", nothing.join(", ")), Ink::Faint);
+        page.wrapped(2, &format!("0.0 %: {nothing}"), Ink::Faint);
     }
-    let hidden = titles(true);
-    if !hidden.is_empty() {
-        let within = CostClass::UnnamedKernel.title();
-        let text = format!("share unknown, may be part of “{within}”: {}", hidden.join(", "));
-        page.wrapped(2, &text, Ink::Warn);
+    for within in [CostClass::UnnamedKernel, CostClass::Application] {
+        let hidden = titles(Some(within));
+        if !hidden.is_empty() {
+            let text = format!("share unknown, may be part of “{}”: {hidden}", within.title());
+            page.wrapped(2, &text, Ink::Warn);
+        }
     }
-}
-
-/// A stable key as words.
-fn plain(key: &str) -> String {
-    key.replace('_', " ")
 }
 
 /// Prints the notes of lines, each once. Notes of kernel lines are in the JSON document only.
 fn caveats(page: &mut Page, lines: &[CpuLine]) {
-    let mut said: Vec<String> = vec![];
-    for line in lines {
-        if line.class.is_named_kernel() {
-            continue;
-        }
+    let mut notes: Vec<(&str, Vec<&str>)> = vec![];
+    for line in lines.iter().filter(|line| !line.class.is_named_kernel()) {
         for note in &line.notes {
-            if !said.contains(note) {
-                page.wrapped(2, &format!("{}: {note}", line.class.title()), Ink::Warn);
-                said.push(note.clone());
+            match notes.iter_mut().find(|(known, _)| known == note) {
+                Some((_, titles)) => titles.push(line.class.title()),
+                None => notes.push((note, vec![line.class.title()])),
             }
         }
+    }
+    for (note, titles) in notes {
+        page.wrapped(2, &format!("{}: {note}", titles.join(", ")), Ink::Warn);
     }
 }
 
@@ -497,7 +491,7 @@ fn off_cpu(page: &mut Page, bill: &Bill) {
     let mut absent: Vec<(&Absence, Vec<String>)> = vec![];
     for line in &bill.off_cpu {
         match &line.thread_s {
-            Ok(time) if time.point < 0.005 => zero.push(plain(line.class.key())),
+            Ok(time) if time.point < 0.005 => zero.push(line.class.title().to_owned()),
             Ok(time) => {
                 let share = if whole > 0.0 { time.point / whole } else { 0.0 };
                 page.line(&table.row(
@@ -509,8 +503,8 @@ fn off_cpu(page: &mut Page, bill: &Bill) {
                 ));
             }
             Err(absence) => match absent.iter_mut().find(|(a, _)| *a == absence) {
-                Some((_, titles)) => titles.push(plain(line.class.key())),
-                None => absent.push((absence, vec![plain(line.class.key())])),
+                Some((_, titles)) => titles.push(line.class.title().to_owned()),
+                None => absent.push((absence, vec![line.class.title().to_owned()])),
             },
         }
     }
@@ -524,7 +518,7 @@ fn off_cpu(page: &mut Page, bill: &Bill) {
 }
 
 fn ladder(page: &mut Page, verdict: &Verdict, limits: &Limits) {
-    page.section("LADDER", "rungs in order: interference first, the allocator's own code last");
+    page.section("LADDER", "rungs in order: interference first, then the kernel, then the allocator");
     let mut last_rung = 0;
     for finding in &verdict.findings {
         let number = if finding.rung == last_rung { String::new() } else { finding.rung.to_string() };
@@ -602,7 +596,7 @@ impl Limits {
         }
         for line in &bill.off_cpu {
             if let Err(absence) = &line.thread_s {
-                limits.add(absence, format!("{} waits", plain(line.class.key())));
+                limits.add(absence, format!("{} waits", line.class.title().to_owned()));
             }
         }
         if let Err(absence) = &bill.on_cpu {

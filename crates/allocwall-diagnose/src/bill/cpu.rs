@@ -167,6 +167,7 @@ pub fn lines(
                 cpu_s: share.scaled(cpu_s),
                 samples: sampled.samples(&[class]),
                 method: method(class, recording).to_owned(),
+                may_be_in: may_be_in(class, recording, sampled),
                 notes: notes(class, recording, sampled),
                 sites: cpu_sites(recording, classifier, classes, class),
             }
@@ -174,6 +175,22 @@ pub fn lines(
         .collect();
     admit_unnamed_kernel(&mut lines, cpu_s);
     lines
+}
+
+/// The line without symbols that may hold a part of this one.
+fn may_be_in(class: CostClass, recording: &Recording, sampled: &Sampled) -> Option<CostClass> {
+    let unnamed = || sampled.share(&[CostClass::UnnamedKernel]).point > 0.0;
+    match class {
+        _ if class.is_named_kernel() && (!recording.meta.kernel_samples || unnamed()) => {
+            Some(CostClass::UnnamedKernel)
+        }
+        CostClass::RuntimeAllocator | CostClass::GarbageCollector
+            if stripped_runtime(recording).is_some() =>
+        {
+            Some(CostClass::Application)
+        }
+        _ => None,
+    }
 }
 
 /// Kernel time without symbols may belong to any kernel line, so it is added to the upper bounds of all of them.
@@ -188,7 +205,6 @@ fn admit_unnamed_kernel(lines: &mut [CpuLine], cpu_s: f64) {
     for line in lines.iter_mut().filter(|l| l.class.is_named_kernel()) {
         line.share.high = (line.share.high + hidden).min(1.0);
         line.cpu_s = line.share.scaled(cpu_s);
-        line.notes.push("a part may be in the kernel time without symbols".into());
     }
 }
 

@@ -164,6 +164,8 @@ pub struct CpuLine {
     pub samples: u64,
     /// How it was measured, in a few words.
     pub method: String,
+    /// The line that may hold a part of this one, or all of it, because code there has no symbols.
+    pub may_be_in: Option<CostClass>,
     /// Limitations of the figure, each in a few words.
     pub notes: Vec<String>,
     /// Largest first.

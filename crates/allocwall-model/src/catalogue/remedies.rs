@@ -419,8 +419,7 @@ impl Need {
 const PRELOAD_BACKFIRES: &str =
     "5 to 10 % more resident memory is usual; the program crashes if it frees memory of another allocator";
 const VARIABLE_PROOF: &str = "the variable is in the environment of the process that runs the program";
-const TUNABLES_PROOF: &str =
-    "GLIBC_TUNABLES is in the environment of the process, and the process uses glibc's malloc";
+pub const TUNABLES_PROOF: &str = "GLIBC_TUNABLES is in the environment of the process";
 const HUGE_PAGES_PROOF: &str = "huge pages are resident in the heap: AnonHugePages in /proc/PID/smaps";
 const RESERVED_PAGES_PROOF: &str =
     "reserved huge pages are resident in the heap: Private_Hugetlb in /proc/PID/smaps";
@@ -976,7 +975,7 @@ pub const TABLE: &[Remedy] = &[
             argument: Argument::Or(Form::Count(0, 65_535), "127"),
             applied: &[Change::Tunable("glibc.malloc.tcache_count", "{}")],
             proof: TUNABLES_PROOF,
-            page: "By default glibc's thread cache keeps 7 free blocks of each size. When a thread frees more blocks of one size, the calls go to the arena and take its lock.",
+            page: "By default glibc's thread cache keeps 7 free blocks of each size (16 since glibc 2.42). When a thread frees more blocks of one size, the calls go to the arena and take its lock.",
         }),
     },
     Remedy {
@@ -1261,7 +1260,7 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Tunables,
             applied: &[],
-            proof: "GLIBC_TUNABLES is in the environment of the process",
+            proof: TUNABLES_PROOF,
             page: "Sets any tunable that the program's loader knows. `glibc:arena_max=2,trim_threshold=64M` sets two tunables of glibc.malloc. For another group, write its name: `glibc:pthread.rseq=0`. allocwall checks names and ranges against the list of the program's loader (glibc 2.33 and later), because glibc ignores unknown names and values without a message. Sizes can end in K, M or G, powers of 1,024.",
         }),
     },

@@ -8,7 +8,7 @@ use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::modules::AllocatorKind;
 use allocwall_model::catalogue::nearest::hint;
 use allocwall_model::catalogue::remedies::{
-    ARENA_HOOK, ARENA_HOOK_ON, Change, Effect, Kind, Need, Pages, Remedy, TABLE,
+    ARENA_HOOK, ARENA_HOOK_ON, Change, Effect, Kind, Need, Pages, Remedy, TABLE, TUNABLES_PROOF,
 };
 use allocwall_model::catalogue::thresholds;
 use allocwall_model::catalogue::tunables::{KNOWN, Known, PREFIX};
@@ -354,11 +354,7 @@ fn tunable_page(known: &Known) -> Page {
             ("applied", format!("sets {name}=VALUE in GLIBC_TUNABLES and keeps the entries already there")),
             ("range", range),
             ("acts_on", titles(known.acts_on)),
-            (
-                "proof",
-                "GLIBC_TUNABLES is in the environment of the process, and the process uses glibc's malloc"
-                    .to_owned(),
-            ),
+            ("proof", TUNABLES_PROOF.to_owned()),
             ("backfires", known.backfires.to_owned()),
             ("undo", "restart without the tunable".to_owned()),
             ("shell", format!("GLIBC_TUNABLES={name}=VALUE CMD")),
