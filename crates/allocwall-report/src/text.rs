@@ -596,7 +596,7 @@ impl Limits {
         }
         for line in &bill.off_cpu {
             if let Err(absence) = &line.thread_s {
-                limits.add(absence, format!("{} waits", line.class.title().to_owned()));
+                limits.add(absence, format!("time {}", line.class.title()));
             }
         }
         if let Err(absence) = &bill.on_cpu {

@@ -97,7 +97,7 @@ impl CostClass {
             CostClass::MapCalls => "map/unmap/brk/madvise",
             CostClass::PageRelease => "page release",
             CostClass::AddressSpaceLock => "address-space lock",
-            CostClass::Reclaim => "reclaim, compaction",
+            CostClass::Reclaim => "reclaim and compaction",
             CostClass::OtherKernel => "other kernel",
             CostClass::UnnamedKernel => "kernel, no symbols",
         }
