@@ -354,6 +354,8 @@ def verdicts(comparisons):
     """For each judge and pair: [outcome, interval, comparison]."""
     found = {}
     for comparison in comparisons:
+        # Files of earlier versions call it "word".
+        comparison.setdefault("outcome", comparison.get("word"))
         times = comparison.get("times")
         judged = (
             {name: rule(*times) for name, rule in RULES.items()}

@@ -1,7 +1,7 @@
 //! The rights of this process.
 
 use crate::proc::ProcFs;
-use allocwall_model::units::Measured;
+use allocwall_model::units::{Measured, RUN_AS_MACHINES_ROOT, RUN_AS_ROOT};
 use serde::{Deserialize, Serialize};
 
 /// The capabilities that allocwall needs to read other processes: include/uapi/linux/capability.h.
@@ -72,11 +72,7 @@ impl Rights {
 /// What to do when a right is missing that root normally has. Root itself lacks it in a user namespace, and
 /// where a container or a service manager dropped capabilities.
 pub fn run_as_root() -> &'static str {
-    if !rustix::process::geteuid().is_root() {
-        "run as root"
-    } else {
-        "run as the machine's own root, outside of containers and user namespaces, with all capabilities"
-    }
+    if rustix::process::geteuid().is_root() { RUN_AS_MACHINES_ROOT } else { RUN_AS_ROOT }
 }
 
 /// Whether allocwall may read the memory of another process; reading Python stacks from outside needs it.

@@ -65,7 +65,8 @@ impl Uprobes {
             .map_err(|error| match error.raw_os_error() {
                 // Independent of perf_event_paranoid (perf_uprobe_event_init, kernel/events/core.c).
                 Some(libc::EACCES) => {
-                    Absence::new(Reason::NotPermitted, "this user may not set uprobes").mend(run_as_root())
+                    Absence::new(Reason::NotPermitted, "this user is not permitted to set uprobes")
+                        .mend(run_as_root())
                 }
                 _ => perf::absence(&error),
             })

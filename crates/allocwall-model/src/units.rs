@@ -41,6 +41,12 @@ pub struct Absence {
     pub mend: Option<String>,
 }
 
+/// What to do where a right is missing that root has.
+pub const RUN_AS_ROOT: &str = "run as root";
+/// The same for root in a user namespace, or in a container that dropped capabilities.
+pub const RUN_AS_MACHINES_ROOT: &str =
+    "run as the machine's own root, outside of containers and user namespaces, with all capabilities";
+
 impl Absence {
     pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
         Absence { reason, detail: detail.into(), mend: None }
@@ -49,6 +55,12 @@ impl Absence {
     /// Whether the object does not exist or no longer exists, rather than being unreadable.
     pub fn is_gone(&self) -> bool {
         matches!(self.reason, Reason::Vanished | Reason::NotFound)
+    }
+
+    /// One of the ways to get it is to run as root.
+    pub fn root_helps(&self) -> bool {
+        let ways = [RUN_AS_ROOT, RUN_AS_MACHINES_ROOT];
+        self.mend.as_deref().is_some_and(|mend| ways.iter().any(|way| mend.contains(way)))
     }
 
     pub fn mend(mut self, mend: impl Into<String>) -> Self {

@@ -469,7 +469,7 @@ fn zero_lines(page: &mut Page, lines: &[CpuLine], tenths: &[u64]) {
 /// Prints the notes of lines, each once. Notes of kernel lines are in the JSON document only.
 fn caveats(page: &mut Page, lines: &[CpuLine]) {
     let mut notes: Vec<(&str, Vec<&str>)> = vec![];
-    for line in lines.iter().filter(|line| !line.class.is_named_kernel()) {
+    for line in lines.iter().filter(|line| shows_notes(line)) {
         for note in &line.notes {
             match notes.iter_mut().find(|(known, _)| known == note) {
                 Some((_, titles)) => titles.push(line.class.title()),
@@ -480,6 +480,11 @@ fn caveats(page: &mut Page, lines: &[CpuLine]) {
     for (note, titles) in notes {
         page.wrapped(2, &format!("{}: {note}", titles.join(", ")), Ink::Warn);
     }
+}
+
+/// User lines, and kernel time that was not sampled.
+fn shows_notes(line: &CpuLine) -> bool {
+    !line.class.is_kernel() || (line.class == CostClass::UnnamedKernel && line.samples == 0)
 }
 
 fn off_cpu(page: &mut Page, bill: &Bill) {
@@ -636,12 +641,11 @@ impl Limits {
     }
 
     fn add(&mut self, absence: &Absence, hidden: String) {
-        // Everything that is not permitted is one obstacle.
-        let root = |a: &Absence| a.reason == Reason::NotPermitted;
+        // Whatever root would get is one obstacle.
         let same = |a: &Absence| {
             a.detail == absence.detail
                 || (a.mend.is_some() && a.mend == absence.mend)
-                || (root(a) && root(absence))
+                || (a.root_helps() && absence.root_helps())
         };
         match self.obstacles.iter_mut().find(|o| o.absences.iter().any(same)) {
             Some(obstacle) => {

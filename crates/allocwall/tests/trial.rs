@@ -584,7 +584,7 @@ fn none_compares_the_command_with_itself() {
     }
 }
 
-/// Prints a figure: 100,000 without `SLOW`, 50 % more with SLOW=150, each with up to 2 % of noise.
+/// Prints a figure: 1,000 without `SLOW`, 50 % more with SLOW=150, each with up to 2 % of noise.
 const FIGURE: &str = "sleep 0.1; echo figure=$(( ${SLOW:-100} * (1000 + $$ % 41 - 20) / 100 ))";
 
 #[test]
