@@ -162,7 +162,8 @@ fn bill(shares: &[(CostClass, f64)], cpu_s: f64) -> Bill {
             class,
             share,
             cpu_s: share.scaled(cpu_s),
-            samples: (p * cpu_s * 999.0) as u64,
+            // Kernel time without symbols is the processes' system time here: no sample shows it.
+            samples: if class == CostClass::UnnamedKernel { 0 } else { (p * cpu_s * 999.0) as u64 },
             method: "CPU samples: leaf or stack in its functions".into(),
             may_be_in: (class.is_named_kernel()
                 && shares.iter().any(|(c, _)| *c == CostClass::UnnamedKernel))
