@@ -99,7 +99,7 @@ impl CostClass {
             CostClass::AddressSpaceLock => "address-space lock",
             CostClass::Reclaim => "reclaim and compaction",
             CostClass::OtherKernel => "other kernel",
-            CostClass::UnnamedKernel => "kernel, no symbols",
+            CostClass::UnnamedKernel => "kernel without symbols",
         }
     }
 }
