@@ -39,7 +39,7 @@ impl Case<'_> {
         let t = thresholds::of(self.wall);
         let status = status(t, self.share, self.amount);
         let figures = figures(&self);
-        let because = because(t, status, &self);
+        let because = because(t, status, &self, &figures);
         let width = self.share.high - self.share.low;
         if status == Status::Contributor && self.share.low < t.contributor && width > TOO_WIDE {
             let figure = format!("{} {}", percent_interval(self.share), self.unit);
@@ -91,8 +91,7 @@ fn figures(case: &Case) -> String {
     format!("{} {} {}", percent_interval(case.share), case.unit, case.phrase)
 }
 
-fn because(t: &Threshold, status: Status, case: &Case) -> String {
-    let figures = figures(case);
+fn because(t: &Threshold, status: Status, case: &Case, figures: &str) -> String {
     let (contributor, wall) = (percent(t.contributor), percent(t.wall_from));
     match status {
         Status::Wall => format!("{figures}; wall threshold {wall}"),
@@ -140,19 +139,25 @@ fn floor_text(t: &Threshold, amount: f64) -> String {
 
 impl Judged {
     pub fn not_measured(wall: Wall, of: Whole, missing: Absence, show: String) -> Self {
+        let mut judged = Judged::without_figures(wall, of, Status::NotMeasured, missing.detail.clone(), show);
+        judged.finding.missing = Some(missing);
+        judged
+    }
+
+    fn without_figures(wall: Wall, of: Whole, status: Status, because: String, show: String) -> Self {
         Judged {
             cost: 0.0,
             figures: String::new(),
             finding: Finding {
                 wall,
                 rung: wall.rung(),
-                status: Status::NotMeasured,
+                status,
                 share: None,
                 of,
-                because: missing.detail.clone(),
+                because,
                 evidence: Vec::new(),
                 show,
-                missing: Some(missing),
+                missing: None,
                 estimate: None,
             },
         }
@@ -175,22 +180,7 @@ impl Judged {
 
     /// Ruled out by a fact rather than by a share.
     pub fn ruled_out(wall: Wall, of: Whole, because: impl Into<String>, show: String) -> Self {
-        Judged {
-            cost: 0.0,
-            figures: String::new(),
-            finding: Finding {
-                wall,
-                rung: wall.rung(),
-                status: Status::RuledOut,
-                share: Some(Interval::exact(0.0)),
-                of,
-                because: because.into(),
-                evidence: Vec::new(),
-                show,
-                missing: None,
-                estimate: None,
-            },
-        }
+        Judged::without_figures(wall, of, Status::RuledOut, because.into(), show).share(Interval::exact(0.0))
     }
 
     pub fn evidence(mut self, line: impl Into<String>) -> Self {

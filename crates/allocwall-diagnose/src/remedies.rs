@@ -7,7 +7,7 @@ use super::{Finding, Prescription, Status};
 use crate::bill::{Bill, Classifier};
 use allocwall_model::catalogue::prices::*;
 use allocwall_model::catalogue::remedies::{
-    ALLOCATOR_LINES, Effect, Kind, Need, Remedy, TABLE, UNKNOWN_COMMAND,
+    ALLOCATOR_LINES, Effect, Kind, Need, Remedy, TABLE, UNKNOWN_COMMAND, replaced,
 };
 use allocwall_model::catalogue::thresholds;
 use allocwall_model::catalogue::walls::Wall;
@@ -464,17 +464,6 @@ fn fill(ctx: &Context, template: &str) -> Filled {
 
 const LISTS: &[&str] =
     &["LD_PRELOAD", "MALLOC_CONF", "JE_MALLOC_CONF", "_RJEM_MALLOC_CONF", "JAVA_TOOL_OPTIONS"];
-
-/// Replaces `{name:argument}` in the text, if it is there.
-fn replaced(text: &str, opening: &str, with: impl FnOnce(&str) -> String) -> String {
-    match text.split_once(opening) {
-        Some((before, rest)) => {
-            let (argument, after) = rest.split_once('}').unwrap_or((rest, ""));
-            format!("{before}{}{after}", with(argument))
-        }
-        None => text.to_owned(),
-    }
-}
 
 /// glibc's own limit on 64 bits: NARENAS_FROM_NCORES of malloc/arena.c.
 fn arenas_by_default(ctx: &Context) -> u64 {

@@ -493,10 +493,10 @@ fn off_cpu(page: &mut Page, bill: &Bill) {
     let aside = format!("of {whole:.1} thread-seconds in total");
     page.table("WAITS", &aside, &table, ["share", "thread-s", "95 % interval"]);
     let mut zero = vec![];
-    let mut absent: Vec<(&Absence, Vec<String>)> = vec![];
+    let mut absent: Vec<(&Absence, Vec<&str>)> = vec![];
     for line in &bill.off_cpu {
         match &line.thread_s {
-            Ok(time) if time.point < 0.005 => zero.push(line.class.title().to_owned()),
+            Ok(time) if time.point < 0.005 => zero.push(line.class.title()),
             Ok(time) => {
                 let share = if whole > 0.0 { time.point / whole } else { 0.0 };
                 page.line(&table.row(
@@ -508,8 +508,8 @@ fn off_cpu(page: &mut Page, bill: &Bill) {
                 ));
             }
             Err(absence) => match absent.iter_mut().find(|(a, _)| *a == absence) {
-                Some((_, titles)) => titles.push(line.class.title().to_owned()),
-                None => absent.push((absence, vec![line.class.title().to_owned()])),
+                Some((_, titles)) => titles.push(line.class.title()),
+                None => absent.push((absence, vec![line.class.title()])),
             },
         }
     }

@@ -238,17 +238,18 @@ fn pad_name(n: usize) -> String {
 }
 
 /// Sets the padding so that arguments and environment have the same number of strings and bytes in all starts.
-pub fn equalise(starts: &mut [Start]) {
+pub fn equalise<'a>(starts: impl IntoIterator<Item = &'a mut Start>) {
+    let starts: Vec<&mut Start> = starts.into_iter().collect();
     // `NAME=` and the terminator.
     let own = pad_name(0).len() + 2;
-    let rooms: Vec<(usize, usize)> = starts.iter().map(Start::room).collect();
+    let rooms: Vec<(usize, usize)> = starts.iter().map(|start| start.room()).collect();
     let most = rooms.iter().map(|room| room.0).max().unwrap_or(0);
     let padded = |room: &(usize, usize)| {
         let variables = most - room.0 + 1;
         (variables, room.1 + variables * own)
     };
     let largest = rooms.iter().map(|room| padded(room).1).max().unwrap_or(0);
-    for (start, room) in starts.iter_mut().zip(&rooms) {
+    for (start, room) in starts.into_iter().zip(&rooms) {
         let (variables, bytes) = padded(room);
         start.pad = Pad { variables, bytes: largest - bytes };
     }

@@ -4,7 +4,7 @@
 use super::batch::Prepared;
 use super::conduct::{Conduct, End, Length, Ran, Subject, Told};
 use super::journal::{self, Head, Journal, Writer};
-use super::run::{self, Start};
+use super::run;
 use super::{ArmInfo, BASELINES, Design, ProofState};
 use allocwall_host::clock;
 use allocwall_host::facts::Machine;
@@ -16,11 +16,7 @@ use std::sync::atomic::AtomicBool;
 
 /// The arms with padding, so that arguments and environment take the same room in each.
 pub fn equalised(mut arms: Vec<Prepared>) -> Vec<Prepared> {
-    let mut starts: Vec<Start> = arms.iter().map(|arm| arm.start.clone()).collect();
-    run::equalise(&mut starts);
-    for (arm, start) in arms.iter_mut().zip(starts) {
-        arm.start = start;
-    }
+    run::equalise(arms.iter_mut().map(|arm| &mut arm.start));
     arms
 }
 

@@ -280,7 +280,7 @@ impl Remedy {
         in_general(&self.template())
     }
 
-    /// `note` with general terms in place of what only a diagnosis knows.
+    /// `note`, in the same way.
     pub fn note_line(&self) -> String {
         in_general(self.note)
     }
@@ -304,16 +304,22 @@ fn in_general(template: &str) -> String {
     ]
     .iter()
     .fold(template.to_owned(), |text, (hole, word)| text.replace(hole, word));
-    [("{tunables:", ""), ("{jemalloc:", "MALLOC_CONF="), ("{node:", "node ")].iter().fold(
-        text,
-        |text, (opening, before)| match text.split_once(opening) {
-            Some((start, rest)) => {
-                let (inner, end) = rest.split_once('}').unwrap_or((rest, ""));
-                format!("{start}{before}{inner}{end}")
-            }
-            None => text,
-        },
-    )
+    [("{tunables:", ""), ("{jemalloc:", "MALLOC_CONF="), ("{node:", "node ")]
+        .iter()
+        .fold(text, |text, (opening, before)| {
+            replaced(&text, opening, |argument| format!("{before}{argument}"))
+        })
+}
+
+/// Replaces `{name:argument}` in the text, if it is there. `opening` is `{name:`.
+pub fn replaced(text: &str, opening: &str, with: impl FnOnce(&str) -> String) -> String {
+    match text.split_once(opening) {
+        Some((before, rest)) => {
+            let (argument, after) = rest.split_once('}').unwrap_or((rest, ""));
+            format!("{before}{}{after}", with(argument))
+        }
+        None => text.to_owned(),
+    }
 }
 
 impl Form {
