@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -44,32 +45,31 @@ def interpreters():
     return {os.path.realpath(path): str(path) for path in found if version(path)}.values()
 
 
-def environment(interpreter, wheel, folder):
-    """Makes a virtual environment with the wheel, and returns its interpreter."""
-    python = Path(folder, "bin/python")
-    for command in (
-        [interpreter, "-m", "venv", folder],
-        [python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--disable-pip-version-check", wheel],
-    ):
-        subprocess.run(command, stdin=subprocess.DEVNULL, check=True)
-    return python
+def run(command, **more):
+    """Runs a command to its end; returns whether it succeeded, and its output."""
+    ended = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", **more
+    )
+    return ended.returncode == 0, ended.stdout
 
 
 def test(interpreter, wheel):
+    """Whether the tests pass on this interpreter, and the output."""
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            python = environment(interpreter, wheel, folder)
-        except subprocess.CalledProcessError:
-            return False
-        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"]
-        quiet = dict(stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        if subprocess.run([*install, *NEIGHBOURS], **quiet).returncode != 0:
+        python = Path(folder, "bin/python")
+        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        for command in ([interpreter, "-m", "venv", folder], [*pip, "--no-index", "--no-deps", wheel]):
+            passed, output = run(command)
+            if not passed:
+                return False, output
+        install, missing = [*pip, "--only-binary", ":all:"], ""
+        if not run([*install, *NEIGHBOURS])[0]:
             for package in NEIGHBOURS:
-                if subprocess.run([*install, package], **quiet).returncode != 0:
-                    print("pip cannot install %s here: its tests are skipped" % package, file=sys.stderr)
+                if not run([*install, package])[0]:
+                    missing += "pip cannot install %s here: its tests are skipped\n" % package
         command = [python, HERE.parents[1] / "tests" / "unittests.py"]
-        variables = {**os.environ, "ALLOCWALL_TEST_WHEEL": wheel}
-        return subprocess.run(command, cwd=HERE, env=variables, stdin=subprocess.DEVNULL).returncode == 0
+        passed, output = run(command, cwd=HERE, env={**os.environ, "ALLOCWALL_TEST_WHEEL": wheel})
+        return passed, missing + output
 
 
 def main():
@@ -82,10 +82,13 @@ def main():
         print("no CPython from 3.%d on was found" % OLDEST[1], file=sys.stderr)
         return 1
     failed = []
-    for interpreter in chosen:
-        print("%s: CPython %s" % (interpreter, ".".join(map(str, version(interpreter) or ("?",)))), flush=True)
-        if not test(interpreter, wheel):
-            failed.append(interpreter)
+    # Two at a time: pip and many tests mostly wait. The output of each interpreter stays together.
+    with ThreadPoolExecutor(2) as pool:
+        for interpreter, (passed, output) in zip(chosen, pool.map(lambda interpreter: test(interpreter, wheel), chosen)):
+            print("%s: CPython %s" % (interpreter, ".".join(map(str, version(interpreter) or ("?",)))))
+            print(output, end="", flush=True)
+            if not passed:
+                failed.append(interpreter)
     for interpreter in failed:
         print("failed: %s" % interpreter, file=sys.stderr)
     return 1 if failed else 0
