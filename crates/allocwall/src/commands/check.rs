@@ -1,5 +1,6 @@
 //! `allocwall check`: what can be measured on this machine, and what to change to measure the rest.
 
+mod blame;
 mod judge;
 #[cfg(test)]
 mod replayed;
@@ -9,6 +10,7 @@ use crate::commands::shared::plain;
 use crate::printer::Printer;
 use allocwall_host::facts::Machine;
 use allocwall_report::escape::terminal;
+use blame::Mend;
 use judge::{Check, Report, State};
 use serde_json::json;
 use std::fmt::Write;
@@ -33,20 +35,19 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Version 1. `state` is `available`, `partial` or `absent`. `mend` is null if nothing has to be changed, or nothing
-/// can be. A version may gain new names and keys, but the meaning of existing ones does not change.
+/// docs/json.md describes it.
 fn as_json(report: &Report, pid: Option<i32>) -> String {
     let checks: Vec<_> = report
         .checks
         .iter()
-        .map(|check| {
+        .map(|Check { probe, answer }| {
             json!({
-                "name": check.name,
-                "group": check.group.key(),
-                "what": check.what,
-                "state": check.state.key(),
-                "detail": check.detail,
-                "mend": check.mend,
+                "name": probe.name,
+                "group": probe.group,
+                "what": probe.what,
+                "state": answer.state,
+                "detail": answer.detail,
+                "mend": answer.mend,
             })
         })
         .collect();
@@ -66,50 +67,50 @@ fn as_text(report: &Report, color: bool) -> String {
     out.push('\n');
     let mut group = None;
     // A mend that several lines share is printed once.
-    let mut told: Vec<(&str, &str)> = Vec::new();
+    let mut told: Vec<(&[Mend], &str)> = Vec::new();
     for check in &report.checks {
-        if group != Some(check.group) {
-            group = Some(check.group);
-            let _ = write!(out, "\n{}\n", check.group.title());
+        let (probe, mend) = (check.probe, check.answer.mend.as_slice());
+        if group != Some(probe.group) {
+            group = Some(probe.group);
+            let _ = write!(out, "\n{}\n", probe.group.title());
         }
         row(&mut out, check, color);
-        if let Some(mend) = check.mend.as_deref() {
-            match told.iter().find(|(known, _)| *known == mend) {
-                Some((_, what)) => mended(&mut out, &format!("same as for {what}")),
-                None => {
-                    mended(&mut out, mend);
-                    told.push((mend, &check.what));
-                }
-            }
+        if let Some((_, what)) = told.iter().find(|(known, _)| *known == mend) {
+            alternative(&mut out, FIRST, &format!("same as for {what}"));
+            continue;
+        }
+        for (n, way) in mend.iter().enumerate() {
+            alternative(&mut out, if n == 0 { FIRST } else { " or" }, &way.to_string());
+        }
+        if !mend.is_empty() {
+            told.push((mend, probe.what));
         }
     }
     out
 }
 
-fn row(out: &mut String, check: &Check, color: bool) {
-    let state = format!("{:STATE$}", check.state.word());
-    let style = check.state.style();
+fn row(out: &mut String, Check { probe, answer }: &Check, color: bool) {
+    let state = format!("{:STATE$}", answer.state.word());
+    let style = answer.state.style();
     let state = if color { format!("{style}{state}{style:#}") } else { state };
-    let detail = terminal(&check.detail);
+    let detail = terminal(&answer.detail);
     let mut lines = textwrap::wrap(&detail, plain(WIDTH - INDENT)).into_iter();
     let first = lines.next().unwrap_or_default();
-    let _ = writeln!(out, "  {:WHAT$}{state}{first}", check.what);
+    let _ = writeln!(out, "  {:WHAT$}{state}{first}", probe.what);
     for line in lines {
         let _ = writeln!(out, "{:INDENT$}{line}", "");
     }
 }
 
-/// Starts left of the details, one alternative per line, so that a command can be copied whole.
-fn mended(out: &mut String, mend: &str) {
+/// The mark of the first alternative.
+const FIRST: &str = "-->";
+
+/// Starts left of the details, on a line of its own, so that a command can be copied whole.
+fn alternative(out: &mut String, mark: &str, text: &str) {
     const LEFT: usize = 6;
-    for (n, alternative) in mend.split(judge::OR).enumerate() {
-        let mark = if n == 0 { "-->" } else { " or" };
-        for line in textwrap::wrap(
-            &format!("{mark} {}", terminal(alternative)),
-            plain(WIDTH - LEFT).subsequent_indent("    "),
-        ) {
-            let _ = writeln!(out, "{:LEFT$}{line}", "");
-        }
+    let marked = format!("{mark} {}", terminal(text));
+    for line in textwrap::wrap(&marked, plain(WIDTH - LEFT).subsequent_indent("    ")) {
+        let _ = writeln!(out, "{:LEFT$}{line}", "");
     }
 }
 
@@ -128,38 +129,26 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use judge::Group;
+    use judge::{Answer, PROBES};
 
-    fn check(what: &str, state: State, detail: &str, mend: Option<&str>) -> Check {
-        Check {
-            group: Group::Sampling,
-            name: "x",
-            what: what.to_owned(),
-            state,
-            detail: detail.to_owned(),
-            mend: mend.map(str::to_owned),
-            blocker: None,
-            needed: true,
-        }
+    fn check(name: &str, state: State, detail: &str, mend: Vec<Mend>) -> Check {
+        let probe = PROBES.iter().find(|probe| probe.name == name).unwrap();
+        Check { probe, answer: Answer { state, detail: detail.to_owned(), cause: None, mend } }
     }
 
     fn report() -> Report {
         let long = "a cause that takes more than one line to explain, ".repeat(4);
+        let mend = vec![
+            Mend::command("sudo sysctl kernel.perf_event_paranoid=1").note("on the host"),
+            Mend::text("run allocwall as root"),
+        ];
         Report {
             summary: "All \u{1b}[31mgood.".to_owned(),
             checks: vec![
-                check(
-                    "kernel stacks",
-                    State::Absent,
-                    &long,
-                    Some("sudo sysctl kernel.perf_event_paranoid=1"),
-                ),
-                check(
-                    "other",
-                    State::Partial,
-                    "x\u{1b}]0;y",
-                    Some("sudo sysctl kernel.perf_event_paranoid=1"),
-                ),
+                check("kernel_stacks", State::Absent, &long, mend.clone()),
+                check("every_cpu", State::Partial, "x\u{1b}]0;y", mend),
+                check("psi", State::Available, "nothing to change", Vec::new()),
+                check("cgroup", State::Available, "nothing to change", Vec::new()),
             ],
         }
     }
@@ -169,19 +158,36 @@ mod tests {
         let text = as_text(&report(), false);
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
         assert!(!text.contains('\u{1b}'));
-        assert_eq!(text.matches("perf_event_paranoid=1").count(), 1);
-        assert!(text.contains("--> same as for kernel stacks"), "{text}");
+        let offers = |line: &&str| line.starts_with("-->") || line.starts_with("or ");
+        let mends: Vec<_> = text.lines().map(str::trim_start).filter(offers).collect();
+        assert_eq!(
+            mends,
+            [
+                "--> sudo sysctl kernel.perf_event_paranoid=1 (on the host)",
+                "or run allocwall as root",
+                "--> same as for kernel stacks",
+            ]
+        );
     }
 
     #[test]
     fn json_has_a_version_and_all_keys() {
         let value: serde_json::Value = serde_json::from_str(&as_json(&report(), Some(7))).unwrap();
         assert_eq!((&value["version"], &value["target"]), (&json!(1), &json!(7)));
-        let first = &value["checks"][0];
         assert_eq!(
-            (&first["state"], &first["name"], &first["group"]),
-            (&json!("absent"), &json!("x"), &json!("sampling"))
+            value["checks"][1],
+            json!({
+                "name": "every_cpu",
+                "group": "sampling",
+                "what": "other processes on all CPUs",
+                "state": "partial",
+                "detail": "x\u{1b}]0;y",
+                "mend": [
+                    { "how": "sudo sysctl kernel.perf_event_paranoid=1", "is_command": true, "note": "on the host" },
+                    { "how": "run allocwall as root", "is_command": false, "note": null },
+                ],
+            })
         );
-        assert!(first["mend"].is_string() && first["detail"].is_string());
+        assert_eq!(value["checks"][2]["mend"], json!([]));
     }
 }

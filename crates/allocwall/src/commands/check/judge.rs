@@ -1,12 +1,17 @@
-//! Surroundings -> checks. No I/O, so every blocker can be tested on any machine.
+//! Surroundings -> checks, by one table of probes. No I/O, so every blocker can be tested on any machine.
 
+use super::blame::{Cause, Mend, Reach, blame, blame_memory, blame_symbols, foreign, grant, holds};
 use super::surroundings::{Surroundings, TargetView, Tried};
+use Judge::{Always, OfTarget, WithoutTarget};
+use State::{Absent, Available, Partial};
 use allocwall_host::file::errno_text;
-use allocwall_host::rights::{Capabilities, Rights, Seccomp};
-use allocwall_model::units::{Absence, Measured, Reason};
+use allocwall_host::rights::{Capabilities, Seccomp};
+use allocwall_model::units::{Absence, Measured, Reason, count};
+use serde::Serialize;
 use std::io;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum State {
     Available,
     Partial,
@@ -14,14 +19,6 @@ pub enum State {
 }
 
 impl State {
-    pub fn key(self) -> &'static str {
-        match self {
-            State::Available => "available",
-            State::Partial => "partial",
-            State::Absent => "absent",
-        }
-    }
-
     pub fn word(self) -> &'static str {
         match self {
             State::Available => "yes",
@@ -31,7 +28,8 @@ impl State {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Group {
     Target,
     Sampling,
@@ -43,18 +41,6 @@ pub enum Group {
 }
 
 impl Group {
-    pub fn key(self) -> &'static str {
-        match self {
-            Group::Target => "target",
-            Group::Sampling => "sampling",
-            Group::Counters => "counters",
-            Group::Rights => "rights",
-            Group::Memory => "memory",
-            Group::Machine => "machine",
-            Group::Software => "software",
-        }
-    }
-
     pub fn title(self) -> &'static str {
         match self {
             Group::Target => "The process",
@@ -66,21 +52,131 @@ impl Group {
             Group::Software => "Software found",
         }
     }
+
+    /// Whether a diagnosis uses these measurements; the other groups are settings and what was found.
+    pub fn is_needed(self) -> bool {
+        matches!(self, Group::Sampling | Group::Counters)
+    }
 }
 
+/// What a probe found.
 #[derive(Clone, Debug)]
-pub struct Check {
+pub struct Answer {
+    pub state: State,
+    pub detail: String,
+    /// None if nothing blocks it, or if it was not tried.
+    pub cause: Option<Cause>,
+    /// Alternatives: each helps by itself. Empty if nothing has to be changed, or nothing can be.
+    pub mend: Vec<Mend>,
+}
+
+impl Answer {
+    fn new(state: State, detail: impl Into<String>) -> Self {
+        Answer { state, detail: detail.into(), cause: None, mend: Vec::new() }
+    }
+
+    pub fn blocked(cause: Cause, detail: impl Into<String>) -> Self {
+        Answer { cause: Some(cause), ..Answer::new(Absent, detail) }
+    }
+
+    fn absent(absence: &Absence) -> Self {
+        Answer::blocked(absence.reason.into(), &absence.detail).mend(absence.mend.iter().map(Mend::text))
+    }
+
+    /// From a reading: what it says, or why it is absent.
+    fn of_reading<T>(read: &Measured<T>, judge: impl FnOnce(&T) -> Answer) -> Self {
+        match read {
+            Ok(value) => judge(value),
+            Err(absence) => Answer::absent(absence),
+        }
+    }
+
+    /// From a try that the kernel granted or refused.
+    fn of_try(tried: &Tried, gives: impl Into<String>, blame: impl FnOnce(&io::Error) -> Answer) -> Self {
+        match tried {
+            Ok(()) => Answer::new(Available, gives),
+            Err(error) => blame(error),
+        }
+    }
+
+    pub fn mend(mut self, mend: impl IntoIterator<Item = Mend>) -> Self {
+        self.mend.extend(mend);
+        self
+    }
+}
+
+/// A row of the table: one source of measurements, or one fact about the machine.
+pub struct Probe {
     pub group: Group,
     /// Stable key of the JSON format.
     pub name: &'static str,
-    pub what: String,
-    pub state: State,
-    pub detail: String,
-    pub mend: Option<String>,
-    /// The blocker in a few words, for the summary.
-    pub blocker: Option<String>,
-    /// Whether a diagnosis uses this measurement; false for settings and for software that was found.
-    pub needed: bool,
+    /// The name for people.
+    pub what: &'static str,
+    judge: Judge,
+}
+
+/// How a probe is judged, and when it applies.
+enum Judge {
+    Always(fn(&Surroundings) -> Answer),
+    WithoutTarget(fn(&Surroundings) -> Answer),
+    OfTarget(fn(&Surroundings, &TargetView) -> Answer),
+}
+
+impl Judge {
+    /// None if the probe does not apply.
+    fn answer(&self, s: &Surroundings) -> Option<Answer> {
+        match (self, &s.target) {
+            (Always(judge), _) | (WithoutTarget(judge), None) => Some(judge(s)),
+            (OfTarget(judge), Some(target)) => Some(judge(s, target)),
+            (WithoutTarget(_), Some(_)) | (OfTarget(_), None) => None,
+        }
+    }
+}
+
+const fn probe(group: Group, name: &'static str, what: &'static str, judge: Judge) -> Probe {
+    Probe { group, name, what, judge }
+}
+
+/// In the order of the output.
+pub static PROBES: &[Probe] = &[
+    probe(Group::Target, "target", "process", OfTarget(target_process)),
+    probe(Group::Target, "target_user", "user", OfTarget(target_user)),
+    probe(Group::Target, "target_dumpable", "process can be inspected", OfTarget(target_dumpable)),
+    probe(Group::Target, "target_namespaces", "namespaces", OfTarget(target_namespaces)),
+    probe(Group::Sampling, "cpu_samples", "CPU samples, own processes", WithoutTarget(own_samples)),
+    probe(Group::Sampling, "cpu_samples_others", "CPU samples, other users'", WithoutTarget(others_samples)),
+    probe(Group::Sampling, "target_samples", "CPU samples", OfTarget(target_samples)),
+    probe(Group::Sampling, "kernel_stacks", "kernel stacks", Always(kernel_stacks)),
+    probe(Group::Sampling, "kernel_symbols", "kernel symbols", Always(kernel_symbols)),
+    probe(Group::Sampling, "every_cpu", "other processes on all CPUs", Always(every_cpu)),
+    probe(Group::Sampling, "memory_read", "Python stacks", Always(python_stacks)),
+    probe(Group::Counters, "tracepoints", "tracepoints", Always(tracepoints)),
+    probe(Group::Counters, "hardware_counters", "hardware counters", Always(hardware_counters)),
+    probe(Group::Counters, "wait_stacks", "kernel stacks of waits", Always(wait_stacks)),
+    probe(Group::Counters, "schedstat", "run-queue wait", Always(schedstat)),
+    probe(Group::Counters, "smaps", "memory breakdown", Always(smaps)),
+    probe(Group::Counters, "psi", "pressure (PSI)", Always(psi)),
+    probe(Group::Counters, "cgroup", "cgroup quota and throttling", Always(cgroup)),
+    probe(Group::Rights, "perf_event_paranoid", "perf_event_paranoid", Always(perf_event_paranoid)),
+    probe(Group::Rights, "kptr_restrict", "kptr_restrict", Always(kptr_restrict)),
+    probe(Group::Rights, "capabilities", "capabilities", Always(capabilities)),
+    probe(Group::Rights, "seccomp", "seccomp", Always(seccomp)),
+    probe(Group::Rights, "yama", "yama", Always(yama)),
+    probe(Group::Rights, "hidepid", "/proc shows all processes", Always(hidepid)),
+    probe(Group::Memory, "thp", "transparent huge pages", Always(thp)),
+    probe(Group::Memory, "hugetlb", "reserved huge pages", Always(hugetlb)),
+    probe(Group::Memory, "host_memory", "host never reclaims memory", Always(host_memory)),
+    probe(Group::Memory, "numa", "NUMA", Always(numa)),
+    probe(Group::Machine, "machine", "machine", Always(machine)),
+    probe(Group::Machine, "hypervisor", "virtual machine", Always(hypervisor)),
+    probe(Group::Machine, "container", "container", Always(container)),
+    probe(Group::Software, "allocators", "allocators to preload", Always(allocators)),
+    probe(Group::Software, "runtimes", "runtimes in PATH", Always(runtimes)),
+];
+
+pub struct Check {
+    pub probe: &'static Probe,
+    pub answer: Answer,
 }
 
 pub struct Report {
@@ -88,1005 +184,488 @@ pub struct Report {
     pub checks: Vec<Check>,
 }
 
-impl Check {
-    fn new(
-        group: Group,
-        name: &'static str,
-        what: impl Into<String>,
-        state: State,
-        detail: impl Into<String>,
-    ) -> Self {
-        Check {
-            group,
-            name,
-            what: what.into(),
-            state,
-            detail: detail.into(),
-            mend: None,
-            blocker: None,
-            needed: matches!(group, Group::Sampling | Group::Counters),
-        }
-    }
-
-    fn mend(mut self, mend: impl Into<String>) -> Self {
-        self.mend = Some(mend.into());
-        self
-    }
-
-    fn blocked(mut self, blocker: Blocker) -> Self {
-        self.detail = blocker.detail;
-        self.blocker = Some(blocker.short);
-        self.mend = blocker.mend;
-        self
-    }
-
-    /// From a reading: what it gives, or why it is absent.
-    fn reading<T>(
-        group: Group,
-        name: &'static str,
-        what: &str,
-        read: &Measured<T>,
-        gives: impl FnOnce(&T) -> String,
-    ) -> Self {
-        match read {
-            Ok(value) => Check::new(group, name, what, State::Available, gives(value)),
-            Err(absence) => Check::new(group, name, what, State::Absent, "").blocked(Blocker::of(absence)),
-        }
-    }
-
-    /// From a try that the kernel granted or refused.
-    fn tried(
-        group: Group,
-        name: &'static str,
-        what: &str,
-        tried: &Tried,
-        gives: &str,
-        blame: impl FnOnce(&io::Error) -> Blocker,
-    ) -> Self {
-        match tried {
-            Ok(()) => Check::new(group, name, what, State::Available, gives),
-            Err(error) => Check::new(group, name, what, State::Absent, "").blocked(blame(error)),
-        }
-    }
-}
-
-/// Why something cannot be measured.
-struct Blocker {
-    short: String,
-    detail: String,
-    mend: Option<String>,
-}
-
-impl Blocker {
-    fn new(short: impl Into<String>, detail: impl Into<String>) -> Self {
-        Blocker { short: short.into(), detail: detail.into(), mend: None }
-    }
-
-    fn mend(mut self, mend: impl Into<String>) -> Self {
-        self.mend = Some(mend.into());
-        self
-    }
-
-    fn of(absence: &Absence) -> Self {
-        let short = match absence.reason {
-            Reason::NotPermitted => "not permitted",
-            Reason::Disabled => "switched off",
-            Reason::Vanished => "the process has exited",
-            Reason::Exhausted => "too few descriptors or too little memory",
-            _ => "not offered here",
-        };
-        Blocker { short: short.to_owned(), detail: absence.detail.clone(), mend: absence.mend.clone() }
-    }
-}
-
-/// What a perf event covers. Each setting of perf_event_paranoid forbids some of these.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Reach {
-    User,
-    Kernel,
-    EveryCpu,
-    OthersProcess,
-}
-
-impl Reach {
-    /// Lowest value of kernel.perf_event_paranoid that forbids it to unprivileged users:
-    /// Documentation/admin-guide/sysctl/kernel.rst. Values from 3 come from patches of Debian and Ubuntu.
-    fn forbidden_from(self) -> i32 {
-        match self {
-            Reach::User | Reach::OthersProcess => 3,
-            Reach::Kernel => 2,
-            Reach::EveryCpu => 1,
-        }
-    }
-}
-
-/// Separates the alternatives of a mend; the text output prints each on its own line, to be copied whole.
-pub const OR: &str = ", or: ";
-
-const GRANT: &str =
-    "run allocwall as root, or: sudo setcap cap_perfmon,cap_sys_ptrace,cap_syslog+ep $(command -v allocwall)";
-
 pub fn judge(s: &Surroundings) -> Report {
-    let mut checks = Vec::new();
-    if let Some(target) = &s.target {
-        checks.extend(target_checks(s, target));
-    }
-    checks.extend(sampling_checks(s));
-    checks.extend(counter_checks(s));
-    checks.extend(right_checks(s));
-    checks.extend(memory_checks(s));
-    checks.extend(machine_checks(s));
-    checks.extend(software_checks(s));
-    Report { summary: summary(&checks, s.target.as_ref()), checks }
+    let applied = PROBES.iter().filter_map(|probe| Some(Check { probe, answer: probe.judge.answer(s)? }));
+    let checks: Vec<Check> = applied.collect();
+    Report { summary: summary(s, &checks), checks }
 }
 
-/// One sentence; measurements with the same blocker are named together.
-fn summary(checks: &[Check], target: Option<&TargetView>) -> String {
-    let of = match target {
-        Some(target) => format!(" of process {} ({})", target.pid, target.comm),
-        None => String::new(),
+/// One sentence; measurements with the same cause are named together.
+fn summary(s: &Surroundings, checks: &[Check]) -> String {
+    let (of, sampled) = match &s.target {
+        Some(target) => (format!(" of process {} ({})", target.pid, target.comm), target.samples.is_ok()),
+        None => (String::new(), s.own_samples.is_ok()),
     };
     // If the process cannot be a target, report only that.
-    let hopeless = |check: &&Check| check.group == Group::Target && check.state == State::Absent;
+    let hopeless = |check: &&Check| check.probe.group == Group::Target && check.answer.state == Absent;
     if let Some(check) = checks.iter().find(hopeless) {
-        return format!("Nothing{of} can be diagnosed: {}.", check.detail);
+        return format!("Nothing{of} can be diagnosed: {}.", check.answer.detail);
     }
-    let mut blockers: Vec<(String, Vec<&str>)> = Vec::new();
-    for check in checks.iter().filter(|check| check.needed && check.state != State::Available) {
-        let blocker = check.blocker.clone().unwrap_or_else(|| check.detail.clone());
-        match blockers.iter_mut().find(|(known, _)| *known == blocker) {
-            Some((_, whats)) => whats.push(&check.what),
-            None => blockers.push((blocker, vec![&check.what])),
+    let mut blocked: Vec<(Cause, Vec<&str>)> = Vec::new();
+    for check in checks.iter().filter(|check| check.probe.group.is_needed()) {
+        let Some(cause) = check.answer.cause else { continue };
+        match blocked.iter_mut().find(|(known, _)| *known == cause) {
+            Some((_, whats)) => whats.push(check.probe.what),
+            None => blocked.push((cause, vec![check.probe.what])),
         }
     }
-    let exceptions: Vec<String> =
-        blockers.iter().map(|(blocker, whats)| format!("{} ({blocker})", whats.join(", "))).collect();
-    if exceptions.is_empty() {
-        return format!("Everything that diagnose needs{of} can be measured here.");
-    }
-    let key = if target.is_some() { "target_samples" } else { "cpu_samples" };
-    let sampled = checks.iter().any(|check| check.name == key && check.state == State::Available);
-    if sampled {
-        format!("Everything that diagnose needs{of} can be measured here, except: {}.", exceptions.join("; "))
+    let exceptions = blocked.iter().map(|(cause, whats)| format!("{} ({cause})", whats.join(", ")));
+    let exceptions = exceptions.collect::<Vec<_>>().join("; ");
+    if blocked.is_empty() {
+        format!("Everything that diagnose needs{of} can be measured here.")
+    } else if sampled {
+        format!("Everything that diagnose needs{of} can be measured here, except: {exceptions}.")
     } else {
         format!(
-            "CPU time{of} cannot be sampled here: a diagnosis has no bill, only counters from /proc. Blocked: {}.",
-            exceptions.join("; ")
+            "CPU time{of} cannot be sampled here: a diagnosis has no bill, only counters from /proc. Blocked: \
+             {exceptions}."
         )
     }
 }
 
-/// Names the blocker behind a refusal of perf_event_open(2). One errno has several causes; other facts tell them
-/// apart.
-fn blame(s: &Surroundings, reach: Reach, error: &io::Error) -> Blocker {
-    let errno = errno_text(error);
-    let rights = s.rights.as_ref().ok();
-    let filtered = rights.is_some_and(|rights| rights.seccomp == Seccomp::Filter);
-    let perfmon = rights.is_some_and(|rights| rights.capabilities.perfmon());
-    let paranoid = s.facts.perf_event_paranoid.as_ref().ok().copied();
-    match error.raw_os_error() {
-        Some(libc_errno::ENOSYS | libc_errno::EPERM) if filtered => {
-            Blocker::new("seccomp filter", format!("allocwall runs under a seccomp filter, which refuses perf_event_open: {errno}"))
-                .mend(container_grant(s))
-        }
-        Some(libc_errno::ENOSYS) => Blocker::new(
-            "kernel without perf events",
-            format!("this kernel was built without perf events, or a sandbox hides them: {errno}"),
-        ),
-        Some(libc_errno::ESRCH) => Blocker::new("the process has exited", format!("the process has exited: {errno}")),
-        Some(libc_errno::ENOENT | libc_errno::EOPNOTSUPP | libc_errno::ENODEV) => {
-            Blocker::new("event not offered by this kernel", format!("this kernel does not offer the event: {errno}"))
-        }
-        Some(libc_errno::EACCES | libc_errno::EPERM) if perfmon && !s.first_user_namespace => Blocker::new(
-            "user namespace",
-            format!("allocwall's capabilities hold only inside this user namespace, and perf_event_open ignores those: {errno}"),
-        )
-        .mend("run allocwall on the host as root"),
-        Some(libc_errno::EACCES | libc_errno::EPERM) if !perfmon && paranoid.is_some_and(|p| p >= reach.forbidden_from()) => {
-            let paranoid = paranoid.unwrap_or_default();
-            let limit = reach.forbidden_from() - 1;
-            let mend = match s.facts.container {
-                Some(_) => format!("on the host: sudo sysctl kernel.perf_event_paranoid={limit}{OR}{}", container_grant(s)),
-                None => format!("sudo sysctl kernel.perf_event_paranoid={limit}{OR}{GRANT}"),
-            };
-            Blocker::new(
-                format!("perf_event_paranoid is {paranoid}"),
-                format!("kernel.perf_event_paranoid is {paranoid} and allocwall has no CAP_PERFMON: {errno}"),
-            )
-            .mend(mend)
-        }
-        Some(libc_errno::EACCES | libc_errno::EPERM) if reach == Reach::OthersProcess && !perfmon => Blocker::new(
-            "another user's process",
-            format!("another user's process (or an undumpable one), and allocwall has no CAP_PERFMON: {errno}"),
-        )
-        .mend(match s.facts.container {
-            Some(_) => container_grant(s),
-            None => GRANT.to_owned(),
-        }),
-        _ => Blocker::new(
-            "security policy",
-            format!("a security module (SELinux, AppArmor, lockdown) or the kernel refused it: {errno}"),
-        )
-            .mend("find the refusal: sudo dmesg | grep -iE 'denied|lockdown'"),
-    }
-}
-
-/// How to grant the missing rights in this container or sandbox.
-fn container_grant(s: &Surroundings) -> String {
-    match s.facts.container.as_deref() {
-        Some("kubernetes" | "containerd") => {
-            "in the pod: securityContext.capabilities.add: [PERFMON, SYS_PTRACE, SYSLOG], or: run on the node as root".to_owned()
-        }
-        Some("podman") => "podman run --cap-add=PERFMON,SYS_PTRACE,SYSLOG …, or: run on the host as root".to_owned(),
-        Some(_) => "docker run --cap-add=PERFMON --cap-add=SYS_PTRACE --cap-add=SYSLOG …, or: run on the host as root".to_owned(),
-        None => "run outside the sandbox (systemd unit: SystemCallFilter=@debug perf_event_open)".to_owned(),
-    }
-}
-
-fn sampling_checks(s: &Surroundings) -> Vec<Check> {
-    use Group::Sampling;
-    let mut checks = Vec::new();
-    match &s.target {
-        None => {
-            checks.push(Check::tried(
-                Sampling,
-                "cpu_samples",
-                "CPU samples, own processes",
-                &s.own_samples,
-                "user stacks of this user's processes",
-                |error| blame(s, Reach::User, error),
-            ));
-            checks.push(match &s.stranger {
-                Some((pid, tried)) => Check::tried(
-                    Sampling,
-                    "cpu_samples_others",
-                    "CPU samples, other users'",
-                    tried,
-                    &format!("tried on process {pid}"),
-                    |error| blame(s, Reach::OthersProcess, error),
-                ),
-                None => not_tried(s),
-            });
-            checks.push(Check::tried(
-                Sampling,
-                "kernel_stacks",
-                "kernel stacks",
-                &s.kernel_samples,
-                "page faults, zeroing, map calls and kernel locks are in the bill",
-                |error| blame(s, Reach::Kernel, error),
-            ));
-        }
-        Some(target) => {
-            let reach = if s.rights.as_ref().is_ok_and(|rights| rights.euid == target.status.uid[1]) {
-                Reach::User
-            } else {
-                Reach::OthersProcess
-            };
-            checks.push(Check::tried(
-                Sampling,
-                "target_samples",
-                "CPU samples",
-                &target.samples,
-                "user stacks of this process",
-                |error| {
-                    // Same user and a permissive setting: EACCES then means that the process may not be traced.
-                    match blame(s, reach, error) {
-                        blocker if blocker.short == "security policy" && target.dumpable == Some(false) => {
-                            Blocker {
-                                short: "not dumpable".to_owned(),
-                                detail: format!(
-                                    "the process made itself undumpable, so only root may sample it: {}",
-                                    errno_text(error)
-                                ),
-                                mend: Some(GRANT.to_owned()),
-                            }
-                        }
-                        blocker => blocker,
-                    }
-                },
-            ));
-            checks.push(Check::tried(
-                Sampling,
-                "kernel_stacks",
-                "kernel stacks",
-                &target.kernel_samples,
-                "page faults, zeroing, map calls and kernel locks are in the bill",
-                |error| match &target.samples {
-                    Ok(()) => blame(s, Reach::Kernel, error),
-                    // A blocker that forbids the process forbids its kernel stacks too.
-                    Err(_) if reach == Reach::OthersProcess => blame(s, reach, error),
-                    Err(_) => blame(s, Reach::Kernel, error),
-                },
-            ));
-        }
-    }
-    checks.push(kernel_symbols(s));
-    checks.push(Check::tried(
-        Sampling,
-        "every_cpu",
-        "other processes on all CPUs",
-        &s.every_cpu,
-        "which other processes use the CPUs while the target waits",
-        |error| blame(s, Reach::EveryCpu, error),
-    ));
-    checks.push(python_stacks(s));
-    checks
-}
-
-/// No other user's process is visible: report that it was not tried, and what the rights would allow.
-fn not_tried(s: &Surroundings) -> Check {
-    let capable =
-        s.rights.as_ref().is_ok_and(|rights| rights.capabilities.perfmon()) && s.first_user_namespace;
-    let (state, detail) = if capable {
-        (State::Available, "not tried: no other user's process is visible here; CAP_PERFMON would allow it")
-    } else {
-        (State::Partial, "not tried: no other user's process is visible here")
+fn target_process(_: &Surroundings, target: &TargetView) -> Answer {
+    let lives = |state: State, life: &str| {
+        let threads = count(target.threads as usize, "thread");
+        Answer::new(state, format!("{} ({}), {threads}, {life}", target.pid, target.comm))
     };
-    let mut check =
-        Check::new(Group::Sampling, "cpu_samples_others", "CPU samples, other users'", state, detail);
-    // There is no such process to diagnose, so this is not an exception.
-    check.needed = false;
-    check
-}
-
-fn kernel_symbols(s: &Surroundings) -> Check {
-    let check =
-        |state, detail: &str| Check::new(Group::Sampling, "kernel_symbols", "kernel symbols", state, detail);
-    match &s.kernel_symbols {
-        Ok(true) => check(State::Available, "kernel frames have names (/proc/kallsyms)"),
-        Ok(false) => {
-            let restrict = s.facts.kptr_restrict.as_ref().ok().copied().unwrap_or(0);
-            let syslog = s.rights.as_ref().is_ok_and(|rights| rights.capabilities.has(Capabilities::SYSLOG));
-            let paranoid = s.facts.perf_event_paranoid.as_ref().ok().copied().unwrap_or(2);
-            // kallsyms_show_value() in kernel/ksyms_common.c.
-            let (short, why, mend) = match (restrict, syslog) {
-                (2.., _) => (
-                    "kptr_restrict",
-                    format!("kernel.kptr_restrict is {restrict}"),
-                    format!("sudo sysctl kernel.kptr_restrict={}", if syslog { 1 } else { 0 }),
-                ),
-                (1, _) => (
-                    "kptr_restrict",
-                    "kernel.kptr_restrict is 1 and allocwall has no CAP_SYSLOG".to_owned(),
-                    GRANT.to_owned(),
-                ),
-                (_, true) if !s.first_user_namespace => (
-                    "user namespace",
-                    "allocwall's capabilities hold only inside this user namespace".to_owned(),
-                    "run allocwall on the host as root".to_owned(),
-                ),
-                _ => (
-                    "no CAP_SYSLOG",
-                    format!("allocwall has no CAP_SYSLOG and perf_event_paranoid is {paranoid}"),
-                    format!("sudo sysctl kernel.perf_event_paranoid=1{OR}{GRANT}"),
-                ),
-            };
-            let mend = if s.facts.container.is_some() && mend.starts_with("sudo") {
-                format!("on the host: {mend}")
-            } else {
-                mend
-            };
-            check(State::Absent, "").blocked(
-                Blocker::new(
-                    short,
-                    format!("addresses in /proc/kallsyms are hidden ({why}): kernel functions have no names"),
-                )
-                .mend(mend),
-            )
-        }
-        Err(absence) => check(State::Absent, "").blocked(Blocker::of(absence)),
-    }
-}
-
-fn python_stacks(s: &Surroundings) -> Check {
-    const NAME: &str = "memory_read";
-    const WHAT: &str = "Python stacks";
-    match &s.memory {
-        None => {
-            let mut check = Check::new(
-                Group::Sampling,
-                NAME,
-                WHAT,
-                State::Partial,
-                "not tried: this user has no other process to read from (process_vm_readv)",
-            );
-            check.needed = false;
-            check
-        }
-        Some(tried) => Check::tried(
-            Group::Sampling,
-            NAME,
-            WHAT,
-            tried,
-            "memory of other processes can be read (process_vm_readv)",
-            |error| blame_memory(s, error),
-        ),
-    }
-}
-
-/// __ptrace_may_access() in kernel/ptrace.c, then Yama.
-fn blame_memory(s: &Surroundings, error: &io::Error) -> Blocker {
-    let errno = errno_text(error);
-    let rights = s.rights.as_ref().ok();
-    let ptrace = rights.is_some_and(|rights| rights.capabilities.ptrace());
-    let scope = rights.and_then(|rights| rights.yama_ptrace_scope).unwrap_or(0);
-    let grant = if s.facts.container.is_some() { container_grant(s) } else { GRANT.to_owned() };
-    let others = s
-        .target
-        .as_ref()
-        .is_some_and(|target| rights.is_some_and(|rights| rights.euid != target.status.uid[1]));
-    match error.raw_os_error() {
-        Some(libc_errno::ESRCH) => {
-            Blocker::new("the process has exited", format!("the process has exited: {errno}"))
-        }
-        Some(libc_errno::ENOSYS) => Blocker::new(
-            "no process_vm_readv",
-            format!("this kernel or its sandbox has no process_vm_readv: {errno}"),
-        ),
-        _ if scope == 3 => Blocker::new(
-            "yama",
-            format!("kernel.yama.ptrace_scope is 3, which no capability overrides: {errno}"),
-        )
-        .mend("boot without kernel.yama.ptrace_scope=3 (it cannot be lowered at run time)"),
-        _ if !ptrace && others => Blocker::new(
-            "another user's process",
-            format!("another user's process, and allocwall has no CAP_SYS_PTRACE: {errno}"),
-        )
-        .mend(grant),
-        _ if !ptrace && scope > 0 => Blocker::new(
-            "yama",
-            format!("kernel.yama.ptrace_scope is {scope} and allocwall has no CAP_SYS_PTRACE: {errno}"),
-        )
-        .mend(format!("sudo sysctl kernel.yama.ptrace_scope=0{OR}{grant}")),
-        _ if rights.is_some_and(|rights| rights.seccomp == Seccomp::Filter) => Blocker::new(
-            "seccomp filter",
-            format!("allocwall runs under a seccomp filter, which refuses process_vm_readv: {errno}"),
-        )
-        .mend(grant),
-        _ => Blocker::new(
-            "no CAP_SYS_PTRACE",
-            format!(
-                "allocwall may not trace the process (it is undumpable, or has more capabilities): {errno}"
-            ),
-        )
-        .mend(grant),
-    }
-}
-
-fn counter_checks(s: &Surroundings) -> Vec<Check> {
-    use Group::Counters;
-    let whose = if s.target.is_some() { "of the process" } else { "of this user's processes" };
-    let mut checks = Vec::new();
-    checks.push(match (&s.event, &s.tracepoint) {
-        (Ok(_), Some(tried)) => Check::tried(
-            Counters,
-            "tracepoints",
-            "tracepoints",
-            tried,
-            "context switches and map calls can be counted",
-            |error| blame(s, Reach::EveryCpu, error),
-        ),
-        (Err(absence), _) => {
-            let mut blocker = Blocker::of(absence);
-            blocker.short = "no access to tracefs".to_owned();
-            Check::new(Counters, "tracepoints", "tracepoints", State::Absent, "").blocked(blocker)
-        }
-        (Ok(_), None) => Check::new(Counters, "tracepoints", "tracepoints", State::Partial, "not tried"),
-    });
-    checks.push(hardware(s));
-    checks.push(match &s.kernel_stack {
-        Ok(()) => Check::new(
-            Counters,
-            "wait_stacks",
-            "kernel stacks of waits",
-            State::Available,
-            "what waiting threads wait for (/proc/PID/stack)",
-        ),
-        Err(_) => Check::new(
-            Counters,
-            "wait_stacks",
-            "kernel stacks of waits",
-            State::Partial,
-            "",
-        )
-        .blocked(
-            Blocker::new(
-                "no CAP_SYS_ADMIN",
-                "only root can read /proc/PID/stack; only the system call and the kernel function of a wait are known",
-            )
-            .mend("run allocwall as root"),
-        ),
-    });
-    checks.push(match &s.schedstat {
-        Ok(true) => Check::new(
-            Counters,
-            "schedstat",
-            "run-queue wait",
-            State::Available,
-            "CPU time and run delay of each thread in nanoseconds (schedstat)",
-        ),
-        Ok(false) => {
-            Check::new(Counters, "schedstat", "run-queue wait", State::Absent, "").blocked(Blocker::new(
-                "schedstat is empty",
-                "/proc/PID/schedstat holds only zeros: this kernel does not account run delays",
-            ))
-        }
-        Err(absence) => Check::new(Counters, "schedstat", "run-queue wait", State::Absent, "")
-            .blocked(Blocker::of(absence)),
-    });
-    checks.push(Check::reading(Counters, "smaps", "memory breakdown", &s.smaps, |()| {
-        format!("resident, lazily freed and huge pages {whose} (smaps_rollup)")
-    }));
-    if let Some(check) =
-        checks.last_mut().filter(|check| check.state == State::Absent && check.mend.is_none())
-    {
-        check.mend = Some(GRANT.to_owned());
-    }
-    checks.push(Check::reading(Counters, "psi", "pressure (PSI)", &s.psi, |_| {
-        "waiting time due to CPU, memory and I/O pressure".to_owned()
-    }));
-    checks.push(cgroup(s));
-    checks
-}
-
-fn hardware(s: &Surroundings) -> Check {
-    const WHAT: &str = "hardware counters";
-    let check = |state| {
-        Check::new(Group::Counters, "hardware_counters", WHAT, state, "cycles, dTLB and cache misses")
-    };
-    match &s.facts.pmu {
-        Ok(()) => check(State::Available),
-        Err(absence) if absence.reason == Reason::NotSupported => {
-            let (short, mend) = match &s.facts.hypervisor {
-                Some(_) => (
-                    "virtual machine without a PMU",
-                    "host or cloud provider: enable a virtual PMU (KVM: -cpu host,pmu=on), or use bare metal",
-                ),
-                None => ("no PMU driver", "find the driver: sudo dmesg | grep -i 'performance events'"),
-            };
-            check(State::Absent).blocked(
-                Blocker::new(
-                    short,
-                    format!("{}; TLB costs are estimated from huge-page coverage", absence.detail),
-                )
-                .mend(mend),
-            )
-        }
-        Err(absence) => {
-            // Counting cycles in user mode needs the same rights as CPU samples.
-            match &s.own_samples {
-                Err(error) => check(State::Absent).blocked(blame(s, Reach::User, error)),
-                Ok(()) => check(State::Absent).blocked(Blocker::of(absence)),
-            }
-        }
-    }
-}
-
-fn cgroup(s: &Surroundings) -> Check {
-    const WHAT: &str = "cgroup quota and throttling";
-    let view = match &s.cgroup {
-        Ok(view) => view,
-        Err(absence) => {
-            return Check::new(Group::Counters, "cgroup", WHAT, State::Absent, "")
-                .blocked(Blocker::of(absence));
-        }
-    };
-    let version = match (view.version, view.hybrid) {
-        (version, true) => format!("v{version} (both mounted)"),
-        (version, false) => format!("v{version}"),
-    };
-    let quota = match view.now.quota_cpus {
-        Some(cpus) => format!(
-            "quota {cpus:.2} CPUs, throttled in {} of {} periods so far",
-            view.now.throttled_periods, view.now.periods
-        ),
-        None => "no CPU quota".to_owned(),
-    };
-    let memory = match view.now.memory_limit {
-        Some(limit) => format!(", memory limit {} MiB", limit >> 20),
-        None => String::new(),
-    };
-    Check::new(
-        Group::Counters,
-        "cgroup",
-        WHAT,
-        State::Available,
-        format!("{version}, path {}, {quota}{memory}", view.path),
-    )
-}
-
-fn right_checks(s: &Surroundings) -> Vec<Check> {
-    use Group::Rights as G;
-    let mut checks = Vec::new();
-    let privileged =
-        s.rights.as_ref().is_ok_and(|rights| rights.capabilities.perfmon()) && s.first_user_namespace;
-    checks.push(match &s.facts.perf_event_paranoid {
-        Ok(value) => {
-            let (state, effect) = match (privileged, *value) {
-                (true, _) => {
-                    (State::Available, "no limit, because allocwall has CAP_PERFMON or CAP_SYS_ADMIN")
-                }
-                (false, ..=0) => (State::Available, "no limit"),
-                (false, 1) => {
-                    (State::Partial, "only this user's processes, with kernel stacks; not all CPUs")
-                }
-                (false, 2) => (State::Partial, "only this user's processes, without kernel stacks"),
-                (false, _) => (State::Absent, "no samples for unprivileged users"),
-            };
-            Check::new(G, "perf_event_paranoid", "perf_event_paranoid", state, format!("{value}: {effect}"))
-        }
-        Err(absence) => Check::new(G, "perf_event_paranoid", "perf_event_paranoid", State::Absent, "")
-            .blocked(Blocker::of(absence)),
-    });
-    checks.push(match &s.facts.kptr_restrict {
-        Ok(value) => {
-            let shown = matches!(s.kernel_symbols, Ok(true));
-            let (state, effect) = match (*value, shown) {
-                (0, _) => (State::Available, "no limit by itself"),
-                (_, true) => (State::Available, "no limit, because allocwall has CAP_SYSLOG"),
-                (_, false) => (State::Absent, "kernel symbols are hidden from allocwall"),
-            };
-            Check::new(G, "kptr_restrict", "kptr_restrict", state, format!("{value}: {effect}"))
-        }
-        Err(absence) => {
-            Check::new(G, "kptr_restrict", "kptr_restrict", State::Absent, "").blocked(Blocker::of(absence))
-        }
-    });
-    match &s.rights {
-        Ok(rights) => {
-            checks.push(capabilities(s, rights));
-            checks.push(seccomp(rights));
-            checks.push(yama(rights));
-        }
-        Err(absence) => checks.push(
-            Check::new(G, "capabilities", "capabilities", State::Absent, "").blocked(Blocker::of(absence)),
-        ),
-    }
-    checks.push(match &s.hidden {
-        Ok(None) => Check::new(G, "hidepid", "/proc shows all processes", State::Available, "no hidepid"),
-        Ok(Some(options)) => {
-            // CAP_SYS_PTRACE overrides hidepid; nothing overrides subset=pid.
-            let sees = s.rights.as_ref().is_ok_and(|rights| rights.capabilities.ptrace())
-                && !options.contains("subset");
-            let state = if sees { State::Available } else { State::Partial };
-            let check = Check::new(
-                G,
-                "hidepid",
-                "/proc shows all processes",
-                state,
-                format!("mounted with {options}"),
-            );
-            if sees {
-                check
-            } else {
-                check.mend("run allocwall as root, or: sudo mount -o remount,hidepid=0 /proc")
-            }
-        }
-        Err(absence) => {
-            Check::new(G, "hidepid", "/proc shows all processes", State::Partial, absence.detail.clone())
-        }
-    });
-    checks
-}
-
-fn capabilities(s: &Surroundings, rights: &Rights) -> Check {
-    const NEEDED: [(u32, &str); 4] = [
-        (Capabilities::PERFMON, "CAP_PERFMON"),
-        (Capabilities::SYS_ADMIN, "CAP_SYS_ADMIN"),
-        (Capabilities::SYS_PTRACE, "CAP_SYS_PTRACE"),
-        (Capabilities::SYSLOG, "CAP_SYSLOG"),
-    ];
-    let (have, lack): (Vec<_>, Vec<_>) =
-        NEEDED.iter().partition(|(capability, _)| rights.capabilities.has(*capability));
-    let names = |list: &[&(u32, &str)]| list.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", ");
-    let user = format!("uid {}", rights.euid);
-    let (state, detail) = match (have.is_empty(), lack.is_empty()) {
-        _ if !s.first_user_namespace => (
-            State::Partial,
-            format!(
-                "{user}; {} inside a user namespace only",
-                if have.is_empty() { "none, and".to_owned() } else { names(&have) }
-            ),
-        ),
-        (_, true) => (State::Available, format!("{user}, with all that allocwall uses: {}", names(&have))),
-        (true, _) => (State::Absent, format!("{user}, with none of {}", names(&lack))),
-        _ => (State::Partial, format!("{user}, with {}; without {}", names(&have), names(&lack))),
-    };
-    Check::new(Group::Rights, "capabilities", "capabilities", state, detail)
-}
-
-fn seccomp(rights: &Rights) -> Check {
-    let privileges = match rights.no_new_privs {
-        Some(true) => "; no_new_privs is set: setcap and sudo have no effect here",
-        _ => "",
-    };
-    let (state, detail) = match rights.seccomp {
-        Seccomp::None => (State::Available, "no system-call filter"),
-        Seccomp::Filter => (State::Partial, "a filter is active; what it refuses is listed above"),
-        Seccomp::Strict => (State::Absent, "strict mode"),
-        Seccomp::Unknown => (State::Available, "not in this kernel"),
-    };
-    Check::new(Group::Rights, "seccomp", "seccomp", state, format!("{detail}{privileges}"))
-}
-
-fn yama(rights: &Rights) -> Check {
-    let (state, detail) = match (rights.yama_ptrace_scope, rights.capabilities.ptrace()) {
-        (None, _) => (State::Available, "not in this kernel: no limit".to_owned()),
-        (Some(0), _) => (State::Available, "ptrace_scope 0: no limit".to_owned()),
-        (Some(3), _) => {
-            (State::Absent, "ptrace_scope 3: no process may read the memory of another".to_owned())
-        }
-        (Some(scope), true) => (
-            State::Available,
-            format!("ptrace_scope {scope}: no limit, because allocwall has CAP_SYS_PTRACE"),
-        ),
-        (Some(1), false) => (
-            State::Partial,
-            "ptrace_scope 1: allocwall can read only commands that it starts itself".to_owned(),
-        ),
-        (Some(scope), false) => (State::Absent, format!("ptrace_scope {scope}: needs CAP_SYS_PTRACE")),
-    };
-    Check::new(Group::Rights, "yama", "yama", state, detail)
-}
-
-fn memory_checks(s: &Surroundings) -> Vec<Check> {
-    use Group::Memory;
-    let facts = &s.facts;
-    let mut checks = Vec::new();
-    checks.push(match &facts.thp_enabled {
-        Ok(mode) if mode == "never" => Check::new(
-            Memory,
-            "thp",
-            "transparent huge pages",
-            State::Absent,
-            "never: no remedy can use them",
-        )
-        .mend("echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"),
-        Ok(mode) => {
-            let meaning = match mode.as_str() {
-                "madvise" => "only where a program asks for them (madvise)",
-                "always" => "wherever they fit",
-                _ => "a mode unknown to this version",
-            };
-            let defrag = facts.thp_defrag.as_ref().map_or("unreadable", |defrag| defrag);
-            Check::new(
-                Memory,
-                "thp",
-                "transparent huge pages",
-                State::Available,
-                format!("{mode}: {meaning}; defrag {defrag}"),
-            )
-        }
-        Err(absence) => {
-            Check::new(Memory, "thp", "transparent huge pages", State::Absent, absence.detail.clone())
-        }
-    });
-    checks.push(match facts.hugepages_total {
-        0 => Check::new(
-            Memory,
-            "hugetlb",
-            "reserved huge pages",
-            State::Absent,
-            "none reserved",
-        )
-        .mend("sudo sysctl vm.nr_hugepages=512 (reserves 1 GiB of 2 MiB pages, which other programs cannot use)"),
-        total => Check::new(
-            Memory,
-            "hugetlb",
-            "reserved huge pages",
-            State::Available,
-            format!("{total} reserved, {} free", facts.hugepages_free),
-        ),
-    });
-    checks.push(match (&facts.free_page_reporting, s.balloon) {
-        (Ok(true), _) => Check::new(
-            Memory,
-            "host_memory",
-            "host never reclaims memory",
-            State::Absent,
-            "free-page reporting is on: the host takes idle memory back. Touching it again costs more than the counters \
-             here show; `allocwall calibrate` measures both prices",
-        ),
-        (Ok(false), true) => Check::new(
-            Memory,
-            "host_memory",
-            "host never reclaims memory",
-            State::Partial,
-            "a balloon device is present: the host can ask for memory back; free pages are not reported",
-        ),
-        (Ok(false), false) => Check::new(
-            Memory,
-            "host_memory",
-            "host never reclaims memory",
-            State::Available,
-            "no balloon device and no free-page reporting are visible",
-        ),
-        (Err(absence), _) => Check::new(Memory, "host_memory", "host never reclaims memory", State::Partial, absence.detail.clone()),
-    });
-    checks.push(match facts.numa_nodes {
-        0 | 1 => Check::new(Memory, "numa", "NUMA", State::Available, "one node: no memory is remote"),
-        nodes => Check::new(
-            Memory,
-            "numa",
-            "NUMA",
-            State::Available,
-            format!("{nodes} nodes; page placement is read from numa_maps"),
-        ),
-    });
-    checks
-}
-
-fn machine_checks(s: &Surroundings) -> Vec<Check> {
-    use Group::Machine;
-    let facts = &s.facts;
-    let memory = match facts.memory_bytes {
-        0 => "memory unknown".to_owned(),
-        bytes => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),
-    };
-    let mut checks = vec![Check::new(
-        Machine,
-        "machine",
-        "machine",
-        State::Available,
-        format!(
-            "Linux {} {}, {} CPUs, {memory}, {}",
-            facts.kernel_release, facts.architecture, facts.online_cpus, facts.cpu_model
-        ),
-    )];
-    checks.push(match &facts.hypervisor {
-        Some(name) => Check::new(
-            Machine,
-            "hypervisor",
-            "virtual machine",
-            State::Available,
-            format!("{name}; steal time is read from /proc/stat"),
-        ),
-        None => {
-            Check::new(Machine, "hypervisor", "virtual machine", State::Absent, "none, according to CPUID")
-        }
-    });
-    checks.push(match &facts.container {
-        Some(name) => Check::new(
-            Machine,
-            "container",
-            "container",
-            State::Available,
-            format!("{name}: processes, settings and limits outside the container may be invisible"),
-        ),
-        None => {
-            Check::new(Machine, "container", "container", State::Absent, "none: the whole machine is visible")
-        }
-    });
-    checks
-}
-
-fn software_checks(s: &Surroundings) -> Vec<Check> {
-    use Group::Software;
-    let mut checks = Vec::new();
-    if s.allocators.is_empty() {
-        checks.push(
-            Check::new(Software, "allocators", "allocators to preload", State::Absent, "none found")
-                .mend("sudo apt install libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0 (or your distribution's names)"),
-        );
-    }
-    for (n, allocator) in s.allocators.iter().enumerate() {
-        let what = if n == 0 { "allocators to preload" } else { "" };
-        checks.push(Check::new(
-            Software,
-            "allocators",
-            what,
-            State::Available,
-            allocator.path.display().to_string(),
-        ));
-    }
-    let list: Vec<String> = s
-        .runtimes
-        .iter()
-        .map(|runtime| match &runtime.version {
-            Some(version) if !runtime.name.ends_with(version.as_str()) => {
-                format!("{} {version}", runtime.name)
-            }
-            _ => runtime.name.clone(),
-        })
-        .collect();
-    checks.push(if list.is_empty() {
-        Check::new(
-            Software,
-            "runtimes",
-            "runtimes in PATH",
-            State::Absent,
-            "no Python, Java, Go or Node; each is needed only for its own programs",
-        )
-    } else {
-        Check::new(Software, "runtimes", "runtimes in PATH", State::Available, list.join(", "))
-    });
-    checks
-}
-
-fn target_checks(s: &Surroundings, target: &TargetView) -> Vec<Check> {
-    use Group::Target;
-    let mut checks = Vec::new();
-    let [real, effective, saved, _] = target.status.uid;
-    let ours = s.rights.as_ref().map_or(u32::MAX, |rights| rights.euid);
-    let (state, life) = match (target.state, target.status.vm_size) {
-        ('Z' | 'X', _) => (
-            State::Absent,
+    match (target.state, target.status.vm_size) {
+        ('Z' | 'X', _) => Answer::new(
+            Absent,
             "the process has exited and its parent has not reaped it: there is nothing to measure",
         ),
-        (_, None) => (State::Absent, "the process is a kernel thread: it has no memory of its own"),
-        ('T' | 't', _) => (State::Partial, "stopped: it uses no CPU time until it is continued"),
-        _ => (State::Available, "alive"),
-    };
-    let threads =
-        if target.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", target.threads) };
-    checks.push(Check::new(
-        Target,
-        "target",
-        "process",
-        state,
-        match state {
-            State::Absent => life.to_owned(),
-            _ => format!("{} ({}), {threads}, {life}", target.pid, target.comm),
-        },
-    ));
-    let check = |state, detail: String| Check::new(Target, "target_user", "user", state, detail);
-    checks.push(match () {
-        () if real != effective || effective != saved => check(
-            State::Absent,
-            format!("real uid {real}, effective {effective}, saved {saved}: a setuid program, which allocwall does not diagnose"),
-        ),
-        () if effective == ours => check(State::Available, format!("uid {effective}, the user of allocwall")),
-        () => check(if ours == 0 { State::Available } else { State::Partial }, format!("uid {effective}; allocwall runs as uid {ours}")),
-    });
-    checks.push(match target.dumpable {
-        Some(false) => Check::new(
-            Target,
-            "target_dumpable",
-            "process can be inspected",
-            State::Partial,
+        (_, None) => Answer::new(Absent, "the process is a kernel thread: it has no memory of its own"),
+        ('T' | 't', _) => lives(Partial, "stopped: it uses no CPU time until it is continued"),
+        _ => lives(Available, "alive"),
+    }
+}
+
+fn target_user(s: &Surroundings, target: &TargetView) -> Answer {
+    let [real, effective, saved, _] = target.status.uid;
+    if real != effective || effective != saved {
+        return Answer::new(
+            Absent,
+            format!(
+                "real uid {real}, effective {effective}, saved {saved}: a setuid program, which allocwall does \
+                 not diagnose"
+            ),
+        );
+    }
+    match s.rights.as_ref().map(|rights| rights.euid) {
+        Ok(ours) if ours == effective => {
+            Answer::new(Available, format!("uid {effective}, the user of allocwall"))
+        }
+        Ok(ours) => {
+            let state = if ours == 0 { Available } else { Partial };
+            Answer::new(state, format!("uid {effective}; allocwall runs as uid {ours}"))
+        }
+        // Not Absent: the process can be a target all the same.
+        Err(_) => Answer::new(Partial, format!("uid {effective}; the user of allocwall is unknown")),
+    }
+}
+
+fn target_dumpable(_: &Surroundings, target: &TargetView) -> Answer {
+    match target.dumpable {
+        Some(false) => Answer::new(
+            Partial,
             "undumpable: its /proc files belong to root (it changed its ids, or has file capabilities)",
         ),
-        _ => Check::new(
-            Target,
-            "target_dumpable",
-            "process can be inspected",
-            State::Available,
-            "dumpable, according to /proc",
-        ),
-    });
-    checks.push(match &target.namespaces {
-        Ok(differing) if differing.is_empty() => {
-            Check::new(Target, "target_namespaces", "namespaces", State::Available, "the same as allocwall's")
-        }
-        Ok(differing) => Check::new(
-            Target,
-            "target_namespaces",
-            "namespaces",
-            State::Available,
+        _ => Answer::new(Available, "dumpable, according to /proc"),
+    }
+}
+
+fn target_namespaces(s: &Surroundings, target: &TargetView) -> Answer {
+    match &target.namespaces {
+        Ok(differing) if differing.is_empty() => Answer::new(Available, "the same as allocwall's"),
+        Ok(differing) => Answer::new(
+            Available,
             format!(
                 "differ from allocwall's in: {}; files of the process are read through /proc/{}/root",
                 differing.join(", "),
                 target.pid
             ),
         ),
-        Err(_) => {
-            Check::new(Target, "target_namespaces", "namespaces", State::Partial, "not readable by allocwall")
-                .mend(GRANT)
-        }
-    });
-    checks
+        Err(_) => Answer::new(Partial, "not readable by allocwall").mend(grant(s)),
+    }
 }
 
-/// The errno values used here. They are the same on all architectures that Rust's std supports, except MIPS and
-/// SPARC.
-mod libc_errno {
-    pub const EPERM: i32 = 1;
-    pub const ENOENT: i32 = 2;
-    pub const ESRCH: i32 = 3;
-    pub const EACCES: i32 = 13;
-    pub const ENODEV: i32 = 19;
-    pub const ENOSYS: i32 = 38;
-    pub const EOPNOTSUPP: i32 = 95;
+fn own_samples(s: &Surroundings) -> Answer {
+    Answer::of_try(&s.own_samples, "user stacks of this user's processes", |error| {
+        blame(s, Reach::User, error)
+    })
+}
+
+fn others_samples(s: &Surroundings) -> Answer {
+    match &s.stranger {
+        Some((pid, tried)) => Answer::of_try(tried, format!("tried on process {pid}"), |error| {
+            blame(s, Reach::OthersProcess, error)
+        }),
+        None if has_perfmon(s) => Answer::new(
+            Available,
+            "not tried: no other user's process is visible here; CAP_PERFMON would allow it",
+        ),
+        None => Answer::new(Partial, "not tried: no other user's process is visible here"),
+    }
+}
+
+fn target_samples(s: &Surroundings, target: &TargetView) -> Answer {
+    let reach = if foreign(s, target) { Reach::OthersProcess } else { Reach::User };
+    Answer::of_try(&target.samples, "user stacks of this process", |error| {
+        let answer = blame(s, reach, error);
+        // Same user and a permissive setting: EACCES then means that the process may not be traced.
+        if answer.cause == Some(Cause::SecurityPolicy) && target.dumpable == Some(false) {
+            let errno = errno_text(error);
+            Answer::blocked(
+                Cause::NotDumpable,
+                format!("the process made itself undumpable, so only root may sample it: {errno}"),
+            )
+            .mend(grant(s))
+        } else {
+            answer
+        }
+    })
+}
+
+fn kernel_stacks(s: &Surroundings) -> Answer {
+    let (tried, reach) = match &s.target {
+        None => (&s.kernel_samples, Reach::Kernel),
+        // What forbids the process forbids its kernel stacks too.
+        Some(target) if target.samples.is_err() && foreign(s, target) => {
+            (&target.kernel_samples, Reach::OthersProcess)
+        }
+        Some(target) => (&target.kernel_samples, Reach::Kernel),
+    };
+    let gives = "page faults, zeroing, map calls and kernel locks are in the bill";
+    Answer::of_try(tried, gives, |error| blame(s, reach, error))
+}
+
+fn kernel_symbols(s: &Surroundings) -> Answer {
+    Answer::of_reading(&s.kernel_symbols, |&shown| {
+        if shown {
+            Answer::new(Available, "kernel frames have names (/proc/kallsyms)")
+        } else {
+            blame_symbols(s)
+        }
+    })
+}
+
+fn every_cpu(s: &Surroundings) -> Answer {
+    let gives = "which other processes use the CPUs while the target waits";
+    Answer::of_try(&s.every_cpu, gives, |error| blame(s, Reach::EveryCpu, error))
+}
+
+fn python_stacks(s: &Surroundings) -> Answer {
+    match &s.memory {
+        None => {
+            Answer::new(Partial, "not tried: this user has no other process to read from (process_vm_readv)")
+        }
+        Some(tried) => {
+            Answer::of_try(tried, "memory of other processes can be read (process_vm_readv)", |error| {
+                blame_memory(s, error)
+            })
+        }
+    }
+}
+
+fn tracepoints(s: &Surroundings) -> Answer {
+    match &s.tracepoint {
+        Ok(tried) => Answer::of_try(tried, "context switches and map calls can be counted", |error| {
+            blame(s, Reach::EveryCpu, error)
+        }),
+        Err(absence) => Answer { cause: Some(Cause::NoTracefs), ..Answer::absent(absence) },
+    }
+}
+
+fn hardware_counters(s: &Surroundings) -> Answer {
+    match (&s.facts.pmu, &s.own_samples) {
+        (Ok(()), _) => Answer::new(Available, "cycles, dTLB and cache misses"),
+        (Err(absence), _) if absence.reason == Reason::NotSupported => {
+            let detail = format!("{}; TLB costs are estimated from huge-page coverage", absence.detail);
+            match s.facts.hypervisor {
+                Some(_) => Answer::blocked(Cause::NoVirtualPmu, detail).mend([
+                    Mend::text("host or cloud provider: enable a virtual PMU (KVM: -cpu host,pmu=on)"),
+                    Mend::text("use bare metal"),
+                ]),
+                None => Answer::blocked(Cause::NoPmuDriver, detail)
+                    .mend([
+                        Mend::command("sudo dmesg | grep -i 'performance events'").note("to find the driver")
+                    ]),
+            }
+        }
+        // Counting cycles in user mode needs the same rights as CPU samples.
+        (Err(_), Err(error)) => blame(s, Reach::User, error),
+        (Err(absence), Ok(())) => Answer::absent(absence),
+    }
+}
+
+fn wait_stacks(s: &Surroundings) -> Answer {
+    match &s.kernel_stack {
+        Ok(()) => Answer::new(Available, "what waiting threads wait for (/proc/PID/stack)"),
+        Err(_) => Answer {
+            state: Partial,
+            ..Answer::blocked(
+                Cause::Lacks("CAP_SYS_ADMIN"),
+                "only root can read /proc/PID/stack; only the system call and the kernel function of a wait are \
+                 known",
+            )
+            .mend([Mend::run_as_root()])
+        },
+    }
+}
+
+fn schedstat(s: &Surroundings) -> Answer {
+    Answer::of_reading(&s.schedstat, |&counts| {
+        if counts {
+            Answer::new(Available, "CPU time and run delay of each thread in nanoseconds (schedstat)")
+        } else {
+            Answer::blocked(
+                Cause::NoRunDelays,
+                "/proc/PID/schedstat holds only zeros: this kernel does not account run delays",
+            )
+        }
+    })
+}
+
+fn smaps(s: &Surroundings) -> Answer {
+    let whose = if s.target.is_some() { "of the process" } else { "of this user's processes" };
+    match &s.smaps {
+        Ok(()) => {
+            Answer::new(Available, format!("resident, lazily freed and huge pages {whose} (smaps_rollup)"))
+        }
+        Err(absence) if absence.mend.is_none() => Answer::absent(absence).mend(grant(s)),
+        Err(absence) => Answer::absent(absence),
+    }
+}
+
+fn psi(s: &Surroundings) -> Answer {
+    Answer::of_reading(&s.psi, |_| Answer::new(Available, "waiting time due to CPU, memory and I/O pressure"))
+}
+
+fn cgroup(s: &Surroundings) -> Answer {
+    Answer::of_reading(&s.cgroup, |view| {
+        let both = if view.hybrid { " (both mounted)" } else { "" };
+        let quota = match view.now.quota_cpus {
+            Some(cpus) => format!(
+                "quota {cpus:.2} CPUs, throttled in {} of {} periods so far",
+                view.now.throttled_periods, view.now.periods
+            ),
+            None => "no CPU quota".to_owned(),
+        };
+        let memory = match view.now.memory_limit {
+            Some(limit) => format!(", memory limit {} MiB", limit >> 20),
+            None => String::new(),
+        };
+        Answer::new(Available, format!("v{}{both}, path {}, {quota}{memory}", view.version, view.path))
+    })
+}
+
+/// Whether perf_event_open(2) accepts the capabilities: it ignores those that hold only inside a user namespace.
+fn has_perfmon(s: &Surroundings) -> bool {
+    holds(s, Capabilities::perfmon) && s.first_user_namespace
+}
+
+fn perf_event_paranoid(s: &Surroundings) -> Answer {
+    Answer::of_reading(&s.facts.perf_event_paranoid, |&value| {
+        let (state, effect) = match (has_perfmon(s), value) {
+            (true, _) => (Available, "no limit, because allocwall has CAP_PERFMON or CAP_SYS_ADMIN"),
+            (false, ..=0) => (Available, "no limit"),
+            (false, 1) => (Partial, "only this user's processes, with kernel stacks; not all CPUs"),
+            (false, 2) => (Partial, "only this user's processes, without kernel stacks"),
+            (false, _) => (Absent, "no samples for unprivileged users"),
+        };
+        Answer::new(state, format!("{value}: {effect}"))
+    })
+}
+
+fn kptr_restrict(s: &Surroundings) -> Answer {
+    Answer::of_reading(&s.facts.kptr_restrict, |&value| {
+        let (state, effect) = match (value, &s.kernel_symbols) {
+            (0, _) => (Available, "no limit by itself"),
+            (_, Ok(true)) => (Available, "no limit, because allocwall has CAP_SYSLOG"),
+            _ => (Absent, "kernel symbols are hidden from allocwall"),
+        };
+        Answer::new(state, format!("{value}: {effect}"))
+    })
+}
+
+fn capabilities(s: &Surroundings) -> Answer {
+    const NEEDED: [(u32, &str); 4] = [
+        (Capabilities::PERFMON, "CAP_PERFMON"),
+        (Capabilities::SYS_ADMIN, "CAP_SYS_ADMIN"),
+        (Capabilities::SYS_PTRACE, "CAP_SYS_PTRACE"),
+        (Capabilities::SYSLOG, "CAP_SYSLOG"),
+    ];
+    Answer::of_reading(&s.rights, |rights| {
+        let (have, lack): (Vec<_>, Vec<_>) =
+            NEEDED.iter().partition(|(capability, _)| rights.capabilities.has(*capability));
+        let names = |list: &[&(u32, &str)]| match list {
+            [] => "none".to_owned(),
+            list => list.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", "),
+        };
+        let user = format!("uid {}", rights.euid);
+        match (have.is_empty(), lack.is_empty()) {
+            _ if !s.first_user_namespace => {
+                Answer::new(Partial, format!("{user}; inside this user namespace only: {}", names(&have)))
+            }
+            (_, true) => {
+                Answer::new(Available, format!("{user}, with all that allocwall uses: {}", names(&have)))
+            }
+            (true, _) => Answer::new(Absent, format!("{user}, with none of {}", names(&lack))),
+            _ => Answer::new(Partial, format!("{user}, with {}; without {}", names(&have), names(&lack))),
+        }
+    })
+}
+
+fn seccomp(s: &Surroundings) -> Answer {
+    Answer::of_reading(&s.rights, |rights| {
+        let privileges = match rights.no_new_privs {
+            Some(true) => "; no_new_privs is set: setcap and sudo have no effect here",
+            _ => "",
+        };
+        let (state, detail) = match rights.seccomp {
+            Seccomp::None => (Available, "no system-call filter"),
+            Seccomp::Filter => (Partial, "a filter is active; what it refuses is listed above"),
+            Seccomp::Strict => (Absent, "strict mode"),
+            Seccomp::Unknown => (Available, "not in this kernel"),
+        };
+        Answer::new(state, format!("{detail}{privileges}"))
+    })
+}
+
+fn yama(s: &Surroundings) -> Answer {
+    Answer::of_reading(&s.rights, |rights| {
+        let Some(scope) = rights.yama_ptrace_scope else {
+            return Answer::new(Available, "not in this kernel: no limit");
+        };
+        let (state, effect) = match (scope, rights.capabilities.ptrace()) {
+            (0, _) => (Available, "no limit"),
+            (3, _) => (Absent, "no process may read the memory of another"),
+            (_, true) => (Available, "no limit, because allocwall has CAP_SYS_PTRACE"),
+            (1, false) => (Partial, "allocwall can read only commands that it starts itself"),
+            (_, false) => (Absent, "needs CAP_SYS_PTRACE"),
+        };
+        Answer::new(state, format!("ptrace_scope {scope}: {effect}"))
+    })
+}
+
+fn hidepid(s: &Surroundings) -> Answer {
+    match &s.hidden {
+        Ok(None) => Answer::new(Available, "no hidepid"),
+        Ok(Some(options)) => {
+            let detail = format!("mounted with {options}");
+            // CAP_SYS_PTRACE overrides hidepid; nothing overrides subset=pid.
+            let subset = options.split(',').any(|option| option.starts_with("subset="));
+            if holds(s, Capabilities::ptrace) && !subset {
+                Answer::new(Available, detail)
+            } else {
+                Answer::new(Partial, detail)
+                    .mend([Mend::run_as_root(), Mend::command("sudo mount -o remount,hidepid=0 /proc")])
+            }
+        }
+        Err(absence) => Answer { state: Partial, ..Answer::absent(absence) },
+    }
+}
+
+fn thp(s: &Surroundings) -> Answer {
+    Answer::of_reading(&s.facts.thp_enabled, |mode| {
+        let meaning = match mode.as_str() {
+            "never" => {
+                return Answer::new(Absent, "never: no remedy can use them").mend([Mend::command(
+                    "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
+                )]);
+            }
+            "madvise" => "only where a program asks for them (madvise)",
+            "always" => "wherever they fit",
+            _ => "a mode unknown to this version",
+        };
+        let defrag = s.facts.thp_defrag.as_ref().map_or("unreadable", |defrag| defrag);
+        Answer::new(Available, format!("{mode}: {meaning}; defrag {defrag}"))
+    })
+}
+
+fn hugetlb(s: &Surroundings) -> Answer {
+    match s.facts.hugepages_total {
+        0 => Answer::new(Absent, "none reserved").mend([Mend::command("sudo sysctl vm.nr_hugepages=512")
+            .note("reserves 1 GiB of 2 MiB pages, which other programs cannot use")]),
+        total => Answer::new(Available, format!("{total} reserved, {} free", s.facts.hugepages_free)),
+    }
+}
+
+fn host_memory(s: &Surroundings) -> Answer {
+    match (&s.facts.free_page_reporting, s.balloon) {
+        (Ok(true), _) => Answer::new(
+            Absent,
+            "free-page reporting is on: the host takes idle memory back. Touching it again costs more than the \
+             counters here show; `allocwall calibrate` measures both prices",
+        ),
+        (Ok(false), true) => Answer::new(
+            Partial,
+            "a balloon device is present: the host can ask for memory back; free pages are not reported",
+        ),
+        (Ok(false), false) => {
+            Answer::new(Available, "no balloon device and no free-page reporting are visible")
+        }
+        (Err(absence), _) => Answer { state: Partial, ..Answer::absent(absence) },
+    }
+}
+
+fn numa(s: &Surroundings) -> Answer {
+    match s.facts.numa_nodes {
+        0 | 1 => Answer::new(Available, "one node: no memory is remote"),
+        nodes => Answer::new(Available, format!("{nodes} nodes; page placement is read from numa_maps")),
+    }
+}
+
+fn machine(s: &Surroundings) -> Answer {
+    let facts = &s.facts;
+    let memory = match facts.memory_bytes {
+        0 => "memory unknown".to_owned(),
+        bytes => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),
+    };
+    Answer::new(
+        Available,
+        format!(
+            "Linux {} {}, {} CPUs, {memory}, {}",
+            facts.kernel_release, facts.architecture, facts.online_cpus, facts.cpu_model
+        ),
+    )
+}
+
+fn hypervisor(s: &Surroundings) -> Answer {
+    match &s.facts.hypervisor {
+        Some(name) => Answer::new(Available, format!("{name}; steal time is read from /proc/stat")),
+        None => Answer::new(Absent, "none, according to CPUID"),
+    }
+}
+
+fn container(s: &Surroundings) -> Answer {
+    match &s.facts.container {
+        Some(name) => Answer::new(
+            Available,
+            format!("{name}: processes, settings and limits outside the container may be invisible"),
+        ),
+        None => Answer::new(Absent, "none: the whole machine is visible"),
+    }
+}
+
+fn allocators(s: &Surroundings) -> Answer {
+    if s.allocators.is_empty() {
+        return Answer::new(Absent, "none found")
+            .mend([Mend::command("sudo apt install libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0")
+                .note("or your distribution's names")]);
+    }
+    let paths: Vec<_> = s.allocators.iter().map(|library| library.path.display().to_string()).collect();
+    Answer::new(Available, paths.join(", "))
+}
+
+fn runtimes(s: &Surroundings) -> Answer {
+    if s.runtimes.is_empty() {
+        return Answer::new(Absent, "no Python, Java, Go or Node; each is needed only for its own programs");
+    }
+    let named = s.runtimes.iter().map(|runtime| match &runtime.version {
+        Some(version) if !runtime.name.ends_with(version.as_str()) => format!("{} {version}", runtime.name),
+        _ => runtime.name.clone(),
+    });
+    Answer::new(Available, named.collect::<Vec<_>>().join(", "))
 }
 
 #[cfg(test)]
@@ -1094,6 +673,7 @@ mod tests {
     use super::super::surroundings::CgroupView;
     use super::*;
     use allocwall_host::proc::Status;
+    use allocwall_host::rights::Rights;
     use allocwall_model::machine::{CgroupTick, HostFacts};
 
     /// Root on bare metal: nothing is missing.
@@ -1133,8 +713,7 @@ mod tests {
             every_cpu: Ok(()),
             stranger: Some((1, Ok(()))),
             kernel_symbols: Ok(true),
-            event: Ok(300),
-            tracepoint: Some(Ok(())),
+            tracepoint: Ok(Ok(())),
             memory: Some(Ok(())),
             kernel_stack: Ok(()),
             smaps: Ok(()),
@@ -1165,9 +744,18 @@ mod tests {
         Err(io::Error::from_raw_os_error(errno))
     }
 
-    fn check<'a>(report: &'a Report, name: &str) -> &'a Check {
-        report.checks.iter().find(|check| check.name == name).unwrap()
+    fn answer(s: &Surroundings, name: &str) -> Answer {
+        let found = judge(s).checks.into_iter().find(|check| check.probe.name == name);
+        found.unwrap_or_else(|| panic!("no check {name}")).answer
     }
+
+    /// What the alternatives of a mend say; a command starts with `$`.
+    fn ways(answer: &Answer) -> Vec<String> {
+        let mark = |mend: &Mend| if mend.is_command { "$ " } else { "" };
+        answer.mend.iter().map(|mend| format!("{}{}", mark(mend), mend.how)).collect()
+    }
+
+    const SETCAP: &str = "$ sudo setcap cap_perfmon,cap_sys_ptrace,cap_syslog+ep $(command -v allocwall)";
 
     fn target(uid: [u32; 4], state: char) -> TargetView {
         TargetView {
@@ -1187,13 +775,10 @@ mod tests {
     fn with_nothing_missing_the_summary_is_one_sentence() {
         let report = judge(&complete());
         assert_eq!(report.summary, "Everything that diagnose needs can be measured here.");
-        assert!(
-            report
-                .checks
-                .iter()
-                .filter(|c| c.needed)
-                .all(|c| c.state == State::Available && c.mend.is_none())
-        );
+        for Check { probe, answer } in report.checks.iter().filter(|check| check.probe.group.is_needed()) {
+            assert!(answer.state == Available && answer.cause.is_none(), "{}: {answer:?}", probe.name);
+            assert!(answer.mend.is_empty(), "{}: {answer:?}", probe.name);
+        }
     }
 
     #[test]
@@ -1208,46 +793,73 @@ mod tests {
     }
 
     #[test]
+    fn the_summary_names_what_has_the_same_cause_together() {
+        let mut s = unprivileged(complete());
+        (s.kernel_samples, s.every_cpu) = (refused(libc::EACCES), refused(libc::EACCES));
+        s.smaps = Err(Absence::new(Reason::NotFound, "no file"));
+        s.psi = Err(Absence::new(Reason::NotSupported, "no such call"));
+        assert_eq!(
+            judge(&s).summary,
+            "Everything that diagnose needs can be measured here, except: kernel stacks, other processes on all CPUs \
+             (perf_event_paranoid is 2); memory breakdown, pressure (PSI) (not offered here)."
+        );
+    }
+
+    #[test]
     fn each_value_of_perf_event_paranoid_has_its_blocker() {
         let mut s = unprivileged(complete());
-        (s.kernel_samples, s.every_cpu) = (refused(libc_errno::EACCES), refused(libc_errno::EACCES));
-        let report = judge(&s);
-        assert_eq!(check(&report, "cpu_samples").state, State::Available);
-        let kernel = check(&report, "kernel_stacks");
-        assert_eq!(kernel.state, State::Absent);
-        assert!(kernel.detail.contains("perf_event_paranoid is 2") && kernel.detail.contains("EACCES"));
-        assert!(kernel.mend.as_deref().unwrap().starts_with("sudo sysctl kernel.perf_event_paranoid=1"));
-        assert!(check(&report, "every_cpu").mend.as_deref().unwrap().contains("perf_event_paranoid=0"));
+        (s.kernel_samples, s.every_cpu) = (refused(libc::EACCES), refused(libc::EACCES));
+        assert_eq!(answer(&s, "cpu_samples").state, Available);
+        let kernel = answer(&s, "kernel_stacks");
+        assert_eq!((kernel.state, kernel.cause), (Absent, Some(Cause::PerfEventParanoid(2))));
+        assert!(kernel.detail.ends_with("(EACCES)"), "{}", kernel.detail);
+        let setting = |value| format!("$ sudo sysctl kernel.perf_event_paranoid={value}");
+        assert_eq!(ways(&kernel), [setting(1).as_str(), "run allocwall as root", SETCAP]);
+        assert_eq!(ways(&answer(&s, "every_cpu"))[0], setting(0));
         // If the setting allows it, the same errno has another cause.
         s.facts.perf_event_paranoid = Ok(1);
-        assert!(check(&judge(&s), "kernel_stacks").detail.contains("security module"));
+        assert_eq!(answer(&s, "kernel_stacks").cause, Some(Cause::SecurityPolicy));
         // 3 forbids user samples too: then there is no bill.
         s.facts.perf_event_paranoid = Ok(3);
-        s.own_samples = refused(libc_errno::EACCES);
-        let report = judge(&s);
-        assert!(report.summary.starts_with("CPU time cannot be sampled here"), "{}", report.summary);
-        assert!(check(&report, "cpu_samples").mend.as_deref().unwrap().contains("perf_event_paranoid=2"));
+        s.own_samples = refused(libc::EACCES);
+        let summary = judge(&s).summary;
+        assert!(summary.starts_with("CPU time cannot be sampled here"), "{summary}");
+        assert_eq!(ways(&answer(&s, "cpu_samples"))[0], setting(2));
     }
 
     #[test]
     fn one_errno_may_have_different_blockers() {
-        let blocker = |s: &Surroundings| check(&judge(s), "cpu_samples").blocker.clone().unwrap();
+        let cause = |s: &Surroundings| answer(s, "cpu_samples").cause.unwrap();
         let mut s = unprivileged(complete());
-        s.own_samples = refused(libc_errno::ENOSYS);
-        assert_eq!(blocker(&s), "kernel without perf events");
+        s.own_samples = refused(libc::ENOSYS);
+        assert_eq!(cause(&s), Cause::NoPerfEvents);
         if let Ok(rights) = &mut s.rights {
             rights.seccomp = Seccomp::Filter;
         }
-        assert_eq!(blocker(&s), "seccomp filter");
-        s.own_samples = refused(libc_errno::EPERM);
-        assert_eq!(blocker(&s), "seccomp filter");
+        assert_eq!(cause(&s), Cause::SeccompFilter);
+        s.own_samples = refused(libc::EPERM);
+        assert_eq!(cause(&s), Cause::SeccompFilter);
         s.facts.container = Some("docker".to_owned());
-        assert!(check(&judge(&s), "cpu_samples").mend.as_deref().unwrap().contains("--cap-add=PERFMON"));
-        s.own_samples = refused(libc_errno::ENOENT);
-        assert_eq!(blocker(&s), "event not offered by this kernel");
+        assert_eq!(answer(&s, "cpu_samples").mend, grant(&s));
+        s.own_samples = refused(libc::ENOENT);
+        assert_eq!(cause(&s), Cause::NoEvent);
         let mut s = complete();
-        (s.own_samples, s.first_user_namespace) = (refused(libc_errno::EACCES), false);
-        assert_eq!(blocker(&s), "user namespace");
+        (s.own_samples, s.first_user_namespace) = (refused(libc::EACCES), false);
+        assert_eq!(cause(&s), Cause::UserNamespace);
+    }
+
+    #[test]
+    fn a_container_gets_its_rights_and_settings_from_outside() {
+        let mut s = unprivileged(complete());
+        s.kernel_samples = refused(libc::EACCES);
+        for (name, part) in [("kubernetes", "[PERFMON,"), ("podman", "podman run"), ("lxc", "docker run")] {
+            s.facts.container = Some(name.to_owned());
+            let mend = answer(&s, "kernel_stacks").mend;
+            assert_eq!(mend.len(), 3, "{mend:?}");
+            assert!(mend[0].is_command && mend[0].note == Some("on the host"), "{mend:?}");
+            assert!(!mend[1].is_command && mend[1].how.contains(part), "{mend:?}");
+            assert!(!mend[2].is_command && mend[2].how.ends_with("as root"), "{mend:?}");
+        }
     }
 
     #[test]
@@ -1255,40 +867,41 @@ mod tests {
         let mut s = complete();
         s.kernel_symbols = Ok(false);
         s.facts.kptr_restrict = Ok(2);
-        let report = judge(&s);
-        assert!(check(&report, "kernel_symbols").mend.as_deref().unwrap().contains("kptr_restrict=1"));
+        let symbols = answer(&s, "kernel_symbols");
+        assert_eq!((symbols.state, symbols.cause), (Absent, Some(Cause::KptrRestrict)));
+        assert_eq!(ways(&symbols), ["$ sudo sysctl kernel.kptr_restrict=1"]);
         s.facts.kptr_restrict = Ok(0);
-        let report = judge(&unprivileged(s));
-        assert!(check(&report, "kernel_symbols").detail.contains("no CAP_SYSLOG"));
-        assert_eq!(check(&report, "kptr_restrict").state, State::Available);
+        let s = unprivileged(s);
+        assert_eq!(answer(&s, "kernel_symbols").cause, Some(Cause::Lacks("CAP_SYSLOG")));
+        assert_eq!(answer(&s, "kptr_restrict").state, Available);
     }
 
     #[test]
     fn python_stacks_are_blocked_by_yama_or_by_the_owner() {
         let mut s = unprivileged(complete());
-        s.memory = Some(refused(libc_errno::EPERM));
+        s.memory = Some(refused(libc::EPERM));
         if let Ok(rights) = &mut s.rights {
             rights.yama_ptrace_scope = Some(1);
         }
-        let report = judge(&s);
-        assert_eq!(check(&report, "memory_read").blocker.as_deref(), Some("yama"));
-        assert!(check(&report, "memory_read").mend.as_deref().unwrap().contains("ptrace_scope=0"));
+        let stacks = answer(&s, "memory_read");
+        assert_eq!(stacks.cause, Some(Cause::Yama));
+        assert_eq!(ways(&stacks)[0], "$ sudo sysctl kernel.yama.ptrace_scope=0");
         s.target = Some(target([5; 4], 'S'));
-        assert_eq!(check(&judge(&s), "memory_read").blocker.as_deref(), Some("another user's process"));
+        assert_eq!(answer(&s, "memory_read").cause, Some(Cause::OthersProcess));
         s.memory = None;
-        assert_eq!(check(&judge(&s), "memory_read").state, State::Partial);
+        let untried = answer(&s, "memory_read");
+        assert_eq!((untried.state, untried.cause), (Partial, None));
     }
 
     #[test]
     fn a_process_that_cannot_be_a_target_is_the_whole_summary() {
-        for (uid, state, says) in [([1000, 0, 0, 0], 'S', "setuid"), ([0; 4], 'Z', "exited")] {
+        for (uid, state, probe) in [([1000, 0, 0, 0], 'S', "target_user"), ([0; 4], 'Z', "target")] {
             let mut s = complete();
             s.target = Some(target(uid, state));
-            let summary = judge(&s).summary;
-            assert!(
-                summary.starts_with("Nothing of process 7 (redis)") && summary.contains(says),
-                "{summary}"
-            );
+            let why = answer(&s, probe);
+            assert_eq!(why.state, Absent, "{why:?}");
+            let summary = format!("Nothing of process 7 (redis) can be diagnosed: {}.", why.detail);
+            assert_eq!(judge(&s).summary, summary);
         }
         let mut s = complete();
         s.target = Some(target([0; 4], 'S'));
@@ -1299,36 +912,60 @@ mod tests {
     }
 
     #[test]
+    fn unknown_rights_of_allocwall_do_not_make_a_target_hopeless() {
+        let mut s = complete();
+        s.target = Some(target([0; 4], 'S'));
+        s.rights = Err(Absence::new(Reason::Unparsable, "no status"));
+        assert_eq!(answer(&s, "target_user").state, Partial);
+        for name in ["capabilities", "seccomp", "yama"] {
+            assert_eq!(answer(&s, name).state, Absent, "{name}");
+        }
+        assert!(judge(&s).summary.starts_with("Everything"), "{}", judge(&s).summary);
+    }
+
+    #[test]
     fn another_users_process_needs_a_capability_not_a_sysctl() {
         let mut s = unprivileged(complete());
         let mut other = target([5; 4], 'S');
-        (other.samples, other.kernel_samples) = (refused(libc_errno::EACCES), refused(libc_errno::EACCES));
+        (other.samples, other.kernel_samples) = (refused(libc::EACCES), refused(libc::EACCES));
         s.target = Some(other);
-        let report = judge(&s);
-        let samples = check(&report, "target_samples");
-        assert_eq!(samples.blocker.as_deref(), Some("another user's process"));
-        assert!(!samples.mend.as_deref().unwrap().contains("sysctl"));
-        assert!(report.summary.starts_with("CPU time of process 7"), "{}", report.summary);
+        for name in ["target_samples", "kernel_stacks"] {
+            let samples = answer(&s, name);
+            assert_eq!(samples.cause, Some(Cause::OthersProcess), "{name}");
+            assert_eq!(ways(&samples), ["run allocwall as root", SETCAP], "{name}");
+        }
+        let summary = judge(&s).summary;
+        assert!(summary.starts_with("CPU time of process 7"), "{summary}");
+    }
+
+    #[test]
+    fn an_undumpable_process_of_the_same_user_is_told_from_a_security_policy() {
+        let mut s = unprivileged(complete());
+        for (dumpable, cause) in [(true, Cause::SecurityPolicy), (false, Cause::NotDumpable)] {
+            let samples = refused(libc::EACCES);
+            s.target = Some(TargetView { samples, dumpable: Some(dumpable), ..target([1000; 4], 'S') });
+            assert_eq!(answer(&s, "target_samples").cause, Some(cause));
+        }
     }
 
     #[test]
     fn a_host_that_takes_memory_back_is_reported() {
         let mut s = complete();
-        assert_eq!(check(&judge(&s), "host_memory").state, State::Available);
+        assert_eq!(answer(&s, "host_memory").state, Available);
         (s.facts.free_page_reporting, s.balloon) = (Ok(true), true);
-        assert_eq!(check(&judge(&s), "host_memory").state, State::Absent);
+        assert_eq!(answer(&s, "host_memory").state, Absent);
         s.facts.free_page_reporting = Ok(false);
-        assert_eq!(check(&judge(&s), "host_memory").state, State::Partial);
+        assert_eq!(answer(&s, "host_memory").state, Partial);
     }
 
     #[test]
-    fn names_are_unique_except_allocators() {
-        let report = judge(&complete());
-        let mut names: Vec<_> =
-            report.checks.iter().map(|check| check.name).filter(|name| *name != "allocators").collect();
+    fn names_are_unique_and_groups_are_whole() {
+        let mut names: Vec<_> = PROBES.iter().map(|probe| probe.name).collect();
         names.sort_unstable();
-        let all = names.len();
         names.dedup();
-        assert_eq!(names.len(), all);
+        assert_eq!(names.len(), PROBES.len());
+        let mut groups: Vec<_> = PROBES.iter().map(|probe| probe.group).collect();
+        groups.dedup();
+        assert!((1..groups.len()).all(|n| !groups[..n].contains(&groups[n])), "{groups:?}");
     }
 }

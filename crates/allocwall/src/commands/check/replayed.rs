@@ -1,6 +1,6 @@
 //! Tests `check` on file trees of other machines.
 
-use super::judge::{self, Report, State};
+use super::judge::{self, Check, Report, State};
 use super::surroundings::{self, Kernel};
 use super::{as_json, as_text};
 use allocwall_host::facts::Machine;
@@ -32,18 +32,22 @@ fn checked(tree: &Tree, kernel: Kernel, pid: Option<i32>) -> Result<Report> {
         assert!(!text.contains(figure), "{figure}: {text}");
     }
     let document: serde_json::Value = serde_json::from_str(&as_json(&report, pid)).unwrap();
-    let checks = document["checks"].as_array().unwrap();
-    assert!(checks.len() > 10);
-    for check in checks {
-        let detail = check["detail"].as_str().unwrap();
-        assert!(!detail.is_empty() && !detail.contains('\n'), "{check}");
+    assert_eq!(document["checks"].as_array().unwrap().len(), report.checks.len());
+    assert!(report.checks.len() > 10);
+    for Check { probe, answer } in &report.checks {
+        let line = |text: &str| !text.is_empty() && !text.contains('\n');
+        assert!(line(&answer.detail), "{}: {answer:?}", probe.name);
+        assert!(answer.mend.iter().all(|mend| line(&mend.how)), "{}: {answer:?}", probe.name);
+        // The summary names the cause of what a diagnosis lacks.
+        let lacks = probe.group.is_needed() && answer.state == State::Absent;
+        assert!(answer.cause.is_some() || !lacks, "{}: {answer:?}", probe.name);
     }
     Ok(report)
 }
 
 fn state(report: &Report, name: &str) -> State {
-    let found = report.checks.iter().find(|check| check.name == name);
-    found.unwrap_or_else(|| panic!("no check {name}")).state
+    let found = report.checks.iter().find(|check| check.probe.name == name);
+    found.unwrap_or_else(|| panic!("no check {name}")).answer.state
 }
 
 #[test]

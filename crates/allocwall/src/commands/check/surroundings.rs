@@ -26,8 +26,8 @@ pub struct Surroundings {
     /// Another user's process and the result of a try on it; None if no such process is visible.
     pub stranger: Option<(i32, Tried)>,
     pub kernel_symbols: Measured<bool>,
-    pub event: Measured<u64>,
-    pub tracepoint: Option<Tried>,
+    /// Opening the event of context switches; absent if its number cannot be read.
+    pub tracepoint: Measured<Tried>,
     /// Reading the memory of another process of the same user; None if there is no such process.
     pub memory: Option<Tried>,
     pub kernel_stack: Measured<()>,
@@ -107,8 +107,7 @@ pub fn gather(machine: &Machine, kernel: Kernel, target: Option<i32>) -> Result<
             .first()
             .map(|&pid| (pid, (kernel.cpu_clock)(Whom::Process(pid), false))),
         kernel_symbols: proc.kernel_symbols_visible(),
-        tracepoint: event.as_ref().ok().map(|&id| (kernel.tracepoint)(id, whom)),
-        event,
+        tracepoint: event.map(|id| (kernel.tracepoint)(id, whom)),
         memory: match &target {
             Some(target) => Some((kernel.read_memory)(target.pid)),
             None => read_any_memory(kernel, &processes_where(proc, own, |uid| uid == euid)),
