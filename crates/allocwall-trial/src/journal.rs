@@ -7,6 +7,7 @@ use allocwall_model::error::{Error, Result};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -25,8 +26,9 @@ pub struct Head {
     pub tool_version: String,
     pub started_unix_ms: u64,
     pub command: Vec<String>,
-    /// The options of the trial without its command, as the user typed them. A continued trial uses these.
-    pub options: Vec<String>,
+    /// The options of `allocwall trial`, which checks them when it continues the trial. Null in files of other commands.
+    #[serde(default)]
+    pub options: Value,
     pub design: Design,
     /// Name and requests per second of each built-in load. They are found before the first block and are the same for all blocks.
     #[serde(default)]
@@ -281,7 +283,7 @@ mod tests {
             tool_version: "0".into(),
             started_unix_ms: 1,
             command: vec!["true".into()],
-            options: vec![],
+            options: serde_json::json!({ "with": ["jemalloc"], "blocks": 6 }),
             design: Design {
                 arms: vec![arm("baseline", true), arm("baseline′", true), arm("jemalloc", false)],
                 metrics: vec![Metric {

@@ -10,6 +10,7 @@ use allocwall_host::clock;
 use allocwall_host::facts::Machine;
 use allocwall_model::error::Result;
 use allocwall_model::units::Interval;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -45,13 +46,13 @@ pub fn arms<'a>(
 }
 
 /// The head of a new journal, begun now on this machine. `first`: the runs that are not counted, one per arm.
-pub fn head(command: Vec<String>, options: Vec<String>, design: Design, first: &[Ran]) -> Head {
+pub fn head(command: Vec<String>, design: Design, first: &[Ran]) -> Head {
     Head {
         version: journal::VERSION,
         tool_version: env!("CARGO_PKG_VERSION").into(),
         started_unix_ms: clock::unix_ms(),
         command,
-        options,
+        options: Value::Null,
         design,
         rates: vec![],
         proof: first.iter().map(|run| run.proof.clone()).enumerate().collect(),

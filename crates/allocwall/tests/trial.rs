@@ -1078,6 +1078,34 @@ fn a_continued_trial_keeps_its_gate() {
 }
 
 #[test]
+fn saved_options_are_checked_like_those_of_the_command_line() {
+    let place = Place::new();
+    let file = place.at("t");
+    place.quick(&["-w", "env:A=1", "--blocks", "2", "--timeout", "9s", "-o", &file, "--", "true"]);
+    // Keep only the first block.
+    let text = fs::read_to_string(&file).unwrap();
+    let kept: String = text.split_inclusive('\n').take(2).collect();
+    for (saved, hostile) in [
+        ("\"timeout\":\"9s\"", "\"timeout\":\"0s\""),
+        ("\"blocks\":2", "\"blocks\":501"),
+        ("\"header\":[]", "\"header\":[\"no colon\"]"),
+        ("\"seed\":null", "\"speed\":null"),
+    ] {
+        let text = kept.replacen(saved, hostile, 1);
+        assert_ne!(text, kept);
+        fs::write(&file, text).unwrap();
+        let words = "saved options are not valid";
+        assert_refused(&place.trial(&["--continue", &file]), 1, &["can't be continued", words], &[]);
+        let report = Command::new(BINARY).args(["report", &file]).stdin(Stdio::null()).output();
+        assert_refused(&report.unwrap(), 1, &[&file, words], &[]);
+    }
+    // The twin: the options as they were saved.
+    fs::write(&file, &kept).unwrap();
+    let output = place.trial(&["--continue", &file]);
+    assert_eq!(lines(&file, "block").len(), 2, "{}", talk(&output));
+}
+
+#[test]
 fn a_command_that_is_not_utf8_cannot_be_continued() {
     use std::os::unix::ffi::OsStrExt;
     let place = Place::new();

@@ -1,10 +1,12 @@
 //! `allocwall trial`: remedies on the user's own command, interleaved, with an interval and an outcome each.
 
+pub mod options;
+
 use crate::commands::read;
-use crate::commands::report::Judged;
+use crate::commands::report::Diagnosis;
 use crate::commands::shared::arms;
 use crate::commands::shared::ground::Ground;
-use crate::commands::shared::options::{how, parse_time};
+use crate::commands::shared::options::{Header, Percent, Time};
 use crate::commands::shared::progress::Progress;
 use crate::commands::shared::signals::{USAGE, catch_signals};
 use crate::commands::shared::state::new_state_file;
@@ -14,7 +16,7 @@ use allocwall_diagnose::remedies::quoted;
 use allocwall_host::launch::Talk;
 use allocwall_host::program;
 use allocwall_measure::calibrate;
-use allocwall_measure::record::{self, Ask};
+use allocwall_measure::record::{self, Target};
 use allocwall_model::catalogue::modules;
 use allocwall_model::error::Error;
 use allocwall_report::{trial_csv, trial_json, trial_text};
@@ -36,8 +38,7 @@ use allocwall_trial::server::{self, Load, Read, Server};
 use allocwall_trial::session;
 use allocwall_trial::{BASELINES, Design, Metric, Settings, TrialResult, plan, predict};
 use anyhow::{Context, anyhow, bail};
-use clap::parser::ValueSource;
-use clap::{ArgMatches, Parser};
+use options::{Of, Options, Spacing};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -46,95 +47,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const SUFFIX: &str = ".trial";
-/// Options that have no effect in some kinds of trials: clap id, and the kinds of trials that use the option.
-const HEEDED: &[(&str, &[Of])] = &[
-    ("metric", &[Of::Batch, Of::LoadCommand]),
-    ("ready", &[Of::Load, Of::LoadCommand]),
-    ("ready_timeout", &[Of::Load, Of::LoadCommand]),
-    ("method", &[Of::Load]),
-    ("header", &[Of::Load]),
-    ("body", &[Of::Load]),
-    ("at", &[Of::Load]),
-    ("rate", &[Of::Load]),
-    ("arrivals", &[Of::Load]),
-    ("load_time", &[Of::Load, Of::LoadCommand]),
-    ("connections", &[Of::Load]),
-    ("rest", &[Of::Load, Of::LoadCommand]),
-    ("timeout", &[Of::Batch, Of::LoadCommand]),
-    ("exit_ok", &[Of::Batch]),
-];
-/// Options that define a trial. They cannot change when it is continued.
-const AS_BEGUN: [&str; 21] = [
-    "with",
-    "command",
-    "effect",
-    "metric",
-    "ready",
-    "ready_timeout",
-    "load",
-    "method",
-    "header",
-    "body",
-    "load_cmd",
-    "at",
-    "rate",
-    "arrivals",
-    "load_time",
-    "connections",
-    "rest",
-    "timeout",
-    "exit_ok",
-    "seed",
-    "no_predict",
-];
 
-/// The kind of a trial.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Of {
-    Batch,
-    Load,
-    LoadCommand,
-}
-
-impl Of {
-    fn title(self) -> &'static str {
-        match self {
-            Of::Batch => "a command that runs to its end",
-            Of::Load => "a server under --load",
-            Of::LoadCommand => "a server under --load-cmd",
-        }
-    }
-}
-
-/// The options that the user typed, without those that have their default value. An argument group without arguments
-/// of its own that reads all other matches.
-#[derive(Default)]
-struct Given(Vec<String>);
-
-impl clap::FromArgMatches for Given {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Given, clap::Error> {
-        let typed = |id: &&str| matches.value_source(id) == Some(ValueSource::CommandLine);
-        let ids = matches.ids().map(|id| id.as_str()).filter(typed);
-        Ok(Given(ids.map(str::to_owned).collect()))
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        *self = Given::from_arg_matches(matches)?;
-        Ok(())
-    }
-}
-
-impl clap::Args for Given {
-    fn augment_args(command: clap::Command) -> clap::Command {
-        command
-    }
-
-    fn augment_args_for_update(command: clap::Command) -> clap::Command {
-        command
-    }
-}
-
-#[derive(clap::Args)]
+#[derive(Default, clap::Args)]
 #[command(
     override_usage = "allocwall trial [OPTIONS] --with NAME[+NAME…] [--with …] -- CMD…\n       allocwall trial [OPTIONS] --continue FILE",
     after_help = "A block runs every arm once and the baseline (the command without a remedy) twice, in random order. Each \
@@ -143,110 +57,16 @@ impl clap::Args for Given {
                   2 usage error."
 )]
 pub struct Args {
-    // Must be first: clap removes the matches of each field before it fills the next one.
     #[command(flatten)]
-    given: Given,
-
-    /// An arm: one remedy, or several joined by + (jemalloc+thp); `none` compares the command with itself
-    #[arg(short, long, value_name = "NAME")]
-    pub with: Vec<String>,
-
-    /// Number of blocks [default: 12, or more if the number of arms needs more]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=500), conflicts_with = "budget")]
-    blocks: Option<u64>,
-
-    /// Run as many blocks as fit into this time, not counting the time before the first block: 5m, 90s
-    #[arg(long, value_name = "TIME", value_parser = parse_time)]
-    budget: Option<Duration>,
-
-    /// Smallest change to detect; the number of blocks is planned from the first few blocks, and printed
-    #[arg(long, value_name = "PERCENT", value_parser = parse_percent, conflicts_with = "blocks")]
-    effect: Option<f64>,
-
-    /// A metric read from the command's output: NAME:lower=REGEX or NAME:higher=$.json.path
-    #[arg(long, value_name = "SPEC")]
-    metric: Vec<String>,
-
-    /// The server is ready when this address answers: http://127.0.0.1:PORT/path or tcp:127.0.0.1:PORT
-    #[arg(long, value_name = "WHERE")]
-    ready: Option<String>,
-
-    /// Longest time to wait until the server is ready
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_time)]
-    ready_timeout: Duration,
-
-    /// Load the server with requests for this URL; each is sent when it is due, even if earlier ones are not answered
-    #[arg(long, value_name = "URL", conflicts_with = "load_cmd")]
-    load: Option<String>,
-
-    /// HTTP method of the requests [default: GET, or POST with --body]
-    #[arg(long, value_name = "METHOD")]
-    method: Option<String>,
-
-    /// HTTP header of the requests: 'Content-Type: application/json'; may be repeated
-    #[arg(long, value_name = "NAME: VALUE", value_parser = parse_header)]
-    header: Vec<(String, String)>,
-
-    /// File with the body of the requests; without --method, they are POST requests
-    #[arg(long, value_name = "FILE")]
-    body: Option<PathBuf>,
-
-    /// Load the server with this command (wrk, wrk2, oha, hey, ab, redis-benchmark, memtier_benchmark, pgbench,
-    /// sysbench; other programs need --metric)
-    #[arg(long, value_name = "CMD", requires = "ready")]
-    load_cmd: Option<String>,
-
-    /// Request rates, as shares of the baseline's capacity
-    #[arg(long, value_name = "PERCENT[,…]", default_value = "70%", value_delimiter = ',', value_parser = parse_percent, conflicts_with = "rate")]
-    at: Vec<f64>,
-
-    /// Requests per second, instead of a share of the capacity
-    #[arg(long, value_name = "N")]
-    rate: Option<f64>,
-
-    /// Distribution of the times at which requests are due
-    #[arg(long, value_enum, default_value_t = Spacing::Poisson)]
-    arrivals: Spacing,
-
-    /// Length of the load in each run, after 2 s of warm-up; with --load-cmd: length of the preliminary diagnosis
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_time)]
-    load_time: Duration,
-
-    /// Largest number of connections, both for the load and for measuring the capacity
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=10_000))]
-    connections: u64,
-
-    /// How long after the load to measure the server's memory
-    #[arg(long, value_name = "TIME[,…]", default_value = "1s", value_delimiter = ',', value_parser = parse_time)]
-    rest: Vec<Duration>,
-
-    /// A run of the command or of --load-cmd that takes longer is ended and counts as failed
-    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
-    timeout: Duration,
-
-    /// Exit statuses that count as success, besides 0
-    #[arg(long, value_name = "CODE[,…]", value_delimiter = ',')]
-    exit_ok: Vec<i32>,
-
-    /// Random seed for the order of arms; the same seed gives the same order
-    #[arg(long, value_name = "N")]
-    seed: Option<u64>,
-
-    /// Skip the preliminary diagnosis; no predictions are shown
-    #[arg(long)]
-    no_predict: bool,
+    options: Options,
 
     /// Save the trial to this file after each block [default: a file in the state directory]
     #[arg(short, long, value_name = "FILE", conflicts_with = "resume")]
     output: Option<PathBuf>,
 
     /// Continue an interrupted trial with its own options; with --blocks N, where N blocks are done, only report it
-    #[arg(long = "continue", value_name = "FILE", conflicts_with_all = AS_BEGUN)]
+    #[arg(long = "continue", value_name = "FILE")]
     resume: Option<PathBuf>,
-
-    /// Exit with status 1 if a metric of any arm got worse by more than this: 'wall_s>+5%', 'throughput<-3%'
-    #[arg(long, value_name = "GATE")]
-    fail_on: Vec<String>,
 
     /// Print the versioned JSON document (docs/json.md) instead of text
     #[arg(long, conflicts_with = "csv")]
@@ -257,104 +77,33 @@ pub struct Args {
     csv: bool,
 
     /// The command; each run starts it as a new process with empty standard input
-    #[arg(last = true, value_name = "CMD")]
-    pub command: Vec<OsString>,
-
-    /// The options, if another subcommand made them instead of the user.
-    #[arg(skip)]
-    pub made_of: Vec<String>,
+    #[arg(last = true, value_name = "CMD", conflicts_with = "resume")]
+    command: Vec<OsString>,
 }
 
 impl Args {
     /// A trial of these remedies on a command that runs to its end, with defaults for all other options.
     pub fn of(with: &[&str], command: &[OsString]) -> Args {
-        let options: Vec<String> =
-            with.iter().flat_map(|name| ["--with".to_owned(), (*name).to_owned()]).collect();
-        let words = ["trial".to_owned()].into_iter().chain(options.iter().cloned());
-        let Again { args } = Again::parse_from(words);
-        Args { command: command.to_vec(), made_of: options, ..args }
+        let with = with.iter().map(|name| (*name).to_owned()).collect();
+        let options = Options { with, ..Options::default() };
+        Args { options, command: command.to_vec(), ..Args::default() }
     }
-
-    fn of_what(&self) -> Of {
-        match (&self.load, &self.load_cmd) {
-            (Some(_), _) => Of::Load,
-            (None, Some(_)) => Of::LoadCommand,
-            (None, None) => Of::Batch,
-        }
-    }
-
-    /// An error message for the first typed option that has no effect in this kind of trial.
-    fn unheeded(&self) -> Option<String> {
-        let of = self.of_what();
-        let idle =
-            |(option, by): &&(&str, &[Of])| !by.contains(&of) && self.given.0.iter().any(|id| id == option);
-        let (option, by) = HEEDED.iter().find(idle)?;
-        let by: Vec<&str> = by.iter().map(|of| of.title()).collect();
-        Some(format!(
-            "--{} has no effect on {}: it is for {}",
-            option.replace('_', "-"),
-            of.title(),
-            by.join(" or ")
-        ))
-    }
-
-    /// The options as the user typed them.
-    fn options(&self) -> Vec<String> {
-        if self.made_of.is_empty() { typed() } else { self.made_of.clone() }
-    }
-}
-
-/// The typed words between `trial` and `--`; a trial is continued with them.
-fn typed() -> Vec<String> {
-    let words = std::env::args_os().map(|w| w.to_string_lossy().into_owned());
-    let words = words.skip_while(|w| w != "trial").skip(1);
-    words.take_while(|w| w != "--").collect()
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-enum Spacing {
-    #[default]
-    Poisson,
-    Constant,
-}
-
-/// Parses the saved options of a trial that is continued.
-#[derive(Parser)]
-struct Again {
-    #[command(flatten)]
-    args: Args,
-}
-
-fn parse_header(text: &str) -> Result<(String, String), String> {
-    match text.split_once(':') {
-        Some((name, value)) => Ok((name.trim().to_owned(), value.trim().to_owned())),
-        None => Err("a header is NAME: VALUE".into()),
-    }
-}
-
-fn parse_percent(text: &str) -> Result<f64, String> {
-    let number: f64 =
-        text.trim_end_matches('%').trim().parse().map_err(|_| "expected a percentage: 2%".to_owned())?;
-    if number > 0.0 && number <= 1000.0 {
-        return Ok(number / 100.0);
-    }
-    Err("a percentage must be above 0 % and at most 1000 %".into())
 }
 
 pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
-    if let Some(line) = args.unheeded() {
+    if let Some(line) = args.options.unheeded() {
         printer.error(&anyhow!(line));
         return Ok(ExitCode::from(USAGE));
     }
     let mut earlier = args.resume.as_ref().map(|path| journal::read(path)).transpose()?;
     if let Some(earlier) = &mut earlier {
-        args = continued(&args, earlier)?;
+        args = continued(args, earlier)?;
     }
-    let gates = args.fail_on.iter().map(|g| Gate::parse(g)).collect::<Result<Vec<_>, Error>>()?;
+    let gates = args.options.fail_on.iter().map(|g| Gate::parse(g)).collect::<Result<Vec<_>, Error>>()?;
     if args.command.is_empty() {
         bail!("no command given: put it after --");
     }
-    if args.with.is_empty() {
+    if args.options.with.is_empty() {
         bail!(
             "nothing to try: use --with NAME (`allocwall list` shows the names), or --with none to compare the command with itself"
         );
@@ -369,7 +118,7 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         folder: ground.folder(),
         guard: &ground.guard,
         gates: &gates,
-        seed: match (&earlier, args.seed) {
+        seed: match (&earlier, args.options.seed) {
             (Some(earlier), _) => earlier.head.design.settings.seed,
             (None, Some(seed)) => seed,
             (None, None) => allocwall_host::clock::unix_ms(),
@@ -382,7 +131,7 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     printer.data(&match (args.json, args.csv) {
         (true, _) => trial_json::document(&outcome, &words),
         (_, true) => trial_csv::table(&outcome),
-        _ => trial_text::trial(&outcome, &words, &how(&args.options()), printer.style()),
+        _ => trial_text::trial(&outcome, &words, &args.options.how(), printer.style()),
     })?;
     printer.note(&format!("trial: {}", path.display()));
     let met = gates.iter().map(|gate| gate.stops(&outcome)).collect::<Result<Vec<_>, Error>>()?;
@@ -399,26 +148,23 @@ pub fn run(mut args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     Ok(if measured && met.is_empty() && !cut_off { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The earlier trial's options, with the new options that may change: length, gates and output.
-fn continued(now: &Args, earlier: &mut Journal) -> anyhow::Result<Args> {
-    let kept = earlier.head.options.iter().chain(&earlier.head.command);
-    if let Some(word) = kept.into_iter().find(|word| word.contains(char::REPLACEMENT_CHARACTER)) {
+/// The earlier trial's options and command, with the new options that may change: length, gates and output.
+fn continued(now: Args, earlier: &mut Journal) -> anyhow::Result<Args> {
+    let Head { options, command, design, .. } = &earlier.head;
+    let mut options =
+        Options::read(options).map_err(|error| anyhow!("the trial can't be continued: {error}"))?;
+    let body = options.body.iter().filter_map(|path| path.to_str());
+    let mut kept = command.iter().map(String::as_str).chain(body);
+    if let Some(word) = kept.find(|word| word.contains(char::REPLACEMENT_CHARACTER)) {
         bail!(
             "the trial can't be continued: {word} was not valid UTF-8, and the file stores options and command as text; \
              start another trial"
         );
     }
-    let words = ["trial".to_owned()]
-        .into_iter()
-        .chain(earlier.head.options.iter().cloned())
-        .chain(["--".to_owned()])
-        .chain(earlier.head.command.iter().cloned());
-    let Again { args: mut before } = Again::try_parse_from(words).map_err(|e| {
-        anyhow!("the trial can't be continued: its saved options are not valid: {}", e.kind())
-    })?;
-    earlier.planned |= before.budget.is_none() && before.effect.is_none();
-    let (done, planned) = (earlier.blocks.len(), earlier.head.design.settings.planned);
-    if let Some(blocks) = now.blocks.map(|blocks| blocks as usize)
+    earlier.planned |= options.budget.is_none() && options.effect.is_none();
+    let (done, planned) = (earlier.blocks.len(), design.settings.planned);
+    let Options { blocks, budget, fail_on, .. } = now.options;
+    if let Some(blocks) = blocks.map(|blocks| blocks as usize)
         && blocks != done
         && (blocks < done || (earlier.planned && blocks != planned))
     {
@@ -428,17 +174,14 @@ fn continued(now: &Args, earlier: &mut Journal) -> anyhow::Result<Args> {
              blocks, start another trial"
         );
     }
-    if now.blocks.is_some() || now.budget.is_some() {
-        (before.blocks, before.budget) = (now.blocks, now.budget);
+    if blocks.is_some() || budget.is_some() {
+        (options.blocks, options.budget) = (blocks, budget);
     }
-    if !now.fail_on.is_empty() {
-        before.fail_on = now.fail_on.clone();
+    if !fail_on.is_empty() {
+        options.fail_on = fail_on;
     }
-    before.made_of = earlier.head.options.clone();
-    before.resume = now.resume.clone();
-    before.json = now.json;
-    before.csv = now.csv;
-    Ok(before)
+    let command = command.iter().map(OsString::from).collect();
+    Ok(Args { options, command, ..now })
 }
 
 struct Trial<'a> {
@@ -576,7 +319,7 @@ impl Trial<'_> {
     /// All blocks are done, or --blocks names the number of blocks that are done.
     fn only_reported(&self, earlier: &Journal) -> bool {
         let done = earlier.blocks.len();
-        let asked = self.args.blocks == Some(done as u64);
+        let asked = self.args.options.blocks == Some(done as u64);
         done > 0 && (asked || conduct::over(earlier).is_some())
     }
 
@@ -624,7 +367,7 @@ impl Trial<'_> {
     fn arms(&self) -> anyhow::Result<Vec<Arm>> {
         let untreated = |name: &str| Arm::parse("none").map(|arm| Arm { name: name.to_owned(), ..arm });
         let mut arms = vec![untreated("A")?, untreated("A′")?];
-        for text in &self.args.with {
+        for text in &self.args.options.with {
             let arm = Arm::parse(text)?;
             if arm.parts.iter().all(|part| part.remedy.key == "none") {
                 continue;
@@ -639,10 +382,10 @@ impl Trial<'_> {
 
     /// Also returns the request rates of --load; a continued trial keeps its earlier rates.
     fn prepared(&self, arms: &[Arm], earlier: Option<&[Rate]>) -> anyhow::Result<(Kind<'_>, Vec<Rate>)> {
-        let args = self.args;
-        let facts = TargetFacts::of(&args.command, &arms::environment())?;
+        let Args { options, command, .. } = self.args;
+        let facts = TargetFacts::of(command, &arms::environment())?;
         let inventory = arms::inventory(self.printer);
-        let base = Start::new(args.command.clone(), args.timeout);
+        let base = Start::new(command.clone(), options.timeout());
         let mut prepared = Vec::new();
         for arm in arms {
             let applied = arm.resolve(&inventory, &facts)?;
@@ -652,25 +395,25 @@ impl Trial<'_> {
             prepared.push(Prepared::of(&base, &applied));
         }
         let prepared = session::equalised(prepared);
-        let figures = args.metric.iter().map(|m| Figure::parse(m)).collect::<Result<Vec<_>, Error>>()?;
-        if args.of_what() == Of::Batch {
+        let figures = options.metric.iter().map(|m| Figure::parse(m)).collect::<Result<Vec<_>, Error>>()?;
+        if options.of_what() == Of::Batch {
             let batch = Kind::Batch(Batch {
                 arms: prepared,
                 keeper_exe: self.keeper.to_owned(),
                 figures,
                 tlb_misses: false,
-                fine: args.exit_ok.clone(),
+                fine: options.exit_ok.clone(),
                 interrupted: self.interrupted,
             });
             return Ok((batch, vec![]));
         }
-        let ready = match (&args.ready, &args.load) {
+        let ready = match (&options.ready, &options.load) {
             (Some(ready), _) => Ready::parse(ready, false)?,
             // A TCP connection is enough here; the first load shows whether the requests succeed.
             (None, Some(url)) => Ready::Tcp(self.request(url)?.address),
             (None, None) => bail!("unknown when the server is ready: use --ready tcp:127.0.0.1:PORT"),
         };
-        let load = match (&args.load, &args.load_cmd) {
+        let load = match (&options.load, &options.load_cmd) {
             (Some(url), _) => Load::Inside { request: self.request(url)?, plans: vec![] },
             (None, Some(line)) => {
                 let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
@@ -679,7 +422,7 @@ impl Trial<'_> {
                 } else {
                     Read::Figures(figures)
                 };
-                Load::Command { line: line.clone(), read, limit: args.timeout }
+                Load::Command { line: line.clone(), read, limit: options.timeout() }
             }
             (None, None) => bail!("no load given: use --load URL or --load-cmd CMD"),
         };
@@ -687,24 +430,24 @@ impl Trial<'_> {
             arms: prepared,
             keeper_exe: self.keeper.to_owned(),
             ready,
-            patience: args.ready_timeout,
+            patience: options.ready_timeout(),
             load,
-            rest: args.rest.clone(),
+            rest: options.rest(),
             interrupted: self.interrupted,
         };
         let mut rates = vec![];
-        if args.load.is_some() {
+        if options.load.is_some() {
             rates = match earlier {
                 Some(earlier) if !earlier.is_empty() => earlier.to_vec(),
                 _ => self.rates(&server)?,
             };
             let like = Plan {
-                arrivals: match args.arrivals {
+                arrivals: match options.arrivals.unwrap_or_default() {
                     Spacing::Poisson => Arrivals::Poisson { seed: self.seed },
                     Spacing::Constant => Arrivals::Constant,
                 },
-                window: args.load_time,
-                connections: args.connections as usize,
+                window: options.load_time(),
+                connections: options.connections(),
                 ..Plan::new(1.0, 0)
             };
             if let Load::Inside { plans, .. } = &mut server.load {
@@ -715,32 +458,34 @@ impl Trial<'_> {
     }
 
     fn request(&self, url: &str) -> anyhow::Result<Request> {
-        let args = self.args;
-        let body = match &args.body {
+        let options = &self.args.options;
+        let body = match &options.body {
             Some(path) => std::fs::read(path).with_context(|| path.display().to_string())?,
             None => vec![],
         };
-        let method = match (&args.method, &args.body) {
+        let method = match (&options.method, &options.body) {
             (Some(method), _) => method,
             (None, Some(_)) => "POST",
             (None, None) => "GET",
         };
-        Ok(Request::new(&HttpAsk { method, headers: &args.header, body: &body, ..HttpAsk::get(url) })?)
+        let headers = options.header.iter().map(|Header(name, value)| (name.clone(), value.clone()));
+        let headers: Vec<(String, String)> = headers.collect();
+        Ok(Request::new(&HttpAsk { method, headers: &headers, body: &body, ..HttpAsk::get(url) })?)
     }
 
     fn rates(&self, server: &Server) -> anyhow::Result<Vec<Rate>> {
-        if let Some(rate) = self.args.rate {
+        if let Some(rate) = self.args.options.rate {
             return Ok(vec![(format!("{rate}/s"), rate)]);
         }
         self.printer.note("measuring the capacity of the baseline");
-        let most = self.args.connections;
-        let capacity = server.capacity(0, most as usize)?;
+        let most = self.args.options.connections();
+        let capacity = server.capacity(0, most)?;
         if capacity.still_rising {
             self.printer.note(&format!(
                 "the capacity may be higher: throughput still rose at {most} connections; use --connections to allow more"
             ));
         }
-        let shares = &self.args.at;
+        let shares = self.args.options.shares();
         let rates: Vec<Rate> = shares
             .iter()
             .map(|share| (format!("{:.0}%", share * 100.0), capacity.per_second * share))
@@ -813,14 +558,14 @@ impl Trial<'_> {
         let design = Design {
             settings: Settings {
                 seed: self.seed,
-                effect: self.args.effect.unwrap_or(plan::DEFAULT_EFFECT),
+                effect: self.args.options.effect.map_or(plan::DEFAULT_EFFECT, Percent::share),
                 planned,
                 looks: plan::looks(planned, infos.len(), family),
             },
             arms: infos,
             metrics,
         };
-        Head { rates, ..session::head(command, self.args.options(), design, first) }
+        Head { options: self.args.options.saved(), rates, ..session::head(command, design, first) }
     }
 
     fn origin(&self) -> Origin {
@@ -871,14 +616,14 @@ impl Trial<'_> {
     /// For each arm: the changes that a diagnosis of the baseline predicts.
     fn predicted(&self, kind: &Kind, arms: &[Arm], metrics: &[Metric]) -> Vec<Predicted> {
         let nothing = || vec![Predicted::new(); arms.len()];
-        if self.args.no_predict || arms.len() == BASELINES {
+        if self.args.options.no_predict || arms.len() == BASELINES {
             return nothing();
         }
         self.printer.progress_line("diagnosing the baseline");
-        let window = self.args.load_time.clamp(record::SHORTEST_WINDOW, record::DEFAULT_WINDOW);
+        let window = self.args.options.load_time().clamp(record::SHORTEST_WINDOW, record::DEFAULT_WINDOW);
         let judged = match kind {
             Kind::Batch(batch) => self.diagnosed(
-                Ask::Launch {
+                Target::Launch {
                     command: batch.arms[0].start.command.clone(),
                     env: vec![self.guard.mark()],
                     keep: false,
@@ -888,7 +633,7 @@ impl Trial<'_> {
                 self.interrupted,
             ),
             Kind::Server(server) => server
-                .under_observation(0, |pid, over| self.diagnosed(Ask::Pids(vec![pid]), window, over))
+                .under_observation(0, |pid, over| self.diagnosed(Target::Pids(vec![pid]), window, over))
                 .map_err(Into::into)
                 .and_then(|judged| judged),
         };
@@ -912,9 +657,9 @@ impl Trial<'_> {
     }
 
     /// `over` closes the window early.
-    fn diagnosed(&self, ask: Ask, window: Duration, over: &AtomicBool) -> anyhow::Result<Judged> {
+    fn diagnosed(&self, target: Target, window: Duration, over: &AtomicBool) -> anyhow::Result<Diagnosis> {
         let recorded = record::record(record::Request {
-            ask,
+            target,
             window,
             rate_hz: None,
             // This run is not counted.
@@ -925,17 +670,17 @@ impl Trial<'_> {
             interrupted: over,
             progress: &mut |_| {},
         })?;
-        Ok(Judged::of(recorded.recording, None))
+        Ok(Diagnosis::of(recorded.recording, None))
     }
 
     fn length(&self) -> Length {
-        let args = self.args;
-        match (args.blocks, args.budget, args.effect) {
+        let options = &self.args.options;
+        match (options.blocks, options.budget.map(|Time(budget)| budget), options.effect) {
             (Some(count), ..) => Length::Blocks(count as usize),
             (None, budget, Some(_)) => Length::Effect(budget),
             (None, Some(budget), None) => Length::Budget(budget),
             (None, None, None) => {
-                let arms = args.with.iter().filter(|w| *w != "none").count() + BASELINES;
+                let arms = options.with.iter().filter(|w| *w != "none").count() + BASELINES;
                 Length::Blocks(plan::default_blocks(arms, arms.saturating_sub(BASELINES).max(1)))
             }
         }
@@ -956,72 +701,3 @@ impl Trial<'_> {
 /// A load's name, and its requests per second.
 type Rate = (String, f64);
 type Predicted = BTreeMap<String, allocwall_model::units::Interval>;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    /// Options that have an effect in every trial.
-    const ALL: &[&str] = &[
-        "with",
-        "blocks",
-        "budget",
-        "effect",
-        "load",
-        "load_cmd",
-        "seed",
-        "no_predict",
-        "output",
-        "resume",
-        "fail_on",
-        "json",
-        "csv",
-        "command",
-    ];
-    const READY: [&str; 2] = ["--ready", "tcp:127.0.0.1:1"];
-
-    fn parsed(words: &[&str]) -> Args {
-        let words = ["trial", "--with", "none"].iter().chain(words);
-        Again::try_parse_from(words).unwrap().args
-    }
-
-    #[test]
-    fn an_option_is_refused_where_it_does_nothing_and_only_there() {
-        let command = Again::command();
-        for argument in command.get_arguments() {
-            let id = argument.get_id().as_str();
-            let listed = HEEDED.iter().any(|(option, _)| *option == id);
-            assert!(listed != ALL.contains(&id), "{id} must be in exactly one of the two tables");
-        }
-        let kinds: [(Of, &[&str]); 3] = [
-            (Of::Batch, &[]),
-            (Of::Load, &["--load", "http://127.0.0.1:1/"]),
-            // It requires --ready.
-            (Of::LoadCommand, &["--load-cmd", "wrk"]),
-        ];
-        for (option, by) in HEEDED {
-            let value = match *option {
-                "metric" => "a:lower=(1)",
-                "ready" => READY[1],
-                "header" => "A: b",
-                "arrivals" => "constant",
-                _ => "3",
-            };
-            let name = format!("--{}", option.replace('_', "-"));
-            for (of, load) in kinds {
-                let ready = if of == Of::LoadCommand && *option != "ready" { &READY[..] } else { &[] };
-                let line = parsed(&[load, ready, &[&name, value]].concat()).unheeded();
-                assert_eq!(line.is_none(), by.contains(&of), "{name} {of:?}: {line:?}");
-                assert!(line.is_none_or(|line| line.starts_with(&format!("{name} has no effect on"))));
-            }
-        }
-    }
-
-    #[test]
-    fn default_values_are_not_refused() {
-        assert_eq!(parsed(&[]).unheeded(), None);
-        assert_eq!(parsed(&["--load", "http://127.0.0.1:1/"]).unheeded(), None);
-        assert_eq!(Args::of(&["none"], &[]).unheeded(), None);
-    }
-}

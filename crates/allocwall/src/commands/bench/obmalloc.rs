@@ -260,7 +260,7 @@ impl Bench<'_> {
         if self.stopped() {
             return Ok(None);
         }
-        let head = self.head(program, &batch, arms, &first);
+        let head = self.head(&batch, arms, &first);
         let path = match &self.args.output {
             Some(kept) => {
                 std::fs::create_dir_all(kept).with_context(|| kept.display().to_string())?;
@@ -332,7 +332,7 @@ impl Bench<'_> {
         Ok(ran)
     }
 
-    fn head(&self, program: &Program, batch: &Batch, arms: &[BenchArm], first: &[Ran]) -> Head {
+    fn head(&self, batch: &Batch, arms: &[BenchArm], first: &[Ran]) -> Head {
         let text = |word: &OsString| word.to_string_lossy().into_owned();
         let planned = self.blocks(arms.len());
         let design = Design {
@@ -345,11 +345,6 @@ impl Bench<'_> {
             arms: session::arms(arms.iter().map(|arm| arm.name.as_str()), vec![]),
             metrics: obmalloc::metrics(),
         };
-        session::head(
-            batch.arms[0].start.command.iter().map(text).collect(),
-            vec![format!("bench obmalloc {}", program.name)],
-            design,
-            first,
-        )
+        session::head(batch.arms[0].start.command.iter().map(text).collect(), design, first)
     }
 }

@@ -514,7 +514,7 @@ impl Bench<'_> {
             arms: session::arms(ways.iter().map(|way| way.name.as_str()), vec![]),
             metrics,
         };
-        let head = session::head(vec!["allocwall bench pipeline".into()], vec![], design, &first);
+        let head = session::head(vec!["allocwall bench pipeline".into()], design, &first);
         let mut runs = Runs { once, variants: ways.iter().map(|way| way.variant).collect(), told: vec![] };
         let mut progress = Progress::new(self.printer);
         let path = proofs.join("blocks.trial");
