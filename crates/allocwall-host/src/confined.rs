@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn the_cause_of_the_end_is_reported() {
-        for (script, told) in [
+        for (script, cause) in [
             ("exit 3", "it ended with status 3"),
             ("kill -ABRT $$", "it aborted, probably at its memory limit"),
             ("kill -XCPU $$", "it used up its CPU time"),
@@ -383,7 +383,7 @@ mod tests {
                 matches!(gone.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset),
                 "{gone}"
             );
-            assert_eq!(dead.end(), told, "{script}");
+            assert_eq!(dead.end(), cause, "{script}");
         }
     }
 

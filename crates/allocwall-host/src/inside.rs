@@ -17,14 +17,14 @@ use std::path::{Component, Path, PathBuf};
 
 /// What to do if the name itself is a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Link {
+pub enum Symlink {
     Follow,
     Refuse,
 }
 
 /// Opens a regular file by its name in the process's own mount namespace. `proc_root` is `/proc`, or a copy
 /// of it in a test.
-pub fn open(proc_root: &Path, pid: i32, name: &Path, link: Link) -> io::Result<(File, Metadata)> {
+pub fn open(proc_root: &Path, pid: i32, name: &Path, link: Symlink) -> io::Result<(File, Metadata)> {
     regular(&handle(proc_root, pid, name, link)?)
 }
 
@@ -32,7 +32,7 @@ pub fn open(proc_root: &Path, pid: i32, name: &Path, link: Link) -> io::Result<(
 pub fn read(proc_root: &Path, pid: i32, name: &Path, limit: u64) -> Measured<Vec<u8>> {
     let read = || -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        let (file, _) = open(proc_root, pid, name, Link::Follow)?;
+        let (file, _) = open(proc_root, pid, name, Symlink::Follow)?;
         file.take(limit).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
@@ -41,7 +41,7 @@ pub fn read(proc_root: &Path, pid: i32, name: &Path, limit: u64) -> Measured<Vec
 
 /// Device and inode of a name in the process's own mount namespace; links are followed.
 pub fn identity(proc_root: &Path, pid: i32, name: &Path) -> Option<((u32, u32), u64)> {
-    let facts = handle(proc_root, pid, name, Link::Follow).ok()?.metadata().ok()?;
+    let facts = handle(proc_root, pid, name, Symlink::Follow).ok()?.metadata().ok()?;
     Some((device(&facts), facts.ino()))
 }
 
@@ -72,15 +72,15 @@ fn regular(handle: &File) -> io::Result<(File, Metadata)> {
     Ok((file, facts))
 }
 
-fn handle(proc_root: &Path, pid: i32, name: &Path, link: Link) -> io::Result<File> {
+fn handle(proc_root: &Path, pid: i32, name: &Path, link: Symlink) -> io::Result<File> {
     let root = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_PATH | libc::O_DIRECTORY)
         .open(proc_root.join(format!("{pid}/root")))?;
     let name = name.strip_prefix("/").unwrap_or(name);
     let own = match link {
-        Link::Follow => OFlags::empty(),
-        Link::Refuse => OFlags::NOFOLLOW,
+        Symlink::Follow => OFlags::empty(),
+        Symlink::Refuse => OFlags::NOFOLLOW,
     };
     let scope = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     match rustix::fs::openat2(&root, name, OFlags::PATH | OFlags::CLOEXEC | own, Mode::empty(), scope) {
@@ -144,9 +144,9 @@ mod tests {
         symlink("../../outside", root.join("up")).unwrap();
         assert_eq!(text(&dir, "/up"), None);
         assert_eq!(text(&dir, "/../../outside"), None);
-        let refused = open(dir.path(), 7, Path::new("/absolute"), Link::Refuse);
+        let refused = open(dir.path(), 7, Path::new("/absolute"), Symlink::Refuse);
         assert!(refused.is_err());
-        let plain = open(dir.path(), 7, Path::new("/tmp/plain"), Link::Refuse);
+        let plain = open(dir.path(), 7, Path::new("/tmp/plain"), Symlink::Refuse);
         assert!(plain.is_ok());
     }
 
@@ -156,7 +156,7 @@ mod tests {
         let fifo = dir.path().join("7/root/tmp/fifo");
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
             .unwrap();
-        assert!(open(dir.path(), 7, Path::new("/tmp/fifo"), Link::Refuse).is_err());
+        assert!(open(dir.path(), 7, Path::new("/tmp/fifo"), Symlink::Refuse).is_err());
         assert!(open_ours(&fifo).is_err());
         assert!(open_ours(Path::new("/dev/null")).is_err());
         assert!(open_ours(&dir.path().join("outside")).is_ok());

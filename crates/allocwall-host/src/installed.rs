@@ -2,7 +2,7 @@
 //! it there.
 
 use crate::facts::Machine;
-use allocwall_model::catalogue::modules::AllocatorKind;
+use allocwall_model::catalogue::modules::{AllocatorKind, allocator_by_name};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -33,15 +33,10 @@ pub struct InstalledRuntime {
     pub version: Option<String>,
 }
 
-/// Prefixes of library names; the first match decides. Debug and profiling builds are left out on purpose,
-/// and so are allocators under another allocator's name: preloading those proves nothing.
-const ALLOCATOR_FILES: [(&str, AllocatorKind); 5] = [
-    ("libjemalloc.so", AllocatorKind::Jemalloc),
-    ("libtcmalloc.so", AllocatorKind::Tcmalloc),
-    ("libtcmalloc_minimal.so", AllocatorKind::Tcmalloc),
-    ("libmimalloc.so", AllocatorKind::Mimalloc),
-    ("libsnmallocshim.so", AllocatorKind::Snmalloc),
-];
+/// Names of libraries that are offered, without their versions. Debug and profiling builds are left out on
+/// purpose, and so are allocators under another allocator's name: preloading those proves nothing.
+const OFFERED: [&str; 5] =
+    ["libjemalloc.so", "libtcmalloc.so", "libtcmalloc_minimal.so", "libmimalloc.so", "libsnmallocshim.so"];
 
 /// Folders that distributions and `make install` use; the linker's cache may know more.
 const LIBRARY_FOLDERS: [&str; 9] = [
@@ -91,7 +86,7 @@ fn distinct_allocators(candidates: Vec<PathBuf>) -> Vec<InstalledAllocator> {
     let mut found: Vec<InstalledAllocator> = candidates
         .into_iter()
         .filter_map(|path| {
-            let kind = allocator_kind(path.file_name()?)?;
+            let kind = offered(path.file_name()?)?;
             let file = path.canonicalize().ok()?;
             let version = version_after_so(&file.file_name()?.to_string_lossy())
                 .or_else(|| version_after_so(&path.file_name()?.to_string_lossy()));
@@ -102,16 +97,14 @@ fn distinct_allocators(candidates: Vec<PathBuf>) -> Vec<InstalledAllocator> {
     found
 }
 
-fn allocator_kind(name: &OsStr) -> Option<AllocatorKind> {
+fn offered(name: &OsStr) -> Option<AllocatorKind> {
     let name = name.to_str()?;
-    ALLOCATOR_FILES.iter().find_map(|(start, kind)| {
-        let rest = name.strip_prefix(start)?;
-        (rest.is_empty() || rest.starts_with('.')).then_some(*kind)
-    })
+    let rest = OFFERED.iter().find_map(|start| name.strip_prefix(start))?;
+    allocator_by_name(name).filter(|_| rest.is_empty() || rest.starts_with('.'))
 }
 
 /// `libmimalloc.so.2.0` -> `2.0`.
-fn version_after_so(name: &str) -> Option<String> {
+pub fn version_after_so(name: &str) -> Option<String> {
     let (_, version) = name.split_once(".so.")?;
     (!version.is_empty() && version.chars().all(|c| c.is_ascii_digit() || c == '.'))
         .then(|| version.to_owned())
@@ -173,34 +166,40 @@ fn noted_version(name: &str, file: &Path) -> Option<String> {
     let home = file.parent()?.parent()?;
     let note = |path: &str| std::fs::read_to_string(home.join(path)).ok().filter(|text| text.len() < 1 << 16);
     match name {
-        // JAVA_VERSION="17.0.9"
         "java" => {
             let text = note("release").or_else(|| {
                 // JDK 8 has java in jre/bin below its home.
                 std::fs::read_to_string(home.parent()?.join("release")).ok()
             })?;
-            let line = text.lines().find_map(|line| line.strip_prefix("JAVA_VERSION="))?;
-            Some(line.trim_matches('"').to_owned())
+            release_version(&text)
         }
         // go1.22.1
         "go" => Some(note("VERSION")?.lines().next()?.trim().strip_prefix("go")?.to_owned()),
-        "node" => {
-            let text = note("include/node/node_version.h")?;
-            let part = |key: &str| {
-                text.lines().find_map(|line| {
-                    let mut words = line.split_whitespace();
-                    (words.next() == Some("#define") && words.next() == Some(key)).then(|| words.next())?
-                })
-            };
-            Some(format!(
-                "{}.{}.{}",
-                part("NODE_MAJOR_VERSION")?,
-                part("NODE_MINOR_VERSION")?,
-                part("NODE_PATCH_VERSION")?
-            ))
-        }
+        "node" => node_header_version(&note("include/node/node_version.h")?),
         _ => None,
     }
+}
+
+/// JAVA_HOME/release: `JAVA_VERSION="17.0.15"`.
+pub fn release_version(release: &str) -> Option<String> {
+    let value = release.lines().find_map(|line| line.strip_prefix("JAVA_VERSION="))?;
+    Some(value.trim().trim_matches('"').to_owned()).filter(|version| !version.is_empty())
+}
+
+/// `include/node/node_version.h` of an installation of Node.
+pub fn node_header_version(header: &str) -> Option<String> {
+    let number = |name: &str| {
+        header.lines().find_map(|line| {
+            let rest = line.strip_prefix("#define ")?.strip_prefix(name)?;
+            rest.trim().parse::<u32>().ok()
+        })
+    };
+    Some(format!(
+        "{}.{}.{}",
+        number("NODE_MAJOR_VERSION")?,
+        number("NODE_MINOR_VERSION")?,
+        number("NODE_PATCH_VERSION")?
+    ))
 }
 
 #[cfg(test)]
@@ -240,6 +239,19 @@ mod tests {
         } else {
             println!("skipped: the line is of another architecture");
         }
+    }
+
+    #[test]
+    fn versions_in_small_files_and_their_near_twins() {
+        assert_eq!(release_version("A=1\nJAVA_VERSION=\"17.0.15\"\n"), Some("17.0.15".into()));
+        assert_eq!(release_version("JAVA_VERSION_DATE=\"2025\"\n"), None);
+        assert_eq!(
+            node_header_version(
+                "#define NODE_MAJOR_VERSION 22\n#define NODE_MINOR_VERSION 1\n#define NODE_PATCH_VERSION 0\n"
+            ),
+            Some("22.1.0".into())
+        );
+        assert_eq!(node_header_version("#define NODE_MAJOR_VERSION x\n"), None);
     }
 
     #[test]

@@ -678,10 +678,10 @@ fn poll(signals: RawFd, control: RawFd, milliseconds: i32) -> Events {
     ];
     // SAFETY: `polled` holds two live pollfds.
     unsafe { libc::poll(polled.as_mut_ptr(), 2, milliseconds) };
-    let told = polled[1].revents;
+    let control = polled[1].revents;
     Events {
-        closed: told & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0,
-        hung_up: told & libc::POLLHUP != 0,
+        closed: control & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0,
+        hung_up: control & libc::POLLHUP != 0,
     }
 }
 

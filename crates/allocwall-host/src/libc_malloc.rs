@@ -2,6 +2,7 @@
 //! affect only the child.
 
 use crate::memory::thread_counts;
+use allocwall_model::catalogue::modules::{ModuleRole, role_of_library};
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::ffi::CStr;
 use std::fs::File;
@@ -135,7 +136,7 @@ fn owner_of_malloc() -> Option<String> {
 fn is_libc(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     let own = std::env::current_exe().is_ok_and(|exe| exe.as_os_str() == path || exe.ends_with(name));
-    own || ["libc.so", "libc-", "ld-musl", "libc.musl"].iter().any(|prefix| name.starts_with(prefix))
+    own || role_of_library(name) == Some(ModuleRole::Libc)
 }
 
 /// The version of the C library in use, for the machine's identity.

@@ -1,7 +1,7 @@
 //! /proc/PID/maps, and opening the files that are mapped.
 
 use crate::file;
-use crate::inside::{self, Link};
+use crate::inside::{self, Symlink};
 use crate::rights::run_as_root;
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::ffi::OsStr;
@@ -208,7 +208,7 @@ pub fn open(proc_root: &Path, pid: i32, mapping: &Mapping) -> Measured<File> {
         Err(error) => error,
     };
     let name = mapping.file_name();
-    match inside::open(proc_root, pid, &name, Link::Follow) {
+    match inside::open(proc_root, pid, &name, Symlink::Follow) {
         // Compares the inode only: file systems that number devices per subvolume show another device here
         // than in maps.
         Ok((file, facts)) if facts.ino() == mapping.inode => return Ok(file),

@@ -15,13 +15,13 @@ pub const HUGE: usize = 2 << 20;
 /// Private anonymous memory, unmapped on drop. It starts and ends on 2 MiB boundaries if it was made by
 /// `new`.
 #[derive(Debug)]
-pub struct Mapping {
+pub struct AnonymousMapping {
     start: NonNull<u8>,
     length: usize,
 }
 
 // SAFETY: it owns its address range like a Box<[u8]> does; no part of it belongs to a thread.
-unsafe impl Send for Mapping {}
+unsafe impl Send for AnonymousMapping {}
 
 /// The page policy of a mapping (madvise(2)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,9 +32,9 @@ pub enum Pages {
     Huge,
 }
 
-impl Mapping {
+impl AnonymousMapping {
     /// Untouched memory. `length` and the address are multiples of 2 MiB.
-    pub fn new(length: usize, pages: Pages) -> Measured<Mapping> {
+    pub fn new(length: usize, pages: Pages) -> Measured<AnonymousMapping> {
         debug_assert!(length > 0 && length.is_multiple_of(HUGE));
         let mut mapping = Self::plain(length + HUGE)?;
         mapping.trim_to_boundary(length);
@@ -52,16 +52,16 @@ impl Mapping {
     }
 
     /// Untouched memory from a plain mmap: page-aligned, with the system-wide page policy.
-    pub fn plain(length: usize) -> Measured<Mapping> {
+    pub fn plain(length: usize) -> Measured<AnonymousMapping> {
         Self::map(length, MapFlags::PRIVATE | MapFlags::NORESERVE)
     }
 
     /// MAP_POPULATE: the kernel touches every page within the call.
-    pub fn populated(length: usize) -> Measured<Mapping> {
+    pub fn populated(length: usize) -> Measured<AnonymousMapping> {
         Self::map(length, MapFlags::PRIVATE | MapFlags::POPULATE)
     }
 
-    fn map(length: usize, flags: MapFlags) -> Measured<Mapping> {
+    fn map(length: usize, flags: MapFlags) -> Measured<AnonymousMapping> {
         // SAFETY: no address is requested, so the kernel chooses an unused range.
         let start = unsafe {
             rustix::mm::mmap_anonymous(
@@ -73,7 +73,7 @@ impl Mapping {
         }
         .map_err(|error| refused("mmap", length, error))?;
         let start = NonNull::new(start.cast()).ok_or_else(|| refused("mmap", length, Errno::NOMEM))?;
-        Ok(Mapping { start, length })
+        Ok(AnonymousMapping { start, length })
     }
 
     /// Unmaps the part before the first 2 MiB boundary, and the part after `length` bytes from there.
@@ -137,7 +137,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for AnonymousMapping {
     fn drop(&mut self) {
         // SAFETY: the range belongs to this mapping, and no borrow of it can outlive it.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.length) };
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_mapping_is_aligned_zeroed_and_faults_once_a_page() {
-        let mut mapping = Mapping::new(HUGE, Pages::Small).unwrap();
+        let mut mapping = AnonymousMapping::new(HUGE, Pages::Small).unwrap();
         assert!((mapping.bytes().as_ptr() as usize).is_multiple_of(HUGE));
         let before = thread_counts().minor_faults;
         for byte in mapping.bytes().iter_mut().step_by(PAGE) {
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn a_mapping_that_does_not_fit_is_an_absence() {
-        let absence = Mapping::plain(1 << 56).unwrap_err();
+        let absence = AnonymousMapping::plain(1 << 56).unwrap_err();
         assert!(absence.detail.contains("mmap"), "{absence}");
     }
 

@@ -44,7 +44,7 @@ impl Kind {
 /// A folder, which may not exist yet, and a message to the user if it isn't the one that the environment
 /// names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct OwnFolder {
     pub folder: PathBuf,
     pub instead: Option<String>,
 }
@@ -53,19 +53,19 @@ pub struct Place {
 ///
 /// # Errors
 /// The environment names no usable folder, and the user database has no home.
-pub fn place(kind: Kind) -> Measured<Place> {
+pub fn folder(kind: Kind) -> Measured<OwnFolder> {
     let user = rustix::process::geteuid().as_raw();
     let passwd = std::fs::read(PASSWD).unwrap_or_default();
-    place_of(kind, user, &|name| std::env::var_os(name), &passwd)
+    folder_of(kind, user, &|name| std::env::var_os(name), &passwd)
 }
 
 /// The folder for temporary files: TMPDIR, or /tmp.
-pub fn temporary() -> Place {
+pub fn temporary() -> OwnFolder {
     let root = rustix::process::geteuid().is_root();
     temporary_of(root, std::env::var_os("TMPDIR"))
 }
 
-fn temporary_of(root: bool, named: Option<OsString>) -> Place {
+fn temporary_of(root: bool, named: Option<OsString>) -> OwnFolder {
     const NAME: &str = "TMPDIR";
     let default = || PathBuf::from("/tmp");
     let folder = named.filter(|value| !value.is_empty()).map_or_else(default, PathBuf::from);
@@ -75,8 +75,8 @@ fn temporary_of(root: bool, named: Option<OsString>) -> Place {
         (true, false) => None,
     };
     match refused {
-        None => Place { folder, instead: None },
-        Some(why) => Place { folder: default(), instead: Some(format!("{why}; /tmp is used instead")) },
+        None => OwnFolder { folder, instead: None },
+        Some(why) => OwnFolder { folder: default(), instead: Some(format!("{why}; /tmp is used instead")) },
     }
 }
 
@@ -94,12 +94,12 @@ pub fn create(folder: &Path, mode: u32) -> io::Result<()> {
     made.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", folder.display())))
 }
 
-fn place_of(
+fn folder_of(
     kind: Kind,
     user: u32,
     variable: &dyn Fn(&str) -> Option<OsString>,
     passwd: &[u8],
-) -> Measured<Place> {
+) -> Measured<OwnFolder> {
     let (xdg, below) = kind.names();
     let mut why = None;
     let mut refuse = |text: String| {
@@ -135,7 +135,7 @@ fn place_of(
         }
     });
     if let Some(folder) = chosen {
-        return Ok(Place { folder: folder.join("allocwall"), instead: None });
+        return Ok(OwnFolder { folder: folder.join("allocwall"), instead: None });
     }
     let none = |detail: String| {
         Err(Absence::new(Reason::NotFound, detail).mend(format!("export {xdg}=/some/folder")))
@@ -150,7 +150,7 @@ fn place_of(
     {
         return none(format!("{why}; {}", passed_over(&home.display().to_string(), &refusal)));
     }
-    Ok(Place {
+    Ok(OwnFolder {
         folder: folder.join("allocwall"),
         instead: Some(format!("{why}; {} is used instead", home.display())),
     })
@@ -340,8 +340,8 @@ mod tests {
         }
     }
 
-    fn of(user: u32, xdg: Option<&str>, home: Option<&str>) -> Measured<Place> {
-        place_of(Kind::Cache, user, &variables(xdg.map(Path::new), home.map(Path::new)), ROOT)
+    fn of(user: u32, xdg: Option<&str>, home: Option<&str>) -> Measured<OwnFolder> {
+        folder_of(Kind::Cache, user, &variables(xdg.map(Path::new), home.map(Path::new)), ROOT)
     }
 
     /// Only root can create folders of different owners.
@@ -364,7 +364,7 @@ mod tests {
 
     #[test]
     fn the_environment_of_an_ordinary_user_is_used_unchanged() {
-        let plain = |folder: &str| Ok(Place { folder: folder.into(), instead: None });
+        let plain = |folder: &str| Ok(OwnFolder { folder: folder.into(), instead: None });
         assert_eq!(of(1000, Some("/x"), Some("/home/u")), plain("/x/allocwall"));
         assert_eq!(of(1000, Some("relative"), Some("/home/v")), plain("/home/v/.cache/allocwall"));
         assert_eq!(of(1000, Some(""), Some("/home/v")), plain("/home/v/.cache/allocwall"));
@@ -414,7 +414,7 @@ mod tests {
         }
         let (dir, home) = foreign_home();
         let at = |xdg: Option<&Path>, home: Option<&Path>| {
-            place_of(Kind::Cache, 0, &variables(xdg, home), ROOT).unwrap()
+            folder_of(Kind::Cache, 0, &variables(xdg, home), ROOT).unwrap()
         };
         let place = at(None, Some(&home));
         assert_eq!(place.folder, Path::new("/root/.cache/allocwall"));

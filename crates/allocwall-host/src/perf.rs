@@ -896,8 +896,8 @@ mod tests {
     }
 
     /// What `open_all` opened and redirected: rings and events are both (thread, CPU, deep).
-    type Told = (i32, u32, bool);
-    type Faked = (Opened<Told, Told>, Vec<(Told, Told)>);
+    type Fake = (i32, u32, bool);
+    type Faked = (Opened<Fake, Fake>, Vec<(Fake, Fake)>);
 
     fn open_fakes(
         tids: &[i32],

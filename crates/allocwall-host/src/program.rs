@@ -59,27 +59,27 @@ fn executable(file: &Path) -> Result<(), String> {
 
 /// What gives a program more rights than its starter has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rights {
+pub enum RaisedRights {
     SetUser,
     SetGroup,
     Capabilities,
 }
 
-impl Rights {
+impl RaisedRights {
     pub fn key(self) -> &'static str {
         match self {
-            Rights::SetUser => "setuid",
-            Rights::SetGroup => "setgid",
-            Rights::Capabilities => "file capabilities",
+            RaisedRights::SetUser => "setuid",
+            RaisedRights::SetGroup => "setgid",
+            RaisedRights::Capabilities => "file capabilities",
         }
     }
 
     /// Completes a sentence about a file.
     pub fn sentence(self) -> &'static str {
         match self {
-            Rights::SetUser => "is set-user-ID",
-            Rights::SetGroup => "is set-group-ID",
-            Rights::Capabilities => "has file capabilities",
+            RaisedRights::SetUser => "is set-user-ID",
+            RaisedRights::SetGroup => "is set-group-ID",
+            RaisedRights::Capabilities => "has file capabilities",
         }
     }
 }
@@ -90,7 +90,7 @@ impl Rights {
 ///
 /// # Errors
 /// The file, or the file of its interpreter, cannot be read.
-pub fn gains_rights(file: &Path, cwd: &Path) -> io::Result<Option<(PathBuf, Rights)>> {
+pub fn gains_rights(file: &Path, cwd: &Path) -> io::Result<Option<(PathBuf, RaisedRights)>> {
     let mut file = cwd.join(file);
     for _ in 0..=SCRIPTS {
         match interpreter(&file) {
@@ -112,21 +112,21 @@ const SCRIPTS: usize = 5;
 
 /// The rights that the kernel raises because of the mode and attributes of this file. On a nosuid mount it
 /// ignores them.
-pub fn raised_rights(file: &Path) -> io::Result<Option<Rights>> {
+pub fn raised_rights(file: &Path) -> io::Result<Option<RaisedRights>> {
     let mode = file.metadata()?.permissions().mode();
     if statvfs(file).is_ok_and(|mount| mount.f_flag.contains(StatVfsMountFlags::NOSUID)) {
         return Ok(None);
     }
     if mode & 0o4000 != 0 {
-        return Ok(Some(Rights::SetUser));
+        return Ok(Some(RaisedRights::SetUser));
     }
     // Without the group's execute bit, this bit once meant mandatory locking (inode(7)).
     if mode & 0o2010 == 0o2010 {
-        return Ok(Some(Rights::SetGroup));
+        return Ok(Some(RaisedRights::SetGroup));
     }
     let mut value = [0u8; 64];
     match rustix::fs::getxattr(file, "security.capability", &mut value) {
-        Ok(length) if length > 0 => Ok(Some(Rights::Capabilities)),
+        Ok(length) if length > 0 => Ok(Some(RaisedRights::Capabilities)),
         // No such attribute, or a file system without attributes.
         _ => Ok(None),
     }
@@ -210,8 +210,8 @@ mod tests {
         }
         let path = folder.path().join("tool");
         for (mode, raised) in [
-            (0o4755, Some(Rights::SetUser)),
-            (0o2755, Some(Rights::SetGroup)),
+            (0o4755, Some(RaisedRights::SetUser)),
+            (0o2755, Some(RaisedRights::SetGroup)),
             // Mandatory locking; a sticky bit.
             (0o2744, None),
             (0o1755, None),
@@ -238,7 +238,7 @@ mod tests {
         value[4..8].copy_from_slice(&(1u32 << 10).to_le_bytes());
         let set = rustix::fs::setxattr(&path, "security.capability", &value, rustix::fs::XattrFlags::empty());
         match set {
-            Ok(()) => assert_eq!(raised_rights(&path).unwrap(), Some(Rights::Capabilities)),
+            Ok(()) => assert_eq!(raised_rights(&path).unwrap(), Some(RaisedRights::Capabilities)),
             Err(error) => println!("skipped: cannot give a file capabilities here: {error}"),
         }
     }
@@ -270,7 +270,7 @@ mod tests {
         let by_weak = make("b", line(&weak), 0o4755);
         let by_script = make("c", line(&by_strong), 0o755);
         let gained = |path: &Path| gains_rights(path, Path::new("/")).unwrap();
-        let raised = Some((strong.clone(), Rights::SetUser));
+        let raised = Some((strong.clone(), RaisedRights::SetUser));
         assert_eq!((gained(&by_strong), gained(&by_script)), (raised.clone(), raised));
         assert_eq!(gained(&by_weak), None);
         let round = make("d", line(&folder.path().join("d")), 0o755);

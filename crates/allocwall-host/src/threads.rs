@@ -19,16 +19,17 @@ pub struct Blocked {
     pub kernel: Vec<String>,
 }
 
-/// Remembers which reads were refused, so that they are not tried again for every thread.
+/// Reads what threads do, and remembers which reads were refused: they are not tried again for every thread.
 #[derive(Default)]
-pub struct Looker {
+pub struct ThreadReader {
     stacks_refused: bool,
     syscalls_refused: bool,
     /// Why the system call of a thread could not be read: the first reason.
     pub refusal: Option<Absence>,
 }
 
-pub enum Look {
+/// What a thread did at the moment of the read.
+pub enum ThreadState {
     /// Running, or ready to run.
     Runnable,
     Gone,
@@ -37,23 +38,23 @@ pub enum Look {
     Blocked(Blocked),
 }
 
-impl Looker {
-    pub fn look(&mut self, proc: &ProcFs, pid: i32, tid: i32) -> Look {
+impl ThreadReader {
+    pub fn read(&mut self, proc: &ProcFs, pid: i32, tid: i32) -> ThreadState {
         let stat = match proc.thread_stat(pid, tid) {
             Ok(stat) => stat,
-            Err(absence) if absence.is_gone() => return Look::Gone,
-            Err(absence) => return Look::Unread(absence),
+            Err(absence) if absence.is_gone() => return ThreadState::Gone,
+            Err(absence) => return ThreadState::Unread(absence),
         };
         match stat.state {
-            'X' | 'x' | 'Z' => return Look::Gone,
-            'R' => return Look::Runnable,
+            'X' | 'x' | 'Z' => return ThreadState::Gone,
+            'R' => return ThreadState::Runnable,
             _ => {}
         }
         let mut blocked = Blocked { state: stat.state, ..Blocked::default() };
         if !self.syscalls_refused {
             match proc.thread_syscall(pid, tid) {
                 // It woke up in the meantime, so it counts as runnable.
-                Ok(SyscallState::Running) => return Look::Runnable,
+                Ok(SyscallState::Running) => return ThreadState::Runnable,
                 Ok(SyscallState::Blocked { number, ip_sp }) => {
                     blocked.syscall = Some(number);
                     blocked.ip_sp = ip_sp;
@@ -73,7 +74,7 @@ impl Looker {
         if blocked.kernel.is_empty() {
             blocked.kernel.extend(proc.thread_wchan(pid, tid).ok().flatten());
         }
-        Look::Blocked(blocked)
+        ThreadState::Blocked(blocked)
     }
 }
 
@@ -118,11 +119,11 @@ impl MemoryReader {
 impl Reading {
     fn start() -> Measured<Reading> {
         let (ask, asked) = sync_channel::<(i32, u64, Vec<u8>)>(1);
-        let (told, answer) = sync_channel(1);
+        let (answers, answer) = sync_channel(1);
         let work = move || {
             for (pid, address, mut buffer) in asked {
                 let read = read_memory(pid, address, &mut buffer);
-                if told.send((buffer, read)).is_err() {
+                if answers.send((buffer, read)).is_err() {
                     break;
                 }
             }
@@ -159,7 +160,7 @@ mod tests {
     #[test]
     fn a_hanging_read_is_abandoned() {
         let (ask, asked) = sync_channel(1);
-        let (_told, answer) = sync_channel(1);
+        let (_answers, answer) = sync_channel(1);
         let mut reader = MemoryReader(Some(Ok(Reading { ask, answer })));
         let mut buffer = vec![0; 16];
         let absence = reader.read(7, 0, &mut buffer).unwrap_err();
@@ -212,15 +213,17 @@ mod tests {
         }
         std::thread::sleep(std::time::Duration::from_millis(50));
         let pid = std::process::id() as i32;
-        let mut looker = Looker::default();
+        let mut reader = ThreadReader::default();
         let proc = ProcFs::live();
-        let parked = looker.look(&proc, pid, TID[0].load(Ordering::SeqCst));
-        let spinning = looker.look(&proc, pid, TID[1].load(Ordering::SeqCst));
+        let parked = reader.read(&proc, pid, TID[0].load(Ordering::SeqCst));
+        let spinning = reader.read(&proc, pid, TID[1].load(Ordering::SeqCst));
         STOP.store(true, Ordering::SeqCst);
         threads.into_iter().for_each(|t| t.join().unwrap());
-        let Look::Blocked(blocked) = parked else { panic!("the parked thread was not reported as blocked") };
+        let ThreadState::Blocked(blocked) = parked else {
+            panic!("the parked thread was not reported as blocked")
+        };
         assert_eq!(blocked.state, 'S');
-        assert!(matches!(spinning, Look::Runnable));
-        assert!(matches!(looker.look(&proc, pid, i32::MAX), Look::Gone));
+        assert!(matches!(spinning, ThreadState::Runnable));
+        assert!(matches!(reader.read(&proc, pid, i32::MAX), ThreadState::Gone));
     }
 }

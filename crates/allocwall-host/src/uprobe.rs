@@ -54,7 +54,7 @@ impl Uprobes {
         // This names the opened file itself, even if its name has changed or belongs to another mount
         // namespace.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let place = Place { kind: self.kind, path: CString::new(path).unwrap_or_default(), offset };
+        let place = ProbeAddress { kind: self.kind, path: CString::new(path).unwrap_or_default(), offset };
         Builder::new(place)
             .observe_pid(tid)
             .any_cpu()
@@ -73,13 +73,13 @@ impl Uprobes {
     }
 }
 
-struct Place {
+struct ProbeAddress {
     kind: u32,
     path: CString,
     offset: u64,
 }
 
-impl Event for Place {
+impl Event for ProbeAddress {
     /// Incomplete alone: only `update_attrs_with_data`, which the builder calls, keeps the name alive until
     /// the kernel has read it.
     fn update_attrs(self, attr: &mut perf_event_attr) {

@@ -269,7 +269,7 @@ impl BenchArm {
         let away = TAKEN_AWAY.iter().map(|name| (OsString::from(name), None));
         let set = self.env.iter().map(|(name, value)| (OsString::from(name), Some(OsString::from(value))));
         start.env = away.chain(set).collect();
-        Prepared { start, expects: self.expects.clone(), told: Default::default() }
+        Prepared { start, expects: self.expects.clone(), first: Default::default() }
     }
 }
 

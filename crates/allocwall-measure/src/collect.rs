@@ -15,7 +15,7 @@ use allocwall_host::proc::ProcFs;
 use allocwall_model::recording::*;
 use allocwall_model::units::Measured;
 use family::Family;
-use stacks::{Compactor, Place, StackTable};
+use stacks::{Compactor, Location, StackTable};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The most bytes of stacks that are kept before an early unwind.
@@ -254,9 +254,9 @@ impl Collector {
                     .addresses
                     .iter()
                     .map(|&address| {
-                        let place = self.table.place(self.family.image(item.image), modules, address);
+                        let location = self.table.location(self.family.image(item.image), modules, address);
                         let name = generated.get(&(item.image, address)).and_then(Option::as_ref);
-                        self.table.user_frame(place, name, modules)
+                        self.table.user_frame(location, name, modules)
                     })
                     .collect();
                 let stack = Some(self.table.stacks.id(Stack {
@@ -310,13 +310,13 @@ impl Collector {
         let mut generated: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
         for (item, unwound) in segment.iter().zip(unwound) {
             for &address in unwound.iter().flat_map(|unwound| &unwound.addresses) {
-                match self.table.place(self.family.image(item.image), &self.family.modules, address) {
-                    Place::File(module, offset) if !self.table.is_named(module, offset) => {
+                match self.table.location(self.family.image(item.image), &self.family.modules, address) {
+                    Location::File(module, offset) if !self.table.is_named(module, offset) => {
                         functions.entry(module).or_default().insert(offset);
                     }
-                    Place::File(..) => {}
-                    Place::Generated(_) if names.contains_key(&(item.image, address)) => {}
-                    Place::Generated(_) => _ = generated.entry(item.image).or_default().insert(address),
+                    Location::File(..) => {}
+                    Location::Generated(_) if names.contains_key(&(item.image, address)) => {}
+                    Location::Generated(_) => _ = generated.entry(item.image).or_default().insert(address),
                 }
             }
         }

@@ -10,13 +10,13 @@ use allocwall_host::perf::EventCounter;
 use allocwall_host::proc::ProcFs;
 use allocwall_host::tracefs;
 use allocwall_host::worker::Worker;
+use allocwall_model::catalogue::syscalls::MapCall;
 use allocwall_model::recording::{EventCount, Probe, ProbeState};
 use allocwall_model::units::{Absence, Reason};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-const CALLS: [&str; 6] = ["mmap", "munmap", "brk", "madvise", "mremap", "mprotect"];
 /// Where the slices start, as fractions of the window.
 const SLICES: [f64; 3] = [0.15, 0.5, 0.8];
 /// All slices together take at most a tenth of the window, and one slice at most this.
@@ -72,7 +72,7 @@ fn count(
         return (Vec::new(), ProbeState::Absent(absence));
     }
     let mut ids = Vec::new();
-    for call in CALLS {
+    for call in MapCall::ALL.map(MapCall::name) {
         match tracefs::event_id("syscalls", &format!("sys_enter_{call}")) {
             Ok(id) => ids.push((call, id)),
             Err(absence) => return (Vec::new(), ProbeState::Absent(absence)),

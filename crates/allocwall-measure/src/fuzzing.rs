@@ -5,7 +5,7 @@ use crate::target::{self, AddressSpace, Modules};
 use crate::unwind::{self, Cache, Tables, Unwinder, Unwound};
 use crate::{heap, symbols};
 use allocwall_host::fuzzing::{self as host, Reader, nameless, piece, reader, word};
-use allocwall_host::maps;
+use allocwall_host::{installed, maps};
 
 pub const READERS: &[Reader] = &[
     reader("demangle", demangle, 2048),
@@ -97,7 +97,7 @@ fn unwind(mut bytes: &[u8]) {
 /// Small files and lines that contain versions and interpreters.
 fn versions(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
-    let _ = (target::release_version(&text), target::node_header_version(&text));
+    let _ = (installed::release_version(&text), installed::node_header_version(&text));
     let _ = target::secure_exec(bytes);
     host::shebang(bytes);
 }

@@ -16,6 +16,8 @@ pub struct Groups {
     chosen: usize,
     /// Some groups were not compared.
     more: bool,
+    /// Why the figures could not be read at some time.
+    unread: Option<Absence>,
 }
 
 struct Group {
@@ -51,15 +53,22 @@ impl Groups {
             return Err(last);
         }
         let ticks: Vec<Option<CgroupTick>> = groups.iter().map(|g| g.first).collect();
-        Ok(Groups { chosen: choose(&ticks), groups, more })
+        Ok(Groups { chosen: choose(&ticks), groups, more, unread: None })
     }
 
     pub fn path(&self) -> &str {
         &self.groups[self.chosen].cgroup.path
     }
 
-    pub fn tick(&self) -> Measured<CgroupTick> {
-        self.groups[self.chosen].cgroup.tick()
+    /// None if the figures could not be read. The outcome has the reason.
+    pub fn tick(&mut self) -> Option<CgroupTick> {
+        match self.groups[self.chosen].cgroup.tick() {
+            Ok(tick) => Some(tick),
+            Err(absence) => {
+                self.unread.get_or_insert(absence);
+                None
+            }
+        }
     }
 
     /// Description and state of the probe at the end of the window: which group it measured, and whether that
@@ -74,7 +83,11 @@ impl Groups {
             .iter()
             .map(|group| Standing { path: &group.cgroup.path, grown_ns: grown(group).unwrap_or(0) })
             .collect();
-        outcome(&standings, self.chosen, self.more)
+        let (what, state) = outcome(&standings, self.chosen, self.more);
+        match (state, &self.unread) {
+            (ProbeState::Measured, Some(absence)) => (what, ProbeState::Partial(absence.clone())),
+            (state, _) => (what, state),
+        }
     }
 }
 

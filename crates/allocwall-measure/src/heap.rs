@@ -81,7 +81,7 @@ fn out_of_time() -> Absence {
 fn walk_one(pid: i32, thread: i32, heap: &Mapping, deadline: Instant) -> Measured<HeapView> {
     let present = present_pages(thread, heap.start, heap.end)?;
     let resident_bytes = present.iter().filter(|p| **p).count() as u64 * PAGE;
-    let mut reader = Reader {
+    let mut reader = HeapReader {
         pid: thread,
         start: heap.start,
         end: heap.end,
@@ -155,7 +155,7 @@ pub(crate) fn walk_chain(start: u64, end: u64, word: &mut dyn FnMut(u64) -> Opti
 }
 
 /// Reads words of the heap in blocks, only from present pages: a read of other pages would fault them in.
-struct Reader<'a> {
+struct HeapReader<'a> {
     pid: i32,
     start: u64,
     end: u64,
@@ -167,7 +167,7 @@ struct Reader<'a> {
     deadline: Instant,
 }
 
-impl Reader<'_> {
+impl HeapReader<'_> {
     fn word(&mut self, address: u64) -> Option<u64> {
         if address < self.at || address + 8 > self.at + self.block.len() as u64 {
             self.load(address)?;

@@ -27,25 +27,25 @@ const LARGEST_PADDING: u64 = 64;
 pub struct Function {
     pub address: u64,
     pub size: u64,
-    pub part: Part,
+    pub kind: FunctionKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub enum FunctionKind {
     Foreign,
     Malloc,
     /// `malloc`, `free`, `calloc`, `realloc`: internals are below them.
     MallocCore,
 }
 
-impl Part {
-    pub fn of_export(name: &str) -> Part {
+impl FunctionKind {
+    pub fn of_export(name: &str) -> FunctionKind {
         if is_core_entry_point(name) {
-            Part::MallocCore
+            FunctionKind::MallocCore
         } else if is_malloc_export(name) {
-            Part::Malloc
+            FunctionKind::Malloc
         } else {
-            Part::Foreign
+            FunctionKind::Foreign
         }
     }
 }
@@ -64,7 +64,7 @@ pub fn bracketed(mut functions: Vec<Function>) -> Vec<(u64, u64)> {
     let mut floor = 0;
     let mut rest = &functions[..];
     while let Some(first) = rest.first() {
-        let length = rest.iter().take_while(|f| f.part != Part::Foreign).count();
+        let length = rest.iter().take_while(|f| f.kind != FunctionKind::Foreign).count();
         let (run, behind) = rest.split_at(length);
         if run.is_empty() {
             floor = floor.max(first.end());
@@ -73,7 +73,7 @@ pub fn bracketed(mut functions: Vec<Function>) -> Vec<(u64, u64)> {
         }
         let end = run.iter().map(Function::end).max().unwrap_or(first.end());
         let end = behind.first().map_or(end, |next| end.min(next.address));
-        let start = if floor > 0 && run.iter().any(|f| f.part == Part::MallocCore) {
+        let start = if floor > 0 && run.iter().any(|f| f.kind == FunctionKind::MallocCore) {
             let aligned = floor.saturating_add(ALIGNMENT - 1) & !(ALIGNMENT - 1);
             aligned.max(first.address.saturating_sub(LARGEST_GROWTH)).min(first.address)
         } else {
@@ -92,7 +92,7 @@ fn merge_aliases(functions: &mut Vec<Function>) {
         let same = alias.address == kept.address;
         if same {
             kept.size = kept.size.max(alias.size);
-            kept.part = kept.part.max(alias.part);
+            kept.kind = kept.kind.max(alias.kind);
         }
         same
     });
@@ -122,7 +122,7 @@ impl SymbolTable {
         if self.named_malloc && self.file_is_malloc {
             self.file_found = true;
             for function in &mut self.functions[self.file_start..] {
-                function.part = Part::Malloc;
+                function.kind = FunctionKind::Malloc;
             }
         }
         self.file_start = self.functions.len();
@@ -145,13 +145,13 @@ impl SymbolTable {
             self.outline.push(Function {
                 address,
                 size,
-                part: if internal { Part::MallocCore } else { Part::of_export(name) },
+                kind: if internal { FunctionKind::MallocCore } else { FunctionKind::of_export(name) },
             });
         }
         self.functions.push(Function {
             address,
             size,
-            part: if ours { Part::Malloc } else { Part::Foreign },
+            kind: if ours { FunctionKind::Malloc } else { FunctionKind::Foreign },
         });
         if !local {
             self.file_start = self.functions.len();
@@ -169,7 +169,7 @@ impl SymbolTable {
         let mut ranges: Vec<(u64, u64)> = Vec::new();
         let mut joined = false;
         for function in &self.functions {
-            if function.part == Part::Foreign {
+            if function.kind == FunctionKind::Foreign {
                 joined = false;
                 continue;
             }
@@ -191,7 +191,7 @@ mod tests {
 
     fn exports(list: &[(u64, u64, &str)]) -> Vec<Function> {
         list.iter()
-            .map(|&(address, size, name)| Function { address, size, part: Part::of_export(name) })
+            .map(|&(address, size, name)| Function { address, size, kind: FunctionKind::of_export(name) })
             .collect()
     }
 

@@ -1,7 +1,7 @@
 //! Names of functions: those of the kernel, readable forms of symbol names, and names of generated code from
 //! JIT maps.
 
-use allocwall_host::inside::{self, Link};
+use allocwall_host::inside::{self, Symlink};
 use blazesym::MaybeDefault;
 use blazesym::symbolize::source::{Kernel, Source};
 use blazesym::symbolize::{Input, Symbolized, Symbolizer};
@@ -115,7 +115,7 @@ impl fmt::Write for Limited {
 /// does the same (tools/perf/util/symbol.c, `symbol__read_perf_map`).
 pub fn perf_map(proc_root: &Path, pid: i32, inner_pid: i32, owner: u32) -> Option<File> {
     let name = PathBuf::from(format!("/tmp/perf-{inner_pid}.map"));
-    let (file, facts) = inside::open(proc_root, pid, &name, Link::Refuse).ok()?;
+    let (file, facts) = inside::open(proc_root, pid, &name, Symlink::Refuse).ok()?;
     (facts.uid() == owner || facts.uid() == 0).then_some(file)
 }
 

@@ -20,7 +20,7 @@ pub struct TickReader {
     /// Since the first reading.
     sum: Spent,
     opened: bool,
-    known: HashMap<i32, Known>,
+    known: HashMap<i32, LastReading>,
     /// Used by processes that have ended, as last read, by parent. The kernel counts it a second time when
     /// the parent reaps them.
     awaited: HashMap<i32, Spent>,
@@ -33,9 +33,9 @@ pub struct TickReader {
     asked: usize,
     read: usize,
     unread: Option<Absence>,
-    sizes: Source,
-    smaps: Source,
-    nodes: Source,
+    sizes: Missed,
+    smaps: Missed,
+    nodes: Missed,
     host: Option<Absence>,
 }
 
@@ -72,7 +72,7 @@ impl Spent {
 }
 
 /// A process at its last reading.
-struct Known {
+struct LastReading {
     start_ticks: u64,
     parent: i32,
     own: Spent,
@@ -80,9 +80,9 @@ struct Known {
     children: Spent,
 }
 
-impl Known {
-    fn of(stat: &ProcessStat) -> Known {
-        Known {
+impl LastReading {
+    fn of(stat: &ProcessStat) -> LastReading {
+        LastReading {
             start_ticks: stat.start_ticks,
             parent: stat.ppid,
             own: Spent {
@@ -152,7 +152,7 @@ impl TickReader {
                 }
                 Err(absence) => return Err(absence),
             };
-            seen.insert(pid, Known::of(&stat));
+            seen.insert(pid, LastReading::of(&stat));
             let resident = stat.resident_pages.saturating_mul(proc.page_bytes());
             tick.threads = tick.threads.saturating_add(stat.threads);
             tick.resident = tick.resident.saturating_add(resident);
@@ -238,10 +238,10 @@ impl TickReader {
 
     /// Adds the processes of this reading. Those of the first reading are the base. A process that appears
     /// later was started since, and counts from its start.
-    fn add(&mut self, seen: HashMap<i32, Known>) {
+    fn add(&mut self, seen: HashMap<i32, LastReading>) {
         // Processes that ended come first: an ancestor may have reaped one already, if its parent ended as
         // well.
-        let gone: HashMap<i32, Known> = self
+        let gone: HashMap<i32, LastReading> = self
             .known
             .extract_if(|pid, before| seen.get(pid).is_none_or(|now| now.start_ticks != before.start_ticks))
             .collect();
@@ -313,11 +313,11 @@ enum OfAll {
 
 /// Passes each process's value to `take`.
 fn of_all<T>(pids: &[i32], read: impl Fn(i32) -> Measured<T>, mut take: impl FnMut(T)) -> OfAll {
-    let (mut told, mut forbidden) = (0, None);
+    let (mut values, mut forbidden) = (0, None);
     for &pid in pids {
         match read(pid) {
             Ok(value) => {
-                told += 1;
+                values += 1;
                 take(value);
             }
             // It ended in the meantime. If other processes have the file, this kernel has it.
@@ -327,21 +327,21 @@ fn of_all<T>(pids: &[i32], read: impl Fn(i32) -> Measured<T>, mut take: impl FnM
         }
     }
     match forbidden {
-        Some(absence) if told == 0 => OfAll::None(absence),
+        Some(absence) if values == 0 => OfAll::None(absence),
         Some(absence) => OfAll::Part(absence),
-        None if told == 0 => OfAll::None(Absence::new(Reason::Vanished, "the target is gone")),
+        None if values == 0 => OfAll::None(Absence::new(Reason::Vanished, "the target is gone")),
         None => OfAll::Whole,
     }
 }
 
-/// One file of several processes, and why not all of them could be read.
+/// Why one file of several processes could not be read of all of them.
 #[derive(Default)]
-struct Source(Option<ProbeState>);
+struct Missed(Option<ProbeState>);
 
-impl Source {
+impl Missed {
     /// Records the result; true if there is a sum to keep.
     fn note(&mut self, read: OfAll) -> bool {
-        let (told, missed) = match read {
+        let (has_sum, missed) = match read {
             OfAll::Whole => (true, None),
             OfAll::Part(absence) => (true, Some(ProbeState::Partial(absence))),
             // The end of the target is reported once, not for each of its figures.
@@ -349,7 +349,7 @@ impl Source {
             OfAll::None(absence) => (false, Some(ProbeState::Absent(absence))),
         };
         self.0 = self.0.take().or(missed);
-        told
+        has_sum
     }
 }
 
@@ -409,9 +409,9 @@ impl ThreadClock {
         self.whole = true;
         let mut count = 0;
         for &pid in pids {
-            let tids = self.told(proc.threads(pid)).unwrap_or_default();
+            let tids = self.value_or_note(proc.threads(pid)).unwrap_or_default();
             for tid in tids {
-                let Some(stat) = self.told(proc.thread_schedstat(pid, tid)) else {
+                let Some(stat) = self.value_or_note(proc.thread_schedstat(pid, tid)) else {
                     continue;
                 };
                 let now = (stat.cpu_ns, stat.run_delay_ns);
@@ -440,7 +440,8 @@ impl ThreadClock {
         count
     }
 
-    fn told<T>(&mut self, read: Measured<T>) -> Option<T> {
+    /// The value, or None after the reason was noted.
+    fn value_or_note<T>(&mut self, read: Measured<T>) -> Option<T> {
         let absence = match read {
             Ok(value) => return Some(value),
             Err(absence) => absence,
@@ -486,13 +487,13 @@ impl ThreadClock {
 mod tests {
     use super::*;
 
-    fn known(parent: i32, user: u64, children: u64) -> Known {
+    fn known(parent: i32, user: u64, children: u64) -> LastReading {
         let spent = |user| Spent { user, ..Spent::default() };
-        Known { start_ticks: 1, parent, own: spent(user), children: spent(children) }
+        LastReading { start_ticks: 1, parent, own: spent(user), children: spent(children) }
     }
 
     /// The sum of user time after each reading.
-    fn sums(readings: Vec<Vec<(i32, Known)>>) -> Vec<u64> {
+    fn sums(readings: Vec<Vec<(i32, LastReading)>>) -> Vec<u64> {
         let mut reader = TickReader::default();
         let mut sums = Vec::new();
         for reading in readings {

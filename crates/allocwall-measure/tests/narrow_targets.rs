@@ -4,7 +4,7 @@
 #![cfg(target_arch = "x86_64")]
 
 use allocwall_measure::reading::Readers;
-use allocwall_measure::record::{self, Ask, Request};
+use allocwall_measure::record::{self, Request, Target};
 use allocwall_model::recording::ProbeState;
 use allocwall_model::units::{Absence, Reason};
 use std::path::Path;
@@ -54,7 +54,7 @@ fn a_32_bit_program_keeps_its_leaves() {
         return;
     };
     let recorded = record::record(Request {
-        ask: Ask::Pids(vec![child.id() as i32]),
+        target: Target::Pids(vec![child.id() as i32]),
         window: Duration::from_millis(800),
         rate_hz: None,
         closely: false,

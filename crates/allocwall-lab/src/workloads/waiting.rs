@@ -4,7 +4,7 @@ use super::clock::{Watch, monotonic_ns};
 use super::computing::Computing;
 use super::process::Bystander;
 use super::stage::{Base, Stage};
-use allocwall_host::memory::Mapping;
+use allocwall_host::memory::AnonymousMapping;
 use anyhow::{Context, Result};
 use std::cell::UnsafeCell;
 use std::fs::{self, File};
@@ -34,7 +34,7 @@ pub fn io_wait(stage: &Stage) -> Result<()> {
     let worker = |_| {
         let watch = Watch::new().expect("schedstat was readable before");
         let mut computing = Computing::new();
-        let mut bytes = Mapping::plain(WRITE).expect("memory for one write");
+        let mut bytes = AnonymousMapping::plain(WRITE).expect("memory for one write");
         let mut offset = 0;
         stage.mix(Base::Wall, || {
             stage.operations.add(1);

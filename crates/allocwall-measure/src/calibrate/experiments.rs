@@ -2,7 +2,7 @@
 
 use super::Bench;
 use allocwall_host::libc_malloc::MallocChild;
-use allocwall_host::memory::{self, HUGE, Mapping, PAGE, Pages};
+use allocwall_host::memory::{self, AnonymousMapping, HUGE, PAGE, Pages};
 use allocwall_host::perf::SelfSampler;
 use allocwall_host::topology::{Pinned, Relation};
 use allocwall_model::catalogue::prices;
@@ -140,7 +140,7 @@ fn touch(bytes: &mut [u8], page: usize) {
 const SMALL_PAGES: usize = HUGE / PAGE;
 
 /// First touch of 2 MiB in small pages: ns per page. An error unless every page took its own fault.
-fn time_small(mapping: &mut Mapping) -> Measured<f64> {
+fn time_small(mapping: &mut AnonymousMapping) -> Measured<f64> {
     let faults = memory::thread_counts().minor_faults;
     let ns = timed(SMALL_PAGES, || touch(mapping.bytes(), PAGE));
     match (memory::thread_counts().minor_faults - faults) as usize {
@@ -153,7 +153,7 @@ fn time_small(mapping: &mut Mapping) -> Measured<f64> {
 }
 
 /// First touch of 2 MiB as one huge page: ns for the whole page. An error unless a single fault mapped it.
-fn time_huge(mapping: &mut Mapping) -> Measured<f64> {
+fn time_huge(mapping: &mut AnonymousMapping) -> Measured<f64> {
     let faults = memory::thread_counts().minor_faults;
     let ns = timed(1, || touch(mapping.bytes(), HUGE));
     touch(mapping.bytes(), PAGE);
@@ -174,11 +174,11 @@ const IN_USE: usize = 4;
 fn touch_small() -> Measured<Repetition> {
     let mut in_use = VecDeque::new();
     Ok(Box::new(move |_| {
-        let mut fresh = Mapping::new(HUGE, Pages::Small)?;
+        let mut fresh = AnonymousMapping::new(HUGE, Pages::Small)?;
         let touch = time_small(&mut fresh)?;
         in_use.push_back(fresh);
         while in_use.len() < IN_USE {
-            let mut more = Mapping::new(HUGE, Pages::Small)?;
+            let mut more = AnonymousMapping::new(HUGE, Pages::Small)?;
             time_small(&mut more)?;
             in_use.push_back(more);
         }
@@ -199,11 +199,11 @@ fn fault_return() -> Measured<Repetition> {
     let mut sampler = SelfSampler::open(PERIOD_NS)?;
     Ok(Box::new(move |_| {
         // Sampling itself costs time, so the duration comes from another region.
-        let mut timed_region = Mapping::new(REGION, Pages::Small)?;
+        let mut timed_region = AnonymousMapping::new(REGION, Pages::Small)?;
         let first = timed(pages, || touch(timed_region.bytes(), PAGE));
         let again = timed(pages, || touch(timed_region.bytes(), PAGE));
         drop(timed_region);
-        let mut region = Mapping::new(REGION, Pages::Small)?;
+        let mut region = AnonymousMapping::new(REGION, Pages::Small)?;
         let faults = memory::thread_counts().minor_faults;
         let (user, kernel) = sampler.during(|| touch(region.bytes(), PAGE))?;
         let faults = (memory::thread_counts().minor_faults - faults) as usize;
@@ -221,7 +221,7 @@ fn touch_huge(bench: &Bench) -> Measured<Repetition> {
     bench.huge.clone()?;
     let mut in_use = VecDeque::new();
     Ok(Box::new(move |_| {
-        let mut fresh = Mapping::new(HUGE, Pages::Huge)?;
+        let mut fresh = AnonymousMapping::new(HUGE, Pages::Huge)?;
         let touch = time_huge(&mut fresh)?;
         in_use.push_back(fresh);
         if in_use.len() > IN_USE {
@@ -234,7 +234,7 @@ fn touch_huge(bench: &Bench) -> Measured<Repetition> {
 /// Page by page, like the kernel, over more memory than a second-level cache holds.
 fn zeroing() -> Measured<Repetition> {
     const REGION: usize = 16 * HUGE;
-    let mut region = Mapping::new(REGION, Pages::Small)?;
+    let mut region = AnonymousMapping::new(REGION, Pages::Small)?;
     touch(region.bytes(), PAGE);
     Ok(Box::new(move |round| {
         let start = (round as usize * HUGE) % REGION;
@@ -248,7 +248,7 @@ fn zeroing() -> Measured<Repetition> {
 }
 
 fn dont_need() -> Measured<Repetition> {
-    let mut mapping = Mapping::new(HUGE, Pages::Small)?;
+    let mut mapping = AnonymousMapping::new(HUGE, Pages::Small)?;
     Ok(Box::new(move |_| {
         touch(mapping.bytes(), PAGE);
         let start = Instant::now();
@@ -261,11 +261,11 @@ fn dont_need() -> Measured<Repetition> {
 /// Kernels older than 5.14 have only MAP_POPULATE; it is used there, and gives an error if it brought huge
 /// pages.
 fn populate() -> Measured<Repetition> {
-    let old_kernel = Mapping::new(HUGE, Pages::Small)?.populate().is_err();
+    let old_kernel = AnonymousMapping::new(HUGE, Pages::Small)?.populate().is_err();
     Ok(Box::new(move |_| {
         if old_kernel {
             let start = Instant::now();
-            let mapping = Mapping::populated(HUGE)?;
+            let mapping = AnonymousMapping::populated(HUGE)?;
             let elapsed = start.elapsed();
             return match mapping.huge_bytes()? {
                 0 => Ok(vec![elapsed.as_nanos() as f64 / SMALL_PAGES as f64]),
@@ -275,7 +275,7 @@ fn populate() -> Measured<Repetition> {
                 )),
             };
         }
-        let mut mapping = Mapping::new(HUGE, Pages::Small)?;
+        let mut mapping = AnonymousMapping::new(HUGE, Pages::Small)?;
         let start = Instant::now();
         let answer = mapping.populate();
         let elapsed = start.elapsed();
@@ -290,7 +290,7 @@ fn map_unmap() -> Measured<Repetition> {
     Ok(Box::new(move |_| {
         let start = Instant::now();
         for _ in 0..PAIRS {
-            drop(black_box(Mapping::plain(128 << 10)?));
+            drop(black_box(AnonymousMapping::plain(128 << 10)?));
         }
         Ok(vec![start.elapsed().as_nanos() as f64 / PAIRS as f64])
     }))
@@ -416,7 +416,7 @@ fn room_for(bench: &Bench, bytes: usize) -> Measured<()> {
 /// Each load's address is the value of the previous load. The order is the same on both kinds of pages, so
 /// the difference of the two prices is the cost of TLB misses.
 fn chase(pages: Pages) -> Measured<Repetition> {
-    let mut region = Mapping::new(LOAD_REGION, pages)?;
+    let mut region = AnonymousMapping::new(LOAD_REGION, pages)?;
     link(region.words());
     let huge = region.huge_bytes()?;
     let wanted = if pages == Pages::Huge { LOAD_REGION as u64 } else { 0 };
@@ -478,7 +478,7 @@ fn contended_faults(bench: &Bench) -> Vec<Experiment> {
 
 /// The mean over the threads of ns per fault.
 fn fault_together(cpus: &[u32]) -> Measured<f64> {
-    let mut mapping = Mapping::new(cpus.len() * HUGE, Pages::Small)?;
+    let mut mapping = AnonymousMapping::new(cpus.len() * HUGE, Pages::Small)?;
     let start_line = StartLine::new(cpus.len());
     let times = std::thread::scope(|scope| {
         let threads: Vec<_> = cpus
@@ -616,7 +616,7 @@ impl IdleMemory {
         let small = room_for(bench, bytes).map(|()| {
             let mut kept = Vec::new();
             Box::new(move |_| {
-                let mut mapping = Mapping::new(HUGE, Pages::Small)?;
+                let mut mapping = AnonymousMapping::new(HUGE, Pages::Small)?;
                 let ns = time_small(&mut mapping)?;
                 kept.push(mapping);
                 Ok(vec![ns])
@@ -625,14 +625,14 @@ impl IdleMemory {
         let huge = room_for(bench, bytes).and_then(|()| bench.huge.clone()).map(|()| {
             let mut kept = Vec::new();
             Box::new(move |_| {
-                let mut mapping = Mapping::new(HUGE, Pages::Huge)?;
+                let mut mapping = AnonymousMapping::new(HUGE, Pages::Huge)?;
                 let ns = time_huge(&mut mapping);
                 kept.push(mapping);
                 Ok(vec![ns?])
             }) as Repetition
         });
         if small.is_ok()
-            && let Ok(mut mapping) = Mapping::new(bytes, Pages::Huge)
+            && let Ok(mut mapping) = AnonymousMapping::new(bytes, Pages::Huge)
         {
             touch(mapping.bytes(), PAGE);
         }
@@ -679,11 +679,11 @@ mod tests {
 
     #[test]
     fn a_small_mapping_is_priced_and_a_touched_one_is_refused() {
-        let mut mapping = Mapping::new(HUGE, Pages::Small).unwrap();
+        let mut mapping = AnonymousMapping::new(HUGE, Pages::Small).unwrap();
         assert!(time_small(&mut mapping).unwrap() > 0.0);
         assert!(time_small(&mut mapping).is_err());
         // Small pages never count as a huge page.
-        let mut mapping = Mapping::new(HUGE, Pages::Small).unwrap();
+        let mut mapping = AnonymousMapping::new(HUGE, Pages::Small).unwrap();
         assert!(time_huge(&mut mapping).is_err());
     }
 

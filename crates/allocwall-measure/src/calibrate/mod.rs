@@ -56,7 +56,7 @@ pub enum Origin {
 /// gets values from 0 to 1.
 pub fn price_list(fresh: bool, progress: &mut dyn FnMut(f32)) -> Result<Calibration> {
     let machine = machine()?;
-    let place = own::place(own::Kind::Cache);
+    let place = own::folder(own::Kind::Cache);
     let mut warnings = Vec::new();
     let file = place.map(|place| {
         warnings.extend(place.instead);
@@ -96,7 +96,7 @@ pub fn price_list(fresh: bool, progress: &mut dyn FnMut(f32)) -> Result<Calibrat
 /// the target.
 pub fn cached() -> Measured<PriceList> {
     let machine = machine_identity()?;
-    load_cached(&own::place(own::Kind::Cache)?.folder, &machine)
+    load_cached(&own::folder(own::Kind::Cache)?.folder, &machine)
 }
 
 /// Like `cached`, but the caller chooses the folder and the machine.
@@ -148,7 +148,7 @@ pub fn measure(machine: String, progress: &mut dyn FnMut(f32)) -> Result<PriceLi
     }
     std::thread::sleep((idle_since + IDLE).saturating_duration_since(Instant::now()));
     idle.measure(begun + DEADLINE);
-    report(begun + DEADLINE);
+    progress(1.0);
 
     table.extend(idle.into_experiments());
     Ok(tally(machine, table))
@@ -302,7 +302,8 @@ mod tests {
             last = share;
         })
         .unwrap();
-        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+        // A busy machine finishes its last repetitions after the deadline.
+        assert!(begun.elapsed() < 4 * DEADLINE, "{:?}", begun.elapsed());
         assert_eq!(last, 1.0);
 
         for price in &list.prices {

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 const FRAMES_LIMIT: usize = 32 << 20;
 
 /// The location of an address of the target.
-pub enum Place {
+pub enum Location {
     /// In a module, with the module's own address.
     File(u32, u64),
     Generated(u32),
@@ -49,7 +49,7 @@ impl StackTable {
         self.stacks.id(Stack { frames, complete: true })
     }
 
-    /// Whether the name at this place was read before.
+    /// Whether the name at this address was read before.
     pub fn is_named(&self, module: u32, offset: u64) -> bool {
         self.named_frames.contains_key(&(module, offset))
     }
@@ -100,24 +100,24 @@ impl StackTable {
         self.stacks.id(Stack { frames: vec![frame], complete: false })
     }
 
-    pub fn place(&self, image: &Image, modules: &Modules, address: u64) -> Place {
+    pub fn location(&self, image: &Image, modules: &Modules, address: u64) -> Location {
         match image.space.lookup(address) {
             Some((module, _)) if modules.list()[module].role == ModuleRole::Jit => {
-                Place::Generated(module as u32)
+                Location::Generated(module as u32)
             }
-            Some((module, offset)) => Place::File(module as u32, offset),
-            None => Place::Generated(self.unknown_module),
+            Some((module, offset)) => Location::File(module as u32, offset),
+            None => Location::Generated(self.unknown_module),
         }
     }
 
-    pub fn user_frame(&mut self, place: Place, generated: Option<&String>, modules: &Modules) -> u32 {
-        match place {
-            Place::File(module, offset) => match self.named_frames.get(&(module, offset)) {
+    pub fn user_frame(&mut self, location: Location, generated: Option<&String>, modules: &Modules) -> u32 {
+        match location {
+            Location::File(module, offset) => match self.named_frames.get(&(module, offset)) {
                 Some(&known) => known,
                 None => self.keep_name(modules, module, offset, None),
             },
             // The JIT compiler may have written names. Code without a name shares one frame.
-            Place::Generated(module) => {
+            Location::Generated(module) => {
                 self.frames.id(Frame { module: Some(module), symbol: generated.cloned(), offset: 0 })
             }
         }

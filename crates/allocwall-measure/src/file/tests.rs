@@ -163,8 +163,8 @@ fn a_truncated_file_is_a_partial_recording_or_an_error() {
         let cut = decoded(&whole[..length]);
         if length < ends[1] {
             let why = cut.expect_err("without its first part it is not a recording");
-            let told = ["empty", "inside its header", "no data", "inside its first part"];
-            assert!(told.iter().any(|t| why.contains(t)), "{length}: {why}");
+            let causes = ["empty", "inside its header", "no data", "inside its first part"];
+            assert!(causes.iter().any(|t| why.contains(t)), "{length}: {why}");
             continue;
         }
         let cut = cut.unwrap_or_else(|e| panic!("{length} of {}: {e}", whole.len()));

@@ -20,7 +20,7 @@ pub use stacks::serve;
 const STACKS: usize = 40_000;
 const STACKS_BYTES: usize = 32 << 20;
 /// Time limit of one read; it takes a millisecond or two per process.
-const LOOK_NS: u64 = 2_000_000_000;
+const READ_NS: u64 = 2_000_000_000;
 const FINISH_NS: u64 = 400_000_000;
 /// Time limit of a send. It is short because the child always reads the next request.
 const SEND_NS: u64 = 100_000_000;
@@ -29,13 +29,13 @@ const SEND_NS: u64 = 100_000_000;
 enum Ask {
     /// The Python processes that are alive now. There is no answer.
     Follow(BTreeSet<i32>),
-    Look,
+    Read,
     Finish,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
-    Looked(Vec<PythonSample>),
+    Samples(Vec<PythonSample>),
     Finished(Box<Option<Probe>>),
 }
 
@@ -105,17 +105,17 @@ impl Pythons {
     }
 
     /// Takes the result of the last read, and requests the next one.
-    pub fn look(&mut self, t_ns: u64, out: &mut Vec<PythonSample>) {
+    pub fn read(&mut self, t_ns: u64, out: &mut Vec<PythonSample>) {
         self.take(out);
         if self.is_full() {
             self.full_at_ns.get_or_insert(t_ns);
         }
         let now = monotonic_ns();
         match self.asked_ns {
-            Some(asked) if now - asked > LOOK_NS => self.lose(),
+            Some(asked) if now - asked > READ_NS => self.lose(),
             Some(_) => {}
             None => {
-                if self.full_at_ns.is_none() && self.send(&Ask::Look) {
+                if self.full_at_ns.is_none() && self.send(&Ask::Read) {
                     self.asked_ns = Some(now);
                 }
             }
@@ -126,7 +126,7 @@ impl Pythons {
         let Some(child) = &mut self.child else { return };
         match child.arrived().and_then(decoded) {
             Ok(None) => {}
-            Ok(Some(Answer::Looked(samples))) => {
+            Ok(Some(Answer::Samples(samples))) => {
                 self.asked_ns = None;
                 self.keep(samples, out);
             }
@@ -157,7 +157,7 @@ impl Pythons {
             let deadline = monotonic_ns() + FINISH_NS;
             while let Some(child) = &mut self.child {
                 match child.receive(deadline).and_then(|message| decoded(Some(message))) {
-                    Ok(Some(Answer::Looked(samples))) => self.keep(samples, out),
+                    Ok(Some(Answer::Samples(samples))) => self.keep(samples, out),
                     Ok(Some(Answer::Finished(state))) => return self.full(*state),
                     Ok(None) | Err(_) => self.lose(),
                 }

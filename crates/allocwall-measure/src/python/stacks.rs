@@ -20,7 +20,7 @@ const FRAME_LIMIT: usize = 16;
 const PROCESSES: usize = 8;
 /// After this many failed reads in a row it attaches again: it attached too early, or the process started
 /// another interpreter.
-const EMPTY_LOOKS: u32 = 20;
+const FAILED_READS: u32 = 20;
 /// The longest pause between two attempts, in ticks: a process without an interpreter is not tried all the
 /// time.
 const LONGEST_REST: u32 = 16;
@@ -38,15 +38,15 @@ const RESIDENT_LIMIT: u64 = 100 << 20;
 /// It was not started by this program, or a limit could not be set.
 pub fn serve() -> io::Result<()> {
     let mut parent = Parent::confined(LIMITS)?;
-    let mut pythons = Pythons::default();
+    let mut interpreters = Interpreters::default();
     while let Some((message, _)) = parent.question()? {
         let answer = match postcard::from_bytes(&message).map_err(|_| io::ErrorKind::InvalidData)? {
             Ask::Follow(pids) => {
-                pythons.follow(pids);
+                interpreters.follow(pids);
                 continue;
             }
-            Ask::Look => Answer::Looked(pythons.look()),
-            Ask::Finish => Answer::Finished(Box::new(pythons.finish())),
+            Ask::Read => Answer::Samples(interpreters.read()),
+            Ask::Finish => Answer::Finished(Box::new(interpreters.finish())),
         };
         parent.answer(&postcard::to_stdvec(&answer).map_err(io::Error::other)?)?;
     }
@@ -56,7 +56,7 @@ pub fn serve() -> io::Result<()> {
 /// The target's Python processes. A separate thread attaches to one at a time: reading an interpreter's
 /// symbols takes longer than the rings can buffer.
 #[derive(Default)]
-pub struct Pythons {
+pub struct Interpreters {
     found: BTreeMap<i32, Followed>,
     attaching: Option<(i32, Worker<Measured<PythonSpy>>)>,
     beyond: HashSet<i32>,
@@ -79,7 +79,7 @@ struct Followed {
 /// The result for one process.
 #[derive(Clone, Default)]
 struct Seen {
-    looks: u64,
+    reads: u64,
     /// Reads without a result because the interpreter was changing its data. A few are normal, because it is
     /// not stopped.
     misses: u64,
@@ -89,13 +89,13 @@ struct Seen {
 
 impl Seen {
     /// It was read, or rights are missing that the next attempt would miss too.
-    fn tells(&self) -> bool {
+    fn is_conclusive(&self) -> bool {
         let forbidden = |why: &Absence| why.reason == Reason::NotPermitted;
-        self.looks > self.misses || self.refused.as_ref().is_some_and(forbidden)
+        self.reads > self.misses || self.refused.as_ref().is_some_and(forbidden)
     }
 }
 
-impl Pythons {
+impl Interpreters {
     /// Adds new processes, and tries again where no interpreter was found yet. Once per tick.
     pub fn follow(&mut self, python: BTreeSet<i32>) {
         self.found.retain(|pid, followed| {
@@ -105,7 +105,7 @@ impl Pythons {
             }
             followed.ended = true;
             followed.spy = None;
-            let kept = followed.seen.tells();
+            let kept = followed.seen.is_conclusive();
             self.passing |= !kept;
             kept
         });
@@ -151,12 +151,12 @@ impl Pythons {
     }
 
     /// Stacks of the threads that run Python code now; times are CLOCK_MONOTONIC.
-    pub fn look(&mut self) -> Vec<PythonSample> {
+    pub fn read(&mut self) -> Vec<PythonSample> {
         self.attach_next();
         let t_ns = monotonic_ns();
         let mut out = Vec::new();
         for (&pid, followed) in &mut self.found {
-            followed.look(pid, t_ns, &mut out);
+            followed.read(pid, t_ns, &mut out);
         }
         out
     }
@@ -203,15 +203,15 @@ impl Followed {
         self.rest = self.pause;
     }
 
-    fn look(&mut self, pid: i32, t_ns: u64, out: &mut Vec<PythonSample>) {
+    fn read(&mut self, pid: i32, t_ns: u64, out: &mut Vec<PythonSample>) {
         let Some(spy) = &mut self.spy else { return };
-        self.seen.looks += 1;
+        self.seen.reads += 1;
         let traces = match spy.get_stack_traces() {
             Ok(traces) => traces,
             Err(e) => {
                 self.seen.misses += 1;
                 self.failed += 1;
-                if self.failed == EMPTY_LOOKS {
+                if self.failed == FAILED_READS {
                     self.failed = 0;
                     self.spy = None;
                     self.put_off(unreadable(pid, &format!("{e:#}")));
@@ -258,14 +258,14 @@ fn attach(pid: i32) -> Measured<PythonSpy> {
     std::thread::scope(|scope| {
         scope.spawn(|| watch_memory(&done));
         // Stops the watch at the end of the read, also after a panic.
-        let _ended = Ended(&done);
+        let _done = SetOnDrop(&done);
         PythonSpy::new(pid, &config).map_err(|e| unreadable(pid, &format!("{e:#}")))
     })
 }
 
-struct Ended<'a>(&'a AtomicBool);
+struct SetOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Ended<'_> {
+impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -287,9 +287,9 @@ fn unreadable(pid: i32, why: &str) -> Absence {
 /// One state for all Python processes, with those `beyond` the limit.
 fn state(seen: &[Seen], beyond: usize) -> ProbeState {
     let total = seen.len() + beyond;
-    let read = seen.iter().filter(|s| s.looks > s.misses).count();
-    let (looks, misses) = seen.iter().fold((0, 0), |(looks, misses), s| (looks + s.looks, misses + s.misses));
-    let refused = seen.iter().filter(|s| s.looks <= s.misses).find_map(|s| s.refused.clone());
+    let read = seen.iter().filter(|s| s.reads > s.misses).count();
+    let (reads, misses) = seen.iter().fold((0, 0), |(reads, misses), s| (reads + s.reads, misses + s.misses));
+    let refused = seen.iter().filter(|s| s.reads <= s.misses).find_map(|s| s.refused.clone());
     if read == 0 {
         return ProbeState::Absent(refused.unwrap_or_else(|| {
             Absence::new(
@@ -309,9 +309,9 @@ fn state(seen: &[Seen], beyond: usize) -> ProbeState {
         let detail = format!("Python's stacks were read in {read} of {total} processes: {why}");
         return ProbeState::Partial(Absence { reason, detail, mend });
     }
-    if misses * 2 > looks {
+    if misses * 2 > reads {
         let detail = format!(
-            "{misses} of {looks} reads of Python's stacks failed because the interpreter was changing them"
+            "{misses} of {reads} reads of Python's stacks failed because the interpreter was changing them"
         );
         return ProbeState::Partial(Absence::new(Reason::TooLittle, detail));
     }
@@ -322,8 +322,8 @@ fn state(seen: &[Seen], beyond: usize) -> ProbeState {
 mod tests {
     use super::*;
 
-    fn seen(looks: u64, misses: u64) -> Seen {
-        Seen { looks, misses, refused: None }
+    fn seen(reads: u64, misses: u64) -> Seen {
+        Seen { reads, misses, refused: None }
     }
 
     fn refused(why: &str) -> Seen {
@@ -365,14 +365,14 @@ mod tests {
 
     #[test]
     fn a_process_that_soon_runs_another_program_is_ignored() {
-        assert!(seen(2, 1).tells() && refused("Permission denied").tells());
-        assert!(!refused("No such file").tells() && !Seen::default().tells());
-        let mut pythons = Pythons::default();
-        assert!(pythons.finish().is_none());
-        pythons.found.insert(7, Followed::default());
-        pythons.follow(BTreeSet::new());
-        assert!(pythons.found.is_empty());
-        let state = pythons.finish().unwrap().state;
+        assert!(seen(2, 1).is_conclusive() && refused("Permission denied").is_conclusive());
+        assert!(!refused("No such file").is_conclusive() && !Seen::default().is_conclusive());
+        let mut interpreters = Interpreters::default();
+        assert!(interpreters.finish().is_none());
+        interpreters.found.insert(7, Followed::default());
+        interpreters.follow(BTreeSet::new());
+        assert!(interpreters.found.is_empty());
+        let state = interpreters.finish().unwrap().state;
         assert!(matches!(state, ProbeState::Absent(a) if a.reason == Reason::TooLittle));
     }
 

@@ -111,7 +111,7 @@ impl Examined {
 }
 
 /// Sends requests and waits for answers within the time limits.
-pub struct Reader {
+pub struct FileReader {
     readers: Readers,
     state: State,
     restarts: u32,
@@ -141,9 +141,9 @@ enum State {
     Gone(Absence),
 }
 
-impl Reader {
-    pub fn new(readers: Readers) -> Reader {
-        Reader {
+impl FileReader {
+    pub fn new(readers: Readers) -> FileReader {
+        FileReader {
             state: match readers {
                 Readers::Program(_) => State::Idle,
                 Readers::Here => State::Here(Box::default()),

@@ -36,7 +36,7 @@ pub fn serve() -> io::Result<()> {
 }
 
 pub struct Service {
-    modules: HashMap<u32, Opened>,
+    modules: HashMap<u32, OpenModule>,
     images: HashMap<u32, Unwinder>,
     cache: Cache,
     tables_left: u64,
@@ -47,7 +47,7 @@ pub struct Service {
     without_generated: u32,
 }
 
-struct Opened {
+struct OpenModule {
     file: File,
     tables: Option<Tables>,
     functions: Option<Option<Functions>>,
@@ -74,7 +74,7 @@ impl Service {
         match ask {
             Ask::Open { module } => {
                 if let Some(file) = file {
-                    let opened = Opened { file, tables: None, functions: None };
+                    let opened = OpenModule { file, tables: None, functions: None };
                     self.modules.insert(*module, opened);
                 }
                 Answer::Done

@@ -1,5 +1,19 @@
+use super::components::Files;
+use super::facts::examine_elf;
+use super::process::{settings, thp_disabled, words_kept};
+use super::versions::{is_version, python_name};
 use super::*;
+use crate::malloc_range::SymbolTable;
+use crate::reading::Readers;
+use allocwall_host::elf::{ElfFile, SymbolKind, Table};
+use allocwall_host::maps::{self, Mapping};
+use allocwall_host::proc::{ProcFs, Status};
+use allocwall_model::catalogue::modules::{AllocatorKind, ModuleRole};
+use allocwall_model::error::Error;
+use allocwall_model::recording::{Allocator, CMDLINE_WORDS, Libc, Linkage, Module, Runtime};
+use allocwall_model::units::{Absence, Measured, Reason};
 use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -14,7 +28,7 @@ impl Drop for Subject {
 }
 
 /// Starts a subject and inspects it until `ready`, because loading takes a moment.
-fn look(command: &mut Command, ready: impl Fn(&TargetView) -> bool) -> Option<(Modules, TargetView)> {
+fn inspected(command: &mut Command, ready: impl Fn(&TargetView) -> bool) -> Option<(Modules, TargetView)> {
     let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()?;
     let child = Subject(child);
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -61,7 +75,7 @@ const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
 
 #[test]
 fn a_plain_program_has_glibc_and_its_malloc() {
-    let (modules, view) = look(&mut sleep(), has_libc).expect("sleep");
+    let (modules, view) = inspected(&mut sleep(), has_libc).expect("sleep");
     let Ok(Libc::Glibc { version }) = &view.process.libc else {
         println!("skipped: sleep is not linked with glibc here: {:?}", view.process.libc);
         return;
@@ -90,7 +104,7 @@ fn preloaded_and_linked_allocators_are_distinguished() {
             continue;
         }
         for value in [path.as_str(), file, "no-such-library.so libc.so.6"] {
-            let (_, view) = look(sleep().env("LD_PRELOAD", value), has_libc).expect("sleep");
+            let (_, view) = inspected(sleep().env("LD_PRELOAD", value), has_libc).expect("sleep");
             let found = kind_and_linkage(&view);
             if value.contains("no-such") {
                 assert_eq!(found, (AllocatorKind::Glibc, Linkage::Libc));
@@ -114,7 +128,7 @@ fn a_preload_is_seen_where_the_environment_was_overwritten() {
     let mut command = Command::new("/usr/bin/perl");
     command.args(["-e", "$0 = 'x' x 1000000; sleep 60"]).env("LD_PRELOAD", &path);
     let (_, view) =
-        look(&mut command, |view| view.process.comm.starts_with("xx") && has_libc(view)).expect("perl");
+        inspected(&mut command, |view| view.process.comm.starts_with("xx") && has_libc(view)).expect("perl");
     let mut names = view.process.environment.iter().map(|(name, _)| name);
     assert!(names.all(|name| name != "LD_PRELOAD"), "Perl left its environment as it was");
     assert_eq!(kind_and_linkage(&view), (AllocatorKind::Jemalloc, Linkage::Preloaded));
@@ -126,7 +140,7 @@ fn a_linked_allocator_is_not_a_preload_and_an_opened_one_does_not_serve_malloc()
         let mut command = Command::new("/usr/bin/redis-server");
         let folder = scratch("redis");
         command.args(["--port", "0", "--save", "", "--unixsocket"]).arg(folder.join("socket"));
-        let (_, view) = look(&mut command, has_libc).expect("redis");
+        let (_, view) = inspected(&mut command, has_libc).expect("redis");
         let _ = std::fs::remove_dir_all(&folder);
         assert_eq!(kind_and_linkage(&view), (AllocatorKind::Jemalloc, Linkage::Linked));
     }
@@ -134,7 +148,7 @@ fn a_linked_allocator_is_not_a_preload_and_an_opened_one_does_not_serve_malloc()
     if exists(&path) && exists("/usr/bin/python3") {
         let mut command = Command::new("/usr/bin/python3");
         command.args(["-c", &format!("import ctypes,sys; ctypes.CDLL('{path}'); sys.stdin.read()")]);
-        let (_, view) = look(&mut command, |view| !view.also.is_empty()).expect("python");
+        let (_, view) = inspected(&mut command, |view| !view.also.is_empty()).expect("python");
         assert_eq!(kind_and_linkage(&view), (AllocatorKind::Glibc, Linkage::Libc));
         assert_eq!(view.also.len(), 1, "{:?}", view.also);
         assert_eq!(view.also[0].kind, AllocatorKind::Mimalloc);
@@ -157,7 +171,7 @@ fn pythons_are_known_with_their_version() {
         let mut command = Command::new(python);
         command.args(["-c", "import sys; sys.stdin.read()"]);
         let known = |view: &TargetView| matches!(view.process.runtime, Ok(Runtime::Cpython { .. }));
-        let (_, view) = look(&mut command, known).expect("python");
+        let (_, view) = inspected(&mut command, known).expect("python");
         let Ok(Runtime::Cpython { version, free_threaded }) = &view.process.runtime else {
             panic!("{}: {:?}", python.display(), view.process.runtime);
         };
@@ -179,13 +193,10 @@ fn names_of_free_threaded_pythons() {
 fn jvm_and_node_are_known_with_their_version() {
     if exists("/usr/bin/java") {
         let folder = scratch("java");
-        std::fs::write(
-            folder.join("S.java"),
-            "class S { public static void main(String[] a) throws Exception { Thread.sleep(60000); } }",
-        )
-        .expect("write");
+        std::fs::write(folder.join("S.java"), WAITING_CLASS).expect("write");
         let known = |view: &TargetView| matches!(view.process.runtime, Ok(Runtime::Jvm { .. }));
-        let (_, view) = look(Command::new("/usr/bin/java").arg(folder.join("S.java")), known).expect("java");
+        let (_, view) =
+            inspected(Command::new("/usr/bin/java").arg(folder.join("S.java")), known).expect("java");
         let _ = std::fs::remove_dir_all(&folder);
         let Ok(Runtime::Jvm { version: Some(version) }) = &view.process.runtime else {
             panic!("{:?}", view.process.runtime);
@@ -195,7 +206,7 @@ fn jvm_and_node_are_known_with_their_version() {
     if exists("/usr/bin/node") {
         let truth = Command::new("/usr/bin/node").arg("--version").output().expect("node");
         let (modules, view) =
-            look(Command::new("/usr/bin/node").args(["-e", "setTimeout(()=>{},60000)"]), has_libc)
+            inspected(Command::new("/usr/bin/node").args(["-e", "setTimeout(()=>{},60000)"]), has_libc)
                 .expect("node");
         let Ok(Runtime::Node { version: Some(version) }) = &view.process.runtime else {
             panic!("{:?}", view.process.runtime);
@@ -205,6 +216,71 @@ fn jvm_and_node_are_known_with_their_version() {
         assert!(modules.list().iter().any(|m| m.role == ModuleRole::Node && m.has_symbols));
     }
 }
+
+#[test]
+fn a_program_is_the_same_before_it_runs_and_while_it_runs() {
+    let folder = scratch("before");
+    std::fs::write(folder.join("S.java"), WAITING_CLASS).expect("write");
+    let path = |name: &str| folder.join(name).to_string_lossy().into_owned();
+    let (socket, source) = (path("socket"), path("S.java"));
+    let programs: [(&str, &[&str]); 5] = [
+        ("/usr/bin/sleep", &["60"]),
+        ("/usr/bin/python3", &["-c", "import sys; sys.stdin.read()"]),
+        ("/usr/bin/redis-server", &["--port", "0", "--save", "", "--unixsocket", socket.as_str()]),
+        ("/usr/bin/node", &["-e", "setTimeout(()=>{},60000)"]),
+        ("/usr/bin/java", &[source.as_str()]),
+    ];
+    for (program, arguments) in programs.into_iter().filter(|(program, _)| exists(program)) {
+        let (_, before) = view_program(Path::new(program)).expect(program);
+        let (_, view) = inspected(Command::new(program).args(arguments), has_libc).expect(program);
+        let process = view.process;
+        assert_eq!((before.libc, before.runtime), (process.libc, process.runtime), "{program}");
+        let facts = |found: Measured<Allocator>| found.map(|a| (a.kind, a.how, a.version));
+        assert_eq!(facts(before.allocator), facts(process.allocator), "{program}");
+    }
+    let _ = std::fs::remove_dir_all(&folder);
+}
+
+#[test]
+fn components_of_a_program_whose_libraries_are_unknown_are_unknown() {
+    let mut modules = Modules::new("/nonexistent", Readers::Here);
+    let exe = modules.add_special("/usr/bin/service", ModuleRole::Other);
+    let absence = Absence::new(Reason::TooCostly, "the loader did not answer");
+    let files = Files {
+        modules: &modules,
+        exe: Ok(exe),
+        linked: vec![exe],
+        preloaded: Vec::new(),
+        scope: vec![exe],
+        all: vec![exe],
+        missing: Some(absence.clone()),
+    };
+    let unknown = files.components();
+    assert_eq!((unknown.libc, unknown.libc_file), (Err(absence.clone()), None));
+    assert_eq!((unknown.runtime, unknown.allocator), (Err(absence.clone()), Err(absence)));
+    let known = Files { missing: None, ..files }.components();
+    assert_eq!(known.runtime, Ok(Runtime::Native));
+    assert_eq!(known.libc.unwrap_err().reason, Reason::NotFound);
+    assert_eq!(known.allocator.unwrap_err().reason, Reason::NotFound);
+}
+
+#[test]
+fn c_libraries_by_name() {
+    for (name, kind) in [
+        ("libc.so.6", Some(LibcKind::Glibc)),
+        ("libc-2.31.so", Some(LibcKind::Glibc)),
+        ("ld-musl-x86_64.so.1", Some(LibcKind::Musl)),
+        ("libc.musl-x86_64.so.1", Some(LibcKind::Musl)),
+        ("libc.so", None),
+        ("libmusl.so", None),
+        ("libcrypt.so.1", None),
+    ] {
+        assert_eq!(LibcKind::by_name(name), kind, "{name}");
+    }
+}
+
+const WAITING_CLASS: &str =
+    "class S { public static void main(String[] a) throws Exception { Thread.sleep(60000); } }";
 
 fn scratch(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("allocwall-target-{name}-{}", std::process::id()));
@@ -250,7 +326,7 @@ fn static_and_musl_programs() {
         let Some((folder, program)) = compile(compiler, name, arguments) else {
             continue;
         };
-        let (modules, view) = look(&mut Command::new(&program), |view| {
+        let (modules, view) = inspected(&mut Command::new(&program), |view| {
             has_libc(view) && view.process.exe.as_ref().is_ok_and(|exe| exe.ends_with("wait"))
         })
         .expect("start");
@@ -415,7 +491,9 @@ fn a_new_mapping_replaces_what_it_covers() {
     assert!(modules.known[0].absent.as_ref().is_some_and(|absence| absence.reason == Reason::NotFound));
     assert!(modules.known[1].absent.is_none());
     let child = space.forked(2);
-    space.clear();
+    let mut rest = mapping(0, u64::MAX, "");
+    rest.perms.execute = false;
+    space.add_mapping(&mut modules, &rest);
     assert_eq!((space.lookup(0x4000), child.lookup(0x4000)), (None, Some((0, 0x3000))));
 }
 
@@ -437,7 +515,7 @@ fn a_second_inspection_is_cheap() {
         };
         let first = timed();
         // The fastest of several runs: other processes may slow down some, and the first run as well.
-        let second = (0..20).map(|_| timed()).min().expect("twenty looks");
+        let second = (0..20).map(|_| timed()).min().expect("twenty inspections");
         println!("{program}: {first:?}, then {second:?}");
         // Only a relative limit: the time of the first run depends on the disk and on other processes.
         assert!(second * 4 < first, "{first:?} then {second:?}");
@@ -463,9 +541,9 @@ fn processes_that_cannot_be_inspected() {
     // A zombie maps nothing: every fact about its files is absent, with the reason.
     let mut zombie = Command::new("true").spawn().expect("true");
     std::thread::sleep(Duration::from_millis(200));
-    let looked = modules.inspect(zombie.id() as i32);
+    let inspected = modules.inspect(zombie.id() as i32);
     zombie.wait().expect("reap");
-    if let Ok(view) = looked {
+    if let Ok(view) = inspected {
         assert!(
             view.process.allocator.is_err() && view.process.libc.is_err() && view.process.runtime.is_err()
         );
@@ -480,15 +558,6 @@ fn versions_and_their_near_twins() {
     for bad in ["", "1", "1.", ".1", "1..2", "1.2.3.4.5", "a.b", "1.x", "1234567.1"] {
         assert!(!is_version(bad, ""), "{bad}");
     }
-    assert_eq!(release_version("A=1\nJAVA_VERSION=\"17.0.15\"\n"), Some("17.0.15".into()));
-    assert_eq!(release_version("JAVA_VERSION_DATE=\"2025\"\n"), None);
-    assert_eq!(
-        node_header_version(
-            "#define NODE_MAJOR_VERSION 22\n#define NODE_MINOR_VERSION 1\n#define NODE_PATCH_VERSION 0\n"
-        ),
-        Some("22.1.0".into())
-    );
-    assert_eq!(node_header_version("#define NODE_MAJOR_VERSION x\n"), None);
 }
 
 #[test]

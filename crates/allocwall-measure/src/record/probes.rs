@@ -1,0 +1,125 @@
+//! Whether each source of measurements worked, and why not.
+
+use super::attach::{Attached, Sampling};
+use super::window::Readings;
+use crate::collect::Collector;
+use crate::groups::Groups;
+use crate::ticks::{SMAPS, SMAPS_LIMIT};
+use allocwall_host::rights::run_as_root;
+use allocwall_model::recording::{Probe, ProbeState};
+use allocwall_model::units::{Absence, Measured, Reason};
+
+pub fn probe(name: &str, what: &str, state: ProbeState) -> Probe {
+    Probe { name: name.into(), what: what.into(), state }
+}
+
+/// Why no more data of one kind was kept.
+pub fn full(t_ns: u64) -> Absence {
+    let seconds = t_ns as f64 / 1e9;
+    too_costly(format!("the recording was full after {seconds:.1} s: later data is missing"))
+}
+
+fn too_costly(detail: String) -> Absence {
+    Absence::new(Reason::TooCostly, detail)
+}
+
+/// `counts` is the probe of the map calls; `resident` the target's memory at the end.
+pub fn of(target: &mut Attached, readings: &Readings, counts: Probe, resident: Option<u64>) -> Vec<Probe> {
+    let (sampling, collector) = (&target.sampling, &target.collector);
+    let mut probes = vec![
+        probe("cpu_samples", "where the CPU time goes", cpu_samples(sampling, collector)),
+        probe("kernel_stacks", "what the kernel does for the target", kernel_stacks(sampling, collector)),
+        probe("waits", "what waiting threads wait for", readings.waits.state()),
+        cgroup(&target.cgroups),
+    ];
+    let unread = readings.ticks.probes();
+    if !unread.iter().any(|p| p.name == "smaps") {
+        probes.push(probe("smaps", SMAPS, smaps(resident)));
+    }
+    probes.extend(unread);
+    probes.push(counts);
+    let incomplete = [
+        ("tree", "every process of the target", target.tree_unread.clone()),
+        ("processes", "every process of the target", target.collector.family.missing().map(too_costly)),
+        ("names", "function names and callers", target.collector.unread().map(too_costly)),
+        ("code", "the addresses of code", target.collector.family.code_cut.clone()),
+    ];
+    probes.extend(
+        incomplete
+            .into_iter()
+            .filter_map(|(name, what, absence)| Some(probe(name, what, ProbeState::Partial(absence?)))),
+    );
+    if let Err(absence) = &target.host.pmu {
+        probes.push(probe("pmu", "hardware counters", ProbeState::Absent(absence.clone())));
+    }
+    probes.extend(readings.threads.probe());
+    probes
+}
+
+fn cpu_samples(sampling: &Sampling, collector: &Collector) -> ProbeState {
+    let clocks = match &sampling.clocks {
+        Ok(clocks) => clocks,
+        Err(absence) => return ProbeState::Absent(absence.clone()),
+    };
+    let missing = if clocks.left_out() > 0 {
+        too_costly(format!("{} threads were not sampled: too many open files", clocks.left_out()))
+            .mend(format!("ulimit -n 65536, or {}", run_as_root()))
+    } else if collector.samples_left_out > 0 {
+        too_costly(format!(
+            "the recording was full: the last {} samples are missing",
+            collector.samples_left_out
+        ))
+    } else if collector.without_callers > 0 {
+        too_costly(format!(
+            "the recording was full: the callers of {} samples are missing",
+            collector.without_callers
+        ))
+    } else if collector.narrow_samples > 0 {
+        Absence::new(
+            Reason::NotSupported,
+            format!(
+                "the callers of {} samples are missing: 32-bit programs are not unwound",
+                collector.narrow_samples
+            ),
+        )
+    } else {
+        return ProbeState::Measured;
+    };
+    ProbeState::Partial(missing)
+}
+
+fn kernel_stacks(sampling: &Sampling, collector: &Collector) -> ProbeState {
+    match (&sampling.clocks, sampling.kernel_stacks) {
+        (Err(absence), _) => ProbeState::Absent(absence.clone()),
+        (Ok(_), false) => ProbeState::Absent(
+            Absence::new(
+                Reason::NotPermitted,
+                "kernel time is not sampled for this user (perf_event_paranoid 2 or more)",
+            )
+            .mend(format!("{}, or: sysctl kernel.perf_event_paranoid=1", run_as_root())),
+        ),
+        (Ok(_), true) if !collector.kernel_named() => ProbeState::Partial(
+            Absence::new(Reason::NotPermitted, "kernel symbols are hidden (kptr_restrict)")
+                .mend(format!("sysctl kernel.kptr_restrict=0, or {}", run_as_root())),
+        ),
+        (Ok(_), true) => ProbeState::Measured,
+    }
+}
+
+fn cgroup(groups: &Measured<Groups>) -> Probe {
+    let (what, state) = match groups {
+        Ok(groups) => groups.outcome(),
+        Err(absence) => ("quota and throttling".into(), ProbeState::Absent(absence.clone())),
+    };
+    probe("cgroup", &what, state)
+}
+
+fn smaps(resident: Option<u64>) -> ProbeState {
+    match resident.is_some_and(|bytes| bytes > SMAPS_LIMIT) {
+        true => ProbeState::Absent(too_costly(format!(
+            "resident memory is above {} GiB: walking its page tables would stall the target",
+            SMAPS_LIMIT >> 30
+        ))),
+        false => ProbeState::Measured,
+    }
+}

@@ -1,0 +1,167 @@
+//! Samples the target's threads at random times. The share of samples that find a thread waiting for something
+//! is the share of time that it waits for it. The cost is bounded, however often the threads switch.
+
+use crate::collect::Collector;
+use crate::unwind;
+use allocwall_host::clock;
+use allocwall_host::proc::ProcFs;
+use allocwall_host::rights::run_as_root;
+use allocwall_host::threads::{MemoryReader, ThreadReader, ThreadState};
+use allocwall_model::recording::{ProbeState, WaitSample};
+use allocwall_model::units::{Absence, Reason};
+
+/// Samples of waiting threads per second, all threads together: about 15 µs each, so a fifth of a percent of
+/// two CPUs.
+const SAMPLES_A_SECOND: u32 = 250;
+/// The least time between two rounds of samples: each round wakes allocwall on a CPU that the target may be
+/// using.
+const ROUNDS_APART_NS: u64 = 20_000_000;
+const SAMPLES_A_ROUND: usize = 64;
+const THREADS_LISTED_EVERY_NS: u64 = 250_000_000;
+const STACK_BYTES: usize = 1024;
+
+pub struct WaitSampler {
+    states: ThreadReader,
+    memory: MemoryReader,
+    started: u64,
+    last: u64,
+    samples: u64,
+    rounds: u64,
+    threads: Vec<(i32, i32)>,
+    listed_at: u64,
+    cursor: usize,
+    random: u64,
+    stack: Vec<u8>,
+    /// Why threads could not be listed or read.
+    unread: Option<Absence>,
+}
+
+impl WaitSampler {
+    pub fn new(now: u64) -> WaitSampler {
+        WaitSampler {
+            states: ThreadReader::default(),
+            memory: MemoryReader::default(),
+            started: now,
+            last: now,
+            samples: 0,
+            rounds: 0,
+            threads: Vec::new(),
+            listed_at: 0,
+            cursor: 0,
+            // Any odd seed works; it only has to be independent of the target.
+            random: now | 1,
+            stack: vec![0; STACK_BYTES],
+            unread: None,
+        }
+    }
+
+    /// The time to the next round: the samples of one round divided by the rate, with random variation by a
+    /// third.
+    pub fn next_in(&mut self) -> u64 {
+        let per_round = self.threads.len().clamp(1, SAMPLES_A_ROUND) as u64;
+        let period = (1_000_000_000 * per_round / u64::from(SAMPLES_A_SECOND)).max(ROUNDS_APART_NS);
+        // xorshift64 (Marsaglia 2003).
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        period * 2 / 3 + self.random % (period * 2 / 3)
+    }
+
+    /// One round. `start`: when the window opened.
+    pub fn sample(&mut self, proc: &ProcFs, pids: &[i32], collector: &mut Collector, start: u64) {
+        let now = clock::monotonic_ns();
+        if now - self.listed_at > THREADS_LISTED_EVERY_NS {
+            self.listed_at = now;
+            self.list_threads(proc, pids);
+        }
+        if self.threads.is_empty() {
+            self.last = now;
+            return;
+        }
+        let count = self.threads.len().min(SAMPLES_A_ROUND);
+        // Each sample stands for the time since the last round, and for the threads that were not sampled in
+        // this round.
+        let weight_ns = ((now - self.last) as u128 * self.threads.len() as u128 / count as u128) as u64;
+        self.last = now;
+        self.rounds += 1;
+        for _ in 0..count {
+            self.cursor = (self.cursor + 1) % self.threads.len();
+            let (pid, tid) = self.threads[self.cursor];
+            self.sample_thread(proc, pid, tid, now - start, weight_ns, collector);
+        }
+    }
+
+    fn list_threads(&mut self, proc: &ProcFs, pids: &[i32]) {
+        self.threads.clear();
+        for &pid in pids {
+            match proc.threads(pid) {
+                Ok(tids) => self.threads.extend(tids.into_iter().map(|tid| (pid, tid))),
+                Err(absence) if absence.is_gone() => {}
+                Err(absence) => _ = self.unread.get_or_insert(absence),
+            }
+        }
+    }
+
+    fn sample_thread(
+        &mut self,
+        proc: &ProcFs,
+        pid: i32,
+        tid: i32,
+        t_ns: u64,
+        weight_ns: u64,
+        collector: &mut Collector,
+    ) {
+        let state = self.states.read(proc, pid, tid);
+        if let ThreadState::Unread(absence) = state {
+            self.unread.get_or_insert(absence);
+            return;
+        }
+        self.samples += 1;
+        let ThreadState::Blocked(blocked) = state else {
+            return;
+        };
+        let wait = WaitSample {
+            t_ns,
+            pid,
+            tid,
+            weight_ns,
+            state: blocked.state,
+            syscall: blocked.syscall,
+            kernel: None,
+            user: None,
+        };
+        let user = blocked.ip_sp.map(|(ip, sp)| {
+            // Read by the thread's own number: a leader that has ended has no memory left.
+            let read = match proc.is_live() {
+                true => self.memory.read(tid, sp, &mut self.stack),
+                false => Ok(0),
+            };
+            let read = read.unwrap_or_else(|absence| {
+                self.unread.get_or_insert(absence);
+                0
+            });
+            (unwind::waiting_registers(ip, sp), &self.stack[..read])
+        });
+        collector.take_wait(wait, &blocked.kernel, user);
+    }
+
+    pub fn mean_period_ns(&self) -> u64 {
+        (self.last - self.started) / self.rounds.max(1)
+    }
+
+    pub fn state(&self) -> ProbeState {
+        match (&self.unread, &self.states.refusal) {
+            (Some(absence), _) if self.samples == 0 => ProbeState::Absent(absence.clone()),
+            (Some(absence), _) => ProbeState::Partial(absence.clone()),
+            (None, Some(absence)) if absence.reason == Reason::NotPermitted => ProbeState::Partial(
+                Absence::new(
+                    Reason::NotPermitted,
+                    "the system calls of waiting threads are not readable (/proc/PID/task/TID/syscall)",
+                )
+                .mend(format!("{}, or grant CAP_SYS_PTRACE", run_as_root())),
+            ),
+            (None, Some(absence)) if !absence.is_gone() => ProbeState::Partial(absence.clone()),
+            _ => ProbeState::Measured,
+        }
+    }
+}
