@@ -1,12 +1,13 @@
-//! The values that the rungs use: lines of the bill, changes of counters over the window, the process that used most
+//! The values that the rungs use: lines of the bill, increases of counters over the window, the process that used most
 //! CPU.
 
-use super::remedies;
-use crate::bill::{Bill, Classifier, Site, WaitLine};
+use crate::bill::{self, Bill, Classifier, GENERATED_CODE, NO_SYMBOL, NO_USER_STACK, Site, WaitLine};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
-use allocwall_model::catalogue::fast_paths::{Path, path_of};
+use allocwall_model::catalogue::fast_paths::{CallPath, path_of};
 use allocwall_model::catalogue::symbols::UserRole;
+use allocwall_model::catalogue::syscalls::MapCall;
 use allocwall_model::catalogue::thresholds::MIN_SAMPLES;
+use allocwall_model::machine::chosen;
 use allocwall_model::recording::{
     AllocatorKind, CgroupTick, Ended, HostTick, ModuleRole, ProbeState, Process, Recording, Smaps, Stack,
     Tick, gained,
@@ -195,7 +196,7 @@ impl<'a> Context<'a> {
         let others = if self.recording.meta.system_wide {
             Some(total(self.recording.neighbours.iter().map(|n| n.cpu_ns)))
         } else {
-            self.host_change(|h| h.busy_ns).map(|b| b.saturating_sub(own))
+            self.host_increase(|h| h.busy_ns).map(|b| b.saturating_sub(own))
         };
         let Some(others) = others.map(|o| o as f64) else {
             return 1.0;
@@ -235,18 +236,18 @@ impl<'a> Context<'a> {
             .map(|(name, part)| (name.to_owned(), part / all.max(f64::MIN_POSITIVE)))
     }
 
-    /// Change of a cumulative counter over the window. None if either end lacks it, or if [`gained`] rejects it.
-    pub fn change<T: Into<Option<u64>>>(&self, read: impl Fn(&Tick) -> T) -> Option<u64> {
+    /// Increase of a cumulative counter over the window. None if either end lacks it, or if [`gained`] rejects it.
+    pub fn increase<T: Into<Option<u64>>>(&self, read: impl Fn(&Tick) -> T) -> Option<u64> {
         let (first, last) = (self.recording.ticks.first()?, self.recording.ticks.last()?);
         gained(read(first).into()?, read(last).into()?)
     }
 
-    pub fn cgroup_change(&self, read: impl Fn(&CgroupTick) -> u64) -> Option<u64> {
-        self.change(|t| t.cgroup.as_ref().map(&read))
+    pub fn cgroup_increase(&self, read: impl Fn(&CgroupTick) -> u64) -> Option<u64> {
+        self.increase(|t| t.cgroup.as_ref().map(&read))
     }
 
-    pub fn host_change<T: Into<Option<u64>>>(&self, read: impl Fn(&HostTick) -> T) -> Option<u64> {
-        self.change(|t| read(t.host.as_ref()?).into())
+    pub fn host_increase<T: Into<Option<u64>>>(&self, read: impl Fn(&HostTick) -> T) -> Option<u64> {
+        self.increase(|t| read(t.host.as_ref()?).into())
     }
 
     /// Whether the kernel's account of the target's CPU time was read for at least half of the window. Without free
@@ -282,6 +283,13 @@ impl<'a> Context<'a> {
         })
     }
 
+    /// Mode of transparent huge pages. The recorded text has the form of sysfs, `always [madvise] never`, or is the mode
+    /// alone.
+    pub fn thp_mode(&self) -> Measured<&'a str> {
+        let text = self.recording.host.thp_enabled.as_ref();
+        text.map(|text| chosen(text).unwrap_or(text.trim())).map_err(Clone::clone)
+    }
+
     pub fn last_tick(&self) -> Option<&'a Tick> {
         self.recording.ticks.last()
     }
@@ -302,9 +310,8 @@ impl<'a> Context<'a> {
         self.recording.prices.as_ref().ok()?.get(name).filter(|p| p.low > 0.0)
     }
 
-    pub fn count(&self, name: &str) -> Option<f64> {
-        let c = self.recording.counts.iter().find(|c| c.name == name)?;
-        (c.over_ns > 0).then(|| c.count as f64 * 1e9 / c.over_ns as f64)
+    pub fn map_call_rate(&self, call: MapCall) -> Option<f64> {
+        bill::map_call_rate(self.recording, call)
     }
 
     /// Counts the samples whose innermost user frame is the allocator's own code.
@@ -325,9 +332,9 @@ impl<'a> Context<'a> {
             leaves.named += u64::from(symbol.is_some());
             leaves.in_libc += u64::from(in_libc);
             match path_of(symbol) {
-                Path::Entry => leaves.libc_entry += u64::from(in_libc),
-                Path::Miss => leaves.miss += 1,
-                Path::Unknown => {}
+                CallPath::Entry => leaves.libc_entry += u64::from(in_libc),
+                CallPath::Miss => leaves.miss += 1,
+                CallPath::Unknown => {}
             }
         }
         leaves
@@ -345,8 +352,7 @@ impl<'a> Context<'a> {
 
     /// The part of the samples in map calls that malloc made.
     pub fn map_calls_by_malloc(&self) -> Measured<Interval> {
-        let look = || remedies::map_calls_by_malloc(self.recording);
-        self.map_calls_by_malloc.get_or_init(look).clone()
+        self.map_calls_by_malloc.get_or_init(|| bill::map_calls_by_malloc(self.recording)).clone()
     }
 
     /// The part of first touch, by time, that huge pages would not change. Without samples it is 0.
@@ -431,12 +437,12 @@ const NEARLY_ALL: f64 = 0.9;
 /// The name to print. A function without a symbol gets the name of its file: `libz.so.1`, `generated code`.
 fn printed_name(site: &Site) -> &str {
     match site.function.as_str() {
-        "(no symbol)" | "(generated code)" if !site.module.is_empty() => {
+        NO_SYMBOL | GENERATED_CODE if !site.module.is_empty() => {
             let file = site.module.rsplit('/').next().unwrap_or(&site.module);
             file.trim_matches(['[', ']'])
         }
-        "(no symbol)" | "(no user stack)" => "",
-        "(generated code)" => "generated code",
+        NO_SYMBOL | NO_USER_STACK => "",
+        GENERATED_CODE => "generated code",
         function => function,
     }
 }
@@ -469,8 +475,12 @@ impl MendIfNone for Absence {
 
 /// `0.414` as `41 %`. Small shares have one decimal.
 pub fn percent(share: f64) -> String {
+    format!("{} %", percentage(share))
+}
+
+fn percentage(share: f64) -> String {
     let p = share * 100.0;
-    if p < 9.95 && (p - p.round()).abs() > 0.05 { format!("{p:.1} %") } else { format!("{p:.0} %") }
+    if p < 9.95 && (p - p.round()).abs() > 0.05 { format!("{p:.1}") } else { format!("{p:.0}") }
 }
 
 /// `41 % (38–44 %)`. A value without sampling error has no interval.
@@ -478,8 +488,7 @@ pub fn percent_interval(i: Interval) -> String {
     if i.high - i.low < 1e-9 {
         return percent(i.point);
     }
-    let low = percent(i.low);
-    format!("{} ({}–{})", percent(i.point), low.trim_end_matches(" %"), percent(i.high))
+    format!("{} ({}–{})", percent(i.point), percentage(i.low), percent(i.high))
 }
 
 pub fn bytes(b: f64) -> String {

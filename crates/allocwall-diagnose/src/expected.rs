@@ -4,16 +4,17 @@
 //! these lines that it can change. A diagnosis prints the bounds as the gain if they come from more than the lines
 //! alone.
 
-use super::context::{Context, Served};
-use super::remedies;
+use super::context::{Context, Served, percent};
+use super::needs;
 use crate::bill::Bill;
 use allocwall_model::catalogue::cost::CostClass::{
     self, AddressSpaceLock, AllocatorCode, AllocatorLocks, MapCalls, PageRelease,
 };
 use allocwall_model::catalogue::modules::AllocatorKind;
-use allocwall_model::catalogue::prices::{MALLOC_ARENA, MALLOC_CACHED};
+use allocwall_model::catalogue::prices::*;
 use allocwall_model::catalogue::remedies::{ALLOCATOR_LINES, Change, Effect, Remedy};
-use allocwall_model::catalogue::swaps::{self, Part, Swap};
+use allocwall_model::catalogue::swaps::{self, Bounds, Swap};
+use allocwall_model::catalogue::syscalls::MapCall;
 use allocwall_model::catalogue::thresholds::TLB_REACH_BYTES;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::Recording;
@@ -28,13 +29,44 @@ pub fn possible(recording: &Recording, bill: &Bill) -> Measured<()> {
 /// CPU time, or if its lines of the bill were not measured.
 pub fn change(recording: &Recording, bill: &Bill, remedy: &Remedy) -> Option<Interval> {
     let ctx = Context::new(recording, bill);
-    remedies::all_met(&ctx, remedy).ok()?;
+    if needs::first_unmet(&ctx, remedy, &Wall::ALL).is_some() {
+        return None;
+    }
     let saved = saved(&ctx, remedy)?;
     Some(Interval::new(-saved.high, -saved.point, -saved.low))
 }
 
+/// What a diagnosis says about a remedy that applies, as shares of the target's CPU time.
+pub(super) struct Prediction {
+    /// The saving that a trial is expected to show.
+    pub saved: Option<Interval>,
+    /// The same, if it comes from more than the lines alone.
+    pub gain: Option<Interval>,
+    /// Upper bound of the saving. None if the remedy saves no CPU time, or if its lines were not measured.
+    pub at_most: Option<f64>,
+    /// How the prediction was made, or why there is none.
+    pub basis: String,
+    /// The part of its lines of the bill that it can act on; 0 if they were not measured.
+    pub most: f64,
+}
+
+pub(super) fn prediction(ctx: &Context, remedy: &Remedy) -> Prediction {
+    let ByPrice { gain: priced, basis, most } = by_price(ctx, remedy);
+    let known = match remedy.effect {
+        Effect::Swap | Effect::DeeperCache | Effect::OwnArenas => true,
+        Effect::HugeTouch | Effect::ArenaInsteadOfMap | Effect::Populate => priced.is_some(),
+        Effect::AtMost(..) | Effect::NotCpu(_) => false,
+    };
+    let saved = saved(ctx, remedy);
+    let gain = saved.filter(|_| known);
+    let saves_cpu = !matches!(remedy.effect, Effect::NotCpu(_));
+    let bound = gain.map_or(most, |gain| gain.high.max(most));
+    let at_most = (saves_cpu && ctx.cpu(remedy.acts_on).is_ok()).then_some(bound);
+    Prediction { saved, gain, at_most, basis, most }
+}
+
 /// The saved share of the target's CPU time, for a remedy that applies.
-pub(super) fn saved(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
+fn saved(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
     let library = remedy.start.iter().flat_map(|s| s.applied).find_map(|c| match c {
         Change::Preload(library) => Some(library.kind()),
         _ => None,
@@ -57,7 +89,7 @@ pub(super) fn saved(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
 
 fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
     let lines = ctx.cpu(remedy.acts_on).ok()?.share;
-    let gain = remedies::gain(ctx, remedy);
+    let gain = by_price(ctx, remedy).gain;
     match remedy.effect {
         Effect::NotCpu(_) | Effect::Swap => None,
         // It saves nothing for calls that the cache already serves. For the others it saves the call of the arena.
@@ -88,7 +120,7 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
             let high = gain.high + release;
             // It is unknown which blocks belong to arenas of the runtime.
             let sure = if remedy.applies(Change::ArenaHook) { 0.0 } else { large_blocks(ctx) };
-            let low = remedies::touch_price_saved(ctx).map_or(0.0, |saved| lines.low * saved.low * sure);
+            let low = touch_price_saved(ctx).map_or(0.0, |saved| lines.low * saved.low * sure);
             Some(Interval::new(low, gain.point.clamp(low, high), high))
         }
         Effect::Populate => gain,
@@ -114,10 +146,10 @@ fn bounded(ctx: &Context, remedy: &Remedy) -> Option<Interval> {
 /// The part that keeping memory saves of the first touches that it avoids. It can be below 1, because a kept page is
 /// not in the CPU cache as a page that was just zeroed is. It can be above 1, because the program's own loads are
 /// faster on kept pages.
-const KEPT: Part = Part { least: 0.75, most: 1.1 };
+const KEPT: Bounds = Bounds { least: 0.75, most: 1.1 };
 /// The part of contended allocation that a deeper cache saves. It can be negative, because each thread keeps blocks
 /// that another one could use.
-const DEEPER_WHERE_CONTENDED: Part = Part { least: -0.4, most: 0.5 };
+const DEEPER_WHERE_CONTENDED: Bounds = Bounds { least: -0.4, most: 0.5 };
 
 /// What the application's loads save if small objects are on huge pages. Within the TLB's reach it is close to zero.
 /// Beyond it, no price predicts the value, so the point stays at zero.
@@ -168,7 +200,7 @@ fn swapped(ctx: &Context, kind: AllocatorKind) -> Option<Interval> {
 }
 
 /// Another malloc can save only the mappings that malloc makes.
-fn of_malloc(saved: Part, by_malloc: Interval) -> Part {
+fn of_malloc(saved: Bounds, by_malloc: Interval) -> Bounds {
     let by = |end: f64| if end > 0.0 { by_malloc.low } else { by_malloc.high };
     part(saved.least * by(saved.least), saved.most * by_malloc.high)
 }
@@ -204,7 +236,7 @@ fn large_blocks(ctx: &Context) -> f64 {
     const BREAK_PAGES: f64 = 33.0;
     let faults = ctx.bill.rates.minor_faults.as_ref().copied();
     let by_malloc = ctx.map_calls_by_malloc().map_or(0.0, |part| part.low);
-    match (faults, ctx.count("mmap"), ctx.count("brk")) {
+    match (faults, ctx.map_call_rate(MapCall::Mmap), ctx.map_call_rate(MapCall::Brk)) {
         (Ok(faults), Some(maps), Some(breaks)) if maps > 0.0 && faults > 0.0 => {
             let mapped = (faults - breaks * BREAK_PAGES).max(0.0);
             mapped / faults * (1.0 - ENDS / (mapped / maps).max(ENDS)) * by_malloc
@@ -222,9 +254,9 @@ const SMALL_PAGES: f64 = 256.0;
 
 /// The saved parts of map calls and of first touches, by the number of pages touched per block. A block takes two map
 /// calls, one to map it and one to unmap it.
-fn by_size(ctx: &Context, swap: &Swap) -> (Part, Part) {
+fn by_size(ctx: &Context, swap: &Swap) -> (Bounds, Bounds) {
     let rates = &ctx.bill.rates;
-    let either = |a: Part, b: Part| part(a.least.min(b.least), a.most.max(b.most));
+    let either = |a: Bounds, b: Bounds| part(a.least.min(b.least), a.most.max(b.most));
     match (&rates.minor_faults, &rates.map_calls) {
         (Ok(faults), Ok(calls)) if *calls > 0.0 && faults / (calls / 2.0) > LARGE_PAGES => {
             (swap.mapped_large, swap.touched_large)
@@ -245,7 +277,7 @@ fn recycled(ctx: &Context) -> f64 {
     let (Some(first), Some(most)) = (ticks.first(), held.max()) else {
         return 1.0;
     };
-    match ctx.change(|t| t.minor_faults) {
+    match ctx.increase(|t| t.minor_faults) {
         Some(faults) if faults > 0 => {
             let grown = most.saturating_sub(first.anonymous.unwrap_or(0)) as f64 / PAGE;
             (1.0 - grown / faults as f64).clamp(0.0, 1.0)
@@ -254,12 +286,12 @@ fn recycled(ctx: &Context) -> f64 {
     }
 }
 
-fn part(least: f64, most: f64) -> Part {
-    Part { least, most }
+fn part(least: f64, most: f64) -> Bounds {
+    Bounds { least, most }
 }
 
 /// A line times the saved part, with the wider end of each.
-fn times(line: Interval, part: Part) -> Interval {
+fn times(line: Interval, part: Bounds) -> Interval {
     let low = part.least * if part.least < 0.0 { line.high } else { line.low };
     let high = part.most * if part.most < 0.0 { line.low } else { line.high };
     Interval::new(low, line.point * (part.least + part.most) / 2.0, high)
@@ -274,6 +306,157 @@ fn sum(all: &[Interval]) -> Interval {
     let point: f64 = all.iter().map(|i| i.point).sum();
     let off = |end: fn(&Interval) -> f64| all.iter().map(|i| (end(i) - i.point).powi(2)).sum::<f64>().sqrt();
     Interval::new(point - off(|i| i.low), point, point + off(|i| i.high))
+}
+
+// ---- lines of the bill × prices of this machine ----
+
+/// The gain by this machine's prices alone. The fields are those of [`Prediction`].
+struct ByPrice {
+    gain: Option<Interval>,
+    basis: String,
+    most: f64,
+}
+
+fn by_price(ctx: &Context, remedy: &Remedy) -> ByPrice {
+    let whole = ctx.cpu(remedy.acts_on).map_or(0.0, |s| s.share.high);
+    let most = match remedy.effect {
+        Effect::HugeTouch => whole * (1.0 - ctx.past_huge_pages().low),
+        Effect::ArenaInsteadOfMap => whole * ctx.map_calls_by_malloc().map_or(1.0, |part| part.high),
+        _ => whole,
+    };
+    let none = |basis: String| ByPrice { gain: None, basis, most };
+    let lines = lines_of(remedy);
+    let Ok(sum) = ctx.cpu(remedy.acts_on) else {
+        return none(match remedy.effect {
+            Effect::NotCpu(what) => format!("acts on {what}, not on CPU time"),
+            _ => "the lines of the bill that it acts on were not measured".into(),
+        });
+    };
+    match remedy.effect {
+        Effect::NotCpu(what) => none(format!("acts on {what}, not on CPU time")),
+        Effect::Swap => none(format!(
+            "{} of CPU ({lines}) × the part that it saved in other programs that were measured",
+            percent(sum.share.point)
+        )),
+        Effect::OwnArenas => none(format!(
+            "{} of CPU ({lines}), and the code that contention slows; freeing a block of another thread still needs a lock",
+            percent(sum.share.point)
+        )),
+        Effect::DeeperCache => none(format!(
+            "{} of CPU ({lines}) × the part of calls that miss the thread cache × what a cached call saves on this machine",
+            percent(sum.share.point)
+        )),
+        Effect::AtMost(fraction, why) => ByPrice { most: most * fraction, ..none(format!("{lines}: {why}")) },
+        Effect::HugeTouch => match huge_touch(ctx) {
+            Some(removed) => priced(
+                sum.share,
+                removed,
+                most,
+                format!(
+                    "{} of CPU ({lines}) × {} that huge pages save on this machine, if all fresh memory gets them; blocks below 2 MiB that are mapped one by one do not get them",
+                    percent(sum.share.point),
+                    percent(removed.point)
+                ),
+            ),
+            None => none(unpriced(ctx, "touch_2m or touch_4k")),
+        },
+        Effect::Populate => match (ctx.price(POPULATE_PAGE), ctx.price(TOUCH_4K)) {
+            (Some(populate), Some(touch)) => {
+                let removed = removed(populate, touch);
+                priced(
+                    sum.share,
+                    removed,
+                    most,
+                    format!(
+                        "{} of CPU ({lines}) × {} that populating saves per page on this machine",
+                        percent(sum.share.point),
+                        percent(removed.point)
+                    ),
+                )
+            }
+            _ => none(unpriced(ctx, "populate_page or touch_4k")),
+        },
+        Effect::ArenaInsteadOfMap => arena_instead(ctx, most),
+    }
+}
+
+fn priced(line: Interval, removed: Interval, most: f64, basis: String) -> ByPrice {
+    let gain = Interval::new(
+        line.low * removed.low,
+        line.point * removed.point,
+        (line.high * removed.high).min(most),
+    );
+    ByPrice { gain: Some(gain), basis, most }
+}
+
+fn unpriced(ctx: &Context, name: &str) -> String {
+    let why = match &ctx.recording.prices {
+        Err(absence) => absence.detail.clone(),
+        Ok(_) => format!("this machine's price list has no {name}"),
+    };
+    format!("{why} (run allocwall calibrate)")
+}
+
+/// 1 − after/before, both with their intervals, clamped to 0 to 1.
+fn removed(after: Interval, before: Interval) -> Interval {
+    let fraction = |a: f64, b: f64| {
+        if b > 0.0 { (1.0 - a / b).clamp(0.0, 1.0) } else { 0.0 }
+    };
+    Interval::new(
+        fraction(after.high, before.low),
+        fraction(after.point, before.point),
+        fraction(after.low, before.high),
+    )
+}
+
+/// The part that one first touch of 2 MiB saves of 512 touches of 4 KiB.
+fn touch_price_saved(ctx: &Context) -> Option<Interval> {
+    Some(removed(ctx.price(TOUCH_2M)?, ctx.price(TOUCH_4K)?.scaled(512.0)))
+}
+
+/// The low end is 0, because it is unknown whether the touched memory is in ranges that can have huge pages. The high
+/// end also holds for memory that was idle, for which the hypervisor has to find 512 pages one by one.
+fn huge_touch(ctx: &Context) -> Option<Interval> {
+    let warm = touch_price_saved(ctx)?;
+    let idle = ctx
+        .price(TOUCH_2M_IDLE)
+        .zip(ctx.price(TOUCH_4K_IDLE))
+        .map_or(0.0, |(huge, small)| removed(huge, small.scaled(512.0)).high);
+    let past = ctx.past_huge_pages();
+    Some(Interval::new(0.0, warm.point * (1.0 - past.point), warm.high.max(idle) * (1.0 - past.low)))
+}
+
+/// The map calls of malloc are saved, less the cost of the arena. Whether their first touches are saved too cannot be
+/// measured from outside: they only raise the upper end, by the same part as for the calls.
+fn arena_instead(ctx: &Context, most: f64) -> ByPrice {
+    let none = |basis| ByPrice { gain: None, basis, most };
+    let Ok(maps) = ctx.cpu(Wall::MapChurn.lines()) else {
+        return none("the lines of the bill that it acts on were not measured".to_owned());
+    };
+    let (Some(arena), Some(mapped)) = (ctx.price(MALLOC_ARENA), ctx.price(MALLOC_MAPPED)) else {
+        return none(unpriced(ctx, "malloc_arena or malloc_mapped"));
+    };
+    let Ok(by_malloc) = ctx.map_calls_by_malloc() else {
+        return none("the callers of the map calls are unknown".to_owned());
+    };
+    let removed = removed(arena, mapped);
+    let point = maps.share.point * by_malloc.point * removed.point;
+    let gain =
+        Interval::new(maps.share.low * by_malloc.low * removed.low, point, (most * removed.high).max(point));
+    ByPrice {
+        gain: Some(gain),
+        basis: format!(
+            "{} of CPU (map calls, release) × {} by malloc × {} that an arena saves, and first touches of memory that is used again",
+            percent(maps.share.point),
+            percent(by_malloc.point),
+            percent(removed.point)
+        ),
+        most,
+    }
+}
+
+fn lines_of(remedy: &Remedy) -> String {
+    remedy.acts_on.iter().map(|c| c.key().replace('_', " ")).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

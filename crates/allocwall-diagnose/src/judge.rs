@@ -1,7 +1,7 @@
 //! Judges a share with its interval against the table of thresholds. The result is one of the four statuses.
 
 use super::context::{percent, percent_interval};
-use super::{Finding, Status, Whole};
+use super::{Finding, ShellLine, Status, Whole};
 use allocwall_model::catalogue::thresholds::{self, Floor, Threshold};
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::units::{Absence, Interval, Reason};
@@ -28,7 +28,7 @@ pub struct Case<'a> {
     pub unit: &'a str,
     /// The text after share and unit: "goes to faulting in pages".
     pub phrase: &'a str,
-    pub show: String,
+    pub show: ShellLine,
 }
 
 /// An interval that starts below the contributor threshold and is wider than this fraction of the whole is not judged.
@@ -138,13 +138,13 @@ fn floor_text(t: &Threshold, amount: f64) -> String {
 }
 
 impl Judged {
-    pub fn not_measured(wall: Wall, of: Whole, missing: Absence, show: String) -> Self {
+    pub fn not_measured(wall: Wall, of: Whole, missing: Absence, show: ShellLine) -> Self {
         let mut judged = Judged::without_figures(wall, of, Status::NotMeasured, missing.detail.clone(), show);
         judged.finding.missing = Some(missing);
         judged
     }
 
-    fn without_figures(wall: Wall, of: Whole, status: Status, because: String, show: String) -> Self {
+    fn without_figures(wall: Wall, of: Whole, status: Status, because: String, show: ShellLine) -> Self {
         Judged {
             cost: 0.0,
             figures: String::new(),
@@ -179,7 +179,7 @@ impl Judged {
     }
 
     /// Ruled out by a fact rather than by a share.
-    pub fn ruled_out(wall: Wall, of: Whole, because: impl Into<String>, show: String) -> Self {
+    pub fn ruled_out(wall: Wall, of: Whole, because: impl Into<String>, show: ShellLine) -> Self {
         Judged::without_figures(wall, of, Status::RuledOut, because.into(), show).share(Interval::exact(0.0))
     }
 
@@ -232,7 +232,7 @@ mod tests {
             amount: share.scaled(rate),
             unit: "of CPU",
             phrase: "is spent",
-            show: String::new(),
+            show: ShellLine::default(),
         }
         .judge()
     }

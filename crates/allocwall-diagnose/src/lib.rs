@@ -7,6 +7,7 @@ pub mod bill;
 mod context;
 pub mod expected;
 mod judge;
+pub mod needs;
 pub mod remedies;
 mod rungs;
 mod sentence;
@@ -21,6 +22,7 @@ use allocwall_model::recording::Recording;
 use allocwall_model::units::{Absence, Interval};
 use context::Context;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Judges all rungs of the ladder. Returns fifteen findings in the order of the ladder, the sentence, and the
 /// remedies that apply to this target.
@@ -33,7 +35,7 @@ pub fn verdict(recording: &Recording, bill: &Bill) -> Verdict {
     let findings: Vec<Finding> = judged.into_iter().map(|j| j.finding).collect();
     let remedies = remedies::prescribe(recording, bill, &findings, leading);
     let next = sentence::next_steps(&ctx, &findings, &remedies, walls.first().copied());
-    Verdict { sentence, walls, findings, remedies, next }
+    Verdict { sentence: sentence.text, site: sentence.site, walls, findings, remedies, next }
 }
 
 /// Whether a verdict without a wall is a decision.
@@ -82,8 +84,8 @@ pub struct Finding {
     pub because: String,
     /// The measured numbers, one per line.
     pub evidence: Vec<String>,
-    /// A command that shows the same evidence with other tools.
-    pub show: String,
+    /// Shows the same evidence with other tools.
+    pub show: ShellLine,
     /// For `NotMeasured`: the reason, and what to change.
     pub missing: Option<Absence>,
     /// The kind of estimate, if the figure is not measured directly.
@@ -107,6 +109,8 @@ pub enum Whole {
 pub struct Verdict {
     /// The result in one sentence.
     pub sentence: String,
+    /// The call site that the sentence of a verdict without walls names in full.
+    pub site: Option<String>,
     /// Walls found, worst first. Empty if there is none.
     pub walls: Vec<Wall>,
     /// One per wall, in the order of the ladder.
@@ -114,7 +118,48 @@ pub struct Verdict {
     /// Sorted: try them in this order.
     pub remedies: Vec<Prescription>,
     /// Commands to run next.
-    pub next: Vec<String>,
+    pub next: Vec<ShellLine>,
+}
+
+/// A line for a shell.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShellLine {
+    pub command: String,
+    /// Printed as the line's comment.
+    pub remark: Option<String>,
+    /// The command has a placeholder, so it can't be run unchanged.
+    pub has_gap: bool,
+}
+
+impl ShellLine {
+    pub fn remark(self, remark: impl Into<String>) -> Self {
+        ShellLine { remark: Some(remark.into()), ..self }
+    }
+
+    pub fn with_gap(self) -> Self {
+        ShellLine { has_gap: true, ..self }
+    }
+}
+
+impl From<String> for ShellLine {
+    fn from(command: String) -> Self {
+        ShellLine { command, ..ShellLine::default() }
+    }
+}
+
+impl From<&str> for ShellLine {
+    fn from(command: &str) -> Self {
+        ShellLine::from(command.to_owned())
+    }
+}
+
+impl fmt::Display for ShellLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.remark {
+            Some(remark) => write!(f, "{}  # {remark}", self.command),
+            None => f.write_str(&self.command),
+        }
+    }
 }
 
 /// A remedy with the command for this target.
@@ -135,6 +180,8 @@ pub struct Prescription {
     pub how: String,
     /// `how` is a command.
     pub is_command: bool,
+    /// `how` has a placeholder for the target's command, so it can't be run unchanged.
+    pub has_gap: bool,
     /// A remark on `how`; None without one.
     pub note: Option<String>,
     pub backfires: String,

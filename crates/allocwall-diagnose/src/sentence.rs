@@ -3,9 +3,8 @@
 use super::context::{Context, count, percent, percent_interval};
 use super::judge::Judged;
 use super::rungs::named;
-use super::{Finding, Prescription, Reach, Status};
+use super::{Finding, Prescription, Reach, ShellLine, Status};
 use allocwall_model::catalogue::cost::CostClass;
-use allocwall_model::catalogue::remedies::UNKNOWN_COMMAND;
 use allocwall_model::catalogue::thresholds;
 use allocwall_model::catalogue::walls::Wall;
 
@@ -15,11 +14,24 @@ const LONGEST_NAME: usize = 40;
 /// A longer sentence is hard to read.
 pub const LONGEST_SENTENCE: usize = 200;
 
-pub fn write(ctx: &Context, judged: &[Judged], walls: &[Wall]) -> String {
+#[derive(Default)]
+pub struct Sentence {
+    pub text: String,
+    /// See [`Verdict::site`](super::Verdict::site).
+    pub site: Option<String>,
+}
+
+impl From<String> for Sentence {
+    fn from(text: String) -> Self {
+        Sentence { text, site: None }
+    }
+}
+
+pub fn write(ctx: &Context, judged: &[Judged], walls: &[Wall]) -> Sentence {
     if let Some(stopped) = ctx.stopped() {
         return fitting([
-            format!("No verdict: {}.", stopped.detail),
-            "No verdict: the target was stopped most of the time.".to_owned(),
+            format!("No verdict: {}.", stopped.detail).into(),
+            "No verdict: the target was stopped most of the time.".to_owned().into(),
         ]);
     }
     let Some(&worst) = walls.first() else {
@@ -29,17 +41,17 @@ pub fn write(ctx: &Context, judged: &[Judged], walls: &[Wall]) -> String {
     let next = walls[1..].iter().find(|w| !same_time(worst, **w) && **w != Wall::Waiting);
     let also = next.map_or_else(String::new, |wall| also(judged, *wall));
     fitting([
-        wall_sentence(ctx, judged, worst, true) + &also,
-        wall_sentence(ctx, judged, worst, false) + &also,
-        wall_sentence(ctx, judged, worst, false),
+        (wall_sentence(ctx, judged, worst, true) + &also).into(),
+        (wall_sentence(ctx, judged, worst, false) + &also).into(),
+        wall_sentence(ctx, judged, worst, false).into(),
     ])
 }
 
-/// Returns the first text that is short enough, else the last one. The caller sorts them, longest first.
-fn fitting<const N: usize>(texts: [String; N]) -> String {
-    let fits = |text: &String| text.chars().count() <= LONGEST_SENTENCE;
-    let at = texts.iter().position(fits).unwrap_or(N - 1);
-    texts.into_iter().nth(at).unwrap_or_default()
+/// Returns the first sentence that is short enough, else the last one. The caller sorts them, longest first.
+fn fitting<const N: usize>(sentences: [Sentence; N]) -> Sentence {
+    let fits = |sentence: &Sentence| sentence.text.chars().count() <= LONGEST_SENTENCE;
+    let at = sentences.iter().position(fits).unwrap_or(N - 1);
+    sentences.into_iter().nth(at).unwrap_or_default()
 }
 
 fn also(judged: &[Judged], wall: Wall) -> String {
@@ -63,7 +75,7 @@ fn also(judged: &[Judged], wall: Wall) -> String {
 }
 
 /// A contributor with its interval: `map churn takes 9 % (8–10 %)`.
-fn part(judged: &[Judged], wall: Wall) -> String {
+fn contribution(judged: &[Judged], wall: Wall) -> String {
     let share = share(judged, wall);
     match wall {
         Wall::Numa => format!("{share} of new pages are on a remote node"),
@@ -212,7 +224,7 @@ fn much_unnamed(ctx: &Context) -> bool {
     ctx.unnamed_kernel() >= thresholds::of(Wall::FirstTouch).wall_from
 }
 
-fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
+fn no_wall(ctx: &Context, judged: &[Judged]) -> Sentence {
     let unknown: Vec<&str> = MEMORY
         .iter()
         .filter(|w| find(judged, **w).is_some_and(|f| f.status == Status::NotMeasured))
@@ -225,14 +237,11 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
             1..=120 => format!("; {why}"),
             _ => String::new(),
         };
-        return format!("No verdict: the target's CPU time could not be sampled{why}.");
+        return format!("No verdict: the target's CPU time could not be sampled{why}.").into();
     }
+    let (own, site) = own_computing(ctx);
     if reach == Reach::Undecided && !much_unnamed(ctx) {
-        return format!(
-            "Undecided: {} were not measured; {}.",
-            unknown.join(", "),
-            own_computing(ctx, false)
-        );
+        return format!("Undecided: {} were not measured; {own}.", unknown.join(", ")).into();
     }
     if reach == Reach::Undecided {
         let allocator = find(judged, Wall::CallRate)
@@ -242,7 +251,8 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
             "Undecided: {} of CPU is kernel time without symbols; not measured: {}{allocator}.",
             percent(ctx.unnamed_kernel()),
             unknown.join(", ")
-        );
+        )
+        .into();
     }
     let collector = find(judged, Wall::GarbageCollector).filter(|f| f.status == Status::NotMeasured);
     let unknown: Vec<&str> = unknown.into_iter().chain(collector.map(|f| f.wall.title())).collect();
@@ -252,26 +262,30 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
     let kept = find(judged, Wall::Retention)
         .filter(|f| f.status == Status::Contributor)
         .map_or_else(String::new, |_| also(judged, Wall::Retention));
+    let most_in = site.as_ref().map_or_else(String::new, |site| format!(", most in `{}`", name(site)));
+    let in_full = site.filter(|site| name(site) == *site);
+    let with_site = |text| Sentence { text, site: in_full.clone() };
+    let crowded = crowded(ctx);
     let with_details = |head: String| {
         fitting([
-            format!("{head}; {}.{kept}{}{not_measured}", own_computing(ctx, true), crowded(ctx)),
-            format!("{head}; {}.{kept}{}{not_measured}", own_computing(ctx, false), crowded(ctx)),
-            format!("{head}; {}.{kept}{not_measured}", own_computing(ctx, true)),
-            format!("{head}; {}.{kept}{not_measured}", own_computing(ctx, false)),
-            format!("{head}.{kept}{not_measured}"),
+            with_site(format!("{head}; {own}{most_in}.{kept}{crowded}{not_measured}")),
+            format!("{head}; {own}.{kept}{crowded}{not_measured}").into(),
+            with_site(format!("{head}; {own}{most_in}.{kept}{not_measured}")),
+            format!("{head}; {own}.{kept}{not_measured}").into(),
+            format!("{head}.{kept}{not_measured}").into(),
         ])
     };
     if let Some(pressure) = pressure(ctx) {
         return match contributor {
             Some(wall) => fitting([
-                format!("{pressure}; {}.{not_measured}", part(judged, wall)),
-                format!("{pressure}."),
+                format!("{pressure}; {}.{not_measured}", contribution(judged, wall)).into(),
+                format!("{pressure}.").into(),
             ]),
             None => with_details(pressure),
         };
     }
     if let Some(wall) = contributor {
-        return with_details(format!("No wall, but {}", part(judged, wall)));
+        return with_details(format!("No wall, but {}", contribution(judged, wall)));
     }
     let brief = |wall: Wall, label: &str| {
         find(judged, wall).and_then(|f| f.share).map(|s| format!("{label} {}", percent(s.point)))
@@ -289,7 +303,8 @@ fn no_wall(ctx: &Context, judged: &[Judged]) -> String {
             "Memory is not your wall: the target used only {:.2} CPUs; up to {:.2} CPUs may be waits.{kept}{not_measured}",
             ctx.cpu_rate,
             (1.0 - ctx.cpu_rate).max(0.0)
-        );
+        )
+        .into();
     }
     let verdict =
         if unknown.is_empty() { "Memory is not your wall" } else { "No wall found in the measured part" };
@@ -305,7 +320,7 @@ fn pressure(ctx: &Context) -> Option<String> {
             if share.low >= LIMITS.reclaim { "Memory pressure" } else { "Memory pressure is not ruled out" };
         return Some(format!("{sure}: {} of CPU goes to reclaim and compaction", percent_interval(share)));
     }
-    let stalled = ctx.host_change(|h| h.psi_memory_us).map(|us| us as f64 / 1e6 / ctx.window_s);
+    let stalled = ctx.host_increase(|h| h.psi_memory_us).map(|us| us as f64 / 1e6 / ctx.window_s);
     if let Some(part) = stalled.filter(|part| *part >= LIMITS.stalled) {
         return Some(format!(
             "Memory pressure: tasks on this machine stall for memory {} of the time",
@@ -339,26 +354,22 @@ pub fn leading_contributor(judged: &[Judged]) -> Option<Wall> {
         .map(|j| j.finding.wall)
 }
 
-/// `place`: whether to name the call site.
-fn own_computing(ctx: &Context, place: bool) -> String {
-    match ctx.cpu(&[CostClass::Application]) {
-        Ok(sum) => {
-            let kernel = ctx.cpu(&[CostClass::OtherKernel]).map_or(0.0, |s| s.share.point);
-            if kernel > sum.share.point {
-                return format!(
-                    "{} is other work of the kernel, {} the application's own computing",
-                    percent(kernel),
-                    percent(sum.share.point)
-                );
-            }
-            let site = match ctx.top_site(&[CostClass::Application]) {
-                Some((site, part)) if place && part >= 0.5 => format!(", most in `{}`", name(&site)),
-                _ => String::new(),
-            };
-            format!("{} is the application's own computing{site}", percent(sum.share.point))
-        }
-        Err(_) => format!("{:.2} CPUs in use", ctx.cpu_rate),
+/// The application's own share of CPU time, and the call site that has most of it, if one has.
+fn own_computing(ctx: &Context) -> (String, Option<String>) {
+    let Ok(sum) = ctx.cpu(&[CostClass::Application]) else {
+        return (format!("{:.2} CPUs in use", ctx.cpu_rate), None);
+    };
+    let own = percent(sum.share.point);
+    let kernel = ctx.cpu(&[CostClass::OtherKernel]).map_or(0.0, |s| s.share.point);
+    if kernel > sum.share.point {
+        let kernel = percent(kernel);
+        return (
+            format!("{kernel} is other work of the kernel, {own} the application's own computing"),
+            None,
+        );
     }
+    let site = ctx.top_site(&[CostClass::Application]).filter(|(_, part)| *part >= 0.5);
+    (format!("{own} is the application's own computing"), site.map(|(site, _)| site))
 }
 
 /// Commands to run next, at most three: `calibrate` if a prediction needs prices, `sudo` if a wall was not measured,
@@ -368,40 +379,27 @@ pub fn next_steps(
     findings: &[Finding],
     remedies: &[Prescription],
     wall: Option<Wall>,
-) -> Vec<String> {
+) -> Vec<ShellLine> {
     let mut next = Vec::new();
     if let Some(mend) = ctx.stopped().and_then(|stopped| stopped.mend) {
-        next.push(mend);
+        next.push(ShellLine::from(mend));
     }
     let unpriced = ctx.recording.prices.is_err();
     if unpriced && remedies.iter().any(|r| r.gain.is_none()) {
-        next.push(CALIBRATE.to_owned());
+        next.push(ShellLine::from(CALIBRATE));
     }
     if ctx.recording.host.euid != 0 && findings.iter().any(|f| f.status == Status::NotMeasured) {
-        next.push(format!("sudo allocwall diagnose -p {}", ctx.pid()));
+        next.push(ShellLine::from(format!("sudo allocwall diagnose -p {}", ctx.pid())));
     }
-    next.extend(remedies.iter().find(|r| is_command(r)).map(|r| r.how.clone()));
-    next.extend(
-        findings
-            .iter()
-            .find(|f| Some(f.wall) == wall)
-            .map(|f| f.show.clone())
-            .filter(|show| !has_a_gap(show)),
-    );
-    if unpriced && !next.iter().any(|n| n == CALIBRATE) {
-        next.push(CALIBRATE.to_owned());
+    let remedy = remedies.iter().find(|r| r.is_command && !r.has_gap);
+    next.extend(remedy.map(|r| ShellLine::from(r.how.as_str())));
+    let show = findings.iter().find(|f| Some(f.wall) == wall).map(|f| &f.show);
+    next.extend(show.filter(|show| !show.has_gap).cloned());
+    if unpriced && !next.iter().any(|n| n.command == CALIBRATE) {
+        next.push(ShellLine::from(CALIBRATE));
     }
     next.truncate(3);
     next
 }
 
 const CALIBRATE: &str = "allocwall calibrate";
-
-/// Whether it can be typed unchanged: it is not advice, and the target's own command is known.
-fn is_command(remedy: &Prescription) -> bool {
-    remedy.is_command && !has_a_gap(&remedy.how)
-}
-
-fn has_a_gap(command: &str) -> bool {
-    command.split(' ').any(|word| word == UNKNOWN_COMMAND || word == "…")
-}

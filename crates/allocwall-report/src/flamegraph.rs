@@ -163,13 +163,13 @@ impl Tree {
     }
 }
 
-struct Head {
+struct Heading {
     markup: String,
     height: usize,
 }
 
 /// Title, scale and legend, above inferno's own drawing.
-fn head(rec: &Recording, bill: &Bill, tree: &Tree) -> Head {
+fn head(rec: &Recording, bill: &Bill, tree: &Tree) -> Heading {
     let target =
         rec.processes.first().map_or("no process".to_string(), |p| format!("{} (pid {})", p.comm, p.pid));
     let title = format!("{target}: {:.1} CPU-s in {:.1} s", bill.cpu_s, bill.window_s);
@@ -204,7 +204,7 @@ fn head(rec: &Recording, bill: &Bill, tree: &Tree) -> Head {
         ));
     }
     out.push_str("</g>");
-    Head { markup: out, height: 44 + rows * LEGEND_ROW }
+    Heading { markup: out, height: 44 + rows * LEGEND_ROW }
 }
 
 impl Tree {
@@ -219,7 +219,7 @@ impl Tree {
 
 /// Moves inferno's drawing down by the height of the head. It searches only in inferno's preamble; names come after
 /// it and are escaped.
-fn with_head(drawing: &str, head: &Head) -> String {
+fn with_head(drawing: &str, head: &Heading) -> String {
     const AFTER: &str = "</script>";
     let moved = || -> Option<String> {
         let height: usize = between(drawing, " height=\"", "\"")?.parse().ok()?;

@@ -42,7 +42,7 @@ pub fn value(rec: &Recording, bill: &Bill, verdict: &Verdict) -> Value {
         },
         "findings": list(&verdict.findings, finding),
         "remedies": list(&verdict.remedies, remedy),
-        "next": verdict.next,
+        "next": list(&verdict.next, |line| json!(line.to_string())),
         "bill": bill_value(bill),
         "target": {
             "cgroup": rec.cgroup,
@@ -96,7 +96,7 @@ fn finding(f: &Finding) -> Value {
         "of": plain(&f.of),
         "because": f.because,
         "evidence": f.evidence,
-        "show": f.show,
+        "show": f.show.to_string(),
         "missing": f.missing.as_ref().map(absence),
         "estimate": f.estimate,
     })

@@ -1,7 +1,7 @@
 //! Cases for the tests of the reports. The figures are invented.
 
 use allocwall_diagnose::bill::{Bill, CpuLine, Rates, Sampled, Site, WaitLine};
-use allocwall_diagnose::{Finding, Prescription, Status, Verdict, Whole};
+use allocwall_diagnose::{Finding, Prescription, ShellLine, Status, Verdict, Whole};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::*;
@@ -234,7 +234,7 @@ fn finding(wall: Wall, status: Status, because: &str) -> Finding {
         of: Whole::Cpu,
         because: because.into(),
         evidence: vec![],
-        show: String::new(),
+        show: ShellLine::default(),
         missing: None,
         estimate: None,
     }
@@ -288,6 +288,7 @@ fn remedy(key: &str, title: &str, gain: Option<Interval>, restart: bool, how: &s
         restart,
         how: how.into(),
         is_command: key != "reuse-buffers",
+        has_gap: false,
         note: None,
         backfires: "resident memory grows by up to 2 MiB an arena; forked workers that write lose it again".into(),
         undo: "unset the variable and restart".into(),
@@ -375,6 +376,7 @@ pub fn first_touch() -> Case {
             sentence: "First touch is the wall: 61 % of the CPU goes into page faults and zeroing of memory that was freed \
                        to the kernel moments before; the allocator's own code is 1.2 %, so another allocator's speed will not help."
                 .into(),
+            site: None,
             walls: vec![Wall::FirstTouch],
             findings,
             remedies: vec![
@@ -425,6 +427,7 @@ pub fn nothing_found() -> Case {
             sentence: "Memory is not your wall: 97.1 % of the CPU is the application's own computing; allocator, faults and maps \
                        together take 1.7 %."
                 .into(),
+            site: None,
             walls: vec![],
             findings: ladder(),
             remedies: vec![],
@@ -486,6 +489,7 @@ pub fn not_root() -> Case {
         bill,
         verdict: Verdict {
             sentence: "Undecided: 53 % of CPU is kernel time without symbols; not measured: first touch, map churn; the allocator itself takes 6.2 %.".into(),
+            site: None,
             walls: vec![],
             findings,
             remedies: vec![],
@@ -535,6 +539,7 @@ pub fn throttled() -> Case {
         bill,
         verdict: Verdict {
             sentence: "The cgroup's CPU quota is the wall: it stopped the target for 62 % of the time in which it could have run.".into(),
+            site: None,
             walls: vec![Wall::CgroupThrottling],
             findings,
             remedies: vec![Prescription {

@@ -2,9 +2,9 @@
 
 use super::escape::terminal;
 use super::layout::{apportion, columns, elide_end, elide_middle, left, right, shell_lines, wrap};
-use allocwall_diagnose::bill::{Bill, CpuLine, Site, WaitLine};
+use allocwall_diagnose::bill::{Bill, CpuLine, NO_SYMBOL, Site, WaitLine};
 use allocwall_diagnose::remedies::{quoted, treated};
-use allocwall_diagnose::{Finding, Prescription, Status, Verdict};
+use allocwall_diagnose::{Finding, Prescription, ShellLine, Status, Verdict};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::remedies::{self, Effect, Remedy};
 use allocwall_model::recording::{
@@ -161,24 +161,21 @@ impl Page {
         self.line(&line);
     }
 
-    /// A shell command that can be copied. Long ones are broken between words with a backslash. A remark after `#`
-    /// that does not fit is wrapped as a comment on its own lines.
-    pub fn command(&mut self, indent: usize, text: &str) {
-        self.command_after("", indent, text);
+    /// A shell command that can be copied. Long ones are broken between words with a backslash. A remark that does not
+    /// fit is wrapped as a comment on its own lines.
+    pub fn command(&mut self, indent: usize, line: &ShellLine) {
+        self.command_after("", indent, line);
     }
 
-    pub fn command_after(&mut self, heading: &str, indent: usize, text: &str) {
-        let (command, remark) = match text.split_once("  # ") {
-            Some((command, remark)) => (command.trim_end(), Some(remark.trim())),
-            None => (text, None),
-        };
+    pub fn command_after(&mut self, heading: &str, indent: usize, line: &ShellLine) {
+        let remark = line.remark.as_deref();
         let lead = format!(
             "{}{}",
             self.paint(Ink::Heading, heading),
             self.paint(Ink::Faint, &right("$ ", indent + 2 - columns(heading)))
         );
         let column = indent + 2;
-        let command = terminal(command);
+        let command = terminal(&line.command);
         let whole = match remark {
             Some(remark) => format!("{command}  # {}", terminal(remark)),
             None => command.clone(),
@@ -342,7 +339,7 @@ struct Columns {
 }
 
 impl Columns {
-    /// The longest title of the bill without a bracket. Both tables have the same columns.
+    /// The longest short title of the bill. Both tables have the same columns.
     const TITLE: usize = 33;
     const SHARE: usize = 9;
     const SECONDS: usize = 10;
@@ -360,10 +357,6 @@ impl Columns {
     }
 
     fn row(&self, title: &str, bar: &str, share: &str, seconds: &str, interval: &str) -> String {
-        let title = match title.split_once(" (") {
-            Some((short, _)) if columns(title) > self.title => short,
-            _ => title,
-        };
         let mut line = format!("  {}", left(&elide_end(title, self.title), self.title));
         if self.bar > 0 {
             line.push_str(&format!("  {}", left(bar, self.bar)));
@@ -499,8 +492,10 @@ fn off_cpu(page: &mut Page, bill: &Bill) {
             Ok(time) if time.point < 0.005 => zero.push(line.class.title()),
             Ok(time) => {
                 let share = if whole > 0.0 { time.point / whole } else { 0.0 };
+                let title = line.class.title();
+                let title = if columns(title) > table.title { line.class.short_title() } else { title };
                 page.line(&table.row(
-                    line.class.title(),
+                    title,
                     &table.bar(share),
                     &format!("{:.1} %", share * 100.0),
                     &format!("{:.2}", time.point),
@@ -558,7 +553,7 @@ fn behind(page: &mut Page, finding: &Finding) {
     if !numbers.is_empty() {
         page.wrapped(column, &numbers.join(" · "), Ink::Faint);
     }
-    if wall && !finding.show.is_empty() {
+    if wall && !finding.show.command.is_empty() {
         page.command(column, &finding.show);
     }
 }
@@ -689,7 +684,7 @@ fn nameless_code(rec: &Recording, bill: &Bill) -> Option<Absence> {
     let nameless: f64 = lines
         .iter()
         .flat_map(|l| l.sites.iter().map(move |s| (s, l.share.point)))
-        .filter(|(site, _)| site.function == "(no symbol)" && made_by_jit(&site.module))
+        .filter(|(site, _)| site.function == NO_SYMBOL && made_by_jit(&site.module))
         .map(|(site, share)| site.share * share)
         .sum();
     if nameless < MUCH {
@@ -720,8 +715,7 @@ fn sites(page: &mut Page, bill: &Bill, verdict: &Verdict) {
     });
     let waits: Vec<&WaitLine> = bill.off_cpu.iter().filter(|l| costly_wait(l, bill, verdict)).collect();
     let named = |s: &Site| {
-        verdict.sentence.contains(&s.function)
-            || s.python.as_ref().is_some_and(|p| verdict.sentence.contains(p.as_str()))
+        verdict.site.as_ref().is_some_and(|site| s.function == *site || s.python.as_ref() == Some(site))
     };
     // Without a wall, the sentence already names the call site that has most of the time.
     let told = verdict.walls.is_empty()
@@ -838,8 +832,8 @@ fn remedies(page: &mut Page, verdict: &Verdict) {
             page.wrapped(5, &facts, Ink::Plain);
         }
         if remedy.is_command {
-            let note = remedy.note.iter().map(|note| format!("  # {note}"));
-            page.command(5, &note.fold(remedy.how.clone(), |how, note| how + &note));
+            let how = ShellLine::from(remedy.how.as_str());
+            page.command(5, &ShellLine { remark: remedy.note.clone(), ..how });
         } else {
             page.wrapped(5, &remedy.how, Ink::Plain);
         }
@@ -901,11 +895,13 @@ fn own_cost(page: &mut Page, rec: &Recording, bill: &Bill) {
 /// The next commands. Commands that were already shown with a remedy or a wall are not repeated.
 fn next(page: &mut Page, verdict: &Verdict, file: Option<&str>) {
     let shown = verdict.remedies.iter().take(REMEDIES_SHOWN).map(|r| &r.how);
-    let walls = verdict.findings.iter().filter(|f| f.status == Status::Wall).map(|f| &f.show);
+    let walls = verdict.findings.iter().filter(|f| f.status == Status::Wall).map(|f| &f.show.command);
     let said: Vec<&String> = shown.chain(walls).collect();
-    let mut steps: Vec<String> = verdict.next.iter().filter(|n| !said.contains(n)).cloned().collect();
+    let mut steps: Vec<ShellLine> =
+        verdict.next.iter().filter(|n| !said.contains(&&n.command)).cloned().collect();
     if let Some(file) = file {
-        steps.push(format!("allocwall report {} --format flamegraph -o wall.svg", quoted(file)));
+        let command = format!("allocwall report {} --format flamegraph -o wall.svg", quoted(file));
+        steps.push(ShellLine::from(command));
     }
     if steps.is_empty() {
         return;
@@ -1076,7 +1072,7 @@ mod tests {
             let line = &mut case.bill.on_cpu.as_mut().unwrap()[0];
             line.share = Interval::exact(share);
             line.sites = vec![Site {
-                function: "(no symbol)".into(),
+                function: NO_SYMBOL.into(),
                 module: path,
                 python: None,
                 share: 1.0,

@@ -4,6 +4,7 @@
 use super::escape::terminal;
 use super::layout::{columns, elide_end, left, right};
 use super::text::{Ink, Page, Style, bytes};
+use allocwall_diagnose::ShellLine;
 use allocwall_diagnose::remedies::quoted;
 use allocwall_model::units::{Interval, Measured, Reason};
 use allocwall_trial::compare::decided;
@@ -388,9 +389,8 @@ fn next(page: &mut Page, outcome: &TrialResult, command: &[String], options: &[S
         return;
     }
     page.blank();
-    page.command_after("NEXT", 6, &steps[0]);
-    for step in &steps[1..] {
-        page.command(6, step);
+    for (nth, step) in steps.into_iter().enumerate() {
+        page.command_after(if nth == 0 { "NEXT" } else { "" }, 6, &ShellLine::from(step));
     }
 }
 
@@ -444,12 +444,15 @@ fn percent(fraction: f64) -> String {
 
 /// A relative change with its sign. From tenfold on it is a factor.
 fn change(effect: f64) -> String {
-    let tenths = (effect * 1000.0).round() / 10.0;
     match effect {
         e if e >= 9.0 => format!("×{}", factor(e)),
-        _ if tenths == 0.0 => "0.0 %".to_string(),
-        _ => format!("{tenths:+.1} %"),
+        _ => format!("{} %", signed_percentage(effect)),
     }
+}
+
+fn signed_percentage(effect: f64) -> String {
+    let tenths = (effect * 1000.0).round() / 10.0;
+    if tenths == 0.0 { "0.0".to_string() } else { format!("{tenths:+.1}") }
 }
 
 fn factor(effect: f64) -> String {
@@ -463,8 +466,7 @@ fn range(effect: Interval) -> String {
     if effect.high >= 9.0 {
         return format!("{} to {}", change(effect.low), change(effect.high));
     }
-    let low = change(effect.low);
-    format!("{} to {}", low.trim_end_matches(" %"), change(effect.high))
+    format!("{} to {}", signed_percentage(effect.low), change(effect.high))
 }
 
 fn value(metric: Option<&Metric>, value: Option<&Measured<f64>>) -> String {

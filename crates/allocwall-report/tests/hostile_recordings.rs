@@ -4,7 +4,7 @@
 use allocwall_diagnose::{self as diagnose, bill};
 use allocwall_measure::file::{self, Batch, Head, Part, Tail, Writer};
 use allocwall_measure::reading::Readers;
-use allocwall_measure::record::{self, Ask, Request};
+use allocwall_measure::record::{self, Request, Target};
 use allocwall_model::recording::*;
 use allocwall_model::units::{Absence, Interval, Reason};
 use allocwall_report::text::Style;
@@ -35,7 +35,7 @@ fn real() -> &'static Recording {
         let recorded = record::record(Request {
             rate_hz: None,
             closely: false,
-            ask: Ask::Pids(vec![shell.id() as i32]),
+            target: Target::Pids(vec![shell.id() as i32]),
             window: Duration::from_millis(500),
             output: None,
             readers: Readers::Here,

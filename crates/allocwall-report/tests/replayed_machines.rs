@@ -8,7 +8,7 @@ use allocwall_host::clock;
 use allocwall_host::facts::Machine;
 use allocwall_host::perf::{Clocks, Event, Periods, REGISTERS, RawSample, Registers};
 use allocwall_measure::reading::Readers;
-use allocwall_measure::record::{self, Ask, Request};
+use allocwall_measure::record::{self, Request, Target};
 use allocwall_model::error::Error;
 use allocwall_model::recording::*;
 use allocwall_model::units::{Absence, Measured, Reason};
@@ -109,11 +109,16 @@ enum Sampling {
     Refused,
 }
 
-fn ask() -> Ask {
-    Ask::Pids(vec![TARGET])
+fn target() -> Target {
+    Target::Pids(vec![TARGET])
 }
 
-fn recorded(tree: &Rc<Tree>, ask: Ask, window: Duration, sampling: Sampling) -> Result<Recording, Error> {
+fn recorded(
+    tree: &Rc<Tree>,
+    target: Target,
+    window: Duration,
+    sampling: Sampling,
+) -> Result<Recording, Error> {
     let mut open = |cpus: &[u32], periods| -> Measured<Box<dyn Clocks>> {
         if sampling == Sampling::Refused {
             return Err(Absence::new(Reason::NotPermitted, "no perf events on this machine"));
@@ -128,7 +133,7 @@ fn recorded(tree: &Rc<Tree>, ask: Ask, window: Duration, sampling: Sampling) -> 
         }))
     };
     let request = Request {
-        ask,
+        target,
         window,
         rate_hz: None,
         closely: false,
@@ -180,7 +185,7 @@ fn judged(recording: Recording) -> Judged {
 
 fn whole(server: &Server) -> Judged {
     let tree = Rc::new(server.build());
-    judged(recorded(&tree, ask(), WINDOW, Sampling::Generated).expect("a recording"))
+    judged(recorded(&tree, target(), WINDOW, Sampling::Generated).expect("a recording"))
 }
 
 fn state<'a>(judged: &'a Judged, probe: &str) -> &'a ProbeState {
@@ -314,10 +319,10 @@ fn kernels_with_less_in_them_and_processes_that_are_hidden() {
 #[test]
 fn a_group_as_target_and_no_samples_at_all() {
     let tree = Rc::new(Server::usual().build());
-    let group = Ask::Cgroup("/system.slice/api.service".to_owned());
+    let group = Target::Cgroup("/system.slice/api.service".to_owned());
     let by_group = judged(recorded(&tree, group, SHORT, Sampling::Generated).unwrap());
     assert_eq!(by_group.recording.processes.len(), 2);
-    let blind = judged(recorded(&tree, ask(), WINDOW, Sampling::Refused).unwrap());
+    let blind = judged(recorded(&tree, target(), WINDOW, Sampling::Refused).unwrap());
     assert!(blind.bill.on_cpu.is_err() && blind.bill.cpu_s > 0.0);
     assert!(
         matches!(state(&blind, "cpu_samples"), ProbeState::Absent(a) if a.reason == Reason::NotPermitted)
@@ -328,7 +333,7 @@ fn a_group_as_target_and_no_samples_at_all() {
 #[test]
 fn code_of_32_bits_is_classed_by_its_leaf_and_not_unwound() {
     let tree = Rc::new(Server::usual().build());
-    let narrow = judged(recorded(&tree, ask(), WINDOW, Sampling::Narrow).unwrap());
+    let narrow = judged(recorded(&tree, target(), WINDOW, Sampling::Narrow).unwrap());
     let ProbeState::Partial(absence) = state(&narrow, "cpu_samples") else {
         panic!("{:?}", state(&narrow, "cpu_samples"));
     };
@@ -338,7 +343,7 @@ fn code_of_32_bits_is_classed_by_its_leaf_and_not_unwound() {
         let stack = &recording.stacks[sample.user.unwrap() as usize];
         assert!(stack.frames.len() == 1 && !stack.complete);
     }
-    let wide = judged(recorded(&tree, ask(), WINDOW, Sampling::Generated).unwrap());
+    let wide = judged(recorded(&tree, target(), WINDOW, Sampling::Generated).unwrap());
     let shares = |judged: &Judged| -> Vec<f64> {
         let lines = judged.bill.on_cpu.as_ref().unwrap();
         lines.iter().map(|line| (line.share.point * 50.0).round()).collect()
@@ -352,11 +357,11 @@ fn a_cpu_without_sibling_files_is_sampled_all_the_same() {
     let cpus = tree.root().join("sys/devices/system/cpu");
     fs::remove_dir_all(cpus.join("cpu3")).unwrap();
     fs::remove_dir_all(tree.root().join("sys/devices/system/node/node0")).unwrap();
-    let judged = judged(recorded(&tree, ask(), SHORT, Sampling::Generated).unwrap());
+    let judged = judged(recorded(&tree, target(), SHORT, Sampling::Generated).unwrap());
     assert_eq!(*state(&judged, "cpu_samples"), ProbeState::Measured);
     // Without the list, the CPUs to sample are unknown.
     fs::remove_file(cpus.join("online")).unwrap();
-    let without = self::judged(recorded(&tree, ask(), SHORT, Sampling::Generated).unwrap());
+    let without = self::judged(recorded(&tree, target(), SHORT, Sampling::Generated).unwrap());
     assert!(matches!(state(&without, "cpu_samples"), ProbeState::Absent(a) if a.reason == Reason::NotFound));
 }
 
@@ -374,7 +379,7 @@ fn a_process_with_a_million_mappings_is_known_by_its_code() {
     text.insert_str(text.find("7f00").unwrap(), &buffers);
     assert!(text.len() > 32 << 20);
     fs::write(&maps, text).unwrap();
-    let judged = judged(recorded(&tree, ask(), SHORT, Sampling::Generated).unwrap());
+    let judged = judged(recorded(&tree, target(), SHORT, Sampling::Generated).unwrap());
     let paths: Vec<&str> = judged.recording.modules.iter().map(|m| &*m.path).collect();
     assert!(paths.contains(&"/usr/lib/libc.so.6"), "{paths:?}");
 }
@@ -425,7 +430,7 @@ fn any_file_may_be_missing_empty_or_cut_short() {
                 while let Some((server, name, kind)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let tree = Rc::new(server.build());
                     damage(&tree.root().join(name), *kind);
-                    match recorded(&tree, ask(), SHORT, Sampling::Generated) {
+                    match recorded(&tree, target(), SHORT, Sampling::Generated) {
                         Ok(recording) => {
                             judged(recording);
                             reports.fetch_add(1, Ordering::Relaxed);

@@ -142,7 +142,7 @@ impl Arm {
         if let Some((swap, library)) = self.library() {
             let kind = library.kind();
             for part in &self.parts {
-                let wanted = part.remedy.needs.iter().find_map(|need| allocator_of(*need));
+                let wanted = part.remedy.needs.iter().find_map(|need| need.allocator());
                 let tunes_malloc = part.settings.iter().any(|setting| {
                     matches!(setting, Setting::Tunable { name, .. } if name.starts_with(tunables::PREFIX))
                 });
@@ -162,7 +162,7 @@ impl Arm {
                 }
             }
         }
-        for family in [runtime_of as fn(Need) -> Option<&'static str>, libc_of] {
+        for family in [Need::runtime as fn(Need) -> Option<&'static str>, Need::libc] {
             let mut first: Option<(&Part, &str)> = None;
             for part in &self.parts {
                 let Some(named) = part.remedy.needs.iter().find_map(|need| family(*need)) else {
@@ -180,36 +180,6 @@ impl Arm {
             }
         }
         Ok(())
-    }
-}
-
-/// The allocator that must serve the program.
-fn allocator_of(need: Need) -> Option<AllocatorKind> {
-    match need {
-        Need::GlibcMalloc => Some(AllocatorKind::Glibc),
-        Need::Jemalloc => Some(AllocatorKind::Jemalloc),
-        Need::Mimalloc => Some(AllocatorKind::Mimalloc),
-        Need::Tcmalloc => Some(AllocatorKind::Tcmalloc),
-        _ => None,
-    }
-}
-
-/// The runtime that the program must have.
-fn runtime_of(need: Need) -> Option<&'static str> {
-    match need {
-        Need::Cpython | Need::CpythonAtLeast(_) | Need::CpythonFreeThreaded => Some("CPython"),
-        Need::Jvm => Some("Java"),
-        Need::Go => Some("Go"),
-        Need::Node => Some("Node"),
-        _ => None,
-    }
-}
-
-fn libc_of(need: Need) -> Option<&'static str> {
-    match need {
-        Need::Musl => Some("musl"),
-        Need::Glibc(..) | Need::GlibcBefore(..) | Need::GlibcMalloc => Some("glibc"),
-        _ => None,
     }
 }
 

@@ -2,12 +2,12 @@
 
 use super::account::{Reader, Room};
 use super::arm::{Applied, Expectation};
-use super::calls::Counting;
+use super::calls::CallCounter;
 use super::conduct::{Ran, Subject};
-use super::huge::Looking;
+use super::huge::PageSampler;
 use super::load::metric::Metric as Figure;
 use super::load::{Better, Reading, Unit as ReadingUnit};
-use super::proof::{self, Bindings, Seen, Told};
+use super::proof::{self, Bindings, FirstRun, Seen};
 use super::run::{self, Exit, Family, Finished, Look, Running, Start, Tail};
 use super::{Direction, Metric, ProofItem, Unit};
 use allocwall_host::clock;
@@ -35,7 +35,7 @@ pub struct Prepared {
     pub start: Start,
     pub expects: Vec<Expectation>,
     /// Results of the run that is not counted.
-    pub told: Told,
+    pub first: FirstRun,
 }
 
 impl Prepared {
@@ -46,11 +46,11 @@ impl Prepared {
         start.env.extend(applied.env.iter().cloned());
         start.cpus = applied.cpus.clone().or(start.cpus);
         start.nodes = applied.nodes.clone().or(start.nodes);
-        Prepared { start, expects: applied.expects.clone(), told: Told::default() }
+        Prepared { start, expects: applied.expects.clone(), first: FirstRun::default() }
     }
 
     pub fn judge(&self, seen: &Seen) -> Vec<ProofItem> {
-        proof::judge(&self.expects, seen, &self.told)
+        proof::judge(&self.expects, seen, &self.first)
     }
 
     /// The additional observations that the arm's proof needs.
@@ -121,14 +121,14 @@ impl Watcher {
         };
         if clock::monotonic_ns().saturating_sub(running.start_ns()) >= due_ms * 1_000_000 {
             self.next += 1;
-            self.seen.look(&self.proc, &running.processes(), self.nodes);
+            self.seen.sample(&self.proc, &running.processes(), self.nodes);
         }
         true
     }
 
     /// Samples now, whatever the planned time.
     pub fn look_now(&mut self, running: &Running) {
-        self.seen.look(&self.proc, &running.processes(), self.nodes);
+        self.seen.sample(&self.proc, &running.processes(), self.nodes);
     }
 
     /// All observations: the samples, the run's memory series, and the additional observations.
@@ -167,8 +167,8 @@ pub struct Close {
 
 /// The additional observations of a run while it runs.
 pub struct CloseLooks {
-    calls: Option<Counting>,
-    huge: Option<Looking>,
+    calls: Option<CallCounter>,
+    huge: Option<PageSampler>,
 }
 
 impl Close {
@@ -179,8 +179,8 @@ impl Close {
 
     pub fn start(&self, family: Family) -> CloseLooks {
         CloseLooks {
-            calls: self.serves.as_deref().map(|library| Counting::start(family, library)),
-            huge: self.huge.then(|| Looking::start(family)),
+            calls: self.serves.as_deref().map(|library| CallCounter::start(family, library)),
+            huge: self.huge.then(|| PageSampler::start(family)),
         }
     }
 }
@@ -189,8 +189,8 @@ impl CloseLooks {
     /// The observations so far. Call it when the run is over or about to end. The other fields stay empty.
     pub fn finish(self) -> Seen {
         Seen {
-            calls: self.calls.map(Counting::finish),
-            huge: self.huge.map(Looking::finish),
+            calls: self.calls.map(CallCounter::finish),
+            huge: self.huge.map(PageSampler::finish),
             ..Seen::default()
         }
     }
@@ -245,7 +245,8 @@ pub trait Fresh {
                     ..Seen::default()
                 };
             }
-            self.arms()[arm].told = Told { bindings, calls: seen.calls.clone(), huge: seen.huge.clone() };
+            self.arms()[arm].first =
+                FirstRun { bindings, calls: seen.calls.clone(), huge: seen.huge.clone() };
             ran.proof = self.arms()[arm].judge(&seen);
             runs.push(ran);
         }

@@ -64,17 +64,17 @@ impl Calls {
 }
 
 /// The counting thread.
-pub struct Counting {
+pub struct CallCounter {
     stop: Sender<()>,
     thread: Worker<Measured<Calls>>,
 }
 
-impl Counting {
-    pub fn start(family: Family, library: &Path) -> Counting {
+impl CallCounter {
+    pub fn start(family: Family, library: &Path) -> CallCounter {
         let (stop, stopped) = channel();
         let library = library.to_owned();
         let thread = Worker::start("counts calls", move || count_until(&stopped, family, &library));
-        Counting { stop, thread }
+        CallCounter { stop, thread }
     }
 
     /// The counts. Call it when the run is over.
@@ -127,11 +127,11 @@ struct Counter<'a> {
     proc: ProcFs,
     library: &'a Path,
     /// By device and inode; None for a file without malloc.
-    files: HashMap<FileId, Option<Rc<Allocator>>>,
+    files: HashMap<FileId, Option<Rc<MallocFile>>>,
 }
 
 /// A file with a malloc.
-struct Allocator {
+struct MallocFile {
     path: PathBuf,
     /// Whether it is the arm's library.
     ours: bool,
@@ -140,8 +140,8 @@ struct Allocator {
     offsets: BTreeSet<u64>,
 }
 
-struct Probe {
-    allocator: Rc<Allocator>,
+struct CallProbe {
+    allocator: Rc<MallocFile>,
     passes: Passes,
 }
 
@@ -201,7 +201,7 @@ impl Counter<'_> {
     }
 
     /// Files with a malloc that the process maps now.
-    fn allocators(&mut self, pid: i32) -> Vec<Rc<Allocator>> {
+    fn allocators(&mut self, pid: i32) -> Vec<Rc<MallocFile>> {
         let mut seen = BTreeSet::new();
         let mut found = Vec::new();
         for mapping in self.proc.code(pid).unwrap_or_default().mappings {
@@ -213,17 +213,17 @@ impl Counter<'_> {
             let known = self
                 .files
                 .entry(key)
-                .or_insert_with(|| Allocator::of(root, pid, &mapping, library).map(Rc::new));
+                .or_insert_with(|| MallocFile::of(root, pid, &mapping, library).map(Rc::new));
             found.extend(known.clone());
         }
         found
     }
 
-    fn probes(&self, allocators: Vec<Rc<Allocator>>, tid: i32) -> Measured<Vec<Probe>> {
+    fn probes(&self, allocators: Vec<Rc<MallocFile>>, tid: i32) -> Measured<Vec<CallProbe>> {
         let mut probes = Vec::new();
         for allocator in allocators {
             for &offset in &allocator.offsets {
-                probes.push(Probe {
+                probes.push(CallProbe {
                     passes: self.uprobes.open(&allocator.file, offset, tid)?,
                     allocator: Rc::clone(&allocator),
                 });
@@ -234,7 +234,7 @@ impl Counter<'_> {
 }
 
 /// All probes are opened before the first is started, so that all count for about the same time.
-fn count(stopped: &Receiver<()>, mut probes: Vec<Probe>) -> Calls {
+fn count(stopped: &Receiver<()>, mut probes: Vec<CallProbe>) -> Calls {
     let mut calls = Calls::default();
     let began = monotonic_ns();
     // A probe that fails to start counts nothing; one that fails to stop counts slightly longer. Their counts are used anyway.
@@ -242,7 +242,7 @@ fn count(stopped: &Receiver<()>, mut probes: Vec<Probe>) -> Calls {
     goes_on(stopped, MOMENT);
     probes.iter_mut().for_each(|probe| drop(probe.passes.stop()));
     calls.counted_ns = monotonic_ns() - began;
-    let mut counted: Vec<(u64, Probe)> =
+    let mut counted: Vec<(u64, CallProbe)> =
         probes.into_iter().map(|mut probe| (probe.passes.count().unwrap_or(0), probe)).collect();
     for (count, probe) in &counted {
         if probe.allocator.ours {
@@ -257,12 +257,12 @@ fn count(stopped: &Receiver<()>, mut probes: Vec<Probe>) -> Calls {
     calls
 }
 
-impl Allocator {
-    fn of(proc_root: &Path, pid: i32, mapping: &Mapping, library: &Path) -> Option<Allocator> {
+impl MallocFile {
+    fn of(proc_root: &Path, pid: i32, mapping: &Mapping, library: &Path) -> Option<MallocFile> {
         let file = maps::open(proc_root, pid, mapping).ok()?;
         let offsets = entries(&file)?;
         let path = PathBuf::from(mapping.display_path());
-        Some(Allocator { ours: is_file_at(&path, library), path, file, offsets })
+        Some(MallocFile { ours: is_file_at(&path, library), path, file, offsets })
     }
 }
 

@@ -311,7 +311,7 @@ mod tests {
             tool_version: String::new(),
             started_unix_ms: 0,
             command: vec![],
-            options: vec![],
+            options: serde_json::Value::Null,
             design: Design {
                 settings: Settings {
                     seed: 7,

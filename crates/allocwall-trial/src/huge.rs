@@ -15,13 +15,13 @@ const LONGEST: Duration = Duration::from_millis(250);
 const SHARE: u32 = 4;
 
 /// The sampling thread.
-pub struct Looking {
+pub struct PageSampler {
     stop: Sender<()>,
     thread: Worker<Measured<HugePages>>,
 }
 
-impl Looking {
-    pub fn start(family: Family) -> Looking {
+impl PageSampler {
+    pub fn start(family: Family) -> PageSampler {
         let (stop, stopped) = channel();
         let thread = Worker::start("samples huge pages", move || {
             let proc = ProcFs::live();
@@ -43,7 +43,7 @@ impl Looking {
             }
             most
         });
-        Looking { stop, thread }
+        PageSampler { stop, thread }
     }
 
     /// The maximum over all samples of all processes. Call it when the run is over.

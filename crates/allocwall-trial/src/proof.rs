@@ -14,13 +14,14 @@ use super::calls::Calls;
 use super::{ProofItem, ProofState};
 use allocwall_host::proc::{HugePages, ProcFs, is_arena_hook};
 use allocwall_host::topology::parse_cpu_list;
+use allocwall_measure::target::LibcKind;
 use allocwall_model::units::{Absence, Measured, Reason, thousands};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Samples per process. At the first sample the loader may not have mapped all libraries. On an idle machine an interpreter may
 /// need longer than the first three samples (60 ms) to import its start files.
-const LOOKS: u32 = 4;
+const SAMPLES: u32 = 4;
 /// Limit for the number of sampled processes of one run.
 const PROCESSES: usize = 256;
 
@@ -41,7 +42,7 @@ pub struct Seen {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SeenProcess {
     pub comm: String,
-    looks: u32,
+    samples: u32,
     /// CPU time at the last sample, in clock ticks.
     pub cpu_ticks: u64,
     /// Files mapped with execute permission.
@@ -57,7 +58,7 @@ pub struct SeenProcess {
 impl Seen {
     /// Samples these processes once, except those that already have enough samples. `nodes`: also read their memory binding, which
     /// makes the kernel walk their page tables.
-    pub fn look(&mut self, proc: &ProcFs, pids: &[i32], nodes: bool) {
+    pub fn sample(&mut self, proc: &ProcFs, pids: &[i32], nodes: bool) {
         for &pid in pids {
             if !self.processes.contains_key(&pid) && self.processes.len() >= PROCESSES {
                 continue;
@@ -66,17 +67,17 @@ impl Seen {
             if let Ok(stat) = proc.process_stat(pid) {
                 seen.cpu_ticks = stat.user_ticks + stat.system_ticks;
             }
-            if seen.looks >= LOOKS {
+            if seen.samples >= SAMPLES {
                 continue;
             }
-            seen.look(proc, pid, nodes);
+            seen.sample(proc, pid, nodes);
         }
     }
 }
 
 impl SeenProcess {
-    fn look(&mut self, proc: &ProcFs, pid: i32, nodes: bool) {
-        self.looks += 1;
+    fn sample(&mut self, proc: &ProcFs, pid: i32, nodes: bool) {
+        self.samples += 1;
         let Ok(comm) = proc.comm(pid) else { return };
         self.comm = comm;
         if let Ok(code) = proc.code(pid) {
@@ -212,29 +213,29 @@ impl ProcessBindings {
 
 /// Results of an arm's run that is not counted.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Told {
+pub struct FirstRun {
     pub bindings: Option<Measured<Bindings>>,
     pub calls: Option<Measured<Calls>>,
     pub huge: Option<Measured<HugePages>>,
 }
 
 /// Judges an arm's expectations for one run, from its observations and from the run that is not counted.
-pub fn judge(expects: &[Expectation], seen: &Seen, told: &Told) -> Vec<ProofItem> {
-    expects.iter().map(|e| item(e, seen, told)).collect()
+pub fn judge(expects: &[Expectation], seen: &Seen, first: &FirstRun) -> Vec<ProofItem> {
+    expects.iter().map(|e| item(e, seen, first)).collect()
 }
 
-fn item(expectation: &Expectation, seen: &Seen, told: &Told) -> ProofItem {
-    let bindings = told.bindings();
+fn item(expectation: &Expectation, seen: &Seen, first: &FirstRun) -> ProofItem {
+    let bindings = first.bindings();
     let (what, (state, mut detail)) = match expectation {
         Expectation::Mapped(path) => (format!("{} mapped", file_name(path)), mapped(path, seen, bindings)),
         Expectation::MallocFrom(path) => {
             (format!("malloc from {}", file_name(path)), malloc_from(path, seen, bindings))
         }
-        Expectation::Serves(path) => return serves(path, told),
+        Expectation::Serves(path) => return serves(path, first),
         Expectation::Environment(name, value) => (format!("{name} set"), environment(name, value, seen)),
         Expectation::CommandLine(word) => (format!("{word} on the command line"), command_line(word, seen)),
-        Expectation::HugeResident => ("huge pages resident".to_owned(), huge(seen, told)),
-        Expectation::ArenasHuge => ("arenas on huge pages".to_owned(), arenas(seen, told)),
+        Expectation::HugeResident => ("huge pages resident".to_owned(), huge(seen, first)),
+        Expectation::ArenasHuge => ("arenas on huge pages".to_owned(), arenas(seen, first)),
         Expectation::Cpus(cpus) => {
             ("CPU affinity in force".to_owned(), place(cpus, seen, |process| process.cpus.as_deref()))
         }
@@ -244,7 +245,7 @@ fn item(expectation: &Expectation, seen: &Seen, told: &Told) -> ProofItem {
         Expectation::ResidentAtStart(bytes) => ("memory touched at start".to_owned(), resident(*bytes, seen)),
     };
     // Without bindings the item is unknown, for the same reason as the bindings.
-    let absent = match (expectation, &told.bindings) {
+    let absent = match (expectation, &first.bindings) {
         (Expectation::Mapped(_) | Expectation::MallocFrom(_), Some(Err(absence)))
             if state == ProofState::Unknown =>
         {
@@ -258,7 +259,7 @@ fn item(expectation: &Expectation, seen: &Seen, told: &Told) -> ProofItem {
     ProofItem { what, state, detail, needed: true, absent }
 }
 
-impl Told {
+impl FirstRun {
     fn bindings(&self) -> Option<&Bindings> {
         self.bindings.as_ref()?.as_ref().ok()
     }
@@ -282,14 +283,14 @@ fn busiest<'a>(processes: impl Iterator<Item = &'a SeenProcess>) -> Option<&'a S
 
 /// Judges by the busiest process, and counts the processes that have the property.
 fn by_the_busiest<'a>(
-    looked: impl Iterator<Item = &'a SeenProcess> + Clone,
+    sampled: impl Iterator<Item = &'a SeenProcess> + Clone,
     has: impl Fn(&SeenProcess) -> bool,
     lacks: &str,
 ) -> Judgement {
-    let Some(busiest) = busiest(looked.clone()) else {
+    let Some(busiest) = busiest(sampled.clone()) else {
         return nothing_seen();
     };
-    let (hits, all) = (looked.clone().filter(|p| has(p)).count(), looked.count());
+    let (hits, all) = (sampled.clone().filter(|p| has(p)).count(), sampled.count());
     match has(busiest) {
         true => (ProofState::Proven, format!("in {hits} of {all} processes")),
         false if hits > 0 => (
@@ -302,9 +303,9 @@ fn by_the_busiest<'a>(
 
 fn mapped(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgement {
     let has = |p: &SeenProcess| p.mapped.iter().any(|m| is_file_at(m, path));
-    let looked = seen.processes.values().filter(|p| !p.mapped.is_empty());
+    let sampled = seen.processes.values().filter(|p| !p.mapped.is_empty());
     // At the first sample the loader may not have mapped it yet.
-    let settled = looked.clone().filter(|p| p.looks > 1 || has(p));
+    let settled = sampled.clone().filter(|p| p.samples > 1 || has(p));
     if settled.clone().next().is_some() {
         return by_the_busiest(settled, has, &format!("does not map {}", path.display()));
     }
@@ -330,7 +331,9 @@ fn malloc_from(path: &Path, seen: &Seen, bindings: Option<&Bindings>) -> Judgeme
     let bound = bindings.of(path);
     if bound.processes == 0 {
         // musl's loader writes no log, but the library that it maps first serves malloc.
-        let loader = |p: &SeenProcess| p.mapped.iter().any(|m| file_name(m).starts_with("ld-musl"));
+        let loader = |p: &SeenProcess| {
+            p.mapped.iter().any(|m| LibcKind::by_name(&file_name(m)) == Some(LibcKind::Musl))
+        };
         return match mapped(path, seen, None) {
             (ProofState::Proven, _) if seen.processes.values().any(loader) => {
                 (ProofState::Proven, "preloaded before musl; musl's loader binds to the first library".into())
@@ -358,11 +361,11 @@ const ENOUGH_CALLS: u64 = 100;
 const SERVED: f64 = 0.9;
 
 /// The bindings prove that calls would go to the library; this item shows that they do.
-fn serves(library: &Path, told: &Told) -> ProofItem {
-    let judged = match &told.calls {
+fn serves(library: &Path, first: &FirstRun) -> ProofItem {
+    let judged = match &first.calls {
         None => Err(Absence::new(Reason::NotFound, "the calls were not counted")),
         Some(Err(absence)) => Err(absence.clone()),
-        Some(Ok(calls)) => served(library, calls, told.bindings()),
+        Some(Ok(calls)) => served(library, calls, first.bindings()),
     };
     let (state, detail, absent) = match judged {
         Ok((state, detail)) => (state, detail, None),
@@ -414,18 +417,18 @@ fn percent(share: f64) -> String {
 }
 
 fn environment(name: &str, value: &str, seen: &Seen) -> Judgement {
-    let looked = seen.processes.values().filter(|p| !p.environment.is_empty());
+    let sampled = seen.processes.values().filter(|p| !p.environment.is_empty());
     let has = |p: &SeenProcess| p.environment.get(name).is_some_and(|v| v == value);
-    by_the_busiest(looked, has, "does not have it")
+    by_the_busiest(sampled, has, "does not have it")
 }
 
 fn command_line(word: &str, seen: &Seen) -> Judgement {
-    let mut looked = seen.processes.values().filter(|p| !p.command_line.is_empty());
+    let mut sampled = seen.processes.values().filter(|p| !p.command_line.is_empty());
     let has = |p: &SeenProcess| p.command_line.iter().any(|w| w == word);
-    if looked.clone().any(has) {
+    if sampled.clone().any(has) {
         (ProofState::Proven, "found there".into())
     } else {
-        match looked.next() {
+        match sampled.next() {
             Some(process) => (ProofState::Refuted, format!("not on the command line of {}", process.comm)),
             None => nothing_seen(),
         }
@@ -433,8 +436,8 @@ fn command_line(word: &str, seen: &Seen) -> Judgement {
 }
 
 /// Judges by this run's own samples. If the run was too short for them, by those of the run that is not counted.
-fn huge(seen: &Seen, told: &Told) -> Judgement {
-    let closely = told.huge.as_ref().and_then(|huge| huge.as_ref().ok());
+fn huge(seen: &Seen, first: &FirstRun) -> Judgement {
+    let closely = first.huge.as_ref().and_then(|huge| huge.as_ref().ok());
     match (seen.peak_huge, closely) {
         (None, None) => (ProofState::Unknown, "huge pages could not be counted".into()),
         (Some(0), _) | (None, Some(HugePages { all: 0, .. })) => {
@@ -450,8 +453,8 @@ fn huge(seen: &Seen, told: &Told) -> Judgement {
 
 /// Each run shows whether the hook is present. Only the run that is not counted shows the memory on huge pages: sampling it walks
 /// the page tables, which is expensive for a program on small pages.
-fn arenas(seen: &Seen, told: &Told) -> Judgement {
-    let closely = match &told.huge {
+fn arenas(seen: &Seen, first: &FirstRun) -> Judgement {
+    let closely = match &first.huge {
         None => return (ProofState::Unknown, "huge pages were not sampled".into()),
         Some(Err(absence)) => return (ProofState::Unknown, absence.to_string()),
         Some(Ok(huge)) if !huge.hook => {
@@ -464,9 +467,9 @@ fn arenas(seen: &Seen, told: &Told) -> Judgement {
         }
         Some(Ok(huge)) => huge,
     };
-    let looked = seen.processes.values().filter(|p| !p.mapped.is_empty());
+    let sampled = seen.processes.values().filter(|p| !p.mapped.is_empty());
     let has = |p: &SeenProcess| p.mapped.iter().any(|m| is_arena_hook(&m.to_string_lossy()));
-    match by_the_busiest(looked, has, "did not map the hook in any sample") {
+    match by_the_busiest(sampled, has, "did not map the hook in any sample") {
         (ProofState::Proven, _) => (
             ProofState::Proven,
             format!("{} on huge pages at the peak of the run that is not counted", mebibytes(closely.arenas)),
@@ -501,14 +504,14 @@ fn resident(bytes: u64, seen: &Seen) -> Judgement {
 
 fn place<'a>(wanted: &[u32], seen: &'a Seen, read: impl Fn(&'a SeenProcess) -> Option<&'a str>) -> Judgement {
     let wanted: BTreeSet<u32> = wanted.iter().copied().collect();
-    let looked: Vec<(&SeenProcess, &str)> =
+    let sampled: Vec<(&SeenProcess, &str)> =
         seen.processes.values().filter_map(|p| Some((p, read(p)?))).collect();
     let kept = |list: &str| {
         parse_cpu_list(list).is_some_and(|l| l.into_iter().collect::<BTreeSet<u32>>().is_subset(&wanted))
     };
-    let hits = looked.iter().filter(|(_, list)| kept(list)).count();
-    match looked.iter().find(|(_, list)| !kept(list)) {
-        None if looked.is_empty() => nothing_seen(),
+    let hits = sampled.iter().filter(|(_, list)| kept(list)).count();
+    match sampled.iter().find(|(_, list)| !kept(list)) {
+        None if sampled.is_empty() => nothing_seen(),
         None => (ProofState::Proven, format!("in {hits} of {hits} processes")),
         Some((process, list)) => (ProofState::Refuted, format!("{} is allowed to use {list}", process.comm)),
     }
@@ -574,7 +577,7 @@ mod tests {
     fn seen(processes: &[Sketch]) -> Seen {
         let process = |&(comm, mapped, environment): &Sketch| SeenProcess {
             comm: comm.into(),
-            looks: 2,
+            samples: 2,
             cpu_ticks: 0,
             mapped: mapped.iter().map(PathBuf::from).collect(),
             environment: environment.iter().map(|&(k, v)| (k.into(), v.into())).collect(),
@@ -587,19 +590,19 @@ mod tests {
 
     #[test]
     fn a_library_is_mapped_or_not_or_unknown() {
-        let looked_at = |looks, mut seen: Seen| {
-            seen.processes.values_mut().for_each(|p| p.looks = looks);
+        let sampled = |samples, mut seen: Seen| {
+            seen.processes.values_mut().for_each(|p| p.samples = samples);
             seen
         };
-        let once = looked_at(1, seen(&[("x", &["/lib/libc.so.6"], &[])]));
+        let once = sampled(1, seen(&[("x", &["/lib/libc.so.6"], &[])]));
         assert_eq!(mapped(Path::new(JEMALLOC), &once, None).0, ProofState::Unknown);
         let state = |seen: &Seen| mapped(Path::new(JEMALLOC), seen, None).0;
         assert_eq!(state(&seen(&[("x", &[JEMALLOC], &[])])), ProofState::Proven);
         assert_eq!(state(&seen(&[("x", &["/lib/libc.so.6"], &[])])), ProofState::Refuted);
         assert_eq!(state(&Seen::default()), ProofState::Unknown);
         // Too short to be sampled, but the loader's log has it.
-        let told = bindings(&[&[LINE]]);
-        assert_eq!(mapped(Path::new(JEMALLOC), &Seen::default(), Some(&told)).0, ProofState::Proven);
+        let first = bindings(&[&[LINE]]);
+        assert_eq!(mapped(Path::new(JEMALLOC), &Seen::default(), Some(&first)).0, ProofState::Proven);
     }
 
     #[test]
@@ -616,7 +619,7 @@ mod tests {
         assert_eq!((state, &detail[..]), (ProofState::Proven, "in 1 of 2 processes"));
     }
 
-    fn counted(served: u64, libc: u64) -> Told {
+    fn counted(served: u64, libc: u64) -> FirstRun {
         let calls = Calls {
             served,
             elsewhere: BTreeMap::from([("/lib/libc.so.6".into(), libc)]),
@@ -624,14 +627,14 @@ mod tests {
             threads: 1,
             counted_threads: 1,
         };
-        Told { bindings: None, calls: Some(Ok(calls)), huge: None }
+        FirstRun { bindings: None, calls: Some(Ok(calls)), huge: None }
     }
 
     #[test]
     fn the_share_of_the_calls() {
-        let item = |told: &Told| serves(Path::new(JEMALLOC), told);
-        let said = |told: &Told| {
-            let item = item(told);
+        let item = |first: &FirstRun| serves(Path::new(JEMALLOC), first);
+        let said = |first: &FirstRun| {
+            let item = item(first);
             assert!(!item.needed);
             (item.state, item.detail, item.absent.map(|a| a.reason))
         };
@@ -648,10 +651,10 @@ mod tests {
             said(&counted(1, 98)),
             absent("only 99 calls in 0.1 s, too few for a share", Reason::TooLittle)
         );
-        assert_eq!(said(&Told::default()), absent("the calls were not counted", Reason::NotFound));
+        assert_eq!(said(&FirstRun::default()), absent("the calls were not counted", Reason::NotFound));
         let refused = Absence::new(Reason::NotPermitted, "not allowed").mend("run as root");
-        let told = Told { calls: Some(Err(refused.clone())), ..Told::default() };
-        assert_eq!(item(&told).absent, Some(refused));
+        let first = FirstRun { calls: Some(Err(refused.clone())), ..FirstRun::default() };
+        assert_eq!(item(&first).absent, Some(refused));
         // Busy threads that were not counted are reported.
         let mut many = counted(1_000, 0);
         if let Some(Ok(calls)) = &mut many.calls {
@@ -664,8 +667,8 @@ mod tests {
     fn a_library_that_passes_calls_on_is_not_refuted_by_their_second_count() {
         const ONWARD: &str = "     7:\tbinding file /opt/lib/libjemalloc.so.2 [0] to /lib/libc.so.6 [0]: normal symbol `malloc'\n";
         let state = |lines: &[&str]| {
-            let told = Told { bindings: Some(Ok(bindings(&[lines]))), ..counted(1_000, 1_000) };
-            let item = serves(Path::new(JEMALLOC), &told);
+            let first = FirstRun { bindings: Some(Ok(bindings(&[lines]))), ..counted(1_000, 1_000) };
+            let item = serves(Path::new(JEMALLOC), &first);
             (item.state, item.absent.map(|a| a.reason))
         };
         assert_eq!(state(&[LINE, ONWARD]), (ProofState::Unknown, Some(Reason::NotApplicable)));
@@ -675,9 +678,9 @@ mod tests {
     #[test]
     fn pages_and_places() {
         let with = |peak_huge| Seen { peak_huge, ..Seen::default() };
-        let told = |all| Told { huge: all, ..Told::default() };
+        let first = |all| FirstRun { huge: all, ..FirstRun::default() };
         let pages = |all| Some(Ok(HugePages { all, ..HugePages::default() }));
-        let state = |peak, closely| huge(&with(peak), &told(closely)).0;
+        let state = |peak, closely| huge(&with(peak), &first(closely)).0;
         assert_eq!(state(None, None), ProofState::Unknown);
         assert_eq!(state(Some(0), None), ProofState::Refuted);
         assert_eq!(state(Some(2 << 20), None), ProofState::Proven);
@@ -696,9 +699,9 @@ mod tests {
         const HOOK: &str = "/v/lib/python3.11/site-packages/allocwall/_native.abi3.so";
         let with = seen(&[("python", &["/lib/libc.so.6", HOOK], &[])]);
         let without = seen(&[("python", &["/lib/libc.so.6"], &[])]);
-        let told = |huge| Told { huge, ..Told::default() };
+        let first = |huge| FirstRun { huge, ..FirstRun::default() };
         let pages = |hook, arenas| Some(Ok(HugePages { all: 64 << 20, arenas, hook }));
-        let state = |seen: &Seen, huge| arenas(seen, &told(huge)).0;
+        let state = |seen: &Seen, huge| arenas(seen, &first(huge)).0;
         assert_eq!(state(&with, pages(true, 2 << 20)), ProofState::Proven);
         // Huge pages of other memory; less than a slab; another interpreter; not sampled.
         assert_eq!(state(&with, pages(false, 0)), ProofState::Refuted);
@@ -713,9 +716,9 @@ mod tests {
     #[test]
     fn a_log_that_was_too_long_leaves_its_items_unknown() {
         let too_long = Absence::new(Reason::TooCostly, "too long").mend("less");
-        let told = Told { bindings: Some(Err(too_long.clone())), ..Told::default() };
+        let first = FirstRun { bindings: Some(Err(too_long.clone())), ..FirstRun::default() };
         let of = |expectation: Expectation, seen: &Seen| {
-            let item = item(&expectation, seen, &told);
+            let item = item(&expectation, seen, &first);
             assert!(item.needed);
             (item.state, item.detail, item.absent)
         };

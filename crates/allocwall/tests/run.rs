@@ -379,5 +379,5 @@ fn the_arena_hook_is_set_where_its_package_is_installed() {
         "{}",
         talk(&output)
     );
-    refused(&["run", "--with", KEY, "--", "/bin/sleep", "0"], 1, "acts on CPython");
+    refused(&["run", "--with", KEY, "--", "/bin/sleep", "0"], 1, "needs CPython");
 }

@@ -7,7 +7,7 @@ use allocwall_model::units::Reason;
 use allocwall_trial::account::Room;
 use allocwall_trial::arm::Expectation;
 use allocwall_trial::batch::{Batch, Fresh, Prepared};
-use allocwall_trial::proof::Told;
+use allocwall_trial::proof::FirstRun;
 use allocwall_trial::run::{self, Exit, Finished, MARK, Output, Running, Start};
 use allocwall_trial::{ProofItem, ProofState};
 use std::ffi::OsString;
@@ -720,7 +720,7 @@ fn libc() -> PathBuf {
 /// One uncounted run of the command, which must get malloc from the C library, with a log of limited size; then a run
 /// of a second command without expectations. Returns failure and proof of both.
 fn proofs(room: &Room, command: &str) -> [(Option<String>, Vec<ProofItem>); 2] {
-    let arm = |(script, expects)| Prepared { start: shell(script), expects, told: Told::default() };
+    let arm = |(script, expects)| Prepared { start: shell(script), expects, first: FirstRun::default() };
     let arms = [(command, vec![Expectation::MallocFrom(libc())]), ("exit 7", vec![])];
     let mut batch = Batch {
         arms: arms.map(arm).to_vec(),

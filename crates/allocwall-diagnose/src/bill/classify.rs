@@ -1,6 +1,6 @@
 //! Assigns each sample to a line of the bill.
 
-use super::gain;
+use super::increase;
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::prices::FAULT_RETURN;
 use allocwall_model::catalogue::symbols::{self, KernelLine, KernelRole, Scope, UserRole};
@@ -222,7 +222,7 @@ impl<'a> Classifier<'a> {
     /// Number of samples in the ends of all faults of the window.
     fn fault_return_samples(&self) -> Option<f64> {
         let price = self.recording.prices.as_ref().ok()?.get(FAULT_RETURN)?;
-        let faults = gain(self.recording, |t| Some(t.minor_faults)).ok()?;
+        let faults = increase(self.recording, |t| Some(t.minor_faults)).ok()?;
         Some(faults as f64 * price.point / self.recording.meta.sample_period_ns.max(1) as f64)
     }
 

@@ -1,10 +1,11 @@
 //! The lines of CPU time.
 
 use super::classify::Classifier;
-use super::sites::{Place, sites};
-use super::{CpuLine, block_of, blocks, gain, unmeasured};
+use super::sites::{SiteSample, sites};
+use super::{CpuLine, block_of, blocks, increase, unmeasured};
 use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::prices::CONTEXT_SWITCH;
+use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::{ModuleRole, Recording, Runtime};
 use allocwall_model::stats;
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
@@ -73,8 +74,8 @@ fn samples_cover_the_cpu_time(recording: &Recording) -> Measured<()> {
 
 /// User and system time by the processes' accounts, in nanoseconds.
 fn user_and_system(recording: &Recording) -> Measured<(f64, f64)> {
-    let user = gain(recording, |t| Some(t.user_ns))?;
-    let system = gain(recording, |t| Some(t.system_ns))?;
+    let user = increase(recording, |t| Some(t.user_ns))?;
+    let system = increase(recording, |t| Some(t.system_ns))?;
     Ok((user as f64, system as f64))
 }
 
@@ -234,7 +235,7 @@ fn cpu_sites(
     // Only deep samples reach the application through long interpreter stacks. A few of them are no basis for shares.
     let deep = of_class().filter(|s| s.deep).count();
     let only_deep = deep >= 20;
-    let places = of_class().map(|s| Place {
+    let samples = of_class().map(|s| SiteSample {
         t_ns: s.t_ns,
         pid: s.pid,
         tid: s.tid,
@@ -243,7 +244,7 @@ fn cpu_sites(
         weight: recording.meta.sample_period_ns.max(1),
         shallow: only_deep && !s.deep,
     });
-    sites(recording, classifier, places)
+    sites(recording, classifier, samples)
 }
 
 /// CPU time that samples cannot cover. A thread that goes to sleep switches away with interrupts off. If the CPU has
@@ -274,7 +275,7 @@ impl Unseen {
         let due = cpu_s * 1e9 / period_ns;
         let missing = due - recording.samples.len() as f64;
         // Without the number of switches, no time is added; the report shows the part that the samples do not cover.
-        let switches = gain(recording, |t| t.voluntary_switches).unwrap_or(0);
+        let switches = increase(recording, |t| t.voluntary_switches).unwrap_or(0);
         let prices = recording.prices.as_ref().ok();
         let switch_ns =
             prices.and_then(|list| list.get(CONTEXT_SWITCH)).map_or(SWITCH_NS, |price| price.point);
@@ -361,6 +362,26 @@ fn notes(class: CostClass, recording: &Recording, sampled: &Sampled) -> Vec<Stri
         _ => {}
     }
     notes
+}
+
+/// Part of the samples in map calls that the process-wide allocator made, by the frames nearest to the call.
+pub fn map_calls_by_malloc(recording: &Recording) -> Measured<Interval> {
+    const FEWEST: u64 = 20;
+    let classifier = Classifier::new(recording);
+    let classes = classifier.cpu(&recording.samples);
+    let (mut calls, mut by_malloc) = (0u64, 0u64);
+    for (sample, class) in recording.samples.iter().zip(classes) {
+        if Wall::MapChurn.lines().contains(&class)
+            && let Some(malloc) = classifier.called_by_allocator(sample)
+        {
+            calls += 1;
+            by_malloc += u64::from(malloc);
+        }
+    }
+    if calls < FEWEST {
+        return Err(Absence::new(Reason::TooLittle, format!("only {calls} samples in map calls")));
+    }
+    Ok(stats::wilson(by_malloc, calls))
 }
 
 /// The name of the target's runtime if it is stripped, so that its functions cannot be recognized.

@@ -6,12 +6,14 @@ mod sites;
 mod waits;
 
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
+use allocwall_model::catalogue::syscalls::MapCall;
 use allocwall_model::recording::{ProbeState, Recording, Tick, gained};
 use allocwall_model::units::{Absence, Interval, Measured, Reason};
 use serde::{Deserialize, Serialize};
 
 pub use classify::{Classifier, is_allocator_code};
-pub use cpu::{Sampled, stripped_runtime};
+pub use cpu::{Sampled, map_calls_by_malloc, stripped_runtime};
+pub use sites::{GENERATED_CODE, NO_SYMBOL, NO_USER_STACK};
 
 pub fn of(recording: &Recording) -> Bill {
     let classifier = Classifier::new(recording);
@@ -39,10 +41,11 @@ fn rates(recording: &Recording) -> Rates {
     // The first and the last tick may be inside the window, so rates are over the time between them.
     let over_ticks = |read: fn(&Tick) -> Option<u64>| -> Measured<f64> {
         let (first, last) = first_and_last(recording)?;
-        Ok(gain(recording, read)? as f64 / ((last.t_ns - first.t_ns) as f64 / 1e9))
+        Ok(increase(recording, read)? as f64 / ((last.t_ns - first.t_ns) as f64 / 1e9))
     };
-    let charged =
-        |read: fn(&Tick) -> u64| -> Measured<f64> { Ok(gain(recording, |t| Some(read(t)))? as f64 / 1e9) };
+    let charged = |read: fn(&Tick) -> u64| -> Measured<f64> {
+        Ok(increase(recording, |t| Some(read(t)))? as f64 / 1e9)
+    };
     let resident = |tick: Option<&Tick>| tick.map_or(0, |t| t.resident);
     let (start, end) = (recording.ticks.first(), recording.ticks.last());
     Rates {
@@ -71,18 +74,19 @@ fn growth(from: u64, to: u64) -> i64 {
     if to < from { -size } else { size }
 }
 
-const MAP_CALLS: [&str; 5] = ["mmap", "munmap", "brk", "mremap", "madvise"];
-
 fn map_calls(recording: &Recording) -> Measured<f64> {
-    let mut rate = 0.0;
-    let mut counted = false;
-    for count in &recording.counts {
-        if MAP_CALLS.contains(&count.name.as_str()) && count.over_ns > 0 {
-            rate += count.count as f64 / (count.over_ns as f64 / 1e9);
-            counted = true;
-        }
+    let moving = MapCall::ALL.into_iter().filter(|call| call.moves_memory());
+    let rates: Vec<f64> = moving.filter_map(|call| map_call_rate(recording, call)).collect();
+    if rates.is_empty() {
+        return Err(absence(recording, "map_calls", "map calls were not counted"));
     }
-    if counted { Ok(rate) } else { Err(absence(recording, "map_calls", "map calls were not counted")) }
+    Ok(rates.iter().sum())
+}
+
+/// Calls per second, over the time in which they were counted. None if they were not counted.
+pub fn map_call_rate(recording: &Recording, call: MapCall) -> Option<f64> {
+    let count = recording.counts.iter().find(|c| c.name == call.name())?;
+    (count.over_ns > 0).then(|| count.count as f64 * 1e9 / count.over_ns as f64)
 }
 
 /// The first and the last tick, with time between them.
@@ -94,7 +98,7 @@ fn first_and_last(recording: &Recording) -> Measured<(&Tick, &Tick)> {
 }
 
 /// The increase of a cumulative counter from the first tick to the last.
-fn gain(recording: &Recording, read: impl Fn(&Tick) -> Option<u64>) -> Measured<u64> {
+fn increase(recording: &Recording, read: impl Fn(&Tick) -> Option<u64>) -> Measured<u64> {
     let (first, last) = first_and_last(recording)?;
     let (Some(from), Some(to)) = (read(first), read(last)) else {
         return Err(Absence::new(
@@ -204,7 +208,7 @@ pub struct WaitLine {
 pub struct Rates {
     pub minor_faults: Measured<f64>,
     pub major_faults: Measured<f64>,
-    /// mmap + munmap + brk + mremap + madvise calls.
+    /// Calls that get memory from the kernel or return it ([`MapCall::moves_memory`]).
     pub map_calls: Measured<f64>,
     pub voluntary_switches: Measured<f64>,
     pub involuntary_switches: Measured<f64>,

@@ -6,6 +6,13 @@ use allocwall_model::catalogue::symbols::{self, UserRole};
 use allocwall_model::recording::{ModuleRole, PythonSample, Recording};
 use std::collections::BTreeMap;
 
+/// [`Site::function`] if no function of the stack has a name.
+pub const NO_SYMBOL: &str = "(no symbol)";
+/// The same for generated code without a file.
+pub const GENERATED_CODE: &str = "(generated code)";
+/// The same if the user stack was not read.
+pub const NO_USER_STACK: &str = "(no user stack)";
+
 const SITES: usize = 5;
 const PATH: usize = 8;
 /// A Python stack is used for a sample of the same thread if it is at most this far away in time.
@@ -16,7 +23,7 @@ const PYTHON_NEAR_NS: u64 = 2_000_000;
 const REPRESENTATIVE: usize = 20;
 
 /// One sample, of CPU time or of waiting.
-pub struct Place {
+pub struct SiteSample {
     pub t_ns: u64,
     pub pid: i32,
     pub tid: i32,
@@ -28,7 +35,7 @@ pub struct Place {
 }
 
 #[derive(Default)]
-struct Seen<'a> {
+struct Tally<'a> {
     weight: u64,
     /// Python functions with their lines, and paths as frames. The most common one of each is shown.
     python: BTreeMap<&'a str, u64>,
@@ -41,44 +48,44 @@ const GAP: u32 = u32::MAX;
 pub fn sites(
     recording: &Recording,
     classifier: &Classifier,
-    places: impl Iterator<Item = Place>,
+    samples: impl Iterator<Item = SiteSample>,
 ) -> Vec<Site> {
     let python = PythonStacks::new(recording);
-    let mut seen: BTreeMap<(&str, &str, Option<&str>), Seen> = BTreeMap::new();
+    let mut tallies: BTreeMap<(&str, &str, Option<&str>), Tally> = BTreeMap::new();
     let mut total = 0_u64;
-    let places: Vec<(Option<&str>, Place)> = places
-        .map(|place| (python.near(&place), place))
-        .filter(|(line, place)| !place.shallow || line.is_some())
+    let samples: Vec<(Option<&str>, SiteSample)> = samples
+        .map(|sample| (python.near(&sample), sample))
+        .filter(|(line, sample)| !sample.shallow || line.is_some())
         .collect();
-    let with_python = places.iter().filter(|(line, _)| line.is_some()).count();
-    for (line, place) in places {
-        let frames = classifier.frames(place.user);
+    let with_python = samples.iter().filter(|(line, _)| line.is_some()).count();
+    for (line, sample) in samples {
+        let frames = classifier.frames(sample.user);
         let site = site_frame(recording, classifier, frames);
         let (function, module) = match site {
             Some(depth) => name_of(recording, frames[depth]),
-            None if place.user.is_none() => ("(no user stack)", ""),
-            None => ("(no symbol)", ""),
+            None if sample.user.is_none() => (NO_USER_STACK, ""),
+            None => (NO_SYMBOL, ""),
         };
-        if line.is_none() && python.knows(&place) && with_python >= REPRESENTATIVE {
+        if line.is_none() && python.knows(&sample) && with_python >= REPRESENTATIVE {
             continue;
         }
         let key = (function, module, line.map(without_line));
-        let entry = seen.entry(key).or_default();
-        entry.weight = entry.weight.saturating_add(place.weight);
+        let entry = tallies.entry(key).or_default();
+        entry.weight = entry.weight.saturating_add(sample.weight);
         if let Some(line) = line {
-            add(&mut entry.python, line, place.weight);
+            add(&mut entry.python, line, sample.weight);
         }
-        add(&mut entry.paths, path(recording, classifier, &place, site), place.weight);
-        total = total.saturating_add(place.weight);
+        add(&mut entry.paths, path(recording, classifier, &sample, site), sample.weight);
+        total = total.saturating_add(sample.weight);
     }
-    let mut sites: Vec<Site> = seen
+    let mut sites: Vec<Site> = tallies
         .into_iter()
-        .map(|((function, module, _), seen)| Site {
+        .map(|((function, module, _), tally)| Site {
             function: function.to_string(),
             module: module.to_string(),
-            python: commonest(seen.python).map(str::to_string),
-            share: seen.weight as f64 / total.max(1) as f64,
-            path: commonest(seen.paths)
+            python: commonest(tally.python).map(str::to_string),
+            share: tally.weight as f64 / total.max(1) as f64,
+            path: commonest(tally.paths)
                 .unwrap_or_default()
                 .into_iter()
                 .map(|f| label(recording, f))
@@ -146,10 +153,10 @@ fn site_frame(recording: &Recording, classifier: &Classifier, frames: &[u32]) ->
 
 fn name_of(recording: &Recording, frame: u32) -> (&str, &str) {
     let Some(frame) = recording.frames.get(frame as usize) else {
-        return ("(no symbol)", "");
+        return (NO_SYMBOL, "");
     };
     let module = module(recording, frame).map_or("", |m| m.path.as_str());
-    let unnamed = if module.is_empty() { "(generated code)" } else { "(no symbol)" };
+    let unnamed = if module.is_empty() { GENERATED_CODE } else { NO_SYMBOL };
     (frame.symbol.as_deref().unwrap_or(unnamed), module)
 }
 
@@ -161,12 +168,17 @@ fn label(recording: &Recording, frame: u32) -> String {
 }
 
 /// The kernel's leaf, then the user frames up to the site and a few more. The middle of long paths is left out.
-fn path(recording: &Recording, classifier: &Classifier, place: &Place, site: Option<usize>) -> Vec<u32> {
+fn path(
+    recording: &Recording,
+    classifier: &Classifier,
+    sample: &SiteSample,
+    site: Option<usize>,
+) -> Vec<u32> {
     let kernel = classifier
-        .frames(place.kernel)
+        .frames(sample.kernel)
         .iter()
         .find(|f| recording.frames.get(**f as usize).is_some_and(|f| f.symbol.is_some()));
-    let frames = classifier.frames(place.user);
+    let frames = classifier.frames(sample.user);
     let end = site.map_or(frames.len(), |s| (s + 3).min(frames.len()));
     let user = &frames[..end];
     let mut path: Vec<u32> = kernel.into_iter().copied().collect();
@@ -192,7 +204,7 @@ fn commonest<K: Ord>(weights: BTreeMap<K, u64>) -> Option<K> {
     weights.into_iter().rev().max_by_key(|(_, weight)| *weight).map(|(key, _)| key)
 }
 
-/// All lines of one function are one place.
+/// All lines of one function are one site.
 fn without_line(python: &str) -> &str {
     python.rsplit_once(':').map_or(python, |(head, _)| head)
 }
@@ -210,16 +222,16 @@ impl<'a> PythonStacks<'a> {
         PythonStacks(threads)
     }
 
-    fn knows(&self, place: &Place) -> bool {
-        self.0.contains_key(&(place.pid, place.tid))
+    fn knows(&self, sample: &SiteSample) -> bool {
+        self.0.contains_key(&(sample.pid, sample.tid))
     }
 
-    fn near(&self, place: &Place) -> Option<&'a str> {
-        let samples = self.0.get(&(place.pid, place.tid))?;
-        let next = samples.partition_point(|s| s.t_ns < place.t_ns);
+    fn near(&self, sample: &SiteSample) -> Option<&'a str> {
+        let samples = self.0.get(&(sample.pid, sample.tid))?;
+        let next = samples.partition_point(|s| s.t_ns < sample.t_ns);
         let around = samples[next.saturating_sub(1)..(next + 1).min(samples.len())].iter();
-        let nearest = around.min_by_key(|s| s.t_ns.abs_diff(place.t_ns))?;
-        if nearest.t_ns.abs_diff(place.t_ns) <= PYTHON_NEAR_NS {
+        let nearest = around.min_by_key(|s| s.t_ns.abs_diff(sample.t_ns))?;
+        if nearest.t_ns.abs_diff(sample.t_ns) <= PYTHON_NEAR_NS {
             nearest.frames.first().map(String::as_str)
         } else {
             None

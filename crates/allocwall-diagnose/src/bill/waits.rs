@@ -1,8 +1,8 @@
 //! The lines of waiting time, in thread-seconds.
 
 use super::classify::Classifier;
-use super::sites::{Place, sites};
-use super::{Site, WaitLine, absence, block_of, blocks, first_and_last, gain, unmeasured};
+use super::sites::{SiteSample, sites};
+use super::{Site, WaitLine, absence, block_of, blocks, first_and_last, increase, unmeasured};
 use allocwall_model::catalogue::cost::WaitClass;
 use allocwall_model::recording::{CgroupTick, HostTick, ProbeState, Recording, WaitSample};
 use allocwall_model::stats;
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 pub fn lines(recording: &Recording, classifier: &Classifier, cpu_s: f64) -> Vec<WaitLine> {
     let classes: Vec<WaitClass> = recording.waits.iter().map(|w| classifier.wait(w)).collect();
-    let blocked = Blocked::of(recording);
+    let blocked = BlockedTime::of(recording);
     let throttled = throttled(recording);
     WaitClass::ALL
         .into_iter()
@@ -35,7 +35,7 @@ pub fn lines(recording: &Recording, classifier: &Classifier, cpu_s: f64) -> Vec<
 /// samples of waiting threads only show the purpose of the waits. Samples alone would underestimate short waits: a
 /// thread that is woken counts as runnable at once, but on a virtual machine its CPU may need longer to wake up than
 /// the wait took.
-struct Blocked {
+struct BlockedTime {
     /// Exact waiting time divided by the weight of the samples that saw the thread wait. 1 if the exact time is
     /// unknown, or not known for the whole window.
     scale: BTreeMap<(i32, i32), f64>,
@@ -43,14 +43,14 @@ struct Blocked {
     unseen_s: f64,
 }
 
-impl Blocked {
-    fn of(recording: &Recording) -> Blocked {
+impl BlockedTime {
+    fn of(recording: &Recording) -> BlockedTime {
         let mut sampled: BTreeMap<(i32, i32), u64> = BTreeMap::new();
         for wait in &recording.waits {
             let weight = sampled.entry((wait.pid, wait.tid)).or_default();
             *weight = weight.saturating_add(wait.weight_ns);
         }
-        let mut blocked = Blocked { scale: BTreeMap::new(), unseen_s: 0.0 };
+        let mut blocked = BlockedTime { scale: BTreeMap::new(), unseen_s: 0.0 };
         if unmeasured(recording, "run_delay").is_some() {
             return blocked;
         }
@@ -77,7 +77,7 @@ impl Blocked {
 
 fn sampled(
     recording: &Recording,
-    blocked: &Blocked,
+    blocked: &BlockedTime,
     classes: &[WaitClass],
     class: WaitClass,
 ) -> Measured<Interval> {
@@ -124,7 +124,7 @@ const TELLING_FRAMES: usize = 2;
 fn untold(
     recording: &Recording,
     classifier: &Classifier,
-    blocked: &Blocked,
+    blocked: &BlockedTime,
     classes: &[WaitClass],
     class: WaitClass,
 ) -> (f64, f64) {
@@ -145,11 +145,11 @@ fn untold(
 fn wait_sites(
     recording: &Recording,
     classifier: &Classifier,
-    blocked: &Blocked,
+    blocked: &BlockedTime,
     classes: &[WaitClass],
     class: WaitClass,
 ) -> Vec<Site> {
-    let place = |w: &WaitSample| Place {
+    let sample = |w: &WaitSample| SiteSample {
         t_ns: w.t_ns,
         pid: w.pid,
         tid: w.tid,
@@ -159,7 +159,7 @@ fn wait_sites(
         shallow: false,
     };
     let of_class = recording.waits.iter().zip(classes).filter(|(_, c)| **c == class);
-    sites(recording, classifier, of_class.map(|(w, _)| place(w)))
+    sites(recording, classifier, of_class.map(|(w, _)| sample(w)))
 }
 
 /// Run-queue time minus throttled time.
@@ -194,7 +194,7 @@ fn throttled(recording: &Recording) -> Measured<Interval> {
         ));
     }
     let throttled = |cgroup: CgroupTick| cgroup.throttled_ns;
-    let counted = gain(recording, |t| t.cgroup.map(throttled))? as f64 / 1e9;
+    let counted = increase(recording, |t| t.cgroup.map(throttled))? as f64 / 1e9;
     let at_most = run_delay_s(recording).unwrap_or(f64::INFINITY);
     Ok(Interval::exact(counted.min(at_most)))
 }
@@ -215,7 +215,7 @@ fn stolen(recording: &Recording, cpu_s: f64) -> Measured<Interval> {
         return Err(why.unwrap_or_else(hidden));
     }
     let machine = |read: fn(&HostTick) -> u64| -> Measured<f64> {
-        Ok(gain(recording, |t| t.host.as_ref().map(read))? as f64 / 1e9)
+        Ok(increase(recording, |t| t.host.as_ref().map(read))? as f64 / 1e9)
     };
     let (steal, busy) = (machine(|h| h.steal_ns)?, machine(|h| h.busy_ns)?);
     if steal == 0.0 {

@@ -1,13 +1,11 @@
 //! Rungs 9 and 10: call rate, allocator code and allocator contention. All three use the allocator's CPU time. Which
 //! wall it is depends on whether the thread cache serves the calls, and on whether threads wait for one another.
 
-use super::kernel::lock_case;
-use super::waiting::futexes_untold;
-use super::{cpu_case, may_count, perf_show, without_samples};
+use super::cases::{cpu_case, in_unknown_futexes, lock_case, lock_times, may_count, perf_show};
 use crate::bill::stripped_runtime;
-use crate::context::{Context, MendIfNone, Served, count};
+use crate::context::{Context, Served, count};
 use crate::judge::Judged;
-use crate::{Status, Whole};
+use crate::{ShellLine, Status, Whole};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::prices::{MALLOC_ARENA, MALLOC_CACHED};
 use allocwall_model::catalogue::thresholds;
@@ -101,28 +99,21 @@ pub fn code_and_contention(ctx: &Context) -> Vec<Judged> {
 
 fn contention(ctx: &Context) -> Judged {
     const WALL: Wall = Wall::AllocatorContention;
-    let show = format!("perf trace -s -e futex -p {pid} -- sleep 5", pid = ctx.pid());
-    if ctx.bill.rates.threads_peak == 1 {
-        return Judged::ruled_out(WALL, Whole::ThreadTime, "one thread: no other thread to wait for", show);
-    }
-    let (spin, blocked) = match (ctx.cpu(Wall::AllocatorContention.lines()), ctx.wait(WaitClass::Allocator)) {
-        (Ok(spin), Ok(blocked)) => (spin.share.scaled(ctx.bill.cpu_s), blocked),
-        (Err(_), Ok(blocked)) if blocked.low > 0.0 => (Interval::exact(0.0), blocked),
-        (Err(absence), _) => return without_samples(ctx, WALL, absence, show),
-        (Ok(_), Err(absence)) => {
-            let absence = absence.mend_if_none("run as the target's user or as root");
-            return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
-        }
+    let show = ShellLine::from(format!("perf trace -s -e futex -p {} -- sleep 5", ctx.pid()));
+    let (spin, blocked) = match lock_times(ctx, WALL, WaitClass::Allocator, &show) {
+        Ok(times) => times,
+        Err(judged) => return *judged,
     };
     // A futex wait whose caller was not read may be for a lock of the allocator.
     let unread = ctx.unread_futex_s(|_| true);
     let at_most = Interval { high: blocked.high + unread, ..blocked };
     let case = |blocked| {
-        lock_case(ctx, WALL, spin, blocked, "was spent waiting for locks of the allocator", show.clone())
+        let phrase = "was spent waiting for locks of the allocator";
+        lock_case(ctx, WALL, spin.share, blocked, phrase, show.clone())
     };
-    case(blocked).unless_hidden(case(at_most), || futexes_untold(ctx, unread)).evidence(format!(
+    case(blocked).unless_hidden(case(at_most), || in_unknown_futexes(ctx, unread)).evidence(format!(
         "{:.3} CPUs used at the allocator's locks, {:.3} threads blocked on average",
-        spin.point / ctx.window_s,
+        spin.rate.point,
         blocked.point / ctx.window_s
     ))
 }

@@ -1,12 +1,12 @@
 //! Rung 3: the garbage collector. In a profile its work looks like allocation; in latencies it looks like a stall.
 
-use super::{cpu_case, may_count};
+use super::cases::{cpu_case, may_count, perf_show};
 use crate::bill::stripped_runtime;
 use crate::context::Context;
 use crate::judge::Judged;
-use crate::{Status, Whole};
+use crate::{ShellLine, Status, Whole};
 use allocwall_model::catalogue::cost::CostClass;
-use allocwall_model::catalogue::modules::collected;
+use allocwall_model::catalogue::modules::opaque_runtime;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::{Process, Runtime};
 use allocwall_model::units::{Absence, Reason};
@@ -14,13 +14,11 @@ use allocwall_model::units::{Absence, Reason};
 pub fn rung(ctx: &Context) -> Vec<Judged> {
     let runtime = ctx.process().map(|p| &p.runtime);
     let show = match runtime {
-        Some(Ok(Runtime::Cpython { .. })) => {
-            format!("perf record -p {} sleep 9; perf report | grep -E 'gc_|visit_'", ctx.pid())
-        }
-        Some(Ok(Runtime::Jvm { .. })) => format!("jstat -gcutil {} 1s 10", ctx.pid()),
-        Some(Ok(Runtime::Go { .. })) => "GODEBUG=gctrace=1 CMD".to_owned(),
-        Some(Ok(Runtime::Node { .. })) => "node --trace-gc …".to_owned(),
-        _ => format!("top -H -p {}", ctx.pid()),
+        Some(Ok(Runtime::Cpython { .. })) => perf_show(ctx, "gc_|visit_"),
+        Some(Ok(Runtime::Jvm { .. })) => ShellLine::from(format!("jstat -gcutil {} 1s 10", ctx.pid())),
+        Some(Ok(Runtime::Go { .. })) => ShellLine::from("GODEBUG=gctrace=1 CMD").with_gap(),
+        Some(Ok(Runtime::Node { .. })) => ShellLine::from("node --trace-gc …").with_gap(),
+        _ => ShellLine::from(format!("top -H -p {}", ctx.pid())),
     };
     let judged = cpu_case(ctx, Wall::GarbageCollector, "goes to the garbage collector", show.clone());
     let fired = judged.is(Status::Wall) || judged.is(Status::Contributor);
@@ -60,7 +58,7 @@ fn unrecognized(ctx: &Context) -> Option<Absence> {
     if !matches!(process.runtime, Ok(Runtime::Native)) {
         return None;
     }
-    let file = |path: &str| collected(path.rsplit('/').next().unwrap_or(path));
+    let file = |path: &str| opaque_runtime(path.rsplit('/').next().unwrap_or(path));
     let of_exe = process.exe.as_deref().ok().and_then(file);
     let known = of_exe.or_else(|| ctx.recording.modules.iter().find_map(|m| file(&m.path)))?;
     Some(

@@ -1,9 +1,9 @@
 //! Rung 1: interference. Other processes, the cgroup's quota or the hypervisor take the CPU. The figures are counters
 //! of the kernel, so they have no sampling error.
 
-use crate::Whole;
 use crate::context::{Context, MendIfNone, ended_unread, percent, total};
 use crate::judge::{Case, Judged};
+use crate::{ShellLine, Whole};
 use allocwall_model::catalogue::cost::WaitClass;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::recording::Neighbour;
@@ -25,7 +25,7 @@ fn of_runnable(ctx: &Context, lost: Interval) -> Interval {
 /// The whole of the shares on this rung: the time in which the target ran or could have run.
 const UNIT: &str = "of runnable time";
 
-fn lost(ctx: &Context, wall: Wall, lost_s: Interval, phrase: &str, show: String) -> Judged {
+fn lost(ctx: &Context, wall: Wall, lost_s: Interval, phrase: &str, show: ShellLine) -> Judged {
     Case {
         wall,
         share: of_runnable(ctx, lost_s),
@@ -45,8 +45,8 @@ fn throttling(ctx: &Context) -> Judged {
         _ => "/sys/fs/cgroup",
     };
     let show = match &ctx.recording.cgroup {
-        Some(path) => format!("cat {root}{}/cpu.stat", path.trim_end_matches('/')),
-        None => format!("cat /proc/{}/cgroup  # its cpu.stat", ctx.pid()),
+        Some(path) => ShellLine::from(format!("cat {root}{}/cpu.stat", path.trim_end_matches('/'))),
+        None => ShellLine::from(format!("cat /proc/{}/cgroup", ctx.pid())).remark("its cpu.stat"),
     };
     let last = ctx.last_tick().and_then(|t| t.cgroup);
     let Some(last) = last else {
@@ -57,9 +57,9 @@ fn throttling(ctx: &Context) -> Judged {
         return Judged::not_measured(WALL, Whole::ThreadTime, absence, show);
     };
     let (Some(ns), Some(periods), Some(hit)) = (
-        ctx.cgroup_change(|c| c.throttled_ns),
-        ctx.cgroup_change(|c| c.periods),
-        ctx.cgroup_change(|c| c.throttled_periods),
+        ctx.cgroup_increase(|c| c.throttled_ns),
+        ctx.cgroup_increase(|c| c.periods),
+        ctx.cgroup_increase(|c| c.throttled_periods),
     ) else {
         let absence = Absence::new(Reason::TooLittle, "the cgroup's counters were read only once")
             .mend("use a longer window: -d 30");
@@ -86,8 +86,8 @@ fn by_line(
     ctx: &Context,
     wall: Wall,
     class: WaitClass,
-    show: String,
-    judge: impl FnOnce(Interval, String) -> Judged,
+    show: ShellLine,
+    judge: impl FnOnce(Interval, ShellLine) -> Judged,
 ) -> Judged {
     match ctx.wait(class) {
         Ok(line) => judge(line, show),
@@ -100,11 +100,12 @@ fn by_line(
 
 fn steal(ctx: &Context) -> Judged {
     const WALL: Wall = Wall::Steal;
-    let show = "vmstat 1 5  # column st".to_owned();
-    if ctx.recording.host.hypervisor.is_none() && ctx.host_change(|h| h.steal_ns) == Some(0) {
+    let show = ShellLine::from("vmstat 1 5").remark("column st");
+    if ctx.recording.host.hypervisor.is_none() && ctx.host_increase(|h| h.steal_ns) == Some(0) {
         return Judged::ruled_out(WALL, Whole::ThreadTime, "no hypervisor, and no steal counted", show);
     }
-    let (Some(stolen), Some(busy)) = (ctx.host_change(|h| h.steal_ns), ctx.host_change(|h| h.busy_ns)) else {
+    let (Some(stolen), Some(busy)) = (ctx.host_increase(|h| h.steal_ns), ctx.host_increase(|h| h.busy_ns))
+    else {
         let once = Absence::new(Reason::TooLittle, "/proc/stat was read only once")
             .mend("use a longer window: -d 30");
         let absence = ctx.wait(WaitClass::Stolen).err().unwrap_or(once);
@@ -125,7 +126,7 @@ fn steal(ctx: &Context) -> Judged {
 
 fn run_queue(ctx: &Context) -> Judged {
     const WALL: Wall = Wall::RunQueue;
-    let show = format!("pidstat -t -p {} 1 5  # column %wait", ctx.pid());
+    let show = ShellLine::from(format!("pidstat -t -p {} 1 5", ctx.pid())).remark("column %wait");
     let known: Vec<(u64, u64)> =
         ctx.recording.threads.iter().filter_map(|t| Some((t.run_delay_ns?, t.cpu_ns))).collect();
     let delay_s = match ctx.wait(WaitClass::RunQueue) {
@@ -133,7 +134,7 @@ fn run_queue(ctx: &Context) -> Judged {
         // A thread's run delay includes the time its cgroup was throttled.
         Err(_) if !known.is_empty() && ctx.probe_absence("run_delay").is_none() => {
             let delay = total(known.iter().map(|k| k.0));
-            delay.saturating_sub(ctx.cgroup_change(|c| c.throttled_ns).unwrap_or(0)) as f64 / 1e9
+            delay.saturating_sub(ctx.cgroup_increase(|c| c.throttled_ns).unwrap_or(0)) as f64 / 1e9
         }
         Err(absence) => {
             let absence = absence

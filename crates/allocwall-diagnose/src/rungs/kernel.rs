@@ -1,11 +1,12 @@
 //! Rungs 4 to 6: costs in the kernel that the allocator causes.
 
-use super::{cpu_case, perf_show, unless_hidden, without_samples};
-use crate::context::{Context, MendIfNone, Sum, count, percent_interval};
+use super::cases::{cpu_case, in_unnamed_kernel, lock_case, lock_times, perf_show};
+use crate::context::{Context, count, percent_interval};
 use crate::judge::{Case, Judged};
-use crate::{Status, Whole};
+use crate::{ShellLine, Status, Whole};
 use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::prices::{TOUCH_2M, TOUCH_2M_IDLE, TOUCH_4K, TOUCH_4K_IDLE, ZERO_4K};
+use allocwall_model::catalogue::syscalls::MapCall;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::units::{Absence, Interval, Reason};
 
@@ -41,12 +42,12 @@ pub fn first_touch(ctx: &Context) -> Vec<Judged> {
 
 /// Without kernel stacks: number of faults × this machine's price. Low end: a fault that maps page cache zeroes no
 /// page. High end: a fault on memory that the host has reclaimed costs more. The system time is the upper bound.
-fn by_price(ctx: &Context, faults: Option<f64>, show: String) -> Option<Judged> {
+fn by_price(ctx: &Context, faults: Option<f64>, show: ShellLine) -> Option<Judged> {
     let (faults, touch) = (faults?, ctx.price(TOUCH_4K)?);
     if ctx.bill.cpu_s <= 0.0 {
         return None;
     }
-    let system = ctx.change(|t| t.system_ns)? as f64 / 1e9 / ctx.bill.cpu_s;
+    let system = ctx.increase(|t| t.system_ns)? as f64 / 1e9 / ctx.bill.cpu_s;
     let zero = ctx.price(ZERO_4K).map_or(touch.low, |z| z.high);
     let dearest = ctx.price(TOUCH_4K_IDLE).map_or(touch.high, |p| p.high.max(touch.high));
     let share = |ns_per_s: f64| (ns_per_s.max(0.0) / 1e9 / ctx.cpu_rate).min(system).clamp(0.0, 1.0);
@@ -87,19 +88,19 @@ fn by_price(ctx: &Context, faults: Option<f64>, show: String) -> Option<Judged> 
 
 /// Upper bound of the faults per second on transparent huge pages: the machine's count, if the kernel has it.
 fn huge_faults(ctx: &Context, faults: f64) -> f64 {
-    let never = |mode: &String| mode.contains("[never]") || mode == "never";
     let target_has_none = ctx.process().is_some_and(|p| p.thp_disabled == Ok(true));
-    if ctx.recording.host.thp_enabled.as_ref().is_ok_and(never) || target_has_none {
+    if ctx.thp_mode().is_ok_and(|mode| mode == "never") || target_has_none {
         return 0.0;
     }
-    match ctx.host_change(|h| h.thp_fault_alloc) {
+    match ctx.host_increase(|h| h.thp_fault_alloc) {
         Some(counted) => (counted as f64 / ctx.window_s).min(faults),
         None => faults,
     }
 }
 
 pub fn map_churn(ctx: &Context) -> Vec<Judged> {
-    let show = format!("strace -f -c -e trace=%memory -p {}  # slows the target", ctx.pid());
+    let show =
+        ShellLine::from(format!("strace -f -c -e trace=%memory -p {}", ctx.pid())).remark("slows the target");
     let judged = cpu_case(ctx, Wall::MapChurn, "goes to mapping memory and returning it to the kernel", show);
     let fired = judged.is(Status::Wall) || judged.is(Status::Contributor);
     let calls = ctx.bill.rates.map_calls.clone().ok();
@@ -109,9 +110,10 @@ pub fn map_churn(ctx: &Context) -> Vec<Judged> {
 
 /// The behaviour of the allocator that the mix of calls suggests.
 fn cause(ctx: &Context) -> Option<String> {
-    let rate = |name| ctx.count(name).unwrap_or(0.0);
-    let (map, unmap, brk, advise) = (rate("mmap"), rate("munmap"), rate("brk"), rate("madvise"));
-    let all = map + unmap + brk + advise + rate("mremap");
+    let rate = |call| ctx.map_call_rate(call).unwrap_or(0.0);
+    let (map, unmap, brk, advise) =
+        (rate(MapCall::Mmap), rate(MapCall::Munmap), rate(MapCall::Brk), rate(MapCall::Madvise));
+    let all: f64 = MapCall::ALL.into_iter().filter(|call| call.moves_memory()).map(rate).sum();
     if all < 1.0 {
         return None;
     }
@@ -124,78 +126,30 @@ fn cause(ctx: &Context) -> Option<String> {
     } else {
         return None;
     };
-    let mix: Vec<String> = [("mmap", map), ("munmap", unmap), ("brk", brk), ("madvise", advise)]
+    let mix: Vec<String> = [MapCall::Mmap, MapCall::Munmap, MapCall::Brk, MapCall::Madvise]
         .into_iter()
-        .filter(|(_, rate)| *rate >= 0.01 * all)
-        .map(|(name, rate)| format!("{name} {}", count(rate)))
+        .filter(|call| rate(*call) >= 0.01 * all)
+        .map(|call| format!("{} {}", call.name(), count(rate(call))))
         .collect();
     Some(format!("{hint}; {}", mix.join(", ")))
 }
 
 pub fn address_space_lock(ctx: &Context) -> Vec<Judged> {
     const WALL: Wall = Wall::AddressSpaceLock;
-    let show = format!("perf lock contention -ab -p {pid} -- sleep 5  # mmap_lock", pid = ctx.pid());
-    if ctx.bill.rates.threads_peak == 1 {
-        return vec![Judged::ruled_out(
-            WALL,
-            Whole::ThreadTime,
-            "one thread: no other thread to wait for",
-            show,
-        )];
-    }
-    let spin = ctx.cpu(Wall::AddressSpaceLock.lines());
-    let blocked = ctx.wait(WaitClass::AddressSpaceLock);
-    let (spin, blocked) = match (spin, blocked) {
-        (Ok(spin), Ok(blocked)) => (spin, blocked),
-        // Without CPU samples, the blocked time alone can be a wall.
-        (Err(_), Ok(blocked)) if blocked.low > 0.0 => (Sum::NONE, blocked),
-        (Err(absence), _) => return vec![without_samples(ctx, WALL, absence, show)],
-        (Ok(_), Err(absence)) => {
-            let absence = absence.mend_if_none("run as the target's user or as root");
-            return vec![Judged::not_measured(WALL, Whole::ThreadTime, absence, show)];
-        }
+    let show =
+        ShellLine::from(format!("perf lock contention -ab -p {} -- sleep 5", ctx.pid())).remark("mmap_lock");
+    let (spin, blocked) = match lock_times(ctx, WALL, WaitClass::AddressSpaceLock, &show) {
+        Ok(times) => times,
+        Err(judged) => return vec![*judged],
     };
-    let judge = |spin: Interval| {
-        lock_case(
-            ctx,
-            WALL,
-            spin.scaled(ctx.bill.cpu_s),
-            blocked,
-            "was spent waiting for the address-space lock",
-            show.clone(),
-        )
+    let case = |spin| {
+        let phrase = "was spent waiting for the address-space lock";
+        lock_case(ctx, WALL, spin, blocked, phrase, show.clone())
     };
-    vec![unless_hidden(ctx, judge(spin.named), judge(spin.share)).evidence(format!(
+    let judged = case(spin.named).unless_hidden(case(spin.share), || in_unnamed_kernel(ctx));
+    vec![judged.evidence(format!(
         "{:.3} CPUs spinning, {:.3} threads blocked on average",
         spin.rate.point,
         blocked.point / ctx.window_s
     ))]
-}
-
-/// CPU time and blocked time at one lock, as a fraction of working time.
-pub fn lock_case(
-    ctx: &Context,
-    wall: Wall,
-    spin: Interval,
-    blocked: Interval,
-    phrase: &str,
-    show: String,
-) -> Judged {
-    let thread_s = Interval::new(
-        (spin.point + blocked.point - (spin.point - spin.low).hypot(blocked.point - blocked.low)).max(0.0),
-        spin.point + blocked.point,
-        spin.point + blocked.point + (spin.high - spin.point).hypot(blocked.high - blocked.point),
-    );
-    let others = (ctx.active_thread_s() - blocked.point - spin.point).max(0.0);
-    let of = |t: f64| if t + others > 0.0 { t / (t + others) } else { 0.0 };
-    Case {
-        wall,
-        share: Interval::new(of(thread_s.low), of(thread_s.point), of(thread_s.high)),
-        of: Whole::ThreadTime,
-        amount: thread_s.scaled(1.0 / ctx.window_s),
-        unit: "of working time",
-        phrase,
-        show,
-    }
-    .judge()
 }

@@ -2,7 +2,7 @@
 
 use crate::context::{Context, MendIfNone, bytes, percent};
 use crate::judge::{Case, Judged};
-use crate::{Status, Whole};
+use crate::{ShellLine, Status, Whole};
 use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::prices::{LOAD_2M, LOAD_4K};
 use allocwall_model::catalogue::thresholds::{self, TLB_REACH_BYTES};
@@ -16,7 +16,8 @@ pub fn tlb(ctx: &Context) -> Vec<Judged> {
     const WALL: Wall = Wall::Tlb;
     const ESTIMATE: &str =
         "upper bound from resident memory, huge-page coverage and load prices; no counter was read";
-    let show = format!("perf stat -e dTLB-loads,dTLB-load-misses -p {} -- sleep 10", ctx.pid());
+    let show =
+        ShellLine::from(format!("perf stat -e dTLB-loads,dTLB-load-misses -p {} -- sleep 10", ctx.pid()));
     let smaps = ctx.last_smaps();
     // Shared memory and mapped files use the same TLB. The resident set does not include hugetlb pages.
     let huge = smaps.map_or(0, |s| s.anon_huge.saturating_add(s.hugetlb));
@@ -25,7 +26,7 @@ pub fn tlb(ctx: &Context) -> Vec<Judged> {
         None => ctx.last_tick().map(|t| t.resident),
     };
     let pmu_missing = || match &ctx.recording.host.pmu {
-        Ok(()) => Absence::new(Reason::TooCostly, "allocwall does not read TLB counters").mend(show.clone()),
+        Ok(()) => Absence::new(Reason::TooCostly, "allocwall does not read TLB counters").mend(&show.command),
         Err(absence) => {
             absence.clone().mend_if_none("use a machine with a PMU, or try huge pages and compare")
         }
@@ -90,7 +91,7 @@ pub fn tlb(ctx: &Context) -> Vec<Judged> {
 
 pub fn numa(ctx: &Context) -> Vec<Judged> {
     const WALL: Wall = Wall::Numa;
-    let show = format!("numastat -p {}", ctx.pid());
+    let show = ShellLine::from(format!("numastat -p {}", ctx.pid()));
     if ctx.recording.host.numa_nodes <= 1 {
         return vec![Judged::ruled_out(WALL, Whole::Resident, "one node", show)];
     }
@@ -99,7 +100,8 @@ pub fn numa(ctx: &Context) -> Vec<Judged> {
         .and_then(|t| t.numa_resident.as_ref())
         .map(|n| n.iter().map(|b| bytes(*b as f64)).collect::<Vec<_>>().join(" + "));
     let placed = nodes.map(|n| format!("resident by node: {n}"));
-    let (Some(remote), Some(local)) = (ctx.host_change(|h| h.numa_remote), ctx.host_change(|h| h.numa_local))
+    let (Some(remote), Some(local)) =
+        (ctx.host_increase(|h| h.numa_remote), ctx.host_increase(|h| h.numa_local))
     else {
         let absence = ctx
             .probe_absence("numa")

@@ -2,6 +2,7 @@
 //! allocator's own code, because another allocator does not help while the kernel is the bottleneck.
 
 mod allocator;
+mod cases;
 mod collector;
 mod interference;
 mod kernel;
@@ -11,12 +12,10 @@ mod waiting;
 
 pub use interference::named;
 
-use super::context::{Context, MendIfNone, Sum, percent};
-use super::judge::{Case, Judged};
-use super::{Finding, Status, Whole};
-use allocwall_model::catalogue::thresholds::{self, Floor};
+use super::context::Context;
+use super::judge::Judged;
+use super::{Status, Whole};
 use allocwall_model::catalogue::walls::Wall;
-use allocwall_model::units::{Absence, Interval, Reason};
 
 /// A rung returns one finding for each wall that it judges.
 type Rung = fn(&Context) -> Vec<Judged>;
@@ -64,75 +63,4 @@ pub fn walls_worst_first(judged: &[Judged]) -> Vec<Wall> {
     };
     walls.sort_by(|a, b| group(a.finding.wall).cmp(&group(b.finding.wall)).then(b.cost.total_cmp(&a.cost)));
     walls.into_iter().map(|j| j.finding.wall).collect()
-}
-
-/// Judges a wall that is a sum of lines of CPU time.
-fn cpu_case(ctx: &Context, wall: Wall, phrase: &str, show: String) -> Judged {
-    let sum = match ctx.cpu(wall.lines()) {
-        Ok(sum) => sum,
-        Err(absence) => return without_samples(ctx, wall, absence, show),
-    };
-    let judge = |share: Interval| {
-        Case {
-            wall,
-            share,
-            of: Whole::Cpu,
-            amount: share.scaled(ctx.cpu_rate),
-            unit: "of CPU",
-            phrase,
-            show: show.clone(),
-        }
-        .judge()
-    };
-    unless_hidden(ctx, judge(sum.named), judge(sum.share))
-}
-
-/// A wall was not measured if the kernel time with symbols rules it out, but the kernel time without symbols could be
-/// part of it.
-fn unless_hidden(ctx: &Context, named: Judged, with_hidden: Judged) -> Judged {
-    if !named.is(Status::RuledOut) || with_hidden.is(Status::RuledOut) {
-        return with_hidden;
-    }
-    let Finding { wall, of, show, .. } = named.finding;
-    let absence = Absence::new(
-        Reason::NotPermitted,
-        format!(
-            "up to {} of the CPU time is kernel code without symbols, which may belong to this wall",
-            percent(ctx.unnamed_kernel())
-        ),
-    )
-    .mend("sysctl kernel.kptr_restrict=0");
-    Judged::not_measured(wall, of, absence, show)
-}
-
-/// Whether the sum could be at least a contributor of this wall.
-fn may_count(wall: Wall, sum: Sum) -> bool {
-    sum.share.high >= thresholds::of(wall).contributor && sum.rate.high >= per_second_floor(wall)
-}
-
-/// Without samples, a wall can still be ruled out if the whole CPU time is below its floor.
-fn without_samples(ctx: &Context, wall: Wall, absence: Absence, show: String) -> Judged {
-    if ctx.cpu_is_known() && ctx.cpu_rate < per_second_floor(wall) {
-        let mut judged = Judged::ruled_out(
-            wall,
-            Whole::Cpu,
-            format!("the target's CPU time is only {:.0} ms a second", ctx.cpu_rate * 1e3),
-            show,
-        );
-        judged.finding.share = None;
-        return judged;
-    }
-    let absence = absence.mend_if_none("allocwall check");
-    Judged::not_measured(wall, Whole::Cpu, absence, show)
-}
-
-fn per_second_floor(wall: Wall) -> f64 {
-    match thresholds::of(wall).floor {
-        Floor::PerSecond(floor) => floor,
-        Floor::Bytes(_) | Floor::None => 0.0,
-    }
-}
-
-fn perf_show(ctx: &Context, symbols: &str) -> String {
-    format!("perf record -p {pid} sleep 9; perf report | grep -E '{symbols}'", pid = ctx.pid())
 }

@@ -2,14 +2,14 @@
 
 use crate::context::{Context, MendIfNone, bytes};
 use crate::judge::{Case, Judged};
-use crate::{Status, Whole};
+use crate::{ShellLine, Status, Whole};
 use allocwall_model::catalogue::thresholds::{self, Floor};
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::units::{Absence, Interval, Reason};
 
 pub fn rung(ctx: &Context) -> Vec<Judged> {
     const WALL: Wall = Wall::Retention;
-    let show = format!("grep -E 'Rss|Anon|LazyFree' /proc/{}/smaps_rollup", ctx.pid());
+    let show = ShellLine::from(format!("grep -E 'Rss|Anon|LazyFree' /proc/{}/smaps_rollup", ctx.pid()));
     let smaps = ctx.last_smaps();
     let resident = smaps.map_or(ctx.bill.rates.resident_end, |s| s.rss) as f64;
     if resident <= 0.0 {
@@ -105,7 +105,7 @@ fn beyond_the_heap(unwalked: f64) -> Absence {
     .mend(OWN_FIGURES)
 }
 
-fn case(kept: Interval, resident: f64, phrase: &str, show: String) -> Judged {
+fn case(kept: Interval, resident: f64, phrase: &str, show: ShellLine) -> Judged {
     let share = kept.scaled(1.0 / resident);
     Case {
         wall: Wall::Retention,

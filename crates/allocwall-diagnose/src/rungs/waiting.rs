@@ -1,8 +1,9 @@
 //! Rung 2: waiting and application locks. If the target waits, saving CPU time does not make it faster.
 
+use super::cases::in_unknown_futexes;
 use crate::context::{Context, MendIfNone, ended_unread};
 use crate::judge::{Case, Judged};
-use crate::{Finding, Status, Whole};
+use crate::{Finding, ShellLine, Status, Whole};
 use allocwall_model::catalogue::cost::WaitClass;
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_model::units::{Absence, Interval, Reason};
@@ -12,7 +13,7 @@ pub fn rung(ctx: &Context) -> Vec<Judged> {
 }
 
 fn waiting(ctx: &Context) -> Judged {
-    let show = format!("pidstat -u -d -p {} 1 5", ctx.pid());
+    let show = ShellLine::from(format!("pidstat -u -d -p {} 1 5", ctx.pid()));
     if !ctx.cpu_is_known() {
         let absence = ctx
             .probe_absence("counters")
@@ -64,7 +65,7 @@ fn waiting(ctx: &Context) -> Judged {
 
 fn application_lock(ctx: &Context) -> Judged {
     const WALL: Wall = Wall::ApplicationLock;
-    let show = format!("perf trace -s -e futex -p {} -- sleep 5", ctx.pid());
+    let show = ShellLine::from(format!("perf trace -s -e futex -p {} -- sleep 5", ctx.pid()));
     let waits = match ctx.wait(WaitClass::ApplicationLock) {
         Ok(waits) => waits,
         Err(absence) => {
@@ -95,7 +96,7 @@ fn application_lock(ctx: &Context) -> Judged {
     };
     let unknown_s = waits.point * unknown + elsewhere;
     case(known)
-        .unless_hidden(case(at_most), || futexes_untold(ctx, unknown_s))
+        .unless_hidden(case(at_most), || in_unknown_futexes(ctx, unknown_s))
         .evidence(format!("{:.2} thread-seconds a second at locks", known.point / ctx.window_s))
         .evidence_if((unknown_s > 0.0).then(|| {
             format!(
@@ -103,19 +104,4 @@ fn application_lock(ctx: &Context) -> Judged {
                 unknown_s / ctx.window_s
             )
         }))
-}
-
-/// Futex waits of unknown purpose may be for any lock, so a wall of locks cannot be ruled out.
-pub fn futexes_untold(ctx: &Context, seconds: f64) -> Absence {
-    Absence::new(
-        Reason::NotPermitted,
-        format!(
-            "{:.2} thread-seconds a second in futex waits with unknown callers: locks or idle pools",
-            seconds / ctx.window_s
-        ),
-    )
-    .mend(match ctx.recording.host.euid {
-        0 => "install the symbols of the target and of its runtime",
-        _ => "run as root to read the stacks of waiting threads, or install the target's symbols",
-    })
 }

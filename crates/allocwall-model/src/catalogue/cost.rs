@@ -16,7 +16,7 @@ pub enum CostClass {
     GarbageCollector,
     FaultPath,
     Zeroing,
-    /// The calls mmap, munmap, brk, mremap and madvise themselves.
+    /// The map calls themselves ([`MapCall`](super::syscalls::MapCall)).
     MapCalls,
     /// Pages returned while the process runs: zap, free, TLB flush.
     PageRelease,
@@ -166,6 +166,15 @@ impl WaitClass {
             WaitClass::ApplicationLock => "application locks",
             WaitClass::Idle => "waiting for work (poll, accept, sleep)",
             WaitClass::Other => "other waits",
+        }
+    }
+
+    /// The title for a narrow column.
+    pub fn short_title(self) -> &'static str {
+        match self {
+            WaitClass::Stopped => "stopped",
+            WaitClass::Idle => "waiting for work",
+            _ => self.title(),
         }
     }
 }

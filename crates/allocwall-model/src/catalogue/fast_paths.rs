@@ -78,26 +78,26 @@ const MISS: &[&str] = &[
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Path {
+pub enum CallPath {
     Entry,
     Miss,
     /// In neither list, or without a name.
     Unknown,
 }
 
-pub fn path_of(symbol: Option<&str>) -> Path {
+pub fn path_of(symbol: Option<&str>) -> CallPath {
     let Some(symbol) = symbol else {
-        return Path::Unknown;
+        return CallPath::Unknown;
     };
     // Remove versions (`malloc@@GLIBC_2.2.5`) and the argument lists of demangled names.
     let bare = symbol.split(['@', '(']).next().unwrap_or(symbol).trim_end();
     let bare = bare.strip_suffix("[]").unwrap_or(bare);
     if ENTRY.contains(&bare) {
-        Path::Entry
+        CallPath::Entry
     } else if MISS.iter().any(|part| bare.contains(part)) {
-        Path::Miss
+        CallPath::Miss
     } else {
-        Path::Unknown
+        CallPath::Unknown
     }
 }
 
@@ -114,7 +114,7 @@ mod tests {
             "operator delete[](void*)",
             "mi_free",
         ] {
-            assert_eq!(path_of(Some(entry)), Path::Entry, "{entry}");
+            assert_eq!(path_of(Some(entry)), CallPath::Entry, "{entry}");
         }
         for miss in [
             "_int_malloc",
@@ -122,7 +122,7 @@ mod tests {
             "je_arena_malloc_hard",
             "tcmalloc::CentralFreeList::RemoveRange(void**, int)",
         ] {
-            assert_eq!(path_of(Some(miss)), Path::Miss, "{miss}");
+            assert_eq!(path_of(Some(miss)), CallPath::Miss, "{miss}");
         }
     }
 
@@ -130,7 +130,7 @@ mod tests {
     fn ambiguous_names_are_unknown() {
         // Up to glibc 2.41 `_int_free` contains both the cached free and the uncached one.
         for unknown in [Some("_int_free"), Some("my_malloc_wrapper"), Some(""), None] {
-            assert_eq!(path_of(unknown), Path::Unknown, "{unknown:?}");
+            assert_eq!(path_of(unknown), CallPath::Unknown, "{unknown:?}");
         }
     }
 }

@@ -91,9 +91,17 @@ pub fn role_of_library(file_name: &str) -> Option<ModuleRole> {
         .map(|&(_, role)| role)
 }
 
+/// The allocator that a library is, by the name of its file.
+pub fn allocator_by_name(file_name: &str) -> Option<AllocatorKind> {
+    match role_of_library(file_name)? {
+        ModuleRole::Allocator(kind) => Some(kind),
+        _ => None,
+    }
+}
+
 /// A runtime whose garbage collection allocwall cannot separate from other work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Collected {
+pub struct OpaqueRuntime {
     /// Start of the file name of its library or program; no letter may follow.
     file: &'static str,
     pub name: &'static str,
@@ -102,20 +110,20 @@ pub struct Collected {
 }
 
 #[rustfmt::skip]
-const COLLECTED: &[Collected] = &[
-    Collected { file: "libcoreclr.so", name: ".NET", shown_by: "dotnet-counters monitor -p PID" },
-    Collected { file: "libmonosgen-2", name: "Mono", shown_by: "MONO_LOG_LEVEL=info MONO_LOG_MASK=gc CMD" },
-    Collected { file: "ruby", name: "Ruby", shown_by: "GC::Profiler in the program" },
-    Collected { file: "libruby", name: "Ruby", shown_by: "GC::Profiler in the program" },
-    Collected { file: "php", name: "PHP", shown_by: "gc_status() in the program" },
-    Collected { file: "libphp", name: "PHP", shown_by: "gc_status() in the program" },
-    Collected { file: "beam.smp", name: "Erlang", shown_by: "msacc:start(1000), msacc:print() in its shell" },
-    Collected { file: "libluajit", name: "LuaJIT", shown_by: "luajit -jp=v" },
-    Collected { file: "luajit", name: "LuaJIT", shown_by: "luajit -jp=v" },
+const OPAQUE_RUNTIMES: &[OpaqueRuntime] = &[
+    OpaqueRuntime { file: "libcoreclr.so", name: ".NET", shown_by: "dotnet-counters monitor -p PID" },
+    OpaqueRuntime { file: "libmonosgen-2", name: "Mono", shown_by: "MONO_LOG_LEVEL=info MONO_LOG_MASK=gc CMD" },
+    OpaqueRuntime { file: "ruby", name: "Ruby", shown_by: "GC::Profiler in the program" },
+    OpaqueRuntime { file: "libruby", name: "Ruby", shown_by: "GC::Profiler in the program" },
+    OpaqueRuntime { file: "php", name: "PHP", shown_by: "gc_status() in the program" },
+    OpaqueRuntime { file: "libphp", name: "PHP", shown_by: "gc_status() in the program" },
+    OpaqueRuntime { file: "beam.smp", name: "Erlang", shown_by: "msacc:start(1000), msacc:print() in its shell" },
+    OpaqueRuntime { file: "libluajit", name: "LuaJIT", shown_by: "luajit -jp=v" },
+    OpaqueRuntime { file: "luajit", name: "LuaJIT", shown_by: "luajit -jp=v" },
 ];
 
-pub fn collected(file_name: &str) -> Option<&'static Collected> {
-    COLLECTED.iter().find(|c| {
+pub fn opaque_runtime(file_name: &str) -> Option<&'static OpaqueRuntime> {
+    OPAQUE_RUNTIMES.iter().find(|c| {
         file_name
             .strip_prefix(c.file)
             .is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_alphabetic()))
@@ -362,6 +370,19 @@ pub fn is_core_entry_point(name: &str) -> bool {
     matches!(name, "malloc" | "free" | "calloc" | "realloc")
 }
 
+/// The variable that jemalloc reads options from. A build whose functions have a prefix reads another one.
+pub const JEMALLOC_CONF: &str = "MALLOC_CONF";
+
+/// Builds of jemalloc: the prefix of the functions (--with-jemalloc-prefix), and the variable that such a build reads
+/// (obtain_malloc_conf in src/jemalloc.c). tikv-jemallocator has `_rjem_`, Redis `je_`.
+pub const JEMALLOC_BUILDS: [(&str, &str); 3] =
+    [("", JEMALLOC_CONF), ("_rjem_", "_RJEM_MALLOC_CONF"), ("je_", "JE_MALLOC_CONF")];
+
+/// Whether some build of jemalloc reads this variable.
+pub fn is_jemalloc_conf(variable: &str) -> bool {
+    JEMALLOC_BUILDS.iter().any(|(_, name)| *name == variable)
+}
+
 /// Settings of allocators and runtimes that affect the diagnosis, by exact name or, with a star, by prefix. The name is
 /// exact if other software uses the same prefix, because the environment also contains secrets.
 const SETTINGS: &[&str] = &[
@@ -373,7 +394,6 @@ const SETTINGS: &[&str] = &[
     "JAVA_OPTS",
     "JAVA_TOOL_OPTIONS",
     "JDK_JAVA_OPTIONS",
-    "JE_MALLOC_CONF",
     "LD_LIBRARY_PATH",
     "LD_PRELOAD",
     "MALLOC_*",
@@ -392,14 +412,14 @@ const SETTINGS: &[&str] = &[
     "TCMALLOC_*",
     "UV_THREADPOOL_SIZE",
     "_JAVA_OPTIONS",
-    "_RJEM_MALLOC_CONF",
 ];
 
 pub fn is_setting(variable: &str) -> bool {
-    SETTINGS.iter().any(|setting| match setting.strip_suffix('*') {
+    let named = SETTINGS.iter().any(|setting| match setting.strip_suffix('*') {
         Some(prefix) => variable.starts_with(prefix),
         None => variable == *setting,
-    })
+    });
+    named || is_jemalloc_conf(variable)
 }
 
 #[cfg(test)]
@@ -432,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn collected_runtimes_are_known_by_name_and_their_near_twins_are_not() {
+    fn opaque_runtimes_are_known_by_name_and_their_near_twins_are_not() {
         for (name, runtime) in [
             ("libcoreclr.so", Some(".NET")),
             ("ruby3.1", Some("Ruby")),
@@ -445,7 +465,7 @@ mod tests {
             ("libphpcpp.so", None),
             ("postgres", None),
         ] {
-            assert_eq!(collected(name).map(|c| c.name), runtime, "{name}");
+            assert_eq!(opaque_runtime(name).map(|c| c.name), runtime, "{name}");
         }
     }
 
@@ -480,7 +500,8 @@ mod tests {
 
     #[test]
     fn settings_are_taken_and_secrets_are_left() {
-        for kept in ["MALLOC_ARENA_MAX", "PYTHONMALLOC", "GOGC", "LD_PRELOAD", "MALLOC_CONF"] {
+        let variables = JEMALLOC_BUILDS.map(|(_, variable)| variable);
+        for kept in ["MALLOC_ARENA_MAX", "PYTHONMALLOC", "GOGC", "LD_PRELOAD"].iter().chain(&variables) {
             assert!(is_setting(kept), "{kept}");
         }
         for left in ["GOOGLE_API_KEY", "PYTHON_API_TOKEN", "JAVA_HOME_SECRET", "AWS_SECRET", ""] {

@@ -1,8 +1,9 @@
 //! The remedies: what each one changes, which lines of the bill it acts on, where it applies, and how it can backfire.
-//! This file holds data only. `diagnose::remedies` judges whether a remedy fits a target and predicts its gain.
+//! This file holds data only. `diagnose::needs` judges whether a target meets the needs of a remedy, `diagnose::expected`
+//! predicts its gain.
 
 use super::cost::CostClass::{self, *};
-use super::modules::AllocatorKind;
+use super::modules::{AllocatorKind, JEMALLOC_CONF};
 use super::walls::Wall;
 
 #[derive(Clone, Copy, Debug)]
@@ -162,7 +163,7 @@ pub const PAGES: &[(AllocatorKind, Pages, Change)] = &[
     (
         AllocatorKind::Jemalloc,
         Pages::Transparent,
-        Change::EnvAppend { name: "MALLOC_CONF", separator: ',', value: "thp:always,metadata_thp:auto" },
+        Change::EnvAppend { name: JEMALLOC_CONF, separator: ',', value: "thp:always,metadata_thp:auto" },
     ),
     (AllocatorKind::Mimalloc, Pages::Transparent, Change::Env("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1")),
     (AllocatorKind::Mimalloc, Pages::Reserved, Change::Env("MIMALLOC_ALLOW_LARGE_OS_PAGES", "1")),
@@ -234,7 +235,7 @@ impl Remedy {
                 Change::Tunable(name, value) => tunables.push(format!("{name}={}", fill(value))),
                 Change::Env(name, value) => settings.push_str(&format!("{name}={} ", fill(value))),
                 Change::EnvAppend { name, value, .. } => settings.push_str(&match name {
-                    "MALLOC_CONF" => format!("{{jemalloc:{}}} ", fill(value)),
+                    JEMALLOC_CONF => format!("{{jemalloc:{}}} ", fill(value)),
                     _ => format!("{name}={} ", fill(value)),
                 }),
                 Change::Preload(library) => {
@@ -304,7 +305,8 @@ fn in_general(template: &str) -> String {
     ]
     .iter()
     .fold(template.to_owned(), |text, (hole, word)| text.replace(hole, word));
-    [("{tunables:", ""), ("{jemalloc:", "MALLOC_CONF="), ("{node:", "node ")]
+    let jemalloc = format!("{JEMALLOC_CONF}=");
+    [("{tunables:", ""), ("{jemalloc:", jemalloc.as_str()), ("{node:", "node ")]
         .iter()
         .fold(text, |text, (opening, before)| {
             replaced(&text, opening, |argument| format!("{before}{argument}"))
@@ -371,6 +373,7 @@ pub enum Effect {
     NotCpu(&'static str),
 }
 
+/// A condition of a remedy. `diagnose::needs` judges whether a target meets it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Need {
     /// A dynamic loader that uses LD_PRELOAD: not for static binaries, Go programs or setuid programs.
@@ -380,14 +383,10 @@ pub enum Need {
     /// The GNU C library as a shared library, older than this version.
     GlibcBefore(u32, u32),
     Musl,
-    /// The process uses glibc's own malloc.
-    GlibcMalloc,
-    Jemalloc,
-    Mimalloc,
-    Tcmalloc,
-    NotJemalloc,
-    NotMimalloc,
-    NotTcmalloc,
+    /// This allocator serves malloc.
+    Uses(AllocatorKind),
+    /// Another allocator than this one serves malloc.
+    NotAlready(AllocatorKind),
     Cpython,
     /// CPython 3.minor or later, default build.
     CpythonAtLeast(u32),
@@ -406,7 +405,7 @@ pub enum Need {
     MoreThanOneThread,
     /// No setting in the environment or on the command line contains this text.
     Unset(&'static str),
-    /// The environment limits glibc's arenas to fewer than the default, eight per CPU on 64 bits.
+    /// The environment limits glibc's arenas to fewer than the default ([`super::tunables::arenas_by_default`]).
     ArenasLimited,
     /// No setting fixes glibc's mmap threshold, or a setting fixes it below this number of bytes.
     MmapThresholdBelow(u64),
@@ -415,10 +414,88 @@ pub enum Need {
 }
 
 impl Need {
-    /// Whether only targets of one runtime can meet this need.
-    pub fn names_a_runtime(&self) -> bool {
+    /// The allocator that must serve the program.
+    pub fn allocator(self) -> Option<AllocatorKind> {
+        match self {
+            Need::Uses(kind) => Some(kind),
+            _ => None,
+        }
+    }
+
+    /// The runtime that the program must have.
+    pub fn runtime(self) -> Option<&'static str> {
+        match self {
+            Need::Cpython | Need::CpythonAtLeast(_) | Need::CpythonFreeThreaded => Some("CPython"),
+            Need::Jvm => Some("Java"),
+            Need::Go => Some("Go"),
+            Need::Node => Some("Node"),
+            _ => None,
+        }
+    }
+
+    /// The C library that the program must have.
+    pub fn libc(self) -> Option<&'static str> {
+        match self {
+            Need::Musl => Some("musl"),
+            Need::Glibc(..) | Need::GlibcBefore(..) | Need::Uses(AllocatorKind::Glibc) => Some("glibc"),
+            _ => None,
+        }
+    }
+
+    /// Whether the remedy can be applied without it, but then changes nothing or little.
+    pub fn is_for_use(self) -> bool {
         use Need::*;
-        matches!(self, Cpython | CpythonAtLeast(_) | CpythonFreeThreaded | Jvm | Go | Node)
+        matches!(
+            self,
+            NotAlready(_)
+                | NotJvm
+                | MallocMatters
+                | ThpModeMadvise
+                | MoreThanOneThread
+                | Unset(_)
+                | ArenasLimited
+                | MmapThresholdBelow(_)
+                | Quota
+        )
+    }
+
+    /// Whether it is a property of the machine, not of the program.
+    pub fn is_of_machine(self) -> bool {
+        matches!(self, Need::ThpByAdvice | Need::ThpModeMadvise | Need::MoreThanOneNode)
+    }
+
+    /// The end of a sentence: the remedy needs … (If [`is_for_use`](Need::is_for_use): the remedy is …)
+    pub fn text(self) -> String {
+        let text = match self {
+            Need::Preload => "a program that a preload reaches (not static, Go or setuid)",
+            Need::Glibc(major, minor) => return format!("glibc {major}.{minor} or later"),
+            Need::GlibcBefore(major, minor) => return format!("glibc before {major}.{minor}"),
+            Need::Musl => "a program that is linked with musl",
+            Need::Uses(kind) => return format!("a program that uses {}", kind.title()),
+            Need::NotAlready(kind) => {
+                return format!("useful if the program does not use {} already", kind.title());
+            }
+            Need::Cpython => "CPython",
+            Need::CpythonAtLeast(minor) => return format!("CPython 3.{minor} or later, the default build"),
+            Need::CpythonFreeThreaded => "the free-threaded build of CPython",
+            Need::Jvm => "Java",
+            Need::Go => "a Go program",
+            Need::Node => "Node",
+            Need::NotJvm => "useful outside the Java heap, which does not use malloc",
+            Need::MallocMatters => "useful if malloc takes the time, not the runtime's own allocator",
+            Need::ThpByAdvice => "a machine with transparent huge pages in mode always or madvise",
+            Need::ThpModeMadvise => "useful if the mode of transparent huge pages is madvise",
+            Need::MoreThanOneThread => "useful with more than one thread",
+            Need::Unset(name) => return format!("useful if {name} is not set already"),
+            Need::ArenasLimited => "useful if a setting limits the number of arenas",
+            Need::MmapThresholdBelow(bytes) => {
+                let mib = bytes >> 20;
+                return format!("useful if the mmap threshold is not already set to {mib} MiB or more");
+            }
+            Need::MoreThanOneNode => "a machine with more than one NUMA node",
+            Need::Quota => "useful if the cgroup has a CPU quota",
+        };
+        text.to_owned()
     }
 }
 
@@ -610,7 +687,7 @@ pub const TABLE: &[Remedy] = &[
         effect: Effect::ArenaInsteadOfMap,
         needs: &[
             Need::Glibc(2, 36),
-            Need::GlibcMalloc,
+            Need::Uses(AllocatorKind::Glibc),
             Need::MmapThresholdBelow(268_435_456),
             Need::Unset("MALLOC_MMAP_THRESHOLD_"),
         ],
@@ -643,7 +720,7 @@ pub const TABLE: &[Remedy] = &[
         needs: &[
             Need::Glibc(2, 26),
             Need::GlibcBefore(2, 36),
-            Need::GlibcMalloc,
+            Need::Uses(AllocatorKind::Glibc),
             Need::MmapThresholdBelow(33_554_432),
             Need::Unset("MALLOC_MMAP_THRESHOLD_"),
         ],
@@ -671,7 +748,13 @@ pub const TABLE: &[Remedy] = &[
         walls: &[Wall::FirstTouch],
         acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
-        needs: &[Need::Glibc(2, 35), Need::GlibcMalloc, Need::ThpModeMadvise, Need::Unset("hugetlb")],
+        needs: &[
+            Need::Glibc(2, 35),
+            Need::Uses(AllocatorKind::Glibc),
+            Need::ThpByAdvice,
+            Need::ThpModeMadvise,
+            Need::Unset("hugetlb"),
+        ],
         restart: true,
         how: How::Start(None),
         note: "",
@@ -692,7 +775,7 @@ pub const TABLE: &[Remedy] = &[
         walls: &[Wall::FirstTouch],
         acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
-        needs: &[Need::Jemalloc, Need::NotJvm, Need::ThpByAdvice, Need::Unset("thp:")],
+        needs: &[Need::Uses(AllocatorKind::Jemalloc), Need::NotJvm, Need::ThpByAdvice, Need::Unset("thp:")],
         restart: true,
         how: How::Start(None),
         note: "",
@@ -702,7 +785,7 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::None,
             applied: &[Change::EnvAppend {
-                name: "MALLOC_CONF",
+                name: JEMALLOC_CONF,
                 separator: ',',
                 value: "thp:always,metadata_thp:auto",
             }],
@@ -717,7 +800,12 @@ pub const TABLE: &[Remedy] = &[
         walls: &[Wall::FirstTouch],
         acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
-        needs: &[Need::Mimalloc, Need::NotJvm, Need::ThpByAdvice, Need::Unset("LARGE_OS_PAGES")],
+        needs: &[
+            Need::Uses(AllocatorKind::Mimalloc),
+            Need::NotJvm,
+            Need::ThpByAdvice,
+            Need::Unset("LARGE_OS_PAGES"),
+        ],
         restart: true,
         how: How::Start(None),
         note: "",
@@ -839,7 +927,7 @@ pub const TABLE: &[Remedy] = &[
         walls: &[Wall::FirstTouch],
         acts_on: Wall::FirstTouch.lines(),
         effect: Effect::HugeTouch,
-        needs: &[Need::ThpModeMadvise],
+        needs: &[Need::ThpByAdvice, Need::ThpModeMadvise],
         restart: false,
         how: How::Command("echo always > /sys/kernel/mm/transparent_hugepage/enabled"),
         note: "as root; only affects new memory",
@@ -861,7 +949,12 @@ pub const TABLE: &[Remedy] = &[
         ],
         acts_on: &[AllocatorCode, AllocatorLocks, MapCalls, PageRelease],
         effect: Effect::Swap,
-        needs: &[Need::Glibc(2, 17), Need::Preload, Need::NotJemalloc, Need::MallocMatters],
+        needs: &[
+            Need::Glibc(2, 17),
+            Need::Preload,
+            Need::NotAlready(AllocatorKind::Jemalloc),
+            Need::MallocMatters,
+        ],
         restart: true,
         how: How::Start(None),
         note: "Debian: libjemalloc2",
@@ -882,7 +975,12 @@ pub const TABLE: &[Remedy] = &[
         walls: ALLOCATOR_WALLS,
         acts_on: ALLOCATOR_LINES,
         effect: Effect::Swap,
-        needs: &[Need::Glibc(2, 17), Need::Preload, Need::NotTcmalloc, Need::MallocMatters],
+        needs: &[
+            Need::Glibc(2, 17),
+            Need::Preload,
+            Need::NotAlready(AllocatorKind::Tcmalloc),
+            Need::MallocMatters,
+        ],
         restart: true,
         how: How::Start(None),
         note: "Debian: libtcmalloc-minimal4",
@@ -903,7 +1001,12 @@ pub const TABLE: &[Remedy] = &[
         walls: ALLOCATOR_WALLS,
         acts_on: ALLOCATOR_LINES,
         effect: Effect::Swap,
-        needs: &[Need::Glibc(2, 17), Need::Preload, Need::NotMimalloc, Need::MallocMatters],
+        needs: &[
+            Need::Glibc(2, 17),
+            Need::Preload,
+            Need::NotAlready(AllocatorKind::Mimalloc),
+            Need::MallocMatters,
+        ],
         restart: true,
         how: How::Start(None),
         note: "Debian: libmimalloc2.0",
@@ -924,7 +1027,7 @@ pub const TABLE: &[Remedy] = &[
         walls: ALLOCATOR_WALLS,
         acts_on: ALLOCATOR_LINES,
         effect: Effect::Swap,
-        needs: &[Need::Musl, Need::Preload, Need::NotMimalloc, Need::MallocMatters],
+        needs: &[Need::Musl, Need::Preload, Need::NotAlready(AllocatorKind::Mimalloc), Need::MallocMatters],
         restart: true,
         how: How::Start(None),
         note: "Alpine: mimalloc2",
@@ -945,7 +1048,12 @@ pub const TABLE: &[Remedy] = &[
         walls: &[Wall::AllocatorContention],
         acts_on: &[AllocatorLocks],
         effect: Effect::OwnArenas,
-        needs: &[Need::GlibcMalloc, Need::ArenasLimited, Need::MoreThanOneThread],
+        needs: &[
+            Need::Glibc(2, 17),
+            Need::Uses(AllocatorKind::Glibc),
+            Need::ArenasLimited,
+            Need::MoreThanOneThread,
+        ],
         restart: true,
         how: How::Start(None),
         note: "the default: eight per CPU",
@@ -969,7 +1077,7 @@ pub const TABLE: &[Remedy] = &[
         walls: ALLOCATOR_WALLS,
         acts_on: ALLOCATOR_LINES,
         effect: Effect::DeeperCache,
-        needs: &[Need::Glibc(2, 26), Need::GlibcMalloc, Need::Unset("tcache_count")],
+        needs: &[Need::Glibc(2, 26), Need::Uses(AllocatorKind::Glibc), Need::Unset("tcache_count")],
         restart: true,
         // 127 is the largest count that all versions with a thread cache accept.
         how: How::Start(None),
@@ -993,7 +1101,7 @@ pub const TABLE: &[Remedy] = &[
         effect: Effect::NotCpu("resident memory and the map calls of the arenas"),
         needs: &[
             Need::Glibc(2, 26),
-            Need::GlibcMalloc,
+            Need::Uses(AllocatorKind::Glibc),
             Need::MoreThanOneThread,
             Need::Unset("arena_max"),
             Need::Unset("MALLOC_ARENA_MAX"),
@@ -1018,7 +1126,7 @@ pub const TABLE: &[Remedy] = &[
         walls: &[Wall::Retention],
         acts_on: &[],
         effect: Effect::NotCpu("resident memory: whole free pages in all parts of the heap"),
-        needs: &[Need::GlibcMalloc],
+        needs: &[Need::Glibc(2, 17), Need::Uses(AllocatorKind::Glibc)],
         restart: true,
         how: How::Text(
             "call malloc_trim(0) after the large request (CPython: ctypes.CDLL(None).malloc_trim(0))",
@@ -1036,7 +1144,7 @@ pub const TABLE: &[Remedy] = &[
         walls: &[Wall::Retention],
         acts_on: &[],
         effect: Effect::NotCpu("resident memory"),
-        needs: &[Need::Jemalloc, Need::Unset("decay_ms")],
+        needs: &[Need::Uses(AllocatorKind::Jemalloc), Need::Unset("decay_ms")],
         restart: true,
         how: How::Start(None),
         note: "",
@@ -1046,7 +1154,7 @@ pub const TABLE: &[Remedy] = &[
         start: Some(Start {
             argument: Argument::Or(Form::Count(0, 3_600_000), "1000"),
             applied: &[Change::EnvAppend {
-                name: "MALLOC_CONF",
+                name: JEMALLOC_CONF,
                 separator: ',',
                 value: "background_thread:true,dirty_decay_ms:{},muzzy_decay_ms:0",
             }],
@@ -1277,7 +1385,7 @@ pub const TABLE: &[Remedy] = &[
         walls: &[],
         acts_on: Wall::MapChurn.lines(),
         effect: Effect::AtMost(1.0, "unknown: run a trial"),
-        needs: &[Need::Glibc(2, 26), Need::GlibcMalloc],
+        needs: &[Need::Glibc(2, 26), Need::Uses(AllocatorKind::Glibc)],
         restart: true,
         how: How::Start(Some("67108864")),
         note: "",
@@ -1575,6 +1683,13 @@ mod tests {
         }
     }
 
+    #[test]
+    fn needs_for_use_read_as_such() {
+        for need in TABLE.iter().flat_map(|r| r.needs) {
+            assert_eq!(need.text().starts_with("useful "), need.is_for_use(), "{need:?}");
+        }
+    }
+
     /// What is printed is what a trial applies: the settings, in the same words.
     #[test]
     fn commands_are_made_from_what_is_applied() {
@@ -1614,7 +1729,7 @@ mod tests {
                 assert!(r.needs.contains(&Need::Preload), "{}", r.key);
             }
             if !r.walls.is_empty() && r.template().contains("{tunables:") {
-                assert!(r.needs.contains(&Need::GlibcMalloc), "{}", r.key);
+                assert!(r.needs.contains(&Need::Uses(AllocatorKind::Glibc)), "{}", r.key);
             }
         }
     }

@@ -7,7 +7,7 @@
 use super::modules::AllocatorKind;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Part {
+pub struct Bounds {
     pub least: f64,
     pub most: f64,
 }
@@ -16,47 +16,47 @@ pub struct Part {
 pub struct Swap {
     pub kind: AllocatorKind,
     /// Of allocator code, if glibc's thread cache serves most calls.
-    pub cached: Part,
+    pub cached: Bounds,
     /// The same, if most calls miss the thread cache.
-    pub missing: Part,
+    pub missing: Bounds,
     /// Of map calls and page release by malloc, for blocks below 8 MiB.
-    pub mapped: Part,
+    pub mapped: Bounds,
     /// The same for larger blocks.
-    pub mapped_large: Part,
+    pub mapped_large: Bounds,
     /// Of first touches of memory that malloc returns and maps again in blocks below 8 MiB.
-    pub touched: Part,
+    pub touched: Bounds,
     /// The same for larger blocks. jemalloc returns them at once (opt.oversize_threshold in its manual); mimalloc returns those that
     /// have their own segment.
-    pub touched_large: Part,
+    pub touched_large: Bounds,
     /// CPU time, in seconds, that loading the library adds to the start of a process.
-    pub start_s: Part,
+    pub start_s: Bounds,
 }
 
-const fn part(least: f64, most: f64) -> Part {
-    Part { least, most }
+const fn part(least: f64, most: f64) -> Bounds {
+    Bounds { least, most }
 }
 
 /// Of contention in the allocator, and of its code if threads contend: the same for all these allocators.
-pub const CONTENDED: Part = part(0.65, 1.0);
+pub const CONTENDED: Bounds = part(0.65, 1.0);
 /// Of the application's own time in such a program. A thread that spins for another thread spends this time in application code; it
 /// spins less when the other thread is faster. The mean of `CONTENDED` is the upper limit.
-pub const SPINNING: Part = part(0.0, 0.85);
+pub const SPINNING: Bounds = part(0.0, 0.85);
 /// Of contention and of the code that it slows down, with an arena for each thread. The cost of the calls themselves stays.
-pub const ARENAS: Part = part(0.4, 0.95);
+pub const ARENAS: Bounds = part(0.4, 0.95);
 /// Of allocator code, if the current allocator is not glibc's, or if the share of cached calls is unknown.
-pub const UNKNOWN_CODE: Part = part(-0.25, 0.6);
+pub const UNKNOWN_CODE: Bounds = part(-0.25, 0.6);
 /// Of the application's own time: the addresses of blocks change the time of its loads, and the alignment of a program changes its run
 /// time by 1 to 2 % (Mytkowicz et al., ASPLOS 2009).
-pub const LAYOUT: Part = part(-0.015, 0.015);
+pub const LAYOUT: Bounds = part(-0.015, 0.015);
 /// The same for a setting of the current allocator.
-pub const PLACES: Part = part(-0.005, 0.005);
+pub const PLACES: Bounds = part(-0.005, 0.005);
 /// The same on huge pages, where loads also miss the TLB less often.
-pub const ON_HUGE_PAGES: Part = part(-0.02, 0.02);
+pub const ON_HUGE_PAGES: Bounds = part(-0.02, 0.02);
 /// The same with all of CPython's small objects on huge pages. The range covers programs that do not grow, and a program that touches
 /// a million blocks in random order (it saved 15 % of that time, docs/obmalloc.md); it is somewhat wider.
-pub const ARENAS_ON_HUGE_PAGES: Part = part(-0.02, 0.2);
+pub const ARENAS_ON_HUGE_PAGES: Bounds = part(-0.02, 0.2);
 /// Of first touches of a growing heap: another allocator places blocks less or more densely.
-pub const GROWTH: Part = part(-0.3, 0.1);
+pub const GROWTH: Bounds = part(-0.3, 0.1);
 
 pub const SWAPS: &[Swap] = &[
     Swap {

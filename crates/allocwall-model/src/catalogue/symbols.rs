@@ -28,7 +28,7 @@ pub enum KernelRole {
     OtherFault,
     /// A write to a shared page. It zeroes only if the page was the zero page; this is a first touch.
     CopyOnWrite,
-    /// mmap, munmap, brk, mremap, madvise, mprotect.
+    /// A [`MapCall`](super::syscalls::MapCall).
     Map,
     Release,
     /// Automatic NUMA balancing marks pages to see which thread uses them next. It flushes the TLB, but releases no page.
@@ -949,6 +949,16 @@ pub fn fits(pattern: &str, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::catalogue::syscalls::MapCall;
+
+    #[test]
+    fn every_map_call_is_known_by_its_name_in_libc_and_in_the_kernel() {
+        for call in MapCall::ALL {
+            assert_eq!(user_role(call.name(), Scope::Libc), Some(UserRole::MapCall), "{call:?}");
+            let kernel = format!("__x64_sys_{}", call.name());
+            assert_eq!(kernel_role(&kernel), Some(KernelRole::Map), "{call:?}");
+        }
+    }
 
     #[test]
     fn clones_and_versions_are_the_function() {

@@ -6,7 +6,7 @@
 pub enum CallWait {
     /// A lock or a condition; the user stack shows which.
     Futex,
-    /// Such a call blocks only on the address-space lock.
+    /// A [`MapCall`]: it blocks only on the address-space lock.
     Map,
     Storage,
     Lock,
@@ -78,6 +78,39 @@ pub fn call_wait(architecture: &str, number: i64) -> Option<CallWait> {
             _ => false,
         })
         .map(|call| call.3)
+}
+
+/// A system call that changes the address space. A recording counts all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MapCall {
+    Mmap,
+    Munmap,
+    Brk,
+    Mremap,
+    Madvise,
+    Mprotect,
+}
+
+impl MapCall {
+    pub const ALL: [MapCall; 6] =
+        [MapCall::Mmap, MapCall::Munmap, MapCall::Brk, MapCall::Mremap, MapCall::Madvise, MapCall::Mprotect];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            MapCall::Mmap => "mmap",
+            MapCall::Munmap => "munmap",
+            MapCall::Brk => "brk",
+            MapCall::Mremap => "mremap",
+            MapCall::Madvise => "madvise",
+            MapCall::Mprotect => "mprotect",
+        }
+    }
+
+    /// Calls that get memory from the kernel or return it: the rate of map calls. mprotect only changes the access to
+    /// mapped memory, so it would distort the number of pages per mapped block, which is computed from this rate.
+    pub fn moves_memory(self) -> bool {
+        self != MapCall::Mprotect
+    }
 }
 
 /// Kernel functions that show what a sleeping thread waits for, for every caller. The first match decides, from the leaf
@@ -235,6 +268,15 @@ mod tests {
         assert_eq!(call_wait("riscv64", 98), None);
         // -1 means blocked outside a call. It must not match a call that the architecture does not have, also -1.
         assert_eq!(call_wait("aarch64", -1), None);
+    }
+
+    #[test]
+    fn threads_wait_for_the_address_space_lock_in_every_map_call() {
+        let mut waiting: Vec<&str> = CALLS.iter().filter(|call| call.3 == Map).map(|call| call.0).collect();
+        let mut map_calls = MapCall::ALL.map(MapCall::name);
+        waiting.sort_unstable();
+        map_calls.sort_unstable();
+        assert_eq!(waiting, map_calls);
     }
 
     #[test]

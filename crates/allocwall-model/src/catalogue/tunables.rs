@@ -6,7 +6,7 @@ use super::walls::Wall;
 
 /// One tunable of glibc.malloc (manual/tunables.texi, malloc/malloc.c, malloc/arena.c).
 #[derive(Clone, Copy, Debug)]
-pub struct Known {
+pub struct MallocTunable {
     /// Name without `glibc.malloc.`.
     pub name: &'static str,
     /// The first version that has it.
@@ -20,8 +20,8 @@ pub struct Known {
 
 pub const PREFIX: &str = "glibc.malloc.";
 
-pub const KNOWN: &[Known] = &[
-    Known {
+pub const TUNABLES: &[MallocTunable] = &[
+    MallocTunable {
         name: "arena_max",
         since: (2, 26),
         title: "maximum number of arenas",
@@ -29,7 +29,7 @@ pub const KNOWN: &[Known] = &[
         backfires: "few arenas: threads wait for their locks; many arenas: each one keeps its own free memory",
         acts_on: &[AllocatorLocks, MapCalls],
     },
-    Known {
+    MallocTunable {
         name: "arena_test",
         since: (2, 26),
         title: "number of arenas that malloc makes before it limits them",
@@ -37,7 +37,7 @@ pub const KNOWN: &[Known] = &[
         backfires: "the same as arena_max",
         acts_on: &[AllocatorLocks, MapCalls],
     },
-    Known {
+    MallocTunable {
         name: "mmap_threshold",
         since: (2, 26),
         title: "size from which each block gets its own mapping",
@@ -45,7 +45,7 @@ pub const KNOWN: &[Known] = &[
         backfires: "large values: one long-lived block above many freed blocks keeps them resident",
         acts_on: HEAP_LINES,
     },
-    Known {
+    MallocTunable {
         name: "mmap_max",
         since: (2, 26),
         title: "maximum number of blocks with their own mapping",
@@ -53,7 +53,7 @@ pub const KNOWN: &[Known] = &[
         backfires: "the same as mmap_threshold",
         acts_on: HEAP_LINES,
     },
-    Known {
+    MallocTunable {
         name: "trim_threshold",
         since: (2, 26),
         title: "free memory at the top of the heap above this size is returned to the kernel",
@@ -61,7 +61,7 @@ pub const KNOWN: &[Known] = &[
         backfires: "large values: resident memory stays at its peak",
         acts_on: HEAP_LINES,
     },
-    Known {
+    MallocTunable {
         name: "top_pad",
         since: (2, 26),
         title: "extra size when the heap grows",
@@ -69,7 +69,7 @@ pub const KNOWN: &[Known] = &[
         backfires: "each arena grows in such steps; if it is set, glibc no longer adapts the thresholds",
         acts_on: HEAP_LINES,
     },
-    Known {
+    MallocTunable {
         name: "tcache_count",
         since: (2, 26),
         title: "number of free blocks of each size in the thread cache",
@@ -77,7 +77,7 @@ pub const KNOWN: &[Known] = &[
         backfires: "other threads cannot use the free blocks in a thread's cache",
         acts_on: ALLOCATOR_LINES,
     },
-    Known {
+    MallocTunable {
         name: "tcache_max",
         since: (2, 26),
         title: "largest block size in the thread cache",
@@ -85,7 +85,7 @@ pub const KNOWN: &[Known] = &[
         backfires: "small values: more calls take the lock; large values (since 2.42): more memory per thread",
         acts_on: ALLOCATOR_LINES,
     },
-    Known {
+    MallocTunable {
         name: "tcache_unsorted_limit",
         since: (2, 26),
         title: "maximum number of blocks that one allocation moves to the thread cache",
@@ -93,7 +93,7 @@ pub const KNOWN: &[Known] = &[
         backfires: "small values: the cache fills more slowly, and more calls take the lock",
         acts_on: ALLOCATOR_LINES,
     },
-    Known {
+    MallocTunable {
         name: "mxfast",
         since: (2, 30),
         title: "largest block size in a fast bin",
@@ -101,7 +101,7 @@ pub const KNOWN: &[Known] = &[
         backfires: "large values: fragmentation",
         acts_on: ALLOCATOR_LINES,
     },
-    Known {
+    MallocTunable {
         name: "hugetlb",
         since: (2, 35),
         title: "huge pages for malloc",
@@ -109,7 +109,7 @@ pub const KNOWN: &[Known] = &[
         backfires: "memory grows by up to one huge page per region; with 2, malloc uses small pages without a message when no reserved page is left",
         acts_on: Wall::FirstTouch.lines(),
     },
-    Known {
+    MallocTunable {
         name: "perturb",
         since: (2, 26),
         title: "fill blocks with a byte",
@@ -117,7 +117,7 @@ pub const KNOWN: &[Known] = &[
         backfires: "each block is written two more times",
         acts_on: ALLOCATOR_LINES,
     },
-    Known {
+    MallocTunable {
         name: "check",
         since: (2, 26),
         title: "consistency checks of the heap",
@@ -128,9 +128,9 @@ pub const KNOWN: &[Known] = &[
 ];
 
 /// Finds a tunable by its name, with or without `glibc.malloc.`.
-pub fn find(name: &str) -> Option<&'static Known> {
+pub fn find(name: &str) -> Option<&'static MallocTunable> {
     let short = name.strip_prefix(PREFIX).unwrap_or(name);
-    KNOWN.iter().find(|known| known.name == short)
+    TUNABLES.iter().find(|known| known.name == short)
 }
 
 /// A name without a group belongs to glibc.malloc (`arena_max`). Other groups are written out: `pthread.rseq`,
@@ -141,6 +141,13 @@ pub fn full_name(name: &str) -> String {
         _ if name.contains('.') => format!("glibc.{name}"),
         _ => format!("{PREFIX}{name}"),
     }
+}
+
+/// glibc's limit on the number of arenas without a setting, per CPU, on 64 bits: NARENAS_FROM_NCORES of malloc/arena.c.
+pub const ARENAS_PER_CPU: u64 = 8;
+
+pub fn arenas_by_default(cpus: u64) -> u64 {
+    ARENAS_PER_CPU * cpus.max(1)
 }
 
 /// malloc accepts less than the loader's list says, and ignores larger values without a message. The fields: name, the

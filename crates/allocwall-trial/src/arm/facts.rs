@@ -4,13 +4,13 @@ use super::Refusal;
 use allocwall_diagnose::remedies::version_of;
 use allocwall_host::facts::Machine;
 use allocwall_host::installed::{self, BundledLibrary, InstalledAllocator};
-use allocwall_host::program::Rights;
+use allocwall_host::program::RaisedRights;
 use allocwall_host::topology::{self, Topology};
 use allocwall_host::tunables::{self, Tunable};
-use allocwall_host::{file, loader, program, site_packages};
-use allocwall_measure::target::{FileView, view_file};
-use allocwall_model::catalogue::modules::{AllocatorKind, ModuleRole, role_of_library};
-use allocwall_model::recording::{Libc, Runtime};
+use allocwall_host::{file, program, site_packages};
+use allocwall_measure::target::{Components, FileView, view_program};
+use allocwall_model::catalogue::modules::AllocatorKind;
+use allocwall_model::recording::{Libc, Linkage, Runtime};
 use allocwall_model::units::{Absence, Measured, Reason};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -102,7 +102,7 @@ pub struct Program {
     /// The allocator that serves its malloc, and its library; no library if the allocator is linked into the program.
     pub allocator: Measured<(AllocatorKind, Option<PathBuf>)>,
     /// Raised rights: setuid, setgid or file capabilities.
-    pub raised: Option<Rights>,
+    pub raised: Option<RaisedRights>,
     /// For CPython: names of the files that the interpreter runs at its start.
     pub start_files: Option<Measured<Vec<String>>>,
 }
@@ -221,9 +221,9 @@ impl Chase {
                 words = head.chain(words.into_iter().skip(1)).collect();
                 continue;
             }
-            let view = view_file(&file)
+            let (view, components) = view_program(&file)
                 .map_err(|absence| Refusal(format!("cannot start {}: {absence}", file.display())))?;
-            let mut program = Program::of(file, view);
+            let mut program = Program::of(file, view, components);
             program.place = place;
             self.programs.push(program);
             let base = Path::new(&name).file_name().unwrap_or(&name).to_string_lossy().into_owned();
@@ -348,78 +348,29 @@ fn plain_words(text: &str) -> Option<Vec<OsString>> {
 }
 
 impl Program {
-    /// Reads the program's file and the libraries that its loader would load.
-    fn of(path: PathBuf, view: FileView) -> Program {
-        let raised = program::raised_rights(&path).ok().flatten();
-        let libraries = match &view.interpreter {
-            Some(interpreter) => {
-                // For libraries relative to the program ($ORIGIN), the loader uses the real path.
-                let real = path.canonicalize().unwrap_or_else(|_| path.clone());
-                loader::libraries(Path::new(interpreter), &real)
-            }
-            None => Ok(Vec::new()),
-        };
-        let viewed: Measured<Vec<(PathBuf, ModuleRole, FileView)>> = libraries.map(|libraries| {
-            let role = |name: &str, path: &Path| {
-                let file = path.file_name().unwrap_or_default().to_string_lossy();
-                role_of_library(name).or(role_of_library(&file)).unwrap_or(ModuleRole::Other)
-            };
-            libraries
-                .into_iter()
-                .filter_map(|(name, path)| Some((path.clone(), role(&name, &path), view_file(&path).ok()?)))
-                // Old loaders have a malloc of their own; it serves only the loader.
-                .filter(|(_, role, _)| *role != ModuleRole::Loader)
-                .collect()
-        });
-        let runtime = runtime(&view, &viewed);
+    fn of(path: PathBuf, view: FileView, components: Components) -> Program {
         Program {
-            libc: libc(&view, &viewed),
-            libc_file: viewed.as_ref().ok().and_then(|libraries| {
-                let libc = libraries.iter().find(|(_, _, library)| library.libc.is_some());
-                libc.map(|(path, ..)| path.clone())
-            }),
-            start_files: match &runtime {
+            raised: program::raised_rights(&path).ok().flatten(),
+            start_files: match &components.runtime {
                 Ok(Runtime::Cpython { version, .. }) => Some(start_files(&path, version)),
                 _ => None,
             },
-            runtime,
-            allocator: allocator(&view, &viewed),
+            libc: components.libc,
+            libc_file: components.libc_file.map(PathBuf::from),
+            runtime: components.runtime,
+            allocator: components.allocator.map(|allocator| {
+                let library = (allocator.how != Linkage::Static).then(|| allocator.module.into());
+                (allocator.kind, library)
+            }),
             place: None,
             path,
             view,
-            raised,
         }
     }
 
     pub fn allocator_kind(&self) -> Option<AllocatorKind> {
         self.allocator.as_ref().ok().map(|(kind, _)| *kind)
     }
-}
-
-type Viewed = Measured<Vec<(PathBuf, ModuleRole, FileView)>>;
-
-fn libc(view: &FileView, libraries: &Viewed) -> Measured<Libc> {
-    if view.kind.is_static() {
-        return Ok(Libc::Static);
-    }
-    let found = libraries.as_ref().map_err(Absence::clone)?.iter();
-    found
-        .filter_map(|(_, _, library)| library.libc.clone())
-        .next()
-        .ok_or_else(|| Absence::new(Reason::NotFound, "the program loads no known C library"))
-}
-
-fn runtime(view: &FileView, libraries: &Viewed) -> Measured<Runtime> {
-    if let Some(runtime) = &view.runtime {
-        return Ok(runtime.clone());
-    }
-    let libraries = libraries.as_ref().map_err(Absence::clone)?;
-    let by_library = libraries.iter().find_map(|(path, _, library)| {
-        // Java's launcher loads the virtual machine later with dlopen.
-        let launcher = path.file_name() == Some(OsStr::new("libjli.so"));
-        library.runtime.clone().or(launcher.then_some(Runtime::Jvm { version: None }))
-    });
-    Ok(by_library.unwrap_or(Runtime::Native))
 }
 
 /// Files in the site-packages folders that the interpreter runs at its start: `.pth` files, and `.start` files since 3.15.
@@ -435,17 +386,4 @@ fn start_files(interpreter: &Path, version: &str) -> Measured<Vec<String>> {
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .filter(|name| name.ends_with(".pth") || name.ends_with(".start"));
     Ok(names.collect())
-}
-
-fn allocator(view: &FileView, libraries: &Viewed) -> Measured<(AllocatorKind, Option<PathBuf>)> {
-    let kind = |view: &FileView| view.allocators.first().copied().unwrap_or(AllocatorKind::Other);
-    if view.serves_malloc {
-        return Ok((kind(view), None));
-    }
-    let libraries = libraries.as_ref().map_err(Absence::clone)?;
-    libraries
-        .iter()
-        .find(|(_, _, library)| library.serves_malloc)
-        .map(|(path, _, library)| (kind(library), Some(path.clone())))
-        .ok_or_else(|| Absence::new(Reason::NotFound, "found no malloc in the program or its libraries"))
 }

@@ -1,19 +1,19 @@
 //! Resolves an arm for a command: the settings before the exec, or one line that says why the arm can't be applied.
 
 use super::facts::{Inventory, Program, TargetFacts};
-use super::{
-    Arm, Part, Refusal, Setting, Source, allocator_of, contradictions, pages_of, refuse, runtime_of, setting,
-};
+use super::{Arm, Part, Refusal, Setting, Source, contradictions, pages_of, refuse, setting};
+use allocwall_diagnose::needs::{Answer, Facts, Unmet};
 use allocwall_diagnose::remedies::{merged, quoted, version_of};
 use allocwall_host::tunables::parse_size;
-use allocwall_measure::target::{FileView, view_file};
-use allocwall_model::catalogue::modules::{AllocatorKind, ModuleRole, role_of_library};
+use allocwall_measure::target::{FileView, LibcKind, view_file};
+use allocwall_model::catalogue::modules::{AllocatorKind, JEMALLOC_CONF, allocator_by_name};
 use allocwall_model::catalogue::nearest::hint;
 use allocwall_model::catalogue::remedies::{
-    ARENA_HOOK, ARENA_HOOK_FILES, ARENA_HOOK_ON, Change, Effect, Library, Need, Pages, Remedy,
+    ARENA_HOOK, ARENA_HOOK_FILES, ARENA_HOOK_ON, Change, Effect, Library, Need, Pages, Remedy, TABLE,
 };
-use allocwall_model::catalogue::tunables as known;
+use allocwall_model::catalogue::tunables;
 use allocwall_model::recording::{Libc, Runtime};
+use allocwall_model::units::{Absence, Measured, Reason};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -22,8 +22,9 @@ use std::path::{Path, PathBuf};
 /// How the start of a command changes for an arm.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// The command, with the arm's options inserted.
+    /// The command, with the arm's `options` inserted.
     pub command: Vec<OsString>,
+    pub options: Vec<String>,
     /// Variables whose value the arm changes, by name; None removes the variable.
     pub env: Vec<(OsString, Option<OsString>)>,
     pub cpus: Option<Vec<u32>>,
@@ -65,7 +66,11 @@ impl Arm {
             return refuse("no command given: put it after --");
         };
         for part in &self.parts {
-            self.needs_met(part, inventory, facts)?;
+            // The other needs only make a remedy useful, and the diagnosis judges that.
+            for need in part.remedy.needs.iter().filter(|need| !need.is_for_use()) {
+                self.require(*need, &part.text, inventory, facts)?;
+            }
+            python_has_mimalloc(part, facts)?;
         }
         let settings = self.expanded(inventory, facts)?;
         contradictions(&settings)?;
@@ -78,7 +83,6 @@ impl Arm {
             jemalloc_variable: None,
             tunables: Vec::new(),
             env: BTreeMap::new(),
-            options: Vec::new(),
             done: Applied::default(),
         };
         // Preloads first: the variable that jemalloc reads depends on the library.
@@ -107,14 +111,14 @@ impl Arm {
             let Setting::Pages(pages) = *each else { continue };
             let kind = match self.library() {
                 Some((_, library)) => library.kind(),
-                None => served_by(facts).map_err(|why| {
+                None => served_by(facts).map_err(|absence| {
                     Refusal(format!(
-                        "{text} depends on the allocator, but {why}: name the allocator in the same arm, for example glibc+{text}"
+                        "{text} depends on the allocator, but {absence}: name the allocator in the same arm, for example glibc+{text}"
                     ))
                 })?,
             };
             match pages {
-                Pages::Transparent => thp(inventory, text)?,
+                Pages::Transparent => self.require(Need::ThpByAdvice, text, inventory, facts)?,
                 Pages::Reserved => reserved_pages(inventory, text)?,
             }
             let change = pages_of(kind, pages)?;
@@ -125,98 +129,125 @@ impl Arm {
         Ok(settings)
     }
 
-    fn needs_met(&self, part: &Part, inventory: &Inventory, facts: &TargetFacts) -> Result<(), Refusal> {
-        let text = &part.text;
-        for need in part.remedy.needs {
-            if let Some(wanted) = allocator_of(*need) {
-                self.allocator_fits(text, wanted, facts)?;
-            }
-            if let Some(wanted) = runtime_of(*need) {
-                runtime_fits(part, *need, wanted, facts)?;
-            }
-            match *need {
-                Need::Glibc(major, minor) => glibc_fits(text, facts, |version| {
-                    (version < (major, minor)).then(|| format!("needs glibc {major}.{minor} or later"))
-                })?,
-                Need::GlibcBefore(major, minor) => glibc_fits(text, facts, |version| {
-                    (version >= (major, minor)).then(|| format!("is for glibc before {major}.{minor}"))
-                })?,
-                Need::Musl => match facts.certain().map(|program| (program, &program.libc)) {
-                    Some((program, Ok(libc))) if !matches!(libc, Libc::Musl { .. }) => {
-                        return refuse(format!(
-                            "{text} is for musl, but {} is not linked with musl",
-                            program.name()
-                        ));
-                    }
-                    _ => {}
-                },
-                Need::ThpByAdvice | Need::ThpModeMadvise => thp(inventory, text)?,
-                Need::MoreThanOneNode => {
-                    if let Ok(nodes) = &inventory.memory_nodes
-                        && nodes.len() < 2
-                    {
-                        return refuse(format!(
-                            "{text} needs several NUMA nodes, but this machine has only one"
-                        ));
-                    }
-                }
-                // The other needs only make a remedy useful, and the diagnosis judges that. The remedy can be applied without them.
-                _ => {}
-            }
+    /// What is known about the target before it starts.
+    fn known<'a>(&self, inventory: &'a Inventory, facts: &'a TargetFacts) -> Facts<'a> {
+        let program = facts.certain().ok_or_else(|| unknown_program(facts));
+        let starter = facts.last().filter(|_| program.is_err());
+        let not_started = || Absence::new(Reason::NotApplicable, "the command has not started");
+        Facts {
+            libc: program.clone().and_then(|program| program.libc.as_ref().map_err(Clone::clone)),
+            starter_glibc: starter.and_then(|starter| match &starter.libc {
+                Ok(Libc::Glibc { version }) => Some(version.as_str()),
+                _ => None,
+            }),
+            runtime: program.clone().and_then(|program| program.runtime.as_ref().map_err(Clone::clone)),
+            allocator: match self.library() {
+                Some((_, library)) => Ok(library.kind()),
+                None => served_by(facts),
+            },
+            own_malloc: program.clone().and_then(|program| {
+                program.allocator.as_ref().map(|(_, library)| library.is_none()).map_err(Clone::clone)
+            }),
+            secure_exec: program.map(|program| program.raised.is_some()),
+            thp: inventory.thp.as_deref().map_err(Clone::clone),
+            thp_disabled: Err(not_started()),
+            numa_nodes: inventory.memory_nodes.as_ref().map(Vec::len).map_err(Clone::clone),
+            observed: Err(not_started()),
         }
-        Ok(())
     }
 
-    fn allocator_fits(&self, text: &str, wanted: AllocatorKind, facts: &TargetFacts) -> Result<(), Refusal> {
-        if let Some((_, library)) = self.library() {
-            // `unfit_parts` has already refused an arm whose parts disagree.
-            debug_assert_eq!(library.kind(), wanted);
-            return Ok(());
-        }
-        let Some(program) = facts.certain() else {
-            return Ok(());
+    /// Refuses a need that is not met. If a fact of the program is unknown, the proof on the running target decides.
+    fn require(
+        &self,
+        need: Need,
+        text: &str,
+        inventory: &Inventory,
+        facts: &TargetFacts,
+    ) -> Result<(), Refusal> {
+        let known = self.known(inventory, facts);
+        let unmet = match known.answer(need) {
+            Answer::Met => return Ok(()),
+            Answer::Unknown(absence) if need.is_of_machine() => return refuse(format!("{text}: {absence}")),
+            Answer::Unknown(_) => return Ok(()),
+            Answer::NotMet(unmet) => unmet,
         };
-        match served_by(facts) {
-            Ok(kind) if kind == wanted => Ok(()),
-            // A preloaded library does not replace an allocator that is linked in.
-            Ok(kind) if matches!(program.allocator, Ok((_, None))) => refuse(format!(
-                "{text} acts on {}, but {} is linked with {}, and a preloaded library can't replace that",
-                wanted.title(),
-                program.name(),
-                kind.title()
-            )),
-            Ok(kind) => refuse(format!(
-                "{text} acts on {}, but {} uses {}: add the allocator to the arm, for example {}+{text}",
-                wanted.title(),
-                program.name(),
-                kind.title(),
-                match wanted {
-                    AllocatorKind::Jemalloc => "jemalloc",
-                    AllocatorKind::Mimalloc => "mimalloc",
-                    AllocatorKind::Tcmalloc => "tcmalloc",
-                    _ => "glibc",
-                }
-            )),
-            // Unknown: the proof on the running target decides.
-            Err(_) => Ok(()),
+        let what = match facts.last() {
+            Some(program) if !need.is_of_machine() => program.name(),
+            _ => "this machine".to_owned(),
+        };
+        let instead = match (need, &unmet) {
+            (Need::Preload, Unmet::Libc(_)) => ": link the allocator into the program".to_owned(),
+            (Need::Uses(_), Unmet::Allocator(_)) if known.own_malloc == Ok(true) => {
+                ", and a preloaded library can't replace that".to_owned()
+            }
+            (Need::Uses(kind), Unmet::Allocator(_)) => {
+                let preload = TABLE.iter().find(|remedy| preloads(remedy, kind));
+                let name = preload.map_or("NAME", |remedy| remedy.key);
+                format!(": add the allocator to the arm, for example {name}+{text}")
+            }
+            (Need::ThpByAdvice, Unmet::ThpMode(_)) => {
+                ": run, as root, echo madvise > /sys/kernel/mm/transparent_hugepage/enabled".to_owned()
+            }
+            (Need::CpythonAtLeast(_), Unmet::Runtime(Runtime::Cpython { free_threaded: true, .. })) => {
+                ": use cpython-nogil-huge".to_owned()
+            }
+            (
+                Need::CpythonAtLeast(_) | Need::CpythonFreeThreaded,
+                Unmet::Runtime(Runtime::Cpython { .. }),
+            ) => String::new(),
+            (_, Unmet::Runtime(_)) => self.or_variable(text),
+            _ => String::new(),
+        };
+        refuse(format!("{text} needs {}, but {what} {}{instead}", need.text(), unmet.text()))
+    }
+
+    /// A program may start the runtime as a child process, which inherits the variable.
+    fn or_variable(&self, text: &str) -> String {
+        let parts = self.parts.iter().filter(|part| part.text == text);
+        match parts.flat_map(|part| &part.settings).find_map(Setting::replaces) {
+            Some(variable) => format!("; to set the variable anyway, use env:{variable}=VALUE"),
+            None => String::new(),
         }
     }
 }
 
-/// The allocator that would serve the command without the arm, or why it is unknown.
-fn served_by(facts: &TargetFacts) -> Result<AllocatorKind, String> {
-    let Some(program) = facts.certain() else {
-        let why = facts.beyond.as_ref().map_or("", |absence| absence.detail.as_str());
-        return Err(format!("the program that will run is unknown ({why})"));
-    };
+fn preloads(remedy: &Remedy, kind: AllocatorKind) -> bool {
+    let is_library = |change: &Change| matches!(change, Change::Preload(library) if library.kind() == kind);
+    remedy.start.is_some_and(|start| start.applied.iter().any(is_library))
+}
+
+/// The values of PYTHONMALLOC with mimalloc exist since CPython 3.13.
+fn python_has_mimalloc(part: &Part, facts: &TargetFacts) -> Result<(), Refusal> {
+    let names_mimalloc = |setting: &Setting| matches!(setting, Setting::Env { name, value } if name == "PYTHONMALLOC" && value.starts_with("mimalloc"));
+    if part.remedy.needs.contains(&Need::Cpython)
+        && part.settings.iter().any(names_mimalloc)
+        && let Some(program) = facts.certain()
+        && let Ok(Runtime::Cpython { version, .. }) = &program.runtime
+        && version_of(version).is_some_and(|version| version < (3, 13))
+    {
+        return refuse(format!(
+            "{} needs CPython 3.13 or later, but {} is CPython {version}",
+            part.text,
+            program.name()
+        ));
+    }
+    Ok(())
+}
+
+fn unknown_program(facts: &TargetFacts) -> Absence {
+    let why = facts.beyond.as_ref().map_or("", |absence| absence.detail.as_str());
+    Absence::new(Reason::NotFound, format!("the program that will run is unknown ({why})"))
+}
+
+/// The allocator that would serve the command without the arm.
+fn served_by(facts: &TargetFacts) -> Measured<AllocatorKind> {
+    let program = facts.certain().ok_or_else(|| unknown_program(facts))?;
     if let Some(kind) = preloaded_allocators(facts).first() {
         return Ok(*kind);
     }
-    program
-        .allocator
-        .as_ref()
-        .map(|(kind, _)| *kind)
-        .map_err(|absence| format!("the allocator of {} is unknown ({absence})", program.name()))
+    program.allocator.as_ref().map(|(kind, _)| *kind).map_err(|absence| {
+        Absence::new(absence.reason, format!("the allocator of {} is unknown ({absence})", program.name()))
+    })
 }
 
 /// Allocators among the libraries that LD_PRELOAD already names, found by their file names.
@@ -234,21 +265,7 @@ fn entries(list: &OsStr) -> impl Iterator<Item = &OsStr> {
 }
 
 fn allocator_library(entry: &OsStr) -> Option<AllocatorKind> {
-    let name = Path::new(entry).file_name()?.to_str()?;
-    match role_of_library(name)? {
-        ModuleRole::Allocator(kind) => Some(kind),
-        _ => None,
-    }
-}
-
-fn thp(inventory: &Inventory, text: &str) -> Result<(), Refusal> {
-    match &inventory.thp {
-        Ok(mode) if mode == "never" => refuse(format!(
-            "{text}: transparent huge pages are off (mode never): run, as root, echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
-        )),
-        Ok(_) => Ok(()),
-        Err(absence) => refuse(format!("{text}: {absence}")),
-    }
+    allocator_by_name(Path::new(entry).file_name()?.to_str()?)
 }
 
 fn reserved_pages(inventory: &Inventory, text: &str) -> Result<(), Refusal> {
@@ -258,86 +275,6 @@ fn reserved_pages(inventory: &Inventory, text: &str) -> Result<(), Refusal> {
         )),
         Ok(_) => Ok(()),
         Err(absence) => refuse(format!("{text}: {absence}")),
-    }
-}
-
-fn runtime_fits(part: &Part, need: Need, wanted: &str, facts: &TargetFacts) -> Result<(), Refusal> {
-    let Some(program) = facts.certain() else {
-        return Ok(());
-    };
-    let Ok(runtime) = &program.runtime else {
-        return Ok(());
-    };
-    let text = &part.text;
-    let name = program.name();
-    // A program may start the runtime as a child process, which inherits the variable.
-    let instead = match part.settings.iter().find_map(Setting::replaces) {
-        Some(variable) => format!("; to set the variable anyway, use env:{variable}=VALUE"),
-        None => String::new(),
-    };
-    let other = |is: &str| refuse(format!("{text} acts on {wanted}, but {name} {is}{instead}"));
-    match (need, runtime) {
-        (Need::Jvm, Runtime::Jvm { .. })
-        | (Need::Go, Runtime::Go { .. })
-        | (Need::Node, Runtime::Node { .. }) => Ok(()),
-        (Need::Cpython, Runtime::Cpython { version, .. }) => {
-            let names_mimalloc = part.settings.iter().any(
-                |setting| matches!(setting, Setting::Env { name, value } if name == "PYTHONMALLOC" && value.starts_with("mimalloc")),
-            );
-            match version_of(version) {
-                Some(version) if names_mimalloc && version < (3, 13) => refuse(format!(
-                    "{text} needs CPython 3.13 or later, but {name} is {}.{}",
-                    version.0, version.1
-                )),
-                _ => Ok(()),
-            }
-        }
-        (Need::CpythonFreeThreaded, Runtime::Cpython { free_threaded, .. }) => match free_threaded {
-            true => Ok(()),
-            false => refuse(format!(
-                "{text} is for the free-threaded build of CPython, but {name} is a default build"
-            )),
-        },
-        (Need::CpythonAtLeast(_), Runtime::Cpython { free_threaded: true, .. }) => refuse(format!(
-            "{text} is for the default build of CPython, but {name} is a free-threaded build: use cpython-nogil-huge"
-        )),
-        (Need::CpythonAtLeast(minor), Runtime::Cpython { version, .. }) => match version_of(version) {
-            Some(found) if found < (3, minor) => refuse(format!(
-                "{text} needs CPython 3.{minor} or later, but {name} is {}.{}",
-                found.0, found.1
-            )),
-            _ => Ok(()),
-        },
-        (_, Runtime::Cpython { .. }) => other("is CPython"),
-        (_, Runtime::Jvm { .. }) => other("is Java"),
-        (_, Runtime::Go { .. }) => other("is a Go program"),
-        (_, Runtime::Node { .. }) => other("is Node"),
-        (_, Runtime::Native) => other("does not contain that runtime"),
-    }
-}
-
-fn glibc_fits(
-    text: &str,
-    facts: &TargetFacts,
-    wrong: impl Fn((u32, u32)) -> Option<String>,
-) -> Result<(), Refusal> {
-    let Some(program) = facts.last() else {
-        return Ok(());
-    };
-    let name = program.name();
-    match &program.libc {
-        Ok(Libc::Glibc { version }) => match version_of(version).and_then(&wrong) {
-            Some(why) => refuse(format!("{text} {why}, but {name} has {version}")),
-            None => Ok(()),
-        },
-        Ok(Libc::Musl { .. }) if facts.beyond.is_none() => {
-            refuse(format!("{text} is for glibc, but {name} is linked with musl"))
-        }
-        Ok(Libc::Other { name: libc }) if facts.beyond.is_none() => {
-            refuse(format!("{text} is for glibc, but {name} is linked with {libc}"))
-        }
-        // A static program is checked per setting: a preload can't reach it, but a tunable can.
-        _ => Ok(()),
     }
 }
 
@@ -374,7 +311,6 @@ struct Work<'a> {
     jemalloc_variable: Option<String>,
     tunables: Vec<String>,
     env: BTreeMap<OsString, Option<OsString>>,
-    options: Vec<String>,
     done: Applied,
 }
 
@@ -399,7 +335,7 @@ impl Work<'_> {
                 Ok(())
             }
             Setting::CommandOption(option) => {
-                self.options.push(option.clone());
+                self.done.options.push(option.clone());
                 self.expect(Expectation::CommandLine(option.clone()));
                 Ok(())
             }
@@ -428,7 +364,6 @@ impl Work<'_> {
         source: &Source,
         remedy: Option<&Remedy>,
     ) -> Result<(), Refusal> {
-        self.preload_reaches(text)?;
         if library == Library::Glibc {
             return self.glibc(text);
         }
@@ -445,31 +380,6 @@ impl Work<'_> {
         self.expect(Expectation::Mapped(path.clone()));
         self.expect(Expectation::MallocFrom(path.clone()));
         self.expect(Expectation::Serves(path));
-        Ok(())
-    }
-
-    /// Checks that the program has a loader, which reads LD_PRELOAD, and that the loader binds its malloc.
-    fn preload_reaches(&self, text: &str) -> Result<(), Refusal> {
-        let Some(program) = self.facts.certain() else {
-            return Ok(());
-        };
-        let name = program.name();
-        // Before the check for static programs: for a static Go program, this is the more useful message.
-        if matches!(program.runtime, Ok(Runtime::Go { .. })) {
-            return refuse(format!(
-                "{text} preloads a library, but {name} is a Go program, whose runtime does not use malloc"
-            ));
-        }
-        if program.view.kind.is_static() {
-            return refuse(format!(
-                "{text} preloads a library, but {name} is statically linked, so nothing reads LD_PRELOAD: link the allocator into the program"
-            ));
-        }
-        if matches!(program.allocator, Ok((_, None))) {
-            return refuse(format!(
-                "{text} preloads a library, but {name} contains its own malloc, which a preloaded library can't replace"
-            ));
-        }
         Ok(())
     }
 
@@ -583,13 +493,13 @@ impl Work<'_> {
                 machine_name(program.machine)
             ));
         }
-        let wants = |libc: &str| view.needed.iter().any(|needed| needed.starts_with(libc));
+        let needs = view.needed.iter().find_map(|needed| LibcKind::by_name(needed));
         let name = self.program.name();
-        match &self.program.libc {
-            Ok(Libc::Musl { .. }) if wants("libc.so.6") => {
+        match (&self.program.libc, needs) {
+            (Ok(Libc::Musl { .. }), Some(LibcKind::Glibc)) => {
                 Err(format!("{shown} is linked with glibc, but {name} is linked with musl"))
             }
-            Ok(Libc::Glibc { .. }) if wants("libc.musl") => {
+            (Ok(Libc::Glibc { .. }), Some(LibcKind::Musl)) => {
                 Err(format!("{shown} is linked with musl, but {name} is linked with glibc"))
             }
             _ => Ok(view),
@@ -597,7 +507,6 @@ impl Work<'_> {
     }
 
     fn prefault(&mut self, text: &str, bytes: u64) -> Result<(), Refusal> {
-        self.preload_reaches(text)?;
         if let Ok(available) = self.inventory.available_bytes
             && bytes > available
         {
@@ -619,13 +528,8 @@ impl Work<'_> {
 
     fn tunable(&mut self, text: &str, name: &str, value: &str, arm: &Arm) -> Result<(), Refusal> {
         let program_name = self.program.name();
-        let of_malloc = name.starts_with(known::PREFIX);
+        let of_malloc = name.starts_with(tunables::PREFIX);
         if let Some(program) = self.facts.certain() {
-            if matches!(program.libc, Ok(Libc::Musl { .. })) {
-                return refuse(format!(
-                    "{text}: {program_name} is linked with musl, which has no glibc tunables"
-                ));
-            }
             if of_malloc && matches!(program.runtime, Ok(Runtime::Go { .. })) {
                 return refuse(format!(
                     "{text} acts on malloc, but {program_name} is a Go program, whose runtime does not use malloc"
@@ -638,17 +542,16 @@ impl Work<'_> {
                 ));
             }
             if of_malloc {
-                arm.allocator_fits(text, AllocatorKind::Glibc, self.facts)?;
+                arm.require(Need::Uses(AllocatorKind::Glibc), text, self.inventory, self.facts)?;
             }
         }
-        // Eight arenas per CPU: NARENAS_FROM_NCORES in glibc's malloc/arena.c.
         let cpus = self.inventory.topology.as_ref().map_or(1, |topology| topology.cpus.len());
-        let value = value.replace("{arenas}", &(8 * cpus.max(1)).to_string());
+        let value = value.replace("{arenas}", &tunables::arenas_by_default(cpus as u64).to_string());
         let value = self.checked(text, name, &value)?;
         if name == "glibc.malloc.hugetlb" && value != "0" {
             self.expect(Expectation::HugeResident);
             match value.as_str() {
-                "1" => thp(self.inventory, text)?,
+                "1" => arm.require(Need::ThpByAdvice, text, self.inventory, self.facts)?,
                 _ => reserved_pages(self.inventory, text)?,
             }
         }
@@ -666,7 +569,7 @@ impl Work<'_> {
             }
         };
         let Some(tunable) = list.iter().find(|tunable| tunable.name == name) else {
-            let short = |name: &str| name.strip_prefix(known::PREFIX).unwrap_or(name).to_owned();
+            let short = |name: &str| name.strip_prefix(tunables::PREFIX).unwrap_or(name).to_owned();
             let names: Vec<String> = list.iter().map(|tunable| short(&tunable.name)).collect();
             return refuse(format!(
                 "{text}: the loader of {} has no tunable {name}{}",
@@ -679,7 +582,7 @@ impl Work<'_> {
             Ok(Libc::Glibc { version }) => version_of(version),
             _ => None,
         };
-        let limit = version.and_then(|version| known::malloc_limit(name, version));
+        let limit = version.and_then(|version| tunables::malloc_limit(name, version));
         match (limit, taken.parse::<u64>()) {
             (Some(limit), Ok(number)) if number > limit => refuse(format!(
                 "{text}: {name}={value} is too large: this glibc ignores values above {limit}"
@@ -690,7 +593,7 @@ impl Work<'_> {
 
     fn append(&mut self, text: &str, name: &str, separator: char, value: &str) -> Result<(), Refusal> {
         let name = match name {
-            "MALLOC_CONF" => self.jemalloc_variable(),
+            JEMALLOC_CONF => self.jemalloc_variable(),
             name => name.to_owned(),
         };
         let key = OsString::from(&name);
@@ -724,7 +627,7 @@ impl Work<'_> {
             }
         };
         let variable = self.jemalloc_variable.clone().or_else(own);
-        variable.unwrap_or_else(|| "MALLOC_CONF".to_owned())
+        variable.unwrap_or_else(|| JEMALLOC_CONF.to_owned())
     }
 
     /// The current value as text: a value that is not UTF-8 can't be extended.
@@ -871,19 +774,19 @@ impl Work<'_> {
 
     fn command(&self, arm: &Arm) -> Result<Vec<OsString>, Refusal> {
         let mut command = self.facts.command.clone();
-        if self.options.is_empty() {
+        let options = &self.done.options;
+        if options.is_empty() {
             return Ok(command);
         }
         match self.facts.certain().and_then(|program| program.place) {
             Some(place) => {
-                let options = self.options.iter().map(OsString::from);
-                command.splice(place + 1..place + 1, options);
+                command.splice(place + 1..place + 1, options.iter().map(OsString::from));
                 Ok(command)
             }
             None => refuse(format!(
                 "{} adds {} to the command line, but the command starts its program through a script: add the option in the script",
                 arm.name,
-                self.options.join(" ")
+                options.join(" ")
             )),
         }
     }

@@ -2,7 +2,7 @@ use super::*;
 use allocwall_host::elf::ElfKind;
 use allocwall_host::facts::Machine;
 use allocwall_host::installed::{BundledLibrary, InstalledAllocator};
-use allocwall_host::program::Rights;
+use allocwall_host::program::RaisedRights;
 use allocwall_host::topology::{Cpu, Topology};
 use allocwall_host::tunables::parse as parse_list;
 use allocwall_measure::target::FileView;
@@ -353,7 +353,7 @@ fn the_arena_hook_is_switched_on_where_its_package_is() {
         (python("3.13", true, files("allocwall.pth")), inventory(), "cpython-nogil-huge"),
         (small, inventory(), "32-bit"),
         (here, never, "mode never"),
-        (facts(), inventory(), "acts on CPython"),
+        (facts(), inventory(), "needs CPython"),
     ] {
         let line = resolve(KEY, &inventory, &facts).unwrap_err().to_string();
         assert!(line.contains(words) && !line.contains('\n'), "{line}");
@@ -434,7 +434,7 @@ fn an_arm_that_cannot_apply_is_refused_and_its_near_twin_is_not() {
         Twist { machine: inventory, facts: facts() }
     };
     let never = || machine(|i| i.thp = Ok("never".into()));
-    let raised = || with_program(|p| p.raised = Some(Rights::SetUser));
+    let raised = || with_program(|p| p.raised = Some(RaisedRights::SetUser));
     let old = || with_program(|p| p.libc = Ok(Libc::Glibc { version: "2.31".into() }));
     let python = |version: &str| {
         let version = version.to_owned();
@@ -465,7 +465,7 @@ fn an_arm_that_cannot_apply_is_refused_and_its_near_twin_is_not() {
         ("cpus=9", on(facts()), "CPU 9 is not online; the online CPUs are 0,1"),
         ("cpus=1", machine(|i| i.allowed_cpus = Ok(vec![0])), "may not use CPU 1"),
         ("nodes=3", on(facts()), "no NUMA node 3"),
-        ("numa-bind", on(facts()), "needs several NUMA nodes"),
+        ("numa-bind", on(facts()), "needs a machine with more than one NUMA node"),
         ("gogc", on(facts()), "env:GOGC=VALUE"),
         ("jvm-heap=1G", on(python("3.12.1")), "is CPython"),
         ("pythonmalloc=mimalloc", on(python("3.12.1")), "3.13"),
@@ -617,7 +617,7 @@ fn real_programs_are_recognised() {
     }
     if let Some(su) = need("/usr/bin/su") {
         let facts = real(&[su, "--help"]);
-        assert_eq!(facts.certain().unwrap().raised, Some(Rights::SetUser));
+        assert_eq!(facts.certain().unwrap().raised, Some(RaisedRights::SetUser));
         assert!(resolve("env:A=b", &live(), &facts).unwrap_err().0.contains("setuid"));
     }
 }

@@ -1,6 +1,6 @@
 //! `allocwall diagnose`: bill, ladder, verdict and remedies for a process, a command or a recording.
 
-use crate::commands::report::{Format, Judged};
+use crate::commands::report::{Diagnosis, Format};
 use crate::commands::shared::arms;
 use crate::commands::shared::options::parse_time;
 use crate::commands::shared::signals::{USAGE, catch_signals};
@@ -10,7 +10,7 @@ use crate::printer::Printer;
 use allocwall_host::launch;
 use allocwall_measure::calibrate;
 use allocwall_measure::file;
-use allocwall_measure::record::{self, Ask, DEFAULT_WINDOW, Recorded, Request};
+use allocwall_measure::record::{self, DEFAULT_WINDOW, Recorded, Request, Target};
 use allocwall_model::recording::Ended;
 use allocwall_trial::arm::{self, Arm, TargetFacts};
 use allocwall_trial::run::{self, Guard};
@@ -87,8 +87,8 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     } else {
         None
     };
-    let (judged, mut launched) = match &args.file {
-        Some(path) => (Judged::of(file::read(path)?, Some(path.clone())), None),
+    let (diagnosis, mut launched) = match &args.file {
+        Some(path) => (Diagnosis::of(file::read(path)?, Some(path.clone())), None),
         None => {
             let recorded = record_now(&args, guard.as_ref(), printer)?;
             if let Some(failure) = &recorded.file_failure {
@@ -98,11 +98,11 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
             if let Some(path) = &recorded.path {
                 printer.note(&format!("recording: {}", path.display()));
             }
-            let judged = Judged::of(recorded.recording, recorded.path);
-            (judged, recorded.launched)
+            let diagnosis = Diagnosis::of(recorded.recording, recorded.path);
+            (diagnosis, recorded.launched)
         }
     };
-    let printed = judged.render(format, printer.style()).and_then(|report| printer.data(&report));
+    let printed = diagnosis.render(format, printer.style()).and_then(|report| printer.data(&report));
     if let Some(child) = &mut launched
         && !args.keep_running
         && child.running()
@@ -112,10 +112,10 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     }
     printed?;
     // After an interrupt: report what was measured, start nothing new.
-    let interrupted = matches!(judged.recording.meta.ended, Ended::Interrupted);
+    let interrupted = matches!(diagnosis.recording.meta.ended, Ended::Interrupted);
     let tried =
-        if args.verify && !interrupted { verify(&args, &judged, printer)? } else { ExitCode::SUCCESS };
-    let Judged { recording, bill, verdict, .. } = &judged;
+        if args.verify && !interrupted { verify(&args, &diagnosis, printer)? } else { ExitCode::SUCCESS };
+    let Diagnosis { recording, bill, verdict, .. } = &diagnosis;
     let unsampled = bill.on_cpu.is_err();
     let unmeasured = unsampled
         && allocwall_diagnose::reach(recording, bill, verdict) == allocwall_diagnose::Reach::NotSampled;
@@ -126,8 +126,8 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
 /// How many of the offered remedies --verify tries, of those that a trial can apply when it starts the command.
 const TRIED: usize = 3;
 
-fn verify(args: &Args, judged: &Judged, printer: &Printer) -> anyhow::Result<ExitCode> {
-    let named = judged
+fn verify(args: &Args, diagnosis: &Diagnosis, printer: &Printer) -> anyhow::Result<ExitCode> {
+    let named = diagnosis
         .verdict
         .remedies
         .iter()
@@ -156,17 +156,17 @@ fn verify(args: &Args, judged: &Judged, printer: &Printer) -> anyhow::Result<Exi
 }
 
 fn record_now(args: &Args, guard: Option<&Guard>, printer: &Printer) -> anyhow::Result<Recorded> {
-    let ask = match (&args.pid[..], &args.cgroup, &args.command[..]) {
-        ([], Some(path), _) => Ask::Cgroup(path.clone()),
-        ([], None, command) => Ask::Launch {
+    let target = match (&args.pid[..], &args.cgroup, &args.command[..]) {
+        ([], Some(path), _) => Target::Cgroup(path.clone()),
+        ([], None, command) => Target::Launch {
             command: command.to_vec(),
             env: guard.map(Guard::mark).into_iter().collect(),
             keep: args.keep_running,
             talk: launch::Talk::Aside,
         },
-        (pids, ..) => Ask::Pids(pids.to_vec()),
+        (pids, ..) => Target::Pids(pids.to_vec()),
     };
-    if matches!(ask, Ask::Launch { .. }) && launch::stdin_withheld() {
+    if matches!(target, Target::Launch { .. }) && launch::stdin_withheld() {
         printer.note("the command reads from /dev/null, not from this terminal (to give it input: < FILE)");
     }
     let window = args.duration.unwrap_or(DEFAULT_WINDOW);
@@ -177,7 +177,7 @@ fn record_now(args: &Args, guard: Option<&Guard>, printer: &Printer) -> anyhow::
     let interrupted = catch_signals()?;
     let bar = printer.bar("recording", window);
     let request = Request {
-        ask,
+        target,
         window,
         rate_hz: args.rate,
         closely: false,

@@ -8,10 +8,10 @@ use allocwall_model::catalogue::cost::CostClass;
 use allocwall_model::catalogue::modules::AllocatorKind;
 use allocwall_model::catalogue::nearest::hint;
 use allocwall_model::catalogue::remedies::{
-    ARENA_HOOK, ARENA_HOOK_ON, Change, Effect, Kind, Need, Pages, Remedy, TABLE, TUNABLES_PROOF,
+    ARENA_HOOK, ARENA_HOOK_ON, Change, Effect, Kind, Need, Remedy, TABLE, TUNABLES_PROOF,
 };
 use allocwall_model::catalogue::thresholds;
-use allocwall_model::catalogue::tunables::{KNOWN, Known, PREFIX};
+use allocwall_model::catalogue::tunables::{self, ARENAS_PER_CPU, MallocTunable, PREFIX, TUNABLES};
 use allocwall_model::catalogue::walls::Wall;
 use allocwall_report::escape::terminal;
 use allocwall_report::layout::shell_lines;
@@ -51,7 +51,7 @@ fn names() -> impl Iterator<Item = &'static str> {
     TABLE
         .iter()
         .map(|remedy| remedy.key)
-        .chain(KNOWN.iter().map(|tunable| tunable.name))
+        .chain(TUNABLES.iter().map(|tunable| tunable.name))
         .chain(Wall::ALL.iter().map(|wall| wall.key()))
         .chain(SUBJECTS.iter().map(|subject| subject.name))
         .chain(bench::KNOWN.iter().map(|experiment| experiment.name))
@@ -70,10 +70,7 @@ fn pages(name: &str, printer: &Printer) -> Vec<Page> {
     let same = |known: &str| known == name || known.replace('_', "-") == name.replace('_', "-");
     let tunable = name.strip_prefix("glibc:").unwrap_or(name);
     let tunable = tunable.split('=').next().unwrap_or(tunable);
-    let known = KNOWN.iter().find(|known| {
-        let short = tunable.strip_prefix(PREFIX).unwrap_or(tunable);
-        known.name == short
-    });
+    let known = tunables::find(tunable);
     // The part after the remedy's name is its value.
     let key = name.split(['=', '@']).next().unwrap_or(name);
     let remedies = TABLE.iter().filter(|remedy| {
@@ -96,7 +93,7 @@ fn pages(name: &str, printer: &Printer) -> Vec<Page> {
 const LABELS: &[(&str, &str)] = &[
     ("usage", "usage"),
     ("about", "what it is"),
-    ("where", "applies to"),
+    ("where", "needs"),
     ("applied", "applied by"),
     ("found", "found here"),
     ("range", "range here"),
@@ -113,8 +110,7 @@ const LABELS: &[(&str, &str)] = &[
     ("restart", "restart"),
     ("twin", "twin"),
     ("shell", "in a shell"),
-    // Printed with the shell's line.
-    ("note", ""),
+    ("note", "note"),
 ];
 
 const LABEL: usize = 14;
@@ -130,10 +126,9 @@ impl Page {
             };
             match *key {
                 // To be copied: starts at the left, and line breaks are escaped for the shell.
-                "note" => {}
                 "shell" => {
-                    let note = self.sections.iter().find(|(known, _)| *known == "note");
-                    shell_rows(&mut out, label, text, note.map_or("", |(_, note)| note), width);
+                    let rows = shell_lines(text, width, 4);
+                    let _ = writeln!(out, "  {label}\n    {}", rows.join("\n"));
                 }
                 _ => {
                     let head = format!("  {label:LABEL$}");
@@ -144,16 +139,6 @@ impl Page {
             }
         }
         out
-    }
-}
-
-fn shell_rows(out: &mut String, label: &str, code: &str, comment: &str, width: usize) {
-    let _ = writeln!(out, "  {label}");
-    let rows = shell_lines(code, width, 4);
-    let _ = writeln!(out, "    {}", rows.join("\n"));
-    if !comment.is_empty() {
-        let options = plain(width).initial_indent("    # ").subsequent_indent("    # ");
-        let _ = writeln!(out, "{}", textwrap::fill(comment, options));
     }
 }
 
@@ -207,7 +192,7 @@ fn remedy_page(remedy: &Remedy, printer: &Printer) -> Page {
             },
         ),
     }
-    let needs: Vec<String> = remedy.needs.iter().map(|need| need_text(*need)).collect();
+    let needs: Vec<String> = remedy.needs.iter().map(|need| need.text()).collect();
     add("where", needs.join("; "));
     // glibc's malloc belongs to the program itself; there is no library to find.
     if let Some(kind) = preloaded.filter(|kind| *kind != AllocatorKind::Glibc) {
@@ -269,7 +254,8 @@ fn gain(remedy: &Remedy) -> String {
 }
 
 fn change(change: &Change) -> String {
-    let shown = |template: &str| template.replace("{}", "VALUE").replace("{arenas}", "8 times the CPUs");
+    let arenas = format!("{ARENAS_PER_CPU} times the CPUs");
+    let shown = |template: &str| template.replace("{}", "VALUE").replace("{arenas}", &arenas);
     match change {
         Change::Preload(_) => {
             "puts the library first in LD_PRELOAD and keeps the entries already there".to_owned()
@@ -284,52 +270,14 @@ fn change(change: &Change) -> String {
         }
         Change::Cpus(_) => "sched_setaffinity before the exec".to_owned(),
         Change::Nodes(_) => "set_mempolicy (MPOL_BIND) and sched_setaffinity before the exec".to_owned(),
-        Change::Pages(Pages::Transparent) => "the huge-page setting of the program's allocator".to_owned(),
-        Change::Pages(Pages::Reserved) => "the huge-page setting of the program's allocator".to_owned(),
+        Change::Pages(_) => "the huge-page setting of the program's allocator".to_owned(),
         Change::ArenaHook => format!("{ARENA_HOOK}={ARENA_HOOK_ON}, which the Python package reads"),
     }
 }
 
-fn need_text(need: Need) -> String {
-    let text = match need {
-        Need::Preload => {
-            "dynamic programs whose loader honours LD_PRELOAD (not static, Go or setuid programs)"
-        }
-        Need::Glibc(major, minor) => return format!("glibc {major}.{minor} or later"),
-        Need::GlibcBefore(major, minor) => return format!("glibc before {major}.{minor}"),
-        Need::Musl => "programs linked with musl",
-        Need::GlibcMalloc => "programs that use glibc's malloc",
-        Need::Jemalloc => "programs that use jemalloc",
-        Need::Mimalloc => "programs that use mimalloc",
-        Need::Tcmalloc => "programs that use tcmalloc",
-        Need::NotJemalloc => "programs that don't use jemalloc already",
-        Need::NotMimalloc => "programs that don't use mimalloc already",
-        Need::NotTcmalloc => "programs that don't use tcmalloc already",
-        Need::Cpython => "CPython",
-        Need::CpythonAtLeast(minor) => return format!("CPython 3.{minor} or later, the default build"),
-        Need::CpythonFreeThreaded => "the free-threaded build of CPython",
-        Need::Jvm => "Java",
-        Need::Go => "Go programs",
-        Need::Node => "Node",
-        Need::NotJvm => "not the Java heap, which does not use malloc",
-        Need::MallocMatters => "useful if malloc takes the time, not the runtime's own allocator",
-        Need::ThpByAdvice => "machines where transparent huge pages are in mode always or madvise",
-        Need::ThpModeMadvise => "machines where transparent huge pages are in mode madvise",
-        Need::MoreThanOneThread => "useful with more than one thread",
-        Need::Unset(name) => return format!("useful if {name} is not set already"),
-        Need::ArenasLimited => "useful if a setting limits the number of arenas",
-        Need::MmapThresholdBelow(bytes) => {
-            return format!("useful if the mmap threshold is not already set to {} MiB or more", bytes >> 20);
-        }
-        Need::MoreThanOneNode => "machines with more than one NUMA node",
-        Need::Quota => "processes whose cgroup has a CPU quota",
-    };
-    text.to_owned()
-}
-
 // ---- tunables, walls, experiments ----
 
-fn tunable_page(known: &Known) -> Page {
+fn tunable_page(known: &MallocTunable) -> Page {
     let name = format!("{PREFIX}{}", known.name);
     let listed = list::tunables().map(|list| list.into_iter().find(|tunable| tunable.name == name));
     let range = match listed {
@@ -346,10 +294,9 @@ fn tunable_page(known: &Known) -> Page {
             ("about", known.page.to_owned()),
             (
                 "where",
-                format!(
-                    "glibc {}.{} or later, programs that use glibc's malloc",
-                    known.since.0, known.since.1
-                ),
+                [Need::Glibc(known.since.0, known.since.1), Need::Uses(AllocatorKind::Glibc)]
+                    .map(Need::text)
+                    .join("; "),
             ),
             ("applied", format!("sets {name}=VALUE in GLIBC_TUNABLES and keeps the entries already there")),
             ("range", range),
@@ -442,7 +389,8 @@ mod tests {
                 for hole in ["{", "}"] {
                     assert!(!text.contains(hole), "{name}: {text}");
                 }
-                let labelled = |key: &str| LABELS.iter().any(|(known, _)| *known == key);
+                let labelled =
+                    |key: &str| LABELS.iter().any(|(known, label)| *known == key && !label.is_empty());
                 assert!(page.sections.iter().all(|(key, _)| labelled(key)), "{name}");
             }
         }

@@ -101,8 +101,8 @@ fn as_text(found: &[Found], tunables: &Measured<Vec<Tunable>>, width: usize) -> 
     out.push_str("\nTunables of glibc's malloc (glibc:NAME=VALUE)\n");
     match tunables {
         Ok(list) => {
-            for tunable in list.iter().filter(|tunable| tunable.name.starts_with(known::PREFIX)) {
-                let name = tunable.name.trim_start_matches(known::PREFIX);
+            for tunable in list {
+                let Some(name) = tunable.name.strip_prefix(known::PREFIX) else { continue };
                 let title = known::find(name).map_or("", |known| known.title);
                 let text = match title {
                     "" => tunable.range(),

@@ -1,6 +1,6 @@
 //! `allocwall report`: judges a recording again from its file, or reports a saved trial. Starts no program.
 
-use crate::commands::shared::options::how;
+use crate::commands::trial::options::how;
 use crate::output;
 use crate::printer::Printer;
 use allocwall_diagnose::Verdict;
@@ -10,7 +10,7 @@ use allocwall_report::text::Style;
 use allocwall_report::{collapsed, flamegraph, json, text, trial_csv, trial_json, trial_text};
 use allocwall_trial::compare::compare;
 use allocwall_trial::journal::{self, Journal};
-use anyhow::bail;
+use anyhow::{Context, bail};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -43,7 +43,7 @@ pub enum Format {
 }
 
 /// A recording with its bill and its verdict.
-pub struct Judged {
+pub struct Diagnosis {
     pub recording: Recording,
     pub bill: Bill,
     pub verdict: Verdict,
@@ -51,15 +51,15 @@ pub struct Judged {
     pub file: Option<PathBuf>,
 }
 
-impl Judged {
-    pub fn of(recording: Recording, file: Option<PathBuf>) -> Judged {
+impl Diagnosis {
+    pub fn of(recording: Recording, file: Option<PathBuf>) -> Diagnosis {
         let bill = bill::of(&recording);
         let verdict = allocwall_diagnose::verdict(&recording, &bill);
-        Judged { recording, bill, verdict, file }
+        Diagnosis { recording, bill, verdict, file }
     }
 
     pub fn render(&self, format: Format, style: Style) -> anyhow::Result<String> {
-        let Judged { recording, bill, verdict, file } = self;
+        let Diagnosis { recording, bill, verdict, file } = self;
         // A path that is not UTF-8 cannot be copied from a terminal, so it is left out.
         let file = file.as_deref().and_then(Path::to_str);
         Ok(match format {
@@ -80,7 +80,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
     let report = if journal::is_one(&args.file) {
         trial(&args.file, format, style)?
     } else {
-        Judged::of(allocwall_measure::file::read(&args.file)?, Some(args.file.clone()))
+        Diagnosis::of(allocwall_measure::file::read(&args.file)?, Some(args.file.clone()))
             .render(format, style)?
     };
     match &args.output {
@@ -95,7 +95,10 @@ fn trial(file: &Path, format: Format, style: Style) -> anyhow::Result<String> {
     let Journal { head, blocks, .. } = journal::read(file)?;
     let outcome = compare(&head.design, &blocks);
     Ok(match format {
-        Format::Text => trial_text::trial(&outcome, &head.command, &how(&head.options), style),
+        Format::Text => {
+            let how = how(&head.options).with_context(|| file.display().to_string())?;
+            trial_text::trial(&outcome, &head.command, &how, style)
+        }
         Format::Json => trial_json::document(&outcome, &head.command),
         Format::Csv => trial_csv::table(&outcome),
         Format::Flamegraph | Format::Collapsed => {

@@ -54,13 +54,13 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
         printer.warn(note);
     }
     if !args.quiet {
-        printer.note(&told(&applied, &args.command));
+        printer.note(&what_is_set(&applied));
     }
     become_command(&applied)
 }
 
-/// What is set, in one line.
-fn told(applied: &Applied, asked: &[OsString]) -> String {
+/// In one line.
+fn what_is_set(applied: &Applied) -> String {
     let list = |list: &[u32]| list.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let mut set: Vec<String> = applied
         .env
@@ -70,11 +70,7 @@ fn told(applied: &Applied, asked: &[OsString]) -> String {
             None => format!("{} unset", name.to_string_lossy()),
         })
         .collect();
-    // Options that the remedies insert after the part that both commands share.
-    let options = applied.command.len().saturating_sub(asked.len());
-    let first = applied.command.iter().zip(asked).take_while(|(new, old)| new == old).count();
-    let options = applied.command.iter().skip(first).take(options);
-    set.extend(options.map(|option| format!("option {}", option.to_string_lossy())));
+    set.extend(applied.options.iter().map(|option| format!("option {option}")));
     set.extend(applied.cpus.as_deref().map(|cpus| format!("CPUs {}", list(cpus))));
     set.extend(applied.nodes.as_deref().map(|nodes| format!("memory of node {}", list(nodes))));
     if set.is_empty() {

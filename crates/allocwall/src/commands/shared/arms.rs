@@ -52,7 +52,7 @@ fn folder(printer: &Printer) -> anyhow::Result<PathBuf> {
 
 /// The folder for files of this kind. Notes once if it is not the one that the environment names.
 pub fn own_folder(kind: Kind, printer: &Printer) -> anyhow::Result<PathBuf> {
-    let place = own::place(kind).map_err(|absence| anyhow::anyhow!("{absence}"))?;
+    let place = own::folder(kind).map_err(|absence| anyhow::anyhow!("{absence}"))?;
     say_once(place.instead, printer);
     Ok(place.folder)
 }

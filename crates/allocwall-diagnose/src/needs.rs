@@ -1,0 +1,418 @@
+//! Whether a target meets the needs of a remedy. The same answer for a running target, from its recording, and for a
+//! command before it starts, from its files.
+//!
+//! Callers differ in what they do without an answer. A diagnosis offers only remedies whose needs are known to be met. A
+//! trial leaves unknown facts of the program to its proof.
+
+use super::context::Context;
+use super::remedies::version_of;
+use allocwall_model::catalogue::modules::AllocatorKind;
+use allocwall_model::catalogue::remedies::{ALLOCATOR_LINES, Need, Remedy};
+use allocwall_model::catalogue::thresholds;
+use allocwall_model::catalogue::tunables::arenas_by_default;
+use allocwall_model::catalogue::walls::Wall;
+use allocwall_model::recording::{Libc, Linkage, Process, Runtime};
+use allocwall_model::units::{Absence, Measured, Reason};
+
+/// What is known about a target and its machine.
+pub struct Facts<'a> {
+    pub libc: Measured<&'a Libc>,
+    /// If the program is unknown: the glibc version of the program that starts it. A machine rarely has two versions.
+    pub starter_glibc: Option<&'a str>,
+    pub runtime: Measured<&'a Runtime>,
+    /// The allocator that serves malloc.
+    pub allocator: Measured<AllocatorKind>,
+    /// The program contains its malloc, which takes precedence over a preloaded one.
+    pub own_malloc: Measured<bool>,
+    /// Setuid, setgid or file capabilities: the loader ignores preloads and tunables.
+    pub secure_exec: Measured<bool>,
+    /// Mode of transparent huge pages: `always`, `madvise` or `never`.
+    pub thp: Measured<&'a str>,
+    /// Transparent huge pages are disabled for the process (prctl).
+    pub thp_disabled: Measured<bool>,
+    pub numa_nodes: Measured<usize>,
+    /// Absent for a command that has not started.
+    pub observed: Measured<Observed<'a>>,
+}
+
+/// What only a running target shows: its settings, its threads, its bill.
+#[derive(Clone, Copy)]
+pub struct Observed<'a> {
+    ctx: &'a Context<'a>,
+    process: &'a Process,
+    /// The walls that the remedy is for.
+    walls: &'a [Wall],
+}
+
+/// Whether a need is met.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    Met,
+    NotMet(Unmet),
+    Unknown(Absence),
+}
+
+/// The fact that keeps a need from being met.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Unmet {
+    Libc(Libc),
+    Runtime(Runtime),
+    Allocator(AllocatorKind),
+    OwnMalloc,
+    SecureExec,
+    ThpMode(String),
+    ThpDisabled,
+    OneNode,
+    /// The remedy can be applied, but changes nothing or little.
+    NotUseful,
+}
+
+impl Unmet {
+    /// The end of a sentence about the program or the machine: `the program is linked with musl`.
+    pub fn text(&self) -> String {
+        let text = match self {
+            Unmet::Libc(Libc::Glibc { version }) => return format!("has glibc {version}"),
+            Unmet::Libc(Libc::Musl { .. }) => "is linked with musl",
+            Unmet::Libc(Libc::Static) => "is statically linked",
+            Unmet::Libc(Libc::Other { name }) => return format!("is linked with {name}"),
+            Unmet::Runtime(Runtime::Native) => "has no such runtime",
+            Unmet::Runtime(Runtime::Cpython { version, free_threaded: false }) => {
+                return format!("is CPython {version}");
+            }
+            Unmet::Runtime(Runtime::Cpython { version, .. }) => {
+                return format!("is CPython {version}, a free-threaded build");
+            }
+            Unmet::Runtime(Runtime::Jvm { .. }) => "is Java",
+            Unmet::Runtime(Runtime::Go { .. }) => "is a Go program",
+            Unmet::Runtime(Runtime::Node { .. }) => "is Node",
+            Unmet::Allocator(kind) => return format!("uses {}", kind.title()),
+            Unmet::OwnMalloc => "contains its own malloc, which a preloaded library can't replace",
+            Unmet::SecureExec => {
+                "has setuid rights or file capabilities, so its loader ignores preloads and tunables"
+            }
+            Unmet::ThpMode(mode) => return format!("has them in mode {mode}"),
+            Unmet::ThpDisabled => "has them disabled (prctl)",
+            Unmet::OneNode => "has only one",
+            Unmet::NotUseful => "would gain little or nothing",
+        };
+        text.to_owned()
+    }
+}
+
+/// The first need of the remedy that is not known to be met, for these walls.
+pub(super) fn first_unmet(ctx: &Context, remedy: &Remedy, walls: &[Wall]) -> Option<(Need, Answer)> {
+    let facts = Facts::of(ctx, walls);
+    let answer = |need| match &facts {
+        Ok(facts) => facts.answer(need),
+        Err(absence) => Answer::Unknown(absence.clone()),
+    };
+    remedy.needs.iter().map(|need| (*need, answer(*need))).find(|(_, answer)| *answer != Answer::Met)
+}
+
+impl<'a> Facts<'a> {
+    /// The process that used most CPU; absent if there is no process.
+    fn of(ctx: &'a Context<'a>, walls: &'a [Wall]) -> Measured<Facts<'a>> {
+        let process =
+            ctx.process().ok_or_else(|| Absence::new(Reason::NotFound, "the target was not identified"))?;
+        let allocator = process.allocator.as_ref();
+        Ok(Facts {
+            libc: process.libc.as_ref().map_err(Clone::clone),
+            starter_glibc: None,
+            runtime: process.runtime.as_ref().map_err(Clone::clone),
+            allocator: allocator.map(|a| a.kind).map_err(Clone::clone),
+            own_malloc: allocator.map(|a| a.how == Linkage::Static).map_err(Clone::clone),
+            secure_exec: process.secure_exec.clone(),
+            thp: ctx.thp_mode(),
+            thp_disabled: process.thp_disabled.clone(),
+            numa_nodes: Ok(ctx.recording.host.numa_nodes as usize),
+            observed: Ok(Observed { ctx, process, walls }),
+        })
+    }
+
+    pub fn answer(&self, need: Need) -> Answer {
+        match self.unmet(need) {
+            Ok(None) => Answer::Met,
+            Ok(Some(unmet)) => Answer::NotMet(unmet),
+            Err(absence) => Answer::Unknown(absence),
+        }
+    }
+
+    /// None if the need is met. An error is a fact that is not known.
+    fn unmet(&self, need: Need) -> Measured<Option<Unmet>> {
+        let unless = |met: bool, unmet: Unmet| Ok((!met).then_some(unmet));
+        let useful = |met: bool| unless(met, Unmet::NotUseful);
+        match need {
+            Need::Preload => self.preload(),
+            Need::Glibc(major, minor) => self.glibc(|version| version >= (major, minor)),
+            Need::GlibcBefore(major, minor) => self.glibc(|version| version < (major, minor)),
+            Need::Musl => {
+                let libc = self.libc.clone()?;
+                unless(matches!(libc, Libc::Musl { .. }), Unmet::Libc(libc.clone()))
+            }
+            Need::Uses(kind) => {
+                let used = self.allocator.clone()?;
+                unless(used == kind, Unmet::Allocator(used))
+            }
+            Need::NotAlready(kind) => useful(self.allocator.clone()? != kind),
+            Need::Cpython
+            | Need::CpythonAtLeast(_)
+            | Need::CpythonFreeThreaded
+            | Need::Jvm
+            | Need::Go
+            | Need::Node => {
+                let runtime = self.runtime.clone()?;
+                unless(is_runtime(need, runtime)?, Unmet::Runtime(runtime.clone()))
+            }
+            Need::NotJvm => useful(!matches!(self.runtime.clone()?, Runtime::Jvm { .. })),
+            Need::ThpByAdvice if self.thp_disabled == Ok(true) => unless(false, Unmet::ThpDisabled),
+            Need::ThpByAdvice => {
+                let mode = self.thp.clone()?;
+                unless(mode != "never", Unmet::ThpMode(mode.to_owned()))
+            }
+            Need::ThpModeMadvise => useful(self.thp.clone()? == "madvise"),
+            Need::MoreThanOneNode => unless(self.numa_nodes.clone()? > 1, Unmet::OneNode),
+            Need::MallocMatters => useful(self.malloc_matters()?),
+            Need::MoreThanOneThread => useful(self.observed.clone()?.ctx.bill.rates.threads_peak != 1),
+            Need::Unset(name) => useful(!setting_mentions(self.observed.clone()?.process, name)),
+            Need::ArenasLimited => {
+                let Observed { ctx, process, .. } = self.observed.clone()?;
+                let by_default = arenas_by_default(ctx.recording.host.online_cpus.into());
+                useful(arena_limit(process).is_some_and(|limit| limit < by_default))
+            }
+            Need::MmapThresholdBelow(bytes) => {
+                let set = mmap_threshold(self.observed.clone()?.process);
+                useful(set.is_none_or(|set| set.is_some_and(|set| set < bytes)))
+            }
+            Need::Quota => {
+                let cgroup = self.observed.clone()?.ctx.last_tick().and_then(|t| t.cgroup);
+                let unread = || Absence::new(Reason::NotFound, "the cgroup's CPU controller was not read");
+                useful(cgroup.ok_or_else(unread)?.quota_cpus.is_some())
+            }
+        }
+    }
+
+    fn preload(&self) -> Measured<Option<Unmet>> {
+        // First, because a Go program is usually static: this is the more useful answer.
+        if let Ok(runtime) = self.runtime
+            && matches!(runtime, Runtime::Go { .. })
+        {
+            return Ok(Some(Unmet::Runtime(runtime.clone())));
+        }
+        if self.libc == Ok(&Libc::Static) {
+            return Ok(Some(Unmet::Libc(Libc::Static)));
+        }
+        if self.own_malloc == Ok(true) {
+            return Ok(Some(Unmet::OwnMalloc));
+        }
+        if self.secure_exec == Ok(true) {
+            return Ok(Some(Unmet::SecureExec));
+        }
+        self.runtime.clone()?;
+        match self.libc.clone()? {
+            Libc::Other { name } => {
+                Err(Absence::new(Reason::NotSupported, format!("unknown C library {name}")))
+            }
+            Libc::Glibc { .. } | Libc::Musl { .. } | Libc::Static => Ok(None),
+        }
+    }
+
+    fn glibc(&self, fits: impl Fn((u32, u32)) -> bool) -> Measured<Option<Unmet>> {
+        let version = match (&self.libc, self.starter_glibc) {
+            (Ok(Libc::Glibc { version }), _) => version.as_str(),
+            (Ok(Libc::Static), _) => {
+                return Err(Absence::new(
+                    Reason::NotFound,
+                    "the program is statically linked: the version of its C library is unknown",
+                ));
+            }
+            (Ok(other), _) => return Ok(Some(Unmet::Libc((*other).clone()))),
+            (Err(_), Some(version)) => version,
+            (Err(absence), None) => return Err(absence.clone()),
+        };
+        if !fits(parsed(version)?) {
+            return Ok(Some(Unmet::Libc(Libc::Glibc { version: version.to_owned() })));
+        }
+        Ok((self.secure_exec == Ok(true)).then_some(Unmet::SecureExec))
+    }
+
+    /// Another malloc has no effect on objects that a runtime allocates itself (CPython: up to 512 bytes; the Java, Go
+    /// and V8 heaps). For such a runtime it is offered only if malloc's own line of the bill is large.
+    fn malloc_matters(&self) -> Measured<bool> {
+        let Observed { ctx, walls, .. } = self.observed.clone()?;
+        if matches!(self.runtime, Ok(Runtime::Native))
+            || walls.contains(&Wall::AllocatorCode)
+            || walls.contains(&Wall::AllocatorContention)
+        {
+            return Ok(true);
+        }
+        let sum = ctx.cpu(ALLOCATOR_LINES)?;
+        Ok(sum.share.low >= thresholds::of(Wall::AllocatorCode).contributor)
+    }
+}
+
+fn parsed(version: &str) -> Measured<(u32, u32)> {
+    version_of(version).ok_or_else(|| {
+        Absence::new(Reason::Unparsable, format!("allocwall can't parse the version {version:?}"))
+    })
+}
+
+fn is_runtime(need: Need, runtime: &Runtime) -> Measured<bool> {
+    Ok(match (need, runtime) {
+        (Need::CpythonAtLeast(minor), Runtime::Cpython { version, free_threaded: false }) => {
+            parsed(version)? >= (3, minor)
+        }
+        (Need::CpythonFreeThreaded, Runtime::Cpython { free_threaded, .. }) => *free_threaded,
+        (Need::Cpython, Runtime::Cpython { .. })
+        | (Need::Jvm, Runtime::Jvm { .. })
+        | (Need::Go, Runtime::Go { .. })
+        | (Need::Node, Runtime::Node { .. }) => true,
+        _ => false,
+    })
+}
+
+// ---- settings of a running target ----
+
+fn setting_mentions(process: &Process, name: &str) -> bool {
+    let environment = process.environment.iter().any(|(k, v)| k.contains(name) || v.contains(name));
+    environment || process.cmdline.iter().any(|word| word.contains(name))
+}
+
+/// Whether the remedy undoes a setting of the target that causes the wall.
+pub(super) fn undoes_a_setting(process: Option<&Process>, remedy: &Remedy) -> bool {
+    remedy.needs.iter().any(|need| match need {
+        Need::ArenasLimited => true,
+        Need::MmapThresholdBelow(_) => process.is_some_and(|p| mmap_threshold(p).is_some()),
+        _ => false,
+    })
+}
+
+/// The limit on glibc's arenas from the environment. 0 means no limit.
+fn arena_limit(process: &Process) -> Option<u64> {
+    let variable = || {
+        let found = process.environment.iter().find(|(k, _)| k == "MALLOC_ARENA_MAX")?;
+        Some(number(&found.1))
+    };
+    tunable(process, "glibc.malloc.arena_max").or_else(variable)?.filter(|limit| *limit > 0)
+}
+
+fn mmap_threshold(process: &Process) -> Option<Option<u64>> {
+    tunable(process, "glibc.malloc.mmap_threshold")
+}
+
+/// Value of an entry of GLIBC_TUNABLES in the target's environment. The inner None is a value that is not a number.
+/// The last entry counts, as it does for the loader.
+fn tunable(process: &Process, name: &str) -> Option<Option<u64>> {
+    let list = &process.environment.iter().find(|(k, _)| k == "GLIBC_TUNABLES")?.1;
+    let (_, value) =
+        list.split(':').filter_map(|entry| entry.split_once('=')).rfind(|(key, _)| *key == name)?;
+    Some(number(value))
+}
+
+/// A number in the notation of the loader: decimal, hexadecimal with `0x`, or octal with `0`.
+fn number(value: &str) -> Option<u64> {
+    match value.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16).ok(),
+        None if value.len() > 1 && value.starts_with('0') => u64::from_str_radix(value, 8).ok(),
+        None => value.parse().ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use allocwall_model::catalogue::remedies::TABLE;
+
+    fn unknown<T>() -> Measured<T> {
+        Err(Absence::new(Reason::NotFound, "not read"))
+    }
+
+    /// A target of which nothing is known.
+    fn nothing() -> Facts<'static> {
+        Facts {
+            libc: unknown(),
+            starter_glibc: None,
+            runtime: unknown(),
+            allocator: unknown(),
+            own_malloc: unknown(),
+            secure_exec: unknown(),
+            thp: unknown(),
+            thp_disabled: unknown(),
+            numa_nodes: unknown(),
+            observed: unknown(),
+        }
+    }
+
+    #[test]
+    fn without_facts_no_need_has_an_answer() {
+        for need in TABLE.iter().flat_map(|remedy| remedy.needs) {
+            assert!(matches!(nothing().answer(*need), Answer::Unknown(_)), "{need:?}");
+        }
+    }
+
+    #[test]
+    fn a_command_that_has_not_started_meets_what_its_files_show() {
+        let libc = Libc::Glibc { version: "2.36".into() };
+        let python = Runtime::Cpython { version: "3.12.1".into(), free_threaded: false };
+        let facts = || Facts {
+            libc: Ok(&libc),
+            runtime: Ok(&python),
+            allocator: Ok(AllocatorKind::Glibc),
+            own_malloc: Ok(false),
+            secure_exec: Ok(false),
+            thp: Ok("always"),
+            numa_nodes: Ok(1),
+            ..nothing()
+        };
+        for (need, answer) in [
+            (Need::Preload, Answer::Met),
+            (Need::Glibc(2, 36), Answer::Met),
+            (Need::Glibc(2, 37), Answer::NotMet(Unmet::Libc(libc.clone()))),
+            (Need::GlibcBefore(2, 36), Answer::NotMet(Unmet::Libc(libc.clone()))),
+            (Need::Musl, Answer::NotMet(Unmet::Libc(libc.clone()))),
+            (Need::Uses(AllocatorKind::Glibc), Answer::Met),
+            (Need::Uses(AllocatorKind::Jemalloc), Answer::NotMet(Unmet::Allocator(AllocatorKind::Glibc))),
+            (Need::NotAlready(AllocatorKind::Glibc), Answer::NotMet(Unmet::NotUseful)),
+            (Need::CpythonAtLeast(12), Answer::Met),
+            (Need::CpythonAtLeast(13), Answer::NotMet(Unmet::Runtime(python.clone()))),
+            (Need::CpythonFreeThreaded, Answer::NotMet(Unmet::Runtime(python.clone()))),
+            (Need::Go, Answer::NotMet(Unmet::Runtime(python.clone()))),
+            (Need::NotJvm, Answer::Met),
+            (Need::ThpByAdvice, Answer::Met),
+            (Need::ThpModeMadvise, Answer::NotMet(Unmet::NotUseful)),
+            (Need::MoreThanOneNode, Answer::NotMet(Unmet::OneNode)),
+        ] {
+            assert_eq!(facts().answer(need), answer, "{need:?}");
+        }
+        // Its settings and its threads are known when it runs.
+        for need in [Need::Unset("GOGC"), Need::MoreThanOneThread, Need::MallocMatters, Need::Quota] {
+            assert!(matches!(facts().answer(need), Answer::Unknown(_)), "{need:?}");
+        }
+        let secure = Facts { secure_exec: Ok(true), ..facts() };
+        for need in [Need::Preload, Need::Glibc(2, 17)] {
+            assert_eq!(secure.answer(need), Answer::NotMet(Unmet::SecureExec), "{need:?}");
+        }
+        let own = Facts { own_malloc: Ok(true), ..facts() };
+        assert_eq!(own.answer(Need::Preload), Answer::NotMet(Unmet::OwnMalloc));
+    }
+
+    #[test]
+    fn a_static_program_has_a_c_library_of_unknown_version() {
+        let libc = Libc::Static;
+        let facts = Facts { libc: Ok(&libc), ..nothing() };
+        assert_eq!(facts.answer(Need::Preload), Answer::NotMet(Unmet::Libc(Libc::Static)));
+        assert!(matches!(facts.answer(Need::Glibc(2, 17)), Answer::Unknown(_)));
+        assert_eq!(facts.answer(Need::Musl), Answer::NotMet(Unmet::Libc(Libc::Static)));
+        // Usually, a static Go program.
+        let go = Runtime::Go { version: None };
+        let facts = Facts { runtime: Ok(&go), ..facts };
+        assert_eq!(facts.answer(Need::Preload), Answer::NotMet(Unmet::Runtime(go.clone())));
+    }
+
+    #[test]
+    fn the_glibc_of_the_starter_stands_for_an_unknown_program() {
+        let facts = Facts { starter_glibc: Some("2.31"), ..nothing() };
+        assert_eq!(facts.answer(Need::Glibc(2, 26)), Answer::Met);
+        assert!(matches!(facts.answer(Need::Glibc(2, 36)), Answer::NotMet(Unmet::Libc(_))));
+        assert!(matches!(facts.answer(Need::Musl), Answer::Unknown(_)));
+    }
+}
