@@ -37,11 +37,11 @@ def paused_s(log, pattern):
 def collected(paused_s, cpu_s, delay_s, cpus):
     """Bounds of the collector's share of the CPU time, from its pauses.
 
-    In a pause at least one thread collects, and at most one on each CPU. A pause is wall time. The share of it that the program ran on
-    a CPU is assumed to be the same as for its whole runnable time: `cpu_s` on a CPU and `delay_s` waiting for one.
+    In a pause at least one thread collects or waits for a CPU, and at most one collects on each CPU. The program waited `delay_s` for
+    a CPU in all, perhaps always in pauses.
     """
-    least = paused_s / max(cpu_s + delay_s, 1e-9)
-    return least, least * cpus
+    cpu_s = max(cpu_s, 1e-9)
+    return max(paused_s - delay_s, 0) / cpu_s, paused_s / cpu_s * cpus
 
 
 def problems_beside(report, expect, bounds):

@@ -43,10 +43,10 @@ class Logs(unittest.TestCase):
         self.assertAlmostEqual(paused_s(JVM, JVM_PAUSE), 0.010)
         self.assertEqual(paused_s("", NODE_PAUSE), 0)
 
-    def test_a_pause_counts_only_the_time_in_which_the_program_ran(self):
+    def test_time_in_which_the_program_waited_for_a_cpu_may_have_been_in_pauses(self):
         self.assertEqual(collected(1, 10, 0, 2), (0.1, 0.2))
-        # The program waited for a CPU in half of its runnable time, and so in half of its pauses.
-        self.assertEqual(collected(1, 5, 5, 2), (0.1, 0.2))
+        self.assertEqual(collected(1, 5, 0.5, 2), (0.1, 0.4))
+        self.assertEqual(collected(1, 5, 5, 2), (0, 0.4))
         self.assertEqual(collected(0, 0, 0, 2), (0, 0))
 
 

@@ -32,12 +32,12 @@ def sample():
         for wall in walls
     ]
     report = {
-        "verdict": {"sentence": "First touch is the wall, from `rewrite`.", "walls": ["first_touch", "retention"]},
+        "verdict": {"sentence": "First touch is the wall.", "walls": ["first_touch", "retention"]},
         "findings": findings,
         "bill": {
             "on_cpu": [
-                {"class": "application", "share": interval(0.4), "cpu_s": interval(4), "samples": 4000},
-                {"class": "zeroing", "share": interval(0.6), "cpu_s": interval(6), "samples": 6000},
+                {"class": "application", "share": interval(0.4), "cpu_s": interval(4), "samples": 4000, "sites": []},
+                {"class": "zeroing", "share": interval(0.6), "cpu_s": interval(6), "samples": 6000, "sites": [{"function": "f", "python": "rewrite (a.py:1)"}]},
             ],
             "off_cpu": [{"class": "idle", "thread_s": interval(1)}],
         },
@@ -81,7 +81,7 @@ FAULTS = {
     "class twice": (lambda r: r["bill"]["on_cpu"][1].update({"class": "application"}), "two lines"),
     "verdict without a sentence": (lambda r: r["verdict"].update(sentence=" "), "sentence is empty"),
     "verdict against findings": (lambda r: r["verdict"].update(walls=[]), "the verdict names"),
-    "place not named": (lambda r: r["verdict"].update(sentence="First touch is the wall."), "no wall names rewrite"),
+    "place not named": (lambda r: r["bill"]["on_cpu"][1]["sites"][0].update(python=None), "names rewrite"),
     "absurd wall": (lambda r: absurd(r), "is called a wall"),
     "wrong runtime": (lambda r: r["target"]["processes"][0].update(runtime={"kind": "native"}), "runtime should be"),
     "wrong allocator": (lambda r: r["target"]["processes"][0]["allocator"].update(kind="musl"), "allocator should be"),

@@ -13,7 +13,7 @@ use allocwall_model::recording::{
     Tick, gained,
 };
 use allocwall_model::stats::wilson;
-use allocwall_model::units::{Absence, Interval, Measured, Reason};
+use allocwall_model::units::{Absence, Interval, Measured, RUN_AS_ROOT, Reason};
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
@@ -102,7 +102,7 @@ impl<'a> Context<'a> {
             return Err(self
                 .probe_absence("kernel_stacks")
                 .unwrap_or_else(|| Absence::new(Reason::NotPermitted, "kernel stacks were not sampled"))
-                .mend_if_none("sysctl kernel.perf_event_paranoid=1, or run as root"));
+                .mend_if_none(&["sysctl kernel.perf_event_paranoid=1", RUN_AS_ROOT]));
         }
         let samples = self.samples();
         if samples < MIN_SAMPLES {
@@ -463,12 +463,14 @@ pub fn main_process(recording: &Recording) -> Option<&Process> {
 }
 
 pub trait MendIfNone {
-    fn mend_if_none(self, mend: &str) -> Self;
+    fn mend_if_none(self, alternatives: &[&str]) -> Self;
 }
 
 impl MendIfNone for Absence {
-    fn mend_if_none(mut self, mend: &str) -> Self {
-        self.mend.get_or_insert_with(|| mend.to_owned());
+    fn mend_if_none(mut self, alternatives: &[&str]) -> Self {
+        if self.mend.is_empty() {
+            self.mend.extend(alternatives.iter().map(|mend| (*mend).to_owned()));
+        }
         self
     }
 }

@@ -381,9 +381,7 @@ pub fn next_steps(
     wall: Option<Wall>,
 ) -> Vec<ShellLine> {
     let mut next = Vec::new();
-    if let Some(mend) = ctx.stopped().and_then(|stopped| stopped.mend) {
-        next.push(ShellLine::from(mend));
-    }
+    next.extend(ctx.stopped().and_then(|stopped| stopped.mend.into_iter().next()).map(ShellLine::from));
     let unpriced = ctx.recording.prices.is_err();
     if unpriced && remedies.iter().any(|r| r.gain.is_none()) {
         next.push(ShellLine::from(CALIBRATE));

@@ -136,7 +136,7 @@ fn only_collectors_that_this_tool_knows_are_ruled_out_by_name() {
     assert_eq!(status, Status::NotMeasured);
     let missing = missing.expect("a reason");
     let shown_by = "GC::Profiler in the program";
-    assert_eq!((missing.reason, missing.mend.as_deref()), (Reason::NotSupported, Some(shown_by)));
+    assert_eq!((missing.reason, missing.mend), (Reason::NotSupported, vec![shown_by.to_owned()]));
     assert_eq!(judged("/usr/bin/service"), (Status::RuledOut, None));
     let mut dotnet = computing();
     dotnet.recording.modules[1].path = "/usr/share/dotnet/libcoreclr.so".into();
@@ -431,8 +431,7 @@ fn futex_waits_with_unknown_callers_may_be_for_any_lock() {
         for wall in [Wall::ApplicationLock, Wall::AllocatorContention] {
             let finding = subject.finding(wall);
             assert_eq!(finding.status, Status::NotMeasured, "{wall:?} {class:?}");
-            let mend = finding.missing.and_then(|m| m.mend);
-            assert!(mend.is_some_and(|m| m.contains("root")));
+            assert!(finding.missing.is_some_and(|m| m.root_helps()));
         }
         assert!(subject.verdict().walls.is_empty());
     }
@@ -475,7 +474,7 @@ fn unnamed_kernel_time_is_not_ruled_out() {
             continue;
         }
         assert_eq!(finding.status, Status::NotMeasured, "{wall:?}");
-        assert!(finding.missing.and_then(|m| m.mend).is_some_and(|m| m.contains("kptr_restrict")));
+        assert!(finding.missing.and_then(|m| m.advice()).is_some_and(|m| m.contains("kptr_restrict")));
     }
     assert_eq!(status(&with_shares(&[(UnnamedKernel, 0.01)]), Wall::MapChurn), Status::RuledOut);
 }
@@ -960,7 +959,7 @@ fn every_verdict_is_complete_and_in_order() {
         for f in &verdict.findings {
             assert_eq!(f.rung, f.wall.rung());
             assert_eq!(f.status == Status::NotMeasured, f.missing.is_some(), "{f:?}");
-            assert!(f.missing.as_ref().is_none_or(|m| m.mend.is_some()), "what would measure it: {f:?}");
+            assert!(f.missing.as_ref().is_none_or(|m| !m.mend.is_empty()), "what would measure it: {f:?}");
             assert!(!f.because.is_empty() && !f.show.command.is_empty(), "{f:?}");
             assert!(f.status != Status::RuledOut || f.because.chars().count() <= 60, "{f:?}");
             assert!(f.show.to_string().chars().count() <= 68, "one short line: {}", f.show);

@@ -161,10 +161,12 @@ impl CgroupFs {
                     line.path
                 ),
             )
-            .mend("run on the host, or start the container with --cgroupns=host")
+            .mend("run on the host")
+            .mend("start the container with --cgroupns=host")
         } else {
             Absence::new(Reason::NotFound, format!("the {controller} cgroup hierarchy is not mounted here"))
-                .mend("mount it into the container (-v /sys/fs/cgroup:/sys/fs/cgroup:ro), or run on the host")
+                .mend("mount it into the container (-v /sys/fs/cgroup:/sys/fs/cgroup:ro)")
+                .mend("run on the host")
         })
     }
 
@@ -671,7 +673,7 @@ mod tests {
         let fake = Fake::new("22 27 0:21 / /proc rw - proc proc rw\n", &[]);
         let absence = CgroupFs::of(&Machine::at(fake.0.path())).unwrap_err();
         assert_eq!(absence.reason, Reason::NotFound);
-        assert!(absence.mend.is_some());
+        assert!(!absence.mend.is_empty());
     }
 
     #[test]

@@ -221,9 +221,7 @@ pub fn open(proc_root: &Path, pid: i32, mapping: &Mapping) -> Measured<File> {
         _ => {
             let absence = file::absence_of(Path::new(&mapping.display_path()), &refused);
             Err(match absence.reason {
-                Reason::NotPermitted => {
-                    absence.mend(format!("{}, or as the owner of the process", run_as_root()))
-                }
+                Reason::NotPermitted => absence.mend(run_as_root()).mend("run as the owner of the process"),
                 _ => absence,
             })
         }

@@ -640,7 +640,9 @@ pub fn absence(error: &io::Error) -> Absence {
     let detail = |what: &str| format!("perf_event_open: {what} ({error})");
     match error.raw_os_error() {
         Some(libc::EACCES) => Absence::new(Reason::NotPermitted, detail("this user is not permitted"))
-            .mend(format!("{}, or: setcap cap_perfmon,cap_sys_ptrace+ep on the binary, or: sysctl kernel.perf_event_paranoid=1", run_as_root())),
+            .mend(run_as_root())
+.mend("setcap cap_perfmon,cap_sys_ptrace+ep on the binary")
+.mend("sysctl kernel.perf_event_paranoid=1"),
         Some(libc::EPERM) => Absence::new(Reason::NotPermitted, detail("missing capabilities, seccomp or the locked-memory limit forbid it"))
             .mend("in a container: --cap-add PERFMON --cap-add SYS_PTRACE and a seccomp profile that allows perf_event_open"),
         Some(libc::ENOSYS) => Absence::new(Reason::NotSupported, detail("the kernel has no perf events, or seccomp blocks them"))

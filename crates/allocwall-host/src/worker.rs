@@ -15,7 +15,8 @@ pub struct Worker<T> {
 /// Why there is no thread. `what` describes its work, as in "counts calls".
 pub fn not_started(what: &str, error: &io::Error) -> Absence {
     Absence::new(Reason::NotPermitted, format!("the thread that {what} could not be started: {error}"))
-        .mend("raise the limit of tasks: pids.max of the cgroup, or ulimit -u")
+        .mend("raise the limit of tasks: pids.max of the cgroup")
+        .mend("raise the limit of tasks: ulimit -u")
 }
 
 impl<T: Send + 'static> Worker<T> {

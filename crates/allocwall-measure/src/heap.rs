@@ -203,7 +203,8 @@ impl HeapReader<'_> {
 fn present_pages(pid: i32, start: u64, end: u64) -> Measured<Vec<bool>> {
     let absent = |e: std::io::Error| {
         Absence::new(Reason::NotPermitted, format!("/proc/{pid}/pagemap: {e}"))
-            .mend(format!("{}, or as the owner of the process", run_as_root()))
+            .mend(run_as_root())
+            .mend("run as the owner of the process")
     };
     let mut file = std::fs::File::open(format!("/proc/{pid}/pagemap")).map_err(absent)?;
     file.seek(SeekFrom::Start(start / PAGE * 8)).map_err(absent)?;

@@ -37,8 +37,9 @@ pub struct Absence {
     pub reason: Reason,
     /// What allocwall tried and what the system answered, in one line.
     pub detail: String,
-    /// What the user can change to get the value: a command or a setting. None if nothing on this machine helps.
-    pub mend: Option<String>,
+    /// What the user can change to get the value: alternatives, each a command or a setting. Empty if nothing on this machine helps.
+    #[serde(deserialize_with = "crate::room::charged")]
+    pub mend: Vec<String>,
 }
 
 /// What to do where a right is missing that root has.
@@ -49,7 +50,7 @@ pub const RUN_AS_MACHINES_ROOT: &str =
 
 impl Absence {
     pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
-        Absence { reason, detail: detail.into(), mend: None }
+        Absence { reason, detail: detail.into(), mend: Vec::new() }
     }
 
     /// Whether the object does not exist or no longer exists, rather than being unreadable.
@@ -59,13 +60,26 @@ impl Absence {
 
     /// One of the ways to get it is to run as root.
     pub fn root_helps(&self) -> bool {
-        let ways = [RUN_AS_ROOT, RUN_AS_MACHINES_ROOT];
-        self.mend.as_deref().is_some_and(|mend| ways.iter().any(|way| mend.contains(way)))
+        self.mend.iter().any(|way| way == RUN_AS_ROOT || way == RUN_AS_MACHINES_ROOT)
     }
 
+    /// Adds an alternative.
     pub fn mend(mut self, mend: impl Into<String>) -> Self {
-        self.mend = Some(mend.into());
+        self.mend.push(mend.into());
         self
+    }
+
+    /// The alternatives as one text.
+    pub fn advice(&self) -> Option<String> {
+        (!self.mend.is_empty()).then(|| self.mend.join(", or "))
+    }
+
+    /// What is missing, and what to do about it, as one line.
+    pub fn with_advice(&self) -> String {
+        match self.advice() {
+            Some(advice) => format!("{}; {advice}", self.detail),
+            None => self.detail.clone(),
+        }
     }
 }
 

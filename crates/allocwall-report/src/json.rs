@@ -378,7 +378,7 @@ mod tests {
         let case = sketches::not_root();
         let document = value(&case.rec, &case.bill, &case.verdict);
         assert_eq!(document["prices"]["absent"]["reason"], "not_found");
-        assert_eq!(document["prices"]["absent"]["mend"], "allocwall calibrate");
+        assert_eq!(document["prices"]["absent"]["mend"], json!(["allocwall calibrate"]));
         assert_eq!(document["bill"]["off_cpu"][0]["thread_s"]["absent"]["reason"], "not_permitted");
         assert_eq!(document["recording"]["ended"]["kind"], "target_exited");
     }

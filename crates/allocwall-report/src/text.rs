@@ -639,7 +639,7 @@ impl Limits {
         // Whatever root would get is one obstacle.
         let same = |a: &Absence| {
             a.detail == absence.detail
-                || (a.mend.is_some() && a.mend == absence.mend)
+                || (!a.mend.is_empty() && a.mend == absence.mend)
                 || (a.root_helps() && absence.root_helps())
         };
         match self.obstacles.iter_mut().find(|o| o.absences.iter().any(same)) {
@@ -663,13 +663,14 @@ impl Limits {
 
     fn print(&self, page: &mut Page) {
         for (nth, obstacle) in self.obstacles.iter().enumerate() {
-            let mend = obstacle.absences.iter().find_map(|a| a.mend.as_deref());
+            let advice = obstacle.absences.iter().find_map(Absence::advice);
             // The same change removes all of them, so the first reason, that of the lowest rung, is enough.
             let detail = obstacle.absences[0].detail.trim_end_matches('.');
             let hides = obstacle.hides.join(", ");
             // "hardware counters: no hardware counters: …"
             let hides = if detail.contains(&hides) { String::new() } else { format!("{hides}: ") };
-            let text = format!("{hides}{detail}{}", mend.map_or(String::new(), |mend| format!(" → {mend}")));
+            let text =
+                format!("{hides}{detail}{}", advice.map_or(String::new(), |advice| format!(" → {advice}")));
             page.hang(&format!("  {}. ", nth + 1), Ink::Warn, 5, &text, Ink::Plain);
         }
     }
@@ -913,8 +914,8 @@ fn next(page: &mut Page, verdict: &Verdict, file: Option<&str>) {
 }
 
 fn reason_and_mend(absence: &Absence) -> String {
-    match &absence.mend {
-        Some(mend) => format!("{}. To measure it: {mend}", absence.detail.trim_end_matches('.')),
+    match absence.advice() {
+        Some(advice) => format!("{}. To measure it: {advice}", absence.detail.trim_end_matches('.')),
         None => absence.detail.clone(),
     }
 }

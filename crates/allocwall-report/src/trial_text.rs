@@ -213,7 +213,7 @@ fn proof_text(proof: &ArmProof) -> String {
     let seen_in = match (proof.needed, &proof.absent) {
         (true, _) => format!(" ({} of {} runs)", proof.proven, proof.runs),
         (false, None) => " (in the run that does not count)".to_owned(),
-        (false, Some(absence)) => absence.mend.as_ref().map_or_else(String::new, |mend| format!("; {mend}")),
+        (false, Some(absence)) => absence.advice().map_or_else(String::new, |advice| format!("; {advice}")),
     };
     format!("{}{detail}{seen_in}", proof.what)
 }

@@ -264,10 +264,7 @@ impl Server<'_> {
             Read::Adapter(adapter) => adapter.read(&output),
             Read::Figures(figures) => figures.iter().map(|figure| figure.read(&output)).collect(),
         };
-        readings.map_err(|absence| match absence.mend {
-            Some(mend) => Error::Refused(format!("{}; {mend}", absence.detail)),
-            None => Error::Refused(absence.detail),
-        })
+        readings.map_err(|absence| Error::Refused(absence.with_advice()))
     }
 
     /// Memory right after the load and after each rest.

@@ -6,7 +6,7 @@ use crate::{ShellLine, Whole};
 use allocwall_model::catalogue::cost::WaitClass;
 use allocwall_model::catalogue::thresholds::{self, Floor};
 use allocwall_model::catalogue::walls::Wall;
-use allocwall_model::units::{Absence, Interval, Reason};
+use allocwall_model::units::{Absence, Interval, RUN_AS_ROOT, Reason};
 
 /// Judges a wall that is a sum of lines of CPU time.
 pub fn cpu_case(ctx: &Context, wall: Wall, phrase: &str, show: ShellLine) -> Judged {
@@ -46,7 +46,7 @@ pub fn lock_times(
             (Err(_), Ok(blocked)) if blocked.low > 0.0 => return Ok((Sum::NONE, blocked)),
             (Err(absence), _) => without_samples(ctx, wall, absence, show),
             (Ok(_), Err(absence)) => {
-                let absence = absence.mend_if_none("run as the target's user or as root");
+                let absence = absence.mend_if_none(&["run as the target's user", RUN_AS_ROOT]);
                 Judged::not_measured(wall, Whole::ThreadTime, absence, show)
             }
         }
@@ -95,7 +95,7 @@ fn without_samples(ctx: &Context, wall: Wall, absence: Absence, show: ShellLine)
         judged.finding.share = None;
         return judged;
     }
-    let absence = absence.mend_if_none("allocwall check");
+    let absence = absence.mend_if_none(&["allocwall check"]);
     Judged::not_measured(wall, Whole::Cpu, absence, show)
 }
 
@@ -134,9 +134,9 @@ pub fn in_unknown_futexes(ctx: &Context, seconds: f64) -> Absence {
             seconds / ctx.window_s
         ),
     )
-    .mend(match ctx.recording.host.euid {
-        0 => "install the symbols of the target and of its runtime",
-        _ => "run as root to read the stacks of waiting threads, or install the target's symbols",
+    .mend_if_none(match ctx.recording.host.euid {
+        0 => &["install the symbols of the target and of its runtime"],
+        _ => &[RUN_AS_ROOT, "install the target's symbols"],
     })
 }
 

@@ -8,7 +8,7 @@ use allocwall_model::catalogue::cost::{CostClass, WaitClass};
 use allocwall_model::catalogue::prices::{TOUCH_2M, TOUCH_2M_IDLE, TOUCH_4K, TOUCH_4K_IDLE, ZERO_4K};
 use allocwall_model::catalogue::syscalls::MapCall;
 use allocwall_model::catalogue::walls::Wall;
-use allocwall_model::units::{Absence, Interval, Reason};
+use allocwall_model::units::{Absence, Interval, RUN_AS_ROOT, Reason};
 
 pub fn first_touch(ctx: &Context) -> Vec<Judged> {
     let show = perf_show(ctx, "clear_page|fault");
@@ -77,9 +77,12 @@ fn by_price(ctx: &Context, faults: Option<f64>, show: ShellLine) -> Option<Judge
     let absence = || {
         Absence::new(
             Reason::NotPermitted,
-            format!("up to {} faults a second may each have zeroed a huge page", count(huge)),
+            format!(
+                "up to {} faults a second may each have zeroed a huge page; only kernel stacks show what they cost",
+                count(huge)
+            ),
         )
-        .mend("run as root: kernel stacks show what faults cost")
+        .mend(RUN_AS_ROOT)
     };
     Some(case(0.0).unless_hidden(case(huge * huge_ns_each), absence).estimate(
         "number of faults × this machine's price of a first touch; kernel stacks were not available",

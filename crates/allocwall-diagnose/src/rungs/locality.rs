@@ -28,7 +28,7 @@ pub fn tlb(ctx: &Context) -> Vec<Judged> {
     let pmu_missing = || match &ctx.recording.host.pmu {
         Ok(()) => Absence::new(Reason::TooCostly, "allocwall does not read TLB counters").mend(&show.command),
         Err(absence) => {
-            absence.clone().mend_if_none("use a machine with a PMU, or try huge pages and compare")
+            absence.clone().mend_if_none(&["use a machine with a PMU", "try huge pages and compare"])
         }
     };
     let Some(resident) = resident.filter(|r| *r > 0) else {
@@ -108,7 +108,7 @@ pub fn numa(ctx: &Context) -> Vec<Judged> {
             .unwrap_or_else(|| {
                 Absence::new(Reason::NotFound, "the nodes' allocation counters could not be read")
             })
-            .mend_if_none("run perf stat -e node-loads,node-load-misses -p PID on a machine with a PMU");
+            .mend_if_none(&["run perf stat -e node-loads,node-load-misses -p PID on a machine with a PMU"]);
         return vec![Judged::not_measured(WALL, Whole::Resident, absence, show).evidence_if(placed)];
     };
     if remote + local < 1000 {

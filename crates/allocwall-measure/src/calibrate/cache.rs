@@ -122,7 +122,7 @@ mod tests {
         store(&file, &list("there")).unwrap();
         let absence = load(&file, "here").unwrap_err();
         assert_eq!(absence.reason, Reason::NotApplicable);
-        assert_eq!(absence.mend.as_deref(), Some(MEASURE));
+        assert_eq!(absence.mend, [MEASURE]);
         assert_ne!(super::file(root.path(), "here"), super::file(root.path(), "there"));
     }
 

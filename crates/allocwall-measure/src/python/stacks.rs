@@ -276,10 +276,10 @@ fn unreadable(pid: i32, why: &str) -> Absence {
     let detail = format!("the Python stacks of process {pid} are not readable: {why}");
     let refused = ["Permission denied", "Operation not permitted"];
     if refused.iter().any(|words| why.contains(words)) {
-        return Absence::new(Reason::NotPermitted, detail).mend(format!(
-            "{}, or grant CAP_SYS_PTRACE, or start it with python -X perf (3.12+)",
-            run_as_root()
-        ));
+        return Absence::new(Reason::NotPermitted, detail)
+            .mend(run_as_root())
+            .mend("grant CAP_SYS_PTRACE")
+            .mend("start it with python -X perf (3.12+)");
     }
     Absence::new(Reason::NotFound, detail).mend("start it with python -X perf (3.12+)")
 }
@@ -302,9 +302,9 @@ fn state(seen: &[Seen], beyond: usize) -> ProbeState {
         let (reason, why, mend) = match refused {
             Some(absence) => (absence.reason, absence.detail, absence.mend),
             None if beyond > 0 => {
-                (Reason::TooCostly, format!("allocwall reads at most {PROCESSES} processes"), None)
+                (Reason::TooCostly, format!("allocwall reads at most {PROCESSES} processes"), Vec::new())
             }
-            None => (Reason::TooLittle, "the other processes ended too early".to_string(), None),
+            None => (Reason::TooLittle, "the other processes ended too early".to_string(), Vec::new()),
         };
         let detail = format!("Python's stacks were read in {read} of {total} processes: {why}");
         return ProbeState::Partial(Absence { reason, detail, mend });

@@ -63,7 +63,8 @@ fn cpu_samples(sampling: &Sampling, collector: &Collector) -> ProbeState {
     };
     let missing = if clocks.left_out() > 0 {
         too_costly(format!("{} threads were not sampled: too many open files", clocks.left_out()))
-            .mend(format!("ulimit -n 65536, or {}", run_as_root()))
+            .mend("ulimit -n 65536")
+            .mend(run_as_root())
     } else if collector.samples_left_out > 0 {
         too_costly(format!(
             "the recording was full: the last {} samples are missing",
@@ -96,11 +97,13 @@ fn kernel_stacks(sampling: &Sampling, collector: &Collector) -> ProbeState {
                 Reason::NotPermitted,
                 "kernel time is not sampled for this user (perf_event_paranoid 2 or more)",
             )
-            .mend(format!("{}, or: sysctl kernel.perf_event_paranoid=1", run_as_root())),
+            .mend(run_as_root())
+            .mend("sysctl kernel.perf_event_paranoid=1"),
         ),
         (Ok(_), true) if !collector.kernel_named() => ProbeState::Partial(
             Absence::new(Reason::NotPermitted, "kernel symbols are hidden (kptr_restrict)")
-                .mend(format!("sysctl kernel.kptr_restrict=0, or {}", run_as_root())),
+                .mend("sysctl kernel.kptr_restrict=0")
+                .mend(run_as_root()),
         ),
         (Ok(_), true) => ProbeState::Measured,
     }

@@ -158,7 +158,8 @@ impl WaitSampler {
                     Reason::NotPermitted,
                     "the system calls of waiting threads are not readable (/proc/PID/task/TID/syscall)",
                 )
-                .mend(format!("{}, or grant CAP_SYS_PTRACE", run_as_root())),
+                .mend(run_as_root())
+                .mend("grant CAP_SYS_PTRACE"),
             ),
             (None, Some(absence)) if !absence.is_gone() => ProbeState::Partial(absence.clone()),
             _ => ProbeState::Measured,

@@ -48,7 +48,7 @@ pub fn run(args: Args, printer: &Printer) -> anyhow::Result<ExitCode> {
 fn nothing_priced(list: &PriceList) -> Option<String> {
     let shared = by_reason(list);
     let (absence, names) = shared.iter().rev().max_by_key(|(_, names)| names.len())?;
-    let mend = absence.mend.iter().map(|mend| format!("; to fix this: {mend}"));
+    let mend = absence.advice().into_iter().map(|advice| format!("; to fix this: {advice}"));
     list.prices.is_empty().then(|| {
         format!(
             "no event has a stable price here: {} ({} of {} events){}",
@@ -225,14 +225,14 @@ fn absences(out: &mut String, list: &PriceList, bold: Style) {
         return;
     }
     let _ = writeln!(out, "\n{bold}Not measured{bold:#}");
-    for (Absence { detail, mend, .. }, names) in by_reason(list) {
+    for (absence, names) in by_reason(list) {
         let titles: Vec<String> = names
             .iter()
             .map(|name| describe(name).map_or_else(|| escape::terminal(name), |(_, title)| title))
             .collect();
-        paragraph(out, "  ", &format!("{}: {detail}.", titles.join("; ")));
-        if let Some(mend) = mend {
-            paragraph(out, "    ", &format!("to fix this: {mend}"));
+        paragraph(out, "  ", &format!("{}: {absence}.", titles.join("; ")));
+        if let Some(advice) = absence.advice() {
+            paragraph(out, "    ", &format!("to fix this: {advice}"));
         }
     }
 }

@@ -110,8 +110,5 @@ fn trial(file: &Path, format: Format, style: Style) -> anyhow::Result<String> {
 }
 
 fn absent(absence: allocwall_model::units::Absence) -> anyhow::Error {
-    match absence.mend {
-        Some(mend) => anyhow::anyhow!("{}; {mend}", absence.detail),
-        None => anyhow::anyhow!(absence.detail),
-    }
+    anyhow::anyhow!(absence.with_advice())
 }

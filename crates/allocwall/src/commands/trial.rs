@@ -521,8 +521,7 @@ impl Trial<'_> {
             let read = |run: &Ran, figure: &Figure| run.metrics.get(&figure.name)?.clone().err();
             let unread = |run: &Ran| batch.figures.iter().find_map(|figure| read(run, figure));
             if let Some(absence) = ran.iter().take(BASELINES).find_map(unread) {
-                let mend = absence.mend.map_or(String::new(), |mend| format!("; {mend}"));
-                bail!("{}{mend}", absence.detail);
+                bail!(absence.with_advice());
             }
         }
         let mut dead = 0;

@@ -431,7 +431,7 @@ fn smaps(s: &Surroundings) -> Answer {
         Ok(()) => {
             Answer::new(Available, format!("resident, lazily freed and huge pages {whose} (smaps_rollup)"))
         }
-        Err(absence) if absence.mend.is_none() => Answer::absent(absence).mend(grant(s)),
+        Err(absence) if absence.mend.is_empty() => Answer::absent(absence).mend(grant(s)),
         Err(absence) => Answer::absent(absence),
     }
 }
