@@ -55,6 +55,7 @@ def run(command, **more):
 
 def test(interpreter, wheel):
     """Whether the tests pass on this interpreter, and the output."""
+    print("started: %s" % interpreter, flush=True)
     with tempfile.TemporaryDirectory() as folder:
         python = Path(folder, "bin/python")
         pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
